@@ -1,0 +1,387 @@
+"""Layers and how they compose: a network is described here as plain values, with no arrays anywhere.
+
+Every layer is a frozen dataclass that checks itself when it is built, prints as the code that makes it and compares by
+value. `Layer` is a closed set: each consumer is one `match` over it that ends in `assert_never`.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import MISSING, dataclass, fields
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
+
+from .geometry import PaddingMode
+
+if TYPE_CHECKING:
+    from .shapes import ShapeTable
+
+PerAxis: TypeAlias = int | tuple[int, ...]
+Padding: TypeAlias = Literal["same", "valid"] | int | tuple[int | tuple[int, int], ...]
+FanIn: TypeAlias = Literal["patch", "channels"]
+
+
+class NetworkError(ValueError):
+    """A network that cannot be: wrong arguments, or layers that do not compose into a Gaussian process."""
+
+
+@dataclass(frozen=True, repr=False)
+class Network:
+    """What all layers share. A single layer is a network too.
+
+    >>> from cnngp import Conv, Dense, ReLU, Sequential
+    >>> net = Sequential(Conv(3), ReLU(), Dense())
+    >>> net
+    Sequential(Conv(3), ReLU(), Dense())
+    """
+
+    def __repr__(self) -> str:
+        parts = []
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if f.default is MISSING:
+                parts.append(repr(value))
+            elif value != f.default:
+                parts.append(f"{f.name}={value!r}")
+        return f"{type(self).__name__}({', '.join(parts)})"
+
+    def to_json(self) -> str:
+        """The network as JSON text, read back by `cnngp.from_json`."""
+        from .serialize import to_json
+
+        return to_json(self)
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of the network's canonical form: equal for networks that compute the same kernel by the same steps."""
+        from .serialize import fingerprint
+
+        return fingerprint(self)
+
+    def shapes(self, input_shape: Sequence[int]) -> ShapeTable:
+        """Every layer with its output shape and its cost per pair of images; refuses what does not fit.
+
+        >>> print(Sequential(Conv(3, stride=2), ReLU(), Dense()).shapes((1, 28, 28)))
+        place      layer              output  operations per pair
+        (input)    1 channel         28 × 28                  784
+        layers[0]  Conv(3, stride=2) 14 × 14                1,750
+        layers[1]  ReLU()            14 × 14                2,940
+        layers[2]  Dense()                 1                  196
+        all                                                 5,670
+        """
+        from .shapes import shape_table
+
+        return shape_table(self, input_shape)
+
+
+@dataclass(frozen=True, repr=False)
+class Conv(Network):
+    """A convolution with infinitely many filters: K_μ = bias_var + weight_var · s · Σ_{ν ∈ patch(μ)} V_ν.
+
+    `fan_in="patch"` divides by the number of filter elements (s = 1/k²), `"channels"` does not (s = 1, the paper).
+    """
+
+    kernel_size: PerAxis
+    stride: PerAxis = 1
+    padding: Padding = "same"
+    dilation: PerAxis = 1
+    weight_var: float = 1.0
+    bias_var: float = 0.0
+    fan_in: FanIn = "patch"
+    padding_mode: PaddingMode = "zeros"
+
+    def __post_init__(self) -> None:
+        _check_convolution(self)
+
+
+@dataclass(frozen=True, repr=False)
+class ConvTranspose(Network):
+    """The adjoint of the `Conv` with the same arguments: μ gets the sum over the locations whose patch reaches it."""
+
+    kernel_size: PerAxis
+    stride: PerAxis = 1
+    padding: Padding = "same"
+    dilation: PerAxis = 1
+    weight_var: float = 1.0
+    bias_var: float = 0.0
+    fan_in: FanIn = "patch"
+    padding_mode: PaddingMode = "zeros"
+    output_padding: PerAxis = 0
+
+    def __post_init__(self) -> None:
+        _check_convolution(self)
+        _set(self, "output_padding", _per_axis(self, "output_padding", self.output_padding, least=0))
+        if self.padding == "same" and self.output_padding not in (0, (0,) * _axes(self.output_padding)):
+            raise NetworkError(
+                f"ConvTranspose: output_padding={self.output_padding!r} with padding='same', which already gives "
+                "size·stride; use an integer padding to choose the size"
+            )
+        _check_axes_agree(self, "kernel_size", "stride", "dilation", "padding", "output_padding")
+
+
+@dataclass(frozen=True, repr=False)
+class Dense(Network):
+    """A fully connected layer: K = bias_var + weight_var · mean of V over all locations. One output location."""
+
+    weight_var: float = 1.0
+    bias_var: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_variances(self)
+
+
+@dataclass(frozen=True, repr=False)
+class ReLU(Network):
+    """gain · max(z, 0). The paper's 1/π is gain=√2; He's variance is weight_var=2 in the layers instead."""
+
+    gain: float = 1.0
+
+    def __post_init__(self) -> None:
+        _set(self, "gain", _real(self, "gain", self.gain))
+        if self.gain == 0:
+            raise NetworkError("ReLU: gain=0.0 makes every output zero; use a gain other than 0")
+
+
+@dataclass(frozen=True, repr=False)
+class LeakyReLU(Network):
+    """max(z, 0) + slope · min(z, 0)."""
+
+    slope: float
+
+    def __post_init__(self) -> None:
+        _set(self, "slope", _real(self, "slope", self.slope))
+
+
+@dataclass(frozen=True, repr=False)
+class Erf(Network):
+    """erf(z)."""
+
+
+@dataclass(frozen=True, repr=False)
+class Abs(Network):
+    """|z|."""
+
+
+@dataclass(frozen=True, repr=False)
+class Step(Network):
+    """1 where z > 0, else 0."""
+
+
+@dataclass(frozen=True, repr=False)
+class Sin(Network):
+    """sin(z)."""
+
+
+@dataclass(frozen=True, repr=False)
+class Cos(Network):
+    """cos(z)."""
+
+
+@dataclass(frozen=True, repr=False)
+class GELU(Network):
+    """z · Φ(z), the form with erf."""
+
+
+@dataclass(frozen=True, repr=False)
+class Elementwise(Network):
+    """Any function of one number, by its Hermite series: a name (`"tanh"`, `"silu"`, …) or a NumPy callable.
+
+    Names serialise; a callable does not, and is fingerprinted by its values on a fixed grid.
+    """
+
+    fn: str | Callable[[Any], Any]
+
+    def __post_init__(self) -> None:
+        from .functions import check_function
+
+        _set(self, "fn", check_function(self.fn))
+
+
+@dataclass(frozen=True, repr=False)
+class Identity(Network):
+    """z itself: the skip of a residual block."""
+
+
+@dataclass(frozen=True, repr=False, init=False)
+class Sequential(Network):
+    """Layers one after the other."""
+
+    layers: tuple[Layer, ...]
+
+    def __init__(self, *layers: Network) -> None:
+        _set(self, "layers", _children("Sequential", "layers", layers))
+        _check_composition(self)
+
+    def __repr__(self) -> str:
+        return f"Sequential({', '.join(map(repr, self.layers))})"
+
+
+@dataclass(frozen=True, repr=False, init=False)
+class Sum(Network):
+    """Branches that all see the same input, added. Kernels add because the branches are independent.
+
+    A branch that ends in a nonlinearity is refused: its activations are not zero-mean Gaussians. With
+    `allow_non_gaussian=True` kernels add by decree, as in the paper's residual CNN.
+    """
+
+    branches: tuple[Layer, ...]
+    allow_non_gaussian: bool = False
+
+    def __init__(self, *branches: Network, allow_non_gaussian: bool = False) -> None:
+        _set(self, "branches", _children("Sum", "branches", branches))
+        if len(self.branches) == 0:
+            raise NetworkError("Sum() has no branches; give it at least one")
+        if not isinstance(allow_non_gaussian, bool):
+            raise NetworkError(f"Sum: allow_non_gaussian={allow_non_gaussian!r} is not True or False")
+        _set(self, "allow_non_gaussian", allow_non_gaussian)
+        _check_composition(self)
+
+    def __repr__(self) -> str:
+        parts = [repr(b) for b in self.branches]
+        if self.allow_non_gaussian:
+            parts.append("allow_non_gaussian=True")
+        return f"Sum({', '.join(parts)})"
+
+
+Convolution: TypeAlias = Conv | ConvTranspose
+Nonlinearity: TypeAlias = ReLU | LeakyReLU | Erf | Abs | Step | Sin | Cos | GELU | Elementwise
+Layer: TypeAlias = (
+    Conv
+    | ConvTranspose
+    | Dense
+    | ReLU
+    | LeakyReLU
+    | Erf
+    | Abs
+    | Step
+    | Sin
+    | Cos
+    | GELU
+    | Elementwise
+    | Identity
+    | Sequential
+    | Sum
+)
+LAYERS: dict[str, type[Network]] = {
+    cls.__name__: cls
+    for cls in (
+        *(Conv, ConvTranspose, Dense, ReLU, LeakyReLU, Erf, Abs, Step, Sin, Cos, GELU, Elementwise),
+        *(Identity, Sequential, Sum),
+    )
+}
+
+
+def as_layer(net: object, what: str = "network") -> Layer:
+    """The one place where any object becomes a layer of the closed set, or a clear error."""
+    if isinstance(net, Network) and type(net) in LAYERS.values():
+        return cast(Layer, net)
+    if isinstance(net, type) and net in LAYERS.values():
+        raise NetworkError(f"{what}: got the class {net.__name__}; write {net.__name__}(...) to make a layer of it")
+    raise NetworkError(
+        f"{what}: expected a layer such as Conv(3) or Sequential(...), got {type(net).__name__}: {str(net)[:60]}"
+    )
+
+
+def _children(owner: str, field: str, nets: tuple[object, ...]) -> tuple[Layer, ...]:
+    return tuple(as_layer(net, f"{owner}: {field}[{i}]") for i, net in enumerate(nets))
+
+
+def _check_composition(net: Sequential | Sum) -> None:
+    from .composition import check_fragment
+
+    check_fragment(net)
+
+
+def _set(layer: Network, name: str, value: object) -> None:
+    object.__setattr__(layer, name, value)
+
+
+def _real(layer: Network, name: str, value: object) -> float:
+    if not isinstance(value, numbers.Real) or isinstance(value, bool) or not math.isfinite(value):
+        raise NetworkError(f"{type(layer).__name__}: {name}={value!r} is not a finite number")
+    return float(value)
+
+
+def _check_variances(layer: Conv | ConvTranspose | Dense) -> None:
+    for name in ("weight_var", "bias_var"):
+        value = _real(layer, name, getattr(layer, name))
+        if value < 0:
+            raise NetworkError(f"{type(layer).__name__}: {name}={value!r} is negative; a variance is 0 or more")
+        _set(layer, name, value)
+
+
+def _integer(layer: Network, name: str, value: object, least: int) -> int:
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        n = operator.index(cast(int, value))
+    except TypeError:
+        raise NetworkError(
+            f"{type(layer).__name__}: {name}={value!r} is not an integer or a tuple with one integer per axis"
+        ) from None
+    if n < least:
+        raise NetworkError(f"{type(layer).__name__}: {name}={value!r} must be at least {least}")
+    return n
+
+
+def _per_axis(layer: Network, name: str, value: object, least: int) -> PerAxis:
+    if isinstance(value, (tuple, list)):
+        if not value:
+            raise NetworkError(f"{type(layer).__name__}: {name}=() is empty; give one integer per axis")
+        return tuple(_integer(layer, name, v, least) for v in value)
+    return _integer(layer, name, value, least)
+
+
+def _padding(layer: Network, value: object) -> Padding:
+    if isinstance(value, str):
+        if value not in ("same", "valid"):
+            raise NetworkError(
+                f"{type(layer).__name__}: padding={value!r} is not 'same', 'valid', an integer or a tuple with "
+                "one integer or pair per axis"
+            )
+        return cast(Padding, value)
+    if isinstance(value, (tuple, list)):
+        entries: list[int | tuple[int, int]] = []
+        for v in value:
+            if isinstance(v, (tuple, list)):
+                if len(v) != 2:
+                    raise NetworkError(
+                        f"{type(layer).__name__}: padding={value!r}: an axis takes one integer or a pair "
+                        f"(before, after), not {v!r}"
+                    )
+                entries.append((_integer(layer, "padding", v[0], 0), _integer(layer, "padding", v[1], 0)))
+            else:
+                entries.append(_integer(layer, "padding", v, 0))
+        if not entries:
+            raise NetworkError(f"{type(layer).__name__}: padding=() is empty; give one integer or pair per axis")
+        return tuple(entries)
+    return _integer(layer, "padding", value, 0)
+
+
+def _axes(value: object) -> int:
+    return len(value) if isinstance(value, tuple) else 0
+
+
+def _check_axes_agree(layer: Network, *names: str) -> None:
+    given = {name: _axes(getattr(layer, name)) for name in names}
+    if len({n for n in given.values() if n}) > 1:
+        told = ", ".join(f"{name} has {n}" for name, n in given.items() if n)
+        raise NetworkError(f"{type(layer).__name__}: the tuples disagree on the number of axes: {told}")
+    if max(given.values()) > 3:
+        raise NetworkError(f"{type(layer).__name__}: {max(given.values())} axes; 1-D, 2-D and 3-D are supported")
+
+
+def _check_convolution(layer: Conv | ConvTranspose) -> None:
+    for name in ("kernel_size", "stride", "dilation"):
+        _set(layer, name, _per_axis(layer, name, getattr(layer, name), least=1))
+    _set(layer, "padding", _padding(layer, layer.padding))
+    _check_variances(layer)
+    for name, allowed in (("fan_in", FanIn), ("padding_mode", PaddingMode)):
+        choices = allowed.__args__  # type: ignore[attr-defined]
+        if getattr(layer, name) not in choices:
+            raise NetworkError(
+                f"{type(layer).__name__}: {name}={getattr(layer, name)!r} is not one of {', '.join(map(repr, choices))}"
+            )
+    _check_axes_agree(layer, "kernel_size", "stride", "dilation", "padding")
