@@ -1,0 +1,180 @@
+"""The CPU engine: whole networks for a group of pairs at a time, on all threads, with little memory.
+
+The matrix is computed in strips of rows. The tables of a strip's images are made once; then each task takes one group
+of column images, makes their tables, and runs the strip's rows against them. Nothing else is kept, so memory does not
+grow with the number of images.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..program import Program
+from . import cpu_interpreter as interpreter
+from .base import Output, check_range
+from .cpu_plan import make_plan
+from .simd import LANES
+
+Array = NDArray[Any]
+
+# Bytes that a strip's tables may take, and that the maps of one block of rows may take in a core's L2.
+STRIP_BYTES = 24 << 20
+BLOCK_BYTES = 384 << 10
+# 1/√K counts as 0 below these √K: the smallest for which products of two and their inverses stay normal numbers.
+SMALLEST = {"float32": 2.0**-62, "float64": 2.0**-510}
+
+VERSION = 1
+
+
+def default_threads() -> int:
+    """Threads this process may use: NUMBA_NUM_THREADS or OMP_NUM_THREADS (joblib and Dask set them), else all cores."""
+    for name in ("NUMBA_NUM_THREADS", "OMP_NUM_THREADS"):
+        value = os.environ.get(name, "")
+        if value.isdigit() and int(value) > 0:
+            return int(value)
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class CpuEngine:
+    """Runs one program on the CPU. See `Engine` for what it offers."""
+
+    def __init__(self, program: Program, dtype: str, threads: int | None = None) -> None:
+        self.program = program
+        self.dtype = np.dtype(dtype)
+        self.threads = default_threads() if threads is None else threads
+        self.identity = f"cpu-{VERSION}-{self.dtype.name}"
+        self.plan = make_plan(program, {}, {})
+        self._panels = np.zeros(1)
+        p = self.plan
+        self._shape = (p.channels, p.locations, p.width, p.buffers, p.input)
+        self._lanes = LANES[self.dtype.name]
+        map_bytes = p.buffers * self._lanes * self.dtype.itemsize
+        self._block = max(1, min(4, BLOCK_BYTES // map_bytes))
+        self._strip = max(32, min(1024, STRIP_BYTES // (p.table * self.dtype.itemsize)))
+        self._local = threading.local()
+
+    def diagonal(self, X: Array) -> NDArray[np.float64]:
+        images = X.reshape(len(X), -1)
+        diagonal = np.empty(len(images))
+        peaks = np.empty((len(images), len(self.program.activations)))
+
+        def task(first: int) -> None:
+            w = self._workspace()
+            count = min(w.lanes64, len(images) - first)
+            w.tables(self, images, first, count)
+            at = (self.plan.width + self.plan.output) * w.lanes64
+            diagonal[first : first + count] = w.maps64[at : at + count] * self.program.unit
+            peaks[first : first + count] = w.peaks.reshape(-1, w.lanes64)[: peaks.shape[1], :count].T
+
+        self._run(task, range(0, len(images), LANES["float64"]))
+        check_range(self.program, self.dtype, peaks, diagonal)
+        return diagonal
+
+    def cross(self, X: Array, Z: Array, output: Output = "numpy") -> Array:
+        out = np.empty((len(X), len(Z)), self.dtype)
+        self._fill(out, X.reshape(len(X), -1), Z.reshape(len(Z), -1), symmetric=False)
+        return out
+
+    def symmetric(self, X: Array, output: Output = "numpy") -> Array:
+        images = X.reshape(len(X), -1)
+        diagonal = self.diagonal(X)
+        out = np.empty((len(X), len(X)), self.dtype)
+        self._fill(out, images, images, symmetric=True)
+        np.fill_diagonal(out, diagonal.astype(self.dtype))
+        return out
+
+    def _fill(self, out: Array, X: Array, Z: Array, symmetric: bool) -> None:
+        for row0 in range(0, len(X), self._strip):
+            rows = X[row0 : row0 + self._strip]
+            own = self._row_tables(rows)
+            groups = range(row0 // self._lanes * self._lanes if symmetric else 0, len(Z), self._lanes)
+            # Enough tasks for every thread to have several, each with enough rows to pay for its column tables.
+            pieces = max(1, min(-(-4 * self.threads // max(1, len(groups))), len(rows) // 32))
+            step = -(-len(rows) // pieces)
+            tasks = [(column0, first) for column0 in groups for first in range(0, len(rows), step)]
+
+            def task(
+                at: tuple[int, int], rows: Array = rows, own: Array = own, row0: int = row0, step: int = step
+            ) -> None:
+                column0, first = at
+                count = min(self._lanes, len(Z) - column0)
+                last = min(first + step, len(rows))
+                if symmetric:
+                    last = min(last, column0 + count - 1 - row0)
+                if first >= last:
+                    return
+                w = self._workspace()
+                w.column_tables(self, Z, column0, count)
+                interpreter.pair_block(
+                    self.plan.ints, self.plan.floats, self.plan.taps, self._panels, w.peaks, self._shape,
+                    self.plan.output, self.dtype.type(self.program.unit), w.maps, w.rows, self._block, rows, own, first,
+                    last, w.pixels, w.table, out, row0, column0, count, symmetric,
+                )  # fmt: skip
+
+            self._run(task, tasks)
+
+    def _row_tables(self, rows: Array) -> Array:
+        own = np.empty((len(rows), self.plan.table), self.dtype)
+
+        def task(first: int) -> None:
+            w = self._workspace()
+            count = min(w.lanes64, len(rows) - first)
+            w.tables(self, rows, first, count)
+            interpreter.spread_rows(w.table64, count, own, first)
+
+        self._run(task, range(0, len(rows), LANES["float64"]))
+        return own
+
+    def _run(self, task: Callable[[Any], None], items: Iterable[Any]) -> None:
+        items = list(items)
+        if self.threads == 1 or len(items) == 1:
+            for item in items:
+                task(item)
+            return
+        with ThreadPoolExecutor(min(self.threads, len(items))) as pool:
+            for future in [pool.submit(task, item) for item in items]:
+                future.result()
+
+    def _workspace(self) -> _Workspace:
+        w: _Workspace | None = getattr(self._local, "workspace", None)
+        if w is None:
+            w = self._local.workspace = _Workspace(self)
+        return w
+
+
+class _Workspace:
+    """A thread's own memory: maps and tables in the working precision, and in float64 for the variance recursion."""
+
+    def __init__(self, engine: CpuEngine) -> None:
+        p = engine.plan
+        self.lanes64 = LANES["float64"]
+        n = p.channels * p.locations
+        self.rows = np.zeros(int(p.ints[:, interpreter.ROW_K].max(initial=1)) + 1, np.int64)
+        self.maps = np.zeros((p.width + engine._block * p.buffers + p.scratch) * engine._lanes, engine.dtype)
+        self.maps64 = np.zeros((p.width + p.buffers + p.scratch) * self.lanes64)
+        self.pixels64 = np.empty(n * self.lanes64)
+        self.table64 = np.empty(p.table * self.lanes64)
+        self.peaks = np.zeros(max(1, len(engine.program.activations)) * self.lanes64)
+        self.pixels = np.empty(n * engine._lanes, engine.dtype)
+        self.table = np.empty(p.table * engine._lanes, engine.dtype)
+
+    def tables(self, engine: CpuEngine, images: Array, first: int, count: int) -> None:
+        p = engine.plan
+        interpreter.image_tables(
+            p.ints, p.floats, p.taps, engine._panels, engine._shape, images, first, count, self.maps64, self.rows,
+            self.pixels64, self.table64, self.peaks, SMALLEST[engine.dtype.name],
+        )  # fmt: skip
+
+    def column_tables(self, engine: CpuEngine, images: Array, first: int, count: int) -> None:
+        for lane in range(0, engine._lanes, self.lanes64):
+            at = min(first + lane, first + count - 1)
+            self.tables(engine, images, at, max(1, min(self.lanes64, first + count - at)))
+            interpreter.spread_lanes(self.table64, self.table, lane)
+            interpreter.spread_lanes(self.pixels64, self.pixels, lane)

@@ -1,0 +1,243 @@
+"""A program as the integer and float tables that the compiled interpreter walks.
+
+Nothing here depends on data. Offsets into maps and tables are in map elements; the interpreter multiplies by the number
+of lanes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import assert_never
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..geometry import AxisSum
+from ..network import GELU, Abs, Cos, Elementwise, Erf, LeakyReLU, ReLU, Sin, Step
+from ..program import Activation, Op, Program
+
+# What f is (column ACT).
+NO_ACT, RELU, RELU_FAMILY, ERF, STEP, SIN, COS, GELU_ACT, SERIES = range(9)
+# How the box is summed (column BOX): not at all, 3 × 3 stride 1 by sliding, by rows, and by planes first.
+POINTWISE, BOX3, ROWS, PLANES = range(4)
+# How the result r is written (column WRITE): r; scale · r + bias; dst + scale · r; keep · dst + scale · r + bias.
+STORE, AFFINE, ADD, GENERAL = range(4)
+
+(
+    ACT,
+    BOX,
+    WRITE,
+    SRC,
+    DST,
+    A0,
+    B0,
+    C0,
+    A1,
+    B1,
+    C1,
+    TABLE,  # where the activation's entries start in an image's table
+    SITE,  # the activation's number
+    TERMS,  # of an Elementwise
+    SERIES_AT,  # where the panels of an Elementwise start in `panels`
+    PLANE_TAPS,  # CSR: A1 + 1 offsets, then the planes that are summed
+    ROW_TAPS,  # B1 × ROW_K rows that are summed, −1 for none
+    ROW_K,
+    ROW_NEED,  # B1 counts: how many rows must be ready for output row m
+    ROW_SHARED,  # 1 where output rows 2m and 2m+1 have all but two of their rows in common
+    RING,  # how many rows are alive at a time
+    COL_TAPS,  # CSR: C1 + 1 offsets, then the columns that are summed
+    COL_LOW,  # from COL_LOW to COL_HIGH the window is whole: columns COL_START + c·COL_STRIDE + t·COL_DILATION, t < COL_K
+    COL_HIGH,
+    COL_START,
+    COL_STRIDE,
+    COL_DILATION,
+    COL_K,
+    COLUMNS,
+) = range(29)
+
+KEEP, SCALE, BIAS, ALPHA, BETA, UNIT, FLOATS = range(7)
+
+
+@dataclass(frozen=True)
+class Plan:
+    ints: NDArray[np.int64]
+    floats: NDArray[np.float64]
+    taps: NDArray[np.int64]
+    scratch: int
+    """Map elements of scratch: activated planes or the ring of activated rows, and two summed rows."""
+    width: int
+    """The longest row: the length of the row of zeros that stands for padding."""
+    channels: int
+    locations: int
+    buffers: int
+    input: int
+    output: int
+    table: int
+    """Entries of an image's table."""
+
+
+def table_channels(a: Activation, terms: dict[int, int]) -> int:
+    """How many numbers per location an image keeps for a nonlinearity."""
+    match a.layer:
+        case ReLU() | LeakyReLU() | Abs() | GELU():
+            return 2
+        case Erf() | Step() | Sin() | Cos():
+            return 1
+        case Elementwise():
+            return 1 + terms[a.site]
+        case _:
+            assert_never(a.layer)
+
+
+def _act_code(a: Activation | None) -> int:
+    if a is None:
+        return NO_ACT
+    match a.layer:
+        case ReLU():
+            return RELU
+        case LeakyReLU() | Abs():
+            return RELU_FAMILY
+        case Erf():
+            return ERF
+        case Step():
+            return STEP
+        case Sin():
+            return SIN
+        case Cos():
+            return COS
+        case GELU():
+            return GELU_ACT
+        case Elementwise():
+            return SERIES
+        case _:
+            assert_never(a.layer)
+
+
+def make_plan(program: Program, terms: dict[int, int], series_at: dict[int, int]) -> Plan:
+    """`terms` and `series_at` give, per site of an Elementwise, its number of terms and where its panels start."""
+    starts = np.concatenate([[0], np.cumsum(program.buffers)])
+    taps: list[int] = []
+    ints = np.zeros((len(program.ops), COLUMNS), np.int64)
+    floats = np.zeros((len(program.ops), FLOATS))
+    scratch = 0
+    table = 0
+    for row, numbers, op in zip(ints, floats, program.ops, strict=True):
+        row[ACT] = _act_code(op.activation)
+        row[SRC], row[DST] = starts[op.src], starts[op.dst]
+        row[[A0, B0, C0]], row[[A1, B1, C1]] = op.shape, op.out_shape
+        numbers[[KEEP, SCALE, BIAS]] = op.keep, op.scale, op.bias
+        if op.keep == 0:
+            row[WRITE] = STORE if op.scale == 1 and op.bias == 0 else AFFINE
+        else:
+            row[WRITE] = ADD if op.keep == 1 and op.bias == 0 else GENERAL
+        if op.activation is not None:
+            row[TABLE] = table
+            row[SITE] = op.activation.site
+            row[TERMS] = terms.get(op.activation.site, 0)
+            row[SERIES_AT] = series_at.get(op.activation.site, 0)
+            table += op.activation.size * table_channels(op.activation, terms)
+            numbers[[ALPHA, BETA]] = op.activation.coefficients
+            numbers[UNIT] = op.activation.unit
+        scratch = max(scratch, _encode_box(row, op, taps))
+    return Plan(
+        ints,
+        floats,
+        np.array(taps or [0], np.int64),
+        scratch,
+        max((op.shape[2] for op in program.ops), default=1),
+        program.channels,
+        int(np.prod(program.shape)),
+        int(starts[-1]),
+        int(starts[program.input]),
+        int(starts[program.output]),
+        max(table, 1),
+    )
+
+
+def _encode_box(row: NDArray[np.int64], op: Op, taps: list[int]) -> int:
+    """Fill the geometry columns; the scratch elements needed."""
+    a0, b0, c0 = op.shape
+    if op.sums is None:
+        row[BOX], row[RING] = POINTWISE, 1
+        return c0
+    planes, rows, columns = op.sums
+    row[BOX] = ROWS if planes.is_identity else PLANES
+    row[PLANE_TAPS] = _csr(planes, taps)
+    row[COL_TAPS] = _csr(columns, taps)
+    low, high, start, stride, dilation, k = _whole_windows(columns)
+    row[[COL_LOW, COL_HIGH, COL_START, COL_STRIDE, COL_DILATION, COL_K]] = low, high, start, stride, dilation, k
+    # A zero-padded window has one place per tap, so that neighbouring output rows line up even at the border.
+    table = _row_table(rows)
+    row[ROW_K] = len(table[0])
+    row[ROW_TAPS] = len(taps)
+    taps.extend(b for entry in table for b in entry)
+    row[ROW_SHARED] = len(table[0]) > 1 and all(
+        table[m][1:] == table[m + 1][:-1] for m in range(0, len(table) - 1, 2)
+    )
+    need = np.maximum.accumulate([max(entry, default=-1) + 1 for entry in table])
+    row[ROW_NEED] = len(taps)
+    taps.extend(int(n) for n in need)
+    # Output rows come in twos: the ring holds from the first row of one to the last row that the next has made ready.
+    last = len(table) - 1
+    alive = [
+        max(1, int(need[min(m + 1, last)]) - min((b for b in table[m] if b >= 0), default=int(need[m])))
+        for m in range(len(table))
+    ]
+    row[RING] = min(b0, max(alive))
+    same3 = all(s.sources == _SAME3(s.size) for s in (rows, columns))
+    if row[BOX] == ROWS and same3 and b0 > 1 and c0 > 1:
+        row[BOX] = BOX3
+    activated = a0 * b0 * c0 if row[BOX] == PLANES else int(row[RING]) * c0
+    summed_plane = b0 * c0 if row[BOX] == PLANES else 0
+    return activated + summed_plane + 2 * c0
+
+
+def _SAME3(size: int) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(nu for nu in (m - 1, m, m + 1) if 0 <= nu < size) for m in range(size))
+
+
+def _csr(axis: AxisSum, taps: list[int]) -> int:
+    at = len(taps)
+    offsets = np.concatenate([[0], np.cumsum([len(s) for s in axis.sources])])
+    taps.extend(int(o) for o in offsets)
+    taps.extend(nu for s in axis.sources for nu in s)
+    return at
+
+
+def _row_table(rows: AxisSum) -> list[list[int]]:
+    """For each output row the rows it sums, padded with −1 to one length, zero padding in its true place."""
+    k = max(map(len, rows.sources), default=1) or 1
+    table = []
+    for sources in rows.sources:
+        missing = k - len(sources)
+        at_start = bool(sources) and sources[0] == 0 and missing > 0
+        table.append([-1] * missing + list(sources) if at_start else list(sources) + [-1] * missing)
+    return table
+
+
+def _whole_windows(axis: AxisSum) -> tuple[int, int, int, int, int, int]:
+    """The longest run of outputs that are one regular window sliding along: (low, high, start, stride, dilation, k).
+
+    Output c in [low, high) sums columns start + c·stride + t·dilation for t < k.
+    """
+    sources = axis.sources
+    k = max(map(len, sources), default=0)
+    whole = [c for c, s in enumerate(sources) if len(s) == k and len({b - a for a, b in zip(s, s[1:], strict=False)}) <= 1]
+    if k == 0 or len(whole) < 2:
+        return 0, 0, 0, 1, 1, max(k, 1)
+    middle = whole[len(whole) // 2 - 1]
+    if middle + 1 not in whole:
+        return 0, 0, 0, 1, 1, k
+    stride = sources[middle + 1][0] - sources[middle][0]
+    dilation = sources[middle][1] - sources[middle][0] if k > 1 else 1
+    start = sources[middle][0] - middle * stride
+
+    def regular(c: int) -> bool:
+        return sources[c] == tuple(start + c * stride + t * dilation for t in range(k))
+
+    low = high = middle
+    while low > 0 and regular(low - 1):
+        low -= 1
+    while high < len(sources) and regular(high):
+        high += 1
+    return low, high, start, stride, dilation, k

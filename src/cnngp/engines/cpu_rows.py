@@ -1,0 +1,266 @@
+"""Pair formulas over one row of a map: f(K) for `lanes` pairs at a time, and the variance recursion's counterpart.
+
+A lane is a pair (pair formulas) or an image (variance formulas). `own` is the table of the one row image, a number per
+entry; `lane` is the table of the column images, a vector per entry. An activation's entries are channel after channel,
+`size` apart; `at` is the entry of the row's first location in the first channel.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numba
+
+from .cpu_plan import ALPHA, BETA, COS, ERF, GELU_ACT, RELU, RELU_FAMILY, SERIES, SIN, STEP, UNIT
+from .simd import (
+    absolute,
+    acos_h,
+    asin_s,
+    constant,
+    copysign,
+    exp_r,
+    expm1_y,
+    fma,
+    load,
+    maximum,
+    nearest,
+    negated_fma,
+    positive,
+    power_of_two,
+    relu_g,
+    splat,
+    sqrt,
+    store,
+    where_less,
+)
+
+jit = numba.njit(nogil=True, error_model="numpy", cache=True)
+
+PI = math.pi
+LOG2_E = 1.0 / math.log(2.0)
+# ln 2 in two parts: the first has few bits, so n · LN2_HIGH is exact.
+LN2_HIGH = 0.693359375
+LN2_LOW = math.log(2.0) - LN2_HIGH
+
+
+@jit
+def relu_row(m: Any, src: int, dst: int, n: int, own: Any, own_at: int, lane: Any, at: int, size: int, L: int) -> None:
+    """R = 2A = max(K, 0) + p·u·√u·g(u) with p = ss', u = 1 − |K|/p; tables s and 1/s."""
+    one = constant(m, 1.0)
+    for c in range(n):
+        K = load(m, src + c * L)
+        p = splat(own, own_at + c) * load(lane, (at + c) * L)
+        q = splat(own, own_at + size + c) * load(lane, (at + size + c) * L)
+        u = positive(negated_fma(absolute(K), q, one))
+        store(m, dst + c * L, fma((p * u) * sqrt(u), relu_g(u), positive(K)))
+
+
+@jit
+def relu_family_row(
+    m: Any, src: int, dst: int, n: int, own: Any, own_at: int, lane: Any, at: int, size: int, L: int, numbers: Any
+) -> None:
+    """α·R + β·K."""
+    one = constant(m, 1.0)
+    alpha, beta = constant(m, numbers[ALPHA]), constant(m, numbers[BETA])
+    for c in range(n):
+        K = load(m, src + c * L)
+        p = splat(own, own_at + c) * load(lane, (at + c) * L)
+        q = splat(own, own_at + size + c) * load(lane, (at + size + c) * L)
+        u = positive(negated_fma(absolute(K), q, one))
+        R = fma((p * u) * sqrt(u), relu_g(u), positive(K))
+        store(m, dst + c * L, fma(R, alpha, K * beta))
+
+
+@jit
+def _asin(m: Any, x: Any) -> Any:
+    """asin for |x| ≤ 1: a series below 1/2, where relative accuracy counts, acos near 1."""
+    size = absolute(x)
+    v = positive(constant(m, 1.0) - size)
+    far = negated_fma(sqrt(v), acos_h(v), constant(m, PI / 2.0))
+    near = size * asin_s(size * size)
+    return copysign(where_less(size, constant(m, 0.5), near, far), x)
+
+
+@jit
+def _exp(m: Any, x: Any) -> Any:
+    """e^x for x ≤ 0; below e^-80 the result is e^-80, far under any sum it enters."""
+    x = maximum(x, constant(m, -80.0))
+    n = nearest(x * constant(m, LOG2_E))
+    r = negated_fma(n, constant(m, LN2_HIGH), x)
+    r = negated_fma(n, constant(m, LN2_LOW), r)
+    return exp_r(r) * power_of_two(n)
+
+
+@jit
+def erf_row(m: Any, src: int, dst: int, n: int, own: Any, own_at: int, lane: Any, at: int, L: int) -> None:
+    """asin(K t t') with t = √2/√(1 + 2K₁) in the table."""
+    for c in range(n):
+        t = splat(own, own_at + c) * load(lane, (at + c) * L)
+        store(m, dst + c * L, _asin(m, load(m, src + c * L) * t))
+
+
+@jit
+def step_row(m: Any, src: int, dst: int, n: int, own: Any, own_at: int, lane: Any, at: int, L: int) -> None:
+    """π − θ with cos θ = K r r', r = 1/√K₁ in the table."""
+    one, pi, zero = constant(m, 1.0), constant(m, PI), constant(m, 0.0)
+    for c in range(n):
+        x = load(m, src + c * L) * (splat(own, own_at + c) * load(lane, (at + c) * L))
+        v = positive(one - absolute(x))
+        theta = sqrt(v) * acos_h(v)
+        store(m, dst + c * L, where_less(x, zero, theta, pi - theta))
+
+
+@jit
+def sin_cos_row(
+    m: Any, src: int, dst: int, n: int, own: Any, own_at: int, lane: Any, at: int, L: int, numbers: Any, sine: bool
+) -> None:
+    """½(e^{K−h−h'} ∓ e^{−K−h−h'}) with h = K₁/2 in the table; the difference through 1 − e^{−2|K|}."""
+    unit, half, two, one = constant(m, numbers[UNIT]), constant(m, 0.5), constant(m, 2.0), constant(m, 1.0)
+    for c in range(n):
+        K = load(m, src + c * L) * unit
+        size = absolute(K)
+        h = splat(own, own_at + c) + load(lane, (at + c) * L)
+        rise = half * _exp(m, size - h)
+        y = size * two
+        fall = _exp(m, constant(m, 0.0) - y)
+        if sine:
+            below = where_less(y, constant(m, 0.7), y * expm1_y(y), one - fall)
+            store(m, dst + c * L, copysign(rise * below, K))
+        else:
+            store(m, dst + c * L, fma(rise, fall, rise))
+
+
+@jit
+def gelu_row(
+    m: Any, src: int, dst: int, n: int, own: Any, own_at: int, lane: Any, at: int, size: int, L: int, numbers: Any
+) -> None:
+    """K/4 + (K asin x + x² tt'/q + kk' q)/2π, t = 1/√(1 + K₁), k = K₁t, x = Ktt', q = √(1 − x²) ≥ √(tt').
+
+    The tables hold √unit · t and k.
+    """
+    unit, per_unit = constant(m, numbers[UNIT]), constant(m, 1.0 / numbers[UNIT])
+    one, quarter, scale = constant(m, 1.0), constant(m, 0.25), constant(m, 0.5 / PI)
+    for c in range(n):
+        K = load(m, src + c * L)
+        tt = splat(own, own_at + c) * load(lane, (at + c) * L)
+        kk = splat(own, own_at + size + c) * load(lane, (at + size + c) * L)
+        x = K * tt
+        K = K * unit
+        tt = tt * per_unit
+        wide = absolute(x)
+        q = sqrt(maximum((one - wide) * (one + wide), tt))
+        inner = fma(K, _asin(m, x), fma(kk, q, (x * x) * tt / q))
+        store(m, dst + c * L, fma(inner, scale, K * quarter))
+
+
+@jit
+def series_row(
+    m: Any, src: int, dst: int, n: int, own: Any, own_at: int, lane: Any, at: int, size: int, terms: int, L: int
+) -> None:
+    """Σ_k a_k a'_k ρ^k by Horner's rule, ρ = K r r'; tables r = 1/√K₁, then a_0, a_1, … Zero terms on top add zeros."""
+    one = constant(m, 1.0)
+    for c in range(n):
+        rho = load(m, src + c * L) * (splat(own, own_at + c) * load(lane, (at + c) * L))
+        wide = absolute(rho)
+        rho = copysign(where_less(wide, one, wide, one), rho)
+        total = constant(m, 0.0)
+        for k in range(terms - 1, -1, -1):
+            shift = (k + 1) * size + c
+            total = fma(total, rho, splat(own, own_at + shift) * load(lane, (at + shift) * L))
+        store(m, dst + c * L, total)
+
+
+@jit
+def activate_pairs(
+    act: int, m: Any, src: int, dst: int, n: int, own: Any, own_at: int, lane: Any, at: int, size: int, terms: int,
+    numbers: Any, L: int,
+) -> None:  # fmt: skip
+    if act == RELU:
+        relu_row(m, src, dst, n, own, own_at, lane, at, size, L)
+    elif act == RELU_FAMILY:
+        relu_family_row(m, src, dst, n, own, own_at, lane, at, size, L, numbers)
+    elif act == ERF:
+        erf_row(m, src, dst, n, own, own_at, lane, at, L)
+    elif act == STEP:
+        step_row(m, src, dst, n, own, own_at, lane, at, L)
+    elif act == SIN:
+        sin_cos_row(m, src, dst, n, own, own_at, lane, at, L, numbers, True)
+    elif act == COS:
+        sin_cos_row(m, src, dst, n, own, own_at, lane, at, L, numbers, False)
+    elif act == GELU_ACT:
+        gelu_row(m, src, dst, n, own, own_at, lane, at, size, L, numbers)
+    elif act == SERIES:
+        series_row(m, src, dst, n, own, own_at, lane, at, size, terms, L)
+
+
+@jit
+def relu_variances(
+    m: Any, src: int, dst: int, n: int, table: Any, at: int, size: int, numbers: Any, peaks: Any, peak_at: int,
+    smallest: float, L: int,
+) -> None:  # fmt: skip
+    """√K and 1/√K into the table, (α + β)·K onwards. Below `smallest` 1/√K is 0: there the correlation counts as 0."""
+    zero, one, least = constant(m, 0.0), constant(m, 1.0), constant(m, smallest)
+    factor = constant(m, numbers[ALPHA] + numbers[BETA])
+    peak = load(peaks, peak_at)
+    for c in range(n):
+        K = load(m, src + c * L)
+        s = sqrt(K)
+        peak = maximum(peak, K)
+        store(table, (at + c) * L, s)
+        store(table, (at + size + c) * L, where_less(least, s, one / s, zero))
+        store(m, dst + c * L, factor * K)
+    store(peaks, peak_at, peak)
+
+
+@jit
+def _inverse_root(K: float, smallest: float) -> float:
+    s = math.sqrt(K)
+    return 1.0 / s if s > smallest else 0.0
+
+
+@jit
+def activate_variances(
+    act: int, m: Any, src: int, dst: int, n: int, table: Any, at: int, size: int, terms: int, panels: Any,
+    panels_at: int, numbers: Any, peaks: Any, peak_at: int, smallest: float, L: int,
+) -> None:  # fmt: skip
+    """f at correlation one for `lanes` images; fills their table entries and raises `peaks` to the largest K seen."""
+    if act == RELU or act == RELU_FAMILY:
+        relu_variances(m, src, dst, n, table, at, size, numbers, peaks, peak_at, smallest, L)
+        return
+    unit = numbers[UNIT]
+    far = size * L
+    for e in range(n * L):
+        K = m[src + e]
+        peaks[peak_at + e % L] = max(peaks[peak_at + e % L], K)
+        entry = at * L + e
+        true = unit * K
+        if act == ERF:
+            wide = 1.0 + 2.0 * true
+            table[entry] = math.sqrt(2.0 * unit / wide)
+            m[dst + e] = math.asin(min(2.0 * true / wide, 1.0))
+        elif act == STEP:
+            table[entry] = _inverse_root(K, smallest)
+            m[dst + e] = PI
+        elif act == SIN:
+            table[entry] = 0.5 * true
+            m[dst + e] = -0.5 * math.expm1(-2.0 * true)
+        elif act == COS:
+            table[entry] = 0.5 * true
+            m[dst + e] = 0.5 + 0.5 * math.exp(-2.0 * true)
+        elif act == GELU_ACT:
+            t2 = 1.0 / (1.0 + true)
+            x = true * t2
+            q = math.sqrt(1.0 + 2.0 * true) * t2
+            table[entry] = math.sqrt(unit * t2)
+            table[entry + far] = true * math.sqrt(t2)
+            m[dst + e] = 0.25 * true + (true * math.asin(x) + x * x * t2 / q + true * x * q) / (2.0 * PI)
+        elif act == SERIES:
+            table[entry] = _inverse_root(K, smallest)
+            m[dst + e] = series_entries(math.sqrt(true), table, entry + far, far, terms, panels, panels_at)
+
+
+@jit
+def series_entries(s: float, table: Any, entry: int, far: int, terms: int, panels: Any, at: int) -> float:
+    """a_k(s) for k < terms into the table, from the Chebyshev panels that hold s; E[fn(sz)²] is returned."""
+    return 0.0

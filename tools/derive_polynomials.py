@@ -1,0 +1,66 @@
+"""Derives the polynomials of src/cnngp/engines/polynomials.py: `python tools/derive_polynomials.py` (needs mpmath).
+
+Each is the interpolant at Chebyshev points, within a factor of two of the best approximation, in 40 digits, then
+converted to the monomial basis. Prints the table and the relative error of each polynomial in exact arithmetic.
+"""
+
+import mpmath as mp
+
+mp.mp.dps = 40
+
+
+def relu_g(u):
+    """2A/p = max(c, 0) + u^1.5 g(u) with u = 1 − |c|."""
+    if u == 0:
+        return 2 * mp.sqrt(2) / (3 * mp.pi)
+    t = mp.acos(1 - u)
+    return (mp.sin(t) - t * mp.cos(t)) / (mp.pi * u ** mp.mpf("1.5"))
+
+
+def acos_h(v):
+    """acos(1 − v) = √v h(v)."""
+    return mp.sqrt(2) if v == 0 else mp.acos(1 - v) / mp.sqrt(v)
+
+
+def asin_s(w):
+    """asin(x) = x s(x²)."""
+    return mp.mpf(1) if w == 0 else mp.asin(mp.sqrt(w)) / mp.sqrt(w)
+
+
+def exp_r(r):
+    return mp.exp(r)
+
+
+def expm1_y(y):
+    """1 − e^(−y) = y e(y)."""
+    return mp.mpf(1) if y == 0 else -mp.expm1(-y) / y
+
+
+def interpolate(f, a, b, degree):
+    n = degree + 1
+    nodes = [(a + b) / 2 + (b - a) / 2 * mp.cos(mp.pi * (2 * i + 1) / (2 * n)) for i in range(n)]
+    matrix = mp.matrix(n, n)
+    for i, x in enumerate(nodes):
+        for k in range(n):
+            matrix[i, k] = x**k
+    return list(mp.lu_solve(matrix, mp.matrix([f(x) for x in nodes])))
+
+
+HALF_LN2 = mp.log(2) / 2
+CASES = [
+    ("RELU_G", relu_g, 0, 1, 5, 13),
+    ("ACOS_H", acos_h, 0, 1, 7, 15),
+    ("ASIN_S", asin_s, 0, mp.mpf(1) / 4, 5, 11),
+    ("EXP_R", exp_r, -HALF_LN2, HALF_LN2, 6, 10),
+    ("EXPM1_Y", expm1_y, 0, mp.mpf(7) / 10, 6, 10),
+]
+
+if __name__ == "__main__":
+    for name, f, a, b, *degrees in CASES:
+        a, b = mp.mpf(a), mp.mpf(b)
+        for bits, degree in zip((32, 64), degrees, strict=True):
+            c = interpolate(f, a, b, degree)
+            grid = [a + (b - a) * i / 400 for i in range(401)]
+            error = max(abs(mp.polyval(c[::-1], x) / f(x) - 1) for x in grid)
+            print(f"# degree {degree}, relative error {mp.nstr(error, 2)}")
+            print(f"{name}_{bits} = ({', '.join(repr(float(x)) for x in c)})")
