@@ -41,7 +41,7 @@ class Window:
                 "use a smaller kernel_size or dilation, more padding, or larger images"
             )
         longest = max(self.before, self.after)
-        if self.mode == "circular" and longest > size or self.mode == "reflect" and longest >= size:
+        if (self.mode == "circular" and longest > size) or (self.mode == "reflect" and longest >= size):
             limit = size if self.mode == "circular" else size - 1
             raise SizeError(
                 f"padding_mode={self.mode!r} can pad an axis of {size} by at most {limit}, not {longest}; "

@@ -317,8 +317,8 @@ def _is_skip(net: Layer) -> bool:
         case Sequential():
             return all(map(_is_skip, net.layers))
         case Conv():
-            one = net.kernel_size == 1 or isinstance(net.kernel_size, tuple) and set(net.kernel_size) == {1}
-            still = net.stride == 1 or isinstance(net.stride, tuple) and set(net.stride) == {1}
+            one = net.kernel_size == 1 or (isinstance(net.kernel_size, tuple) and set(net.kernel_size) == {1})
+            still = net.stride == 1 or (isinstance(net.stride, tuple) and set(net.stride) == {1})
             unpadded = net.padding in ("same", "valid", 0)
             return one and still and unpadded and net.bias_var == 0 and net.weight_var > 0
         case _:

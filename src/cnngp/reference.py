@@ -259,7 +259,8 @@ def relu(K: Array, K1: Array, K2: Array) -> Array:
 
 def erf(K: Array, K1: Array, K2: Array) -> Array:
     """(2/π) asin(2K/√((1 + 2K₁)(1 + 2K₂)))."""
-    return 2.0 / np.pi * np.arcsin(2.0 * K / np.sqrt((1.0 + 2.0 * K1) * (1.0 + 2.0 * K2)))
+    r = 2.0 * K / np.sqrt((1.0 + 2.0 * K1) * (1.0 + 2.0 * K2))
+    return 2.0 / np.pi * np.arcsin(np.clip(r, -1.0, 1.0))
 
 
 def step(K: Array, K1: Array, K2: Array) -> Array:

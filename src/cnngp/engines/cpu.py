@@ -10,16 +10,17 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..arrays import Output, to_output
 from ..program import Program
 from . import cpu_interpreter as interpreter
-from .base import Output, check_range
-from .cpu_plan import make_plan
+from .base import Advance, check_range
+from .cpu_plan import ROW_K, make_plan
 from .simd import LANES
 
 Array = NDArray[Any]
@@ -40,6 +41,36 @@ def default_threads() -> int:
         if value.isdigit() and int(value) > 0:
             return int(value)
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+_pools: dict[int, ThreadPoolExecutor] = {}
+_pools_lock = threading.Lock()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_pools.clear)  # a child has none of its parent's threads
+
+
+def _ignore(pairs: int) -> None:
+    pass
+
+
+def run_tasks(
+    task: Callable[[Any], int | None], items: list[Any], threads: int, advance: Callable[[int], None]
+) -> None:
+    """Run a task per item on the process's one pool of that many threads, which concurrent calls share."""
+    if threads == 1 or len(items) == 1:
+        for item in items:
+            advance(task(item) or 0)
+        return
+    with _pools_lock:
+        pool = _pools.setdefault(threads, ThreadPoolExecutor(threads, thread_name_prefix="cnngp"))
+    futures = [pool.submit(task, item) for item in items]
+    try:
+        for future in futures:
+            advance(future.result() or 0)
+    finally:  # after an error or Ctrl-C: drop what has not begun, wait for what has
+        for future in futures:
+            future.cancel()
+        wait(futures)
 
 
 class CpuEngine:
@@ -77,20 +108,20 @@ class CpuEngine:
         check_range(self.program, self.dtype, peaks, diagonal)
         return diagonal
 
-    def cross(self, X: Array, Z: Array, output: Output = "numpy") -> Array:
+    def cross(self, X: Array, Z: Array, output: Output = "numpy", advance: Advance = None) -> Any:
         out = np.empty((len(X), len(Z)), self.dtype)
-        self._fill(out, X.reshape(len(X), -1), Z.reshape(len(Z), -1), symmetric=False)
-        return out
+        self._fill(out, X.reshape(len(X), -1), Z.reshape(len(Z), -1), False, advance)
+        return to_output(out, output)
 
-    def symmetric(self, X: Array, output: Output = "numpy") -> Array:
+    def symmetric(self, X: Array, output: Output = "numpy", advance: Advance = None) -> Any:
         images = X.reshape(len(X), -1)
         diagonal = self.diagonal(X)
         out = np.empty((len(X), len(X)), self.dtype)
-        self._fill(out, images, images, symmetric=True)
+        self._fill(out, images, images, True, advance)
         np.fill_diagonal(out, diagonal.astype(self.dtype))
-        return out
+        return to_output(out, output)
 
-    def _fill(self, out: Array, X: Array, Z: Array, symmetric: bool) -> None:
+    def _fill(self, out: Array, X: Array, Z: Array, symmetric: bool, advance: Advance) -> None:
         for row0 in range(0, len(X), self._strip):
             rows = X[row0 : row0 + self._strip]
             own = self._row_tables(rows)
@@ -102,14 +133,14 @@ class CpuEngine:
 
             def task(
                 at: tuple[int, int], rows: Array = rows, own: Array = own, row0: int = row0, step: int = step
-            ) -> None:
+            ) -> int:
                 column0, first = at
                 count = min(self._lanes, len(Z) - column0)
                 last = min(first + step, len(rows))
                 if symmetric:
                     last = min(last, column0 + count - 1 - row0)
                 if first >= last:
-                    return
+                    return 0
                 w = self._workspace()
                 w.column_tables(self, Z, column0, count)
                 interpreter.pair_block(
@@ -117,8 +148,10 @@ class CpuEngine:
                     self.plan.output, self.dtype.type(self.program.unit), w.maps, w.rows, self._block, rows, own, first,
                     last, w.pixels, w.table, out, row0, column0, count, symmetric,
                 )  # fmt: skip
+                below = max(0, row0 + last - column0) if symmetric else 0
+                return (last - first) * count - below * (below + 1) // 2
 
-            self._run(task, tasks)
+            self._run(task, tasks, advance)
 
     def _row_tables(self, rows: Array) -> Array:
         own = np.empty((len(rows), self.plan.table), self.dtype)
@@ -132,15 +165,8 @@ class CpuEngine:
         self._run(task, range(0, len(rows), LANES["float64"]))
         return own
 
-    def _run(self, task: Callable[[Any], None], items: Iterable[Any]) -> None:
-        items = list(items)
-        if self.threads == 1 or len(items) == 1:
-            for item in items:
-                task(item)
-            return
-        with ThreadPoolExecutor(min(self.threads, len(items))) as pool:
-            for future in [pool.submit(task, item) for item in items]:
-                future.result()
+    def _run(self, task: Callable[[Any], int | None], items: Iterable[Any], advance: Advance = None) -> None:
+        run_tasks(task, list(items), self.threads, advance or _ignore)
 
     def _workspace(self) -> _Workspace:
         w: _Workspace | None = getattr(self._local, "workspace", None)
@@ -156,7 +182,7 @@ class _Workspace:
         p = engine.plan
         self.lanes64 = LANES["float64"]
         n = p.channels * p.locations
-        self.rows = np.zeros(int(p.ints[:, interpreter.ROW_K].max(initial=1)) + 1, np.int64)
+        self.rows = np.zeros(int(p.ints[..., ROW_K].max(initial=1)) + 1, np.int64)
         self.maps = np.zeros((p.width + engine._block * p.buffers + p.scratch) * engine._lanes, engine.dtype)
         self.maps64 = np.zeros((p.width + p.buffers + p.scratch) * self.lanes64)
         self.pixels64 = np.empty(n * self.lanes64)
@@ -167,6 +193,7 @@ class _Workspace:
 
     def tables(self, engine: CpuEngine, images: Array, first: int, count: int) -> None:
         p = engine.plan
+        self.peaks.fill(0.0)
         interpreter.image_tables(
             p.ints, p.floats, p.taps, engine._panels, engine._shape, images, first, count, self.maps64, self.rows,
             self.pixels64, self.table64, self.peaks, SMALLEST[engine.dtype.name],

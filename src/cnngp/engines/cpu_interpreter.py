@@ -32,7 +32,9 @@ from .cpu_plan import (
     COL_START,
     COL_STRIDE,
     COL_TAPS,
+    COLUMNS,
     DST,
+    FLOATS,
     KEEP,
     NO_ACT,
     PLANE_TAPS,
@@ -53,18 +55,18 @@ from .cpu_plan import (
     WRITE,
 )
 from .cpu_rows import activate_pairs, activate_variances, jit
-from .simd import LANES, constant, fma, load, splat, store
+from .simd import LANES, constant, fma, load, pointer, shifted, splat, store
 
 
-def lanes(array: Any) -> int:
-    """How many numbers of the array's type make a vector; a constant to the compiler."""
-    return LANES[array.dtype.name]
+def lanes(p: Any) -> int:
+    """How many numbers of the type p points to make a vector; a constant to the compiler."""
+    raise TypeError("for compiled code only")
 
 
 @overload(lanes, strict=False)  # type: ignore[untyped-decorator]
-def _lanes(array: Any) -> Any:
-    n = LANES[str(array.dtype)]
-    return lambda array: n
+def _lanes(p: Any) -> Any:
+    n = LANES[str(p.dtype)]
+    return lambda p: n
 
 
 @jit
@@ -228,7 +230,7 @@ def box_plane(
     k, ring = op[ROW_K], op[RING]
     ready = 0
     base = scratch if active else src
-    sum0 = scratch + ring * width
+    sum0 = scratch + ring * width if active else scratch
     sum1 = sum0 + width
     zeros = 0  # the workspace begins with a row of zeros
     r = 0
@@ -280,7 +282,7 @@ def run_op(
                 into = to if op[WRITE] == STORE else scratch
                 activate(m, row, into, op[C0], r * op[C0], op, numbers, own, own_at, table, panels, peaks, smallest)
                 row = into
-            if row != to:
+            if row != to or op[WRITE] != STORE:
                 for c in range(op[C0]):
                     write(m, to + c * L, load(m, row + c * L), op[WRITE], keep, scale, bias)
     elif op[BOX] == PLANES:
@@ -352,6 +354,7 @@ def image_tables(
     Afterwards `table` holds their entries lane by lane, `peaks` the largest variance at each site, and the output
     buffer K(x, x) in its unit. `shape` is (channels, locations, width, buffers, input).
     """
+    m, rows, pixels, table, peaks = pointer(m), pointer(rows), pointer(pixels), pointer(table), pointer(peaks)
     L = lanes(m)
     channels, locations, width, buffers, start = shape
     for e in range(channels * locations):
@@ -359,11 +362,12 @@ def image_tables(
             pixels[e * L + lane] = X[first + min(lane, count - 1), e]
     base = width * L
     square_images(m, base + start * L, pixels, channels, locations)
-    peaks[:] = 0.0
     for o in range(len(ints)):
+        op, numbers = shifted(pointer(ints), o * COLUMNS), shifted(pointer(floats), o * FLOATS)
         run_op(
-            m, base, base + buffers * L, rows, ints[o], floats[o], taps, None, 0, table, panels, peaks, smallest
-        )
+            m, base, base + buffers * L, rows, op, numbers, pointer(taps), None, 0, table, pointer(panels), peaks,
+            smallest,
+        )  # fmt: skip
 
 
 @jit
@@ -377,10 +381,11 @@ def pair_block(
     Row image i is entry i of X and `own`; its kernel values go to out[row0 + i, column0 : column0 + count]. Where
     symmetric, only those right of the diagonal are written, and mirrored.
     """
+    m, rows, pixels, table = pointer(m), pointer(rows), pointer(pixels), pointer(table)
     L = lanes(m)
     channels, locations, width, buffers, start = shape
     entries = own.shape[1]
-    flat, images = own.reshape(-1), X.reshape(-1)
+    flat, images = pointer(own), pointer(X)
     base = width * L
     scratch = base + block * buffers * L
     for i0 in range(first, last, block):
@@ -389,11 +394,11 @@ def pair_block(
             at = base + (b * buffers + start) * L
             multiply_images(m, at, images, (i0 + b) * channels * locations, pixels, channels, locations)
         for o in range(len(ints)):
-            op, numbers = ints[o], floats[o]
+            op, numbers = shifted(pointer(ints), o * COLUMNS), shifted(pointer(floats), o * FLOATS)
             for b in range(n):
                 run_op(
-                    m, base + b * buffers * L, scratch, rows, op, numbers, taps, flat, (i0 + b) * entries, table,
-                    panels, peaks, 0.0,
+                    m, base + b * buffers * L, scratch, rows, op, numbers, pointer(taps), flat, (i0 + b) * entries,
+                    table, pointer(panels), pointer(peaks), 0.0,
                 )  # fmt: skip
         for b in range(n):
             i = row0 + i0 + b
@@ -411,16 +416,18 @@ def pair_block(
 @jit
 def spread_rows(table: Any, count: int, own: Any, first: int) -> None:
     """Tables lane by lane (float64) → a row per image in the working precision."""
-    L = lanes(table)
+    p = pointer(table)
+    L = lanes(p)
     for lane in range(count):
         for e in range(own.shape[1]):
-            own[first + lane, e] = table[e * L + lane]
+            own[first + lane, e] = p[e * L + lane]
 
 
 @jit
 def spread_lanes(source: Any, target: Any, first: int) -> None:
     """Vectors of few lanes (float64) → lanes first … of vectors of the working precision."""
-    L0, L1 = lanes(source), lanes(target)
+    p, q = pointer(source), pointer(target)
+    L0, L1 = lanes(p), lanes(q)
     for e in range(len(source) // L0):
         for lane in range(L0):
-            target[e * L1 + first + lane] = source[e * L0 + lane]
+            q[e * L1 + first + lane] = p[e * L0 + lane]

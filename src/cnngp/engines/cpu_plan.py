@@ -185,7 +185,7 @@ def _encode_box(row: NDArray[np.int64], op: Op, taps: list[int]) -> int:
     ]
     row[RING] = min(b0, max(alive))
     same3 = all(s.sources == _SAME3(s.size) for s in (rows, columns))
-    if row[BOX] == ROWS and same3 and b0 > 1 and c0 > 1:
+    if row[BOX] == ROWS and same3 and row[ROW_K] == 3 and c0 > 1:
         row[BOX] = BOX3
     activated = a0 * b0 * c0 if row[BOX] == PLANES else int(row[RING]) * c0
     summed_plane = b0 * c0 if row[BOX] == PLANES else 0

@@ -1,0 +1,93 @@
+"""NumPy, CuPy and torch arrays in and out: the one place that knows their kinds."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Output = Literal["numpy", "cupy", "torch"]
+OUTPUTS: tuple[Output, ...] = ("numpy", "cupy", "torch")
+
+
+class DataError(ValueError):
+    """Data that cannot be used: wrong kind, shape or values."""
+
+
+def kind(a: object) -> Output | None:
+    """Which library an array belongs to; None for what is no array yet, such as a list."""
+    if isinstance(a, np.ndarray):
+        return "numpy"
+    for name, attribute in (("cupy", "ndarray"), ("torch", "Tensor")):
+        module = sys.modules.get(name)  # an array of it cannot exist before it is imported
+        if module is not None and isinstance(a, getattr(module, attribute)):
+            return name  # type: ignore[return-value]
+    return None
+
+
+def is_on_gpu(a: Any) -> bool:
+    return kind(a) == "cupy" or (kind(a) == "torch" and bool(a.is_cuda))
+
+
+def to_numpy(a: Any, name: str = "X") -> NDArray[Any]:
+    """Any array or nested list as NumPy; torch tensors lose their gradient, arrays on a card are copied."""
+    match kind(a):
+        case "torch":
+            return np.asarray(a.detach().cpu().numpy())
+        case "cupy":
+            return np.asarray(a.get())
+        case _:
+            try:
+                return np.asarray(a)
+            except ValueError:
+                raise DataError(f"{name}: rows of different lengths; expected one array of images") from None
+
+
+def to_cupy(a: Any, name: str = "X") -> Any:
+    """Any array on the card; without a copy where it is there already."""
+    import cupy
+
+    if kind(a) == "torch" and a.is_cuda:
+        return cupy.from_dlpack(a.detach())
+    if kind(a) == "cupy":
+        return a
+    return cupy.asarray(to_numpy(a, name))
+
+
+def to_output(a: Any, output: Output) -> Any:
+    """A NumPy or CuPy result as the kind that was asked for."""
+    if output == "numpy":
+        return to_numpy(a)
+    if output == "cupy":
+        return to_cupy(a)
+    import torch
+
+    return torch.from_dlpack(a) if kind(a) == "cupy" else torch.from_numpy(np.ascontiguousarray(a))
+
+
+def as_images(X: Any, dtype: np.dtype[Any], name: str = "X", on_gpu: bool = False) -> Any:
+    """X as a C-contiguous array of the working precision, (N, C, …), checked: real, finite, not empty, 2 to 5 axes."""
+    a: Any = to_cupy(X, name) if on_gpu else to_numpy(X, name)
+    if a.dtype.kind not in "buif":
+        raise DataError(f"{name} has type {a.dtype}; expected real numbers")
+    if not 2 <= a.ndim <= 5:
+        hint = ""
+        if a.ndim == 1:
+            hint = "; for one image use X[None]"
+        raise DataError(
+            f"{name} has shape {tuple(a.shape)}; expected (N, channels, height, width), or (N, features), "
+            f"(N, channels, length) or (N, channels, depth, height, width){hint}"
+        )
+    if 0 in a.shape:
+        raise DataError(f"{name} has shape {tuple(a.shape)}, which is empty; expected at least one image with pixels")
+    xp: Any = sys.modules["cupy"] if kind(a) == "cupy" else np
+    with np.errstate(over="ignore"):  # a pixel beyond the working precision is reported below
+        images = xp.ascontiguousarray(a, dtype=dtype)
+    finite = xp.isfinite(images)
+    if not bool(finite.all()):
+        i = int(xp.argmax(~finite.reshape(len(images), -1).all(axis=1)))
+        bad = "NaN" if bool(xp.isnan(images[i]).any()) else "infinite (or beyond the range of " + dtype.name + ")"
+        raise DataError(f"{name}[{i}] has {bad} pixels; remove or replace them")
+    return images
