@@ -258,9 +258,12 @@ def relu(K: Array, K1: Array, K2: Array) -> Array:
 
 
 def erf(K: Array, K1: Array, K2: Array) -> Array:
-    """(2/π) asin(2K/√((1 + 2K₁)(1 + 2K₂)))."""
-    r = 2.0 * K / np.sqrt((1.0 + 2.0 * K1) * (1.0 + 2.0 * K2))
-    return 2.0 / np.pi * np.arcsin(np.clip(r, -1.0, 1.0))
+    """(2/π) asin(2K/√P), P = (1 + 2K₁)(1 + 2K₂), as an arctangent: near 1 the arcsine loses half the digits.
+
+    P − 4K² is written as 1 + 2K₁ + 2K₂ + 4(K₁K₂ − K²), which is exact where K₁ = K₂ = K.
+    """
+    rest = 1.0 + 2.0 * K1 + 2.0 * K2 + 4.0 * np.maximum(K1 * K2 - K * K, 0.0)
+    return 2.0 / np.pi * np.arctan2(2.0 * K, np.sqrt(rest))
 
 
 def step(K: Array, K1: Array, K2: Array) -> Array:
@@ -288,8 +291,8 @@ def gelu(K: Array, K1: Array, K2: Array) -> Array:
     """
     P = (1.0 + K1) * (1.0 + K2)
     r = K / np.sqrt(P)
-    q = np.sqrt((1.0 + K1 + K2 + (K1 * K2 - K * K)) / P)  # √(1 − r²)
-    return K / 4.0 + (K * np.arcsin(r) + (r * r + K1 * K2 * q * q) / (np.sqrt(P) * q)) / (2.0 * np.pi)
+    q = np.sqrt((1.0 + K1 + K2 + np.maximum(K1 * K2 - K * K, 0.0)) / P)  # √(1 − r²)
+    return K / 4.0 + (K * np.arctan2(r, q) + (r * r + K1 * K2 * q * q) / (np.sqrt(P) * q)) / (2.0 * np.pi)
 
 
 def elementwise(layer: Elementwise, K: Array, K1: Array, K2: Array, nodes: int = 100) -> Array:

@@ -84,10 +84,10 @@ class CpuEngine:
         self.plan = make_plan(program, {}, {})
         self._panels = np.zeros(1)
         p = self.plan
-        self._shape = (p.channels, p.locations, p.width, p.buffers, p.input)
+        self._shape = (p.channels, p.locations, p.width, p.buffers, p.input, p.scratch)
         self._lanes = LANES[self.dtype.name]
         map_bytes = p.buffers * self._lanes * self.dtype.itemsize
-        self._block = max(1, min(4, BLOCK_BYTES // map_bytes))
+        self._block = 4 if 4 * map_bytes <= BLOCK_BYTES else 2
         self._strip = max(32, min(1024, STRIP_BYTES // (p.table * self.dtype.itemsize)))
         self._local = threading.local()
 
@@ -175,6 +175,14 @@ class CpuEngine:
         return w
 
 
+def _aligned(n: int, dtype: Any = np.float64) -> Array:
+    """Zeros that start on a cache line, so that no vector straddles two."""
+    dtype = np.dtype(dtype)
+    raw = np.zeros(n * dtype.itemsize + 64, np.uint8)
+    start = -raw.ctypes.data % 64
+    return raw[start : start + n * dtype.itemsize].view(dtype)
+
+
 class _Workspace:
     """A thread's own memory: maps and tables in the working precision, and in float64 for the variance recursion."""
 
@@ -182,14 +190,14 @@ class _Workspace:
         p = engine.plan
         self.lanes64 = LANES["float64"]
         n = p.channels * p.locations
-        self.rows = np.zeros(int(p.ints[..., ROW_K].max(initial=1)) + 1, np.int64)
-        self.maps = np.zeros((p.width + engine._block * p.buffers + p.scratch) * engine._lanes, engine.dtype)
-        self.maps64 = np.zeros((p.width + p.buffers + p.scratch) * self.lanes64)
-        self.pixels64 = np.empty(n * self.lanes64)
-        self.table64 = np.empty(p.table * self.lanes64)
-        self.peaks = np.zeros(max(1, len(engine.program.activations)) * self.lanes64)
-        self.pixels = np.empty(n * engine._lanes, engine.dtype)
-        self.table = np.empty(p.table * engine._lanes, engine.dtype)
+        self.rows = np.zeros(int(p.ints[..., ROW_K].max(initial=1)) + 2, np.int64)
+        self.maps = _aligned((p.width + engine._block * p.buffers + 2 * p.scratch) * engine._lanes, engine.dtype)
+        self.maps64 = _aligned((p.width + p.buffers + p.scratch) * self.lanes64)
+        self.pixels64 = _aligned(n * self.lanes64)
+        self.table64 = _aligned(p.table * self.lanes64)
+        self.peaks = _aligned(max(1, len(engine.program.activations)) * self.lanes64)
+        self.pixels = _aligned(n * engine._lanes, engine.dtype)
+        self.table = _aligned(p.table * engine._lanes, engine.dtype)
 
     def tables(self, engine: CpuEngine, images: Array, first: int, count: int) -> None:
         p = engine.plan

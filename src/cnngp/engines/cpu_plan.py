@@ -7,6 +7,7 @@ of lanes.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import assert_never
 
 import numpy as np
@@ -18,8 +19,9 @@ from ..program import Activation, Op, Program
 
 # What f is (column ACT).
 NO_ACT, RELU, RELU_FAMILY, ERF, STEP, SIN, COS, GELU_ACT, SERIES = range(9)
-# How the box is summed (column BOX): not at all, 3 × 3 stride 1 by sliding, by rows, and by planes first.
-POINTWISE, BOX3, ROWS, PLANES = range(4)
+# How the box is summed (column BOX): not at all, 3 × 3 stride 1 by sliding, by rows, and by planes first. FUSED is by rows
+# with a ReLU and a window of neighbours along both axes, where activation and sums run in one loop.
+POINTWISE, BOX3, ROWS, PLANES, FUSED = range(5)
 # How the result r is written (column WRITE): r; scale · r + bias; dst + scale · r; keep · dst + scale · r + bias.
 STORE, AFFINE, ADD, GENERAL = range(4)
 
@@ -43,17 +45,20 @@ STORE, AFFINE, ADD, GENERAL = range(4)
     ROW_TAPS,  # B1 × ROW_K rows that are summed, −1 for none
     ROW_K,
     ROW_NEED,  # B1 counts: how many rows must be ready for output row m
+    ROW_BEFORE,  # for FUSED: output row m sums rows m − ROW_BEFORE …
     ROW_SHARED,  # 1 where output rows 2m and 2m+1 have all but two of their rows in common
     RING,  # how many rows are alive at a time
     COL_TAPS,  # CSR: C1 + 1 offsets, then the columns that are summed
-    COL_LOW,  # from COL_LOW to COL_HIGH the window is whole: columns COL_START + c·COL_STRIDE + t·COL_DILATION, t < COL_K
+    COL_LOW,  # c in COL_LOW … COL_HIGH sums columns COL_START + c·COL_STRIDE + t·COL_DILATION, t < COL_K
     COL_HIGH,
     COL_START,
     COL_STRIDE,
     COL_DILATION,
     COL_K,
+    PAD_LEFT,  # columns of zeros on either side of a summed row, so that every window is whole
+    PAD_RIGHT,
     COLUMNS,
-) = range(29)
+) = range(32)
 
 KEEP, SCALE, BIAS, ALPHA, BETA, UNIT, FLOATS = range(7)
 
@@ -165,7 +170,11 @@ def _encode_box(row: NDArray[np.int64], op: Op, taps: list[int]) -> int:
     row[PLANE_TAPS] = _csr(planes, taps)
     row[COL_TAPS] = _csr(columns, taps)
     low, high, start, stride, dilation, k = _whole_windows(columns)
+    left, right = _zero_padding(columns, start, stride, dilation, k)
+    if left + right > 0:
+        low, high = 0, columns.out_size
     row[[COL_LOW, COL_HIGH, COL_START, COL_STRIDE, COL_DILATION, COL_K]] = low, high, start, stride, dilation, k
+    row[[PAD_LEFT, PAD_RIGHT]] = left, right
     # A zero-padded window has one place per tap, so that neighbouring output rows line up even at the border.
     table = _row_table(rows)
     row[ROW_K] = len(table[0])
@@ -184,15 +193,19 @@ def _encode_box(row: NDArray[np.int64], op: Op, taps: list[int]) -> int:
         for m in range(len(table))
     ]
     row[RING] = min(b0, max(alive))
-    same3 = all(s.sources == _SAME3(s.size) for s in (rows, columns))
-    if row[BOX] == ROWS and same3 and row[ROW_K] == 3 and c0 > 1:
+    if row[BOX] == ROWS and row[ACT] == RELU and _is_window(rows) and _is_window(columns):
+        row[BOX] = FUSED
+    elif row[BOX] == ROWS and row[ROW_K] == 3 and c0 > 1 and all(s.sources == _same3(s.size) for s in (rows, columns)):
         row[BOX] = BOX3
+    if row[BOX] == FUSED:
+        row[ROW_BEFORE] = -_whole_windows(rows)[2]
+        return (int(row[ROW_K]) + 1) * c0 + 2 * (c0 + left + right)
     activated = a0 * b0 * c0 if row[BOX] == PLANES else int(row[RING]) * c0
     summed_plane = b0 * c0 if row[BOX] == PLANES else 0
-    return activated + summed_plane + 2 * c0
+    return activated + summed_plane + 2 * (c0 + left + right)
 
 
-def _SAME3(size: int) -> tuple[tuple[int, ...], ...]:
+def _same3(size: int) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(nu for nu in (m - 1, m, m + 1) if 0 <= nu < size) for m in range(size))
 
 
@@ -222,7 +235,7 @@ def _whole_windows(axis: AxisSum) -> tuple[int, int, int, int, int, int]:
     """
     sources = axis.sources
     k = max(map(len, sources), default=0)
-    whole = [c for c, s in enumerate(sources) if len(s) == k and len({b - a for a, b in zip(s, s[1:], strict=False)}) <= 1]
+    whole = [c for c, s in enumerate(sources) if len(s) == k and len({b - a for a, b in pairwise(s)}) <= 1]
     if k == 0 or len(whole) < 2:
         return 0, 0, 0, 1, 1, max(k, 1)
     middle = whole[len(whole) // 2 - 1]
@@ -241,3 +254,22 @@ def _whole_windows(axis: AxisSum) -> tuple[int, int, int, int, int, int]:
     while high < len(sources) and regular(high):
         high += 1
     return low, high, start, stride, dilation, k
+
+
+def _zero_padding(axis: AxisSum, start: int, stride: int, dilation: int, k: int) -> tuple[int, int]:
+    """How many zeros left and right make every window whole; (0, 0) where the axis is not padded with zeros."""
+    for c, sources in enumerate(axis.sources):
+        window = (start + c * stride + t * dilation for t in range(k))
+        if sources != tuple(nu for nu in window if 0 <= nu < axis.size):
+            return 0, 0
+    last = start + (axis.out_size - 1) * stride + (k - 1) * dilation
+    return max(0, -start), max(0, last - axis.size + 1)
+
+
+def _is_window(axis: AxisSum) -> bool:
+    """Whether each output sums k neighbours, the window moving by one, with zeros outside but never only zeros first."""
+    low, high, start, stride, dilation, k = _whole_windows(axis)
+    if high - low < 2 or stride != 1 or (dilation != 1 and k > 1):
+        return False
+    left, right = _zero_padding(axis, start, stride, dilation, k)
+    return left < k and ((low == 0 and high == axis.out_size) or left + right > 0)

@@ -1,0 +1,146 @@
+"""Probabilities from exact posteriors, and how honest they are.
+
+A GP on ±1 targets gives a mean per class and one variance; the functions here turn them into probabilities and measure
+those. Classes are integers 0 … C − 1, probabilities have shape (M, C).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+Labels = NDArray[np.intp]
+
+# Below the rounding of a float32 kernel a probability carries no information, so none is reported as zero.
+_FLOOR = 1e-12
+_CHUNK = 1024
+
+
+def probability_of_largest(mean: Array, std: Array, nodes: int = 64) -> Array:
+    """P(f_c is the largest of all) for independent f_c ~ N(mean_c, std²), from (M, C) and (M,).
+
+    P_c = ∫ N(z; 0, 1) Π_{j≠c} Φ((m_c − m_j)/s + z) dz, by Gauss–Hermite quadrature. Two classes need none:
+    P_0 = Φ((m_0 − m_1)/(s√2)).
+
+    >>> probability_of_largest(np.array([[0.0, 0.0, 0.0]]), np.array([1.0])).round(6)
+    array([[0.333333, 0.333333, 0.333333]])
+    """
+    from scipy.special import log_ndtr, ndtr
+
+    m, s = np.asarray(mean, dtype=np.float64), np.asarray(std, dtype=np.float64)
+    if m.shape[1] == 2:
+        return _normalised(ndtr(np.stack([m[:, 0] - m[:, 1], m[:, 1] - m[:, 0]], 1) / (math.sqrt(2.0) * s[:, None])))
+    z, w = np.polynomial.hermite_e.hermegauss(nodes)
+    w = w / w.sum()
+    P = np.empty_like(m)
+    classes = m.shape[1]
+    for start in range(0, len(m), _CHUNK):
+        rows = slice(start, start + _CHUNK)
+        for c in range(classes):
+            others = [j for j in range(classes) if j != c]
+            d = (m[rows, c, None] - m[rows][:, others]) / s[rows, None]  # (rows, C − 1)
+            P[rows, c] = np.exp(log_ndtr(d[:, :, None] + z).sum(1)) @ w
+    return _normalised(P)
+
+
+def softmax(scores: Array) -> Array:
+    """e^{s_c}/Σ_j e^{s_j}."""
+    e = np.exp(scores - scores.max(1, keepdims=True))
+    return _normalised(e)
+
+
+def fit_temperature(probabilities: Callable[[float], Array], labels: Labels) -> float:
+    """The T whose `probabilities(T)` give these labels the highest likelihood: a search along log T."""
+    from scipy.optimize import minimize_scalar
+
+    grid = np.linspace(math.log(1e-3), math.log(1e3), 25)
+    step = float(grid[1] - grid[0])
+
+    def loss(log_t: float) -> float:
+        return negative_log_likelihood(probabilities(math.exp(log_t)), labels)
+
+    best = float(grid[int(np.argmin([loss(g) for g in grid]))])
+    found = minimize_scalar(loss, bounds=(best - step, best + step), method="bounded", options={"xatol": 1e-3})
+    return math.exp(float(found.x))
+
+
+def negative_log_likelihood(probabilities: Array, labels: Labels) -> float:
+    """−mean log P(label), in nats."""
+    return float(-np.log(np.maximum(probabilities[np.arange(len(labels)), labels], _FLOOR)).mean())
+
+
+def brier_score(probabilities: Array, labels: Labels) -> float:
+    """mean Σ_c (P_c − [c = label])²: 0 is perfect, 2 the worst."""
+    target = np.eye(probabilities.shape[1])[labels]
+    return float(((probabilities - target) ** 2).sum(1).mean())
+
+
+@dataclass(frozen=True)
+class Reliability:
+    """How often predictions of a given confidence are right, in bins of equal width over [0, 1]."""
+
+    confidence: Array
+    accuracy: Array
+    count: Labels
+
+    @property
+    def ece(self) -> float:
+        """Expected calibration error: Σ_b (n_b/n) |accuracy_b − confidence_b|."""
+        filled = self.count > 0
+        gaps = np.abs(self.accuracy[filled] - self.confidence[filled])
+        return float((gaps * self.count[filled]).sum() / self.count.sum())
+
+
+def reliability(probabilities: Array, labels: Labels, bins: int = 15) -> Reliability:
+    """The reliability curve of the predicted class; empty bins hold NaN.
+
+    >>> reliability(np.array([[0.9, 0.1], [0.9, 0.1]]), np.array([0, 1])).ece
+    0.4
+    """
+    top = probabilities.max(1)
+    right = probabilities.argmax(1) == labels
+    bin_of = np.minimum((top * bins).astype(np.intp), bins - 1)
+    count = np.bincount(bin_of, minlength=bins)
+    with np.errstate(invalid="ignore"):
+        confidence = np.bincount(bin_of, top, minlength=bins) / count
+        accuracy = np.bincount(bin_of, right, minlength=bins) / count
+    return Reliability(confidence, accuracy, count)
+
+
+def expected_calibration_error(probabilities: Array, labels: Labels, bins: int = 15) -> float:
+    """`reliability(…).ece`."""
+    return reliability(probabilities, labels, bins).ece
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What a report says of a set of predicted probabilities."""
+
+    error: float
+    nll: float
+    brier: float
+    ece: float
+
+    def __str__(self) -> str:
+        return f"error {100 * self.error:.2f} %, NLL {self.nll:.4f}, Brier {self.brier:.4f}, ECE {self.ece:.4f}"
+
+
+def scores(probabilities: Array, labels: Labels) -> Scores:
+    """Error, NLL, Brier score and ECE at once."""
+    error = float((probabilities.argmax(1) != labels).mean())
+    return Scores(
+        error,
+        negative_log_likelihood(probabilities, labels),
+        brier_score(probabilities, labels),
+        expected_calibration_error(probabilities, labels),
+    )
+
+
+def _normalised(P: Array) -> Array:
+    P = np.maximum(P, _FLOOR)
+    return np.asarray(P / P.sum(1, keepdims=True))

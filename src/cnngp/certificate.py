@@ -1,0 +1,113 @@
+"""The certificate of a fit: what was measured about it, and one sentence on what can be trusted."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import reference
+from .gp import ExactGP
+from .network import Network
+
+
+@dataclass(frozen=True)
+class FitReport:
+    """Eigenvalues are of K + noise·I in the kernel's units, before the amplitude."""
+
+    images: int
+    engine: str
+    kernel_error: float | None
+    """Largest |K − R|/max|R| on `pairs_checked` pairs, with R the float64 reference; None for a given matrix."""
+    pairs_checked: int
+    residual: float
+    smallest_eigenvalue: tuple[float, float]
+    """A lower bound, 1/tr K⁻¹, and an upper one, the Rayleigh quotient of an inverse iteration."""
+    largest_variance: float
+    noise: float
+    jitter: float
+    amplitude: float
+    kernel_seconds: float
+    solve_seconds: float
+
+    @property
+    def sensitivity(self) -> float | None:
+        """‖E‖/λ_min for an error matrix E of independent entries, ‖E‖ ≈ 2√N·error·max K: the change of the solution."""
+        if self.kernel_error is None:
+            return None
+        error = 2.0 * math.sqrt(self.images) * self.kernel_error * self.largest_variance
+        return error / self.smallest_eigenvalue[1]
+
+    @property
+    def verdict(self) -> str:
+        """What can be trusted, in one sentence."""
+        if self.residual > 1e-6:
+            return (
+                f"The linear system is solved to {self.residual:.0e} only: trust nothing finer than that, and add "
+                "noise or remove repeated images."
+            )
+        if self.jitter > 0:
+            return (
+                f"The matrix was singular, so this is the process with {self.jitter:.0e} of its mean variance added as "
+                "noise: classes and means hold, variances near the training images do not."
+            )
+        if self.sensitivity is None:
+            return "The algebra is exact to float64 rounding for the matrix that was given."
+        if self.sensitivity < 1e-2:
+            return (
+                "Means, variances and likelihood are those of the exact kernel: its rounding moves the solution by "
+                f"no more than about {self.sensitivity:.0e}."
+            )
+        if self.sensitivity < 1.0:
+            return (
+                "Classes and means can be trusted; the kernel's rounding can move the solution by up to "
+                f"{self.sensitivity:.0%} in its least certain direction, so use dtype='float64' for fine digits of the "
+                "likelihood."
+            )
+        return (
+            "The kernel's rounding is larger than the smallest eigenvalue: leave-one-out, variances and likelihood are "
+            "not reliable; use dtype='float64' or some noise."
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"verdict": self.verdict}
+
+    def __str__(self) -> str:
+        low, high = self.smallest_eigenvalue
+        checked = "not checked (given matrix)"
+        if self.kernel_error is not None:
+            checked = f"{self.kernel_error:.1e} on {self.pairs_checked} pairs against float64"
+        rows = [
+            ("engine", self.engine),
+            ("kernel error", checked),
+            ("residual of the solve", f"{self.residual:.1e}"),
+            ("smallest eigenvalue", f"{low:.1e} … {high:.1e} (largest variance {self.largest_variance:.2g})"),
+            ("noise, jitter", f"{self.noise:g}, {self.jitter:g}"),
+            ("amplitude", f"{self.amplitude:.4g}"),
+        ]
+        return "\n".join(f"{name:<22} {value}" for name, value in rows) + f"\n{self.verdict}"
+
+
+def sampled_kernel_error(network: Network, X: NDArray[Any], K: Any, images: int = 4) -> tuple[float, int]:
+    """max|K − R|/max|R| over all pairs of a few images spread over the set, and the number of pairs."""
+    rows = np.unique(np.linspace(0, len(X) - 1, images).round().astype(int))
+    R = reference.kernel(network, X[rows])
+    sample = np.array([[float(K[int(i), int(j)]) for j in rows] for i in rows])
+    scale = float(np.abs(R).max())
+    return float(np.abs(sample - R).max()) / scale if scale > 0 else 0.0, len(rows) * (len(rows) + 1) // 2
+
+
+def smallest_eigenvalue(gp: ExactGP, iterations: int = 12) -> tuple[float, float]:
+    """1/tr K⁻¹ ≤ λ_min ≤ vᵀKv for the unit v of an inverse iteration, which comes close to it."""
+    from .linalg import namespace
+
+    xp = namespace(gp.Y)
+    low, high = gp.smallest_eigenvalue_bounds()
+    v = xp.asarray(np.random.default_rng(0).standard_normal((gp.Y.shape[0], 1)))
+    for _ in range(iterations):
+        v = gp.factor.solve(v / xp.linalg.norm(v))
+    v = v / xp.linalg.norm(v)
+    return low, min(high, float((v * gp.factor.multiply(v)).sum()))

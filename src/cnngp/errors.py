@@ -1,0 +1,11 @@
+"""Errors about files: one line that says what was found, what was expected and what to do."""
+
+from __future__ import annotations
+
+
+class DatasetError(ValueError):
+    """Data that is missing, broken or not what was asked for."""
+
+
+class ModelFileError(ValueError):
+    """A saved model that cannot be trusted or read."""

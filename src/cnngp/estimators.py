@@ -1,0 +1,280 @@
+"""`GPClassifier` and `GPRegressor`: exact inference with a network's kernel behind scikit-learn's interface."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.base import ClassifierMixin, RegressorMixin
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, column_or_1d
+
+from . import calibration
+from .arrays import DataError, to_numpy
+from .gp import Amplitude, Noise
+from .gp_estimator import GPEstimator
+from .kernel import Device, Kernel
+from .network import Network
+
+Array = NDArray[Any]
+
+
+class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
+    """Exact GP classification: regression on ±1 targets, one output per class, no training loop.
+
+    Parameters
+    ----------
+    network : a network or a `Kernel`; None picks one for the shape of the images.
+    noise : variance of the targets' noise in the kernel's units, or "ml" for the most likely one.
+    amplitude : factor of the kernel for variances and likelihood: "ml", "loo" or a number.
+    device, dtype, threads : as in `Kernel`.
+    store : where kernel matrices are kept.
+    input_shape : (channels, height, width) of flat rows, or of arrays with three axes.
+
+    Attributes
+    ----------
+    classes_ : the labels.
+    loo_error_ : the error on each training image of a model that has not seen it, in closed form, as a fraction.
+    loo_predictions_, loo_probabilities_ : what those models predict.
+    log_marginal_likelihood_ : summed over the outputs.
+    temperature_ : of the probabilities, chosen by the leave-one-out predictions.
+    fit_report_ : what was measured about the fit, and what can be trusted.
+
+    >>> from cnngp import GPClassifier, datasets
+    >>> data = datasets.digits().take(200, 100)
+    >>> clf = GPClassifier(device="cpu").fit(data.X, data.y)
+    >>> clf.score(data.X_test, data.y_test) > 0.9
+    True
+    """
+
+    def fit(self, X: Any = None, y: Any = None, *, K: Any = None) -> Self:
+        """Fit images X (N, C, H, W) and labels y (N,); a kernel matrix `K` (N, N) replaces or accompanies X."""
+        images, y = self._check_fit(X, y, K)
+        labels = self._check_labels(y)
+        self.classes_, codes = np.unique(labels, return_inverse=True)
+        if len(self.classes_) < 2:
+            raise DataError(f"y holds one class only ({self.classes_[0]!r}); classification needs at least two classes")
+        self._fit(images, self._targets(codes), K)
+        return self
+
+    def predict(self, X: Any = None, *, K: Any = None) -> Array:
+        """The most probable label of each image; `K` is K(test, training) where the model was fitted on a matrix."""
+        best = self._mean(X, K).argmax(1)
+        return np.asarray(self.classes_[best])
+
+    def predict_proba(self, X: Any = None, *, K: Any = None, diagonal: Any = None) -> Array:
+        """P(label) for each image, (M, classes), in the order of `classes_`.
+
+        softmax(mean / (T√(1 + variance))) with T from the leave-one-out predictions; see docs/classification.md.
+        """
+        mean, variance = self._mean_and_variance(X, K, diagonal)
+        return _moderated_softmax(mean, variance + self.gp_.amplitude * self.gp_.noise, self.temperature_)
+
+    def predict_latent(self, X: Any = None, *, K: Any = None, diagonal: Any = None) -> tuple[Array, Array]:
+        """Posterior mean (M, classes) and variance (M,) of the ±1 functions; the variance is shared by the outputs."""
+        return self._mean_and_variance(X, K, diagonal)
+
+    def add(self, X: Any, y: Any) -> Self:
+        """Condition on more images, by a block update instead of a new factorisation."""
+        check_is_fitted(self, "gp_")
+        images = self._check_added(X, y)
+        labels = self._check_labels(y)
+        unknown = np.setdiff1d(labels, self.classes_)
+        if len(unknown):
+            raise DataError(
+                f"y holds labels that the model was not fitted on: {unknown.tolist()[:5]}; fit again with them"
+            )
+        self._add(images, self._targets(np.searchsorted(self.classes_, labels)))
+        return self
+
+    def most_uncertain(self, n: int = 10, X: Any = None) -> NDArray[np.intp]:
+        """Rows of the `n` images whose label is least certain (highest entropy first): of X, or of the training images
+        by leave-one-out, where wrong and ambiguous labels show.
+        """
+        P = self.loo_probabilities_ if X is None else self.predict_proba(X)
+        entropy = -(P * np.log(np.maximum(P, np.finfo(np.float64).tiny))).sum(1)
+        return np.argsort(-entropy, kind="stable")[:n]
+
+    @classmethod
+    def load(cls, path: str | Path, *, device: Device = "auto") -> Self:
+        """A model that `save` wrote. Runs no code from the file; damaged files are refused."""
+        model, _, arrays = cls._load(path, device)
+        model.classes_ = arrays["classes"]
+        model._after_fit()
+        return model
+
+    def save(self, path: str | Path) -> None:
+        """Write the fitted model to one file, without pickle."""
+        check_is_fitted(self, "gp_")
+        self._save(path, {}, {"classes": self.classes_})
+
+    def _targets(self, codes: NDArray[np.intp]) -> NDArray[np.float64]:
+        """±1: +1 at the label."""
+        return 2.0 * np.eye(len(self.classes_))[codes] - 1.0
+
+    def _check_labels(self, y: Any) -> Array:
+        labels = column_or_1d(to_numpy(y, "y"), warn=True)
+        if labels.dtype == object and all(isinstance(label, str) for label in labels):
+            labels = labels.astype(str)
+        check_classification_targets(labels)
+        return np.asarray(labels)
+
+    def _after_fit(self) -> None:
+        mean, variance = (to_numpy(a) for a in self.gp_.leave_one_out())
+        codes = to_numpy(self.gp_.Y).argmax(1)
+        self.temperature_ = calibration.fit_temperature(lambda t: _moderated_softmax(mean, variance, t), codes)
+        self.loo_probabilities_ = _moderated_softmax(mean, variance, self.temperature_)
+        self.loo_predictions_ = self.classes_[mean.argmax(1)]
+        self.loo_error_ = float((mean.argmax(1) != codes).mean())
+        self.log_marginal_likelihood_ = self.gp_.log_marginal_likelihood
+
+
+def _moderated_softmax(mean: Array, variance: Array, temperature: float) -> NDArray[np.float64]:
+    return calibration.softmax(mean / (temperature * np.sqrt(1.0 + variance))[:, None])
+
+
+class GPRegressor(RegressorMixin, GPEstimator):  # type: ignore[misc]
+    """Exact GP regression with one or several outputs that share the kernel.
+
+    Parameters are those of `GPClassifier`, and `normalize_y=True` fits targets of zero mean and unit variance.
+
+    Attributes
+    ----------
+    log_marginal_likelihood_ : summed over the outputs, of the targets as they are fitted.
+    loo_predictions_, loo_std_ : what the other images predict for each training target, in closed form.
+    loo_error_ : root mean square of the leave-one-out errors.
+    fit_report_ : what was measured about the fit, and what can be trusted.
+
+    >>> import numpy as np
+    >>> from cnngp import GPRegressor
+    >>> x = np.linspace(-1, 1, 20)[:, None]
+    >>> reg = GPRegressor(noise=1e-6, device="cpu").fit(x, np.abs(x[:, 0]))
+    >>> mean, std = reg.predict(x, return_std=True)
+    >>> bool(np.abs(mean - np.abs(x[:, 0])).max() < 0.01)
+    True
+    """
+
+    def __init__(
+        self,
+        network: Network | Kernel | None = None,
+        *,
+        noise: Noise = 0.0,
+        amplitude: Amplitude = "ml",
+        device: Device = "auto",
+        dtype: str = "float32",
+        store: Any = None,
+        input_shape: tuple[int, ...] | None = None,
+        threads: int | None = None,
+        normalize_y: bool = False,
+    ) -> None:
+        super().__init__(
+            network,
+            noise=noise,
+            amplitude=amplitude,
+            device=device,
+            dtype=dtype,
+            store=store,
+            input_shape=input_shape,
+            threads=threads,
+        )
+        self.normalize_y = normalize_y
+
+    def fit(self, X: Any = None, y: Any = None, *, K: Any = None) -> Self:
+        """Fit images X (N, C, H, W) and targets y, (N,) or (N, outputs); `K` (N, N) replaces or accompanies X."""
+        images, y = self._check_fit(X, y, K, regression=True)
+        targets = self._check_targets(y)
+        self._one_output = targets.ndim == 1
+        Y = targets.reshape(len(targets), -1)
+        self._y_mean, self._y_std = np.zeros(Y.shape[1]), np.ones(Y.shape[1])
+        if self.normalize_y:
+            spread = Y.std(0)
+            self._y_mean, self._y_std = Y.mean(0), np.where(spread > 0, spread, 1.0)
+        self._fit(images, (Y - self._y_mean) / self._y_std, K)
+        return self
+
+    def predict(
+        self,
+        X: Any = None,
+        return_std: bool = False,
+        return_cov: bool = False,
+        *,
+        K: Any = None,
+        diagonal: Any = None,
+    ) -> Any:
+        """The posterior mean, shaped like y; with `return_std` or `return_cov` also its uncertainty, without noise."""
+        if return_std and return_cov:
+            raise ValueError("return_std and return_cov were both asked for; choose one")
+        if return_cov:
+            mean, cov = self._mean_and_covariance(X)
+            return self._restored(mean), cov * self._y_std[0] ** 2 if self._one_output else cov[
+                ..., None
+            ] * self._y_std**2
+        if not return_std:
+            return self._restored(self._mean(X, K))
+        mean, variance = self._mean_and_variance(X, K, diagonal)
+        std = np.sqrt(variance)[:, None] * self._y_std
+        return self._restored(mean), std[:, 0] if self._one_output else std
+
+    def sample_y(self, X: Any, n_samples: int = 1, random_state: int | None = 0) -> Array:
+        """Functions from the posterior at X: (M, n_samples), or (M, outputs, n_samples) for several outputs."""
+        draws = self._sample(X, n_samples, random_state) * self._y_std + self._y_mean
+        return np.moveaxis(draws[..., 0] if self._one_output else draws, 0, -1)
+
+    def add(self, X: Any, y: Any) -> Self:
+        """Condition on more images, by a block update instead of a new factorisation; y is scaled as in `fit`."""
+        check_is_fitted(self, "gp_")
+        images = self._check_added(X, y)
+        targets = self._check_targets(y)
+        if (targets.ndim == 1) != self._one_output:
+            raise DataError(f"y has shape {targets.shape}, unlike the targets of fit; give the same number of outputs")
+        self._add(images, (targets.reshape(len(targets), -1) - self._y_mean) / self._y_std)
+        return self
+
+    def most_uncertain(self, n: int = 10, X: Any = None) -> NDArray[np.intp]:
+        """Rows of the `n` images with the largest variance: of X, or of the training images by leave-one-out."""
+        variance = to_numpy(self.gp_.leave_one_out()[1]) if X is None else self._mean_and_variance(X, None, None)[1]
+        return np.argsort(-variance, kind="stable")[:n]
+
+    @classmethod
+    def load(cls, path: str | Path, *, device: Device = "auto") -> Self:
+        """A model that `save` wrote. Runs no code from the file; damaged files are refused."""
+        model, header, arrays = cls._load(path, device)
+        model._y_mean, model._y_std = arrays["y_mean"], arrays["y_std"]
+        model._one_output = bool(header["one_output"])
+        model._after_fit()
+        return model
+
+    def save(self, path: str | Path) -> None:
+        """Write the fitted model to one file, without pickle."""
+        check_is_fitted(self, "gp_")
+        self._save(path, {"one_output": self._one_output}, {"y_mean": self._y_mean, "y_std": self._y_std})
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = True
+        return tags
+
+    def _check_targets(self, y: Any) -> NDArray[np.float64]:
+        targets = to_numpy(y, "y")
+        if targets.dtype.kind not in "biuf" or targets.ndim not in (1, 2):
+            raise DataError(
+                f"y has type {targets.dtype} and shape {targets.shape}; expected numbers, (N,) or (N, outputs)"
+            )
+        if not np.isfinite(targets).all():
+            raise DataError("y contains NaN or infinity; remove or replace those targets")
+        return targets.astype(np.float64)
+
+    def _restored(self, mean: Array) -> Array:
+        y = mean * self._y_std + self._y_mean
+        return np.asarray(y[:, 0] if self._one_output else y)
+
+    def _after_fit(self) -> None:
+        mean, variance = (to_numpy(a) for a in self.gp_.leave_one_out())
+        std = np.sqrt(variance)[:, None] * self._y_std
+        self.loo_predictions_ = self._restored(mean)
+        self.loo_std_ = std[:, 0] if self._one_output else std
+        errors = (mean - to_numpy(self.gp_.Y)) * self._y_std
+        self.loo_error_ = float(np.sqrt((errors**2).mean()))
+        self.log_marginal_likelihood_ = self.gp_.log_marginal_likelihood

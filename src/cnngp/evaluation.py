@@ -1,0 +1,124 @@
+"""How a fitted classifier does on a test set: what the command line prints and the report shows, as plain values."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import calibration
+from .arrays import to_numpy
+from .calibration import Reliability, Scores
+from .datasets import Dataset
+from .estimators import GPClassifier
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A test image with what was said of it."""
+
+    pixels: Array
+    label: str
+    predicted: str
+    probability: float
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    data: str
+    images: int
+    classes: tuple[str, ...]
+    loo: Scores
+    test: Scores
+    validation: Scores | None
+    log_marginal_likelihood: float
+    temperature: float
+    reliability: Reliability
+    confusion: NDArray[np.int64]
+    """Rows are the labels, columns the predictions."""
+    uncertain: tuple[Picture, ...]
+    wrong: tuple[Picture, ...]
+    correlations: NDArray[np.float64]
+    """K_ij/√(K_ii K_jj) of training images ordered by class."""
+    boundaries: tuple[int, ...]
+    """Where the classes end in `correlations`."""
+    predict_seconds: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """The numbers, for JSON."""
+        return {
+            "data": self.data,
+            "train": self.images,
+            "classes": len(self.classes),
+            "loo_error": self.loo.error,
+            "test_error": self.test.error,
+            "test": asdict(self.test),
+            "loo": asdict(self.loo),
+            "validation": None if self.validation is None else asdict(self.validation),
+            "log_marginal_likelihood": self.log_marginal_likelihood,
+            "temperature": self.temperature,
+            "predict_seconds": self.predict_seconds,
+        }
+
+
+def evaluate(clf: GPClassifier, data: Dataset, pictures: int = 12, matrix: int = 400) -> Evaluation:
+    """Predict the test set (and the validation set where there is one) and gather what there is to say."""
+    start = time.perf_counter()
+    P = clf.predict_proba(data.X_test)
+    seconds = time.perf_counter() - start
+    codes = _codes(clf, data.y_test)
+    names = tuple(map(str, clf.classes_))
+    best, top = P.argmax(1), P.max(1)
+    confusion = np.zeros((len(names), len(names)), np.int64)
+    np.add.at(confusion, (codes, best), 1)
+
+    def show(rows: NDArray[np.intp]) -> tuple[Picture, ...]:
+        return tuple(Picture(data.X_test[i], names[codes[i]], names[best[i]], float(top[i])) for i in rows[:pictures])
+
+    mistakes = np.flatnonzero(best != codes)
+    validation = None
+    if data.X_validation is not None:
+        validation = calibration.scores(clf.predict_proba(data.X_validation), _codes(clf, data.y_validation))
+    correlations, boundaries = _correlations(clf, matrix)
+    return Evaluation(
+        data=repr(data).strip("<>"),
+        images=len(clf.X_),
+        classes=names,
+        loo=calibration.scores(clf.loo_probabilities_, to_numpy(clf.gp_.Y).argmax(1)),
+        test=calibration.scores(P, codes),
+        validation=validation,
+        log_marginal_likelihood=clf.log_marginal_likelihood_,
+        temperature=clf.temperature_,
+        reliability=calibration.reliability(P, codes),
+        confusion=confusion,
+        uncertain=show(np.argsort(top, kind="stable")),
+        wrong=show(mistakes[np.argsort(-top[mistakes], kind="stable")]),
+        correlations=correlations,
+        boundaries=boundaries,
+        predict_seconds=seconds,
+    )
+
+
+def _codes(clf: GPClassifier, y: Any) -> NDArray[np.intp]:
+    unknown = np.setdiff1d(y, clf.classes_)
+    if len(unknown):
+        raise ValueError(f"the test set has labels that the training set has not: {unknown.tolist()[:5]}")
+    return np.asarray(np.searchsorted(clf.classes_, y))
+
+
+def _correlations(clf: GPClassifier, most: int) -> tuple[NDArray[np.float64], tuple[int, ...]]:
+    n = len(clf.X_)
+    rows = np.unique(np.linspace(0, n - 1, min(n, most)).round().astype(int))
+    upper = np.triu(to_numpy(clf.gp_.factor.A[np.ix_(rows, rows)]), 1)
+    s = np.sqrt(np.maximum(to_numpy(clf.gp_.factor.diagonal)[rows], np.finfo(np.float64).tiny))
+    K = (upper + upper.T) / np.outer(s, s)
+    np.fill_diagonal(K, 1.0)
+    labels = to_numpy(clf.gp_.Y)[rows].argmax(1)
+    order = np.argsort(labels, kind="stable")
+    ends = np.cumsum(np.bincount(labels, minlength=len(clf.classes_)))
+    return K[np.ix_(order, order)], tuple(int(e) for e in ends[:-1])

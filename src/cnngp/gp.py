@@ -1,0 +1,271 @@
+"""Exact Gaussian processes from matrices alone: kernel matrices and targets in, moments out.
+
+    f ~ GP(0, a·k),   y = f + ε,   ε ~ N(0, a·noise)
+
+with one kernel shared by all outputs. The amplitude a multiplies the kernel and the noise alike, so means do not depend
+on it; variances and likelihood do. Everything is float64, on NumPy or CuPy arrays, in one N×N buffer (`linalg.py`).
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any, Literal
+
+import numpy as np
+
+from .linalg import Array, Factor, NotPositiveDefinite, blocks, namespace
+
+Amplitude = Literal["ml", "loo"] | float
+Noise = Literal["ml"] | float
+
+# Jitter is tried from far below the rounding of a float64 kernel up to where it would be a model of its own.
+_JITTERS = tuple(10.0**e for e in range(-14, -1))
+# Rows that are read, converted and checked at a time.
+_ROWS = 256
+
+
+class JitterWarning(UserWarning):
+    """The kernel matrix is not positive definite in the working precision; a stated multiple of I was added."""
+
+
+class MatrixError(ValueError):
+    """A kernel matrix or targets that no Gaussian process can be made of."""
+
+
+class ExactGP:
+    """The posterior given targets `Y` (N, outputs) at N points with kernel matrix `K` (N, N).
+
+    `noise` is the variance of the noise in the kernel's units, or "ml". `amplitude` is "ml", "loo" or a number.
+    `jitter` is one known to be needed, from an earlier fit. With `overwrite=True` a float64 `K` is used as the buffer
+    and its content is lost.
+
+    >>> import numpy as np
+    >>> gp = ExactGP(np.array([[1.0, 0.5], [0.5, 1.0]]), np.array([[1.0], [-1.0]]), amplitude=1.0)
+    >>> gp.mean(np.array([[1.0, 0.5]]))
+    array([[1.]])
+    """
+
+    def __init__(
+        self,
+        K: Array,
+        Y: Array,
+        *,
+        noise: Noise = 0.0,
+        amplitude: Amplitude = "ml",
+        jitter: float = 0.0,
+        overwrite: bool = False,
+    ) -> None:
+        check_noise(noise)
+        check_amplitude(amplitude)
+        A = float64_buffer(K, overwrite)
+        xp = namespace(A)
+        self.Y = _targets(xp, Y, A.shape[0])
+        self.noise = maximum_likelihood_noise(A, self.Y, amplitude) if noise == "ml" else float(noise)
+        self.jitter = jitter
+        """What was added to the diagonal beside the noise, relative to the diagonal's mean."""
+        self._amplitude_rule = amplitude
+        self.factor = self._factorise(A)
+        self._condition()
+
+    def _factorise(self, A: Array) -> Factor:
+        """Without more jitter where that works, else with the smallest power of ten that does."""
+        mean_diagonal = float(A.diagonal().mean())
+        try:
+            return Factor.of(A, self.noise + self.jitter * mean_diagonal)
+        except NotPositiveDefinite:
+            pass
+        for jitter in _JITTERS:
+            if jitter <= self.jitter:
+                continue
+            try:
+                factor = Factor.of(A, self.noise + jitter * mean_diagonal)
+            except NotPositiveDefinite:
+                continue
+            self.jitter = jitter
+            warnings.warn(
+                f"the kernel matrix of {A.shape[0]} points is not positive definite in float64; added {jitter:g} of "
+                "its mean diagonal to the diagonal. Repeated points or a float32 kernel do that: remove repeats, use "
+                f"dtype='float64', or set noise={jitter * mean_diagonal:.1e} to make it part of the model",
+                JitterWarning,
+                stacklevel=4,
+            )
+            return factor
+        raise MatrixError(
+            f"the kernel matrix of {A.shape[0]} points is not positive semi-definite: adding {_JITTERS[-1]:g} of its "
+            f"mean diagonal ({mean_diagonal:.3g}) does not make it so; it is not the matrix of a kernel"
+        )
+
+    def _condition(self) -> None:
+        """All that depends on the targets: α = (K + noise·I)⁻¹Y, leave-one-out, amplitude, likelihood."""
+        n, outputs = self.Y.shape
+        self.alpha = self.factor.solve(self.Y)
+        self.inverse_diagonal = self.factor.inverse_diagonal()
+        match self._amplitude_rule:
+            case "ml":  # Σ_c y_cᵀK⁻¹y_c/(N·C)
+                amplitude = float((self.Y * self.alpha).sum()) / (n * outputs)
+            case "loo":  # the maximum of Σ log N(y_i; leave-one-out mean, a/[K⁻¹]_ii)
+                amplitude = float((self.alpha**2 / self.inverse_diagonal[:, None]).mean())
+            case number:
+                amplitude = float(number)
+        self.amplitude = amplitude if amplitude > 0.0 else 1.0  # targets that are all zero say nothing of scale
+
+    @property
+    def log_marginal_likelihood(self) -> float:
+        """Σ_c log N(y_c; 0, a(K + noise·I))."""
+        n, outputs = self.Y.shape
+        fit = float((self.Y * self.alpha).sum()) / self.amplitude
+        log_determinant = self.factor.log_determinant() + n * math.log(self.amplitude)
+        return float(-0.5 * (fit + outputs * (log_determinant + n * math.log(2.0 * math.pi))))
+
+    def mean(self, K_test: Array) -> Array:
+        """E[f] at M test points from their kernel with the training points, (M, N) → (M, outputs)."""
+        return self._test(K_test) @ self.alpha
+
+    def variance(self, K_test: Array, diagonal: Array) -> Array:
+        """Var[f], shared by the outputs, from K(test, training) (M, N) and k(test, test) (M,) → (M,)."""
+        V = self.factor.solve_lower(self._test(K_test).T)
+        xp = namespace(V)
+        return self.amplitude * xp.maximum(xp.asarray(diagonal, dtype=xp.float64) - (V * V).sum(0), 0.0)
+
+    def covariance(self, K_test: Array, K_test_test: Array) -> Array:
+        """Cov[f] between M test points, shared by the outputs, (M, N) and (M, M) → (M, M)."""
+        V = self.factor.solve_lower(self._test(K_test).T)
+        xp = namespace(V)
+        return self.amplitude * (xp.asarray(K_test_test, dtype=xp.float64) - V.T @ V)
+
+    def sample(self, K_test: Array, K_test_test: Array, n: int, seed: int | None = None) -> Array:
+        """`n` functions from the posterior at M test points: (n, M, outputs).
+
+        The square root of the covariance is taken by eigenvalues: near the training points it is singular.
+        """
+        mean, cov = self.mean(K_test), self.covariance(K_test, K_test_test)
+        xp = namespace(cov)
+        values, Q = xp.linalg.eigh(cov)
+        z = np.random.default_rng(seed).standard_normal((n, *mean.shape))
+        return mean + (Q * xp.sqrt(xp.maximum(values, 0.0))) @ xp.asarray(z)
+
+    def leave_one_out(self) -> tuple[Array, Array]:
+        """What the other N − 1 points predict for each y_i: mean y_i − α_i/[K⁻¹]_ii (N, outputs), variance (N,)."""
+        return self.Y - self.alpha / self.inverse_diagonal[:, None], self.amplitude / self.inverse_diagonal
+
+    def residual(self) -> float:
+        """‖(K + noise·I)α − Y‖/‖Y‖: how well the linear system was solved."""
+        xp = namespace(self.Y)
+        scale = float(xp.linalg.norm(self.Y))
+        return float(xp.linalg.norm(self.factor.multiply(self.alpha) - self.Y)) / scale if scale > 0 else 0.0
+
+    def smallest_eigenvalue_bounds(self) -> tuple[float, float]:
+        """1/tr K⁻¹ ≤ λ_min ≤ 1/max [K⁻¹]_ii, of the matrix that was factorised."""
+        return 1.0 / float(self.inverse_diagonal.sum()), 1.0 / float(self.inverse_diagonal.max())
+
+    def add(self, K_new_old: Array, K_new: Array, Y_new: Array) -> None:
+        """Condition on M more points by a block update of the factor, from K(new, old) (M, N) and K(new, new)."""
+        xp = namespace(self.Y)
+        K_new_old, K_new = self._test(K_new_old), float64_buffer(K_new)
+        if K_new_old.shape[0] != K_new.shape[0]:
+            raise MatrixError(f"K(new, old) has {K_new_old.shape[0]} rows, K(new, new) {K_new.shape[0]}")
+        Y_new = _targets(xp, Y_new, K_new.shape[0])
+        if Y_new.shape[1] != self.Y.shape[1]:
+            raise MatrixError(f"the new targets have {Y_new.shape[1]} outputs, the old ones {self.Y.shape[1]}")
+        try:
+            self.factor = self.factor.extended(K_new_old, K_new)
+        except NotPositiveDefinite:  # more jitter is needed everywhere, so everything is factorised again
+            n, m = len(self.factor), K_new.shape[0]
+            A = xp.empty((n + m, n + m))
+            A[:n, :n], A[n:, :n], A[:n, n:], A[n:, n:] = self.factor.restore(), K_new_old, K_new_old.T, K_new
+            self.factor = self._factorise(A)
+        self.Y = xp.concatenate([self.Y, Y_new])
+        self._condition()
+
+    def _test(self, K_test: Array) -> Array:
+        xp = namespace(self.Y)
+        K_test = xp.asarray(K_test, dtype=xp.float64)
+        if K_test.ndim != 2 or K_test.shape[1] != self.Y.shape[0]:
+            raise MatrixError(
+                f"K(test, training) has shape {K_test.shape}; expected (test points, {self.Y.shape[0]} training points)"
+            )
+        if not bool(xp.isfinite(K_test).all()):
+            raise MatrixError("K(test, training) contains NaN or infinity")
+        return K_test
+
+
+def maximum_likelihood_noise(K: Array, Y: Array, amplitude: Amplitude = "ml") -> float:
+    """The noise with the highest marginal likelihood: one eigendecomposition, then a search along one line.
+
+    With K = QΛQᵀ and s = λ + noise:  log p = −½ Σ_ic (qᵢᵀy_c)²/(a sᵢ) − ½ C Σᵢ log(a sᵢ) + const, and unless the
+    amplitude is a number it is the maximum-likelihood one at each noise.
+    """
+    from scipy.optimize import minimize_scalar
+
+    xp = namespace(K)
+    values, Q = xp.linalg.eigh(K)
+    lam, weight = _host(xp.maximum(values, 0.0)), _host(((Q.T @ Y) ** 2).sum(1))
+    del Q
+    n, outputs = Y.shape
+    scale = float(lam.mean())
+
+    def loss(log_noise: float) -> float:
+        s = lam + scale * 10.0**log_noise
+        fit = float((weight / s).sum())
+        a = fit / (n * outputs) if isinstance(amplitude, str) else float(amplitude)
+        return fit / a + outputs * (n * math.log(a) + float(np.log(s).sum())) if a > 0 else math.inf
+
+    grid = np.linspace(-10.0, 2.0, 49)
+    best = grid[int(np.argmin([loss(g) for g in grid]))]
+    step = float(grid[1] - grid[0])
+    found = minimize_scalar(loss, bounds=(best - step, best + step), method="bounded", options={"xatol": 1e-6})
+    return float(scale * 10.0**found.x)
+
+
+def check_noise(noise: object) -> None:
+    if noise != "ml" and not _is_number(noise, least=0.0):
+        raise MatrixError(f"noise={noise!r}: expected a variance of 0 or more, or 'ml' to choose it by likelihood")
+
+
+def check_amplitude(amplitude: object) -> None:
+    if amplitude not in ("ml", "loo") and (not _is_number(amplitude, least=0.0) or amplitude == 0):
+        raise MatrixError(f"amplitude={amplitude!r}: expected 'ml', 'loo' or a positive number")
+
+
+def _is_number(value: object, least: float) -> bool:
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
+        return False
+    return math.isfinite(value) and bool(value >= least)
+
+
+def _host(a: Array) -> Any:
+    return a if isinstance(a, np.ndarray) else a.get()
+
+
+def _targets(xp: Any, Y: Array, n: int) -> Array:
+    Y = xp.asarray(Y, dtype=xp.float64)
+    if Y.ndim != 2 or Y.shape[0] != n or Y.shape[1] == 0:
+        raise MatrixError(f"the targets have shape {Y.shape}; expected ({n} points, outputs)")
+    if not bool(xp.isfinite(Y).all()):
+        raise MatrixError("the targets contain NaN or infinity")
+    return Y
+
+
+def float64_buffer(K: Array, overwrite: bool = False) -> Array:
+    """`K` as a float64 buffer of our own, checked; row by row, so that an array on disk is never in memory twice."""
+    shape = tuple(getattr(K, "shape", ()))
+    if len(shape) != 2 or shape[0] != shape[1] or shape[0] == 0:
+        raise MatrixError(f"the kernel matrix has shape {shape}; expected (N, N) with N at least 1")
+    xp = namespace(K)
+    if overwrite and isinstance(K, xp.ndarray) and K.dtype == np.float64 and K.flags.writeable:
+        A = K
+    else:
+        A = xp.empty(shape)
+        for rows in blocks(shape[0], _ROWS):
+            A[rows] = xp.asarray(K[rows])
+    for rows in blocks(shape[0], _ROWS):
+        block = A[rows]
+        if not bool(xp.isfinite(block).all()):
+            raise MatrixError(
+                "the kernel matrix contains NaN or infinity; a resumable store with missing tiles does too"
+            )
+        asymmetry = float(xp.abs(block[:, : rows.stop] - A[: rows.stop, rows].T).max())
+        if asymmetry > 1e-6 * float(xp.abs(block).max()):
+            raise MatrixError(f"the kernel matrix is not symmetric: K and Kᵀ differ by {asymmetry:.3g}")
+    return A

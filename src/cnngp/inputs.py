@@ -1,0 +1,88 @@
+"""What estimators accept as images, and the network they take when none is given."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import zoo
+from .arrays import DataError
+from .network import Network
+from .shapes import check_input_shape, shape_text
+
+
+def as_image_shape(X: NDArray[Any], input_shape: Any) -> NDArray[Any]:
+    """X as (N, C, …): arrays of 4 or 5 axes as they are, flat rows and 3 axes by `input_shape`.
+
+    Without an `input_shape`, flat rows stay features of one location; three axes could be (N, H, W) or (N, C, L).
+    """
+    if input_shape is None:
+        if X.ndim == 3:
+            raise DataError(
+                f"X has shape {X.shape}, which could be (N, height, width) or (N, channels, length); "
+                f"say which with input_shape=(1, {X.shape[1]}, {X.shape[2]}) or ({X.shape[1]}, {X.shape[2]})"
+            )
+        return X
+    channels, spatial = check_input_shape(input_shape)
+    shape = (channels, *spatial)
+    if X.shape[1:] == shape:
+        return X
+    if X.ndim not in (2, 3) or math.prod(X.shape[1:]) != math.prod(shape):
+        raise DataError(
+            f"X has shape {X.shape}, which does not hold images of input_shape={shape}: expected {math.prod(shape)} "
+            f"numbers each, or exactly that shape"
+        )
+    return X.reshape(len(X), *shape)
+
+
+def default_network(input_shape: tuple[int, ...]) -> Network:
+    """The paper's ResNet for pictures of 16 × 16 and more, three convolutions for smaller ones and other dimensions,
+    a fully connected network for plain features.
+    """
+    spatial = input_shape[1:]
+    if not spatial:
+        return zoo.dense_nngp()
+    if len(spatial) == 2 and min(spatial) >= 16:
+        return zoo.resnet(32)
+    return zoo.small_cnn()
+
+
+def check_fits_images(network: Network, X: NDArray[Any]) -> None:
+    """Turn a convolution over flat rows into advice."""
+    if X.ndim != 2:
+        return
+    side = math.isqrt(X.shape[1])
+    example = (1, side, side) if side * side == X.shape[1] else "(channels, height, width)"
+    layers: list[Any] = [network]
+    while layers:
+        layer = layers.pop(0)
+        kind = type(layer).__name__
+        if kind in ("Conv", "ConvTranspose"):
+            raise DataError(
+                f"X holds rows of {X.shape[1]} numbers, but {layer!r} needs images; give their shape, such as "
+                f"input_shape={example}"
+            )
+        if kind == "Dense":
+            return
+        layers = [*getattr(layer, "layers", ()), *getattr(layer, "branches", ()), *layers]
+
+
+def same_shape(X: NDArray[Any], input_shape: tuple[int, ...]) -> NDArray[Any]:
+    """Images to predict on, brought to the shape of the training images or refused."""
+    if X.shape[1:] == input_shape:
+        return X
+    if X.ndim in (2, 3) and math.prod(X.shape[1:]) == math.prod(input_shape):
+        return X.reshape(len(X), *input_shape)
+    given = shape_text(tuple(X.shape[1:]))
+    raise DataError(
+        f"X holds images of {given}, but the model was fitted on {shape_text(input_shape)} (channels × size); bring "
+        "them to that shape"
+    )
+
+
+def as_float(X: NDArray[Any]) -> NDArray[Any]:
+    """Floating point as it is; bytes, integers and booleans as float32, which holds them exactly to 2²⁴."""
+    return X if X.dtype in (np.float32, np.float64) else X.astype(np.float32 if X.dtype.itemsize < 4 else np.float64)

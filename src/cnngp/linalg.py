@@ -1,0 +1,182 @@
+"""Cholesky in the one buffer that held the matrix: memory, not time, decides how many images an exact GP can take.
+
+The buffer is N×N float64. L replaces the lower triangle and the diagonal, the matrix itself survives above it, so a
+failed attempt is undone, residuals are measured and rows are added without a second copy. Everything is built from
+matrix products and small triangular blocks, which NumPy and CuPy share: one code path for both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+# An ndarray of NumPy or CuPy: the two have no common type.
+Array = Any
+
+
+class NotPositiveDefinite(ArithmeticError):
+    """A pivot that is zero, negative, NaN, or nothing but rounding."""
+
+
+def namespace(a: Array) -> Any:
+    """The module that an array belongs to: `cupy` or `numpy`."""
+    if type(a).__module__.split(".")[0] == "cupy":
+        import cupy
+
+        return cupy
+    return np
+
+
+def triangular_solve(L: Array, B: Array, transposed: bool = False) -> Array:
+    """L⁻¹B or L⁻ᵀB for a small lower triangle; what stands above it is not read."""
+    if namespace(L) is np:
+        from scipy.linalg import solve_triangular
+    else:
+        from cupyx.scipy.linalg import solve_triangular
+    return solve_triangular(L, B, trans=1 if transposed else 0, lower=True, check_finite=False)
+
+
+def blocks(n: int, size: int) -> Iterator[slice]:
+    for start in range(0, n, size):
+        yield slice(start, min(start + size, n))
+
+
+def _block_size(A: Array) -> int:
+    return 512 if namespace(A) is np else 2048
+
+
+class Factor:
+    """L with L Lᵀ = K + shift·I, in the buffer `A` that held K.
+
+    >>> import numpy as np
+    >>> factor = Factor.of(np.array([[4.0, 2.0], [2.0, 2.0]]))
+    >>> factor.solve(np.array([[2.0], [2.0]]))
+    array([[0.],
+           [1.]])
+    """
+
+    def __init__(self, A: Array, diagonal: Array, shift: float) -> None:
+        self.A = A
+        self.diagonal = diagonal  # diag(K), whose place in the buffer L has taken: (N,)
+        self.shift = shift
+
+    @classmethod
+    def of(cls, A: Array, shift: float = 0.0) -> Factor:
+        """Factorise K + shift·I in place. On `NotPositiveDefinite` the buffer holds K again."""
+        factor = cls(A, A.diagonal().copy(), shift)
+        try:
+            factor._factorise()
+        except NotPositiveDefinite:
+            factor.restore()
+            raise
+        return factor
+
+    def __len__(self) -> int:
+        return int(self.A.shape[0])
+
+    def _factorise(self) -> None:
+        """Left-looking: a panel of columns is reduced by all columns to its left in one product, then finished."""
+        A, n = self.A, len(self)
+        for k in blocks(n, _block_size(A)):
+            rest = slice(k.stop, n)
+            left = A[k, : k.start]
+            A_kk = A[k, k] - left @ left.T  # rows and columns k of the Schur complement
+            L_kk = _small_cholesky(A_kk, self.diagonal[k] + self.shift, A_kk.diagonal() + self.shift)
+            A[k, k] = _over_lower(A[k, k], L_kk)
+            if rest.start < n:
+                panel = A[rest, k] - A[rest, : k.start] @ left.T
+                A[rest, k] = triangular_solve(L_kk, panel.T).T
+
+    def restore(self) -> Array:
+        """The buffer with K in it again; the factor is no more."""
+        A, xp = self.A, namespace(self.A)
+        for k in blocks(len(self), _block_size(A)):
+            A[k.stop :, k] = A[k, k.stop :].T
+            upper = xp.triu(A[k, k], 1)
+            A[k, k] = upper + upper.T
+        xp.einsum("ii->i", A)[...] = self.diagonal
+        return A
+
+    def solve_lower(self, B: Array) -> Array:
+        """L⁻¹B."""
+        A, X = self.A, B.copy()
+        for k in blocks(len(self), _block_size(A)):
+            X[k] = triangular_solve(A[k, k], X[k] - A[k, : k.start] @ X[: k.start])
+        return X
+
+    def solve(self, B: Array) -> Array:
+        """(K + shift·I)⁻¹B = L⁻ᵀL⁻¹B."""
+        A, X = self.A, self.solve_lower(B)
+        for k in reversed(list(blocks(len(self), _block_size(A)))):
+            X[k] = triangular_solve(A[k, k], X[k] - A[k.stop :, k].T @ X[k.stop :], transposed=True)
+        return X
+
+    def multiply(self, B: Array) -> Array:
+        """(K + shift·I)B, from the triangle that survived."""
+        A, xp = self.A, namespace(self.A)
+        Y = (self.diagonal + self.shift)[:, None] * B
+        for k in blocks(len(self), _block_size(A)):
+            upper = xp.triu(A[k, k], 1)
+            Y[k] += upper @ B[k] + upper.T @ B[k] + A[k, k.stop :] @ B[k.stop :]
+            Y[k.stop :] += A[k, k.stop :].T @ B[k]
+        return Y
+
+    def log_determinant(self) -> float:
+        """log |K + shift·I|."""
+        return 2.0 * float(namespace(self.A).log(self.A.diagonal()).sum())
+
+    def inverse_diagonal(self) -> Array:
+        """diag (K + shift·I)⁻¹: [K⁻¹]_ii = Σ_{k ≥ i} (L⁻¹)_ki², a few columns of L⁻¹ at a time."""
+        A, xp, n = self.A, namespace(self.A), len(self)
+        size = _block_size(A)
+        result = xp.empty(n)
+        for i in blocks(n, size):
+            X = xp.zeros((n - i.start, i.stop - i.start))  # rows i.start… of the columns i of L⁻¹
+            for k in blocks(n - i.start, size):
+                rows = slice(i.start + k.start, i.start + k.stop)
+                if k.start == 0:
+                    B = xp.eye(k.stop, X.shape[1])
+                else:
+                    B = -(A[rows, i.start : rows.start] @ X[: k.start])
+                X[k] = triangular_solve(A[rows, rows], B)
+            result[i] = (X * X).sum(0)
+        return result
+
+    def extended(self, K_new_old: Array, K_new: Array) -> Factor:
+        """The factor after new rows: the old triangle is copied, only the new rows are computed.
+
+        [[K, K₂₁ᵀ], [K₂₁, K₂₂]]:  L₂₁ = K₂₁L⁻ᵀ,  L₂₂L₂₂ᵀ = K₂₂ + shift·I − L₂₁L₂₁ᵀ
+        """
+        xp, n, m = namespace(self.A), len(self), int(K_new.shape[0])
+        L21 = self.solve_lower(K_new_old.T).T
+        S = K_new - L21 @ L21.T
+        L22 = _small_cholesky(S, K_new.diagonal() + self.shift, S.diagonal() + self.shift)
+        A = xp.empty((n + m, n + m))
+        A[:n, :n], A[:n, n:], A[n:, :n] = self.A, K_new_old.T, L21
+        A[n:, n:] = _over_lower(K_new, L22)
+        return Factor(A, xp.concatenate([self.diagonal, K_new.diagonal()]), self.shift)
+
+
+def _small_cholesky(S: Array, original: Array, pivots: Array) -> Array:
+    """L L^T = S with `pivots` on S's diagonal; `original` is what stood there before earlier columns were taken off.
+
+    A pivot of a few ulps of the original is the rounding of that subtraction: its sign is chance, so it is refused.
+    """
+    xp = namespace(S)
+    S = S.copy()
+    xp.einsum("ii->i", S)[...] = pivots
+    try:
+        L = xp.linalg.cholesky(S)
+    except np.linalg.LinAlgError:
+        raise NotPositiveDefinite from None
+    squares = L.diagonal() ** 2
+    if not bool((squares > 8.0 * np.finfo(np.float64).eps * original).all()):  # false for NaN too, which CuPy returns
+        raise NotPositiveDefinite
+    return L
+
+
+def _over_lower(block: Array, L: Array) -> Array:
+    """`L` in the lower triangle and on the diagonal, `block` above."""
+    return namespace(block).triu(block, 1) + namespace(L).tril(L)

@@ -1,0 +1,62 @@
+"""How much memory is free, so that what cannot fit is refused before hours of work and not after."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+_MEMINFO = Path("/proc/meminfo")
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def available(device: Literal["cpu", "cuda"] = "cpu") -> int | None:
+    """Bytes that can be allocated here; None where the system does not say."""
+    if device == "cuda":
+        import cupy
+
+        free, _ = cupy.cuda.runtime.memGetInfo()
+        return int(free + cupy.get_default_memory_pool().free_bytes())
+    known = [n for n in (_system(), _container()) if n is not None]
+    return min(known) if known else None
+
+
+def require(bytes_needed: int, what: str, device: Literal["cpu", "cuda"] = "cpu") -> None:
+    """`MemoryError` with the size needed and what to do, unless it fits."""
+    free = available(device)
+    if free is not None and bytes_needed > free:
+        place = "the card" if device == "cuda" else "this machine"
+        raise MemoryError(
+            f"{what} needs {size(bytes_needed)} of memory, but {size(free)} are free on {place}; use fewer images or a "
+            "machine with more memory"
+        )
+
+
+def size(n: int) -> str:
+    """Bytes for people: 4.8 GB."""
+    amount, unit = float(n), "bytes"
+    for unit in ("bytes", "kB", "MB", "GB", "TB"):
+        if amount < 1000 or unit == "TB":
+            break
+        amount /= 1000
+    return f"{amount:.3g} {unit}"
+
+
+def _system() -> int | None:
+    try:
+        for line in _MEMINFO.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except (OSError, ValueError):
+        pass
+    return None
+
+
+def _container() -> int | None:
+    """What a container's limit leaves, page cache that can be dropped not counted as used."""
+    try:
+        limit = (_CGROUP / "memory.max").read_text().strip()
+        used = int((_CGROUP / "memory.current").read_text())
+        stat = dict(line.split() for line in (_CGROUP / "memory.stat").read_text().splitlines())
+        return None if limit == "max" else int(limit) - used + int(stat.get("inactive_file", 0))
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,84 @@
+"""Models in files without pickle: a zip of plain arrays and a JSON header, with a checksum over all of it.
+
+Reading such a file runs no code: arrays come through NumPy's format with pickling off, the header through JSON, and a
+file that is cut short, altered or of another kind is refused before anything is built from it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .errors import ModelFileError
+
+FORMAT = 1
+_HEADER = "header.json"
+_CHECKSUM = "sha256"
+
+
+def write(path: str | Path, header: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> None:
+    """Write to a temporary file beside `path` and rename it, so that a crash leaves no half of a model."""
+    path = Path(path)
+    members = {_HEADER: json.dumps({"cnngp_model": FORMAT} | header, sort_keys=True).encode()}
+    for name, array in arrays.items():
+        buffer = io.BytesIO()
+        np.save(buffer, array, allow_pickle=False)
+        members[f"{name}.npy"] = buffer.getvalue()
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with zipfile.ZipFile(temporary, "w", zipfile.ZIP_STORED) as file:
+            for name, data in members.items():
+                file.writestr(name, data)
+            file.writestr(_CHECKSUM, _digest(members))
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def read(path: str | Path) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+    """The header and the arrays that `write` wrote, after checking them."""
+    path = Path(path)
+    if not path.is_file():
+        raise ModelFileError(f"{path}: no such model file")
+    try:
+        with zipfile.ZipFile(path) as file:
+            if any(info.compress_type != zipfile.ZIP_STORED for info in file.infolist()):
+                raise ModelFileError(f"{path} is not a model saved by cnngp")
+            members = {info.filename: file.read(info) for info in file.infolist()}
+    except (zipfile.BadZipFile, OSError, EOFError, ValueError, NotImplementedError, RuntimeError) as error:
+        if isinstance(error, ModelFileError):
+            raise
+        raise ModelFileError(f"{path} is not a whole model file ({error}); save or copy it again") from None
+    checksum = members.pop(_CHECKSUM, b"")
+    if _HEADER not in members:
+        raise ModelFileError(f"{path} is not a model saved by cnngp")
+    if checksum.decode(errors="replace") != _digest(members):
+        raise ModelFileError(f"{path} has been altered: its checksum does not match; save or copy it again")
+    header = json.loads(members.pop(_HEADER))
+    if header.get("cnngp_model") != FORMAT:
+        raise ModelFileError(f"{path} has model format {header.get('cnngp_model')!r}; this version reads {FORMAT}")
+    try:
+        arrays = {name.removesuffix(".npy"): _array(data) for name, data in members.items()}
+    except (ValueError, EOFError) as error:
+        raise ModelFileError(f"{path} holds an array that cannot be read ({error})") from None
+    return header, arrays
+
+
+def _array(data: bytes) -> NDArray[Any]:
+    return np.asarray(np.load(io.BytesIO(data), allow_pickle=False))
+
+
+def _digest(members: dict[str, bytes]) -> str:
+    total = hashlib.sha256()
+    for name in sorted(members):
+        total.update(f"{name} {len(members[name])} ".encode())
+        total.update(members[name])
+    return total.hexdigest()
