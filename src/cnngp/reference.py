@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from .composition import check_network
-from .functions import as_callable
+from .functions import as_callable, breakpoints
 from .network import (
     GELU,
     Abs,
@@ -156,8 +156,7 @@ def convolution(layer: Conv, V: Array) -> Array:
     total = np.zeros(V.shape[:2] + tuple(out))
     for tap in itertools.product(*map(range, k)):
         window = tuple(
-            slice(t * dilation[a], t * dilation[a] + stride[a] * (out[a] - 1) + 1, stride[a])
-            for a, t in enumerate(tap)
+            slice(t * dilation[a], t * dilation[a] + stride[a] * (out[a] - 1) + 1, stride[a]) for a, t in enumerate(tap)
         )
         total += padded[(..., *window)]
     return layer.bias_var + layer.weight_var * _fan_in_scale(layer, axes) * total
@@ -174,9 +173,7 @@ def transposed_convolution(layer: ConvTranspose, V: Array) -> Array:
     if layer.padding == "same":
         out = [n * s for n, s in zip(size, stride, strict=True)]
     else:
-        out = [
-            (size[a] - 1) * stride[a] - sum(pads[a]) + dilation[a] * (k[a] - 1) + extra[a] + 1 for a in range(axes)
-        ]
+        out = [(size[a] - 1) * stride[a] - sum(pads[a]) + dilation[a] * (k[a] - 1) + extra[a] + 1 for a in range(axes)]
     total = np.zeros(V.shape[:2] + tuple(out))
     # Where each location of the padded output lands in the output; zero padding lands nowhere.
     lands = [
@@ -291,22 +288,27 @@ def gelu(K: Array, K1: Array, K2: Array) -> Array:
     """
     P = (1.0 + K1) * (1.0 + K2)
     r = K / np.sqrt(P)
-    q = np.sqrt((1.0 + K1 + K2 + np.maximum(K1 * K2 - K * K, 0.0)) / P)  # √(1 − r²)
+    q: Array = np.sqrt((1.0 + K1 + K2 + np.maximum(K1 * K2 - K * K, 0.0)) / P)  # √(1 − r²)
     return K / 4.0 + (K * np.arctan2(r, q) + (r * r + K1 * K2 * q * q) / (np.sqrt(P) * q)) / (2.0 * np.pi)
 
 
-def elementwise(layer: Elementwise, K: Array, K1: Array, K2: Array, nodes: int = 100) -> Array:
-    """E[fn(u) fn(v)] by Gauss–Hermite quadrature over u = s₁a, v = s₂(ρa + √(1 − ρ²) b). For smooth functions."""
+def elementwise(layer: Elementwise, K: Array, K1: Array, K2: Array) -> Array:
+    """E[fn(u) fn(v)] by the trapezoidal rule over u = s₁a, v = s₂(ρa + √(1 − ρ²) b), an entry at a time.
+
+    For fn analytic within y of the real line its error is e^{−2πy/(s·step)}: with 5s points to the unit 1e-13 or less
+    from y = 1 on (arctan; tanh has π/2), up to s = 40. A known kink gets more points, and yet 1e-8 remain where the
+    curvature jumps (elu), 1e-5 where the slope does (selu).
+    """
     fn = as_callable(layer.fn)
-    a, weights = np.polynomial.hermite_e.hermegauss(nodes)
-    weights = weights / weights.sum()
+    least = 40.0 if breakpoints(layer.fn) else 4.0
     c = correlation(K, K1, K2)
-    d = np.sqrt((1.0 - c) * (1.0 + c))
-    s1, s2 = np.broadcast_to(np.sqrt(K1), c.shape), np.broadcast_to(np.sqrt(K2), c.shape)
-    total = np.zeros(c.shape)
-    for ai, wi in zip(a, weights, strict=True):
-        inner = np.zeros(c.shape)
-        for bj, wj in zip(a, weights, strict=True):
-            inner += wj * fn(s2 * (c * ai + d * bj))
-        total += wi * fn(s1 * ai) * inner
-    return total
+    s1, s2 = (np.broadcast_to(np.sqrt(v), c.shape).ravel() for v in (K1, K2))
+    rho = c.ravel()
+    total = np.zeros(c.size)
+    for i in range(c.size):
+        step = 1.0 / min(max(least, 5.0 * s1[i], 5.0 * s2[i]), 200.0)
+        a = step * np.arange(-np.ceil(9.0 / step), np.ceil(9.0 / step) + 1.0)
+        weights = step * np.exp(-0.5 * a * a) / np.sqrt(2.0 * np.pi)
+        v = s2[i] * (rho[i] * a[:, None] + np.sqrt((1.0 - rho[i]) * (1.0 + rho[i])) * a)
+        total[i] = np.sum(weights * fn(s1[i] * a) * np.sum(weights * fn(v), axis=1))
+    return total.reshape(c.shape)

@@ -20,7 +20,8 @@ from ..arrays import Output, to_output
 from ..program import Program
 from . import cpu_interpreter as interpreter
 from .base import Advance, check_range
-from .cpu_plan import ROW_K, make_plan
+from .cpu_plan import ROW_K, Plan, make_plan
+from .cpu_series import Rows, SeriesTables
 from .simd import LANES
 
 Array = NDArray[Any]
@@ -81,53 +82,84 @@ class CpuEngine:
         self.dtype = np.dtype(dtype)
         self.threads = default_threads() if threads is None else threads
         self.identity = f"cpu-{VERSION}-{self.dtype.name}"
-        self.plan = make_plan(program, {}, {})
-        self._panels = np.zeros(1)
-        p = self.plan
-        self._shape = (p.channels, p.locations, p.width, p.buffers, p.input, p.scratch)
-        self._lanes = LANES[self.dtype.name]
-        map_bytes = p.buffers * self._lanes * self.dtype.itemsize
-        self._block = 4 if 4 * map_bytes <= BLOCK_BYTES else 2
-        self._strip = max(32, min(1024, STRIP_BYTES // (p.table * self.dtype.itemsize)))
-        self._local = threading.local()
+        self._series = SeriesTables(program, self.dtype)
+        self._runs: dict[tuple[Rows, ...], _Run] = {}
 
     def diagonal(self, X: Array) -> NDArray[np.float64]:
-        images = X.reshape(len(X), -1)
-        diagonal = np.empty(len(images))
-        peaks = np.empty((len(images), len(self.program.activations)))
-
-        def task(first: int) -> None:
-            w = self._workspace()
-            count = min(w.lanes64, len(images) - first)
-            w.tables(self, images, first, count)
-            at = (self.plan.width + self.plan.output) * w.lanes64
-            diagonal[first : first + count] = w.maps64[at : at + count] * self.program.unit
-            peaks[first : first + count] = w.peaks.reshape(-1, w.lanes64)[: peaks.shape[1], :count].T
-
-        self._run(task, range(0, len(images), LANES["float64"]))
-        check_range(self.program, self.dtype, peaks, diagonal)
-        return diagonal
+        return self._variances(X.reshape(len(X), -1))[0]
 
     def cross(self, X: Array, Z: Array, output: Output = "numpy", advance: Advance = None) -> Any:
-        out = np.empty((len(X), len(Z)), self.dtype)
-        self._fill(out, X.reshape(len(X), -1), Z.reshape(len(Z), -1), False, advance)
+        x, z = X.reshape(len(X), -1), Z.reshape(len(Z), -1)
+        out = np.empty((len(x), len(z)), self.dtype)
+        peaks = None
+        if self._series.sites:
+            peaks = np.maximum(self._variances(x)[1], self._variances(z)[1])
+        self._run(peaks).fill(out, x, z, False, advance)
         return to_output(out, output)
 
     def symmetric(self, X: Array, output: Output = "numpy", advance: Advance = None) -> Any:
-        images = X.reshape(len(X), -1)
-        diagonal = self.diagonal(X)
-        out = np.empty((len(X), len(X)), self.dtype)
-        self._fill(out, images, images, True, advance)
+        x = X.reshape(len(X), -1)
+        diagonal, peaks = self._variances(x)
+        out = np.empty((len(x), len(x)), self.dtype)
+        self._run(peaks).fill(out, x, x, True, advance)
         np.fill_diagonal(out, diagonal.astype(self.dtype))
         return to_output(out, output)
 
-    def _fill(self, out: Array, X: Array, Z: Array, symmetric: bool, advance: Advance) -> None:
-        for row0 in range(0, len(X), self._strip):
-            rows = X[row0 : row0 + self._strip]
+    def _variances(self, x: Array) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """K(x, x) of each image, and the largest variance at each site; refuses what does not fit."""
+        diagonal, peaks = self._run(None).variances(x)
+        check_range(self.program, self.dtype, peaks, diagonal)
+        highest = peaks.max(axis=0)
+        self._series.rows(highest)
+        return diagonal, highest
+
+    def _run(self, peaks: NDArray[np.float64] | None) -> _Run:
+        """The plan for images with these variances; one serves all, but for the length of an Elementwise's series."""
+        rows = self._series.rows(peaks)
+        key = tuple(rows.values())
+        if key not in self._runs:
+            self._runs[key] = _Run(self, make_plan(self.program, rows))
+        return self._runs[key]
+
+
+class _Run:
+    """A plan with the memory to run it."""
+
+    def __init__(self, engine: CpuEngine, plan: Plan) -> None:
+        self.engine = engine
+        self.plan = plan
+        self.dtype = engine.dtype
+        self.lanes = LANES[self.dtype.name]
+        self.shape = (plan.channels, plan.locations, plan.width, plan.buffers, plan.input, plan.scratch)
+        self.panels = engine._series.panels
+        map_bytes = plan.buffers * self.lanes * self.dtype.itemsize
+        self.block = 4 if 4 * map_bytes <= BLOCK_BYTES else 2
+        self.strip = max(32, min(1024, STRIP_BYTES // (plan.table * self.dtype.itemsize)))
+        self._local = threading.local()
+
+    def variances(self, x: Array) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """(N,) K(x, x) and (N, activations) the largest variances, in buffer units."""
+        diagonal = np.empty(len(x))
+        peaks = np.empty((len(x), len(self.engine.program.activations)))
+
+        def task(first: int) -> None:
+            w = self._workspace()
+            count = min(w.lanes64, len(x) - first)
+            w.tables(x, first, count)
+            at = (interpreter.POWERS + self.plan.width + self.plan.output) * w.lanes64
+            diagonal[first : first + count] = w.maps64[at : at + count] * self.engine.program.unit
+            peaks[first : first + count] = w.peaks.reshape(-1, w.lanes64)[: peaks.shape[1], :count].T
+
+        self._each(task, range(0, len(x), LANES["float64"]))
+        return diagonal, peaks
+
+    def fill(self, out: Array, X: Array, Z: Array, symmetric: bool, advance: Advance) -> None:
+        for row0 in range(0, len(X), self.strip):
+            rows = X[row0 : row0 + self.strip]
             own = self._row_tables(rows)
-            groups = range(row0 // self._lanes * self._lanes if symmetric else 0, len(Z), self._lanes)
+            groups = range(row0 // self.lanes * self.lanes if symmetric else 0, len(Z), self.lanes)
             # Enough tasks for every thread to have several, each with enough rows to pay for its column tables.
-            pieces = max(1, min(-(-4 * self.threads // max(1, len(groups))), len(rows) // 32))
+            pieces = max(1, min(-(-4 * self.engine.threads // max(1, len(groups))), len(rows) // 32))
             step = -(-len(rows) // pieces)
             tasks = [(column0, first) for column0 in groups for first in range(0, len(rows), step)]
 
@@ -135,23 +167,23 @@ class CpuEngine:
                 at: tuple[int, int], rows: Array = rows, own: Array = own, row0: int = row0, step: int = step
             ) -> int:
                 column0, first = at
-                count = min(self._lanes, len(Z) - column0)
+                count = min(self.lanes, len(Z) - column0)
                 last = min(first + step, len(rows))
                 if symmetric:
                     last = min(last, column0 + count - 1 - row0)
                 if first >= last:
                     return 0
                 w = self._workspace()
-                w.column_tables(self, Z, column0, count)
+                w.column_tables(Z, column0, count)
                 interpreter.pair_block(
-                    self.plan.ints, self.plan.floats, self.plan.taps, self._panels, w.peaks, self._shape,
-                    self.plan.output, self.dtype.type(self.program.unit), w.maps, w.rows, self._block, rows, own, first,
-                    last, w.pixels, w.table, out, row0, column0, count, symmetric,
+                    self.plan.ints, self.plan.floats, self.plan.taps, self.panels, w.peaks, self.shape,
+                    self.plan.output, self.dtype.type(self.engine.program.unit), w.maps, w.rows, self.block, rows, own,
+                    first, last, w.pixels, w.table, out, row0, column0, count, symmetric,
                 )  # fmt: skip
                 below = max(0, row0 + last - column0) if symmetric else 0
                 return (last - first) * count - below * (below + 1) // 2
 
-            self._run(task, tasks, advance)
+            self._each(task, tasks, advance)
 
     def _row_tables(self, rows: Array) -> Array:
         own = np.empty((len(rows), self.plan.table), self.dtype)
@@ -159,14 +191,14 @@ class CpuEngine:
         def task(first: int) -> None:
             w = self._workspace()
             count = min(w.lanes64, len(rows) - first)
-            w.tables(self, rows, first, count)
+            w.tables(rows, first, count)
             interpreter.spread_rows(w.table64, count, own, first)
 
-        self._run(task, range(0, len(rows), LANES["float64"]))
+        self._each(task, range(0, len(rows), LANES["float64"]))
         return own
 
-    def _run(self, task: Callable[[Any], int | None], items: Iterable[Any], advance: Advance = None) -> None:
-        run_tasks(task, list(items), self.threads, advance or _ignore)
+    def _each(self, task: Callable[[Any], int | None], items: Iterable[Any], advance: Advance = None) -> None:
+        run_tasks(task, list(items), self.engine.threads, advance or _ignore)
 
     def _workspace(self) -> _Workspace:
         w: _Workspace | None = getattr(self._local, "workspace", None)
@@ -186,30 +218,32 @@ def _aligned(n: int, dtype: Any = np.float64) -> Array:
 class _Workspace:
     """A thread's own memory: maps and tables in the working precision, and in float64 for the variance recursion."""
 
-    def __init__(self, engine: CpuEngine) -> None:
-        p = engine.plan
+    def __init__(self, run: _Run) -> None:
+        p = run.plan
+        self.run = run
         self.lanes64 = LANES["float64"]
         n = p.channels * p.locations
+        head = interpreter.POWERS + p.width
         self.rows = np.zeros(int(p.ints[..., ROW_K].max(initial=1)) + 2, np.int64)
-        self.maps = _aligned((p.width + engine._block * p.buffers + 2 * p.scratch) * engine._lanes, engine.dtype)
-        self.maps64 = _aligned((p.width + p.buffers + p.scratch) * self.lanes64)
+        self.maps = _aligned((head + run.block * p.buffers + 2 * p.scratch) * run.lanes, run.dtype)
+        self.maps64 = _aligned((head + p.buffers + p.scratch) * self.lanes64)
         self.pixels64 = _aligned(n * self.lanes64)
         self.table64 = _aligned(p.table * self.lanes64)
-        self.peaks = _aligned(max(1, len(engine.program.activations)) * self.lanes64)
-        self.pixels = _aligned(n * engine._lanes, engine.dtype)
-        self.table = _aligned(p.table * engine._lanes, engine.dtype)
+        self.peaks = _aligned(max(1, len(run.engine.program.activations)) * self.lanes64)
+        self.pixels = _aligned(n * run.lanes, run.dtype)
+        self.table = _aligned(p.table * run.lanes, run.dtype)
 
-    def tables(self, engine: CpuEngine, images: Array, first: int, count: int) -> None:
-        p = engine.plan
+    def tables(self, images: Array, first: int, count: int) -> None:
+        p = self.run.plan
         self.peaks.fill(0.0)
         interpreter.image_tables(
-            p.ints, p.floats, p.taps, engine._panels, engine._shape, images, first, count, self.maps64, self.rows,
-            self.pixels64, self.table64, self.peaks, SMALLEST[engine.dtype.name],
+            p.ints, p.floats, p.taps, self.run.panels, self.run.shape, images, first, count, self.maps64, self.rows,
+            self.pixels64, self.table64, self.peaks, SMALLEST[self.run.dtype.name],
         )  # fmt: skip
 
-    def column_tables(self, engine: CpuEngine, images: Array, first: int, count: int) -> None:
-        for lane in range(0, engine._lanes, self.lanes64):
+    def column_tables(self, images: Array, first: int, count: int) -> None:
+        for lane in range(0, self.run.lanes, self.lanes64):
             at = min(first + lane, first + count - 1)
-            self.tables(engine, images, at, max(1, min(self.lanes64, first + count - at)))
+            self.tables(images, at, max(1, min(self.lanes64, first + count - at)))
             interpreter.spread_lanes(self.table64, self.table, lane)
             interpreter.spread_lanes(self.pixels64, self.pixels, lane)

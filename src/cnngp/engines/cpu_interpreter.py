@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from numba import types
 from numba.extending import overload
 
@@ -34,10 +35,12 @@ from .cpu_plan import (
     COL_TAPS,
     COLUMNS,
     DST,
+    EVEN_TERMS,
     FLOATS,
     FUSED,
     KEEP,
     NO_ACT,
+    ODD_TERMS,
     PAD_LEFT,
     PAD_RIGHT,
     PLANE_TAPS,
@@ -52,11 +55,11 @@ from .cpu_plan import (
     ROW_TAPS,
     SCALE,
     SERIES_AT,
+    SHIFTS,
     SITE,
     SRC,
     STORE,
     TABLE,
-    TERMS,
     WRITE,
 )
 from .cpu_rows import activate_pairs, activate_variances, jit, relu_two_rows
@@ -75,6 +78,11 @@ from .simd import (
     sqrt,
     store,
 )
+
+
+POWERS = 32
+# Numba compiles a function anew for every literal argument; these are plain numbers to it.
+ZERO, ONE, TWO, NOT = np.int64(0), np.int64(1), np.int64(2), np.bool_(False)
 
 
 def lanes(p: Any) -> int:
@@ -154,7 +162,7 @@ def sum_rows(m: Any, rows: Any, first: int, count: int, to: int, n: int) -> None
 
 
 @jit
-def two_rows(m: Any, rows: Any, k: int, to0: int, to1: int, n: int) -> None:
+def sum_two_rows(m: Any, rows: Any, k: int, to0: int, to1: int, n: int) -> None:
     """to0 ← rows 0 … k−1 and to1 ← rows 1 … k, whose middle is summed once; four columns at a time."""
     L = lanes(m)
     x = 0
@@ -207,34 +215,6 @@ def slide(m: Any, at: int, to: int, n: int, k: int, how: int, keep: Any, scale: 
 
 
 @jit
-def sum_two_rows(m: Any, rows: Any, k: int, to0: int, to1: int, n: int) -> None:
-    # A constant k lets the compiler unroll; the usual sizes get their own copy.
-    if k == 3:
-        two_rows(m, rows, 3, to0, to1, n)
-    elif k == 4:
-        two_rows(m, rows, 4, to0, to1, n)
-    elif k == 5:
-        two_rows(m, rows, 5, to0, to1, n)
-    elif k == 7:
-        two_rows(m, rows, 7, to0, to1, n)
-    else:
-        two_rows(m, rows, k, to0, to1, n)
-
-
-@jit
-def slide_any(m: Any, at: int, to: int, n: int, k: int, how: int, keep: Any, scale: Any, bias: Any) -> int:
-    if k == 3:
-        return slide(m, at, to, n, 3, how, keep, scale, bias)
-    if k == 4:
-        return slide(m, at, to, n, 4, how, keep, scale, bias)
-    if k == 5:
-        return slide(m, at, to, n, 5, how, keep, scale, bias)
-    if k == 7:
-        return slide(m, at, to, n, 7, how, keep, scale, bias)
-    return slide(m, at, to, n, k, how, keep, scale, bias)
-
-
-@jit
 def sum_columns(m: Any, row: int, to: int, op: Any, numbers: Any, taps: Any) -> None:
     """Sum windows along one row and write the output row."""
     L = lanes(m)
@@ -244,7 +224,7 @@ def sum_columns(m: Any, row: int, to: int, op: Any, numbers: Any, taps: Any) -> 
     start, stride, step = row + op[COL_START] * L, op[COL_STRIDE] * L, op[COL_DILATION] * L
     c = low
     if stride == L and step == L and k > 1:
-        c += slide_any(m, start + c * L, to + c * L, high - low, k, how, keep, scale, bias)
+        c += slide(m, start + c * L, to + c * L, high - low, k, how, keep, scale, bias)
     while c < high:
         at = start + c * stride
         s = load(m, at)
@@ -448,8 +428,8 @@ def fused_plane(
 
 
 def activate(
-    m: Any, src: int, dst: int, n: int, entry: int, op: Any, numbers: Any, own: Any, own_at: int, table: Any,
-    panels: Any, peaks: Any, smallest: float, images: int, src_step: int, dst_step: int, own_step: int,
+    m: Any, src: int, dst: int, n: int, entry: int, op: Any, numbers: Any, taps: Any, own: Any, own_at: int,
+    table: Any, panels: Any, peaks: Any, smallest: float, images: int, src_step: int, dst_step: int, own_step: int,
 ) -> None:  # fmt: skip
     """f on n columns from map element `entry` of the activation, for one or two row images that lie `step`s apart.
 
@@ -459,22 +439,22 @@ def activate(
 
 @overload(activate, strict=False)
 def _activate(
-    m: Any, src: Any, dst: Any, n: Any, entry: Any, op: Any, numbers: Any, own: Any, own_at: Any, table: Any,
-    panels: Any, peaks: Any, smallest: Any, images: Any, src_step: Any, dst_step: Any, own_step: Any,
+    m: Any, src: Any, dst: Any, n: Any, entry: Any, op: Any, numbers: Any, taps: Any, own: Any, own_at: Any,
+    table: Any, panels: Any, peaks: Any, smallest: Any, images: Any, src_step: Any, dst_step: Any, own_step: Any,
 ) -> Any:  # fmt: skip
     def variances(  # type: ignore[no-untyped-def]
-        m, src, dst, n, entry, op, numbers, own, own_at, table, panels, peaks, smallest, images, src_step, dst_step,
-        own_step,
+        m, src, dst, n, entry, op, numbers, taps, own, own_at, table, panels, peaks, smallest, images, src_step,
+        dst_step, own_step,
     ):  # fmt: skip
         L = lanes(m)
         activate_variances(
-            op[ACT], m, src, dst, n, table, op[TABLE] + entry, op[A0] * op[B0] * op[C0], op[TERMS], panels,
-            op[SERIES_AT], numbers, peaks, op[SITE] * L, smallest, L,
+            op[ACT], m, src, dst, n, table, op[TABLE] + entry, op[A0] * op[B0] * op[C0], numbers, peaks, op[SITE] * L,
+            smallest, L, op[EVEN_TERMS], op[ODD_TERMS], shifted(panels, op[SERIES_AT]),
         )  # fmt: skip
 
     def pairs(  # type: ignore[no-untyped-def]
-        m, src, dst, n, entry, op, numbers, own, own_at, table, panels, peaks, smallest, images, src_step, dst_step,
-        own_step,
+        m, src, dst, n, entry, op, numbers, taps, own, own_at, table, panels, peaks, smallest, images, src_step,
+        dst_step, own_step,
     ):  # fmt: skip
         at = op[TABLE] + entry
         size = op[A0] * op[B0] * op[C0]
@@ -485,7 +465,7 @@ def _activate(
             for b in range(images):
                 activate_pairs(
                     op[ACT], m, src + b * src_step, dst + b * dst_step, n, own, own_at + b * own_step + at, table, at,
-                    size, op[TERMS], numbers, L,
+                    size, numbers, L, op[EVEN_TERMS], op[ODD_TERMS], shifted(taps, op[SHIFTS]),
                 )  # fmt: skip
 
     return variances if isinstance(own, types.NoneType) else pairs
@@ -498,7 +478,7 @@ def sum_plane_row(
     """One output row, or two that share most of their input rows."""
     L = lanes(m)
     if op[BOX] == BOX3:
-        box3_rows(m, rows[0], rows[1], rows[2], rows[3] if two else 0, two, to, op[C0], op[WRITE], numbers)
+        box3_rows(m, rows[0], rows[1], rows[2], rows[3] if two else POWERS * L, two, to, op[C0], op[WRITE], numbers)
         return
     left, width, right = op[PAD_LEFT] * L, op[C0] * L, op[PAD_RIGHT] * L
     first, second = sums + left, sums + left + width + right + left
@@ -528,7 +508,7 @@ def box_plane(
 ) -> None:  # fmt: skip
     """One plane: activate rows as they are needed, sum them down and along. Output rows come in twos where they can.
 
-    The workspace begins with a row of zeros, which stands for the padding.
+    The workspace begins with POWERS vectors for `series_row` and a row of zeros, which stands for the padding.
     """
     L = lanes(m)
     width = op[C0] * L
@@ -542,7 +522,8 @@ def box_plane(
             while ready < need:
                 activate(
                     m, src + ready * width, scratch + (ready % ring) * width, op[C0], (plane * op[B0] + ready) * op[C0],
-                    op, numbers, own, own_at, table, panels, peaks, smallest, images, map_step, scratch_step, own_step,
+                    op, numbers, taps, own, own_at, table, panels, peaks, smallest, images, map_step, scratch_step,
+                    own_step,
                 )  # fmt: skip
                 ready += 1
         first = op[ROW_TAPS] + row * k
@@ -550,7 +531,7 @@ def box_plane(
             base = scratch + b * scratch_step if active else src + b * map_step
             for t in range(k + 1 if two else k):
                 tap = taps[first + t] if t < k else taps[first + k + k - 1]
-                rows[t] = 0 if tap < 0 else base + ((tap % ring) if active else tap) * width
+                rows[t] = POWERS * L if tap < 0 else base + ((tap % ring) if active else tap) * width
             sums = scratch + b * scratch_step + (ring * width if active else 0)
             sum_plane_row(m, rows, k, two, dst + b * map_step + row * op[C1] * L, sums, op, numbers, taps)
         row += 2 if two else 1
@@ -618,7 +599,7 @@ def run_op(
             into, into_step = (to, map_step) if plain else (scratch, scratch_step)
             if active:
                 activate(
-                    m, row, into, op[C0], r * op[C0], op, numbers, own, own_at, table, panels, peaks, smallest,
+                    m, row, into, op[C0], r * op[C0], op, numbers, taps, own, own_at, table, panels, peaks, smallest,
                     images, map_step, into_step, own_step,
                 )  # fmt: skip
                 if plain:
@@ -634,8 +615,8 @@ def run_op(
                 activated = scratch
                 for r in range(op[A0] * op[B0]):
                     activate(
-                        m, src + b * map_step + r * width, scratch + r * width, op[C0], r * op[C0], op, numbers, own,
-                        own_at + b * own_step, table, panels, peaks, smallest, 1, 0, 0, 0,
+                        m, src + b * map_step + r * width, scratch + r * width, op[C0], r * op[C0], op, numbers, taps, own,
+                        own_at + b * own_step, table, panels, peaks, smallest, ONE, ZERO, ZERO, ZERO,
                     )  # fmt: skip
                 sums += op[A0] * plane_in
             offsets = op[PLANE_TAPS]
@@ -647,8 +628,8 @@ def run_op(
                         s = s + load(m, activated + taps[entries + t] * plane_in + x)
                     store(m, sums + x, s)
                 box_plane(
-                    m, sums, dst + b * map_step + a * plane_out, a, False, sums + plane_in, rows, op, numbers, taps,
-                    own, own_at, table, panels, peaks, smallest, 1, 0, 0, 0,
+                    m, sums, dst + b * map_step + a * plane_out, a, NOT, sums + plane_in, rows, op, numbers, taps,
+                    own, own_at, table, panels, peaks, smallest, ONE, ZERO, ZERO, ZERO,
                 )  # fmt: skip
     else:
         for a in range(op[A1]):
@@ -701,13 +682,13 @@ def image_tables(
     for e in range(channels * locations):
         for lane in range(L):
             pixels[e * L + lane] = X[first + min(lane, count - 1), e]
-    base = width * L
+    base = (POWERS + width) * L
     square_images(m, base + start * L, pixels, channels, locations)
     for o in range(len(ints)):
         op, numbers = shifted(pointer(ints), o * COLUMNS), shifted(pointer(floats), o * FLOATS)
         run_op(
-            m, base, base + buffers * L, rows, op, numbers, pointer(taps), None, 0, table, pointer(panels), peaks,
-            smallest, 1, 0, 0, 0,
+            m, base, base + buffers * L, rows, op, numbers, pointer(taps), None, ZERO, table, pointer(panels), peaks,
+            smallest, ONE, ZERO, ZERO, ZERO,
         )  # fmt: skip
 
 
@@ -727,7 +708,7 @@ def pair_block(
     channels, locations, width, buffers, start, scratch_size = shape
     entries = own.shape[1]
     flat, images = pointer(own), pointer(X)
-    base = width * L
+    base = (POWERS + width) * L
     scratch = base + block * buffers * L
     for i0 in range(first, last, block):
         n = min(block, last - i0)
@@ -740,7 +721,7 @@ def pair_block(
             for b in range(0, n, 2):
                 run_op(
                     m, base + b * buffers * L, scratch, rows, op, numbers, pointer(taps), flat, (i0 + b) * entries,
-                    table, pointer(panels), pointer(peaks), 0.0, 2, buffers * L, scratch_size * L,
+                    table, pointer(panels), pointer(peaks), 0.0, TWO, buffers * L, scratch_size * L,
                     entries if b + 1 < n else 0,
                 )  # fmt: skip
         for b in range(n):

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from ..geometry import AxisSum
 from ..network import GELU, Abs, Cos, Elementwise, Erf, LeakyReLU, ReLU, Sin, Step
 from ..program import Activation, Op, Program
+from .cpu_series import Rows
 
 # What f is (column ACT).
 NO_ACT, RELU, RELU_FAMILY, ERF, STEP, SIN, COS, GELU_ACT, SERIES = range(9)
@@ -39,8 +40,10 @@ STORE, AFFINE, ADD, GENERAL = range(4)
     C1,
     TABLE,  # where the activation's entries start in an image's table
     SITE,  # the activation's number
-    TERMS,  # of an Elementwise
-    SERIES_AT,  # where the panels of an Elementwise start in `panels`
+    EVEN_TERMS,  # of an Elementwise: rows of its series with even powers of the correlation, and with odd ones
+    ODD_TERMS,
+    SHIFTS,  # where the steps of Horner's rule for these rows start in `taps`
+    SERIES_AT,  # where the series starts in `panels`
     PLANE_TAPS,  # CSR: A1 + 1 offsets, then the planes that are summed
     ROW_TAPS,  # B1 × ROW_K rows that are summed, −1 for none
     ROW_K,
@@ -58,7 +61,7 @@ STORE, AFFINE, ADD, GENERAL = range(4)
     PAD_LEFT,  # columns of zeros on either side of a summed row, so that every window is whole
     PAD_RIGHT,
     COLUMNS,
-) = range(32)
+) = range(34)
 
 KEEP, SCALE, BIAS, ALPHA, BETA, UNIT, FLOATS = range(7)
 
@@ -81,7 +84,7 @@ class Plan:
     """Entries of an image's table."""
 
 
-def table_channels(a: Activation, terms: dict[int, int]) -> int:
+def table_channels(a: Activation, rows: dict[int, Rows]) -> int:
     """How many numbers per location an image keeps for a nonlinearity."""
     match a.layer:
         case ReLU() | LeakyReLU() | Abs() | GELU():
@@ -89,7 +92,7 @@ def table_channels(a: Activation, terms: dict[int, int]) -> int:
         case Erf() | Step() | Sin() | Cos():
             return 1
         case Elementwise():
-            return 1 + terms[a.site]
+            return 1 + rows[a.site].count
         case _:
             assert_never(a.layer)
 
@@ -118,8 +121,8 @@ def _act_code(a: Activation | None) -> int:
             assert_never(a.layer)
 
 
-def make_plan(program: Program, terms: dict[int, int], series_at: dict[int, int]) -> Plan:
-    """`terms` and `series_at` give, per site of an Elementwise, its number of terms and where its panels start."""
+def make_plan(program: Program, series: dict[int, Rows]) -> Plan:
+    """`series` says, for each site of an Elementwise, which rows of its series are used."""
     starts = np.concatenate([[0], np.cumsum(program.buffers)])
     taps: list[int] = []
     ints = np.zeros((len(program.ops), COLUMNS), np.int64)
@@ -138,9 +141,11 @@ def make_plan(program: Program, terms: dict[int, int], series_at: dict[int, int]
         if op.activation is not None:
             row[TABLE] = table
             row[SITE] = op.activation.site
-            row[TERMS] = terms.get(op.activation.site, 0)
-            row[SERIES_AT] = series_at.get(op.activation.site, 0)
-            table += op.activation.size * table_channels(op.activation, terms)
+            if op.activation.site in series:
+                rows = series[op.activation.site]
+                row[[EVEN_TERMS, ODD_TERMS, SHIFTS, SERIES_AT]] = rows.even, rows.odd, len(taps), rows.at
+                taps.extend(rows.shifts)
+            table += op.activation.size * table_channels(op.activation, series)
             numbers[[ALPHA, BETA]] = op.activation.coefficients
             numbers[UNIT] = op.activation.unit
         scratch = max(scratch, _encode_box(row, op, taps))

@@ -13,6 +13,7 @@ from typing import Any
 import numba
 
 from .cpu_plan import ALPHA, BETA, COS, ERF, GELU_ACT, RELU, RELU_FAMILY, SERIES, SIN, STEP, UNIT
+from .cpu_series import EVEN, EXPONENT, HEAD, PANELS, POWER, ROWS, SECOND_WIDTH, WIDTH
 from .simd import (
     absolute,
     acos_h,
@@ -176,25 +177,42 @@ def gelu_row(
 
 @jit
 def series_row(
-    m: Any, src: int, dst: int, n: int, own: Any, own_at: int, lane: Any, at: int, size: int, terms: int, L: int
-) -> None:
-    """Σ_k a_k a'_k ρ^k by Horner's rule, ρ = K r r'; tables r = 1/√K₁, then a_0, a_1, … Zero terms on top add zeros."""
+    m: Any, src: int, dst: int, n: int, own: Any, own_at: int, lane: Any, at: int, size: int, L: int, even: int,
+    odd: int, shifts: Any,
+) -> None:  # fmt: skip
+    """Σ_j A_j A'_j ρ^k by Horner's rule in ρ², even rows then odd; tables r = 1/√K₁ for ρ = K r r', then the A_j.
+
+    Rows may step over powers: the first POWERS vectors of the workspace hold ρ^(2·2^b).
+    """
     one = constant(m, 1.0)
+    top = 0
+    for j in range(even + odd):
+        top = max(top, shifts[j])
     for c in range(n):
         rho = load(m, src + c * L) * (splat(own, own_at + c) * load(lane, (at + c) * L))
         wide = absolute(rho)
         rho = copysign(where_less(wide, one, wide, one), rho)
+        power = rho * rho
+        for b in range(top + 1):
+            store(m, b * L, power)
+            power = power * power
+        sums = constant(m, 0.0)
+        for j in range(even + odd - 1, even - 1, -1):
+            shift = (j + 1) * size + c
+            step = shifts[j + 1] if j + 1 < even + odd else 0
+            sums = fma(sums, load(m, step * L), splat(own, own_at + shift) * load(lane, (at + shift) * L))
         total = constant(m, 0.0)
-        for k in range(terms - 1, -1, -1):
-            shift = (k + 1) * size + c
-            total = fma(total, rho, splat(own, own_at + shift) * load(lane, (at + shift) * L))
-        store(m, dst + c * L, total)
+        for j in range(even - 1, -1, -1):
+            shift = (j + 1) * size + c
+            step = shifts[j + 1] if j + 1 < even else 0
+            total = fma(total, load(m, step * L), splat(own, own_at + shift) * load(lane, (at + shift) * L))
+        store(m, dst + c * L, fma(sums, rho, total))
 
 
 @jit
 def activate_pairs(
-    act: int, m: Any, src: int, dst: int, n: int, own: Any, own_at: int, lane: Any, at: int, size: int, terms: int,
-    numbers: Any, L: int,
+    act: int, m: Any, src: int, dst: int, n: int, own: Any, own_at: int, lane: Any, at: int, size: int, numbers: Any,
+    L: int, even: int, odd: int, shifts: Any,
 ) -> None:  # fmt: skip
     if act == RELU:
         relu_row(m, src, dst, n, own, own_at, lane, at, size, L)
@@ -211,7 +229,7 @@ def activate_pairs(
     elif act == GELU_ACT:
         gelu_row(m, src, dst, n, own, own_at, lane, at, size, L, numbers)
     elif act == SERIES:
-        series_row(m, src, dst, n, own, own_at, lane, at, size, terms, L)
+        series_row(m, src, dst, n, own, own_at, lane, at, size, L, even, odd, shifts)
 
 
 @jit
@@ -241,8 +259,8 @@ def _inverse_root(K: float, smallest: float) -> float:
 
 @jit
 def activate_variances(
-    act: int, m: Any, src: int, dst: int, n: int, table: Any, at: int, size: int, terms: int, panels: Any,
-    panels_at: int, numbers: Any, peaks: Any, peak_at: int, smallest: float, L: int,
+    act: int, m: Any, src: int, dst: int, n: int, table: Any, at: int, size: int, numbers: Any, peaks: Any,
+    peak_at: int, smallest: float, L: int, even: int, odd: int, packed: Any,
 ) -> None:  # fmt: skip
     """f at correlation one for `lanes` images; fills their table entries and raises `peaks` to the largest K seen."""
     if act == RELU or act == RELU_FAMILY:
@@ -277,10 +295,32 @@ def activate_variances(
             m[dst + e] = 0.25 * true + (true * math.asin(x) + x * x * t2 / q + true * x * q) / (2.0 * PI)
         elif act == SERIES:
             table[entry] = _inverse_root(K, smallest)
-            m[dst + e] = series_entries(math.sqrt(true), table, entry + far, far, terms, panels, panels_at)
+            m[dst + e] = series_entries(math.sqrt(true), table, entry + far, far, even, odd, packed)
 
 
 @jit
-def series_entries(s: float, table: Any, entry: int, far: int, terms: int, panels: Any, at: int) -> float:
-    """a_k(s) for k < terms into the table, from the Chebyshev panels that hold s; E[fn(sz)²] is returned."""
-    return 0.0
+def _chebyshev(c: Any, at: int, n: int, t: float) -> float:
+    """Σ_i c[at + i] T_i(t) by Clenshaw's rule."""
+    b1 = b2 = 0.0
+    for i in range(n - 1, 0, -1):
+        b1, b2 = c[at + i] + 2.0 * t * b1 - b2, b1
+    return c[at] + t * b1 - b2  # type: ignore[no-any-return]
+
+
+@jit
+def series_entries(s: float, table: Any, entry: int, far: int, even: int, odd: int, packed: Any) -> float:
+    """A_j(s) into the table for the first `even` and `odd` rows; E[fn(sz)²] is returned. See `hermite.evaluate`."""
+    panels, rows, width, width2 = int(packed[PANELS]), int(packed[ROWS]), int(packed[WIDTH]), int(packed[SECOND_WIDTH])
+    edges = HEAD
+    p = 0
+    if s >= packed[edges + 1]:
+        p = min(math.frexp(s)[1] - int(packed[EXPONENT]), panels - 1)
+    low, high = packed[edges + p], packed[edges + p + 1]
+    t = (2.0 * s - low - high) / (high - low)
+    power = s if p == 0 and packed[POWER] == 1.0 else 1.0
+    coefficients = edges + panels + 1
+    for j in range(even + odd):
+        row = j if j < even else int(packed[EVEN]) + j - even
+        table[entry + j * far] = power * _chebyshev(packed, coefficients + (p * rows + row) * width, width, t)
+    second = coefficients + panels * rows * width + p * width2
+    return power * power * _chebyshev(packed, second, width2, t)  # type: ignore[no-any-return]
