@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from networks import STEP, images, networks_with_shapes, relu_like, smooth
 
-from cnngp import Kernel, reference, zoo
+from cnngp import Kernel, reference
+from networks import images, networks_with_shapes, relu_like, smooth
 
 TOLERANCE = {"float32": 1e-6, "float64": 1e-12}
 
@@ -34,8 +34,8 @@ def test_relu_like_networks_agree_with_the_reference(dtype, drawn, seed):
     check(*drawn, dtype, seed, TOLERANCE[dtype])
 
 
-# Erf, Sin, Cos and GELU are not homogeneous: a half-ulp of a covariance K moves the exponent of Sin and Cos by K/2^24, and
-# 1 − x² of Erf and GELU likewise, so the bound is the one for ReLU times the largest variance they see (below 30 here).
+# Erf, Sin, Cos and GELU are not homogeneous: a half-ulp of a covariance K moves the exponent of Sin and Cos by K/2^24,
+# and 1 − x² of Erf and GELU likewise, so the bound is the ReLU's times the largest variance they see (below 30 here).
 SMOOTH_TOLERANCE = {"float32": 1e-5, "float64": 1e-12}
 
 

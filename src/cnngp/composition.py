@@ -98,7 +98,7 @@ def _walk_sum(net: Sum, state: State, place: str) -> tuple[State, int]:
                     at(
                         child(place, "branches", i),
                         f"{branch!r} skips from the output of a nonlinearity, so what is summed is not Gaussian; "
-                        "start the block before the nonlinearity, or pass allow_non_gaussian=True to add kernels by decree",
+                        "start the block before the nonlinearity, or pass allow_non_gaussian=True",
                     )
                 )
     paths = 0

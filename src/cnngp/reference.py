@@ -1,8 +1,8 @@
 """The paper's recursion in float64 NumPy, one function an equation: what every engine is tested against.
 
 It is slow and plain on purpose and shares no code with the engines. Maps carry their locations in the last axes:
-K(X, X') has shape (N, M, *locations), the variances K(X, X) and K(X', X') have (N, 1, *locations) and (1, M, *locations),
-so each formula below is written once and broadcasts.
+K(X, X') has shape (N, M, *locations), the variances K(X, X) and K(X', X') (N, 1, *locations) and (1, M, *locations), so
+each formula below is written once and broadcasts.
 """
 
 from __future__ import annotations
@@ -186,16 +186,16 @@ def transposed_convolution(layer: ConvTranspose, V: Array) -> Array:
         for tap in itertools.product(*map(range, k)):
             mu = [lands[a][m[a] * stride[a] + tap[a] * dilation[a]] for a in range(axes)]
             if min(mu) >= 0:
-                total[(..., *mu)] += V[(..., *m)]
+                total[:, :, *mu] += V[:, :, *m]
     return layer.bias_var + layer.weight_var * _fan_in_scale(layer, axes) * total
 
 
 def dense(layer: Dense, V: Array) -> Array:
     """K = bias_var + weight_var · mean over all locations."""
-    return layer.bias_var + layer.weight_var * V.mean(axis=tuple(range(2, V.ndim)))
+    return layer.bias_var + layer.weight_var * np.asarray(V.mean(axis=tuple(range(2, V.ndim))))
 
 
-# ---- nonlinearities: V(K, K₁, K₂) with K = K(X, X'), K₁ = K(X, X), K₂ = K(X', X') --------------------------------------
+# ---- nonlinearities: V(K, K₁, K₂) with K = K(X, X'), K₁ = K(X, X), K₂ = K(X', X') -----------------------------------
 
 
 def nonlinearity(layer: Nonlinearity, K: Array, K1: Array, K2: Array) -> Array:

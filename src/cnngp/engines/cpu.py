@@ -21,6 +21,7 @@ from ..program import Program
 from . import cpu_interpreter as interpreter
 from .base import Advance, check_range
 from .cpu_plan import ROW_K, Plan, make_plan
+from .cpu_rows import POWERS
 from .cpu_series import Rows, SeriesTables
 from .simd import LANES
 
@@ -146,7 +147,7 @@ class _Run:
             w = self._workspace()
             count = min(w.lanes64, len(x) - first)
             w.tables(x, first, count)
-            at = (interpreter.POWERS + self.plan.width + self.plan.output) * w.lanes64
+            at = (POWERS + self.plan.width + self.plan.output) * w.lanes64
             diagonal[first : first + count] = w.maps64[at : at + count] * self.engine.program.unit
             peaks[first : first + count] = w.peaks.reshape(-1, w.lanes64)[: peaks.shape[1], :count].T
 
@@ -223,7 +224,7 @@ class _Workspace:
         self.run = run
         self.lanes64 = LANES["float64"]
         n = p.channels * p.locations
-        head = interpreter.POWERS + p.width
+        head = POWERS + p.width
         self.rows = np.zeros(int(p.ints[..., ROW_K].max(initial=1)) + 2, np.int64)
         self.maps = _aligned((head + run.block * p.buffers + 2 * p.scratch) * run.lanes, run.dtype)
         self.maps64 = _aligned((head + p.buffers + p.scratch) * self.lanes64)

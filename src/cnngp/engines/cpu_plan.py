@@ -20,8 +20,8 @@ from .cpu_series import Rows
 
 # What f is (column ACT).
 NO_ACT, RELU, RELU_FAMILY, ERF, STEP, SIN, COS, GELU_ACT, SERIES = range(9)
-# How the box is summed (column BOX): not at all, 3 × 3 stride 1 by sliding, by rows, and by planes first. FUSED is by rows
-# with a ReLU and a window of neighbours along both axes, where activation and sums run in one loop.
+# How the box is summed (column BOX): not at all, 3 × 3 stride 1 by sliding, by rows, and by planes first. FUSED is by
+# rows with a ReLU and a window of neighbours along both axes, where activation and sums run in one loop.
 POINTWISE, BOX3, ROWS, PLANES, FUSED = range(5)
 # How the result r is written (column WRITE): r; scale · r + bias; dst + scale · r; keep · dst + scale · r + bias.
 STORE, AFFINE, ADD, GENERAL = range(4)
@@ -185,9 +185,7 @@ def _encode_box(row: NDArray[np.int64], op: Op, taps: list[int]) -> int:
     row[ROW_K] = len(table[0])
     row[ROW_TAPS] = len(taps)
     taps.extend(b for entry in table for b in entry)
-    row[ROW_SHARED] = len(table[0]) > 1 and all(
-        table[m][1:] == table[m + 1][:-1] for m in range(0, len(table) - 1, 2)
-    )
+    row[ROW_SHARED] = len(table[0]) > 1 and all(table[m][1:] == table[m + 1][:-1] for m in range(0, len(table) - 1, 2))
     need = np.maximum.accumulate([max(entry, default=-1) + 1 for entry in table])
     row[ROW_NEED] = len(taps)
     taps.extend(int(n) for n in need)
@@ -204,7 +202,7 @@ def _encode_box(row: NDArray[np.int64], op: Op, taps: list[int]) -> int:
         row[BOX] = BOX3
     if row[BOX] == FUSED:
         row[ROW_BEFORE] = -_whole_windows(rows)[2]
-        return (int(row[ROW_K]) + 1) * c0 + 2 * (c0 + left + right)
+        return (int(row[ROW_K]) + 4) * c0 + left + right
     activated = a0 * b0 * c0 if row[BOX] == PLANES else int(row[RING]) * c0
     summed_plane = b0 * c0 if row[BOX] == PLANES else 0
     return activated + summed_plane + 2 * (c0 + left + right)
@@ -272,7 +270,7 @@ def _zero_padding(axis: AxisSum, start: int, stride: int, dilation: int, k: int)
 
 
 def _is_window(axis: AxisSum) -> bool:
-    """Whether each output sums k neighbours, the window moving by one, with zeros outside but never only zeros first."""
+    """Whether each output sums k neighbours, the window moving by one, with zeros outside but not nothing else first."""
     low, high, start, stride, dilation, k = _whole_windows(axis)
     if high - low < 2 or stride != 1 or (dilation != 1 and k > 1):
         return False

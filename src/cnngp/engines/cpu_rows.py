@@ -11,8 +11,24 @@ import math
 from typing import Any
 
 import numba
+import numpy as np
 
-from .cpu_plan import ALPHA, BETA, COS, ERF, GELU_ACT, RELU, RELU_FAMILY, SERIES, SIN, STEP, UNIT
+from .cpu_plan import (
+    ADD,
+    AFFINE,
+    ALPHA,
+    BETA,
+    COS,
+    ERF,
+    GELU_ACT,
+    RELU,
+    RELU_FAMILY,
+    SERIES,
+    SIN,
+    STEP,
+    STORE,
+    UNIT,
+)
 from .cpu_series import EVEN, EXPONENT, HEAD, PANELS, POWER, ROWS, SECOND_WIDTH, WIDTH
 from .simd import (
     absolute,
@@ -45,35 +61,57 @@ LN2_HIGH = 0.693359375
 LN2_LOW = math.log(2.0) - LN2_HIGH
 
 
+STORED = np.int64(STORE)  # not a literal, for which Numba would compile another copy
+# The first vectors of a workspace, for `series_row`; behind them stands a row of zeros.
+POWERS = 32
+
+
+@jit
+def write(m: Any, at: int, r: Any, how: int, keep: Any, scale: Any, bias: Any) -> None:
+    """dst ← keep · dst + scale · r + bias, in its cheapest form; with keep = 0 the old content is not read."""
+    if how == STORE:
+        store(m, at, r)
+    elif how == AFFINE:
+        store(m, at, fma(r, scale, bias))
+    elif how == ADD:
+        store(m, at, fma(r, scale, load(m, at)))
+    else:
+        store(m, at, fma(load(m, at), keep, fma(r, scale, bias)))
+
+
+@jit
+def relu_value(K: Any, p: Any, q: Any, one: Any) -> Any:
+    """R = 2A = max(K, 0) + (p − |K|)·√u·g(u) with p = ss', q = 1/p, u = 1 − |K|q."""
+    size = absolute(K)
+    u = positive(negated_fma(size, q, one))
+    return fma((p - size) * sqrt(u), relu_g(u), positive(K))
+
+
 @jit
 def relu_row(m: Any, src: int, dst: int, n: int, own: Any, own_at: int, lane: Any, at: int, size: int, L: int) -> None:
-    """R = 2A = max(K, 0) + (p − |K|)·√u·g(u) with p = ss', u = 1 − |K|/p; tables s and 1/s."""
+    """R; tables s and 1/s."""
     one = constant(m, 1.0)
     for c in range(n):
         K = load(m, src + c * L)
         p = splat(own, own_at + c) * load(lane, (at + c) * L)
         q = splat(own, own_at + size + c) * load(lane, (at + size + c) * L)
-        a = absolute(K)
-        u = positive(negated_fma(a, q, one))
-        store(m, dst + c * L, fma((p - a) * sqrt(u), relu_g(u), positive(K)))
+        store(m, dst + c * L, relu_value(K, p, q, one))
 
 
 @jit
 def relu_two_rows(
     m: Any, src: int, dst: int, n: int, own: Any, own_at: int, lane: Any, at: int, size: int, L: int, src_step: int,
-    dst_step: int, own_step: int,
+    dst_step: int, own_step: int, how: int, keep: Any, scale: Any, bias: Any,
 ) -> None:  # fmt: skip
-    """`relu_row` for two row images at once: the column images' tables, the bulk of the memory traffic, are read once."""
+    """`relu_row` for two row images at once, so that the column images' tables are read once; written as `how` says."""
     one = constant(m, 1.0)
     for c in range(n):
         s, r = load(lane, (at + c) * L), load(lane, (at + size + c) * L)
         K0, K1 = load(m, src + c * L), load(m, src + src_step + c * L)
         p0, q0 = splat(own, own_at + c) * s, splat(own, own_at + size + c) * r
         p1, q1 = splat(own, own_at + own_step + c) * s, splat(own, own_at + own_step + size + c) * r
-        a0, a1 = absolute(K0), absolute(K1)
-        u0, u1 = positive(negated_fma(a0, q0, one)), positive(negated_fma(a1, q1, one))
-        store(m, dst + c * L, fma((p0 - a0) * sqrt(u0), relu_g(u0), positive(K0)))
-        store(m, dst + dst_step + c * L, fma((p1 - a1) * sqrt(u1), relu_g(u1), positive(K1)))
+        write(m, dst + c * L, relu_value(K0, p0, q0, one), how, keep, scale, bias)
+        write(m, dst + dst_step + c * L, relu_value(K1, p1, q1, one), how, keep, scale, bias)
 
 
 @jit
@@ -87,10 +125,7 @@ def relu_family_row(
         K = load(m, src + c * L)
         p = splat(own, own_at + c) * load(lane, (at + c) * L)
         q = splat(own, own_at + size + c) * load(lane, (at + size + c) * L)
-        a = absolute(K)
-        u = positive(negated_fma(a, q, one))
-        R = fma((p - a) * sqrt(u), relu_g(u), positive(K))
-        store(m, dst + c * L, fma(R, alpha, K * beta))
+        store(m, dst + c * L, fma(relu_value(K, p, q, one), alpha, K * beta))
 
 
 @jit
@@ -263,7 +298,7 @@ def activate_variances(
     peak_at: int, smallest: float, L: int, even: int, odd: int, packed: Any,
 ) -> None:  # fmt: skip
     """f at correlation one for `lanes` images; fills their table entries and raises `peaks` to the largest K seen."""
-    if act == RELU or act == RELU_FAMILY:
+    if act in (RELU, RELU_FAMILY):
         relu_variances(m, src, dst, n, table, at, size, numbers, peaks, peak_at, smallest, L)
         return
     unit = numbers[UNIT]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..composition import at
 from ..hermite import check, series
 from ..hermite_tables import FIRST_EXPONENT, Series
-from ..network import Elementwise
+from ..network import Elementwise, NetworkError
 from ..program import Program
 
 # The head of a packed series: panels, rows, coefficients a row, coefficients of the second moment, power of s on the
@@ -34,7 +36,7 @@ class Rows:
 class SeriesTables:
     """The packed series of a program's `Elementwise` sites."""
 
-    def __init__(self, program: Program, dtype: np.dtype[np.floating]) -> None:  # type: ignore[type-arg]
+    def __init__(self, program: Program, dtype: np.dtype[Any]) -> None:
         self.sites = [a for a in program.activations if isinstance(a.layer, Elementwise)]
         self._series: dict[int, Series] = {}
         self._at: dict[int, int] = {}
@@ -42,7 +44,10 @@ class SeriesTables:
         seen: dict[int, int] = {}
         for a in self.sites:
             assert isinstance(a.layer, Elementwise)
-            s = self._series[a.site] = series(a.layer.fn, dtype)
+            try:
+                s = self._series[a.site] = series(a.layer.fn, dtype)
+            except NetworkError as error:
+                raise NetworkError(at(a.place, str(error))) from None
             if id(s) not in seen:
                 seen[id(s)] = sum(map(len, packed))
                 packed.append(_pack(s))

@@ -43,6 +43,17 @@ def _constant(vec: Vec, value: float) -> Any:
     return ir.Constant(_vector(vec), [value] * vec.lanes)
 
 
+def lanes(p: Any) -> int:
+    """How many numbers of the type p points to make a vector; a constant to the compiler."""
+    raise TypeError("for compiled code only")
+
+
+@overload(lanes, strict=False)
+def _lanes(p: Any) -> Any:
+    n = LANES[str(p.dtype)]
+    return lambda p: n
+
+
 @register_model(Vec)
 class _VecModel(models.PrimitiveModel):  # type: ignore[misc]
     def __init__(self, dmm: Any, fe_type: Vec) -> None:
@@ -255,21 +266,21 @@ def _are_vectors(a: Any, b: Any) -> bool:
     return isinstance(a, Vec) and isinstance(b, Vec)
 
 
-@overload(operator.add, strict=False)  # type: ignore[untyped-decorator]
+@overload(operator.add, strict=False)
 def _overload_add(a: Any, b: Any) -> Callable[[Any, Any], Any] | None:
     return (lambda a, b: _add(a, b)) if _are_vectors(a, b) else None
 
 
-@overload(operator.sub, strict=False)  # type: ignore[untyped-decorator]
+@overload(operator.sub, strict=False)
 def _overload_subtract(a: Any, b: Any) -> Callable[[Any, Any], Any] | None:
     return (lambda a, b: _subtract(a, b)) if _are_vectors(a, b) else None
 
 
-@overload(operator.mul, strict=False)  # type: ignore[untyped-decorator]
+@overload(operator.mul, strict=False)
 def _overload_multiply(a: Any, b: Any) -> Callable[[Any, Any], Any] | None:
     return (lambda a, b: _multiply(a, b)) if _are_vectors(a, b) else None
 
 
-@overload(operator.truediv, strict=False)  # type: ignore[untyped-decorator]
+@overload(operator.truediv, strict=False)
 def _overload_divide(a: Any, b: Any) -> Callable[[Any, Any], Any] | None:
     return (lambda a, b: _divide(a, b)) if _are_vectors(a, b) else None

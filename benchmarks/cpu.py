@@ -1,0 +1,213 @@
+"""The CPU engine beside the alternatives, in one run: `python -m benchmarks.cpu`.
+
+    python -m benchmarks.cpu --images 1000 --rounds 5
+    python -m benchmarks.cpu --neural-tangents nt/bin/python     # an environment with neural-tangents==0.6.5 jax==0.5.3
+                                                                 # jaxlib==0.5.3 tf2jax==0.3.7
+    python -m benchmarks.cpu --prototype fused_resnet_numba.py   # a kernel specialised to resnet(32), if you have one
+    python -m benchmarks.cpu --memory --wait
+
+Every round runs each contestant once, so that a noisy machine disturbs all alike; medians are printed. The rivals are
+given fewer pairs, at the block size that is best for them. Random images: the work does not depend on the pixels.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cnngp import Kernel, zoo
+
+CASES = {
+    "resnet(32)": (lambda: zoo.resnet(32), (1, 28, 28)),
+    "convnet()": (zoo.convnet, (1, 28, 28)),
+    "residual_cnn()": (zoo.residual_cnn, (1, 28, 28)),
+    "CIFAR resnet(32)": (lambda: zoo.resnet(32), (3, 32, 32)),
+}
+
+
+def images(n: int, shape: tuple[int, ...], dtype: str, seed: int) -> Any:
+    return np.random.default_rng(seed).random((n, *shape)).astype(dtype)
+
+
+def ours(name: str, n: int, dtype: str, threads: int) -> tuple[int, Callable[[], float]]:
+    make, shape = CASES[name]
+    kernel = Kernel(make(), device="cpu", dtype=dtype, threads=threads)
+    X, Z = images(n, shape, dtype, 0), images(n, shape, dtype, 1)
+    kernel(X[:2], Z[:2])
+
+    def run() -> float:
+        start = time.perf_counter()
+        kernel(X, Z, progress=False)
+        return time.perf_counter() - start
+
+    return n * n, run
+
+
+def pytorch(name: str, dtype: str, threads: int) -> tuple[int, Callable[[], float]]:
+    import torch
+
+    from .rivals import torch_kernel
+
+    torch.set_num_threads(threads)
+    make, shape = CASES[name]
+    net = make()
+
+    def block_run(b: int, repeat: int) -> float:
+        x, z = (torch.from_numpy(images(b, shape, dtype, seed)) for seed in (0, 1))
+        with torch.inference_mode():
+            torch_kernel(net, x, z)
+            start = time.perf_counter()
+            for _ in range(repeat):
+                torch_kernel(net, x, z)
+        return time.perf_counter() - start
+
+    best = min((8, 12, 16, 24, 32), key=lambda b: block_run(b, 2) / (b * b))
+    repeat = max(1, 3000 // (best * best))
+    return best * best * repeat, lambda: block_run(best, repeat)
+
+
+def neural_tangents(python: str, name: str, dtype: str) -> tuple[int, Callable[[], float]] | None:
+    if name == "residual_cnn()":
+        return None
+    worker = Path(__file__).with_name("neural_tangents_worker.py")
+    channels, size, _ = CASES[name][1]
+    best: tuple[float, int, Any] | None = None
+    for block in (10, 20, 40):
+        command = [python, str(worker), name, str(2 * block), str(channels), str(size), str(block), dtype]
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
+        assert process.stdin is not None and process.stdout is not None
+        if process.stdout.readline().strip() != "ready":
+            return None
+        process.stdin.write("\n")
+        process.stdin.flush()
+        rate = (2 * block) ** 2 / float(process.stdout.readline())
+        if best is not None and rate <= best[0]:
+            process.kill()
+            continue
+        if best is not None:
+            best[2].kill()
+        best = (rate, block, process)
+    assert best is not None
+    _, block, process = best
+
+    def run() -> float:
+        process.stdin.write("\n")
+        process.stdin.flush()
+        return float(process.stdout.readline())
+
+    return (2 * block) ** 2, run
+
+
+def prototype(path: str, n: int) -> tuple[int, Callable[[], float]]:
+    spec = importlib.util.spec_from_file_location("prototype", path)
+    assert spec is not None and spec.loader is not None
+    p = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(p)
+    x, y = (images(n, (28, 28), "float64", seed) for seed in (0, 1))
+    t1, t2 = p.tables(x), p.tables(y)
+    x1, x2 = p.pad(x.astype(np.float32)), p.pad(y.astype(np.float32))
+    masks = p.mask(28), p.mask(14), p.mask(7)
+    out = np.empty((n, n), np.float32)
+    p.gram(x1[:2], t1[:2], x2[:2], t2[:2], *masks, out[:2, :2].copy())
+
+    def run() -> float:
+        start = time.perf_counter()
+        p.gram(x1, t1, x2, t2, *masks, out)  # its tables, made by NumPy, are not counted
+        return time.perf_counter() - start
+
+    return n * n, run
+
+
+WAIT = """
+import time, numpy as np
+start = time.perf_counter()
+from cnngp import Conv, Dense, Kernel, ReLU, Sequential, zoo
+net = {net}
+Kernel(net, device="cpu")(np.random.default_rng(0).random((20, 1, 28, 28)))
+print(time.perf_counter() - start)
+"""
+MEMORY = """
+import resource, sys, numpy as np
+from cnngp import Kernel, zoo
+X = np.random.default_rng(0).random((5000, 1, 28, 28)).astype("float32")
+Z = X[::-1].copy()
+kernel = Kernel(zoo.resnet(32), device="cpu", threads=2)
+kernel(X[:40], Z[:40])
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+K = kernel(X, Z, progress=False)
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024 - K.nbytes / 2**20)
+"""
+
+
+def in_process(code: str, **env: str) -> float:
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ | env)
+    return float(out.stdout)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--images", type=int, default=1000)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--cases", nargs="*", default=list(CASES))
+    parser.add_argument("--dtypes", nargs="*", default=["float32", "float64"])
+    parser.add_argument("--neural-tangents", metavar="PYTHON")
+    parser.add_argument("--prototype", metavar="FILE")
+    parser.add_argument("--no-torch", action="store_true")
+    parser.add_argument("--memory", action="store_true", help="memory beyond input and output, 5,000 × 5,000")
+    parser.add_argument("--wait", action="store_true", help="the first call, with and without compiled code on disk")
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+
+    results: dict[str, Any] = {}
+    print(f"{'network':18} {'type':8} {'who':16} {'pairs/s':>10} {'elements/s':>11} {'ours is':>8}")
+    for name in args.cases:
+        make, shape = CASES[name]
+        elements = Kernel(make(), device="cpu").engine_for(shape).program.elements
+        for dtype in args.dtypes:
+            n = args.images if dtype == "float32" else args.images // 2
+            field = {"cnngp": ours(name, n, dtype, args.threads)}
+            if not args.no_torch:
+                field["PyTorch"] = pytorch(name, dtype, args.threads)
+            if args.neural_tangents and (worker := neural_tangents(args.neural_tangents, name, dtype)):
+                field["neural-tangents"] = worker
+            if args.prototype and name == "resnet(32)" and dtype == "float32":
+                field["prototype"] = prototype(args.prototype, n)
+            times: dict[str, list[float]] = {who: [] for who in field}
+            for _ in range(args.rounds):
+                for who, (_, run) in field.items():
+                    times[who].append(run())
+            rates = {who: field[who][0] / float(np.median(t)) for who, t in times.items()}
+            for who, rate in rates.items():
+                ratio = f"{rates['cnngp'] / rate:.1f}×"
+                print(f"{name:18} {dtype:8} {who:16} {rate:>10,.0f} {rate * elements:>11.3g} {ratio:>8}", flush=True)
+                results[f"{name} {dtype} {who}"] = rate
+    if args.wait:
+        with tempfile.TemporaryDirectory() as cache:
+            first = in_process(WAIT.format(net="zoo.resnet(32)"), NUMBA_CACHE_DIR=cache)
+            net = "Sequential(Conv(5), ReLU(), Conv(3, stride=2), ReLU(), Dense())"
+            new = in_process(WAIT.format(net=net), NUMBA_CACHE_DIR=cache)
+        print(f"first call on a machine {first:.1f} s, on a new network later {new:.1f} s (imports included)")
+        results["first call"], results["new network"] = first, new
+    if args.memory:
+        results["memory"] = in_process(MEMORY)
+        print(f"memory beyond input and output, 5,000 × 5,000: {results['memory']:.0f} MB")
+    if args.json:
+        print(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()
