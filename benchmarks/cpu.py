@@ -88,7 +88,8 @@ def neural_tangents(python: str, name: str, dtype: str) -> tuple[int, Callable[[
         process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         )
-        assert process.stdin is not None and process.stdout is not None
+        assert process.stdin is not None
+        assert process.stdout is not None
         if process.stdout.readline().strip() != "ready":
             return None
         process.stdin.write("\n")
@@ -113,7 +114,8 @@ def neural_tangents(python: str, name: str, dtype: str) -> tuple[int, Callable[[
 
 def prototype(path: str, n: int) -> tuple[int, Callable[[], float]]:
     spec = importlib.util.spec_from_file_location("prototype", path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     p = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(p)
     x, y = (images(n, (28, 28), "float64", seed) for seed in (0, 1))

@@ -41,7 +41,9 @@ def _propagate(net: Network, v: Maps, n: int, m: int) -> Maps:
             return tuple(net.bias_var + net.weight_var * a.mean((2, 3), keepdim=True) for a in v)  # type: ignore[return-value]
         case Conv():
             k, s = net.kernel_size, net.stride
-            assert isinstance(k, int) and isinstance(s, int) and net.padding == "same"
+            assert isinstance(k, int)
+            assert isinstance(s, int)
+            assert net.padding == "same"
             scale = net.weight_var * (1 if net.fan_in == "patch" else k * k)
             before = (k - 1) // 2
             pad = (before, k - 1 - before) * 2

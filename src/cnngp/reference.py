@@ -184,9 +184,10 @@ def transposed_convolution(layer: ConvTranspose, V: Array) -> Array:
     ]
     for m in itertools.product(*map(range, size)):
         for tap in itertools.product(*map(range, k)):
-            mu = [lands[a][m[a] * stride[a] + tap[a] * dilation[a]] for a in range(axes)]
+            mu: Any = [lands[a][m[a] * stride[a] + tap[a] * dilation[a]] for a in range(axes)]
+            source: Any = (..., *m)
             if min(mu) >= 0:
-                total[:, :, *mu] += V[:, :, *m]
+                total[(..., *mu)] += V[source]
     return layer.bias_var + layer.weight_var * _fan_in_scale(layer, axes) * total
 
 

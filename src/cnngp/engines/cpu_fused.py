@@ -62,14 +62,14 @@ def fused3_row(
 @jit
 def fused_row(
     m: Any, src: int, new: int, old: int, new_pair: int, rows: Any, height: int, k: int, sums: int, ready: int, to: int,
-    n: int, width: int, own: Any, own_at: int, lane: Any, at: int, size: int, how: int, keep: Any, scale: Any, bias: Any,
-    map_step: int, scratch_step: int, own_step: int,
+    n: int, width: int, own: Any, own_at: int, lane: Any, at: int, size: int, how: int, keep: Any, scale: Any,
+    bias: Any, map_step: int, scratch_step: int, own_step: int,
 ) -> None:  # fmt: skip
     """As `fused3_row` for windows of height × k, through sums of two neighbours, which halve the number of terms.
 
-    Down: with A_r = V_r + V_{r−1}, seven rows are V_r + A_{r−1} + A_{r−3} + A_{r−5} and four are A_r + A_{r−2}; `new` and
-    `old` are V_r and V_{r−1}, `new_pair` is A_r, and `rows` holds the addresses of the other A. Along: the same, with the
-    pair sums of a row in `sums`. An output is written as soon as its window is whole, `ready` columns after it.
+    Down: with A_r = V_r + V_{r−1}, seven rows are V_r + A_{r−1} + A_{r−3} + A_{r−5} and four are A_r + A_{r−2}; `new`
+    and `old` are V_r and V_{r−1}, `new_pair` is A_r, and `rows` holds the addresses of the other A. Along: the same,
+    with the pair sums of a row in `sums`. An output is written once its window is whole, `ready` columns after it.
     """
     L = lanes(m)
     one = constant(m, 1.0)
@@ -105,8 +105,10 @@ def fused_row(
             write(m, to + o - ready * L, V0, how, keep, scale, bias)
             write(m, to + map_step + o - ready * L, V1, how, keep, scale, bias)
     for b in range(2):
-        last_columns(m, last1 if b else last0, k, sums + b * scratch_step, ready, to + b * map_step, n, width, how, keep,
-                     scale, bias)  # fmt: skip
+        last_columns(
+            m, last1 if b else last0, k, sums + b * scratch_step, ready, to + b * map_step, n, width, how, keep, scale,
+            bias,
+        )  # fmt: skip
 
 
 @jit
@@ -161,8 +163,8 @@ def last_row(
 @jit
 def fused_any(
     m: Any, src: int, new: int, old: int, new_pair: int, rows: Any, height: int, k: int, sums: int, ready: int, to: int,
-    n: int, width: int, own: Any, own_at: int, lane: Any, at: int, size: int, how: int, keep: Any, scale: Any, bias: Any,
-    map_step: int, scratch_step: int, own_step: int,
+    n: int, width: int, own: Any, own_at: int, lane: Any, at: int, size: int, how: int, keep: Any, scale: Any,
+    bias: Any, map_step: int, scratch_step: int, own_step: int,
 ) -> None:  # fmt: skip
     # Literal sizes are constants to the compiler, which unrolls; the usual square windows get their own copy.
     if height == 4 and k == 4:
@@ -194,8 +196,8 @@ def fused_plane(
 ) -> None:  # fmt: skip
     """One plane of a FUSED operation.
 
-    Scratch, for each of the two images: a row of zeros, the ring of k rows (activated rows where k = 3, pair sums else),
-    two activated rows, a row of sums with the padding on its left and right.
+    Scratch, for each of the two images: a row of zeros, the ring of k rows (activated rows where k = 3, pair sums
+    else), two activated rows, a row of sums with the padding on its left and right.
     """
     L = lanes(m)
     n, height, k, before = op[C0], op[B0], op[ROW_K], op[ROW_BEFORE]

@@ -270,7 +270,7 @@ def _zero_padding(axis: AxisSum, start: int, stride: int, dilation: int, k: int)
 
 
 def _is_window(axis: AxisSum) -> bool:
-    """Whether each output sums k neighbours, the window moving by one, with zeros outside but not nothing else first."""
+    """Whether each output sums k neighbours, the window moving by one, zeros outside, none of only zeros first."""
     low, high, start, stride, dilation, k = _whole_windows(axis)
     if high - low < 2 or stride != 1 or (dilation != 1 and k > 1):
         return False
