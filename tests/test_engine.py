@@ -29,7 +29,7 @@ def check(net, shape, dtype, seed, tolerance):
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @given(drawn=networks_with_shapes(relu_like), seed=st.integers(0, 10**6))
-@settings(max_examples=400)
+@settings(max_examples=300)
 def test_relu_like_networks_agree_with_the_reference(dtype, drawn, seed):
     check(*drawn, dtype, seed, TOLERANCE[dtype])
 

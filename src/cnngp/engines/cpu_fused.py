@@ -10,6 +10,7 @@ from typing import Any
 
 from .cpu_plan import (
     A0,
+    ACT,
     B0,
     B1,
     BIAS,
@@ -17,6 +18,7 @@ from .cpu_plan import (
     C1,
     COL_K,
     KEEP,
+    NO_ACT,
     PAD_LEFT,
     PAD_RIGHT,
     ROW_BEFORE,
@@ -28,6 +30,10 @@ from .cpu_plan import (
 from .cpu_rows import STORED, jit, relu_two_rows, relu_value, write
 from .cpu_sums import box3_rows
 from .simd import constant, lanes, load, splat, store
+
+# How many columns the sums run behind the activation: additions that waited for a square root would fill the core's
+# queue of instructions.
+LAG = 2
 
 
 @jit
@@ -61,11 +67,13 @@ def fused3_row(
 
 @jit
 def fused_row(
-    m: Any, src: int, new: int, old: int, new_pair: int, rows: Any, height: int, k: int, sums: int, ready: int, to: int,
-    n: int, width: int, own: Any, own_at: int, lane: Any, at: int, size: int, how: int, keep: Any, scale: Any,
-    bias: Any, map_step: int, scratch_step: int, own_step: int,
+    m: Any, active: bool, src: int, new: int, new_step: int, old: int, old_step: int, new_pair: int, rows: Any,
+    height: int, k: int, sums: int, ready: int, to: int, n: int, width: int, own: Any, own_at: int, lane: Any, at: int,
+    size: int, how: int, keep: Any, scale: Any, bias: Any, map_step: int, scratch_step: int, own_step: int,
 ) -> None:  # fmt: skip
     """As `fused3_row` for windows of height × k, through sums of two neighbours, which halve the number of terms.
+
+    Where not `active` there is no ReLU, and `new` is the row of the map itself, or of zeros.
 
     Down: with A_r = V_r + V_{r−1}, seven rows are V_r + A_{r−1} + A_{r−3} + A_{r−5} and four are A_r + A_{r−2}; `new`
     and `old` are V_r and V_{r−1}, `new_pair` is A_r, and `rows` holds the addresses of the other A. Along: the same,
@@ -74,16 +82,20 @@ def fused_row(
     L = lanes(m)
     one = constant(m, 1.0)
     last0 = last1 = constant(m, 0.0)
-    for x in range(n):
-        o = x * L
-        s, r = load(lane, (at + x) * L), load(lane, (at + size + x) * L)
-        p0, q0 = splat(own, own_at + x) * s, splat(own, own_at + size + x) * r
-        p1, q1 = splat(own, own_at + own_step + x) * s, splat(own, own_at + own_step + size + x) * r
-        V0 = relu_value(load(m, src + o), p0, q0, one)
-        V1 = relu_value(load(m, src + map_step + o), p1, q1, one)
-        store(m, new + o, V0)
-        store(m, new + scratch_step + o, V1)
-        A0, A1 = V0 + load(m, old + o), V1 + load(m, old + scratch_step + o)
+    for x in range(n + LAG):
+        if active and x < n:
+            o = x * L
+            s, r = load(lane, (at + x) * L), load(lane, (at + size + x) * L)
+            p0, q0 = splat(own, own_at + x) * s, splat(own, own_at + size + x) * r
+            p1, q1 = splat(own, own_at + own_step + x) * s, splat(own, own_at + own_step + size + x) * r
+            store(m, new + o, relu_value(load(m, src + o), p0, q0, one))
+            store(m, new + new_step + o, relu_value(load(m, src + map_step + o), p1, q1, one))
+        y = x - LAG
+        if y < 0:
+            continue
+        o = y * L
+        V0, V1 = load(m, new + o), load(m, new + new_step + o)
+        A0, A1 = V0 + load(m, old + o), V1 + load(m, old + old_step + o)
         store(m, new_pair + o, A0)
         store(m, new_pair + scratch_step + o, A1)
         if height % 2 == 0:
@@ -95,7 +107,7 @@ def fused_row(
         last0, last1 = V0, V1
         store(m, sums + o, A0)
         store(m, sums + scratch_step + o, A1)
-        if x >= ready:
+        if y >= ready:
             if k % 2 == 0:
                 V0, V1 = A0, A1
             for t in range((k - 1) // 2):
@@ -130,62 +142,31 @@ def last_columns(
 
 
 @jit
-def last_row(
-    m: Any, new: int, old: int, new_pair: int, rows: Any, height: int, k: int, sums: int, ready: int, to: int, n: int,
-    width: int, how: int, keep: Any, scale: Any, bias: Any, map_step: int, scratch_step: int,
-) -> None:  # fmt: skip
-    """As `fused_row` where the new row is padding: V_r = 0."""
-    L = lanes(m)
-    zero = constant(m, 0.0)
-    for b in range(2):
-        shift = b * scratch_step
-        last = zero
-        for x in range(n):
-            o = shift + x * L
-            store(m, new + o, zero)
-            A = load(m, old + o)
-            store(m, new_pair + o, A)
-            V = A if height % 2 == 0 else zero
-            for t in range((height - 1) // 2):
-                V = V + load(m, rows[t] + o)
-            A = V + last
-            last = V
-            store(m, sums + o, A)
-            if x >= ready:
-                if k % 2 == 0:
-                    V = A
-                for t in range((k - 1) // 2):
-                    V = V + load(m, sums + o - (2 * t + 1 + (k + 1) % 2) * L)
-                write(m, to + b * map_step + (x - ready) * L, V, how, keep, scale, bias)
-        last_columns(m, last, k, sums + shift, ready, to + b * map_step, n, width, how, keep, scale, bias)
-
-
-@jit
 def fused_any(
-    m: Any, src: int, new: int, old: int, new_pair: int, rows: Any, height: int, k: int, sums: int, ready: int, to: int,
-    n: int, width: int, own: Any, own_at: int, lane: Any, at: int, size: int, how: int, keep: Any, scale: Any,
-    bias: Any, map_step: int, scratch_step: int, own_step: int,
+    m: Any, active: bool, src: int, new: int, new_step: int, old: int, old_step: int, new_pair: int, rows: Any,
+    height: int, k: int, sums: int, ready: int, to: int, n: int, width: int, own: Any, own_at: int, lane: Any, at: int,
+    size: int, how: int, keep: Any, scale: Any, bias: Any, map_step: int, scratch_step: int, own_step: int,
 ) -> None:  # fmt: skip
     # Literal sizes are constants to the compiler, which unrolls; the usual square windows get their own copy.
     if height == 4 and k == 4:
         fused_row(
-            m, src, new, old, new_pair, rows, 4, 4, sums, ready, to, n, width, own, own_at, lane, at, size, how, keep,
-            scale, bias, map_step, scratch_step, own_step,
+            m, active, src, new, new_step, old, old_step, new_pair, rows, 4, 4, sums, ready, to, n, width, own, own_at,
+            lane, at, size, how, keep, scale, bias, map_step, scratch_step, own_step,
         )  # fmt: skip
     elif height == 5 and k == 5:
         fused_row(
-            m, src, new, old, new_pair, rows, 5, 5, sums, ready, to, n, width, own, own_at, lane, at, size, how, keep,
-            scale, bias, map_step, scratch_step, own_step,
+            m, active, src, new, new_step, old, old_step, new_pair, rows, 5, 5, sums, ready, to, n, width, own, own_at,
+            lane, at, size, how, keep, scale, bias, map_step, scratch_step, own_step,
         )  # fmt: skip
     elif height == 7 and k == 7:
         fused_row(
-            m, src, new, old, new_pair, rows, 7, 7, sums, ready, to, n, width, own, own_at, lane, at, size, how, keep,
-            scale, bias, map_step, scratch_step, own_step,
+            m, active, src, new, new_step, old, old_step, new_pair, rows, 7, 7, sums, ready, to, n, width, own, own_at,
+            lane, at, size, how, keep, scale, bias, map_step, scratch_step, own_step,
         )  # fmt: skip
     else:
         fused_row(
-            m, src, new, old, new_pair, rows, height, k, sums, ready, to, n, width, own, own_at, lane, at, size, how,
-            keep, scale, bias, map_step, scratch_step, own_step,
+            m, active, src, new, new_step, old, old_step, new_pair, rows, height, k, sums, ready, to, n, width, own,
+            own_at, lane, at, size, how, keep, scale, bias, map_step, scratch_step, own_step,
         )  # fmt: skip
 
 
@@ -203,11 +184,12 @@ def fused_plane(
     n, height, k, before = op[C0], op[B0], op[ROW_K], op[ROW_BEFORE]
     width = n * L
     ring = scratch + width
-    pair = ring + k * width  # the two newest activated rows, where the ring holds pair sums
-    sums = pair + 2 * width + op[PAD_LEFT] * L
+    newest = ring + k * width  # the two newest activated rows, where the ring holds pair sums
+    sums = newest + 2 * width + op[PAD_LEFT] * L
     size = op[A0] * height * n
     entry = op[TABLE] + plane * height * n
     ready = op[COL_K] - 1 - op[PAD_LEFT]
+    active = op[ACT] != NO_ACT
     keep, scale, bias = constant(m, numbers[KEEP]), constant(m, numbers[SCALE]), constant(m, numbers[BIAS])
     zero = constant(m, 0.0)
     for b in range(2):
@@ -215,19 +197,25 @@ def fused_plane(
             store(m, scratch + b * scratch_step + x, zero)
         for x in range(op[PAD_LEFT]):
             store(m, sums + b * scratch_step - (x + 1) * L, zero)
-    three = k == 3 and op[COL_K] == 3 and op[PAD_LEFT] == 1 and op[PAD_RIGHT] == 1
+    three = active and k == 3 and op[COL_K] == 3 and op[PAD_LEFT] == 1 and op[PAD_RIGHT] == 1
     after = k - 1 - before
-    for row in range(min(after, height)):
-        to = ring + (row % k) * width if three else pair + (row % 2) * width
-        relu_two_rows(
-            m, src + row * width, to, n, own, own_at + entry + row * n, table, entry + row * n, size, L, map_step,
-            scratch_step, own_step, STORED, keep, scale, bias,
-        )  # fmt: skip
+    step = scratch_step if active else map_step  # from an activated row of one image to that of the other
+    for row in range(min(after, height)):  # what the first output needs beside its newest row
+        to = ring + (row % k) * width if three else newest + (row % 2) * width
+        if active:
+            relu_two_rows(
+                m, src + row * width, to, n, own, own_at + entry + row * n, table, entry + row * n, size, L, map_step,
+                scratch_step, own_step, STORED, keep, scale, bias,
+            )  # fmt: skip
         if not three:
-            old = pair + ((row - 1) % 2) * width if row > 0 else scratch
+            to = to if active else src + row * width
+            old, old_step = scratch, 0
+            if row > 0:
+                old, old_step = newest + ((row - 1) % 2) * width if active else src + (row - 1) * width, step
             for b in range(2):
-                for x in range(b * scratch_step, b * scratch_step + width, L):
-                    store(m, ring + (row % k) * width + x, load(m, to + x) + load(m, old + x))
+                pair = ring + b * scratch_step + (row % k) * width
+                for x in range(0, width, L):
+                    store(m, pair + x, load(m, to + b * step + x) + load(m, old + b * old_step + x))
     for row in range(op[B1]):
         new = row + after
         to = dst + row * op[C1] * L
@@ -250,16 +238,14 @@ def fused_plane(
             for t in range((k - 1) // 2):
                 b = new - 2 * t - 1 - (k + 1) % 2
                 rows[t] = ring + (b % k) * width if b >= 0 else scratch
-            newest = pair + (new % 2) * width
-            old = pair + ((new - 1) % 2) * width if new > 0 else scratch
+            old, old_step = scratch, 0
+            if 0 < new <= height:
+                old, old_step = newest + ((new - 1) % 2) * width if active else src + (new - 1) * width, step
+            fresh, fresh_step = scratch, 0
             if new < height:
-                fused_any(
-                    m, src + new * width, newest, old, ring + (new % k) * width, rows, k, op[COL_K], sums, ready, to, n,
-                    op[C1], own, own_at + at, table, at, size, op[WRITE], keep, scale, bias, map_step, scratch_step,
-                    own_step,
-                )  # fmt: skip
-            else:
-                last_row(
-                    m, newest, old, ring + (new % k) * width, rows, k, op[COL_K], sums, ready, to, n, op[C1], op[WRITE],
-                    keep, scale, bias, map_step, scratch_step,
-                )  # fmt: skip
+                fresh, fresh_step = newest + (new % 2) * width if active else src + new * width, step
+            fused_any(
+                m, active and new < height, src + new * width, fresh, fresh_step, old, old_step,
+                ring + (new % k) * width, rows, k, op[COL_K], sums, ready, to, n, op[C1], own, own_at + at, table, at,
+                size, op[WRITE], keep, scale, bias, map_step, scratch_step, own_step,
+            )  # fmt: skip
