@@ -7,7 +7,27 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cnngp import Kernel, reference
+from cnngp import (
+    GELU,
+    Abs,
+    Conv,
+    Cos,
+    Dense,
+    Elementwise,
+    Erf,
+    Identity,
+    Kernel,
+    LeakyReLU,
+    NetworkError,
+    ReLU,
+    Sequential,
+    Sin,
+    Step,
+    Sum,
+    reference,
+    zoo,
+)
+from cnngp.engines.base import RangeError
 from networks import images, networks_with_shapes, relu_like, smooth
 
 TOLERANCE = {"float32": 1e-6, "float64": 1e-12}
@@ -44,3 +64,98 @@ SMOOTH_TOLERANCE = {"float32": 1e-5, "float64": 1e-12}
 @settings(max_examples=200)
 def test_smooth_networks_agree_with_the_reference(dtype, drawn, seed):
     check(*drawn, dtype, seed, SMOOTH_TOLERANCE[dtype])
+
+
+# Step has a square-root slope at correlation one: a rounding of 2^-24 moves θ by √(2·2^-24) = 3.5e-4 and V by 5.5e-5. A
+# second Step takes the root of that again: √(2·1.1e-4)/2π = 2.4e-3. In float64 2^-53 gives 2.4e-9 and 1.5e-5.
+@pytest.mark.parametrize(
+    ("dtype", "steps", "tolerance"),
+    [("float32", 1, 1.2e-4), ("float32", 2, 5e-3), ("float64", 1, 5e-9), ("float64", 2, 3e-5)],
+)
+@given(seed=st.integers(0, 10**6))
+@settings(max_examples=30)
+def test_step_networks_agree_with_the_reference(dtype, steps, tolerance, seed):
+    blocks = [layer for _ in range(steps) for layer in (Conv(3, bias_var=0.1), Step())]
+    check(Sequential(*blocks, Dense()), (2, 5, 4), dtype, seed, tolerance)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("fn", ["tanh", "silu", "softplus", "sigmoid", "gelu_tanh"])
+def test_elementwise_networks_agree_with_the_reference(dtype, fn):
+    net = Sequential(
+        Conv(3, weight_var=2.0),
+        Elementwise(fn),
+        Conv(2, stride=2, bias_var=0.1),
+        Sum(Identity(), Sequential(Elementwise(fn), Conv(3))),
+        Elementwise(fn),
+        Dense(),
+    )
+    check(net, (1, 5, 4), dtype, 0, {"float32": 1e-6, "float64": 1e-12}[dtype])
+
+
+def test_the_bits_of_an_elementwise_network_do_not_depend_on_the_length_of_its_series():
+    """A batch with large variances runs more terms; the others must not notice."""
+    net = Sequential(Conv(3), Elementwise("tanh"), Dense())
+    X = np.random.default_rng(0).normal(size=(6, 1, 5, 5)).astype(np.float32)
+    X[5] *= 8.0
+    kernel = Kernel(net, device="cpu")
+    assert (kernel(X)[:5, :5] == kernel(X[:5])).all()
+
+
+EVERY = [ReLU(), LeakyReLU(0.2), Abs(), Erf(), Step(), Sin(), Cos(), GELU()]
+
+
+@pytest.mark.parametrize("act", EVERY, ids=repr)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("power", [-50, -45, -30, -10, 10, 30, 45, 50])
+def test_any_scale_gives_the_kernel_or_one_clear_refusal(act, dtype, power):
+    """Variances from 1e-50 to 1e50 inside, brought back to order one at the end: right, or refused, and never NaN."""
+    X = np.random.default_rng(0).normal(size=(3, 1, 4, 4)).astype(np.float32)
+    inside = Sequential(Conv(3, weight_var=10.0**power), act, Dense())
+    scale = float(reference.diagonal(inside, X).max())
+    net = Sequential(Conv(3, weight_var=10.0**power), act, Dense(weight_var=1.0 / scale))
+    try:
+        K = Kernel(net, device="cpu", dtype=dtype)(X)
+    except (RangeError, NetworkError):
+        if isinstance(act, (ReLU, LeakyReLU, Abs, Step)):  # homogeneous: no scale is out of reach
+            raise
+        return
+    assert np.isfinite(K).all()
+    assert K.diagonal() == pytest.approx(reference.diagonal(net, X), rel=1e-5)
+
+
+@pytest.mark.parametrize("power", [-50, -45, -20, 30, 50])
+def test_a_series_at_any_scale_gives_the_kernel_or_one_clear_refusal(power):
+    X = np.random.default_rng(0).normal(size=(3, 1, 4, 4)).astype(np.float32)
+    net = Sequential(Conv(3, weight_var=10.0**power), Elementwise("tanh"), Dense(weight_var=10.0 ** max(0, -power)))
+    if power == -20:  # tanh(z) = z here
+        linear = Sequential(Conv(3, weight_var=10.0**power), Dense(weight_var=10.0 ** max(0, -power)))
+        K = Kernel(net, device="cpu")(X)
+        assert error(K, reference.kernel(linear, X)) < 1e-6
+    else:
+        with pytest.raises((RangeError, NetworkError), match="variance"):
+            Kernel(net, device="cpu")(X)
+
+
+def test_pixels_too_large_to_square_are_refused():
+    with pytest.raises(RangeError, match="pixels of 1e\\+20 are too large to multiply in float32"):
+        Kernel(Dense(1e-10), device="cpu")(np.full((2, 4), 1e20))
+
+
+def test_a_volume_a_signal_and_a_large_image_run():
+    rng = np.random.default_rng(0)
+    for shape in ((2, 5, 6, 7), (3, 300), (1, 224, 224)):
+        X = rng.normal(size=(2, *shape)).astype(np.float32)
+        net = Sequential(Conv(3, stride=2), ReLU(), Conv(3, stride=2), ReLU(), Dense())
+        assert error(Kernel(net, device="cpu")(X), reference.kernel(net, X)) < 1e-6
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(
+    "net", [zoo.resnet(32), zoo.convnet(), zoo.residual_cnn()], ids=["resnet", "convnet", "residual"]
+)
+def test_the_papers_networks_on_real_digits(mnist_images, net, dtype):
+    X, Z = mnist_images[:6], mnist_images[6:26]
+    kernel = Kernel(net, device="cpu", dtype=dtype)
+    assert error(kernel(X, Z), reference.kernel(net, X, Z)) <= TOLERANCE[dtype]
+    assert error(kernel(X), reference.kernel(net, X)) <= TOLERANCE[dtype]

@@ -35,7 +35,12 @@ def to_numpy(a: Any, name: str = "X") -> NDArray[Any]:
     """Any array or nested list as NumPy; torch tensors lose their gradient, arrays on a card are copied."""
     match kind(a):
         case "torch":
-            return np.asarray(a.detach().cpu().numpy())
+            try:
+                # bfloat16 is unknown to NumPy and fits float32
+                a = a.float() if str(a.dtype) == "torch.bfloat16" else a
+                return np.asarray(a.detach().cpu().numpy())
+            except (TypeError, RuntimeError) as error:
+                raise DataError(f"{name}: this tensor cannot become an array ({str(error).splitlines()[0]})") from None
         case "cupy":
             return np.asarray(a.get())
         case _:
@@ -67,21 +72,28 @@ def to_output(a: Any, output: Output) -> Any:
     return torch.from_dlpack(a) if kind(a) == "cupy" else torch.from_numpy(np.ascontiguousarray(a))
 
 
-def as_images(X: Any, dtype: np.dtype[Any], name: str = "X", on_gpu: bool = False) -> Any:
-    """X as a C-contiguous array of the working precision, (N, C, …), checked: real, finite, not empty, 2 to 5 axes."""
+def check_images_shape(shape: tuple[int, ...], name: str) -> None:
+    if not 2 <= len(shape) <= 5:
+        hint = ""
+        if len(shape) == 1:
+            hint = "; for one image use X[None]"
+        raise DataError(
+            f"{name} has shape {shape}; expected (N, channels, height, width), or (N, features), "
+            f"(N, channels, length) or (N, channels, depth, height, width){hint}"
+        )
+    if 0 in shape:
+        raise DataError(f"{name} has shape {shape}, which is empty; expected at least one image with pixels")
+
+
+def as_images(X: Any, dtype: np.dtype[Any], name: str = "X", on_gpu: bool = False, first: int = 0) -> Any:
+    """X as a C-contiguous array of the working precision, (N, C, …), checked: real, finite, not empty, 2 to 5 axes.
+
+    `first` is the number of the first image, for messages about a block of a larger set.
+    """
     a: Any = to_cupy(X, name) if on_gpu else to_numpy(X, name)
     if a.dtype.kind not in "buif":
         raise DataError(f"{name} has type {a.dtype}; expected real numbers")
-    if not 2 <= a.ndim <= 5:
-        hint = ""
-        if a.ndim == 1:
-            hint = "; for one image use X[None]"
-        raise DataError(
-            f"{name} has shape {tuple(a.shape)}; expected (N, channels, height, width), or (N, features), "
-            f"(N, channels, length) or (N, channels, depth, height, width){hint}"
-        )
-    if 0 in a.shape:
-        raise DataError(f"{name} has shape {tuple(a.shape)}, which is empty; expected at least one image with pixels")
+    check_images_shape(tuple(a.shape), name)
     xp: Any = sys.modules["cupy"] if kind(a) == "cupy" else np
     with np.errstate(over="ignore"):  # a pixel beyond the working precision is reported below
         images = xp.ascontiguousarray(a, dtype=dtype)
@@ -89,5 +101,5 @@ def as_images(X: Any, dtype: np.dtype[Any], name: str = "X", on_gpu: bool = Fals
     if not bool(finite.all()):
         i = int(xp.argmax(~finite.reshape(len(images), -1).all(axis=1)))
         bad = "NaN" if bool(xp.isnan(images[i]).any()) else "infinite (or beyond the range of " + dtype.name + ")"
-        raise DataError(f"{name}[{i}] has {bad} pixels; remove or replace them")
+        raise DataError(f"{name}[{first + i}] has {bad} pixels; remove or replace them")
     return images

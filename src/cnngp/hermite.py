@@ -6,6 +6,7 @@ and the error bound are in hermite_tables.py.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from functools import lru_cache
 
 import numpy as np
@@ -28,12 +29,12 @@ def series(fn: Function, dtype: DTypeLike = np.float32) -> Series:
     0.173516
     """
     size = np.dtype(dtype).itemsize
-    return _named(fn, size) if isinstance(fn, str) else build(fn, PRECISION[size])
+    return _cached(fn, size) if isinstance(fn, Hashable) else build(fn, PRECISION[size])
 
 
 @lru_cache(maxsize=64)
-def _named(name: str, size: int) -> Series:
-    return build(name, PRECISION[size])
+def _cached(fn: Function, size: int) -> Series:
+    return build(fn, PRECISION[size])
 
 
 def check(series: Series, s: ArrayLike, place: str = "") -> None:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from .arrays import OUTPUTS, DataError, Output, as_images
 from .composition import check_network
-from .engines.base import Engine
+from .engines.base import Engine, check_pixels
 from .network import Network, NetworkError, as_layer
 from .program import lower
 
@@ -124,7 +124,9 @@ class Kernel:
         return NetworkKernel(self.network, tuple(input_shape), self._asked, self.dtype, self.threads)
 
     def _images(self, X: Any, name: str) -> Any:
-        return as_images(X, np.dtype(self.dtype), name, on_gpu=self.device == "cuda")
+        images = as_images(X, np.dtype(self.dtype), name, on_gpu=self.device == "cuda")
+        check_pixels(images, np.dtype(self.dtype))
+        return images
 
     def __repr__(self) -> str:
         threads = "" if self.threads is None else f", threads={self.threads}"

@@ -64,12 +64,12 @@ class Network:
         """Every layer with its output shape and its cost per pair of images; refuses what does not fit.
 
         >>> print(Sequential(Conv(3, stride=2), ReLU(), Dense()).shapes((1, 28, 28)))
-        place      layer              output  operations per pair
-        (input)    1 channel         28 × 28                  784
-        layers[0]  Conv(3, stride=2) 14 × 14                1,750
-        layers[1]  ReLU()            14 × 14                2,940
-        layers[2]  Dense()                 1                  196
-        all                                                 5,670
+        place      layer               output  operations per pair
+        (input)    1 channel          28 × 28                  784
+        layers[0]  Conv(3, stride=2)  14 × 14                1,918
+        layers[1]  ReLU()             14 × 14                2,940
+        layers[2]  Dense()                  1                  211
+        all                                                  5,853
         """
         from .shapes import shape_table
 
@@ -112,6 +112,11 @@ class ConvTranspose(Network):
 
     def __post_init__(self) -> None:
         _check_convolution(self)
+        if self.padding_mode != "zeros":
+            raise NetworkError(
+                f"ConvTranspose: padding_mode={self.padding_mode!r} has no exact kernel: one filter element then "
+                "reaches an output from two inputs; use 'zeros'"
+            )
         _set(self, "output_padding", _per_axis(self, "output_padding", self.output_padding, least=0))
         if self.padding == "same" and self.output_padding not in (0, (0,) * _axes(self.output_padding)):
             raise NetworkError(
@@ -299,9 +304,15 @@ def _set(layer: Network, name: str, value: object) -> None:
 
 
 def _real(layer: Network, name: str, value: object) -> float:
-    if not isinstance(value, numbers.Real) or isinstance(value, bool) or not math.isfinite(value):
-        raise NetworkError(f"{type(layer).__name__}: {name}={value!r} is not a finite number")
-    return float(value)
+    try:
+        if isinstance(value, bool) or not isinstance(value, numbers.Real):
+            raise TypeError
+        number = float(value) + 0.0  # −0.0 becomes 0.0, so that equal networks are written alike
+    except (TypeError, OverflowError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise NetworkError(f"{type(layer).__name__}: {name}={value!r:.40} is not a finite number")
+    return number
 
 
 def _check_variances(layer: Conv | ConvTranspose | Dense) -> None:

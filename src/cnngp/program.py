@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import assert_never
 
-from .composition import at, check_network, child
+from .composition import at, child
 from .geometry import AxisSum
 from .network import (
     GELU,
@@ -45,9 +45,9 @@ from .network import (
 from .shapes import (
     Spatial,
     axis_sums,
-    check_branches_agree,
     check_input_shape,
     output_spatial,
+    shape_table,
     shape_text,
     sum_scale,
 )
@@ -88,7 +88,7 @@ class Activation:
         """(α, β) of the ReLU family: V ∝ α·R + β·K."""
         match self.layer:
             case LeakyReLU():
-                return (1.0 - self.layer.slope) ** 2 / 2.0, self.layer.slope
+                return (1.0 - self.layer.slope) * (1.0 - self.layer.slope) / 2.0, self.layer.slope
             case Abs():
                 return 2.0, -1.0
             case _:
@@ -118,7 +118,7 @@ class Op:
 class Program:
     """What an engine runs for one pair of images.
 
-    `buffers[input]` starts as Σ_c x_c x'_c at every location; after all `ops`, `unit` · `buffers[output]` is the kernel.
+    `buffers[input]` starts as Σ_c x_c x'_c at every location; after all `ops`, `unit` · `buffers[output]` is K.
     `buffers` are sizes in map elements. An image's variances at nonlinearity a are at [a.offset, a.offset + a.size) of
     its table, which has `elements` entries.
     """
@@ -149,7 +149,7 @@ def lower(net: Network, input_shape: Sequence[int]) -> Program:
     """
     layer = as_layer(net)
     channels, spatial = check_input_shape(input_shape)
-    check_network(layer)
+    shape_table(layer, input_shape)  # refuses what does not fit, by its place in the network
     builder = _Builder()
     start = _Value(builder.new_input(spatial), 1.0 / channels, spatial, 0.0)
     end = builder.lower(layer, start, "")
@@ -159,7 +159,8 @@ def lower(net: Network, input_shape: Sequence[int]) -> Program:
             "needs one; end it with Dense()"
         )
     ops, buffers, inp, out = _assign_buffers(builder.fused(end.node), end.node)
-    return Program(net, channels, spatial, _three(spatial), ops, buffers, inp, out, end.unit, builder.elements)
+    ops, unit = _with_plain_unit(ops, end.unit)
+    return Program(net, channels, spatial, _three(spatial), ops, buffers, inp, out, unit, builder.elements)
 
 
 @dataclass(frozen=True)
@@ -226,13 +227,9 @@ class _Builder:
     def _sum(self, net: Sum, x: _Value, place: str, into: _Value | None) -> _Value:
         """Branches are added one after the other into the first; a bare skip goes first, so it costs nothing."""
         branches = sorted(enumerate(net.branches), key=lambda item: not _is_skip(item[1]))
-        shapes = {}
         total = into
         for i, branch in branches:
-            before = total
-            total = self.lower(branch, x, child(place, "branches", i), before)
-            shapes[i] = total.spatial
-            check_branches_agree([shapes[k] for k in sorted(shapes)], place)
+            total = self.lower(branch, x, child(place, "branches", i), total)
         assert total is not None
         return total
 
@@ -248,22 +245,19 @@ class _Builder:
     def _linear(self, layer: Conv | ConvTranspose | Dense, x: _Value, place: str, into: _Value | None) -> _Value:
         sums = axis_sums(layer, x.spatial, place)
         spatial = output_spatial(layer, sums)
-        if into is not None and into.spatial != spatial:
-            check_branches_agree([into.spatial, spatial], place)
         three = _three_sums(sums)
         pointwise = all(s.is_identity for s in three)
         weight = sum_scale(layer, x.spatial)
         terms = math.prod(max(map(len, s.sources), default=0) for s in sums)
         level = _log2_sum(_log2(layer.bias_var), _log2(weight * terms) + x.level)
         if pointwise and into is None and layer.bias_var == 0 and weight > 0:
-            return _Value(x.node, x.unit * weight, spatial, level)  # a change of unit only
+            return _Value(x.node, _checked(x.unit * weight, level, place), spatial, level)  # a change of unit only
         node = _Node(place, x.node, None, _three(x.spatial), _three(spatial), None, None if pointwise else three)
         return self._finish(node, spatial, level, x.unit * weight, layer.bias_var, into)
 
     def _added(self, x: _Value, place: str, into: _Value | None) -> _Value:
         if into is None:
             return x
-        check_branches_agree([into.spatial, x.spatial], place)
         shape = _three(x.spatial)
         return self._finish(_Node(place, x.node, None, shape, shape), x.spatial, x.level, x.unit, 0.0, into)
 
@@ -272,8 +266,8 @@ class _Builder:
     ) -> _Value:
         """Choose the unit of the result, which fixes keep, scale and bias.
 
-        A fresh map takes the unit in which its scale is 1; a sum keeps the unit of what it adds to. Either is shifted by
-        a power of two when the typical value would leave the headroom.
+        A fresh map takes the unit in which its scale is 1; a sum keeps the unit of what it adds to. Either is shifted
+        by a power of two when the typical value would leave the headroom.
         """
         if into is None:
             unit = true_scale if true_scale > 0 else 1.0
@@ -282,10 +276,7 @@ class _Builder:
         drift = level - _log2(unit)
         if abs(drift) > _HEADROOM and math.isfinite(drift):
             unit = math.ldexp(unit, round(drift))
-        if not 0.0 < unit < math.inf:
-            raise NetworkError(
-                at(node.place, f"the variance here is of order 2^{level:.0f}, beyond float64; use other variances")
-            )
+        _checked(unit, level, node.place)
         keep = 0.0 if into is None else into.unit / unit
         base = None if into is None else into.node
         index = self._add(replace(node, base=base, keep=keep, scale=true_scale / unit, bias=true_bias / unit))
@@ -325,9 +316,7 @@ def _is_skip(net: Layer) -> bool:
             return False
 
 
-def _assign_buffers(
-    nodes: dict[int, _Node], end: int
-) -> tuple[tuple[Op, ...], tuple[int, ...], int, int]:
+def _assign_buffers(nodes: dict[int, _Node], end: int) -> tuple[tuple[Op, ...], tuple[int, ...], int, int]:
     """Linear scan: a buffer is free again after the last operation that reads it."""
     order = sorted(nodes)
     last_use = {i: i for i in order}
@@ -392,13 +381,33 @@ def _op(node: _Node, src: int, dst: int) -> Op:
     )
 
 
+def _with_plain_unit(ops: tuple[Op, ...], unit: float) -> tuple[tuple[Op, ...], float]:
+    """The last unit within 2^±100, for float32 to hold it: a power of two moves into the operation that ends there."""
+    exponent = math.frexp(unit)[1]
+    shift = exponent - max(-100, min(100, exponent))
+    if not ops or shift == 0:
+        return ops, unit
+    last = ops[-1]
+    keep, scale, bias = (math.ldexp(x, shift) for x in (last.keep, last.scale, last.bias))
+    return (*ops[:-1], replace(last, keep=keep, scale=scale, bias=bias)), math.ldexp(unit, -shift)
+
+
+def _checked(unit: float, level: float, place: str) -> float:
+    if not 0.0 < unit < math.inf:
+        raise NetworkError(
+            at(place, f"the variance here is of order 2^{level:.0f}, beyond float64; use other variances")
+        )
+    return unit
+
+
 def _factor_and_level(layer: Nonlinearity, x: _Value) -> tuple[float, float]:
     """V = factor · f, and log₂ of the V to expect."""
     match layer:
         case ReLU():
-            return layer.gain**2 * x.unit / 2.0, x.level + _log2(layer.gain**2 / 2.0)
+            square = layer.gain * layer.gain  # infinite beyond the range, where ** would raise
+            return square * x.unit / 2.0, x.level + _log2(square / 2.0)
         case LeakyReLU():
-            return x.unit, x.level + _log2((1.0 + layer.slope**2) / 2.0)
+            return x.unit, x.level + _log2((1.0 + layer.slope * layer.slope) / 2.0)
         case Abs():
             return x.unit, x.level
         case Erf():

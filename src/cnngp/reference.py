@@ -176,12 +176,7 @@ def transposed_convolution(layer: ConvTranspose, V: Array) -> Array:
         out = [(size[a] - 1) * stride[a] - sum(pads[a]) + dilation[a] * (k[a] - 1) + extra[a] + 1 for a in range(axes)]
     total = np.zeros(V.shape[:2] + tuple(out))
     # Where each location of the padded output lands in the output; zero padding lands nowhere.
-    lands = [
-        np.pad(np.arange(out[a]), pads[a], mode="constant", constant_values=-1)
-        if layer.padding_mode == "zeros"
-        else np.pad(np.arange(out[a]), pads[a], mode=_NUMPY_PADDING[layer.padding_mode])  # type: ignore[call-overload]
-        for a in range(axes)
-    ]
+    lands = [np.pad(np.arange(out[a]), pads[a], mode="constant", constant_values=-1) for a in range(axes)]
     for m in itertools.product(*map(range, size)):
         for tap in itertools.product(*map(range, k)):
             mu: Any = [lands[a][m[a] * stride[a] + tap[a] * dilation[a]] for a in range(axes)]

@@ -26,7 +26,7 @@ def from_json(text: str) -> Network:
     """
     try:
         data = json.loads(text)
-    except (json.JSONDecodeError, TypeError, RecursionError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise NetworkError(f"not the JSON of a network: {error}") from None
     if not isinstance(data, dict) or set(data) != {"cnngp_network", "network"}:
         raise NetworkError('not the JSON of a network: expected {"cnngp_network": 1, "network": …} as to_json writes')
@@ -40,8 +40,10 @@ def fingerprint(net: Network) -> str:
     return hashlib.sha256(f"cnngp network {FORMAT} {canonical}".encode()).hexdigest()
 
 
-def _encode(net: Layer, by_value: bool = False) -> dict[str, Any]:
+def _encode(net: Layer, by_value: bool = False, depth: int = 0) -> dict[str, Any]:
     """All fields, defaults too, so that a changed default can never change an old file's meaning."""
+    if depth > _MAX_DEPTH and not by_value:  # what is written can be read back
+        raise NetworkError(f"the network is nested more than {_MAX_DEPTH} deep; put its layers into one Sequential")
     data: dict[str, Any] = {"layer": type(net).__name__}
     if isinstance(net, Elementwise) and not isinstance(net.fn, str):
         if not by_value:
@@ -55,14 +57,14 @@ def _encode(net: Layer, by_value: bool = False) -> dict[str, Any]:
     for f in fields(net):
         value = getattr(net, f.name)
         nested = isinstance(net, (Sequential, Sum)) and isinstance(value, tuple)
-        data[f.name] = [_encode(child, by_value) for child in value] if nested else value
+        data[f.name] = [_encode(child, by_value, depth + 1) for child in value] if nested else value
     return data
 
 
 def _decode(data: Any, depth: int) -> Layer:
     if depth > _MAX_DEPTH:
         raise NetworkError(f"the network is nested more than {_MAX_DEPTH} deep")
-    if not isinstance(data, dict) or data.get("layer") not in LAYERS:
+    if not isinstance(data, dict) or str(data.get("layer")) not in LAYERS:
         raise NetworkError(f"unknown layer in network JSON: {str(data)[:80]}; known: {', '.join(LAYERS)}")
     cls = LAYERS[data["layer"]]
     arguments = {key: value for key, value in data.items() if key != "layer"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import assert_never
@@ -39,12 +40,11 @@ Spatial = tuple[int, ...]
 
 def check_input_shape(input_shape: Sequence[int]) -> tuple[int, Spatial]:
     """(channels, spatial shape) of (C,), (C, L), (C, H, W) or (C, D, H, W)."""
-    shape = tuple(input_shape) if isinstance(input_shape, (tuple, list)) else input_shape
-    if (
-        not isinstance(shape, tuple)
-        or not 1 <= len(shape) <= 4
-        or not all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in shape)
-    ):
+    try:
+        shape = tuple(operator.index(n) for n in input_shape)
+    except TypeError:
+        shape = ()
+    if not 1 <= len(shape) <= 4 or min(shape) < 1:
         raise NetworkError(
             f"input_shape={input_shape!r}: expected positive integers (channels, height, width), or (features,), "
             "(channels, length) or (channels, depth, height, width)"
@@ -113,7 +113,9 @@ def _transposed_sums(layer: ConvTranspose, spatial: Spatial, place: str) -> tupl
     for axis, (w, size) in enumerate(zip(windows(layer, len(spatial), place), spatial, strict=True)):
         here = at(place, f"{layer!r} on {shape_text(spatial)}: axis {axis}")
         if len(extra) != len(spatial):
-            raise NetworkError(f"{here}: output_padding for {len(extra)} axes")
+            raise NetworkError(
+                f"{here}: output_padding={extra} for {len(extra)} axes, but its input has {len(spatial)}"
+            )
         if extra[axis] and extra[axis] >= max(w.stride, w.dilation):
             raise NetworkError(
                 f"{here}: output_padding={extra[axis]} must be smaller than the stride or the dilation "

@@ -33,7 +33,7 @@ class NetworkKernel(kernels.Kernel):  # type: ignore[misc]
     def __call__(self, X: Any, Y: Any = None, eval_gradient: bool = False) -> Any:
         if eval_gradient and Y is not None:
             raise ValueError("the gradient is with respect to hyperparameters at Y=None; this kernel has none of them")
-        other = None if Y is None else self._images(Y)
+        other = None if Y is None or Y is X else self._images(Y)
         K = self._kernel()(self._images(X), other, progress=False).astype(np.float64)
         return (K, np.empty((*K.shape, 0))) if eval_gradient else K
 
@@ -47,14 +47,16 @@ class NetworkKernel(kernels.Kernel):  # type: ignore[misc]
         return f"{self.network!r} on {self.input_shape}"
 
     def _kernel(self) -> Kernel:
-        made: Kernel | None = self.__dict__.get("_made")
-        if made is None:
-            made = self._made = Kernel(self.network, self.device, self.dtype, self.threads)
-        return made
+        asked = (self.network, self.device, self.dtype, self.threads)  # set_params may change them
+        if self.__dict__.get("_made_for") != asked:
+            self._made, self._made_for = Kernel(*asked), asked
+        return self._made
 
     def _images(self, X: Any) -> NDArray[Any]:
         rows = to_numpy(X)
         size = int(np.prod(self.input_shape))
         if rows.ndim != 2 or rows.shape[1] != size:
-            raise DataError(f"X has shape {rows.shape}; expected rows of {size} pixels, one image {self.input_shape} each")
+            raise DataError(
+                f"X has shape {rows.shape}; expected rows of {size} pixels, one image {self.input_shape} each"
+            )
         return rows.reshape(-1, *self.input_shape)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, assert_never
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..arrays import Output
-from ..program import Program
+from ..network import GELU, Abs, Cos, Elementwise, Erf, LeakyReLU, ReLU, Sin, Step
+from ..program import Activation, Program
 
 Advance = Callable[[int], None] | None
 """Told how many pairs were done since it was last told."""
@@ -55,10 +56,10 @@ def check_range(
     peaks: (N, activations), the largest variance of each image at each nonlinearity, in buffer units.
     diagonal: (N,), the true K(x, x).
     """
-    bottom, top = (2.0**e for e in _EXPONENTS[dtype.itemsize])
     info = np.finfo(dtype)
     other = "use dtype='float64', or rescale the images" if dtype.itemsize == 4 else "rescale the images"
     for s, a in enumerate(program.activations):
+        bottom, top = _variance_range(a, dtype)
         bad = ~((peaks[:, s] == 0) | ((peaks[:, s] < top) & (peaks[:, s] > bottom)))
         if bad.any():
             i = int(np.argmax(bad))
@@ -66,7 +67,34 @@ def check_range(
                 f"image {i} has variance {a.unit * peaks[i, s]:.3g} at {a.place or 'the nonlinearity'} ({a.layer!r}), "
                 f"which {dtype.name} cannot carry; {other}"
             )
-    bad = ~((diagonal == 0) | ((diagonal < float(info.max)) & (diagonal > float(info.tiny))))
+    output = diagonal / program.unit
+    bad = ~(
+        (diagonal == 0) | ((diagonal < float(info.max)) & (diagonal > float(info.tiny)) & (output < float(info.max)))
+    )
     if bad.any():
         i = int(np.argmax(bad))
         raise RangeError(f"K(x, x) of image {i} is {diagonal[i]:.3g}, which does not fit {dtype.name}; {other}")
+
+
+def check_pixels(X: Any, dtype: np.dtype[Any]) -> None:
+    """Refuse images (N, channels, …) whose sums of squares leave the working precision."""
+    largest = max(float(X.max()), -float(X.min()))
+    if largest**2 * X.shape[1] >= 2.0 ** _EXPONENTS[dtype.itemsize][1]:
+        other = "use dtype='float64', or rescale the images" if dtype.itemsize == 4 else "rescale the images"
+        raise RangeError(f"pixels of {largest:.3g} are too large to multiply in {dtype.name}; {other}")
+
+
+def _variance_range(a: Activation, dtype: np.dtype[Any]) -> tuple[float, float]:
+    """The largest variance of an image must lie between these, in buffer units."""
+    low, high = (2.0**e for e in _EXPONENTS[dtype.itemsize])
+    match a.layer:
+        case ReLU() | LeakyReLU() | Abs() | Step():
+            return low, high  # homogeneous: the unit does not matter
+        case Sin() | Cos():
+            # e^(K − m) with K and m rounded: beyond these variances no digit is left.
+            high = {4: 2.0**20, 8: 2.0**45}[dtype.itemsize]
+        case Erf() | GELU() | Elementwise():
+            pass
+        case _:
+            assert_never(a.layer)
+    return max(low, low / a.unit), min(2.0 ** _EXPONENTS[dtype.itemsize][1], high / a.unit)

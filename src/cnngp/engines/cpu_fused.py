@@ -27,7 +27,7 @@ from .cpu_plan import (
     TABLE,
     WRITE,
 )
-from .cpu_rows import STORED, jit, relu_two_rows, relu_value, write
+from .cpu_rows import STORED, jit, merged, relu_two_rows, relu_value, write
 from .cpu_sums import box3_rows
 from .simd import constant, lanes, load, splat, store
 
@@ -141,7 +141,7 @@ def last_columns(
             write(m, to + (x - ready) * L, V, how, keep, scale, bias)
 
 
-@jit
+@merged
 def fused_any(
     m: Any, active: bool, src: int, new: int, new_step: int, old: int, old_step: int, new_pair: int, rows: Any,
     height: int, k: int, sums: int, ready: int, to: int, n: int, width: int, own: Any, own_at: int, lane: Any, at: int,
@@ -170,7 +170,7 @@ def fused_any(
         )  # fmt: skip
 
 
-@jit
+@merged
 def fused_plane(
     m: Any, src: int, dst: int, plane: int, scratch: int, rows: Any, op: Any, numbers: Any, own: Any, own_at: int,
     table: Any, map_step: int, scratch_step: int, own_step: int,

@@ -53,7 +53,7 @@ from .cpu_plan import (
     TABLE,
     WRITE,
 )
-from .cpu_rows import POWERS, STORED, activate_pairs, activate_variances, jit, relu_two_rows, write
+from .cpu_rows import POWERS, STORED, activate_pairs, activate_variances, jit, merged, relu_two_rows, write
 from .cpu_sums import sum_plane_row
 from .simd import constant, fma, lanes, load, pointer, shifted, splat, store
 
@@ -203,7 +203,7 @@ def _relu_map(job: Any, src: Any, dst: Any, op: Any, numbers: Any, own_at: Any) 
     return variances if _is_variances(job) else pairs
 
 
-@jit
+@merged
 def pointwise(job: Any, src: int, dst: int, scratch: int, op: Any, numbers: Any, own_at: Any) -> None:
     """An operation without sums."""
     if relu_map(job, src, dst, op, numbers, own_at):
@@ -229,7 +229,7 @@ def pointwise(job: Any, src: int, dst: int, scratch: int, op: Any, numbers: Any,
                 write(m, to + b * job.map_step + c * L, load(m, result + c * L), op[WRITE], keep, scale, bias)
 
 
-@jit
+@merged
 def box_planes(job: Any, src: int, dst: int, scratch: int, op: Any, numbers: Any, own_at: Any) -> None:
     """An operation that sums planes too: activate the whole map, sum its planes, then each sum's rows and columns."""
     m, taps = job.m, job.taps
@@ -258,7 +258,7 @@ def box_planes(job: Any, src: int, dst: int, scratch: int, op: Any, numbers: Any
             box_plane(job, sums, to, a, NOT, sums + plane_in, op, numbers, own_at, ONE)
 
 
-@jit
+@merged
 def run_op(job: Any, base: int, scratch: int, op: Any, numbers: Any, own_at: Any) -> None:
     """dst ← keep · dst + scale · box(f(src)) + bias for a group of lanes; the row images' maps start at `base`."""
     L = lanes(job.m)

@@ -53,6 +53,9 @@ from .simd import (
 )
 
 jit = numba.njit(nogil=True, error_model="numpy", cache=True)
+inlined = numba.njit(nogil=True, error_model="numpy", cache=True, forceinline=True)  # for what stands in the pair loop
+# For what has one caller: LLVM optimises a function's whole call tree anew at every level, so levels cost compile time.
+merged = numba.njit(nogil=True, error_model="numpy", cache=True, inline="always")
 
 PI = math.pi
 LOG2_E = 1.0 / math.log(2.0)
@@ -66,7 +69,7 @@ STORED = np.int64(STORE)  # not a literal, for which Numba would compile another
 POWERS = 32
 
 
-@jit
+@inlined
 def write(m: Any, at: int, r: Any, how: int, keep: Any, scale: Any, bias: Any) -> None:
     """dst ← keep · dst + scale · r + bias, in its cheapest form; with keep = 0 the old content is not read."""
     if how == STORE:
@@ -79,7 +82,7 @@ def write(m: Any, at: int, r: Any, how: int, keep: Any, scale: Any, bias: Any) -
         store(m, at, fma(load(m, at), keep, fma(r, scale, bias)))
 
 
-@jit
+@inlined
 def relu_value(K: Any, p: Any, q: Any, one: Any) -> Any:
     """R = 2A = max(K, 0) + (p − |K|)·√u·g(u) with p = ss', q = 1/p, u = 1 − |K|q."""
     size = absolute(K)
@@ -128,7 +131,7 @@ def relu_family_row(
         store(m, dst + c * L, fma(relu_value(K, p, q, one), alpha, K * beta))
 
 
-@jit
+@inlined
 def _asin(m: Any, x: Any) -> Any:
     """asin for |x| ≤ 1: a series below 1/2, where relative accuracy counts, acos near 1."""
     size = absolute(x)
@@ -138,7 +141,7 @@ def _asin(m: Any, x: Any) -> Any:
     return copysign(where_less(size, constant(m, 0.5), near, far), x)
 
 
-@jit
+@inlined
 def _exp(m: Any, x: Any) -> Any:
     """e^x for x ≤ 0; below e^-80 the result is e^-80, far under any sum it enters."""
     x = maximum(x, constant(m, -80.0))
@@ -309,9 +312,8 @@ def activate_variances(
         entry = at * L + e
         true = unit * K
         if act == ERF:
-            wide = 1.0 + 2.0 * true
-            table[entry] = math.sqrt(2.0 * unit / wide)
-            m[dst + e] = math.asin(min(2.0 * true / wide, 1.0))
+            table[entry] = math.sqrt(2.0 * unit / (1.0 + 2.0 * true))
+            m[dst + e] = math.atan2(2.0 * true, math.sqrt(1.0 + 4.0 * true))  # asin(2K/(1 + 2K)), exact for large K
         elif act == STEP:
             table[entry] = _inverse_root(K, smallest)
             m[dst + e] = PI
@@ -325,9 +327,10 @@ def activate_variances(
             t2 = 1.0 / (1.0 + true)
             x = true * t2
             q = math.sqrt(1.0 + 2.0 * true) * t2
+            angle = math.atan2(true, math.sqrt(1.0 + 2.0 * true))  # asin x, exact for large K
             table[entry] = math.sqrt(unit * t2)
             table[entry + far] = true * math.sqrt(t2)
-            m[dst + e] = 0.25 * true + (true * math.asin(x) + x * x * t2 / q + true * x * q) / (2.0 * PI)
+            m[dst + e] = 0.25 * true + (true * angle + x * x * t2 / q + true * x * q) / (2.0 * PI)
         elif act == SERIES:
             table[entry] = _inverse_root(K, smallest)
             m[dst + e] = series_entries(math.sqrt(true), table, entry + far, far, even, odd, packed)

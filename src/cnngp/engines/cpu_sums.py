@@ -26,7 +26,7 @@ from .cpu_plan import (
     SCALE,
     WRITE,
 )
-from .cpu_rows import POWERS, jit, write
+from .cpu_rows import POWERS, jit, merged, write
 from .simd import constant, lanes, load, store
 
 
@@ -163,7 +163,7 @@ def sum_columns(m: Any, row: int, to: int, op: Any, numbers: Any, taps: Any) -> 
         write(m, to + c * L, s, how, keep, scale, bias)
 
 
-@jit
+@merged
 def sum_plane_row(
     m: Any, rows: Any, k: int, two: bool, to: int, sums: int, op: Any, numbers: Any, taps: Any
 ) -> None:  # fmt: skip
