@@ -40,7 +40,7 @@ class Width:
     amplitude_error: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class LimitReport:
     """What `check_limit` found; prints as a table with the verdict as its last line."""
 
@@ -61,6 +61,11 @@ class LimitReport:
     @property
     def ok(self) -> bool:
         return self.verdict == "agrees"
+
+    def __repr__(self) -> str:
+        return (
+            f"LimitReport({self.verdict!r}, channels={tuple(w.channels for w in self.widths)}, samples={self.samples})"
+        )
 
     def deviation(self, width: Width) -> tuple[float, float]:
         """‖C − K‖/‖K‖ at a width, and what chance alone would give."""
@@ -91,11 +96,11 @@ def check_limit(
     model: Any,
     X: Any,
     channels: Sequence[int] = (16, 64),
-    samples: int = 200,
+    samples: int = 1000,
     seed: int = 0,
     *,
     network: Network | None = None,
-    outputs: int = 128,
+    outputs: int = 64,
     device: Any = None,
     progress: Callable[[int], None] | None = None,
 ) -> LimitReport:
@@ -103,15 +108,16 @@ def check_limit(
 
     `model` is a network, or a PyTorch module: then its own forward runs, with its layers widened until the first has
     `channels` and weights redrawn, and the kernel is that of `from_torch(model, …)`. `network` compares with the kernel
-    of another network instead. A few images and `samples` networks a width are enough.
+    of another network instead. A few images are enough.
 
     >>> import numpy as np
     >>> from cnngp import Conv, Dense, ReLU, Sequential
     >>> X = np.random.default_rng(0).normal(size=(3, 1, 4, 4))
     >>> net = Sequential(Conv(3), ReLU(), Conv(3), ReLU(), Dense())
-    >>> check_limit(net, X).verdict
+    >>> check_limit(net, X, samples=300).verdict
     'agrees'
-    >>> check_limit(net, X, network=Sequential(Conv(3), ReLU(), Conv(3, weight_var=1.3), ReLU(), Dense())).verdict
+    >>> wrong = Sequential(Conv(3), ReLU(), Conv(3, weight_var=1.3), ReLU(), Dense())
+    >>> check_limit(net, X, samples=300, network=wrong).verdict
     'differs'
     """
     from .torch_bridge import from_torch, need_torch, sample_outputs
@@ -125,6 +131,10 @@ def check_limit(
     images = as_images(to_numpy(X), np.dtype(np.float64))
     if isinstance(model, Network):
         net: Network = network or model
+    else:
+        net = network or from_torch(model, images.shape[1:])
+    K = np.asarray(Kernel(net, device="cpu", dtype="float64")(images, progress=False))  # refuses before the long work
+    if isinstance(model, Network):
         draws = [
             sample_outputs(model, images, w, samples, _seed(seed, w), outputs=outputs, device=device, progress=progress)
             for w in widths
@@ -132,9 +142,7 @@ def check_limit(
     else:
         from .torch_bridge.widening import outputs_of_module
 
-        net = network or from_torch(model, images.shape[1:])
         draws = [outputs_of_module(model, images, w, samples, (seed, w), outputs, progress).numpy() for w in widths]
-    K = np.asarray(Kernel(net, device="cpu", dtype="float64")(images, progress=False))
     return _report(
         K, [_width(w, np.asarray(F, np.float64), K) for w, F in zip(widths, draws, strict=True)], samples, outputs
     )

@@ -21,11 +21,17 @@ def plot(report: LimitReport, path: str | None) -> Any:
     exact = report.kernel[upper]
     for w in report.widths:
         left.errorbar(
-            exact, w.covariance[upper], 2 * w.standard_error[upper], fmt="o", ms=3, lw=1, label=f"{w.channels} channels"
+            exact,
+            w.covariance[upper],
+            2 * w.standard_error[upper],
+            fmt="o",
+            ms=3,
+            lw=1,
+            label=f"{w.channels} channels ± 2 s.e.",
         )
     ends = [float(exact.min()), float(exact.max())]
     left.plot(ends, ends, color="black", lw=0.8)
-    left.set(xlabel="kernel", ylabel="covariance of finite networks (± 2 standard errors)")
+    left.set(xlabel="kernel", ylabel="covariance of finite networks")
     left.legend()
     channels = [w.channels for w in report.widths]
     found = [report.deviation(w) for w in report.widths]

@@ -1,0 +1,153 @@
+"""In from PyTorch and out to PyTorch: a module as a network, a network as finite modules.
+
+The functions here are the whole public surface. PyTorch is imported when one of them is called, not before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..network import Network
+
+if TYPE_CHECKING:
+    from .explanation import Explanation
+
+__all__ = ["explain", "from_torch", "gpytorch_kernel", "sample_network", "sample_outputs"]
+
+
+def need_torch(what: str) -> None:
+    """One line that names the extra, where PyTorch is not installed."""
+    try:
+        import torch  # noqa: F401
+    except ImportError:
+        raise ImportError(f'{what} needs PyTorch: pip install "cnngp[torch]"') from None
+
+
+def from_torch(
+    module: Any,
+    input_shape: Sequence[int],
+    *,
+    variances: str = "init",
+    weight_var: float | Mapping[str, float] | None = None,
+    bias_var: float | Mapping[str, float] | None = None,
+    allow_non_gaussian: bool = False,
+) -> Network:
+    """The infinite-width network of a PyTorch module whose inputs have shape (batch, *input_shape).
+
+    Each layer's variances are measured from its present weights (weight_var = E[w²]·fan-in), unless `weight_var` or
+    `bias_var` give them: a number for all layers, or numbers by the names of sub-modules. `variances="drawn"` takes
+    those that `sample_network` drew. What has no exact kernel is refused by name; `explain` shows all of it.
+
+    >>> from torch import nn
+    >>> module = nn.Sequential(nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(16 * 28 * 28, 10))
+    >>> from_torch(module, (1, 28, 28), weight_var=2.0, bias_var=0.0)
+    Sequential(Conv(3, weight_var=2.0), ReLU(), Dense(weight_var=2.0))
+    """
+    need_torch("from_torch")
+    from . import importer
+
+    return importer.from_torch(module, input_shape, variances, weight_var, bias_var, allow_non_gaussian)
+
+
+def explain(
+    module: Any, input_shape: Sequence[int], *, allow_non_gaussian: bool = False, show: bool = True
+) -> Explanation:
+    """Prints and returns a table of every sub-module and call of `forward`: what it becomes, or why it cannot.
+
+    >>> from torch import nn
+    >>> module = nn.Sequential(nn.Conv2d(1, 16, 3), nn.ReLU(), nn.Dropout(), nn.Flatten(), nn.Linear(16 * 36, 10))
+    >>> explanation = explain(module, (1, 8, 8), show=False)
+    >>> explanation.ok, [f"{row.name}: {row.kind}" for row in explanation.refused]
+    (False, ['2: Dropout'])
+    >>> [row.told for row in explain(module.eval(), (1, 8, 8), show=False)][1:4]
+    ['ReLU()', 'Identity()', 'flattened for the next layer']
+    """
+    need_torch("explain")
+    from .explanation import explain_module
+
+    explanation = explain_module(module, input_shape, allow_non_gaussian)
+    if show:
+        print(explanation)
+    return explanation
+
+
+def sample_network(
+    net: Network,
+    channels: int | Sequence[int] | Mapping[str, int] = 64,
+    input_shape: Sequence[int] = (1, 28, 28),
+    seed: int | tuple[int, ...] = 0,
+    *,
+    outputs: int = 1,
+    dtype: Any = None,
+    device: Any = None,
+) -> Any:
+    """A finite PyTorch module of a network, with random weights: as `channels` grows its output becomes the process.
+
+    Weights are N(0, weight_var · s / channels in), biases N(0, bias_var). `channels` is the width of the first stage,
+    doubled where the network downsamples; or one number for each layer with weights but those that make the output; or
+    numbers by place, such as {"layers[2]": 32, "*": 64}. Where a skip adds the input, its channels are repeated.
+    `seed=(s, i)` is network i of `sample_outputs(seed=s)`.
+
+    >>> import torch
+    >>> from cnngp import zoo
+    >>> module = sample_network(zoo.small_cnn(), channels=16, input_shape=(1, 8, 8), seed=0)
+    >>> tuple(module(torch.zeros(5, 1, 8, 8)).shape)
+    (5, 1)
+    """
+    need_torch("sample_network")
+    from .sampling import sample_module
+
+    return sample_module(net, channels, input_shape, seed, outputs, dtype, device)
+
+
+def sample_outputs(
+    net: Network,
+    X: Any,
+    channels: int | Sequence[int] | Mapping[str, int] = 64,
+    samples: int = 1000,
+    seed: int = 0,
+    *,
+    outputs: int | None = None,
+    dtype: Any = None,
+    device: Any = None,
+    batch: int | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Any:
+    """What `samples` random finite networks give on the images X: a NumPy array (samples, N).
+
+    With `outputs=` each network has that many outputs and the array is (samples, N, outputs). Networks are run `batch`
+    at a time (by default as many as fit some hundred megabytes, 4 GB on a card); the batch does not change the weights.
+    `progress` is called with the number of networks just done. On a card, torch's own TF32 setting applies.
+
+    >>> import numpy as np
+    >>> from cnngp import zoo
+    >>> X = np.ones((3, 1, 8, 8), dtype=np.float32)
+    >>> sample_outputs(zoo.small_cnn(), X, channels=8, samples=5).shape
+    (5, 3)
+    """
+    need_torch("sample_outputs")
+    from .many import outputs_of_many
+
+    drawn = outputs_of_many(net, X, channels, samples, seed, outputs or 1, dtype, device, batch, progress).numpy()
+    return drawn if outputs else drawn[:, :, 0]
+
+
+def gpytorch_kernel(
+    network: Any, input_shape: Sequence[int] | None = None, *, dtype: str | None = None, threads: int | None = None
+) -> Any:
+    """A network as a `gpytorch.kernels.Kernel`, for exact and variational models on CPU or CUDA tensors.
+
+    GPyTorch's models pass flat rows (N, C·H·W), so give `input_shape`; called by hand it takes (N, C, H, W) too. The
+    kernel has no gradient with respect to the images and says so when one is asked for: keep inducing points fixed.
+
+    >>> import torch
+    >>> from cnngp import zoo
+    >>> kernel = gpytorch_kernel(zoo.small_cnn(), (1, 8, 8))
+    >>> tuple(kernel(torch.rand(3, 64)).to_dense().shape)
+    (3, 3)
+    """
+    need_torch("gpytorch_kernel")
+    from .gpytorch_adapter import make_kernel
+
+    return make_kernel(network, input_shape, dtype, threads)

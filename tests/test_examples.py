@@ -1,0 +1,51 @@
+"""The examples run, and give what their text says."""
+
+from __future__ import annotations
+
+import importlib.util
+import warnings
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+def _load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    torch = pytest.importorskip("torch")
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_from_pytorch(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _load("from_pytorch").main() < 0.15
+    assert "block2.shortcut" in capsys.readouterr().out
+
+
+def test_check_the_limit() -> None:
+    assert _load("check_the_limit").main() == ["agrees", "differs"]
+
+
+def test_finite_networks() -> None:
+    # 2,000 networks: the standard error of a variance is √(2/2000), some 3 %, and finite width adds to it.
+    assert _load("finite_networks").main() < 0.25
+
+
+def test_with_gpytorch() -> None:
+    with warnings.catch_warnings():  # a dependency of gpytorch still compiles with torch.jit, which torch deprecates
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pytest.importorskip("gpytorch")
+    assert _load("with_gpytorch").main() < 1.3
