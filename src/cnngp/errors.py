@@ -9,3 +9,7 @@ class DatasetError(ValueError):
 
 class ModelFileError(ValueError):
     """A saved model that cannot be trusted or read."""
+
+
+class StoreError(ValueError):
+    """A store of kernel matrices that cannot be used as asked: of something else, damaged, full or not writable."""
