@@ -14,7 +14,10 @@ if TYPE_CHECKING:
     from . import zoo as zoo
     from .arrays import DataError as DataError
     from .engines.base import RangeError as RangeError
+    from .estimators import GPClassifier as GPClassifier
+    from .estimators import GPRegressor as GPRegressor
     from .kernel import Kernel as Kernel
+    from .limits import check_limit as check_limit
     from .network import GELU as GELU
     from .network import Abs as Abs
     from .network import Conv as Conv
@@ -33,6 +36,11 @@ if TYPE_CHECKING:
     from .network import Step as Step
     from .network import Sum as Sum
     from .serialize import from_json as from_json
+    from .tiled import gram as gram
+    from .torch_bridge import explain as explain
+    from .torch_bridge import from_torch as from_torch
+    from .torch_bridge import gpytorch_kernel as gpytorch_kernel
+    from .torch_bridge import sample_network as sample_network
 
 __version__ = "0.1.0"
 
@@ -45,6 +53,7 @@ _EXPORTS = {
     "arrays": ("DataError",),
     "engines.base": ("RangeError",),
     "kernel": ("Kernel",),
+    "tiled": ("gram",),
     "estimators": ("GPClassifier", "GPRegressor"),
     "torch_bridge": ("from_torch", "explain", "sample_network", "gpytorch_kernel"),
     "limits": ("check_limit",),

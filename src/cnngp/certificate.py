@@ -44,6 +44,11 @@ class FitReport:
     @property
     def verdict(self) -> str:
         """What can be trusted, in one sentence."""
+        if self.kernel_error is not None and self.kernel_error > 1e-3:
+            return (
+                f"The matrix is not this network's kernel on these images: entries are off by {self.kernel_error:.0e} "
+                "of the largest; trust nothing and compute it again."
+            )
         if self.residual > 1e-6:
             return (
                 f"The linear system is solved to {self.residual:.0e} only: trust nothing finer than that, and add "

@@ -68,6 +68,8 @@ def load(source: str | Path, *, split: Split = "standard", size: int | tuple[int
     named = str(source) in NAMES
     if split == "paper" and str(source) not in ("mnist", "fashion_mnist"):
         raise DatasetError(f"split='paper' is of 60,000 training images (mnist, fashion_mnist), which {source} has not")
+    if size is not None and not path.is_dir():
+        raise DatasetError(f"size={size!r} is for folders of images; {source} has a size of its own")
     if named:
         return digits() if str(source) == "digits" else _classic(str(source), split)
     if path.is_dir():

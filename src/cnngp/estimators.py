@@ -30,7 +30,8 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
     noise : variance of the targets' noise in the kernel's units, or "ml" for the most likely one.
     amplitude : factor of the kernel for variances and likelihood: "ml", "loo" or a number.
     device, dtype, threads : as in `Kernel`.
-    store : where kernel matrices are kept.
+    store : a path or fsspec URL where fit and predict keep their kernel matrices, so that a killed run goes on and a
+        second one computes nothing; see `gram`.
     input_shape : (channels, height, width) of flat rows, or of arrays with three axes.
 
     Attributes

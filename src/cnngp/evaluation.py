@@ -10,10 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import calibration
-from .arrays import to_numpy
+from .arrays import DataError, to_numpy
 from .calibration import Reliability, Scores
 from .datasets import Dataset
 from .estimators import GPClassifier
+from .linalg import namespace
 
 Array = NDArray[Any]
 
@@ -104,17 +105,25 @@ def evaluate(clf: GPClassifier, data: Dataset, pictures: int = 12, matrix: int =
     )
 
 
-def _codes(clf: GPClassifier, y: Any) -> NDArray[np.intp]:
-    unknown = np.setdiff1d(y, clf.classes_)
+def check_labels(y: Any, y_test: Any) -> None:
+    """Refuse a test set with labels that are not in training; worth doing before the kernel is computed."""
+    unknown = np.setdiff1d(y_test, y)
     if len(unknown):
-        raise ValueError(f"the test set has labels that the training set has not: {unknown.tolist()[:5]}")
+        raise DataError(
+            f"the test set has labels that the training set has not: {unknown.tolist()[:5]}; use more training images"
+        )
+
+
+def _codes(clf: GPClassifier, y: Any) -> NDArray[np.intp]:
+    check_labels(clf.classes_, y)
     return np.asarray(np.searchsorted(clf.classes_, y))
 
 
 def _correlations(clf: GPClassifier, most: int) -> tuple[NDArray[np.float64], tuple[int, ...]]:
     n = len(clf.X_)
     rows = np.unique(np.linspace(0, n - 1, min(n, most)).round().astype(int))
-    upper = np.triu(to_numpy(clf.gp_.factor.A[np.ix_(rows, rows)]), 1)
+    at = namespace(clf.gp_.factor.A).asarray(rows)
+    upper = np.triu(to_numpy(clf.gp_.factor.A[at[:, None], at[None, :]]), 1)  # K survives above the diagonal
     s = np.sqrt(np.maximum(to_numpy(clf.gp_.factor.diagonal)[rows], np.finfo(np.float64).tiny))
     K = (upper + upper.T) / np.outer(s, s)
     np.fill_diagonal(K, 1.0)

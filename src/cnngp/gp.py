@@ -21,8 +21,9 @@ Noise = Literal["ml"] | float
 
 # Jitter is tried from far below the rounding of a float64 kernel up to where it would be a model of its own.
 _JITTERS = tuple(10.0**e for e in range(-14, -1))
-# Rows that are read, converted and checked at a time.
+# Rows that are read and converted at a time, and the side of the tiles in which a matrix is checked.
 _ROWS = 256
+_TILE = 512
 
 
 class JitterWarning(UserWarning):
@@ -170,13 +171,22 @@ class ExactGP:
             raise MatrixError(f"the new targets have {Y_new.shape[1]} outputs, the old ones {self.Y.shape[1]}")
         try:
             self.factor = self.factor.extended(K_new_old, K_new)
+            # The same amount is on the diagonal, whose mean the new points have changed.
+            self.jitter = (self.factor.shift - self.noise) / float(self.factor.diagonal.mean()) if self.jitter else 0.0
         except NotPositiveDefinite:  # more jitter is needed everywhere, so everything is factorised again
-            n, m = len(self.factor), K_new.shape[0]
-            A = xp.empty((n + m, n + m))
-            A[:n, :n], A[n:, :n], A[:n, n:], A[n:, n:] = self.factor.restore(), K_new_old, K_new_old.T, K_new
-            self.factor = self._factorise(A)
+            self.factor = self._factorise_with(K_new_old, K_new)
         self.Y = xp.concatenate([self.Y, Y_new])
         self._condition()
+
+    def _factorise_with(self, K_new_old: Array, K_new: Array) -> Factor:
+        old, n, m = self.factor, len(self.factor), K_new.shape[0]
+        A = namespace(K_new).empty((n + m, n + m))
+        A[:n, :n], A[n:, :n], A[:n, n:], A[n:, n:] = old.restore(), K_new_old, K_new_old.T, K_new
+        try:
+            return self._factorise(A)
+        except MatrixError:  # the model stays as it was
+            self.factor = Factor.of(old.A, old.shift)
+            raise
 
     def _test(self, K_test: Array) -> Array:
         xp = namespace(self.Y)
@@ -247,25 +257,46 @@ def _targets(xp: Any, Y: Array, n: int) -> Array:
     return Y
 
 
-def float64_buffer(K: Array, overwrite: bool = False) -> Array:
-    """`K` as a float64 buffer of our own, checked; row by row, so that an array on disk is never in memory twice."""
+def float64_buffer(K: Array, overwrite: bool = False, on_gpu: bool = False) -> Array:
+    """`K` as a float64 buffer of our own, checked; piece by piece, so that an array on disk is never in memory twice.
+
+    An array in chunks, such as Zarr's, is read chunk by chunk, each once; `on_gpu` puts it straight onto the card.
+    """
     shape = tuple(getattr(K, "shape", ()))
     if len(shape) != 2 or shape[0] != shape[1] or shape[0] == 0:
         raise MatrixError(f"the kernel matrix has shape {shape}; expected (N, N) with N at least 1")
     xp = namespace(K)
-    if overwrite and isinstance(K, xp.ndarray) and K.dtype == np.float64 and K.flags.writeable:
+    if on_gpu:
+        import cupy
+
+        xp = cupy
+    if overwrite and isinstance(K, xp.ndarray) and K.dtype == np.float64 and getattr(K.flags, "writeable", True):
         A = K
     else:
         A = xp.empty(shape)
-        for rows in blocks(shape[0], _ROWS):
-            A[rows] = xp.asarray(K[rows])
-    for rows in blocks(shape[0], _ROWS):
-        block = A[rows]
-        if not bool(xp.isfinite(block).all()):
-            raise MatrixError(
-                "the kernel matrix contains NaN or infinity; a resumable store with missing tiles does too"
-            )
-        asymmetry = float(xp.abs(block[:, : rows.stop] - A[: rows.stop, rows].T).max())
-        if asymmetry > 1e-6 * float(xp.abs(block).max()):
-            raise MatrixError(f"the kernel matrix is not symmetric: K and Kᵀ differ by {asymmetry:.3g}")
+        height, width = _chunks(K) or (_ROWS, shape[1])
+        for rows in blocks(shape[0], height):
+            for columns in blocks(shape[1], width):
+                A[rows, columns] = xp.asarray(K[rows, columns])
+    _check_symmetric(A)
     return A
+
+
+def _chunks(K: Any) -> tuple[int, int] | None:
+    """The chunks in which Zarr and HDF5 keep an array, where they are of one size."""
+    chunks = getattr(K, "chunks", None)
+    return chunks if isinstance(chunks, tuple) and all(isinstance(n, int) for n in chunks) else None
+
+
+def _check_symmetric(A: Array) -> None:
+    """Tile against mirrored tile: a strip against a strip of columns would miss the cache at every element."""
+    xp = namespace(A)
+    scale = float(xp.abs(A.diagonal()).max())
+    for rows in blocks(A.shape[0], _TILE):
+        for columns in blocks(rows.stop, _TILE):
+            with np.errstate(invalid="ignore"):  # ∞ − ∞, reported below
+                gap = float(xp.abs(A[rows, columns] - A[columns, rows].T).max())
+            if not math.isfinite(gap):
+                raise MatrixError("the kernel matrix contains NaN or infinity; an unfinished store does too")
+            if gap > 1e-6 * scale:
+                raise MatrixError(f"the kernel matrix is not symmetric: K and Kᵀ differ by {gap:.3g}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +23,8 @@ from .kernel import Device, Kernel, as_kernel
 from .linalg import blocks
 from .network import Network
 from .serialize import from_json
+from .store_places import child
+from .tiled import gram
 
 Array = NDArray[Any]
 
@@ -72,7 +75,7 @@ class GPEstimator(BaseEstimator):  # type: ignore[misc]
         if X is None and K is None:
             raise DataError("fit needs images X or a kernel matrix K")
         if K is not None:
-            _check_length(len(K), y, "rows of K")
+            _check_length(K.shape[0] if hasattr(K, "shape") else len(K), y, "rows of K")
         if X is None:
             self.network_ = self.kernel_ = self.X_ = self.input_shape_ = None
             return None, y
@@ -113,18 +116,19 @@ class GPEstimator(BaseEstimator):  # type: ignore[misc]
 
     def _fit(self, images: Array | None, Y: NDArray[np.float64], K: Any) -> None:
         n = len(Y)
+        self.__dict__.pop("gp_", None)  # an earlier fit's buffer would stay in memory beside the new one
         device: Literal["cpu", "cuda"] = "cpu" if self.kernel_ is None else self.kernel_.device
         entry = 8 if self.kernel_ is None else np.dtype(self.kernel_.dtype).itemsize
-        # The matrix as it comes, the float64 buffer, and the eigenvectors with their workspace.
-        per_pair = (0 if K is not None else entry) + 8 + (24 if self.noise == "ml" else 0)
+        # The matrix as it comes (from a store it comes by tiles), the float64 buffer, the eigenvectors and workspace.
+        per_pair = (0 if K is not None or self.store is not None else entry) + 8 + (24 if self.noise == "ml" else 0)
         memory.require(per_pair * n * n, f"an exact fit of {n:,} images", device)
         start = time.perf_counter()
         given = K is not None
         if K is None:
-            K = self._gram(images)
+            K = self._gram(images) if self.store is None else gram(self.kernel_, images, store=self.store)
         computed = time.perf_counter()
         error, pairs = (None, 0) if images is None else sampled_kernel_error(self.network_, images, K)
-        A = float64_buffer(K)
+        A = float64_buffer(K, on_gpu=device == "cuda")
         del K
         begun = time.perf_counter()
         self.X_ = images
@@ -173,7 +177,15 @@ class GPEstimator(BaseEstimator):  # type: ignore[misc]
     def _cross(self, images: Array, others: Array) -> Any:
         return self.kernel_(images, others, output="cupy" if self.kernel_.device == "cuda" else "numpy", progress=False)
 
+    def _stored_cross(self, images: Array) -> Any:
+        """K(test, training) in the store, under a name of its own for each pair of sets."""
+        digest = hashlib.sha256()
+        for set_ in (images, self.X_):
+            digest.update(str(set_.shape).encode() + set_.data)
+        return gram(self.kernel_, images, self.X_, store=child(self.store, f"cross-{digest.hexdigest()[:16]}"))
+
     def _engine(self) -> str:
+        """The engine that is used now, for people."""
         return f"{self.kernel_.device} ({self.kernel_.engine_for(self.input_shape_).identity})"
 
     # ---- predicting ----------------------------------------------------------------------------------------------
@@ -189,6 +201,11 @@ class GPEstimator(BaseEstimator):  # type: ignore[misc]
         from tqdm.auto import tqdm
 
         images = self._check_test(X)
+        if self.store is not None:
+            K = self._stored_cross(images)
+            for rows in blocks(len(images), K.chunks[0]):
+                yield rows, K[rows]
+            return
         with tqdm(total=len(images), delay=2.0, disable=None, unit="image", leave=False) as bar:
             for rows in blocks(len(images), max(1, _CHUNK // n)):
                 yield rows, self._cross(images[rows], self.X_)
@@ -225,7 +242,9 @@ class GPEstimator(BaseEstimator):  # type: ignore[misc]
         if self.X_ is None:
             raise ModelFileError("a model fitted on a kernel matrix alone has no images to save; pass X to fit as well")
         parameters = {k: v for k, v in self.get_params(deep=False).items() if k not in ("network", "device", "store")}
+        parameters |= {"dtype": self.kernel_.dtype, "threads": self.kernel_.threads}  # a given Kernel's own
         gp = self.gp_
+        K = persistence.packed(to_numpy(gp.factor.A), to_numpy(gp.factor.diagonal), self.kernel_.dtype)
         persistence.write(
             path,
             header
@@ -237,7 +256,7 @@ class GPEstimator(BaseEstimator):  # type: ignore[misc]
                 "jitter": gp.jitter,
                 "report": {k: v for k, v in self.fit_report_.as_dict().items() if k != "verdict"},
             },
-            arrays | {"X": self.X_, "Y": to_numpy(gp.Y), "K": _packed(gp, self.kernel_.dtype)},
+            arrays | {"X": self.X_, "Y": to_numpy(gp.Y), "K": K},
         )
 
     @classmethod
@@ -257,7 +276,7 @@ class GPEstimator(BaseEstimator):  # type: ignore[misc]
             model.X_ = arrays["X"]
             model.input_shape_ = model.X_.shape[1:]
             model.n_features_in_ = int(np.prod(model.input_shape_))
-            A = _unpacked(arrays["K"], len(model.X_))
+            A = persistence.unpacked(arrays["K"], len(model.X_))
             if model.kernel_.device == "cuda":
                 from .arrays import to_cupy
 
@@ -275,26 +294,6 @@ class GPEstimator(BaseEstimator):  # type: ignore[misc]
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise ModelFileError(f"{path} is not a model that this version can read: {error}") from None
         return model, header, arrays
-
-
-def _packed(gp: ExactGP, dtype: str) -> Array:
-    """The upper triangle of K by rows, diagonal first; in the kernel's own precision, which loses nothing."""
-    A, diagonal = to_numpy(gp.factor.A), to_numpy(gp.factor.diagonal)
-    parts = [np.append(diagonal[i], A[i, i + 1 :]).astype(dtype) for i in range(len(A))]
-    packed = np.concatenate(parts)
-    exact = all((part == np.append(diagonal[i], A[i, i + 1 :])).all() for i, part in enumerate(parts))
-    return packed if exact else np.concatenate([np.append(diagonal[i], A[i, i + 1 :]) for i in range(len(A))])
-
-
-def _unpacked(packed: Array, n: int) -> NDArray[np.float64]:
-    if packed.shape != (n * (n + 1) // 2,):
-        raise ValueError(f"{packed.shape} kernel entries for {n} images")
-    A = np.empty((n, n))
-    start = 0
-    for i in range(n):
-        A[i, i:] = A[i:, i] = packed[start : start + n - i]
-        start += n - i
-    return A
 
 
 def _axes(X: Any) -> int:

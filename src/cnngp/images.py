@@ -43,13 +43,13 @@ def read_classes(
 
 def read_image(path: str | Path, shape: Sequence[int]) -> NDArray[np.uint8]:
     """One image file as (C, H, W) bytes of the given shape; C is 1 (grey) or 3 (colour)."""
-    Image = _pillow()
+    Image, ImageOps = _pillow()
     channels, height, width = shape
     if channels not in (1, 3):
         raise DatasetError(f"{path}: image files have 1 or 3 channels, but the model takes {channels}")
     try:
         with Image.open(path) as image:
-            image = _flattened(image, Image).convert("L" if channels == 1 else "RGB")
+            image = _eight_bits(ImageOps.exif_transpose(image), Image).convert("L" if channels == 1 else "RGB")
             if image.size != (width, height):
                 image = image.resize((width, height), Image.Resampling.BILINEAR)
             pixels = np.asarray(image, dtype=np.uint8)
@@ -60,8 +60,10 @@ def read_image(path: str | Path, shape: Sequence[int]) -> NDArray[np.uint8]:
     return pixels[None] if channels == 1 else np.moveaxis(pixels, 2, 0)
 
 
-def _flattened(image: Any, Image: Any) -> Any:
-    """Transparency over white, as a viewer shows it."""
+def _eight_bits(image: Any, Image: Any) -> Any:
+    """What a viewer shows: transparency over white, 16 bits scaled to 8 where Pillow would cut them off."""
+    if image.mode.startswith("I"):
+        return Image.fromarray((np.asarray(image, dtype=np.float64) / 257.0).round().clip(0, 255).astype(np.uint8))
     if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
         rgba = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba)
@@ -70,7 +72,7 @@ def _flattened(image: Any, Image: Any) -> Any:
 
 def _head(path: Path) -> tuple[tuple[int, int], bool]:
     """(height, width) and whether the image is grey, from its header alone."""
-    Image = _pillow()
+    Image, _ = _pillow()
     try:
         with Image.open(path) as image:
             return (image.height, image.width), image.mode in ("1", "L", "LA", "I", "I;16", "F")
@@ -92,9 +94,9 @@ def _common_size(sizes: list[tuple[int, int]]) -> tuple[int, int]:
     return max(1, round(height * scale)), max(1, round(width * scale))
 
 
-def _pillow() -> Any:
+def _pillow() -> tuple[Any, Any]:
     try:
-        from PIL import Image
+        from PIL import Image, ImageOps
     except ImportError:
         raise DatasetError("reading image files needs Pillow: pip install 'cnngp[plots]'") from None
-    return Image
+    return Image, ImageOps

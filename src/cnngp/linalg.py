@@ -96,7 +96,7 @@ class Factor:
             A[k.stop :, k] = A[k, k.stop :].T
             upper = xp.triu(A[k, k], 1)
             A[k, k] = upper + upper.T
-        xp.einsum("ii->i", A)[...] = self.diagonal
+        _set_diagonal(A, self.diagonal)
         return A
 
     def solve_lower(self, B: Array) -> Array:
@@ -166,7 +166,7 @@ def _small_cholesky(S: Array, original: Array, pivots: Array) -> Array:
     """
     xp = namespace(S)
     S = S.copy()
-    xp.einsum("ii->i", S)[...] = pivots
+    _set_diagonal(S, pivots)
     try:
         L = xp.linalg.cholesky(S)
     except np.linalg.LinAlgError:
@@ -175,6 +175,11 @@ def _small_cholesky(S: Array, original: Array, pivots: Array) -> Array:
     if not bool((squares > 8.0 * np.finfo(np.float64).eps * original).all()):  # false for NaN too, which CuPy returns
         raise NotPositiveDefinite
     return L
+
+
+def _set_diagonal(A: Array, values: Array) -> None:
+    i = namespace(A).arange(len(A))
+    A[i, i] = values
 
 
 def _over_lower(block: Array, L: Array) -> Array:

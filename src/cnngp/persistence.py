@@ -27,8 +27,10 @@ _CHECKSUM = "sha256"
 def write(path: str | Path, header: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> None:
     """Write to a temporary file beside `path` and rename it, so that a crash leaves no half of a model."""
     path = Path(path)
-    members = {_HEADER: json.dumps({"cnngp_model": FORMAT} | header, sort_keys=True).encode()}
+    members = {_HEADER: json.dumps({"cnngp_model": FORMAT} | header, sort_keys=True, default=_plain).encode()}
     for name, array in arrays.items():
+        if array.dtype.hasobject:
+            raise ModelFileError(f"{name} holds Python objects, which are not saved; use text or numbers")
         buffer = io.BytesIO()
         np.save(buffer, array, allow_pickle=False)
         members[f"{name}.npy"] = buffer.getvalue()
@@ -62,7 +64,7 @@ def read(path: str | Path) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
         raise ModelFileError(f"{path} is not a model saved by cnngp")
     if checksum.decode(errors="replace") != _digest(members):
         raise ModelFileError(f"{path} has been altered: its checksum does not match; save or copy it again")
-    header = json.loads(members.pop(_HEADER))
+    header = _header(members.pop(_HEADER))
     if header.get("cnngp_model") != FORMAT:
         raise ModelFileError(f"{path} has model format {header.get('cnngp_model')!r}; this version reads {FORMAT}")
     try:
@@ -70,6 +72,52 @@ def read(path: str | Path) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
     except (ValueError, EOFError) as error:
         raise ModelFileError(f"{path} holds an array that cannot be read ({error})") from None
     return header, arrays
+
+
+def packed(upper: NDArray[np.float64], diagonal: NDArray[np.float64], dtype: str) -> NDArray[Any]:
+    """A symmetric matrix by rows from the diagonal on, in `dtype` where that loses nothing, else in float64.
+
+    Only what stands above the diagonal of `upper` is read.
+    """
+    n = len(upper)
+    for kind in (dtype, "float64"):
+        entries = np.empty(n * (n + 1) // 2, kind)
+        start, exact = 0, True
+        for i in range(n):
+            row = entries[start : start + n - i]
+            row[0], row[1:] = diagonal[i], upper[i, i + 1 :]
+            exact = exact and row[0] == diagonal[i] and bool((row[1:] == upper[i, i + 1 :]).all())
+            start += n - i
+        if exact:
+            break
+    return entries
+
+
+def unpacked(entries: NDArray[Any], n: int) -> NDArray[np.float64]:
+    """The whole symmetric matrix again, in float64."""
+    if entries.shape != (n * (n + 1) // 2,):
+        raise ValueError(f"{entries.shape} kernel entries for {n} images")
+    A = np.empty((n, n))
+    start = 0
+    for i in range(n):
+        A[i, i:] = A[i:, i] = entries[start : start + n - i]
+        start += n - i
+    return A
+
+
+def _plain(value: Any) -> Any:
+    """NumPy's numbers as Python's."""
+    if isinstance(value, np.generic):
+        return value.item()
+    raise ModelFileError(f"{value!r} cannot be saved; use plain numbers and text")
+
+
+def _header(data: bytes) -> dict[str, Any]:
+    try:
+        header = json.loads(data)
+    except (ValueError, RecursionError):
+        header = None
+    return header if isinstance(header, dict) else {}
 
 
 def _array(data: bytes) -> NDArray[Any]:

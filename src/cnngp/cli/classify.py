@@ -1,0 +1,150 @@
+"""`cnngp classify`: the main job. Data in; kernel, exact GP, errors, calibration, a report and a model out."""
+
+from __future__ import annotations
+
+import json
+import platform
+import shlex
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from .common import (
+    Device,
+    Dtype,
+    Json,
+    NetworkName,
+    Threads,
+    last_line,
+    network_by_name,
+    number_or_word,
+    say,
+    warnings_as_lines,
+)
+
+
+def classify(
+    data: Annotated[
+        str, typer.Option(help="digits, mnist, fashion_mnist, cifar10, an .npz file, or a folder of class folders.")
+    ] = "digits",
+    network: NetworkName = "auto",
+    train: Annotated[int | None, typer.Option(help="Use the first so many training images.")] = None,
+    test: Annotated[int | None, typer.Option(help="Use the first so many test images.")] = None,
+    split: Annotated[str, typer.Option(help="standard, or paper (mnist and fashion_mnist).")] = "standard",
+    size: Annotated[int | None, typer.Option(help="Height and width for the images of a folder.")] = None,
+    noise: Annotated[str, typer.Option(help="Noise variance in the kernel's units, or ml.")] = "0",
+    amplitude: Annotated[str, typer.Option(help="ml, loo or a number.")] = "ml",
+    device: Device = "auto",
+    dtype: Dtype = "float32",
+    threads: Threads = None,
+    store: Annotated[
+        str | None, typer.Option(help="Keep the kernels here, so that a killed run goes on; a folder or an fsspec URL.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option(help="Folder for report.html, results.json and model.gp.")] = None,
+    model: Annotated[bool, typer.Option(help="Write the model; it takes 2·N² bytes in float32.")] = True,
+    as_json: Json = False,
+) -> None:
+    """Classify images with an exact Gaussian process, and write a report."""
+    from .. import datasets
+    from ..estimators import GPClassifier
+    from ..evaluation import check_labels, evaluate
+
+    began = time.perf_counter()
+    images = datasets.load(data, split=split, size=size).take(train, test)  # type: ignore[arg-type]
+    check_labels(images.y, images.y_test)
+    clf = GPClassifier(
+        network_by_name(network),
+        noise=number_or_word("noise", noise),
+        amplitude=number_or_word("amplitude", amplitude),
+        device=device,  # type: ignore[arg-type]
+        dtype=dtype,
+        store=store,
+        threads=threads,
+    )
+    folder = output if output is not None else Path("out") / f"{Path(data).stem}-{Path(network).stem}"
+    folder.mkdir(parents=True, exist_ok=True)  # what cannot be written to is found out now, not after the work
+    say("data", repr(images).strip("<>"))
+    with warnings_as_lines():
+        clf.fit(images.X, images.y)
+    report = clf.fit_report_
+    pairs = len(images.X) * (len(images.X) - 1) // 2
+    name = network if network != "auto" else _zoo_name(clf.network_)
+    chosen = " (chosen)" if network == "auto" else ""
+    say("network", f"{name}{chosen}, {clf.network_.shapes(clf.input_shape_).cost:,} operations per pair")
+    say("engine", report.engine)
+    say("kernel", f"{report.kernel_seconds:.2f} s, {pairs / max(report.kernel_seconds, 1e-9):,.0f} pairs/s")
+    say("solve", f"{report.solve_seconds:.2f} s")
+    evaluation = evaluate(clf, images)
+    say("predict", f"{evaluation.predict_seconds:.2f} s")
+    typer.echo()
+    if evaluation.validation is not None:
+        say("validation", str(evaluation.validation))
+    say("test", str(evaluation.test))
+    say("leave-one-out", str(evaluation.loo))
+    say("log likelihood", f"{evaluation.log_marginal_likelihood:,.1f}")
+    typer.echo()
+    for line in str(report).splitlines()[1:]:
+        typer.echo(line)
+    result: dict[str, Any] = {"command": "classify", "network": name, **evaluation.as_dict()}
+    result |= {"fit": report.as_dict(), "seconds": time.perf_counter() - began}
+    result["files"] = _write(folder, clf, model, evaluation, result, _command(locals()))
+    typer.echo()
+    for kind, path in result["files"].items():
+        say(kind, path)
+    say("time", f"{time.perf_counter() - began:.1f} s")
+    last_line(as_json, result)
+
+
+def _write(
+    folder: Path, clf: Any, model: bool, evaluation: Any, result: dict[str, Any], command: str
+) -> dict[str, str]:
+    from .. import __version__, plots, report
+
+    files = {"results": folder / "results.json"}
+    if model:
+        files["model"] = folder / "model.gp"
+        clf.save(files["model"])
+    files["results"].write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    try:
+        page = report.render(
+            evaluation,
+            clf.fit_report_,
+            clf.network_,
+            clf.input_shape_,
+            command=command,
+            versions=f"cnngp {__version__}, Python {platform.python_version()}, {platform.system()}",
+        )
+    except plots.PlotsUnavailable as error:
+        say("report", f"not written: {error}")
+    else:
+        files["report"] = folder / "report.html"
+        report.write(files["report"], page)
+    return {kind: str(path) for kind, path in files.items()}
+
+
+def _zoo_name(network: Any) -> str:
+    from .common import NETWORKS
+
+    return next((name for name, (make, _) in NETWORKS.items() if make() == network), repr(network))
+
+
+_DEFAULTS = {
+    "data": "digits",
+    "network": "auto",
+    "split": "standard",
+    "noise": "0",
+    "amplitude": "ml",
+    "dtype": "float32",
+}
+_OPTIONS = ("data", "network", "train", "test", "split", "size", "noise", "amplitude", "dtype")
+
+
+def _command(given: dict[str, Any]) -> str:
+    """The shortest command that repeats the run; the device and the folder do not change the result."""
+    words = ["cnngp", "classify"]
+    for name in _OPTIONS:
+        if given[name] is not None and given[name] != _DEFAULTS.get(name):
+            words += [f"--{name}", str(given[name])]
+    return shlex.join(words)

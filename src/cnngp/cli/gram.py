@@ -1,0 +1,109 @@
+"""`cnngp gram`: a kernel matrix into a store that can be gone on with; what it will cost; what a store holds."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Any
+
+import typer
+
+from .common import Device, Dtype, Json, NetworkName, Threads, last_line, network_by_name, say
+
+
+def gram(
+    data: Annotated[
+        str, typer.Option(help="digits, mnist, fashion_mnist, cifar10, an .npz file, or a folder of class folders.")
+    ] = "digits",
+    network: NetworkName = "auto",
+    train: Annotated[int | None, typer.Option(help="Use the first so many training images.")] = None,
+    split: Annotated[str, typer.Option(help="standard, or paper (mnist and fashion_mnist).")] = "standard",
+    size: Annotated[int | None, typer.Option(help="Height and width for the images of a folder.")] = None,
+    store: Annotated[str | None, typer.Option(help="Where the matrix goes: a folder or an fsspec URL.")] = None,
+    tile: Annotated[int | None, typer.Option(help="Side of a tile; a few seconds of work by default.")] = None,
+    verify: Annotated[bool, typer.Option(help="Check the tiles that the store has.")] = True,
+    plan: Annotated[bool, typer.Option("--plan", help="Say what it will cost and compute nothing.")] = False,
+    status: Annotated[str | None, typer.Option(metavar="STORE", help="Say what a store holds.")] = None,
+    device: Device = "auto",
+    dtype: Dtype = "float32",
+    threads: Threads = None,
+    as_json: Json = False,
+) -> None:
+    """Compute a kernel matrix into a store. Killed and run again, it goes on where it was."""
+    if status is not None:
+        _status(status, verify, as_json)
+        return
+    if store is None and not plan:
+        raise ValueError("give --store, where the matrix goes, such as --store digits.zarr; or --plan to see the cost")
+    from .. import datasets
+    from ..inputs import default_network
+    from ..kernel import Kernel
+
+    images = datasets.load(data, split=split, size=size).take(train)  # type: ignore[arg-type]
+    net = network_by_name(network) or default_network(images.X.shape[1:])
+    kernel = Kernel(net, device, dtype, threads)  # type: ignore[arg-type]
+    say("data", f"{len(images.X):,} images of {data}")
+    say("network", f"{network}, {net.shapes(images.X.shape[1:]).cost:,} operations per pair")
+    say("engine", f"{kernel.device} ({kernel.engine_for(images.X.shape[1:]).identity})")
+    if plan:
+        _plan(kernel, images.X, tile, store, as_json)
+    else:
+        _compute(kernel, images.X, store, tile, verify, as_json)
+
+
+def _compute(kernel: Any, X: Any, store: str | None, tile: int | None, verify: bool, as_json: bool) -> None:
+    from ..memory import size
+    from ..tiled import gram as compute
+
+    began = time.perf_counter()
+    K = compute(kernel, X, store=store, tile=tile, verify=verify)
+    seconds = time.perf_counter() - began
+    say("store", str(store))
+    say("matrix", f"{K.shape[0]:,} × {K.shape[1]:,} {K.dtype}, {size(K.nbytes)} in tiles of {K.chunks[0]}")
+    say("time", f"{seconds:.1f} s")
+    result = {"shape": list(K.shape), "dtype": str(K.dtype), "tile": K.chunks[0], "store": store, "seconds": seconds}
+    last_line(as_json, {"command": "gram", **result})
+
+
+def _plan(kernel: Any, X: Any, tile: int | None, store: str | None, as_json: bool) -> None:
+    from ..memory import size
+    from ..plan import plan
+
+    p = plan(kernel, X, tile=tile, store=store)
+    free = "" if p.disk_free_bytes is None else f" ({size(p.disk_free_bytes)} free)"
+    say("pairs", f"{p.pairs:,}")
+    say("tiles", f"{p.tiles:,} of {p.tile} × {p.tile}")
+    say("disk", f"{size(p.disk_bytes)}{free}")
+    if p.memory_bytes is not None:
+        say("memory", f"{size(p.memory_bytes)} to compute; an exact fit needs {size(p.fit_bytes)}")
+    say("speed", f"{p.pairs_per_second:,.0f} pairs/s, measured on one tile")
+    say("time", f"about {_duration(p.seconds)}")
+    last_line(as_json, {"command": "gram --plan", **p.as_dict()})
+
+
+def _status(where: str, verify: bool, as_json: bool) -> None:
+    from ..memory import size
+    from ..plan import status
+    from ..serialize import from_json
+
+    s = status(where, verify=verify)
+    spec = s.spec
+    say("store", where)
+    say("network", "with a Python function" if spec.network is None else repr(from_json(spec.network)))
+    shape = " × ".join(map(str, spec.X.shape))
+    other = "" if spec.Z is None else f" and {spec.Z.images:,}"
+    say("images", f"{spec.X.images:,}{other} of {shape}")
+    say("matrix", f"{spec.shape[0]:,} × {spec.shape[1]:,} {spec.dtype} in tiles of {spec.tile[0]} × {spec.tile[1]}")
+    say("engine", spec.engine)
+    say("tiles", f"{s.tiles - s.missing:,} of {s.tiles:,} there, {size(s.chunk_bytes)}")
+    if s.damaged is None:
+        say("whole", "all tiles are there; not read" if s.whole else f"no: {s.missing:,} tiles missing")
+    else:
+        missing = f"no: {s.missing:,} tiles missing, {s.damaged:,} damaged; the command that made it computes them"
+        say("whole", "yes, every tile was read and is good" if s.whole else missing)
+    last_line(as_json, {"command": "gram --status", "store": where, **s.as_dict()})
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,87 @@
+"""`cnngp sample`: draws finite networks at growing width, checks that they go to the kernel, and draws the picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from .common import Json, NetworkName, last_line, network_by_name, say
+
+
+def sample(
+    data: Annotated[
+        str, typer.Option(help="digits, mnist, fashion_mnist, cifar10, an .npz file, or a folder.")
+    ] = "digits",
+    network: NetworkName = "small_cnn",
+    images: Annotated[int, typer.Option(help="How many images, the first of the training set.")] = 4,
+    channels: Annotated[str, typer.Option(help="Widths of the first stage, such as 4,16,64.")] = "4,16,64",
+    samples: Annotated[int, typer.Option(help="Networks drawn at each width.")] = 1000,
+    outputs: Annotated[int, typer.Option(help="Outputs of each network; more make the errors smaller.")] = 64,
+    seed: Annotated[int, typer.Option(help="The same seed draws the same networks.")] = 0,
+    device: Annotated[str, typer.Option(help="Where the finite networks run: cpu or cuda.")] = "cpu",
+    output: Annotated[Path, typer.Option(help="The picture, a .png, .pdf or .svg file.")] = Path("sample.png"),
+    as_json: Json = False,
+) -> None:
+    """Sample finite networks and compare the covariance of their outputs with the kernel."""
+    from tqdm import tqdm
+
+    from .. import datasets, zoo
+    from ..limits import check_limit
+
+    widths = _widths(channels)
+    if output.suffix not in (".png", ".pdf", ".svg"):
+        raise ValueError(f"--output {output}: expected a .png, .pdf or .svg file")
+    X = datasets.load(data).take(images).X
+    net = network_by_name(network) or zoo.small_cnn()
+    say("data", f"{len(X)} images of {data}")
+    say("network", network if network != "auto" else "small_cnn")
+    say("engine", f"finite networks: torch on {device}; kernel: float64 on cpu")
+    with tqdm(total=len(widths) * samples, unit="network", desc="sampling", delay=2) as bar:
+        report = check_limit(
+            net, X, widths, samples, seed, outputs=outputs, device=_torch_device(device), progress=bar.update
+        )
+    typer.echo()
+    typer.echo(str(report))
+    output.parent.mkdir(parents=True, exist_ok=True)
+    report.plot(str(output))
+    typer.echo()
+    say("picture", str(output))
+    last_line(as_json, {"command": "sample", "network": network, "files": {"picture": str(output)}, **_facts(report)})
+
+
+def _widths(text: str) -> list[int]:
+    try:
+        return [int(word) for word in text.split(",")]
+    except ValueError:
+        raise ValueError(f"--channels {text}: expected integers with commas, such as 4,16,64") from None
+
+
+def _torch_device(name: str) -> str:
+    if name not in ("cpu", "cuda"):
+        raise ValueError(f"--device {name}: expected cpu or cuda")
+    return name
+
+
+def _facts(report: Any) -> dict[str, Any]:
+    rows = []
+    for w in report.widths:
+        deviation, chance = report.deviation(w)
+        rows.append(
+            {
+                "channels": w.channels,
+                "deviation": deviation,
+                "by_chance": chance,
+                "amplitude": w.amplitude,
+                "amplitude_error": w.amplitude_error,
+            }
+        )
+    return {
+        "verdict": report.verdict,
+        "sentence": report.sentence,
+        "samples": report.samples,
+        "amplitude": report.amplitude,
+        "amplitude_error": report.amplitude_error,
+        "widths": rows,
+    }

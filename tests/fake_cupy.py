@@ -1,0 +1,124 @@
+"""Arrays that behave like CuPy's towards NumPy, on the CPU: no NumPy function takes them, and they do not turn into
+NumPy arrays by themselves. What runs on them will not stumble over that on a card.
+"""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+import numpy as np
+import scipy.linalg
+
+
+class ndarray:
+    __module__ = "cupy"
+
+    def __init__(self, a: Any) -> None:
+        self._a = np.asarray(a)
+
+    def get(self) -> np.ndarray:
+        return self._a
+
+    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+        raise TypeError("Implicit conversion to a NumPy array is not allowed")
+
+    __array_ufunc__ = None
+
+    def __array_function__(self, function: Any, *_: Any) -> Any:
+        raise TypeError(f"numpy.{function.__name__} on a CuPy array")
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        value = getattr(self._a, name)
+        return _wrapped(value) if callable(value) or isinstance(value, np.ndarray) else value
+
+    def __getitem__(self, key: Any) -> Any:
+        return _wrap(self._a[_unwrap(key)])
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        if isinstance(value, np.ndarray) and value.ndim:
+            raise TypeError("a NumPy array was assigned to a CuPy array")
+        self._a[_unwrap(key)] = _unwrap(value)
+
+    @property
+    def flags(self) -> Any:
+        return types.SimpleNamespace(c_contiguous=self._a.flags.c_contiguous)  # CuPy's know of no read-only arrays
+
+    def __len__(self) -> int:
+        return len(self._a)
+
+    def __float__(self) -> float:
+        return float(self._a)
+
+    def __bool__(self) -> bool:
+        return bool(self._a)
+
+
+def _operator(name: str) -> Any:
+    def apply(self: ndarray, *others: Any) -> Any:
+        if any(isinstance(o, np.ndarray) and o.ndim for o in others):
+            raise TypeError(f"{name} of a CuPy and a NumPy array")
+        result = getattr(self._a, name)(*map(_unwrap, others))
+        if name.startswith("__i") and name != "__invert__":
+            self._a = result
+            return self
+        return _wrap(result)
+
+    return apply
+
+
+for _name in (
+    *("add", "radd", "iadd", "sub", "rsub", "isub", "mul", "rmul", "imul", "truediv", "rtruediv", "matmul", "pow"),
+    *("neg", "gt", "ge", "lt", "le", "invert", "and", "abs"),
+):
+    setattr(ndarray, f"__{_name}__", _operator(f"__{_name}__"))
+
+
+def _wrap(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(map(_wrap, value))
+    return ndarray(value) if isinstance(value, np.ndarray | np.generic) else value
+
+
+def _unwrap(value: Any) -> Any:
+    if isinstance(value, tuple | list):
+        return type(value)(map(_unwrap, value))
+    return value._a if isinstance(value, ndarray) else value
+
+
+def _wrapped(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return _wrap(value)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return _wrap(value(*map(_unwrap, args), **{k: _unwrap(v) for k, v in kwargs.items()}))
+
+    return call
+
+
+class _Module(types.ModuleType):
+    """NumPy's functions on the arrays above."""
+
+    def __init__(self, name: str, source: Any) -> None:
+        super().__init__(name)
+        self._source = source
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._source, name)
+        return value if isinstance(value, type) or not callable(value) else _wrapped(value)
+
+
+def modules() -> dict[str, types.ModuleType]:
+    """What to put into sys.modules in CuPy's place."""
+    cupy = _Module("cupy", np)
+    cupy.ndarray = ndarray  # type: ignore[attr-defined]
+    cupy.linalg = _Module("cupy.linalg", np.linalg)  # type: ignore[attr-defined]
+    cupyx, scipy_ = types.ModuleType("cupyx"), types.ModuleType("cupyx.scipy")
+    return {
+        "cupy": cupy,
+        "cupyx": cupyx,
+        "cupyx.scipy": scipy_,
+        "cupyx.scipy.linalg": _Module("cupyx.scipy.linalg", scipy.linalg),
+    }

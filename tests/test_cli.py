@@ -1,0 +1,175 @@
+"""The command line as a user types it: what it prints, its exit codes, and one line for every mistake."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from cnngp import GPClassifier, datasets, memory, zoo
+from cnngp.cli import run
+
+
+@pytest.fixture(scope="module")
+def classified(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run")
+    arguments = ["classify", "--train", "200", "--test", "100", "--network", "small_cnn", "--output", str(folder)]
+    assert run(arguments) == 0
+    return folder
+
+
+def test_classify_writes_report_results_and_model(classified: Path) -> None:
+    results = json.loads((classified / "results.json").read_text())
+    assert results["train"] == 200
+    assert results["test_error"] < 0.15
+    data = datasets.digits().take(200, 100)
+    again = GPClassifier.load(classified / "model.gp")
+    assert 1 - again.score(data.X_test, data.y_test) == pytest.approx(results["test_error"])
+    page = (classified / "report.html").read_text()
+    assert "cnngp classify --network small_cnn --train 200 --test 100" in page
+
+
+def test_classify_prints_the_certificate_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["classify", "--train", "60", "--test", "30", "--noise", "ml", "--output", str(tmp_path), "--json"]
+    assert run(arguments) == 0
+    printed = capsys.readouterr().out
+    for text in ("digits: 60 training, 30 test images", "small_cnn (chosen)", "cpu-", "leave-one-out", "kernel error"):
+        assert text in printed
+    last = json.loads(printed.splitlines()[-1])
+    assert last["command"] == "classify"
+    assert last["fit"]["noise"] > 0
+    assert set(last["files"]) == {"model", "results", "report"}
+
+
+def test_a_network_from_a_json_file_and_no_model(tmp_path: Path) -> None:
+    (tmp_path / "net.json").write_text(zoo.small_cnn().to_json())
+    arguments = ["classify", "--network", str(tmp_path / "net.json"), "--train", "50", "--test", "20", "--no-model"]
+    assert run([*arguments, "--output", str(tmp_path / "out")]) == 0
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["report.html", "results.json"]
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("in the way")
+    assert run(["classify", "--output", str(tmp_path / "file" / "out")]) == 1
+    printed = capsys.readouterr()
+    assert printed.err.startswith("error: ")
+    assert "training" not in printed.out
+
+
+def test_a_folder_of_images_to_predictions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What users have: folders of PNGs, then a new image."""
+    rng = np.random.default_rng(0)
+    for name, slant in (("left", 1), ("right", -1)):
+        (tmp_path / "data" / name).mkdir(parents=True)
+        for i in range(20):
+            pixels = 255.0 * np.eye(12)[:, ::slant] + rng.uniform(0, 60, (12, 12))
+            Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(tmp_path / "data" / name / f"{i}.png")
+    assert run(["classify", "--data", str(tmp_path / "data"), "--output", str(tmp_path / "out")]) == 0
+    Image.fromarray((255 * np.eye(24)).astype(np.uint8)).save(tmp_path / "new.png")
+    capsys.readouterr()
+    assert run(["predict", str(tmp_path / "out" / "model.gp"), str(tmp_path / "new.png"), "--json"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("engine")
+    assert "left" in printed.splitlines()[2]
+    assert json.loads(printed.splitlines()[-1])["images"][0]["class"] == "left"
+
+
+def test_networks(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["networks", "--json"]) == 0
+    printed = capsys.readouterr().out
+    cost = {n["name"]: n["operations_per_pair"] for n in json.loads(printed.splitlines()[-1])["networks"]}
+    assert cost["resnet32"] == zoo.resnet(32).shapes((1, 28, 28)).cost
+    assert run(["networks", "resnet8", "--shape", "3x32x32"]) == 0
+    assert "Conv(3, stride=2)" in capsys.readouterr().out
+
+
+def test_info(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["info", "--json"]) == 0
+    printed = capsys.readouterr().out
+    assert "engine cpu" in printed
+    assert json.loads(printed.splitlines()[-1])["packages"]["numpy"] == np.__version__
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["classify", "--data", "imagenet"], 1, "no data 'imagenet': expected one of digits, mnist"),
+        (["classify", "--network", "vgg"], 1, "no network 'vgg': expected auto, resnet32"),
+        (["classify", "--network", "resnet9"], 1, "depth=9 is not 6n + 2"),
+        (["classify", "--network", "none.json"], 1, "none.json: no such file"),
+        (["classify", "--train", "0"], 1, "digits has 1,297 training images, but 0 were asked for"),
+        (["classify", "--train", "5"], 1, "the test set has labels that the training set has not"),
+        (["classify", "--noise", "-1"], 1, "noise=-1.0: expected a variance"),
+        (["classify", "--split", "paper"], 1, "split='paper' is of 60,000 training images"),
+        (["classify", "--device", "tpu"], 1, "device='tpu' is not"),
+        (["classify", "--train", "many"], 2, "valid int"),
+        (["classify", "--colour", "red"], 2, "No such option"),
+        (["predict", "none.gp", "a.png"], 1, "none.gp: no such model file"),
+        (["predict"], 2, "Missing argument"),
+        (["networks", "--shape", "big"], 1, "shape 'big': expected channels,height,width"),
+        (["dance"], 2, "No such command 'dance'"),
+    ],
+)
+def test_bad_input_is_one_line(
+    arguments: list[str], code: int, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(arguments) == code
+    captured = capsys.readouterr()
+    lines = captured.err.strip().splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith("error: ")
+    assert message in lines[0]
+    assert "Traceback" not in captured.out
+
+
+def test_broken_files_are_one_line(classified: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "half.gp").write_bytes((classified / "model.gp").read_bytes()[:5000])
+    assert run(["predict", str(tmp_path / "half.gp"), "a.png"]) == 1
+    assert "half.gp is not a whole model file" in capsys.readouterr().err
+    (tmp_path / "broken.png").write_bytes(b"not an image")
+    assert run(["predict", str(classified / "model.gp"), str(tmp_path / "broken.png")]) == 1
+    assert "broken.png is not a readable PNG or JPEG image" in capsys.readouterr().err
+
+
+def test_too_little_memory(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    monkeypatch.setattr(memory, "available", lambda device="cpu": 1_000_000)
+    assert run(["classify", "--output", str(tmp_path)]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("error: an exact fit of 1,297 images needs 20.2 MB of memory, but 1 MB are free")
+    assert not any(tmp_path.iterdir())
+
+
+def test_repeated_images_give_one_warning_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = datasets.digits().take(40, 20)
+    twice, labels = np.concatenate([data.X, data.X]), np.concatenate([data.y, data.y])
+    np.savez(tmp_path / "twice.npz", x_train=twice, y_train=labels, x_test=data.X_test, y_test=data.y_test)
+    assert run(["classify", "--data", str(tmp_path / "twice.npz"), "--output", str(tmp_path / "out")]) == 0
+    error = capsys.readouterr().err.strip().splitlines()
+    assert len(error) == 1
+    assert error[0].startswith("warning: the kernel matrix of 80 points is not positive definite")
+
+
+def test_as_a_process(tmp_path: Path) -> None:
+    """The real thing: no progress bar in a pipe, help without importing the world."""
+    code = "import sys; from cnngp.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "classify", "--train", "40", "--test", "20"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert done.stderr == ""
+    assert (tmp_path / "out" / "digits-auto" / "report.html").is_file()
+    heavy = "import sys; import cnngp.cli; print([m for m in ('sklearn', 'numba', 'matplotlib') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", heavy], capture_output=True, text=True, timeout=60, check=True,
+                          env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)})  # fmt: skip
+    assert done.stdout.strip() == "[]"

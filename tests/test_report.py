@@ -1,0 +1,110 @@
+"""The report as a browser sees it, and its figures."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cnngp import GPClassifier, datasets, plots, report, zoo
+from cnngp.calibration import reliability
+from cnngp.evaluation import Evaluation, evaluate
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+# The strange class names must come through as text.
+DATA = datasets.digits().take(150, 80)
+NAMES = np.array(["<zero>", "one & only", *"23456789"])
+
+
+@pytest.fixture(scope="module")
+def model() -> GPClassifier:
+    return GPClassifier(zoo.small_cnn()).fit(DATA.X, NAMES[DATA.y])
+
+
+@pytest.fixture(scope="module")
+def evaluation(model: GPClassifier) -> Evaluation:
+    named = datasets.Dataset("digits", DATA.X, NAMES[DATA.y], DATA.X_test, NAMES[DATA.y_test])
+    return evaluate(model, named)
+
+
+@pytest.fixture(scope="module")
+def page(model: GPClassifier, evaluation: Evaluation) -> str:
+    return report.render(
+        evaluation, model.fit_report_, model.network_, model.input_shape_, command="cnngp classify", versions="cnngp"
+    )
+
+
+def test_evaluation_counts(model: GPClassifier, evaluation: Evaluation) -> None:
+    assert evaluation.confusion.sum() == 80
+    assert evaluation.test.error == pytest.approx(1 - np.trace(evaluation.confusion) / 80)
+    assert evaluation.test.error == pytest.approx(1 - model.score(DATA.X_test, NAMES[DATA.y_test]))
+    assert evaluation.loo.error == model.loo_error_
+    assert [p.probability for p in evaluation.uncertain] == sorted(p.probability for p in evaluation.uncertain)
+    assert all(p.label != p.predicted for p in evaluation.wrong)
+    assert np.allclose(evaluation.correlations, evaluation.correlations.T)
+    assert np.abs(evaluation.correlations).max() <= 1 + 1e-6
+    assert evaluation.as_dict()["test_error"] == evaluation.test.error
+
+
+def test_the_page_is_self_contained(page: str, evaluation: Evaluation) -> None:
+    sources = re.findall(r'(?:src|href)="([^"]*)"', page)
+    assert len(sources) == 3 + len(evaluation.uncertain) + len(evaluation.wrong)
+    assert all(source.startswith("data:image/png;base64,") for source in sources)
+    assert "&lt;zero&gt;" in page
+    assert "<zero>" not in page
+    for text in ("leave-one-out error", "ECE", "Confidently wrong", "cnngp classify", "Conv(3", "exact kernel"):
+        assert text in page
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
+def test_opens_in_a_browser(page: str, evaluation: Evaluation, tmp_path: Path) -> None:
+    """No console errors, every image drawn. A script of the test's own reports what the browser made of the page."""
+    probe = """<script>window.addEventListener("load", () => {
+        const images = [...document.images];
+        const seen = i => i.complete && i.naturalWidth > 0 && i.getBoundingClientRect().width > 0;
+        const drawn = images.filter(seen).length;
+        const wide = document.documentElement.scrollWidth > window.innerWidth;
+        document.title = `drawn ${drawn} of ${images.length}, too wide: ${wide}`;
+    });</script></body>"""
+    (tmp_path / "report.html").write_text(page.replace("</body>", probe), encoding="utf-8")
+    done = subprocess.run(
+        [
+            *(str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--v=0"),
+            *(f"--user-data-dir={tmp_path / 'profile'}", "--window-size=1100,2000", "--virtual-time-budget=5000"),
+            *("--dump-dom", (tmp_path / "report.html").as_uri()),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    title = re.search(r"<title>(.*?)</title>", done.stdout)
+    assert title is not None
+    n = 3 + len(evaluation.uncertain) + len(evaluation.wrong)
+    assert title[1] == f"drawn {n} of {n}, too wide: false"
+    assert "CONSOLE" not in done.stderr
+
+
+def test_figures_of_awkward_data() -> None:
+    """Many classes, empty bins, two images, colour: all give a PNG."""
+    many = [f"a long class name {i}" for i in range(45)]
+    P = np.array([[0.9, 0.1], [0.2, 0.8]])
+    for png in (
+        plots.confusion(np.eye(45, dtype=np.int64), many),
+        plots.reliability(reliability(P, np.array([0, 0]))),
+        plots.kernel_matrix(np.eye(2), [1], ["a", "b"]),
+        plots.picture(np.random.default_rng(0).random((3, 5, 4))),
+        plots.picture(np.zeros((1, 3, 3))),
+    ):
+        assert png.startswith(b"\x89PNG")
+
+
+def test_without_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(plots.PlotsUnavailable, match=r"pip install 'cnngp\[plots\]'"):
+        plots.picture(np.zeros((1, 3, 3)))
