@@ -7,7 +7,7 @@ demo: .venv/.ready
 	.venv/bin/cnngp classify
 
 test: .venv-test/.ready lint
-	.venv-test/bin/python -m pytest
+	OMP_NUM_THREADS=1 .venv-test/bin/python -m pytest -n 2 --dist loadfile
 
 lint: .venv-test/.ready
 	.venv-test/bin/ruff check .
