@@ -91,6 +91,8 @@ for attempt in range(rounds):
     os.kill(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)
     kills += os.WIFSIGNALED(status)
+    if not os.WIFSIGNALED(status):
+        longest *= 0.6  # it was done first: a fast machine must be killed sooner
     if os.WIFEXITED(status) and os.WEXITSTATUS(status):
         sys.exit("a child failed")
 print(kills)
