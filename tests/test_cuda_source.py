@@ -140,6 +140,7 @@ def error(K: np.ndarray, R: np.ndarray) -> float:
 
 BLOCK = Sum(Identity(), Sequential(ReLU(), Conv(3), ReLU(), Conv(3)))
 NETWORKS: dict[str, tuple[Network, tuple[int, ...]]] = {
+    "one layer": (Sequential(Dense(bias_var=0.3)), (1,)),
     "resnet": (zoo.resnet(14), (2, 12, 12)),
     "residual": (zoo.residual_cnn(), (1, 7, 9)),
     "convnet": (zoo.convnet(), (1, 28, 28)),
@@ -192,7 +193,14 @@ NETWORKS: dict[str, tuple[Network, tuple[int, ...]]] = {
     ),
     "linear": (Dense(2.0, 0.5), (2, 3, 3)),
 }
-PATHS = {"1-D": "block", "3-D": "block", "wider than a warp": "block", "one location": "dense", "dense skips": "dense"}
+PATHS = {
+    "one layer": "dense",
+    "1-D": "block",
+    "3-D": "block",
+    "wider than a warp": "block",
+    "one location": "dense",
+    "dense skips": "dense",
+}
 # Sin, Cos, GELU and Step lose digits in float32 by their conditioning (design.md, tolerances).
 TOLERANCE = {"step": 2e-4}
 

@@ -58,7 +58,13 @@ def to_cupy(a: Any, name: str = "X") -> Any:
         return cupy.from_dlpack(a.detach())
     if kind(a) == "cupy":
         return a
-    return cupy.asarray(to_numpy(a, name))
+    host = to_numpy(a, name)
+    if (
+        host.dtype.char == "g"
+    ):  # cards have no long double; a value beyond float64 is reported as infinite
+        with np.errstate(over="ignore"):
+            host = host.astype(np.float64)
+    return cupy.asarray(host)
 
 
 def to_output(a: Any, output: Output) -> Any:

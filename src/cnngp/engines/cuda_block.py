@@ -277,7 +277,7 @@ def _memory(walk: Walk, item: int, real: str, shared_limit: int) -> tuple[str, i
 
 
 def _threads(program: Program) -> int:
-    most = max(math.prod(program.shape), *(math.prod(op.out_shape) for op in program.ops))
+    most = max(math.prod(shape) for shape in [program.shape, *(op.out_shape for op in program.ops)])
     return max(64, min(256, -(-most // 64) * 32))
 
 
