@@ -54,6 +54,17 @@ def test_relu_like_networks_agree_with_the_reference(dtype, drawn, seed):
     check(*drawn, dtype, seed, TOLERANCE[dtype])
 
 
+# Every height and width that has a compiled function of its own, and one beyond them.
+@pytest.mark.parametrize("window", [(2, 2), (3, 5), (4, 4), (5, 9), (6, 3), (7, 7), (8, 6), (9, 8), (11, 11)], ids=str)
+@pytest.mark.parametrize("padding", ["same", "valid", (1, 3)], ids=str)
+def test_windows_of_every_size(window, padding):
+    """Behind a ReLU, behind another nonlinearity, behind none; written, added to a skip; odd and even sizes."""
+    tail = [ReLU(), Conv(window, bias_var=0.1), Erf(), Conv(window, padding=padding, weight_var=1.5), ReLU(), Dense()]
+    block = Sum(Identity(), Sequential(ReLU(), Conv(window, bias_var=0.2)))
+    for shape in ((1, 25, 26), (2, 24, 23)):
+        check(Sequential(Conv(window, padding=padding), block, *tail), shape, "float32", 3, TOLERANCE["float32"])
+
+
 # Erf, Sin, Cos and GELU are not homogeneous: a half-ulp of a covariance K moves the exponent of Sin and Cos by K/2^24,
 # and 1 − x² of Erf and GELU likewise, so the bound is the ReLU's times the largest variance they see (below 30 here).
 SMOOTH_TOLERANCE = {"float32": 1e-5, "float64": 1e-12}

@@ -212,7 +212,7 @@ def test_certificate(fitted: GPClassifier) -> None:
     assert low <= np.linalg.eigvalsh(K)[0] <= high * (1 + 1e-9)
     assert high < 2 * np.linalg.eigvalsh(K)[0]
     assert "exact kernel" in report.verdict
-    assert "cpu-1-float32" in str(report)
+    assert "cpu-2-float32" in str(report)
     assert json.dumps(report.as_dict())
 
 

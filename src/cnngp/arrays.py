@@ -59,9 +59,7 @@ def to_cupy(a: Any, name: str = "X") -> Any:
     if kind(a) == "cupy":
         return a
     host = to_numpy(a, name)
-    if (
-        host.dtype.char == "g"
-    ):  # cards have no long double; a value beyond float64 is reported as infinite
+    if host.dtype.char == "g":  # cards have no long double; a value beyond float64 is reported as infinite
         with np.errstate(over="ignore"):
             host = host.astype(np.float64)
     return cupy.asarray(host)

@@ -20,7 +20,9 @@ from ..arrays import Output, to_output
 from ..program import Program
 from . import cpu_interpreter as interpreter
 from .base import Advance, check_range
-from .cpu_plan import ROW_K, Plan, make_plan
+from .cpu_calls import pair_calls, variance_calls
+from .cpu_plan import ROW_K, ROW_LIST, Plan, make_plan
+from .cpu_plan import SMALLEST as SMALLEST_COLUMN
 from .cpu_rows import POWERS
 from .cpu_series import Rows, SeriesTables
 from .simd import LANES
@@ -33,7 +35,7 @@ BLOCK_BYTES = 384 << 10
 # 1/√K counts as 0 below these √K: the smallest for which products of two and their inverses stay normal numbers.
 SMALLEST = {"float32": 2.0**-62, "float64": 2.0**-510}
 
-VERSION = 1
+VERSION = 2
 
 
 def default_threads() -> int:
@@ -131,8 +133,12 @@ class _Run:
         self.plan = plan
         self.dtype = engine.dtype
         self.lanes = LANES[self.dtype.name]
-        self.shape = (plan.channels, plan.locations, plan.width, plan.buffers, plan.input, plan.scratch)
+        self.shape = (plan.channels, plan.locations, plan.width, plan.buffers, plan.input)
         self.panels = engine._series.panels
+        self.pair_ops = pair_calls(plan.ints, self.dtype.name)
+        self.variance_ops = variance_calls(plan.ints)
+        self.numbers = plan.floats.copy()
+        self.numbers[:, SMALLEST_COLUMN] = SMALLEST[self.dtype.name]
         map_bytes = plan.buffers * self.lanes * self.dtype.itemsize
         self.block = 4 if 4 * map_bytes <= BLOCK_BYTES else 2
         self.strip = max(32, min(1024, STRIP_BYTES // (plan.table * self.dtype.itemsize)))
@@ -177,9 +183,9 @@ class _Run:
                 w = self._workspace()
                 w.column_tables(Z, column0, count)
                 interpreter.pair_block(
-                    self.plan.ints, self.plan.floats, self.plan.taps, self.panels, w.peaks, self.shape,
-                    self.plan.output, self.dtype.type(self.engine.program.unit), w.maps, w.rows, self.block, rows, own,
-                    first, last, w.pixels, w.table, out, row0, column0, count, symmetric,
+                    self.pair_ops, self.numbers, self.plan.taps, self.panels, self.shape, self.plan.output,
+                    self.dtype.type(self.engine.program.unit), w.maps, w.frame, self.block, rows, own, first, last,
+                    w.pixels, w.table, out, row0, column0, count, symmetric,
                 )  # fmt: skip
                 below = max(0, row0 + last - column0) if symmetric else 0
                 return (last - first) * count - below * (below + 1) // 2
@@ -225,8 +231,8 @@ class _Workspace:
         self.lanes64 = LANES["float64"]
         n = p.channels * p.locations
         head = POWERS + p.width
-        self.rows = np.zeros(int(p.ints[..., ROW_K].max(initial=1)) + 2, np.int64)
-        self.maps = _aligned((head + run.block * p.buffers + 2 * p.scratch) * run.lanes, run.dtype)
+        self.frame = np.zeros(ROW_LIST + int(p.ints[:, ROW_K].max(initial=1)), np.int64)
+        self.maps = _aligned((head + run.block * p.buffers + p.scratch) * run.lanes, run.dtype)
         self.maps64 = _aligned((head + p.buffers + p.scratch) * self.lanes64)
         self.pixels64 = _aligned(n * self.lanes64)
         self.table64 = _aligned(p.table * self.lanes64)
@@ -238,8 +244,8 @@ class _Workspace:
         p = self.run.plan
         self.peaks.fill(0.0)
         interpreter.image_tables(
-            p.ints, p.floats, p.taps, self.run.panels, self.run.shape, images, first, count, self.maps64, self.rows,
-            self.pixels64, self.table64, self.peaks, SMALLEST[self.run.dtype.name],
+            self.run.variance_ops, self.run.numbers, p.taps, self.run.panels, self.run.shape, images, first, count,
+            self.maps64, self.frame, self.pixels64, self.table64, self.peaks,
         )  # fmt: skip
 
     def column_tables(self, images: Array, first: int, count: int) -> None:

@@ -20,9 +20,10 @@ from .cpu_series import Rows
 
 # What f is (column ACT).
 NO_ACT, RELU, RELU_FAMILY, ERF, STEP, SIN, COS, GELU_ACT, SERIES = range(9)
-# How the box is summed (column BOX): not at all, 3 × 3 stride 1 by sliding, by rows, and by planes first. FUSED is by
-# rows, with a ReLU or nothing before it and a window of neighbours along both axes: one loop for all.
-POINTWISE, BOX3, ROWS, PLANES, FUSED = range(5)
+# How the box is summed (column BOX): not at all, by rows, by planes first, as a window of neighbours along both axes.
+POINTWISE, ROWS, PLANES, WINDOW = range(4)
+# The largest window that is compiled for its size.
+LARGEST_WINDOW = 9
 # How the result r is written (column WRITE): r; scale · r + bias; dst + scale · r; keep · dst + scale · r + bias.
 STORE, AFFINE, ADD, GENERAL = range(4)
 
@@ -48,8 +49,7 @@ STORE, AFFINE, ADD, GENERAL = range(4)
     ROW_TAPS,  # B1 × ROW_K rows that are summed, −1 for none
     ROW_K,
     ROW_NEED,  # B1 counts: how many rows must be ready for output row m
-    ROW_BEFORE,  # for FUSED: output row m sums rows m − ROW_BEFORE …
-    ROW_SHARED,  # 1 where output rows 2m and 2m+1 have all but two of their rows in common
+    ROW_BEFORE,  # for WINDOW: output row m sums rows m − ROW_BEFORE …
     RING,  # how many rows are alive at a time
     COL_TAPS,  # CSR: C1 + 1 offsets, then the columns that are summed
     COL_LOW,  # c in COL_LOW … COL_HIGH sums columns COL_START + c·COL_STRIDE + t·COL_DILATION, t < COL_K
@@ -60,10 +60,16 @@ STORE, AFFINE, ADD, GENERAL = range(4)
     COL_K,
     PAD_LEFT,  # columns of zeros on either side of a summed row, so that every window is whole
     PAD_RIGHT,
+    OP_CALL,  # addresses of the compiled functions: of the operation, and of its nonlinearity on a row
+    ROW_CALL,
     COLUMNS,
-) = range(34)
+) = range(35)
 
-KEEP, SCALE, BIAS, ALPHA, BETA, UNIT, FLOATS = range(7)
+KEEP, SCALE, BIAS, ALPHA, BETA, UNIT, SMALLEST, FLOATS = range(8)
+
+# What an operation is told beside its row of the plan: where the row images' maps start, scratch memory, where their
+# tables start; how many row images, how far apart their maps and tables are; then room for the addresses of rows.
+BASE, SCRATCH, OWN_AT, IMAGES, MAP_STEP, OWN_STEP, ROW_LIST = range(7)
 
 # Two images are worked on at once, each with its own maps and scratch. Without a few elements between them their rows
 # would fall into the same sets of the cache (a 7 × 7 box: 36 cycles a vector instead of 30).
@@ -189,34 +195,25 @@ def _encode_box(row: NDArray[np.int64], op: Op, taps: list[int]) -> int:
     row[ROW_K] = len(table[0])
     row[ROW_TAPS] = len(taps)
     taps.extend(b for entry in table for b in entry)
-    row[ROW_SHARED] = len(table[0]) > 1 and all(table[m][1:] == table[m + 1][:-1] for m in range(0, len(table) - 1, 2))
     need = np.maximum.accumulate([max(entry, default=-1) + 1 for entry in table])
     row[ROW_NEED] = len(taps)
     taps.extend(int(n) for n in need)
-    # Output rows come in twos: the ring holds from the first row of one to the last row that the next has made ready.
-    last = len(table) - 1
-    alive = [
-        max(1, int(need[min(m + 1, last)]) - min((b for b in table[m] if b >= 0), default=int(need[m])))
-        for m in range(len(table))
-    ]
-    row[RING] = min(b0, max(alive))
-    if row[BOX] == ROWS:
-        three = row[ROW_K] == 3 and c0 > 1 and all(s.sources == _same3(s.size) for s in (rows, columns))
-        windows = _is_window(rows) and _is_window(columns)
-        if windows and (row[ACT] == RELU or (row[ACT] == NO_ACT and not three)):
-            row[BOX] = FUSED
-        elif three:
-            row[BOX] = BOX3
-    if row[BOX] == FUSED:
+    first = [min((b for b in entry if b >= 0), default=int(n)) for n, entry in zip(need, table, strict=True)]
+    row[RING] = min(b0, max(1, int(np.max(need - first))))
+    height, width = int(row[ROW_K]), k
+    sizes_fit = min(height, width) >= 2 and max(height, width) <= LARGEST_WINDOW
+    if row[BOX] == ROWS and sizes_fit and _is_window(rows) and _is_window(columns):
+        row[BOX] = WINDOW
         row[ROW_BEFORE] = -_whole_windows(rows)[2]
-        return (int(row[ROW_K]) + 4) * c0 + left + right
-    activated = a0 * b0 * c0 if row[BOX] == PLANES else int(row[RING]) * c0
-    summed_plane = b0 * c0 if row[BOX] == PLANES else 0
-    return activated + summed_plane + 2 * (c0 + left + right)
+    # The variance recursion takes the general way, so there is scratch for both.
+    planes_at_once = a0 * b0 * c0 + b0 * c0 if row[BOX] == PLANES else int(row[RING]) * c0
+    kept = (sum(kept_rows(height)) + 2) * c0 + row[C1] if row[BOX] == WINDOW else 0
+    return max(planes_at_once + c0 + left + right, int(kept))
 
 
-def _same3(size: int) -> tuple[tuple[int, ...], ...]:
-    return tuple(tuple(nu for nu in (m - 1, m, m + 1) if 0 <= nu < size) for m in range(size))
+def kept_rows(height: int) -> tuple[int, int]:
+    """How many rows a window of that height keeps: sums of two rows, and odd rows."""
+    return max(1, (height - 1) // 2), height // 2
 
 
 def _csr(axis: AxisSum, taps: list[int]) -> int:

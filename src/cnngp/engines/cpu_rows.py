@@ -8,23 +8,33 @@ entry; `lane` is the table of the column images, a vector per entry. An activati
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numba
-import numpy as np
 
 from .cpu_plan import (
+    A0,
+    ACT,
     ADD,
     AFFINE,
     ALPHA,
+    B0,
     BETA,
+    C0,
     COS,
     ERF,
+    EVEN_TERMS,
     GELU_ACT,
+    ODD_TERMS,
     RELU,
     RELU_FAMILY,
     SERIES,
+    SERIES_AT,
+    SHIFTS,
     SIN,
+    SITE,
+    SMALLEST,
     STEP,
     STORE,
     UNIT,
@@ -39,6 +49,7 @@ from .simd import (
     exp_r,
     expm1_y,
     fma,
+    lanes,
     load,
     maximum,
     nearest,
@@ -46,16 +57,15 @@ from .simd import (
     positive,
     power_of_two,
     relu_g,
+    shifted,
     splat,
     sqrt,
     store,
     where_less,
 )
 
-jit = numba.njit(nogil=True, error_model="numpy", cache=True)
-inlined = numba.njit(nogil=True, error_model="numpy", cache=True, forceinline=True)  # for what stands in the pair loop
-# For what has one caller: LLVM optimises a function's whole call tree anew at every level, so levels cost compile time.
-merged = numba.njit(nogil=True, error_model="numpy", cache=True, inline="always")
+# Parts of compiled functions. LLVM optimises a function together with all that it calls, so parts stay small and few.
+inlined = numba.njit(error_model="numpy", cache=True, forceinline=True)
 
 PI = math.pi
 LOG2_E = 1.0 / math.log(2.0)
@@ -64,7 +74,6 @@ LN2_HIGH = 0.693359375
 LN2_LOW = math.log(2.0) - LN2_HIGH
 
 
-STORED = np.int64(STORE)  # not a literal, for which Numba would compile another copy
 # The first vectors of a workspace, for `series_row`; behind them stands a row of zeros.
 POWERS = 32
 
@@ -90,9 +99,13 @@ def relu_value(K: Any, p: Any, q: Any, one: Any) -> Any:
     return fma((p - size) * sqrt(u), relu_g(u), positive(K))
 
 
-@jit
-def relu_row(m: Any, src: int, dst: int, n: int, own: Any, own_at: int, lane: Any, at: int, size: int, L: int) -> None:
+def relu_row(
+    m: Any, src: int, dst: int, n: int, own: Any, own_at: int, lane: Any, at: int, op: Any, numbers: Any, taps: Any,
+    panels: Any,
+) -> None:  # fmt: skip
     """R; tables s and 1/s."""
+    L = lanes(m)
+    size = op[A0] * op[B0] * op[C0]
     one = constant(m, 1.0)
     for c in range(n):
         K = load(m, src + c * L)
@@ -101,27 +114,13 @@ def relu_row(m: Any, src: int, dst: int, n: int, own: Any, own_at: int, lane: An
         store(m, dst + c * L, relu_value(K, p, q, one))
 
 
-@jit
-def relu_two_rows(
-    m: Any, src: int, dst: int, n: int, own: Any, own_at: int, lane: Any, at: int, size: int, L: int, src_step: int,
-    dst_step: int, own_step: int, how: int, keep: Any, scale: Any, bias: Any,
-) -> None:  # fmt: skip
-    """`relu_row` for two row images at once, so that the column images' tables are read once; written as `how` says."""
-    one = constant(m, 1.0)
-    for c in range(n):
-        s, r = load(lane, (at + c) * L), load(lane, (at + size + c) * L)
-        K0, K1 = load(m, src + c * L), load(m, src + src_step + c * L)
-        p0, q0 = splat(own, own_at + c) * s, splat(own, own_at + size + c) * r
-        p1, q1 = splat(own, own_at + own_step + c) * s, splat(own, own_at + own_step + size + c) * r
-        write(m, dst + c * L, relu_value(K0, p0, q0, one), how, keep, scale, bias)
-        write(m, dst + dst_step + c * L, relu_value(K1, p1, q1, one), how, keep, scale, bias)
-
-
-@jit
 def relu_family_row(
-    m: Any, src: int, dst: int, n: int, own: Any, own_at: int, lane: Any, at: int, size: int, L: int, numbers: Any
-) -> None:
+    m: Any, src: int, dst: int, n: int, own: Any, own_at: int, lane: Any, at: int, op: Any, numbers: Any, taps: Any,
+    panels: Any,
+) -> None:  # fmt: skip
     """α·R + β·K."""
+    L = lanes(m)
+    size = op[A0] * op[B0] * op[C0]
     one = constant(m, 1.0)
     alpha, beta = constant(m, numbers[ALPHA]), constant(m, numbers[BETA])
     for c in range(n):
@@ -151,17 +150,23 @@ def _exp(m: Any, x: Any) -> Any:
     return exp_r(r) * power_of_two(n)
 
 
-@jit
-def erf_row(m: Any, src: int, dst: int, n: int, own: Any, own_at: int, lane: Any, at: int, L: int) -> None:
+def erf_row(
+    m: Any, src: int, dst: int, n: int, own: Any, own_at: int, lane: Any, at: int, op: Any, numbers: Any, taps: Any,
+    panels: Any,
+) -> None:  # fmt: skip
     """asin(K t t') with t = √2/√(1 + 2K₁) in the table."""
+    L = lanes(m)
     for c in range(n):
         t = splat(own, own_at + c) * load(lane, (at + c) * L)
         store(m, dst + c * L, _asin(m, load(m, src + c * L) * t))
 
 
-@jit
-def step_row(m: Any, src: int, dst: int, n: int, own: Any, own_at: int, lane: Any, at: int, L: int) -> None:
+def step_row(
+    m: Any, src: int, dst: int, n: int, own: Any, own_at: int, lane: Any, at: int, op: Any, numbers: Any, taps: Any,
+    panels: Any,
+) -> None:  # fmt: skip
     """π − θ with cos θ = K r r', r = 1/√K₁ in the table."""
+    L = lanes(m)
     one, pi, zero = constant(m, 1.0), constant(m, PI), constant(m, 0.0)
     for c in range(n):
         x = load(m, src + c * L) * (splat(own, own_at + c) * load(lane, (at + c) * L))
@@ -170,11 +175,12 @@ def step_row(m: Any, src: int, dst: int, n: int, own: Any, own_at: int, lane: An
         store(m, dst + c * L, where_less(x, zero, theta, pi - theta))
 
 
-@jit
 def sin_cos_row(
-    m: Any, src: int, dst: int, n: int, own: Any, own_at: int, lane: Any, at: int, L: int, numbers: Any, sine: bool
-) -> None:
+    m: Any, src: int, dst: int, n: int, own: Any, own_at: int, lane: Any, at: int, op: Any, numbers: Any, taps: Any,
+    panels: Any,
+) -> None:  # fmt: skip
     """½(e^{K−h−h'} ∓ e^{−K−h−h'}) with h = K₁/2 in the table; the difference through 1 − e^{−2|K|}."""
+    L = lanes(m)
     unit, half, two, one = constant(m, numbers[UNIT]), constant(m, 0.5), constant(m, 2.0), constant(m, 1.0)
     for c in range(n):
         K = load(m, src + c * L) * unit
@@ -183,21 +189,23 @@ def sin_cos_row(
         rise = half * _exp(m, size - h)
         y = size * two
         fall = _exp(m, constant(m, 0.0) - y)
-        if sine:
+        if op[ACT] == SIN:
             below = where_less(y, constant(m, 0.7), y * expm1_y(y), one - fall)
             store(m, dst + c * L, copysign(rise * below, K))
         else:
             store(m, dst + c * L, fma(rise, fall, rise))
 
 
-@jit
 def gelu_row(
-    m: Any, src: int, dst: int, n: int, own: Any, own_at: int, lane: Any, at: int, size: int, L: int, numbers: Any
-) -> None:
+    m: Any, src: int, dst: int, n: int, own: Any, own_at: int, lane: Any, at: int, op: Any, numbers: Any, taps: Any,
+    panels: Any,
+) -> None:  # fmt: skip
     """K/4 + (K asin x + x² tt'/q + kk' q)/2π, t = 1/√(1 + K₁), k = K₁t, x = Ktt', q = √(1 − x²) ≥ √(tt').
 
     The tables hold √unit · t and k.
     """
+    L = lanes(m)
+    size = op[A0] * op[B0] * op[C0]
     unit, per_unit = constant(m, numbers[UNIT]), constant(m, 1.0 / numbers[UNIT])
     one, quarter, scale = constant(m, 1.0), constant(m, 0.25), constant(m, 0.5 / PI)
     for c in range(n):
@@ -213,15 +221,17 @@ def gelu_row(
         store(m, dst + c * L, fma(inner, scale, K * quarter))
 
 
-@jit
 def series_row(
-    m: Any, src: int, dst: int, n: int, own: Any, own_at: int, lane: Any, at: int, size: int, L: int, even: int,
-    odd: int, shifts: Any,
+    m: Any, src: int, dst: int, n: int, own: Any, own_at: int, lane: Any, at: int, op: Any, numbers: Any, taps: Any,
+    panels: Any,
 ) -> None:  # fmt: skip
     """Σ_j A_j A'_j ρ^k by Horner's rule in ρ², even rows then odd; tables r = 1/√K₁ for ρ = K r r', then the A_j.
 
     Rows may step over powers: the first POWERS vectors of the workspace hold ρ^(2·2^b).
     """
+    L = lanes(m)
+    size = op[A0] * op[B0] * op[C0]
+    even, odd, shifts = op[EVEN_TERMS], op[ODD_TERMS], shifted(taps, op[SHIFTS])
     one = constant(m, 1.0)
     top = 0
     for j in range(even + odd):
@@ -247,36 +257,14 @@ def series_row(
         store(m, dst + c * L, fma(sums, rho, total))
 
 
-@jit
-def activate_pairs(
-    act: int, m: Any, src: int, dst: int, n: int, own: Any, own_at: int, lane: Any, at: int, size: int, numbers: Any,
-    L: int, even: int, odd: int, shifts: Any,
-) -> None:  # fmt: skip
-    if act == RELU:
-        relu_row(m, src, dst, n, own, own_at, lane, at, size, L)
-    elif act == RELU_FAMILY:
-        relu_family_row(m, src, dst, n, own, own_at, lane, at, size, L, numbers)
-    elif act == ERF:
-        erf_row(m, src, dst, n, own, own_at, lane, at, L)
-    elif act == STEP:
-        step_row(m, src, dst, n, own, own_at, lane, at, L)
-    elif act == SIN:
-        sin_cos_row(m, src, dst, n, own, own_at, lane, at, L, numbers, True)
-    elif act == COS:
-        sin_cos_row(m, src, dst, n, own, own_at, lane, at, L, numbers, False)
-    elif act == GELU_ACT:
-        gelu_row(m, src, dst, n, own, own_at, lane, at, size, L, numbers)
-    elif act == SERIES:
-        series_row(m, src, dst, n, own, own_at, lane, at, size, L, even, odd, shifts)
-
-
-@jit
 def relu_variances(
-    m: Any, src: int, dst: int, n: int, table: Any, at: int, size: int, numbers: Any, peaks: Any, peak_at: int,
-    smallest: float, L: int,
+    m: Any, src: int, dst: int, n: int, peaks: Any, unused: int, table: Any, at: int, op: Any, numbers: Any, taps: Any,
+    panels: Any,
 ) -> None:  # fmt: skip
-    """√K and 1/√K into the table, (α + β)·K onwards. Below `smallest` 1/√K is 0: there the correlation counts as 0."""
-    zero, one, least = constant(m, 0.0), constant(m, 1.0), constant(m, smallest)
+    """√K and 1/√K into the table, (α + β)·K onwards. Below `SMALLEST` 1/√K is 0: there the correlation counts as 0."""
+    L = lanes(m)
+    size, peak_at = op[A0] * op[B0] * op[C0], op[SITE] * L
+    zero, one, least = constant(m, 0.0), constant(m, 1.0), constant(m, numbers[SMALLEST])
     factor = constant(m, numbers[ALPHA] + numbers[BETA])
     peak = load(peaks, peak_at)
     for c in range(n):
@@ -289,21 +277,20 @@ def relu_variances(
     store(peaks, peak_at, peak)
 
 
-@jit
+@inlined
 def _inverse_root(K: float, smallest: float) -> float:
     s = math.sqrt(K)
     return 1.0 / s if s > smallest else 0.0
 
 
-@jit
-def activate_variances(
-    act: int, m: Any, src: int, dst: int, n: int, table: Any, at: int, size: int, numbers: Any, peaks: Any,
-    peak_at: int, smallest: float, L: int, even: int, odd: int, packed: Any,
+def other_variances(
+    m: Any, src: int, dst: int, n: int, peaks: Any, unused: int, table: Any, at: int, op: Any, numbers: Any, taps: Any,
+    panels: Any,
 ) -> None:  # fmt: skip
-    """f at correlation one for `lanes` images; fills their table entries and raises `peaks` to the largest K seen."""
-    if act in (RELU, RELU_FAMILY):
-        relu_variances(m, src, dst, n, table, at, size, numbers, peaks, peak_at, smallest, L)
-        return
+    """The nonlinearities that are not of the ReLU's family: f at correlation one, table entries and peaks likewise."""
+    L = lanes(m)
+    act, size, peak_at, smallest = op[ACT], op[A0] * op[B0] * op[C0], op[SITE] * L, numbers[SMALLEST]
+    even, odd, packed = op[EVEN_TERMS], op[ODD_TERMS], shifted(panels, op[SERIES_AT])
     unit = numbers[UNIT]
     far = size * L
     for e in range(n * L):
@@ -336,7 +323,7 @@ def activate_variances(
             m[dst + e] = series_entries(math.sqrt(true), table, entry + far, far, even, odd, packed)
 
 
-@jit
+@inlined
 def _chebyshev(c: Any, at: int, n: int, t: float) -> float:
     """Σ_i c[at + i] T_i(t) by Clenshaw's rule."""
     b1 = b2 = 0.0
@@ -345,7 +332,7 @@ def _chebyshev(c: Any, at: int, n: int, t: float) -> float:
     return c[at] + t * b1 - b2  # type: ignore[no-any-return]
 
 
-@jit
+@inlined
 def series_entries(s: float, table: Any, entry: int, far: int, even: int, odd: int, packed: Any) -> float:
     """A_j(s) into the table for the first `even` and `odd` rows; E[fn(sz)²] is returned. See `hermite.evaluate`."""
     panels, rows, width, width2 = int(packed[PANELS]), int(packed[ROWS]), int(packed[WIDTH]), int(packed[SECOND_WIDTH])
@@ -362,3 +349,20 @@ def series_entries(s: float, table: Any, entry: int, far: int, even: int, odd: i
         table[entry + j * far] = power * _chebyshev(packed, coefficients + (p * rows + row) * width, width, t)
     second = coefficients + panels * rows * width + p * width2
     return power * power * _chebyshev(packed, second, width2, t)  # type: ignore[no-any-return]
+
+
+# The function of each nonlinearity on a row, for pairs and in the variance recursion.
+PAIR_ROWS: dict[int, Callable[..., None]] = {
+    RELU: relu_row,
+    RELU_FAMILY: relu_family_row,
+    ERF: erf_row,
+    STEP: step_row,
+    SIN: sin_cos_row,
+    COS: sin_cos_row,
+    GELU_ACT: gelu_row,
+    SERIES: series_row,
+}
+VARIANCE_ROWS: dict[int, Callable[..., None]] = dict.fromkeys(PAIR_ROWS, other_variances) | {
+    RELU: relu_variances,
+    RELU_FAMILY: relu_variances,
+}

@@ -284,3 +284,67 @@ def _overload_multiply(a: Any, b: Any) -> Callable[[Any, Any], Any] | None:
 @overload(operator.truediv, strict=False)
 def _overload_divide(a: Any, b: Any) -> Callable[[Any, Any], Any] | None:
     return (lambda a, b: _divide(a, b)) if _are_vectors(a, b) else None
+
+
+# ---- calls through addresses -----------------------------------------------------------------------------------------
+
+
+def _call_address(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    function_type = ir.FunctionType(ir.VoidType(), [a.type for a in args[1:]])
+    builder.call(builder.inttoptr(args[0], function_type.as_pointer()), args[1:])
+    return context.get_dummy_value()
+
+
+@intrinsic
+def call_row(
+    typing_context: Any, address: Any, m: Any, src: Any, dst: Any, n: Any, own: Any, own_at: Any, lane: Any, at: Any,
+    op: Any, numbers: Any, taps: Any, panels: Any,
+) -> Any:  # fmt: skip
+    """Call the row function at an address."""
+    i = types.intp
+    return types.void(i, m, i, i, i, own, i, lane, i, op, numbers, taps, panels), _call_address
+
+
+@intrinsic
+def call_op(
+    typing_context: Any, address: Any, m: Any, own: Any, lane: Any, op: Any, numbers: Any, taps: Any, panels: Any,
+    frame: Any,
+) -> Any:  # fmt: skip
+    """Call the operation at an address."""
+    return types.void(types.intp, m, own, lane, op, numbers, taps, panels, frame), _call_address
+
+
+# ---- windows along a row ---------------------------------------------------------------------------------------------
+
+
+@intrinsic(prefer_literal=True)
+def empty_window(typing_context: Any, p: Any, k: Any) -> Any:
+    """The state of `slide` for windows of k ≥ 2 columns, a constant, with nothing but zeros so far."""
+    vec = Vec(p.dtype)
+    state = types.UniTuple(vec, k.literal_value - 1)
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return context.make_tuple(builder, state, [_constant(vec, 0.0)] * state.count)
+
+    return state(p, k), codegen
+
+
+@intrinsic
+def slide(typing_context: Any, state: Any, S: Any) -> Any:
+    """Add a column; (sum of the last k columns, state).
+
+    The state is the last column and the last k − 2 sums P of two neighbours: seven columns are S + P + P + P and four
+    are P + P, each P two columns before the other.
+    """
+    k = state.count + 1
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        last, *pairs = (builder.extract_value(args[0], i) for i in range(k - 1))
+        pair = builder.fadd(args[1], last)
+        total, terms = (args[1], pairs[0::2]) if k % 2 else (pair, pairs[1::2])
+        for term in terms:
+            total = builder.fadd(total, term)
+        new = context.make_tuple(builder, state, [args[1], *[pair, *pairs][: k - 2]])
+        return context.make_tuple(builder, signature.return_type, [total, new])
+
+    return types.Tuple((S, state))(state, S), codegen
