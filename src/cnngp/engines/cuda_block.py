@@ -156,7 +156,7 @@ __device__ const Window windows[] = {{{windows}}};
 __device__ const int sources[] = {{{", ".join(map(str, self.sources)) or "0"}}};
 __device__ const short passes[] = {{{", ".join(map(str, self.passes)) or "0"}}};
 __device__ const Op ops[] = {{
-{chr(10).join(self.ops)}
+{chr(10).join(self.ops) or "{0}"}
 }};
 template <class R> __device__ __forceinline__ R combined(const Op& op, const R* old, R value)
 {{
