@@ -281,6 +281,20 @@ def test_growth_that_was_killed_goes_back_or_on(
             np.testing.assert_array_equal(gram(kernel, images[:n], store=place)[:], expected[:n, :n])
 
 
+def test_a_damaged_tile_is_deleted_before_anything_can_go_wrong_again(
+    kernel: Kernel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a later run that does not verify would take it for good."""
+    place = tmp_path / "K.zarr"
+    gram(kernel, X, store=place, tile=16)
+    (place / "K/c/0/1").write_bytes(b"broken")
+    with monkeypatch.context() as m:
+        m.setattr(CpuEngine, "cross", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            gram(kernel, X, store=place)
+    np.testing.assert_array_equal(gram(kernel, X, store=place, verify=False)[:], kernel(X))
+
+
 # ---- what is refused before any work --------------------------------------------------------------------------------
 
 
@@ -318,12 +332,13 @@ def test_a_matrix_that_does_not_fit_in_memory_is_refused(kernel: Kernel, monkeyp
 
 def test_default_tiles_are_a_few_seconds_of_work_and_fit_small_sets(kernel: Kernel) -> None:
     engine = kernel.engine_for((1, 4, 4))
-    assert default_tile(engine, "cpu", (60000, 60000), True) == (2048, 2048)
-    assert default_tile(engine, "cpu", (300, 300), True) == (512, 512)
-    assert default_tile(engine, "cpu", (10, 60000), False) == (256, 2048)
+    assert default_tile(engine.program.elements, "cpu", (60000, 60000), True) == (2048, 2048)
+    assert default_tile(engine.program.elements, "cpu", (300, 300), True) == (512, 512)
+    assert default_tile(engine.program.elements, "cpu", (10, 60000), False) == (256, 2048)
     costly = Kernel(cnngp.zoo.resnet(32), device="cpu").engine_for((1, 28, 28))
-    assert default_tile(costly, "cpu", (60000, 60000), True) == (1024, 1024)
-    assert default_tile(costly, "cuda", (60000, 60000), True) == (4096, 4096)
+    assert default_tile(costly.program.elements, "cpu", (60000, 60000), True) == (1024, 1024)
+    assert default_tile(engine.program.elements, "cpu", (4096, 4096), True, workers=2) == (512, 512)
+    assert default_tile(costly.program.elements, "cuda", (60000, 60000), True) == (4096, 4096)
 
 
 def test_progress_counts_every_pair_once_and_resumes(

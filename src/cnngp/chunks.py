@@ -6,6 +6,7 @@ Zarr's own coding gives the same bytes by way of four copies; beside a fast card
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -54,6 +55,11 @@ def decoded_chunk(data: NDArray[np.uint8], tile: tuple[int, int], dtype: Any) ->
     return numbers.reshape(tile)
 
 
+def device_of(block: Any) -> AbstractContextManager[Any]:
+    """Makes the card that holds `block` the current one."""
+    return block.device if kind(block) == "cupy" else nullcontext()
+
+
 def is_mirror(a: NDArray[Any], b: NDArray[Any]) -> bool:
     """Whether a is bᵀ, without a NaN."""
     return all(bool((a[:, rows] == band.T).all()) for rows, band in _bands(b))
@@ -75,12 +81,11 @@ def _bands(a: NDArray[Any]) -> Iterator[tuple[slice, NDArray[Any]]]:
 def _copy_from_card(part: Any, chunk: NDArray[Any]) -> None:
     import cupy
 
-    with part.device:
-        whole = cupy.ascontiguousarray(part)  # a mirror image is turned on the card, where that is quick
-        if part.shape == chunk.shape:
-            whole.get(out=chunk)
-        else:
-            chunk[: part.shape[0], : part.shape[1]] = whole.get()
+    whole = cupy.ascontiguousarray(part)  # a mirror image is turned on the card, where that is quick
+    if part.shape == chunk.shape:
+        whole.get(out=chunk)
+    else:
+        chunk[: part.shape[0], : part.shape[1]] = whole.get()
 
 
 def _checksum(data: NDArray[np.uint8]) -> NDArray[np.uint8]:

@@ -26,6 +26,9 @@ class ImageRows:
         self.dtype = np.dtype(kernel.dtype)
         self.shape: tuple[int, ...] = tuple(int(s) for s in self.X.shape)
         check_images_shape(self.shape, name)
+        self.room = 0
+        """Bytes of blocks to hold for when they are asked for again; none by default, so that memory stays flat."""
+        self._kept: dict[tuple[int, int, int | None], Any] = {}
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -34,10 +37,17 @@ class ImageRows:
     def image_shape(self) -> tuple[int, ...]:
         return self.shape[1:]
 
-    def block(self, rows: slice, on_gpu: bool | None = None) -> Any:
-        on_gpu = self.kernel.device == "cuda" if on_gpu is None else on_gpu
-        x = as_images(self.X[rows], self.dtype, self.name, on_gpu, rows.start)
-        return x.reshape(x.shape[0], x.shape[1], -1)
+    def block(self, rows: slice, card: int | None = None) -> Any:
+        """Images `rows` in host memory, or on a card, which is the current one."""
+        key = (rows.start, rows.stop, card)
+        if key in self._kept:
+            return self._kept[key]
+        x = as_images(self.X[rows], self.dtype, self.name, card is not None, rows.start)
+        x = x.reshape(x.shape[0], x.shape[1], -1)
+        if x.nbytes <= self.room:
+            self.room -= x.nbytes
+            self._kept[key] = x
+        return x
 
     def fingerprints(self, stop: int | None = None) -> tuple[str | None, str]:
         """SHA-256 of the first `stop` images (None where there are fewer) and of all, in the working precision.
@@ -49,7 +59,7 @@ class ImageRows:
         start = 0
         for end in sorted({min(stop or 0, len(self)), len(self)}):
             for a in range(start, end, self._step):
-                digest.update(self.block(slice(a, min(a + self._step, end)), on_gpu=False).data)
+                digest.update(self.block(slice(a, min(a + self._step, end))).data)
             start = end
             if end == stop:
                 first = digest.hexdigest()

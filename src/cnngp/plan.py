@@ -47,7 +47,7 @@ def plan(kernel: Kernel, X: Any, *, tile: int | None = None, store: Any = None) 
     x = ImageRows(X, kernel, "X")
     n = len(x)
     engine = kernel.engine_for(x.image_shape)
-    usual = default_tile(engine, kernel.device, (n, n), True)
+    usual = default_tile(engine.program.elements, kernel.device, (n, n), True)
     grid = Grid((n, n), side or usual, True)
     rate = _measured_rate(x, min(usual[0], grid.tile[0]))
     a, b = grid.counts
@@ -70,7 +70,8 @@ def _measured_rate(x: ImageRows, side: int) -> float:
     """Pairs per second on one tile, or on what there is of one."""
     engine = x.kernel.engine_for(x.image_shape)
     half = max(1, min(side, len(x) // 2))
-    first, second = x.block(slice(0, half)), x.block(slice(len(x) - half, len(x)))
+    card = 0 if x.kernel.device == "cuda" else None
+    first, second = x.block(slice(0, half), card), x.block(slice(len(x) - half, len(x)), card)
     engine.cross(first[:2], second[:2], "numpy", None)  # compiles
     start = time.perf_counter()
     engine.cross(first, second, "numpy", None)
@@ -125,8 +126,8 @@ def status(where: Any, *, verify: bool = True, progress: bool = True) -> Status:
     if place.found is None:
         raise StoreError(f"{place.name} is not a store of cnngp; stores are made by cnngp.gram(…, store=…)")
     there = place.present()
-    missing = {(t.i, t.j) for t in place.missing(there)}
-    present = [t for t in place.grid if (t.i, t.j) not in missing]
+    missing = set(place.missing(there))
+    present = [(t.i, t.j) for t in place.grid if (t.i, t.j) not in missing]
     damaged = None
     if verify:
         damaged = 0

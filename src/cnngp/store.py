@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import math
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -21,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .chunks import chunk_bytes, decoded_chunk, encoded_chunk, is_mirror
+from .chunks import chunk_bytes, decoded_chunk, device_of, encoded_chunk, is_mirror
 from .errors import StoreError
 from .locking import exclusive
 from .store_places import check_place, local_path, locate, remove_leftovers
@@ -40,7 +41,7 @@ class GramStore:
         self.read_only = read_only
         self._noted: Any = None
         self.found = self._read_spec()
-        self._scratch: list[NDArray[np.uint8]] = []
+        self._memory = threading.local()
         self.grid = Grid((0, 0), (1, 1), False) if self.found is None else self.found.grid
         self._dtype = "float32" if self.found is None else self.found.dtype
 
@@ -71,14 +72,14 @@ class GramStore:
             return
         import zarr
 
-        with self._writing("it was not begun"):
+        with self.writing("it was not begun"):
             if self.found is None:
                 zarr.create_group(self.store, path=self.path, attributes=spec.attributes(), zarr_format=3)
             elif self.found.shape != spec.shape:
                 # Chunks that growth cuts go first: killed here, the old matrix lacks them, and no chunk is ever
                 # taken for one that covers more than was computed.
                 for i, j in self.grid.cut_by_growth(spec.shape):
-                    _wait(self.store.delete(self._chunk_key(i, j)))
+                    self.delete(f"K/c/{i}/{j}")
                 self._update(spec.attributes())
             self.grid = spec.grid
             self._open_array(spec)
@@ -92,11 +93,11 @@ class GramStore:
         from zarr.codecs import Crc32cCodec
 
         try:
-            array = zarr.open_array(self.store, path=self._key("K"), mode="r+", zarr_format=3)
+            array = zarr.open_array(self.store, path=self.key("K"), mode="r+", zarr_format=3)
         except FileNotFoundError:
             zarr.create_array(
                 self.store,
-                name=self._key("K"),
+                name=self.key("K"),
                 shape=spec.shape,
                 chunks=spec.tile,
                 dtype=spec.dtype,
@@ -137,23 +138,32 @@ class GramStore:
         import zarr
 
         store = self.store if self.store.read_only else self.store.with_read_only(True)
-        return zarr.open_array(store, path=self._key("K"), mode="r", zarr_format=3)
+        return zarr.open_array(store, path=self.key("K"), mode="r", zarr_format=3)
 
     def write(self, tile: Tile, block: Any) -> None:
-        """A tile, in host memory or on the card, and its mirror image."""
-        if not (math.isfinite(float(block.max())) and math.isfinite(float(block.min()))):
-            raise StoreError(
-                f"rows {tile.rows.start}–{tile.rows.stop - 1}, columns {tile.columns.start}–{tile.columns.stop - 1} "
-                "of the kernel came out as NaN or infinite; nothing of it was written. Please report this"
-            )
-        size = chunk_bytes(self.grid.tile, block.dtype)
-        if self.local is not None and not self._scratch:  # other stores may keep the memory that they are given
-            self._scratch = [np.empty(size, np.uint8) for _ in range(2)]
-        chunks = []
-        for k, (place, part) in enumerate(zip(self.grid.chunks_of(tile.i, tile.j), (block, block.T), strict=False)):
-            data = encoded_chunk(part, self.grid.tile, self._scratch[k] if self._scratch else None)
-            chunks.append((self._chunk_key(*place), _prototype().buffer.from_array_like(data)))
+        """A tile, in host memory or on a card, and its mirror image. Several threads may write, each its own tile."""
+        with device_of(block):
+            if not (math.isfinite(float(block.max())) and math.isfinite(float(block.min()))):
+                raise StoreError(
+                    f"rows {tile.rows.start}–{tile.rows.stop - 1}, columns {tile.columns.start}–"
+                    f"{tile.columns.stop - 1} of the kernel came out as NaN or infinite; nothing of it was written. "
+                    "Please report this"
+                )
+            scratch = self._scratch(chunk_bytes(self.grid.tile, block.dtype))
+            chunks = []
+            for k, (place, part) in enumerate(zip(self.grid.chunks_of(tile.i, tile.j), (block, block.T), strict=False)):
+                data = encoded_chunk(part, self.grid.tile, scratch[k])
+                chunks.append((self._chunk_key(*place), _prototype().buffer.from_array_like(data)))
         _wait(_set_all(self.store, chunks))
+
+    def _scratch(self, size: int) -> list[NDArray[np.uint8]] | list[None]:
+        """A thread's memory for two chunks, used again for every tile; other stores may keep what they are given."""
+        if self.local is None:
+            return [None, None]
+        kept: list[NDArray[np.uint8]] | None = getattr(self._memory, "chunks", None)
+        if kept is None or len(kept[0]) != size:
+            kept = self._memory.chunks = [np.empty(size, np.uint8) for _ in range(2)]
+        return kept
 
     def read(self, i: int, j: int) -> NDArray[Any]:
         """The numbers of chunk (i, j) that belong to the matrix. `ValueError` where it is damaged or not there."""
@@ -172,38 +182,64 @@ class GramStore:
         a, b = self.grid.counts
         there = np.zeros((a, b), np.bool_)
         for i in range(a):
-            for name in _list(self.store.list_dir(self._key(f"K/c/{i}"))):
+            for name in self.names(f"K/c/{i}"):
                 if name.isdigit() and int(name) < b:
                     there[i, int(name)] = True
         return there
 
-    def damaged(self, tiles: Iterable[Tile]) -> Iterator[tuple[Tile, bool]]:
-        """Each tile with whether it is damaged: by its checksum, by NaN, or by not being its mirror image."""
-        for tile in tiles:
+    def damaged(self, places: Iterable[tuple[int, int]]) -> Iterator[tuple[tuple[int, int], bool]]:
+        """Each tile (i, j) with whether it is damaged: by its checksum, by NaN, or by not being its mirror image."""
+        for i, j in places:
             try:
-                block = self.read(tile.i, tile.j)
+                block = self.read(i, j)
                 if self.grid.symmetric:
-                    good = is_mirror(block, block if tile.i == tile.j else self.read(tile.j, tile.i))
+                    good = is_mirror(block, block if i == j else self.read(j, i))
                 else:
                     good = not bool(np.isnan(block).any())
-                yield tile, not good
+                yield (i, j), not good
             except ValueError:
-                yield tile, True
+                yield (i, j), True
 
-    def missing(self, there: NDArray[np.bool_]) -> list[Tile]:
-        """Tiles of which a chunk is not there."""
-        return [t for t in self.grid if not all(there[at] for at in self.grid.chunks_of(t.i, t.j))]
+    def missing(self, there: NDArray[np.bool_]) -> list[tuple[int, int]]:
+        """Tiles of which a chunk is not there, row by row."""
+        lacking = np.triu(~(there & there.T)) if self.grid.symmetric else ~there
+        return [(i, j) for i, j in np.argwhere(lacking).tolist()]
+
+    def has(self, tile: Tile) -> bool:
+        """Whether a tile is there, with its mirror image."""
+        return all(_wait(self.store.exists(self._chunk_key(*at))) for at in self.grid.chunks_of(tile.i, tile.j))
+
+    def forget(self, i: int, j: int) -> None:
+        """Delete a tile, so that it is missing for everyone."""
+        for a, b in self.grid.chunks_of(i, j):
+            self.delete(f"K/c/{a}/{b}")
+
+    # ---- keys ----------------------------------------------------------------------------------------------------
 
     def _chunk_key(self, i: int, j: int) -> str:
-        return self._key(f"K/c/{i}/{j}")
+        return self.key(f"K/c/{i}/{j}")
 
-    def _key(self, key: str) -> str:
+    def key(self, key: str) -> str:
         return f"{self.path}/{key}" if self.path else key
+
+    def names(self, key: str) -> tuple[str, ...]:
+        """What is in a folder of the store."""
+        return _list(self.store.list_dir(self.key(key)))
+
+    def has_bytes(self, key: str) -> bool:
+        """Read, not only looked for: network file systems may remember that a file was there."""
+        return _wait(self.store.get(self.key(key), _prototype())) is not None
+
+    def set_bytes(self, key: str, data: bytes) -> None:
+        _wait(self.store.set(self.key(key), _prototype().buffer.from_bytes(data)))
+
+    def delete(self, key: str) -> None:
+        _wait(self.store.delete(self.key(key)))
 
     # ---- faults --------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def _writing(self, state: str) -> Iterator[None]:
+    def writing(self, state: str) -> Iterator[None]:
         """Errors of the disk as one line with what to do."""
         try:
             yield

@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from .engines.base import Engine
-
 # Map elements that one tile may compute: about five seconds on two CPU cores, half a second on a card. In smaller tiles
 # the tables of each image, which every tile makes anew, would cost several per cent.
 _TILE_ELEMENTS = {"cpu": 1.2e10, "cuda": 4e11}
@@ -99,14 +97,19 @@ def check_tile(tile: object) -> tuple[int, int] | None:
     return int(pair[0]), int(pair[1])
 
 
-def default_tile(engine: Engine, device: str, shape: tuple[int, int], symmetric: bool) -> tuple[int, int]:
-    """Powers of two: a few seconds of work at most, no larger than the matrix, and never so small that a data set
-    which grows later lies in millions of files.
+def default_tile(cost: int, device: str, shape: tuple[int, int], symmetric: bool, workers: int = 1) -> tuple[int, int]:
+    """The side, or sides, for a network with `cost` map elements a pair; several tiles for each worker.
+
+    Powers of two: a few seconds of work at most, no larger than the matrix, and never so small that a data set which
+    grows later lies in millions of files.
     """
-    cost = max(1, engine.program.elements)
+    cost = max(1, cost)
     side = _SMALLEST[device]
     while side < _LARGEST[device] and (2 * side) ** 2 * cost <= _TILE_ELEMENTS[device]:
         side *= 2
+
+    while workers > 1 and side > _SMALLEST[device] and len(Grid(shape, (side, side), symmetric)) < 8 * workers:
+        side //= 2
 
     def fit(images: int) -> int:
         return min(side, max(256, 1 << (images - 1).bit_length()))

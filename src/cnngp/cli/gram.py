@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
 from typing import Annotated, Any
 
 import typer
@@ -23,6 +24,9 @@ def gram(
     verify: Annotated[bool, typer.Option(help="Check the tiles that the store has.")] = True,
     plan: Annotated[bool, typer.Option("--plan", help="Say what it will cost and compute nothing.")] = False,
     status: Annotated[str | None, typer.Option(metavar="STORE", help="Say what a store holds.")] = None,
+    scheduler: Annotated[
+        str | None, typer.Option(help="Compute on the workers of a Dask cluster: tcp://host:8786.")
+    ] = None,
     device: Device = "auto",
     dtype: Dtype = "float32",
     threads: Threads = None,
@@ -34,28 +38,42 @@ def gram(
         return
     if store is None and not plan:
         raise ValueError("give --store, where the matrix goes, such as --store digits.zarr; or --plan to see the cost")
+    if scheduler is not None and plan:
+        raise ValueError("--plan measures this machine; give --scheduler without it")
     from .. import datasets
+    from ..cluster import connect
     from ..inputs import default_network
     from ..kernel import Kernel
 
-    images = datasets.load(data, split=split, size=size).take(train)  # type: ignore[arg-type]
-    net = network_by_name(network) or default_network(images.X.shape[1:])
-    kernel = Kernel(net, device, dtype, threads)  # type: ignore[arg-type]
-    say("data", f"{len(images.X):,} images of {data}")
-    say("network", f"{network}, {net.shapes(images.X.shape[1:]).cost:,} operations per pair")
-    say("engine", f"{kernel.device} ({kernel.engine_for(images.X.shape[1:]).identity})")
-    if plan:
-        _plan(kernel, images.X, tile, store, as_json)
-    else:
-        _compute(kernel, images.X, store, tile, verify, as_json)
+    with nullcontext() if scheduler is None else connect(scheduler) as client:
+        images = datasets.load(data, split=split, size=size).take(train)  # type: ignore[arg-type]
+        net = network_by_name(network) or default_network(images.X.shape[1:])
+        kernel = Kernel(net, device, dtype, threads)  # type: ignore[arg-type]
+        say("data", f"{len(images.X):,} images of {data}")
+        say("network", f"{network}, {net.shapes(images.X.shape[1:]).cost:,} operations per pair")
+        if client is None:
+            say("engine", f"{kernel.device} ({kernel.engine_for(images.X.shape[1:]).identity})")
+        else:
+            say("cluster", f"{scheduler}, {_workers(client)}")
+        if plan:
+            _plan(kernel, images.X, tile, store, as_json)
+        else:
+            _compute(kernel, images.X, store, tile, verify, client, as_json)
 
 
-def _compute(kernel: Any, X: Any, store: str | None, tile: int | None, verify: bool, as_json: bool) -> None:
+def _workers(client: Any) -> str:
+    threads = client.nthreads().values()
+    return f"{len(threads):,} workers, {sum(threads):,} threads"
+
+
+def _compute(
+    kernel: Any, X: Any, store: str | None, tile: int | None, verify: bool, client: Any, as_json: bool
+) -> None:
     from ..memory import size
     from ..tiled import gram as compute
 
     began = time.perf_counter()
-    K = compute(kernel, X, store=store, tile=tile, verify=verify)
+    K = compute(kernel, X, store=store, tile=tile, verify=verify, client=client)
     seconds = time.perf_counter() - began
     say("store", str(store))
     say("matrix", f"{K.shape[0]:,} × {K.shape[1]:,} {K.dtype}, {size(K.nbytes)} in tiles of {K.chunks[0]}")
