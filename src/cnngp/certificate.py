@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -11,6 +12,8 @@ from numpy.typing import NDArray
 
 from . import reference
 from .gp import ExactGP
+from .inducing import InducingGP
+from .iterative_gp import IterativeGP
 from .network import Network
 
 
@@ -32,11 +35,13 @@ class FitReport:
     amplitude: float
     kernel_seconds: float
     solve_seconds: float
+    method: str = "cholesky"
+    """How the system was solved: "cholesky", "mixed", "cg", or "inducing" for the approximation."""
 
     @property
     def sensitivity(self) -> float | None:
         """‖E‖/λ_min for an error matrix E of independent entries, ‖E‖ ≈ 2√N·error·max K: the change of the solution."""
-        if self.kernel_error is None:
+        if self.kernel_error is None or self.method == "inducing":
             return None
         error = 2.0 * math.sqrt(self.images) * self.kernel_error * self.largest_variance
         return error / self.smallest_eigenvalue[1]
@@ -53,6 +58,11 @@ class FitReport:
             return (
                 f"The linear system is solved to {self.residual:.0e} only: trust nothing finer than that, and add "
                 "noise or remove repeated images."
+            )
+        if self.method == "inducing":
+            return (
+                "This is the approximation through inducing images, whose algebra is exact to float64 rounding; its "
+                "likelihood and variances are its own and not those of the exact process."
             )
         if self.jitter > 0:
             return (
@@ -94,6 +104,35 @@ class FitReport:
             ("amplitude", f"{self.amplitude:.4g}"),
         ]
         return "\n".join(f"{name:<22} {value}" for name, value in rows) + f"\n{self.verdict}"
+
+
+def certify(
+    gp: ExactGP | IterativeGP | InducingGP,
+    images: int,
+    error: float | None,
+    pairs: int,
+    engine: str,
+    kernel_seconds: float,
+    begun: float,
+    method: str,
+) -> FitReport:
+    """The report of a fit whose solving began at `begun` (`time.perf_counter`)."""
+    bounds = smallest_eigenvalue(gp) if isinstance(gp, ExactGP) else gp.smallest_eigenvalue_bounds()
+    return FitReport(
+        images=images,
+        engine=engine,
+        kernel_error=error,
+        pairs_checked=pairs,
+        residual=gp.residual(),
+        smallest_eigenvalue=bounds,
+        largest_variance=gp.largest_variance,
+        noise=gp.noise,
+        jitter=gp.jitter,
+        amplitude=gp.amplitude,
+        kernel_seconds=kernel_seconds,
+        solve_seconds=time.perf_counter() - begun,
+        method=method,
+    )
 
 
 def sampled_kernel_error(network: Network, X: NDArray[Any], K: Any, images: int = 4) -> tuple[float, int]:

@@ -1,4 +1,4 @@
-"""`GPClassifier` and `GPRegressor`: exact inference with a network's kernel behind scikit-learn's interface."""
+"""`GPClassifier` and `GPRegressor`: inference with a network's kernel behind scikit-learn's interface."""
 
 from __future__ import annotations
 
@@ -11,35 +11,47 @@ from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d
 
-from . import calibration
+from . import calibration, model_files
 from .arrays import DataError, to_numpy
 from .gp import Amplitude, Noise
 from .gp_estimator import GPEstimator
+from .iterative_gp import IterativeGP
 from .kernel import Device, Kernel
 from .network import Network
+from .solving import Method
 
 Array = NDArray[Any]
 
 
 class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
-    """Exact GP classification: regression on ±1 targets, one output per class, no training loop.
+    """GP classification: regression on ±1 targets, one output per class, no training loop.
 
     Parameters
     ----------
     network : a network or a `Kernel`; None picks one for the shape of the images.
-    noise : variance of the targets' noise in the kernel's units, or "ml" for the most likely one.
+    noise : variance of the targets' noise in the kernel's units, or "ml" for the most likely one. With `inducing`, 0
+        stands for the one with the best leave-one-out predictions: there is no such model without noise.
     amplitude : factor of the kernel for variances and likelihood: "ml", "loo" or a number.
     device, dtype, threads : as in `Kernel`.
     store : a path or fsspec URL where fit and predict keep their kernel matrices, so that a killed run goes on and a
         second one computes nothing; see `gram`.
     input_shape : (channels, height, width) of flat rows, or of arrays with three axes.
+    solver : "cholesky", "mixed" or "cg" as in `cnngp.solve`; "auto" is Cholesky where it fits in memory, else what fits
+        of a matrix in a store. Without a Cholesky factor means and classes are the same, probabilities do without the
+        variance, variances take a solve each, leave-one-out is of 256 images, and there is no likelihood.
+    inducing : None for the exact GP; how many images of X, which ones (row numbers), or images of your own, for
+        regression through them over any number of images. X may then be a memory map, a Zarr array or anything else
+        with a `shape` that gives images for slices and arrays of row numbers; see docs/solve.md.
+    random_state : seed of what is chosen at random: inducing images, samples for leave-one-out.
 
     Attributes
     ----------
     classes_ : the labels.
-    loo_error_ : the error on each training image of a model that has not seen it, in closed form, as a fraction.
+    loo_rows_ : the training images that leave-one-out speaks of: all of them, or a random sample where the model has no
+        factor of all images.
+    loo_error_ : the error on each of them of a model that has not seen it, in closed form, as a fraction.
     loo_predictions_, loo_probabilities_ : what those models predict.
-    log_marginal_likelihood_ : summed over the outputs.
+    log_marginal_likelihood_ : summed over the outputs; None without a factor, the approximation's own with `inducing`.
     temperature_ : of the probabilities, chosen by the leave-one-out predictions.
     fit_report_ : what was measured about the fit, and what can be trusted.
 
@@ -69,7 +81,11 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
         """P(label) for each image, (M, classes), in the order of `classes_`.
 
         softmax(mean / (T√(1 + variance))) with T from the leave-one-out predictions; see docs/classification.md.
+        Without a factor (`solver`) the variance is left out: it would take a solve for every image.
         """
+        if isinstance(self.__dict__.get("gp_"), IterativeGP):
+            mean = self._mean(X, K)
+            return _moderated_softmax(mean, np.zeros(len(mean)), self.temperature_)
         mean, variance = self._mean_and_variance(X, K, diagonal)
         return _moderated_softmax(mean, variance + self.gp_.amplitude * self.gp_.noise, self.temperature_)
 
@@ -96,12 +112,13 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
         """
         P = self.loo_probabilities_ if X is None else self.predict_proba(X)
         entropy = -(P * np.log(np.maximum(P, np.finfo(np.float64).tiny))).sum(1)
-        return np.argsort(-entropy, kind="stable")[:n]
+        order = np.argsort(-entropy, kind="stable")[:n]
+        return self.loo_rows_[order] if X is None else order
 
     @classmethod
     def load(cls, path: str | Path, *, device: Device = "auto") -> Self:
         """A model that `save` wrote. Runs no code from the file; damaged files are refused."""
-        model, _, arrays = cls._load(path, device)
+        model, _, arrays = model_files.load(cls, path, device)
         model.classes_ = arrays["classes"]
         model._after_fit()
         return model
@@ -109,7 +126,7 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
     def save(self, path: str | Path) -> None:
         """Write the fitted model to one file, without pickle."""
         check_is_fitted(self, "gp_")
-        self._save(path, {}, {"classes": self.classes_})
+        model_files.save(self, path, {}, {"classes": self.classes_})
 
     def _targets(self, codes: NDArray[np.intp]) -> NDArray[np.float64]:
         """±1: +1 at the label."""
@@ -122,9 +139,25 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
         check_classification_targets(labels)
         return np.asarray(labels)
 
+    def _doubt(self, mean: Array, targets: Array) -> Array:
+        """The margin between the two largest outputs."""
+        top = np.partition(mean, -2, axis=1)
+        return np.asarray(top[:, -1] - top[:, -2])
+
+    @staticmethod
+    def _loo_loss(mean: Array, targets: Array) -> float:
+        """The log loss at the best temperature: what counts for classes and probabilities, unlike squared errors."""
+        codes, none = targets.argmax(1), np.zeros(len(mean))
+        temperature = calibration.fit_temperature(lambda t: _moderated_softmax(mean, none, t), codes)
+        P = _moderated_softmax(mean, none, temperature)
+        return float(-np.log(np.maximum(P[np.arange(len(P)), codes], np.finfo(np.float64).tiny)).mean())
+
     def _after_fit(self) -> None:
         mean, variance = (to_numpy(a) for a in self.gp_.leave_one_out())
-        codes = to_numpy(self.gp_.Y).argmax(1)
+        if isinstance(self.gp_, IterativeGP):
+            variance = np.zeros(len(mean))
+        codes = to_numpy(self.gp_.loo_targets).argmax(1)
+        self.loo_rows_ = self.gp_.loo_rows
         self.temperature_ = calibration.fit_temperature(lambda t: _moderated_softmax(mean, variance, t), codes)
         self.loo_probabilities_ = _moderated_softmax(mean, variance, self.temperature_)
         self.loo_predictions_ = self.classes_[mean.argmax(1)]
@@ -137,14 +170,15 @@ def _moderated_softmax(mean: Array, variance: Array, temperature: float) -> NDAr
 
 
 class GPRegressor(RegressorMixin, GPEstimator):  # type: ignore[misc]
-    """Exact GP regression with one or several outputs that share the kernel.
+    """GP regression with one or several outputs that share the kernel.
 
     Parameters are those of `GPClassifier`, and `normalize_y=True` fits targets of zero mean and unit variance.
 
     Attributes
     ----------
-    log_marginal_likelihood_ : summed over the outputs, of the targets as they are fitted.
-    loo_predictions_, loo_std_ : what the other images predict for each training target, in closed form.
+    log_marginal_likelihood_ : summed over the outputs, of the targets as they are fitted; None without a factor.
+    loo_rows_ : the training images that leave-one-out speaks of; see `GPClassifier`.
+    loo_predictions_, loo_std_ : what the other images predict for each of their targets, in closed form.
     loo_error_ : root mean square of the leave-one-out errors.
     fit_report_ : what was measured about the fit, and what can be trusted.
 
@@ -168,6 +202,9 @@ class GPRegressor(RegressorMixin, GPEstimator):  # type: ignore[misc]
         store: Any = None,
         input_shape: tuple[int, ...] | None = None,
         threads: int | None = None,
+        solver: Method = "auto",
+        inducing: Any = None,
+        random_state: int | None = 0,
         normalize_y: bool = False,
     ) -> None:
         super().__init__(
@@ -179,6 +216,9 @@ class GPRegressor(RegressorMixin, GPEstimator):  # type: ignore[misc]
             store=store,
             input_shape=input_shape,
             threads=threads,
+            solver=solver,
+            inducing=inducing,
+            random_state=random_state,
         )
         self.normalize_y = normalize_y
 
@@ -236,12 +276,13 @@ class GPRegressor(RegressorMixin, GPEstimator):  # type: ignore[misc]
     def most_uncertain(self, n: int = 10, X: Any = None) -> NDArray[np.intp]:
         """Rows of the `n` images with the largest variance: of X, or of the training images by leave-one-out."""
         variance = to_numpy(self.gp_.leave_one_out()[1]) if X is None else self._mean_and_variance(X, None, None)[1]
-        return np.argsort(-variance, kind="stable")[:n]
+        order = np.argsort(-variance, kind="stable")[:n]
+        return self.gp_.loo_rows[order] if X is None else order
 
     @classmethod
     def load(cls, path: str | Path, *, device: Device = "auto") -> Self:
         """A model that `save` wrote. Runs no code from the file; damaged files are refused."""
-        model, header, arrays = cls._load(path, device)
+        model, header, arrays = model_files.load(cls, path, device)
         model._y_mean, model._y_std = arrays["y_mean"], arrays["y_std"]
         model._one_output = bool(header["one_output"])
         model._after_fit()
@@ -250,7 +291,7 @@ class GPRegressor(RegressorMixin, GPEstimator):  # type: ignore[misc]
     def save(self, path: str | Path) -> None:
         """Write the fitted model to one file, without pickle."""
         check_is_fitted(self, "gp_")
-        self._save(path, {"one_output": self._one_output}, {"y_mean": self._y_mean, "y_std": self._y_std})
+        model_files.save(self, path, {"one_output": self._one_output}, {"y_mean": self._y_mean, "y_std": self._y_std})
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -271,11 +312,16 @@ class GPRegressor(RegressorMixin, GPEstimator):  # type: ignore[misc]
         y = mean * self._y_std + self._y_mean
         return np.asarray(y[:, 0] if self._one_output else y)
 
+    def _doubt(self, mean: Array, targets: Array) -> Array:
+        """The squared error, largest first."""
+        return np.asarray(-((targets - mean) ** 2).sum(1))
+
     def _after_fit(self) -> None:
         mean, variance = (to_numpy(a) for a in self.gp_.leave_one_out())
+        self.loo_rows_ = self.gp_.loo_rows
         std = np.sqrt(variance)[:, None] * self._y_std
         self.loo_predictions_ = self._restored(mean)
         self.loo_std_ = std[:, 0] if self._one_output else std
-        errors = (mean - to_numpy(self.gp_.Y)) * self._y_std
+        errors = (mean - to_numpy(self.gp_.loo_targets)) * self._y_std
         self.loo_error_ = float(np.sqrt((errors**2).mean()))
         self.log_marginal_likelihood_ = self.gp_.log_marginal_likelihood

@@ -14,6 +14,7 @@ from .arrays import DataError, to_numpy
 from .calibration import Reliability, Scores
 from .datasets import Dataset
 from .estimators import GPClassifier
+from .gp import ExactGP
 from .linalg import namespace
 
 Array = NDArray[Any]
@@ -37,7 +38,7 @@ class Evaluation:
     loo: Scores
     test: Scores
     validation: Scores | None
-    log_marginal_likelihood: float
+    log_marginal_likelihood: float | None
     temperature: float
     reliability: Reliability
     confusion: NDArray[np.int64]
@@ -85,12 +86,12 @@ def evaluate(clf: GPClassifier, data: Dataset, pictures: int = 12, matrix: int =
     validation = None
     if data.X_validation is not None:
         validation = calibration.scores(clf.predict_proba(data.X_validation), _codes(clf, data.y_validation))
-    correlations, boundaries = _correlations(clf, matrix)
+    correlations, boundaries = _correlations(clf, data, matrix)
     return Evaluation(
         data=repr(data).strip("<>"),
-        images=len(clf.X_),
+        images=clf.fit_report_.images,
         classes=names,
-        loo=calibration.scores(clf.loo_probabilities_, to_numpy(clf.gp_.Y).argmax(1)),
+        loo=calibration.scores(clf.loo_probabilities_, to_numpy(clf.gp_.loo_targets).argmax(1)),
         test=calibration.scores(P, codes),
         validation=validation,
         log_marginal_likelihood=clf.log_marginal_likelihood_,
@@ -119,15 +120,21 @@ def _codes(clf: GPClassifier, y: Any) -> NDArray[np.intp]:
     return np.asarray(np.searchsorted(clf.classes_, y))
 
 
-def _correlations(clf: GPClassifier, most: int) -> tuple[NDArray[np.float64], tuple[int, ...]]:
-    n = len(clf.X_)
+def _correlations(clf: GPClassifier, data: Dataset, most: int) -> tuple[NDArray[np.float64], tuple[int, ...]]:
+    n = len(data.X)
     rows = np.unique(np.linspace(0, n - 1, min(n, most)).round().astype(int))
-    at = namespace(clf.gp_.factor.A).asarray(rows)
-    upper = np.triu(to_numpy(clf.gp_.factor.A[at[:, None], at[None, :]]), 1)  # K survives above the diagonal
-    s = np.sqrt(np.maximum(to_numpy(clf.gp_.factor.diagonal)[rows], np.finfo(np.float64).tiny))
-    K = (upper + upper.T) / np.outer(s, s)
+    if isinstance(clf.gp_, ExactGP):
+        A = clf.gp_.factor.A
+        at = namespace(A).asarray(rows)
+        upper = np.triu(to_numpy(A[at[:, None], at[None, :]]), 1)  # K survives above the diagonal
+        K, diagonal = upper + upper.T, to_numpy(clf.gp_.factor.diagonal)[rows]
+    else:
+        K = clf.kernel_(data.X[rows], progress=False).astype(np.float64)
+        diagonal = K.diagonal().copy()
+    s = np.sqrt(np.maximum(diagonal, np.finfo(np.float64).tiny))
+    K /= np.outer(s, s)
     np.fill_diagonal(K, 1.0)
-    labels = to_numpy(clf.gp_.Y)[rows].argmax(1)
+    labels = _codes(clf, data.y[rows])
     order = np.argsort(labels, kind="stable")
     ends = np.cumsum(np.bincount(labels, minlength=len(clf.classes_)))
     return K[np.ix_(order, order)], tuple(int(e) for e in ends[:-1])

@@ -61,7 +61,7 @@ class ExactGP:
         check_amplitude(amplitude)
         A = float64_buffer(K, overwrite)
         xp = namespace(A)
-        self.Y = _targets(xp, Y, A.shape[0])
+        self.Y = check_targets(xp, Y, A.shape[0])
         self.noise = maximum_likelihood_noise(A, self.Y, amplitude) if noise == "ml" else float(noise)
         self.jitter = jitter
         """What was added to the diagonal beside the noise, relative to the diagonal's mean."""
@@ -70,32 +70,11 @@ class ExactGP:
         self._condition()
 
     def _factorise(self, A: Array) -> Factor:
-        """Without more jitter where that works, else with the smallest power of ten that does."""
-        mean_diagonal = float(A.diagonal().mean())
-        try:
-            return Factor.of(A, self.noise + self.jitter * mean_diagonal)
-        except NotPositiveDefinite:
-            pass
-        for jitter in _JITTERS:
-            if jitter <= self.jitter:
-                continue
-            try:
-                factor = Factor.of(A, self.noise + jitter * mean_diagonal)
-            except NotPositiveDefinite:
-                continue
-            self.jitter = jitter
-            warnings.warn(
-                f"the kernel matrix of {A.shape[0]} points is not positive definite in float64; added {jitter:g} of "
-                "its mean diagonal to the diagonal. Repeated points or a float32 kernel do that: remove repeats, use "
-                f"dtype='float64', or set noise={jitter * mean_diagonal:.1e} to make it part of the model",
-                JitterWarning,
-                stacklevel=4,
-            )
-            return factor
-        raise MatrixError(
-            f"the kernel matrix of {A.shape[0]} points is not positive semi-definite: adding {_JITTERS[-1]:g} of its "
-            f"mean diagonal ({mean_diagonal:.3g}) does not make it so; it is not the matrix of a kernel"
-        )
+        factor, jitter = factorised(A, self.noise, self.jitter)
+        if jitter != self.jitter:
+            warn_of_jitter(factor, jitter, stacklevel=5)
+        self.jitter = jitter
+        return factor
 
     def _condition(self) -> None:
         """All that depends on the targets: α = (K + noise·I)⁻¹Y, leave-one-out, amplitude, likelihood."""
@@ -136,19 +115,31 @@ class ExactGP:
         return self.amplitude * (xp.asarray(K_test_test, dtype=xp.float64) - V.T @ V)
 
     def sample(self, K_test: Array, K_test_test: Array, n: int, seed: int | None = None) -> Array:
-        """`n` functions from the posterior at M test points: (n, M, outputs).
-
-        The square root of the covariance is taken by eigenvalues: near the training points it is singular.
-        """
-        mean, cov = self.mean(K_test), self.covariance(K_test, K_test_test)
-        xp = namespace(cov)
-        values, Q = xp.linalg.eigh(cov)
-        z = np.random.default_rng(seed).standard_normal((n, *mean.shape))
-        return mean + (Q * xp.sqrt(xp.maximum(values, 0.0))) @ xp.asarray(z)
+        """`n` functions from the posterior at M test points: (n, M, outputs)."""
+        return posterior_samples(self.mean(K_test), self.covariance(K_test, K_test_test), n, seed)
 
     def leave_one_out(self) -> tuple[Array, Array]:
         """What the other N − 1 points predict for each y_i: mean y_i − α_i/[K⁻¹]_ii (N, outputs), variance (N,)."""
         return self.Y - self.alpha / self.inverse_diagonal[:, None], self.amplitude / self.inverse_diagonal
+
+    @property
+    def loo_rows(self) -> Any:
+        """The points that `leave_one_out` speaks of: all of them."""
+        return np.arange(self.Y.shape[0])
+
+    @property
+    def loo_targets(self) -> Array:
+        """The targets of those points."""
+        return self.Y
+
+    @property
+    def points(self) -> int:
+        """How many points K(test, training) has columns for."""
+        return int(self.Y.shape[0])
+
+    @property
+    def largest_variance(self) -> float:
+        return float(self.factor.diagonal.max())
 
     def residual(self) -> float:
         """‖(K + noise·I)α − Y‖/‖Y‖: how well the linear system was solved."""
@@ -166,7 +157,7 @@ class ExactGP:
         K_new_old, K_new = self._test(K_new_old), float64_buffer(K_new)
         if K_new_old.shape[0] != K_new.shape[0]:
             raise MatrixError(f"K(new, old) has {K_new_old.shape[0]} rows, K(new, new) {K_new.shape[0]}")
-        Y_new = _targets(xp, Y_new, K_new.shape[0])
+        Y_new = check_targets(xp, Y_new, K_new.shape[0])
         if Y_new.shape[1] != self.Y.shape[1]:
             raise MatrixError(f"the new targets have {Y_new.shape[1]} outputs, the old ones {self.Y.shape[1]}")
         try:
@@ -189,15 +180,42 @@ class ExactGP:
             raise
 
     def _test(self, K_test: Array) -> Array:
-        xp = namespace(self.Y)
-        K_test = xp.asarray(K_test, dtype=xp.float64)
-        if K_test.ndim != 2 or K_test.shape[1] != self.Y.shape[0]:
-            raise MatrixError(
-                f"K(test, training) has shape {K_test.shape}; expected (test points, {self.Y.shape[0]} training points)"
-            )
-        if not bool(xp.isfinite(K_test).all()):
-            raise MatrixError("K(test, training) contains NaN or infinity")
-        return K_test
+        return check_test(namespace(self.Y), K_test, self.points)
+
+
+def factorised(A: Array, noise: float, jitter: float = 0.0) -> tuple[Factor, float]:
+    """K + noise·I without more jitter where that works, else with the smallest power of ten that does, in place."""
+    mean_diagonal = float(A.diagonal().mean())
+    for relative in (jitter, *(j for j in _JITTERS if j > jitter)):
+        try:
+            return Factor.of(A, noise + relative * mean_diagonal), relative
+        except NotPositiveDefinite:
+            continue
+    raise MatrixError(
+        f"the kernel matrix of {A.shape[0]} points is not positive semi-definite: adding {_JITTERS[-1]:g} of its "
+        f"mean diagonal ({mean_diagonal:.3g}) does not make it so; it is not the matrix of a kernel"
+    )
+
+
+def warn_of_jitter(factor: Factor, jitter: float, stacklevel: int) -> None:
+    warnings.warn(
+        f"the kernel matrix of {len(factor)} points is not positive definite in float64; added {jitter:g} of "
+        "its mean diagonal to the diagonal. Repeated points or a float32 kernel do that: remove repeats, use "
+        f"dtype='float64', or set noise={jitter * float(factor.diagonal.mean()):.1e} to make it part of the model",
+        JitterWarning,
+        stacklevel=stacklevel,
+    )
+
+
+def posterior_samples(mean: Array, cov: Array, n: int, seed: int | None) -> Array:
+    """`n` functions with these moments at M points: (n, M, outputs).
+
+    The square root of the covariance is taken by eigenvalues: near the training points it is singular.
+    """
+    xp = namespace(cov)
+    values, Q = xp.linalg.eigh(cov)
+    z = np.random.default_rng(seed).standard_normal((n, *mean.shape))
+    return mean + (Q * xp.sqrt(xp.maximum(values, 0.0))) @ xp.asarray(z)
 
 
 def maximum_likelihood_noise(K: Array, Y: Array, amplitude: Amplitude = "ml") -> float:
@@ -238,6 +256,18 @@ def check_amplitude(amplitude: object) -> None:
         raise MatrixError(f"amplitude={amplitude!r}: expected 'ml', 'loo' or a positive number")
 
 
+def check_test(xp: Any, K_test: Array, points: int) -> Array:
+    """K(test, training) in float64, checked."""
+    K_test = xp.asarray(K_test, dtype=xp.float64)
+    if K_test.ndim != 2 or K_test.shape[1] != points:
+        raise MatrixError(
+            f"K(test, training) has shape {K_test.shape}; expected (test points, {points} training points)"
+        )
+    if not bool(xp.isfinite(K_test).all()):
+        raise MatrixError("K(test, training) contains NaN or infinity")
+    return K_test
+
+
 def _is_number(value: object, least: float) -> bool:
     if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
         return False
@@ -248,7 +278,7 @@ def _host(a: Array) -> Any:
     return a if isinstance(a, np.ndarray) else a.get()
 
 
-def _targets(xp: Any, Y: Array, n: int) -> Array:
+def check_targets(xp: Any, Y: Array, n: int) -> Array:
     Y = xp.asarray(Y, dtype=xp.float64)
     if Y.ndim != 2 or Y.shape[0] != n or Y.shape[1] == 0:
         raise MatrixError(f"the targets have shape {Y.shape}; expected ({n} points, outputs)")
@@ -258,7 +288,12 @@ def _targets(xp: Any, Y: Array, n: int) -> Array:
 
 
 def float64_buffer(K: Array, overwrite: bool = False, on_gpu: bool = False) -> Array:
-    """`K` as a float64 buffer of our own, checked; piece by piece, so that an array on disk is never in memory twice.
+    """`K` as a float64 buffer of our own; see `matrix_buffer`."""
+    return matrix_buffer(K, "float64", overwrite, on_gpu)
+
+
+def matrix_buffer(K: Array, dtype: str, overwrite: bool = False, on_gpu: bool = False) -> Array:
+    """`K` as a buffer of our own, checked; piece by piece, so that an array on disk is never in memory twice.
 
     An array in chunks, such as Zarr's, is read chunk by chunk, each once; `on_gpu` puts it straight onto the card.
     """
@@ -270,10 +305,10 @@ def float64_buffer(K: Array, overwrite: bool = False, on_gpu: bool = False) -> A
         import cupy
 
         xp = cupy
-    if overwrite and isinstance(K, xp.ndarray) and K.dtype == np.float64 and getattr(K.flags, "writeable", True):
+    if overwrite and isinstance(K, xp.ndarray) and K.dtype == dtype and getattr(K.flags, "writeable", True):
         A = K
     else:
-        A = xp.empty(shape)
+        A = xp.empty(shape, dtype=dtype)
         height, width = _chunks(K) or (_ROWS, shape[1])
         for rows in blocks(shape[0], height):
             for columns in blocks(shape[1], width):

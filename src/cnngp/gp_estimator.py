@@ -1,28 +1,30 @@
-"""What classification and regression share: images in, kernel matrices, the exact GP, saving and loading."""
+"""What classification and regression share: images in, kernel matrices, the GP, predictions."""
 
 from __future__ import annotations
 
 import hashlib
 import time
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from . import memory, persistence
-from .arrays import DataError, as_images, to_numpy
-from .certificate import FitReport, sampled_kernel_error, smallest_eigenvalue
-from .errors import ModelFileError
+from . import memory
+from .arrays import DataError, Output, as_images, to_numpy
+from .certificate import FitReport, certify, sampled_kernel_error
 from .gp import Amplitude, ExactGP, Noise, check_amplitude, check_noise, float64_buffer
+from .inducing import InducingGP
+from .inducing_images import Images, fit_inducing, kernel_parts
 from .inputs import as_float, as_image_shape, check_fits_images, default_network, same_shape
+from .iterative_gp import IterativeGP
 from .kernel import Device, Kernel, as_kernel
 from .linalg import blocks
 from .network import Network
-from .serialize import from_json
+from .solving import METHODS, Method, algebra, choose_method
+from .solving.matrices import SymmetricMatrix
 from .store_places import child
 from .tiled import gram
 
@@ -35,12 +37,13 @@ _CHUNK = 1 << 23
 class GPEstimator(BaseEstimator):  # type: ignore[misc]
     """The base of `GPClassifier` and `GPRegressor`."""
 
-    # None where the model was fitted on a matrix alone: the kernel, its network, the training images and their shape.
+    # None where the model was fitted on a matrix alone: the kernel, its network, the images that K(test, …) is computed
+    # with (training or inducing ones) and their shape.
     kernel_: Any
     network_: Any
     X_: Any
     input_shape_: Any
-    gp_: ExactGP
+    gp_: ExactGP | IterativeGP | InducingGP
     fit_report_: FitReport
 
     def __init__(
@@ -54,6 +57,9 @@ class GPEstimator(BaseEstimator):  # type: ignore[misc]
         store: Any = None,
         input_shape: tuple[int, ...] | None = None,
         threads: int | None = None,
+        solver: Method = "auto",
+        inducing: Any = None,
+        random_state: int | None = 0,
     ) -> None:
         self.network = network
         self.noise = noise
@@ -63,13 +69,20 @@ class GPEstimator(BaseEstimator):  # type: ignore[misc]
         self.store = store
         self.input_shape = input_shape
         self.threads = threads
+        self.solver = solver
+        self.inducing = inducing
+        self.random_state = random_state
 
     # ---- checking ------------------------------------------------------------------------------------------------
 
-    def _check_fit(self, X: Any, y: Any, K: Any, regression: bool = False) -> tuple[Array | None, Any]:
+    def _check_fit(self, X: Any, y: Any, K: Any, regression: bool = False) -> tuple[Any, Any]:
         """Training images as (N, C, …), or None where only a matrix is given; and y, both of one length."""
         check_noise(self.noise)
         check_amplitude(self.amplitude)
+        if self.solver not in METHODS:
+            raise ValueError(f"solver={self.solver!r} is not one of {', '.join(map(repr, METHODS))}")
+        if self.inducing is not None and K is not None:
+            raise DataError("inducing= computes the kernels that it needs from images; give X and no K")
         if y is None:
             raise ValueError(f"{type(self).__name__} requires y to be passed, but the target y is None")
         if X is None and K is None:
@@ -79,6 +92,8 @@ class GPEstimator(BaseEstimator):  # type: ignore[misc]
         if X is None:
             self.network_ = self.kernel_ = self.X_ = self.input_shape_ = None
             return None, y
+        # With inducing images, what has a shape stays where it is, and is read and checked a block at a time.
+        streamed = self.inducing is not None and hasattr(X, "shape") and _axes(X) > 3
         if _axes(X) <= 2:
             if _axes(X) == 2 and hasattr(X, "shape"):
                 _check_length(X.shape[0], y, "images")
@@ -86,16 +101,19 @@ class GPEstimator(BaseEstimator):  # type: ignore[misc]
                 self, X, y, dtype=[np.float64, np.float32], multi_output=regression, y_numeric=regression
             )
         else:
-            X = as_float(to_numpy(X))
-            _check_length(len(X), y, "images")
+            X = X if streamed else as_float(to_numpy(X))
+            _check_length(X.shape[0], y, "images")
             self.__dict__.pop("feature_names_in_", None)
             self.n_features_in_ = int(np.prod(X.shape[1:]))
-        images = as_image_shape(X, self.input_shape)
+        images = X if streamed and self.input_shape is None else as_image_shape(X, self.input_shape)
         network = default_network(images.shape[1:]) if self.network is None else self.network
         self.kernel_ = as_kernel(network, self.device, self.dtype, self.threads)
         self.network_ = self.kernel_.network
-        check_fits_images(self.network_, images)
-        self.input_shape_ = images.shape[1:]
+        if not streamed:
+            check_fits_images(self.network_, images)
+        self.input_shape_ = tuple(images.shape[1:])
+        if self.inducing is not None:
+            return images, y
         return as_images(images, np.dtype(self.kernel_.dtype)), y
 
     def _check_test(self, X: Any) -> Array:
@@ -114,56 +132,114 @@ class GPEstimator(BaseEstimator):  # type: ignore[misc]
 
     # ---- fitting -------------------------------------------------------------------------------------------------
 
-    def _fit(self, images: Array | None, Y: NDArray[np.float64], K: Any) -> None:
-        n = len(Y)
+    def _fit(self, images: Any, Y: NDArray[np.float64], K: Any) -> None:
         self.__dict__.pop("gp_", None)  # an earlier fit's buffer would stay in memory beside the new one
+        if self.inducing is not None:
+            self._fit_inducing(images, Y)
+            return
         device: Literal["cpu", "cuda"] = "cpu" if self.kernel_ is None else self.kernel_.device
-        entry = 8 if self.kernel_ is None else np.dtype(self.kernel_.dtype).itemsize
-        # The matrix as it comes (from a store it comes by tiles), the float64 buffer, the eigenvectors and workspace.
-        per_pair = (0 if K is not None or self.store is not None else entry) + 8 + (24 if self.noise == "ml" else 0)
-        memory.require(per_pair * n * n, f"an exact fit of {n:,} images", device)
+        method = self._method(len(Y), K, device)
         start = time.perf_counter()
         given = K is not None
         if K is None:
             K = self._gram(images) if self.store is None else gram(self.kernel_, images, store=self.store)
         computed = time.perf_counter()
         error, pairs = (None, 0) if images is None else sampled_kernel_error(self.network_, images, K)
-        A = float64_buffer(K, on_gpu=device == "cuda")
-        del K
-        begun = time.perf_counter()
         self.X_ = images
-        self.gp_ = ExactGP(A, Y, noise=self.noise, amplitude=self.amplitude, overwrite=True)
-        self._certify(error, pairs, "given matrix" if given else self._engine(), computed - start, begun)
+        begun = computed
+        if method == "cholesky":
+            A = float64_buffer(K, on_gpu=device == "cuda")
+            del K
+            begun = time.perf_counter()
+            self.gp_ = ExactGP(A, Y, noise=self.noise, amplitude=self.amplitude, overwrite=True)
+        else:
+            self.gp_ = IterativeGP(
+                SymmetricMatrix(K),
+                Y,
+                algebra(device),
+                noise=self.noise,
+                amplitude=self.amplitude,
+                method=method,
+                seed=self.random_state,
+            )
+        engine = "given matrix" if given else self._engine()
+        self.fit_report_ = certify(self.gp_, len(Y), error, pairs, engine, computed - start, begun, method)
+        self._after_fit()
+
+    def _method(self, n: int, K: Any, device: Literal["cpu", "cuda"]) -> str:
+        """Cholesky unless another solver was asked for, or the matrix is in a store and its factor does not fit."""
+        stored = self.store is not None or isinstance(getattr(K, "chunks", None), tuple)
+        entry = 8 if self.kernel_ is None else np.dtype(self.kernel_.dtype).itemsize
+        # The matrix as it comes (from a store it comes by tiles), the float64 buffer, the eigenvectors and workspace.
+        first = 0 if K is not None or stored else entry
+        per_pair = first + 8 + (24 if self.noise == "ml" else 0)
+        what = f"an exact fit of {n:,} images"
+        if self.solver == "auto":
+            free = memory.available(device)
+            if free is None or per_pair * n * n <= free:
+                return "cholesky"
+            if stored and self.noise != "ml":
+                return choose_method(n, device, without=("cholesky",))
+        elif self.solver != "cholesky":
+            memory.require((first + (4 if self.solver == "mixed" else 0)) * n * n, what, device)
+            return self.solver
+        try:
+            memory.require(per_pair * n * n, what, device)
+        except MemoryError as error:
+            if self.noise == "ml":
+                raise MemoryError(f"{error}; noise='ml' takes most of it, give a number") from None
+            raise MemoryError(
+                f"{error}; or keep the matrix on disk with store=, where it is solved by iteration; or use inducing="
+            ) from None
+        return "cholesky"
+
+    def _fit_inducing(self, X: Any, Y: NDArray[np.float64]) -> None:
+        images = Images(X, self.kernel_)
+        start = time.perf_counter()
+        self.gp_, self.X_ = fit_inducing(
+            images,
+            Y,
+            self.inducing,
+            self._doubt,
+            noise=self.noise,
+            amplitude=self.amplitude,
+            loss=self._loo_loss,
+            seed=self.random_state,
+            store=self.store,
+        )
+        begun = time.perf_counter()
+        sample = self.X_[:64]
+        error, pairs = sampled_kernel_error(self.network_, sample, to_numpy(self._gram(sample)))
+        engine = self._engine()
+        self.fit_report_ = certify(self.gp_, len(Y), error, pairs, engine, begun - start, begun, "inducing")
         self._after_fit()
 
     def _add(self, images: Array, Y: NDArray[np.float64]) -> None:
-        n = len(self.X_) + len(images)
-        memory.require(8 * n * n, f"{n:,} images together", self.kernel_.device)
+        gp, report = self.gp_, self.fit_report_
         start = time.perf_counter()
-        K_new_old, K_new = self._cross(images, self.X_), self._gram(images)
-        begun = time.perf_counter()
-        self.gp_.add(K_new_old, K_new, Y)
-        self.X_ = np.concatenate([self.X_, images])
-        report = self.fit_report_
-        self._certify(report.kernel_error, report.pairs_checked, report.engine, begun - start, begun)
+        if isinstance(gp, InducingGP):
+            gp.add(kernel_parts(Images(images, self.kernel_), self.X_, Y))
+            begun = time.perf_counter()
+        else:
+            n = len(self.X_) + len(images)
+            memory.require(8 * n * n, f"{n:,} images together", self.kernel_.device)
+            if isinstance(gp, IterativeGP):
+                gp.add()
+            K_new_old, K_new = self._cross(images, self.X_), self._gram(images)
+            begun = time.perf_counter()
+            gp.add(K_new_old, K_new, Y)
+            self.X_ = np.concatenate([self.X_, images])
+        n = report.images + len(images)
+        error, pairs = report.kernel_error, report.pairs_checked
+        self.fit_report_ = certify(gp, n, error, pairs, report.engine, begun - start, begun, report.method)
         self._after_fit()
 
-    def _certify(self, error: float | None, pairs: int, engine: str, kernel_seconds: float, begun: float) -> None:
-        gp = self.gp_
-        self.fit_report_ = FitReport(
-            images=int(gp.Y.shape[0]),
-            engine=engine,
-            kernel_error=error,
-            pairs_checked=pairs,
-            residual=gp.residual(),
-            smallest_eigenvalue=smallest_eigenvalue(gp),
-            largest_variance=float(gp.factor.diagonal.max()),
-            noise=gp.noise,
-            jitter=gp.jitter,
-            amplitude=gp.amplitude,
-            kernel_seconds=kernel_seconds,
-            solve_seconds=time.perf_counter() - begun,
-        )
+    def _doubt(self, mean: Array, targets: Array) -> Array:
+        """How sure a model is of each image, the least sure smallest: what inducing images are chosen by."""
+        raise NotImplementedError
+
+    # What the noise of a model with inducing images is chosen by, from leave-one-out means and targets.
+    _loo_loss: Any = None
 
     def _after_fit(self) -> None:
         """What the estimator derives from `gp_`."""
@@ -172,10 +248,11 @@ class GPEstimator(BaseEstimator):  # type: ignore[misc]
     # ---- kernels -------------------------------------------------------------------------------------------------
 
     def _gram(self, images: Any) -> Any:
-        return self.kernel_(images, output="cupy" if self.kernel_.device == "cuda" else "numpy")
+        return gram(self.kernel_, images, output="cupy" if self.kernel_.device == "cuda" else "numpy")
 
     def _cross(self, images: Array, others: Array) -> Any:
-        return self.kernel_(images, others, output="cupy" if self.kernel_.device == "cuda" else "numpy", progress=False)
+        output: Output = "cupy" if self.kernel_.device == "cuda" else "numpy"
+        return gram(self.kernel_, images, others, output=output, progress=False)
 
     def _stored_cross(self, images: Array) -> Any:
         """K(test, training) in the store, under a name of its own for each pair of sets."""
@@ -193,7 +270,7 @@ class GPEstimator(BaseEstimator):  # type: ignore[misc]
     def _chunks(self, X: Any, K: Any) -> Iterator[tuple[slice, Any]]:
         """K(test, training), some rows at a time, with a progress bar on a terminal when it takes long."""
         check_is_fitted(self, "gp_")
-        n = int(self.gp_.Y.shape[0])
+        n = self.gp_.points
         if K is not None:
             for rows in blocks(len(K), max(1, _CHUNK // n)):
                 yield rows, K[rows]
@@ -235,65 +312,6 @@ class GPEstimator(BaseEstimator):  # type: ignore[misc]
     def _sample(self, X: Any, n: int, seed: int | None) -> NDArray[np.float64]:
         images = self._check_test(X)
         return to_numpy(self.gp_.sample(self._cross(images, self.X_), self._gram(images), n, seed))
-
-    # ---- saving --------------------------------------------------------------------------------------------------
-
-    def _save(self, path: str | Path, header: dict[str, Any], arrays: dict[str, Array]) -> None:
-        if self.X_ is None:
-            raise ModelFileError("a model fitted on a kernel matrix alone has no images to save; pass X to fit as well")
-        parameters = {k: v for k, v in self.get_params(deep=False).items() if k not in ("network", "device", "store")}
-        parameters |= {"dtype": self.kernel_.dtype, "threads": self.kernel_.threads}  # a given Kernel's own
-        gp = self.gp_
-        K = persistence.packed(to_numpy(gp.factor.A), to_numpy(gp.factor.diagonal), self.kernel_.dtype)
-        persistence.write(
-            path,
-            header
-            | {
-                "estimator": type(self).__name__,
-                "parameters": parameters,
-                "network": self.network_.to_json(),
-                "noise": gp.noise,
-                "jitter": gp.jitter,
-                "report": {k: v for k, v in self.fit_report_.as_dict().items() if k != "verdict"},
-            },
-            arrays | {"X": self.X_, "Y": to_numpy(gp.Y), "K": K},
-        )
-
-    @classmethod
-    def _load(cls, path: str | Path, device: Device) -> tuple[Self, dict[str, Any], dict[str, Array]]:
-        header, arrays = persistence.read(path)
-        if header.get("estimator") != cls.__name__:
-            held = header.get("estimator")
-            raise ModelFileError(f"{path} holds a {held}; load it with {held}.load")
-        try:
-            parameters = dict(header["parameters"])
-            if parameters.get("input_shape") is not None:
-                parameters["input_shape"] = tuple(parameters["input_shape"])
-            network = from_json(header["network"])
-            model = cls(network, device=device, **parameters)
-            model.kernel_ = Kernel(network, device, model.dtype, model.threads)
-            model.network_ = model.kernel_.network
-            model.X_ = arrays["X"]
-            model.input_shape_ = model.X_.shape[1:]
-            model.n_features_in_ = int(np.prod(model.input_shape_))
-            A = persistence.unpacked(arrays["K"], len(model.X_))
-            if model.kernel_.device == "cuda":
-                from .arrays import to_cupy
-
-                A = to_cupy(A)
-            model.gp_ = ExactGP(
-                A,
-                arrays["Y"],
-                noise=header["noise"],
-                amplitude=model.amplitude,
-                jitter=header["jitter"],
-                overwrite=True,
-            )
-            report = header["report"] | {"smallest_eigenvalue": tuple(header["report"]["smallest_eigenvalue"])}
-            model.fit_report_ = FitReport(**report)
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise ModelFileError(f"{path} is not a model that this version can read: {error}") from None
-        return model, header, arrays
 
 
 def _axes(X: Any) -> int:

@@ -1,8 +1,9 @@
 """Cholesky in the one buffer that held the matrix: memory, not time, decides how many images an exact GP can take.
 
-The buffer is N×N float64. L replaces the lower triangle and the diagonal, the matrix itself survives above it, so a
-failed attempt is undone, residuals are measured and rows are added without a second copy. Everything is built from
-matrix products and small triangular blocks, which NumPy and CuPy share: one code path for both.
+The buffer is N×N, in float64 but where a rough factor will do (`preconditioner.py`). L replaces the lower triangle and
+the diagonal, the matrix itself survives above it, so a failed attempt is undone, residuals are measured and rows are
+added without a second copy. Everything is built from matrix products and small triangular blocks, which NumPy and CuPy
+share: one code path for both.
 """
 
 from __future__ import annotations
@@ -108,19 +109,31 @@ class Factor:
 
     def solve(self, B: Array) -> Array:
         """(K + shift·I)⁻¹B = L⁻ᵀL⁻¹B."""
-        A, X = self.A, self.solve_lower(B)
+        return self.solve_upper(self.solve_lower(B))
+
+    def solve_upper(self, B: Array) -> Array:
+        """L⁻ᵀB."""
+        A, X = self.A, B.copy()
         for k in reversed(list(blocks(len(self), _block_size(A)))):
             X[k] = triangular_solve(A[k, k], X[k] - A[k.stop :, k].T @ X[k.stop :], transposed=True)
         return X
 
-    def multiply(self, B: Array) -> Array:
-        """(K + shift·I)B, from the triangle that survived."""
+    def multiply(self, B: Array, shift: float | None = None) -> Array:
+        """(K + shift·I)B in B's precision, from the triangle that survived; by default with the factor's own shift."""
         A, xp = self.A, namespace(self.A)
-        Y = (self.diagonal + self.shift)[:, None] * B
+        Y = (self.diagonal.astype(B.dtype) + (self.shift if shift is None else shift))[:, None] * B
         for k in blocks(len(self), _block_size(A)):
             upper = xp.triu(A[k, k], 1)
             Y[k] += upper @ B[k] + upper.T @ B[k] + A[k, k.stop :] @ B[k.stop :]
             Y[k.stop :] += A[k, k.stop :].T @ B[k]
+        return Y
+
+    def multiply_lower(self, B: Array) -> Array:
+        """LB."""
+        A, xp = self.A, namespace(self.A)
+        Y = xp.empty_like(B)
+        for k in blocks(len(self), _block_size(A)):
+            Y[k] = A[k, : k.start] @ B[: k.start] + xp.tril(A[k, k]) @ B[k]
         return Y
 
     def log_determinant(self) -> float:
@@ -172,7 +185,7 @@ def _small_cholesky(S: Array, original: Array, pivots: Array) -> Array:
     except np.linalg.LinAlgError:
         raise NotPositiveDefinite from None
     squares = L.diagonal() ** 2
-    if not bool((squares > 8.0 * np.finfo(np.float64).eps * original).all()):  # false for NaN too, which CuPy returns
+    if not bool((squares > 8.0 * np.finfo(S.dtype).eps * original).all()):  # false for NaN too, which CuPy returns
         raise NotPositiveDefinite
     return L
 

@@ -1,4 +1,5 @@
-"""Models in files without pickle: a zip of plain arrays and a JSON header, with a checksum over all of it.
+"""Models, and checkpoints of a solve, in files without pickle: a zip of plain arrays and a JSON header, with a checksum
+over all of it.
 
 Reading such a file runs no code: arrays come through NumPy's format with pickling off, the header through JSON, and a
 file that is cut short, altered or of another kind is refused before anything is built from it.
@@ -24,10 +25,10 @@ _HEADER = "header.json"
 _CHECKSUM = "sha256"
 
 
-def write(path: str | Path, header: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> None:
+def write(path: str | Path, header: dict[str, Any], arrays: dict[str, NDArray[Any]], what: str = "model") -> None:
     """Write to a temporary file beside `path` and rename it, so that a crash leaves no half of a model."""
     path = Path(path)
-    members = {_HEADER: json.dumps({"cnngp_model": FORMAT} | header, sort_keys=True, default=_plain).encode()}
+    members = {_HEADER: json.dumps({f"cnngp_{what}": FORMAT} | header, sort_keys=True, default=_plain).encode()}
     for name, array in arrays.items():
         if array.dtype.hasobject:
             raise ModelFileError(f"{name} holds Python objects, which are not saved; use text or numbers")
@@ -45,28 +46,28 @@ def write(path: str | Path, header: dict[str, Any], arrays: dict[str, NDArray[An
         temporary.unlink(missing_ok=True)
 
 
-def read(path: str | Path) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+def read(path: str | Path, what: str = "model") -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
     """The header and the arrays that `write` wrote, after checking them."""
     path = Path(path)
     if not path.is_file():
-        raise ModelFileError(f"{path}: no such model file")
+        raise ModelFileError(f"{path}: no such {what} file")
     try:
         with zipfile.ZipFile(path) as file:
             if any(info.compress_type != zipfile.ZIP_STORED for info in file.infolist()):
-                raise ModelFileError(f"{path} is not a model saved by cnngp")
+                raise ModelFileError(f"{path} is not a {what} saved by cnngp")
             members = {info.filename: file.read(info) for info in file.infolist()}
     except (zipfile.BadZipFile, OSError, EOFError, ValueError, NotImplementedError, RuntimeError) as error:
         if isinstance(error, ModelFileError):
             raise
-        raise ModelFileError(f"{path} is not a whole model file ({error}); save or copy it again") from None
+        raise ModelFileError(f"{path} is not a whole {what} file ({error}); save or copy it again") from None
     checksum = members.pop(_CHECKSUM, b"")
     if _HEADER not in members:
-        raise ModelFileError(f"{path} is not a model saved by cnngp")
+        raise ModelFileError(f"{path} is not a {what} saved by cnngp")
     if checksum.decode(errors="replace") != _digest(members):
         raise ModelFileError(f"{path} has been altered: its checksum does not match; save or copy it again")
     header = _header(members.pop(_HEADER))
-    if header.get("cnngp_model") != FORMAT:
-        raise ModelFileError(f"{path} has model format {header.get('cnngp_model')!r}; this version reads {FORMAT}")
+    if header.get(f"cnngp_{what}") != FORMAT:
+        raise ModelFileError(f"{path} has {what} format {header.get(f'cnngp_{what}')!r}; this version reads {FORMAT}")
     try:
         arrays = {name.removesuffix(".npy"): _array(data) for name, data in members.items()}
     except (ValueError, EOFError) as error:

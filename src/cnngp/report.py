@@ -132,7 +132,10 @@ def _numbers(e: Evaluation) -> str:
         (f"{100 * e.loo.error:.2f} %", "leave-one-out error"),
         (f"{e.test.ece:.4f}", "calibration error (ECE)"),
         (f"{e.test.nll:.4f}", "NLL per test image"),
-        (f"{e.log_marginal_likelihood:,.0f}", "log marginal likelihood"),
+        (
+            "not known" if e.log_marginal_likelihood is None else f"{e.log_marginal_likelihood:,.0f}",
+            "log marginal likelihood",
+        ),
     ]
     if e.validation is not None:
         entries.insert(1, (f"{100 * e.validation.error:.2f} %", "validation error"))

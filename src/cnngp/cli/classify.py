@@ -83,7 +83,8 @@ def classify(
         say("validation", str(evaluation.validation))
     say("test", str(evaluation.test))
     say("leave-one-out", str(evaluation.loo))
-    say("log likelihood", f"{evaluation.log_marginal_likelihood:,.1f}")
+    likelihood = evaluation.log_marginal_likelihood
+    say("log likelihood", "not known without a factor" if likelihood is None else f"{likelihood:,.1f}")
     typer.echo()
     for line in str(report).splitlines()[1:]:
         typer.echo(line)
