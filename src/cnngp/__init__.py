@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from . import augmentation as augmentation
     from . import datasets as datasets
     from . import reference as reference
     from . import zoo as zoo
@@ -35,7 +36,10 @@ if TYPE_CHECKING:
     from .network import Sin as Sin
     from .network import Step as Step
     from .network import Sum as Sum
+    from .search import random_search as random_search
     from .serialize import from_json as from_json
+    from .solving import solve as solve
+    from .sparse import SparseGPClassifier as SparseGPClassifier
     from .tiled import gram as gram
     from .torch_bridge import explain as explain
     from .torch_bridge import from_torch as from_torch
@@ -54,11 +58,14 @@ _EXPORTS = {
     "engines.base": ("RangeError",),
     "kernel": ("Kernel",),
     "tiled": ("gram",),
+    "solving": ("solve",),
     "estimators": ("GPClassifier", "GPRegressor"),
+    "sparse": ("SparseGPClassifier",),
     "torch_bridge": ("from_torch", "explain", "sample_network", "gpytorch_kernel"),
     "limits": ("check_limit",),
+    "search": ("random_search",),
 }
-_MODULES = ("zoo", "datasets", "reference", "functions")
+_MODULES = ("zoo", "datasets", "reference", "functions", "augmentation")
 _WHERE = {name: module for module, names in _EXPORTS.items() for name in names}
 
 __all__ = [*_WHERE, *_MODULES]

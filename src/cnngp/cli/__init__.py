@@ -15,7 +15,9 @@ from .gram import gram
 from .info import info
 from .networks import networks
 from .predict import predict
+from .reproduce import reproduce
 from .sample import sample
+from .search import search
 
 app = typer.Typer(
     help="Exact Gaussian processes from infinitely wide convolutional networks.",
@@ -40,7 +42,7 @@ def _interruptible(command: Callable[..., None]) -> Callable[..., None]:
     return run_command
 
 
-for _command in (classify, gram, predict, sample, networks, info):
+for _command in (classify, gram, predict, sample, search, reproduce, networks, info):
     app.command()(_interruptible(_command))
 
 

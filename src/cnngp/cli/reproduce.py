@@ -1,0 +1,122 @@
+"""`cnngp reproduce`: the paper's tables and figures, each beside its published values."""
+
+from __future__ import annotations
+
+import math
+import os
+import shlex
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from .common import Device, Json, Threads, last_line, say, table, warnings_as_lines
+
+AGAIN = 75
+"""The exit code of a run that its budget ended: run again to go on (EX_TEMPFAIL of sysexits.h)."""
+
+
+class Experiment(StrEnum):
+    table1 = "table1"
+    figure2 = "figure2"
+    figure3 = "figure3"
+    timings = "timings"
+    all = "all"
+
+
+def reproduce(
+    experiment: Annotated[Experiment, typer.Argument(help="What to reproduce.")],
+    quick: Annotated[bool, typer.Option("--quick", help="A small version: minutes on two cores.")] = False,
+    device: Device = "auto",
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the numbers, figures, the page and the finished pieces.")
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="The folder above mnist/; CNNGP_DATA and the cache by default.")
+    ] = None,
+    scheduler: Annotated[
+        str | None, typer.Option(help="A Dask scheduler whose workers compute the kernels, tcp://….")
+    ] = None,
+    budget: Annotated[
+        float | None, typer.Option(help="Seconds after which no further piece is begun; run again to go on.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the random networks.")] = 0,
+    threads: Threads = None,
+    as_json: Json = False,
+) -> None:
+    """Reproduce the paper. Finished pieces are kept: killed and run again, it goes on where it was."""
+    from ..paper.experiments import NAMES, PAGE
+    from ..paper.experiments import reproduce as run_experiment
+    from ..paper.setting import OutOfTime, Setting
+
+    if budget is not None and not (math.isfinite(budget) and budget > 0):
+        raise ValueError(f"--budget {budget:g}: expected a positive number of seconds")
+    folder = out if out is not None else Path("out") / ("reproduce-quick" if quick else "reproduce")
+    setting = Setting(
+        out=folder,
+        quick=quick,
+        device=device,  # type: ignore[arg-type]
+        threads=threads,
+        seed=seed,
+        data=data,
+        scheduler=scheduler,
+        budget=budget,
+        say=lambda name, text: say("piece", f"{name}: {text}"),
+    )
+    kind = setting.kind  # refuses a device that is not there
+    setting.dataset("mnist", "paper")  # and images that are not at hand, before anything is computed
+    (folder / "pieces").mkdir(parents=True, exist_ok=True)
+    if not os.access(folder, os.W_OK):
+        raise PermissionError(f"--out {folder}: the folder cannot be written to; give another")
+    if scheduler is not None:
+        from ..cluster import connect
+
+        connect(scheduler).close()
+    say("engine", f"{kind}{'' if scheduler is None else f', kernels by the workers of {scheduler}'}")
+    names = NAMES if experiment is Experiment.all else (experiment.value,)
+    rows: list[dict[str, Any]] = []
+    try:
+        for name in names:
+            with warnings_as_lines():
+                doc = run_experiment(name, setting, _command(name, quick, seed, device, scheduler))
+            typer.echo()
+            typer.echo(_tables(doc))
+            typer.echo()
+            rows += [{"experiment": name, **row} for row in doc["rows"]]
+    except OutOfTime as error:
+        typer.echo(f"stopped: {error}", err=True)
+        last_line(as_json, {"command": "reproduce", "finished": False, "rows": rows})
+        raise typer.Exit(AGAIN) from None
+    say("page", str(folder / PAGE))
+    last_line(as_json, {"command": "reproduce", "finished": True, "page": str(folder / PAGE), "rows": rows})
+
+
+def _command(name: str, quick: bool, seed: int, device: str, scheduler: str | None) -> str:
+    """The command that repeats an experiment; where its files go does not change it."""
+    words = ["cnngp", "reproduce", name]
+    words += ["--quick"] if quick else []
+    words += ["--device", device] if device != "auto" else []
+    words += ["--scheduler", scheduler] if scheduler is not None else []
+    words += ["--seed", str(seed)] if seed else []
+    return shlex.join(words)
+
+
+def _tables(doc: Any) -> str:
+    """Ours, and the published values in brackets."""
+    from ..paper.results import shown, tables
+
+    parts = []
+    for t in tables(doc["rows"]):
+        lines = [("", *t.quantities)]
+        for result, line in t.lines.items():
+            cells = []
+            for quantity in t.quantities:
+                row = line.get(quantity)
+                numbers = [] if row is None or row["ours"] is None else [shown(row["ours"], row["unit"])]
+                if row is not None and row["published"] is not None:
+                    numbers.append(f"[{shown(row['published'], row['unit'])}]")
+                cells.append(" ".join(numbers))
+            lines.append((result, *cells))
+        parts.append(f"{t.name}\n{table(lines, right=range(1, len(lines[0])))}")
+    return "\n\n".join(parts)

@@ -1,0 +1,129 @@
+"""`cnngp search`: a random search over networks. Data and a space in; a table, plots and the best network out."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from .common import Device, Dtype, Json, Threads, last_line, say
+
+
+def search(
+    data: Annotated[
+        str, typer.Option(help="digits, mnist, fashion_mnist, cifar10, an .npz file, or a folder of class folders.")
+    ] = "digits",
+    space: Annotated[str, typer.Option(help="paper-cnn, paper-residual or wide.")] = "paper-cnn",
+    draws: Annotated[int, typer.Option(help="Networks in all; those that the study has are not done again.")] = 27,
+    train: Annotated[int | None, typer.Option(help="Use the first so many training images.")] = None,
+    validation: Annotated[int | None, typer.Option(help="Use the first so many validation images.")] = None,
+    full: Annotated[
+        list[str] | None,
+        typer.Option(help="Score the best 3 again with all training images: 3; or 20@10000. May be repeated."),
+    ] = None,
+    size: Annotated[int | None, typer.Option(help="Height and width for the images of a folder.")] = None,
+    test: Annotated[bool, typer.Option("--test", help="Look at the test images, with the chosen network.")] = False,
+    seed: Annotated[int, typer.Option(help="The same seed draws the same networks.")] = 0,
+    study: Annotated[Path | None, typer.Option(help="SQLite file that keeps every draw; OUTPUT/study.db.")] = None,
+    processes: Annotated[int, typer.Option(help="Processes on this machine; each compiles networks of its own.")] = 1,
+    scheduler: Annotated[str | None, typer.Option(help="Address of a Dask scheduler, tcp://…")] = None,
+    device: Device = "auto",
+    dtype: Dtype = "float32",
+    threads: Threads = None,
+    best: Annotated[Path | None, typer.Option(help="File for the best network; OUTPUT/best.json.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Folder for plots and results.json.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Search for a network by random draws, scored by the validation error of the exact GP."""
+    from ..search import load, random_search
+
+    folder = output if output is not None else Path("out") / f"search-{Path(data).stem}-{space}"
+    file = best if best is not None else folder / "best.json"
+    kept = study if study is not None else folder / "study.db"
+    rungs = [_rung(text) for text in full or ()]
+    images = load(data, size)
+    for place in (folder, file.parent):  # what cannot be written to is found out now, not after the work
+        place.mkdir(parents=True, exist_ok=True)
+    say("data", repr(images).strip("<>"))
+    say("study", str(kept))
+    result = random_search(
+        images,
+        space,
+        draws,
+        train=train,
+        validation=validation,
+        full=rungs,
+        test=test,
+        seed=seed,
+        study=kept,
+        device=device,  # type: ignore[arg-type]
+        dtype=dtype,
+        threads=threads,
+        processes=processes,
+        scheduler=scheduler,
+    )
+    say("search", f"{space} on {result.images}")
+    say("engine", result.trials[0].score.engine.split(" ")[0])
+    say("draws", f"{len(result.trials):,}, {result.invalid:,} invalid ones drawn again")
+    for failure in result.failures.values():
+        typer.echo(f"warning: no result of {failure}", err=True)
+    typer.echo()
+    typer.echo(result.table())
+    typer.echo()
+    _say_outcome(result)
+    files = _write(folder, file, result)
+    typer.echo()
+    for kind, path in files.items():
+        say(kind, path)
+    say("time", f"{result.seconds:.1f} s")
+    last_line(as_json, {"command": "search", "seed": seed, "files": files, **_summary(result)})
+
+
+def _rung(text: str) -> tuple[int, int | None]:
+    """3, or 20@10000 for the best twenty with 10,000 images."""
+    found = re.fullmatch(r"(\d+)(?:@(\d+))?", text)
+    if not found:
+        raise ValueError(f"--full {text}: expected how many, such as 3, or how many at which size, such as 20@10000")
+    return int(found[1]), int(found[2]) if found[2] else None
+
+
+def _say_outcome(result: Any) -> None:
+    for rung in result.rungs:
+        lines = (
+            f"draw {t.draw}: validation {_percent(t.error)}, leave-one-out {_percent(t.score.loo_error)}"
+            for t in rung.trials
+        )
+        say(f"with {rung.train:,} images", "\n".join(lines))
+    chosen = result.best
+    say(
+        "chosen",
+        f"draw {chosen.draw}, by the validation error: {_percent(chosen.error)} with {chosen.score.train:,} images",
+    )
+    if result.test is not None:
+        look = result.test
+        seen = "looked at once" if look.looks == 1 else f"the study has looked at it with {look.looks} networks"
+        say("test", f"{_percent(look.error)} of {look.images:,} images; {seen}")
+
+
+def _percent(error: float) -> str:
+    return f"{100 * error:.2f} %"
+
+
+def _write(folder: Path, best: Path, result: Any) -> dict[str, str]:
+    files = {"best network": best, "results": folder / "results.json"}
+    best.write_text(result.best.network_json + "\n", encoding="utf-8")
+    files["results"].write_text(json.dumps(result.as_dict(), indent=1) + "\n", encoding="utf-8")
+    try:
+        for path in result.plot(folder):
+            files[path.name] = path
+    except ImportError as error:
+        say("plots", f"not drawn: {error}")
+    return {kind: str(path) for kind, path in files.items()}
+
+
+def _summary(result: Any) -> dict[str, Any]:
+    """Everything but the list of all draws, which results.json has."""
+    return {key: value for key, value in result.as_dict().items() if key != "trials"}

@@ -1,0 +1,56 @@
+"""What pieces share: the hardware in words, waiting for a card, shares in percent. Imports nothing heavy."""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..linalg import Array, namespace
+
+
+@functools.cache
+def hardware(kind: Literal["cpu", "cuda"]) -> str:
+    """The card by its name, or the processor with how many of its cores may be used."""
+    if kind == "cuda":
+        import cupy
+
+        name = cupy.cuda.runtime.getDeviceProperties(0)["name"].decode()
+        return f"one {name}"
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return f"{cores} core{'s' if cores > 1 else ''} of {_processor()}"
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def percent(wrong: NDArray[np.bool_]) -> float:
+    """The share of wrong predictions in percent, exact where it has few digits."""
+    return float(100 * int(np.count_nonzero(wrong)) / len(wrong))
+
+
+def wait(a: Array) -> None:
+    """Until a card has finished what it was asked for."""
+    xp = namespace(a)
+    if xp is not np:
+        xp.cuda.Device().synchronize()
+
+
+def release(device: str) -> None:
+    """Give the card's unused memory back, for other libraries and processes."""
+    if device == "cuda":
+        import cupy
+
+        cupy.get_default_memory_pool().free_all_blocks()

@@ -1,0 +1,258 @@
+"""Figure 2: outputs of finite random ResNets against the Gaussian process that they become with many filters.
+
+At each width C, thousands of networks with random weights are run on the same training images. A: the density of the
+output for one image. B: its quantiles against the normal distribution's. C: variances and covariances over all images
+against the kernel's. Exact Gaussian draws in the same number give the floor: what even the limit would measure.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .. import zoo
+from ..kernel import Kernel
+from ..network import Network
+from .figures import GREY, INK, SEQUENCE, new_figure, save_figure
+from .results import Results, row
+from .setting import Setting, digest
+
+TITLE = "Figure 2: finite networks approach the limit"
+TABLE = "Distance of the outputs of finite networks to the Gaussian process"
+QUANTITIES = {
+    "ks_first": "Kolmogorov–Smirnov distance, one image",
+    "ks_mean": "the same, mean over images",
+    "moment_error": "relative error of the covariance",
+    "standard_error": "standard error of the mean square",
+}
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How large the experiment is."""
+
+    network: Network
+    name: str
+    widths: Sequence[int]
+    networks: int
+    images: int
+    floors: int = 20
+    """How often the Gaussian draws are repeated."""
+
+
+def full() -> Plan:
+    return Plan(zoo.resnet(32), "resnet(32)", (3, 10, 30, 100), 10_000, 100)
+
+
+def quick() -> Plan:
+    return Plan(zoo.resnet(8), "resnet(8)", (3, 10, 30), 200, 10)
+
+
+def run(setting: Setting, plan: Plan | None = None, X: NDArray[np.float32] | None = None) -> Results:
+    """The distances at each width; `X` are the images, the first training images of MNIST unless given."""
+    plan = plan or (quick() if setting.quick else full())
+    X = setting.dataset("mnist", "paper").X[: plan.images] if X is None else X[: plan.images]
+    K = np.asarray(Kernel(plan.network, "cpu", "float64", setting.threads)(X, progress=False))
+    depends = {
+        "network": plan.network.fingerprint,
+        "images": digest(X),
+        "networks": plan.networks,
+    }
+    floor = setting.piece(
+        "figure2-floor",
+        lambda: _floor(K, plan, setting.seed),
+        depends={**depends, "floors": plan.floors},
+        seconds=30.0,
+    )
+    outputs: dict[int, Array] = {}
+    rows = []
+    details: dict[str, Any] = {
+        "network": plan.name,
+        "networks": plan.networks,
+        "images": len(X),
+        "floor": {key: value for key, value in floor.items() if key != "hardware"},
+        "widths": {},
+    }
+    for width in plan.widths:
+        piece = setting.piece(
+            f"figure2-width-{width}",
+            lambda width=width: {"outputs": _outputs(setting, plan, X, width)},  # type: ignore[misc]
+            depends={**depends, "width": width},
+            seconds=_estimate(setting, plan, len(X), width),
+        )
+        outputs[width] = f = np.asarray(piece["outputs"], np.float64)
+        found = measure(f, K)
+        details["widths"][str(width)] = {**found, "seconds": piece["seconds"]}
+        name = f"C = {width}: {plan.networks:,} networks {plan.name}"
+        tail = f"the ten largest of the networks hold {100 * found['largest_ten']:.0f} % of the sum of squares"
+        rows += [
+            row(TABLE, name, q, ours=found[key], seconds=piece["seconds"], note=tail) for key, q in QUANTITIES.items()
+        ]
+    exact = f"the limit: {plan.networks:,} exact Gaussian draws"
+    note = f"mean of {plan.floors} times; no network can be expected to come below it"
+    rows += [
+        row(TABLE, exact, q, ours=floor[key], seconds=floor["seconds"], note=note)
+        for key, q in QUANTITIES.items()
+        if key in floor
+    ]
+    captions = {
+        "figure2-a": f"A. Density of the output for one image, {plan.networks:,} random networks at each width C.",
+        "figure2-b": "B. Quantiles of the output for the same image against those of the limit; grey: the middle 95 % "
+        "of as many Gaussian draws.",
+        "figure2-c": f"C. Variances and covariances over {len(X)} training images against the kernel's.",
+    }
+    return Results(rows=rows, details=details, captions=captions, arrays={"K": K, "outputs": outputs})
+
+
+def measure(f: Array, K: Array) -> dict[str, float]:
+    """How far outputs f (networks, images) are from N(0, K).
+
+    `ks_mean`, `ks_first`: sup |F − Φ| of the outputs over √K_ii, over all images and for the first.
+    `moment_error`: ‖fᵀf/n − K‖/‖K‖ in the Frobenius norm; `variance_error` the same on the diagonal.
+    `standard_error`: of the mean of f² over networks and images, relative to the kernel's. A network's scale is common
+    to all images and has heavy tails where C is small, so few networks decide; `largest_ten` is what ten of them hold.
+    """
+    from scipy.special import ndtr
+
+    n = len(f)
+    F = ndtr(np.sort(f / np.sqrt(np.diagonal(K)), axis=0))
+    steps = np.arange(n + 1)[:, None] / n
+    ks = np.maximum(np.abs(F - steps[1:]), np.abs(F - steps[:-1])).max(axis=0)
+    C = f.T @ f / n
+    variance = np.diagonal(K)
+    squares = np.sort((f * f).mean(axis=1))
+    return {
+        "ks_mean": float(ks.mean()),
+        "ks_first": float(ks[0]),
+        "moment_error": float(np.linalg.norm(C - K) / np.linalg.norm(K)),
+        "variance_error": float(np.linalg.norm(np.diagonal(C) - variance) / np.linalg.norm(variance)),
+        "standard_error": float(squares.std(ddof=1) / math.sqrt(n) / variance.mean()),
+        "largest_ten": float(squares[-10:].sum() / squares.sum()),
+    }
+
+
+def _floor(K: Array, plan: Plan, seed: int) -> dict[str, Any]:
+    """The same measures of exact draws from N(0, K): their means, and the 95 % quantiles."""
+    values, Q = np.linalg.eigh(K)
+    root = Q * np.sqrt(np.maximum(values, 0.0))
+    rng = np.random.default_rng(seed)
+    found = [measure(rng.standard_normal((plan.networks, len(K))) @ root.T, K) for _ in range(plan.floors)]
+    means = {key: float(np.mean([f[key] for f in found])) for key in found[0]}
+    return means | {f"{key}_95": float(np.quantile([f[key] for f in found], 0.95)) for key in found[0]}
+
+
+def _outputs(setting: Setting, plan: Plan, X: NDArray[np.float32], width: int) -> NDArray[np.float32]:
+    """(networks, images). The seed differs between widths, so that their errors are independent."""
+    from tqdm.auto import tqdm
+
+    from ..torch_bridge import sample_outputs
+
+    device = _torch_device(setting)
+    with tqdm(total=plan.networks, delay=2.0, disable=None, unit="network", leave=False) as bar:
+        drawn = sample_outputs(
+            plan.network, X, width, plan.networks, _seed(setting.seed, width), device=device, progress=bar.update
+        )
+    return np.asarray(drawn, np.float32)
+
+
+def _seed(seed: int, width: int) -> int:
+    return int(np.random.SeedSequence((seed, width)).generate_state(1, np.uint32)[0])
+
+
+def _torch_device(setting: Setting) -> str:
+    """torch refuses a card that it was not built for with an assertion, after the networks are planned."""
+    from ..torch_bridge import need_torch
+
+    need_torch("reproduce figure2")
+    if setting.kind == "cpu":
+        return "cpu"
+    import torch
+
+    if not torch.cuda.is_available():
+        raise RuntimeError(
+            "figure2 on cuda needs a PyTorch that can use the card, and this one cannot; install one built for CUDA, "
+            "or use --device cpu with --quick"
+        )
+    return "cuda"
+
+
+def _estimate(setting: Setting, plan: Plan, images: int, width: int) -> float:
+    """A network's cost grows with C² once its layers are wide; measured on `resnet(32)`."""
+    layers = plan.network.shapes((1, 28, 28)).cost / zoo.resnet(32).shapes((1, 28, 28)).cost
+    work = plan.networks * images * layers
+    if setting.kind == "cuda":
+        return 15.0 + work * (2e-5 + 2e-8 * width**2)
+    return 15.0 + work * (3e-4 + 3e-6 * width**2)
+
+
+def draw(results: Results, folder: Path) -> list[Path]:
+    """Panels A, B and C."""
+    K, outputs = results["arrays"]["K"], results["arrays"]["outputs"]
+    return [*_densities(K, outputs, folder), *_quantiles(K, outputs, folder), *_moments(K, outputs, folder)]
+
+
+def _densities(K: Array, outputs: dict[int, Array], folder: Path) -> list[Path]:
+    std = math.sqrt(K[0, 0])
+    figure, axes = new_figure(4.8, 3.6)
+    z = np.linspace(-4, 4, 201)
+    bins = np.linspace(-4, 4, 20 if len(next(iter(outputs.values()))) < 2000 else 60)
+    for (width, f), colour in zip(outputs.items(), SEQUENCE, strict=False):
+        axes.hist(f[:, 0], bins * std, density=True, histtype="step", linewidth=1.2, color=colour, label=f"C = {width}")
+    axes.plot(z * std, np.exp(-0.5 * z**2) / (std * math.sqrt(2 * math.pi)), color=INK, linewidth=1.4, label="limit")
+    axes.set_xlabel("output for one image")
+    axes.set_ylabel("density")
+    axes.legend(frameon=False, fontsize=8)
+    return save_figure(figure, folder, "figure2-a")
+
+
+def _quantiles(K: Array, outputs: dict[int, Array], folder: Path) -> list[Path]:
+    from scipy.special import ndtri
+    from scipy.stats import beta
+
+    std = math.sqrt(K[0, 0])
+    figure, axes = new_figure(4.2, 3.9)
+    for (width, f), colour in zip(outputs.items(), SEQUENCE, strict=False):
+        n = len(f)
+        at = np.unique(np.round(np.geomspace(1, n / 2, 200))).astype(int)
+        ranks = np.unique(np.r_[at, n + 1 - at])
+        axes.plot(
+            ndtri(ranks / (n + 1)),
+            np.sort(f[:, 0])[ranks - 1] / std,
+            ".",
+            markersize=3,
+            color=colour,
+            label=f"C = {width}",
+        )
+    # The r-th of n uniform draws has a Beta(r, n + 1 − r) distribution.
+    low, high = (ndtri(beta.ppf(q, ranks, n + 1 - ranks)) for q in (0.025, 0.975))
+    axes.fill_between(ndtri(ranks / (n + 1)), low, high, color=GREY, alpha=0.4, linewidth=0)
+    ends = [float(ndtri(1 / (n + 1))), float(ndtri(n / (n + 1)))]
+    axes.plot(ends, ends, color=INK, linewidth=0.8)
+    axes.set_ylim(2.2 * ends[0], 2.2 * ends[1])
+    axes.set_xlabel("quantile of the limit, in standard deviations")
+    axes.set_ylabel("quantile of the networks")
+    axes.legend(frameon=False, fontsize=8)
+    return save_figure(figure, folder, "figure2-b")
+
+
+def _moments(K: Array, outputs: dict[int, Array], folder: Path) -> list[Path]:
+    upper = np.triu_indices(len(K), 1)
+    figure, grid = new_figure(2.5 * len(outputs) + 0.4, 3.0, 1, len(outputs), sharex=True, sharey=True, squeeze=False)
+    for (width, f), colour, axes in zip(outputs.items(), SEQUENCE, grid[0], strict=False):
+        C = f.T @ f / len(f)
+        axes.plot(K[upper], C[upper], ".", markersize=1.5, color=colour, rasterized=True, label="covariances")
+        axes.plot(np.diagonal(K), np.diagonal(C), "+", markersize=5, color=INK, label="variances")
+        ends = [float(K.min()), float(K.max())]
+        axes.plot(ends, ends, color=GREY, linewidth=0.8)
+        axes.set_title(f"C = {width}", fontsize=9)
+        axes.set_xlabel("kernel")
+    grid[0][0].set_ylabel("over networks")
+    grid[0][0].legend(frameon=False, fontsize=7)
+    return save_figure(figure, folder, "figure2-c")

@@ -1,0 +1,212 @@
+"""Figure 3: error and calibration of classification with inducing points, for the ResNet kernel and for pixels.
+
+1,000 training images at random are inducing points, the likelihood is RobustMax with ε = 1e-3. The exact GP's
+probabilities, whose temperature comes from leave-one-out, are a third curve.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .. import zoo
+from ..calibration import negative_log_likelihood, reliability
+from ..datasets import Dataset
+from ..estimators import GPClassifier
+from ..network import Network
+from ..sparse import SparseGPClassifier
+from .common import percent, release
+from .figures import BLUE, GREY, INK, ORANGE, new_figure, save_figure
+from .results import Results, Row, row
+from .setting import Setting, digest
+
+TITLE = "Figure 3: calibration with inducing points"
+
+_BINS = 20
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How large the experiment is. Images are the first of the paper's training and of the test set."""
+
+    train: int = 50_000
+    test: int = 10_000
+    inducing: int = 1_000
+    network: Network | None = None
+    """The paper's 32-layer ResNet unless given."""
+    epochs: int = 50
+    batch_size: int = 1_000
+
+
+FULL = Plan()
+QUICK = Plan(train=2_000, test=1_000, inducing=250, epochs=30, batch_size=200)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One curve."""
+
+    label: str
+    name: str
+    colour: str
+    published: float | None
+    """The paper's test error in percent."""
+    seconds: tuple[float, float]
+    """About what it takes at full size on one H200, and quick on two cores."""
+
+
+CASES = (
+    Case("resnet", "ResNet kernel, inducing points", BLUE, 2.4, (90.0, 60.0)),
+    Case("rbf", "RBF kernel, inducing points", ORANGE, 3.4, (180.0, 60.0)),
+    Case("exact", "ResNet kernel, exact GP", INK, None, (90.0, 60.0)),
+)
+
+
+def run(setting: Setting, plan: Plan | None = None, data: Dataset | None = None) -> Results:
+    """Three curves, each a piece; `data` is MNIST in the paper's split unless given."""
+    plan = plan or (QUICK if setting.quick else FULL)
+    data = (data or setting.dataset("mnist", "paper")).take(plan.train, plan.test)
+    network = plan.network or zoo.resnet(32)
+    fits: dict[str, Callable[[], dict[str, Any]]] = {
+        "resnet": lambda: _sparse(setting, plan, data, network),
+        "rbf": lambda: _sparse(setting, plan, data, "rbf"),
+        "exact": lambda: _exact(setting, data, network),
+    }
+    images = digest(data.X, data.y, data.X_test, data.y_test)
+    table = f"{'MNIST' if data.name == 'mnist' else data.name}, {len(data.X):,} training images"
+    curves: dict[str, Any] = {}
+    rows: list[Row] = []
+    for case in CASES:
+        depends: dict[str, Any] = {"data": data.name, "images": images, "kernel": network.fingerprint}
+        if case.label == "rbf":
+            depends["kernel"] = "rbf"
+        if case.label != "exact":
+            depends |= {"inducing": plan.inducing, "epochs": plan.epochs, "batch_size": plan.batch_size}
+        values = setting.piece(
+            f"figure3-{data.name}-{case.label}",
+            fits[case.label],
+            depends=depends,
+            seconds=case.seconds[0 if setting.kind == "cuda" else 1],
+        )
+        curves[case.label] = values
+        rows += _rows(table, case, values)
+    details = {"data": data.name, "train": len(data.X), "inducing": plan.inducing, "epsilon": 1e-3, "curves": curves}
+    return Results(rows=rows, details=details, captions={"figure3": _caption(plan, data)})
+
+
+def _sparse(setting: Setting, plan: Plan, data: Dataset, network: Network | str) -> dict[str, Any]:
+    clf = SparseGPClassifier(
+        network,
+        inducing=plan.inducing,
+        epochs=plan.epochs,
+        batch_size=plan.batch_size,
+        epsilon=1e-3,
+        device=setting.device,
+        threads=setting.threads,
+        random_state=setting.seed,
+    ).fit(data.X, data.y)
+    release(setting.kind)
+    values = _measured(clf.predict_proba(data.X_test), clf.classes_, data.y_test)
+    return values | {"elbo": clf.elbo_.tolist(), "lengthscale": clf.lengthscale_}
+
+
+def _exact(setting: Setting, data: Dataset, network: Network) -> dict[str, Any]:
+    clf = GPClassifier(network, device=setting.device, threads=setting.threads).fit(data.X, data.y)
+    values = _measured(clf.predict_proba(data.X_test), clf.classes_, data.y_test)
+    values |= {"loo_error": 100 * clf.loo_error_, "temperature": clf.temperature_}
+    del clf
+    release(setting.kind)
+    return values
+
+
+def _measured(P: NDArray[np.float64], classes: NDArray[Any], y: NDArray[Any]) -> dict[str, Any]:
+    """Error in percent, NLL in nats, ECE, and the bins of the reliability diagram; None where a bin is empty."""
+    codes = np.searchsorted(classes, y)
+    curve = reliability(P, codes, bins=_BINS)
+    return {
+        "test": len(y),
+        "error": percent(P.argmax(1) != codes),
+        "nll": negative_log_likelihood(P, codes),
+        "ece": curve.ece,
+        "mean_confidence": 100 * float(P.max(1).mean()),
+        "bins": {
+            "confidence": [None if np.isnan(c) else float(c) for c in curve.confidence],
+            "accuracy": [None if np.isnan(a) else float(a) for a in curve.accuracy],
+            "count": [int(n) for n in curve.count],
+        },
+    }
+
+
+def _rows(table: str, case: Case, values: Mapping[str, Any]) -> list[Row]:
+    note = ""
+    if values.get("lengthscale") is not None:
+        note = f"learned lengthscale {values['lengthscale']:.3g}"
+    elif "temperature" in values:
+        note = f"no inducing points; leave-one-out error {values['loo_error']:.2f} %"
+    seconds = values["seconds"]
+    return [
+        row(
+            *(table, case.name, "test error"),
+            unit="%",
+            published=case.published,
+            ours=values["error"],
+            seconds=seconds,
+            note=note,
+        ),
+        row(table, case.name, "ECE", ours=values["ece"], seconds=seconds, note=note),
+        row(table, case.name, "NLL", ours=values["nll"], seconds=seconds, note=note),
+    ]
+
+
+def _caption(plan: Plan, data: Dataset) -> str:
+    return (
+        f"Reliability of the predicted class for {len(data.X_test):,} test images, with 95 % intervals, and how many "
+        f"predictions each bin holds. {len(data.X):,} training images, {plan.inducing:,} inducing points; the "
+        "published errors, in brackets, are for 50,000 and 1,000."
+    )
+
+
+def draw(results: Mapping[str, Any], folder: Path) -> list[Path]:
+    """Accuracy against confidence for the three curves, over their bar counts."""
+    figure, axes = new_figure(10.5, 4.6, 2, len(CASES), height_ratios=[3, 1], sharex=True, sharey="row")
+    centres = (np.arange(_BINS) + 0.5) / _BINS
+    for (upper, lower), case in zip(axes.T, CASES, strict=True):
+        values = results["details"]["curves"][case.label]
+        count = np.array(values["bins"]["count"])
+        filled = count > 0
+        confidence, accuracy = (
+            np.array([value for value in values["bins"][key] if value is not None])
+            for key in ("confidence", "accuracy")
+        )
+        low, high = _interval(accuracy, count[filled])
+        upper.plot([0, 1], [0, 1], color=GREY, linewidth=1, linestyle="--")
+        upper.errorbar(
+            *(confidence, accuracy, [accuracy - low, high - accuracy]),
+            fmt="o-",
+            color=case.colour,
+            markersize=4,
+            linewidth=1,
+        )
+        published = "" if case.published is None else f" [{case.published:g} %]"
+        upper.set_title(f"{case.name}\nerror {values['error']:.2f} %{published}, ECE {values['ece']:.4f}", fontsize=9)
+        lower.bar(centres, count, 0.9 / _BINS, color=case.colour)
+        lower.set_yscale("symlog", linthresh=1)
+        lower.set_xlabel("probability of the predicted class", fontsize=9)
+    axes[0, 0].set_ylim(0, 1.02)
+    axes[0, 0].set_xlim(0, 1)
+    axes[0, 0].set_ylabel("share that is right", fontsize=9)
+    axes[1, 0].set_ylabel("images", fontsize=9)
+    return save_figure(figure, folder, "figure3")
+
+
+def _interval(share: NDArray[np.float64], count: NDArray[np.intp]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Wilson's 95 % interval of a share of `count` images, which holds the share itself."""
+    z = 1.96
+    centre = (share + z**2 / (2 * count)) / (1 + z**2 / count)
+    half = z / (1 + z**2 / count) * np.sqrt(share * (1 - share) / count + z**2 / (4 * count**2))
+    return np.minimum(centre - half, share), np.maximum(centre + half, share)

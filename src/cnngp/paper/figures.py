@@ -1,0 +1,46 @@
+"""Figures of experiments as PNG and SVG files."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..plots import PlotsUnavailable
+from .setting import write_atomically
+
+INK, BLUE, ORANGE, GREY = "#1f2933", "#2b6cb0", "#dd6b20", "#9aa5b1"
+SEQUENCE = ("#dd6b20", "#d69e2e", "#38a169", "#2b6cb0", "#6b46c1")
+"""For a quantity that grows, such as the width of a network."""
+
+
+def new_figure(width: float, height: float, rows: int = 1, columns: int = 1, **subplots: Any) -> tuple[Any, Any]:
+    """A matplotlib figure and its axes, (rows, columns) or one; without pyplot, so nothing global is touched."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise PlotsUnavailable("figures need matplotlib: pip install 'cnngp[plots]'") from None
+    figure = Figure(figsize=(width, height), dpi=130, layout="constrained")
+    axes = figure.subplots(rows, columns, **subplots)
+    for a in np.atleast_1d(axes).flat:
+        a.tick_params(labelsize=8)
+        a.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
+def save_figure(figure: Any, folder: Path, name: str) -> list[Path]:
+    """NAME.png and NAME.svg, written at once each; the same figure gives the same bytes."""
+    import matplotlib
+
+    paths = []
+    with matplotlib.rc_context({"svg.hashsalt": "cnngp", "svg.fonttype": "path"}):
+        for suffix in ("png", "svg"):
+            out = io.BytesIO()
+            metadata = {"Date": None} if suffix == "svg" else None
+            figure.savefig(out, format=suffix, facecolor="white", metadata=metadata)
+            path = folder / f"{name}.{suffix}"
+            write_atomically(path, out.getvalue())
+            paths.append(path)
+    return paths

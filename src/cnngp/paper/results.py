@@ -1,0 +1,229 @@
+"""What an experiment hands back, and the one form in which it is written: docs/reproduce.md describes it.
+
+A result is a row: one quantity, ours beside the published value. Tables on the page are made of rows alone, so nothing
+can be shown that is not in the JSON file.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NotRequired, TypedDict
+
+from .. import __version__
+from .setting import Done, write_atomically
+
+SCHEMA = 1
+
+
+class Row(TypedDict):
+    """One quantity of one result. `published` or `ours` is None where there is no such number."""
+
+    table: str
+    result: str
+    quantity: str
+    unit: str
+    published: float | None
+    ours: float | None
+    seconds: float | None
+    note: str
+
+
+class Results(TypedDict):
+    """What `run(setting)` returns. `arrays` is for `draw` alone and is not written; all else is JSON."""
+
+    rows: list[Row]
+    details: dict[str, Any]
+    captions: dict[str, str]
+    """Of the figures, by the name of their file without suffix, in the order in which they are shown."""
+    arrays: NotRequired[dict[str, Any]]
+
+
+def row(
+    table: str,
+    result: str,
+    quantity: str,
+    *,
+    unit: str = "",
+    published: float | None = None,
+    ours: float | None = None,
+    seconds: float | None = None,
+    note: str = "",
+) -> Row:
+    """A row; `table` is the heading under which it stands, `result` its line and `quantity` its column."""
+    return Row(
+        table=table,
+        result=result,
+        quantity=quantity,
+        unit=unit,
+        published=published,
+        ours=ours,
+        seconds=seconds,
+        note=note,
+    )
+
+
+@dataclass(frozen=True)
+class Table:
+    """The rows of one heading: a line for each result, a column for each quantity, in the order in which they came."""
+
+    name: str
+    quantities: tuple[str, ...]
+    lines: dict[str, dict[str, Row]]
+    """By result, then by quantity."""
+
+    def compared(self, quantity: str) -> bool:
+        """Whether there is a published value in a column."""
+        return any(line[quantity]["published"] is not None for line in self.lines.values() if quantity in line)
+
+
+def tables(rows: Sequence[Row]) -> list[Table]:
+    """Rows as tables."""
+    made = []
+    for name in dict.fromkeys(row["table"] for row in rows):
+        of_it = [row for row in rows if row["table"] == name]
+        lines: dict[str, dict[str, Row]] = {}
+        for row in of_it:
+            lines.setdefault(row["result"], {})[row["quantity"]] = row
+        made.append(Table(name, tuple(dict.fromkeys(row["quantity"] for row in of_it)), lines))
+    return made
+
+
+def shown(value: float, unit: str) -> str:
+    """A number for people, with its unit."""
+    match unit:
+        case "%":
+            return f"{value:.2f} %"
+        case "s":
+            return duration(value)
+        case "":
+            return f"{value:,.4g}"
+        case _:
+            return f"{value:,.0f}{unit}"
+
+
+def duration(seconds: float) -> str:
+    """3.21 s, 43.0 s, 4 min, 3 h 40 min."""
+    if seconds < 100:
+        return f"{seconds:.1f} s" if seconds >= 10 else f"{seconds:.2f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+class Document(TypedDict):
+    """What is written to EXPERIMENT.json."""
+
+    schema: int
+    experiment: str
+    title: str
+    command: str
+    quick: bool
+    version: str
+    python: str
+    hardware: list[str]
+    seconds: float
+    """Of computing the pieces, whenever that was."""
+    pieces: list[dict[str, Any]]
+    rows: list[Row]
+    details: dict[str, Any]
+    figures: list[dict[str, str]]
+
+
+class ResultsError(ValueError):
+    """A results file that is not what this version writes."""
+
+
+def document(
+    experiment: str,
+    title: str,
+    results: Mapping[str, Any],
+    done: Sequence[Done],
+    figures: Sequence[Path],
+    *,
+    command: str,
+    quick: bool,
+) -> Document:
+    """All that is known of a finished experiment."""
+    pieces = {piece.name: piece for piece in done}  # one that two experiments use is listed once in each
+    captions: Mapping[str, str] = results["captions"]
+    return Document(
+        schema=SCHEMA,
+        experiment=experiment,
+        title=title,
+        command=command,
+        quick=quick,
+        version=__version__,
+        python=platform.python_version(),
+        hardware=sorted({piece.hardware for piece in pieces.values()}),
+        seconds=sum(piece.seconds for piece in pieces.values()),
+        pieces=[{"name": p.name, "seconds": p.seconds, "hardware": p.hardware} for p in pieces.values()],
+        rows=list(results["rows"]),
+        details=dict(results["details"]),
+        figures=[{"file": path.name, "caption": captions.get(path.stem, "")} for path in figures],
+    )
+
+
+def write(path: Path, doc: Document) -> None:
+    check(doc, path)
+    write_atomically(path, (json.dumps(doc, indent=1, allow_nan=False) + "\n").encode())
+
+
+def read(path: Path) -> Document:
+    """A file that `write` made; `ResultsError` for any other."""
+    try:
+        doc = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise ResultsError(f"{path} cannot be read: {error}; remove it and run `cnngp reproduce` again") from None
+    check(doc, path)
+    return doc  # type: ignore[no-any-return]
+
+
+_KINDS: dict[str, Any] = {
+    "schema": int,
+    "experiment": str,
+    "title": str,
+    "command": str,
+    "quick": bool,
+    "version": str,
+    "python": str,
+    "hardware": list,
+    "seconds": (int, float),
+    "pieces": list,
+    "rows": list,
+    "details": dict,
+    "figures": list,
+}
+_PIECE = {"name": str, "seconds": (int, float), "hardware": str}
+_FIGURE = {"file": str, "caption": str}
+_WORDS = ("table", "result", "quantity", "unit", "note")
+_NUMBERS = ("published", "ours", "seconds")
+
+
+def check(doc: Any, where: object = "document") -> None:
+    """`ResultsError` unless `doc` has the documented form."""
+    _fields(doc, _KINDS, f"{where}")
+    if doc["schema"] != SCHEMA:
+        raise ResultsError(f"{where} has schema {doc['schema']}; this version reads {SCHEMA}: make it again")
+    for kind, entries in ((_PIECE, doc["pieces"]), (_FIGURE, doc["figures"])):
+        for entry in entries:
+            _fields(entry, kind, f"{where}: {entry}")
+    for entry in doc["rows"]:
+        _fields(entry, dict.fromkeys(_WORDS, str) | dict.fromkeys(_NUMBERS, (int, float, type(None))), f"{where}: row")
+        for key in _NUMBERS:
+            if entry[key] is not None and not math.isfinite(entry[key]):
+                raise ResultsError(f"{where}: {key} of {entry['result']}, {entry['quantity']} is {entry[key]}")
+        if entry["published"] is None and entry["ours"] is None:
+            raise ResultsError(f"{where}: {entry['result']}, {entry['quantity']} has no number at all")
+
+
+def _fields(entry: Any, kinds: Mapping[str, Any], where: str) -> None:
+    if not isinstance(entry, dict) or set(entry) != set(kinds):
+        held = ", ".join(sorted(entry)) if isinstance(entry, dict) else type(entry).__name__
+        raise ResultsError(f"{where} holds {held}; expected {', '.join(sorted(kinds))}")
+    for key, kind in kinds.items():
+        if not isinstance(entry[key], kind):
+            raise ResultsError(f"{where}: {key} is {entry[key]!r}")

@@ -1,0 +1,228 @@
+"""How an experiment is run: its size, its device, its folder; and its pieces, which are kept when a run is killed.
+
+A piece is a few seconds to a few minutes of work with a name. Its values are written as one JSON file (its arrays as an
+.npz beside it) the moment it is done, with a fingerprint of all that it depends on. Run again, a finished piece is
+read; one with another fingerprint, or a damaged one, is computed again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import re
+import time
+import zipfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .. import __version__
+from ..classics import cache_folder
+from ..datasets import Dataset, Split, load
+from ..errors import DatasetError
+from ..kernel import Device, Kernel
+from ..network import Dense
+from .common import hardware
+
+SCHEMA = 1
+"""Of the files under pieces/; raised when their meaning changes."""
+
+
+class OutOfTime(RuntimeError):
+    """The next piece would not be done within the budget; what is done is kept."""
+
+
+@dataclass(frozen=True)
+class Done:
+    """A piece that was used in this run."""
+
+    name: str
+    seconds: float
+    hardware: str
+    reused: bool
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What every experiment is given.
+
+    `data` is the folder above `mnist/`, None for `$CNNGP_DATA` and the cache; `scheduler` the address of a Dask cluster
+    that computes the kernels; `budget` the seconds after which no further piece is begun.
+    """
+
+    out: Path
+    quick: bool = False
+    device: Device = "auto"
+    threads: int | None = None
+    seed: int = 0
+    data: Path | None = None
+    scheduler: str | None = None
+    budget: float | None = None
+    say: Callable[[str, str], None] = field(default=lambda name, text: None, compare=False)
+    """Told the name of each piece and what became of it."""
+    done: list[Done] = field(default_factory=list, compare=False)
+    """The pieces that this run used so far, in order."""
+    _began: float = field(default_factory=time.monotonic, compare=False, repr=False)
+
+    @property
+    def kind(self) -> Literal["cpu", "cuda"]:
+        """The device that "auto" stands for here; refuses "cuda" where there is no card."""
+        return Kernel(Dense(), self.device).device
+
+    def at_hand(self, name: str) -> bool:
+        """Whether a set of images lies where it is looked for, so that using it downloads nothing."""
+        folder = self.data or os.environ.get("CNNGP_DATA")
+        return any((Path(f) / name).is_dir() for f in (folder, cache_folder()) if f)
+
+    def dataset(self, name: str, split: Split = "standard") -> Dataset:
+        """MNIST or Fashion-MNIST; `DatasetError` in one line where it is not at hand."""
+        if self.data is None:
+            return load(name, split=split)
+        if not self.data.is_dir():
+            raise DatasetError(f"--data {self.data}: no such folder; expected the folder that holds {name}/")
+        before = os.environ.get("CNNGP_DATA")
+        os.environ["CNNGP_DATA"] = str(self.data)
+        try:
+            return load(name, split=split)
+        finally:
+            if before is None:
+                del os.environ["CNNGP_DATA"]
+            else:
+                os.environ["CNNGP_DATA"] = before
+
+    def piece(
+        self,
+        name: str,
+        compute: Callable[[], Mapping[str, Any]],
+        *,
+        depends: Mapping[str, Any],
+        seconds: float = 0.0,
+    ) -> dict[str, Any]:
+        """The values of a piece, with `seconds` and `hardware` added: read where they are kept, else computed and kept.
+
+        `compute` returns JSON values and NumPy arrays. `depends` is all that they depend on beside what every piece
+        does (device, seed, quick, version), as JSON values: sizes, `network.fingerprint`, `digest(images)`.
+        `seconds` is about what it takes; where the budget does not leave that, `OutOfTime` is raised. The first piece
+        of a run is always begun, so that every run gets on.
+        """
+        if not re.fullmatch(r"[a-z0-9][a-z0-9._-]*", name):
+            raise ValueError(f"piece {name!r}: expected small letters, digits, dots and dashes")
+        facts = {
+            "schema": SCHEMA,
+            "version": __version__,
+            "device": self.kind,
+            "seed": self.seed,
+            "quick": self.quick,
+            "cluster": self.scheduler is not None,
+            **depends,
+        }
+        fingerprint = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
+        kept = _read(self._file(name), fingerprint)
+        if kept is None:
+            self._check_time(name, seconds)
+            kept = self._compute(name, compute, fingerprint, facts)
+            self.done.append(Done(name, kept["seconds"], kept["hardware"], reused=False))
+            self.say(name, f"{kept['seconds']:.1f} s")
+        else:
+            self.done.append(Done(name, kept["seconds"], kept["hardware"], reused=True))
+            self.say(name, f"kept from an earlier run, where it took {kept['seconds']:.1f} s")
+        return kept
+
+    def _compute(
+        self, name: str, compute: Callable[[], Mapping[str, Any]], fingerprint: str, facts: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        begun = time.perf_counter()
+        values = dict(compute())
+        elapsed = time.perf_counter() - begun
+        taken = {"seconds", "hardware"} & set(values)
+        if taken:
+            raise ValueError(f"piece {name!r} returns {', '.join(sorted(taken))}, which is added to every piece")
+        arrays = {key: value for key, value in values.items() if isinstance(value, np.ndarray)}
+        values = {key: value for key, value in values.items() if key not in arrays}
+        values |= {"seconds": elapsed, "hardware": self._hardware()}
+        _write(self._file(name), name, fingerprint, facts, values, arrays)
+        return values | arrays
+
+    def _hardware(self) -> str:
+        here = hardware(self.kind)
+        return here if self.scheduler is None else f"{here}, and the workers of a Dask cluster for the kernels"
+
+    def _check_time(self, name: str, seconds: float) -> None:
+        if self.budget is None or all(piece.reused for piece in self.done):
+            return
+        left = self.budget - (time.monotonic() - self._began)
+        if seconds > left:
+            raise OutOfTime(
+                f"{name} takes about {seconds:.0f} s and the budget leaves {max(left, 0.0):.0f} s; what is done is "
+                "kept, run again to go on"
+            )
+
+    def _file(self, name: str) -> Path:
+        return self.out / "pieces" / f"{name}.json"
+
+
+def digest(*arrays: NDArray[Any]) -> str:
+    """A fingerprint of arrays by their type, shape and content."""
+    h = hashlib.blake2b(digest_size=16)
+    for a in arrays:
+        h.update(f"{a.dtype.str}{a.shape}".encode())
+        h.update(np.ascontiguousarray(a).data)
+    return h.hexdigest()
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """A reader sees the old file or the new one, never a part of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    try:
+        with partial.open("wb") as f:
+            f.write(content)
+            f.flush()
+            os.fsync(f.fileno())
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _write(
+    path: Path,
+    name: str,
+    fingerprint: str,
+    facts: Mapping[str, Any],
+    values: dict[str, Any],
+    arrays: dict[str, NDArray[Any]],
+) -> None:
+    """The arrays first: the JSON file says that the piece is whole."""
+    saved = None
+    if arrays:
+        buffer = io.BytesIO()
+        np.savez(buffer, **arrays)  # type: ignore[arg-type]
+        content = buffer.getvalue()
+        write_atomically(path.with_suffix(".npz"), content)
+        saved = {"names": sorted(arrays), "sha256": hashlib.sha256(content).hexdigest()}
+    document = {"piece": name, "fingerprint": fingerprint, "depends": facts, "values": values, "arrays": saved}
+    write_atomically(path, (json.dumps(document, indent=1) + "\n").encode())
+
+
+def _read(path: Path, fingerprint: str) -> dict[str, Any] | None:
+    """A kept piece; None where there is none, where it is of something else, and where it is damaged."""
+    try:
+        document = json.loads(path.read_bytes())
+        if document["fingerprint"] != fingerprint:
+            return None
+        values: dict[str, Any] = document["values"]
+        if document["arrays"] is not None:
+            content = path.with_suffix(".npz").read_bytes()
+            if hashlib.sha256(content).hexdigest() != document["arrays"]["sha256"]:
+                return None
+            with np.load(io.BytesIO(content), allow_pickle=False) as file:
+                values = values | {key: file[key] for key in document["arrays"]["names"]}
+    except (FileNotFoundError, ValueError, KeyError, TypeError, zipfile.BadZipFile):
+        return None
+    return values

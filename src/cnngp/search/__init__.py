@@ -1,0 +1,237 @@
+"""Random search over networks: draw, score on validation images, keep the best; resumable, on any number of processes.
+
+draws at a small training size  ──best──▶  those few at larger sizes  ──best──▶  the network, and the test set once
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .. import datasets
+from ..datasets import Dataset
+from ..errors import DatasetError
+from ..kernel import Device
+from .result import Look, Rung, SearchResult
+from .runs import engine_device, on_cluster, on_processes, run_token
+from .scoring import Problem, score
+from .space import Draw, Space, find_space
+from .study import Study, StudyError, Trial, best, require, score_from
+from .work import Level
+
+__all__ = ["Draw", "SearchResult", "Space", "StudyError", "Trial", "random_search"]
+
+
+def random_search(
+    data: Dataset | str,
+    space: Space | str = "paper-cnn",
+    draws: int = 27,
+    *,
+    train: int | None = None,
+    validation: int | None = None,
+    full: Sequence[tuple[int, int | None]] = (),
+    test: bool = False,
+    seed: int = 0,
+    study: str | Path | None = None,
+    device: Device = "auto",
+    dtype: str = "float32",
+    threads: int | None = None,
+    processes: int = 1,
+    scheduler: Any = None,
+    progress: bool = True,
+) -> SearchResult:
+    """Draw networks from a space, score each by the validation error of its exact GP, and keep the best.
+
+    Parameters
+    ----------
+    data : a `Dataset` or the name of one. Without validation images of its own, the last training images are held out.
+    space : "paper-cnn", "paper-residual", "wide", or a `Space` of your own.
+    draws : how many in all; those that the study has already are not done again.
+    train, validation : how many images of each, the first ones; None takes all.
+    full : what to score again, in turn: (3, None) the best three with all training images, (20, 10_000) the best
+        twenty with 10,000. Each takes the best of the one before, by validation error.
+    test : look at the test images, once, with the network that was chosen in the end.
+    seed : the same seed gives the same draws, on any number of processes.
+    study : an SQLite file that keeps every draw; a killed search goes on where it was. Several searches may share it.
+    processes : worker processes on this machine. Scripts that ask for more than one need an
+        `if __name__ == "__main__":`.
+    scheduler : a Dask client or the address of a scheduler, to compute the draws on its workers.
+
+    >>> from cnngp import datasets, random_search
+    >>> result = random_search(datasets.digits(), draws=3, train=100, validation=100, device="cpu")
+    >>> len(result.trials), result.best.error < 0.5
+    (3, True)
+    """
+    require()
+    start = time.perf_counter()
+    _check_counts(draws=draws, processes=processes, seed=seed)
+    if scheduler is not None and processes != 1:
+        raise ValueError(f"processes={processes} with a scheduler; the scheduler's workers are the processes")
+    drawn_from = find_space(space)
+    dataset = load(data) if isinstance(data, str) else data
+    problems = _Problems(dataset, validation, Problem(dataset.name, *_NOTHING, 0, device, dtype, threads))
+    rungs = [(count, problems.at(size)) for count, size in _check_full(full)]
+    base = problems.at(train)
+    if scheduler is None:
+        engine_device(base)
+    identity = {
+        "space": f"{drawn_from.name} (version {drawn_from.version})",
+        "seed": seed,
+        "images": str(base),
+        "content": base.fingerprint(),
+        "dtype": dtype,
+    }
+    with _study_path(study) as path, Study(path, identity) as opened:
+        level = Level(path, identity, base, run_token(), tuple(range(draws)), drawn_from, seed)
+        search = _Search(opened, processes, scheduler, progress)
+        result = search.draw(level)
+        for count, problem in rungs:
+            candidates = result.rungs[-1].trials if result.rungs else result.trials
+            rung = search.again(level, problem, best(candidates, count))
+            result = replace(result, rungs=(*result.rungs, rung))
+        if test:
+            result = replace(result, test=_look(opened, result.best, problems, progress))
+    return replace(result, seconds=time.perf_counter() - start)
+
+
+@dataclass
+class _Search:
+    """A study, and where the work for it is done."""
+
+    study: Study
+    processes: int
+    scheduler: Any
+    progress: bool
+
+    def draw(self, level: Level) -> SearchResult:
+        trials = self._run(level)
+        failures = {k: v for k, v in self.study.failures().items() if k in level.draws}
+        if not trials:
+            raise RuntimeError(f"no draw gave a result; {next(iter(failures.values()))}")
+        invalid = sum(len(t.invalid) for t in trials)
+        return SearchResult(level.space.name, str(level.problem), tuple(trials), invalid, failures)
+
+    def again(self, level: Level, problem: Problem, chosen: Sequence[Trial]) -> Rung:
+        """The scores of networks that were drawn before, with other training images."""
+        networks = {t.draw: t.network_json for t in chosen}
+        content = problem.fingerprint()[:16]
+        trials = self._run(replace(level, problem=problem, draws=tuple(networks), networks=networks, content=content))
+        scores = {t.draw: t.score for t in trials}
+        return Rung(len(problem.X), tuple(best([replace(t, score=scores[t.draw]) for t in chosen])))
+
+    def _run(self, level: Level) -> list[Trial]:
+        if self.scheduler is not None:
+            on_cluster(level, self.study, self.scheduler, self.progress)
+        else:
+            on_processes(level, self.study, self.processes, self.progress)
+        return [t for t in level.trials(self.study) if t.draw in level.draws]
+
+
+# ---- images ---------------------------------------------------------------------------------------------------------
+
+_NOTHING: tuple[NDArray[Any], NDArray[np.intp], NDArray[Any], NDArray[np.intp]] = (
+    np.empty((0, 1)),
+    np.empty(0, np.intp),
+    np.empty((0, 1)),
+    np.empty(0, np.intp),
+)
+
+
+class _Problems:
+    """The same validation images with any number of training images; those are never validated on."""
+
+    def __init__(self, data: Dataset, validation: int | None, template: Problem) -> None:
+        X, y, X_val, y_val = data.X, data.y, data.X_validation, data.y_validation
+        if X_val is None or y_val is None:
+            held = _asked(data, "validation", len(X) // 4 if validation is None else validation, len(X) - 1)
+            X, y, X_val, y_val = X[:-held], y[:-held], X[-held:], y[-held:]
+        else:
+            held = _asked(data, "validation", validation, len(X_val))
+        self._data, self._template = data, template
+        self._classes = np.unique(np.concatenate([y, y_val, data.y_test]))
+        if len(self._classes) < 2:
+            raise DatasetError(f"{data.name} holds one class only; a search needs at least two")
+        self._X, self._y = X, self._codes(y)
+        self._validation = X_val[:held], self._codes(y_val[:held])
+
+    def at(self, train: int | None) -> Problem:
+        n = _asked(self._data, "training", train, len(self._X))
+        return self._problem(n, *self._validation)
+
+    def on_test(self, train: int) -> Problem:
+        """The test images in the place of the validation ones."""
+        return self._problem(train, self._data.X_test, self._codes(self._data.y_test))
+
+    def _problem(self, train: int, X: NDArray[Any], y: NDArray[np.intp]) -> Problem:
+        return replace(
+            self._template,
+            X=self._X[:train],
+            y=self._y[:train],
+            X_validation=X,
+            y_validation=y,
+            classes=len(self._classes),
+        )
+
+    def _codes(self, labels: NDArray[Any]) -> NDArray[np.intp]:
+        return np.searchsorted(self._classes, labels)
+
+
+def _asked(data: Dataset, what: str, n: int | None, held: int) -> int:
+    if n is not None and not 1 <= n <= held:
+        raise DatasetError(f"{data.name} has {held:,} {what} images to give, but {n:,} were asked for")
+    return held if n is None else n
+
+
+def load(source: str, size: int | None = None) -> Dataset:
+    """`datasets.load` with the paper's split where there is one: it has validation images."""
+    split: datasets.Split = "paper" if source in ("mnist", "fashion_mnist") else "standard"
+    return datasets.load(source, split=split, size=size)
+
+
+def _look(study: Study, chosen: Trial, problems: _Problems, progress: bool) -> Look:
+    """Score on the test images; a second run of the same command reads what the first one saw."""
+    train = chosen.score.train
+    problem = problems.on_test(train)
+    key = f"{problem.fingerprint()[:16]}/{chosen.draw}"
+    if key not in study.notes("test"):
+        found = score(chosen.network, problem, progress=progress)
+        study.note("test", key, {"draw": chosen.draw, **asdict(found)})
+    seen = study.notes("test")
+    found = score_from(seen[key])
+    return Look(chosen.draw, train, found.error, found.validation, len(seen))
+
+
+# ---- arguments ------------------------------------------------------------------------------------------------------
+
+
+def _check_counts(**counts: int) -> None:
+    for name, value in counts.items():
+        least = 0 if name == "seed" else 1
+        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
+            raise ValueError(f"{name}={value!r}: expected an integer of {least} or more")
+
+
+def _check_full(full: Sequence[tuple[int, int | None]]) -> Sequence[tuple[int, int | None]]:
+    for entry in full:
+        if not isinstance(entry, tuple) or len(entry) != 2:
+            raise ValueError(f"full={full!r}: expected pairs (how many, training images or None for all)")
+        _check_counts(full=entry[0])
+    return full
+
+
+@contextmanager
+def _study_path(study: str | Path | None) -> Iterator[Path]:
+    """The file that was asked for, or one that is gone afterwards."""
+    if study is not None:
+        yield Path(study)
+        return
+    with tempfile.TemporaryDirectory(prefix="cnngp-search-") as folder:
+        yield Path(folder) / "study.db"

@@ -1,0 +1,94 @@
+"""The pictures of a search: validation error by draw, and against each hyperparameter."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from .result import SearchResult
+    from .study import Trial
+
+_BLUE, _ORANGE = "#2b6cb0", "#dd6b20"
+
+
+def plot(result: SearchResult, folder: Path) -> list[Path]:
+    """Writes draws.png, draws.svg, hyperparameters.png and hyperparameters.svg."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ImportError('the pictures need matplotlib: pip install "cnngp[plots]"') from None
+    folder.mkdir(parents=True, exist_ok=True)
+    figures = {"draws": Figure(figsize=(7, 4), layout="constrained")}
+    _by_draw(figures["draws"].subplots(), result)
+    names = list(dict.fromkeys(name for t in result.trials for name in t.params))
+    columns = min(4, max(1, len(names)))
+    rows = max(1, math.ceil(len(names) / columns))
+    figures["hyperparameters"] = Figure(figsize=(3.0 * columns, 2.6 * rows), layout="constrained")
+    grid = figures["hyperparameters"].subplots(rows, columns, squeeze=False).ravel()
+    for axes, name in itertools.zip_longest(grid, names):
+        if name is None:
+            axes.set_axis_off()
+        else:
+            _against(axes, name, [t for t in result.trials if name in t.params])
+    written = []
+    for name, figure in figures.items():
+        for suffix in ("png", "svg"):
+            written.append(folder / f"{name}.{suffix}")
+            figure.savefig(written[-1], dpi=150, facecolor="white")
+    return written
+
+
+def _by_draw(axes: Any, result: SearchResult) -> None:
+    draws = [t.draw for t in result.trials]
+    errors = _percent(result.trials)
+    axes.plot(
+        draws, errors, "o", ms=4, color=_BLUE, label=f"{len(draws)} draws with {result.trials[0].score.train:,} images"
+    )
+    axes.step(draws, np.minimum.accumulate(errors), where="post", color=_BLUE, lw=1, label="best so far")
+    for rung in result.rungs:
+        numbers = [t.draw for t in rung.trials]
+        axes.plot(numbers, _percent(rung.trials), "D", ms=5, color=_ORANGE, label=f"again with {rung.train:,} images")
+    axes.set(xlabel="draw", ylabel="validation error, %", title=f"{result.space}: {result.images}")
+    _percent_scale(axes)
+    axes.legend(frameon=False, fontsize=8)
+
+
+def _against(axes: Any, name: str, trials: list[Trial]) -> None:
+    values: list[Any] = [t.params[name] for t in trials]
+    errors = _percent(trials)
+    if all(isinstance(v, float) for v in values):
+        axes.plot(values, errors, "o", ms=3, color=_BLUE)
+        if min(values) > 0 and max(values) > 100 * min(values):
+            axes.set_xscale("log")
+    else:  # a few values: each in its place, the points side by side
+        words = any(isinstance(v, (str, bool)) for v in values)
+        labels = sorted({str(v) for v in values}) if words else [str(v) for v in range(min(values), max(values) + 1)]
+        places = [labels.index(str(v)) for v in values]
+        spread = np.random.default_rng(0).uniform(-0.15, 0.15, len(values))
+        axes.plot(np.array(places) + spread, errors, "o", ms=3, color=_BLUE)
+        axes.set_xlim(-0.5, len(labels) - 0.5)
+        axes.set_xticks(range(len(labels)), labels)
+    axes.set_xlabel(name)
+    axes.set_ylabel("validation error, %", fontsize=8)
+    axes.tick_params(labelsize=8)
+    _percent_scale(axes)
+
+
+def _percent(trials: Any) -> list[float]:
+    """In percent; none wrong is drawn as half an image wrong, which a logarithmic axis can show."""
+    return [100 * max(t.error, 0.5 / t.score.validation) for t in trials]
+
+
+def _percent_scale(axes: Any) -> None:
+    from matplotlib.ticker import FuncFormatter
+
+    axes.set_yscale("log")
+    plain = FuncFormatter(lambda value, _: f"{value:g}")
+    axes.yaxis.set_major_formatter(plain)
+    axes.yaxis.set_minor_formatter(plain)
+    axes.tick_params(axis="y", which="minor", labelsize=6)

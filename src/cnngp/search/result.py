@@ -1,0 +1,100 @@
+"""What a search found: every draw, the best of them again with more images, and the network that was chosen."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..network import Network
+from .study import Trial, best
+
+
+@dataclass(frozen=True)
+class Rung:
+    """The best of the rung before, scored again with more training images; the best one first."""
+
+    train: int
+    trials: tuple[Trial, ...]
+
+
+@dataclass(frozen=True)
+class Look:
+    """The look at the test images with the chosen network; `looks` counts the networks that the study showed them."""
+
+    draw: int
+    train: int
+    error: float
+    images: int
+    looks: int
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """What a search found. `trials` are by draw; `best` is the lowest validation error of the largest training size.
+
+    The validation error of the best of many draws is a little lower than it will be on new images: it was chosen.
+    """
+
+    space: str
+    images: str
+    trials: tuple[Trial, ...]
+    invalid: int
+    """Draws that no network came of (an image too small, a variance out of range) and that were drawn again."""
+    failures: dict[int, str] = field(default_factory=dict)
+    rungs: tuple[Rung, ...] = ()
+    test: Look | None = None
+    seconds: float = 0.0
+
+    @property
+    def best(self) -> Trial:
+        return best(self.rungs[-1].trials if self.rungs else self.trials)[0]
+
+    @property
+    def network(self) -> Network:
+        """The best one."""
+        return self.best.network
+
+    def table(self, n: int = 10) -> str:
+        """The `n` best draws, as text."""
+        rows = [("draw", "validation", "leave-one-out", "seconds", "Mpairs/s", "jitter", "hyperparameters")]
+        for t in best(self.trials, n):
+            s = t.score
+            errors = (f"{100 * s.error:.2f} %", f"{100 * s.loo_error:.2f} %")
+            cost = (f"{s.seconds:.1f}", f"{s.pairs_per_second / 1e6:.2f}", f"{s.jitter:g}")
+            rows.append((str(t.draw), *errors, *cost, describe(t)))
+        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
+        lines = (
+            "  ".join([*(cell.rjust(w) for cell, w in zip(row[:-1], widths, strict=True)), row[-1]]) for row in rows
+        )
+        return "\n".join(lines)
+
+    def plot(self, folder: str | Path) -> list[Path]:
+        """Validation errors by draw and against each hyperparameter, as PNG and SVG."""
+        from .plot import plot
+
+        return plot(self, Path(folder))
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "space": self.space,
+            "images": self.images,
+            "draws": len(self.trials),
+            "invalid": self.invalid,
+            "failures": {str(k): v for k, v in self.failures.items()},
+            "best": _facts(self.best),
+            "trials": [_facts(t) for t in self.trials],
+            "rungs": [{"train": r.train, "trials": [_facts(t) for t in r.trials]} for r in self.rungs],
+            "test": None if self.test is None else asdict(self.test),
+            "seconds": self.seconds,
+        }
+
+
+def describe(trial: Trial) -> str:
+    """The hyperparameters on one line."""
+    return " ".join(f"{k}={v:.3g}" if isinstance(v, float) else f"{k}={v}" for k, v in trial.params.items())
+
+
+def _facts(trial: Trial) -> dict[str, Any]:
+    return {"draw": trial.draw, **asdict(trial.score), "params": trial.params, "invalid": len(trial.invalid)}

@@ -1,0 +1,212 @@
+"""What a random search draws from: a `Space` turns the numbers of one draw into a network.
+
+A draw depends on the seed and its own number alone, so it is the same in any process, in any order and after any
+number of interruptions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias, TypeVar, cast
+
+import numpy as np
+
+from ..network import GELU, Conv, Dense, Erf, Identity, LeakyReLU, Network, NetworkError, ReLU, Sequential, Sum
+
+Value: TypeAlias = float | int | str | bool
+T = TypeVar("T", bound=Value)
+
+
+@dataclass(frozen=True)
+class Range:
+    """What a hyperparameter was drawn from: uniform, or uniform in the logarithm; integers include both ends."""
+
+    low: float
+    high: float
+    log: bool = False
+    integer: bool = False
+
+
+@dataclass(frozen=True)
+class Choice:
+    options: tuple[Value, ...]
+
+
+@dataclass
+class Draw:
+    """Numbers for one network, kept under their names. The same (seed, number, attempt) gives the same numbers.
+
+    >>> draw = Draw(seed=0, number=3)
+    >>> draw.integer("layers", 2, 8) == Draw(seed=0, number=3).integer("layers", 2, 8)
+    True
+    """
+
+    seed: int
+    number: int
+    attempt: int = 0
+    values: dict[str, Value] = field(default_factory=dict)
+    ranges: dict[str, Range | Choice] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._rng = np.random.default_rng([self.seed, self.number, self.attempt])
+
+    def real(self, name: str, low: float, high: float, log: bool = False) -> float:
+        if log:
+            value = math.exp(self._rng.uniform(math.log(low), math.log(high)))
+        else:
+            value = float(self._rng.uniform(low, high))
+        return self._keep(name, min(max(value, low), high), Range(low, high, log))
+
+    def integer(self, name: str, low: int, high: int) -> int:
+        return self._keep(name, int(self._rng.integers(low, high, endpoint=True)), Range(low, high, integer=True))
+
+    def choice(self, name: str, options: Sequence[T]) -> T:
+        return self._keep(name, options[int(self._rng.integers(len(options)))], Choice(tuple(options)))
+
+    def _keep(self, name: str, value: T, drawn_from: Range | Choice) -> T:
+        if name in self.values:
+            raise NetworkError(f"the space draws {name!r} twice; give each hyperparameter a name of its own")
+        self.values[name], self.ranges[name] = value, drawn_from
+        return value
+
+
+@dataclass(frozen=True)
+class Space:
+    """A family of networks: `build` draws what it needs and returns one of them.
+
+    `version` goes up when `build` changes, so that a study is never continued with other networks.
+    """
+
+    name: str
+    version: int
+    build: Callable[[Draw], Network]
+    description: str
+
+
+def find_space(name: str | Space) -> Space:
+    """A space by its name; one of your own as it is."""
+    if isinstance(name, Space):
+        return name
+    if name not in SPACES:
+        raise NetworkError(f"no space {name!r}: expected one of {', '.join(SPACES)}")
+    return SPACES[name]
+
+
+# ---- the paper's ----------------------------------------------------------------------------------------------------
+
+
+def _paper_layers(draw: Draw, filters: tuple[int, int]) -> tuple[Callable[..., Conv], Network, Dense]:
+    """What both spaces draw: one variance of weights and one of biases for all layers, filter size, nonlinearity.
+
+    The recursion is the paper's: no division by the filter size, and a ReLU of gain √2.
+    """
+    weight_var = draw.real("weight_var", 0.5, 8.5)
+    bias_var = draw.real("bias_var", 0.2, 8.2)
+    size = draw.integer("filter_size", *filters)
+    phi: Network = ReLU(math.sqrt(2.0)) if draw.choice("nonlinearity", ("relu", "erf")) == "relu" else Erf()
+
+    def conv(stride: int = 1, padding: Literal["same", "valid"] = "same") -> Conv:
+        return Conv(size, stride, padding, weight_var=weight_var, bias_var=bias_var, fan_in="channels")
+
+    return conv, phi, Dense(weight_var=weight_var, bias_var=bias_var)
+
+
+def _paper_cnn(draw: Draw) -> Network:
+    layers = draw.integer("layers", 2, 8)
+    stride = draw.integer("stride", 1, 3)
+    padding = draw.choice("padding", ("same", "valid"))
+    conv, phi, dense = _paper_layers(draw, (3, 7))
+    hidden = [layer for _ in range(layers) for layer in (conv(stride, cast(Literal["same", "valid"], padding)), phi)]
+    return Sequential(*hidden, dense)
+
+
+def _paper_residual(draw: Draw) -> Network:
+    """Skips over one or two layers that add after the nonlinearity, by decree; the last layers have none."""
+    layers = draw.integer("layers", 4, 15)
+    skip = draw.integer("skip", 1, 2)
+    conv, phi, dense = _paper_layers(draw, (3, 6))
+    blocks, rest = divmod(layers - 1, skip)
+    block = Sum(Identity(), Sequential(*[conv(), phi] * skip), allow_non_gaussian=True)
+    return Sequential(*[block] * blocks, *[conv(), phi] * (rest + 1), dense)
+
+
+# ---- the wide one ---------------------------------------------------------------------------------------------------
+
+
+def _wide(draw: Draw) -> Network:
+    """Stages of convolutions with or without skips, every one an exact Gaussian process.
+
+    Weights keep the variance from layer to layer (He's scaling for the nonlinearity at hand), because deep networks
+    away from that send all correlations to one value. What is left to draw is what shapes a kernel: the nonlinearity,
+    how much each block adds to its skip (`branch`), filter sizes, where the image shrinks, biases against the signal,
+    and what follows the last convolution.
+    """
+    phi, keep, stem_var = _wide_nonlinearity(draw)
+    bias_var = draw.real("bias_var", 1e-5, 0.1, log=True) if draw.choice("biased", (False, True)) else 0.0
+    residual = draw.choice("residual", (False, True))
+    skip = draw.choice("skip", ("strided", "pooled")) if residual else "none"
+    branch = draw.real("branch", 0.2, 5.0, log=True) if residual else 1.0
+    depth = draw.integer("block_layers", 1, 2)
+    layers: list[Network] = [Conv(draw.choice("stem_size", _SIZES), weight_var=stem_var, bias_var=bias_var)]
+    for stage in range(draw.integer("stages", 2, 4)):
+        size = draw.choice(f"filter_size_{stage}", _SIZES)
+        stride = draw.integer(f"stride_{stage}", 1, 2) if stage > 0 else 1
+        for block in range(draw.integer(f"blocks_{stage}", 1, 5 if residual else 3)):
+            s = stride if block == 0 else 1
+            layers += _wide_block(phi, size, s, depth, keep, branch, bias_var, skip)
+    if draw.choice("last_nonlinearity", (False, True)):
+        layers.append(phi)
+    dense = Dense(weight_var=keep, bias_var=bias_var)
+    for _ in range(draw.integer("dense_hidden", 0, 3)):
+        layers += [dense, phi]
+    return Sequential(*layers, dense)
+
+
+_SIZES = (3, 5, 7)
+
+
+def _wide_nonlinearity(draw: Draw) -> tuple[Network, float, float]:
+    """φ, the variance of weights that keeps its variance, and that of the first layer.
+
+    LeakyReLU with slopes from −1 to 0.2 runs from |z| to a little beyond the ReLU; these are homogeneous, so only the
+    biases know the scale, and the first layer brings images in [0, 1] to about one. GELU changes its shape with the
+    scale, which is drawn. Erf is left out: at its best it was far behind (docs/search.md).
+    """
+    match draw.choice("nonlinearity", ("relu", "leaky", "gelu")):
+        case "relu":
+            return ReLU(), 2.0, 10.0
+        case "leaky":
+            slope = draw.real("slope", -1.0, 0.2)
+            return LeakyReLU(slope), 2.0 / (1.0 + slope**2), 10.0
+        case _:  # E[gelu²] is between a quarter and a half of the variance
+            return GELU(), draw.real("weight_var", 1.8, 4.0, log=True), draw.real("stem_var", 10.0, 1000.0, log=True)
+
+
+def _wide_block(
+    phi: Network, size: int, stride: int, depth: int, keep: float, branch: float, bias_var: float, skip: str
+) -> list[Network]:
+    """One block as layers of a sequence. `branch` is the variance that it adds, relative to the skip's."""
+
+    def conv(stride: int, last: bool) -> Conv:
+        return Conv(size, stride, weight_var=keep * (branch if last else 1.0), bias_var=bias_var)
+
+    first, inner = conv(stride, last=depth == 1), [phi, conv(1, last=True)] * (depth - 1)
+    if skip == "none":
+        return [phi, first, *inner]
+    if stride == 1:
+        return [Sum(Identity(), Sequential(phi, first, *inner))]
+    # The skip shrinks with the image: it takes every second location, or the mean of each square.
+    width = 1 if skip == "strided" else stride
+    return [phi, Sum(Conv(width, stride, weight_var=keep), Sequential(first, *inner))]
+
+
+SPACES: dict[str, Space] = {
+    s.name: s
+    for s in (
+        Space("paper-cnn", 1, _paper_cnn, "the paper's ConvNets: 2 to 8 layers of filters from 3 to 7"),
+        Space("paper-residual", 1, _paper_residual, "the paper's residual CNNs: 4 to 15 layers, filters from 3 to 6"),
+        Space("wide", 1, _wide, "plain and residual networks in stages, from ReLU to |z| and GELU, all exact"),
+    )
+}

@@ -1,0 +1,252 @@
+"""A search's memory: an Optuna study in an SQLite file that many processes fill, and that a kill cannot harm.
+
+A draw is written when it is finished, whole or not at all. While it is being computed only a lock says so
+(`claims.py`), which dies with its process: a killed draw leaves no trace and is drawn again. The one file that knows
+Optuna.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from ..network import Network
+from ..serialize import from_json
+from .claims import Claims
+from .scoring import Score
+from .space import Choice, Draw, Range, Value
+
+NAME = "cnngp search"
+
+
+class StudyError(ValueError):
+    """A study that cannot be used as asked: of something else, damaged, or not a study."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One draw with its score: what a study keeps."""
+
+    draw: int
+    params: dict[str, Value]
+    network_json: str
+    score: Score
+    invalid: tuple[str, ...] = ()
+    """Why each draw before this one, under the same number, was drawn again."""
+
+    @property
+    def error(self) -> float:
+        """The validation error, as a fraction."""
+        return self.score.error
+
+    @property
+    def network(self) -> Network:
+        return from_json(self.network_json)
+
+
+class Study:
+    """The draws of one search: `identity` says of what, and a file with another one is refused."""
+
+    def __init__(self, path: Path, identity: dict[str, Any]) -> None:
+        self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.claims = Claims(path.with_name(path.name + ".claims"))
+        with self._writing():
+            _check_file(path)
+            self._storage, self._study = _open(path)
+            held = self._study.user_attrs.get("identity")
+            if held is None:
+                self._study.set_user_attr("identity", identity)
+        if held is not None and held != identity:
+            self.close()
+            raise StudyError(f"{path} holds another search: {_difference(held, identity)}; give another study file")
+
+    def __enter__(self) -> Study:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the file and of what was claimed."""
+        self.claims.drop_all()
+        self._storage.remove_session()
+        self._storage.engine.dispose()
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """One writer at a time, among all processes: two that begin to read and then write would stop each other."""
+        with self.claims.waiting("write"), _reported(self.path):
+            yield
+
+    # ---- draws -------------------------------------------------------------------------------------------------------
+
+    def trials(self) -> list[Trial]:
+        """Finished draws, by their number."""
+        return sorted(
+            (_trial(t.params, t.user_attrs) for t in self._records() if t.state.name == "COMPLETE"),
+            key=lambda trial: trial.draw,
+        )
+
+    def finished(self) -> set[int]:
+        return {t.user_attrs["draw"] for t in self._records() if t.state.name == "COMPLETE"}
+
+    def failures(self, run: str | None = None) -> dict[int, str]:
+        """Draws that no result came of, with their errors: in one run, or in all and in none since."""
+        failed = [t.user_attrs for t in self._records() if t.state.name == "FAIL"]
+        finished = self.finished()
+        return {a["draw"]: a["failure"] for a in failed if run in (None, a["run"]) and a["draw"] not in finished}
+
+    def add(self, trial: Trial, draw: Draw) -> None:
+        import optuna
+
+        record = optuna.trial.create_trial(
+            value=trial.error,
+            params=trial.params,
+            distributions={name: _distribution(r) for name, r in draw.ranges.items()},
+            user_attrs={
+                "draw": trial.draw,
+                "network": trial.network_json,
+                "invalid": list(trial.invalid),
+                **asdict(trial.score),
+            },
+        )
+        with self._writing():
+            self._study.add_trial(record)
+            self._study.set_user_attr("invalid", sum(len(t.user_attrs.get("invalid", ())) for t in self._records()))
+
+    def fail(self, draw: int, failure: str, run: str) -> None:
+        """Note a failure; `run` will not try the draw again, a later one will."""
+        import optuna
+
+        attributes = {"draw": draw, "failure": failure, "run": run}
+        record = optuna.trial.create_trial(state=optuna.trial.TrialState.FAIL, user_attrs=attributes)
+        with self._writing():
+            self._study.add_trial(record)
+
+    def _records(self) -> list[Any]:
+        with _reported(self.path):
+            return self._study.get_trials(deepcopy=False)  # type: ignore[no-any-return]
+
+    # ---- what comes after the draws ----------------------------------------------------------------------------------
+
+    def notes(self, kind: str) -> dict[str, Any]:
+        """What was noted under `kind`, by key."""
+        prefix = f"{kind}/"
+        with _reported(self.path):
+            noted = self._study.user_attrs
+        return {k.removeprefix(prefix): v for k, v in noted.items() if k.startswith(prefix)}
+
+    def note(self, kind: str, key: str, value: Any) -> None:
+        with self._writing():
+            self._study.set_user_attr(f"{kind}/{key}", value)
+
+
+def score_from(values: dict[str, Any]) -> Score:
+    return Score(**{f.name: values[f.name] for f in fields(Score)})
+
+
+def _trial(params: dict[str, Any], attributes: dict[str, Any]) -> Trial:
+    return Trial(
+        attributes["draw"], params, attributes["network"], score_from(attributes), tuple(attributes["invalid"])
+    )
+
+
+def _distribution(drawn_from: Range | Choice) -> Any:
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+    match drawn_from:
+        case Choice(options):
+            return CategoricalDistribution(options)
+        case Range(low, high, _, integer=True):
+            return IntDistribution(int(low), int(high))
+        case Range(low, high, log):
+            return FloatDistribution(low, high, log=log)
+
+
+def _optuna() -> Any:
+    try:
+        import optuna
+    except ImportError:
+        raise ImportError('a search needs Optuna: pip install "cnngp[search]"') from None
+    return optuna
+
+
+def require() -> None:
+    """`ImportError` with what to install, unless Optuna is there."""
+    _optuna()
+
+
+@contextmanager
+def _reported(path: Path) -> Iterator[None]:
+    """What goes wrong with the file, such as a full disk, in one line."""
+    optuna = _optuna()
+    from sqlalchemy.exc import SQLAlchemyError  # Optuna's own dependency, whose errors it lets through in part
+
+    try:
+        yield
+    except (optuna.exceptions.OptunaError, SQLAlchemyError) as error:
+        reason = error.__cause__ if isinstance(error.__cause__, SQLAlchemyError) else error
+        text = " ".join(str(getattr(reason, "orig", reason)).split())
+        raise StudyError(f"{path} cannot be read or written as a study: {text[:200]}") from error
+
+
+def _open(path: Path) -> tuple[Any, Any]:
+    """The storage and the study in it."""
+    optuna = _optuna()
+    before = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)  # no line for each study made
+    try:
+        storage = optuna.storages.RDBStorage(
+            f"sqlite:///{path.absolute()}", engine_kwargs={"connect_args": {"timeout": 60}}
+        )
+        study = optuna.create_study(storage=storage, study_name=NAME, direction="minimize", load_if_exists=True)
+        return storage, study
+    except RuntimeError as error:  # tables of another version of Optuna
+        raise StudyError(f"{path} cannot be used as a study: {' '.join(str(error).split())[:200]}") from None
+    finally:
+        optuna.logging.set_verbosity(before)
+
+
+def _check_file(path: Path) -> None:
+    """Refuse what is not ours before Optuna writes its tables into it."""
+    if "?" in str(path):
+        raise StudyError(f"{path}: Optuna cannot open a file with a question mark in its name; give another")
+    if path.is_dir():
+        raise StudyError(f"{path} is a folder; give a file such as search.db")
+    if not path.exists() or path.stat().st_size == 0:
+        return
+    try:
+        # Not read-only: after a kill in the middle of a write, SQLite has to take that write back first.
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True, timeout=60)) as file:
+            names = [name for (name,) in file.execute("SELECT study_name FROM studies")]
+            whole = [row[0] for row in file.execute("PRAGMA quick_check(1)")]
+    except sqlite3.Error as error:
+        raise StudyError(f"{path} is not a study of Optuna ({error}); give another file") from None
+    if whole != ["ok"]:
+        raise StudyError(f"{path} is damaged ({whole[0]}); restore it or give another file")
+    if names not in ([], [NAME]):
+        raise StudyError(f"{path} holds other studies ({', '.join(map(repr, names[:3]))}); give a file of its own")
+
+
+def _difference(held: dict[str, Any], asked: dict[str, Any]) -> str:
+    told = [
+        f"its {key} is {_short(held.get(key))} and not {_short(asked.get(key))}"
+        for key in asked
+        if held.get(key) != asked.get(key)
+    ]
+    return ", ".join(told) or f"made by another version ({json.dumps(held)[:80]})"
+
+
+def _short(value: Any) -> str:
+    return f"{value[:12]}…" if isinstance(value, str) and len(value) == 64 else str(value)
+
+
+def best(trials: Sequence[Trial], n: int | None = None) -> list[Trial]:
+    """The lowest validation errors first; among equals the lower leave-one-out error, then the earlier draw."""
+    return sorted(trials, key=lambda t: (t.error, t.score.loo_error, t.draw))[:n]

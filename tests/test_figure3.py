@@ -1,0 +1,102 @@
+"""A tiny Figure 3: its numbers against plain counting, kept pieces, and the figure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from cnngp import SparseGPClassifier, datasets, zoo
+from cnngp.paper import figure3, results
+from cnngp.paper.figure3 import Plan
+from cnngp.paper.setting import Setting
+
+PLAN = Plan(train=400, test=300, inducing=80, network=zoo.small_cnn(), epochs=8, batch_size=100)
+DATA = datasets.digits()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("figure3")
+
+
+@pytest.fixture(scope="module")
+def found(folder: Path) -> Any:
+    return figure3.run(Setting(folder, quick=True, device="cpu", threads=1), PLAN, DATA)
+
+
+def test_numbers_against_counting(found: Any) -> None:
+    clf = SparseGPClassifier(zoo.small_cnn(), inducing=80, epochs=8, batch_size=100, device="cpu", threads=1)
+    P = clf.fit(DATA.X[:400], DATA.y[:400]).predict_proba(DATA.X_test[:300])
+    y = DATA.y_test[:300]
+    values = found["details"]["curves"]["resnet"]
+    assert values["error"] == pytest.approx(100 * np.mean(P.argmax(1) != y))
+    assert values["nll"] == pytest.approx(-np.mean(np.log(P[np.arange(300), y])))
+    last = P.max(1) >= 0.95
+    bins = values["bins"]
+    assert bins["count"][-1] == last.sum()
+    assert bins["accuracy"][-1] == pytest.approx(np.mean(P.argmax(1)[last] == y[last]))
+    assert sum(bins["count"]) == values["test"] == 300
+
+
+def test_every_curve_is_sane_and_stands_beside_the_published_error(found: Any) -> None:
+    rows = {(r["result"], r["quantity"]): r for r in found["rows"]}
+    errors = [rows[case.name, "test error"] for case in figure3.CASES]
+    assert [r["published"] for r in errors] == [2.4, 3.4, None]
+    assert all(0 < r["ours"] < 15 for r in errors)  # of ten classes; guessing gives 90
+    exact, sparse = errors[2]["ours"], errors[0]["ours"]
+    assert exact <= sparse + 2.0  # 80 inducing points do not beat all 400 images, but for noise
+    for case in figure3.CASES:
+        curve = found["details"]["curves"][case.label]
+        assert 0 <= curve["ece"] < 0.2
+        assert curve["hardware"]
+    assert found["details"]["curves"]["rbf"]["lengthscale"] > 0
+    elbo = found["details"]["curves"]["resnet"]["elbo"]
+    assert len(elbo) == 8
+    assert elbo[-1] > elbo[0]
+
+
+def test_the_document_and_the_figure(found: Any, folder: Path) -> None:
+    paths = figure3.draw(found, folder)
+    assert [p.name for p in paths] == ["figure3.png", "figure3.svg"]
+    assert paths[0].read_bytes().startswith(b"\x89PNG")
+    assert b"<svg" in paths[1].read_bytes()
+    setting = Setting(folder, quick=True, device="cpu", threads=1)
+    doc = results.document("figure3", figure3.TITLE, found, setting.done, paths, command="x", quick=True)
+    results.write(folder / "figure3.json", doc)
+    assert json.loads((folder / "figure3.json").read_text())["figures"][0]["caption"].startswith("Reliability")
+    again = figure3.draw({"details": json.loads((folder / "figure3.json").read_text())["details"]}, folder)
+    assert again == paths  # the written numbers alone make the figure
+
+
+def test_finished_pieces_are_kept(found: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: object) -> None:
+        raise AssertionError("computed again")
+
+    monkeypatch.setattr(figure3, "_sparse", refuse)
+    monkeypatch.setattr(figure3, "_exact", refuse)
+    setting = Setting(folder, quick=True, device="cpu", threads=1)
+    again = figure3.run(setting, PLAN, DATA)
+    assert again["rows"] == found["rows"]
+    assert all(piece.reused for piece in setting.done)
+    for changed in (Plan(**(PLAN.__dict__ | {"inducing": 81})), Plan(**(PLAN.__dict__ | {"train": 399}))):
+        with pytest.raises(AssertionError, match="computed again"):
+            figure3.run(setting, changed, DATA)
+
+
+def test_the_full_plan_is_the_papers() -> None:
+    assert (figure3.FULL.train, figure3.FULL.test, figure3.FULL.inducing) == (50_000, 10_000, 1_000)
+    assert figure3.FULL.network is None
