@@ -133,6 +133,36 @@ def prototype(path: str, n: int) -> tuple[int, Callable[[], float]]:
     return n * n, run
 
 
+def elements_of(name: str) -> int:
+    make, shape = CASES[name]
+    return Kernel(make(), device="cpu").engine_for(shape).program.elements
+
+
+def against_the_first(cases: list[str], dtypes: list[str], n: int, threads: int, rounds: int) -> dict[str, float]:
+    """Our map elements a second in every case, interleaved, against the first; by the clock and by processor time."""
+    field = {(name, dtype): ours(name, n, dtype, threads)[1] for name in cases for dtype in dtypes}
+    clock: dict[tuple[str, str], list[float]] = {case: [] for case in field}
+    processor: dict[tuple[str, str], list[float]] = {case: [] for case in field}
+    for _ in range(rounds):
+        for case, run in field.items():
+            before = time.process_time()
+            clock[case].append(run())
+            processor[case].append(time.process_time() - before)
+
+    def rates(seconds: dict[tuple[str, str], list[float]]) -> dict[tuple[str, str], float]:
+        return {case: n * n * elements_of(case[0]) / float(np.median(t)) for case, t in seconds.items()}
+
+    by_clock, by_processor = rates(clock), rates(processor)
+    first = next(iter(field))
+    print(f"\nmap elements/s against {first[0]}, {first[1]}; {n} × {n} pairs, {rounds} rounds")
+    results = {}
+    for case in field:
+        ratios = by_clock[case] / by_clock[first], by_processor[case] / by_processor[first]
+        print(f"{case[0]:18} {case[1]:8} {ratios[0]:>6.2f} by the clock, {ratios[1]:>5.2f} by processor time")
+        results[f"{case[0]} {case[1]} against the first"] = ratios[1]
+    return results
+
+
 WAIT = """
 import time, numpy as np
 start = time.perf_counter()
@@ -142,15 +172,17 @@ Kernel(net, device="cpu")(np.random.default_rng(0).random((20, 1, 28, 28)))
 print(time.perf_counter() - start)
 """
 MEMORY = """
-import resource, sys, numpy as np
+import numpy as np
 from cnngp import Kernel, zoo
+def memory(what):  # in MB; ru_maxrss would be inherited from the process that started this one
+    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(what)) / 1024
 X = np.random.default_rng(0).random((5000, 1, 28, 28)).astype("float32")
 Z = X[::-1].copy()
 kernel = Kernel(zoo.resnet(32), device="cpu", threads=2)
 kernel(X[:40], Z[:40])
-before = int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize() / 2**20
+before = memory("VmRSS")
 K = kernel(X, Z, progress=False)
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024 - before - K.nbytes / 2**20)
+print(memory("VmHWM") - before - K.nbytes / 2**20)
 """
 
 
@@ -177,8 +209,7 @@ def main() -> None:
     results: dict[str, Any] = {}
     print(f"{'network':18} {'type':8} {'who':16} {'pairs/s':>10} {'elements/s':>11} {'ours is':>8}")
     for name in args.cases:
-        make, shape = CASES[name]
-        elements = Kernel(make(), device="cpu").engine_for(shape).program.elements
+        elements = elements_of(name)
         for dtype in args.dtypes:
             n = args.images if dtype == "float32" else args.images // 2
             field = {"cnngp": ours(name, n, dtype, args.threads)}
@@ -197,6 +228,7 @@ def main() -> None:
                 ratio = f"{rates['cnngp'] / rate:.1f}×"
                 print(f"{name:18} {dtype:8} {who:16} {rate:>10,.0f} {rate * elements:>11.3g} {ratio:>8}", flush=True)
                 results[f"{name} {dtype} {who}"] = rate
+    results |= against_the_first(args.cases, args.dtypes, args.images // 2, args.threads, args.rounds)
     if args.wait:
         with tempfile.TemporaryDirectory() as cache:
             first = in_process(WAIT.format(net="zoo.resnet(32)"), NUMBA_CACHE_DIR=cache)
