@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import json
 import logging
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr
-from distributed import Client, LocalCluster, wait
+from distributed import Client, LocalCluster, Status, wait
 
 import cnngp
 from cnngp import Kernel, cluster, cluster_worker, datasets, gram, store_run, zoo
@@ -30,7 +32,7 @@ from cnngp.cluster_worker import Done, Job, Refused, work
 from cnngp.errors import StoreError
 from cnngp.image_rows import ImageRows
 from cnngp.plan import status
-from cnngp.store import opened
+from cnngp.store import GramStore, opened
 from cnngp.tiles import Grid
 
 X = np.random.default_rng(0).random((150, 1, 8, 8), dtype=np.float32)
@@ -72,17 +74,62 @@ def seen_by_worker() -> tuple[int, int, int]:
     return len(sites), held, sites[0].lanes[0].engine.threads if sites else 0
 
 
-def test_the_matrix_of_a_cluster_is_the_kernels_own(client: Client, tmp_path: Path, expected: Any) -> None:
+def test_the_matrix_of_a_cluster_is_the_kernels_own(
+    client: Client, tmp_path: Path, expected: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[int, int, int]] = []
+    let_go = cluster.Crew._release
+
+    def look_first(crew: Any) -> None:
+        seen.extend(client.run(seen_by_worker).values())
+        let_go(crew)
+
+    monkeypatch.setattr(cluster.Crew, "_release", look_first)
     place = tmp_path / "K.zarr"
     K = gram(KERNEL, X, store=place, tile=16, client=client)
     assert isinstance(K, zarr.Array)
     np.testing.assert_array_equal(K[:], expected)
     assert status(place).whole
     assert names(place) == [".lock", "K", "c", "zarr.json", "zarr.json"]  # images and mark are gone
-    seen = client.run(seen_by_worker).values()
     assert [site for site, _, _ in seen] == [1, 1]  # both took part
     assert all(0 < held <= len(X) for _, held, _ in seen)  # no image twice
     assert [threads for _, _, threads in seen] == [1, 1]
+    assert [site for site, _, _ in client.run(seen_by_worker).values()] == [0, 0]  # the images are let go
+
+
+def with_memory(dask_worker: Any, limit: int | None) -> int | None:
+    """A machine of 64 TB, and a limit for the worker; gives the limit before. None for the machine's own memory."""
+    before: int | None = dask_worker.memory_manager.memory_limit
+    if limit is None:
+        cluster_worker.memory = cnngp.memory
+    else:
+        cluster_worker.memory = types.SimpleNamespace(available=lambda device: 64 << 40)
+        dask_worker.memory_manager.memory_limit = limit
+    return before
+
+
+def room_for_images() -> list[int]:
+    """Bytes of images that each set may take."""
+    site = cluster_worker._sites[0]
+    return [r.room + sum(b.nbytes for b in r._kept.values()) for r in (site.x, site.z) if r is not None]
+
+
+def test_images_take_an_eighth_of_a_workers_memory_limit(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dask pauses a worker that comes near its limit, whatever the machine has."""
+    monkeypatch.setattr(cluster.Crew, "_release", lambda crew: None)
+    limit = 32 << 30
+    before = client.run(with_memory, limit=limit)
+    try:
+        for z, rooms in ((None, [limit // 8]), (X[:8], [limit // 16] * 2)):
+            gram(KERNEL, X, z, store=tmp_path / f"{z is None}", tile=(8, 8), client=client)
+            assert list(client.run(room_for_images).values()) == [rooms, rooms]
+    finally:
+        for worker, own in before.items():
+            client.run(with_memory, limit=own, workers=[worker])
+        client.run(with_memory, limit=None)
+        client.run(cluster_worker.release)
 
 
 def test_only_what_is_missing_or_damaged_is_computed(
@@ -148,6 +195,36 @@ def test_workers_are_killed(client: Client, tmp_path: Path, everyone: bool, capl
     assert "is gone; others do its tiles" in caplog.text
     assert names(place) == [".lock", "K", "c", "zarr.json", "zarr.json"]
     client.wait_for_workers(2, timeout=60)
+
+
+def test_a_worker_that_dask_pauses_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is still listed, and never begins what it has in hand."""
+    give = cluster._Run._give
+    options = {"n_workers": 2, "threads_per_worker": 1, "processes": False, "dashboard_address": ":0"}
+    # without a limit of memory Dask does not let it go on by itself
+    with LocalCluster(**options, memory_limit=0, silence_logs=logging.CRITICAL) as local, Client(local) as made:
+        paused = local.workers[1]
+
+        def give_and_pause(self: Any, workers: list[str]) -> None:
+            give(self, workers)
+            if paused.status == Status.running:
+                local.loop.add_callback(setattr, paused, "status", Status.paused)
+                while paused.address in made.sync(made.scheduler.ncores_running):
+                    time.sleep(0.01)
+
+        monkeypatch.setattr(cluster._Run, "_give", give_and_pause)
+        place = tmp_path / "K.zarr"
+        arguments = {"store": place, "tile": 8, "client": made}
+        run_ = threading.Thread(target=gram, args=(SLOW, X), kwargs=arguments, daemon=True)
+        run_.start()
+        run_.join(60)
+        assert not run_.is_alive()
+        assert paused.address in made.nthreads()
+    assert status(place).whole
+    assert f"worker {paused.address} begins no more tasks" in caplog.text
+    assert "is gone" not in caplog.text
 
 
 def test_a_worker_dies_before_its_answer_is_fetched(
@@ -289,6 +366,88 @@ def test_workers_that_do_not_fit_stand_aside(
         assert names(place) == [".lock", "K", "c", "zarr.json", "zarr.json"]
     finally:
         client.run(pretend, False, workers=pretending)
+
+
+def engine_fails(on: bool) -> None:
+    """With an error of a package that the client does not have."""
+    import sys
+    import types
+
+    from cnngp.engines.cpu import CpuEngine
+
+    if not on:
+        CpuEngine.cross = CpuEngine.kept
+        return
+    module = sys.modules["cupy_of_the_worker"] = types.ModuleType("cupy_of_the_worker")
+    error = type("OutOfMemoryError", (MemoryError,), {"__module__": "cupy_of_the_worker"})
+    module.OutOfMemoryError = error  # type: ignore[attr-defined]
+
+    def fail(*args: Any) -> None:
+        raise error("allocating 8 bytes")
+
+    CpuEngine.kept, CpuEngine.cross = CpuEngine.cross, fail
+
+
+def no_site(on: bool) -> None:
+    from cnngp import cluster_worker
+
+    def fail(kernel: Any) -> int:
+        raise RuntimeError("the card has fallen off the bus")
+
+    if on:
+        cluster_worker.kept, cluster_worker._room = cluster_worker._room, fail
+    else:
+        cluster_worker._room = cluster_worker.kept
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [(engine_fails, "OutOfMemoryError: allocating 8 bytes"), (no_site, "the card has fallen off the bus")],
+)
+def test_a_worker_that_fails_stands_aside(
+    client: Client, tmp_path: Path, expected: Any, caplog: pytest.LogCaptureFixture, fault: Any, said: str
+) -> None:
+    client.wait_for_workers(2, timeout=60)
+    first, second = client.nthreads()
+    client.run(fault, True, workers=[first])
+    failing = [first]
+    try:
+        np.testing.assert_array_equal(gram(KERNEL, X, store=tmp_path / "K", tile=8, client=client)[:], expected)
+        assert f"worker {first} takes no part: {said}" in caplog.text
+        assert "is gone" not in caplog.text
+        client.run(fault, True, workers=[second])
+        failing.append(second)
+        with pytest.raises(ClusterError, match=rf"can do the work: {said} \(2 of them\); \d+ of 190 tiles are there"):
+            gram(KERNEL, X, store=tmp_path / "other", tile=8, client=client)
+    finally:
+        client.run(fault, False, workers=failing)
+
+
+def test_tiles_of_a_worker_that_refused_are_not_blamed(client: Client, tmp_path: Path) -> None:
+    crew = cluster.Crew(client, KERNEL, X.shape[1:], tmp_path / "K")
+    crew._refused["tcp://elsewhere:1"] = "it has no card"
+    run_ = cluster._Run(crew, "mark", Grid((150, 150), (64, 64), True), [(0, 0)], lambda _: None, lambda _: None)
+    for worker, deaths in (("tcp://elsewhere:1", 0), ("tcp://elsewhere:2", 1)):
+        task = cluster._Task([(0, 0)], worker)
+        run_.flying[client.submit(time.sleep, 0, pure=False)] = task
+        run_._take_from_the_lost(set())
+        assert (task.deaths, task.again, run_.again.pop(), run_.flying) == (deaths, True, task, {})
+
+
+def test_a_disk_that_is_full_before_the_first_tile(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The images that were put there go again."""
+    place = tmp_path / "K.zarr"
+
+    def full(self: GramStore, key: str, data: bytes) -> None:
+        assert (place / "images/X").exists()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(GramStore, "set_bytes", full)
+    with pytest.raises(StoreError, match="the disk is full; its tiles stay valid"):
+        gram(KERNEL, X, store=place, tile=64, client=client)
+    assert names(place) == [".lock", "K", "zarr.json", "zarr.json"]
 
 
 def test_a_store_that_workers_do_not_see(client: Client) -> None:

@@ -19,11 +19,12 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr
+from zarr.storage import FsspecStore, LocalStore, MemoryStore, StorePath
 
-from cnngp import Dense, Kernel, gram
+from cnngp import Dense, Kernel, ReLU, Sequential, gram, locking
 from cnngp.engines.cpu import CpuEngine
 from cnngp.errors import StoreError
-from cnngp.store import opened
+from cnngp.store import GramStore, opened
 
 X = np.random.default_rng(0).random((200, 5))
 TILE = 32
@@ -225,6 +226,69 @@ def test_metadata_that_cannot_be_read_is_refused_and_tiles_are_kept(store: Path)
     assert files(store) == whole
 
 
+@pytest.mark.parametrize("kind", ["url", "memory", "path in memory", "local", "path in local"])
+def test_tiles_without_metadata_are_those_of_any_matrix(kind: str, tmp_path: Path) -> None:
+    """Not to be given out as those of the matrix that is asked for, wherever they are."""
+    store = LocalStore(tmp_path / "K") if "local" in kind else MemoryStore()
+    place = {"url": "memory://cnngp-faults/K", "memory": store, "local": store}.get(kind, StorePath(store, "a/b"))
+    gram(KERNEL, X, store=place, tile=64)
+    root, path = (FsspecStore.from_url(place), "") if kind == "url" else (store, getattr(place, "path", ""))
+    group = zarr.open_group(root, path=path, mode="r+")
+    metadata = f"{path}/zarr.json".lstrip("/")
+    zarr.core.sync.sync(group.store.delete(metadata))
+    with pytest.raises(StoreError, match=r"holds tiles, but no zarr\.json that says of what; give a place"):
+        gram(Sequential(Dense(), ReLU(), Dense()), X, store=place, tile=64)
+    assert not zarr.core.sync.sync(group.store.exists(metadata))
+
+
+def test_a_local_zarr_store_is_checked_and_locked_as_its_path_is(tmp_path: Path) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.tex").write_text("x")
+    for theirs in (LocalStore(tmp_path / "full"), StorePath(LocalStore(tmp_path), "full")):
+        with pytest.raises(StoreError, match=r"did not make \(it holds thesis\.tex"):
+            gram(KERNEL, X, store=theirs)
+    for where, lock in ((LocalStore(tmp_path / "a"), "a"), (StorePath(LocalStore(tmp_path / "b"), "in/it"), "b/in/it")):
+        with opened(where):
+            descriptor = os.open(tmp_path / lock / "K/.lock", os.O_RDWR)
+            assert not locking._try(descriptor)
+            os.close(descriptor)
+        np.testing.assert_array_equal(gram(KERNEL, X, store=where, tile=TILE)[:], expected())
+        np.testing.assert_array_equal(gram(KERNEL, X, store=tmp_path / lock)[:], expected())
+
+
+def failing_reads(monkeypatch: pytest.MonkeyPatch, chunk: str, number: int) -> None:
+    get = LocalStore.get
+
+    async def fail(self: Any, key: str, *args: Any, **kwargs: Any) -> Any:
+        if key == chunk:
+            raise OSError(number, os.strerror(number))
+        return await get(self, key, *args, **kwargs)
+
+    monkeypatch.setattr(LocalStore, "get", fail)
+
+
+def test_a_chunk_that_the_disk_cannot_read_is_damaged(
+    store: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = files(store)
+    with monkeypatch.context() as m:
+        failing_reads(m, "K/c/5/2", errno.EIO)
+        calls = computed(m)
+        gram(KERNEL, X, store=store)
+        assert len(calls) == 1
+    assert "1 of 28 tiles were damaged and are computed again: (2, 5)" in caplog.text
+    assert files(store) == whole
+
+
+def test_a_chunk_that_may_not_be_read_now_is_kept(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = files(store)
+    with monkeypatch.context() as m:
+        failing_reads(m, "K/c/5/2", errno.EACCES)
+        with pytest.raises(StoreError, match=r"K\.zarr: tile \(2, 5\) could not be read \(Permission denied\)\. Run"):
+            gram(KERNEL, X, store=store)
+    assert files(store) == whole
+
+
 # ---- a full disk, a read-only place ---------------------------------------------------------------------------------
 
 
@@ -248,6 +312,36 @@ def test_a_store_that_runs_full_keeps_what_it_has(tmp_path: Path, monkeypatch: p
     calls = computed(monkeypatch)
     np.testing.assert_array_equal(gram(KERNEL, X, store=tmp_path / "K.zarr")[:], expected())
     assert 20 <= len(calls) <= TILES - 4
+
+
+def test_progress_that_cannot_be_noted_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither a run nor the opening of a matrix that is whole."""
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(GramStore, "_update", full)
+    monkeypatch.setattr("cnngp.tiled._NOTE_SECONDS", 0.0)
+    for _ in range(2):
+        np.testing.assert_array_equal(gram(KERNEL, X, store=tmp_path / "K", tile=TILE)[:], expected())
+    assert "its progress could not be noted (No space left on device)" in caplog.text
+
+
+@pytest.mark.parametrize("local", [False, True])
+def test_a_zarr_store_that_is_read_only(local: bool, tmp_path: Path) -> None:
+    store = LocalStore(tmp_path / "K") if local else MemoryStore()
+    with pytest.raises(StoreError, match="cannot be written; choose a place where you may write"):
+        gram(KERNEL, X, store=store.with_read_only(True))
+    gram(KERNEL, X, store=store, tile=TILE)
+    (tmp_path / "K/K/.lock").unlink(missing_ok=True)
+    reading = store.with_read_only(True)
+    for place in (reading, StorePath(reading)):
+        np.testing.assert_array_equal(gram(KERNEL, X, store=place)[:], expected())
+        with pytest.raises(StoreError, match="lacks tiles and cannot be written"):
+            gram(KERNEL, np.concatenate([X, X]), store=place)
+    assert not (tmp_path / "K/K/.lock").exists()
 
 
 @contextlib.contextmanager
@@ -362,6 +456,58 @@ def test_processes_started_together_all_have_the_matrix(tmp_path: Path) -> None:
     together = [start(tmp_path / "K.zarr", 0.01) for _ in range(3)]
     results = [process.communicate(timeout=120)[0] for process in together]
     assert results == ["ready\nTrue\n"] * 3
+
+
+@pytest.mark.parametrize("step", ["create_group", "create_array"])
+def test_two_processes_begin_a_store_without_locks(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second has found nothing there; before it writes, the first does it all."""
+    store = MemoryStore()
+    create = getattr(zarr, step)
+
+    def late(*args: Any, **kwargs: Any) -> Any:
+        with monkeypatch.context() as m:
+            m.setattr(zarr, step, create)
+            gram(KERNEL, X, store=store, tile=TILE)
+        return create(*args, **kwargs)
+
+    monkeypatch.setattr(zarr, step, late)
+    np.testing.assert_array_equal(gram(KERNEL, X, store=store, tile=TILE)[:], expected())
+
+
+def test_one_of_two_that_begin_a_store_together_wants_something_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = MemoryStore()
+    create = zarr.create_group
+
+    def late(*args: Any, **kwargs: Any) -> Any:
+        monkeypatch.setattr(zarr, "create_group", create)
+        gram(Sequential(Dense(), ReLU(), Dense()), X, store=store, tile=TILE)
+        return create(*args, **kwargs)
+
+    monkeypatch.setattr(zarr, "create_group", late)
+    with pytest.raises(StoreError, match="was made for something else: the network"):
+        gram(KERNEL, X, store=store, tile=TILE)
+
+
+def test_what_another_process_may_be_writing_is_left_alone(
+    store: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """On a file system without locks; an old one was left by a process that was killed."""
+    new, old = store / "K/c/2/5.0a.partial", store / "K/c/3/3.0b.partial"
+    for path in (new, old):
+        path.write_bytes(b"half")
+    two_hours_ago = time.time() - 7200
+    os.utime(old, (two_hours_ago, two_hours_ago))
+
+    def no_locks(*_: Any) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    with monkeypatch.context() as m:
+        m.setattr("fcntl.flock", no_locks)
+        gram(KERNEL, X, store=store)
+    assert "this file system has no locks" in caplog.text
+    assert (new.exists(), old.exists()) == (True, False)
+    gram(KERNEL, X, store=store)
+    assert not new.exists()
 
 
 def test_the_lock_of_a_killed_process_is_free(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -7,6 +7,7 @@ only counts come back. What a worker that dies had in hand is given to another.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import queue
 import re
@@ -19,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from . import store_run
-from .cluster_worker import Done, Job, Place, Refused, engine_of, line, work
+from .cluster_worker import Done, Job, Place, Refused, engine_of, line, release, work
 from .image_rows import ImageRows
 from .kernel import Kernel
 from .store import GramStore
@@ -99,6 +100,8 @@ class _Task:
     places: list[Place]
     worker: str = ""
     deaths: int = 0
+    again: bool = False
+    """Another worker had them in hand, and may have written some."""
 
 
 class Crew:
@@ -118,6 +121,7 @@ class Crew:
         self._image_shape = image_shape
         self._refused: dict[str, str] = {}
         self._known: set[str] = set()
+        self._used: set[str] = set()
         self._alone_since: float | None = None
         self.workers = 0
 
@@ -132,11 +136,15 @@ class Crew:
         engines: dict[str, tuple[str, Literal["cpu", "cuda"]]] = {}
         until = time.monotonic() + _PATIENCE
         while asked and time.monotonic() < until:
-            there = self.client.nthreads()
+            there = self._there()
             for worker, future in list(asked.items()):
                 if future.status == "finished":
                     with suppress(TimeoutError):
-                        engines[worker] = future.result(timeout=_ANSWER_SECONDS)
+                        answer = future.result(timeout=_ANSWER_SECONDS)
+                        if isinstance(answer, Refused):
+                            self._refuse(worker, answer.reason)
+                        else:
+                            engines[worker] = answer
                 elif future.status == "error":
                     self._refuse(worker, line(future.exception()))
                 elif worker in there:
@@ -165,24 +173,43 @@ class Crew:
         advance: Callable[[int], Any],
     ) -> None:
         """Have the tiles `todo` computed and written; `count` is told of tiles, `advance` of pairs."""
-        mark = store_run.begin(place, x, z)
         try:
+            mark = store_run.begin(place, x, z)
             _Run(self, mark, place.grid, todo, count, advance).go()
         finally:
             store_run.end(place)
+            self._release()
         until = time.monotonic() + _SEEN_SECONDS
         while unseen := len(place.missing(place.present())):
             if time.monotonic() > until:
                 raise ClusterError(f"{unseen:,} tiles that workers have written are not seen by the client")
             time.sleep(0.5)
 
+    def _release(self) -> None:
+        """Have the workers let go of the images. One that does not answer keeps them until the next run."""
+
+        def ask() -> None:
+            with suppress(Exception, asyncio.CancelledError):
+                self.client.run(release, workers=list(self._used), on_error="ignore")
+
+        if self._used and self.client.status == "running":
+            # In a thread: a worker that hangs would never let go of the client.
+            thread = threading.Thread(target=ask, name="cnngp-release", daemon=True)
+            thread.start()
+            thread.join(_ANSWER_SECONDS)
+
+    def _there(self, paused: bool = False) -> list[str]:
+        """The workers. Those that Dask has paused, because their memory is nearly full, begin no task."""
+        scheduler = self.client.scheduler
+        try:
+            return list(self.client.sync(scheduler.ncores if paused else scheduler.ncores_running))
+        except OSError:
+            raise ClusterError(f"the scheduler {self._address} does not answer any more") from None
+
     def _workers(self) -> list[str]:
         """Those that take part; waits while there are none, and looks at new ones."""
         while True:
-            try:
-                there = list(self.client.nthreads())
-            except OSError:
-                raise ClusterError(f"the scheduler {self._address} does not answer any more") from None
+            there = self._there()
             self._look_at([w for w in there if w not in self._known])
             fit = [w for w in there if w not in self._refused]
             if fit:
@@ -195,7 +222,8 @@ class Crew:
                 log.warning("no workers at %s; waiting for one", self._address)
             if time.monotonic() - self._alone_since > _PATIENCE:
                 raise ClusterError(
-                    f"no workers at {self._address}; start them with `dask worker {self._address}` on any machine"
+                    f"no workers at {self._address}; start them with `dask worker {self._address}` on any machine, and "
+                    "with more memory (--memory-limit) if Dask has paused them"
                 )
             time.sleep(_LOOK_SECONDS / 2)
 
@@ -261,7 +289,7 @@ class _Run:
             while self.flying or self.again or self.given < len(self.todo):
                 if time.monotonic() - looked > _LOOK_SECONDS:
                     workers, looked = self.crew._workers(), time.monotonic()
-                    self._take_from_the_dead(set(workers))
+                    self._take_from_the_lost(set(workers))
                 self._give(workers)
                 try:
                     future = self.ended.get(timeout=_LOOK_SECONDS)
@@ -286,13 +314,14 @@ class _Run:
                 if task is None:
                     return
                 task.worker = worker
+                self.crew._used.add(worker)
                 has[worker] += 1
                 self.number += 1
                 future = self.crew.client.submit(
                     work,
                     self.job,
                     task.places,
-                    task.deaths > 0,
+                    task.again,
                     key=f"cnngp-tiles-{self.job.mark[:8]}-{self.number}",
                     workers=[worker],
                 )
@@ -323,7 +352,7 @@ class _Run:
             return
         if isinstance(result, Refused):
             self.crew._refuse(task.worker, result.reason)
-            self.again.append(task)
+            self._give_again(task)
             return
         self.count(len(task.places))
         self.advance(sum(self.grid.at(i, j).pairs for i, j in task.places))
@@ -339,14 +368,22 @@ class _Run:
             raise ClusterError(f"the scheduler {self.crew._address} is gone")
         self._died(task)
 
-    def _take_from_the_dead(self, alive: set[str]) -> None:
-        lost = [(future, task) for future, task in self.flying.items() if task.worker not in alive]
-        for worker in {task.worker for _, task in lost}:
-            log.warning("worker %s is gone; others do its tiles", worker)
+    def _take_from_the_lost(self, at_work: set[str]) -> None:
+        """What workers have in hand that are gone, paused, or have refused another task."""
+        lost = [(future, task) for future, task in self.flying.items() if task.worker not in at_work]
+        if not lost:
+            return
+        there = self.crew._there(paused=True)
+        for worker in {task.worker for _, task in lost} - self.crew._refused.keys():
+            paused = "begins no more tasks (Dask pauses one whose memory is nearly full)"
+            log.warning("worker %s %s; others do its tiles", worker, paused if worker in there else "is gone")
         for future, task in lost:
             del self.flying[future]
             future.cancel()
-            self._died(task)
+            if task.worker in there or task.worker in self.crew._refused:
+                self._give_again(task)
+            else:
+                self._died(task)
 
     def _died(self, task: _Task) -> None:
         task.deaths += 1
@@ -355,4 +392,8 @@ class _Run:
                 f"{task.deaths} workers died, one after the other, with the tiles from {task.places[0]} in hand; their "
                 "logs say why (often too little memory)"
             )
+        self._give_again(task)
+
+    def _give_again(self, task: _Task) -> None:
+        task.again = True
         self.again.append(task)

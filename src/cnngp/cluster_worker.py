@@ -9,14 +9,15 @@ import threading
 import time
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from . import memory, store_run
 from .arrays import DataError
+from .errors import StoreError
 from .filling import fill, lanes
 from .image_rows import ImageRows
 from .kernel import Kernel
-from .store import GramStore
+from .store import FULL, GramStore
 
 Place = tuple[int, int]
 
@@ -41,7 +42,11 @@ class Refused:
 
 
 def work(job: Job, places: list[Place], again: bool) -> Done | Refused:
-    """Compute tiles and write them. `again`: another worker had them in hand, and may have written some."""
+    """Compute tiles and write them. `again`: another worker had them in hand, and may have written some.
+
+    Only what would meet every worker is raised: a tile that came out wrong, a full disk. Of all else just the words
+    travel, because the client may not have what it takes to make the error again, such as CuPy.
+    """
     began = time.monotonic()
     site = _site(job)
     if isinstance(site, Refused):
@@ -60,6 +65,12 @@ def work(job: Job, places: list[Place], again: bool) -> Done | Refused:
         return Refused(str(error))
     except DataError as error:
         return Refused(f"it does not see all images of the run ({error})")
+    except StoreError:
+        raise
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno in FULL:
+            raise
+        return Refused(_named(error))
     return Done(time.monotonic() - began)
 
 
@@ -74,12 +85,19 @@ class _Site:
         self.turn: AbstractContextManager[Any] = threading.Lock() if kernel.device == "cuda" else nullcontext()
         self.x = ImageRows(store_run.images(place, "X"), kernel, "X")
         self.z = None if place.found.Z is None else ImageRows(store_run.images(place, "Z"), kernel, "Z")
-        room = (memory.available(kernel.device) or 0) // 8
         for rows in (self.x, self.z):
             if rows is not None:
-                rows.room = room // 2
+                rows.room = _room(kernel) // (8 if self.z is None else 16)
         # A worker with several cards in sight uses the first: tools that start one for each card show it all of them.
         self.lanes = lanes(kernel, self.x.image_shape, most=1)
+
+
+def _room(kernel: Kernel) -> int:
+    """Bytes that this worker may use: Dask pauses one, for good, that comes near its limit."""
+    from distributed import get_worker
+
+    room = memory.available(kernel.device) or 0
+    return room if kernel.device == "cuda" else min(room, get_worker().memory_manager.memory_limit or room)
 
 
 _sites: list[_Site] = []
@@ -100,17 +118,26 @@ def _site(job: Job) -> _Site | Refused:
             store_run.check(place, job.mark)
             kernel = _kernel(job.kernel)
             engine = kernel.engine_for(place.found.X.shape).identity
+            if engine != place.found.engine:
+                return Refused(f"its engine is {engine}, that of the matrix {place.found.engine}")
+            made = _Site(job, place, kernel)
         except Exception as error:  # of any kind: this worker cannot do it, another may
             return Refused(line(error))
-        if engine != place.found.engine:
-            return Refused(f"its engine is {engine}, that of the matrix {place.found.engine}")
-        _sites.append(_Site(job, place, kernel))
-        return _sites[0]
+        _sites.append(made)
+        return made
 
 
-def engine_of(kernel: bytes, image_shape: tuple[int, ...]) -> tuple[str, str]:
-    made = _kernel(kernel)
-    return made.engine_for(image_shape).identity, made.device
+def release() -> None:
+    """Let go of the images. Without the lock: Dask calls it beside tasks, where it must not wait for them."""
+    _sites.clear()
+
+
+def engine_of(kernel: bytes, image_shape: tuple[int, ...]) -> tuple[str, Literal["cpu", "cuda"]] | Refused:
+    try:
+        made = _kernel(kernel)
+        return made.engine_for(image_shape).identity, made.device
+    except Exception as error:
+        return Refused(line(error))
 
 
 def _kernel(pickled: bytes) -> Kernel:
@@ -124,6 +151,11 @@ def _kernel(pickled: bytes) -> Kernel:
 
 def line(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
+
+
+def _named(error: BaseException) -> str:
+    name, said = type(error).__name__, line(error)
+    return said if said == name else f"{name}: {said}"
 
 
 def _ignore(pairs: int) -> None:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Literal
 
 log = logging.getLogger("cnngp")
 
@@ -25,35 +26,41 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
 
 
 @contextmanager
-def exclusive(path: Path, what: str) -> Iterator[None]:
+def exclusive(path: Path, what: str) -> Iterator[bool]:
     """Hold the lock file `path`, which is made where it is not there; wait, and say so, while another process has it.
 
     Where the file system has no locks the work goes on without: tiles are written whole and are the same from every
-    process, so two that fill one store only do some tiles twice.
+    process, so two that fill one store only do some tiles twice. Gives whether the lock is held.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     try:
-        _wait(descriptor, what)
+        locked = _wait(descriptor, what)
         os.ftruncate(descriptor, 0)
         os.lseek(descriptor, 0, os.SEEK_SET)
         with suppress(OSError):  # a full disk: the lock holds without its note
             os.write(descriptor, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode())
-        yield
+        yield locked
     finally:
         os.close(descriptor)
 
 
-def _wait(descriptor: int, what: str) -> None:
+def _wait(descriptor: int, what: str) -> bool:
     told = False
-    while not _try(descriptor):
+    while (state := _state(descriptor)) == "taken":
         if not told:
             log.warning("%s is being filled by %s; waiting until it is done", what, _holder(descriptor))
             told = True
         time.sleep(_POLL_SECONDS)
+    return state == "locked"
 
 
 def _try(descriptor: int) -> bool:
+    """Take the lock, unless another process has it; also True where there are no locks."""
+    return _state(descriptor) != "taken"
+
+
+def _state(descriptor: int) -> Literal["locked", "taken", "no locks"]:
     try:
         if sys.platform == "win32":
             import msvcrt
@@ -66,11 +73,11 @@ def _try(descriptor: int) -> bool:
     except OSError as error:
         if error.errno in _NO_LOCKS:
             log.warning("this file system has no locks; run one process at a time on a store that grows")
-            return True
+            return "no locks"
         if error.errno in (errno.EWOULDBLOCK, errno.EACCES, errno.EDEADLK):
-            return False
+            return "taken"
         raise
-    return True
+    return "locked"
 
 
 def _holder(descriptor: int) -> str:

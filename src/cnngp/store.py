@@ -5,18 +5,20 @@
     STORE/K/c/i/j          tile (i, j)
     STORE/K/.lock          held by the process that fills it
 
-A chunk is written to a temporary file and renamed, so it is absent or whole; what disks and people do to it later shows
-in its checksum. The metadata of the group is the truth: the array's shape is brought to it, never the other way round.
+On a disk a chunk is written to a temporary file and renamed, and object stores put it there at once: it is absent or
+whole. What disks and people do to it later shows in its checksum. The metadata of the group is the truth: the array's
+shape is brought to it, never the other way round.
 """
 
 from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import math
 import threading
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -29,23 +31,30 @@ from .store_places import check_place, local_path, locate, remove_leftovers
 from .store_spec import Spec
 from .tiles import Grid, Tile
 
+log = logging.getLogger("cnngp")
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
 _NOT_WRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM)
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class GramStore:
     """One kernel matrix in a store; made by `opened`."""
 
-    def __init__(self, where: Any, read_only: bool = False) -> None:
+    def __init__(self, where: Any, read_only: bool = False, locked: bool = False) -> None:
         self.store, self.path, self.local, self.name = locate(where, read_only)
-        self.read_only = read_only
+        self.read_only = read_only or bool(self.store.read_only)
+        self._locked = locked
         self._noted: Any = None
-        self.found = self._read_spec()
         self._memory = threading.local()
-        self.grid = Grid((0, 0), (1, 1), False) if self.found is None else self.found.grid
-        self._dtype = "float32" if self.found is None else self.found.dtype
+        self._look()
 
     # ---- metadata ------------------------------------------------------------------------------------------------
+
+    def _look(self) -> Spec | None:
+        self.found = self._read_spec()
+        self.grid = Grid((0, 0), (1, 1), False) if self.found is None else self.found.grid
+        self._dtype = "float32" if self.found is None else self.found.dtype
+        return self.found
 
     def _read_spec(self) -> Spec | None:
         import zarr
@@ -62,6 +71,17 @@ class GramStore:
         self._noted = attributes.get("progress")
         return Spec.of_attributes(attributes, self.name)
 
+    def refuse_unknown_tiles(self) -> None:
+        """`StoreError` where there are tiles without metadata: they could be those of any matrix."""
+        if self.found is None:
+            self._forget_listings()
+            tiles = self.names("K/c")
+            # The metadata after the tiles: another process, which may have begun both meanwhile, writes it before them.
+            if self._look() is None and tiles:
+                raise StoreError(
+                    f"{self.name} holds tiles, but no zarr.json that says of what; give a place that is not taken yet"
+                )
+
     def prepare(self, spec: Spec) -> None:
         """Make the store one for `spec`: new, as it is, or grown. Refuses one that is of something else."""
         if self.found is not None:
@@ -71,10 +91,17 @@ class GramStore:
                 raise StoreError(f"{self.name} cannot be written; choose a place where you may write")
             return
         import zarr
+        from zarr.errors import ContainsGroupError
 
         with self.writing("it was not begun"):
             if self.found is None:
-                zarr.create_group(self.store, path=self.path, attributes=spec.attributes(), zarr_format=3)
+                try:
+                    zarr.create_group(self.store, path=self.path, attributes=spec.attributes(), zarr_format=3)
+                except ContainsGroupError:  # another process was faster: no lock holds on an object store
+                    if self._look() is None:
+                        raise
+                    self.prepare(spec)
+                    return
             elif self.found.shape != spec.shape:
                 # Chunks that growth cuts go first: killed here, the old matrix lacks them, and no chunk is ever
                 # taken for one that covers more than was computed.
@@ -85,28 +112,30 @@ class GramStore:
             self._open_array(spec)
             self._dtype = spec.dtype
         if self.local is not None:
-            remove_leftovers(self.local)
+            remove_leftovers(self.local, self._locked)
 
     def _open_array(self, spec: Spec) -> None:
         """Make the array what the metadata says."""
         import zarr
         from zarr.codecs import Crc32cCodec
+        from zarr.errors import ContainsArrayError
 
         try:
             array = zarr.open_array(self.store, path=self.key("K"), mode="r+", zarr_format=3)
         except FileNotFoundError:
-            zarr.create_array(
-                self.store,
-                name=self.key("K"),
-                shape=spec.shape,
-                chunks=spec.tile,
-                dtype=spec.dtype,
-                fill_value=float("nan"),
-                filters=None,
-                compressors=[Crc32cCodec()],
-                zarr_format=3,
-            )
-            return
+            with suppress(ContainsArrayError):  # another process was faster
+                zarr.create_array(
+                    self.store,
+                    name=self.key("K"),
+                    shape=spec.shape,
+                    chunks=spec.tile,
+                    dtype=spec.dtype,
+                    fill_value=float("nan"),
+                    filters=None,
+                    compressors=[Crc32cCodec()],
+                    zarr_format=3,
+                )
+            array = zarr.open_array(self.store, path=self.key("K"), mode="r+", zarr_format=3)
         except (ValueError, KeyError, TypeError) as error:
             raise StoreError(
                 f"{self.name}: K/zarr.json cannot be read ({error}); delete that file, the tiles stay"
@@ -128,7 +157,11 @@ class GramStore:
         """For people who look at the metadata; the tiles themselves say what is done."""
         note = {"tiles": done, "of": len(self.grid)}
         if note != self._noted and not self.read_only:
-            self._update({"progress": note})
+            try:
+                self._update({"progress": note})
+            except OSError as error:  # a full disk, say: what is written for people ends no run
+                log.warning("%s: its progress could not be noted (%s)", self.name, error.strerror or error)
+                return
             self._noted = note
 
     # ---- tiles ---------------------------------------------------------------------------------------------------
@@ -176,9 +209,7 @@ class GramStore:
 
     def present(self) -> NDArray[np.bool_]:
         """Which chunks there are, without reading them."""
-        fs = getattr(self.store, "fs", None)
-        if fs is not None:
-            fs.invalidate_cache()  # a listing from before would miss what other processes wrote
+        self._forget_listings()
         a, b = self.grid.counts
         there = np.zeros((a, b), np.bool_)
         for i in range(a):
@@ -198,6 +229,14 @@ class GramStore:
                     good = not bool(np.isnan(block).any())
                 yield (i, j), not good
             except ValueError:
+                yield (i, j), True
+            except OSError as error:
+                # A sector that a disk cannot read is lost. A network, or a permission, may be better tomorrow.
+                if self.local is None or error.errno != errno.EIO:
+                    reason = error.strerror or error
+                    raise StoreError(
+                        f"{self.name}: tile {(i, j)} could not be read ({reason}). Run the same again when it can"
+                    ) from error
                 yield (i, j), True
 
     def missing(self, there: NDArray[np.bool_]) -> list[tuple[int, int]]:
@@ -226,6 +265,12 @@ class GramStore:
         """What is in a folder of the store."""
         return _list(self.store.list_dir(self.key(key)))
 
+    def _forget_listings(self) -> None:
+        """A listing from before would miss what other processes wrote."""
+        fs = getattr(self.store, "fs", None)
+        if fs is not None:
+            fs.invalidate_cache()
+
     def has_bytes(self, key: str) -> bool:
         """Read, not only looked for: network file systems may remember that a file was there."""
         return _wait(self.store.get(self.key(key), _prototype())) is not None
@@ -248,7 +293,7 @@ class GramStore:
 
     def fault(self, error: OSError, state: str) -> StoreError:
         reason = error.strerror or str(error)
-        if error.errno in _FULL:
+        if error.errno in FULL:
             return StoreError(f"{self.name}: the disk is full; {state}. Free some space and run the same again")
         if error.errno in _NOT_WRITABLE:
             return StoreError(f"{self.name} cannot be written ({reason}); {state}. Choose a place where you may write")
@@ -262,19 +307,22 @@ def opened(where: Any) -> Iterator[GramStore]:
     Where nothing can be written it is opened for reading: enough for a matrix that is whole.
     """
     local = local_path(where)
-    read_only = False
+    read_only = bool(getattr(getattr(where, "store", where), "read_only", False))  # that of a Zarr store
+    locked = False
     with ExitStack() as stack:
-        if local is not None:
+        if local is not None and not read_only:
             check_place(local)
             try:
-                stack.enter_context(exclusive(local / "K" / ".lock", str(local)))
+                locked = stack.enter_context(exclusive(local / "K" / ".lock", str(local)))
             except OSError as error:
                 if error.errno in _NOT_WRITABLE and (local / "zarr.json").exists():
                     read_only = True
                 else:
-                    advice = "free some space" if error.errno in _FULL else "choose a place where you may write"
+                    advice = "free some space" if error.errno in FULL else "choose a place where you may write"
                     raise StoreError(f"store={str(local)!r} cannot be made: {error.strerror}; {advice}") from None
-        yield GramStore(where, read_only)
+        place = GramStore(where, read_only, locked)
+        place.refuse_unknown_tiles()
+        yield place
 
 
 def _prototype() -> Any:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from .errors import StoreError
+
+# Nothing takes so long to write: what is older was left by a process that was killed.
+_LEFT_SECONDS = 3600.0
 
 
 def local_path(where: Any) -> Path | None:
@@ -18,6 +22,13 @@ def local_path(where: Any) -> Path | None:
             where = where.removeprefix("file://")
         if "://" not in where and "::" not in where:
             return Path(where).expanduser()
+        return None
+    from zarr.storage import LocalStore, StorePath
+
+    if isinstance(where, LocalStore):
+        return where.root
+    if isinstance(where, StorePath) and isinstance(where.store, LocalStore):
+        return where.store.root / where.path
     return None
 
 
@@ -26,12 +37,12 @@ def child(where: Any, name: str) -> Any:
     from zarr.abc.store import Store
     from zarr.storage import StorePath
 
-    local = local_path(where)
-    if local is not None:
-        return local / name
     if isinstance(where, Store):
         return StorePath(where, name)
-    return where / name if isinstance(where, StorePath) else f"{str(where).rstrip('/')}/{name}"
+    if isinstance(where, StorePath):
+        return where / name
+    local = local_path(where)
+    return f"{str(where).rstrip('/')}/{name}" if local is None else local / name
 
 
 def locate(where: Any, read_only: bool) -> tuple[Any, str, Path | None, str]:
@@ -40,12 +51,13 @@ def locate(where: Any, read_only: bool) -> tuple[Any, str, Path | None, str]:
     from zarr.storage import FsspecStore, LocalStore, StorePath
 
     local = local_path(where)
+    if isinstance(where, (Store, StorePath)):
+        store, path = (where, "") if isinstance(where, Store) else (where.store, where.path)
+        if local is not None and read_only and not store.read_only:
+            store = store.with_read_only(True)
+        return store, path, local, str(where if local is None else local)
     if local is not None:
         return LocalStore(local, read_only=read_only), "", local, str(local)
-    if isinstance(where, Store):
-        return where, "", None, str(where)
-    if isinstance(where, StorePath):
-        return where.store, where.path, None, str(where)
     if not isinstance(where, str):
         raise StoreError(f"store={where!r}: expected a path, a URL such as s3://bucket/name, or a Zarr store")
     try:
@@ -61,18 +73,19 @@ def check_place(local: Path) -> None:
     if local.exists() and not local.is_dir():
         raise StoreError(f"store={str(local)!r} is a file; expected a folder, or a name that is not taken yet")
     if local.is_dir() and not (local / "zarr.json").exists():
-        strange = [p.name for p in local.iterdir() if p.name != "K" and p.suffix != ".partial"]
-        if strange or (local / "K" / "c").exists():
-            held = ", ".join(sorted(strange)[:3]) if strange else "tiles, but no zarr.json that says of what"
+        strange = sorted(p.name for p in local.iterdir() if p.name != "K" and p.suffix != ".partial")
+        if strange:
             raise StoreError(
-                f"store={str(local)!r} is a folder that cnngp did not make (it holds {held}); give a name that is not "
-                "taken yet"
+                f"store={str(local)!r} is a folder that cnngp did not make (it holds {', '.join(strange[:3])}); give a "
+                "name that is not taken yet"
             )
 
 
-def remove_leftovers(local: Path) -> None:
-    """What a killed process was writing. Only under the lock: another process's would be in use."""
+def remove_leftovers(local: Path, locked: bool) -> None:
+    """What a killed process was writing. Without the lock only what is old: another process may be writing the rest."""
+    newest = float("inf") if locked else time.time() - _LEFT_SECONDS
     for folder in (local, local / "K", *(local / "K" / "c").glob("*")):
         for path in folder.glob("*.partial"):
             with suppress(OSError):
-                path.unlink()
+                if path.stat().st_mtime < newest:
+                    path.unlink()

@@ -42,7 +42,7 @@ def begin(place: GramStore, x: ImageRows, z: ImageRows | None) -> str:
 
     end(place)
     mark = uuid.uuid4().hex
-    with place.writing("no tile was computed"):
+    with place.writing("its tiles stay valid"):
         zarr.create_group(place.store, path=place.key(_IMAGES), zarr_format=3, overwrite=True)
         for name, rows, step in (("X", x, place.grid.tile[0]), ("Z", z, place.grid.tile[1])):
             if rows is None:

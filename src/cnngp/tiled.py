@@ -159,8 +159,9 @@ def _in_store(
     missing, damaged = _todo(place, verify, progress)
     if missing or damaged:
         _refuse_to_fill(place, spec.engine)
-        for at in damaged:  # gone, so that no later run without verification takes them for good
-            place.forget(*at)
+        with place.writing("its other tiles stay valid"):
+            for at in damaged:  # gone, so that no later run without verification takes them for good
+                place.forget(*at)
         _compute(place, kernel, x, z, sorted([*missing, *damaged]), progress, crew)
     place.note_progress(len(place.grid))
     return place.array()
