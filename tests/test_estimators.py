@@ -138,6 +138,15 @@ def test_add_is_fitting_them_all() -> None:
     )
 
 
+def test_added_targets_have_the_outputs_of_fit() -> None:
+    Y = np.stack([DATA.y, -DATA.y], 1)
+    reg = GPRegressor(NET, noise=1e-3).fit(DATA.X[:100], Y[:100])
+    for y in (Y[100:, :1], Y[100:, 0], np.concatenate([Y, Y], 1)[100:]):
+        with pytest.raises(DataError, match=r"y has shape .*, unlike the targets of fit, \(N, 2\)"):
+            reg.add(DATA.X[100:], y)
+    assert len(reg.add(DATA.X[100:], Y[100:]).X_) == 150
+
+
 @pytest.mark.gpu
 def test_on_a_card(tmp_path: Path) -> None:
     pytest.importorskip("cupy")

@@ -15,7 +15,7 @@ import fake_cupy
 from cnngp import Conv, Dense, GPClassifier, GPRegressor, Kernel, ReLU, Sequential, datasets
 from cnngp.arrays import DataError
 from cnngp.augmentation import shifted
-from cnngp.gp import ExactGP
+from cnngp.gp import ExactGP, MatrixError
 from cnngp.inducing import InducingGP
 from cnngp.inducing_images import Images, choose
 
@@ -138,6 +138,28 @@ def test_more_points_are_as_if_they_had_been_there() -> None:
     whole = model(noise=NOISE, amplitude=AMPLITUDE)
     np.testing.assert_allclose(gp.mean(rbf(Z, X[M])), whole.mean(rbf(Z, X[M])), atol=1e-9)
     assert gp.log_marginal_likelihood == pytest.approx(whole.log_marginal_likelihood, rel=1e-9)
+
+
+def test_an_add_that_fails_leaves_the_model_as_it_was() -> None:
+    gp = model(np.arange(40), noise=NOISE, amplitude=AMPLITUDE)
+    before = gp.mean(rbf(Z, X[M])), gp.variance(rbf(Z, X[M]), np.ones(9)), gp.log_marginal_likelihood
+
+    def parts(error: BaseException | None, outputs: int) -> Any:
+        yield slice(0, 10), rbf(X[40:50], X[M]), Y[40:50]
+        if error is not None:
+            raise error
+        yield slice(10, 20), rbf(X[50:], X[M]), Y[50:, :outputs]
+
+    with pytest.raises(KeyboardInterrupt):
+        gp.add(parts(KeyboardInterrupt(), 2))
+    with pytest.raises(MatrixError, match="the targets have 1 outputs; the model has 2"):
+        gp.add(parts(None, 1))
+    after = gp.mean(rbf(Z, X[M])), gp.variance(rbf(Z, X[M]), np.ones(9)), gp.log_marginal_likelihood
+    for a, b in zip(before, after, strict=True):
+        np.testing.assert_array_equal(a, b)
+    gp.add(parts(None, 2))
+    whole = model(noise=NOISE, amplitude=AMPLITUDE)
+    np.testing.assert_allclose(gp.mean(rbf(Z, X[M])), whole.mean(rbf(Z, X[M])), atol=1e-9)
 
 
 @pytest.mark.parametrize("noise", [NOISE, 0.0, "ml"])

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -556,18 +557,51 @@ def test_interrupted_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.slow
-def test_on_a_dask_cluster(tmp_path: Path) -> None:
+def test_on_a_dask_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search, "score", None)  # the client may have no card: nothing is scored in it
     distributed = pytest.importorskip("distributed")
     study = tmp_path / "s.db"
     settings = {"n_workers": 1, "threads_per_worker": 2, "processes": False, "dashboard_address": None}
     settings |= {"protocol": "tcp://", "silence_logs": 50}
     with distributed.LocalCluster(**settings) as cluster:
         result = random_search(
-            DIGITS, "paper-cnn", 4, **SMALL, study=study, full=[(2, 80)], scheduler=cluster.scheduler_address
+            DIGITS, "paper-cnn", 4, **SMALL, study=study, full=[(2, 80)], scheduler=cluster.scheduler_address, test=True
         )
     assert len(result.trials) == 4
+    assert result.test is not None
+    clf = GPClassifier(result.network, device="cpu").fit(DIGITS.X[:80], DIGITS.y[:80])
+    assert result.test.error == pytest.approx(1 - clf.score(DIGITS.X_test, DIGITS.y_test), abs=1e-12)
     assert len(result.rungs[0].trials) == 2
     _same_as_alone(study, 4)
+
+
+def test_a_worker_that_dies_does_not_take_the_images_with_it() -> None:
+    """Each worker has them, so that the next task finds them whoever is gone."""
+
+    class Client:
+        def __init__(self) -> None:
+            self.broadcast: list[bool] = []
+
+        def scatter(self, data: Any, broadcast: bool = False, hash: bool = True) -> Any:
+            self.broadcast.append(broadcast)
+            return data
+
+        def wait_for_workers(self, n: int, timeout: float) -> None: ...
+
+        def nthreads(self) -> dict[str, int]:
+            return {"a": 1}
+
+        def submit(self, function: Any, *arguments: Any, pure: bool) -> Future[Any]:
+            future: Future[Any] = Future()
+            future.set_result(function(*arguments))
+            return future
+
+        def cancel(self, futures: list[Any]) -> None: ...
+
+    client = Client()
+    result = random_search(DIGITS, "paper-cnn", 2, **SMALL, scheduler=client, test=True)
+    assert client.broadcast == [True, True]
+    assert result.test is not None
 
 
 @pytest.mark.gpu
@@ -696,6 +730,22 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     network = network_by_name(str(best))  # what --network FILE does
     clf = GPClassifier(network, device="cpu").fit(DIGITS.X[:80], DIGITS.y[:80])
     assert clf.loo_error_ == chosen["loo_error"]
+
+
+def test_a_failing_look_at_the_test_images_costs_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise MemoryError("too many test images")
+
+    monkeypatch.setattr(search, "score", full)
+    arguments = ["search", "--draws", "2", "--train", "60", "--validation", "60", "--test", "--device", "cpu"]
+    assert run([*arguments, "--output", str(tmp_path)]) == 1
+    assert "too many test images" in capsys.readouterr().err
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert results["draws"] == 2
+    assert results["test"] is None
+    assert network_by_name(str(tmp_path / "best.json")) is not None
 
 
 @pytest.mark.parametrize(

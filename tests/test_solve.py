@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import sys
@@ -161,6 +162,11 @@ def test_one_factor_of_float32_serves_products_too(real: Any) -> None:
     np.testing.assert_allclose(rough.solve_transposed(rough.solve(rough.product(V))), V, atol=0.05)
 
 
+def twice(rows: np.ndarray) -> np.ndarray:
+    """The matrix of images some of which are there twice, singular to the last bit."""
+    return KERNEL(DIGITS.X).astype(float)[np.ix_(rows, rows)]
+
+
 # ---- honest ----------------------------------------------------------------------------------------------------------
 
 
@@ -177,6 +183,38 @@ def test_a_system_that_has_no_solution_is_not_claimed_to_be_solved(method: Any) 
     assert 0.1 < true.max() <= 1.0  # not solved, and not worse than no weights at all
     np.testing.assert_allclose(found.residuals, true, rtol=1e-6)
     assert f"{true.max():.1e}" in found.message
+
+
+def test_a_column_without_a_solution_does_not_cost_the_others_theirs() -> None:
+    """The last image twice: its unit vector is out of the matrix's range, the targets are in it."""
+    rows = np.r_[0:200, 199]
+    K, Y = twice(rows), targets()[rows]
+    B = np.concatenate([Y, np.eye(201)[:, -1:]], axis=1)
+    with pytest.warns(ConvergenceWarning, match="not solved"):
+        found = solve(K, B, 0.0, "cg", device="cpu", rank=0)
+    assert (found.residuals[:-1] < 1e-3).all()
+    assert found.residuals[-1] > 0.5
+    np.testing.assert_allclose(
+        found.residuals, np.linalg.norm(K @ found.weights - B, axis=0) / np.linalg.norm(B, axis=0), rtol=1e-6
+    )
+
+
+def test_a_residual_that_rises_first_is_no_stall(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).uniform(-1, 1, (500, 2))
+    K = np.exp(-((x[:, None] - x[None]) ** 2).sum(-1) / (2 * 0.1**2))
+    y = np.random.default_rng(1).normal(size=500)
+    found = solve(K, y, 1e-4, "cg", device="cpu", iterations=3000)
+    assert found.converged
+    assert found.iterations > 100  # the residual is above its start for the first fifty and more
+    np.testing.assert_allclose(found.weights, np.linalg.solve(K + 1e-4 * np.eye(500), y), rtol=1e-3, atol=1e-3)
+    with pytest.warns(ConvergenceWarning, match="70 iterations were not enough"):
+        solve(K, y, 1e-4, "cg", device="cpu", iterations=70, checkpoint=tmp_path / "state")
+    again = solve(K, y, 1e-4, "cg", device="cpu", iterations=3000, checkpoint=tmp_path / "state")
+    np.testing.assert_array_equal(again.weights, found.weights)
+
+
+def test_a_matrix_of_zeros_is_solved() -> None:
+    np.testing.assert_allclose(solve(np.zeros((8, 8)), np.ones(8), 2.0, "cg", device="cpu").weights, 0.5)
 
 
 def test_too_few_iterations_are_said() -> None:
@@ -282,8 +320,42 @@ def test_checkpoints_of_other_problems_and_damaged_ones(
     with caplog.at_level("WARNING", "cnngp"):
         again = solve(stored, targets(), 1e-3, **options)
     assert "not a whole checkpoint file" in caplog.text
+    assert (tmp_path / "solve.state.damaged").read_bytes() == data[: len(data) // 2]
     np.testing.assert_array_equal(again.weights, whole.weights)
     assert not path.exists()
+
+
+def test_a_file_that_is_no_checkpoint_is_left_as_it_is(tmp_path: Path) -> None:
+    K, path = KERNEL(DIGITS.X[:60]), tmp_path / "results.npz"
+    for name in ("results.npz", "results.npz-basis"):
+        (tmp_path / name).write_text("precious")
+        with pytest.raises(StoreError, match=rf"{name} is no checkpoint of a solve, so it is left as it is"):
+            solve(K, targets(60), 1e-2, "cg", device="cpu", checkpoint=path)
+        assert (tmp_path / name).read_text() == "precious"
+        if name == "results.npz":
+            solve(K, targets(60), 1e-2, "cg", device="cpu", checkpoint=path, rank=0)
+            assert path.read_text() == "precious"
+            path.unlink()
+
+
+def test_a_solve_that_ran_out_of_iterations_goes_on(stored: Path, tmp_path: Path) -> None:
+    path = tmp_path / "solve.state"
+    options: dict[str, Any] = {"method": "cg", "rank": 20, "device": "cpu", "checkpoint": path}
+    whole = solve(stored, targets(), 1e-3, **options)
+    for _ in range(2):  # the second has nothing to add
+        with pytest.warns(ConvergenceWarning, match="5 iterations were not enough; more of them go on from .*state"):
+            solve(stored, targets(), 1e-3, **options, iterations=5)
+        assert sorted(p.name for p in tmp_path.iterdir()) == ["solve.state", "solve.state-basis"]
+    again = solve(stored, targets(), 1e-3, **options)
+    np.testing.assert_array_equal(again.weights, whole.weights)
+    assert again.iterations == whole.iterations
+    assert not list(tmp_path.iterdir())
+
+
+def test_matrices_with_one_diagonal_have_other_fingerprints() -> None:
+    D = (np.arange(9.0)[:, None] - np.arange(9.0)[None]) ** 2
+    assert SymmetricMatrix(np.exp(-D)).fingerprint() == SymmetricMatrix(np.exp(-D)).fingerprint()
+    assert SymmetricMatrix(np.exp(-D)).fingerprint() != SymmetricMatrix(np.exp(-D / 4)).fingerprint()
 
 
 # ---- choosing --------------------------------------------------------------------------------------------------------
@@ -460,3 +532,63 @@ def test_auto_is_cholesky_until_it_does_not_fit(tmp_path: Path, monkeypatch: pyt
         clf.fit(data.X, data.y)
     with pytest.raises(ValueError, match="solver='lu' is not one of"):
         GPClassifier(NET, solver="lu", device="cpu").fit(data.X, data.y)
+
+
+def test_repeated_images_without_noise_cost_only_their_own_leave_one_out() -> None:
+    rows = np.r_[0:300, 0:30]
+    K, K_test, y = twice(rows), KERNEL(DIGITS.X_test, DIGITS.X)[:, rows], DIGITS.y[rows]
+    clf = GPClassifier(device="cpu", solver="cg")
+    with pytest.warns(ConvergenceWarning, match=r"unit vectors of \d+ of 256 images.*loo_rows_; add noise") as told:
+        clf.fit(K=K, y=y)
+    assert len(told) == 1
+    assert told[0].filename == __file__
+    assert clf.fit_report_.residual < 1e-8
+    assert 200 <= len(clf.loo_rows_) < 240
+    assert not set(clf.loo_rows_) & {*range(30), *range(300, 330)}
+    exact = GPClassifier(NET, device="cpu").fit(DIGITS.X, DIGITS.y)  # noiseless copies of an image add nothing
+    np.testing.assert_array_equal(clf.predict(K=K_test), exact.predict(DIGITS.X_test))
+    np.testing.assert_array_equal(clf.loo_predictions_, exact.loo_predictions_[clf.loo_rows_])
+    # The bound from the other rows would praise a singular matrix.
+    assert clf.fit_report_.smallest_eigenvalue[1] < 1e-10
+
+
+def test_unit_vectors_without_a_solution_do_not_hold_up_the_others() -> None:
+    """On a badly conditioned matrix they do when they are in one block: it is solved again without them."""
+    x = np.random.default_rng(0).uniform(-1, 1, (300, 2))
+    single = np.exp(-((x[:, None] - x[None]) ** 2).sum(-1) / (2 * 0.3**2)) + 1e-7 * np.eye(300)
+    rows = np.r_[0:300, 0:10]
+    with pytest.warns(ConvergenceWarning, match="16 of 256 images"):
+        gp = iterative_gp.IterativeGP(SymmetricMatrix(single[np.ix_(rows, rows)]), np.sin(3 * x)[rows], np, noise=0.0)
+    assert not set(gp.loo_rows) & {*range(10), *range(300, 310)}
+    np.testing.assert_allclose(gp.inverse_diagonal, np.linalg.inv(single).diagonal()[gp.loo_rows], rtol=1e-3)
+
+
+def test_without_any_leave_one_out_there_are_still_predictions() -> None:
+    """Every image twice: no unit vector is solvable."""
+    rows = np.r_[0:100, 0:100]
+    K, K_test, y = twice(rows), KERNEL(DIGITS.X_test, DIGITS.X)[:, rows], DIGITS.y[rows]
+    clf = GPClassifier(device="cpu", solver="cg", amplitude="loo")
+    with pytest.warns(ConvergenceWarning, match="has none: loo_error_ is NaN and the temperature 1"):
+        clf.fit(K=K, y=y)
+    assert np.isnan(clf.loo_error_)
+    assert clf.temperature_ == 1.0
+    assert len(clf.loo_rows_) == len(clf.loo_predictions_) == len(clf.loo_probabilities_) == 0
+    exact = GPClassifier(NET, device="cpu").fit(DIGITS.X[:100], DIGITS.y[:100])
+    np.testing.assert_array_equal(clf.predict(K=K_test), exact.predict(DIGITS.X_test))
+    np.testing.assert_allclose(clf.predict_proba(K=K_test).sum(1), 1.0)
+    with pytest.warns(ConvergenceWarning, match="has none"):
+        reg = GPRegressor(device="cpu", solver="cg").fit(K=K, y=y)
+    assert np.isnan(reg.loo_error_)
+
+
+def test_variances_that_were_not_solved_for_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reg = GPRegressor(NET, noise=1e-3, device="cpu", solver="cg", store=tmp_path / "K.zarr").fit(DIGITS.X, DIGITS.y)
+    _, right = reg.predict(DIGITS.X_test, return_std=True)
+    monkeypatch.setattr(iterative_gp, "solve_matrix", functools.partial(solve_matrix, iterations=2))
+    with pytest.warns(
+        ConvergenceWarning, match="variances were not solved, so these are too large as a rule: rel"
+    ) as told:
+        _, std = reg.predict(DIGITS.X_test, return_std=True)
+    assert told[0].filename == __file__
+    assert (std > right).all()
+    assert not list(tmp_path.glob("*solve*"))  # a state for every block of test images would fill the disk

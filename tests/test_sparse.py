@@ -287,6 +287,15 @@ def test_probabilities_labels_and_repetition() -> None:
     assert variance.min() > 0
 
 
+def test_a_fit_leaves_nothing_on_the_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a pickle opens without one. The card itself is in the gpu tests."""
+    moved = []
+    original = Whitening.to
+    monkeypatch.setattr(Whitening, "to", lambda self, device: (moved.append(str(device)), original(self, device))[1])
+    fitted(epochs=1)
+    assert moved == ["cpu"]
+
+
 def test_the_kernel_is_asked_once_for_each_pair(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     original = Kernel.__call__
@@ -442,3 +451,5 @@ def test_on_a_card(network: object) -> None:
     single = fitted(network, device="cuda")
     assert single.score(DIGITS.X_test, DIGITS.y_test) > 0.88
     assert next(single.model_.parameters()).device.type == "cpu"  # so that a saved model opens anywhere
+    if isinstance(single.kernel_, Kernel):
+        assert single._whitening.L.device.type == single._whitening.scale.device.type == "cpu"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any, Self
 
@@ -48,7 +49,8 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
     ----------
     classes_ : the labels.
     loo_rows_ : the training images that leave-one-out speaks of: all of them, or a random sample where the model has no
-        factor of all images.
+        factor of all images; none, with a warning, where that could not be solved for: `loo_error_` is then NaN and
+        the temperature 1.
     loo_error_ : the error on each of them of a model that has not seen it, in closed form, as a fraction.
     loo_predictions_, loo_probabilities_ : what those models predict.
     log_marginal_likelihood_ : summed over the outputs; None without a factor, the approximation's own with `inducing`.
@@ -158,10 +160,12 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
             variance = np.zeros(len(mean))
         codes = to_numpy(self.gp_.loo_targets).argmax(1)
         self.loo_rows_ = self.gp_.loo_rows
-        self.temperature_ = calibration.fit_temperature(lambda t: _moderated_softmax(mean, variance, t), codes)
+        self.temperature_, self.loo_error_ = 1.0, math.nan
+        if len(mean):
+            self.temperature_ = calibration.fit_temperature(lambda t: _moderated_softmax(mean, variance, t), codes)
+            self.loo_error_ = float((mean.argmax(1) != codes).mean())
         self.loo_probabilities_ = _moderated_softmax(mean, variance, self.temperature_)
         self.loo_predictions_ = self.classes_[mean.argmax(1)]
-        self.loo_error_ = float((mean.argmax(1) != codes).mean())
         self.log_marginal_likelihood_ = self.gp_.log_marginal_likelihood
 
 
@@ -268,8 +272,9 @@ class GPRegressor(RegressorMixin, GPEstimator):  # type: ignore[misc]
         check_is_fitted(self, "gp_")
         images = self._check_added(X, y)
         targets = self._check_targets(y)
-        if (targets.ndim == 1) != self._one_output:
-            raise DataError(f"y has shape {targets.shape}, unlike the targets of fit; give the same number of outputs")
+        if targets.shape[1:] != (() if self._one_output else self._y_mean.shape):
+            of_fit = "(N,)" if self._one_output else f"(N, {len(self._y_mean)})"
+            raise DataError(f"y has shape {targets.shape}, unlike the targets of fit, {of_fit}; give as many outputs")
         self._add(images, (targets.reshape(len(targets), -1) - self._y_mean) / self._y_std)
         return self
 
@@ -323,5 +328,5 @@ class GPRegressor(RegressorMixin, GPEstimator):  # type: ignore[misc]
         self.loo_predictions_ = self._restored(mean)
         self.loo_std_ = std[:, 0] if self._one_output else std
         errors = (mean - to_numpy(self.gp_.loo_targets)) * self._y_std
-        self.loo_error_ = float(np.sqrt((errors**2).mean()))
+        self.loo_error_ = float(np.sqrt((errors**2).mean())) if len(errors) else math.nan
         self.log_marginal_likelihood_ = self.gp_.log_marginal_likelihood

@@ -13,6 +13,7 @@ leave nothing of its small eigenvalues. Nothing here is larger than m × m; N ×
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -22,6 +23,7 @@ import numpy as np
 from .arrays import to_numpy
 from .gp import (
     Amplitude,
+    MatrixError,
     Noise,
     check_amplitude,
     check_noise,
@@ -108,6 +110,8 @@ class InducingGP:
             Y = check_targets(xp, Y, int(Phi.shape[1]))
             if self._rhs is None:
                 self._rhs = xp.zeros((len(self.basis), Y.shape[1]))
+            if Y.shape[1] != self._rhs.shape[1]:
+                raise MatrixError(f"the targets have {Y.shape[1]} outputs; the model has {self._rhs.shape[1]}")
             for k in blocks(len(self.basis), _PANEL):  # only what is on or above the diagonal
                 self._B[k, k.start :] += Phi[k] @ Phi[k.start :].T
             self._rhs += Phi @ Y
@@ -134,10 +138,14 @@ class InducingGP:
 
     def add(self, parts: Iterable[tuple[slice, Array, Array]]) -> None:
         """Condition on more points, with K(new, inducing) in blocks. The noise and the sample stay."""
-        self._B = self.factor.restore()
-        self._accumulate(parts)
-        self._mirror()
-        self._condition()
+        # On copies until all is done: kernels take long, and what fails or is stopped must leave the model as it was.
+        grown = copy.copy(self)
+        grown._B = Factor(self.factor.A.copy(), self.factor.diagonal, self.factor.shift).restore()
+        grown._rhs = self._rhs.copy()
+        grown._accumulate(parts)
+        grown._mirror()
+        grown._condition()
+        self.__dict__.update(grown.__dict__)
 
     def set_noise(self, noise: float) -> None:
         """Another noise from the same sums: no kernel is computed, only a factor of m × m."""

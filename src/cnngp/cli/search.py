@@ -64,6 +64,7 @@ def search(
         threads=threads,
         processes=processes,
         scheduler=scheduler,
+        before_test=lambda found: _write(file, folder / "results.json", found),
     )
     say("search", f"{space} on {result.images}")
     say("engine", result.trials[0].score.engine.split(" ")[0])
@@ -74,7 +75,8 @@ def search(
     typer.echo(result.table())
     typer.echo()
     _say_outcome(result)
-    files = _write(folder, file, result)
+    _write(file, folder / "results.json", result)
+    files = {"best network": str(file), "results": str(folder / "results.json"), **_plots(folder, result)}
     typer.echo()
     for kind, path in files.items():
         say(kind, path)
@@ -112,16 +114,17 @@ def _percent(error: float) -> str:
     return f"{100 * error:.2f} %"
 
 
-def _write(folder: Path, best: Path, result: Any) -> dict[str, str]:
-    files = {"best network": best, "results": folder / "results.json"}
+def _write(best: Path, results: Path, result: Any) -> None:
     best.write_text(result.best.network_json + "\n", encoding="utf-8")
-    files["results"].write_text(json.dumps(result.as_dict(), indent=1) + "\n", encoding="utf-8")
+    results.write_text(json.dumps(result.as_dict(), indent=1) + "\n", encoding="utf-8")
+
+
+def _plots(folder: Path, result: Any) -> dict[str, str]:
     try:
-        for path in result.plot(folder):
-            files[path.name] = path
+        return {path.name: str(path) for path in result.plot(folder)}
     except ImportError as error:
         say("plots", f"not drawn: {error}")
-    return {kind: str(path) for kind, path in files.items()}
+        return {}
 
 
 def _summary(result: Any) -> dict[str, Any]:

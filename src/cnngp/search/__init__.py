@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -21,7 +21,7 @@ from ..datasets import Dataset
 from ..errors import DatasetError
 from ..kernel import Device
 from .result import Look, Rung, SearchResult
-from .runs import engine_device, on_cluster, on_processes, run_token
+from .runs import engine_device, on_cluster, on_processes, run_token, score_on_cluster
 from .scoring import Problem, score
 from .space import Draw, Space, find_space
 from .study import Study, StudyError, Trial, best, require, score_from
@@ -47,6 +47,7 @@ def random_search(
     processes: int = 1,
     scheduler: Any = None,
     progress: bool = True,
+    before_test: Callable[[SearchResult], Any] | None = None,
 ) -> SearchResult:
     """Draw networks from a space, score each by the validation error of its exact GP, and keep the best.
 
@@ -63,7 +64,8 @@ def random_search(
     study : an SQLite file that keeps every draw; a killed search goes on where it was. Several searches may share it.
     processes : worker processes on this machine. Scripts that ask for more than one need an
         `if __name__ == "__main__":`.
-    scheduler : a Dask client or the address of a scheduler, to compute the draws on its workers.
+    scheduler : a Dask client or the address of a scheduler, to compute all of it on its workers.
+    before_test : called with what was found before the test images are looked at: where that fails, it is not lost.
 
     >>> from cnngp import datasets, random_search
     >>> result = random_search(datasets.digits(), draws=3, train=100, validation=100, device="cpu")
@@ -98,7 +100,9 @@ def random_search(
             rung = search.again(level, problem, best(candidates, count))
             result = replace(result, rungs=(*result.rungs, rung))
         if test:
-            result = replace(result, test=_look(opened, result.best, problems, progress))
+            if before_test is not None:
+                before_test(replace(result, seconds=time.perf_counter() - start))
+            result = replace(result, test=search.look(result.best, problems))
     return replace(result, seconds=time.perf_counter() - start)
 
 
@@ -126,6 +130,21 @@ class _Search:
         trials = self._run(replace(level, problem=problem, draws=tuple(networks), networks=networks, content=content))
         scores = {t.draw: t.score for t in trials}
         return Rung(len(problem.X), tuple(best([replace(t, score=scores[t.draw]) for t in chosen])))
+
+    def look(self, chosen: Trial, problems: _Problems) -> Look:
+        """Score on the test images; a second run of the same command reads what the first one saw."""
+        train = chosen.score.train
+        problem = problems.on_test(train)
+        key = f"{problem.fingerprint()[:16]}/{chosen.draw}"
+        if key not in self.study.notes("test"):
+            if self.scheduler is not None:
+                found = score_on_cluster(chosen.network_json, problem, self.scheduler)
+            else:
+                found = score(chosen.network, problem, progress=self.progress)
+            self.study.note("test", key, {"draw": chosen.draw, **asdict(found)})
+        seen = self.study.notes("test")
+        found = score_from(seen[key])
+        return Look(chosen.draw, train, found.error, found.validation, len(seen))
 
     def _run(self, level: Level) -> list[Trial]:
         if self.scheduler is not None:
@@ -194,19 +213,6 @@ def load(source: str, size: int | None = None) -> Dataset:
     """`datasets.load` with the paper's split where there is one: it has validation images."""
     split: datasets.Split = "paper" if source in ("mnist", "fashion_mnist") else "standard"
     return datasets.load(source, split=split, size=size)
-
-
-def _look(study: Study, chosen: Trial, problems: _Problems, progress: bool) -> Look:
-    """Score on the test images; a second run of the same command reads what the first one saw."""
-    train = chosen.score.train
-    problem = problems.on_test(train)
-    key = f"{problem.fingerprint()[:16]}/{chosen.draw}"
-    if key not in study.notes("test"):
-        found = score(chosen.network, problem, progress=progress)
-        study.note("test", key, {"draw": chosen.draw, **asdict(found)})
-    seen = study.notes("test")
-    found = score_from(seen[key])
-    return Look(chosen.draw, train, found.error, found.validation, len(seen))
 
 
 # ---- arguments ------------------------------------------------------------------------------------------------------

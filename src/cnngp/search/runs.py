@@ -15,7 +15,8 @@ from typing import Any, Literal
 from .. import memory
 from ..kernel import Kernel
 from ..network import Dense
-from .scoring import Problem
+from ..serialize import from_json
+from .scoring import Problem, Score, score
 from .study import Study, best
 from .work import POLL_SECONDS, Level, claim, compute, note_failure, work
 
@@ -108,25 +109,45 @@ def _nothing() -> None:
 def on_cluster(level: Level, study: Study, scheduler: Any, progress: bool) -> None:
     """Fill a level with tasks on a cluster's workers; claims and study stay here."""
     with ExitStack() as stack:
+        client = stack.enter_context(_connected(scheduler))
+        told = stack.enter_context(_bar(level, study, progress))
+        stack.enter_context(_interruptible(level, study))
+        _submit(level, study, client, told)
+        told()
+
+
+def score_on_cluster(network_json: str, problem: Problem, scheduler: Any) -> Score:
+    """One score by a worker: the machine that asks may have no card."""
+    with _connected(scheduler) as client:
+        there = client.scatter(problem, broadcast=True, hash=False)
+        found: Score = client.submit(_score, network_json, there, pure=False).result()
+        return found
+
+
+def _score(network_json: str, problem: Problem) -> Score:
+    return score(from_json(network_json), problem)
+
+
+@contextmanager
+def _connected(scheduler: Any) -> Iterator[Any]:
+    """A client with at least one worker: the one given, or one of the scheduler at an address."""
+    with ExitStack() as stack:
         if isinstance(scheduler, str):
             from ..cluster import connect
 
             scheduler = stack.enter_context(connect(scheduler))
-        told = stack.enter_context(_bar(level, study, progress))
-        stack.enter_context(_interruptible(level, study))
-        _submit(level, study, scheduler, told)
-        told()
+        try:
+            scheduler.wait_for_workers(1, timeout=_WORKERS_SECONDS)
+        except TimeoutError:
+            raise RuntimeError(
+                f"the scheduler {scheduler.scheduler.address} has no workers; start one with `dask worker`"
+            ) from None
+        yield scheduler
 
 
 def _submit(level: Level, study: Study, client: Any, told: Callable[[], None]) -> None:
     """As many draws at a time as the workers have threads; a draw counts when its result is in the study."""
-    try:
-        client.wait_for_workers(1, timeout=_WORKERS_SECONDS)
-    except TimeoutError:
-        raise RuntimeError(
-            f"the scheduler {client.scheduler.address} has no workers; start one with `dask worker`"
-        ) from None
-    problem = client.scatter(level.problem, hash=False)
+    problem = client.scatter(level.problem, broadcast=True, hash=False)  # held once, it would die with its holder
     running: dict[int, Any] = {}
     failures = 0
     try:

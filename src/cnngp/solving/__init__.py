@@ -34,6 +34,8 @@ METHODS: tuple[Method, ...] = get_args(Method)
 # square of them.
 _RANK = 1000
 _CARRIED = 7
+# Raised when a checkpoint holds other things than before, so that no old one is taken for a new one.
+_STATE = 2
 # A card whose float32 is more than so many times as fast as its float64 is one for graphics.
 _SLOW_FLOAT64 = 4
 
@@ -90,8 +92,8 @@ def solve(
     tolerance : of the relative residual of each output, for "mixed" and "cg".
     iterations : the most passes over the matrix.
     rank : columns of the Nyström preconditioner of "cg"; 0 for none.
-    checkpoint : where "cg" keeps its state; by default next to a store on this machine. A killed solve that is run
-        again goes on, a finished one leaves nothing.
+    checkpoint : where "cg" keeps its state, unless `rank` is 0; by default next to a store on this machine. A solve
+        that was killed, or that ran out of iterations, goes on when it is run again; a finished one leaves nothing.
     client : a `dask.distributed.Client` whose workers see the store; for "cg".
     device : where the algebra runs; "auto" for the card where there is one.
 
@@ -136,8 +138,12 @@ def solve_matrix(
     iterations: int = 1000,
     rank: int | None = None,
     checkpoint: Path | None = None,
+    keep_unfinished: bool = True,
 ) -> Solution:
-    """`solve` on what is checked, with weights where B is, without a warning."""
+    """`solve` on what is checked, with weights where B is, without a warning.
+
+    `keep_unfinished`: leave the checkpoint of a solve that ran out of iterations.
+    """
     n, columns = B.shape
     rank = min(_RANK, n // 4) if rank is None else min(rank, n)
     # The factor, or the basis and what the iteration carries: directions, residuals, solutions and their products.
@@ -149,7 +155,7 @@ def solve_matrix(
     elif method == "mixed":
         outcome, largest = _mixed(matrix, B, noise, limits)
     else:
-        outcome, largest = _conjugate_gradients(matrix, B, noise, limits, rank, checkpoint)
+        outcome, largest = _conjugate_gradients(matrix, B, noise, limits, rank, checkpoint, keep_unfinished)
     xp = namespace(B)
     worst = float((outcome.residuals * xp.linalg.norm(B, axis=0)).max())
     bound = math.sqrt(largest / noise) * worst if noise > 0 else (math.inf if worst > 0 else 0.0)
@@ -194,13 +200,19 @@ def _mixed(matrix: SymmetricMatrix, B: Array, noise: float, limits: dict[str, An
 
 
 def _conjugate_gradients(
-    matrix: SymmetricMatrix, B: Array, noise: float, limits: dict[str, Any], rank: int, path: Path | None
+    matrix: SymmetricMatrix,
+    B: Array,
+    noise: float,
+    limits: dict[str, Any],
+    rank: int,
+    path: Path | None,
+    keep_unfinished: bool,
 ) -> tuple[Outcome, float]:
     xp = namespace(B)
     diagonal = matrix.diagonal()
     if not (diagonal >= 0.0).all():
         raise MatrixError("the kernel matrix has negative numbers on its diagonal; it is not the matrix of a kernel")
-    keep = _checkpoint(matrix, B, noise, rank, path)
+    keep = _checkpoint(matrix, B, noise, rank, path) if rank > 0 else None
     E: Preconditioner = Nothing()
     state: State | None = None
     if rank > 0:
@@ -218,7 +230,7 @@ def _conjugate_gradients(
 
             def watch(state: State) -> None:
                 nonlocal latest
-                latest = replace(state, history=list(state.history))
+                latest = replace(state, history=list(state.history), gains=list(state.gains))
                 show(state)
                 if keep is not None and isinstance(E, Nystrom):
                     keep.save(E, latest)
@@ -232,7 +244,13 @@ def _conjugate_gradients(
             f"interrupted; iteration {latest.iteration} is kept in {keep.path}. Run the same again to go on"
         ) from None
     if keep is not None:
-        keep.remove()
+        ran_out = not outcome.converged and outcome.iterations >= limits["iterations"]
+        if ran_out and keep_unfinished and isinstance(E, Nystrom):
+            if latest is not None:
+                keep.save(E, latest, every=0.0)
+            outcome = replace(outcome, reason=f"{outcome.reason}; more of them go on from {keep.path}")
+        else:
+            keep.remove()
     return outcome, float(diagonal.max())
 
 
@@ -241,7 +259,7 @@ def _checkpoint(matrix: SymmetricMatrix, B: Array, noise: float, rank: int, path
     folder = local_folder(matrix.K) if matrix.stored else None
     if path is None and folder is None:
         return None
-    digest = hashlib.sha256(f"{matrix.fingerprint()} {noise!r} {rank} {B.shape}".encode())
+    digest = hashlib.sha256(f"{_STATE} {matrix.fingerprint()} {noise!r} {rank} {B.shape}".encode())
     digest.update(np.ascontiguousarray(to_numpy(B)).data)
     problem = digest.hexdigest()
     if path is None and folder is not None:

@@ -18,7 +18,10 @@ log = logging.getLogger("cnngp")
 
 # Seconds of work that a killed solve loses at most, or one iteration where that takes longer.
 SECONDS = 30.0
-_ARRAYS = ("X", "Q", "S", "C", "best")
+_ARRAYS = ("X", "Q", "S", "C", "best", "least", "energy")
+_NUMBERS = ("start", "iteration", "history", "gains")
+# The header comes first in the file and this first in the header, also where the rest is lost.
+_MARK = b'{"cnngp_checkpoint"'
 
 
 class Checkpoint:
@@ -31,18 +34,18 @@ class Checkpoint:
         self._written = time.monotonic()
 
     def read(self, xp: Any, noise: float) -> tuple[Nystrom | None, State | None]:
-        """What an earlier run left. Of another problem it is refused; damaged, it is reported and not used."""
-        basis = self._read(self.basis)
+        """What an earlier run left. What is no checkpoint, or of another problem, is refused: both files will be
+        overwritten and removed. What is damaged is set aside.
+        """
+        basis, saved = self._read(self.basis), self._read(self.path)
         if basis is None:
             return None, None
         E = Nystrom(xp.asarray(basis[1]["U"]), xp.asarray(basis[1]["values"]), noise)
-        saved = self._read(self.path)
         if saved is None:
             return E, None
-        header, a = saved
-        X, Q, S, C, best = (xp.asarray(a[name]) for name in _ARRAYS)
-        numbers = header["start"], best, header["least"], header["iteration"], list(header["history"])
-        return E, State(X, Q, S, C, *numbers)
+        header, arrays = saved
+        numbers = {name: header[name] for name in _NUMBERS}
+        return E, State(**{name: xp.asarray(arrays[name]) for name in _ARRAYS}, **numbers)
 
     def save(self, E: Nystrom, state: State, every: float | None = None) -> None:
         """Write, unless that was done less than `every` seconds ago."""
@@ -51,7 +54,7 @@ class Checkpoint:
         header: dict[str, Any] = {"problem": self.problem}
         if not self.basis.exists():
             self._write(self.basis, header, {"U": to_numpy(E.U), "values": to_numpy(E.values)})
-        header |= {name: getattr(state, name) for name in ("start", "least", "iteration", "history")}
+        header |= {name: getattr(state, name) for name in _NUMBERS}
         arrays = {name: to_numpy(getattr(state, name)) for name in _ARRAYS}
         self._write(self.path, header, arrays)
         self._written = time.monotonic()
@@ -68,8 +71,13 @@ class Checkpoint:
         try:
             header, arrays = persistence.read(path, "checkpoint")
         except ModelFileError as error:
-            log.warning("%s; the solve begins anew", error)
-            path.unlink()
+            if not _is_checkpoint(path):
+                raise StoreError(
+                    f"{path} is no checkpoint of a solve, so it is left as it is; give another checkpoint=, or move it"
+                ) from None
+            aside = path.with_name(path.name + ".damaged")
+            path.replace(aside)
+            log.warning("%s; it is now %s, and the solve begins anew", error, aside.name)
             return None
         if header.get("problem") != self.problem:
             raise StoreError(
@@ -83,3 +91,12 @@ class Checkpoint:
             persistence.write(path, header, arrays, "checkpoint")
         except OSError as error:  # a full disk must not end a solve that needs none
             log.warning("the checkpoint %s cannot be written (%s); a killed solve would begin anew", path, error)
+
+
+def _is_checkpoint(path: Path) -> bool:
+    """Whether a file that cannot be read as a checkpoint was one."""
+    try:
+        with path.open("rb") as file:
+            return _MARK in file.read(512)
+    except OSError:
+        return False

@@ -16,8 +16,10 @@ import numpy as np
 from ..linalg import Array, namespace
 from .preconditioner import Preconditioner
 
-# Iterations without a gain of a tenth after which the recursion is taken to have stalled.
+# The recursion has stalled when in so many iterations the residual did not fall by a tenth, which alone says little (it
+# may rise for long before it falls), and the error's A-norm, which falls in every step, did not either.
 _PATIENCE = 50
+_NO_GAIN = 1e-12
 
 
 @dataclass
@@ -34,11 +36,16 @@ class State:
     start: float
     """The largest true residual when the recursion was last begun."""
     best: Array
-    """The X with the least residual so far: where the matrix is singular, residuals rise again without bound."""
-    least: float
+    """Columns of X with the least residuals so far: where the matrix is singular, they rise again without bound."""
+    least: Array
+    """The relative residuals of `best`, (columns,)."""
+    energy: Array
+    """What ‖error‖²_A of each column has fallen by since the recursion was last begun, (columns,)."""
     iteration: int = 0
     history: list[float] = field(default_factory=list)
     """The largest relative residual after each iteration since the recursion was last begun."""
+    gains: list[float] = field(default_factory=list)
+    """What each of these iterations added to `energy`, as a fraction of it, in the column where that is most."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +81,7 @@ def solve_block(
 
     done = 0 if state is None else state.iteration
     if state is None:
-        state = _begin(xp.zeros_like(B), B, E, float(relative(B).max()), 0)
+        state = _begin(xp.zeros_like(B), B, E, relative(B), 0)
     while True:
         reason = _iterate(state, multiply, E, relative, tolerance, iterations, watch)
         done = state.iteration
@@ -84,23 +91,25 @@ def solve_block(
         if worst <= tolerance:
             return Outcome(state.X, residuals, done, True, f"every residual is at most {tolerance:g}")
         if reason in (None, _STALLED) and worst <= 0.5 * state.start:
-            state = _begin(state.X, R, E, worst, done)
+            state = _begin(state.X, R, E, residuals, done)
             continue
         X = state.X
-        if state.least < worst:
+        if bool((state.least < residuals).any()):  # by columns: one without a solution must not cost the others theirs
             other = relative(B - multiply(state.best))
-            if float(other.max()) < worst:
-                X, residuals = state.best, other
-        return Outcome(X, residuals, done, False, reason or "rounding, or the matrix, allows no more")
+            better = other < residuals
+            X, residuals = xp.where(better, state.best, X), xp.where(better, other, residuals)
+        solved = float(residuals.max()) <= tolerance
+        return Outcome(X, residuals, done, solved, reason or "rounding, or the matrix, allows no more")
 
 
 _STALLED = "the residual no longer falls"
 _INDEFINITE = "the matrix is not positive definite in the working precision: add noise, or remove repeated points"
 
 
-def _begin(X: Array, R: Array, E: Preconditioner, start: float, iteration: int) -> State:
-    Q, C = namespace(R).linalg.qr(E.solve(R))
-    return State(X, Q, Q.copy(), C, start, X, start, iteration)
+def _begin(X: Array, R: Array, E: Preconditioner, residuals: Array, iteration: int) -> State:
+    xp = namespace(R)
+    Q, C = xp.linalg.qr(E.solve(R))
+    return State(X, Q, Q.copy(), C, float(residuals.max()), X, residuals, xp.zeros_like(residuals), iteration)
 
 
 def _iterate(
@@ -118,7 +127,7 @@ def _iterate(
     while not state.history or state.history[-1] > 0.5 * tolerance:
         if state.iteration >= iterations:
             return f"{iterations} iterations were not enough"
-        if _stalled(state.history):
+        if _stalled(state.history) and (not definite or sum(state.gains[-_PATIENCE:]) < _NO_GAIN):
             return _STALLED if definite else _INDEFINITE
         W = E.solve_transposed(state.S)
         T = E.solve(multiply(W))
@@ -127,16 +136,22 @@ def _iterate(
         definite = definite and positive
         if ξ is None:
             return _INDEFINITE
-        state.X = state.X + W @ (ξ @ state.C)
+        step = ξ @ state.C
+        gain = (state.C * step).sum(0)
+        state.energy = state.energy + gain
+        state.gains.append(float((gain / xp.where(state.energy > 0.0, state.energy, 1.0)).max()))
+        state.X = state.X + W @ step
         state.Q, ζ = xp.linalg.qr(state.Q - T @ ξ)
         state.C = ζ @ state.C
         state.S = state.Q + state.S @ ζ.T
         state.iteration += 1
-        state.history.append(float(relative(E.multiply(state.Q @ state.C)).max()))
+        residuals = relative(E.multiply(state.Q @ state.C))
+        state.history.append(float(residuals.max()))
         if not np.isfinite(state.history[-1]):
             return _INDEFINITE
-        if state.history[-1] < state.least:
-            state.best, state.least = state.X, state.history[-1]
+        better = residuals < state.least
+        state.best = xp.where(better, state.X, state.best)
+        state.least = xp.where(better, residuals, state.least)
         watch(state)
     return None
 

@@ -56,7 +56,8 @@ class Nystrom:
         omega = xp.linalg.qr(omega)[0]
         sketch = multiply(omega)
         # A shift of the size of the rounding keeps the core positive definite; it is taken off the values again.
-        shift = np.sqrt(n) * np.finfo(np.float64).eps * float(xp.linalg.norm(sketch))
+        info = np.finfo(np.float64)
+        shift = max(np.sqrt(n) * info.eps * float(xp.linalg.norm(sketch)), info.tiny)  # also of a matrix of zeros
         while True:
             shifted = sketch + shift * omega
             core = omega.T @ shifted

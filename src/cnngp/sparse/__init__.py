@@ -215,6 +215,8 @@ class SparseGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             )
         self.elbo_ = np.array(trace)
         self.model_: SparseGP = model.cpu()
+        if isinstance(self.kernel_, Kernel):
+            self._whitening = self._whitening.to("cpu")
         self.lengthscale_ = self._unit * self.kernel_.lengthscale.item() if self._rbf else None
 
     def _posterior(self, X: Any) -> Iterator[Any]:
