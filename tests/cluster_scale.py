@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 from distributed import Client, LocalCluster
 
-from cnngp import Dense, Kernel, cluster, gram
+from cnngp import Dense, Kernel, cluster_run, gram
 from cnngp.engines.cpu import CpuEngine
 from cnngp.store import GramStore
 from cnngp.tiles import Tile
 
 WRITTEN: list[tuple[int, int]] = []
 TASKS: list[int] = []
-hand_out = cluster._Run._next
+hand_out = cluster_run.Run._next
 
 
 def counted(self: Any, workers: int) -> Any:
@@ -68,7 +68,7 @@ def main(images: int, tile: int, place: str) -> None:
     GramStore.write = write  # type: ignore[method-assign]
     GramStore.present = present  # type: ignore[method-assign]
     CpuEngine.cross = CpuEngine.symmetric = nothing  # type: ignore[method-assign,assignment]
-    cluster._Run._next = counted  # type: ignore[method-assign]
+    cluster_run.Run._next = counted  # type: ignore[method-assign]
     options = {"n_workers": 8, "threads_per_worker": 1, "processes": False, "dashboard_address": ":0"}
     with LocalCluster(**options, silence_logs=logging.CRITICAL) as local, Client(local) as client:
         run(client, 4 * tile, tile, f"{place}-warm")  # imports, and what is compiled

@@ -25,7 +25,7 @@ import zarr
 from distributed import Client, LocalCluster, Status, wait
 
 import cnngp
-from cnngp import Kernel, cluster, cluster_worker, datasets, gram, store_run, zoo
+from cnngp import Kernel, cluster, cluster_roster, cluster_run, cluster_worker, datasets, gram, store_run, zoo
 from cnngp.cli import run
 from cnngp.cluster import ClusterError, connect
 from cnngp.cluster_worker import Done, Job, Refused, work
@@ -201,7 +201,7 @@ def test_a_worker_that_dask_pauses_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It is still listed, and never begins what it has in hand."""
-    give = cluster._Run._give
+    give = cluster_run.Run._give
     options = {"n_workers": 2, "threads_per_worker": 1, "processes": False, "dashboard_address": ":0"}
     # without a limit of memory Dask does not let it go on by itself
     with LocalCluster(**options, memory_limit=0, silence_logs=logging.CRITICAL) as local, Client(local) as made:
@@ -214,7 +214,7 @@ def test_a_worker_that_dask_pauses_is_not_waited_for(
                 while paused.address in made.sync(made.scheduler.ncores_running):
                     time.sleep(0.01)
 
-        monkeypatch.setattr(cluster._Run, "_give", give_and_pause)
+        monkeypatch.setattr(cluster_run.Run, "_give", give_and_pause)
         place = tmp_path / "K.zarr"
         arguments = {"store": place, "tile": 8, "client": made}
         run_ = threading.Thread(target=gram, args=(SLOW, X), kwargs=arguments, daemon=True)
@@ -227,11 +227,17 @@ def test_a_worker_that_dask_pauses_is_not_waited_for(
     assert "is gone" not in caplog.text
 
 
+def run_of(crew: cluster.Crew) -> cluster_run.Run:
+    """The client's side of a run that has one tile to do."""
+    job = Job(crew._kernel, crew.where, "mark")
+    return cluster_run.Run(crew.roster, job, Grid((150, 150), (64, 64), True), [(0, 0)], lambda _: None, lambda _: None)
+
+
 def test_a_worker_dies_before_its_answer_is_fetched(
     client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The task is done, its answer is lost, and no other worker may compute it: the tiles are given out again."""
-    monkeypatch.setattr(cluster, "_ANSWER_SECONDS", 1.0)
+    monkeypatch.setattr(cluster_run, "ANSWER_SECONDS", 1.0)
     client.wait_for_workers(2, timeout=60)
     pids = client.run(os.getpid)
     worker = next(iter(pids))
@@ -241,14 +247,24 @@ def test_a_worker_dies_before_its_answer_is_fetched(
     while worker in client.nthreads():
         time.sleep(0.01)
     crew = cluster.Crew(client, KERNEL, X.shape[1:], tmp_path / "K")
-    run_ = cluster._Run(crew, "mark", Grid((150, 150), (64, 64), True), [(0, 0)], lambda _: None, lambda _: None)
-    task = cluster._Task([(0, 0)], worker)
+    run_ = run_of(crew)
+    task = cluster_run.Task([(0, 0)], worker)
     if future.status == "finished":
         run_._finish(future, task)
     else:  # the client has heard of it already
         run_._fail(future, task)
     assert list(run_.again) == [task]
     client.wait_for_workers(2, timeout=60)
+
+
+def test_tiles_that_kill_every_worker_are_blamed(client: Client, tmp_path: Path) -> None:
+    run_ = run_of(cluster.Crew(client, KERNEL, X.shape[1:], tmp_path / "K"))
+    task = cluster_run.Task([(0, 0)], "tcp://a")
+    for _ in range(3):
+        run_._died(task)
+    assert list(run_.again) == [task] * 3
+    with pytest.raises(cluster.ClusterError, match=r"4 workers died.*with the tiles from \(0, 0\) in hand"):
+        run_._died(task)
 
 
 CLIENT = """
@@ -425,10 +441,10 @@ def test_a_worker_that_fails_stands_aside(
 
 def test_tiles_of_a_worker_that_refused_are_not_blamed(client: Client, tmp_path: Path) -> None:
     crew = cluster.Crew(client, KERNEL, X.shape[1:], tmp_path / "K")
-    crew._refused["tcp://elsewhere:1"] = "it has no card"
-    run_ = cluster._Run(crew, "mark", Grid((150, 150), (64, 64), True), [(0, 0)], lambda _: None, lambda _: None)
+    crew.roster.refused["tcp://elsewhere:1"] = "it has no card"
+    run_ = run_of(crew)
     for worker, deaths in (("tcp://elsewhere:1", 0), ("tcp://elsewhere:2", 1)):
-        task = cluster._Task([(0, 0)], worker)
+        task = cluster_run.Task([(0, 0)], worker)
         run_.flying[client.submit(time.sleep, 0, pure=False)] = task
         run_._take_from_the_lost(set())
         assert (task.deaths, task.again, run_.again.pop(), run_.flying) == (deaths, True, task, {})
@@ -503,7 +519,7 @@ def test_dask_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_no_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(cluster, "_PATIENCE", 0.2)
+    monkeypatch.setattr(cluster_roster, "PATIENCE", 0.2)
     options = {"n_workers": 0, "processes": False, "dashboard_address": ":0"}
     refused = pytest.raises(ClusterError, match=r"no workers at \S+; start them with `dask worker")
     with LocalCluster(**options) as local, Client(local) as nobody, refused:

@@ -339,8 +339,9 @@ def test_a_unit_beyond_float32_is_no_hindrance_where_the_value_fits(weight_var, 
         [Conv(1, weight_var=1e-200), ReLU(), Conv(1, weight_var=1e-200), ReLU(), Conv(1, weight_var=1e300), ReLU()],
         [Conv(3), ReLU(1e200)],
         [Conv(3), LeakyReLU(1e200)],
+        [Conv(3, weight_var=1e8), ReLU()] * 60,
     ],
-    ids=repr,
+    ids=lambda layers: repr(layers[:6]),
 )
 def test_variances_beyond_float64_are_refused(layers):
     with pytest.raises((NetworkError, RangeError), match=r"beyond float64|does not fit|cannot carry"):

@@ -45,6 +45,14 @@ def exclusive(path: Path, what: str) -> Iterator[bool]:
         os.close(descriptor)
 
 
+def try_lock(descriptor: int) -> bool:
+    """Take the lock of an open file, without waiting; False where another process has it.
+
+    Also True where the file system has no locks.
+    """
+    return _state(descriptor) != "taken"
+
+
 def _wait(descriptor: int, what: str) -> bool:
     told = False
     while (state := _state(descriptor)) == "taken":
@@ -53,11 +61,6 @@ def _wait(descriptor: int, what: str) -> bool:
             told = True
         time.sleep(_POLL_SECONDS)
     return state == "locked"
-
-
-def _try(descriptor: int) -> bool:
-    """Take the lock, unless another process has it; also True where there are no locks."""
-    return _state(descriptor) != "taken"
 
 
 def _state(descriptor: int) -> Literal["locked", "taken", "no locks"]:

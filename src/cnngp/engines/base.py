@@ -44,7 +44,7 @@ class RangeError(ValueError):
     """A variance that the working precision cannot hold."""
 
 
-# Buffer units keep typical values near one (see program.py), so only images of extreme scale come near these.
+# Buffer units keep typical values near one (see program/units.py), so only images of extreme scale come near these.
 _EXPONENTS = {4: (-90, 100), 8: (-900, 900)}
 
 

@@ -1,8 +1,8 @@
 """The nonlinearities' formulas as CUDA device functions, for one pair of images at one location.
 
 A formula takes K in buffer units and, from each image, the numbers that its table keeps for the location (`entries`);
-it is symmetric in the two images to the last bit, so K(x, z) = K(z, x) exactly. `Activation` in program.py says what
-each returns. ReLU, LeakyReLU, Abs and Step use polynomials instead of acos: with p = √(K₁K₂) and u = 1 − |K|/p,
+it is symmetric in the two images to the last bit, so K(x, z) = K(z, x) exactly. `Activation` (program/ops.py) says
+what each returns. ReLU, LeakyReLU, Abs and Step use polynomials instead of acos: with p = √(K₁K₂) and u = 1 − |K|/p,
 
     R = 2A = max(K, 0) + p·u·√u·g(u)      θ = √u·h(u) for K ≥ 0, π − √u·h(u) for K < 0
 

@@ -1,0 +1,104 @@
+"""nodes → operations: a nonlinearity moves into the operation that reads it, and maps share buffers by liveness."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from .nodes import Node
+from .ops import Op
+
+
+def fused(nodes: Sequence[Node], end: int) -> dict[int, Node]:
+    """The nodes that are needed, with each nonlinearity that has a single reader moved into that reader."""
+    readers: dict[int, list[int]] = {}
+    for i, node in enumerate(nodes):
+        for used in (node.src, node.base):
+            if used is not None:
+                readers.setdefault(used, []).append(i)
+    kept = dict(enumerate(nodes))
+    for i, node in enumerate(nodes):
+        if node.activation is None or i == end or len(readers.get(i, [])) != 1:
+            continue
+        reader = kept[readers[i][0]]
+        if reader.src == i and reader.activation is None:
+            kept[readers[i][0]] = replace(reader, src=node.src, activation=node.activation)
+            del kept[i]
+    return kept
+
+
+def assign_buffers(nodes: dict[int, Node], end: int) -> tuple[tuple[Op, ...], tuple[int, ...], int, int]:
+    """Linear scan: a buffer is free again after the last operation that reads it."""
+    order = sorted(nodes)
+    last_use = {i: i for i in order}
+    for i in order:
+        for used in (nodes[i].src, nodes[i].base):
+            if used is not None:
+                last_use[used] = i
+    last_use[end] = len(order) + order[-1]
+    sizes: list[int] = []
+    free: list[int] = []
+    buffer_of: dict[int, int] = {}
+
+    def take(size: int) -> int:
+        fitting = [b for b in free if sizes[b] >= size] or free
+        if not fitting:
+            sizes.append(size)
+            return len(sizes) - 1
+        best = min(fitting, key=lambda b: (sizes[b] < size, abs(sizes[b] - size)))
+        free.remove(best)
+        sizes[best] = max(sizes[best], size)
+        return best
+
+    ops: list[Op] = []
+    for i in order:
+        node = nodes[i]
+        size = math.prod(node.out_shape)
+        if node.src is None:
+            buffer_of[i] = take(size)
+            continue
+        src = buffer_of[node.src]
+        if node.base is not None and last_use[node.base] == i and node.base != node.src:
+            dst = buffer_of[node.base]
+        elif node.base is not None:  # what it adds to is still needed, so it adds to a copy
+            dst = take(size)
+            copy = Node(node.place, node.base, None, node.out_shape, node.out_shape)
+            ops.append(_op(copy, buffer_of[node.base], dst))
+        elif node.sums is None and last_use[node.src] == i:
+            dst = src
+        else:
+            dst = take(size)
+        ops.append(_op(node, src, dst))
+        buffer_of[i] = dst
+        for used in {node.src, node.base} - {None}:
+            assert used is not None
+            if last_use[used] == i and buffer_of[used] != dst:
+                free.append(buffer_of[used])
+    return tuple(ops), tuple(sizes), buffer_of[order[0]], buffer_of[end]
+
+
+def _op(node: Node, src: int, dst: int) -> Op:
+    return Op(
+        node.place,
+        src,
+        dst,
+        node.shape,
+        node.out_shape,
+        node.activation,
+        node.sums,
+        node.keep,
+        node.scale,
+        node.bias,
+    )
+
+
+def with_plain_unit(ops: tuple[Op, ...], unit: float) -> tuple[tuple[Op, ...], float]:
+    """The last unit within 2^±100, for float32 to hold it: a power of two moves into the operation that ends there."""
+    exponent = math.frexp(unit)[1]
+    shift = exponent - max(-100, min(100, exponent))
+    if not ops or shift == 0:
+        return ops, unit
+    last = ops[-1]
+    keep, scale, bias = (math.ldexp(x, shift) for x in (last.keep, last.scale, last.bias))
+    return (*ops[:-1], replace(last, keep=keep, scale=scale, bias=bias)), math.ldexp(unit, -shift)
