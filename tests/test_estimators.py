@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import time
 import warnings
 import zipfile
 from dataclasses import replace
@@ -19,7 +20,20 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from cnngp import Conv, Dense, GPClassifier, GPRegressor, Kernel, ReLU, Sequential, Sum, datasets, memory, zoo
+from cnngp import (
+    Conv,
+    Dense,
+    GPClassifier,
+    GPRegressor,
+    Kernel,
+    ReLU,
+    Sequential,
+    Sum,
+    datasets,
+    memory,
+    persistence,
+    zoo,
+)
 from cnngp.arrays import DataError
 from cnngp.errors import ModelFileError
 from cnngp.gp import JitterWarning
@@ -242,6 +256,28 @@ def test_what_the_certificate_says(fitted: GPClassifier, changes: dict[str, Any]
     assert sentence in replace(sound, **changes).verdict
 
 
+def test_compiling_is_told_where_somebody_waited_for_it(fitted: GPClassifier) -> None:
+    told = [replace(fitted.fit_report_, compile_seconds=s).compiling for s in (0.0, 0.5, 0.51, 8.123)]
+    assert told == [None, None, "0.51 s", "8.12 s"]
+
+
+def test_compiling_is_not_in_the_time_of_the_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only where the fit would have to compile: not for a given matrix, and not for a store that may be whole."""
+    prepare = Kernel.prepare
+
+    def slow(kernel: Kernel, X: Any) -> float:
+        time.sleep(0.6)
+        return prepare(kernel, X) + 0.6
+
+    monkeypatch.setattr(Kernel, "prepare", slow)
+    report = GPClassifier(NET).fit(DATA.X, DATA.y).fit_report_
+    assert report.compile_seconds > 0.6 > report.kernel_seconds
+    assert report.compiling is not None
+    given = GPClassifier(NET).fit(DATA.X, DATA.y, K=Kernel(NET)(DATA.X)).fit_report_
+    stored = GPClassifier(NET, store=tmp_path / "K.zarr").fit(DATA.X, DATA.y).fit_report_
+    assert given.compile_seconds == stored.compile_seconds == 0.0
+
+
 def test_a_matrix_of_another_network_is_noticed() -> None:
     K = Kernel(zoo.small_cnn())(DATA.X)
     assert "not this network's kernel" in GPClassifier(NET).fit(DATA.X, DATA.y, K=K).fit_report_.verdict
@@ -271,6 +307,15 @@ def test_save_and_load(tmp_path: Path, noise: Any) -> None:
     assert again.fit_report_ == clf.fit_report_
     again.add(DATA.X_test[:5], [f"class {c}" for c in DATA.y_test[:5]])
     assert list(tmp_path.iterdir()) == [tmp_path / "digits.gp"]
+
+
+def test_a_model_saved_without_its_time_of_compiling_loads(fitted: GPClassifier, tmp_path: Path) -> None:
+    fitted.save(tmp_path / "digits.gp")
+    header, arrays = persistence.read(tmp_path / "digits.gp")
+    del header["report"]["compile_seconds"]
+    persistence.write(tmp_path / "older.gp", header, arrays)
+    older = GPClassifier.load(tmp_path / "older.gp")
+    assert older.fit_report_ == replace(fitted.fit_report_, compile_seconds=0.0)
 
 
 def test_save_and_load_a_regressor(tmp_path: Path) -> None:
@@ -334,7 +379,6 @@ class _Trap:
 
 def test_loading_runs_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A pickle in a model's place, and a pickled array inside a well-formed model."""
-    from cnngp import persistence
 
     monkeypatch.chdir(tmp_path)
     Path("m.gp").write_bytes(pickle.dumps(_Trap()))
@@ -359,7 +403,6 @@ def test_networks_with_python_functions_are_not_saved(tmp_path: Path) -> None:
 
 
 def test_python_objects_are_not_saved(tmp_path: Path) -> None:
-    from cnngp import persistence
 
     with pytest.raises(ModelFileError, match="classes holds Python objects"):
         persistence.write(tmp_path / "m.gp", {}, {"classes": np.array([1, "a"], dtype=object)})

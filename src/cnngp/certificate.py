@@ -37,6 +37,8 @@ class FitReport:
     solve_seconds: float
     method: str = "cholesky"
     """How the system was solved: "cholesky", "mixed", "cg", or "inducing" for the approximation."""
+    compile_seconds: float = 0.0
+    """Of compiling the kernel, or of loading what was compiled before; not in `kernel_seconds`."""
 
     @property
     def sensitivity(self) -> float | None:
@@ -45,6 +47,11 @@ class FitReport:
             return None
         error = 2.0 * math.sqrt(self.images) * self.kernel_error * self.largest_variance
         return error / self.smallest_eigenvalue[1]
+
+    @property
+    def compiling(self) -> str | None:
+        """The time of compiling for people, None where nobody waited for it."""
+        return f"{self.compile_seconds:.2f} s" if self.compile_seconds > 0.5 else None
 
     @property
     def verdict(self) -> str:
@@ -115,6 +122,7 @@ def certify(
     kernel_seconds: float,
     begun: float,
     method: str,
+    compile_seconds: float = 0.0,
 ) -> FitReport:
     """The report of a fit whose solving began at `begun` (`time.perf_counter`)."""
     bounds = smallest_eigenvalue(gp) if isinstance(gp, ExactGP) else gp.smallest_eigenvalue_bounds()
@@ -132,6 +140,7 @@ def certify(
         kernel_seconds=kernel_seconds,
         solve_seconds=time.perf_counter() - begun,
         method=method,
+        compile_seconds=compile_seconds,
     )
 
 

@@ -141,11 +141,6 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
         check_classification_targets(labels)
         return np.asarray(labels)
 
-    def _doubt(self, mean: Array, targets: Array) -> Array:
-        """The margin between the two largest outputs."""
-        top = np.partition(mean, -2, axis=1)
-        return np.asarray(top[:, -1] - top[:, -2])
-
     @staticmethod
     def _loo_loss(mean: Array, targets: Array) -> float:
         """The log loss at the best temperature: what counts for classes and probabilities, unlike squared errors."""
@@ -316,10 +311,6 @@ class GPRegressor(RegressorMixin, GPEstimator):  # type: ignore[misc]
     def _restored(self, mean: Array) -> Array:
         y = mean * self._y_std + self._y_mean
         return np.asarray(y[:, 0] if self._one_output else y)
-
-    def _doubt(self, mean: Array, targets: Array) -> Array:
-        """The squared error, largest first."""
-        return np.asarray(-((targets - mean) ** 2).sum(1))
 
     def _after_fit(self) -> None:
         mean, variance = (to_numpy(a) for a in self.gp_.leave_one_out())

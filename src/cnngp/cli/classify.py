@@ -74,6 +74,8 @@ def classify(
     chosen = " (chosen)" if network == "auto" else ""
     say("network", f"{name}{chosen}, {clf.network_.shapes(clf.input_shape_).cost:,} operations per pair")
     say("engine", report.engine)
+    if report.compiling is not None:
+        say("compiling, loading", report.compiling)
     say("kernel", f"{report.kernel_seconds:.2f} s, {pairs / max(report.kernel_seconds, 1e-9):,.0f} pairs/s")
     say("solve", f"{report.solve_seconds:.2f} s")
     evaluation = evaluate(clf, images)

@@ -1,0 +1,73 @@
+"""Fitting through inducing images: the choice, then one pass over the training images, a block of kernels at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import memory
+from .gp import Amplitude, Noise
+from .inducing import SAMPLE, InducingGP, Part
+from .inducing_images import Images, asked_for, choose, columns_of, rows_of
+from .linalg import blocks
+
+Array = NDArray[Any]
+
+# Of the training images, those kept for leave-one-out where the inducing ones are chosen: an eighth, at least so many,
+# and no more than SAMPLE.
+_SHARE, _FEWEST = 8, 64
+# How much less images count about which the inducing ones say little; leave-one-out takes the best. docs/solve.md.
+_DISCOUNTS = (0.0, 30.0, 100.0)
+
+
+def fit_inducing(
+    images: Images,
+    Y: NDArray[np.float64],
+    inducing: Any,
+    *,
+    noise: Noise,
+    amplitude: Amplitude,
+    loss: Callable[[Any, Any], float] | None,
+    seed: int | None,
+    store: Any,
+) -> tuple[InducingGP, Array]:
+    """The model and its inducing images."""
+    n, asked = len(images), asked_for(images, inducing)
+    m, share = (asked, max(n // _SHARE, _FEWEST)) if isinstance(asked, int) else (len(asked.Z), n)
+    sample = np.sort(np.random.default_rng(seed).choice(n, min(n, share, SAMPLE), replace=False))
+    need = 8 * m * ((1 + len(_DISCOUNTS)) * m + 4 * min(images.block(m), n) + 4 * len(sample))
+    memory.require(need, f"regression through {m:,} inducing images", images.kernel.device)
+    choice = choose(images, Y, asked, sample, seed, store) if isinstance(asked, int) else asked
+    columns = choice.columns
+    if store is not None and not columns:
+        columns = [columns_of(images.kernel, images.X, choice.Z, images.output, store)]
+    gp = InducingGP(
+        images.kernel(choice.Z, output=images.output),
+        kernel_parts(images, choice.Z, Y, columns),
+        sample,
+        noise=noise,
+        amplitude=amplitude,
+        discounts=_DISCOUNTS,
+        own=choice.numbers(sample),
+        loss=loss,
+    )
+    return gp, choice.Z
+
+
+def kernel_parts(images: Images, Z: Array, Y: NDArray[np.float64], columns: Sequence[Any] = ()) -> Iterator[Part]:
+    """K(X, Z), Y and k(x, x), some rows at a time; K from `columns` of it where it has been computed."""
+    from tqdm.auto import tqdm
+
+    with tqdm(total=len(images), desc="kernel", delay=2.0, disable=None, unit="image", leave=False) as bar:
+        for rows in blocks(len(images), images.block(len(Z))):
+            X = images.at(rows)
+            K = (
+                rows_of(images.xp, columns, rows)
+                if columns
+                else images.kernel(X, Z, output=images.output, progress=False)
+            )
+            yield rows, K, Y[rows], images.kernel.diag(X)
+            bar.update(rows.stop - rows.start)
