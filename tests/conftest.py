@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,16 @@ settings.load_profile("cnngp")
 
 # Jobs started in the background ignore Ctrl-C, and so would the processes that tests start and interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="module")
+def one_torch_thread() -> Iterator[None]:
+    """Tiny networks: threads only wait for one another."""
+    torch = pytest.importorskip("torch")
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,9 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -45,6 +47,33 @@ def test_classify_prints_the_certificate_and_json(tmp_path: Path, capsys: pytest
     assert last["command"] == "classify"
     assert last["fit"]["noise"] > 0
     assert set(last["files"]) == {"model", "results", "report"}
+
+
+@pytest.mark.parametrize(("seconds", "shown"), [(8.123, True), (0.3, False)])
+def test_compiling_is_an_item_of_its_own_where_it_takes_long(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    seconds: float,
+    shown: bool,
+) -> None:
+    fit = GPClassifier.fit
+
+    def compiled(clf: GPClassifier, X: Any, y: Any) -> GPClassifier:
+        fit(clf, X, y)
+        clf.fit_report_ = replace(clf.fit_report_, compile_seconds=seconds)
+        return clf
+
+    monkeypatch.setattr(GPClassifier, "fit", compiled)
+    assert run(["classify", "--train", "40", "--test", "20", "--no-model", "--output", str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split() for line in lines if line.startswith("compiling")] == [
+        ["compiling,", "loading", "8.12", "s"]
+    ] * shown
+    assert (
+        "compiling, or loading compiled code</th><td>8.12 s</td>" in (tmp_path / "report.html").read_text()
+    ) == shown
+    assert json.loads((tmp_path / "results.json").read_text())["fit"]["compile_seconds"] == seconds
 
 
 def test_a_network_from_a_json_file_and_no_model(tmp_path: Path) -> None:

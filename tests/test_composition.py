@@ -44,6 +44,14 @@ def refused(message: str, place: str = ""):
     return pytest.raises(NetworkError, match="^" + re.escape(f"{place}: " if place else "") + message)
 
 
+def kernels_add(*branches, before=(), size=(5, 5), **options):
+    """The Sum is accepted, and its kernel is the sum of those of its branches."""
+    X = np.random.default_rng(0).normal(size=(3, 2, *size))
+    whole = reference.kernel(Sequential(*before, Sum(*branches, **options), Dense()), X)
+    parts = sum(reference.kernel(Sequential(*before, branch, Dense()), X) for branch in branches)
+    np.testing.assert_allclose(whole, parts, rtol=1e-13)
+
+
 # ---- sums of dependent branches ------------------------------------------------------------------------------------
 
 TWO_PATHS = r"2 paths without weights lead into this Sum.*x \+ x has covariance 4K.*keep one Identity\(\)"
@@ -83,14 +91,15 @@ def test_paths_without_weights_are_refused_even_where_kernels_add_by_decree():
 
 @EACH_LINEAR
 def test_weights_on_all_but_one_branch_make_them_independent(linear):
-    Sum(Identity(), linear)
-    Sum(linear, linear)
-    Sum(Identity(), Sequential(Sum(Identity(), linear), linear))
-    Sum(linear, Sum(Identity(), linear), Sequential(linear, Sum(Identity(), linear), linear))
+    size = () if linear == Dense() else (5, 5)  # Dense() leaves one location
+    kernels_add(Identity(), linear, size=size)
+    kernels_add(linear, linear, size=size)
+    kernels_add(Identity(), Sequential(Sum(Identity(), linear), linear), size=size)
+    kernels_add(linear, Sum(Identity(), linear), Sequential(linear, Sum(Identity(), linear), linear), size=size)
 
 
 def test_sums_in_a_row_each_have_a_skip_of_their_own():
-    check_network(Sequential(Conv(3), Sum(Identity(), Conv(3)), Sum(Identity(), Conv(3)), Dense()))
+    kernels_add(Identity(), Conv(3), before=(Conv(3), Sum(Identity(), Conv(3))))
 
 
 # ---- sums of what is not Gaussian ----------------------------------------------------------------------------------
@@ -108,16 +117,11 @@ def test_a_branch_that_ends_in_a_nonlinearity_is_refused_by_place_and_name(phi):
 
 @EACH_NONLINEARITY
 def test_it_is_allowed_by_decree(phi):
-    block = Sum(Identity(), Sequential(Conv(3), phi), allow_non_gaussian=True)
+    branches = Identity(), Sequential(Conv(3), phi)
+    block = Sum(*branches, allow_non_gaussian=True)
     check_network(Sequential(Conv(3), block, block, Conv(3), phi, Dense()))
-
-
-def test_kernels_add_by_decree():
-    X = np.random.default_rng(0).normal(size=(3, 2, 5, 5))
-    branch = Sequential(Conv(3), ReLU())
-    net = Sequential(Sum(Identity(), branch, allow_non_gaussian=True), Dense())
-    parts = reference.kernel(Dense(), X) + reference.kernel(Sequential(branch, Dense()), X)
-    np.testing.assert_allclose(reference.kernel(net, X), parts, rtol=1e-14)
+    kernels_add(*branches, allow_non_gaussian=True)
+    kernels_add(*branches, before=(Conv(3), block), allow_non_gaussian=True)
 
 
 def test_a_decree_does_not_make_the_sum_gaussian():
@@ -142,7 +146,7 @@ def test_a_skip_from_behind_a_nonlinearity_is_refused():
 
 
 def test_the_projection_block_of_the_paper_is_gaussian():
-    check_network(Sequential(Conv(3), ReLU(), Sum(Conv(1), Sequential(Conv(3), ReLU(), Conv(3))), Dense()))
+    kernels_add(Conv(1), Sequential(Conv(3), ReLU(), Conv(3)), before=(Conv(3), ReLU()))
 
 
 # ---- nonlinearities on what is not Gaussian ------------------------------------------------------------------------
@@ -165,6 +169,8 @@ def test_two_nonlinearities_in_a_row_are_refused(phi):
 @EACH_LINEAR
 def test_a_linear_layer_between_them_is_enough(phi, linear):
     check_network(Sequential(Conv(3), phi, linear, phi, linear))
+    with refused(re.escape(f"{phi!r} is applied to the output of a nonlinearity"), "layers[2]"):
+        Sequential(Conv(3), phi, phi, linear)
 
 
 @EACH_NONLINEARITY

@@ -21,13 +21,7 @@ def _load(name: str) -> ModuleType:
     return module
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    torch = pytest.importorskip("torch")
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 
 def test_from_pytorch(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from cnngp import SparseGPClassifier, datasets, zoo
 from cnngp.paper import figure3, results
@@ -20,12 +18,7 @@ PLAN = Plan(train=400, test=300, inducing=80, network=zoo.small_cnn(), epochs=8,
 DATA = datasets.digits()
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 
 @pytest.fixture(scope="module")

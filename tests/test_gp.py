@@ -241,6 +241,12 @@ def _compare(on_card: Callable[[np.ndarray], Any], noise: Noise) -> None:
     ]
     for theirs, ours in pairs:
         np.testing.assert_allclose(theirs.get(), ours, rtol=1e-7, atol=1e-9)
-    assert there.sample(on_card(Kt), on_card(rbf(Z, Z)), 3, seed=0).shape == (3, 15, 3)
+    draws = there.sample(on_card(Kt), on_card(rbf(Z, Z)), 200, seed=0).get()
+    deviations = np.sqrt(here.variance(Kt, np.ones(15)))[:, None]
+    standard = (draws - here.mean(Kt)) / deviations
+    assert standard.shape == (200, 15, 3)
+    # Of 200 draws: the mean's standard error is 0.07 and the deviation's 0.05; bounds are five of them.
+    assert np.abs(standard.mean(0)).max() < 0.36
+    assert np.abs(standard.std(0) - 1).max() < 0.26
     with pytest.warns(JitterWarning):
         ExactGP(on_card(np.ones((3, 3))), on_card(Y[:3]))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import pickle
 import warnings
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -22,12 +21,7 @@ NET = Sequential(Conv(3, bias_var=0.1), ReLU(), Conv(3, stride=2), ReLU(), Dense
 SHAPE = (1, 5, 5)
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 
 def images(n: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> torch.Tensor:

@@ -21,6 +21,7 @@ from cnngp.engines.cpu import CpuEngine
 from cnngp.errors import StoreError
 from cnngp.store_spec import Spec
 from cnngp.tiles import Grid, default_tile
+from tile_count import computed
 
 NET = Sequential(Conv(3), ReLU(), Dense())
 rng = np.random.default_rng(0)
@@ -37,18 +38,12 @@ class Count:
     """Counts the tiles that an engine computes."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.tiles = 0
-        for name in ("cross", "symmetric"):
-            original = getattr(CpuEngine, name)
-
-            def counted(*args: Any, original: Any = original, **kwargs: Any) -> Any:
-                self.tiles += 1
-                return original(*args, **kwargs)
-
-            monkeypatch.setattr(CpuEngine, name, counted)
+        self._calls = computed(monkeypatch)
 
     def take(self) -> int:
-        tiles, self.tiles = self.tiles, 0
+        """Those since it was last asked."""
+        tiles = len(self._calls)
+        self._calls.clear()
         return tiles
 
 

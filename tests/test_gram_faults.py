@@ -25,6 +25,7 @@ from cnngp import Dense, Kernel, ReLU, Sequential, gram, locking
 from cnngp.engines.cpu import CpuEngine
 from cnngp.errors import StoreError
 from cnngp.store import GramStore, opened
+from tile_count import computed
 
 X = np.random.default_rng(0).random((200, 5))
 TILE = 32
@@ -35,20 +36,6 @@ SYSTEM_ROOT = hasattr(os, "geteuid") and os.geteuid() == 0
 
 def expected() -> Any:
     return KERNEL(X)
-
-
-def computed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """A list that grows by one for every tile that is computed."""
-    calls: list[int] = []
-    for name in ("cross", "symmetric"):
-        original = getattr(CpuEngine, name)
-
-        def counted(*args: Any, original: Any = original, **kwargs: Any) -> Any:
-            calls.append(1)
-            return original(*args, **kwargs)
-
-        monkeypatch.setattr(CpuEngine, name, counted)
-    return calls
 
 
 def files(store: Path) -> dict[str, bytes]:
@@ -250,7 +237,7 @@ def test_a_local_zarr_store_is_checked_and_locked_as_its_path_is(tmp_path: Path)
     for where, lock in ((LocalStore(tmp_path / "a"), "a"), (StorePath(LocalStore(tmp_path / "b"), "in/it"), "b/in/it")):
         with opened(where):
             descriptor = os.open(tmp_path / lock / "K/.lock", os.O_RDWR)
-            assert not locking._try(descriptor)
+            assert not locking.try_lock(descriptor)
             os.close(descriptor)
         np.testing.assert_array_equal(gram(KERNEL, X, store=where, tile=TILE)[:], expected())
         np.testing.assert_array_equal(gram(KERNEL, X, store=tmp_path / lock)[:], expected())

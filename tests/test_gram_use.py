@@ -16,10 +16,10 @@ import zarr
 
 from cnngp import GPClassifier, GPRegressor, Kernel, datasets, gram, zoo
 from cnngp.cli import run
-from cnngp.engines.cpu import CpuEngine
 from cnngp.errors import StoreError
 from cnngp.gp import float64_buffer
 from cnngp.plan import plan, status
+from tile_count import computed
 
 DIGITS = datasets.digits().take(150, 40)
 NET = zoo.small_cnn()
@@ -27,17 +27,7 @@ NET = zoo.small_cnn()
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """One entry for every tile or block that an engine computes."""
-    found: list[int] = []
-    for name in ("cross", "symmetric"):
-        original = getattr(CpuEngine, name)
-
-        def counted(*args: Any, original: Any = original, **kwargs: Any) -> Any:
-            found.append(1)
-            return original(*args, **kwargs)
-
-        monkeypatch.setattr(CpuEngine, name, counted)
-    return found
+    return computed(monkeypatch)
 
 
 def test_an_estimator_computes_each_kernel_once(tmp_path: Path, calls: list[int]) -> None:
@@ -45,14 +35,14 @@ def test_an_estimator_computes_each_kernel_once(tmp_path: Path, calls: list[int]
     plain = GPClassifier(NET, device="cpu").fit(DIGITS.X, DIGITS.y)
     expected = plain.predict_proba(DIGITS.X_test)
     calls.clear()
-    for computed in (2, 0):
+    for matrices in (2, 0):
         clf = GPClassifier(NET, device="cpu", store=place).fit(DIGITS.X, DIGITS.y)
         np.testing.assert_array_equal(clf.predict_proba(DIGITS.X_test), expected)
         np.testing.assert_array_equal(clf.predict(DIGITS.X_test), plain.predict(DIGITS.X_test))
         assert clf.loo_error_ == plain.loo_error_
         calls_now = len(calls)
         calls.clear()
-        assert calls_now - 1 == computed  # `plain.predict` above is the one
+        assert calls_now - 1 == matrices  # `plain.predict` above is the one
     group = zarr.open_group(place, mode="r")
     names = sorted(name for name, _ in group.members())
     assert names[0] == "K"

@@ -6,6 +6,7 @@ eigenvalues those of a covariance. Then what may be given as images, what is ref
 
 from __future__ import annotations
 
+import json
 import pickle
 import subprocess
 import sys
@@ -630,6 +631,44 @@ def test_grid_search_over_networks():
     model = GaussianProcessRegressor(as_sklearn(dtype="float64"), alpha=1e-3)
     search = GridSearchCV(model, {"kernel__network": nets}, cv=2).fit(X, y)
     assert search.best_params_["kernel__network"] in nets
+
+
+# ---- compiling -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_prepared_kernels_compile_nothing_more(dtype):
+    """In a process of its own, where nothing is compiled or loaded yet."""
+    script = f"""
+import json, time
+import numpy as np
+from cnngp import Kernel, zoo
+from cnngp.engines import cpu_calls, cpu_interpreter as i
+
+def known():
+    functions = (i.image_tables, i.pair_block, i.spread_rows, i.spread_lanes)
+    return [cpu_calls._compiled.cache_info().currsize, *(len(f.signatures) for f in functions)]
+
+X = np.random.default_rng(0).uniform(size=(40, 1, 8, 8)).astype("{dtype}")
+kernel = Kernel(zoo.small_cnn(), "cpu", "{dtype}")
+begun = time.perf_counter()
+seconds = kernel.prepare(X)
+whole = time.perf_counter() - begun
+prepared = known()
+kernel(X), kernel(X[:10], X), kernel.diag(X)
+print(json.dumps([seconds, whole, prepared, known()]))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    seconds, whole, prepared, after = json.loads(done.stdout)
+    assert 0.9 * whole < seconds < whole
+    assert min(prepared) > 0
+    assert prepared == after
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_preparing_refuses_what_the_kernel_refuses(device):
+    with pytest.raises(DataError, match="NaN"):
+        Kernel(SMALL, device).prepare(np.full((3, 1, 6, 6), np.nan))
 
 
 # ---- lightness -----------------------------------------------------------------------------------------------------

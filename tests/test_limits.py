@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 import torch
@@ -14,13 +12,7 @@ from cnngp import Conv, Dense, Identity, NetworkError, ReLU, Sequential, Sum, ch
 from cnngp.arrays import DataError
 from torch_modules import InPlace, PreActivationResNet, TransposedNet
 
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 
 X = np.random.default_rng(0).normal(size=(3, 1, 4, 4))

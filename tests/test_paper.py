@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -17,13 +17,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+import cnngp
+from browser import needs_browser, opened
 from cnngp import datasets, plots, zoo
 from cnngp.cli import run
 from cnngp.paper import experiments, page, results, setting, table1
 from cnngp.paper.figures import new_figure, save_figure
 from cnngp.paper.setting import Done, OutOfTime, Setting, digest
-
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
 def digits_with_validation() -> datasets.Dataset:
@@ -59,6 +59,30 @@ def test_a_piece_is_computed_once(tmp_path: Path) -> None:
     assert "core" in second["hardware"]
     assert [(d.name, d.reused) for d in again.done] == [("p", True)]
     assert not list(tmp_path.rglob("*.partial"))
+
+
+def test_a_piece_says_by_which_software_it_was_computed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = Setting(tmp_path, device="cpu")
+    here = first.piece("p", dict, depends={})["software"]
+    for name in (f"cnngp {cnngp.__version__}", f"Python {platform.python_version()}", f"NumPy {np.__version__}"):
+        assert name in here
+    monkeypatch.setattr(setting, "software", lambda kind: "other software")  # as of another process, later
+    later = Setting(tmp_path, device="cpu")
+    assert later.piece("p", dict, depends={})["software"] == here
+    assert later.piece("q", dict, depends={})["software"] == "other software"
+    assert [d.software for d in later.done] == [here, "other software"]
+
+
+def test_a_piece_kept_before_software_was_recorded_is_read(tmp_path: Path) -> None:
+    compute = Counted({"x": 1})
+    Setting(tmp_path, device="cpu").piece("p", compute, depends={})
+    path = tmp_path / "pieces" / "p.json"
+    kept = json.loads(path.read_bytes())
+    del kept["values"]["software"]
+    path.write_text(json.dumps(kept))
+    again = Setting(tmp_path, device="cpu")
+    assert again.piece("p", compute, depends={})["x"] == compute.calls == 1
+    assert again.done[0].software == f"cnngp {cnngp.__version__} (Python and libraries not recorded)"
 
 
 @pytest.mark.parametrize(
@@ -142,8 +166,9 @@ def test_bad_pieces(tmp_path: Path) -> None:
     s = Setting(tmp_path, device="cpu")
     with pytest.raises(ValueError, match="small letters"):
         s.piece("../p", dict, depends={})
-    with pytest.raises(ValueError, match="returns seconds"):
-        s.piece("p", lambda: {"seconds": 1.0}, depends={})
+    for added in ("seconds", "hardware", "software"):
+        with pytest.raises(ValueError, match=f"returns {added}"):
+            s.piece("p", lambda added=added: {added: 1.0}, depends={})
 
 
 def test_killed_in_the_middle_of_a_piece(tmp_path: Path) -> None:
@@ -214,7 +239,11 @@ def example(folder: Path, quick: bool = False) -> results.Document:
         details={"n": 3},
         captions={"line": "A line."},
     )
-    done = [Done("p", 2.0, "one card", False), Done("p", 2.0, "one card", True), Done("q", 3.0, "one card", True)]
+    done = [
+        Done("p", 2.0, "one card", "Python 3.12 & more", False),
+        Done("p", 2.0, "one card", "Python 3.12 & more", True),
+        Done("q", 3.0, "one card", "Python 3.11", True),
+    ]
     return results.document("table1", "Table", found, done, figures, command="cnngp reproduce table1", quick=quick)
 
 
@@ -224,6 +253,8 @@ def test_a_document_survives_the_file(tmp_path: Path) -> None:
     assert results.read(tmp_path / "table1.json") == doc
     assert doc["seconds"] == 5.0  # a piece that is used twice is computed once
     assert doc["hardware"] == ["one card"]
+    assert doc["software"] == ["Python 3.11", "Python 3.12 & more"]
+    assert [p["software"] for p in doc["pieces"]] == ["Python 3.12 & more", "Python 3.11"]
     assert [f["file"] for f in doc["figures"]] == ["line.png", "line.svg"]
     assert {f["caption"] for f in doc["figures"]} == {"A line."}
 
@@ -236,7 +267,9 @@ def _without(key: str) -> Callable[[Any], Any]:
     ("spoil", "message"),
     [
         (_without("rows"), "expected"),
-        (lambda doc: doc.update(schema=2), "schema 2"),
+        (lambda doc: doc.update(schema=3), "schema 3"),
+        (lambda doc: doc["pieces"][0].pop("software"), "expected"),
+        (lambda doc: doc.update(software="Python"), "software is 'Python'"),
         (lambda doc: doc.update(extra=1), "extra"),
         (lambda doc: doc.update(quick="no"), "quick is 'no'"),
         (lambda doc: doc["rows"][0].update(ours="0.84"), "ours is '0.84'"),
@@ -254,6 +287,36 @@ def test_documents_of_another_form_are_refused(tmp_path: Path, spoil: Callable[[
     assert not (tmp_path / "table1.json").exists()
     (tmp_path / "table1.json").write_text(json.dumps(doc))
     with pytest.raises(results.ResultsError):
+        results.read(tmp_path / "table1.json")
+
+
+def schema_1(doc: results.Document) -> dict[str, Any]:
+    """The form that named versions for the file alone."""
+    old = {key: value for key, value in doc.items() if key != "software"}
+    pieces = [{key: value for key, value in p.items() if key != "software"} for p in doc["pieces"]]
+    return old | {"schema": 1, "version": "0.0.9", "python": "3.10.1", "pieces": pieces}
+
+
+def test_a_document_of_schema_1_is_read_and_drawn(tmp_path: Path) -> None:
+    doc = example(tmp_path)
+    (tmp_path / "table1.json").write_text(json.dumps(schema_1(doc)))
+    read = results.read(tmp_path / "table1.json")
+    assert read["software"] == ["cnngp 0.0.9, Python 3.10.1"]
+    assert [p["software"] for p in read["pieces"]] == ["not recorded", "not recorded"]
+    untouched = set(doc) - {"software", "pieces"}
+    assert {key: read[key] for key in untouched} == {key: doc[key] for key in untouched}
+    text = experiments.write_page(tmp_path).read_text(encoding="utf-8")
+    assert "on one card, cnngp 0.0.9, Python 3.10.1." in text
+
+
+@pytest.mark.parametrize(
+    "spoil", [_without("python"), lambda doc: doc.update(software=[]), lambda doc: doc["pieces"].append("p")]
+)
+def test_a_spoilt_document_of_schema_1_is_refused(tmp_path: Path, spoil: Callable[[Any], Any]) -> None:
+    old = schema_1(example(tmp_path))
+    spoil(old)
+    (tmp_path / "table1.json").write_text(json.dumps(old))
+    with pytest.raises(results.ResultsError, match="expected"):
         results.read(tmp_path / "table1.json")
 
 
@@ -288,39 +351,17 @@ def test_the_page_is_self_contained_and_shows_every_number(tmp_path: Path) -> No
     plain = re.sub(r"<[^>]*>", "", text)
     for shown in ("0.85 % [0.84 %]", "0.92 %", "[0.41 %]", "24.0 s [3 h 40 min]", "98,100,000/s", "0.01234"):
         assert shown in plain
+    assert "on one card, Python 3.11; Python 3.12 &amp; more." in text
     for shown in ("ResNet &lt;GP&gt;", "a &amp; b", "A line.", "one card", "cnngp reproduce table1", "26.0 s"):
         assert shown in text
     assert "quick version" not in text
     assert "quick version" in page.render([example(tmp_path, quick=True)], tmp_path)
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
+@needs_browser
 def test_opens_in_a_browser(tmp_path: Path) -> None:
-    """No console errors, every image drawn, nothing wider than the window; the browser says so in the title."""
-    probe = """<script>window.addEventListener("load", () => {
-        const images = [...document.images];
-        const seen = i => i.complete && i.naturalWidth > 0 && i.getBoundingClientRect().width > 0;
-        const wide = document.documentElement.scrollWidth > window.innerWidth;
-        const cells = document.querySelectorAll("td").length;
-        document.title = `drawn ${images.filter(seen).length}, too wide: ${wide}, cells ${cells}`;
-    });</script></body>"""
     text = page.render([example(tmp_path), example(tmp_path, quick=True)], tmp_path)
-    (tmp_path / "page.html").write_text(text.replace("</body>", probe), encoding="utf-8")
-    done = subprocess.run(
-        [
-            *(str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--v=0"),
-            *(f"--user-data-dir={tmp_path / 'profile'}", "--window-size=600,2000", "--virtual-time-budget=5000"),
-            *("--dump-dom", (tmp_path / "page.html").as_uri()),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    title = re.search(r"<title>(.*?)</title>", done.stdout)
-    assert title is not None
-    assert title[1] == "drawn 2, too wide: false, cells 36"
-    assert "CONSOLE" not in done.stderr
+    assert opened(text, tmp_path, width=600) == "drawn 2 of 2, too wide: false, cells 36"
 
 
 # ---- the command --------------------------------------------------------------------------------------------------
@@ -460,6 +501,7 @@ def test_committed_results_are_whole(name: str) -> None:
     for figure in doc["figures"]:
         assert (COMMITTED / figure["file"]).is_file()
     text = (COMMITTED / experiments.PAGE).read_text(encoding="utf-8")
+    assert page.render([doc], COMMITTED).split("<h2")[1].split("</body>")[0].strip() in text
     for r in doc["rows"]:
         for key in ("ours", "published"):
             assert r[key] is None or results.shown(r[key], r["unit"]) in text

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from browser import needs_browser, opened
 from cnngp import GPClassifier, datasets, plots, report, zoo
 from cnngp.calibration import reliability
 from cnngp.evaluation import Evaluation, evaluate
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 # The strange class names must come through as text.
 DATA = datasets.digits().take(150, 80)
 NAMES = np.array(["<zero>", "one & only", *"23456789"])
@@ -61,33 +59,10 @@ def test_the_page_is_self_contained(page: str, evaluation: Evaluation) -> None:
         assert text in page
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
+@needs_browser
 def test_opens_in_a_browser(page: str, evaluation: Evaluation, tmp_path: Path) -> None:
-    """No console errors, every image drawn. A script of the test's own reports what the browser made of the page."""
-    probe = """<script>window.addEventListener("load", () => {
-        const images = [...document.images];
-        const seen = i => i.complete && i.naturalWidth > 0 && i.getBoundingClientRect().width > 0;
-        const drawn = images.filter(seen).length;
-        const wide = document.documentElement.scrollWidth > window.innerWidth;
-        document.title = `drawn ${drawn} of ${images.length}, too wide: ${wide}`;
-    });</script></body>"""
-    (tmp_path / "report.html").write_text(page.replace("</body>", probe), encoding="utf-8")
-    done = subprocess.run(
-        [
-            *(str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--v=0"),
-            *(f"--user-data-dir={tmp_path / 'profile'}", "--window-size=1100,2000", "--virtual-time-budget=5000"),
-            *("--dump-dom", (tmp_path / "report.html").as_uri()),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    title = re.search(r"<title>(.*?)</title>", done.stdout)
-    assert title is not None
     n = 3 + len(evaluation.uncertain) + len(evaluation.wrong)
-    assert title[1] == f"drawn {n} of {n}, too wide: false"
-    assert "CONSOLE" not in done.stderr
+    assert opened(page, tmp_path, width=1100).startswith(f"drawn {n} of {n}, too wide: false")
 
 
 def test_figures_of_awkward_data() -> None:

@@ -15,6 +15,7 @@ import time
 from collections import Counter
 from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -201,7 +202,7 @@ def test_a_score_is_what_the_classifier_says() -> None:
         assert found.jitter == clf.fit_report_.jitter
         assert found.engine == clf.fit_report_.engine
         assert problem.pairs == 150 * 149 // 2 + 150 * 100
-        assert 0 < found.kernel_seconds < found.seconds
+        assert 0 < found.kernel_seconds < found.seconds - found.compile_seconds
 
 
 def test_a_score_does_not_depend_on_the_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -369,6 +370,22 @@ def test_a_draw_that_fails_is_left_out_and_tried_again_by_the_next_run(
     with pytest.raises(RuntimeError, match=r"draw 6: ZeroDivisionError.*keeps what is finished"):
         random_search(DIGITS, "paper-cnn", 10, **SMALL, study=study)
     assert not list(tmp_path.glob("*.claims"))
+
+
+def test_a_claim_is_let_go_whatever_became_of_the_draw() -> None:
+    dropped: list[str] = []
+    study: Any = SimpleNamespace(claims=SimpleNamespace(drop=dropped.append), fail=lambda *_: None, path="s.db")
+    level: Any = SimpleNamespace(networks=None, run="r", claim_name=str, record=lambda study, found: None)
+
+    def outcome(fails: bool) -> Any:
+        if fails:
+            raise OSError("the card has gone away")
+
+    assert search_work.keep(level, study, 0, lambda: outcome(True), 0) == 1
+    assert search_work.keep(level, study, 1, lambda: outcome(False), 1) == 0
+    with pytest.raises(RuntimeError, match=r"draw 2: OSError: the card has gone away \(s\.db keeps"):
+        search_work.keep(level, study, 2, lambda: outcome(True), 2)
+    assert dropped == ["0", "1", "2"]
 
 
 def test_rungs_and_the_one_look_at_the_test_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -269,6 +269,9 @@ def test_branches_of_different_shapes_are_refused():
         Kernel(skip_last, device="cpu")(np.ones((1, 1, 7, 7)))
     with refused("must have one shape, but branches.0. gives 7 × 7, branches.1. gives 1"):
         Sum(Conv(3), Dense()).shapes((1, 7, 7))
+    for size in (1, 7):  # which NumPy would broadcast: the reference shares no code with the engines' check
+        with refused("the branches of a Sum must have one shape"):
+            reference.kernel(Sequential(Sum(Conv(3), Dense()), Dense()), np.ones((2, 1, size, size)))
 
 
 def test_a_kernel_needs_one_output_location():

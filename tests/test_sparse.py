@@ -7,7 +7,6 @@ import math
 import pickle
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -26,12 +25,7 @@ NET = Sequential(Conv(3, bias_var=0.1), ReLU(), Dense())
 DIGITS = datasets.digits()
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 
 def moments(n: int, classes: int, seed: int = 0, spread: float = 2.0) -> tuple[torch.Tensor, torch.Tensor]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -39,14 +38,7 @@ from cnngp.torch_bridge import sample_outputs
 from networks import networks_with_shapes, relu_like, smooth
 from torch_modules import examples
 
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Tiny networks: threads only wait for one another."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 
 # ---- round trips -----------------------------------------------------------------------------------------------------

@@ -30,6 +30,7 @@ from .network import (
     Layer,
     LeakyReLU,
     Network,
+    NetworkError,
     Nonlinearity,
     ReLU,
     Sequential,
@@ -54,6 +55,9 @@ class Covariances:
         return Covariances(f(self.xz), f(self.xx), f(self.zz))
 
     def __add__(self, other: Covariances) -> Covariances:
+        if self.xz.shape != other.xz.shape:  # NumPy would repeat a single location at all others
+            shapes = " and ".join(str(V.xz.shape[2:]) for V in (self, other))
+            raise NetworkError(f"the branches of a Sum must have one shape, but they give {shapes}")
         return Covariances(self.xz + other.xz, self.xx + other.xx, self.zz + other.zz)
 
 

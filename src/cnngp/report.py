@@ -2,47 +2,28 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
 from string import Template
 
-from . import plots
+from . import plots, web_page
 from .certificate import FitReport
 from .evaluation import Evaluation, Picture
 from .network import Network
 
-_PAGE = Template("""<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>$title</title>
-<style>
-:root { color-scheme: light; }
-body { font: 15px/1.5 system-ui, sans-serif; color: #1f2933; background: #fff; max-width: 1040px; margin: 0 auto;
-       padding: 28px 22px 60px; }
-h1 { font-size: 25px; margin: 0 0 2px; } h2 { font-size: 18px; margin: 38px 0 10px; border-top: 1px solid #e4e7eb;
-     padding-top: 18px; }
-p { margin: 6px 0; } .muted { color: #616e7c; } code, pre { font: 12.5px/1.45 ui-monospace, monospace; }
-pre { background: #f5f7fa; padding: 12px 14px; overflow-x: auto; border-radius: 6px; margin: 8px 0; }
+_STYLE = """
 pre.wrap { white-space: pre-wrap; }
 .numbers { display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); gap: 12px; margin: 20px 0 6px; }
 .number { background: #f5f7fa; border-radius: 8px; padding: 12px 14px; } .number b { display: block; font-size: 24px; }
 .number span { color: #616e7c; font-size: 13px; }
-.figures { display: flex; flex-wrap: wrap; gap: 26px; align-items: flex-start; }
-figure { margin: 0; flex: 1 1 400px; } figure img { max-width: 100%; } figcaption { color: #616e7c; font-size: 13px; }
 .pictures { display: grid; grid-template-columns: repeat(auto-fill, minmax(118px, 1fr)); gap: 14px; }
 .pictures div { font-size: 12.5px; line-height: 1.35; } .pictures img { width: 100%; image-rendering: pixelated;
      border: 1px solid #e4e7eb; border-radius: 4px; background: #000; display: block; margin-bottom: 4px; }
-table { border-collapse: collapse; } td, th { text-align: left; padding: 4px 18px 4px 0; vertical-align: top; }
-th { font-weight: 600; } .verdict { border-left: 4px solid #2b6cb0; padding: 6px 12px; background: #ebf4fb; }
-.wrong { color: #c05621; }
-</style>
-</head>
-<body>
-<h1>$title</h1>
+.verdict { border-left: 4px solid #2b6cb0; padding: 6px 12px; background: #ebf4fb; } .wrong { color: #c05621; }
+"""
+
+_BODY = Template("""
 <p class="muted">$data</p>
 <div class="numbers">$numbers</div>
 <p>$summary</p>
@@ -66,8 +47,6 @@ $uncertain
 $times
 <pre>$command</pre>
 <p class="muted">$versions</p>
-</body>
-</html>
 """)
 
 
@@ -88,20 +67,28 @@ def render(
         f"predicted wrongly; leaving out each training image in turn predicted {100 * e.loo.error:.2f} % of them "
         "wrongly, with no test set needed."
     )
-    return _PAGE.substitute(
-        title="Exact Gaussian process classification",
+    times = [
+        ("kernel of the training images", f"{certificate.kernel_seconds:.2f} s"),
+        ("solve, leave-one-out and certificate", f"{certificate.solve_seconds:.2f} s"),
+        ("test predictions with variances", f"{e.predict_seconds:.2f} s"),
+    ]
+    if certificate.compiling is not None:
+        times.insert(0, ("compiling, or loading compiled code", certificate.compiling))
+    body = _BODY.substitute(
         data=escape(e.data),
         numbers=_numbers(e),
         summary=summary,
-        figures=_figure(plots.confusion(e.confusion, e.classes), "Confusion matrix of the test set: rows are labels.")
-        + _figure(
+        figures=web_page.figure(
+            plots.confusion(e.confusion, e.classes), "Confusion matrix of the test set: rows are labels."
+        )
+        + web_page.figure(
             plots.reliability(e.reliability),
             f"Reliability of the test probabilities: ECE {e.test.ece:.4f}, NLL {e.test.nll:.4f}. The temperature "
             f"{e.temperature:.3f} was chosen on leave-one-out predictions.",
         ),
         wrong=_pictures(e.wrong, "No test image is predicted wrongly."),
         uncertain=_pictures(e.uncertain, ""),
-        kernel=_figure(
+        kernel=web_page.figure(
             plots.kernel_matrix(e.correlations, e.boundaries, e.classes),
             f"Correlations of {len(e.correlations):,} training images under the network's kernel, ordered by class.",
         ),
@@ -109,16 +96,11 @@ def render(
         certificate=escape("\n".join(str(certificate).splitlines()[:-1])),
         network=escape(repr(network)),
         layers=escape(str(network.shapes(tuple(input_shape)))),
-        times=_table(
-            [
-                ("kernel of the training images", f"{certificate.kernel_seconds:.2f} s"),
-                ("solve, leave-one-out and certificate", f"{certificate.solve_seconds:.2f} s"),
-                ("test predictions with variances", f"{e.predict_seconds:.2f} s"),
-            ]
-        ),
+        times=_table(times),
         command=escape(command),
         versions=escape(versions),
     )
+    return web_page.whole("Exact Gaussian process classification", _STYLE, body)
 
 
 def write(path: Path, page: str) -> None:
@@ -142,12 +124,6 @@ def _numbers(e: Evaluation) -> str:
     return "".join(f'<div class="number"><b>{value}</b><span>{name}</span></div>' for value, name in entries)
 
 
-def _figure(png: bytes, caption: str) -> str:
-    return (
-        f'<figure><img src="{_inline(png)}" alt="{escape(caption)}"><figcaption>{escape(caption)}</figcaption></figure>'
-    )
-
-
 def _pictures(pictures: Iterable[Picture], none: str) -> str:
     cells = []
     for p in pictures:
@@ -155,13 +131,9 @@ def _pictures(pictures: Iterable[Picture], none: str) -> str:
         if p.predicted != p.label:
             said = f'<span class="wrong">{said}</span>, is {escape(p.label)}'
         alt = f"labelled {escape(p.label)}, predicted {escape(p.predicted)}"
-        cells.append(f'<div><img src="{_inline(plots.picture(p.pixels))}" alt="{alt}">{said}</div>')
+        cells.append(f'<div><img src="{web_page.inline(plots.picture(p.pixels))}" alt="{alt}">{said}</div>')
     return f'<div class="pictures">{"".join(cells)}</div>' if cells else f"<p>{none}</p>"
 
 
 def _table(rows: Sequence[tuple[str, str]]) -> str:
     return "<table>" + "".join(f"<tr><th>{escape(a)}</th><td>{escape(b)}</td></tr>" for a, b in rows) + "</table>"
-
-
-def _inline(png: bytes) -> str:
-    return "data:image/png;base64," + base64.b64encode(png).decode()

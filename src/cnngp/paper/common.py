@@ -1,8 +1,10 @@
-"""What pieces share: the hardware in words, waiting for a card, shares in percent. Imports nothing heavy."""
+"""What pieces share: hardware and software in words, waiting for a card, shares in percent. Imports nothing heavy."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import importlib.metadata
 import os
 import platform
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from .. import __version__
 from ..linalg import Array, namespace
 
 
@@ -24,6 +27,20 @@ def hardware(kind: Literal["cpu", "cuda"]) -> str:
         return f"one {name}"
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return f"{cores} core{'s' if cores > 1 else ''} of {_processor()}"
+
+
+@functools.cache
+def software(kind: Literal["cpu", "cuda"]) -> str:
+    """The versions of what a number may depend on: ours, Python's, and those of the libraries that compute here."""
+    versions = [f"cnngp {__version__}", f"Python {platform.python_version()}"]
+    versions += [f"{library} {importlib.metadata.version(library.lower())}" for library in ("NumPy", "SciPy", "Numba")]
+    if kind == "cuda":
+        import cupy  # its distribution has a name for each CUDA version
+
+        versions.append(f"CuPy {cupy.__version__}")
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # optional; what needs it says so
+        versions.append(f"PyTorch {importlib.metadata.version('torch')}")
+    return ", ".join(versions)
 
 
 def _processor() -> str:

@@ -77,7 +77,7 @@ def run(setting: Setting, plan: Plan | None = None, X: NDArray[np.float32] | Non
         "network": plan.name,
         "networks": plan.networks,
         "images": len(X),
-        "floor": {key: value for key, value in floor.items() if key != "hardware"},
+        "floor": {key: value for key, value in floor.items() if key not in ("hardware", "software")},
         "widths": {},
     }
     for width in plan.widths:

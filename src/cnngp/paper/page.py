@@ -2,56 +2,35 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
-from string import Template
 
+from .. import web_page
 from . import results
 from .results import Document, Row, Table
 
-_PAGE = Template("""<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>$title</title>
-<style>
-:root { color-scheme: light; }
-body { font: 15px/1.5 system-ui, sans-serif; color: #1f2933; background: #fff; max-width: 1040px; margin: 0 auto;
-       padding: 28px 22px 60px; }
-h1 { font-size: 25px; margin: 0 0 2px; } h2 { font-size: 19px; margin: 42px 0 8px; border-top: 1px solid #e4e7eb;
-     padding-top: 18px; } h3 { font-size: 15px; margin: 22px 0 6px; }
-p { margin: 6px 0; } .muted { color: #616e7c; } pre { font: 12.5px/1.45 ui-monospace, monospace;
-     background: #f5f7fa; padding: 12px 14px; overflow-x: auto; border-radius: 6px; margin: 8px 0; }
-.table { overflow-x: auto; } table { border-collapse: collapse; } td, th { text-align: right; padding: 4px 14px 4px 0;
-     vertical-align: top; border-bottom: 1px solid #e4e7eb; }
-th { font-weight: 600; } td:first-child, th:first-child, td.note { text-align: left; }
+_STYLE = """
+h3 { font-size: 15px; margin: 22px 0 6px; }
+.table { overflow-x: auto; } td, th { text-align: right; border-bottom: 1px solid #e4e7eb; }
+td:first-child, th:first-child, td.note { text-align: left; }
 td { white-space: nowrap; } td:first-child, td.note { white-space: normal; }
 td.note { color: #616e7c; font-size: 13px; min-width: 180px; } .published { color: #616e7c; }
-.figures { display: flex; flex-wrap: wrap; gap: 26px; align-items: flex-start; margin-top: 16px; }
-figure { margin: 0; flex: 1 1 420px; } figure img { max-width: 100%; } figcaption { color: #616e7c; font-size: 13px; }
+.figures { margin-top: 16px; }
 .small { border-left: 4px solid #dd6b20; padding: 6px 12px; background: #fdf3ea; }
-</style>
-</head>
-<body>
-<h1>$title</h1>
+"""
+
+_INTRODUCTION = """
 <p class="muted">Garriga-Alonso, Rasmussen, Aitchison, <i>Deep Convolutional Networks as shallow Gaussian Processes</i>,
 ICLR 2019. Published values stand in brackets; a dash, or no brackets in a
 column, means that none was published.</p>
-$experiments
-</body>
-</html>
-""")
+"""
 
 
 def render(documents: Sequence[Document], folder: Path) -> str:
     """The page of some experiments, whose figures lie in `folder`."""
-    return _PAGE.substitute(
-        title="Deep convolutional networks as shallow Gaussian processes, reproduced",
-        experiments="\n".join(_experiment(doc, folder) for doc in documents),
-    )
+    body = _INTRODUCTION + "\n".join(_experiment(doc, folder) for doc in documents)
+    return web_page.whole("Deep convolutional networks as shallow Gaussian processes, reproduced", _STYLE, body)
 
 
 def _experiment(doc: Document, folder: Path) -> str:
@@ -63,10 +42,10 @@ def _experiment(doc: Document, folder: Path) -> str:
         )
     parts += map(_table, results.tables(doc["rows"]))
     parts.append(f'<div class="figures">{"".join(_figures(doc, folder))}</div>')
-    hardware = "; ".join(doc["hardware"]) or "no hardware"
+    hardware, software = "; ".join(doc["hardware"]), "; ".join(doc["software"])
     parts.append(
-        f'<p class="muted">{results.duration(doc["seconds"])} on {escape(hardware)}, cnngp {escape(doc["version"])}, '
-        f"Python {escape(doc['python'])}.</p>\n<pre>{escape(doc['command'])}</pre>"
+        f'<p class="muted">{results.duration(doc["seconds"])} on {escape(hardware or "no hardware")}'
+        f"{escape(f', {software}' if software else '')}.</p>\n<pre>{escape(doc['command'])}</pre>"
     )
     return "\n".join(parts)
 
@@ -103,13 +82,9 @@ def _cell(row: Row | None, compared: bool) -> str:
 
 def _figures(doc: Document, folder: Path) -> list[str]:
     """PNG files inside the page; the SVG files lie beside it."""
-    shown = []
-    for figure in doc["figures"]:
-        path = folder / figure["file"]
-        if path.suffix != ".png" or not path.is_file():
-            continue
-        data = base64.b64encode(path.read_bytes()).decode()
-        caption = escape(figure["caption"])
-        image = f'<img src="data:image/png;base64,{data}" alt="{caption}">'
-        shown.append(f"<figure>{image}<figcaption>{caption}</figcaption></figure>")
-    return shown
+    paths = [(folder / figure["file"], figure["caption"]) for figure in doc["figures"]]
+    return [
+        web_page.figure(path.read_bytes(), caption)
+        for path, caption in paths
+        if path.suffix == ".png" and path.is_file()
+    ]

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import json
 import math
-import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
-from .. import __version__
 from .setting import Done, write_atomically
 
-SCHEMA = 1
+SCHEMA = 2
 
 
 class Row(TypedDict):
@@ -122,9 +120,9 @@ class Document(TypedDict):
     title: str
     command: str
     quick: bool
-    version: str
-    python: str
     hardware: list[str]
+    software: list[str]
+    """Versions, as the pieces name them: one entry unless pieces were computed with others."""
     seconds: float
     """Of computing the pieces, whenever that was."""
     pieces: list[dict[str, Any]]
@@ -156,11 +154,13 @@ def document(
         title=title,
         command=command,
         quick=quick,
-        version=__version__,
-        python=platform.python_version(),
         hardware=sorted({piece.hardware for piece in pieces.values()}),
+        software=sorted({piece.software for piece in pieces.values()}),
         seconds=sum(piece.seconds for piece in pieces.values()),
-        pieces=[{"name": p.name, "seconds": p.seconds, "hardware": p.hardware} for p in pieces.values()],
+        pieces=[
+            {"name": p.name, "seconds": p.seconds, "hardware": p.hardware, "software": p.software}
+            for p in pieces.values()
+        ],
         rows=list(results["rows"]),
         details=dict(results["details"]),
         figures=[{"file": path.name, "caption": captions.get(path.stem, "")} for path in figures],
@@ -173,13 +173,24 @@ def write(path: Path, doc: Document) -> None:
 
 
 def read(path: Path) -> Document:
-    """A file that `write` made; `ResultsError` for any other."""
+    """A file that `write` made, in this version or an earlier one; `ResultsError` for any other."""
     try:
         doc = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
         raise ResultsError(f"{path} cannot be read: {error}; remove it and run `cnngp reproduce` again") from None
+    if isinstance(doc, dict) and doc.get("schema") == 1:
+        doc = _from_schema_1(doc, path)
     check(doc, path)
     return doc  # type: ignore[no-any-return]
+
+
+def _from_schema_1(doc: dict[str, Any], where: object) -> dict[str, Any]:
+    """Schema 1 named the versions once for the file, and none for its pieces."""
+    kinds = {key: kind for key, kind in _KINDS.items() if key != "software"} | {"version": str, "python": str}
+    _fields(doc, kinds, f"{where}")
+    software = f"cnngp {doc.pop('version')}, Python {doc.pop('python')}"
+    pieces = [p | {"software": "not recorded"} if isinstance(p, dict) else p for p in doc["pieces"]]
+    return doc | {"schema": SCHEMA, "software": [software], "pieces": pieces}
 
 
 _KINDS: dict[str, Any] = {
@@ -188,16 +199,15 @@ _KINDS: dict[str, Any] = {
     "title": str,
     "command": str,
     "quick": bool,
-    "version": str,
-    "python": str,
     "hardware": list,
+    "software": list,
     "seconds": (int, float),
     "pieces": list,
     "rows": list,
     "details": dict,
     "figures": list,
 }
-_PIECE = {"name": str, "seconds": (int, float), "hardware": str}
+_PIECE = {"name": str, "seconds": (int, float), "hardware": str, "software": str}
 _FIGURE = {"file": str, "caption": str}
 _WORDS = ("table", "result", "quantity", "unit", "note")
 _NUMBERS = ("published", "ours", "seconds")

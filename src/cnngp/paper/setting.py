@@ -28,10 +28,12 @@ from ..datasets import Dataset, Split, load
 from ..errors import DatasetError
 from ..kernel import Device, Kernel
 from ..network import Dense
-from .common import hardware
+from .common import hardware, software
 
 SCHEMA = 1
 """Of the files under pieces/; raised when their meaning changes."""
+ADDED = ("seconds", "hardware", "software")
+"""What is added to the values of every piece: how and where it was computed."""
 
 
 class OutOfTime(RuntimeError):
@@ -45,6 +47,7 @@ class Done:
     name: str
     seconds: float
     hardware: str
+    software: str
     reused: bool
 
 
@@ -104,7 +107,9 @@ class Setting:
         depends: Mapping[str, Any],
         seconds: float = 0.0,
     ) -> dict[str, Any]:
-        """The values of a piece, with `seconds` and `hardware` added: read where they are kept, else computed and kept.
+        """The values of a piece: read where they are kept, else computed and kept.
+
+        `seconds`, `hardware` and `software` of computing it are added to them.
 
         `compute` returns JSON values and NumPy arrays. `depends` is all that they depend on beside what every piece
         does (device, seed, quick, version), as JSON values: sizes, `network.fingerprint`, `digest(images)`.
@@ -127,12 +132,16 @@ class Setting:
         if kept is None:
             self._check_time(name, seconds)
             kept = self._compute(name, compute, fingerprint, facts)
-            self.done.append(Done(name, kept["seconds"], kept["hardware"], reused=False))
+            self._note(name, kept, reused=False)
             self.say(name, f"{kept['seconds']:.1f} s")
         else:
-            self.done.append(Done(name, kept["seconds"], kept["hardware"], reused=True))
+            kept.setdefault("software", f"cnngp {__version__} (Python and libraries not recorded)")  # an older piece
+            self._note(name, kept, reused=True)
             self.say(name, f"kept from an earlier run, where it took {kept['seconds']:.1f} s")
         return kept
+
+    def _note(self, name: str, kept: Mapping[str, Any], reused: bool) -> None:
+        self.done.append(Done(name, **{key: kept[key] for key in ADDED}, reused=reused))
 
     def _compute(
         self, name: str, compute: Callable[[], Mapping[str, Any]], fingerprint: str, facts: Mapping[str, Any]
@@ -140,12 +149,12 @@ class Setting:
         begun = time.perf_counter()
         values = dict(compute())
         elapsed = time.perf_counter() - begun
-        taken = {"seconds", "hardware"} & set(values)
+        taken = set(ADDED) & set(values)
         if taken:
             raise ValueError(f"piece {name!r} returns {', '.join(sorted(taken))}, which is added to every piece")
         arrays = {key: value for key, value in values.items() if isinstance(value, np.ndarray)}
         values = {key: value for key, value in values.items() if key not in arrays}
-        values |= {"seconds": elapsed, "hardware": self._hardware()}
+        values |= {"seconds": elapsed, "hardware": self._hardware(), "software": software(self.kind)}
         _write(self._file(name), name, fingerprint, facts, values, arrays)
         return values | arrays
 

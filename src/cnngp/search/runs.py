@@ -18,7 +18,7 @@ from ..network import Dense
 from ..serialize import from_json
 from .scoring import Problem, Score, score
 from .study import Study, best
-from .work import POLL_SECONDS, Level, claim, compute, note_failure, work
+from .work import POLL_SECONDS, Level, claim, compute, keep, work
 
 _WORKERS_SECONDS = 30
 
@@ -161,13 +161,7 @@ def _submit(level: Level, study: Study, client: Any, told: Callable[[], None]) -
             time.sleep(POLL_SECONDS / 3)
             for number, task in [(n, t) for n, t in running.items() if t.done()]:
                 del running[number]
-                try:
-                    level.record(study, task.result())
-                    failures = 0
-                except Exception as error:
-                    failures = note_failure(level, study, number, error, failures)
-                finally:
-                    study.claims.drop(level.claim_name(number))
+                failures = keep(level, study, number, task.result, failures)
                 told()
     finally:
         client.cancel(list(running.values()))

@@ -86,7 +86,7 @@ def score(network: Network, problem: Problem, progress: bool = False) -> Score:
     kernel = Kernel(network, problem.device, problem.dtype, problem.threads)
     n, output = len(problem.X), "cupy" if kernel.device == "cuda" else "numpy"
     memory.require(12 * n * n, f"an exact fit of {n:,} images", kernel.device)
-    kernel.diag(problem.X[:1])
+    kernel.prepare(problem.X)
     compiled = time.perf_counter()
     K = kernel(problem.X, output=output, progress=progress)  # type: ignore[arg-type]
     kernel_seconds = time.perf_counter() - compiled

@@ -9,8 +9,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..engines.base import RangeError
 from ..gp import MatrixError
@@ -19,9 +20,6 @@ from ..serialize import from_json
 from .scoring import Problem, score
 from .space import Draw, Space
 from .study import Study, Trial, score_from
-
-if TYPE_CHECKING:
-    pass
 
 POLL_SECONDS = 0.3
 _MOST_REDRAWS = 1000
@@ -120,18 +118,25 @@ def work(level: Level, study: Study, told: Callable[[], None], go_on: Callable[[
             time.sleep(POLL_SECONDS)
             told()
             continue
-        try:
-            network = None if level.networks is None else level.networks[number]
-            level.record(study, compute(level.problem, level.space, level.seed, number, network))
-            failures = 0
-        except Exception as error:
-            failures = note_failure(level, study, number, error, failures)
-        finally:
-            study.claims.drop(level.claim_name(number))
+        network = None if level.networks is None else level.networks[number]
+        outcome = partial(compute, level.problem, level.space, level.seed, number, network)
+        failures = keep(level, study, number, outcome, failures)
         told()
 
 
-def note_failure(level: Level, study: Study, number: int, error: Exception, before: int) -> int:
+def keep(level: Level, study: Study, number: int, outcome: Callable[[], Done], failures: int) -> int:
+    """Record what a claimed draw came to, or that it failed, and let go of it. Gives the failures in a row so far."""
+    try:
+        level.record(study, outcome())
+    except Exception as error:
+        return _note_failure(level, study, number, error, failures)
+    else:
+        return 0
+    finally:
+        study.claims.drop(level.claim_name(number))
+
+
+def _note_failure(level: Level, study: Study, number: int, error: Exception, before: int) -> int:
     """Goes on without the draw, unless too many have failed: raises then."""
     text = " ".join(f"draw {number}: {type(error).__name__}: {error}".split())
     if level.networks is None:

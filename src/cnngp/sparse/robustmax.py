@@ -12,20 +12,15 @@ Scaling all the functions by one factor changes nothing: an amplitude of the ker
 
 from __future__ import annotations
 
-import importlib
 import math
-import warnings
 from typing import Any
 
 import numpy as np
 import torch
 
-try:
-    with warnings.catch_warnings():  # its dependency still compiles with torch.jit, which torch deprecates
-        warnings.simplefilter("ignore", DeprecationWarning)
-        gpytorch: Any = importlib.import_module("gpytorch")
-except ImportError:
-    raise ImportError('SparseGPClassifier needs GPyTorch: pip install "cnngp[torch]"') from None
+from ..torch_bridge import need_gpytorch
+
+gpytorch: Any = need_gpytorch("SparseGPClassifier")
 
 # log Φ(−12) is −75: below it nothing can be seen beside 1, and in float32 the derivative of log Φ loses its digits.
 _LOWEST = -12.0

@@ -5,6 +5,8 @@ The functions here are the whole public surface. PyTorch is imported when one of
 
 from __future__ import annotations
 
+import importlib
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +24,16 @@ def need_torch(what: str) -> None:
         import torch  # noqa: F401
     except ImportError:
         raise ImportError(f'{what} needs PyTorch: pip install "cnngp[torch]"') from None
+
+
+def need_gpytorch(what: str) -> Any:
+    """GPyTorch, or one line that names the extra."""
+    try:
+        with warnings.catch_warnings():  # its dependency still compiles with torch.jit, which torch deprecates
+            warnings.simplefilter("ignore", DeprecationWarning)
+            return importlib.import_module("gpytorch")
+    except ImportError:
+        raise ImportError(f'{what} needs GPyTorch: pip install "cnngp[torch]"') from None
 
 
 def from_torch(

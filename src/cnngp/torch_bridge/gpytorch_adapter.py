@@ -1,26 +1,20 @@
-"""`gpytorch_kernel`: a network's kernel inside GPyTorch's models. The one file that imports gpytorch."""
+"""`gpytorch_kernel`: a network's kernel inside GPyTorch's models."""
 
 from __future__ import annotations
 
-import importlib
 import math
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-try:
-    with warnings.catch_warnings():  # its dependency still compiles with torch.jit, which torch deprecates
-        warnings.simplefilter("ignore", DeprecationWarning)
-        gpytorch: Any = importlib.import_module("gpytorch")
-except ImportError:
-    raise ImportError('gpytorch_kernel needs GPyTorch: pip install "cnngp[torch]"') from None
-
 from ..arrays import DataError
 from ..kernel import Kernel
 from ..network import Network
 from ..shapes import check_input_shape, shape_table
+from . import need_gpytorch
+
+gpytorch: Any = need_gpytorch("gpytorch_kernel")
 
 _KEPT = 2
 """How many matrices are remembered: training asks for the same one at every step."""
