@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from cnngp import reference
 from cnngp.engines.cuda_source import generate
 from cnngp.program import lower
+from cuda_on_cpu import needs_compiler
 from networks import networks_with_shapes, relu_like
-from test_cuda_source import OnCpu, images, needs_compiler
+from test_cuda_source import OnCpu, images
 
 
 @needs_compiler

@@ -39,8 +39,7 @@ from cnngp.engines.cpu_series import SeriesTables
 from cnngp.engines.cuda_source import CudaSource, generate
 from cnngp.engines.cuda_warp import fold_from, foldable
 from cnngp.program import lower
-
-needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++ to run the kernels on a CPU")
+from cuda_on_cpu import compiled, needs_compiler
 
 
 class OnCpu:
@@ -50,29 +49,8 @@ class OnCpu:
         self.source, self.sites = source, sites
         self.panels = np.zeros(1) if panels is None else panels
         self.dtype = np.dtype({"float": np.float32, "double": np.float64}[source.dtype])
-        body = source.body.replace("extern __shared__", "extern").replace("__shared__", "static")
-        scratch = ", (char*)scratch" if source.path == "block" else ""
-        kind = "const real*" if source.path != "warp" else "const vec*"
-        text = f"""
-#define REAL {source.dtype}
-#define VEC {"float4" if source.dtype == "float" else "double2"}
-#include "{Path(__file__).with_name("cuda_on_cpu.hpp")}"
-alignas(16) vec dynamic_shared[{max(source.tables.shared, source.pairs.shared) // 16 + 1}];
-{body}
-extern "C" void run_tables(void* X, void* rows, void* peaks, void* diagonal, int n, void* scratch, void* panels,
-                           int blocks, int threads)
-{{ fibers::launch(blocks, threads, [=] {{
-    tables((const real*)X, (real*)rows, (double*)peaks, (double*)diagonal, n, (char*)scratch,
-           (const double*)panels); }}); }}
-extern "C" void run_pairs(void* first, void* second, void* out, void* mirror, int n, int m, long long ld,
-                          long long below, void* scratch, int blocks, int threads)
-{{ fibers::launch(blocks, threads, [=] {{
-    pairs(({kind})first, ({kind})second, (real*)out, (real*)mirror, n, m, ld, below{scratch}); }}); }}
-"""
-        (folder / "kernels.cpp").write_text(text)
-        command = ["g++", "-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-o", "kernels.so", "kernels.cpp"]
-        subprocess.run(command, cwd=folder, check=True)
-        self.library = ctypes.CDLL(str(folder / "kernels.so"))
+        shared = max(source.tables.shared, source.pairs.shared)
+        self.library = compiled(source.body, source.dtype, source.path, shared, folder)
 
     def tables(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         x = np.ascontiguousarray(X, dtype=self.dtype)

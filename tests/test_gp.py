@@ -250,3 +250,28 @@ def _compare(on_card: Callable[[np.ndarray], Any], noise: Noise) -> None:
     assert np.abs(standard.std(0) - 1).max() < 0.26
     with pytest.warns(JitterWarning):
         ExactGP(on_card(np.ones((3, 3))), on_card(Y[:3]))
+
+
+def test_an_addition_that_needs_more_jitter_factorises_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The new points repeat old ones; the model is as if fitted on all, or, where that fails, as it was to the bit."""
+    x = np.random.default_rng(5).normal(size=(30, 3))
+    K = np.exp(-0.5 * ((x[:, None] - x) ** 2).sum(-1))
+    y, at = np.sin(x[:, :1]), np.r_[np.arange(30), 4, 7]
+    gp = ExactGP(K, y)
+    before = gp.factor.A.copy(), gp.mean(K[:3])
+
+    def stopped(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("cnngp.gp.factorised", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            gp.add(K[[4, 7]], K[np.ix_([4, 7], [4, 7])], y[[4, 7]])
+    np.testing.assert_array_equal(gp.factor.A, before[0])
+    np.testing.assert_array_equal(gp.mean(K[:3]), before[1])
+    with pytest.warns(JitterWarning):
+        gp.add(K[[4, 7]], K[np.ix_([4, 7], [4, 7])], y[[4, 7]])
+    with pytest.warns(JitterWarning):
+        whole = ExactGP(K[np.ix_(at, at)], y[at])
+    assert gp.jitter == whole.jitter > 0.0
+    np.testing.assert_array_equal(gp.factor.A, whole.factor.A)

@@ -238,6 +238,8 @@ def test_a_matrix_for_the_card_is_measured_against_the_card(monkeypatch: pytest.
         asked.append(device)
         return 1000
 
+    for name, module in fake_cupy.modules().items():
+        monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setattr("cnngp.memory.available", available)
     kernel.engine_for(X.shape[1:])
     kernel.device = "cuda"

@@ -22,6 +22,7 @@ from cnngp import (
     Dense,
     Elementwise,
     Erf,
+    GPClassifier,
     Identity,
     Kernel,
     ReLU,
@@ -30,6 +31,8 @@ from cnngp import (
     reference,
     zoo,
 )
+from cnngp.arrays import to_cupy
+from cnngp.kernel import as_kernel
 from networks import STEP, images, networks_with_shapes, relu_like, smooth
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -459,7 +462,7 @@ def spoiled(value):
         (np.zeros((2, 4), "datetime64[s]"), r"^X has type datetime64\[s\]; expected real numbers$"),
         ("images.npy", "^X has type <U10; expected real numbers$"),
         (None, "^X has type object; expected real numbers$"),
-        ([[1.0, 2.0], [3.0]], "^X: rows of different lengths; expected one array of images$"),
+        ([[1.0, 2.0], [3.0]], "^X: rows of different lengths; expected one array$"),
         ({"a": 1}, "^X has type object; expected real numbers$"),
     ],
     ids=lambda value: value[:40] if isinstance(value, str) else type(value).__name__,
@@ -512,6 +515,56 @@ def test_arguments_that_cannot_be_are_refused(arguments, message):
 def test_an_unknown_output_is_refused():
     with pytest.raises(ValueError, match="output='jax' is not one of 'numpy', 'cupy', 'torch'"):
         Kernel(SMALL, device="cpu")(random_images(2), output="jax")
+
+
+@pytest.mark.parametrize(("output", "name"), [("cupy", "CuPy"), ("torch", "PyTorch")])
+def test_an_output_that_cannot_be_made_is_refused_before_the_work(output, name, monkeypatch):
+    kernel = Kernel(SMALL, device="cpu")
+    monkeypatch.setitem(sys.modules, output, None)  # importing it fails
+    monkeypatch.setattr(Kernel, "engine_for", lambda *_: pytest.fail("something was computed"))
+    extra = {"cupy": "cuda"}.get(output, output)
+    with pytest.raises(ImportError, match=rf"^output='{output}' needs {name}: pip install \"cnngp\[{extra}\]\"$"):
+        kernel(random_images(2), output=output)
+
+
+def test_an_array_for_the_card_without_cupy(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    with pytest.raises(ImportError, match=r'^Z on the card needs CuPy: pip install "cnngp\[cuda\]"$'):
+        to_cupy(np.ones(3), "Z")
+
+
+def test_integers_of_numpy_are_threads():
+    kernel = Kernel(SMALL, device="cpu", threads=np.int64(2))
+    assert type(kernel.threads) is int
+    assert repr(kernel) == repr(Kernel(SMALL, device="cpu", threads=2))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"dtype": "float64"}, "dtype='float64', but the Kernel that was given has dtype='float32'; make it with "),
+        ({"dtype": np.float64}, "dtype='float64', but the Kernel that was given has dtype='float32'"),
+        ({"device": "cuda"}, "device='cuda', but the Kernel that was given has device='cpu'"),
+        ({"threads": 2}, "threads=2, but the Kernel that was given has threads=1"),
+        ({"dtype": "float16"}, "dtype='float16' is not 'float32' or 'float64'"),
+    ],
+)
+def test_settings_beside_a_kernel_that_has_others_are_refused(settings, message):
+    kernel = Kernel(SMALL, device="cpu", dtype="float32", threads=1)
+    with pytest.raises(ValueError, match=message) as caught:
+        as_kernel(kernel, **settings)
+    assert "\n" not in str(caught.value)
+    y = np.array([0, 1, 0, 1])
+    with pytest.raises(ValueError, match=message):
+        GPClassifier(kernel, **settings).fit(random_images(4), y)
+
+
+def test_settings_beside_a_kernel_that_has_the_same():
+    kernel = Kernel(SMALL, device="cpu", dtype="float64", threads=2)
+    for given_settings in ({}, {"dtype": "float64"}, {"dtype": np.float64, "device": "cpu", "threads": np.int32(2)}):
+        assert as_kernel(kernel, **given_settings) is kernel
+    # the default asks for nothing, so the Kernel's own precision holds
+    assert GPClassifier(kernel).fit(random_images(4), [0, 1, 0, 1]).kernel_.dtype == "float64"
 
 
 def test_a_card_that_is_not_there_is_told_in_one_line():

@@ -7,10 +7,12 @@ import json
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import fake_cupy
 from cnngp import (
@@ -387,13 +389,50 @@ def test_cards_with_slow_float64_take_a_float32_factor(monkeypatch: pytest.Monke
         ({"store": np.ones((3, 4))}, r"shape \(3, 4\); expected \(N, N\)"),
         ({"store": np.diag([1.0, np.nan, 1.0, 1.0])}, "contains NaN or infinity"),
         ({"store": np.diag([1.0, -1.0, 1.0, 1.0])}, "negative numbers on its diagonal"),
-        ({"client": object()}, "client= needs a matrix in a store"),
+        ({"client": SimpleNamespace(scatter=0, map=0, gather=0)}, "client= needs a matrix in a store"),
+        ({"client": "tcp://host:8786"}, "client='tcp://host:8786': expected a dask.distributed.Client"),
+        ({"method": ["cg"]}, r"method=\['cg'\] is not one of"),
+        ({"noise": None}, "noise=None: expected a variance"),
+        ({"noise": [0.1]}, r"noise=\[0.1\]: expected a variance"),
+        ({"noise": 1j}, "noise=1j: expected a variance"),
+        ({"tolerance": "1e-6"}, "tolerance='1e-6': expected a number between 0 and 1"),
+        ({"tolerance": None}, "tolerance=None: expected a number"),
+        ({"rank": -1}, "rank=-1: expected a whole number of 0 or more, or None"),
+        ({"rank": 2.5}, "rank=2.5: expected a whole number"),
+        ({"rank": True}, "rank=True: expected a whole number"),
+        ({"iterations": 0}, "iterations=0: expected a whole number of 1 or more"),
+        ({"iterations": 2.5}, "iterations=2.5: expected a whole number"),
+        ({"iterations": None}, "iterations=None: expected a whole number"),
+        ({"checkpoint": 3}, "checkpoint=3: expected the path of a file, or None"),
+        ({"checkpoint": ""}, "checkpoint='': expected the path of a file"),
+        ({"Y": np.ones(4) + 0j}, "^Y has type complex128; expected real numbers$"),
+        ({"Y": np.full(4, "1")}, "^Y has type <U1; expected real numbers$"),
+        ({"Y": [1, "2", 3, 4]}, "^Y has type <U21; expected real numbers$"),
+        ({"store": np.eye(4) + 0j}, "^the kernel matrix has type complex128; expected real numbers$"),
+        ({"store": [[1j]]}, "^the kernel matrix has type complex128; expected real numbers$"),
+        ({"store": np.eye(4).astype("S8")}, r"^the kernel matrix has type \|S8; expected real numbers$"),
+        ({"store": np.full((4, 4), "1", object)}, "^the kernel matrix holds Python objects that are not all real"),
     ],
 )
 def test_bad_arguments(arguments: dict[str, Any], message: str) -> None:
     good = {"store": np.eye(4), "Y": np.ones(4), "noise": 0.1, "method": "cg", "device": "cpu"}
-    with pytest.raises(ValueError, match=message):
-        solve(**(good | arguments))
+    for method in ("cg", "mixed", "cholesky") if {"Y", "store"} & set(arguments) and "has type" in message else ("cg",):
+        with pytest.raises(ValueError, match=message) as caught:
+            solve(**(good | {"method": method} | arguments))
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("method", ["cholesky", "mixed", "cg"])
+def test_any_library_and_any_real_type(method: Any) -> None:
+    K = np.diag([1.0, 2.0, 3.0]) + 1.0
+    expected = np.linalg.solve(K + 0.5 * np.eye(3), [1.0, 2.0, 3.0])
+    torch_K = torch.tensor(K, requires_grad=True)
+    for matrix in (K.astype(np.float32), K.astype(np.int64), K.astype(object), K.tolist(), torch_K):
+        Y = torch.tensor([1.0, 2.0, 3.0]) if matrix is torch_K else [1, 2, 3]
+        options = {"rank": np.int64(1), "iterations": np.int32(50), "tolerance": np.float64(1e-10)}
+        noise = {"cg": np.float32(0.5), "mixed": np.array(0.5), "cholesky": torch.tensor(0.5)}[method]
+        found = solve(matrix, Y, noise, method, device="cpu", **options)
+        np.testing.assert_allclose(found.weights, expected, rtol=1e-8)
 
 
 def test_stores_that_cannot_be_solved(tmp_path: Path) -> None:
@@ -437,8 +476,10 @@ def test_arrays_on_a_card_take_the_same_path(monkeypatch: pytest.MonkeyPatch, me
 def test_on_a_real_card(stored: Path, method: Any) -> None:
     cupy = pytest.importorskip("cupy")
     exact = ExactGP(KERNEL(DIGITS.X), targets(), noise=0.01).alpha
-    for matrix in (stored, KERNEL(DIGITS.X), cupy.asarray(KERNEL(DIGITS.X))):
-        found = solve(matrix, targets(), 0.01, method, device="cuda")
+    K = KERNEL(DIGITS.X)
+    tensors = [torch.as_tensor(K, device="cuda")] if torch.cuda.is_available() else []
+    for matrix in (stored, K, cupy.asarray(K), *tensors):
+        found = solve(matrix, targets(), cupy.asarray(0.01), method, device="cuda")
         assert found.converged
         assert isinstance(found.weights, np.ndarray)
         np.testing.assert_allclose(found.weights, exact, atol=1e-6 * np.abs(exact).max())

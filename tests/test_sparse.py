@@ -7,6 +7,8 @@ import math
 import pickle
 import subprocess
 import sys
+from numbers import Integral
+from typing import Any
 
 import numpy as np
 import pytest
@@ -371,6 +373,11 @@ def test_all_images_as_inducing_points_come_near_the_exact_gp() -> None:
         ({"device": "tpu"}, "device='tpu'"),
         ({"network": "rfb"}, "network='rfb' is not a network, a kernel or 'rbf'"),
         ({"input_shape": (1, 9, 9)}, "does not hold images of input_shape"),
+        ({"random_state": -1}, "random_state=-1; expected a whole number of 0 or more, None, or a generator"),
+        ({"random_state": True}, "random_state=True; expected a whole number"),
+        ({"random_state": "0"}, "random_state='0'; expected a whole number"),
+        ({"epochs": True}, "epochs=True; expected a whole number"),
+        ({"network": Kernel(NET, "cpu", threads=1), "threads": 2}, "threads=2, but the Kernel that was given has"),
     ],
 )
 def test_bad_parameters_are_refused_in_one_line(parameters: dict[str, object], message: str) -> None:
@@ -379,8 +386,59 @@ def test_bad_parameters_are_refused_in_one_line(parameters: dict[str, object], m
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("state", [None, 3, np.int64(3), np.random.default_rng(3), np.random.RandomState(3)])
+def test_random_states(state: Any) -> None:
+    """A number gives the same fit again; anything else draws anew."""
+    made = [fitted(n=60, epochs=2, inducing=12, random_state=state) for _ in range(2)]
+    same = isinstance(state, Integral)
+    assert np.array_equal(made[0].inducing_, made[1].inducing_) == same
+    assert np.array_equal(made[0].elbo_, made[1].elbo_) == same
+    again = np.random.RandomState(3) if isinstance(state, np.random.RandomState) else np.random.default_rng(3)
+    if state is not None and not same:  # a generator in the same state gives the same fit
+        assert np.array_equal(fitted(n=60, epochs=2, inducing=12, random_state=again).elbo_, made[0].elbo_)
+
+
+def test_random_states_decide_on_the_minibatches_too() -> None:
+    seeds = (1, 1, 2, None, None, np.random.default_rng(3))
+    made = [
+        fitted(n=60, epochs=2, inducing=range(12), batch_size=20, random_state=seed).elbo_.tolist() for seed in seeds
+    ]
+    assert made[0] == made[1]
+    assert len(set(map(tuple, made))) == 5
+
+
+def test_training_in_another_precision_than_the_kernel() -> None:
+    clf = fitted(Kernel(NET, "cpu", "float32"), n=60, epochs=2, inducing=12, dtype="float64")
+    assert clf.kernel_.dtype == "float32"
+    assert {p.dtype for p in clf.model_.parameters()} == {torch.float64}
+
+
+def test_numbers_of_numpy_are_parameters() -> None:
+    given = {
+        "inducing": np.int64(12),
+        "epochs": np.int32(2),
+        "batch_size": np.int64(30),
+        "learning_rate": np.float32(1),
+    }
+    plain = {name: value.item() for name, value in given.items()}
+    assert np.array_equal(fitted(n=60, **given).elbo_, fitted(n=60, **plain).elbo_)
+
+
 def test_bad_data_is_refused() -> None:
     clf = SparseGPClassifier(NET, inducing=10, epochs=1, device="cpu")
+    X, y = DIGITS.X[:20], DIGITS.y[:20]
+    trained = clone(clf).fit(X, y)
+    for given, message in (
+        (X * 1j, "^X has type complex64; expected real numbers$"),
+        (X.astype("U9"), "^X has type <U9; expected real numbers$"),
+        (X.reshape(20, -1).astype("S9"), r"^X has type \|S9; expected real numbers$"),
+        (X.reshape(20, -1).astype("datetime64[s]"), r"^X has type datetime64\[s\]; expected real numbers$"),
+        (X.reshape(20, -1) * 1j, r"^X has type complex64; .* Complex data not supported$"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            clf.fit(given, y)
+        with pytest.raises(ValueError, match=message):
+            trained.predict(given)
     with pytest.raises(DataError, match="one class only"):
         clf.fit(DIGITS.X[:20], np.zeros(20, dtype=int))
     with pytest.raises(DataError, match="20 images but 19 labels"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import subprocess
 import sys
 
@@ -106,6 +107,14 @@ def test_variances_by_name_and_for_all() -> None:
         (nn.Hardtanh(), F.hardtanh, Elementwise("hardtanh")),
         (nn.Hardtanh(0, 6), lambda x: x.clamp(0, 6), Elementwise("relu6")),
         (nn.ReLU6(), F.relu6, Elementwise("relu6")),
+        (nn.Hardtanh(-1, 1), lambda x: torch.clip(x, min=-1.0, max=1.0), Elementwise("hardtanh")),
+        (nn.Hardtanh(0, math.inf), lambda x: x.clamp(min=0), ReLU()),
+        (nn.Threshold(0.0, 0.0), lambda x: F.threshold(x, 0, 0), ReLU()),
+        (None, lambda x: torch.clamp(x, 0.0), ReLU()),
+        (None, lambda x: torch.clamp_min(x, 0), ReLU()),
+        (None, lambda x: x.clip(min=0, max=None), ReLU()),
+        (None, lambda x: x.clone().clamp_(min=0), ReLU()),
+        (None, lambda x: F.hardtanh(x, 0.0, 6.0), Elementwise("relu6")),
         (nn.Hardswish(), F.hardswish, Elementwise("hardswish")),
         (None, torch.erf, Erf()),
         (None, torch.special.erf, Erf()),
@@ -139,10 +148,66 @@ def test_activations(module: nn.Module | None, function, layer: Network) -> None
         np.testing.assert_allclose(functions.as_callable(layer.fn)(x.numpy()), expected.numpy(), atol=1e-12)
 
 
-@pytest.mark.parametrize("module", [nn.Softplus(beta=2.0), nn.ELU(alpha=0.5), nn.Hardtanh(-2, 2)], ids=repr)
+@pytest.mark.parametrize(
+    "module", [nn.Softplus(beta=2.0), nn.ELU(alpha=0.5), nn.Hardtanh(-2, 2), nn.Threshold(0.1, 0.0)], ids=repr
+)
 def test_activations_with_other_constants_are_refused(module: nn.Module) -> None:
     with pytest.raises(NetworkError, match=r"ha(ve|s) a name here"):
         from_torch(nn.Sequential(nn.Linear(2, 3), module, nn.Linear(3, 1)), (2,))
+
+
+class Steps(nn.Module):
+    """Something on the input, a layer, something on its output, a layer."""
+
+    def __init__(self, first=lambda m, x: x, second=lambda m, x: x.relu()) -> None:
+        super().__init__()
+        self.a, self.b, self.first, self.second = nn.Linear(2, 3), nn.Linear(3, 1), first, second
+        self.register_buffer("mean", torch.ones(2))
+
+    def forward(self, x):
+        return self.b(self.second(self, self.a(self.first(self, x))))
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (lambda x: x.clamp(max=0), "limits -inf and 0; only 0 and inf"),
+        (lambda x: x.clamp_max(3), "limits -inf and 3; only 0 and inf"),
+        (lambda x: x.clamp(min=1), "limits 1 and inf; only 0 and inf"),
+        (lambda x: x.clamp(min=x), "its limits are tensors"),
+    ],
+)
+def test_other_limits_are_named(function, reason: str) -> None:
+    with pytest.raises(NetworkError, match=reason):
+        from_torch(Steps(second=lambda m, x: function(x)), (2,))
+
+
+@pytest.mark.parametrize(
+    ("module", "reason"),
+    [
+        (Steps(lambda m, x: (x - 0.5) / 0.25), r"^sub .*: it shifts the input by a constant \(0.5\), which no"),
+        (Steps(lambda m, x: x / 255 - 0.5), r"^sub .*: it shifts the input by a constant \(0.5\), which no"),
+        (Steps(lambda m, x: 1 - x), r"^sub .*: it shifts the input by a constant \(1\), which no"),
+        (Steps(lambda m, x: x - m.mean), r"^sub .*: it uses .* mean on the input, which no"),
+        (Steps(lambda m, x: x.clamp(0, 6)), r"^clamp .*: a nonlinearity on the input itself, .*, or"),
+    ],
+)
+def test_what_is_done_to_the_input_is_better_done_to_the_images(module: nn.Module, reason: str) -> None:
+    with pytest.raises(
+        NetworkError, match=reason + r".* do (that|it) to the images,? and import the module without it$"
+    ):
+        from_torch(module, (2,))
+
+
+def test_a_factor_on_the_input_is_imported() -> None:
+    found = from_torch(Steps(lambda m, x: x / 2), (2,), weight_var=1.0, bias_var=0.0)
+    assert found == Sequential(Dense(0.25), ReLU(), Dense())
+
+
+def test_a_shift_of_activations_is_not_blamed_on_the_images() -> None:
+    module = Steps(second=lambda m, x: F.relu(x - 0.5))
+    with pytest.raises(NetworkError, match=r"it shifts by a constant \(0.5\), so what follows is not zero-mean$"):
+        from_torch(module, (2,))
 
 
 def test_one_layer_is_a_module_too() -> None:
@@ -391,7 +456,7 @@ REFUSED = {
         image,
         r"^mul in forward \(mul\): it uses the parameter or",
     ),
-    "constant": (Functional(lambda m, x: x + 1), image, r"^add in forward \(add\): it adds the constant 1"),
+    "constant": (Functional(lambda m, x: x + 1), image, r"^add in forward \(add\): it shifts by a constant \(1\)"),
     "broadcast": (Functional(lambda m, x: x + x[:, :, :1, :1]), image, r"getitem in forward"),
     "mean": (Functional(lambda m, x: x.mean((2, 3)), 4), image, r"^mean in forward \(mean\): the average of several"),
     "concatenation": (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -123,8 +124,17 @@ def test_bad_arguments_are_refused() -> None:
     for wrong in (0, 2.5, True):
         with pytest.raises(NetworkError, match="is not a positive integer"):
             sample_network(net, wrong, (1, 4, 4))  # type: ignore[arg-type]
-    with pytest.raises(NetworkError, match="seed=-1 is not a non-negative integer"):
-        sample_network(net, 4, (1, 4, 4), seed=-1)
+    for seed in (-1, None, 1.5, "a", True, (), (1, None)):
+        told = rf"seed={re.escape(repr(seed))} is not a non-negative integer or a tuple of them"
+        with pytest.raises(NetworkError, match=told):
+            sample_network(net, 4, (1, 4, 4), seed=seed)  # type: ignore[arg-type]
+        with pytest.raises(NetworkError, match=told):
+            sample_outputs(net, np.zeros((1, 1, 4, 4)), 4, 2, seed=seed)  # type: ignore[arg-type]
+    for device in ("foo", *(() if torch.cuda.is_available() else ("cuda",))):
+        with pytest.raises(NetworkError, match=rf"device='{device}' cannot be used by PyTorch .*; use 'cpu'"):
+            sample_network(net, 4, (1, 4, 4), device=device)
+        with pytest.raises(NetworkError, match=rf"device='{device}' cannot be used by PyTorch .*; use 'cpu'"):
+            sample_outputs(net, np.zeros((1, 1, 4, 4)), 4, 2, device=device)
     with pytest.raises(NetworkError, match="4 × 4 output locations; end it in Dense"):
         sample_network(Conv(3), 4, (1, 4, 4))
     with pytest.raises(NetworkError, match="no weights to draw"):
@@ -168,6 +178,15 @@ def test_broadcast_keeps_inner_products(channels: int, width: int) -> None:
     wide = Broadcast(channels, width)
     inner = (wide(x) * wide(z)).sum(1) / width
     torch.testing.assert_close(inner, (x * z).sum(1) / channels, rtol=1e-14, atol=1e-14)
+
+
+def test_integers_of_numpy_are_seeds_and_depths() -> None:
+    net, X = zoo.small_cnn(), np.ones((2, 1, 4, 4), np.float32)
+    plain = sample_outputs(net, X, 4, 3, seed=7)
+    np.testing.assert_array_equal(sample_outputs(net, X, 4, 3, seed=np.int64(7)), plain)  # type: ignore[arg-type]
+    module = sample_network(net, 4, (1, 4, 4), seed=(np.int64(7), 1))  # type: ignore[arg-type]
+    np.testing.assert_allclose(module(torch.as_tensor(X)).detach().numpy()[:, 0], plain[1], rtol=1e-4, atol=1e-6)
+    assert zoo.resnet(np.int64(8)) == zoo.resnet(8)  # type: ignore[arg-type]
 
 
 def test_a_seed_fixes_the_network() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from types import ModuleType
 from typing import Any, Literal
 
 import numpy as np
@@ -47,13 +48,21 @@ def to_numpy(a: Any, name: str = "X") -> NDArray[Any]:
             try:
                 return np.asarray(a)
             except ValueError:
-                raise DataError(f"{name}: rows of different lengths; expected one array of images") from None
+                raise DataError(f"{name}: rows of different lengths; expected one array") from None
+
+
+def need_cupy(what: str) -> ModuleType:
+    """CuPy, or one line that names the extra."""
+    try:
+        import cupy
+    except ImportError:
+        raise ImportError(f'{what} needs CuPy: pip install "cnngp[cuda]"') from None
+    return cupy  # type: ignore[no-any-return]
 
 
 def to_cupy(a: Any, name: str = "X") -> Any:
     """Any array on the card; without a copy where it is there already."""
-    import cupy
-
+    cupy = need_cupy(f"{name} on the card")
     if kind(a) == "torch" and a.is_cuda:
         return cupy.from_dlpack(a.detach())
     if kind(a) == "cupy":
@@ -65,15 +74,54 @@ def to_cupy(a: Any, name: str = "X") -> Any:
     return cupy.asarray(host)
 
 
+def check_output(output: object) -> None:
+    """Refuse a kind of array that there is none of, or that cannot be made here, before anything is computed."""
+    if output not in OUTPUTS:
+        raise ValueError(f"output={output!r} is not one of {', '.join(map(repr, OUTPUTS))}")
+    if output == "cupy":
+        need_cupy("output='cupy'")
+    if output == "torch":
+        try:
+            import torch  # noqa: F401
+        except ImportError:
+            raise ImportError("output='torch' needs PyTorch: pip install \"cnngp[torch]\"") from None
+
+
 def to_output(a: Any, output: Output) -> Any:
     """A NumPy or CuPy result as the kind that was asked for."""
     if output == "numpy":
         return to_numpy(a)
+    check_output(output)
     if output == "cupy":
         return to_cupy(a)
     import torch
 
     return torch.from_dlpack(a) if kind(a) == "cupy" else torch.from_numpy(np.ascontiguousarray(a))
+
+
+def as_real(a: Any, name: str) -> Any:
+    """`a`, an array of any library or on disk, if it holds real numbers; Python's own, in an object array, as float64.
+
+    For what is about to be converted: complex numbers would lose a part, text would be read as numbers.
+    """
+    dtype = np.dtype(a.dtype)
+    if dtype.kind == "O" and isinstance(a, np.ndarray):
+        if not any(isinstance(value, _NOT_REAL) for value in a.flat):
+            try:
+                return a.astype(np.float64)
+            except (TypeError, ValueError, OverflowError):
+                pass
+        raise DataError(f"{name} holds Python objects that are not all real numbers; expected real numbers")
+    check_real(dtype, name)
+    return a
+
+
+_NOT_REAL = (str, bytes, complex, np.complexfloating)
+
+
+def check_real(dtype: np.dtype[Any], name: str) -> None:
+    if dtype.kind not in "buif":
+        raise DataError(f"{name} has type {dtype}; expected real numbers")
 
 
 def check_images_shape(shape: tuple[int, ...], name: str) -> None:
@@ -89,14 +137,15 @@ def check_images_shape(shape: tuple[int, ...], name: str) -> None:
         raise DataError(f"{name} has shape {shape}, which is empty; expected at least one image with pixels")
 
 
-def as_images(X: Any, dtype: np.dtype[Any], name: str = "X", on_gpu: bool = False, first: int = 0) -> Any:
+def as_images(
+    X: Any, dtype: np.dtype[Any], name: str = "X", on_gpu: bool = False, first: int | NDArray[np.intp] = 0
+) -> Any:
     """X as a C-contiguous array of the working precision, (N, C, …), checked: real, finite, not empty, 2 to 5 axes.
 
-    `first` is the number of the first image, for messages about a block of a larger set.
+    `first` is the number of the first image, or of each, for messages about a part of a larger set.
     """
     a: Any = to_cupy(X, name) if on_gpu else to_numpy(X, name)
-    if a.dtype.kind not in "buif":
-        raise DataError(f"{name} has type {a.dtype}; expected real numbers")
+    check_real(a.dtype, name)
     check_images_shape(tuple(a.shape), name)
     xp: Any = sys.modules["cupy"] if kind(a) == "cupy" else np
     with np.errstate(over="ignore"):  # a pixel beyond the working precision is reported below
@@ -105,5 +154,6 @@ def as_images(X: Any, dtype: np.dtype[Any], name: str = "X", on_gpu: bool = Fals
     if not bool(finite.all()):
         i = int(xp.argmax(~finite.reshape(len(images), -1).all(axis=1)))
         bad = "NaN" if bool(xp.isnan(images[i]).any()) else "infinite (or beyond the range of " + dtype.name + ")"
-        raise DataError(f"{name}[{first + i}] has {bad} pixels; remove or replace them")
+        number = first + i if isinstance(first, int) else int(first[i])
+        raise DataError(f"{name}[{number}] has {bad} pixels; remove or replace them")
     return images

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import math
 import warnings
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
 
 import numpy as np
 
+from .arrays import as_real, is_on_gpu, kind, to_cupy, to_numpy
 from .linalg import Array, Factor, NotPositiveDefinite, blocks, namespace
 
 Amplitude = Literal["ml", "loo"] | float
@@ -72,7 +73,7 @@ class ExactGP:
     def _factorise(self, A: Array) -> Factor:
         factor, jitter = factorised(A, self.noise, self.jitter)
         if jitter != self.jitter:
-            warn_of_jitter(factor, jitter, stacklevel=5)
+            warn_of_jitter(factor, jitter, stacklevel=6)  # whoever called an estimator's fit
         self.jitter = jitter
         return factor
 
@@ -106,13 +107,13 @@ class ExactGP:
         """Var[f], shared by the outputs, from K(test, training) (M, N) and k(test, test) (M,) → (M,)."""
         V = self.factor.solve_lower(self._test(K_test).T)
         xp = namespace(V)
-        return self.amplitude * xp.maximum(xp.asarray(diagonal, dtype=xp.float64) - (V * V).sum(0), 0.0)
+        return self.amplitude * xp.maximum(_float64(xp, diagonal, "the diagonal") - (V * V).sum(0), 0.0)
 
     def covariance(self, K_test: Array, K_test_test: Array) -> Array:
         """Cov[f] between M test points, shared by the outputs, (M, N) and (M, M) → (M, M)."""
         V = self.factor.solve_lower(self._test(K_test).T)
         xp = namespace(V)
-        return self.amplitude * (xp.asarray(K_test_test, dtype=xp.float64) - V.T @ V)
+        return self.amplitude * (_float64(xp, K_test_test, "K(test, test)") - V.T @ V)
 
     def sample(self, K_test: Array, K_test_test: Array, n: int, seed: int | None = None) -> Array:
         """`n` functions from the posterior at M test points: (n, M, outputs)."""
@@ -172,12 +173,9 @@ class ExactGP:
     def _factorise_with(self, K_new_old: Array, K_new: Array) -> Factor:
         old, n, m = self.factor, len(self.factor), K_new.shape[0]
         A = namespace(K_new).empty((n + m, n + m))
-        A[:n, :n], A[n:, :n], A[:n, n:], A[n:, n:] = old.restore(), K_new_old, K_new_old.T, K_new
-        try:
-            return self._factorise(A)
-        except MatrixError:  # the model stays as it was
-            self.factor = Factor.of(old.A, old.shift)
-            raise
+        A[:n, :n], A[n:, :n], A[:n, n:], A[n:, n:] = old.A, K_new_old, K_new_old.T, K_new
+        Factor(A[:n, :n], old.diagonal, old.shift).restore()  # in the copy: what fails leaves the model as it was
+        return self._factorise(A)
 
     def _test(self, K_test: Array) -> Array:
         return check_test(namespace(self.Y), K_test, self.points)
@@ -247,18 +245,18 @@ def maximum_likelihood_noise(K: Array, Y: Array, amplitude: Amplitude = "ml") ->
 
 
 def check_noise(noise: object) -> None:
-    if noise != "ml" and not _is_number(noise, least=0.0):
+    if noise != "ml" and not is_number(noise, least=0.0):
         raise MatrixError(f"noise={noise!r}: expected a variance of 0 or more, or 'ml' to choose it by likelihood")
 
 
 def check_amplitude(amplitude: object) -> None:
-    if amplitude not in ("ml", "loo") and (not _is_number(amplitude, least=0.0) or amplitude == 0):
+    if amplitude not in ("ml", "loo") and (not is_number(amplitude, least=0.0) or amplitude == 0):
         raise MatrixError(f"amplitude={amplitude!r}: expected 'ml', 'loo' or a positive number")
 
 
 def check_test(xp: Any, K_test: Array, points: int) -> Array:
     """K(test, training) in float64, checked."""
-    K_test = xp.asarray(K_test, dtype=xp.float64)
+    K_test = _float64(xp, K_test, "K(test, training)")
     if K_test.ndim != 2 or K_test.shape[1] != points:
         raise MatrixError(
             f"K(test, training) has shape {K_test.shape}; expected (test points, {points} training points)"
@@ -268,7 +266,14 @@ def check_test(xp: Any, K_test: Array, points: int) -> Array:
     return K_test
 
 
-def _is_number(value: object, least: float) -> bool:
+def _float64(xp: Any, a: Array, name: str) -> Array:
+    """Real numbers of any library as float64 of `xp`."""
+    a = a if kind(a) == "cupy" else to_numpy(a, name)
+    return xp.asarray(as_real(a, name), dtype=xp.float64)
+
+
+def is_number(value: object, least: float) -> TypeGuard[float]:
+    """Whether it is one finite number of this size or more."""
     if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
         return False
     return math.isfinite(value) and bool(value >= least)
@@ -279,7 +284,7 @@ def _host(a: Array) -> Any:
 
 
 def check_targets(xp: Any, Y: Array, n: int) -> Array:
-    Y = xp.asarray(Y, dtype=xp.float64)
+    Y = _float64(xp, Y, "Y")
     if Y.ndim != 2 or Y.shape[0] != n or Y.shape[1] == 0:
         raise MatrixError(f"the targets have shape {Y.shape}; expected ({n} points, outputs)")
     if not bool(xp.isfinite(Y).all()):
@@ -300,6 +305,7 @@ def matrix_buffer(K: Array, dtype: str, overwrite: bool = False, on_gpu: bool = 
     shape = tuple(getattr(K, "shape", ()))
     if len(shape) != 2 or shape[0] != shape[1] or shape[0] == 0:
         raise MatrixError(f"the kernel matrix has shape {shape}; expected (N, N) with N at least 1")
+    K = as_matrix(K)
     xp = namespace(K)
     if on_gpu:
         import cupy
@@ -315,6 +321,13 @@ def matrix_buffer(K: Array, dtype: str, overwrite: bool = False, on_gpu: bool = 
                 A[rows, columns] = xp.asarray(K[rows, columns])
     _check_symmetric(A)
     return A
+
+
+def as_matrix(K: Any) -> Any:
+    """A kernel matrix, NumPy's, CuPy's or on disk, as it is; torch's as the one or the other; refused if not real."""
+    if kind(K) == "torch":
+        K = to_cupy(K, "K") if is_on_gpu(K) else to_numpy(K, "K")
+    return as_real(K, "the kernel matrix")
 
 
 def _chunks(K: Any) -> tuple[int, int] | None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import warnings
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from . import zoo
-from .arrays import DataError
+from .arrays import DataError, as_real, to_numpy
 from .network import Network
 from .shapes import check_input_shape, shape_text
 
@@ -36,6 +37,17 @@ def as_image_shape(X: NDArray[Any], input_shape: Any) -> NDArray[Any]:
             f"numbers each, or exactly that shape"
         )
     return X.reshape(len(X), *shape)
+
+
+def warn_of_channels_last(shape: tuple[int, ...]) -> None:
+    """Tell the caller of an estimator's `fit` of images that look like (N, height, width, channels)."""
+    if len(shape) == 4 and shape[3] in (1, 3, 4) and shape[1] == shape[2] > 4:
+        warnings.warn(
+            f"X has shape {shape}, read as {shape[1]} channels of {shape[2]} × {shape[3]}; if the channels come last, "
+            f"give X.transpose(0, 3, 1, 2), else say so with input_shape={shape[1:]}",
+            UserWarning,
+            stacklevel=4,
+        )
 
 
 def default_network(input_shape: tuple[int, ...]) -> Network:
@@ -85,4 +97,13 @@ def same_shape(X: NDArray[Any], input_shape: tuple[int, ...]) -> NDArray[Any]:
 
 def as_float(X: NDArray[Any]) -> NDArray[Any]:
     """Floating point as it is; bytes, integers and booleans as float32, which holds them exactly to 2²⁴."""
+    X = as_real(X, "X")
     return X if X.dtype in (np.float32, np.float64) else X.astype(np.float32 if X.dtype.itemsize < 4 else np.float64)
+
+
+def check_real_rows(X: Any) -> None:
+    """For flat rows, before scikit-learn checks the rest: it would read text and dates as numbers."""
+    dtype = getattr(X if hasattr(X, "shape") else to_numpy(X), "dtype", None)  # a DataFrame has none
+    if isinstance(dtype, np.dtype) and dtype.kind not in "buifO":
+        complex_ = ". Complex data not supported" if dtype.kind == "c" else ""  # as every estimator has to say
+        raise DataError(f"X has type {dtype}; expected real numbers{complex_}")

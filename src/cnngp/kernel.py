@@ -6,12 +6,13 @@ import importlib.util
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .arrays import OUTPUTS, DataError, Output, as_images
+from .arrays import DataError, Output, as_images, check_output
 from .composition import check_network
 from .engines.base import Engine, check_pixels
 from .network import Network, NetworkError, as_layer
@@ -55,19 +56,8 @@ class Kernel:
     ) -> None:
         layer = as_layer(network, "Kernel: network")
         check_network(layer)
-        if device not in ("auto", "cpu", "cuda"):
-            raise ValueError(f"Kernel: device={device!r} is not 'auto', 'cpu' or 'cuda'")
-        try:
-            name = str(np.dtype(dtype))
-        except TypeError:
-            name = ""
-        if dtype is None or name not in DTYPES:
-            raise ValueError(f"Kernel: dtype={dtype!r} is not 'float32' or 'float64'")
-        if threads is not None and (not isinstance(threads, int) or isinstance(threads, bool) or threads < 1):
-            raise ValueError(f"Kernel: threads={threads!r} is not a positive integer or None")
+        self.dtype, self.threads = _checked(device, dtype, threads)
         self.network: Network = layer
-        self.dtype = name
-        self.threads = threads
         self._asked: Device = device
         self.device: Literal["cpu", "cuda"] = _pick_device(device)
         self._engines: dict[tuple[int, ...], Engine] = {}
@@ -77,8 +67,7 @@ class Kernel:
 
         `output` asks for a "numpy", "cupy" or "torch" array. A progress bar appears on a terminal after two seconds.
         """
-        if output not in OUTPUTS:
-            raise ValueError(f"output={output!r} is not one of {', '.join(map(repr, OUTPUTS))}")
+        check_output(output)
         x = self._images(X, "X")
         engine = self.engine_for(x.shape[1:])
         n = len(x)
@@ -150,8 +139,43 @@ class Kernel:
 def as_kernel(
     network: Network | Kernel, device: Device = "auto", dtype: str = "float32", threads: int | None = None
 ) -> Kernel:
-    """A `Kernel` as it is, or one made of a network."""
-    return network if isinstance(network, Kernel) else Kernel(network, device, dtype, threads)
+    """A `Kernel` as it is, or one made of a network.
+
+    A `Kernel` has its own device, precision and threads: other ones beside it are refused. The default dtype asks for
+    nothing, so it goes with a `Kernel` of either.
+    """
+    if not isinstance(network, Kernel):
+        return Kernel(network, device, dtype, threads)
+    dtype, threads = _checked(device, dtype, threads)
+    settings: tuple[tuple[str, object, object, object], ...] = (
+        ("device", device, "auto", network.device),
+        ("dtype", dtype, "float32", network.dtype),
+        ("threads", threads, None, network.threads),
+    )
+    for name, value, default, own in settings:
+        if value not in (default, own):
+            raise ValueError(
+                f"{name}={value!r}, but the Kernel that was given has {name}={own!r}; make it with "
+                f"Kernel(network, {name}={value!r}), or give the network"
+            )
+    return network
+
+
+def _checked(device: object, dtype: Any, threads: Any) -> tuple[str, int | None]:
+    """The type's name, and the threads as an int; refused where they, or the device, are none."""
+    if device not in ("auto", "cpu", "cuda"):
+        raise ValueError(f"Kernel: device={device!r} is not 'auto', 'cpu' or 'cuda'")
+    try:
+        name = str(np.dtype(dtype))
+    except TypeError:
+        name = ""
+    if dtype is None or name not in DTYPES:
+        raise ValueError(f"Kernel: dtype={dtype!r} is not 'float32' or 'float64'")
+    if threads is None:
+        return name, None
+    if isinstance(threads, bool) or not isinstance(threads, Integral) or threads < 1:
+        raise ValueError(f"Kernel: threads={threads!r} is not a positive integer or None")
+    return name, int(threads)
 
 
 def _flat(x: Any) -> Any:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from . import cluster, memory, store_run
-from .arrays import OUTPUTS, DataError, Output, to_numpy, to_output
+from .arrays import DataError, Output, check_output, to_numpy, to_output
 from .errors import StoreError
 from .filling import Lane, fill, lanes
 from .image_rows import ImageRows
@@ -77,8 +77,7 @@ def gram(
     """
     kernel = as_kernel(kernel)
     side = check_tile(tile)
-    if output not in OUTPUTS:
-        raise ValueError(f"output={output!r} is not one of {', '.join(map(repr, OUTPUTS))}")
+    check_output(output)
     if store is None and client is not None:
         raise ValueError("client= needs store=, a path or URL that every worker sees: they write their tiles there")
     if store is not None and output != "numpy":

@@ -124,12 +124,12 @@ class Job:
 
 def share(jobs: list[Job], todo: list[Tile], advance: Advance) -> None:
     """Each card takes the next tile when it has room, from its own thread; progress is told from this one."""
-    lock = threading.Lock()
+    lock, stopped = threading.Lock(), threading.Event()
     queue = iter(todo)
     done: list[int] = []
 
     def take() -> Iterator[Tile]:
-        while True:
+        while not stopped.is_set():
             with lock:
                 tile = next(queue, None)
             if tile is None:
@@ -143,10 +143,13 @@ def share(jobs: list[Job], todo: list[Tile], advance: Advance) -> None:
     with ThreadPoolExecutor(len(jobs)) as pool:
         futures = {pool.submit(work, job) for job in jobs}
         told = 0
-        while futures:
-            finished, futures = wait(futures, timeout=0.2, return_when=FIRST_COMPLETED)
-            for future in finished:
-                future.result()
-            if advance is not None and (now := len(done)) > told:
-                advance(sum(done[told:now]))
-                told = now
+        try:
+            while futures:
+                finished, futures = wait(futures, timeout=0.2, return_when=FIRST_COMPLETED)
+                for future in finished:
+                    future.result()
+                if advance is not None and (now := len(done)) > told:
+                    advance(sum(done[told:now]))
+                    told = now
+        finally:
+            stopped.set()  # after an error or Ctrl-C the other cards finish the tile they are at, not the matrix

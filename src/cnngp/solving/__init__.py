@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,14 +21,14 @@ from ..arrays import is_on_gpu, to_numpy
 from ..gp import MatrixError, check_targets, factorised, matrix_buffer, warn_of_jitter
 from ..linalg import Array, namespace
 from .checkpoint import Checkpoint
+from .checks import METHODS as METHODS
+from .checks import Method as Method
+from .checks import check_parameters, plain
 from .conjugate import Outcome, State, solve_block
 from .matrices import SymmetricMatrix, local_folder, opened_matrix
 from .preconditioner import Nothing, Nystrom, Preconditioner, RoughFactor
 
 log = logging.getLogger("cnngp")
-
-Method = Literal["auto", "cholesky", "mixed", "cg"]
-METHODS: tuple[Method, ...] = get_args(Method)
 
 # Columns of the preconditioner's basis, at most: they take 8 bytes a point each, and their own algebra grows with the
 # square of them.
@@ -83,7 +83,7 @@ def solve(
 
     Parameters
     ----------
-    store : what `gram` returned, the path or URL of its store, or a NumPy or CuPy matrix (N, N).
+    store : what `gram` returned, the path or URL of its store, or a NumPy, CuPy or PyTorch matrix (N, N).
     Y : targets, (N,) or (N, outputs).
     noise : variance added to the diagonal, in the kernel's units.
     method : "cholesky", exact, 8 bytes an entry; "mixed", a float32 factor refined in float64, 4 bytes an entry; "cg",
@@ -91,7 +91,7 @@ def solve(
         of these that fits ("mixed" before "cholesky" on cards with slow float64).
     tolerance : of the relative residual of each output, for "mixed" and "cg".
     iterations : the most passes over the matrix.
-    rank : columns of the Nyström preconditioner of "cg"; 0 for none.
+    rank : columns of the Nyström preconditioner of "cg"; 0 for none, None for a quarter of N and 1,000 at most.
     checkpoint : where "cg" keeps its state, unless `rank` is 0; by default next to a store on this machine. A solve
         that was killed, or that ran out of iterations, goes on when it is run again; a finished one leaves nothing.
     client : a `dask.distributed.Client` whose workers see the store; for "cg".
@@ -103,12 +103,8 @@ def solve(
     >>> solve(K, [3.0, 3.0], noise=1.0, method="cg", device="cpu").weights.round(6)
     array([0.75, 0.75])
     """
-    if method not in METHODS:
-        raise ValueError(f"method={method!r} is not one of {', '.join(map(repr, METHODS))}")
-    if isinstance(noise, (str, bool)) or not math.isfinite(noise) or noise < 0:
-        raise MatrixError(f"noise={noise!r}: expected a variance of 0 or more")
-    if not 0.0 < tolerance < 1.0:
-        raise ValueError(f"tolerance={tolerance!r}: expected a number between 0 and 1")
+    noise, tolerance = plain(noise), plain(tolerance)
+    check_parameters(method, noise, tolerance, iterations, rank, checkpoint, client)
     K = opened_matrix(store)
     matrix = SymmetricMatrix(K, client, progress)
     place = _device(device, K)
@@ -118,9 +114,15 @@ def solve(
     B = check_targets(xp, Y_host[:, None] if one else Y_host, matrix.n)
     if method == "auto":
         method = "cg" if client is not None else choose_method(matrix.n, place)
-    keep = Path(checkpoint) if checkpoint is not None else None
     solution = solve_matrix(
-        matrix, B, float(noise), method, tolerance=tolerance, iterations=iterations, rank=rank, checkpoint=keep
+        matrix,
+        B,
+        float(noise),
+        method,
+        tolerance=float(tolerance),
+        iterations=int(iterations),
+        rank=None if rank is None else int(rank),
+        checkpoint=None if checkpoint is None else Path(checkpoint),
     )
     if not solution.converged:
         warnings.warn(f"the linear system was not solved: {solution.message}", ConvergenceWarning, stacklevel=2)

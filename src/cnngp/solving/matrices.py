@@ -15,8 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from ..arrays import to_numpy
 from ..errors import StoreError
-from ..gp import MatrixError
+from ..gp import MatrixError, as_matrix
 from ..linalg import Array, blocks, namespace
 from ..store import GramStore
 from ..store_places import local_path
@@ -37,7 +38,7 @@ class SymmetricMatrix:
         shape = tuple(getattr(K, "shape", ()))
         if len(shape) != 2 or shape[0] != shape[1] or shape[0] == 0:
             raise MatrixError(f"the kernel matrix has shape {shape}; expected (N, N) with N at least 1")
-        self.K = K
+        self.K = K = as_matrix(K)
         self.n = int(shape[0])
         self.dtype = np.dtype(K.dtype)
         self.progress = progress
@@ -124,8 +125,6 @@ class SymmetricMatrix:
         """A worker takes whole rows of tiles: it reads the mirror images too, and sends back a few rows of the result
         instead of a sum as long as V.
         """
-        from ..arrays import to_numpy
-
         xp = namespace(V)
         there = self.client.scatter(to_numpy(V), broadcast=True, hash=False)
         rows = list(blocks(self.n, self.tile[0]))
@@ -159,7 +158,7 @@ def opened_matrix(store: Any) -> Any:
     if hasattr(store, "shape") and hasattr(store, "__getitem__"):
         return store
     if isinstance(store, (list, tuple)):
-        return np.asarray(store, dtype=np.float64)
+        return to_numpy(store, "the kernel matrix")
     place = GramStore(store, read_only=isinstance(store, (str, Path)))
     if place.found is None:
         raise StoreError(f"{place.name} is no store of a kernel matrix; compute it there with gram(…, store=)")

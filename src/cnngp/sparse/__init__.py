@@ -13,12 +13,12 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from .. import memory
 from ..arrays import DataError, as_images, to_numpy
-from ..inputs import as_float, as_image_shape, check_fits_images, default_network, same_shape
+from ..inputs import as_float, as_image_shape, check_fits_images, check_real_rows, default_network, same_shape
 from ..kernel import Device, Kernel, as_kernel
 from ..linalg import blocks
 from ..network import Network
 from ..torch_bridge import need_torch
-from .checks import check_labels, check_parameters, choose_inducing
+from .checks import check_labels, check_parameters, choose_inducing, generators
 
 if TYPE_CHECKING:
     from .model import SparseGP, Whitening
@@ -41,8 +41,10 @@ class SparseGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     epochs, batch_size, learning_rate : passes over the data, images in a step, and Adam's first rate, which falls to 0.
     epsilon : the likelihood's chance that the label is not the largest function's.
     jitter : added to the diagonal of the inducing points' kernel matrix, in units of its mean.
-    device, dtype, threads, input_shape : as in `GPClassifier`; `dtype` is also the precision of training.
-    random_state : of the inducing points and the minibatches.
+    device, dtype, threads, input_shape : as in `GPClassifier`; `dtype` is also the precision of training. A `Kernel`
+        has a device, a precision and threads of its own: others beside it are refused, but for the precision of
+        training.
+    random_state : of the inducing points and the minibatches; None for others at every fit.
 
     Attributes
     ----------
@@ -73,7 +75,7 @@ class SparseGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         dtype: str = "float32",
         input_shape: tuple[int, ...] | None = None,
         threads: int | None = None,
-        random_state: int = 0,
+        random_state: int | np.random.Generator | np.random.RandomState | None = 0,
     ) -> None:
         self.network = network
         self.inducing = inducing
@@ -98,10 +100,11 @@ class SparseGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         labels = check_labels(y, len(images))
         self.classes_, codes = np.unique(labels, return_inverse=True)
         if len(self.classes_) < 2:
-            raise DataError(f"y holds one class only ({self.classes_[0]!r}); classification needs at least two classes")
-        self.inducing_ = choose_inducing(self.inducing, len(images), self.random_state)
+            raise DataError(f"y holds one class only ({self.classes_[0]}); classification needs at least two classes")
+        rng, seed = generators(self.random_state)
+        self.inducing_ = choose_inducing(self.inducing, len(images), rng)
         self._require_memory(len(images))
-        self._train(images, codes)
+        self._train(images, codes, seed)
         return self
 
     def predict(self, X: Any) -> Array:
@@ -134,6 +137,7 @@ class SparseGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _check_images(self, X: Any) -> Array:
         if _axes(X) <= 2:
+            check_real_rows(X)
             X = validate_data(self, X, dtype=[np.float64, np.float32])
         else:
             X = as_float(to_numpy(X))
@@ -155,7 +159,8 @@ class SparseGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 raise ValueError(f"SparseGPClassifier: network={self.network!r} is not a network, a kernel or 'rbf'")
             return gpytorch.kernels.RBFKernel()
         network = default_network(images.shape[1:]) if self.network is None else self.network
-        kernel = as_kernel(network, self.device, self.dtype, self.threads)
+        dtype = network.dtype if isinstance(network, Kernel) else self.dtype
+        kernel = as_kernel(network, self.device, dtype, self.threads)
         check_fits_images(kernel.network, images)
         kernel.engine_for(images.shape[1:])
         return kernel
@@ -170,7 +175,7 @@ class SparseGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     # ---- training and predicting ---------------------------------------------------------------------------------
 
-    def _train(self, images: Array, codes: NDArray[np.intp]) -> None:
+    def _train(self, images: Array, codes: NDArray[np.intp], seed: int) -> None:
         import torch
         from tqdm.auto import tqdm
 
@@ -210,7 +215,7 @@ class SparseGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 epochs=int(self.epochs),
                 batch_size=int(self.batch_size),
                 learning_rate=float(self.learning_rate),
-                generator=torch.Generator().manual_seed(int(self.random_state)),
+                generator=torch.Generator().manual_seed(seed),
                 progress=told,
             )
         self.elbo_ = np.array(trace)
@@ -226,6 +231,7 @@ class SparseGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         from tqdm.auto import tqdm
 
         if _axes(X) <= 2:
+            check_real_rows(X)
             X = validate_data(self, X, reset=False, dtype=[np.float64, np.float32])
         images = as_images(same_shape(as_float(to_numpy(X)), self.input_shape_), np.dtype(self.dtype))
         device = self._torch_device()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import operator
 from typing import Any
 
@@ -20,11 +19,12 @@ from .rules import (
     No,
     Passes,
     Verdict,
+    clamp,
     dropout,
     gelu,
-    hardtanh,
     pad_function,
     reshaped,
+    threshold,
     with_constant,
 )
 
@@ -100,10 +100,16 @@ def judge_function(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], bef
             return with_constant("softplus", "beta", _argument(args, kwargs, 1, "beta", 1))
         case "elu":
             return with_constant("elu", "alpha", _argument(args, kwargs, 1, "alpha", 1))
-        case "hardtanh" | "clamp":
-            low, high = ("min_val", "max_val") if plain == "hardtanh" else ("min", "max")
-            default = -1.0 if plain == "hardtanh" else math.nan
-            return hardtanh(_argument(args, kwargs, 1, low, default), _argument(args, kwargs, 2, high, -default))
+        case "hardtanh":
+            return clamp(_argument(args, kwargs, 1, "min_val", -1.0), _argument(args, kwargs, 2, "max_val", 1.0))
+        case "clamp" | "clip":
+            return clamp(_argument(args, kwargs, 1, "min", None), _argument(args, kwargs, 2, "max", None))
+        case "clamp_min":
+            return clamp(_argument(args, kwargs, 1, "min", None), None)
+        case "clamp_max":
+            return clamp(None, _argument(args, kwargs, 1, "max", None))
+        case "threshold" | "_threshold":
+            return threshold(_argument(args, kwargs, 1, "threshold", 0), _argument(args, kwargs, 2, "value", 0))
         case "dropout":
             return dropout(_argument(args, kwargs, 1, "p", 0.5), _argument(args, kwargs, 2, "training", True))
         case "pad":

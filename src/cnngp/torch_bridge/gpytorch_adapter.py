@@ -126,6 +126,9 @@ def make_kernel(
     network: Network | Kernel, input_shape: Sequence[int] | None, dtype: str | None, threads: int | None
 ) -> Any:
     if isinstance(network, Kernel):
-        return NetworkKernel(network.network, input_shape, dtype or network.dtype, threads or network.threads)
-    Kernel(network, "cpu")  # a network that is no Gaussian process is refused here, not at the first training step
+        dtype = network.dtype if dtype is None else dtype
+        threads = network.threads if threads is None else threads
+        network = network.network
+    # What is no Gaussian process, no precision or no number of threads is refused here, not at the first training step.
+    Kernel(network, "cpu", "float32" if dtype is None else dtype, threads)
     return NetworkKernel(network, input_shape, dtype, threads)

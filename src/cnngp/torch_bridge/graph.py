@@ -133,6 +133,11 @@ def _check_states(graph: Graph) -> None:
             case Identity() | Sequential() | Sum() | Scale() | Pad() | Cut():
                 states.append(before[0] if before else State.GAUSSIAN)  # dropped or folded away
             case _:
+                if before[0] is State.INPUT:
+                    raise Refused(
+                        f"{v.name}: a nonlinearity on {before[0].value}, which is not Gaussian; it needs a layer with "
+                        "weights before it, or do it to the images and import the module without it"
+                    )
                 if before[0] is not State.GAUSSIAN:
                     raise Refused(
                         f"{v.name}: a nonlinearity on {before[0].value}, which is not Gaussian; it needs a layer with "

@@ -13,7 +13,7 @@ from ..network import Conv, ConvTranspose, Dense, Layer, NetworkError
 from ..shapes import check_input_shape, shape_table, shape_text
 from .calls import function_name, is_in_place, is_sum, judge_function
 from .fold import fold
-from .graph import Add, Call, Graph, Refused, Scale
+from .graph import Add, Call, Graph, Pad, Refused, Scale
 from .rules import Becomes, No, Passes, Verdict, judge_module
 from .trace import call_name, module_name, trace
 from .variances import Given, Variances
@@ -155,11 +155,11 @@ class _Reader:
         name = function_name(node.target)
         in_place = is_in_place(name, node.kwargs)
         if parameters and name not in ("linear",) and not name.startswith("conv"):
-            return (
-                name,
-                in_place,
-                No(f"it uses the parameter or buffer {module_name(parameters[0])} outside of a layer"),
-            )
+            of = f"it uses the parameter or buffer {module_name(parameters[0])}"
+            others = [n for n in inputs if n.op != "get_attr"]
+            if others and all(self._is_input(n) for n in others):
+                return name, in_place, No(f"{of} on the input, {_TO_THE_IMAGES}")
+            return name, in_place, No(f"{of} outside of a layer")
         if is_sum(name):
             return name, in_place, self._sum(node)
         values = fx.node.map_arg((node.args, dict(node.kwargs)), lambda n: n.meta["value"])
@@ -170,7 +170,9 @@ class _Reader:
         tensors = [t for t in terms if isinstance(t, fx.Node)]
         numbers = [t for t in terms if not isinstance(t, fx.Node)]
         if any(n != 0 for n in numbers):
-            return No(f"it adds the constant {numbers[0]}, so what follows is not zero-mean")
+            if all(self._is_input(t) for t in tensors):
+                return No(f"it shifts the input by a constant ({numbers[0]}), {_TO_THE_IMAGES}")
+            return No(f"it shifts by a constant ({numbers[0]}), so what follows is not zero-mean")
         if not all(t in self.vertex for t in tensors):
             return No("it adds a tensor that is not made from the input")
         whole = node.meta["value"].shape
@@ -181,6 +183,13 @@ class _Reader:
             if shape != whole and not spread:
                 return No(f"it adds shapes {' and '.join(str(tuple(t.meta['value'].shape[1:])) for t in tensors)}")
         return Becomes(Add())
+
+    def _is_input(self, node: Any) -> bool:
+        """The images themselves, or nothing but factors and padding away from them."""
+        i = self.vertex.get(node)
+        while i and isinstance(self.graph.vertices[i].call, Scale | Pad):
+            i = self.graph.vertices[i].inputs[0]
+        return i == 0
 
     def _shared(self, name: str, module: Any) -> str:
         """Why the module's weights are not its own, or "". Norms and PReLU count as fixed functions, not as weights."""
@@ -212,6 +221,9 @@ def _rounded(call: Call) -> Call:
     if isinstance(call, Conv | ConvTranspose | Dense):
         return replace(call, weight_var=float(f"{call.weight_var:.4g}"), bias_var=float(f"{call.bias_var:.4g}"))
     return call
+
+
+_TO_THE_IMAGES = "which no layer does; do that to the images, and import the module without it"
 
 
 def _summands(node: Any) -> list[Any]:

@@ -15,11 +15,12 @@ from typing import Any, assert_never
 import torch
 from torch.nn import functional as F
 
+from ..arrays import DataError, as_real, to_numpy
 from ..network import Conv, ConvTranspose, Dense, Network, NetworkError, ReLU
 from .geometry import ConvArguments, conv_arguments
 from .parts import broadcast, torch_function
 from .plan import Apply, Channels, Parallel, Part, Plan, Series, Weights, Widen, make_plan
-from .sampling import draw
+from .sampling import draw, seed_key, torch_device
 
 _CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _TRANSPOSED = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
@@ -172,8 +173,12 @@ def outputs_of_many(
     progress: Callable[[int], None] | None,
 ) -> Any:
     """(samples, N, outputs), on the CPU."""
-    device = torch.device(device or "cpu")
-    images = torch.as_tensor(X, dtype=dtype or torch.float32, device=device)
+    key = seed_key(seed)
+    device = torch_device(device)
+    if isinstance(X, torch.Tensor) and X.is_complex():
+        raise DataError(f"X has type {X.dtype}; expected real numbers")
+    real = X if isinstance(X, torch.Tensor) else as_real(to_numpy(X, "X"), "X")
+    images = torch.as_tensor(real, dtype=dtype or torch.float32, device=device)
     if images.ndim < 2 or len(images) == 0 or samples < 1:
         raise NetworkError(
             f"X of shape {tuple(images.shape)} and samples={samples}: expected (N, C, …) and at least one"
@@ -185,7 +190,7 @@ def outputs_of_many(
     result = torch.empty(samples, len(images), outputs, dtype=images.dtype, device=device)
     with torch.no_grad():
         for first in range(0, samples, size):
-            drawn = [draw(plan.numbers, (seed, i), device) for i in range(first, min(first + size, samples))]
+            drawn = [draw(plan.numbers, (*key, i), device) for i in range(first, min(first + size, samples))]
             networks = _Batch(plan, slots, torch.stack(drawn) if len(drawn) > 1 else drawn[0][None], images.dtype)
             for rows in _slices(len(images), chunk):
                 result[first : first + len(drawn), rows] = networks.outputs(images[rows])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import Any, assert_never
 
 from ..composition import at, child
@@ -262,6 +263,6 @@ def _planner(channels: Channels) -> _Planner:
 
 
 def _count(what: str, n: object) -> int:
-    if not isinstance(n, int) or isinstance(n, bool) or n < 1:
+    if isinstance(n, bool) or not isinstance(n, Integral) or n < 1:
         raise NetworkError(f"{what}={n!r} is not a positive integer")
-    return n
+    return int(n)

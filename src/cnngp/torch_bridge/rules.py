@@ -97,7 +97,9 @@ def judge_module(name: str, module: Any, before: Any, after: Any, variances: Var
     if isinstance(module, nn.ELU):
         return with_constant("elu", "alpha", module.alpha)
     if isinstance(module, nn.Hardtanh):
-        return hardtanh(module.min_val, module.max_val)
+        return clamp(module.min_val, module.max_val)
+    if isinstance(module, nn.Threshold):
+        return threshold(module.threshold, module.value)
     if isinstance(module, nn.Flatten):
         return reshaped(before, after)
     if isinstance(module, nn.Identity):
@@ -223,10 +225,31 @@ def with_constant(name: str, constant: str, value: float) -> Verdict:
     return Becomes(Elementwise(name)) if value == 1 else No(f"{constant}={value}; only {constant}=1 has a name here")
 
 
-def hardtanh(low: float, high: float) -> Verdict:
-    names = {(-1.0, 1.0): "hardtanh", (0.0, 6.0): "relu6"}
-    name = names.get((float(low), float(high)))
-    return Becomes(Elementwise(name)) if name else No(f"limits {low} and {high}; only -1 and 1 have a name here")
+_LIMITS: dict[tuple[float, float], Call] = {
+    (0.0, math.inf): ReLU(),
+    (-1.0, 1.0): Elementwise("hardtanh"),
+    (0.0, 6.0): Elementwise("relu6"),
+}
+
+
+def clamp(low: Any, high: Any) -> Verdict:
+    """min(max(z, low), high); None is no limit."""
+    if not all(limit is None or isinstance(limit, int | float) for limit in (low, high)):
+        return No("its limits are tensors; only numbers are the same for every channel and location")
+    limits = (-math.inf if low is None else float(low), math.inf if high is None else float(high))
+    if limits in _LIMITS:
+        return Becomes(_LIMITS[limits])
+    return No(
+        f"limits {limits[0]:g} and {limits[1]:g}; only 0 and inf (ReLU), -1 and 1 (hardtanh), 0 and 6 (relu6) have a "
+        "name here"
+    )
+
+
+def threshold(limit: float, value: float) -> Verdict:
+    """z where z > limit, else value."""
+    if (limit, value) == (0, 0):
+        return Becomes(ReLU())
+    return No(f"threshold={limit:g} and value={value:g}; only 0 and 0, which is ReLU, have a name here")
 
 
 def dropout(p: float, training: bool) -> Verdict:

@@ -28,12 +28,30 @@ _PAD = {
 # fmt: on
 
 
+def seed_key(seed: Any) -> tuple[int, ...]:
+    """A seed as plain integers, or what is wrong with it."""
+    key = tuple(seed) if isinstance(seed, (tuple, list)) else (seed,)
+    if not key or not all(isinstance(k, (int, np.integer)) and not isinstance(k, bool) and k >= 0 for k in key):
+        raise NetworkError(f"seed={seed!r} is not a non-negative integer or a tuple of them")
+    return tuple(map(int, key))
+
+
+def torch_device(device: Any) -> torch.device:
+    """The device that was asked for, the CPU for None; refuses one that this PyTorch has not."""
+    try:
+        found = torch.device("cpu" if device is None else device)
+        torch.empty(0, device=found)
+    except (RuntimeError, AssertionError, TypeError, NotImplementedError) as error:  # each kind of device has its own
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise NetworkError(
+            f"device={device!r} cannot be used by PyTorch {torch.__version__} here ({reason}); use 'cpu'"
+        ) from None
+    return found
+
+
 def draw(numbers: int, seed: Seed, device: Any) -> Any:
     """Standard normal numbers: the same for a seed on one kind of device, whatever else is drawn before or after."""
-    key = (seed,) if isinstance(seed, int) else tuple(seed)
-    if not key or not all(isinstance(k, int) and not isinstance(k, bool) and k >= 0 for k in key):
-        raise NetworkError(f"seed={seed!r} is not a non-negative integer or a tuple of them")
-    sequence = np.random.SeedSequence(key)
+    sequence = np.random.SeedSequence(seed_key(seed))
     if torch.device(device).type == "cpu":
         # torch's own generator on the CPU keeps 32 bits of a seed, too few for many networks.
         generator = np.random.Generator(np.random.SFC64(sequence))
@@ -47,7 +65,8 @@ def sample_module(
     net: Network, channels: Channels, input_shape: Sequence[int], seed: Seed, outputs: int, dtype: Any, device: Any
 ) -> Any:
     plan = make_plan(net, channels, input_shape, outputs)
-    device = torch.device(device or "cpu")
+    seed = seed_key(seed)
+    device = torch_device(device)
     dtype = dtype or torch.float32
     with torch.device("meta"):  # torch's own initial weights would be drawn for nothing
         built = _build(plan.root)

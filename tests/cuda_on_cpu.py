@@ -1,0 +1,39 @@
+"""Generated CUDA compiled as C++ (cuda_on_cpu.hpp), for tests without a card."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++ to run the kernels on a CPU")
+
+
+def compiled(body: str, real: str, path: str, shared: int, folder: Path) -> ctypes.CDLL:
+    """`run_tables` and `run_pairs` of a program's text without its primitives; `shared` bytes of shared memory."""
+    body = body.replace("extern __shared__", "extern").replace("__shared__", "static")
+    scratch = ", (char*)scratch" if path == "block" else ""
+    kind = "const real*" if path != "warp" else "const vec*"
+    text = f"""
+#define REAL {real}
+#define VEC {"float4" if real == "float" else "double2"}
+#include "{Path(__file__).with_name("cuda_on_cpu.hpp")}"
+alignas(16) vec dynamic_shared[{shared // 16 + 1}];
+{body}
+extern "C" void run_tables(void* X, void* rows, void* peaks, void* diagonal, int n, void* scratch, void* panels,
+                           int blocks, int threads)
+{{ fibers::launch(blocks, threads, [=] {{
+    tables((const real*)X, (real*)rows, (double*)peaks, (double*)diagonal, n, (char*)scratch,
+           (const double*)panels); }}); }}
+extern "C" void run_pairs(void* first, void* second, void* out, void* mirror, int n, int m, long long ld,
+                          long long below, void* scratch, int blocks, int threads)
+{{ fibers::launch(blocks, threads, [=] {{
+    pairs(({kind})first, ({kind})second, (real*)out, (real*)mirror, n, m, ld, below{scratch}); }}); }}
+"""
+    (folder / "kernels.cpp").write_text(text)
+    command = ["g++", "-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-o", "kernels.so", "kernels.cpp"]
+    subprocess.run(command, cwd=folder, check=True)
+    return ctypes.CDLL(str(folder / "kernels.so"))
