@@ -55,18 +55,31 @@ def softmax(scores: Array) -> Array:
 
 
 def fit_temperature(probabilities: Callable[[float], Array], labels: Labels) -> float:
-    """The T whose `probabilities(T)` give these labels the highest likelihood: a search along log T."""
+    """The T whose `probabilities(T)` fit these labels best, by `smoothed_loss`: a search along log T."""
     from scipy.optimize import minimize_scalar
 
     grid = np.linspace(math.log(1e-3), math.log(1e3), 25)
     step = float(grid[1] - grid[0])
 
     def loss(log_t: float) -> float:
-        return negative_log_likelihood(probabilities(math.exp(log_t)), labels)
+        return smoothed_loss(probabilities(math.exp(log_t)), labels)
 
     best = float(grid[int(np.argmin([loss(g) for g in grid]))])
     found = minimize_scalar(loss, bounds=(best - step, best + step), method="bounded", options={"xatol": 1e-3})
     return math.exp(float(found.x))
+
+
+def smoothed_loss(probabilities: Array, labels: Labels) -> float:
+    """−mean log P(label), where each of the n labels is allowed to be wrong with probability 1/(n + 2) (Platt, 1999).
+
+    That n labels were all predicted rightly does not mean that the next will be: without the allowance the best
+    temperature would then be zero, and every probability 0 or 1.
+    """
+    n, classes = probabilities.shape
+    wrong = 1.0 / (n + 2)
+    target = np.full((n, classes), wrong / (classes - 1))
+    target[np.arange(n), labels] = 1.0 - wrong
+    return float(-(target * np.log(np.maximum(probabilities, _FLOOR))).sum(1).mean())
 
 
 def negative_log_likelihood(probabilities: Array, labels: Labels) -> float:

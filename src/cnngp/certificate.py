@@ -67,9 +67,10 @@ class FitReport:
                 "noise or remove repeated images."
             )
         if self.method == "inducing":
+            added = f" but for {self.jitter:.0e} of the mean variance added as noise" if self.jitter > 0 else ""
             return (
-                "This is the approximation through inducing images, whose algebra is exact to float64 rounding; its "
-                "likelihood and variances are its own and not those of the exact process."
+                "This is the approximation through inducing images, whose algebra is exact to float64 rounding"
+                f"{added}; its likelihood and variances are its own and not those of the exact process."
             )
         if self.jitter > 0:
             return (

@@ -13,7 +13,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d
 
 from . import calibration, model_files
-from .arrays import DataError, to_numpy
+from .arrays import DataError, as_real, to_numpy
 from .gp import Amplitude, Noise
 from .gp_estimator import GPEstimator
 from .iterative_gp import IterativeGP
@@ -33,7 +33,8 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
     noise : variance of the targets' noise in the kernel's units, or "ml" for the most likely one. With `inducing`, 0
         stands for the one with the best leave-one-out predictions: there is no such model without noise.
     amplitude : factor of the kernel for variances and likelihood: "ml", "loo" or a number.
-    device, dtype, threads : as in `Kernel`.
+    device, dtype, threads : as in `Kernel`. A `Kernel` that is given has its own, and others beside it are refused; the
+        default dtype asks for nothing, so it goes with a `Kernel` of either precision.
     store : a path or fsspec URL where fit and predict keep their kernel matrices, so that a killed run goes on and a
         second one computes nothing; see `gram`.
     input_shape : (channels, height, width) of flat rows, or of arrays with three axes.
@@ -70,7 +71,7 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
         labels = self._check_labels(y)
         self.classes_, codes = np.unique(labels, return_inverse=True)
         if len(self.classes_) < 2:
-            raise DataError(f"y holds one class only ({self.classes_[0]!r}); classification needs at least two classes")
+            raise DataError(f"y holds one class only ({self.classes_[0]}); classification needs at least two classes")
         self._fit(images, self._targets(codes), K)
         return self
 
@@ -83,9 +84,11 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
         """P(label) for each image, (M, classes), in the order of `classes_`.
 
         softmax(mean / (T√(1 + variance))) with T from the leave-one-out predictions; see docs/classification.md.
-        Without a factor (`solver`) the variance is left out: it would take a solve for every image.
+        Without a factor (`solver`) the variance is left out: it would take a solve for every image. So it is where
+        leave-one-out shows it to be meaningless, as with two labels for one image.
         """
-        if isinstance(self.__dict__.get("gp_"), IterativeGP):
+        check_is_fitted(self, "gp_")
+        if not self._moderated or isinstance(self.gp_, IterativeGP):
             mean = self._mean(X, K)
             return _moderated_softmax(mean, np.zeros(len(mean)), self.temperature_)
         mean, variance = self._mean_and_variance(X, K, diagonal)
@@ -100,6 +103,8 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
         check_is_fitted(self, "gp_")
         images = self._check_added(X, y)
         labels = self._check_labels(y)
+        if (labels.dtype.kind in "US") != (self.classes_.dtype.kind in "US"):
+            raise DataError(f"y holds labels of type {labels.dtype}; expected those of fit, {self.classes_.dtype}")
         unknown = np.setdiff1d(labels, self.classes_)
         if len(unknown):
             raise DataError(
@@ -112,6 +117,7 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
         """Rows of the `n` images whose label is least certain (highest entropy first): of X, or of the training images
         by leave-one-out, where wrong and ambiguous labels show.
         """
+        self._check_how_many(n)
         P = self.loo_probabilities_ if X is None else self.predict_proba(X)
         entropy = -(P * np.log(np.maximum(P, np.finfo(np.float64).tiny))).sum(1)
         order = np.argsort(-entropy, kind="stable")[:n]
@@ -145,9 +151,7 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
     def _loo_loss(mean: Array, targets: Array) -> float:
         """The log loss at the best temperature: what counts for classes and probabilities, unlike squared errors."""
         codes, none = targets.argmax(1), np.zeros(len(mean))
-        temperature = calibration.fit_temperature(lambda t: _moderated_softmax(mean, none, t), codes)
-        P = _moderated_softmax(mean, none, temperature)
-        return float(-np.log(np.maximum(P[np.arange(len(P)), codes], np.finfo(np.float64).tiny)).mean())
+        return _fitted_temperature(mean, none, codes)[1]
 
     def _after_fit(self) -> None:
         mean, variance = (to_numpy(a) for a in self.gp_.leave_one_out())
@@ -155,13 +159,28 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
             variance = np.zeros(len(mean))
         codes = to_numpy(self.gp_.loo_targets).argmax(1)
         self.loo_rows_ = self.gp_.loo_rows
-        self.temperature_, self.loo_error_ = 1.0, math.nan
+        self.temperature_, self.loo_error_, self._moderated = 1.0, math.nan, True
         if len(mean):
-            self.temperature_ = calibration.fit_temperature(lambda t: _moderated_softmax(mean, variance, t), codes)
+            self.temperature_, loss = _fitted_temperature(mean, variance, codes)
             self.loo_error_ = float((mean.argmax(1) != codes).mean())
+            # Two labels of one image have no likely explanation but an amplitude without bound, which would leave the
+            # same probability to all classes.
+            plain, without = _fitted_temperature(mean, np.zeros(len(mean)), codes)
+            if without < loss / _MUCH_BETTER:
+                self.temperature_, self._moderated, variance = plain, False, np.zeros(len(mean))
         self.loo_probabilities_ = _moderated_softmax(mean, variance, self.temperature_)
         self.loo_predictions_ = self.classes_[mean.argmax(1)]
         self.log_marginal_likelihood_ = self.gp_.log_marginal_likelihood
+
+
+# How many times better probabilities must fit the leave-one-out labels without variances for these to be left out.
+_MUCH_BETTER = 2.0
+
+
+def _fitted_temperature(mean: Array, variance: Array, codes: NDArray[np.intp]) -> tuple[float, float]:
+    """The best temperature of leave-one-out predictions, and their loss at it."""
+    temperature = calibration.fit_temperature(lambda t: _moderated_softmax(mean, variance, t), codes)
+    return temperature, calibration.smoothed_loss(_moderated_softmax(mean, variance, temperature), codes)
 
 
 def _moderated_softmax(mean: Array, variance: Array, temperature: float) -> NDArray[np.float64]:
@@ -247,6 +266,8 @@ class GPRegressor(RegressorMixin, GPEstimator):  # type: ignore[misc]
         if return_std and return_cov:
             raise ValueError("return_std and return_cov were both asked for; choose one")
         if return_cov:
+            if K is not None:
+                raise ValueError("return_cov needs the kernel between the test images; give X instead of K")
             mean, cov = self._mean_and_covariance(X)
             return self._restored(mean), cov * self._y_std[0] ** 2 if self._one_output else cov[
                 ..., None
@@ -275,6 +296,7 @@ class GPRegressor(RegressorMixin, GPEstimator):  # type: ignore[misc]
 
     def most_uncertain(self, n: int = 10, X: Any = None) -> NDArray[np.intp]:
         """Rows of the `n` images with the largest variance: of X, or of the training images by leave-one-out."""
+        self._check_how_many(n)
         variance = to_numpy(self.gp_.leave_one_out()[1]) if X is None else self._mean_and_variance(X, None, None)[1]
         order = np.argsort(-variance, kind="stable")[:n]
         return self.gp_.loo_rows[order] if X is None else order
@@ -299,14 +321,12 @@ class GPRegressor(RegressorMixin, GPEstimator):  # type: ignore[misc]
         return tags
 
     def _check_targets(self, y: Any) -> NDArray[np.float64]:
-        targets = to_numpy(y, "y")
-        if targets.dtype.kind not in "biuf" or targets.ndim not in (1, 2):
-            raise DataError(
-                f"y has type {targets.dtype} and shape {targets.shape}; expected numbers, (N,) or (N, outputs)"
-            )
+        targets = as_real(to_numpy(y, "y"), "y")
+        if targets.ndim not in (1, 2):
+            raise DataError(f"y has shape {targets.shape}; expected (N,) or (N, outputs)")
         if not np.isfinite(targets).all():
             raise DataError("y contains NaN or infinity; remove or replace those targets")
-        return targets.astype(np.float64)
+        return np.asarray(targets, dtype=np.float64)
 
     def _restored(self, mean: Array) -> Array:
         y = mean * self._y_std + self._y_mean

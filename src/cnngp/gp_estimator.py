@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import time
 from collections.abc import Iterator
+from numbers import Integral
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -13,13 +16,21 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from . import memory
-from .arrays import DataError, Output, as_images, to_numpy
+from .arrays import DataError, Output, as_images, as_real, to_numpy
 from .certificate import FitReport, certify, sampled_kernel_error
 from .gp import Amplitude, ExactGP, Noise, check_amplitude, check_noise, float64_buffer
 from .inducing import InducingGP
 from .inducing_fit import fit_inducing, kernel_parts
 from .inducing_images import Images
-from .inputs import as_float, as_image_shape, check_fits_images, default_network, same_shape
+from .inputs import (
+    as_float,
+    as_image_shape,
+    check_fits_images,
+    check_real_rows,
+    default_network,
+    same_shape,
+    warn_of_channels_last,
+)
 from .iterative_gp import IterativeGP
 from .kernel import Device, Kernel, as_kernel
 from .linalg import blocks
@@ -78,24 +89,29 @@ class GPEstimator(BaseEstimator):  # type: ignore[misc]
 
     def _check_fit(self, X: Any, y: Any, K: Any, regression: bool = False) -> tuple[Any, Any]:
         """Training images as (N, C, …), or None where only a matrix is given; and y, both of one length."""
+        self.__dict__.pop("gp_", None)  # a fit that fails must not leave an earlier one's weights to another kernel
         check_noise(self.noise)
         check_amplitude(self.amplitude)
         if self.solver not in METHODS:
             raise ValueError(f"solver={self.solver!r} is not one of {', '.join(map(repr, METHODS))}")
+        self._seed()
         if self.inducing is not None and K is not None:
             raise DataError("inducing= computes the kernels that it needs from images; give X and no K")
         if y is None:
             raise ValueError(f"{type(self).__name__} requires y to be passed, but the target y is None")
         if X is None and K is None:
             raise DataError("fit needs images X or a kernel matrix K")
+        if regression and np.asarray(to_numpy(y, "y")).dtype == object:
+            y = as_real(to_numpy(y, "y"), "y")  # before scikit-learn reads text as numbers
         if K is not None:
-            _check_length(K.shape[0] if hasattr(K, "shape") else len(K), y, "rows of K")
+            _check_length(_matrix(K).shape[0], y, "rows of K")
         if X is None:
             self.network_ = self.kernel_ = self.X_ = self.input_shape_ = None
             return None, y
         # With inducing images, what has a shape stays where it is, and is read and checked a block at a time.
         streamed = self.inducing is not None and hasattr(X, "shape") and _axes(X) > 3
         if _axes(X) <= 2:
+            check_real_rows(X)
             if _axes(X) == 2 and hasattr(X, "shape"):
                 _check_length(X.shape[0], y, "images")
             X, y = validate_data(
@@ -107,6 +123,8 @@ class GPEstimator(BaseEstimator):  # type: ignore[misc]
             self.__dict__.pop("feature_names_in_", None)
             self.n_features_in_ = int(np.prod(X.shape[1:]))
         images = X if streamed and self.input_shape is None else as_image_shape(X, self.input_shape)
+        if self.input_shape is None:
+            warn_of_channels_last(tuple(images.shape))
         network = default_network(images.shape[1:]) if self.network is None else self.network
         self.kernel_ = as_kernel(network, self.device, self.dtype, self.threads)
         self.network_ = self.kernel_.network
@@ -121,12 +139,35 @@ class GPEstimator(BaseEstimator):  # type: ignore[misc]
         check_is_fitted(self, "gp_")
         if self.X_ is None:
             raise DataError("the model was fitted on a kernel matrix alone; give K(test, training) as K=")
+        if X is None:
+            raise DataError("give images X, or K(test, training) as K=")
         if _axes(X) <= 2:
+            check_real_rows(X)
             X = validate_data(self, X, reset=False, dtype=[np.float64, np.float32])
         images = same_shape(as_float(to_numpy(X)), self.input_shape_)
         return np.asarray(as_images(images, np.dtype(self.kernel_.dtype)))
 
+    def _seed(self) -> int | None:
+        """Of a generator a seed is drawn, as it is whenever one is used."""
+        state: Any = self.random_state
+        if isinstance(state, np.random.RandomState):
+            return int(state.randint(2**31))
+        if isinstance(state, np.random.Generator):
+            return int(state.integers(2**31))
+        if state is None:
+            return None
+        if isinstance(state, (int, np.integer)) and not isinstance(state, bool) and state >= 0:
+            return int(state)
+        raise ValueError(f"random_state={state!r}: expected None, a generator of NumPy, or a number of 0 or more")
+
+    def _check_how_many(self, n: Any) -> None:
+        check_is_fitted(self, "gp_")
+        if not isinstance(n, Integral) or n < 0:
+            raise ValueError(f"n={n!r}: expected how many images, 0 or more")
+
     def _check_added(self, X: Any, y: Any) -> Array:
+        if self.X_ is None:
+            raise DataError("the model was fitted on a kernel matrix alone; fit again with images X to add to it")
         images = self._check_test(X)
         _check_length(len(images), y, "images")
         return images
@@ -134,7 +175,7 @@ class GPEstimator(BaseEstimator):  # type: ignore[misc]
     # ---- fitting -------------------------------------------------------------------------------------------------
 
     def _fit(self, images: Any, Y: NDArray[np.float64], K: Any) -> None:
-        self.__dict__.pop("gp_", None)  # an earlier fit's buffer would stay in memory beside the new one
+        K = None if K is None else _matrix(K)
         if self.inducing is not None:
             self._fit_inducing(images, Y)
             return
@@ -163,7 +204,7 @@ class GPEstimator(BaseEstimator):  # type: ignore[misc]
                 noise=self.noise,
                 amplitude=self.amplitude,
                 method=method,
-                seed=self.random_state,
+                seed=self._seed(),
             )
         engine = "given matrix" if given else self._engine()
         self.fit_report_ = certify(
@@ -209,7 +250,7 @@ class GPEstimator(BaseEstimator):  # type: ignore[misc]
             noise=self.noise,
             amplitude=self.amplitude,
             loss=self._loo_loss,
-            seed=self.random_state,
+            seed=self._seed(),
             store=self.store,
         )
         begun = time.perf_counter()
@@ -222,24 +263,31 @@ class GPEstimator(BaseEstimator):  # type: ignore[misc]
         self._after_fit()
 
     def _add(self, images: Array, Y: NDArray[np.float64]) -> None:
-        gp, report = self.gp_, self.fit_report_
+        gp, report = copy.copy(self.gp_), self.fit_report_
         start = time.perf_counter()
+        X = self.X_
         if isinstance(gp, InducingGP):
-            gp.add(kernel_parts(Images(images, self.kernel_), self.X_, Y))
+            gp.add(kernel_parts(Images(images, self.kernel_), X, Y))
             begun = time.perf_counter()
         else:
-            n = len(self.X_) + len(images)
+            n = len(X) + len(images)
             memory.require(8 * n * n, f"{n:,} images together", self.kernel_.device)
             if isinstance(gp, IterativeGP):
                 gp.add()
-            K_new_old, K_new = self._cross(images, self.X_), self._gram(images)
+            K_new_old, K_new = self._cross(images, X), self._gram(images)
             begun = time.perf_counter()
             gp.add(K_new_old, K_new, Y)
-            self.X_ = np.concatenate([self.X_, images])
+            X = np.concatenate([X, images])
         n = report.images + len(images)
         error, pairs = report.kernel_error, report.pairs_checked
-        self.fit_report_ = certify(gp, n, error, pairs, report.engine, begun - start, begun, report.method)
-        self._after_fit()
+        report = certify(gp, n, error, pairs, report.engine, begun - start, begun, report.method)
+        before = dict(self.__dict__)
+        try:
+            self.gp_, self.X_, self.fit_report_ = gp, X, report
+            self._after_fit()
+        except BaseException:  # stopped halfway, the model is the old one as a whole
+            self.__dict__ = before
+            raise
 
     # What the noise of a model with inducing images is chosen by, from leave-one-out means and targets.
     _loo_loss: Any = None
@@ -275,7 +323,8 @@ class GPEstimator(BaseEstimator):  # type: ignore[misc]
         check_is_fitted(self, "gp_")
         n = self.gp_.points
         if K is not None:
-            for rows in blocks(len(K), max(1, _CHUNK // n)):
+            K = _matrix(K, n)
+            for rows in blocks(K.shape[0], max(1, _CHUNK // n)):
                 yield rows, K[rows]
             return
         from tqdm.auto import tqdm
@@ -296,9 +345,10 @@ class GPEstimator(BaseEstimator):  # type: ignore[misc]
 
     def _mean_and_variance(self, X: Any, K: Any, diagonal: Any) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         check_is_fitted(self, "gp_")
-        if K is not None and diagonal is None:
-            raise DataError("variances at the rows of K also need diagonal=, the k(x, x) of each test image")
-        if K is None:
+        if K is not None:
+            K = _matrix(K, self.gp_.points)
+            diagonal = _checked_diagonal(diagonal, K.shape[0])
+        else:
             X = self._check_test(X)
             diagonal = self.kernel_.diag(X)
         means, variances = [], []
@@ -315,6 +365,32 @@ class GPEstimator(BaseEstimator):  # type: ignore[misc]
     def _sample(self, X: Any, n: int, seed: int | None) -> NDArray[np.float64]:
         images = self._check_test(X)
         return to_numpy(self.gp_.sample(self._cross(images, self.X_), self._gram(images), n, seed))
+
+
+def _matrix(K: Any, columns: int | None = None) -> Any:
+    """A kernel matrix as it is, NumPy's, CuPy's, torch's or one on disk; lists become arrays."""
+    if isinstance(K, str | Path):
+        raise DataError(f"K={str(K)!r} is a path; give the array in it, as gram or zarr.open_array returns it")
+    matrix = K if hasattr(K, "shape") and hasattr(K, "__getitem__") else to_numpy(K, "K")
+    shape = tuple(matrix.shape)
+    if columns is None and (len(shape) != 2 or shape[0] != shape[1]):
+        raise DataError(f"K has shape {shape}; expected (N, N)")
+    if columns is not None and (len(shape) != 2 or shape[0] == 0 or shape[1] != columns):
+        raise DataError(f"K has shape {shape}; expected (test images, {columns}): a row for each test image")
+    return matrix
+
+
+def _checked_diagonal(diagonal: Any, n: int) -> NDArray[np.float64]:
+    if diagonal is None:
+        raise DataError("variances at the rows of K also need diagonal=, the k(x, x) of each test image")
+    values = to_numpy(diagonal, "diagonal")
+    if values.shape != (n,) or values.dtype.kind not in "buif":
+        raise DataError(
+            f"diagonal has shape {values.shape} and type {values.dtype}; expected {n} numbers, one for each row of K"
+        )
+    if not bool((np.isfinite(values) & (values >= 0.0)).all()):
+        raise DataError("diagonal holds NaN, infinity or negative numbers; expected variances k(x, x)")
+    return values.astype(np.float64)
 
 
 def _axes(X: Any) -> int:

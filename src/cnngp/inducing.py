@@ -35,6 +35,7 @@ from .gp import (
     factorised,
     float64_buffer,
     posterior_samples,
+    warn_of_jitter,
 )
 from .inducing_sums import Sums
 from .linalg import Array, Factor, namespace
@@ -84,6 +85,8 @@ class InducingGP:
         A = float64_buffer(K_mm, overwrite)
         xp = namespace(A)
         self.basis, self.jitter = factorised(A, 0.0)
+        if self.jitter:
+            warn_of_jitter(self.basis, self.jitter, stacklevel=7)
         self.loo_rows = np.asarray(sample)
         self._set_own(np.full(len(self.loo_rows), -1) if own is None else np.asarray(own))
         self._kept: Array = None  # features of the sample, (m, sample)

@@ -50,7 +50,7 @@ class Images:
 
     def at(self, rows: slice | NDArray[np.intp]) -> Array:
         """Images of a slice, or of sorted row numbers, checked and in the kernel's type."""
-        first = rows.start if isinstance(rows, slice) else 0
+        first = rows.start if isinstance(rows, slice) else rows
         part = self.X[rows] if isinstance(rows, slice) else getattr(self.X, "oindex", self.X)[rows]
         return np.asarray(as_images(part, np.dtype(self.kernel.dtype), "X", first=first))
 
@@ -114,7 +114,7 @@ def choose(
 
     Functions of their own are worth most to images that the others get wrong: docs/solve.md has figures. The `reserved`
     rows are taken last: what the model says of images that were passed over because it was right about them, or chosen
-    because it was wrong, is no measure of what it says of others.
+    because it was wrong, is no measure of what it says of others. So are images that are there twice.
     """
     n = len(images)
     if m == n:
@@ -123,7 +123,7 @@ def choose(
     pool = _pool(images, m, rng, in_memory=store is None)
     all_of_them = len(pool) == n
     X, targets = images.at(slice(0, n) if all_of_them else pool), Y[pool]
-    last = np.isin(pool, reserved)
+    last = np.isin(pool, reserved) | _repeated(X)
     at = np.empty(0, np.intp)
     columns: list[Any] = []
     errors = rng.random(len(pool))
@@ -147,6 +147,17 @@ def _pool(images: Images, m: int, rng: np.random.Generator, in_memory: bool) -> 
         size = max(2 * m, min(size, free // (2 * entry * (m + int(np.prod(images.X.shape[1:]))))))
     n = len(images)
     return np.arange(n) if size >= n else np.sort(rng.choice(n, size, replace=False))
+
+
+def _repeated(X: Array) -> NDArray[np.bool_]:
+    """Which images have been there before: two of them in one round would make the matrix of the chosen singular."""
+    seen: set[bytes] = set()
+    repeated = np.zeros(len(X), bool)
+    for i, image in enumerate(X):
+        digest = hashlib.blake2b(image.tobytes(), digest_size=16).digest()
+        repeated[i] = digest in seen
+        seen.add(digest)
+    return repeated
 
 
 def columns_of(kernel: Kernel, X: Any, Z: Array, output: Output, store: Any) -> Any:

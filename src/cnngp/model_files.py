@@ -69,7 +69,10 @@ def load(cls: type[Estimator], path: str | Path, device: Device) -> tuple[Estima
             parameters["input_shape"] = tuple(parameters["input_shape"])
         network = from_json(header["network"])
         model = cls(network, device=device, **parameters)
-        model.kernel_ = Kernel(network, device, model.dtype, model.threads)
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise ModelFileError(f"{path} is not a model that this version can read: {error}") from None
+    model.kernel_ = Kernel(network, device, model.dtype, model.threads)  # a wrong device is not the file's fault
+    try:
         model.network_ = model.kernel_.network
         model.X_ = arrays["X"]
         model.input_shape_ = model.X_.shape[1:]
