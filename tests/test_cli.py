@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from cnngp import GPClassifier, datasets, memory, zoo
+from cnngp import GPClassifier, __version__, datasets, memory, zoo
 from cnngp.cli import run
 
 
@@ -87,8 +88,60 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path, capsys: pytest.CaptureFixt
     (tmp_path / "file").write_text("in the way")
     assert run(["classify", "--output", str(tmp_path / "file" / "out")]) == 1
     printed = capsys.readouterr()
-    assert printed.err.startswith("error: ")
-    assert "training" not in printed.out
+    assert (
+        printed.err == f"error: --output {tmp_path / 'file' / 'out'} cannot be written: Not a directory; give another\n"
+    )
+    assert printed.out == ""
+
+
+def test_a_folder_that_is_there_but_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Not even root may write to /proc; making sure of the folder alone would find that out after the work."""
+    if not Path("/proc/self").exists():
+        pytest.skip("no /proc here")
+    assert run(["classify", "--train", "40", "--output", "/proc"]) == 1
+    printed = capsys.readouterr()
+    assert printed.err.startswith("error: --output /proc cannot be written: ")
+    assert printed.out == ""
+
+
+def test_what_is_refused_makes_no_folder(tmp_path: Path) -> None:
+    for arguments in (["--noise", "-1"], ["--device", "tpu"], ["--train", "5"], ["--dtype", "float16"]):
+        assert run(["classify", *arguments, "--output", str(tmp_path / "out")]) == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_in_class_order_is_tested_on_all_classes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(0)
+    for part in ("train", "test"):
+        for shift, name in enumerate("abc"):
+            (tmp_path / "f" / part / name).mkdir(parents=True)
+            for i in range(15):
+                pixels = 200.0 * np.eye(8)[np.roll(np.arange(8), 2 * shift)] + rng.uniform(0, 50, (8, 8))
+                Image.fromarray(pixels.astype(np.uint8)).save(tmp_path / "f" / part / name / f"{i}.png")
+    monkeypatch.chdir(tmp_path / "f")
+    assert run(["classify", "--data", ".", "--train", "24", "--test", "15", "--no-model", "--json"]) == 0
+    last = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (last["train"], last["classes"]) == (24, 3)
+    assert last["test_error"] == 0
+    assert (tmp_path / "f" / "out" / "f-auto" / "report.html").is_file()
+
+
+def test_an_npz_in_class_order_is_tested_on_all_classes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = datasets.digits()
+    rows, rows_test = np.argsort(data.y, kind="stable"), np.argsort(data.y_test, kind="stable")
+    arrays = {"x_train": data.X[rows], "y_train": data.y[rows]}
+    np.savez(tmp_path / "sorted.npz", **arrays, x_test=data.X_test[rows_test], y_test=data.y_test[rows_test])
+    seen: list[Any] = []
+    fit = GPClassifier.fit
+    monkeypatch.setattr(GPClassifier, "fit", lambda clf, X, y: (seen.append(y), fit(clf, X, y))[1])
+    arguments = ["classify", "--data", str(tmp_path / "sorted.npz"), "--train", "100", "--test", "40", "--no-model"]
+    assert run([*arguments, "--output", str(tmp_path / "out"), "--json"]) == 0
+    assert set(seen[0]) == set(range(10))
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["test_error"] < 0.3
 
 
 def test_a_folder_of_images_to_predictions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -107,6 +160,50 @@ def test_a_folder_of_images_to_predictions(tmp_path: Path, capsys: pytest.Captur
     assert printed.startswith("engine")
     assert "left" in printed.splitlines()[2]
     assert json.loads(printed.splitlines()[-1])["images"][0]["class"] == "left"
+
+
+@pytest.mark.parametrize(("scale", "pixels"), [(255, 255), (1, 1)])
+def test_predict_takes_pixels_on_the_scale_of_the_fit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], scale: int, pixels: int
+) -> None:
+    """A model of bytes fitted in Python: with pixels from 0 to 1 every image would be all but black to it."""
+    data = datasets.digits().take(100)
+    X = (255 * data.X).astype(np.uint8)
+    clf = GPClassifier(zoo.small_cnn()).fit(X if scale == 255 else X / np.float32(255), data.y)
+    clf.save(tmp_path / "m.gp")
+    new = (255 * data.X_test[0, 0]).astype(np.uint8)
+    Image.fromarray(new).save(tmp_path / "new.png")
+    assert run(["predict", str(tmp_path / "m.gp"), str(tmp_path / "new.png"), "--json"]) == 0
+    printed = capsys.readouterr().out
+    last = json.loads(printed.splitlines()[-1])
+    assert last["images"][0]["class"] == str(data.y_test[0])
+    expected = clf.predict_proba((new if scale == 255 else new / np.float32(255))[None, None])[0]
+    assert list(last["images"][0]["probabilities"].values()) == pytest.approx(expected, abs=1e-6)
+    assert last["pixels"] == pixels
+    assert ("pixels                 from 0 to 255, as in the images that" in printed) == (scale == 255)
+
+
+@pytest.mark.parametrize(("factor", "shift", "range_"), [(16.0, 0.0, "0 to 16"), (2.0, -1.0, "-1 to 1")])
+def test_predict_refuses_a_scale_that_files_do_not_have(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], factor: float, shift: float, range_: str
+) -> None:
+    data = datasets.digits().take(40)
+    GPClassifier(zoo.small_cnn()).fit(factor * data.X + shift, data.y).save(tmp_path / "m.gp")
+    Image.fromarray(np.zeros((8, 8), np.uint8)).save(tmp_path / "new.png")
+    assert run(["predict", str(tmp_path / "m.gp"), str(tmp_path / "new.png")]) == 1
+    error = capsys.readouterr().err
+    assert f"m.gp was fitted on pixels from {range_}, and image files are read as 0 to 1 or 0 to 255" in error
+    assert len(error.splitlines()) == 1
+
+
+def test_version_and_short_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--version"]) == 0
+    assert capsys.readouterr().out == f"cnngp {__version__}\n"
+    for command in ("", "classify", "gram", "predict", "sample", "search", "reproduce", "networks", "info"):
+        assert run([*command.split(), "-h"]) == 0
+        printed = capsys.readouterr().out
+        assert printed.startswith(f"Usage: cnngp {command}".rstrip())
+        assert "-h, --help" in printed
 
 
 def test_networks(capsys: pytest.CaptureFixture[str]) -> None:
@@ -132,6 +229,11 @@ def test_info(capsys: pytest.CaptureFixture[str]) -> None:
         (["classify", "--network", "vgg"], 1, "no network 'vgg': expected auto, resnet32"),
         (["classify", "--network", "resnet9"], 1, "depth=9 is not 6n + 2"),
         (["classify", "--network", "none.json"], 1, "none.json: no such file"),
+        (["classify", "--threads", "0"], 2, "'--threads'"),
+        (["sample", "--seed", "-1"], 2, "'--seed'"),
+        (["search", "--seed", "-1"], 2, "'--seed'"),
+        (["reproduce", "figure2", "--seed", "-1"], 2, "'--seed'"),
+        (["reproduce", "table1", "--out", "/dev/null/a"], 1, "--out /dev/null/a cannot be written: Not a directory"),
         (["classify", "--train", "0"], 1, "digits has 1,297 training images, but 0 were asked for"),
         (["classify", "--train", "5"], 1, "the test set has labels that the training set has not"),
         (["classify", "--noise", "-1"], 1, "noise=-1.0: expected a variance"),
@@ -166,6 +268,27 @@ def test_broken_files_are_one_line(classified: Path, tmp_path: Path, capsys: pyt
     assert "broken.png is not a readable PNG or JPEG image" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"{", "not the JSON of a network"),
+        (b"[]", "not the JSON of a network: expected"),
+        (b'{"cnngp_network": 1, "network": {"layer": "Pool"}}', "unknown layer in network JSON"),
+        (b"\xff\xfe\x00", "can't decode byte 0xff"),
+    ],
+)
+def test_a_bad_network_file_is_named(
+    content: bytes, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "net.json"
+    path.write_bytes(content)
+    for arguments in (["networks", str(path)], ["classify", "--network", str(path)]):
+        assert run(arguments) == 1
+        error = capsys.readouterr().err
+        assert error.startswith(f"error: {path}: ")
+        assert message in error
+
+
 def test_too_little_memory(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     monkeypatch.setattr(memory, "available", lambda device="cpu": 1_000_000)
     assert run(["classify", "--output", str(tmp_path)]) == 1
@@ -182,6 +305,23 @@ def test_repeated_images_give_one_warning_line(tmp_path: Path, capsys: pytest.Ca
     error = capsys.readouterr().err.strip().splitlines()
     assert len(error) == 1
     assert error[0].startswith("warning: the kernel matrix of 80 points is not positive definite")
+
+
+def test_warnings_of_other_packages_are_lines_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """scikit-learn warns of many classes: without the file and the line of code that Python adds."""
+    fit = GPClassifier.fit
+
+    def warning(clf: GPClassifier, X: Any, y: Any) -> GPClassifier:
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")
+            warnings.warn("more classes\n than half of the samples", UserWarning, stacklevel=1)
+        return fit(clf, X, y)
+
+    monkeypatch.setattr(GPClassifier, "fit", warning)
+    assert run(["classify", "--train", "40", "--test", "20", "--no-model", "--output", str(tmp_path)]) == 0
+    assert capsys.readouterr().err == "warning: more classes than half of the samples\n"
 
 
 def test_as_a_process(tmp_path: Path) -> None:

@@ -179,13 +179,40 @@ def test_npz(tmp_path: Path) -> None:
     [
         ({"a": np.ones(3)}, "holds a; expected X and y"),
         ({"X": np.ones((4, 3, 3)), "y": np.ones(5)}, r"images of shape \(4, 1, 3, 3\) and labels of shape \(5,\)"),
-        ({"X": np.array([{}]), "y": np.ones(1)}, "without pickled objects"),
+        ({"X": np.array([{}]), "y": np.ones(1)}, r"bad\.npz: X holds Python objects, which are never unpickled"),
     ],
 )
-def test_bad_npz(tmp_path: Path, arrays: dict[str, Any], message: str) -> None:
+def test_bad_npz_arrays(tmp_path: Path, arrays: dict[str, Any], message: str) -> None:
     np.savez(tmp_path / "bad.npz", **arrays)
     with pytest.raises(DatasetError, match=message):
         datasets.load(tmp_path / "bad.npz")
+
+
+def test_a_damaged_npz_is_not_said_to_need_unpickling(tmp_path: Path) -> None:
+    path = tmp_path / "bad.npz"
+    np.savez(path, X=RNG.random((20, 4, 4)), y=np.arange(20) % 2)
+    whole = path.read_bytes()
+    inside = bytearray(whole)
+    inside[200] ^= 0xFF
+    for content, message in (
+        (b"abc", "is not an .npz file, or is cut short"),
+        (b"", "is not an .npz file, or is cut short"),
+        (whole[: len(whole) // 2], "is not an .npz file, or is cut short"),
+        (bytes(inside), r"is damaged \("),
+    ):
+        path.write_bytes(content)
+        with pytest.raises(DatasetError, match=rf"bad\.npz {message}") as caught:
+            datasets.load(path)
+        assert "pickle" not in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+def test_parts_of_an_npz_on_two_scales(tmp_path: Path) -> None:
+    """Bytes are divided by 255 and floats are not: together they would be predicted on another scale."""
+    X, y = RNG.integers(0, 256, (20, 4, 4), dtype=np.uint8), np.arange(20) % 2
+    np.savez(tmp_path / "two.npz", x_train=X, y_train=y, x_test=X.astype(np.float32), y_test=y)
+    with pytest.raises(DatasetError, match="training images are uint8 and test images float32"):
+        datasets.load(tmp_path / "two.npz")
 
 
 def save_images(folder: Path, n: int, size: tuple[int, int], mode: str = "L", suffix: str = "png") -> None:
@@ -215,6 +242,101 @@ def test_folder_with_its_own_split(tmp_path: Path) -> None:
     data = datasets.folder(tmp_path)
     assert data.X.shape == (8, 1, 64, 32)
     assert data.X_test.shape == (4, 1, 64, 32)
+
+
+def grey(folder: Path, level: int, n: int) -> None:
+    """Images that tell their own class and number."""
+    folder.mkdir(parents=True)
+    for i in range(n):
+        Image.fromarray(np.full((4, 4), level + i, np.uint8)).save(folder / f"{i:03}.png")
+
+
+def test_the_first_images_of_a_split_folder_are_of_all_classes(tmp_path: Path) -> None:
+    levels = {"a": 0, "b": 80, "c": 160}
+    for name, level in levels.items():
+        grey(tmp_path / "train" / name, level, {"a": 40, "b": 20, "c": 5}[name])
+        grey(tmp_path / "test" / name, level, 10)
+    data = datasets.load(tmp_path)
+    for X, y in ((data.X, data.y), (data.X_test, data.y_test)):
+        shown = np.rint(X[:, 0, 0, 0] * 255).astype(int)
+        assert [sorted(levels)[k] for k in shown // 80] == y.tolist()  # every image has kept its label
+        assert len(set(shown)) == len(shown)
+        assert (np.diff(shown[y == "a"]) < 0).any()  # nor are the images of a class in the order of their names
+    small = data.take(26, 15)
+    assert dict(zip(*np.unique(small.y, return_counts=True), strict=True)) == {"a": 16, "b": 8, "c": 2}
+    assert dict(zip(*np.unique(small.y_test, return_counts=True), strict=True)) == {"a": 5, "b": 5, "c": 5}
+    again = datasets.load(tmp_path)
+    np.testing.assert_array_equal(again.X, data.X)
+    np.testing.assert_array_equal(again.y_test, data.y_test)
+
+
+def test_this_folder_has_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("yes", "no"):
+        save_images(tmp_path / "pets" / name, 3, (8, 8))
+    (tmp_path / "pets" / "yes" / "deep").mkdir()
+    monkeypatch.chdir(tmp_path / "pets")
+    assert datasets.load(".").name == "pets"
+    monkeypatch.chdir(tmp_path / "pets" / "yes")
+    assert datasets.load("..").name == "pets"
+
+
+def numbered(y: np.ndarray, y_test: np.ndarray | None = None) -> datasets.Dataset:
+    """Every image holds its row number."""
+
+    def images_of(labels: np.ndarray) -> np.ndarray:
+        return np.broadcast_to(np.arange(len(labels), dtype=np.float32)[:, None, None, None], (len(labels), 1, 2, 2))
+
+    y_test = y[:0] if y_test is None else y_test
+    return datasets.Dataset("numbered", images_of(y), y, images_of(y_test), y_test)
+
+
+@pytest.mark.parametrize(
+    "y",
+    [
+        np.repeat([0, 1, 2], 20),
+        np.repeat(["b", "a"], [50, 5]),
+        np.tile(np.repeat([0, 1], 10), 4),  # by class, again and again
+    ],
+)
+def test_images_in_class_order_are_mixed(y: np.ndarray) -> None:
+    data = numbered(y, y[::-1])
+    mixed = data.mixed()
+    for X, labels, given in ((mixed.X, mixed.y, y), (mixed.X_test, mixed.y_test, y[::-1])):
+        rows = X[:, 0, 0, 0].astype(int)
+        assert sorted(rows) == list(range(len(y)))
+        np.testing.assert_array_equal(labels, given[rows])
+        assert set(labels[:4]) == set(y)
+
+
+def test_images_in_another_order_stay_in_it() -> None:
+    """What is published of the first so many images must not move."""
+    data = datasets.digits()
+    assert data.mixed() is data
+    y = np.random.default_rng(1).integers(0, 3, 40)
+    for labels in (y, np.tile([0, 1], 10), np.array([0, 1]), np.array([3]), np.zeros(5, int), y[:0]):
+        data = numbered(labels, labels)
+        assert data.mixed() is data
+
+
+def test_held_out_images_are_of_all_classes_in_proportion() -> None:
+    y = np.repeat(["a", "b", "c", "d"], [100, 50, 9, 1])
+    data = numbered(y).hold_out(40)
+    assert data.X_validation is not None
+    assert data.y_validation is not None
+    rows = np.concatenate([data.X, data.X_validation])[:, 0, 0, 0].astype(int)
+    assert sorted(rows) == list(range(160))
+    np.testing.assert_array_equal(np.concatenate([data.y, data.y_validation]), y[rows])
+    for label, share in (("a", 25.0), ("b", 12.5), ("c", 2.25), ("d", 0.25)):
+        assert abs(np.count_nonzero(data.y_validation == label) - share) <= 1
+    assert (data.y == "d").any()
+    assert set(data.y[:4]) == set("abcd")
+    np.testing.assert_array_equal(numbered(y).hold_out(40).X, data.X)
+    assert set(numbered(y).hold_out(156).y) == set("abcd")  # every class keeps one for training
+    for n in (0, 160):
+        with pytest.raises(DatasetError, match=f"160 training images, of which {n} cannot be held out"):
+            numbered(y).hold_out(n)
+    with pytest.raises(DatasetError, match="has validation images of its own"):
+        data.hold_out(10)
 
 
 def test_bad_folders(tmp_path: Path) -> None:

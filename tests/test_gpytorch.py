@@ -157,6 +157,16 @@ def test_the_shape_is_learned_from_images_or_asked_for() -> None:
         kernel(X.flatten(1), last_dim_is_batch=True).to_dense()
 
 
+@pytest.mark.parametrize("given", [NET, Kernel(NET, "cpu", "float64", threads=2)], ids=["network", "kernel"])
+def test_settings_are_checked_when_the_kernel_is_made(given: object) -> None:
+    with pytest.raises(ValueError, match="dtype='float16' is not"):
+        gpytorch_kernel(given, SHAPE, dtype="float16")
+    with pytest.raises(ValueError, match="threads=0 is not a positive integer"):
+        gpytorch_kernel(given, SHAPE, threads=0)
+    made = gpytorch_kernel(given, SHAPE, threads=np.int64(1))._kernel(X.float())
+    assert (made.threads, made.dtype) == (1, "float64" if isinstance(given, Kernel) else "float32")
+
+
 def test_training_asks_the_engine_once(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = gpytorch_kernel(NET, SHAPE)
     calls = []

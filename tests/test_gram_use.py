@@ -14,11 +14,12 @@ import numpy as np
 import pytest
 import zarr
 
-from cnngp import GPClassifier, GPRegressor, Kernel, datasets, gram, zoo
+from cnngp import Dense, GPClassifier, GPRegressor, Kernel, datasets, gram, zoo
 from cnngp.cli import run
 from cnngp.errors import StoreError
 from cnngp.gp import float64_buffer
 from cnngp.plan import plan, status
+from cnngp.tiles import check_tile
 from tile_count import computed
 
 DIGITS = datasets.digits().take(150, 40)
@@ -187,3 +188,17 @@ def test_ctrl_c_on_the_command_line_is_one_line(tmp_path: Path) -> None:
     assert errors.strip().count("\n") == 0
     assert "tiles are there and stay valid" in errors
     assert "Run the same again to go on" in errors
+
+
+def test_integers_of_numpy_are_tiles() -> None:
+    for tile in (np.int64(16), (np.int32(16), 16)):
+        assert check_tile(tile) == (16, 16)
+    with pytest.raises(ValueError, match="tile=True: expected a positive number"):
+        check_tile(True)
+
+
+@pytest.mark.parametrize(("output", "extra"), [("cupy", "cuda"), ("torch", "torch")])
+def test_an_output_that_cannot_be_made(output: Any, extra: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, output, None)
+    with pytest.raises(ImportError, match=rf'^output={output!r} needs .*: pip install "cnngp\[{extra}\]"$'):
+        gram(Kernel(Dense(), device="cpu"), np.ones((3, 2)), output=output)

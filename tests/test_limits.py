@@ -145,12 +145,23 @@ def test_too_little_decides_nothing() -> None:
 
 
 def test_bad_arguments() -> None:
-    with pytest.raises(DataError, match="give at least two different widths"):
+    with pytest.raises(DataError, match="give at least two different positive widths"):
         check_limit(NET, X, (16, 16))
+    with pytest.raises(DataError, match="channels=16: give at least two"):
+        check_limit(NET, X, 16)  # type: ignore[arg-type]
+    for seed in (-1, None, 1.5, "a"):
+        with pytest.raises(NetworkError, match=f"seed={seed!r} is not a non-negative integer"):
+            check_limit(NET, X, seed=seed)  # type: ignore[arg-type]
+    with pytest.raises(NetworkError, match=r"device='foo' cannot be used by PyTorch .*; use 'cpu'"):
+        check_limit(NET, X, device="foo")
     with pytest.raises(DataError, match="expected at least 20 samples"):
         check_limit(NET, X, samples=5)
     with pytest.raises(DataError, match="expected"):
         check_limit(NET, X[0, 0, 0])
+
+
+def test_widths_may_be_an_array() -> None:
+    assert [w.channels for w in check_limit(NET, X, np.array([8, 4]), samples=30).widths] == [4, 8]
 
 
 def test_an_image_of_zeros_is_no_trouble() -> None:

@@ -399,8 +399,9 @@ def test_rungs_and_the_one_look_at_the_test_set(tmp_path: Path, monkeypatch: pyt
     assert {t.draw for t in result.rungs[1].trials} == {t.draw for t in result.rungs[0].trials[:2]}
     assert result.best == result.rungs[1].trials[0]
     assert result.best.error == min(t.error for t in result.rungs[1].trials)
-    clf = GPClassifier(result.network, device="cpu").fit(data.X[:240], data.y[:240])
-    assert result.best.error == pytest.approx(1 - clf.score(data.X[240:], data.y[240:]), abs=1e-12)
+    split = data.hold_out(60)
+    clf = GPClassifier(result.network, device="cpu").fit(split.X, split.y)
+    assert result.best.error == pytest.approx(1 - clf.score(split.X_validation, split.y_validation), abs=1e-12)
     assert result.test is not None
     assert (result.test.draw, result.test.train, result.test.images, result.test.looks) == (
         result.best.draw,
@@ -437,6 +438,66 @@ def test_the_splits_own_validation_images(tmp_path: Path) -> None:
     result = random_search(split, "paper-cnn", 1, train=50, validation=70, device="cpu")
     clf = GPClassifier(result.network, device="cpu").fit(d.X[:50], d.y[:50])
     assert result.best.error == pytest.approx(1 - clf.score(d.X[200:270], d.y[200:270]), abs=1e-12)
+
+
+def _by_class(data: datasets.Dataset, n: int) -> datasets.Dataset:
+    order = np.argsort(data.y[:n], kind="stable")
+    return datasets.Dataset("by class", data.X[:n][order], data.y[:n][order], data.X_test, data.y_test)
+
+
+def test_images_in_class_order_are_searched_as_well_as_others() -> None:
+    """The last ones would all be of the last classes, and the first ones of the first."""
+    result = random_search(_by_class(DIGITS, 400), "paper-cnn", 3, train=100, device="cpu")
+    assert result.trials[0].score.validation == 100
+    assert result.best.error < 0.3
+    assert result.best.score.loo_error < 0.3
+
+
+def test_labels_that_training_has_not_are_refused(tmp_path: Path) -> None:
+    d, study = DIGITS, tmp_path / "s.db"
+    arguments: dict[str, Any] = {"device": "cpu", "study": study}
+    few = r"labels that its first 5 training images have not: \[.*\]; use more training images"
+    with pytest.raises(DatasetError, match=f"the validation images of digits have {few}"):
+        random_search(d, "paper-cnn", 1, train=5, **arguments)
+    with pytest.raises(DatasetError, match=f"the validation images of digits have {few}"):
+        random_search(d, "paper-cnn", 1, train=100, full=[(1, 5)], **arguments)
+    two = np.isin(d.y, (0, 1))
+    known = datasets.Dataset("two", d.X[two], d.y[two], d.X_test, d.y_test)
+    with pytest.raises(DatasetError, match=r"the test images of two have labels .*: \[2, 3, 4, 5, 6\]"):
+        random_search(known, "paper-cnn", 1, train=60, validation=40, test=True, **arguments)
+    by_class = _by_class(d, 300)
+    own = datasets.Dataset("own", by_class.X, by_class.y, d.X_test, d.y_test, d.X[300:400], d.y[300:400])
+    with pytest.raises(DatasetError, match="the validation images of own have labels that its first 100 training"):
+        random_search(own, "paper-cnn", 1, train=100, **arguments)
+    assert not study.exists()
+
+
+def test_a_study_of_another_split_is_not_gone_on_with(tmp_path: Path) -> None:
+    """Studies say what was held out by the content of the images: an older way of holding out is another search."""
+    study = tmp_path / "s.db"
+    last = datasets.Dataset(
+        "digits", DIGITS.X[:-60], DIGITS.y[:-60], DIGITS.X_test, DIGITS.y_test, DIGITS.X[-60:], DIGITS.y[-60:]
+    )
+    random_search(last, "paper-cnn", 1, **SMALL, study=study)
+    with pytest.raises(StudyError, match="others of them were held out for validation; give another study file"):
+        random_search(DIGITS, "paper-cnn", 1, **SMALL, study=study)
+    assert len(_records(study)) == 1
+
+
+def test_a_study_of_the_splits_own_validation_images_is_what_it_was(tmp_path: Path) -> None:
+    """Its identity is that of the rows as they come, so that studies of MNIST made by any version go on."""
+    d, study = DIGITS, tmp_path / "s.db"
+    split = datasets.Dataset("split", d.X[:200], d.y[:200], d.X_test, d.y_test, d.X[200:300], d.y[200:300])
+    random_search(split, "paper-cnn", 1, train=50, validation=70, device="cpu", study=study)
+    problem = Problem("split", d.X[:50], d.y[:50], d.X[200:270], d.y[200:270], 10)
+    identity = optuna.load_study(storage=f"sqlite:///{study}", study_name=NAME).user_attrs["identity"]
+    assert identity == {
+        "space": "paper-cnn (version 1)",
+        "seed": 0,
+        "images": "split, 50 training and 70 validation images",
+        "content": problem.fingerprint(),
+        "dtype": "float32",
+    }
 
 
 # ---- company and kills ----------------------------------------------------------------------------------------------
@@ -586,7 +647,8 @@ def test_on_a_dask_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         )
     assert len(result.trials) == 4
     assert result.test is not None
-    clf = GPClassifier(result.network, device="cpu").fit(DIGITS.X[:80], DIGITS.y[:80])
+    split = DIGITS.hold_out(60)
+    clf = GPClassifier(result.network, device="cpu").fit(split.X[:80], split.y[:80])
     assert result.test.error == pytest.approx(1 - clf.score(DIGITS.X_test, DIGITS.y_test), abs=1e-12)
     assert len(result.rungs[0].trials) == 2
     _same_as_alone(study, 4)
@@ -647,9 +709,9 @@ def test_another_searchs_study_is_refused(tmp_path: Path) -> None:
         with pytest.raises(StudyError, match=rf"holds another search: .*{message}"):
             random_search(DIGITS, name, 1, **(SMALL | {"study": study} | changed))
     X = DIGITS.X.copy()
-    X[0, 0, 0, 0] += 0.5
+    X[:, 0, 0, 0] += 0.5
     moved = datasets.Dataset("digits", X, DIGITS.y, DIGITS.X_test, DIGITS.y_test)
-    with pytest.raises(StudyError, match="its content is"):
+    with pytest.raises(StudyError, match=r"its content is .*other images, or others of them were held out"):
         random_search(moved, "paper-cnn", 1, **SMALL, study=study)
     assert len(_records(study)) == 1
 
@@ -705,12 +767,18 @@ def test_a_study_that_cannot_be_written(tmp_path: Path) -> None:
         ({"device": "tpu"}, ValueError, "device='tpu'"),
         ({"dtype": "float16"}, ValueError, "dtype='float16'"),
         ({"scheduler": "tcp://nowhere:1", "processes": 2}, ValueError, "processes=2 with a scheduler"),
+        ({"scheduler": "nowhere"}, RuntimeError, "scheduler 'nowhere': expected the address of a Dask scheduler"),
+        (
+            {"data": (DIGITS.X, DIGITS.y)},
+            DatasetError,
+            "data is a tuple; expected a name such as 'digits', or cnngp",
+        ),
     ],
 )
 def test_bad_arguments(tmp_path: Path, arguments: dict[str, Any], error: type[Exception], message: str) -> None:
     study = tmp_path / "s.db"
     with pytest.raises(error, match=message):
-        random_search(DIGITS, **(SMALL | {"study": study} | arguments))
+        random_search(**(SMALL | {"data": DIGITS, "study": study} | arguments))
     assert not study.exists()  # refused before anything is made
 
 
@@ -745,7 +813,8 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert results["best"]["error"] == last["best"]["error"]
     chosen = next(t for t in results["trials"] if t["draw"] == last["best"]["draw"])
     network = network_by_name(str(best))  # what --network FILE does
-    clf = GPClassifier(network, device="cpu").fit(DIGITS.X[:80], DIGITS.y[:80])
+    split = DIGITS.hold_out(60)
+    clf = GPClassifier(network, device="cpu").fit(split.X[:80], split.y[:80])
     assert clf.loo_error_ == chosen["loo_error"]
 
 
@@ -772,6 +841,8 @@ def test_a_failing_look_at_the_test_images_costs_nothing_else(
         (["--space", "narrow"], "no space 'narrow'"),
         (["--draws", "0"], "draws=0"),
         (["--data", "nothing"], "no data 'nothing'"),
+        (["--train", "5"], "use more training images"),
+        (["--device", "tpu"], "device='tpu'"),
     ],
 )
 def test_mistakes_are_one_line(
@@ -781,6 +852,21 @@ def test_mistakes_are_one_line(
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1
     assert message in lines[0]
+    assert not (tmp_path / "out").exists()  # what is refused leaves nothing behind
+
+
+@pytest.mark.parametrize("option", ["--output", "--best", "--study"])
+def test_what_cannot_be_written_is_found_out_first(
+    option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    place = tmp_path / "file" / "x"
+    arguments = ["search", "--draws", "1", "--train", "60", "--device", "cpu", "--output", str(tmp_path / "out")]
+    assert run([*arguments, option, str(place)]) == 1
+    printed = capsys.readouterr()
+    assert printed.err == f"error: {option} {place} cannot be written: Not a directory; give another\n"
+    assert printed.out == ""
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
 
 def _sometimes_biased(draw: Draw) -> Sequential:

@@ -6,6 +6,7 @@ Pillow (`images.py`); nothing here ever unpickles.
 
 from __future__ import annotations
 
+import zipfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -46,6 +47,43 @@ class Dataset:
             if asked is not None and not 1 <= asked <= held:
                 raise DatasetError(f"{self.name} has {held:,} {what} images, but {asked:,} were asked for")
         return replace(self, X=self.X[:train], y=self.y[:train], X_test=self.X_test[:test], y_test=self.y_test[:test])
+
+    def mixed(self) -> Dataset:
+        """Training and test images that stand by class in a mixed order, the same every time; others as they are.
+
+        Of images in class order the first so many, as `take` gives them, are of a few classes only; of mixed ones they
+        are of all classes in proportion.
+
+        >>> X, y = np.zeros((20, 1, 2, 2), np.float32), np.repeat([0, 1], 10)
+        >>> data = Dataset("by class", X, y, X, y)
+        >>> [len(set(d.take(10).y)) for d in (data, data.mixed())]
+        [1, 2]
+        """
+        mixed = self
+        if _in_class_order(self.y):
+            X, y = _mixed(self.X, self.y)
+            mixed = replace(mixed, X=X, y=y)
+        if _in_class_order(self.y_test):
+            X, y = _mixed(self.X_test, self.y_test)
+            mixed = replace(mixed, X_test=X, y_test=y)
+        return mixed
+
+    def hold_out(self, images: int) -> Dataset:
+        """So many training images, of each class in proportion, as validation ones; the same every time.
+
+        Both sets come in a mixed order. Every class keeps an image for training as long as there are enough.
+
+        >>> digits().hold_out(297)
+        <digits: 1,000 training, 297 validation, 500 test images of 1 × 8 × 8>
+        """
+        if self.X_validation is not None:
+            raise DatasetError(f"{self.name} has validation images of its own, so none are held out")
+        if not 1 <= images < len(self.X):
+            raise DatasetError(
+                f"{self.name} has {len(self.X):,} training images, of which {images:,} cannot be held out"
+            )
+        X, y = _mixed(self.X, self.y)
+        return replace(self, X=X[:-images], y=y[:-images], X_validation=X[-images:], y_validation=y[-images:])
 
     def __repr__(self) -> str:
         sizes = f"{len(self.X):,} training"
@@ -125,16 +163,12 @@ def _classic(name: str, split: Split) -> Dataset:
 
 
 def npz(path: str | Path) -> Dataset:
-    """An .npz with `X`, `y` (split here) or `x_train`, `y_train`, `x_test`, `y_test`.
+    """An .npz with `X`, `y` (split here) or `x_train`, `y_train`, `x_test`, `y_test` (their rows keep their order).
 
     Images are (N, H, W), (N, C, H, W) or (N, H, W, C) with 1, 3 or 4 channels; uint8 is divided by 255.
     """
     path = Path(path)
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {key.lower(): file[key] for key in file.files}
-    except Exception as error:  # zip, zlib, header and pickle refusals each have a type of their own
-        raise DatasetError(f"{path} cannot be read as an .npz file without pickled objects: {error}") from None
+    arrays = _read_npz(path)
     if {"x_train", "y_train", "x_test", "y_test"} <= set(arrays):
         parts = [arrays[k] for k in ("x_train", "y_train", "x_test", "y_test")]
     elif {"x", "y"} <= set(arrays):
@@ -149,26 +183,74 @@ def npz(path: str | Path) -> Dataset:
         X_test, y_test = _checked(parts[2], parts[3], str(path))
         if X_test.shape[1:] != X.shape[1:]:
             raise DatasetError(f"{path}: training images are {X.shape[1:]}, test images {X_test.shape[1:]}")
+        if (parts[0].dtype == np.uint8) != (parts[2].dtype == np.uint8):
+            raise DatasetError(
+                f"{path}: training images are {parts[0].dtype} and test images {parts[2].dtype}, of which uint8 alone "
+                "is divided by 255; save both as one type"
+            )
         return Dataset(path.stem, X, y, X_test, y_test)
     return _with_test_set(path.stem, *_checked(arrays["x"], arrays["y"], str(path)))
+
+
+def _read_npz(path: Path) -> dict[str, NDArray[Any]]:
+    """The arrays by their names in small letters. NumPy's own advice for files of other kinds is to unpickle them."""
+    if not zipfile.is_zipfile(path):
+        raise DatasetError(f"{path} is not an .npz file, or is cut short; write it with numpy.savez or copy it again")
+    arrays: dict[str, NDArray[Any]] = {}
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            for key in file.files:
+                try:
+                    arrays[key.lower()] = np.asarray(file[key])
+                except ValueError as error:
+                    if "pickle" not in str(error):
+                        raise
+                    raise DatasetError(
+                        f"{path}: {key} holds Python objects, which are never unpickled; save it as numbers or text"
+                    ) from None
+    except DatasetError:
+        raise
+    except Exception as error:  # zip, zlib and headers each have a type of their own
+        raise DatasetError(f"{path} is damaged ({error}); write or copy it again") from None
+    return arrays
 
 
 def folder(path: str | Path, *, size: int | tuple[int, int] | None = None) -> Dataset:
     """PNG and JPEG images in one sub-folder per class, brought to one size; the labels are the sub-folders' names.
 
-    Sub-folders `train` and `test` that hold such folders are used as they are, otherwise a fifth of each class is kept
-    for testing. Without `size`, images take the commonest size, at most 64 on a side.
+    Sub-folders `train` and `test` that hold such folders are the two sets, otherwise a fifth of each class is kept for
+    testing. Both sets come in a mixed order, the same every time, so that the first so many images are of all classes.
+    Without `size`, images take the commonest size, at most 64 on a side.
     """
     path = Path(path)
+    name = path.resolve().name
     if (path / "train").is_dir() and (path / "test").is_dir():
         X, y = images.read_classes(path / "train", size)
         X_test, y_test = images.read_classes(path / "test", X.shape[2:], channels=X.shape[1])
         unknown = sorted(set(y_test) - set(y))
         if unknown:
             raise DatasetError(f"{path / 'test'} has classes that {path / 'train'} has not: {', '.join(unknown)}")
-        return Dataset(path.name, _unit(X), y, _unit(X_test), y_test)
+        return Dataset(name, *_mixed(_unit(X), y), *_mixed(_unit(X_test), y_test))
     X, y = images.read_classes(path, size)
-    return _with_test_set(path.name, _unit(X), y)
+    return _with_test_set(name, _unit(X), y)
+
+
+def _mixed(X: Images, y: Labels) -> tuple[Images, Labels]:
+    """In a random order with a fixed seed in which the classes come up evenly: one image of each class first."""
+    order = np.random.default_rng(0).permutation(len(y))
+    before = np.zeros(len(y))  # the share of its class that stands before an image
+    for label in np.unique(y):
+        rows = np.flatnonzero(y[order] == label)
+        before[rows] = np.arange(len(rows)) / len(rows)
+    order = order[np.argsort(before, kind="stable")]
+    return X[order], y[order]
+
+
+def _in_class_order(y: Labels) -> bool:
+    """Whether the class changes from a row to the next less than half as often as in a random order."""
+    counts = np.unique(y, return_counts=True)[1]
+    by_chance = len(y) - float(np.sum(counts.astype(np.float64) ** 2)) / max(len(y), 1)
+    return 2 * int(np.count_nonzero(y[1:] != y[:-1])) < by_chance
 
 
 def _with_test_set(name: str, X: Images, y: Labels) -> Dataset:

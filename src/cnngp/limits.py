@@ -123,9 +123,12 @@ def check_limit(
     from .torch_bridge import from_torch, need_torch, sample_outputs
 
     need_torch("check_limit")
-    widths = sorted(set(channels))
+    from .torch_bridge.sampling import seed_key, torch_device
+
+    key, device = seed_key(seed), torch_device(device)
+    widths: list[int] = sorted(set(np.atleast_1d(channels).tolist()))
     if len(widths) < 2 or widths[0] < 1:
-        raise DataError(f"channels={tuple(channels)!r}: give at least two different widths, such as (16, 64)")
+        raise DataError(f"channels={channels!r}: give at least two different positive widths, such as (16, 64)")
     if samples < 20 or outputs < 1:
         raise DataError(f"samples={samples}, outputs={outputs}: expected at least 20 samples and one output")
     images = as_images(to_numpy(X), np.dtype(np.float64))
@@ -136,21 +139,21 @@ def check_limit(
     K = np.asarray(Kernel(net, device="cpu", dtype="float64")(images, progress=False))  # refuses before the long work
     if isinstance(model, Network):
         draws = [
-            sample_outputs(model, images, w, samples, _seed(seed, w), outputs=outputs, device=device, progress=progress)
+            sample_outputs(model, images, w, samples, _seed(key, w), outputs=outputs, device=device, progress=progress)
             for w in widths
         ]
     else:
         from .torch_bridge.widening import outputs_of_module
 
-        draws = [outputs_of_module(model, images, w, samples, (seed, w), outputs, progress).numpy() for w in widths]
+        draws = [outputs_of_module(model, images, w, samples, (*key, w), outputs, progress).numpy() for w in widths]
     return _report(
         K, [_width(w, np.asarray(F, np.float64), K) for w, F in zip(widths, draws, strict=True)], samples, outputs
     )
 
 
-def _seed(seed: int, width: int) -> int:
+def _seed(key: tuple[int, ...], width: int) -> int:
     """Networks of different widths are independent of one another."""
-    return int(np.random.SeedSequence((seed, width)).generate_state(1)[0])
+    return int(np.random.SeedSequence((*key, width)).generate_state(1)[0])
 
 
 def _width(channels: int, F: Array, K: Array) -> Width:

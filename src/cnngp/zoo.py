@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from numbers import Integral
 from typing import Literal
 
 from .network import Conv, Dense, Erf, Identity, Layer, Network, NetworkError, ReLU, Sequential, Sum
@@ -31,6 +32,7 @@ def resnet(depth: int = 32) -> Network:
 
     `depth` is 6n + 2 for n blocks a stage: 8, 14, 20, 26, 32, 44, 56, 110, …
     """
+    _check_depth("resnet", depth)
     blocks, rest = divmod(depth - 2, 6)
     if rest or blocks < 1:
         raise NetworkError(f"zoo.resnet: depth={depth!r} is not 6n + 2; use 8, 14, 20, 26, 32, 44, 56 or 110")
@@ -49,6 +51,7 @@ def dense_nngp(
     nonlinearity: Literal["relu", "erf"] = "relu",
 ) -> Network:
     """A fully connected network with `depth` hidden layers (the NNGP of Lee et al. 2018)."""
+    _check_depth("dense_nngp", depth)
     if depth < 1:
         raise NetworkError(f"zoo.dense_nngp: depth={depth!r}; use at least one hidden layer")
     kinds: dict[str, Layer] = {"relu": ReLU(), "erf": Erf()}
@@ -62,3 +65,8 @@ def small_cnn() -> Network:
     """Three 3×3 convolutions with He's variances: a quick first network for small images."""
     conv = Conv(3, weight_var=2.0, bias_var=0.01)
     return Sequential(conv, ReLU(), conv, ReLU(), conv, ReLU(), Dense())
+
+
+def _check_depth(name: str, depth: object) -> None:
+    if isinstance(depth, bool) or not isinstance(depth, Integral):
+        raise NetworkError(f"zoo.{name}: depth={depth!r} is not an integer")

@@ -17,11 +17,13 @@ from .common import (
     Json,
     NetworkName,
     Threads,
+    check_writable,
     last_line,
     network_by_name,
     number_or_word,
     say,
     warnings_as_lines,
+    zoo_name,
 )
 
 
@@ -52,7 +54,7 @@ def classify(
     from ..evaluation import check_labels, evaluate
 
     began = time.perf_counter()
-    images = datasets.load(data, split=split, size=size).take(train, test)  # type: ignore[arg-type]
+    images = datasets.load(data, split=split, size=size).mixed().take(train, test)  # type: ignore[arg-type]
     check_labels(images.y, images.y_test)
     clf = GPClassifier(
         network_by_name(network),
@@ -63,14 +65,14 @@ def classify(
         store=store,
         threads=threads,
     )
-    folder = output if output is not None else Path("out") / f"{Path(data).stem}-{Path(network).stem}"
-    folder.mkdir(parents=True, exist_ok=True)  # what cannot be written to is found out now, not after the work
+    folder = output if output is not None else Path("out") / f"{images.name}-{Path(network).stem}"
+    check_writable("--output", folder)
     say("data", repr(images).strip("<>"))
     with warnings_as_lines():
         clf.fit(images.X, images.y)
     report = clf.fit_report_
     pairs = len(images.X) * (len(images.X) - 1) // 2
-    name = network if network != "auto" else _zoo_name(clf.network_)
+    name = network if network != "auto" else zoo_name(clf.network_)
     chosen = " (chosen)" if network == "auto" else ""
     say("network", f"{name}{chosen}, {clf.network_.shapes(clf.input_shape_).cost:,} operations per pair")
     say("engine", report.engine)
@@ -78,7 +80,8 @@ def classify(
         say("compiling, loading", report.compiling)
     say("kernel", f"{report.kernel_seconds:.2f} s, {pairs / max(report.kernel_seconds, 1e-9):,.0f} pairs/s")
     say("solve", f"{report.solve_seconds:.2f} s")
-    evaluation = evaluate(clf, images)
+    with warnings_as_lines():
+        evaluation = evaluate(clf, images)
     say("predict", f"{evaluation.predict_seconds:.2f} s")
     typer.echo()
     if evaluation.validation is not None:
@@ -105,6 +108,7 @@ def _write(
 ) -> dict[str, str]:
     from .. import __version__, plots, report
 
+    folder.mkdir(parents=True, exist_ok=True)
     files = {"results": folder / "results.json"}
     if model:
         files["model"] = folder / "model.gp"
@@ -125,12 +129,6 @@ def _write(
         files["report"] = folder / "report.html"
         report.write(files["report"], page)
     return {kind: str(path) for kind, path in files.items()}
-
-
-def _zoo_name(network: Any) -> str:
-    from .common import NETWORKS
-
-    return next((name for name, (make, _) in NETWORKS.items() if make() == network), repr(network))
 
 
 _DEFAULTS = {

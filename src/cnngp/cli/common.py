@@ -1,10 +1,12 @@
-"""What commands share: networks by name, tables, warnings as lines, the JSON last line."""
+"""What commands share: networks by name, places to write to, tables, warnings as lines, the JSON last line."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
+import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -29,7 +31,8 @@ Json = Annotated[bool, typer.Option("--json", help="Print a last line of JSON.")
 NetworkName = Annotated[str, typer.Option("--network", help="auto, a name of `cnngp networks`, or a JSON file.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 Dtype = Annotated[str, typer.Option(help="float32 or float64.")]
-Threads = Annotated[int | None, typer.Option(help="CPU threads; all by default.")]
+Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads; all by default.")]
+Seed = Annotated[int, typer.Option(min=0, help="The same seed draws the same networks.")]
 
 
 def network_by_name(name: str) -> Network | None:
@@ -45,10 +48,32 @@ def network_by_name(name: str) -> Network | None:
     if path.suffix == ".json":
         if not path.is_file():
             raise NetworkError(f"{path}: no such file; write it with network.to_json()")
-        return from_json(path.read_text(encoding="utf-8"))
+        try:
+            return from_json(path.read_text(encoding="utf-8"))
+        except ValueError as error:  # of the network, or of bytes that are no text
+            raise NetworkError(f"{path}: {error}") from None
     raise NetworkError(
         f"no network {name!r}: expected auto, {', '.join(NETWORKS)}, or a file made by network.to_json()"
     )
+
+
+def zoo_name(network: Network) -> str:
+    """The name that `network_by_name` knows a network by, else the code that makes it."""
+    return next((name for name, (make, _) in NETWORKS.items() if make() == network), repr(network))
+
+
+def check_writable(option: str, path: Path, *, folder: bool = True) -> None:
+    """Refuse a folder (or a file) that cannot be written, before the work that would be lost. Makes nothing."""
+    try:
+        if not folder and path.is_dir():
+            raise OSError(None, "it is a folder, and a file is wanted")
+        if not folder and path.exists() and not os.access(path, os.W_OK):
+            raise OSError(None, "the file is there and is not yours to change")
+        place = path if folder else path.parent
+        with tempfile.TemporaryFile(dir=next(p for p in (place, *place.absolute().parents) if p.exists())):
+            pass
+    except OSError as error:
+        raise OSError(f"{option} {path} cannot be written: {error.strerror}; give another") from None
 
 
 def parse_shape(text: str) -> tuple[int, ...]:
@@ -97,18 +122,13 @@ def last_line(wanted: bool, result: dict[str, Any]) -> None:
 
 @contextmanager
 def warnings_as_lines() -> Iterator[None]:
-    """Warnings of this package as one line each, without Python's file names; others as they come."""
+    """Warnings as one line each, without the file names and lines of code that Python adds."""
     from ..gp import JitterWarning
+
+    def show(message: Any, *_: Any, **__: Any) -> None:
+        typer.echo(f"warning: {' '.join(str(message).split())}", err=True)
 
     with warnings.catch_warnings():
         warnings.simplefilter("always", JitterWarning)
-        python = warnings.showwarning
-
-        def show(message: Any, category: Any, *args: Any, **kwargs: Any) -> None:
-            if category.__module__.startswith("cnngp"):
-                typer.echo(f"warning: {message}", err=True)
-            else:
-                python(message, category, *args, **kwargs)
-
         warnings.showwarning = show
         yield

@@ -8,7 +8,18 @@ from typing import Annotated, Any
 
 import typer
 
-from .common import Device, Dtype, Json, NetworkName, Threads, last_line, network_by_name, say
+from .common import (
+    Device,
+    Dtype,
+    Json,
+    NetworkName,
+    Threads,
+    last_line,
+    network_by_name,
+    say,
+    warnings_as_lines,
+    zoo_name,
+)
 
 
 def gram(
@@ -22,7 +33,9 @@ def gram(
     store: Annotated[str | None, typer.Option(help="Where the matrix goes: a folder or an fsspec URL.")] = None,
     tile: Annotated[int | None, typer.Option(help="Side of a tile; a few seconds of work by default.")] = None,
     verify: Annotated[bool, typer.Option(help="Check the tiles that the store has.")] = True,
-    plan: Annotated[bool, typer.Option("--plan", help="Say what it will cost and compute nothing.")] = False,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Say what it will cost, by timing one tile; keep nothing.")
+    ] = False,
     status: Annotated[str | None, typer.Option(metavar="STORE", help="Say what a store holds.")] = None,
     scheduler: Annotated[
         str | None, typer.Option(help="Compute on the workers of a Dask cluster: tcp://host:8786.")
@@ -47,10 +60,12 @@ def gram(
 
     with nullcontext() if scheduler is None else connect(scheduler) as client:
         images = datasets.load(data, split=split, size=size).take(train)  # type: ignore[arg-type]
-        net = network_by_name(network) or default_network(images.X.shape[1:])
+        given = network_by_name(network)
+        net = given or default_network(images.X.shape[1:])
+        name = network if given is not None else f"{zoo_name(net)} (chosen)"
         kernel = Kernel(net, device, dtype, threads)  # type: ignore[arg-type]
         say("data", f"{len(images.X):,} images of {data}")
-        say("network", f"{network}, {net.shapes(images.X.shape[1:]).cost:,} operations per pair")
+        say("network", f"{name}, {net.shapes(images.X.shape[1:]).cost:,} operations per pair")
         if client is None:
             say("engine", f"{kernel.device} ({kernel.engine_for(images.X.shape[1:]).identity})")
         else:
@@ -73,7 +88,8 @@ def _compute(
     from ..tiled import gram as compute
 
     began = time.perf_counter()
-    K = compute(kernel, X, store=store, tile=tile, verify=verify, client=client)
+    with warnings_as_lines():
+        K = compute(kernel, X, store=store, tile=tile, verify=verify, client=client)
     seconds = time.perf_counter() - began
     say("store", str(store))
     say("matrix", f"{K.shape[0]:,} × {K.shape[1]:,} {K.dtype}, {size(K.nbytes)} in tiles of {K.chunks[0]}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import shlex
 from enum import StrEnum
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .common import Device, Json, Threads, last_line, say, table, warnings_as_lines
+from .common import Device, Json, Threads, check_writable, last_line, say, table, warnings_as_lines
 
 AGAIN = 75
 """The exit code of a run that its budget ended: run again to go on (EX_TEMPFAIL of sysexits.h)."""
@@ -41,7 +40,7 @@ def reproduce(
     budget: Annotated[
         float | None, typer.Option(help="Seconds after which no further piece is begun; run again to go on.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of the random networks.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Of the random networks.")] = 0,
     threads: Threads = None,
     as_json: Json = False,
 ) -> None:
@@ -53,6 +52,7 @@ def reproduce(
     if budget is not None and not (math.isfinite(budget) and budget > 0):
         raise ValueError(f"--budget {budget:g}: expected a positive number of seconds")
     folder = out if out is not None else Path("out") / ("reproduce-quick" if quick else "reproduce")
+    check_writable("--out", folder)
     setting = Setting(
         out=folder,
         quick=quick,
@@ -66,13 +66,11 @@ def reproduce(
     )
     kind = setting.kind  # refuses a device that is not there
     setting.dataset("mnist", "paper")  # and images that are not at hand, before anything is computed
-    (folder / "pieces").mkdir(parents=True, exist_ok=True)
-    if not os.access(folder, os.W_OK):
-        raise PermissionError(f"--out {folder}: the folder cannot be written to; give another")
     if scheduler is not None:
         from ..cluster import connect
 
         connect(scheduler).close()
+    (folder / "pieces").mkdir(parents=True, exist_ok=True)
     say("engine", f"{kind}{'' if scheduler is None else f', kernels by the workers of {scheduler}'}")
     names = NAMES if experiment is Experiment.all else (experiment.value,)
     rows: list[dict[str, Any]] = []

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .common import Json, NetworkName, last_line, network_by_name, say
+from .common import Json, NetworkName, Seed, check_writable, last_line, network_by_name, say, zoo_name
 
 
 def sample(
@@ -19,36 +19,46 @@ def sample(
     channels: Annotated[str, typer.Option(help="Widths of the first stage, such as 4,16,64.")] = "4,16,64",
     samples: Annotated[int, typer.Option(help="Networks drawn at each width.")] = 1000,
     outputs: Annotated[int, typer.Option(help="Outputs of each network; more make the errors smaller.")] = 64,
-    seed: Annotated[int, typer.Option(help="The same seed draws the same networks.")] = 0,
+    seed: Seed = 0,
     device: Annotated[str, typer.Option(help="Where the finite networks run: cpu or cuda.")] = "cpu",
     output: Annotated[Path, typer.Option(help="The picture, a .png, .pdf or .svg file.")] = Path("sample.png"),
     as_json: Json = False,
 ) -> None:
     """Sample finite networks and compare the covariance of their outputs with the kernel."""
-    from tqdm import tqdm
+    from tqdm.auto import tqdm
 
-    from .. import datasets, zoo
+    from .. import datasets
+    from ..inputs import default_network
     from ..limits import check_limit
 
     widths = _widths(channels)
     if output.suffix not in (".png", ".pdf", ".svg"):
         raise ValueError(f"--output {output}: expected a .png, .pdf or .svg file")
+    check_writable("--output", output, folder=False)
+    _check_device(device)
     X = datasets.load(data).take(images).X
-    net = network_by_name(network) or zoo.small_cnn()
+    net = network_by_name(network)
+    name = network if net is not None else f"{zoo_name(default_network(X.shape[1:]))} (chosen)"
     say("data", f"{len(X)} images of {data}")
-    say("network", network if network != "auto" else "small_cnn")
+    say("network", name)
     say("engine", f"finite networks: torch on {device}; kernel: float64 on cpu")
-    with tqdm(total=len(widths) * samples, unit="network", desc="sampling", delay=2) as bar:
+    total = len(set(widths)) * samples
+    with tqdm(total=total, unit="network", desc="sampling", delay=2.0, disable=None) as bar:
         report = check_limit(
-            net, X, widths, samples, seed, outputs=outputs, device=_torch_device(device), progress=bar.update
+            net or default_network(X.shape[1:]),
+            X,
+            widths,
+            samples,
+            seed,
+            outputs=outputs,
+            device=device,
+            progress=bar.update,
         )
     typer.echo()
     typer.echo(str(report))
-    output.parent.mkdir(parents=True, exist_ok=True)
-    report.plot(str(output))
     typer.echo()
-    say("picture", str(output))
-    last_line(as_json, {"command": "sample", "network": network, "files": {"picture": str(output)}, **_facts(report)})
+    files = _picture(report, output)
+    last_line(as_json, {"command": "sample", "network": network, "files": files, **_facts(report)})
 
 
 def _widths(text: str) -> list[int]:
@@ -58,10 +68,26 @@ def _widths(text: str) -> list[int]:
         raise ValueError(f"--channels {text}: expected integers with commas, such as 4,16,64") from None
 
 
-def _torch_device(name: str) -> str:
+def _check_device(name: str) -> None:
     if name not in ("cpu", "cuda"):
         raise ValueError(f"--device {name}: expected cpu or cuda")
-    return name
+    from ..torch_bridge import need_torch
+
+    need_torch("cnngp sample")
+    from ..torch_bridge.sampling import torch_device
+
+    torch_device(name)
+
+
+def _picture(report: Any, output: Path) -> dict[str, str]:
+    output.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        report.plot(str(output))
+    except ImportError as error:
+        say("picture", f"not drawn: {error}")
+        return {}
+    say("picture", str(output))
+    return {"picture": str(output)}
 
 
 def _facts(report: Any) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .common import Device, Dtype, Json, Threads, last_line, say
+from .common import Device, Dtype, Json, Seed, Threads, check_writable, last_line, say, warnings_as_lines
 
 
 def search(
@@ -26,7 +26,7 @@ def search(
     ] = None,
     size: Annotated[int | None, typer.Option(help="Height and width for the images of a folder.")] = None,
     test: Annotated[bool, typer.Option("--test", help="Look at the test images, with the chosen network.")] = False,
-    seed: Annotated[int, typer.Option(help="The same seed draws the same networks.")] = 0,
+    seed: Seed = 0,
     study: Annotated[Path | None, typer.Option(help="SQLite file that keeps every draw; OUTPUT/study.db.")] = None,
     processes: Annotated[int, typer.Option(help="Processes on this machine; each compiles networks of its own.")] = 1,
     scheduler: Annotated[str | None, typer.Option(help="Address of a Dask scheduler, tcp://…")] = None,
@@ -39,33 +39,37 @@ def search(
 ) -> None:
     """Search for a network by random draws, scored by the validation error of the exact GP."""
     from ..search import load, random_search
+    from ..search.space import find_space
 
-    folder = output if output is not None else Path("out") / f"search-{Path(data).stem}-{space}"
+    rungs = [_rung(text) for text in full or ()]
+    drawn_from = find_space(space)
+    images = load(data, size)
+    folder = output if output is not None else Path("out") / f"search-{images.name}-{space}"
     file = best if best is not None else folder / "best.json"
     kept = study if study is not None else folder / "study.db"
-    rungs = [_rung(text) for text in full or ()]
-    images = load(data, size)
-    for place in (folder, file.parent):  # what cannot be written to is found out now, not after the work
-        place.mkdir(parents=True, exist_ok=True)
+    check_writable("--output", folder)
+    check_writable("--best", file, folder=False)
+    check_writable("--study", kept, folder=False)
     say("data", repr(images).strip("<>"))
     say("study", str(kept))
-    result = random_search(
-        images,
-        space,
-        draws,
-        train=train,
-        validation=validation,
-        full=rungs,
-        test=test,
-        seed=seed,
-        study=kept,
-        device=device,  # type: ignore[arg-type]
-        dtype=dtype,
-        threads=threads,
-        processes=processes,
-        scheduler=scheduler,
-        before_test=lambda found: _write(file, folder / "results.json", found),
-    )
+    with warnings_as_lines():
+        result = random_search(
+            images,
+            drawn_from,
+            draws,
+            train=train,
+            validation=validation,
+            full=rungs,
+            test=test,
+            seed=seed,
+            study=kept,
+            device=device,  # type: ignore[arg-type]
+            dtype=dtype,
+            threads=threads,
+            processes=processes,
+            scheduler=scheduler,
+            before_test=lambda found: _write(file, folder / "results.json", found),
+        )
     say("search", f"{space} on {result.images}")
     say("engine", result.trials[0].score.engine.split(" ")[0])
     say("draws", f"{len(result.trials):,}, {result.invalid:,} invalid ones drawn again")
@@ -115,6 +119,8 @@ def _percent(error: float) -> str:
 
 
 def _write(best: Path, results: Path, result: Any) -> None:
+    for file in (best, results):
+        file.parent.mkdir(parents=True, exist_ok=True)
     best.write_text(result.best.network_json + "\n", encoding="utf-8")
     results.write_text(json.dumps(result.as_dict(), indent=1) + "\n", encoding="utf-8")
 

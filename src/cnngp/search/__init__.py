@@ -21,7 +21,7 @@ from ..datasets import Dataset
 from ..errors import DatasetError
 from ..kernel import Device
 from .result import Look, Rung, SearchResult
-from .runs import engine_device, on_cluster, on_processes, run_token, score_on_cluster
+from .runs import connected, engine_device, on_cluster, on_processes, run_token, score_on_cluster
 from .scoring import Problem, score
 from .space import Draw, Space, find_space
 from .study import Study, StudyError, Trial, best, require, score_from
@@ -31,7 +31,7 @@ __all__ = ["Draw", "SearchResult", "Space", "StudyError", "Trial", "random_searc
 
 
 def random_search(
-    data: Dataset | str,
+    data: Dataset | str | Path,
     space: Space | str = "paper-cnn",
     draws: int = 27,
     *,
@@ -53,7 +53,8 @@ def random_search(
 
     Parameters
     ----------
-    data : a `Dataset` or the name of one. Without validation images of its own, the last training images are held out.
+    data : a `Dataset` or the name of one. Without validation images of its own, a quarter of the training images, or
+        `validation`, are held out: each class in proportion, always the same ones.
     space : "paper-cnn", "paper-residual", "wide", or a `Space` of your own.
     draws : how many in all; those that the study has already are not done again.
     train, validation : how many images of each, the first ones; None takes all.
@@ -75,15 +76,25 @@ def random_search(
     require()
     start = time.perf_counter()
     _check_counts(draws=draws, processes=processes, seed=seed)
+    if not isinstance(data, (str, Path, Dataset)):
+        raise DatasetError(
+            f"data is a {type(data).__name__}; expected a name such as 'digits', or "
+            "cnngp.datasets.Dataset(name, X, y, X_test, y_test)"
+        )
     if scheduler is not None and processes != 1:
         raise ValueError(f"processes={processes} with a scheduler; the scheduler's workers are the processes")
     drawn_from = find_space(space)
-    dataset = load(data) if isinstance(data, str) else data
+    dataset = data if isinstance(data, Dataset) else load(str(data))
     problems = _Problems(dataset, validation, Problem(dataset.name, *_NOTHING, 0, device, dtype, threads))
     rungs = [(count, problems.at(size)) for count, size in _check_full(full)]
     base = problems.at(train)
+    if test:  # refuses labels that cannot be predicted, before the long work
+        problems.on_test(len((rungs[-1][1] if rungs else base).X))
     if scheduler is None:
         engine_device(base)
+    else:
+        with connected(scheduler):  # or one line, before a study is made
+            pass
     identity = {
         "space": f"{drawn_from.name} (version {drawn_from.version})",
         "seed": seed,
@@ -168,31 +179,37 @@ class _Problems:
     """The same validation images with any number of training images; those are never validated on."""
 
     def __init__(self, data: Dataset, validation: int | None, template: Problem) -> None:
-        X, y, X_val, y_val = data.X, data.y, data.X_validation, data.y_validation
-        if X_val is None or y_val is None:
-            held = _asked(data, "validation", len(X) // 4 if validation is None else validation, len(X) - 1)
-            X, y, X_val, y_val = X[:-held], y[:-held], X[-held:], y[-held:]
-        else:
-            held = _asked(data, "validation", validation, len(X_val))
+        if data.X_validation is None or data.y_validation is None:
+            n = len(data.X)
+            data = data.hold_out(_asked(data, "validation", n // 4 if validation is None else validation, n - 1))
+        assert data.X_validation is not None
+        assert data.y_validation is not None
         self._data, self._template = data, template
-        self._classes = np.unique(np.concatenate([y, y_val, data.y_test]))
+        self._classes = np.unique(np.concatenate([data.y, data.y_validation, data.y_test]))
         if len(self._classes) < 2:
             raise DatasetError(f"{data.name} holds one class only; a search needs at least two")
-        self._X, self._y = X, self._codes(y)
-        self._validation = X_val[:held], self._codes(y_val[:held])
+        self._y = self._codes(data.y)
+        held = _asked(data, "validation", validation, len(data.X_validation))
+        self._validation = data.X_validation[:held], self._codes(data.y_validation[:held])
 
     def at(self, train: int | None) -> Problem:
-        n = _asked(self._data, "training", train, len(self._X))
-        return self._problem(n, *self._validation)
+        n = _asked(self._data, "training", train, len(self._data.X))
+        return self._problem(n, "validation", *self._validation)
 
     def on_test(self, train: int) -> Problem:
         """The test images in the place of the validation ones."""
-        return self._problem(train, self._data.X_test, self._codes(self._data.y_test))
+        return self._problem(train, "test", self._data.X_test, self._codes(self._data.y_test))
 
-    def _problem(self, train: int, X: NDArray[Any], y: NDArray[np.intp]) -> Problem:
+    def _problem(self, train: int, what: str, X: NDArray[Any], y: NDArray[np.intp]) -> Problem:
+        unknown = self._classes[np.setdiff1d(y, self._y[:train])]
+        if len(unknown):
+            raise DatasetError(
+                f"the {what} images of {self._data.name} have labels that its first {train:,} training images have "
+                f"not: {unknown.tolist()[:5]}; use more training images"
+            )
         return replace(
             self._template,
-            X=self._X[:train],
+            X=self._data.X[:train],
             y=self._y[:train],
             X_validation=X,
             y_validation=y,

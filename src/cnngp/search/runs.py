@@ -109,7 +109,7 @@ def _nothing() -> None:
 def on_cluster(level: Level, study: Study, scheduler: Any, progress: bool) -> None:
     """Fill a level with tasks on a cluster's workers; claims and study stay here."""
     with ExitStack() as stack:
-        client = stack.enter_context(_connected(scheduler))
+        client = stack.enter_context(connected(scheduler))
         told = stack.enter_context(_bar(level, study, progress))
         stack.enter_context(_interruptible(level, study))
         _submit(level, study, client, told)
@@ -118,7 +118,7 @@ def on_cluster(level: Level, study: Study, scheduler: Any, progress: bool) -> No
 
 def score_on_cluster(network_json: str, problem: Problem, scheduler: Any) -> Score:
     """One score by a worker: the machine that asks may have no card."""
-    with _connected(scheduler) as client:
+    with connected(scheduler) as client:
         there = client.scatter(problem, broadcast=True, hash=False)
         found: Score = client.submit(_score, network_json, there, pure=False).result()
         return found
@@ -129,7 +129,7 @@ def _score(network_json: str, problem: Problem) -> Score:
 
 
 @contextmanager
-def _connected(scheduler: Any) -> Iterator[Any]:
+def connected(scheduler: Any) -> Iterator[Any]:
     """A client with at least one worker: the one given, or one of the scheduler at an address."""
     with ExitStack() as stack:
         if isinstance(scheduler, str):

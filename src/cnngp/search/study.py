@@ -240,6 +240,8 @@ def _difference(held: dict[str, Any], asked: dict[str, Any]) -> str:
         for key in asked
         if held.get(key) != asked.get(key)
     ]
+    if [key for key in asked if held.get(key) != asked.get(key)] == ["content"]:
+        told.append("so it has other images, or others of them were held out for validation")
     return ", ".join(told) or f"made by another version ({json.dumps(held)[:80]})"
 
 
