@@ -274,7 +274,11 @@ def test_an_error_on_one_card_reaches_the_caller(cards: MakeCards, bad: int) -> 
     engine = engine_for("warp", tile=2)
     x = flat(images(NETWORKS["warp"][1]))
 
+    all_at_once(made)
+    together = made.before_launch
+
     def before(card: int, kernel: str) -> None:
+        together(card, kernel)
         if card == bad and kernel == "pairs":
             raise RuntimeError("cudaErrorECCUncorrectable")
 

@@ -386,3 +386,23 @@ def test_real_mnist() -> None:
     assert data.X.shape == (50_000, 1, 28, 28)
     assert data.y[:5].tolist() == datasets.mnist().y[5_000:5_005].tolist()
     assert data.y_test[:5].tolist() == [7, 2, 1, 0, 4]
+
+
+def test_some_of_images_in_class_order_are_of_all_classes() -> None:
+    """All of them stay where they are, so that a matrix of `cnngp gram` fits `cnngp classify`."""
+    y = np.repeat(np.arange(5), 40)
+    X = np.arange(200, dtype=np.float32).reshape(200, 1, 1, 1)
+    data = datasets.Dataset("by class", X, y, X, y)
+    assert data.some() is data
+    for part in (data.some(20).y, data.some(None, 20).y_test):
+        assert np.bincount(part).tolist() == [4] * 5
+    np.testing.assert_array_equal(data.some(20).X, data.some(20, 30).X)
+
+
+def test_small_classes_are_held_out_in_proportion_too() -> None:
+    y = np.concatenate([np.zeros(300, int), np.repeat(np.arange(1, 21), 3)])
+    X = np.zeros((360, 1, 1, 1), np.float32)
+    held = datasets.Dataset("uneven", X, y, X, y).hold_out(90)
+    assert held.y_validation is not None
+    assert 10 <= np.count_nonzero(held.y_validation) <= 20  # 15 of the 60
+    assert set(held.y) == set(range(21))

@@ -228,3 +228,32 @@ def test_targets_that_are_objects(flat: bool) -> None:
     for wrong in (np.array(["3"] * 40, dtype=object), DATA.y[:40] * 1j):
         with pytest.raises(ValueError, match=r"real numbers|[Cc]omplex"):
             model.fit(X, wrong)
+
+
+def test_a_model_made_with_a_generator_is_saved(tmp_path: Path) -> None:
+    clf = GPClassifier(NET, random_state=np.random.RandomState(3), device="cpu").fit(DATA.X[:30], DATA.y[:30])
+    clf.save(tmp_path / "m.gp")
+    again = GPClassifier.load(tmp_path / "m.gp", device="cpu")
+    np.testing.assert_array_equal(again.predict_proba(DATA.X_test[:5]), clf.predict_proba(DATA.X_test[:5]))
+
+
+@pytest.mark.parametrize("estimator", [GPClassifier, GPRegressor])
+@pytest.mark.parametrize("inducing", [None, 20])
+def test_no_images(estimator: Any, inducing: int | None) -> None:
+    with pytest.raises(DataError, match=r"X .*(0, 1, 8, 8)"):
+        estimator(NET, inducing=inducing, device="cpu").fit(DATA.X[:0], DATA.y[:0])
+
+
+@pytest.mark.parametrize("noise", ["ml", 0.0])
+def test_variances_through_inducing_images_are_of_the_size_of_the_errors(noise: Any) -> None:
+    y = DATA.X.sum((1, 2, 3))
+    model = GPRegressor(NET, inducing=60, noise=noise, normalize_y=True, device="cpu").fit(DATA.X, y)
+    mean, std = model.predict(DATA.X_test, return_std=True)
+    assert 0.3 < np.sqrt(np.mean((mean - DATA.X_test.sum((1, 2, 3))) ** 2)) / np.median(std) < 2.0
+
+
+def test_the_noise_is_in_the_probabilities() -> None:
+    clf = GPClassifier(NET, noise=0.05, device="cpu").fit(DATA.X, DATA.y)
+    mean, variance = clf.predict_latent(DATA.X_test)
+    scale = clf.temperature_ * np.sqrt(1.0 + variance + clf.gp_.amplitude * 0.05)
+    np.testing.assert_allclose(clf.predict_proba(DATA.X_test), calibration.softmax(mean / scale[:, None]), atol=1e-9)

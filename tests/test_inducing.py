@@ -18,6 +18,7 @@ from cnngp.augmentation import shifted
 from cnngp.gp import ExactGP, MatrixError
 from cnngp.inducing import InducingGP
 from cnngp.inducing_images import Images, choose
+from cnngp.linalg import Factor
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(60, 3))
@@ -174,6 +175,31 @@ def test_more_points_are_as_if_they_had_been_there() -> None:
     assert gp.log_marginal_likelihood == pytest.approx(whole.log_marginal_likelihood, rel=1e-9)
 
 
+def test_discounts_survive_files_and_additions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And blocks of B that are smaller than it."""
+    monkeypatch.setattr("cnngp.inducing_sums._PANEL", 4)
+    options: dict[str, Any] = {"noise": NOISE, "amplitude": AMPLITUDE, "discounts": (8.0,)}
+    own = np.where(np.isin(np.arange(40), M), np.searchsorted(M, np.arange(40)), -1)
+    gp = model(np.arange(40), own=own, **options)
+    numbers, arrays = gp.state()
+    B = Factor(gp.factor.A.copy(), gp.factor.diagonal, gp.factor.shift).restore()
+    again = InducingGP.restored(numbers, arrays, np, rbf(X[M], X[M]), B)
+    for one in (gp, again):
+        one.add([(slice(0, 20), rbf(X[40:], X[M]), Y[40:], np.ones(20))])
+        assert one.discount == 8.0
+    whole = model(own=np.r_[own, np.full(20, -1)], **options)
+    for one in (gp, again):
+        np.testing.assert_allclose(one.mean(rbf(Z, X[M])), whole.mean(rbf(Z, X[M])), atol=1e-9)
+        assert one.log_marginal_likelihood == pytest.approx(whole.log_marginal_likelihood, rel=1e-9)
+        for ours, theirs in zip(one.leave_one_out(), whole.leave_one_out(), strict=True):
+            np.testing.assert_allclose(ours, theirs[:40], atol=1e-8)
+
+
+def test_noise_that_rounding_swallows_is_named() -> None:
+    with pytest.raises(MatrixError, match=r"noise=1e-300 is lost in float64 here; use .* or more"):
+        model(np.arange(5), noise=1e-300)
+
+
 def test_an_add_that_fails_leaves_the_model_as_it_was() -> None:
     gp = model(np.arange(40), noise=NOISE, amplitude=AMPLITUDE)
     before = gp.mean(rbf(Z, X[M])), gp.variance(rbf(Z, X[M]), np.ones(9)), gp.log_marginal_likelihood
@@ -265,7 +291,7 @@ def test_the_images_that_the_others_explain_least_are_chosen(tmp_path: Path) -> 
     images = Images(DATA.X, Kernel(NET, device="cpu"))
     targets = 2.0 * np.eye(10)[DATA.y] - 1.0
     reserved = np.arange(100, 200)
-    choice = choose(images, targets, 60, reserved, seed=3)
+    choice = choose(images, targets, 60, reserved, np.random.default_rng(3))
     assert not set(choice.rows) & set(reserved)
     assert len(np.unique(choice.rows)) == 60
     np.testing.assert_array_equal(choice.Z, DATA.X[choice.rows].astype(np.float32))
@@ -281,7 +307,7 @@ def test_the_images_that_the_others_explain_least_are_chosen(tmp_path: Path) -> 
     # All images were candidates, so all their kernels are there; they are the same from a store, and computed once.
     whole = np.concatenate(choice.columns, axis=1)
     np.testing.assert_array_equal(whole, images.kernel(DATA.X, choice.Z))
-    kept = choose(images, targets, 60, reserved, seed=3, store=tmp_path)
+    kept = choose(images, targets, 60, reserved, np.random.default_rng(3), store=tmp_path)
     np.testing.assert_array_equal(kept.rows, choice.rows)
     np.testing.assert_array_equal(np.concatenate([c[:] for c in kept.columns], axis=1), whole)
     np.testing.assert_array_equal(choice.numbers(np.arange(400)) >= 0, np.isin(np.arange(400), choice.rows))
@@ -289,11 +315,16 @@ def test_the_images_that_the_others_explain_least_are_chosen(tmp_path: Path) -> 
     np.testing.assert_array_equal(choice.rows[own], np.sort(choice.rows))
 
 
+def chosen_of(images: Images, m: int, reserved: Any = (), **options: Any) -> Any:
+    targets = 2.0 * np.eye(10)[DATA.y] - 1.0
+    return choose(images, targets, m, np.asarray(reserved, np.intp), np.random.default_rng(0), **options)
+
+
 def test_of_many_images_some_are_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
     images = Images(DATA.X, Kernel(NET, device="cpu"))
-    targets = 2.0 * np.eye(10)[DATA.y] - 1.0
-    few = choose(images, targets, 20, np.arange(50), seed=0)  # 180 of 400
+    few = chosen_of(images, 20, range(50))  # 180 of 400
     assert len(np.unique(few.rows)) == 20
+    assert few.rows.min() >= 50
     assert not few.columns
     # What would not fit in memory is not looked at; too little memory for the model itself is refused elsewhere.
     pools: list[int] = []
@@ -303,12 +334,43 @@ def test_of_many_images_some_are_candidates(monkeypatch: pytest.MonkeyPatch) -> 
         return np.ones(len(y))
 
     monkeypatch.setattr("cnngp.inducing_images._errors", errors)
-    for free in (10**9, 4 * 2 * (20 + 64) * 100, 0):
-        monkeypatch.setattr("cnngp.memory.available", lambda device, free=free: free)
-        choose(images, targets, 20, np.arange(50), seed=0)
+    for room in (None, 10**9, 4 * (20 + 64) * 100, 0):
+        chosen_of(images, 20, range(50), room=room)
     assert sorted(set(pools)) == [40, 100, 180]
-    assert set(choose(images, targets, 390, np.arange(50), seed=0).rows) > set(range(50, 400))  # the reserved ones last
-    np.testing.assert_array_equal(choose(images, targets, 400, np.arange(50), seed=0).rows, np.arange(400))
+    assert set(chosen_of(images, 390, range(50)).rows) > set(range(50, 400))  # the reserved ones last
+    np.testing.assert_array_equal(chosen_of(images, 400).rows, np.arange(400))
+
+
+def test_rows_that_come_last_are_no_less_random() -> None:
+    images = Images(DATA.X[:60], Kernel(NET, device="cpu"))
+    a, b = (choose(images, np.eye(10)[DATA.y[:60]], 8, np.arange(60), np.random.default_rng(s)).rows for s in (0, 1))
+    assert set(a) != set(b) != set(range(8))
+    # Repeats come after all others: 40 images, each of them three times.
+    thrice = Images(np.tile(DATA.X[:40], (3, 1, 1, 1)), Kernel(NET, device="cpu"))
+    rows = choose(thrice, np.tile(np.eye(10)[DATA.y[:40]], (3, 1)), 40, np.arange(20), np.random.default_rng(0)).rows
+    assert len(set(rows % 40)) == 40
+
+
+def test_candidates_are_not_the_reserved_images() -> None:
+    """Of more than 10,000 images NumPy draws small sets inside larger ones, if it starts from the same seed."""
+    X = RNG.random((20_000, 1, 2, 2)).astype(np.float32)
+    y = (X.mean((1, 2, 3)) > 0.5).astype(int)
+    order = np.argsort(y, kind="stable")
+    clf = GPClassifier(Sequential(Dense(), ReLU(), Dense()), inducing=100, device="cpu").fit(X[order], y[order])
+    taken = {image.tobytes() for image in clf.X_}
+    assert len(clf.loo_rows_) == 2048
+    assert not any(image.tobytes() in taken for image in X[order][clf.loo_rows_])
+    near = (np.abs(clf.X_.mean((1, 2, 3)) - 0.5) < 0.05).mean()
+    assert near > 0.4  # where the classes meet, though only a third of all images are there
+
+
+def test_the_kernels_of_the_choice_are_in_the_memory_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With less free than the model and two candidates an inducing image need, the fit is refused before any kernel."""
+    asked: list[int] = []
+    monkeypatch.setattr("cnngp.memory.require", lambda need, *_: asked.append(need))
+    GPClassifier(NET, inducing=150, device="cpu").fit(DATA.X, DATA.y)
+    matrices, columns = 8 * 4 * 150 * 150, 4 * 150 * 300
+    assert max(asked) > matrices + columns
 
 
 class Watched:
@@ -342,6 +404,20 @@ def test_images_stay_where_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         clf = clone(few).fit(source, DATA.y)
         np.testing.assert_allclose(clf.predict_proba(DATA.X_test), held.predict_proba(DATA.X_test), atol=1e-6)
     assert 0 < watched.largest <= 40
+
+
+def test_fits_of_all_sizes_share_a_store(tmp_path: Path) -> None:
+    place = tmp_path / "K.zarr"
+    for m in (2, 3, 4, 5, 8):
+        for state in (0, 1):
+            options: dict[str, Any] = {"inducing": m, "random_state": state, "device": "cpu"}
+            kept = GPClassifier(NET, store=place, **options).fit(DATA.X[:100], DATA.y[:100])
+            plain = GPClassifier(NET, **options).fit(DATA.X[:100], DATA.y[:100])
+            np.testing.assert_array_equal(kept.X_, plain.X_)
+    other = Sequential(Conv(5), ReLU(), Dense())
+    GPClassifier(other, inducing=5, store=place, device="cpu").fit(DATA.X[:100], DATA.y[:100])
+    exact = GPClassifier(NET, store=place, device="cpu").fit(DATA.X[:100], DATA.y[:100])
+    assert exact.fit_report_.method == "cholesky"
 
 
 @pytest.mark.parametrize(("inducing", "parts"), [(150, 8), (20, 8), (np.arange(0, 400, 20), 1)])

@@ -48,6 +48,10 @@ class Dataset:
                 raise DatasetError(f"{self.name} has {held:,} {what} images, but {asked:,} were asked for")
         return replace(self, X=self.X[:train], y=self.y[:train], X_test=self.X_test[:test], y_test=self.y_test[:test])
 
+    def some(self, train: int | None = None, test: int | None = None) -> Dataset:
+        """`take`, but of all classes where the images stand by class; all of them stay as they are."""
+        return self if train is None and test is None else self.mixed().take(train, test)
+
     def mixed(self) -> Dataset:
         """Training and test images that stand by class in a mixed order, the same every time; others as they are.
 
@@ -241,7 +245,7 @@ def _mixed(X: Images, y: Labels) -> tuple[Images, Labels]:
     before = np.zeros(len(y))  # the share of its class that stands before an image
     for label in np.unique(y):
         rows = np.flatnonzero(y[order] == label)
-        before[rows] = np.arange(len(rows)) / len(rows)
+        before[rows[1:]] = (np.arange(1, len(rows)) + 0.5) / len(rows)
     order = order[np.argsort(before, kind="stable")]
     return X[order], y[order]
 

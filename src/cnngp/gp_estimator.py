@@ -16,12 +16,12 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from . import memory
-from .arrays import DataError, Output, as_images, as_real, to_numpy
+from .arrays import DataError, Output, as_images, as_real, check_images_shape, to_numpy
 from .certificate import FitReport, certify, sampled_kernel_error
 from .gp import Amplitude, ExactGP, Noise, check_amplitude, check_noise, float64_buffer
 from .inducing import InducingGP
 from .inducing_fit import fit_inducing, kernel_parts
-from .inducing_images import Images
+from .inducing_images import Images, asked_for
 from .inputs import (
     as_float,
     as_image_shape,
@@ -94,7 +94,7 @@ class GPEstimator(BaseEstimator):  # type: ignore[misc]
         check_amplitude(self.amplitude)
         if self.solver not in METHODS:
             raise ValueError(f"solver={self.solver!r} is not one of {', '.join(map(repr, METHODS))}")
-        self._seed()
+        self._check_random_state()
         if self.inducing is not None and K is not None:
             raise DataError("inducing= computes the kernels that it needs from images; give X and no K")
         if y is None:
@@ -119,6 +119,7 @@ class GPEstimator(BaseEstimator):  # type: ignore[misc]
             )
         else:
             X = X if streamed else as_float(to_numpy(X))
+            check_images_shape(tuple(X.shape), "X")
             _check_length(X.shape[0], y, "images")
             self.__dict__.pop("feature_names_in_", None)
             self.n_features_in_ = int(np.prod(X.shape[1:]))
@@ -147,18 +148,20 @@ class GPEstimator(BaseEstimator):  # type: ignore[misc]
         images = same_shape(as_float(to_numpy(X)), self.input_shape_)
         return np.asarray(as_images(images, np.dtype(self.kernel_.dtype)))
 
+    def _check_random_state(self) -> None:
+        state: Any = self.random_state
+        number = isinstance(state, (int, np.integer)) and not isinstance(state, bool) and state >= 0
+        if not number and not isinstance(state, np.random.RandomState | np.random.Generator | None):
+            raise ValueError(f"random_state={state!r}: expected None, a generator of NumPy, or a number of 0 or more")
+
     def _seed(self) -> int | None:
-        """Of a generator a seed is drawn, as it is whenever one is used."""
+        """Of a generator a seed is drawn."""
         state: Any = self.random_state
         if isinstance(state, np.random.RandomState):
             return int(state.randint(2**31))
         if isinstance(state, np.random.Generator):
             return int(state.integers(2**31))
-        if state is None:
-            return None
-        if isinstance(state, (int, np.integer)) and not isinstance(state, bool) and state >= 0:
-            return int(state)
-        raise ValueError(f"random_state={state!r}: expected None, a generator of NumPy, or a number of 0 or more")
+        return None if state is None else int(state)
 
     def _check_how_many(self, n: Any) -> None:
         check_is_fitted(self, "gp_")
@@ -241,12 +244,13 @@ class GPEstimator(BaseEstimator):  # type: ignore[misc]
 
     def _fit_inducing(self, X: Any, Y: NDArray[np.float64]) -> None:
         images = Images(X, self.kernel_)
+        asked = asked_for(images, self.inducing)
         compiling = 0.0 if self.store is not None else self.kernel_.prepare(images.at(slice(0, 2)))
         start = time.perf_counter()
         self.gp_, self.X_ = fit_inducing(
             images,
             Y,
-            self.inducing,
+            asked,
             noise=self.noise,
             amplitude=self.amplitude,
             loss=self._loo_loss,

@@ -27,6 +27,7 @@ import numpy as np
 from .arrays import to_numpy
 from .gp import (
     Amplitude,
+    MatrixError,
     Noise,
     check_amplitude,
     check_noise,
@@ -38,7 +39,7 @@ from .gp import (
     warn_of_jitter,
 )
 from .inducing_sums import Sums
-from .linalg import Array, Factor, namespace
+from .linalg import Array, Factor, NotPositiveDefinite, namespace
 
 # Training points whose features are kept for leave-one-out, which chooses noise and temperature.
 SAMPLE = 2048
@@ -58,7 +59,7 @@ class InducingGP:
     own function is left out with them, as an image that was never seen has none. `noise` is a variance, "ml", or 0 for
     the one with the least leave-one-out `loss`, by default the squared error: m points do not interpolate N, so without
     noise there is no model. Of several `discounts` the best is taken, by likelihood where the noise is "ml", else by
-    leave-one-out. The `amplitude` "ml" is that of the leave-one-out predictions unless the noise is "ml" too.
+    leave-one-out. The `amplitude` "ml" is that of the leave-one-out predictions.
 
     >>> import numpy as np
     >>> K, Y = np.array([[1.0, 0.5], [0.5, 1.0]]), np.array([[1.0], [-1.0]])
@@ -92,9 +93,9 @@ class InducingGP:
         self._kept: Array = None  # features of the sample, (m, sample)
         sums = [Sums(xp, len(self.basis), discount) for discount in discounts]
         self._accumulate(sums, parts)
-        # The likelihood takes what the inducing points miss for noise, so with a noise that it did not choose its
-        # amplitude says nothing of the variances; leave-one-out predictions do.
-        self._amplitude_rule = "loo" if amplitude == "ml" and noise != "ml" else amplitude
+        # The likelihood knows nothing of what the inducing points miss, which is most of the variance; leave-one-out
+        # predictions do.
+        self._amplitude_rule: Any = "loo" if amplitude == "ml" else amplitude
         chosen = loss or (lambda mean, targets: float(((mean - targets) ** 2).mean()))
         self._choose(sums, noise, chosen)
         self._condition()
@@ -131,7 +132,7 @@ class InducingGP:
         likely = noise == "ml"
 
         def loss_of(one: Sums, shift: float) -> float:
-            factor = Factor.of(one.B, shift)
+            factor = _factor(one.B, shift)
             value = self._likelihood_loss(one, factor) if likely else self._loo_loss(one, factor, loss)
             factor.restore()
             return value
@@ -167,7 +168,7 @@ class InducingGP:
     # ---- posterior -----------------------------------------------------------------------------------------------
 
     def _condition(self) -> None:
-        self.factor = Factor.of(self._sums.B, self.noise)  # B is a sum of squares, so it is positive definite
+        self.factor = _factor(self._sums.B, self.noise)
         self._half = self.factor.solve_lower(self._sums.rhs)
         self.w = self.factor.solve_upper(self._half)
         self.beta = self.basis.solve_upper(self.w)
@@ -345,3 +346,14 @@ class InducingGP:
             lambda x: loss(scale * 10.0**x), bounds=bounds, method="bounded", options={"xatol": 0.1}
         )
         return float(found.fun), float(scale * 10.0**found.x)
+
+
+def _factor(B: Array, noise: float) -> Factor:
+    """B is a sum of squares, so B + noise·I is positive definite, unless rounding swallows the noise."""
+    try:
+        return Factor.of(B, noise)
+    except NotPositiveDefinite:
+        least = 1e-13 * float(B.diagonal().max())
+        raise MatrixError(
+            f"noise={noise:g} is lost in float64 here; use {least:.0e} or more, or 0 to have it chosen"
+        ) from None

@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 from . import memory
 from .gp import Amplitude, Noise
 from .inducing import SAMPLE, InducingGP, Part
-from .inducing_images import Images, asked_for, choose, columns_of, rows_of
+from .inducing_images import Chosen, Images, choose, columns_of, rows_of
 from .linalg import blocks
 
 Array = NDArray[Any]
 
 # Of the training images, those kept for leave-one-out where the inducing ones are chosen: an eighth, at least so many,
-# and no more than SAMPLE.
+# and no more than SAMPLE. Where that is over half of what is not chosen, none are kept.
 _SHARE, _FEWEST = 8, 64
 # How much less images count about which the inducing ones say little; leave-one-out takes the best. docs/solve.md.
 _DISCOUNTS = (0.0, 30.0, 100.0)
@@ -26,7 +26,7 @@ _DISCOUNTS = (0.0, 30.0, 100.0)
 def fit_inducing(
     images: Images,
     Y: NDArray[np.float64],
-    inducing: Any,
+    asked: int | Chosen,
     *,
     noise: Noise,
     amplitude: Amplitude,
@@ -34,16 +34,24 @@ def fit_inducing(
     seed: int | None,
     store: Any,
 ) -> tuple[InducingGP, Array]:
-    """The model and its inducing images."""
-    n, asked = len(images), asked_for(images, inducing)
-    m, share = (asked, max(n // _SHARE, _FEWEST)) if isinstance(asked, int) else (len(asked.Z), n)
-    sample = np.sort(np.random.default_rng(seed).choice(n, min(n, share, SAMPLE), replace=False))
+    """The model and its inducing images: those that were `asked_for`."""
+    n, rng = len(images), np.random.default_rng(seed)
+    m = asked if isinstance(asked, int) else len(asked.Z)
+    share = min(max(n // _SHARE, _FEWEST), SAMPLE)
+    reserves = isinstance(asked, int) and 2 * share <= n - m
+    sample = np.sort(rng.choice(n, share if reserves else min(n, SAMPLE), replace=False))
     need = 8 * m * ((1 + len(_DISCOUNTS)) * m + 4 * min(images.block(m), n) + 4 * len(sample))
-    memory.require(need, f"regression through {m:,} inducing images", images.kernel.device)
-    choice = choose(images, Y, asked, sample, seed, store) if isinstance(asked, int) else asked
+    need += np.dtype(images.kernel.dtype).itemsize * m * m
+    least = images.bytes_of_candidate(m) * min(2 * m, n) if isinstance(asked, int) else 0
+    memory.require(need + least, f"regression through {m:,} inducing images", images.kernel.device)
+    choice = asked
+    if isinstance(choice, int):
+        free = memory.available(images.kernel.device)
+        reserved = sample if reserves else np.empty(0, np.intp)
+        choice = choose(images, Y, choice, reserved, rng, None if free is None else free - need, store)
     columns = choice.columns
     if store is not None and not columns:
-        columns = [columns_of(images.kernel, images.X, choice.Z, images.output, store)]
+        columns = [columns_of(images, images.X, choice.Z, store)]
     gp = InducingGP(
         images.kernel(choice.Z, output=images.output),
         kernel_parts(images, choice.Z, Y, columns),

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from . import memory
 from .arrays import DataError, Output, as_images, to_numpy
 from .gp import factorised, float64_buffer
 from .kernel import Kernel
@@ -53,6 +52,10 @@ class Images:
         first = rows.start if isinstance(rows, slice) else rows
         part = self.X[rows] if isinstance(rows, slice) else getattr(self.X, "oindex", self.X)[rows]
         return np.asarray(as_images(part, np.dtype(self.kernel.dtype), "X", first=first))
+
+    def bytes_of_candidate(self, m: int) -> int:
+        """Of an image that may be chosen: its pixels, and its kernels with the m that are."""
+        return int(np.dtype(self.kernel.dtype).itemsize * (m + np.prod(self.X.shape[1:])))
 
     def block(self, inducing: int) -> int:
         """Images whose kernels with the inducing ones are worked on at a time."""
@@ -107,46 +110,49 @@ def choose(
     Y: NDArray[np.float64],
     m: int,
     reserved: NDArray[np.intp],
-    seed: int | None = None,
+    rng: np.random.Generator,
+    room: int | None = None,
     store: Any = None,
 ) -> Chosen:
     """Some rows at random, then in rounds those from whose targets the exact GP of the rows so far is furthest.
 
     Functions of their own are worth most to images that the others get wrong: docs/solve.md has figures. The `reserved`
-    rows are taken last: what the model says of images that were passed over because it was right about them, or chosen
-    because it was wrong, is no measure of what it says of others. So are images that are there twice.
+    rows are taken only when no others are left: what the model says of images that were passed over because it was
+    right about them, or chosen because it was wrong, is no measure of what it says of others. Images that are there
+    twice come last. Without a store, kernels and images take no more than `room` bytes, but those of 2·m candidates.
     """
     n = len(images)
     if m == n:
         return Chosen(np.arange(n), images.at(slice(0, n)))
-    rng = np.random.default_rng(seed)
-    pool = _pool(images, m, rng, in_memory=store is None)
+    pool = _pool(images, m, reserved, rng, room if store is None else None)
     all_of_them = len(pool) == n
     X, targets = images.at(slice(0, n) if all_of_them else pool), Y[pool]
-    last = np.isin(pool, reserved) | _repeated(X)
+    group = np.where(_repeated(X), 2, np.isin(pool, reserved))
     at = np.empty(0, np.intp)
     columns: list[Any] = []
     errors = rng.random(len(pool))
     for part in np.array_split(np.arange(m), min(_ROUNDS, m)):
-        errors[last], errors[at] = -1.0, -2.0
-        new = np.sort(np.argsort(-errors, kind="stable")[: len(part)])
+        group[at] = 3
+        new = np.sort(np.lexsort((-errors, group))[: len(part)])
         at = np.concatenate([at, new])
         if len(at) < m or all_of_them:
-            columns.append(columns_of(images.kernel, X, X[new], images.output, store))
+            columns.append(columns_of(images, X, X[new], store, pool))
         if len(at) < m:
             errors = _errors(images.xp, columns, at, targets, images.block(len(at)))
     return Chosen(pool[at], X[at], columns if all_of_them else ())
 
 
-def _pool(images: Images, m: int, rng: np.random.Generator, in_memory: bool) -> NDArray[np.intp]:
-    """Rows to choose from, sorted: all of them, or so many at random that their kernels fit in half of the memory."""
-    size = _CANDIDATES * m
-    free = memory.available(images.kernel.device) if in_memory else None
-    if free is not None:
-        entry = np.dtype(images.kernel.dtype).itemsize
-        size = max(2 * m, min(size, free // (2 * entry * (m + int(np.prod(images.X.shape[1:]))))))
-    n = len(images)
-    return np.arange(n) if size >= n else np.sort(rng.choice(n, size, replace=False))
+def _pool(
+    images: Images, m: int, reserved: NDArray[np.intp], rng: np.random.Generator, room: int | None
+) -> NDArray[np.intp]:
+    """Rows to choose from, sorted: all of them, or so many at random, without the reserved ones."""
+    n, size = len(images), _CANDIDATES * m
+    if room is not None:
+        size = max(2 * m, min(size, room // images.bytes_of_candidate(m)))
+    if size >= n:
+        return np.arange(n)
+    drawn = rng.choice(n, min(n, size + len(reserved)), replace=False)
+    return np.sort(drawn[~np.isin(drawn, reserved)][:size])
 
 
 def _repeated(X: Array) -> NDArray[np.bool_]:
@@ -160,12 +166,17 @@ def _repeated(X: Array) -> NDArray[np.bool_]:
     return repeated
 
 
-def columns_of(kernel: Kernel, X: Any, Z: Array, output: Output, store: Any) -> Any:
-    """K(X, Z) where the kernel's device is, or in a store inside `store`, so that a killed fit goes on."""
+def columns_of(images: Images, X: Any, Z: Array, store: Any, rows: NDArray[np.intp] | None = None) -> Any:
+    """K(X, Z) where the kernel's device is, or in a store inside `store`, so that a killed fit goes on.
+
+    X are all images, or those in `rows`; many fits may share a store, each with parts of its own.
+    """
     if store is None:
-        return kernel(X, Z, output=output)
-    digest = hashlib.sha256(str(Z.shape).encode() + Z.tobytes()).hexdigest()
-    return gram(kernel, X, Z, store=child(store, f"inducing-{digest[:16]}"))
+        return images.kernel(X, Z, output=images.output)
+    digest = hashlib.sha256(f"{images.kernel.network.fingerprint} {images.X.shape} {Z.shape}".encode())
+    for array in (np.arange(0) if rows is None else rows, Z):
+        digest.update(np.ascontiguousarray(array).data)
+    return gram(images.kernel, X, Z, store=child(store, f"inducing-{digest.hexdigest()[:16]}"))
 
 
 def rows_of(xp: Any, columns: Sequence[Any], rows: slice | NDArray[np.intp]) -> Any:

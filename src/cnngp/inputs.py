@@ -21,7 +21,7 @@ def as_image_shape(X: NDArray[Any], input_shape: Any) -> NDArray[Any]:
     Without an `input_shape`, flat rows stay features of one location; three axes could be (N, H, W) or (N, C, L).
     """
     if input_shape is None:
-        if X.ndim == 3:
+        if len(X.shape) == 3:
             raise DataError(
                 f"X has shape {X.shape}, which could be (N, height, width) or (N, channels, length); "
                 f"say which with input_shape=(1, {X.shape[1]}, {X.shape[2]}) or ({X.shape[1]}, {X.shape[2]})"
@@ -31,7 +31,7 @@ def as_image_shape(X: NDArray[Any], input_shape: Any) -> NDArray[Any]:
     shape = (channels, *spatial)
     if X.shape[1:] == shape:
         return X
-    if X.ndim not in (2, 3) or math.prod(X.shape[1:]) != math.prod(shape):
+    if len(X.shape) not in (2, 3) or math.prod(X.shape[1:]) != math.prod(shape):
         raise DataError(
             f"X has shape {X.shape}, which does not hold images of input_shape={shape}: expected {math.prod(shape)} "
             f"numbers each, or exactly that shape"

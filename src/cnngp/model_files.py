@@ -33,6 +33,8 @@ def save(model: GPEstimator, path: str | Path, header: dict[str, Any], arrays: d
     if model.X_ is None:
         raise ModelFileError("a model fitted on a kernel matrix alone has no images to save; pass X to fit as well")
     parameters = {k: v for k, v in model.get_params(deep=False).items() if k not in _NOT_SAVED}
+    if not isinstance(parameters["random_state"], int | np.integer | None):
+        del parameters["random_state"]  # a generator, of which the fitted model needs no more
     parameters |= {"dtype": model.kernel_.dtype, "threads": model.kernel_.threads}  # a given Kernel's own
     numbers, posterior = _parts(model.gp_, model.kernel_.dtype)
     header = header | {

@@ -73,7 +73,8 @@ def check_place(local: Path) -> None:
     if local.exists() and not local.is_dir():
         raise StoreError(f"store={str(local)!r} is a file; expected a folder, or a name that is not taken yet")
     if local.is_dir() and not (local / "zarr.json").exists():
-        strange = sorted(p.name for p in local.iterdir() if p.name != "K" and p.suffix != ".partial")
+        ours = ("K", "inducing-", "cross-")  # parts of fits that have no matrix of their own here
+        strange = sorted(p.name for p in local.iterdir() if not p.name.startswith(ours) and p.suffix != ".partial")
         if strange:
             raise StoreError(
                 f"store={str(local)!r} is a folder that cnngp did not make (it holds {', '.join(strange[:3])}); give a "

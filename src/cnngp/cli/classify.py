@@ -54,7 +54,7 @@ def classify(
     from ..evaluation import check_labels, evaluate
 
     began = time.perf_counter()
-    images = datasets.load(data, split=split, size=size).mixed().take(train, test)  # type: ignore[arg-type]
+    images = datasets.load(data, split=split, size=size).some(train, test)  # type: ignore[arg-type]
     check_labels(images.y, images.y_test)
     clf = GPClassifier(
         network_by_name(network),

@@ -59,7 +59,7 @@ def gram(
     from ..kernel import Kernel
 
     with nullcontext() if scheduler is None else connect(scheduler) as client:
-        images = datasets.load(data, split=split, size=size).take(train)  # type: ignore[arg-type]
+        images = datasets.load(data, split=split, size=size).some(train)  # type: ignore[arg-type]
         given = network_by_name(network)
         net = given or default_network(images.X.shape[1:])
         name = network if given is not None else f"{zoo_name(net)} (chosen)"
