@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from pathlib import Path
 from typing import Any
@@ -257,3 +258,40 @@ def test_the_noise_is_in_the_probabilities() -> None:
     mean, variance = clf.predict_latent(DATA.X_test)
     scale = clf.temperature_ * np.sqrt(1.0 + variance + clf.gp_.amplitude * 0.05)
     np.testing.assert_allclose(clf.predict_proba(DATA.X_test), calibration.softmax(mean / scale[:, None]), atol=1e-9)
+
+
+def test_names_of_columns_are_kept_in_files(tmp_path: Path) -> None:
+    clf = GPClassifier(Sequential(Dense(), ReLU(), Dense()), device="cpu")
+    clf.fit(DATA.X[:60].reshape(60, -1), DATA.y[:60])
+    clf.feature_names_in_ = np.array([f"pixel {i}" for i in range(64)], dtype=object)  # as of a data frame
+    clf.save(tmp_path / "m.gp")
+    again = GPClassifier.load(tmp_path / "m.gp", device="cpu")
+    np.testing.assert_array_equal(again.feature_names_in_, clf.feature_names_in_)
+    assert again.feature_names_in_.dtype == object
+
+
+def test_saving_replaces_files_alone(tmp_path: Path) -> None:
+    clf = GPClassifier(NET, device="cpu").fit(DATA.X[:30], DATA.y[:30])
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("folder", "pipe"):
+        with pytest.raises(ModelFileError, match=f"{name} is there and is not a file"):
+            clf.save(tmp_path / name)
+    (tmp_path / "link.gp").symlink_to(tmp_path / "target.gp")
+    clf.save(tmp_path / "link.gp")
+    assert (tmp_path / "link.gp").is_symlink()
+    assert GPClassifier.load(tmp_path / "target.gp", device="cpu").fit_report_.images == 30
+
+
+def test_images_that_the_kernel_cannot_tell_apart() -> None:
+    """Nearly the same image 100 times: in float32 nothing is left of the differences, and the verdict says so."""
+    X = DATA.X[:1] + 1e-6 * RNG.normal(size=(100, 1, 8, 8))
+    y = np.arange(100) % 2
+    with pytest.warns(JitterWarning):
+        clf = GPClassifier(NET, device="cpu").fit(X, y)
+    assert "hardly tells these images apart" in clf.fit_report_.verdict
+    assert "dtype='float64'" in clf.fit_report_.verdict
+    usual = GPClassifier(NET, device="cpu").fit(DATA.X, DATA.y).fit_report_
+    K = np.asarray(Kernel(NET, device="cpu", dtype="float64")(DATA.X))
+    assert usual.spread == pytest.approx(K.diagonal().mean() - K.mean(), rel=1e-4)
+    assert "apart" not in usual.verdict

@@ -39,6 +39,8 @@ class FitReport:
     """How the system was solved: "cholesky", "mixed", "cg", or "inducing" for the approximation."""
     compile_seconds: float = 0.0
     """Of compiling the kernel, or of loading what was compiled before; not in `kernel_seconds`."""
+    spread: float | None = None
+    """By how much images differ: the mean of the matrix's diagonal less the mean of all its entries."""
 
     @property
     def sensitivity(self) -> float | None:
@@ -47,6 +49,11 @@ class FitReport:
             return None
         error = 2.0 * math.sqrt(self.images) * self.kernel_error * self.largest_variance
         return error / self.smallest_eigenvalue[1]
+
+    @property
+    def _blur(self) -> float:
+        """What is added to or wrong in the entries of the matrix."""
+        return self.largest_variance * max(self.jitter, self.kernel_error or 0.0)
 
     @property
     def compiling(self) -> str | None:
@@ -71,6 +78,11 @@ class FitReport:
             return (
                 "This is the approximation through inducing images, whose algebra is exact to float64 rounding"
                 f"{added}; its likelihood and variances are its own and not those of the exact process."
+            )
+        if self.spread is not None and self.spread < 10.0 * self._blur:
+            return (
+                f"The kernel hardly tells these images apart: they differ by {self.spread:.0e} on average, and rounding"
+                f" and jitter are {self._blur:.0e}; trust nothing, and use dtype='float64' or another network."
             )
         if self.jitter > 0:
             return (
@@ -142,7 +154,16 @@ def certify(
         solve_seconds=time.perf_counter() - begun,
         method=method,
         compile_seconds=compile_seconds,
+        spread=_spread(gp) if isinstance(gp, ExactGP) else None,
     )
+
+
+def _spread(gp: ExactGP) -> float:
+    """Over (N, N): mean k(x, x) − mean k(x, z), the mean squared distance of the functions' values from their mean."""
+    factor = gp.factor
+    ones = gp.Y[:, :1] * 0.0 + 1.0
+    entries = float((ones * factor.multiply(ones)).sum()) - len(factor) * factor.shift
+    return max(float(factor.diagonal.mean()) - entries / len(factor) ** 2, 0.0)
 
 
 def sampled_kernel_error(network: Network, X: NDArray[Any], K: Any, images: int = 4) -> tuple[float, int]:

@@ -36,6 +36,8 @@ def save(model: GPEstimator, path: str | Path, header: dict[str, Any], arrays: d
     if not isinstance(parameters["random_state"], int | np.integer | None):
         del parameters["random_state"]  # a generator, of which the fitted model needs no more
     parameters |= {"dtype": model.kernel_.dtype, "threads": model.kernel_.threads}  # a given Kernel's own
+    if hasattr(model, "feature_names_in_"):
+        header = header | {"feature_names": [str(name) for name in model.feature_names_in_]}
     numbers, posterior = _parts(model.gp_, model.kernel_.dtype)
     header = header | {
         "estimator": type(model).__name__,
@@ -79,6 +81,8 @@ def load(cls: type[Estimator], path: str | Path, device: Device) -> tuple[Estima
         model.X_ = arrays["X"]
         model.input_shape_ = model.X_.shape[1:]
         model.n_features_in_ = int(np.prod(model.input_shape_))
+        if "feature_names" in header:
+            model.feature_names_in_ = np.array(header["feature_names"], dtype=object)
         model.gp_ = _posterior(header, arrays, model)
         if isinstance(model.gp_, InducingGP):
             model.inducing = len(model.X_)

@@ -27,9 +27,11 @@ _CHECKSUM = "sha256"
 
 def write(path: str | Path, header: dict[str, Any], arrays: dict[str, NDArray[Any]], what: str = "model") -> None:
     """Write to a temporary file beside `path` and rename it, so that a crash leaves no half of a model."""
-    path = Path(path)
+    path = Path(path).resolve()  # of a link, what it points to
     if not path.parent.is_dir():
         raise ModelFileError(f"{path.parent}: no such folder to save {path.name} in")
+    if path.exists() and not path.is_file():
+        raise ModelFileError(f"{path} is there and is not a file; give another name to save the {what} under")
     members = {_HEADER: json.dumps({f"cnngp_{what}": FORMAT} | header, sort_keys=True, default=_plain).encode()}
     for name, array in arrays.items():
         if array.dtype.hasobject:
