@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -160,6 +161,42 @@ def test_a_folder_of_images_to_predictions(tmp_path: Path, capsys: pytest.Captur
     assert printed.startswith("engine")
     assert "left" in printed.splitlines()[2]
     assert json.loads(printed.splitlines()[-1])["images"][0]["class"] == "left"
+
+
+def test_class_names_that_no_figure_expects(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A broken formula, letters that the font lacks (one warning line), a name wider than the figure."""
+    names = np.array(["$x_$ % {y}", "汉", "a" * 120, *"3456789"])
+    data = datasets.digits().take(60, 30)
+    arrays = {"x_train": data.X, "y_train": names[data.y], "x_test": data.X_test, "y_test": names[data.y_test]}
+    np.savez(tmp_path / "named.npz", **arrays)
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")  # as at a user's command line
+        assert run(["classify", "--data", str(tmp_path / "named.npz"), "--output", str(tmp_path / "out")]) == 0
+    error = capsys.readouterr().err.splitlines()
+    assert error
+    assert all(line.startswith("warning: Glyph 27721 ") for line in error)
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["model.gp", "report.html", "results.json"]
+
+
+@pytest.mark.parametrize("full", ["results.json", "model.gp", "report.html"])
+def test_a_full_disk_is_said_with_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], full: str
+) -> None:
+    def no_room(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # without the name, as of `write`
+
+    write_text = Path.write_text
+    monkeypatch.setattr(
+        *(Path, "write_text"),
+        lambda path, *a, **k: no_room() if path.name == full else write_text(path, *a, **k),
+    )
+    if full == "model.gp":
+        monkeypatch.setattr(GPClassifier, "save", no_room)
+    assert run(["classify", "--train", "40", "--test", "20", "--output", str(tmp_path)]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {tmp_path / full} cannot be written: No space left on device; ")
+    assert error.count("\n") == 1
+    assert (tmp_path / "results.json").exists() == (full != "results.json")  # the small file first
 
 
 @pytest.mark.parametrize(("scale", "pixels"), [(255, 255), (1, 1)])

@@ -481,6 +481,14 @@ def test_bad_arguments(tmp_path: Path) -> None:
     assert not (tmp_path / "K").exists()
 
 
+def test_a_client_that_is_closed(client: Client, tmp_path: Path) -> None:
+    with Client(client.scheduler.address, set_as_default=False) as closed:
+        pass
+    with pytest.raises(ClusterError, match=r"^client= is closed; give one that is connected to its scheduler$"):
+        gram(KERNEL, X, store=tmp_path / "K", client=closed)
+    assert not (tmp_path / "K").exists()
+
+
 # ---- schedulers -----------------------------------------------------------------------------------------------------
 
 

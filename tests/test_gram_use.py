@@ -135,6 +135,44 @@ def test_status_of_a_store_that_is_not_whole(tmp_path: Path, capsys: pytest.Capt
     assert "yes, every tile was read and is good" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("{", "K cannot be opened, its zarr.json cannot be read"),
+        ("{}", "K cannot be opened, its zarr.json cannot be read"),
+        (None, "K/zarr.json is missing, so that K cannot be opened"),
+    ],
+)
+@pytest.mark.parametrize("verify", ["--verify", "--no-verify"])
+def test_status_of_a_store_that_cannot_be_opened(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str | None, told: str, verify: str
+) -> None:
+    place = tmp_path / "K.zarr"
+    K = gram(Kernel(NET, device="cpu"), DIGITS.X, store=place, tile=64)[:]
+    metadata = place / "K/zarr.json"
+    if content is None:
+        metadata.unlink()
+    else:
+        metadata.write_text(content)
+    assert run(["gram", "--status", str(place), verify]) == 1
+    shown = capsys.readouterr()
+    assert told in shown.err
+    assert shown.err.count("\n") == 1
+    assert "whole" not in shown.out
+    metadata.unlink(missing_ok=True)  # as it says
+    np.testing.assert_array_equal(gram(Kernel(NET, device="cpu"), DIGITS.X, store=place)[:], K)
+    assert run(["gram", "--status", str(place), verify]) == 0
+
+
+def test_status_of_an_array_that_something_else_changed(tmp_path: Path) -> None:
+    place = tmp_path / "K.zarr"
+    gram(Kernel(NET, device="cpu"), DIGITS.X, store=place, tile=64)
+    metadata = place / "K/zarr.json"
+    metadata.write_text(metadata.read_text().replace('"float32"', '"float64"'))
+    with pytest.raises(StoreError, match=r"K has chunks \(64, 64\) of float64, its metadata says .* of float32"):
+        status(place)
+
+
 def test_a_plan_for_fewer_images_than_a_tile() -> None:
     p = plan(Kernel(NET, device="cpu"), DIGITS.X[:1])
     assert (p.pairs, p.tiles) == (0, 1)

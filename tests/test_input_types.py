@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from decimal import Decimal
 from typing import Any
 
@@ -90,6 +91,89 @@ def test_flat_rows_of_text() -> None:
     for bad in ([["1", "2"]], [[b"1"]], *(text.reshape(len(X), -1) for text, _ in TEXT)):
         with pytest.raises(DataError, match=r"^X has type (<U|\|S|datetime).*; expected real numbers$"):
             check_real_rows(bad)
+
+
+def objects(*values: object) -> np.ndarray:
+    column = np.empty((len(values), 1), dtype=object)
+    column[:, 0] = values
+    return column
+
+
+NOT_REAL: list[Any] = ["1", b"1", 1j, np.complex64(1), np.datetime64(1, "s"), np.timedelta64(1, "s")]
+NOT_REAL += [datetime.date(2020, 1, 1), datetime.datetime(2020, 1, 1), datetime.timedelta(1)]
+
+
+@pytest.mark.parametrize("value", NOT_REAL, ids=lambda value: type(value).__name__)
+def test_flat_objects_that_are_not_real(value: object) -> None:
+    with pytest.raises(DataError, match=r"^X holds Python objects that are not all real numbers; expected real"):
+        check_real_rows(objects(1.0, value))
+    check_real_rows(objects(1, 2.5, True, Decimal("0.5"), np.float32(3), None))
+
+
+class Frame:
+    """What of a DataFrame is looked at: the types of its columns, and its values as one array."""
+
+    def __init__(self, values: np.ndarray, **types: object) -> None:
+        self.values, self.columns, self.dtypes = values, list(types), list(types.values())
+        self.shape = values.shape
+        self.read = 0
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        self.read += 1
+        return np.array(self.values, dtype=dtype)
+
+
+class Category:
+    """A type of pandas: it says "O" where it could be anything."""
+
+    kind = "O"
+
+    def __str__(self) -> str:
+        return "category"
+
+
+def test_columns_of_a_frame_by_their_types() -> None:
+    numbers = Frame(np.ones((3, 2)), a=np.dtype("f4"), b=np.dtype("?"))
+    check_real_rows(numbers)
+    assert not numbers.read  # the types say enough
+    check_real_rows(Frame(np.ones((3, 2), dtype=object), a=np.dtype("f8"), b=Category()))
+    wrong: list[tuple[np.ndarray, object, str]] = [
+        (np.array([[1.0, "2"]], dtype=object), Category(), "category; expected real numbers$"),
+        (np.array([["1.0", "2"]], dtype=object), np.dtype("O"), "object; expected real numbers$"),
+        (np.ones((3, 2)), np.dtype("M8[ns]"), r"datetime64\[ns\]; expected real numbers$"),
+        (np.ones((3, 2)), np.dtype("c8"), "complex64; expected real numbers. Complex data not supported$"),
+    ]
+    for values, dtype, told in wrong:
+        with pytest.raises(DataError, match=f"^X has a column 'b' of type {told}"):
+            classifier().fit(Frame(values, a=np.dtype("f8"), b=dtype), Y)
+
+
+def test_frames_of_pandas() -> None:
+    pd = pytest.importorskip("pandas")
+    rows = (X.reshape(len(X), -1) * 16).round()
+    frame = pd.DataFrame(rows, columns=[f"p{i}" for i in range(64)])
+    model = classifier(input_shape=(1, 8, 8))
+    expected = model.fit(rows, Y).predict_proba(rows)
+    for good in map(frame.astype, ("f4", "f8", "u1", "Float64", "Int64", "category", object)):
+        np.testing.assert_array_equal(model.fit(good, Y).predict_proba(good), expected)
+    for good in (frame > 8, (frame > 8).astype("boolean")):
+        model.fit(good, Y).predict(good)
+    dates = pd.date_range("2020", periods=len(X))
+    wrong = [
+        *map(frame.astype, (str, "string", complex)),
+        frame.astype(str).astype(object),
+        frame.astype(str).astype("category"),
+        pd.DataFrame(dict.fromkeys(frame.columns, dates)),
+        pd.DataFrame({name: dates.tz_localize("UTC") for name in frame.columns}),
+        pd.DataFrame(dict.fromkeys(frame.columns, dates - dates[0])),
+        frame.assign(p0=dates).astype({"p0": object}),
+        frame.assign(p0=dates),
+    ]
+    for bad in wrong:
+        with pytest.raises(DataError, match=r"^X has a column 'p0' of type .*; expected real numbers"):
+            model.fit(bad, Y)
+        with pytest.raises(DataError, match=r"^X has a column 'p0' of type .*; expected real numbers"):
+            model.fit(frame, Y).predict(bad)
 
 
 # ---- matrices and targets --------------------------------------------------------------------------------------------

@@ -78,7 +78,7 @@ def test_a_piece_kept_before_software_was_recorded_is_read(tmp_path: Path) -> No
     Setting(tmp_path, device="cpu").piece("p", compute, depends={})
     path = tmp_path / "pieces" / "p.json"
     kept = json.loads(path.read_bytes())
-    del kept["values"]["software"]
+    del kept["values"]["software"], kept["values_sha256"]
     path.write_text(json.dumps(kept))
     again = Setting(tmp_path, device="cpu")
     assert again.piece("p", compute, depends={})["x"] == compute.calls == 1
@@ -117,9 +117,16 @@ def _flip(path: Path) -> None:
     path.write_bytes(content)
 
 
+def _change_a_number(path: Path) -> None:
+    content = path.read_text()
+    assert content.count('"x": 1') == 1
+    path.write_text(content.replace('"x": 1', '"x": 7'))
+
+
 @pytest.mark.parametrize(
     "damage",
     [
+        lambda pieces: _change_a_number(pieces / "p.json"),
         lambda pieces: _cut(pieces / "p.json"),
         lambda pieces: (pieces / "p.json").write_text("[]"),
         lambda pieces: (pieces / "p.json").unlink(),  # killed after the arrays, before the values
@@ -135,6 +142,16 @@ def test_a_damaged_piece_is_computed_again(tmp_path: Path, damage: Callable[[Pat
     damage(tmp_path / "pieces")
     assert np.array_equal(Setting(tmp_path, device="cpu").piece("p", compute, depends={})["a"], np.arange(40.0))
     assert compute.calls == 2
+
+
+def test_values_of_every_kind_are_read_again(tmp_path: Path) -> None:
+    """The checksum is of the values as JSON has them: keys as text, in an order of their own, and NaN."""
+    values = {"z": {10: 1.5, 9: float("nan"), 100: (1, 2)}, "a": 0.1 + 0.2, "é": None, "x": [1e300, -0.0]}
+    compute = Counted(values)
+    for _ in range(2):
+        found = Setting(tmp_path, device="cpu").piece("p", compute, depends={})
+        assert (found["a"], found["x"]) == (0.1 + 0.2, [1e300, -0.0])
+    assert compute.calls == 1
 
 
 def test_a_budget_stops_between_pieces_and_every_run_gets_on(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -77,6 +78,46 @@ def test_figures_of_awkward_data() -> None:
         plots.picture(np.zeros((1, 3, 3))),
     ):
         assert png.startswith(b"\x89PNG")
+
+
+def test_class_names_in_figures_are_no_formulas() -> None:
+    """`$x_$` is no formula that matplotlib understands; `$x$` would lose its dollars."""
+    for names in (["$x_$", "$\\nothing$"], ["$x$", r"\$"], ["$" * 300, "b"]):
+        for png in (
+            plots.confusion(np.eye(2, dtype=np.int64), names),
+            plots.kernel_matrix(np.eye(2), [1], names),
+        ):
+            assert png.startswith(b"\x89PNG")
+    assert plots.confusion(np.eye(2, dtype=np.int64), ["$x$", "b"]) != plots.confusion(
+        np.eye(2, dtype=np.int64), ["x", "b"]
+    )
+
+
+def test_long_class_names_leave_room_for_the_figure() -> None:
+    drawn: list[list[str]] = []
+
+    class Axes:
+        def set_xticks(self, places: object, names: list[str], **_: object) -> None:
+            drawn.append(names)
+
+        set_yticks = set_xticks
+
+    plots._name_ticks(Axes(), range(3), ["a" * 500 + "1", "a" * 500 + "2", "exactly twenty chars"])
+    for names in drawn:
+        assert names == ["a" * 13 + "…" + "aaaaa1", "a" * 13 + "…" + "aaaaa2", "exactly twenty chars"]
+    assert len(drawn) == 2
+
+
+@needs_browser
+def test_long_class_names_leave_the_page_its_width(evaluation: Evaluation, model: GPClassifier, tmp_path: Path) -> None:
+    long = [replace(p, predicted="p" * 300, label="l" * 300) for p in evaluation.uncertain]
+    page = report.render(
+        replace(evaluation, uncertain=long, data="d" * 300),
+        *(model.fit_report_, model.network_, model.input_shape_),
+        command="cnngp classify",
+        versions="cnngp",
+    )
+    assert "too wide: false" in opened(page, tmp_path, width=1100)
 
 
 def test_without_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:

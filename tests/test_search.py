@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import math
 import os
@@ -13,7 +14,6 @@ import sys
 import threading
 import time
 from collections import Counter
-from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -40,7 +40,7 @@ from cnngp import (
 from cnngp.cli import run
 from cnngp.cli.common import network_by_name
 from cnngp.errors import DatasetError
-from cnngp.search import Draw, SearchResult, Space, StudyError, scoring
+from cnngp.search import Draw, SearchResult, Space, SpaceError, StudyError, plot, scoring
 from cnngp.search import work as search_work
 from cnngp.search.claims import Claims
 from cnngp.search.scoring import Problem, score
@@ -184,8 +184,46 @@ def test_a_draw_depends_on_seed_number_and_attempt_alone() -> None:
 def test_a_space_that_draws_a_name_twice() -> None:
     draw = Draw(0, 0)
     draw.real("width", 0.0, 1.0)
-    with pytest.raises(NetworkError, match="draws 'width' twice"):
+    with pytest.raises(SpaceError, match="draws 'width' twice"):
         draw.integer("width", 1, 2)
+
+
+def _twice(draw: Draw) -> Sequential:
+    return Sequential(Dense(weight_var=draw.real("a", 1.0, 2.0), bias_var=draw.real("a", 1.0, 2.0)))
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda draw: 5, r"build of the space mine returned 5 \(int\); expected a network such as Sequential"),
+        (lambda draw: None, r"returned None \(NoneType\); expected a network"),
+        (_twice, r"draws 'a' twice; give each hyperparameter a name of its own"),
+        (lambda draw: draw.real("w", 2, 1), r"draws 'w' from 2 to 1; expected the lower end first, both finite"),
+        (lambda draw: draw.real("w", 0.0, 1.0, log=True), r"draws 'w' from 0\.0 to 1\.0; expected 0 < the lower end"),
+        (lambda draw: draw.real("w", 0.0, math.nan), r"draws 'w' from 0\.0 to nan"),
+        (lambda draw: draw.integer("n", 4, 3), r"draws 'n' from 4 to 3"),
+        (lambda draw: draw.choice("c", ()), r"draws 'c' from no options"),
+    ],
+)
+def test_a_mistake_in_a_space_is_told_at_its_first_draw(build: Any, message: str) -> None:
+    draws: list[Draw] = []
+
+    def counted(draw: Draw) -> Any:
+        draws.append(draw)
+        return build(draw)
+
+    with pytest.raises(SpaceError, match=message) as caught:
+        random_search(DIGITS, Space("mine", 1, counted, ""), 5, **SMALL)
+    assert "\n" not in str(caught.value)
+    assert len(draws) == 1
+
+
+def test_a_space_that_other_processes_cannot_be_given(tmp_path: Path) -> None:
+    space = Space("mine", 1, lambda draw: Sequential(Dense()), "")
+    with pytest.raises(SpaceError, match=r"the space mine cannot be sent to other processes \(.*lambda.*processes=1"):
+        random_search(DIGITS, space, 2, **SMALL, processes=2, study=tmp_path / "s.db")
+    assert not (tmp_path / "s.db").exists()
+    assert len(random_search(DIGITS, space, 2, **SMALL).trials) == 2
 
 
 # ---- scores ---------------------------------------------------------------------------------------------------------
@@ -415,7 +453,10 @@ def test_rungs_and_the_one_look_at_the_test_set(tmp_path: Path, monkeypatch: pyt
     again = random_search(data, "paper-cnn", 5, **arguments)
     assert again.rungs == result.rungs
     assert again.test == result.test
+    assert random_search(data, "paper-cnn", 5, **(arguments | {"test": False})).test == result.test
     monkeypatch.undo()
+    unseen = random_search(data, "paper-cnn", 5, **(arguments | {"full": [(3, 100)], "test": False}))
+    assert unseen.test is None  # the look was with other training images
     other = random_search(data, "paper-cnn", 5, **(arguments | {"full": [(3, 100)]}))
     assert other.test is not None
     assert other.test.looks == 2  # told honestly
@@ -654,35 +695,6 @@ def test_on_a_dask_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     _same_as_alone(study, 4)
 
 
-def test_a_worker_that_dies_does_not_take_the_images_with_it() -> None:
-    """Each worker has them, so that the next task finds them whoever is gone."""
-
-    class Client:
-        def __init__(self) -> None:
-            self.broadcast: list[bool] = []
-
-        def scatter(self, data: Any, broadcast: bool = False, hash: bool = True) -> Any:
-            self.broadcast.append(broadcast)
-            return data
-
-        def wait_for_workers(self, n: int, timeout: float) -> None: ...
-
-        def nthreads(self) -> dict[str, int]:
-            return {"a": 1}
-
-        def submit(self, function: Any, *arguments: Any, pure: bool) -> Future[Any]:
-            future: Future[Any] = Future()
-            future.set_result(function(*arguments))
-            return future
-
-        def cancel(self, futures: list[Any]) -> None: ...
-
-    client = Client()
-    result = random_search(DIGITS, "paper-cnn", 2, **SMALL, scheduler=client, test=True)
-    assert client.broadcast == [True, True]
-    assert result.test is not None
-
-
 @pytest.mark.gpu
 def test_on_a_card() -> None:
     on_cpu = random_search(DIGITS, "wide", 6, **SMALL)
@@ -816,6 +828,9 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     split = DIGITS.hold_out(60)
     clf = GPClassifier(network, device="cpu").fit(split.X[:80], split.y[:80])
     assert clf.loo_error_ == chosen["loo_error"]
+    assert run([a for a in arguments if a != "--test"]) == 0  # what was seen stays seen
+    assert json.loads((folder / "results.json").read_text())["test"] == results["test"] == last["test"]
+    assert "looked at once" in capsys.readouterr().out
 
 
 def test_a_failing_look_at_the_test_images_costs_nothing_else(
@@ -887,3 +902,20 @@ def test_plots_of_a_search_with_no_errors_at_all(tmp_path: Path) -> None:
     svg = (tmp_path / "new" / "hyperparameters.svg").read_text()
     assert "<svg" in svg
     assert math.isfinite(result.seconds)
+
+
+@pytest.mark.parametrize(("errors", "labelled"), [((2.0, 9.0), True), ((0.9, 9.5), False), ((1.0, 90.0), False)])
+def test_labels_between_powers_of_ten_only_within_one(errors: tuple[float, float], labelled: bool) -> None:
+    figure = pytest.importorskip("matplotlib.figure").Figure()
+    axes = figure.subplots()
+    axes.plot([0, 1], errors)
+    plot._percent_scale(axes)
+    figure.draw_without_rendering()
+    low, high = axes.get_ylim()
+    shown = [t.get_text() for t in axes.yaxis.get_minorticklabels() if low <= t.get_position()[1] <= high]
+    assert any(shown) is labelled
+    between = axes.yaxis.get_majorticklabels() + axes.yaxis.get_minorticklabels()
+    boxes = [t.get_window_extent() for t in between if t.get_text() and low <= t.get_position()[1] <= high]
+    assert boxes
+    boxes.sort(key=lambda box: box.y0)
+    assert all(a.y1 <= b.y0 for a, b in itertools.pairwise(boxes))

@@ -17,6 +17,7 @@ from scipy.integrate import quad
 from scipy.optimize import minimize
 from scipy.special import log_ndtr, ndtr
 from sklearn.base import clone
+from sklearn.exceptions import NotFittedError
 
 from cnngp import Conv, Dense, GPClassifier, Kernel, ReLU, Sequential, SparseGPClassifier, datasets, zoo
 from cnngp.arrays import DataError
@@ -456,6 +457,26 @@ def test_bad_data_is_refused() -> None:
     clf.fit(DIGITS.X[:20], DIGITS.y[:20])
     with pytest.raises(DataError, match="the model was fitted on"):
         clf.predict(np.zeros((2, 1, 9, 9)))
+
+
+@pytest.mark.parametrize(
+    ("spoilt", "message"),
+    [
+        ({"inducing": 10_000}, "inducing=10000"),
+        ({"epochs": 0}, "epochs=0"),
+        ({"network": "rbg"}, "'rbg' is not a network"),
+        ({"learning_rate": 1e25}, "use a learning_rate below"),  # after the kernels, in training
+    ],
+)
+def test_a_fit_that_fails_leaves_no_model(spoilt: dict[str, Any], message: str) -> None:
+    """Else the first model's functions would be told by the second one's labels."""
+    data = DIGITS.take(60, 10)
+    clf = SparseGPClassifier(NET, inducing=20, epochs=2, device="cpu").fit(data.X, data.y)
+    with pytest.raises((ValueError, FloatingPointError), match=message):
+        clf.set_params(**spoilt).fit(data.X, np.array(list("abcdefghij"))[data.y])
+    for method in (clf.predict, clf.predict_proba, clf.predict_latent):
+        with pytest.raises(NotFittedError):
+            method(data.X_test)
 
 
 def test_a_rate_that_diverges_is_said_so() -> None:

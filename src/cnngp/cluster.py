@@ -42,6 +42,8 @@ class Crew:
             raise ClusterError(f"client={client!r}: expected a dask.distributed.Client")
         if client.asynchronous:
             raise ClusterError("client= is asynchronous; give one that was made without asynchronous=True")
+        if client.status != "running":
+            raise ClusterError(f"client= is {client.status}; give one that is connected to its scheduler")
         self.client = client
         self.where = store_run.address_for_workers(store)
         from distributed.protocol import pickle

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import math
 import warnings
 from typing import Any
@@ -103,7 +104,41 @@ def as_float(X: NDArray[Any]) -> NDArray[Any]:
 
 def check_real_rows(X: Any) -> None:
     """For flat rows, before scikit-learn checks the rest: it would read text and dates as numbers."""
-    dtype = getattr(X if hasattr(X, "shape") else to_numpy(X), "dtype", None)  # a DataFrame has none
-    if isinstance(dtype, np.dtype) and dtype.kind not in "buifO":
-        complex_ = ". Complex data not supported" if dtype.kind == "c" else ""  # as every estimator has to say
-        raise DataError(f"X has type {dtype}; expected real numbers{complex_}")
+    if hasattr(X, "dtypes") and hasattr(X, "columns"):
+        _check_real_columns(X)
+        return
+    a = X if hasattr(X, "shape") else to_numpy(X)
+    dtype = getattr(a, "dtype", None)
+    if not isinstance(dtype, np.dtype):
+        return
+    if dtype.kind == "O":
+        if isinstance(a, np.ndarray) and _holds_text_or_dates(a):
+            raise DataError("X holds Python objects that are not all real numbers; expected real numbers")
+    elif dtype.kind not in "buif":
+        raise DataError(f"X has type {dtype}; expected real numbers{_complex(dtype)}")
+
+
+def _check_real_columns(frame: Any) -> None:
+    """The columns of a DataFrame: by their types, and by their values where the type does not say, as of categories."""
+    values = None
+    for i, (name, dtype) in enumerate(zip(frame.columns, frame.dtypes, strict=True)):
+        kind = getattr(dtype, "kind", "O")
+        if kind in "buif":
+            continue
+        if kind == "O":
+            values = np.asarray(frame, dtype=object) if values is None else values
+            if not _holds_text_or_dates(values[:, i]):
+                continue
+        raise DataError(f"X has a column {name!r} of type {dtype}; expected real numbers{_complex(dtype)}")
+
+
+_NOT_REAL = (str, bytes, complex, np.complexfloating, np.datetime64, np.timedelta64, datetime.date, datetime.timedelta)
+
+
+def _holds_text_or_dates(objects: NDArray[Any]) -> bool:
+    """Text that could be read as numbers, dates, complex numbers. Other objects are refused by scikit-learn."""
+    return any(isinstance(value, _NOT_REAL) for value in objects.flat)
+
+
+def _complex(dtype: Any) -> str:
+    return ". Complex data not supported" if getattr(dtype, "kind", "") == "c" else ""  # as every estimator has to say

@@ -16,6 +16,8 @@ Array = NDArray[Any]
 _INK = "#1f2933"
 _BLUE = "#2b6cb0"
 _ORANGE = "#dd6b20"
+# Letters of a class's name that there is room for at an axis.
+_NAME = 20
 
 
 class PlotsUnavailable(ImportError):
@@ -33,9 +35,7 @@ def confusion(counts: NDArray[np.int64], classes: Sequence[str]) -> bytes:
             colour = "white" if share[i, j] > 0.5 else (_ORANGE if i != j else _INK)
             axes.text(j, i, str(counts[i, j]), ha="center", va="center", fontsize=8, color=colour)
     if n <= 40:
-        turn = 0 if max(map(len, classes)) <= 3 else 90
-        axes.set_xticks(range(n), classes, rotation=turn, fontsize=8)
-        axes.set_yticks(range(n), classes, fontsize=8)
+        _name_ticks(axes, range(n), classes)
     axes.set_xlabel("predicted")
     axes.set_ylabel("label")
     return _png(figure)
@@ -86,10 +86,17 @@ def kernel_matrix(correlations: NDArray[np.float64], boundaries: Sequence[int], 
         axes.axvline(edge - 0.5, color="white", linewidth=0.4)
     if len(classes) <= 25:
         middles = [(a + b - 1) / 2 for a, b in itertools.pairwise(edges)]
-        axes.set_xticks(middles, classes, fontsize=8, rotation=0 if max(map(len, classes)) <= 3 else 90)
-        axes.set_yticks(middles, classes, fontsize=8)
+        _name_ticks(axes, middles, classes)
     figure.colorbar(drawn, ax=axes, label="correlation", shrink=0.85)
     return _png(figure)
+
+
+def _name_ticks(axes: Any, places: Sequence[float], classes: Sequence[str]) -> None:
+    """Both axes with the classes' names: as they are, a dollar sign begins no formula; long ones without the middle."""
+    tail = _NAME // 3
+    names = [c if len(c) <= _NAME else f"{c[: _NAME - tail - 1]}…{c[-tail:]}" for c in classes]
+    axes.set_xticks(places, names, rotation=0 if max(map(len, names)) <= 3 else 90, fontsize=8, parse_math=False)
+    axes.set_yticks(places, names, fontsize=8, parse_math=False)
 
 
 def picture(pixels: Array) -> bytes:

@@ -13,7 +13,7 @@ from .evaluation import Evaluation, Picture
 from .network import Network
 
 _STYLE = """
-pre.wrap { white-space: pre-wrap; }
+pre.wrap { white-space: pre-wrap; } p, .pictures div { overflow-wrap: anywhere; }
 .numbers { display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); gap: 12px; margin: 20px 0 6px; }
 .number { background: #f5f7fa; border-radius: 8px; padding: 12px 14px; } .number b { display: block; font-size: 24px; }
 .number span { color: #616e7c; font-size: 13px; }

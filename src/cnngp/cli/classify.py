@@ -6,6 +6,8 @@ import json
 import platform
 import shlex
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -95,7 +97,9 @@ def classify(
         typer.echo(line)
     result: dict[str, Any] = {"command": "classify", "network": name, **evaluation.as_dict()}
     result |= {"fit": report.as_dict(), "seconds": time.perf_counter() - began}
-    result["files"] = _write(folder, clf, model, evaluation, result, _command(locals()))
+    command = _command(locals())
+    with warnings_as_lines():  # of letters that the figures' font lacks, say
+        result["files"] = _write(folder, clf, model, evaluation, result, command)
     typer.echo()
     for kind, path in result["files"].items():
         say(kind, path)
@@ -110,10 +114,12 @@ def _write(
 
     folder.mkdir(parents=True, exist_ok=True)
     files = {"results": folder / "results.json"}
+    with _naming(files["results"]):  # before the model, for which a disk may have no room
+        files["results"].write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     if model:
         files["model"] = folder / "model.gp"
-        clf.save(files["model"])
-    files["results"].write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        with _naming(files["model"]):
+            clf.save(files["model"])
     try:
         page = report.render(
             evaluation,
@@ -127,8 +133,20 @@ def _write(
         say("report", f"not written: {error}")
     else:
         files["report"] = folder / "report.html"
-        report.write(files["report"], page)
+        with _naming(files["report"]):
+            report.write(files["report"], page)
     return {kind: str(path) for kind, path in files.items()}
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Have the error of a write say which file it was: that of a full disk does not."""
+    try:
+        yield
+    except OSError as error:
+        if error.strerror is None:  # one of our own, which says all
+            raise
+        raise OSError(f"{path} cannot be written: {error.strerror}; what was written before it stays") from None
 
 
 _DEFAULTS = {

@@ -216,7 +216,12 @@ def _write(
         write_atomically(path.with_suffix(".npz"), content)
         saved = {"names": sorted(arrays), "sha256": hashlib.sha256(content).hexdigest()}
     document = {"piece": name, "fingerprint": fingerprint, "depends": facts, "values": values, "arrays": saved}
+    document["values_sha256"] = _checksum(json.loads(json.dumps(values)))  # as they will be read: keys as text
     write_atomically(path, (json.dumps(document, indent=1) + "\n").encode())
+
+
+def _checksum(values: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 def _read(path: Path, fingerprint: str) -> dict[str, Any] | None:
@@ -226,6 +231,8 @@ def _read(path: Path, fingerprint: str) -> dict[str, Any] | None:
         if document["fingerprint"] != fingerprint:
             return None
         values: dict[str, Any] = document["values"]
+        if document.get("values_sha256", checksum := _checksum(values)) != checksum:  # older pieces have none
+            return None
         if document["arrays"] is not None:
             content = path.with_suffix(".npz").read_bytes()
             if hashlib.sha256(content).hexdigest() != document["arrays"]["sha256"]:

@@ -21,13 +21,13 @@ from ..datasets import Dataset
 from ..errors import DatasetError
 from ..kernel import Device
 from .result import Look, Rung, SearchResult
-from .runs import connected, engine_device, on_cluster, on_processes, run_token, score_on_cluster
+from .runs import check_cluster, engine_device, on_cluster, on_processes, run_token, score_on_cluster
 from .scoring import Problem, score
-from .space import Draw, Space, find_space
+from .space import Draw, Space, SpaceError, check_sendable, find_space
 from .study import Study, StudyError, Trial, best, require, score_from
 from .work import Level
 
-__all__ = ["Draw", "SearchResult", "Space", "StudyError", "Trial", "random_search"]
+__all__ = ["Draw", "SearchResult", "Space", "SpaceError", "StudyError", "Trial", "random_search"]
 
 
 def random_search(
@@ -60,7 +60,8 @@ def random_search(
     train, validation : how many images of each, the first ones; None takes all.
     full : what to score again, in turn: (3, None) the best three with all training images, (20, 10_000) the best
         twenty with 10,000. Each takes the best of the one before, by validation error.
-    test : look at the test images, once, with the network that was chosen in the end.
+    test : look at the test images, once, with the network that was chosen in the end. A look that the study remembers
+        is told without it too.
     seed : the same seed gives the same draws, on any number of processes.
     study : an SQLite file that keeps every draw; a killed search goes on where it was. Several searches may share it.
     processes : worker processes on this machine. Scripts that ask for more than one need an
@@ -84,6 +85,8 @@ def random_search(
     if scheduler is not None and processes != 1:
         raise ValueError(f"processes={processes} with a scheduler; the scheduler's workers are the processes")
     drawn_from = find_space(space)
+    if processes > 1:
+        check_sendable(drawn_from)
     dataset = data if isinstance(data, Dataset) else load(str(data))
     problems = _Problems(dataset, validation, Problem(dataset.name, *_NOTHING, 0, device, dtype, threads))
     rungs = [(count, problems.at(size)) for count, size in _check_full(full)]
@@ -93,8 +96,7 @@ def random_search(
     if scheduler is None:
         engine_device(base)
     else:
-        with connected(scheduler):  # or one line, before a study is made
-            pass
+        check_cluster(scheduler)  # before a study is made
     identity = {
         "space": f"{drawn_from.name} (version {drawn_from.version})",
         "seed": seed,
@@ -110,10 +112,12 @@ def random_search(
             candidates = result.rungs[-1].trials if result.rungs else result.trials
             rung = search.again(level, problem, best(candidates, count))
             result = replace(result, rungs=(*result.rungs, rung))
-        if test:
+        look = search.seen(result.best, problems)
+        if look is None and test:
             if before_test is not None:
                 before_test(replace(result, seconds=time.perf_counter() - start))
-            result = replace(result, test=search.look(result.best, problems))
+            look = search.look(result.best, problems)
+    result = replace(result, test=look)
     return replace(result, seconds=time.perf_counter() - start)
 
 
@@ -142,20 +146,32 @@ class _Search:
         scores = {t.draw: t.score for t in trials}
         return Rung(len(problem.X), tuple(best([replace(t, score=scores[t.draw]) for t in chosen])))
 
+    def seen(self, chosen: Trial, problems: _Problems) -> Look | None:
+        """The study's earlier look at the test images with this network, if there was one."""
+        notes = self.study.notes("test")
+        if not notes:
+            return None
+        try:
+            key = self._key(chosen, problems.on_test(chosen.score.train))
+        except DatasetError:  # labels that cannot be predicted: nobody has looked
+            return None
+        if key not in notes:
+            return None
+        found = score_from(notes[key])
+        return Look(chosen.draw, chosen.score.train, found.error, found.validation, len(notes))
+
     def look(self, chosen: Trial, problems: _Problems) -> Look:
-        """Score on the test images; a second run of the same command reads what the first one saw."""
-        train = chosen.score.train
-        problem = problems.on_test(train)
-        key = f"{problem.fingerprint()[:16]}/{chosen.draw}"
-        if key not in self.study.notes("test"):
-            if self.scheduler is not None:
-                found = score_on_cluster(chosen.network_json, problem, self.scheduler)
-            else:
-                found = score(chosen.network, problem, progress=self.progress)
-            self.study.note("test", key, {"draw": chosen.draw, **asdict(found)})
-        seen = self.study.notes("test")
-        found = score_from(seen[key])
-        return Look(chosen.draw, train, found.error, found.validation, len(seen))
+        """Score on the test images, and have the study remember it."""
+        problem = problems.on_test(chosen.score.train)
+        if self.scheduler is not None:
+            found = score_on_cluster(chosen.network_json, problem, self.study, self.scheduler)
+        else:
+            found = score(chosen.network, problem, progress=self.progress)
+        self.study.note("test", self._key(chosen, problem), {"draw": chosen.draw, **asdict(found)})
+        return Look(chosen.draw, chosen.score.train, found.error, found.validation, len(self.study.notes("test")))
+
+    def _key(self, chosen: Trial, problem: Problem) -> str:
+        return f"{problem.fingerprint()[:16]}/{chosen.draw}"
 
     def _run(self, level: Level) -> list[Trial]:
         if self.scheduler is not None:

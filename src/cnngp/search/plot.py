@@ -53,7 +53,8 @@ def _by_draw(axes: Any, result: SearchResult) -> None:
     for rung in result.rungs:
         numbers = [t.draw for t in rung.trials]
         axes.plot(numbers, _percent(rung.trials), "D", ms=5, color=_ORANGE, label=f"again with {rung.train:,} images")
-    axes.set(xlabel="draw", ylabel="validation error, %", title=f"{result.space}: {result.images}")
+    axes.set(xlabel="draw", ylabel="validation error, %")
+    axes.set_title(f"{result.space}: {result.images}", parse_math=False)  # a folder's name may hold a $
     _percent_scale(axes)
     axes.legend(frameon=False, fontsize=8)
 
@@ -85,10 +86,12 @@ def _percent(trials: Any) -> list[float]:
 
 
 def _percent_scale(axes: Any) -> None:
-    from matplotlib.ticker import FuncFormatter
+    from matplotlib.ticker import FuncFormatter, NullFormatter
 
     axes.set_yscale("log")
     plain = FuncFormatter(lambda value, _: f"{value:g}")
     axes.yaxis.set_major_formatter(plain)
-    axes.yaxis.set_minor_formatter(plain)
+    low, high = axes.get_ylim()
+    # Within a decade there may be no power of ten to read; beyond, the labels between them would lie on each other.
+    axes.yaxis.set_minor_formatter(plain if high < 10 * low else NullFormatter())
     axes.tick_params(axis="y", which="minor", labelsize=6)

@@ -5,22 +5,18 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Literal
 
 from .. import memory
 from ..kernel import Kernel
 from ..network import Dense
-from ..serialize import from_json
-from .scoring import Problem, Score, score
+from .scoring import Problem, Score
 from .study import Study, best
-from .work import POLL_SECONDS, Level, claim, compute, keep, work
-
-_WORKERS_SECONDS = 30
+from .work import POLL_SECONDS, Level, work
 
 
 def on_processes(level: Level, study: Study, processes: int, progress: bool) -> None:
@@ -108,64 +104,27 @@ def _nothing() -> None:
 
 def on_cluster(level: Level, study: Study, scheduler: Any, progress: bool) -> None:
     """Fill a level with tasks on a cluster's workers; claims and study stay here."""
-    with ExitStack() as stack:
-        client = stack.enter_context(connected(scheduler))
-        told = stack.enter_context(_bar(level, study, progress))
-        stack.enter_context(_interruptible(level, study))
-        _submit(level, study, client, told)
+    from .tasks import connected, fill
+
+    with connected(scheduler) as client, _bar(level, study, progress) as told, _interruptible(level, study):
+        fill(level, study, client, told)
         told()
 
 
-def score_on_cluster(network_json: str, problem: Problem, scheduler: Any) -> Score:
+def score_on_cluster(network_json: str, problem: Problem, study: Study, scheduler: Any) -> Score:
     """One score by a worker: the machine that asks may have no card."""
+    from .tasks import connected, score_there
+
     with connected(scheduler) as client:
-        there = client.scatter(problem, broadcast=True, hash=False)
-        found: Score = client.submit(_score, network_json, there, pure=False).result()
-        return found
+        return score_there(network_json, problem, client, study.path)
 
 
-def _score(network_json: str, problem: Problem) -> Score:
-    return score(from_json(network_json), problem)
+def check_cluster(scheduler: Any) -> None:
+    """One line where there is no scheduler, or where it has no workers."""
+    from .tasks import connected
 
-
-@contextmanager
-def connected(scheduler: Any) -> Iterator[Any]:
-    """A client with at least one worker: the one given, or one of the scheduler at an address."""
-    with ExitStack() as stack:
-        if isinstance(scheduler, str):
-            from ..cluster import connect
-
-            scheduler = stack.enter_context(connect(scheduler))
-        try:
-            scheduler.wait_for_workers(1, timeout=_WORKERS_SECONDS)
-        except TimeoutError:
-            raise RuntimeError(
-                f"the scheduler {scheduler.scheduler.address} has no workers; start one with `dask worker`"
-            ) from None
-        yield scheduler
-
-
-def _submit(level: Level, study: Study, client: Any, told: Callable[[], None]) -> None:
-    """As many draws at a time as the workers have threads; a draw counts when its result is in the study."""
-    problem = client.scatter(level.problem, broadcast=True, hash=False)  # held once, it would die with its holder
-    running: dict[int, Any] = {}
-    failures = 0
-    try:
-        while not set(level.draws) <= level.done(study):
-            while len(running) < sum(client.nthreads().values()):
-                number = claim(level, study)
-                if number is None:
-                    break
-                network = None if level.networks is None else level.networks[number]
-                running[number] = client.submit(compute, problem, level.space, level.seed, number, network, pure=False)
-            time.sleep(POLL_SECONDS / 3)
-            for number, task in [(n, t) for n, t in running.items() if t.done()]:
-                del running[number]
-                failures = keep(level, study, number, task.result, failures)
-                told()
-    finally:
-        client.cancel(list(running.values()))
-        study.claims.drop_all()
+    with connected(scheduler):
+        pass
 
 
 # ---- what people see ------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ number of interruptions.
 from __future__ import annotations
 
 import math
+import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, TypeVar, cast
@@ -17,6 +18,10 @@ from ..network import GELU, Conv, Dense, Erf, Identity, LeakyReLU, Network, Netw
 
 Value: TypeAlias = float | int | str | bool
 T = TypeVar("T", bound=Value)
+
+
+class SpaceError(ValueError):
+    """A mistake in a space: no other draw of it would do better."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +58,7 @@ class Draw:
         self._rng = np.random.default_rng([self.seed, self.number, self.attempt])
 
     def real(self, name: str, low: float, high: float, log: bool = False) -> float:
+        self._check(name, low, high, 0.0 if log else -math.inf)
         if log:
             value = math.exp(self._rng.uniform(math.log(low), math.log(high)))
         else:
@@ -60,14 +66,22 @@ class Draw:
         return self._keep(name, min(max(value, low), high), Range(low, high, log))
 
     def integer(self, name: str, low: int, high: int) -> int:
+        self._check(name, low, high)
         return self._keep(name, int(self._rng.integers(low, high, endpoint=True)), Range(low, high, integer=True))
 
     def choice(self, name: str, options: Sequence[T]) -> T:
+        if len(options) == 0:
+            raise SpaceError(f"the space draws {name!r} from no options; give at least one")
         return self._keep(name, options[int(self._rng.integers(len(options)))], Choice(tuple(options)))
+
+    def _check(self, name: str, low: float, high: float, above: float = -math.inf) -> None:
+        if not above < low <= high < math.inf:
+            wanted = "the lower end first" if above < 0 else "0 < the lower end first, for a logarithm"
+            raise SpaceError(f"the space draws {name!r} from {low!r} to {high!r}; expected {wanted}, both finite")
 
     def _keep(self, name: str, value: T, drawn_from: Range | Choice) -> T:
         if name in self.values:
-            raise NetworkError(f"the space draws {name!r} twice; give each hyperparameter a name of its own")
+            raise SpaceError(f"the space draws {name!r} twice; give each hyperparameter a name of its own")
         self.values[name], self.ranges[name] = value, drawn_from
         return value
 
@@ -83,6 +97,27 @@ class Space:
     version: int
     build: Callable[[Draw], Network]
     description: str
+
+    def network(self, draw: Draw) -> Network:
+        """What `build` makes of a draw; `SpaceError` where that is no network."""
+        built = self.build(draw)
+        if not isinstance(built, Network):
+            raise SpaceError(
+                f"build of the space {self.name} returned {built!r:.60} ({type(built).__name__}); expected a network "
+                "such as Sequential(Conv(3), ReLU(), Dense())"
+            )
+        return built
+
+
+def check_sendable(space: Space) -> None:
+    """`SpaceError` where other processes cannot be given the space."""
+    try:
+        pickle.dumps(space)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise SpaceError(
+            f"the space {space.name} cannot be sent to other processes ({' '.join(str(error).split())}); make `build` "
+            "a function with a name at the top of a file, or use processes=1"
+        ) from None
 
 
 def find_space(name: str | Space) -> Space:

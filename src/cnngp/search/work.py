@@ -18,7 +18,7 @@ from ..gp import MatrixError
 from ..network import NetworkError
 from ..serialize import from_json
 from .scoring import Problem, score
-from .space import Draw, Space
+from .space import Draw, Space, SpaceError
 from .study import Study, Trial, score_from
 
 POLL_SECONDS = 0.3
@@ -84,7 +84,7 @@ def compute(problem: Problem, space: Space, seed: int, number: int, network_json
     for attempt in range(_MOST_REDRAWS):
         draw = Draw(seed, number, attempt)
         try:
-            network = space.build(draw)
+            network = space.network(draw)
             network.shapes(problem.image_shape)
             found = score(network, problem)
         except (NetworkError, RangeError, MatrixError) as error:
@@ -128,6 +128,8 @@ def keep(level: Level, study: Study, number: int, outcome: Callable[[], Done], f
     """Record what a claimed draw came to, or that it failed, and let go of it. Gives the failures in a row so far."""
     try:
         level.record(study, outcome())
+    except SpaceError:  # every draw would fail of it
+        raise
     except Exception as error:
         return _note_failure(level, study, number, error, failures)
     else:

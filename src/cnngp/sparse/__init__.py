@@ -94,6 +94,7 @@ class SparseGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def fit(self, X: Any, y: Any) -> Self:
         """Fit images X (N, C, H, W) and labels y (N,)."""
+        self.__dict__.pop("model_", None)  # a fit that fails must not leave an earlier one's model to other labels
         need_torch("SparseGPClassifier")
         check_parameters(self.get_params(deep=False))
         images = self._check_images(X)
