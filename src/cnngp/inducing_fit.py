@@ -35,11 +35,11 @@ def fit_inducing(
     store: Any,
 ) -> tuple[InducingGP, Array]:
     """The model and its inducing images: those that were `asked_for`."""
-    n, rng = len(images), np.random.default_rng(seed)
+    n = len(images)
     m = asked if isinstance(asked, int) else len(asked.Z)
     share = min(max(n // _SHARE, _FEWEST), SAMPLE)
     reserves = isinstance(asked, int) and 2 * share <= n - m
-    sample = np.sort(rng.choice(n, share if reserves else min(n, SAMPLE), replace=False))
+    sample = np.sort(np.random.default_rng(seed).choice(n, share if reserves else min(n, SAMPLE), replace=False))
     need = 8 * m * ((1 + len(_DISCOUNTS)) * m + 4 * min(images.block(m), n) + 4 * len(sample))
     need += np.dtype(images.kernel.dtype).itemsize * m * m
     least = images.bytes_of_candidate(m) * min(2 * m, n) if isinstance(asked, int) else 0
@@ -48,6 +48,7 @@ def fit_inducing(
     if isinstance(choice, int):
         free = memory.available(images.kernel.device)
         reserved = sample if reserves else np.empty(0, np.intp)
+        rng = np.random.default_rng(seed)  # so that what is chosen does not depend on how many are reserved
         choice = choose(images, Y, choice, reserved, rng, None if free is None else free - need, store)
     columns = choice.columns
     if store is not None and not columns:
