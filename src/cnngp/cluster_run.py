@@ -27,8 +27,8 @@ _AHEAD = 2
 # scheduler has little to do.
 _TASK_SECONDS = 4.0
 _MOST_TILES = 64
-# Deaths of workers with the same tiles in hand, until these are blamed.
-_DEATHS = 4
+# Deaths of workers with the same work in hand, until this is blamed.
+DEATHS = 4
 
 
 @dataclass(eq=False)
@@ -169,7 +169,7 @@ class Run:
 
     def _died(self, task: Task) -> None:
         task.deaths += 1
-        if task.deaths >= _DEATHS:
+        if task.deaths >= DEATHS:
             raise ClusterError(
                 f"{task.deaths} workers died, one after the other, with the tiles from {task.places[0]} in hand; their "
                 "logs say why (often too little memory)"

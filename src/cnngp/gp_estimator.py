@@ -101,8 +101,8 @@ class GPEstimator(BaseEstimator):  # type: ignore[misc]
             raise ValueError(f"{type(self).__name__} requires y to be passed, but the target y is None")
         if X is None and K is None:
             raise DataError("fit needs images X or a kernel matrix K")
-        if regression and np.asarray(to_numpy(y, "y")).dtype == object:
-            y = as_real(to_numpy(y, "y"), "y")  # before scikit-learn reads text as numbers
+        if regression and (targets := to_numpy(y, "y")).dtype == object:
+            y = as_real(targets, "y")  # before scikit-learn reads text as numbers
         if K is not None:
             _check_length(_matrix(K).shape[0], y, "rows of K")
         if X is None:

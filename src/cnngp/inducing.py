@@ -174,7 +174,7 @@ class InducingGP:
         self.beta = self.basis.solve_upper(self.w)
         """Weights of K(test, inducing): (m, outputs)."""
         match self._amplitude_rule:
-            case "ml":
+            case "ml":  # of files from before it was always leave-one-out
                 amplitude = self._fit(self._sums, self.noise, self._half) / (self.n * self._outputs)
             case "loo":
                 mean, variance = self._left_out(self._sums, self.factor, self.w)

@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 from ..cluster import ClusterError, connect
 from ..cluster_connection import ANSWER_SECONDS, require_dask
 from ..cluster_roster import Roster
+from ..cluster_run import DEATHS
 from ..cluster_worker import line
 from ..serialize import from_json
 from .scoring import Problem, Score, score
@@ -25,8 +26,6 @@ from .study import Study
 from .work import POLL_SECONDS, Level, claim, compute, keep
 
 _WORKERS_SECONDS = 30
-# Deaths of workers with the same draw in hand, until the draw is blamed; and failures to send the images.
-_DEATHS = 4
 
 
 @contextmanager
@@ -159,7 +158,7 @@ class Hands:
             self._images = None
             self.roster.there()  # unless it is the scheduler that is gone
             self._unsent += 1
-            if self._unsent >= _DEATHS:
+            if self._unsent >= DEATHS:
                 raise ClusterError(f"the images cannot be sent to the workers: {line(error)}") from error
             return False
         self._unsent = 0
@@ -174,11 +173,11 @@ class Hands:
         else:
             future.cancel()
         self._deaths[number] += 1
-        if self._deaths[number] < _DEATHS:
+        if self._deaths[number] < DEATHS:
             self.again.append(number)
             return
         reason = "workers died, one after the other, with it in hand; their logs say why (often too little memory)"
-        self._over.append((number, partial(_raise, ClusterError(f"{_DEATHS} {reason}"))))
+        self._over.append((number, partial(_raise, ClusterError(f"{DEATHS} {reason}"))))
 
     def _check_scheduler(self) -> None:
         """Before it is asked: Dask would try for half a minute to reach one that is gone."""
