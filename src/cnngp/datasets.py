@@ -49,8 +49,13 @@ class Dataset:
         return replace(self, X=self.X[:train], y=self.y[:train], X_test=self.X_test[:test], y_test=self.y_test[:test])
 
     def some(self, train: int | None = None, test: int | None = None) -> Dataset:
-        """`take`, but of all classes where the images stand by class; all of them stay as they are."""
-        return self if train is None and test is None else self.mixed().take(train, test)
+        """`take`, but of all classes where the images stand by class. A set that is wanted whole keeps its order."""
+        mixed, data = self.mixed(), self
+        if train is not None:
+            data = replace(data, X=mixed.X, y=mixed.y)
+        if test is not None:
+            data = replace(data, X_test=mixed.X_test, y_test=mixed.y_test)
+        return data.take(train, test)
 
     def mixed(self) -> Dataset:
         """Training and test images that stand by class in a mixed order, the same every time; others as they are.
