@@ -489,7 +489,7 @@ def test_workers_multiply_rows_of_tiles(stored: Path) -> None:
     distributed = pytest.importorskip("distributed")
     alone = solve(stored, targets(), 0.01, "cg", device="cpu")
     with (
-        distributed.LocalCluster(n_workers=1, threads_per_worker=2, processes=False, dashboard_address=None) as cluster,
+        distributed.LocalCluster(n_workers=1, threads_per_worker=2, processes=False, dashboard_address=":0") as cluster,
         distributed.Client(cluster) as client,
     ):
         found = solve(stored, targets(), 0.01, client=client, device="cpu")
