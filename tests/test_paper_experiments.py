@@ -164,7 +164,7 @@ def test_kernels_by_a_cluster_give_the_same(found: Any, tmp_path: Path, monkeypa
     from distributed import LocalCluster
 
     monkeypatch.chdir(tmp_path)
-    with LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=None) as cluster:
+    with LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=":0") as cluster:
         setting = Setting(Path("out"), device="cpu", scheduler=cluster.scheduler_address)
         values = table1.case_piece(setting, BETTER, Images.of(DATA, 200, 100, 500))
     assert "Dask" in values["hardware"]

@@ -30,7 +30,7 @@ SMALL: dict[str, Any] = {"train": 60, "validation": 60, "device": "cpu", "thread
 def cluster_of(workers: int, processes: bool) -> Iterator[Any]:
     """Workers with one thread each; a process that dies is replaced."""
     options = {"n_workers": workers, "threads_per_worker": 1, "processes": processes, "protocol": "tcp://"}
-    with distributed.LocalCluster(**options, dashboard_address=None, silence_logs=logging.CRITICAL) as local:
+    with distributed.LocalCluster(**options, dashboard_address=":0", silence_logs=logging.CRITICAL) as local:
         yield local
 
 
