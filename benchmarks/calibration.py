@@ -14,9 +14,10 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from cnngp import Kernel, calibration, datasets, zoo
-from cnngp.calibration import probability_of_largest, softmax
-from cnngp.gp import ExactGP
+from cnngp import Kernel, datasets, zoo
+from cnngp.gp import calibration
+from cnngp.gp.calibration import probability_of_largest, softmax
+from cnngp.gp.exact import ExactGP
 
 Array = NDArray[np.float64]
 

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from cnngp import Network, zoo
-from cnngp.engines.cuda import NEVER, CudaEngine
-from cnngp.program import Program, lower
+from cnngp.kernel.engines.cuda.engine import NEVER, CudaEngine
+from cnngp.kernel.program import Program, lower
 
 PAIRS = 4096
 

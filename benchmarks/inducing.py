@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from cnngp import GPClassifier, Kernel, datasets, zoo
-from cnngp.augmentation import shifted
+from cnngp.datasets.augmentation import shifted
 
 NETWORKS = {"resnet32": lambda: zoo.resnet(32), "small_cnn": zoo.small_cnn, "convnet": zoo.convnet}
 

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from cnngp import zoo
-from cnngp.engines.cuda import CudaEngine
-from cnngp.program import lower
+from cnngp.kernel.engines.cuda.engine import CudaEngine
+from cnngp.kernel.program import lower
 
 
 def read(folder: Path, name: str) -> np.ndarray:

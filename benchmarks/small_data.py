@@ -27,7 +27,8 @@ from typing import Any
 
 import numpy as np
 
-from cnngp import GPClassifier, calibration, datasets, zoo
+from cnngp import GPClassifier, datasets, zoo
+from cnngp.gp import calibration
 
 Result = dict[str, float]
 

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from cnngp import Kernel, datasets, gram, solve, zoo
-from cnngp.solving import ConvergenceWarning
+from cnngp.gp.solving import ConvergenceWarning
 
 NETWORKS = {"small_cnn": zoo.small_cnn, "resnet32": lambda: zoo.resnet(32)}
 

@@ -26,9 +26,9 @@ from typing import Any
 import numpy as np
 
 from cnngp import Kernel, gram, zoo
-from cnngp.gp import float64_buffer
-from cnngp.store import opened
-from cnngp.tiles import default_tile
+from cnngp.gp.exact import float64_buffer
+from cnngp.matrix.grid import default_tile
+from cnngp.matrix.store.store import opened
 
 NETWORKS = {"resnet32": lambda: zoo.resnet(32), "convnet": zoo.convnet, "small_cnn": zoo.small_cnn}
 

@@ -9,16 +9,17 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from . import augmentation as augmentation
     from . import datasets as datasets
-    from . import reference as reference
-    from . import zoo as zoo
-    from .arrays import DataError as DataError
-    from .engines.base import RangeError as RangeError
-    from .estimators import GPClassifier as GPClassifier
-    from .estimators import GPRegressor as GPRegressor
-    from .kernel import Kernel as Kernel
-    from .limits import check_limit as check_limit
+    from .common.arrays import DataError as DataError
+    from .datasets import augmentation as augmentation
+    from .estimators.estimators import GPClassifier as GPClassifier
+    from .estimators.estimators import GPRegressor as GPRegressor
+    from .estimators.sparse import SparseGPClassifier as SparseGPClassifier
+    from .gp import calibration as calibration
+    from .gp.solving import solve as solve
+    from .kernel.engines.base import RangeError as RangeError
+    from .kernel.kernel import Kernel as Kernel
+    from .matrix.gram import gram as gram
     from .network import GELU as GELU
     from .network import Abs as Abs
     from .network import Conv as Conv
@@ -36,36 +37,46 @@ if TYPE_CHECKING:
     from .network import Sin as Sin
     from .network import Step as Step
     from .network import Sum as Sum
+    from .network import from_json as from_json
+    from .network import functions as functions
+    from .network import reference as reference
+    from .network import zoo as zoo
     from .search import random_search as random_search
-    from .serialize import from_json as from_json
-    from .solving import solve as solve
-    from .sparse import SparseGPClassifier as SparseGPClassifier
-    from .tiled import gram as gram
     from .torch_bridge import explain as explain
     from .torch_bridge import from_torch as from_torch
     from .torch_bridge import gpytorch_kernel as gpytorch_kernel
     from .torch_bridge import sample_network as sample_network
+    from .torch_bridge.limits import check_limit as check_limit
 
 __version__ = "0.1.0"
 
+# Where each public name is defined.
 _EXPORTS = {
-    "network": (
+    "network.layers": (
         *("Conv", "ConvTranspose", "Dense", "ReLU", "LeakyReLU", "Erf", "Abs", "Step", "Sin", "Cos", "GELU"),
         *("Elementwise", "Identity", "Sequential", "Sum", "Network", "NetworkError"),
     ),
-    "serialize": ("from_json",),
-    "arrays": ("DataError",),
-    "engines.base": ("RangeError",),
-    "kernel": ("Kernel",),
-    "tiled": ("gram",),
-    "solving": ("solve",),
-    "estimators": ("GPClassifier", "GPRegressor"),
-    "sparse": ("SparseGPClassifier",),
+    "network.serialize": ("from_json",),
+    "common.arrays": ("DataError",),
+    "kernel.engines.base": ("RangeError",),
+    "kernel.kernel": ("Kernel",),
+    "matrix.gram": ("gram",),
+    "gp.solving": ("solve",),
+    "estimators.estimators": ("GPClassifier", "GPRegressor"),
+    "estimators.sparse": ("SparseGPClassifier",),
     "torch_bridge": ("from_torch", "explain", "sample_network", "gpytorch_kernel"),
-    "limits": ("check_limit",),
+    "torch_bridge.limits": ("check_limit",),
     "search": ("random_search",),
 }
-_MODULES = ("zoo", "datasets", "reference", "functions", "augmentation")
+# Modules that are public under a short name.
+_MODULES = {
+    "zoo": "network.zoo",
+    "reference": "network.reference",
+    "functions": "network.functions",
+    "datasets": "datasets",
+    "augmentation": "datasets.augmentation",
+    "calibration": "gp.calibration",
+}
 _WHERE = {name: module for module, names in _EXPORTS.items() for name in names}
 
 __all__ = [*_WHERE, *_MODULES]
@@ -75,7 +86,7 @@ def __getattr__(name: str) -> Any:
     if name in _WHERE:
         value = getattr(importlib.import_module(f".{_WHERE[name]}", __name__), name)
     elif name in _MODULES:
-        value = importlib.import_module(f".{name}", __name__)
+        value = importlib.import_module(f".{_MODULES[name]}", __name__)
     else:
         raise AttributeError(f"module 'cnngp' has no attribute {name!r}")
     globals()[name] = value

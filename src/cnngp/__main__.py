@@ -1,5 +1,5 @@
 """`python -m cnngp` is the command line."""
 
-from .cli import main
+from cnngp.cli import main
 
 main()

@@ -29,7 +29,7 @@ app = typer.Typer(
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        from .. import __version__
+        from cnngp import __version__
 
         typer.echo(f"cnngp {__version__}")
         raise typer.Exit

@@ -51,9 +51,9 @@ def classify(
     as_json: Json = False,
 ) -> None:
     """Classify images with an exact Gaussian process, and write a report."""
-    from .. import datasets
-    from ..estimators import GPClassifier
-    from ..evaluation import check_labels, evaluate
+    from cnngp.datasets import sets as datasets
+    from cnngp.estimators.estimators import GPClassifier
+    from cnngp.report.evaluation import check_labels, evaluate
 
     began = time.perf_counter()
     images = datasets.load(data, split=split, size=size).some(train, test)  # type: ignore[arg-type]
@@ -110,7 +110,8 @@ def classify(
 def _write(
     folder: Path, clf: Any, model: bool, evaluation: Any, result: dict[str, Any], command: str
 ) -> dict[str, str]:
-    from .. import __version__, plots, report
+    from cnngp import __version__
+    from cnngp.report import plots, report
 
     folder.mkdir(parents=True, exist_ok=True)
     files = {"results": folder / "results.json"}

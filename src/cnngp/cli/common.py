@@ -15,9 +15,9 @@ from typing import Annotated, Any
 
 import typer
 
-from .. import zoo
-from ..network import Network, NetworkError
-from ..serialize import from_json
+from cnngp.network import zoo
+from cnngp.network.layers import Network, NetworkError
+from cnngp.network.serialize import from_json
 
 NETWORKS: dict[str, tuple[Callable[[], Network], str]] = {
     "resnet32": (lambda: zoo.resnet(32), "the paper's ResNet GP; also resnet8, 14, 20, 26, 44, 56, 110, …"),
@@ -123,7 +123,7 @@ def last_line(wanted: bool, result: dict[str, Any]) -> None:
 @contextmanager
 def warnings_as_lines() -> Iterator[None]:
     """Warnings as one line each, without the file names and lines of code that Python adds."""
-    from ..gp import JitterWarning
+    from cnngp.gp.exact import JitterWarning
 
     def show(message: Any, *_: Any, **__: Any) -> None:
         typer.echo(f"warning: {' '.join(str(message).split())}", err=True)

@@ -53,10 +53,10 @@ def gram(
         raise ValueError("give --store, where the matrix goes, such as --store digits.zarr; or --plan to see the cost")
     if scheduler is not None and plan:
         raise ValueError("--plan measures this machine; give --scheduler without it")
-    from .. import datasets
-    from ..cluster import connect
-    from ..inputs import default_network
-    from ..kernel import Kernel
+    from cnngp.datasets import sets as datasets
+    from cnngp.estimators.inputs import default_network
+    from cnngp.kernel.kernel import Kernel
+    from cnngp.matrix.cluster.cluster import connect
 
     with nullcontext() if scheduler is None else connect(scheduler) as client:
         images = datasets.load(data, split=split, size=size).some(train)  # type: ignore[arg-type]
@@ -84,8 +84,8 @@ def _workers(client: Any) -> str:
 def _compute(
     kernel: Any, X: Any, store: str | None, tile: int | None, verify: bool, client: Any, as_json: bool
 ) -> None:
-    from ..memory import size
-    from ..tiled import gram as compute
+    from cnngp.common.memory import size
+    from cnngp.matrix.gram import gram as compute
 
     began = time.perf_counter()
     with warnings_as_lines():
@@ -99,8 +99,8 @@ def _compute(
 
 
 def _plan(kernel: Any, X: Any, tile: int | None, store: str | None, as_json: bool) -> None:
-    from ..memory import size
-    from ..plan import plan
+    from cnngp.common.memory import size
+    from cnngp.matrix.plan import plan
 
     p = plan(kernel, X, tile=tile, store=store)
     free = "" if p.disk_free_bytes is None else f" ({size(p.disk_free_bytes)} free)"
@@ -115,9 +115,9 @@ def _plan(kernel: Any, X: Any, tile: int | None, store: str | None, as_json: boo
 
 
 def _status(where: str, verify: bool, as_json: bool) -> None:
-    from ..memory import size
-    from ..plan import status
-    from ..serialize import from_json
+    from cnngp.common.memory import size
+    from cnngp.matrix.plan import status
+    from cnngp.network.serialize import from_json
 
     s = status(where, verify=verify)
     spec = s.spec

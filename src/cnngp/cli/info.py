@@ -15,7 +15,9 @@ _OPTIONAL = ("matplotlib", "torch", "cupy", "dask", "optuna", "gpytorch", "pooch
 
 def info(as_json: Json = False) -> None:
     """Versions, engines, threads, memory, and where data is looked for."""
-    from .. import __version__, classics, memory
+    from cnngp import __version__
+    from cnngp.common import memory
+    from cnngp.datasets import classics
 
     versions = {name: _version(name) for name in (*_NEEDED, *_OPTIONAL)}
     threads, card = _cpu(), _card()
@@ -42,7 +44,7 @@ def _version(name: str) -> str | None:
 
 
 def _cpu() -> str:
-    from ..engines.cpu import default_threads
+    from cnngp.kernel.engines.cpu.engine import default_threads
 
     return f"{default_threads()} threads of {os.cpu_count()} processors"
 
@@ -57,6 +59,6 @@ def _card() -> str:
         free, total = cupy.cuda.runtime.memGetInfo()
     except Exception as error:  # CuPy raises its own types for missing drivers, libraries and cards
         return f"not available: {str(error).splitlines()[0]}"
-    from ..memory import size
+    from cnngp.common.memory import size
 
     return f"{properties['name'].decode()}, {size(free)} of {size(total)} free"

@@ -19,8 +19,8 @@ def predict(
     """Predict the class of image files; they are brought to the size and channels of the training images."""
     import numpy as np
 
-    from ..estimators import GPClassifier
-    from ..images import read_image
+    from cnngp.datasets.images import read_image
+    from cnngp.estimators.estimators import GPClassifier
 
     clf = GPClassifier.load(model, device=device)  # type: ignore[arg-type]
     if len(clf.input_shape_) != 3:

@@ -45,9 +45,9 @@ def reproduce(
     as_json: Json = False,
 ) -> None:
     """Reproduce the paper. Finished pieces are kept: killed and run again, it goes on where it was."""
-    from ..paper.experiments import NAMES, PAGE
-    from ..paper.experiments import reproduce as run_experiment
-    from ..paper.setting import OutOfTime, Setting
+    from cnngp.paper.experiments import NAMES, PAGE
+    from cnngp.paper.experiments import reproduce as run_experiment
+    from cnngp.paper.setting import OutOfTime, Setting
 
     if budget is not None and not (math.isfinite(budget) and budget > 0):
         raise ValueError(f"--budget {budget:g}: expected a positive number of seconds")
@@ -67,7 +67,7 @@ def reproduce(
     kind = setting.kind  # refuses a device that is not there
     setting.dataset("mnist", "paper")  # and images that are not at hand, before anything is computed
     if scheduler is not None:
-        from ..cluster import connect
+        from cnngp.matrix.cluster.cluster import connect
 
         connect(scheduler).close()
     (folder / "pieces").mkdir(parents=True, exist_ok=True)
@@ -102,7 +102,7 @@ def _command(name: str, quick: bool, seed: int, device: str, scheduler: str | No
 
 def _tables(doc: Any) -> str:
     """Ours, and the published values in brackets."""
-    from ..paper.results import shown, tables
+    from cnngp.paper.results import shown, tables
 
     parts = []
     for t in tables(doc["rows"]):

@@ -7,7 +7,16 @@ from typing import Annotated, Any
 
 import typer
 
-from .common import Json, NetworkName, Seed, check_writable, last_line, network_by_name, say, zoo_name
+from .common import (
+    Json,
+    NetworkName,
+    Seed,
+    check_writable,
+    last_line,
+    network_by_name,
+    say,
+    zoo_name,
+)
 
 
 def sample(
@@ -27,9 +36,9 @@ def sample(
     """Sample finite networks and compare the covariance of their outputs with the kernel."""
     from tqdm.auto import tqdm
 
-    from .. import datasets
-    from ..inputs import default_network
-    from ..limits import check_limit
+    from cnngp.datasets import sets as datasets
+    from cnngp.estimators.inputs import default_network
+    from cnngp.torch_bridge.limits import check_limit
 
     widths = _widths(channels)
     if output.suffix not in (".png", ".pdf", ".svg"):
@@ -71,10 +80,10 @@ def _widths(text: str) -> list[int]:
 def _check_device(name: str) -> None:
     if name not in ("cpu", "cuda"):
         raise ValueError(f"--device {name}: expected cpu or cuda")
-    from ..torch_bridge import need_torch
+    from cnngp.torch_bridge import need_torch
 
     need_torch("cnngp sample")
-    from ..torch_bridge.sampling import torch_device
+    from cnngp.torch_bridge.sampling.sampling import torch_device
 
     torch_device(name)
 

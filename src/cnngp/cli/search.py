@@ -9,7 +9,17 @@ from typing import Annotated, Any
 
 import typer
 
-from .common import Device, Dtype, Json, Seed, Threads, check_writable, last_line, say, warnings_as_lines
+from .common import (
+    Device,
+    Dtype,
+    Json,
+    Seed,
+    Threads,
+    check_writable,
+    last_line,
+    say,
+    warnings_as_lines,
+)
 
 
 def search(
@@ -38,8 +48,8 @@ def search(
     as_json: Json = False,
 ) -> None:
     """Search for a network by random draws, scored by the validation error of the exact GP."""
-    from ..search import load, random_search
-    from ..search.space import find_space
+    from cnngp.search import load, random_search
+    from cnngp.search.space import find_space
 
     rungs = [_rung(text) for text in full or ()]
     drawn_from = find_space(space)

@@ -13,8 +13,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import __version__
-from ..linalg import Array, namespace
+from cnngp import __version__
+from cnngp.gp.linalg import Array, namespace
 
 
 @functools.cache

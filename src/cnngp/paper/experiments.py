@@ -6,7 +6,8 @@ import importlib
 from pathlib import Path
 from typing import Any
 
-from ..plots import PlotsUnavailable
+from cnngp.report.plots import PlotsUnavailable
+
 from . import page, results
 from .setting import Setting, write_atomically
 

@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import zoo
-from ..kernel import Kernel
-from ..network import Network
+from cnngp.kernel.kernel import Kernel
+from cnngp.network import zoo
+from cnngp.network.layers import Network
+
 from .figures import GREY, INK, SEQUENCE, new_figure, save_figure
 from .results import Results, row
 from .setting import Setting, digest
@@ -152,7 +153,7 @@ def _outputs(setting: Setting, plan: Plan, X: NDArray[np.float32], width: int) -
     """(networks, images). The seed differs between widths, so that their errors are independent."""
     from tqdm.auto import tqdm
 
-    from ..torch_bridge import sample_outputs
+    from cnngp.torch_bridge import sample_outputs
 
     device = _torch_device(setting)
     with tqdm(total=plan.networks, delay=2.0, disable=None, unit="network", leave=False) as bar:
@@ -168,7 +169,7 @@ def _seed(seed: int, width: int) -> int:
 
 def _torch_device(setting: Setting) -> str:
     """torch refuses a card that it was not built for with an assertion, after the networks are planned."""
-    from ..torch_bridge import need_torch
+    from cnngp.torch_bridge import need_torch
 
     need_torch("reproduce figure2")
     if setting.kind == "cpu":

@@ -14,12 +14,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import zoo
-from ..calibration import negative_log_likelihood, reliability
-from ..datasets import Dataset
-from ..estimators import GPClassifier
-from ..network import Network
-from ..sparse import SparseGPClassifier
+from cnngp.datasets.sets import Dataset
+from cnngp.estimators.estimators import GPClassifier
+from cnngp.estimators.sparse import SparseGPClassifier
+from cnngp.gp.calibration import negative_log_likelihood, reliability
+from cnngp.network import zoo
+from cnngp.network.layers import Network
+
 from .common import percent, release
 from .figures import BLUE, GREY, INK, ORANGE, new_figure, save_figure
 from .results import Results, Row, row

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ..plots import PlotsUnavailable
+from cnngp.report.plots import PlotsUnavailable
+
 from .setting import write_atomically
 
 INK, BLUE, ORANGE, GREY = "#1f2933", "#2b6cb0", "#dd6b20", "#9aa5b1"

@@ -16,13 +16,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import memory
-from ..datasets import Dataset
-from ..estimators import GPClassifier
-from ..gp import ExactGP, JitterWarning
-from ..kernel import Kernel
-from ..linalg import Array, blocks, namespace
-from ..tiled import gram
+from cnngp.common import memory
+from cnngp.datasets.sets import Dataset
+from cnngp.estimators.estimators import GPClassifier
+from cnngp.gp.exact import ExactGP, JitterWarning
+from cnngp.gp.linalg import Array, blocks, namespace
+from cnngp.kernel.kernel import Kernel
+from cnngp.matrix.gram import gram
+
 from .common import percent, release, wait
 from .setting import Setting, digest
 
@@ -92,7 +93,7 @@ def _matrices(setting: Setting, kernel: Kernel, images: Images, label: str) -> t
     if setting.scheduler is None:
         output: Any = "cupy" if kernel.device == "cuda" else "numpy"
         return kernel(images.X, output=output), kernel(images.X_test, images.X, output=output)
-    from ..cluster import connect
+    from cnngp.matrix.cluster.cluster import connect
 
     folder = (setting.out / "stores").resolve()  # workers may have another current folder
     with connect(setting.scheduler) as client:

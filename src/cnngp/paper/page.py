@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from .. import web_page
+from cnngp.report import web_page
+
 from . import results
 from .results import Document, Row, Table
 

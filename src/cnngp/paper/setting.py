@@ -22,12 +22,13 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import __version__
-from ..classics import cache_folder
-from ..datasets import Dataset, Split, load
-from ..errors import DatasetError
-from ..kernel import Device, Kernel
-from ..network import Dense
+from cnngp import __version__
+from cnngp.common.errors import DatasetError
+from cnngp.datasets.classics import cache_folder
+from cnngp.datasets.sets import Dataset, Split, load
+from cnngp.kernel.kernel import Device, Kernel
+from cnngp.network.layers import Dense
+
 from .common import hardware, software
 
 SCHEMA = 1

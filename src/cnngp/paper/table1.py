@@ -14,12 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from .. import zoo
-from ..arrays import to_cupy
-from ..datasets import Dataset
-from ..estimators import GPClassifier
-from ..kernel import Kernel
-from ..network import Network
+from cnngp.common.arrays import to_cupy
+from cnngp.datasets.sets import Dataset
+from cnngp.estimators.estimators import GPClassifier
+from cnngp.kernel.kernel import Kernel
+from cnngp.network import zoo
+from cnngp.network.layers import Network
+
 from .common import percent, release, wait
 from .figures import BLUE, GREY, ORANGE, new_figure, save_figure
 from .inference import Images, fits, most_likely_lengthscale, network_errors, rbf

@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .. import zoo
-from ..datasets import Dataset
+from cnngp.datasets.sets import Dataset
+from cnngp.network import zoo
+
 from . import table1
 from .common import release
 from .figures import BLUE, GREY, new_figure, save_figure

@@ -30,12 +30,13 @@ def whole_run(request: dict[str, Any]) -> dict[str, Any]:
     with timed("import"):
         import numpy as np
 
-        from .. import datasets
-        from ..arrays import to_numpy
-        from ..gp import factorised, float64_buffer
-        from ..kernel import Kernel
-        from ..linalg import blocks, namespace
-        from ..zoo import resnet
+        from cnngp.common.arrays import to_numpy
+        from cnngp.datasets import sets as datasets
+        from cnngp.gp.exact import factorised, float64_buffer
+        from cnngp.gp.linalg import blocks, namespace
+        from cnngp.kernel.kernel import Kernel
+        from cnngp.network.zoo import resnet
+
         from .common import percent, wait
 
     train, validation, test = request["sizes"]

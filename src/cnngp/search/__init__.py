@@ -16,12 +16,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import datasets
-from ..datasets import Dataset
-from ..errors import DatasetError
-from ..kernel import Device
+from cnngp.common.errors import DatasetError
+from cnngp.datasets import sets as datasets
+from cnngp.datasets.sets import Dataset
+from cnngp.kernel.kernel import Device
+
 from .result import Look, Rung, SearchResult
-from .runs import check_cluster, engine_device, on_cluster, on_processes, run_token, score_on_cluster
+from .runs import (
+    check_cluster,
+    engine_device,
+    on_cluster,
+    on_processes,
+    run_token,
+    score_on_cluster,
+)
 from .scoring import Problem, score
 from .space import Draw, Space, SpaceError, check_sendable, find_space
 from .study import Study, StudyError, Trial, best, require, score_from

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from ..locking import try_lock
+from cnngp.common.locks import try_lock
 
 
 class Claims:

@@ -6,7 +6,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..network import Network
+from cnngp.network.layers import Network
+
 from .study import Trial, best
 
 

@@ -11,9 +11,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Literal
 
-from .. import memory
-from ..kernel import Kernel
-from ..network import Dense
+from cnngp.common import memory
+from cnngp.kernel.kernel import Kernel
+from cnngp.network.layers import Dense
+
 from .scoring import Problem, Score
 from .study import Study, best
 from .work import POLL_SECONDS, Level, work
@@ -44,7 +45,7 @@ def _for_one_of(level: Level, processes: int, device: str) -> Level:
     """Each process has its share of the CPU's threads."""
     if level.problem.threads is not None or device != "cpu":
         return level
-    from ..engines.cpu import default_threads
+    from cnngp.kernel.engines.cpu.engine import default_threads
 
     threads = max(1, default_threads() // processes)
     return replace(level, problem=replace(level.problem, threads=threads))

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import memory
-from ..arrays import to_numpy
-from ..gp import ExactGP, JitterWarning
-from ..kernel import Device, Kernel
-from ..linalg import blocks
-from ..network import Network
+from cnngp.common import memory
+from cnngp.common.arrays import to_numpy
+from cnngp.gp.exact import ExactGP, JitterWarning
+from cnngp.gp.linalg import blocks
+from cnngp.kernel.kernel import Device, Kernel
+from cnngp.network.layers import Network
 
 # Entries of K(validation, training) at a time. On a card few large blocks are faster, and there is memory for them.
 _CHUNK = {"cpu": 1 << 23, "cuda": 1 << 27}

@@ -14,7 +14,19 @@ from typing import Literal, TypeAlias, TypeVar, cast
 
 import numpy as np
 
-from ..network import GELU, Conv, Dense, Erf, Identity, LeakyReLU, Network, NetworkError, ReLU, Sequential, Sum
+from cnngp.network.layers import (
+    GELU,
+    Conv,
+    Dense,
+    Erf,
+    Identity,
+    LeakyReLU,
+    Network,
+    NetworkError,
+    ReLU,
+    Sequential,
+    Sum,
+)
 
 Value: TypeAlias = float | int | str | bool
 T = TypeVar("T", bound=Value)

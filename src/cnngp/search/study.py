@@ -15,8 +15,9 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from ..network import Network
-from ..serialize import from_json
+from cnngp.network.layers import Network
+from cnngp.network.serialize import from_json
+
 from .claims import Claims
 from .scoring import Score
 from .space import Choice, Draw, Range, Value

@@ -15,12 +15,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ..cluster import ClusterError, connect
-from ..cluster_connection import ANSWER_SECONDS, require_dask
-from ..cluster_roster import Roster
-from ..cluster_run import DEATHS
-from ..cluster_worker import line
-from ..serialize import from_json
+from cnngp.matrix.cluster.cluster import ClusterError, connect
+from cnngp.matrix.cluster.connection import ANSWER_SECONDS, require_dask
+from cnngp.matrix.cluster.hands import DEATHS
+from cnngp.matrix.cluster.roster import Roster
+from cnngp.matrix.cluster.worker import line
+from cnngp.network.serialize import from_json
+
 from .scoring import Problem, Score, score
 from .study import Study
 from .work import POLL_SECONDS, Level, claim, compute, keep

@@ -13,10 +13,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..engines.base import RangeError
-from ..gp import MatrixError
-from ..network import NetworkError
-from ..serialize import from_json
+from cnngp.gp.exact import MatrixError
+from cnngp.kernel.engines.base import RangeError
+from cnngp.network.layers import NetworkError
+from cnngp.network.serialize import from_json
+
 from .scoring import Problem, score
 from .space import Draw, Space, SpaceError
 from .study import Study, Trial, score_from

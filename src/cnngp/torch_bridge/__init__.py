@@ -10,10 +10,10 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..network import Network
+from cnngp.network.layers import Network
 
 if TYPE_CHECKING:
-    from .explanation import Explanation
+    from .importing.explanation import Explanation
 
 __all__ = ["explain", "from_torch", "gpytorch_kernel", "sample_network", "sample_outputs"]
 
@@ -57,7 +57,7 @@ def from_torch(
     Sequential(Conv(3, weight_var=2.0), ReLU(), Dense(weight_var=2.0))
     """
     need_torch("from_torch")
-    from . import importer
+    from .importing import importer
 
     return importer.from_torch(module, input_shape, variances, weight_var, bias_var, allow_non_gaussian)
 
@@ -76,7 +76,7 @@ def explain(
     ['ReLU()', 'Identity()', 'flattened for the next layer']
     """
     need_torch("explain")
-    from .explanation import explain_module
+    from .importing.explanation import explain_module
 
     explanation = explain_module(module, input_shape, allow_non_gaussian)
     if show:
@@ -108,7 +108,7 @@ def sample_network(
     (5, 1)
     """
     need_torch("sample_network")
-    from .sampling import sample_module
+    from .sampling.sampling import sample_module
 
     return sample_module(net, channels, input_shape, seed, outputs, dtype, device)
 
@@ -139,7 +139,7 @@ def sample_outputs(
     (5, 3)
     """
     need_torch("sample_outputs")
-    from .many import outputs_of_many
+    from .sampling.many import outputs_of_many
 
     drawn = outputs_of_many(net, X, channels, samples, seed, outputs or 1, dtype, device, batch, progress).numpy()
     return drawn if outputs else drawn[:, :, 0]

@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 
-from ..arrays import DataError
-from ..kernel import Kernel
-from ..network import Network
-from ..shapes import check_input_shape, shape_table
+from cnngp.common.arrays import DataError
+from cnngp.kernel.kernel import Kernel
+from cnngp.network.layers import Network
+from cnngp.network.shapes import check_input_shape, shape_table
+
 from . import need_gpytorch
 
 gpytorch: Any = need_gpytorch("gpytorch_kernel")

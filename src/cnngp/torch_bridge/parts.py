@@ -10,19 +10,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from ..functions import as_callable
-from ..network import (
-    GELU,
-    Abs,
-    Cos,
-    Elementwise,
-    Erf,
-    LeakyReLU,
-    Nonlinearity,
-    ReLU,
-    Sin,
-    Step,
-)
+from cnngp.network.functions import as_callable
+from cnngp.network.layers import GELU, Abs, Cos, Elementwise, Erf, LeakyReLU, Nonlinearity, ReLU, Sin, Step
 
 # fmt: off
 NAMED: dict[str, Callable[[Any], Any]] = {

@@ -1,0 +1,158 @@
+"""MNIST, Fashion-MNIST and CIFAR-10 from their original files: where they lie, what must be in them, how to get them.
+
+A set is looked for in `$CNNGP_DATA/<name>/`, then in the cache, and is downloaded otherwise. Files may be gzipped or
+not, so what is checked is the content: its SHA-256 where it is on record, and in any case its header, its size and the
+range of its labels. Downloads of Fashion-MNIST and CIFAR-10 are checked against their publishers' MD5 as well.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import os
+import struct
+import tarfile
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cnngp.common.errors import DatasetError
+
+Arrays = tuple[NDArray[np.uint8], NDArray[Any], NDArray[np.uint8], NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class File:
+    """One original file: its name unpacked, the SHA-256 of its content, and the publisher's hash of its archive."""
+
+    name: str
+    content: str | None = None
+    archive: str | None = None
+
+
+_MNIST_FILES = (
+    File("train-images-idx3-ubyte", "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db"),
+    File("train-labels-idx1-ubyte", "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5"),
+    File("t10k-images-idx3-ubyte", "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7"),
+    File("t10k-labels-idx1-ubyte", "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2"),
+)
+_FASHION_FILES = (
+    File("train-images-idx3-ubyte", archive="md5:8d4fb7e6c68d591d4c3dfef9ec88bf0d"),
+    File("train-labels-idx1-ubyte", archive="md5:25c81989df183df01b3e8a0aad5dffbe"),
+    File("t10k-images-idx3-ubyte", archive="md5:bef4ecab320f06d8554ea6380940ec79"),
+    File("t10k-labels-idx1-ubyte", archive="md5:bb300cfdad3c16e7a12a480ee83cd310"),
+)
+_CIFAR_FILES = (*(File(f"data_batch_{i}.bin") for i in range(1, 6)), File("test_batch.bin"))
+_CIFAR_ARCHIVE = File("cifar-10-binary.tar.gz", archive="md5:c32a1d4ab5d03f1284b67883e8d87530")
+_CIFAR_FOLDER = "cifar-10-batches-bin"
+
+_URLS = {
+    "mnist": "https://ossci-datasets.s3.amazonaws.com/mnist/",
+    "fashion_mnist": "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+    "cifar10": "https://www.cs.toronto.edu/~kriz/",
+}
+
+
+def read(name: str) -> Arrays:
+    """Training images (N, C, H, W), labels, test images, labels, as bytes and integers."""
+    if name == "cifar10":
+        batches = [_cifar_batch(file) for file in _CIFAR_FILES]
+        X, y = (np.concatenate(parts) for parts in zip(*batches[:-1], strict=True))
+        return (X, y, *batches[-1])
+    files = _MNIST_FILES if name == "mnist" else _FASHION_FILES
+    X, y, X_test, y_test = (_idx(name, file) for file in files)
+    for n, images, labels in ((60_000, X, y), (10_000, X_test, y_test)):
+        if images.shape != (n, 28, 28) or labels.shape != (n,) or labels.max() > 9:
+            raise DatasetError(
+                f"{name}: images of shape {images.shape} and labels of shape {labels.shape}; expected ({n}, 28, 28) "
+                f"and ({n},) with labels 0 to 9"
+            )
+    return X[:, None], y.astype(np.int64), X_test[:, None], y_test.astype(np.int64)
+
+
+def cache_folder() -> Path:
+    """Where downloads are kept: `$XDG_CACHE_HOME/cnngp`, else `~/.cache/cnngp`."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cnngp"
+
+
+def _folders(name: str) -> list[Path]:
+    given = os.environ.get("CNNGP_DATA")
+    return ([Path(given) / name] if given else []) + [cache_folder() / name]
+
+
+def _idx(name: str, file: File) -> NDArray[np.uint8]:
+    """An IDX file: two zero bytes, the type (8: bytes), the number of axes, the sizes, the data."""
+    data, where = _content(name, file)
+    axes = data[3] if len(data) > 4 else 0
+    if data[:3] != b"\x00\x00\x08" or not 1 <= axes <= 3 or len(data) < 4 + 4 * axes:
+        raise DatasetError(f"{where} is not an IDX file of bytes")
+    shape = struct.unpack(f">{axes}I", data[4 : 4 + 4 * axes])
+    if len(data) != 4 + 4 * axes + int(np.prod(shape, dtype=np.int64)):
+        raise DatasetError(f"{where} says {shape} but has {len(data):,} bytes: it is cut short or damaged")
+    return np.frombuffer(data, np.uint8, offset=4 + 4 * axes).reshape(shape)
+
+
+def _cifar_batch(file: File) -> tuple[NDArray[np.uint8], NDArray[Any]]:
+    """10,000 records of a label byte and 3 × 32 × 32 pixel bytes."""
+    data, where = _content("cifar10", file)
+    if len(data) != 10_000 * 3073:
+        raise DatasetError(f"{where} has {len(data):,} bytes; a batch of the binary version has 30,730,000")
+    records = np.frombuffer(data, np.uint8).reshape(10_000, 3073)
+    if records[:, 0].max() > 9:
+        raise DatasetError(f"{where}: labels above 9; it is not a batch of CIFAR-10's binary version")
+    return records[:, 1:].reshape(-1, 3, 32, 32), records[:, 0].astype(np.int64)
+
+
+def _content(name: str, file: File) -> tuple[bytes, Path]:
+    """The unpacked and checked bytes of a file, and where they came from."""
+    path = _find(name, file) or _download(name, file)
+    data = _unpacked(path, file.name)
+    if file.content is not None and hashlib.sha256(data).hexdigest() != file.content:
+        raise DatasetError(
+            f"{path} is not the original {file.name} of {name}: its content has another SHA-256; replace it"
+        )
+    return data, path
+
+
+def _find(name: str, file: File) -> Path | None:
+    for folder in _folders(name):
+        names = [file.name, f"{file.name}.gz"]
+        if name == "cifar10":
+            names += [f"{_CIFAR_FOLDER}/{file.name}", _CIFAR_ARCHIVE.name]
+        for candidate in names:
+            if (folder / candidate).is_file():
+                return folder / candidate
+    return None
+
+
+def _unpacked(path: Path, member: str) -> bytes:
+    try:
+        if path.name == _CIFAR_ARCHIVE.name:
+            with tarfile.open(path) as archive:
+                extracted = archive.extractfile(f"{_CIFAR_FOLDER}/{member}")
+                return extracted.read() if extracted else b""
+        data = path.read_bytes()
+        return gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
+    except (OSError, EOFError, KeyError, zlib.error, tarfile.TarError) as error:
+        raise DatasetError(f"{path} cannot be unpacked ({error}); it is cut short or damaged, replace it") from None
+
+
+def _download(name: str, file: File) -> Path:
+    """Fetch the file (or CIFAR-10's one archive) into the cache."""
+    wanted = _CIFAR_ARCHIVE.name if name == "cifar10" else f"{file.name}.gz"
+    known = _CIFAR_ARCHIVE.archive if name == "cifar10" else file.archive
+    looked = " or ".join(str(folder) for folder in _folders(name))
+    advice = f"{name}: no {wanted} in {looked}; put the original files there (CNNGP_DATA names the folder above)"
+    try:
+        import pooch
+    except ImportError:
+        raise DatasetError(f"{advice}, or install the download helper: pip install 'cnngp[data]'") from None
+    pooch.get_logger().setLevel("ERROR")
+    try:
+        return Path(pooch.retrieve(_URLS[name] + wanted, known_hash=known, path=cache_folder() / name, fname=wanted))
+    except Exception as error:  # requests, urllib3 and OS errors; all mean that it is not to be had from here
+        raise DatasetError(f"{advice}; downloading it failed: {str(error).splitlines()[0][:200]}") from None

@@ -1,0 +1,407 @@
+"""What classification and regression share: images in, kernel matrices, the GP, predictions."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import time
+from collections.abc import Iterator
+from numbers import Integral
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.base import BaseEstimator
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from cnngp.common import memory
+from cnngp.common.arrays import DataError, Output, as_images, as_real, check_images_shape, to_numpy
+from cnngp.gp.exact import Amplitude, ExactGP, Noise, check_amplitude, check_noise, float64_buffer
+from cnngp.gp.inducing import InducingGP
+from cnngp.gp.iterative import IterativeGP
+from cnngp.gp.linalg import blocks
+from cnngp.gp.solving import METHODS, Method, algebra, choose_method
+from cnngp.gp.solving.matrices import SymmetricMatrix
+from cnngp.kernel.kernel import Device, Kernel, as_kernel
+from cnngp.matrix.gram import gram
+from cnngp.matrix.store.places import child
+from cnngp.network.layers import Network
+
+from .certificate import FitReport, certify, sampled_kernel_error
+from .inducing_fit import fit_inducing, kernel_parts
+from .inducing_images import Images, asked_for
+from .inputs import (
+    as_float,
+    as_image_shape,
+    check_fits_images,
+    check_real_rows,
+    default_network,
+    same_shape,
+    warn_of_channels_last,
+)
+
+Array = NDArray[Any]
+
+# Entries of K(test, training) that are held at a time.
+_CHUNK = 1 << 23
+
+
+class GPEstimator(BaseEstimator):  # type: ignore[misc]
+    """The base of `GPClassifier` and `GPRegressor`."""
+
+    # None where the model was fitted on a matrix alone: the kernel, its network, the images that K(test, …) is computed
+    # with (training or inducing ones) and their shape.
+    kernel_: Any
+    network_: Any
+    X_: Any
+    input_shape_: Any
+    gp_: ExactGP | IterativeGP | InducingGP
+    fit_report_: FitReport
+
+    def __init__(
+        self,
+        network: Network | Kernel | None = None,
+        *,
+        noise: Noise = 0.0,
+        amplitude: Amplitude = "ml",
+        device: Device = "auto",
+        dtype: str = "float32",
+        store: Any = None,
+        input_shape: tuple[int, ...] | None = None,
+        threads: int | None = None,
+        solver: Method = "auto",
+        inducing: Any = None,
+        random_state: int | None = 0,
+    ) -> None:
+        self.network = network
+        self.noise = noise
+        self.amplitude = amplitude
+        self.device = device
+        self.dtype = dtype
+        self.store = store
+        self.input_shape = input_shape
+        self.threads = threads
+        self.solver = solver
+        self.inducing = inducing
+        self.random_state = random_state
+
+    # ---- checking ------------------------------------------------------------------------------------------------
+
+    def _check_fit(self, X: Any, y: Any, K: Any, regression: bool = False) -> tuple[Any, Any]:
+        """Training images as (N, C, …), or None where only a matrix is given; and y, both of one length."""
+        self.__dict__.pop("gp_", None)  # a fit that fails must not leave an earlier one's weights to another kernel
+        check_noise(self.noise)
+        check_amplitude(self.amplitude)
+        if self.solver not in METHODS:
+            raise ValueError(f"solver={self.solver!r} is not one of {', '.join(map(repr, METHODS))}")
+        self._check_random_state()
+        if self.inducing is not None and K is not None:
+            raise DataError("inducing= computes the kernels that it needs from images; give X and no K")
+        if y is None:
+            raise ValueError(f"{type(self).__name__} requires y to be passed, but the target y is None")
+        if X is None and K is None:
+            raise DataError("fit needs images X or a kernel matrix K")
+        if regression and (targets := to_numpy(y, "y")).dtype == object:
+            y = as_real(targets, "y")  # before scikit-learn reads text as numbers
+        if K is not None:
+            _check_length(_matrix(K).shape[0], y, "rows of K")
+        if X is None:
+            self.network_ = self.kernel_ = self.X_ = self.input_shape_ = None
+            return None, y
+        # With inducing images, what has a shape stays where it is, and is read and checked a block at a time.
+        streamed = self.inducing is not None and hasattr(X, "shape") and _axes(X) > 3
+        if _axes(X) <= 2:
+            check_real_rows(X)
+            if _axes(X) == 2 and hasattr(X, "shape"):
+                _check_length(X.shape[0], y, "images")
+            X, y = validate_data(
+                self, X, y, dtype=[np.float64, np.float32], multi_output=regression, y_numeric=regression
+            )
+        else:
+            X = X if streamed else as_float(to_numpy(X))
+            check_images_shape(tuple(X.shape), "X")
+            _check_length(X.shape[0], y, "images")
+            self.__dict__.pop("feature_names_in_", None)
+            self.n_features_in_ = int(np.prod(X.shape[1:]))
+        images = X if streamed and self.input_shape is None else as_image_shape(X, self.input_shape)
+        if self.input_shape is None:
+            warn_of_channels_last(tuple(images.shape))
+        network = default_network(images.shape[1:]) if self.network is None else self.network
+        self.kernel_ = as_kernel(network, self.device, self.dtype, self.threads)
+        self.network_ = self.kernel_.network
+        if not streamed:
+            check_fits_images(self.network_, images)
+        self.input_shape_ = tuple(images.shape[1:])
+        if self.inducing is not None:
+            return images, y
+        return as_images(images, np.dtype(self.kernel_.dtype)), y
+
+    def _check_test(self, X: Any) -> Array:
+        check_is_fitted(self, "gp_")
+        if self.X_ is None:
+            raise DataError("the model was fitted on a kernel matrix alone; give K(test, training) as K=")
+        if X is None:
+            raise DataError("give images X, or K(test, training) as K=")
+        if _axes(X) <= 2:
+            check_real_rows(X)
+            X = validate_data(self, X, reset=False, dtype=[np.float64, np.float32])
+        images = same_shape(as_float(to_numpy(X)), self.input_shape_)
+        return np.asarray(as_images(images, np.dtype(self.kernel_.dtype)))
+
+    def _check_random_state(self) -> None:
+        state: Any = self.random_state
+        number = isinstance(state, (int, np.integer)) and not isinstance(state, bool) and state >= 0
+        if not number and not isinstance(state, np.random.RandomState | np.random.Generator | None):
+            raise ValueError(f"random_state={state!r}: expected None, a generator of NumPy, or a number of 0 or more")
+
+    def _seed(self) -> int | None:
+        """Of a generator a seed is drawn."""
+        state: Any = self.random_state
+        if isinstance(state, np.random.RandomState):
+            return int(state.randint(2**31))
+        if isinstance(state, np.random.Generator):
+            return int(state.integers(2**31))
+        return None if state is None else int(state)
+
+    def _check_how_many(self, n: Any) -> None:
+        check_is_fitted(self, "gp_")
+        if not isinstance(n, Integral) or n < 0:
+            raise ValueError(f"n={n!r}: expected how many images, 0 or more")
+
+    def _check_added(self, X: Any, y: Any) -> Array:
+        if self.X_ is None:
+            raise DataError("the model was fitted on a kernel matrix alone; fit again with images X to add to it")
+        images = self._check_test(X)
+        _check_length(len(images), y, "images")
+        return images
+
+    # ---- fitting -------------------------------------------------------------------------------------------------
+
+    def _fit(self, images: Any, Y: NDArray[np.float64], K: Any) -> None:
+        K = None if K is None else _matrix(K)
+        if self.inducing is not None:
+            self._fit_inducing(images, Y)
+            return
+        device: Literal["cpu", "cuda"] = "cpu" if self.kernel_ is None else self.kernel_.device
+        method = self._method(len(Y), K, device)
+        given = K is not None
+        # With a store there may be nothing left to compute, and so nothing to compile.
+        compiling = 0.0 if given or self.store is not None else self.kernel_.prepare(images)
+        start = time.perf_counter()
+        if K is None:
+            K = self._gram(images) if self.store is None else gram(self.kernel_, images, store=self.store)
+        computed = time.perf_counter()
+        error, pairs = (None, 0) if images is None else sampled_kernel_error(self.network_, images, K)
+        self.X_ = images
+        begun = computed
+        if method == "cholesky":
+            A = float64_buffer(K, on_gpu=device == "cuda")
+            del K
+            begun = time.perf_counter()
+            self.gp_ = ExactGP(A, Y, noise=self.noise, amplitude=self.amplitude, overwrite=True)
+        else:
+            self.gp_ = IterativeGP(
+                SymmetricMatrix(K),
+                Y,
+                algebra(device),
+                noise=self.noise,
+                amplitude=self.amplitude,
+                method=method,
+                seed=self._seed(),
+            )
+        engine = "given matrix" if given else self._engine()
+        self.fit_report_ = certify(
+            self.gp_, len(Y), error, pairs, engine, computed - start, begun, method, compile_seconds=compiling
+        )
+        self._after_fit()
+
+    def _method(self, n: int, K: Any, device: Literal["cpu", "cuda"]) -> str:
+        """Cholesky unless another solver was asked for, or the matrix is in a store and its factor does not fit."""
+        stored = self.store is not None or isinstance(getattr(K, "chunks", None), tuple)
+        entry = 8 if self.kernel_ is None else np.dtype(self.kernel_.dtype).itemsize
+        # The matrix as it comes (from a store it comes by tiles), the float64 buffer, the eigenvectors and workspace.
+        first = 0 if K is not None or stored else entry
+        per_pair = first + 8 + (24 if self.noise == "ml" else 0)
+        what = f"an exact fit of {n:,} images"
+        if self.solver == "auto":
+            free = memory.available(device)
+            if free is None or per_pair * n * n <= free:
+                return "cholesky"
+            if stored and self.noise != "ml":
+                return choose_method(n, device, without=("cholesky",))
+        elif self.solver != "cholesky":
+            memory.require((first + (4 if self.solver == "mixed" else 0)) * n * n, what, device)
+            return self.solver
+        try:
+            memory.require(per_pair * n * n, what, device)
+        except MemoryError as error:
+            if self.noise == "ml":
+                raise MemoryError(f"{error}; noise='ml' takes most of it, give a number") from None
+            raise MemoryError(
+                f"{error}; or keep the matrix on disk with store=, where it is solved by iteration; or use inducing="
+            ) from None
+        return "cholesky"
+
+    def _fit_inducing(self, X: Any, Y: NDArray[np.float64]) -> None:
+        images = Images(X, self.kernel_)
+        asked = asked_for(images, self.inducing)
+        compiling = 0.0 if self.store is not None else self.kernel_.prepare(images.at(slice(0, 2)))
+        start = time.perf_counter()
+        self.gp_, self.X_ = fit_inducing(
+            images,
+            Y,
+            asked,
+            noise=self.noise,
+            amplitude=self.amplitude,
+            loss=self._loo_loss,
+            seed=self._seed(),
+            store=self.store,
+        )
+        begun = time.perf_counter()
+        sample = self.X_[:64]
+        error, pairs = sampled_kernel_error(self.network_, sample, to_numpy(self._gram(sample)))
+        engine = self._engine()
+        self.fit_report_ = certify(
+            self.gp_, len(Y), error, pairs, engine, begun - start, begun, "inducing", compile_seconds=compiling
+        )
+        self._after_fit()
+
+    def _add(self, images: Array, Y: NDArray[np.float64]) -> None:
+        gp, report = copy.copy(self.gp_), self.fit_report_
+        start = time.perf_counter()
+        X = self.X_
+        if isinstance(gp, InducingGP):
+            gp.add(kernel_parts(Images(images, self.kernel_), X, Y))
+            begun = time.perf_counter()
+        else:
+            n = len(X) + len(images)
+            memory.require(8 * n * n, f"{n:,} images together", self.kernel_.device)
+            if isinstance(gp, IterativeGP):
+                gp.add()
+            K_new_old, K_new = self._cross(images, X), self._gram(images)
+            begun = time.perf_counter()
+            gp.add(K_new_old, K_new, Y)
+            X = np.concatenate([X, images])
+        n = report.images + len(images)
+        error, pairs = report.kernel_error, report.pairs_checked
+        report = certify(gp, n, error, pairs, report.engine, begun - start, begun, report.method)
+        before = dict(self.__dict__)
+        try:
+            self.gp_, self.X_, self.fit_report_ = gp, X, report
+            self._after_fit()
+        except BaseException:  # stopped halfway, the model is the old one as a whole
+            self.__dict__ = before
+            raise
+
+    # What the noise of a model with inducing images is chosen by, from leave-one-out means and targets.
+    _loo_loss: Any = None
+
+    def _after_fit(self) -> None:
+        """What the estimator derives from `gp_`."""
+        raise NotImplementedError
+
+    # ---- kernels -------------------------------------------------------------------------------------------------
+
+    def _gram(self, images: Any) -> Any:
+        return gram(self.kernel_, images, output="cupy" if self.kernel_.device == "cuda" else "numpy")
+
+    def _cross(self, images: Array, others: Array) -> Any:
+        output: Output = "cupy" if self.kernel_.device == "cuda" else "numpy"
+        return gram(self.kernel_, images, others, output=output, progress=False)
+
+    def _stored_cross(self, images: Array) -> Any:
+        """K(test, training) in the store, under a name of its own for each pair of sets."""
+        digest = hashlib.sha256()
+        for set_ in (images, self.X_):
+            digest.update(str(set_.shape).encode() + set_.data)
+        return gram(self.kernel_, images, self.X_, store=child(self.store, f"cross-{digest.hexdigest()[:16]}"))
+
+    def _engine(self) -> str:
+        """The engine that is used now, for people."""
+        return f"{self.kernel_.device} ({self.kernel_.engine_for(self.input_shape_).identity})"
+
+    # ---- predicting ----------------------------------------------------------------------------------------------
+
+    def _chunks(self, X: Any, K: Any) -> Iterator[tuple[slice, Any]]:
+        """K(test, training), some rows at a time, with a progress bar on a terminal when it takes long."""
+        check_is_fitted(self, "gp_")
+        n = self.gp_.points
+        if K is not None:
+            K = _matrix(K, n)
+            for rows in blocks(K.shape[0], max(1, _CHUNK // n)):
+                yield rows, K[rows]
+            return
+        from tqdm.auto import tqdm
+
+        images = self._check_test(X)
+        if self.store is not None:
+            K = self._stored_cross(images)
+            for rows in blocks(len(images), K.chunks[0]):
+                yield rows, K[rows]
+            return
+        with tqdm(total=len(images), delay=2.0, disable=None, unit="image", leave=False) as bar:
+            for rows in blocks(len(images), max(1, _CHUNK // n)):
+                yield rows, self._cross(images[rows], self.X_)
+                bar.update(rows.stop - rows.start)
+
+    def _mean(self, X: Any, K: Any) -> NDArray[np.float64]:
+        return np.concatenate([to_numpy(self.gp_.mean(block)) for _, block in self._chunks(X, K)])
+
+    def _mean_and_variance(self, X: Any, K: Any, diagonal: Any) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        check_is_fitted(self, "gp_")
+        if K is not None:
+            K = _matrix(K, self.gp_.points)
+            diagonal = _checked_diagonal(diagonal, K.shape[0])
+        else:
+            X = self._check_test(X)
+            diagonal = self.kernel_.diag(X)
+        means, variances = [], []
+        for rows, block in self._chunks(X, K):
+            means.append(to_numpy(self.gp_.mean(block)))
+            variances.append(to_numpy(self.gp_.variance(block, diagonal[rows])))
+        return np.concatenate(means), np.concatenate(variances)
+
+    def _mean_and_covariance(self, X: Any) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        images = self._check_test(X)
+        K_test = self._cross(images, self.X_)
+        return to_numpy(self.gp_.mean(K_test)), to_numpy(self.gp_.covariance(K_test, self._gram(images)))
+
+    def _sample(self, X: Any, n: int, seed: int | None) -> NDArray[np.float64]:
+        images = self._check_test(X)
+        return to_numpy(self.gp_.sample(self._cross(images, self.X_), self._gram(images), n, seed))
+
+
+def _matrix(K: Any, columns: int | None = None) -> Any:
+    """A kernel matrix as it is, NumPy's, CuPy's, torch's or one on disk; lists become arrays."""
+    if isinstance(K, str | Path):
+        raise DataError(f"K={str(K)!r} is a path; give the array in it, as gram or zarr.open_array returns it")
+    matrix = K if hasattr(K, "shape") and hasattr(K, "__getitem__") else to_numpy(K, "K")
+    shape = tuple(matrix.shape)
+    if columns is None and (len(shape) != 2 or shape[0] != shape[1]):
+        raise DataError(f"K has shape {shape}; expected (N, N)")
+    if columns is not None and (len(shape) != 2 or shape[0] == 0 or shape[1] != columns):
+        raise DataError(f"K has shape {shape}; expected (test images, {columns}): a row for each test image")
+    return matrix
+
+
+def _checked_diagonal(diagonal: Any, n: int) -> NDArray[np.float64]:
+    if diagonal is None:
+        raise DataError("variances at the rows of K also need diagonal=, the k(x, x) of each test image")
+    values = to_numpy(diagonal, "diagonal")
+    if values.shape != (n,) or values.dtype.kind not in "buif":
+        raise DataError(
+            f"diagonal has shape {values.shape} and type {values.dtype}; expected {n} numbers, one for each row of K"
+        )
+    if not bool((np.isfinite(values) & (values >= 0.0)).all()):
+        raise DataError("diagonal holds NaN, infinity or negative numbers; expected variances k(x, x)")
+    return values.astype(np.float64)
+
+
+def _axes(X: Any) -> int:
+    return len(X.shape) if hasattr(X, "shape") else np.asarray(X).ndim
+
+
+def _check_length(n: int, y: Any, what: str) -> None:
+    if hasattr(y, "__len__") and not (hasattr(y, "ndim") and y.ndim == 0) and len(y) != n:
+        raise DataError(f"{n} {what} but {len(y)} labels in y; give one label per image")

@@ -1,0 +1,188 @@
+"""The certificate of a fit: what was measured about it, and one sentence on what can be trusted."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cnngp.gp.exact import ExactGP
+from cnngp.gp.inducing import InducingGP
+from cnngp.gp.iterative import IterativeGP
+from cnngp.network import reference
+from cnngp.network.layers import Network
+
+
+@dataclass(frozen=True)
+class FitReport:
+    """Eigenvalues are of K + noise·I in the kernel's units, before the amplitude."""
+
+    images: int
+    engine: str
+    kernel_error: float | None
+    """Largest |K − R|/max|R| on `pairs_checked` pairs, with R the float64 reference; None for a given matrix."""
+    pairs_checked: int
+    residual: float
+    smallest_eigenvalue: tuple[float, float]
+    """A lower bound, 1/tr K⁻¹, and an upper one, the Rayleigh quotient of an inverse iteration."""
+    largest_variance: float
+    noise: float
+    jitter: float
+    amplitude: float
+    kernel_seconds: float
+    solve_seconds: float
+    method: str = "cholesky"
+    """How the system was solved: "cholesky", "mixed", "cg", or "inducing" for the approximation."""
+    compile_seconds: float = 0.0
+    """Of compiling the kernel, or of loading what was compiled before; not in `kernel_seconds`."""
+    spread: float | None = None
+    """By how much images differ: the mean of the matrix's diagonal less the mean of all its entries."""
+
+    @property
+    def sensitivity(self) -> float | None:
+        """‖E‖/λ_min for an error matrix E of independent entries, ‖E‖ ≈ 2√N·error·max K: the change of the solution."""
+        if self.kernel_error is None or self.method == "inducing":
+            return None
+        error = 2.0 * math.sqrt(self.images) * self.kernel_error * self.largest_variance
+        return error / self.smallest_eigenvalue[1]
+
+    @property
+    def _blur(self) -> float:
+        """What is added to or wrong in the entries of the matrix."""
+        return self.largest_variance * max(self.jitter, self.kernel_error or 0.0)
+
+    @property
+    def compiling(self) -> str | None:
+        """The time of compiling for people, None where nobody waited for it."""
+        return f"{self.compile_seconds:.2f} s" if self.compile_seconds > 0.5 else None
+
+    @property
+    def verdict(self) -> str:
+        """What can be trusted, in one sentence."""
+        if self.kernel_error is not None and self.kernel_error > 1e-3:
+            return (
+                f"The matrix is not this network's kernel on these images: entries are off by {self.kernel_error:.0e} "
+                "of the largest; trust nothing and compute it again."
+            )
+        if self.residual > 1e-6:
+            return (
+                f"The linear system is solved to {self.residual:.0e} only: trust nothing finer than that, and add "
+                "noise or remove repeated images."
+            )
+        if self.method == "inducing":
+            added = f" but for {self.jitter:.0e} of the mean variance added as noise" if self.jitter > 0 else ""
+            return (
+                "This is the approximation through inducing images, whose algebra is exact to float64 rounding"
+                f"{added}; its likelihood and variances are its own and not those of the exact process."
+            )
+        if self.spread is not None and self.spread < 10.0 * self._blur:
+            return (
+                f"The kernel hardly tells these images apart: they differ by {self.spread:.0e} on average, and rounding"
+                f" and jitter are {self._blur:.0e}; trust nothing, and use dtype='float64' or another network."
+            )
+        if self.jitter > 0:
+            return (
+                f"The matrix was singular, so this is the process with {self.jitter:.0e} of its mean variance added as "
+                "noise: classes and means hold, variances near the training images do not."
+            )
+        if self.sensitivity is None:
+            return "The algebra is exact to float64 rounding for the matrix that was given."
+        if self.sensitivity < 1e-2:
+            return (
+                "Means, variances and likelihood are those of the exact kernel: its rounding moves the solution by "
+                f"no more than about {self.sensitivity:.0e}."
+            )
+        if self.sensitivity < 1.0:
+            return (
+                "Classes and means can be trusted; the kernel's rounding can move the solution by up to "
+                f"{self.sensitivity:.0%} in its least certain direction, so use dtype='float64' for fine digits of the "
+                "likelihood."
+            )
+        return (
+            "The kernel's rounding is larger than the smallest eigenvalue: leave-one-out, variances and likelihood are "
+            "not reliable; use dtype='float64' or some noise."
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"verdict": self.verdict}
+
+    def __str__(self) -> str:
+        low, high = self.smallest_eigenvalue
+        checked = "not checked (given matrix)"
+        if self.kernel_error is not None:
+            checked = f"{self.kernel_error:.1e} on {self.pairs_checked} pairs against float64"
+        rows = [
+            ("engine", self.engine),
+            ("kernel error", checked),
+            ("residual of the solve", f"{self.residual:.1e}"),
+            ("smallest eigenvalue", f"{low:.1e} … {high:.1e} (largest variance {self.largest_variance:.2g})"),
+            ("noise, jitter", f"{self.noise:g}, {self.jitter:g}"),
+            ("amplitude", f"{self.amplitude:.4g}"),
+        ]
+        return "\n".join(f"{name:<22} {value}" for name, value in rows) + f"\n{self.verdict}"
+
+
+def certify(
+    gp: ExactGP | IterativeGP | InducingGP,
+    images: int,
+    error: float | None,
+    pairs: int,
+    engine: str,
+    kernel_seconds: float,
+    begun: float,
+    method: str,
+    compile_seconds: float = 0.0,
+) -> FitReport:
+    """The report of a fit whose solving began at `begun` (`time.perf_counter`)."""
+    bounds = smallest_eigenvalue(gp) if isinstance(gp, ExactGP) else gp.smallest_eigenvalue_bounds()
+    return FitReport(
+        images=images,
+        engine=engine,
+        kernel_error=error,
+        pairs_checked=pairs,
+        residual=gp.residual(),
+        smallest_eigenvalue=bounds,
+        largest_variance=gp.largest_variance,
+        noise=gp.noise,
+        jitter=gp.jitter,
+        amplitude=gp.amplitude,
+        kernel_seconds=kernel_seconds,
+        solve_seconds=time.perf_counter() - begun,
+        method=method,
+        compile_seconds=compile_seconds,
+        spread=_spread(gp) if isinstance(gp, ExactGP) else None,
+    )
+
+
+def _spread(gp: ExactGP) -> float:
+    """Over (N, N): mean k(x, x) − mean k(x, z), the mean squared distance of the functions' values from their mean."""
+    factor = gp.factor
+    ones = gp.Y[:, :1] * 0.0 + 1.0
+    entries = float((ones * factor.multiply(ones)).sum()) - len(factor) * factor.shift
+    return max(float(factor.diagonal.mean()) - entries / len(factor) ** 2, 0.0)
+
+
+def sampled_kernel_error(network: Network, X: NDArray[Any], K: Any, images: int = 4) -> tuple[float, int]:
+    """max|K − R|/max|R| over all pairs of a few images spread over the set, and the number of pairs."""
+    rows = np.unique(np.linspace(0, len(X) - 1, images).round().astype(int))
+    R = reference.kernel(network, X[rows])
+    sample = np.array([[float(K[int(i), int(j)]) for j in rows] for i in rows])
+    scale = float(np.abs(R).max())
+    return float(np.abs(sample - R).max()) / scale if scale > 0 else 0.0, len(rows) * (len(rows) + 1) // 2
+
+
+def smallest_eigenvalue(gp: ExactGP, iterations: int = 12) -> tuple[float, float]:
+    """1/tr K⁻¹ ≤ λ_min ≤ vᵀKv for the unit v of an inverse iteration, which comes close to it."""
+    from cnngp.gp.linalg import namespace
+
+    xp = namespace(gp.Y)
+    low, high = gp.smallest_eigenvalue_bounds()
+    v = xp.asarray(np.random.default_rng(0).standard_normal((gp.Y.shape[0], 1)))
+    for _ in range(iterations):
+        v = gp.factor.solve(v / xp.linalg.norm(v))
+    v = v / xp.linalg.norm(v)
+    return low, min(high, float((v * gp.factor.multiply(v)).sum()))

@@ -1,0 +1,109 @@
+"""Estimators in files: what of each kind of model is written, and how it comes back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cnngp.common import files as persistence
+from cnngp.common.arrays import to_numpy
+from cnngp.common.errors import ModelFileError
+from cnngp.gp.exact import ExactGP
+from cnngp.gp.inducing import InducingGP
+from cnngp.gp.iterative import IterativeGP
+from cnngp.gp.solving import algebra
+from cnngp.kernel.kernel import Device, Kernel
+from cnngp.network.serialize import from_json
+
+from .certificate import FitReport
+
+if TYPE_CHECKING:
+    from .base import GPEstimator
+
+Array = NDArray[Any]
+Estimator = TypeVar("Estimator", bound="GPEstimator")
+
+# Parameters that belong to a machine, a place or a data set and not to the model.
+_NOT_SAVED = ("network", "device", "store", "inducing")
+
+
+def save(model: GPEstimator, path: str | Path, header: dict[str, Any], arrays: dict[str, Array]) -> None:
+    if model.X_ is None:
+        raise ModelFileError("a model fitted on a kernel matrix alone has no images to save; pass X to fit as well")
+    parameters = {k: v for k, v in model.get_params(deep=False).items() if k not in _NOT_SAVED}
+    if not isinstance(parameters["random_state"], int | np.integer | None):
+        del parameters["random_state"]  # a generator, of which the fitted model needs no more
+    parameters |= {"dtype": model.kernel_.dtype, "threads": model.kernel_.threads}  # a given Kernel's own
+    if hasattr(model, "feature_names_in_"):
+        header = header | {"feature_names": [str(name) for name in model.feature_names_in_]}
+    numbers, posterior = _parts(model.gp_, model.kernel_.dtype)
+    header = header | {
+        "estimator": type(model).__name__,
+        "parameters": parameters,
+        "network": model.network_.to_json(),
+        "report": {k: v for k, v in model.fit_report_.as_dict().items() if k != "verdict"},
+    }
+    persistence.write(path, header | numbers, arrays | {"X": model.X_} | posterior)
+
+
+def _parts(gp: ExactGP | IterativeGP | InducingGP, dtype: str) -> tuple[dict[str, Any], dict[str, Array]]:
+    """The header's part and the arrays of a posterior."""
+    if isinstance(gp, ExactGP):
+        K = persistence.packed(to_numpy(gp.factor.A), to_numpy(gp.factor.diagonal), dtype)
+        return {"noise": gp.noise, "jitter": gp.jitter}, {"Y": to_numpy(gp.Y), "K": K}
+    numbers, arrays = gp.state()
+    arrays = {name: to_numpy(array) for name, array in arrays.items()}
+    if isinstance(gp, IterativeGP):
+        return {"posterior": "iterative", "state": numbers}, arrays
+    K = persistence.packed(to_numpy(gp.basis.A), to_numpy(gp.basis.diagonal), dtype)
+    B = persistence.packed(to_numpy(gp.factor.A), to_numpy(gp.factor.diagonal), "float64")
+    return {"posterior": "inducing", "state": numbers}, arrays | {"K": K, "B": B}
+
+
+def load(cls: type[Estimator], path: str | Path, device: Device) -> tuple[Estimator, dict[str, Any], dict[str, Array]]:
+    header, arrays = persistence.read(path)
+    if header.get("estimator") != cls.__name__:
+        held = header.get("estimator")
+        raise ModelFileError(f"{path} holds a {held}; load it with {held}.load")
+    try:
+        parameters = dict(header["parameters"])
+        if parameters.get("input_shape") is not None:
+            parameters["input_shape"] = tuple(parameters["input_shape"])
+        network = from_json(header["network"])
+        model = cls(network, device=device, **parameters)
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise ModelFileError(f"{path} is not a model that this version can read: {error}") from None
+    model.kernel_ = Kernel(network, device, model.dtype, model.threads)  # a wrong device is not the file's fault
+    try:
+        model.network_ = model.kernel_.network
+        model.X_ = arrays["X"]
+        model.input_shape_ = model.X_.shape[1:]
+        model.n_features_in_ = int(np.prod(model.input_shape_))
+        if "feature_names" in header:
+            model.feature_names_in_ = np.array(header["feature_names"], dtype=object)
+        model.gp_ = _posterior(header, arrays, model)
+        if isinstance(model.gp_, InducingGP):
+            model.inducing = len(model.X_)
+        report = header["report"] | {"smallest_eigenvalue": tuple(header["report"]["smallest_eigenvalue"])}
+        model.fit_report_ = FitReport(**report)
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise ModelFileError(f"{path} is not a model that this version can read: {error}") from None
+    return model, header, arrays
+
+
+def _posterior(header: dict[str, Any], arrays: dict[str, Array], model: Any) -> ExactGP | IterativeGP | InducingGP:
+    xp = algebra(model.kernel_.device)
+    kind = header.get("posterior", "exact")
+    if kind == "iterative":
+        return IterativeGP.restored(header["state"], arrays, xp)
+    K = xp.asarray(persistence.unpacked(arrays["K"], len(model.X_)))
+    if kind == "inducing":
+        B = xp.asarray(persistence.unpacked(arrays["B"], len(model.X_)))
+        return InducingGP.restored(header["state"], arrays, xp, K, B)
+    if kind != "exact":
+        raise ValueError(f"a posterior of the kind {kind!r}")
+    noise, jitter = header["noise"], header["jitter"]
+    return ExactGP(K, arrays["Y"], noise=noise, amplitude=model.amplitude, jitter=jitter, overwrite=True)

@@ -1,0 +1,83 @@
+"""Fitting through inducing images: the choice, then one pass over the training images, a block of kernels at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cnngp.common import memory
+from cnngp.gp.exact import Amplitude, Noise
+from cnngp.gp.inducing import SAMPLE, InducingGP, Part
+from cnngp.gp.linalg import blocks
+
+from .inducing_images import Chosen, Images, choose, columns_of, rows_of
+
+Array = NDArray[Any]
+
+# Of the training images, those kept for leave-one-out where the inducing ones are chosen: an eighth, at least so many,
+# and no more than SAMPLE. Where that is over half of what is not chosen, none are kept.
+_SHARE, _FEWEST = 8, 64
+# How much less images count about which the inducing ones say little; leave-one-out takes the best. docs/solve.md.
+_DISCOUNTS = (0.0, 30.0, 100.0)
+
+
+def fit_inducing(
+    images: Images,
+    Y: NDArray[np.float64],
+    asked: int | Chosen,
+    *,
+    noise: Noise,
+    amplitude: Amplitude,
+    loss: Callable[[Any, Any], float] | None,
+    seed: int | None,
+    store: Any,
+) -> tuple[InducingGP, Array]:
+    """The model and its inducing images: those that were `asked_for`."""
+    n = len(images)
+    m = asked if isinstance(asked, int) else len(asked.Z)
+    share = min(max(n // _SHARE, _FEWEST), SAMPLE)
+    reserves = isinstance(asked, int) and 2 * share <= n - m
+    sample = np.sort(np.random.default_rng(seed).choice(n, share if reserves else min(n, SAMPLE), replace=False))
+    need = 8 * m * ((1 + len(_DISCOUNTS)) * m + 4 * min(images.block(m), n) + 4 * len(sample))
+    need += np.dtype(images.kernel.dtype).itemsize * m * m
+    least = images.bytes_of_candidate(m) * min(2 * m, n) if isinstance(asked, int) else 0
+    memory.require(need + least, f"regression through {m:,} inducing images", images.kernel.device)
+    choice = asked
+    if isinstance(choice, int):
+        free = memory.available(images.kernel.device)
+        reserved = sample if reserves else np.empty(0, np.intp)
+        rng = np.random.default_rng(seed)  # so that what is chosen does not depend on how many are reserved
+        choice = choose(images, Y, choice, reserved, rng, None if free is None else free - need, store)
+    columns = choice.columns
+    if store is not None and not columns:
+        columns = [columns_of(images, images.X, choice.Z, store)]
+    gp = InducingGP(
+        images.kernel(choice.Z, output=images.output),
+        kernel_parts(images, choice.Z, Y, columns),
+        sample,
+        noise=noise,
+        amplitude=amplitude,
+        discounts=_DISCOUNTS,
+        own=choice.numbers(sample),
+        loss=loss,
+    )
+    return gp, choice.Z
+
+
+def kernel_parts(images: Images, Z: Array, Y: NDArray[np.float64], columns: Sequence[Any] = ()) -> Iterator[Part]:
+    """K(X, Z), Y and k(x, x), some rows at a time; K from `columns` of it where it has been computed."""
+    from tqdm.auto import tqdm
+
+    with tqdm(total=len(images), desc="kernel", delay=2.0, disable=None, unit="image", leave=False) as bar:
+        for rows in blocks(len(images), images.block(len(Z))):
+            X = images.at(rows)
+            K = (
+                rows_of(images.xp, columns, rows)
+                if columns
+                else images.kernel(X, Z, output=images.output, progress=False)
+            )
+            yield rows, K, Y[rows], images.kernel.diag(X)
+            bar.update(rows.stop - rows.start)

@@ -1,0 +1,144 @@
+"""What estimators accept as images, and the network they take when none is given."""
+
+from __future__ import annotations
+
+import datetime
+import math
+import warnings
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cnngp.common.arrays import DataError, as_real, to_numpy
+from cnngp.network import zoo
+from cnngp.network.layers import Network
+from cnngp.network.shapes import check_input_shape, shape_text
+
+
+def as_image_shape(X: NDArray[Any], input_shape: Any) -> NDArray[Any]:
+    """X as (N, C, …): arrays of 4 or 5 axes as they are, flat rows and 3 axes by `input_shape`.
+
+    Without an `input_shape`, flat rows stay features of one location; three axes could be (N, H, W) or (N, C, L).
+    """
+    if input_shape is None:
+        if len(X.shape) == 3:
+            raise DataError(
+                f"X has shape {X.shape}, which could be (N, height, width) or (N, channels, length); "
+                f"say which with input_shape=(1, {X.shape[1]}, {X.shape[2]}) or ({X.shape[1]}, {X.shape[2]})"
+            )
+        return X
+    channels, spatial = check_input_shape(input_shape)
+    shape = (channels, *spatial)
+    if X.shape[1:] == shape:
+        return X
+    if len(X.shape) not in (2, 3) or math.prod(X.shape[1:]) != math.prod(shape):
+        raise DataError(
+            f"X has shape {X.shape}, which does not hold images of input_shape={shape}: expected {math.prod(shape)} "
+            f"numbers each, or exactly that shape"
+        )
+    return X.reshape(len(X), *shape)
+
+
+def warn_of_channels_last(shape: tuple[int, ...]) -> None:
+    """Tell the caller of an estimator's `fit` of images that look like (N, height, width, channels)."""
+    if len(shape) == 4 and shape[3] in (1, 3, 4) and shape[1] == shape[2] > 4:
+        warnings.warn(
+            f"X has shape {shape}, read as {shape[1]} channels of {shape[2]} × {shape[3]}; if the channels come last, "
+            f"give X.transpose(0, 3, 1, 2), else say so with input_shape={shape[1:]}",
+            UserWarning,
+            stacklevel=4,
+        )
+
+
+def default_network(input_shape: tuple[int, ...]) -> Network:
+    """The paper's ResNet for pictures of 16 × 16 and more, three convolutions for smaller ones and other dimensions,
+    a fully connected network for plain features.
+    """
+    spatial = input_shape[1:]
+    if not spatial:
+        return zoo.dense_nngp()
+    if len(spatial) == 2 and min(spatial) >= 16:
+        return zoo.resnet(32)
+    return zoo.small_cnn()
+
+
+def check_fits_images(network: Network, X: NDArray[Any]) -> None:
+    """Turn a convolution over flat rows into advice."""
+    if X.ndim != 2:
+        return
+    side = math.isqrt(X.shape[1])
+    example = (1, side, side) if side * side == X.shape[1] else "(channels, height, width)"
+    layers: list[Any] = [network]
+    while layers:
+        layer = layers.pop(0)
+        kind = type(layer).__name__
+        if kind in ("Conv", "ConvTranspose"):
+            raise DataError(
+                f"X holds rows of {X.shape[1]} numbers, but {layer!r} needs images; give their shape, such as "
+                f"input_shape={example}"
+            )
+        if kind == "Dense":
+            return
+        layers = [*getattr(layer, "layers", ()), *getattr(layer, "branches", ()), *layers]
+
+
+def same_shape(X: NDArray[Any], input_shape: tuple[int, ...]) -> NDArray[Any]:
+    """Images to predict on, brought to the shape of the training images or refused."""
+    if X.shape[1:] == input_shape:
+        return X
+    if X.ndim in (2, 3) and math.prod(X.shape[1:]) == math.prod(input_shape):
+        return X.reshape(len(X), *input_shape)
+    given = shape_text(tuple(X.shape[1:]))
+    raise DataError(
+        f"X holds images of {given}, but the model was fitted on {shape_text(input_shape)} (channels × size); bring "
+        "them to that shape"
+    )
+
+
+def as_float(X: NDArray[Any]) -> NDArray[Any]:
+    """Floating point as it is; bytes, integers and booleans as float32, which holds them exactly to 2²⁴."""
+    X = as_real(X, "X")
+    return X if X.dtype in (np.float32, np.float64) else X.astype(np.float32 if X.dtype.itemsize < 4 else np.float64)
+
+
+def check_real_rows(X: Any) -> None:
+    """For flat rows, before scikit-learn checks the rest: it would read text and dates as numbers."""
+    if hasattr(X, "dtypes") and hasattr(X, "columns"):
+        _check_real_columns(X)
+        return
+    a = X if hasattr(X, "shape") else to_numpy(X)
+    dtype = getattr(a, "dtype", None)
+    if not isinstance(dtype, np.dtype):
+        return
+    if dtype.kind == "O":
+        if isinstance(a, np.ndarray) and _holds_text_or_dates(a):
+            raise DataError("X holds Python objects that are not all real numbers; expected real numbers")
+    elif dtype.kind not in "buif":
+        raise DataError(f"X has type {dtype}; expected real numbers{_complex(dtype)}")
+
+
+def _check_real_columns(frame: Any) -> None:
+    """The columns of a DataFrame: by their types, and by their values where the type does not say, as of categories."""
+    values = None
+    for i, (name, dtype) in enumerate(zip(frame.columns, frame.dtypes, strict=True)):
+        kind = getattr(dtype, "kind", "O")
+        if kind in "buif":
+            continue
+        if kind == "O":
+            values = np.asarray(frame, dtype=object) if values is None else values
+            if not _holds_text_or_dates(values[:, i]):
+                continue
+        raise DataError(f"X has a column {name!r} of type {dtype}; expected real numbers{_complex(dtype)}")
+
+
+_NOT_REAL = (str, bytes, complex, np.complexfloating, np.datetime64, np.timedelta64, datetime.date, datetime.timedelta)
+
+
+def _holds_text_or_dates(objects: NDArray[Any]) -> bool:
+    """Text that could be read as numbers, dates, complex numbers. Other objects are refused by scikit-learn."""
+    return any(isinstance(value, _NOT_REAL) for value in objects.flat)
+
+
+def _complex(dtype: Any) -> str:
+    return ". Complex data not supported" if getattr(dtype, "kind", "") == "c" else ""  # as every estimator has to say

@@ -1,0 +1,1 @@
+"""Inference from matrices: exact, iterative and through inducing points; probabilities from what they give."""

@@ -1,0 +1,351 @@
+"""Exact Gaussian processes from matrices alone: kernel matrices and targets in, moments out.
+
+    f ~ GP(0, a·k),   y = f + ε,   ε ~ N(0, a·noise)
+
+with one kernel shared by all outputs. The amplitude a multiplies the kernel and the noise alike, so means do not depend
+on it; variances and likelihood do. Everything is float64, on NumPy or CuPy arrays, in one N×N buffer (`linalg.py`).
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any, Literal, TypeGuard
+
+import numpy as np
+
+from cnngp.common.arrays import as_real, is_on_gpu, kind, to_cupy, to_numpy
+
+from .linalg import Array, Factor, NotPositiveDefinite, blocks, namespace
+
+Amplitude = Literal["ml", "loo"] | float
+Noise = Literal["ml"] | float
+
+# Jitter is tried from far below the rounding of a float64 kernel up to where it would be a model of its own.
+_JITTERS = tuple(10.0**e for e in range(-14, -1))
+# Rows that are read and converted at a time, and the side of the tiles in which a matrix is checked.
+_ROWS = 256
+_TILE = 512
+
+
+class JitterWarning(UserWarning):
+    """The kernel matrix is not positive definite in the working precision; a stated multiple of I was added."""
+
+
+class MatrixError(ValueError):
+    """A kernel matrix or targets that no Gaussian process can be made of."""
+
+
+class ExactGP:
+    """The posterior given targets `Y` (N, outputs) at N points with kernel matrix `K` (N, N).
+
+    `noise` is the variance of the noise in the kernel's units, or "ml". `amplitude` is "ml", "loo" or a number.
+    `jitter` is one known to be needed, from an earlier fit. With `overwrite=True` a float64 `K` is used as the buffer
+    and its content is lost.
+
+    >>> import numpy as np
+    >>> gp = ExactGP(np.array([[1.0, 0.5], [0.5, 1.0]]), np.array([[1.0], [-1.0]]), amplitude=1.0)
+    >>> gp.mean(np.array([[1.0, 0.5]]))
+    array([[1.]])
+    """
+
+    def __init__(
+        self,
+        K: Array,
+        Y: Array,
+        *,
+        noise: Noise = 0.0,
+        amplitude: Amplitude = "ml",
+        jitter: float = 0.0,
+        overwrite: bool = False,
+    ) -> None:
+        check_noise(noise)
+        check_amplitude(amplitude)
+        A = float64_buffer(K, overwrite)
+        xp = namespace(A)
+        self.Y = check_targets(xp, Y, A.shape[0])
+        self.noise = maximum_likelihood_noise(A, self.Y, amplitude) if noise == "ml" else float(noise)
+        self.jitter = jitter
+        """What was added to the diagonal beside the noise, relative to the diagonal's mean."""
+        self._amplitude_rule = amplitude
+        self.factor = self._factorise(A)
+        self._condition()
+
+    def _factorise(self, A: Array) -> Factor:
+        factor, jitter = factorised(A, self.noise, self.jitter)
+        if jitter != self.jitter:
+            warn_of_jitter(factor, jitter, stacklevel=6)  # whoever called an estimator's fit
+        self.jitter = jitter
+        return factor
+
+    def _condition(self) -> None:
+        """All that depends on the targets: α = (K + noise·I)⁻¹Y, leave-one-out, amplitude, likelihood."""
+        n, outputs = self.Y.shape
+        self.alpha = self.factor.solve(self.Y)
+        self.inverse_diagonal = self.factor.inverse_diagonal()
+        match self._amplitude_rule:
+            case "ml":  # Σ_c y_cᵀK⁻¹y_c/(N·C)
+                amplitude = float((self.Y * self.alpha).sum()) / (n * outputs)
+            case "loo":  # the maximum of Σ log N(y_i; leave-one-out mean, a/[K⁻¹]_ii)
+                amplitude = float((self.alpha**2 / self.inverse_diagonal[:, None]).mean())
+            case number:
+                amplitude = float(number)
+        self.amplitude = amplitude if amplitude > 0.0 else 1.0  # targets that are all zero say nothing of scale
+
+    @property
+    def log_marginal_likelihood(self) -> float:
+        """Σ_c log N(y_c; 0, a(K + noise·I))."""
+        n, outputs = self.Y.shape
+        fit = float((self.Y * self.alpha).sum()) / self.amplitude
+        log_determinant = self.factor.log_determinant() + n * math.log(self.amplitude)
+        return float(-0.5 * (fit + outputs * (log_determinant + n * math.log(2.0 * math.pi))))
+
+    def mean(self, K_test: Array) -> Array:
+        """E[f] at M test points from their kernel with the training points, (M, N) → (M, outputs)."""
+        return self._test(K_test) @ self.alpha
+
+    def variance(self, K_test: Array, diagonal: Array) -> Array:
+        """Var[f], shared by the outputs, from K(test, training) (M, N) and k(test, test) (M,) → (M,)."""
+        V = self.factor.solve_lower(self._test(K_test).T)
+        xp = namespace(V)
+        return self.amplitude * xp.maximum(_float64(xp, diagonal, "the diagonal") - (V * V).sum(0), 0.0)
+
+    def covariance(self, K_test: Array, K_test_test: Array) -> Array:
+        """Cov[f] between M test points, shared by the outputs, (M, N) and (M, M) → (M, M)."""
+        V = self.factor.solve_lower(self._test(K_test).T)
+        xp = namespace(V)
+        return self.amplitude * (_float64(xp, K_test_test, "K(test, test)") - V.T @ V)
+
+    def sample(self, K_test: Array, K_test_test: Array, n: int, seed: int | None = None) -> Array:
+        """`n` functions from the posterior at M test points: (n, M, outputs)."""
+        return posterior_samples(self.mean(K_test), self.covariance(K_test, K_test_test), n, seed)
+
+    def leave_one_out(self) -> tuple[Array, Array]:
+        """What the other N − 1 points predict for each y_i: mean y_i − α_i/[K⁻¹]_ii (N, outputs), variance (N,)."""
+        return self.Y - self.alpha / self.inverse_diagonal[:, None], self.amplitude / self.inverse_diagonal
+
+    @property
+    def loo_rows(self) -> Any:
+        """The points that `leave_one_out` speaks of: all of them."""
+        return np.arange(self.Y.shape[0])
+
+    @property
+    def loo_targets(self) -> Array:
+        """The targets of those points."""
+        return self.Y
+
+    @property
+    def points(self) -> int:
+        """How many points K(test, training) has columns for."""
+        return int(self.Y.shape[0])
+
+    @property
+    def largest_variance(self) -> float:
+        return float(self.factor.diagonal.max())
+
+    def residual(self) -> float:
+        """‖(K + noise·I)α − Y‖/‖Y‖: how well the linear system was solved."""
+        xp = namespace(self.Y)
+        scale = float(xp.linalg.norm(self.Y))
+        return float(xp.linalg.norm(self.factor.multiply(self.alpha) - self.Y)) / scale if scale > 0 else 0.0
+
+    def smallest_eigenvalue_bounds(self) -> tuple[float, float]:
+        """1/tr K⁻¹ ≤ λ_min ≤ 1/max [K⁻¹]_ii, of the matrix that was factorised."""
+        return 1.0 / float(self.inverse_diagonal.sum()), 1.0 / float(self.inverse_diagonal.max())
+
+    def add(self, K_new_old: Array, K_new: Array, Y_new: Array) -> None:
+        """Condition on M more points by a block update of the factor, from K(new, old) (M, N) and K(new, new)."""
+        xp = namespace(self.Y)
+        K_new_old, K_new = self._test(K_new_old), float64_buffer(K_new)
+        if K_new_old.shape[0] != K_new.shape[0]:
+            raise MatrixError(f"K(new, old) has {K_new_old.shape[0]} rows, K(new, new) {K_new.shape[0]}")
+        Y_new = check_targets(xp, Y_new, K_new.shape[0])
+        if Y_new.shape[1] != self.Y.shape[1]:
+            raise MatrixError(f"the new targets have {Y_new.shape[1]} outputs, the old ones {self.Y.shape[1]}")
+        try:
+            self.factor = self.factor.extended(K_new_old, K_new)
+            # The same amount is on the diagonal, whose mean the new points have changed.
+            self.jitter = (self.factor.shift - self.noise) / float(self.factor.diagonal.mean()) if self.jitter else 0.0
+        except NotPositiveDefinite:  # more jitter is needed everywhere, so everything is factorised again
+            self.factor = self._factorise_with(K_new_old, K_new)
+        self.Y = xp.concatenate([self.Y, Y_new])
+        self._condition()
+
+    def _factorise_with(self, K_new_old: Array, K_new: Array) -> Factor:
+        old, n, m = self.factor, len(self.factor), K_new.shape[0]
+        A = namespace(K_new).empty((n + m, n + m))
+        A[:n, :n], A[n:, :n], A[:n, n:], A[n:, n:] = old.A, K_new_old, K_new_old.T, K_new
+        Factor(A[:n, :n], old.diagonal, old.shift).restore()  # in the copy: what fails leaves the model as it was
+        return self._factorise(A)
+
+    def _test(self, K_test: Array) -> Array:
+        return check_test(namespace(self.Y), K_test, self.points)
+
+
+def factorised(A: Array, noise: float, jitter: float = 0.0) -> tuple[Factor, float]:
+    """K + noise·I without more jitter where that works, else with the smallest power of ten that does, in place."""
+    mean_diagonal = float(A.diagonal().mean())
+    for relative in (jitter, *(j for j in _JITTERS if j > jitter)):
+        try:
+            return Factor.of(A, noise + relative * mean_diagonal), relative
+        except NotPositiveDefinite:
+            continue
+    raise MatrixError(
+        f"the kernel matrix of {A.shape[0]} points is not positive semi-definite: adding {_JITTERS[-1]:g} of its "
+        f"mean diagonal ({mean_diagonal:.3g}) does not make it so; it is not the matrix of a kernel"
+    )
+
+
+def warn_of_jitter(factor: Factor, jitter: float, stacklevel: int) -> None:
+    warnings.warn(
+        f"the kernel matrix of {len(factor)} points is not positive definite in float64; added {jitter:g} of "
+        "its mean diagonal to the diagonal. Repeated points or a float32 kernel do that: remove repeats, use "
+        f"dtype='float64', or set noise={jitter * float(factor.diagonal.mean()):.1e} to make it part of the model",
+        JitterWarning,
+        stacklevel=stacklevel,
+    )
+
+
+def posterior_samples(mean: Array, cov: Array, n: int, seed: int | None) -> Array:
+    """`n` functions with these moments at M points: (n, M, outputs).
+
+    The square root of the covariance is taken by eigenvalues: near the training points it is singular.
+    """
+    xp = namespace(cov)
+    values, Q = xp.linalg.eigh(cov)
+    z = np.random.default_rng(seed).standard_normal((n, *mean.shape))
+    return mean + (Q * xp.sqrt(xp.maximum(values, 0.0))) @ xp.asarray(z)
+
+
+def maximum_likelihood_noise(K: Array, Y: Array, amplitude: Amplitude = "ml") -> float:
+    """The noise with the highest marginal likelihood: one eigendecomposition, then a search along one line.
+
+    With K = QΛQᵀ and s = λ + noise:  log p = −½ Σ_ic (qᵢᵀy_c)²/(a sᵢ) − ½ C Σᵢ log(a sᵢ) + const, and unless the
+    amplitude is a number it is the maximum-likelihood one at each noise.
+    """
+    from scipy.optimize import minimize_scalar
+
+    xp = namespace(K)
+    values, Q = xp.linalg.eigh(K)
+    lam, weight = _host(xp.maximum(values, 0.0)), _host(((Q.T @ Y) ** 2).sum(1))
+    del Q
+    n, outputs = Y.shape
+    scale = float(lam.mean())
+
+    def loss(log_noise: float) -> float:
+        s = lam + scale * 10.0**log_noise
+        fit = float((weight / s).sum())
+        a = fit / (n * outputs) if isinstance(amplitude, str) else float(amplitude)
+        return fit / a + outputs * (n * math.log(a) + float(np.log(s).sum())) if a > 0 else math.inf
+
+    grid = np.linspace(-10.0, 2.0, 49)
+    best = grid[int(np.argmin([loss(g) for g in grid]))]
+    step = float(grid[1] - grid[0])
+    found = minimize_scalar(loss, bounds=(best - step, best + step), method="bounded", options={"xatol": 1e-6})
+    return float(scale * 10.0**found.x)
+
+
+def check_noise(noise: object) -> None:
+    if noise != "ml" and not is_number(noise, least=0.0):
+        raise MatrixError(f"noise={noise!r}: expected a variance of 0 or more, or 'ml' to choose it by likelihood")
+
+
+def check_amplitude(amplitude: object) -> None:
+    if amplitude not in ("ml", "loo") and (not is_number(amplitude, least=0.0) or amplitude == 0):
+        raise MatrixError(f"amplitude={amplitude!r}: expected 'ml', 'loo' or a positive number")
+
+
+def check_test(xp: Any, K_test: Array, points: int) -> Array:
+    """K(test, training) in float64, checked."""
+    K_test = _float64(xp, K_test, "K(test, training)")
+    if K_test.ndim != 2 or K_test.shape[1] != points:
+        raise MatrixError(
+            f"K(test, training) has shape {K_test.shape}; expected (test points, {points} training points)"
+        )
+    if not bool(xp.isfinite(K_test).all()):
+        raise MatrixError("K(test, training) contains NaN or infinity")
+    return K_test
+
+
+def _float64(xp: Any, a: Array, name: str) -> Array:
+    """Real numbers of any library as float64 of `xp`."""
+    a = a if kind(a) == "cupy" else to_numpy(a, name)
+    return xp.asarray(as_real(a, name), dtype=xp.float64)
+
+
+def is_number(value: object, least: float) -> TypeGuard[float]:
+    """Whether it is one finite number of this size or more."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
+        return False
+    return math.isfinite(value) and bool(value >= least)
+
+
+def _host(a: Array) -> Any:
+    return a if isinstance(a, np.ndarray) else a.get()
+
+
+def check_targets(xp: Any, Y: Array, n: int) -> Array:
+    Y = _float64(xp, Y, "Y")
+    if Y.ndim != 2 or Y.shape[0] != n or Y.shape[1] == 0:
+        raise MatrixError(f"the targets have shape {Y.shape}; expected ({n} points, outputs)")
+    if not bool(xp.isfinite(Y).all()):
+        raise MatrixError("the targets contain NaN or infinity")
+    return Y
+
+
+def float64_buffer(K: Array, overwrite: bool = False, on_gpu: bool = False) -> Array:
+    """`K` as a float64 buffer of our own; see `matrix_buffer`."""
+    return matrix_buffer(K, "float64", overwrite, on_gpu)
+
+
+def matrix_buffer(K: Array, dtype: str, overwrite: bool = False, on_gpu: bool = False) -> Array:
+    """`K` as a buffer of our own, checked; piece by piece, so that an array on disk is never in memory twice.
+
+    An array in chunks, such as Zarr's, is read chunk by chunk, each once; `on_gpu` puts it straight onto the card.
+    """
+    shape = tuple(getattr(K, "shape", ()))
+    if len(shape) != 2 or shape[0] != shape[1] or shape[0] == 0:
+        raise MatrixError(f"the kernel matrix has shape {shape}; expected (N, N) with N at least 1")
+    K = as_matrix(K)
+    xp = namespace(K)
+    if on_gpu:
+        import cupy
+
+        xp = cupy
+    if overwrite and isinstance(K, xp.ndarray) and K.dtype == dtype and getattr(K.flags, "writeable", True):
+        A = K
+    else:
+        A = xp.empty(shape, dtype=dtype)
+        height, width = _chunks(K) or (_ROWS, shape[1])
+        for rows in blocks(shape[0], height):
+            for columns in blocks(shape[1], width):
+                A[rows, columns] = xp.asarray(K[rows, columns])
+    _check_symmetric(A)
+    return A
+
+
+def as_matrix(K: Any) -> Any:
+    """A kernel matrix, NumPy's, CuPy's or on disk, as it is; torch's as the one or the other; refused if not real."""
+    if kind(K) == "torch":
+        K = to_cupy(K, "K") if is_on_gpu(K) else to_numpy(K, "K")
+    return as_real(K, "the kernel matrix")
+
+
+def _chunks(K: Any) -> tuple[int, int] | None:
+    """The chunks in which Zarr and HDF5 keep an array, where they are of one size."""
+    chunks = getattr(K, "chunks", None)
+    return chunks if isinstance(chunks, tuple) and all(isinstance(n, int) for n in chunks) else None
+
+
+def _check_symmetric(A: Array) -> None:
+    """Tile against mirrored tile: a strip against a strip of columns would miss the cache at every element."""
+    xp = namespace(A)
+    scale = float(xp.abs(A.diagonal()).max())
+    for rows in blocks(A.shape[0], _TILE):
+        for columns in blocks(rows.stop, _TILE):
+            with np.errstate(invalid="ignore"):  # ∞ − ∞, reported below
+                gap = float(xp.abs(A[rows, columns] - A[columns, rows].T).max())
+            if not math.isfinite(gap):
+                raise MatrixError("the kernel matrix contains NaN or infinity; an unfinished store does too")
+            if gap > 1e-6 * scale:
+                raise MatrixError(f"the kernel matrix is not symmetric: K and Kᵀ differ by {gap:.3g}")

@@ -1,0 +1,360 @@
+"""Regression through m inducing points, over any number of training points that are seen once, a block at a time.
+
+The functions are those that m points span (subset of regressors), f(x) = φ(x)ᵀw with φ(x) = L⁻¹k(x), K_mm = LLᵀ,
+w ~ N(0, a·I), y_i = f(x_i) + ε_i, ε_i ~ N(0, a·noise/ω_i), Ω = diag(ω):
+
+    B = ΦᵀΩΦ,   w = (B + noise·I)⁻¹ΦᵀΩY,   mean φᵀw,   variance a(k(x, x) − φᵀφ + noise·φᵀ(B + noise·I)⁻¹φ)
+
+The variance is that of the deterministic training conditional (DTC): k(x, x) − φᵀφ is what the m points cannot say
+about x, without which the model would be most certain where it knows least. To a model of m functions the same
+u_i = k(x_i, x_i) − φᵀφ of a training point is noise: ω_i = 1/(1 + discount·u_i/s), s the mean k(x, x). With discount 0
+all points count alike; with discount s/noise the noise is noise + u_i, which is FITC. FITC itself would need a pass
+over all points for each noise that is tried; here a few discounts are summed side by side, and the noise is free.
+
+The sums are formed of L⁻¹K_mn and not of K_mn: K_mn K_nm has the square of the condition number, and dividing by L
+afterwards would leave nothing of its small eigenvalues. Nothing here is larger than m × m; N × m is never held.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from cnngp.common.arrays import to_numpy
+
+from .exact import (
+    Amplitude,
+    MatrixError,
+    Noise,
+    check_amplitude,
+    check_noise,
+    check_targets,
+    check_test,
+    factorised,
+    float64_buffer,
+    posterior_samples,
+    warn_of_jitter,
+)
+from .inducing_sums import Sums
+from .linalg import Array, Factor, NotPositiveDefinite, namespace
+
+# Training points whose features are kept for leave-one-out, which chooses noise and temperature.
+SAMPLE = 2048
+Part = tuple[slice, Array, Array, Array]
+"""Rows of the training points, K(rows, inducing) (M, m), targets (M, outputs) and k(x, x) (M,)."""
+# The powers of ten, times the mean diagonal, between which noise is sought. Below 10⁻⁴ predictions no longer change,
+# and leave-one-out cannot tell one noise from another.
+_LIKELY_NOISE = (-8.0, 1.0)
+_LOO_NOISE = (-4.0, 1.0)
+
+
+class InducingGP:
+    """The posterior through m inducing points with kernel matrix `K_mm` (m, m), given blocks of training points.
+
+    `parts` gives (rows, K(rows, inducing), Y(rows), k(x, x)) for all N points, in order. `sample` are the points,
+    sorted, that `leave_one_out` speaks of; `own` says which of them are inducing points (their number, else −1), whose
+    own function is left out with them, as an image that was never seen has none. `noise` is a variance, "ml", or 0 for
+    the one with the least leave-one-out `loss`, by default the squared error: m points do not interpolate N, so without
+    noise there is no model. Of several `discounts` the best is taken, by likelihood where the noise is "ml", else by
+    leave-one-out. The `amplitude` "ml" is that of the leave-one-out predictions.
+
+    >>> import numpy as np
+    >>> K, Y = np.array([[1.0, 0.5], [0.5, 1.0]]), np.array([[1.0], [-1.0]])
+    >>> gp = InducingGP(K, [(slice(0, 2), K, Y, np.ones(2))], np.arange(2), noise=1.0)
+    >>> gp.mean(np.array([[1.0, 0.5]])).round(6)
+    array([[0.333333]])
+    """
+
+    def __init__(
+        self,
+        K_mm: Array,
+        parts: Iterable[Part],
+        sample: Any,
+        *,
+        noise: Noise = 0.0,
+        amplitude: Amplitude = "ml",
+        discounts: Sequence[float] = (0.0,),
+        own: Any = None,
+        loss: Callable[[Any, Any], float] | None = None,
+        overwrite: bool = False,
+    ) -> None:
+        check_noise(noise)
+        check_amplitude(amplitude)
+        A = float64_buffer(K_mm, overwrite)
+        xp = namespace(A)
+        self.basis, self.jitter = factorised(A, 0.0)
+        if self.jitter:
+            warn_of_jitter(self.basis, self.jitter, stacklevel=7)
+        self.loo_rows = np.asarray(sample)
+        self._set_own(np.full(len(self.loo_rows), -1) if own is None else np.asarray(own))
+        self._kept: Array = None  # features of the sample, (m, sample)
+        sums = [Sums(xp, len(self.basis), discount) for discount in discounts]
+        self._accumulate(sums, parts)
+        # The likelihood knows nothing of what the inducing points miss, which is most of the variance; leave-one-out
+        # predictions do.
+        self._amplitude_rule: Any = "loo" if amplitude == "ml" else amplitude
+        chosen = loss or (lambda mean, targets: float(((mean - targets) ** 2).mean()))
+        self._choose(sums, noise, chosen)
+        self._condition()
+
+    # ---- sums ----------------------------------------------------------------------------------------------------
+
+    def _accumulate(self, sums: Sequence[Sums], parts: Iterable[Part]) -> None:
+        """Add every point to all `sums`; in the first pass, which finds nothing kept, keep the sample's features."""
+        xp = namespace(self.basis.A)
+        kept: list[tuple[Array, ...]] = []
+        for rows, K_bm, Y, diagonal in parts:
+            Phi = self.features(K_bm)
+            Y = check_targets(xp, Y, int(Phi.shape[1]))
+            diagonal = xp.asarray(diagonal, dtype=xp.float64)
+            unknown = self._unknown(Phi, diagonal)
+            for one in sums:
+                one.add(Phi, Y, unknown)
+            if self._kept is None:
+                inside = np.flatnonzero((self.loo_rows >= rows.start) & (self.loo_rows < rows.stop))
+                at = xp.asarray(self.loo_rows[inside] - rows.start)
+                kept.append((Phi[:, at].T, Y[at], diagonal[at]))
+        for one in sums:
+            one.mirror()
+        if self._kept is None:
+            features, self.loo_targets, self._diagonal = (xp.concatenate(a) for a in zip(*kept, strict=True))
+            self._kept = features.T
+
+    def _unknown(self, Phi: Array, diagonal: Array) -> Array:
+        """What the inducing points cannot say about points with features `Phi`, in units of their own mean k(x, x)."""
+        return namespace(Phi).maximum(diagonal - (Phi * Phi).sum(0), 0.0) / float(self.basis.diagonal.mean())
+
+    def _choose(self, sums: Sequence[Sums], noise: Noise, loss: Callable[[Any, Any], float]) -> None:
+        """The sums and the noise to go on with."""
+        likely = noise == "ml"
+
+        def loss_of(one: Sums, shift: float) -> float:
+            factor = _factor(one.B, shift)
+            value = self._likelihood_loss(one, factor) if likely else self._loo_loss(one, factor, loss)
+            factor.restore()
+            return value
+
+        def best(one: Sums) -> tuple[float, float]:
+            """The least loss, and its noise."""
+            if noise not in ("ml", 0.0):
+                return (loss_of(one, float(noise)) if len(sums) > 1 else 0.0), float(noise)
+            return self._best_noise(lambda shift: loss_of(one, shift), _LIKELY_NOISE if likely else _LOO_NOISE)
+
+        found = [(*best(one), one) for one in sums]
+        _, self.noise, self._sums = min(found, key=lambda f: f[0])
+
+    def features(self, K_test: Array) -> Array:
+        """φ = L⁻¹k of each row, (M, m) → (m, M)."""
+        return self.basis.solve_lower(check_test(namespace(self.basis.A), K_test, self.points).T)
+
+    def add(self, parts: Iterable[Part]) -> None:
+        """Condition on more points, with K(new, inducing) in blocks. The noise and the sample stay."""
+        # On copies until all is done: kernels take long, and what fails or is stopped must leave the model as it was.
+        grown = copy.copy(self)
+        B = Factor(self.factor.A.copy(), self.factor.diagonal, self.factor.shift).restore()
+        grown._sums = self._sums.copy(B)
+        grown._accumulate([grown._sums], parts)
+        grown._condition()
+        self.__dict__.update(grown.__dict__)
+
+    def set_noise(self, noise: float) -> None:
+        """Another noise from the same sums: no kernel is computed, only a factor of m × m."""
+        self._sums.B, self.noise = self.factor.restore(), float(noise)
+        self._condition()
+
+    # ---- posterior -----------------------------------------------------------------------------------------------
+
+    def _condition(self) -> None:
+        self.factor = _factor(self._sums.B, self.noise)
+        self._half = self.factor.solve_lower(self._sums.rhs)
+        self.w = self.factor.solve_upper(self._half)
+        self.beta = self.basis.solve_upper(self.w)
+        """Weights of K(test, inducing): (m, outputs)."""
+        match self._amplitude_rule:
+            case "ml":  # of files from before it was always leave-one-out
+                amplitude = self._fit(self._sums, self.noise, self._half) / (self.n * self._outputs)
+            case "loo":
+                mean, variance = self._left_out(self._sums, self.factor, self.w)
+                amplitude = float(((self.loo_targets - mean) ** 2 / variance[:, None]).mean())
+            case number:
+                amplitude = float(number)
+        self.amplitude = amplitude if amplitude > 0.0 else 1.0
+
+    @property
+    def points(self) -> int:
+        return len(self.basis)
+
+    @property
+    def n(self) -> int:
+        return self._sums.n
+
+    @property
+    def discount(self) -> float:
+        return self._sums.discount
+
+    @property
+    def _outputs(self) -> int:
+        return int(self._sums.rhs.shape[1])
+
+    @property
+    def largest_variance(self) -> float:
+        return float(self.basis.diagonal.max())
+
+    @property
+    def log_marginal_likelihood(self) -> float:
+        """Of the approximation: Σ_c log N(y_c; 0, a(ΦΦᵀ + noise·Ω⁻¹))."""
+        fit = self._fit(self._sums, self.noise, self._half) / self.amplitude
+        log_determinant = self._log_determinant(self._sums, self.factor) + self.n * math.log(self.amplitude)
+        return float(-0.5 * (fit + self._outputs * (log_determinant + self.n * math.log(2.0 * math.pi))))
+
+    def mean(self, K_test: Array) -> Array:
+        """E[f] at M points from K(test, inducing), (M, m) → (M, outputs)."""
+        return check_test(namespace(self.beta), K_test, self.points) @ self.beta
+
+    def variance(self, K_test: Array, diagonal: Array) -> Array:
+        """Var[f], shared by the outputs, (M, m) and k(x, x) (M,) → (M,)."""
+        Phi = self.features(K_test)
+        xp = namespace(Phi)
+        V = self.factor.solve_lower(Phi)
+        unknown = xp.maximum(xp.asarray(diagonal, dtype=xp.float64) - (Phi * Phi).sum(0), 0.0)
+        return self.amplitude * (unknown + self.noise * (V * V).sum(0))
+
+    def covariance(self, K_test: Array, K_test_test: Array) -> Array:
+        """Cov[f] between M points, shared by the outputs, (M, m) and (M, M) → (M, M)."""
+        Phi = self.features(K_test)
+        xp = namespace(Phi)
+        V = self.factor.solve_lower(Phi)
+        return self.amplitude * (xp.asarray(K_test_test, dtype=xp.float64) - Phi.T @ Phi + self.noise * V.T @ V)
+
+    def leave_one_out(self) -> tuple[Array, Array]:
+        """What the other N − 1 points predict for y at each point of the sample, through the other inducing points."""
+        mean, variance = self._left_out(self._sums, self.factor, self.w)
+        return mean, self.amplitude * variance
+
+    def sample(self, K_test: Array, K_test_test: Array, n: int, seed: int | None = None) -> Array:
+        """`n` functions from the posterior at M points: (n, M, outputs)."""
+        return posterior_samples(self.mean(K_test), self.covariance(K_test, K_test_test), n, seed)
+
+    def residual(self) -> float:
+        """‖(B + noise·I)w − ΦᵀΩY‖/‖ΦᵀΩY‖."""
+        xp, rhs = namespace(self.w), self._sums.rhs
+        scale = float(xp.linalg.norm(rhs))
+        return float(xp.linalg.norm(self.factor.multiply(self.w) - rhs)) / scale if scale > 0 else 0.0
+
+    def smallest_eigenvalue_bounds(self) -> tuple[float, float]:
+        """Of B + noise·I: the noise, and the smallest diagonal entry."""
+        return self.noise, float(self.factor.diagonal.min()) + self.noise
+
+    # ---- files ---------------------------------------------------------------------------------------------------
+
+    def state(self) -> tuple[dict[str, Any], dict[str, Array]]:
+        """Numbers and arrays that `restored` makes the same model of. K_mm and B stand above the diagonals of `A`."""
+        numbers = {
+            "noise": self.noise,
+            "jitter": self.jitter,
+            "amplitude_rule": self._amplitude_rule,
+            "squares": self._sums.squares,
+            "discount": self.discount,
+            "log_weights": self._sums.log_weights,
+            "n": self.n,
+        }
+        arrays = {"rhs": self._sums.rhs, "kept": self._kept, "kept_diagonal": self._diagonal}
+        return numbers, arrays | {"loo_rows": self.loo_rows, "loo_targets": self.loo_targets, "own": self._own}
+
+    @classmethod
+    def restored(cls, numbers: dict[str, Any], arrays: dict[str, Array], xp: Any, K_mm: Array, B: Array) -> InducingGP:
+        """`K_mm` and `B` are overwritten."""
+        gp = cls.__new__(cls)
+        gp.basis, gp.jitter = factorised(K_mm, 0.0, numbers["jitter"])
+        gp.noise, gp._amplitude_rule = float(numbers["noise"]), numbers["amplitude_rule"]
+        sums = gp._sums = Sums(xp, 0, float(numbers.get("discount", 0.0)))  # older files have none
+        sums.B, sums.rhs, sums.squares = B, xp.asarray(arrays["rhs"]), float(numbers["squares"])
+        sums.log_weights, sums.n = float(numbers.get("log_weights", 0.0)), int(numbers["n"])
+        gp._kept = xp.asarray(arrays["kept"])
+        gp._diagonal = xp.asarray(arrays["kept_diagonal"])
+        gp._set_own(arrays["own"])
+        gp.loo_rows, gp.loo_targets = np.asarray(arrays["loo_rows"]), xp.asarray(arrays["loo_targets"])
+        gp._condition()
+        return gp
+
+    # ---- leave-one-out and the noise -----------------------------------------------------------------------------
+
+    def _set_own(self, own: Any) -> None:
+        """g = L⁻¹e_i of the points of the sample that are inducing ones: (m, how many), None where there are none."""
+        xp = namespace(self.basis.A)
+        self._own, self._g = own, None
+        at = np.flatnonzero(own >= 0)
+        if len(at):
+            units = xp.zeros((len(self.basis), len(at)))
+            units[xp.asarray(own[at]), xp.arange(len(at))] = 1.0
+            self._own_at, self._g = xp.asarray(at), self.basis.solve_lower(units)
+
+    def _left_out(self, sums: Sums, factor: Factor, w: Array) -> tuple[Array, Array]:
+        """Mean (y_i − residual_i/(1 − ω_i h_i)) and variance of y without amplitude, at the sample.
+
+        h_i = φᵀ(B + noise·I)⁻¹φ. Without the function of z_i, that is with β_i = 0:
+        f_i ← f_i − c β_i/S,  h_i ← h_i − c²/S,  φᵀφ ← φᵀφ − 1/gᵀg
+        with S = gᵀ(B + noise·I)⁻¹g, c = gᵀ(B + noise·I)⁻¹φ, β_i = gᵀw. The weights of the other points stay.
+        """
+        xp = namespace(w)
+        V = factor.solve_lower(self._kept)
+        f, h, known = self._kept.T @ w, (V * V).sum(0), (self._kept**2).sum(0)
+        if self._g is not None:
+            at, g = self._own_at, self._g
+            U = factor.solve_lower(g)
+            S, c = (U * U).sum(0), (U * V[:, at]).sum(0)
+            c_S = c / xp.where(S > 0.0, S, 1.0)
+            f[at] -= c_S[:, None] * (g.T @ w)
+            h[at] -= c * c_S
+            known[at] -= 1.0 / (g * g).sum(0)
+        weights = sums.weights(self._unknown(self._kept, self._diagonal))
+        left = xp.maximum(1.0 - weights * h, 1e-12)
+        mean = self.loo_targets - (self.loo_targets - f) / left[:, None]
+        # noise·h/(1 − ωh) of the function, and the noise itself
+        return mean, xp.maximum(self._diagonal - known, 0.0) + factor.shift * (1.0 + h / left)
+
+    def _fit(self, sums: Sums, noise: float, half: Array) -> float:
+        """Σ_c y_cᵀ(ΦΦᵀ + noise·Ω⁻¹)⁻¹y_c."""
+        return max(sums.squares - float((half * half).sum()), 0.0) / noise
+
+    def _log_determinant(self, sums: Sums, factor: Factor) -> float:
+        """log |ΦΦᵀ + noise·Ω⁻¹|, N × N."""
+        return factor.log_determinant() + (sums.n - len(factor)) * math.log(factor.shift) - sums.log_weights
+
+    def _loo_loss(self, sums: Sums, factor: Factor, loss: Callable[[Any, Any], float]) -> float:
+        mean, _ = self._left_out(sums, factor, factor.solve(sums.rhs))
+        return loss(to_numpy(mean), to_numpy(self.loo_targets))
+
+    def _likelihood_loss(self, sums: Sums, factor: Factor) -> float:
+        outputs = int(sums.rhs.shape[1])
+        fit = self._fit(sums, factor.shift, factor.solve_lower(sums.rhs))
+        rule = self._amplitude_rule
+        a = fit / (sums.n * outputs) if isinstance(rule, str) else float(rule)
+        if a <= 0.0:
+            return math.inf
+        return fit / a + outputs * (sums.n * math.log(a) + self._log_determinant(sums, factor))
+
+    def _best_noise(self, loss: Callable[[float], float], bounds: tuple[float, float]) -> tuple[float, float]:
+        """The least `loss`, and its noise. A factor of B is a third of m³ operations, an eigendecomposition tens."""
+        from scipy.optimize import minimize_scalar
+
+        scale = float(self.basis.diagonal.mean())
+        found = minimize_scalar(
+            lambda x: loss(scale * 10.0**x), bounds=bounds, method="bounded", options={"xatol": 0.1}
+        )
+        return float(found.fun), float(scale * 10.0**found.x)
+
+
+def _factor(B: Array, noise: float) -> Factor:
+    """B is a sum of squares, so B + noise·I is positive definite, unless rounding swallows the noise."""
+    try:
+        return Factor.of(B, noise)
+    except NotPositiveDefinite:
+        least = 1e-13 * float(B.diagonal().max())
+        raise MatrixError(
+            f"noise={noise:g} is lost in float64 here; use {least:.0e} or more, or 0 to have it chosen"
+        ) from None

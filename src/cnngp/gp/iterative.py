@@ -1,0 +1,198 @@
+"""The posterior without a factor: means by one iterative solve, leave-one-out for a sample, variances by more solves.
+
+What needs all of a factor (the likelihood, covariances, samples, adding points) is not there, and says so.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+
+from cnngp.common.arrays import to_numpy
+
+from .exact import Amplitude, MatrixError, Noise, check_amplitude, check_targets, check_test
+from .linalg import Array, blocks, namespace
+from .solving import ConvergenceWarning, solve_matrix
+from .solving.matrices import SymmetricMatrix
+
+# Training points whose leave-one-out prediction is computed: each is one more right-hand side of the one solve.
+SAMPLE = 256
+# The relative residual up to which [K⁻¹]_ii of a point is used.
+_SOLVED = 1e-6
+# That from which a unit vector has no solution: a repeated point's stays at 1/√2 or above.
+_PROMISING = 0.5
+# Test points whose variances are solved for together.
+_COLUMNS = 256
+
+
+class IterativeGP:
+    """`ExactGP` for a matrix that is only multiplied. [K⁻¹]_ii of the sample comes from solves for its unit vectors."""
+
+    log_marginal_likelihood = None
+    jitter = 0.0
+
+    def __init__(
+        self,
+        matrix: SymmetricMatrix,
+        Y: Array,
+        xp: Any,
+        *,
+        noise: Noise,
+        amplitude: Amplitude = "ml",
+        method: str = "cg",
+        seed: int | None = 0,
+    ) -> None:
+        check_amplitude(amplitude)
+        if isinstance(noise, str):
+            raise MatrixError(
+                f"noise={noise!r} needs an eigendecomposition, which does not fit in memory; give a number"
+            )
+        self.matrix: SymmetricMatrix | None = matrix
+        self.method = method
+        self.noise = float(noise)
+        Y = check_targets(xp, Y, matrix.n)
+        n, outputs = matrix.n, int(Y.shape[1])
+        self.loo_rows = np.sort(np.random.default_rng(seed).choice(n, min(n, SAMPLE), replace=False))
+        diagonal = matrix.diagonal()
+        # [A⁻¹]_ii is at least 1/A_ii where A is positive definite: far below that it is no solution, whatever remains.
+        least = xp.asarray(1.0 / np.maximum(diagonal[self.loo_rows] + self.noise, np.finfo(np.float64).tiny))
+        solution, inverse_diagonal, solved = self._solve(matrix, Y, xp)
+        solved &= to_numpy(inverse_diagonal >= 0.5 * least)
+        if not solution.converged:
+            warnings.warn(f"the linear system was not solved: {solution.message}", ConvergenceWarning, stacklevel=4)
+        self._residual = float(solution.residuals[:outputs].max())
+        self.message = solution.message
+        self.unsolved = int((~solved).sum())
+        if self.unsolved:
+            warnings.warn(_unsolved(self.unsolved, len(solved)), ConvergenceWarning, stacklevel=4)
+        self.loo_rows = self.loo_rows[solved]
+        at = xp.asarray(self.loo_rows)
+        self.alpha = solution.weights[:, :outputs].copy()
+        self.loo_targets = Y[at]
+        self.inverse_diagonal = xp.maximum(inverse_diagonal, least)[xp.asarray(solved)]
+        self.largest_variance = float(diagonal.max())
+        match amplitude:
+            case "loo" if len(self.loo_rows):
+                value = float((self.alpha[at] ** 2 / self.inverse_diagonal[:, None]).mean())
+            case "ml" | "loo":
+                value = float((Y * self.alpha).sum()) / (n * outputs)
+            case number:
+                value = float(number)
+        self.amplitude = value if value > 0.0 else 1.0
+
+    def _solve(self, matrix: SymmetricMatrix, Y: Array, xp: Any) -> tuple[Any, Array, Any]:
+        """The solution for the targets, [A⁻¹]_ii of the sample, and which of these were solved for.
+
+        One solve for all, so that there is one checkpoint and every pass over the matrix serves all of it. The unit
+        vectors of repeated points have no solution without noise, and hold up the whole block: then those that came
+        nowhere are left out, and should that not do, all of them.
+        """
+        outputs = int(Y.shape[1])
+        inverse_diagonal = xp.zeros(len(self.loo_rows))
+        residuals = np.full(len(self.loo_rows), np.inf)
+        tried = np.arange(len(self.loo_rows))
+        while True:
+            at, columns = xp.asarray(self.loo_rows[tried]), xp.arange(len(tried))
+            units = xp.zeros((matrix.n, len(tried)))
+            units[at, columns] = 1.0
+            solution: Any = solve_matrix(matrix, xp.concatenate([Y, units], axis=1), self.noise, self.method)
+            inverse_diagonal[xp.asarray(tried)] = solution.weights[at, outputs + columns]
+            residuals[tried] = to_numpy(solution.residuals[outputs:])
+            if solution.converged or not len(tried):
+                return solution, inverse_diagonal, residuals <= _SOLVED
+            promising = tried[residuals[tried] < _PROMISING]
+            first = len(tried) == len(self.loo_rows)
+            tried = promising if first and len(promising) < len(tried) else tried[:0]
+
+    @property
+    def points(self) -> int:
+        return int(self.alpha.shape[0])
+
+    def mean(self, K_test: Array) -> Array:
+        """E[f] at M test points, (M, N) → (M, outputs)."""
+        return check_test(namespace(self.alpha), K_test, self.points) @ self.alpha
+
+    def variance(self, K_test: Array, diagonal: Array) -> Array:
+        """Var[f] by a solve for every block of test points: right, and slow, as each reads the matrix many times."""
+        xp = namespace(self.alpha)
+        if self.matrix is None:
+            raise MatrixError(_LOADED)
+        K_test = check_test(xp, K_test, self.points)
+        reduction = xp.empty(int(K_test.shape[0]))
+        size = _COLUMNS if self.method == "cg" else int(K_test.shape[0])  # every "mixed" solve factorises anew
+        failed: list[str] = []
+        for rows in blocks(int(K_test.shape[0]), size):
+            part = K_test[rows].T
+            solution = solve_matrix(
+                self.matrix, part, self.noise, self.method, tolerance=_SOLVED, keep_unfinished=False
+            )
+            reduction[rows] = (part * solution.weights).sum(0)
+            if not solution.converged:
+                failed.append(solution.message)
+        if failed:
+            told = f"the systems of the variances were not solved, so these are too large as a rule: {failed[0]}"
+            warnings.warn(told, ConvergenceWarning, stacklevel=4)
+        return self.amplitude * xp.maximum(xp.asarray(diagonal, dtype=xp.float64) - reduction, 0.0)
+
+    def covariance(self, K_test: Array, K_test_test: Array) -> Array:
+        raise MatrixError(_NEEDS_FACTOR.format("a covariance between test points"))
+
+    def sample(self, K_test: Array, K_test_test: Array, n: int, seed: int | None = None) -> Array:
+        raise MatrixError(_NEEDS_FACTOR.format("a sample of functions"))
+
+    def add(self, *_: Any) -> None:
+        raise MatrixError(_NEEDS_FACTOR.format("adding images"))
+
+    def leave_one_out(self) -> tuple[Array, Array]:
+        """Mean y_i − α_i/[K⁻¹]_ii and variance at the points of the sample; exact for each of them."""
+        alpha = self.alpha[namespace(self.alpha).asarray(self.loo_rows)]
+        return self.loo_targets - alpha / self.inverse_diagonal[:, None], self.amplitude / self.inverse_diagonal
+
+    def residual(self) -> float:
+        return self._residual
+
+    def smallest_eigenvalue_bounds(self) -> tuple[float, float]:
+        """The noise, and 1/max [K⁻¹]_ii of the sample; where some of these could not be solved for, rounding's."""
+        if self.unsolved:
+            return self.noise, max(self.noise, self.points * float(np.finfo(np.float64).eps) * self.largest_variance)
+        return self.noise, 1.0 / float(self.inverse_diagonal.max())
+
+    # ---- files ---------------------------------------------------------------------------------------------------
+
+    def state(self) -> tuple[dict[str, Any], dict[str, Array]]:
+        """Numbers and arrays that `restored` makes the same model of, without the matrix."""
+        numbers = {
+            "method": self.method,
+            "noise": self.noise,
+            "amplitude": self.amplitude,
+            "residual": self._residual,
+            "message": self.message,
+            "unsolved": self.unsolved,
+            "largest_variance": self.largest_variance,
+        }
+        names = ("alpha", "inverse_diagonal", "loo_rows", "loo_targets")
+        return numbers, {name: getattr(self, name) for name in names}
+
+    @classmethod
+    def restored(cls, numbers: dict[str, Any], arrays: dict[str, Array], xp: Any) -> IterativeGP:
+        gp = cls.__new__(cls)
+        gp.matrix = None
+        gp.method, gp.message = numbers["method"], numbers["message"]
+        gp.unsolved = numbers.get("unsolved", 0)  # files of the first version have none
+        gp.noise, gp.amplitude = numbers["noise"], numbers["amplitude"]
+        gp._residual, gp.largest_variance = numbers["residual"], numbers["largest_variance"]
+        gp.alpha, gp.loo_targets = xp.asarray(arrays["alpha"]), xp.asarray(arrays["loo_targets"])
+        gp.inverse_diagonal, gp.loo_rows = xp.asarray(arrays["inverse_diagonal"]), np.asarray(arrays["loo_rows"])
+        return gp
+
+
+def _unsolved(count: int, of: int) -> str:
+    told = f"the system was not solved for the unit vectors of {count} of {of} images, so leave-one-out "
+    told += "leaves them out of loo_rows_" if count < of else "has none: loo_error_ is NaN and the temperature 1"
+    return told + "; add noise, or remove repeated images"
+
+
+_NEEDS_FACTOR = "{} needs a Cholesky factor, which solver='cg' and 'mixed' do not make; use solver='cholesky'"
+_LOADED = "a loaded model without a factor has no kernel matrix, so it gives means and no variances; fit it again"

@@ -1,0 +1,322 @@
+"""`solve`: the weights (K + noise·I)⁻¹Y by the means that the memory allows, and what accuracy they have."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import logging
+import math
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cnngp.common import memory
+from cnngp.common.arrays import is_on_gpu, to_numpy
+
+from ..exact import MatrixError, check_targets, factorised, matrix_buffer, warn_of_jitter
+from ..linalg import Array, namespace
+from .checkpoint import Checkpoint
+from .checks import METHODS as METHODS
+from .checks import Method as Method
+from .checks import check_parameters, plain
+from .conjugate import Outcome, State, solve_block
+from .matrices import SymmetricMatrix, local_folder, opened_matrix
+from .preconditioner import Nothing, Nystrom, Preconditioner, RoughFactor
+
+log = logging.getLogger("cnngp")
+
+# Columns of the preconditioner's basis, at most: they take 8 bytes a point each, and their own algebra grows with the
+# square of them.
+_RANK = 1000
+_CARRIED = 7
+# Raised when a checkpoint holds other things than before, so that no old one is taken for a new one.
+_STATE = 2
+# A card whose float32 is more than so many times as fast as its float64 is one for graphics.
+_SLOW_FLOAT64 = 4
+
+
+class ConvergenceWarning(UserWarning):
+    """The linear system was not solved to the tolerance; the message says to what."""
+
+
+@dataclass(frozen=True)
+class Solution:
+    """What `solve` found.
+
+    `residuals` are ‖(K + noise·I)w − y‖/‖y‖ of each output, measured with a product of its own after the solve.
+    """
+
+    weights: NDArray[np.float64]
+    residuals: NDArray[np.float64]
+    iterations: int
+    method: str
+    converged: bool
+    message: str
+    error_bound: float
+    """No prediction k(x, X)w at any x with k(x, x) up to the largest diagonal entry is off by more than this, as far as
+    the solve goes: √(max K_ii/noise)·‖residual‖. Infinite without noise."""
+
+    def __repr__(self) -> str:
+        return f"<Solution by {self.method}: {self.message}>"
+
+
+def solve(
+    store: Any,
+    Y: Any,
+    noise: float,
+    method: Method = "auto",
+    *,
+    tolerance: float = 1e-9,
+    iterations: int = 1000,
+    rank: int | None = None,
+    checkpoint: str | Path | None = None,
+    client: Any = None,
+    device: Literal["auto", "cpu", "cuda"] = "auto",
+    progress: bool = True,
+) -> Solution:
+    """The weights w (N, outputs) with (K + noise·I)w = Y; predictions are K(test, training) @ w.
+
+    Parameters
+    ----------
+    store : what `gram` returned, the path or URL of its store, or a NumPy, CuPy or PyTorch matrix (N, N).
+    Y : targets, (N,) or (N, outputs).
+    noise : variance added to the diagonal, in the kernel's units.
+    method : "cholesky", exact, 8 bytes an entry; "mixed", a float32 factor refined in float64, 4 bytes an entry; "cg",
+        block conjugate gradients that stream the tiles of a store, memory independent of the matrix; "auto", the first
+        of these that fits ("mixed" before "cholesky" on cards with slow float64).
+    tolerance : of the relative residual of each output, for "mixed" and "cg".
+    iterations : the most passes over the matrix.
+    rank : columns of the Nyström preconditioner of "cg"; 0 for none, None for a quarter of N and 1,000 at most.
+    checkpoint : where "cg" keeps its state, unless `rank` is 0; by default next to a store on this machine. A solve
+        that was killed, or that ran out of iterations, goes on when it is run again; a finished one leaves nothing.
+    client : a `dask.distributed.Client` whose workers see the store; for "cg".
+    device : where the algebra runs; "auto" for the card where there is one.
+
+    >>> import numpy as np
+    >>> from cnngp import solve
+    >>> K = np.array([[2.0, 1.0], [1.0, 2.0]])
+    >>> solve(K, [3.0, 3.0], noise=1.0, method="cg", device="cpu").weights.round(6)
+    array([0.75, 0.75])
+    """
+    noise, tolerance = plain(noise), plain(tolerance)
+    check_parameters(method, noise, tolerance, iterations, rank, checkpoint, client)
+    K = opened_matrix(store)
+    matrix = SymmetricMatrix(K, client, progress)
+    place = _device(device, K)
+    xp = algebra(place)
+    Y_host = to_numpy(Y, "Y")
+    one = Y_host.ndim == 1
+    B = check_targets(xp, Y_host[:, None] if one else Y_host, matrix.n)
+    if method == "auto":
+        method = "cg" if client is not None else choose_method(matrix.n, place)
+    solution = solve_matrix(
+        matrix,
+        B,
+        float(noise),
+        method,
+        tolerance=float(tolerance),
+        iterations=int(iterations),
+        rank=None if rank is None else int(rank),
+        checkpoint=None if checkpoint is None else Path(checkpoint),
+    )
+    if not solution.converged:
+        warnings.warn(f"the linear system was not solved: {solution.message}", ConvergenceWarning, stacklevel=2)
+    weights = to_numpy(solution.weights)
+    return replace(solution, weights=weights[:, 0] if one else weights, residuals=to_numpy(solution.residuals))
+
+
+def solve_matrix(
+    matrix: SymmetricMatrix,
+    B: Array,
+    noise: float,
+    method: str,
+    *,
+    tolerance: float = 1e-9,
+    iterations: int = 1000,
+    rank: int | None = None,
+    checkpoint: Path | None = None,
+    keep_unfinished: bool = True,
+) -> Solution:
+    """`solve` on what is checked, with weights where B is, without a warning.
+
+    `keep_unfinished`: leave the checkpoint of a solve that ran out of iterations.
+    """
+    n, columns = B.shape
+    rank = min(_RANK, n // 4) if rank is None else min(rank, n)
+    # The factor, or the basis and what the iteration carries: directions, residuals, solutions and their products.
+    need = {"cholesky": 8 * n * n, "mixed": 4 * n * n}.get(method, 8 * n * (rank + _CARRIED * columns))
+    memory.require(need, f"solving for {n:,} points by {method}", "cuda" if is_on_gpu(B) else "cpu")
+    limits = {"tolerance": tolerance, "iterations": iterations}
+    if method == "cholesky":
+        outcome, largest = _cholesky(matrix, B, noise, tolerance)
+    elif method == "mixed":
+        outcome, largest = _mixed(matrix, B, noise, limits)
+    else:
+        outcome, largest = _conjugate_gradients(matrix, B, noise, limits, rank, checkpoint, keep_unfinished)
+    xp = namespace(B)
+    worst = float((outcome.residuals * xp.linalg.norm(B, axis=0)).max())
+    bound = math.sqrt(largest / noise) * worst if noise > 0 else (math.inf if worst > 0 else 0.0)
+    reached = f"relative residual {float(outcome.residuals.max()):.1e} after {outcome.iterations} iterations"
+    message = reached if outcome.converged else f"{reached}, {tolerance:g} was asked for; {outcome.reason}"
+    return Solution(outcome.X, outcome.residuals, outcome.iterations, method, outcome.converged, message, bound)
+
+
+def choose_method(n: int, device: Literal["cpu", "cuda"], without: tuple[Method, ...] = ()) -> Method:
+    """Cholesky where it fits; a rough factor where only that fits, or where float64 is slow; else no factor."""
+    free = memory.available(device)
+
+    def fits(entry: int) -> bool:
+        return free is None or entry * n**2 <= free
+
+    if "cholesky" not in without and fits(8) and not (device == "cuda" and _float64_is_slow()):
+        return "cholesky"
+    return "mixed" if fits(4) else "cg"
+
+
+def _cholesky(matrix: SymmetricMatrix, B: Array, noise: float, tolerance: float) -> tuple[Outcome, float]:
+    factor, jitter = factorised(matrix_buffer(matrix.K, "float64", on_gpu=is_on_gpu(B)), noise)
+    if jitter:
+        warn_of_jitter(factor, jitter, stacklevel=4)
+    X = factor.solve(B)
+    residuals = _relative(factor.multiply(X, noise) - B, B)
+    reason = f"{jitter:g} of the mean diagonal had to be added" if jitter else "float64 allows no more"
+    solved = bool((residuals <= max(tolerance, 1e-9)).all())
+    return Outcome(X, residuals, 0, solved, reason), float(factor.diagonal.max())
+
+
+def _mixed(matrix: SymmetricMatrix, B: Array, noise: float, limits: dict[str, Any]) -> tuple[Outcome, float]:
+    """Conjugate gradients with a float32 factor: one or two iterations for each refinement that float64 needs."""
+    rough = RoughFactor(matrix_buffer(matrix.K, "float32", on_gpu=is_on_gpu(B)), noise)
+
+    def product(V: Array) -> Array:
+        return rough.product(V) if matrix.dtype == np.float32 else matrix.multiply(V) + noise * V
+
+    with _bar(matrix.progress) as show:
+        outcome = solve_block(product, B, rough, watch=show, **limits)
+    return outcome, float(rough.factor.diagonal.max())
+
+
+def _conjugate_gradients(
+    matrix: SymmetricMatrix,
+    B: Array,
+    noise: float,
+    limits: dict[str, Any],
+    rank: int,
+    path: Path | None,
+    keep_unfinished: bool,
+) -> tuple[Outcome, float]:
+    xp = namespace(B)
+    diagonal = matrix.diagonal()
+    if not (diagonal >= 0.0).all():
+        raise MatrixError("the kernel matrix has negative numbers on its diagonal; it is not the matrix of a kernel")
+    keep = _checkpoint(matrix, B, noise, rank, path) if rank > 0 else None
+    E: Preconditioner = Nothing()
+    state: State | None = None
+    if rank > 0:
+        nystrom, state = (None, None) if keep is None else keep.read(xp, noise)
+        if state is not None:
+            log.info("the solve goes on after iteration %d", state.iteration)
+        E = nystrom or Nystrom.of(matrix.multiply, xp, matrix.n, rank, noise, seed=0)
+
+    def product(V: Array) -> Array:
+        return matrix.multiply(V) + noise * V
+
+    latest: State | None = None
+    try:
+        with _bar(matrix.progress) as show:
+
+            def watch(state: State) -> None:
+                nonlocal latest
+                latest = replace(state, history=list(state.history), gains=list(state.gains))
+                show(state)
+                if keep is not None and isinstance(E, Nystrom):
+                    keep.save(E, latest)
+
+            outcome = solve_block(product, B, E, state=state, watch=watch, **limits)
+    except KeyboardInterrupt:
+        if keep is None or latest is None or not isinstance(E, Nystrom):
+            raise
+        keep.save(E, latest, every=0.0)
+        raise KeyboardInterrupt(
+            f"interrupted; iteration {latest.iteration} is kept in {keep.path}. Run the same again to go on"
+        ) from None
+    if keep is not None:
+        ran_out = not outcome.converged and outcome.iterations >= limits["iterations"]
+        if ran_out and keep_unfinished and isinstance(E, Nystrom):
+            if latest is not None:
+                keep.save(E, latest, every=0.0)
+            outcome = replace(outcome, reason=f"{outcome.reason}; more of them go on from {keep.path}")
+        else:
+            keep.remove()
+    return outcome, float(diagonal.max())
+
+
+def _checkpoint(matrix: SymmetricMatrix, B: Array, noise: float, rank: int, path: Path | None) -> Checkpoint | None:
+    """At the path given, or next to a store on this machine under a name that no other problem has."""
+    folder = local_folder(matrix.K) if matrix.stored else None
+    if path is None and folder is None:
+        return None
+    digest = hashlib.sha256(f"{_STATE} {matrix.fingerprint()} {noise!r} {rank} {B.shape}".encode())
+    digest.update(np.ascontiguousarray(to_numpy(B)).data)
+    problem = digest.hexdigest()
+    if path is None and folder is not None:
+        path = folder.with_name(f"{folder.name}.solve-{problem[:12]}")
+    return None if path is None else Checkpoint(path, problem)
+
+
+def _relative(R: Array, B: Array) -> Array:
+    xp = namespace(B)
+    norms = xp.linalg.norm(B, axis=0)
+    return xp.linalg.norm(R, axis=0) / xp.where(norms > 0.0, norms, 1.0)
+
+
+@contextmanager
+def _bar(wanted: bool) -> Iterator[Callable[[State], None]]:
+    """Iterations and the residual: a bar on a terminal, lines in the log."""
+    from tqdm.auto import tqdm
+
+    with tqdm(desc="solve", unit="iteration", delay=2.0, disable=None if wanted else True) as bar:
+
+        def show(state: State) -> None:
+            log.info("iteration %d: relative residual %.1e", state.iteration, state.history[-1])
+            bar.set_postfix_str(f"residual {state.history[-1]:.1e}", refresh=False)
+            bar.update()
+
+        yield show
+
+
+def _device(asked: str, K: Any) -> Literal["cpu", "cuda"]:
+    if asked not in ("auto", "cpu", "cuda"):
+        raise ValueError(f"device={asked!r} is not 'auto', 'cpu' or 'cuda'")
+    if asked == "cuda" or (asked == "auto" and is_on_gpu(K)):
+        return "cuda"
+    if asked == "cpu" or importlib.util.find_spec("cupy") is None:
+        return "cpu"
+    from cnngp.kernel.engines.cuda import engine as cuda
+
+    return "cuda" if cuda.available() else "cpu"
+
+
+def algebra(device: str) -> Any:
+    """NumPy, or CuPy for the card."""
+    if device == "cpu":
+        return np
+    from cnngp.kernel.engines.cuda import engine as cuda
+
+    cuda.require()
+    import cupy
+
+    return cupy
+
+
+def _float64_is_slow() -> bool:
+    """By the ratio of float32 to float64 speed that the driver gives: 2 on data-centre cards, 32 or 64 on others."""
+    import cupy
+
+    return int(cupy.cuda.Device().attributes.get("SingleToDoublePrecisionPerfRatio", 2)) > _SLOW_FLOAT64

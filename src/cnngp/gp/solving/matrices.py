@@ -1,0 +1,195 @@
+"""A symmetric matrix that is multiplied and never held: the tiles of a store, or an array in memory.
+
+One pass reads every tile of the upper triangle once and uses it twice, for itself and for its mirror image, so memory
+does not grow with the matrix. Tiles are float32 as a rule; their products are formed and summed in float64.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cnngp.common.arrays import to_numpy
+from cnngp.common.errors import StoreError
+from cnngp.matrix.store.places import local_path
+from cnngp.matrix.store.store import GramStore
+
+from ..exact import MatrixError, as_matrix
+from ..linalg import Array, blocks, namespace
+
+# Tiles of an array in memory, and tiles of a store that are read ahead of the one in use.
+_SIDE = 1024
+_AHEAD = 3
+
+
+class SymmetricMatrix:
+    """K (N, N) as products and a diagonal.
+
+    `K` is a NumPy or CuPy array or a Zarr array. With a Dask `client`, workers that see the same store multiply rows of
+    tiles each; what travels is the vectors.
+    """
+
+    def __init__(self, K: Any, client: Any = None, progress: bool = True) -> None:
+        shape = tuple(getattr(K, "shape", ()))
+        if len(shape) != 2 or shape[0] != shape[1] or shape[0] == 0:
+            raise MatrixError(f"the kernel matrix has shape {shape}; expected (N, N) with N at least 1")
+        self.K = K = as_matrix(K)
+        self.n = int(shape[0])
+        self.dtype = np.dtype(K.dtype)
+        self.progress = progress
+        chunks = getattr(K, "chunks", None)
+        self.stored = isinstance(chunks, tuple)
+        self.tile: tuple[int, int] = (int(chunks[0]), int(chunks[1])) if isinstance(chunks, tuple) else (_SIDE, _SIDE)
+        if client is not None and not self.stored:
+            raise MatrixError("client= needs a matrix in a store that the workers see; this one is in memory")
+        self.client = client
+
+    @property
+    def mirrored(self) -> bool:
+        """Whether the tiles below the diagonal are the mirror images of those above it, and need not be read."""
+        return self.tile[0] == self.tile[1]
+
+    def diagonal(self) -> Any:
+        """diag K in float64 on the host, from the tiles on the diagonal."""
+        d = np.empty(self.n)
+        side = min(self.tile)
+        for rows in blocks(self.n, side):
+            part = _read(self.K, rows, rows).diagonal()
+            d[rows] = part if isinstance(part, np.ndarray) else part.get()
+        if not np.isfinite(d).all():
+            raise MatrixError(_NAN)
+        return d
+
+    def multiply(self, V: Array) -> Array:
+        """KV for V (N, columns) in float64, on the card where V is."""
+        Y = self._on_cluster(V) if self.client is not None else self._here(V)
+        if not bool(namespace(Y).isfinite(Y).all()):
+            raise MatrixError(_NAN)
+        return Y
+
+    def fingerprint(self) -> str:
+        """What the store says the matrix is of, or some of its rows, and its diagonal: changes when the matrix does."""
+        digest = hashlib.sha256(f"{self.n} {self.dtype.name}".encode())
+        digest.update(self.diagonal().tobytes())
+        attributes = group_attributes(self.K)
+        for key in ("network_fingerprint", "X", "engine", "tile"):
+            digest.update(f"{key}={attributes.get(key)}".encode())
+        if not attributes:  # kernels of one diagonal are common, so some rows must tell them apart
+            for i in (0, self.n // 2, self.n - 1):
+                row = _read(self.K, slice(i, i + 1), slice(0, self.n))
+                digest.update(np.ascontiguousarray(row if isinstance(row, np.ndarray) else row.get()).data)
+        return digest.hexdigest()
+
+    def _here(self, V: Array) -> Array:
+        from tqdm.auto import tqdm
+
+        xp = namespace(V)
+        Y = xp.zeros_like(V)
+        pairs = [
+            (rows, columns)
+            for i, rows in enumerate(blocks(self.n, self.tile[0]))
+            for j, columns in enumerate(blocks(self.n, self.tile[1]))
+            if j >= i or not self.mirrored
+        ]
+        off = None if self.progress and self.stored else True
+        with tqdm(total=len(pairs), desc="pass", unit="tile", delay=2.0, disable=off, leave=False) as bar:
+            for (rows, columns), tile in zip(pairs, self._tiles(pairs), strict=True):
+                A = xp.asarray(tile).astype(xp.float64)  # it travels to a card as it is
+                Y[rows] += A @ V[columns]
+                if self.mirrored and rows.start != columns.start:
+                    Y[columns] += A.T @ V[rows]
+                bar.update()
+        return Y
+
+    def _tiles(self, pairs: list[tuple[slice, slice]]) -> Iterator[Any]:
+        """The tiles in order; those of a store are read by threads while others are multiplied."""
+        if not self.stored:
+            for rows, columns in pairs:
+                yield self.K[rows, columns]
+            return
+        waiting: deque[Future[Any]] = deque()
+        with ThreadPoolExecutor(2, thread_name_prefix="cnngp-read") as readers:
+            for rows, columns in pairs:
+                waiting.append(readers.submit(_read, self.K, rows, columns))
+                if len(waiting) > _AHEAD:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+
+    def _on_cluster(self, V: Array) -> Array:
+        """A worker takes whole rows of tiles: it reads the mirror images too, and sends back a few rows of the result
+        instead of a sum as long as V.
+        """
+        xp = namespace(V)
+        there = self.client.scatter(to_numpy(V), broadcast=True, hash=False)
+        rows = list(blocks(self.n, self.tile[0]))
+        parts = self.client.map(_row_product, rows, K=self.K, V=there, width=self.tile[1], pure=False)
+        return xp.asarray(np.concatenate(self.client.gather(parts)))
+
+
+_NAN = "the kernel matrix contains NaN or infinity; an unfinished store does too: finish it with gram"
+
+
+def _row_product(rows: slice, K: Any, V: Any, width: int) -> Any:
+    """Some rows of KV, on a worker."""
+    Y = np.zeros((rows.stop - rows.start, V.shape[1]))
+    for columns in blocks(V.shape[0], width):
+        Y += _read(K, rows, columns).astype(np.float64) @ V[columns]
+    return Y
+
+
+def _read(K: Any, rows: slice, columns: slice) -> Any:
+    try:
+        return K[rows, columns]
+    except (ValueError, OSError) as error:
+        raise StoreError(
+            f"rows {rows.start}–{rows.stop - 1}, columns {columns.start}–{columns.stop - 1} of the kernel cannot be "
+            f"read ({error}); run gram on the store again, which finds damaged tiles and computes them"
+        ) from None
+
+
+def opened_matrix(store: Any) -> Any:
+    """The matrix that `gram` keeps at a path, a URL or in a Zarr store; an array is given back as it is."""
+    if hasattr(store, "shape") and hasattr(store, "__getitem__"):
+        return store
+    if isinstance(store, (list, tuple)):
+        return to_numpy(store, "the kernel matrix")
+    place = GramStore(store, read_only=isinstance(store, (str, Path)))
+    if place.found is None:
+        raise StoreError(f"{place.name} is no store of a kernel matrix; compute it there with gram(…, store=)")
+    if place.found.Z is not None:
+        raise StoreError(f"{place.name} holds the matrix of two sets of images; solving needs that of one set")
+    missing = len(place.missing(place.present()))
+    if missing:
+        raise StoreError(
+            f"{place.name} lacks {missing:,} of {len(place.grid):,} tiles; run gram on it again to compute them"
+        )
+    return place.array()
+
+
+def group_attributes(K: Any) -> dict[str, Any]:
+    """The attributes of the group that a Zarr array of `gram` lies in; none for other arrays."""
+    import zarr
+
+    if not isinstance(K, zarr.Array) or K.path.split("/")[-1] != "K":
+        return {}
+    try:
+        group = zarr.open_group(K.store, path=K.path.removesuffix("K").rstrip("/"), mode="r", zarr_format=3)
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return {}
+    return dict(group.attrs.asdict())
+
+
+def local_folder(store: Any) -> Path | None:
+    """The folder of this machine that a store or a Zarr array of `gram` lies in."""
+    if isinstance(store, (str, Path)):
+        return local_path(store)
+    root = getattr(getattr(store, "store", None), "root", None)
+    path = getattr(store, "path", "")
+    return root / path.removesuffix("K").rstrip("/") if isinstance(root, Path) and isinstance(path, str) else None

@@ -1,0 +1,101 @@
+"""What every engine offers, and the one check of numeric range that all of them make before long work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol, assert_never
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cnngp.common.arrays import Output
+from cnngp.network.layers import GELU, Abs, Cos, Elementwise, Erf, LeakyReLU, ReLU, Sin, Step
+
+from ..program import Activation, Program
+
+Advance = Callable[[int], None] | None
+"""Told how many pairs were done since it was last told."""
+
+
+class Engine(Protocol):
+    """Runs one program. Images come as (N, channels, locations), C-contiguous, in the engine's `dtype`.
+
+    K[i, j] depends on the two images alone: bit-identical for any batch, tile, thread count and argument order.
+    """
+
+    program: Program
+    dtype: np.dtype[Any]
+    identity: str
+    """What a store records: it changes whenever the bits of a result may."""
+
+    def diagonal(self, X: Any) -> NDArray[np.float64]:
+        """K(x, x) for each image, from the variance recursion in float64. Raises `RangeError`."""
+        ...
+
+    def cross(self, X: Any, Z: Any, output: Output = "numpy", advance: Advance = None) -> Any:
+        """K(x, z) for every pair: (N, M) in `dtype`. Images are known to be in range."""
+        ...
+
+    def symmetric(self, X: Any, output: Output = "numpy", advance: Advance = None) -> Any:
+        """K(x, x') with both triangles from one computation and the diagonal of `diagonal`."""
+        ...
+
+
+class RangeError(ValueError):
+    """A variance that the working precision cannot hold."""
+
+
+# Buffer units keep typical values near one (see program/units.py), so only images of extreme scale come near these.
+_EXPONENTS = {4: (-90, 100), 8: (-900, 900)}
+
+
+def check_range(
+    program: Program, dtype: np.dtype[Any], peaks: NDArray[np.float64], diagonal: NDArray[np.float64]
+) -> None:
+    """Refuse images whose variances leave the working precision, before any pair is computed.
+
+    peaks: (N, activations), the largest variance of each image at each nonlinearity, in buffer units.
+    diagonal: (N,), the true K(x, x).
+    """
+    info = np.finfo(dtype)
+    other = "use dtype='float64', or rescale the images" if dtype.itemsize == 4 else "rescale the images"
+    for s, a in enumerate(program.activations):
+        bottom, top = _variance_range(a, dtype)
+        bad = ~((peaks[:, s] == 0) | ((peaks[:, s] < top) & (peaks[:, s] > bottom)))
+        if bad.any():
+            i = int(np.argmax(bad))
+            raise RangeError(
+                f"image {i} has variance {a.unit * peaks[i, s]:.3g} at {a.place or 'the nonlinearity'} ({a.layer!r}), "
+                f"which {dtype.name} cannot carry; {other}"
+            )
+    output = diagonal / program.unit
+    bad = ~(
+        (diagonal == 0) | ((diagonal < float(info.max)) & (diagonal > float(info.tiny)) & (output < float(info.max)))
+    )
+    if bad.any():
+        i = int(np.argmax(bad))
+        raise RangeError(f"K(x, x) of image {i} is {diagonal[i]:.3g}, which does not fit {dtype.name}; {other}")
+
+
+def check_pixels(X: Any, dtype: np.dtype[Any]) -> None:
+    """Refuse images (N, channels, …) whose sums of squares leave the working precision."""
+    largest = max(float(X.max()), -float(X.min()))
+    if largest**2 * X.shape[1] >= 2.0 ** _EXPONENTS[dtype.itemsize][1]:
+        other = "use dtype='float64', or rescale the images" if dtype.itemsize == 4 else "rescale the images"
+        raise RangeError(f"pixels of {largest:.3g} are too large to multiply in {dtype.name}; {other}")
+
+
+def _variance_range(a: Activation, dtype: np.dtype[Any]) -> tuple[float, float]:
+    """The largest variance of an image must lie between these, in buffer units."""
+    low, high = (2.0**e for e in _EXPONENTS[dtype.itemsize])
+    match a.layer:
+        case ReLU() | LeakyReLU() | Abs() | Step():
+            return low, high  # homogeneous: the unit does not matter
+        case Sin() | Cos():
+            # e^(K − m) with K and m rounded: beyond these variances no digit is left.
+            high = {4: 2.0**20, 8: 2.0**45}[dtype.itemsize]
+        case Erf() | GELU() | Elementwise():
+            pass
+        case _:
+            assert_never(a.layer)
+    return max(low, low / a.unit), min(2.0 ** _EXPONENTS[dtype.itemsize][1], high / a.unit)

@@ -1,0 +1,179 @@
+"""Operations that work on any shape: box sums with every stride, dilation and padding, and operations without sums.
+
+dst ← keep · dst + scale · box(f(src)) + bias. What `cpu_window` does faster goes there.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .plan import (
+    A0,
+    A1,
+    ACT,
+    B0,
+    B1,
+    BASE,
+    BIAS,
+    BOX,
+    C0,
+    C1,
+    COL_DILATION,
+    COL_HIGH,
+    COL_K,
+    COL_LOW,
+    COL_START,
+    COL_STRIDE,
+    COL_TAPS,
+    DST,
+    IMAGES,
+    KEEP,
+    MAP_STEP,
+    NO_ACT,
+    OWN_AT,
+    OWN_STEP,
+    PAD_LEFT,
+    PAD_RIGHT,
+    PLANE_TAPS,
+    PLANES,
+    RING,
+    ROW_CALL,
+    ROW_K,
+    ROW_LIST,
+    ROW_NEED,
+    ROW_TAPS,
+    SCALE,
+    SCRATCH,
+    SRC,
+    STORE,
+    TABLE,
+    WRITE,
+)
+from .rows import POWERS, relu_value, write
+from .simd import call_row, constant, lanes, load, splat, store
+
+
+def box(m: Any, own: Any, table: Any, op: Any, numbers: Any, taps: Any, panels: Any, frame: Any) -> None:
+    """Sum planes where there are several, then rows, then columns; rows are activated into a ring as needed."""
+    L = lanes(m)
+    zero = constant(m, 0.0)
+    keep, scale, bias = constant(m, numbers[KEEP]), constant(m, numbers[SCALE]), constant(m, numbers[BIAS])
+    act, how, ring, k = op[ACT], op[WRITE], op[RING], op[ROW_K]
+    n, low, high = op[C1], op[COL_LOW], op[COL_HIGH]
+    row_size, plane_size = op[C0] * L, op[B0] * op[C0] * L
+    left, right = op[PAD_LEFT] * L, op[PAD_RIGHT] * L
+    start, stride, step = op[COL_START] * L, op[COL_STRIDE] * L, op[COL_DILATION] * L
+    sum_planes = op[BOX] == PLANES
+    by_row = act != NO_ACT and not sum_planes
+    for image in range(frame[IMAGES]):
+        src = frame[BASE] + image * frame[MAP_STEP] + op[SRC] * L
+        to = frame[BASE] + image * frame[MAP_STEP] + op[DST] * L
+        own_at = frame[OWN_AT] + image * frame[OWN_STEP] + op[TABLE]
+        scratch = frame[SCRATCH]
+        if sum_planes and act != NO_ACT:
+            for r in range(op[A0] * op[B0]):
+                call_row(
+                    op[ROW_CALL], m, src + r * row_size, scratch + r * row_size, op[C0], own, own_at + r * op[C0],
+                    table, op[TABLE] + r * op[C0], op, numbers, taps, panels,
+                )  # fmt: skip
+            src = scratch
+            scratch += op[A0] * plane_size
+        line = scratch + left + (plane_size if sum_planes else ring * row_size if by_row else 0)
+        for x in range(0, left, L):
+            store(m, line - left + x, zero)
+        for x in range(0, right, L):
+            store(m, line + row_size + x, zero)
+        for a in range(op[A1]):
+            plane = src + a * plane_size
+            if sum_planes:
+                first = op[PLANE_TAPS]
+                for x in range(0, plane_size, L):
+                    s = zero
+                    for t in range(taps[first + a], taps[first + a + 1]):
+                        s = s + load(m, src + taps[first + op[A1] + 1 + t] * plane_size + x)
+                    store(m, scratch + x, s)
+                plane = scratch
+            ready = 0
+            for row in range(op[B1]):
+                if by_row:
+                    while ready < taps[op[ROW_NEED] + row]:
+                        at = (a * op[B0] + ready) * op[C0]
+                        call_row(
+                            op[ROW_CALL], m, plane + ready * row_size, scratch + (ready % ring) * row_size, op[C0], own,
+                            own_at + at, table, op[TABLE] + at, op, numbers, taps, panels,
+                        )  # fmt: skip
+                        ready += 1
+                count = 0
+                for t in range(k):
+                    tap = taps[op[ROW_TAPS] + row * k + t]
+                    if tap >= 0:
+                        frame[ROW_LIST + count] = (
+                            scratch + (tap % ring) * row_size if by_row else plane + tap * row_size
+                        )
+                        count += 1
+                summed = frame[ROW_LIST] if count > 0 else POWERS * L
+                if count != 1 or left + right > 0:
+                    for x in range(0, row_size, L):
+                        s = load(m, summed + x)
+                        for t in range(1, count):
+                            s = s + load(m, frame[ROW_LIST + t] + x)
+                        store(m, line + x, s)
+                    summed = line
+                for c in range(n):
+                    if low <= c < high:
+                        at = summed + start + c * stride
+                        s = load(m, at)
+                        for t in range(1, op[COL_K]):
+                            s = s + load(m, at + t * step)
+                    else:
+                        s = zero
+                        for t in range(taps[op[COL_TAPS] + c], taps[op[COL_TAPS] + c + 1]):
+                            s = s + load(m, summed + taps[op[COL_TAPS] + n + 1 + t] * L)
+                    write(m, to, s, how, keep, scale, bias)
+                    to += L
+
+
+def pointwise(m: Any, own: Any, table: Any, op: Any, numbers: Any, taps: Any, panels: Any, frame: Any) -> None:
+    """An operation without sums."""
+    L = lanes(m)
+    keep, scale, bias = constant(m, numbers[KEEP]), constant(m, numbers[SCALE]), constant(m, numbers[BIAS])
+    row_size = op[C0] * L
+    for image in range(frame[IMAGES]):
+        maps = frame[BASE] + image * frame[MAP_STEP]
+        own_at = frame[OWN_AT] + image * frame[OWN_STEP] + op[TABLE]
+        for r in range(op[A0] * op[B0]):
+            row, to = maps + op[SRC] * L + r * row_size, maps + op[DST] * L + r * row_size
+            if op[ACT] != NO_ACT:
+                into = to if op[WRITE] == STORE else frame[SCRATCH]
+                call_row(
+                    op[ROW_CALL], m, row, into, op[C0], own, own_at + r * op[C0], table, op[TABLE] + r * op[C0], op,
+                    numbers, taps, panels,
+                )  # fmt: skip
+                row = into
+            if row != to or op[WRITE] != STORE:
+                for x in range(0, row_size, L):
+                    write(m, to + x, load(m, row + x), op[WRITE], keep, scale, bias)
+
+
+def relu_map(m: Any, own: Any, table: Any, op: Any, numbers: Any, taps: Any, panels: Any, frame: Any) -> None:
+    """`pointwise` for the ReLU, two row images at a time, so that the column images' tables are read once for both."""
+    L = lanes(m)
+    one = constant(m, 1.0)
+    keep, scale, bias = constant(m, numbers[KEEP]), constant(m, numbers[SCALE]), constant(m, numbers[BIAS])
+    how, at, size = op[WRITE], op[TABLE], op[A0] * op[B0] * op[C0]
+    for image in range(0, frame[IMAGES], 2):
+        two = image + 1 < frame[IMAGES]  # the last of an odd number goes with itself
+        far, own_far = (frame[MAP_STEP], frame[OWN_STEP]) if two else (0, 0)
+        maps = frame[BASE] + image * frame[MAP_STEP]
+        src, dst = maps + op[SRC] * L, maps + op[DST] * L
+        mine = frame[OWN_AT] + image * frame[OWN_STEP] + at
+        for e in range(size):
+            o = e * L
+            s, r = load(table, (at + e) * L), load(table, (at + size + e) * L)
+            K0, K1 = load(m, src + o), load(m, src + far + o)
+            p0, q0 = splat(own, mine + e) * s, splat(own, mine + size + e) * r
+            p1, q1 = splat(own, mine + own_far + e) * s, splat(own, mine + own_far + size + e) * r
+            V0, V1 = relu_value(K0, p0, q0, one), relu_value(K1, p1, q1, one)
+            write(m, dst + o, V0, how, keep, scale, bias)
+            if two:
+                write(m, dst + far + o, V1, how, keep, scale, bias)

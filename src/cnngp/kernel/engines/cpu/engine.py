@@ -1,0 +1,257 @@
+"""The CPU engine: whole networks for a group of pairs at a time, on all threads, with little memory.
+
+The matrix is computed in strips of rows. The tables of a strip's images are made once; then each task takes one group
+of column images, makes their tables, and runs the strip's rows against them. Nothing else is kept, so memory does not
+grow with the number of images.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cnngp.common.arrays import Output, to_output
+from cnngp.kernel.program import Program
+from cnngp.kernel.series.packed import Rows, SeriesTables
+
+from ..base import Advance, check_range
+from . import interpreter as interpreter
+from .calls import pair_calls, variance_calls
+from .plan import ROW_K, ROW_LIST, Plan, make_plan
+from .plan import SMALLEST as SMALLEST_COLUMN
+from .rows import POWERS
+from .simd import LANES
+
+Array = NDArray[Any]
+
+# Bytes that a strip's tables may take, and that the maps of one block of rows may take in a core's L2.
+STRIP_BYTES = 24 << 20
+BLOCK_BYTES = 384 << 10
+# 1/√K counts as 0 below these √K: the smallest for which products of two and their inverses stay normal numbers.
+SMALLEST = {"float32": 2.0**-62, "float64": 2.0**-510}
+
+VERSION = 2
+
+
+def default_threads() -> int:
+    """Threads this process may use: NUMBA_NUM_THREADS or OMP_NUM_THREADS (joblib and Dask set them), else all cores."""
+    for name in ("NUMBA_NUM_THREADS", "OMP_NUM_THREADS"):
+        value = os.environ.get(name, "")
+        if value.isdigit() and int(value) > 0:
+            return int(value)
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+_pools: dict[int, ThreadPoolExecutor] = {}
+_pools_lock = threading.Lock()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_pools.clear)  # a child has none of its parent's threads
+
+
+def _ignore(pairs: int) -> None:
+    pass
+
+
+def run_tasks(
+    task: Callable[[Any], int | None], items: list[Any], threads: int, advance: Callable[[int], None]
+) -> None:
+    """Run a task per item on the process's one pool of that many threads, which concurrent calls share."""
+    if threads == 1 or len(items) == 1:
+        for item in items:
+            advance(task(item) or 0)
+        return
+    with _pools_lock:
+        pool = _pools.setdefault(threads, ThreadPoolExecutor(threads, thread_name_prefix="cnngp"))
+    futures = [pool.submit(task, item) for item in items]
+    try:
+        for future in futures:
+            advance(future.result() or 0)
+    finally:  # after an error or Ctrl-C: drop what has not begun, wait for what has
+        for future in futures:
+            future.cancel()
+        wait(futures)
+
+
+class CpuEngine:
+    """Runs one program on the CPU. See `Engine` for what it offers."""
+
+    def __init__(self, program: Program, dtype: str, threads: int | None = None) -> None:
+        self.program = program
+        self.dtype = np.dtype(dtype)
+        self.threads = default_threads() if threads is None else threads
+        self.identity = f"cpu-{VERSION}-{self.dtype.name}"
+        self._series = SeriesTables(program, self.dtype)
+        self._runs: dict[tuple[Rows, ...], _Run] = {}
+
+    def diagonal(self, X: Array) -> NDArray[np.float64]:
+        return self._variances(X.reshape(len(X), -1))[0]
+
+    def cross(self, X: Array, Z: Array, output: Output = "numpy", advance: Advance = None) -> Any:
+        x, z = X.reshape(len(X), -1), Z.reshape(len(Z), -1)
+        out = np.empty((len(x), len(z)), self.dtype)
+        peaks = None
+        if self._series.sites:
+            peaks = np.maximum(self._variances(x)[1], self._variances(z)[1])
+        self._run(peaks).fill(out, x, z, False, advance)
+        return to_output(out, output)
+
+    def symmetric(self, X: Array, output: Output = "numpy", advance: Advance = None) -> Any:
+        x = X.reshape(len(X), -1)
+        diagonal, peaks = self._variances(x)
+        out = np.empty((len(x), len(x)), self.dtype)
+        self._run(peaks).fill(out, x, x, True, advance)
+        np.fill_diagonal(out, diagonal.astype(self.dtype))
+        return to_output(out, output)
+
+    def _variances(self, x: Array) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """K(x, x) of each image, and the largest variance at each site; refuses what does not fit."""
+        diagonal, peaks = self._run(None).variances(x)
+        check_range(self.program, self.dtype, peaks, diagonal)
+        highest = peaks.max(axis=0)
+        self._series.rows(highest)
+        return diagonal, highest
+
+    def _run(self, peaks: NDArray[np.float64] | None) -> _Run:
+        """The plan for images with these variances; one serves all, but for the length of an Elementwise's series."""
+        rows = self._series.rows(peaks)
+        key = tuple(rows.values())
+        if key not in self._runs:
+            self._runs[key] = _Run(self, make_plan(self.program, rows))
+        return self._runs[key]
+
+
+class _Run:
+    """A plan with the memory to run it."""
+
+    def __init__(self, engine: CpuEngine, plan: Plan) -> None:
+        self.engine = engine
+        self.plan = plan
+        self.dtype = engine.dtype
+        self.lanes = LANES[self.dtype.name]
+        self.shape = (plan.channels, plan.locations, plan.width, plan.buffers, plan.input)
+        self.panels = engine._series.panels
+        self.pair_ops = pair_calls(plan.ints, self.dtype.name)
+        self.variance_ops = variance_calls(plan.ints)
+        self.numbers = plan.floats.copy()
+        self.numbers[:, SMALLEST_COLUMN] = SMALLEST[self.dtype.name]
+        map_bytes = plan.buffers * self.lanes * self.dtype.itemsize
+        self.block = 4 if 4 * map_bytes <= BLOCK_BYTES else 2
+        self.strip = max(32, min(1024, STRIP_BYTES // (plan.table * self.dtype.itemsize)))
+        self._local = threading.local()
+
+    def variances(self, x: Array) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """(N,) K(x, x) and (N, activations) the largest variances, in buffer units."""
+        diagonal = np.empty(len(x))
+        peaks = np.empty((len(x), len(self.engine.program.activations)))
+
+        def task(first: int) -> None:
+            w = self._workspace()
+            count = min(w.lanes64, len(x) - first)
+            w.tables(x, first, count)
+            at = (POWERS + self.plan.width + self.plan.output) * w.lanes64
+            diagonal[first : first + count] = w.maps64[at : at + count] * self.engine.program.unit
+            peaks[first : first + count] = w.peaks.reshape(-1, w.lanes64)[: peaks.shape[1], :count].T
+
+        self._each(task, range(0, len(x), LANES["float64"]))
+        return diagonal, peaks
+
+    def fill(self, out: Array, X: Array, Z: Array, symmetric: bool, advance: Advance) -> None:
+        for row0 in range(0, len(X), self.strip):
+            rows = X[row0 : row0 + self.strip]
+            own = self._row_tables(rows)
+            groups = range(row0 // self.lanes * self.lanes if symmetric else 0, len(Z), self.lanes)
+            # Enough tasks for every thread to have several, each with enough rows to pay for its column tables.
+            pieces = max(1, min(-(-4 * self.engine.threads // max(1, len(groups))), len(rows) // 32))
+            step = -(-len(rows) // pieces)
+            tasks = [(column0, first) for column0 in groups for first in range(0, len(rows), step)]
+
+            def task(
+                at: tuple[int, int], rows: Array = rows, own: Array = own, row0: int = row0, step: int = step
+            ) -> int:
+                column0, first = at
+                count = min(self.lanes, len(Z) - column0)
+                last = min(first + step, len(rows))
+                if symmetric:
+                    last = min(last, column0 + count - 1 - row0)
+                if first >= last:
+                    return 0
+                w = self._workspace()
+                w.column_tables(Z, column0, count)
+                interpreter.pair_block(
+                    self.pair_ops, self.numbers, self.plan.taps, self.panels, self.shape, self.plan.output,
+                    self.dtype.type(self.engine.program.unit), w.maps, w.frame, self.block, rows, own, first, last,
+                    w.pixels, w.table, out, row0, column0, count, symmetric,
+                )  # fmt: skip
+                below = max(0, row0 + last - column0) if symmetric else 0
+                return (last - first) * count - below * (below + 1) // 2
+
+            self._each(task, tasks, advance)
+
+    def _row_tables(self, rows: Array) -> Array:
+        own = np.empty((len(rows), self.plan.table), self.dtype)
+
+        def task(first: int) -> None:
+            w = self._workspace()
+            count = min(w.lanes64, len(rows) - first)
+            w.tables(rows, first, count)
+            interpreter.spread_rows(w.table64, count, own, first)
+
+        self._each(task, range(0, len(rows), LANES["float64"]))
+        return own
+
+    def _each(self, task: Callable[[Any], int | None], items: Iterable[Any], advance: Advance = None) -> None:
+        run_tasks(task, list(items), self.engine.threads, advance or _ignore)
+
+    def _workspace(self) -> _Workspace:
+        w: _Workspace | None = getattr(self._local, "workspace", None)
+        if w is None:
+            w = self._local.workspace = _Workspace(self)
+        return w
+
+
+def _aligned(n: int, dtype: Any = np.float64) -> Array:
+    """Zeros that start on a cache line, so that no vector straddles two."""
+    dtype = np.dtype(dtype)
+    raw = np.zeros(n * dtype.itemsize + 64, np.uint8)
+    start = -raw.ctypes.data % 64
+    return raw[start : start + n * dtype.itemsize].view(dtype)
+
+
+class _Workspace:
+    """A thread's own memory: maps and tables in the working precision, and in float64 for the variance recursion."""
+
+    def __init__(self, run: _Run) -> None:
+        p = run.plan
+        self.run = run
+        self.lanes64 = LANES["float64"]
+        n = p.channels * p.locations
+        head = POWERS + p.width
+        self.frame = np.zeros(ROW_LIST + int(p.ints[:, ROW_K].max(initial=1)), np.int64)
+        self.maps = _aligned((head + run.block * p.buffers + p.scratch) * run.lanes, run.dtype)
+        self.maps64 = _aligned((head + p.buffers + p.scratch) * self.lanes64)
+        self.pixels64 = _aligned(n * self.lanes64)
+        self.table64 = _aligned(p.table * self.lanes64)
+        self.peaks = _aligned(max(1, len(run.engine.program.activations)) * self.lanes64)
+        self.pixels = _aligned(n * run.lanes, run.dtype)
+        self.table = _aligned(p.table * run.lanes, run.dtype)
+
+    def tables(self, images: Array, first: int, count: int) -> None:
+        p = self.run.plan
+        self.peaks.fill(0.0)
+        interpreter.image_tables(
+            self.run.variance_ops, self.run.numbers, p.taps, self.run.panels, self.run.shape, images, first, count,
+            self.maps64, self.frame, self.pixels64, self.table64, self.peaks,
+        )  # fmt: skip
+
+    def column_tables(self, images: Array, first: int, count: int) -> None:
+        for lane in range(0, self.run.lanes, self.lanes64):
+            at = min(first + lane, first + count - 1)
+            self.tables(images, at, max(1, min(self.lanes64, first + count - at)))
+            interpreter.spread_lanes(self.table64, self.table, lane)
+            interpreter.spread_lanes(self.pixels64, self.pixels, lane)

@@ -1,0 +1,134 @@
+"""The compiled interpreter: runs a plan's operations on maps whose elements are vectors, one lane per pair.
+
+It serves every network, shape and layer, because the inner loops run over lanes, whose number is fixed, and not over
+columns, whose number is not. A map of a group of pairs lives in L2; the rows that a convolution sums, in L1. An
+operation is called through its address (`cpu_calls`), so each is compiled once, and only when a network needs it.
+
+A workspace is: POWERS vectors for `series_row`, a row of zeros that stands for padding, the maps of the images that are
+worked on together, and scratch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+
+from .plan import BASE, COLUMNS, FLOATS, IMAGES, MAP_STEP, OP_CALL, OWN_AT, OWN_STEP, SCRATCH
+from .rows import POWERS, inlined
+from .simd import call_op, constant, fma, lanes, load, pointer, shifted, splat, store
+
+jit = numba.njit(nogil=True, error_model="numpy", cache=True)
+
+
+@inlined
+def run_ops(ints: Any, floats: Any, taps: Any, panels: Any, m: Any, own: Any, table: Any, frame: Any) -> None:
+    for o in range(len(ints)):
+        op, numbers = shifted(pointer(ints), o * COLUMNS), shifted(pointer(floats), o * FLOATS)
+        call_op(op[OP_CALL], m, own, table, op, numbers, pointer(taps), pointer(panels), frame)
+
+
+@inlined
+def multiply_images(m: Any, to: int, own: Any, own_at: int, lane: Any, channels: int, locations: int) -> None:
+    """Σ_c x_c x'_c at each location; channels in blocks of 64, so that rounding does not grow with their number."""
+    L = lanes(m)
+    for e in range(locations):
+        total = constant(m, 0.0)
+        for first in range(0, channels, 64):
+            part = constant(m, 0.0)
+            for c in range(first, min(first + 64, channels)):
+                at = c * locations + e
+                part = fma(splat(own, own_at + at), load(lane, at * L), part)
+            total = total + part
+        store(m, to + e * L, total)
+
+
+@inlined
+def square_images(m: Any, to: int, lane: Any, channels: int, locations: int) -> None:
+    """Σ_c x_c² at each location of `lanes` images."""
+    L = lanes(m)
+    for e in range(locations):
+        total = constant(m, 0.0)
+        for c in range(channels):
+            x = load(lane, (c * locations + e) * L)
+            total = fma(x, x, total)
+        store(m, to + e * L, total)
+
+
+@jit
+def image_tables(
+    ints: Any, floats: Any, taps: Any, panels: Any, shape: Any, X: Any, first: int, count: int, maps: Any, frame: Any,
+    pixels: Any, table: Any, peaks: Any,
+) -> None:  # fmt: skip
+    """The variance recursion of up to `lanes` images in float64; spare lanes repeat the last image.
+
+    Afterwards `table` holds their entries lane by lane, `peaks` the largest variance at each site, and the output
+    buffer K(x, x) in its unit. `shape` is (channels, locations, width, buffers, input).
+    """
+    m, lane_pixels, f = pointer(maps), pointer(pixels), pointer(frame)
+    L = lanes(m)
+    channels, locations, width, buffers, start = shape
+    for e in range(channels * locations):
+        for lane in range(L):
+            lane_pixels[e * L + lane] = X[first + min(lane, count - 1), e]
+    base = (POWERS + width) * L
+    square_images(m, base + start * L, lane_pixels, channels, locations)
+    f[BASE], f[SCRATCH], f[OWN_AT], f[IMAGES], f[MAP_STEP], f[OWN_STEP] = base, base + buffers * L, 0, 1, 0, 0
+    run_ops(ints, floats, taps, panels, m, pointer(peaks), pointer(table), f)
+
+
+@jit
+def pair_block(
+    ints: Any, floats: Any, taps: Any, panels: Any, shape: Any, output: int, unit: Any, maps: Any, frame: Any,
+    block: int, X: Any, own: Any, first: int, last: int, pixels: Any, table: Any, out: Any, row0: int, column0: int,
+    count: int, symmetric: bool,
+) -> None:  # fmt: skip
+    """K of row images first … last−1 with one group of column images, `block` rows at a time.
+
+    Row image i is entry i of X and `own`; its kernel values go to out[row0 + i, column0 : column0 + count]. Where
+    symmetric, only those right of the diagonal are written, and mirrored.
+    """
+    m, images, lane_pixels, f = pointer(maps), pointer(X), pointer(pixels), pointer(frame)
+    L = lanes(m)
+    channels, locations, width, buffers, start = shape
+    entries = own.shape[1]
+    base = (POWERS + width) * L
+    f[BASE], f[SCRATCH], f[MAP_STEP], f[OWN_STEP] = base, base + block * buffers * L, buffers * L, entries
+    for i0 in range(first, last, block):
+        n = min(block, last - i0)
+        for b in range(n):
+            at = base + (b * buffers + start) * L
+            multiply_images(m, at, images, (i0 + b) * channels * locations, lane_pixels, channels, locations)
+        f[OWN_AT], f[IMAGES] = i0 * entries, n
+        run_ops(ints, floats, taps, panels, m, pointer(own), pointer(table), f)
+        for b in range(n):
+            i = row0 + i0 + b
+            at = base + (b * buffers + output) * L
+            for lane in range(count):
+                j = column0 + lane
+                if not symmetric:
+                    out[i, j] = m[at + lane] * unit
+                elif j > i:
+                    value = m[at + lane] * unit
+                    out[i, j] = value
+                    out[j, i] = value
+
+
+@jit
+def spread_rows(table: Any, count: int, own: Any, first: int) -> None:
+    """Tables lane by lane (float64) → a row per image in the working precision."""
+    p = pointer(table)
+    L = lanes(p)
+    for lane in range(count):
+        for e in range(own.shape[1]):
+            own[first + lane, e] = p[e * L + lane]
+
+
+@jit
+def spread_lanes(source: Any, target: Any, first: int) -> None:
+    """Vectors of few lanes (float64) → lanes first … of vectors of the working precision."""
+    p, q = pointer(source), pointer(target)
+    L0, L1 = lanes(p), lanes(q)
+    for e in range(len(source) // L0):
+        for lane in range(L0):
+            q[e * L1 + first + lane] = p[e * L0 + lane]

@@ -1,0 +1,282 @@
+"""A program as the integer and float tables that the compiled interpreter walks.
+
+Nothing here depends on data. Offsets into maps and tables are in map elements; the interpreter multiplies by the number
+of lanes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import assert_never
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cnngp.kernel.program import Activation, Op, Program
+from cnngp.kernel.series.packed import Rows
+from cnngp.network.geometry import AxisSum
+from cnngp.network.layers import GELU, Abs, Cos, Elementwise, Erf, LeakyReLU, ReLU, Sin, Step
+
+# What f is (column ACT).
+NO_ACT, RELU, RELU_FAMILY, ERF, STEP, SIN, COS, GELU_ACT, SERIES = range(9)
+# How the box is summed (column BOX): not at all, by rows, by planes first, as a window of neighbours along both axes.
+POINTWISE, ROWS, PLANES, WINDOW = range(4)
+# The largest window that is compiled for its size.
+LARGEST_WINDOW = 9
+# How the result r is written (column WRITE): r; scale · r + bias; dst + scale · r; keep · dst + scale · r + bias.
+STORE, AFFINE, ADD, GENERAL = range(4)
+
+(
+    ACT,
+    BOX,
+    WRITE,
+    SRC,
+    DST,
+    A0,
+    B0,
+    C0,
+    A1,
+    B1,
+    C1,
+    TABLE,  # where the activation's entries start in an image's table
+    SITE,  # the activation's number
+    EVEN_TERMS,  # of an Elementwise: rows of its series with even powers of the correlation, and with odd ones
+    ODD_TERMS,
+    SHIFTS,  # where the steps of Horner's rule for these rows start in `taps`
+    SERIES_AT,  # where the series starts in `panels`
+    PLANE_TAPS,  # CSR: A1 + 1 offsets, then the planes that are summed
+    ROW_TAPS,  # B1 × ROW_K rows that are summed, −1 for none
+    ROW_K,
+    ROW_NEED,  # B1 counts: how many rows must be ready for output row m
+    ROW_BEFORE,  # for WINDOW: output row m sums rows m − ROW_BEFORE …
+    RING,  # how many rows are alive at a time
+    COL_TAPS,  # CSR: C1 + 1 offsets, then the columns that are summed
+    COL_LOW,  # c in COL_LOW … COL_HIGH sums columns COL_START + c·COL_STRIDE + t·COL_DILATION, t < COL_K
+    COL_HIGH,
+    COL_START,
+    COL_STRIDE,
+    COL_DILATION,
+    COL_K,
+    PAD_LEFT,  # columns of zeros on either side of a summed row, so that every window is whole
+    PAD_RIGHT,
+    OP_CALL,  # addresses of the compiled functions: of the operation, and of its nonlinearity on a row
+    ROW_CALL,
+    COLUMNS,
+) = range(35)
+
+KEEP, SCALE, BIAS, ALPHA, BETA, UNIT, SMALLEST, FLOATS = range(8)
+
+# What an operation is told beside its row of the plan: where the row images' maps start, scratch memory, where their
+# tables start; how many row images, how far apart their maps and tables are; then room for the addresses of rows.
+BASE, SCRATCH, OWN_AT, IMAGES, MAP_STEP, OWN_STEP, ROW_LIST = range(7)
+
+# Two images are worked on at once, each with its own maps and scratch. Without a few elements between them their rows
+# would fall into the same sets of the cache (a 7 × 7 box: 36 cycles a vector instead of 30).
+_SKEW = 8
+
+
+@dataclass(frozen=True)
+class Plan:
+    ints: NDArray[np.int64]
+    floats: NDArray[np.float64]
+    taps: NDArray[np.int64]
+    scratch: int
+    """Map elements of scratch: activated planes or the ring of activated rows, and two summed rows."""
+    width: int
+    """The longest row: the length of the row of zeros that stands for padding."""
+    channels: int
+    locations: int
+    buffers: int
+    input: int
+    output: int
+    table: int
+    """Entries of an image's table."""
+
+
+def table_channels(a: Activation, rows: dict[int, Rows]) -> int:
+    """How many numbers per location an image keeps for a nonlinearity."""
+    match a.layer:
+        case ReLU() | LeakyReLU() | Abs() | GELU():
+            return 2
+        case Erf() | Step() | Sin() | Cos():
+            return 1
+        case Elementwise():
+            return 1 + rows[a.site].count
+        case _:
+            assert_never(a.layer)
+
+
+def _act_code(a: Activation | None) -> int:
+    if a is None:
+        return NO_ACT
+    match a.layer:
+        case ReLU():
+            return RELU
+        case LeakyReLU() | Abs():
+            return RELU_FAMILY
+        case Erf():
+            return ERF
+        case Step():
+            return STEP
+        case Sin():
+            return SIN
+        case Cos():
+            return COS
+        case GELU():
+            return GELU_ACT
+        case Elementwise():
+            return SERIES
+        case _:
+            assert_never(a.layer)
+
+
+def make_plan(program: Program, series: dict[int, Rows]) -> Plan:
+    """`series` says, for each site of an Elementwise, which rows of its series are used."""
+    starts = np.concatenate([[0], np.cumsum(program.buffers)])
+    taps: list[int] = []
+    ints = np.zeros((len(program.ops), COLUMNS), np.int64)
+    floats = np.zeros((len(program.ops), FLOATS))
+    scratch = 0
+    table = 0
+    for row, numbers, op in zip(ints, floats, program.ops, strict=True):
+        row[ACT] = _act_code(op.activation)
+        row[SRC], row[DST] = starts[op.src], starts[op.dst]
+        row[[A0, B0, C0]], row[[A1, B1, C1]] = op.shape, op.out_shape
+        numbers[[KEEP, SCALE, BIAS]] = op.keep, op.scale, op.bias
+        if op.keep == 0:
+            row[WRITE] = STORE if op.scale == 1 and op.bias == 0 else AFFINE
+        else:
+            row[WRITE] = ADD if op.keep == 1 and op.bias == 0 else GENERAL
+        if op.activation is not None:
+            row[TABLE] = table
+            row[SITE] = op.activation.site
+            if op.activation.site in series:
+                rows = series[op.activation.site]
+                row[[EVEN_TERMS, ODD_TERMS, SHIFTS, SERIES_AT]] = rows.even, rows.odd, len(taps), rows.at
+                taps.extend(rows.shifts)
+            table += op.activation.size * table_channels(op.activation, series)
+            numbers[[ALPHA, BETA]] = op.activation.coefficients
+            numbers[UNIT] = op.activation.unit
+        scratch = max(scratch, _encode_box(row, op, taps))
+    return Plan(
+        ints,
+        floats,
+        np.array(taps or [0], np.int64),
+        scratch + _SKEW,
+        max((op.shape[2] for op in program.ops), default=1),
+        program.channels,
+        int(np.prod(program.shape)),
+        int(starts[-1]) + _SKEW,
+        int(starts[program.input]),
+        int(starts[program.output]),
+        max(table, 1),
+    )
+
+
+def _encode_box(row: NDArray[np.int64], op: Op, taps: list[int]) -> int:
+    """Fill the geometry columns; the scratch elements needed."""
+    a0, b0, c0 = op.shape
+    if op.sums is None:
+        row[BOX], row[RING] = POINTWISE, 1
+        return c0
+    planes, rows, columns = op.sums
+    row[BOX] = ROWS if planes.is_identity else PLANES
+    row[PLANE_TAPS] = _csr(planes, taps)
+    row[COL_TAPS] = _csr(columns, taps)
+    low, high, start, stride, dilation, k = _whole_windows(columns)
+    left, right = _zero_padding(columns, start, stride, dilation, k)
+    if left + right > 0:
+        low, high = 0, columns.out_size
+    row[[COL_LOW, COL_HIGH, COL_START, COL_STRIDE, COL_DILATION, COL_K]] = low, high, start, stride, dilation, k
+    row[[PAD_LEFT, PAD_RIGHT]] = left, right
+    # A zero-padded window has one place per tap, so that neighbouring output rows line up even at the border.
+    table = _row_table(rows)
+    row[ROW_K] = len(table[0])
+    row[ROW_TAPS] = len(taps)
+    taps.extend(b for entry in table for b in entry)
+    need = np.maximum.accumulate([max(entry, default=-1) + 1 for entry in table])
+    row[ROW_NEED] = len(taps)
+    taps.extend(int(n) for n in need)
+    first = [min((b for b in entry if b >= 0), default=int(n)) for n, entry in zip(need, table, strict=True)]
+    row[RING] = min(b0, max(1, int(np.max(need - first))))
+    height, width = int(row[ROW_K]), k
+    sizes_fit = min(height, width) >= 2 and max(height, width) <= LARGEST_WINDOW
+    if row[BOX] == ROWS and sizes_fit and _is_window(rows) and _is_window(columns):
+        row[BOX] = WINDOW
+        row[ROW_BEFORE] = -_whole_windows(rows)[2]
+    # The variance recursion takes the general way, so there is scratch for both.
+    planes_at_once = a0 * b0 * c0 + b0 * c0 if row[BOX] == PLANES else int(row[RING]) * c0
+    kept = (sum(kept_rows(height)) + 2) * c0 + row[C1] if row[BOX] == WINDOW else 0
+    return max(planes_at_once + c0 + left + right, int(kept))
+
+
+def kept_rows(height: int) -> tuple[int, int]:
+    """How many rows a window of that height keeps: sums of two rows, and odd rows."""
+    return max(1, (height - 1) // 2), height // 2
+
+
+def _csr(axis: AxisSum, taps: list[int]) -> int:
+    at = len(taps)
+    offsets = np.concatenate([[0], np.cumsum([len(s) for s in axis.sources])])
+    taps.extend(int(o) for o in offsets)
+    taps.extend(nu for s in axis.sources for nu in s)
+    return at
+
+
+def _row_table(rows: AxisSum) -> list[list[int]]:
+    """For each output row the rows it sums, padded with −1 to one length, zero padding in its true place."""
+    k = max(map(len, rows.sources), default=1) or 1
+    table = []
+    for sources in rows.sources:
+        missing = k - len(sources)
+        at_start = bool(sources) and sources[0] == 0 and missing > 0
+        table.append([-1] * missing + list(sources) if at_start else list(sources) + [-1] * missing)
+    return table
+
+
+def _whole_windows(axis: AxisSum) -> tuple[int, int, int, int, int, int]:
+    """The longest run of outputs that are one regular window sliding along: (low, high, start, stride, dilation, k).
+
+    Output c in [low, high) sums columns start + c·stride + t·dilation for t < k.
+    """
+    sources = axis.sources
+    k = max(map(len, sources), default=0)
+    whole = [c for c, s in enumerate(sources) if len(s) == k and len({b - a for a, b in pairwise(s)}) <= 1]
+    if k == 0 or len(whole) < 2:
+        return 0, 0, 0, 1, 1, max(k, 1)
+    middle = whole[len(whole) // 2 - 1]
+    if middle + 1 not in whole:
+        return 0, 0, 0, 1, 1, k
+    stride = sources[middle + 1][0] - sources[middle][0]
+    dilation = sources[middle][1] - sources[middle][0] if k > 1 else 1
+    start = sources[middle][0] - middle * stride
+
+    def regular(c: int) -> bool:
+        return sources[c] == tuple(start + c * stride + t * dilation for t in range(k))
+
+    low = high = middle
+    while low > 0 and regular(low - 1):
+        low -= 1
+    while high < len(sources) and regular(high):
+        high += 1
+    return low, high, start, stride, dilation, k
+
+
+def _zero_padding(axis: AxisSum, start: int, stride: int, dilation: int, k: int) -> tuple[int, int]:
+    """How many zeros left and right make every window whole; (0, 0) where the axis is not padded with zeros."""
+    for c, sources in enumerate(axis.sources):
+        window = (start + c * stride + t * dilation for t in range(k))
+        if sources != tuple(nu for nu in window if 0 <= nu < axis.size):
+            return 0, 0
+    last = start + (axis.out_size - 1) * stride + (k - 1) * dilation
+    return max(0, -start), max(0, last - axis.size + 1)
+
+
+def _is_window(axis: AxisSum) -> bool:
+    """Whether each output sums k neighbours, the window moving by one, zeros outside, none of only zeros first."""
+    low, high, start, stride, dilation, k = _whole_windows(axis)
+    if high - low < 2 or stride != 1 or (dilation != 1 and k > 1):
+        return False
+    left, right = _zero_padding(axis, start, stride, dilation, k)
+    return left < k and ((low == 0 and high == axis.out_size) or left + right > 0)

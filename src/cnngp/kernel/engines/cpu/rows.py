@@ -1,0 +1,369 @@
+"""Pair formulas over one row of a map: f(K) for `lanes` pairs at a time, and the variance recursion's counterpart.
+
+A lane is a pair (pair formulas) or an image (variance formulas). `own` is the table of the one row image, a number per
+entry; `lane` is the table of the column images, a vector per entry. An activation's entries are channel after channel,
+`size` apart; `at` is the entry of the row's first location in the first channel.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numba
+
+from cnngp.kernel.series.packed import EVEN, EXPONENT, HEAD, PANELS, POWER, ROWS, SECOND_WIDTH, WIDTH
+
+from .plan import (
+    A0,
+    ACT,
+    ADD,
+    AFFINE,
+    ALPHA,
+    B0,
+    BETA,
+    C0,
+    COS,
+    ERF,
+    EVEN_TERMS,
+    GELU_ACT,
+    ODD_TERMS,
+    RELU,
+    RELU_FAMILY,
+    SERIES,
+    SERIES_AT,
+    SHIFTS,
+    SIN,
+    SITE,
+    SMALLEST,
+    STEP,
+    STORE,
+    UNIT,
+)
+from .simd import (
+    absolute,
+    acos_h,
+    asin_s,
+    constant,
+    copysign,
+    exp_r,
+    expm1_y,
+    fma,
+    lanes,
+    load,
+    maximum,
+    nearest,
+    negated_fma,
+    positive,
+    power_of_two,
+    relu_g,
+    shifted,
+    splat,
+    sqrt,
+    store,
+    where_less,
+)
+
+# Parts of compiled functions. LLVM optimises a function together with all that it calls, so parts stay small and few.
+inlined = numba.njit(error_model="numpy", cache=True, forceinline=True)
+
+PI = math.pi
+LOG2_E = 1.0 / math.log(2.0)
+# ln 2 in two parts: the first has few bits, so n · LN2_HIGH is exact.
+LN2_HIGH = 0.693359375
+LN2_LOW = math.log(2.0) - LN2_HIGH
+
+
+# The first vectors of a workspace, for `series_row`; behind them stands a row of zeros.
+POWERS = 32
+
+
+@inlined
+def write(m: Any, at: int, r: Any, how: int, keep: Any, scale: Any, bias: Any) -> None:
+    """dst ← keep · dst + scale · r + bias, in its cheapest form; with keep = 0 the old content is not read."""
+    if how == STORE:
+        store(m, at, r)
+    elif how == AFFINE:
+        store(m, at, fma(r, scale, bias))
+    elif how == ADD:
+        store(m, at, fma(r, scale, load(m, at)))
+    else:
+        store(m, at, fma(load(m, at), keep, fma(r, scale, bias)))
+
+
+@inlined
+def relu_value(K: Any, p: Any, q: Any, one: Any) -> Any:
+    """R = 2A = max(K, 0) + (p − |K|)·√u·g(u) with p = ss', q = 1/p, u = 1 − |K|q."""
+    size = absolute(K)
+    u = positive(negated_fma(size, q, one))
+    return fma((p - size) * sqrt(u), relu_g(u), positive(K))
+
+
+def relu_row(
+    m: Any, src: int, dst: int, n: int, own: Any, own_at: int, lane: Any, at: int, op: Any, numbers: Any, taps: Any,
+    panels: Any,
+) -> None:  # fmt: skip
+    """R; tables s and 1/s."""
+    L = lanes(m)
+    size = op[A0] * op[B0] * op[C0]
+    one = constant(m, 1.0)
+    for c in range(n):
+        K = load(m, src + c * L)
+        p = splat(own, own_at + c) * load(lane, (at + c) * L)
+        q = splat(own, own_at + size + c) * load(lane, (at + size + c) * L)
+        store(m, dst + c * L, relu_value(K, p, q, one))
+
+
+def relu_family_row(
+    m: Any, src: int, dst: int, n: int, own: Any, own_at: int, lane: Any, at: int, op: Any, numbers: Any, taps: Any,
+    panels: Any,
+) -> None:  # fmt: skip
+    """α·R + β·K."""
+    L = lanes(m)
+    size = op[A0] * op[B0] * op[C0]
+    one = constant(m, 1.0)
+    alpha, beta = constant(m, numbers[ALPHA]), constant(m, numbers[BETA])
+    for c in range(n):
+        K = load(m, src + c * L)
+        p = splat(own, own_at + c) * load(lane, (at + c) * L)
+        q = splat(own, own_at + size + c) * load(lane, (at + size + c) * L)
+        store(m, dst + c * L, fma(relu_value(K, p, q, one), alpha, K * beta))
+
+
+@inlined
+def _asin(m: Any, x: Any) -> Any:
+    """asin for |x| ≤ 1: a series below 1/2, where relative accuracy counts, acos near 1."""
+    size = absolute(x)
+    v = positive(constant(m, 1.0) - size)
+    far = negated_fma(sqrt(v), acos_h(v), constant(m, PI / 2.0))
+    near = size * asin_s(size * size)
+    return copysign(where_less(size, constant(m, 0.5), near, far), x)
+
+
+@inlined
+def _exp(m: Any, x: Any) -> Any:
+    """e^x for x ≤ 0; below e^-80 the result is e^-80, far under any sum it enters."""
+    x = maximum(x, constant(m, -80.0))
+    n = nearest(x * constant(m, LOG2_E))
+    r = negated_fma(n, constant(m, LN2_HIGH), x)
+    r = negated_fma(n, constant(m, LN2_LOW), r)
+    return exp_r(r) * power_of_two(n)
+
+
+def erf_row(
+    m: Any, src: int, dst: int, n: int, own: Any, own_at: int, lane: Any, at: int, op: Any, numbers: Any, taps: Any,
+    panels: Any,
+) -> None:  # fmt: skip
+    """asin(K t t') with t = √2/√(1 + 2K₁) in the table."""
+    L = lanes(m)
+    for c in range(n):
+        t = splat(own, own_at + c) * load(lane, (at + c) * L)
+        store(m, dst + c * L, _asin(m, load(m, src + c * L) * t))
+
+
+def step_row(
+    m: Any, src: int, dst: int, n: int, own: Any, own_at: int, lane: Any, at: int, op: Any, numbers: Any, taps: Any,
+    panels: Any,
+) -> None:  # fmt: skip
+    """π − θ with cos θ = K r r', r = 1/√K₁ in the table."""
+    L = lanes(m)
+    one, pi, zero = constant(m, 1.0), constant(m, PI), constant(m, 0.0)
+    for c in range(n):
+        x = load(m, src + c * L) * (splat(own, own_at + c) * load(lane, (at + c) * L))
+        v = positive(one - absolute(x))
+        theta = sqrt(v) * acos_h(v)
+        store(m, dst + c * L, where_less(x, zero, theta, pi - theta))
+
+
+def sin_cos_row(
+    m: Any, src: int, dst: int, n: int, own: Any, own_at: int, lane: Any, at: int, op: Any, numbers: Any, taps: Any,
+    panels: Any,
+) -> None:  # fmt: skip
+    """½(e^{K−h−h'} ∓ e^{−K−h−h'}) with h = K₁/2 in the table; the difference through 1 − e^{−2|K|}."""
+    L = lanes(m)
+    unit, half, two, one = constant(m, numbers[UNIT]), constant(m, 0.5), constant(m, 2.0), constant(m, 1.0)
+    for c in range(n):
+        K = load(m, src + c * L) * unit
+        size = absolute(K)
+        h = splat(own, own_at + c) + load(lane, (at + c) * L)
+        rise = half * _exp(m, size - h)
+        y = size * two
+        fall = _exp(m, constant(m, 0.0) - y)
+        if op[ACT] == SIN:
+            below = where_less(y, constant(m, 0.7), y * expm1_y(y), one - fall)
+            store(m, dst + c * L, copysign(rise * below, K))
+        else:
+            store(m, dst + c * L, fma(rise, fall, rise))
+
+
+def gelu_row(
+    m: Any, src: int, dst: int, n: int, own: Any, own_at: int, lane: Any, at: int, op: Any, numbers: Any, taps: Any,
+    panels: Any,
+) -> None:  # fmt: skip
+    """K/4 + (K asin x + x² tt'/q + kk' q)/2π, t = 1/√(1 + K₁), k = K₁t, x = Ktt', q = √(1 − x²) ≥ √(tt').
+
+    The tables hold √unit · t and k.
+    """
+    L = lanes(m)
+    size = op[A0] * op[B0] * op[C0]
+    unit, per_unit = constant(m, numbers[UNIT]), constant(m, 1.0 / numbers[UNIT])
+    one, quarter, scale = constant(m, 1.0), constant(m, 0.25), constant(m, 0.5 / PI)
+    for c in range(n):
+        K = load(m, src + c * L)
+        tt = splat(own, own_at + c) * load(lane, (at + c) * L)
+        kk = splat(own, own_at + size + c) * load(lane, (at + size + c) * L)
+        x = K * tt
+        K = K * unit
+        tt = tt * per_unit
+        wide = absolute(x)
+        q = sqrt(maximum((one - wide) * (one + wide), tt))
+        inner = fma(K, _asin(m, x), fma(kk, q, (x * x) * tt / q))
+        store(m, dst + c * L, fma(inner, scale, K * quarter))
+
+
+def series_row(
+    m: Any, src: int, dst: int, n: int, own: Any, own_at: int, lane: Any, at: int, op: Any, numbers: Any, taps: Any,
+    panels: Any,
+) -> None:  # fmt: skip
+    """Σ_j A_j A'_j ρ^k by Horner's rule in ρ², even rows then odd; tables r = 1/√K₁ for ρ = K r r', then the A_j.
+
+    Rows may step over powers: the first POWERS vectors of the workspace hold ρ^(2·2^b).
+    """
+    L = lanes(m)
+    size = op[A0] * op[B0] * op[C0]
+    even, odd, shifts = op[EVEN_TERMS], op[ODD_TERMS], shifted(taps, op[SHIFTS])
+    one = constant(m, 1.0)
+    top = 0
+    for j in range(even + odd):
+        top = max(top, shifts[j])
+    for c in range(n):
+        rho = load(m, src + c * L) * (splat(own, own_at + c) * load(lane, (at + c) * L))
+        wide = absolute(rho)
+        rho = copysign(where_less(wide, one, wide, one), rho)
+        power = rho * rho
+        for b in range(top + 1):
+            store(m, b * L, power)
+            power = power * power
+        sums = constant(m, 0.0)
+        for j in range(even + odd - 1, even - 1, -1):
+            shift = (j + 1) * size + c
+            step = shifts[j + 1] if j + 1 < even + odd else 0
+            sums = fma(sums, load(m, step * L), splat(own, own_at + shift) * load(lane, (at + shift) * L))
+        total = constant(m, 0.0)
+        for j in range(even - 1, -1, -1):
+            shift = (j + 1) * size + c
+            step = shifts[j + 1] if j + 1 < even else 0
+            total = fma(total, load(m, step * L), splat(own, own_at + shift) * load(lane, (at + shift) * L))
+        store(m, dst + c * L, fma(sums, rho, total))
+
+
+def relu_variances(
+    m: Any, src: int, dst: int, n: int, peaks: Any, unused: int, table: Any, at: int, op: Any, numbers: Any, taps: Any,
+    panels: Any,
+) -> None:  # fmt: skip
+    """√K and 1/√K into the table, (α + β)·K onwards. Below `SMALLEST` 1/√K is 0: there the correlation counts as 0."""
+    L = lanes(m)
+    size, peak_at = op[A0] * op[B0] * op[C0], op[SITE] * L
+    zero, one, least = constant(m, 0.0), constant(m, 1.0), constant(m, numbers[SMALLEST])
+    factor = constant(m, numbers[ALPHA] + numbers[BETA])
+    peak = load(peaks, peak_at)
+    for c in range(n):
+        K = load(m, src + c * L)
+        s = sqrt(K)
+        peak = maximum(peak, K)
+        store(table, (at + c) * L, s)
+        store(table, (at + size + c) * L, where_less(least, s, one / s, zero))
+        store(m, dst + c * L, factor * K)
+    store(peaks, peak_at, peak)
+
+
+@inlined
+def _inverse_root(K: float, smallest: float) -> float:
+    s = math.sqrt(K)
+    return 1.0 / s if s > smallest else 0.0
+
+
+def other_variances(
+    m: Any, src: int, dst: int, n: int, peaks: Any, unused: int, table: Any, at: int, op: Any, numbers: Any, taps: Any,
+    panels: Any,
+) -> None:  # fmt: skip
+    """The nonlinearities that are not of the ReLU's family: f at correlation one, table entries and peaks likewise."""
+    L = lanes(m)
+    act, size, peak_at, smallest = op[ACT], op[A0] * op[B0] * op[C0], op[SITE] * L, numbers[SMALLEST]
+    even, odd, packed = op[EVEN_TERMS], op[ODD_TERMS], shifted(panels, op[SERIES_AT])
+    unit = numbers[UNIT]
+    far = size * L
+    for e in range(n * L):
+        K = m[src + e]
+        peaks[peak_at + e % L] = max(peaks[peak_at + e % L], K)
+        entry = at * L + e
+        true = unit * K
+        if act == ERF:
+            table[entry] = math.sqrt(2.0 * unit / (1.0 + 2.0 * true))
+            m[dst + e] = math.atan2(2.0 * true, math.sqrt(1.0 + 4.0 * true))  # asin(2K/(1 + 2K)), exact for large K
+        elif act == STEP:
+            table[entry] = _inverse_root(K, smallest)
+            m[dst + e] = PI
+        elif act == SIN:
+            table[entry] = 0.5 * true
+            m[dst + e] = -0.5 * math.expm1(-2.0 * true)
+        elif act == COS:
+            table[entry] = 0.5 * true
+            m[dst + e] = 0.5 + 0.5 * math.exp(-2.0 * true)
+        elif act == GELU_ACT:
+            t2 = 1.0 / (1.0 + true)
+            x = true * t2
+            q = math.sqrt(1.0 + 2.0 * true) * t2
+            angle = math.atan2(true, math.sqrt(1.0 + 2.0 * true))  # asin x, exact for large K
+            table[entry] = math.sqrt(unit * t2)
+            table[entry + far] = true * math.sqrt(t2)
+            m[dst + e] = 0.25 * true + (true * angle + x * x * t2 / q + true * x * q) / (2.0 * PI)
+        elif act == SERIES:
+            table[entry] = _inverse_root(K, smallest)
+            m[dst + e] = series_entries(math.sqrt(true), table, entry + far, far, even, odd, packed)
+
+
+@inlined
+def _chebyshev(c: Any, at: int, n: int, t: float) -> float:
+    """Σ_i c[at + i] T_i(t) by Clenshaw's rule."""
+    b1 = b2 = 0.0
+    for i in range(n - 1, 0, -1):
+        b1, b2 = c[at + i] + 2.0 * t * b1 - b2, b1
+    return c[at] + t * b1 - b2  # type: ignore[no-any-return]
+
+
+@inlined
+def series_entries(s: float, table: Any, entry: int, far: int, even: int, odd: int, packed: Any) -> float:
+    """A_j(s) into the table for the first `even` and `odd` rows; E[fn(sz)²] is returned. See `hermite.evaluate`."""
+    panels, rows, width, width2 = int(packed[PANELS]), int(packed[ROWS]), int(packed[WIDTH]), int(packed[SECOND_WIDTH])
+    edges = HEAD
+    p = 0
+    if s >= packed[edges + 1]:
+        p = min(math.frexp(s)[1] - int(packed[EXPONENT]), panels - 1)
+    low, high = packed[edges + p], packed[edges + p + 1]
+    t = (2.0 * s - low - high) / (high - low)
+    power = s if p == 0 and packed[POWER] == 1.0 else 1.0
+    coefficients = edges + panels + 1
+    for j in range(even + odd):
+        row = j if j < even else int(packed[EVEN]) + j - even
+        table[entry + j * far] = power * _chebyshev(packed, coefficients + (p * rows + row) * width, width, t)
+    second = coefficients + panels * rows * width + p * width2
+    return power * power * _chebyshev(packed, second, width2, t)  # type: ignore[no-any-return]
+
+
+# The function of each nonlinearity on a row, for pairs and in the variance recursion.
+PAIR_ROWS: dict[int, Callable[..., None]] = {
+    RELU: relu_row,
+    RELU_FAMILY: relu_family_row,
+    ERF: erf_row,
+    STEP: step_row,
+    SIN: sin_cos_row,
+    COS: sin_cos_row,
+    GELU_ACT: gelu_row,
+    SERIES: series_row,
+}
+VARIANCE_ROWS: dict[int, Callable[..., None]] = dict.fromkeys(PAIR_ROWS, other_variances) | {
+    RELU: relu_variances,
+    RELU_FAMILY: relu_variances,
+}

@@ -1,0 +1,325 @@
+"""The nonlinearities' formulas as CUDA device functions, for one pair of images at one location.
+
+A formula takes K in buffer units and, from each image, the numbers that its table keeps for the location (`entries`);
+it is symmetric in the two images to the last bit, so K(x, z) = K(z, x) exactly. `Activation` (program/ops.py) says
+what each returns. ReLU, LeakyReLU, Abs and Step use polynomials instead of acos: with p = √(K₁K₂) and u = 1 − |K|/p,
+
+    R = 2A = max(K, 0) + p·u·√u·g(u)      θ = √u·h(u) for K ≥ 0, π − √u·h(u) for K < 0
+
+where g and h are smooth on [0, 1]. The coefficients below are minimax with the weights u√u and √u that multiply them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import assert_never
+
+from cnngp.kernel.program import Activation
+from cnngp.network.layers import GELU, Abs, Cos, Elementwise, Erf, LeakyReLU, Nonlinearity, ReLU, Sin, Step
+
+# |error| of R/p: 7e-8 (degree 4) and 8e-16 (degree 13); of θ: 9e-8 (degree 6) and 5e-16 (degree 16).
+G_FLOAT = (0.30011410890639953, 0.014911522560357772, 0.002757524550949579, 4.2165657074945327e-06,
+           0.00052244191439218434)  # fmt: skip
+G_DOUBLE = (0.300105438717685935, 0.0150052720261665434, 0.00241155927223016673, 0.000558262540884771964,
+            0.000155165975065079261, 4.97673577045034649e-05, 1.12781482353835162e-05, 1.88469194032683841e-05,
+            -2.22762238160175012e-05, 3.32937781208411364e-05, -2.98555732279567741e-05, 1.88655517717156133e-05,
+            -7.01495050882698385e-06, 1.2826440744922965e-06)  # fmt: skip
+H_FLOAT = (1.41421483802502971, 0.117806625802585739, 0.0269629141872683475, 0.00594532094477250694,
+           0.0069217490242799465, -0.00366693036478225938, 0.00261172123415388482)  # fmt: skip
+H_DOUBLE = (1.41421356237311363, 0.117851130194084363, 0.0265165045108366152, 0.00789181077304961151,
+            0.00268550425709737272, 0.000987772707804669057, 0.000389883331993271898, 0.000123295548683953392,
+            0.000172354316541391718, -0.000254009632399753041, 0.000553145140071471758, -0.000770815945251301529,
+            0.000818591535229904562, -0.00061349959414780002, 0.000315026679310795756, -9.86850322222557009e-05,
+            1.47556311001388684e-05)  # fmt: skip
+
+
+def literal(value: float, dtype: str) -> str:
+    """A C++ literal of the working precision that keeps every bit of a double."""
+    return f"{value!r}f" if dtype == "float" else repr(value)
+
+
+def _horner(coefficients: tuple[float, ...], dtype: str) -> str:
+    text = literal(coefficients[-1], dtype)
+    for c in coefficients[-2::-1]:
+        text = f"fma({text}, u, {literal(c, dtype)})"
+    return text
+
+
+# What the working precision needs of the hardware. A test on a CPU brings its own.
+PRIMITIVES = {
+    "float": """\
+typedef float real;
+typedef float4 vec;
+__device__ __forceinline__ real part(const vec& v, int k) { return k == 0 ? v.x : k == 1 ? v.y : k == 2 ? v.z : v.w; }
+// One instruction each, good to about one unit in the last place.
+__device__ __forceinline__ float reciprocal(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+__device__ __forceinline__ float root(float x) {
+    float y;
+    asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+__device__ __forceinline__ float clamp01(float x) { return __saturatef(x); }
+// A hair above zero: where a variance is zero K is zero too, and K/p must be 0, not 0/0.
+__device__ __forceinline__ float product(float s1, float s2) { return fma(s1, s2, 1e-37f); }
+""",
+    "double": """\
+typedef double real;
+typedef double2 vec;
+__device__ __forceinline__ real part(const vec& v, int k) { return k == 0 ? v.x : v.y; }
+// The hardware seeds 20 bits of the high word; one cubic step leaves rounding error. Far cheaper than IEEE division and
+// root. A seed is kept off zero: where p is 0 so is K, and 0 times a large number is 0.
+__device__ __forceinline__ double off_zero(double x) { return __hiloint2double(max(__double2hiint(x), 0x00100000), 0); }
+__device__ __forceinline__ double reciprocal(double x) {
+    double y;
+    asm("rcp.approx.ftz.f64 %0, %1;" : "=d"(y) : "d"(off_zero(x)));
+    const double e = fma(-x, y, 1.0);
+    return fma(y, fma(e, e, e), y);
+}
+__device__ __forceinline__ double root(double x) {
+    double y;
+    asm("rsqrt.approx.ftz.f64 %0, %1;" : "=d"(y) : "d"(off_zero(x)));
+    const double s = x * y, e = fma(-s, y, 1.0);
+    return fma(s * e, fma(0.375, e, 0.5), s);
+}
+__device__ __forceinline__ double clamp01(double x) { return fabs(x); }  // below zero by rounding only
+__device__ __forceinline__ double product(double s1, double s2) { return s1 * s2; }
+""",
+}
+
+
+def formulas(dtype: str) -> str:
+    """Device functions of all nonlinearities; the compiler drops those that a network does not use."""
+    g = _horner(G_FLOAT if dtype == "float" else G_DOUBLE, dtype)
+    h = _horner(H_FLOAT if dtype == "float" else H_DOUBLE, dtype)
+    one, half, two, pi = (literal(x, dtype) for x in (1.0, 0.5, 2.0, 3.141592653589793))
+    quarter, over2pi = (literal(x, dtype) for x in (0.25, 0.15915494309189535))
+    return f"""\
+// R of a map that cannot be negative: the max(K, 0) is K.
+__device__ __forceinline__ real relu_nonneg(real K, real s1, real s2) {{
+    const real p = product(s1, s2), u = clamp01(fma(-K, reciprocal(p), {one}));
+    const real g = {g};
+    return fma(p * u * root(u), g, K);
+}}
+__device__ __forceinline__ real relu(real K, real s1, real s2) {{
+    const real p = product(s1, s2), u = clamp01(fma(-fabs(K), reciprocal(p), {one}));
+    const real g = {g};
+    return fma(p * u * root(u), g, fmax(K, {literal(0.0, dtype)}));
+}}
+__device__ __forceinline__ real step(real K, real s1, real s2) {{  // pi - theta
+    const real u = clamp01(fma(-fabs(K), reciprocal(product(s1, s2)), {one}));
+    const real t = root(u) * ({h});
+    return K < {literal(0.0, dtype)} ? t : {pi} - t;
+}}
+__device__ __forceinline__ real arcsine(real K, real a1, real a2) {{  // Erf; a = sqrt(2 unit / (1 + 2 K11))
+    return asin(fmin(fmax(K * (a1 * a2), -{one}), {one}));
+}}
+__device__ __forceinline__ real sine(real K, real h1, real h2) {{  // h = K11 / 2
+    const real k = fabs(K), e = exp(k - (h1 + h2)) * expm1(-{two} * k);
+    return K < {literal(0.0, dtype)} ? {half} * e : -{half} * e;
+}}
+__device__ __forceinline__ real cosine(real K, real h1, real h2) {{
+    const real k = fabs(K);
+    return {half} * exp(k - (h1 + h2)) * ({one} + exp(-{two} * k));
+}}
+// s = sqrt(K11), a = 1/sqrt(1 + K11)
+__device__ __forceinline__ real gelu(real K, real s1, real s2, real a1, real a2) {{
+    const real p = s1 * s2, a = a1 * a2, r = K * a, d1 = a1 * a1, d2 = a2 * a2, k = fabs(K);
+    // q^2 = 1 - r^2 = (1 + K11 + K22 + (K11 K22 - K^2)) a^2, with no cancellation
+    const real q2 = fma(-d1, d2, d1 + d2) + fmax((p - k) * a, {literal(0.0, dtype)}) * ((p + k) * a);
+    const real q = sqrt(q2), arc = asin(fmin(fmax(r, -{one}), {one}));
+    return fma({quarter}, K, {over2pi} * fma(K, arc, a * fma(p * p, q2, r * r) / q));
+}}
+"""
+
+
+# Elementwise: V = sum of A_j(s1) A_j(s2) rho^k. hermite_tables.py has the mathematics; a table keeps 1/s and the A_j.
+SERIES_FORMULAS = """\
+struct Terms { const real* at; long long plane; };
+// Horner's rule in rho^2 over the even rows and over the odd ones; shifts[j] is log2 of the step in power to row j.
+__device__ real series_pair(real K, Terms a, Terms b, int even, int odd, const unsigned char* shifts)
+{
+    const real rho = fmin(fmax(K * (a.at[0] * b.at[0]), (real)-1), (real)1), x = rho * rho;
+    real totals[2];
+#pragma unroll
+    for (int parity = 0; parity < 2; parity++) {
+        const int first = parity ? even : 0, count = parity ? odd : even;
+        real total = 0, power = x;
+        int known = 0;  // power is x^(2^known)
+        for (int j = count - 1; j >= 0; j--) {
+            const int step = j + 1 < count ? shifts[first + j + 1] : 0;
+            if (step != known) {
+                power = x;
+                for (int k = 0; k < step; k++) power *= power;
+                known = step;
+            }
+            const long long row = (first + j + 1) * a.plane;
+            total = fma(total, power, a.at[row] * b.at[row]);
+        }
+        totals[parity] = total;
+    }
+    return fma(rho, totals[1], totals[0]);
+}
+"""
+
+SERIES_DIAGONAL = """\
+__device__ double chebyshev(const double* c, int count, double t)
+{
+    double b1 = 0.0, b2 = 0.0;
+    for (int k = count - 1; k > 0; k--) {
+        const double b = c[k] + 2.0 * t * b1 - b2;
+        b2 = b1;
+        b1 = b;
+    }
+    return c[0] + t * b1 - b2;
+}
+// The terms A_j(s) into a table row, and E[fn(s z)^2] returned. The series is packed as cpu_series.py says.
+__device__ double series_entries(double s, const double* packed, real* row, long long plane, int even, int odd)
+{
+    const int panels = (int)packed[0], rows = (int)packed[1], width = (int)packed[2], second = (int)packed[3];
+    const int first_odd = (int)packed[5];
+    const double* edges = packed + 7;
+    const double* coefficients = edges + panels + 1;
+    s = fmin(s, edges[panels]);  // what lies beyond is refused, once the peaks are known
+    const int p = s < edges[1] ? 0 : min(ilogb(s) + 1 - (int)packed[6], panels - 1);
+    const double t = (2.0 * s - edges[p] - edges[p + 1]) / (edges[p + 1] - edges[p]);
+    const double q = p == 0 && packed[4] > 0.0 ? s : 1.0;
+    for (int j = 0; j < even + odd; j++) {
+        const int r = j < even ? j : first_odd + j - even;
+        row[j * plane] = (real)(q * chebyshev(coefficients + (p * rows + r) * width, width, t));
+    }
+    return q * q * chebyshev(coefficients + panels * rows * width + p * second, second, t);
+}
+"""
+
+
+# The variance recursion, always in float64: V of one image with itself, K in buffer units (see `Activation`).
+DIAGONAL_FORMULAS = """\
+__device__ double gelu_variance(double K) {
+    const double r = K / (1.0 + K), q2 = (1.0 + 2.0 * K) / ((1.0 + K) * (1.0 + K));
+    return 0.25 * K + 0.15915494309189535 * (K * asin(r) + (r * r + K * K * q2) / sqrt(1.0 + 2.0 * K));
+}
+"""
+
+
+def planes(layer: Nonlinearity, terms: int = 0) -> int:
+    """How many numbers a table keeps for each location; `terms` of an Elementwise's series."""
+    match layer:
+        case GELU():
+            return 2
+        case ReLU() | LeakyReLU() | Abs() | Step() | Erf() | Sin() | Cos():
+            return 1
+        case Elementwise():
+            return 1 + terms
+        case _:
+            assert_never(layer)
+
+
+def takes_unit(layer: Nonlinearity) -> bool:
+    """Whether the pair formula needs the true K, and not K in buffer units."""
+    return isinstance(layer, (Sin, Cos, GELU))
+
+
+@dataclass(frozen=True)
+class Constants:
+    """The numbers of an activation as C++ expressions: literals, or fields of whatever the code loops over."""
+
+    unit: str
+    alpha: str
+    beta: str
+    even: str = "0"
+    odd: str = "0"
+    shifts: str = "0"
+
+    @classmethod
+    def literals(cls, a: Activation, dtype: str) -> Constants:
+        alpha, beta = a.coefficients
+        return cls(literal(a.unit, dtype), literal(alpha, dtype), literal(beta, dtype))
+
+
+def pair_formula(
+    layer: Nonlinearity, K: str, c: Constants, first: list[str], second: list[str], nonneg: bool = False
+) -> str:
+    """f(K) as an expression; `first` and `second` are the two images' table entries."""
+    args = ", ".join(f"{x}, {y}" for x, y in zip(first, second, strict=True))
+    name = "relu_nonneg" if nonneg else "relu"
+    match layer:
+        case ReLU():
+            return f"{name}({K}, {args})"
+        case LeakyReLU() | Abs():
+            return f"fma({c.alpha}, {name}({K}, {args}), {c.beta} * {K})"
+        case Step():
+            return f"step({K}, {args})"
+        case Erf():
+            return f"arcsine({K}, {args})"
+        case Sin():
+            return f"sine({c.unit} * {K}, {args})"
+        case Cos():
+            return f"cosine({c.unit} * {K}, {args})"
+        case GELU():
+            return f"gelu({c.unit} * {K}, {args})"
+        case Elementwise():  # one argument each: where the image's numbers begin, `plane` apart
+            return f"series_pair({K}, {args}, {c.even}, {c.odd}, shifts + {c.shifts})"
+        case _:
+            assert_never(layer)
+
+
+def entries(layer: Nonlinearity, K: str, unit: str) -> list[str]:
+    """What a table keeps of the variance K (buffer units), one float64 expression a plane."""
+    match layer:
+        case ReLU() | LeakyReLU() | Abs() | Step():
+            return [f"sqrt({K})"]
+        case Erf():
+            return [f"sqrt(2.0 * {unit} / (1.0 + 2.0 * {unit} * {K}))"]
+        case Sin() | Cos():
+            return [f"0.5 * {unit} * {K}"]
+        case GELU():
+            return [f"sqrt({unit} * {K})", f"1.0 / sqrt(1.0 + {unit} * {K})"]
+        case Elementwise():  # and the series' terms behind it, which `series_entries` leaves
+            return [f"({K} > 0.0 ? 1.0 / sqrt({K}) : 0.0)"]
+        case _:
+            assert_never(layer)
+
+
+def diagonal_formula(layer: Nonlinearity, K: str, c: Constants) -> str:
+    """f at X = X', in float64."""
+    match layer:
+        case ReLU() | Abs():
+            return K
+        case LeakyReLU():
+            return f"({c.alpha} + {c.beta}) * {K}"
+        case Step():
+            return "3.141592653589793"
+        case Erf():
+            return f"asin(2.0 * {c.unit} * {K} / (1.0 + 2.0 * {c.unit} * {K}))"
+        case Sin():
+            return f"-0.5 * expm1(-2.0 * {c.unit} * {K})"
+        case Cos():
+            return f"0.5 * (1.0 + exp(-2.0 * {c.unit} * {K}))"
+        case GELU():
+            return f"gelu_variance({c.unit} * {K})"
+        case Elementwise():
+            return (
+                f"series_entries(sqrt({c.unit} * {K}), panels + op.series, row + op.offset + op.plane + "
+                f"slot(e, op.width), op.plane, {c.even}, {c.odd})"
+            )
+        case _:
+            assert_never(layer)
+
+
+def nonnegative(layer: Nonlinearity, argument_nonnegative: bool) -> bool:
+    """Whether V cannot be negative, whatever the images."""
+    match layer:
+        case ReLU() | Abs() | Step() | Cos():
+            return True
+        case LeakyReLU():
+            return argument_nonnegative and layer.slope >= 0.0
+        case Erf() | Sin() | GELU():
+            return argument_nonnegative
+        case Elementwise():
+            return False
+        case _:
+            assert_never(layer)

@@ -1,0 +1,130 @@
+"""program → CUDA text: a pure function, so it is tested, read and cached without a card.
+
+The text has two kernels. `tables` runs the variance recursion of each image in float64 and leaves its table row;
+`pairs` computes K for a tile of pairs. There are three ways to write `pairs`, chosen by the shapes alone:
+    warp   maps up to 32 wide, in registers, the whole network in one launch (cuda_warp.py)
+    dense  one location: a matrix product, then scalars (cuda_dense.py)
+    block  everything else, in shared or global memory (cuda_block.py)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from cnngp.kernel.program import Program
+from cnngp.kernel.series.packed import Rows
+
+from . import dense as cuda_dense
+from .block import Walk, pair_kernel, table_kernel
+from .layout import TableLayout
+from .math import PRIMITIVES, formulas
+from .warp import source as cuda_warp
+
+Path = Literal["warp", "dense", "block"]
+SHARED_LIMIT = 227 * 1024
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Threads of a block, its dynamic shared memory, and its bytes of scratch in global memory."""
+
+    threads: int
+    shared: int
+    scratch: int
+
+
+@dataclass(frozen=True)
+class CudaSource:
+    """The text of a program's kernels and all that a launch needs to know.
+
+    `primitives` and `body` together are the text; a test on a CPU replaces the first. A table row has `row` entries.
+    A block of `pairs` covers `block_rows` × `block_columns` pairs; 0 × 0: blocks walk over all pairs.
+    """
+
+    path: Path
+    dtype: str
+    primitives: str
+    body: str
+    row: int
+    tables: Launch
+    pairs: Launch
+    block_rows: int
+    block_columns: int
+
+    @property
+    def text(self) -> str:
+        return self.primitives + self.body
+
+    @cached_property
+    def digest(self) -> str:
+        return hashlib.sha256(self.text.encode()).hexdigest()
+
+
+def generate(
+    program: Program,
+    dtype: DTypeLike,
+    path: Path | None = None,
+    series: Mapping[int, Rows] | None = None,
+    shared_limit: int = SHARED_LIMIT,
+    launch_shape: tuple[int, int, int, int] | None = None,
+    fold: int | None = None,
+) -> CudaSource:
+    """The CUDA source of a program in float32 or float64.
+
+    `shared_limit` is what a block may have of the card's shared memory, in bytes. `series` says, for each site of an
+    Elementwise, which rows of its series the images need (see cpu_series.py). `path`, `launch_shape` and `fold`
+    override the choice, for tests and measurements.
+
+    >>> from cnngp import zoo
+    >>> from cnngp.kernel.program import lower
+    >>> generate(lower(zoo.resnet(8), (1, 28, 28)), "float32").path
+    'warp'
+    """
+    real = {4: "float", 8: "double"}[np.dtype(dtype).itemsize]
+    chosen: Path = path or (
+        "dense" if cuda_dense.fits(program) else "warp" if cuda_warp.fits(program, real) else "block"
+    )
+    vector = {"float": 4, "double": 2}[real] if chosen == "warp" else 1
+    if chosen != "warp":
+        fold = 0
+    elif fold is None:
+        fold = cuda_warp.fold_from(program)
+    layout = TableLayout.of(program, vector, {site: rows.count for site, rows in (series or {}).items()}, fold)
+    walk = Walk(program, layout, series or {})
+    tables = table_kernel(walk, real, shared_limit)
+    head = f"// {program.network!r}\n// on {program.channels} x {program.spatial}, {real}, path {chosen}\n"
+    parts = [head, "#define ALL 0xffffffffu\n", formulas(real), walk.arrays(), tables.text]
+    if chosen == "warp":
+        warp = cuda_warp.warp_kernel(program, layout, real, shared_limit, launch_shape)
+        parts.append(warp.text)
+        pairs = Launch(warp.threads, warp.shared, 0)
+        rows, columns = warp.rows, warp.columns * warp.pairs
+    elif chosen == "dense":
+        dense = cuda_dense.dense_kernel(walk, real)
+        parts.append(dense.text)
+        pairs = Launch(dense.threads, 0, 0)
+        rows = columns = cuda_dense.TILE
+    else:
+        block = pair_kernel(walk, real, shared_limit)
+        parts.append(block.text)
+        pairs = Launch(block.threads, block.shared, block.scratch)
+        rows = columns = 0
+    return CudaSource(
+        chosen,
+        real,
+        PRIMITIVES[real],
+        re.sub(r" at 0x[0-9a-f]+", "", "\n".join(parts)),  # a bare function's address, in a comment
+        layout.row,
+        Launch(tables.threads, tables.shared, tables.scratch),
+        pairs,
+        rows,
+        columns,
+    )

@@ -1,0 +1,294 @@
+"""How a program is laid over a warp: pairs side by side in stages, repeated blocks as loops, box sums as few additions.
+
+Pure functions of the program, with no CUDA text in them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from cnngp.network.geometry import AxisSum
+
+from ..layout import Map, Step, TableLayout, held
+
+LANES = 32
+MAX_PACK = 8  # pairs that one warp takes through the network together, at most
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Consecutive steps with `pack` pairs side by side in the warp; `live_in` and `live_out` are handed on."""
+
+    pack: int
+    steps: tuple[Step, ...]
+    live_in: tuple[Map, ...]
+    live_out: tuple[Map, ...]
+
+    @property
+    def lanes(self) -> int:
+        """The lanes that belong to one pair: its columns and a gap."""
+        return LANES // self.pack
+
+
+def width(maps: Sequence[Map] | frozenset[Map]) -> int:
+    return max((m.shape[2] for m in maps), default=1)
+
+
+def stages(start: Map, steps: Sequence[Step], fold: int) -> tuple[Stage, ...]:
+    """The cheapest division into stages, by dynamic programming over a rough count of instructions per pair.
+
+    Handing maps from one stage to the next costs a store and a load of each live row.
+    """
+    before = [frozenset({start}), *(s.live for s in steps[:-1])]
+    packs = [p for p in (1, 2, 4, 8) if p <= MAX_PACK]
+
+    def fits(i: int, pack: int) -> bool:
+        maps = before[i] | steps[i].live | {steps[i].src, steps[i].dst}
+        return pack * max(held(m.shape, fold)[2] for m in maps) <= LANES
+
+    def work(i: int, pack: int) -> float:
+        step = steps[i]
+        down, out = held(step.op.shape, fold)[1], held(step.op.out_shape, fold)[1]
+        rows = 14 * down * (step.activation is not None) + 7 * out
+        return rows / pack
+
+    def hand_over(i: int, old: int, new: int) -> float:
+        if old == new:
+            return 0.0
+        rows = sum(held(m.shape, fold)[1] for m in before[i])
+        return (3 * rows + 30) * (1 / old + 1 / new)
+
+    best: dict[int, tuple[float, tuple[int, ...]]] = {p: (work(0, p), (p,)) for p in packs if fits(0, p)}
+    for i in range(1, len(steps)):
+        best = {
+            p: min((cost + hand_over(i, old, p) + work(i, p), (*path, p)) for old, (cost, path) in best.items())
+            for p in packs
+            if fits(i, p)
+        }
+    path = min(best.values())[1]
+    cuts = [0, *(i for i in range(1, len(path)) if path[i] != path[i - 1]), len(path)]
+    return tuple(
+        Stage(path[a], tuple(steps[a:b]), _ordered(before[a]), _ordered(steps[b - 1].live)) for a, b in pairwise(cuts)
+    )
+
+
+def _ordered(maps: frozenset[Map]) -> tuple[Map, ...]:
+    return tuple(sorted(maps, key=lambda m: m.name))
+
+
+@dataclass(frozen=True)
+class Loop:
+    """`count` repetitions of a block; `steps[b][k]` is step k of repetition b. A single block has count 1.
+
+    `stride` is how far the table moves from one repetition to the next.
+    """
+
+    steps: tuple[tuple[Step, ...], ...]
+    stride: int
+
+    @property
+    def count(self) -> int:
+        return len(self.steps)
+
+
+def loops(steps: Sequence[Step], layout: TableLayout) -> tuple[Loop, ...]:
+    """The steps as loops over blocks that repeat, so that code size does not grow with depth."""
+    found: list[Loop] = []
+    i = 0
+    while i < len(steps):
+        best = Loop((tuple(steps[i : i + 1]),), 0)
+        for period in range(1, (len(steps) - i) // 2 + 1):
+            loop = _repetitions(steps, i, period, layout)
+            if (loop.count - 1) * period > (best.count - 1) * len(best.steps[0]):
+                best = loop
+        found.append(best)
+        i += best.count * len(best.steps[0])
+    return tuple(found)
+
+
+def _repetitions(steps: Sequence[Step], start: int, period: int, layout: TableLayout) -> Loop:
+    blocks = [tuple(steps[start : start + period])]
+    stride: int | None = None
+    while True:
+        a = start + len(blocks) * period
+        block = tuple(steps[a : a + period])
+        if len(block) < period or any(_shape_of(x) != _shape_of(y) for x, y in zip(block, blocks[0], strict=True)):
+            break
+        moves = {
+            layout.sites[x.activation.site].offset - layout.sites[y.activation.site].offset
+            for x, y in zip(block, blocks[-1], strict=True)
+            if x.activation is not None and y.activation is not None
+        }
+        if len(moves) > 1 or (stride is not None and moves and moves != {stride}):
+            break
+        stride = moves.pop() if moves else 0
+        blocks.append(block)
+    return Loop(tuple(blocks), stride or 0)
+
+
+def _shape_of(step: Step) -> object:
+    """What must agree for two steps to be one piece of code; numbers may differ, they are looked up."""
+    op, a = step.op, step.activation
+    return (step.src, step.dst, op.shape, op.sums, op.keep == 0.0, op.bias == 0.0, a and (a.layer, a.shape))
+
+
+@dataclass(frozen=True)
+class Run:
+    """Consecutive steps that share their core, f and the sums, and differ only in what goes in and comes out.
+
+    The core works in place on the array `work`: a step whose source is another array copies it there first, and one
+    whose result is another array combines it afterwards. A block of two such steps then takes half the code, which
+    fits the instruction cache closest to the scheduler; the copies cost less than the fetches.
+    """
+
+    steps: tuple[Step, ...]
+    work: int
+    stride: int
+
+
+RUN_CODE = 640  # instructions of a loop's body from which a run is worth its copies
+
+
+def segments(stage: Stage, layout: TableLayout) -> tuple[Loop | Run, ...]:
+    """The steps of a stage as loops and runs."""
+    found: list[Loop | Run] = []
+    rest: list[Step] = []
+    i = 0
+    while i < len(stage.steps):
+        run = _run(stage, i, layout)
+        if run is None:
+            rest.append(stage.steps[i])
+            i += 1
+            continue
+        found += loops(rest, layout)
+        rest = []
+        found.append(run)
+        i += len(run.steps)
+    return (*found, *loops(rest, layout))
+
+
+def _run(stage: Stage, start: int, layout: TableLayout) -> Run | None:
+    """The longest run from a step on, if there is one with more than one kind of step and enough code to save."""
+    first = stage.steps[start]
+    if first.activation is None or first.op.sums is None or 2 * 18 * first.op.shape[1] < RUN_CODE:
+        return None
+    best: Run | None = None
+    for work in {first.src.name, first.dst.name}:
+        steps: list[Step] = []
+        stride = 0
+        for i in range(start, len(stage.steps)):
+            step = stage.steps[i]
+            before = stage.steps[i - 1].live if i else frozenset(stage.live_in)
+            in_use = {m.name for m in before if m != step.src or m in step.live - {step.dst}}
+            if _core(step) != _core(first) or work not in (step.src.name, step.dst.name):
+                break
+            if work in in_use:
+                break  # the array holds a map that is needed later
+            moved = 0
+            if steps:
+                old, new = steps[-1].activation, step.activation
+                assert old is not None
+                assert new is not None
+                moved = layout.sites[new.site].offset - layout.sites[old.site].offset
+            if len(steps) >= 2 and moved != stride:
+                break
+            stride = moved
+            steps.append(step)
+        kinds = {(s.src.name, s.dst.name) for s in steps}
+        if len(kinds) > 1 and len(steps) >= 3 and (best is None or len(steps) > len(best.steps)):
+            best = Run(tuple(steps), work, stride)
+    return best
+
+
+def _core(step: Step) -> object:
+    a = step.activation
+    return (step.op.shape, step.op.sums, step.src.nonneg, a and (a.layer, a.shape))
+
+
+@dataclass(frozen=True)
+class Additions:
+    """Sums of rows written as few additions: `partial[k]` = (a, b) defines symbol `first + k` as a + b.
+
+    `outputs[m]` are the symbols whose sum is output m; symbols below `first` are the inputs themselves.
+    """
+
+    first: int
+    partial: tuple[tuple[int, int], ...]
+    outputs: tuple[tuple[int, ...], ...]
+
+
+def additions(sums: AxisSum) -> Additions:
+    """Greedy sharing of neighbouring terms: a window of 3 takes 1.4 additions an output, one of 7 takes 2.0."""
+    outputs = [list(row) for row in sums.sources]
+    partial: list[tuple[int, int]] = []
+    while True:
+        seen: Counter[tuple[int, int]] = Counter()
+        for row in outputs:
+            seen.update(set(pairwise(row)))
+        if not seen:
+            break
+        pair, count = max(seen.items(), key=lambda item: (item[1], [-x for x in item[0]]))
+        if count < 2:
+            break
+        symbol = sums.size + len(partial)
+        partial.append(pair)
+        for row in outputs:
+            i = 0
+            while i < len(row) - 1:
+                if (row[i], row[i + 1]) == pair:
+                    row[i : i + 2] = [symbol]
+                i += 1
+    return Additions(sums.size, tuple(partial), tuple(map(tuple, outputs)))
+
+
+def shifts(sums: AxisSum) -> tuple[int, ...] | None:
+    """The window as offsets from the output's own place, if it is one window with zeros outside; else None."""
+    offsets = sorted({nu - m for m, row in enumerate(sums.sources) for nu in row})
+    for m, row in enumerate(sums.sources):
+        if row != tuple(m + d for d in offsets if 0 <= m + d < sums.size):
+            return None
+    return tuple(offsets)
+
+
+@dataclass(frozen=True)
+class TwoLevel:
+    """A window summed in two levels: `inner` offsets first, then that sum at `blocks` and the value at `singles`."""
+
+    inner: tuple[int, ...]
+    blocks: tuple[int, ...]
+    singles: tuple[int, ...]
+
+    @property
+    def shuffles(self) -> int:
+        return sum(d != 0 for d in (*self.inner, *self.blocks, *self.singles))
+
+
+def two_level(offsets: Sequence[int]) -> TwoLevel:
+    """The window −3 … 3 as {−1, 0, 1} at −2 and 2 and the middle: 4 shuffles instead of 6."""
+    best = TwoLevel((0,), (), tuple(offsets))
+    steps = {b - a for a, b in pairwise(offsets)}
+    if len(steps) != 1:
+        return best
+    d = steps.pop()
+    n = len(offsets)
+    for size in range(2, n // 2 + 1):
+        for before in range(size):
+            inner = tuple(d * (k - before) for k in range(size))
+            # cover[k]: the cheapest way to cover the first k offsets with blocks and singles
+            cover: list[tuple[int, tuple[int, ...], tuple[int, ...]]] = [(0, (), ())]
+            for k in range(1, n + 1):
+                cost, blocks, singles = cover[k - 1]
+                at = offsets[k - 1]
+                options = [(cost + (at != 0), blocks, (*singles, at))]
+                if k >= size:
+                    cost, blocks, singles = cover[k - size]
+                    at = offsets[k - size] + before * d
+                    options.append((cost + (at != 0), (*blocks, at), singles))
+                cover.append(min(options, key=lambda o: (o[0], len(o[1]) + len(o[2]))))
+            candidate = TwoLevel(inner, cover[n][1], cover[n][2])
+            if candidate.shuffles < best.shuffles:
+                best = candidate
+    return best

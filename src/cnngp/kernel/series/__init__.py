@@ -1,0 +1,1 @@
+"""The Hermite series of `Elementwise`: quadrature, tables, and how engines read them."""

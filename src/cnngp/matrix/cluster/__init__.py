@@ -1,0 +1,1 @@
+"""Tiles on the workers of a Dask cluster."""

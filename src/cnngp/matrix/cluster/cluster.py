@@ -1,0 +1,96 @@
+"""Tiles on the workers of a Dask cluster.
+
+The client keeps the list of tiles and gives each worker a few at a time. A worker reads the images from the store,
+computes, and writes its tiles straight into the store; only counts come back. What a worker that dies had in hand is
+given to another.
+
+    cluster_connection.py  the scheduler is reached, or the error says why not
+    cluster_roster.py      who takes part
+    cluster_run.py         who has which tiles in hand
+    cluster_worker.py      what a worker does
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+from cnngp.kernel.kernel import Kernel
+
+from ..images import ImageRows
+from ..store.store import GramStore
+from . import mark as store_run
+from .connection import ANSWER_SECONDS, ClusterError, DaskUnavailable, connect, require_dask
+from .hands import Run
+from .roster import EngineName, Roster
+from .worker import Job, Place, release
+
+__all__ = ["ClusterError", "Crew", "DaskUnavailable", "connect"]
+
+# Network file systems show new files late on other machines.
+_SEEN_SECONDS = 60.0
+
+
+class Crew:
+    """The workers of a cluster that compute one matrix: those with one engine, whoever comes and goes."""
+
+    def __init__(self, client: Any, kernel: Kernel, image_shape: tuple[int, ...], store: Any) -> None:
+        if not isinstance(client, require_dask().Client):
+            raise ClusterError(f"client={client!r}: expected a dask.distributed.Client")
+        if client.asynchronous:
+            raise ClusterError("client= is asynchronous; give one that was made without asynchronous=True")
+        if client.status != "running":
+            raise ClusterError(f"client= is {client.status}; give one that is connected to its scheduler")
+        self.client = client
+        self.where = store_run.address_for_workers(store)
+        from distributed.protocol import pickle
+
+        self._kernel: bytes = pickle.dumps(kernel)
+        self._image_shape = image_shape
+        self.roster = Roster(client)
+        self.workers = 0
+
+    def engine(self, wanted: str | None) -> EngineName:
+        """The engine of the matrix, and its device: `wanted` where a worker has it. See `Roster.elect`."""
+        best, self.workers = self.roster.elect(self._kernel, self._image_shape, wanted)
+        return best
+
+    def fill(
+        self,
+        place: GramStore,
+        x: ImageRows,
+        z: ImageRows | None,
+        todo: Sequence[Place],
+        count: Callable[[int], None],
+        advance: Callable[[int], Any],
+    ) -> None:
+        """Have the tiles `todo` computed and written; `count` is told of tiles, `advance` of pairs."""
+        try:
+            mark = store_run.begin(place, x, z)
+            job = Job(self._kernel, self.where, mark)
+            Run(self.roster, job, place.grid, todo, count, advance).go()
+        finally:
+            store_run.end(place)
+            self._release()
+        until = time.monotonic() + _SEEN_SECONDS
+        while unseen := len(place.missing(place.present())):
+            if time.monotonic() > until:
+                raise ClusterError(f"{unseen:,} tiles that workers have written are not seen by the client")
+            time.sleep(0.5)
+
+    def _release(self) -> None:
+        """Have the workers let go of the images. One that does not answer keeps them until the next run."""
+
+        def ask() -> None:
+            with suppress(Exception, asyncio.CancelledError):
+                self.client.run(release, workers=list(self.roster.used), on_error="ignore")
+
+        if self.roster.used and self.client.status == "running":
+            # In a thread: a worker that hangs would never let go of the client.
+            thread = threading.Thread(target=ask, name="cnngp-release", daemon=True)
+            thread.start()
+            thread.join(ANSWER_SECONDS)

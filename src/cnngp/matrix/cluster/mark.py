@@ -1,0 +1,95 @@
+"""What a store holds while the workers of a cluster fill it: the images, and the mark of the run.
+
+    STORE/images/X, Z      the images in the working precision; every worker reads them from here
+    STORE/K/.run-…         an empty file with a name of its own for each run
+
+A worker looks for the mark before it writes a tile. Without it, it writes nothing: it does not see the store that the
+run fills but another one at the same place, or the run has ended, was interrupted, or was taken over by a later one.
+"""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+from cnngp.common.errors import StoreError
+
+from ..images import ImageRows
+from ..store.places import local_path
+from ..store.store import GramStore
+
+_MARK = ".run-"
+_IMAGES = "images"
+
+
+class RunEnded(StoreError):
+    """The store has not, or no longer, the mark of this run."""
+
+
+def address_for_workers(where: Any) -> str:
+    """A place that means the same on every machine: an absolute path or a URL."""
+    local = local_path(where)
+    if local is not None:
+        return str(local.absolute())
+    if isinstance(where, str):
+        return where
+    raise StoreError(f"store={where!r}: with client= give a path or a URL that every worker can open")
+
+
+def begin(place: GramStore, x: ImageRows, z: ImageRows | None) -> str:
+    """Put the images there, then the mark, which is returned."""
+    import zarr
+    from zarr.codecs import Crc32cCodec
+
+    end(place)
+    mark = uuid.uuid4().hex
+    with place.writing("its tiles stay valid"):
+        zarr.create_group(place.store, path=place.key(_IMAGES), zarr_format=3, overwrite=True)
+        for name, rows, step in (("X", x, place.grid.tile[0]), ("Z", z, place.grid.tile[1])):
+            if rows is None:
+                continue
+            array = zarr.create_array(
+                place.store,
+                name=place.key(f"{_IMAGES}/{name}"),
+                shape=rows.shape,
+                chunks=(min(step, len(rows)), *rows.image_shape),
+                dtype=rows.dtype,
+                fill_value=float("nan"),  # a chunk that a worker does not see must not pass for black images
+                filters=None,
+                compressors=[Crc32cCodec()],
+                zarr_format=3,
+            )
+            for start in range(0, len(rows), step):
+                part = slice(start, min(start + step, len(rows)))
+                array[part] = rows.block(part).reshape(-1, *rows.image_shape)
+        place.set_bytes(f"K/{_MARK}{mark}", b"")
+    return mark
+
+
+def images(place: GramStore, name: str) -> Any:
+    """The images that the run put there."""
+    import zarr
+
+    return zarr.open_array(place.store, path=place.key(f"{_IMAGES}/{name}"), mode="r", zarr_format=3)
+
+
+def check(place: GramStore, mark: str) -> None:
+    """`RunEnded` unless this is the store of the run with that mark, and the run goes on."""
+    if not place.has_bytes(f"K/{_MARK}{mark}"):
+        raise RunEnded(f"{place.name} is not the store of this run here, or the run has ended")
+
+
+def end(place: GramStore) -> None:
+    """Take away the mark, so that workers write nothing any more, and the images."""
+    import zarr
+
+    with place.writing("its tiles stay valid"):
+        for name in place.names("K"):
+            if name.startswith(_MARK):
+                place.delete(f"K/{name}")
+        try:
+            group = zarr.open_group(place.store, path=place.path, mode="r+", zarr_format=3)
+        except FileNotFoundError:
+            return
+        if _IMAGES in group:
+            del group[_IMAGES]

@@ -1,0 +1,285 @@
+"""`gram`: the one loop over the tiles of a kernel matrix, into memory or into a store that survives anything.
+
+An entry depends on its two images alone, so tiles may be computed in any order, by any process, at any time, and the
+matrix is the same to the last bit. All else follows: what is missing is what has to be computed.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from cnngp.common import memory
+from cnngp.common.arrays import DataError, Output, check_output, to_numpy, to_output
+from cnngp.common.errors import StoreError
+from cnngp.kernel.kernel import Kernel, as_kernel
+from cnngp.network.layers import Network, NetworkError
+
+from .cluster import cluster
+from .cluster import mark as store_run
+from .fill import Lane, fill, lanes
+from .grid import Grid, Tile, check_tile, default_tile
+from .images import ImageRows
+from .store.spec import Data, Spec
+from .store.store import GramStore, opened
+
+log = logging.getLogger("cnngp")
+
+# Seconds between notes of progress in the metadata.
+_NOTE_SECONDS = 30.0
+
+
+def gram(
+    kernel: Kernel | Network,
+    X: Any,
+    Z: Any = None,
+    *,
+    store: Any = None,
+    tile: int | tuple[int, int] | None = None,
+    verify: bool = True,
+    progress: bool = True,
+    output: Output = "numpy",
+    client: Any = None,
+) -> Any:
+    """K(X, Z), or K(X, X), tile by tile: bit for bit `kernel(X, Z)`, in memory or in a store.
+
+    Run again after a crash, a kill or a full disk, it computes the tiles that are missing and no others. A set of
+    images that grew at its end keeps its tiles.
+
+    Parameters
+    ----------
+    kernel : a `Kernel`, or a network to make one of.
+    X, Z : images; arrays or memory maps, of which a tile's rows are read at a time.
+    store : None for an array in memory; a path, an fsspec URL or a Zarr store for a read-only `zarr.Array`.
+    tile : side of a tile, or (rows, columns); by default a few seconds of work, and what a store already has. In memory
+        the whole matrix is one tile, which is the fastest, unless it is given.
+    verify : read and check the tiles that a store has; bad ones are reported and computed again.
+    progress : a progress bar, on a terminal.
+    output : "numpy", "cupy" or "torch", for a matrix in memory; on a card the last two leave it there.
+    client : a `dask.distributed.Client` whose workers compute the tiles. They write them straight into `store`, which
+        must be a path or URL that every one of them sees.
+
+    >>> import numpy as np, tempfile
+    >>> from cnngp import Dense, Kernel, gram
+    >>> kernel = Kernel(Dense(), device="cpu")
+    >>> X = np.arange(6.0).reshape(3, 2)
+    >>> gram(kernel, X)
+    array([[ 0.5,  1.5,  2.5],
+           [ 1.5,  6.5, 11.5],
+           [ 2.5, 11.5, 20.5]], dtype=float32)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     K = gram(kernel, X, store=folder + "/K.zarr")
+    ...     bool((K[:] == kernel(X)).all())
+    True
+    """
+    kernel = as_kernel(kernel)
+    side = check_tile(tile)
+    check_output(output)
+    if store is None and client is not None:
+        raise ValueError("client= needs store=, a path or URL that every worker sees: they write their tiles there")
+    if store is not None and output != "numpy":
+        raise ValueError(f"output={output!r} is for a matrix in memory; with store= the result is a zarr.Array")
+    x = ImageRows(X, kernel, "X")
+    z = None if Z is None else ImageRows(Z, kernel, "Z")
+    if z is not None and x.image_shape != z.image_shape:
+        raise DataError(f"X holds images of shape {x.image_shape} and Z of shape {z.image_shape}; they must agree")
+    kernel.engine_for(x.image_shape)  # refuses images that do not fit the network
+    if store is None:
+        return _in_memory(kernel, x, z, side, progress, output)
+    crew = None if client is None else cluster.Crew(client, kernel, x.image_shape, store)
+    with opened(store) as place:
+        return _in_store(place, kernel, x, z, side, verify, progress, crew)
+
+
+def _in_memory(
+    kernel: Kernel, x: ImageRows, z: ImageRows | None, tile: tuple[int, int] | None, progress: bool, output: Output
+) -> Any:
+    shape = (len(x), len(x if z is None else z))
+    try:
+        memory.require(
+            shape[0] * shape[1] * x.dtype.itemsize,
+            f"a kernel matrix of {shape[0]:,} × {shape[1]:,}",
+            "cpu" if output == "numpy" else kernel.device,
+        )
+    except MemoryError as error:
+        raise MemoryError(f"{error}; or keep it on disk with store=") from None
+    if tile is None:
+        return kernel(x.X, None if z is None else z.X, output=output, progress=progress)
+    x.check_range()
+    if z is not None:
+        z.check_range()
+    grid = Grid(shape, tile, z is None)
+    K = np.empty(shape, x.dtype)
+
+    def write(t: Tile, block: Any) -> None:
+        block = to_numpy(block)
+        K[t.rows, t.columns] = block
+        if grid.symmetric and t.i != t.j:
+            K[t.columns, t.rows] = block.T
+
+    with progress_bar(grid.pairs, 0, progress) as advance:
+        fill(grid, [Lane(kernel.engine_for(x.image_shape))], x, z, write, advance)
+    return to_output(K, output)
+
+
+def _in_store(
+    place: GramStore,
+    kernel: Kernel,
+    x: ImageRows,
+    z: ImageRows | None,
+    tile: tuple[int, int] | None,
+    verify: bool,
+    progress: bool,
+    crew: cluster.Crew | None,
+) -> Any:
+    made_by = None if place.found is None else place.found.engine
+    own = kernel.engine_for(x.image_shape)
+    engine, device = (own.identity, kernel.device) if crew is None else crew.engine(made_by)
+    shape = (len(x), len(x if z is None else z))
+    if tile is None:
+        cost, workers = own.program.elements, 1 if crew is None else crew.workers
+        tile = default_tile(cost, device, shape, z is None, workers) if place.found is None else place.found.tile
+    spec = _specify(place.found, kernel, x, z, tile, engine)
+    old = (0, 0)
+    if place.found is not None:
+        old = place.found.shape
+        place.found.refuse_unless_same_or_grown(spec, place.name)
+        if old != spec.shape:
+            _refuse_to_fill(place, spec.engine)
+        if not place.read_only:
+            store_run.end(place)  # a run on a cluster whose client was killed
+    x.check_range(old[0])
+    if z is not None:
+        z.check_range(old[1])
+    place.prepare(spec)
+    missing, damaged = _todo(place, verify, progress)
+    if missing or damaged:
+        _refuse_to_fill(place, spec.engine)
+        with place.writing("its other tiles stay valid"):
+            for at in damaged:  # gone, so that no later run without verification takes them for good
+                place.forget(*at)
+        _compute(place, kernel, x, z, sorted([*missing, *damaged]), progress, crew)
+    place.note_progress(len(place.grid))
+    return place.array()
+
+
+def _specify(
+    found: Spec | None, kernel: Kernel, x: ImageRows, z: ImageRows | None, tile: tuple[int, int], engine: str
+) -> Spec:
+    """The identity of the matrix that is asked for. The data are read once."""
+    try:
+        network: str | None = kernel.network.to_json()
+    except NetworkError:
+        network = None
+
+    def data(rows: ImageRows, there: Data | None) -> Data:
+        prefix, whole = rows.fingerprints(None if there is None else there.images)
+        return Data(len(rows), rows.image_shape, whole, prefix)
+
+    return Spec(
+        network=network,
+        fingerprint=kernel.network.fingerprint,
+        X=data(x, None if found is None else found.X),
+        Z=None if z is None else data(z, None if found is None else found.Z),
+        engine=engine,
+        dtype=kernel.dtype,
+        tile=tile,
+    )
+
+
+def _todo(place: GramStore, verify: bool, progress: bool) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    """Tiles to compute: those that are not there, and, when asked to look, those that are damaged."""
+    there = place.present()
+    missing = place.missing(there)
+    if not verify or not there.any():
+        return missing, []
+    absent = set(missing)
+    present = [(t.i, t.j) for t in place.grid if (t.i, t.j) not in absent]
+    bad = []
+    with progress_bar(len(present), 0, progress, "verifying", "tile") as advance:
+        for at, damaged in place.damaged(present):
+            if damaged:
+                bad.append(at)
+            advance(1)
+    if bad:
+        places = ", ".join(map(str, bad[:5])) + (", …" if len(bad) > 5 else "")
+        log.warning(
+            "%s: %d of %d tiles were damaged and are computed again: %s", place.name, len(bad), len(place.grid), places
+        )
+    return missing, bad
+
+
+def _refuse_to_fill(place: GramStore, engine: str) -> None:
+    """A matrix that is whole is given out on any machine; only what has to be computed needs the same engine."""
+    if place.read_only:
+        raise StoreError(f"{place.name} lacks tiles and cannot be written; copy it to where you may write")
+    made_by = engine if place.found is None else place.found.engine
+    if made_by != engine:
+        raise StoreError(
+            f"{place.name} was begun by the engine {made_by} and lacks tiles; this one is {engine}, whose last digits "
+            "differ. Go on where it was begun, or give another store"
+        )
+
+
+def _compute(
+    place: GramStore,
+    kernel: Kernel,
+    x: ImageRows,
+    z: ImageRows | None,
+    todo: list[tuple[int, int]],
+    progress: bool,
+    crew: cluster.Crew | None,
+) -> None:
+    """Fill the tiles `todo`. Whatever ends it, the tiles that were written stay, and the message says how to go on."""
+    grid = place.grid
+    done = len(grid) - len(todo)
+    noted = time.monotonic()
+    counting = threading.Lock()
+
+    def count(tiles: int) -> None:
+        nonlocal done, noted
+        with counting:
+            done += tiles
+            if time.monotonic() - noted > _NOTE_SECONDS:
+                noted = time.monotonic()
+                place.note_progress(done)
+
+    def write(t: Tile, block: Any) -> None:
+        place.write(t, block)
+        count(1)
+
+    def state() -> str:
+        return f"{done:,} of {len(grid):,} tiles are there and stay valid"
+
+    try:
+        with progress_bar(grid.pairs, grid.pairs - sum(grid.at(i, j).pairs for i, j in todo), progress) as advance:
+            if crew is not None:
+                crew.fill(place, x, z, todo, count, advance)
+            else:
+                if kernel.device == "cuda":
+                    x.room = (memory.available("cuda") or 0) // 8
+                fill((grid.at(i, j) for i, j in todo), lanes(kernel, x.image_shape), x, z, write, advance)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"interrupted; {state()} in {place.name}. Run the same again to go on") from None
+    except cluster.ClusterError as error:
+        raise cluster.ClusterError(f"{error}; {state()} in {place.name}. Run the same again to go on") from None
+    except OSError as error:
+        raise place.fault(error, state()) from error
+
+
+@contextmanager
+def progress_bar(
+    total: int, done: int, wanted: bool, what: str = "kernel", unit: str = "pair"
+) -> Iterator[Callable[[int], Any]]:
+    """A progress bar that starts at what is done already; only on a terminal."""
+    from tqdm.auto import tqdm
+
+    disable = None if wanted else True
+    with tqdm(total=total, initial=done, desc=what, unit=unit, unit_scale=True, disable=disable, delay=2.0) as bar:
+        yield bar.update

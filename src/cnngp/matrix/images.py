@@ -1,0 +1,79 @@
+"""Images that are read some rows at a time: an array, or a memory map larger than memory, of which no copy is made."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import numpy as np
+
+from cnngp.common.arrays import as_images, check_images_shape, to_numpy
+from cnngp.kernel.engines.base import RangeError
+from cnngp.kernel.kernel import Kernel
+
+# Bytes of images that are read at a time where a tile does not say how many.
+_BLOCK_BYTES = 16 << 20
+
+
+class ImageRows:
+    """Images (N, C, …) as an engine takes them: blocks of (n, channels, locations) in the working precision."""
+
+    def __init__(self, X: Any, kernel: Kernel, name: str) -> None:
+        # What has a shape and can be sliced is left where it is: NumPy, CuPy, torch, a memory map, Zarr, HDF5.
+        self.X = X if hasattr(X, "shape") and hasattr(X, "__getitem__") else to_numpy(X, name)
+        self.name = name
+        self.kernel = kernel
+        self.dtype = np.dtype(kernel.dtype)
+        self.shape: tuple[int, ...] = tuple(int(s) for s in self.X.shape)
+        check_images_shape(self.shape, name)
+        self.room = 0
+        """Bytes of blocks to hold for when they are asked for again; none by default, so that memory stays flat."""
+        self._kept: dict[tuple[int, int, int | None], Any] = {}
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    @property
+    def image_shape(self) -> tuple[int, ...]:
+        return self.shape[1:]
+
+    def block(self, rows: slice, card: int | None = None) -> Any:
+        """Images `rows` in host memory, or on a card, which is the current one."""
+        key = (rows.start, rows.stop, card)
+        if key in self._kept:
+            return self._kept[key]
+        x = as_images(self.X[rows], self.dtype, self.name, card is not None, rows.start)
+        x = x.reshape(x.shape[0], x.shape[1], -1)
+        if x.nbytes <= self.room:
+            self.room -= x.nbytes
+            self._kept[key] = x
+        return x
+
+    def fingerprints(self, stop: int | None = None) -> tuple[str | None, str]:
+        """SHA-256 of the first `stop` images (None where there are fewer) and of all, in the working precision.
+
+        One pass over the data, which also refuses pixels that are not finite.
+        """
+        digest = hashlib.sha256(f"cnngp images {self.dtype.name} {self.image_shape}".encode())
+        first: str | None = None
+        start = 0
+        for end in sorted({min(stop or 0, len(self)), len(self)}):
+            for a in range(start, end, self._step):
+                digest.update(self.block(slice(a, min(a + self._step, end))).data)
+            start = end
+            if end == stop:
+                first = digest.hexdigest()
+        return first, digest.hexdigest()
+
+    def check_range(self, start: int = 0) -> None:
+        """Refuse images whose variances the working precision cannot hold, before hours of work and not after."""
+        engine = self.kernel.engine_for(self.image_shape)
+        for a in range(start, len(self), self._step):
+            try:
+                engine.diagonal(self.block(slice(a, min(a + self._step, len(self)))))
+            except RangeError as error:
+                raise RangeError(f"{self.name}: {error} (counted from image {a})" if a else str(error)) from None
+
+    @property
+    def _step(self) -> int:
+        return max(1, _BLOCK_BYTES // (self.dtype.itemsize * int(np.prod(self.image_shape))))

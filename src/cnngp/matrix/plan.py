@@ -1,0 +1,161 @@
+"""What a kernel matrix will cost before it is computed, and what a store holds afterwards."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from cnngp.common.errors import StoreError
+from cnngp.kernel.kernel import Kernel
+
+from .gram import progress_bar
+from .grid import Grid, check_tile, default_tile
+from .images import ImageRows
+from .store.chunks import chunk_bytes
+from .store.places import local_path
+from .store.spec import Spec
+from .store.store import GramStore
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The cost of K(X, X). Rate and memory are measured on one tile; what a store already has is not counted."""
+
+    images: int
+    pairs: int
+    tile: int
+    tiles: int
+    disk_bytes: int
+    disk_free_bytes: int | None
+    memory_bytes: int | None
+    """Peak of this process after one tile: it does not grow with the images."""
+    fit_bytes: int
+    """The float64 buffer of an exact fit."""
+    engine: str
+    pairs_per_second: float
+    seconds: float
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def plan(kernel: Kernel, X: Any, *, tile: int | None = None, store: Any = None) -> Plan:
+    """Count everything, compute one tile, and say what the whole will take."""
+    side = check_tile(tile)
+    x = ImageRows(X, kernel, "X")
+    n = len(x)
+    engine = kernel.engine_for(x.image_shape)
+    usual = default_tile(engine.program.elements, kernel.device, (n, n), True)
+    grid = Grid((n, n), side or usual, True)
+    rate = _measured_rate(x, min(usual[0], grid.tile[0]))
+    a, b = grid.counts
+    return Plan(
+        images=n,
+        pairs=grid.pairs,
+        tile=grid.tile[0],
+        tiles=len(grid),
+        disk_bytes=a * b * chunk_bytes(grid.tile, x.dtype),
+        disk_free_bytes=_free(store),
+        memory_bytes=_peak_memory(),
+        fit_bytes=8 * n * n,
+        engine=engine.identity,
+        pairs_per_second=rate,
+        seconds=grid.pairs / rate,
+    )
+
+
+def _measured_rate(x: ImageRows, side: int) -> float:
+    """Pairs per second on one tile, or on what there is of one."""
+    engine = x.kernel.engine_for(x.image_shape)
+    half = max(1, min(side, len(x) // 2))
+    card = 0 if x.kernel.device == "cuda" else None
+    first, second = x.block(slice(0, half), card), x.block(slice(len(x) - half, len(x)), card)
+    engine.cross(first[:2], second[:2], "numpy", None)  # compiles
+    start = time.perf_counter()
+    engine.cross(first, second, "numpy", None)
+    return half * half / max(time.perf_counter() - start, 1e-9)
+
+
+def _free(store: Any) -> int | None:
+    folder = local_path("." if store is None else store)
+    if folder is None:
+        return None
+    folder = folder.absolute()
+    while not folder.exists():
+        folder = folder.parent
+    return shutil.disk_usage(folder).free
+
+
+def _peak_memory() -> int | None:
+    if sys.platform == "win32":
+        return None
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+@dataclass(frozen=True)
+class Status:
+    """What a store holds. `damaged` is None where the tiles were not read."""
+
+    spec: Spec
+    tiles: int
+    missing: int
+    damaged: int | None
+    chunk_bytes: int
+
+    @property
+    def whole(self) -> bool:
+        return not self.missing and not self.damaged
+
+    def as_dict(self) -> dict[str, Any]:
+        counts = {"tiles": self.tiles, "missing": self.missing, "damaged": self.damaged, "whole": self.whole}
+        return counts | {"bytes": self.chunk_bytes} | self.spec.attributes()
+
+
+def status(where: Any, *, verify: bool = True, progress: bool = True) -> Status:
+    """Look at a store, and at every tile of it, without writing or waiting: also while another process fills it."""
+    local = local_path(where)
+    if local is not None and not (local / "zarr.json").exists():
+        what = "is not a store of cnngp (it has no zarr.json)" if local.exists() else "does not exist"
+        raise StoreError(f"{local} {what}; stores are made by `cnngp gram --store` and cnngp.gram(…, store=…)")
+    place = GramStore(where, read_only=True)
+    if place.found is None:
+        raise StoreError(f"{place.name} is not a store of cnngp; stores are made by cnngp.gram(…, store=…)")
+    there = place.present()
+    missing = set(place.missing(there))
+    if there.any():  # else it may have just been begun, before its array
+        _check_opens(place, place.found)
+    present = [(t.i, t.j) for t in place.grid if (t.i, t.j) not in missing]
+    damaged = None
+    if verify:
+        damaged = 0
+        with progress_bar(len(present), 0, progress, "verifying", "tile") as advance:
+            for _, bad in place.damaged(present):
+                damaged += bad
+                advance(1)
+    stored = int(there.sum()) * chunk_bytes(place.grid.tile, place.found.dtype)
+    return Status(place.found, len(place.grid), len(missing), damaged, stored)
+
+
+def _check_opens(place: GramStore, spec: Spec) -> None:
+    """`StoreError` where the tiles are there, but nobody could read the matrix: K/zarr.json is gone or broken."""
+    remedy = "compute the matrix again with the same store: the tiles stay"
+    try:
+        array = place.array()
+    except FileNotFoundError:
+        raise StoreError(f"{place.name}: K/zarr.json is missing, so that K cannot be opened; {remedy}") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise StoreError(
+            f"{place.name}: K cannot be opened, its zarr.json cannot be read ({error}); delete that file, K/zarr.json, "
+            f"and {remedy}"
+        ) from None
+    if array.chunks != spec.tile or str(array.dtype) != spec.dtype:
+        raise StoreError(
+            f"{place.name}: K has chunks {array.chunks} of {array.dtype}, its metadata says {spec.tile} of "
+            f"{spec.dtype}; it was changed by something else, delete the store"
+        )

@@ -1,0 +1,92 @@
+"""Where a store is: a folder of this machine, an fsspec URL, or a place in a Zarr store."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from cnngp.common.errors import StoreError
+
+# Nothing takes so long to write: what is older was left by a process that was killed.
+_LEFT_SECONDS = 3600.0
+
+
+def local_path(where: Any) -> Path | None:
+    """The folder of a store, or None where it is not on a file system of this machine."""
+    if isinstance(where, Path):
+        return where.expanduser()
+    if isinstance(where, str):
+        if where.startswith("file://"):
+            where = where.removeprefix("file://")
+        if "://" not in where and "::" not in where:
+            return Path(where).expanduser()
+        return None
+    from zarr.storage import LocalStore, StorePath
+
+    if isinstance(where, LocalStore):
+        return where.root
+    if isinstance(where, StorePath) and isinstance(where.store, LocalStore):
+        return where.store.root / where.path
+    return None
+
+
+def child(where: Any, name: str) -> Any:
+    """A store inside a store."""
+    from zarr.abc.store import Store
+    from zarr.storage import StorePath
+
+    if isinstance(where, Store):
+        return StorePath(where, name)
+    if isinstance(where, StorePath):
+        return where / name
+    local = local_path(where)
+    return f"{str(where).rstrip('/')}/{name}" if local is None else local / name
+
+
+def locate(where: Any, read_only: bool) -> tuple[Any, str, Path | None, str]:
+    """The Zarr store, the path of the group in it, the local folder if any, and a name for messages."""
+    from zarr.abc.store import Store
+    from zarr.storage import FsspecStore, LocalStore, StorePath
+
+    local = local_path(where)
+    if isinstance(where, (Store, StorePath)):
+        store, path = (where, "") if isinstance(where, Store) else (where.store, where.path)
+        if local is not None and read_only and not store.read_only:
+            store = store.with_read_only(True)
+        return store, path, local, str(where if local is None else local)
+    if local is not None:
+        return LocalStore(local, read_only=read_only), "", local, str(local)
+    if not isinstance(where, str):
+        raise StoreError(f"store={where!r}: expected a path, a URL such as s3://bucket/name, or a Zarr store")
+    try:
+        return FsspecStore.from_url(where, read_only=read_only), "", None, where
+    except ImportError as error:
+        raise StoreError(f"store={where!r}: {error}") from None
+    except (ValueError, OSError) as error:
+        raise StoreError(f"store={where!r} cannot be opened: {error}") from None
+
+
+def check_place(local: Path) -> None:
+    """Refuse a folder that holds something else, before anything is put there."""
+    if local.exists() and not local.is_dir():
+        raise StoreError(f"store={str(local)!r} is a file; expected a folder, or a name that is not taken yet")
+    if local.is_dir() and not (local / "zarr.json").exists():
+        ours = ("K", "inducing-", "cross-")  # parts of fits that have no matrix of their own here
+        strange = sorted(p.name for p in local.iterdir() if not p.name.startswith(ours) and p.suffix != ".partial")
+        if strange:
+            raise StoreError(
+                f"store={str(local)!r} is a folder that cnngp did not make (it holds {', '.join(strange[:3])}); give a "
+                "name that is not taken yet"
+            )
+
+
+def remove_leftovers(local: Path, locked: bool) -> None:
+    """What a killed process was writing. Without the lock only what is old: another process may be writing the rest."""
+    newest = float("inf") if locked else time.time() - _LEFT_SECONDS
+    for folder in (local, local / "K", *(local / "K" / "c").glob("*")):
+        for path in folder.glob("*.partial"):
+            with suppress(OSError):
+                if path.stat().st_mtime < newest:
+                    path.unlink()

@@ -1,0 +1,137 @@
+"""What a store says about its matrix: which network, which data, which engine, in which type and tiles."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from cnngp.common.errors import StoreError
+
+from ..grid import Grid
+
+FORMAT = 1
+_MARK = "cnngp_gram"
+
+
+@dataclass(frozen=True)
+class Data:
+    """A set of images: how many, their shape, and the SHA-256 of their pixels in the matrix's type."""
+
+    images: int
+    shape: tuple[int, ...]
+    sha256: str
+    prefix: str | None = None
+    """The SHA-256 of as many images as the store holds, to recognise a set that grew."""
+
+    def attributes(self) -> dict[str, Any]:
+        return {"images": self.images, "shape": list(self.shape), "sha256": self.sha256}
+
+    @classmethod
+    def of(cls, attributes: Any) -> Data:
+        return cls(int(attributes["images"]), tuple(map(int, attributes["shape"])), str(attributes["sha256"]))
+
+
+@dataclass(frozen=True)
+class Spec:
+    """The identity of a kernel matrix. `Z` is None for the symmetric matrix of X."""
+
+    network: str | None
+    """JSON; None where a layer is a Python function, which only the fingerprint covers."""
+    fingerprint: str
+    X: Data
+    Z: Data | None
+    engine: str
+    dtype: str
+    tile: tuple[int, int]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.X.images, (self.X if self.Z is None else self.Z).images
+
+    @property
+    def grid(self) -> Grid:
+        return Grid(self.shape, self.tile, self.Z is None)
+
+    def attributes(self) -> dict[str, Any]:
+        return {
+            _MARK: FORMAT,
+            "network": self.network,
+            "network_fingerprint": self.fingerprint,
+            "X": self.X.attributes(),
+            "Z": None if self.Z is None else self.Z.attributes(),
+            "engine": self.engine,
+            "dtype": self.dtype,
+            "tile": list(self.tile),
+        }
+
+    @classmethod
+    def of_attributes(cls, a: dict[str, Any], name: str) -> Spec:
+        if _MARK not in a:
+            raise StoreError(
+                f"{name} is a Zarr group that cnngp did not make; give another place, or a name inside it such as "
+                f"{name}/kernel"
+            )
+        if a[_MARK] != FORMAT:
+            raise StoreError(f"{name} has format {a[_MARK]!r}; this version of cnngp reads format {FORMAT}")
+        try:
+            return cls(
+                network=a["network"],
+                fingerprint=str(a["network_fingerprint"]),
+                X=Data.of(a["X"]),
+                Z=None if a["Z"] is None else Data.of(a["Z"]),
+                engine=str(a["engine"]),
+                dtype=str(a["dtype"]),
+                tile=(int(a["tile"][0]), int(a["tile"][1])),
+            )
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            raise StoreError(f"{name}: its metadata is damaged ({error!r}); delete the store") from None
+
+    def refuse_unless_same_or_grown(self, wanted: Spec, name: str) -> None:
+        """`StoreError` with all that differs, unless `wanted` is this matrix or one that it is the beginning of."""
+        differs = []
+        if self.fingerprint != wanted.fingerprint:
+            differs.append(f"the network ({_short(self)} there, {_short(wanted)} now)")
+        if (self.Z is None) != (wanted.Z is None):
+            kinds = ("the matrix of one set of images", "the matrix of two sets")
+            differs.append(f"the kind ({kinds[self.Z is not None]} there, {kinds[wanted.Z is not None]} now)")
+        if self.dtype != wanted.dtype:
+            differs.append(f"the type ({self.dtype} there, {wanted.dtype} now)")
+        if self.tile != wanted.tile:
+            differs.append(f"the tile ({_side(self.tile)} there, {_side(wanted.tile)} now)")
+        if self.dtype == wanted.dtype:
+            differs += _data_differs("X", self.X, wanted.X)
+            if self.Z is not None and wanted.Z is not None:
+                differs += _data_differs("Z", self.Z, wanted.Z)
+        if differs:
+            raise StoreError(f"{name} was made for something else: {'; '.join(differs)}. Give another store")
+
+
+def _data_differs(which: str, there: Data, now: Data) -> list[str]:
+    if there.shape != now.shape:
+        return [f"{which} ({there.images:,} images of shape {there.shape} there, {now.images:,} of {now.shape} now)"]
+    if now.images < there.images:
+        return [f"{which} ({there.images:,} images there, only {now.images:,} now)"]
+    known = now.sha256 if now.images == there.images else now.prefix
+    if known == there.sha256:
+        return []
+    if now.images == there.images:
+        return [f"{which} (the pixels of its {now.images:,} images)"]
+    return [f"{which} (the first {there.images:,} of its {now.images:,} images are not those of the store)"]
+
+
+def _side(tile: tuple[int, int]) -> str:
+    return f"{tile[0]}" if tile[0] == tile[1] else f"{tile[0]} × {tile[1]}"
+
+
+def _short(spec: Spec) -> str:
+    """The network as code where that is short, and the start of its fingerprint."""
+    from cnngp.network.layers import NetworkError
+    from cnngp.network.serialize import from_json
+
+    text = "one with a Python function"
+    if spec.network is not None:
+        try:
+            text = repr(from_json(spec.network))
+        except NetworkError:
+            text = "one that this version cannot read"
+    return f"{text if len(text) <= 80 else text[:79] + '…'} [{spec.fingerprint[:8]}]"

@@ -1,0 +1,45 @@
+"""Networks as plain values: layers, how they compose, what shapes they have, and the float64 reference kernel."""
+
+from .layers import (
+    GELU,
+    LAYERS,
+    Abs,
+    Conv,
+    ConvTranspose,
+    Cos,
+    Dense,
+    Elementwise,
+    Erf,
+    Identity,
+    LeakyReLU,
+    Network,
+    NetworkError,
+    ReLU,
+    Sequential,
+    Sin,
+    Step,
+    Sum,
+)
+from .serialize import from_json
+
+__all__ = [
+    "GELU",
+    "LAYERS",
+    "Abs",
+    "Conv",
+    "ConvTranspose",
+    "Cos",
+    "Dense",
+    "Elementwise",
+    "Erf",
+    "Identity",
+    "LeakyReLU",
+    "Network",
+    "NetworkError",
+    "ReLU",
+    "Sequential",
+    "Sin",
+    "Step",
+    "Sum",
+    "from_json",
+]

@@ -1,0 +1,130 @@
+"""Which networks are Gaussian processes: the state of the activations is carried along the network.
+
+A kernel recursion is exact only while each nonlinearity sees zero-mean Gaussians and each sum adds independent terms.
+Both are properties of the composition, not of a layer, so they are checked here, on any piece and on the whole.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import assert_never
+
+from .layers import (
+    GELU,
+    Abs,
+    Conv,
+    ConvTranspose,
+    Cos,
+    Dense,
+    Elementwise,
+    Erf,
+    Identity,
+    Layer,
+    LeakyReLU,
+    NetworkError,
+    ReLU,
+    Sequential,
+    Sin,
+    Step,
+    Sum,
+)
+
+
+class State(Enum):
+    """What the activations are at some point of a network."""
+
+    INPUT = "the input itself"
+    GAUSSIAN = "Gaussian"
+    NON_GAUSSIAN = "the output of a nonlinearity"
+
+
+def check_fragment(net: Layer) -> None:
+    """Refuses what is wrong wherever the piece stands; run when a `Sequential` or `Sum` is built."""
+    _walk(net, State.GAUSSIAN, "")
+
+
+def check_network(net: Layer) -> None:
+    """Refuses a whole network that is not a Gaussian process; run before it is used."""
+    state, _ = _walk(net, State.INPUT, "")
+    if state is State.NON_GAUSSIAN:
+        raise NetworkError(
+            "the network ends in a nonlinearity, so its output is not Gaussian; add Dense() or Conv(...) at the end"
+        )
+
+
+def child(place: str, field: str, i: int) -> str:
+    """The name of a child layer, such as layers[3].branches[1]."""
+    return f"{place}.{field}[{i}]" if place else f"{field}[{i}]"
+
+
+def at(place: str, message: str) -> str:
+    return f"{place}: {message}" if place else message
+
+
+def _walk(net: Layer, state: State, place: str) -> tuple[State, int]:
+    """The state after `net`, and how many paths without weights lead through it."""
+    match net:
+        case Conv() | ConvTranspose() | Dense():
+            return State.GAUSSIAN, 0
+        case ReLU() | LeakyReLU() | Erf() | Abs() | Step() | Sin() | Cos() | GELU() | Elementwise():
+            if state is not State.GAUSSIAN:
+                raise NetworkError(
+                    at(
+                        place,
+                        f"{net!r} is applied to {state.value}, which is not Gaussian; "
+                        "put a Conv(...) or Dense() before it",
+                    )
+                )
+            return State.NON_GAUSSIAN, 1
+        case Identity():
+            return state, 1
+        case Sequential():
+            paths = 1
+            for i, layer in enumerate(net.layers):
+                state, through = _walk(layer, state, child(place, "layers", i))
+                paths *= through
+            return state, paths
+        case Sum():
+            return _walk_sum(net, state, place)
+        case _:
+            assert_never(net)
+
+
+def _walk_sum(net: Sum, state: State, place: str) -> tuple[State, int]:
+    if state is State.NON_GAUSSIAN and not net.allow_non_gaussian:
+        for i, branch in enumerate(net.branches):
+            if _walk(branch, State.GAUSSIAN, child(place, "branches", i)) == (State.GAUSSIAN, 1):
+                raise NetworkError(
+                    at(
+                        child(place, "branches", i),
+                        f"{branch!r} skips from the output of a nonlinearity, so what is summed is not Gaussian; "
+                        "start the block before the nonlinearity, or pass allow_non_gaussian=True",
+                    )
+                )
+    paths = 0
+    states = set()
+    for i, branch in enumerate(net.branches):
+        here = child(place, "branches", i)
+        after, through = _walk(branch, state, here)
+        if after is State.NON_GAUSSIAN and not net.allow_non_gaussian:
+            raise NetworkError(
+                at(
+                    here,
+                    f"the branch {branch!r} ends in a nonlinearity, so what is summed is not Gaussian; end the branch "
+                    "in a Conv(...) or Dense(), or pass allow_non_gaussian=True to add kernels by decree",
+                )
+            )
+        paths += through
+        states.add(after)
+    if paths > 1:
+        raise NetworkError(
+            at(
+                place,
+                f"{paths} paths without weights lead into this Sum, so its branches are not independent "
+                "(x + x has covariance 4K, not 2K); keep one Identity() and put a Conv(...) or Dense() on the others",
+            )
+        )
+    for worst in (State.NON_GAUSSIAN, State.INPUT):
+        if worst in states:
+            return worst, paths
+    return State.GAUSSIAN, paths

@@ -1,0 +1,189 @@
+"""The named functions of `Elementwise`, and how a bare callable is checked and fingerprinted.
+
+A name means one fixed formula, so it can be written to a file. Each formula is safe for any finite argument: no
+overflow, no 0·∞, and full relative accuracy where the value is tiny. NumPy only, because describing a network must not
+load anything heavier.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+Function = str | Callable[[Any], Any]
+
+_SELU_SCALE = 1.0507009873554804934193349852946
+_SELU_ALPHA = 1.6732632423543772848170429916717
+
+
+def _softplus(x: Array) -> Array:
+    return np.logaddexp(0.0, x)
+
+
+def _sigmoid(x: Array) -> Array:
+    return np.exp(-np.logaddexp(0.0, -x))
+
+
+def _silu(x: Array) -> Array:
+    return x * _sigmoid(x)
+
+
+def _gelu_tanh(x: Array) -> Array:
+    y = np.clip(x, -30.0, 30.0)  # the sigmoid below is 0 or 1 beyond; keeps the cube finite
+    return x * _sigmoid(math.sqrt(8.0 / math.pi) * (y + 0.044715 * y * y * y))
+
+
+def _elu(x: Array) -> Array:
+    return np.where(x > 0.0, x, np.expm1(np.minimum(x, 0.0)))
+
+
+def _selu(x: Array) -> Array:
+    return _SELU_SCALE * np.where(x > 0.0, x, _SELU_ALPHA * np.expm1(np.minimum(x, 0.0)))
+
+
+def _softsign(x: Array) -> Array:
+    return x / (1.0 + np.abs(x))
+
+
+def _mish(x: Array) -> Array:
+    return x * np.tanh(np.logaddexp(0.0, x))
+
+
+def _hardtanh(x: Array) -> Array:
+    return np.clip(x, -1.0, 1.0)
+
+
+def _relu6(x: Array) -> Array:
+    return np.clip(x, 0.0, 6.0)
+
+
+def _hardswish(x: Array) -> Array:
+    return x * (np.clip(x + 3.0, 0.0, 6.0) / 6.0)
+
+
+def _gaussian(x: Array) -> Array:
+    return np.exp(-np.square(np.clip(x, -40.0, 40.0)))
+
+
+FUNCTIONS: dict[str, Callable[[Array], Array]] = {
+    "tanh": np.tanh,
+    "sigmoid": _sigmoid,
+    "silu": _silu,
+    "softplus": _softplus,
+    "gelu_tanh": _gelu_tanh,
+    "elu": _elu,
+    "selu": _selu,
+    "softsign": _softsign,
+    "mish": _mish,
+    "hardtanh": _hardtanh,
+    "relu6": _relu6,
+    "hardswish": _hardswish,
+    "arctan": np.arctan,
+    "gaussian": _gaussian,
+}
+
+# Where a named function has a derivative that jumps; quadrature splits there.
+_BREAKPOINTS: dict[str, tuple[float, ...]] = {
+    "elu": (0.0,),
+    "selu": (0.0,),
+    "softsign": (0.0,),
+    "hardtanh": (-1.0, 1.0),
+    "relu6": (0.0, 6.0),
+    "hardswish": (-3.0, 3.0),
+}
+
+# The same functions under the names that NumPy and SciPy give them.
+_UFUNCS = {"tanh": "tanh", "arctan": "arctan", "expit": "sigmoid"}
+
+_PROBE = np.array([-30.0, -3.0, -1.0, -0.25, 0.0, 1e-3, 0.5, 2.0, 30.0])
+
+
+def check_function(fn: object) -> Function:
+    """A name, or a function of a float64 array that acts on each element alone; anything else is refused.
+
+    >>> import numpy as np
+    >>> check_function(np.tanh)
+    'tanh'
+    """
+    from .layers import NetworkError
+
+    if isinstance(fn, str):
+        if fn not in FUNCTIONS:
+            raise NetworkError(f"Elementwise: {fn!r} is not a known function; known: {', '.join(FUNCTIONS)}")
+        return fn
+    if isinstance(fn, np.ufunc) and fn.__name__ in _UFUNCS:
+        return _UFUNCS[fn.__name__]
+    for name, known in FUNCTIONS.items():
+        if fn is known:
+            return name
+    if isinstance(fn, type) or not callable(fn):
+        raise NetworkError(f"Elementwise: expected a name or a function of a NumPy array, got {fn!r}")
+    told = f"Elementwise: {getattr(fn, '__name__', fn)!s}"
+    fix = "; it must take a float64 array and return a finite real array of the same shape"
+    try:
+        with np.errstate(all="ignore"):
+            values = np.asarray(fn(_PROBE.copy()))
+            alone = np.asarray(fn(_PROBE[2:5].copy()))
+    except Exception as error:
+        raise NetworkError(f"{told} fails on an array: {type(error).__name__}: {str(error)[:100]}{fix}") from None
+    if values.shape != _PROBE.shape or alone.shape != (3,):
+        raise NetworkError(f"{told} returned shape {values.shape} for an array of shape {_PROBE.shape}{fix}")
+    if values.dtype.kind not in "biuf":
+        raise NetworkError(f"{told} returned values of type {values.dtype}{fix}")
+    if not np.isfinite(values).all():
+        raise NetworkError(f"{told} is not finite at {_PROBE[~np.isfinite(values)][0]:g}{fix}")
+    # Vectorised libraries may differ in the last bits with an element's position, no more.
+    if not np.allclose(values[2:5].astype(np.float64), alone.astype(np.float64), rtol=1e-6, atol=1e-9):
+        raise NetworkError(
+            f"{told} is not elementwise: its value at an element depends on the other elements or on chance"
+        )
+    return fn
+
+
+def as_callable(fn: Function) -> Callable[[Any], Any]:
+    return FUNCTIONS[fn] if isinstance(fn, str) else fn
+
+
+def breakpoints(fn: Function) -> tuple[float, ...]:
+    """Where `fn` is known to have a kink; a bare callable tells nothing."""
+    return _BREAKPOINTS.get(fn, ()) if isinstance(fn, str) else ()
+
+
+def function_name(fn: Function) -> str:
+    """How messages call it."""
+    return repr(fn) if isinstance(fn, str) else str(getattr(fn, "__name__", fn))
+
+
+def values_at(fn: Function, x: Array) -> Array:
+    """fn(x) as float64, quietly: the caller looks at what is not finite."""
+    with np.errstate(all="ignore"):
+        return np.asarray(as_callable(fn)(x), dtype=np.float64)
+
+
+def value_hash(fn: Function) -> str:
+    """A hash of the values on a fixed grid, rounded to 9 digits so that it is the same on every platform.
+
+    Libraries differ in the last bit. With 9 digits the chance that one of these values lies within a bit of a rounding
+    boundary is 1e-4; with 12 it would be 0.1. The grid avoids short binary fractions, where simple functions take
+    values exactly between two rounded ones.
+    """
+    inner, outer = np.linspace(-8.0, 8.0, 512), np.geomspace(8.0, 1000.0, 32)
+    grid = np.concatenate([-outer[::-1], inner, outer]) * 0.97341827364519
+    values = values_at(fn, grid)
+    rounded = (round(v, 9) + 0.0 if abs(v) < 1.0 else float(f"{v:.8e}") for v in values.tolist())
+    return hashlib.sha256(" ".join(map(repr, rounded)).encode()).hexdigest()
+
+
+def second_moment(fn: Function, s: float) -> float:
+    """E[fn(s z)²], roughly: it sets the unit of a buffer, not a value."""
+    z = np.linspace(-6.0, 6.0, 241)
+    weights = np.exp(-0.5 * z**2)
+    with np.errstate(all="ignore"):
+        value = float(np.sum(weights * values_at(fn, s * z) ** 2) / np.sum(weights))
+    return value if math.isfinite(value) else 1.0

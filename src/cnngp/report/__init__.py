@@ -1,0 +1,1 @@
+"""What a fitted model did, as values, figures and pages."""

@@ -1,0 +1,140 @@
+"""How a fitted classifier does on a test set: what the command line prints and the report shows, as plain values."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cnngp.common.arrays import DataError, to_numpy
+from cnngp.datasets.sets import Dataset
+from cnngp.estimators.estimators import GPClassifier
+from cnngp.gp import calibration
+from cnngp.gp.calibration import Reliability, Scores
+from cnngp.gp.exact import ExactGP
+from cnngp.gp.linalg import namespace
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A test image with what was said of it."""
+
+    pixels: Array
+    label: str
+    predicted: str
+    probability: float
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    data: str
+    images: int
+    classes: tuple[str, ...]
+    loo: Scores
+    test: Scores
+    validation: Scores | None
+    log_marginal_likelihood: float | None
+    temperature: float
+    reliability: Reliability
+    confusion: NDArray[np.int64]
+    """Rows are the labels, columns the predictions."""
+    uncertain: tuple[Picture, ...]
+    wrong: tuple[Picture, ...]
+    correlations: NDArray[np.float64]
+    """K_ij/√(K_ii K_jj) of training images ordered by class."""
+    boundaries: tuple[int, ...]
+    """Where the classes end in `correlations`."""
+    predict_seconds: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """The numbers, for JSON."""
+        return {
+            "data": self.data,
+            "train": self.images,
+            "classes": len(self.classes),
+            "loo_error": self.loo.error,
+            "test_error": self.test.error,
+            "test": asdict(self.test),
+            "loo": asdict(self.loo),
+            "validation": None if self.validation is None else asdict(self.validation),
+            "log_marginal_likelihood": self.log_marginal_likelihood,
+            "temperature": self.temperature,
+            "predict_seconds": self.predict_seconds,
+        }
+
+
+def evaluate(clf: GPClassifier, data: Dataset, pictures: int = 12, matrix: int = 400) -> Evaluation:
+    """Predict the test set (and the validation set where there is one) and gather what there is to say."""
+    start = time.perf_counter()
+    P = clf.predict_proba(data.X_test)
+    seconds = time.perf_counter() - start
+    codes = _codes(clf, data.y_test)
+    names = tuple(map(str, clf.classes_))
+    best, top = P.argmax(1), P.max(1)
+    confusion = np.zeros((len(names), len(names)), np.int64)
+    np.add.at(confusion, (codes, best), 1)
+
+    def show(rows: NDArray[np.intp]) -> tuple[Picture, ...]:
+        return tuple(Picture(data.X_test[i], names[codes[i]], names[best[i]], float(top[i])) for i in rows[:pictures])
+
+    mistakes = np.flatnonzero(best != codes)
+    validation = None
+    if data.X_validation is not None:
+        validation = calibration.scores(clf.predict_proba(data.X_validation), _codes(clf, data.y_validation))
+    correlations, boundaries = _correlations(clf, data, matrix)
+    return Evaluation(
+        data=repr(data).strip("<>"),
+        images=clf.fit_report_.images,
+        classes=names,
+        loo=calibration.scores(clf.loo_probabilities_, to_numpy(clf.gp_.loo_targets).argmax(1)),
+        test=calibration.scores(P, codes),
+        validation=validation,
+        log_marginal_likelihood=clf.log_marginal_likelihood_,
+        temperature=clf.temperature_,
+        reliability=calibration.reliability(P, codes),
+        confusion=confusion,
+        uncertain=show(np.argsort(top, kind="stable")),
+        wrong=show(mistakes[np.argsort(-top[mistakes], kind="stable")]),
+        correlations=correlations,
+        boundaries=boundaries,
+        predict_seconds=seconds,
+    )
+
+
+def check_labels(y: Any, y_test: Any) -> None:
+    """Refuse a test set with labels that are not in training; worth doing before the kernel is computed."""
+    unknown = np.setdiff1d(y_test, y)
+    if len(unknown):
+        raise DataError(
+            f"the test set has labels that the training set has not: {unknown.tolist()[:5]}; use more training images"
+        )
+
+
+def _codes(clf: GPClassifier, y: Any) -> NDArray[np.intp]:
+    check_labels(clf.classes_, y)
+    return np.asarray(np.searchsorted(clf.classes_, y))
+
+
+def _correlations(clf: GPClassifier, data: Dataset, most: int) -> tuple[NDArray[np.float64], tuple[int, ...]]:
+    n = len(data.X)
+    rows = np.unique(np.linspace(0, n - 1, min(n, most)).round().astype(int))
+    if isinstance(clf.gp_, ExactGP):
+        A = clf.gp_.factor.A
+        at = namespace(A).asarray(rows)
+        upper = np.triu(to_numpy(A[at[:, None], at[None, :]]), 1)  # K survives above the diagonal
+        K, diagonal = upper + upper.T, to_numpy(clf.gp_.factor.diagonal)[rows]
+    else:
+        K = clf.kernel_(data.X[rows], progress=False).astype(np.float64)
+        diagonal = K.diagonal().copy()
+    s = np.sqrt(np.maximum(diagonal, np.finfo(np.float64).tiny))
+    K /= np.outer(s, s)
+    np.fill_diagonal(K, 1.0)
+    labels = _codes(clf, data.y[rows])
+    order = np.argsort(labels, kind="stable")
+    ends = np.cumsum(np.bincount(labels, minlength=len(clf.classes_)))
+    return K[np.ix_(order, order)], tuple(int(e) for e in ends[:-1])

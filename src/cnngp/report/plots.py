@@ -1,0 +1,139 @@
+"""Figures as PNG bytes, the one place that knows matplotlib."""
+
+from __future__ import annotations
+
+import io
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cnngp.gp.calibration import Reliability
+
+Array = NDArray[Any]
+_INK = "#1f2933"
+_BLUE = "#2b6cb0"
+_ORANGE = "#dd6b20"
+# Letters of a class's name that there is room for at an axis.
+_NAME = 20
+
+
+class PlotsUnavailable(ImportError):
+    """matplotlib is not installed."""
+
+
+def confusion(counts: NDArray[np.int64], classes: Sequence[str]) -> bytes:
+    """Labels against predictions; the colour is the share of the label, mistakes stand out by their number."""
+    n = len(classes)
+    figure, axes = _figure(max(4.2, 0.42 * n + 1.4), max(3.9, 0.40 * n + 1.2))
+    share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    axes.imshow(share, cmap="Blues", vmin=0.0, vmax=1.0)
+    if n <= 25:
+        for i, j in zip(*np.nonzero(counts), strict=True):
+            colour = "white" if share[i, j] > 0.5 else (_ORANGE if i != j else _INK)
+            axes.text(j, i, str(counts[i, j]), ha="center", va="center", fontsize=8, color=colour)
+    if n <= 40:
+        _name_ticks(axes, range(n), classes)
+    axes.set_xlabel("predicted")
+    axes.set_ylabel("label")
+    return _png(figure)
+
+
+def reliability(curve: Reliability) -> bytes:
+    """How often predictions of each confidence are right, over how many there are."""
+    figure, (upper, lower) = _figure(4.4, 4.6, rows=2, height_ratios=[3, 1], sharex=True)
+    width = 1.0 / len(curve.count)
+    centres = (np.arange(len(curve.count)) + 0.5) * width
+    filled = curve.count > 0
+    upper.plot([0, 1], [0, 1], color="#9aa5b1", linewidth=1, linestyle="--", label="perfectly calibrated")
+    upper.bar(centres[filled], curve.accuracy[filled], width * 0.9, color=_BLUE, alpha=0.25)
+    low, high = _wilson(curve.accuracy[filled], curve.count[filled])
+    bars = [curve.accuracy[filled] - low, high - curve.accuracy[filled]]
+    upper.errorbar(
+        *(curve.confidence[filled], curve.accuracy[filled], bars),
+        fmt="o", color=_BLUE, markersize=4, linewidth=1, label="this model, with 95 % intervals",
+    )  # fmt: skip
+    upper.set_ylim(0, 1.02)
+    upper.set_ylabel("share that is right")
+    upper.legend(frameon=False, fontsize=8, loc="upper left")
+    lower.bar(centres, curve.count, width * 0.9, color=_BLUE)
+    lower.set_yscale("symlog", linthresh=1)
+    lower.set_ylabel("images")
+    lower.set_xlabel("probability of the predicted class")
+    lower.set_xlim(0, 1)
+    return _png(figure)
+
+
+def _wilson(share: Array, count: Array, z: float = 1.96) -> tuple[Array, Array]:
+    """The 95 % interval of a share of `count` images; wide where there are few."""
+    centre = (share + z**2 / (2 * count)) / (1 + z**2 / count)
+    half = z / (1 + z**2 / count) * np.sqrt(share * (1 - share) / count + z**2 / (4 * count**2))
+    return np.minimum(centre - half, share), np.maximum(centre + half, share)
+
+
+def kernel_matrix(correlations: NDArray[np.float64], boundaries: Sequence[int], classes: Sequence[str]) -> bytes:
+    """Correlations of training images ordered by class: blocks on the diagonal are what the classifier uses."""
+    figure, axes = _figure(5.0, 4.4)
+    off_diagonal = correlations[~np.eye(len(correlations), dtype=bool)]
+    low = float(np.quantile(off_diagonal, 0.01)) if off_diagonal.size else 0.0
+    high = float(np.quantile(off_diagonal, 0.999)) if off_diagonal.size else 1.0
+    drawn = axes.imshow(correlations, cmap="magma", vmin=low, vmax=high, interpolation="nearest")
+    edges = [0, *boundaries, len(correlations)]
+    for edge in boundaries:
+        axes.axhline(edge - 0.5, color="white", linewidth=0.4)
+        axes.axvline(edge - 0.5, color="white", linewidth=0.4)
+    if len(classes) <= 25:
+        middles = [(a + b - 1) / 2 for a, b in itertools.pairwise(edges)]
+        _name_ticks(axes, middles, classes)
+    figure.colorbar(drawn, ax=axes, label="correlation", shrink=0.85)
+    return _png(figure)
+
+
+def _name_ticks(axes: Any, places: Sequence[float], classes: Sequence[str]) -> None:
+    """Both axes with the classes' names: as they are, a dollar sign begins no formula; long ones without the middle."""
+    tail = _NAME // 3
+    names = [c if len(c) <= _NAME else f"{c[: _NAME - tail - 1]}…{c[-tail:]}" for c in classes]
+    axes.set_xticks(places, names, rotation=0 if max(map(len, names)) <= 3 else 90, fontsize=8, parse_math=False)
+    axes.set_yticks(places, names, fontsize=8, parse_math=False)
+
+
+def picture(pixels: Array) -> bytes:
+    """One image (C, H, W) in its own pixels; one channel is grey, three are colour, others show the first."""
+    _matplotlib()
+    import matplotlib.image
+
+    low, high = float(pixels.min()), float(pixels.max())
+    unit = np.clip((pixels - min(low, 0.0)) / max(high - min(low, 0.0), 1e-12), 0.0, 1.0)
+    rgb = np.moveaxis(unit, 0, 2) if len(pixels) == 3 else np.repeat(unit[0][:, :, None], 3, axis=2)
+    out = io.BytesIO()
+    matplotlib.image.imsave(out, (255 * rgb).round().astype(np.uint8), format="png")
+    return out.getvalue()
+
+
+def _matplotlib() -> Any:
+    try:
+        import matplotlib
+    except ImportError:
+        raise PlotsUnavailable("figures need matplotlib: pip install 'cnngp[plots]'") from None
+    return matplotlib
+
+
+def _figure(width: float, height: float, rows: int = 1, height_ratios: Any = None, sharex: bool = False) -> Any:
+    """A figure without pyplot, so that nothing global is touched and no display is needed."""
+    _matplotlib()
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), dpi=130, layout="constrained")
+    axes = figure.subplots(rows, 1, sharex=sharex, height_ratios=height_ratios)
+    for a in np.atleast_1d(axes):
+        a.tick_params(labelsize=8)
+        a.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
+def _png(figure: Any) -> bytes:
+    out = io.BytesIO()
+    figure.savefig(out, format="png", facecolor="white")
+    return out.getvalue()

@@ -1,0 +1,140 @@
+"""One HTML file per run, with its pictures inside: it can be mailed, archived and opened anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+from pathlib import Path
+from string import Template
+
+from cnngp.estimators.certificate import FitReport
+from cnngp.network.layers import Network
+
+from . import plots, web_page
+from .evaluation import Evaluation, Picture
+
+_STYLE = """
+pre.wrap { white-space: pre-wrap; } p, .pictures div { overflow-wrap: anywhere; }
+.numbers { display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); gap: 12px; margin: 20px 0 6px; }
+.number { background: #f5f7fa; border-radius: 8px; padding: 12px 14px; } .number b { display: block; font-size: 24px; }
+.number span { color: #616e7c; font-size: 13px; }
+.pictures { display: grid; grid-template-columns: repeat(auto-fill, minmax(118px, 1fr)); gap: 14px; }
+.pictures div { font-size: 12.5px; line-height: 1.35; } .pictures img { width: 100%; image-rendering: pixelated;
+     border: 1px solid #e4e7eb; border-radius: 4px; background: #000; display: block; margin-bottom: 4px; }
+.verdict { border-left: 4px solid #2b6cb0; padding: 6px 12px; background: #ebf4fb; } .wrong { color: #c05621; }
+"""
+
+_BODY = Template("""
+<p class="muted">$data</p>
+<div class="numbers">$numbers</div>
+<p>$summary</p>
+<h2>Which classes are confused, and how honest the probabilities are</h2>
+<div class="figures">$figures</div>
+<h2>Confidently wrong</h2>
+<p class="muted">Test images with a wrong prediction, the most certain first.</p>
+$wrong
+<h2>Most uncertain</h2>
+<p class="muted">Test images whose predicted class is least probable: what to look at, or to label, next.</p>
+$uncertain
+<h2>The kernel</h2>
+<div class="figures">$kernel</div>
+<h2>What can be trusted</h2>
+<p class="verdict">$verdict</p>
+<pre>$certificate</pre>
+<h2>The network</h2>
+<pre class="wrap">$network</pre>
+<details><summary>Every layer on these images, with its cost</summary><pre>$layers</pre></details>
+<h2>Time, and how to repeat this</h2>
+$times
+<pre>$command</pre>
+<p class="muted">$versions</p>
+""")
+
+
+def render(
+    evaluation: Evaluation,
+    certificate: FitReport,
+    network: Network,
+    input_shape: Sequence[int],
+    *,
+    command: str,
+    versions: str,
+) -> str:
+    """The whole page as text."""
+    e = evaluation
+    wrong = round(e.test.error * int(e.confusion.sum()))
+    summary = (
+        f"Trained on {e.images:,} images by one linear solve. Of {int(e.confusion.sum()):,} test images {wrong:,} are "
+        f"predicted wrongly; leaving out each training image in turn predicted {100 * e.loo.error:.2f} % of them "
+        "wrongly, with no test set needed."
+    )
+    times = [
+        ("kernel of the training images", f"{certificate.kernel_seconds:.2f} s"),
+        ("solve, leave-one-out and certificate", f"{certificate.solve_seconds:.2f} s"),
+        ("test predictions with variances", f"{e.predict_seconds:.2f} s"),
+    ]
+    if certificate.compiling is not None:
+        times.insert(0, ("compiling, or loading compiled code", certificate.compiling))
+    body = _BODY.substitute(
+        data=escape(e.data),
+        numbers=_numbers(e),
+        summary=summary,
+        figures=web_page.figure(
+            plots.confusion(e.confusion, e.classes), "Confusion matrix of the test set: rows are labels."
+        )
+        + web_page.figure(
+            plots.reliability(e.reliability),
+            f"Reliability of the test probabilities: ECE {e.test.ece:.4f}, NLL {e.test.nll:.4f}. The temperature "
+            f"{e.temperature:.3f} was chosen on leave-one-out predictions.",
+        ),
+        wrong=_pictures(e.wrong, "No test image is predicted wrongly."),
+        uncertain=_pictures(e.uncertain, ""),
+        kernel=web_page.figure(
+            plots.kernel_matrix(e.correlations, e.boundaries, e.classes),
+            f"Correlations of {len(e.correlations):,} training images under the network's kernel, ordered by class.",
+        ),
+        verdict=escape(certificate.verdict),
+        certificate=escape("\n".join(str(certificate).splitlines()[:-1])),
+        network=escape(repr(network)),
+        layers=escape(str(network.shapes(tuple(input_shape)))),
+        times=_table(times),
+        command=escape(command),
+        versions=escape(versions),
+    )
+    return web_page.whole("Exact Gaussian process classification", _STYLE, body)
+
+
+def write(path: Path, page: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(page, encoding="utf-8")
+
+
+def _numbers(e: Evaluation) -> str:
+    entries = [
+        (f"{100 * e.test.error:.2f} %", "test error"),
+        (f"{100 * e.loo.error:.2f} %", "leave-one-out error"),
+        (f"{e.test.ece:.4f}", "calibration error (ECE)"),
+        (f"{e.test.nll:.4f}", "NLL per test image"),
+        (
+            "not known" if e.log_marginal_likelihood is None else f"{e.log_marginal_likelihood:,.0f}",
+            "log marginal likelihood",
+        ),
+    ]
+    if e.validation is not None:
+        entries.insert(1, (f"{100 * e.validation.error:.2f} %", "validation error"))
+    return "".join(f'<div class="number"><b>{value}</b><span>{name}</span></div>' for value, name in entries)
+
+
+def _pictures(pictures: Iterable[Picture], none: str) -> str:
+    cells = []
+    for p in pictures:
+        said = f"{escape(p.predicted)} ({100 * p.probability:.0f} %)"
+        if p.predicted != p.label:
+            said = f'<span class="wrong">{said}</span>, is {escape(p.label)}'
+        alt = f"labelled {escape(p.label)}, predicted {escape(p.predicted)}"
+        cells.append(f'<div><img src="{web_page.inline(plots.picture(p.pixels))}" alt="{alt}">{said}</div>')
+    return f'<div class="pictures">{"".join(cells)}</div>' if cells else f"<p>{none}</p>"
+
+
+def _table(rows: Sequence[tuple[str, str]]) -> str:
+    return "<table>" + "".join(f"<tr><th>{escape(a)}</th><td>{escape(b)}</td></tr>" for a, b in rows) + "</table>"

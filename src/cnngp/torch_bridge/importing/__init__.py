@@ -1,0 +1,1 @@
+"""A PyTorch module as a network."""

@@ -1,0 +1,234 @@
+"""Do finite networks approach the kernel? `check_limit` samples them at growing width and says so, with errors.
+
+The covariance of a network's outputs at width w is K + b/w + O(1/w²). It is estimated at each width from networks with
+random weights; each network gives one independent estimate (averaged over its outputs), so the spread between networks
+is the standard error. The two largest widths then give the limit: (w₂C₂ − w₁C₁)/(w₂ − w₁) has no 1/w term.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cnngp.common.arrays import DataError, as_images, to_numpy
+from cnngp.kernel.kernel import Kernel
+from cnngp.network.layers import Network
+
+Array = NDArray[np.float64]
+
+_LEVEL = 1e-3
+"""How often a right network may be called wrong, over all entries together."""
+_COARSE = 0.1
+"""A standard error that leaves more than this of the kernel open decides nothing."""
+_FAR = 0.3
+"""Widths whose covariance is still further than this from the extrapolated limit are too small to extrapolate."""
+
+
+@dataclass(frozen=True)
+class Width:
+    """The covariance of the outputs at one width, its standard error, and the same for its projection on the kernel."""
+
+    channels: int
+    covariance: Array
+    standard_error: Array
+    amplitude: float
+    amplitude_error: float
+
+
+@dataclass(frozen=True, repr=False)
+class LimitReport:
+    """What `check_limit` found; prints as a table with the verdict as its last line."""
+
+    kernel: Array
+    widths: tuple[Width, ...]
+    limit: Array
+    limit_error: Array
+    """Standard error of `limit`, and what the next order 1/w² may add."""
+    amplitude: float
+    amplitude_error: float
+    worst: float
+    """The largest deviation of any entry from the kernel, in units of what chance allows (above 1 is too much)."""
+    samples: int
+    outputs: int
+    verdict: Literal["agrees", "differs", "undecided"]
+    sentence: str
+
+    @property
+    def ok(self) -> bool:
+        return self.verdict == "agrees"
+
+    def __repr__(self) -> str:
+        return (
+            f"LimitReport({self.verdict!r}, channels={tuple(w.channels for w in self.widths)}, samples={self.samples})"
+        )
+
+    def deviation(self, width: Width) -> tuple[float, float]:
+        """‖C − K‖/‖K‖ at a width, and what chance alone would give."""
+        norm = float(np.linalg.norm(self.kernel)) or 1.0
+        return (
+            float(np.linalg.norm(width.covariance - self.kernel)) / norm,
+            float(np.linalg.norm(width.standard_error)) / norm,
+        )
+
+    def __str__(self) -> str:
+        lines = ["channels  deviation from the kernel  by chance alone  amplitude"]
+        for w in self.widths:
+            deviation, chance = self.deviation(w)
+            lines.append(
+                f"{w.channels:>8}  {deviation:>25.2%}  {chance:>15.2%}  {w.amplitude:.4f} ± {w.amplitude_error:.4f}"
+            )
+        lines.append(f"{'limit':>8}  {'':>25}  {'':>15}  {self.amplitude:.4f} ± {self.amplitude_error:.4f}")
+        return "\n".join([*lines, f"{self.verdict}: {self.sentence}"])
+
+    def plot(self, path: str | None = None) -> Any:
+        """The picture of the table: a matplotlib figure, written to `path` if one is given."""
+        from .limits_plot import plot
+
+        return plot(self, path)
+
+
+def check_limit(
+    model: Any,
+    X: Any,
+    channels: Sequence[int] = (16, 64),
+    samples: int = 1000,
+    seed: int = 0,
+    *,
+    network: Network | None = None,
+    outputs: int = 64,
+    device: Any = None,
+    progress: Callable[[int], None] | None = None,
+) -> LimitReport:
+    """Samples finite networks at growing width and tells whether their covariance goes to the kernel.
+
+    `model` is a network, or a PyTorch module: then its own forward runs, with its layers widened until the first has
+    `channels` and weights redrawn, and the kernel is that of `from_torch(model, …)`. `network` compares with the kernel
+    of another network instead. A few images are enough.
+
+    >>> import numpy as np
+    >>> from cnngp import Conv, Dense, ReLU, Sequential
+    >>> X = np.random.default_rng(0).normal(size=(3, 1, 4, 4))
+    >>> net = Sequential(Conv(3), ReLU(), Conv(3), ReLU(), Dense())
+    >>> check_limit(net, X, samples=300).verdict
+    'agrees'
+    >>> wrong = Sequential(Conv(3), ReLU(), Conv(3, weight_var=1.3), ReLU(), Dense())
+    >>> check_limit(net, X, samples=300, network=wrong).verdict
+    'differs'
+    """
+    from . import from_torch, need_torch, sample_outputs
+
+    need_torch("check_limit")
+    from .sampling.sampling import seed_key, torch_device
+
+    key, device = seed_key(seed), torch_device(device)
+    widths: list[int] = sorted(set(np.atleast_1d(channels).tolist()))
+    if len(widths) < 2 or widths[0] < 1:
+        raise DataError(f"channels={channels!r}: give at least two different positive widths, such as (16, 64)")
+    if samples < 20 or outputs < 1:
+        raise DataError(f"samples={samples}, outputs={outputs}: expected at least 20 samples and one output")
+    images = as_images(to_numpy(X), np.dtype(np.float64))
+    if isinstance(model, Network):
+        net: Network = network or model
+    else:
+        net = network or from_torch(model, images.shape[1:])
+    K = np.asarray(Kernel(net, device="cpu", dtype="float64")(images, progress=False))  # refuses before the long work
+    if isinstance(model, Network):
+        draws = [
+            sample_outputs(model, images, w, samples, _seed(key, w), outputs=outputs, device=device, progress=progress)
+            for w in widths
+        ]
+    else:
+        from .sampling.widening import outputs_of_module
+
+        draws = [outputs_of_module(model, images, w, samples, (*key, w), outputs, progress).numpy() for w in widths]
+    return _report(
+        K, [_width(w, np.asarray(F, np.float64), K) for w, F in zip(widths, draws, strict=True)], samples, outputs
+    )
+
+
+def _seed(key: tuple[int, ...], width: int) -> int:
+    """Networks of different widths are independent of one another."""
+    return int(np.random.SeedSequence((*key, width)).generate_state(1)[0])
+
+
+def _width(channels: int, F: Array, K: Array) -> Width:
+    """F: (samples, N, outputs). The outputs have mean zero, so their covariance is the mean of products."""
+    C = np.einsum("sno,smo->snm", F, F) / F.shape[2]  # one estimate a network
+    norm = float(np.sum(K * K)) or 1.0
+    projected = np.einsum("snm,nm->s", C, K) / norm
+    root = math.sqrt(len(F))
+    return Width(
+        channels,
+        C.mean(axis=0),
+        C.std(axis=0, ddof=1) / root,
+        float(projected.mean()),
+        float(projected.std(ddof=1)) / root,
+    )
+
+
+def _report(K: Array, widths: list[Width], samples: int, outputs: int) -> LimitReport:
+    from scipy import stats
+
+    near, far = widths[-2], widths[-1]
+    w1, w2 = near.channels, far.channels
+
+    def extrapolate(a: Any, b: Any) -> Any:
+        return (w2 * b - w1 * a) / (w2 - w1)
+
+    def error(a: Any, b: Any) -> Any:
+        return np.hypot(w2 * b, w1 * a) / (w2 - w1)
+
+    limit = extrapolate(near.covariance, far.covariance)
+    scale = np.sqrt(np.outer(K.diagonal(), K.diagonal()))
+    floor = 1e-6 * scale + np.finfo(float).tiny  # float32 networks, and images whose variance is zero
+    noise = error(near.standard_error, far.standard_error) + floor
+    # With C = K + b/w + c/w² and c about b²/K, what is left after extrapolation is b²/(K w₁ w₂).
+    left = (limit - far.covariance) ** 2 * (w2 / w1) / (scale + np.finfo(float).tiny)
+    amplitude = float(extrapolate(near.amplitude, far.amplitude))
+    amplitude_noise = float(error(near.amplitude_error, far.amplitude_error)) + 1e-6
+    amplitude_left = (amplitude - far.amplitude) ** 2 * w2 / w1
+    tests = K.shape[0] * (K.shape[0] + 1) // 2 + 1
+    critical = float(stats.t.ppf(1.0 - _LEVEL / (2 * tests), samples - 1))
+    worst = max(
+        float(np.max(np.abs(limit - K) / (critical * noise + left))),
+        abs(amplitude - 1.0) / (critical * amplitude_noise + amplitude_left),
+    )
+    verdict, sentence = _verdict(worst, amplitude, far.amplitude, critical * amplitude_noise + amplitude_left)
+    return LimitReport(
+        K,
+        tuple(widths),
+        limit,
+        noise + left,
+        amplitude,
+        amplitude_noise + amplitude_left,
+        worst,
+        samples,
+        outputs,
+        verdict,
+        sentence,
+    )
+
+
+def _verdict(
+    worst: float, amplitude: float, widest: float, resolution: float
+) -> tuple[Literal["agrees", "differs", "undecided"], str]:
+    if abs(amplitude - widest) > _FAR * abs(amplitude):
+        return "undecided", (
+            f"the widest networks are still {abs(widest / amplitude - 1):.0%} from their own limit; use more channels"
+        )
+    if worst > 1.0:
+        return "differs", (
+            f"as channels grow the covariance of finite networks goes to about {amplitude:.3f} times the kernel, and "
+            f"an entry is {worst:.1f} times further from it than chance allows: the kernel is not their limit"
+        )
+    if resolution > _COARSE:
+        return "undecided", f"the errors leave {resolution:.0%} of the kernel open; use more samples"
+    return "agrees", (
+        "as channels grow the covariance of finite networks goes to the kernel; a difference of "
+        f"{resolution:.1%} of it would have shown"
+    )

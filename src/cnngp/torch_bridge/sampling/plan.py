@@ -1,0 +1,276 @@
+"""How a network looks with finitely many channels: which layer has how many, and where a skip is widened.
+
+The plan is plain values. `sampling` builds a module from it and `many` runs a batch of networks from it, so both draw
+the same weights from the same seed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from numbers import Integral
+from typing import Any, assert_never
+
+from cnngp.network.composition import at, child
+from cnngp.network.layers import (
+    GELU,
+    Abs,
+    Conv,
+    ConvTranspose,
+    Cos,
+    Dense,
+    Elementwise,
+    Erf,
+    Identity,
+    Layer,
+    LeakyReLU,
+    Network,
+    NetworkError,
+    Nonlinearity,
+    ReLU,
+    Sequential,
+    Sin,
+    Step,
+    Sum,
+    as_layer,
+)
+from cnngp.network.shapes import (
+    Spatial,
+    axis_sums,
+    check_input_shape,
+    output_spatial,
+    shape_table,
+    shape_text,
+    sum_scale,
+)
+
+Channels = int | Sequence[int] | Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A layer with weights: `c_in` channels at `spatial` locations in, `c_out` at `out` locations out."""
+
+    place: str
+    layer: Conv | ConvTranspose | Dense
+    spatial: Spatial
+    out: Spatial
+    c_in: int
+    c_out: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of torch's weight tensor."""
+        match self.layer:
+            case Dense():
+                return (self.c_out, self.c_in * math.prod(self.spatial))
+            case Conv():
+                return (self.c_out, self.c_in, *self._kernel())
+            case ConvTranspose():
+                return (self.c_in, self.c_out, *self._kernel())
+            case _:
+                assert_never(self.layer)
+
+    def _kernel(self) -> tuple[int, ...]:
+        k = self.layer.kernel_size  # type: ignore[union-attr]
+        return k if isinstance(k, tuple) else (k,) * len(self.spatial)
+
+    @property
+    def weight_std(self) -> float:
+        """√(weight_var · s / c_in), so that a sum over c_in channels has the layer's variance."""
+        return math.sqrt(sum_scale(self.layer, self.spatial) / self.c_in)
+
+    @property
+    def bias_std(self) -> float:
+        return math.sqrt(self.layer.bias_var)
+
+    @property
+    def numbers(self) -> int:
+        """How many random numbers the layer takes."""
+        return math.prod(self.shape) + (self.c_out if self.layer.bias_var else 0)
+
+
+@dataclass(frozen=True)
+class Apply:
+    layer: Nonlinearity
+
+
+@dataclass(frozen=True)
+class Widen:
+    """Channels of a skip repeated (or, of hidden channels, the first ones taken) to fit the sum it goes into."""
+
+    channels: int
+    out_channels: int
+
+
+@dataclass(frozen=True)
+class Series:
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True)
+class Parallel:
+    parts: tuple[Part, ...]
+
+
+Part = Weights | Apply | Widen | Series | Parallel
+
+
+@dataclass(frozen=True)
+class Plan:
+    root: Part
+    channels: int
+    spatial: Spatial
+    weights: tuple[Weights, ...]
+    """In the order in which they take their random numbers."""
+
+    @property
+    def numbers(self) -> int:
+        return sum(w.numbers for w in self.weights)
+
+    @property
+    def floats_per_image(self) -> int:
+        """About how many activations of one image are alive at once: three maps of the largest size."""
+        sizes = [max(w.c_in * math.prod(w.spatial), w.c_out * math.prod(w.out)) for w in self.weights]
+        return 3 * max(sizes)
+
+
+@dataclass(frozen=True)
+class _Flow:
+    """What arrives at a layer. `level` counts the layers that downsampled, less those that upsampled."""
+
+    channels: int
+    spatial: Spatial
+    level: int
+    is_input: bool
+
+
+@dataclass
+class _Planner:
+    base: int
+    by_order: list[int] | None
+    by_place: dict[str, int]
+    weights: list[Weights] = field(default_factory=list)
+
+    def plan(self, net: Layer, flow: _Flow, want: int | None, place: str, last: bool) -> tuple[Part, _Flow]:
+        """`want` is how many channels have to come out, `last` says that they are the network's outputs."""
+        match net:
+            case Conv() | ConvTranspose() | Dense():
+                return self.weighted(net, flow, want, place, last)
+            case ReLU() | LeakyReLU() | Erf() | Abs() | Step() | Sin() | Cos() | GELU() | Elementwise():
+                return Apply(net), flow
+            case Identity():
+                return Series(()), flow
+            case Sequential():
+                return self.series(net, flow, want, place, last)
+            case Sum():
+                return self.parallel(net, flow, want, place, last)
+            case _:
+                assert_never(net)
+
+    def weighted(
+        self, layer: Conv | ConvTranspose | Dense, flow: _Flow, want: int | None, place: str, last: bool
+    ) -> tuple[Part, _Flow]:
+        out = output_spatial(layer, axis_sums(layer, flow.spatial, place))
+        level = flow.level + _downsamples(layer)
+        told = None if last else self.told(place)
+        if told is not None and want is not None and told != want:
+            raise NetworkError(at(place, f"channels={told} is asked for, but the Sum it ends in has {want} channels"))
+        width = want or told or self.base * 2 ** max(level, 0)
+        weights = Weights(place, layer, flow.spatial, out, flow.channels, width)
+        self.weights.append(weights)
+        return weights, _Flow(width, out, level, False)
+
+    def told(self, place: str) -> int | None:
+        if self.by_order is not None:
+            if not self.by_order:
+                raise NetworkError(f"{place or 'the network'}: channels has no number left for it; {_HOW}")
+            return self.by_order.pop(0)
+        return self.by_place.pop(place, None)
+
+    def series(self, net: Sequential, flow: _Flow, want: int | None, place: str, last: bool) -> tuple[Part, _Flow]:
+        parts = []
+        final = max((i for i, layer in enumerate(net.layers) if _has_weights(layer)), default=-1)
+        for i, layer in enumerate(net.layers):
+            wish = want if i == final else None
+            part, flow = self.plan(layer, flow, wish, child(place, "layers", i), last and i == final)
+            parts.append(part)
+        return Series(tuple(parts)), flow
+
+    def parallel(self, net: Sum, flow: _Flow, want: int | None, place: str, last: bool) -> tuple[Part, _Flow]:
+        if want is None and not flow.is_input and any(not _has_weights(b) for b in net.branches):
+            want = flow.channels
+        parts: list[Part | None] = [None] * len(net.branches)
+        after = flow
+        for i, branch in enumerate(net.branches):
+            if _has_weights(branch):
+                parts[i], after = self.plan(branch, flow, want, child(place, "branches", i), last)
+                want = after.channels
+        for i, branch in enumerate(net.branches):
+            if not _has_weights(branch):
+                skip, _ = self.plan(branch, flow, None, child(place, "branches", i), last)
+                parts[i] = skip if want in (None, flow.channels) else Series((skip, self.widen(flow, want, place)))
+        mixed = flow.is_input and after is flow
+        done = tuple(p for p in parts if p is not None)
+        return Parallel(done), _Flow(want or flow.channels, after.spatial, after.level, mixed)
+
+    def widen(self, flow: _Flow, want: int | None, place: str) -> Widen:
+        assert want is not None
+        if flow.is_input and want < flow.channels:
+            raise NetworkError(
+                at(place, f"the skip carries the input's {flow.channels} channels into {want}; use more channels")
+            )
+        return Widen(flow.channels, want)
+
+
+_HOW = "give one number for each layer with weights except those that make the output"
+
+
+def _downsamples(layer: Conv | ConvTranspose | Dense) -> int:
+    if isinstance(layer, Dense):
+        return 0
+    stride = max(layer.stride) if isinstance(layer.stride, tuple) else layer.stride
+    return 0 if stride == 1 else 1 if isinstance(layer, Conv) else -1
+
+
+def _has_weights(net: Layer) -> bool:
+    """Whether there are weights in it, so that it can be told how many channels to give."""
+    match net:
+        case Conv() | ConvTranspose() | Dense() | Sum():
+            return not isinstance(net, Sum) or any(map(_has_weights, net.branches))
+        case Sequential():
+            return any(map(_has_weights, net.layers))
+        case _:
+            return False
+
+
+def make_plan(net: Network, channels: Channels, input_shape: Sequence[int], outputs: int) -> Plan:
+    layer = as_layer(net)
+    c, spatial = check_input_shape(input_shape)
+    out = shape_table(layer, input_shape).output
+    if math.prod(out) != 1:
+        raise NetworkError(f"the network has {shape_text(out)} output locations; end it in Dense()")
+    if not _has_weights(layer):
+        raise NetworkError("the network has no weights to draw")
+    planner = _planner(channels)
+    root, _ = planner.plan(layer, _Flow(c, spatial, 0, True), _count("outputs", outputs), "", True)
+    left: list[Any] = [*(planner.by_order or []), *planner.by_place]
+    if left:
+        raise NetworkError(f"channels: {left} belong to no layer; {_HOW}")
+    return Plan(root, c, spatial, tuple(planner.weights))
+
+
+def _planner(channels: Channels) -> _Planner:
+    if isinstance(channels, Mapping):
+        by_place = {place: _count("channels", n) for place, n in channels.items()}
+        return _Planner(by_place.pop("*", 64), None, by_place)
+    if isinstance(channels, Sequence):
+        return _Planner(1, [_count("channels", n) for n in channels], {})
+    return _Planner(_count("channels", channels), None, {})
+
+
+def _count(what: str, n: object) -> int:
+    if isinstance(n, bool) or not isinstance(n, Integral) or n < 1:
+        raise NetworkError(f"{what}={n!r} is not a positive integer")
+    return int(n)

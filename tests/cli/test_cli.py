@@ -1,0 +1,382 @@
+"""The command line as a user types it: what it prints, its exit codes, and one line for every mistake."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from cnngp import GPClassifier, __version__, datasets, zoo
+from cnngp.cli import run
+from cnngp.common import memory
+
+
+@pytest.fixture(scope="module")
+def classified(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run")
+    arguments = ["classify", "--train", "200", "--test", "100", "--network", "small_cnn", "--output", str(folder)]
+    assert run(arguments) == 0
+    return folder
+
+
+def test_classify_writes_report_results_and_model(classified: Path) -> None:
+    results = json.loads((classified / "results.json").read_text())
+    assert results["train"] == 200
+    assert results["test_error"] < 0.15
+    data = datasets.digits().take(200, 100)
+    again = GPClassifier.load(classified / "model.gp")
+    assert 1 - again.score(data.X_test, data.y_test) == pytest.approx(results["test_error"])
+    page = (classified / "report.html").read_text()
+    assert "cnngp classify --network small_cnn --train 200 --test 100" in page
+
+
+def test_classify_prints_the_certificate_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["classify", "--train", "60", "--test", "30", "--noise", "ml", "--output", str(tmp_path), "--json"]
+    assert run(arguments) == 0
+    printed = capsys.readouterr().out
+    for text in ("digits: 60 training, 30 test images", "small_cnn (chosen)", "cpu-", "leave-one-out", "kernel error"):
+        assert text in printed
+    last = json.loads(printed.splitlines()[-1])
+    assert last["command"] == "classify"
+    assert last["fit"]["noise"] > 0
+    assert set(last["files"]) == {"model", "results", "report"}
+
+
+@pytest.mark.parametrize(("seconds", "shown"), [(8.123, True), (0.3, False)])
+def test_compiling_is_an_item_of_its_own_where_it_takes_long(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    seconds: float,
+    shown: bool,
+) -> None:
+    fit = GPClassifier.fit
+
+    def compiled(clf: GPClassifier, X: Any, y: Any) -> GPClassifier:
+        fit(clf, X, y)
+        clf.fit_report_ = replace(clf.fit_report_, compile_seconds=seconds)
+        return clf
+
+    monkeypatch.setattr(GPClassifier, "fit", compiled)
+    assert run(["classify", "--train", "40", "--test", "20", "--no-model", "--output", str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split() for line in lines if line.startswith("compiling")] == [
+        ["compiling,", "loading", "8.12", "s"]
+    ] * shown
+    assert (
+        "compiling, or loading compiled code</th><td>8.12 s</td>" in (tmp_path / "report.html").read_text()
+    ) == shown
+    assert json.loads((tmp_path / "results.json").read_text())["fit"]["compile_seconds"] == seconds
+
+
+def test_a_network_from_a_json_file_and_no_model(tmp_path: Path) -> None:
+    (tmp_path / "net.json").write_text(zoo.small_cnn().to_json())
+    arguments = ["classify", "--network", str(tmp_path / "net.json"), "--train", "50", "--test", "20", "--no-model"]
+    assert run([*arguments, "--output", str(tmp_path / "out")]) == 0
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["report.html", "results.json"]
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("in the way")
+    assert run(["classify", "--output", str(tmp_path / "file" / "out")]) == 1
+    printed = capsys.readouterr()
+    assert (
+        printed.err == f"error: --output {tmp_path / 'file' / 'out'} cannot be written: Not a directory; give another\n"
+    )
+    assert printed.out == ""
+
+
+def test_a_folder_that_is_there_but_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Not even root may write to /proc; making sure of the folder alone would find that out after the work."""
+    if not Path("/proc/self").exists():
+        pytest.skip("no /proc here")
+    assert run(["classify", "--train", "40", "--output", "/proc"]) == 1
+    printed = capsys.readouterr()
+    assert printed.err.startswith("error: --output /proc cannot be written: ")
+    assert printed.out == ""
+
+
+def test_what_is_refused_makes_no_folder(tmp_path: Path) -> None:
+    for arguments in (["--noise", "-1"], ["--device", "tpu"], ["--train", "5"], ["--dtype", "float16"]):
+        assert run(["classify", *arguments, "--output", str(tmp_path / "out")]) == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_in_class_order_is_tested_on_all_classes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(0)
+    for part in ("train", "test"):
+        for shift, name in enumerate("abc"):
+            (tmp_path / "f" / part / name).mkdir(parents=True)
+            for i in range(15):
+                pixels = 200.0 * np.eye(8)[np.roll(np.arange(8), 2 * shift)] + rng.uniform(0, 50, (8, 8))
+                Image.fromarray(pixels.astype(np.uint8)).save(tmp_path / "f" / part / name / f"{i}.png")
+    monkeypatch.chdir(tmp_path / "f")
+    assert run(["classify", "--data", ".", "--train", "24", "--test", "15", "--no-model", "--json"]) == 0
+    last = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (last["train"], last["classes"]) == (24, 3)
+    assert last["test_error"] == 0
+    assert (tmp_path / "f" / "out" / "f-auto" / "report.html").is_file()
+
+
+def test_an_npz_in_class_order_is_tested_on_all_classes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = datasets.digits()
+    rows, rows_test = np.argsort(data.y, kind="stable"), np.argsort(data.y_test, kind="stable")
+    arrays = {"x_train": data.X[rows], "y_train": data.y[rows]}
+    np.savez(tmp_path / "sorted.npz", **arrays, x_test=data.X_test[rows_test], y_test=data.y_test[rows_test])
+    seen: list[Any] = []
+    fit = GPClassifier.fit
+    monkeypatch.setattr(GPClassifier, "fit", lambda clf, X, y: (seen.append(y), fit(clf, X, y))[1])
+    arguments = ["classify", "--data", str(tmp_path / "sorted.npz"), "--train", "100", "--test", "40", "--no-model"]
+    assert run([*arguments, "--output", str(tmp_path / "out"), "--json"]) == 0
+    assert set(seen[0]) == set(range(10))
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["test_error"] < 0.3
+
+
+def test_a_folder_of_images_to_predictions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What users have: folders of PNGs, then a new image."""
+    rng = np.random.default_rng(0)
+    for name, slant in (("left", 1), ("right", -1)):
+        (tmp_path / "data" / name).mkdir(parents=True)
+        for i in range(20):
+            pixels = 255.0 * np.eye(12)[:, ::slant] + rng.uniform(0, 60, (12, 12))
+            Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(tmp_path / "data" / name / f"{i}.png")
+    assert run(["classify", "--data", str(tmp_path / "data"), "--output", str(tmp_path / "out")]) == 0
+    Image.fromarray((255 * np.eye(24)).astype(np.uint8)).save(tmp_path / "new.png")
+    capsys.readouterr()
+    assert run(["predict", str(tmp_path / "out" / "model.gp"), str(tmp_path / "new.png"), "--json"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("engine")
+    assert "left" in printed.splitlines()[2]
+    assert json.loads(printed.splitlines()[-1])["images"][0]["class"] == "left"
+
+
+def test_class_names_that_no_figure_expects(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A broken formula, letters that the font lacks (one warning line), a name wider than the figure."""
+    names = np.array(["$x_$ % {y}", "汉", "a" * 120, *"3456789"])
+    data = datasets.digits().take(60, 30)
+    arrays = {"x_train": data.X, "y_train": names[data.y], "x_test": data.X_test, "y_test": names[data.y_test]}
+    np.savez(tmp_path / "named.npz", **arrays)
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")  # as at a user's command line
+        assert run(["classify", "--data", str(tmp_path / "named.npz"), "--output", str(tmp_path / "out")]) == 0
+    error = capsys.readouterr().err.splitlines()
+    assert error
+    assert all(line.startswith("warning: Glyph 27721 ") for line in error)
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["model.gp", "report.html", "results.json"]
+
+
+@pytest.mark.parametrize("full", ["results.json", "model.gp", "report.html"])
+def test_a_full_disk_is_said_with_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], full: str
+) -> None:
+    def no_room(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # without the name, as of `write`
+
+    write_text = Path.write_text
+    monkeypatch.setattr(
+        *(Path, "write_text"),
+        lambda path, *a, **k: no_room() if path.name == full else write_text(path, *a, **k),
+    )
+    if full == "model.gp":
+        monkeypatch.setattr(GPClassifier, "save", no_room)
+    assert run(["classify", "--train", "40", "--test", "20", "--output", str(tmp_path)]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {tmp_path / full} cannot be written: No space left on device; ")
+    assert error.count("\n") == 1
+    assert (tmp_path / "results.json").exists() == (full != "results.json")  # the small file first
+
+
+@pytest.mark.parametrize(("scale", "pixels"), [(255, 255), (1, 1)])
+def test_predict_takes_pixels_on_the_scale_of_the_fit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], scale: int, pixels: int
+) -> None:
+    """A model of bytes fitted in Python: with pixels from 0 to 1 every image would be all but black to it."""
+    data = datasets.digits().take(100)
+    X = (255 * data.X).astype(np.uint8)
+    clf = GPClassifier(zoo.small_cnn()).fit(X if scale == 255 else X / np.float32(255), data.y)
+    clf.save(tmp_path / "m.gp")
+    new = (255 * data.X_test[0, 0]).astype(np.uint8)
+    Image.fromarray(new).save(tmp_path / "new.png")
+    assert run(["predict", str(tmp_path / "m.gp"), str(tmp_path / "new.png"), "--json"]) == 0
+    printed = capsys.readouterr().out
+    last = json.loads(printed.splitlines()[-1])
+    assert last["images"][0]["class"] == str(data.y_test[0])
+    expected = clf.predict_proba((new if scale == 255 else new / np.float32(255))[None, None])[0]
+    assert list(last["images"][0]["probabilities"].values()) == pytest.approx(expected, abs=1e-6)
+    assert last["pixels"] == pixels
+    assert ("pixels                 from 0 to 255, as in the images that" in printed) == (scale == 255)
+
+
+@pytest.mark.parametrize(("factor", "shift", "range_"), [(16.0, 0.0, "0 to 16"), (2.0, -1.0, "-1 to 1")])
+def test_predict_refuses_a_scale_that_files_do_not_have(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], factor: float, shift: float, range_: str
+) -> None:
+    data = datasets.digits().take(40)
+    GPClassifier(zoo.small_cnn()).fit(factor * data.X + shift, data.y).save(tmp_path / "m.gp")
+    Image.fromarray(np.zeros((8, 8), np.uint8)).save(tmp_path / "new.png")
+    assert run(["predict", str(tmp_path / "m.gp"), str(tmp_path / "new.png")]) == 1
+    error = capsys.readouterr().err
+    assert f"m.gp was fitted on pixels from {range_}, and image files are read as 0 to 1 or 0 to 255" in error
+    assert len(error.splitlines()) == 1
+
+
+def test_version_and_short_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--version"]) == 0
+    assert capsys.readouterr().out == f"cnngp {__version__}\n"
+    for command in ("", "classify", "gram", "predict", "sample", "search", "reproduce", "networks", "info"):
+        assert run([*command.split(), "-h"]) == 0
+        printed = capsys.readouterr().out
+        assert printed.startswith(f"Usage: cnngp {command}".rstrip())
+        assert "-h, --help" in printed
+
+
+def test_networks(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["networks", "--json"]) == 0
+    printed = capsys.readouterr().out
+    cost = {n["name"]: n["operations_per_pair"] for n in json.loads(printed.splitlines()[-1])["networks"]}
+    assert cost["resnet32"] == zoo.resnet(32).shapes((1, 28, 28)).cost
+    assert run(["networks", "resnet8", "--shape", "3x32x32"]) == 0
+    assert "Conv(3, stride=2)" in capsys.readouterr().out
+
+
+def test_info(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["info", "--json"]) == 0
+    printed = capsys.readouterr().out
+    assert "engine cpu" in printed
+    assert json.loads(printed.splitlines()[-1])["packages"]["numpy"] == np.__version__
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["classify", "--data", "imagenet"], 1, "no data 'imagenet': expected one of digits, mnist"),
+        (["classify", "--network", "vgg"], 1, "no network 'vgg': expected auto, resnet32"),
+        (["classify", "--network", "resnet9"], 1, "depth=9 is not 6n + 2"),
+        (["classify", "--network", "none.json"], 1, "none.json: no such file"),
+        (["classify", "--threads", "0"], 2, "'--threads'"),
+        (["sample", "--seed", "-1"], 2, "'--seed'"),
+        (["search", "--seed", "-1"], 2, "'--seed'"),
+        (["reproduce", "figure2", "--seed", "-1"], 2, "'--seed'"),
+        (["reproduce", "table1", "--out", "/dev/null/a"], 1, "--out /dev/null/a cannot be written: Not a directory"),
+        (["classify", "--train", "0"], 1, "digits has 1,297 training images, but 0 were asked for"),
+        (["classify", "--train", "5"], 1, "the test set has labels that the training set has not"),
+        (["classify", "--noise", "-1"], 1, "noise=-1.0: expected a variance"),
+        (["classify", "--split", "paper"], 1, "split='paper' is of 60,000 training images"),
+        (["classify", "--device", "tpu"], 1, "device='tpu' is not"),
+        (["classify", "--train", "many"], 2, "valid int"),
+        (["classify", "--colour", "red"], 2, "No such option"),
+        (["predict", "none.gp", "a.png"], 1, "none.gp: no such model file"),
+        (["predict"], 2, "Missing argument"),
+        (["networks", "--shape", "big"], 1, "shape 'big': expected channels,height,width"),
+        (["dance"], 2, "No such command 'dance'"),
+    ],
+)
+def test_bad_input_is_one_line(
+    arguments: list[str], code: int, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(arguments) == code
+    captured = capsys.readouterr()
+    lines = captured.err.strip().splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith("error: ")
+    assert message in lines[0]
+    assert "Traceback" not in captured.out
+
+
+def test_broken_files_are_one_line(classified: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "half.gp").write_bytes((classified / "model.gp").read_bytes()[:5000])
+    assert run(["predict", str(tmp_path / "half.gp"), "a.png"]) == 1
+    assert "half.gp is not a whole model file" in capsys.readouterr().err
+    (tmp_path / "broken.png").write_bytes(b"not an image")
+    assert run(["predict", str(classified / "model.gp"), str(tmp_path / "broken.png")]) == 1
+    assert "broken.png is not a readable PNG or JPEG image" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"{", "not the JSON of a network"),
+        (b"[]", "not the JSON of a network: expected"),
+        (b'{"cnngp_network": 1, "network": {"layer": "Pool"}}', "unknown layer in network JSON"),
+        (b"\xff\xfe\x00", "can't decode byte 0xff"),
+    ],
+)
+def test_a_bad_network_file_is_named(
+    content: bytes, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "net.json"
+    path.write_bytes(content)
+    for arguments in (["networks", str(path)], ["classify", "--network", str(path)]):
+        assert run(arguments) == 1
+        error = capsys.readouterr().err
+        assert error.startswith(f"error: {path}: ")
+        assert message in error
+
+
+def test_too_little_memory(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    monkeypatch.setattr(memory, "available", lambda device="cpu": 1_000_000)
+    assert run(["classify", "--output", str(tmp_path)]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("error: an exact fit of 1,297 images needs 20.2 MB of memory, but 1 MB are free")
+    assert not any(tmp_path.iterdir())
+
+
+def test_repeated_images_give_one_warning_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = datasets.digits().take(40, 20)
+    twice, labels = np.concatenate([data.X, data.X]), np.concatenate([data.y, data.y])
+    np.savez(tmp_path / "twice.npz", x_train=twice, y_train=labels, x_test=data.X_test, y_test=data.y_test)
+    assert run(["classify", "--data", str(tmp_path / "twice.npz"), "--output", str(tmp_path / "out")]) == 0
+    error = capsys.readouterr().err.strip().splitlines()
+    assert len(error) == 1
+    assert error[0].startswith("warning: the kernel matrix of 80 points is not positive definite")
+
+
+def test_warnings_of_other_packages_are_lines_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """scikit-learn warns of many classes: without the file and the line of code that Python adds."""
+    fit = GPClassifier.fit
+
+    def warning(clf: GPClassifier, X: Any, y: Any) -> GPClassifier:
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")
+            warnings.warn("more classes\n than half of the samples", UserWarning, stacklevel=1)
+        return fit(clf, X, y)
+
+    monkeypatch.setattr(GPClassifier, "fit", warning)
+    assert run(["classify", "--train", "40", "--test", "20", "--no-model", "--output", str(tmp_path)]) == 0
+    assert capsys.readouterr().err == "warning: more classes than half of the samples\n"
+
+
+def test_as_a_process(tmp_path: Path) -> None:
+    """The real thing: no progress bar in a pipe, help without importing the world."""
+    code = "import sys; from cnngp.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "classify", "--train", "40", "--test", "20"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert done.stderr == ""
+    assert (tmp_path / "out" / "digits-auto" / "report.html").is_file()
+    heavy = "import sys; import cnngp.cli; print([m for m in ('sklearn', 'numba', 'matplotlib') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", heavy], capture_output=True, text=True, timeout=60, check=True,
+                          env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)})  # fmt: skip
+    assert done.stdout.strip() == "[]"

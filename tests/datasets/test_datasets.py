@@ -1,0 +1,411 @@
+"""Data from every source, and what is said when it is missing or broken."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import struct
+import sys
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from cnngp import datasets
+from cnngp.common.errors import DatasetError
+from cnngp.datasets import classics, images
+
+RNG = np.random.default_rng(0)
+HAS_MNIST = bool(os.environ.get("CNNGP_DATA")) and (Path(os.environ["CNNGP_DATA"]) / "mnist").is_dir()
+
+
+def idx(array: np.ndarray) -> bytes:
+    return b"\x00\x00\x08" + bytes([array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
+
+
+@pytest.fixture
+def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """No data, no cache, no network."""
+    monkeypatch.setenv("CNNGP_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(classics, "_URLS", dict.fromkeys(classics._URLS, "http://127.0.0.1:9/"))
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def fashion(empty: Path) -> Path:
+    """Files of the right form: every image holds its row number."""
+    folder = empty / "fashion_mnist"
+    folder.mkdir(parents=True)
+    for prefix, n, zipped in (("train", 60_000, False), ("t10k", 10_000, True)):
+        X = np.zeros((n, 28, 28), np.uint8)
+        X[:, 0, 0], X[:, 0, 1] = np.arange(n) // 256, np.arange(n) % 256
+        for kind, data in (("images-idx3", idx(X)), ("labels-idx1", idx((np.arange(n) % 10).astype(np.uint8)))):
+            name = f"{prefix}-{kind}-ubyte"
+            if zipped:
+                (folder / f"{name}.gz").write_bytes(gzip.compress(data, 1))
+            else:
+                (folder / name).write_bytes(data)
+    return folder
+
+
+def rows(X: np.ndarray) -> np.ndarray:
+    return np.rint(X[:, 0, 0, 0] * 255 * 256 + X[:, 0, 0, 1] * 255).astype(int)
+
+
+def test_digits() -> None:
+    data = datasets.load("digits")
+    assert data.X.shape == (1297, 1, 8, 8)
+    assert data.X.dtype == np.float32
+    assert (data.X.min(), data.X.max()) == (0.0, 1.0)
+    assert len(data.X_test) == len(data.y_test) == 500
+    again = datasets.digits()
+    np.testing.assert_array_equal(data.X, again.X)
+    small = data.take(10, 20)
+    np.testing.assert_array_equal(small.X, data.X[:10])
+    assert len(small.y_test) == 20
+
+
+def test_take_more_than_there_is() -> None:
+    with pytest.raises(DatasetError, match="digits has 1,297 training images, but 2,000 were asked for"):
+        datasets.digits().take(2000)
+
+
+def test_original_files_gzipped_or_not(fashion: Path) -> None:
+    data = datasets.fashion_mnist()
+    assert data.X.shape == (60_000, 1, 28, 28)
+    assert data.X_test.shape == (10_000, 1, 28, 28)
+    np.testing.assert_array_equal(rows(data.X), np.arange(60_000))
+    np.testing.assert_array_equal(data.y[:12], np.arange(12) % 10)
+
+
+def test_paper_split(fashion: Path) -> None:
+    data = datasets.load("fashion_mnist", split="paper")
+    np.testing.assert_array_equal(rows(data.X), np.arange(5_000, 55_000))
+    assert data.X_validation is not None
+    np.testing.assert_array_equal(rows(data.X_validation), np.r_[55_000:60_000, 0:5_000])
+    assert len(data.X_test) == 10_000
+
+
+def test_paper_split_of_others_is_refused() -> None:
+    with pytest.raises(DatasetError, match="split='paper' is of 60,000 training images"):
+        datasets.load("digits", split="paper")
+
+
+def test_damaged_files_are_refused(fashion: Path) -> None:
+    name = "t10k-images-idx3-ubyte.gz"
+    whole = (fashion / name).read_bytes()
+    (fashion / name).write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(DatasetError, match=rf"{name} cannot be unpacked .*cut short or damaged, replace it"):
+        datasets.fashion_mnist()
+    (fashion / name).write_bytes(gzip.compress(gzip.decompress(whole)[:-1], 1))
+    with pytest.raises(DatasetError, match=rf"{name} says .* but has 7,840,015 bytes"):
+        datasets.fashion_mnist()
+    (fashion / name).write_bytes(b"<html>not found</html>")
+    with pytest.raises(DatasetError, match=rf"{name} is not an IDX file"):
+        datasets.fashion_mnist()
+
+
+def test_content_is_what_is_hashed(fashion: Path) -> None:
+    """The same files under MNIST's name: right in form, wrong in content."""
+    fashion.rename(fashion.parent / "mnist")
+    with pytest.raises(DatasetError, match="is not the original train-images-idx3-ubyte of mnist"):
+        datasets.mnist()
+
+
+def test_offline_says_what_to_put_where(empty: Path) -> None:
+    pytest.importorskip("pooch")
+    with pytest.raises(DatasetError) as error:
+        datasets.mnist()
+    assert "\n" not in str(error.value)
+    assert f"no train-images-idx3-ubyte.gz in {empty / 'mnist'} or " in str(error.value)
+    assert "downloading it failed" in str(error.value)
+
+
+def test_without_pooch(empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pooch", None)
+    with pytest.raises(DatasetError, match=r"pip install 'cnngp\[data\]'"):
+        datasets.mnist()
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_cifar10_from_its_binary_archive(empty: Path, packed: bool) -> None:
+    folder = empty / "cifar10"
+    folder.mkdir(parents=True)
+    batches = {}
+    for i, file in enumerate(classics._CIFAR_FILES):
+        records = np.zeros((10_000, 3073), np.uint8)
+        records[:, 0] = np.arange(10_000) % 10
+        records[:, 1] = i  # the first red pixel
+        records[:, -1] = 255  # the last blue one
+        batches[file.name] = records.tobytes()
+    if packed:
+        with tarfile.open(folder / "cifar-10-binary.tar.gz", "w:gz", compresslevel=1) as archive:
+            for name, data in batches.items():
+                info = tarfile.TarInfo(f"cifar-10-batches-bin/{name}")
+                info.size = len(data)
+                archive.addfile(info, io.BytesIO(data))
+    else:
+        (folder / "cifar-10-batches-bin").mkdir()
+        for name, data in batches.items():
+            (folder / "cifar-10-batches-bin" / name).write_bytes(data)
+    data = datasets.cifar10()
+    assert data.X.shape == (50_000, 3, 32, 32)
+    np.testing.assert_allclose(data.X[::10_000, 0, 0, 0] * 255, [0, 1, 2, 3, 4])
+    assert data.X_test[0, 0, 0, 0] * 255 == 5
+    assert (data.X[:5, 2, 31, 31] == 1).all()
+
+
+def test_npz(tmp_path: Path) -> None:
+    X = RNG.integers(0, 256, (40, 6, 5), dtype=np.uint8)
+    y = np.array(["a", "b"])[np.arange(40) % 2]
+    np.savez(tmp_path / "one.npz", X=X, y=y)
+    data = datasets.load(tmp_path / "one.npz")
+    assert data.X.shape == (32, 1, 6, 5)
+    assert sorted(data.y_test) == ["a"] * 4 + ["b"] * 4
+    assert data.X.max() <= 1.0
+    colour = RNG.random((40, 6, 5, 3))
+    np.savez(tmp_path / "two.npz", x_train=colour, y_train=y, x_test=colour[:7], y_test=y[:7])
+    data = datasets.load(tmp_path / "two.npz")
+    assert data.X.shape == (40, 3, 6, 5)
+    np.testing.assert_allclose(data.X_test[:, 2, 1, 4], colour[:7, 1, 4, 2], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"a": np.ones(3)}, "holds a; expected X and y"),
+        ({"X": np.ones((4, 3, 3)), "y": np.ones(5)}, r"images of shape \(4, 1, 3, 3\) and labels of shape \(5,\)"),
+        ({"X": np.array([{}]), "y": np.ones(1)}, r"bad\.npz: X holds Python objects, which are never unpickled"),
+    ],
+)
+def test_bad_npz_arrays(tmp_path: Path, arrays: dict[str, Any], message: str) -> None:
+    np.savez(tmp_path / "bad.npz", **arrays)
+    with pytest.raises(DatasetError, match=message):
+        datasets.load(tmp_path / "bad.npz")
+
+
+def test_a_damaged_npz_is_not_said_to_need_unpickling(tmp_path: Path) -> None:
+    path = tmp_path / "bad.npz"
+    np.savez(path, X=RNG.random((20, 4, 4)), y=np.arange(20) % 2)
+    whole = path.read_bytes()
+    inside = bytearray(whole)
+    inside[200] ^= 0xFF
+    for content, message in (
+        (b"abc", "is not an .npz file, or is cut short"),
+        (b"", "is not an .npz file, or is cut short"),
+        (whole[: len(whole) // 2], "is not an .npz file, or is cut short"),
+        (bytes(inside), r"is damaged \("),
+    ):
+        path.write_bytes(content)
+        with pytest.raises(DatasetError, match=rf"bad\.npz {message}") as caught:
+            datasets.load(path)
+        assert "pickle" not in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+def test_parts_of_an_npz_on_two_scales(tmp_path: Path) -> None:
+    """Bytes are divided by 255 and floats are not: together they would be predicted on another scale."""
+    X, y = RNG.integers(0, 256, (20, 4, 4), dtype=np.uint8), np.arange(20) % 2
+    np.savez(tmp_path / "two.npz", x_train=X, y_train=y, x_test=X.astype(np.float32), y_test=y)
+    with pytest.raises(DatasetError, match="training images are uint8 and test images float32"):
+        datasets.load(tmp_path / "two.npz")
+
+
+def save_images(folder: Path, n: int, size: tuple[int, int], mode: str = "L", suffix: str = "png") -> None:
+    folder.mkdir(parents=True)
+    for i in range(n):
+        shape = (*size, 3) if mode == "RGB" else size
+        Image.fromarray(RNG.integers(0, 256, shape, dtype=np.uint8)).save(folder / f"{i}.{suffix}")
+
+
+def test_folder_of_images(tmp_path: Path) -> None:
+    save_images(tmp_path / "pets" / "cat", 10, (12, 9))
+    save_images(tmp_path / "pets" / "dog", 5, (12, 9), suffix="jpg")
+    save_images(tmp_path / "pets" / "fox", 5, (30, 40))
+    (tmp_path / "pets" / "cat" / "notes.txt").write_text("not an image")
+    data = datasets.load(tmp_path / "pets")
+    assert data.name == "pets"
+    assert data.X.shape == (16, 1, 12, 9)
+    assert sorted(data.y_test) == ["cat", "cat", "dog", "fox"]
+    save_images(tmp_path / "pets" / "owl", 5, (12, 9), mode="RGB")
+    assert datasets.load(tmp_path / "pets", size=16).X.shape[1:] == (3, 16, 16)
+
+
+def test_folder_with_its_own_split(tmp_path: Path) -> None:
+    for part, n in (("train", 4), ("test", 2)):
+        for name in ("yes", "no"):
+            save_images(tmp_path / part / name, n, (100, 50))
+    data = datasets.folder(tmp_path)
+    assert data.X.shape == (8, 1, 64, 32)
+    assert data.X_test.shape == (4, 1, 64, 32)
+
+
+def grey(folder: Path, level: int, n: int) -> None:
+    """Images that tell their own class and number."""
+    folder.mkdir(parents=True)
+    for i in range(n):
+        Image.fromarray(np.full((4, 4), level + i, np.uint8)).save(folder / f"{i:03}.png")
+
+
+def test_the_first_images_of_a_split_folder_are_of_all_classes(tmp_path: Path) -> None:
+    levels = {"a": 0, "b": 80, "c": 160}
+    for name, level in levels.items():
+        grey(tmp_path / "train" / name, level, {"a": 40, "b": 20, "c": 5}[name])
+        grey(tmp_path / "test" / name, level, 10)
+    data = datasets.load(tmp_path)
+    for X, y in ((data.X, data.y), (data.X_test, data.y_test)):
+        shown = np.rint(X[:, 0, 0, 0] * 255).astype(int)
+        assert [sorted(levels)[k] for k in shown // 80] == y.tolist()  # every image has kept its label
+        assert len(set(shown)) == len(shown)
+        assert (np.diff(shown[y == "a"]) < 0).any()  # nor are the images of a class in the order of their names
+    small = data.take(26, 15)
+    assert dict(zip(*np.unique(small.y, return_counts=True), strict=True)) == {"a": 16, "b": 8, "c": 2}
+    assert dict(zip(*np.unique(small.y_test, return_counts=True), strict=True)) == {"a": 5, "b": 5, "c": 5}
+    again = datasets.load(tmp_path)
+    np.testing.assert_array_equal(again.X, data.X)
+    np.testing.assert_array_equal(again.y_test, data.y_test)
+
+
+def test_this_folder_has_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("yes", "no"):
+        save_images(tmp_path / "pets" / name, 3, (8, 8))
+    (tmp_path / "pets" / "yes" / "deep").mkdir()
+    monkeypatch.chdir(tmp_path / "pets")
+    assert datasets.load(".").name == "pets"
+    monkeypatch.chdir(tmp_path / "pets" / "yes")
+    assert datasets.load("..").name == "pets"
+
+
+def numbered(y: np.ndarray, y_test: np.ndarray | None = None) -> datasets.Dataset:
+    """Every image holds its row number."""
+
+    def images_of(labels: np.ndarray) -> np.ndarray:
+        return np.broadcast_to(np.arange(len(labels), dtype=np.float32)[:, None, None, None], (len(labels), 1, 2, 2))
+
+    y_test = y[:0] if y_test is None else y_test
+    return datasets.Dataset("numbered", images_of(y), y, images_of(y_test), y_test)
+
+
+@pytest.mark.parametrize(
+    "y",
+    [
+        np.repeat([0, 1, 2], 20),
+        np.repeat(["b", "a"], [50, 5]),
+        np.tile(np.repeat([0, 1], 10), 4),  # by class, again and again
+    ],
+)
+def test_images_in_class_order_are_mixed(y: np.ndarray) -> None:
+    data = numbered(y, y[::-1])
+    mixed = data.mixed()
+    for X, labels, given in ((mixed.X, mixed.y, y), (mixed.X_test, mixed.y_test, y[::-1])):
+        rows = X[:, 0, 0, 0].astype(int)
+        assert sorted(rows) == list(range(len(y)))
+        np.testing.assert_array_equal(labels, given[rows])
+        assert set(labels[:4]) == set(y)
+
+
+def test_images_in_another_order_stay_in_it() -> None:
+    """What is published of the first so many images must not move."""
+    data = datasets.digits()
+    assert data.mixed() is data
+    y = np.random.default_rng(1).integers(0, 3, 40)
+    for labels in (y, np.tile([0, 1], 10), np.array([0, 1]), np.array([3]), np.zeros(5, int), y[:0]):
+        data = numbered(labels, labels)
+        assert data.mixed() is data
+
+
+def test_held_out_images_are_of_all_classes_in_proportion() -> None:
+    y = np.repeat(["a", "b", "c", "d"], [100, 50, 9, 1])
+    data = numbered(y).hold_out(40)
+    assert data.X_validation is not None
+    assert data.y_validation is not None
+    rows = np.concatenate([data.X, data.X_validation])[:, 0, 0, 0].astype(int)
+    assert sorted(rows) == list(range(160))
+    np.testing.assert_array_equal(np.concatenate([data.y, data.y_validation]), y[rows])
+    for label, share in (("a", 25.0), ("b", 12.5), ("c", 2.25), ("d", 0.25)):
+        assert abs(np.count_nonzero(data.y_validation == label) - share) <= 1
+    assert (data.y == "d").any()
+    assert set(data.y[:4]) == set("abcd")
+    np.testing.assert_array_equal(numbered(y).hold_out(40).X, data.X)
+    assert set(numbered(y).hold_out(156).y) == set("abcd")  # every class keeps one for training
+    for n in (0, 160):
+        with pytest.raises(DatasetError, match=f"160 training images, of which {n} cannot be held out"):
+            numbered(y).hold_out(n)
+    with pytest.raises(DatasetError, match="has validation images of its own"):
+        data.hold_out(10)
+
+
+def test_bad_folders(tmp_path: Path) -> None:
+    save_images(tmp_path / "cat", 3, (8, 8))
+    with pytest.raises(DatasetError, match=r"images of one class only \(cat\)"):
+        datasets.load(tmp_path)
+    save_images(tmp_path / "dog", 3, (8, 8))
+    whole = (tmp_path / "dog" / "1.png").read_bytes()
+    (tmp_path / "dog" / "1.png").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(DatasetError, match=r"dog/1\.png is not a readable PNG or JPEG image .*replace or remove it"):
+        datasets.load(tmp_path)
+    (tmp_path / "dog" / "1.png").write_bytes(b"hello")
+    with pytest.raises(DatasetError, match=r"dog/1\.png is not a readable"):
+        datasets.load(tmp_path)
+    with pytest.raises(DatasetError, match="no sub-folders with PNG or JPEG"):
+        datasets.load(tmp_path / "cat")
+
+
+def test_images_as_a_viewer_shows_them(tmp_path: Path) -> None:
+    """16 bits, transparency and a camera's rotation."""
+    deep = np.array([[0, 257 * 100], [257 * 200, 65535]], np.uint16)
+    Image.fromarray(deep).save(tmp_path / "deep.png")
+    assert images.read_image(tmp_path / "deep.png", (1, 2, 2)).tolist() == [[[0, 100], [200, 255]]]
+    clear = np.zeros((2, 2, 4), np.uint8)
+    clear[0, 0, 3] = 255
+    Image.fromarray(clear).save(tmp_path / "clear.png")
+    assert images.read_image(tmp_path / "clear.png", (1, 2, 2)).tolist() == [[[0, 255], [255, 255]]]
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turn a quarter clockwise
+    Image.fromarray(np.array([[0, 100]], np.uint8)).save(tmp_path / "turned.png", exif=exif)
+    assert images.read_image(tmp_path / "turned.png", (1, 2, 1)).tolist() == [[[0], [100]]]
+
+
+def test_size_is_for_folders() -> None:
+    with pytest.raises(DatasetError, match="size=16 is for folders of images; digits has a size of its own"):
+        datasets.load("digits", size=16)
+
+
+def test_unknown_source() -> None:
+    with pytest.raises(DatasetError, match="no data 'imagenet': expected one of digits, mnist"):
+        datasets.load("imagenet")
+
+
+@pytest.mark.skipif(not HAS_MNIST, reason="MNIST's files are not in $CNNGP_DATA/mnist")
+def test_real_mnist() -> None:
+    data = datasets.mnist("paper")
+    assert data.X.shape == (50_000, 1, 28, 28)
+    assert data.y[:5].tolist() == datasets.mnist().y[5_000:5_005].tolist()
+    assert data.y_test[:5].tolist() == [7, 2, 1, 0, 4]
+
+
+def test_some_of_images_in_class_order_are_of_all_classes() -> None:
+    """All of them stay where they are, so that a matrix of `cnngp gram` fits `cnngp classify`."""
+    y = np.repeat(np.arange(5), 40)
+    X = np.arange(200, dtype=np.float32).reshape(200, 1, 1, 1)
+    data = datasets.Dataset("by class", X, y, X, y)
+    for whole in (data.some(), data.some(None, 20)):
+        np.testing.assert_array_equal(whole.X, X)
+    np.testing.assert_array_equal(data.some(20).X_test, X)
+    for part in (data.some(20).y, data.some(None, 20).y_test):
+        assert np.bincount(part).tolist() == [4] * 5
+    np.testing.assert_array_equal(data.some(20).X, data.some(20, 30).X)
+
+
+def test_small_classes_are_held_out_in_proportion_too() -> None:
+    y = np.concatenate([np.zeros(300, int), np.repeat(np.arange(1, 21), 3)])
+    X = np.zeros((360, 1, 1, 1), np.float32)
+    held = datasets.Dataset("uneven", X, y, X, y).hold_out(90)
+    assert held.y_validation is not None
+    assert 10 <= np.count_nonzero(held.y_validation) <= 20  # 15 of the 60
+    assert set(held.y) == set(range(21))

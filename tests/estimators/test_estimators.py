@@ -1,0 +1,482 @@
+"""The estimators as scikit-learn sees them, as a user does, and from files that were tampered with."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import time
+import warnings
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.base import clone
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from cnngp import (
+    Conv,
+    Dense,
+    GPClassifier,
+    GPRegressor,
+    Kernel,
+    ReLU,
+    Sequential,
+    Sum,
+    datasets,
+    zoo,
+)
+from cnngp.common import files as persistence
+from cnngp.common import memory
+from cnngp.common.arrays import DataError
+from cnngp.common.errors import ModelFileError
+from cnngp.gp.exact import JitterWarning
+from cnngp.network.layers import Elementwise, Identity
+
+NET = Sequential(Conv(3, bias_var=0.1), ReLU(), Dense())
+DATA = datasets.digits().take(150, 80)
+
+
+@pytest.fixture(scope="module")
+def fitted() -> GPClassifier:
+    return GPClassifier(NET).fit(DATA.X, DATA.y)
+
+
+@parametrize_with_checks([GPClassifier(), GPRegressor()])
+@pytest.mark.filterwarnings("ignore::cnngp.gp.exact.JitterWarning")
+def test_scikit_learn_conventions(estimator: Any, check: Any) -> None:
+    check(estimator)
+
+
+def test_pipeline_search_and_cross_validation() -> None:
+    flat, y = DATA.X.reshape(150, -1), DATA.y
+    pipeline = make_pipeline(StandardScaler(with_std=False), GPClassifier(NET, input_shape=(1, 8, 8)))
+    assert cross_val_score(pipeline, flat, y, cv=3).mean() > 0.8
+    search = GridSearchCV(GPClassifier(NET, input_shape=(1, 8, 8)), {"noise": [0.0, 100.0]}, cv=3).fit(flat, y)
+    assert search.best_params_ == {"noise": 0.0}
+    copy = clone(GPClassifier(NET, noise=0.5))
+    assert copy.get_params()["network"] == NET
+    assert copy.noise == 0.5
+
+
+def test_classifier_is_what_the_equations_say(fitted: GPClassifier) -> None:
+    K = Kernel(NET)(DATA.X).astype(float)
+    Kt = Kernel(NET)(DATA.X_test, DATA.X).astype(float)
+    Y = 2.0 * np.eye(10)[DATA.y] - 1.0
+    inverse = np.linalg.inv(K)
+    alpha = inverse @ Y
+    mean, variance = fitted.predict_latent(DATA.X_test)
+    np.testing.assert_allclose(mean, Kt @ alpha, atol=1e-7)
+    amplitude = (Y * alpha).sum() / Y.size
+    expected = amplitude * (Kernel(NET).diag(DATA.X_test) - np.einsum("mi,ij,mj->m", Kt, inverse, Kt))
+    np.testing.assert_allclose(variance, expected, rtol=1e-5)
+    np.testing.assert_array_equal(fitted.predict(DATA.X_test), mean.argmax(1))
+    loo = Y - alpha / np.diag(inverse)[:, None]
+    assert fitted.loo_error_ == np.mean(loo.argmax(1) != DATA.y)
+    np.testing.assert_array_equal(fitted.loo_predictions_, loo.argmax(1))
+
+
+def test_probabilities_are_calibrated_without_held_out_data(fitted: GPClassifier) -> None:
+    P = fitted.predict_proba(DATA.X_test)
+    assert P.shape == (80, 10)
+    np.testing.assert_allclose(P.sum(1), 1.0)
+    np.testing.assert_array_equal(P.argmax(1), fitted.predict(DATA.X_test))
+    mean, variance = fitted.predict_latent(DATA.X_test)
+    expected = np.exp(mean / (fitted.temperature_ * np.sqrt(1.0 + variance))[:, None])
+    np.testing.assert_allclose(P, expected / expected.sum(1, keepdims=True), rtol=1e-6, atol=1e-11)
+    right = P.argmax(1) == DATA.y_test
+    assert abs(P.max(1).mean() - right.mean()) < 0.1
+    assert P.max(1)[right].mean() > P.max(1)[~right].mean()
+
+
+def test_labels_of_any_kind() -> None:
+    names = np.array(["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"])
+    clf = GPClassifier(NET).fit(DATA.X, names[DATA.y])
+    assert set(clf.predict(DATA.X_test)) <= set(names)
+    assert clf.score(DATA.X_test, names[DATA.y_test]) > 0.8
+    assert GPClassifier(NET).fit(DATA.X, list(names[DATA.y])).predict(DATA.X_test[:1])[0] in names
+    parity = GPClassifier(NET).fit(DATA.X, DATA.y % 2 == 0)
+    assert parity.predict(DATA.X_test).dtype == bool
+
+
+def test_regressor_like_scikit_learn() -> None:
+    flat, test = DATA.X.reshape(150, -1), DATA.X_test.reshape(80, -1)
+    y = np.stack([flat.sum(1), flat[:, 20]], 1).astype(np.float64)
+    theirs = GaussianProcessRegressor(
+        Kernel(NET, dtype="float64").as_sklearn((1, 8, 8)), alpha=0.01, optimizer=None, normalize_y=True
+    ).fit(flat, y)
+    ours = GPRegressor(NET, noise=0.01, amplitude=1.0, dtype="float64", input_shape=(1, 8, 8), normalize_y=True).fit(
+        flat, y
+    )
+    mean, std = theirs.predict(test, return_std=True)
+    my_mean, my_std = ours.predict(test, return_std=True)
+    np.testing.assert_allclose(my_mean, mean, atol=1e-8)
+    np.testing.assert_allclose(my_std, std, atol=1e-8)
+    np.testing.assert_allclose(
+        ours.predict(test[:5], return_cov=True)[1], theirs.predict(test[:5], return_cov=True)[1], atol=1e-8
+    )
+    assert ours.log_marginal_likelihood_ == pytest.approx(theirs.log_marginal_likelihood_value_, rel=1e-8)
+    one = GPRegressor(NET, noise=0.01, dtype="float64").fit(DATA.X, y[:, 0])
+    assert one.predict(DATA.X_test).shape == one.predict(DATA.X_test, return_std=True)[1].shape == (80,)
+    assert one.sample_y(DATA.X_test[:4], 3).shape == (4, 3)
+    assert ours.sample_y(DATA.X_test[:4], 3).shape == (4, 2, 3)
+
+
+def test_regressor_leave_one_out_is_refitting() -> None:
+    y = DATA.X.sum((1, 2, 3))
+    reg = GPRegressor(NET, noise=0.01, amplitude=2.0, dtype="float64").fit(DATA.X, y)
+    for i in (0, 77, 149):
+        rest = np.delete(np.arange(150), i)
+        again = GPRegressor(NET, noise=0.01, amplitude=2.0, dtype="float64").fit(DATA.X[rest], y[rest])
+        mean, std = again.predict(DATA.X[i : i + 1], return_std=True)
+        assert reg.loo_predictions_[i] == pytest.approx(mean[0], abs=1e-7)
+        assert reg.loo_std_[i] == pytest.approx(np.sqrt(std[0] ** 2 + 2.0 * 0.01), rel=1e-6)
+    assert reg.loo_error_ == pytest.approx(np.sqrt(((reg.loo_predictions_ - y) ** 2).mean()))
+
+
+def test_add_is_fitting_them_all() -> None:
+    grown = GPClassifier(NET).fit(DATA.X[:100], DATA.y[:100]).add(DATA.X[100:], DATA.y[100:])
+    whole = GPClassifier(NET).fit(DATA.X, DATA.y)
+    np.testing.assert_allclose(grown.predict_proba(DATA.X_test), whole.predict_proba(DATA.X_test), atol=1e-6)
+    assert grown.loo_error_ == whole.loo_error_
+    assert grown.fit_report_.images == 150
+    reg = GPRegressor(NET, noise=1e-3).fit(DATA.X[:100], DATA.y[:100]).add(DATA.X[100:], DATA.y[100:])
+    np.testing.assert_allclose(
+        reg.predict(DATA.X_test), GPRegressor(NET, noise=1e-3).fit(DATA.X, DATA.y).predict(DATA.X_test), atol=1e-6
+    )
+
+
+def test_added_targets_have_the_outputs_of_fit() -> None:
+    Y = np.stack([DATA.y, -DATA.y], 1)
+    reg = GPRegressor(NET, noise=1e-3).fit(DATA.X[:100], Y[:100])
+    for y in (Y[100:, :1], Y[100:, 0], np.concatenate([Y, Y], 1)[100:]):
+        with pytest.raises(DataError, match=r"y has shape .*, unlike the targets of fit, \(N, 2\)"):
+            reg.add(DATA.X[100:], y)
+    assert len(reg.add(DATA.X[100:], Y[100:]).X_) == 150
+
+
+@pytest.mark.gpu
+def test_on_a_card(tmp_path: Path) -> None:
+    pytest.importorskip("cupy")
+    card = GPClassifier(NET, device="cuda").fit(DATA.X, DATA.y)
+    here = GPClassifier(NET, device="cpu").fit(DATA.X, DATA.y)
+    assert type(card.gp_.alpha).__module__.startswith("cupy")
+    np.testing.assert_allclose(card.predict_proba(DATA.X_test), here.predict_proba(DATA.X_test), atol=1e-3)
+    assert card.loo_error_ == here.loo_error_
+    assert card.fit_report_.kernel_error is not None
+    assert card.fit_report_.kernel_error < 1e-6
+    card.save(tmp_path / "m.gp")
+    for device in ("cuda", "cpu"):
+        again = GPClassifier.load(tmp_path / "m.gp", device=device)
+        np.testing.assert_allclose(again.predict_proba(DATA.X_test), here.predict_proba(DATA.X_test), atol=1e-3)
+    card.add(DATA.X_test[:5], DATA.y_test[:5])
+    reg = GPRegressor(NET, noise="ml", device="cuda").fit(DATA.X, DATA.y)
+    assert reg.sample_y(DATA.X_test[:4], 3).shape == (4, 3)
+
+
+def test_most_uncertain(fitted: GPClassifier) -> None:
+    rows = fitted.most_uncertain(5)
+    P = fitted.loo_probabilities_.max(1)
+    assert len(rows) == 5
+    assert P[rows].mean() < np.median(P)
+    assert len(fitted.most_uncertain(3, DATA.X_test)) == 3
+    assert len(GPRegressor(NET, noise=0.1).fit(DATA.X, DATA.y).most_uncertain(4)) == 4
+
+
+def test_precomputed_matrices(fitted: GPClassifier) -> None:
+    K, Kt = Kernel(NET)(DATA.X), Kernel(NET)(DATA.X_test, DATA.X)
+    clf = GPClassifier().fit(K=K, y=DATA.y)
+    np.testing.assert_array_equal(clf.predict(K=Kt), fitted.predict(DATA.X_test))
+    P = clf.predict_proba(K=Kt, diagonal=Kernel(NET).diag(DATA.X_test))
+    np.testing.assert_allclose(P, fitted.predict_proba(DATA.X_test), atol=1e-9)
+    assert clf.fit_report_.kernel_error is None
+    both = GPClassifier(NET).fit(DATA.X, DATA.y, K=K)
+    np.testing.assert_array_equal(both.predict(DATA.X_test), fitted.predict(DATA.X_test))
+    with pytest.raises(DataError, match="fitted on a kernel matrix alone; give K"):
+        clf.predict(DATA.X_test)
+    with pytest.raises(DataError, match="also need diagonal="):
+        clf.predict_proba(K=Kt)
+
+
+def test_a_kernel_is_accepted_and_default_networks_fit_the_shape() -> None:
+    kernel = Kernel(NET, dtype="float64")
+    assert GPClassifier(kernel).fit(DATA.X[:40], DATA.y[:40]).kernel_ is kernel
+    assert GPClassifier().fit(DATA.X[:40], DATA.y[:40]).network_ == zoo.small_cnn()
+    assert GPClassifier().fit(DATA.X[:40].reshape(40, -1), DATA.y[:40]).network_ == zoo.dense_nngp()
+    big = np.kron(DATA.X[:6], np.ones((1, 1, 2, 2)))
+    assert GPClassifier().fit(big, DATA.y[:6]).network_ == zoo.resnet(32)
+    waves = DATA.X[:40].reshape(40, 1, 64)
+    assert GPClassifier(input_shape=(1, 64)).fit(waves, DATA.y[:40]).network_ == zoo.small_cnn()
+
+
+def test_bytes_and_torch_tensors_are_images_too() -> None:
+    import torch
+
+    pixels = (DATA.X * 16).astype(np.uint8)
+    clf = GPClassifier(NET).fit(pixels, DATA.y)
+    np.testing.assert_array_equal(
+        clf.predict(torch.from_numpy(DATA.X_test * 16)), clf.predict((DATA.X_test * 16).astype(np.uint8))
+    )
+
+
+def test_certificate(fitted: GPClassifier) -> None:
+    report = fitted.fit_report_
+    assert report.kernel_error is not None
+    assert report.kernel_error < 1e-6
+    assert report.residual < 1e-9
+    K = Kernel(NET)(DATA.X).astype(float)
+    low, high = report.smallest_eigenvalue
+    assert low <= np.linalg.eigvalsh(K)[0] <= high * (1 + 1e-9)
+    assert high < 2 * np.linalg.eigvalsh(K)[0]
+    assert "exact kernel" in report.verdict
+    assert "cpu-2-float32" in str(report)
+    assert json.dumps(report.as_dict())
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"kernel_error": 0.2}, "not this network's kernel on these images"),
+        ({"residual": 1e-3}, "solved to 1e-03 only"),
+        ({"jitter": 1e-7}, "1e-07 of its mean variance added as noise"),
+        ({"kernel_error": None}, "for the matrix that was given"),
+        ({"kernel_error": 1e-4}, "larger than the smallest eigenvalue"),
+        ({"kernel_error": 2e-6}, "Classes and means can be trusted"),
+        ({"kernel_error": 1e-9}, "those of the exact kernel"),
+    ],
+)
+def test_what_the_certificate_says(fitted: GPClassifier, changes: dict[str, Any], sentence: str) -> None:
+    sound = replace(fitted.fit_report_, images=100, largest_variance=1.0, smallest_eigenvalue=(1e-5, 1e-4))
+    assert sentence in replace(sound, **changes).verdict
+
+
+def test_compiling_is_told_where_somebody_waited_for_it(fitted: GPClassifier) -> None:
+    told = [replace(fitted.fit_report_, compile_seconds=s).compiling for s in (0.0, 0.5, 0.51, 8.123)]
+    assert told == [None, None, "0.51 s", "8.12 s"]
+
+
+def test_compiling_is_not_in_the_time_of_the_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only where the fit would have to compile: not for a given matrix, and not for a store that may be whole."""
+    prepare = Kernel.prepare
+
+    def slow(kernel: Kernel, X: Any) -> float:
+        time.sleep(0.6)
+        return prepare(kernel, X) + 0.6
+
+    monkeypatch.setattr(Kernel, "prepare", slow)
+    report = GPClassifier(NET).fit(DATA.X, DATA.y).fit_report_
+    assert report.compile_seconds > 0.6 > report.kernel_seconds
+    assert report.compiling is not None
+    given = GPClassifier(NET).fit(DATA.X, DATA.y, K=Kernel(NET)(DATA.X)).fit_report_
+    stored = GPClassifier(NET, store=tmp_path / "K.zarr").fit(DATA.X, DATA.y).fit_report_
+    assert given.compile_seconds == stored.compile_seconds == 0.0
+
+
+def test_a_matrix_of_another_network_is_noticed() -> None:
+    K = Kernel(zoo.small_cnn())(DATA.X)
+    assert "not this network's kernel" in GPClassifier(NET).fit(DATA.X, DATA.y, K=K).fit_report_.verdict
+
+
+def test_repeated_images_are_warned_of_and_certified() -> None:
+    X, y = np.concatenate([DATA.X[:30], DATA.X[:30]]), np.concatenate([DATA.y[:30], DATA.y[:30]])
+    with pytest.warns(JitterWarning, match="remove repeats"):
+        clf = GPClassifier(NET).fit(X, y)
+    assert clf.fit_report_.jitter > 0
+    assert "singular" in clf.fit_report_.verdict
+    assert clf.score(X, y) == 1.0
+    assert np.isfinite(clf.predict_proba(X)).all()
+
+
+# ---- files -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("noise", [0.0, "ml"])
+def test_save_and_load(tmp_path: Path, noise: Any) -> None:
+    clf = GPClassifier(NET, noise=noise).fit(DATA.X, np.array([f"class {c}" for c in DATA.y]))
+    clf.save(tmp_path / "digits.gp")
+    again = GPClassifier.load(tmp_path / "digits.gp")
+    np.testing.assert_array_equal(again.predict_proba(DATA.X_test), clf.predict_proba(DATA.X_test))
+    assert again.loo_error_ == clf.loo_error_
+    assert again.get_params()["noise"] == noise
+    assert again.fit_report_ == clf.fit_report_
+    again.add(DATA.X_test[:5], [f"class {c}" for c in DATA.y_test[:5]])
+    assert list(tmp_path.iterdir()) == [tmp_path / "digits.gp"]
+
+
+def test_a_model_saved_without_its_time_of_compiling_loads(fitted: GPClassifier, tmp_path: Path) -> None:
+    fitted.save(tmp_path / "digits.gp")
+    header, arrays = persistence.read(tmp_path / "digits.gp")
+    del header["report"]["compile_seconds"]
+    persistence.write(tmp_path / "older.gp", header, arrays)
+    older = GPClassifier.load(tmp_path / "older.gp")
+    assert older.fit_report_ == replace(fitted.fit_report_, compile_seconds=0.0)
+
+
+def test_save_and_load_a_regressor(tmp_path: Path) -> None:
+    reg = GPRegressor(NET, noise=0.01, normalize_y=True).fit(DATA.X, DATA.y)
+    reg.save(tmp_path / "reg.gp")
+    again = GPRegressor.load(tmp_path / "reg.gp")
+    np.testing.assert_array_equal(again.predict(DATA.X_test), reg.predict(DATA.X_test))
+    with pytest.raises(ModelFileError, match=r"holds a GPRegressor; load it with GPRegressor\.load"):
+        GPClassifier.load(tmp_path / "reg.gp")
+
+
+def test_a_given_kernel_and_numpy_numbers_are_saved(tmp_path: Path) -> None:
+    clf = GPClassifier(Kernel(NET, dtype="float64"), noise=np.float32(0.5)).fit(DATA.X, DATA.y)
+    clf.save(tmp_path / "m.gp")
+    again = GPClassifier.load(tmp_path / "m.gp")
+    assert again.kernel_.dtype == "float64"
+    np.testing.assert_array_equal(again.predict_proba(DATA.X_test), clf.predict_proba(DATA.X_test))
+
+
+def test_a_jittered_model_loads_without_a_new_warning(tmp_path: Path) -> None:
+    with pytest.warns(JitterWarning):
+        clf = GPClassifier(NET).fit(np.concatenate([DATA.X[:20]] * 2), np.concatenate([DATA.y[:20]] * 2))
+    clf.save(tmp_path / "m.gp")
+    again = GPClassifier.load(tmp_path / "m.gp")
+    np.testing.assert_array_equal(again.predict_proba(DATA.X_test), clf.predict_proba(DATA.X_test))
+
+
+def test_damaged_model_files_are_refused(fitted: GPClassifier, tmp_path: Path) -> None:
+    path = tmp_path / "m.gp"
+    fitted.save(path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ModelFileError, match="is not a whole model file"):
+        GPClassifier.load(path)
+    rng = np.random.default_rng(0)
+    for at in rng.integers(0, len(whole), 40):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x10]) + whole[at + 1 :])
+        try:
+            again = GPClassifier.load(path)
+        except ModelFileError:
+            continue
+        # A flip in the zip's own bookkeeping (dates, attributes) changes nothing that is read.
+        np.testing.assert_array_equal(again.predict_proba(DATA.X_test), fitted.predict_proba(DATA.X_test))
+    path.write_bytes(whole)
+    with zipfile.ZipFile(path) as file:
+        members = {name: file.read(name) for name in file.namelist()}
+    members["Y.npy"] = members["Y.npy"][:-8] + np.float64(3.0).tobytes()
+    with zipfile.ZipFile(path, "w") as file:
+        for name, data in members.items():
+            file.writestr(name, data)
+    with pytest.raises(ModelFileError, match="has been altered: its checksum does not match"):
+        GPClassifier.load(path)
+    with pytest.raises(ModelFileError, match="no such model file"):
+        GPClassifier.load(tmp_path / "none.gp")
+
+
+class _Trap:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (Path("trap-was-run"),)
+
+
+def test_loading_runs_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pickle in a model's place, and a pickled array inside a well-formed model."""
+
+    monkeypatch.chdir(tmp_path)
+    Path("m.gp").write_bytes(pickle.dumps(_Trap()))
+    with pytest.raises(ModelFileError):
+        GPClassifier.load("m.gp")
+    np.save("trap.npy", np.array([_Trap()], dtype=object), allow_pickle=True)
+    members = {"header.json": b'{"cnngp_model": 1}', "X.npy": Path("trap.npy").read_bytes()}
+    with zipfile.ZipFile("m.gp", "w") as file:
+        for name, data in members.items():
+            file.writestr(name, data)
+        file.writestr("sha256", persistence._digest(members))
+    with pytest.raises(ModelFileError, match="cannot be read"):
+        GPClassifier.load("m.gp")
+    assert not Path("trap-was-run").exists()
+
+
+def test_networks_with_python_functions_are_not_saved(tmp_path: Path) -> None:
+    net = Sequential(Dense(), Elementwise(lambda z: np.tanh(2 * z)), Dense())
+    clf = GPClassifier(net).fit(DATA.X[:20].reshape(20, -1), DATA.y[:20], K=np.eye(20))
+    with pytest.raises(ValueError, match="cannot be written to a file"):
+        clf.save(tmp_path / "m.gp")
+
+
+def test_python_objects_are_not_saved(tmp_path: Path) -> None:
+
+    with pytest.raises(ModelFileError, match="classes holds Python objects"):
+        persistence.write(tmp_path / "m.gp", {}, {"classes": np.array([1, "a"], dtype=object)})
+
+
+def test_pickle_and_copies_keep_working(fitted: GPClassifier) -> None:
+    again = pickle.loads(pickle.dumps(fitted))
+    np.testing.assert_array_equal(again.predict_proba(DATA.X_test), fitted.predict_proba(DATA.X_test))
+
+
+# ---- bad input -------------------------------------------------------------------------------------------------------
+
+
+def _with_nan() -> np.ndarray:
+    X = DATA.X.copy()
+    X[3, 0, 2, 2] = np.nan
+    return X
+
+
+@pytest.mark.parametrize(
+    ("X", "y", "message"),
+    [
+        (DATA.X, DATA.y[:-1], "150 images but 149 labels in y; give one label per image"),
+        (DATA.X.reshape(150, -1), DATA.y[:-1], "150 images but 149 labels in y"),
+        (DATA.X, np.zeros(150), "y holds one class only .*at least two classes"),
+        (_with_nan(), DATA.y, r"X\[3\] has NaN pixels; remove or replace them"),
+        (DATA.X.reshape(150, -1), DATA.y, r"rows of 64 numbers, but Conv.*input_shape=\(1, 8, 8\)"),
+        (DATA.X[:, 0], DATA.y, r"could be \(N, height, width\) or \(N, channels, length\)"),
+        (DATA.X, DATA.X.sum((1, 2, 3)), "Unknown label type"),
+        (DATA.X, None, "requires y to be passed"),
+        (None, DATA.y, "fit needs images X or a kernel matrix K"),
+    ],
+)
+def test_bad_training_data(X: Any, y: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        GPClassifier(NET).fit(X, y)
+
+
+def test_bad_test_data(fitted: GPClassifier) -> None:
+    with pytest.raises(DataError, match="images of 1 × 6 × 6, but the model was fitted on 1 × 8 × 8"):
+        fitted.predict(DATA.X_test[:, :, 1:-1, 1:-1])
+    with pytest.raises(DataError, match=r"X\[3\] has NaN pixels"):
+        fitted.predict(_with_nan())
+    with pytest.raises(DataError, match=r"not fitted on: \[11\]"):
+        fitted.add(DATA.X_test[:1], [11])
+    with pytest.raises(DataError, match="2 images but 1 labels"):
+        fitted.add(DATA.X_test[:2], [1])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"noise": -1}, "noise=-1: expected a variance of 0 or more, or 'ml'"),
+        ({"amplitude": 0}, "amplitude=0: expected 'ml', 'loo' or a positive number"),
+        ({"input_shape": (1, 9, 9)}, r"does not hold images of input_shape=\(1, 9, 9\)"),
+        ({"device": "tpu"}, "device='tpu' is not 'auto', 'cpu' or 'cuda'"),
+    ],
+)
+def test_bad_parameters(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        GPClassifier(NET, **options).fit(DATA.X, DATA.y)
+
+
+def test_memory_is_refused_before_starting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "available", lambda device="cpu": 200_000)
+    with pytest.raises(MemoryError, match=r"fit of 150 images needs 270 kB of memory, but 200 kB are free.*use fewer"):
+        GPClassifier(NET).fit(DATA.X, DATA.y)
+    small = Sequential(Conv(1), Sum(Identity(), Conv(1)), Dense())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", JitterWarning)
+        GPClassifier(small, noise=0.1).fit(DATA.X[:100], DATA.y[:100])
+
+
+def test_memory_that_is_free() -> None:
+    free = memory.available()
+    assert free is None or free > 1_000_000
+    assert memory.size(4_800_000_000) == "4.8 GB"

@@ -1,0 +1,308 @@
+"""Inducing images: which are chosen, what is kept of them, and the estimators that use them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.base import clone
+
+from cnngp import Conv, Dense, GPClassifier, GPRegressor, Kernel, ReLU, Sequential, datasets
+from cnngp.common.arrays import DataError
+from cnngp.datasets.augmentation import shifted
+from cnngp.estimators.inducing_images import Images, choose
+
+RNG = np.random.default_rng(0)
+NET = Sequential(Conv(3, bias_var=0.1), ReLU(), Dense())
+DATA = datasets.digits().take(400, 150)
+
+
+@pytest.fixture(scope="module")
+def fitted() -> GPClassifier:
+    return GPClassifier(NET, inducing=150, device="cpu").fit(DATA.X, DATA.y)
+
+
+def test_a_classifier_through_inducing_images(fitted: GPClassifier) -> None:
+    exact = GPClassifier(NET, device="cpu").fit(DATA.X, DATA.y)
+    subset = GPClassifier(NET, device="cpu").fit(DATA.X[:150], DATA.y[:150])
+    score = fitted.score(DATA.X_test, DATA.y_test)
+    assert score >= exact.score(DATA.X_test, DATA.y_test) - 0.04
+    assert score > subset.score(DATA.X_test, DATA.y_test)
+    assert fitted.X_.shape == (150, 1, 8, 8)
+    assert fitted.fit_report_.images == 400
+    assert fitted.fit_report_.method == "inducing"
+    assert "approximation through inducing images" in fitted.fit_report_.verdict
+    P = fitted.predict_proba(DATA.X_test)
+    right = P.argmax(1) == DATA.y_test
+    assert abs(P.max(1).mean() - right.mean()) < 0.06
+    # Variances are of the size of the exact ones, and larger where nothing like the image was seen.
+    mean, variance = fitted.predict_latent(DATA.X_test)
+    ratio = np.median(variance / exact.predict_latent(DATA.X_test)[1])
+    assert 0.5 < ratio < 3.0
+    assert mean.shape == (150, 10)
+    strange = fitted.predict_latent(RNG.random((5, 1, 8, 8)))[1]
+    assert strange.min() > np.median(variance)
+    # Leave-one-out is of images that could not be chosen, and tells the error on others: 64 of them, so ± 3 %.
+    assert len(fitted.loo_rows_) == 64
+    chosen = {image.tobytes() for image in fitted.X_}
+    assert not any(image.tobytes() in chosen for image in DATA.X[fitted.loo_rows_].astype(np.float32))
+    assert abs(fitted.loo_error_ - (1.0 - score)) < 0.05
+    # Of given rows it is of all images, inducing ones too.
+    given = GPClassifier(NET, inducing=np.arange(0, 400, 3), device="cpu").fit(DATA.X, DATA.y)
+    assert len(given.loo_rows_) == 400
+    assert abs(given.loo_error_ - (1.0 - given.score(DATA.X_test, DATA.y_test))) < 0.03
+
+
+def test_the_images_that_the_others_explain_least_are_chosen(tmp_path: Path) -> None:
+    """Against the rule written out in float64, with an exact GP of the images so far in every round."""
+    images = Images(DATA.X, Kernel(NET, device="cpu"))
+    targets = 2.0 * np.eye(10)[DATA.y] - 1.0
+    reserved = np.arange(100, 200)
+    choice = choose(images, targets, 60, reserved, np.random.default_rng(3))
+    assert not set(choice.rows) & set(reserved)
+    assert len(np.unique(choice.rows)) == 60
+    np.testing.assert_array_equal(choice.Z, DATA.X[choice.rows].astype(np.float32))
+    K = Kernel(NET, device="cpu", dtype="float64")(DATA.X)
+    for start, stop in zip((8, 16, 24, 32, 39, 46, 53), (16, 24, 32, 39, 46, 53, 60), strict=True):
+        so_far = choice.rows[:start]
+        A = K[np.ix_(so_far, so_far)]
+        noise = 0.01 * A.diagonal().mean() * np.eye(start)
+        errors = ((K[:, so_far] @ np.linalg.solve(A + noise, targets[so_far]) - targets) ** 2).sum(1)
+        errors[so_far] = errors[reserved] = 0.0
+        worst = np.argsort(-errors)[: stop - start]
+        assert set(worst) == set(choice.rows[start:stop])
+    # All images were candidates, so all their kernels are there; they are the same from a store, and computed once.
+    whole = np.concatenate(choice.columns, axis=1)
+    np.testing.assert_array_equal(whole, images.kernel(DATA.X, choice.Z))
+    kept = choose(images, targets, 60, reserved, np.random.default_rng(3), store=tmp_path)
+    np.testing.assert_array_equal(kept.rows, choice.rows)
+    np.testing.assert_array_equal(np.concatenate([c[:] for c in kept.columns], axis=1), whole)
+    np.testing.assert_array_equal(choice.numbers(np.arange(400)) >= 0, np.isin(np.arange(400), choice.rows))
+    own = choice.numbers(np.sort(choice.rows))
+    np.testing.assert_array_equal(choice.rows[own], np.sort(choice.rows))
+
+
+def chosen_of(images: Images, m: int, reserved: Any = (), **options: Any) -> Any:
+    targets = 2.0 * np.eye(10)[DATA.y] - 1.0
+    return choose(images, targets, m, np.asarray(reserved, np.intp), np.random.default_rng(0), **options)
+
+
+def test_of_many_images_some_are_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
+    images = Images(DATA.X, Kernel(NET, device="cpu"))
+    few = chosen_of(images, 20, range(50))  # 180 of 400
+    assert len(np.unique(few.rows)) == 20
+    assert few.rows.min() >= 50
+    assert not few.columns
+    # What would not fit in memory is not looked at; too little memory for the model itself is refused elsewhere.
+    pools: list[int] = []
+
+    def errors(xp: Any, columns: Any, at: Any, y: np.ndarray, block: int) -> np.ndarray:
+        pools.append(len(y))
+        return np.ones(len(y))
+
+    monkeypatch.setattr("cnngp.estimators.inducing_images._errors", errors)
+    for room in (None, 10**9, 4 * (20 + 64) * 100, 0):
+        chosen_of(images, 20, range(50), room=room)
+    assert sorted(set(pools)) == [40, 100, 180]
+    assert set(chosen_of(images, 390, range(50)).rows) > set(range(50, 400))  # the reserved ones last
+    np.testing.assert_array_equal(chosen_of(images, 400).rows, np.arange(400))
+
+
+def test_rows_that_come_last_are_no_less_random() -> None:
+    images = Images(DATA.X[:60], Kernel(NET, device="cpu"))
+    a, b = (choose(images, np.eye(10)[DATA.y[:60]], 8, np.arange(60), np.random.default_rng(s)).rows for s in (0, 1))
+    assert set(a) != set(b) != set(range(8))
+    # Repeats come after all others: 40 images, each of them three times.
+    thrice = Images(np.tile(DATA.X[:40], (3, 1, 1, 1)), Kernel(NET, device="cpu"))
+    rows = choose(thrice, np.tile(np.eye(10)[DATA.y[:40]], (3, 1)), 40, np.arange(20), np.random.default_rng(0)).rows
+    assert len(set(rows % 40)) == 40
+
+
+def test_candidates_are_not_the_reserved_images() -> None:
+    """Of more than 10,000 images NumPy draws small sets inside larger ones, if it starts from the same seed."""
+    X = RNG.random((20_000, 1, 2, 2)).astype(np.float32)
+    y = (X.mean((1, 2, 3)) > 0.5).astype(int)
+    order = np.argsort(y, kind="stable")
+    clf = GPClassifier(Sequential(Dense(), ReLU(), Dense()), inducing=100, device="cpu").fit(X[order], y[order])
+    taken = {image.tobytes() for image in clf.X_}
+    assert len(clf.loo_rows_) == 2048
+    assert not any(image.tobytes() in taken for image in X[order][clf.loo_rows_])
+    near = (np.abs(clf.X_.mean((1, 2, 3)) - 0.5) < 0.05).mean()
+    assert near > 0.4  # where the classes meet, though only a third of all images are there
+
+
+def test_the_kernels_of_the_choice_are_in_the_memory_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With less free than the model and two candidates an inducing image need, the fit is refused before any kernel."""
+    asked: list[int] = []
+    monkeypatch.setattr("cnngp.common.memory.require", lambda need, *_: asked.append(need))
+    GPClassifier(NET, inducing=150, device="cpu").fit(DATA.X, DATA.y)
+    matrices, columns = 8 * 4 * 150 * 150, 4 * 150 * 300
+    assert max(asked) > matrices + columns
+
+
+class Watched:
+    """Images that are only there while they are read, as those of a generator or a store are."""
+
+    def __init__(self, X: np.ndarray) -> None:
+        self.X, self.shape, self.dtype = X, X.shape, X.dtype
+        self.largest = 0
+
+    def __len__(self) -> int:
+        return len(self.X)
+
+    def __getitem__(self, key: Any) -> np.ndarray:
+        part = self.X[key]
+        if isinstance(key, slice):
+            self.largest = max(self.largest, len(part))
+        return part
+
+
+def test_images_stay_where_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import zarr
+
+    few = GPClassifier(NET, inducing=20, device="cpu")
+    held = clone(few).fit(DATA.X, DATA.y)
+    monkeypatch.setitem(sys.modules["cnngp.estimators.inducing_images"]._ENTRIES, "cpu", 800)  # 40 images at a time
+    np.save(tmp_path / "X.npy", DATA.X)
+    on_disk = np.load(tmp_path / "X.npy", mmap_mode="r")
+    store = zarr.create_array(str(tmp_path / "X.zarr"), data=DATA.X, chunks=(64, 1, 8, 8))
+    watched = Watched(DATA.X)
+    for source in (on_disk, store, watched):
+        clf = clone(few).fit(source, DATA.y)
+        np.testing.assert_allclose(clf.predict_proba(DATA.X_test), held.predict_proba(DATA.X_test), atol=1e-6)
+    assert 0 < watched.largest <= 40
+
+
+def test_fits_of_all_sizes_share_a_store(tmp_path: Path) -> None:
+    place = tmp_path / "K.zarr"
+    for m in (2, 3, 4, 5, 8):
+        for state in (0, 1):
+            options: dict[str, Any] = {"inducing": m, "random_state": state, "device": "cpu"}
+            kept = GPClassifier(NET, store=place, **options).fit(DATA.X[:100], DATA.y[:100])
+            plain = GPClassifier(NET, **options).fit(DATA.X[:100], DATA.y[:100])
+            np.testing.assert_array_equal(kept.X_, plain.X_)
+    other = Sequential(Conv(5), ReLU(), Dense())
+    GPClassifier(other, inducing=5, store=place, device="cpu").fit(DATA.X[:100], DATA.y[:100])
+    exact = GPClassifier(NET, store=place, device="cpu").fit(DATA.X[:100], DATA.y[:100])
+    assert exact.fit_report_.method == "cholesky"
+
+
+@pytest.mark.parametrize(("inducing", "parts"), [(150, 8), (20, 8), (np.arange(0, 400, 20), 1)])
+def test_a_fit_with_a_store_computes_no_kernel_twice(
+    inducing: Any, parts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eight parts of K(candidates, inducing), which are all images or all but the last part and then the whole."""
+    model = GPClassifier(NET, inducing=inducing, device="cpu", store=tmp_path / "K.zarr")
+    clf = model.fit(DATA.X, DATA.y)
+    plain = GPClassifier(NET, inducing=inducing, device="cpu").fit(DATA.X, DATA.y)
+    np.testing.assert_array_equal(clf.predict_proba(DATA.X_test), plain.predict_proba(DATA.X_test))
+    assert len([p for p in (tmp_path / "K.zarr").iterdir() if p.name.startswith("inducing-")]) == parts
+    from cnngp.matrix import gram as tiled
+
+    monkeypatch.setattr(tiled, "_compute", None)  # would be called for a tile that is missing
+    again = clone(model).fit(DATA.X, DATA.y)
+    np.testing.assert_array_equal(again.predict_latent(DATA.X_test)[0], clf.predict_latent(DATA.X_test)[0])
+
+
+def test_shifted_images() -> None:
+    X5, y5 = shifted(DATA.X[:20], DATA.y[:20])
+    assert len(X5) == len(y5) == 100
+    padded = np.pad(DATA.X[:20], ((0, 0), (0, 0), (1, 1), (1, 1)))
+    moves = [(0, 0), (-1, 0), (1, 0), (0, -1), (0, 1)]
+    expected = np.concatenate([padded[:, :, 1 - a : 9 - a, 1 - b : 9 - b] for a, b in moves])
+    np.testing.assert_array_equal(X5[:], expected)
+    np.testing.assert_array_equal(X5[15:47], expected[15:47])
+    np.testing.assert_array_equal(X5[np.array([3, 99, 50])], expected[[3, 99, 50]])
+    np.testing.assert_array_equal(X5[-1], expected[-1])
+    with pytest.raises(IndexError):
+        X5[100]
+    with pytest.raises(DataError, match="20 images but 19 labels"):
+        shifted(DATA.X[:20], DATA.y[:19])
+    with pytest.raises(DataError, match=r"expected images \(N, channels, height, width\)"):
+        shifted(DATA.X[:20, 0], DATA.y[:20])
+    lazy = GPClassifier(NET, inducing=50, device="cpu").fit(X5, y5)
+    held = GPClassifier(NET, inducing=50, device="cpu").fit(expected, y5)
+    np.testing.assert_array_equal(lazy.predict_proba(DATA.X_test), held.predict_proba(DATA.X_test))
+
+
+def test_given_rows_and_images() -> None:
+    rows = np.arange(0, 400, 4)
+    by_row = GPClassifier(NET, inducing=rows, noise=1e-3, device="cpu").fit(DATA.X, DATA.y)
+    by_image = GPClassifier(NET, inducing=DATA.X[rows], noise=1e-3, device="cpu").fit(DATA.X, DATA.y)
+    np.testing.assert_allclose(
+        by_row.predict_latent(DATA.X_test)[0], by_image.predict_latent(DATA.X_test)[0], atol=1e-9
+    )
+    flat = GPClassifier(NET, inducing=rows, noise=1e-3, input_shape=(1, 8, 8), device="cpu")
+    flat.fit(DATA.X.reshape(400, -1), DATA.y)
+    np.testing.assert_array_equal(flat.predict(DATA.X_test.reshape(150, -1)), by_row.predict(DATA.X_test))
+
+
+@pytest.mark.parametrize(
+    ("inducing", "message"),
+    [
+        (0, "inducing=0: expected between 1 and the 400 training images"),
+        (401, "inducing=401: expected between 1 and the 400"),
+        (True, "inducing=True: expected"),
+        ([3, 400], "row numbers 3 to 400; expected 0 to 399"),
+        (
+            np.zeros((5, 1, 7, 7)),
+            r"shape \(5, 1, 7, 7\).*expected how many, row numbers of X, or images of shape \(1, 8, 8\)",
+        ),
+        ("many", "expected how many, row numbers"),
+        (np.full((5, 1, 8, 8), np.nan), r"inducing\[0\] has NaN pixels"),
+    ],
+)
+def test_bad_inducing(inducing: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        GPClassifier(NET, inducing=inducing, device="cpu").fit(DATA.X, DATA.y)
+
+
+def test_a_matrix_has_no_inducing_images() -> None:
+    with pytest.raises(DataError, match="inducing= computes the kernels that it needs from images"):
+        GPClassifier(inducing=5, device="cpu").fit(K=np.eye(10), y=np.arange(10) % 2)
+    X = DATA.X.copy()
+    X[321, 0, 0, 0] = np.nan
+    with pytest.raises(DataError, match=r"X\[\d+\] has NaN pixels"):
+        GPClassifier(NET, inducing=50, device="cpu").fit(X, DATA.y)
+
+
+def test_files_copies_and_more_images(fitted: GPClassifier, tmp_path: Path) -> None:
+    fitted.save(tmp_path / "m.gp")
+    again = GPClassifier.load(tmp_path / "m.gp", device="cpu")
+    np.testing.assert_array_equal(again.predict_proba(DATA.X_test), fitted.predict_proba(DATA.X_test))
+    assert again.loo_error_ == fitted.loo_error_
+    assert again.fit_report_ == fitted.fit_report_
+    assert again.log_marginal_likelihood_ == pytest.approx(fitted.log_marginal_likelihood_, rel=1e-9)
+    again.add(DATA.X_test[:70], DATA.y_test[:70])
+    assert again.fit_report_.images == 470
+    assert again.score(DATA.X_test[:70], DATA.y_test[:70]) >= fitted.score(DATA.X_test[:70], DATA.y_test[:70])
+    copy = clone(GPClassifier(NET, inducing=20, solver="cg", random_state=4))
+    assert {k: copy.get_params()[k] for k in ("inducing", "solver", "random_state")} == {
+        "inducing": 20,
+        "solver": "cg",
+        "random_state": 4,
+    }
+
+
+def test_a_regressor_through_inducing_images() -> None:
+    y = DATA.X.sum((1, 2, 3))
+    reg = GPRegressor(NET, inducing=120, device="cpu", normalize_y=True).fit(DATA.X, y)
+    assert reg.score(DATA.X_test, DATA.X_test.sum((1, 2, 3))) > 0.98
+    mean, std = reg.predict(DATA.X_test, return_std=True)
+    errors = np.abs(mean - DATA.X_test.sum((1, 2, 3)))
+    assert 0.5 < (errors < std).mean() < 0.95
+    assert reg.sample_y(DATA.X_test[:4], 3).shape == (4, 3)
+
+
+@pytest.mark.gpu
+def test_estimators_on_a_real_card() -> None:
+    pytest.importorskip("cupy")
+    X5, y5 = shifted(DATA.X, DATA.y)
+    card = GPClassifier(NET, inducing=150, noise=1e-3, device="cuda").fit(X5, y5)
+    here = GPClassifier(NET, inducing=150, noise=1e-3, device="cpu").fit(X5, y5)
+    assert type(card.gp_.beta).__module__.startswith("cupy")
+    np.testing.assert_allclose(card.predict_proba(DATA.X_test), here.predict_proba(DATA.X_test), atol=0.05)
+    assert card.score(DATA.X_test, DATA.y_test) == pytest.approx(here.score(DATA.X_test, DATA.y_test), abs=0.02)

@@ -1,0 +1,538 @@
+"""RobustMax against Monte Carlo, q(f) and the bound against dense formulas, and the classifier as a user meets it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import pickle
+import subprocess
+import sys
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.integrate import quad
+from scipy.optimize import minimize
+from scipy.special import log_ndtr, ndtr
+from sklearn.base import clone
+from sklearn.exceptions import NotFittedError
+
+from cnngp import (
+    Conv,
+    Dense,
+    GPClassifier,
+    Kernel,
+    ReLU,
+    Sequential,
+    SparseGPClassifier,
+    datasets,
+    zoo,
+)
+from cnngp.common.arrays import DataError
+from cnngp.estimators.sparse.model import GivenFeatures, NotPositiveDefinite, SparseGP, Whitening, start, train
+from cnngp.estimators.sparse.robustmax import RobustMax, gpytorch
+
+NET = Sequential(Conv(3, bias_var=0.1), ReLU(), Dense())
+DIGITS = datasets.digits()
+
+
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
+
+
+def moments(n: int, classes: int, seed: int = 0, spread: float = 2.0) -> tuple[torch.Tensor, torch.Tensor]:
+    rng = np.random.default_rng(seed)
+    mean = rng.normal(size=(n, classes)) * 1.5
+    return torch.tensor(mean), torch.tensor(rng.uniform(1.0, spread, size=(n, classes)))
+
+
+# ---- the likelihood --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("classes", [2, 3, 10])
+def test_expectations_against_monte_carlo(classes: int) -> None:
+    mean, variance = moments(6, classes)
+    y = torch.arange(6) % classes
+    draws = 100_000
+    f = mean + variance.sqrt() * torch.randn(draws, 6, classes, generator=torch.Generator().manual_seed(1)).double()
+    likelihood = RobustMax(classes, epsilon=1e-3)
+    drawn = likelihood(f)  # p(y | f) by the definition: the argmax
+    function_dist = gpytorch.distributions.MultitaskMultivariateNormal(mean, torch.diag(variance.flatten()))
+    log_p = drawn.log_prob(y)  # (draws, 6)
+    error = 4.5 * log_p.std(0) / math.sqrt(draws)
+    assert ((likelihood.expected_log_prob(y, function_dist) - log_p.mean(0)).abs() < error + 2e-3).all()
+    p = drawn.probs
+    error = 4.5 * p.std(0) / math.sqrt(draws)
+    assert ((likelihood.marginal(function_dist).probs - p.mean(0)).abs() < error + 1e-5).all()
+    expected = likelihood.marginal(function_dist).probs.log().gather(1, y[:, None])[:, 0]
+    torch.testing.assert_close(likelihood.log_marginal(y, function_dist), expected)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-7), (torch.float32, 2e-6)])
+def test_the_integral_against_adaptive_quadrature(dtype: torch.dtype, tolerance: float) -> None:
+    mean, variance = moments(8, 5, spread=1.5)
+    likelihood = RobustMax(5).eval()
+    found = likelihood.probability_of_largest(mean.to(dtype), variance.to(dtype), torch.zeros(8, dtype=torch.long))
+    for i in range(8):
+        m, s = mean[i].numpy(), variance[i].sqrt().numpy()
+        exact, _ = quad(
+            lambda z, m=m, s=s: math.exp(-z * z / 2 + log_ndtr((m[0] + s[0] * z - m[1:]) / s[1:]).sum()),
+            *(-10, 10),
+            epsabs=1e-12,
+        )
+        assert abs(found[i].item() - exact / math.sqrt(2 * math.pi)) < tolerance
+
+
+def test_two_classes_have_a_closed_form() -> None:
+    mean, variance = moments(20, 2)
+    z = (mean[:, 0] - mean[:, 1]) / variance.sum(1).sqrt()
+    P = RobustMax(2).eval().probability_of_largest(mean, variance, torch.zeros(20, dtype=torch.long))
+    torch.testing.assert_close(P, torch.special.ndtr(z), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_certain_functions_give_the_limits_and_finite_gradients(dtype: torch.dtype) -> None:
+    likelihood = RobustMax(3, epsilon=0.01)
+    mean = torch.tensor([[50.0, 0.0, 1.0], [0.0, 1e6, -1e30], [0.0, 0.0, 0.0]], dtype=dtype, requires_grad=True)
+    variance = torch.tensor([[1e-6] * 3, [1.0] * 3, [0.0, 1e-30, 1e-12]], dtype=dtype, requires_grad=True)
+    y = torch.tensor([0, 0, 2])
+    P = likelihood.probability_of_largest(mean, variance, y)
+    P.sum().backward()
+    P = P.detach()
+    assert P[0] == pytest.approx(1.0, abs=1e-6)
+    assert P[1] == pytest.approx(0.0, abs=1e-12)
+    assert torch.isfinite(P).all()
+    assert torch.isfinite(mean.grad).all()
+    assert torch.isfinite(variance.grad).all()
+    probabilities = likelihood.probabilities(mean.detach(), variance.detach())
+    torch.testing.assert_close(probabilities[0], torch.tensor([0.99, 0.005, 0.005], dtype=dtype))
+
+
+def test_gradients_against_differences() -> None:
+    likelihood = RobustMax(4)
+    mean, variance = moments(3, 4)
+    y = torch.tensor([0, 3, 1])
+    assert torch.autograd.gradcheck(
+        lambda m, v: likelihood.probability_of_largest(m, v, y), (mean.requires_grad_(), variance.requires_grad_())
+    )
+
+
+def test_the_scale_of_all_functions_has_no_effect() -> None:
+    mean, variance = moments(5, 4)
+    likelihood = RobustMax(4)
+    torch.testing.assert_close(
+        likelihood.probabilities(7.0 * mean, 49.0 * variance), likelihood.probabilities(mean, variance)
+    )
+
+
+def test_a_likelihood_out_of_range_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"epsilon=1\.0"):
+        RobustMax(3, epsilon=1.0)
+    with pytest.raises(ValueError, match="num_classes=1"):
+        RobustMax(1)
+
+
+# ---- the model -------------------------------------------------------------------------------------------------------
+
+
+def small_problem(n: int = 30, m: int = 6, classes: int = 3, seed: int = 0) -> dict[str, torch.Tensor]:
+    """Smooth kernel matrices of random points, labels by thresholds of one coordinate."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(n, 2))
+    K = 3.0 * np.exp(-0.5 * ((x[:, None] - x[None]) ** 2).sum(-1))
+    y = np.digitize(x[:, 0], [0.0] if classes == 2 else [-0.5, 0.5])
+    return {"K": torch.tensor(K), "Z": torch.arange(m), "y": torch.tensor(y)}
+
+
+def model_of(p: dict[str, torch.Tensor], classes: int = 3, jitter: float = 1e-8) -> tuple[SparseGP, torch.Tensor]:
+    K, Z = p["K"], p["Z"]
+    A, residual = Whitening(K[Z][:, Z], jitter)(K[:, Z], K.diagonal())
+    model = SparseGP(GivenFeatures(), len(Z), classes).double()
+    return model, torch.cat([A, residual[:, None]], 1)
+
+
+def random_q(m: int, classes: int, seed: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    mean = torch.randn(classes, m, generator=g, dtype=torch.float64)
+    root = torch.randn(classes, m, m, generator=g, dtype=torch.float64).tril() * 0.3 + torch.eye(m).double()
+    return mean, root
+
+
+def test_marginals_and_divergence_against_dense_formulas() -> None:
+    p = small_problem()
+    model, x = model_of(p)
+    mu, R = random_q(6, 3)
+    model.set_q(mu, R)
+    q = model(x)
+    K = p["K"].numpy() / 3.0  # the unit is the mean variance
+    Z = p["Z"].numpy()
+    Kmm, Knm = K[np.ix_(Z, Z)] + 1e-8 * np.eye(6), K[:, Z]
+    L = np.linalg.cholesky(Kmm)
+    kl = 0.0
+    for c in range(3):
+        # u = L v: mean L μ, covariance L S Lᵀ; f | u has mean K_nm K_mm⁻¹ u and the conditional covariance
+        S = (R[c] @ R[c].T).numpy()
+        B = Knm @ np.linalg.inv(Kmm)
+        cov = K - B @ Knm.T + B @ (L @ S @ L.T) @ B.T
+        np.testing.assert_allclose(q.mean[:, c].detach(), B @ L @ mu[c].numpy(), rtol=1e-6, atol=1e-8)
+        np.testing.assert_allclose(q.variance[:, c].detach(), cov.diagonal(), rtol=1e-6, atol=2e-8)
+        kl += 0.5 * (np.trace(S) + float(mu[c] @ mu[c]) - 6 - np.linalg.slogdet(S)[1])
+    assert model.variational_strategy.kl_divergence().item() == pytest.approx(kl, rel=1e-9)
+
+
+def test_bound_and_predictions_against_the_true_posterior() -> None:
+    p = small_problem(n=9, m=5, classes=2)
+    y = p["y"][:5]
+    model, x_all = model_of(p, classes=2)
+    x = x_all[:5]  # the inducing points themselves; the other four images are for predictions
+    likelihood = RobustMax(2, epsilon=0.05)
+    bound = gpytorch.mlls.VariationalELBO(likelihood, model, num_data=5)
+    # log p(y) = log E Π p(y_n | f_n), and predictions, over draws of the prior weighted by their likelihood.
+    g = torch.Generator().manual_seed(0)
+    L = torch.linalg.cholesky(p["K"] / 3.0 + 1e-10 * torch.eye(9))
+    f = torch.randn(200_000, 2, 9, generator=g).double() @ L.T
+    soft = torch.where(f.argmax(1)[:, :5] == y, 0.95, 0.05).prod(1)
+    truth = soft.mean().log().item()
+    predicted = (soft[:, None] * torch.where(f.argmax(1)[:, 5:] == 0, 0.95, 0.05)).sum(0) / soft.sum()
+    start(model, likelihood, x, y)
+    first = 5 * bound(model(x), y).item()
+    trace = train(
+        *(model, likelihood, x, y),
+        epochs=150, batch_size=5, learning_rate=0.05, generator=torch.Generator().manual_seed(0),
+        progress=lambda value: None,
+    )  # fmt: skip
+    model.train()
+    last = 5 * bound(model(x), y).item()
+    assert first < last <= truth + 0.01  # the truth's own Monte Carlo error
+    assert last > truth - 1.5  # and not far: one label alone costs 0.3 nats (see below), as no Gaussian is cut in half
+    assert trace[-1] == pytest.approx(last, abs=0.01)
+    q = model.eval()(x_all[5:])
+    found = likelihood.probabilities(q.mean, q.variance)[:, 0].detach()
+    # The posterior is cut by half-spaces and q is a Gaussian without correlation between the classes: 0.065 at most was
+    # found between the two, where predictions without the data would be off by 0.29.
+    assert (found - predicted).abs().max() < 0.1, (found, predicted)
+    assert (predicted - 0.5).abs().max() > 0.2
+
+
+def test_the_best_q_of_one_label() -> None:
+    """One image, two classes: q is four numbers, and by symmetry two; the maximum of the bound by another optimiser."""
+    epsilon = 0.05
+
+    def negative(q: np.ndarray) -> float:
+        mu, log_s = q  # f_0 ~ N(mu, s²), f_1 ~ N(−mu, s²), against N(0, 1)
+        s2 = math.exp(2 * log_s)
+        P = ndtr(2 * mu / math.sqrt(2 * s2))
+        kl = mu**2 + s2 - 1 - 2 * log_s
+        return float(kl - P * math.log(1 - epsilon) - (1 - P) * math.log(epsilon))
+
+    best = -minimize(negative, [0.5, 0.0], method="Nelder-Mead", options={"xatol": 1e-8, "fatol": 1e-10}).fun
+    assert -1.2 < best < math.log(0.5)
+    model = SparseGP(GivenFeatures(), 1, 2).double()
+    likelihood, x, y = RobustMax(2, epsilon), torch.tensor([[1.0, 1e-9]]).double(), torch.tensor([0])
+    start(model, likelihood, x, y)
+    options = {"epochs": 400, "batch_size": 1, "learning_rate": 0.05, "generator": torch.Generator()}
+    trace = train(model, likelihood, x, y, progress=lambda value: None, **options)
+    assert trace[-1] == pytest.approx(best, abs=1e-4)
+
+
+def test_minibatches_estimate_the_bound_without_bias() -> None:
+    p = small_problem(n=12)
+    model, x = model_of(p)
+    model.set_q(*random_q(6, 3))
+    bound = gpytorch.mlls.VariationalELBO(RobustMax(3), model, num_data=12)
+    whole = bound(model(x), p["y"]).item()
+    parts = [bound(model(x[list(rows)]), p["y"][list(rows)]).item() for rows in itertools.combinations(range(12), 3)]
+    assert np.mean(parts) == pytest.approx(whole, rel=1e-12)
+    assert np.std(parts) > 1e-3
+    options = {"epochs": 1, "batch_size": 3, "learning_rate": 1e-12, "generator": torch.Generator()}
+    trace = train(model, RobustMax(3), x, p["y"], progress=lambda value: None, **options)
+    assert trace[0] == pytest.approx(12 * whole, rel=1e-6)
+
+
+def test_the_start_alone_knows_every_class() -> None:
+    X, y = DIGITS.X[:400], DIGITS.y[:400]
+    order = np.argsort(y, kind="stable")  # sorted data: the start must look at all classes
+    clf = SparseGPClassifier(NET, inducing=80, epochs=1, learning_rate=1e-6, device="cpu").fit(X[order], y[order])
+    assert clf.score(DIGITS.X_test, DIGITS.y_test) > 0.85
+
+
+def test_a_singular_matrix_is_refused() -> None:
+    with pytest.raises(NotPositiveDefinite, match="inducing points is singular at jitter=1e-20"):
+        Whitening(torch.ones(5, 5, dtype=torch.float64), 1e-20)
+
+
+# ---- the classifier --------------------------------------------------------------------------------------------------
+
+
+def fitted(network: object = NET, n: int = 300, **parameters: object) -> SparseGPClassifier:
+    settings = {"inducing": 60, "epochs": 5, "batch_size": 100, "device": "cpu"} | parameters
+    return SparseGPClassifier(network, **settings).fit(DIGITS.X[:n], DIGITS.y[:n])
+
+
+def test_probabilities_labels_and_repetition() -> None:
+    names = np.array(["nought", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"])
+    X, X_test = DIGITS.X[:300], DIGITS.X_test
+    clf = SparseGPClassifier(NET, inducing=60, epochs=5, batch_size=100, device="cpu").fit(X, names[DIGITS.y[:300]])
+    P = clf.predict_proba(X_test)
+    np.testing.assert_allclose(P.sum(1), 1.0, rtol=0, atol=1e-12)
+    assert P.min() > 0
+    assert set(clf.classes_) == set(names)
+    np.testing.assert_array_equal(clf.predict(X_test), clf.classes_[P.argmax(1)])
+    assert clf.score(X_test, names[DIGITS.y_test]) > 0.88
+    assert len(clf.elbo_) == 5
+    assert clf.elbo_[-1] > clf.elbo_[0]
+    assert len(np.unique(clf.inducing_)) == 60
+    again = clone(clf).fit(X, names[DIGITS.y[:300]])
+    np.testing.assert_array_equal(again.predict_proba(X_test), P)
+    kept = pickle.loads(pickle.dumps(clf))
+    np.testing.assert_array_equal(kept.predict_proba(X_test), P)
+    other = clone(clf).set_params(random_state=1).fit(X, names[DIGITS.y[:300]])
+    assert not np.array_equal(other.inducing_, clf.inducing_)
+    mean, variance = clf.predict_latent(X_test[:7])
+    assert mean.shape == variance.shape == (7, 10)
+    assert variance.min() > 0
+
+
+def test_a_fit_leaves_nothing_on_the_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a pickle opens without one. The card itself is in the gpu tests."""
+    moved = []
+    original = Whitening.to
+    monkeypatch.setattr(Whitening, "to", lambda self, device: (moved.append(str(device)), original(self, device))[1])
+    fitted(epochs=1)
+    assert moved == ["cpu"]
+
+
+def test_the_kernel_is_asked_once_for_each_pair(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    original = Kernel.__call__
+
+    def counting(self: Kernel, X: np.ndarray, Z: np.ndarray | None = None, **options: object) -> object:
+        asked.append((len(X), len(X if Z is None else Z)))
+        return original(self, X, Z, **options)
+
+    monkeypatch.setattr(Kernel, "__call__", counting)
+    fitted(epochs=4)
+    assert sum(a * b for a, b in asked) == 60 * 60 + 300 * 60
+
+
+def test_the_scale_of_the_kernel_has_no_effect() -> None:
+    def net(scale: float) -> Sequential:
+        return Sequential(Conv(3, bias_var=0.1), ReLU(), Dense(weight_var=scale))
+
+    a, b = (fitted(net(scale), dtype="float64", epochs=2).predict_proba(DIGITS.X_test[:50]) for scale in (1.0, 64.0))
+    np.testing.assert_allclose(a, b, rtol=1e-6)
+
+
+def test_precisions_agree() -> None:
+    single, double = (fitted(dtype=dtype).predict_proba(DIGITS.X_test[:100]) for dtype in ("float32", "float64"))
+    np.testing.assert_allclose(single, double, rtol=0, atol=0.02)
+
+
+def test_rows_given_as_inducing_points_and_flat_images() -> None:
+    rows = np.arange(0, 300, 6)
+    clf = fitted(inducing=rows)
+    np.testing.assert_array_equal(clf.inducing_, rows)
+    flat = SparseGPClassifier(NET, inducing=rows, epochs=5, batch_size=100, device="cpu", input_shape=(1, 8, 8))
+    flat.fit(DIGITS.X[:300].reshape(300, 64), DIGITS.y[:300])
+    P = flat.predict_proba(DIGITS.X_test[:20].reshape(20, 64))
+    np.testing.assert_array_equal(P, clf.predict_proba(DIGITS.X_test[:20]))
+    few = SparseGPClassifier(NET, epochs=1, device="cpu").fit(DIGITS.X[:40], DIGITS.y[:40])
+    assert len(few.inducing_) == 40  # None: all of them where there are fewer than 1,000
+
+
+def test_the_learned_kernels() -> None:
+    clf = fitted("rbf", epochs=12, inducing=80)
+    distances = torch.pdist(torch.tensor(DIGITS.X[clf.inducing_].reshape(80, -1))).median().item()
+    assert clf.lengthscale_ is not None
+    assert 0.3 * distances < clf.lengthscale_ < 3 * distances
+    assert abs(clf.lengthscale_ / distances - 1) > 0.01  # it was learned, not left where it began
+    assert clf.score(DIGITS.X_test, DIGITS.y_test) > 0.88
+    given = gpytorch.kernels.ScaleKernel(gpytorch.kernels.MaternKernel(nu=2.5))
+    given.base_kernel.lengthscale = 2.0
+    before = given.base_kernel.lengthscale.item()
+    matern = fitted(given, epochs=12, inducing=80)
+    assert matern.score(DIGITS.X_test, DIGITS.y_test) > 0.88
+    assert given.base_kernel.lengthscale.item() == before  # the parameter is the user's
+    assert matern.kernel_.base_kernel.lengthscale.item() != before
+    assert matern.lengthscale_ is None
+
+
+def test_all_images_as_inducing_points_come_near_the_exact_gp() -> None:
+    X, y = DIGITS.X[:300], DIGITS.y[:300]
+    exact = 1 - GPClassifier(NET, device="cpu").fit(X, y).score(DIGITS.X_test, DIGITS.y_test)
+    clf = SparseGPClassifier(NET, inducing=300, epochs=25, batch_size=100, learning_rate=0.03, device="cpu")
+    clf.fit(X, y)
+    sparse = 1 - clf.score(DIGITS.X_test, DIGITS.y_test)
+    # Of 500 test images: two standard errors of a difference of two shares around 5 %.
+    assert abs(sparse - exact) < 2 * math.sqrt(2 * 0.05 * 0.95 / 500)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"inducing": 301}, r"inducing=301, but there are 300 training images; use 1 to 300"),
+        ({"inducing": 0}, "inducing=0, but there are 300"),
+        ({"inducing": [3, 300]}, "rows from 0 to 299"),
+        ({"inducing": [3, 3]}, "given twice"),
+        ({"epochs": 0}, "epochs=0; expected a whole number"),
+        ({"batch_size": 2.5}, "batch_size=2.5"),
+        ({"learning_rate": float("nan")}, "learning_rate=nan"),
+        ({"epsilon": 1.5}, "epsilon=1.5"),
+        ({"jitter": 0.0}, "jitter=0.0"),
+        ({"dtype": "float16"}, "dtype='float16'"),
+        ({"device": "tpu"}, "device='tpu'"),
+        ({"network": "rfb"}, "network='rfb' is not a network, a kernel or 'rbf'"),
+        ({"input_shape": (1, 9, 9)}, "does not hold images of input_shape"),
+        ({"random_state": -1}, "random_state=-1; expected a whole number of 0 or more, None, or a generator"),
+        ({"random_state": True}, "random_state=True; expected a whole number"),
+        ({"random_state": "0"}, "random_state='0'; expected a whole number"),
+        ({"epochs": True}, "epochs=True; expected a whole number"),
+        ({"network": Kernel(NET, "cpu", threads=1), "threads": 2}, "threads=2, but the Kernel that was given has"),
+    ],
+)
+def test_bad_parameters_are_refused_in_one_line(parameters: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        SparseGPClassifier(**({"network": NET, "device": "cpu"} | parameters)).fit(DIGITS.X[:300], DIGITS.y[:300])
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("state", [None, 3, np.int64(3), np.random.default_rng(3), np.random.RandomState(3)])
+def test_random_states(state: Any) -> None:
+    """A number gives the same fit again; anything else draws anew."""
+    made = [fitted(n=60, epochs=2, inducing=12, random_state=state) for _ in range(2)]
+    same = isinstance(state, Integral)
+    assert np.array_equal(made[0].inducing_, made[1].inducing_) == same
+    assert np.array_equal(made[0].elbo_, made[1].elbo_) == same
+    again = np.random.RandomState(3) if isinstance(state, np.random.RandomState) else np.random.default_rng(3)
+    if state is not None and not same:  # a generator in the same state gives the same fit
+        assert np.array_equal(fitted(n=60, epochs=2, inducing=12, random_state=again).elbo_, made[0].elbo_)
+
+
+def test_random_states_decide_on_the_minibatches_too() -> None:
+    seeds = (1, 1, 2, None, None, np.random.default_rng(3))
+    made = [
+        fitted(n=60, epochs=2, inducing=range(12), batch_size=20, random_state=seed).elbo_.tolist() for seed in seeds
+    ]
+    assert made[0] == made[1]
+    assert len(set(map(tuple, made))) == 5
+
+
+def test_training_in_another_precision_than_the_kernel() -> None:
+    clf = fitted(Kernel(NET, "cpu", "float32"), n=60, epochs=2, inducing=12, dtype="float64")
+    assert clf.kernel_.dtype == "float32"
+    assert {p.dtype for p in clf.model_.parameters()} == {torch.float64}
+
+
+def test_numbers_of_numpy_are_parameters() -> None:
+    given = {
+        "inducing": np.int64(12),
+        "epochs": np.int32(2),
+        "batch_size": np.int64(30),
+        "learning_rate": np.float32(1),
+    }
+    plain = {name: value.item() for name, value in given.items()}
+    assert np.array_equal(fitted(n=60, **given).elbo_, fitted(n=60, **plain).elbo_)
+
+
+def test_bad_data_is_refused() -> None:
+    clf = SparseGPClassifier(NET, inducing=10, epochs=1, device="cpu")
+    X, y = DIGITS.X[:20], DIGITS.y[:20]
+    trained = clone(clf).fit(X, y)
+    for given, message in (
+        (X * 1j, "^X has type complex64; expected real numbers$"),
+        (X.astype("U9"), "^X has type <U9; expected real numbers$"),
+        (X.reshape(20, -1).astype("S9"), r"^X has type \|S9; expected real numbers$"),
+        (X.reshape(20, -1).astype("datetime64[s]"), r"^X has type datetime64\[s\]; expected real numbers$"),
+        (X.reshape(20, -1) * 1j, r"^X has type complex64; .* Complex data not supported$"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            clf.fit(given, y)
+        with pytest.raises(ValueError, match=message):
+            trained.predict(given)
+    with pytest.raises(DataError, match="one class only"):
+        clf.fit(DIGITS.X[:20], np.zeros(20, dtype=int))
+    with pytest.raises(DataError, match="20 images but 19 labels"):
+        clf.fit(DIGITS.X[:20], DIGITS.y[:19])
+    with pytest.raises(ValueError, match="y is None"):
+        clf.fit(DIGITS.X[:20], None)
+    with pytest.raises(DataError, match="give their shape, such as input_shape=\\(1, 8, 8\\)"):
+        clf.fit(DIGITS.X[:20].reshape(20, 64), DIGITS.y[:20])
+    broken = DIGITS.X[:20].copy()
+    broken[3, 0, 0, 0] = np.nan
+    with pytest.raises(DataError, match=r"X\[3\] has NaN pixels"):
+        clf.fit(broken, DIGITS.y[:20])
+    with pytest.raises(ValueError, match="not fitted"):
+        SparseGPClassifier(NET).predict(DIGITS.X[:3])
+    clf.fit(DIGITS.X[:20], DIGITS.y[:20])
+    with pytest.raises(DataError, match="the model was fitted on"):
+        clf.predict(np.zeros((2, 1, 9, 9)))
+
+
+@pytest.mark.parametrize(
+    ("spoilt", "message"),
+    [
+        ({"inducing": 10_000}, "inducing=10000"),
+        ({"epochs": 0}, "epochs=0"),
+        ({"network": "rbg"}, "'rbg' is not a network"),
+        ({"learning_rate": 1e25}, "use a learning_rate below"),  # after the kernels, in training
+    ],
+)
+def test_a_fit_that_fails_leaves_no_model(spoilt: dict[str, Any], message: str) -> None:
+    """Else the first model's functions would be told by the second one's labels."""
+    data = DIGITS.take(60, 10)
+    clf = SparseGPClassifier(NET, inducing=20, epochs=2, device="cpu").fit(data.X, data.y)
+    with pytest.raises((ValueError, FloatingPointError), match=message):
+        clf.set_params(**spoilt).fit(data.X, np.array(list("abcdefghij"))[data.y])
+    for method in (clf.predict, clf.predict_proba, clf.predict_latent):
+        with pytest.raises(NotFittedError):
+            method(data.X_test)
+
+
+def test_a_rate_that_diverges_is_said_so() -> None:
+    with pytest.raises(FloatingPointError, match="use a learning_rate below 1e"):
+        fitted(learning_rate=1e25)
+
+
+@pytest.mark.parametrize("missing", ["torch", "gpytorch"])
+def test_a_missing_library_is_one_line(missing: str) -> None:
+    code = (
+        "import sys, importlib.abc\nclass Absent(importlib.abc.MetaPathFinder):\n"
+        "    def find_spec(self, name, path, target=None):\n"
+        f"        if name.split('.')[0] == {missing!r}:\n"
+        "            raise ModuleNotFoundError(name, name=name)\n"
+        "sys.meta_path.insert(0, Absent())\n"
+        "import numpy as np\nfrom cnngp import SparseGPClassifier\n"
+        "try:\n    SparseGPClassifier().fit(np.zeros((4, 2)), [0, 1, 0, 1])\n"
+        "except ImportError as error:\n    print(error)\n"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert out.startswith("SparseGPClassifier needs ")
+    assert 'pip install "cnngp[torch]"' in out
+    assert out.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_a_convolutional_kernel_beats_pixels_on_mnist() -> None:
+    data = datasets.mnist().take(2000, 2000)
+    errors = {}
+    for name, network in (("conv", zoo.small_cnn()), ("pixels", "rbf")):
+        clf = SparseGPClassifier(network, inducing=300, epochs=40, batch_size=200, device="cpu")
+        errors[name] = 1 - clf.fit(data.X, data.y).score(data.X_test, data.y_test)
+    assert errors["conv"] < errors["pixels"]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("network", [NET, "rbf"], ids=["network", "rbf"])
+def test_on_a_card(network: object) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("torch sees no card")
+    on_card, on_cpu = (
+        fitted(network, device=device, dtype="float64").predict_proba(DIGITS.X_test[:100]) for device in ("cuda", "cpu")
+    )
+    np.testing.assert_allclose(on_card, on_cpu, rtol=0, atol=1e-6)
+    single = fitted(network, device="cuda")
+    assert single.score(DIGITS.X_test, DIGITS.y_test) > 0.88
+    assert next(single.model_.parameters()).device.type == "cpu"  # so that a saved model opens anywhere
+    if isinstance(single.kernel_, Kernel):
+        assert single._whitening.L.device.type == single._whitening.scale.device.type == "cpu"

@@ -1,0 +1,64 @@
+"""Probabilities against Monte Carlo and closed forms, metrics against scikit-learn."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from sklearn.calibration import calibration_curve
+from sklearn.metrics import log_loss
+
+from cnngp.gp import calibration
+
+RNG = np.random.default_rng(0)
+
+
+@pytest.mark.parametrize("classes", [2, 3, 10])
+def test_probability_of_largest_is_what_sampling_gives(classes: int) -> None:
+    mean = RNG.normal(size=(6, classes))
+    std = np.array([0.05, 0.2, 0.5, 1.0, 2.0, 10.0])
+    P = calibration.probability_of_largest(mean, std)
+    np.testing.assert_allclose(P.sum(1), 1.0, rtol=1e-12)
+    draws = mean + std[:, None] * RNG.normal(size=(100_000, 6, classes))
+    wins = np.stack([(draws.argmax(2) == c).mean(0) for c in range(classes)], 1)
+    assert np.abs(P - wins).max() < 5 * 0.5 / np.sqrt(100_000)
+
+
+def test_two_classes_by_quadrature_agree_with_the_closed_form() -> None:
+    mean = RNG.normal(size=(50, 2))
+    std = RNG.uniform(0.2, 2.0, size=50)
+    far = np.concatenate([mean, np.full((50, 1), -1e6)], 1)  # a third class that never wins: quadrature is used
+    closed = calibration.probability_of_largest(mean, std)
+    np.testing.assert_allclose(calibration.probability_of_largest(far, std)[:, :2], closed, atol=1e-9)
+
+
+def test_confident_and_certain_predictions_stay_finite() -> None:
+    P = calibration.probability_of_largest(np.array([[1.0, -1.0, -1.0]]), np.array([1e-9]))
+    assert np.isfinite(np.log(P)).all()
+    assert P[0, 0] > 0.999999
+
+
+def test_nll_and_reliability_like_scikit_learn() -> None:
+    P = calibration.softmax(RNG.normal(size=(400, 4)))
+    labels = RNG.integers(0, 4, 400)
+    assert calibration.negative_log_likelihood(P, labels) == pytest.approx(log_loss(labels, P))
+    curve = calibration.reliability(P, labels, bins=10)
+    accuracy, confidence = calibration_curve(P.argmax(1) == labels, P.max(1), n_bins=10)
+    filled = curve.count > 0
+    np.testing.assert_allclose(curve.accuracy[filled], accuracy)
+    np.testing.assert_allclose(curve.confidence[filled], confidence)
+
+
+def test_brier_and_ece_by_hand() -> None:
+    P = np.array([[0.8, 0.2], [0.8, 0.2], [0.4, 0.6]])
+    labels = np.array([0, 1, 1])
+    assert calibration.brier_score(P, labels) == pytest.approx((0.08 + 1.28 + 0.32) / 3)
+    assert calibration.expected_calibration_error(P, labels) == pytest.approx((2 * 0.3 + 0.4) / 3)
+    assert calibration.scores(P, labels).error == pytest.approx(1 / 3)
+
+
+def test_temperature_is_recovered() -> None:
+    scores = 3.0 * RNG.normal(size=(4000, 5))
+    P = calibration.softmax(scores)
+    labels = np.array([RNG.choice(5, p=p) for p in P])
+    T = calibration.fit_temperature(lambda t: calibration.softmax(2.5 * scores / t), labels)
+    assert pytest.approx(2.5, rel=0.1) == T

@@ -1,0 +1,241 @@
+"""Regression through inducing points: against its equations written out, and against the exact GP."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.stats import multivariate_normal
+
+from cnngp.gp.exact import ExactGP, MatrixError
+from cnngp.gp.inducing import InducingGP
+from cnngp.gp.linalg import Factor
+from helpers import fake_cupy
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(60, 3))
+Z = RNG.normal(size=(9, 3))
+Y = np.stack([np.sin(X[:, 0]), X[:, 1] * X[:, 2]], 1) + 0.1 * RNG.normal(size=(60, 2))
+M = np.arange(0, 60, 4)  # 15 inducing points
+NOISE, AMPLITUDE = 0.03, 1.7
+
+
+def rbf(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return np.exp(-((a[:, None] - b[None]) ** 2).sum(-1) / 4.0)
+
+
+def model(rows: Any = None, size: int = 7, on: Any = np.asarray, **options: Any) -> InducingGP:
+    """The model of the points above, or of some of them, in blocks of `size`."""
+    rows = np.arange(60) if rows is None else rows
+    K, T = rbf(X[rows], X[M]), Y[rows]
+    parts = [
+        (slice(a, a + size), on(K[a : a + size]), on(T[a : a + size]), on(np.ones(len(K[a : a + size]))))
+        for a in range(0, len(rows), size)
+    ]
+    return InducingGP(on(rbf(X[M], X[M])), parts, np.arange(len(rows)), **options)
+
+
+@pytest.mark.parametrize(("size", "discount"), [(60, 0.0), (7, 0.0), (7, 8.0), (7, 1.0 / NOISE)])
+def test_it_is_its_equations_written_out(size: int, discount: float) -> None:
+    """With Q = K_nm K_mm⁻¹ K_mn: y ~ N(0, a(Q + Λ)), and Q stands for K everywhere but in k(x, x); Λ is diagonal,
+    noise·(1 + discount·(K − Q)_ii), the last of the cases FITC.
+    """
+    gp = model(size=size, noise=NOISE, amplitude=AMPLITUDE, discounts=(discount,))
+    inverse = np.linalg.inv(rbf(X[M], X[M]))
+    Q = rbf(X, X[M]) @ inverse @ rbf(X[M], X)
+    Q_test = rbf(Z, X[M]) @ inverse @ rbf(X[M], X)
+    noises = NOISE * (1.0 + discount * (1.0 - np.diag(Q)))
+    if discount == 1.0 / NOISE:
+        np.testing.assert_allclose(noises, NOISE + 1.0 - np.diag(Q))
+    A = np.linalg.inv(Q + np.diag(noises))
+    np.testing.assert_allclose(gp.mean(rbf(Z, X[M])), Q_test @ A @ Y, atol=1e-8)
+    covariance = AMPLITUDE * (rbf(Z, Z) - Q_test @ A @ Q_test.T)
+    np.testing.assert_allclose(gp.covariance(rbf(Z, X[M]), rbf(Z, Z)), covariance, atol=1e-8)
+    np.testing.assert_allclose(gp.variance(rbf(Z, X[M]), np.ones(9)), np.diag(covariance), atol=1e-8)
+    density = multivariate_normal(np.zeros(60), AMPLITUDE * (Q + np.diag(noises)))
+    assert gp.log_marginal_likelihood == pytest.approx(sum(density.logpdf(y) for y in Y.T), rel=1e-9)
+    assert gp.residual() < 1e-12
+    assert gp.sample(rbf(Z, X[M]), rbf(Z, Z), 3, seed=0).shape == (3, 9, 2)
+
+
+def test_all_points_inducing_is_the_exact_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    K = rbf(X, X) + 1e-3 * np.eye(60)
+    gp = InducingGP(K, [(slice(0, 60), K, Y, np.full(60, 1.001))], np.arange(60), noise=NOISE, amplitude=AMPLITUDE)
+    exact = ExactGP(K, Y, noise=NOISE, amplitude=AMPLITUDE)
+    K_test = rbf(Z, X)
+    np.testing.assert_allclose(gp.mean(K_test), exact.mean(K_test), atol=1e-8)
+    np.testing.assert_allclose(gp.variance(K_test, np.ones(9)), exact.variance(K_test, np.ones(9)), atol=1e-8)
+    assert gp.log_marginal_likelihood == pytest.approx(exact.log_marginal_likelihood, rel=1e-9)
+    for ours, theirs in zip(gp.leave_one_out(), exact.leave_one_out(), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-7)
+
+
+@pytest.mark.parametrize("discount", [0.0, 8.0])
+def test_leave_one_out_is_refitting(discount: float) -> None:
+    options = {"noise": NOISE, "amplitude": AMPLITUDE, "discounts": (discount,)}
+    mean, variance = model(**options).leave_one_out()
+    for i in (0, 13, 59):  # the first is an inducing point: its place stays, its target goes
+        rest = model(np.delete(np.arange(60), i), **options)
+        k = rbf(X[i : i + 1], X[M])
+        np.testing.assert_allclose(mean[i], rest.mean(k)[0], atol=1e-9)
+        np.testing.assert_allclose(variance[i], rest.variance(k, np.ones(1))[0] + AMPLITUDE * NOISE, rtol=1e-8)
+
+
+def test_leaving_out_an_inducing_point_leaves_out_its_function() -> None:
+    own = np.where(np.isin(np.arange(60), M), np.searchsorted(M, np.arange(60)), -1)
+    mean, variance = model(noise=NOISE, amplitude=AMPLITUDE, own=own).leave_one_out()
+    plain = model(noise=NOISE, amplitude=AMPLITUDE).leave_one_out()[0]
+    for i in (0, 28, 56):
+        rest, others = np.delete(np.arange(60), i), M[i != M]
+        K = rbf(X[rest], X[others])
+        parts = [(slice(0, 59), K, Y[rest], np.ones(59))]
+        options = {"noise": NOISE, "amplitude": AMPLITUDE}
+        gp = InducingGP(rbf(X[others], X[others]), parts, np.arange(2), **options)
+        k = rbf(X[i : i + 1], X[others])
+        np.testing.assert_allclose(mean[i], gp.mean(k)[0], atol=1e-8)
+        np.testing.assert_allclose(variance[i], gp.variance(k, np.ones(1))[0] + AMPLITUDE * NOISE, rtol=1e-7)
+        assert np.abs(mean[i] - plain[i]).max() > 1e-4
+    np.testing.assert_allclose(mean[1], plain[1], atol=1e-12)
+
+
+def test_small_eigenvalues_survive() -> None:
+    """K_mm with a condition number near 10¹⁰: what is summed is L⁻¹K_mn, so the solution is that of least squares on
+    (Φ, √noise·I); the normal equations K_mn K_nm + noise·K_mm lose it.
+    """
+    x = np.linspace(0.0, 1.0, 300)[:, None]
+    z = np.linspace(0.0, 1.0, 14)[:, None]
+    K_mm, K_nm = np.exp(-((z - z.T) ** 2) / 0.6) + 1e-10 * np.eye(14), np.exp(-((x - z.T) ** 2) / 0.6)
+    assert np.linalg.cond(K_mm) > 1e10
+    y, noise = np.sin(20.0 * x), 1e-12
+    gp = InducingGP(K_mm, [(slice(0, 300), K_nm, y, np.ones(300))], np.arange(300), noise=noise)
+    Phi = np.linalg.solve(np.linalg.cholesky(K_mm), K_nm.T).T
+    w = np.linalg.lstsq(np.r_[Phi, np.sqrt(noise) * np.eye(14)], np.r_[y, np.zeros((14, 1))], rcond=None)[0]
+    assert np.abs(gp.mean(K_nm) - Phi @ w).max() < 1e-4
+    normal = K_nm @ np.linalg.lstsq(K_nm.T @ K_nm + noise * K_mm, K_nm.T @ y, rcond=None)[0]
+    assert np.abs(normal - Phi @ w).max() > 1e-3
+
+
+def test_noise_is_chosen_where_its_criterion_is_best() -> None:
+    likely = model(noise="ml", amplitude=AMPLITUDE)
+    for factor in (0.5, 2.0):
+        other = model(noise=likely.noise * factor, amplitude=AMPLITUDE)
+        assert other.log_marginal_likelihood < likely.log_marginal_likelihood
+    best = model()
+
+    def error(gp: InducingGP) -> float:
+        return float(((gp.leave_one_out()[0] - Y) ** 2).mean())
+
+    assert error(best) < min(error(model(noise=best.noise * factor)) for factor in (0.4, 2.5))
+    # The amplitude makes the leave-one-out predictions as spread as their errors are.
+    mean, variance = best.leave_one_out()
+    assert float(((mean - Y) ** 2 / variance[:, None]).mean()) == pytest.approx(1.0, rel=1e-9)
+
+
+@pytest.mark.parametrize("noise", ["ml", 0.0, NOISE])
+def test_the_best_discount_is_taken(noise: Any) -> None:
+    """By likelihood or by leave-one-out: much where wrong targets are those of points about which little is known, none
+    where they are those of inducing points.
+    """
+    several = (0.0, 5.0, 50.0)
+
+    def loss(gp: InducingGP) -> float:
+        mean, _ = gp.leave_one_out()
+        return -gp.log_marginal_likelihood if noise == "ml" else float(((mean - gp.loo_targets) ** 2).mean())
+
+    taken = []
+    K = rbf(X, X[M])
+    unknown = 1.0 - (K @ np.linalg.inv(rbf(X[M], X[M])) * K).sum(1)
+    for wrong in (unknown > 0.15, unknown < 0.02):
+        T = Y + 3.0 * np.outer(np.where(wrong, np.random.default_rng(1).normal(size=60), 0.0), [1.0, -1.0])
+        parts = [(slice(0, 60), K, T, np.ones(60))]
+        gp = InducingGP(rbf(X[M], X[M]), parts, np.arange(60), noise=noise, discounts=several)
+        each = [InducingGP(rbf(X[M], X[M]), parts, np.arange(60), noise=noise, discounts=(d,)) for d in several]
+        assert gp.discount == min(each, key=loss).discount
+        taken.append(gp.discount)
+    assert taken[0] > taken[1] == 0.0
+
+
+def test_more_points_are_as_if_they_had_been_there() -> None:
+    gp = model(np.arange(40), noise=NOISE, amplitude=AMPLITUDE)
+    gp.add([(slice(a, a + 9), rbf(X[a : a + 9], X[M]), Y[a : a + 9], np.ones(9)) for a in range(40, 58, 9)])
+    gp.add([(slice(0, 2), rbf(X[58:], X[M]), Y[58:], np.ones(2))])
+    whole = model(noise=NOISE, amplitude=AMPLITUDE)
+    np.testing.assert_allclose(gp.mean(rbf(Z, X[M])), whole.mean(rbf(Z, X[M])), atol=1e-9)
+    assert gp.log_marginal_likelihood == pytest.approx(whole.log_marginal_likelihood, rel=1e-9)
+
+
+def test_discounts_survive_files_and_additions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And blocks of B that are smaller than it."""
+    monkeypatch.setattr("cnngp.gp.inducing_sums._PANEL", 4)
+    options: dict[str, Any] = {"noise": NOISE, "amplitude": AMPLITUDE, "discounts": (8.0,)}
+    own = np.where(np.isin(np.arange(40), M), np.searchsorted(M, np.arange(40)), -1)
+    gp = model(np.arange(40), own=own, **options)
+    numbers, arrays = gp.state()
+    B = Factor(gp.factor.A.copy(), gp.factor.diagonal, gp.factor.shift).restore()
+    again = InducingGP.restored(numbers, arrays, np, rbf(X[M], X[M]), B)
+    for one in (gp, again):
+        one.add([(slice(0, 20), rbf(X[40:], X[M]), Y[40:], np.ones(20))])
+        assert one.discount == 8.0
+    whole = model(own=np.r_[own, np.full(20, -1)], **options)
+    for one in (gp, again):
+        np.testing.assert_allclose(one.mean(rbf(Z, X[M])), whole.mean(rbf(Z, X[M])), atol=1e-9)
+        assert one.log_marginal_likelihood == pytest.approx(whole.log_marginal_likelihood, rel=1e-9)
+        for ours, theirs in zip(one.leave_one_out(), whole.leave_one_out(), strict=True):
+            np.testing.assert_allclose(ours, theirs[:40], atol=1e-8)
+
+
+def test_noise_that_rounding_swallows_is_named() -> None:
+    with pytest.raises(MatrixError, match=r"noise=1e-300 is lost in float64 here; use .* or more"):
+        model(np.arange(5), noise=1e-300)
+
+
+def test_an_add_that_fails_leaves_the_model_as_it_was() -> None:
+    gp = model(np.arange(40), noise=NOISE, amplitude=AMPLITUDE)
+    before = gp.mean(rbf(Z, X[M])), gp.variance(rbf(Z, X[M]), np.ones(9)), gp.log_marginal_likelihood
+
+    def parts(error: BaseException | None, outputs: int) -> Any:
+        yield slice(0, 10), rbf(X[40:50], X[M]), Y[40:50], np.ones(10)
+        if error is not None:
+            raise error
+        yield slice(10, 20), rbf(X[50:], X[M]), Y[50:, :outputs], np.ones(10)
+
+    with pytest.raises(KeyboardInterrupt):
+        gp.add(parts(KeyboardInterrupt(), 2))
+    with pytest.raises(MatrixError, match="the targets have 1 outputs; the model has 2"):
+        gp.add(parts(None, 1))
+    after = gp.mean(rbf(Z, X[M])), gp.variance(rbf(Z, X[M]), np.ones(9)), gp.log_marginal_likelihood
+    for a, b in zip(before, after, strict=True):
+        np.testing.assert_array_equal(a, b)
+    gp.add(parts(None, 2))
+    whole = model(noise=NOISE, amplitude=AMPLITUDE)
+    np.testing.assert_allclose(gp.mean(rbf(Z, X[M])), whole.mean(rbf(Z, X[M])), atol=1e-9)
+
+
+@pytest.mark.parametrize("noise", [NOISE, 0.0, "ml"])
+def test_arrays_on_a_card_take_the_same_path(monkeypatch: pytest.MonkeyPatch, noise: Any) -> None:
+    for name, module in fake_cupy.modules().items():
+        monkeypatch.setitem(sys.modules, name, module)
+    _compare(fake_cupy.ndarray, noise)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("noise", [NOISE, 0.0, "ml"])
+def test_arrays_on_a_real_card(noise: Any) -> None:
+    cupy = pytest.importorskip("cupy")
+    _compare(cupy.asarray, noise)
+
+
+def _compare(on_card: Any, noise: Any) -> None:
+    here, there = model(noise=noise), model(noise=noise, on=on_card)
+    assert there.noise == pytest.approx(here.noise, rel=1e-5)
+    K = rbf(Z, X[M])
+    np.testing.assert_allclose(there.mean(on_card(K)).get(), here.mean(K), rtol=1e-6, atol=1e-8)
+    found = there.variance(on_card(K), on_card(np.ones(9))).get()
+    np.testing.assert_allclose(found, here.variance(K, np.ones(9)), rtol=1e-5, atol=1e-8)
+    for ours, theirs in zip(there.leave_one_out(), here.leave_one_out(), strict=True):
+        np.testing.assert_allclose(ours.get(), theirs, rtol=1e-5, atol=1e-7)
+
+
+# ---- estimators ------------------------------------------------------------------------------------------------------

@@ -1,0 +1,214 @@
+"""Networks for the generated CUDA, and its kernels run as C++ on a CPU with the launches of a card."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cnngp import (
+    GELU,
+    Abs,
+    Conv,
+    ConvTranspose,
+    Cos,
+    Dense,
+    Erf,
+    Identity,
+    LeakyReLU,
+    Network,
+    NetworkError,
+    ReLU,
+    Sequential,
+    Sin,
+    Step,
+    Sum,
+    zoo,
+)
+from cnngp.kernel.engines.cuda.source import CudaSource
+from cnngp.kernel.program import lower
+from helpers.cuda_on_cpu import compiled
+
+
+class OnCpu:
+    """The kernels of a program compiled for the CPU, with the launches that cuda.py makes on a card."""
+
+    def __init__(self, source: CudaSource, folder: Path, sites: int, panels: np.ndarray | None = None) -> None:
+        self.source, self.sites = source, sites
+        self.panels = np.zeros(1) if panels is None else panels
+        self.dtype = np.dtype({"float": np.float32, "double": np.float64}[source.dtype])
+        shared = max(source.tables.shared, source.pairs.shared)
+        self.library = compiled(source.body, source.dtype, source.path, shared, folder)
+
+    def tables(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        x = np.ascontiguousarray(X, dtype=self.dtype)
+        rows = _aligned(len(x) * self.source.row, self.dtype)
+        peaks = np.zeros((len(x), max(1, self.sites)))
+        diagonal = np.full(len(x), np.nan)
+        scratch = np.empty(3 * self.source.tables.scratch + 8, dtype=np.uint8)
+        self.library.run_tables(
+            _at(x),
+            _at(rows),
+            _at(peaks),
+            _at(diagonal),
+            len(x),
+            _at(scratch),
+            _at(self.panels),
+            3,
+            self.source.tables.threads,
+        )
+        return rows, peaks, diagonal
+
+    def cross(self, X: np.ndarray, Z: np.ndarray) -> np.ndarray:
+        return self.pairs(self.tables(X)[0], self.tables(Z)[0], len(X), len(Z))
+
+    def symmetric(self, X: np.ndarray) -> np.ndarray:
+        rows, _, diagonal = self.tables(X)
+        K = self.pairs(rows, rows, len(X), len(X), mirror=True)
+        np.fill_diagonal(K, diagonal)
+        return K
+
+    def pairs(self, first: np.ndarray, second: np.ndarray, n: int, m: int, mirror: bool = False) -> np.ndarray:
+        s = self.source
+        out = np.full((n, m), np.nan, dtype=self.dtype)
+        blocks = -(-n // s.block_rows) * -(-m // s.block_columns) if s.block_rows else 3
+        scratch = np.empty(3 * s.pairs.scratch + 8, dtype=np.uint8)
+        below = ctypes.c_longlong(0 if mirror else -(2**40))
+        other = _at(out) if mirror else None
+        self.library.run_pairs(
+            _at(first), _at(second), _at(out), other, n, m, ctypes.c_longlong(m), below, _at(scratch), blocks,
+            s.pairs.threads,
+        )  # fmt: skip
+        return out
+
+
+def _at(a: np.ndarray) -> ctypes.c_void_p:
+    return ctypes.c_void_p(a.ctypes.data)
+
+
+def _aligned(size: int, dtype: np.dtype[Any]) -> np.ndarray:
+    raw = np.full(size + 16, np.nan, dtype=dtype)
+    skip = (-raw.ctypes.data % 16) // dtype.itemsize
+    return raw[skip : skip + size]
+
+
+def images(rng: np.random.Generator, n: int, shape: tuple[int, ...]) -> np.ndarray:
+    """Standardised images, one of them blank in one half and one blank all over."""
+    x = rng.standard_normal((n, *shape)).astype(np.float32)
+    x[0, ..., : (shape[-1] + 1) // 2] = 0.0
+    x[-1] = 0.0
+    return x
+
+
+def error(K: np.ndarray, R: np.ndarray) -> float:
+    return float(np.max(np.abs(K - R)) / np.max(np.abs(R)))
+
+
+BLOCK = Sum(Identity(), Sequential(ReLU(), Conv(3), ReLU(), Conv(3)))
+NETWORKS: dict[str, tuple[Network, tuple[int, ...]]] = {
+    "no operations": (Sequential(Dense()), (1,)),
+    "resnet": (zoo.resnet(14), (2, 12, 12)),
+    "residual": (zoo.residual_cnn(), (1, 7, 9)),
+    "convnet": (zoo.convnet(), (1, 28, 28)),
+    "wide convolutions": (Sequential(Conv(7), ReLU(), Conv(5, padding="valid"), ReLU(), Dense()), (1, 32, 32)),
+    "uneven strides": (
+        Sequential(Conv(3, stride=(2, 3)), LeakyReLU(0.1), Conv(2, bias_var=0.3), Abs(), Dense()),
+        (3, 11, 13),
+    ),
+    "padding modes": (
+        Sequential(
+            Conv(3, padding_mode="circular"),
+            ReLU(),
+            Conv((3, 5), padding_mode="reflect"),
+            ReLU(2.0),
+            Conv(3, dilation=2, padding_mode="replicate", stride=2),
+            ReLU(),
+            Dense(),
+        ),
+        (1, 10, 9),
+    ),
+    "transposed": (
+        Sequential(
+            Conv(3, stride=2), ReLU(), ConvTranspose(3, stride=2), ReLU(), ConvTranspose(4, padding=1), Erf(), Dense()
+        ),
+        (1, 9, 8),
+    ),
+    "smooth": (
+        Sequential(Conv(3, weight_var=2.0), Erf(), Conv(3), GELU(), Conv(3), Sin(), Conv(3), Cos(), Dense()),
+        (1, 6, 6),
+    ),
+    "step": (Sequential(Conv(3), Step(), Conv(3, bias_var=0.1), Step(), Dense()), (1, 6, 5)),
+    "skips in skips": (
+        Sequential(
+            Conv(3), Sum(Sequential(ReLU(), Conv(3)), Sequential(Conv(1, weight_var=0.5), BLOCK)), ReLU(), Dense()
+        ),
+        (1, 8, 8),
+    ),
+    "loop": (
+        Sequential(Conv(3), *[BLOCK] * 5, ReLU(), Conv(3, bias_var=0.5), GELU(), Conv(3), GELU(), Conv(3), Dense()),
+        (1, 5, 5),
+    ),
+    "folded, then not": (Sequential(Conv(3), ReLU(), Conv(3, stride=2), ReLU(), Conv(5), ReLU(), Dense()), (1, 11, 12)),
+    "1-D": (Sequential(Conv(5, stride=2), ReLU(), Conv(3), ReLU(), Dense()), (2, 40)),
+    "3-D": (Sequential(Conv(3), ReLU(), Conv(3, stride=2), ReLU(), Dense()), (1, 4, 5, 6)),
+    "wider than a warp": (Sequential(Conv(3, stride=2), ReLU(), Conv(3), ReLU(), Dense()), (1, 9, 40)),
+    "one location": (zoo.dense_nngp(3, nonlinearity="erf"), (37,)),
+    "dense skips": (
+        Sequential(Dense(), Sum(Identity(), Sequential(ReLU(), Dense(bias_var=0.2))), GELU(), Dense()),
+        (5,),
+    ),
+    "linear": (Dense(2.0, 0.5), (2, 3, 3)),
+}
+PATHS = {
+    "no operations": "dense",
+    "1-D": "block",
+    "3-D": "block",
+    "wider than a warp": "block",
+    "one location": "dense",
+    "dense skips": "dense",
+}
+# Sin, Cos, GELU and Step lose digits in float32 by their conditioning (design.md, tolerances).
+TOLERANCE = {"step": 2e-4}
+
+
+def random_network(rng: np.random.Generator) -> tuple[Network, tuple[int, ...]]:
+    """A network of ReLU-like layers that composes, on images of random size, up to three spatial axes."""
+    axes = int(rng.choice([1, 2, 2, 2, 2, 3]))
+    shape = (int(rng.integers(1, 4)), *(int(n) for n in rng.integers(3, {1: 60, 2: 33, 3: 9}[axes], axes)))
+
+    def conv(stride: int = 1) -> Network:
+        return Conv(
+            int(rng.integers(1, 6)),
+            stride=stride,
+            padding=rng.choice(["same", "same", "valid"]) if stride > 1 else "same",
+            dilation=int(rng.choice([1, 1, 2])),
+            weight_var=float(rng.uniform(0.3, 3.0)),
+            bias_var=float(rng.choice([0.0, 0.0, 0.3])),
+            padding_mode=rng.choice(["zeros", "zeros", "circular", "reflect", "replicate"]),
+        )
+
+    def nonlinearity() -> Network:
+        return [ReLU(), ReLU(1.3), LeakyReLU(0.2), LeakyReLU(-0.4), Abs()][int(rng.integers(5))]
+
+    while True:
+        layers: list[Network] = [conv()]
+        for _ in range(int(rng.integers(1, 5))):
+            match int(rng.integers(5)):
+                case 0:
+                    layers += [nonlinearity(), conv(2)]
+                case 1:
+                    layers += [Sum(Identity(), Sequential(nonlinearity(), conv(), nonlinearity(), conv()))] * 3
+                case 2:
+                    layers += [Sum(Conv(1), Sequential(nonlinearity(), conv()), Sequential(nonlinearity(), conv()))]
+                case 3:
+                    layers += [nonlinearity(), ConvTranspose(3, stride=2), nonlinearity(), conv(2)]
+                case _:
+                    layers += [nonlinearity(), conv()]
+        net = Sequential(*layers, nonlinearity(), Dense(bias_var=float(rng.choice([0.0, 0.2]))))
+        try:
+            lower(net, shape)
+        except NetworkError:
+            continue
+        return net, shape

@@ -1,0 +1,329 @@
+"""Tiles, bands of table rows, memory and several cards, without a card: the real kernels on cards that are fakes."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cnngp import Conv, Dense, Elementwise, Network, ReLU, Sequential, reference, zoo
+from cnngp.kernel.engines.cuda import tiles as cuda_tiles
+from cnngp.kernel.engines.cuda.engine import CudaEngine, EngineError
+from cnngp.kernel.engines.cuda.tiles import Tile, tiles
+from cnngp.kernel.program import lower
+from helpers.cuda_on_cpu import needs_compiler
+from helpers.fake_cards import Cards
+
+pytestmark = needs_compiler
+
+CNN = Sequential(Conv(3), ReLU(), Conv(3, stride=2), ReLU(), Dense())
+NETWORKS: dict[str, tuple[Network, tuple[int, ...]]] = {
+    "warp": (CNN, (1, 6, 5)),
+    "dense": (zoo.dense_nngp(depth=2), (40,)),
+    "block": (Sequential(Conv(3), ReLU(), Dense()), (2, 3, 4, 3)),
+}
+N, M = 9, 5
+MakeCards = Callable[..., Cards]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("kernels")
+
+
+@pytest.fixture
+def cards(folder: Path, monkeypatch: pytest.MonkeyPatch) -> MakeCards:
+    def make(count: int = 1, memory: int = 1 << 30) -> Cards:
+        made = Cards(folder, count, memory)
+        for name, module in made.modules().items():
+            monkeypatch.setitem(sys.modules, name, module)
+        return made
+
+    return make
+
+
+def images(shape: tuple[int, ...], n: int = N, seed: int = 0) -> np.ndarray:
+    x = np.random.default_rng(seed).standard_normal((n, *shape))
+    x[0] = 0.0
+    return x.astype(np.float32).astype(np.float64)
+
+
+def flat(X: np.ndarray, dtype: str = "float32") -> np.ndarray:
+    return X.reshape(len(X), X.shape[1], -1).astype(dtype)
+
+
+def error(K: np.ndarray, R: np.ndarray) -> float:
+    return float(np.abs(K - R).max() / np.abs(R).max())
+
+
+def engine_for(name: str, dtype: str = "float32", **options: Any) -> CudaEngine:
+    net, shape = NETWORKS[name]
+    engine = CudaEngine(lower(net, shape), dtype, **options)
+    assert engine.source.path == name
+    return engine
+
+
+def whole(cards: MakeCards, name: str, dtype: str = "float32") -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """X, Z, K(X, X) and K(X, Z) in one tile each."""
+    cards()
+    shape = NETWORKS[name][1]
+    x, z = flat(images(shape), dtype), flat(images(shape, M, seed=1), dtype)
+    engine = engine_for(name, dtype)
+    return x, z, engine.symmetric(x), engine.cross(x, z)
+
+
+# ---- one card --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "tolerance"),
+    [("warp", "float32", 1e-6), ("warp", "float64", 1e-12), ("dense", "float32", 1e-6), ("block", "float32", 1e-6)],
+)
+def test_whole_matrices_agree_with_the_reference(cards: MakeCards, name: str, dtype: str, tolerance: float) -> None:
+    net, shape = NETWORKS[name]
+    X, Z = images(shape), images(shape, M, seed=1)
+    _, _, K, Kxz = whole(cards, name, dtype)
+    R = reference.kernel(net, X)
+    assert error(K, R) <= tolerance
+    assert error(Kxz, reference.kernel(net, X, Z)) <= tolerance
+    assert np.array_equal(K, K.T)
+    assert error(engine_for(name, dtype).diagonal(flat(X, dtype)), R.diagonal()) <= tolerance
+
+
+@pytest.mark.parametrize("side", [1, 2, 4, 8])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_tiles_change_no_bit(cards: MakeCards, name: str, side: int) -> None:
+    x, z, K, Kxz = whole(cards, name)
+    made = cards()
+    engine = engine_for(name, tile=side)
+    told: list[int] = []
+    assert np.array_equal(engine.symmetric(x, "numpy", told.append), K)
+    assert sum(told) == N * (N - 1) // 2
+    grid = tiles(N, N, side, True)
+    assert len(told) == len(grid)
+    # Bands of table rows are made once each where memory allows; the diagonal takes a pass of its own.
+    bands = math.ceil(N / side)
+    assert Counter(kernel for _, kernel in made.launches) == {"tables": 2 * bands, "pairs": len(grid)}
+    assert np.array_equal(engine.symmetric(x, "cupy").get(), K)
+    assert np.array_equal(engine.cross(x, z), Kxz)
+    assert np.array_equal(engine.cross(x, z, "cupy").get(), Kxz)
+    assert np.array_equal(engine.cross(z, x), Kxz.T)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_memory_decides_on_the_tiles(cards: MakeCards, name: str) -> None:
+    """From little to much: refused, many tiles, one tile; never more memory than there is (the fake would fail)."""
+    x, z, K, Kxz = whole(cards, name)
+    row = engine_for(name).source.row * 4
+    seen = []
+    for rows in (1, 2, 4, 5, 6, 8, 12, 16, 24, 32, 64, 1000):
+        made = cards(memory=rows * row)
+        engine = engine_for(name)
+        try:
+            assert np.array_equal(engine.symmetric(x), K)
+        except EngineError:
+            seen.append(math.inf)
+            continue
+        seen.append(sum(kernel == "pairs" for _, kernel in made.launches))
+        assert np.array_equal(engine.cross(x, z), Kxz)
+        with contextlib.suppress(EngineError):  # the matrix itself takes some of the memory
+            assert np.array_equal(engine.symmetric(x, "cupy").get(), K)
+        assert made.used[0] == 0, "something stays on the card"
+    assert seen == sorted(seen, reverse=True)
+    assert seen[0] == math.inf
+    assert len(set(seen)) > 4
+    assert seen[-1] == 1
+
+
+def test_bands_are_dropped_where_memory_is_scarce(cards: MakeCards) -> None:
+    x, _, K, _ = whole(cards, "warp")
+    row = engine_for("warp").source.row * 4
+    bands = []
+    for rows in (100, 6):
+        made = cards(memory=rows * row)
+        assert np.array_equal(engine_for("warp", tile=1).symmetric(x), K)
+        bands.append(sum(kernel == "tables" for _, kernel in made.launches) - N)
+        assert made.peak[0] <= rows * row
+    assert bands[0] == N
+    assert N < bands[1] <= len(tiles(N, N, 1, True))
+
+
+def test_not_enough_memory_is_one_line_before_any_work(cards: MakeCards) -> None:
+    made = cards(memory=500)
+    engine = engine_for("warp")
+    X = flat(images(NETWORKS["warp"][1]))
+    for call in (engine.diagonal, engine.symmetric, lambda x: engine.cross(x, x)):
+        with pytest.raises(
+            EngineError, match=r"^not enough memory on the card: an image needs [\d,]+ bytes .* 500 are"
+        ):
+            call(X)
+    assert not made.launches
+
+
+def test_an_elementwise_gets_a_series_for_its_variances(cards: MakeCards) -> None:
+    """Code for longer series is made when images need it, and tiles agree with it."""
+    net, shape = Sequential(Conv(3), Elementwise("tanh"), Dense()), (1, 4, 3)
+    X = images(shape) * np.linspace(0.1, 3.0, N)[:, None, None, None]
+    cards()
+    engine = CudaEngine(lower(net, shape), "float32", tile=4)
+    K = engine.symmetric(flat(X))
+    assert error(K, reference.kernel(net, X)) <= 1e-6
+    off = ~np.eye(N, dtype=bool)
+    assert np.array_equal(engine.cross(flat(X), flat(X))[off], K[off])
+
+
+@pytest.mark.parametrize("side", [60, 90])
+def test_large_images_get_large_shared_memory_or_scratch(cards: MakeCards, side: int) -> None:
+    """More shared memory than a kernel gets unasked, and scratch in the card's memory, of which there is little."""
+    net, shape = Sequential(Conv(3), ReLU(), Dense()), (1, side, side)
+    made = cards(memory=1_500_000)
+    engine = CudaEngine(lower(net, shape), "float32", tile=2)
+    source = engine.source
+    assert source.pairs.shared > 48 * 1024 if side == 60 else source.pairs.scratch > 0
+    X = images(shape, 3)
+    assert error(engine.symmetric(flat(X)), reference.kernel(net, X)) <= 1e-6
+    assert made.peak[0] > source.tables.scratch
+
+
+def test_work_in_flight_is_waited_for(cards: MakeCards) -> None:
+    """Images that the current stream is still making, and a result that the caller can use at once."""
+    x, z, K, Kxz = whole(cards, "warp")
+    cards()
+    import cupy  # the fake
+
+    for call, expected in ((CudaEngine.symmetric, K), (lambda e, a, out: e.cross(a, cupy.asarray(z), out), Kxz)):
+        there = cupy.asarray(x)
+        assert np.isnan(there._a).all(), "the fake is not late"
+        found = call(engine_for("warp", tile=4), there, "cupy")
+        assert np.array_equal(found._a, expected)  # without a synchronising get
+
+
+# ---- several cards ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def taken(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, Tile]]:
+    """Who computes which tile."""
+    found: list[tuple[int, Tile]] = []
+    compute = cuda_tiles.Job._compute
+
+    def recorded(self: Any, tile: Tile) -> Any:
+        found.append((self.card.device, tile))
+        return compute(self, tile)
+
+    monkeypatch.setattr(cuda_tiles.Job, "_compute", recorded)
+    return found
+
+
+def all_at_once(made: Cards) -> None:
+    """No card goes on to its second tile before each has its first."""
+    start = threading.Barrier(made.count, timeout=20)
+    seen: set[int] = set()
+
+    def before(card: int, kernel: str) -> None:
+        if kernel == "pairs" and card not in seen:
+            seen.add(card)
+            start.wait()
+
+    made.before_launch = before
+
+
+@pytest.mark.parametrize("output", ["numpy", "cupy"])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_three_cards_share_the_tiles(cards: MakeCards, taken: list[Any], name: str, output: Any) -> None:
+    x, z, K, Kxz = whole(cards, name)
+    made = cards(count=3)
+    engine = engine_for(name, tile=2)
+    for call, expected, grid in (
+        (lambda told: engine.symmetric(x, output, told), K, tiles(N, N, 2, True)),
+        (lambda told: engine.cross(x, z, output, told), Kxz, tiles(N, M, 2, False)),
+    ):
+        taken.clear()
+        all_at_once(made)
+        told: list[int] = []
+        found = call(told.append)
+        assert np.array_equal(found if output == "numpy" else found.get(), expected)
+        assert Counter(tile for _, tile in taken) == Counter(grid)  # each once
+        assert {card for card, _ in taken} == {0, 1, 2}
+        assert sum(told) == sum(tile.pairs for tile in grid)
+        if output == "cupy":
+            assert found.card == 0
+
+
+def test_chosen_cards_alone_are_used(cards: MakeCards, taken: list[Any]) -> None:
+    x, _, K, _ = whole(cards, "warp")
+    taken.clear()
+    made = cards(count=3)
+    assert np.array_equal(engine_for("warp", tile=2, devices=[2, 1]).symmetric(x), K)
+    assert {card for card, _ in taken} <= {1, 2}
+    assert made.peak[0] == 0
+
+
+@pytest.mark.parametrize("bad", [0, 1, 2])
+def test_an_error_on_one_card_reaches_the_caller(cards: MakeCards, bad: int) -> None:
+    made = cards(count=3)
+    engine = engine_for("warp", tile=2)
+    x = flat(images(NETWORKS["warp"][1]))
+
+    all_at_once(made)
+    together = made.before_launch
+
+    def before(card: int, kernel: str) -> None:
+        together(card, kernel)
+        if card == bad and kernel == "pairs":
+            raise RuntimeError("cudaErrorECCUncorrectable")
+
+    made.before_launch = before
+    with pytest.raises(RuntimeError, match="cudaErrorECCUncorrectable"):
+        engine.symmetric(x)
+    made.before_launch = lambda card, kernel: None
+    assert error(engine.symmetric(x), reference.kernel(CNN, images(NETWORKS["warp"][1]))) <= 1e-6
+
+
+@pytest.mark.parametrize("stop", [RuntimeError, KeyboardInterrupt])
+def test_an_error_stops_the_other_cards(cards: MakeCards, stop: type[BaseException]) -> None:
+    """They finish the tile they are at, not the matrix."""
+    made = cards(count=3)
+    engine = engine_for("warp", tile=1)
+    x = flat(images(NETWORKS["warp"][1], 40))
+    told = []
+
+    def advance(pairs: int) -> None:
+        told.append(pairs)
+        if stop is KeyboardInterrupt:
+            raise stop
+
+    def before(card: int, kernel: str) -> None:
+        time.sleep(0.005 if kernel == "pairs" else 0.0)
+        if stop is RuntimeError and card == 1 and kernel == "pairs":
+            raise stop
+
+    made.before_launch = before
+    with pytest.raises(stop):
+        engine.symmetric(x, "numpy", advance)
+    assert sum(kernel == "pairs" for _, kernel in made.launches) < len(tiles(40, 40, 1, True)) / 2
+
+
+# ---- the grid --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("n", "m", "side"), [(1, 1, 1), (7, 7, 3), (9, 4, 5), (4, 9, 2), (5, 5, 8)])
+def test_tiles_cover_a_matrix_once(n: int, m: int, side: int) -> None:
+    for symmetric in (False, True) if n == m else (False,):
+        hits = np.zeros((n, m), int)
+        grid = tiles(n, m, side, symmetric)
+        for tile in grid:
+            hits[tile.i0 : tile.i1, tile.j0 : tile.j1] += 1
+            if tile.mirrored and tile.i0 != tile.j0:
+                hits[tile.j0 : tile.j1, tile.i0 : tile.i1] += 1
+        assert (hits == 1).all()
+        assert sum(tile.pairs for tile in grid) == (n * (n - 1) // 2 if symmetric else n * m)

@@ -1,0 +1,300 @@
+"""The Hermite series of `Elementwise`: its coefficients, its error bound, and what makes it deterministic."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from numpy.polynomial import hermite_e
+
+from cnngp.kernel.series import hermite
+from cnngp.kernel.series import tables as hermite_tables
+from cnngp.network.functions import FUNCTIONS, breakpoints, values_at
+from cnngp.network.layers import NetworkError
+from helpers.gaussian_expectation import expectation, one_dimensional
+
+BOTH = pytest.mark.parametrize("dtype", ["float32", "float64"])
+TOLERANCE = {"float32": 1e-8, "float64": 1e-13}
+
+# The least variance that each must reach: the table of docs/elementwise.md, rounded down.
+REACH = {
+    ("tanh", "float32"): 280,
+    ("tanh", "float64"): 95,
+    ("sigmoid", "float32"): 1200,
+    ("sigmoid", "float64"): 400,
+    ("silu", "float32"): 3600,
+    ("silu", "float64"): 560,
+    ("softplus", "float32"): 11000,
+    ("softplus", "float64"): 940,
+    ("gelu_tanh", "float32"): 1500,
+    ("gelu_tanh", "float64"): 410,
+    ("elu", "float32"): 20000,
+    ("elu", "float64"): 43,
+    ("selu", "float32"): 3600,
+    ("softsign", "float32"): 92,
+    ("softsign", "float64"): 1.0,
+    ("mish", "float32"): 2100,
+    ("mish", "float64"): 320,
+    ("hardtanh", "float32"): 0.049,
+    ("hardtanh", "float64"): 0.023,
+    ("relu6", "float32"): 0.25,
+    ("hardswish", "float32"): 0.45,
+    ("hardswish", "float64"): 0.2,
+    ("arctan", "float32"): 245,
+    ("arctan", "float64"): 64,
+    ("gaussian", "float32"): 230,
+    ("gaussian", "float64"): 140,
+}
+EVERY = pytest.mark.parametrize(("name", "dtype"), REACH)
+
+
+def test_every_named_function_has_a_series():
+    assert {name for name, _ in REACH} == set(FUNCTIONS)
+
+
+@EVERY
+def test_reaches_the_variance_that_the_docs_promise(name, dtype):
+    assert REACH[name, dtype] <= hermite.series(name, dtype).largest_s ** 2 <= 1.1 * REACH[name, dtype]
+
+
+@pytest.mark.parametrize(
+    ("name", "s"), [("tanh", 0.003), ("tanh", 1.7), ("tanh", 9.0), ("silu", 3.0), ("elu", 2.5), ("hardtanh", 0.15)]
+)
+def test_coefficients_are_the_integrals(name, s):
+    series = hermite.series(name, "float64")
+    a, moment = hermite.evaluate(series, s)
+    kinks = (0.0, *breakpoints(name))
+    size = math.sqrt(one_dimensional(FUNCTIONS[name], s, kinks, power=2))
+    assert float(moment) == pytest.approx(size**2, rel=1e-14)
+    parities = set()
+    for k, value in zip(series.exponents.tolist(), a.tolist(), strict=True):
+        if k > 30:
+            continue  # up to here no term is left out, so the weights are 1
+        h = [0.0] * k + [1.0 / math.sqrt(math.factorial(k))]
+        expected = one_dimensional(lambda x, h=h: FUNCTIONS[name](x) * hermite_e.hermeval(x / s, h), s, kinks)
+        assert value == pytest.approx(expected, rel=0, abs=2e-13 * size), k
+        parities.add(k % 2)
+    assert parities
+
+
+CASES = [
+    ("tanh", 0.3, 0.3),
+    ("tanh", 1.0, 9.0),
+    ("tanh", 9.0, 9.7),
+    ("silu", 1.0, 20.0),
+    ("softplus", 3.0, 25.0),
+    ("gaussian", 2.0, 9.0),
+    ("mish", 0.01, 12.0),
+    ("elu", 0.5, 6.5),
+    ("softsign", 0.9, 1.0),
+    ("hardtanh", 0.14, 0.15),
+    ("hardswish", 0.05, 0.44),
+]
+
+
+@pytest.mark.parametrize(("name", "s1", "s2"), CASES)
+def test_pairs_are_the_expectations(name, s1, s2):
+    kinks = tuple(sorted({0.0, *breakpoints(name)}))
+    for rho in (1.0, 0.99999, 0.9, -0.6, -0.999, -1.0):
+        expected = expectation(FUNCTIONS[name], s1, s2, rho, kinks)
+        for dtype, tolerance in TOLERANCE.items():
+            series = hermite.series(name, dtype)
+            size = math.sqrt(hermite.evaluate(series, s1)[1] * hermite.evaluate(series, s2)[1])
+            assert float(hermite.pair(series, s1, s2, rho)) == pytest.approx(expected, rel=0, abs=tolerance * size), rho
+
+
+@pytest.mark.parametrize(("name", "s1", "s2"), [("selu", 1.0, 30.0), ("selu", 5.0, 5.0), ("elu", 140.0, 90.0)])
+def test_a_kink_at_zero_is_followed_beyond_the_tabulated_terms(name, s1, s2):
+    series = hermite.series(name, "float32")
+    assert series.exponents.max() > 2 * 8192
+    for rho in (1.0, 1.0 - 1e-5, 0.99, -0.999999, -1.0):
+        expected = expectation(FUNCTIONS[name], s1, s2, rho)
+        size = math.sqrt(hermite.evaluate(series, s1)[1] * hermite.evaluate(series, s2)[1])
+        assert float(hermite.pair(series, s1, s2, rho)) == pytest.approx(expected, rel=0, abs=1e-8 * size), rho
+
+
+@EVERY
+def test_no_more_energy_is_missing_than_promised(name, dtype):
+    series = hermite.series(name, dtype)
+    s = np.geomspace(1e-6, series.largest_s, 40)
+    a, moment = hermite.evaluate(series, s)
+    missing = np.abs(moment - np.sum(a * a, axis=0)) / moment
+    assert missing.max() <= 1.2 * TOLERANCE[dtype]  # 0.2 for rounding, which counts in float64
+    exact = one_dimensional(FUNCTIONS[name], series.largest_s, (0.0, *breakpoints(name)), power=2)
+    assert float(moment[-1]) == pytest.approx(exact, rel=1e-13)
+
+
+@BOTH
+@pytest.mark.parametrize("name", ["tanh", "elu", "mish", "hardtanh"])
+def test_rows_above_terms_needed_are_exactly_zero_and_change_no_bit(name, dtype):
+    series = hermite.series(name, dtype)
+    panels = len(series.edges) - 1
+    assert (series.terms_needed < len(series.exponents)).any()
+    for p in range(panels):
+        even, odd = series.terms_needed[p]
+        assert not series.coefficients[p, even : series.even].any()
+        assert not series.coefficients[p, series.even + odd :].any()
+    rng = np.random.default_rng(0)
+    s1, s2 = rng.uniform(0.0, series.largest_s, (2, 200)) ** rng.integers(1, 4, 200)
+    s1, s2 = np.minimum(s1, series.largest_s), np.minimum(s2, series.largest_s)
+    rho = rng.uniform(-1.0, 1.0, 200)
+    together = hermite.pair(series, s1, s2, rho)
+    alone = [float(hermite.pair(series, *x)) for x in zip(s1, s2, rho, strict=True)]
+    assert together.tolist() == alone
+    # Horner's rule started at terms_needed of the smaller s, as an engine does for a batch of small s.
+    for i in range(50):
+        a1, a2 = hermite.evaluate(series, s1[i])[0], hermite.evaluate(series, s2[i])[0]
+        p = min(max(0, math.frexp(min(s1[i], s2[i]))[1] + 6), panels - 1)
+        assert _short_horner(series, a1 * a2, rho[i], series.terms_needed[p]) == alone[i]
+
+
+def _short_horner(series, products, rho, needed):
+    totals = []
+    for start, stop, count in ((0, series.even, needed[0]), (series.even, len(products), needed[1])):
+        total = 0.0
+        for j in reversed(range(start, start + count)):
+            step = float(rho) ** 0
+            if j + 1 < stop:
+                step = float(rho) * float(rho)
+                for _ in range(series.shifts[j + 1]):
+                    step *= step
+            total = total * step + float(products[j])
+        totals.append(total)
+    return totals[0] + float(rho) * totals[1]
+
+
+@BOTH
+@pytest.mark.parametrize("name", ["tanh", "silu", "elu", "softplus", "hardtanh"])
+def test_panels_interpolate_the_coefficients(name, dtype):
+    series = hermite.series(name, dtype)
+    thinned = series.shifts.max() > 0
+    precision = hermite_tables.PRECISION[np.dtype(dtype).itemsize]
+    if thinned:
+        n, weights = hermite_tables._thinned(precision.an_octave, precision.order)
+        rule = hermite_tables._Rule(n, weights, True, hermite_tables._kinks_at_zero(name, n))
+    else:
+        rule = hermite_tables._Rule(np.arange(32), np.ones(32), False)
+    s = np.random.default_rng(1).uniform(0.0, 1.0, 60) * np.repeat(series.edges[1:], 60)[:: len(series.edges) - 1][:60]
+    s = s[(s > 0) & (s <= series.largest_s)]
+    even, odd = rule.rows(name, s)
+    direct = np.concatenate([even[: series.even], odd[: len(series.exponents) - series.even]])
+    a, moment = hermite.evaluate(series, s)
+    p = np.clip(np.frexp(s)[1] + 6, 0, len(series.edges) - 2)
+    row = np.concatenate([np.arange(series.even), np.arange(len(a) - series.even)])
+    parity = (np.arange(len(a)) >= series.even).astype(int)
+    kept = row[:, None] < series.terms_needed[p][:, parity].T
+    error = np.abs(a - np.where(kept, direct, 0.0)) / np.sqrt(moment)
+    assert kept.sum() > 40
+    assert error.max() < {"float32": 2e-10, "float64": 1e-14}[dtype]
+
+
+def test_small_arguments_keep_their_digits():
+    series = hermite.series("tanh", "float64")
+    for s in (1e-150, 1e-12, 1e-6):
+        assert float(hermite.pair(series, s, 2 * s, -0.5)) == pytest.approx(-(s**2), rel=1e-11, abs=0.0)
+        assert float(hermite.evaluate(series, s)[1]) == pytest.approx(s**2, rel=1e-11, abs=0.0)
+    assert float(hermite.pair(series, 0.0, 1.0, 0.5)) == 0.0
+    assert float(hermite.pair(hermite.series("sigmoid", "float64"), 0.0, 0.0, 0.0)) == pytest.approx(0.25, rel=1e-15)
+
+
+@BOTH
+def test_series_gives_a_positive_definite_kernel(dtype):
+    series = hermite.series("tanh", dtype)
+    rng = np.random.default_rng(2)
+    x = rng.normal(size=(40, 3)) * rng.uniform(0.01, 2.5, (40, 1))
+    x = np.append(x, x[:10] * 1.001, axis=0)
+    s = np.sqrt(np.sum(x * x, axis=1))
+    K = hermite.pair(series, s[:, None], s, np.clip(x @ x.T / (s[:, None] * s), -1.0, 1.0))
+    assert np.linalg.eigvalsh(K).min() > -1e-13 * len(K)
+
+
+@pytest.mark.parametrize(("an_octave", "error"), [(8, 2e-9), (16, 1e-13)])
+def test_thinned_terms_stand_for_all(an_octave, error):
+    n, weights = hermite_tables._thinned(an_octave, 15)
+    assert weights.min() > 0.0
+    assert set(np.diff(n).tolist()) <= {2**b for b in range(20)}
+    for delta in np.geomspace(1e-2, 3.0, 50):
+        every = -1.0 / math.expm1(-delta)
+        assert float(np.sum(weights * np.exp(-n * delta))) == pytest.approx(every, rel=error)
+
+
+def test_terms_that_are_too_few_are_found_out():
+    coarse = hermite_tables.Precision(1e-8, 4, 5)
+    rule = hermite_tables._Rule(*hermite_tables._thinned(4, 5), True)
+    assert hermite_tables._thinning_limit("tanh", rule, coarse, 8.0) < 1.0
+    enough = hermite_tables.PRECISION[4]
+    rule = hermite_tables._Rule(*hermite_tables._thinned(enough.an_octave, enough.order), True)
+    assert hermite_tables._thinning_limit("tanh", rule, enough, 8.0) == 8.0
+
+
+def test_tables_depend_on_the_function_alone():
+    named, bare = hermite.series("tanh"), hermite.series(lambda x: np.tanh(x))
+    assert hermite.series("tanh") is named
+    assert np.array_equal(named.coefficients, bare.coefficients)
+    assert named.largest_s == bare.largest_s
+    for array in (named.coefficients, named.second_moment, named.exponents, named.shifts, named.terms_needed):
+        assert array.flags.c_contiguous
+    assert named.coefficients.dtype == named.second_moment.dtype == np.float64
+    assert named.exponents.dtype == named.shifts.dtype == named.terms_needed.dtype == np.int64
+
+
+def test_bare_callables_with_kinks_are_integrated():
+    series = hermite.series(lambda x: np.clip(x, -1.3, 0.9), "float64")
+    s = series.largest_s
+    expected = expectation(lambda x: np.clip(x, -1.3, 0.9), s, 0.8 * s, 0.9, (-1.3, 0.9))
+    assert s > 0.1
+    assert float(hermite.pair(series, s, 0.8 * s, 0.9)) == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_wave_is_not_thinned_away():
+    # sin(5x) has its energy about k = 25 s²: not smooth in k, so the check against more terms must stop the series.
+    series = hermite.series(lambda x: np.sin(5.0 * x))
+    for s1, s2, rho in itertools.product(*[np.linspace(0.1, 1.0, 4) * series.largest_s] * 2, (-1.0, 0.7, 0.99, 1.0)):
+        K, m = 25.0 * rho * s1 * s2, 25.0 * (s1**2 + s2**2) / 2.0
+        exact = 0.5 * (math.exp(K - m) - math.exp(-K - m))
+        assert float(hermite.pair(series, s1, s2, rho)) == pytest.approx(exact, rel=0, abs=1e-8)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_refuses_a_variance_beyond_the_series(dtype):
+    series = hermite.series("tanh", dtype)
+    hermite.check(series, [0.0, series.largest_s], "layers[3]")
+    with pytest.raises(
+        NetworkError, match=r"^layers\[3\]: Elementwise\('tanh'\) meets a variance of 900, .* up to \d"
+    ) as e:
+        hermite.check(series, np.array([1.0, 30.0]), "layers[3]")
+    assert ("float32" in str(e.value)) == (dtype == "float64")
+    with pytest.raises(NetworkError, match="meets a variance"):
+        hermite.pair(series, 30.0, 1.0, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("fn", "message"),
+    [
+        (np.exp, "grows too fast"),
+        (np.sinh, "grows too fast"),
+        (lambda x: np.exp(0.05 * x), "grows too fast"),
+        (lambda x: np.sign(x), "too long"),
+        (lambda x: np.sqrt(np.abs(x)), "too long"),
+    ],
+)
+def test_refuses_what_has_no_short_series(fn, message):
+    with pytest.raises(NetworkError, match=message):
+        hermite.series(fn)
+
+
+def test_refuses_a_slope_kink_in_double_precision():
+    for name in ("selu", "relu6"):
+        with pytest.raises(NetworkError, match=f"'{name}'.*too long for 1e-13"):
+            hermite.series(name, "float64")
+
+
+def test_zero_and_constant_functions_work():
+    assert float(hermite.pair(hermite.series(lambda x: 0.0 * x), 1.0, 2.0, 0.5)) == 0.0
+    assert float(hermite.pair(hermite.series(lambda x: 0.0 * x + 3.0), 1.0, 200.0, 0.5)) == pytest.approx(
+        9.0, rel=1e-13
+    )
+
+
+def test_values_at_is_quiet():
+    assert np.isinf(values_at(np.exp, np.array([1e4])))[0]

@@ -1,0 +1,222 @@
+"""Numbers of every real type are taken; what a conversion would bend (complex numbers, text, dates) is refused."""
+
+from __future__ import annotations
+
+import datetime
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from cnngp import Conv, Dense, GPClassifier, GPRegressor, Kernel, ReLU, Sequential, datasets
+from cnngp.common.arrays import DataError, as_real
+from cnngp.estimators.inputs import as_float, check_real_rows
+from cnngp.gp.exact import ExactGP
+
+NET = Sequential(Conv(3, bias_var=0.1), ReLU(), Dense())
+DIGITS = datasets.digits().take(40, 10)
+X, Y = DIGITS.X, DIGITS.y
+TEXT = [(X.astype("U9"), "<U9"), (X.astype("S9"), r"\|S9"), (X.astype("datetime64[s]"), r"datetime64\[s\]")]
+
+
+def classifier(**options: Any) -> GPClassifier:
+    return GPClassifier(NET, device="cpu", **options)
+
+
+@pytest.mark.parametrize(
+    ("images", "told"),
+    [
+        (X * 1j, "has type complex64"),
+        (X.astype(np.complex128), "has type complex128"),
+        (torch.tensor(X * 1j), "has type complex64"),
+        *((text, f"has type {told}") for text, told in TEXT),
+        (X.astype("U9").astype(object), "holds Python objects that are not all real numbers"),
+        ((X * 1j).astype(object), "holds Python objects that are not all real numbers"),
+    ],
+    ids=["complex64", "complex128", "torch", "text", "bytes", "dates", "text objects", "complex objects"],
+)
+@pytest.mark.parametrize("regression", [False, True])
+def test_images_that_are_not_real(images: Any, told: str, regression: bool) -> None:
+    model: Any = GPRegressor(NET, device="cpu") if regression else classifier()
+    with pytest.raises(DataError, match=f"^X {told}; expected real numbers$"):
+        model.fit(images, Y)
+    with pytest.raises(DataError, match=f"^X {told}; expected real numbers$"):
+        model.fit(X, Y).predict(images)
+    with pytest.raises(DataError, match=f"^X {told}; expected real numbers$"):
+        model.add(images, Y)
+
+
+def test_inducing_images_that_are_not_real() -> None:
+    with pytest.raises(DataError, match=r"^X has type complex64; expected real numbers$"):
+        classifier(inducing=5).fit(X * 1j, Y)
+    with pytest.raises(DataError, match=r"^inducing has type complex64; expected real numbers$"):
+        classifier(inducing=X[:5] * 1j).fit(X, Y)
+
+
+@pytest.mark.parametrize("kind", ["?", "u1", "i8", "f2", "f4", "f8", "g", "O"])
+def test_every_real_type_is_taken(kind: str) -> None:
+    whole = (X * 16).round()
+    if kind == "?":
+        whole = (whole > 8).astype(np.float32)
+    expected = classifier().fit(whole, Y).predict_latent(whole[:5])
+    found = classifier().fit(whole.astype(kind), Y).predict_latent(whole[:5].astype(kind))
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_objects_that_are_numbers() -> None:
+    given = np.array([1, 2.5, True, Decimal("0.5"), np.float32(3), None], dtype=object)
+    np.testing.assert_array_equal(as_real(given, "X"), [1.0, 2.5, 1.0, 0.5, 3.0, np.nan])
+    for wrong in ("1", b"1", 1j, np.complex64(1), {}, [1, 2]):
+        bad = np.empty(2, dtype=object)
+        bad[:] = [1.0, wrong]
+        with pytest.raises(DataError, match=r"^X holds Python objects that are not all real numbers; expected real"):
+            as_real(bad, "X")
+    assert as_float(np.ones(2, dtype=object)).dtype == np.float64
+
+
+def test_flat_rows_of_text() -> None:
+    rows = X.reshape(len(X), -1)
+    for good in (rows, rows > 0, rows.astype(object), rows.tolist(), torch.tensor(rows)):
+        check_real_rows(good)
+    with pytest.raises(DataError, match=r"^X has type complex64; expected real numbers. Complex data not supported$"):
+        check_real_rows(rows * 1j)
+    for bad in (rows.astype("U9"), rows * 1j):
+        with pytest.raises(DataError, match=r"^X has type .*; expected real numbers"):
+            classifier(input_shape=(1, 8, 8)).fit(bad, Y)
+        with pytest.raises(DataError, match=r"^X has type .*; expected real numbers"):
+            classifier(input_shape=(1, 8, 8)).fit(rows, Y).predict(bad)
+    for bad in ([["1", "2"]], [[b"1"]], *(text.reshape(len(X), -1) for text, _ in TEXT)):
+        with pytest.raises(DataError, match=r"^X has type (<U|\|S|datetime).*; expected real numbers$"):
+            check_real_rows(bad)
+
+
+def objects(*values: object) -> np.ndarray:
+    column = np.empty((len(values), 1), dtype=object)
+    column[:, 0] = values
+    return column
+
+
+NOT_REAL: list[Any] = ["1", b"1", 1j, np.complex64(1), np.datetime64(1, "s"), np.timedelta64(1, "s")]
+NOT_REAL += [datetime.date(2020, 1, 1), datetime.datetime(2020, 1, 1), datetime.timedelta(1)]
+
+
+@pytest.mark.parametrize("value", NOT_REAL, ids=lambda value: type(value).__name__)
+def test_flat_objects_that_are_not_real(value: object) -> None:
+    with pytest.raises(DataError, match=r"^X holds Python objects that are not all real numbers; expected real"):
+        check_real_rows(objects(1.0, value))
+    check_real_rows(objects(1, 2.5, True, Decimal("0.5"), np.float32(3), None))
+
+
+class Frame:
+    """What of a DataFrame is looked at: the types of its columns, and its values as one array."""
+
+    def __init__(self, values: np.ndarray, **types: object) -> None:
+        self.values, self.columns, self.dtypes = values, list(types), list(types.values())
+        self.shape = values.shape
+        self.read = 0
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        self.read += 1
+        return np.array(self.values, dtype=dtype)
+
+
+class Category:
+    """A type of pandas: it says "O" where it could be anything."""
+
+    kind = "O"
+
+    def __str__(self) -> str:
+        return "category"
+
+
+def test_columns_of_a_frame_by_their_types() -> None:
+    numbers = Frame(np.ones((3, 2)), a=np.dtype("f4"), b=np.dtype("?"))
+    check_real_rows(numbers)
+    assert not numbers.read  # the types say enough
+    check_real_rows(Frame(np.ones((3, 2), dtype=object), a=np.dtype("f8"), b=Category()))
+    wrong: list[tuple[np.ndarray, object, str]] = [
+        (np.array([[1.0, "2"]], dtype=object), Category(), "category; expected real numbers$"),
+        (np.array([["1.0", "2"]], dtype=object), np.dtype("O"), "object; expected real numbers$"),
+        (np.ones((3, 2)), np.dtype("M8[ns]"), r"datetime64\[ns\]; expected real numbers$"),
+        (np.ones((3, 2)), np.dtype("c8"), "complex64; expected real numbers. Complex data not supported$"),
+    ]
+    for values, dtype, told in wrong:
+        with pytest.raises(DataError, match=f"^X has a column 'b' of type {told}"):
+            classifier().fit(Frame(values, a=np.dtype("f8"), b=dtype), Y)
+
+
+def test_frames_of_pandas() -> None:
+    pd = pytest.importorskip("pandas")
+    rows = (X.reshape(len(X), -1) * 16).round()
+    frame = pd.DataFrame(rows, columns=[f"p{i}" for i in range(64)])
+    model = classifier(input_shape=(1, 8, 8))
+    expected = model.fit(rows, Y).predict_proba(rows)
+    for good in map(frame.astype, ("f4", "f8", "u1", "Float64", "Int64", "category", object)):
+        np.testing.assert_array_equal(model.fit(good, Y).predict_proba(good), expected)
+    for good in (frame > 8, (frame > 8).astype("boolean")):
+        model.fit(good, Y).predict(good)
+    dates = pd.date_range("2020", periods=len(X))
+    wrong = [
+        *map(frame.astype, (str, "string", complex)),
+        frame.astype(str).astype(object),
+        frame.astype(str).astype("category"),
+        pd.DataFrame(dict.fromkeys(frame.columns, dates)),
+        pd.DataFrame({name: dates.tz_localize("UTC") for name in frame.columns}),
+        pd.DataFrame(dict.fromkeys(frame.columns, dates - dates[0])),
+        frame.assign(p0=dates).astype({"p0": object}),
+        frame.assign(p0=dates),
+    ]
+    for bad in wrong:
+        with pytest.raises(DataError, match=r"^X has a column 'p0' of type .*; expected real numbers"):
+            model.fit(bad, Y)
+        with pytest.raises(DataError, match=r"^X has a column 'p0' of type .*; expected real numbers"):
+            model.fit(frame, Y).predict(bad)
+
+
+# ---- matrices and targets --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def K() -> np.ndarray:
+    return np.asarray(Kernel(NET, device="cpu", dtype="float64")(X))
+
+
+@pytest.mark.parametrize("solver", ["cholesky", "cg", "mixed"])
+def test_matrices_that_are_not_real(K: np.ndarray, solver: Any) -> None:
+    for bad in (K + 0j, K.astype("U32"), K.astype("S32"), torch.tensor(K + 0j)):
+        with pytest.raises(DataError, match=r"^the kernel matrix has type .*; expected real numbers$"):
+            classifier(solver=solver, noise=0.1).fit(K=bad, y=Y)
+    model = classifier(solver=solver, noise=0.1).fit(K=K, y=Y)
+    for bad in (K[:3] + 0j, K[:3].astype(str)):
+        with pytest.raises(DataError, match=r"^K\(test, training\) has type .*; expected real numbers$"):
+            model.predict(K=bad)
+    expected = model.predict_latent(K=K[:3], diagonal=K.diagonal()[:3])
+    for same in (K.astype(object), torch.tensor(K)):
+        found = (
+            classifier(solver=solver, noise=0.1).fit(K=same, y=Y).predict_latent(K=same[:3], diagonal=np.diag(K)[:3])
+        )
+        for a, b in zip(found, expected, strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+def test_what_the_posterior_is_given_is_real(K: np.ndarray) -> None:
+    targets = np.eye(10)[Y]
+    with pytest.raises(DataError, match=r"^Y has type complex128; expected real numbers$"):
+        ExactGP(K, targets + 0j)
+    gp = ExactGP(K, targets)
+    with pytest.raises(DataError, match=r"^the diagonal has type complex128; expected real numbers$"):
+        gp.variance(K[:3], K.diagonal()[:3] + 0j)
+    with pytest.raises(DataError, match=r"^K\(test, test\) has type complex128; expected real numbers$"):
+        gp.covariance(K[:3], K[:3, :3] + 0j)
+    with pytest.raises(DataError, match=r"^the kernel matrix has type complex128; expected real numbers$"):
+        gp.add(K[:3], K[:3, :3] + 0j, targets[:3])
+
+
+@pytest.mark.parametrize("y", [Y + 0j, Y.astype("U9"), Y.astype("S9"), Y.astype("datetime64[s]")])
+def test_regression_targets_that_are_not_real(K: np.ndarray, y: np.ndarray) -> None:
+    for data in ({"X": X}, {"K": K}):
+        with pytest.raises(ValueError, match=r"^y has type .* expected real numbers"):
+            GPRegressor(NET, device="cpu").fit(**data, y=y)

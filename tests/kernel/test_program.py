@@ -1,0 +1,429 @@
+"""Lowering proved apart from any engine, and the units that keep deep networks inside the range of float32.
+
+`run` below is a third implementation: it executes a program's ops one after the other in float64, by the contract that
+the docstrings of `Op` and `Activation` state. Every buffer starts as NaN and is poisoned again before it is
+overwritten, so a value that is read before it is written, or after its buffer was given away, shows.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cnngp import (
+    GELU,
+    Abs,
+    Conv,
+    ConvTranspose,
+    Cos,
+    Dense,
+    Elementwise,
+    Erf,
+    Identity,
+    Kernel,
+    LeakyReLU,
+    NetworkError,
+    RangeError,
+    ReLU,
+    Sequential,
+    Sin,
+    Step,
+    Sum,
+    reference,
+    zoo,
+)
+from cnngp.kernel.program import Program, lower
+from helpers.loop_oracle import formula
+from helpers.networks import STEP, images, networks_with_shapes, relu_like, smooth
+
+# ---- an interpreter ------------------------------------------------------------------------------------------------
+
+
+def activation(a, K, K1, K2, same):
+    """f of the `Activation` docstring: K in units of the buffer, f(K) in units of `factor`."""
+    true, true1, true2 = a.unit * K, a.unit * K1, a.unit * K2
+    p = np.sqrt(K1) * np.sqrt(K2)
+    cosine = np.ones_like(K) if same else np.clip(np.divide(K, p, out=np.zeros_like(K), where=p > 0), -1.0, 1.0)
+    theta = np.arccos(cosine)
+    m = (true1 + true2) / 2
+    match a.layer:
+        case ReLU() | LeakyReLU() | Abs():
+            alpha, beta = a.coefficients
+            R = p / np.pi * (np.sqrt((1 - cosine) * (1 + cosine)) + (np.pi - theta) * cosine)
+            return alpha * R + beta * K
+        case Erf():
+            return np.arcsin(2 * true / np.sqrt((1 + 2 * true1) * (1 + 2 * true2)))
+        case Step():
+            return np.full_like(K, np.pi) if same else np.pi - theta
+        case Sin():
+            return (np.exp(true - m) - np.exp(-true - m)) / 2
+        case Cos():
+            return (np.exp(true - m) + np.exp(-true - m)) / 2
+        case GELU():
+            return np.vectorize(formula, otypes=[float])(a.layer, true, true1, true2, same)
+    raise AssertionError(a.layer)
+
+
+def box(sums, V):
+    """The sums along each of the three axes, one after the other."""
+    for axis, s in enumerate(sums):
+        V = np.moveaxis(V, axis, 0)
+        assert len(V) == s.size
+        V = np.array([sum((V[nu] for nu in row), np.zeros(V.shape[1:])) for row in s.sources])
+        V = np.moveaxis(V, 0, axis)
+    return V
+
+
+def run(program: Program, x, z, tables=None):
+    """K(x, z) and the variances met on the way; `tables` are those of the two images, None for one with itself."""
+    same = tables is None
+    table = np.full(program.elements, np.nan)
+    buffers = [np.full(size, np.nan) for size in program.buffers]
+    start = np.einsum("cl,cl->l", x, z)
+    buffers[program.input][: len(start)] = start
+    for op in program.ops:
+        n, out = math.prod(op.shape), math.prod(op.out_shape)
+        assert max(n, 1) <= len(buffers[op.src])
+        assert out <= len(buffers[op.dst])
+        V = buffers[op.src][:n].reshape(op.shape)
+        if a := op.activation:
+            assert a.shape == op.shape
+            at = slice(a.offset, a.offset + a.size)
+            if same:
+                table[at] = V.ravel()
+                K1 = K2 = V
+            else:
+                K1, K2 = (t[at].reshape(op.shape) for t in tables)
+            V = activation(a, V, K1, K2, same)
+        if op.sums is None:
+            assert op.out_shape == op.shape
+        else:
+            assert op.dst != op.src
+            assert tuple(s.size for s in op.sums) == op.shape
+            assert tuple(s.out_size for s in op.sums) == op.out_shape
+            V = box(op.sums, V)
+        result = op.scale * V.ravel() + op.bias
+        if op.keep:
+            result = result + op.keep * buffers[op.dst][:out]
+        buffers[op.dst][:] = np.nan
+        buffers[op.dst][:out] = result
+    return program.unit * buffers[program.output][0], table
+
+
+def interpret(net, X):
+    program = lower(net, X.shape[1:])
+    flat = X.reshape(*X.shape[:2], -1)
+    own = [run(program, x, x) for x in flat]
+    for _, table in own:
+        assert not np.isnan(table).any()  # every element of the table belongs to a nonlinearity
+    K = np.empty((len(X), len(X)))
+    for i, x in enumerate(flat):
+        for j, z in enumerate(flat):
+            K[i, j] = own[i][0] if i == j else run(program, x, z, (own[i][1], own[j][1]))[0]
+    return K
+
+
+def error(K, R):
+    assert np.isfinite(K).all()
+    return np.abs(K - R).max() / np.abs(R).max() if np.abs(R).max() > 0 else np.abs(K).max()
+
+
+# ---- lowering ------------------------------------------------------------------------------------------------------
+
+
+@given(drawn=networks_with_shapes(st.one_of(relu_like, smooth), max_pixels=200), seed=st.integers(0, 10**6))
+@settings(max_examples=120)
+def test_a_program_computes_the_kernel_of_its_network(drawn, seed):
+    net, shape = drawn
+    X = images(shape, 4, seed)
+    assert error(interpret(net, X), reference.kernel(net, X)) < 1e-12
+
+
+SPECIAL = {
+    "no operation at all": Dense(2.0),
+    "a change of unit only": Sequential(Conv(1, weight_var=3.0), ReLU(), Dense(0.5)),
+    "weights that are all zero": Sequential(Conv(3, weight_var=0.0), ReLU(), Dense()),
+    "zero weights with a bias": Sequential(Conv(3, weight_var=0.0, bias_var=2.0), ReLU(), Dense(0.0, 0.5)),
+    "a skip that stands last": Sequential(Conv(3), Sum(Sequential(ReLU(), Conv(3)), Identity()), ReLU(), Dense()),
+    "a skip of the input": Sequential(Sum(Identity(), Conv(3, bias_var=1.0)), Dense()),
+    "only skips with weights": Sequential(Sum(Conv(1), Conv(1, weight_var=2.0), Conv(1, bias_var=3.0)), Dense()),
+    "a sum of one": Sequential(Sum(Conv(3)), Sum(Sum(Identity())), ReLU(), Dense()),
+    "sums within sums": Sequential(
+        Conv(2),
+        Sum(
+            Sequential(ReLU(), Sum(Conv(3), Sequential(Conv(1), Erf(), Conv(3)))),
+            Sum(Sum(Identity(), Conv(5)), Sequential(Abs(), Conv(3), Sum(Identity(), Conv(1)))),
+        ),
+        ReLU(),
+        Dense(),
+    ),
+    "one nonlinearity with several readers": Sequential(
+        Conv(3), ReLU(), Sum(Conv(1), Conv(3), Sequential(Conv(3), ReLU(), Conv(3))), ReLU(), Dense()
+    ),
+    "sums by decree in a row": Sequential(
+        *[Sum(Identity(), Sequential(Conv(3), ReLU()), allow_non_gaussian=True)] * 3, Conv(3), ReLU(), Dense()
+    ),
+    "branches that are bare nonlinearities": Sequential(
+        Conv(3), Sum(ReLU(), Sequential(Conv(3), LeakyReLU(0.3)), allow_non_gaussian=True), Dense()
+    ),
+    "growing and shrinking maps": Sequential(
+        Conv(3, stride=2), ReLU(), ConvTranspose(3, stride=3), Abs(), Conv(4, padding="valid"), Cos(), Conv(2), Sin(),
+        Dense(),
+    ),
+    "very different branches": Sequential(
+        Conv(3), Sum(Conv(3, weight_var=1e-12), Conv(3, weight_var=1e12)), ReLU(), Dense(1e-12)
+    ),
+    "every nonlinearity": Sequential(
+        Conv(3), ReLU(0.5), Conv(3), LeakyReLU(-0.2), Conv(3), Abs(), Conv(3), Erf(), Conv(3), GELU(), Conv(3), Sin(),
+        Conv(3), Cos(), Conv(3), Step(), Dense(),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SPECIAL)
+def test_lowering_is_right_for(name):
+    X = images((2, 5, 6), 4, 7)
+    assert error(interpret(SPECIAL[name], X), reference.kernel(SPECIAL[name], X)) < 1e-12
+
+
+@given(drawn=networks_with_shapes(st.just(STEP), max_pixels=100), seed=st.integers(0, 1000))
+@settings(max_examples=30)
+def test_step_networks_are_lowered_rightly(drawn, seed):
+    net, shape = drawn
+    X = images(shape, 4, seed)
+    # θ near 0 or π has a square-root slope: one half-ulp of the correlation moves Step by 1e-8. Each further Step takes
+    # the root again: 1e-4 after two, 1e-2 after three and more.
+    steps = repr(net).count("Step()")
+    assert error(interpret(net, X), reference.kernel(net, X)) < {1: 2e-8, 2: 1e-4}.get(steps, 3e-2)
+
+
+@pytest.mark.parametrize("net", [zoo.resnet(8), zoo.residual_cnn(), zoo.convnet()], ids=["resnet", "resid", "convnet"])
+def test_the_papers_networks_are_lowered_rightly(net):
+    X = images((1, 9, 8), 3, 0)
+    assert error(interpret(net, X), reference.kernel(net, X)) < 1e-12
+
+
+def test_a_program_does_not_depend_on_how_the_layers_are_nested():
+    flat = lower(Sequential(Conv(3), ReLU(), Conv(3), ReLU(), Dense()), (1, 8, 8))
+    nested = lower(Sequential(Sequential(Conv(3), Identity(), ReLU()), Sequential(Conv(3), ReLU()), Dense()), (1, 8, 8))
+    assert [(op.shape, op.sums, op.scale) for op in flat.ops] == [(op.shape, op.sums, op.scale) for op in nested.ops]
+
+
+def test_nonlinearities_and_constants_fold_into_the_next_operation():
+    program = lower(zoo.resnet(32), (1, 28, 28))
+    assert len(program.activations) == 31  # 30 in the blocks and one between the dense layers
+    # Left on their own: the ReLU that both branches of a projection read, thrice, and the one on a single location.
+    assert sum(op.sums is None for op in program.ops) == 4
+    convnet = lower(zoo.convnet(), (1, 28, 28))
+    assert len(convnet.ops) == 8
+    assert all(math.frexp(op.scale)[0] == 0.5 for op in convnet.ops)  # nothing but powers of two is left
+
+
+def test_a_residual_network_needs_few_maps_at_a_time():
+    assert len(lower(zoo.resnet(110), (1, 28, 28)).buffers) <= 4
+    assert len(lower(zoo.convnet(), (1, 28, 28)).buffers) == 2
+
+
+@given(drawn=networks_with_shapes())
+@settings(max_examples=40)
+def test_an_image_keeps_one_variance_for_each_element_of_each_nonlinearity(drawn):
+    program = lower(*drawn)
+    offset = 0
+    for i, a in enumerate(sorted(program.activations, key=lambda a: a.site)):
+        assert (a.site, a.offset) == (i, offset)
+        offset += a.size
+    assert program.elements == offset
+
+
+# ---- units ---------------------------------------------------------------------------------------------------------
+
+
+def search_space_network(depth, last=8.5):
+    """The widest of the paper's search space: 6 × 6 filters, weight_var 8.5, the variance growing 306-fold a layer."""
+    conv = Conv(6, weight_var=8.5, bias_var=7.0, fan_in="channels")
+    return Sequential(*[layer for _ in range(depth) for layer in (conv, ReLU(math.sqrt(2.0)))], Dense(last))
+
+
+def pixels(n=6, size=16, seed=0):
+    X = np.random.default_rng(seed).random((n, 1, size, size))
+    X[0, :, :8] = 0.0
+    return X.astype(np.float32).astype(np.float64)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_fifteen_layers_of_the_papers_search_space_reach_1e37_and_agree(dtype):
+    net, X = search_space_network(15), pixels()
+    R = reference.kernel(net, X)
+    assert 1e36 < R.max() < 3e38
+    K = Kernel(net, device="cpu", dtype=dtype)(X)
+    assert error(K.astype(np.float64), R) < (1e-6 if dtype == "float32" else 1e-12)
+
+
+def test_what_does_not_fit_float32_at_the_end_is_refused_and_float64_is_offered():
+    net, X = search_space_network(17), pixels()
+    for call in (lambda k: k(X), lambda k: k(X, X[:2]), lambda k: k.diag(X), lambda k: k(X[:1] * 1e-30, X)):
+        with pytest.raises(RangeError, match=r"which does not fit float32; use dtype='float64', or rescale the images"):
+            call(Kernel(net, device="cpu"))
+    R = reference.kernel(net, X)
+    assert R.max() > 3.4e38
+    assert error(Kernel(net, device="cpu", dtype="float64")(X), R) < 1e-12
+
+
+@pytest.mark.parametrize("last", [1e-30, 1e-40])
+def test_what_is_large_only_inside_is_carried_in_float32(last):
+    net, X = search_space_network(25, last=last), pixels()
+    R = reference.kernel(net, X)
+    assert R.max() / last > 1e58
+    assert error(Kernel(net, device="cpu")(X).astype(np.float64), R) < 1e-6
+
+
+def test_what_is_tiny_only_inside_is_carried_in_float32():
+    layers = [Conv(3, weight_var=1e-4), ReLU()] * 15
+    net, X = Sequential(*layers, Dense(1e60)), pixels()
+    R = reference.kernel(net, X)
+    assert R.max() < 1e-1
+    assert error(Kernel(net, device="cpu")(X).astype(np.float64), R) < 1e-6
+
+
+@given(
+    factors=st.lists(st.integers(-12, 12), min_size=4, max_size=12),
+    skip=st.booleans(),
+    bias=st.sampled_from([0.0, 1e-8, 1e8]),
+)
+@settings(max_examples=40)
+def test_any_course_of_powers_keeps_float32_exact(factors, skip, bias):
+    """Weight variances of 10^−12 … 10^12 in any order; a last layer brings the result back to order one."""
+    layers = []
+    for f in factors:
+        conv = Conv(3, weight_var=10.0**f, bias_var=bias)
+        if not skip:
+            layers += [conv, ReLU()]
+        else:
+            layers.append(Sum(Identity(), Sequential(ReLU(), conv)) if layers else conv)
+    X = pixels(4, 6)
+    net = Sequential(*layers, Dense())
+    size = reference.kernel(net, X).max()
+    net = Sequential(*layers, Dense(1.0 / size))
+    R = reference.kernel(net, X)
+    assert error(Kernel(net, device="cpu")(X).astype(np.float64), R) < 1e-6
+
+
+def test_rescaling_by_powers_of_two_changes_no_bit():
+    """The same network with weight variances split differently by powers of two: 2^20 · 2^−20 = 1."""
+    X = pixels()
+    plain = Sequential(Conv(3), ReLU(), Conv(3), ReLU(), Dense())
+    shifted = Sequential(Conv(3, weight_var=2.0**40), ReLU(), Conv(3, weight_var=2.0**-40), ReLU(), Dense())
+    for dtype in ("float32", "float64"):
+        K, S = (Kernel(net, device="cpu", dtype=dtype)(X) for net in (plain, shifted))
+        assert np.array_equal(K, S)
+
+
+@pytest.mark.parametrize(("weight_var", "pixel"), [(1.3, 1e-7), (1e-3, 1e12), (1e-3, 1e7)])
+def test_a_unit_beyond_float32_is_no_hindrance_where_the_value_fits(weight_var, pixel):
+    conv = Conv(6, weight_var=weight_var, fan_in="channels")
+    net = Sequential(*[layer for _ in range(30) for layer in (conv, ReLU(math.sqrt(2.0)))], Dense())
+    X = (pixels(4, 12) * pixel).astype(np.float32).astype(np.float64)
+    R = reference.kernel(net, X)
+    assert error(Kernel(net, device="cpu")(X).astype(np.float64), R) < 1e-6
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        [Conv(3, weight_var=1e200), ReLU(), Conv(3, weight_var=1e200), ReLU()],
+        [Conv(3, weight_var=1e-200), ReLU(), Conv(3, weight_var=1e-200), ReLU(), Conv(3, weight_var=1e300), ReLU()],
+        [Conv(1, weight_var=1e-200), ReLU(), Conv(1, weight_var=1e-200), ReLU(), Conv(1, weight_var=1e300), ReLU()],
+        [Conv(3), ReLU(1e200)],
+        [Conv(3), LeakyReLU(1e200)],
+        [Conv(3, weight_var=1e8), ReLU()] * 60,
+    ],
+    ids=lambda layers: repr(layers[:6]),
+)
+def test_variances_beyond_float64_are_refused(layers):
+    with pytest.raises((NetworkError, RangeError), match=r"beyond float64|does not fit|cannot carry"):
+        Kernel(Sequential(*layers, Dense()), device="cpu", dtype="float64")(pixels())
+
+
+# ---- scales of the images ------------------------------------------------------------------------------------------
+
+NETS = {
+    "resnet": zoo.resnet(8),
+    "with bias": Sequential(Conv(3, bias_var=0.5), ReLU(), Conv(3, stride=2), LeakyReLU(0.1), Dense(1.0, 0.1)),
+    "smooth": Sequential(Conv(3), Erf(), Conv(3, bias_var=0.1), GELU(), Dense()),
+}
+
+
+@pytest.mark.parametrize("name", NETS)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("scale", [1e-9, 1e-6, 1e-3, 255.0, 65535.0])
+def test_images_of_any_usual_scale_agree_with_the_reference(name, dtype, scale):
+    X = (pixels(5, 8) * scale).astype(np.float32).astype(np.float64)
+    R = reference.kernel(NETS[name], X)
+    K = Kernel(NETS[name], device="cpu", dtype=dtype)(X)
+    # Erf at variance v: a half-ulp of K moves it by √v half-ulps.
+    loose = 30.0 if name == "smooth" and scale > 1.0 else 1.0
+    assert error(K.astype(np.float64), R) < loose * (1e-6 if dtype == "float32" else 1e-12)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_images_of_different_scales_go_together(dtype):
+    X = pixels(6, 8)
+    X *= np.array([1.0, 1e-9, 255.0, 1e-5, 0.0, 1.0])[:, None, None, None]
+    X = X.astype(np.float32).astype(np.float64)
+    R = reference.kernel(zoo.resnet(8), X)
+    K = Kernel(zoo.resnet(8), device="cpu", dtype=dtype)(X).astype(np.float64)
+    d = np.sqrt(R.diagonal())
+    scale = np.outer(d, d)
+    assert (np.abs(K - R) <= (2e-6 if dtype == "float32" else 2e-12) * scale).all()  # each entry on its own scale
+    assert not K[4].any()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("scale", [1e-25, 1e25])
+def test_pixels_whose_squares_leave_the_working_precision_are_refused_or_right(dtype, scale):
+    X = (pixels(3, 8) * scale).astype(np.float32).astype(np.float64)
+    kernel = Kernel(zoo.resnet(8), device="cpu", dtype=dtype)
+    if dtype == "float64":
+        assert error(kernel(X), reference.kernel(zoo.resnet(8), X)) < 1e-12
+        return
+    with pytest.raises(RangeError, match=r"float32( cannot carry)?; use dtype='float64'"):
+        kernel(X)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(
+    "phi",
+    [ReLU(), LeakyReLU(0.2), Abs(), Erf(), Sin(), GELU(), Elementwise("tanh"), Step(), Cos(), Elementwise("sigmoid")],
+    ids=repr,
+)
+def test_blank_images_give_the_limit_and_never_nan(dtype, phi):
+    """φ(0) = 0 gives 0; Step counts as ½ with itself and ¼ with others, cos(0) = 1, sigmoid(0) = ½."""
+    net = Sequential(Conv(3), phi, Dense())
+    X = np.zeros((5, 1, 6, 6))
+    X[4] = pixels(1, 6)[0]
+    kernel = Kernel(net, device="cpu", dtype=dtype)
+    K = kernel(X)
+    assert np.isfinite(K).all()
+    constants = {Step(): (0.5, 0.25), Cos(): (1.0, 1.0), Elementwise("sigmoid"): (0.25, 0.25)}
+    diagonal, other = constants.get(phi, (0.0, 0.0))
+    blank = np.full((4, 4), other)
+    np.fill_diagonal(blank, diagonal)
+    np.testing.assert_allclose(K[:4, :4], blank, rtol=1e-6, atol=0.0)
+    np.testing.assert_allclose(K, reference.kernel(net, X), rtol=2e-6, atol=1e-12)
+    with_bias = Sequential(Conv(3), ReLU(), Dense(1.0, 0.25))
+    assert (Kernel(with_bias, device="cpu", dtype=dtype)(X)[:4] == 0.25).all()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_partly_blank_images_agree_with_the_reference(dtype):
+    X = np.zeros((9, 1, 9, 9))
+    for i in range(9):
+        X[i, 0, i, : i + 1] = 1.0  # a stroke each, on rows of its own
+    R = reference.kernel(zoo.resnet(8), X)
+    assert error(Kernel(zoo.resnet(8), device="cpu", dtype=dtype)(X).astype(np.float64), R) < (
+        1e-6 if dtype == "float32" else 1e-12
+    )

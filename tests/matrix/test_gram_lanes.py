@@ -1,0 +1,303 @@
+"""Several engines at one matrix, as on a machine with several cards; and matrices that stay where they are computed."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import types
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from cnngp import Conv, Dense, GPClassifier, Kernel, ReLU, Sequential, datasets, gram
+from cnngp.common.arrays import to_numpy
+from cnngp.kernel.engines.cpu.engine import CpuEngine
+from cnngp.matrix.fill import Lane, fill, lanes
+from cnngp.matrix.grid import Grid
+from cnngp.matrix.images import ImageRows
+from cnngp.matrix.store.store import GramStore
+from helpers import fake_cupy
+
+NET = Sequential(Conv(3), ReLU(), Dense())
+X = np.random.default_rng(0).random((37, 1, 4, 4), dtype=np.float32)
+
+
+@pytest.fixture
+def kernel() -> Kernel:
+    return Kernel(NET, device="cpu", threads=1)
+
+
+class Slow(CpuEngine):
+    """Waits, so that every lane gets tiles, and counts them."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        super().__init__(kernel.engine_for(X.shape[1:]).program, kernel.dtype, threads=1)
+        self.tiles = 0
+
+    def cross(self, *args: Any) -> Any:
+        self.tiles += 1
+        threading.Event().wait(0.01)
+        return super().cross(*args)
+
+
+def run(kernel: Kernel, engines: list[Any], write: Any = None) -> tuple[Any, int]:
+    grid = Grid((37, 37), (4, 4), True)
+    K = np.full(grid.shape, np.nan, np.float32)
+    told: list[int] = []
+
+    def keep(t: Any, block: Any) -> None:
+        K[t.rows, t.columns] = block
+        K[t.columns, t.rows] = block.T
+
+    fill(grid, [Lane(e) for e in engines], ImageRows(X, kernel, "X"), None, write or keep, told.append)
+    return K, sum(told)
+
+
+def test_lanes_share_the_tiles(kernel: Kernel) -> None:
+    engines = [Slow(kernel) for _ in range(3)]
+    K, pairs = run(kernel, engines)
+    np.testing.assert_array_equal(K, kernel(X))
+    assert pairs == 37 * 36 // 2
+    assert all(e.tiles > 0 for e in engines)
+    assert sum(e.tiles for e in engines) == 45
+
+
+def test_an_error_in_one_lane_ends_the_others(kernel: Kernel) -> None:
+    engines = [Slow(kernel) for _ in range(3)]
+
+    def full(t: Any, block: Any) -> None:
+        if (t.i, t.j) == (0, 0):
+            raise OSError("full")
+
+    with pytest.raises(OSError, match="full"):
+        run(kernel, engines, full)
+    assert sum(e.tiles for e in engines) < 30  # of 45
+
+
+def test_an_engine_is_stopped_in_the_middle_of_its_tile(kernel: Kernel) -> None:
+    """Ctrl-C does not wait for a tile of ten seconds."""
+    begun, ended = threading.Event(), threading.Event()
+
+    class Endless(Slow):
+        def cross(self, x: Any, z: Any, output: Any, advance: Any) -> Any:
+            begun.set()
+            for _ in range(3000):
+                threading.Event().wait(0.001)
+                advance(0)
+            ended.set()
+            return super().cross(x, z, output, advance)
+
+    def write(t: Any, block: Any) -> None:
+        begun.wait(10)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(kernel, [Slow(kernel), Endless(kernel)], write)
+    assert not ended.is_set()
+
+
+def test_a_processor_with_several_threads_has_two_lanes_that_share_them(tmp_path: Path) -> None:
+    assert len(lanes(Kernel(NET, device="cpu", threads=1), X.shape[1:])) == 1
+    several = Kernel(NET, device="cpu", threads=3)
+    first, second = lanes(several, X.shape[1:])
+    assert first.engine is second.engine
+    assert len(lanes(several, X.shape[1:], most=1)) == 1
+    np.testing.assert_array_equal(gram(several, X, store=tmp_path / "K", tile=4)[:], several(X))
+
+
+# ---- cards ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def three_cards(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """CuPy's look with three cards, the last of another kind. Arrays know their card, and only that may read them."""
+    current = threading.local()
+    made: list[Any] = []
+
+    class Device:
+        def __init__(self, k: int) -> None:
+            self.k = k
+
+        def __enter__(self) -> None:
+            current.__dict__.setdefault("stack", []).append(self.k)
+
+        def __exit__(self, *_: object) -> None:
+            current.stack.pop()
+
+    def now() -> int:
+        return current.stack[-1] if current.__dict__.get("stack") else 0
+
+    class Array(fake_cupy.ndarray):
+        def __init__(self, a: Any) -> None:
+            super().__init__(a)
+            self.card = now()
+
+        @property
+        def device(self) -> Device:
+            return Device(self.card)
+
+        def get(self, out: Any = None) -> Any:
+            assert self.card == now()
+            if out is None:
+                return self._a
+            out[:] = self._a
+            return out
+
+    class Engine(CpuEngine):
+        def __init__(self, program: Any, dtype: str, devices: list[int]) -> None:
+            super().__init__(program, dtype, threads=1)
+            self.card, self.tiles = devices[0], 0
+            self.identity = "other" if self.card == 2 else "card"
+            made.append(self)
+
+        def cross(self, x: Any, z: Any, output: str, advance: Any) -> Any:
+            assert x.card == z.card == self.card == now()
+            assert output == "cupy"
+            self.tiles += 1
+            threading.Event().wait(0.01)
+            return Array(super().cross(x._a, z._a, "numpy", advance))
+
+        def symmetric(self, x: Any, output: str, advance: Any) -> Any:
+            return Array(super().symmetric(x._a, "numpy", advance))
+
+    monkeypatch.setattr(fake_cupy, "ndarray", Array)
+    modules = fake_cupy.modules()
+    modules["cupy"].cuda = types.SimpleNamespace(  # type: ignore[attr-defined]
+        Device=Device, runtime=types.SimpleNamespace(getDeviceCount=lambda: 3)
+    )
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr("cnngp.kernel.engines.cuda.engine.CudaEngine", Engine)
+    return made
+
+
+def test_every_card_of_one_kind_takes_tiles(three_cards: list[Any], tmp_path: Path, kernel: Kernel) -> None:
+    expected = kernel(X)
+    grid = Grid((37, 37), (4, 4), True)
+    gram(kernel, X, store=tmp_path / "K", tile=4)
+    for path in tmp_path.glob("K/K/c/*/*"):
+        path.unlink()
+    engine = kernel.engine_for(X.shape[1:])
+    engine.identity = "card"
+    kernel.device = "cuda"
+    found = lanes(kernel, X.shape[1:])
+    assert [lane.card for lane in found] == [0, 1]
+    assert [lane.card for lane in lanes(kernel, X.shape[1:], most=1)] == [0]
+    place = GramStore(tmp_path / "K")
+    x = ImageRows(X, kernel, "X")
+    x.room = 10**6
+    fill(grid, found, x, None, place.write, lambda _: None)
+    np.testing.assert_array_equal(place.array()[:], expected)
+    first, second = (lane.engine.tiles for lane in found)
+    assert first > 0
+    assert second > 0
+    assert first + second == 45
+    assert {card for _, _, card in x._kept} == {0, 1}
+
+
+def test_images_are_kept_as_far_as_there_is_room(kernel: Kernel) -> None:
+    read: list[slice] = []
+
+    class Watched:
+        shape = X.shape
+
+        def __getitem__(self, rows: slice) -> Any:
+            read.append(rows)
+            return X[rows]
+
+    x = ImageRows(Watched(), kernel, "X")
+    x.room = 20 * X[0].nbytes
+    for _ in range(2):
+        for start in (0, 16):
+            block = x.block(slice(start, start + 16))
+            np.testing.assert_array_equal(block, X[start : start + 16].reshape(16, 1, -1))
+    assert [rows.start for rows in read] == [0, 16, 16]
+
+
+# ---- where a matrix goes --------------------------------------------------------------------------------------------
+
+
+def test_output(kernel: Kernel, tmp_path: Path) -> None:
+    for tile in (None, 16):
+        K = gram(kernel, X, output="torch", tile=tile)
+        assert isinstance(K, torch.Tensor)
+        np.testing.assert_array_equal(to_numpy(K), kernel(X))
+    with pytest.raises(ValueError, match="output='jax' is not one of 'numpy', 'cupy', 'torch'"):
+        gram(kernel, X, output="jax")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="output='torch' is for a matrix in memory"):
+        gram(kernel, X, store=tmp_path / "K", output="torch")
+
+
+def test_a_matrix_for_the_card_is_measured_against_the_card(monkeypatch: pytest.MonkeyPatch, kernel: Kernel) -> None:
+    asked: list[str] = []
+
+    def available(device: str = "cpu") -> int:
+        asked.append(device)
+        return 1000
+
+    for name, module in fake_cupy.modules().items():
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr("cnngp.common.memory.available", available)
+    kernel.engine_for(X.shape[1:])
+    kernel.device = "cuda"
+    with pytest.raises(MemoryError, match=r"free on the card; .* or keep it on disk with store="):
+        gram(kernel, X, output="cupy")
+    with pytest.raises(MemoryError, match="free on this machine"):
+        gram(kernel, X)
+    assert asked == ["cuda", "cpu"]
+
+
+def test_estimators_take_their_matrices_from_gram(monkeypatch: pytest.MonkeyPatch) -> None:
+    import cnngp.estimators.base
+
+    shapes: list[tuple[int, ...]] = []
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        K = gram(*args, **kwargs)
+        shapes.append(K.shape)
+        return K
+
+    monkeypatch.setattr(cnngp.estimators.base, "gram", counted)
+    data = datasets.digits().take(60, 20)
+    clf = GPClassifier(NET, device="cpu").fit(data.X, data.y)
+    clf.predict(data.X_test)
+    assert shapes == [(60, 60), (20, 60)]
+
+
+# ---- on a real card -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+def test_a_store_and_two_lanes_on_a_card(tmp_path: Path) -> None:
+    """Two lanes on one card: what several cards do, but for the copies between them."""
+    import cupy
+
+    from cnngp.kernel.engines.cuda.engine import CudaEngine
+
+    kernel = Kernel(NET, device="cuda")
+    K = gram(kernel, X, output="cupy")
+    assert isinstance(K, cupy.ndarray)
+    np.testing.assert_array_equal(K.get(), kernel(X))
+    np.testing.assert_array_equal(gram(kernel, X, store=tmp_path / "K", tile=8)[:], K.get())
+    for path in tmp_path.glob("K/K/c/*/*"):
+        path.unlink()
+    engine = kernel.engine_for(X.shape[1:])
+    pair = [Lane(CudaEngine(engine.program, kernel.dtype, devices=[0]), 0) for _ in range(2)]
+    assert all(lane.engine.identity == engine.identity for lane in pair)
+    place = GramStore(tmp_path / "K")
+    fill(place.grid, pair, ImageRows(X, kernel, "X"), None, place.write, lambda _: None)
+    np.testing.assert_array_equal(place.array()[:], K.get())
+
+
+@pytest.mark.gpu
+def test_workers_with_a_card(tmp_path: Path) -> None:
+    from distributed import Client, LocalCluster
+
+    kernel = Kernel(NET)
+    assert kernel.device == "cuda"
+    with LocalCluster(n_workers=1, threads_per_worker=2, dashboard_address=":0") as local, Client(local) as client:
+        K = gram(kernel, X, store=tmp_path / "K", tile=8, client=client)
+    np.testing.assert_array_equal(K[:], kernel(X))

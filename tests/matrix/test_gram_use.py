@@ -1,0 +1,242 @@
+"""Stores behind estimators and the command line: what was computed once is never computed again."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+
+from cnngp import Dense, GPClassifier, GPRegressor, Kernel, datasets, gram, zoo
+from cnngp.cli import run
+from cnngp.common.errors import StoreError
+from cnngp.gp.exact import float64_buffer
+from cnngp.matrix.grid import check_tile
+from cnngp.matrix.plan import plan, status
+from helpers.tile_count import computed
+
+DIGITS = datasets.digits().take(150, 40)
+NET = zoo.small_cnn()
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    return computed(monkeypatch)
+
+
+def test_an_estimator_computes_each_kernel_once(tmp_path: Path, calls: list[int]) -> None:
+    place = str(tmp_path / "run.zarr")
+    plain = GPClassifier(NET, device="cpu").fit(DIGITS.X, DIGITS.y)
+    expected = plain.predict_proba(DIGITS.X_test)
+    calls.clear()
+    for matrices in (2, 0):
+        clf = GPClassifier(NET, device="cpu", store=place).fit(DIGITS.X, DIGITS.y)
+        np.testing.assert_array_equal(clf.predict_proba(DIGITS.X_test), expected)
+        np.testing.assert_array_equal(clf.predict(DIGITS.X_test), plain.predict(DIGITS.X_test))
+        assert clf.loo_error_ == plain.loo_error_
+        calls_now = len(calls)
+        calls.clear()
+        assert calls_now - 1 == matrices  # `plain.predict` above is the one
+    group = zarr.open_group(place, mode="r")
+    names = sorted(name for name, _ in group.members())
+    assert names[0] == "K"
+    assert names[1].startswith("cross-")
+    assert len(names) == 2
+
+
+def test_the_store_of_gram_is_the_store_of_an_estimator(tmp_path: Path, calls: list[int]) -> None:
+    gram(Kernel(NET, device="cpu"), DIGITS.X, store=tmp_path / "K.zarr")
+    calls.clear()
+    GPClassifier(NET, device="cpu", store=tmp_path / "K.zarr").fit(DIGITS.X, DIGITS.y)
+    assert not calls
+
+
+def test_regression_with_a_memory_store(calls: list[int]) -> None:
+    y = DIGITS.X.mean(axis=(1, 2, 3))
+    place = "memory://cnngp-estimators/run.zarr"
+    expected = GPRegressor(NET, noise=1e-3, device="cpu").fit(DIGITS.X, y).predict(DIGITS.X_test, return_std=True)
+    for _ in range(2):
+        reg = GPRegressor(NET, noise=1e-3, device="cpu", store=place).fit(DIGITS.X, y)
+        for a, b in zip(reg.predict(DIGITS.X_test, return_std=True), expected, strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+def test_other_training_images_are_refused(tmp_path: Path) -> None:
+    GPClassifier(NET, device="cpu", store=tmp_path / "K").fit(DIGITS.X[:60], DIGITS.y[:60])
+    with pytest.raises(StoreError, match=r"X \(the pixels of its 60 images"):
+        GPClassifier(NET, device="cpu", store=tmp_path / "K").fit(DIGITS.X[60:120], DIGITS.y[60:120])
+
+
+def test_the_buffer_reads_each_chunk_of_a_store_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = Kernel(NET, device="cpu")
+    K = gram(kernel, DIGITS.X, store=tmp_path / "K", tile=64)
+    read: list[str] = []
+    get = zarr.storage.LocalStore.get
+
+    async def counted(self: Any, key: str, *args: Any, **kwargs: Any) -> Any:
+        read.append(key)
+        return await get(self, key, *args, **kwargs)
+
+    monkeypatch.setattr(zarr.storage.LocalStore, "get", counted)
+    A = float64_buffer(K)
+    assert sorted(read) == [f"K/c/{i}/{j}" for i in range(3) for j in range(3)]
+    assert A.dtype == np.float64
+    np.testing.assert_array_equal(A, kernel(DIGITS.X).astype(np.float64))
+
+
+# ---- the command line -----------------------------------------------------------------------------------------------
+
+
+def last_json(capsys: pytest.CaptureFixture[str]) -> Any:
+    return json.loads(capsys.readouterr().out.splitlines()[-1])
+
+
+def test_gram_plan_and_status(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place = str(tmp_path / "K.zarr")
+    assert run(["gram", "--plan", "--tile", "64", "--train", "150", "--device", "cpu", "--json"]) == 0
+    planned = last_json(capsys)
+    assert (planned["pairs"], planned["tiles"], planned["tile"]) == (150 * 149 // 2, 6, 64)
+    assert planned["disk_bytes"] == 9 * (64 * 64 * 4 + 4)
+    assert planned["pairs_per_second"] > 0
+    assert not (tmp_path / "K.zarr").exists()
+    assert run(["gram", "--store", place, "--tile", "64", "--train", "150", "--device", "cpu", "--json"]) == 0
+    assert last_json(capsys)["shape"] == [150, 150]
+    assert sum(p.stat().st_size for p in Path(place).glob("K/c/*/*")) == planned["disk_bytes"]
+    assert run(["gram", "--status", place, "--json"]) == 0
+    held = last_json(capsys)
+    assert (held["whole"], held["tiles"], held["missing"], held["damaged"]) == (True, 6, 0, 0)
+    assert held["bytes"] == planned["disk_bytes"]
+    np.testing.assert_array_equal(
+        zarr.open_array(place, path="K", mode="r")[:], Kernel(NET, device="cpu")(DIGITS.X, progress=False)
+    )
+
+
+def test_status_of_a_store_that_is_not_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place = tmp_path / "K.zarr"
+    gram(Kernel(NET, device="cpu"), DIGITS.X, store=place, tile=64)
+    (place / "K/c/0/1").unlink()
+    (place / "K/c/2/2").write_bytes(b"broken")
+    before = sorted(p for p in place.rglob("*"))
+    assert run(["gram", "--status", str(place)]) == 0
+    assert "no: 1 tiles missing, 1 damaged" in capsys.readouterr().out
+    assert run(["gram", "--status", str(place), "--no-verify"]) == 0
+    assert "no: 1 tiles missing" in capsys.readouterr().out
+    assert sorted(p for p in place.rglob("*")) == before
+    gram(Kernel(NET, device="cpu"), DIGITS.X, store=place)
+    assert status(place).whole
+    assert run(["gram", "--status", str(place)]) == 0
+    assert "yes, every tile was read and is good" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("{", "K cannot be opened, its zarr.json cannot be read"),
+        ("{}", "K cannot be opened, its zarr.json cannot be read"),
+        (None, "K/zarr.json is missing, so that K cannot be opened"),
+    ],
+)
+@pytest.mark.parametrize("verify", ["--verify", "--no-verify"])
+def test_status_of_a_store_that_cannot_be_opened(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str | None, told: str, verify: str
+) -> None:
+    place = tmp_path / "K.zarr"
+    K = gram(Kernel(NET, device="cpu"), DIGITS.X, store=place, tile=64)[:]
+    metadata = place / "K/zarr.json"
+    if content is None:
+        metadata.unlink()
+    else:
+        metadata.write_text(content)
+    assert run(["gram", "--status", str(place), verify]) == 1
+    shown = capsys.readouterr()
+    assert told in shown.err
+    assert shown.err.count("\n") == 1
+    assert "whole" not in shown.out
+    metadata.unlink(missing_ok=True)  # as it says
+    np.testing.assert_array_equal(gram(Kernel(NET, device="cpu"), DIGITS.X, store=place)[:], K)
+    assert run(["gram", "--status", str(place), verify]) == 0
+
+
+def test_status_of_an_array_that_something_else_changed(tmp_path: Path) -> None:
+    place = tmp_path / "K.zarr"
+    gram(Kernel(NET, device="cpu"), DIGITS.X, store=place, tile=64)
+    metadata = place / "K/zarr.json"
+    metadata.write_text(metadata.read_text().replace('"float32"', '"float64"'))
+    with pytest.raises(StoreError, match=r"K has chunks \(64, 64\) of float64, its metadata says .* of float32"):
+        status(place)
+
+
+def test_a_plan_for_fewer_images_than_a_tile() -> None:
+    p = plan(Kernel(NET, device="cpu"), DIGITS.X[:1])
+    assert (p.pairs, p.tiles) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["gram"], "give --store"),
+        (["gram", "--status", "nowhere.zarr"], "nowhere.zarr does not exist"),
+        (["gram", "--status", "."], "is not a store of cnngp"),
+        (["gram", "--store", "K.zarr", "--tile", "0"], "tile=0: expected a positive number"),
+        (["gram", "--store", "s4://bucket/K"], "store='s4://bucket/K' cannot be opened: Protocol not known"),
+    ],
+)
+def test_mistakes_are_one_line(
+    arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(arguments) == 1
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_classify_keeps_its_kernels(tmp_path: Path, capsys: pytest.CaptureFixture[str], calls: list[int]) -> None:
+    arguments = ["classify", "--train", "60", "--test", "20", "--device", "cpu", "--output", str(tmp_path / "out")]
+    errors = []
+    for _ in range(2):
+        calls.clear()
+        assert run([*arguments, "--store", str(tmp_path / "K.zarr"), "--json"]) == 0
+        errors.append(last_json(capsys)["test_error"])
+    assert not calls
+    assert errors[0] == errors[1]
+
+
+def test_ctrl_c_on_the_command_line_is_one_line(tmp_path: Path) -> None:
+    """A costly network, so that it is still at work when interrupted."""
+    place = tmp_path / "K.zarr"
+    options = ["--network", "resnet20", "--tile", "16", "--threads", "1", "--device", "cpu"]
+    command = [sys.executable, "-m", "cnngp", "gram", "--store", str(place), *options]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    for _ in range(3000):
+        if len(list(place.glob("K/c/*/*"))) > 5:
+            break
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert errors.strip().count("\n") == 0
+    assert "tiles are there and stay valid" in errors
+    assert "Run the same again to go on" in errors
+
+
+def test_integers_of_numpy_are_tiles() -> None:
+    for tile in (np.int64(16), (np.int32(16), 16)):
+        assert check_tile(tile) == (16, 16)
+    with pytest.raises(ValueError, match="tile=True: expected a positive number"):
+        check_tile(True)
+
+
+@pytest.mark.parametrize(("output", "extra"), [("cupy", "cuda"), ("torch", "torch")])
+def test_an_output_that_cannot_be_made(output: Any, extra: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, output, None)
+    with pytest.raises(ImportError, match=rf'^output={output!r} needs .*: pip install "cnngp\[{extra}\]"$'):
+        gram(Kernel(Dense(), device="cpu"), np.ones((3, 2)), output=output)

@@ -1,0 +1,251 @@
+"""Which compositions are Gaussian processes: every rule of the design's "Sum" paragraph, with the place that breaks it.
+
+A piece is checked when it is built, wherever it may later stand; a whole network is checked before it is used.
+"""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from cnngp import (
+    GELU,
+    Abs,
+    Conv,
+    ConvTranspose,
+    Cos,
+    Dense,
+    Elementwise,
+    Erf,
+    Identity,
+    Kernel,
+    LeakyReLU,
+    NetworkError,
+    ReLU,
+    Sequential,
+    Sin,
+    Step,
+    Sum,
+    reference,
+)
+from cnngp.network.composition import check_network
+from helpers.networks import networks_with_shapes
+
+NONLINEARITIES = [ReLU(), LeakyReLU(0.1), Erf(), Abs(), Step(), Sin(), Cos(), GELU(), Elementwise("tanh")]
+EACH_NONLINEARITY = pytest.mark.parametrize("phi", NONLINEARITIES, ids=repr)
+EACH_LINEAR = pytest.mark.parametrize("linear", [Conv(3), ConvTranspose(3), Dense()], ids=repr)
+
+
+def refused(message: str, place: str = ""):
+    """The error starts with the place, if there is one."""
+    return pytest.raises(NetworkError, match="^" + re.escape(f"{place}: " if place else "") + message)
+
+
+def kernels_add(*branches, before=(), size=(5, 5), **options):
+    """The Sum is accepted, and its kernel is the sum of those of its branches."""
+    X = np.random.default_rng(0).normal(size=(3, 2, *size))
+    whole = reference.kernel(Sequential(*before, Sum(*branches, **options), Dense()), X)
+    parts = sum(reference.kernel(Sequential(*before, branch, Dense()), X) for branch in branches)
+    np.testing.assert_allclose(whole, parts, rtol=1e-13)
+
+
+# ---- sums of dependent branches ------------------------------------------------------------------------------------
+
+TWO_PATHS = r"2 paths without weights lead into this Sum.*x \+ x has covariance 4K.*keep one Identity\(\)"
+
+
+@pytest.mark.parametrize(
+    "branches",
+    [
+        (Identity(), Identity()),
+        (Identity(), Sequential()),
+        (Identity(), Sequential(Identity(), Identity())),
+        (Identity(), Sum(Identity(), Conv(3))),
+        (Sum(Conv(3), Identity()), Sum(Identity(), Conv(5))),
+        (Identity(), Sum(Sum(Sequential(Sum(Identity()))))),
+        (Conv(3), Identity(), Conv(3), Identity()),
+        (Identity(), Sequential(Sum(Identity(), Conv(3)), Sum(Identity(), Conv(3)))),
+        (Identity(), Sequential(Sum(Identity(), Sequential(ReLU(), Conv(3))), Identity())),
+    ],
+    ids=repr,
+)
+def test_two_paths_without_weights_are_refused_however_they_are_nested(branches):
+    with refused(TWO_PATHS):
+        Sum(*branches)
+
+
+def test_a_sum_of_three_copies_counts_three_paths():
+    with refused("3 paths without weights"):
+        Sum(Identity(), Identity(), Identity())
+
+
+def test_paths_without_weights_are_refused_even_where_kernels_add_by_decree():
+    with refused(TWO_PATHS):
+        Sum(Identity(), Identity(), allow_non_gaussian=True)
+    with refused(TWO_PATHS):  # x + relu(x): dependent, whatever is decreed about Gaussianity
+        Sum(Identity(), ReLU(), allow_non_gaussian=True)
+
+
+@EACH_LINEAR
+def test_weights_on_all_but_one_branch_make_them_independent(linear):
+    size = () if linear == Dense() else (5, 5)  # Dense() leaves one location
+    kernels_add(Identity(), linear, size=size)
+    kernels_add(linear, linear, size=size)
+    kernels_add(Identity(), Sequential(Sum(Identity(), linear), linear), size=size)
+    kernels_add(linear, Sum(Identity(), linear), Sequential(linear, Sum(Identity(), linear), linear), size=size)
+
+
+def test_sums_in_a_row_each_have_a_skip_of_their_own():
+    kernels_add(Identity(), Conv(3), before=(Conv(3), Sum(Identity(), Conv(3))))
+
+
+# ---- sums of what is not Gaussian ----------------------------------------------------------------------------------
+
+
+@EACH_NONLINEARITY
+def test_a_branch_that_ends_in_a_nonlinearity_is_refused_by_place_and_name(phi):
+    branch = Sequential(Conv(3), phi)
+    ends = re.escape(f"the branch {branch!r} ends in a nonlinearity") + ".*pass allow_non_gaussian=True"
+    with refused(ends, "branches[1]"):
+        Sum(Identity(), branch)
+    with refused(ends, "branches[0]"):
+        Sum(branch, Identity())
+
+
+@EACH_NONLINEARITY
+def test_it_is_allowed_by_decree(phi):
+    branches = Identity(), Sequential(Conv(3), phi)
+    block = Sum(*branches, allow_non_gaussian=True)
+    check_network(Sequential(Conv(3), block, block, Conv(3), phi, Dense()))
+    kernels_add(*branches, allow_non_gaussian=True)
+    kernels_add(*branches, before=(Conv(3), block), allow_non_gaussian=True)
+
+
+def test_a_decree_does_not_make_the_sum_gaussian():
+    block = Sum(Identity(), Sequential(Conv(3), ReLU()), allow_non_gaussian=True)
+    with refused(r"ReLU\(\) is applied to the output of a nonlinearity, which is not Gaussian", "layers[1]"):
+        Sequential(block, ReLU())
+    with refused("the network ends in a nonlinearity"):
+        check_network(Sequential(Conv(3), block))
+
+
+def test_a_decree_does_not_reach_into_nested_sums():
+    with refused(r"Identity\(\) skips from the output of a nonlinearity", "layers[2].branches[0].branches[0]"):
+        Sequential(Conv(3), ReLU(), Sum(Sum(Identity(), Conv(1)), Conv(1), allow_non_gaussian=True))
+
+
+def test_a_skip_from_behind_a_nonlinearity_is_refused():
+    skips = r"Identity\(\) skips from the output of a nonlinearity.*start the block before the nonlinearity"
+    with refused(skips, "layers[2].branches[0]"):
+        Sequential(Conv(3), ReLU(), Sum(Identity(), Conv(3)))
+    with refused("the branch .* ends in a nonlinearity|.* skips from", "layers[2].branches[1]"):
+        Sequential(Conv(3), ReLU(), Sum(Conv(1), Sum(Identity(), Conv(3))))
+
+
+def test_the_projection_block_of_the_paper_is_gaussian():
+    kernels_add(Conv(1), Sequential(Conv(3), ReLU(), Conv(3)), before=(Conv(3), ReLU()))
+
+
+# ---- nonlinearities on what is not Gaussian ------------------------------------------------------------------------
+
+
+@EACH_NONLINEARITY
+def test_two_nonlinearities_in_a_row_are_refused(phi):
+    told = re.escape(f"{phi!r} is applied to the output of a nonlinearity, which is not Gaussian; put a Conv(...)")
+    with refused(told, "layers[2]"):
+        Sequential(Conv(3), ReLU(), phi)
+    with refused(told, "layers[1]"):
+        Sequential(phi, phi)  # a piece, wherever it stands
+    with refused(told, "layers[1].layers[1]"):
+        Sequential(Sequential(Conv(3), ReLU()), Sequential(Identity(), phi))
+    with refused(told, "layers[2].branches[1].layers[0]"):
+        Sequential(Conv(3), ReLU(), Sum(Conv(1), Sequential(phi, Conv(1))))
+
+
+@EACH_NONLINEARITY
+@EACH_LINEAR
+def test_a_linear_layer_between_them_is_enough(phi, linear):
+    check_network(Sequential(Conv(3), phi, linear, phi, linear))
+    with refused(re.escape(f"{phi!r} is applied to the output of a nonlinearity"), "layers[2]"):
+        Sequential(Conv(3), phi, phi, linear)
+
+
+@EACH_NONLINEARITY
+def test_a_nonlinearity_straight_on_the_input_is_refused(phi):
+    told = re.escape(
+        f"{phi!r} is applied to the input itself, which is not Gaussian; put a Conv(...) or Dense() before"
+    )
+    piece = Sequential(phi, Dense())  # well formed as a piece of a larger network
+    with refused(told, "layers[0]"):
+        Kernel(piece, device="cpu")
+    with refused(told, "layers[0]"):
+        reference.kernel(piece, np.ones((2, 3)))
+    with refused(told, "layers[0]"):
+        piece.shapes((3,))
+    with refused(told, "layers[1].branches[1].layers[0]"):
+        check_network(Sequential(Identity(), Sum(Conv(1), Sequential(phi, Conv(1))), Dense()))
+    check_network(Sequential(Dense(), piece))
+
+
+def test_a_bare_nonlinearity_is_no_network():
+    with refused(r"ReLU\(\) is applied to the input itself"):
+        Kernel(ReLU(), device="cpu")
+
+
+def test_a_skip_of_the_input_leaves_the_sum_non_gaussian():
+    told = r"ReLU\(\) is applied to the input itself, which is not Gaussian"
+    with refused(told, "layers[1]"):
+        check_network(Sequential(Sum(Identity(), Conv(3)), ReLU(), Dense()))
+    with refused(told, "layers[1].layers[0]"):
+        check_network(Sequential(Sum(Conv(3), Sum(Identity(), Conv(1))), Sequential(ReLU(), Dense())))
+    check_network(Sequential(Sum(Identity(), Conv(3)), Conv(3), ReLU(), Dense()))
+    check_network(Sequential(Conv(1), Sum(Identity(), Conv(3)), ReLU(), Dense()))
+
+
+@EACH_NONLINEARITY
+def test_a_network_that_ends_in_a_nonlinearity_is_refused(phi):
+    ends = r"the network ends in a nonlinearity, so its output is not Gaussian; add Dense\(\) or Conv\(...\) at the end"
+    for piece in (Sequential(Dense(), phi), Sequential(Sequential(Dense()), Sequential(phi, Identity()))):
+        with refused(ends):
+            Kernel(piece, device="cpu")
+        with refused(ends):
+            piece.shapes((3,))
+        with refused(ends):
+            reference.kernel(piece, np.ones((2, 3)))
+
+
+# ---- places --------------------------------------------------------------------------------------------------------
+
+
+def test_errors_name_the_place_from_the_top_of_what_is_being_built():
+    good = [Conv(3), Sum(Identity(), Sequential(ReLU(), Conv(3))), ReLU()]
+    with refused(r"Identity\(\) skips from the output of a nonlinearity", "layers[3].branches[1]"):
+        Sequential(*good, Sum(Conv(1), Identity()), Dense())
+    with refused(r"Erf\(\) is applied to the output of a nonlinearity", "layers[3].branches[1].layers[0]"):
+        Sequential(*good, Sum(Conv(1), Sequential(Erf(), Conv(1))), Dense())
+    with refused("the branch .* ends in a nonlinearity", "branches[1]"):  # wrong wherever it stands: told at once
+        Sequential(*good, Sum(Conv(1), Sequential(Conv(1), Erf())), Dense())
+
+
+def test_sizes_are_told_with_the_place_too():
+    net = Sequential(Conv(3), ReLU(), Conv(3), Sum(Identity(), Sequential(ReLU(), Conv(9, padding="valid"))), Dense())
+    with refused(r"Conv\(9, padding='valid'\) on 6 × 6: axis 0: the filter spans 9", "layers[3].branches[1].layers[1]"):
+        net.shapes((1, 6, 6))
+    with refused(r"Conv\(9, padding='valid'\) on 6 × 6: axis 0: the filter spans 9", "layers[3].branches[1].layers[1]"):
+        Kernel(net, device="cpu")(np.ones((2, 1, 6, 6)))
+
+
+@given(drawn=networks_with_shapes())
+@settings(max_examples=50)
+def test_appending_a_second_skip_or_a_nonlinearity_breaks_any_network(drawn):
+    net, _ = drawn
+    check_network(net)
+    with refused("2 paths without weights"):
+        Sum(Identity(), net, Identity())
+    with refused("the network ends in a nonlinearity"):
+        check_network(Sequential(net, ReLU()))
+    with refused("the branch .* ends in a nonlinearity", "branches[0]"):
+        Sum(Sequential(net, ReLU()), Dense())

@@ -1,0 +1,167 @@
+"""The named functions, and what `Elementwise` takes and refuses."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from scipy import special
+
+from cnngp import functions
+from cnngp.network.functions import FUNCTIONS, as_callable, breakpoints, check_function, second_moment, value_hash
+from cnngp.network.layers import Elementwise, NetworkError
+
+X = np.concatenate([-np.geomspace(40.0, 1e-8, 200), [0.0], np.geomspace(1e-8, 40.0, 200)])
+
+# Each written another way, in terms of SciPy where it has the function.
+EXPECTED = {
+    "tanh": lambda x: 2.0 * special.expit(2.0 * x) - 1.0,
+    "sigmoid": special.expit,
+    "silu": lambda x: x * special.expit(x),
+    "softplus": lambda x: -special.log_expit(-x),
+    "gelu_tanh": lambda x: 0.5 * x * (1.0 + np.tanh(np.sqrt(2.0 / np.pi) * (x + 0.044715 * x**3))),
+    "elu": lambda x: np.where(x > 0, x, np.exp(np.minimum(x, 0)) - 1.0),
+    "selu": lambda x: 1.0507009873554805 * np.where(x > 0, x, 1.6732632423543772 * (np.exp(np.minimum(x, 0)) - 1.0)),
+    "softsign": lambda x: np.sign(x) * (1.0 - 1.0 / (1.0 + np.abs(x))),
+    "mish": lambda x: x * np.tanh(np.log1p(np.exp(x))),
+    "hardtanh": lambda x: np.maximum(-1.0, np.minimum(1.0, x)),
+    "relu6": lambda x: np.minimum(np.maximum(x, 0.0), 6.0),
+    "hardswish": lambda x: np.where(x <= -3, 0.0, np.where(x >= 3, x, x * (x + 3) / 6)),
+    "arctan": lambda x: np.angle(1.0 + 1j * x),
+    "gaussian": lambda x: np.exp(-(x**2)),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_named_function_has_its_values(name):
+    assert np.allclose(FUNCTIONS[name](X), EXPECTED[name](X), rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_named_function_is_safe_for_any_argument(name):
+    huge = np.array([-1e300, -1e160, -800.0, 800.0, 1e160, 1e300])
+    with np.errstate(over="raise", invalid="raise", divide="raise"):
+        values = FUNCTIONS[name](huge)
+    assert np.isfinite(values).all()
+    assert np.all(np.abs(values) <= 1.1 * np.abs(huge) + 1.0)
+
+
+@pytest.mark.parametrize("name", ["sigmoid", "silu", "softplus", "gelu_tanh", "mish"])
+def test_left_tail_keeps_its_digits(name):
+    x = np.array([-6.0, -8.0])
+    tanh_argument = np.sqrt(2.0 / np.pi) * (x + 0.044715 * x**3)
+    tail = {
+        "sigmoid": np.exp(x) / (1.0 + np.exp(x)),
+        "silu": x * np.exp(x) / (1.0 + np.exp(x)),
+        "softplus": np.log1p(np.exp(x)),
+        "gelu_tanh": x * special.expit(2.0 * tanh_argument),
+        "mish": x * np.tanh(np.log1p(np.exp(x))),
+    }[name]
+    assert np.allclose(FUNCTIONS[name](x), tail, rtol=1e-14, atol=0.0)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_breakpoints_are_where_the_function_is_not_smooth(name):
+    """A divided difference across a kink does not settle as its step shrinks; elsewhere it does."""
+
+    def jump(x, order):
+        sides = []
+        for sign in (-1.0, 1.0):
+            grid = x + sign * np.arange(order + 2) * 1e-3
+            sides.append(np.diff(FUNCTIONS[name](grid), order)[0] / (sign * 1e-3) ** order)
+        return abs(sides[0] - sides[1])
+
+    for x in np.arange(-7.0, 7.5, 0.5):
+        assert (max(jump(x, 1), jump(x, 2)) > 0.2) == (x in breakpoints(name)), x
+
+
+@pytest.mark.parametrize(
+    ("fn", "name"), [(np.tanh, "tanh"), (np.arctan, "arctan"), (special.expit, "sigmoid"), ("silu", "silu")]
+)
+def test_known_functions_become_names(fn, name):
+    assert check_function(fn) == name
+    assert Elementwise(fn) == Elementwise(name)
+    assert as_callable(name) is FUNCTIONS[name]
+
+
+def test_a_bare_callable_stays_itself():
+    def cube(x):
+        return x**3
+
+    assert check_function(cube) is cube
+    assert as_callable(cube) is cube
+    assert breakpoints(cube) == ()
+
+
+class Noise:
+    def __call__(self, x):
+        return x + np.random.default_rng().normal(size=x.shape)
+
+
+@pytest.mark.parametrize(
+    ("fn", "message"),
+    [
+        ("tahn", "'tahn' is not a known function; known: tanh"),
+        (3.0, "expected a name or a function"),
+        (None, "expected a name or a function"),
+        (float, "expected a name or a function"),
+        (lambda x: x.sum(), r"returned shape \(\)"),
+        (lambda x: x[:-1], "returned shape"),
+        (lambda x: np.log(x), "is not finite at -30"),
+        (lambda x: x + 1j, "complex"),
+        (lambda x: 1.0 if x > 0 else 0.0, "fails on an array: ValueError"),
+        (lambda x, y: x, "fails on an array: TypeError"),
+        (lambda x: x - x.mean(), "is not elementwise"),
+        (np.cumsum, "is not elementwise"),
+        (Noise(), "is not elementwise"),
+    ],
+)
+def test_refuses_what_is_not_a_function_of_one_number(fn, message):
+    with pytest.raises(NetworkError, match=message) as error:
+        Elementwise(fn)
+    assert "\n" not in str(error.value)
+
+
+def test_integer_and_float32_results_are_taken():
+    assert callable(check_function(lambda x: x > 0))
+    assert callable(check_function(lambda x: np.sign(x).astype(np.int8)))
+    assert callable(check_function(lambda x: x.astype(np.float32)))
+
+
+def test_checking_does_not_change_the_grid():
+    def in_place(x):
+        x *= 2.0
+        return x
+
+    before = functions._PROBE.copy()
+    check_function(in_place)
+    assert np.array_equal(functions._PROBE, before)
+
+
+def test_value_hash_sees_values_and_not_rounding():
+    hashes = {name: value_hash(name) for name in FUNCTIONS}
+    assert len(set(hashes.values())) == len(FUNCTIONS)
+    assert value_hash(np.tanh) == hashes["tanh"]
+    for name, f in FUNCTIONS.items():
+        assert value_hash(lambda x, f=f: f(x) * (1.0 + 3e-16) - 1e-17) == hashes[name], name
+        assert value_hash(lambda x, f=f: f(x) * (1.0 + 1e-7) + 1e-8) != hashes[name], name
+    # Stores are keyed by it, so it may not change from version to version.
+    assert hashes["tanh"].startswith("5298c63b841b970d")
+    # Beyond ±8, too: a cap at 100 is another function.
+    assert value_hash(lambda x: np.minimum(x, 100.0)) != value_hash(lambda x: x)
+    assert value_hash(lambda x: 0.0 * x) == value_hash(lambda x: -0.0 * np.abs(x))
+
+
+def test_second_moment_is_about_right():
+    assert second_moment(lambda x: x, 3.0) == pytest.approx(9.0, rel=1e-6)
+    assert second_moment("relu6", 1.0) == pytest.approx(0.5, rel=1e-3)
+    assert second_moment("tanh", 2.0**100) == pytest.approx(1.0, rel=0.02)
+    assert second_moment(np.exp, 1e4) == 1.0  # no second moment: any unit will do, the series refuses later
+
+
+def test_describing_a_network_does_not_import_scipy():
+    code = (
+        "import sys; from cnngp.network import Elementwise; Elementwise('tanh').fingerprint; "
+        "import cnngp.kernel.series.hermite; sys.exit('scipy' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

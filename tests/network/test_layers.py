@@ -1,0 +1,456 @@
+"""Networks are values: they check themselves, print as code, compare, hash, pickle and travel as JSON."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import math
+import pickle
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import cnngp
+from cnngp import (
+    GELU,
+    Abs,
+    Conv,
+    ConvTranspose,
+    Cos,
+    Dense,
+    Elementwise,
+    Erf,
+    Identity,
+    LeakyReLU,
+    NetworkError,
+    ReLU,
+    Sequential,
+    Sin,
+    Step,
+    Sum,
+    from_json,
+    zoo,
+)
+from helpers.networks import convolutions, networks_with_shapes, relu_like, smooth, transposed
+
+NAMES = {name: getattr(cnngp, name) for name in cnngp.network.layers.LAYERS}
+ONE_OF_EACH = [
+    Conv(3),
+    Conv((3, 5), stride=(1, 2), padding=(1, (0, 2)), dilation=(2, 1), weight_var=0.1, bias_var=1e-3, fan_in="channels"),
+    Conv(4, padding="valid", padding_mode="reflect"),
+    ConvTranspose(3, stride=2, padding=1, output_padding=1),
+    ConvTranspose((3, 2, 1), padding_mode="zeros", weight_var=2.0),
+    Dense(2.0, 1 / 3),
+    ReLU(),
+    ReLU(math.sqrt(2.0)),
+    LeakyReLU(0.1),
+    Erf(),
+    Abs(),
+    Step(),
+    Sin(),
+    Cos(),
+    GELU(),
+    Elementwise("tanh"),
+    Identity(),
+    Sequential(),
+    Sequential(Conv(3), ReLU(), Sequential(Dense())),
+    Sum(Identity(), Sequential(Conv(3), ReLU()), allow_non_gaussian=True),
+    zoo.resnet(32),
+    zoo.residual_cnn(),
+    zoo.convnet(),
+]
+EACH = pytest.mark.parametrize("net", ONE_OF_EACH, ids=lambda net: repr(net)[:40])
+any_network = networks_with_shapes(st.one_of(relu_like, smooth, st.just(Step()))).map(lambda drawn: drawn[0])
+
+
+# ---- values --------------------------------------------------------------------------------------------------------
+
+
+@EACH
+def test_a_network_prints_as_the_code_that_makes_it(net):
+    assert eval(repr(net), NAMES) == net
+
+
+@given(net=st.one_of(any_network, convolutions(2), transposed(3)))
+@settings(max_examples=100)
+def test_code_json_and_pickle_give_an_equal_network(net):
+    for again in (eval(repr(net), NAMES), from_json(net.to_json()), pickle.loads(pickle.dumps(net))):
+        assert again == net
+        assert hash(again) == hash(net)
+        assert repr(again) == repr(net)
+        assert again.fingerprint == net.fingerprint
+
+
+def test_defaults_are_left_out_of_the_code():
+    assert repr(Conv(3, stride=1, padding="same", weight_var=1.0)) == "Conv(3)"
+    assert repr(Conv(3, bias_var=0.5, stride=2)) == "Conv(3, stride=2, bias_var=0.5)"
+    assert repr(Sum(Identity(), Conv(1))) == "Sum(Identity(), Conv(1))"
+
+
+def test_networks_compare_by_value_and_work_as_keys():
+    assert Conv(3) == Conv(3)
+    assert Conv(3) != Conv(5)
+    assert Conv(3) != ConvTranspose(3)
+    assert Sequential(Conv(3)) != Conv(3)
+    assert Erf() != Sin()
+    assert len({Conv(3), Conv(3), Conv(3, stride=2), Sequential(Conv(3)), Sequential(Conv(3))}) == 3
+
+
+def test_numbers_of_any_kind_are_stored_as_plain_ones():
+    net = Conv(np.int64(3), stride=[1, 2], padding=[1, [0, 2]], weight_var=np.float32(0.5), bias_var=Fraction(1, 4))
+    assert net == Conv(3, stride=(1, 2), padding=(1, (0, 2)), weight_var=0.5, bias_var=0.25)
+    assert [type(getattr(net, name)) for name in ("kernel_size", "stride", "weight_var", "bias_var")] == [
+        int,
+        tuple,
+        float,
+        float,
+    ]
+    assert from_json(net.to_json()) == net
+
+
+def test_minus_zero_is_zero():
+    assert Dense(bias_var=-0.0) == Dense()
+    assert Dense(bias_var=-0.0).fingerprint == Dense().fingerprint
+    assert LeakyReLU(-0.0).fingerprint == LeakyReLU(0.0).fingerprint
+
+
+@EACH
+def test_a_network_cannot_be_changed(net):
+    for field in dataclasses.fields(net):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(net, field.name, None)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        net.note = "mine"
+
+
+@EACH
+def test_copies_are_equal(net):
+    assert copy.copy(net) == copy.deepcopy(net) == pickle.loads(pickle.dumps(net)) == net
+
+
+def test_a_layer_can_be_altered_with_dataclasses_replace_and_is_checked_again():
+    assert dataclasses.replace(Conv(3), stride=2) == Conv(3, stride=2)
+    with pytest.raises(NetworkError, match="stride=0 must be at least 1"):
+        dataclasses.replace(Conv(3), stride=0)
+
+
+# ---- JSON ----------------------------------------------------------------------------------------------------------
+
+
+def test_json_is_plain_and_writes_defaults_so_that_a_new_default_cannot_change_an_old_file():
+    data = json.loads(Sequential(Conv(3), ReLU(), Dense()).to_json())
+    assert data["cnngp_network"] == 1
+    assert [layer["layer"] for layer in data["network"]["layers"]] == ["Conv", "ReLU", "Dense"]
+    assert data["network"]["layers"][0] == {
+        "layer": "Conv",
+        "kernel_size": 3,
+        "stride": 1,
+        "padding": "same",
+        "dilation": 1,
+        "weight_var": 1.0,
+        "bias_var": 0.0,
+        "fan_in": "patch",
+        "padding_mode": "zeros",
+    }
+
+
+def test_json_may_leave_defaults_out():
+    assert from_json('{"cnngp_network": 1, "network": {"layer": "Conv", "kernel_size": 3}}') == Conv(3)
+
+
+def test_json_is_read_from_text_and_bytes():
+    assert from_json(Conv(3).to_json().encode()) == Conv(3)
+
+
+def wrapped(network: str) -> str:
+    return f'{{"cnngp_network": 1, "network": {network}}}'
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "not the JSON of a network"),
+        ("{", "not the JSON of a network"),
+        (b"\xff\xfe\xfa", "not the JSON of a network"),
+        (None, "not the JSON of a network"),
+        (Conv(3), "not the JSON of a network"),
+        ("[" * 100_000, "not the JSON of a network"),
+        ("[]", "expected {"),
+        ("3", "expected {"),
+        ('{"network": {"layer": "ReLU"}}', "expected {"),
+        ('{"cnngp_network": 1, "network": {"layer": "ReLU"}, "more": 0}', "expected {"),
+        ('{"cnngp_network": 2, "network": {"layer": "ReLU"}}', "network format 2; this version reads format 1"),
+        (wrapped('{"layer": "MaxPool"}'), "unknown layer.*MaxPool.*known: Conv, "),
+        (wrapped("{}"), "unknown layer"),
+        (wrapped("null"), "unknown layer"),
+        (wrapped('"Conv"'), "unknown layer"),
+        (wrapped('{"layer": []}'), "unknown layer"),
+        (wrapped('{"layer": {"layer": "Conv"}}'), "unknown layer"),
+        (wrapped('{"layer": "Network"}'), "unknown layer"),
+        (wrapped('{"layer": "Conv"}'), r"Conv in network JSON has fields \[\]; it takes .* needs \['kernel_size'\]"),
+        (wrapped('{"layer": "ReLU", "slope": 1}'), r"ReLU in network JSON has fields \['slope'\]"),
+        (wrapped('{"layer": "ReLU", "layers": []}'), r"ReLU in network JSON has fields \['layers'\]"),
+        (wrapped('{"layer": "Sequential"}'), "Sequential in network JSON"),
+        (wrapped('{"layer": "Sequential", "layers": {"layer": "ReLU"}}'), "layers is not a list"),
+        (wrapped('{"layer": "Sequential", "layers": [3]}'), "unknown layer"),
+        (wrapped('{"layer": "Sum", "branches": []}'), "no branches"),
+        (
+            wrapped('{"layer": "Sum", "branches": [{"layer": "Identity"}], "allow_non_gaussian": 1}'),
+            "not True or False",
+        ),
+        (wrapped('{"layer": "Conv", "kernel_size": 3, "weight_var": NaN}'), "weight_var=nan is not a finite number"),
+        (wrapped('{"layer": "Conv", "kernel_size": 3, "weight_var": "1"}'), "weight_var='1' is not a finite number"),
+        (wrapped('{"layer": "Conv", "kernel_size": 3.0}'), "kernel_size=3.0 is not an integer"),
+        (wrapped('{"layer": "Conv", "kernel_size": 3, "padding": null}'), "padding=None"),
+        (wrapped('{"layer": "Elementwise", "fn": "os.system"}'), "'os.system' is not a known function; known: tanh"),
+        (wrapped('{"layer": "Elementwise", "fn": 3}'), "expected a name or a function"),
+    ],
+    ids=lambda value: str(value)[:60],
+)
+def test_json_that_is_no_network_is_refused(text, message):
+    with pytest.raises(NetworkError, match=message):
+        from_json(text)
+
+
+@given(text=st.text(max_size=30), value=st.recursive(st.none() | st.integers() | st.text(max_size=5), st.lists))
+@settings(max_examples=50)
+def test_any_damage_to_json_is_a_network_error(text, value):
+    for damaged in (text, json.dumps(value), wrapped(json.dumps(value)), wrapped(json.dumps({"layer": value}))):
+        with pytest.raises(NetworkError):
+            from_json(damaged)
+
+
+def test_nesting_that_could_not_be_read_back_is_not_written():
+    net = Conv(3)
+    for _ in range(200):
+        net = Sequential(net)
+    assert from_json(net.to_json()) == net
+    deeper = Sequential(net)
+    with pytest.raises(NetworkError, match="nested more than 200 deep; put its layers into one Sequential"):
+        deeper.to_json()
+    assert deeper.fingerprint == Conv(3).fingerprint
+    too_deep = wrapped('{"layer": "Sequential", "layers": [' * 250 + "]}" * 250)
+    with pytest.raises(NetworkError, match="nested more than 200 deep"):
+        from_json(too_deep)
+
+
+def test_a_bare_callable_is_not_written_to_a_file():
+    net = Sequential(Conv(3), Elementwise(lambda x: x**2), Dense())
+    with pytest.raises(NetworkError, match=r"Python function.*use a named function such as Elementwise\('tanh'\)"):
+        net.to_json()
+
+
+# ---- fingerprint ---------------------------------------------------------------------------------------------------
+
+
+def test_the_fingerprint_is_a_sha256_that_does_not_change_between_versions():
+    assert Sequential(Conv(3), ReLU(), Dense()).fingerprint == (
+        "3ce4e828cb4fc402b49cd12844eb77c059e3528c0bc1d964c2b5e372cc8de66d"
+    )
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (Sequential(Conv(3), ReLU(), Dense()), Sequential(Sequential(Conv(3)), Sequential(ReLU(), Dense()))),
+        (Sequential(Conv(3), ReLU(), Dense()), Sequential(Identity(), Conv(3), Identity(), ReLU(), Dense())),
+        (Conv(3), Sequential(Conv(3))),
+        (Identity(), Sequential()),
+        (Sum(Identity(), Conv(3)), Sum(Sequential(), Sequential(Sequential(Conv(3), Identity())))),
+        (Sequential(Sequential(), Conv(3)), Conv(3)),
+        (Elementwise("tanh"), Elementwise(np.tanh)),
+    ],
+)
+def test_networks_that_take_the_same_steps_have_one_fingerprint(one, other):
+    assert one.fingerprint == other.fingerprint
+
+
+CHANGES = {
+    "kernel_size": [5, (3, 3), (3, 1)],
+    "stride": [2, (1, 2)],
+    "padding": ["valid", 1, (1, 1), ((1, 1), (0, 1))],
+    "dilation": [2, (1, 2)],
+    "weight_var": [1.0000000000000002, 2.0],
+    "bias_var": [5e-324, 1.0],
+    "fan_in": ["channels"],
+    "padding_mode": ["circular", "reflect", "replicate"],
+}
+
+
+def test_any_changed_field_changes_the_fingerprint():
+    nets = [
+        Conv(3),
+        *(dataclasses.replace(Conv(3), **{name: value}) for name, values in CHANGES.items() for value in values),
+        ConvTranspose(3),
+        ConvTranspose(3, padding=1),
+        ConvTranspose(3, padding=1, stride=2),
+        ConvTranspose(3, padding=1, stride=2, output_padding=1),
+        *(Dense(), Dense(2.0), Dense(1.0, 2.0), ReLU(), ReLU(2.0), ReLU(-1.0), LeakyReLU(1.0), LeakyReLU(0.5)),
+        *(Erf(), Abs(), Step(), Sin(), Cos(), GELU(), Elementwise("tanh"), Elementwise("silu"), Identity()),
+        *(Sequential(Conv(3), Conv(3)), Sum(Conv(3), Conv(3)), Sum(Conv(3), Conv(3), allow_non_gaussian=True)),
+        *(Sequential(Conv(3), Conv(5)), Sequential(Conv(5), Conv(3)), Sum(Conv(3)), Sum(Conv(3), Conv(3), Conv(3))),
+        Sequential(Conv(3), ReLU(), Sum(Conv(3), Conv(5))),
+        Sequential(Conv(3), Sum(Conv(3), Conv(5)), ReLU()),
+        *(Elementwise(lambda x: x**2), Elementwise(lambda x: x**3)),
+    ]
+    prints = [net.fingerprint for net in nets]
+    assert len(set(prints)) == len(nets)
+    assert all(len(p) == 64 for p in prints)
+
+
+def test_a_callable_is_fingerprinted_by_its_values():
+    assert Elementwise(lambda x: x * x).fingerprint == Elementwise(lambda x: x**2).fingerprint
+
+
+# ---- arguments that cannot be: what was given, what is expected, what to do ----------------------------------------
+
+
+@pytest.mark.parametrize("layer", [Conv, ConvTranspose])
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"kernel_size": 0}, "kernel_size=0 must be at least 1"),
+        ({"kernel_size": -3}, "kernel_size=-3 must be at least 1"),
+        ({"kernel_size": 3.0}, "kernel_size=3.0 is not an integer or a tuple with one integer per axis"),
+        ({"kernel_size": "3"}, "kernel_size='3' is not an integer"),
+        ({"kernel_size": True}, "kernel_size=True is not an integer"),
+        ({"kernel_size": None}, "kernel_size=None is not an integer"),
+        ({"kernel_size": ()}, r"kernel_size=\(\) is empty; give one integer per axis"),
+        ({"kernel_size": (3, 0)}, "kernel_size=0 must be at least 1"),
+        ({"kernel_size": (3, (3, 3))}, r"kernel_size=\(3, 3\) is not an integer"),
+        ({"kernel_size": (3, 3, 3, 3)}, "4 axes; 1-D, 2-D and 3-D are supported"),
+        ({"stride": 0}, "stride=0 must be at least 1"),
+        ({"stride": (1, -1)}, "stride=-1 must be at least 1"),
+        ({"dilation": 0}, "dilation=0 must be at least 1"),
+        ({"dilation": 1.5}, "dilation=1.5 is not an integer"),
+        ({"padding": "full"}, "padding='full' is not 'same', 'valid', an integer or a tuple with one integer or pair"),
+        ({"padding": -1}, "padding=-1 must be at least 0"),
+        ({"padding": 0.5}, "padding=0.5 is not an integer"),
+        ({"padding": None}, "padding=None is not an integer"),
+        ({"padding": ()}, r"padding=\(\) is empty; give one integer or pair per axis"),
+        ({"padding": ((1, 2, 3), 1)}, r"an axis takes one integer or a pair \(before, after\), not \(1, 2, 3\)"),
+        ({"padding": ((1, -2), 1)}, "padding=-2 must be at least 0"),
+        ({"padding": ("same", "same")}, "padding='same' is not an integer"),
+        ({"weight_var": -1}, "weight_var=-1.0 is negative; a variance is 0 or more"),
+        ({"weight_var": math.nan}, "weight_var=nan is not a finite number"),
+        ({"weight_var": 10**400}, "weight_var=10000.* is not a finite number"),
+        ({"weight_var": "1"}, "weight_var='1' is not a finite number"),
+        ({"weight_var": True}, "weight_var=True is not a finite number"),
+        ({"weight_var": 1j}, "weight_var=1j is not a finite number"),
+        ({"bias_var": math.inf}, "bias_var=inf is not a finite number"),
+        ({"bias_var": -0.1}, "bias_var=-0.1 is negative"),
+        ({"fan_in": "filter"}, "fan_in='filter' is not one of 'patch', 'channels'"),
+        ({"fan_in": None}, "fan_in=None is not one of"),
+        ({"padding_mode": "edge"}, "padding_mode='edge' is not one of 'zeros', 'circular', 'reflect', 'replicate'"),
+        (
+            {"kernel_size": (3, 3), "stride": (1, 1, 1)},
+            "the tuples disagree on the number of axes: kernel_size has 2, stride has 3",
+        ),
+        ({"padding": (1, 1), "dilation": (1,)}, "disagree on the number of axes: dilation has 1, padding has 2"),
+    ],
+    ids=str,
+)
+def test_convolutions_refuse_arguments_that_cannot_be(layer, arguments, message):
+    with pytest.raises(NetworkError, match=f"^{layer.__name__}: .*{message}"):
+        layer(**{"kernel_size": 3} | arguments)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: ConvTranspose(3, padding=1, output_padding=-1), "output_padding=-1 must be at least 0"),
+        (lambda: ConvTranspose(3, padding_mode="reflect"), "padding_mode='reflect' has no exact kernel"),
+        (lambda: ConvTranspose(3, padding=1, output_padding="1"), "output_padding='1' is not an integer"),
+        (lambda: ConvTranspose(3, output_padding=1), "which already gives size·stride; use an integer padding"),
+        (lambda: ConvTranspose(3, output_padding=(0, 1)), "output_padding=.0, 1. with padding='same'"),
+        (
+            lambda: ConvTranspose((3, 3), padding=1, output_padding=(1, 1, 1)),
+            "kernel_size has 2, output_padding has 3",
+        ),
+        (lambda: Dense(weight_var=-2), "Dense: weight_var=-2.0 is negative; a variance is 0 or more"),
+        (lambda: Dense(bias_var=math.nan), "Dense: bias_var=nan is not a finite number"),
+        (lambda: ReLU(gain=0), "ReLU: gain=0.0 makes every output zero; use a gain other than 0"),
+        (lambda: ReLU(gain=math.inf), "ReLU: gain=inf is not a finite number"),
+        (lambda: ReLU("leaky"), "ReLU: gain='leaky' is not a finite number"),
+        (lambda: LeakyReLU(None), "LeakyReLU: slope=None is not a finite number"),
+        (lambda: LeakyReLU(math.nan), "LeakyReLU: slope=nan is not a finite number"),
+        (lambda: Elementwise("tahn"), "Elementwise: 'tahn' is not a known function; known: tanh, sigmoid"),
+        (lambda: Elementwise(3), "Elementwise: expected a name or a function of a NumPy array, got 3"),
+        (lambda: Elementwise(math.tanh), "tanh fails on an array.*must take a float64 array and return"),
+        (lambda: Elementwise(np.log), "log is not finite at -30"),
+        (lambda: Elementwise(np.sum), "sum returned shape"),
+        (lambda: Elementwise(np.cumsum), "cumsum is not elementwise"),
+        (lambda: Elementwise(lambda x: x + 1j), "returned values of type complex128"),
+        (lambda: Sequential(Conv(3), 3), r"Sequential: layers\[1\]: expected a layer such as Conv\(3\).*got int: 3"),
+        (lambda: Sequential([Conv(3), ReLU()]), r"Sequential: layers\[0\]: expected a layer .*, got list"),
+        (lambda: Sequential(Conv), r"layers\[0\]: got the class Conv; write Conv\(...\) to make a layer of it"),
+        (lambda: Sequential(Conv(3), ReLU), r"layers\[1\]: got the class ReLU; write ReLU\(...\)"),
+        (lambda: Sum(Identity, Conv(3)), r"Sum: branches\[0\]: got the class Identity; write Identity\(...\)"),
+        (lambda: Sum(Identity(), np.tanh), r"Sum: branches\[1\]: expected a layer .*, got ufunc"),
+        (lambda: Sum(), "no branches; give it at least one"),
+        (lambda: Sum(Conv(1), allow_non_gaussian="yes"), "allow_non_gaussian='yes' is not True or False"),
+        (lambda: cnngp.Kernel(Conv), r"Kernel: network: got the class Conv; write Conv\(...\)"),
+        (lambda: cnngp.Kernel("resnet"), "Kernel: network: expected a layer .* got str: resnet"),
+        (lambda: zoo.resnet(30), "depth=30 is not 6n . 2; use 8, 14, 20"),
+        (lambda: zoo.resnet(2), "depth=2 is not 6n . 2"),
+        (lambda: zoo.resnet("32"), "zoo.resnet: depth='32' is not an integer"),
+        (lambda: zoo.resnet(32.0), "zoo.resnet: depth=32.0 is not an integer"),
+        (lambda: zoo.dense_nngp("3"), "zoo.dense_nngp: depth='3' is not an integer"),
+        (lambda: zoo.dense_nngp(True), "zoo.dense_nngp: depth=True is not an integer"),
+        (lambda: zoo.dense_nngp(0), "depth=0; use at least one hidden layer"),
+        (lambda: zoo.dense_nngp(nonlinearity="tanh"), "nonlinearity='tanh' is not one of relu, erf"),
+    ],
+    ids=lambda value: None if callable(value) else value[:40],
+)
+def test_what_cannot_be_a_layer_is_refused(make, message):
+    with pytest.raises(NetworkError, match=message):
+        make()
+
+
+def test_a_subclass_is_not_a_layer_because_nothing_would_know_it():
+    class Mine(ReLU):
+        pass
+
+    with pytest.raises(NetworkError, match=r"layers\[1\]: expected a layer .*, got Mine"):
+        Sequential(Conv(3), Mine())
+
+
+# ---- the paper's networks ------------------------------------------------------------------------------------------
+
+
+def layers_of(net, kind):
+    return (
+        [net]
+        if isinstance(net, kind)
+        else [
+            layer
+            for child in (*getattr(net, "layers", ()), *getattr(net, "branches", ()))
+            for layer in layers_of(child, kind)
+        ]
+    )
+
+
+@pytest.mark.parametrize("depth", [8, 14, 20, 26, 32, 44, 56, 110])
+def test_a_resnet_of_a_depth_has_that_many_layers_with_weights_on_its_main_path(depth):
+    net = zoo.resnet(depth)
+    convolutions = [c for c in layers_of(net, Conv) if c.kernel_size == 3]
+    assert len(convolutions) == depth - 1
+    assert len(layers_of(net, Dense)) == 2
+    assert [c.stride for c in layers_of(net, Conv) if c.kernel_size == 1] == [1, 2, 2]
+    assert net.shapes((1, 28, 28)).output == ()
+
+
+def test_the_papers_table_is_spelled_out():
+    convnet = zoo.convnet()
+    assert layers_of(convnet, Conv) == [Conv(7, weight_var=2.79, bias_var=7.86, fan_in="channels")] * 7
+    assert layers_of(convnet, Dense) == [Dense(2.79, 7.86)]
+    residual = zoo.residual_cnn()
+    assert layers_of(residual, Conv) == [Conv(4, weight_var=7.27, bias_var=4.69, fan_in="channels")] * 9
+    assert layers_of(residual, Dense) == [Dense(7.27, 4.69)]
+    for net, count in ((convnet, 7), (residual, 9)):
+        assert layers_of(net, ReLU) == [ReLU(math.sqrt(2.0))] * count
+    assert set(layers_of(zoo.resnet(32), ReLU)) == {ReLU()}

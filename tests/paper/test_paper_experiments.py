@@ -1,0 +1,374 @@
+"""The paper's experiments at a size for tests: against direct computations, and for what they must show."""
+
+from __future__ import annotations
+
+import json
+import struct
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+from sklearn.gaussian_process.kernels import RBF
+
+from cnngp import GPClassifier, Kernel, datasets, zoo
+from cnngp.paper import figure2, inference, results, table1, timings, whole_run
+from cnngp.paper.inference import Images
+from cnngp.paper.setting import Setting
+from helpers import fake_cupy
+
+DIGITS = datasets.digits()
+DATA = datasets.Dataset(
+    "digits", DIGITS.X[:200], DIGITS.y[:200], DIGITS.X_test, DIGITS.y_test, DIGITS.X[200:300], DIGITS.y[200:300]
+)
+# A convolutional network, and one that sees the pixels through almost equal, almost linear units.
+BETTER = table1.Case("better", "better", zoo.small_cnn(), 0.7, 0.9)
+WORSE = table1.Case("worse", "worse", zoo.dense_nngp(1, 2.0, 10.0))
+PLAN = table1.Plan(200, 100, 500, (BETTER, WORSE), dense=table1.DENSE[1:9:7], chosen_on=40, lengthscale_on=120)
+
+
+def by(found: Any, result: str, quantity: str) -> Any:
+    return next(r for r in found["rows"] if r["result"] == result and r["quantity"] == quantity)
+
+
+def without_times(values: Any) -> Any:
+    if isinstance(values, dict):
+        return {k: without_times(v) for k, v in values.items() if "second" not in k}
+    return values
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return table1.run(Setting(tmp_path_factory.mktemp("table1"), device="cpu"), PLAN, DATA)
+
+
+# ---- table 1 ------------------------------------------------------------------------------------------------------
+
+
+def test_one_matrix_gives_what_separate_fits_give(found: Any) -> None:
+    clf = GPClassifier(zoo.small_cnn(), device="cpu").fit(DATA.X, DATA.y)
+    X, y = np.concatenate([DATA.X, DATA.X_validation]), np.concatenate([DATA.y, DATA.y_validation])
+    everything = GPClassifier(zoo.small_cnn(), device="cpu").fit(X, y)
+    expected = {
+        "validation": 1 - clf.score(DATA.X_validation, DATA.y_validation),
+        "test": 1 - clf.score(DATA.X_test, DATA.y_test),
+        "leave-one-out": clf.loo_error_,
+        "all 300: test": 1 - everything.score(DATA.X_test, DATA.y_test),
+        "all 300: leave-one-out": everything.loo_error_,
+    }
+    assert {q: by(found, "better", q)["ours"] for q in expected} == pytest.approx(
+        {q: 100 * e for q, e in expected.items()}, abs=1e-9
+    )
+    assert by(found, "better", "test")["published"] == 0.9
+    values = found["details"]["networks"]["better"]
+    assert values["pairs"] == 300 * 299 // 2 + 500 * 300
+    assert values["kernel_error"] < 1e-6
+    assert values["log_marginal_likelihood"] == pytest.approx(clf.log_marginal_likelihood_, rel=1e-6)
+
+
+def test_a_better_kernel_beats_a_worse_one_and_more_images_help(found: Any) -> None:
+    for quantity in ("validation", "test", "leave-one-out"):
+        assert by(found, "better", quantity)["ours"] < by(found, "worse", quantity)["ours"]
+    assert by(found, "better", "all 300: test")["ours"] < by(found, "better", "test")["ours"]
+
+
+def test_baselines(found: Any) -> None:
+    values = found["details"]["networks"]["Dense NNGP"]
+    choice = values["choice"]
+    assert len(choice["candidates"]) == 2
+    few = [GPClassifier(table1._dense(c), device="cpu").fit(DATA.X[:40], DATA.y[:40]) for c in PLAN.dense]
+    assert choice["validation_errors"] == pytest.approx(
+        [100 - 100 * clf.score(DATA.X_validation, DATA.y_validation) for clf in few]
+    )
+    best = choice["candidates"][int(np.argmin(choice["validation_errors"]))]
+    assert f"hidden layers {best[0]}, {best[3]}" in by(found, "Dense NNGP", "test")["note"]
+    assert by(found, "Dense NNGP", "test")["published"] == 1.21
+    lengthscale = found["details"]["networks"]["RBF GP"]["lengthscale"]
+    K = RBF(lengthscale)(DATA.X.reshape(200, -1).astype(float))
+    clf = GPClassifier().fit(y=DATA.y, K=K)
+    assert by(found, "RBF GP", "leave-one-out")["ours"] == pytest.approx(100 * clf.loo_error_)
+    quoted = [r for r in found["rows"] if r["note"] == "quoted"]
+    assert [(r["published"], r["ours"]) for r in quoted] == [(e, None) for e in (1.17, 1.34, 0.60, 0.41)]
+
+
+def test_the_published_values_and_networks() -> None:
+    cases = {c.label: (c.validation, c.test) for c in table1.paper_cases()}
+    assert cases == {
+        "convnet": (0.71, 1.03),
+        "convnet-gain1": (None, None),
+        "residual-cnn": (0.71, 0.93),
+        "residual-cnn-gain1": (0.72, 0.96),
+        "resnet": (0.68, 0.84),
+    }
+    assert len({c.network.fingerprint for c in table1.paper_cases()}) == 5
+    assert (table1.FULL.train, table1.FULL.validation, table1.FULL.test) == (50_000, 10_000, 10_000)
+
+
+def test_interrupted_at_any_piece_it_ends_with_the_same_numbers(
+    found: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+    deaths = ["digits-worse", "digits-dense-nngp"]
+    real = inference.network_errors
+
+    def sometimes(setting: Setting, kernel: Kernel, images: Images, label: str) -> Any:
+        calls.append(label)
+        if deaths and label == deaths[0]:
+            deaths.pop(0)
+            raise KeyboardInterrupt
+        return real(setting, kernel, images, label)
+
+    monkeypatch.setattr(table1, "network_errors", sometimes)
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            table1.run(Setting(tmp_path, device="cpu"), PLAN, DATA)
+    again = table1.run(Setting(tmp_path, device="cpu"), PLAN, DATA)
+    assert calls == ["digits-better", "digits-worse", "digits-worse", "digits-dense-nngp", "digits-dense-nngp"]
+    assert without_times(again["details"]) == without_times(found["details"])
+    assert [without_times(r) for r in again["rows"]] == [without_times(r) for r in found["rows"]]
+
+
+def test_another_network_or_other_images_are_not_taken_for_kept_ones(tmp_path: Path) -> None:
+    setting = Setting(tmp_path, device="cpu")
+    images, fewer = Images.of(DATA, 50, 20, 20), Images.of(DATA, 50, 10, 20)
+    other = table1.Case(BETTER.label, BETTER.name, WORSE.network)
+    for case, used in ((BETTER, images), (other, images), (other, fewer), (other, fewer)):
+        table1.case_piece(setting, case, used)
+    assert [piece.reused for piece in setting.done] == [False, False, False, True]
+
+
+def test_draws_and_documents(found: Any, tmp_path: Path) -> None:
+    figures = table1.draw(found, tmp_path)
+    assert [p.name for p in figures] == ["table1.png", "table1.svg"]
+    doc = results.document("table1", table1.TITLE, found, [], figures, command="c", quick=True)
+    results.write(tmp_path / "table1.json", doc)
+    assert [f["caption"] for f in doc["figures"]] == [found["captions"]["table1"]] * 2
+
+
+def test_a_fit_that_cannot_fit_is_refused_before_the_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inference.memory, "available", lambda device: 1000)
+    monkeypatch.setattr(Kernel, "__call__", lambda *args, **kwargs: pytest.fail("the kernel was computed"))
+    with pytest.raises(MemoryError, match="an exact fit of 300 images"):
+        table1.case_piece(Setting(tmp_path, device="cpu"), BETTER, Images.of(DATA, 200, 100, 500))
+
+
+def test_a_set_without_validation_is_refused() -> None:
+    with pytest.raises(ValueError, match="split='paper'"):
+        Images.of(DIGITS, 10, 10, 10)
+
+
+@pytest.mark.slow
+def test_kernels_by_a_cluster_give_the_same(found: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from distributed import LocalCluster
+
+    monkeypatch.chdir(tmp_path)
+    with LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=":0") as cluster:
+        setting = Setting(Path("out"), device="cpu", scheduler=cluster.scheduler_address)
+        values = table1.case_piece(setting, BETTER, Images.of(DATA, 200, 100, 500))
+    assert "Dask" in values["hardware"]
+    expected = found["details"]["networks"]["better"]
+    for key in ("validation_error", "test_error", "loo_error", "log_marginal_likelihood"):
+        assert values[key] == expected[key]
+    assert len(list((tmp_path / "out" / "stores").iterdir())) == 2
+
+
+# ---- the squared-exponential kernel -------------------------------------------------------------------------------
+
+
+def test_rbf_is_scikit_learns_on_numpy_and_like_cupy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inference, "_ROWS", 64)
+    X, Z = (x.reshape(len(x), -1).astype(np.float64) for x in (DATA.X, DATA.X_test[:30]))
+    expected = RBF(1.7)(X, Z), RBF(1.7)(X)
+    found = inference.rbf(X, Z, 1.7), inference.rbf(X, X, 1.7)
+    for a, b in zip(found, expected, strict=True):
+        assert np.abs(a - b).max() < 1e-12
+    assert (found[1].diagonal() == 1.0).all()
+    for name, module in fake_cupy.modules().items():
+        monkeypatch.setitem(sys.modules, name, module)
+    x, z = fake_cupy.ndarray(X), fake_cupy.ndarray(Z)
+    assert np.abs(inference.rbf(x, z, 1.7).get() - expected[0]).max() < 1e-12
+    assert np.abs(inference.rbf(x, x, 1.7).get() - expected[1]).max() < 1e-12
+    assert inference.most_likely_lengthscale(x[:60], DATA.y[:60]) == pytest.approx(
+        inference.most_likely_lengthscale(X[:60], DATA.y[:60]), rel=1e-6
+    )
+
+
+def test_the_lengthscale_is_the_most_likely_one() -> None:
+    X, y = DATA.X[:80].reshape(80, -1).astype(np.float64), DATA.y[:80]
+    Y = np.where(y[:, None] == np.arange(10), 1.0, -1.0)
+
+    def log_likelihood(lengthscale: float) -> float:
+        K = RBF(lengthscale)(X)
+        amplitude = np.mean(Y * np.linalg.solve(K, Y))
+        return float(sum(stats.multivariate_normal(cov=amplitude * K).logpdf(Y[:, c]) for c in range(10)))
+
+    best = inference.most_likely_lengthscale(X, y)
+    grid = best * np.exp(np.linspace(-2.0, 0.9, 40))
+    assert log_likelihood(best) >= max(map(log_likelihood, grid)) - 0.01 * abs(log_likelihood(best))
+    assert log_likelihood(best) > log_likelihood(1.1 * best)
+    assert log_likelihood(best) > log_likelihood(best / 1.1)
+
+
+# ---- figure 2 -----------------------------------------------------------------------------------------------------
+
+FINITE = figure2.Plan(zoo.resnet(8), "resnet(8)", (2, 8, 24), networks=300, images=4, floors=10)
+
+
+@pytest.fixture(scope="module")
+def finite(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
+    pytest.importorskip("torch")
+    folder = tmp_path_factory.mktemp("figure2")
+    return figure2.run(Setting(folder, device="cpu"), FINITE, DATA.X), folder
+
+
+def test_finite_networks_approach_the_limit(finite: tuple[Any, Path]) -> None:
+    """Wide networks are within chance of the limit, narrow ones are not."""
+    details = finite[0]["details"]
+    widths, floor = details["widths"], details["floor"]
+    for key in ("ks_mean", "ks_first"):
+        assert widths["2"][key] > 2.0 * widths["24"][key]
+        assert widths["2"][key] > 2.0 * floor[f"{key}_95"]
+    assert widths["2"]["ks_mean"] > widths["8"]["ks_mean"] > floor["ks_mean"]
+    assert widths["24"]["moment_error"] < 3.0 * floor["moment_error"]
+    for key, quantity in figure2.QUANTITIES.items():
+        values = [r["ours"] for r in finite[0]["rows"] if r["quantity"] == quantity]
+        assert values == [*(widths[w][key] for w in widths), floor[key]]
+
+
+def test_measures_are_those_of_scipy(finite: tuple[Any, Path]) -> None:
+    K, outputs = finite[0]["arrays"]["K"], finite[0]["arrays"]["outputs"]
+    f = outputs[8]
+    ks = [stats.kstest(f[:, i] / np.sqrt(K[i, i]), "norm").statistic for i in range(4)]
+    measured = figure2.measure(f, K)
+    assert measured["ks_mean"] == pytest.approx(np.mean(ks))
+    assert measured["ks_first"] == pytest.approx(ks[0])
+    C = np.einsum("si,sj->ij", f, f) / 300
+    assert measured["moment_error"] == pytest.approx(np.sqrt(((C - K) ** 2).sum() / (K**2).sum()))
+    assert measured["variance_error"] == pytest.approx(
+        np.sqrt(((np.diag(C) - np.diag(K)) ** 2).sum() / (np.diag(K) ** 2).sum())
+    )
+
+
+def test_the_floor_is_kolmogorovs(finite: tuple[Any, Path]) -> None:
+    """The mean distance of n normal draws is near √(π/2)·ln 2/√n; here over 10 repeats of 4 correlated columns."""
+    expected = np.sqrt(np.pi / 2) * np.log(2) / np.sqrt(300)
+    assert finite[0]["details"]["floor"]["ks_mean"] == pytest.approx(expected, rel=0.25)
+
+
+def test_figure2_is_kept_and_drawn(finite: tuple[Any, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    first, folder = finite
+    monkeypatch.setattr(figure2, "_outputs", lambda *args: pytest.fail("networks were drawn again"))
+    again = figure2.run(Setting(folder, device="cpu"), FINITE, DATA.X)
+    assert again["rows"] == first["rows"]
+    names = [p.name for p in figure2.draw(again, tmp_path)]
+    assert names == [f"figure2-{panel}.{suffix}" for panel in "abc" for suffix in ("png", "svg")]
+    assert all((tmp_path / name).stat().st_size > 1000 for name in names)
+    assert set(again["captions"]) == {"figure2-a", "figure2-b", "figure2-c"}
+
+
+def test_the_full_figure_is_the_papers() -> None:
+    plan = figure2.full()
+    assert (tuple(plan.widths), plan.networks, plan.images) == ((3, 10, 30, 100), 10_000, 100)
+    assert plan.network == zoo.resnet(32)
+
+
+def test_widths_draw_independent_networks() -> None:
+    assert len({figure2._seed(seed, width) for seed in range(3) for width in (3, 10, 30, 100)}) == 12
+
+
+# ---- timings ------------------------------------------------------------------------------------------------------
+
+
+def write_as_fashion_mnist(folder: Path) -> None:
+    """Digits, enlarged to 28 × 28, where the paper's split of 60,000 images takes its first rows from."""
+    images = np.zeros((60_000, 28, 28), np.uint8)
+    labels = np.zeros(60_000, np.uint8)
+    pixels = np.pad((255 * DIGITS.X[:, 0]).astype(np.uint8).repeat(3, 1).repeat(3, 2), ((0, 0), (2, 2), (2, 2)))
+    for first, rows in ((5_000, slice(0, 200)), (55_000, slice(200, 300))):
+        n = rows.stop - rows.start
+        images[first : first + n], labels[first : first + n] = pixels[rows], DIGITS.y[rows]
+    test_images, test_labels = images[:10_000].copy(), labels[:10_000].copy()
+    test_images[:100], test_labels[:100] = pixels[300:400], DIGITS.y[300:400]
+    folder.mkdir(parents=True)
+    for name, x, y in (("train", images, labels), ("t10k", test_images, test_labels)):
+        (folder / f"{name}-images-idx3-ubyte").write_bytes(
+            struct.pack(">4B3I", 0, 0, 8, 3, len(x), 28, 28) + x.tobytes()
+        )
+        (folder / f"{name}-labels-idx1-ubyte").write_bytes(struct.pack(">4BI", 0, 0, 8, 1, len(y)) + y.tobytes())
+
+
+@pytest.fixture(scope="module")
+def data_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    write_as_fashion_mnist(folder / "fashion_mnist")
+    return folder
+
+
+def test_timings_from_the_files_to_the_errors(data_folder: Path, tmp_path: Path) -> None:
+    """A process of its own reads the files and ends with the errors that Table 1's piece has."""
+    setting = Setting(tmp_path, device="cpu", data=data_folder)
+    case = table1.Case("resnet", "ResNet GP", zoo.resnet(8))
+    sizes = table1.Plan(100, 40, 60, (case,), dense=table1.DENSE[:1], chosen_on=50)
+    data = setting.dataset("fashion_mnist", "paper")
+    found = timings.run(setting, timings.Plan(sizes, "fashion_mnist", depth=8), data)
+    whole, piece = found["details"]["whole_run"], found["details"]["networks"]["ResNet GP"]
+    for key in ("validation_error", "test_error", "loo_error"):
+        assert whole[key] == piece[key]
+    assert whole["test_error"] < 40
+    assert whole["pairs"] == 100 * 99 // 2 + 100 * 100
+    timing = whole["timing"]
+    assert (
+        sum(v for k, v in timing.items() if k not in ("whole", "leave_one_out")) <= timing["whole"] < whole["seconds"]
+    )
+    assert by(found, "ResNet GP", "kernels")["ours"] == piece["kernel_seconds"]
+    assert by(found, "kernels", "seconds")["published"] == 13_200
+    assert [p.name for p in timings.draw(found, tmp_path)] == ["timings.png", "timings.svg"]
+    json.dumps(found["details"])
+
+
+def test_fashion_mnist_is_used_where_it_is_at_hand(data_folder: Path, tmp_path: Path) -> None:
+    setting = Setting(tmp_path, device="cpu", data=data_folder)
+    cases = (table1.Case("cnn", "CNN", zoo.small_cnn(), 0.7, 0.9), table1.Case("cnn-gain1", "other", zoo.small_cnn()))
+    details, rows = table1._fashion(setting, table1.Plan(100, 40, 60), cases)
+    assert isinstance(details, dict)
+    assert set(details) == {"CNN"}
+    assert {r["table"] for r in rows} == {"Fashion-MNIST, error in percent, 100 training images"}
+    assert all(r["published"] is None for r in rows)
+
+
+def test_a_whole_run_that_fails_says_why(tmp_path: Path) -> None:
+    setting = Setting(tmp_path, device="cpu", data=tmp_path)
+    with pytest.raises(RuntimeError, match=r"the whole run failed: .*expected 'standard' or|which digits has not"):
+        timings._whole_run(setting, timings.Plan(table1.Plan(10, 10, 10), "digits"))
+
+
+# ---- the real thing -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+def test_on_a_card_as_on_the_cpu(found: Any, tmp_path: Path) -> None:
+    on_card = table1.run(Setting(tmp_path, device="cuda"), PLAN, DATA)
+    for r, s in zip(on_card["rows"], found["rows"], strict=True):
+        if r["ours"] is not None:  # the rounding of a float32 kernel may move an image that lies on the border
+            assert r["ours"] == pytest.approx(s["ours"], abs=1.01), r
+    assert on_card["details"]["networks"]["RBF GP"]["lengthscale"] == pytest.approx(
+        found["details"]["networks"]["RBF GP"]["lengthscale"], rel=1e-3
+    )
+
+
+@pytest.mark.gpu
+def test_a_whole_run_on_a_card(data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CNNGP_DATA", str(data_folder))
+    request = {"data": "fashion_mnist", "depth": 8, "threads": None, "sizes": [100, 40, 60]}
+    card, cpu = (whole_run.whole_run({**request, "device": device}) for device in ("cuda", "cpu"))
+    assert card["test_error"] == pytest.approx(cpu["test_error"], abs=1.7)
+
+
+@pytest.mark.gpu
+def test_finite_networks_on_a_card(tmp_path: Path) -> None:
+    on_card = figure2.run(Setting(tmp_path, device="cuda"), FINITE, DATA.X)
+    widths, floor = on_card["details"]["widths"], on_card["details"]["floor"]
+    assert widths["2"]["ks_mean"] > 2.0 * widths["24"]["ks_mean"]
+    assert widths["24"]["moment_error"] < 3.0 * floor["moment_error"]

@@ -1,0 +1,203 @@
+"""A network inside GPyTorch's models gives what the algebra of Gaussian processes says."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import warnings
+
+import numpy as np
+import pytest
+import torch
+
+with warnings.catch_warnings():  # its dependency still compiles with torch.jit, which torch deprecates
+    warnings.simplefilter("ignore", DeprecationWarning)
+    gpytorch = pytest.importorskip("gpytorch")
+
+from cnngp import Conv, Dense, Kernel, NetworkError, ReLU, Sequential, gpytorch_kernel, reference
+from cnngp.common.arrays import DataError
+
+NET = Sequential(Conv(3, bias_var=0.1), ReLU(), Conv(3, stride=2), ReLU(), Dense(bias_var=0.2))
+SHAPE = (1, 5, 5)
+
+
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
+
+
+def images(n: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    return torch.randn(n, *SHAPE, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+X, Z = images(7), images(4, seed=1)
+K, KXZ = reference.kernel(NET, X.numpy()), reference.kernel(NET, X.numpy(), Z.numpy())
+
+
+@pytest.mark.parametrize("flat", [True, False], ids=["rows", "images"])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-6)])
+def test_matrices_and_diagonals(flat: bool, dtype: torch.dtype, tolerance: float) -> None:
+    kernel = gpytorch_kernel(NET, SHAPE)
+    x, z = (t.to(dtype).flatten(1) if flat else t.to(dtype) for t in (X, Z))
+    for found, expected in (
+        (kernel(x).to_dense(), K),
+        (kernel(x, z).to_dense(), KXZ),
+        (kernel(x, diag=True), K.diagonal()),
+        (kernel(x).diagonal(), K.diagonal()),
+        (kernel(x[:4], z, diag=True), KXZ[:4].diagonal()),
+        (kernel(x)[2:5, :3].to_dense(), K[2:5, :3]),
+    ):
+        assert found.dtype == dtype
+        np.testing.assert_allclose(found.numpy(), expected, rtol=0, atol=tolerance * np.abs(K).max())
+
+
+def test_the_same_bits_as_the_kernel_itself() -> None:
+    expected = Kernel(NET, device="cpu", dtype="float64")(X.numpy())
+    np.testing.assert_array_equal(gpytorch_kernel(NET, SHAPE)(X).to_dense().numpy(), expected)
+    np.testing.assert_array_equal(gpytorch_kernel(Kernel(NET, device="cpu", dtype="float64"))(X).to_dense(), expected)
+
+
+def test_batches() -> None:
+    kernel = gpytorch_kernel(NET, SHAPE)
+    both = torch.stack([X.flatten(1), images(7, seed=3).flatten(1)])
+    found = kernel(both, Z.flatten(1)).to_dense()
+    assert found.shape == (2, 7, 4)
+    np.testing.assert_allclose(found[0].numpy(), KXZ, rtol=0, atol=1e-12)
+    assert kernel(both, diag=True).shape == (2, 7)
+
+
+class ExactModel(gpytorch.models.ExactGP):
+    def __init__(self, x: torch.Tensor, y: torch.Tensor, likelihood: object) -> None:
+        super().__init__(x, y, likelihood)
+        self.mean_module = gpytorch.means.ZeroMean()
+        self.covar_module = gpytorch.kernels.ScaleKernel(gpytorch_kernel(NET, SHAPE))
+
+    def forward(self, x: torch.Tensor) -> object:
+        return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
+
+
+def test_exact_regression() -> None:
+    y = torch.randn(7, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    likelihood = gpytorch.likelihoods.GaussianLikelihood().double()
+    model = ExactModel(X.flatten(1), y, likelihood).double()
+    mll = gpytorch.mlls.ExactMarginalLogLikelihood(likelihood, model)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    losses = []
+    for _ in range(10):
+        optimizer.zero_grad()
+        loss = -mll(model(X.flatten(1)), y)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+    model.eval(), likelihood.eval()
+    with torch.no_grad():
+        posterior = model(Z.flatten(1))
+    scale, noise = model.covar_module.outputscale.item(), likelihood.noise.item()
+    A = np.linalg.inv(scale * K + noise * np.eye(7))
+    np.testing.assert_allclose(posterior.mean.numpy(), scale * KXZ.T @ A @ y.numpy(), rtol=1e-8)
+    variance = scale * reference.kernel(NET, Z.numpy()) - scale**2 * KXZ.T @ A @ KXZ
+    np.testing.assert_allclose(posterior.variance.numpy(), variance.diagonal(), rtol=1e-6)
+
+
+class VariationalModel(gpytorch.models.ApproximateGP):
+    def __init__(self, inducing: torch.Tensor, learn: bool) -> None:
+        distribution = gpytorch.variational.CholeskyVariationalDistribution(len(inducing))
+        super().__init__(
+            gpytorch.variational.VariationalStrategy(self, inducing, distribution, learn_inducing_locations=learn)
+        )
+        self.mean_module = gpytorch.means.ZeroMean()
+        self.covar_module = gpytorch.kernels.ScaleKernel(gpytorch_kernel(NET, SHAPE))
+
+    def forward(self, x: torch.Tensor) -> object:
+        return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
+
+
+def test_variational_classification() -> None:
+    x = images(24, seed=5).flatten(1)
+    y = (x.mean(1) > 0).double()
+    model = VariationalModel(x[:8], learn=False).double()
+    likelihood = gpytorch.likelihoods.BernoulliLikelihood()
+    elbo = gpytorch.mlls.VariationalELBO(likelihood, model, num_data=len(x))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    losses = []
+    for _ in range(15):
+        optimizer.zero_grad()
+        loss = -elbo(model(x), y)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+
+
+def test_no_gradient_through_the_network_is_said_so() -> None:
+    kernel = gpytorch_kernel(NET, SHAPE)
+    x = X.flatten(1).requires_grad_()
+    with pytest.raises(NotImplementedError, match="no gradient with respect to the images yet"):
+        kernel(x).to_dense()
+    with torch.no_grad():
+        assert kernel(x).to_dense().shape == (7, 7)
+    model = VariationalModel(X[:3].flatten(1), learn=True).double()
+    with pytest.raises(NotImplementedError, match="learn_inducing_locations=False"):
+        model(X.flatten(1))
+
+
+def test_the_shape_is_learned_from_images_or_asked_for() -> None:
+    kernel = gpytorch_kernel(NET)
+    kernel(X)
+    assert kernel.input_shape == SHAPE
+    with pytest.raises(DataError, match=r"expected rows of 25 numbers, or \(N, 1, 5, 5\)"):
+        kernel(torch.zeros(3, 24, dtype=torch.float64))
+    with pytest.raises(NetworkError):
+        gpytorch_kernel(NET, (0, 5, 5))
+    with pytest.raises(NetworkError, match="ends in a nonlinearity"):
+        gpytorch_kernel(Sequential(Dense(), ReLU()))
+    with (
+        pytest.warns(DeprecationWarning, match="last_dim_is_batch"),
+        pytest.raises(DataError, match="last_dim_is_batch"),
+    ):
+        kernel(X.flatten(1), last_dim_is_batch=True).to_dense()
+
+
+@pytest.mark.parametrize("given", [NET, Kernel(NET, "cpu", "float64", threads=2)], ids=["network", "kernel"])
+def test_settings_are_checked_when_the_kernel_is_made(given: object) -> None:
+    with pytest.raises(ValueError, match="dtype='float16' is not"):
+        gpytorch_kernel(given, SHAPE, dtype="float16")
+    with pytest.raises(ValueError, match="threads=0 is not a positive integer"):
+        gpytorch_kernel(given, SHAPE, threads=0)
+    made = gpytorch_kernel(given, SHAPE, threads=np.int64(1))._kernel(X.float())
+    assert (made.threads, made.dtype) == (1, "float64" if isinstance(given, Kernel) else "float32")
+
+
+def test_training_asks_the_engine_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = gpytorch_kernel(NET, SHAPE)
+    calls = []
+    original = Kernel.__call__
+    monkeypatch.setattr(Kernel, "__call__", lambda *a, **k: (calls.append(1), original(*a, **k))[1])
+    x = X.flatten(1).clone()
+    first = kernel(x).to_dense().clone()
+    kernel(x.clone()).to_dense()
+    assert len(calls) == 1
+    x += 1  # a changed tensor is a new question
+    assert not torch.equal(kernel(x).to_dense(), first)
+    assert len(calls) == 2
+
+
+def test_copies_and_pickles() -> None:
+    kernel = gpytorch_kernel(NET, SHAPE)
+    expected = kernel(X).to_dense()
+    for other in (copy.deepcopy(kernel), pickle.loads(pickle.dumps(kernel))):
+        assert torch.equal(other(X).to_dense(), expected)
+
+
+@pytest.mark.gpu
+def test_on_a_card_without_leaving_it() -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("torch sees no card")
+    kernel = gpytorch_kernel(NET, SHAPE)
+    x, z = (t.float().cuda().flatten(1) for t in (X, Z))
+    for found, expected in (
+        (kernel(x).to_dense(), K),
+        (kernel(x, z).to_dense(), KXZ),
+        (kernel(x, diag=True), K.diagonal()),
+    ):
+        assert found.is_cuda
+        np.testing.assert_allclose(found.cpu().numpy(), expected, rtol=0, atol=1e-6 * np.abs(K).max())

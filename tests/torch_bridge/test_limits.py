@@ -1,0 +1,194 @@
+"""check_limit passes what is right, with honest error rates, and catches what is wrong."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from cnngp import (
+    Conv,
+    Dense,
+    Identity,
+    NetworkError,
+    ReLU,
+    Sequential,
+    Sum,
+    check_limit,
+    from_torch,
+    zoo,
+)
+from cnngp.common.arrays import DataError
+from helpers.torch_modules import InPlace, PreActivationResNet, TransposedNet
+
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
+
+
+X = np.random.default_rng(0).normal(size=(3, 1, 4, 4))
+LARGER = np.random.default_rng(0).normal(size=(2, 1, 6, 6))
+NET = Sequential(Conv(3), ReLU(), Conv(3), ReLU(), Dense())
+
+
+def test_a_right_network_agrees() -> None:
+    report = check_limit(NET, X, samples=300)
+    assert report.verdict == "agrees"
+    assert report.ok
+    assert report.worst < 1
+    assert report.amplitude == pytest.approx(1, abs=4 * report.amplitude_error)
+    lines = str(report).splitlines()
+    assert lines[0].startswith("channels  deviation from the kernel")
+    assert lines[-1].startswith("agrees: as channels grow")
+
+
+@pytest.mark.parametrize("factor", [0.8, 1.25])
+def test_a_wrong_weight_variance_differs(factor: float) -> None:
+    wrong = Sequential(Conv(3), ReLU(), Conv(3, weight_var=factor), ReLU(), Dense())
+    report = check_limit(NET, X, samples=300, network=wrong)
+    assert report.verdict == "differs"
+    assert not report.ok
+    assert report.amplitude == pytest.approx(1 / factor, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        Sequential(Conv(3, padding=((2, 0), (1, 1))), ReLU(), Conv(3), ReLU(), Dense()),
+        Sequential(Conv(3, padding_mode="circular"), ReLU(), Conv(3), ReLU(), Dense()),
+        Sequential(Conv(3), ReLU(), Conv(5), ReLU(), Dense()),
+        Sequential(Conv(3), ReLU(), Sum(Identity(), Conv(3), allow_non_gaussian=True), Conv(1), ReLU(), Dense()),
+        Sequential(Conv(3, bias_var=0.2), ReLU(), Conv(3), ReLU(), Dense()),
+    ],
+    ids=repr,
+)
+def test_a_wrong_geometry_differs(wrong: Sequential) -> None:
+    assert check_limit(NET, 2 * X, network=wrong, samples=300).verdict == "differs"
+
+
+def test_sums_after_the_relu_are_caught() -> None:
+    """The paper's residual network adds kernels by decree; its finite networks have another covariance."""
+    blocks = [Sum(Identity(), Sequential(Conv(4), ReLU()), allow_non_gaussian=True) for _ in range(3)]
+    decreed = Sequential(*blocks, Conv(4), ReLU(), Dense())
+    report = check_limit(decreed, X, (8, 32), samples=200)
+    assert report.verdict == "differs"
+    before = [Sum(Identity(), Sequential(Conv(4), ReLU(), Conv(4))) for _ in range(3)]
+    assert check_limit(Sequential(*before, Conv(4), ReLU(), Dense()), X, (8, 32), samples=400).ok
+
+
+def test_false_alarms_are_as_rare_as_promised() -> None:
+    """40 checks of a right network: at a level of 1e-3 each, three false alarms have a chance of 1e-5."""
+    net = Sequential(Conv(3), ReLU(), Dense(), ReLU(), Dense())
+    verdicts = [check_limit(net, X, (4, 16), samples=60, seed=s, outputs=32).verdict for s in range(40)]
+    assert verdicts.count("differs") <= 2
+
+
+# ---- modules: their own forward --------------------------------------------------------------------------------------
+
+
+class NormedBlock(nn.Module):
+    """Batch norm, a projection, an in-place activation, dilation and a transposed convolution in one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(1, 4, 3, padding=1)
+        self.norm = nn.BatchNorm2d(4, eps=0.5)
+        self.proj = nn.Conv2d(4, 6, 1, stride=2)
+        self.body = nn.Sequential(nn.Conv2d(4, 6, 3, stride=2, padding=1), nn.ReLU(True), nn.Conv2d(6, 6, 3, padding=1))
+        self.up = nn.ConvTranspose2d(6, 5, 3, stride=2, padding=1, output_padding=1)
+        self.head = nn.Linear(5 * 16, 2)
+
+    def forward(self, x):
+        h = F.relu(self.norm(self.stem(x)))
+        x = self.proj(h) + self.body(h)
+        return self.head(torch.flatten(F.relu(self.up(F.relu(x))), 1))
+
+
+@pytest.mark.parametrize("make", [InPlace, TransposedNet, NormedBlock], ids=lambda m: m.__name__)
+def test_modules_agree_with_their_import(make: type[nn.Module]) -> None:
+    torch.manual_seed(0)
+    report = check_limit(make().eval(), X if make is NormedBlock else LARGER, (8, 32), samples=500)
+    assert report.ok, str(report)
+
+
+def test_a_wrong_import_is_caught() -> None:
+    torch.manual_seed(0)
+    module = NormedBlock().eval()
+    net = from_torch(module, (1, 4, 4))
+    assert check_limit(module, X, network=net, samples=300).ok
+    wrong = from_torch(module, (1, 4, 4), weight_var={"proj": 2.0})
+    assert check_limit(module, X, network=wrong, samples=300).verdict == "differs"
+
+
+@pytest.mark.slow
+def test_resnet_as_a_module() -> None:
+    torch.manual_seed(0)
+    module = PreActivationResNet(1)
+    module(torch.zeros(1, 1, 4, 4))
+    with torch.no_grad():
+        for p in module.parameters():
+            p.mul_(1.5)
+    report = check_limit(module, X, samples=1000)
+    assert report.ok, str(report)
+
+
+def test_a_module_that_fixes_its_widths_is_told_so() -> None:
+    class Fixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.head = nn.Conv2d(1, 4, 3), nn.Linear(16, 1)
+
+        def forward(self, x):
+            return self.head(F.relu(self.conv(x)).view(-1, 4 * 4))
+
+    with pytest.raises(NetworkError, match="it fixes its widths, so check the imported network"):
+        check_limit(Fixed(), X, samples=20)
+    assert check_limit(from_torch(Fixed(), (1, 4, 4)), X, samples=400).ok
+
+
+# ---- arguments and the picture ---------------------------------------------------------------------------------------
+
+
+def test_too_little_decides_nothing() -> None:
+    assert check_limit(NET, X, samples=20, outputs=1).verdict == "undecided"
+    deep = Sequential(*[layer for _ in range(12) for layer in (Conv(3, weight_var=2.0), ReLU())], Dense())
+    assert check_limit(deep, X, (1, 2), samples=50).verdict != "agrees"
+
+
+def test_bad_arguments() -> None:
+    with pytest.raises(DataError, match="give at least two different positive widths"):
+        check_limit(NET, X, (16, 16))
+    with pytest.raises(DataError, match="channels=16: give at least two"):
+        check_limit(NET, X, 16)  # type: ignore[arg-type]
+    for seed in (-1, None, 1.5, "a"):
+        with pytest.raises(NetworkError, match=f"seed={seed!r} is not a non-negative integer"):
+            check_limit(NET, X, seed=seed)  # type: ignore[arg-type]
+    with pytest.raises(NetworkError, match=r"device='foo' cannot be used by PyTorch .*; use 'cpu'"):
+        check_limit(NET, X, device="foo")
+    with pytest.raises(DataError, match="expected at least 20 samples"):
+        check_limit(NET, X, samples=5)
+    with pytest.raises(DataError, match="expected"):
+        check_limit(NET, X[0, 0, 0])
+
+
+def test_widths_may_be_an_array() -> None:
+    assert [w.channels for w in check_limit(NET, X, np.array([8, 4]), samples=30).widths] == [4, 8]
+
+
+def test_an_image_of_zeros_is_no_trouble() -> None:
+    blank = np.concatenate([np.zeros((1, 1, 4, 4)), X[:2]])
+    assert check_limit(NET, blank, samples=400).ok
+
+
+def test_the_picture(tmp_path) -> None:
+    path = tmp_path / "limit.png"
+    figure = check_limit(NET, X, (4, 8, 16), samples=30).plot(str(path))
+    assert path.stat().st_size > 10_000
+    assert len(figure.axes) == 2
+
+
+@pytest.mark.slow
+def test_the_papers_residual_network_is_caught() -> None:
+    images = np.random.default_rng(1).uniform(size=(3, 1, 10, 10))
+    report = check_limit(zoo.residual_cnn(), images, (16, 64), samples=1000)
+    assert report.verdict == "differs"

@@ -1,0 +1,577 @@
+"""An imported module is the network that a person would have written, bit for bit; what is not exact is refused."""
+
+from __future__ import annotations
+
+import copy
+import math
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import cnngp
+from cnngp import (
+    GELU,
+    Abs,
+    Conv,
+    Cos,
+    Dense,
+    Elementwise,
+    Erf,
+    Identity,
+    Kernel,
+    LeakyReLU,
+    Network,
+    NetworkError,
+    ReLU,
+    Sequential,
+    Sin,
+    Sum,
+    from_torch,
+    functions,
+    reference,
+)
+from cnngp.torch_bridge.parts import torch_function
+from helpers.torch_modules import BIAS_VAR, WEIGHT_VAR, InPlace, PreActivationBlock, TransposedNet, examples
+
+EXAMPLES = examples()
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_imported_equals_hand_written(name: str) -> None:
+    module, shape, net = EXAMPLES[name]
+    weight_var, bias_var = (1.0, 0.0) if name == "resnet" else (WEIGHT_VAR, BIAS_VAR)
+    imported = from_torch(module, shape, weight_var=weight_var, bias_var=bias_var)
+    assert imported == net
+    assert imported.fingerprint == net.fingerprint
+    X = np.random.default_rng(0).normal(size=(3, *shape))
+    np.testing.assert_array_equal(reference.kernel(imported, X), reference.kernel(net, X))
+    K, expected = (Kernel(n, device="cpu", dtype="float64")(X) for n in (imported, net))
+    np.testing.assert_array_equal(K, expected)
+
+
+def _measured(w: torch.Tensor, fan_in: int) -> float:
+    return fan_in * float(w.detach().double().square().mean())
+
+
+def test_variances_are_second_moments_of_the_weights_times_fan_in() -> None:
+    module = TransposedNet()
+    with torch.no_grad():
+        module.up.weight += 0.3  # second moments about zero, not about the mean
+    net = from_torch(module, (1, 6, 6))
+    down, _, up, _, _, _, head = net.layers
+    assert down.weight_var == pytest.approx(_measured(module.down.weight, 1 * 16), rel=1e-12)
+    assert up.weight_var == pytest.approx(_measured(module.up.weight, 4 * 16), rel=1e-12)
+    assert head.weight_var == pytest.approx(_measured(module.head.weight, 4 * 144), rel=1e-12)
+    assert up.bias_var == pytest.approx(_measured(module.up.bias, 1), rel=1e-12)
+
+
+def test_variances_by_name_and_for_all() -> None:
+    module = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1, bias=False))
+    assert from_torch(module, (4,), weight_var=2.0, bias_var=0.5) == Sequential(Dense(2.0, 0.5), ReLU(), Dense(2.0))
+    net = from_torch(module, (4,), weight_var={"2": 3.0}, bias_var={"0": 0.25})
+    assert net.layers[2] == Dense(3.0)
+    assert net.layers[0].bias_var == 0.25
+    assert net.layers[0].weight_var == pytest.approx(_measured(module[0].weight, 4))
+    with pytest.raises(NetworkError, match=r"weight_var names 'head', but the layers with weights are '0', '2'"):
+        from_torch(module, (4,), weight_var={"head": 1.0})
+    with pytest.raises(NetworkError, match=r"2: bias_var=1.0 is given for it, but it has no bias"):
+        from_torch(module, (4,), bias_var={"2": 1.0})
+    with pytest.raises(NetworkError, match=r"variances='random' is not one of 'init', 'drawn'"):
+        from_torch(module, (4,), variances="random")
+    with pytest.raises(NetworkError, match=r"0: variances='drawn' needs a module made by sample_network"):
+        from_torch(module, (4,), variances="drawn")
+
+
+@pytest.mark.parametrize(
+    ("module", "function", "layer"),
+    [
+        (nn.ReLU(), F.relu, ReLU()),
+        (nn.LeakyReLU(0.2), lambda x: F.leaky_relu(x, 0.2), LeakyReLU(0.2)),
+        (nn.LeakyReLU(), F.leaky_relu, LeakyReLU(0.01)),
+        (nn.PReLU(init=0.3), lambda x: F.leaky_relu(x, negative_slope=0.3), LeakyReLU(float(np.float32(0.3)))),
+        (nn.GELU(), F.gelu, GELU()),
+        (nn.GELU("tanh"), lambda x: F.gelu(x, approximate="tanh"), Elementwise("gelu_tanh")),
+        (nn.Tanh(), torch.tanh, Elementwise("tanh")),
+        (nn.Sigmoid(), lambda x: x.sigmoid(), Elementwise("sigmoid")),
+        (nn.SiLU(), F.silu, Elementwise("silu")),
+        (nn.Softplus(), F.softplus, Elementwise("softplus")),
+        (nn.ELU(), F.elu, Elementwise("elu")),
+        (nn.SELU(), F.selu, Elementwise("selu")),
+        (nn.Mish(), F.mish, Elementwise("mish")),
+        (nn.Softsign(), F.softsign, Elementwise("softsign")),
+        (nn.Hardtanh(), F.hardtanh, Elementwise("hardtanh")),
+        (nn.Hardtanh(0, 6), lambda x: x.clamp(0, 6), Elementwise("relu6")),
+        (nn.ReLU6(), F.relu6, Elementwise("relu6")),
+        (nn.Hardtanh(-1, 1), lambda x: torch.clip(x, min=-1.0, max=1.0), Elementwise("hardtanh")),
+        (nn.Hardtanh(0, math.inf), lambda x: x.clamp(min=0), ReLU()),
+        (nn.Threshold(0.0, 0.0), lambda x: F.threshold(x, 0, 0), ReLU()),
+        (None, lambda x: torch.clamp(x, 0.0), ReLU()),
+        (None, lambda x: torch.clamp_min(x, 0), ReLU()),
+        (None, lambda x: x.clip(min=0, max=None), ReLU()),
+        (None, lambda x: x.clone().clamp_(min=0), ReLU()),
+        (None, lambda x: F.hardtanh(x, 0.0, 6.0), Elementwise("relu6")),
+        (nn.Hardswish(), F.hardswish, Elementwise("hardswish")),
+        (None, torch.erf, Erf()),
+        (None, torch.special.erf, Erf()),
+        (None, abs, Abs()),
+        (None, torch.sin, Sin()),
+        (None, lambda x: x.cos(), Cos()),
+        (None, torch.atan, Elementwise("arctan")),
+    ],
+)
+def test_activations(module: nn.Module | None, function, layer: Network) -> None:
+    class Calls(nn.Module):
+        def __init__(self, call) -> None:
+            super().__init__()
+            self.a, self.b, self.call = nn.Linear(2, 3), nn.Linear(3, 1), call
+
+        def forward(self, x):
+            return self.b(self.call(self.a(x)))
+
+    for call in (function,) if module is None else (module, function):
+        found = from_torch(Calls(call), (2,), weight_var=1.0, bias_var=0.0).layers[1]
+        assert type(found) is type(layer)
+        if isinstance(layer, LeakyReLU):
+            assert found.slope == pytest.approx(layer.slope, rel=1e-6)
+        else:
+            assert found == layer
+    # and what PyTorch computes is what the layer's kernel is of
+    x = torch.linspace(-4, 4, 33, dtype=torch.float64)
+    expected = torch_function(layer)(x)
+    torch.testing.assert_close(function(x), expected, rtol=1e-6, atol=1e-7)
+    if isinstance(layer, Elementwise):
+        np.testing.assert_allclose(functions.as_callable(layer.fn)(x.numpy()), expected.numpy(), atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "module", [nn.Softplus(beta=2.0), nn.ELU(alpha=0.5), nn.Hardtanh(-2, 2), nn.Threshold(0.1, 0.0)], ids=repr
+)
+def test_activations_with_other_constants_are_refused(module: nn.Module) -> None:
+    with pytest.raises(NetworkError, match=r"ha(ve|s) a name here"):
+        from_torch(nn.Sequential(nn.Linear(2, 3), module, nn.Linear(3, 1)), (2,))
+
+
+class Steps(nn.Module):
+    """Something on the input, a layer, something on its output, a layer."""
+
+    def __init__(self, first=lambda m, x: x, second=lambda m, x: x.relu()) -> None:
+        super().__init__()
+        self.a, self.b, self.first, self.second = nn.Linear(2, 3), nn.Linear(3, 1), first, second
+        self.register_buffer("mean", torch.ones(2))
+
+    def forward(self, x):
+        return self.b(self.second(self, self.a(self.first(self, x))))
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (lambda x: x.clamp(max=0), "limits -inf and 0; only 0 and inf"),
+        (lambda x: x.clamp_max(3), "limits -inf and 3; only 0 and inf"),
+        (lambda x: x.clamp(min=1), "limits 1 and inf; only 0 and inf"),
+        (lambda x: x.clamp(min=x), "its limits are tensors"),
+    ],
+)
+def test_other_limits_are_named(function, reason: str) -> None:
+    with pytest.raises(NetworkError, match=reason):
+        from_torch(Steps(second=lambda m, x: function(x)), (2,))
+
+
+@pytest.mark.parametrize(
+    ("module", "reason"),
+    [
+        (Steps(lambda m, x: (x - 0.5) / 0.25), r"^sub .*: it shifts the input by a constant \(0.5\), which no"),
+        (Steps(lambda m, x: x / 255 - 0.5), r"^sub .*: it shifts the input by a constant \(0.5\), which no"),
+        (Steps(lambda m, x: 1 - x), r"^sub .*: it shifts the input by a constant \(1\), which no"),
+        (Steps(lambda m, x: x - m.mean), r"^sub .*: it uses .* mean on the input, which no"),
+        (Steps(lambda m, x: x.clamp(0, 6)), r"^clamp .*: a nonlinearity on the input itself, .*, or"),
+    ],
+)
+def test_what_is_done_to_the_input_is_better_done_to_the_images(module: nn.Module, reason: str) -> None:
+    with pytest.raises(
+        NetworkError, match=reason + r".* do (that|it) to the images,? and import the module without it$"
+    ):
+        from_torch(module, (2,))
+
+
+def test_a_factor_on_the_input_is_imported() -> None:
+    found = from_torch(Steps(lambda m, x: x / 2), (2,), weight_var=1.0, bias_var=0.0)
+    assert found == Sequential(Dense(0.25), ReLU(), Dense())
+
+
+def test_a_shift_of_activations_is_not_blamed_on_the_images() -> None:
+    module = Steps(second=lambda m, x: F.relu(x - 0.5))
+    with pytest.raises(NetworkError, match=r"it shifts by a constant \(0.5\), so what follows is not zero-mean$"):
+        from_torch(module, (2,))
+
+
+def test_one_layer_is_a_module_too() -> None:
+    assert from_torch(nn.Linear(4, 1), (4,), weight_var=2.0, bias_var=0.0) == Dense(2.0)
+
+
+def test_importing_changes_nothing_of_the_module() -> None:
+    module = _cnn(nn.BatchNorm2d(4), nn.Dropout(0.5))
+    before, state = copy.deepcopy(module.state_dict()), torch.get_rng_state()
+    cnngp.explain(module, (1, 6, 6), show=False)
+    assert all(torch.equal(a, b) for a, b in zip(before.values(), module.state_dict().values(), strict=True))
+    assert torch.equal(state, torch.get_rng_state())
+    assert module.training
+
+
+class TestFactors:
+    """Constant factors and fixed batch statistics go into the layers beside them."""
+
+    def run(self, forward, *layers: nn.Module, shape: tuple[int, ...] = (4,)):
+        class Module(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 1)
+                self.parts = nn.ModuleList(layers)
+
+            def forward(self, x):
+                return forward(self, x)
+
+        return from_torch(Module().eval(), shape, weight_var=1.0, bias_var=1.0)
+
+    def test_after_a_layer(self) -> None:
+        net = self.run(lambda m, x: m.b(F.relu(0.5 * m.a(x))))
+        assert net == Sequential(Dense(0.25, 0.25), ReLU(), Dense(1.0, 1.0))
+
+    def test_after_a_relu(self) -> None:
+        net = self.run(lambda m, x: m.b(F.relu(m.a(x)) / 4))
+        assert net == Sequential(Dense(1.0, 1.0), ReLU(0.25), Dense(1.0, 1.0))
+
+    def test_before_a_layer(self) -> None:
+        net = self.run(lambda m, x: m.b(torch.tanh(m.a(x)) * 2))
+        assert net.layers[-1] == Dense(4.0, 1.0)
+
+    def test_difference(self) -> None:
+        net = self.run(lambda m, x: x - m.parts[0](F.relu(m.a(x))), nn.Linear(4, 4))
+        assert net == Sum(Identity(), Sequential(Dense(1.0, 1.0), ReLU(), Dense(1.0, 1.0)))
+
+    def test_scaled_skip_is_refused(self) -> None:
+        with pytest.raises(NetworkError, match=r"mul in forward: the factor 0.5 stands neither right after a layer"):
+            self.run(lambda m, x: m.b(0.5 * x + m.a(x)))
+
+    def test_fresh_batch_norm(self) -> None:
+        factor = 1 / np.sqrt(1 + 1e-5)
+        net = self.run(lambda m, x: m.b(F.relu(m.parts[0](m.a(x)))), nn.BatchNorm1d(4))
+        assert net.layers[0].weight_var == pytest.approx(factor**2, rel=1e-12)
+
+    def test_batch_norm_before_a_pre_activation(self) -> None:
+        class Block(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.stem, self.conv, self.head = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 1)
+                self.norm = nn.BatchNorm1d(4, eps=3.0)
+
+            def forward(self, x):
+                x = self.stem(x)
+                x = x + self.conv(F.relu(self.norm(x)))
+                return self.head(F.relu(x))
+
+        net = from_torch(Block().eval(), (4,), weight_var=1.0, bias_var=0.0)
+        assert net.layers[1] == Sum(Identity(), Sequential(ReLU(0.5), Dense()))
+
+
+def test_in_place_activation_reaches_the_skip() -> None:
+    """relu_(x) overwrites x, so x + f(relu_(x)) adds a ReLU's output, whatever it looks like."""
+
+    class Module(nn.Module):
+        def __init__(self, inplace: bool) -> None:
+            super().__init__()
+            self.a, self.b, self.c = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 1)
+            self.act = nn.ReLU(inplace=inplace)
+
+        def forward(self, x):
+            x = self.a(x)
+            h = self.b(self.act(x))
+            return self.c(torch.tanh(x + h))
+
+    assert isinstance(from_torch(Module(False), (4,)).layers[1], Sum)
+    with pytest.raises(NetworkError, match=r"add in forward: adds the output of the nonlinearity act"):
+        from_torch(Module(True), (4,))
+
+
+def test_the_input_may_be_added_to_all_channels() -> None:
+    class Module(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.head = nn.Conv2d(1, 8, 3, padding=1), nn.Linear(8 * 16, 1)
+
+        def forward(self, x):
+            return self.head((x + self.a(x)).flatten(1))
+
+    net = from_torch(Module(), (1, 4, 4), weight_var=1.0, bias_var=0.0)
+    assert net == Sequential(Sum(Identity(), Conv(3)), Dense())
+
+
+# ---- refusals --------------------------------------------------------------------------------------------------------
+
+
+def _cnn(*middle: nn.Module, features: int = 4 * 36) -> nn.Module:
+    return nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), *middle, nn.Flatten(), nn.Linear(features, 1))
+
+
+class Functional(nn.Module):
+    """conv, then `f`, then a dense layer."""
+
+    def __init__(self, f, features: int = 4 * 36) -> None:
+        super().__init__()
+        self.conv, self.other = nn.Conv2d(1, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1)
+        self.scale = nn.Parameter(torch.ones(4, 1, 1))
+        self.head = nn.Linear(features, 1)
+        self.f = f
+
+    def forward(self, x):
+        return self.head(self.f(self, self.conv(x)).flatten(1))
+
+
+class NotSeriesParallel(nn.Module):
+    """The bridge of a Wheatstone circuit: h feeds both arms in the middle."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c, self.d = (nn.Linear(4, 4) for _ in range(4))
+
+    def forward(self, x):
+        h = self.a(x)
+        k = self.b(x) + self.c(torch.relu(h))
+        return self.d(torch.relu(k)) + h
+
+
+class PostActivation(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 1)
+
+    def forward(self, x):
+        x = torch.relu(self.a(x))
+        return self.c(torch.relu(x + self.b(x)))
+
+
+class Shared(nn.Module):
+    def __init__(self, tied: bool) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.tied = tied
+        if tied:
+            self.b.weight = self.a.weight
+
+    def forward(self, x):
+        x = torch.relu(self.a(x))
+        return self.b(x) if self.tied else self.a(x)
+
+
+class ByValue(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.a(x) if x.sum() > 0 else self.a(-x)
+
+
+def _trained_norm() -> nn.Module:
+    norm = nn.BatchNorm2d(4).eval()
+    norm.running_var[:] = torch.tensor([1.0, 2.0, 3.0, 4.0])
+    return norm
+
+
+def _shifted_norm() -> nn.Module:
+    norm = nn.BatchNorm2d(4).eval()
+    norm.running_mean[:] = 1.0
+    return norm
+
+
+image, row = (1, 6, 6), (4,)
+REFUSED = {
+    "max pooling": (_cnn(nn.MaxPool2d(2), features=36), image, r"^2 \(MaxPool2d\): the maximum over several locations"),
+    "average pooling": (
+        _cnn(nn.AvgPool2d(2), features=36),
+        image,
+        r"^2 \(AvgPool2d\): the average of several",
+    ),
+    "global pooling": (_cnn(nn.AdaptiveAvgPool2d(1), features=4), image, r"^2 \(AdaptiveAvgPool2d\): the average of"),
+    "batch norm": (_cnn(nn.BatchNorm2d(4)), image, r"^2 \(BatchNorm2d\): in training mode it divides by statistics of"),
+    "trained batch norm": (
+        _cnn(_trained_norm()),
+        image,
+        r"^2 \(BatchNorm2d\): its fixed factors differ",
+    ),
+    "shifted batch norm": (_cnn(_shifted_norm()), image, r"^2 \(BatchNorm2d\): its fixed shift is not zero"),
+    "layer norm": (
+        _cnn(nn.LayerNorm((4, 6, 6))),
+        image,
+        r"^2 \(LayerNorm\): it divides by statistics of its",
+    ),
+    "group norm": (_cnn(nn.GroupNorm(2, 4)), image, r"^2 \(GroupNorm\): it divides by statistics"),
+    "dropout": (_cnn(nn.Dropout(0.5)), image, r"^2 \(Dropout\): dropout in training mode"),
+    "grouped": (
+        _cnn(nn.Conv2d(4, 4, 3, padding=1, groups=2)),
+        image,
+        r"^2 \(Conv2d\): groups=2: a filter that",
+    ),
+    "upsampling": (
+        _cnn(nn.Upsample(scale_factor=2), features=4 * 144),
+        image,
+        r"^2 \(Upsample\): no layer here",
+    ),
+    "softmax": (nn.Sequential(nn.Linear(4, 3), nn.Softmax(1)), row, r"^1 \(Softmax\): it mixes all outputs"),
+    "recurrent": (nn.GRU(4, 4), (3, 4), r"^the module \(GRU\): a recurrent layer uses the same weights"),
+    "attention": (
+        nn.Sequential(nn.TransformerEncoderLayer(4, 2, 8)),
+        (3, 4),
+        r"^0 \(TransformerEncoderLayer\): attention multiplies activations",
+    ),
+    "unknown": (_cnn(nn.Softshrink()), image, r"^2 \(Softshrink\): no exact kernel is known here"),
+    "prelu": (_cnn(nn.PReLU(4)), image, r"on the output of a nonlinearity, which is not Gaussian"),
+    "activation of the input": (
+        nn.Sequential(nn.ReLU(), nn.Linear(4, 1)),
+        row,
+        r"^0: a nonlinearity on the input",
+    ),
+    "two activations": (_cnn(nn.Tanh()), image, r"^2: a nonlinearity on the output of a nonlinearity"),
+    "ends in an activation": (nn.Sequential(nn.Linear(4, 1), nn.ReLU()), row, r"^1: the module ends in a nonlinearity"),
+    "many locations": (nn.Conv2d(1, 4, 3), image, r"^the module: the module's output has 4 × 4 locations"),
+    "linear on locations": (
+        nn.Sequential(nn.Conv2d(1, 4, 3), nn.Linear(4, 2)),
+        image,
+        r"^1 \(Linear\): it acts on",
+    ),
+    "wrong shape": (_cnn(), (1, 5, 5), r"^3: running it on an input of shape \(1, 5, 5\) failed"),
+    "product": (
+        Functional(lambda m, x: x * torch.relu(x)),
+        image,
+        r"^mul in forward \(mul\): it multiplies activations",
+    ),
+    "gate": (Functional(lambda m, x: m.other(x).sigmoid() * x), image, r"^mul in forward \(mul\): it multiplies activ"),
+    "parameter": (
+        Functional(lambda m, x: x * m.scale),
+        image,
+        r"^mul in forward \(mul\): it uses the parameter or",
+    ),
+    "constant": (Functional(lambda m, x: x + 1), image, r"^add in forward \(add\): it shifts by a constant \(1\)"),
+    "broadcast": (Functional(lambda m, x: x + x[:, :, :1, :1]), image, r"getitem in forward"),
+    "mean": (Functional(lambda m, x: x.mean((2, 3)), 4), image, r"^mean in forward \(mean\): the average of several"),
+    "concatenation": (
+        Functional(lambda m, x: torch.cat([x, x], 1), 8 * 36),
+        image,
+        r"^cat in forward \(cat\): there is",
+    ),
+    "functional conv": (
+        Functional(lambda m, x: F.conv2d(x, m.other.weight), 64),
+        image,
+        r"conv2d in .* handed to",
+    ),
+    "permute": (Functional(lambda m, x: x.permute(0, 2, 3, 1)), image, r"^permute in forward \(permute\): it trades"),
+    "padding with ones": (Functional(lambda m, x: F.pad(x, (1, 1), value=1.0), 4 * 48), image, r"pads with 1.0"),
+    "twice the same": (Functional(lambda m, x: x + x), image, r"^add in forward: 2 paths without weights lead into"),
+    "not series-parallel": (NotSeriesParallel(), row, r"^add in forward: a feeds several of its terms"),
+    "post-activation": (PostActivation(), row, r"^add in forward: adds the output of the nonlinearity relu in forward"),
+    "used twice": (Shared(False), row, r"^a \(Linear\): it is used more than once with the same weights"),
+    "tied weights": (Shared(True), row, r"^b \(Linear\): it shares its weights with a.weight"),
+    "by value": (ByValue(), row, r"forward decides by the values of a tensor"),
+    "lazy": (nn.Sequential(nn.LazyLinear(3)), row, r"^0.weight has no shape yet \(a lazy layer\)"),
+    "no module": (lambda x: x, row, r"expected a torch.nn.Module, got function"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_refused_by_name_and_reason(what: str) -> None:
+    module, shape, message = REFUSED[what]
+    with pytest.raises(NetworkError, match=message):
+        from_torch(module, shape)
+
+
+def test_adding_kernels_by_decree() -> None:
+    class Module(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.c = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 1)
+
+        def forward(self, x):
+            x = torch.relu(self.a(x))
+            return self.c(x + torch.relu(self.b(x)))
+
+    with pytest.raises(NetworkError, match="adds the output of the nonlinearity"):
+        from_torch(Module(), (4,))
+    net = from_torch(Module(), (4,), weight_var=1.0, bias_var=0.0, allow_non_gaussian=True)
+    skip = Sum(Identity(), Sequential(Dense(), ReLU()), allow_non_gaussian=True)
+    assert net == Sequential(Dense(), ReLU(), skip, Dense())
+
+
+# ---- explain ---------------------------------------------------------------------------------------------------------
+
+
+def test_explain_tells_of_every_part(capsys: pytest.CaptureFixture[str]) -> None:
+    module = _cnn(nn.MaxPool2d(2), nn.Dropout(0.5), features=36)
+    explanation = cnngp.explain(module, (1, 6, 6))
+    assert not explanation.ok
+    assert explanation.network is None
+    assert [row.name for row in explanation] == ["0", "1", "2", "3", "4", "5"]
+    assert [row.name for row in explanation.refused] == ["2", "3"]
+    printed = capsys.readouterr().out
+    assert printed.strip() == str(explanation).strip()
+    assert "MaxPool2d   4 × 3 × 3  NO: the maximum" in printed
+    assert "no Gaussian process: 2 (MaxPool2d): the maximum" in printed
+    assert repr(explanation) == "Explanation(6 calls, 2 refused, ok=False)"
+
+
+def test_explain_of_what_works(capsys: pytest.CaptureFixture[str]) -> None:
+    class Module(PreActivationBlock):
+        def __init__(self) -> None:
+            super().__init__(1, 4, 1)
+            self.stem, self.head, self.spare = nn.Conv2d(1, 1, 1), nn.Linear(4 * 36, 1), nn.Conv2d(4, 4, 3)
+
+        def forward(self, x):
+            return self.head(super().forward(self.stem(x)).flatten(1))
+
+    module = Module()
+    explanation = cnngp.explain(module, (1, 6, 6), show=False)
+    assert capsys.readouterr().out == ""
+    assert explanation.ok
+    told = {row.name: row.told for row in explanation}
+    assert told["add in forward"] == "Sum(…)"
+    assert told["spare"] == "never called by forward"
+    assert told["head"].startswith("Dense(")
+    assert "Sum(Conv(1" in str(explanation)
+    assert explanation.network == from_torch(module, (1, 6, 6))
+
+
+def test_torch_is_needed_only_when_used() -> None:
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "import cnngp\n"
+        "names = [cnngp.from_torch, cnngp.explain, cnngp.sample_network, cnngp.check_limit, cnngp.gpytorch_kernel]\n"
+        "for f in names:\n"
+        "    try: f(None, (1,))\n"
+        "    except ImportError as error: print(error)\n"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    expected = [
+        f'{name} needs PyTorch: pip install "cnngp[torch]"'
+        for name in ("from_torch", "explain", "sample_network", "check_limit", "gpytorch_kernel")
+    ]
+    assert out.splitlines() == expected
+
+
+def test_in_place_example_really_computes_what_was_imported() -> None:
+    """The importer's reading of InPlace against what PyTorch does, with weights that make it easy to see."""
+    module = InPlace()
+    with torch.no_grad():
+        for name in "abc":
+            layer = getattr(module, name)
+            layer.weight.zero_()
+            layer.bias.zero_()
+        module.a.bias.fill_(-1.0)
+        module.b.bias.fill_(3.0)
+        module.head.weight.fill_(1.0)
+        module.head.bias.zero_()
+        # y = b + x = 2, z = c + y = 2: x was not overwritten by the ReLU of the first branch.
+        assert float(module(torch.zeros(1, 1, 6, 6))) == 2.0 * 4 * 36

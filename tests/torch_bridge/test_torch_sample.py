@@ -1,0 +1,322 @@
+"""Finite networks: widths and weights, one way of computing them against the other, and the kernel as their limit."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+from torch import nn
+
+from cnngp import (
+    GELU,
+    Abs,
+    Conv,
+    ConvTranspose,
+    Cos,
+    Dense,
+    Elementwise,
+    Erf,
+    Identity,
+    LeakyReLU,
+    NetworkError,
+    ReLU,
+    Sequential,
+    Sin,
+    Step,
+    Sum,
+    from_torch,
+    reference,
+    sample_network,
+    zoo,
+)
+from cnngp.torch_bridge import sample_outputs
+from helpers.networks import networks_with_shapes, relu_like, smooth
+from helpers.torch_modules import examples
+
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
+
+
+# ---- round trips -----------------------------------------------------------------------------------------------------
+
+ZOO = {
+    "resnet": (zoo.resnet(14), (1, 12, 12)),
+    "convnet": (zoo.convnet(), (1, 8, 8)),
+    "residual_cnn": (zoo.residual_cnn(), (3, 8, 8)),
+    "dense_nngp": (zoo.dense_nngp(), (9,)),
+    "erf": (zoo.dense_nngp(nonlinearity="erf"), (9,)),
+    "small_cnn": (zoo.small_cnn(), (2, 6, 6)),
+    "even transposed": (
+        Sequential(
+            Conv(4, bias_var=0.1), Sin(), ConvTranspose(4), Cos(), ConvTranspose((2, 3), stride=(1, 2)), Step(), Dense()
+        ),
+        (1, 5, 4),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_round_trip_of_a_network(name: str) -> None:
+    net, shape = ZOO[name]
+    module = sample_network(net, channels=3, input_shape=shape)
+    back = from_torch(module, shape, variances="drawn", allow_non_gaussian=name == "residual_cnn")
+    assert back.fingerprint == net.fingerprint
+
+
+@pytest.mark.parametrize("name", [n for n in examples() if n != "padded"])
+def test_round_trip_of_a_module(name: str) -> None:
+    module, shape, _ = examples()[name]
+    net = from_torch(module, shape)
+    again = from_torch(sample_network(net, channels=4, input_shape=shape), shape, variances="drawn")
+    assert again == net
+
+
+@given(networks_with_shapes(st.one_of(relu_like, smooth), max_pixels=200), st.integers(0, 2**32 - 1))
+@settings(max_examples=40)
+def test_any_network_round_trips_and_both_ways_of_sampling_agree(drawn: tuple, seed: int) -> None:
+    net, shape = drawn
+    X = np.random.default_rng(seed).normal(size=(2, *shape))
+    module = sample_network(net, 4, shape, (seed, 1), outputs=2, dtype=torch.float64)
+    back = from_torch(module, shape, variances="drawn", allow_non_gaussian=True)
+    np.testing.assert_allclose(reference.kernel(back, X), reference.kernel(net, X), rtol=1e-12)
+    together = sample_outputs(net, X, 4, 3, seed, outputs=2, dtype=torch.float64)
+    apart = sample_outputs(net, X, 4, 3, seed, outputs=2, dtype=torch.float64, batch=1)
+    alone = module(torch.as_tensor(X)).detach().numpy()
+    scale = np.abs(together).max() + 1e-300
+    np.testing.assert_allclose(apart / scale, together / scale, rtol=0, atol=1e-11)
+    np.testing.assert_allclose(alone / scale, together[1] / scale, rtol=0, atol=1e-11)
+
+
+# ---- widths and weights ----------------------------------------------------------------------------------------------
+
+
+def _widths(module: nn.Module) -> list[int]:
+    return [m.weight.shape[0] for m in module.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
+
+
+def test_widths_double_where_the_network_downsamples() -> None:
+    module = sample_network(zoo.resnet(8), channels=5, input_shape=(1, 12, 12))
+    assert _widths(module) == [5, 5, 5, 5, 10, 10, 10, 20, 20, 20, 20, 1]
+
+
+def test_widths_by_layer() -> None:
+    net = Sequential(Conv(3), ReLU(), Conv(3), ReLU(), Dense(), ReLU(), Dense())
+    assert _widths(sample_network(net, [3, 5, 7], (1, 4, 4), outputs=2)) == [3, 5, 7, 2]
+    assert _widths(sample_network(net, {"layers[2]": 9, "*": 4}, (1, 4, 4))) == [4, 9, 4, 1]
+    with pytest.raises(NetworkError, match=r"layers\[4\]: channels has no number left for it"):
+        sample_network(net, [3, 5], (1, 4, 4))
+    with pytest.raises(NetworkError, match=r"channels: \[1\] belong to no layer"):
+        sample_network(net, [3, 5, 7, 1], (1, 4, 4))
+    with pytest.raises(NetworkError, match=r"channels: \['layers\[9\]'\] belong to no layer"):
+        sample_network(net, {"layers[9]": 9}, (1, 4, 4))
+    branches = Sequential(Conv(3), Sum(Conv(1), Conv(3)), ReLU(), Dense())
+    with pytest.raises(NetworkError, match=r"branches\[1\]: channels=6 is asked for, but the Sum .* has 5 channels"):
+        sample_network(branches, [4, 5, 6], (1, 4, 4))
+
+
+def test_bad_arguments_are_refused() -> None:
+    net = zoo.small_cnn()
+    for wrong in (0, 2.5, True):
+        with pytest.raises(NetworkError, match="is not a positive integer"):
+            sample_network(net, wrong, (1, 4, 4))  # type: ignore[arg-type]
+    for seed in (-1, None, 1.5, "a", True, (), (1, None)):
+        told = rf"seed={re.escape(repr(seed))} is not a non-negative integer or a tuple of them"
+        with pytest.raises(NetworkError, match=told):
+            sample_network(net, 4, (1, 4, 4), seed=seed)  # type: ignore[arg-type]
+        with pytest.raises(NetworkError, match=told):
+            sample_outputs(net, np.zeros((1, 1, 4, 4)), 4, 2, seed=seed)  # type: ignore[arg-type]
+    for device in ("foo", *(() if torch.cuda.is_available() else ("cuda",))):
+        with pytest.raises(NetworkError, match=rf"device='{device}' cannot be used by PyTorch .*; use 'cpu'"):
+            sample_network(net, 4, (1, 4, 4), device=device)
+        with pytest.raises(NetworkError, match=rf"device='{device}' cannot be used by PyTorch .*; use 'cpu'"):
+            sample_outputs(net, np.zeros((1, 1, 4, 4)), 4, 2, device=device)
+    with pytest.raises(NetworkError, match="4 × 4 output locations; end it in Dense"):
+        sample_network(Conv(3), 4, (1, 4, 4))
+    with pytest.raises(NetworkError, match="no weights to draw"):
+        sample_network(Identity(), 4, (4,))
+    with pytest.raises(NetworkError, match="the skip carries the input's 3 channels into 2"):
+        sample_network(Sequential(Sum(Identity(), Conv(3)), Dense()), 2, (3, 4, 4))
+    with pytest.raises(NetworkError, match="batch=0"):
+        sample_outputs(net, np.ones((1, 1, 4, 4)), 4, 3, batch=0)
+
+
+def test_weights_have_the_layers_variances() -> None:
+    """Mean squares of many weights: χ² with so many degrees of freedom, at a level of 1e-6 each."""
+    net = Sequential(
+        Conv(3, weight_var=1.9, bias_var=0.7),
+        ReLU(),
+        ConvTranspose(2, stride=2, weight_var=0.6, bias_var=0.2, fan_in="channels"),
+        ReLU(),
+        Dense(weight_var=2.5, bias_var=0.4),
+    )
+    module = sample_network(net, channels=60, input_shape=(2, 4, 4), outputs=200, dtype=torch.float64)
+    conv, up, head = (m for m in module.modules() if hasattr(m, "weight"))
+    for tensor, var in (
+        (conv.weight, 1.9 / (9 * 2)),
+        (conv.bias, 0.7),
+        (up.weight, 0.6 / 60),
+        (up.bias, 0.2),
+        (head.weight, 2.5 / (60 * 64)),
+        (head.bias, 0.4),
+    ):
+        n = tensor.numel()
+        low, high = stats.chi2.ppf([5e-7, 1 - 5e-7], n) / n
+        assert low < float(tensor.detach().square().mean()) / var < high
+    assert sample_network(Sequential(Conv(3), ReLU(), Dense()), 4, (1, 4, 4))[0].bias is None
+
+
+@pytest.mark.parametrize(("channels", "width"), [(1, 7), (3, 7), (3, 6), (4, 4)])
+def test_broadcast_keeps_inner_products(channels: int, width: int) -> None:
+    from cnngp.torch_bridge.parts import Broadcast
+
+    x, z = torch.randn(2, 1, channels, 5, dtype=torch.float64).unbind()
+    wide = Broadcast(channels, width)
+    inner = (wide(x) * wide(z)).sum(1) / width
+    torch.testing.assert_close(inner, (x * z).sum(1) / channels, rtol=1e-14, atol=1e-14)
+
+
+def test_integers_of_numpy_are_seeds_and_depths() -> None:
+    net, X = zoo.small_cnn(), np.ones((2, 1, 4, 4), np.float32)
+    plain = sample_outputs(net, X, 4, 3, seed=7)
+    np.testing.assert_array_equal(sample_outputs(net, X, 4, 3, seed=np.int64(7)), plain)  # type: ignore[arg-type]
+    module = sample_network(net, 4, (1, 4, 4), seed=(np.int64(7), 1))  # type: ignore[arg-type]
+    np.testing.assert_allclose(module(torch.as_tensor(X)).detach().numpy()[:, 0], plain[1], rtol=1e-4, atol=1e-6)
+    assert zoo.resnet(np.int64(8)) == zoo.resnet(8)  # type: ignore[arg-type]
+
+
+def test_a_seed_fixes_the_network() -> None:
+    net, X = zoo.small_cnn(), torch.randn(2, 1, 5, 5)
+    first, again, other = (sample_network(net, 4, (1, 5, 5), seed=s)(X) for s in (1, 1, 2))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    wide = sample_network(net, 4, (1, 5, 5), seed=1, dtype=torch.float64)(X.double())
+    torch.testing.assert_close(wide.float(), first, rtol=1e-4, atol=1e-5)
+    torch.manual_seed(0)
+    state = torch.get_rng_state()
+    sample_network(net, 4, (1, 5, 5), seed=1)
+    assert torch.equal(state, torch.get_rng_state())
+
+
+def test_samples_do_not_depend_on_the_batch_or_their_number() -> None:
+    net, X = zoo.resnet(8), np.random.default_rng(0).normal(size=(3, 1, 6, 6))
+    done: list[int] = []
+    all_at_once = sample_outputs(net, X, 3, 7, seed=5, batch=7, progress=done.append)
+    in_threes = sample_outputs(net, X, 3, 5, seed=5, batch=3)
+    assert all_at_once.shape == (7, 3)
+    assert done == [7]
+    np.testing.assert_allclose(in_threes, all_at_once[:5], rtol=0, atol=2e-5 * np.abs(all_at_once).max())
+
+
+def test_memory_is_bounded() -> None:
+    """What a batch holds at once, by the plan's own count, stays within the budget for narrow and wide networks."""
+    from cnngp.torch_bridge.sampling import many
+    from cnngp.torch_bridge.sampling.plan import make_plan
+
+    for channels in (3, 30, 300):
+        plan = make_plan(zoo.resnet(32), channels, (1, 28, 28), 1)
+        networks, images = many._sizes(plan, 10_000, 4, "cpu", None)
+        one_network = 3 * plan.numbers * 4 + plan.floats_per_image * images * 4
+        assert networks == 1 or networks * one_network <= many._BUDGET["cpu"]
+        assert plan.floats_per_image * images * 4 <= many._BUDGET["cpu"]
+
+
+def test_images_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    from cnngp.torch_bridge.sampling import many
+
+    net, X = zoo.small_cnn(), np.random.default_rng(0).normal(size=(9, 1, 5, 5))
+    whole = sample_outputs(net, X, 4, 3)
+    monkeypatch.setitem(many._BUDGET, "cpu", 10_000)
+    np.testing.assert_allclose(sample_outputs(net, X, 4, 3), whole, rtol=0, atol=1e-5 * np.abs(whole).max())
+
+
+# ---- the limit -------------------------------------------------------------------------------------------------------
+
+# One hidden layer: the expected covariance of finite networks is the kernel at any width; only chance is between them.
+ACTIVATIONS = [
+    *(ReLU(), ReLU(1.4), LeakyReLU(0.3), Erf(), Abs(), Step(), Sin(), Cos(), GELU()),
+    *(
+        Elementwise("tanh"),
+        Elementwise("silu"),
+        Elementwise("softplus"),
+        Elementwise("sigmoid"),
+        Elementwise(np.arctan),
+    ),
+]
+CONVOLUTIONS = [
+    Conv(3, weight_var=1.5, bias_var=0.2),
+    Conv(4, stride=2, fan_in="channels", bias_var=0.1),
+    Conv((3, 2), dilation=2, padding=((1, 2), 0), padding_mode="reflect"),
+    Conv(3, padding=2, padding_mode="circular"),
+    Conv(5, padding="same", padding_mode="replicate"),
+    ConvTranspose(3, stride=2, bias_var=0.3),
+    ConvTranspose(4),
+    ConvTranspose((3, 2), stride=(3, 2), padding=(1, 0), dilation=2, output_padding=(1, 0), fan_in="channels"),
+]
+
+
+def _assert_within_chance(net: object, X: np.ndarray, channels: int, samples: int, outputs: int = 32) -> None:
+    """Each network is one independent estimate of the covariance, so the mean over networks has a t distribution for
+    each entry; Bonferroni over the entries, at a level of 1e-4 in all."""
+    F = sample_outputs(net, X, channels, samples, seed=0, outputs=outputs).astype(np.float64)  # type: ignore[arg-type]
+    C = np.einsum("sno,smo->snm", F, F) / outputs
+    K = reference.kernel(net, X)  # type: ignore[arg-type]
+    t = (C.mean(axis=0) - K) / (C.std(axis=0, ddof=1) / math.sqrt(samples))
+    n = len(X)
+    assert np.abs(t).max() < stats.t.ppf(1 - 1e-4 / (n * (n + 1)), samples - 1)
+    # and the errors are small enough for that to mean something
+    assert (C.std(axis=0, ddof=1) / math.sqrt(samples)).max() < 0.04 * np.abs(K).max()
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS, ids=repr)
+def test_one_hidden_layer_has_the_kernel_as_covariance(activation: object) -> None:
+    X = np.random.default_rng(1).normal(size=(3, 2, 4, 4))
+    _assert_within_chance(Sequential(Conv(3, weight_var=1.3), activation, Dense(1.2, 0.1)), X, 30, 300)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("layer", CONVOLUTIONS, ids=repr)
+def test_a_convolution_on_the_input_has_its_kernel(layer: object) -> None:
+    X = np.random.default_rng(2).normal(size=(3, 2, 6, 7))
+    _assert_within_chance(Sequential(layer, ReLU(), Dense()), X, 20, 300)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("axes", [1, 3])
+def test_other_numbers_of_axes(axes: int) -> None:
+    X = np.random.default_rng(3).normal(size=(3, 2, *(4,) * axes))
+    net = Sequential(Conv(3, stride=2), Erf(), Dense())
+    _assert_within_chance(net, X, 30, 200)
+
+
+def test_the_input_as_a_skip() -> None:
+    X = np.random.default_rng(4).normal(size=(3, 3, 4, 4))
+    _assert_within_chance(Sequential(Sum(Identity(), Conv(3)), Conv(3), ReLU(), Dense()), X, 40, 200)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["resnet", "convnet", "small_cnn", "dense_nngp"])
+def test_deep_networks_approach_their_kernels(name: str) -> None:
+    from cnngp import check_limit
+
+    net, shape = ZOO[name]
+    X = np.random.default_rng(5).normal(size=(3, *shape))
+    report = check_limit(net, X, channels=(16, 64), samples=1000)
+    assert report.ok, str(report)
+
+
+@pytest.mark.gpu
+def test_many_networks_on_a_card() -> None:
+    """The paper's Figure 2 at a hundredth of its size, and the covariance it gives."""
+    if not torch.cuda.is_available():
+        pytest.skip("torch sees no card")
+    X = np.random.default_rng(6).uniform(size=(3, 1, 28, 28))
+    net = zoo.resnet(8)
+    F = sample_outputs(net, X, 30, 100, outputs=64, device="cuda")
+    again = sample_outputs(net, X, 30, 20, outputs=64, device="cuda", batch=3)
+    np.testing.assert_allclose(again, F[:20], rtol=0, atol=1e-2 * np.abs(F).max())  # TF32 where torch allows it
+    C = np.einsum("sno,smo->snm", F.astype(np.float64), F.astype(np.float64)) / 64
+    t = (C.mean(axis=0) - reference.kernel(net, X)) / (C.std(axis=0, ddof=1) / 10)
+    assert np.abs(t).max() < 6
