@@ -160,6 +160,31 @@ NETWORKS: dict[str, tuple[Network, tuple[int, ...]]] = {
         (5,),
     ),
     "linear": (Dense(2.0, 0.5), (2, 3, 3)),
+    "wider than the input": (
+        Sequential(Conv(3, padding=2), ReLU(), Conv(5, padding=3), ReLU(), Conv(2, padding=1), ReLU(), Dense()),
+        (1, 7, 9),
+    ),
+    "wider than the input, folded": (Sequential(Conv(3, padding=2), ReLU(), Conv(3), ReLU(), Dense()), (1, 12, 12)),
+    "wider than the input, side by side": (
+        Sequential(Conv(7, padding=((3, 7), (3, 7))), ReLU(), Conv(3), ReLU(), Dense()),
+        (1, 4, 4),
+    ),
+    "wider and circular": (Sequential(Conv(1, padding=((0, 1),), padding_mode="circular"), Abs(), Dense()), (2, 9)),
+    "copies of one place": (
+        Sequential(
+            Conv((3, 1), padding_mode="replicate"),
+            ReLU(),
+            Conv(3, padding_mode="circular", bias_var=0.1),
+            ReLU(),
+            Sum(Conv(1), Conv(1, stride=3, padding=1, bias_var=0.2)),
+            Dense(),
+        ),
+        (2, 1, 1),
+    ),
+    "copies of one plane": (
+        Sequential(Conv(3, padding_mode="circular"), ReLU(), Conv(3, padding_mode="replicate"), ReLU(), Dense()),
+        (1, 1, 5, 6),
+    ),
 }
 PATHS = {
     "no operations": "dense",
@@ -168,6 +193,7 @@ PATHS = {
     "wider than a warp": "block",
     "one location": "dense",
     "dense skips": "dense",
+    "copies of one place": "dense",
 }
 # Sin, Cos, GELU and Step lose digits in float32 by their conditioning (design.md, tolerances).
 TOLERANCE = {"step": 2e-4}

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cnngp.kernel.program import Activation, Op, Program, Shape
+from cnngp.network.geometry import AxisSum
 
 from .math import nonnegative, planes
 
@@ -101,7 +102,7 @@ def in_registers(program: Program) -> tuple[Map, tuple[Step, ...]]:
     A program's buffers do not allow that, but registers do: code is straight-line and each map is a new set of values.
     It saves registers, and it gives blocks that repeat the same names, so they can be one loop.
     """
-    ops = program.ops
+    ops = tuple(map(_without_single_places, program.ops))
     last_read: dict[int, int] = {}  # value → last step that reads it; a value is the index of its step, −1 the input
     value_in = {program.input: -1}
     reads: list[tuple[int, int | None]] = []
@@ -133,3 +134,20 @@ def in_registers(program: Program) -> tuple[Map, tuple[Step, ...]]:
         maps = {v: m for v, m in maps.items() if last_read.get(v, -1) > i}
         steps.append(Step(op, src, dst, frozenset(maps.values())))
     return Map(0, program.shape, False), tuple(steps)
+
+
+def _without_single_places(op: Op) -> Op:
+    """The operation with sums along axes of one place as a factor: there a window reads the same number k times, or 0.
+
+    Circular, reflected and replicated padding copies the one place there is; a stride may jump over it.
+    """
+    if op.sums is None:
+        return op
+    times = 1
+    sums: list[AxisSum] = []
+    for s in op.sums:
+        single = s.size == s.out_size == 1
+        times *= len(s.sources[0]) if single else 1
+        sums.append(AxisSum(1, ((0,),)) if single else s)
+    a, b, c = sums
+    return replace(op, sums=None if all(s.is_identity for s in sums) else (a, b, c), scale=op.scale * times)

@@ -66,7 +66,7 @@ class Writer:
     def column_sums(self, sums: AxisSum, stage: Stage, x: str) -> list[str]:
         """Statements that leave in `x` the sum along the map's width; what they need once is written ahead of them."""
         window = shifts(sums)
-        gap = stage.lanes - sums.size
+        gap = stage.lanes - max(sums.size, sums.out_size)
         zero, one = self.number(0.0), self.number(1.0)
         if is_total(sums):
             return [f"real x = col < {sums.size} ? {x} : {zero};", *_halving("x", sums.size)]
@@ -81,7 +81,8 @@ class Writer:
             lines.append(f"const real w = {' + '.join(terms)};")
             terms = [_rotated("w", d) for d in plan.blocks] + [_rotated("v", d) for d in plan.singles]
             return [*lines, f"const real x = {' + '.join(terms)};"]
-        lines = [f"real x = {x};" if 0 in window else f"real x = {zero};"]
+        own = x if sums.out_size <= sums.size else f"(col < {sums.size} ? {x} : {zero})"
+        lines = [f"real x = {own if 0 in window else zero};"]
         for d in window:
             if d == 0:
                 continue
@@ -154,10 +155,10 @@ def folded_taps(sums: AxisSum, folded: bool) -> list[dict[int, set[int]]] | None
     """For each output of a lane, the lanes it reads, as distances, and which of their two columns.
 
     None where the sum is not of this kind: the same window everywhere, with zeros outside, of stride 1 if the result is
-    folded too and of stride 2 if it is not.
+    folded too and of stride 2 if it is not, and no output beyond the last lane that holds inputs.
     """
     stride = 1 if folded else 2
-    if sums.size % 2 or (folded and sums.out_size % 2) or (not folded and sums.out_size > sums.size // 2):
+    if sums.size % 2 or (folded and sums.out_size % 2) or stride * sums.out_size > sums.size:
         return None
     offsets = sorted({nu - stride * m for m, row in enumerate(sums.sources) for nu in row})
     for m, row in enumerate(sums.sources):
