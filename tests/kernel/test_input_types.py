@@ -9,11 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scipy import sparse
 
-from cnngp import Conv, Dense, GPClassifier, GPRegressor, Kernel, ReLU, Sequential, datasets
+from cnngp import Conv, Dense, GPClassifier, GPRegressor, Kernel, ReLU, Sequential, datasets, gram, solve
 from cnngp.common.arrays import DataError, as_real
+from cnngp.datasets.augmentation import shifted
 from cnngp.estimators.inputs import as_float, check_real_rows
 from cnngp.gp.exact import ExactGP
+from cnngp.network import reference
 
 NET = Sequential(Conv(3, bias_var=0.1), ReLU(), Dense())
 DIGITS = datasets.digits().take(40, 10)
@@ -220,3 +223,106 @@ def test_regression_targets_that_are_not_real(K: np.ndarray, y: np.ndarray) -> N
     for data in ({"X": X}, {"K": K}):
         with pytest.raises(ValueError, match=r"^y has type .* expected real numbers"):
             GPRegressor(NET, device="cpu").fit(**data, y=y)
+
+
+# ---- masks, sparse matrices, frames ----------------------------------------------------------------------------------
+
+MASKED = np.ma.masked_less(X, 0.1)
+ROWS = X.reshape(len(X), -1)
+
+
+@pytest.mark.parametrize("regression", [False, True])
+def test_masked_arrays_are_refused(regression: bool) -> None:
+    """NumPy drops the mask and keeps what it hides, which nobody meant."""
+    model: Any = GPRegressor(NET, device="cpu") if regression else classifier()
+    for images, name in ((MASKED, "X"), (list(MASKED), "X")):
+        with pytest.raises(
+            DataError, match=rf"^{name} is a masked array, whose mask would be lost; remove what it hid"
+        ):
+            model.fit(images, Y)
+    flat = type(model)(device="cpu")
+    with pytest.raises(DataError, match=r"^X is a masked array"):
+        flat.fit(MASKED.reshape(len(X), -1), Y)
+    labels = np.ma.masked_equal(Y, 3)
+    for wrong in (labels, np.ma.array(Y)):  # also with nothing hidden: the next set may have something
+        with pytest.raises(DataError, match=r"^y is a masked array"):
+            model.fit(X, wrong)
+        with pytest.raises(DataError, match=r"^y is a masked array"):
+            flat.fit(ROWS, wrong)
+    K = Kernel(NET, device="cpu")(X)
+    with pytest.raises(DataError, match=r"^K is a masked array"):
+        model.fit(K=np.ma.array(K), y=Y)
+    model.fit(X, Y)
+    for call in (lambda: model.predict(MASKED), lambda: model.predict(K=np.ma.array(K)), lambda: model.add(MASKED, Y)):
+        with pytest.raises(DataError, match=r"^[XK] is a masked array"):
+            call()
+    with pytest.raises(DataError, match=r"^y is a masked array"):
+        model.add(X, labels)
+    with pytest.raises(DataError, match=r"^X is a masked array"):
+        classifier(inducing=5).fit(MASKED, Y)
+    with pytest.raises(DataError, match=r"^inducing is a masked array"):
+        classifier(inducing=MASKED[:5]).fit(X, Y)
+
+
+def test_masked_arrays_are_refused_below_the_estimators() -> None:
+    kernel = Kernel(NET, device="cpu")
+    K = kernel(X)
+    for call in (
+        lambda: kernel(MASKED),
+        lambda: kernel.diag(MASKED),
+        lambda: gram(kernel, MASKED),
+        lambda: reference.kernel(NET, MASKED),
+        lambda: kernel.as_sklearn((1, 8, 8))(MASKED.reshape(len(X), -1)),
+        lambda: shifted(MASKED, Y),
+    ):
+        with pytest.raises(DataError, match=r"^X is a masked array"):
+            call()
+    for call in (lambda: kernel(X, MASKED), lambda: gram(kernel, X, MASKED)):
+        with pytest.raises(DataError, match=r"^Z is a masked array"):
+            call()
+    targets = np.ma.array(Y, float)
+    with pytest.raises(DataError, match=r"^K is a masked array"):
+        solve(np.ma.array(K), Y, noise=0.1)
+    with pytest.raises(DataError, match=r"^Y is a masked array"):
+        solve(K, targets, noise=0.1)
+    with pytest.raises(DataError, match=r"^K is a masked array"):
+        ExactGP(np.ma.array(K), np.asarray(targets)[:, None])
+
+
+class MatrixFrame:
+    """What a pandas DataFrame offers of an array: a shape and values, while square brackets take names of columns."""
+
+    def __init__(self, values: np.ndarray) -> None:
+        self.values, self.shape, self.iloc = values, values.shape, None
+
+    def __getitem__(self, name: Any) -> None:
+        raise KeyError(name)
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+        return self.values
+
+
+def test_a_matrix_in_a_data_frame_is_its_values() -> None:
+    kernel = Kernel(NET, device="cpu", dtype="float64")
+    K, K_test, diagonal = kernel(X), kernel(X[:5], X), kernel.diag(X[:5])
+    expected = classifier().fit(K=K, y=Y).predict_latent(K=K_test, diagonal=diagonal)
+    found = classifier().fit(K=MatrixFrame(K), y=Y).predict_latent(K=MatrixFrame(K_test), diagonal=diagonal)
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(a, b)
+    np.testing.assert_array_equal(solve(MatrixFrame(K), Y, 0.1).weights, solve(K, Y, 0.1).weights)
+
+
+def test_sparse_matrices_are_refused() -> None:
+    K = Kernel(NET, device="cpu")(X)
+    for make in (sparse.csr_array, sparse.coo_matrix):
+        for call in (
+            lambda make=make: classifier().fit(K=make(K), y=Y),
+            lambda make=make: classifier().fit(X, Y).predict(K=make(K)),
+            lambda make=make: solve(make(K), Y, 0.1),
+        ):
+            with pytest.raises(
+                DataError, match=rf"^K is a sparse matrix \({make.__name__}\); give K.toarray\(\), a den"
+            ):
+                call()
+    with pytest.raises(DataError, match=r"^X is a sparse matrix \(csr_array\); give X.toarray\(\)"):
+        Kernel(Dense(), device="cpu")(sparse.csr_array(ROWS))

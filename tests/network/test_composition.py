@@ -217,6 +217,31 @@ def test_a_network_that_ends_in_a_nonlinearity_is_refused(phi):
             reference.kernel(piece, np.ones((2, 3)))
 
 
+@pytest.mark.parametrize(
+    "net", [Identity(), Sequential(), Sequential(Identity()), Sum(Identity(), Dense()), Sum(Identity())], ids=repr
+)
+def test_the_images_themselves_are_not_an_output(net):
+    """A finite network of it gives the pixels, of which there is no distribution."""
+    told = "the images reach the output by a path without weights, so the output is not a random function of them"
+    for use in (lambda: Kernel(net, device="cpu"), lambda: reference.kernel(net, np.ones((2, 3)))):
+        with refused(told):
+            use()
+    check_network(Sequential(net, Dense()))
+
+
+def test_a_sum_of_one_branch_is_the_branch():
+    X = np.random.default_rng(0).random((3, 1, 4, 4))
+    for layer in (ReLU(), Identity(), Sequential(ReLU(), Conv(3))):
+        plain = Sequential(Conv(3), Sum(layer), Conv(1), Abs(), Dense())
+        bare = Sequential(Conv(3), layer, Conv(1), Abs(), Dense())
+        np.testing.assert_array_equal(reference.kernel(plain, X), reference.kernel(bare, X))
+        np.testing.assert_allclose(Kernel(plain, device="cpu")(X), reference.kernel(bare, X), rtol=1e-6)
+    with refused("the network ends in a nonlinearity"):
+        check_network(Sequential(Conv(3), Sum(ReLU())))
+    with refused(r"Abs\(\) is applied to the output of a nonlinearity", "layers[2]"):
+        Sequential(Conv(3), Sum(ReLU()), Abs())
+
+
 # ---- places --------------------------------------------------------------------------------------------------------
 
 

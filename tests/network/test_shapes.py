@@ -62,10 +62,6 @@ def test_one_layer_alone_is_called_the_network():
     assert str(Dense().shapes((5,))).splitlines()[2] == "(network)  Dense()          1                    1"
 
 
-def test_an_empty_sequence_is_the_input():
-    assert [row.place for row in Sequential().shapes((1, 4))] == ["(input)"]
-
-
 def test_the_papers_networks_fit_28_by_28_images():
     resnet = zoo.resnet(32).shapes((1, 28, 28))
     sizes = [row.output for row in resnet]
@@ -290,7 +286,7 @@ def test_a_kernel_needs_one_output_location():
     message = (
         r"the network has 4 × 4 output locations for input \(1, 4, 4\), but a kernel needs one; end it with Dense\(\)"
     )
-    for net in (Conv(3), Sequential(Conv(3), ReLU(), Conv(3)), Identity(), Sequential()):
+    for net in (Conv(3), Sequential(Conv(3), ReLU(), Conv(3)), Sequential(Sequential(), Identity(), Conv(3))):
         assert output(net, 4, 4) == (4, 4)
         with refused(message):
             Kernel(net, device="cpu")(np.ones((2, 1, 4, 4)))

@@ -223,6 +223,63 @@ def test_importing_changes_nothing_of_the_module() -> None:
     assert module.training
 
 
+class TestAltered:
+    """What a module's class does not say is refused, by the name of the part."""
+
+    def refused(self, module: nn.Module, told: str) -> None:
+        with pytest.raises(NetworkError, match=told):
+            from_torch(module, (4,))
+        assert not cnngp.explain(module, (4,), show=False).ok
+
+    def test_hooks(self) -> None:
+        for register, kind in (("register_forward_hook", "hook"), ("register_forward_pre_hook", "pre-hook")):
+            module = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1))
+            handle = getattr(module[1], register)(lambda *given: None)
+            self.refused(module, rf"^1 \(ReLU\): it has a forward {kind}, which may change what it computes; remove it")
+            handle.remove()
+            from_torch(module, (4,))
+            getattr(module, register)(lambda *given: None)
+            self.refused(module, rf"^the module \(Sequential\): it has a forward {kind}")
+
+    def test_a_forward_that_was_replaced(self) -> None:
+        module = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1))
+        module[1].forward = torch.sin
+        self.refused(module, r"^1 \(ReLU\): its forward was replaced on this instance")
+
+    def test_weights_of_one_memory(self) -> None:
+        def tied(tie) -> nn.Module:
+            module = nn.Sequential(nn.Linear(4, 4, bias=False), nn.ReLU(), nn.Linear(4, 4, bias=False))
+            module.append(nn.Linear(4, 1))
+            tie(module[0], module[2])
+            return module
+
+        def by_data(a, b) -> None:
+            b.weight.data = a.weight.data
+
+        def by_detach(a, b) -> None:
+            b.weight = nn.Parameter(a.weight.detach())
+
+        def by_transpose(a, b) -> None:
+            b.weight = nn.Parameter(a.weight.detach().T)
+
+        def by_attribute(a, b) -> None:
+            del b.weight
+            b.weight = a.weight.detach()
+
+        for tie in (by_data, by_detach, by_transpose, by_attribute):
+            self.refused(tied(tie), r"^2 \(Linear\): it shares its weights with 0.weight; the layers of a network must")
+
+    def test_weights_side_by_side_in_one_memory(self) -> None:
+        module = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1))
+        both = torch.randn(2, 4, 4)
+        module[0].weight.data, module[2].weight.data = both[0], both[1]
+        from_torch(module, (4,))
+
+    @pytest.mark.parametrize("module", [nn.Identity(), nn.Flatten(), nn.Sequential()], ids=repr)
+    def test_the_input_as_output(self, module: nn.Module) -> None:
+        self.refused(module, r"^the input: the images reach the module's output by a path without weights")
+
+
 class TestFactors:
     """Constant factors and fixed batch statistics go into the layers beside them."""
 
@@ -251,8 +308,23 @@ class TestFactors:
         assert net.layers[-1] == Dense(4.0, 1.0)
 
     def test_difference(self) -> None:
-        net = self.run(lambda m, x: x - m.parts[0](F.relu(m.a(x))), nn.Linear(4, 4))
-        assert net == Sum(Identity(), Sequential(Dense(1.0, 1.0), ReLU(), Dense(1.0, 1.0)))
+        net = self.run(lambda m, x: m.b(x - m.parts[0](F.relu(m.a(x)))), nn.Linear(4, 4))
+        block = Sum(Identity(), Sequential(Dense(1.0, 1.0), ReLU(), Dense(1.0, 1.0)))
+        assert net == Sequential(block, Dense(1.0, 1.0))
+
+    def test_a_factor_on_a_sum(self) -> None:
+        """(f(x) + g(x))/2 is a sum of layers with a quarter of the variance, however the terms nest."""
+        extra = (nn.Linear(4, 4), nn.Linear(4, 4))
+        net = self.run(lambda m, x: m.b(F.relu((m.a(x) + (m.parts[0](x) + m.parts[1](x))) / 2)), *extra)
+        quarter = Dense(0.25, 0.25)
+        assert net == Sequential(Sum(quarter, Sum(quarter, quarter)), ReLU(), Dense(1.0, 1.0))
+
+    def test_a_factor_on_a_sum_with_a_skip(self) -> None:
+        """What skips is read elsewhere too, so the factor goes into the layer that follows, or nowhere."""
+        net = self.run(lambda m, x: m.b((x + m.a(x)) / 2))
+        assert net == Sequential(Sum(Identity(), Dense(1.0, 1.0)), Dense(0.25, 1.0))
+        with pytest.raises(NetworkError, match=r"the factor 0.5 stands neither right after a layer"):
+            self.run(lambda m, x: m.b(torch.tanh((m.parts[0](x := m.a(x)) + x) / 2)), nn.Linear(4, 4))
 
     def test_scaled_skip_is_refused(self) -> None:
         with pytest.raises(NetworkError, match=r"mul in forward: the factor 0.5 stands neither right after a layer"):

@@ -137,7 +137,7 @@ def test_bad_arguments_are_refused() -> None:
             sample_outputs(net, np.zeros((1, 1, 4, 4)), 4, 2, device=device)
     with pytest.raises(NetworkError, match="4 × 4 output locations; end it in Dense"):
         sample_network(Conv(3), 4, (1, 4, 4))
-    with pytest.raises(NetworkError, match="no weights to draw"):
+    with pytest.raises(NetworkError, match="the images reach the output by a path without weights"):
         sample_network(Identity(), 4, (4,))
     with pytest.raises(NetworkError, match="the skip carries the input's 3 channels into 2"):
         sample_network(Sequential(Sum(Identity(), Conv(3)), Dense()), 2, (3, 4, 4))

@@ -28,12 +28,24 @@ def kind(a: object) -> Output | None:
     return None
 
 
+def refuse_masked(a: object, name: str) -> None:
+    """No part of cnngp knows which entries a mask hides, and NumPy drops it without a word when it converts."""
+    parts = a if isinstance(a, list | tuple) else (a,)
+    if any(isinstance(part, np.ma.MaskedArray) for part in parts):
+        raise DataError(
+            f"{name} is a masked array, whose mask would be lost; remove what it hides, or fill it with numbers by "
+            f"{name}.filled(…)"
+        )
+
+
 def is_on_gpu(a: Any) -> bool:
     return kind(a) == "cupy" or (kind(a) == "torch" and bool(a.is_cuda))
 
 
 def to_numpy(a: Any, name: str = "X") -> NDArray[Any]:
     """Any array or nested list as NumPy; torch tensors lose their gradient, arrays on a card are copied."""
+    refuse_masked(a, name)
+    _refuse_sparse(a, name)
     match kind(a):
         case "torch":
             try:
@@ -49,6 +61,21 @@ def to_numpy(a: Any, name: str = "X") -> NDArray[Any]:
                 return np.asarray(a)
             except ValueError:
                 raise DataError(f"{name}: rows of different lengths; expected one array") from None
+
+
+def in_place(a: Any, name: str) -> Any:
+    """What has a shape and gives its rows for slices, as it is and where it is: NumPy, CuPy, torch, a memory map, Zarr,
+    HDF5. A list or a DataFrame becomes an array.
+    """
+    refuse_masked(a, name)
+    _refuse_sparse(a, name)
+    is_frame = hasattr(a, "iloc")  # slices of it are columns by name
+    return a if hasattr(a, "shape") and hasattr(a, "__getitem__") and not is_frame else to_numpy(a, name)
+
+
+def _refuse_sparse(a: Any, name: str) -> None:
+    if hasattr(a, "toarray") and hasattr(a, "nnz"):  # SciPy's and CuPy's
+        raise DataError(f"{name} is a sparse matrix ({type(a).__name__}); give {name}.toarray(), a dense one")
 
 
 def need_cupy(what: str) -> ModuleType:
@@ -104,6 +131,7 @@ def as_real(a: Any, name: str) -> Any:
 
     For what is about to be converted: complex numbers would lose a part, text would be read as numbers.
     """
+    refuse_masked(a, name)
     dtype = np.dtype(a.dtype)
     if dtype.kind == "O" and isinstance(a, np.ndarray):
         if not any(isinstance(value, _NOT_REAL) for value in a.flat):

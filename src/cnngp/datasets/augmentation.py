@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cnngp.common.arrays import DataError
+from cnngp.common.arrays import DataError, refuse_masked, to_numpy
 
 
 class Shifted:
@@ -20,6 +20,7 @@ class Shifted:
     def __init__(self, X: Any, shifts: tuple[tuple[int, int], ...]) -> None:
         if len(getattr(X, "shape", ())) != 4:
             raise DataError(f"X has shape {getattr(X, 'shape', None)}; expected images (N, channels, height, width)")
+        refuse_masked(X, "X")
         self.X = X
         self.shifts = shifts
         self._n = int(X.shape[0])
@@ -61,7 +62,7 @@ def shifted(X: Any, y: Any, pixels: int = 1) -> tuple[Shifted, NDArray[Any]]:
            [0., 0.]])
     """
     moves = ((0, 0), (-pixels, 0), (pixels, 0), (0, -pixels), (0, pixels))
-    labels = np.asarray(y)
+    labels = to_numpy(y, "y")
     view = Shifted(X, moves)
     if len(labels) * len(moves) != len(view):
         raise DataError(f"{X.shape[0]} images but {len(labels)} labels in y; give one label per image")

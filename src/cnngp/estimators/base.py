@@ -16,7 +16,16 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from cnngp.common import memory
-from cnngp.common.arrays import DataError, Output, as_images, as_real, check_images_shape, to_numpy
+from cnngp.common.arrays import (
+    DataError,
+    Output,
+    as_images,
+    as_real,
+    check_images_shape,
+    in_place,
+    refuse_masked,
+    to_numpy,
+)
 from cnngp.gp.exact import Amplitude, ExactGP, Noise, check_amplitude, check_noise, float64_buffer
 from cnngp.gp.inducing import InducingGP
 from cnngp.gp.iterative import IterativeGP
@@ -91,6 +100,8 @@ class GPEstimator(BaseEstimator):  # type: ignore[misc]
     def _check_fit(self, X: Any, y: Any, K: Any, regression: bool = False) -> tuple[Any, Any]:
         """Training images as (N, C, …), or None where only a matrix is given; and y, both of one length."""
         self.__dict__.pop("gp_", None)  # a fit that fails must not leave an earlier one's weights to another kernel
+        for given, name in ((X, "X"), (y, "y"), (K, "K")):
+            refuse_masked(given, name)
         check_noise(self.noise)
         check_amplitude(self.amplitude)
         if self.solver not in METHODS:
@@ -143,6 +154,7 @@ class GPEstimator(BaseEstimator):  # type: ignore[misc]
             raise DataError("the model was fitted on a kernel matrix alone; give K(test, training) as K=")
         if X is None:
             raise DataError("give images X, or K(test, training) as K=")
+        refuse_masked(X, "X")
         if _axes(X) <= 2:
             check_real_rows(X)
             X = validate_data(self, X, reset=False, dtype=[np.float64, np.float32])
@@ -376,7 +388,7 @@ def _matrix(K: Any, columns: int | None = None) -> Any:
     """A kernel matrix as it is, NumPy's, CuPy's, torch's or one on disk; lists become arrays."""
     if isinstance(K, str | Path):
         raise DataError(f"K={str(K)!r} is a path; give the array in it, as gram or zarr.open_array returns it")
-    matrix = K if hasattr(K, "shape") and hasattr(K, "__getitem__") else to_numpy(K, "K")
+    matrix = in_place(K, "K")
     shape = tuple(matrix.shape)
     if columns is None and (len(shape) != 2 or shape[0] != shape[1]):
         raise DataError(f"K has shape {shape}; expected (N, N)")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cnngp.common.arrays import DataError, as_real, to_numpy
+from cnngp.common.arrays import DataError, as_real, refuse_masked, to_numpy
 from cnngp.network import zoo
 from cnngp.network.layers import Network
 from cnngp.network.shapes import check_input_shape, shape_text
@@ -104,6 +104,7 @@ def as_float(X: NDArray[Any]) -> NDArray[Any]:
 
 def check_real_rows(X: Any) -> None:
     """For flat rows, before scikit-learn checks the rest: it would read text and dates as numbers."""
+    refuse_masked(X, "X")
     if hasattr(X, "dtypes") and hasattr(X, "columns"):
         _check_real_columns(X)
         return

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeGuard
 
 import numpy as np
 
-from cnngp.common.arrays import as_real, is_on_gpu, kind, to_cupy, to_numpy
+from cnngp.common.arrays import as_real, in_place, is_on_gpu, kind, to_cupy, to_numpy
 
 from .linalg import Array, Factor, NotPositiveDefinite, blocks, namespace
 
@@ -326,6 +326,7 @@ def matrix_buffer(K: Array, dtype: str, overwrite: bool = False, on_gpu: bool = 
 
 def as_matrix(K: Any) -> Any:
     """A kernel matrix, NumPy's, CuPy's or on disk, as it is; torch's as the one or the other; refused if not real."""
+    K = in_place(K, "K")
     if kind(K) == "torch":
         K = to_cupy(K, "K") if is_on_gpu(K) else to_numpy(K, "K")
     return as_real(K, "the kernel matrix")

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from cnngp.common.arrays import as_images, check_images_shape, to_numpy
+from cnngp.common.arrays import as_images, check_images_shape, in_place
 from cnngp.kernel.engines.base import RangeError
 from cnngp.kernel.kernel import Kernel
 
@@ -19,8 +19,7 @@ class ImageRows:
     """Images (N, C, …) as an engine takes them: blocks of (n, channels, locations) in the working precision."""
 
     def __init__(self, X: Any, kernel: Kernel, name: str) -> None:
-        # What has a shape and can be sliced is left where it is: NumPy, CuPy, torch, a memory map, Zarr, HDF5.
-        self.X = X if hasattr(X, "shape") and hasattr(X, "__getitem__") else to_numpy(X, name)
+        self.X = in_place(X, name)
         self.name = name
         self.kernel = kernel
         self.dtype = np.dtype(kernel.dtype)

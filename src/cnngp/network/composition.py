@@ -50,6 +50,11 @@ def check_network(net: Layer) -> None:
         raise NetworkError(
             "the network ends in a nonlinearity, so its output is not Gaussian; add Dense() or Conv(...) at the end"
         )
+    if state is State.INPUT:
+        raise NetworkError(
+            "the images reach the output by a path without weights, so the output is not a random function of them; "
+            "add Dense() or Conv(...) at the end"
+        )
 
 
 def child(place: str, field: str, i: int) -> str:
@@ -91,6 +96,8 @@ def _walk(net: Layer, state: State, place: str) -> tuple[State, int]:
 
 
 def _walk_sum(net: Sum, state: State, place: str) -> tuple[State, int]:
+    if len(net.branches) == 1:  # nothing is added to it
+        return _walk(net.branches[0], state, child(place, "branches", 0))
     if state is State.NON_GAUSSIAN and not net.allow_non_gaussian:
         for i, branch in enumerate(net.branches):
             if _walk(branch, State.GAUSSIAN, child(place, "branches", i)) == (State.GAUSSIAN, 1):

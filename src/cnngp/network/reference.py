@@ -15,6 +15,8 @@ from typing import Any, assert_never
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from cnngp.common.arrays import to_numpy
+
 from .composition import check_network
 from .functions import as_callable, breakpoints
 from .layers import (
@@ -70,8 +72,8 @@ def kernel(net: Network, X: ArrayLike, Z: ArrayLike | None = None) -> Array:
     array([[2., 1.],
            [1., 2.]])
     """
-    x = np.asarray(X, dtype=np.float64)
-    z = x if Z is None else np.asarray(Z, dtype=np.float64)
+    x = _images(X, "X")
+    z = x if Z is None else _images(Z, "Z")
     layer = as_layer(net)
     check_network(layer)
     K = propagate(layer, inputs(x, z))
@@ -83,8 +85,12 @@ def kernel(net: Network, X: ArrayLike, Z: ArrayLike | None = None) -> Array:
 
 def diagonal(net: Network, X: ArrayLike) -> Array:
     """K(x, x) for each image, from the variance recursion alone."""
-    x = np.asarray(X, dtype=np.float64)
+    x = _images(X, "X")
     return propagate(as_layer(net), inputs(x, x[:1])).xx.ravel()
+
+
+def _images(X: ArrayLike, name: str) -> Array:
+    return to_numpy(X, name).astype(np.float64)
 
 
 def inputs(x: Array, z: Array) -> Covariances:

@@ -77,7 +77,7 @@ def choose_inducing(inducing: Any, n: int, rng: np.random.Generator) -> NDArray[
         if not 1 <= m <= n or isinstance(inducing, bool):
             raise DataError(f"inducing={inducing!r}, but there are {n:,} training images; use 1 to {n:,}")
         return np.sort(rng.choice(n, m, replace=False))
-    rows = np.asarray(inducing)
+    rows = to_numpy(inducing, "inducing")
     if rows.ndim != 1 or rows.dtype.kind not in "iu" or not len(rows) or rows.min() < 0 or rows.max() >= n:
         raise DataError(f"inducing: expected a number, or rows from 0 to {n - 1:,} of the training images")
     if len(np.unique(rows)) != len(rows):

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from cnngp.common.arrays import to_numpy
+from cnngp.common.arrays import in_place, to_numpy
 from cnngp.common.errors import StoreError
 from cnngp.matrix.store.places import local_path
 from cnngp.matrix.store.store import GramStore
@@ -156,10 +156,8 @@ def _read(K: Any, rows: slice, columns: slice) -> Any:
 
 def opened_matrix(store: Any) -> Any:
     """The matrix that `gram` keeps at a path, a URL or in a Zarr store; an array is given back as it is."""
-    if hasattr(store, "shape") and hasattr(store, "__getitem__"):
-        return store
-    if isinstance(store, (list, tuple)):
-        return to_numpy(store, "the kernel matrix")
+    if hasattr(store, "shape") or isinstance(store, (list, tuple)):
+        return in_place(store, "K")
     place = GramStore(store, read_only=isinstance(store, (str, Path)))
     if place.found is None:
         raise StoreError(f"{place.name} is no store of a kernel matrix; compute it there with gram(…, store=)")

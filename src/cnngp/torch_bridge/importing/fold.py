@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from cnngp.network.layers import Conv, ConvTranspose, Dense, Layer, Padding, ReLU
 
-from .graph import Call, Cut, Graph, Pad, Pairs, Refused, Scale
+from .graph import Add, Call, Cut, Graph, Pad, Pairs, Refused, Scale
 
 
 def fold(graph: Graph) -> None:
@@ -65,11 +65,10 @@ def _scaled_input(call: Call, factor: float) -> Layer | None:
 
 
 def _fold_scale(graph: Graph, i: int, factor: float) -> None:
-    vertex = graph.vertices[i]
-    before = graph.vertices[vertex.inputs[0]]
-    folded = _scaled(before.call, factor)
-    if folded is not None and len(graph.users(vertex.inputs[0])) == 1:
-        before.call = folded
+    folded = _scaled_back(graph, graph.vertices[i].inputs[0], factor)
+    if folded is not None:
+        for j, layer in folded.items():
+            graph.vertices[j].call = layer
         _bypass(graph, i)
         return
     _fold_forward(
@@ -79,6 +78,23 @@ def _fold_scale(graph: Graph, i: int, factor: float) -> None:
         f"the factor {factor:.6g} stands neither right after a layer with weights or a ReLU nor right before one, "
         "so no layer can take it up; put it on the last layer of the branch",
     )
+
+
+def _scaled_back(graph: Graph, i: int, factor: float) -> dict[int, Layer] | None:
+    """The layers that together make value i with a factor: the one it comes from, or all terms of a sum; or None."""
+    vertex = graph.vertices[i]
+    if len(graph.users(i)) != 1:
+        return None  # others read it without the factor
+    if not isinstance(vertex.call, Add):
+        layer = _scaled(vertex.call, factor)
+        return None if layer is None else {i: layer}
+    together: dict[int, Layer] = {}
+    for term in vertex.inputs:
+        folded = _scaled_back(graph, term, factor)
+        if folded is None:
+            return None
+        together |= folded
+    return together
 
 
 def _fold_forward(graph: Graph, i: int, absorbed: Callable[[Call], Layer | None], reason: str) -> None:

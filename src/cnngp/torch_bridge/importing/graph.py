@@ -144,6 +144,11 @@ def _check_states(graph: Graph) -> None:
                         "weights before it"
                     )
                 states.append(State.NON_GAUSSIAN)
+    if states[graph.output] is State.INPUT:
+        raise Refused(
+            f"{graph.vertices[graph.output].name}: the images reach the module's output by a path without weights, so "
+            "the output is not a random function of them; end in a layer with weights, such as Linear"
+        )
     if states[graph.output] is State.NON_GAUSSIAN:
         raise Refused(
             f"{graph.vertices[graph.output].name}: the module ends in a nonlinearity, so its output is not Gaussian; "

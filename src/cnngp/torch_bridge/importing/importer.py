@@ -16,7 +16,7 @@ from .calls import function_name, is_in_place, is_sum, judge_function
 from .fold import fold
 from .graph import Add, Call, Graph, Pad, Refused, Scale
 from .rules import Becomes, No, Passes, Verdict, judge_module
-from .trace import call_name, module_name, trace
+from .trace import altered_modules, call_name, module_name, trace
 from .variances import Given, Variances
 
 
@@ -61,6 +61,9 @@ def read_module(module: Any, input_shape: Sequence[int], variances: Variances, a
     if not isinstance(module, nn.Module):
         raise NetworkError(f"expected a torch.nn.Module, got {type(module).__name__}: {str(module)[:60]}")
     check_input_shape(input_shape)
+    altered = [Row(name, kind, (), reason, True) for name, kind, reason in altered_modules(module)]
+    if altered:  # what they do could be recorded, but not what they would do to an infinite network
+        return Import(altered, Graph(allow_non_gaussian))
     graph = trace(module, tuple(input_shape))
     return _Reader(module, variances, allow_non_gaussian).read(graph)
 
@@ -75,7 +78,7 @@ class _Reader:
         self.rows: list[Row] = []
         self.vertex: dict[Any, int] = {}
         self.storage: dict[Any, Any] = {}
-        self.weights: dict[int, str] = {}
+        self.weights: dict[int, list[tuple[int, int, str]]] = {}  # of each memory: from, to, whose
         self.used: set[str] = set()
 
     def read(self, graph: Any) -> Import:
@@ -196,11 +199,15 @@ class _Reader:
         """Why the module's weights are not its own, or "". Norms and PReLU count as fixed functions, not as weights."""
         if isinstance(module, nn.PReLU | nn.modules.batchnorm._BatchNorm):
             return ""
-        for which, p in module.named_parameters():
+        own = {w: getattr(module, w) for w in ("weight", "bias") if isinstance(getattr(module, w, None), torch.Tensor)}
+        for which, p in (dict(module.named_parameters()) | own).items():
             here = f"{name}.{which}" if name else which
-            other = self.weights.setdefault(id(p), here)
-            if other != here:
-                return f"it shares its weights with {other}; the layers of a network must be independent"
+            memory, first, last = _memory(p)
+            others = self.weights.setdefault(memory, [])
+            for start, end, other in others:
+                if other != here and first < end and start < last:
+                    return f"it shares its weights with {other}; the layers of a network must be independent"
+            others.append((first, last, here))
             if name in self.used:
                 return "it is used more than once with the same weights; each use needs its own module"
         self.used.add(name)
@@ -215,6 +222,14 @@ class _Reader:
                 self.rows.append(Row(name, kind, output, told, False))
             case No(reason):
                 self.rows.append(Row(name, kind, output, reason, True))
+
+
+def _memory(tensor: Any) -> tuple[int, int, int]:
+    """Which memory a tensor's numbers lie in, from where to where: the same for its `detach()` and `.data`."""
+    storage = tensor.untyped_storage()
+    reach = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True)) if tensor.numel() else -1
+    first = int(tensor.storage_offset())
+    return int(storage.data_ptr() or storage._cdata), first, first + reach + 1
 
 
 def _rounded(call: Call) -> Call:

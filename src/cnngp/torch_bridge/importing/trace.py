@@ -161,6 +161,23 @@ def shadow(module: Any) -> Any:
         raise NetworkError(f"the module cannot be copied to follow its forward: {error}") from None
 
 
+def altered_modules(module: Any) -> list[tuple[str, str, str]]:
+    """(name, class, why not) of the parts whose call does something else than their class says."""
+    found = []
+    for name, part in module.named_modules():
+        if isinstance(part, nn.modules.lazy.LazyModuleMixin) and part.has_uninitialized_params():
+            continue  # its own hook makes its weights; `shadow` says what to do
+        reason = ""
+        if part._forward_pre_hooks or part._forward_hooks:
+            before = "pre-hook" if part._forward_pre_hooks else "hook"
+            reason = f"it has a forward {before}, which may change what it computes; remove it and import again"
+        elif "forward" in vars(part):
+            reason = "its forward was replaced on this instance; make a class of its own with that forward"
+        if reason:
+            found.append((name or "the module", type(part).__name__, reason))
+    return found
+
+
 def trace(module: Any, input_shape: Sequence[int]) -> Any:
     """The module's calls as an fx graph; `node.meta["value"]` holds a data-free tensor of the result's shape."""
     dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.get_default_dtype())

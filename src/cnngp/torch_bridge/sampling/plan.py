@@ -251,8 +251,6 @@ def make_plan(net: Network, channels: Channels, input_shape: Sequence[int], outp
     out = shape_table(layer, input_shape).output
     if math.prod(out) != 1:
         raise NetworkError(f"the network has {shape_text(out)} output locations; end it in Dense()")
-    if not _has_weights(layer):
-        raise NetworkError("the network has no weights to draw")
     planner = _planner(channels)
     root, _ = planner.plan(layer, _Flow(c, spatial, 0, True), _count("outputs", outputs), "", True)
     left: list[Any] = [*(planner.by_order or []), *planner.by_place]
