@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import time
 from pathlib import Path
 from typing import Any
@@ -28,8 +27,8 @@ NETWORKS = {"resnet32": lambda: zoo.resnet(32), "small_cnn": zoo.small_cnn, "con
 
 def read(folder: Path, train: int, validation: int, test: int) -> tuple[Any, ...]:
     """The paper's split: X, y, and (name, images, labels) of the other two sets."""
-    os.environ["CNNGP_DATA"] = str(folder if (folder / "mnist").is_dir() else folder.resolve().parent)
-    data = datasets.mnist("paper")
+    holds_it = folder if (folder / "mnist").is_dir() else folder.resolve().parent
+    data = datasets.load("mnist", split="paper", data=holds_it)
     assert data.X_validation is not None
     assert data.y_validation is not None
     others = (

@@ -20,7 +20,7 @@ def main() -> list[str]:
     right = cnngp.check_limit(module, X, samples=300)
     print(right)
 
-    print("\na block that adds after its ReLU: kernels add by decree, and finite networks disagree:")
+    print("\na block that adds after its ReLU: adding the kernels is not exact, and finite networks disagree:")
     block = Sum(Identity(), Sequential(Conv(3), ReLU()), allow_non_gaussian=True)
     wrong = cnngp.check_limit(Sequential(block, block, block, Conv(3), ReLU(), Dense()), X, samples=300)
     print(wrong)

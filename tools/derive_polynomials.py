@@ -1,4 +1,4 @@
-"""Derives the polynomials of src/cnngp/engines/polynomials.py: `python tools/derive_polynomials.py` (needs mpmath).
+"""Derives the polynomials of kernel/engines/polynomials.py: `python tools/derive_polynomials.py` (needs mpmath).
 
 Each is the interpolant at Chebyshev points, within a factor of two of the best approximation, in 40 digits. The ReLU's
 g, which sits in the pair loop, is the best approximation for the error of R itself, u^1.5 |g − ĝ|, by Remez' algorithm.

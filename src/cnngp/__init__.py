@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .gp.solving import solve as solve
     from .kernel.engines.base import RangeError as RangeError
     from .kernel.kernel import Kernel as Kernel
+    from .matrix.cluster.connection import connect as connect
     from .matrix.gram import gram as gram
     from .network import GELU as GELU
     from .network import Abs as Abs
@@ -61,6 +62,7 @@ _EXPORTS = {
     "kernel.engines.base": ("RangeError",),
     "kernel.kernel": ("Kernel",),
     "matrix.gram": ("gram",),
+    "matrix.cluster.connection": ("connect",),
     "gp.solving": ("solve",),
     "estimators.estimators": ("GPClassifier", "GPRegressor"),
     "estimators.sparse": ("SparseGPClassifier",),

@@ -33,7 +33,7 @@ from helpers.cuda_on_cpu import compiled
 
 
 class OnCpu:
-    """The kernels of a program compiled for the CPU, with the launches that cuda.py makes on a card."""
+    """The kernels of a program compiled for the CPU, with the launches that cuda/engine.py makes on a card."""
 
     def __init__(self, source: CudaSource, folder: Path, sites: int, panels: np.ndarray | None = None) -> None:
         self.source, self.sites = source, sites

@@ -1,4 +1,4 @@
-"""The CUDA engine on a card, against the float64 reference. Run with: pytest -m gpu tests/test_cuda_gpu.py"""
+"""The CUDA engine on a card, against the float64 reference. Run with: pytest -m gpu tests/kernel/test_cuda_gpu.py"""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def test_a_wrong_geometry_differs(wrong: Sequential) -> None:
 
 
 def test_sums_after_the_relu_are_caught() -> None:
-    """The paper's residual network adds kernels by decree; its finite networks have another covariance."""
+    """The paper adds kernels after the ReLU, where that is not exact: finite networks have another covariance."""
     blocks = [Sum(Identity(), Sequential(Conv(4), ReLU()), allow_non_gaussian=True) for _ in range(3)]
     decreed = Sequential(*blocks, Conv(4), ReLU(), Dense())
     report = check_limit(decreed, X, (8, 32), samples=200)

@@ -34,8 +34,8 @@ def classify(
         str, typer.Option(help="digits, mnist, fashion_mnist, cifar10, an .npz file, or a folder of class folders.")
     ] = "digits",
     network: NetworkName = "auto",
-    train: Annotated[int | None, typer.Option(help="Use the first so many training images.")] = None,
-    test: Annotated[int | None, typer.Option(help="Use the first so many test images.")] = None,
+    train: Annotated[int | None, typer.Option(help="Use only the first N training images.")] = None,
+    test: Annotated[int | None, typer.Option(help="Use only the first N test images.")] = None,
     split: Annotated[str, typer.Option(help="standard, or paper (mnist and fashion_mnist).")] = "standard",
     size: Annotated[int | None, typer.Option(help="Height and width for the images of a folder.")] = None,
     noise: Annotated[str, typer.Option(help="Noise variance in the kernel's units, or ml.")] = "0",

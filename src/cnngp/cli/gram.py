@@ -27,7 +27,7 @@ def gram(
         str, typer.Option(help="digits, mnist, fashion_mnist, cifar10, an .npz file, or a folder of class folders.")
     ] = "digits",
     network: NetworkName = "auto",
-    train: Annotated[int | None, typer.Option(help="Use the first so many training images.")] = None,
+    train: Annotated[int | None, typer.Option(help="Use only the first N training images.")] = None,
     split: Annotated[str, typer.Option(help="standard, or paper (mnist and fashion_mnist).")] = "standard",
     size: Annotated[int | None, typer.Option(help="Height and width for the images of a folder.")] = None,
     store: Annotated[str | None, typer.Option(help="Where the matrix goes: a folder or an fsspec URL.")] = None,

@@ -38,7 +38,7 @@ def reproduce(
         str | None, typer.Option(help="A Dask scheduler whose workers compute the kernels, tcp://….")
     ] = None,
     budget: Annotated[
-        float | None, typer.Option(help="Seconds after which no further piece is begun; run again to go on.")
+        float | None, typer.Option(help="Start no further piece after this many seconds; run again to go on.")
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the random networks.")] = 0,
     threads: Threads = None,

@@ -28,8 +28,8 @@ def search(
     ] = "digits",
     space: Annotated[str, typer.Option(help="paper-cnn, paper-residual or wide.")] = "paper-cnn",
     draws: Annotated[int, typer.Option(help="Networks in all; those that the study has are not done again.")] = 27,
-    train: Annotated[int | None, typer.Option(help="Use the first so many training images.")] = None,
-    validation: Annotated[int | None, typer.Option(help="Use the first so many validation images.")] = None,
+    train: Annotated[int | None, typer.Option(help="Use only the first N training images.")] = None,
+    validation: Annotated[int | None, typer.Option(help="Use only the first N validation images.")] = None,
     full: Annotated[
         list[str] | None,
         typer.Option(help="Score the best 3 again with all training images: 3; or 20@10000. May be repeated."),

@@ -1,8 +1,9 @@
 """MNIST, Fashion-MNIST and CIFAR-10 from their original files: where they lie, what must be in them, how to get them.
 
-A set is looked for in `$CNNGP_DATA/<name>/`, then in the cache, and is downloaded otherwise. Files may be gzipped or
-not, so what is checked is the content: its SHA-256 where it is on record, and in any case its header, its size and the
-range of its labels. Downloads of Fashion-MNIST and CIFAR-10 are checked against their publishers' MD5 as well.
+A set is looked for in `<folder>/<name>/`, where the folder is the given one or `$CNNGP_DATA`, then in the cache, and is
+downloaded otherwise. Files may be gzipped or not, so what is checked is the content: its SHA-256 where it is on record,
+and in any case its header, its size and the range of its labels. Downloads of Fashion-MNIST and CIFAR-10 are checked
+against their publishers' MD5 as well.
 """
 
 from __future__ import annotations
@@ -57,14 +58,18 @@ _URLS = {
 }
 
 
-def read(name: str) -> Arrays:
-    """Training images (N, C, H, W), labels, test images, labels, as bytes and integers."""
+def read(name: str, folder: Path | None = None) -> Arrays:
+    """Training images (N, C, H, W), labels, test images, labels, as bytes and integers.
+
+    `folder` is the one that holds the folder of the set; without it, `$CNNGP_DATA` is.
+    """
+    looked = folders(name, folder)
     if name == "cifar10":
-        batches = [_cifar_batch(file) for file in _CIFAR_FILES]
+        batches = [_cifar_batch(file, looked) for file in _CIFAR_FILES]
         X, y = (np.concatenate(parts) for parts in zip(*batches[:-1], strict=True))
         return (X, y, *batches[-1])
     files = _MNIST_FILES if name == "mnist" else _FASHION_FILES
-    X, y, X_test, y_test = (_idx(name, file) for file in files)
+    X, y, X_test, y_test = (_idx(name, file, looked) for file in files)
     for n, images, labels in ((60_000, X, y), (10_000, X_test, y_test)):
         if images.shape != (n, 28, 28) or labels.shape != (n,) or labels.max() > 9:
             raise DatasetError(
@@ -79,14 +84,15 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cnngp"
 
 
-def _folders(name: str) -> list[Path]:
-    given = os.environ.get("CNNGP_DATA")
+def folders(name: str, folder: Path | None = None) -> list[Path]:
+    """Where a set is looked for, in this order."""
+    given = folder or os.environ.get("CNNGP_DATA")
     return ([Path(given) / name] if given else []) + [cache_folder() / name]
 
 
-def _idx(name: str, file: File) -> NDArray[np.uint8]:
+def _idx(name: str, file: File, looked: list[Path]) -> NDArray[np.uint8]:
     """An IDX file: two zero bytes, the type (8: bytes), the number of axes, the sizes, the data."""
-    data, where = _content(name, file)
+    data, where = _content(name, file, looked)
     axes = data[3] if len(data) > 4 else 0
     if data[:3] != b"\x00\x00\x08" or not 1 <= axes <= 3 or len(data) < 4 + 4 * axes:
         raise DatasetError(f"{where} is not an IDX file of bytes")
@@ -96,9 +102,9 @@ def _idx(name: str, file: File) -> NDArray[np.uint8]:
     return np.frombuffer(data, np.uint8, offset=4 + 4 * axes).reshape(shape)
 
 
-def _cifar_batch(file: File) -> tuple[NDArray[np.uint8], NDArray[Any]]:
+def _cifar_batch(file: File, looked: list[Path]) -> tuple[NDArray[np.uint8], NDArray[Any]]:
     """10,000 records of a label byte and 3 × 32 × 32 pixel bytes."""
-    data, where = _content("cifar10", file)
+    data, where = _content("cifar10", file, looked)
     if len(data) != 10_000 * 3073:
         raise DatasetError(f"{where} has {len(data):,} bytes; a batch of the binary version has 30,730,000")
     records = np.frombuffer(data, np.uint8).reshape(10_000, 3073)
@@ -107,9 +113,9 @@ def _cifar_batch(file: File) -> tuple[NDArray[np.uint8], NDArray[Any]]:
     return records[:, 1:].reshape(-1, 3, 32, 32), records[:, 0].astype(np.int64)
 
 
-def _content(name: str, file: File) -> tuple[bytes, Path]:
+def _content(name: str, file: File, looked: list[Path]) -> tuple[bytes, Path]:
     """The unpacked and checked bytes of a file, and where they came from."""
-    path = _find(name, file) or _download(name, file)
+    path = _find(name, file, looked) or _download(name, file, looked)
     data = _unpacked(path, file.name)
     if file.content is not None and hashlib.sha256(data).hexdigest() != file.content:
         raise DatasetError(
@@ -118,8 +124,8 @@ def _content(name: str, file: File) -> tuple[bytes, Path]:
     return data, path
 
 
-def _find(name: str, file: File) -> Path | None:
-    for folder in _folders(name):
+def _find(name: str, file: File, looked: list[Path]) -> Path | None:
+    for folder in looked:
         names = [file.name, f"{file.name}.gz"]
         if name == "cifar10":
             names += [f"{_CIFAR_FOLDER}/{file.name}", _CIFAR_ARCHIVE.name]
@@ -141,12 +147,12 @@ def _unpacked(path: Path, member: str) -> bytes:
         raise DatasetError(f"{path} cannot be unpacked ({error}); it is cut short or damaged, replace it") from None
 
 
-def _download(name: str, file: File) -> Path:
+def _download(name: str, file: File, looked: list[Path]) -> Path:
     """Fetch the file (or CIFAR-10's one archive) into the cache."""
     wanted = _CIFAR_ARCHIVE.name if name == "cifar10" else f"{file.name}.gz"
     known = _CIFAR_ARCHIVE.archive if name == "cifar10" else file.archive
-    looked = " or ".join(str(folder) for folder in _folders(name))
-    advice = f"{name}: no {wanted} in {looked}; put the original files there (CNNGP_DATA names the folder above)"
+    places = " or ".join(map(str, looked))
+    advice = f"{name}: no {wanted} in {places}; put the original files there (CNNGP_DATA names the folder above)"
     try:
         import pooch
     except ImportError:

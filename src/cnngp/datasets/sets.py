@@ -61,7 +61,7 @@ class Dataset:
     def mixed(self) -> Dataset:
         """Training and test images that stand by class in a mixed order, the same every time; others as they are.
 
-        Of images in class order the first so many, as `take` gives them, are of a few classes only; of mixed ones they
+        The first images of a set in class order, as `take` gives them, are of a few classes only; of mixed ones they
         are of all classes in proportion.
 
         >>> X, y = np.zeros((20, 1, 2, 2), np.float32), np.repeat([0, 1], 10)
@@ -79,7 +79,7 @@ class Dataset:
         return mixed
 
     def hold_out(self, images: int) -> Dataset:
-        """So many training images, of each class in proportion, as validation ones; the same every time.
+        """Make `images` of the training images validation images, each class in proportion; the same ones every time.
 
         Both sets come in a mixed order. Every class keeps an image for training as long as there are enough.
 
@@ -102,10 +102,17 @@ class Dataset:
         return f"<{self.name}: {sizes}, {len(self.X_test):,} test images of {' × '.join(map(str, self.image_shape))}>"
 
 
-def load(source: str | Path, *, split: Split = "standard", size: int | tuple[int, int] | None = None) -> Dataset:
+def load(
+    source: str | Path,
+    *,
+    split: Split = "standard",
+    size: int | tuple[int, int] | None = None,
+    data: Path | None = None,
+) -> Dataset:
     """A set by name ("digits", "mnist", "fashion_mnist", "cifar10"), an .npz file or a folder of images.
 
-    `size` is the height and width that a folder's images are brought to.
+    `size` is the height and width that a folder's images are brought to, `data` the folder that holds the files of
+    the named sets, instead of `$CNNGP_DATA`.
 
     >>> load("digits")
     <digits: 1,297 training, 500 test images of 1 × 8 × 8>
@@ -119,7 +126,7 @@ def load(source: str | Path, *, split: Split = "standard", size: int | tuple[int
     if size is not None and not path.is_dir():
         raise DatasetError(f"size={size!r} is for folders of images; {source} has a size of its own")
     if named:
-        return digits() if str(source) == "digits" else _classic(str(source), split)
+        return digits() if str(source) == "digits" else _classic(str(source), split, data)
     if path.is_dir():
         return folder(path, size=size)
     if path.suffix == ".npz" and path.is_file():
@@ -163,8 +170,8 @@ def cifar10() -> Dataset:
     return _classic("cifar10", "standard")
 
 
-def _classic(name: str, split: Split) -> Dataset:
-    X, y, X_test, y_test = classics.read(name)
+def _classic(name: str, split: Split, data: Path | None = None) -> Dataset:
+    X, y, X_test, y_test = classics.read(name, data)
     scaled, scaled_test = _unit(X), _unit(X_test)
     if split == "standard":
         return Dataset(name, scaled, y, scaled_test, y_test)
@@ -229,7 +236,7 @@ def folder(path: str | Path, *, size: int | tuple[int, int] | None = None) -> Da
     """PNG and JPEG images in one sub-folder per class, brought to one size; the labels are the sub-folders' names.
 
     Sub-folders `train` and `test` that hold such folders are the two sets, otherwise a fifth of each class is kept for
-    testing. Both sets come in a mixed order, the same every time, so that the first so many images are of all classes.
+    testing. Both sets come in a mixed order, the same every time, so that the first images are of all classes.
     Without `size`, images take the commonest size, at most 64 on a side.
     """
     path = Path(path)

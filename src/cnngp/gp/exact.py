@@ -126,7 +126,7 @@ class ExactGP:
 
     @property
     def loo_rows(self) -> Any:
-        """The points that `leave_one_out` speaks of: all of them."""
+        """The points whose predictions `leave_one_out` gives: all of them."""
         return np.arange(self.Y.shape[0])
 
     @property

@@ -56,7 +56,7 @@ class InducingGP:
     """The posterior through m inducing points with kernel matrix `K_mm` (m, m), given blocks of training points.
 
     `parts` gives (rows, K(rows, inducing), Y(rows), k(x, x)) for all N points, in order. `sample` are the points,
-    sorted, that `leave_one_out` speaks of; `own` says which of them are inducing points (their number, else −1), whose
+    sorted, that `leave_one_out` predicts; `own` says which of them are inducing points (their number, else −1), whose
     own function is left out with them, as an image that was never seen has none. `noise` is a variance, "ml", or 0 for
     the one with the least leave-one-out `loss`, by default the squared error: m points do not interpolate N, so without
     noise there is no model. Of several `discounts` the best is taken, by likelihood where the noise is "ml", else by
@@ -160,11 +160,6 @@ class InducingGP:
         grown._accumulate([grown._sums], parts)
         grown._condition()
         self.__dict__.update(grown.__dict__)
-
-    def set_noise(self, noise: float) -> None:
-        """Another noise from the same sums: no kernel is computed, only a factor of m × m."""
-        self._sums.B, self.noise = self.factor.restore(), float(noise)
-        self._condition()
 
     # ---- posterior -----------------------------------------------------------------------------------------------
 

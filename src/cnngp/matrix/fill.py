@@ -42,7 +42,7 @@ class Lane:
 
 
 def lanes(kernel: Kernel, image_shape: tuple[int, ...], most: int | None = None) -> list[Lane]:
-    """Those of a machine, at most so many.
+    """Those of a machine, at most this many.
 
     Two for a processor with several threads: they share its pool of threads, and one's tasks fill the gaps in which the
     other waits for its last ones. One for each card: a tile is too small to be divided among cards. Cards of another

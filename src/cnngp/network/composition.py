@@ -118,7 +118,7 @@ def _walk_sum(net: Sum, state: State, place: str) -> tuple[State, int]:
                 at(
                     here,
                     f"the branch {branch!r} ends in a nonlinearity, so what is summed is not Gaussian; end the branch "
-                    "in a Conv(...) or Dense(), or pass allow_non_gaussian=True to add kernels by decree",
+                    "in a Conv(...) or Dense(), or pass allow_non_gaussian=True to add kernels where that is not exact",
                 )
             )
         paths += through

@@ -228,7 +228,7 @@ class Sum(Network):
     """Branches that all see the same input, added. Kernels add because the branches are independent.
 
     A branch that ends in a nonlinearity is refused: its activations are not zero-mean Gaussians. With
-    `allow_non_gaussian=True` kernels add by decree, as in the paper's residual CNN.
+    `allow_non_gaussian=True` kernels are added although that is not exact, as in the paper's residual CNN.
     """
 
     branches: tuple[Layer, ...]

@@ -18,7 +18,7 @@ def convnet(gain: float = math.sqrt(2.0)) -> Network:
 
 
 def residual_cnn(gain: float = math.sqrt(2.0)) -> Network:
-    """The paper's Residual CNN GP: eight blocks that add after the ReLU, so kernels add by decree."""
+    """The paper's Residual CNN GP: eight blocks that add after the ReLU, so adding their kernels is not exact."""
 
     def conv() -> Conv:
         return Conv(4, weight_var=7.27, bias_var=4.69, fan_in="channels")

@@ -44,7 +44,7 @@ class Images:
 
     @classmethod
     def of(cls, data: Dataset, train: int, validation: int, test: int) -> Images:
-        """The first so many images of each part of a set with a validation part."""
+        """The first images of each part of a set with a validation part."""
         if data.X_validation is None or data.y_validation is None:
             raise ValueError(f"{data.name} has no validation images; load it with split='paper'")
         X = np.concatenate([data.X[:train], data.X_validation[:validation]])

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from cnngp import __version__
 from cnngp.common.errors import DatasetError
-from cnngp.datasets.classics import cache_folder
+from cnngp.datasets.classics import folders
 from cnngp.datasets.sets import Dataset, Split, load
 from cnngp.kernel.kernel import Device, Kernel
 from cnngp.network.layers import Dense
@@ -81,24 +81,13 @@ class Setting:
 
     def at_hand(self, name: str) -> bool:
         """Whether a set of images lies where it is looked for, so that using it downloads nothing."""
-        folder = self.data or os.environ.get("CNNGP_DATA")
-        return any((Path(f) / name).is_dir() for f in (folder, cache_folder()) if f)
+        return any(folder.is_dir() for folder in folders(name, self.data))
 
     def dataset(self, name: str, split: Split = "standard") -> Dataset:
         """MNIST or Fashion-MNIST; `DatasetError` in one line where it is not at hand."""
-        if self.data is None:
-            return load(name, split=split)
-        if not self.data.is_dir():
+        if self.data is not None and not self.data.is_dir():
             raise DatasetError(f"--data {self.data}: no such folder; expected the folder that holds {name}/")
-        before = os.environ.get("CNNGP_DATA")
-        os.environ["CNNGP_DATA"] = str(self.data)
-        try:
-            return load(name, split=split)
-        finally:
-            if before is None:
-                del os.environ["CNNGP_DATA"]
-            else:
-                os.environ["CNNGP_DATA"] = before
+        return load(name, split=split, data=self.data)
 
     def piece(
         self,

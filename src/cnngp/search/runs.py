@@ -21,7 +21,7 @@ from .work import POLL_SECONDS, Level, work
 
 
 def on_processes(level: Level, study: Study, processes: int, progress: bool) -> None:
-    """Fill a level here, or on so many processes of this machine."""
+    """Fill a level here, or on several processes of this machine."""
     missing = len(set(level.draws) - level.done(study))
     device = engine_device(level.problem)
     free = memory.available(device)

@@ -170,7 +170,7 @@ def _paper_cnn(draw: Draw) -> Network:
 
 
 def _paper_residual(draw: Draw) -> Network:
-    """Skips over one or two layers that add after the nonlinearity, by decree; the last layers have none."""
+    """Skips over one or two layers that add after the nonlinearity, as the paper does; the last layers have none."""
     layers = draw.integer("layers", 4, 15)
     skip = draw.integer("skip", 1, 2)
     conv, phi, dense = _paper_layers(draw, (3, 6))

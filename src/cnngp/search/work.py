@@ -24,7 +24,7 @@ from .study import Study, Trial, score_from
 
 POLL_SECONDS = 0.3
 _MOST_REDRAWS = 1000
-# A draw may fail alone; so many one after the other mean that the machine or the data is at fault.
+# A draw may fail alone; this many in a row mean that the machine or the data is at fault.
 _MOST_FAILURES = 3
 
 

@@ -71,7 +71,7 @@ def check_labels(y: Any, images: int) -> NDArray[Any]:
 
 
 def choose_inducing(inducing: Any, n: int, rng: np.random.Generator) -> NDArray[np.intp]:
-    """Rows of the inducing points: those that are given, or so many at random, in order."""
+    """Rows of the inducing points: those that are given, or a given number at random, in order."""
     if inducing is None or isinstance(inducing, Integral):
         m = min(_INDUCING, n) if inducing is None else int(inducing)
         if not 1 <= m <= n or isinstance(inducing, bool):

@@ -37,7 +37,7 @@ _RANK = 1000
 _CARRIED = 7
 # Raised when a checkpoint holds other things than before, so that no old one is taken for a new one.
 _STATE = 2
-# A card whose float32 is more than so many times as fast as its float64 is one for graphics.
+# A card whose float32 is more than this many times as fast as its float64 is made for graphics.
 _SLOW_FLOAT64 = 4
 
 

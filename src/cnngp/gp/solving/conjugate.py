@@ -16,7 +16,7 @@ import numpy as np
 from ..linalg import Array, namespace
 from .preconditioner import Preconditioner
 
-# The recursion has stalled when in so many iterations the residual did not fall by a tenth, which alone says little (it
+# The recursion has stalled when in this many steps the residual did not fall by a tenth, which alone says little (it
 # may rise for long before it falls), and the error's A-norm, which falls in every step, did not either.
 _PATIENCE = 50
 _NO_GAIN = 1e-12

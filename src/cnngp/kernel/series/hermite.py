@@ -1,7 +1,7 @@
 """E[fn(u) fn(v)] for any function: the Hermite series of `Elementwise`, and how its tables are read.
 
 An engine does what `evaluate` does once for each image and what `pair` does for each pair. The tables, the mathematics
-and the error bound are in hermite_tables.py.
+and the error bound are in tables.py.
 """
 
 from __future__ import annotations

@@ -4,10 +4,11 @@ The client keeps the list of tiles and gives each worker a few at a time. A work
 computes, and writes its tiles straight into the store; only counts come back. What a worker that dies had in hand is
 given to another.
 
-    cluster_connection.py  the scheduler is reached, or the error says why not
-    cluster_roster.py      who takes part
-    cluster_run.py         who has which tiles in hand
-    cluster_worker.py      what a worker does
+    connection.py  the scheduler is reached, or the error says why not
+    roster.py      who takes part
+    hands.py       who has which tiles in hand
+    worker.py      what a worker does
+    mark.py        the images and the mark of a run, in the store
 """
 
 from __future__ import annotations

@@ -23,6 +23,12 @@ def connect(address: str, timeout: float = 10.0) -> Any:
     """A `dask.distributed.Client` of the scheduler at `address`, such as tcp://host:8786.
 
     `ClusterError` where none answers within `timeout` seconds, also where something else listens there.
+
+    >>> client = connect("tcp://head:8786")  # doctest: +SKIP
+    >>> K = gram(kernel, X, store="/shared/K.zarr", client=client)  # doctest: +SKIP
+    >>> connect("head")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    cnngp...ClusterError: scheduler 'head': expected the address of a Dask scheduler, such as tcp://host:8786
     """
     distributed = require_dask()
     if not re.fullmatch(r"((tcp|tls|ws|wss|ucx)://)?[^\s/]+:\d+", address):

@@ -23,7 +23,7 @@ log = logging.getLogger("cnngp")
 
 # Tasks that a worker has: one that it computes, and one to go on with at once.
 _AHEAD = 2
-# A task is so many tiles that it takes about this long; tiles are then written while the next are computed, and the
+# A task has as many tiles as take about this long; tiles are then written while the next are computed, and the
 # scheduler has little to do.
 _TASK_SECONDS = 4.0
 _MOST_TILES = 64

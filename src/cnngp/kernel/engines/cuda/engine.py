@@ -1,7 +1,7 @@
 """The GPU engine: compiles a program's CUDA at run time and runs tiles of the kernel matrix on every card there is.
 
-The engine chooses the code and the size of a tile. cuda_source.py writes the code, cuda_card.py compiles and launches
-it, cuda_tiles.py shares the tiles of a matrix among the cards.
+The engine chooses the code and the size of a tile. source.py writes the code, card.py compiles and launches it,
+tiles.py shares the tiles of a matrix among the cards.
 """
 
 from __future__ import annotations

@@ -136,7 +136,7 @@ __device__ __forceinline__ real gelu(real K, real s1, real s2, real a1, real a2)
 """
 
 
-# Elementwise: V = sum of A_j(s1) A_j(s2) rho^k. hermite_tables.py has the mathematics; a table keeps 1/s and the A_j.
+# Elementwise: V = sum of A_j(s1) A_j(s2) rho^k. series/tables.py has the mathematics; a table keeps 1/s and the A_j.
 SERIES_FORMULAS = """\
 struct Terms { const real* at; long long plane; };
 // Horner's rule in rho^2 over the even rows and over the odd ones; shifts[j] is log2 of the step in power to row j.

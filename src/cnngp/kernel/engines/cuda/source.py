@@ -2,9 +2,9 @@
 
 The text has two kernels. `tables` runs the variance recursion of each image in float64 and leaves its table row;
 `pairs` computes K for a tile of pairs. There are three ways to write `pairs`, chosen by the shapes alone:
-    warp   maps up to 32 wide, in registers, the whole network in one launch (cuda_warp.py)
-    dense  one location: a matrix product, then scalars (cuda_dense.py)
-    block  everything else, in shared or global memory (cuda_block.py)
+    warp   maps up to 32 wide, in registers, the whole network in one launch (warp/)
+    dense  one location: a matrix product, then scalars (dense.py)
+    block  everything else, in shared or global memory (block.py)
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def generate(
     """The CUDA source of a program in float32 or float64.
 
     `shared_limit` is what a block may have of the card's shared memory, in bytes. `series` says, for each site of an
-    Elementwise, which rows of its series the images need (see cpu_series.py). `path`, `launch_shape` and `fold`
+    Elementwise, which rows of its series the images need (see series/packed.py). `path`, `launch_shape` and `fold`
     override the choice, for tests and measurements.
 
     >>> from cnngp import zoo

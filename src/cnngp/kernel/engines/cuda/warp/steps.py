@@ -12,8 +12,6 @@ from ..math import Constants, pair_formula, takes_unit
 from .plan import Loop, Run, Stage, segments
 from .sums import Writer, folded_rows
 
-PREFETCH = True  # a step of a run loads the next step's first table entries before its sums
-
 
 class StepWriter(Writer):
     """Writes steps over the arrays m0, m1, … of a lane; t1 and t2 are the two images' table rows."""
@@ -98,8 +96,6 @@ class StepWriter(Writer):
 
     def _ahead(self, steps: list[Step], stride: int) -> str:
         """Declares the first table entries of a run, which each step loads for the next; the name of their index."""
-        if not PREFETCH:
-            return ""
         a = steps[0].activation
         assert a is not None
         site, v = self.layout.sites[a.site], self.layout.vector

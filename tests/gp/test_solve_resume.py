@@ -1,0 +1,131 @@
+"""Solves that are killed or run out of iterations go on where they were; checkpoints of other problems are refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cnngp import solve
+from cnngp.common.errors import StoreError
+from cnngp.gp.solving import ConvergenceWarning, conjugate
+from cnngp.gp.solving import checkpoint as checkpoint_module
+from cnngp.gp.solving.matrices import SymmetricMatrix
+from helpers.solves import DIGITS, KERNEL, targets
+
+
+class Killed(BaseException):
+    pass
+
+
+def _kill_after(monkeypatch: pytest.MonkeyPatch, iterations: int) -> None:
+    """Every iteration is kept, and the process dies right after that of one of them was."""
+    monkeypatch.setattr(checkpoint_module, "SECONDS", 0.0)
+    save = checkpoint_module.Checkpoint.save
+
+    def saved(self: Any, E: Any, state: conjugate.State, every: float | None = None) -> None:
+        save(self, E, state, every)
+        if state.iteration == iterations:
+            raise Killed
+
+    monkeypatch.setattr(checkpoint_module.Checkpoint, "save", saved)
+
+
+def test_a_killed_solve_goes_on_where_it_was(stored: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options: dict[str, Any] = {"method": "cg", "rank": 20, "device": "cpu"}
+    whole = solve(stored, targets(), 1e-3, **options)
+    assert whole.iterations > 8
+    passes = []
+    multiply = SymmetricMatrix.multiply
+    monkeypatch.setattr(SymmetricMatrix, "multiply", lambda self, V: (passes.append(1), multiply(self, V))[1])
+    with monkeypatch.context() as patch:
+        _kill_after(patch, 7)
+        with pytest.raises(Killed):
+            solve(stored, targets(), 1e-3, **options)
+    left = sorted(p.name for p in stored.parent.iterdir() if p.name != "K.zarr")
+    assert len(left) == 2
+    assert left[1] == left[0] + "-basis"
+    passes.clear()
+    again = solve(stored, targets(), 1e-3, **options)
+    np.testing.assert_array_equal(again.weights, whole.weights)
+    assert again.iterations == whole.iterations
+    assert len(passes) == whole.iterations - 7 + 1  # the rest, and the check; no new preconditioner
+    assert [p.name for p in stored.parent.iterdir()] == ["K.zarr"]
+
+
+def test_an_interrupted_solve_keeps_its_last_iteration(stored: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options: dict[str, Any] = {"method": "cg", "rank": 20, "device": "cpu"}
+    whole = solve(stored, targets(), 1e-3, **options)
+    multiply = SymmetricMatrix.multiply
+    passes = []
+
+    def interrupted(self: SymmetricMatrix, V: np.ndarray) -> np.ndarray:
+        passes.append(1)
+        if len(passes) == 8:  # the sketch and six iterations are done
+            raise KeyboardInterrupt
+        return multiply(self, V)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SymmetricMatrix, "multiply", interrupted)
+        with pytest.raises(KeyboardInterrupt, match=r"iteration 6 is kept in .*Run the same again to go on"):
+            solve(stored, targets(), 1e-3, **options)
+    again = solve(stored, targets(), 1e-3, **options)
+    np.testing.assert_array_equal(again.weights, whole.weights)
+
+
+def test_checkpoints_of_other_problems_and_damaged_ones(
+    stored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "solve.state"
+    options: dict[str, Any] = {"method": "cg", "rank": 20, "device": "cpu", "checkpoint": path}
+    whole = solve(stored, targets(), 1e-3, **options)
+    with monkeypatch.context() as patch:
+        _kill_after(patch, 5)
+        with pytest.raises(Killed):
+            solve(stored, targets(), 1e-3, **options)
+    for problem in ((stored, targets(), 2e-3), (stored, -targets(), 1e-3), (KERNEL(DIGITS.X) * 2, targets(), 1e-3)):
+        with pytest.raises(StoreError, match="checkpoint of another problem"):
+            solve(*problem, **options)
+    data = path.read_bytes()
+    path.write_bytes(data[: len(data) // 2])
+    with caplog.at_level("WARNING", "cnngp"):
+        again = solve(stored, targets(), 1e-3, **options)
+    assert "not a whole checkpoint file" in caplog.text
+    assert (tmp_path / "solve.state.damaged").read_bytes() == data[: len(data) // 2]
+    np.testing.assert_array_equal(again.weights, whole.weights)
+    assert not path.exists()
+
+
+def test_a_file_that_is_no_checkpoint_is_left_as_it_is(tmp_path: Path) -> None:
+    K, path = KERNEL(DIGITS.X[:60]), tmp_path / "results.npz"
+    for name in ("results.npz", "results.npz-basis"):
+        (tmp_path / name).write_text("precious")
+        with pytest.raises(StoreError, match=rf"{name} is no checkpoint of a solve, so it is left as it is"):
+            solve(K, targets(60), 1e-2, "cg", device="cpu", checkpoint=path)
+        assert (tmp_path / name).read_text() == "precious"
+        if name == "results.npz":
+            solve(K, targets(60), 1e-2, "cg", device="cpu", checkpoint=path, rank=0)
+            assert path.read_text() == "precious"
+            path.unlink()
+
+
+def test_a_solve_that_ran_out_of_iterations_goes_on(stored: Path, tmp_path: Path) -> None:
+    path = tmp_path / "solve.state"
+    options: dict[str, Any] = {"method": "cg", "rank": 20, "device": "cpu", "checkpoint": path}
+    whole = solve(stored, targets(), 1e-3, **options)
+    for _ in range(2):  # the second has nothing to add
+        with pytest.warns(ConvergenceWarning, match="5 iterations were not enough; more of them go on from .*state"):
+            solve(stored, targets(), 1e-3, **options, iterations=5)
+        assert sorted(p.name for p in tmp_path.iterdir()) == ["solve.state", "solve.state-basis"]
+    again = solve(stored, targets(), 1e-3, **options)
+    np.testing.assert_array_equal(again.weights, whole.weights)
+    assert again.iterations == whole.iterations
+    assert not list(tmp_path.iterdir())
+
+
+def test_matrices_with_one_diagonal_have_other_fingerprints() -> None:
+    D = (np.arange(9.0)[:, None] - np.arange(9.0)[None]) ** 2
+    assert SymmetricMatrix(np.exp(-D)).fingerprint() == SymmetricMatrix(np.exp(-D)).fingerprint()
+    assert SymmetricMatrix(np.exp(-D)).fingerprint() != SymmetricMatrix(np.exp(-D / 4)).fingerprint()

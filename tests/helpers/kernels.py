@@ -1,0 +1,26 @@
+"""Devices, types and images that the tests of `Kernel` run over."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from cnngp import Conv, Dense, Identity, ReLU, Sequential, Sum
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+DTYPES = ["float32", "float64"]
+SMALL = Sequential(
+    Conv(3, bias_var=0.1),
+    ReLU(),
+    Conv(4, stride=2),
+    Sum(Identity(), Sequential(ReLU(), Conv(3))),
+    ReLU(2.0**0.5),
+    Dense(),
+)
+
+
+each_device = pytest.mark.parametrize("device", DEVICES)
+
+
+def random_images(n, shape=(2, 7, 6), seed=0):
+    return np.random.default_rng(seed).normal(size=(n, *shape)).astype(np.float32)

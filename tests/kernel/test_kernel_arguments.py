@@ -1,0 +1,254 @@
+"""What `Kernel` takes as images and as arguments, and what it refuses."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+
+import numpy as np
+import pytest
+
+from cnngp import DataError, GPClassifier, Kernel
+from cnngp.common.arrays import to_cupy
+from cnngp.kernel.kernel import as_kernel
+from helpers.kernels import SMALL, each_device, random_images
+
+
+@each_device
+@pytest.mark.parametrize(
+    "given_as", ["uint8", "int64", "bool", "float16", "float32", "float64", "longdouble", ">f4", "<i2"]
+)
+def test_images_of_any_real_type(device, given_as):
+    X = np.random.default_rng(0).integers(0, 2 if given_as == "bool" else 100, size=(6, 2, 7, 6)).astype(given_as)
+    kernel = Kernel(SMALL, device=device)
+    assert np.array_equal(kernel(X), kernel(X.astype(np.float64)))
+    assert np.array_equal(kernel(X, X[:3]), kernel(X.astype(np.float32), X[:3].astype(np.float32)))
+
+
+@each_device
+def test_images_in_any_layout(device):
+    X = random_images(6)
+    kernel = Kernel(SMALL, device=device)
+    K = kernel(X)
+    wide = np.zeros((6, 2, 14, 12), np.float32)
+    wide[:, :, ::2, ::2] = X
+    frozen = X.copy()
+    frozen.flags.writeable = False
+    backwards = np.ascontiguousarray(X[::-1, :, ::-1, ::-1])
+    for same in (
+        X.tolist(),
+        list(X),
+        np.asfortranarray(X),
+        wide[:, :, ::2, ::2],
+        backwards[::-1, :, ::-1, ::-1],
+        np.moveaxis(np.ascontiguousarray(np.moveaxis(X, 1, -1)), -1, 1),
+        frozen,
+        X.astype(">f8"),
+        np.broadcast_to(X, (1, *X.shape))[0],
+    ):
+        assert np.array_equal(kernel(same), K)
+    assert np.array_equal(frozen, X)
+
+
+@each_device
+def test_the_images_are_left_as_they_were(device):
+    X = random_images(6)
+    before = X.copy()
+    Kernel(SMALL, device=device)(X)
+    assert np.array_equal(X, before)
+
+
+@each_device
+def test_torch_tensors_go_in_and_come_out(device):
+    torch = pytest.importorskip("torch")
+    X = random_images(6)
+    kernel = Kernel(SMALL, device=device)
+    K = kernel(X)
+    T = torch.from_numpy(X)
+    for tensor in (
+        T,
+        T.clone().requires_grad_(True),
+        T.double(),
+        T.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2),
+    ):
+        result = kernel(tensor)
+        assert isinstance(result, np.ndarray)
+        assert np.array_equal(result, K)
+    assert np.array_equal(kernel(T, X), kernel(X, T))
+    half = T.to(torch.bfloat16)
+    assert np.array_equal(kernel(half), kernel(half.float()))
+    out = kernel(T, output="torch")
+    assert isinstance(out, torch.Tensor)
+    assert out.dtype == torch.float32
+    assert np.array_equal(out.cpu().numpy(), K)
+    with pytest.raises(DataError, match="X: this tensor cannot become an array"):
+        kernel(T.to_sparse())
+
+
+@each_device
+def test_a_kernel_may_be_pickled_copied_and_used_on_several_shapes(device):
+    kernel = Kernel(SMALL, device=device, dtype="float64", threads=2)
+    X = random_images(4)
+    K = kernel(X)
+    again = pickle.loads(pickle.dumps(kernel))
+    assert repr(again) == repr(kernel) == f"Kernel({SMALL!r}, device={device!r}, dtype='float64', threads=2)"
+    assert (again.network, again.dtype, again.threads, again.device) == (SMALL, "float64", 2, device)
+    assert np.array_equal(again(X), K)
+    assert again(random_images(3, (1, 9, 9))).shape == (3, 3)
+    assert np.array_equal(again(X), K)
+
+
+def test_precision_may_be_named_by_type():
+    for dtype in ("float32", "single", np.float32, np.dtype("float32"), "f4"):
+        assert Kernel(SMALL, device="cpu", dtype=dtype).dtype == "float32"
+    for dtype in ("float64", "double", float, np.float64):
+        assert Kernel(SMALL, device="cpu", dtype=dtype).dtype == "float64"
+
+
+def spoiled(value):
+    X = random_images(5)
+    X[3, 1, 2, 2] = value
+    return X
+
+
+@pytest.mark.parametrize(
+    ("X", "message"),
+    [
+        (spoiled(np.nan), r"^X\[3\] has NaN pixels; remove or replace them$"),
+        (spoiled(np.inf), r"^X\[3\] has infinite .* pixels; remove or replace them$"),
+        (spoiled(-np.inf), r"^X\[3\] has infinite"),
+        (np.full((2, 1, 4, 4), 1e39), r"^X\[0\] has infinite \(or beyond the range of float32\) pixels"),
+        (np.zeros(5), r"^X has shape \(5,\); expected \(N, channels, height, width\).*; for one image use X\[None\]$"),
+        (np.zeros(()), r"^X has shape \(\); expected"),
+        (3.0, r"^X has shape \(\); expected"),
+        (
+            np.zeros((1, 1, 2, 2, 2, 2)),
+            r"^X has shape \(1, 1, 2, 2, 2, 2\); expected .*\(N, channels, depth, height, width\)",
+        ),
+        (
+            np.zeros((0, 1, 4, 4)),
+            r"^X has shape \(0, 1, 4, 4\), which is empty; expected at least one image with pixels$",
+        ),
+        (np.zeros((2, 0, 4, 4)), r"^X has shape \(2, 0, 4, 4\), which is empty"),
+        (np.zeros((2, 1, 4, 0)), "which is empty"),
+        ([], r"^X has shape \(0,\)"),
+        ([[]], r"^X has shape \(1, 0\), which is empty"),
+        (np.zeros((2, 1, 4, 4), complex), "^X has type complex128; expected real numbers$"),
+        (np.zeros((2, 1, 4, 4), object), "^X has type object; expected real numbers$"),
+        (np.full((2, 1, 4, 4), "1"), "^X has type <U1; expected real numbers$"),
+        (np.zeros((2, 4), "datetime64[s]"), r"^X has type datetime64\[s\]; expected real numbers$"),
+        ("images.npy", "^X has type <U10; expected real numbers$"),
+        (None, "^X has type object; expected real numbers$"),
+        ([[1.0, 2.0], [3.0]], "^X: rows of different lengths; expected one array$"),
+        ({"a": 1}, "^X has type object; expected real numbers$"),
+    ],
+    ids=lambda value: value[:40] if isinstance(value, str) else type(value).__name__,
+)
+def test_images_that_cannot_be_used_are_refused_by_name(X, message):
+    kernel = Kernel(SMALL, device="cpu")
+    with pytest.raises(DataError, match=message):
+        kernel(X)
+    with pytest.raises(DataError, match=message):
+        kernel.diag(X)
+    if X is not None:
+        with pytest.raises(DataError, match=message.replace("X", "Z", 1)):
+            kernel(random_images(2), X)
+
+
+def test_two_sets_of_different_images_are_refused():
+    kernel = Kernel(SMALL, device="cpu")
+    with pytest.raises(
+        DataError, match=r"X holds images of shape \(2, 7, 6\) and Z of shape \(1, 7, 6\); they must agree"
+    ):
+        kernel(random_images(2), random_images(2, (1, 7, 6)))
+    with pytest.raises(DataError, match="they must agree"):
+        kernel(random_images(2), random_images(2, (2, 6, 7)))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"device": "gpu"}, "device='gpu' is not 'auto', 'cpu' or 'cuda'"),
+        ({"device": None}, "device=None is not 'auto'"),
+        ({"device": "cuda:0"}, "device='cuda:0' is not"),
+        ({"dtype": "float16"}, "dtype='float16' is not 'float32' or 'float64'"),
+        ({"dtype": "fast"}, "dtype='fast' is not 'float32' or 'float64'"),
+        ({"dtype": int}, "dtype=<class 'int'> is not 'float32' or 'float64'"),
+        ({"dtype": None}, "dtype=None is not 'float32' or 'float64'"),
+        ({"dtype": 32}, "dtype=32 is not"),
+        ({"threads": 0}, "threads=0 is not a positive integer or None"),
+        ({"threads": -1}, "threads=-1 is not a positive integer"),
+        ({"threads": 2.0}, "threads=2.0 is not a positive integer"),
+        ({"threads": True}, "threads=True is not a positive integer"),
+        ({"threads": "2"}, "threads='2' is not a positive integer"),
+    ],
+    ids=str,
+)
+def test_arguments_that_cannot_be_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=f"Kernel: {message}"):
+        Kernel(SMALL, **{"device": "cpu"} | arguments)
+
+
+def test_an_unknown_output_is_refused():
+    with pytest.raises(ValueError, match="output='jax' is not one of 'numpy', 'cupy', 'torch'"):
+        Kernel(SMALL, device="cpu")(random_images(2), output="jax")
+
+
+@pytest.mark.parametrize(("output", "name"), [("cupy", "CuPy"), ("torch", "PyTorch")])
+def test_an_output_that_cannot_be_made_is_refused_before_the_work(output, name, monkeypatch):
+    kernel = Kernel(SMALL, device="cpu")
+    monkeypatch.setitem(sys.modules, output, None)  # importing it fails
+    monkeypatch.setattr(Kernel, "engine_for", lambda *_: pytest.fail("something was computed"))
+    extra = {"cupy": "cuda"}.get(output, output)
+    with pytest.raises(ImportError, match=rf"^output='{output}' needs {name}: pip install \"cnngp\[{extra}\]\"$"):
+        kernel(random_images(2), output=output)
+
+
+def test_an_array_for_the_card_without_cupy(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    with pytest.raises(ImportError, match=r'^Z on the card needs CuPy: pip install "cnngp\[cuda\]"$'):
+        to_cupy(np.ones(3), "Z")
+
+
+def test_integers_of_numpy_are_threads():
+    kernel = Kernel(SMALL, device="cpu", threads=np.int64(2))
+    assert type(kernel.threads) is int
+    assert repr(kernel) == repr(Kernel(SMALL, device="cpu", threads=2))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"dtype": "float64"}, "dtype='float64', but the Kernel that was given has dtype='float32'; make it with "),
+        ({"dtype": np.float64}, "dtype='float64', but the Kernel that was given has dtype='float32'"),
+        ({"device": "cuda"}, "device='cuda', but the Kernel that was given has device='cpu'"),
+        ({"threads": 2}, "threads=2, but the Kernel that was given has threads=1"),
+        ({"dtype": "float16"}, "dtype='float16' is not 'float32' or 'float64'"),
+    ],
+)
+def test_settings_beside_a_kernel_that_has_others_are_refused(settings, message):
+    kernel = Kernel(SMALL, device="cpu", dtype="float32", threads=1)
+    with pytest.raises(ValueError, match=message) as caught:
+        as_kernel(kernel, **settings)
+    assert "\n" not in str(caught.value)
+    y = np.array([0, 1, 0, 1])
+    with pytest.raises(ValueError, match=message):
+        GPClassifier(kernel, **settings).fit(random_images(4), y)
+
+
+def test_settings_beside_a_kernel_that_has_the_same():
+    kernel = Kernel(SMALL, device="cpu", dtype="float64", threads=2)
+    for given_settings in ({}, {"dtype": "float64"}, {"dtype": np.float64, "device": "cpu", "threads": np.int32(2)}):
+        assert as_kernel(kernel, **given_settings) is kernel
+    # the default asks for nothing, so the Kernel's own precision holds
+    assert GPClassifier(kernel).fit(random_images(4), [0, 1, 0, 1]).kernel_.dtype == "float64"
+
+
+def test_a_card_that_is_not_there_is_told_in_one_line():
+    cuda = pytest.importorskip("cnngp.kernel.engines.cuda.engine")
+    if cuda.available():
+        pytest.skip("there is a card")
+    with pytest.raises(cuda.EngineError, match=r"device='cuda'.*(pip install|use device='cpu')") as caught:
+        Kernel(SMALL, device="cuda")
+    assert "\n" not in str(caught.value)
+    assert Kernel(SMALL, device="auto").device == "cpu"

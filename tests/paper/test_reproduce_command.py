@@ -1,0 +1,139 @@
+"""The command `cnngp reproduce`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cnngp import datasets, zoo
+from cnngp.cli import run
+from cnngp.paper import experiments, results, setting, table1
+from cnngp.paper.setting import Setting
+from cnngp.report import plots
+
+
+def digits_with_validation() -> datasets.Dataset:
+    d = datasets.digits()
+    return datasets.Dataset("digits", d.X[:200], d.y[:200], d.X_test[:150], d.y_test[:150], d.X[200:300], d.y[200:300])
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--quick` on digits, in seconds; Fashion-MNIST is not at hand."""
+    cases = (
+        table1.Case("cnn", "small CNN", zoo.small_cnn(), 0.7, 0.9),
+        table1.Case("dense", "dense", zoo.dense_nngp(2)),
+    )
+    monkeypatch.setattr(setting, "load", lambda name, split, data: digits_with_validation())
+    monkeypatch.setattr(Setting, "at_hand", lambda self, name: False)
+    plan = table1.Plan(100, 50, 50, cases, dense=table1.DENSE[:1], chosen_on=50, lengthscale_on=50)
+    monkeypatch.setattr(table1, "QUICK", plan)
+
+
+@pytest.mark.usefixtures("small")
+def test_the_command_writes_numbers_figures_and_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["reproduce", "table1", "--quick", "--device", "cpu", "--out", str(tmp_path / "out"), "--json"]
+    assert run(arguments) == 0
+    printed = capsys.readouterr().out
+    doc = results.read(tmp_path / "out" / "table1.json")
+    assert doc["command"] == "cnngp reproduce table1 --quick --device cpu"
+    assert doc["quick"]
+    assert {"table1.png", "table1.svg"} == {f["file"] for f in doc["figures"]}
+    text = (tmp_path / "out" / experiments.PAGE).read_text()
+    for r in doc["rows"]:
+        for key in ("ours", "published"):
+            if r[key] is not None:
+                shown = results.shown(r[key], r["unit"])
+                assert shown in text
+                assert shown in printed
+    last = json.loads(printed.splitlines()[-1])
+    assert last["finished"]
+    assert [r["ours"] for r in last["rows"]] == [r["ours"] for r in doc["rows"]]
+    for d in doc["pieces"]:
+        assert f"{d['name']}: " in printed
+    assert run(arguments) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("kept from an earlier run") == len(doc["pieces"])
+    assert results.read(tmp_path / "out" / "table1.json") == doc
+
+
+@pytest.mark.usefixtures("small")
+def test_the_command_stops_at_its_budget_and_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every estimate is above a second, so each run computes one piece: five runs for five pieces."""
+    arguments = ["reproduce", "table1", "--quick", "--device", "cpu", "--out", str(tmp_path), "--budget", "1", "--json"]
+    codes = []
+    while not codes or (codes[-1] == 75 and len(codes) < 9):
+        codes.append(run(arguments))
+        printed = capsys.readouterr()
+        assert ("run again to go on" in printed.err) == (codes[-1] == 75)
+        assert json.loads(printed.out.splitlines()[-1])["finished"] == (codes[-1] == 0)
+        assert (tmp_path / "table1.json").exists() == (codes[-1] == 0)
+    assert codes == [75, 75, 75, 75, 0]
+
+
+@pytest.mark.usefixtures("small")
+def test_without_matplotlib_the_numbers_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def missing(*args: Any) -> None:
+        raise plots.PlotsUnavailable("figures need matplotlib: pip install 'cnngp[plots]'")
+
+    monkeypatch.setattr(table1, "draw", missing)
+    assert run(["reproduce", "table1", "--quick", "--device", "cpu", "--out", str(tmp_path)]) == 0
+    assert "not drawn: figures need matplotlib" in capsys.readouterr().out
+    assert results.read(tmp_path / "table1.json")["figures"] == []
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize(
+    ("options", "message", "code"),
+    [
+        (["table1", "--device", "tpu"], "'tpu'", 1),
+        (["table1", "--budget", "-1"], "expected a positive number of seconds", 1),
+        (["table1", "--budget", "nan"], "expected a positive number of seconds", 1),
+        (["table9"], "table9", 2),
+        (["table1", "--out", "/dev/null/here"], "/dev/null", 1),
+        (["table1", "--scheduler", "nowhere"], "nowhere", 1),
+    ],
+)
+def test_mistakes_are_one_line_before_any_work(
+    options: list[str], message: str, code: int, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    out = [] if "--out" in options else ["--out", str(tmp_path)]
+    assert run(["reproduce", *options, "--quick", *out]) == code
+    printed = capsys.readouterr()
+    assert printed.err.startswith("error: ")
+    assert message in printed.err
+    assert printed.err.count("\n") == 1
+    assert "piece" not in printed.out
+
+
+def test_without_a_card_cuda_is_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    assert run(["reproduce", "table1", "--device", "cuda", "--out", str(tmp_path)]) == 1
+    err = capsys.readouterr().err
+    assert err.startswith("error: ")
+    assert "CuPy" in err
+    assert err.count("\n") == 1
+
+
+def test_without_mnist_it_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setitem(sys.modules, "pooch", None)
+    (tmp_path / "data").mkdir()
+    for options in (["--data", str(tmp_path / "data")], ["--data", str(tmp_path / "none")]):
+        assert run(["reproduce", "all", "--quick", "--device", "cpu", "--out", str(tmp_path / "out"), *options]) == 1
+        err = capsys.readouterr().err
+        assert err.startswith("error: ")
+        assert err.count("\n") == 1
+        assert options[1] in err
+        assert "mnist" in err
+    assert not (tmp_path / "out").exists()

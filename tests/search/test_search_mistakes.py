@@ -1,0 +1,112 @@
+"""What a search refuses: other studies, damaged files, bad arguments, missing packages."""
+
+from __future__ import annotations
+
+import sqlite3
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cnngp import NetworkError, datasets, random_search
+from cnngp.cli import run
+from cnngp.common.errors import DatasetError
+from cnngp.search import StudyError
+from helpers.searches import DIGITS, SMALL, records_of
+
+optuna = pytest.importorskip("optuna")
+
+
+def test_another_searchs_study_is_refused(tmp_path: Path) -> None:
+    study = tmp_path / "s.db"
+    random_search(DIGITS, "paper-cnn", 1, **SMALL, study=study)
+    others: list[tuple[str, dict[str, Any], str]] = [
+        ("paper-residual", {}, r"its space is paper-cnn \(version 1\) and not paper-residual"),
+        ("paper-cnn", {"seed": 5}, "its seed is 0 and not 5"),
+        ("paper-cnn", {"train": 61}, "its images is digits, 60 training"),
+        ("paper-cnn", {"dtype": "float64"}, "its dtype is float32 and not float64"),
+    ]
+    for name, changed, message in others:
+        with pytest.raises(StudyError, match=rf"holds another search: .*{message}"):
+            random_search(DIGITS, name, 1, **(SMALL | {"study": study} | changed))
+    X = DIGITS.X.copy()
+    X[:, 0, 0, 0] += 0.5
+    moved = datasets.Dataset("digits", X, DIGITS.y, DIGITS.X_test, DIGITS.y_test)
+    with pytest.raises(StudyError, match=r"its content is .*other images, or others of them were held out"):
+        random_search(moved, "paper-cnn", 1, **SMALL, study=study)
+    assert len(records_of(study)) == 1
+
+
+def test_files_that_are_no_study(tmp_path: Path) -> None:
+    text = tmp_path / "text.db"
+    text.write_text("not a database, but long enough to look like a file of some kind\n" * 20)
+    foreign = tmp_path / "foreign.db"
+    with sqlite3.connect(foreign) as file:
+        file.execute("CREATE TABLE people (name TEXT)")
+    others = tmp_path / "others.db"
+    optuna.create_study(storage=f"sqlite:///{others}", study_name="mine")
+    cut = tmp_path / "cut.db"
+    random_search(DIGITS, "paper-cnn", 1, **SMALL, study=cut)
+    cut.write_bytes(cut.read_bytes()[: cut.stat().st_size // 2])
+    for path, message in (
+        (text, "is not a study of Optuna"),
+        (foreign, "is not a study of Optuna"),
+        (others, "holds other studies"),
+        (cut, "is not a study of Optuna|is damaged"),
+        (tmp_path, "is a folder"),
+    ):
+        before = None if path.is_dir() else path.read_bytes()
+        with pytest.raises(StudyError, match=message) as caught:
+            random_search(DIGITS, "paper-cnn", 1, **SMALL, study=path)
+        assert "\n" not in str(caught.value)
+        assert before is None or path.read_bytes() == before
+    assert not list(tmp_path.glob("*.claims"))
+
+
+def test_a_study_that_cannot_be_written(tmp_path: Path) -> None:
+    study = tmp_path / "s.db"
+    random_search(DIGITS, "paper-cnn", 1, **SMALL, study=study)
+    with sqlite3.connect(study) as file:  # what a full disk or a lost permission does
+        file.execute("CREATE TRIGGER full BEFORE INSERT ON trials BEGIN SELECT RAISE(ABORT, 'disk is full'); END")
+    with pytest.raises(StudyError, match=r"s\.db cannot be read or written as a study: disk is full"):
+        random_search(DIGITS, "paper-cnn", 2, **SMALL, study=study)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"space": "narrow"}, NetworkError, "no space 'narrow': expected one of paper-cnn, paper-residual, wide"),
+        ({"draws": 0}, ValueError, "draws=0: expected an integer of 1 or more"),
+        ({"processes": 0}, ValueError, "processes=0"),
+        ({"seed": -1}, ValueError, "seed=-1"),
+        ({"full": [3]}, ValueError, "expected pairs"),
+        ({"full": [(0, None)]}, ValueError, "full=0"),
+        ({"full": [(1, 9999)]}, DatasetError, "1,237 training images to give, but 9,999 were asked for"),
+        ({"train": 5000}, DatasetError, "but 5,000 were asked for"),
+        ({"validation": 5000}, DatasetError, "but 5,000 were asked for"),
+        ({"validation": 0}, DatasetError, "but 0 were asked for"),
+        ({"device": "tpu"}, ValueError, "device='tpu'"),
+        ({"dtype": "float16"}, ValueError, "dtype='float16'"),
+        ({"scheduler": "tcp://nowhere:1", "processes": 2}, ValueError, "processes=2 with a scheduler"),
+        ({"scheduler": "nowhere"}, RuntimeError, "scheduler 'nowhere': expected the address of a Dask scheduler"),
+        (
+            {"data": (DIGITS.X, DIGITS.y)},
+            DatasetError,
+            "data is a tuple; expected a name such as 'digits', or cnngp",
+        ),
+    ],
+)
+def test_bad_arguments(tmp_path: Path, arguments: dict[str, Any], error: type[Exception], message: str) -> None:
+    study = tmp_path / "s.db"
+    with pytest.raises(error, match=message):
+        random_search(**(SMALL | {"data": DIGITS, "study": study} | arguments))
+    assert not study.exists()  # refused before anything is made
+
+
+def test_without_optuna(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    with pytest.raises(ImportError, match=r"a search needs Optuna: pip install \"cnngp\[search\]\""):
+        random_search(DIGITS, **SMALL)
+    assert run(["search", "--output", str(tmp_path)]) == 1
+    assert capsys.readouterr().err == 'error: a search needs Optuna: pip install "cnngp[search]"\n'

@@ -1,0 +1,172 @@
+"""Spaces of networks: the paper's own, the wide one, and mistakes in a space of one's own."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.stats
+
+from cnngp import Conv, Dense, Kernel, Sequential, from_json, random_search, zoo
+from cnngp.search import Draw, Space, SpaceError
+from cnngp.search.space import SPACES, Choice, Range
+from helpers.searches import DIGITS, SMALL
+
+
+class Fixed(Draw):
+    """Given values instead of random ones."""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(0, 0)
+        self.given = given
+
+    def _keep(self, name: str, value: Any, drawn_from: Any) -> Any:
+        return super()._keep(name, self.given[name], drawn_from)
+
+
+def test_the_papers_networks_are_in_its_spaces() -> None:
+    given = {"weight_var": 2.79, "bias_var": 7.86, "filter_size": 7, "nonlinearity": "relu", "layers": 7}
+    assert SPACES["paper-cnn"].build(Fixed(**given, stride=1, padding="same")) == zoo.convnet()
+    given = {"weight_var": 7.27, "bias_var": 4.69, "filter_size": 4, "nonlinearity": "relu", "layers": 9}
+    assert SPACES["paper-residual"].build(Fixed(**given, skip=1)) == zoo.residual_cnn()
+
+
+@pytest.mark.parametrize("layers", range(4, 16))
+@pytest.mark.parametrize("skip", [1, 2])
+def test_a_residual_network_has_the_layers_it_was_asked_for(layers: int, skip: int) -> None:
+    given = {"weight_var": 1.0, "bias_var": 1.0, "filter_size": 3, "nonlinearity": "erf", "layers": layers}
+    text = SPACES["paper-residual"].build(Fixed(**given, skip=skip)).to_json()
+    assert text.count('"Conv"') == layers
+    assert text.count('"Sum"') == (layers - 1) // skip
+
+
+PAPER = {
+    "paper-cnn": {
+        "weight_var": (0.5, 8.5),
+        "bias_var": (0.2, 8.2),
+        "layers": range(2, 9),
+        "filter_size": range(3, 8),
+        "stride": (1, 2, 3),
+        "padding": ("same", "valid"),
+        "nonlinearity": ("relu", "erf"),
+    },
+    "paper-residual": {
+        "weight_var": (0.5, 8.5),
+        "bias_var": (0.2, 8.2),
+        "layers": range(4, 16),
+        "filter_size": range(3, 7),
+        "skip": (1, 2),
+        "nonlinearity": ("relu", "erf"),
+    },
+}
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_the_papers_hyperparameters_are_uniform(name: str) -> None:
+    draws = [Draw(0, k) for k in range(400)]
+    for draw in draws:
+        SPACES[name].build(draw)
+    assert all(list(draw.values) == list(draws[0].values) for draw in draws)
+    assert set(draws[0].values) == set(PAPER[name])
+    for parameter, expected in PAPER[name].items():
+        values = [draw.values[parameter] for draw in draws]
+        if parameter.endswith("_var"):
+            low, high = expected[0], expected[-1]
+            p = scipy.stats.kstest(values, scipy.stats.uniform(low, high - low).cdf).pvalue
+            assert draws[0].ranges[parameter] == Range(low, high)
+        else:
+            counts = Counter(values)
+            assert set(counts) == set(expected)
+            p = scipy.stats.chisquare([counts[v] for v in expected]).pvalue
+        assert p > 1e-3, (parameter, p)
+
+
+@pytest.mark.parametrize("shape", [(1, 28, 28), (1, 8, 8), (3, 27, 31), (1, 7, 7)])
+def test_every_wide_draw_is_an_exact_network_that_fits(shape: tuple[int, ...]) -> None:
+    for number in range(30):
+        draw = Draw(1, number)
+        network = SPACES["wide"].build(draw)
+        assert '"allow_non_gaussian": true' not in network.to_json()
+        assert network.shapes(shape).cost > 0
+        assert from_json(network.to_json()) == network
+        for name, value in draw.values.items():
+            match draw.ranges[name]:
+                case Range(low, high):
+                    assert low <= value <= high  # type: ignore[operator]
+                case Choice(options):
+                    assert value in options
+
+
+def test_wide_networks_keep_the_variance() -> None:
+    """He's scaling: a deep plain network neither dies nor explodes, whatever the slope."""
+    X = np.random.default_rng(0).uniform(0, 1, (2, 1, 64, 64))
+    given = {"nonlinearity": "leaky", "biased": False, "residual": False, "block_layers": 2, "stem_size": 3}
+    given |= {"stages": 2, "last_nonlinearity": False, "dense_hidden": 0, "filter_size_0": 3, "blocks_0": 2}
+    given |= {"filter_size_1": 3, "blocks_1": 2, "stride_1": 1}
+    for slope in (-1.0, -0.3, 0.5):
+        network = SPACES["wide"].build(Fixed(**given, slope=slope))
+        assert str(network).count("Conv") == 9
+        start = Kernel(Sequential(Conv(3, weight_var=10.0), Dense()), device="cpu").diag(X)
+        weight = 2.0 / (1.0 + slope**2)
+        # The border of zeros takes a few percent; the last Dense has the weights of a layer without its nonlinearity.
+        assert Kernel(network, device="cpu").diag(X) / (start * weight) == pytest.approx(1.0, abs=0.2)
+
+
+def test_a_draw_depends_on_seed_number_and_attempt_alone() -> None:
+    def values(*key: int) -> dict[str, Any]:
+        draw = Draw(*key)
+        SPACES["wide"].build(draw)
+        return draw.values
+
+    assert values(3, 5, 1) == values(3, 5, 1)
+    others = [values(*key) for key in ((3, 5, 0), (3, 5, 2), (3, 6, 1), (4, 5, 1))]
+    assert all(other != values(3, 5, 1) for other in others)
+
+
+def test_a_space_that_draws_a_name_twice() -> None:
+    draw = Draw(0, 0)
+    draw.real("width", 0.0, 1.0)
+    with pytest.raises(SpaceError, match="draws 'width' twice"):
+        draw.integer("width", 1, 2)
+
+
+def _twice(draw: Draw) -> Sequential:
+    return Sequential(Dense(weight_var=draw.real("a", 1.0, 2.0), bias_var=draw.real("a", 1.0, 2.0)))
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda draw: 5, r"build of the space mine returned 5 \(int\); expected a network such as Sequential"),
+        (lambda draw: None, r"returned None \(NoneType\); expected a network"),
+        (_twice, r"draws 'a' twice; give each hyperparameter a name of its own"),
+        (lambda draw: draw.real("w", 2, 1), r"draws 'w' from 2 to 1; expected the lower end first, both finite"),
+        (lambda draw: draw.real("w", 0.0, 1.0, log=True), r"draws 'w' from 0\.0 to 1\.0; expected 0 < the lower end"),
+        (lambda draw: draw.real("w", 0.0, math.nan), r"draws 'w' from 0\.0 to nan"),
+        (lambda draw: draw.integer("n", 4, 3), r"draws 'n' from 4 to 3"),
+        (lambda draw: draw.choice("c", ()), r"draws 'c' from no options"),
+    ],
+)
+def test_a_mistake_in_a_space_is_told_at_its_first_draw(build: Any, message: str) -> None:
+    draws: list[Draw] = []
+
+    def counted(draw: Draw) -> Any:
+        draws.append(draw)
+        return build(draw)
+
+    with pytest.raises(SpaceError, match=message) as caught:
+        random_search(DIGITS, Space("mine", 1, counted, ""), 5, **SMALL)
+    assert "\n" not in str(caught.value)
+    assert len(draws) == 1
+
+
+def test_a_space_that_other_processes_cannot_be_given(tmp_path: Path) -> None:
+    space = Space("mine", 1, lambda draw: Sequential(Dense()), "")
+    with pytest.raises(SpaceError, match=r"the space mine cannot be sent to other processes \(.*lambda.*processes=1"):
+        random_search(DIGITS, space, 2, **SMALL, processes=2, study=tmp_path / "s.db")
+    assert not (tmp_path / "s.db").exists()
+    assert len(random_search(DIGITS, space, 2, **SMALL).trials) == 2
