@@ -170,6 +170,10 @@ NETWORKS: dict[str, tuple[Network, tuple[int, ...]]] = {
         (1, 4, 4),
     ),
     "wider and circular": (Sequential(Conv(1, padding=((0, 1),), padding_mode="circular"), Abs(), Dense()), (2, 9)),
+    "lanes outside maps": (
+        Sequential(Conv(2, padding=((0, 3),), padding_mode="reflect"), ReLU(), Conv(3, padding=2), ReLU(), Dense()),
+        (1, 5),
+    ),
     "copies of one place": (
         Sequential(
             Conv((3, 1), padding_mode="replicate"),

@@ -93,6 +93,6 @@ inline float reciprocal(float x) { return 1 / x; }
 inline float clamp01(float x) { return min(max(x, 0.0f), 1.0f); }
 inline float product(float s1, float s2) { return fma(s1, s2, 1e-37f); }
 inline double reciprocal(double x) { return 1 / max(x, 2.3e-308); }
-inline double clamp01(double x) { return fabs(x); }
+inline double clamp01(double x) { return min(fabs(x), 1.0); }
 inline double product(double s1, double s2) { return s1 * s2; }
 inline real root(real x) { return sqrt(x); }

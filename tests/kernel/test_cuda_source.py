@@ -30,7 +30,7 @@ from helpers.cuda_cases import NETWORKS, PATHS, TOLERANCE, OnCpu, error, images,
 from helpers.cuda_on_cpu import needs_compiler
 
 # What the default run leaves out: large maps, and in float64 whatever differs in the type alone.
-QUICK_DOUBLE = {"resnet", "smooth", "step", "one location"}
+QUICK_DOUBLE = {"resnet", "smooth", "step", "one location", "lanes outside maps"}
 CASES = [
     pytest.param(name, dtype, marks=() if quick else pytest.mark.slow)
     for name in NETWORKS

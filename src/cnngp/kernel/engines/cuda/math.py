@@ -85,7 +85,10 @@ __device__ __forceinline__ double root(double x) {
     const double s = x * y, e = fma(-s, y, 1.0);
     return fma(s * e, fma(0.375, e, 0.5), s);
 }
-__device__ __forceinline__ double clamp01(double x) { return fabs(x); }  // below zero by rounding only
+// Below zero by rounding only. Above one in lanes outside a map, which must stay finite: a factor of zero removes them.
+__device__ __forceinline__ double clamp01(double x) {
+    return __hiloint2double(min(__double2hiint(x) & 0x7fffffff, 0x3ff00000), __double2loint(x));
+}
 __device__ __forceinline__ double product(double s1, double s2) { return s1 * s2; }
 """,
 }
@@ -95,7 +98,7 @@ def formulas(dtype: str) -> str:
     """Device functions of all nonlinearities; the compiler drops those that a network does not use."""
     g = _horner(G_FLOAT if dtype == "float" else G_DOUBLE, dtype)
     h = _horner(H_FLOAT if dtype == "float" else H_DOUBLE, dtype)
-    one, half, two, pi = (literal(x, dtype) for x in (1.0, 0.5, 2.0, 3.141592653589793))
+    zero, one, half, two, pi = (literal(x, dtype) for x in (0.0, 1.0, 0.5, 2.0, 3.141592653589793))
     quarter, over2pi = (literal(x, dtype) for x in (0.25, 0.15915494309189535))
     return f"""\
 // R of a map that cannot be negative: the max(K, 0) is K.
@@ -107,29 +110,29 @@ __device__ __forceinline__ real relu_nonneg(real K, real s1, real s2) {{
 __device__ __forceinline__ real relu(real K, real s1, real s2) {{
     const real p = product(s1, s2), u = clamp01(fma(-fabs(K), reciprocal(p), {one}));
     const real g = {g};
-    return fma(p * u * root(u), g, fmax(K, {literal(0.0, dtype)}));
+    return fma(p * u * root(u), g, fmax(K, {zero}));
 }}
 __device__ __forceinline__ real step(real K, real s1, real s2) {{  // pi - theta
     const real u = clamp01(fma(-fabs(K), reciprocal(product(s1, s2)), {one}));
     const real t = root(u) * ({h});
-    return K < {literal(0.0, dtype)} ? t : {pi} - t;
+    return K < {zero} ? t : {pi} - t;
 }}
 __device__ __forceinline__ real arcsine(real K, real a1, real a2) {{  // Erf; a = sqrt(2 unit / (1 + 2 K11))
     return asin(fmin(fmax(K * (a1 * a2), -{one}), {one}));
 }}
-__device__ __forceinline__ real sine(real K, real h1, real h2) {{  // h = K11 / 2
-    const real k = fabs(K), e = exp(k - (h1 + h2)) * expm1(-{two} * k);
-    return K < {literal(0.0, dtype)} ? {half} * e : -{half} * e;
+__device__ __forceinline__ real sine(real K, real h1, real h2) {{  // h = K11 / 2, |K| <= h1 + h2
+    const real k = fabs(K), e = exp(fmin(k - (h1 + h2), {zero})) * expm1(-{two} * k);
+    return K < {zero} ? {half} * e : -{half} * e;
 }}
 __device__ __forceinline__ real cosine(real K, real h1, real h2) {{
     const real k = fabs(K);
-    return {half} * exp(k - (h1 + h2)) * ({one} + exp(-{two} * k));
+    return {half} * exp(fmin(k - (h1 + h2), {zero})) * ({one} + exp(-{two} * k));
 }}
 // s = sqrt(K11), a = 1/sqrt(1 + K11)
 __device__ __forceinline__ real gelu(real K, real s1, real s2, real a1, real a2) {{
     const real p = s1 * s2, a = a1 * a2, r = K * a, d1 = a1 * a1, d2 = a2 * a2, k = fabs(K);
     // q^2 = 1 - r^2 = (1 + K11 + K22 + (K11 K22 - K^2)) a^2, with no cancellation
-    const real q2 = fma(-d1, d2, d1 + d2) + fmax((p - k) * a, {literal(0.0, dtype)}) * ((p + k) * a);
+    const real q2 = fma(-d1, d2, d1 + d2) + fmax((p - k) * a, {zero}) * ((p + k) * a);
     const real q = sqrt(q2), arc = asin(fmin(fmax(r, -{one}), {one}));
     return fma({quarter}, K, {over2pi} * fma(K, arc, a * fma(p * p, q2, r * r) / q));
 }}
