@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from . import datasets as datasets
     from .common.arrays import DataError as DataError
     from .datasets import augmentation as augmentation
-    from .estimators.estimators import GPClassifier as GPClassifier
-    from .estimators.estimators import GPRegressor as GPRegressor
-    from .estimators.sparse import SparseGPClassifier as SparseGPClassifier
+    from .estimators import GPClassifier as GPClassifier
+    from .estimators import GPRegressor as GPRegressor
+    from .estimators import SparseGPClassifier as SparseGPClassifier
     from .gp import calibration as calibration
     from .gp.solving import solve as solve
     from .kernel.engines.base import RangeError as RangeError
@@ -64,8 +64,7 @@ _EXPORTS = {
     "matrix.gram": ("gram",),
     "matrix.cluster.connection": ("connect",),
     "gp.solving": ("solve",),
-    "estimators.estimators": ("GPClassifier", "GPRegressor"),
-    "estimators.sparse": ("SparseGPClassifier",),
+    "estimators": ("GPClassifier", "GPRegressor", "SparseGPClassifier"),
     "torch_bridge": ("from_torch", "explain", "sample_network", "gpytorch_kernel"),
     "torch_bridge.limits": ("check_limit",),
     "search": ("random_search",),

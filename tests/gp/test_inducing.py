@@ -11,7 +11,6 @@ from scipy.stats import multivariate_normal
 
 from cnngp.gp.exact import ExactGP, MatrixError
 from cnngp.gp.inducing import InducingGP
-from cnngp.gp.linalg import Factor
 from helpers import fake_cupy
 
 RNG = np.random.default_rng(0)
@@ -172,9 +171,7 @@ def test_discounts_survive_files_and_additions(monkeypatch: pytest.MonkeyPatch) 
     options: dict[str, Any] = {"noise": NOISE, "amplitude": AMPLITUDE, "discounts": (8.0,)}
     own = np.where(np.isin(np.arange(40), M), np.searchsorted(M, np.arange(40)), -1)
     gp = model(np.arange(40), own=own, **options)
-    numbers, arrays = gp.state()
-    B = Factor(gp.factor.A.copy(), gp.factor.diagonal, gp.factor.shift).restore()
-    again = InducingGP.restored(numbers, arrays, np, rbf(X[M], X[M]), B)
+    again = InducingGP.restored(*gp.state("float64"), np)
     for one in (gp, again):
         one.add([(slice(0, 20), rbf(X[40:], X[M]), Y[40:], np.ones(20))])
         assert one.discount == 8.0

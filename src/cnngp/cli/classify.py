@@ -52,7 +52,7 @@ def classify(
 ) -> None:
     """Classify images with an exact Gaussian process, and write a report."""
     from cnngp.datasets import sets as datasets
-    from cnngp.estimators.estimators import GPClassifier
+    from cnngp.estimators.classifier import GPClassifier
     from cnngp.report.evaluation import check_labels, evaluate
 
     began = time.perf_counter()

@@ -20,7 +20,7 @@ def predict(
     import numpy as np
 
     from cnngp.datasets.images import read_image
-    from cnngp.estimators.estimators import GPClassifier
+    from cnngp.estimators.classifier import GPClassifier
 
     clf = GPClassifier.load(model, device=device)  # type: ignore[arg-type]
     if len(clf.input_shape_) != 3:

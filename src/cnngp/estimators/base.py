@@ -6,8 +6,6 @@ import copy
 import hashlib
 import time
 from collections.abc import Iterator
-from numbers import Integral
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -15,40 +13,46 @@ from numpy.typing import NDArray
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from cnngp.common import memory
 from cnngp.common.arrays import (
     DataError,
     Output,
     as_images,
     as_real,
     check_images_shape,
-    in_place,
     refuse_masked,
     to_numpy,
 )
+from cnngp.common.checks import is_whole
+from cnngp.common.progress import progress_bar
 from cnngp.gp.exact import Amplitude, ExactGP, Noise, check_amplitude, check_noise, float64_buffer
-from cnngp.gp.inducing import InducingGP
 from cnngp.gp.iterative import IterativeGP
 from cnngp.gp.linalg import blocks
-from cnngp.gp.solving import METHODS, Method, algebra, choose_method
+from cnngp.gp.posterior import Posterior
+from cnngp.gp.solving import METHODS, Method, algebra
 from cnngp.gp.solving.matrices import SymmetricMatrix
 from cnngp.kernel.kernel import Device, Kernel, as_kernel
 from cnngp.matrix.gram import gram
 from cnngp.matrix.store.places import child
 from cnngp.network.layers import Network
 
+from .added import AddedImages
 from .certificate import FitReport, certify, sampled_kernel_error
-from .inducing_fit import fit_inducing, kernel_parts
+from .inducing_fit import fit_inducing
 from .inducing_images import Images, asked_for
 from .inputs import (
     as_float,
     as_image_shape,
+    as_kernel_matrix,
+    axes,
     check_fits_images,
+    check_length,
     check_real_rows,
+    checked_diagonal,
     default_network,
     same_shape,
     warn_of_channels_last,
 )
+from .solver import choose_solver
 
 Array = NDArray[Any]
 
@@ -65,7 +69,7 @@ class GPEstimator(BaseEstimator):  # type: ignore[misc]
     network_: Any
     X_: Any
     input_shape_: Any
-    gp_: ExactGP | IterativeGP | InducingGP
+    gp_: Posterior
     fit_report_: FitReport
 
     def __init__(
@@ -116,23 +120,23 @@ class GPEstimator(BaseEstimator):  # type: ignore[misc]
         if regression and (targets := to_numpy(y, "y")).dtype == object:
             y = as_real(targets, "y")  # before scikit-learn reads text as numbers
         if K is not None:
-            _check_length(_matrix(K).shape[0], y, "rows of K")
+            check_length(as_kernel_matrix(K).shape[0], y, "rows of K")
         if X is None:
             self.network_ = self.kernel_ = self.X_ = self.input_shape_ = None
             return None, y
         # With inducing images, what has a shape stays where it is, and is read and checked a block at a time.
-        streamed = self.inducing is not None and hasattr(X, "shape") and _axes(X) > 3
-        if _axes(X) <= 2:
+        streamed = self.inducing is not None and hasattr(X, "shape") and axes(X) > 3
+        if axes(X) <= 2:
             check_real_rows(X)
-            if _axes(X) == 2 and hasattr(X, "shape"):
-                _check_length(X.shape[0], y, "images")
+            if axes(X) == 2 and hasattr(X, "shape"):
+                check_length(X.shape[0], y, "images")
             X, y = validate_data(
                 self, X, y, dtype=[np.float64, np.float32], multi_output=regression, y_numeric=regression
             )
         else:
             X = X if streamed else as_float(to_numpy(X))
             check_images_shape(tuple(X.shape), "X")
-            _check_length(X.shape[0], y, "images")
+            check_length(X.shape[0], y, "images")
             self.__dict__.pop("feature_names_in_", None)
             self.n_features_in_ = int(np.prod(X.shape[1:]))
         images = X if streamed and self.input_shape is None else as_image_shape(X, self.input_shape)
@@ -155,7 +159,7 @@ class GPEstimator(BaseEstimator):  # type: ignore[misc]
         if X is None:
             raise DataError("give images X, or K(test, training) as K=")
         refuse_masked(X, "X")
-        if _axes(X) <= 2:
+        if axes(X) <= 2:
             check_real_rows(X)
             X = validate_data(self, X, reset=False, dtype=[np.float64, np.float32])
         images = same_shape(as_float(to_numpy(X)), self.input_shape_)
@@ -163,8 +167,7 @@ class GPEstimator(BaseEstimator):  # type: ignore[misc]
 
     def _check_random_state(self) -> None:
         state: Any = self.random_state
-        number = isinstance(state, (int, np.integer)) and not isinstance(state, bool) and state >= 0
-        if not number and not isinstance(state, np.random.RandomState | np.random.Generator | None):
+        if not is_whole(state, least=0) and not isinstance(state, np.random.RandomState | np.random.Generator | None):
             raise ValueError(f"random_state={state!r}: expected None, a generator of NumPy, or a number of 0 or more")
 
     def _seed(self) -> int | None:
@@ -178,25 +181,26 @@ class GPEstimator(BaseEstimator):  # type: ignore[misc]
 
     def _check_how_many(self, n: Any) -> None:
         check_is_fitted(self, "gp_")
-        if not isinstance(n, Integral) or n < 0:
+        if not is_whole(n, least=0):
             raise ValueError(f"n={n!r}: expected how many images, 0 or more")
 
     def _check_added(self, X: Any, y: Any) -> Array:
         if self.X_ is None:
             raise DataError("the model was fitted on a kernel matrix alone; fit again with images X to add to it")
         images = self._check_test(X)
-        _check_length(len(images), y, "images")
+        check_length(len(images), y, "images")
         return images
 
     # ---- fitting -------------------------------------------------------------------------------------------------
 
     def _fit(self, images: Any, Y: NDArray[np.float64], K: Any) -> None:
-        K = None if K is None else _matrix(K)
+        K = None if K is None else as_kernel_matrix(K)
         if self.inducing is not None:
             self._fit_inducing(images, Y)
             return
         device: Literal["cpu", "cuda"] = "cpu" if self.kernel_ is None else self.kernel_.device
-        method = self._method(len(Y), K, device)
+        entry = 8 if self.kernel_ is None else np.dtype(self.kernel_.dtype).itemsize
+        method = choose_solver(self.solver, len(Y), K, self.store is not None, entry, self.noise, device)
         given = K is not None
         # With a store there may be nothing left to compute, and so nothing to compile.
         compiling = 0.0 if given or self.store is not None else self.kernel_.prepare(images)
@@ -228,33 +232,6 @@ class GPEstimator(BaseEstimator):  # type: ignore[misc]
         )
         self._after_fit()
 
-    def _method(self, n: int, K: Any, device: Literal["cpu", "cuda"]) -> str:
-        """Cholesky unless another solver was asked for, or the matrix is in a store and its factor does not fit."""
-        stored = self.store is not None or isinstance(getattr(K, "chunks", None), tuple)
-        entry = 8 if self.kernel_ is None else np.dtype(self.kernel_.dtype).itemsize
-        # The matrix as it comes (from a store it comes by tiles), the float64 buffer, the eigenvectors and workspace.
-        first = 0 if K is not None or stored else entry
-        per_pair = first + 8 + (24 if self.noise == "ml" else 0)
-        what = f"an exact fit of {n:,} images"
-        if self.solver == "auto":
-            free = memory.available(device)
-            if free is None or per_pair * n * n <= free:
-                return "cholesky"
-            if stored and self.noise != "ml":
-                return choose_method(n, device, without=("cholesky",))
-        elif self.solver != "cholesky":
-            memory.require((first + (4 if self.solver == "mixed" else 0)) * n * n, what, device)
-            return self.solver
-        try:
-            memory.require(per_pair * n * n, what, device)
-        except MemoryError as error:
-            if self.noise == "ml":
-                raise MemoryError(f"{error}; noise='ml' takes most of it, give a number") from None
-            raise MemoryError(
-                f"{error}; or keep the matrix on disk with store=, where it is solved by iteration; or use inducing="
-            ) from None
-        return "cholesky"
-
     def _fit_inducing(self, X: Any, Y: NDArray[np.float64]) -> None:
         images = Images(X, self.kernel_)
         asked = asked_for(images, self.inducing)
@@ -281,23 +258,13 @@ class GPEstimator(BaseEstimator):  # type: ignore[misc]
 
     def _add(self, images: Array, Y: NDArray[np.float64]) -> None:
         gp, report = copy.copy(self.gp_), self.fit_report_
-        start = time.perf_counter()
-        X = self.X_
-        if isinstance(gp, InducingGP):
-            gp.add(kernel_parts(Images(images, self.kernel_), X, Y))
-            begun = time.perf_counter()
-        else:
-            n = len(X) + len(images)
-            memory.require(8 * n * n, f"{n:,} images together", self.kernel_.device)
-            if isinstance(gp, IterativeGP):
-                gp.add()
-            K_new_old, K_new = self._cross(images, X), self._gram(images)
-            begun = time.perf_counter()
-            gp.add(K_new_old, K_new, Y)
-            X = np.concatenate([X, images])
+        new = AddedImages(images, Y, self.X_, self.kernel_)
+        gp.grow(new)
+        # A model that learns from images without keeping them still answers by its own points.
+        X = self.X_ if gp.points == len(self.X_) else np.concatenate([self.X_, images])
         n = report.images + len(images)
         error, pairs = report.kernel_error, report.pairs_checked
-        report = certify(gp, n, error, pairs, report.engine, begun - start, begun, report.method)
+        report = certify(gp, n, error, pairs, report.engine, new.kernel_seconds, new.computed, report.method)
         before = dict(self.__dict__)
         try:
             self.gp_, self.X_, self.fit_report_ = gp, X, report
@@ -335,41 +302,39 @@ class GPEstimator(BaseEstimator):  # type: ignore[misc]
 
     # ---- predicting ----------------------------------------------------------------------------------------------
 
-    def _chunks(self, X: Any, K: Any) -> Iterator[tuple[slice, Any]]:
-        """K(test, training), some rows at a time, with a progress bar on a terminal when it takes long."""
-        check_is_fitted(self, "gp_")
+    def _chunks(self, images: Any, K: Any) -> Iterator[tuple[slice, Any]]:
+        """K(test, training), some rows at a time: those of a matrix, or of images that have been checked."""
         n = self.gp_.points
         if K is not None:
-            K = _matrix(K, n)
             for rows in blocks(K.shape[0], max(1, _CHUNK // n)):
                 yield rows, K[rows]
             return
-        from tqdm.auto import tqdm
-
-        images = self._check_test(X)
         if self.store is not None:
             K = self._stored_cross(images)
             for rows in blocks(len(images), K.chunks[0]):
                 yield rows, K[rows]
             return
-        with tqdm(total=len(images), delay=2.0, disable=None, unit="image", leave=False) as bar:
+        with progress_bar(len(images), "predict", "image") as bar:
             for rows in blocks(len(images), max(1, _CHUNK // n)):
                 yield rows, self._cross(images[rows], self.X_)
                 bar.update(rows.stop - rows.start)
 
-    def _mean(self, X: Any, K: Any) -> NDArray[np.float64]:
-        return np.concatenate([to_numpy(self.gp_.mean(block)) for _, block in self._chunks(X, K)])
-
-    def _mean_and_variance(self, X: Any, K: Any, diagonal: Any) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def _check_asked(self, X: Any, K: Any) -> tuple[Any, Any]:
+        """What is to be predicted, checked: images, or a matrix K(test, training) in their place."""
         check_is_fitted(self, "gp_")
         if K is not None:
-            K = _matrix(K, self.gp_.points)
-            diagonal = _checked_diagonal(diagonal, K.shape[0])
-        else:
-            X = self._check_test(X)
-            diagonal = self.kernel_.diag(X)
+            return None, as_kernel_matrix(K, self.gp_.points)
+        return self._check_test(X), None
+
+    def _mean(self, X: Any, K: Any) -> NDArray[np.float64]:
+        images, K = self._check_asked(X, K)
+        return np.concatenate([to_numpy(self.gp_.mean(block)) for _, block in self._chunks(images, K)])
+
+    def _mean_and_variance(self, X: Any, K: Any, diagonal: Any) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        images, K = self._check_asked(X, K)
+        diagonal = self.kernel_.diag(images) if K is None else checked_diagonal(diagonal, K.shape[0])
         means, variances = [], []
-        for rows, block in self._chunks(X, K):
+        for rows, block in self._chunks(images, K):
             means.append(to_numpy(self.gp_.mean(block)))
             variances.append(to_numpy(self.gp_.variance(block, diagonal[rows])))
         return np.concatenate(means), np.concatenate(variances)
@@ -382,38 +347,3 @@ class GPEstimator(BaseEstimator):  # type: ignore[misc]
     def _sample(self, X: Any, n: int, seed: int | None) -> NDArray[np.float64]:
         images = self._check_test(X)
         return to_numpy(self.gp_.sample(self._cross(images, self.X_), self._gram(images), n, seed))
-
-
-def _matrix(K: Any, columns: int | None = None) -> Any:
-    """A kernel matrix as it is, NumPy's, CuPy's, torch's or one on disk; lists become arrays."""
-    if isinstance(K, str | Path):
-        raise DataError(f"K={str(K)!r} is a path; give the array in it, as gram or zarr.open_array returns it")
-    matrix = in_place(K, "K")
-    shape = tuple(matrix.shape)
-    if columns is None and (len(shape) != 2 or shape[0] != shape[1]):
-        raise DataError(f"K has shape {shape}; expected (N, N)")
-    if columns is not None and (len(shape) != 2 or shape[0] == 0 or shape[1] != columns):
-        raise DataError(f"K has shape {shape}; expected (test images, {columns}): a row for each test image")
-    return matrix
-
-
-def _checked_diagonal(diagonal: Any, n: int) -> NDArray[np.float64]:
-    if diagonal is None:
-        raise DataError("variances at the rows of K also need diagonal=, the k(x, x) of each test image")
-    values = to_numpy(diagonal, "diagonal")
-    if values.shape != (n,) or values.dtype.kind not in "buif":
-        raise DataError(
-            f"diagonal has shape {values.shape} and type {values.dtype}; expected {n} numbers, one for each row of K"
-        )
-    if not bool((np.isfinite(values) & (values >= 0.0)).all()):
-        raise DataError("diagonal holds NaN, infinity or negative numbers; expected variances k(x, x)")
-    return values.astype(np.float64)
-
-
-def _axes(X: Any) -> int:
-    return len(X.shape) if hasattr(X, "shape") else np.asarray(X).ndim
-
-
-def _check_length(n: int, y: Any, what: str) -> None:
-    if hasattr(y, "__len__") and not (hasattr(y, "ndim") and y.ndim == 0) and len(y) != n:
-        raise DataError(f"{n} {what} but {len(y)} labels in y; give one label per image")

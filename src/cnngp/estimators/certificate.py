@@ -10,9 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cnngp.gp.exact import ExactGP
-from cnngp.gp.inducing import InducingGP
-from cnngp.gp.iterative import IterativeGP
+from cnngp.gp.posterior import Posterior
 from cnngp.network import reference
 from cnngp.network.layers import Network
 
@@ -127,7 +125,7 @@ class FitReport:
 
 
 def certify(
-    gp: ExactGP | IterativeGP | InducingGP,
+    gp: Posterior,
     images: int,
     error: float | None,
     pairs: int,
@@ -138,14 +136,13 @@ def certify(
     compile_seconds: float = 0.0,
 ) -> FitReport:
     """The report of a fit whose solving began at `begun` (`time.perf_counter`)."""
-    bounds = smallest_eigenvalue(gp) if isinstance(gp, ExactGP) else gp.smallest_eigenvalue_bounds()
     return FitReport(
         images=images,
         engine=engine,
         kernel_error=error,
         pairs_checked=pairs,
         residual=gp.residual(),
-        smallest_eigenvalue=bounds,
+        smallest_eigenvalue=gp.smallest_eigenvalue_bounds(),
         largest_variance=gp.largest_variance,
         noise=gp.noise,
         jitter=gp.jitter,
@@ -154,16 +151,8 @@ def certify(
         solve_seconds=time.perf_counter() - begun,
         method=method,
         compile_seconds=compile_seconds,
-        spread=_spread(gp) if isinstance(gp, ExactGP) else None,
+        spread=gp.spread(),
     )
-
-
-def _spread(gp: ExactGP) -> float:
-    """Over (N, N): mean k(x, x) − mean k(x, z), the mean squared distance of the functions' values from their mean."""
-    factor = gp.factor
-    ones = gp.Y[:, :1] * 0.0 + 1.0
-    entries = float((ones * factor.multiply(ones)).sum()) - len(factor) * factor.shift
-    return max(float(factor.diagonal.mean()) - entries / len(factor) ** 2, 0.0)
 
 
 def sampled_kernel_error(network: Network, X: NDArray[Any], K: Any, images: int = 4) -> tuple[float, int]:
@@ -173,16 +162,3 @@ def sampled_kernel_error(network: Network, X: NDArray[Any], K: Any, images: int 
     sample = np.array([[float(K[int(i), int(j)]) for j in rows] for i in rows])
     scale = float(np.abs(R).max())
     return float(np.abs(sample - R).max()) / scale if scale > 0 else 0.0, len(rows) * (len(rows) + 1) // 2
-
-
-def smallest_eigenvalue(gp: ExactGP, iterations: int = 12) -> tuple[float, float]:
-    """1/tr K⁻¹ ≤ λ_min ≤ vᵀKv for the unit v of an inverse iteration, which comes close to it."""
-    from cnngp.gp.linalg import namespace
-
-    xp = namespace(gp.Y)
-    low, high = gp.smallest_eigenvalue_bounds()
-    v = xp.asarray(np.random.default_rng(0).standard_normal((gp.Y.shape[0], 1)))
-    for _ in range(iterations):
-        v = gp.factor.solve(v / xp.linalg.norm(v))
-    v = v / xp.linalg.norm(v)
-    return low, min(high, float((v * gp.factor.multiply(v)).sum()))

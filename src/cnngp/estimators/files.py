@@ -11,9 +11,7 @@ from numpy.typing import NDArray
 from cnngp.common import files as persistence
 from cnngp.common.arrays import to_numpy
 from cnngp.common.errors import ModelFileError
-from cnngp.gp.exact import ExactGP
-from cnngp.gp.inducing import InducingGP
-from cnngp.gp.iterative import IterativeGP
+from cnngp.gp.posterior import KINDS, Posterior
 from cnngp.gp.solving import algebra
 from cnngp.kernel.kernel import Device, Kernel
 from cnngp.network.serialize import from_json
@@ -39,28 +37,17 @@ def save(model: GPEstimator, path: str | Path, header: dict[str, Any], arrays: d
     parameters |= {"dtype": model.kernel_.dtype, "threads": model.kernel_.threads}  # a given Kernel's own
     if hasattr(model, "feature_names_in_"):
         header = header | {"feature_names": [str(name) for name in model.feature_names_in_]}
-    numbers, posterior = _parts(model.gp_, model.kernel_.dtype)
+    state, posterior = model.gp_.state(model.kernel_.dtype)
     header = header | {
         "estimator": type(model).__name__,
         "parameters": parameters,
         "network": model.network_.to_json(),
         "report": {k: v for k, v in model.fit_report_.as_dict().items() if k != "verdict"},
+        "posterior": model.gp_.kind,
+        "state": state,
     }
-    persistence.write(path, header | numbers, arrays | {"X": model.X_} | posterior)
-
-
-def _parts(gp: ExactGP | IterativeGP | InducingGP, dtype: str) -> tuple[dict[str, Any], dict[str, Array]]:
-    """The header's part and the arrays of a posterior."""
-    if isinstance(gp, ExactGP):
-        K = persistence.packed(to_numpy(gp.factor.A), to_numpy(gp.factor.diagonal), dtype)
-        return {"noise": gp.noise, "jitter": gp.jitter}, {"Y": to_numpy(gp.Y), "K": K}
-    numbers, arrays = gp.state()
-    arrays = {name: to_numpy(array) for name, array in arrays.items()}
-    if isinstance(gp, IterativeGP):
-        return {"posterior": "iterative", "state": numbers}, arrays
-    K = persistence.packed(to_numpy(gp.basis.A), to_numpy(gp.basis.diagonal), dtype)
-    B = persistence.packed(to_numpy(gp.factor.A), to_numpy(gp.factor.diagonal), "float64")
-    return {"posterior": "inducing", "state": numbers}, arrays | {"K": K, "B": B}
+    posterior = {name: to_numpy(array) for name, array in posterior.items()}
+    persistence.write(path, header, arrays | {"X": model.X_} | posterior)
 
 
 def load(cls: type[Estimator], path: str | Path, device: Device) -> tuple[Estimator, dict[str, Any], dict[str, Array]]:
@@ -84,8 +71,8 @@ def load(cls: type[Estimator], path: str | Path, device: Device) -> tuple[Estima
         model.n_features_in_ = int(np.prod(model.input_shape_))
         if "feature_names" in header:
             model.feature_names_in_ = np.array(header["feature_names"], dtype=object)
-        model.gp_ = _posterior(header, arrays, model)
-        if isinstance(model.gp_, InducingGP):
+        model.gp_ = _posterior(header, arrays, algebra(model.kernel_.device))
+        if header.get("posterior") == "inducing":
             model.inducing = len(model.X_)
         report = header["report"] | {"smallest_eigenvalue": tuple(header["report"]["smallest_eigenvalue"])}
         model.fit_report_ = FitReport(**report)
@@ -94,16 +81,11 @@ def load(cls: type[Estimator], path: str | Path, device: Device) -> tuple[Estima
     return model, header, arrays
 
 
-def _posterior(header: dict[str, Any], arrays: dict[str, Array], model: Any) -> ExactGP | IterativeGP | InducingGP:
-    xp = algebra(model.kernel_.device)
-    kind = header.get("posterior", "exact")
-    if kind == "iterative":
-        return IterativeGP.restored(header["state"], arrays, xp)
-    K = xp.asarray(persistence.unpacked(arrays["K"], len(model.X_)))
-    if kind == "inducing":
-        B = xp.asarray(persistence.unpacked(arrays["B"], len(model.X_)))
-        return InducingGP.restored(header["state"], arrays, xp, K, B)
-    if kind != "exact":
+def _posterior(header: dict[str, Any], arrays: dict[str, Array], xp: Any) -> Posterior:
+    if "state" not in header:  # an exact model of the first version
+        state = {"noise": header["noise"], "jitter": header["jitter"]}
+        return KINDS["exact"].restored(state | {"amplitude_rule": header["parameters"]["amplitude"]}, arrays, xp)
+    kind = header["posterior"]
+    if kind not in KINDS:
         raise ValueError(f"a posterior of the kind {kind!r}")
-    noise, jitter = header["noise"], header["jitter"]
-    return ExactGP(K, arrays["Y"], noise=noise, amplitude=model.amplitude, jitter=jitter, overwrite=True)
+    return KINDS[kind].restored(header["state"], arrays, xp)

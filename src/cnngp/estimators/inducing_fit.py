@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cnngp.common import memory
+from cnngp.common.progress import progress_bar
 from cnngp.gp.exact import Amplitude, Noise
 from cnngp.gp.inducing import SAMPLE, InducingGP, Part
 from cnngp.gp.linalg import blocks
@@ -69,9 +70,7 @@ def fit_inducing(
 
 def kernel_parts(images: Images, Z: Array, Y: NDArray[np.float64], columns: Sequence[Any] = ()) -> Iterator[Part]:
     """K(X, Z), Y and k(x, x), some rows at a time; K from `columns` of it where it has been computed."""
-    from tqdm.auto import tqdm
-
-    with tqdm(total=len(images), desc="kernel", delay=2.0, disable=None, unit="image", leave=False) as bar:
+    with progress_bar(len(images), "kernel", "image") as bar:
         for rows in blocks(len(images), images.block(len(Z))):
             X = images.at(rows)
             K = (

@@ -5,12 +5,13 @@ from __future__ import annotations
 import datetime
 import math
 import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cnngp.common.arrays import DataError, as_real, refuse_masked, to_numpy
+from cnngp.common.arrays import DataError, as_real, in_place, refuse_masked, to_numpy
 from cnngp.network import zoo
 from cnngp.network.layers import Network
 from cnngp.network.shapes import check_input_shape, shape_text
@@ -143,3 +144,39 @@ def _holds_text_or_dates(objects: NDArray[Any]) -> bool:
 
 def _complex(dtype: Any) -> str:
     return ". Complex data not supported" if getattr(dtype, "kind", "") == "c" else ""  # as every estimator has to say
+
+
+def as_kernel_matrix(K: Any, columns: int | None = None) -> Any:
+    """A kernel matrix as it is, NumPy's, CuPy's, torch's or one on disk; lists become arrays."""
+    if isinstance(K, str | Path):
+        raise DataError(f"K={str(K)!r} is a path; give the array in it, as gram or zarr.open_array returns it")
+    matrix = in_place(K, "K")
+    shape = tuple(matrix.shape)
+    if columns is None and (len(shape) != 2 or shape[0] != shape[1]):
+        raise DataError(f"K has shape {shape}; expected (N, N)")
+    if columns is not None and (len(shape) != 2 or shape[0] == 0 or shape[1] != columns):
+        raise DataError(f"K has shape {shape}; expected (test images, {columns}): a row for each test image")
+    return matrix
+
+
+def checked_diagonal(diagonal: Any, n: int) -> NDArray[np.float64]:
+    if diagonal is None:
+        raise DataError("variances at the rows of K also need diagonal=, the k(x, x) of each test image")
+    values = to_numpy(diagonal, "diagonal")
+    if values.shape != (n,) or values.dtype.kind not in "buif":
+        raise DataError(
+            f"diagonal has shape {values.shape} and type {values.dtype}; expected {n} numbers, one for each row of K"
+        )
+    if not bool((np.isfinite(values) & (values >= 0.0)).all()):
+        raise DataError("diagonal holds NaN, infinity or negative numbers; expected variances k(x, x)")
+    return values.astype(np.float64)
+
+
+def axes(X: Any) -> int:
+    """How many axes an array, or a nested list, has."""
+    return len(X.shape) if hasattr(X, "shape") else np.asarray(X).ndim
+
+
+def check_length(n: int, y: Any, what: str) -> None:
+    if hasattr(y, "__len__") and not (hasattr(y, "ndim") and y.ndim == 0) and len(y) != n:
+        raise DataError(f"{n} {what} but {len(y)} labels in y; give one label per image")

@@ -10,13 +10,18 @@ from __future__ import annotations
 
 import math
 import warnings
-from typing import Any, Literal, TypeGuard
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
+from cnngp.common import files
 from cnngp.common.arrays import as_real, in_place, is_on_gpu, kind, to_cupy, to_numpy
+from cnngp.common.checks import is_number
 
 from .linalg import Array, Factor, NotPositiveDefinite, blocks, namespace
+
+if TYPE_CHECKING:
+    from .posterior import NewPoints
 
 Amplitude = Literal["ml", "loo"] | float
 Noise = Literal["ml"] | float
@@ -48,6 +53,9 @@ class ExactGP:
     >>> gp.mean(np.array([[1.0, 0.5]]))
     array([[1.]])
     """
+
+    kind: ClassVar[str] = "exact"
+    cheap_variances: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -140,6 +148,11 @@ class ExactGP:
         return int(self.Y.shape[0])
 
     @property
+    def weights(self) -> Array:
+        """α: the mean at x is k(x, X) α."""
+        return self.alpha
+
+    @property
     def largest_variance(self) -> float:
         return float(self.factor.diagonal.max())
 
@@ -149,9 +162,38 @@ class ExactGP:
         scale = float(xp.linalg.norm(self.Y))
         return float(xp.linalg.norm(self.factor.multiply(self.alpha) - self.Y)) / scale if scale > 0 else 0.0
 
-    def smallest_eigenvalue_bounds(self) -> tuple[float, float]:
-        """1/tr K⁻¹ ≤ λ_min ≤ 1/max [K⁻¹]_ii, of the matrix that was factorised."""
-        return 1.0 / float(self.inverse_diagonal.sum()), 1.0 / float(self.inverse_diagonal.max())
+    def smallest_eigenvalue_bounds(self, iterations: int = 12) -> tuple[float, float]:
+        """1/tr K⁻¹ ≤ λ_min ≤ min(1/max [K⁻¹]_ii, vᵀKv), of the matrix that was factorised.
+
+        v is the unit vector of an inverse iteration, whose Rayleigh quotient comes close to λ_min.
+        """
+        xp = namespace(self.Y)
+        v = xp.asarray(np.random.default_rng(0).standard_normal((self.points, 1)))
+        for _ in range(iterations):
+            v = self.factor.solve(v / xp.linalg.norm(v))
+        v = v / xp.linalg.norm(v)
+        high = min(1.0 / float(self.inverse_diagonal.max()), float((v * self.factor.multiply(v)).sum()))
+        return 1.0 / float(self.inverse_diagonal.sum()), high
+
+    def spread(self) -> float:
+        """Mean k(x, x) − mean k(x, z): the mean squared distance of the functions' values from their mean."""
+        n = self.points
+        ones = namespace(self.Y).ones((n, 1))
+        entries = float((ones * self.factor.multiply(ones)).sum()) - n * self.factor.shift
+        return max(float(self.factor.diagonal.mean()) - entries / n**2, 0.0)
+
+    def kernel_between(self, rows: Any) -> Array:
+        """K between the points `rows`, from the triangle that survives above the factor's diagonal."""
+        xp, A = namespace(self.Y), self.factor.A
+        at = xp.asarray(rows)
+        # Of a pair, the entry above the diagonal is the one whose row comes first.
+        K = A[xp.minimum(at[:, None], at[None, :]), xp.maximum(at[:, None], at[None, :])]
+        K[xp.arange(len(at)), xp.arange(len(at))] = self.factor.diagonal[at]
+        return K
+
+    def grow(self, new: NewPoints) -> None:
+        """Condition on more points by a block update of the factor."""
+        self.add(new.with_points(), new.among_themselves(), new.Y)
 
     def add(self, K_new_old: Array, K_new: Array, Y_new: Array) -> None:
         """Condition on M more points by a block update of the factor, from K(new, old) (M, N) and K(new, new)."""
@@ -170,6 +212,21 @@ class ExactGP:
             self.factor = self._factorise_with(K_new_old, K_new)
         self.Y = xp.concatenate([self.Y, Y_new])
         self._condition()
+
+    # ---- files ---------------------------------------------------------------------------------------------------
+
+    def state(self, dtype: str) -> tuple[dict[str, Any], dict[str, Array]]:
+        """Numbers and arrays that `restored` makes the same model of; `K` in `dtype` where that loses nothing."""
+        K = files.packed(to_numpy(self.factor.A), to_numpy(self.factor.diagonal), dtype)
+        numbers = {"noise": self.noise, "jitter": self.jitter, "amplitude_rule": self._amplitude_rule}
+        return numbers, {"Y": self.Y, "K": K}
+
+    @classmethod
+    def restored(cls, numbers: dict[str, Any], arrays: dict[str, Array], xp: Any) -> ExactGP:
+        Y = arrays["Y"]
+        K = xp.asarray(files.unpacked(arrays["K"], len(Y)))
+        noise, amplitude, jitter = numbers["noise"], numbers["amplitude_rule"], numbers["jitter"]
+        return cls(K, Y, noise=noise, amplitude=amplitude, jitter=jitter, overwrite=True)
 
     def _factorise_with(self, K_new_old: Array, K_new: Array) -> Factor:
         old, n, m = self.factor, len(self.factor), K_new.shape[0]
@@ -271,13 +328,6 @@ def _float64(xp: Any, a: Array, name: str) -> Array:
     """Real numbers of any library as float64 of `xp`."""
     a = a if kind(a) == "cupy" else to_numpy(a, name)
     return xp.asarray(as_real(a, name), dtype=xp.float64)
-
-
-def is_number(value: object, least: float) -> TypeGuard[float]:
-    """Whether it is one finite number of this size or more."""
-    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
-        return False
-    return math.isfinite(value) and bool(value >= least)
 
 
 def _host(a: Array) -> Any:

@@ -20,10 +20,11 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from cnngp.common import files
 from cnngp.common.arrays import to_numpy
 
 from .exact import (
@@ -41,6 +42,9 @@ from .exact import (
 )
 from .inducing_sums import Sums
 from .linalg import Array, Factor, NotPositiveDefinite, namespace
+
+if TYPE_CHECKING:
+    from .posterior import NewPoints
 
 # Training points whose features are kept for leave-one-out, which chooses noise and temperature.
 SAMPLE = 2048
@@ -68,6 +72,9 @@ class InducingGP:
     >>> gp.mean(np.array([[1.0, 0.5]])).round(6)
     array([[0.333333]])
     """
+
+    kind: ClassVar[str] = "inducing"
+    cheap_variances: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -161,6 +168,9 @@ class InducingGP:
         grown._condition()
         self.__dict__.update(grown.__dict__)
 
+    def grow(self, new: NewPoints) -> None:
+        self.add(new.parts())
+
     # ---- posterior -----------------------------------------------------------------------------------------------
 
     def _condition(self) -> None:
@@ -182,6 +192,11 @@ class InducingGP:
     @property
     def points(self) -> int:
         return len(self.basis)
+
+    @property
+    def weights(self) -> Array:
+        """β: the mean at x is k(x, inducing) β."""
+        return self.beta
 
     @property
     def n(self) -> int:
@@ -244,10 +259,16 @@ class InducingGP:
         """Of B + noise·I: the noise, and the smallest diagonal entry."""
         return self.noise, float(self.factor.diagonal.min()) + self.noise
 
+    def spread(self) -> None:
+        """Not known: the matrix of all training points is never formed."""
+
+    def kernel_between(self, rows: Any) -> None:
+        """Not held."""
+
     # ---- files ---------------------------------------------------------------------------------------------------
 
-    def state(self) -> tuple[dict[str, Any], dict[str, Array]]:
-        """Numbers and arrays that `restored` makes the same model of. K_mm and B stand above the diagonals of `A`."""
+    def state(self, dtype: str) -> tuple[dict[str, Any], dict[str, Array]]:
+        """Numbers and arrays that `restored` makes the same model of; K_mm in `dtype` where that loses nothing."""
         numbers = {
             "noise": self.noise,
             "jitter": self.jitter,
@@ -258,11 +279,16 @@ class InducingGP:
             "n": self.n,
         }
         arrays = {"rhs": self._sums.rhs, "kept": self._kept, "kept_diagonal": self._diagonal}
-        return numbers, arrays | {"loo_rows": self.loo_rows, "loo_targets": self.loo_targets, "own": self._own}
+        arrays |= {"loo_rows": self.loo_rows, "loo_targets": self.loo_targets, "own": self._own}
+        # K_mm and B stand above the diagonals of the factors.
+        arrays["K"] = files.packed(to_numpy(self.basis.A), to_numpy(self.basis.diagonal), dtype)
+        arrays["B"] = files.packed(to_numpy(self.factor.A), to_numpy(self.factor.diagonal), "float64")
+        return numbers, arrays
 
     @classmethod
-    def restored(cls, numbers: dict[str, Any], arrays: dict[str, Array], xp: Any, K_mm: Array, B: Array) -> InducingGP:
-        """`K_mm` and `B` are overwritten."""
+    def restored(cls, numbers: dict[str, Any], arrays: dict[str, Array], xp: Any) -> InducingGP:
+        m = len(arrays["rhs"])
+        K_mm, B = (xp.asarray(files.unpacked(arrays[name], m)) for name in ("K", "B"))
         gp = cls.__new__(cls)
         gp.basis, gp.jitter = factorised(K_mm, 0.0, numbers["jitter"])
         gp.noise, gp._amplitude_rule = float(numbers["noise"]), numbers["amplitude_rule"]

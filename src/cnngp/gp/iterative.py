@@ -6,7 +6,7 @@ What needs all of a factor (the likelihood, covariances, samples, adding points)
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -16,6 +16,9 @@ from .exact import Amplitude, MatrixError, Noise, check_amplitude, check_targets
 from .linalg import Array, blocks, namespace
 from .solving import ConvergenceWarning, solve_matrix
 from .solving.matrices import SymmetricMatrix
+
+if TYPE_CHECKING:
+    from .posterior import NewPoints
 
 # Training points whose leave-one-out prediction is computed: each is one more right-hand side of the one solve.
 SAMPLE = 256
@@ -30,6 +33,8 @@ _COLUMNS = 256
 class IterativeGP:
     """`ExactGP` for a matrix that is only multiplied. [K⁻¹]_ii of the sample comes from solves for its unit vectors."""
 
+    kind: ClassVar[str] = "iterative"
+    cheap_variances: ClassVar[bool] = False
     log_marginal_likelihood = None
     jitter = 0.0
 
@@ -110,6 +115,10 @@ class IterativeGP:
     def points(self) -> int:
         return int(self.alpha.shape[0])
 
+    @property
+    def weights(self) -> Array:
+        return self.alpha
+
     def mean(self, K_test: Array) -> Array:
         """E[f] at M test points, (M, N) → (M, outputs)."""
         return check_test(namespace(self.alpha), K_test, self.points) @ self.alpha
@@ -142,7 +151,7 @@ class IterativeGP:
     def sample(self, K_test: Array, K_test_test: Array, n: int, seed: int | None = None) -> Array:
         raise MatrixError(_NEEDS_FACTOR.format("a sample of functions"))
 
-    def add(self, *_: Any) -> None:
+    def grow(self, new: NewPoints) -> None:
         raise MatrixError(_NEEDS_FACTOR.format("adding images"))
 
     def leave_one_out(self) -> tuple[Array, Array]:
@@ -159,9 +168,15 @@ class IterativeGP:
             return self.noise, max(self.noise, self.points * float(np.finfo(np.float64).eps) * self.largest_variance)
         return self.noise, 1.0 / float(self.inverse_diagonal.max())
 
+    def spread(self) -> None:
+        """Not known: it would take one more pass over the matrix."""
+
+    def kernel_between(self, rows: Any) -> None:
+        """Not held: the matrix may be on disk."""
+
     # ---- files ---------------------------------------------------------------------------------------------------
 
-    def state(self) -> tuple[dict[str, Any], dict[str, Array]]:
+    def state(self, dtype: str) -> tuple[dict[str, Any], dict[str, Array]]:
         """Numbers and arrays that `restored` makes the same model of, without the matrix."""
         numbers = {
             "method": self.method,

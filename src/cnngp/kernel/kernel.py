@@ -6,13 +6,13 @@ import importlib.util
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from numbers import Integral
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cnngp.common.arrays import DataError, Output, as_images, check_output
+from cnngp.common.checks import is_whole
 from cnngp.network.composition import check_network
 from cnngp.network.layers import Network, NetworkError, as_layer
 
@@ -174,7 +174,7 @@ def _checked(device: object, dtype: Any, threads: Any) -> tuple[str, int | None]
         raise ValueError(f"Kernel: dtype={dtype!r} is not 'float32' or 'float64'")
     if threads is None:
         return name, None
-    if isinstance(threads, bool) or not isinstance(threads, Integral) or threads < 1:
+    if not is_whole(threads, least=1):
         raise ValueError(f"Kernel: threads={threads!r} is not a positive integer or None")
     return name, int(threads)
 

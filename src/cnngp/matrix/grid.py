@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from numbers import Integral
+
+from cnngp.common.checks import is_whole
 
 # Map elements that one tile may compute: about five seconds on two CPU cores, half a second on a card. In smaller tiles
 # the tables of each image, which every tile makes anew, would cost several per cent.
@@ -93,7 +94,7 @@ def check_tile(tile: object) -> tuple[int, int] | None:
     if tile is None:
         return None
     pair = tile if isinstance(tile, (tuple, list)) else (tile, tile)
-    if len(pair) != 2 or not all(not isinstance(s, bool) and isinstance(s, Integral) and int(s) > 0 for s in pair):
+    if len(pair) != 2 or not all(is_whole(s, least=1) for s in pair):
         raise ValueError(f"tile={tile!r}: expected a positive number of images, a pair (rows, columns), or None")
     return int(pair[0]), int(pair[1])
 

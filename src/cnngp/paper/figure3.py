@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cnngp.datasets.sets import Dataset
-from cnngp.estimators.estimators import GPClassifier
+from cnngp.estimators.classifier import GPClassifier
 from cnngp.estimators.sparse import SparseGPClassifier
 from cnngp.gp.calibration import negative_log_likelihood, reliability
 from cnngp.network import zoo

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from cnngp.common import memory
 from cnngp.datasets.sets import Dataset
-from cnngp.estimators.estimators import GPClassifier
+from cnngp.estimators.classifier import GPClassifier
 from cnngp.gp.exact import ExactGP, JitterWarning
 from cnngp.gp.linalg import Array, blocks, namespace
 from cnngp.kernel.kernel import Kernel

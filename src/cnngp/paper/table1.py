@@ -16,7 +16,7 @@ import numpy as np
 
 from cnngp.common.arrays import to_cupy
 from cnngp.datasets.sets import Dataset
-from cnngp.estimators.estimators import GPClassifier
+from cnngp.estimators.classifier import GPClassifier
 from cnngp.kernel.kernel import Kernel
 from cnngp.network import zoo
 from cnngp.network.layers import Network

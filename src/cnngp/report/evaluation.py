@@ -11,11 +11,9 @@ from numpy.typing import NDArray
 
 from cnngp.common.arrays import DataError, to_numpy
 from cnngp.datasets.sets import Dataset
-from cnngp.estimators.estimators import GPClassifier
+from cnngp.estimators.classifier import GPClassifier
 from cnngp.gp import calibration
 from cnngp.gp.calibration import Reliability, Scores
-from cnngp.gp.exact import ExactGP
-from cnngp.gp.linalg import namespace
 
 Array = NDArray[Any]
 
@@ -123,15 +121,9 @@ def _codes(clf: GPClassifier, y: Any) -> NDArray[np.intp]:
 def _correlations(clf: GPClassifier, data: Dataset, most: int) -> tuple[NDArray[np.float64], tuple[int, ...]]:
     n = len(data.X)
     rows = np.unique(np.linspace(0, n - 1, min(n, most)).round().astype(int))
-    if isinstance(clf.gp_, ExactGP):
-        A = clf.gp_.factor.A
-        at = namespace(A).asarray(rows)
-        upper = np.triu(to_numpy(A[at[:, None], at[None, :]]), 1)  # K survives above the diagonal
-        K, diagonal = upper + upper.T, to_numpy(clf.gp_.factor.diagonal)[rows]
-    else:
-        K = clf.kernel_(data.X[rows], progress=False).astype(np.float64)
-        diagonal = K.diagonal().copy()
-    s = np.sqrt(np.maximum(diagonal, np.finfo(np.float64).tiny))
+    held = clf.gp_.kernel_between(rows)
+    K = to_numpy(clf.kernel_(data.X[rows], progress=False) if held is None else held).astype(np.float64)
+    s = np.sqrt(np.maximum(K.diagonal(), np.finfo(np.float64).tiny))
     K /= np.outer(s, s)
     np.fill_diagonal(K, 1.0)
     labels = _codes(clf, data.y[rows])

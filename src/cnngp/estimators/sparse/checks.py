@@ -11,7 +11,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import column_or_1d
 
 from cnngp.common.arrays import DataError, to_numpy
-from cnngp.gp.exact import is_number
+from cnngp.common.checks import is_number, is_whole
 from cnngp.kernel.kernel import DTYPES
 
 # Inducing points where no number is given.
@@ -25,7 +25,7 @@ def check_parameters(parameters: dict[str, Any]) -> None:
         raise ValueError(f"SparseGPClassifier: {name}={parameters[name]!r}; expected {expected}")
 
     for name in ("epochs", "batch_size"):
-        if not _is_whole(parameters[name], 1):
+        if not is_whole(parameters[name], 1):
             refuse(name, "a whole number of 1 or more")
     for name in ("learning_rate", "jitter", "epsilon"):
         if not is_number(parameters[name], least=0.0) or parameters[name] == 0:
@@ -37,16 +37,8 @@ def check_parameters(parameters: dict[str, Any]) -> None:
     if parameters["device"] not in ("auto", "cpu", "cuda"):
         refuse("device", "'auto', 'cpu' or 'cuda'")
     seed = parameters["random_state"]
-    if (
-        seed is not None
-        and not isinstance(seed, np.random.Generator | np.random.RandomState)
-        and not _is_whole(seed, 0)
-    ):
+    if seed is not None and not isinstance(seed, np.random.Generator | np.random.RandomState) and not is_whole(seed, 0):
         refuse("random_state", "a whole number of 0 or more, None, or a generator of NumPy's")
-
-
-def _is_whole(value: object, least: int) -> bool:
-    return not isinstance(value, bool) and isinstance(value, Integral) and int(value) >= least
 
 
 def generators(random_state: Any) -> tuple[np.random.Generator, int]:

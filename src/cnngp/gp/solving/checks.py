@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from ..exact import MatrixError, is_number
+from cnngp.common.checks import is_number, is_whole
+
+from ..exact import MatrixError
 
 Method = Literal["auto", "cholesky", "mixed", "cg"]
 METHODS: tuple[Method, ...] = get_args(Method)
@@ -22,9 +23,9 @@ def check_parameters(
         raise MatrixError(f"noise={noise!r}: expected a variance of 0 or more")
     if not is_number(tolerance, least=0.0) or not 0.0 < float(tolerance) < 1.0:
         raise ValueError(f"tolerance={tolerance!r}: expected a number between 0 and 1")
-    if not _is_whole(iterations, 1):
+    if not is_whole(iterations, 1):
         raise ValueError(f"iterations={iterations!r}: expected a whole number of 1 or more")
-    if rank is not None and not _is_whole(rank, 0):
+    if rank is not None and not is_whole(rank, 0):
         raise ValueError(f"rank={rank!r}: expected a whole number of 0 or more, or None")
     if checkpoint is not None and (not isinstance(checkpoint, str | Path) or not Path(checkpoint).name):
         raise ValueError(f"checkpoint={checkpoint!r}: expected the path of a file, or None")
@@ -35,7 +36,3 @@ def check_parameters(
 def plain(value: Any) -> Any:
     """A number in an array without axes, such as a mean on a card, as Python's own."""
     return value.item() if getattr(value, "ndim", None) == 0 else value
-
-
-def _is_whole(value: object, least: int) -> bool:
-    return not isinstance(value, bool) and isinstance(value, Integral) and int(value) >= least

@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from numbers import Integral
 from typing import Any, assert_never
 
+from cnngp.common.checks import is_whole
 from cnngp.network.composition import at, child
 from cnngp.network.layers import (
     GELU,
@@ -269,6 +269,6 @@ def _planner(channels: Channels) -> _Planner:
 
 
 def _count(what: str, n: object) -> int:
-    if isinstance(n, bool) or not isinstance(n, Integral) or n < 1:
+    if not is_whole(n, least=1):
         raise NetworkError(f"{what}={n!r} is not a positive integer")
     return int(n)

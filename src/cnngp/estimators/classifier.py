@@ -1,4 +1,4 @@
-"""`GPClassifier` and `GPRegressor`: inference with a network's kernel behind scikit-learn's interface."""
+"""`GPClassifier`: classification with a network's kernel behind scikit-learn's interface."""
 
 from __future__ import annotations
 
@@ -8,17 +8,13 @@ from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.base import ClassifierMixin, RegressorMixin
+from sklearn.base import ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d
 
-from cnngp.common.arrays import DataError, as_real, to_numpy
+from cnngp.common.arrays import DataError, to_numpy
 from cnngp.gp import calibration
-from cnngp.gp.exact import Amplitude, Noise
-from cnngp.gp.iterative import IterativeGP
-from cnngp.gp.solving import Method
-from cnngp.kernel.kernel import Device, Kernel
-from cnngp.network.layers import Network
+from cnngp.kernel.kernel import Device
 
 from . import files as model_files
 from .base import GPEstimator
@@ -90,7 +86,7 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
         leave-one-out shows it to be meaningless, as with two labels for one image.
         """
         check_is_fitted(self, "gp_")
-        if not self._moderated or isinstance(self.gp_, IterativeGP):
+        if not self._moderated or not self.gp_.cheap_variances:
             mean = self._mean(X, K)
             return _moderated_softmax(mean, np.zeros(len(mean)), self.temperature_)
         mean, variance = self._mean_and_variance(X, K, diagonal)
@@ -157,7 +153,7 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
 
     def _after_fit(self) -> None:
         mean, variance = (to_numpy(a) for a in self.gp_.leave_one_out())
-        if isinstance(self.gp_, IterativeGP):
+        if not self.gp_.cheap_variances:
             variance = np.zeros(len(mean))
         codes = to_numpy(self.gp_.loo_targets).argmax(1)
         self.loo_rows_ = self.gp_.loo_rows
@@ -187,159 +183,3 @@ def _fitted_temperature(mean: Array, variance: Array, codes: NDArray[np.intp]) -
 
 def _moderated_softmax(mean: Array, variance: Array, temperature: float) -> NDArray[np.float64]:
     return calibration.softmax(mean / (temperature * np.sqrt(1.0 + variance))[:, None])
-
-
-class GPRegressor(RegressorMixin, GPEstimator):  # type: ignore[misc]
-    """GP regression with one or several outputs that share the kernel.
-
-    Parameters are those of `GPClassifier`, and `normalize_y=True` fits targets of zero mean and unit variance.
-
-    Attributes
-    ----------
-    log_marginal_likelihood_ : summed over the outputs, of the targets as they are fitted; None without a factor.
-    loo_rows_ : the training images that leave-one-out speaks of; see `GPClassifier`.
-    loo_predictions_, loo_std_ : what the other images predict for each of their targets, in closed form.
-    loo_error_ : root mean square of the leave-one-out errors.
-    fit_report_ : what was measured about the fit, and what can be trusted.
-
-    >>> import numpy as np
-    >>> from cnngp import GPRegressor
-    >>> x = np.linspace(-1, 1, 20)[:, None]
-    >>> reg = GPRegressor(noise=1e-6, device="cpu").fit(x, np.abs(x[:, 0]))
-    >>> mean, std = reg.predict(x, return_std=True)
-    >>> bool(np.abs(mean - np.abs(x[:, 0])).max() < 0.01)
-    True
-    """
-
-    def __init__(
-        self,
-        network: Network | Kernel | None = None,
-        *,
-        noise: Noise = 0.0,
-        amplitude: Amplitude = "ml",
-        device: Device = "auto",
-        dtype: str = "float32",
-        store: Any = None,
-        input_shape: tuple[int, ...] | None = None,
-        threads: int | None = None,
-        solver: Method = "auto",
-        inducing: Any = None,
-        random_state: int | None = 0,
-        normalize_y: bool = False,
-    ) -> None:
-        super().__init__(
-            network,
-            noise=noise,
-            amplitude=amplitude,
-            device=device,
-            dtype=dtype,
-            store=store,
-            input_shape=input_shape,
-            threads=threads,
-            solver=solver,
-            inducing=inducing,
-            random_state=random_state,
-        )
-        self.normalize_y = normalize_y
-
-    def fit(self, X: Any = None, y: Any = None, *, K: Any = None) -> Self:
-        """Fit images X (N, C, H, W) and targets y, (N,) or (N, outputs); `K` (N, N) replaces or accompanies X."""
-        images, y = self._check_fit(X, y, K, regression=True)
-        targets = self._check_targets(y)
-        self._one_output = targets.ndim == 1
-        Y = targets.reshape(len(targets), -1)
-        self._y_mean, self._y_std = np.zeros(Y.shape[1]), np.ones(Y.shape[1])
-        if self.normalize_y:
-            spread = Y.std(0)
-            self._y_mean, self._y_std = Y.mean(0), np.where(spread > 0, spread, 1.0)
-        self._fit(images, (Y - self._y_mean) / self._y_std, K)
-        return self
-
-    def predict(
-        self,
-        X: Any = None,
-        return_std: bool = False,
-        return_cov: bool = False,
-        *,
-        K: Any = None,
-        diagonal: Any = None,
-    ) -> Any:
-        """The posterior mean, shaped like y; with `return_std` or `return_cov` also its uncertainty, without noise."""
-        if return_std and return_cov:
-            raise ValueError("return_std and return_cov were both asked for; choose one")
-        if return_cov:
-            if K is not None:
-                raise ValueError("return_cov needs the kernel between the test images; give X instead of K")
-            mean, cov = self._mean_and_covariance(X)
-            return self._restored(mean), cov * self._y_std[0] ** 2 if self._one_output else cov[
-                ..., None
-            ] * self._y_std**2
-        if not return_std:
-            return self._restored(self._mean(X, K))
-        mean, variance = self._mean_and_variance(X, K, diagonal)
-        std = np.sqrt(variance)[:, None] * self._y_std
-        return self._restored(mean), std[:, 0] if self._one_output else std
-
-    def sample_y(self, X: Any, n_samples: int = 1, random_state: int | None = 0) -> Array:
-        """Functions from the posterior at X: (M, n_samples), or (M, outputs, n_samples) for several outputs."""
-        draws = self._sample(X, n_samples, random_state) * self._y_std + self._y_mean
-        return np.moveaxis(draws[..., 0] if self._one_output else draws, 0, -1)
-
-    def add(self, X: Any, y: Any) -> Self:
-        """Condition on more images, by a block update instead of a new factorisation; y is scaled as in `fit`."""
-        check_is_fitted(self, "gp_")
-        images = self._check_added(X, y)
-        targets = self._check_targets(y)
-        if targets.shape[1:] != (() if self._one_output else self._y_mean.shape):
-            of_fit = "(N,)" if self._one_output else f"(N, {len(self._y_mean)})"
-            raise DataError(f"y has shape {targets.shape}, unlike the targets of fit, {of_fit}; give as many outputs")
-        self._add(images, (targets.reshape(len(targets), -1) - self._y_mean) / self._y_std)
-        return self
-
-    def most_uncertain(self, n: int = 10, X: Any = None) -> NDArray[np.intp]:
-        """Rows of the `n` images with the largest variance: of X, or of the training images by leave-one-out."""
-        self._check_how_many(n)
-        variance = to_numpy(self.gp_.leave_one_out()[1]) if X is None else self._mean_and_variance(X, None, None)[1]
-        order = np.argsort(-variance, kind="stable")[:n]
-        return self.gp_.loo_rows[order] if X is None else order
-
-    @classmethod
-    def load(cls, path: str | Path, *, device: Device = "auto") -> Self:
-        """A model that `save` wrote. Runs no code from the file; damaged files are refused."""
-        model, header, arrays = model_files.load(cls, path, device)
-        model._y_mean, model._y_std = arrays["y_mean"], arrays["y_std"]
-        model._one_output = bool(header["one_output"])
-        model._after_fit()
-        return model
-
-    def save(self, path: str | Path) -> None:
-        """Write the fitted model to one file, without pickle."""
-        check_is_fitted(self, "gp_")
-        model_files.save(self, path, {"one_output": self._one_output}, {"y_mean": self._y_mean, "y_std": self._y_std})
-
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.target_tags.multi_output = True
-        return tags
-
-    def _check_targets(self, y: Any) -> NDArray[np.float64]:
-        targets = as_real(to_numpy(y, "y"), "y")
-        if targets.ndim not in (1, 2):
-            raise DataError(f"y has shape {targets.shape}; expected (N,) or (N, outputs)")
-        if not np.isfinite(targets).all():
-            raise DataError("y contains NaN or infinity; remove or replace those targets")
-        return np.asarray(targets, dtype=np.float64)
-
-    def _restored(self, mean: Array) -> Array:
-        y = mean * self._y_std + self._y_mean
-        return np.asarray(y[:, 0] if self._one_output else y)
-
-    def _after_fit(self) -> None:
-        mean, variance = (to_numpy(a) for a in self.gp_.leave_one_out())
-        self.loo_rows_ = self.gp_.loo_rows
-        std = np.sqrt(variance)[:, None] * self._y_std
-        self.loo_predictions_ = self._restored(mean)
-        self.loo_std_ = std[:, 0] if self._one_output else std
-        errors = (mean - to_numpy(self.gp_.loo_targets)) * self._y_std
-        self.loo_error_ = float(np.sqrt((errors**2).mean())) if len(errors) else math.nan
-        self.log_marginal_likelihood_ = self.gp_.log_marginal_likelihood

@@ -1,0 +1,29 @@
+"""The checks of numbers that callers give, one of each kind."""
+
+from __future__ import annotations
+
+import math
+from numbers import Integral
+from typing import TypeGuard
+
+import numpy as np
+
+
+def is_number(value: object, least: float) -> TypeGuard[float]:
+    """Whether it is one finite number of this size or more.
+
+    >>> is_number(0.5, least=0.0), is_number(True, least=0.0), is_number(float("nan"), least=0.0)
+    (True, False, False)
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
+        return False
+    return math.isfinite(value) and bool(value >= least)
+
+
+def is_whole(value: object, least: int) -> TypeGuard[int]:
+    """Whether it is one whole number of this size or more.
+
+    >>> is_whole(3, least=1), is_whole(3.0, least=1), is_whole(True, least=1)
+    (True, False, False)
+    """
+    return not isinstance(value, bool) and isinstance(value, Integral) and int(value) >= least

@@ -1,0 +1,50 @@
+"""The one progress bar: on a terminal, after two seconds, with what is done, how fast, and how long it will take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+_hidden: ContextVar[bool] = ContextVar("cnngp_progress_hidden", default=False)
+
+
+@contextmanager
+def progress_bar(
+    total: int | None,
+    what: str,
+    unit: str,
+    *,
+    done: int = 0,
+    wanted: bool = True,
+    delay: float = 2.0,
+    keep: bool = False,
+) -> Iterator[Any]:
+    """A tqdm bar labelled `what`, that counts `unit`s from `done` to `total`; `keep` leaves it on the screen.
+
+    Where no bar is shown (`wanted=False`, no terminal, inside `hidden`), its methods do nothing.
+    """
+    from tqdm.auto import tqdm
+
+    with tqdm(
+        total=total,
+        initial=done,
+        desc=what,
+        unit=unit,
+        unit_scale=unit in ("pair", "B"),
+        delay=delay,
+        disable=None if wanted and not _hidden.get() else True,
+        leave=keep,
+    ) as bar:
+        yield bar
+
+
+@contextmanager
+def hidden() -> Iterator[None]:
+    """No bars inside, as `--quiet` wants it."""
+    token = _hidden.set(True)
+    try:
+        yield
+    finally:
+        _hidden.reset(token)

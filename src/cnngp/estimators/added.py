@@ -1,0 +1,52 @@
+"""Images that are added to a fitted model: the kernels that it asks for, and the time they take."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cnngp.common import memory
+from cnngp.common.arrays import Output
+from cnngp.gp.inducing import Part
+from cnngp.kernel.kernel import Kernel
+from cnngp.matrix.gram import gram
+
+from .inducing_fit import kernel_parts
+from .inducing_images import Images
+
+
+class AddedImages:
+    """New `images` with targets `Y`, for a model that answers by the images `X`; see `NewPoints`."""
+
+    def __init__(self, images: NDArray[Any], Y: NDArray[np.float64], X: NDArray[Any], kernel: Kernel) -> None:
+        self.images = images
+        self.Y = Y
+        self._X = X
+        self._kernel = kernel
+        self._output: Output = "cupy" if kernel.device == "cuda" else "numpy"
+        self._began = self.computed = time.perf_counter()
+        """When the last kernel was there."""
+
+    @property
+    def kernel_seconds(self) -> float:
+        return self.computed - self._began
+
+    def with_points(self) -> Any:
+        n = len(self._X) + len(self.images)
+        memory.require(8 * n * n, f"{n:,} images together", self._kernel.device)
+        K = gram(self._kernel, self.images, self._X, output=self._output, progress=False)
+        self.computed = time.perf_counter()
+        return K
+
+    def among_themselves(self) -> Any:
+        K = gram(self._kernel, self.images, output=self._output)
+        self.computed = time.perf_counter()
+        return K
+
+    def parts(self) -> Iterator[Part]:
+        yield from kernel_parts(Images(self.images, self._kernel), self._X, self.Y)
+        self.computed = time.perf_counter()

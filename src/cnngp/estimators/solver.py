@@ -1,0 +1,41 @@
+"""Which solver a fit takes: the exact factor where it fits into memory, iterations over a stored matrix where not."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from cnngp.common import memory
+from cnngp.gp.exact import Noise
+from cnngp.gp.solving import Method, choose_method
+
+
+def choose_solver(
+    asked: Method, n: int, K: Any, store: bool, entry: int, noise: Noise, device: Literal["cpu", "cuda"]
+) -> str:
+    """Cholesky unless another solver was asked for, or the matrix is in a store and its factor does not fit.
+
+    `entry` is the size in bytes of an entry of the kernel matrix as it is computed.
+    """
+    stored = store or isinstance(getattr(K, "chunks", None), tuple)
+    # The matrix as it comes (from a store it comes by tiles), the float64 buffer, the eigenvectors and workspace.
+    first = 0 if K is not None or stored else entry
+    per_pair = first + 8 + (24 if noise == "ml" else 0)
+    what = f"an exact fit of {n:,} images"
+    if asked == "auto":
+        free = memory.available(device)
+        if free is None or per_pair * n * n <= free:
+            return "cholesky"
+        if stored and noise != "ml":
+            return choose_method(n, device, without=("cholesky",))
+    elif asked != "cholesky":
+        memory.require((first + (4 if asked == "mixed" else 0)) * n * n, what, device)
+        return asked
+    try:
+        memory.require(per_pair * n * n, what, device)
+    except MemoryError as error:
+        if noise == "ml":
+            raise MemoryError(f"{error}; noise='ml' takes most of it, give a number") from None
+        raise MemoryError(
+            f"{error}; or keep the matrix on disk with store=, where it is solved by iteration; or use inducing="
+        ) from None
+    return "cholesky"
