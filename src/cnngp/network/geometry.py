@@ -6,8 +6,11 @@ worked out here, once, as plain integers; the layers say what they want and the 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
 from typing import Literal
 
 PaddingMode = Literal["zeros", "circular", "reflect", "replicate"]
@@ -86,6 +89,33 @@ _PLACES: dict[PaddingMode, Callable[[int, int], int | None]] = {
 
 
 @dataclass(frozen=True)
+class SlidingWindow:
+    """One window that moves along an axis: output m in low … high − 1 sums start + m·stride + t·dilation for t < k.
+
+    All these places lie inside the axis. `padding` = (left, right) says that the other outputs are the same window with
+    zeros outside the axis, and how many zeros before and behind it make every window whole; then every place that an
+    output reads is known from start, stride, dilation and k alone. `padding` = None says that the other outputs are
+    something else (padding that copies, or repeats), and must be read from `AxisSum.sources`.
+
+    Beware: start is positive where the first outputs read from the middle of the axis, below −k where the first outputs
+    read nothing at all, and low = high where the window is wider than the axis.
+    """
+
+    start: int
+    stride: int
+    dilation: int
+    k: int
+    low: int
+    high: int
+    padding: tuple[int, int] | None
+
+    @property
+    def offsets(self) -> tuple[int, ...]:
+        """The places that output 0 would read on an endless axis."""
+        return tuple(self.start + t * self.dilation for t in range(self.k))
+
+
+@dataclass(frozen=True)
 class AxisSum:
     """A sum along one axis: output m adds up the inputs `sources[m]` (a location may stand there twice).
 
@@ -107,6 +137,70 @@ class AxisSum:
     def taps(self) -> int:
         """How many terms all the sums along this axis have together."""
         return sum(map(len, self.sources))
+
+    @cached_property
+    def window(self) -> SlidingWindow | None:
+        """The sliding window that these sums are, with zeros outside the axis; else that of the longest run of outputs.
+
+        None where there is no run of two outputs. Where several strides describe the same sums, the smallest with a whole
+        window is taken.
+
+        >>> convolved(Window(kernel=3, stride=2, dilation=1, before=1, after=1, mode="zeros"), 6).window
+        SlidingWindow(start=-1, stride=2, dilation=1, k=3, low=1, high=3, padding=(1, 0))
+        """
+        ends = [(row[0], row[-1]) if row else None for row in self.sources]
+        moves = {b[i] - a[i] for a, b in pairwise(ends) if a is not None and b is not None for i in (0, 1)}
+        found = [w for stride in sorted(moves | {1}) if (w := self.sliding(stride)) is not None]
+        return next((w for w in found if w.low < w.high), found[0] if found else self._longest_run())
+
+    def sliding(self, stride: int) -> SlidingWindow | None:
+        """The window that moves by `stride` from output to output, with zeros outside; None where the sums are no such.
+
+        >>> convolved(Window(kernel=5, stride=1, dilation=1, before=2, after=2, mode="zeros"), 3).sliding(1)
+        SlidingWindow(start=-2, stride=1, dilation=1, k=5, low=0, high=0, padding=(2, 2))
+        """
+        offsets = sorted({nu - m * stride for m, row in enumerate(self.sources) for nu in row})
+        steps = {b - a for row in self.sources for a, b in pairwise(row)}
+        if not offsets or len(steps) > 1:
+            return None
+        start, reach = offsets[0], offsets[-1] - offsets[0]
+        dilation = steps.pop() if steps else math.gcd(*(d - start for d in offsets)) or 1
+        if dilation < 1 or reach % dilation:
+            return None
+        k = reach // dilation + 1
+        for m, row in enumerate(self.sources):
+            places = range(start + m * stride, start + m * stride + reach + 1, dilation)
+            if row != tuple(nu for nu in places if 0 <= nu < self.size):
+                return None
+        whole = [m for m, row in enumerate(self.sources) if len(row) == k]
+        low, high = (whole[0], whole[-1] + 1) if whole else (0, 0)
+        firsts = (start, start + (self.out_size - 1) * stride)
+        padding = max(0, -min(firsts)), max(0, max(firsts) + reach - self.size + 1)
+        return SlidingWindow(start, stride, dilation, k, low, high, padding)
+
+    def _longest_run(self) -> SlidingWindow | None:
+        """The window of the outputs around the middle one of those with the most terms."""
+        sources = self.sources
+        k = max(map(len, sources), default=0)
+        whole = [m for m, row in enumerate(sources) if len(row) == k and len({b - a for a, b in pairwise(row)}) <= 1]
+        if k == 0 or len(whole) < 2:
+            return None
+        middle = whole[len(whole) // 2 - 1]
+        if middle + 1 not in whole:
+            return None
+        stride = sources[middle + 1][0] - sources[middle][0]
+        dilation = sources[middle][1] - sources[middle][0] if k > 1 else 1
+        start = sources[middle][0] - middle * stride
+
+        def regular(m: int) -> bool:
+            return sources[m] == tuple(start + m * stride + t * dilation for t in range(k))
+
+        low = high = middle
+        while low > 0 and regular(low - 1):
+            low -= 1
+        while high < len(sources) and regular(high):
+            high += 1
+        return SlidingWindow(start, stride, dilation, k, low, high, None) if high - low > 1 else None
 
 
 def convolved(window: Window, size: int) -> AxisSum:

@@ -7,7 +7,6 @@ of lanes.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import assert_never
 
 import numpy as np
@@ -15,7 +14,7 @@ from numpy.typing import NDArray
 
 from cnngp.kernel.program import Activation, Op, Program
 from cnngp.kernel.series.packed import Rows
-from cnngp.network.geometry import AxisSum
+from cnngp.network.geometry import AxisSum, SlidingWindow
 from cnngp.network.layers import GELU, Abs, Cos, Elementwise, Erf, LeakyReLU, ReLU, Sin, Step
 
 # What f is (column ACT).
@@ -184,12 +183,14 @@ def _encode_box(row: NDArray[np.int64], op: Op, taps: list[int]) -> int:
     row[BOX] = ROWS if planes.is_identity else PLANES
     row[PLANE_TAPS] = _csr(planes, taps)
     row[COL_TAPS] = _csr(columns, taps)
-    low, high, start, stride, dilation, k = _whole_windows(columns)
-    left, right = _zero_padding(columns, start, stride, dilation, k)
-    if left + right > 0:
-        low, high = 0, columns.out_size
-    row[[COL_LOW, COL_HIGH, COL_START, COL_STRIDE, COL_DILATION, COL_K]] = low, high, start, stride, dilation, k
-    row[[PAD_LEFT, PAD_RIGHT]] = left, right
+    left = right = 0
+    if (w := _regular(columns)) is not None:
+        left, right = w.padding or (0, 0)
+        low, high = (w.low, w.high) if w.padding is None else (0, columns.out_size)
+        row[[COL_LOW, COL_HIGH, COL_START, COL_STRIDE, COL_DILATION, COL_K]] = (
+            low, high, w.start, w.stride, w.dilation, w.k,
+        )  # fmt: skip
+        row[[PAD_LEFT, PAD_RIGHT]] = left, right
     # A zero-padded window has one place per tap, so that neighbouring output rows line up even at the border.
     table = _row_table(rows)
     row[ROW_K] = len(table[0])
@@ -200,11 +201,10 @@ def _encode_box(row: NDArray[np.int64], op: Op, taps: list[int]) -> int:
     taps.extend(int(n) for n in need)
     first = [min((b for b in entry if b >= 0), default=int(n)) for n, entry in zip(need, table, strict=True)]
     row[RING] = min(b0, max(1, int(np.max(need - first))))
-    height, width = int(row[ROW_K]), k
-    sizes_fit = min(height, width) >= 2 and max(height, width) <= LARGEST_WINDOW
-    if row[BOX] == ROWS and sizes_fit and _is_window(rows) and _is_window(columns):
+    height = int(row[ROW_K])
+    if row[BOX] == ROWS and (w := _neighbours(rows)) is not None and _neighbours(columns) is not None:
         row[BOX] = WINDOW
-        row[ROW_BEFORE] = -_whole_windows(rows)[2]
+        row[ROW_BEFORE] = -w.start
     # The variance recursion takes the general way, so there is scratch for both.
     planes_at_once = a0 * b0 * c0 + b0 * c0 if row[BOX] == PLANES else int(row[RING]) * c0
     kept = (sum(kept_rows(height)) + 2) * c0 + row[C1] if row[BOX] == WINDOW else 0
@@ -235,48 +235,18 @@ def _row_table(rows: AxisSum) -> list[list[int]]:
     return table
 
 
-def _whole_windows(axis: AxisSum) -> tuple[int, int, int, int, int, int]:
-    """The longest run of outputs that are one regular window sliding along: (low, high, start, stride, dilation, k).
+def _regular(axis: AxisSum) -> SlidingWindow | None:
+    """The window of an axis where it is worth a loop of its own: it lies inside the axis for at least two outputs."""
+    window = axis.window
+    return window if window is not None and window.high - window.low > 1 else None
 
-    Output c in [low, high) sums columns start + c·stride + t·dilation for t < k.
+
+def _neighbours(axis: AxisSum) -> SlidingWindow | None:
+    """The window of an axis where `cpu/window.py` can sum it: 2 … LARGEST_WINDOW neighbours, moving by one.
+
+    Zeros are all that is outside, and the first output reads something.
     """
-    sources = axis.sources
-    k = max(map(len, sources), default=0)
-    whole = [c for c, s in enumerate(sources) if len(s) == k and len({b - a for a, b in pairwise(s)}) <= 1]
-    if k == 0 or len(whole) < 2:
-        return 0, 0, 0, 1, 1, max(k, 1)
-    middle = whole[len(whole) // 2 - 1]
-    if middle + 1 not in whole:
-        return 0, 0, 0, 1, 1, k
-    stride = sources[middle + 1][0] - sources[middle][0]
-    dilation = sources[middle][1] - sources[middle][0] if k > 1 else 1
-    start = sources[middle][0] - middle * stride
-
-    def regular(c: int) -> bool:
-        return sources[c] == tuple(start + c * stride + t * dilation for t in range(k))
-
-    low = high = middle
-    while low > 0 and regular(low - 1):
-        low -= 1
-    while high < len(sources) and regular(high):
-        high += 1
-    return low, high, start, stride, dilation, k
-
-
-def _zero_padding(axis: AxisSum, start: int, stride: int, dilation: int, k: int) -> tuple[int, int]:
-    """How many zeros left and right make every window whole; (0, 0) where the axis is not padded with zeros."""
-    for c, sources in enumerate(axis.sources):
-        window = (start + c * stride + t * dilation for t in range(k))
-        if sources != tuple(nu for nu in window if 0 <= nu < axis.size):
-            return 0, 0
-    last = start + (axis.out_size - 1) * stride + (k - 1) * dilation
-    return max(0, -start), max(0, last - axis.size + 1)
-
-
-def _is_window(axis: AxisSum) -> bool:
-    """Whether each output sums k neighbours, the window moving by one, zeros outside, none of only zeros first."""
-    low, high, start, stride, dilation, k = _whole_windows(axis)
-    if high - low < 2 or stride != 1 or (dilation != 1 and k > 1):
-        return False
-    left, right = _zero_padding(axis, start, stride, dilation, k)
-    return left < k and ((low == 0 and high == axis.out_size) or left + right > 0)
+    window = _regular(axis)
+    if window is None or window.padding is None or window.stride != 1 or window.dilation != 1:
+        return None
+    return window if 2 <= window.k <= LARGEST_WINDOW and window.start > -window.k else None

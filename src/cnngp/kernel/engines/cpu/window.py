@@ -23,6 +23,7 @@ from .plan import (
     C0,
     C1,
     COL_K,
+    COL_START,
     DST,
     IMAGES,
     KEEP,
@@ -30,7 +31,6 @@ from .plan import (
     NO_ACT,
     OWN_AT,
     OWN_STEP,
-    PAD_LEFT,
     RELU,
     ROW_BEFORE,
     ROW_CALL,
@@ -64,7 +64,7 @@ def window(height: int, width: int) -> Callable[..., None]:
         single_rows = sum_rows + sums * row_size
         fresh = single_rows + singles * row_size
         unused = fresh + 2 * row_size
-        ready = op[COL_K] - op[PAD_LEFT]  # one more than the columns before the first output: sums run one behind
+        ready = op[COL_K] + op[COL_START]  # one more than the columns before the first output: sums run one behind
         for image in range(frame[IMAGES]):
             own_at = frame[OWN_AT] + image * frame[OWN_STEP]
             for plane in range(op[A1]):
