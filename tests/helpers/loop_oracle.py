@@ -147,6 +147,8 @@ def formula(layer, K, K1, K2, same):
         case Abs():
             return 4 * A - K
         case Step():
+            if p == 0:
+                return 0.0
             return 0.5 if same else (math.pi - theta) / (2 * math.pi)
         case Erf():
             return 2 / math.pi * math.asin(2 * K / math.sqrt((1 + 2 * K1) * (1 + 2 * K2)))

@@ -19,7 +19,7 @@ FUNCTIONS = {
     LeakyReLU(0.1): lambda x: np.where(x > 0.0, x, 0.1 * x),
     LeakyReLU(-0.5): lambda x: np.where(x > 0.0, x, -0.5 * x),
     Abs(): np.abs,
-    Step(): lambda x: np.heaviside(x, 0.5),
+    Step(): lambda x: np.heaviside(x, 0.0),
     Erf(): special.erf,
     Sin(): np.sin,
     Cos(): np.cos,
@@ -61,7 +61,7 @@ def test_pair_formula_is_the_expectation(layer):
 @pytest.mark.parametrize("K", VARIANCES)
 def test_diagonal_formula_is_the_second_moment(layer, K):
     value = float(reference.nonlinearity_diagonal(layer, np.array([K]))[0])
-    expected = 0.5 if isinstance(layer, Step) else one_dimensional(FUNCTIONS[layer], math.sqrt(K), power=2)
+    expected = 0.5 * (K > 0) if isinstance(layer, Step) else one_dimensional(FUNCTIONS[layer], math.sqrt(K), power=2)
     assert value == pytest.approx(expected, rel=1e-12, abs=1e-30 if K == 0.0 else 0.0)
 
 

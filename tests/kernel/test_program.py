@@ -58,7 +58,7 @@ def activation(a, K, K1, K2, same):
         case Erf():
             return np.arcsin(2 * true / np.sqrt((1 + 2 * true1) * (1 + 2 * true2)))
         case Step():
-            return np.full_like(K, np.pi) if same else np.pi - theta
+            return np.where(p > 0, np.pi if same else np.pi - theta, 0.0)
         case Sin():
             return (np.exp(true - m) - np.exp(-true - m)) / 2
         case Cos():
@@ -401,18 +401,15 @@ def test_pixels_whose_squares_leave_the_working_precision_are_refused_or_right(d
     ids=repr,
 )
 def test_blank_images_give_the_limit_and_never_nan(dtype, phi):
-    """φ(0) = 0 gives 0; Step counts as ½ with itself and ¼ with others, cos(0) = 1, sigmoid(0) = ½."""
+    """φ(0) = 0 gives 0, also for Step; cos(0) = 1, sigmoid(0) = ½."""
     net = Sequential(Conv(3), phi, Dense())
     X = np.zeros((5, 1, 6, 6))
     X[4] = pixels(1, 6)[0]
     kernel = Kernel(net, device="cpu", dtype=dtype)
     K = kernel(X)
     assert np.isfinite(K).all()
-    constants = {Step(): (0.5, 0.25), Cos(): (1.0, 1.0), Elementwise("sigmoid"): (0.25, 0.25)}
-    diagonal, other = constants.get(phi, (0.0, 0.0))
-    blank = np.full((4, 4), other)
-    np.fill_diagonal(blank, diagonal)
-    np.testing.assert_allclose(K[:4, :4], blank, rtol=1e-6, atol=0.0)
+    constant = {Cos(): 1.0, Elementwise("sigmoid"): 0.25}.get(phi, 0.0)
+    np.testing.assert_allclose(K[:4, :4], np.full((4, 4), constant), rtol=1e-6, atol=0.0)
     np.testing.assert_allclose(K, reference.kernel(net, X), rtol=2e-6, atol=1e-12)
     with_bias = Sequential(Conv(3), ReLU(), Dense(1.0, 0.25))
     assert (Kernel(with_bias, device="cpu", dtype=dtype)(X)[:4] == 0.25).all()

@@ -171,7 +171,7 @@ class Abs(Network):
 
 @dataclass(frozen=True, repr=False)
 class Step(Network):
-    """1 where z > 0, else 0."""
+    """1 where z > 0, else 0; so 0 on a blank patch, where z is exactly 0."""
 
 
 @dataclass(frozen=True, repr=False)

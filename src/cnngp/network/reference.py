@@ -238,7 +238,7 @@ def nonlinearity_diagonal(layer: Nonlinearity, K: Array) -> Array:
         case Abs():
             return K
         case Step():
-            return np.full_like(K, 0.5)
+            return np.where(K > 0, 0.5, 0.0)
         case Erf() | Sin() | Cos() | GELU() | Elementwise():
             return nonlinearity(layer, K, K, K)
         case _:
@@ -270,8 +270,9 @@ def erf(K: Array, K1: Array, K2: Array) -> Array:
 
 
 def step(K: Array, K1: Array, K2: Array) -> Array:
-    """(π − θ)/2π."""
-    return (np.pi - np.arccos(correlation(K, K1, K2))) / (2.0 * np.pi)
+    """(π − θ)/2π, and 0 where a variance is zero: there the argument is 0, and so is step(0)."""
+    V = (np.pi - np.arccos(correlation(K, K1, K2))) / (2.0 * np.pi)
+    return np.where((K1 > 0) & (K2 > 0), V, 0.0)
 
 
 def sin(K: Array, K1: Array, K2: Array) -> Array:

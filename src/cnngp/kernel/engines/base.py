@@ -54,7 +54,9 @@ def check_range(
 ) -> None:
     """Refuse images whose variances leave the working precision, before any pair is computed.
 
-    peaks: (N, activations), the largest variance of each image at each nonlinearity, in buffer units.
+    peaks: (N, activations), the largest variance of each image at each nonlinearity, in buffer units. Of a Step, which
+    makes as much of a tiny variance as of a large one, the largest of all variances and of their inverses; a variance
+    of exactly zero counts for nothing.
     diagonal: (N,), the true K(x, x).
     """
     info = np.finfo(dtype)
@@ -64,6 +66,11 @@ def check_range(
         bad = ~((peaks[:, s] == 0) | ((peaks[:, s] < top) & (peaks[:, s] > bottom)))
         if bad.any():
             i = int(np.argmax(bad))
+            if isinstance(a.layer, Step):
+                raise RangeError(
+                    f"image {i} has locations whose variances at {a.place or 'the nonlinearity'} ({a.layer!r}) are "
+                    f"too large, or too small beside the others, for {dtype.name}; {other}"
+                )
             raise RangeError(
                 f"image {i} has variance {a.unit * peaks[i, s]:.3g} at {a.place or 'the nonlinearity'} ({a.layer!r}), "
                 f"which {dtype.name} cannot carry; {other}"
@@ -89,8 +96,10 @@ def _variance_range(a: Activation, dtype: np.dtype[Any]) -> tuple[float, float]:
     """The largest variance of an image must lie between these, in buffer units."""
     low, high = (2.0**e for e in _EXPONENTS[dtype.itemsize])
     match a.layer:
-        case ReLU() | LeakyReLU() | Abs() | Step():
+        case ReLU() | LeakyReLU() | Abs():
             return low, high  # homogeneous: the unit does not matter
+        case Step():
+            return 0.5, 1.0 / low  # of a variance or its inverse
         case Sin() | Cos():
             # e^(K − m) with K and m rounded: beyond these variances no digit is left.
             high = {4: 2.0**20, 8: 2.0**45}[dtype.itemsize]

@@ -31,7 +31,7 @@ class Activation:
 
     ReLU, LeakyReLU, Abs:  f = α·R + β·K with R = 2A of section "ReLU" in the docs; (α, β) = `coefficients`
     Erf:                   f = asin(2K/√((1+2K₁)(1+2K₂)))
-    Step:                  f = π − θ
+    Step:                  f = π − θ, and 0 where either variance is 0
     Sin, Cos, GELU, Elementwise: f = V
     """
 

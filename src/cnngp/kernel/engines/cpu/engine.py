@@ -36,7 +36,7 @@ BLOCK_BYTES = 384 << 10
 # 1/√K counts as 0 below these √K: the smallest for which products of two and their inverses stay normal numbers.
 SMALLEST = {"float32": 2.0**-62, "float64": 2.0**-510}
 
-VERSION = 2
+VERSION = 3
 
 
 def default_threads() -> int:

@@ -166,14 +166,15 @@ def step_row(
     m: Any, src: int, dst: int, n: int, own: Any, own_at: int, lane: Any, at: int, op: Any, numbers: Any, taps: Any,
     panels: Any,
 ) -> None:  # fmt: skip
-    """π − θ with cos θ = K r r', r = 1/√K₁ in the table."""
+    """π − θ with cos θ = K r r', r = 1/√K₁ in the table; 0 where a variance, and with it r, is 0."""
     L = lanes(m)
     one, pi, zero = constant(m, 1.0), constant(m, PI), constant(m, 0.0)
     for c in range(n):
-        x = load(m, src + c * L) * (splat(own, own_at + c) * load(lane, (at + c) * L))
+        q = splat(own, own_at + c) * load(lane, (at + c) * L)
+        x = load(m, src + c * L) * q
         v = positive(one - absolute(x))
         theta = sqrt(v) * acos_h(v)
-        store(m, dst + c * L, where_less(x, zero, theta, pi - theta))
+        store(m, dst + c * L, where_less(zero, q, where_less(x, zero, theta, pi - theta), zero))
 
 
 def sin_cos_row(
@@ -296,7 +297,8 @@ def other_variances(
     far = size * L
     for e in range(n * L):
         K = m[src + e]
-        peaks[peak_at + e % L] = max(peaks[peak_at + e % L], K)
+        extreme = max(K, 1.0 / K) if act == STEP and K > 0.0 else K  # see `check_range`
+        peaks[peak_at + e % L] = max(peaks[peak_at + e % L], extreme)
         entry = at * L + e
         true = unit * K
         if act == ERF:
@@ -304,7 +306,7 @@ def other_variances(
             m[dst + e] = math.atan2(2.0 * true, math.sqrt(1.0 + 4.0 * true))  # asin(2K/(1 + 2K)), exact for large K
         elif act == STEP:
             table[entry] = _inverse_root(K, smallest)
-            m[dst + e] = PI
+            m[dst + e] = PI if K > 0.0 else 0.0
         elif act == SIN:
             table[entry] = 0.5 * true
             m[dst + e] = -0.5 * math.expm1(-2.0 * true)

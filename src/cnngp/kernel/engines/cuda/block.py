@@ -26,6 +26,7 @@ from .math import (
     diagonal_formula,
     entries,
     pair_formula,
+    peak_of,
 )
 
 SHARED_MOST = 100 * 1024  # bytes of shared memory a block takes at most, so that a multiprocessor has room for two
@@ -294,7 +295,8 @@ def table_kernel(walk: Walk, dtype: str, shared_limit: int) -> BlockKernel:
             for p, text in enumerate(entries(layer, "K", "op.unit"))
         )
         formulas.append(
-            f"[&] {{ {stores} peak(peaks + op.site, K); return {diagonal_formula(layer, 'K', constants)}; }}()"
+            f"[&] {{ {stores} peak(peaks + op.site, {peak_of(layer, 'K')}); "
+            f"return {diagonal_formula(layer, 'K', constants)}; }}()"
         )
     memory, shared, scratch = _memory(walk, 8, "double", shared_limit)
     slot = f"(r / {v} * width + c) * {v} + r % {v}" if v > 1 else "e"

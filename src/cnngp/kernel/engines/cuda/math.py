@@ -114,8 +114,8 @@ __device__ __forceinline__ real relu(real K, real s1, real s2) {{
 }}
 __device__ __forceinline__ real step(real K, real s1, real s2) {{  // pi - theta
     const real u = clamp01(fma(-fabs(K), reciprocal(product(s1, s2)), {one}));
-    const real t = root(u) * ({h});
-    return K < {zero} ? t : {pi} - t;
+    const real t = root(u) * ({h}), f = K < {zero} ? t : {pi} - t;
+    return s1 * s2 > {zero} ? f : {zero};
 }}
 __device__ __forceinline__ real arcsine(real K, real a1, real a2) {{  // Erf; a = sqrt(2 unit / (1 + 2 K11))
     return asin(fmin(fmax(K * (a1 * a2), -{one}), {one}));
@@ -287,6 +287,11 @@ def entries(layer: Nonlinearity, K: str, unit: str) -> list[str]:
             assert_never(layer)
 
 
+def peak_of(layer: Nonlinearity, K: str) -> str:
+    """What the range check looks at, the largest over all locations: see `check_range`."""
+    return f"({K} > 0.0 ? fmax({K}, 1.0 / {K}) : 0.0)" if isinstance(layer, Step) else K
+
+
 def diagonal_formula(layer: Nonlinearity, K: str, c: Constants) -> str:
     """f at X = X', in float64."""
     match layer:
@@ -295,7 +300,7 @@ def diagonal_formula(layer: Nonlinearity, K: str, c: Constants) -> str:
         case LeakyReLU():
             return f"({c.alpha} + {c.beta}) * {K}"
         case Step():
-            return "3.141592653589793"
+            return f"({K} > 0.0 ? 3.141592653589793 : 0.0)"
         case Erf():
             return f"asin(2.0 * {c.unit} * {K} / (1.0 + 2.0 * {c.unit} * {K}))"
         case Sin():
