@@ -81,6 +81,13 @@ class Conv(Network):
     """A convolution with infinitely many filters: K_μ = bias_var + weight_var · s · Σ_{ν ∈ patch(μ)} V_ν.
 
     `fan_in="patch"` divides by the number of filter elements (s = 1/k²), `"channels"` does not (s = 1, the paper).
+
+    >>> print(Sequential(Conv((3, 5), stride=2, weight_var=2.0), Dense()).shapes((3, 32, 32)))
+    place      layer                                    output  operations per pair
+    (input)    3 channels                              32 × 32                3,072
+    layers[0]  Conv((3, 5), stride=2, weight_var=2.0)  16 × 16                2,992
+    layers[1]  Dense()                                       1                  273
+    all                                                                       6,337
     """
 
     kernel_size: PerAxis
@@ -98,7 +105,11 @@ class Conv(Network):
 
 @dataclass(frozen=True, repr=False)
 class ConvTranspose(Network):
-    """The adjoint of the `Conv` with the same arguments: μ gets the sum over the locations whose patch reaches it."""
+    """The adjoint of the `Conv` with the same arguments: μ gets the sum over the locations whose patch reaches it.
+
+    >>> Sequential(Conv(3, stride=2), ReLU(), ConvTranspose(3, stride=2)).shapes((1, 8, 8)).output
+    (8, 8)
+    """
 
     kernel_size: PerAxis
     stride: PerAxis = 1
@@ -128,7 +139,11 @@ class ConvTranspose(Network):
 
 @dataclass(frozen=True, repr=False)
 class Dense(Network):
-    """A fully connected layer: K = bias_var + weight_var · mean of V over all locations. One output location."""
+    """A fully connected layer: K = bias_var + weight_var · mean of V over all locations. One output location.
+
+    >>> Sequential(Conv(3), ReLU(), Dense(weight_var=2.0, bias_var=0.1))
+    Sequential(Conv(3), ReLU(), Dense(weight_var=2.0, bias_var=0.1))
+    """
 
     weight_var: float = 1.0
     bias_var: float = 0.0
@@ -139,7 +154,13 @@ class Dense(Network):
 
 @dataclass(frozen=True, repr=False)
 class ReLU(Network):
-    """gain · max(z, 0). The paper's 1/π is gain=√2; He's variance is weight_var=2 in the layers instead."""
+    """gain · max(z, 0). The paper's 1/π is gain=√2; He's variance is weight_var=2 in the layers instead.
+
+    >>> from cnngp import reference
+    >>> reference.kernel(Sequential(Dense(), ReLU(gain=2.0**0.5), Dense()), [[1.0], [-2.0]]).round(4)
+    array([[1., 0.],
+           [0., 4.]])
+    """
 
     gain: float = 1.0
 
@@ -151,7 +172,13 @@ class ReLU(Network):
 
 @dataclass(frozen=True, repr=False)
 class LeakyReLU(Network):
-    """max(z, 0) + slope · min(z, 0)."""
+    """max(z, 0) + slope · min(z, 0).
+
+    >>> from cnngp import reference
+    >>> reference.kernel(Sequential(Dense(), LeakyReLU(0.1), Dense()), [[1.0], [-2.0]]).round(4)
+    array([[ 0.505, -0.2  ],
+           [-0.2  ,  2.02 ]])
+    """
 
     slope: float
 
@@ -161,32 +188,68 @@ class LeakyReLU(Network):
 
 @dataclass(frozen=True, repr=False)
 class Erf(Network):
-    """erf(z)."""
+    """erf(z).
+
+    >>> from cnngp import reference
+    >>> reference.kernel(Sequential(Dense(), Erf(), Dense()), [[1.0], [-2.0]]).round(4)
+    array([[ 0.4646, -0.5593],
+           [-0.5593,  0.697 ]])
+    """
 
 
 @dataclass(frozen=True, repr=False)
 class Abs(Network):
-    """|z|."""
+    """|z|.
+
+    >>> from cnngp import reference
+    >>> reference.kernel(Sequential(Dense(), Abs(), Dense()), [[1.0], [-2.0]]).round(4)
+    array([[1., 2.],
+           [2., 4.]])
+    """
 
 
 @dataclass(frozen=True, repr=False)
 class Step(Network):
-    """1 where z > 0, else 0; so 0 on a blank patch, where z is exactly 0."""
+    """1 where z > 0, else 0; so 0 on a blank patch, where z is exactly 0.
+
+    >>> from cnngp import reference
+    >>> reference.kernel(Sequential(Dense(), Step(), Dense()), [[1.0], [-2.0]]).round(4)
+    array([[0.5, 0. ],
+           [0. , 0.5]])
+    """
 
 
 @dataclass(frozen=True, repr=False)
 class Sin(Network):
-    """sin(z)."""
+    """sin(z).
+
+    >>> from cnngp import reference
+    >>> reference.kernel(Sequential(Dense(), Sin(), Dense()), [[1.0], [-2.0]]).round(4)
+    array([[ 0.4323, -0.2977],
+           [-0.2977,  0.4998]])
+    """
 
 
 @dataclass(frozen=True, repr=False)
 class Cos(Network):
-    """cos(z)."""
+    """cos(z).
+
+    >>> from cnngp import reference
+    >>> reference.kernel(Sequential(Dense(), Cos(), Dense()), [[1.0], [-2.0]]).round(4)
+    array([[0.5677, 0.3088],
+           [0.3088, 0.5002]])
+    """
 
 
 @dataclass(frozen=True, repr=False)
 class GELU(Network):
-    """z · Φ(z), the form with erf."""
+    """z · Φ(z), the form with erf.
+
+    >>> from cnngp import reference
+    >>> reference.kernel(Sequential(Dense(), GELU(), Dense()), [[1.0], [-2.0]]).round(4)
+    array([[ 0.4252, -0.1001],
+           [-0.1001,  1.9299]])
+    """
 
 
 @dataclass(frozen=True, repr=False)
@@ -194,6 +257,11 @@ class Elementwise(Network):
     """Any function of one number, by its Hermite series: a name (`"tanh"`, `"silu"`, …) or a NumPy callable.
 
     Names serialise; a callable does not, and is fingerprinted by its values on a fixed grid.
+
+    >>> from cnngp import reference
+    >>> reference.kernel(Sequential(Dense(), Elementwise("tanh"), Dense()), [[1.0], [-2.0]]).round(4)
+    array([[ 0.3943, -0.4931],
+           [-0.4931,  0.6353]])
     """
 
     fn: str | Callable[[Any], Any]
@@ -206,12 +274,23 @@ class Elementwise(Network):
 
 @dataclass(frozen=True, repr=False)
 class Identity(Network):
-    """z itself: the skip of a residual block."""
+    """z itself: the skip of a residual block.
+
+    >>> Sum(Identity(), Sequential(ReLU(), Conv(3)))
+    Sum(Identity(), Sequential(ReLU(), Conv(3)))
+    """
 
 
 @dataclass(frozen=True, repr=False, init=False)
 class Sequential(Network):
-    """Layers one after the other."""
+    """Layers one after the other.
+
+    >>> net = Sequential(Conv(3), ReLU(), Dense())
+    >>> net.layers[1]
+    ReLU()
+    >>> net == Sequential(Conv(3), ReLU(), Dense())
+    True
+    """
 
     layers: tuple[Layer, ...]
 
@@ -229,6 +308,10 @@ class Sum(Network):
 
     A branch that ends in a nonlinearity is refused: its activations are not zero-mean Gaussians. With
     `allow_non_gaussian=True` kernels are added although that is not exact, as in the paper's residual CNN.
+
+    >>> block = Sum(Identity(), Sequential(ReLU(), Conv(3), ReLU(), Conv(3)))
+    >>> Sequential(Conv(3, stride=2), block).shapes((1, 28, 28)).output
+    (14, 14)
     """
 
     branches: tuple[Layer, ...]

@@ -1,0 +1,85 @@
+"""The documentation: it builds without a warning, knows every public name, and names files that exist."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import cnngp
+from helpers.browser import needs_browser, probed, served, title_of
+
+pytest.importorskip("mkdocs")
+ROOT = Path(__file__).parents[2]
+PAGES = sorted((ROOT / "docs").rglob("*.md"))
+TEXTS = [*PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"NO_COLOR": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert "WARNING" not in done.stderr
+    return folder
+
+
+def test_every_public_name_is_in_the_reference(site: Path) -> None:
+    pages = " ".join(page.read_text(encoding="utf-8") for page in (site / "reference").glob("*.html"))
+    assert [name for name in cnngp.__all__ if f'id="cnngp.{name}"' not in pages] == []
+
+
+# Modules show examples at their functions; errors are shown where they are raised.
+@pytest.mark.parametrize("name", [n for n in cnngp.__all__ if not n.endswith("Error")])
+def test_every_public_name_has_an_example(name: str) -> None:
+    thing = getattr(cnngp, name)
+    texts = [thing.__doc__ or ""]
+    if inspect.ismodule(thing):
+        texts += [getattr(thing, n).__doc__ or "" for n in dir(thing) if not n.startswith("_")]
+    assert any(">>> " in text for text in texts)
+
+
+def test_pages_load_nothing_from_other_hosts(site: Path) -> None:
+    for page in site.rglob("*.html"):
+        text = page.read_text(encoding="utf-8")
+        assert re.findall(r'<(?:script|img|link)[^>]*(?:src|href)="(?:https?:)?//[^"]*"', text) == [], page
+
+
+def test_formulas_are_drawn_without_a_script(site: Path) -> None:
+    page = (site / "mathematics.html").read_text(encoding="utf-8")
+    assert page.count("<math ") > 30
+    assert "arithmatex" not in page
+
+
+@needs_browser
+@pytest.mark.parametrize("page", ["index", "gallery", "reference/estimators"])
+def test_pages_fit_a_phone(page: str, site: Path, tmp_path: Path) -> None:
+    (site / f"{page}-probed.html").write_text(probed((site / f"{page}.html").read_text(encoding="utf-8")))
+    with served(site) as address:
+        seen = title_of(f"{address}/{page}-probed.html", tmp_path, width=500, console="building Lunr index")
+    drawn, images = map(int, re.findall(r"drawn (\d+) of (\d+)", seen)[0])
+    assert drawn == images
+    assert "too wide: false" in seen
+
+
+@pytest.mark.parametrize("text", TEXTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_files_that_are_named_exist(text: Path) -> None:
+    """A name may leave out the first folders: `program/ops.py` is any file that ends so."""
+    named = set(re.findall(r"`([\w/]+\.py)`", text.read_text(encoding="utf-8")))
+    every = [
+        f"/{path.relative_to(ROOT).as_posix()}"
+        for folder in ("src", "tests", "tools", "examples", "benchmarks")
+        for path in (ROOT / folder).rglob("*.py")
+    ]
+    assert [name for name in sorted(named) if not any(path.endswith(f"/{name}") for path in every)] == []
