@@ -235,7 +235,7 @@ def test_certificate(fitted: GPClassifier) -> None:
     assert low <= np.linalg.eigvalsh(K)[0] <= high * (1 + 1e-9)
     assert high < 2 * np.linalg.eigvalsh(K)[0]
     assert "exact kernel" in report.verdict
-    assert "cpu-2-float32" in str(report)
+    assert "cpu-3-float32" in str(report)
     assert json.dumps(report.as_dict())
 
 
@@ -493,3 +493,13 @@ def test_models_of_the_first_version_open(fitted: GPClassifier, tmp_path: Path) 
     again = GPClassifier.load(path, device="cpu")
     np.testing.assert_array_equal(again.predict_proba(DATA.X_test), fitted.predict_proba(DATA.X_test))
     assert again.log_marginal_likelihood_ == fitted.log_marginal_likelihood_
+
+
+@pytest.mark.parametrize("scale", [1e160, 1e-160])
+def test_normalised_targets_may_have_any_scale(scale: float) -> None:
+    x = np.random.default_rng(0).standard_normal((30, 3))
+    y = np.sin(x[:, 0])
+    plain, scaled = (GPRegressor(zoo.dense_nngp(), device="cpu", normalize_y=True).fit(x, s * y) for s in (1.0, scale))
+    for a, b in zip(scaled.predict(x + 0.1, return_std=True), plain.predict(x + 0.1, return_std=True), strict=True):
+        np.testing.assert_allclose(a / scale, b, rtol=1e-9)
+    assert scaled.loo_error_ == pytest.approx(scale * plain.loo_error_)

@@ -275,3 +275,24 @@ def test_an_addition_that_needs_more_jitter_factorises_a_copy(monkeypatch: pytes
         whole = ExactGP(K[np.ix_(at, at)], y[at])
     assert gp.jitter == whole.jitter > 0.0
     np.testing.assert_array_equal(gp.factor.A, whole.factor.A)
+
+
+@pytest.mark.parametrize("scale", [1e160, 1e-160])
+def test_targets_whose_squares_leave_float64_are_refused(scale: float) -> None:
+    """The amplitude is made of squares; without it standard deviations would be those of another scale."""
+    size = "large" if scale > 1 else "small"
+    with pytest.raises(MatrixError, match=rf"^targets of .* are too {size} to square in float64; rescale them$"):
+        ExactGP(rbf(X, X), scale * Y, noise=0.1)
+    gp, large = (ExactGP(rbf(X, X), s * Y, noise=0.1) for s in (1.0, 1e120 if scale > 1 else 1e-120))
+    assert large.amplitude == pytest.approx(gp.amplitude * (1e240 if scale > 1 else 1e-240))
+
+
+def test_noise_by_likelihood_goes_as_far_as_noise_and_then_says_so() -> None:
+    K = rbf(X, X)
+    noise = RNG.normal(size=(70, 1))
+    root = np.linalg.cholesky(K + 1e-10 * np.eye(70))
+    mostly = 0.03 * root @ RNG.normal(size=(70, 20_000)) + RNG.normal(size=(70, 20_000))
+    found = maximum_likelihood_noise(K, mostly)
+    assert found == pytest.approx(1.0 / 0.03**2, rel=0.3)  # the mean eigenvalue is 1
+    with pytest.warns(UserWarning, match=r"^noise='ml' grew to 10\^6 times the mean eigenvalue.*the targets are noise"):
+        maximum_likelihood_noise(np.eye(70) + 0.999 * (np.ones((70, 70)) - np.eye(70)), noise - noise.mean())

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from numpy.polynomial import hermite_e
 
+from cnngp import Dense, Elementwise, Kernel, Sequential
 from cnngp.kernel.series import hermite
 from cnngp.kernel.series import tables as hermite_tables
 from cnngp.network.functions import FUNCTIONS, breakpoints, values_at
@@ -298,3 +299,21 @@ def test_zero_and_constant_functions_work():
 
 def test_values_at_is_quiet():
     assert np.isinf(values_at(np.exp, np.array([1e4])))[0]
+
+
+def test_a_function_that_changes_gets_new_tables() -> None:
+    factor = 1.0
+
+    def scaled(x):
+        return factor * np.tanh(x)
+
+    X = np.random.default_rng(0).standard_normal((3, 4))
+    net = Sequential(Dense(), Elementwise(scaled), Dense())
+    kernel = Kernel(net, device="cpu", dtype="float64")
+    before = kernel(X)
+    factor = 2.0
+    np.testing.assert_allclose(Kernel(net, device="cpu", dtype="float64")(X), 4.0 * before, rtol=1e-12)
+    with pytest.raises(NetworkError, match=r"gives other values than when this Kernel was made.*make a new Kernel"):
+        kernel(X)
+    factor = 1.0
+    np.testing.assert_array_equal(kernel(X), before)

@@ -9,9 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cnngp import Conv, Dense, GPRegressor, Kernel, ReLU, Sequential, Step, gram
+from cnngp import Conv, Dense, Elementwise, GPRegressor, Kernel, LeakyReLU, ReLU, Sequential, Step, Sum, gram
+from cnngp.common.arrays import DataError
 from cnngp.kernel.engines.base import RangeError
+from cnngp.kernel.program import lower
 from cnngp.network import reference
+from cnngp.network.layers import NetworkError
 from cnngp.torch_bridge import sample_outputs
 
 DTYPES = pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -39,7 +42,7 @@ def test_two_copies_of_one_image_have_one_variance_under_step(dtype: str) -> Non
     for net, steps in ((STEPS, 1), (Sequential(Conv(3), Step(), Conv(3), Step(), Dense()), 2)):
         K = Kernel(net, device="cpu", dtype=dtype)(X)
         R = reference.kernel(net, X)
-        # At correlation one a Step has the slope of a square root: of an ulp it leaves the root, two of them the fourth.
+        # At correlation one a Step has the slope of a square root: of an ulp it leaves the root, two the fourth root.
         loss, of_reference = (float(np.finfo(kind).eps) ** 0.5**steps for kind in (dtype, "float64"))
         assert R[0, 1] == pytest.approx(R[0, 0], rel=of_reference)
         assert K[0, 1] == pytest.approx(K[0, 0], rel=loss)
@@ -84,3 +87,94 @@ def test_step_refuses_locations_too_faint_for_float32() -> None:
     np.testing.assert_allclose(Kernel(STEPS, device="cpu", dtype="float64")(X), reference.kernel(STEPS, X), atol=1e-12)
     with pytest.raises(RangeError, match="too small beside the others, for float64; rescale the images"):
         Kernel(STEPS, device="cpu", dtype="float64")(faint(-150))
+
+
+# ---- constants and pixels at the ends of the range -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("slope", [1e8, 1e19, -1e19, 1e-30])
+def test_steep_slopes(slope: float) -> None:
+    X = faint(0)
+    for net in (
+        Sequential(Conv(3), LeakyReLU(slope), Dense()),
+        Sequential(Conv(3), LeakyReLU(slope), Conv(3), ReLU(), Dense(1e-30)),
+    ):
+        R = reference.kernel(net, X)
+        for dtype, bound in (("float32", 1e-6), ("float64", 1e-12)):
+            K = Kernel(net, device="cpu", dtype=dtype)(X)
+            assert np.abs(K - R).max() <= bound * np.abs(R).max()
+
+
+def test_a_slope_beyond_float64() -> None:
+    with pytest.raises(NetworkError, match=r"LeakyReLU: slope=1e\+160 is too large: its square is beyond float64"):
+        LeakyReLU(1e160)
+
+
+@DTYPES
+def test_patches_that_lie_in_the_padding_alone(dtype: str) -> None:
+    """On one pixel a dilated filter meets padding only, so its large factor stands before nothing."""
+    first, second = Conv(1, weight_var=1e30), Conv(2, dilation=2, bias_var=1e-20)
+    net = Sequential(first, ReLU(), second, ReLU(), Dense(1e20))
+    for shape in ((3, 1, 1, 1), (3, 1, 1)):
+        X = np.random.default_rng(0).standard_normal(shape)
+        np.testing.assert_allclose(Kernel(net, device="cpu", dtype=dtype)(X), reference.kernel(net, X), rtol=1e-6)
+    both = Sequential(first, ReLU(), Sum(second, second), ReLU(), Dense(1e20))
+    np.testing.assert_allclose(Kernel(both, device="cpu", dtype=dtype)(X), reference.kernel(both, X), rtol=1e-6)
+
+
+@pytest.mark.parametrize("net", [Dense(), Sequential(Conv(3), ReLU(), Dense())], ids=repr)
+def test_pixels_that_vanish_are_refused(net: Any) -> None:
+    X = np.random.default_rng(0).standard_normal((4, 1, 6, 6))
+    X[2] *= 1e-170
+    kernel = Kernel(net, device="cpu", dtype="float64")
+    told = r"X\[2\] has no pixel above .*e-170, too small to square in float64; rescale the images"
+    for call in (lambda: kernel(X), lambda: kernel.diag(X), lambda: gram(kernel, X, tile=3), lambda: kernel(X[:1], X)):
+        with pytest.raises(RangeError, match=told.replace("X", "[XZ]", 1)):
+            call()
+    with pytest.raises(DataError, match=r"X\[2\] has pixels so small that float32 takes all for 0; rescale the images"):
+        Kernel(net, device="cpu")(X)
+    X[2, 0, 0, 0] = 1.0  # beside others such pixels are as good as zero
+    np.testing.assert_allclose(kernel(X), reference.kernel(net, X), rtol=1e-12)
+    X[2] = 0.0
+    assert kernel(X)[2, 2] == 0.0
+
+
+def test_a_series_that_ends_is_blamed_and_not_what_follows_from_it() -> None:
+    X = np.random.default_rng(0).integers(0, 256, (4, 1, 8, 8)).astype(np.uint8)
+    tanh = Elementwise("tanh")
+    told = (
+        r"^layers\[1\]: Elementwise\('tanh'\) meets a variance of .*; lower the weight_var before it or scale the imag"
+    )
+    for net in (Sequential(Conv(3), tanh, Dense()), Sequential(Conv(3), tanh, Conv(3), tanh, Dense())):
+        with pytest.raises(NetworkError, match=told):
+            Kernel(net, device="cpu")(X)
+    net = Sequential(Dense(), Elementwise("selu"), Dense())
+    with pytest.raises(NetworkError, match=r"too long for 1e-13 at any variance.*, or dtype='float32', which needs"):
+        Kernel(net, device="cpu", dtype="float64")(np.ones((2, 3)))
+    assert np.isfinite(Kernel(net, device="cpu")(np.ones((2, 3)))).all()
+
+
+# ---- long sums -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("length", [257, 10_000, 100_003])
+def test_long_axes_are_summed_in_blocks(length: int) -> None:
+    X = np.random.default_rng(0).random((3, 1, length)) + 0.1
+    for net in (Dense(2.0, 0.5), Sequential(Conv(1, bias_var=0.1), ReLU(), Dense())):
+        R = reference.kernel(net, X)
+        for dtype, bound in (("float32", 1e-6), ("float64", 1e-12)):
+            assert np.abs(Kernel(net, device="cpu", dtype=dtype)(X) - R).max() <= bound * R.max()
+    ops = lower(Dense(), (1, length)).ops
+    assert max(len(row) for op in ops for s in op.sums for row in s.sources) <= 256
+
+
+def test_many_channels_are_summed_in_blocks() -> None:
+    X = np.random.default_rng(0).random((3, 300_000)) + 0.1
+    R = reference.kernel(Dense(), X)
+    assert np.abs(Kernel(Dense(), device="cpu")(X) - R).max() <= 5e-7 * R.max()
+
+
+def test_planes_of_long_axes() -> None:
+    X = np.random.default_rng(0).random((2, 1, 2, 300, 3)) + 0.1
+    net = Sequential(Conv(1), ReLU(), Dense())
+    np.testing.assert_allclose(Kernel(net, device="cpu")(X), reference.kernel(net, X), rtol=1e-6)

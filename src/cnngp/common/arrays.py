@@ -184,4 +184,9 @@ def as_images(
         bad = "NaN" if bool(xp.isnan(images[i]).any()) else "infinite (or beyond the range of " + dtype.name + ")"
         number = first + i if isinstance(first, int) else int(first[i])
         raise DataError(f"{name}[{number}] has {bad} pixels; remove or replace them")
+    blank = xp.flatnonzero(~images.reshape(len(images), -1).any(axis=1)) if a.dtype.itemsize > dtype.itemsize else ()
+    if len(blank) and bool(a[blank].any()):
+        i = int(blank[int(xp.argmax(a[blank].reshape(len(blank), -1).any(axis=1)))])
+        number = first + i if isinstance(first, int) else int(first[i])
+        raise DataError(f"{name}[{number}] has pixels so small that {dtype.name} takes all for 0; rescale the images")
     return images

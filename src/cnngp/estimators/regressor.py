@@ -84,7 +84,7 @@ class GPRegressor(RegressorMixin, GPEstimator):  # type: ignore[misc]
         Y = targets.reshape(len(targets), -1)
         self._y_mean, self._y_std = np.zeros(Y.shape[1]), np.ones(Y.shape[1])
         if self.normalize_y:
-            spread = Y.std(0)
+            spread = _standard_deviation(Y)
             self._y_mean, self._y_std = Y.mean(0), np.where(spread > 0, spread, 1.0)
         self._fit(images, (Y - self._y_mean) / self._y_std, K)
         return self
@@ -174,6 +174,15 @@ class GPRegressor(RegressorMixin, GPEstimator):  # type: ignore[misc]
         std = np.sqrt(variance)[:, None] * self._y_std
         self.loo_predictions_ = self._restored(mean)
         self.loo_std_ = std[:, 0] if self._one_output else std
-        errors = (mean - to_numpy(self.gp_.loo_targets)) * self._y_std
-        self.loo_error_ = float(np.sqrt((errors**2).mean())) if len(errors) else math.nan
+        scale = float(self._y_std.max())  # taken out, so that no square overflows
+        errors = (mean - to_numpy(self.gp_.loo_targets)) * (self._y_std / scale)
+        self.loo_error_ = scale * float(np.sqrt((errors**2).mean())) if len(errors) else math.nan
         self.log_marginal_likelihood_ = self.gp_.log_marginal_likelihood
+
+
+def _standard_deviation(Y: Array) -> Array:
+    """Of each column, without a square that overflows."""
+    away = Y - Y.mean(0)
+    largest = np.abs(away).max(0)
+    scale = np.where(largest > 0.0, largest, 1.0)
+    return np.asarray(scale * (away / scale).std(0))

@@ -274,6 +274,9 @@ def posterior_samples(mean: Array, cov: Array, n: int, seed: int | None) -> Arra
     return mean + (Q * xp.sqrt(xp.maximum(values, 0.0))) @ xp.asarray(z)
 
 
+_MOST_NOISE = 6.0  # log₁₀, in units of the mean eigenvalue
+
+
 def maximum_likelihood_noise(K: Array, Y: Array, amplitude: Amplitude = "ml") -> float:
     """The noise with the highest marginal likelihood: one eigendecomposition, then a search along one line.
 
@@ -295,9 +298,16 @@ def maximum_likelihood_noise(K: Array, Y: Array, amplitude: Amplitude = "ml") ->
         a = fit / (n * outputs) if isinstance(amplitude, str) else float(amplitude)
         return fit / a + outputs * (n * math.log(a) + float(np.log(s).sum())) if a > 0 else math.inf
 
-    grid = np.linspace(-10.0, 2.0, 49)
+    grid = np.linspace(-10.0, _MOST_NOISE, 65)
     best = grid[int(np.argmin([loss(g) for g in grid]))]
     step = float(grid[1] - grid[0])
+    if best == grid[-1]:
+        warnings.warn(
+            f"noise='ml' grew to 10^{best:.0f} times the mean eigenvalue of the kernel matrix, the most that is tried: "
+            "to this kernel the targets are noise; use another network, or give the noise as a number",
+            UserWarning,
+            stacklevel=5,
+        )
     found = minimize_scalar(loss, bounds=(best - step, best + step), method="bounded", options={"xatol": 1e-6})
     return float(scale * 10.0**found.x)
 
@@ -340,7 +350,15 @@ def check_targets(xp: Any, Y: Array, n: int) -> Array:
         raise MatrixError(f"the targets have shape {Y.shape}; expected ({n} points, outputs)")
     if not bool(xp.isfinite(Y).all()):
         raise MatrixError("the targets contain NaN or infinity")
+    largest = float(xp.abs(Y).max())
+    if largest > 0.0 and not _SQUARABLE[0] < largest < _SQUARABLE[1]:
+        size = "large" if largest > 1.0 else "small"
+        raise MatrixError(f"targets of {largest:.3g} are too {size} to square in float64; rescale them")
     return Y
+
+
+# Likelihoods and amplitudes are made of squares, which stay normal numbers between these, also summed over millions.
+_SQUARABLE = (1e-140, 1e140)
 
 
 def float64_buffer(K: Array, overwrite: bool = False, on_gpu: bool = False) -> Array:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from cnngp.common.arrays import DataError, Output, as_images, check_output
 from cnngp.common.checks import is_whole
 from cnngp.network.composition import check_network
+from cnngp.network.functions import has_bare_function
 from cnngp.network.layers import Network, NetworkError, as_layer
 
 from .engines.base import Engine, check_pixels
@@ -62,6 +63,7 @@ class Kernel:
         self._asked: Device = device
         self.device: Literal["cpu", "cuda"] = _pick_device(device)
         self._engines: dict[tuple[int, ...], Engine] = {}
+        self._fingerprint = layer.fingerprint if has_bare_function(layer) else None
 
     def __call__(self, X: Any, Z: Any = None, *, output: Output = "numpy", progress: bool = True) -> Any:
         """K(X, Z), shape (N, M); K(X, X) with its exact diagonal where Z is not given.
@@ -101,6 +103,11 @@ class Kernel:
     def engine_for(self, input_shape: Sequence[int]) -> Engine:
         """The engine that runs this network on images of one shape, made when first asked for."""
         shape = tuple(input_shape)
+        if self._fingerprint is not None and self._fingerprint != self.network.fingerprint:
+            raise NetworkError(
+                f"a function of {self.network!r} gives other values than when this Kernel was made, and its tables are "
+                "of the old ones; make a new Kernel, and let its functions depend on nothing that changes"
+            )
         if shape not in self._engines:
             program = lower(self.network, shape)
             if self.device == "cuda":
@@ -126,7 +133,7 @@ class Kernel:
 
     def _images(self, X: Any, name: str) -> Any:
         images = as_images(X, np.dtype(self.dtype), name, on_gpu=self.device == "cuda")
-        check_pixels(images, np.dtype(self.dtype))
+        check_pixels(images, np.dtype(self.dtype), name)
         return images
 
     def __repr__(self) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from cnngp.common.arrays import as_images, check_images_shape, in_place
-from cnngp.kernel.engines.base import RangeError
+from cnngp.kernel.engines.base import RangeError, check_pixels
 from cnngp.kernel.kernel import Kernel
 
 # Bytes of images that are read at a time where a tile does not say how many.
@@ -42,6 +42,7 @@ class ImageRows:
         if key in self._kept:
             return self._kept[key]
         x = as_images(self.X[rows], self.dtype, self.name, card is not None, rows.start)
+        check_pixels(x, self.dtype, self.name, rows.start)
         x = x.reshape(x.shape[0], x.shape[1], -1)
         if x.nbytes <= self.room:
             self.room -= x.nbytes

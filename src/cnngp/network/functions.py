@@ -180,6 +180,13 @@ def value_hash(fn: Function) -> str:
     return hashlib.sha256(" ".join(map(repr, rounded)).encode()).hexdigest()
 
 
+def has_bare_function(net: Any) -> bool:
+    """Whether a network holds a function without a name, whose values may change under it."""
+    if isinstance(getattr(net, "fn", ""), str):
+        return any(map(has_bare_function, (*getattr(net, "layers", ()), *getattr(net, "branches", ()))))
+    return True
+
+
 def second_moment(fn: Function, s: float) -> float:
     """E[fn(s z)²], roughly: it sets the unit of a buffer, not a value."""
     z = np.linspace(-6.0, 6.0, 241)

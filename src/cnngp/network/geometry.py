@@ -142,8 +142,8 @@ class AxisSum:
     def window(self) -> SlidingWindow | None:
         """The sliding window that these sums are, with zeros outside the axis; else that of the longest run of outputs.
 
-        None where there is no run of two outputs. Where several strides describe the same sums, the smallest with a whole
-        window is taken.
+        None where there is no run of two outputs. Where several strides describe the same sums, the smallest with a
+        whole window is taken.
 
         >>> convolved(Window(kernel=3, stride=2, dilation=1, before=1, after=1, mode="zeros"), 6).window
         SlidingWindow(start=-1, stride=2, dilation=1, k=3, low=1, high=3, padding=(1, 0))
@@ -218,3 +218,8 @@ def transposed(window: Window, size: int, out_size: int) -> AxisSum:
 
 def total(size: int) -> AxisSum:
     return AxisSum(size, (tuple(range(size)),))
+
+
+def in_blocks(size: int, block: int) -> AxisSum:
+    """Sums of `block` neighbours each, of what is left at the end; block = 1 is the axis itself."""
+    return AxisSum(size, tuple(tuple(range(a, min(a + block, size))) for a in range(0, size, block)))

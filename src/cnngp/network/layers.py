@@ -184,6 +184,8 @@ class LeakyReLU(Network):
 
     def __post_init__(self) -> None:
         _set(self, "slope", _real(self, "slope", self.slope))
+        if math.isinf(self.slope * self.slope):
+            raise NetworkError(f"LeakyReLU: slope={self.slope!r} is too large: its square is beyond float64")
 
 
 @dataclass(frozen=True, repr=False)

@@ -8,10 +8,11 @@ from typing import Any, Protocol, assert_never
 import numpy as np
 from numpy.typing import NDArray
 
-from cnngp.common.arrays import Output
+from cnngp.common.arrays import Output, to_numpy
 from cnngp.network.layers import GELU, Abs, Cos, Elementwise, Erf, LeakyReLU, ReLU, Sin, Step
 
 from ..program import Activation, Program
+from ..series.packed import SeriesTables
 
 Advance = Callable[[int], None] | None
 """Told how many pairs were done since it was last told."""
@@ -50,9 +51,15 @@ _EXPONENTS = {4: (-90, 100), 8: (-900, 900)}
 
 
 def check_range(
-    program: Program, dtype: np.dtype[Any], peaks: NDArray[np.float64], diagonal: NDArray[np.float64]
-) -> None:
-    """Refuse images whose variances leave the working precision, before any pair is computed.
+    program: Program,
+    dtype: np.dtype[Any],
+    series: SeriesTables,
+    peaks: NDArray[np.float64],
+    diagonal: NDArray[np.float64],
+) -> NDArray[np.float64]:
+    """Refuse images whose variances leave the working precision or a series, before any pair is computed.
+
+    Returns the largest of the peaks of all images, (activations,).
 
     peaks: (N, activations), the largest variance of each image at each nonlinearity, in buffer units. Of a Step, which
     makes as much of a tiny variance as of a large one, the largest of all variances and of their inverses; a variance
@@ -75,6 +82,7 @@ def check_range(
                 f"image {i} has variance {a.unit * peaks[i, s]:.3g} at {a.place or 'the nonlinearity'} ({a.layer!r}), "
                 f"which {dtype.name} cannot carry; {other}"
             )
+        series.check(a, float(peaks[:, s].max()))  # what follows a series beyond its reach has no meaning
     output = diagonal / program.unit
     bad = ~(
         (diagonal == 0) | ((diagonal < float(info.max)) & (diagonal > float(info.tiny)) & (output < float(info.max)))
@@ -82,14 +90,30 @@ def check_range(
     if bad.any():
         i = int(np.argmax(bad))
         raise RangeError(f"K(x, x) of image {i} is {diagonal[i]:.3g}, which does not fit {dtype.name}; {other}")
+    return np.asarray(peaks.max(axis=0))
 
 
-def check_pixels(X: Any, dtype: np.dtype[Any]) -> None:
-    """Refuse images (N, channels, …) whose sums of squares leave the working precision."""
-    largest = max(float(X.max()), -float(X.min()))
-    if largest**2 * X.shape[1] >= 2.0 ** _EXPONENTS[dtype.itemsize][1]:
+# Variances are computed in float64, where the square of a smaller pixel is no longer a normal number.
+_SMALLEST_PIXEL = 2.0**-500
+
+
+def check_pixels(X: Any, dtype: np.dtype[Any], name: str = "X", first: int = 0) -> None:
+    """Refuse images (N, channels, …) whose squares leave the working precision; `first` is the number of the first."""
+    rows = X.reshape(len(X), -1)
+    largest = np.maximum(to_numpy(rows.max(axis=1)), -to_numpy(rows.min(axis=1))).astype(np.float64)
+    if largest.max() ** 2 * X.shape[1] >= 2.0 ** _EXPONENTS[dtype.itemsize][1]:
+        i = int(np.argmax(largest))
         other = "use dtype='float64', or rescale the images" if dtype.itemsize == 4 else "rescale the images"
-        raise RangeError(f"pixels of {largest:.3g} are too large to multiply in {dtype.name}; {other}")
+        raise RangeError(
+            f"{name}[{first + i}] has pixels of {largest[i]:.3g}, too large to multiply in {dtype.name}; {other}"
+        )
+    faint = (largest > 0.0) & (largest < _SMALLEST_PIXEL)
+    if faint.any():
+        i = int(np.argmax(faint))
+        raise RangeError(
+            f"{name}[{first + i}] has no pixel above {largest[i]:.3g}, too small to square in float64; rescale the "
+            "images"
+        )
 
 
 def _variance_range(a: Activation, dtype: np.dtype[Any]) -> tuple[float, float]:

@@ -13,6 +13,8 @@ from cnngp.network.geometry import AxisSum
 from cnngp.network.layers import Abs, LeakyReLU, Network, Nonlinearity
 from cnngp.network.shapes import Spatial
 
+from .units import slope_unit
+
 Shape = tuple[int, int, int]
 
 
@@ -52,7 +54,8 @@ class Activation:
         """(α, β) of the ReLU family: V ∝ α·R + β·K."""
         match self.layer:
             case LeakyReLU():
-                return (1.0 - self.layer.slope) * (1.0 - self.layer.slope) / 2.0, self.layer.slope
+                unit, rest = slope_unit(self.layer), 1.0 - self.layer.slope
+                return rest * (rest / (2.0 * unit)), self.layer.slope / unit
             case Abs():
                 return 2.0, -1.0
             case _:

@@ -57,7 +57,7 @@ def factor_and_level(layer: Nonlinearity, unit: float, level: float) -> tuple[fl
             square = layer.gain * layer.gain  # infinite beyond the range, where ** would raise
             return square * unit / 2.0, level + log2(square / 2.0)
         case LeakyReLU():
-            return unit, level + log2((1.0 + layer.slope * layer.slope) / 2.0)
+            return unit * slope_unit(layer), level + log2((1.0 + layer.slope * layer.slope) / 2.0)
         case Abs():
             return unit, level
         case Erf():
@@ -77,6 +77,12 @@ def factor_and_level(layer: Nonlinearity, unit: float, level: float) -> tuple[fl
             return 1.0, log2(second_moment(layer.fn, 2.0 ** (min(level, 200.0) / 2.0)))
         case _:
             assert_never(layer)
+
+
+def slope_unit(layer: LeakyReLU) -> float:
+    """What is taken out of α and β, into the unit: the power of two next to a², where that is far from one."""
+    exponent = 2 * math.frexp(layer.slope)[1]
+    return math.ldexp(1.0, min(exponent, 1023)) if exponent > 24 else 1.0
 
 
 def log2(x: float) -> float:

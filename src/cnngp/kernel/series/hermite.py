@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from cnngp.network.composition import at
-from cnngp.network.functions import Function, function_name
+from cnngp.network.functions import Function, function_name, value_hash
 from cnngp.network.layers import NetworkError
 
 from .tables import FIRST_EXPONENT, PRECISION, Series, build
@@ -30,11 +30,13 @@ def series(fn: Function, dtype: DTypeLike = np.float32) -> Series:
     0.173516
     """
     size = np.dtype(dtype).itemsize
-    return _cached(fn, size) if isinstance(fn, Hashable) else build(fn, PRECISION[size])
+    values = "" if isinstance(fn, str) else value_hash(fn)
+    return _cached(fn, size, values) if isinstance(fn, Hashable) else build(fn, PRECISION[size])
 
 
 @lru_cache(maxsize=64)
-def _cached(fn: Function, size: int) -> Series:
+def _cached(fn: Function, size: int, values: str) -> Series:
+    """`values` tells a function from itself after it has changed, as one that reads a global may."""
     return build(fn, PRECISION[size])
 
 

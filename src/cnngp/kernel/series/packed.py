@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from cnngp.network.composition import at
 from cnngp.network.layers import Elementwise, NetworkError
 
-from ..program import Program
+from ..program import Activation, Program
 from .hermite import check, series
 from .tables import FIRST_EXPONENT, Series
 
@@ -55,6 +55,11 @@ class SeriesTables:
             self._at[a.site] = seen[id(s)]
         self.panels: NDArray[np.float64] = np.concatenate(packed) if packed else np.zeros(1)
 
+    def check(self, a: Activation, peak: float) -> None:
+        """Refuse a variance, in buffer units, that the series of an Elementwise does not reach."""
+        if a.site in self._series:
+            check(self._series[a.site], float(np.sqrt(a.unit * peak)), a.place)
+
     def rows(self, peaks: NDArray[np.float64] | None) -> dict[int, Rows]:
         """What each site needs for images whose largest variances are `peaks` (activations,), in buffer units.
 
@@ -65,8 +70,8 @@ class SeriesTables:
             s = self._series[a.site]
             even = odd = 0
             if peaks is not None:
+                self.check(a, float(peaks[a.site]))
                 largest = float(np.sqrt(a.unit * peaks[a.site]))
-                check(s, largest, a.place)
                 panels = np.searchsorted(s.edges[1:-1], largest, side="right") + 1
                 even, odd = (int(n) for n in s.terms_needed[:panels].max(axis=0))
             shifts = (*s.shifts[:even], *s.shifts[s.even : s.even + odd])

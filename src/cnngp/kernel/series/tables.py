@@ -215,6 +215,7 @@ def build(fn: Function, precision: Precision) -> Series:
         raise NetworkError(
             f"Elementwise({function_name(fn)}): its Hermite series is too long for {precision.tolerance:g} at any "
             "variance, as for a jump or a sharp kink at 0; use ReLU(), LeakyReLU(), Abs() or Step() if one is meant"
+            + (", or dtype='float32', which needs fewer terms" if precision.tolerance < 1e-10 else "")
         )
     return best
 

@@ -112,10 +112,7 @@ class CpuEngine:
     def _variances(self, x: Array) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """K(x, x) of each image, and the largest variance at each site; refuses what does not fit."""
         diagonal, peaks = self._run(None).variances(x)
-        check_range(self.program, self.dtype, peaks, diagonal)
-        highest = peaks.max(axis=0)
-        self._series.rows(highest)
-        return diagonal, highest
+        return diagonal, check_range(self.program, self.dtype, self._series, peaks, diagonal)
 
     def _run(self, peaks: NDArray[np.float64] | None) -> _Run:
         """The plan for images with these variances; one serves all, but for the length of an Elementwise's series."""

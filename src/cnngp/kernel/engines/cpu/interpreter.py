@@ -30,16 +30,21 @@ def run_ops(ints: Any, floats: Any, taps: Any, panels: Any, m: Any, own: Any, ta
 
 @inlined
 def multiply_images(m: Any, to: int, own: Any, own_at: int, lane: Any, channels: int, locations: int) -> None:
-    """Σ_c x_c x'_c at each location; channels in blocks of 64, so that rounding does not grow with their number."""
+    """Σ_c x_c x'_c at each location; 64 channels, 64 times those and the rest are summed apart, so that rounding does
+    not grow with their number.
+    """
     L = lanes(m)
     for e in range(locations):
         total = constant(m, 0.0)
-        for first in range(0, channels, 64):
-            part = constant(m, 0.0)
-            for c in range(first, min(first + 64, channels)):
-                at = c * locations + e
-                part = fma(splat(own, own_at + at), load(lane, at * L), part)
-            total = total + part
+        for far in range(0, channels, 4096):
+            middle = constant(m, 0.0)
+            for first in range(far, min(far + 4096, channels), 64):
+                part = constant(m, 0.0)
+                for c in range(first, min(first + 64, channels)):
+                    at = c * locations + e
+                    part = fma(splat(own, own_at + at), load(lane, at * L), part)
+                middle = middle + part
+            total = total + middle
         store(m, to + e * L, total)
 
 

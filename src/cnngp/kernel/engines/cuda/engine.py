@@ -110,10 +110,7 @@ class CudaEngine:
                 found.append(made.diagonal.get())
                 peaks.append(made.peaks.get())
         diagonal, all_peaks = np.concatenate(found), np.concatenate(peaks)
-        check_range(self.program, self.dtype, all_peaks, diagonal)
-        highest = all_peaks.max(axis=0)
-        self._series.rows(highest)  # refuses variances beyond a series
-        return diagonal, highest
+        return diagonal, check_range(self.program, self.dtype, self._series, all_peaks, diagonal)
 
     def cross(self, X: Any, Z: Any, output: Output = "numpy", advance: Advance = None) -> Any:
         cards = self._cards
