@@ -148,7 +148,7 @@ def four_zeros(path: Path) -> None:
 
 def other_tile(path: Path) -> None:
     """A good chunk in the wrong place, as a mixed-up copy leaves."""
-    shutil.copy(path.parents[1] / "0" / "0", path)
+    shutil.copy(path.parents[1] / "1" / "1", path)
 
 
 @pytest.mark.parametrize("damage", [flip, truncate, empty, zeros, four_zeros, other_tile])
@@ -156,8 +156,6 @@ def other_tile(path: Path) -> None:
 def test_a_damaged_chunk_is_found_reported_and_computed_again(
     store: Path, damage: Any, chunk: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    if damage is other_tile and chunk in ("3/3", "6/6"):
-        pytest.skip("a diagonal tile has no other tile to be compared with")
     whole = files(store)
     damage(store / "K" / "c" / chunk)
     assert files(store) != whole
@@ -208,9 +206,6 @@ def test_metadata_that_cannot_be_read_is_refused_and_tiles_are_kept(store: Path)
     with pytest.raises(StoreError, match=r"tiles, but no zarr\.json that says of what"):
         gram(KERNEL, X, store=store)
     (store / "zarr.json").write_text(text)
-    (store / "K" / "zarr.json").write_text("{")
-    with pytest.raises(StoreError, match=r"K/zarr\.json cannot be read .* delete that file, the tiles stay"):
-        gram(KERNEL, X, store=store)
     assert files(store) == whole
 
 
@@ -238,7 +233,7 @@ def test_a_local_zarr_store_is_checked_and_locked_as_its_path_is(tmp_path: Path)
     for where, lock in ((LocalStore(tmp_path / "a"), "a"), (StorePath(LocalStore(tmp_path / "b"), "in/it"), "b/in/it")):
         with opened(where):
             descriptor = os.open(tmp_path / lock / "K/.lock", os.O_RDWR)
-            assert not locking.try_lock(descriptor)
+            assert locking.try_lock(descriptor) == "taken"
             os.close(descriptor)
         np.testing.assert_array_equal(gram(KERNEL, X, store=where, tile=TILE)[:], expected())
         np.testing.assert_array_equal(gram(KERNEL, X, store=tmp_path / lock)[:], expected())

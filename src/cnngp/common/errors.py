@@ -13,3 +13,8 @@ class ModelFileError(ValueError):
 
 class StoreError(ValueError):
     """A store of kernel matrices that cannot be used as asked: of something else, damaged, full or not writable."""
+
+
+def one_line(error: object) -> str:
+    """What an error says, in one line; the name of its kind where it says nothing."""
+    return " ".join(str(error).split()) or type(error).__name__

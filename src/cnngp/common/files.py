@@ -1,32 +1,95 @@
-"""Models, and checkpoints of a solve, in files without pickle: a zip of plain arrays and a JSON header, with a checksum
-over all of it.
+"""Files that are there as a whole or not at all, and the models and checkpoints in them.
 
-Reading such a file runs no code: arrays come through NumPy's format with pickling off, the header through JSON, and a
-file that is cut short, altered or of another kind is refused before anything is built from it.
+A model, or the checkpoint of a solve, is a zip of plain arrays and a JSON header, with a checksum over all of it and
+without pickle. Reading one runs no code: arrays come through NumPy's format with pickling off, the header through JSON,
+and a file that is cut short, altered or of another kind is refused before anything is built from it.
 """
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import io
 import json
+import math
 import os
+import secrets
+import stat
+import struct
+import sys
+import time
+import tokenize
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
+from . import locks
 from .errors import ModelFileError
 
 FORMAT = 1
+# The part of fixed length before each member of a zip.
+_LOCAL_HEADER = 30
+# Nothing takes so long to write: where there are no locks, what is older was left by a process that was killed.
+_LEFT_SECONDS = 3600.0
 _HEADER = "header.json"
 _CHECKSUM = "sha256"
 
 
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A file to write in the place of `path`: whoever reads sees the old content or the new, never a part of it.
+
+    It is written beside it under a name that nobody can know beforehand, takes over the mode of the file that it
+    replaces, and is on the disk before it takes its name. What a killed process left of such a file goes first.
+    """
+    _sweep(path)
+    descriptor, temporary = _temporary(path)
+    try:
+        with suppress(FileNotFoundError):
+            temporary.chmod(stat.S_IMODE(path.stat().st_mode))
+        with open(descriptor, "wb", closefd=False) as file:
+            yield file
+            file.flush()
+            os.fsync(descriptor)
+        if sys.platform == "win32":  # where files that are open cannot be renamed
+            locks.close_file(descriptor)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+        locks.close_file(descriptor)
+
+
+def _temporary(path: Path) -> tuple[int, Path]:
+    """A new file beside `path`, locked so that no other process takes it for one that was left behind."""
+    while True:
+        temporary = path.with_name(f".{path.name[:100]}.{secrets.token_hex(8)}.part")
+        descriptor = locks.open_file(temporary, new=True)
+        locks.try_lock(descriptor)
+        if temporary.exists():  # not swept between the two
+            return descriptor, temporary
+        locks.close_file(descriptor)
+
+
+def _sweep(path: Path) -> None:
+    """Remove what killed processes left; what is locked, or new where there are no locks, is being written."""
+    for left in path.parent.glob(f".{glob.escape(path.name[:100])}.*.part"):
+        with suppress(OSError):
+            descriptor = locks.open_file(left)
+            try:
+                state = locks.try_lock(descriptor)
+                if state == "locked" or (state == "no locks" and time.time() - left.stat().st_mtime > _LEFT_SECONDS):
+                    left.unlink()
+            finally:
+                locks.close_file(descriptor)
+
+
 def write(path: str | Path, header: dict[str, Any], arrays: dict[str, NDArray[Any]], what: str = "model") -> None:
-    """Write to a temporary file beside `path` and rename it, so that a crash leaves no half of a model."""
+    """Write a model or a checkpoint, which `read` reads."""
     path = Path(path).resolve()  # of a link, what it points to
     if not path.parent.is_dir():
         raise ModelFileError(f"{path.parent}: no such folder to save {path.name} in")
@@ -39,28 +102,25 @@ def write(path: str | Path, header: dict[str, Any], arrays: dict[str, NDArray[An
         buffer = io.BytesIO()
         np.save(buffer, array, allow_pickle=False)
         members[f"{name}.npy"] = buffer.getvalue()
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        with zipfile.ZipFile(temporary, "w", zipfile.ZIP_STORED) as file:
-            for name, data in members.items():
-                file.writestr(name, data)
-            file.writestr(_CHECKSUM, _digest(members))
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replacing(path) as whole, zipfile.ZipFile(whole, "w", zipfile.ZIP_STORED) as file:
+        for name, data in members.items():
+            file.writestr(name, data)
+        file.writestr(_CHECKSUM, _digest(members))
 
 
 def read(path: str | Path, what: str = "model") -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
     """The header and the arrays that `write` wrote, after checking them."""
     path = Path(path)
-    if not path.is_file():
-        raise ModelFileError(f"{path}: no such {what} file")
     try:
+        if not path.is_file():
+            raise ModelFileError(f"{path}: no such {what} file")
         with zipfile.ZipFile(path) as file:
-            if any(info.compress_type != zipfile.ZIP_STORED for info in file.infolist()):
+            if not _is_plain(file):
                 raise ModelFileError(f"{path} is not a {what} saved by cnngp")
             members = {info.filename: file.read(info) for info in file.infolist()}
-    except (zipfile.BadZipFile, OSError, EOFError, ValueError, NotImplementedError, RuntimeError) as error:
+    except OSError as error:
+        raise ModelFileError(f"{path} cannot be read ({error.strerror or error})") from None
+    except (zipfile.BadZipFile, EOFError, ValueError, NotImplementedError, RuntimeError, struct.error) as error:
         if isinstance(error, ModelFileError):
             raise
         raise ModelFileError(f"{path} is not a whole {what} file ({error}); save or copy it again") from None
@@ -74,9 +134,23 @@ def read(path: str | Path, what: str = "model") -> tuple[dict[str, Any], dict[st
         raise ModelFileError(f"{path} has {what} format {header.get(f'cnngp_{what}')!r}; this version reads {FORMAT}")
     try:
         arrays = {name.removesuffix(".npy"): _array(data) for name, data in members.items()}
-    except (ValueError, EOFError) as error:
+    except (ValueError, EOFError, SyntaxError, TypeError, RecursionError, MemoryError, tokenize.TokenError) as error:
         raise ModelFileError(f"{path} holds an array that cannot be read ({error})") from None
     return header, arrays
+
+
+def _is_plain(file: zipfile.ZipFile) -> bool:
+    """Whether its members lie beside each other as they are. Compressed or overlapping ones, which no file of ours has,
+    would let a few bytes become any amount of memory.
+    """
+    end, names = 0, set()
+    for info in sorted(file.infolist(), key=lambda i: i.header_offset):
+        stored = info.compress_type == zipfile.ZIP_STORED and info.compress_size == info.file_size
+        if not stored or info.header_offset < end or info.filename in names:
+            return False
+        end = info.header_offset + _LOCAL_HEADER + len(info.filename.encode()) + info.file_size
+        names.add(info.filename)
+    return end <= file.start_dir
 
 
 def packed(upper: NDArray[np.float64], diagonal: NDArray[np.float64], dtype: str) -> NDArray[Any]:
@@ -126,7 +200,20 @@ def _header(data: bytes) -> dict[str, Any]:
 
 
 def _array(data: bytes) -> NDArray[Any]:
-    return np.asarray(np.load(io.BytesIO(data), allow_pickle=False))
+    """An array in NumPy's format. It must be as long as it says: no memory is taken for what is not there."""
+    file = io.BytesIO(data)
+    version = np.lib.format.read_magic(file)
+    if version not in ((1, 0), (2, 0)):
+        raise ValueError(f"version {version} of NumPy's format")
+    read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, by_columns, dtype = read_header(file)
+    if dtype.hasobject:
+        raise ValueError("Python objects")
+    rest = data[file.tell() :]
+    if len(rest) != math.prod(shape) * dtype.itemsize or any(n < 0 for n in shape):
+        raise ValueError(f"{len(rest):,} bytes for an array of shape {shape} and type {dtype}")
+    flat = np.frombuffer(rest, dtype) if dtype.itemsize else np.empty(shape, dtype)
+    return flat.reshape(shape, order="F" if by_columns else "C").copy(order="K")
 
 
 def _digest(members: dict[str, bytes]) -> str:

@@ -1,7 +1,8 @@
 """One process at a time on a local store, by a lock that dies with the process that holds it.
 
 The kernel of the operating system holds the lock for an open file, so there are no stale locks: a process that is
-killed, or a machine that loses power, leaves none. The lock's file only says who holds it.
+killed, or a machine that loses power, leaves none. The lock's file only says who holds it. A child that a process forks
+has the open file too, and would keep the lock of its dead parent: it closes the file at once.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import logging
 import os
 import socket
+import stat
 import sys
 import time
 from collections.abc import Iterator
@@ -20,9 +22,13 @@ from typing import Literal
 
 log = logging.getLogger("cnngp")
 
+State = Literal["locked", "taken", "no locks"]
+
 _POLL_SECONDS = 0.2
 # What systems answer where the file system has no locks, such as some network mounts.
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
+
+_open: set[int] = set()
 
 
 @contextmanager
@@ -33,37 +39,36 @@ def exclusive(path: Path, what: str) -> Iterator[bool]:
     process, so two that fill one store only do some tiles twice. Gives whether the lock is held.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    descriptor = open_file(path)
     try:
         locked = _wait(descriptor, what)
-        os.ftruncate(descriptor, 0)
-        os.lseek(descriptor, 0, os.SEEK_SET)
-        with suppress(OSError):  # a full disk: the lock holds without its note
-            os.write(descriptor, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode())
+        _sign(descriptor)
         yield locked
     finally:
+        close_file(descriptor)
+
+
+def open_file(path: Path, new: bool = False) -> int:
+    """A file to lock, made where it is not there. Links are not followed: what they point to is somebody else's."""
+    flags = os.O_RDWR | os.O_CREAT | (os.O_EXCL if new else 0) | getattr(os, "O_NOFOLLOW", 0)
+    descriptor = os.open(path, flags, 0o666)
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+        os.close(descriptor)
+        raise OSError(errno.ELOOP, f"{path} is not a file of its own but a link or a device; delete it")
+    _open.add(descriptor)
+    return descriptor
+
+
+def close_file(descriptor: int) -> None:
+    """Close it, and so let go of its lock; in a forked child it is closed already, and the number may be another's."""
+    if descriptor in _open:
+        _open.remove(descriptor)
         os.close(descriptor)
 
 
-def try_lock(descriptor: int) -> bool:
-    """Take the lock of an open file, without waiting; False where another process has it.
-
-    Also True where the file system has no locks.
-    """
-    return _state(descriptor) != "taken"
-
-
-def _wait(descriptor: int, what: str) -> bool:
-    told = False
-    while (state := _state(descriptor)) == "taken":
-        if not told:
-            log.warning("%s is being filled by %s; waiting until it is done", what, _holder(descriptor))
-            told = True
-        time.sleep(_POLL_SECONDS)
-    return state == "locked"
-
-
-def _state(descriptor: int) -> Literal["locked", "taken", "no locks"]:
+def try_lock(descriptor: int) -> State:
+    """Take the lock of an open file, without waiting."""
     try:
         if sys.platform == "win32":
             import msvcrt
@@ -75,12 +80,36 @@ def _state(descriptor: int) -> Literal["locked", "taken", "no locks"]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno in _NO_LOCKS:
-            log.warning("this file system has no locks; run one process at a time on a store that grows")
             return "no locks"
         if error.errno in (errno.EWOULDBLOCK, errno.EACCES, errno.EDEADLK):
             return "taken"
         raise
     return "locked"
+
+
+def _wait(descriptor: int, what: str) -> bool:
+    told = False
+    while (state := try_lock(descriptor)) == "taken":
+        if not told:
+            log.warning("%s is being filled by %s; waiting until it is done", what, _holder(descriptor))
+            told = True
+        time.sleep(_POLL_SECONDS)
+    if state == "no locks":
+        log.warning(
+            "%s: this file system has no locks; processes share the work, but let only one at a time grow a store", what
+        )
+    return state == "locked"
+
+
+def _sign(descriptor: int) -> None:
+    """Write who holds the lock, unless the file says something that is not ours."""
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    if os.read(descriptor, 1) not in (b"", b"{"):
+        return
+    with suppress(OSError):  # a full disk: the lock holds without its note
+        os.ftruncate(descriptor, 0)
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        os.write(descriptor, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode())
 
 
 def _holder(descriptor: int) -> str:
@@ -90,3 +119,13 @@ def _holder(descriptor: int) -> str:
         return f"process {who['pid']} on {who['host']}"
     except (OSError, ValueError, KeyError, TypeError):
         return "another process"
+
+
+def _close_all() -> None:
+    for descriptor in list(_open):
+        with suppress(OSError):
+            close_file(descriptor)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_close_all)

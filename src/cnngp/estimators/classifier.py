@@ -124,10 +124,14 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
     @classmethod
     def load(cls, path: str | Path, *, device: Device = "auto") -> Self:
         """A model that `save` wrote. Runs no code from the file; damaged files are refused."""
-        model, _, arrays = model_files.load(cls, path, device)
-        model.classes_ = arrays["classes"]
-        model._after_fit()
-        return model
+
+        def finish(model: Self, _: dict[str, Any], arrays: dict[str, Array]) -> None:
+            model.classes_ = arrays["classes"]
+            if len(np.unique(model.classes_)) != model.gp_.loo_targets.shape[1]:
+                raise ValueError(f"{len(model.classes_)} classes for {model.gp_.loo_targets.shape[1]} outputs")
+            model._after_fit()
+
+        return model_files.load(cls, path, device, finish)
 
     def save(self, path: str | Path) -> None:
         """Write the fitted model to one file, without pickle."""

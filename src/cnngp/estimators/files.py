@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -10,7 +12,7 @@ from numpy.typing import NDArray
 
 from cnngp.common import files as persistence
 from cnngp.common.arrays import to_numpy
-from cnngp.common.errors import ModelFileError
+from cnngp.common.errors import ModelFileError, one_line
 from cnngp.gp.posterior import KINDS, Posterior
 from cnngp.gp.solving import algebra
 from cnngp.kernel.kernel import Device, Kernel
@@ -50,35 +52,60 @@ def save(model: GPEstimator, path: str | Path, header: dict[str, Any], arrays: d
     persistence.write(path, header, arrays | {"X": model.X_} | posterior)
 
 
-def load(cls: type[Estimator], path: str | Path, device: Device) -> tuple[Estimator, dict[str, Any], dict[str, Array]]:
+def load(
+    cls: type[Estimator],
+    path: str | Path,
+    device: Device,
+    finish: Callable[[Estimator, dict[str, Any], dict[str, Array]], None],
+) -> Estimator:
+    """A model from its file; `finish` adds what its kind of estimator has beside the posterior.
+
+    A file from somebody else can name no store, no device and nothing else that belongs to a machine: what it says of
+    these is not used.
+    """
     header, arrays = persistence.read(path)
     if header.get("estimator") != cls.__name__:
         held = header.get("estimator")
         raise ModelFileError(f"{path} holds a {held}; load it with {held}.load")
-    try:
-        parameters = dict(header["parameters"])
+    with _reading(path):
+        parameters = {k: v for k, v in dict(header["parameters"]).items() if k not in _NOT_SAVED}
         if parameters.get("input_shape") is not None:
             parameters["input_shape"] = tuple(parameters["input_shape"])
         network = from_json(header["network"])
         model = cls(network, device=device, **parameters)
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise ModelFileError(f"{path} is not a model that this version can read: {error}") from None
     model.kernel_ = Kernel(network, device, model.dtype, model.threads)  # a wrong device is not the file's fault
-    try:
+    with _reading(path):
         model.network_ = model.kernel_.network
         model.X_ = arrays["X"]
         model.input_shape_ = model.X_.shape[1:]
+        model.network_.shapes(model.input_shape_)
+        if model.X_.dtype.kind != "f" or not np.isfinite(model.X_).all():
+            raise ValueError("its images are not finite numbers")
         model.n_features_in_ = int(np.prod(model.input_shape_))
         if "feature_names" in header:
             model.feature_names_in_ = np.array(header["feature_names"], dtype=object)
         model.gp_ = _posterior(header, arrays, algebra(model.kernel_.device))
+        if model.gp_.points != len(model.X_):
+            raise ValueError(f"{len(model.X_)} images for {model.gp_.points} points")
         if header.get("posterior") == "inducing":
             model.inducing = len(model.X_)
         report = header["report"] | {"smallest_eigenvalue": tuple(header["report"]["smallest_eigenvalue"])}
         model.fit_report_ = FitReport(**report)
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise ModelFileError(f"{path} is not a model that this version can read: {error}") from None
-    return model, header, arrays
+        finish(model, header, arrays)
+    return model
+
+
+@contextmanager
+def _reading(path: str | Path) -> Iterator[None]:
+    """Whatever a crafted file, whose checksum is right, makes of a model: one line."""
+    try:
+        yield
+    except MemoryError as error:
+        raise ModelFileError(f"{path} needs more memory than there is: {error}") from None
+    except KeyError as error:
+        raise ModelFileError(f"{path} is not a model that this version can read: it has no {error}") from None
+    except (TypeError, AttributeError, ValueError, IndexError, ArithmeticError) as error:
+        raise ModelFileError(f"{path} is not a model that this version can read: {one_line(error)}") from None
 
 
 def _posterior(header: dict[str, Any], arrays: dict[str, Array], xp: Any) -> Posterior:

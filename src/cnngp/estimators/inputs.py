@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cnngp.common.arrays import DataError, as_real, in_place, refuse_masked, to_numpy
+from cnngp.matrix.store.store import verified
 from cnngp.network import zoo
 from cnngp.network.layers import Network
 from cnngp.network.shapes import check_input_shape, shape_text
@@ -150,7 +151,7 @@ def as_kernel_matrix(K: Any, columns: int | None = None) -> Any:
     """A kernel matrix as it is, NumPy's, CuPy's, torch's or one on disk; lists become arrays."""
     if isinstance(K, str | Path):
         raise DataError(f"K={str(K)!r} is a path; give the array in it, as gram or zarr.open_array returns it")
-    matrix = in_place(K, "K")
+    matrix = verified(in_place(K, "K"))
     shape = tuple(matrix.shape)
     if columns is None and (len(shape) != 2 or shape[0] != shape[1]):
         raise DataError(f"K has shape {shape}; expected (N, N)")

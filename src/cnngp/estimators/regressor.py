@@ -140,11 +140,13 @@ class GPRegressor(RegressorMixin, GPEstimator):  # type: ignore[misc]
     @classmethod
     def load(cls, path: str | Path, *, device: Device = "auto") -> Self:
         """A model that `save` wrote. Runs no code from the file; damaged files are refused."""
-        model, header, arrays = model_files.load(cls, path, device)
-        model._y_mean, model._y_std = arrays["y_mean"], arrays["y_std"]
-        model._one_output = bool(header["one_output"])
-        model._after_fit()
-        return model
+
+        def finish(model: Self, header: dict[str, Any], arrays: dict[str, Array]) -> None:
+            model._y_mean, model._y_std = arrays["y_mean"], arrays["y_std"]
+            model._one_output = bool(header["one_output"])
+            model._after_fit()
+
+        return model_files.load(cls, path, device, finish)
 
     def save(self, path: str | Path) -> None:
         """Write the fitted model to one file, without pickle."""

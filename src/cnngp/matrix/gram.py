@@ -33,6 +33,8 @@ log = logging.getLogger("cnngp")
 
 # Seconds between notes of progress in the metadata.
 _NOTE_SECONDS = 30.0
+# What two engines may differ by, relative to the largest entry, in the check of stores of format 1.
+_SAME = 1e-5
 
 
 def gram(
@@ -159,8 +161,12 @@ def _in_store(
         z.check_range(old[1])
     place.prepare(spec)
     missing, damaged = _todo(place, verify, progress)
+    if not place.sealed:
+        damaged += _seal(place, kernel, x, z, [*missing, *damaged], verify, progress)
     if missing or damaged:
         _refuse_to_fill(place, spec.engine)
+        if damaged:
+            _report(place, damaged)
         with place.writing("its other tiles stay valid"):
             for at in damaged:  # gone, so that no later run without verification takes them for good
                 place.forget(*at)
@@ -182,7 +188,7 @@ def _specify(
         prefix, whole = rows.fingerprints(None if there is None else there.images)
         return Data(len(rows), rows.image_shape, whole, prefix)
 
-    return Spec(
+    spec = Spec(
         network=network,
         fingerprint=kernel.network.fingerprint,
         X=data(x, None if found is None else found.X),
@@ -190,7 +196,9 @@ def _specify(
         engine=engine,
         dtype=kernel.dtype,
         tile=tile,
+        id=None if found is None else found.id,
     )
+    return spec.identified() if found is None else spec
 
 
 def _todo(place: GramStore, verify: bool, progress: bool) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
@@ -207,12 +215,60 @@ def _todo(place: GramStore, verify: bool, progress: bool) -> tuple[list[tuple[in
             if damaged:
                 bad.append(at)
             advance(1)
-    if bad:
-        places = ", ".join(map(str, bad[:5])) + (", …" if len(bad) > 5 else "")
-        log.warning(
-            "%s: %d of %d tiles were damaged and are computed again: %s", place.name, len(bad), len(place.grid), places
-        )
     return missing, bad
+
+
+def _report(place: GramStore, bad: list[tuple[int, int]]) -> None:
+    places = ", ".join(map(str, bad[:5])) + (", …" if len(bad) > 5 else "")
+    log.warning(
+        "%s: %d of %d tiles were damaged and are computed again: %s", place.name, len(bad), len(place.grid), places
+    )
+
+
+def _seal(
+    place: GramStore,
+    kernel: Kernel,
+    x: ImageRows,
+    z: ImageRows | None,
+    lacking: list[tuple[int, int]],
+    verify: bool,
+    progress: bool,
+) -> list[tuple[int, int]]:
+    """Bring a store of format 1 to the present one. Its tiles do not say where they belong, so in each some entries are
+    computed and compared. Gives those that belong elsewhere.
+    """
+    if place.read_only or not verify:
+        log.warning(
+            "%s was written by an earlier version, whose tiles do not say where they belong; a tile in a wrong place "
+            "would not be noticed. Run gram on it once, with verify=True and where it can be written, to check that",
+            place.name,
+        )
+        return []
+    misplaced: list[tuple[int, int]] = []
+    without = set(lacking)
+    good = [t for t in place.grid if (t.i, t.j) not in without]
+    with progress_bar(len(good), 0, progress, "checking", "tile") as advance, place.writing("its tiles stay valid"):
+        for t in good:
+            if _belongs(place, kernel, x, z, t):
+                place.seal(t.i, t.j)
+            else:
+                misplaced.append((t.i, t.j))
+            advance(1)
+    place.adopt_seals()
+    return misplaced
+
+
+def _belongs(place: GramStore, kernel: Kernel, x: ImageRows, z: ImageRows | None, t: Tile) -> bool:
+    """Whether the corners of a tile are those of its images, as far as engines agree."""
+    block = place.read(t.i, t.j)
+    r, c = [0, block.shape[0] - 1], [0, block.shape[1] - 1]
+    card = 0 if kernel.device == "cuda" else None
+    engine, rows = kernel.engine_for(x.image_shape), x.block(t.rows, card)[r]
+    if z is None and t.i == t.j:
+        wanted = engine.symmetric(rows, "numpy", None)
+    else:
+        wanted = engine.cross(rows, (x if z is None else z).block(t.columns, card)[c], "numpy", None)
+    return bool(np.abs(block[np.ix_(r, c)] - wanted).max() <= _SAME * np.abs(wanted).max())
 
 
 def _refuse_to_fill(place: GramStore, engine: str) -> None:

@@ -129,7 +129,7 @@ def status(where: Any, *, verify: bool = True, progress: bool = True) -> Status:
     there = place.present()
     missing = set(place.missing(there))
     if there.any():  # else it may have just been begun, before its array
-        _check_opens(place, place.found)
+        place.check_array(growing=bool(missing))
     present = [(t.i, t.j) for t in place.grid if (t.i, t.j) not in missing]
     damaged = None
     if verify:
@@ -140,22 +140,3 @@ def status(where: Any, *, verify: bool = True, progress: bool = True) -> Status:
                 advance(1)
     stored = int(there.sum()) * chunk_bytes(place.grid.tile, place.found.dtype)
     return Status(place.found, len(place.grid), len(missing), damaged, stored)
-
-
-def _check_opens(place: GramStore, spec: Spec) -> None:
-    """`StoreError` where the tiles are there, but nobody could read the matrix: K/zarr.json is gone or broken."""
-    remedy = "compute the matrix again with the same store: the tiles stay"
-    try:
-        array = place.array()
-    except FileNotFoundError:
-        raise StoreError(f"{place.name}: K/zarr.json is missing, so that K cannot be opened; {remedy}") from None
-    except (ValueError, KeyError, TypeError) as error:
-        raise StoreError(
-            f"{place.name}: K cannot be opened, its zarr.json cannot be read ({error}); delete that file, K/zarr.json, "
-            f"and {remedy}"
-        ) from None
-    if array.chunks != spec.tile or str(array.dtype) != spec.dtype:
-        raise StoreError(
-            f"{place.name}: K has chunks {array.chunks} of {array.dtype}, its metadata says {spec.tile} of "
-            f"{spec.dtype}; it was changed by something else, delete the store"
-        )

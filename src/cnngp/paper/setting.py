@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import os
 import re
 import time
 import zipfile
@@ -24,6 +23,7 @@ from numpy.typing import NDArray
 
 from cnngp import __version__
 from cnngp.common.errors import DatasetError
+from cnngp.common.files import replacing
 from cnngp.datasets.classics import folders
 from cnngp.datasets.sets import Dataset, Split, load
 from cnngp.kernel.kernel import Device, Kernel
@@ -178,15 +178,8 @@ def digest(*arrays: NDArray[Any]) -> str:
 def write_atomically(path: Path, content: bytes) -> None:
     """A reader sees the old file or the new one, never a part of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    try:
-        with partial.open("wb") as f:
-            f.write(content)
-            f.flush()
-            os.fsync(f.fileno())
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    with replacing(path) as file:
+        file.write(content)
 
 
 def _write(

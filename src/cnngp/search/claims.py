@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from cnngp.common.locks import try_lock
+from cnngp.common.locks import close_file, open_file, try_lock
 
 
 class Claims:
@@ -24,28 +24,29 @@ class Claims:
 
     def take(self, name: str) -> bool:
         """Take a piece of work; False while anyone, this process too, is at it."""
-        self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / name
         while True:
             try:
-                descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-            except FileNotFoundError:  # whoever let go last has removed the folder
-                self._folder.mkdir(parents=True, exist_ok=True)
+                descriptor = open_file(path)
+            except FileNotFoundError:  # nobody was here yet, or whoever let go last has removed the folder
+                self._folder.parent.mkdir(parents=True, exist_ok=True)
+                with suppress(FileExistsError):  # another process was faster, and may have removed it again
+                    self._folder.mkdir()
                 continue
-            if not try_lock(descriptor):
-                os.close(descriptor)
+            if try_lock(descriptor) == "taken":
+                close_file(descriptor)
                 return False
             if _is_file(descriptor, path):
                 self._held[name] = descriptor
                 return True
-            os.close(descriptor)  # its holder removed it between our opening and locking it
+            close_file(descriptor)  # its holder removed it between our opening and locking it
 
     def drop(self, name: str) -> None:
         """Let go of it. The file goes while it is locked, so that nobody can take the name in between."""
         descriptor = self._held.pop(name)
         with suppress(OSError):  # systems that keep files that are open
             (self._folder / name).unlink()
-        os.close(descriptor)
+        close_file(descriptor)
         with suppress(OSError):  # others are at work
             self._folder.rmdir()
 

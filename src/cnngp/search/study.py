@@ -1,13 +1,15 @@
 """A search's memory: an Optuna study in an SQLite file that many processes fill, and that a kill cannot harm.
 
 A draw is written when it is finished, whole or not at all. While it is being computed only a lock says so
-(`claims.py`), which dies with its process: a killed draw leaves no trace and is drawn again. The one file that knows
-Optuna.
+(`claims.py`), which dies with its process: a killed draw leaves no trace and is drawn again. SQLite finds out when the
+file's structure is damaged, but not when a number in it is, so every record has a checksum of its own; one with a wrong
+checksum is as if it were not there. The one file that knows Optuna.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -15,14 +17,21 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from cnngp.common.errors import one_line
 from cnngp.network.layers import Network
 from cnngp.network.serialize import from_json
 
+from .checksums import digest
 from .claims import Claims
 from .scoring import Score
 from .space import Choice, Draw, Range, Value
 
+log = logging.getLogger("cnngp")
+
 NAME = "cnngp search"
+_CHECKSUM = "sha256"
+# Set in studies whose records all have checksums; those of earlier versions have records without.
+_CHECKED = "checksums"
 
 
 class StudyError(ValueError):
@@ -62,7 +71,10 @@ class Study:
             self._storage, self._study = _open(path)
             held = self._study.user_attrs.get("identity")
             if held is None:
+                self._study.set_user_attr(_CHECKED, True)
                 self._study.set_user_attr("identity", identity)
+        self._checked = bool(self._study.user_attrs.get(_CHECKED, False))
+        self._told: set[str] = set()
         if held is not None and held != identity:
             self.close()
             raise StudyError(f"{path} holds another search: {_difference(held, identity)}; give another study file")
@@ -90,32 +102,33 @@ class Study:
     def trials(self) -> list[Trial]:
         """Finished draws, by their number."""
         return sorted(
-            (_trial(t.params, t.user_attrs) for t in self._records() if t.state.name == "COMPLETE"),
+            (_trial(t.params, t.user_attrs) for t in self._sound("COMPLETE")),
             key=lambda trial: trial.draw,
         )
 
     def finished(self) -> set[int]:
-        return {t.user_attrs["draw"] for t in self._records() if t.state.name == "COMPLETE"}
+        return {t.user_attrs["draw"] for t in self._sound("COMPLETE")}
 
     def failures(self, run: str | None = None) -> dict[int, str]:
         """Draws that no result came of, with their errors: in one run, or in all and in none since."""
-        failed = [t.user_attrs for t in self._records() if t.state.name == "FAIL"]
+        failed = [t.user_attrs for t in self._sound("FAIL")]
         finished = self.finished()
         return {a["draw"]: a["failure"] for a in failed if run in (None, a["run"]) and a["draw"] not in finished}
 
     def add(self, trial: Trial, draw: Draw) -> None:
         import optuna
 
+        attributes = {
+            "draw": trial.draw,
+            "network": trial.network_json,
+            "invalid": list(trial.invalid),
+            **asdict(trial.score),
+        }
         record = optuna.trial.create_trial(
             value=trial.error,
             params=trial.params,
             distributions={name: _distribution(r) for name, r in draw.ranges.items()},
-            user_attrs={
-                "draw": trial.draw,
-                "network": trial.network_json,
-                "invalid": list(trial.invalid),
-                **asdict(trial.score),
-            },
+            user_attrs=attributes | {_CHECKSUM: digest([trial.error, trial.params, attributes])},
         )
         with self._writing():
             self._study.add_trial(record)
@@ -126,6 +139,7 @@ class Study:
         import optuna
 
         attributes = {"draw": draw, "failure": failure, "run": run}
+        attributes[_CHECKSUM] = digest([None, {}, attributes])
         record = optuna.trial.create_trial(state=optuna.trial.TrialState.FAIL, user_attrs=attributes)
         with self._writing():
             self._study.add_trial(record)
@@ -134,6 +148,25 @@ class Study:
         with _reported(self.path):
             return self._study.get_trials(deepcopy=False)  # type: ignore[no-any-return]
 
+    def _sound(self, state: str) -> list[Any]:
+        """The records in a state whose checksums are right."""
+        return [t for t in self._records() if t.state.name == state and self._is_sound(t)]
+
+    def _is_sound(self, record: Any) -> bool:
+        attributes = dict(record.user_attrs)
+        kept = attributes.pop(_CHECKSUM, None)
+        if kept is None and not self._checked:
+            return True
+        if kept == digest([record.value, record.params, attributes]):
+            return True
+        self._tell(f"the record {record.number} (draw {attributes.get('draw')})")
+        return False
+
+    def _tell(self, what: str) -> None:
+        if what not in self._told:
+            self._told.add(what)
+            log.warning("%s: %s is damaged, its checksum does not match; it is not used", self.path, what)
+
     # ---- what comes after the draws ----------------------------------------------------------------------------------
 
     def notes(self, kind: str) -> dict[str, Any]:
@@ -141,11 +174,23 @@ class Study:
         prefix = f"{kind}/"
         with _reported(self.path):
             noted = self._study.user_attrs
-        return {k.removeprefix(prefix): v for k, v in noted.items() if k.startswith(prefix)}
+        found = {}
+        for name, value in noted.items():
+            if not name.startswith(prefix):
+                continue
+            if isinstance(value, dict) and (_CHECKSUM in value or self._checked):
+                kept = value.get(_CHECKSUM)
+                value = {k: v for k, v in value.items() if k != _CHECKSUM}
+                if kept != digest([name, value]):
+                    self._tell(f"the note {name}")
+                    continue
+            found[name.removeprefix(prefix)] = value
+        return found
 
-    def note(self, kind: str, key: str, value: Any) -> None:
+    def note(self, kind: str, key: str, value: dict[str, Any]) -> None:
+        name = f"{kind}/{key}"
         with self._writing():
-            self._study.set_user_attr(f"{kind}/{key}", value)
+            self._study.set_user_attr(name, value | {_CHECKSUM: digest([name, value])})
 
 
 def score_from(values: dict[str, Any]) -> Score:
@@ -183,6 +228,10 @@ def require() -> None:
     _optuna()
 
 
+# What Optuna's own reading of a record that was altered comes to.
+_OF_DAMAGE = (LookupError, ValueError, TypeError, AssertionError, AttributeError)
+
+
 @contextmanager
 def _reported(path: Path) -> Iterator[None]:
     """What goes wrong with the file, such as a full disk, in one line."""
@@ -191,9 +240,11 @@ def _reported(path: Path) -> Iterator[None]:
 
     try:
         yield
-    except (optuna.exceptions.OptunaError, SQLAlchemyError) as error:
+    except StudyError:
+        raise
+    except (optuna.exceptions.OptunaError, SQLAlchemyError, *_OF_DAMAGE) as error:
         reason = error.__cause__ if isinstance(error.__cause__, SQLAlchemyError) else error
-        text = " ".join(str(getattr(reason, "orig", reason)).split())
+        text = one_line(getattr(reason, "orig", reason))
         raise StudyError(f"{path} cannot be read or written as a study: {text[:200]}") from error
 
 
@@ -209,7 +260,7 @@ def _open(path: Path) -> tuple[Any, Any]:
         study = optuna.create_study(storage=storage, study_name=NAME, direction="minimize", load_if_exists=True)
         return storage, study
     except RuntimeError as error:  # tables of another version of Optuna
-        raise StudyError(f"{path} cannot be used as a study: {' '.join(str(error).split())[:200]}") from None
+        raise StudyError(f"{path} cannot be used as a study: {one_line(error)[:200]}") from None
     finally:
         optuna.logging.set_verbosity(before)
 
@@ -228,9 +279,9 @@ def _check_file(path: Path) -> None:
             names = [name for (name,) in file.execute("SELECT study_name FROM studies")]
             whole = [row[0] for row in file.execute("PRAGMA quick_check(1)")]
     except sqlite3.Error as error:
-        raise StudyError(f"{path} is not a study of Optuna ({error}); give another file") from None
+        raise StudyError(f"{path} is not a study of Optuna ({one_line(error)[:200]}); give another file") from None
     if whole != ["ok"]:
-        raise StudyError(f"{path} is damaged ({whole[0]}); restore it or give another file")
+        raise StudyError(f"{path} is damaged ({one_line(whole[0])[:200]}); restore it or give another file")
     if names not in ([], [NAME]):
         raise StudyError(f"{path} holds other studies ({', '.join(map(repr, names[:3]))}); give a file of its own")
 

@@ -15,11 +15,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
+from cnngp.common.errors import one_line
 from cnngp.matrix.cluster.cluster import ClusterError, connect
 from cnngp.matrix.cluster.connection import ANSWER_SECONDS, require_dask
 from cnngp.matrix.cluster.hands import DEATHS
 from cnngp.matrix.cluster.roster import Roster
-from cnngp.matrix.cluster.worker import line
 from cnngp.network.serialize import from_json
 
 from .scoring import Problem, Score, score
@@ -160,7 +160,7 @@ class Hands:
             self.roster.there()  # unless it is the scheduler that is gone
             self._unsent += 1
             if self._unsent >= DEATHS:
-                raise ClusterError(f"the images cannot be sent to the workers: {line(error)}") from error
+                raise ClusterError(f"the images cannot be sent to the workers: {one_line(error)}") from error
             return False
         self._unsent = 0
         return True

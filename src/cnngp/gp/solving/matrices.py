@@ -7,6 +7,7 @@ does not grow with the matrix. Tiles are float32 as a rule; their products are f
 from __future__ import annotations
 
 import hashlib
+import json
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,7 +19,7 @@ import numpy as np
 from cnngp.common.arrays import in_place, to_numpy
 from cnngp.common.errors import StoreError
 from cnngp.matrix.store.places import local_path
-from cnngp.matrix.store.store import GramStore
+from cnngp.matrix.store.store import GramStore, store_of, verified
 
 from ..exact import MatrixError, as_matrix
 from ..linalg import Array, blocks, namespace
@@ -77,10 +78,10 @@ class SymmetricMatrix:
         """What the store says the matrix is of, or some of its rows, and its diagonal: changes when the matrix does."""
         digest = hashlib.sha256(f"{self.n} {self.dtype.name}".encode())
         digest.update(self.diagonal().tobytes())
-        attributes = group_attributes(self.K)
-        for key in ("network_fingerprint", "X", "engine", "tile"):
-            digest.update(f"{key}={attributes.get(key)}".encode())
-        if not attributes:  # kernels of one diagonal are common, so some rows must tell them apart
+        place = store_of(self.K)
+        if place is not None:
+            digest.update(json.dumps(place.spec.attributes(), sort_keys=True).encode())
+        else:  # kernels of one diagonal are common, so some rows must tell them apart
             for i in (0, self.n // 2, self.n - 1):
                 row = _read(self.K, slice(i, i + 1), slice(0, self.n))
                 digest.update(np.ascontiguousarray(row if isinstance(row, np.ndarray) else row.get()).data)
@@ -147,6 +148,8 @@ def _row_product(rows: slice, K: Any, V: Any, width: int) -> Any:
 def _read(K: Any, rows: slice, columns: slice) -> Any:
     try:
         return K[rows, columns]
+    except StoreError:
+        raise
     except (ValueError, OSError) as error:
         raise StoreError(
             f"rows {rows.start}–{rows.stop - 1}, columns {columns.start}–{columns.stop - 1} of the kernel cannot be "
@@ -157,7 +160,7 @@ def _read(K: Any, rows: slice, columns: slice) -> Any:
 def opened_matrix(store: Any) -> Any:
     """The matrix that `gram` keeps at a path, a URL or in a Zarr store; an array is given back as it is."""
     if hasattr(store, "shape") or isinstance(store, (list, tuple)):
-        return in_place(store, "K")
+        return verified(in_place(store, "K"))
     place = GramStore(store, read_only=isinstance(store, (str, Path)))
     if place.found is None:
         raise StoreError(f"{place.name} is no store of a kernel matrix; compute it there with gram(…, store=)")
@@ -171,23 +174,7 @@ def opened_matrix(store: Any) -> Any:
     return place.array()
 
 
-def group_attributes(K: Any) -> dict[str, Any]:
-    """The attributes of the group that a Zarr array of `gram` lies in; none for other arrays."""
-    import zarr
-
-    if not isinstance(K, zarr.Array) or K.path.split("/")[-1] != "K":
-        return {}
-    try:
-        group = zarr.open_group(K.store, path=K.path.removesuffix("K").rstrip("/"), mode="r", zarr_format=3)
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
-        return {}
-    return dict(group.attrs.asdict())
-
-
 def local_folder(store: Any) -> Path | None:
     """The folder of this machine that a store or a Zarr array of `gram` lies in."""
-    if isinstance(store, (str, Path)):
-        return local_path(store)
-    root = getattr(getattr(store, "store", None), "root", None)
-    path = getattr(store, "path", "")
-    return root / path.removesuffix("K").rstrip("/") if isinstance(root, Path) and isinstance(path, str) else None
+    place = store_of(store)
+    return local_path(store) if place is None else place.local

@@ -75,7 +75,7 @@ def images(place: GramStore, name: str) -> Any:
 
 def check(place: GramStore, mark: str) -> None:
     """`RunEnded` unless this is the store of the run with that mark, and the run goes on."""
-    if not place.has_bytes(f"K/{_MARK}{mark}"):
+    if place.get_bytes(f"K/{_MARK}{mark}") is None:
         raise RunEnded(f"{place.name} is not the store of this run here, or the run has ended")
 
 

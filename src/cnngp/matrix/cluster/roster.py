@@ -11,8 +11,10 @@ from collections import Counter
 from contextlib import suppress
 from typing import Any, Literal
 
+from cnngp.common.errors import one_line
+
 from .connection import ANSWER_SECONDS, ClusterError
-from .worker import Refused, engine_of, line
+from .worker import Refused, engine_of
 
 log = logging.getLogger("cnngp")
 
@@ -85,7 +87,7 @@ class Roster:
                         else:
                             engines[worker] = answer
                 elif future.status == "error":
-                    self.refuse(worker, line(future.exception()))
+                    self.refuse(worker, one_line(future.exception()))
                 elif worker in there:
                     continue
                 del asked[worker]
@@ -115,7 +117,7 @@ class Roster:
                 continue  # it has just gone
             self._known.add(worker)
             if isinstance(version, Exception):
-                self.refuse(worker, f"it cannot import cnngp ({line(version)})")
+                self.refuse(worker, f"it cannot import cnngp ({one_line(version)})")
             elif version != __version__:
                 self.refuse(worker, f"it has cnngp {version}, the client {__version__}")
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from cnngp.common import memory
 from cnngp.common.arrays import DataError
-from cnngp.common.errors import StoreError
+from cnngp.common.errors import StoreError, one_line
 from cnngp.kernel.kernel import Kernel
 
 from ..fill import fill, lanes
@@ -124,7 +124,7 @@ def _site(job: Job) -> _Site | Refused:
                 return Refused(f"its engine is {engine}, that of the matrix {place.found.engine}")
             made = _Site(job, place, kernel)
         except Exception as error:  # of any kind: this worker cannot do it, another may
-            return Refused(line(error))
+            return Refused(one_line(error))
         _sites.append(made)
         return made
 
@@ -139,7 +139,7 @@ def engine_of(kernel: bytes, image_shape: tuple[int, ...]) -> tuple[str, Literal
         made = _kernel(kernel)
         return made.engine_for(image_shape).identity, made.device
     except Exception as error:
-        return Refused(line(error))
+        return Refused(one_line(error))
 
 
 def _kernel(pickled: bytes) -> Kernel:
@@ -151,12 +151,8 @@ def _kernel(pickled: bytes) -> Kernel:
     return Kernel(kernel.network, kernel.device, kernel.dtype, threads=get_worker().state.nthreads)
 
 
-def line(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
-
-
 def _named(error: BaseException) -> str:
-    name, said = type(error).__name__, line(error)
+    name, said = type(error).__name__, one_line(error)
     return said if said == name else f"{name}: {said}"
 
 

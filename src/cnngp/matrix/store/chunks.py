@@ -45,12 +45,17 @@ def encoded_chunk(part: Any, tile: tuple[int, int], out: NDArray[np.uint8] | Non
     return data
 
 
-def decoded_chunk(data: NDArray[np.uint8], tile: tuple[int, int], dtype: Any) -> NDArray[Any]:
-    """The numbers of a chunk. `ValueError` where its size or its checksum is wrong."""
+def checked_sum(data: NDArray[np.uint8], tile: tuple[int, int], dtype: Any) -> bytes:
+    """The checksum at the end of a chunk. `ValueError` where it, or the size of the chunk, is wrong."""
     if len(data) != chunk_bytes(tile, dtype):
-        raise ValueError(f"a chunk of {len(data)} bytes; expected {chunk_bytes(tile, dtype)}")
+        raise ValueError(f"it has {len(data):,} bytes instead of {chunk_bytes(tile, dtype):,}")
     if not np.array_equal(data[-CHECKSUM_BYTES:], _checksum(data)):
-        raise ValueError("a chunk with a wrong checksum")
+        raise ValueError("its checksum is wrong")
+    return data[-CHECKSUM_BYTES:].tobytes()
+
+
+def decoded_chunk(data: NDArray[np.uint8], tile: tuple[int, int], dtype: Any) -> NDArray[Any]:
+    """The numbers of a chunk that was checked."""
     numbers: NDArray[Any] = data[:-CHECKSUM_BYTES].view(np.dtype(dtype).newbyteorder("<"))
     return numbers.reshape(tile)
 

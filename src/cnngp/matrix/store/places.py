@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -11,6 +12,8 @@ from cnngp.common.errors import StoreError
 
 # Nothing takes so long to write: what is older was left by a process that was killed.
 _LEFT_SECONDS = 3600.0
+# Matrices of fits and predictions inside an estimator's store.
+_PARTS = ("inducing-", "cross-")
 
 
 def local_path(where: Any) -> Path | None:
@@ -73,7 +76,7 @@ def check_place(local: Path) -> None:
     if local.exists() and not local.is_dir():
         raise StoreError(f"store={str(local)!r} is a file; expected a folder, or a name that is not taken yet")
     if local.is_dir() and not (local / "zarr.json").exists():
-        ours = ("K", "inducing-", "cross-")  # parts of fits that have no matrix of their own here
+        ours = ("K", *_PARTS)  # parts of fits that have no matrix of their own here
         strange = sorted(p.name for p in local.iterdir() if not p.name.startswith(ours) and p.suffix != ".partial")
         if strange:
             raise StoreError(
@@ -82,11 +85,37 @@ def check_place(local: Path) -> None:
             )
 
 
+def refuse_links(local: Path) -> None:
+    """Refuse a store in which a folder, or a file that is written to, is a link: what is written or deleted there would
+    be somewhere else, in a place that whoever made the store has chosen.
+    """
+    if local.name.startswith(_PARTS) and local.is_symlink():
+        raise _is_link(local)
+    folders = [local / "K", local / "K" / "c", local / "K" / "seals", local / "images"]
+    for path in (*folders, local / "zarr.json", local / "K" / "zarr.json", local / "K" / ".lock"):
+        if path.is_symlink():
+            raise _is_link(path)
+    for folder in folders[1:]:
+        if folder.is_dir():
+            with os.scandir(folder) as entries:
+                for entry in entries:
+                    if entry.is_symlink():
+                        raise _is_link(Path(entry.path))
+
+
+def _is_link(path: Path) -> StoreError:
+    return StoreError(
+        f"{path} is a link to {path.readlink()}; cnngp makes no links in a store and follows none. Put a copy of the "
+        "folder in its place, or give another store"
+    )
+
+
 def remove_leftovers(local: Path, locked: bool) -> None:
     """What a killed process was writing. Without the lock only what is old: another process may be writing the rest."""
     newest = float("inf") if locked else time.time() - _LEFT_SECONDS
-    for folder in (local, local / "K", *(local / "K" / "c").glob("*")):
-        for path in folder.glob("*.partial"):
+    rows = (row for kind in ("c", "seals") for row in (local / "K" / kind).glob("*"))
+    for folder in (local, local / "K", *rows):
+        for path in folder.glob("zarr.*.partial" if folder == local else "*.partial"):
             with suppress(OSError):
-                if path.stat().st_mtime < newest:
+                if path.lstat().st_mtime < newest:
                     path.unlink()

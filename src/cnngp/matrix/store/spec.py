@@ -1,16 +1,25 @@
-"""What a store says about its matrix: which network, which data, which engine, in which type and tiles."""
+"""What a store says about its matrix: which network, which data, which engine, in which type and tiles.
+
+Format 2, the present one, has two things that format 1 had not: `id`, which ties every tile to its matrix (`seals.py`),
+and `sha256`, a checksum over all the rest but the progress. Stores of format 1 can be read; `gram` checks every tile of
+one and then makes it one of format 2.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import hashlib
+import json
+from dataclasses import dataclass, replace
 from typing import Any
 
 from cnngp.common.errors import StoreError
 
 from ..grid import Grid
 
-FORMAT = 1
+FORMAT = 2
+_WITHOUT_SEALS = 1
 _MARK = "cnngp_gram"
+_CHECKSUM = "sha256"
 
 
 @dataclass(frozen=True)
@@ -43,6 +52,12 @@ class Spec:
     engine: str
     dtype: str
     tile: tuple[int, int]
+    id: str | None = None
+    """Ties the tiles to this matrix; None in a store of format 1, whose tiles have no seals."""
+
+    def identified(self) -> Spec:
+        """With the identity of a matrix that begins now: the same for all who begin it, kept when images are added."""
+        return replace(self, id=_digest(replace(self, id="").attributes()))
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -53,8 +68,8 @@ class Spec:
         return Grid(self.shape, self.tile, self.Z is None)
 
     def attributes(self) -> dict[str, Any]:
-        return {
-            _MARK: FORMAT,
+        a = {
+            _MARK: _WITHOUT_SEALS if self.id is None else FORMAT,
             "network": self.network,
             "network_fingerprint": self.fingerprint,
             "X": self.X.attributes(),
@@ -63,6 +78,10 @@ class Spec:
             "dtype": self.dtype,
             "tile": list(self.tile),
         }
+        if self.id is not None:
+            a["id"] = self.id
+            a[_CHECKSUM] = _digest(a)
+        return a
 
     @classmethod
     def of_attributes(cls, a: dict[str, Any], name: str) -> Spec:
@@ -71,10 +90,10 @@ class Spec:
                 f"{name} is a Zarr group that cnngp did not make; give another place, or a name inside it such as "
                 f"{name}/kernel"
             )
-        if a[_MARK] != FORMAT:
-            raise StoreError(f"{name} has format {a[_MARK]!r}; this version of cnngp reads format {FORMAT}")
+        if a[_MARK] not in (_WITHOUT_SEALS, FORMAT):
+            raise StoreError(f"{name} has format {a[_MARK]!r}; this version of cnngp reads up to format {FORMAT}")
         try:
-            return cls(
+            spec = cls(
                 network=a["network"],
                 fingerprint=str(a["network_fingerprint"]),
                 X=Data.of(a["X"]),
@@ -82,9 +101,14 @@ class Spec:
                 engine=str(a["engine"]),
                 dtype=str(a["dtype"]),
                 tile=(int(a["tile"][0]), int(a["tile"][1])),
+                id=str(a["id"]) if a[_MARK] == FORMAT else None,
             )
-        except (KeyError, TypeError, ValueError, IndexError) as error:
-            raise StoreError(f"{name}: its metadata is damaged ({error!r}); delete the store") from None
+            sound = spec.attributes() == {key: value for key, value in a.items() if key in _KEYS}
+        except (KeyError, TypeError, ValueError, IndexError, OverflowError, AttributeError) as error:
+            raise StoreError(f"{name}: its metadata is damaged ({error!r}); {_REMEDY}") from None
+        if not sound or spec.dtype not in ("float32", "float64") or min(*spec.shape, *spec.tile) < 1:
+            raise StoreError(f"{name}: its metadata is damaged (its checksum does not match); {_REMEDY}")
+        return spec
 
     def refuse_unless_same_or_grown(self, wanted: Spec, name: str) -> None:
         """`StoreError` with all that differs, unless `wanted` is this matrix or one that it is the beginning of."""
@@ -104,6 +128,14 @@ class Spec:
                 differs += _data_differs("Z", self.Z, wanted.Z)
         if differs:
             raise StoreError(f"{name} was made for something else: {'; '.join(differs)}. Give another store")
+
+
+_KEYS = (_MARK, "network", "network_fingerprint", "X", "Z", "engine", "dtype", "tile", "id", _CHECKSUM)
+_REMEDY = "bring zarr.json back from a copy, or delete the store"
+
+
+def _digest(attributes: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(attributes, sort_keys=True).encode()).hexdigest()
 
 
 def _data_differs(which: str, there: Data, now: Data) -> list[str]:

@@ -1,13 +1,14 @@
 """A kernel matrix on disk: a Zarr group that any Zarr reader opens, and that no accident makes wrong.
 
-    STORE/zarr.json        what the matrix is: network, data, engine, type, tile (`Spec`)
-    STORE/K/zarr.json      the array: a chunk is a tile, with a checksum, NaN where nothing was computed
+    STORE/zarr.json        what the matrix is: network, data, engine, type, tile (`spec.py`)
+    STORE/K/zarr.json      the array: a chunk is a tile, with a checksum, NaN where nothing was computed (`metadata.py`)
     STORE/K/c/i/j          tile (i, j)
+    STORE/K/seals/i/j      says that the chunks of tile (i, j) are those of this tile (`seals.py`)
     STORE/K/.lock          held by the process that fills it
 
 On a disk a chunk is written to a temporary file and renamed, and object stores put it there at once: it is absent or
-whole. What disks and people do to it later shows in its checksum. The metadata of the group is the truth: the array's
-shape is brought to it, never the other way round.
+whole. What disks and people do to it later shows in its checksum and its seal, which every reader compares
+(`verified.py`). The metadata of the group is the truth: that of the array is brought to it, never the other way round.
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ import asyncio
 import errno
 import logging
 import math
+import sys
 import threading
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -28,8 +31,10 @@ from cnngp.common.errors import StoreError
 from cnngp.common.locks import exclusive
 
 from ..grid import Grid, Tile
-from .chunks import chunk_bytes, decoded_chunk, device_of, encoded_chunk, is_mirror
-from .places import check_place, local_path, locate, remove_leftovers
+from .chunks import CHECKSUM_BYTES, chunk_bytes, decoded_chunk, device_of, encoded_chunk, is_mirror
+from .metadata import REMEDY, array_differs, array_document, group_attributes, group_document
+from .places import check_place, local_path, locate, refuse_links, remove_leftovers
+from .seals import seal, tile_of
 from .spec import Spec
 
 log = logging.getLogger("cnngp")
@@ -44,6 +49,8 @@ class GramStore:
     def __init__(self, where: Any, read_only: bool = False, locked: bool = False) -> None:
         self.store, self.path, self.local, self.name = locate(where, read_only)
         self.read_only = read_only or bool(self.store.read_only)
+        # For reading: a store that may be written makes its folder when it is first looked at.
+        self._source = self.store if self.store.read_only else self.store.with_read_only(True)
         self._locked = locked
         self._noted: Any = None
         self._memory = threading.local()
@@ -53,22 +60,33 @@ class GramStore:
 
     def _look(self) -> Spec | None:
         self.found = self._read_spec()
-        self.grid = Grid((0, 0), (1, 1), False) if self.found is None else self.found.grid
-        self._dtype = "float32" if self.found is None else self.found.dtype
+        self._adopt(self.found)
         return self.found
 
-    def _read_spec(self) -> Spec | None:
-        import zarr
+    def _adopt(self, spec: Spec | None) -> None:
+        """Work on the matrix of `spec` from now on."""
+        self._spec = spec
+        self.grid = Grid((0, 0), (1, 1), False) if spec is None else spec.grid
+        self._verified: Any = None
 
+    @property
+    def spec(self) -> Spec:
+        """What the store holds: that it holds something has been seen."""
+        assert self._spec is not None
+        return self._spec
+
+    @property
+    def sealed(self) -> bool:
+        """Whether its tiles have seals: not in stores of format 1."""
+        return self._spec is not None and self._spec.id is not None
+
+    def _read_spec(self) -> Spec | None:
         try:
-            group = zarr.open_group(self.store, path=self.path, mode="r", zarr_format=3)
-        except FileNotFoundError:
+            attributes = group_attributes(self.get_bytes("zarr.json"), self.name)
+        except OSError as error:
+            raise StoreError(f"{self.name}: its zarr.json could not be read ({error.strerror or error})") from None
+        if attributes is None:
             return None
-        except (ValueError, KeyError, TypeError) as error:
-            raise StoreError(
-                f"{self.name}: its zarr.json cannot be read ({error}); bring it back from a copy, or delete the store"
-            ) from None
-        attributes = group.attrs.asdict()
         self._noted = attributes.get("progress")
         return Spec.of_attributes(attributes, self.name)
 
@@ -101,58 +119,46 @@ class GramStore:
                 except ContainsGroupError:  # another process was faster: no lock holds on an object store
                     if self._look() is None:
                         raise
-                    self.prepare(spec)
+                    self.prepare(spec if self.found is None else replace(spec, id=self.found.id))
                     return
+                self.found = spec
             elif self.found.shape != spec.shape:
                 # Chunks that growth cuts go first: killed here, the old matrix lacks them, and no chunk is ever
                 # taken for one that covers more than was computed.
                 for i, j in self.grid.cut_by_growth(spec.shape):
-                    self.delete(f"K/c/{i}/{j}")
+                    self.forget(*tile_of(self.grid, i, j))
                 self._update(spec.attributes())
-            self.grid = spec.grid
-            self._open_array(spec)
-            self._dtype = spec.dtype
+                self.found = spec
+            self._adopt(self.found)
+            self._open_array(self.spec)
         if self.local is not None:
             remove_leftovers(self.local, self._locked)
 
     def _open_array(self, spec: Spec) -> None:
-        """Make the array what the metadata says."""
-        import zarr
-        from zarr.codecs import Crc32cCodec
-        from zarr.errors import ContainsArrayError
+        """Make the array's document what the metadata says."""
+        differs = array_differs(self.get_bytes("K/zarr.json"), spec)
+        if differs is None:
+            return
+        if differs not in ("it is missing", "shape"):
+            log.warning("%s: K/zarr.json was damaged (%s) and is written anew; the tiles stay", self.name, differs)
+        self.set_bytes("K/zarr.json", array_document(spec))
 
-        try:
-            array = zarr.open_array(self.store, path=self.key("K"), mode="r+", zarr_format=3)
-        except FileNotFoundError:
-            with suppress(ContainsArrayError):  # another process was faster
-                zarr.create_array(
-                    self.store,
-                    name=self.key("K"),
-                    shape=spec.shape,
-                    chunks=spec.tile,
-                    dtype=spec.dtype,
-                    fill_value=float("nan"),
-                    filters=None,
-                    compressors=[Crc32cCodec()],
-                    zarr_format=3,
-                )
-            array = zarr.open_array(self.store, path=self.key("K"), mode="r+", zarr_format=3)
-        except (ValueError, KeyError, TypeError) as error:
-            raise StoreError(
-                f"{self.name}: K/zarr.json cannot be read ({error}); delete that file, the tiles stay"
-            ) from None
-        if array.chunks != spec.tile or str(array.dtype) != spec.dtype:
-            raise StoreError(
-                f"{self.name}: K has chunks {array.chunks} of {array.dtype}, its metadata says {spec.tile} of "
-                f"{spec.dtype}; it was changed by something else, delete the store"
-            )
-        if array.shape != spec.shape:
-            array.resize(spec.shape)
+    def check_array(self, growing: bool = False) -> None:
+        """`StoreError` where Zarr would read the matrix wrongly or not at all. While it grows its old shape will do."""
+        differs = array_differs(self.get_bytes("K/zarr.json"), self.spec)
+        if differs is not None and not (growing and differs == "shape"):
+            what = "changed in shape" if differs == "shape" else differs
+            raise StoreError(f"{self.name}: K/zarr.json does not fit the matrix: {what}; {REMEDY}")
+
+    def adopt_seals(self) -> None:
+        """A store of format 1, all of whose tiles have been checked and have seals by now, becomes one of format 2."""
+        with self.writing("its tiles stay valid"):
+            self._update(self.spec.identified().attributes())
+        self._look()
 
     def _update(self, attributes: dict[str, Any]) -> None:
-        import zarr
-
-        zarr.open_group(self.store, path=self.path, mode="r+", zarr_format=3).attrs.update(attributes)
+        before = group_attributes(self.get_bytes("zarr.json"), self.name) or {}
+        self.set_bytes("zarr.json", group_document(before | attributes))
 
     def note_progress(self, done: int) -> None:
         """For people who look at the metadata; the tiles themselves say what is done."""
@@ -168,11 +174,19 @@ class GramStore:
     # ---- tiles ---------------------------------------------------------------------------------------------------
 
     def array(self) -> Any:
-        """The matrix for reading."""
+        """The matrix for reading, every tile of it verified when it is read."""
         import zarr
 
-        store = self.store if self.store.read_only else self.store.with_read_only(True)
-        return zarr.open_array(store, path=self.key("K"), mode="r", zarr_format=3)
+        self.check_array()
+        reading = self._reading()
+        return zarr.open_array(reading, path=self.key("K"), mode="r", zarr_format=3)
+
+    def _reading(self) -> Any:
+        if self._verified is None:
+            from .verified import VerifiedStore
+
+            self._verified = VerifiedStore(self._source, self.path, self.spec, self.name)
+        return self._verified
 
     def write(self, tile: Tile, block: Any) -> None:
         """A tile, in host memory or on a card, and its mirror image. Several threads may write, each its own tile."""
@@ -184,11 +198,26 @@ class GramStore:
                     "Please report this"
                 )
             scratch = self._scratch(chunk_bytes(self.grid.tile, block.dtype))
-            chunks = []
+            chunks, sums = [], []
             for k, (place, part) in enumerate(zip(self.grid.chunks_of(tile.i, tile.j), (block, block.T), strict=False)):
                 data = encoded_chunk(part, self.grid.tile, scratch[k])
+                sums.append(data[-CHECKSUM_BYTES:].tobytes())
                 chunks.append((self._chunk_key(*place), _prototype().buffer.from_array_like(data)))
         _wait(_set_all(self.store, chunks))
+        if self.spec.id is not None:  # last: a tile with a seal is whole
+            self.set_bytes(f"K/seals/{tile.i}/{tile.j}", seal(self.spec.id, self.grid, tile.i, tile.j, sums))
+
+    def seal(self, i: int, j: int) -> None:
+        """Seal a tile of a store of format 1, which was checked, as it is there now."""
+        sums = []
+        for at in self.grid.chunks_of(i, j):
+            data = self.get_bytes(f"K/c/{at[0]}/{at[1]}")
+            if data is None:
+                raise StoreError(f"{self.name}: a chunk of tile {(i, j)} has just gone; run the same again")
+            sums.append(data[-CHECKSUM_BYTES:])
+        identity = self.spec.identified().id
+        assert identity is not None
+        self.set_bytes(f"K/seals/{i}/{j}", seal(identity, self.grid, i, j, sums))
 
     def _scratch(self, size: int) -> list[NDArray[np.uint8]] | list[None]:
         """A thread's memory for two chunks, used again for every tile; other stores may keep what they are given."""
@@ -200,21 +229,26 @@ class GramStore:
         return kept
 
     def read(self, i: int, j: int) -> NDArray[Any]:
-        """The numbers of chunk (i, j) that belong to the matrix. `ValueError` where it is damaged or not there."""
-        buffer = _wait(self.store.get(self._chunk_key(i, j), _prototype()))
-        if buffer is None:
-            raise ValueError("no such chunk")
+        """The numbers of chunk (i, j) that belong to the matrix. `DamagedTile` where it is damaged or not there."""
+        buffer = _wait(self._reading().get(self._chunk_key(i, j)))
         tile = self.grid.at(i, j)
-        chunk = decoded_chunk(buffer.as_numpy_array(), self.grid.tile, self._dtype)
+        chunk = decoded_chunk(buffer.as_numpy_array(), self.grid.tile, self.spec.dtype)
         return chunk[: tile.rows.stop - tile.rows.start, : tile.columns.stop - tile.columns.start]
 
     def present(self) -> NDArray[np.bool_]:
-        """Which chunks there are, without reading them."""
+        """Which chunks there are, with the seals of their tiles, without reading them."""
         self._forget_listings()
+        there = self._listed("K/c")
+        if self.sealed:
+            sealed = self._listed("K/seals")
+            there &= (sealed | sealed.T) if self.grid.symmetric else sealed
+        return there
+
+    def _listed(self, folder: str) -> NDArray[np.bool_]:
         a, b = self.grid.counts
         there = np.zeros((a, b), np.bool_)
         for i in range(a):
-            for name in self.names(f"K/c/{i}"):
+            for name in self.names(f"{folder}/{i}"):
                 if name.isdigit() and int(name) < b:
                     there[i, int(name)] = True
         return there
@@ -229,7 +263,7 @@ class GramStore:
                 else:
                     good = not bool(np.isnan(block).any())
                 yield (i, j), not good
-            except ValueError:
+            except StoreError:
                 yield (i, j), True
             except OSError as error:
                 # A sector that a disk cannot read is lost. A network, or a permission, may be better tomorrow.
@@ -247,10 +281,13 @@ class GramStore:
 
     def has(self, tile: Tile) -> bool:
         """Whether a tile is there, with its mirror image."""
-        return all(_wait(self.store.exists(self._chunk_key(*at))) for at in self.grid.chunks_of(tile.i, tile.j))
+        keys = [f"K/c/{a}/{b}" for a, b in self.grid.chunks_of(tile.i, tile.j)]
+        keys += [f"K/seals/{tile.i}/{tile.j}"] if self.sealed else []
+        return all(_wait(self.store.exists(self.key(key))) for key in keys)
 
     def forget(self, i: int, j: int) -> None:
-        """Delete a tile, so that it is missing for everyone."""
+        """Delete a tile, so that it is missing for everyone: the seal first, without which the rest does not count."""
+        self.delete(f"K/seals/{i}/{j}")
         for a, b in self.grid.chunks_of(i, j):
             self.delete(f"K/c/{a}/{b}")
 
@@ -272,9 +309,13 @@ class GramStore:
         if fs is not None:
             fs.invalidate_cache()
 
-    def has_bytes(self, key: str) -> bool:
+    def get_bytes(self, key: str) -> bytes | None:
         """Read, not only looked for: network file systems may remember that a file was there."""
-        return _wait(self.store.get(self.key(key), _prototype())) is not None
+        try:
+            buffer = _wait(self._source.get(self.key(key), _prototype()))
+        except FileNotFoundError:  # not even the folder
+            return None
+        return None if buffer is None else bytes(buffer.to_bytes())
 
     def set_bytes(self, key: str, data: bytes) -> None:
         _wait(self.store.set(self.key(key), _prototype().buffer.from_bytes(data)))
@@ -313,6 +354,9 @@ def opened(where: Any) -> Iterator[GramStore]:
     with ExitStack() as stack:
         if local is not None and not read_only:
             check_place(local)
+            refuse_links(local)
+            if (local / "zarr.json").exists():
+                GramStore(where, read_only=True)  # refuses what is not ours before the lock is made in it
             try:
                 locked = stack.enter_context(exclusive(local / "K" / ".lock", str(local)))
             except OSError as error:
@@ -324,6 +368,24 @@ def opened(where: Any) -> Iterator[GramStore]:
         place = GramStore(where, read_only, locked)
         place.refuse_unknown_tiles()
         yield place
+
+
+def store_of(K: Any) -> GramStore | None:
+    """The store of `gram` that a Zarr array lies in; None for any other array."""
+    zarr = sys.modules.get("zarr")  # an array of it cannot exist before it is imported
+    if zarr is None or not isinstance(K, zarr.Array):
+        return None
+    from .verified import group_of
+
+    where = group_of(K)
+    place = None if where is None else GramStore(where, read_only=True)
+    return None if place is None or place.found is None else place
+
+
+def verified(K: Any) -> Any:
+    """A Zarr array in a store of `gram`, opened so that every tile is checked when it is read; others as they are."""
+    place = store_of(K)
+    return K if place is None else place.array()
 
 
 def _prototype() -> Any:

@@ -1,0 +1,96 @@
+"""The one way in which tiles are read: nobody gets a number of a chunk before its checksum and its seal were compared.
+
+It is a Zarr store around the Zarr store, so it serves whoever reads: `gram` when it verifies, a fit, a solve on any
+machine, and the user who slices the array that `gram` returned.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import zarr
+from zarr.core.buffer import default_buffer_prototype
+from zarr.storage import StorePath, WrapperStore
+
+from cnngp.common.errors import StoreError
+
+from .chunks import checked_sum
+from .metadata import array_document
+from .seals import sealed_sum, tile_of
+from .spec import Spec
+
+
+class DamagedTile(StoreError):
+    """A tile that is not there, not whole, or not the one that belongs there."""
+
+
+class VerifiedStore(WrapperStore[Any]):
+    """Reads of chunks of the matrix at `path` raise `DamagedTile` unless they are what was written there.
+
+    How they are to be read follows from `spec`, whatever the array's document says.
+    """
+
+    def __init__(self, store: Any, path: str, spec: Spec, name: str) -> None:
+        super().__init__(store)
+        self._prefix = f"{path}/" if path else ""
+        self._spec = spec
+        self._name = name
+        self._chunk = re.compile(re.escape(self._prefix) + r"K/c/(\d+)/(\d+)")
+        self._seals: dict[tuple[int, int], bytes] = {}
+
+    def _with_store(self, store: Any) -> VerifiedStore:
+        return VerifiedStore(store, self._prefix.rstrip("/"), self._spec, self._name)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, VerifiedStore) and (self._store, self._spec) == (other._store, other._spec)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    @property
+    def inner(self) -> Any:
+        return self._store
+
+    async def get(self, key: str, prototype: Any = None, byte_range: Any = None) -> Any:
+        prototype = prototype or default_buffer_prototype()
+        if key == f"{self._prefix}K/zarr.json":
+            return prototype.buffer.from_bytes(array_document(self._spec))
+        at = self._chunk.fullmatch(key)
+        if at is None:
+            return await self._store.get(key, prototype, byte_range)
+        i, j = int(at[1]), int(at[2])
+        whole = await self._store.get(key, prototype)
+        try:
+            if whole is None:
+                raise ValueError("it is not there")
+            found = checked_sum(whole.as_numpy_array(), self._spec.tile, self._spec.dtype)
+            if self._spec.id is not None:
+                await self._check_seal(i, j, found)
+        except ValueError as error:
+            raise DamagedTile(
+                f"{self._name}: chunk {(i, j)} of the kernel matrix cannot be used: {error}; run gram on the store "
+                "again, which computes such tiles anew"
+            ) from None
+        return whole if byte_range is None else await self._store.get(key, prototype, byte_range)
+
+    async def _check_seal(self, i: int, j: int, found: bytes) -> None:
+        assert self._spec.id is not None
+        grid = self._spec.grid
+        at = tile_of(grid, i, j)
+        data = self._seals.get(at)
+        if data is None:
+            buffer = await self._store.get(f"{self._prefix}K/seals/{at[0]}/{at[1]}", default_buffer_prototype())
+            if buffer is None:
+                raise ValueError("it has no seal")
+            data = buffer.to_bytes()
+        if sealed_sum(data, self._spec.id, grid, i, j) != found:
+            raise ValueError("it is another one than was written there")
+        self._seals[at] = data
+
+
+def group_of(K: Any) -> StorePath | None:
+    """Where the group lies that a Zarr array named K is in."""
+    if not isinstance(K, zarr.Array) or K.path.split("/")[-1] != "K":
+        return None
+    store = K.store.inner if isinstance(K.store, VerifiedStore) else K.store
+    return StorePath(store, K.path.removesuffix("K").rstrip("/"))

@@ -1,0 +1,235 @@
+"""Files that are whole or not there, and zips that are what they say."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cnngp.common import files
+from cnngp.common.errors import ModelFileError
+from cnngp.common.files import read, replacing, write
+
+HEADER, ARRAYS = {"a": 1}, {"X": np.arange(6.0).reshape(2, 3), "names": np.array(["b", "c"])}
+
+
+# ---- the writer -----------------------------------------------------------------------------------------------------
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    columns = np.asfortranarray(np.arange(6).reshape(2, 3))
+    write(tmp_path / "m", HEADER, ARRAYS | {"columns": columns, "none": np.zeros((0, 3)), "one": np.array(2.5)})
+    header, arrays = read(tmp_path / "m")
+    assert header["a"] == 1
+    np.testing.assert_array_equal(arrays["X"], ARRAYS["X"])
+    np.testing.assert_array_equal(arrays["names"], ARRAYS["names"])
+    np.testing.assert_array_equal(arrays["columns"], columns)
+    assert arrays["columns"].flags.f_contiguous  # algebra on another order has other last digits
+    assert arrays["none"].shape == (0, 3)
+    assert arrays["one"][()] == 2.5
+    arrays["X"][0] = 0.0  # an array of the reader's own
+
+
+def test_a_file_that_is_replaced_keeps_its_mode(tmp_path: Path) -> None:
+    path = tmp_path / "m"
+    write(path, HEADER, ARRAYS)
+    usual = stat.S_IMODE(path.stat().st_mode)
+    (tmp_path / "any").write_text("")
+    assert usual == stat.S_IMODE((tmp_path / "any").stat().st_mode)
+    for mode in (0o600, 0o640, 0o604):
+        path.chmod(mode)
+        write(path, HEADER, ARRAYS)
+        assert stat.S_IMODE(path.stat().st_mode) == mode
+
+
+def test_the_file_is_never_readable_by_more_people_than_the_one_that_it_replaces(tmp_path: Path) -> None:
+    path = tmp_path / "m"
+    path.write_text("old")
+    path.chmod(0o600)
+    with replacing(path) as file:
+        file.write(b"new")
+        (temporary,) = tmp_path.glob(".m.*.part")
+        assert stat.S_IMODE(temporary.stat().st_mode) == 0o600
+        assert path.read_text() == "old"
+    assert path.read_text() == "new"
+
+
+def test_an_error_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "m").write_text("old")
+
+    def fail() -> None:
+        with replacing(tmp_path / "m") as file:
+            file.write(b"half")
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
+    assert [p.name for p in tmp_path.iterdir()] == ["m"]
+    assert (tmp_path / "m").read_text() == "old"
+
+
+def test_temporary_names_cannot_be_known_beforehand(tmp_path: Path) -> None:
+    seen = set()
+    for _ in range(3):
+        with replacing(tmp_path / "m"):
+            seen |= {p.name for p in tmp_path.glob(".m.*.part")}
+    assert len(seen) == 3
+    assert all(str(os.getpid()) not in name.split(".") for name in seen)
+
+
+def test_what_a_killed_process_left_goes_and_what_another_writes_stays(tmp_path: Path) -> None:
+    code = f"""
+import os, signal
+from pathlib import Path
+from cnngp.common.files import replacing
+with replacing(Path({str(tmp_path / "m")!r})) as file:
+    file.write(b"half")
+    file.flush()
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    subprocess.run([sys.executable, "-c", code])
+    assert len(list(tmp_path.glob(".m.*.part"))) == 1
+    with replacing(tmp_path / "m") as file:
+        file.write(b"other")
+        (alive,) = tmp_path.glob(".m.*.part")  # the dead one's is gone
+        write(tmp_path / "m", HEADER, ARRAYS)  # sweeps, and leaves the one that is being written
+        assert alive.exists()
+    assert [p.name for p in tmp_path.iterdir()] == ["m"]
+    assert (tmp_path / "m").read_bytes() == b"other"
+
+
+def test_a_link_in_the_place_of_a_leftover_is_left_alone(tmp_path: Path) -> None:
+    theirs = tmp_path / "thesis.tex"
+    theirs.write_text("chapter 1")
+    (tmp_path / ".m.0a.part").symlink_to(theirs)
+    write(tmp_path / "m", HEADER, ARRAYS)
+    assert theirs.read_text() == "chapter 1"
+
+
+# ---- zips of others -------------------------------------------------------------------------------------------------
+
+
+def members(path: Path) -> dict[str, bytes]:
+    with zipfile.ZipFile(path) as file:
+        return {name: file.read(name) for name in file.namelist()}
+
+
+def craft(path: Path, parts: dict[str, bytes], compression: int = zipfile.ZIP_STORED) -> None:
+    """A zip whose checksum is right."""
+    parts = {k: v for k, v in parts.items() if k != "sha256"}
+    with zipfile.ZipFile(path, "w", compression) as file:
+        for name, data in parts.items():
+            file.writestr(name, data)
+        file.writestr("sha256", files._digest(parts))
+
+
+def test_compressed_members_are_refused_before_they_are_unpacked(tmp_path: Path) -> None:
+    write(tmp_path / "m", HEADER, ARRAYS)
+    for method in (zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA):
+        craft(tmp_path / "c", members(tmp_path / "m") | {"big.npy": b"\0" * 1_000_000}, method)
+        with pytest.raises(ModelFileError, match="is not a model saved by cnngp"):
+            read(tmp_path / "c")
+
+
+def test_overlapping_members_are_refused(tmp_path: Path) -> None:
+    """Many names for the same bytes: ten megabytes would become gigabytes."""
+    path = tmp_path / "m"
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("header.json", b'{"cnngp_model": 1}')
+        file.writestr("big.npy", b"\0" * 100_000)
+        big = file.getinfo("big.npy")
+        for k in range(20):
+            again = zipfile.ZipInfo(f"big{k}.npy")
+            again.file_size = again.compress_size = big.file_size
+            again.CRC, again.header_offset = big.CRC, big.header_offset
+            file.filelist.append(again)
+            file.NameToInfo[again.filename] = again
+        file._didModify = True  # type: ignore[attr-defined]
+    with pytest.raises(ModelFileError, match="is not a model saved by cnngp"):
+        read(path)
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_a_name_that_comes_twice_is_refused(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "m", "w") as file:
+        file.writestr("header.json", b'{"cnngp_model": 1}')
+        file.writestr("header.json", b'{"cnngp_model": 1}')
+    with pytest.raises(ModelFileError, match="is not a model saved by cnngp"):
+        read(tmp_path / "m")
+
+
+def npy(shape: str, dtype: str = "'<f8'", data: bytes = b"") -> bytes:
+    header = f"{{'descr': {dtype}, 'fortran_order': False, 'shape': {shape}, }}\n".encode()
+    return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + data
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        npy("(10**9, 10**9)".replace("10**9", "1000000000")),
+        npy("(3,)", data=b"\0" * 8),
+        npy("(-1,)", data=b"\0" * 8),
+        npy("(1,)", dtype="'O'", data=b"\0" * 8),
+        npy("(1,)", dtype="'nonsense'", data=b"\0" * 8),
+        npy("(" * 3000),
+        npy("()", data=b"\0" * 9),
+        b"\x93NUMPY\x03\x00",
+        b"\x93NUMPY",
+        b"",
+    ],
+)
+def test_arrays_that_are_not_what_they_say(data: bytes, tmp_path: Path) -> None:
+    write(tmp_path / "m", HEADER, {})
+    craft(tmp_path / "c", members(tmp_path / "m") | {"X.npy": data})
+    with pytest.raises(ModelFileError, match="holds an array that cannot be read") as caught:
+        read(tmp_path / "c")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("header", ["[]", "{", "null", "[" * 100_000, '{"cnngp_model": 2}', '{"cnngp_model": [1]}'])
+def test_headers_that_are_none(header: str, tmp_path: Path) -> None:
+    craft(tmp_path / "c", {"header.json": header.encode()})
+    with pytest.raises(ModelFileError, match="has model format"):
+        read(tmp_path / "c")
+
+
+def test_any_flip_of_a_bit_is_found(tmp_path: Path) -> None:
+    """All but those that Python's zipfile does not look at, which change nothing that is read."""
+    write(tmp_path / "m", HEADER, ARRAYS)
+    whole = (tmp_path / "m").read_bytes()
+    wanted = json.dumps(read(tmp_path / "m")[0], sort_keys=True)
+    refused = 0
+    for at in range(len(whole)):
+        data = bytearray(whole)
+        data[at] ^= 1 << (at % 8)
+        (tmp_path / "f").write_bytes(data)
+        try:
+            header, arrays = read(tmp_path / "f")
+        except ModelFileError:
+            refused += 1
+            continue
+        assert json.dumps(header, sort_keys=True) == wanted
+        assert all((arrays[name] == array).all() for name, array in ARRAYS.items())
+    assert refused > len(whole) // 2
+
+
+def test_a_file_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "m", HEADER, ARRAYS)
+
+    def denied(*_: Any, **__: Any) -> Any:
+        raise PermissionError(13, "Permission denied")
+
+    with monkeypatch.context() as m:
+        m.setattr(zipfile, "ZipFile", denied)
+        with pytest.raises(ModelFileError, match=r"m cannot be read \(Permission denied\)"):
+            read(tmp_path / "m")
+    with pytest.raises(ModelFileError, match="no such model file"):
+        read(tmp_path)

@@ -1,0 +1,240 @@
+"""A store or a model from somebody else touches nothing: no link is followed, no place that a file names is used."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+
+from cnngp import Dense, GPClassifier, GPRegressor, Kernel, gram
+from cnngp.cli import run
+from cnngp.common import files
+from cnngp.common.errors import ModelFileError, StoreError
+from cnngp.matrix.plan import status
+
+X = np.random.default_rng(0).random((60, 4))
+KERNEL = Kernel(Dense(), device="cpu", threads=1)
+
+# ---- stores ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def theirs(tmp_path: Path) -> Path:
+    """A folder of ours that a store from somebody else points into."""
+    folder = tmp_path / "private"
+    (folder / "deep").mkdir(parents=True)
+    for name in ("thesis.tex", "0", "1", "5.0a.partial", "deep/0", "zarr.json"):
+        (folder / name).write_text("chapter 1")
+    return folder
+
+
+def content(folder: Path) -> dict[str, str]:
+    return {str(p.relative_to(folder)): p.read_text() for p in folder.rglob("*") if p.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("name", "target"),
+    [
+        ("K/.lock", "thesis.tex"),
+        ("K/.lock", "new.txt"),
+        ("zarr.json", "thesis.tex"),
+        ("K/zarr.json", "zarr.json"),
+        ("K/c/0", ""),
+        ("K/c/1", "deep"),
+        ("K/c", "deep"),
+        ("K/seals", "deep"),
+        ("K/seals/0", ""),
+        ("K", "deep"),
+        ("images", "deep"),
+    ],
+)
+def test_a_link_in_a_store_is_not_followed(name: str, target: str, theirs: Path, tmp_path: Path) -> None:
+    store = tmp_path / "K.zarr"
+    gram(KERNEL, X, store=store, tile=16)
+    path = store / name
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+    path.symlink_to(theirs / target)
+    before = content(theirs)
+    with pytest.raises(StoreError, match=r"makes no links in a store and follows none|cannot be read") as caught:
+        gram(KERNEL, X + 1, store=store, tile=16)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(StoreError):
+        gram(KERNEL, np.concatenate([X, X]), store=store)
+    assert content(theirs) == before
+
+
+def test_a_store_behind_a_link_is_the_users_own_choice(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "K.zarr").symlink_to(tmp_path / "disk")
+    np.testing.assert_array_equal(gram(KERNEL, X, store=tmp_path / "K.zarr", tile=16)[:], KERNEL(X))
+
+
+def test_a_link_in_the_place_of_a_prediction_is_not_followed(theirs: Path, tmp_path: Path) -> None:
+    model = GPRegressor(Dense(), noise=0.1, device="cpu", store=tmp_path / "fit").fit(X, X[:, 0])
+    model.predict(X[:5])
+    (cross,) = (tmp_path / "fit").glob("cross-*")
+    shutil.rmtree(cross)
+    shutil.rmtree(theirs / "deep")
+    cross.symlink_to(theirs / "deep")
+    (theirs / "deep").mkdir()
+    with pytest.raises(StoreError, match="follows none"):
+        model.predict(X[:5])
+    assert not list((theirs / "deep").iterdir())
+
+
+def test_a_group_of_somebody_else_is_not_touched(tmp_path: Path) -> None:
+    zarr.create_group(tmp_path / "theirs")
+    for use in (lambda: gram(KERNEL, X, store=tmp_path / "theirs"), lambda: status(tmp_path / "theirs")):
+        with pytest.raises(StoreError, match="cnngp did not make"):
+            use()
+    assert [p.name for p in (tmp_path / "theirs").iterdir()] == ["zarr.json"]
+
+
+def nonsense(tmp_path: Path) -> list[str]:
+    for name, text in (("list", "[]"), ("array", '{"zarr_format": 3, "node_type": "array"}'), ("bytes", "\0\0")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "zarr.json").write_text(text)
+    (tmp_path / "folder" / "zarr.json").mkdir(parents=True)
+    (tmp_path / "file").write_text("x")
+    return [
+        *(str(tmp_path / name) for name in ("list", "array", "bytes", "folder", "file", "nothing", "")),
+        "",
+        "memory://nobody/here",
+        "nonsense://there/K",
+        "file:///nowhere/K",
+        "zip::nonsense",
+        str(tmp_path / "file" / "inside"),
+    ]
+
+
+def test_status_of_nonsense_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for where in nonsense(tmp_path):
+        assert run(["gram", "--status", where]) == 1, where
+        shown = capsys.readouterr()
+        assert shown.err.count("\n") == 1, (where, shown.err)
+        assert "Traceback" not in shown.err
+        assert "Please report" not in shown.err
+
+
+def test_a_read_only_store_with_damage_does_not_promise_to_compute(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    gram(KERNEL, X, store=tmp_path / "K", tile=16)
+    (tmp_path / "K/K/c/0/1").write_bytes(b"")
+    with pytest.raises(StoreError, match="lacks tiles and cannot be written"):
+        gram(KERNEL, X, store=zarr.storage.LocalStore(tmp_path / "K", read_only=True))
+    assert "computed again" not in caplog.text
+
+
+# ---- models ---------------------------------------------------------------------------------------------------------
+
+
+def parts(path: Path) -> dict[str, bytes]:
+    with zipfile.ZipFile(path) as file:
+        return {name: file.read(name) for name in file.namelist() if name != "sha256"}
+
+
+def craft(path: Path, parts: dict[str, bytes]) -> Path:
+    with zipfile.ZipFile(path, "w") as file:
+        for name, data in parts.items():
+            file.writestr(name, data)
+        file.writestr("sha256", files._digest(parts))
+    return path
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model") / "m.gp"
+    GPClassifier(Dense(), noise=0.1, device="cpu").fit(X, np.arange(60) % 3).save(path)
+    return path
+
+
+def test_a_model_can_name_no_store(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    whole = parts(model)
+    header = json.loads(whole["header.json"])
+    for place in (str(tmp_path / "chosen"), "memory://chosen", "../chosen"):
+        header["parameters"]["store"] = place
+        crafted = craft(tmp_path / "m.gp", whole | {"header.json": json.dumps(header).encode()})
+        loaded = GPClassifier.load(crafted, device="cpu")
+        assert loaded.store is None
+        np.testing.assert_array_equal(loaded.predict(X), GPClassifier.load(model, device="cpu").predict(X))
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["m.gp"]
+
+
+def crafted_parts(whole: dict[str, bytes]) -> list[dict[str, bytes]]:
+    """A model without each of its parts, and with each of them changed for something else."""
+
+    def array(a: Any) -> bytes:
+        import io
+
+        buffer = io.BytesIO()
+        np.save(buffer, a)
+        return buffer.getvalue()
+
+    header = json.loads(whole["header.json"])
+    made = [{k: v for k, v in whole.items() if k != name} for name in whole if name != "header.json"]
+    for name in whole:
+        if name.endswith(".npy"):
+            made += [
+                whole | {name: array(a)}
+                for a in (np.zeros(0), np.array(3), np.zeros((0, 4)), np.full((60, 4), np.nan), np.array(["a"]))
+            ]
+    strange: list[Any] = [None, [], {}, "x", -1, 1e308, [[1]]]
+    for key in header:
+        if key not in ("cnngp_model", "parameters", "report"):
+            made += [whole | {"header.json": json.dumps(header | {key: value}).encode()} for value in strange]
+        made.append(whole | {"header.json": json.dumps({k: v for k, v in header.items() if k != key}).encode()})
+    for key in ("parameters", "report"):
+        for inner in header[key]:
+            made += [
+                whole | {"header.json": json.dumps(header | {key: header[key] | {inner: value}}).encode()}
+                for value in strange
+            ]
+        made += [whole | {"header.json": json.dumps(header | {key: value}).encode()} for value in strange]
+    return made
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::RuntimeWarning")  # of numbers that make a poor model
+def test_a_crafted_model_is_read_or_refused_in_one_line(model: Path, tmp_path: Path) -> None:
+    """Never with a KeyError, an IndexError or a MemoryError, and never later, when it predicts."""
+    whole = parts(model)
+    refused = 0
+    every = crafted_parts(whole)
+    for made in every:
+        path = craft(tmp_path / "m.gp", made)
+        try:
+            GPClassifier.load(path, device="cpu").predict_proba(X[:3])
+        except ValueError as error:
+            refused += 1
+            said = str(error)
+        else:
+            continue
+        assert "\n" not in said
+    assert refused > len(every) // 3
+
+
+def test_the_command_line_says_what_is_wrong_with_a_model(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = parts(model)
+    craft(tmp_path / "m.gp", {k: v for k, v in whole.items() if k != "classes.npy"})
+    assert run(["predict", str(tmp_path / "m.gp"), "none.png"]) == 1
+    shown = capsys.readouterr().err
+    assert "m.gp is not a model that this version can read: it has no 'classes'" in shown
+    assert shown.count("\n") == 1
+    with pytest.raises(ModelFileError, match="holds a GPClassifier; load it with GPClassifier"):
+        GPRegressor.load(model)
+    os.truncate(tmp_path / "m.gp", 100)
+    with pytest.raises(ModelFileError, match="is not a whole model file"):
+        GPClassifier.load(tmp_path / "m.gp")

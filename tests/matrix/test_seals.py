@@ -1,0 +1,368 @@
+"""Every number that is read from a store is the one that was written there: its metadata, its chunks, their places."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import pickle
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+
+from cnngp import Conv, Dense, GPRegressor, Kernel, ReLU, Sequential, gram, solve
+from cnngp.common.errors import StoreError
+from cnngp.matrix.plan import status
+from cnngp.matrix.store.store import GramStore
+from helpers.tile_count import computed
+
+X = np.random.default_rng(0).random((100, 5))
+Z = np.random.default_rng(1).random((70, 5))
+TILE = 32
+KERNEL = Kernel(Dense(), device="cpu", threads=1)
+
+
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("stores")
+    gram(KERNEL, X, store=folder / "K", tile=TILE)
+    gram(KERNEL, X, Z, store=folder / "cross", tile=TILE)
+    return folder
+
+
+@pytest.fixture
+def store(stores: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(stores / "K", tmp_path / "K.zarr"))
+
+
+@pytest.fixture
+def cross(stores: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(stores / "cross", tmp_path / "cross.zarr"))
+
+
+def contents(store: Path) -> dict[str, Any]:
+    """All files, metadata by what they say."""
+
+    def of(path: Path) -> Any:
+        return json.loads(path.read_text()) if path.suffix == ".json" else path.read_bytes()
+
+    return {str(p.relative_to(store)): of(p) for p in store.rglob("*") if p.is_file() and p.name != ".lock"}
+
+
+# ---- metadata -------------------------------------------------------------------------------------------------------
+
+
+def changes(document: dict[str, Any]) -> list[tuple[str, Any]]:
+    """A document that says something else about how numbers are to be read, in each of its parts."""
+    other_codecs = [{"name": "bytes", "configuration": {"endian": "big"}}, {"name": "crc32c"}]
+    more_codecs = [{"name": "transpose", "configuration": {"order": [1, 0]}}, *document["codecs"]]
+    return [
+        ("chunk_key_encoding", {"name": "default", "configuration": {"separator": "."}}),
+        ("chunk_key_encoding", {"name": "v2", "configuration": {"separator": "/"}}),
+        ("codecs", other_codecs),
+        ("codecs", more_codecs),
+        ("codecs", document["codecs"][:1]),
+        ("data_type", "int32"),
+        ("fill_value", 0.0),
+        ("chunk_grid", {"name": "regular", "configuration": {"chunk_shape": [32, 16]}}),
+        ("shape", [100, 99]),
+        ("shape", [96, 96]),
+        ("storage_transformers", [{"name": "offset"}]),
+        ("zarr_format", 2),
+        ("node_type", "group"),
+    ]
+
+
+def test_all_metadata_of_the_array_is_compared(store: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """One letter there and Zarr reads other numbers, or none: status and solve refuse, gram writes it anew."""
+    path = store / "K" / "zarr.json"
+    text = path.read_text()
+    document = json.loads(text)
+    for key, value in changes(document):
+        path.write_text(json.dumps(document | {key: value}))
+        for use in (lambda: status(store), lambda: solve(store, np.ones(100), 0.1, device="cpu")):
+            with pytest.raises(StoreError, match=r"K/zarr\.json does not fit the matrix: changed in .*; run gram"):
+                use()
+        caplog.clear()
+        np.testing.assert_array_equal(gram(KERNEL, X, store=store)[:], KERNEL(X))
+        assert json.loads(path.read_text()) == document
+        assert key == "shape" or f"K/zarr.json was damaged (changed in {key}" in caplog.text
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", '"a"', "\0", "[" * 5000])
+def test_nonsense_in_the_place_of_metadata(store: Path, text: str, caplog: pytest.LogCaptureFixture) -> None:
+    whole = contents(store)
+    (store / "K" / "zarr.json").write_text(text)
+    with pytest.raises(StoreError, match=r"K/zarr\.json does not fit .* cannot be read") as caught:
+        solve(store, np.ones(100), 0.1, device="cpu")
+    assert "\n" not in str(caught.value)
+    gram(KERNEL, X, store=store)
+    assert contents(store) == whole
+    (store / "zarr.json").write_text(text)
+    for use in (lambda: status(store), lambda: solve(store, np.ones(100), 0.1), lambda: gram(KERNEL, X, store=store)):
+        with pytest.raises(StoreError, match=r"its zarr\.json cannot be read \(.*\); bring it back") as caught:
+            use()
+        assert "\n" not in str(caught.value)
+
+
+def test_no_flip_of_a_bit_in_the_metadata_changes_a_number(store: Path) -> None:
+    """Whatever bit: the matrix is right, or there is one line."""
+    rng = random.Random(0)
+    for name in ("zarr.json", "K/zarr.json"):
+        whole = (store / name).read_bytes()
+        for _ in range(60):
+            data = bytearray(whole)
+            data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+            (store / name).write_bytes(data)
+            with contextlib.suppress(StoreError):
+                K = GramStore(store, read_only=True).array()
+                np.testing.assert_array_equal(K[:], KERNEL(X))
+        (store / name).write_bytes(whole)
+
+
+def test_attributes_of_others_are_left_alone(store: Path) -> None:
+    zarr.open_group(store, mode="r+").attrs["title"] = "mine"
+    zarr.open_array(store, path="K", mode="r+").attrs["units"] = "mine"
+    gram(KERNEL, np.concatenate([X, Z]), store=store)
+    assert zarr.open_group(store, mode="r").attrs["title"] == "mine"
+
+
+# ---- places ---------------------------------------------------------------------------------------------------------
+
+
+def swap(store: Path, a: str, b: str) -> None:
+    first, second = store / a, store / b
+    one, two = first.read_bytes(), second.read_bytes()
+    assert one != two
+    first.write_bytes(two)
+    second.write_bytes(one)
+
+
+@pytest.mark.parametrize("seals", [False, True])
+@pytest.mark.parametrize(("a", "b"), [((0, 0), (1, 1)), ((0, 1), (0, 2)), ((0, 1), (1, 0)), ((0, 0), (2, 1))])
+def test_a_good_chunk_in_a_wrong_place_is_found(
+    stores: Path,
+    tmp_path: Path,
+    a: tuple[int, int],
+    b: tuple[int, int],
+    seals: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On the diagonal and in K(X, Z) too, and where the seal was moved along with its tile."""
+    for name, others in (("K", None), ("cross", Z)):
+        store = Path(shutil.copytree(stores / name, tmp_path / f"{name}-{seals}"))
+        whole = contents(store)
+        swap(store, f"K/c/{a[0]}/{a[1]}", f"K/c/{b[0]}/{b[1]}")
+        first, second = (f"K/seals/{i}/{j}" for i, j in (a, b))
+        if seals and (store / first).exists() and (store / second).exists():
+            swap(store, first, second)
+        assert status(store).damaged
+        calls = computed(monkeypatch)
+        K = gram(KERNEL, X, others, store=store)
+        assert 1 <= len(calls) <= 2
+        np.testing.assert_array_equal(K[:], KERNEL(X, others))
+        assert contents(store) == whole
+
+
+def test_a_chunk_is_checked_by_whoever_reads_it(store: Path, cross: Path) -> None:
+    """Also what is moved after gram has verified it: by the array of gram, a fit, a solve by any method."""
+    K, across = gram(KERNEL, X, store=store), gram(KERNEL, X, Z, store=cross)
+    plain = zarr.open_array(store, path="K", mode="r")  # as any reader opens it
+    model = GPRegressor(noise=0.1).fit(K=KERNEL(X), y=X[:, 0])
+    swap(store, "K/c/0/0", "K/c/1/1")
+    swap(cross, "K/c/0/0", "K/c/1/0")
+    y = np.ones(100)
+    uses: list[Any] = [
+        lambda: K[:],
+        lambda: np.asarray(K),
+        lambda: across[40:50],
+        lambda: GPRegressor(noise=0.1).fit(K=plain, y=y),
+        lambda: GPRegressor(noise=0.1, solver="cg").fit(K=plain, y=y),
+        lambda: model.predict(K=plain),
+        *(lambda m=m: solve(store, y, 100.0, m, device="cpu") for m in ("cholesky", "mixed", "cg")),
+        *(lambda m=m: solve(plain, y, 100.0, m, device="cpu") for m in ("cholesky", "mixed", "cg")),
+    ]
+    for use in uses:
+        with pytest.raises(
+            StoreError, match=r"chunk \(\d, \d\) of the kernel matrix cannot be used: it is another one"
+        ):
+            use()
+
+
+def test_a_tile_of_another_matrix_is_found(store: Path, tmp_path: Path) -> None:
+    """With its seal, from a store of other images, or of another network."""
+    for k, (kernel, images) in enumerate(
+        [(KERNEL, X[::-1].copy()), (Kernel(Sequential(Dense(), ReLU(), Dense()), device="cpu"), X)]
+    ):
+        gram(kernel, images, store=tmp_path / f"{k}", tile=TILE)
+        for name in ("K/c/1/1", "K/seals/1/1"):
+            shutil.copy(tmp_path / f"{k}" / name, store / name)
+        assert status(store).damaged == 1
+        np.testing.assert_array_equal(gram(KERNEL, X, store=store)[:], KERNEL(X))
+
+
+@pytest.mark.parametrize("damage", ["missing", "flipped", "empty", "longer"])
+def test_a_damaged_seal_is_a_damaged_tile(store: Path, damage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = contents(store)
+    seal = store / "K/seals/1/2"
+    data = seal.read_bytes()
+    flipped = bytes([data[0] ^ 1, *data[1:]])
+    seal.unlink()
+    if damage != "missing":
+        seal.write_bytes({"flipped": flipped, "empty": b"", "longer": data + b"\0"}[damage])
+    found = status(store)
+    assert (found.missing, found.damaged) == ((1, 0) if damage == "missing" else (0, 1))
+    calls = computed(monkeypatch)
+    gram(KERNEL, X, store=store)
+    assert len(calls) == 1
+    assert contents(store) == whole
+
+
+def test_a_tile_without_its_seal_was_not_finished(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The seal is written last: a process killed between the two leaves a tile that does not count."""
+    order: list[str] = []
+    put = zarr.storage.LocalStore.set
+
+    async def note(self: Any, key: str, value: Any) -> None:
+        await put(self, key, value)
+        order.append(key)
+
+    shutil.rmtree(store / "K/c/2")
+    monkeypatch.setattr(zarr.storage.LocalStore, "set", note)
+    gram(KERNEL, X, store=store)
+    for i, j in ((0, 2), (1, 2), (2, 2), (2, 3)):
+        assert order.index(f"K/seals/{i}/{j}") > max(order.index(f"K/c/{i}/{j}"), order.index(f"K/c/{j}/{i}"))
+
+
+def test_the_array_of_gram_travels_to_other_processes(store: Path) -> None:
+    K = pickle.loads(pickle.dumps(gram(KERNEL, X, store=store)))
+    np.testing.assert_array_equal(K[:], KERNEL(X))
+    swap(store, "K/c/0/0", "K/c/1/1")
+    with pytest.raises(StoreError, match="it is another one"):
+        K[:]
+
+
+def test_a_tile_that_goes_missing_is_no_nan(store: Path) -> None:
+    K = gram(KERNEL, X, store=store)
+    (store / "K/c/1/2").unlink()
+    with pytest.raises(StoreError, match=r"chunk \(1, 2\) .* cannot be used: it is not there; run gram"):
+        K[:]
+
+
+# ---- stores written before ------------------------------------------------------------------------------------------
+
+
+def as_format_1(store: Path) -> Path:
+    """What an earlier version would have written: the same without seals, identity and checksum of the metadata."""
+    shutil.rmtree(store / "K/seals")
+    document = json.loads((store / "zarr.json").read_text())
+    attributes = {k: v for k, v in document["attributes"].items() if k not in ("id", "sha256")}
+    (store / "zarr.json").write_text(json.dumps(document | {"attributes": attributes | {"cnngp_gram": 1}}))
+    return store
+
+
+def test_a_store_of_an_earlier_version_is_checked_and_sealed(
+    store: Path, cross: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without computing a tile, and the result is what would be written today."""
+    for place, others in ((store, None), (cross, Z)):
+        whole = contents(place)
+        as_format_1(place)
+        assert status(place).whole
+        with monkeypatch.context() as m:
+            m.setattr(GramStore, "write", None)
+            np.testing.assert_array_equal(gram(KERNEL, X, others, store=place)[:], KERNEL(X, others))
+        assert contents(place) == whole
+
+
+@pytest.mark.parametrize(("a", "b"), [("0/0", "1/1"), ("2/2", "0/0")])
+def test_a_misplaced_tile_of_an_earlier_version_is_found(
+    store: Path, cross: Path, a: str, b: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    for place, others in ((store, None), (cross, Z)):
+        whole = contents(place)
+        as_format_1(place)
+        swap(place, f"K/c/{a}", f"K/c/{b}")
+        np.testing.assert_array_equal(gram(KERNEL, X, others, store=place)[:], KERNEL(X, others))
+        assert "2 of" in caplog.text
+        assert "tiles were damaged and are computed again" in caplog.text
+        assert contents(place) == whole
+
+
+def test_an_earlier_version_that_is_only_read_says_what_it_cannot_know(
+    store: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    as_format_1(store)
+    whole = contents(store)
+    with caplog.at_level(logging.WARNING, "cnngp"):
+        K = gram(KERNEL, X, store=store, verify=False)
+    assert "whose tiles do not say where they belong" in caplog.text
+    np.testing.assert_array_equal(K[:], KERNEL(X))
+    assert contents(store) == whole
+    solution = solve(store, np.ones(100), 0.1, device="cpu")
+    np.testing.assert_allclose(KERNEL(X) @ solution.weights + 0.1 * solution.weights, np.ones(100), rtol=1e-6)
+    grown = gram(KERNEL, np.concatenate([X, Z]), store=store, verify=False)  # grows as it is
+    np.testing.assert_array_equal(grown[:], KERNEL(np.concatenate([X, Z])))
+    gram(KERNEL, np.concatenate([X, Z]), store=store)
+    assert GramStore(store, read_only=True).sealed
+
+
+def test_an_upgrade_that_is_killed_is_done_again(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = contents(store)
+    as_format_1(store)
+    seal = GramStore.seal
+
+    def killed(self: GramStore, i: int, j: int) -> None:
+        if (i, j) == (1, 2):
+            raise KeyboardInterrupt
+        seal(self, i, j)
+
+    with monkeypatch.context() as m:
+        m.setattr(GramStore, "seal", killed)
+        with pytest.raises(KeyboardInterrupt):
+            gram(KERNEL, X, store=store)
+    assert not GramStore(store, read_only=True).sealed
+    gram(KERNEL, X, store=store)
+    assert contents(store) == whole
+
+
+# ---- growth ---------------------------------------------------------------------------------------------------------
+
+
+def test_growth_keeps_no_chunk_that_was_cut(cross: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of Z, of X and of both: an edge chunk holds NaN where the new images are."""
+    more_x, more_z = np.concatenate([X, X[:9] + 1]), np.concatenate([Z, Z[:9] + 1])
+    for x, z, cut in ((X, more_z, 4), (more_x, more_z, 3)):
+        calls = computed(monkeypatch)
+        K = gram(KERNEL, x, z, store=cross)
+        assert len(calls) == cut
+        np.testing.assert_array_equal(K[:], KERNEL(x, z))
+        monkeypatch.undo()
+
+
+def test_chunks_that_growth_cuts_go_before_the_metadata_says_so(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed in between, the old matrix lacks its edge; the other way round the new one would have NaN in it."""
+    seen: list[bool] = []
+    update = GramStore._update
+
+    def look(self: GramStore, attributes: dict[str, Any]) -> None:
+        if "X" in attributes:
+            seen.append(any((store / f"K/{kind}/{i}/3").exists() for kind in ("c", "seals") for i in range(4)))
+        update(self, attributes)
+
+    monkeypatch.setattr(GramStore, "_update", look)
+    gram(KERNEL, np.concatenate([X, Z]), store=store)
+    assert seen == [False]
+
+
+def test_images_in_channels_are_sealed_too(tmp_path: Path) -> None:
+    images = np.random.default_rng(0).random((40, 2, 4, 4))
+    kernel = Kernel(Sequential(Conv(3), ReLU(), Dense()), device="cpu", threads=1)
+    K = gram(kernel, images, store=tmp_path / "K", tile=16)
+    np.testing.assert_array_equal(K[:], kernel(images))
+    assert sorted(p.name for p in (tmp_path / "K/K/seals/0").iterdir()) == ["0", "1", "2"]
