@@ -24,6 +24,31 @@ def _load(name: str) -> ModuleType:
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 
+def test_photographs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The numbers are those that the tutorial shows."""
+    found = _load("photographs").main(tmp_path)
+    assert found["error"] == pytest.approx(0.08)
+    assert found["loo"] == pytest.approx(0.05)
+    assert found["right when sure"] > 0.97
+    assert "sure of 68% of the pictures" in capsys.readouterr().out
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["photographs.png", "uncertain.png"]
+
+
+def test_few_labels(tmp_path: Path) -> None:
+    errors, next_ = _load("few_labels").main(tmp_path, seeds=1, sizes=(50, 100), rounds=8)
+    assert all(gp < cnn for gp, cnn in errors.values())
+    assert next_["asked for"][-1] < 0.025 < next_["at random"][-1]
+    assert (tmp_path / "few_labels.png").stat().st_size > 10_000
+
+
+def test_million_images() -> None:
+    found = _load("million_images").main()
+    assert found["tiles that were kept"] == 14
+    assert found["exact"] < 0.02
+    assert found["inducing"] < 0.02
+    assert found["hours"] == pytest.approx(1.9, abs=0.1)
+
+
 def test_from_pytorch(capsys: pytest.CaptureFixture[str]) -> None:
     assert _load("from_pytorch").main() < 0.15
     assert "block2.shortcut" in capsys.readouterr().out
