@@ -10,8 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 
 import cnngp
+from cnngp.cli import app
 from helpers.browser import needs_browser, probed, served, title_of
 
 pytest.importorskip("mkdocs")
@@ -83,3 +85,37 @@ def test_files_that_are_named_exist(text: Path) -> None:
         for path in (ROOT / folder).rglob("*.py")
     ]
     assert [name for name in sorted(named) if not any(path.endswith(f"/{name}") for path in every)] == []
+
+
+def _blocks(text: Path, kind: str) -> list[str]:
+    return re.findall(rf"^```{kind}\n(.*?)^```", text.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+
+
+def test_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """What a newcomer pastes first: it runs in seconds, on data that is at hand, and says what the README says."""
+    monkeypatch.chdir(tmp_path)
+    for block in _blocks(ROOT / "README.md", "python"):
+        exec(block, {"__name__": "readme"})
+    score = float(re.findall(r"^0\.\d+$", capsys.readouterr().out, re.MULTILINE)[0])
+    assert score == pytest.approx(0.996)
+    assert (tmp_path / "digits.gp").is_file()
+
+
+COMMANDS = sorted(
+    {
+        line.split("  #")[0].strip()
+        for text in TEXTS
+        for line in re.findall(r"(?:^|`)(cnngp [^`\n]+)", text.read_text(encoding="utf-8"), re.MULTILINE)
+    }
+)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_and_options_that_are_shown_exist(command: str) -> None:
+    known = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    words = command.split()[1:]
+    for name in words[0].split("|") if words and not words[0].startswith("-") else []:
+        if name not in known:
+            pytest.fail(f"there is no command {name}")
+        options = {option for parameter in known[name].params for option in parameter.opts} | {"--help", "-h"}
+        assert {word.strip("[],;.").split("=")[0] for word in words if word.startswith("--")} <= options
