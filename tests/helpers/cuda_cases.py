@@ -19,7 +19,6 @@ from cnngp import (
     Identity,
     LeakyReLU,
     Network,
-    NetworkError,
     ReLU,
     Sequential,
     Sin,
@@ -28,7 +27,6 @@ from cnngp import (
     zoo,
 )
 from cnngp.kernel.engines.cuda.source import CudaSource
-from cnngp.kernel.program import lower
 from helpers.cuda_on_cpu import compiled
 
 
@@ -201,44 +199,3 @@ PATHS = {
 }
 # Sin, Cos, GELU and Step lose digits in float32 by their conditioning (design.md, tolerances).
 TOLERANCE = {"step": 2e-4}
-
-
-def random_network(rng: np.random.Generator) -> tuple[Network, tuple[int, ...]]:
-    """A network of ReLU-like layers that composes, on images of random size, up to three spatial axes."""
-    axes = int(rng.choice([1, 2, 2, 2, 2, 3]))
-    shape = (int(rng.integers(1, 4)), *(int(n) for n in rng.integers(3, {1: 60, 2: 33, 3: 9}[axes], axes)))
-
-    def conv(stride: int = 1) -> Network:
-        return Conv(
-            int(rng.integers(1, 6)),
-            stride=stride,
-            padding=rng.choice(["same", "same", "valid"]) if stride > 1 else "same",
-            dilation=int(rng.choice([1, 1, 2])),
-            weight_var=float(rng.uniform(0.3, 3.0)),
-            bias_var=float(rng.choice([0.0, 0.0, 0.3])),
-            padding_mode=rng.choice(["zeros", "zeros", "circular", "reflect", "replicate"]),
-        )
-
-    def nonlinearity() -> Network:
-        return [ReLU(), ReLU(1.3), LeakyReLU(0.2), LeakyReLU(-0.4), Abs()][int(rng.integers(5))]
-
-    while True:
-        layers: list[Network] = [conv()]
-        for _ in range(int(rng.integers(1, 5))):
-            match int(rng.integers(5)):
-                case 0:
-                    layers += [nonlinearity(), conv(2)]
-                case 1:
-                    layers += [Sum(Identity(), Sequential(nonlinearity(), conv(), nonlinearity(), conv()))] * 3
-                case 2:
-                    layers += [Sum(Conv(1), Sequential(nonlinearity(), conv()), Sequential(nonlinearity(), conv()))]
-                case 3:
-                    layers += [nonlinearity(), ConvTranspose(3, stride=2), nonlinearity(), conv(2)]
-                case _:
-                    layers += [nonlinearity(), conv()]
-        net = Sequential(*layers, nonlinearity(), Dense(bias_var=float(rng.choice([0.0, 0.2]))))
-        try:
-            lower(net, shape)
-        except NetworkError:
-            continue
-        return net, shape

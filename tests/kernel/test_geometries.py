@@ -1,12 +1,24 @@
-"""Every geometry that a layer can be given, on the engines, against the reference."""
+"""Every geometry that a layer can be given, on the engines, against the reference; see helpers/sweep.py."""
 
 from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from cnngp import Conv, ConvTranspose, Dense, Kernel, Network, ReLU, Sequential, reference
+from cnngp.kernel.engines.cuda.source import generate
+from cnngp.kernel.program import lower
+from helpers.cuda_cases import OnCpu
+from helpers.cuda_on_cpu import needs_compiler
+from helpers.sweep import SHAPES, parts, sweep
 
+Run = Callable[[Network, Any], Any]
+EVERY = [shape for shapes in SHAPES.values() for shape in shapes]
 # Geometries that were once wrong on an engine, without a word.
 ONCE_WRONG: dict[str, tuple[Network, tuple[int, ...]]] = {
     "a window that starts behind the first place": (ConvTranspose(2, padding=2), (1, 6, 6)),
@@ -19,11 +31,105 @@ ONCE_WRONG: dict[str, tuple[Network, tuple[int, ...]]] = {
 }
 
 
+def on_cpu(net: Network, X: Any) -> Any:
+    return Kernel(net, device="cpu", dtype="float64")(X)
+
+
+def as_cpp(net: Network, X: Any) -> Any:
+    """The CUDA source, compiled as C++ and run."""
+    program = lower(net, X.shape[1:])
+    with tempfile.TemporaryDirectory() as folder:
+        run = OnCpu(generate(program, "float64"), Path(folder), len(program.activations))
+        return run.symmetric(X)
+
+
+def on_card(net: Network, X: Any) -> Any:
+    return Kernel(net, device="cuda", dtype="float64")(X)
+
+
+def images(shape: tuple[int, ...]) -> Any:
+    """Three images, one of them half blank, so that zero variances occur."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(3, *shape))
+    X[0] *= rng.random(shape) < 0.5
+    return X
+
+
+def error(run: Run, net: Network, X: Any) -> float:
+    R = reference.kernel(net, X)
+    return float(np.abs(run(net, X) - R).max() / max(np.abs(R).max(), 1e-300))
+
+
+def check(run: Run, networks: Iterable[tuple[Network, tuple[int, ...]]], tolerance: float = 1e-12) -> None:
+    tried = 0
+    for net, shape in networks:
+        tried += 1
+        X = images(shape)
+        if not error(run, net, X) <= tolerance:
+            wrong = {repr(part): e for part in parts(net) if not (e := error(run, part, X)) <= tolerance}
+            pytest.fail(f"on {shape}: {wrong or net}")
+    assert tried
+
+
 @pytest.mark.parametrize("name", ONCE_WRONG)
 def test_geometries_that_were_once_wrong(name: str) -> None:
     layer, shape = ONCE_WRONG[name]
-    net = Sequential(layer, ReLU(), Dense())
-    X = np.random.default_rng(0).normal(size=(4, *shape))
-    R = reference.kernel(net, X)
-    K = Kernel(net, device="cpu", dtype="float64")(X)
-    assert np.abs(K - R).max() <= 1e-12 * np.abs(R).max()
+    assert error(on_cpu, Sequential(layer, ReLU(), Dense()), images(shape)) <= 1e-12
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", ONCE_WRONG)
+def test_geometries_that_were_once_wrong_in_cuda(name: str) -> None:
+    layer, shape = ONCE_WRONG[name]
+    assert error(as_cpp, Sequential(layer, ReLU(), Dense()), images(shape)) <= 1e-12
+
+
+@pytest.mark.parametrize("spatial", EVERY, ids=str)
+def test_single_layers_on_the_cpu(spatial: tuple[int, ...]) -> None:
+    """About 16,000 layers in all; most where both axes have room for a window, which has fast code of its own."""
+    check(on_cpu, sweep([spatial], 250 if len(spatial) == 2 and min(spatial) > 3 else 60, 50))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spatial", EVERY, ids=str)
+def test_every_argument_along_every_axis_on_the_cpu(spatial: tuple[int, ...]) -> None:
+    """About 140,000 layers in all."""
+    check(on_cpu, sweep([spatial], None, 50, seed=1))
+
+
+# Where the source is written differently: few lanes of a warp, many, all; maps wider than it, volumes; one place in and
+# out, where the network is a chain of numbers, but a layer may add up the one place several times.
+@needs_compiler
+@pytest.mark.parametrize(
+    ("spatial", "longest", "path"),
+    [
+        ((6,), 32, "warp"),
+        ((6, 1), 32, "warp"),
+        ((9, 8), 32, "warp"),
+        ((2, 28), 32, "warp"),
+        ((3, 37), 50, "block"),
+        ((2, 1, 3), 6, "block"),
+        ((1, 1), 1, "dense"),
+        ((1, 1, 1), 1, "dense"),
+    ],
+    ids=str,
+)
+def test_single_layers_through_the_cuda_source(spatial: tuple[int, ...], longest: int, path: str) -> None:
+    networks = list(sweep([spatial], 4, 40, longest))
+    assert {generate(lower(*drawn), "float64").path for drawn in networks} == {path}
+    check(as_cpp, networks)
+
+
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.parametrize("spatial", EVERY, ids=str)
+def test_many_single_layers_through_the_cuda_source(spatial: tuple[int, ...]) -> None:
+    for longest in (1, 32) if max(spatial) == 1 else (32, 50):
+        check(as_cpp, sweep([spatial], 20, 50, longest, seed=2))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("spatial", EVERY, ids=str)
+def test_many_single_layers_on_a_card(spatial: tuple[int, ...]) -> None:
+    for longest in (1, 32) if max(spatial) == 1 else (32, 50):
+        check(on_card, sweep([spatial], 40, 40, longest, seed=3))

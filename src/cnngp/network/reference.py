@@ -184,15 +184,17 @@ def transposed_convolution(layer: ConvTranspose, V: Array) -> Array:
         out = [n * s for n, s in zip(size, stride, strict=True)]
     else:
         out = [(size[a] - 1) * stride[a] - sum(pads[a]) + dilation[a] * (k[a] - 1) + extra[a] + 1 for a in range(axes)]
-    total = np.zeros(V.shape[:2] + tuple(out))
-    # Where each location of the padded output lands in the output; zero padding lands nowhere.
-    lands = [np.pad(np.arange(out[a]), pads[a], mode="constant", constant_values=-1) for a in range(axes)]
-    for m in itertools.product(*map(range, size)):
-        for tap in itertools.product(*map(range, k)):
-            mu: Any = [lands[a][m[a] * stride[a] + tap[a] * dilation[a]] for a in range(axes)]
-            source: Any = (..., *m)
-            if min(mu) >= 0:
-                total[(..., *mu)] += V[source]
+    # Every location writes its patch into the padded output, of which the padding is cut off.
+    ends = [max((size[a] - 1) * stride[a] + dilation[a] * (k[a] - 1) + 1, pads[a][0] + out[a]) for a in range(axes)]
+    padded = np.zeros(V.shape[:2] + tuple(ends))
+    for tap in itertools.product(*map(range, k)):
+        patch: Any = [
+            slice(t * dilation[a], t * dilation[a] + stride[a] * (size[a] - 1) + 1, stride[a])
+            for a, t in enumerate(tap)
+        ]
+        padded[..., *patch] += V
+    inside: Any = [slice(pads[a][0], pads[a][0] + out[a]) for a in range(axes)]
+    total = padded[..., *inside]
     return layer.bias_var + layer.weight_var * _fan_in_scale(layer, axes) * total
 
 
