@@ -1,4 +1,4 @@
-"""What commands share: networks by name, places to write to, tables, warnings as lines, the JSON last line."""
+"""What commands share: places to write to, tables, warnings as lines, the JSON last line."""
 
 from __future__ import annotations
 
@@ -8,24 +8,17 @@ import re
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from cnngp.network import zoo
-from cnngp.network.layers import Network, NetworkError
-from cnngp.network.serialize import from_json
-
-NETWORKS: dict[str, tuple[Callable[[], Network], str]] = {
-    "resnet32": (lambda: zoo.resnet(32), "the paper's ResNet GP; also resnet8, 14, 20, 26, 44, 56, 110, …"),
-    "convnet": (zoo.convnet, "the paper's ConvNet GP"),
-    "residual_cnn": (zoo.residual_cnn, "the paper's Residual CNN GP"),
-    "small_cnn": (zoo.small_cnn, "three 3 × 3 convolutions, for small images"),
-    "dense_nngp": (zoo.dense_nngp, "three fully connected layers"),
-}
+from cnngp.network.layers import NetworkError
+from cnngp.network.names import NETWORKS as NETWORKS
+from cnngp.network.names import network_by_name as network_by_name
+from cnngp.network.names import zoo_name as zoo_name
 
 Json = Annotated[bool, typer.Option("--json", help="Print a last line of JSON.")]
 NetworkName = Annotated[str, typer.Option("--network", help="auto, a name of `cnngp networks`, or a JSON file.")]
@@ -33,33 +26,6 @@ Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 Dtype = Annotated[str, typer.Option(help="float32 or float64.")]
 Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads; all by default.")]
 Seed = Annotated[int, typer.Option(min=0, help="The same seed draws the same networks.")]
-
-
-def network_by_name(name: str) -> Network | None:
-    """A network of the zoo, one from a JSON file, or None for "auto": chosen by the shape of the images."""
-    if name == "auto":
-        return None
-    if name in NETWORKS:
-        return NETWORKS[name][0]()
-    depth = re.fullmatch(r"resnet(\d+)", name)
-    if depth:
-        return zoo.resnet(int(depth[1]))
-    path = Path(name)
-    if path.suffix == ".json":
-        if not path.is_file():
-            raise NetworkError(f"{path}: no such file; write it with network.to_json()")
-        try:
-            return from_json(path.read_text(encoding="utf-8"))
-        except ValueError as error:  # of the network, or of bytes that are no text
-            raise NetworkError(f"{path}: {error}") from None
-    raise NetworkError(
-        f"no network {name!r}: expected auto, {', '.join(NETWORKS)}, or a file made by network.to_json()"
-    )
-
-
-def zoo_name(network: Network) -> str:
-    """The name that `network_by_name` knows a network by, else the code that makes it."""
-    return next((name for name, (make, _) in NETWORKS.items() if make() == network), repr(network))
 
 
 def check_writable(option: str, path: Path, *, folder: bool = True) -> None:

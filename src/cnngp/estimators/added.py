@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cnngp.common import memory
-from cnngp.common.arrays import Output
+from cnngp.common.arrays import DataError, Output
 from cnngp.gp.inducing import Part
 from cnngp.kernel.kernel import Kernel
 from cnngp.matrix.gram import gram
@@ -22,9 +22,17 @@ from .inducing_images import Images
 class AddedImages:
     """New `images` with targets `Y`, for a model that answers by the images `X`; see `NewPoints`."""
 
-    def __init__(self, images: NDArray[Any], Y: NDArray[np.float64], X: NDArray[Any], kernel: Kernel) -> None:
+    def __init__(
+        self,
+        images: NDArray[Any],
+        Y: NDArray[np.float64],
+        X: NDArray[Any],
+        kernel: Kernel,
+        image_noise: NDArray[np.float64] | None = None,
+    ) -> None:
         self.images = images
         self.Y = Y
+        self.point_noise = image_noise
         self._X = X
         self._kernel = kernel
         self._output: Output = "cupy" if kernel.device == "cuda" else "numpy"
@@ -48,5 +56,7 @@ class AddedImages:
         return K
 
     def parts(self) -> Iterator[Part]:
+        if self.point_noise is not None:
+            raise DataError("image_noise needs the exact model; fit without inducing=")
         yield from kernel_parts(Images(self.images, self._kernel), self._X, self.Y)
         self.computed = time.perf_counter()

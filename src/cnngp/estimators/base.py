@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
+import functools
 import hashlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -24,9 +25,17 @@ from cnngp.common.arrays import (
 )
 from cnngp.common.checks import is_whole
 from cnngp.common.progress import progress_bar
-from cnngp.gp.exact import Amplitude, ExactGP, Noise, check_amplitude, check_noise, float64_buffer
+from cnngp.gp.exact import (
+    Amplitude,
+    ExactGP,
+    Noise,
+    check_amplitude,
+    check_noise,
+    float64_buffer,
+)
 from cnngp.gp.iterative import IterativeGP
 from cnngp.gp.linalg import blocks
+from cnngp.gp.novelty import novelty
 from cnngp.gp.posterior import Posterior
 from cnngp.gp.solving import METHODS, Method, algebra
 from cnngp.gp.solving.matrices import SymmetricMatrix
@@ -34,6 +43,7 @@ from cnngp.kernel.kernel import Device, Kernel, as_kernel
 from cnngp.matrix.gram import gram
 from cnngp.matrix.store.places import child
 from cnngp.network.layers import Network
+from cnngp.network.names import network_by_name
 
 from .added import AddedImages
 from .certificate import FitReport, certify, sampled_kernel_error
@@ -41,8 +51,10 @@ from .inducing_fit import fit_inducing
 from .inducing_images import Images, asked_for
 from .inputs import (
     as_float,
+    as_image_noise,
     as_image_shape,
     as_kernel_matrix,
+    as_names,
     axes,
     check_fits_images,
     check_length,
@@ -50,6 +62,7 @@ from .inputs import (
     checked_diagonal,
     default_network,
     same_shape,
+    warn_of_another_scale,
     warn_of_channels_last,
 )
 from .solver import choose_solver
@@ -58,6 +71,7 @@ Array = NDArray[Any]
 
 # Entries of K(test, training) that are held at a time.
 _CHUNK = 1 << 23
+_ONLY_EXACT = "image_noise needs the exact model: fit without inducing= and with solver='cholesky'"
 
 
 class GPEstimator(BaseEstimator):  # type: ignore[misc]
@@ -69,12 +83,17 @@ class GPEstimator(BaseEstimator):  # type: ignore[misc]
     network_: Any
     X_: Any
     input_shape_: Any
+    # What all training images are called and labelled; None where nobody said.
+    names_: Any
+    y_: Any
+    # Which training images the inducing ones are: None without inducing images, empty for images of the caller's own.
+    inducing_rows_: NDArray[np.intp] | None
     gp_: Posterior
     fit_report_: FitReport
 
     def __init__(
         self,
-        network: Network | Kernel | None = None,
+        network: Network | Kernel | str | None = None,
         *,
         noise: Noise = 0.0,
         amplitude: Amplitude = "ml",
@@ -101,9 +120,12 @@ class GPEstimator(BaseEstimator):  # type: ignore[misc]
 
     # ---- checking ------------------------------------------------------------------------------------------------
 
-    def _check_fit(self, X: Any, y: Any, K: Any, regression: bool = False) -> tuple[Any, Any]:
+    def _check_fit(self, X: Any, y: Any, K: Any, names: Any, regression: bool = False) -> tuple[Any, Any]:
         """Training images as (N, C, …), or None where only a matrix is given; and y, both of one length."""
-        self.__dict__.pop("gp_", None)  # a fit that fails must not leave an earlier one's weights to another kernel
+        for derived in ("gp_", "loo_novelty_"):
+            self.__dict__.pop(
+                derived, None
+            )  # a fit that fails must not leave an earlier one's weights to another kernel
         for given, name in ((X, "X"), (y, "y"), (K, "K")):
             refuse_masked(given, name)
         check_noise(self.noise)
@@ -121,6 +143,7 @@ class GPEstimator(BaseEstimator):  # type: ignore[misc]
             y = as_real(targets, "y")  # before scikit-learn reads text as numbers
         if K is not None:
             check_length(as_kernel_matrix(K).shape[0], y, "rows of K")
+        self.names_, self.inducing_rows_ = as_names(names, y), None
         if X is None:
             self.network_ = self.kernel_ = self.X_ = self.input_shape_ = None
             return None, y
@@ -130,9 +153,7 @@ class GPEstimator(BaseEstimator):  # type: ignore[misc]
             check_real_rows(X)
             if axes(X) == 2 and hasattr(X, "shape"):
                 check_length(X.shape[0], y, "images")
-            X, y = validate_data(
-                self, X, y, dtype=[np.float64, np.float32], multi_output=regression, y_numeric=regression
-            )
+            X, y = validate_data(self, X, y, dtype=[np.float64, np.float32], multi_output=True, y_numeric=regression)
         else:
             X = X if streamed else as_float(to_numpy(X))
             check_images_shape(tuple(X.shape), "X")
@@ -142,7 +163,8 @@ class GPEstimator(BaseEstimator):  # type: ignore[misc]
         images = X if streamed and self.input_shape is None else as_image_shape(X, self.input_shape)
         if self.input_shape is None:
             warn_of_channels_last(tuple(images.shape))
-        network = default_network(images.shape[1:]) if self.network is None else self.network
+        network = network_by_name(self.network) if isinstance(self.network, str) else self.network
+        network = default_network(images.shape[1:]) if network is None else network
         self.kernel_ = as_kernel(network, self.device, self.dtype, self.threads)
         self.network_ = self.kernel_.network
         if not streamed:
@@ -163,7 +185,9 @@ class GPEstimator(BaseEstimator):  # type: ignore[misc]
             check_real_rows(X)
             X = validate_data(self, X, reset=False, dtype=[np.float64, np.float32])
         images = same_shape(as_float(to_numpy(X)), self.input_shape_)
-        return np.asarray(as_images(images, np.dtype(self.kernel_.dtype)))
+        checked = np.asarray(as_images(images, np.dtype(self.kernel_.dtype)))
+        warn_of_another_scale(checked, self.X_)
+        return checked
 
     def _check_random_state(self) -> None:
         state: Any = self.random_state
@@ -193,14 +217,19 @@ class GPEstimator(BaseEstimator):  # type: ignore[misc]
 
     # ---- fitting -------------------------------------------------------------------------------------------------
 
-    def _fit(self, images: Any, Y: NDArray[np.float64], K: Any) -> None:
+    def _fit(self, images: Any, Y: NDArray[np.float64], K: Any, image_noise: Any) -> None:
         K = None if K is None else as_kernel_matrix(K)
+        image_noise = None if image_noise is None else as_image_noise(image_noise, len(Y))
         if self.inducing is not None:
+            if image_noise is not None:
+                raise DataError(_ONLY_EXACT)
             self._fit_inducing(images, Y)
             return
         device: Literal["cpu", "cuda"] = "cpu" if self.kernel_ is None else self.kernel_.device
         entry = 8 if self.kernel_ is None else np.dtype(self.kernel_.dtype).itemsize
         method = choose_solver(self.solver, len(Y), K, self.store is not None, entry, self.noise, device)
+        if image_noise is not None and method != "cholesky":
+            raise DataError(_ONLY_EXACT)
         given = K is not None
         # With a store there may be nothing left to compute, and so nothing to compile.
         compiling = 0.0 if given or self.store is not None else self.kernel_.prepare(images)
@@ -215,7 +244,9 @@ class GPEstimator(BaseEstimator):  # type: ignore[misc]
             A = float64_buffer(K, on_gpu=device == "cuda")
             del K
             begun = time.perf_counter()
-            self.gp_ = ExactGP(A, Y, noise=self.noise, amplitude=self.amplitude, overwrite=True)
+            self.gp_ = ExactGP(
+                A, Y, noise=self.noise, amplitude=self.amplitude, point_noise=image_noise, overwrite=True
+            )
         else:
             self.gp_ = IterativeGP(
                 SymmetricMatrix(K),
@@ -237,7 +268,7 @@ class GPEstimator(BaseEstimator):  # type: ignore[misc]
         asked = asked_for(images, self.inducing)
         compiling = 0.0 if self.store is not None else self.kernel_.prepare(images.at(slice(0, 2)))
         start = time.perf_counter()
-        self.gp_, self.X_ = fit_inducing(
+        self.gp_, self.X_, self.inducing_rows_ = fit_inducing(
             images,
             Y,
             asked,
@@ -256,11 +287,29 @@ class GPEstimator(BaseEstimator):  # type: ignore[misc]
         )
         self._after_fit()
 
-    def _add(self, images: Array, Y: NDArray[np.float64]) -> None:
+    def _add(
+        self,
+        images: Array,
+        y: Array,
+        Y: NDArray[np.float64],
+        names: Any,
+        image_noise: Any,
+        new_outputs: Sequence[int] = (),
+        **attributes: Any,
+    ) -> None:
+        """Condition on images with labels or targets `y`, as outputs `Y`; `attributes` change with them."""
         gp, report = copy.copy(self.gp_), self.fit_report_
-        new = AddedImages(images, Y, self.X_, self.kernel_)
+        names = as_names(names, y)
+        if new_outputs:
+            gp.insert_outputs(new_outputs, -1.0)
+        noise = None if image_noise is None else as_image_noise(image_noise, len(images))
+        new = AddedImages(images, Y, self.X_, self.kernel_, noise)
         gp.grow(new)
-        # A model that learns from images without keeping them still answers by its own points.
+        attributes["y_"] = None if self.y_ is None else np.concatenate([self.y_, y])
+        if names is not None or self.names_ is not None:
+            both = ((self.names_, report.images), (names, len(images)))
+            attributes["names_"] = np.concatenate([np.full(n, "") if a is None else a for a, n in both])
+        # A model through inducing images learns from others without keeping them.
         X = self.X_ if gp.points == len(self.X_) else np.concatenate([self.X_, images])
         n = report.images + len(images)
         error, pairs = report.kernel_error, report.pairs_checked
@@ -268,6 +317,8 @@ class GPEstimator(BaseEstimator):  # type: ignore[misc]
         before = dict(self.__dict__)
         try:
             self.gp_, self.X_, self.fit_report_ = gp, X, report
+            self.__dict__.pop("loo_novelty_", None)
+            self.__dict__.update(attributes)
             self._after_fit()
         except BaseException:  # stopped halfway, the model is the old one as a whole
             self.__dict__ = before
@@ -300,6 +351,37 @@ class GPEstimator(BaseEstimator):  # type: ignore[misc]
         """The engine that is used now, for people."""
         return f"{self.kernel_.device} ({self.kernel_.engine_for(self.input_shape_).identity})"
 
+    def _of_points(self, values: Any) -> Any:
+        """Of what is said of all training images, what is said of those that the model answers by."""
+        if values is None or self.inducing_rows_ is None:
+            return values
+        return values[self.inducing_rows_] if len(self.inducing_rows_) else None
+
+    # ---- what is unusual -----------------------------------------------------------------------------------------
+
+    def novelty(self, X: Any = None, *, K: Any = None, diagonal: Any = None) -> NDArray[np.float64]:
+        """How unlike all training images each image is, (M,): from 0, as one of them, to 1, nothing in common.
+
+        It is 1 − the largest correlation k(x, x_i)/√(k(x, x) k(x_i, x_i)) with a training image (or an inducing one),
+        whatever the scale of the kernel; 1 for an image whose k(x, x) is 0, as of a blank one without biases.
+        `loo_novelty_` has the training images' own, each against the others.
+        """
+        images, K, diagonal = self._check_asked(X, K, diagonal)
+        variances = self._variances()
+        found = [novelty(to_numpy(block), diagonal[rows], variances) for rows, block in self._chunks(images, K)]
+        return np.concatenate(found)
+
+    def _variances(self) -> NDArray[np.float64]:
+        """k(x, x) of the images that the model answers by."""
+        return to_numpy(self.gp_.variances if self.X_ is None else self.kernel_.diag(self.X_)).astype(np.float64)
+
+    @functools.cached_property
+    def loo_novelty_(self) -> NDArray[np.float64] | None:
+        """`novelty` of every training image against all others; None where the model has no factor of all of them."""
+        check_is_fitted(self, "gp_")
+        found = self.gp_.loo_novelty()
+        return None if found is None else to_numpy(found)
+
     # ---- predicting ----------------------------------------------------------------------------------------------
 
     def _chunks(self, images: Any, K: Any) -> Iterator[tuple[slice, Any]]:
@@ -319,20 +401,25 @@ class GPEstimator(BaseEstimator):  # type: ignore[misc]
                 yield rows, self._cross(images[rows], self.X_)
                 bar.update(rows.stop - rows.start)
 
-    def _check_asked(self, X: Any, K: Any) -> tuple[Any, Any]:
-        """What is to be predicted, checked: images, or a matrix K(test, training) in their place."""
+    def _check_asked(self, X: Any, K: Any, diagonal: Any) -> tuple[Any, Any, NDArray[np.float64]]:
+        """What is to be predicted, checked: images, or a matrix K(test, training) in their place, and k(x, x)."""
+        images, K = self._check_images_or_matrix(X, K)
+        if K is None:
+            return images, None, self.kernel_.diag(images).astype(np.float64)
+        return None, K, checked_diagonal(diagonal, K.shape[0])
+
+    def _check_images_or_matrix(self, X: Any, K: Any) -> tuple[Any, Any]:
         check_is_fitted(self, "gp_")
         if K is not None:
             return None, as_kernel_matrix(K, self.gp_.points)
         return self._check_test(X), None
 
     def _mean(self, X: Any, K: Any) -> NDArray[np.float64]:
-        images, K = self._check_asked(X, K)
+        images, K = self._check_images_or_matrix(X, K)
         return np.concatenate([to_numpy(self.gp_.mean(block)) for _, block in self._chunks(images, K)])
 
     def _mean_and_variance(self, X: Any, K: Any, diagonal: Any) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        images, K = self._check_asked(X, K)
-        diagonal = self.kernel_.diag(images) if K is None else checked_diagonal(diagonal, K.shape[0])
+        images, K, diagonal = self._check_asked(X, K, diagonal)
         means, variances = [], []
         for rows, block in self._chunks(images, K):
             means.append(to_numpy(self.gp_.mean(block)))

@@ -9,15 +9,27 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.base import ClassifierMixin
-from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_is_fitted, column_or_1d
+from sklearn.utils.validation import check_is_fitted
 
 from cnngp.common.arrays import DataError, to_numpy
-from cnngp.gp import calibration
+from cnngp.gp.novelty import novelty
 from cnngp.kernel.kernel import Device
 
 from . import files as model_files
 from .base import GPEstimator
+from .explanation import Explanation
+from .labels import (
+    Coding,
+    OneLabel,
+    SeveralLabels,
+    coding_of,
+    fitted_calibration,
+    fitted_temperature,
+    log_odds,
+    probabilities,
+    read_labels,
+)
+from .suspects import suspects
 
 Array = NDArray[Any]
 
@@ -27,7 +39,7 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
 
     Parameters
     ----------
-    network : a network or a `Kernel`; None picks one for the shape of the images.
+    network : a network, a `Kernel`, or the name of a network as "resnet32"; None picks one for the shape of the images.
     noise : variance of the targets' noise in the kernel's units, or "ml" for the most likely one. With `inducing`, 0
         stands for the one with the best leave-one-out predictions: there is no such model without noise.
     amplitude : factor of the kernel for variances and likelihood: "ml", "loo" or a number.
@@ -46,11 +58,11 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
 
     Attributes
     ----------
-    classes_ : the labels.
-    loo_rows_ : the training images that leave-one-out speaks of: all of them, or a random sample where the model has no
-        factor of all images; none, with a warning, where that could not be solved for: `loo_error_` is then NaN and
-        the temperature 1.
-    loo_error_ : the error on each of them of a model that has not seen it, in closed form, as a fraction.
+    classes_ : the labels; of several labels an image, their numbers.
+    loo_rows_ : the training images that have leave-one-out predictions: all of them, or a random sample where the model
+        has no factor of all images; none, with a warning, where that could not be solved for: `loo_error_` is then NaN
+        and the temperature 1.
+    loo_error_ : the share of them that a model which has not seen the image gets wrong, in closed form.
     loo_predictions_, loo_probabilities_ : what those models predict.
     log_marginal_likelihood_ : summed over the outputs; None without a factor, the approximation's own with `inducing`.
     temperature_ : of the probabilities, chosen by the leave-one-out predictions.
@@ -63,72 +75,149 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
     True
     """
 
-    def fit(self, X: Any = None, y: Any = None, *, K: Any = None) -> Self:
-        """Fit images X (N, C, H, W) and labels y (N,); a kernel matrix `K` (N, N) replaces or accompanies X."""
-        images, y = self._check_fit(X, y, K)
-        labels = self._check_labels(y)
-        self.classes_, codes = np.unique(labels, return_inverse=True)
-        if len(self.classes_) < 2:
-            raise DataError(f"y holds one class only ({self.classes_[0]}); classification needs at least two classes")
-        self._fit(images, self._targets(codes), K)
+    _coding: Coding
+
+    def fit(self, X: Any = None, y: Any = None, *, K: Any = None, names: Any = None, image_noise: Any = None) -> Self:
+        """Fit images X (N, C, H, W) and labels y: (N,) of any kind, or (N, L) of 0 and 1 for several labels an image.
+
+        A kernel matrix `K` (N, N) replaces or accompanies X. `names` of the images, such as their files, are shown by
+        `suspect_labels` and `explain`. `image_noise` (N,) is noise beside `noise` for single images, in the kernel's
+        units: the more an image has, the less its label counts.
+        """
+        images, y = self._check_fit(X, y, K, names)
+        labels = read_labels(y)
+        self._set_coding(coding_of(labels))
+        self.y_ = labels
+        self._fit(images, self._coding.targets(labels), K, image_noise)
         return self
 
     def predict(self, X: Any = None, *, K: Any = None) -> Array:
         """The most probable label of each image; `K` is K(test, training) where the model was fitted on a matrix."""
-        best = self._mean(X, K).argmax(1)
-        return np.asarray(self.classes_[best])
+        mean = self._mean(X, K)
+        return self._coding.labels(mean)
 
     def predict_proba(self, X: Any = None, *, K: Any = None, diagonal: Any = None) -> Array:
         """P(label) for each image, (M, classes), in the order of `classes_`.
 
         softmax(mean / (T√(1 + variance))) with T from the leave-one-out predictions; see docs/classification.md.
         Without a factor (`solver`) the variance is left out: it would take a solve for every image. So it is where
-        leave-one-out shows it to be meaningless, as with two labels for one image.
+        leave-one-out shows it to be meaningless, as with two labels for one image. Of several labels an image each has
+        a probability of its own.
         """
-        check_is_fitted(self, "gp_")
-        if not self._moderated or not self.gp_.cheap_variances:
-            mean = self._mean(X, K)
-            return _moderated_softmax(mean, np.zeros(len(mean)), self.temperature_)
-        mean, variance = self._mean_and_variance(X, K, diagonal)
-        return _moderated_softmax(mean, variance + self.gp_.amplitude * self.gp_.noise, self.temperature_)
+        mean, variance = self._moments(X, K, diagonal)
+        return probabilities(self._coding, mean, variance, self.temperature_)
+
+    def predict_log_proba(self, X: Any = None, *, K: Any = None, diagonal: Any = None) -> Array:
+        """The logarithm of `predict_proba`."""
+        return np.log(self.predict_proba(X, K=K, diagonal=diagonal))
+
+    def decision_function(self, X: Any = None, *, K: Any = None, diagonal: Any = None) -> Array:
+        """Scores whose softmax are the probabilities, (M, classes); of two classes the log odds of the second, (M,).
+
+        Of several labels an image, the log odds of each, (M, labels). Above 0 is yes.
+        """
+        mean, variance = self._moments(X, K, diagonal)
+        return log_odds(self._coding, mean, variance, self.temperature_)
 
     def predict_latent(self, X: Any = None, *, K: Any = None, diagonal: Any = None) -> tuple[Array, Array]:
         """Posterior mean (M, classes) and variance (M,) of the ±1 functions; the variance is shared by the outputs."""
         return self._mean_and_variance(X, K, diagonal)
 
-    def add(self, X: Any, y: Any) -> Self:
-        """Condition on more images, by a block update instead of a new factorisation."""
+    def add(self, X: Any, y: Any, *, names: Any = None, image_noise: Any = None) -> Self:
+        """Condition on more images, by a block update instead of a new factorisation; they may bring new classes."""
         check_is_fitted(self, "gp_")
         images = self._check_added(X, y)
-        labels = self._check_labels(y)
-        if (labels.dtype.kind in "US") != (self.classes_.dtype.kind in "US"):
-            raise DataError(f"y holds labels of type {labels.dtype}; expected those of fit, {self.classes_.dtype}")
-        unknown = np.setdiff1d(labels, self.classes_)
-        if len(unknown):
-            raise DataError(
-                f"y holds labels that the model was not fitted on: {unknown.tolist()[:5]}; fit again with them"
-            )
-        self._add(images, self._targets(np.searchsorted(self.classes_, labels)))
+        labels = read_labels(y)
+        coding, new = self._coding, np.empty(0, np.intp)
+        if isinstance(coding, OneLabel) and labels.ndim == 1:
+            if (labels.dtype.kind in "US") != (self.classes_.dtype.kind in "US"):
+                raise DataError(f"y holds labels of type {labels.dtype}; expected those of fit, {self.classes_.dtype}")
+            unknown = np.setdiff1d(labels, self.classes_)
+            new = np.searchsorted(self.classes_, unknown)
+            coding = OneLabel(np.union1d(self.classes_, unknown)) if len(unknown) else coding
+        elif labels.shape[1:] != np.shape(self.y_)[1:]:
+            raise DataError(f"y has shape {labels.shape}, unlike the labels of fit, {np.shape(self.y_)}")
+        attributes = {"_coding": coding, "classes_": coding.classes}
+        self._add(images, labels, coding.targets(labels), names, image_noise, new.tolist(), **attributes)
         return self
 
     def most_uncertain(self, n: int = 10, X: Any = None) -> NDArray[np.intp]:
-        """Rows of the `n` images whose label is least certain (highest entropy first): of X, or of the training images
-        by leave-one-out, where wrong and ambiguous labels show.
+        """Rows of the `n` images whose label is least certain (highest entropy first): what to label next.
+
+        Of X, or of the training images by leave-one-out. For labels that may be wrong use `suspect_labels`: an image
+        with a wrong label is as a rule not an uncertain one, as the others are sure of another label.
         """
         self._check_how_many(n)
         P = self.loo_probabilities_ if X is None else self.predict_proba(X)
+        if isinstance(self._coding, SeveralLabels):
+            P = np.concatenate([P, 1.0 - P], axis=1)
         entropy = -(P * np.log(np.maximum(P, np.finfo(np.float64).tiny))).sum(1)
         order = np.argsort(-entropy, kind="stable")[:n]
         return self.loo_rows_[order] if X is None else order
+
+    def suspect_labels(self, n: int = 20) -> dict[str, Array]:
+        """The `n` training images whose label the others contradict most, the most suspect first.
+
+        A dict of arrays: `row`; `score`, 1 − the leave-one-out probability of the label that was given (of several
+        labels, of the least probable one); `given`; `proposed`, the label that the others predict; `name`.
+
+        >>> from cnngp import GPClassifier, datasets
+        >>> data = datasets.digits().take(200)
+        >>> y = data.y.copy()
+        >>> y[7] = (y[7] + 5) % 10  # a wrong label
+        >>> found = GPClassifier(device="cpu").fit(data.X, y).suspect_labels(1)
+        >>> found["row"], bool(found["proposed"][0] == data.y[7])
+        (array([7]), True)
+        """
+        self._check_how_many(n)
+        targets = to_numpy(self.gp_.loo_targets)
+        given = np.where(targets > 0.0, self.loo_probabilities_, 1.0)
+        if isinstance(self._coding, SeveralLabels):
+            given = np.where(targets > 0.0, given, 1.0 - self.loo_probabilities_)
+        score = 1.0 - given.min(1, initial=1.0)
+        return suspects(n, self.loo_rows_, score, self._coding.labels(targets), self.loo_predictions_, self.names_)
+
+    def explain(self, X: Any = None, *, K: Any = None, diagonal: Any = None) -> list[Explanation]:
+        """Why each image is predicted as it is: the training images that speak for and against each class.
+
+        >>> from cnngp import GPClassifier, datasets
+        >>> data = datasets.digits().take(200)
+        >>> clf = GPClassifier(device="cpu").fit(data.X, data.y)
+        >>> why = clf.explain(data.X_test[:1])[0]
+        >>> bool(why.predicted == clf.predict(data.X_test[:1])[0])
+        True
+        >>> bool((why.shares.sum(0) == why.mean).all())
+        True
+        >>> [bool(v.label == why.predicted) for v in why.speaking_for(n=3)]
+        [True, True, True]
+        """
+        images, K, diagonal = self._check_asked(X, K, diagonal)
+        variances = self._variances()
+        usual = self.loo_novelty_
+        labels, names = self._of_points(self.y_), self._of_points(self.names_)
+        found = []
+        for rows, block in self._chunks(images, K):
+            P = probabilities(self._coding, *self._block_moments(block, diagonal[rows]), self.temperature_)
+            new = novelty(to_numpy(block), diagonal[rows], variances)
+            for k, p, unlike in zip(block, P, new, strict=True):
+                shares = to_numpy(self.gp_.votes(k[None])[0])
+                mean = shares.sum(0)
+                rank = math.nan if usual is None else float((usual < unlike).mean())
+                said = self._coding.labels(mean[None])[0]
+                found.append(Explanation(self.classes_, said, p, mean, shares, float(unlike), rank, labels, names))
+        return found
 
     @classmethod
     def load(cls, path: str | Path, *, device: Device = "auto") -> Self:
         """A model that `save` wrote. Runs no code from the file; damaged files are refused."""
 
-        def finish(model: Self, _: dict[str, Any], arrays: dict[str, Array]) -> None:
-            model.classes_ = arrays["classes"]
+        def finish(model: Self, header: dict[str, Any], arrays: dict[str, Array]) -> None:
+            several = header.get("several_labels", False)
+            model._set_coding(SeveralLabels(arrays["classes"]) if several else OneLabel(arrays["classes"]))
             if len(np.unique(model.classes_)) != model.gp_.loo_targets.shape[1]:
                 raise ValueError(f"{len(model.classes_)} classes for {model.gp_.loo_targets.shape[1]} outputs")
+            if model.y_ is None and "Y" in arrays:  # an exact model of the first version
+                model.y_ = model._coding.labels(arrays["Y"])
             model._after_fit()
 
         return model_files.load(cls, path, device, finish)
@@ -136,54 +225,56 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
     def save(self, path: str | Path) -> None:
         """Write the fitted model to one file, without pickle."""
         check_is_fitted(self, "gp_")
-        model_files.save(self, path, {}, {"classes": self.classes_})
+        several = isinstance(self._coding, SeveralLabels)
+        model_files.save(self, path, {"several_labels": several}, {"classes": self.classes_})
 
-    def _targets(self, codes: NDArray[np.intp]) -> NDArray[np.float64]:
-        """±1: +1 at the label."""
-        return 2.0 * np.eye(len(self.classes_))[codes] - 1.0
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.classifier_tags.multi_label = True
+        return tags
 
-    def _check_labels(self, y: Any) -> Array:
-        labels = column_or_1d(to_numpy(y, "y"), warn=True)
-        if labels.dtype == object and all(isinstance(label, str) for label in labels):
-            labels = labels.astype(str)
-        check_classification_targets(labels)
-        return np.asarray(labels)
+    def _set_coding(self, coding: Coding) -> None:
+        self._coding, self.classes_ = coding, coding.classes
 
-    @staticmethod
-    def _loo_loss(mean: Array, targets: Array) -> float:
+    def _moments(self, X: Any, K: Any, diagonal: Any) -> tuple[Array, Array]:
+        """Mean (M, classes) and the variance (M,) that probabilities are made with: 0 where it is left out."""
+        check_is_fitted(self, "gp_")
+        if not self._uses_variances:
+            mean = self._mean(X, K)
+            return mean, np.zeros(len(mean))
+        images, K, diagonal = self._check_asked(X, K, diagonal)
+        parts = [self._block_moments(block, diagonal[rows]) for rows, block in self._chunks(images, K)]
+        mean, variance = (np.concatenate(part) for part in zip(*parts, strict=True))
+        return mean, variance
+
+    def _block_moments(self, block: Any, diagonal: Array) -> tuple[Array, Array]:
+        """The same of some rows of K(test, training)."""
+        mean = to_numpy(self.gp_.mean(block))
+        if not self._uses_variances:
+            return mean, np.zeros(len(mean))
+        return mean, to_numpy(self.gp_.variance(block, diagonal)) + self.gp_.amplitude * self.gp_.noise
+
+    @property
+    def _uses_variances(self) -> bool:
+        return self._moderated and self.gp_.cheap_variances
+
+    def _loo_loss(self, mean: Array, targets: Array) -> float:
         """The log loss at the best temperature: what counts for classes and probabilities, unlike squared errors."""
-        codes, none = targets.argmax(1), np.zeros(len(mean))
-        return _fitted_temperature(mean, none, codes)[1]
+        return fitted_temperature(self._coding, mean, None, targets)[1]
 
     def _after_fit(self) -> None:
         mean, variance = (to_numpy(a) for a in self.gp_.leave_one_out())
         if not self.gp_.cheap_variances:
             variance = np.zeros(len(mean))
-        codes = to_numpy(self.gp_.loo_targets).argmax(1)
+        targets = to_numpy(self.gp_.loo_targets)
         self.loo_rows_ = self.gp_.loo_rows
         self.temperature_, self.loo_error_, self._moderated = 1.0, math.nan, True
+        self.loo_predictions_ = self._coding.labels(mean)
         if len(mean):
-            self.temperature_, loss = _fitted_temperature(mean, variance, codes)
-            self.loo_error_ = float((mean.argmax(1) != codes).mean())
-            # Two labels of one image have no likely explanation but an amplitude without bound, which would leave the
-            # same probability to all classes.
-            plain, without = _fitted_temperature(mean, np.zeros(len(mean)), codes)
-            if without < loss / _MUCH_BETTER:
-                self.temperature_, self._moderated, variance = plain, False, np.zeros(len(mean))
-        self.loo_probabilities_ = _moderated_softmax(mean, variance, self.temperature_)
-        self.loo_predictions_ = self.classes_[mean.argmax(1)]
+            wrong = self.loo_predictions_ != self._coding.labels(targets)
+            self.loo_error_ = float(wrong.reshape(len(mean), -1).any(1).mean())
+            self.temperature_, self._moderated = fitted_calibration(self._coding, mean, variance, targets)
+        if not self._moderated:
+            variance = np.zeros(len(mean))
+        self.loo_probabilities_ = probabilities(self._coding, mean, variance, self.temperature_)
         self.log_marginal_likelihood_ = self.gp_.log_marginal_likelihood
-
-
-# How many times better probabilities must fit the leave-one-out labels without variances for these to be left out.
-_MUCH_BETTER = 2.0
-
-
-def _fitted_temperature(mean: Array, variance: Array, codes: NDArray[np.intp]) -> tuple[float, float]:
-    """The best temperature of leave-one-out predictions, and their loss at it."""
-    temperature = calibration.fit_temperature(lambda t: _moderated_softmax(mean, variance, t), codes)
-    return temperature, calibration.smoothed_loss(_moderated_softmax(mean, variance, temperature), codes)
-
-
-def _moderated_softmax(mean: Array, variance: Array, temperature: float) -> NDArray[np.float64]:
-    return calibration.softmax(mean / (temperature * np.sqrt(1.0 + variance))[:, None])

@@ -49,6 +49,8 @@ def save(model: GPEstimator, path: str | Path, header: dict[str, Any], arrays: d
         "state": state,
     }
     posterior = {name: to_numpy(array) for name, array in posterior.items()}
+    known = {"y": model.y_, "names": model.names_, "inducing_rows": model.inducing_rows_}
+    arrays = arrays | {name: array for name, array in known.items() if array is not None}
     persistence.write(path, header, arrays | {"X": model.X_} | posterior)
 
 
@@ -87,12 +89,26 @@ def load(
         model.gp_ = _posterior(header, arrays, algebra(model.kernel_.device))
         if model.gp_.points != len(model.X_):
             raise ValueError(f"{len(model.X_)} images for {model.gp_.points} points")
+        model.inducing_rows_ = None
         if header.get("posterior") == "inducing":
             model.inducing = len(model.X_)
+            model.inducing_rows_ = arrays.get("inducing_rows", np.empty(0, np.intp))
         report = header["report"] | {"smallest_eigenvalue": tuple(header["report"]["smallest_eigenvalue"])}
         model.fit_report_ = FitReport(**report)
+        model.y_, model.names_ = arrays.get("y"), arrays.get("names")  # none in files of the first version
+        _check_known(model)
         finish(model, header, arrays)
     return model
+
+
+def _check_known(model: GPEstimator) -> None:
+    """What a file says of all training images is said of as many as there are."""
+    n, rows = model.fit_report_.images, model.inducing_rows_
+    for what, known in (("labels", model.y_), ("names", model.names_)):
+        if known is not None and len(known) != n:
+            raise ValueError(f"{len(known)} {what} for {n} images")
+    if rows is not None and len(rows) and (len(rows) != len(model.X_) or rows.min() < 0 or rows.max() >= n):
+        raise ValueError(f"{len(rows)} rows of {n} images for {len(model.X_)} inducing images")
 
 
 @contextmanager

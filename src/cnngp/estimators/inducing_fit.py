@@ -35,8 +35,9 @@ def fit_inducing(
     loss: Callable[[Any, Any], float] | None,
     seed: int | None,
     store: Any,
-) -> tuple[InducingGP, Array]:
-    """The model and its inducing images: those that were `asked_for`."""
+) -> tuple[InducingGP, Array, NDArray[np.intp]]:
+    """The model, its inducing images, those that were `asked_for`, and their rows among the training images if they
+    are some of these."""
     n = len(images)
     m = asked if isinstance(asked, int) else len(asked.Z)
     share = min(max(n // _SHARE, _FEWEST), SAMPLE)
@@ -65,7 +66,7 @@ def fit_inducing(
         own=choice.numbers(sample),
         loss=loss,
     )
-    return gp, choice.Z
+    return gp, choice.Z, choice.rows
 
 
 def kernel_parts(images: Images, Z: Array, Y: NDArray[np.float64], columns: Sequence[Any] = ()) -> Iterator[Part]:

@@ -181,3 +181,40 @@ def axes(X: Any) -> int:
 def check_length(n: int, y: Any, what: str) -> None:
     if hasattr(y, "__len__") and not (hasattr(y, "ndim") and y.ndim == 0) and len(y) != n:
         raise DataError(f"{n} {what} but {len(y)} labels in y; give one label per image")
+
+
+def as_names(names: Any, y: Any) -> NDArray[np.str_] | None:
+    """What images are called, one name for each of the labels `y`, such as the paths of their files."""
+    if names is None:
+        return None
+    array = np.array([str(name) for name in names])
+    if len(array) != len(y):
+        raise DataError(f"{len(array)} names for {len(y)} images; give one name for each image")
+    return array
+
+
+def as_image_noise(noise: Any, n: int) -> NDArray[np.float64]:
+    """Variances of the noise of single images, in the kernel's units."""
+    values = as_real(to_numpy(noise, "image_noise"), "image_noise")
+    if values.shape != (n,) or not bool((np.isfinite(values) & (values >= 0.0)).all()):
+        raise DataError(
+            f"image_noise has shape {values.shape}; expected {n} variances of 0 or more, one for each image"
+        )
+    return np.asarray(values, np.float64)
+
+
+def warn_of_another_scale(images: NDArray[Any], fitted: NDArray[Any]) -> None:
+    """Tell the caller of `predict` of pixels up to 255 for a model of pixels up to 1, or the other way round."""
+    if images.ndim < 3:
+        return
+    high, low = float(images.max()), float(images.min())
+    if low < 0.0 or high <= 0.0:  # not pixels as files have them, or blank
+        return
+    fitted_high = float(fitted.max())
+    if (high > 100.0 and fitted_high <= 2.0) or (high <= 1.0 and 100.0 < fitted_high <= 255.0):
+        warnings.warn(
+            f"X has pixels up to {high:g}, but the model was fitted on pixels up to {fitted_high:g}; bring them to the "
+            f"same scale, as with X {'/' if high > 100.0 else '*'} 255",
+            UserWarning,
+            stacklevel=6,
+        )

@@ -19,6 +19,7 @@ from cnngp.network.layers import Network
 
 from . import files as model_files
 from .base import GPEstimator
+from .suspects import suspects
 
 Array = NDArray[Any]
 
@@ -47,7 +48,7 @@ class GPRegressor(RegressorMixin, GPEstimator):  # type: ignore[misc]
 
     def __init__(
         self,
-        network: Network | Kernel | None = None,
+        network: Network | Kernel | str | None = None,
         *,
         noise: Noise = 0.0,
         amplitude: Amplitude = "ml",
@@ -76,17 +77,20 @@ class GPRegressor(RegressorMixin, GPEstimator):  # type: ignore[misc]
         )
         self.normalize_y = normalize_y
 
-    def fit(self, X: Any = None, y: Any = None, *, K: Any = None) -> Self:
-        """Fit images X (N, C, H, W) and targets y, (N,) or (N, outputs); `K` (N, N) replaces or accompanies X."""
-        images, y = self._check_fit(X, y, K, regression=True)
-        targets = self._check_targets(y)
+    def fit(self, X: Any = None, y: Any = None, *, K: Any = None, names: Any = None, image_noise: Any = None) -> Self:
+        """Fit images X (N, C, H, W) and targets y, (N,) or (N, outputs); `K` (N, N) replaces or accompanies X.
+
+        `names` and `image_noise` are those of `GPClassifier.fit`.
+        """
+        images, y = self._check_fit(X, y, K, names, regression=True)
+        targets = self.y_ = self._check_targets(y)
         self._one_output = targets.ndim == 1
         Y = targets.reshape(len(targets), -1)
         self._y_mean, self._y_std = np.zeros(Y.shape[1]), np.ones(Y.shape[1])
         if self.normalize_y:
             spread = _standard_deviation(Y)
             self._y_mean, self._y_std = Y.mean(0), np.where(spread > 0, spread, 1.0)
-        self._fit(images, (Y - self._y_mean) / self._y_std, K)
+        self._fit(images, (Y - self._y_mean) / self._y_std, K, image_noise)
         return self
 
     def predict(
@@ -119,7 +123,7 @@ class GPRegressor(RegressorMixin, GPEstimator):  # type: ignore[misc]
         draws = self._sample(X, n_samples, random_state) * self._y_std + self._y_mean
         return np.moveaxis(draws[..., 0] if self._one_output else draws, 0, -1)
 
-    def add(self, X: Any, y: Any) -> Self:
+    def add(self, X: Any, y: Any, *, names: Any = None, image_noise: Any = None) -> Self:
         """Condition on more images, by a block update instead of a new factorisation; y is scaled as in `fit`."""
         check_is_fitted(self, "gp_")
         images = self._check_added(X, y)
@@ -127,7 +131,8 @@ class GPRegressor(RegressorMixin, GPEstimator):  # type: ignore[misc]
         if targets.shape[1:] != (() if self._one_output else self._y_mean.shape):
             of_fit = "(N,)" if self._one_output else f"(N, {len(self._y_mean)})"
             raise DataError(f"y has shape {targets.shape}, unlike the targets of fit, {of_fit}; give as many outputs")
-        self._add(images, (targets.reshape(len(targets), -1) - self._y_mean) / self._y_std)
+        Y = (targets.reshape(len(targets), -1) - self._y_mean) / self._y_std
+        self._add(images, targets, Y, names, image_noise)
         return self
 
     def most_uncertain(self, n: int = 10, X: Any = None) -> NDArray[np.intp]:
@@ -136,6 +141,18 @@ class GPRegressor(RegressorMixin, GPEstimator):  # type: ignore[misc]
         variance = to_numpy(self.gp_.leave_one_out()[1]) if X is None else self._mean_and_variance(X, None, None)[1]
         order = np.argsort(-variance, kind="stable")[:n]
         return self.gp_.loo_rows[order] if X is None else order
+
+    def suspect_labels(self, n: int = 20) -> dict[str, Array]:
+        """The `n` training images whose target the others contradict most, the most suspect first.
+
+        `score` is the leave-one-out error in standard deviations (of several outputs, the largest); `row`, `given`,
+        `proposed` (the leave-one-out prediction) and `name` are arrays beside it.
+        """
+        self._check_how_many(n)
+        given = self._restored(to_numpy(self.gp_.loo_targets))
+        scaled = np.abs(given - self.loo_predictions_) / np.maximum(self.loo_std_, np.finfo(np.float64).tiny)
+        score = scaled.reshape(len(scaled), -1).max(1, initial=0.0)
+        return suspects(n, self.loo_rows_, score, given, self.loo_predictions_, self.names_)
 
     @classmethod
     def load(cls, path: str | Path, *, device: Device = "auto") -> Self:

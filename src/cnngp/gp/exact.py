@@ -19,6 +19,7 @@ from cnngp.common.arrays import as_real, in_place, is_on_gpu, kind, to_cupy, to_
 from cnngp.common.checks import is_number
 
 from .linalg import Array, Factor, NotPositiveDefinite, blocks, namespace
+from .novelty import novelty_of_points
 
 if TYPE_CHECKING:
     from .posterior import NewPoints
@@ -44,7 +45,8 @@ class MatrixError(ValueError):
 class ExactGP:
     """The posterior given targets `Y` (N, outputs) at N points with kernel matrix `K` (N, N).
 
-    `noise` is the variance of the noise in the kernel's units, or "ml". `amplitude` is "ml", "loo" or a number.
+    `noise` is the variance of the noise in the kernel's units, or "ml"; `point_noise` (N,) has more of it for some
+    points than for others. `amplitude` is "ml", "loo" or a number.
     `jitter` is one known to be needed, from an earlier fit. With `overwrite=True` a float64 `K` is used as the buffer
     and its content is lost.
 
@@ -65,6 +67,7 @@ class ExactGP:
         noise: Noise = 0.0,
         amplitude: Amplitude = "ml",
         jitter: float = 0.0,
+        point_noise: Array | None = None,
         overwrite: bool = False,
     ) -> None:
         check_noise(noise)
@@ -72,6 +75,10 @@ class ExactGP:
         A = float64_buffer(K, overwrite)
         xp = namespace(A)
         self.Y = check_targets(xp, Y, A.shape[0])
+        self.point_noise = check_point_noise(xp, point_noise, A.shape[0])
+        self.variances = A.diagonal().copy()
+        """k(x, x) of each point: the diagonal of K before the noise of single points is added to it."""
+        _add_to_diagonal(A, self.point_noise)
         self.noise = maximum_likelihood_noise(A, self.Y, amplitude) if noise == "ml" else float(noise)
         self.jitter = jitter
         """What was added to the diagonal beside the noise, relative to the diagonal's mean."""
@@ -148,13 +155,12 @@ class ExactGP:
         return int(self.Y.shape[0])
 
     @property
-    def weights(self) -> Array:
-        """α: the mean at x is k(x, X) α."""
-        return self.alpha
-
-    @property
     def largest_variance(self) -> float:
-        return float(self.factor.diagonal.max())
+        return float(self.variances.max())
+
+    def loo_novelty(self) -> Array:
+        """How unlike all others each point is; see `novelty`."""
+        return novelty_of_points(self.factor.A, self.variances)
 
     def residual(self) -> float:
         """‖(K + noise·I)α − Y‖/‖Y‖: how well the linear system was solved."""
@@ -180,7 +186,7 @@ class ExactGP:
         n = self.points
         ones = namespace(self.Y).ones((n, 1))
         entries = float((ones * self.factor.multiply(ones)).sum()) - n * self.factor.shift
-        return max(float(self.factor.diagonal.mean()) - entries / n**2, 0.0)
+        return max(float(self.variances.mean()) - (entries - float(self.point_noise.sum())) / n**2, 0.0)
 
     def kernel_between(self, rows: Any) -> Array:
         """K between the points `rows`, from the triangle that survives above the factor's diagonal."""
@@ -188,22 +194,40 @@ class ExactGP:
         at = xp.asarray(rows)
         # Of a pair, the entry above the diagonal is the one whose row comes first.
         K = A[xp.minimum(at[:, None], at[None, :]), xp.maximum(at[:, None], at[None, :])]
-        K[xp.arange(len(at)), xp.arange(len(at))] = self.factor.diagonal[at]
+        K[xp.arange(len(at)), xp.arange(len(at))] = self.variances[at]
         return K
+
+    def votes(self, K_test: Array) -> Array:
+        """What each point's targets add to the mean at M test points, (M, N, outputs): h_i y_ic, h = (K + noise·I)⁻¹k.
+
+        Their sum over the points is the mean.
+        """
+        h = self.factor.solve(self._test(K_test).T).T
+        return h[:, :, None] * self.Y[None]
+
+    def insert_outputs(self, at: Any, value: float) -> None:
+        """New outputs before the ones numbered `at`, of this target at every point; `grow` has to follow."""
+        xp, columns = namespace(self.Y), list(self.Y.T)
+        for position in sorted(at, reverse=True):
+            columns.insert(int(position), xp.full(self.points, value))
+        self.Y = xp.stack(columns, axis=1)
 
     def grow(self, new: NewPoints) -> None:
         """Condition on more points by a block update of the factor."""
-        self.add(new.with_points(), new.among_themselves(), new.Y)
+        self.add(new.with_points(), new.among_themselves(), new.Y, new.point_noise)
 
-    def add(self, K_new_old: Array, K_new: Array, Y_new: Array) -> None:
+    def add(self, K_new_old: Array, K_new: Array, Y_new: Array, point_noise: Array | None = None) -> None:
         """Condition on M more points by a block update of the factor, from K(new, old) (M, N) and K(new, new)."""
         xp = namespace(self.Y)
         K_new_old, K_new = self._test(K_new_old), float64_buffer(K_new)
+        point_noise = check_point_noise(xp, point_noise, K_new.shape[0])
+        variances = K_new.diagonal().copy()
         if K_new_old.shape[0] != K_new.shape[0]:
             raise MatrixError(f"K(new, old) has {K_new_old.shape[0]} rows, K(new, new) {K_new.shape[0]}")
         Y_new = check_targets(xp, Y_new, K_new.shape[0])
         if Y_new.shape[1] != self.Y.shape[1]:
             raise MatrixError(f"the new targets have {Y_new.shape[1]} outputs, the old ones {self.Y.shape[1]}")
+        _add_to_diagonal(K_new, point_noise)
         try:
             self.factor = self.factor.extended(K_new_old, K_new)
             # The same amount is on the diagonal, whose mean the new points have changed.
@@ -211,22 +235,25 @@ class ExactGP:
         except NotPositiveDefinite:  # more jitter is needed everywhere, so everything is factorised again
             self.factor = self._factorise_with(K_new_old, K_new)
         self.Y = xp.concatenate([self.Y, Y_new])
+        self.variances = xp.concatenate([self.variances, variances])
+        self.point_noise = xp.concatenate([self.point_noise, point_noise])
         self._condition()
 
     # ---- files ---------------------------------------------------------------------------------------------------
 
     def state(self, dtype: str) -> tuple[dict[str, Any], dict[str, Array]]:
         """Numbers and arrays that `restored` makes the same model of; `K` in `dtype` where that loses nothing."""
-        K = files.packed(to_numpy(self.factor.A), to_numpy(self.factor.diagonal), dtype)
+        K = files.packed(to_numpy(self.factor.A), to_numpy(self.variances), dtype)
         numbers = {"noise": self.noise, "jitter": self.jitter, "amplitude_rule": self._amplitude_rule}
-        return numbers, {"Y": self.Y, "K": K}
+        return numbers, {"Y": self.Y, "K": K, "point_noise": self.point_noise}
 
     @classmethod
     def restored(cls, numbers: dict[str, Any], arrays: dict[str, Array], xp: Any) -> ExactGP:
         Y = arrays["Y"]
         K = xp.asarray(files.unpacked(arrays["K"], len(Y)))
         noise, amplitude, jitter = numbers["noise"], numbers["amplitude_rule"], numbers["jitter"]
-        return cls(K, Y, noise=noise, amplitude=amplitude, jitter=jitter, overwrite=True)
+        point_noise = arrays.get("point_noise")  # files of the first version have none
+        return cls(K, Y, noise=noise, amplitude=amplitude, jitter=jitter, point_noise=point_noise, overwrite=True)
 
     def _factorise_with(self, K_new_old: Array, K_new: Array) -> Factor:
         old, n, m = self.factor, len(self.factor), K_new.shape[0]
@@ -342,6 +369,25 @@ def _float64(xp: Any, a: Array, name: str) -> Array:
 
 def _host(a: Array) -> Any:
     return a if isinstance(a, np.ndarray) else a.get()
+
+
+def weighted_kernels(K_test: Array, weights: Array) -> Array:
+    """k(x, x_i) w_ic, (M, points, outputs): the terms whose sum over the points is the mean."""
+    return K_test[:, :, None] * weights[None]
+
+
+def check_point_noise(xp: Any, noise: Array | None, n: int) -> Array:
+    if noise is None:
+        return xp.zeros(n)
+    noise = _float64(xp, noise, "the points' noise")
+    if noise.shape != (n,) or not bool((xp.isfinite(noise) & (noise >= 0.0)).all()):
+        raise MatrixError(f"the noise of single points has shape {noise.shape}; expected {n} variances of 0 or more")
+    return noise
+
+
+def _add_to_diagonal(A: Array, values: Array) -> None:
+    i = namespace(A).arange(len(A))
+    A[i, i] += values
 
 
 def check_targets(xp: Any, Y: Array, n: int) -> Array:

@@ -39,6 +39,7 @@ from .exact import (
     float64_buffer,
     posterior_samples,
     warn_of_jitter,
+    weighted_kernels,
 )
 from .inducing_sums import Sums
 from .linalg import Array, Factor, NotPositiveDefinite, namespace
@@ -168,6 +169,15 @@ class InducingGP:
         grown._condition()
         self.__dict__.update(grown.__dict__)
 
+    def votes(self, K_test: Array) -> Array:
+        """What each inducing point adds to the mean, (M, m, outputs): k(x, z_j) β_j."""
+        return weighted_kernels(check_test(namespace(self.beta), K_test, self.points), self.beta)
+
+    def insert_outputs(self, at: Any, value: float) -> None:
+        raise MatrixError(
+            "a model through inducing images has not kept the others, so it takes no new class; fit again"
+        )
+
     def grow(self, new: NewPoints) -> None:
         self.add(new.parts())
 
@@ -194,9 +204,8 @@ class InducingGP:
         return len(self.basis)
 
     @property
-    def weights(self) -> Array:
-        """β: the mean at x is k(x, inducing) β."""
-        return self.beta
+    def variances(self) -> Array:
+        return self.basis.diagonal
 
     @property
     def n(self) -> int:
@@ -261,6 +270,9 @@ class InducingGP:
 
     def spread(self) -> None:
         """Not known: the matrix of all training points is never formed."""
+
+    def loo_novelty(self) -> None:
+        """Not known: the training points are not kept, and the inducing ones are unusual by choice."""
 
     def kernel_between(self, rows: Any) -> None:
         """Not held."""

@@ -12,7 +12,7 @@ import numpy as np
 
 from cnngp.common.arrays import to_numpy
 
-from .exact import Amplitude, MatrixError, Noise, check_amplitude, check_targets, check_test
+from .exact import Amplitude, MatrixError, Noise, check_amplitude, check_targets, check_test, weighted_kernels
 from .linalg import Array, blocks, namespace
 from .solving import ConvergenceWarning, solve_matrix
 from .solving.matrices import SymmetricMatrix
@@ -115,10 +115,6 @@ class IterativeGP:
     def points(self) -> int:
         return int(self.alpha.shape[0])
 
-    @property
-    def weights(self) -> Array:
-        return self.alpha
-
     def mean(self, K_test: Array) -> Array:
         """E[f] at M test points, (M, N) → (M, outputs)."""
         return check_test(namespace(self.alpha), K_test, self.points) @ self.alpha
@@ -151,6 +147,13 @@ class IterativeGP:
     def sample(self, K_test: Array, K_test_test: Array, n: int, seed: int | None = None) -> Array:
         raise MatrixError(_NEEDS_FACTOR.format("a sample of functions"))
 
+    def votes(self, K_test: Array) -> Array:
+        """What each point adds to the mean, (M, N, outputs): k(x, x_i) α_i."""
+        return weighted_kernels(check_test(namespace(self.alpha), K_test, self.points), self.alpha)
+
+    def insert_outputs(self, at: Any, value: float) -> None:
+        raise MatrixError(_NEEDS_FACTOR.format("adding a class"))
+
     def grow(self, new: NewPoints) -> None:
         raise MatrixError(_NEEDS_FACTOR.format("adding images"))
 
@@ -170,6 +173,16 @@ class IterativeGP:
 
     def spread(self) -> None:
         """Not known: it would take one more pass over the matrix."""
+
+    def loo_novelty(self) -> None:
+        """Not known: it would take one more pass over the matrix."""
+
+    @property
+    def variances(self) -> Array:
+        """k(x, x) of each point, from the matrix."""
+        if self.matrix is None:
+            raise MatrixError(_LOADED)
+        return namespace(self.alpha).asarray(self.matrix.diagonal())
 
     def kernel_between(self, rows: Any) -> None:
         """Not held: the matrix may be on disk."""

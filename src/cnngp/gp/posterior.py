@@ -22,6 +22,10 @@ class NewPoints(Protocol):
     def Y(self) -> Array:
         """(M, outputs)."""
 
+    @property
+    def point_noise(self) -> Array | None:
+        """(M,): their own noise beside that of all points."""
+
     def with_points(self) -> Array:
         """K(new, points) of the model, (M, points)."""
 
@@ -58,26 +62,35 @@ class Posterior(Protocol):
         """How many columns K(test, points) has."""
 
     @property
-    def weights(self) -> Array:
-        """w (points, outputs): the mean at x is k(x, points) w."""
-
-    @property
     def loo_rows(self) -> Any:
         """The training points that `leave_one_out` predicts."""
 
     @property
     def loo_targets(self) -> Array: ...
 
+    @property
+    def variances(self) -> Array:
+        """k(x, x) of the points, (points,)."""
+
     def mean(self, K_test: Array) -> Array: ...
+    def votes(self, K_test: Array) -> Array:
+        """What each point adds to the mean at M test points, (M, points, outputs); over the points they sum to it."""
+
     def variance(self, K_test: Array, diagonal: Array) -> Array: ...
     def covariance(self, K_test: Array, K_test_test: Array) -> Array: ...
     def sample(self, K_test: Array, K_test_test: Array, n: int, seed: int | None = None) -> Array: ...
     def leave_one_out(self) -> tuple[Array, Array]: ...
+    def insert_outputs(self, at: Any, value: float) -> None:
+        """New outputs before the ones numbered `at`, of this target at every point; `grow` has to follow."""
+
     def grow(self, new: NewPoints) -> None:
         """Condition on more points. What fails leaves the model as it was."""
 
     def residual(self) -> float: ...
     def smallest_eigenvalue_bounds(self) -> tuple[float, float]: ...
+    def loo_novelty(self) -> Array | None:
+        """How unlike all others each point is, between 0 and 1; None where it is not known."""
+
     def spread(self) -> float | None:
         """By how much points differ: the mean of the matrix's diagonal less the mean of all its entries, if known."""
 

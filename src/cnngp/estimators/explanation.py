@@ -1,0 +1,103 @@
+"""Why a model says what it says of an image: the training images that speak for and against each class."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cnngp.common.arrays import DataError
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Voice:
+    """A training image with its share in the mean of a class."""
+
+    row: int
+    """Its row in `X_`."""
+    share: float
+    label: Any
+    """None where it is not known, as of inducing images of the caller's own."""
+    name: str | None
+
+    def as_dict(self) -> dict[str, Any]:
+        label = self.label.tolist() if hasattr(self.label, "tolist") else self.label
+        return {"row": self.row, "share": self.share, "label": label, "name": self.name}
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What a prediction is made of.
+
+    The exact model's mean of class c at x is a sum over the training images, Σ_i h_i y_ic with h = (K + noise·I)⁻¹k(x):
+    an image with h_i > 0 speaks for its own class and against the others. A model without a factor, or through inducing
+    images, gives the terms k(x, x_i) w_ic of its own sum.
+    """
+
+    classes: NDArray[Any]
+    predicted: Any
+    probabilities: Floats
+    mean: Floats
+    """Of each class, between −1 (not it) and +1 (it), as a rule: the sum of `shares` over the training images."""
+    shares: Floats
+    """(training images, classes)."""
+    novelty: float
+    """How unlike all training images: 0 as one of them, 1 nothing in common."""
+    novelty_rank: float
+    """The share of the training images that are less novel to the others than this image is; NaN if not known."""
+    labels: NDArray[Any] | None
+    names: NDArray[np.str_] | None
+
+    def speaking_for(self, label: Any = None, n: int = 5) -> list[Voice]:
+        """The `n` training images with the largest shares in the mean of a class, by default the predicted one."""
+        share = self.shares[:, self._column(label)]
+        return [self._voice(i, share[i]) for i in np.argsort(-share, kind="stable")[:n] if share[i] > 0.0]
+
+    def speaking_against(self, label: Any = None, n: int = 5) -> list[Voice]:
+        """The `n` training images with the most negative shares in the mean of a class."""
+        share = self.shares[:, self._column(label)]
+        return [self._voice(i, share[i]) for i in np.argsort(share, kind="stable")[:n] if share[i] < 0.0]
+
+    def as_dict(self, n: int = 5) -> dict[str, Any]:
+        """The predicted class's voices and all numbers, for JSON. `rest` is what all other training images add."""
+        column = self._column(None)
+        voices = [*self.speaking_for(n=n), *self.speaking_against(n=n)]
+        return {
+            "mean": float(self.mean[column]),
+            "novelty": self.novelty,
+            "novelty_rank": None if np.isnan(self.novelty_rank) else self.novelty_rank,
+            "for": [v.as_dict() for v in self.speaking_for(n=n)],
+            "against": [v.as_dict() for v in self.speaking_against(n=n)],
+            "rest": float(self.mean[column]) - sum(v.share for v in voices),
+        }
+
+    def __str__(self) -> str:
+        column = self._column(None)
+        lines = [
+            f"{self.classes[column]}: probability {self.probabilities[column]:.3f}, mean {self.mean[column]:+.3f}, "
+            f"novelty {self.novelty:.3f}"
+        ]
+        if not np.isnan(self.novelty_rank):
+            lines[0] += f" (more than {self.novelty_rank:.0%} of the training images)"
+        for voice in (*self.speaking_for(), *self.speaking_against()):
+            name = f"training image {voice.row}" if not voice.name else voice.name
+            said = "" if voice.label is None else f", labelled {voice.label}"
+            lines.append(f"  {voice.share:+.3f}  {name}{said}")
+        return "\n".join(lines)
+
+    def _column(self, label: Any) -> int:
+        """The class's column: that of `label`, or of the largest mean."""
+        if label is None:
+            return int(self.mean.argmax())
+        found = np.flatnonzero(self.classes == label)
+        if not len(found):
+            raise DataError(f"{label!r} is not a class of the model: {self.classes.tolist()[:10]}")
+        return int(found[0])
+
+    def _voice(self, i: int, share: float) -> Voice:
+        label = None if self.labels is None else self.labels[i]
+        return Voice(int(i), float(share), label, None if self.names is None else str(self.names[i]))

@@ -1,0 +1,151 @@
+"""Labels as targets of ±1 and back: one label for each image, or several.
+
+One label is a choice between C classes; several labels are L choices of yes or no for each image. Both become choices
+between a few options with a mean for each, so temperature, probabilities and losses are computed in one way.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import column_or_1d
+
+from cnngp.common.arrays import DataError, to_numpy
+from cnngp.gp import calibration
+
+Array = NDArray[Any]
+Floats = NDArray[np.float64]
+# How many times better probabilities must fit the leave-one-out labels without variances for these to be left out.
+_MUCH_BETTER = 2.0
+
+
+class Coding(Protocol):
+    """How labels stand in targets of ±1, (N, outputs), and what a mean of such targets says."""
+
+    classes: Array
+
+    def targets(self, y: Array) -> Floats: ...
+    def labels(self, targets: Floats) -> Array:
+        """The labels that means, or targets, speak for."""
+
+    def choices(self, mean: Floats, variance: Floats) -> tuple[Floats, Floats]:
+        """Means (choices, options) and variances (choices,) of all choices that are made for the images."""
+
+    def codes(self, targets: Floats) -> NDArray[np.intp]:
+        """The option that each choice should take."""
+
+    def arranged(self, P: Floats) -> Floats:
+        """Probabilities of choices as (images, classes)."""
+
+
+class OneLabel:
+    """y (N,): one of the classes. The target is +1 at the label."""
+
+    def __init__(self, classes: Array) -> None:
+        self.classes = classes
+
+    def targets(self, y: Array) -> Floats:
+        return 2.0 * np.eye(len(self.classes))[np.searchsorted(self.classes, y)] - 1.0
+
+    def labels(self, targets: Floats) -> Array:
+        return np.asarray(self.classes[targets.argmax(1)])
+
+    def choices(self, mean: Floats, variance: Floats) -> tuple[Floats, Floats]:
+        return mean, variance
+
+    def codes(self, targets: Floats) -> NDArray[np.intp]:
+        return np.asarray(targets.argmax(1))
+
+    def arranged(self, P: Floats) -> Floats:
+        return P
+
+
+class SeveralLabels:
+    """y (N, L) of 0 and 1: whether each of L labels holds. The target is +1 where it does."""
+
+    def __init__(self, classes: Array) -> None:
+        self.classes = classes
+
+    def targets(self, y: Array) -> Floats:
+        return 2.0 * y.astype(np.float64) - 1.0
+
+    def labels(self, targets: Floats) -> Array:
+        return (targets > 0.0).astype(np.int64)
+
+    def choices(self, mean: Floats, variance: Floats) -> tuple[Floats, Floats]:
+        flat = mean.reshape(-1)
+        return np.stack([-flat, flat], 1), np.repeat(variance, mean.shape[1])
+
+    def codes(self, targets: Floats) -> NDArray[np.intp]:
+        return (targets > 0.0).reshape(-1).astype(np.intp)
+
+    def arranged(self, P: Floats) -> Floats:
+        return P[:, 1].reshape(-1, len(self.classes))
+
+
+def read_labels(y: Any) -> Array:
+    """(N,) labels of any kind, or (N, L) of 0 and 1."""
+    labels = to_numpy(y, "y")
+    if labels.ndim == 2 and labels.shape[1] > 1:
+        check_classification_targets(labels)
+        if not np.isin(labels, (0, 1)).all():
+            raise DataError(
+                f"y has shape {labels.shape} and holds more than 0 and 1; expected one label for each image, (N,), or "
+                "whether each of several labels holds, (N, labels) of 0 and 1"
+            )
+        return labels.astype(np.int64)
+    labels = column_or_1d(labels, warn=True)
+    if labels.dtype == object and all(isinstance(label, str) for label in labels):
+        labels = labels.astype(str)
+    check_classification_targets(labels)
+    return np.asarray(labels)
+
+
+def coding_of(y: Array) -> Coding:
+    """The coding of training labels that `read_labels` gave."""
+    if y.ndim == 2:
+        return SeveralLabels(np.arange(y.shape[1]))
+    classes = np.unique(y)
+    if len(classes) < 2:
+        raise DataError(f"y holds one class only ({classes[0]}); classification needs at least two classes")
+    return OneLabel(classes)
+
+
+def probabilities(coding: Coding, mean: Floats, variance: Floats, temperature: float) -> Floats:
+    """P(label), (images, classes): softmax(mean / (T√(1 + variance))) of each choice."""
+    return coding.arranged(_softmax(*coding.choices(mean, variance), temperature))
+
+
+def log_odds(coding: Coding, mean: Floats, variance: Floats, temperature: float) -> Floats:
+    """What `probabilities` are the softmax of, (images, classes); of choices between two, the one number (images,) or
+    (images, labels) that decides.
+    """
+    m, v = coding.choices(mean, variance)
+    scores = m / (temperature * np.sqrt(1.0 + v))[:, None]
+    return scores if scores.shape[1] > 2 else (scores[:, 1] - scores[:, 0]).reshape(coding.labels(mean).shape)
+
+
+def fitted_temperature(coding: Coding, mean: Floats, variance: Floats | None, targets: Floats) -> tuple[float, float]:
+    """The best temperature of leave-one-out predictions, and their loss at it; without variances where None."""
+    m, v = coding.choices(mean, np.zeros(len(mean)) if variance is None else variance)
+    codes = coding.codes(targets)
+    temperature = calibration.fit_temperature(lambda t: _softmax(m, v, t), codes)
+    return temperature, calibration.smoothed_loss(_softmax(m, v, temperature), codes)
+
+
+def fitted_calibration(coding: Coding, mean: Floats, variance: Floats, targets: Floats) -> tuple[float, bool]:
+    """The temperature, and whether variances are used.
+
+    Two labels of one image have no likely explanation but an amplitude without bound, which would leave the same
+    probability to all classes: then the variances are left out.
+    """
+    temperature, loss = fitted_temperature(coding, mean, variance, targets)
+    plain, without = fitted_temperature(coding, mean, None, targets)
+    return (plain, False) if without < loss / _MUCH_BETTER else (temperature, True)
+
+
+def _softmax(mean: Floats, variance: Floats, temperature: float) -> Floats:
+    return calibration.softmax(mean / (temperature * np.sqrt(1.0 + variance))[:, None])

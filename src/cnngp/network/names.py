@@ -1,0 +1,51 @@
+"""Networks by name: those of the zoo, and those in JSON files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from . import zoo
+from .layers import Network, NetworkError
+from .serialize import from_json
+
+NETWORKS: dict[str, tuple[Callable[[], Network], str]] = {
+    "resnet32": (lambda: zoo.resnet(32), "the paper's ResNet GP; also resnet8, 14, 20, 26, 44, 56, 110, …"),
+    "convnet": (zoo.convnet, "the paper's ConvNet GP"),
+    "residual_cnn": (zoo.residual_cnn, "the paper's Residual CNN GP"),
+    "small_cnn": (zoo.small_cnn, "three 3 × 3 convolutions, for small images"),
+    "dense_nngp": (zoo.dense_nngp, "three fully connected layers"),
+}
+"""A maker for each name, and what it makes."""
+
+
+def network_by_name(name: str) -> Network | None:
+    """A network of the zoo, one from a JSON file, or None for "auto": chosen by the shape of the images.
+
+    >>> network_by_name("dense_nngp") == zoo.dense_nngp()
+    True
+    """
+    if name == "auto":
+        return None
+    if name in NETWORKS:
+        return NETWORKS[name][0]()
+    depth = re.fullmatch(r"resnet(\d+)", name)
+    if depth:
+        return zoo.resnet(int(depth[1]))
+    path = Path(name)
+    if path.suffix == ".json":
+        if not path.is_file():
+            raise NetworkError(f"{path}: no such file; write it with network.to_json()")
+        try:
+            return from_json(path.read_text(encoding="utf-8"))
+        except ValueError as error:  # of the network, or of bytes that are no text
+            raise NetworkError(f"{path}: {error}") from None
+    raise NetworkError(
+        f"no network {name!r}: expected auto, {', '.join(NETWORKS)}, or a file made by network.to_json()"
+    )
+
+
+def zoo_name(network: Network) -> str:
+    """The name that `network_by_name` knows a network by, else the code that makes it."""
+    return next((name for name, (make, _) in NETWORKS.items() if make() == network), repr(network))

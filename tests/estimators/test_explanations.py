@@ -1,0 +1,132 @@
+"""Why a model says what it says, and how unlike its training images an image is."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cnngp import Conv, Dense, GPClassifier, ReLU, Sequential, datasets
+from cnngp.common.arrays import DataError
+from cnngp.gp.novelty import novelty_of_points
+
+NET = Sequential(Conv(3), ReLU(), Conv(3), ReLU(), Dense())
+DATA = datasets.digits().take(250, 40)
+NAMES = [f"{i}.png" for i in range(len(DATA.X))]
+
+
+def model(**options: Any) -> GPClassifier:
+    return GPClassifier(NET, device="cpu", **options)
+
+
+@pytest.mark.parametrize("options", [{}, {"solver": "cg", "noise": 1e-2}, {"inducing": 60}, {"noise": "ml"}])
+def test_shares_sum_to_the_mean(options: dict[str, Any]) -> None:
+    clf = model(**options).fit(DATA.X, DATA.y, names=NAMES)
+    why = clf.explain(DATA.X_test)
+    P = clf.predict_proba(DATA.X_test)
+    for e, x, p in zip(why, DATA.X_test, P, strict=True):
+        np.testing.assert_array_equal(e.shares.sum(0), e.mean)
+        assert e.predicted == clf.predict(x[None])[0]
+        np.testing.assert_array_equal(e.probabilities, p)
+    means = np.array([e.mean for e in why])
+    np.testing.assert_allclose(means, clf._mean(DATA.X_test, None), atol=1e-9)
+    for voice in why[0].speaking_for():
+        assert voice.name is not None
+        row = int(voice.name.removesuffix(".png"))
+        assert voice.label == DATA.y[row]
+        np.testing.assert_array_equal(clf.X_[voice.row], DATA.X[row])
+
+
+def test_shares_are_what_a_changed_target_would_move() -> None:
+    """The mean is linear in the targets: without an image's, its share is what is missing."""
+    clf = model(noise=1e-3).fit(DATA.X, DATA.y)
+    e = clf.explain(DATA.X_test[:1])[0]
+    K = clf.gp_.kernel_between(np.arange(len(DATA.X)))
+    k = clf.kernel_(DATA.X_test[:1], DATA.X)[0]
+    Y = 2.0 * np.eye(10)[DATA.y] - 1.0
+    voice = e.speaking_for(n=1)[0]
+    Y[voice.row] = 0.0
+    without = k @ np.linalg.solve(K + 1e-3 * np.eye(len(K)), Y)
+    column = list(clf.classes_).index(e.predicted)
+    assert e.mean[column] - without[column] == pytest.approx(voice.share, abs=1e-9)
+
+
+def test_voices_and_their_words() -> None:
+    clf = model().fit(DATA.X, DATA.y, names=NAMES)
+    e = clf.explain(DATA.X_test[:1])[0]
+    best, worst = e.speaking_for(n=3), e.speaking_against(n=3)
+    assert [v.share for v in best] == sorted((v.share for v in best), reverse=True)
+    assert all(v.share > 0 for v in best)
+    assert all(v.share < 0 for v in worst)
+    assert best[0].label == e.predicted
+    other = e.speaking_for(label=(e.predicted + 1) % 10, n=1)[0]
+    assert other.share > 0
+    assert best[0].name in str(e)
+    told = json.loads(json.dumps(e.as_dict(n=2)))
+    total = sum(v["share"] for v in (*told["for"], *told["against"])) + told["rest"]
+    assert total == pytest.approx(told["mean"], abs=1e-12)
+    assert told["for"][0]["label"] == int(e.predicted)
+    with pytest.raises(DataError, match="'x' is not a class of the model"):
+        e.speaking_for(label="x")
+
+
+def test_explanations_from_matrices_and_files(tmp_path: Path) -> None:
+    clf = model().fit(DATA.X, DATA.y, names=NAMES)
+    K, Kt, d = clf.kernel_(DATA.X), clf.kernel_(DATA.X_test, DATA.X), clf.kernel_.diag(DATA.X_test)
+    given = GPClassifier().fit(K=K, y=DATA.y, names=NAMES)
+    clf.save(tmp_path / "m.gp")
+    loaded = GPClassifier.load(tmp_path / "m.gp", device="cpu")
+    for ours, by_matrix, by_file in zip(
+        clf.explain(DATA.X_test[:3]),
+        given.explain(K=Kt[:3], diagonal=d[:3]),
+        loaded.explain(DATA.X_test[:3]),
+        strict=True,
+    ):
+        for theirs in (by_matrix, by_file):
+            np.testing.assert_array_equal(theirs.shares, ours.shares)
+            assert theirs.novelty == pytest.approx(ours.novelty, abs=1e-12)
+            assert theirs.novelty_rank == ours.novelty_rank
+            assert theirs.speaking_for() == ours.speaking_for()
+
+
+def test_several_labels_are_explained() -> None:
+    y = np.stack([DATA.y % 2, DATA.y > 4], 1).astype(int)
+    e = model().fit(DATA.X, y).explain(DATA.X_test[:1])[0]
+    assert e.shares.shape == (250, 2)
+    np.testing.assert_array_equal(e.predicted, e.mean > 0)
+    assert json.loads(json.dumps(e.as_dict()))["for"][0]["label"] in ([0, 0], [0, 1], [1, 0], [1, 1])
+
+
+# ---- novelty ---------------------------------------------------------------------------------------------------------
+
+
+def test_novelty_of_images() -> None:
+    clf = model().fit(DATA.X, DATA.y)
+    assert clf.novelty(DATA.X).max() < 1e-5
+    usual, noise = clf.novelty(DATA.X_test), clf.novelty(np.random.default_rng(0).random((40, 1, 8, 8)))
+    assert np.median(usual) < 0.5 * np.median(noise)
+    assert clf.novelty(np.zeros((1, 1, 8, 8)))[0] == 1.0  # this network has no biases: nothing can be said of it
+    np.testing.assert_allclose(clf.novelty(7.0 * DATA.X_test), usual, atol=1e-5)
+    assert clf.explain(np.zeros((1, 1, 8, 8)))[0].novelty_rank == 1.0
+    biased = GPClassifier("small_cnn", device="cpu").fit(DATA.X, DATA.y)
+    assert biased.novelty(np.zeros((1, 1, 8, 8)))[0] > biased.loo_novelty_.max()
+
+
+def test_novelty_of_training_images_against_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    clf = model().fit(DATA.X, DATA.y)
+    K = clf.gp_.kernel_between(np.arange(len(DATA.X)))
+    s = np.sqrt(K.diagonal())
+    C = K / np.outer(s, s) - 2.0 * np.eye(len(K))
+    np.testing.assert_allclose(clf.loo_novelty_, 1.0 - C.max(1), atol=1e-12)
+    monkeypatch.setattr("cnngp.gp.novelty._ROWS", 7)
+    np.testing.assert_allclose(novelty_of_points(K, K.diagonal()), 1.0 - C.max(1), atol=1e-12)
+    before = clf.loo_novelty_
+    assert len(clf.add(DATA.X_test, DATA.y_test).loo_novelty_) == len(before) + 40
+    assert clf.fit(DATA.X, DATA.y).loo_novelty_.shape == before.shape
+    inducing = model(inducing=50).fit(DATA.X, DATA.y)
+    assert inducing.loo_novelty_ is None
+    assert math.isnan(inducing.explain(DATA.X_test[:1])[0].novelty_rank)

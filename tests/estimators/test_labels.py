@@ -1,0 +1,257 @@
+"""What labels may be: wrong, new, several for one image, trusted more or less; and what scores are made of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cnngp import Conv, Dense, GPClassifier, GPRegressor, ReLU, Sequential, datasets, zoo
+from cnngp.common.arrays import DataError
+from cnngp.gp.exact import MatrixError
+from cnngp.network.layers import NetworkError
+
+NET = Sequential(Conv(3, bias_var=0.1), ReLU(), Dense())
+DATA = datasets.digits().take(200, 60)
+NAMES = [f"{i}.png" for i in range(len(DATA.X))]
+TWO = np.stack([DATA.y % 2, DATA.y > 4, DATA.y == 3], 1).astype(int)
+
+
+def model(**options: Any) -> GPClassifier:
+    return GPClassifier(NET, device="cpu", **options)
+
+
+# ---- suspects --------------------------------------------------------------------------------------------------------
+
+
+def flipped(seed: int, n: int = 6) -> tuple[Any, Any]:
+    rng = np.random.default_rng(seed)
+    rows = rng.choice(len(DATA.y), n, replace=False)
+    y = DATA.y.copy()
+    y[rows] = (y[rows] + rng.integers(1, 10, n)) % 10
+    return y, rows
+
+
+def test_wrong_labels_are_found_and_the_right_ones_proposed() -> None:
+    y, wrong = flipped(0)
+    found = model().fit(DATA.X, y, names=NAMES).suspect_labels(6)
+    assert set(found) == {"row", "score", "given", "proposed", "name"}
+    assert len(set(found["row"]) & set(wrong)) >= 5
+    assert (np.diff(found["score"]) <= 0).all()
+    assert (found["given"] == y[found["row"]]).all()
+    right = found["proposed"] == DATA.y[found["row"]]
+    assert right.sum() >= 5
+    assert list(found["name"]) == [NAMES[i] for i in found["row"]]
+
+
+def test_scores_are_leave_one_out_probabilities() -> None:
+    clf = model().fit(DATA.X, DATA.y)
+    found = clf.suspect_labels(len(DATA.y))
+    P = clf.loo_probabilities_[found["row"], np.searchsorted(clf.classes_, found["given"])]
+    np.testing.assert_allclose(found["score"], 1.0 - P, atol=1e-15)
+    assert list(found["name"][:1]) == [f"image {found['row'][0]}"]
+    assert len(clf.suspect_labels(0)["row"]) == 0
+    with pytest.raises(ValueError, match="expected how many images"):
+        clf.suspect_labels(-1)
+
+
+def test_targets_that_the_others_contradict() -> None:
+    y = DATA.y.astype(float)
+    y[17] += 40.0
+    found = GPRegressor(NET, device="cpu", noise=1e-2).fit(DATA.X, y, names=NAMES).suspect_labels(2)
+    assert found["row"][0] == 17
+    assert found["name"][0] == "17.png"
+    assert abs(found["proposed"][0] - DATA.y[17]) < abs(found["given"][0] - DATA.y[17])
+    both = GPRegressor(NET, device="cpu", noise=1e-2).fit(DATA.X, np.stack([DATA.y, y], 1)).suspect_labels(1)
+    assert both["row"][0] == 17
+    assert both["given"].shape == (1, 2)
+
+
+def test_names_are_kept_in_files_and_grow(tmp_path: Path) -> None:
+    y, _ = flipped(1)
+    clf = model().fit(DATA.X[:150], y[:150], names=NAMES[:150])
+    clf.add(DATA.X[150:], y[150:], names=NAMES[150:]).save(tmp_path / "m.gp")
+    again = GPClassifier.load(tmp_path / "m.gp", device="cpu")
+    assert list(again.names_) == NAMES
+    for ours, theirs in zip(again.suspect_labels(9).values(), clf.suspect_labels(9).values(), strict=True):
+        if ours.dtype.kind == "f":  # a factor made in two steps differs by rounding
+            np.testing.assert_allclose(ours, theirs, atol=1e-9)
+        else:
+            np.testing.assert_array_equal(ours, theirs)
+    with pytest.raises(DataError, match="3 names for 200 images"):
+        model().fit(DATA.X, DATA.y, names=["a", "b", "c"])
+    clf = model().fit(DATA.X[:150], DATA.y[:150]).add(DATA.X[150:], DATA.y[150:], names=NAMES[150:])
+    assert list(clf.names_[149:151]) == ["", "150.png"]
+
+
+@pytest.mark.slow
+def test_suspects_on_mnist() -> None:
+    """Of the 20 most suspect of 1,000 images with 20 random wrong labels, over 17 have one; entropy finds none."""
+    data = datasets.mnist().take(1000)
+    K = GPClassifier(zoo.resnet(32), device="cpu").fit(data.X, data.y).gp_.kernel_between(np.arange(1000))
+    precision, by_entropy = [], []
+    for seed in range(5):
+        rng = np.random.default_rng(seed)
+        wrong = rng.choice(1000, 20, replace=False)
+        y = data.y.copy()
+        y[wrong] = (y[wrong] + rng.integers(1, 10, 20)) % 10
+        clf = GPClassifier().fit(K=K, y=y)
+        precision.append(np.isin(clf.suspect_labels(20)["row"], wrong).mean())
+        by_entropy.append(np.isin(clf.most_uncertain(20), wrong).mean())
+    assert np.mean(precision) >= 0.85
+    assert np.mean(by_entropy) < 0.1
+
+
+# ---- scores ----------------------------------------------------------------------------------------------------------
+
+
+def test_decisions_are_the_logarithms_of_odds() -> None:
+    clf = model().fit(DATA.X, DATA.y)
+    scores, P = clf.decision_function(DATA.X_test), clf.predict_proba(DATA.X_test)
+    assert scores.shape == (60, 10)
+    odds = np.exp(scores - scores.max(1, keepdims=True))
+    np.testing.assert_allclose(odds / odds.sum(1, keepdims=True), P, atol=1e-11)
+    np.testing.assert_allclose(np.exp(clf.predict_log_proba(DATA.X_test)), P, rtol=1e-12)
+    two = model().fit(DATA.X, DATA.y > 4)
+    P = two.predict_proba(DATA.X_test)
+    np.testing.assert_allclose(two.decision_function(DATA.X_test), np.log(P[:, 1] / P[:, 0]), rtol=1e-6)
+
+
+# ---- several labels --------------------------------------------------------------------------------------------------
+
+
+def test_several_labels_an_image(tmp_path: Path) -> None:
+    clf = model().fit(DATA.X, TWO)
+    truth = np.stack([DATA.y_test % 2, DATA.y_test > 4, DATA.y_test == 3], 1).astype(int)
+    assert clf.score(DATA.X_test, truth) > 0.85
+    P = clf.predict_proba(DATA.X_test)
+    np.testing.assert_array_equal(clf.predict(DATA.X_test), P > 0.5)
+    np.testing.assert_allclose(clf.decision_function(DATA.X_test), np.log(P / (1 - P)), rtol=1e-6)
+    for k in range(3):  # each label is a question of its own, but for the temperature that they share
+        one = model().fit(DATA.X, TWO[:, k])
+        np.testing.assert_array_equal(one.predict(DATA.X_test), clf.predict(DATA.X_test)[:, k])
+    assert clf.loo_error_ == (clf.loo_predictions_ != TWO).any(1).mean()
+    clf.save(tmp_path / "m.gp")
+    again = GPClassifier.load(tmp_path / "m.gp", device="cpu")
+    np.testing.assert_array_equal(again.predict_proba(DATA.X_test), P)
+    assert len(again.add(DATA.X_test, truth).X_) == 260
+    with pytest.raises(DataError, match=r"y has shape \(60, 2\), unlike the labels of fit"):
+        again.add(DATA.X_test, truth[:, :2])
+
+
+def test_suspects_among_several_labels() -> None:
+    y = TWO.copy()
+    y[9, 2] = 1 - y[9, 2]
+    found = model().fit(DATA.X, y).suspect_labels(3)
+    assert 9 in found["row"]
+    at = list(found["row"]).index(9)
+    np.testing.assert_array_equal(found["given"][at], y[9])
+    np.testing.assert_array_equal(found["proposed"][at], TWO[9])
+    assert set(model().fit(DATA.X, y).most_uncertain(5)) <= set(range(200))
+
+
+def test_other_tables_of_labels_are_refused() -> None:
+    with pytest.raises(DataError, match="holds more than 0 and 1"):
+        model().fit(DATA.X, TWO * 2)
+
+
+# ---- new classes -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("new", [(0,), (4, 7), (9,)])
+def test_new_classes_come_as_if_they_had_been_there(new: tuple[int, ...]) -> None:
+    old = ~np.isin(DATA.y, new)
+    order = np.r_[np.flatnonzero(old), np.flatnonzero(~old)]
+    grown = model(noise=1e-3).fit(DATA.X[old], DATA.y[old]).add(DATA.X[~old], DATA.y[~old])
+    whole = model(noise=1e-3).fit(DATA.X[order], DATA.y[order])
+    np.testing.assert_array_equal(grown.classes_, whole.classes_)
+    np.testing.assert_allclose(grown.predict_proba(DATA.X_test), whole.predict_proba(DATA.X_test), atol=1e-9)
+    assert grown.loo_error_ == whole.loo_error_
+
+
+def test_longer_words_may_be_added() -> None:
+    words = np.array([f"class {c}" for c in DATA.y])
+    clf = model().fit(DATA.X, words).add(DATA.X_test[:2], ["something else", "class 1"])
+    assert "something else" in clf.classes_
+    assert clf.y_[-2] == "something else"
+
+
+def test_a_class_that_cannot_be_added_leaves_the_model_as_it_was() -> None:
+    old = DATA.y < 9
+    for options, told in (
+        ({"inducing": 40}, "so it takes no new class; fit again"),
+        ({"solver": "cg"}, "adding a class"),
+    ):
+        clf = model(noise=1e-2, **options).fit(DATA.X[old], DATA.y[old])
+        before = clf.predict_proba(DATA.X_test)
+        with pytest.raises(MatrixError, match=told):
+            clf.add(DATA.X[~old], DATA.y[~old])
+        np.testing.assert_array_equal(clf.predict_proba(DATA.X_test), before)
+
+
+# ---- noise of single images ------------------------------------------------------------------------------------------
+
+
+def test_noise_of_single_images_is_that_of_the_formula(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    own = rng.uniform(0.0, 0.3, len(DATA.X))
+    reg = GPRegressor(NET, device="cpu", dtype="float64", noise=1e-2).fit(DATA.X, DATA.y, image_noise=own)
+    K = reg.kernel_(DATA.X)
+    C = K + np.diag(1e-2 + own)
+    alpha = np.linalg.solve(C, DATA.y)
+    np.testing.assert_allclose(reg.predict(DATA.X_test), reg.kernel_(DATA.X_test, DATA.X) @ alpha, rtol=1e-8)
+    loo = DATA.y - alpha / np.linalg.inv(C).diagonal()
+    np.testing.assert_allclose(reg.loo_predictions_, loo, rtol=1e-8)
+    reg.save(tmp_path / "m.gp")
+    again = GPRegressor.load(tmp_path / "m.gp", device="cpu")
+    np.testing.assert_array_equal(again.predict(DATA.X_test), reg.predict(DATA.X_test))
+    grown = GPRegressor(NET, device="cpu", dtype="float64", noise=1e-2)
+    grown.fit(DATA.X[:120], DATA.y[:120], image_noise=own[:120])
+    grown.add(DATA.X[120:], DATA.y[120:], image_noise=own[120:])
+    np.testing.assert_allclose(grown.predict(DATA.X_test), reg.predict(DATA.X_test), rtol=1e-8)
+
+
+def test_a_label_with_much_noise_counts_for_nothing() -> None:
+    y, wrong = flipped(3, 30)
+    noise = np.zeros(len(y))
+    noise[wrong] = 1e6
+    keep = np.setdiff1d(np.arange(len(y)), wrong)
+    doubted = model().fit(DATA.X, y, image_noise=noise).decision_function(DATA.X_test).argmax(1)
+    without = model().fit(DATA.X[keep], y[keep]).decision_function(DATA.X_test).argmax(1)
+    np.testing.assert_array_equal(doubted, without)
+
+
+def test_noise_that_is_none() -> None:
+    for bad in (np.ones(3), -np.ones(200), np.full(200, np.nan)):
+        with pytest.raises(DataError, match="expected 200 variances of 0 or more"):
+            model().fit(DATA.X, DATA.y, image_noise=bad)
+    for options in ({"inducing": 40}, {"solver": "cg", "noise": 1e-2}):
+        with pytest.raises(DataError, match="image_noise needs the exact model"):
+            model(**options).fit(DATA.X, DATA.y, image_noise=np.ones(200))
+
+
+# ---- networks by name, scales ----------------------------------------------------------------------------------------
+
+
+def test_networks_by_name() -> None:
+    clf = GPClassifier("small_cnn", device="cpu").fit(DATA.X, DATA.y)
+    assert clf.network_ == zoo.small_cnn()
+    assert GPRegressor("auto", device="cpu").fit(DATA.X, DATA.y).network_ == zoo.small_cnn()
+    with pytest.raises(NetworkError, match="no network 'resnet': expected auto"):
+        GPClassifier("resnet").fit(DATA.X, DATA.y)
+
+
+def test_pixels_of_another_scale_are_told_of() -> None:
+    bytes_ = (DATA.X * 255).round()
+    clf, of_bytes = model().fit(DATA.X, DATA.y), model().fit(bytes_, DATA.y)
+    with pytest.warns(
+        UserWarning, match=r"X has pixels up to 255, but the model was fitted on pixels up to 1; .* / 255"
+    ):
+        clf.predict((DATA.X_test * 255).round())
+    with pytest.warns(UserWarning, match=r"fitted on pixels up to 255; .* \* 255") as told:
+        of_bytes.predict(DATA.X_test)
+    assert told[0].filename == __file__
+    of_bytes.predict(np.zeros_like(DATA.X_test))  # black images are black on any scale
+    clf.predict(DATA.X_test)
