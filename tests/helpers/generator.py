@@ -142,7 +142,7 @@ def transposed(pick: Choices, spatial: Spatial) -> ConvTranspose:
     return ConvTranspose(**given, output_padding=extra)  # type: ignore[arg-type]
 
 
-def keeping(pick: Choices, spatial: Spatial) -> Network:
+def keeping(pick: Choices, spatial: Spatial) -> Conv | ConvTranspose:
     """A convolution that keeps the shape, so that it fits beside a skip."""
     axes = len(spatial)
     kernel = _per_axis(pick, axes, lambda: _kernel(pick, pick.among(spatial)))
@@ -183,7 +183,7 @@ class Growing:
                 return layer
         return Conv(1, weight_var=variance(self.pick))
 
-    def keep(self) -> Network:
+    def keep(self) -> Conv | ConvTranspose:
         return keeping(self.pick, self.spatial)
 
     def like(self, layer: Conv | ConvTranspose) -> Network:
@@ -192,8 +192,8 @@ class Growing:
 
     def grow(self) -> None:
         """Add a piece that starts from a Gaussian map and ends in one."""
-        kinds = [self._plain, self._plain, self._plain, self._residual, self._projection, self._nested, self._wide]
-        self.pick.among([*kinds, self._non_gaussian])()
+        sums = [self._residual, self._regular, self._projection, self._nested, self._wide, self._non_gaussian]
+        self.pick.among([self._plain, self._plain, self._plain, *sums])()
 
     def _plain(self) -> None:
         self.layers += [self.act(), self.layer()]
@@ -201,6 +201,13 @@ class Growing:
     def _residual(self) -> None:
         block = Sum(Identity(), Sequential(self.act(), self.keep(), self.act(), self.keep()))
         self.layers += [block] * self.pick.among([1, 1, 2, 5])
+
+    def _regular(self) -> None:
+        """Blocks of one geometry and one nonlinearity, which an engine may run as a loop."""
+        f, layer = self.act(), self.keep()
+        others = [self.like(layer), layer]
+        for _ in range(self.pick.integer(2, 4)):
+            self.layers.append(Sum(Identity(), Sequential(f, layer, f, self.pick.among(others))))
 
     def _projection(self) -> None:
         """Branches that change the shape in the same way."""

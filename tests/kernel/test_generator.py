@@ -1,0 +1,56 @@
+"""What the generator of networks reaches: it is only worth what it draws.
+
+`pytest -m slow tests/kernel/test_generator.py -s` prints the branches of the planners and of the writers of CUDA source
+that generated networks do not take.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from cnngp.kernel import program
+from cnngp.kernel.engines.cpu import plan
+from cnngp.kernel.engines.cuda import block, dense, layout, source
+from cnngp.kernel.engines.cuda.warp import kernel as warp_kernel
+from cnngp.kernel.engines.cuda.warp import plan as warp_plan
+from cnngp.kernel.engines.cuda.warp import source as warp_source
+from cnngp.kernel.engines.cuda.warp import steps, sums
+from cnngp.kernel.program import lower, nodes, scheduling, units
+from cnngp.network import geometry, shapes
+from helpers.branches import Branches
+from helpers.generator import RELU_LIKE, SMOOTH, random_network
+from helpers.sweep import SHAPES, sweep
+
+PLANNERS = [geometry, shapes, program, nodes, units, scheduling, plan]
+WRITERS = [source, block, dense, layout, warp_plan, sums, steps, warp_kernel, warp_source]
+
+
+def test_every_draw_is_a_network_that_fits_its_images() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(300):
+        net, shape = random_network(rng)
+        assert lower(net, shape).spatial == shape[1:]
+
+
+@pytest.mark.slow
+def test_generated_networks_take_nearly_every_branch_of_the_planners_and_writers() -> None:
+    """What is left: an Elementwise's series and forced choices, which have tests of their own, and extreme sizes."""
+    rng = np.random.default_rng(0)
+    networks = [random_network(rng, (*RELU_LIKE, *SMOOTH)) for _ in range(150)]
+    networks += [random_network(rng, max_pixels=900, axes=(1, 2, 2, 2, 3), scale=2.6) for _ in range(150)]
+    for spatial in (shape for same in SHAPES.values() for shape in same):
+        networks += sweep([spatial], 5, 50)
+    branches = Branches([*PLANNERS, *WRITERS])
+    paths = set()
+    for net, shape in networks:
+        with branches.watching():
+            made = lower(net, shape)
+            plan.make_plan(made, {})
+            paths |= {source.generate(made, dtype).path for dtype in ("float32", "float64")}
+    assert paths == {"warp", "dense", "block"}
+    taken = branches.taken()
+    missed = [name for name, seen in taken.items() if not seen]
+    told = "\n".join([f"{len(taken) - len(missed)} of {len(taken)} branches taken; not:", *missed])
+    print(told)
+    assert len(missed) <= 0.1 * len(taken), told
