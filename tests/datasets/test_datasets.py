@@ -13,11 +13,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from cnngp import datasets
 from cnngp.common.errors import DatasetError
-from cnngp.datasets import classics, images
+from cnngp.datasets import classics
 
 RNG = np.random.default_rng(0)
 HAS_MNIST = bool(os.environ.get("CNNGP_DATA")) and (Path(os.environ["CNNGP_DATA"]) / "mnist").is_dir()
@@ -216,71 +215,6 @@ def test_parts_of_an_npz_on_two_scales(tmp_path: Path) -> None:
         datasets.load(tmp_path / "two.npz")
 
 
-def save_images(folder: Path, n: int, size: tuple[int, int], mode: str = "L", suffix: str = "png") -> None:
-    folder.mkdir(parents=True)
-    for i in range(n):
-        shape = (*size, 3) if mode == "RGB" else size
-        Image.fromarray(RNG.integers(0, 256, shape, dtype=np.uint8)).save(folder / f"{i}.{suffix}")
-
-
-def test_folder_of_images(tmp_path: Path) -> None:
-    save_images(tmp_path / "pets" / "cat", 10, (12, 9))
-    save_images(tmp_path / "pets" / "dog", 5, (12, 9), suffix="jpg")
-    save_images(tmp_path / "pets" / "fox", 5, (30, 40))
-    (tmp_path / "pets" / "cat" / "notes.txt").write_text("not an image")
-    data = datasets.load(tmp_path / "pets")
-    assert data.name == "pets"
-    assert data.X.shape == (16, 1, 12, 9)
-    assert sorted(data.y_test) == ["cat", "cat", "dog", "fox"]
-    save_images(tmp_path / "pets" / "owl", 5, (12, 9), mode="RGB")
-    assert datasets.load(tmp_path / "pets", size=16).X.shape[1:] == (3, 16, 16)
-
-
-def test_folder_with_its_own_split(tmp_path: Path) -> None:
-    for part, n in (("train", 4), ("test", 2)):
-        for name in ("yes", "no"):
-            save_images(tmp_path / part / name, n, (100, 50))
-    data = datasets.folder(tmp_path)
-    assert data.X.shape == (8, 1, 64, 32)
-    assert data.X_test.shape == (4, 1, 64, 32)
-
-
-def grey(folder: Path, level: int, n: int) -> None:
-    """Images that tell their own class and number."""
-    folder.mkdir(parents=True)
-    for i in range(n):
-        Image.fromarray(np.full((4, 4), level + i, np.uint8)).save(folder / f"{i:03}.png")
-
-
-def test_the_first_images_of_a_split_folder_are_of_all_classes(tmp_path: Path) -> None:
-    levels = {"a": 0, "b": 80, "c": 160}
-    for name, level in levels.items():
-        grey(tmp_path / "train" / name, level, {"a": 40, "b": 20, "c": 5}[name])
-        grey(tmp_path / "test" / name, level, 10)
-    data = datasets.load(tmp_path)
-    for X, y in ((data.X, data.y), (data.X_test, data.y_test)):
-        shown = np.rint(X[:, 0, 0, 0] * 255).astype(int)
-        assert [sorted(levels)[k] for k in shown // 80] == y.tolist()  # every image has kept its label
-        assert len(set(shown)) == len(shown)
-        assert (np.diff(shown[y == "a"]) < 0).any()  # nor are the images of a class in the order of their names
-    small = data.take(26, 15)
-    assert dict(zip(*np.unique(small.y, return_counts=True), strict=True)) == {"a": 16, "b": 8, "c": 2}
-    assert dict(zip(*np.unique(small.y_test, return_counts=True), strict=True)) == {"a": 5, "b": 5, "c": 5}
-    again = datasets.load(tmp_path)
-    np.testing.assert_array_equal(again.X, data.X)
-    np.testing.assert_array_equal(again.y_test, data.y_test)
-
-
-def test_this_folder_has_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("yes", "no"):
-        save_images(tmp_path / "pets" / name, 3, (8, 8))
-    (tmp_path / "pets" / "yes" / "deep").mkdir()
-    monkeypatch.chdir(tmp_path / "pets")
-    assert datasets.load(".").name == "pets"
-    monkeypatch.chdir(tmp_path / "pets" / "yes")
-    assert datasets.load("..").name == "pets"
-
-
 def numbered(y: np.ndarray, y_test: np.ndarray | None = None) -> datasets.Dataset:
     """Every image holds its row number."""
 
@@ -338,37 +272,6 @@ def test_held_out_images_are_of_all_classes_in_proportion() -> None:
             numbered(y).hold_out(n)
     with pytest.raises(DatasetError, match="has validation images of its own"):
         data.hold_out(10)
-
-
-def test_bad_folders(tmp_path: Path) -> None:
-    save_images(tmp_path / "cat", 3, (8, 8))
-    with pytest.raises(DatasetError, match=r"images of one class only \(cat\)"):
-        datasets.load(tmp_path)
-    save_images(tmp_path / "dog", 3, (8, 8))
-    whole = (tmp_path / "dog" / "1.png").read_bytes()
-    (tmp_path / "dog" / "1.png").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(DatasetError, match=r"dog/1\.png is not a readable PNG or JPEG image .*replace or remove it"):
-        datasets.load(tmp_path)
-    (tmp_path / "dog" / "1.png").write_bytes(b"hello")
-    with pytest.raises(DatasetError, match=r"dog/1\.png is not a readable"):
-        datasets.load(tmp_path)
-    with pytest.raises(DatasetError, match="no sub-folders with PNG or JPEG"):
-        datasets.load(tmp_path / "cat")
-
-
-def test_images_as_a_viewer_shows_them(tmp_path: Path) -> None:
-    """16 bits, transparency and a camera's rotation."""
-    deep = np.array([[0, 257 * 100], [257 * 200, 65535]], np.uint16)
-    Image.fromarray(deep).save(tmp_path / "deep.png")
-    assert images.read_image(tmp_path / "deep.png", (1, 2, 2)).tolist() == [[[0, 100], [200, 255]]]
-    clear = np.zeros((2, 2, 4), np.uint8)
-    clear[0, 0, 3] = 255
-    Image.fromarray(clear).save(tmp_path / "clear.png")
-    assert images.read_image(tmp_path / "clear.png", (1, 2, 2)).tolist() == [[[0, 255], [255, 255]]]
-    exif = Image.Exif()
-    exif[0x0112] = 6  # turn a quarter clockwise
-    Image.fromarray(np.array([[0, 100]], np.uint8)).save(tmp_path / "turned.png", exif=exif)
-    assert images.read_image(tmp_path / "turned.png", (1, 2, 1)).tolist() == [[[0], [100]]]
 
 
 def test_size_is_for_folders() -> None:

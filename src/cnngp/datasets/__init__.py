@@ -1,5 +1,8 @@
 """Labelled images: the classic sets, folders of photographs, arrays in files, and more copies of each image."""
 
-from .sets import NAMES, Dataset, cifar10, digits, fashion_mnist, folder, load, mnist, npz
+from .arrays import npz
+from .dataset import Dataset
+from .folders import folder
+from .sets import NAMES, cifar10, digits, fashion_mnist, load, mnist
 
 __all__ = ["NAMES", "Dataset", "cifar10", "digits", "fashion_mnist", "folder", "load", "mnist", "npz"]

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cnngp.datasets.sets import Dataset
+from cnngp.datasets.dataset import Dataset
 from cnngp.estimators.classifier import GPClassifier
 from cnngp.estimators.sparse import SparseGPClassifier
 from cnngp.gp.calibration import negative_log_likelihood, reliability

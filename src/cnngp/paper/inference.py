@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cnngp.common import memory
-from cnngp.datasets.sets import Dataset
+from cnngp.datasets.dataset import Dataset
 from cnngp.estimators.classifier import GPClassifier
 from cnngp.gp.exact import ExactGP, JitterWarning
 from cnngp.gp.linalg import Array, blocks, namespace

@@ -25,7 +25,8 @@ from cnngp import __version__
 from cnngp.common.errors import DatasetError
 from cnngp.common.files import replacing
 from cnngp.datasets.classics import folders
-from cnngp.datasets.sets import Dataset, Split, load
+from cnngp.datasets.dataset import Dataset
+from cnngp.datasets.sets import Split, load
 from cnngp.kernel.kernel import Device, Kernel
 from cnngp.network.layers import Dense
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from cnngp.common.arrays import to_cupy
-from cnngp.datasets.sets import Dataset
+from cnngp.datasets.dataset import Dataset
 from cnngp.estimators.classifier import GPClassifier
 from cnngp.kernel.kernel import Kernel
 from cnngp.network import zoo

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cnngp.datasets.sets import Dataset
+from cnngp.datasets.dataset import Dataset
 from cnngp.network import zoo
 
 from . import table1

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cnngp.common.arrays import DataError, to_numpy
-from cnngp.datasets.sets import Dataset
+from cnngp.datasets.dataset import Dataset
 from cnngp.estimators.classifier import GPClassifier
 from cnngp.gp import calibration
 from cnngp.gp.calibration import Reliability, Scores

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from cnngp.common.errors import DatasetError
 from cnngp.datasets import sets as datasets
-from cnngp.datasets.sets import Dataset
+from cnngp.datasets.dataset import Dataset
 from cnngp.kernel.kernel import Device
 
 from .result import Look, Rung, SearchResult

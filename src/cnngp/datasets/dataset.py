@@ -1,0 +1,166 @@
+"""`Dataset`: training, validation and test images with their labels and names, and ways to take some of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cnngp.common.errors import DatasetError
+
+Images = NDArray[np.float32]
+Labels = NDArray[Any]
+Names = NDArray[np.str_]
+
+
+class Part(NamedTuple):
+    """Images with their labels, and their names where they have some."""
+
+    X: Images
+    y: Labels
+    names: Names | None = None
+
+    def at(self, rows: Any) -> Part:
+        return Part(self.X[rows], self.y[rows], None if self.names is None else self.names[rows])
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Training and test images with their labels, and validation ones where the split has them.
+
+    `names` are those of the files that the images of a folder come from, and `notes` is what there is to say about how
+    they were read: files that were left out, the size that was chosen.
+    """
+
+    name: str
+    X: Images
+    y: Labels
+    X_test: Images
+    y_test: Labels
+    X_validation: Images | None = None
+    y_validation: Labels | None = None
+    names: Names | None = None
+    names_test: Names | None = None
+    names_validation: Names | None = None
+    notes: tuple[str, ...] = ()
+    aspect: str | None = None
+    """How the images of a folder were brought to one size: "squash" or "pad"."""
+
+    @classmethod
+    def of(cls, name: str, train: Part, test: Part, validation: Part | None = None, **others: Any) -> Dataset:
+        return cls(name, train.X, train.y, test.X, test.y, **others)._with(train, test, validation)
+
+    @property
+    def train(self) -> Part:
+        return Part(self.X, self.y, self.names)
+
+    @property
+    def test(self) -> Part:
+        return Part(self.X_test, self.y_test, self.names_test)
+
+    def _with(self, train: Part | None = None, test: Part | None = None, validation: Part | None = None) -> Dataset:
+        """The same set with other parts in place of its own."""
+        changed: dict[str, Any] = {}
+        for part, suffix in ((train, ""), (test, "_test"), (validation, "_validation")):
+            if part is not None:
+                changed |= {f"X{suffix}": part.X, f"y{suffix}": part.y, f"names{suffix}": part.names}
+        return replace(self, **changed)
+
+    @property
+    def image_shape(self) -> tuple[int, ...]:
+        """(channels, height, width)."""
+        return self.X.shape[1:]
+
+    def take(self, train: int | None = None, test: int | None = None) -> Dataset:
+        """The first `train` and `test` images; None takes all."""
+        for what, asked, held in (("training", train, len(self.X)), ("test", test, len(self.X_test))):
+            if asked is not None and not 1 <= asked <= held:
+                raise DatasetError(f"{self.name} has {held:,} {what} images, but {asked:,} were asked for")
+        return self._with(self.train.at(slice(train)), self.test.at(slice(test)))
+
+    def some(self, train: int | None = None, test: int | None = None) -> Dataset:
+        """`take`, but of all classes where the images stand by class. A set that is wanted whole keeps its order."""
+        mixed = self.mixed()
+        data = self._with(None if train is None else mixed.train, None if test is None else mixed.test)
+        return data.take(train, test)
+
+    def mixed(self) -> Dataset:
+        """Training and test images that stand by class in a mixed order, the same every time; others as they are.
+
+        The first images of a set in class order, as `take` gives them, are of a few classes only; of mixed ones they
+        are of all classes in proportion.
+
+        >>> X, y = np.zeros((20, 1, 2, 2), np.float32), np.repeat([0, 1], 10)
+        >>> data = Dataset("by class", X, y, X, y)
+        >>> [len(set(d.take(10).y)) for d in (data, data.mixed())]
+        [1, 2]
+        """
+        parts = [mixed(part) if _in_class_order(part.y) else None for part in (self.train, self.test)]
+        return self._with(*parts) if any(parts) else self
+
+    def hold_out(self, images: int) -> Dataset:
+        """Make `images` of the training images validation images, each class in proportion; the same ones every time.
+
+        Both sets come in a mixed order. Every class keeps an image for training as long as there are enough.
+
+        >>> from cnngp import datasets
+        >>> datasets.digits().hold_out(297)
+        <digits: 1,000 training, 297 validation, 500 test images of 1 × 8 × 8>
+        """
+        if self.X_validation is not None:
+            raise DatasetError(f"{self.name} has validation images of its own, so none are held out")
+        if not 1 <= images < len(self.X):
+            raise DatasetError(
+                f"{self.name} has {len(self.X):,} training images, of which {images:,} cannot be held out"
+            )
+        part = mixed(self.train)
+        return self._with(part.at(slice(None, -images)), validation=part.at(slice(-images, None)))
+
+    def __repr__(self) -> str:
+        sizes = f"{len(self.X):,} training"
+        if self.X_validation is not None:
+            sizes += f", {len(self.X_validation):,} validation"
+        return f"<{self.name}: {sizes}, {len(self.X_test):,} test images of {' × '.join(map(str, self.image_shape))}>"
+
+
+def mixed(part: Part) -> Part:
+    """In a random order with a fixed seed in which the classes come up evenly: one image of each class first."""
+    y = part.y
+    order = np.random.default_rng(0).permutation(len(y))
+    before = np.zeros(len(y))  # the share of its class that stands before an image
+    for label in np.unique(y):
+        rows = np.flatnonzero(y[order] == label)
+        before[rows[1:]] = (np.arange(1, len(rows)) + 0.5) / len(rows)
+    return part.at(order[np.argsort(before, kind="stable")])
+
+
+def with_test_set(name: str, part: Part) -> tuple[Part, Part]:
+    """A fifth of each class, and at least one image of it, for testing; shuffled with a fixed seed."""
+    y = part.y
+    rng = np.random.default_rng(0)
+    test = np.zeros(len(y), dtype=bool)
+    for label in np.unique(y):
+        rows = rng.permutation(np.flatnonzero(y == label))
+        if len(rows) < 2:
+            raise DatasetError(f"{name}: class {label} has {len(rows)} image; at least 2 are needed, one to test on")
+        test[rows[: max(1, len(rows) // 5)]] = True
+    order = rng.permutation(len(y))
+    return part.at(order[~test[order]]), part.at(order[test[order]])
+
+
+def _in_class_order(y: Labels) -> bool:
+    """Whether the class changes from a row to the next less than half as often as in a random order."""
+    counts = np.unique(y, return_counts=True)[1]
+    by_chance = len(y) - float(np.sum(counts.astype(np.float64) ** 2)) / max(len(y), 1)
+    return 2 * int(np.count_nonzero(y[1:] != y[:-1])) < by_chance
+
+
+def unit_scale(X: NDArray[Any]) -> Images:
+    """Bytes to [0, 1]; other numbers are taken as they are."""
+    if X.dtype == np.uint8:
+        return X.astype(np.float32) / np.float32(255.0)
+    if X.dtype.kind not in "fiub":
+        raise DatasetError(f"images of type {X.dtype}; expected numbers")
+    return np.ascontiguousarray(X, dtype=np.float32)
