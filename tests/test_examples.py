@@ -7,6 +7,7 @@ import warnings
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -32,6 +33,21 @@ def test_photographs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert found["right when sure"] > 0.97
     assert "sure of 68% of the pictures" in capsys.readouterr().out
     assert sorted(path.name for path in tmp_path.iterdir()) == ["photographs.png", "uncertain.png"]
+
+
+def test_clean_labels(capsys: pytest.CaptureFixture[str]) -> None:
+    found = _load("clean_labels").main()
+    assert found["precision"] == 1.0
+    assert found["after"] < found["before"] == pytest.approx(0.012)
+    assert "training image" in capsys.readouterr().out
+
+
+def test_decisions_are_applied(tmp_path: Path) -> None:
+    table = "row,name,given,proposed,decision,label\n0,,1,2,relabel,2\n1,,1,3,drop,\n2,,1,3,keep,1\n"
+    (tmp_path / "labels.csv").write_text(table)
+    X, y = _load("clean_labels").apply(tmp_path / "labels.csv", np.arange(4), np.array([1, 1, 1, 1]))
+    assert X.tolist() == [0, 2, 3]
+    assert y.tolist() == ["2", "1", "1"]
 
 
 def test_few_labels(tmp_path: Path) -> None:

@@ -42,12 +42,15 @@ def probed(page: str) -> str:
     return page.replace("</body>", _PROBE)
 
 
-def title_of(address: str, profile: Path, width: int, milliseconds: int = 5000, console: str = "") -> str:
+def title_of(
+    address: str, profile: Path, width: int, milliseconds: int = 5000, console: str = "", dark: bool = False
+) -> str:
     """The title of a page once its scripts have run. Nothing in the console: asserted here, but for `console`."""
     done = subprocess.run(
         [
             *(str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--v=0"),
             *(f"--user-data-dir={profile}", f"--window-size={width},2000", f"--virtual-time-budget={milliseconds}"),
+            *("--blink-settings=preferredColorScheme=0",) * dark,
             *("--dump-dom", address),
         ],
         capture_output=True,

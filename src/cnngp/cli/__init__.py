@@ -18,6 +18,7 @@ from .predict import predict
 from .reproduce import reproduce
 from .sample import sample
 from .search import search
+from .view import view
 
 app = typer.Typer(
     add_completion=False,
@@ -59,7 +60,7 @@ def _interruptible(command: Callable[..., None]) -> Callable[..., None]:
     return run_command
 
 
-for _command in (classify, gram, predict, sample, search, reproduce, networks, info):
+for _command in (classify, gram, predict, view, sample, search, reproduce, networks, info):
     app.command()(_interruptible(_command))
 
 

@@ -25,7 +25,7 @@ def predict(
     clf = GPClassifier.load(model, device=device)  # type: ignore[arg-type]
     if len(clf.input_shape_) != 3:
         raise ValueError(f"{model} was fitted on inputs of shape {clf.input_shape_}, not on images")
-    largest = _largest_pixel(model, clf.X_)
+    largest = largest_pixel(model, clf.X_)
     X = np.stack([read_image(path, clf.input_shape_) for path in images]).astype(np.float32)
     if largest == 1:
         X /= np.float32(255.0)
@@ -49,7 +49,7 @@ def predict(
     )
 
 
-def _largest_pixel(model: Path, X: Any) -> int:
+def largest_pixel(model: Path, X: Any) -> int:
     """1 or 255: the scale of the images that a model was fitted on, which nothing but they themselves tell.
 
     A little beyond [0, 1] is what resampling leaves. Digits from 0 to 16 or images without their mean are refused.

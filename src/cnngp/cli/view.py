@@ -1,0 +1,54 @@
+"""`cnngp view MODEL`: a page on this machine to look at images through a model, and to go through suspect labels."""
+
+from __future__ import annotations
+
+import webbrowser
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .common import Device, check_writable, say, warnings_as_lines
+from .predict import largest_pixel
+
+
+def view(
+    model: Annotated[Path, typer.Argument(help="A file that `cnngp classify` or GPClassifier.save wrote.")],
+    labels: Annotated[
+        Path | None, typer.Option(help="CSV file for decisions about labels; by default MODEL.labels.csv.")
+    ] = None,
+    suspects: Annotated[int, typer.Option(min=1, help="How many suspect labels to show.")] = 100,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port on this machine; 0 takes a free one.")] = 0,
+    browser: Annotated[bool, typer.Option(help="Open the page in a browser.")] = True,
+    device: Device = "auto",
+) -> None:
+    """Look at images through a model: class, probabilities, what explains them; and clean labels.
+
+    The page is for this machine alone, and no image leaves it. Example: cnngp view out/digits-auto/model.gp
+    """
+    from cnngp.estimators.classifier import GPClassifier
+    from cnngp.report.viewer.answers import Answers
+    from cnngp.report.viewer.decisions import Decisions
+    from cnngp.report.viewer.server import Viewer
+
+    path = model.with_suffix(".labels.csv") if labels is None else labels
+    check_writable("--labels", path, folder=False)
+    decisions = Decisions(path)
+    with warnings_as_lines():
+        clf = GPClassifier.load(model, device=device)  # type: ignore[arg-type]
+        largest = largest_pixel(model, clf.X_)
+        answers = Answers(clf, model.name, decisions, largest=largest, suspects=suspects)
+    try:
+        server = Viewer(answers, port)
+    except OSError as error:
+        raise OSError(f"--port {port}: {error.strerror}; give another, or 0 for a free one") from None
+    with server:
+        say("page", server.address)
+        say("decisions", str(path))
+        say("", "Ctrl-C ends it")
+        if browser:
+            webbrowser.open(server.address)
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            say("decided", f"{len(decisions)} labels, in {path}" if len(decisions) else "nothing")

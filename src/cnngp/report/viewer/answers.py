@@ -1,0 +1,134 @@
+"""What the viewer's page asks of a model, as plain values that become JSON."""
+
+from __future__ import annotations
+
+import io
+import math
+import warnings
+from typing import Any, cast
+
+import numpy as np
+
+from cnngp.common.errors import DatasetError, ModelFileError
+from cnngp.datasets.images import read_image
+from cnngp.estimators.classifier import GPClassifier
+from cnngp.estimators.explanation import Voice
+
+from .. import plots, web_page
+from .decisions import Decisions
+
+_VOICES = 7
+
+
+class Answers:
+    """A fitted model, its most suspect labels, and what was decided about them.
+
+    `largest` is the pixels' scale that the model was fitted on, 1 or 255.
+    """
+
+    def __init__(
+        self, clf: GPClassifier, name: str, decisions: Decisions, *, largest: int = 1, suspects: int = 100
+    ) -> None:
+        if len(clf.input_shape_) != 3 or clf.input_shape_[0] not in (1, 3):
+            raise ModelFileError(f"{name} was fitted on inputs of shape {clf.input_shape_}, not on pictures")
+        if np.ndim(clf.y_) == 2:
+            raise ModelFileError(f"{name} has several labels for each image; the viewer shows models with one")
+        self.clf, self.name, self.decisions, self._largest = clf, name, decisions, largest
+        # Through inducing images a model keeps these alone, and the others cannot be shown.
+        self.suspects = [] if clf.inducing_rows_ is not None else _suspects(clf, suspects)
+        self._by_row = {suspect["row"]: suspect for suspect in self.suspects}
+
+    @property
+    def images(self) -> int:
+        return len(self.clf.X_)
+
+    def model(self) -> dict[str, Any]:
+        clf = self.clf
+        shape = " × ".join(map(str, clf.input_shape_))
+        about = f"{clf.fit_report_.images:,} training images of {shape}, {len(clf.classes_)} classes"
+        if not math.isnan(clf.loo_error_):
+            about += f", leave-one-out error {100 * clf.loo_error_:.2f} %"
+        decided = {"decision": self.decisions.action, "label": self.decisions.label}
+        return {
+            "name": self.name,
+            "about": about,
+            "classes": [str(c) for c in clf.classes_],
+            "light_on_dark": self._light_on_dark(),
+            "ink": self._ink(),
+            "width": clf.input_shape_[2],
+            "suspects": [s | {key: of(s["row"]) for key, of in decided.items()} for s in self.suspects],
+            **self._saved(),
+        }
+
+    def training_image(self, row: int) -> bytes:
+        return plots.picture(self.clf.X_[row])
+
+    def look(self, file: bytes) -> dict[str, Any]:
+        """Class, probabilities, novelty and the training images behind them, of an image file's content."""
+        x = self._read(file)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a jitter, or a drawing's scale: the fit has said so already
+            why = self.clf.explain(x[None])[0]
+        order = np.argsort(-why.probabilities, kind="stable")
+        return {
+            "picture": web_page.inline(plots.picture(x)),
+            "class": str(self.clf.classes_[order[0]]),
+            "probabilities": [
+                {"class": str(self.clf.classes_[k]), "probability": float(why.probabilities[k])} for k in order[:10]
+            ],
+            "novelty": why.novelty,
+            "novelty_rank": None if math.isnan(why.novelty_rank) else why.novelty_rank,
+            "for": [_voice(v) for v in why.speaking_for(self.clf.classes_[order[0]], _VOICES)],
+            "against": [_voice(v) for v in why.speaking_against(self.clf.classes_[order[0]], _VOICES)],
+        }
+
+    def decide(self, asked: Any) -> dict[str, Any]:
+        """Note a decision about a suspect label: {row, decision, label}."""
+        if not isinstance(asked, dict) or asked.get("row") not in self._by_row:
+            raise ValueError("a decision needs the row of a suspect label")
+        suspect, label = self._by_row[asked["row"]], str(asked.get("label", ""))
+        if asked.get("decision") == "relabel" and label not in map(str, self.clf.classes_):
+            raise ValueError(f"{label!r} is not a class of the model")
+        words = (suspect["name"], suspect["given"], suspect["proposed"])
+        self.decisions.decide(suspect["row"], *words, asked.get("decision"), label)
+        return self._saved()
+
+    def _saved(self) -> dict[str, Any]:
+        return {"decisions": len(self.decisions), "file": str(self.decisions.path)}
+
+    def _read(self, file: bytes) -> Any:
+        try:
+            pixels = read_image(cast(Any, io.BytesIO(file)), self.clf.input_shape_)  # Pillow opens both
+        except DatasetError:
+            raise DatasetError("this is not a picture that can be read; try a PNG or JPEG file") from None
+        x = pixels.astype(np.float32)
+        return x / np.float32(255.0) if self._largest == 1 else x
+
+    def _light_on_dark(self) -> bool:
+        """Whether drawings should be: by the pixels at the border of the training images."""
+        X = self.clf.X_
+        border = np.concatenate(
+            [X[:, :, 0].ravel(), X[:, :, -1].ravel(), X[:, :, :, 0].ravel(), X[:, :, :, -1].ravel()]
+        )
+        return bool(np.median(border) < self._largest / 2)
+
+    def _ink(self) -> float | None:
+        """The share of the frame that a training image fills, by its longer side; None for colour pictures."""
+        X = self.clf.X_[:1000]
+        if X.shape[1] != 1:
+            return None
+        ink = (X[:, 0] > self._largest / 2) == self._light_on_dark()
+        sides = [ink.any(axis).sum(1) / ink.shape[3 - axis] for axis in (1, 2)]
+        return float(np.median(np.maximum(*sides)))
+
+
+def _suspects(clf: GPClassifier, n: int) -> list[dict[str, Any]]:
+    found = clf.suspect_labels(min(n, len(clf.loo_rows_)))
+    words = {key: [str(value) for value in found[key]] for key in ("given", "proposed", "name")}
+    numbers = {"row": found["row"].tolist(), "probability": (1.0 - found["score"]).tolist()}
+    columns = numbers | words
+    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+
+
+def _voice(voice: Voice) -> dict[str, Any]:
+    return {"row": voice.row, "share": voice.share, "label": str(voice.label), "name": voice.name or ""}

@@ -1,0 +1,125 @@
+"""The viewer's server: the standard library's, for this machine alone.
+
+It listens on the loopback address, answers only requests that name it by that address (so that no web page elsewhere
+can reach it through a name of its own), and takes data only from its own page.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.resources import files
+from typing import Any
+
+from .answers import Answers
+
+HOST = "127.0.0.1"
+_LARGEST_UPLOAD = 64 * 2**20
+_HEADERS = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "default-src 'none'; img-src 'self' data: blob:; style-src 'unsafe-inline'; "
+    "script-src 'unsafe-inline'; connect-src 'self'; form-action 'none'; base-uri 'none'; frame-ancestors 'none'",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+
+
+class Refused(Exception):
+    """A request that is not answered, with its status and the reason."""
+
+    def __init__(self, status: HTTPStatus, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+
+
+class Viewer(ThreadingHTTPServer):
+    """Serves the page of one model. `port` 0 takes a free one; `address` is where to look."""
+
+    daemon_threads = True
+
+    def __init__(self, answers: Answers, port: int = 0) -> None:
+        super().__init__((HOST, port), _Handler)
+        self.answers = answers
+        self.page = files(__package__).joinpath("page.html").read_bytes()
+        self.lock = threading.Lock()
+        """A model answers one question at a time."""
+
+    @property
+    def address(self) -> str:
+        return f"http://{HOST}:{self.server_port}/"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Viewer
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        self._answer(self._get)
+
+    def do_POST(self) -> None:
+        self._answer(self._post)
+
+    def _get(self) -> tuple[str, bytes]:
+        answers = self.server.answers
+        match self.path.strip("/").split("/"):
+            case [""]:
+                return "text/html; charset=utf-8", self.server.page
+            case ["model"]:
+                return _as_json(answers.model())
+            case ["image", row] if row.isdigit() and int(row) < answers.images:
+                return "image/png", answers.training_image(int(row))
+            case ["labels.csv"]:
+                return "text/csv; charset=utf-8", answers.decisions.text().encode()
+        raise Refused(HTTPStatus.NOT_FOUND, "there is no such page")
+
+    def _post(self) -> tuple[str, bytes]:
+        origin = self.headers.get("Origin")
+        if origin is not None and f"{origin}/" not in self._names():
+            raise Refused(HTTPStatus.FORBIDDEN, "only the viewer's own page may send data here")
+        body = self._body()
+        match self.path.strip("/"):
+            case "look":
+                return _as_json(self.server.answers.look(body))
+            case "decide":
+                return _as_json(self.server.answers.decide(json.loads(body)))
+        raise Refused(HTTPStatus.NOT_FOUND, "there is no such page")
+
+    def _body(self) -> bytes:
+        length = self.headers.get("Content-Length", "")
+        if not length.isdigit():
+            self.close_connection = True
+            raise Refused(HTTPStatus.LENGTH_REQUIRED, "the request does not say how long it is")
+        if int(length) > _LARGEST_UPLOAD:
+            self.close_connection = True
+            raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "images of up to 64 MB are taken")
+        return self.rfile.read(int(length))
+
+    def _names(self) -> tuple[str, ...]:
+        return tuple(f"http://{name}:{self.server.server_port}/" for name in (HOST, "localhost"))
+
+    def _answer(self, make: Callable[[], tuple[str, bytes]]) -> None:
+        status = HTTPStatus.OK
+        try:
+            if f"http://{self.headers.get('Host')}/" not in self._names():
+                raise Refused(HTTPStatus.FORBIDDEN, "this page is for the machine that it runs on")
+            with self.server.lock:
+                kind, content = make()
+        except Refused as error:
+            status, (kind, content) = error.status, _as_json({"error": str(error)})
+        except (ValueError, OSError) as error:  # an image that cannot be read, a decision that cannot be written
+            status, (kind, content) = HTTPStatus.BAD_REQUEST, _as_json({"error": " ".join(str(error).split())})
+        self.send_response(status)
+        for name, value in (_HEADERS | {"Content-Type": kind, "Content-Length": str(len(content))}).items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing: a line for every picture would hide what the command says."""
+
+
+def _as_json(value: Any) -> tuple[str, bytes]:
+    return "application/json", json.dumps(value, allow_nan=False).encode()

@@ -1,0 +1,304 @@
+"""`cnngp view`: its answers, its file of decisions, who may ask it, and the page in a real browser."""
+
+from __future__ import annotations
+
+import csv
+import http.client
+import io
+import json
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from cnngp import Conv, Dense, GPClassifier, GPRegressor, ReLU, Sequential, datasets
+from cnngp.cli import run
+from cnngp.report.viewer.answers import Answers
+from cnngp.report.viewer.decisions import Decisions
+from cnngp.report.viewer.server import Viewer
+from helpers.browser import needs_browser, title_of
+
+NET = Sequential(Conv(3, bias_var=0.1), ReLU(), Dense())
+DIGITS = datasets.digits().take(200, 50)
+WRONG = 7
+
+
+@pytest.fixture(scope="module")
+def clf() -> GPClassifier:
+    y = DIGITS.y.copy()
+    y[WRONG] = (y[WRONG] + 5) % 10
+    return GPClassifier(device="cpu").fit(DIGITS.X, y)
+
+
+@pytest.fixture
+def answers(clf: GPClassifier, tmp_path: Path) -> Answers:
+    return Answers(clf, "digits.gp", Decisions(tmp_path / "digits.labels.csv"), suspects=20)
+
+
+@contextmanager
+def serving(answers: Answers, script: str = "") -> Iterator[Viewer]:
+    with Viewer(answers) as viewer:
+        viewer.page = viewer.page.replace(b"</body>", f"<script>{script}</script></body>".encode())
+        threading.Thread(target=viewer.serve_forever, daemon=True).start()
+        yield viewer
+        viewer.shutdown()
+
+
+def png(pixels: np.ndarray) -> bytes:
+    out = io.BytesIO()
+    Image.fromarray((255 * pixels[0]).astype(np.uint8)).save(out, "PNG")
+    return out.getvalue()
+
+
+# ---- answers --------------------------------------------------------------------------------------------------------
+
+
+def test_an_image_gets_the_models_own_answer(answers: Answers, clf: GPClassifier) -> None:
+    for x in DIGITS.X_test[:5]:
+        seen = answers.look(png(x))
+        shown = (np.floor(255 * x) / 255).astype(np.float32)[None]  # what a PNG of bytes keeps of the pixels
+        P = clf.predict_proba(shown)[0]
+        assert seen["class"] == str(clf.predict(shown)[0])
+        assert seen["probabilities"][0]["probability"] == pytest.approx(P.max())
+        assert sum(p["probability"] for p in seen["probabilities"]) == pytest.approx(1.0)
+        assert seen["novelty"] == pytest.approx(clf.novelty(shown)[0], abs=1e-6)
+        assert all(v["share"] > 0 for v in seen["for"])
+        assert all(v["share"] < 0 for v in seen["against"])
+        json.dumps(seen, allow_nan=False)
+
+
+def test_the_models_scale_of_pixels_is_used(clf: GPClassifier, tmp_path: Path) -> None:
+    bytes_ = GPClassifier(NET, device="cpu").fit(255 * DIGITS.X, DIGITS.y)
+    answers = Answers(bytes_, "bytes.gp", Decisions(tmp_path / "d.csv"), largest=255)
+    found = [answers.look(png(x))["class"] for x in DIGITS.X_test[:20]]
+    assert found == [str(c) for c in bytes_.predict(255 * DIGITS.X_test[:20])]
+
+
+def test_what_is_no_picture_is_refused(answers: Answers) -> None:
+    with pytest.raises(ValueError, match="not a picture that can be read"):
+        answers.look(b"not a picture")
+
+
+def test_models_that_cannot_be_shown(clf: GPClassifier, tmp_path: Path) -> None:
+    decisions = Decisions(tmp_path / "d.csv")
+    flat = GPClassifier(device="cpu").fit(DIGITS.X.reshape(200, -1), DIGITS.y)
+    with pytest.raises(ValueError, match="not on pictures"):
+        Answers(flat, "flat.gp", decisions)
+    several = GPClassifier(NET, device="cpu").fit(DIGITS.X, np.eye(10, dtype=int)[DIGITS.y])
+    with pytest.raises(ValueError, match="several labels"):
+        Answers(several, "several.gp", decisions)
+
+
+def test_a_model_through_inducing_images_shows_no_suspects(tmp_path: Path) -> None:
+    clf = GPClassifier(NET, device="cpu", inducing=50).fit(DIGITS.X, DIGITS.y)
+    answers = Answers(clf, "inducing.gp", Decisions(tmp_path / "d.csv"))
+    assert answers.model()["suspects"] == []
+    assert all(v["row"] < answers.images == 50 for v in answers.look(png(DIGITS.X_test[0]))["for"])
+
+
+# ---- decisions ------------------------------------------------------------------------------------------------------
+
+
+def test_decisions_are_written_at_once_and_read_again(answers: Answers) -> None:
+    assert answers.suspects[0]["row"] == WRONG
+    rows = [s["row"] for s in answers.suspects]
+    answers.decide({"row": rows[0], "decision": "relabel", "label": answers.suspects[0]["proposed"]})
+    answers.decide({"row": rows[1], "decision": "drop"})
+    answers.decide({"row": rows[2], "decision": "keep"})
+    with answers.decisions.path.open(newline="") as file:
+        found = {int(line["row"]): line for line in csv.DictReader(file)}
+    assert found[WRONG]["decision"] == "relabel"
+    assert found[WRONG]["label"] == str(DIGITS.y[WRONG])
+    assert found[rows[1]]["label"] == ""
+    assert found[rows[2]]["label"] == found[rows[2]]["given"]
+    again = Answers(answers.clf, "digits.gp", Decisions(answers.decisions.path), suspects=20)
+    assert [s["decision"] for s in again.model()["suspects"][:4]] == ["relabel", "drop", "keep", None]
+    again.decide({"row": rows[1], "decision": None})  # taken back
+    assert len(Decisions(answers.decisions.path)) == 2
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"row": 199999, "decision": "keep"}, "row of a suspect"),
+        ([], "row of a suspect"),
+        ({"row": WRONG, "decision": "burn"}, "expected one of keep, relabel, drop"),
+        ({"row": WRONG, "decision": "relabel", "label": "cat"}, "not a class"),
+    ],
+)
+def test_decisions_that_cannot_be(answers: Answers, asked: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        answers.decide(asked)
+    assert not answers.decisions.path.exists()
+
+
+@pytest.mark.parametrize("content", ["a,b\n1,2\n", "row,name,given,proposed,decision,label\nx,,,,keep,\n", "\x00\xff"])
+def test_a_file_of_something_else_is_left_alone(content: str, tmp_path: Path) -> None:
+    path = tmp_path / "mine.csv"
+    path.write_text(content, encoding="latin-1")
+    with pytest.raises(ValueError, match="is no file of decisions"):
+        Decisions(path)
+    assert path.read_text(encoding="latin-1") == content
+
+
+# ---- the server -----------------------------------------------------------------------------------------------------
+
+
+def ask(viewer: Viewer, method: str, path: str, body: bytes | None = None, **headers: str) -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection(*viewer.server_address[:2], timeout=30)
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    with closing(connection):
+        connection.request(method, path, body, named)
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+
+
+def test_only_this_machine_and_its_own_page_are_answered(answers: Answers) -> None:
+    with serving(answers) as viewer:
+        assert viewer.server_address[0] == "127.0.0.1"
+        port = viewer.server_port
+        assert ask(viewer, "GET", "/model")[0] == 200
+        assert ask(viewer, "GET", "/model", Host=f"localhost:{port}")[0] == 200
+        assert ask(viewer, "GET", "/model", Host=f"evil.example:{port}")[0] == 403
+        picture = png(DIGITS.X_test[0])
+        assert ask(viewer, "POST", "/look", picture, Origin=f"http://127.0.0.1:{port}")[0] == 200
+        assert ask(viewer, "POST", "/look", picture, Origin="http://evil.example")[0] == 403
+        assert ask(viewer, "POST", "/decide", b"{}", Origin="null")[0] == 403
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status"),
+    [
+        ("GET", "/etc/passwd", None, 404),
+        ("GET", "/image/100000", None, 404),
+        ("GET", "/image/-1", None, 404),
+        ("POST", "/elsewhere", b"", 404),
+        ("POST", "/look", b"no picture", 400),
+        ("POST", "/decide", b"{not json", 400),
+        ("GET", "/image/3", None, 200),
+        ("GET", "/labels.csv", None, 200),
+    ],
+)
+def test_requests(answers: Answers, method: str, path: str, body: bytes | None, status: int) -> None:
+    with serving(answers) as viewer:
+        found, content = ask(viewer, method, path, body)
+        assert found == status
+        assert status == 200 or json.loads(content)["error"]
+
+
+def test_large_uploads_are_refused_unread(answers: Answers) -> None:
+    with serving(answers) as viewer:
+        assert ask(viewer, "POST", "/look", b"", Content_Length=str(10**10))[0] == 413
+
+
+# ---- the page -------------------------------------------------------------------------------------------------------
+
+# A person draws a stroke, drops a file, and decides about three labels. What was seen goes into the title.
+PERSON = """
+const wait = ms => new Promise(done => setTimeout(done, ms));
+const until = async test => { for (let i = 0; i < 200 && !test(); i++) await wait(50); };
+addEventListener("load", async () => {
+  await until(() => model);
+  const area = $("canvas"), box = area.getBoundingClientRect();
+  const point = (kind, x, y) => area.dispatchEvent(new PointerEvent(kind,
+    { bubbles: true, clientX: box.left + x * box.width, clientY: box.top + y * box.height }));
+  point("pointerdown", 0.5, 0.1);
+  for (let k = 0; k <= 20; k++) point("pointermove", 0.5, 0.1 + 0.8 * k / 20);
+  point("pointerup", 0.5, 0.9);
+  await until(() => $("class"));
+  const drawn = $("class").textContent, bars = document.querySelectorAll(".bar").length;
+  const files = new DataTransfer();
+  files.items.add(new File([await (await fetch("/image/0")).blob()], "zero.png"));
+  $("class").textContent = "?";
+  $("drop").dispatchEvent(new DragEvent("drop", { bubbles: true, cancelable: true, dataTransfer: files }));
+  await until(() => $("class").textContent !== "?");
+  const dropped = $("class").textContent, novelty = $("novelty").textContent;
+  $("tab-labels").click();
+  const press = async (row, action) => {
+    [...document.querySelectorAll(".suspect")[row].querySelectorAll("button")][action].click();
+    await until(() => document.querySelectorAll(".suspect.done").length > row);
+  };
+  await press(0, 1); await press(1, 2); await press(2, 0);
+  const wide = document.documentElement.scrollWidth > innerWidth;
+  document.title = JSON.stringify({ drawn, dropped, bars, novelty, wide, progress: $("progress").textContent,
+    background: getComputedStyle(document.body).backgroundColor });
+});
+"""
+
+
+@needs_browser
+@pytest.mark.parametrize(
+    ("width", "dark", "background"), [(500, True, "rgb(22, 26, 36)"), (1200, False, "rgb(255, 255, 255)")]
+)
+def test_a_person_looks_draws_and_decides(
+    answers: Answers, tmp_path: Path, width: int, dark: bool, background: str
+) -> None:
+    with serving(answers, PERSON) as viewer:
+        title = title_of(viewer.address, tmp_path / "profile", width, milliseconds=30_000, dark=dark)
+    seen = json.loads(unescape(title))
+    assert seen["background"] == background
+    assert seen["drawn"] == "1"
+    assert seen["dropped"] == str(DIGITS.y[0])
+    assert seen["bars"] == 10
+    assert "novelty" in seen["novelty"]
+    assert seen["wide"] is False
+    assert "3 decided" in seen["progress"]
+    rows = [s["row"] for s in answers.suspects[:3]]
+    assert [answers.decisions.action(row) for row in rows] == ["relabel", "drop", "keep"]
+    assert answers.decisions.label(WRONG) == str(DIGITS.y[WRONG])
+
+
+# ---- the command ----------------------------------------------------------------------------------------------------
+
+
+def test_the_command_serves_until_ctrl_c(clf: GPClassifier, tmp_path: Path) -> None:
+    clf.save(tmp_path / "digits.gp")
+    command = [sys.executable, "-m", "cnngp", "view", str(tmp_path / "digits.gp"), "--no-browser", "--device", "cpu"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        address = process.stdout.readline().split()[-1]
+        host, port = address.removeprefix("http://").strip("/").split(":")
+        with closing(http.client.HTTPConnection(host, int(port), timeout=60)) as connection:
+            connection.request("GET", "/model")
+            suspects = json.loads(connection.getresponse().read())["suspects"]
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert suspects[0]["row"] == WRONG
+    assert process.returncode == 0, err
+    assert "decided                nothing" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["nothing.gp"], "nothing.gp"),
+        (["numbers.gp"], "holds a GPRegressor"),
+        (["digits.gp", "--labels", "mine.csv"], "is no file of decisions"),
+        (["digits.gp", "--port", "99999"], "port"),
+    ],
+)
+def test_mistakes_are_one_line(
+    words: list[str],
+    message: str,
+    clf: GPClassifier,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    clf.save("digits.gp")
+    GPRegressor(NET, device="cpu").fit(DIGITS.X, DIGITS.y.astype(float)).save("numbers.gp")
+    Path("mine.csv").write_text("something else\n")
+    assert run(["view", *words, "--no-browser"]) in (1, 2)
+    said = capsys.readouterr().err
+    assert message in said
+    assert said.count("\n") == 1
