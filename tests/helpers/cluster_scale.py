@@ -18,7 +18,7 @@ from distributed import Client, LocalCluster
 
 from cnngp import Dense, Kernel, gram
 from cnngp.kernel.engines.cpu.engine import CpuEngine
-from cnngp.matrix.cluster import hands as cluster_run
+from cnngp.matrix.cluster import run as cluster_run
 from cnngp.matrix.grid import Tile
 from cnngp.matrix.store.store import GramStore
 

@@ -22,33 +22,28 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr
-from distributed import Client, LocalCluster, Status, wait
+
+pytest.importorskip("distributed")
+
+import dask
+from distributed import Client, LocalCluster, Status
 
 import cnngp
-from cnngp import Kernel, datasets, gram, zoo
+from cnngp import Kernel, datasets, gram, solve, zoo
 from cnngp.cli import run
 from cnngp.common.errors import StoreError
-from cnngp.matrix.cluster import (
-    cluster,
-)
-from cnngp.matrix.cluster import (
-    hands as cluster_run,
-)
-from cnngp.matrix.cluster import (
-    mark as store_run,
-)
-from cnngp.matrix.cluster import (
-    roster as cluster_roster,
-)
-from cnngp.matrix.cluster import (
-    worker as cluster_worker,
-)
+from cnngp.gp.solving.matrices import SymmetricMatrix
+from cnngp.matrix.cluster import cluster
+from cnngp.matrix.cluster import mark as store_run
+from cnngp.matrix.cluster import roster as cluster_roster
+from cnngp.matrix.cluster import run as cluster_run
+from cnngp.matrix.cluster import worker as cluster_worker
 from cnngp.matrix.cluster.cluster import ClusterError, connect
 from cnngp.matrix.cluster.worker import Done, Job, Refused, work
-from cnngp.matrix.grid import Grid
 from cnngp.matrix.images import ImageRows
 from cnngp.matrix.plan import status
 from cnngp.matrix.store.store import GramStore, opened
+from helpers.tile_count import computed
 
 X = np.random.default_rng(0).random((150, 1, 8, 8), dtype=np.float32)
 KERNEL = Kernel(zoo.small_cnn(), device="cpu", threads=1)
@@ -207,7 +202,7 @@ def test_workers_are_killed(client: Client, tmp_path: Path, everyone: bool, capl
     killing.join()
     np.testing.assert_array_equal(K[:], SLOW(X))
     assert set(client.nthreads()) != before
-    assert "is gone; others do its tiles" in caplog.text
+    assert "is gone; others do its work" in caplog.text
     assert names(place) == [".lock", "K", "c", "seals", "zarr.json", "zarr.json"]
     client.wait_for_workers(2, timeout=60)
 
@@ -216,20 +211,20 @@ def test_a_worker_that_dask_pauses_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It is still listed, and never begins what it has in hand."""
-    give = cluster_run.Run._give
+    give = cluster_run.Run.give
     options = {"n_workers": 2, "threads_per_worker": 1, "processes": False, "dashboard_address": ":0"}
     # without a limit of memory Dask does not let it go on by itself
     with LocalCluster(**options, memory_limit=0, silence_logs=logging.CRITICAL) as local, Client(local) as made:
         paused = local.workers[1]
 
-        def give_and_pause(self: Any, workers: list[str]) -> None:
-            give(self, workers)
+        def give_and_pause(self: Any) -> None:
+            give(self)
             if paused.status == Status.running:
                 local.loop.add_callback(setattr, paused, "status", Status.paused)
                 while paused.address in made.sync(made.scheduler.ncores_running):
                     time.sleep(0.01)
 
-        monkeypatch.setattr(cluster_run.Run, "_give", give_and_pause)
+        monkeypatch.setattr(cluster_run.Run, "give", give_and_pause)
         place = tmp_path / "K.zarr"
         arguments = {"store": place, "tile": 8, "client": made}
         run_ = threading.Thread(target=gram, args=(SLOW, X), kwargs=arguments, daemon=True)
@@ -242,44 +237,106 @@ def test_a_worker_that_dask_pauses_is_not_waited_for(
     assert "is gone" not in caplog.text
 
 
-def run_of(crew: cluster.Crew) -> cluster_run.Run:
-    """The client's side of a run that has one tile to do."""
-    job = Job(crew._kernel, crew.where, "mark")
-    return cluster_run.Run(crew.roster, job, Grid((150, 150), (64, 64), True), [(0, 0)], lambda _: None, lambda _: None)
+FROZEN = Kernel(zoo.resnet(20), device="cpu", threads=1)
 
 
-def test_a_worker_dies_before_its_answer_is_fetched(
-    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_frozen_worker_is_told_of_after_seconds_and_others_do_its_tiles(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The task is done, its answer is lost, and no other worker may compute it: the tiles are given out again."""
-    monkeypatch.setattr(cluster_run, "ANSWER_SECONDS", 1.0)
+    """The scheduler itself would wait for minutes, and the last tiles with it."""
+    monkeypatch.setattr(cluster_roster, "SILENT_SECONDS", 3.0)
     client.wait_for_workers(2, timeout=60)
-    pids = client.run(os.getpid)
-    worker = next(iter(pids))
-    future = client.submit(Done, 0.0, workers=[worker], pure=False)
-    wait(future)
-    os.kill(pids[worker], signal.SIGKILL)
-    while worker in client.nthreads():
-        time.sleep(0.01)
-    crew = cluster.Crew(client, KERNEL, X.shape[1:], tmp_path / "K")
-    run_ = run_of(crew)
-    task = cluster_run.Task([(0, 0)], worker)
-    if future.status == "finished":
-        run_._finish(future, task)
-    else:  # the client has heard of it already
-        run_._fail(future, task)
-    assert list(run_.again) == [task]
-    client.wait_for_workers(2, timeout=60)
+    place = tmp_path / "K.zarr"
+    pid = next(iter(client.run(os.getpid).values()))
+
+    def freeze() -> None:
+        wait_for_chunks(place, 12)
+        os.kill(pid, signal.SIGSTOP)
+
+    freezing = threading.Thread(target=freeze)
+    freezing.start()
+    try:
+        K = gram(FROZEN, X, store=place, tile=8, client=client)
+    finally:
+        freezing.join()
+        os.kill(pid, signal.SIGCONT)
+    np.testing.assert_array_equal(K[:], FROZEN(X))
+    assert "s (frozen, or cut off); others do its work" in caplog.text
+    assert "is gone" not in caplog.text
 
 
-def test_tiles_that_kill_every_worker_are_blamed(client: Client, tmp_path: Path) -> None:
-    run_ = run_of(cluster.Crew(client, KERNEL, X.shape[1:], tmp_path / "K"))
-    task = cluster_run.Task([(0, 0)], "tcp://a")
-    for _ in range(3):
-        run_._died(task)
-    assert list(run_.again) == [task] * 3
-    with pytest.raises(cluster.ClusterError, match=r"4 workers died.*with the tiles from \(0, 0\) in hand"):
-        run_._died(task)
+def test_a_worker_that_is_frozen_from_the_start_takes_no_part(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, expected: Any
+) -> None:
+    monkeypatch.setattr(cluster_roster, "ANSWER_SECONDS", 1.0)
+    client.wait_for_workers(2, timeout=60)
+    pid = next(iter(client.run(os.getpid).values()))
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        K = gram(KERNEL, X, store=tmp_path / "K.zarr", tile=32, client=client)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    np.testing.assert_array_equal(K[:], expected)
+
+
+def scheduler_of_its_own() -> tuple[Any, Any]:
+    options = {"n_workers": 1, "threads_per_worker": 1, "processes": False, "dashboard_address": ":0"}
+    local = LocalCluster(**options, protocol="tcp://", silence_logs=logging.CRITICAL)
+    return local, connect(local.scheduler_address)
+
+
+def test_the_scheduler_dies_under_gram_and_the_run_goes_on_without_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "K.zarr"
+    finish = cluster_run.Run._finish
+    with dask.config.set({"distributed.comm.timeouts.connect": "1s"}):
+        local, made = scheduler_of_its_own()
+
+        def finish_and_close(self: Any, task: Any, result: Any) -> None:
+            finish(self, task, result)
+            if self.given > 20:
+                local.sync(local.scheduler.close)
+
+        with monkeypatch.context() as m:
+            m.setattr(cluster_run.Run, "_finish", finish_and_close)
+            said = r"^the scheduler .* (is gone|does not answer any more); \d+ of 190 tiles are there .* Run the same"
+            with pytest.raises(ClusterError, match=said) as caught:
+                gram(KERNEL, X, store=place, tile=8, client=made)
+        assert "\n" not in str(caught.value)
+        made.close()
+        local.close()
+    calls = computed(monkeypatch)
+    np.testing.assert_array_equal(gram(KERNEL, X, store=place)[:], KERNEL(X))
+    assert 0 < len(calls) < 190
+
+
+def test_the_scheduler_dies_under_a_solve_that_goes_on_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place, targets = tmp_path / "K.zarr", np.random.default_rng(1).standard_normal((150, 2))
+    gram(KERNEL, X, store=place, tile=32)
+    alone = solve(place, targets, 1e-6, "cg", device="cpu", rank=5)
+    passes: list[int] = []
+    product = SymmetricMatrix._on_cluster
+    with dask.config.set({"distributed.comm.timeouts.connect": "1s"}):
+        local, made = scheduler_of_its_own()
+
+        def multiply(self: Any, V: Any) -> Any:
+            passes.append(1)
+            if len(passes) == 5:
+                local.sync(local.scheduler.close)
+            return product(self, V)
+
+        with monkeypatch.context() as m:
+            m.setattr(SymmetricMatrix, "_on_cluster", multiply)
+            said = r"^the scheduler .*; iteration \d+ is kept in .*K\.zarr\.solve-.*\. Run the same again to go on"
+            with pytest.raises(ClusterError, match=said):
+                solve(place, targets, 1e-6, "cg", device="cpu", rank=5, client=made)
+        made.close()
+        local.close()
+    found = solve(place, targets, 1e-6, "cg", device="cpu", rank=5)
+    np.testing.assert_allclose(found.weights, alone.weights, rtol=1e-6)
+    assert found.iterations == alone.iterations
+    assert not list(tmp_path.glob("*.solve-*"))
 
 
 CLIENT = """
@@ -452,17 +509,6 @@ def test_a_worker_that_fails_stands_aside(
             gram(KERNEL, X, store=tmp_path / "other", tile=8, client=client)
     finally:
         client.run(fault, False, workers=failing)
-
-
-def test_tiles_of_a_worker_that_refused_are_not_blamed(client: Client, tmp_path: Path) -> None:
-    crew = cluster.Crew(client, KERNEL, X.shape[1:], tmp_path / "K")
-    crew.roster.refused["tcp://elsewhere:1"] = "it has no card"
-    run_ = run_of(crew)
-    for worker, deaths in (("tcp://elsewhere:1", 0), ("tcp://elsewhere:2", 1)):
-        task = cluster_run.Task([(0, 0)], worker)
-        run_.flying[client.submit(time.sleep, 0, pure=False)] = task
-        run_._take_from_the_lost(set())
-        assert (task.deaths, task.again, run_.again.pop(), run_.flying) == (deaths, True, task, {})
 
 
 def test_a_disk_that_is_full_before_the_first_tile(

@@ -493,6 +493,46 @@ def test_what_another_process_may_be_writing_is_left_alone(
     assert not new.exists()
 
 
+# Where no lock holds: says how many tiles it computed.
+SHARING = """
+import errno, fcntl, sys, time
+import numpy as np
+from cnngp import Dense, Kernel, gram
+from cnngp.kernel.engines.cpu.engine import CpuEngine
+def no_locks(*_):
+    raise OSError(errno.ENOLCK, "No locks available")
+fcntl.flock = no_locks
+calls = 0
+def counted(original):
+    def call(*args):
+        global calls
+        calls += 1
+        time.sleep(0.02)
+        return original(*args)
+    return call
+X = np.random.default_rng(0).random((200, 5))
+kernel = Kernel(Dense(), device="cpu", threads=1)
+wanted = kernel(X)
+CpuEngine.cross, CpuEngine.symmetric = counted(CpuEngine.cross), counted(CpuEngine.symmetric)
+print("ready", flush=True)
+sys.stdin.readline()
+K = gram(kernel, X, store=sys.argv[1], tile=16)
+print(calls, bool((K[:] == wanted).all()))
+"""
+
+
+def test_processes_without_locks_share_the_work(tmp_path: Path) -> None:
+    """In one order they would compute every tile twice: 182 for 91."""
+    command = [sys.executable, "-c", SHARING, str(tmp_path / "K.zarr")]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    together = [subprocess.Popen(command, text=True, **pipes) for _ in range(2)]  # type: ignore[call-overload]
+    for process in together:
+        assert process.stdout.readline() == "ready\n"
+    results = [process.communicate("go\n", timeout=120)[0].split() for process in together]
+    assert [right for _, right in results] == ["True", "True"]
+    assert 91 <= sum(int(calls) for calls, _ in results) < 130
+
+
 def test_the_lock_of_a_killed_process_is_free(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     place = tmp_path / "K.zarr"
     process = start(place, 0.05)

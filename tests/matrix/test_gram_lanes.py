@@ -294,6 +294,7 @@ def test_a_store_and_two_lanes_on_a_card(tmp_path: Path) -> None:
 
 @pytest.mark.gpu
 def test_workers_with_a_card(tmp_path: Path) -> None:
+    pytest.importorskip("distributed")
     from distributed import Client, LocalCluster
 
     kernel = Kernel(NET)

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +16,7 @@ import pytest
 from cnngp import datasets, random_search
 from cnngp.matrix.cluster import roster as cluster_roster
 from cnngp.matrix.cluster.cluster import ClusterError
-from cnngp.search import tasks
+from cnngp.matrix.cluster.hands import Hands
 from cnngp.search.study import NAME
 
 optuna = pytest.importorskip("optuna")
@@ -42,7 +41,7 @@ def states(study: Path) -> list[str]:
 
 def after_giving(monkeypatch: pytest.MonkeyPatch, numbers: set[int], then: Callable[[Any], None]) -> None:
     """Do something right after the n-th task, for each n of `numbers`, is in a worker's hands."""
-    give = tasks.Hands.give
+    give = Hands.give
     given: list[int] = []
 
     def give_and_then(self: Any, *arguments: Any) -> None:
@@ -51,7 +50,7 @@ def after_giving(monkeypatch: pytest.MonkeyPatch, numbers: set[int], then: Calla
         if len(given) in numbers:
             then(self.client)
 
-    monkeypatch.setattr(tasks.Hands, "give", give_and_then)
+    monkeypatch.setattr(Hands, "give", give_and_then)
 
 
 def kill_all(client: Any) -> None:
@@ -107,92 +106,23 @@ def test_the_scheduler_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert not list(tmp_path.glob("*.claims"))
 
 
-class Future:
-    def __init__(self, status: str) -> None:
-        self.status = status
+@pytest.mark.slow
+def test_a_worker_dies_while_the_images_are_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The call that sends them may fail, or hang: they are sent again to those that are left."""
+    study = tmp_path / "s.db"
+    scatter, sent = distributed.Client.scatter, []
 
-    def cancel(self) -> None:
-        self.status = "cancelled"
+    def scatter_and_kill(self: Any, data: Any, workers: list[str], **options: Any) -> Any:
+        sent.append(workers)
+        if len(sent) == 1:
+            [pid] = self.run(os.getpid, workers=workers[:1]).values()
+            os.kill(pid, signal.SIGKILL)
+        return scatter(self, data, workers=workers, **options)
 
-
-def hands_of(client: Any) -> tasks.Hands:
-    client.scheduler = SimpleNamespace(address="tcp://s:1", ncores_running=None)
-    client.sync = lambda _: {"tcp://a": 1}
-    problem: Any = SimpleNamespace()
-    return tasks.Hands(client, problem, Path("s.db"))
-
-
-def test_a_draw_that_kills_every_worker_is_blamed() -> None:
-    hands = hands_of(SimpleNamespace(status="running"))
-    for _ in range(3):
-        hands.running[7] = "tcp://a", Future("cancelled")
-        assert hands.ended() == []
-        assert hands.again.popleft() == 7
-    hands.running[7] = "tcp://a", Future("cancelled")
-    [(number, outcome)] = hands.ended()
-    assert number == 7
-    with pytest.raises(ClusterError, match="4 workers died, one after the other, with it in hand"):
-        outcome()
-    assert not hands.again
-    assert not hands.running
-
-
-def test_images_that_cannot_be_sent() -> None:
-    """A worker that dies meanwhile is no reason to end; a failure each time is."""
-    sent: list[bool] = []
-
-    def scatter(data: Any, broadcast: bool, hash: bool) -> Any:
-        sent.append(broadcast)
-        raise OSError("no room")
-
-    hands = hands_of(SimpleNamespace(status="running", scatter=scatter))
-    for number in range(3):
-        hands.give(number, "tcp://a", len)
-    assert list(hands.again) == [0, 1, 2]
-    with pytest.raises(ClusterError, match=r"the images cannot be sent to the workers: .*no room.*s\.db keeps"):
-        hands.give(3, "tcp://a", len)
-    assert sent == [True] * 4  # to every worker, so that the death of one does not take them away
-
-
-@pytest.mark.parametrize("heard", [True, False])
-def test_images_that_are_gone_are_sent_again(heard: bool) -> None:
-    """The client hears that they are gone, or only that a draw was cancelled because they are."""
-    sent: list[Future] = []
-
-    def scatter(data: Any, broadcast: bool, hash: bool) -> Any:
-        sent.append(Future("finished"))
-        return sent[-1]
-
-    def submit(function: Any, images: Any, workers: list[str], pure: bool) -> Any:
-        assert images is sent[-1]
-        return Future("pending")
-
-    hands = hands_of(SimpleNamespace(status="running", scatter=scatter, submit=submit))
-    hands.give(0, "tcp://a", len)
-    hands.give(1, "tcp://a", len)
-    assert len(sent) == 1
-    if heard:
-        sent[0].status = "lost"
-    else:
-        hands.running[0][1].status = "cancelled"
-        assert hands.ended() == []
-    hands.give(2, "tcp://a", len)
-    assert len(sent) == 2
-
-
-@pytest.mark.parametrize("step", ["free", "give", "ended"])
-def test_a_connection_that_breaks_at_any_step(step: str) -> None:
-    def broken(*_: Any, **__: Any) -> Any:
-        raise ConnectionResetError("in <TCP (closed)>")
-
-    future = SimpleNamespace(status="finished", result=broken)
-    hands = hands_of(SimpleNamespace(status="running", nthreads=broken, submit=broken, run=lambda *_, **__: {}))
-    hands._images = Future("finished")
-    hands.running[0] = "tcp://a", future
-    steps: dict[str, Callable[[], Any]] = {
-        "free": hands.free,
-        "give": lambda: hands.give(1, "tcp://a", len),
-        "ended": hands.ended,
-    }
-    with pytest.raises(ClusterError, match=r"^the scheduler tcp://s:1 is gone; s\.db keeps what is finished, run the"):
-        steps[step]()
+    monkeypatch.setattr(distributed.Client, "scatter", scatter_and_kill)
+    with cluster_of(2, processes=True) as local:
+        result = random_search(DIGITS, "paper-cnn", 3, **SMALL, study=study, scheduler=local.scheduler_address)
+    assert len(sent) >= 1
+    assert states(study) == ["COMPLETE"] * 3
+    alone = random_search(DIGITS, "paper-cnn", 3, **SMALL)
+    assert [t.error for t in result.trials] == [t.error for t in alone.trials]

@@ -7,6 +7,7 @@ matrix is the same to the last bit. All else follows: what is missing is what ha
 from __future__ import annotations
 
 import logging
+import random
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -320,13 +321,31 @@ def _compute(
             else:
                 if kernel.device == "cuda":
                     x.room = (memory.available("cuda") or 0) // 8
-                fill((grid.at(i, j) for i, j in todo), lanes(kernel, x.image_shape), x, z, write, advance)
+
+                def done_by_another(t: Tile) -> None:
+                    count(1)
+                    advance(t.pairs)
+
+                tiles = (grid.at(i, j) for i, j in todo) if place.locked else _shared(place, todo, done_by_another)
+                fill(tiles, lanes(kernel, x.image_shape), x, z, write, advance)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"interrupted; {state()} in {place.name}. Run the same again to go on") from None
     except cluster.ClusterError as error:
         raise cluster.ClusterError(f"{error}; {state()} in {place.name}. Run the same again to go on") from None
     except OSError as error:
         raise place.fault(error, state()) from error
+
+
+def _shared(place: GramStore, todo: list[tuple[int, int]], done: Callable[[Tile], None]) -> Iterator[Tile]:
+    """The tiles where no lock holds, as on object stores, and other processes may be at the same matrix: each takes
+    them in an order of its own and looks before it computes one, so that few are computed twice.
+    """
+    for i, j in random.sample(todo, len(todo)):
+        tile = place.grid.at(i, j)
+        if place.has(tile):
+            done(tile)
+        else:
+            yield tile
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from cnngp.common import memory
 from cnngp.common.arrays import is_on_gpu, to_numpy
+from cnngp.matrix.cluster.connection import ClusterError
 
 from ..exact import MatrixError, check_targets, factorised, matrix_buffer, warn_of_jitter
 from ..linalg import Array, namespace
@@ -239,12 +240,13 @@ def _conjugate_gradients(
                     keep.save(E, latest)
 
             outcome = solve_block(product, B, E, state=state, watch=watch, **limits)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, ClusterError) as error:
         if keep is None or latest is None or not isinstance(E, Nystrom):
             raise
         keep.save(E, latest, every=0.0)
-        raise KeyboardInterrupt(
-            f"interrupted; iteration {latest.iteration} is kept in {keep.path}. Run the same again to go on"
+        told = str(error) if isinstance(error, ClusterError) else "interrupted"
+        raise type(error)(
+            f"{told}; iteration {latest.iteration} is kept in {keep.path}. Run the same again to go on"
         ) from None
     if keep is not None:
         ran_out = not outcome.converged and outcome.iterations >= limits["iterations"]

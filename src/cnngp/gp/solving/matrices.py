@@ -18,6 +18,8 @@ import numpy as np
 
 from cnngp.common.arrays import in_place, to_numpy
 from cnngp.common.errors import StoreError
+from cnngp.matrix.cluster.hands import compute_all
+from cnngp.matrix.cluster.roster import Roster
 from cnngp.matrix.store.places import local_path
 from cnngp.matrix.store.store import GramStore, store_of, verified
 
@@ -50,6 +52,7 @@ class SymmetricMatrix:
         if client is not None and not self.stored:
             raise MatrixError("client= needs a matrix in a store that the workers see; this one is in memory")
         self.client = client
+        self._roster = Roster(client)
 
     @property
     def mirrored(self) -> bool:
@@ -128,16 +131,23 @@ class SymmetricMatrix:
         instead of a sum as long as V.
         """
         xp = namespace(V)
-        there = self.client.scatter(to_numpy(V), broadcast=True, hash=False)
         rows = list(blocks(self.n, self.tile[0]))
-        parts = self.client.map(_row_product, rows, K=self.K, V=there, width=self.tile[1], pure=False)
-        return xp.asarray(np.concatenate(self.client.gather(parts)))
+        parts = compute_all(
+            self._roster,
+            _row_product,
+            rows,
+            self.K,
+            self.tile[1],
+            named=lambda k: f"rows {rows[k].start}–{rows[k].stop - 1} of the matrix",
+            data=to_numpy(V),
+        )
+        return xp.asarray(np.concatenate(parts))
 
 
 _NAN = "the kernel matrix contains NaN or infinity; an unfinished store does too: finish it with gram"
 
 
-def _row_product(rows: slice, K: Any, V: Any, width: int) -> Any:
+def _row_product(V: Any, rows: slice, K: Any, width: int) -> Any:
     """Some rows of KV, on a worker."""
     Y = np.zeros((rows.stop - rows.start, V.shape[1]))
     for columns in blocks(V.shape[0], width):

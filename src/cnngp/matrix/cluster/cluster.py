@@ -1,12 +1,13 @@
 """Tiles on the workers of a Dask cluster.
 
 The client keeps the list of tiles and gives each worker a few at a time. A worker reads the images from the store,
-computes, and writes its tiles straight into the store; only counts come back. What a worker that dies had in hand is
-given to another.
+computes, and writes its tiles straight into the store; only counts come back. What a worker that dies or freezes had in
+hand is given to another.
 
     connection.py  the scheduler is reached, or the error says why not
     roster.py      who takes part
-    hands.py       who has which tiles in hand
+    hands.py       who has which work in hand
+    run.py         which tiles are given out next
     worker.py      what a worker does
     mark.py        the images and the mark of a run, in the store
 """
@@ -14,7 +15,6 @@ given to another.
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -25,9 +25,9 @@ from cnngp.kernel.kernel import Kernel
 from ..images import ImageRows
 from ..store.store import GramStore
 from . import mark as store_run
-from .connection import ANSWER_SECONDS, ClusterError, DaskUnavailable, connect, require_dask
-from .hands import Run
+from .connection import ANSWER_SECONDS, ClusterError, DaskUnavailable, connect, require_dask, within
 from .roster import EngineName, Roster
+from .run import Run
 from .worker import Job, Place, release
 
 __all__ = ["ClusterError", "Crew", "DaskUnavailable", "connect"]
@@ -87,11 +87,8 @@ class Crew:
         """Have the workers let go of the images. One that does not answer keeps them until the next run."""
 
         def ask() -> None:
-            with suppress(Exception, asyncio.CancelledError):
-                self.client.run(release, workers=list(self.roster.used), on_error="ignore")
+            self.client.run(release, workers=list(self.roster.used), on_error="ignore")
 
         if self.roster.used and self.client.status == "running":
-            # In a thread: a worker that hangs would never let go of the client.
-            thread = threading.Thread(target=ask, name="cnngp-release", daemon=True)
-            thread.start()
-            thread.join(ANSWER_SECONDS)
+            with suppress(Exception, asyncio.CancelledError):
+                within(ANSWER_SECONDS, ask)

@@ -5,10 +5,14 @@ from __future__ import annotations
 import logging
 import re
 import threading
+import time
+from asyncio import CancelledError
+from collections.abc import Callable
 from typing import Any
 
 # How long an answer of a few bytes may take. One that was computed may never come: its worker has died with it.
 ANSWER_SECONDS = 5.0
+_POLL_SECONDS = 0.2
 
 
 class DaskUnavailable(ImportError):
@@ -35,23 +39,45 @@ def connect(address: str, timeout: float = 10.0) -> Any:
         raise ClusterError(f"scheduler {address!r}: expected the address of a Dask scheduler, such as tcp://host:8786")
     # A scheduler that goes away is told in one line from here; the client would add a traceback.
     logging.getLogger("distributed.client").setLevel(logging.CRITICAL)
-    answer: list[Any] = []
-
-    def open_client() -> None:
-        try:
-            answer.append(distributed.Client(address, timeout=timeout))
-        except Exception as error:
-            answer.append(error)
-
-    # In a thread: what is no scheduler may take the connection, say nothing, and never let the client go.
-    thread = threading.Thread(target=open_client, name="cnngp-connect", daemon=True)
-    thread.start()
-    thread.join(timeout + 1.0)
-    if answer and isinstance(answer[0], distributed.Client):
-        return answer[0]
-    silent = not answer or isinstance(answer[0], OSError)
-    reason = f"no scheduler answers within {timeout:g} s" if silent else "what answers there is no Dask scheduler"
+    try:
+        # What is no scheduler may take the connection, say nothing, and never let the client go.
+        return within(timeout + 1.0, lambda: distributed.Client(address, timeout=timeout))
+    except OSError:  # a TimeoutError is one
+        reason = f"no scheduler answers within {timeout:g} s"
+    except Exception:
+        reason = "what answers there is no Dask scheduler"
     raise ClusterError(f"{address}: {reason}; start one with `dask scheduler`, workers with `dask worker {address}`")
+
+
+def while_true(waiting: Callable[[], bool], call: Callable[[], Any]) -> Any:
+    """What `call` gives, or `TimeoutError` as soon as `waiting` is False while it has not answered.
+
+    In a thread: calls of Dask that wait for a worker, or for a scheduler, which has frozen never let go.
+    """
+    answer: list[tuple[bool, Any]] = []
+
+    def ask() -> None:
+        try:
+            answer.append((True, call()))
+        except (Exception, CancelledError) as error:
+            answer.append((False, error))
+
+    thread = threading.Thread(target=ask, name="cnngp-ask", daemon=True)
+    thread.start()
+    while not answer:
+        thread.join(_POLL_SECONDS)
+        if not answer and not waiting():
+            raise TimeoutError("no answer")
+    good, found = answer[0]
+    if not good:
+        raise found
+    return found
+
+
+def within(seconds: float, call: Callable[[], Any]) -> Any:
+    """What `call` gives; `TimeoutError` where it does not answer in so many seconds."""
+    until = time.monotonic() + seconds
+    return while_true(lambda: time.monotonic() < until, call)
 
 
 def require_dask() -> Any:

@@ -51,7 +51,7 @@ class GramStore:
         self.read_only = read_only or bool(self.store.read_only)
         # For reading: a store that may be written makes its folder when it is first looked at.
         self._source = self.store if self.store.read_only else self.store.with_read_only(True)
-        self._locked = locked
+        self.locked = locked
         self._noted: Any = None
         self._memory = threading.local()
         self._look()
@@ -132,7 +132,7 @@ class GramStore:
             self._adopt(self.found)
             self._open_array(self.spec)
         if self.local is not None:
-            remove_leftovers(self.local, self._locked)
+            remove_leftovers(self.local, self.locked)
 
     def _open_array(self, spec: Spec) -> None:
         """Make the array's document what the metadata says."""
