@@ -46,7 +46,8 @@ def learn(folder: Path) -> tuple[GPClassifier, datasets.Dataset]:
     # --8<-- [start:fit]
     data = datasets.load(folder, size=16)  # every picture is brought to 16 × 16
     print(data)
-    clf = GPClassifier().fit(data.X, data.y)  # a network is chosen for the size of the pictures
+    clf = GPClassifier(noise=1e-3)  # chooses a network for the size of the pictures
+    clf.fit(data.X, data.y, names=data.names)
     print(f"error on test pictures       {1 - clf.score(data.X_test, data.y_test):.1%}")
     print(f"error by leaving one out     {clf.loo_error_:.1%}")  # needs no test pictures
     # --8<-- [end:fit]
@@ -66,7 +67,9 @@ def use(clf: GPClassifier, data: datasets.Dataset, model: Path) -> float:
 
     for row in clf.most_uncertain(3, data.X_test):  # what to look at first
         chances = sorted(zip(P[row], clf.classes_, strict=True), reverse=True)[:2]
-        print(f"a picture of {data.y_test[row]}:", ", ".join(f"{name} {p:.0%}" for p, name in chances))
+        print(f"{data.names_test[row]}:", ", ".join(f"{name} {p:.0%}" for p, name in chances))
+
+    print(clf.explain(data.X_test[:1])[0])  # why: the training pictures that speak for and against a class
     # --8<-- [end:use]
     return float(right[sure].mean())
 
