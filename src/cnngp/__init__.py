@@ -23,12 +23,14 @@ if TYPE_CHECKING:
     from .matrix.gram import gram as gram
     from .network import GELU as GELU
     from .network import Abs as Abs
+    from .network import AvgPool as AvgPool
     from .network import Conv as Conv
     from .network import ConvTranspose as ConvTranspose
     from .network import Cos as Cos
     from .network import Dense as Dense
     from .network import Elementwise as Elementwise
     from .network import Erf as Erf
+    from .network import GlobalAvgPool as GlobalAvgPool
     from .network import Identity as Identity
     from .network import LeakyReLU as LeakyReLU
     from .network import Network as Network
@@ -55,7 +57,7 @@ __version__ = "0.1.0"
 _EXPORTS = {
     "network.layers": (
         *("Conv", "ConvTranspose", "Dense", "ReLU", "LeakyReLU", "Erf", "Abs", "Step", "Sin", "Cos", "GELU"),
-        *("Elementwise", "Identity", "Sequential", "Sum", "Network", "NetworkError"),
+        *("Elementwise", "AvgPool", "GlobalAvgPool", "Identity", "Sequential", "Sum", "Network", "NetworkError"),
     ),
     "network.serialize": ("from_json",),
     "common.arrays": ("DataError",),

@@ -31,7 +31,7 @@ from cnngp import (
     Sin,
     Sum,
 )
-from cnngp.network.shapes import axis_sums, filter_size
+from cnngp.network.shapes import axis_maps, filter_size
 
 T = TypeVar("T")
 Spatial = tuple[int, ...]
@@ -156,7 +156,7 @@ def keeping(pick: Choices, spatial: Spatial) -> Conv | ConvTranspose:
 def _output(layer: Conv | ConvTranspose, spatial: Spatial) -> Spatial | None:
     """The output's shape, None where the layer does not fit."""
     try:
-        return tuple(s.out_size for s in axis_sums(layer, spatial, ""))
+        return tuple(s.out_size for s in axis_maps(layer, spatial, ""))
     except NetworkError:
         return None
 

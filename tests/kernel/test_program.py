@@ -36,9 +36,10 @@ from cnngp import (
     reference,
     zoo,
 )
-from cnngp.kernel.program import Program, lower
+from cnngp.kernel.program import NOTHING, PIXELS, Program, lower
 from helpers.loop_oracle import formula
 from helpers.networks import STEP, images, networks_with_shapes, relu_like, smooth
+from helpers.pooled import pooled_networks
 
 # ---- an interpreter ------------------------------------------------------------------------------------------------
 
@@ -83,22 +84,31 @@ def run(program: Program, x, z, tables=None):
     same = tables is None
     table = np.full(program.elements, np.nan)
     buffers = [np.full(size, np.nan) for size in program.buffers]
-    start = np.einsum("cl,cl->l", x, z)
-    buffers[program.input][: len(start)] = start
+    if program.input is not None:
+        start = np.einsum("cl,cl->l", x, z)
+        buffers[program.input][: len(start)] = start
     for op in program.ops:
         n, out = math.prod(op.shape), math.prod(op.out_shape)
-        assert max(n, 1) <= len(buffers[op.src])
         assert out <= len(buffers[op.dst])
-        V = buffers[op.src][:n].reshape(op.shape)
+        first, second = (
+            tuple(slice(a, a + k) for a, k in zip(o, op.shape, strict=True)) for o in (op.first, op.second)
+        )
+        if op.src == PIXELS:
+            u, v = (image.reshape(-1, *program.shape) for image in (x, z))
+            V = (u[(slice(None), *first)] * v[(slice(None), *second)]).sum(axis=0)
+        elif op.src == NOTHING:
+            V = np.zeros(op.shape)
+        else:
+            assert max(n, 1) <= len(buffers[op.src])
+            V = buffers[op.src][:n].reshape(op.shape)
         if a := op.activation:
-            assert a.shape == op.shape
             at = slice(a.offset, a.offset + a.size)
-            if same:
+            if same and op.is_still:
+                assert a.shape == op.shape
                 table[at] = V.ravel()
-                K1 = K2 = V
-            else:
-                K1, K2 = (t[at].reshape(op.shape) for t in tables)
-            V = activation(a, V, K1, K2, same)
+            both = (table, table) if same else tables
+            K1, K2 = (t[at].reshape(a.shape)[part] for t, part in zip(both, (first, second), strict=True))
+            V = activation(a, V, K1, K2, same and op.is_still)
         if op.sums is None:
             assert op.out_shape == op.shape
         else:
@@ -140,6 +150,14 @@ def error(K, R):
 def test_a_program_computes_the_kernel_of_its_network(drawn, seed):
     net, shape = drawn
     X = images(shape, 4, seed)
+    assert error(interpret(net, X), reference.kernel(net, X)) < 1e-12
+
+
+@given(drawn=pooled_networks(st.one_of(relu_like, smooth), max_elements=1500), seed=st.integers(0, 10**6))
+@settings(max_examples=60)
+def test_a_program_of_sheets_computes_the_kernel_of_its_network(drawn, seed):
+    net, shape = drawn
+    X = images(shape, 3, seed)
     assert error(interpret(net, X), reference.kernel(net, X)) < 1e-12
 
 

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from cnngp.network.geometry import AxisSum, SlidingWindow, Window, convolved, total, transposed
+from cnngp.network import sheets
+from cnngp.network.geometry import AxisSum, SlidingWindow, Window
 
 
 def _told(window: SlidingWindow, size: int, m: int) -> tuple[int, ...]:
@@ -26,9 +27,13 @@ def _sums() -> list[tuple[Window, int]]:
     return found
 
 
+def transposed(window: Window, size: int, out_size: int) -> AxisSum:
+    return sheets.transposed_convolution(window, size, out_size).pieces(0)[0].sums
+
+
 def test_zero_padded_convolutions_are_windows_with_zeros_outside() -> None:
     for given, size in _sums():
-        sums = convolved(given, size)
+        sums = AxisSum(size, given.sources(size))
         if sums.taps == 0:
             assert sums.window is None
             continue
@@ -69,7 +74,7 @@ def test_a_window_may_start_behind_the_first_place() -> None:
 
 @pytest.mark.parametrize("mode", ["circular", "reflect", "replicate"])
 def test_with_other_padding_only_the_middle_is_a_window(mode: str) -> None:
-    sums = convolved(Window(3, 1, 1, 1, 1, mode), 6)  # type: ignore[arg-type]
+    sums = AxisSum(6, Window(3, 1, 1, 1, 1, mode).sources(6))  # type: ignore[arg-type]
     assert sums.window == SlidingWindow(start=-1, stride=1, dilation=1, k=3, low=1, high=5, padding=None)
     assert sums.sliding(1) is None
 
@@ -82,4 +87,5 @@ def test_what_is_no_window() -> None:
 
 
 def test_a_mean_over_an_axis_is_one_window() -> None:
-    assert total(5).window == SlidingWindow(start=0, stride=1, dilation=1, k=5, low=0, high=1, padding=(0, 0))
+    mean = AxisSum(5, (tuple(range(5)),))
+    assert mean.window == SlidingWindow(start=0, stride=1, dilation=1, k=5, low=0, high=1, padding=(0, 0))

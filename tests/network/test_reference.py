@@ -53,7 +53,7 @@ def test_a_convolution_sums_over_the_patch_of_each_location(data, axes, seed):
         assume(False)
     V = np.random.default_rng(seed).normal(size=size)
     K, out = conv_loop(layer, as_map(V), size)
-    result = reference.convolution(layer, V[None, None])[0, 0]
+    result = reference.convolution(layer, V[None, None], V[None, None].ndim - 2)[0, 0]
     assert result.shape == out
     np.testing.assert_allclose(result.ravel(), list(K.values()), rtol=1e-12, atol=1e-12)
 
@@ -81,7 +81,7 @@ def test_a_transposed_convolution_is_the_transposed_matrix_of_the_convolution(da
         assume(False)
     V = np.random.default_rng(0).normal(size=size)
     K, out = transposed_loop(layer, as_map(V), size)
-    result = reference.transposed_convolution(layer, V[None, None])[0, 0]
+    result = reference.transposed_convolution(layer, V[None, None], V[None, None].ndim - 2)[0, 0]
     assert result.shape == out
     np.testing.assert_allclose(result.ravel(), list(K.values()), rtol=1e-12, atol=1e-12)
 
@@ -96,11 +96,11 @@ def test_conv_and_its_transpose_are_adjoint(data, axes, seed):
     conv = Conv(kernel, stride, padding, weight_var=1.7)
     rng = np.random.default_rng(seed)
     V = rng.normal(size=size)
-    CV = reference.convolution(conv, V[None, None])[0, 0]
+    CV = reference.convolution(conv, V[None, None], V[None, None].ndim - 2)[0, 0]
     short = tuple(n + 2 * padding - kernel - (m - 1) * stride for n, m in zip(size, CV.shape, strict=True))
     back = ConvTranspose(kernel, stride, padding, weight_var=1.7, output_padding=short)
     W = rng.normal(size=CV.shape)
-    CtW = reference.transposed_convolution(back, W[None, None])[0, 0]
+    CtW = reference.transposed_convolution(back, W[None, None], W[None, None].ndim - 2)[0, 0]
     assert CtW.shape == size
     assert np.sum(CV * W) == pytest.approx(np.sum(V * CtW), rel=1e-12, abs=1e-12)
 
@@ -163,12 +163,12 @@ def test_linear_layers_agree_with_pytorch_filters_of_ones(data, axes):
         total = f(V, ones, None, stride, 0, each(layer.output_padding, axes), 1, dilation)
         # PyTorch's padding is the same on both sides, so it is cut off here.
         total = total[(..., *(slice(a, n - b) for (a, b), n in zip(pads(layer, axes), total.shape[2:], strict=True)))]
-        ours = reference.transposed_convolution(layer, V.numpy())
+        ours = reference.transposed_convolution(layer, V.numpy(), V.ndim - 2)
     else:
         flat = [p for pair in reversed(pads(layer, axes)) for p in pair]
         mode = {"zeros": "constant"}.get(layer.padding_mode, layer.padding_mode)
         total = (F.conv1d, F.conv2d, F.conv3d)[axes - 1](F.pad(V, flat, mode), ones, None, stride, 0, dilation)
-        ours = reference.convolution(layer, V.numpy())
+        ours = reference.convolution(layer, V.numpy(), V.ndim - 2)
     expected = layer.bias_var + layer.weight_var * fan_in_scale(layer, axes) * total.numpy()
     np.testing.assert_allclose(ours, expected, rtol=1e-12, atol=1e-12)
 

@@ -12,12 +12,14 @@ from typing import assert_never
 from .layers import (
     GELU,
     Abs,
+    AvgPool,
     Conv,
     ConvTranspose,
     Cos,
     Dense,
     Elementwise,
     Erf,
+    GlobalAvgPool,
     Identity,
     Layer,
     LeakyReLU,
@@ -81,7 +83,7 @@ def _walk(net: Layer, state: State, place: str) -> tuple[State, int]:
                     )
                 )
             return State.NON_GAUSSIAN, 1
-        case Identity():
+        case Identity() | AvgPool() | GlobalAvgPool():  # linear and without weights: what was Gaussian stays so
             return state, 1
         case Sequential():
             paths = 1

@@ -52,15 +52,16 @@ class Window:
             )
         return (padded - self.reach) // self.stride + 1
 
+    def places(self, t: int, size: int) -> tuple[int | None, ...]:
+        """For each output location the input location that filter element t reads; None in zero padding."""
+        place = _PLACES[self.mode]
+        first = t * self.dilation - self.before
+        return tuple(place(first + m * self.stride, size) for m in range(self.output_size(size)))
+
     def sources(self, size: int) -> tuple[tuple[int, ...], ...]:
         """For each output location the input locations it sums, in order; those in zero padding are left out."""
-        place = _PLACES[self.mode]
-        rows = []
-        for m in range(self.output_size(size)):
-            start = m * self.stride - self.before
-            seen = (place(start + t * self.dilation, size) for t in range(self.kernel))
-            rows.append(tuple(nu for nu in seen if nu is not None))
-        return tuple(rows)
+        taps = (self.places(t, size) for t in range(self.kernel))
+        return tuple(tuple(nu for nu in seen if nu is not None) for seen in zip(*taps, strict=True))
 
 
 def _zeros(nu: int, size: int) -> int | None:
@@ -129,9 +130,32 @@ class AxisSum:
     def out_size(self) -> int:
         return len(self.sources)
 
+    @classmethod
+    def identity(cls, size: int) -> AxisSum:
+        return cls(size, tuple((nu,) for nu in range(size)))
+
     @property
     def is_identity(self) -> bool:
         return self.sources == tuple((nu,) for nu in range(self.size))
+
+    @property
+    def longest(self) -> int:
+        """The most terms that one output has."""
+        return max(map(len, self.sources), default=0)
+
+    def in_blocks(self, block: int) -> tuple[AxisSum, AxisSum]:
+        """The same sums in two steps: sums of at most `block` terms each, and sums of those.
+
+        >>> AxisSum(5, (tuple(range(5)),)).in_blocks(2)
+        (AxisSum(size=5, sources=((0, 1), (2, 3), (4,))), AxisSum(size=3, sources=((0, 1, 2),)))
+        """
+        blocks: list[tuple[int, ...]] = []
+        outputs = []
+        for row in self.sources:
+            first = len(blocks)
+            blocks.extend(row[i : i + block] for i in range(0, len(row), block))
+            outputs.append(tuple(range(first, len(blocks))))
+        return AxisSum(self.size, tuple(blocks)), AxisSum(len(blocks), tuple(outputs))
 
     @property
     def taps(self) -> int:
@@ -145,7 +169,7 @@ class AxisSum:
         None where there is no run of two outputs. Where several strides describe the same sums, the smallest with a
         whole window is taken.
 
-        >>> convolved(Window(kernel=3, stride=2, dilation=1, before=1, after=1, mode="zeros"), 6).window
+        >>> AxisSum(6, Window(kernel=3, stride=2, dilation=1, before=1, after=1, mode="zeros").sources(6)).window
         SlidingWindow(start=-1, stride=2, dilation=1, k=3, low=1, high=3, padding=(1, 0))
         """
         ends = [(row[0], row[-1]) if row else None for row in self.sources]
@@ -156,7 +180,7 @@ class AxisSum:
     def sliding(self, stride: int) -> SlidingWindow | None:
         """The window that moves by `stride` from output to output, with zeros outside; None where the sums are no such.
 
-        >>> convolved(Window(kernel=5, stride=1, dilation=1, before=2, after=2, mode="zeros"), 3).sliding(1)
+        >>> AxisSum(3, Window(kernel=5, stride=1, dilation=1, before=2, after=2, mode="zeros").sources(3)).sliding(1)
         SlidingWindow(start=-2, stride=1, dilation=1, k=5, low=0, high=0, padding=(2, 2))
         """
         offsets = sorted({nu - m * stride for m, row in enumerate(self.sources) for nu in row})
@@ -201,25 +225,3 @@ class AxisSum:
         while high < len(sources) and regular(high):
             high += 1
         return SlidingWindow(start, stride, dilation, k, low, high, None) if high - low > 1 else None
-
-
-def convolved(window: Window, size: int) -> AxisSum:
-    return AxisSum(size, window.sources(size))
-
-
-def transposed(window: Window, size: int, out_size: int) -> AxisSum:
-    """The adjoint of `convolved(window, out_size)`: output μ adds the inputs m whose window reads μ."""
-    reached: list[list[int]] = [[] for _ in range(out_size)]
-    for m, row in enumerate(window.sources(out_size)[:size]):
-        for mu in row:
-            reached[mu].append(m)
-    return AxisSum(size, tuple(map(tuple, reached)))
-
-
-def total(size: int) -> AxisSum:
-    return AxisSum(size, (tuple(range(size)),))
-
-
-def in_blocks(size: int, block: int) -> AxisSum:
-    """Sums of `block` neighbours each, of what is left at the end; block = 1 is the axis itself."""
-    return AxisSum(size, tuple(tuple(range(a, min(a + block, size))) for a in range(0, size, block)))

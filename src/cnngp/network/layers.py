@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 from .geometry import PaddingMode
 
 if TYPE_CHECKING:
-    from .shapes import ShapeTable
+    from .table import ShapeTable
 
 PerAxis: TypeAlias = int | tuple[int, ...]
 Padding: TypeAlias = Literal["same", "valid"] | int | tuple[int | tuple[int, int], ...]
@@ -71,7 +71,7 @@ class Network:
         layers[2]  Dense()                  1                  211
         all                                                  5,853
         """
-        from .shapes import shape_table
+        from .table import shape_table
 
         return shape_table(self, input_shape)
 
@@ -275,6 +275,41 @@ class Elementwise(Network):
 
 
 @dataclass(frozen=True, repr=False)
+class AvgPool(Network):
+    """The mean over windows: K'(P, Q) = 1/(n_P n_Q) Σ_{p ∈ P} Σ_{q ∈ Q} V(p, q). A linear map without weights.
+
+    `stride=None` is the window's size. Zeros that pad the map count as members of a window, as in PyTorch;
+    `count_include_pad=False` divides by the number of its locations inside the map instead.
+    """
+
+    size: PerAxis
+    stride: PerAxis | None = None
+    padding: PerAxis = 0
+    count_include_pad: bool = True
+
+    def __post_init__(self) -> None:
+        _set(self, "size", _per_axis(self, "size", self.size, least=1))
+        if self.stride is not None:
+            _set(self, "stride", _per_axis(self, "stride", self.stride, least=1))
+        _set(self, "padding", _per_axis(self, "padding", self.padding, least=0))
+        if not isinstance(self.count_include_pad, bool):
+            raise NetworkError(f"AvgPool: count_include_pad={self.count_include_pad!r} is not True or False")
+        _check_axes_agree(self, "size", "stride", "padding")
+        axes = max(_axes(self.size), _axes(self.padding), 1)
+        sizes, pads = (v if isinstance(v, tuple) else (v,) * axes for v in (self.size, self.padding))
+        if any(2 * pad > size for size, pad in zip(sizes, pads, strict=True)):
+            raise NetworkError(
+                f"AvgPool: padding={self.padding!r} is more than half of size={self.size!r}; a window would hold "
+                "nothing but padding: use a padding of at most half the size"
+            )
+
+
+@dataclass(frozen=True, repr=False)
+class GlobalAvgPool(Network):
+    """The mean over all locations, of every pair of them: one output location, whatever the size of the image."""
+
+
+@dataclass(frozen=True, repr=False)
 class Identity(Network):
     """z itself: the skip of a residual block.
 
@@ -336,6 +371,7 @@ class Sum(Network):
 
 
 Convolution: TypeAlias = Conv | ConvTranspose
+Pool: TypeAlias = AvgPool | GlobalAvgPool
 Nonlinearity: TypeAlias = ReLU | LeakyReLU | Erf | Abs | Step | Sin | Cos | GELU | Elementwise
 Layer: TypeAlias = (
     Conv
@@ -350,6 +386,8 @@ Layer: TypeAlias = (
     | Cos
     | GELU
     | Elementwise
+    | AvgPool
+    | GlobalAvgPool
     | Identity
     | Sequential
     | Sum
@@ -358,7 +396,7 @@ LAYERS: dict[str, type[Network]] = {
     cls.__name__: cls
     for cls in (
         *(Conv, ConvTranspose, Dense, ReLU, LeakyReLU, Erf, Abs, Step, Sin, Cos, GELU, Elementwise),
-        *(Identity, Sequential, Sum),
+        *(AvgPool, GlobalAvgPool, Identity, Sequential, Sum),
     )
 }
 

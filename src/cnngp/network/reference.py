@@ -3,6 +3,10 @@
 It is slow and plain on purpose and shares no code with the engines. Maps carry their locations in the last axes:
 K(X, X') has shape (N, M, *locations), the variances K(X, X) and K(X', X') (N, 1, *locations) and (1, M, *locations), so
 each formula below is written once and broadcasts.
+
+Pooling needs the covariances of different locations. A network with pools is computed with all of them: the locations
+of the first image and then those of the second, K(X, X') of shape (N, M, *locations, *locations). A layer then does to
+both what it does to one.
 """
 
 from __future__ import annotations
@@ -22,12 +26,14 @@ from .functions import as_callable, breakpoints
 from .layers import (
     GELU,
     Abs,
+    AvgPool,
     Conv,
     ConvTranspose,
     Cos,
     Dense,
     Elementwise,
     Erf,
+    GlobalAvgPool,
     Identity,
     Layer,
     LeakyReLU,
@@ -47,20 +53,25 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Covariances:
-    """K(X, X'), K(X, X) and K(X', X') at corresponding locations."""
+    """K(X, X'), K(X, X) and K(X', X'): at corresponding locations, or at every two where `full`."""
 
     xz: Array
     xx: Array
     zz: Array
+    full: bool
+
+    @property
+    def axes(self) -> int:
+        return (self.xz.ndim - 2) // (2 if self.full else 1)
 
     def map(self, f: Any) -> Covariances:
-        return Covariances(f(self.xz), f(self.xx), f(self.zz))
+        return Covariances(f(self.xz), f(self.xx), f(self.zz), self.full)
 
     def __add__(self, other: Covariances) -> Covariances:
         if self.xz.shape != other.xz.shape:  # NumPy would repeat a single location at all others
-            shapes = " and ".join(str(V.xz.shape[2:]) for V in (self, other))
+            shapes = " and ".join(str(V.xz.shape[2 : 2 + V.axes]) for V in (self, other))
             raise NetworkError(f"the branches of a Sum must have one shape, but they give {shapes}")
-        return Covariances(self.xz + other.xz, self.xx + other.xx, self.zz + other.zz)
+        return Covariances(self.xz + other.xz, self.xx + other.xx, self.zz + other.zz, self.full)
 
 
 def kernel(net: Network, X: ArrayLike, Z: ArrayLike | None = None) -> Array:
@@ -76,7 +87,7 @@ def kernel(net: Network, X: ArrayLike, Z: ArrayLike | None = None) -> Array:
     z = x if Z is None else _images(Z, "Z")
     layer = as_layer(net)
     check_network(layer)
-    K = propagate(layer, inputs(x, z))
+    K = propagate(layer, inputs(x, z, has_pools(layer)))
     matrix = K.xz.reshape(len(x), len(z))
     if Z is None:
         np.fill_diagonal(matrix, K.xx.ravel())
@@ -86,34 +97,68 @@ def kernel(net: Network, X: ArrayLike, Z: ArrayLike | None = None) -> Array:
 def diagonal(net: Network, X: ArrayLike) -> Array:
     """K(x, x) for each image, from the variance recursion alone."""
     x = _images(X, "X")
-    return propagate(as_layer(net), inputs(x, x[:1])).xx.ravel()
+    layer = as_layer(net)
+    return propagate(layer, inputs(x, x[:1], has_pools(layer))).xx.ravel()
 
 
 def _images(X: ArrayLike, name: str) -> Array:
     return to_numpy(X, name).astype(np.float64)
 
 
-def inputs(x: Array, z: Array) -> Covariances:
-    """V⁰_ν = (1/C) Σ_c X_{c,ν} X'_{c,ν}."""
+def has_pools(net: Layer) -> bool:
+    match net:
+        case AvgPool() | GlobalAvgPool():
+            return True
+        case Sequential():
+            return any(map(has_pools, net.layers))
+        case Sum():
+            return any(map(has_pools, net.branches))
+        case _:
+            return False
+
+
+def inputs(x: Array, z: Array, full: bool = False) -> Covariances:
+    """V⁰_ν = (1/C) Σ_c X_{c,ν} X'_{c,ν}; where `full`, V⁰(p, q) = (1/C) Σ_c X_{c,p} X'_{c,q}."""
     C = x.shape[1]
+    if full:
+        axes = x.ndim - 2
+        p, q = "abd"[:axes], "efg"[:axes]
+        return Covariances(
+            np.einsum(f"nc{p},mc{q}->nm{p}{q}", x, z) / C,
+            np.einsum(f"nc{p},nc{q}->n{p}{q}", x, x)[:, None] / C,
+            np.einsum(f"mc{p},mc{q}->m{p}{q}", z, z)[None] / C,
+            full,
+        )
     return Covariances(
         np.einsum("nc...,mc...->nm...", x, z) / C,
         np.einsum("nc...,nc...->n...", x, x)[:, None] / C,
         np.einsum("mc...,mc...->m...", z, z)[None] / C,
+        full,
     )
 
 
 def propagate(net: Layer, V: Covariances) -> Covariances:
     match net:
         case Conv():
-            return V.map(lambda v: convolution(net, v))
+            return V.map(lambda v: convolution(net, v, V.axes))
         case ConvTranspose():
-            return V.map(lambda v: transposed_convolution(net, v))
+            return V.map(lambda v: transposed_convolution(net, v, V.axes))
         case Dense():
-            return V.map(lambda v: dense(net, v))
+            return V.map(lambda v: dense(net, v, V.axes))
+        case AvgPool():
+            return V.map(lambda v: average_pool(net, v, V.axes))
+        case GlobalAvgPool():
+            return V.map(lambda v: np.asarray(v.mean(axis=tuple(range(2, v.ndim)))))
         case ReLU() | LeakyReLU() | Erf() | Abs() | Step() | Sin() | Cos() | GELU() | Elementwise():
-            return Covariances(
-                nonlinearity(net, V.xz, V.xx, V.zz), nonlinearity_diagonal(net, V.xx), nonlinearity_diagonal(net, V.zz)
+            return (
+                full_nonlinearity(net, V)
+                if V.full
+                else Covariances(
+                    nonlinearity(net, V.xz, V.xx, V.zz),
+                    nonlinearity_diagonal(net, V.xx),
+                    nonlinearity_diagonal(net, V.zz),
+                    False,
+                )
             )
         case Identity():
             return V
@@ -157,50 +202,72 @@ def _fan_in_scale(layer: Conv | ConvTranspose, axes: int) -> float:
     return 1.0 / math.prod(_per_axis(layer.kernel_size, axes)) if layer.fan_in == "patch" else 1.0
 
 
-def convolution(layer: Conv, V: Array) -> Array:
-    """K_μ = bias_var + weight_var · s · Σ_{ν ∈ patch(μ)} V_ν."""
-    axes = V.ndim - 2
+def convolution(layer: Conv, V: Array, axes: int) -> Array:
+    """K_μ = bias_var + weight_var · s · Σ_{ν ∈ patch(μ)} V_ν; of two locations, with the same offset from both."""
+    copies = (V.ndim - 2) // max(axes, 1)
     k, stride, dilation = (_per_axis(v, axes) for v in (layer.kernel_size, layer.stride, layer.dilation))
-    padded = np.pad(V, [(0, 0), (0, 0), *_pads(layer, axes)], mode=_NUMPY_PADDING[layer.padding_mode])  # type: ignore[call-overload]
+    padded = np.pad(V, [(0, 0), (0, 0), *_pads(layer, axes) * copies], mode=_NUMPY_PADDING[layer.padding_mode])  # type: ignore[call-overload]
     out = [(padded.shape[2 + a] - dilation[a] * (k[a] - 1) - 1) // stride[a] + 1 for a in range(axes)]
-    total = np.zeros(V.shape[:2] + tuple(out))
+    total = np.zeros(V.shape[:2] + tuple(out) * copies)
     for tap in itertools.product(*map(range, k)):
         window = tuple(
             slice(t * dilation[a], t * dilation[a] + stride[a] * (out[a] - 1) + 1, stride[a]) for a, t in enumerate(tap)
         )
-        total += padded[(..., *window)]
+        total += padded[(slice(None), slice(None), *window * copies)]
     return layer.bias_var + layer.weight_var * _fan_in_scale(layer, axes) * total
 
 
-def transposed_convolution(layer: ConvTranspose, V: Array) -> Array:
+def transposed_convolution(layer: ConvTranspose, V: Array, axes: int) -> Array:
     """K_μ = bias_var + weight_var · s · Σ_{m: μ ∈ patch(m)} V_m, the adjoint of `convolution`."""
-    axes = V.ndim - 2
+    copies = (V.ndim - 2) // max(axes, 1)
     k, stride, dilation, extra = (
         _per_axis(v, axes) for v in (layer.kernel_size, layer.stride, layer.dilation, layer.output_padding)
     )
     pads = _pads(layer, axes)
-    size = V.shape[2:]
+    size = V.shape[2 : 2 + axes]
     if layer.padding == "same":
         out = [n * s for n, s in zip(size, stride, strict=True)]
     else:
         out = [(size[a] - 1) * stride[a] - sum(pads[a]) + dilation[a] * (k[a] - 1) + extra[a] + 1 for a in range(axes)]
     # Every location writes its patch into the padded output, of which the padding is cut off.
     ends = [max((size[a] - 1) * stride[a] + dilation[a] * (k[a] - 1) + 1, pads[a][0] + out[a]) for a in range(axes)]
-    padded = np.zeros(V.shape[:2] + tuple(ends))
+    padded = np.zeros(V.shape[:2] + tuple(ends) * copies)
     for tap in itertools.product(*map(range, k)):
         patch: Any = [
             slice(t * dilation[a], t * dilation[a] + stride[a] * (size[a] - 1) + 1, stride[a])
             for a, t in enumerate(tap)
         ]
-        padded[..., *patch] += V
+        padded[..., *patch * copies] += V
     inside: Any = [slice(pads[a][0], pads[a][0] + out[a]) for a in range(axes)]
-    total = padded[..., *inside]
+    total = padded[..., *inside * copies]
     return layer.bias_var + layer.weight_var * _fan_in_scale(layer, axes) * total
 
 
-def dense(layer: Dense, V: Array) -> Array:
-    """K = bias_var + weight_var · mean over all locations."""
+def dense(layer: Dense, V: Array, axes: int) -> Array:
+    """K = bias_var + weight_var · mean over all locations, each of which has weights of its own."""
+    V = equal_locations(V, axes) if V.ndim > 2 + axes else V
     return layer.bias_var + layer.weight_var * np.asarray(V.mean(axis=tuple(range(2, V.ndim))))
+
+
+def average_pool(layer: AvgPool, V: Array, axes: int) -> Array:
+    """K'(P, Q) = 1/(n_P n_Q) Σ_{p ∈ P} Σ_{q ∈ Q} V(p, q): the matrix of the mean along each axis, of both images."""
+    size, padding = _per_axis(layer.size, axes), _per_axis(layer.padding, axes)
+    stride = size if layer.stride is None else _per_axis(layer.stride, axes)
+    for axis in range(2 * axes):
+        k, s, pad, n = size[axis % axes], stride[axis % axes], padding[axis % axes], V.shape[2 + axis]
+        means = np.zeros(((n + 2 * pad - k) // s + 1, n))
+        for P in range(len(means)):
+            inside = [p for p in range(P * s - pad, P * s - pad + k) if 0 <= p < n]
+            means[P, inside] = 1.0 / (k if layer.count_include_pad else len(inside))
+        V = np.moveaxis(np.tensordot(V, means, axes=(2 + axis, 1)), -1, 2 + axis)
+    return V
+
+
+def equal_locations(V: Array, axes: int) -> Array:
+    """V(p, p) of V(p, q), a new array."""
+    p = "abd"[:axes]
+    values: Array = np.einsum(f"nm{p}{p}->nm{p}", V).copy()
+    return values
 
 
 # ---- nonlinearities: V(K, K₁, K₂) with K = K(X, X'), K₁ = K(X, X), K₂ = K(X', X') -----------------------------------
@@ -228,6 +295,28 @@ def nonlinearity(layer: Nonlinearity, K: Array, K1: Array, K2: Array) -> Array:
             return elementwise(layer, K, K1, K2)
         case _:
             assert_never(layer)
+
+
+def full_nonlinearity(layer: Nonlinearity, V: Covariances) -> Covariances:
+    """V(p, q) from K(p, q), the variance of the first image at p and that of the second at q."""
+    n = V.axes
+    Kx, Kz = equal_locations(V.xx, n), equal_locations(V.zz, n)  # (N, 1, *p) and (1, M, *p)
+
+    def first(K: Array) -> Array:
+        return K.reshape(*K.shape, *(1,) * n)
+
+    def second(K: Array) -> Array:
+        return K.reshape(*K.shape[:2], *(1,) * n, *K.shape[2:])
+
+    def of_one(K: Array, variances: Array) -> Array:
+        """The same of one image with itself, where p = q is known exactly."""
+        out = nonlinearity(layer, K, first(variances), second(variances))
+        locations = np.ogrid[tuple(slice(size) for size in variances.shape[2:])]
+        equal: Any = (slice(None), slice(None), *locations, *locations)
+        out[equal] = nonlinearity_diagonal(layer, variances)
+        return out
+
+    return Covariances(nonlinearity(layer, V.xz, first(Kx), second(Kz)), of_one(V.xx, Kx), of_one(V.zz, Kz), True)
 
 
 def nonlinearity_diagonal(layer: Nonlinearity, K: Array) -> Array:

@@ -1,41 +1,32 @@
-"""Networks meet sizes: the geometry of each layer for one input shape, and the table a person reads."""
+"""Networks meet sizes: the geometry of each layer for one input shape."""
 
 from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import assert_never
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeAlias, TypeVar, assert_never
 
-from .composition import at, check_network, child
-from .geometry import AxisSum, SizeError, Window, convolved, total, transposed
+from . import sheets
+from .composition import at
+from .geometry import SizeError, Window
 from .layers import (
-    GELU,
-    Abs,
+    AvgPool,
     Conv,
     Convolution,
     ConvTranspose,
-    Cos,
     Dense,
-    Elementwise,
-    Erf,
-    Identity,
+    GlobalAvgPool,
     Layer,
-    LeakyReLU,
-    Network,
     NetworkError,
-    Nonlinearity,
     PerAxis,
-    ReLU,
-    Sequential,
-    Sin,
-    Step,
-    Sum,
-    as_layer,
 )
+from .sheets import AxisMap
 
 Spatial = tuple[int, ...]
+Linear: TypeAlias = Conv | ConvTranspose | Dense | AvgPool | GlobalAvgPool
+T = TypeVar("T")
 
 
 def check_input_shape(input_shape: Sequence[int]) -> tuple[int, Spatial]:
@@ -52,22 +43,23 @@ def check_input_shape(input_shape: Sequence[int]) -> tuple[int, Spatial]:
     return shape[0], shape[1:]
 
 
+def _spread(layer: Layer, name: str, value: PerAxis, axes: int, place: str) -> tuple[int, ...]:
+    """One value for each of the input's axes."""
+    values = value if isinstance(value, tuple) else (value,) * axes
+    if len(values) != axes:
+        raise NetworkError(
+            at(place, f"{layer!r} has {name}={value!r} for {len(values)} axes, but its input has {axes}")
+        )
+    return values
+
+
 def windows(layer: Convolution, axes: int, place: str) -> tuple[Window, ...]:
     """The layer's window along each of the input's axes."""
     if axes == 0:
         raise NetworkError(at(place, f"{layer!r} needs spatial axes, but its input has one location; use Dense()"))
-
-    def spread(name: str, value: PerAxis) -> tuple[int, ...]:
-        values = value if isinstance(value, tuple) else (value,) * axes
-        if len(values) != axes:
-            raise NetworkError(
-                at(place, f"{layer!r} has {name}={value!r} for {len(values)} axes, but its input has {axes}")
-            )
-        return values
-
-    kernel = spread("kernel_size", layer.kernel_size)
-    stride = spread("stride", layer.stride)
-    dilation = spread("dilation", layer.dilation)
+    kernel = _spread(layer, "kernel_size", layer.kernel_size, axes, place)
+    stride = _spread(layer, "stride", layer.stride, axes, place)
+    dilation = _spread(layer, "dilation", layer.dilation, axes, place)
     match layer.padding:
         case "same":
             reach = [d * (k - 1) for k, d in zip(kernel, dilation, strict=True)]
@@ -88,28 +80,50 @@ def windows(layer: Convolution, axes: int, place: str) -> tuple[Window, ...]:
     )
 
 
-def axis_sums(layer: Conv | ConvTranspose | Dense, spatial: Spatial, place: str) -> tuple[AxisSum, ...]:
-    """What the layer sums along each axis of its input. The output shape is the sums' output sizes."""
+def pool_windows(layer: AvgPool, axes: int, place: str) -> tuple[Window, ...]:
+    """The pool's window along each of the input's axes."""
+    if axes == 0:
+        raise NetworkError(at(place, f"{layer!r} needs spatial axes, but its input has one location; leave it out"))
+    size = _spread(layer, "size", layer.size, axes, place)
+    stride = size if layer.stride is None else _spread(layer, "stride", layer.stride, axes, place)
+    padding = _spread(layer, "padding", layer.padding, axes, place)
+    return tuple(Window(k, s, 1, pad, pad, "zeros") for k, s, pad in zip(size, stride, padding, strict=True))
+
+
+def axis_maps(layer: Linear, spatial: Spatial, place: str) -> tuple[AxisMap, ...]:
+    """What a linear layer does along each axis of its input, for every displacement between two images."""
     match layer:
         case Dense():
-            return tuple(map(total, spatial))
+            return tuple(map(sheets.dense, spatial))
+        case GlobalAvgPool():
+            return tuple(map(sheets.global_pool, spatial))
+        case AvgPool():
+            return tuple(
+                _fitted(layer, spatial, axis, place, partial(sheets.pool, w, size, layer.count_include_pad))
+                for axis, (w, size) in enumerate(zip(pool_windows(layer, len(spatial), place), spatial, strict=True))
+            )
         case Conv():
-            sums = []
-            for axis, (window, size) in enumerate(zip(windows(layer, len(spatial), place), spatial, strict=True)):
-                try:
-                    sums.append(convolved(window, size))
-                except SizeError as error:
-                    raise NetworkError(at(place, f"{layer!r} on {shape_text(spatial)}: axis {axis}: {error}")) from None
-            return tuple(sums)
+            return tuple(
+                _fitted(layer, spatial, axis, place, partial(sheets.convolution, w, size))
+                for axis, (w, size) in enumerate(zip(windows(layer, len(spatial), place), spatial, strict=True))
+            )
         case ConvTranspose():
-            return _transposed_sums(layer, spatial, place)
+            return _transposed_maps(layer, spatial, place)
         case _:
             assert_never(layer)
 
 
-def _transposed_sums(layer: ConvTranspose, spatial: Spatial, place: str) -> tuple[AxisSum, ...]:
+def _fitted(layer: Layer, spatial: Spatial, axis: int, place: str, make: Callable[[], T]) -> T:
+    """What `make` makes of an axis; where it does not fit, an error that names the layer, the map and the axis."""
+    try:
+        return make()
+    except SizeError as error:
+        raise NetworkError(at(place, f"{layer!r} on {shape_text(spatial)}: axis {axis}: {error}")) from None
+
+
+def _transposed_maps(layer: ConvTranspose, spatial: Spatial, place: str) -> tuple[AxisMap, ...]:
     extra = layer.output_padding if isinstance(layer.output_padding, tuple) else (layer.output_padding,) * len(spatial)
-    sums = []
+    maps = []
     for axis, (w, size) in enumerate(zip(windows(layer, len(spatial), place), spatial, strict=True)):
         here = at(place, f"{layer!r} on {shape_text(spatial)}: axis {axis}")
         if len(extra) != len(spatial):
@@ -127,11 +141,8 @@ def _transposed_sums(layer: ConvTranspose, spatial: Spatial, place: str) -> tupl
             out = (size - 1) * w.stride - w.before - w.after + w.reach + extra[axis]
         if out < 1:
             raise NetworkError(f"{here}: the output would have {out} locations; use less padding or larger images")
-        try:
-            sums.append(transposed(w, size, out))
-        except SizeError as error:
-            raise NetworkError(f"{here}: {error}") from None
-    return tuple(sums)
+        maps.append(sheets.transposed_convolution(w, size, out))
+    return tuple(maps)
 
 
 def filter_size(layer: Convolution, axes: int) -> int:
@@ -140,11 +151,16 @@ def filter_size(layer: Convolution, axes: int) -> int:
     return math.prod(k) if isinstance(k, tuple) else k**axes
 
 
-def sum_scale(layer: Conv | ConvTranspose | Dense, spatial: Spatial) -> float:
-    """What the sum over locations is multiplied by: weight_var · s, or weight_var / locations for `Dense`."""
+def sum_scale(layer: Linear, spatial: Spatial) -> float:
+    """What the sum over locations is multiplied by: weight_var · s, weight_var / locations, 1 / pairs of locations."""
     match layer:
         case Dense():
             return layer.weight_var / math.prod(spatial)
+        case GlobalAvgPool():
+            return 1.0 / math.prod(spatial) ** 2
+        case AvgPool():
+            size = layer.size
+            return 1.0 / (math.prod(size) if isinstance(size, tuple) else size ** len(spatial)) ** 2
         case Conv() | ConvTranspose():
             patch = filter_size(layer, len(spatial)) if layer.fan_in == "patch" else 1
             return layer.weight_var / patch
@@ -152,108 +168,12 @@ def sum_scale(layer: Conv | ConvTranspose | Dense, spatial: Spatial) -> float:
             assert_never(layer)
 
 
-def output_spatial(layer: Conv | ConvTranspose | Dense, sums: tuple[AxisSum, ...]) -> Spatial:
-    return () if isinstance(layer, Dense) else tuple(s.out_size for s in sums)
+def output_spatial(layer: Linear, axes: Sequence[AxisMap]) -> Spatial:
+    return () if isinstance(layer, Dense | GlobalAvgPool) else tuple(s.out_size for s in axes)
 
 
 def shape_text(spatial: Spatial) -> str:
     return " × ".join(map(str, spatial)) if spatial else "1"
-
-
-# Rough operation counts of the pair formulas, for the table only; additions and multiplications count one each.
-def _nonlinearity_cost(layer: Nonlinearity) -> int:
-    match layer:
-        case ReLU() | LeakyReLU() | Abs() | Step():
-            return 15
-        case Erf() | Sin() | Cos():
-            return 25
-        case GELU():
-            return 40
-        case Elementwise():
-            return 100
-        case _:
-            assert_never(layer)
-
-
-@dataclass(frozen=True)
-class ShapeRow:
-    place: str
-    layer: str
-    output: Spatial
-    cost: int
-
-
-@dataclass(frozen=True)
-class ShapeTable:
-    """Rows of (place, layer, output shape, operations per pair of images); prints as a table."""
-
-    channels: int
-    rows: tuple[ShapeRow, ...]
-
-    @property
-    def output(self) -> Spatial:
-        return self.rows[-1].output
-
-    @property
-    def cost(self) -> int:
-        return sum(row.cost for row in self.rows)
-
-    def __iter__(self) -> Iterator[ShapeRow]:
-        return iter(self.rows)
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __str__(self) -> str:
-        cells = [(r.place, r.layer, shape_text(r.output), f"{r.cost:,}") for r in self.rows]
-        cells = [("place", "layer", "output", "operations per pair"), *cells, ("all", "", "", f"{self.cost:,}")]
-        w = [max(len(row[i]) for row in cells) for i in range(4)]
-        return "\n".join(f"{a:<{w[0]}}  {b:<{w[1]}}  {c:>{w[2]}}  {d:>{w[3]}}" for a, b, c, d in cells)
-
-
-def shape_table(net: Network, input_shape: Sequence[int]) -> ShapeTable:
-    layer = as_layer(net)
-    channels, spatial = check_input_shape(input_shape)
-    check_network(layer)
-    name = f"{channels} channel{'s' if channels > 1 else ''}"
-    rows = [ShapeRow("(input)", name, spatial, channels * math.prod(spatial))]
-    _rows(layer, spatial, "", rows)
-    return ShapeTable(channels, tuple(rows))
-
-
-def _rows(net: Layer, spatial: Spatial, place: str, rows: list[ShapeRow]) -> Spatial:
-    match net:
-        case Conv() | ConvTranspose() | Dense():
-            sums = axis_sums(net, spatial, place)
-            cost, left = 0, math.prod(spatial)
-            for s in sums:  # one pass an axis, the map shrinking on the way
-                left //= s.size
-                cost += s.taps * left
-                left *= s.out_size
-            out = output_spatial(net, sums)
-            rows.append(ShapeRow(place or "(network)", repr(net), out, cost + math.prod(out)))
-            return out
-        case ReLU() | LeakyReLU() | Erf() | Abs() | Step() | Sin() | Cos() | GELU() | Elementwise():
-            cost = _nonlinearity_cost(net) * math.prod(spatial)
-            rows.append(ShapeRow(place or "(network)", repr(net), spatial, cost))
-            return spatial
-        case Identity():
-            rows.append(ShapeRow(place or "(network)", repr(net), spatial, 0))
-            return spatial
-        case Sequential():
-            for i, layer in enumerate(net.layers):
-                spatial = _rows(layer, spatial, child(place, "layers", i), rows)
-            return spatial
-        case Sum():
-            outs = []
-            for i, branch in enumerate(net.branches):
-                outs.append(_rows(branch, spatial, child(place, "branches", i), rows))
-            check_branches_agree(outs, place)
-            n = len(outs)
-            rows.append(ShapeRow(place or "(network)", f"Sum of {n}", outs[0], (n - 1) * math.prod(outs[0])))
-            return outs[0]
-        case _:
-            assert_never(net)
 
 
 def check_branches_agree(outs: Sequence[Spatial], place: str) -> None:

@@ -21,14 +21,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from cnngp.network.composition import check_network
+from cnngp.network.demands import placed
 from cnngp.network.layers import Network, NetworkError, as_layer
-from cnngp.network.shapes import check_input_shape, shape_table, shape_text
+from cnngp.network.shapes import check_input_shape, shape_text
 
-from .nodes import Builder, Value
-from .ops import Activation, Op, Program, Shape, as_shape
+from .nodes import Builder
+from .ops import NOTHING, PIXELS, Activation, Op, Program, Shape, as_shape
 from .scheduling import assign_buffers, fused, with_plain_unit
 
-__all__ = ["Activation", "Op", "Program", "Shape", "lower"]
+__all__ = ["NOTHING", "PIXELS", "Activation", "Op", "Program", "Shape", "lower"]
 
 
 def lower(net: Network, input_shape: Sequence[int]) -> Program:
@@ -41,15 +43,16 @@ def lower(net: Network, input_shape: Sequence[int]) -> Program:
     """
     layer = as_layer(net)
     channels, spatial = check_input_shape(input_shape)
-    shape_table(layer, input_shape)  # refuses what does not fit, by its place in the network
+    check_network(layer)
+    root = placed(layer, spatial)  # refuses what does not fit, by its place in the network
     builder = Builder()
-    start = Value(builder.new_input(spatial), 1.0 / channels, spatial, 0.0)
-    end = builder.lower(layer, start, "")
+    end = builder.lower(root, builder.new_input(spatial, 1.0 / channels))
     if math.prod(end.spatial) != 1:
         raise NetworkError(
             f"the network has {shape_text(end.spatial)} output locations for input {tuple(input_shape)}, but a kernel "
             "needs one; end it with Dense()"
         )
-    ops, buffers, inp, out = assign_buffers(fused(builder.nodes, end.node), end.node)
+    last = end.sheet((0,) * len(end.spatial))
+    ops, buffers, inp, out = assign_buffers(fused(builder.nodes, last), last)
     ops, unit = with_plain_unit(ops, end.unit)
     return Program(net, channels, spatial, as_shape(spatial), ops, buffers, inp, out, unit, builder.elements)

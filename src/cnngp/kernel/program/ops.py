@@ -17,6 +17,10 @@ from .units import slope_unit
 
 Shape = tuple[int, int, int]
 
+# Sources of operations that read no map.
+PIXELS = -1  # the product of the two images' pixels, summed over channels
+NOTHING = -2  # zero: dst ← keep · dst + bias
+
 
 def as_shape(spatial: Spatial) -> Shape:
     """A map's three axes: images of fewer have ones in front."""
@@ -66,7 +70,11 @@ class Activation:
 class Op:
     """dst ← keep · dst + scale · box(f(src)) + bias. No activation: f(K) = K. No sums: box is the map itself.
 
-    `dst` equals `src` only in operations without sums; with `keep` = 0 the old content of `dst` is not read.
+    `dst` equals `src` only in operations without sums; with `keep` = 0 the old content of `dst` is not read. `src` may
+    be `PIXELS` or `NOTHING` in operations without activation and sums.
+
+    Under a pool the map is a sheet, K(p, p + d): its first location is `first` in the one image and `second` in the
+    other, and there the images' tables are read. They are equal where d = 0.
     """
 
     place: str
@@ -79,13 +87,24 @@ class Op:
     keep: float
     scale: float
     bias: float
+    first: Shape = (0, 0, 0)
+    second: Shape = (0, 0, 0)
+
+    @property
+    def is_still(self) -> bool:
+        """Whether both images are read at the same locations: the sheet with displacement zero."""
+        return self.first == self.second
 
 
 @dataclass(frozen=True)
 class Program:
     """What an engine runs for one pair of images.
 
-    `buffers[input]` starts as Σ_c x_c x'_c at every location; after all `ops`, `unit` · `buffers[output]` is K.
+    `buffers[input]` starts as Σ_c x_c x'_c at every location; with pools `input` is None, and the products for the
+    displacements that are needed are operations. After all `ops`, `unit` · `buffers[output]` is K. The operations on
+    sheets of displacement zero come before all others at the same nonlinearity, so the same list run on (x, x) gives
+    the variances that the others read.
+
     `buffers` are sizes in map elements. An image's variances at nonlinearity a are at [a.offset, a.offset + a.size) of
     its table, which has `elements` entries.
     """
@@ -96,11 +115,13 @@ class Program:
     shape: Shape
     ops: tuple[Op, ...]
     buffers: tuple[int, ...]
-    input: int
+    input: int | None
     output: int
     unit: float
     elements: int
 
     @property
     def activations(self) -> tuple[Activation, ...]:
-        return tuple(op.activation for op in self.ops if op.activation is not None)
+        """The nonlinearities, each once, by their number."""
+        found = {op.activation.site: op.activation for op in self.ops if op.activation is not None}
+        return tuple(found[site] for site in sorted(found))

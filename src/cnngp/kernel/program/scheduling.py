@@ -7,16 +7,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from .nodes import Node
-from .ops import Op
+from .ops import PIXELS, Op
 
 
 def fused(nodes: Sequence[Node], end: int) -> dict[int, Node]:
     """The nodes that are needed, with each nonlinearity that has a single reader moved into that reader."""
     readers: dict[int, list[int]] = {}
     for i, node in enumerate(nodes):
-        for used in (node.src, node.base):
-            if used is not None:
-                readers.setdefault(used, []).append(i)
+        for used in _reads(node):
+            readers.setdefault(used, []).append(i)
     kept = dict(enumerate(nodes))
     for i, node in enumerate(nodes):
         if node.activation is None or i == end or len(readers.get(i, [])) != 1:
@@ -28,14 +27,22 @@ def fused(nodes: Sequence[Node], end: int) -> dict[int, Node]:
     return kept
 
 
-def assign_buffers(nodes: dict[int, Node], end: int) -> tuple[tuple[Op, ...], tuple[int, ...], int, int]:
-    """Linear scan: a buffer is free again after the last operation that reads it."""
+def _reads(node: Node) -> set[int]:
+    """The nodes whose maps it reads."""
+    return {used for used in (node.src, node.base) if used is not None and used >= 0}
+
+
+def assign_buffers(nodes: dict[int, Node], end: int) -> tuple[tuple[Op, ...], tuple[int, ...], int | None, int]:
+    """Linear scan: a buffer is free again after the last operation that reads it.
+
+    One product of the images is the program's input; where there are several, each is an operation.
+    """
     order = sorted(nodes)
+    products = [i for i in order if nodes[i].src == PIXELS]
     last_use = {i: i for i in order}
     for i in order:
-        for used in (nodes[i].src, nodes[i].base):
-            if used is not None:
-                last_use[used] = i
+        for used in _reads(nodes[i]):
+            last_use[used] = i
     last_use[end] = len(order) + order[-1]
     sizes: list[int] = []
     free: list[int] = []
@@ -55,27 +62,25 @@ def assign_buffers(nodes: dict[int, Node], end: int) -> tuple[tuple[Op, ...], tu
     for i in order:
         node = nodes[i]
         size = math.prod(node.out_shape)
-        if node.src is None:
+        if node.src == PIXELS and len(products) == 1:
             buffer_of[i] = take(size)
             continue
-        src = buffer_of[node.src]
+        src = buffer_of.get(node.src, node.src)
         if node.base is not None and last_use[node.base] == i and node.base != node.src:
             dst = buffer_of[node.base]
         elif node.base is not None:  # what it adds to is still needed, so it adds to a copy
             dst = take(size)
             copy = Node(node.place, node.base, None, node.out_shape, node.out_shape)
             ops.append(_op(copy, buffer_of[node.base], dst))
-        elif node.sums is None and last_use[node.src] == i:
+        elif node.sums is None and last_use.get(node.src) == i:
             dst = src
         else:
             dst = take(size)
         ops.append(_op(node, src, dst))
         buffer_of[i] = dst
-        for used in {node.src, node.base} - {None}:
-            assert used is not None
-            if last_use[used] == i and buffer_of[used] != dst:
-                free.append(buffer_of[used])
-    return tuple(ops), tuple(sizes), buffer_of[order[0]], buffer_of[end]
+        done = (buffer_of[used] for used in _reads(node) if last_use[used] == i)
+        free.extend(buffer for buffer in done if buffer != dst)
+    return tuple(ops), tuple(sizes), buffer_of[products[0]] if len(products) == 1 else None, buffer_of[end]
 
 
 def _op(node: Node, src: int, dst: int) -> Op:
@@ -90,6 +95,8 @@ def _op(node: Node, src: int, dst: int) -> Op:
         node.keep,
         node.scale,
         node.bias,
+        node.first,
+        node.second,
     )
 
 

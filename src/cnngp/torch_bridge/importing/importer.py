@@ -10,7 +10,8 @@ import torch
 from torch import fx, nn
 
 from cnngp.network.layers import Conv, ConvTranspose, Dense, Layer, NetworkError
-from cnngp.network.shapes import check_input_shape, shape_table, shape_text
+from cnngp.network.shapes import check_input_shape, shape_text
+from cnngp.network.table import shape_table
 
 from .calls import function_name, is_in_place, is_sum, judge_function
 from .fold import fold

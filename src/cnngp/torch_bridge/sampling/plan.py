@@ -16,12 +16,14 @@ from cnngp.network.composition import at, child
 from cnngp.network.layers import (
     GELU,
     Abs,
+    AvgPool,
     Conv,
     ConvTranspose,
     Cos,
     Dense,
     Elementwise,
     Erf,
+    GlobalAvgPool,
     Identity,
     Layer,
     LeakyReLU,
@@ -37,13 +39,13 @@ from cnngp.network.layers import (
 )
 from cnngp.network.shapes import (
     Spatial,
-    axis_sums,
+    axis_maps,
     check_input_shape,
     output_spatial,
-    shape_table,
     shape_text,
     sum_scale,
 )
+from cnngp.network.table import shape_table
 
 Channels = int | Sequence[int] | Mapping[str, int]
 
@@ -162,6 +164,8 @@ class _Planner:
                 return Apply(net), flow
             case Identity():
                 return Series(()), flow
+            case AvgPool() | GlobalAvgPool():
+                raise NetworkError(at(place, f"{net!r} cannot be sampled yet"))
             case Sequential():
                 return self.series(net, flow, want, place, last)
             case Sum():
@@ -172,7 +176,7 @@ class _Planner:
     def weighted(
         self, layer: Conv | ConvTranspose | Dense, flow: _Flow, want: int | None, place: str, last: bool
     ) -> tuple[Part, _Flow]:
-        out = output_spatial(layer, axis_sums(layer, flow.spatial, place))
+        out = output_spatial(layer, axis_maps(layer, flow.spatial, place))
         level = flow.level + _downsamples(layer)
         told = None if last else self.told(place)
         if told is not None and want is not None and told != want:

@@ -5,6 +5,7 @@ dst ← keep · dst + scale · box(f(src)) + bias. What `cpu_window` does faster
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from .plan import (
@@ -18,6 +19,7 @@ from .plan import (
     BOX,
     C0,
     C1,
+    CHANNELS,
     COL_DILATION,
     COL_HIGH,
     COL_K,
@@ -32,6 +34,7 @@ from .plan import (
     NO_ACT,
     OWN_AT,
     OWN_STEP,
+    OWN_TABLE,
     PAD_LEFT,
     PAD_RIGHT,
     PLANE_TAPS,
@@ -47,10 +50,21 @@ from .plan import (
     SRC,
     STORE,
     TABLE,
+    TABLE_PLANE,
+    TABLE_ROW,
+    TABLE_SIZE,
     WRITE,
 )
-from .rows import POWERS, relu_value, write
-from .simd import call_row, constant, lanes, load, splat, store
+from .rows import POWERS, inlined, relu_value, write
+from .simd import call_row, constant, fma, lanes, load, splat, store
+
+
+@inlined
+def entry_of_row(op: Any, r: int) -> int:
+    """Where the entries of a map's row r are, from the first place of the map; rows are counted through all planes."""
+    if op[A0] == 1:
+        return r * op[TABLE_ROW]  # type: ignore[no-any-return]
+    return (r // op[B0]) * op[TABLE_PLANE] + (r % op[B0]) * op[TABLE_ROW]  # type: ignore[no-any-return]
 
 
 def box(m: Any, own: Any, table: Any, op: Any, numbers: Any, taps: Any, panels: Any, frame: Any) -> None:
@@ -68,13 +82,14 @@ def box(m: Any, own: Any, table: Any, op: Any, numbers: Any, taps: Any, panels: 
     for image in range(frame[IMAGES]):
         src = frame[BASE] + image * frame[MAP_STEP] + op[SRC] * L
         to = frame[BASE] + image * frame[MAP_STEP] + op[DST] * L
-        own_at = frame[OWN_AT] + image * frame[OWN_STEP] + op[TABLE]
+        own_at = frame[OWN_AT] + image * frame[OWN_STEP] + op[OWN_TABLE]
         scratch = frame[SCRATCH]
         if sum_planes and act != NO_ACT:
             for r in range(op[A0] * op[B0]):
+                entry = entry_of_row(op, r)
                 call_row(
-                    op[ROW_CALL], m, src + r * row_size, scratch + r * row_size, op[C0], own, own_at + r * op[C0],
-                    table, op[TABLE] + r * op[C0], op, numbers, taps, panels,
+                    op[ROW_CALL], m, src + r * row_size, scratch + r * row_size, op[C0], own, own_at + entry,
+                    table, op[TABLE] + entry, op, numbers, taps, panels,
                 )  # fmt: skip
             src = scratch
             scratch += op[A0] * plane_size
@@ -97,7 +112,7 @@ def box(m: Any, own: Any, table: Any, op: Any, numbers: Any, taps: Any, panels: 
             for row in range(op[B1]):
                 if by_row:
                     while ready < taps[op[ROW_NEED] + row]:
-                        at = (a * op[B0] + ready) * op[C0]
+                        at = a * op[TABLE_PLANE] + ready * op[TABLE_ROW]
                         call_row(
                             op[ROW_CALL], m, plane + ready * row_size, scratch + (ready % ring) * row_size, op[C0], own,
                             own_at + at, table, op[TABLE] + at, op, numbers, taps, panels,
@@ -140,14 +155,15 @@ def pointwise(m: Any, own: Any, table: Any, op: Any, numbers: Any, taps: Any, pa
     row_size = op[C0] * L
     for image in range(frame[IMAGES]):
         maps = frame[BASE] + image * frame[MAP_STEP]
-        own_at = frame[OWN_AT] + image * frame[OWN_STEP] + op[TABLE]
+        own_at = frame[OWN_AT] + image * frame[OWN_STEP] + op[OWN_TABLE]
         for r in range(op[A0] * op[B0]):
             row, to = maps + op[SRC] * L + r * row_size, maps + op[DST] * L + r * row_size
             if op[ACT] != NO_ACT:
                 into = to if op[WRITE] == STORE else frame[SCRATCH]
+                entry = entry_of_row(op, r)
                 call_row(
-                    op[ROW_CALL], m, row, into, op[C0], own, own_at + r * op[C0], table, op[TABLE] + r * op[C0], op,
-                    numbers, taps, panels,
+                    op[ROW_CALL], m, row, into, op[C0], own, own_at + entry, table, op[TABLE] + entry, op, numbers,
+                    taps, panels,
                 )  # fmt: skip
                 row = into
             if row != to or op[WRITE] != STORE:
@@ -160,20 +176,66 @@ def relu_map(m: Any, own: Any, table: Any, op: Any, numbers: Any, taps: Any, pan
     L = lanes(m)
     one = constant(m, 1.0)
     keep, scale, bias = constant(m, numbers[KEEP]), constant(m, numbers[SCALE]), constant(m, numbers[BIAS])
-    how, at, size = op[WRITE], op[TABLE], op[A0] * op[B0] * op[C0]
+    how, size = op[WRITE], op[TABLE_SIZE]
+    rows, n = op[A0] * op[B0], op[C0]
+    if rows * n == size:  # the map is all of the table: one row
+        rows, n = 1, size
     for image in range(0, frame[IMAGES], 2):
         two = image + 1 < frame[IMAGES]  # the last of an odd number goes with itself
         far, own_far = (frame[MAP_STEP], frame[OWN_STEP]) if two else (0, 0)
         maps = frame[BASE] + image * frame[MAP_STEP]
-        src, dst = maps + op[SRC] * L, maps + op[DST] * L
-        mine = frame[OWN_AT] + image * frame[OWN_STEP] + at
-        for e in range(size):
-            o = e * L
-            s, r = load(table, (at + e) * L), load(table, (at + size + e) * L)
-            K0, K1 = load(m, src + o), load(m, src + far + o)
-            p0, q0 = splat(own, mine + e) * s, splat(own, mine + size + e) * r
-            p1, q1 = splat(own, mine + own_far + e) * s, splat(own, mine + own_far + size + e) * r
-            V0, V1 = relu_value(K0, p0, q0, one), relu_value(K1, p1, q1, one)
-            write(m, dst + o, V0, how, keep, scale, bias)
-            if two:
-                write(m, dst + far + o, V1, how, keep, scale, bias)
+        for row in range(rows):
+            entry = entry_of_row(op, row)
+            src, dst = maps + (op[SRC] + row * n) * L, maps + (op[DST] + row * n) * L
+            mine = frame[OWN_AT] + image * frame[OWN_STEP] + op[OWN_TABLE] + entry
+            at = op[TABLE] + entry
+            for e in range(n):
+                o = e * L
+                s, r = load(table, (at + e) * L), load(table, (at + size + e) * L)
+                K0, K1 = load(m, src + o), load(m, src + far + o)
+                p0, q0 = splat(own, mine + e) * s, splat(own, mine + size + e) * r
+                p1, q1 = splat(own, mine + own_far + e) * s, splat(own, mine + own_far + size + e) * r
+                V0, V1 = relu_value(K0, p0, q0, one), relu_value(K1, p1, q1, one)
+                write(m, dst + o, V0, how, keep, scale, bias)
+                if two:
+                    write(m, dst + far + o, V1, how, keep, scale, bias)
+
+
+def product(both: bool) -> Callable[..., None]:
+    """Σ_c x_c x'_c for the places of a sheet, from the pixels at the head of the tables.
+
+    `both`: of images with themselves, where the tables of the column images are those of the row images too.
+    """
+
+    def run(m: Any, own: Any, table: Any, op: Any, numbers: Any, taps: Any, panels: Any, frame: Any) -> None:
+        L = lanes(m)
+        size, channels, n = op[TABLE_SIZE], op[CHANNELS], op[C0]
+        for image in range(frame[IMAGES]):
+            to = frame[BASE] + image * frame[MAP_STEP] + op[DST] * L
+            own_at = frame[OWN_AT] + image * frame[OWN_STEP] + op[OWN_TABLE]
+            for r in range(op[A0] * op[B0]):
+                entry = entry_of_row(op, r)
+                for x in range(n):
+                    mine, at = own_at + entry + x, op[TABLE] + entry + x
+                    total = constant(m, 0.0)
+                    for first in range(0, channels, 64):
+                        part = constant(m, 0.0)
+                        for c in range(first * size, min(first + 64, channels) * size, size):
+                            pixel = load(table, (mine + c) * L) if both else splat(own, mine + c)
+                            part = fma(pixel, load(table, (at + c) * L), part)
+                        total = total + part
+                    store(m, to, total)
+                    to += L
+
+    return run
+
+
+def fill(m: Any, own: Any, table: Any, op: Any, numbers: Any, taps: Any, panels: Any, frame: Any) -> None:
+    """dst ← keep · dst + bias: a sheet whose two locations share no weight."""
+    L = lanes(m)
+    zero = constant(m, 0.0)
+    keep, scale, bias = constant(m, numbers[KEEP]), constant(m, numbers[SCALE]), constant(m, numbers[BIAS])
+    for image in range(frame[IMAGES]):
+        to = frame[BASE] + image * frame[MAP_STEP] + op[DST] * L
+        for x in range(0, op[A1] * op[B1] * op[C1] * L, L):
+            write(m, to + x, zero, op[WRITE], keep, scale, bias)

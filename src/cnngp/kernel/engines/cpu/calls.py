@@ -6,7 +6,7 @@ other directly, LLVM would optimise and translate the whole call tree again for 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any
 
@@ -15,15 +15,30 @@ import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
-from .box import box, pointwise, relu_map
-from .plan import ACT, BOX, COL_K, NO_ACT, OP_CALL, POINTWISE, RELU, ROW_CALL, ROW_K, WINDOW
-from .rows import PAIR_ROWS, VARIANCE_ROWS
+from .box import box, fill, pointwise, product, relu_map
+from .plan import (
+    ACT,
+    BOX,
+    COL_K,
+    COMMON_WINDOWS,
+    FILL,
+    NO_ACT,
+    OP_CALL,
+    OWN_TABLE,
+    POINTWISE,
+    PRODUCT,
+    RELU,
+    ROW_CALL,
+    ROW_K,
+    TABLE,
+    WINDOW,
+)
+from .rows import PAIR_ROWS, SELF_ROWS, VARIANCE_ROWS
 from .window import window
 
-# Compiled with the first function that a machine has not compiled yet, so that later networks find them ready.
-COMMON_WINDOWS = (3, 5, 7)
-
 _window = cache(window)
+_pair_product, _self_product = product(both=False), product(both=True)
+_WITHOUT_MAPS = {PRODUCT: _pair_product, FILL: fill}
 
 
 @cache
@@ -40,26 +55,27 @@ def _compiled(function: Callable[..., None], dtype: str, is_row: bool) -> Any:
 def _put_addresses(
     ints: NDArray[np.int64],
     dtype: str,
-    rows: dict[int, Callable[..., None]],
+    row: Callable[[NDArray[np.int64]], Callable[..., None]],
     operation: Callable[[NDArray[np.int64]], Callable[..., None]],
+    common_rows: Iterable[Callable[..., None]],
     common: list[Callable[..., None]],
 ) -> NDArray[np.int64]:
     """A copy of the plan's operations with the addresses of their functions."""
     ints = ints.copy()
-    used = []
+    used = set()
     for op in ints:
         f = _compiled(operation(op), dtype, False)
         op[OP_CALL] = f.address
-        used.append(f)
+        used.add(f)
         if op[ACT] != NO_ACT:
-            f = _compiled(rows[int(op[ACT])], dtype, True)
+            f = _compiled(row(op), dtype, True)
             op[ROW_CALL] = f.address
-            used.append(f)
+            used.add(f)
     if any(f.cache_hits == 0 for f in used):
-        for row in rows.values():
-            _compiled(row, dtype, True)
-        for f in common:
-            _compiled(f, dtype, False)
+        for function in common_rows:
+            _compiled(function, dtype, True)
+        for function in common:
+            _compiled(function, dtype, False)
     return ints
 
 
@@ -71,16 +87,24 @@ def pair_calls(ints: NDArray[np.int64], dtype: str) -> NDArray[np.int64]:
             return _window(int(op[ROW_K]), int(op[COL_K]))
         if op[BOX] == POINTWISE:
             return relu_map if op[ACT] == RELU else pointwise
-        return box
+        return _WITHOUT_MAPS.get(int(op[BOX]), box)
 
     common = [box, pointwise, relu_map, *(_window(k, k) for k in COMMON_WINDOWS)]
-    return _put_addresses(ints, dtype, PAIR_ROWS, operation, common)
+    return _put_addresses(ints, dtype, lambda op: PAIR_ROWS[int(op[ACT])], operation, PAIR_ROWS.values(), common)
 
 
 def variance_calls(ints: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The same for the variance recursion, which is always in float64 and takes the general way."""
+    """The same for images with themselves, always in float64 and in the general way.
+
+    Operations at equal places give the variances and write them into the tables, where the others read them.
+    """
 
     def operation(op: NDArray[np.int64]) -> Callable[..., None]:
-        return pointwise if op[BOX] == POINTWISE else box
+        if op[BOX] == PRODUCT:
+            return _self_product
+        return fill if op[BOX] == FILL else pointwise if op[BOX] == POINTWISE else box
 
-    return _put_addresses(ints, "float64", VARIANCE_ROWS, operation, [box, pointwise])
+    def row(op: NDArray[np.int64]) -> Callable[..., None]:
+        return (VARIANCE_ROWS if op[OWN_TABLE] == op[TABLE] else SELF_ROWS)[int(op[ACT])]
+
+    return _put_addresses(ints, "float64", row, operation, VARIANCE_ROWS.values(), [box, pointwise])

@@ -77,9 +77,14 @@ def image_tables(
         for lane in range(L):
             lane_pixels[e * L + lane] = X[first + min(lane, count - 1), e]
     base = (POWERS + width) * L
-    square_images(m, base + start * L, lane_pixels, channels, locations)
+    entries = pointer(table)
+    if start >= 0:
+        square_images(m, base + start * L, lane_pixels, channels, locations)
+    else:  # products are operations, which find the pixels at the head of the table
+        for e in range(0, channels * locations * L, L):
+            store(entries, e, load(lane_pixels, e))
     f[BASE], f[SCRATCH], f[OWN_AT], f[IMAGES], f[MAP_STEP], f[OWN_STEP] = base, base + buffers * L, 0, 1, 0, 0
-    run_ops(ints, floats, taps, panels, m, pointer(peaks), pointer(table), f)
+    run_ops(ints, floats, taps, panels, m, pointer(peaks), entries, f)
 
 
 @jit
@@ -101,7 +106,7 @@ def pair_block(
     f[BASE], f[SCRATCH], f[MAP_STEP], f[OWN_STEP] = base, base + block * buffers * L, buffers * L, entries
     for i0 in range(first, last, block):
         n = min(block, last - i0)
-        for b in range(n):
+        for b in range(n if start >= 0 else 0):
             at = base + (b * buffers + start) * L
             multiply_images(m, at, images, (i0 + b) * channels * locations, lane_pixels, channels, locations)
         f[OWN_AT], f[IMAGES] = i0 * entries, n

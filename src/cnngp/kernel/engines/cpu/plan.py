@@ -7,22 +7,25 @@ of lanes.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import assert_never
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cnngp.kernel.program import Activation, Op, Program
+from cnngp.kernel.program import NOTHING, PIXELS, Activation, Op, Program, Shape
 from cnngp.kernel.series.packed import Rows
 from cnngp.network.geometry import AxisSum, SlidingWindow
 from cnngp.network.layers import GELU, Abs, Cos, Elementwise, Erf, LeakyReLU, ReLU, Sin, Step
 
 # What f is (column ACT).
 NO_ACT, RELU, RELU_FAMILY, ERF, STEP, SIN, COS, GELU_ACT, SERIES = range(9)
-# How the box is summed (column BOX): not at all, by rows, by planes first, as a window of neighbours along both axes.
-POINTWISE, ROWS, PLANES, WINDOW = range(4)
-# The largest window that is compiled for its size.
+# How the box is summed (column BOX): not at all, by rows, by planes first, as a window of neighbours along both axes;
+# where no map is read, the product of two images, or nothing.
+POINTWISE, ROWS, PLANES, WINDOW, PRODUCT, FILL = range(6)
+# The largest window that is compiled for its size, and those that are compiled before they are needed.
 LARGEST_WINDOW = 9
+COMMON_WINDOWS = (3, 5, 7)
 # How the result r is written (column WRITE): r; scale · r + bias; dst + scale · r; keep · dst + scale · r + bias.
 STORE, AFFINE, ADD, GENERAL = range(4)
 
@@ -38,7 +41,12 @@ STORE, AFFINE, ADD, GENERAL = range(4)
     A1,
     B1,
     C1,
-    TABLE,  # where the activation's entries start in an image's table
+    OWN_TABLE,  # where the activation's entries for the map's first place are, in the table of the row image
+    TABLE,  # and in that of the column image; under a pool these are different places
+    TABLE_ROW,  # how far apart the entries of neighbouring rows, planes and channels are
+    TABLE_PLANE,
+    TABLE_SIZE,
+    CHANNELS,  # of the images, for PRODUCT
     SITE,  # the activation's number
     EVEN_TERMS,  # of an Elementwise: rows of its series with even powers of the correlation, and with odd ones
     ODD_TERMS,
@@ -62,7 +70,7 @@ STORE, AFFINE, ADD, GENERAL = range(4)
     OP_CALL,  # addresses of the compiled functions: of the operation, and of its nonlinearity on a row
     ROW_CALL,
     COLUMNS,
-) = range(35)
+) = range(40)
 
 KEEP, SCALE, BIAS, ALPHA, BETA, UNIT, SMALLEST, FLOATS = range(8)
 
@@ -88,9 +96,10 @@ class Plan:
     locations: int
     buffers: int
     input: int
+    """Where the product of the two images goes before the operations; −1 where products are operations."""
     output: int
     table: int
-    """Entries of an image's table."""
+    """Entries of an image's table. Where products are operations, the pixels stand before all others."""
 
 
 def table_channels(a: Activation, rows: dict[int, Rows]) -> int:
@@ -137,10 +146,19 @@ def make_plan(program: Program, series: dict[int, Rows]) -> Plan:
     ints = np.zeros((len(program.ops), COLUMNS), np.int64)
     floats = np.zeros((len(program.ops), FLOATS))
     scratch = 0
-    table = 0
+    locations = int(np.prod(program.shape))
+    table = 0 if program.input is not None else program.channels * locations
+    tables, shifts = {}, {}
+    for a in program.activations:
+        tables[a.site] = table
+        table += a.size * table_channels(a, series)
+        if a.site in series:
+            shifts[a.site] = len(taps)
+            taps.extend(series[a.site].shifts)
+    geometry = _Geometry(taps, program)
     for row, numbers, op in zip(ints, floats, program.ops, strict=True):
         row[ACT] = _act_code(op.activation)
-        row[SRC], row[DST] = starts[op.src], starts[op.dst]
+        row[SRC], row[DST] = starts[max(op.src, 0)], starts[op.dst]
         row[[A0, B0, C0]], row[[A1, B1, C1]] = op.shape, op.out_shape
         numbers[[KEEP, SCALE, BIAS]] = op.keep, op.scale, op.bias
         if op.keep == 0:
@@ -148,16 +166,21 @@ def make_plan(program: Program, series: dict[int, Rows]) -> Plan:
         else:
             row[WRITE] = ADD if op.keep == 1 and op.bias == 0 else GENERAL
         if op.activation is not None:
-            row[TABLE] = table
-            row[SITE] = op.activation.site
-            if op.activation.site in series:
-                rows = series[op.activation.site]
-                row[[EVEN_TERMS, ODD_TERMS, SHIFTS, SERIES_AT]] = rows.even, rows.odd, len(taps), rows.at
-                taps.extend(rows.shifts)
-            table += op.activation.size * table_channels(op.activation, series)
+            site = op.activation.site
+            row[SITE] = site
+            _point_to_tables(row, op, tables[site], op.activation.shape)
+            if site in series:
+                rows = series[site]
+                row[[EVEN_TERMS, ODD_TERMS, SHIFTS, SERIES_AT]] = rows.even, rows.odd, shifts[site], rows.at
             numbers[[ALPHA, BETA]] = op.activation.coefficients
             numbers[UNIT] = op.activation.unit
-        scratch = max(scratch, _encode_box(row, op, taps))
+        if op.src == PIXELS:
+            row[BOX], row[CHANNELS] = PRODUCT, program.channels
+            _point_to_tables(row, op, 0, program.shape)
+        elif op.src == NOTHING:
+            row[BOX] = FILL
+        else:
+            scratch = max(scratch, geometry.encode(row, op))
     return Plan(
         ints,
         floats,
@@ -165,63 +188,88 @@ def make_plan(program: Program, series: dict[int, Rows]) -> Plan:
         scratch + _SKEW,
         max((op.shape[2] for op in program.ops), default=1),
         program.channels,
-        int(np.prod(program.shape)),
+        locations,
         int(starts[-1]) + _SKEW,
-        int(starts[program.input]),
+        -1 if program.input is None else int(starts[program.input]),
         int(starts[program.output]),
         max(table, 1),
     )
 
 
-def _encode_box(row: NDArray[np.int64], op: Op, taps: list[int]) -> int:
-    """Fill the geometry columns; the scratch elements needed."""
-    a0, b0, c0 = op.shape
-    if op.sums is None:
-        row[BOX], row[RING] = POINTWISE, 1
-        return c0
-    planes, rows, columns = op.sums
-    row[BOX] = ROWS if planes.is_identity else PLANES
-    row[PLANE_TAPS] = _csr(planes, taps)
-    row[COL_TAPS] = _csr(columns, taps)
-    left = right = 0
-    if (w := _regular(columns)) is not None:
-        left, right = w.padding or (0, 0)
-        low, high = (w.low, w.high) if w.padding is None else (0, columns.out_size)
-        row[[COL_LOW, COL_HIGH, COL_START, COL_STRIDE, COL_DILATION, COL_K]] = (
-            low, high, w.start, w.stride, w.dilation, w.k,
-        )  # fmt: skip
-        row[[PAD_LEFT, PAD_RIGHT]] = left, right
-    # A zero-padded window has one place per tap, so that neighbouring output rows line up even at the border.
-    table = _row_table(rows)
-    row[ROW_K] = len(table[0])
-    row[ROW_TAPS] = len(taps)
-    taps.extend(b for entry in table for b in entry)
-    need = np.maximum.accumulate([max(entry, default=-1) + 1 for entry in table])
-    row[ROW_NEED] = len(taps)
-    taps.extend(int(n) for n in need)
-    first = [min((b for b in entry if b >= 0), default=int(n)) for n, entry in zip(need, table, strict=True)]
-    row[RING] = min(b0, max(1, int(np.max(need - first))))
-    height = int(row[ROW_K])
-    if row[BOX] == ROWS and (w := _neighbours(rows)) is not None and _neighbours(columns) is not None:
-        row[BOX] = WINDOW
-        row[ROW_BEFORE] = -w.start
-    # The variance recursion takes the general way, so there is scratch for both.
-    planes_at_once = a0 * b0 * c0 + b0 * c0 if row[BOX] == PLANES else int(row[RING]) * c0
-    kept = (sum(kept_rows(height)) + 2) * c0 + row[C1] if row[BOX] == WINDOW else 0
-    return max(planes_at_once + c0 + left + right, int(kept))
+def _point_to_tables(row: NDArray[np.int64], op: Op, table: int, shape: Shape) -> None:
+    """Where both images' tables are read for the first place of a map, in entries of the given full shape."""
+    plane, pitch = shape[1] * shape[2], shape[2]
+    for column, (a, b, c) in ((OWN_TABLE, op.first), (TABLE, op.second)):
+        row[column] = table + a * plane + b * pitch + c
+    row[[TABLE_ROW, TABLE_PLANE, TABLE_SIZE]] = pitch, plane, shape[0] * plane
+
+
+class _Geometry:
+    """Encodes box sums. Operations on sheets share most of their geometry, so lists are written once."""
+
+    def __init__(self, taps: list[int], program: Program) -> None:
+        self.taps = taps
+        # A pool adds up windows of many sizes. They go the general way, because compiling each would take seconds.
+        self.compiled = {(k, k) for k in COMMON_WINDOWS} | {
+            size
+            for op in program.ops
+            if op.sums is not None and op.keep != 1.0 and (size := _window_size(op.sums)) is not None
+        }
+        self.csr = cache(self._csr)
+        self.rows = cache(self._rows)
+
+    def encode(self, row: NDArray[np.int64], op: Op) -> int:
+        """Fill the geometry columns; the scratch elements needed."""
+        a0, b0, c0 = op.shape
+        if op.sums is None:
+            row[BOX], row[RING] = POINTWISE, 1
+            return c0
+        planes, rows, columns = op.sums
+        row[BOX] = ROWS if planes.is_identity else PLANES
+        row[PLANE_TAPS] = self.csr(planes)
+        row[COL_TAPS] = self.csr(columns)
+        left = right = 0
+        if (w := _regular(columns)) is not None:
+            left, right = w.padding or (0, 0)
+            low, high = (w.low, w.high) if w.padding is None else (0, columns.out_size)
+            row[[COL_LOW, COL_HIGH, COL_START, COL_STRIDE, COL_DILATION, COL_K]] = (
+                low, high, w.start, w.stride, w.dilation, w.k,
+            )  # fmt: skip
+            row[[PAD_LEFT, PAD_RIGHT]] = left, right
+        row[[ROW_K, ROW_TAPS, ROW_NEED, RING]] = self.rows(rows)
+        height = int(row[ROW_K])
+        size = _window_size(op.sums)
+        if row[BOX] == ROWS and size in self.compiled and (w := _neighbours(rows)) is not None:
+            row[BOX] = WINDOW
+            row[ROW_BEFORE] = -w.start
+        # The variance recursion takes the general way, so there is scratch for both.
+        planes_at_once = a0 * b0 * c0 + b0 * c0 if row[BOX] == PLANES else int(row[RING]) * c0
+        kept = (sum(kept_rows(height)) + 2) * c0 + row[C1] if row[BOX] == WINDOW else 0
+        return max(planes_at_once + c0 + left + right, int(kept))
+
+    def _csr(self, axis: AxisSum) -> int:
+        at = len(self.taps)
+        offsets = np.concatenate([[0], np.cumsum([len(s) for s in axis.sources])])
+        self.taps.extend(int(o) for o in offsets)
+        self.taps.extend(nu for s in axis.sources for nu in s)
+        return at
+
+    def _rows(self, rows: AxisSum) -> tuple[int, int, int, int]:
+        """ROW_K, ROW_TAPS, ROW_NEED and RING of the sums of rows."""
+        # A zero-padded window has one place per tap, so that neighbouring output rows line up even at the border.
+        table = _row_table(rows)
+        at = len(self.taps)
+        self.taps.extend(b for entry in table for b in entry)
+        need = np.maximum.accumulate([max(entry, default=-1) + 1 for entry in table])
+        need_at = len(self.taps)
+        self.taps.extend(int(n) for n in need)
+        first = [min((b for b in entry if b >= 0), default=int(n)) for n, entry in zip(need, table, strict=True)]
+        return len(table[0]), at, need_at, min(rows.size, max(1, int(np.max(need - first))))
 
 
 def kept_rows(height: int) -> tuple[int, int]:
     """How many rows a window of that height keeps: sums of two rows, and odd rows."""
     return max(1, (height - 1) // 2), height // 2
-
-
-def _csr(axis: AxisSum, taps: list[int]) -> int:
-    at = len(taps)
-    offsets = np.concatenate([[0], np.cumsum([len(s) for s in axis.sources])])
-    taps.extend(int(o) for o in offsets)
-    taps.extend(nu for s in axis.sources for nu in s)
-    return at
 
 
 def _row_table(rows: AxisSum) -> list[list[int]]:
@@ -233,6 +281,12 @@ def _row_table(rows: AxisSum) -> list[list[int]]:
         at_start = bool(sources) and sources[0] == 0 and missing > 0
         table.append([-1] * missing + list(sources) if at_start else list(sources) + [-1] * missing)
     return table
+
+
+def _window_size(sums: tuple[AxisSum, AxisSum, AxisSum]) -> tuple[int, int] | None:
+    """Height and width of the windows of neighbours that are summed, where they are such."""
+    rows, columns = map(_neighbours, sums[1:])
+    return None if rows is None or columns is None else (rows.k, columns.k)
 
 
 def _regular(axis: AxisSum) -> SlidingWindow | None:

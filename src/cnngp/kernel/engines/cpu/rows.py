@@ -1,8 +1,9 @@
 """Pair formulas over one row of a map: f(K) for `lanes` pairs at a time, and the variance recursion's counterpart.
 
 A lane is a pair (pair formulas) or an image (variance formulas). `own` is the table of the one row image, a number per
-entry; `lane` is the table of the column images, a vector per entry. An activation's entries are channel after channel,
-`size` apart; `at` is the entry of the row's first location in the first channel.
+entry; `lane` is the table of the column images, a vector per entry. Under a pool the variances need the pair formulas
+of an image with itself at two places: there `both` tables are the lanes'. An activation's entries are channel after
+channel, `size` apart; `at` is the entry of the row's first location in the first channel.
 """
 
 from __future__ import annotations
@@ -16,14 +17,11 @@ import numba
 from cnngp.kernel.series.packed import EVEN, EXPONENT, HEAD, PANELS, POWER, ROWS, SECOND_WIDTH, WIDTH
 
 from .plan import (
-    A0,
     ACT,
     ADD,
     AFFINE,
     ALPHA,
-    B0,
     BETA,
-    C0,
     COS,
     ERF,
     EVEN_TERMS,
@@ -39,6 +37,7 @@ from .plan import (
     SMALLEST,
     STEP,
     STORE,
+    TABLE_SIZE,
     UNIT,
 )
 from .simd import (
@@ -100,35 +99,49 @@ def relu_value(K: Any, p: Any, q: Any, one: Any) -> Any:
     return fma((p - size) * sqrt(u), relu_g(u), positive(K))
 
 
-def relu_row(
-    m: Any, src: int, dst: int, n: int, own: Any, own_at: int, lane: Any, at: int, op: Any, numbers: Any, taps: Any,
-    panels: Any,
-) -> None:  # fmt: skip
+@inlined
+def own_entry(own: Any, lane: Any, at: int, both: bool) -> Any:
+    """An entry of the row image's table for all lanes; where `both`, of each column image's own table."""
+    return load(lane, at * lanes(lane)) if both else splat(own, at)
+
+
+def relu_row(both: bool) -> Callable[..., None]:
     """R; tables s and 1/s."""
-    L = lanes(m)
-    size = op[A0] * op[B0] * op[C0]
-    one = constant(m, 1.0)
-    for c in range(n):
-        K = load(m, src + c * L)
-        p = splat(own, own_at + c) * load(lane, (at + c) * L)
-        q = splat(own, own_at + size + c) * load(lane, (at + size + c) * L)
-        store(m, dst + c * L, relu_value(K, p, q, one))
+
+    def run(
+        m: Any, src: int, dst: int, n: int, own: Any, own_at: int, lane: Any, at: int, op: Any, numbers: Any, taps: Any,
+        panels: Any,
+    ) -> None:  # fmt: skip
+        L = lanes(m)
+        size = op[TABLE_SIZE]
+        one = constant(m, 1.0)
+        for c in range(n):
+            K = load(m, src + c * L)
+            p = own_entry(own, lane, own_at + c, both) * load(lane, (at + c) * L)
+            q = own_entry(own, lane, own_at + size + c, both) * load(lane, (at + size + c) * L)
+            store(m, dst + c * L, relu_value(K, p, q, one))
+
+    return run
 
 
-def relu_family_row(
-    m: Any, src: int, dst: int, n: int, own: Any, own_at: int, lane: Any, at: int, op: Any, numbers: Any, taps: Any,
-    panels: Any,
-) -> None:  # fmt: skip
+def relu_family_row(both: bool) -> Callable[..., None]:
     """α·R + β·K."""
-    L = lanes(m)
-    size = op[A0] * op[B0] * op[C0]
-    one = constant(m, 1.0)
-    alpha, beta = constant(m, numbers[ALPHA]), constant(m, numbers[BETA])
-    for c in range(n):
-        K = load(m, src + c * L)
-        p = splat(own, own_at + c) * load(lane, (at + c) * L)
-        q = splat(own, own_at + size + c) * load(lane, (at + size + c) * L)
-        store(m, dst + c * L, fma(relu_value(K, p, q, one), alpha, K * beta))
+
+    def run(
+        m: Any, src: int, dst: int, n: int, own: Any, own_at: int, lane: Any, at: int, op: Any, numbers: Any, taps: Any,
+        panels: Any,
+    ) -> None:  # fmt: skip
+        L = lanes(m)
+        size = op[TABLE_SIZE]
+        one = constant(m, 1.0)
+        alpha, beta = constant(m, numbers[ALPHA]), constant(m, numbers[BETA])
+        for c in range(n):
+            K = load(m, src + c * L)
+            p = own_entry(own, lane, own_at + c, both) * load(lane, (at + c) * L)
+            q = own_entry(own, lane, own_at + size + c, both) * load(lane, (at + size + c) * L)
+            store(m, dst + c * L, fma(relu_value(K, p, q, one), alpha, K * beta))
+
+    return run
 
 
 @inlined
@@ -151,112 +164,136 @@ def _exp(m: Any, x: Any) -> Any:
     return exp_r(r) * power_of_two(n)
 
 
-def erf_row(
-    m: Any, src: int, dst: int, n: int, own: Any, own_at: int, lane: Any, at: int, op: Any, numbers: Any, taps: Any,
-    panels: Any,
-) -> None:  # fmt: skip
+def erf_row(both: bool) -> Callable[..., None]:
     """asin(K t t') with t = √2/√(1 + 2K₁) in the table."""
-    L = lanes(m)
-    for c in range(n):
-        t = splat(own, own_at + c) * load(lane, (at + c) * L)
-        store(m, dst + c * L, _asin(m, load(m, src + c * L) * t))
+
+    def run(
+        m: Any, src: int, dst: int, n: int, own: Any, own_at: int, lane: Any, at: int, op: Any, numbers: Any, taps: Any,
+        panels: Any,
+    ) -> None:  # fmt: skip
+        L = lanes(m)
+        for c in range(n):
+            t = own_entry(own, lane, own_at + c, both) * load(lane, (at + c) * L)
+            store(m, dst + c * L, _asin(m, load(m, src + c * L) * t))
+
+    return run
 
 
-def step_row(
-    m: Any, src: int, dst: int, n: int, own: Any, own_at: int, lane: Any, at: int, op: Any, numbers: Any, taps: Any,
-    panels: Any,
-) -> None:  # fmt: skip
+def step_row(both: bool) -> Callable[..., None]:
     """π − θ with cos θ = K r r', r = 1/√K₁ in the table; 0 where a variance, and with it r, is 0."""
-    L = lanes(m)
-    one, pi, zero = constant(m, 1.0), constant(m, PI), constant(m, 0.0)
-    for c in range(n):
-        q = splat(own, own_at + c) * load(lane, (at + c) * L)
-        x = load(m, src + c * L) * q
-        v = positive(one - absolute(x))
-        theta = sqrt(v) * acos_h(v)
-        store(m, dst + c * L, where_less(zero, q, where_less(x, zero, theta, pi - theta), zero))
+
+    def run(
+        m: Any, src: int, dst: int, n: int, own: Any, own_at: int, lane: Any, at: int, op: Any, numbers: Any, taps: Any,
+        panels: Any,
+    ) -> None:  # fmt: skip
+        L = lanes(m)
+        one, pi, zero = constant(m, 1.0), constant(m, PI), constant(m, 0.0)
+        for c in range(n):
+            q = own_entry(own, lane, own_at + c, both) * load(lane, (at + c) * L)
+            x = load(m, src + c * L) * q
+            v = positive(one - absolute(x))
+            theta = sqrt(v) * acos_h(v)
+            store(m, dst + c * L, where_less(zero, q, where_less(x, zero, theta, pi - theta), zero))
+
+    return run
 
 
-def sin_cos_row(
-    m: Any, src: int, dst: int, n: int, own: Any, own_at: int, lane: Any, at: int, op: Any, numbers: Any, taps: Any,
-    panels: Any,
-) -> None:  # fmt: skip
+def sin_cos_row(both: bool) -> Callable[..., None]:
     """½(e^{K−h−h'} ∓ e^{−K−h−h'}) with h = K₁/2 in the table; the difference through 1 − e^{−2|K|}."""
-    L = lanes(m)
-    unit, half, two, one = constant(m, numbers[UNIT]), constant(m, 0.5), constant(m, 2.0), constant(m, 1.0)
-    for c in range(n):
-        K = load(m, src + c * L) * unit
-        size = absolute(K)
-        h = splat(own, own_at + c) + load(lane, (at + c) * L)
-        rise = half * _exp(m, size - h)
-        y = size * two
-        fall = _exp(m, constant(m, 0.0) - y)
-        if op[ACT] == SIN:
-            below = where_less(y, constant(m, 0.7), y * expm1_y(y), one - fall)
-            store(m, dst + c * L, copysign(rise * below, K))
-        else:
-            store(m, dst + c * L, fma(rise, fall, rise))
+
+    def run(
+        m: Any, src: int, dst: int, n: int, own: Any, own_at: int, lane: Any, at: int, op: Any, numbers: Any, taps: Any,
+        panels: Any,
+    ) -> None:  # fmt: skip
+        L = lanes(m)
+        unit, half, two, one = constant(m, numbers[UNIT]), constant(m, 0.5), constant(m, 2.0), constant(m, 1.0)
+        for c in range(n):
+            K = load(m, src + c * L) * unit
+            size = absolute(K)
+            h = own_entry(own, lane, own_at + c, both) + load(lane, (at + c) * L)
+            rise = half * _exp(m, size - h)
+            y = size * two
+            fall = _exp(m, constant(m, 0.0) - y)
+            if op[ACT] == SIN:
+                below = where_less(y, constant(m, 0.7), y * expm1_y(y), one - fall)
+                store(m, dst + c * L, copysign(rise * below, K))
+            else:
+                store(m, dst + c * L, fma(rise, fall, rise))
+
+    return run
 
 
-def gelu_row(
-    m: Any, src: int, dst: int, n: int, own: Any, own_at: int, lane: Any, at: int, op: Any, numbers: Any, taps: Any,
-    panels: Any,
-) -> None:  # fmt: skip
+def gelu_row(both: bool) -> Callable[..., None]:
     """K/4 + (K asin x + x² tt'/q + kk' q)/2π, t = 1/√(1 + K₁), k = K₁t, x = Ktt', q = √(1 − x²) ≥ √(tt').
 
     The tables hold √unit · t and k.
     """
-    L = lanes(m)
-    size = op[A0] * op[B0] * op[C0]
-    unit, per_unit = constant(m, numbers[UNIT]), constant(m, 1.0 / numbers[UNIT])
-    one, quarter, scale = constant(m, 1.0), constant(m, 0.25), constant(m, 0.5 / PI)
-    for c in range(n):
-        K = load(m, src + c * L)
-        tt = splat(own, own_at + c) * load(lane, (at + c) * L)
-        kk = splat(own, own_at + size + c) * load(lane, (at + size + c) * L)
-        x = K * tt
-        K = K * unit
-        tt = tt * per_unit
-        wide = absolute(x)
-        q = sqrt(maximum((one - wide) * (one + wide), tt))
-        inner = fma(K, _asin(m, x), fma(kk, q, (x * x) * tt / q))
-        store(m, dst + c * L, fma(inner, scale, K * quarter))
+
+    def run(
+        m: Any, src: int, dst: int, n: int, own: Any, own_at: int, lane: Any, at: int, op: Any, numbers: Any, taps: Any,
+        panels: Any,
+    ) -> None:  # fmt: skip
+        L = lanes(m)
+        size = op[TABLE_SIZE]
+        unit, per_unit = constant(m, numbers[UNIT]), constant(m, 1.0 / numbers[UNIT])
+        one, quarter, scale = constant(m, 1.0), constant(m, 0.25), constant(m, 0.5 / PI)
+        for c in range(n):
+            K = load(m, src + c * L)
+            tt = own_entry(own, lane, own_at + c, both) * load(lane, (at + c) * L)
+            kk = own_entry(own, lane, own_at + size + c, both) * load(lane, (at + size + c) * L)
+            x = K * tt
+            K = K * unit
+            tt = tt * per_unit
+            wide = absolute(x)
+            q = sqrt(maximum((one - wide) * (one + wide), tt))
+            inner = fma(K, _asin(m, x), fma(kk, q, (x * x) * tt / q))
+            store(m, dst + c * L, fma(inner, scale, K * quarter))
+
+    return run
 
 
-def series_row(
-    m: Any, src: int, dst: int, n: int, own: Any, own_at: int, lane: Any, at: int, op: Any, numbers: Any, taps: Any,
-    panels: Any,
-) -> None:  # fmt: skip
+def series_row(both: bool) -> Callable[..., None]:
     """Σ_j A_j A'_j ρ^k by Horner's rule in ρ², even rows then odd; tables r = 1/√K₁ for ρ = K r r', then the A_j.
 
     Rows may step over powers: the first POWERS vectors of the workspace hold ρ^(2·2^b).
     """
-    L = lanes(m)
-    size = op[A0] * op[B0] * op[C0]
-    even, odd, shifts = op[EVEN_TERMS], op[ODD_TERMS], shifted(taps, op[SHIFTS])
-    one = constant(m, 1.0)
-    top = 0
-    for j in range(even + odd):
-        top = max(top, shifts[j])
-    for c in range(n):
-        rho = load(m, src + c * L) * (splat(own, own_at + c) * load(lane, (at + c) * L))
-        wide = absolute(rho)
-        rho = copysign(where_less(wide, one, wide, one), rho)
-        power = rho * rho
-        for b in range(top + 1):
-            store(m, b * L, power)
-            power = power * power
-        sums = constant(m, 0.0)
-        for j in range(even + odd - 1, even - 1, -1):
-            shift = (j + 1) * size + c
-            step = shifts[j + 1] if j + 1 < even + odd else 0
-            sums = fma(sums, load(m, step * L), splat(own, own_at + shift) * load(lane, (at + shift) * L))
-        total = constant(m, 0.0)
-        for j in range(even - 1, -1, -1):
-            shift = (j + 1) * size + c
-            step = shifts[j + 1] if j + 1 < even else 0
-            total = fma(total, load(m, step * L), splat(own, own_at + shift) * load(lane, (at + shift) * L))
-        store(m, dst + c * L, fma(sums, rho, total))
+
+    def run(
+        m: Any, src: int, dst: int, n: int, own: Any, own_at: int, lane: Any, at: int, op: Any, numbers: Any, taps: Any,
+        panels: Any,
+    ) -> None:  # fmt: skip
+        L = lanes(m)
+        size = op[TABLE_SIZE]
+        even, odd, shifts = op[EVEN_TERMS], op[ODD_TERMS], shifted(taps, op[SHIFTS])
+        one = constant(m, 1.0)
+        top = 0
+        for j in range(even + odd):
+            top = max(top, shifts[j])
+        for c in range(n):
+            rho = load(m, src + c * L) * (own_entry(own, lane, own_at + c, both) * load(lane, (at + c) * L))
+            wide = absolute(rho)
+            rho = copysign(where_less(wide, one, wide, one), rho)
+            power = rho * rho
+            for b in range(top + 1):
+                store(m, b * L, power)
+                power = power * power
+            sums = constant(m, 0.0)
+            for j in range(even + odd - 1, even - 1, -1):
+                shift = (j + 1) * size + c
+                step = shifts[j + 1] if j + 1 < even + odd else 0
+                sums = fma(
+                    sums, load(m, step * L), own_entry(own, lane, own_at + shift, both) * load(lane, (at + shift) * L)
+                )
+            total = constant(m, 0.0)
+            for j in range(even - 1, -1, -1):
+                shift = (j + 1) * size + c
+                step = shifts[j + 1] if j + 1 < even else 0
+                total = fma(
+                    total, load(m, step * L), own_entry(own, lane, own_at + shift, both) * load(lane, (at + shift) * L)
+                )
+            store(m, dst + c * L, fma(sums, rho, total))
+
+    return run
 
 
 def relu_variances(
@@ -265,7 +302,7 @@ def relu_variances(
 ) -> None:  # fmt: skip
     """√K and 1/√K into the table, (α + β)·K onwards. Below `SMALLEST` 1/√K is 0: there the correlation counts as 0."""
     L = lanes(m)
-    size, peak_at = op[A0] * op[B0] * op[C0], op[SITE] * L
+    size, peak_at = op[TABLE_SIZE], op[SITE] * L
     zero, one, least = constant(m, 0.0), constant(m, 1.0), constant(m, numbers[SMALLEST])
     factor = constant(m, numbers[ALPHA] + numbers[BETA])
     peak = load(peaks, peak_at)
@@ -291,7 +328,7 @@ def other_variances(
 ) -> None:  # fmt: skip
     """The nonlinearities that are not of the ReLU's family: f at correlation one, table entries and peaks likewise."""
     L = lanes(m)
-    act, size, peak_at, smallest = op[ACT], op[A0] * op[B0] * op[C0], op[SITE] * L, numbers[SMALLEST]
+    act, size, peak_at, smallest = op[ACT], op[TABLE_SIZE], op[SITE] * L, numbers[SMALLEST]
     even, odd, packed = op[EVEN_TERMS], op[ODD_TERMS], shifted(panels, op[SERIES_AT])
     unit = numbers[UNIT]
     far = size * L
@@ -354,17 +391,23 @@ def series_entries(s: float, table: Any, entry: int, far: int, even: int, odd: i
     return power * power * _chebyshev(packed, second, width2, t)  # type: ignore[no-any-return]
 
 
-# The function of each nonlinearity on a row, for pairs and in the variance recursion.
-PAIR_ROWS: dict[int, Callable[..., None]] = {
-    RELU: relu_row,
-    RELU_FAMILY: relu_family_row,
-    ERF: erf_row,
-    STEP: step_row,
-    SIN: sin_cos_row,
-    COS: sin_cos_row,
-    GELU_ACT: gelu_row,
-    SERIES: series_row,
-}
+# The function of each nonlinearity on a row: for pairs, for images with themselves at two different places, and for
+# the variances, where the places are the same.
+def pair_rows(both: bool) -> dict[int, Callable[..., None]]:
+    return {
+        RELU: relu_row(both),
+        RELU_FAMILY: relu_family_row(both),
+        ERF: erf_row(both),
+        STEP: step_row(both),
+        SIN: sin_cos_row(both),
+        COS: sin_cos_row(both),
+        GELU_ACT: gelu_row(both),
+        SERIES: series_row(both),
+    }
+
+
+PAIR_ROWS = pair_rows(both=False)
+SELF_ROWS = pair_rows(both=True)
 VARIANCE_ROWS: dict[int, Callable[..., None]] = dict.fromkeys(PAIR_ROWS, other_variances) | {
     RELU: relu_variances,
     RELU_FAMILY: relu_variances,

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from typing import Any
 
 from .plan import (
-    A0,
     A1,
     ACT,
     B0,
@@ -31,6 +30,7 @@ from .plan import (
     NO_ACT,
     OWN_AT,
     OWN_STEP,
+    OWN_TABLE,
     RELU,
     ROW_BEFORE,
     ROW_CALL,
@@ -38,6 +38,9 @@ from .plan import (
     SCRATCH,
     SRC,
     TABLE,
+    TABLE_PLANE,
+    TABLE_ROW,
+    TABLE_SIZE,
     WRITE,
     kept_rows,
 )
@@ -57,7 +60,7 @@ def window(height: int, width: int) -> Callable[..., None]:
         keep, scale, bias = constant(m, numbers[KEEP]), constant(m, numbers[SCALE]), constant(m, numbers[BIAS])
         rows, n, how, act = op[B0], op[C0], op[WRITE], op[ACT]
         row_size, out_size = n * L, op[C1] * L
-        size = op[A0] * rows * n
+        size, pitch = op[TABLE_SIZE], op[TABLE_ROW]
         after = height - 1 - op[ROW_BEFORE]
         before_output = (after + 1) // 2
         sum_rows = frame[SCRATCH]
@@ -66,11 +69,11 @@ def window(height: int, width: int) -> Callable[..., None]:
         unused = fresh + 2 * row_size
         ready = op[COL_K] + op[COL_START]  # one more than the columns before the first output: sums run one behind
         for image in range(frame[IMAGES]):
-            own_at = frame[OWN_AT] + image * frame[OWN_STEP]
+            own_at = frame[OWN_AT] + image * frame[OWN_STEP] + op[OWN_TABLE] - op[TABLE]
             for plane in range(op[A1]):
                 src = frame[BASE] + image * frame[MAP_STEP] + op[SRC] * L + plane * rows * row_size
                 dst = frame[BASE] + image * frame[MAP_STEP] + op[DST] * L + plane * op[B1] * out_size
-                entry = op[TABLE] + plane * rows * n
+                entry = op[TABLE] + plane * op[TABLE_PLANE]
                 for x in range(0, (sums + singles) * row_size, L):
                     store(m, sum_rows + x, zero)
                 for j in range(before_output + (op[B1] + 1) // 2):
@@ -82,7 +85,7 @@ def window(height: int, width: int) -> Callable[..., None]:
                         if 0 <= r < rows:
                             first = src + r * row_size
                             if act != NO_ACT:
-                                at = entry + r * n
+                                at = entry + r * pitch
                                 call_row(
                                     op[ROW_CALL], m, first, fresh, n, own, own_at + at, table, at, op, numbers, taps,
                                     panels,
@@ -91,7 +94,7 @@ def window(height: int, width: int) -> Callable[..., None]:
                         if 0 <= r + 1 < rows:
                             second = src + (r + 1) * row_size
                             if act != NO_ACT:
-                                at = entry + (r + 1) * n
+                                at = entry + (r + 1) * pitch
                                 call_row(
                                     op[ROW_CALL], m, second, fresh + row_size, n, own, own_at + at, table, at, op,
                                     numbers, taps, panels,
@@ -107,7 +110,7 @@ def window(height: int, width: int) -> Callable[..., None]:
                     back2 = sum_rows + ((j - 2) % sums) * row_size
                     back3 = sum_rows + ((j - 3) % sums) * row_size
                     map_a, map_b = src + r * row_size, src + (r + 1) * row_size
-                    at = entry + r * n
+                    at = entry + r * pitch
                     own_a = own_at + at
                     state_a = empty_window(m, width)
                     state_b = empty_window(m, width)
@@ -144,8 +147,8 @@ def window(height: int, width: int) -> Callable[..., None]:
                                 p = splat(own, own_a + x) * load(table, (at + x) * L)
                                 q = splat(own, own_a + size + x) * load(table, (at + size + x) * L)
                                 Va = relu_value(load(m, map_a + o), p, q, one)
-                                p = splat(own, own_a + n + x) * load(table, (at + n + x) * L)
-                                q = splat(own, own_a + n + size + x) * load(table, (at + n + size + x) * L)
+                                p = splat(own, own_a + pitch + x) * load(table, (at + pitch + x) * L)
+                                q = splat(own, own_a + pitch + size + x) * load(table, (at + pitch + size + x) * L)
                                 Vb = relu_value(load(m, map_b + o), p, q, one)
                             else:
                                 Va, Vb = load(m, first + o), load(m, second + o)

@@ -302,6 +302,7 @@ def table_kernel(walk: Walk, dtype: str, shared_limit: int) -> BlockKernel:
     slot = f"(r / {v} * width + c) * {v} + r % {v}" if v > 1 else "e"
     fold = f"if (width >= {layout.fold} && width % 2 == 0) {{ r = 2 * r + c % 2; c /= 2; width /= 2; }}"
     count = math.prod(program.shape)
+    assert program.input is not None
     begin = walk.memory.buffers[program.input]
     text = f"""
 {DIAGONAL_FORMULAS}{SERIES_DIAGONAL if walk.series else ""}
@@ -360,6 +361,7 @@ def pair_kernel(walk: Walk, dtype: str, shared_limit: int) -> BlockKernel:
         second = [f"t2[op.offset + {p} * op.plane + e]" for p in planes]
         formulas.append(pair_formula(layer, "K", constants, first, second))
     memory, shared, scratch = _memory(walk, 4 if dtype == "float" else 8, "real", shared_limit)
+    assert program.input is not None
     count = math.prod(program.shape)
     text = f"""{SERIES_FORMULAS if walk.series else ""}
 extern "C" __global__ void pairs(const real* __restrict__ first, const real* __restrict__ second,

@@ -1,0 +1,142 @@
+"""The table of a network's shapes and costs that a person reads."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import assert_never
+
+from .composition import check_network
+from .demands import Placed, placed
+from .layers import (
+    GELU,
+    Abs,
+    AvgPool,
+    Conv,
+    ConvTranspose,
+    Cos,
+    Dense,
+    Elementwise,
+    Erf,
+    GlobalAvgPool,
+    Identity,
+    LeakyReLU,
+    Network,
+    Nonlinearity,
+    ReLU,
+    Sequential,
+    Sin,
+    Step,
+    Sum,
+    as_layer,
+)
+from .shapes import Spatial, check_input_shape, shape_text
+
+
+# Rough operation counts of the pair formulas, for the table only; additions and multiplications count one each.
+def _nonlinearity_cost(layer: Nonlinearity) -> int:
+    match layer:
+        case ReLU() | LeakyReLU() | Abs() | Step():
+            return 15
+        case Erf() | Sin() | Cos():
+            return 25
+        case GELU():
+            return 40
+        case Elementwise():
+            return 100
+        case _:
+            assert_never(layer)
+
+
+@dataclass(frozen=True)
+class ShapeRow:
+    place: str
+    layer: str
+    output: Spatial
+    cost: int
+    sheets: int = 1
+    """How many displacements between locations are carried here; 1 without pooling."""
+
+
+@dataclass(frozen=True)
+class ShapeTable:
+    """Rows of (place, layer, output shape, operations per pair of images); prints as a table."""
+
+    channels: int
+    rows: tuple[ShapeRow, ...]
+
+    @property
+    def output(self) -> Spatial:
+        return self.rows[-1].output
+
+    @property
+    def cost(self) -> int:
+        return sum(row.cost for row in self.rows)
+
+    def __iter__(self) -> Iterator[ShapeRow]:
+        return iter(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __str__(self) -> str:
+        cells = [(r.place, r.layer, shape_text(r.output), f"{r.sheets:,}", f"{r.cost:,}") for r in self.rows]
+        head = ("place", "layer", "output", "sheets", "operations per pair")
+        cells = [head, *cells, ("all", "", "", "", f"{self.cost:,}")]
+        shown = [0, 1, 2, 4] if all(row.sheets == 1 for row in self.rows) else range(5)  # without pools, no sheets
+        columns = [[row[i] for row in cells] for i in shown]
+        widths = [max(map(len, column)) for column in columns]
+        return "\n".join(
+            "  ".join(f"{cell:{'<' if c < 2 else '>'}{widths[c]}}" for c, cell in enumerate(row))
+            for row in zip(*columns, strict=True)
+        )
+
+
+def shape_table(net: Network, input_shape: Sequence[int]) -> ShapeTable:
+    layer = as_layer(net)
+    channels, spatial = check_input_shape(input_shape)
+    check_network(layer)
+    root = placed(layer, spatial)
+    name = f"{channels} channel{'s' if channels > 1 else ''}"
+    # The sheets of the input: all that any layer asks of it, each a product over the channels.
+    start = Placed("", Identity(), spatial, spatial, wanted=root.asked)
+    rows = [ShapeRow("(input)", name, spatial, channels * start.elements, len(start.wanted))]
+    rows += (
+        ShapeRow(here.place or "(network)", _name(here), here.after, _cost(here), len(here.wanted))
+        for here in root.walk()
+        if not isinstance(here.layer, Sequential)
+    )
+    return ShapeTable(channels, tuple(rows))
+
+
+def _name(here: Placed) -> str:
+    return f"Sum of {len(here.children)}" if isinstance(here.layer, Sum) else repr(here.layer)
+
+
+def _cost(here: Placed) -> int:
+    """Operations per pair of images, for all the sheets that are asked of the layer."""
+    match here.layer:
+        case Conv() | ConvTranspose() | Dense() | AvgPool() | GlobalAvgPool():
+            return here.elements + sum(_sheet_cost(here, D) for D in here.along_axes)
+        case ReLU() | LeakyReLU() | Erf() | Abs() | Step() | Sin() | Cos() | GELU() | Elementwise() as layer:
+            return _nonlinearity_cost(layer) * here.elements
+        case Identity() | Sequential():
+            return 0
+        case Sum():
+            return (len(here.children) - 1) * here.elements
+        case _:
+            assert_never(here.layer)
+
+
+def _sheet_cost(here: Placed, D: tuple[int, ...]) -> int:
+    """Additions that make one sheet of a linear layer's output: one pass an axis, the map shrinking on the way."""
+    cost = 0
+    for pieces in product(*(axis.pieces(d) for axis, d in zip(here.axes, D, strict=True))):
+        left = math.prod(piece.sums.size for piece in pieces)
+        for piece in pieces:
+            left //= piece.sums.size
+            cost += piece.sums.taps * left
+            left *= piece.sums.out_size
+    return cost

@@ -1,0 +1,77 @@
+"""Networks with pools, with every legal argument of the pools: drawn like those of generator.py, and from it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from hypothesis import strategies as st
+
+from cnngp import AvgPool, Conv, Dense, GlobalAvgPool, Identity, Network, NetworkError, Sequential, Sum
+from cnngp.network.demands import placed
+
+from . import generator
+from .generator import Act, Choices, Spatial
+from .networks import Drawn, relu_like
+
+MOST_COVARIANCES = 40_000  # of one layer in the reference, which carries them all
+
+
+def pool(pick: Choices, axes: int) -> Network:
+    """Any pool: windows larger and smaller than their stride, padded, uneven, counted either way."""
+    if pick.integer(0, 4) == 0:
+        return GlobalAvgPool()
+    size = tuple(pick.integer(1, 4) for _ in range(axes))
+    padding = tuple(pick.integer(0, k // 2) for k in size)
+    stride = None if pick.among([True, False]) else tuple(pick.integer(1, 4) for _ in range(axes))
+    return AvgPool(size, stride, padding, pick.among([True, False]))
+
+
+def filters(pick: Choices, spatial: Spatial) -> Network:
+    """A transposed convolution, or one whose padding keeps displacements."""
+    if pick.integer(0, 3) == 0:
+        return generator.transposed(pick, spatial)
+    return replace(generator.convolution(pick, spatial), padding_mode=pick.among(["zeros", "zeros", "circular"]))
+
+
+def network(pick: Choices, act: Act, max_elements: int) -> tuple[Network, tuple[int, ...]]:
+    """A network with at least one pool and the shape of an image it takes; draws that do not fit are drawn again."""
+    for _ in range(60):
+        axes = pick.among([1, 2, 2, 2, 3])
+        shape = tuple(pick.integer(1, {1: 12, 2: 6, 3: 3}[axes]) for _ in range(axes))
+        layers: list[Network] = [pool(pick, axes)] if pick.integer(0, 5) == 0 else []
+        layers.append(filters(pick, shape))
+        for _ in range(pick.integer(0, 3)):
+            layers += _block(pick, act, shape)
+        layers += [act(), pool(pick, axes), Dense(generator.variance(pick), generator.bias(pick))]
+        net = Sequential(*layers)
+        try:
+            walk = list(placed(net, shape).walk())
+        except NetworkError:
+            continue
+        full = max(math.prod(n) ** 2 for here in walk for n in (here.before, here.after))
+        if sum(here.elements for here in walk) <= max_elements and full <= MOST_COVARIANCES:
+            return net, (pick.integer(1, 2), *shape)
+    return Sequential(Conv(2), act(), AvgPool(2), Dense()), (1, 4, 4)
+
+
+def _block(pick: Choices, act: Act, shape: Spatial) -> list[Network]:
+    match pick.among(["filter", "pool", "pool", "residual", "branches", "pool in a branch"]):
+        case "filter":
+            return [act(), filters(pick, shape)]
+        case "pool":
+            return [act(), pool(pick, len(shape)), filters(pick, shape)]
+        case "residual":
+            return [Sum(Identity(), Sequential(act(), Conv(3, bias_var=generator.bias(pick))))]
+        case "branches":
+            return [act(), Sum(Conv(1, stride=2), Sequential(Conv(3, stride=2), act(), Conv(2)))]
+        case _:
+            same = AvgPool(3, 1, 1, pick.among([True, False]))
+            return [Sum(Conv(1), Sequential(Conv(3), act(), same, Conv(3)), same)]
+
+
+@st.composite
+def pooled_networks(
+    draw: st.DrawFn, act: st.SearchStrategy[Network] = relu_like, max_elements: int = 4000
+) -> tuple[Network, tuple[int, ...]]:
+    return network(Drawn(draw), lambda: draw(act), max_elements)

@@ -1,0 +1,155 @@
+"""Networks with pools: programs of sheets, and the CPU engine against the reference with all covariances."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cnngp import (
+    GELU,
+    AvgPool,
+    Conv,
+    Dense,
+    Elementwise,
+    GlobalAvgPool,
+    Identity,
+    Kernel,
+    NetworkError,
+    ReLU,
+    Sequential,
+    Step,
+    Sum,
+    gram,
+    reference,
+)
+from cnngp.kernel.program import PIXELS, lower
+from helpers.networks import images, relu_like, smooth
+from helpers.pooled import pooled_networks
+
+C, R = Conv(3, weight_var=2.0, bias_var=0.1), ReLU()
+LENET = Sequential(C, R, AvgPool(2), C, R, AvgPool(2), Dense())
+GLOBAL = Sequential(C, R, C, R, GlobalAvgPool(), Dense())
+
+
+def error(K, R_):
+    assert np.isfinite(K).all()
+    return np.abs(K - R_).max() / np.abs(R_).max() if np.abs(R_).max() > 0 else np.abs(K).max()
+
+
+def check(net, shape, dtype, seed, tolerance):
+    X, Z = images(shape, 4, seed), images(shape, 5, seed + 1)
+    kernel = Kernel(net, device="cpu", dtype=dtype)
+    assert error(kernel(X, Z), reference.kernel(net, X, Z)) <= tolerance
+    K = kernel(X)
+    assert error(K, reference.kernel(net, X)) <= tolerance
+    assert (K == K.T).all()
+    assert (kernel.diag(X) == K.diagonal()).all()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@given(drawn=pooled_networks(relu_like), seed=st.integers(0, 10**6))
+@settings(max_examples=100)
+def test_relu_like_networks_with_pools_agree_with_the_reference(dtype, drawn, seed):
+    check(*drawn, dtype, seed, {"float32": 1e-6, "float64": 1e-12}[dtype])
+
+
+# The smooth nonlinearities lose digits by their conditioning, with and without pools (test_engine.py).
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@given(drawn=pooled_networks(smooth, max_elements=2000), seed=st.integers(0, 10**6))
+@settings(max_examples=60)
+def test_smooth_networks_with_pools_agree_with_the_reference(dtype, drawn, seed):
+    check(*drawn, dtype, seed, {"float32": 1e-5, "float64": 1e-12}[dtype])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("fn", ["tanh", "softplus"])
+def test_series_under_a_pool(dtype, fn):
+    net = Sequential(
+        Conv(3, weight_var=2.0), Elementwise(fn), AvgPool(2), Conv(2), Elementwise(fn), GlobalAvgPool(), Dense()
+    )
+    check(net, (1, 4, 5), dtype, 0, {"float32": 1e-6, "float64": 1e-12}[dtype])
+
+
+def test_step_under_a_pool():
+    """Step at correlation one has the slope of a root, and every two blank places have that correlation.
+
+    So the bound of test_engine.py holds for the engine and for the reference, and their difference may be the sum.
+    """
+    net = Sequential(Conv(3, bias_var=0.1), Step(), AvgPool(2), Dense())
+    check(net, (1, 5, 4), "float32", 0, 2.4e-4)
+    check(net, (1, 5, 4), "float64", 0, 1e-8)
+
+
+def test_float32_holds_its_bound_where_a_million_terms_are_added():
+    net = Sequential(Conv(3), R, GlobalAvgPool(), Dense())
+    X = images((1, 32, 32), 2, 0)
+    K, L = (Kernel(net, device="cpu", dtype=dtype)(X) for dtype in ("float32", "float64"))
+    assert error(K, L) <= 5e-7
+    assert L[0, 1] == pytest.approx(reference.kernel(net, X[:1], X[1:])[0, 0], rel=1e-12)
+
+
+def test_bits_do_not_depend_on_batch_threads_or_tiles():
+    X = images((1, 8, 8), 40, 0)
+    K = Kernel(GLOBAL, device="cpu", threads=1)(X)
+    many = Kernel(GLOBAL, device="cpu", threads=3)
+    assert (many(X) == K).all()
+    assert (many(X[7:9], X[20:33]) == K[7:9, 20:33]).all()
+    assert (gram(many, X, tile=16) == K).all()
+
+
+def test_sheets_of_one_chain_share_few_buffers():
+    """One sheet after the other: memory does not grow with their number, only with what the pool holds."""
+    few = lower(Sequential(*[C, R] * 3, GlobalAvgPool(), Dense()), (1, 8, 8))
+    many = lower(Sequential(*[C, R] * 3, GlobalAvgPool(), Dense()), (1, 16, 16))
+    assert len(many.ops) > 3.5 * len(few.ops)
+    assert sum(few.buffers) <= 4 * 8 * 8
+    assert sum(many.buffers) <= 4 * 16 * 16
+
+
+def test_variances_come_before_what_reads_them():
+    block = Sum(Identity(), Sequential(R, C))
+    program = lower(Sequential(C, R, AvgPool(2), C, block, R, GlobalAvgPool(), Dense()), (1, 6, 6))
+    seen = set()
+    for op in program.ops:
+        if op.activation is not None:
+            assert op.is_still or op.activation.site in seen
+            seen.add(op.activation.site)
+    assert program.input is None
+    assert sum(op.src == PIXELS for op in program.ops) == 11 * 11
+
+
+def test_a_network_without_pools_has_the_program_it_always_had():
+    program = lower(Sequential(C, R, C, R, Dense()), (1, 6, 6))
+    assert program.input is not None
+    assert all(op.is_still and op.src >= 0 for op in program.ops)
+    assert len(program.ops) == 3
+
+
+def test_a_pool_of_one_location_is_no_pool():
+    plain, pooled = Sequential(C, R, Dense()), Sequential(C, R, AvgPool(1), Dense())
+    X = images((1, 5, 5), 3, 0)
+    assert (Kernel(pooled, device="cpu")(X) == Kernel(plain, device="cpu")(X)).all()
+    assert lower(pooled, (1, 5, 5)).input is not None
+
+
+def test_too_many_sheets_are_refused_before_any_work():
+    with pytest.raises(NetworkError, match=r"layers\[4\]: GlobalAvgPool\(\) on 400 × 400 asks for .* use strides"):
+        Kernel(GLOBAL, device="cpu")(np.zeros((1, 1, 400, 400)))
+
+
+def test_shifted_digits_are_alike_under_a_pool():
+    """What pooling is for: the correlation of an image with its copy two pixels to the side."""
+    rng = np.random.default_rng(0)
+    X = np.zeros((1, 1, 12, 12), np.float32)
+    X[0, 0, 3:8, 3:8] = rng.random((5, 5))
+    moved = np.roll(X, 2, axis=3)
+
+    def alike(net):
+        k = Kernel(net, device="cpu", dtype="float64")
+        return (k(X, moved) / k.diag(X)).item()
+
+    tail = [C, GELU()]
+    assert alike(Sequential(*tail, *tail, Dense())) < 0.9
+    assert alike(Sequential(*tail, *tail, GlobalAvgPool(), Dense())) > 0.999
