@@ -78,15 +78,16 @@ def axis_arguments(kind: str, size: int, longest: int) -> tuple[Axis, ...]:
     return tuple(found)
 
 
-def layers(spatial: Spatial, rng: np.random.Generator, count: int | None, longest: int = 0) -> list[Layer]:
+def layers(spatial: Spatial, rng: np.random.Generator, count: int | None, longest: Spatial = ()) -> list[Layer]:
     """Layers on images of that shape, twice `count` of each kind.
 
-    None: until every argument along every axis was there. Outputs are at most `longest` places long, a little longer
-    than the input where that is 0.
+    None: until every argument along every axis was there. Outputs are at most `longest` places long along each axis, a
+    little longer than the input where that is not given.
     """
     made: list[Layer] = []
     for kind in KINDS:
-        lists = [axis_arguments(kind, n, longest or max(32, n + 8)) for n in spatial]
+        ends = longest or tuple(max(32, n + 8) for n in spatial)
+        lists = [axis_arguments(kind, n, end) for n, end in zip(spatial, ends, strict=True)]
         # Engines have fast ways for windows that move by one place along all axes. Drawn one axis at a time they would
         # hardly ever come up, so they are every other layer.
         neighbours = [[a for a in each if a.stride == a.dilation == 1] for each in lists]
@@ -118,7 +119,7 @@ def wide_sum(branches: Sequence[Layer], acts: Sequence[Network | None] = BEFORE)
 
 
 def sweep(
-    shapes: Sequence[Spatial], count: int | None, batch: int, longest: int = 0, seed: int = 0
+    shapes: Sequence[Spatial], count: int | None, batch: int, longest: Spatial = (), seed: int = 0
 ) -> Iterator[tuple[Network, tuple[int, ...]]]:
     """Wide sums of at most `batch` layers with the shape of their images; `count` and `longest` as in `layers`."""
     rng = np.random.default_rng(seed)
