@@ -117,6 +117,8 @@ def _in_memory(
     x.check_range()
     if z is not None:
         z.check_range()
+    if kernel.check:
+        kernel.verify(x.X)
     grid = Grid(shape, tile, z is None)
     K = np.empty(shape, x.dtype)
 
@@ -166,6 +168,7 @@ def _in_store(
         damaged += _seal(place, kernel, x, z, [*missing, *damaged], verify, progress)
     if missing or damaged:
         _refuse_to_fill(place, spec.engine)
+        _note_check(place, kernel, x, crew)
         if damaged:
             _report(place, damaged)
         with place.writing("its other tiles stay valid"):
@@ -174,6 +177,21 @@ def _in_store(
         _compute(place, kernel, x, z, sorted([*missing, *damaged]), progress, crew)
     place.note_progress(len(place.grid))
     return place.array()
+
+
+def _note_check(place: GramStore, kernel: Kernel, x: ImageRows, crew: cluster.Crew | None) -> None:
+    """Compare two images with the reference before hours of work; the store says that it was done, and what came out.
+
+    On a cluster each worker does so for its own engine.
+    """
+    if not kernel.check:
+        note: dict[str, Any] = {"by": "nobody: check=False"}
+    elif crew is not None:
+        note = {"by": "each worker"}
+    else:
+        verdict = kernel.verify(x.X)
+        note = {"by": "this process"} | ({} if verdict is None else verdict.as_dict())
+    place.note_check(note)
 
 
 def _specify(
