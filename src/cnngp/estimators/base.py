@@ -7,7 +7,7 @@ import functools
 import hashlib
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,6 +67,9 @@ from .inputs import (
 )
 from .solver import choose_solver
 
+if TYPE_CHECKING:
+    from cnngp.datasets.images import Aspect
+
 Array = NDArray[Any]
 
 # Entries of K(test, training) that are held at a time.
@@ -90,6 +93,8 @@ class GPEstimator(BaseEstimator):  # type: ignore[misc]
     inducing_rows_: NDArray[np.intp] | None
     gp_: Posterior
     fit_report_: FitReport
+    image_aspect_: Aspect | None = None
+    """How image files were brought to one size, for those to come; set by whoever read them."""
 
     def __init__(
         self,

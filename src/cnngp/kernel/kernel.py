@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from cnngp.common.arrays import DataError, Output, as_images, check_output
 from cnngp.common.checks import is_whole
+from cnngp.common.progress import progress_bar
 from cnngp.network.composition import check_network
 from cnngp.network.functions import has_bare_function
 from cnngp.network.layers import Network, NetworkError, as_layer
@@ -261,9 +262,7 @@ def _progress(pairs: int, wanted: bool) -> Iterator[Callable[[int], None] | None
     if not wanted:
         yield None
         return
-    from tqdm.auto import tqdm
-
-    with tqdm(total=pairs, delay=2.0, disable=None, unit="pair", unit_scale=True, leave=False) as bar:
+    with progress_bar(pairs, "kernel", "pair") as bar:
         yield bar.update
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from cnngp.common import memory
+from cnngp.common import progress as bars
 from cnngp.common.arrays import DataError, Output, check_output, to_numpy, to_output
 from cnngp.common.errors import StoreError
 from cnngp.kernel.kernel import Kernel, as_kernel
@@ -371,8 +372,5 @@ def progress_bar(
     total: int, done: int, wanted: bool, what: str = "kernel", unit: str = "pair"
 ) -> Iterator[Callable[[int], Any]]:
     """A progress bar that starts at what is done already; only on a terminal."""
-    from tqdm.auto import tqdm
-
-    disable = None if wanted else True
-    with tqdm(total=total, initial=done, desc=what, unit=unit, unit_scale=True, disable=disable, delay=2.0) as bar:
+    with bars.progress_bar(total, what, unit, done=done, wanted=wanted, keep=True) as bar:
         yield bar.update
