@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from .estimators import SparseGPClassifier as SparseGPClassifier
     from .gp import calibration as calibration
     from .gp.solving import solve as solve
-    from .kernel.check import WrongKernelError as WrongKernelError
     from .kernel.engines.base import RangeError as RangeError
     from .kernel.kernel import Kernel as Kernel
     from .matrix.cluster.connection import connect as connect
@@ -63,7 +62,6 @@ _EXPORTS = {
     "network.serialize": ("from_json",),
     "common.arrays": ("DataError",),
     "kernel.engines.base": ("RangeError",),
-    "kernel.check": ("WrongKernelError",),
     "kernel.kernel": ("Kernel",),
     "matrix.gram": ("gram",),
     "matrix.cluster.connection": ("connect",),

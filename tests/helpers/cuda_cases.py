@@ -11,11 +11,13 @@ import numpy as np
 from cnngp import (
     GELU,
     Abs,
+    AvgPool,
     Conv,
     ConvTranspose,
     Cos,
     Dense,
     Erf,
+    GlobalAvgPool,
     Identity,
     LeakyReLU,
     Network,
@@ -38,6 +40,8 @@ class OnCpu:
         self.panels = np.zeros(1) if panels is None else panels
         self.dtype = np.dtype({"float": np.float32, "double": np.float64}[source.dtype])
         shared = max(source.tables.shared, source.pairs.shared)
+        data = source.data
+        self.data = [None, None] if data is None else [_at(data.ints), _at(data.reals)]
         self.library = compiled(source.body, source.dtype, source.path, shared, folder)
 
     def tables(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -54,6 +58,7 @@ class OnCpu:
             len(x),
             _at(scratch),
             _at(self.panels),
+            *self.data,
             3,
             self.source.tables.threads,
         )
@@ -71,13 +76,14 @@ class OnCpu:
     def pairs(self, first: np.ndarray, second: np.ndarray, n: int, m: int, mirror: bool = False) -> np.ndarray:
         s = self.source
         out = np.full((n, m), np.nan, dtype=self.dtype)
-        blocks = -(-n // s.block_rows) * -(-m // s.block_columns) if s.block_rows else 3
+        all_of_them = s.block_rows and not s.pairs.scratch
+        blocks = -(-n // s.block_rows) * -(-m // s.block_columns) if all_of_them else 3
         scratch = np.empty(3 * s.pairs.scratch + 8, dtype=np.uint8)
         below = ctypes.c_longlong(0 if mirror else -(2**40))
         other = _at(out) if mirror else None
         self.library.run_pairs(
-            _at(first), _at(second), _at(out), other, n, m, ctypes.c_longlong(m), below, _at(scratch), blocks,
-            s.pairs.threads,
+            _at(first), _at(second), _at(out), other, n, m, ctypes.c_longlong(m), below, _at(scratch), *self.data,
+            blocks, s.pairs.threads,
         )  # fmt: skip
         return out
 
@@ -196,6 +202,53 @@ PATHS = {
     "one location": "dense",
     "dense skips": "dense",
     "copies of one place": "dense",
+}
+POOLED: dict[str, tuple[Network, tuple[int, ...]]] = {
+    "LeNet": (Sequential(Conv(3), ReLU(), AvgPool(2), Conv(3), ReLU(), AvgPool(2), Dense()), (1, 8, 8)),
+    "global pool": (Sequential(*[Conv(3), ReLU()] * 3, GlobalAvgPool(), Dense()), (2, 5, 7)),
+    "two pools": (
+        Sequential(
+            *[Conv(3), ReLU()] * 2,
+            AvgPool(2),
+            Conv(3),
+            ReLU(),
+            AvgPool(2),
+            Conv(3),
+            ReLU(),
+            GlobalAvgPool(),
+            Dense(bias_var=0.1),
+            ReLU(),
+            Dense(),
+        ),
+        (3, 8, 8),
+    ),
+    "any pool at the end": (
+        Sequential(
+            *[Conv(3), ReLU()] * 2, AvgPool(2), Conv(3), ReLU(), AvgPool((3, 2), (2, 1), (1, 0), False), Dense()
+        ),
+        (1, 12, 8),
+    ),
+    "strides": (
+        Sequential(
+            Conv(3),
+            BLOCK,
+            ReLU(),
+            Sum(Conv(1, stride=2), Sequential(Conv(3, stride=2), ReLU(), Conv(3))),
+            BLOCK,
+            ReLU(),
+            GlobalAvgPool(),
+            Dense(),
+        ),
+        (1, 8, 8),
+    ),
+    "smooth": (
+        Sequential(Conv(3, bias_var=0.1), Erf(), AvgPool(2), Conv(5, bias_var=0.2), GELU(), GlobalAvgPool(), Dense()),
+        (1, 8, 6),
+    ),
+    "sizes that do not halve": (
+        Sequential(Conv(3, padding="valid"), ReLU(), Conv(3, dilation=2), LeakyReLU(0.2), AvgPool(3, 2, 1), Dense()),
+        (1, 9, 8),
+    ),
 }
 # Sin, Cos, GELU and Step lose digits in float32 by their conditioning (design.md, tolerances).
 TOLERANCE = {"step": 2e-4}

@@ -22,6 +22,8 @@ struct Index { int x; };
 static Index threadIdx, blockIdx, blockDim, gridDim;
 
 template <class T> T __ldg(const T* p) { return *p; }
+template <class T> T __ldcg(const T* p) { return *p; }
+template <class T> void __stcg(T* p, T x) { *p = x; }
 inline long long __double_as_longlong(double x) { long long y; memcpy(&y, &x, 8); return y; }
 inline void atomicMax(unsigned long long* at, unsigned long long x) { *at = max(*at, x); }
 
@@ -32,9 +34,20 @@ static Fiber fiber[MOST];
 static ucontext_t scheduler;
 static int current;
 static function<void()> kernel;
+static int alive, arrived, generation;
 inline void yield_() { swapcontext(&fiber[current].context, &scheduler); }
-inline void entry() { kernel(); fiber[current].done = true; yield_(); }
+inline void release() { if (arrived == alive) { arrived = 0; generation++; } }
+inline void entry() { kernel(); fiber[current].done = true; alive--; release(); yield_(); }
+// Waits for all threads of the block: warps with more shuffles than others take longer to come here.
+inline void barrier() {
+    const int mine = generation;
+    arrived++;
+    release();
+    do yield_(); while (generation == mine);
+}
 inline void block(int threads) {
+    alive = threads;
+    arrived = 0;
     for (int t = 0; t < threads; t++) {
         Fiber& f = fiber[t];
         if (!f.stack) f.stack = (char*)malloc(STACK);
@@ -82,7 +95,7 @@ template <class T> T __shfl_down_sync(unsigned, T v, int d) {
     return fibers::exchange(v, lane + d < 32 ? lane + d : lane);
 }
 template <class T> T __shfl_xor_sync(unsigned, T v, int d) { return fibers::exchange(v, (threadIdx.x % 32) ^ d); }
-inline void __syncthreads() { fibers::yield_(); }
+inline void __syncthreads() { fibers::barrier(); }
 inline void __syncwarp() { fibers::yield_(); }
 
 // The primitives of the generated text, in plain C++.

@@ -15,7 +15,10 @@ needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g
 def compiled(body: str, real: str, path: str, shared: int, folder: Path) -> ctypes.CDLL:
     """`run_tables` and `run_pairs` of a program's text without its primitives; `shared` bytes of shared memory."""
     body = body.replace("extern __shared__", "extern").replace("__shared__", "static")
-    scratch = ", (char*)scratch" if path == "block" else ""
+    data = ", (const int*)plan, (const double*)numbers"
+    scratch = ", (char*)scratch" if path in ("block", "sheets", "walk") else ""
+    scratch += data if path == "walk" else ""
+    more = data if path in ("sheets", "walk") else ""
     kind = "const real*" if path != "warp" else "const vec*"
     text = f"""
 #define REAL {real}
@@ -24,12 +27,12 @@ def compiled(body: str, real: str, path: str, shared: int, folder: Path) -> ctyp
 alignas(16) vec dynamic_shared[{shared // 16 + 1}];
 {body}
 extern "C" void run_tables(void* X, void* rows, void* peaks, void* diagonal, int n, void* scratch, void* panels,
-                           int blocks, int threads)
+                           void* plan, void* numbers, int blocks, int threads)
 {{ fibers::launch(blocks, threads, [=] {{
     tables((const real*)X, (real*)rows, (double*)peaks, (double*)diagonal, n, (char*)scratch,
-           (const double*)panels); }}); }}
+           (const double*)panels{more}); }}); }}
 extern "C" void run_pairs(void* first, void* second, void* out, void* mirror, int n, int m, long long ld,
-                          long long below, void* scratch, int blocks, int threads)
+                          long long below, void* scratch, void* plan, void* numbers, int blocks, int threads)
 {{ fibers::launch(blocks, threads, [=] {{
     pairs(({kind})first, ({kind})second, (real*)out, (real*)mirror, n, m, ld, below{scratch}); }}); }}
 """

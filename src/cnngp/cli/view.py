@@ -8,8 +8,7 @@ from typing import Annotated
 
 import typer
 
-from .common import Device, check_writable, warnings_as_lines
-from .output import Quiet, say
+from .common import Device, check_writable, say, warnings_as_lines
 from .predict import largest_pixel
 
 
@@ -22,11 +21,10 @@ def view(
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port on this machine; 0 takes a free one.")] = 0,
     browser: Annotated[bool, typer.Option(help="Open the page in a browser.")] = True,
     device: Device = "auto",
-    quiet: Quiet = False,
 ) -> None:
     """Look at images through a model: class, probabilities, what explains them; and clean labels.
 
-    The page is for this machine alone, and no image leaves it.
+    The page is for this machine alone, and no image leaves it. Example: cnngp view out/digits-auto/model.gp
     """
     from cnngp.estimators.classifier import GPClassifier
     from cnngp.report.viewer.answers import Answers

@@ -36,6 +36,7 @@ class Card:
         self.device, self.source, self.dtype, self.sites = device, source, dtype, sites
         self._panels = panels
         self._functions: tuple[Any, Any] | None = None
+        self._data: tuple[Any, ...] | None = None
         self._entered = threading.local()
 
     def __enter__(self) -> Card:
@@ -69,14 +70,24 @@ class Card:
             self._functions = tables, pairs
         return self._functions
 
-    def _blocks(self, wanted: int, scratch: int) -> tuple[int, Any]:
+    @property
+    def data(self) -> tuple[Any, ...]:
+        """A program's operations on the card, where they are not part of the text."""
+        if self._data is None:
+            import cupy
+
+            data = self.source.data
+            self._data = () if data is None else (cupy.asarray(data.ints), cupy.asarray(data.reals))
+        return self._data
+
+    def _blocks(self, wanted: int, scratch: int, resident: int = 0) -> tuple[int, Any]:
         """How many blocks walk over the work, and the scratch memory that they share."""
         import cupy
 
         processors = cupy.cuda.Device(self.device).attributes["MultiProcessorCount"]
         blocks = min(wanted, 8 * processors)
         if scratch:
-            blocks = max(1, min(wanted, 2 * processors, int(0.2 * self.free_bytes()) // scratch))
+            blocks = max(1, min(wanted, (resident or 2) * processors, int(0.2 * self.free_bytes()) // scratch))
         return blocks, cupy.empty(max(1, blocks * scratch), cupy.uint8)
 
     def tables(self, images: Any) -> Made:
@@ -89,7 +100,7 @@ class Card:
         diagonal = cupy.empty(n, np.float64)
         launch = self.source.tables
         blocks, scratch = self._blocks(n, launch.scratch)
-        arguments = (x, rows, peaks, diagonal, np.int32(n), scratch, cupy.asarray(self._panels))
+        arguments = (x, rows, peaks, diagonal, np.int32(n), scratch, cupy.asarray(self._panels), *self.data)
         self.functions[0]((blocks,), (launch.threads,), arguments, shared_mem=launch.shared)
         return Made(rows, peaks[:, : self.sites], diagonal)
 
@@ -108,9 +119,13 @@ class Card:
             np.int64(ld),
             np.int64(below),
         )
-        if source.path == "block":
-            blocks, scratch = self._blocks(n * m, launch.scratch)
-            arguments = (*arguments, scratch)
-        else:
+        if source.block_rows:
             blocks = -(-n // source.block_rows) * -(-m // source.block_columns)
+            if source.path == "sheets":
+                few, scratch = self._blocks(blocks, launch.scratch, source.resident)
+                arguments = (*arguments, scratch)
+                blocks = few if launch.scratch else blocks
+        else:
+            blocks, scratch = self._blocks(n * m, launch.scratch)
+            arguments = (*arguments, scratch, *self.data)
         self.functions[1]((blocks,), (launch.threads,), arguments, shared_mem=launch.shared)

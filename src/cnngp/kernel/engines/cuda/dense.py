@@ -7,13 +7,16 @@ the two images alone, so the product is summed in a fixed order: channels in gro
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from cnngp.kernel.program import Program
+from cnngp.kernel.series.packed import Rows
 from cnngp.network.layers import Elementwise
 
 from .block import Walk
-from .layout import in_registers
+from .layout import Step, TableLayout, in_registers
 from .math import SERIES_FORMULAS, Constants, literal, pair_formula
 
 TILE = 64
@@ -33,17 +36,25 @@ def fits(program: Program) -> bool:
     return math.prod(program.shape) == 1 and all(math.prod(op.out_shape) == 1 for op in program.ops)
 
 
-def dense_kernel(walk: Walk, dtype: str) -> DenseKernel:
-    program, layout = walk.program, walk.layout
-    _, steps = in_registers(program)
+class _Tables(Protocol):
+    """What is known of the images' table rows."""
+
+    layout: TableLayout
+    series: Mapping[int, Rows]
+    shifts_at: dict[int, int]
+
+
+def scalar_network(steps: Sequence[Step], walk: _Tables, dtype: str, unit: float, start: str = "K") -> str:
+    """`network(K, t1, t2)`: steps on maps of one location, for two table rows; `start` is the first map's value."""
     names = {0, *(s.dst.name for s in steps)}
-    lines = [f"    real {', '.join(f'm{n} = K' if n == 0 else f'm{n} = 0' for n in sorted(names))};"]
+    lines = [f"    real {', '.join(f'm{n} = {start}' if n == 0 else f'm{n} = 0' for n in sorted(names))};"]
     for step in steps:
         op, a = step.op, step.activation
         value = f"m{step.src.name}"
         if a is not None:
-            site = layout.sites[a.site]
-            first, second = ([f"{t}[{site.offset + p}]" for p in range(site.planes)] for t in ("t1", "t2"))
+            site = walk.layout.sites[a.site]
+            places = [site.offset + p * site.plane for p in range(site.planes)]
+            first, second = ([f"{t}[{at}]" for at in places] for t in ("t1", "t2"))
             constants = Constants.literals(a, dtype)
             if isinstance(a.layer, Elementwise):
                 rows = walk.series[a.site]
@@ -56,13 +67,20 @@ def dense_kernel(walk: Walk, dtype: str) -> DenseKernel:
         layer = "" if a is None else f", {a.layer!r}"
         lines.append(f"    m{step.dst.name} = fma({scale}, {value}, {rest});  // {op.place or '(network)'}{layer}")
     end = steps[-1].dst.name if steps else 0
-    per = TILE // SIDE
-    text = f"""{SERIES_FORMULAS if walk.series else ""}
+    return f"""\
 __device__ __noinline__ real network(real K, const real* __restrict__ t1, const real* __restrict__ t2)
 {{
 {chr(10).join(lines)}
-    return {literal(program.unit, dtype)} * m{end};
-}}
+    return {literal(unit, dtype)} * m{end};
+}}"""
+
+
+def dense_kernel(walk: Walk, dtype: str) -> DenseKernel:
+    program, layout = walk.program, walk.layout
+    _, steps = in_registers(program)
+    per = TILE // SIDE
+    text = f"""{SERIES_FORMULAS if walk.series else ""}
+{scalar_network(steps, walk, dtype, program.unit)}
 extern "C" __global__ void __launch_bounds__({SIDE * SIDE})
 pairs(const real* __restrict__ first, const real* __restrict__ second, real* __restrict__ out,
       real* __restrict__ mirror, int n, int m, long long ld, long long below)

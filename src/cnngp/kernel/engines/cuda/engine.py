@@ -28,7 +28,7 @@ __all__ = ["NEVER", "CudaEngine", "EngineError", "available", "require"]
 VERSION = 1
 MAX_TILE = 16384
 # Map elements that one launch may compute, so that it takes about a second and progress can be shown.
-LAUNCH_ELEMENTS = {"warp": 8e11, "dense": 2e11, "block": 2e10}
+LAUNCH_ELEMENTS = {"warp": 8e11, "dense": 2e11, "block": 2e10, "sheets": 6e11, "walk": 1e10}
 
 
 class EngineError(RuntimeError):
@@ -77,6 +77,7 @@ class CudaEngine:
         self.program = program
         self.dtype = np.dtype(dtype)
         self._series = SeriesTables(program, self.dtype)
+        self._elements = sum(math.prod(op.shape) for op in program.ops if op.activation is not None)
         self._tile = tile
         self._devices = list(range(cupy.cuda.runtime.getDeviceCount()) if devices is None else devices)
         self._shared_limit = min(
@@ -86,7 +87,7 @@ class CudaEngine:
         self._cards = self._make_cards(self.source)
         self._longer: dict[str, list[Card]] = {}
         kind = cupy.cuda.Device(self._cards[0].device).compute_capability
-        text = hashlib.sha256(self.source.text.encode() + self._series.panels.tobytes()).hexdigest()
+        text = hashlib.sha256(self.source.content + self._series.panels.tobytes()).hexdigest()
         self.identity = f"cuda-{VERSION}-{self.dtype.name}-sm{kind}-{text[:16]}"
 
     def _generate(self, peaks: NDArray[np.float64] | None) -> CudaSource:
@@ -168,7 +169,7 @@ class CudaEngine:
         item = self.dtype.itemsize
         budget = MEMORY_SHARE * (card.free_bytes() - reserved * item)
         row = card.source.row * item
-        by_time = math.sqrt(LAUNCH_ELEMENTS[card.source.path] / max(1, self.program.elements))
+        by_time = math.sqrt(LAUNCH_ELEMENTS[card.source.path] / max(1, self._elements))
         # Two bands of rows, and four tiles: two in flight, each with its mirror image.
         by_memory = (math.sqrt(row * row + 4 * item * max(0.0, budget)) - row) / (4 * item)
         side = int(min(MAX_TILE, by_time, by_memory))

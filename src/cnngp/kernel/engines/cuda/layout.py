@@ -96,11 +96,12 @@ class Step:
         return self.op.activation
 
 
-def in_registers(program: Program) -> tuple[Map, tuple[Step, ...]]:
+def in_registers(program: Program, nonneg: bool = False) -> tuple[Map, tuple[Step, ...]]:
     """The input map and the program's steps, with maps renamed so that a result may replace what it was made from.
 
     A program's buffers do not allow that, but registers do: code is straight-line and each map is a new set of values.
-    It saves registers, and it gives blocks that repeat the same names, so they can be one loop.
+    It saves registers, and it gives blocks that repeat the same names, so they can be one loop. `nonneg`: the input
+    map cannot be negative.
     """
     ops = tuple(map(_without_single_places, program.ops))
     last_read: dict[int, int] = {}  # value → last step that reads it; a value is the index of its step, −1 the input
@@ -115,7 +116,7 @@ def in_registers(program: Program) -> tuple[Map, tuple[Step, ...]]:
         value_in[op.dst] = i
     last_read[value_in[program.output]] = len(ops)
 
-    maps = {-1: Map(0, program.shape, False)}
+    maps = {-1: Map(0, program.shape, nonneg)}
     steps: list[Step] = []
     for i, op in enumerate(ops):
         source, base = reads[i]
@@ -133,7 +134,7 @@ def in_registers(program: Program) -> tuple[Map, tuple[Step, ...]]:
         maps[i] = dst
         maps = {v: m for v, m in maps.items() if last_read.get(v, -1) > i}
         steps.append(Step(op, src, dst, frozenset(maps.values())))
-    return Map(0, program.shape, False), tuple(steps)
+    return Map(0, program.shape, nonneg), tuple(steps)
 
 
 def _without_single_places(op: Op) -> Op:

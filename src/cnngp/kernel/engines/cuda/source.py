@@ -1,7 +1,7 @@
 """program → CUDA text: a pure function, so it is tested, read and cached without a card.
 
 The text has two kernels. `tables` runs the variance recursion of each image in float64 and leaves its table row;
-`pairs` computes K for a tile of pairs. There are three ways to write `pairs`, chosen by the shapes alone:
+`pairs` computes K for a tile of pairs. There are several ways to write `pairs`, chosen by the shapes alone:
     warp   maps up to 32 wide, in registers, the whole network in one launch (warp/)
     dense  one location: a matrix product, then scalars (dense.py)
     block  everything else, in shared or global memory (block.py)
@@ -26,9 +26,14 @@ from . import dense as cuda_dense
 from .block import Walk, pair_kernel, table_kernel
 from .layout import TableLayout
 from .math import PRIMITIVES, formulas
+from .sheets import general
+from .sheets import plan as sheet_plan
+from .sheets import source as cuda_sheets
+from .sheets.kernel import SheetLaunch, second_offsets
+from .sheets.walk import SheetData, SheetWalk
 from .warp import source as cuda_warp
 
-Path = Literal["warp", "dense", "block"]
+Path = Literal["warp", "dense", "block", "sheets", "walk"]
 SHARED_LIMIT = 227 * 1024
 
 
@@ -58,14 +63,23 @@ class CudaSource:
     pairs: Launch
     block_rows: int
     block_columns: int
+    data: SheetData | None = None
+    resident: int = 0
+    """Blocks that a multiprocessor should hold, where blocks walk over all pairs; 0: not known."""
 
     @property
     def text(self) -> str:
         return self.primitives + self.body
 
+    @property
+    def content(self) -> bytes:
+        """All that the results depend on."""
+        data = b"" if self.data is None else self.data.ints.tobytes() + self.data.reals.tobytes()
+        return self.text.encode() + data
+
     @cached_property
     def digest(self) -> str:
-        return hashlib.sha256(self.text.encode()).hexdigest()
+        return hashlib.sha256(self.content).hexdigest()
 
 
 def generate(
@@ -89,6 +103,8 @@ def generate(
     'warp'
     """
     real = {4: "float", 8: "double"}[np.dtype(dtype).itemsize]
+    if program.input is None:
+        return _with_pools(program, real, path, series or {}, shared_limit, launch_shape)
     chosen: Path = path or (
         "dense" if cuda_dense.fits(program) else "warp" if cuda_warp.fits(program, real) else "block"
     )
@@ -121,10 +137,62 @@ def generate(
         chosen,
         real,
         PRIMITIVES[real],
-        re.sub(r" at 0x[0-9a-f]+", "", "\n".join(parts)),  # a bare function's address, in a comment
+        _plain("\n".join(parts)),
         layout.row,
         Launch(tables.threads, tables.shared, tables.scratch),
         pairs,
         rows,
         columns,
+    )
+
+
+def _plain(text: str) -> str:
+    """Without a bare function's address, which may stand in a comment."""
+    return re.sub(r" at 0x[0-9a-f]+", "", text)
+
+
+def _with_pools(
+    program: Program,
+    real: str,
+    path: Path | None,
+    series: Mapping[int, Rows],
+    shared_limit: int,
+    launch_shape: tuple[int, int, int, int] | None,
+) -> CudaSource:
+    """The source of a program of sheets: as a chain of segments where it is one, else in the general way."""
+    chain = None if path == "walk" else sheet_plan.chain(program)
+    if chain is not None and not cuda_sheets.fits(chain, real):
+        chain = None
+    if path == "sheets" and chain is None:
+        raise ValueError("this network is not a chain of segments and pools that path='sheets' runs")
+    vector = 1 if chain is None else {"float": 4, "double": 2}[real]
+    layout = TableLayout.of(program, vector, {site: rows.count for site, rows in series.items()})
+    walk = SheetWalk(program, layout, series)
+    if chain is None:
+        tables = general.table_kernel(walk, shared_limit, None, 0, layout.row)
+        block = general.pair_kernel(walk, real, shared_limit)
+        text = block.text
+        pairs, row, resident, rows = Launch(block.threads, block.shared, block.scratch), layout.row, 0, 0
+    else:
+        shape = None if launch_shape is None else SheetLaunch(*launch_shape[:3])
+        kernel = cuda_sheets.sheet_kernel(walk, chain, real, shape)
+        second, pixels, row = second_offsets(program, layout)
+        tables = general.table_kernel(walk, shared_limit, second, pixels, row)
+        text = kernel.text
+        pairs, resident, rows = Launch(kernel.threads, kernel.shared, kernel.scratch), kernel.resident, kernel.pairs
+    chosen: Path = "walk" if chain is None else "sheets"
+    head = f"// {program.network!r}\n// on {program.channels} x {program.spatial}, {real}, path {chosen}\n"
+    parts = [head, "#define ALL 0xffffffffu\n", formulas(real), walk.common(), tables.text, text]
+    return CudaSource(
+        chosen,
+        real,
+        PRIMITIVES[real],
+        _plain("\n".join(parts)),
+        row,
+        Launch(tables.threads, tables.shared, tables.scratch),
+        pairs,
+        rows,
+        min(rows, 1),
+        walk.data,
+        resident,
     )

@@ -10,10 +10,12 @@ and steps.py write the text.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from cnngp.kernel.program import Program
 from cnngp.network.layers import Elementwise
 
-from ..layout import TableLayout, folds, in_registers
+from ..layout import Map, Step, TableLayout, folds, in_registers
 from .kernel import KernelWriter, WarpKernel
 from .plan import LANES
 from .sums import folded_taps, is_total
@@ -21,7 +23,10 @@ from .sums import folded_taps, is_total
 
 def words(program: Program, dtype: str) -> int:
     """32-bit registers that the live maps take at the worst moment, roughly."""
-    start, steps = in_registers(program)
+    return live_words(*in_registers(program), dtype)
+
+
+def live_words(start: Map, steps: Sequence[Step], dtype: str) -> int:
     before = [frozenset({start}), *(s.live for s in steps[:-1])]
     most = 0
     for live, step in zip(before, steps, strict=True):

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from cnngp.network.geometry import AxisSum
+
 from ..layout import Step, TableLayout
 from ..math import Constants, pair_formula, takes_unit
 from .plan import Loop, Run, Stage, segments
@@ -126,7 +128,7 @@ class StepWriter(Writer):
         folded = self.layout.folds(op.shape)
         if op.sums is not None and not op.sums[1].is_identity:
             down = folded_rows(op.sums[1]) if folded else op.sums[1]
-            self.put(f"real S[{down.out_size}];", f"{self.row_sums(down)}(S, {rows});")
+            self.put(f"real S[{down.out_size}];", *self.down(down, rows))
             rows = "S"
         if folded and op.sums is not None and not op.sums[2].is_identity:
             self._folded_across(same, stage, rows, target, ahead is not None)
@@ -143,6 +145,10 @@ class StepWriter(Writer):
             self.put(*("    " + line for line in across), f"    {target} = {result};", "}")
         else:
             self.per_row(out_rows, f"{target} = {result};")
+
+    def down(self, sums: AxisSum, rows: str) -> list[str]:
+        """Statements that leave the sums down the rows in S."""
+        return [f"{self.row_sums(sums)}(S, {rows});"]
 
     def _folded_across(self, same: list[Step], stage: Stage, rows: str, target: str, plain: bool) -> None:
         """The sums across where a lane holds two columns, and what follows them unless they are left `plain`."""

@@ -1,0 +1,325 @@
+"""How a network with pools is cut into segments, and which cyclic shifts each segment runs.
+
+A sheet is the map p ↦ K(p, p + d). Along an axis of n places the sheets d and d − n share one map: the second image is
+read cyclically shifted by d, places before n − d belong to d and the others to d − n, and no sum crosses the *wall*
+between them. Between pools all shifts run the same steps; a pool takes each place of a shift to the shift it belongs to
+on the coarser map; what follows the last nonlinearity is one weighted sum over all shifts.
+
+Pure functions of the network, with no CUDA text in them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import pairwise
+
+from cnngp.kernel.program import PIXELS, Program
+from cnngp.kernel.program.nodes import Builder, Node, Value
+from cnngp.kernel.program.ops import as_shape
+from cnngp.kernel.program.scheduling import assign_buffers, fused
+from cnngp.network.demands import Placed, placed
+from cnngp.network.geometry import AxisSum
+from cnngp.network.layers import (
+    AvgPool,
+    Conv,
+    ConvTranspose,
+    Dense,
+    Elementwise,
+    GlobalAvgPool,
+    Identity,
+    Sequential,
+    as_layer,
+)
+from cnngp.network.shapes import sum_scale
+from cnngp.network.sheets import AxisMap
+
+from ..layout import Map, Step, in_registers
+
+
+@dataclass(frozen=True)
+class Shifts:
+    """The sheets of a segment along one axis, each item one cyclic shift.
+
+    `at[n]` are the items' shifts on the maps with n places along this axis; `members` the displacements of the
+    segment's output that an item stands for.
+    """
+
+    size: int
+    at: dict[int, tuple[int, ...]]
+    members: tuple[frozenset[int], ...]
+
+    @property
+    def count(self) -> int:
+        return len(self.members)
+
+    def displacement(self, item: int, place: int) -> int | None:
+        """The displacement at a place of the output, or None if it is not one of the item's own."""
+        shift = self.at[self.size][item]
+        d = shift if place < self.size - shift else shift - self.size
+        return d if d in self.members[item] else None
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Steps between pools, and the shifts along rows and columns that run them."""
+
+    start: Map
+    steps: tuple[Step, ...]
+    rows: Shifts
+    columns: Shifts
+
+    @property
+    def end(self) -> Map:
+        return self.steps[-1].dst
+
+
+@dataclass(frozen=True)
+class Chain:
+    """A network as segments with pools of 2 × 2 between them, a weighted sum at the end, and scalar steps behind it.
+
+    `row_weights[item][place]` and `column_weights` are what a place counts in the sum; the scalar that the tail starts
+    from is `scale` · sum + `bias`, and `unit` times the tail's result is K.
+    """
+
+    segments: tuple[Segment, ...]
+    row_weights: tuple[tuple[float, ...], ...]
+    column_weights: tuple[tuple[float, ...], ...]
+    scale: float
+    bias: float
+    tail: tuple[Step, ...]
+    unit: float
+
+
+def chain(program: Program) -> Chain | None:
+    """The program's network as a chain, or None where it is not one that the kernels of this folder run."""
+    layer = as_layer(program.network)
+    if len(program.spatial) != 2 or program.input is not None:
+        return None
+    if any(isinstance(a.layer, Elementwise) for a in program.activations):
+        return None
+    leaves = list(_flat(placed(layer, program.spatial)))
+    if any(
+        isinstance(inner.layer, AvgPool | GlobalAvgPool) for leaf in leaves for c in leaf.children for inner in c.walk()
+    ):
+        return None
+    single = next(i for i, leaf in enumerate(leaves) if math.prod(leaf.after) == 1)
+    first = single if isinstance(leaves[single].layer, AvgPool | GlobalAvgPool | Dense) else single + 1
+    while first > 0 and isinstance(leaves[first - 1].layer, AvgPool):
+        first -= 1
+    return _Cutter(program, leaves).cut(first, max(single + 1, first))
+
+
+def _flat(here: Placed) -> Iterator[Placed]:
+    if isinstance(here.layer, Sequential):
+        for inner in here.children:
+            yield from _flat(inner)
+    elif not isinstance(here.layer, Identity):
+        yield here
+
+
+class _Cutter:
+    """Lowers the leaves of a network segment by segment, with the units that the whole network has."""
+
+    def __init__(self, program: Program, leaves: list[Placed]) -> None:
+        self.program, self.leaves = program, leaves
+        self.builder = Builder()
+
+    def cut(self, last: int, tail: int) -> Chain | None:
+        """The leaves before `last` are segments and pools, those before `tail` the weighted sum, the rest the tail."""
+        x = self.builder.new_input(self.program.spatial, 1.0 / self.program.channels)
+        pieces: list[tuple[Map, tuple[Step, ...]]] = []
+        ends: list[Placed] = []
+        nonneg = False
+        x = self._standing(x)
+        for i, leaf in enumerate(self.leaves[:last]):
+            if isinstance(leaf.layer, AvgPool):
+                if i == 0 or not _halves(leaf):
+                    return None
+                start, steps = self._steps(x, nonneg)
+                if not steps:
+                    return None
+                nonneg = steps[-1].dst.nonneg
+                pieces.append((start, steps))
+                ends.append(self.leaves[i - 1])
+                x = self._standing(self.builder.lower(leaf, x))
+            else:
+                x = self.builder.lower(leaf, x)
+        start, steps = self._steps(x, nonneg)
+        if not steps or last == 0:
+            return None
+        nonneg = steps[-1].dst.nonneg
+        pieces.append((start, steps))
+        ends.append(self.leaves[last - 1])
+        unit, bias = x.unit, 0.0
+        weights = _weights(self.leaves[last:tail], ends[-1].after)
+        for leaf in self.leaves[last:tail]:
+            assert isinstance(leaf.layer, AvgPool | GlobalAvgPool | Dense)
+            x = self.builder.lower(leaf, x)
+            unit *= sum_scale(leaf.layer, leaf.before)
+            bias += leaf.layer.bias_var if isinstance(leaf.layer, Dense) else 0.0
+        before = x.unit
+        x = self._standing(x)
+        for leaf in self.leaves[tail:]:
+            x = self.builder.lower(leaf, x)
+        _, scalar = self._steps(x, nonneg)
+        segments = _with_shifts(pieces, ends, self.leaves[:last])
+        if segments is None:
+            return None
+        rows, columns = (_item_weights(segments[-1], axis, w) for axis, w in enumerate(weights))
+        most = [max(map(max, w)) for w in (rows, columns)]
+        if min(most) <= 0:
+            return None
+        scaled = [
+            tuple(tuple(v / top for v in item) for item in w) for w, top in zip((rows, columns), most, strict=True)
+        ]
+        return Chain(segments, scaled[0], scaled[1], unit * most[0] * most[1] / before, bias / before, scalar, x.unit)
+
+    def _standing(self, x: Value) -> Value:
+        """A value that stands for what came before, at the beginning of a segment."""
+        self.builder.nodes = []
+        shape = as_shape(x.spatial)
+        node = self.builder.add(Node("(input)", PIXELS, None, shape, shape))
+        return Value(x.unit, x.spatial, x.level, lambda d: node)
+
+    def _steps(self, x: Value, nonneg: bool) -> tuple[Map, tuple[Step, ...]]:
+        """The steps of the sheet without displacement, since the last `_standing`."""
+        end = x.sheet((0,) * len(x.spatial))
+        ops, buffers, start, out = assign_buffers(fused(self.builder.nodes, end), end)
+        p = self.program
+        shape = self.builder.nodes[0].shape
+        return in_registers(Program(p.network, p.channels, p.spatial, shape, ops, buffers, start, out, 1.0, 0), nonneg)
+
+
+def _halves(leaf: Placed) -> bool:
+    """Whether a pool is of 2 × 2 without padding, on a map of even sides."""
+    layer = leaf.layer
+    assert isinstance(layer, AvgPool)
+
+    def all_equal(value: object, number: int) -> bool:
+        return value == number or (isinstance(value, tuple) and set(value) == {number})
+
+    plain = all_equal(layer.size, 2) and (layer.stride is None or all_equal(layer.stride, 2))
+    return plain and all_equal(layer.padding, 0) and all(n % 2 == 0 for n in leaf.before)
+
+
+def _with_shifts(
+    pieces: Sequence[tuple[Map, tuple[Step, ...]]], ends: Sequence[Placed], leaves: Sequence[Placed]
+) -> tuple[Segment, ...] | None:
+    found = []
+    strides = [_strides(leaves, axis) for axis in (0, 1)]
+    for (start, steps), end in zip(pieces, ends, strict=True):
+        axes = []
+        for axis in (0, 1):
+            wanted = frozenset(d[axis] for d in end.wanted)
+            known = strides[axis]
+            shifts = None if known is None else _shifts(start, steps, axis, wanted, known)
+            if shifts is None:
+                return None
+            axes.append(shifts)
+        if axes[0].count * axes[1].count and len(end.wanted) != math.prod(
+            len(frozenset(d[axis] for d in end.wanted)) for axis in (0, 1)
+        ):
+            return None
+        found.append(Segment(start, steps, axes[0], axes[1]))
+    for fine, coarse in pairwise(found):
+        for axis, (a, b) in enumerate(((fine.rows, coarse.rows), (fine.columns, coarse.columns))):
+            into = b.at[coarse.start.shape[1 + axis]]
+            needed = {(2 * s + e) % a.size for s in into for e in (-1, 0, 1)}
+            if len(set(into)) < len(into) or not needed <= set(a.at[a.size]) or len(set(a.at[a.size])) < a.count:
+                return None
+    return tuple(found)
+
+
+def _shifts(
+    start: Map, steps: Sequence[Step], axis: int, wanted: frozenset[int], strides: dict[AxisSum, int]
+) -> Shifts | None:
+    """The items of a segment along an axis, where every sum multiplies displacements by its stride."""
+    size = steps[-1].dst.shape[1 + axis]
+    scale = {size: 1}
+    for step in reversed(steps):
+        op = step.op
+        n, out, stride = op.shape[1 + axis], op.out_shape[1 + axis], 1
+        if op.sums is not None and not op.sums[1 + axis].is_identity and out > 1:
+            if op.sums[1 + axis] not in strides:
+                return None
+            stride = strides[op.sums[1 + axis]]
+        if out not in scale or scale.setdefault(n, stride * scale[out]) != stride * scale[out]:
+            return None
+    if any(abs(c * d) >= n for n, c in scale.items() for d in wanted):
+        return None
+    members: list[frozenset[int]]
+    if all(n == c * size for n, c in scale.items()):  # d and d − size share a map on every level
+        members = [frozenset(d for d in wanted if d % size == s) for s in sorted({d % size for d in wanted})]
+    else:
+        members = [frozenset({d}) for d in sorted(wanted)]
+    at = {n: tuple(c * min(item) % n for item in members) for n, c in scale.items()}
+    if start.shape[1 + axis] not in at or any(len(set(shift)) < len(members) for shift in at.values()):
+        return None
+    return Shifts(size, at, tuple(members))
+
+
+def _strides(leaves: Sequence[Placed], axis: int) -> dict[AxisSum, int] | None:
+    """By how much each convolution's sum multiplies a displacement; None where one does not, or does more than that."""
+    found: dict[AxisSum, int] = {}
+    for here in (inner for leaf in leaves for inner in leaf.walk()):
+        if not isinstance(here.layer, Conv | ConvTranspose | Dense) or any(n == 1 for n in here.after):
+            continue
+        linear = here.axes[axis]
+        factors = {Fraction(piece.d, D[axis]) for D in here.wanted if D[axis] for piece in linear.pieces(D[axis])}
+        if len(factors) > 1 or any(len(linear.pieces(D[axis])) != 1 for D in here.wanted):
+            return None
+        factor = factors.pop() if factors else Fraction(1)
+        if factor.denominator > 1 or found.setdefault(linear.pieces(0)[0].sums, factor.numerator) != factor:
+            return None
+    return found
+
+
+def _weights(leaves: Sequence[Placed], spatial: Sequence[int]) -> list[list[list[float]]]:
+    """For each axis, what V(p, q) counts in the sum that the leaves make of it; their scales are left out."""
+    found = []
+    for axis, n in enumerate(spatial):
+        form = [[1.0]]
+        for leaf in reversed(leaves):
+            form = _pulled_back(leaf.axes[axis], form)
+        assert len(form) == n
+        found.append(form)
+    return found
+
+
+def _pulled_back(linear: AxisMap, form: list[list[float]]) -> list[list[float]]:
+    """The quadratic form on a linear layer's input that a form on its output is."""
+    n, out = linear.size, linear.out_size
+    result = [[0.0] * n for _ in range(n)]
+    for D in range(1 - out, out):
+        for piece in linear.pieces(D):
+            for i, row in enumerate(piece.sums.sources):
+                P = i + max(0, -D)
+                for p in row:
+                    q = p + max(0, -piece.d)
+                    result[q][q + piece.d] += form[P][P + D] * piece.weight
+    return result
+
+
+def _item_weights(segment: Segment, axis: int, form: list[list[float]]) -> tuple[tuple[float, ...], ...]:
+    shifts = (segment.rows, segment.columns)[axis]
+    found = []
+    for item in range(shifts.count):
+        row = []
+        for p in range(shifts.size):
+            d = shifts.displacement(item, p)
+            row.append(0.0 if d is None else form[p][p + d])
+        found.append(tuple(row))
+    return tuple(found)
+
+
+def targets(fine: Shifts, coarse: Shifts, size: int) -> tuple[tuple[int, int], ...]:
+    """For each fine item the coarse items that its even and its odd places go to, −1 where they are not needed.
+
+    `size` is that of the coarse segment's first map. With p = 2P + a and q = 2Q + b, a shift of 2D takes both places
+    to D; one of 2D + 1 takes even places to D and odd ones to D + 1.
+    """
+    item = {shift: k for k, shift in enumerate(coarse.at[size])}
+    return tuple((item.get(s // 2, -1), item.get((s + 1) // 2 % size, -1)) for s in fine.at[fine.size])

@@ -1,0 +1,256 @@
+"""The steps of a segment as CUDA text: those of the warp kernel, with walls in the sums and a shifted second image.
+
+Names in the text, for a map of h × w places: sy_h, the shift of the rows, is one number for the warp; sx_w, that of the
+columns, may differ between the maps that lie side by side. A lane reads `vector` rows of a column at once, from any row
+on and without a wrap: the second image's numbers stand in its table row once for each sy_h % vector, each time as many
+rows as the last shift needs. gy_h is the first group of rows to read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+from cnngp.network.geometry import AxisSum
+
+from ..layout import Step, TableLayout
+from ..math import Constants, pair_formula, takes_unit
+from ..warp.plan import LANES, Stage, shifts
+from ..warp.steps import StepWriter
+from ..warp.sums import _mask, is_total
+from .plan import Segment
+
+
+def second_groups(h: int, vector: int) -> int:
+    """Groups of rows that a plane of the second image has for each remainder of the shift."""
+    return (h - 1) // vector + -(-h // vector)
+
+
+def second_plane(h: int, w: int, vector: int) -> int:
+    """Entries of a plane of the second image."""
+    return vector * second_groups(h, vector) * w * vector
+
+
+class SheetSteps(StepWriter):
+    """Writes the steps of one segment; `second` says where each site's numbers are in a table row's second half."""
+
+    def __init__(self, dtype: str, layout: TableLayout, second: dict[int, int]) -> None:
+        super().__init__(dtype, layout)
+        self.second = second
+        self.segment: Segment | None = None
+
+    def _ahead(self, steps: list[Step], stride: int) -> str:
+        return ""
+
+    def chained(self, stage: Stage) -> bool:
+        """Writes a stage of [sums, nonlinearity] repeated as one loop, if that is what it is: half the code.
+
+        Two repetitions are no loop: the first map may be negative, which takes an instruction more.
+        """
+        linear = [replace(s, op=replace(s.op, activation=None)) for s in stage.steps[:-1]]
+        curved = list(stage.steps[1:])
+        first, last = stage.steps[0], stage.steps[-1]
+        plain = last.op.sums is None and (last.op.keep, last.op.scale, last.op.bias) == (0.0, 1.0, 0.0)
+        if len(linear) < 2 or first.activation is not None or first.op.sums is None or not plain:
+            return False
+        if any(s.op.sums != first.op.sums or s.op.keep != 0.0 or s.src.name != s.dst.name for s in linear):
+            return False
+        layers = {(s.activation.layer, s.activation.shape) for s in curved if s.activation is not None}
+        if len(layers) > 1 or any(s.activation is None for s in curved):
+            return False
+        if len(curved) == 2:
+            self._link(linear[:1], curved[:1], stage)
+            self._link(linear[1:], curved[1:], stage)
+            return True
+        self.put("#pragma unroll 1", f"for (int b = 0; b < {len(curved)}; b++) {{")
+        self.depth += 1
+        self._link(linear, curved, stage)
+        self.depth -= 1
+        self.put("}")
+        return True
+
+    def _link(self, linear: list[Step], curved: list[Step], stage: Stage) -> None:
+        name = linear[0].src.name
+        nonneg = all(s.src.nonneg for s in curved)
+        same = [replace(s, src=replace(s.src, nonneg=nonneg)) for s in curved]
+        sites = [self.layout.sites[s.activation.site].offset for s in curved if s.activation is not None]
+        self.put("{")
+        self.depth += 1
+        self._core(linear, stage, f"m{name}", f"m{name}[r]", 0, None)
+        self.depth -= 1
+        self.put("}", "{")
+        self.depth += 1
+        self._activation(same, f"m{name}", sites[1] - sites[0] if len(sites) > 1 else 0, "")
+        self.per_row(curved[0].op.shape[1], f"m{name}[r] = V[r];")
+        self.depth -= 1
+        self.put("}")
+
+    def down(self, sums: AxisSum, rows: str) -> list[str]:
+        """Sums down the rows that stop at the wall."""
+        assert self.segment is not None
+        at = self.segment.rows.at
+        walls = [(sums.size - a, sums.out_size - b) for a, b in zip(at[sums.size], at[sums.out_size], strict=True)]
+        if not any(_cut(sums, *wall) for wall in walls):
+            return super().down(sums, rows)
+        chains = _outwards(sums, walls)
+        return self._masked(sums, rows, chains) if chains is not None else self._switched(sums, rows, walls)
+
+    def _masked(self, sums: AxisSum, rows: str, chains: list[tuple[int, list[int], list[int]]]) -> list[str]:
+        """Each sum from its own row outwards, with a factor of zero where it would cross the wall."""
+        n, v = sums.size, self.layout.vector
+        groups = -(-n // v)
+        body = [
+            f"// Sums over {n} rows; walls[r] is 0 where a wall is in front of row r, else 1.",
+            f"__device__ __forceinline__ void NAME(real (&S)[{sums.out_size}], const real* V, const vec* walls)",
+            "{",
+            *(f"    const vec w{g} = __ldg(walls + {g});" for g in range(groups)),
+        ]
+
+        for m, (own, before, behind) in enumerate(chains):
+            value = f"V[{own}]"
+            for places, shift in ((before, 1), (behind, 0)):
+                text = ""
+                for p in reversed(places):
+                    edge = p + shift
+                    factor = f"part(w{edge // v}, {edge % v})"
+                    text = f"{factor} * V[{p}]" if not text else f"{factor} * (V[{p}] + {text})"
+                if text:
+                    value = f"{value} + {text}"
+            body.append(f"    S[{m}] = {value};")
+        name = self.define(("masked", sums), "walled", "\n".join([*body, "}"]))
+        return [f"{name}(S, {rows}, walls_{n});"]
+
+    def _switched(self, sums: AxisSum, rows: str, walls: list[tuple[int, int]]) -> list[str]:
+        """Sums that cross the wall are written again, each for the side that it belongs to."""
+        cases = [text for wall in sorted(set(walls)) if (text := _recomputed(sums, *wall, self.number(0.0)))]
+        body = [
+            f"__device__ __forceinline__ void NAME(real (&S)[{sums.out_size}], const real* V, int wall)",
+            "{",
+            "    switch (wall) {",
+            *cases,
+            "    default: break;",
+            "    }",
+            "}",
+        ]
+        name = self.define(("switched", sums), "walled", "\n".join(body))
+        return [*super().down(sums, rows), f"{name}(S, {rows}, {sums.size} - sy_{sums.size});"]
+
+    def column_sums(self, sums: AxisSum, stage: Stage, x: str) -> list[str]:
+        """As without walls, but a term counts only on its own side: (column < wall) must agree."""
+        zero, one = self.number(0.0), self.number(1.0)
+        n, out = sums.size, sums.out_size
+        window = shifts(sums)
+        if is_total(sums) or window is None:
+            return self._gathered_walls(sums, stage, x)
+        lines = []
+        for d in sorted(window, key=lambda d: (d != 0, d)):
+            value = x if d == 0 else f"__shfl_{'up' if d < 0 else 'down'}_sync(ALL, {x}, {abs(d)})"
+            if d == 0 and n == out:
+                lines.append(f"real x = {value};")
+                continue
+            mask = _mask(d)
+            inside = (
+                f"col < {out} && (unsigned)(col + {d}) < {n}u && (col < {out} - sx_{out}) == (col + {d} < {n} - sx_{n})"
+            )
+            self.put(f"const real {mask} = {inside} ? {one} : {zero};")
+            lines.append(f"x = fma({mask}, {value}, x);" if lines else f"real x = {mask} * {value};")
+        return lines
+
+    def _gathered_walls(self, sums: AxisSum, stage: Stage, x: str) -> list[str]:
+        """Any sum: each term is fetched from the lane that a table names, if it is on the same side of the wall."""
+        n, out = sums.size, sums.out_size
+        taps = max(map(len, sums.sources))
+        rows = [
+            [sums.sources[col][t] if col < out and t < len(sums.sources[col]) else -1 for col in range(LANES)]
+            for t in range(taps)
+        ]
+        text = ",\n    ".join("{" + ", ".join(map(str, row)) + "}" for row in rows)
+        text = f"__device__ const signed char NAME[{max(taps, 1)}][{LANES}] = {{\n    {text or '{0}'}}};"
+        name = self.define(("gather", sums), "from_column", text)
+        lines = [f"real x = {self.number(0.0)};"]
+        for t in range(taps):
+            self.put(f"const int g{t} = {name}[{t}][col];")
+            there = f"g{t} >= 0 && (col < {out} - sx_{out}) == (g{t} < {n} - sx_{n})"
+            self.put(f"const real w{t} = {there} ? {self.number(1.0)} : {self.number(0.0)};")
+            lines.append(f"x = fma(w{t}, __shfl_sync(ALL, {x}, (lane - col + g{t}) & {LANES - 1}), x);")
+        return lines
+
+    def _activation(self, same: list[Step], source: str, stride: int, ahead: str) -> None:
+        step = same[0]
+        a = step.activation
+        assert a is not None
+        site, v = self.layout.sites[a.site], self.layout.vector
+        _, h, w = a.shape
+        unit = self._constant([s.activation.unit for s in same if s.activation]) if takes_unit(a.layer) else ""
+        constants = Constants.literals(a, self.dtype)
+        f = pair_formula(
+            a.layer,
+            f"K[{v} * g + k]",
+            Constants("unit", constants.alpha, constants.beta),
+            [f"part(a{k}, k)" for k in range(site.planes)],
+            [f"part(b{k}, k)" for k in range(site.planes)],
+            step.src.nonneg,
+        )
+        guard = f"if ({v} * g + k < {h}) " if h % v else ""
+        body = [
+            f"// {a.layer!r} on {h} x {w} maps, {'not negative' if step.src.nonneg else 'of any sign'}",
+            f"__device__ __forceinline__ void NAME(real (&V)[{h}], const real* K, const vec* t1, const vec* t2,",
+            "                                     real unit)",
+            "{",
+            "#pragma unroll",
+            f"    for (int g = 0; g < {-(-h // v)}; g++) {{",
+            *(
+                f"        const vec a{k} = __ldg(t1 + {k * site.plane // v} + g * {w}), "
+                f"b{k} = __ldg(t2 + {k * second_plane(h, w, v) // v} + g * {w});"
+                for k in range(site.planes)
+            ),
+            "#pragma unroll",
+            f"        for (int k = 0; k < {v}; k++) {guard}V[{v} * g + k] = {f};",
+            "    }",
+            "}",
+        ]
+        name = self.define(("f", a.layer, h, w, step.src.nonneg), "activation", "\n".join(body))
+        sites = [s.activation.site for s in same if s.activation]
+        first, second = f"{site.offset // v}", f"{self.second[a.site] // v}"
+        if len(sites) > 1:
+            moves = {self.second[y] - self.second[x] for x, y in pairwise(sites)}
+            assert len(moves) == 1
+            first, second = f"{first} + b * {stride // v}", f"{second} + b * {moves.pop() // v}"
+        self.put(
+            f"real V[{h}];",
+            f"{name}(V, {source}, t1 + {first} + min(col, {w - 1}), t2 + {second} + gy_{h} * {w} + zc_{w}, "
+            f"{unit or self.number(1.0)});",
+        )
+
+
+def _cut(sums: AxisSum, wall: int, out_wall: int) -> bool:
+    """Whether a sum has terms on both sides of the wall."""
+    return any((nu < wall) != (m < out_wall) for m, row in enumerate(sums.sources) for nu in row)
+
+
+def _outwards(sums: AxisSum, walls: Sequence[tuple[int, int]]) -> list[tuple[int, list[int], list[int]]] | None:
+    """For each sum its own row, and the rows before and behind it, nearest first; a wall cuts off what is beyond it.
+
+    None where the rows of a sum are not neighbours, or its side of a wall is not that of one of its rows.
+    """
+    found = []
+    for m, row in enumerate(sums.sources):
+        if not row or list(row) != list(range(row[0], row[-1] + 1)):
+            return None
+        own = [p for p in row if all((p < wall) == (m < out) for wall, out in walls)]
+        if not own:
+            return None
+        p = own[len(own) // 2]
+        found.append((p, list(range(p - 1, row[0] - 1, -1)), list(range(p + 1, row[-1] + 1))))
+    return found
+
+
+def _recomputed(sums: AxisSum, wall: int, out_wall: int, zero: str) -> str:
+    """The case of one wall: the sums whose windows lie on both sides of it."""
+    lines = []
+    for m, row in enumerate(sums.sources):
+        own: Sequence[int] = [nu for nu in row if (nu < wall) == (m < out_wall)]
+        if len(own) < len(row):
+            lines.append(f"S[{m}] = {' + '.join(f'V[{nu}]' for nu in own) or zero};")
+    return f"    case {wall}: {' '.join(lines)} break;" if lines else ""

@@ -1,0 +1,181 @@
+"""The generated CUDA of networks with pools, without a card: the kernels run as C++ on fibers (cuda_on_cpu.hpp)."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cnngp import (
+    AvgPool,
+    Conv,
+    ConvTranspose,
+    Dense,
+    Elementwise,
+    GlobalAvgPool,
+    Network,
+    ReLU,
+    Sequential,
+    Sum,
+    reference,
+)
+from cnngp.kernel.engines.cuda.sheets.plan import chain
+from cnngp.kernel.engines.cuda.source import generate
+from cnngp.kernel.program import lower
+from cnngp.kernel.series.packed import SeriesTables
+from helpers.cuda_cases import POOLED, OnCpu, error, images
+from helpers.cuda_on_cpu import needs_compiler
+from helpers.networks import relu_like
+from helpers.pooled import pooled_networks
+
+C = [Conv(3), ReLU()]
+MYRTLE = Sequential(*C * 3, AvgPool(2), *C * 3, AvgPool(2), *C * 3, GlobalAvgPool(), Dense())
+# Warps of a pair, pairs of a block, blocks: the warp's own pool in shared memory, and the block's in global memory.
+OWN, TOGETHER = (1, 2, 1, 0), (2, 1, 1, 0)
+
+
+def agrees(run: OnCpu, net: Network, shape: tuple[int, ...], tolerance: float) -> None:
+    rng = np.random.default_rng(0)
+    X, Z = images(rng, 4, shape), images(rng, 4, shape)[:-1]
+    K = run.cross(X, Z)
+    assert error(K, reference.kernel(net, X, Z)) <= tolerance
+    assert np.array_equal(K[1:3, 1:], run.cross(X[1:3], Z[1:])), "depends on the batch"
+    S = run.symmetric(X)
+    assert np.array_equal(S, S.T)
+    assert error(S, reference.kernel(net, X)) <= tolerance
+    assert np.allclose(run.tables(X)[2], reference.diagonal(net, X), rtol=1e-13, atol=0.0)
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("name", "dtype", "launch"),
+    [
+        pytest.param(name, dtype, launch, marks=() if quick else pytest.mark.slow)
+        for name in POOLED
+        for dtype, launch, quick in (
+            ("float32", OWN, name in ("two pools", "strides")),
+            ("float32", TOGETHER, name in ("two pools", "any pool at the end")),
+            ("float64", None, name in ("global pool", "smooth")),
+            ("float64", OWN, False),
+            ("float64", TOGETHER, False),
+        )
+    ],
+)
+def test_chains_of_segments_agree_with_the_reference(name: str, dtype: str, launch: Any, tmp_path: Path) -> None:
+    net, shape = POOLED[name]
+    program = lower(net, shape)
+    source = generate(program, dtype, launch_shape=launch)
+    assert source.path == "sheets"
+    agrees(OnCpu(source, tmp_path, len(program.activations)), net, shape, {"float32": 1e-6, "float64": 1e-12}[dtype])
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("net", "shape"),
+    [
+        (Sequential(*C, AvgPool(2), Conv(3), ReLU(), GlobalAvgPool(), Dense()), (2, 9)),
+        (Sequential(Conv(2, bias_var=0.1), ReLU(), AvgPool(2, 1), Dense()), (1, 3, 4, 3)),
+        (Sequential(Conv(3, stride=2), ReLU(), AvgPool((1, 2)), Dense()), (1, 3, 40)),
+        (Sequential(Conv(3, padding_mode="circular"), ReLU(), GlobalAvgPool(), Dense()), (1, 4, 5)),
+        (Sequential(Conv(3), Sum(Sequential(*C[::-1]), AvgPool(3, 1, 1)), ReLU(), AvgPool(2), Dense()), (1, 5, 4)),
+        (
+            Sequential(Conv(3, padding=2, bias_var=0.2), ReLU(), ConvTranspose(2, stride=2), AvgPool(5), Dense()),
+            (1, 3, 3),
+        ),
+    ],
+    ids=["1-D", "3-D", "wider than a warp", "circular", "pool in a branch", "bias alone"],
+)
+def test_the_general_way_agrees_with_the_reference(
+    net: Network, shape: tuple[int, ...], dtype: str, tmp_path: Path
+) -> None:
+    program = lower(net, shape)
+    source = generate(program, dtype)
+    assert source.path == "walk"
+    agrees(OnCpu(source, tmp_path, len(program.activations)), net, shape, {"float32": 1e-6, "float64": 1e-12}[dtype])
+
+
+@needs_compiler
+@pytest.mark.parametrize("most", [4, pytest.param(100, marks=pytest.mark.slow)])
+def test_random_networks_with_pools_agree_with_the_reference(most: int) -> None:
+    """Whichever way they take, and the general one."""
+
+    @settings(max_examples=most)
+    @given(drawn=pooled_networks(relu_like), seed=st.integers(0, 10**6))
+    def check(drawn: Any, seed: int) -> None:
+        net, shape = drawn
+        program = lower(net, shape)
+        X = images(np.random.default_rng(seed), 3, shape)
+        R, D = reference.kernel(net, X, X[:2]), reference.diagonal(net, X)
+        top = max(np.abs(R).max(), 1e-300)
+        for path in ("walk", None) if program.input is None else (None,):
+            source = generate(program, "float64", path=path)
+            with tempfile.TemporaryDirectory() as folder:
+                run = OnCpu(source, Path(folder), len(program.activations))
+                assert np.abs(run.cross(X, X[:2]) - R).max() / top <= 1e-12
+                assert np.abs(run.tables(X)[2] - D).max() / top <= 1e-13
+
+    check()
+
+
+@needs_compiler
+def test_series_under_a_pool(tmp_path: Path) -> None:
+    tanh = Elementwise("tanh")
+    net, shape = Sequential(Conv(3), tanh, AvgPool(2), Conv(2), tanh, GlobalAvgPool(), Dense()), (1, 4, 4)
+    program = lower(net, shape)
+    tables = SeriesTables(program, np.dtype("float64"))
+    source = generate(program, "float64", series=tables.rows(None))
+    assert source.path == "walk"
+    X = images(np.random.default_rng(0), 3, shape)
+    run = OnCpu(source, tmp_path, len(program.activations), tables.panels)
+    assert error(run.cross(X, X[:2]), reference.kernel(net, X, X[:2])) <= 1e-11
+    assert np.allclose(run.tables(X)[2], reference.diagonal(net, X), rtol=1e-10, atol=0.0)
+
+
+def test_shifts_follow_from_the_output() -> None:
+    """The sets of docs/gpu.md: few for small pools before a Dense layer, as many as places for a global pool."""
+
+    def counts(net: Network, shape: tuple[int, ...]) -> list[tuple[int, int]]:
+        found = chain(lower(net, shape))
+        assert found is not None
+        return [(s.rows.count, s.columns.count) for s in found.segments]
+
+    lenet = Sequential(*C, AvgPool(2), *C, AvgPool(2), Dense())
+    assert counts(lenet, (1, 28, 28)) == [(7, 7), (3, 3)]
+    assert counts(MYRTLE, (1, 16, 16)) == [(16, 16), (8, 8), (4, 4)]
+    assert counts(Sequential(*C, Conv(3, stride=2), ReLU(), GlobalAvgPool(), Dense()), (1, 8, 12)) == [(4, 6)]
+    assert counts(Sequential(*C * 2, AvgPool(2), *C, AvgPool(3, 1), Dense()), (1, 12, 12)) == [(11, 11), (5, 5)]
+
+
+def test_the_text_does_not_grow_with_the_shifts() -> None:
+    """Operations are numbers beside the text, and shifts are tasks of one loop."""
+    small, large = (generate(lower(MYRTLE, (1, n, n)), "float32") for n in (8, 16))
+    assert small.data is not None
+    assert large.data is not None
+    assert large.data.ops > 3 * small.data.ops
+    assert len(large.text) < 2 * len(small.text)
+    assert generate(lower(MYRTLE, (1, 8, 8)), "float32").content == small.content
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        ("two pools", "float32"),
+        *(pytest.param(n, d, marks=pytest.mark.slow) for n in POOLED for d in ("float32", "float64")),
+    ],
+)
+def test_source_compiles_with_next_to_no_spills(name: str, dtype: str, tmp_path: Path) -> None:
+    for path in ("sheets", "walk"):
+        (tmp_path / "kernels.cu").write_text(generate(lower(*POOLED[name]), dtype, path=path).text)  # type: ignore[arg-type]
+        command = ["nvcc", "-std=c++17", "-arch=sm_90", "-cubin", "-Xptxas", "-v", "-o", "kernels.cubin", "kernels.cu"]
+        told = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True).stderr
+        assert max(int(n) for n in re.findall(r"(\d+) bytes spill stores", told)) <= 64
