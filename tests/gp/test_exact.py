@@ -13,8 +13,9 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 
 from cnngp.gp import linalg
-from cnngp.gp.exact import ExactGP, JitterWarning, MatrixError, Noise, maximum_likelihood_noise
+from cnngp.gp.exact import ExactGP, JitterWarning, MatrixError, Noise
 from cnngp.gp.linalg import Factor, NotPositiveDefinite
+from cnngp.gp.noise import chosen_noise
 from helpers import fake_cupy
 
 RNG = np.random.default_rng(0)
@@ -58,7 +59,7 @@ def test_maximum_likelihood_amplitude_and_noise_are_maxima() -> None:
 
 def test_noise_for_a_fixed_amplitude() -> None:
     K = rbf(X, X)
-    noise = maximum_likelihood_noise(K, Y, amplitude=2.0)
+    noise = chosen_noise(K, Y, "ml", amplitude=2.0)
     here = ExactGP(K, Y, noise=noise, amplitude=2.0).log_marginal_likelihood
     assert here > ExactGP(K, Y, noise=noise * 1.05, amplitude=2.0).log_marginal_likelihood
     assert here > ExactGP(K, Y, noise=noise * 0.95, amplitude=2.0).log_marginal_likelihood
@@ -292,7 +293,7 @@ def test_noise_by_likelihood_goes_as_far_as_noise_and_then_says_so() -> None:
     noise = RNG.normal(size=(70, 1))
     root = np.linalg.cholesky(K + 1e-10 * np.eye(70))
     mostly = 0.03 * root @ RNG.normal(size=(70, 20_000)) + RNG.normal(size=(70, 20_000))
-    found = maximum_likelihood_noise(K, mostly)
+    found = chosen_noise(K, mostly, "ml", "ml")
     assert found == pytest.approx(1.0 / 0.03**2, rel=0.3)  # the mean eigenvalue is 1
     with pytest.warns(UserWarning, match=r"^noise='ml' grew to 10\^6 times the mean eigenvalue.*the targets are noise"):
-        maximum_likelihood_noise(np.eye(70) + 0.999 * (np.ones((70, 70)) - np.eye(70)), noise - noise.mean())
+        chosen_noise(np.eye(70) + 0.999 * (np.ones((70, 70)) - np.eye(70)), noise - noise.mean(), "ml", "ml")

@@ -40,7 +40,8 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
     Parameters
     ----------
     network : a network, a `Kernel`, or the name of a network as "resnet32"; None picks one for the shape of the images.
-    noise : variance of the targets' noise in the kernel's units, or "ml" for the most likely one. With `inducing`, 0
+    noise : variance of the targets' noise in the kernel's units, "ml" for the most likely one, or "loo" for
+        the one under which each target is likeliest given all others. With `inducing`, 0
         stands for the one with the best leave-one-out predictions: there is no such model without noise.
     amplitude : factor of the kernel for variances and likelihood: "ml", "loo" or a number.
     device, dtype, threads : as in `Kernel`. A `Kernel` that is given has its own, and others beside it are refused; the

@@ -19,13 +19,14 @@ def choose_solver(
     stored = store or isinstance(getattr(K, "chunks", None), tuple)
     # The matrix as it comes (from a store it comes by tiles), the float64 buffer, the eigenvectors and workspace.
     first = 0 if K is not None or stored else entry
-    per_pair = first + 8 + (24 if noise == "ml" else 0)
+    searched = noise in ("ml", "loo")
+    per_pair = first + 8 + (24 if searched else 0)
     what = f"an exact fit of {n:,} images"
     if asked == "auto":
         free = memory.available(device)
         if free is None or per_pair * n * n <= free:
             return "cholesky"
-        if stored and noise != "ml":
+        if stored and not searched:
             return choose_method(n, device, without=("cholesky",))
     elif asked != "cholesky":
         memory.require((first + (4 if asked == "mixed" else 0)) * n * n, what, device)
@@ -33,8 +34,8 @@ def choose_solver(
     try:
         memory.require(per_pair * n * n, what, device)
     except MemoryError as error:
-        if noise == "ml":
-            raise MemoryError(f"{error}; noise='ml' takes most of it, give a number") from None
+        if searched:
+            raise MemoryError(f"{error}; noise={noise!r} takes most of it, give a number") from None
         raise MemoryError(
             f"{error}; or keep the matrix on disk with store=, where it is solved by iteration; or use inducing="
         ) from None

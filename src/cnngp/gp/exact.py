@@ -19,13 +19,14 @@ from cnngp.common.arrays import as_real, in_place, is_on_gpu, kind, to_cupy, to_
 from cnngp.common.checks import is_number
 
 from .linalg import Array, Factor, NotPositiveDefinite, blocks, namespace
+from .noise import chosen_noise
 from .novelty import novelty_of_points
 
 if TYPE_CHECKING:
     from .posterior import NewPoints
 
 Amplitude = Literal["ml", "loo"] | float
-Noise = Literal["ml"] | float
+Noise = Literal["ml", "loo"] | float
 
 # Jitter is tried from far below the rounding of a float64 kernel up to where it would be a model of its own.
 _JITTERS = tuple(10.0**e for e in range(-14, -1))
@@ -45,8 +46,8 @@ class MatrixError(ValueError):
 class ExactGP:
     """The posterior given targets `Y` (N, outputs) at N points with kernel matrix `K` (N, N).
 
-    `noise` is the variance of the noise in the kernel's units, or "ml"; `point_noise` (N,) has more of it for some
-    points than for others. `amplitude` is "ml", "loo" or a number.
+    `noise` is the variance of the noise in the kernel's units, "ml" or "loo"; `point_noise` (N,) has more of it for
+    some points than for others. `amplitude` is "ml", "loo" or a number.
     `jitter` is one known to be needed, from an earlier fit. With `overwrite=True` a float64 `K` is used as the buffer
     and its content is lost.
 
@@ -79,7 +80,7 @@ class ExactGP:
         self.variances = A.diagonal().copy()
         """k(x, x) of each point: the diagonal of K before the noise of single points is added to it."""
         _add_to_diagonal(A, self.point_noise)
-        self.noise = maximum_likelihood_noise(A, self.Y, amplitude) if noise == "ml" else float(noise)
+        self.noise = chosen_noise(A, self.Y, noise, amplitude)
         self.jitter = jitter
         """What was added to the diagonal beside the noise, relative to the diagonal's mean."""
         self._amplitude_rule = amplitude
@@ -301,47 +302,12 @@ def posterior_samples(mean: Array, cov: Array, n: int, seed: int | None) -> Arra
     return mean + (Q * xp.sqrt(xp.maximum(values, 0.0))) @ xp.asarray(z)
 
 
-_MOST_NOISE = 6.0  # log₁₀, in units of the mean eigenvalue
-
-
-def maximum_likelihood_noise(K: Array, Y: Array, amplitude: Amplitude = "ml") -> float:
-    """The noise with the highest marginal likelihood: one eigendecomposition, then a search along one line.
-
-    With K = QΛQᵀ and s = λ + noise:  log p = −½ Σ_ic (qᵢᵀy_c)²/(a sᵢ) − ½ C Σᵢ log(a sᵢ) + const, and unless the
-    amplitude is a number it is the maximum-likelihood one at each noise.
-    """
-    from scipy.optimize import minimize_scalar
-
-    xp = namespace(K)
-    values, Q = xp.linalg.eigh(K)
-    lam, weight = _host(xp.maximum(values, 0.0)), _host(((Q.T @ Y) ** 2).sum(1))
-    del Q
-    n, outputs = Y.shape
-    scale = float(lam.mean())
-
-    def loss(log_noise: float) -> float:
-        s = lam + scale * 10.0**log_noise
-        fit = float((weight / s).sum())
-        a = fit / (n * outputs) if isinstance(amplitude, str) else float(amplitude)
-        return fit / a + outputs * (n * math.log(a) + float(np.log(s).sum())) if a > 0 else math.inf
-
-    grid = np.linspace(-10.0, _MOST_NOISE, 65)
-    best = grid[int(np.argmin([loss(g) for g in grid]))]
-    step = float(grid[1] - grid[0])
-    if best == grid[-1]:
-        warnings.warn(
-            f"noise='ml' grew to 10^{best:.0f} times the mean eigenvalue of the kernel matrix, the most that is tried: "
-            "to this kernel the targets are noise; use another network, or give the noise as a number",
-            UserWarning,
-            stacklevel=5,
-        )
-    found = minimize_scalar(loss, bounds=(best - step, best + step), method="bounded", options={"xatol": 1e-6})
-    return float(scale * 10.0**found.x)
-
-
 def check_noise(noise: object) -> None:
-    if noise != "ml" and not is_number(noise, least=0.0):
-        raise MatrixError(f"noise={noise!r}: expected a variance of 0 or more, or 'ml' to choose it by likelihood")
+    if noise not in ("ml", "loo") and not is_number(noise, least=0.0):
+        raise MatrixError(
+            f"noise={noise!r}: expected a variance of 0 or more, 'ml' to choose it by likelihood, or 'loo' by "
+            "leave-one-out"
+        )
 
 
 def check_amplitude(amplitude: object) -> None:
@@ -365,10 +331,6 @@ def _float64(xp: Any, a: Array, name: str) -> Array:
     """Real numbers of any library as float64 of `xp`."""
     a = a if kind(a) == "cupy" else to_numpy(a, name)
     return xp.asarray(as_real(a, name), dtype=xp.float64)
-
-
-def _host(a: Array) -> Any:
-    return a if isinstance(a, np.ndarray) else a.get()
 
 
 def weighted_kernels(K_test: Array, weights: Array) -> Array:

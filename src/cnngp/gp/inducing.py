@@ -62,10 +62,10 @@ class InducingGP:
 
     `parts` gives (rows, K(rows, inducing), Y(rows), k(x, x)) for all N points, in order. `sample` are the points,
     sorted, that `leave_one_out` predicts; `own` says which of them are inducing points (their number, else −1), whose
-    own function is left out with them, as an image that was never seen has none. `noise` is a variance, "ml", or 0 for
-    the one with the least leave-one-out `loss`, by default the squared error: m points do not interpolate N, so without
-    noise there is no model. Of several `discounts` the best is taken, by likelihood where the noise is "ml", else by
-    leave-one-out. The `amplitude` "ml" is that of the leave-one-out predictions.
+    own function is left out with them, as an image that was never seen has none. `noise` is a variance, "ml", or "loo"
+    or 0 for the one with the least leave-one-out `loss`, by default the squared error: m points do not interpolate N,
+    so without noise there is no model. Of several `discounts` the best is taken, by likelihood where the noise is "ml",
+    else by leave-one-out. The `amplitude` "ml" is that of the leave-one-out predictions.
 
     >>> import numpy as np
     >>> K, Y = np.array([[1.0, 0.5], [0.5, 1.0]]), np.array([[1.0], [-1.0]])
@@ -148,7 +148,7 @@ class InducingGP:
 
         def best(one: Sums) -> tuple[float, float]:
             """The least loss, and its noise."""
-            if noise not in ("ml", 0.0):
+            if noise not in ("ml", "loo", 0.0):
                 return (loss_of(one, float(noise)) if len(sums) > 1 else 0.0), float(noise)
             return self._best_noise(lambda shift: loss_of(one, shift), _LIKELY_NOISE if likely else _LOO_NOISE)
 

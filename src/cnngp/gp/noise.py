@@ -1,0 +1,94 @@
+"""The noise of an exact GP, chosen from the matrix and the targets: one eigendecomposition, then a search on a line.
+
+With K = QΛQᵀ and s = λ + noise, everything below costs O(N²) at most for a noise that is tried:
+
+    log p(y)     = −½ Σ_ic (qᵢᵀy_c)²/(a sᵢ) − ½ C Σᵢ log(a sᵢ) + const
+    α            = Q (QᵀY / s),    [K⁻¹]_ii = Σ_j Q_ij²/s_j
+    leave-one-out: y_i has mean y_i − α_i/[K⁻¹]_ii and variance a/[K⁻¹]_ii
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from .linalg import Array, namespace
+
+_LEAST, _MOST = -10.0, 6.0  # log₁₀ of the noise that is tried, in units of the mean eigenvalue
+# Leave-one-out is asked of at most so many points, evenly spread: what noise is right does not depend on their number.
+_MOST_POINTS = 6000
+
+
+def chosen_noise(K: Array, Y: Array, noise: Any, amplitude: Any) -> float:
+    """The noise that is meant: "ml" by marginal likelihood, "loo" by leave-one-out, else the number itself."""
+    match noise:
+        case "ml":
+            return _most_likely(K, Y, amplitude)
+        case "loo":
+            step = -(-len(Y) // _MOST_POINTS)
+            return _best_left_out(K[::step, ::step], Y[::step], amplitude)
+        case _:
+            return float(noise)
+
+
+def _most_likely(K: Array, Y: Array, amplitude: Any) -> float:
+    xp = namespace(K)
+    values, Q = xp.linalg.eigh(K)
+    lam, weight = _host(xp.maximum(values, 0.0)), _host(((Q.T @ Y) ** 2).sum(1))
+    del Q
+    n, outputs = Y.shape
+    scale = float(lam.mean())
+
+    def loss(log_noise: float) -> float:
+        s = lam + scale * 10.0**log_noise
+        fit = float((weight / s).sum())
+        a = fit / (n * outputs) if isinstance(amplitude, str) else float(amplitude)
+        return fit / a + outputs * (n * math.log(a) + float(np.log(s).sum())) if a > 0 else math.inf
+
+    return float(scale * 10.0 ** _searched(loss, "ml", points=65, stacklevel=7))
+
+
+def _best_left_out(K: Array, Y: Array, amplitude: Any) -> float:
+    """The highest density of the targets, each given all others: −2 Σ_ic log N(y_ic; mean, variance)."""
+    xp = namespace(K)
+    values, Q = xp.linalg.eigh(K)
+    lam = xp.maximum(values, 0.0)
+    rotated, squares = Q.T @ Y, Q * Q
+    n, outputs = Y.shape
+    scale = float(lam.mean())
+
+    def loss(log_noise: float) -> float:
+        s = lam + scale * 10.0**log_noise
+        inverse = squares @ (1.0 / s)
+        alpha = Q @ (rotated / s[:, None])
+        fit = float((alpha**2 / inverse[:, None]).sum())
+        a = fit / (n * outputs) if isinstance(amplitude, str) else float(amplitude)
+        return fit / a + outputs * (n * math.log(a) - float(xp.log(inverse).sum())) if a > 0 else math.inf
+
+    return float(scale * 10.0 ** _searched(loss, "loo", points=33, stacklevel=7))
+
+
+def _searched(loss: Callable[[float], float], rule: str, points: int, stacklevel: int) -> float:
+    """Where the loss is least, by a grid and then between the best point's neighbours."""
+    from scipy.optimize import minimize_scalar
+
+    grid = np.linspace(_LEAST, _MOST, points)
+    best = grid[int(np.argmin([loss(g) for g in grid]))]
+    step = float(grid[1] - grid[0])
+    if best == grid[-1]:
+        warnings.warn(
+            f"noise={rule!r} grew to 10^{best:.0f} times the mean eigenvalue of the kernel matrix, the most that is "
+            "tried: to this kernel the targets are noise; use another network, or give the noise as a number",
+            UserWarning,
+            stacklevel=stacklevel,
+        )
+    found = minimize_scalar(loss, bounds=(best - step, best + step), method="bounded", options={"xatol": 1e-6})
+    return float(found.x)
+
+
+def _host(a: Array) -> Any:
+    return a if isinstance(a, np.ndarray) else a.get()
