@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import os
 import signal
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +17,10 @@ settings.register_profile(
     "cnngp", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
 )
 settings.load_profile("cnngp")
+
+# Verdicts of kernels that check themselves, also those of the processes that tests start, go with the test run.
+_CACHE = tempfile.TemporaryDirectory(prefix="cnngp-tests-")
+os.environ["CNNGP_CACHE"] = _CACHE.name
 
 
 # Jobs started in the background ignore Ctrl-C, and so would the processes that tests start and interrupt.

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .estimators import SparseGPClassifier as SparseGPClassifier
     from .gp import calibration as calibration
     from .gp.solving import solve as solve
+    from .kernel.check import WrongKernelError as WrongKernelError
     from .kernel.engines.base import RangeError as RangeError
     from .kernel.kernel import Kernel as Kernel
     from .matrix.cluster.connection import connect as connect
@@ -62,6 +63,7 @@ _EXPORTS = {
     "network.serialize": ("from_json",),
     "common.arrays": ("DataError",),
     "kernel.engines.base": ("RangeError",),
+    "kernel.check": ("WrongKernelError",),
     "kernel.kernel": ("Kernel",),
     "matrix.gram": ("gram",),
     "matrix.cluster.connection": ("connect",),

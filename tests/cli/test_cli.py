@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import errno
 import json
 import os
@@ -43,10 +44,10 @@ def test_classify_writes_report_results_and_model(classified: Path) -> None:
 def test_classify_prints_the_certificate_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["classify", "--train", "60", "--test", "30", "--noise", "ml", "--output", str(tmp_path), "--json"]
     assert run(arguments) == 0
-    printed = capsys.readouterr().out
+    printed = capsys.readouterr()
     for text in ("digits: 60 training, 30 test images", "small_cnn (chosen)", "cpu-", "leave-one-out", "kernel error"):
-        assert text in printed
-    last = json.loads(printed.splitlines()[-1])
+        assert text in printed.err
+    last = json.loads(printed.out)
     assert last["command"] == "classify"
     assert last["fit"]["noise"] > 0
     assert set(last["files"]) == {"model", "results", "report"}
@@ -62,8 +63,8 @@ def test_compiling_is_an_item_of_its_own_where_it_takes_long(
 ) -> None:
     fit = GPClassifier.fit
 
-    def compiled(clf: GPClassifier, X: Any, y: Any) -> GPClassifier:
-        fit(clf, X, y)
+    def compiled(clf: GPClassifier, X: Any, y: Any, names: Any) -> GPClassifier:
+        fit(clf, X, y, names=names)
         clf.fit_report_ = replace(clf.fit_report_, compile_seconds=seconds)
         return clf
 
@@ -127,7 +128,7 @@ def test_a_folder_in_class_order_is_tested_on_all_classes(
     last = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (last["train"], last["classes"]) == (24, 3)
     assert last["test_error"] == 0
-    assert (tmp_path / "f" / "out" / "f-auto" / "report.html").is_file()
+    assert (tmp_path / "f" / "out" / "f-auto-24" / "report.html").is_file()
 
 
 def test_an_npz_in_class_order_is_tested_on_all_classes(
@@ -139,7 +140,7 @@ def test_an_npz_in_class_order_is_tested_on_all_classes(
     np.savez(tmp_path / "sorted.npz", **arrays, x_test=data.X_test[rows_test], y_test=data.y_test[rows_test])
     seen: list[Any] = []
     fit = GPClassifier.fit
-    monkeypatch.setattr(GPClassifier, "fit", lambda clf, X, y: (seen.append(y), fit(clf, X, y))[1])
+    monkeypatch.setattr(GPClassifier, "fit", lambda clf, X, y, names: (seen.append(y), fit(clf, X, y))[1])
     arguments = ["classify", "--data", str(tmp_path / "sorted.npz"), "--train", "100", "--test", "40", "--no-model"]
     assert run([*arguments, "--output", str(tmp_path / "out"), "--json"]) == 0
     assert set(seen[0]) == set(range(10))
@@ -158,10 +159,15 @@ def test_a_folder_of_images_to_predictions(tmp_path: Path, capsys: pytest.Captur
     Image.fromarray((255 * np.eye(24)).astype(np.uint8)).save(tmp_path / "new.png")
     capsys.readouterr()
     assert run(["predict", str(tmp_path / "out" / "model.gp"), str(tmp_path / "new.png"), "--json"]) == 0
-    printed = capsys.readouterr().out
-    assert printed.startswith("engine")
-    assert "left" in printed.splitlines()[2]
-    assert json.loads(printed.splitlines()[-1])["images"][0]["class"] == "left"
+    printed = capsys.readouterr()
+    assert printed.err.startswith("engine")
+    assert "left" in printed.err.splitlines()[2]
+    image = json.loads(printed.out)["images"][0]
+    assert image["class"] == "left"
+    assert image["for"][0]["name"].startswith("left/")
+    total = sum(voice["share"] for voice in (*image["for"], *image["against"])) + image["rest"]
+    assert total == pytest.approx(image["mean"], abs=1e-12)
+    assert 0 < image["novelty"] < 1
 
 
 def test_class_names_that_no_figure_expects(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -212,13 +218,13 @@ def test_predict_takes_pixels_on_the_scale_of_the_fit(
     new = (255 * data.X_test[0, 0]).astype(np.uint8)
     Image.fromarray(new).save(tmp_path / "new.png")
     assert run(["predict", str(tmp_path / "m.gp"), str(tmp_path / "new.png"), "--json"]) == 0
-    printed = capsys.readouterr().out
-    last = json.loads(printed.splitlines()[-1])
+    printed = capsys.readouterr()
+    last = json.loads(printed.out)
     assert last["images"][0]["class"] == str(data.y_test[0])
     expected = clf.predict_proba((new if scale == 255 else new / np.float32(255))[None, None])[0]
     assert list(last["images"][0]["probabilities"].values()) == pytest.approx(expected, abs=1e-6)
     assert last["pixels"] == pixels
-    assert ("pixels                 from 0 to 255, as in the images that" in printed) == (scale == 255)
+    assert ("pixels                 from 0 to 255, as in the images that" in printed.err) == (scale == 255)
 
 
 @pytest.mark.parametrize(("factor", "shift", "range_"), [(16.0, 0.0, "0 to 16"), (2.0, -1.0, "-1 to 1")])
@@ -254,10 +260,10 @@ def test_networks(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_info(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["info"]) == 0
+    assert "engine cpu" in capsys.readouterr().out
     assert run(["info", "--json"]) == 0
-    printed = capsys.readouterr().out
-    assert "engine cpu" in printed
-    assert json.loads(printed.splitlines()[-1])["packages"]["numpy"] == np.__version__
+    assert json.loads(capsys.readouterr().out)["packages"]["numpy"] == np.__version__
 
 
 @pytest.mark.parametrize(
@@ -351,7 +357,7 @@ def test_warnings_of_other_packages_are_lines_too(
     """scikit-learn warns of many classes: without the file and the line of code that Python adds."""
     fit = GPClassifier.fit
 
-    def warning(clf: GPClassifier, X: Any, y: Any) -> GPClassifier:
+    def warning(clf: GPClassifier, X: Any, y: Any, names: Any) -> GPClassifier:
         with warnings.catch_warnings():
             warnings.simplefilter("always")
             warnings.warn("more classes\n than half of the samples", UserWarning, stacklevel=1)
@@ -375,8 +381,125 @@ def test_as_a_process(tmp_path: Path) -> None:
         check=True,
     )
     assert done.stderr == ""
-    assert (tmp_path / "out" / "digits-auto" / "report.html").is_file()
+    assert (tmp_path / "out" / "digits-auto-40" / "report.html").is_file()
     heavy = "import sys; import cnngp.cli; print([m for m in ('sklearn', 'numba', 'matplotlib') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", heavy], capture_output=True, text=True, timeout=60, check=True,
                           env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)})  # fmt: skip
     assert done.stdout.strip() == "[]"
+
+
+# ---- what goes where -------------------------------------------------------------------------------------------------
+
+
+def process(arguments: list[str], tmp_path: Path, **options: Any) -> Any:
+    code = "from cnngp.cli import main; main()"
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *arguments],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        **options,
+    )
+
+
+def test_quiet_says_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["classify", "--train", "40", "--test", "20", "--no-model", "--output", str(tmp_path)]
+    assert run([*arguments, "--quiet"]) == 0
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err) == ("", "")
+    assert run([*arguments, "-q", "--json"]) == 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["command"] == "classify"
+    assert printed.err == ""
+    assert run(["networks"]) == 0  # the next command in this process is not quiet
+    assert "resnet32" in capsys.readouterr().out
+
+
+def test_a_reader_that_goes_away_ends_the_command_without_a_word(tmp_path: Path) -> None:
+    for arguments in (["networks"], ["--help"], ["networks", "resnet110"]):
+        read, write = os.pipe()
+        os.close(read)
+        with process(arguments, tmp_path, stdout=write, stderr=subprocess.PIPE, text=True) as running:
+            os.close(write)
+            assert running.communicate(timeout=60)[1] == ""
+            assert running.returncode == 141
+
+
+def test_output_that_is_closed_from_the_start(tmp_path: Path) -> None:
+    code = "import os, sys; os.close(1); os.execv(sys.executable, [sys.executable, '-m', 'cnngp', 'networks'])"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_help_has_examples_and_no_cut_off_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--help"]) == 0
+    overview = capsys.readouterr().out
+    assert "..." not in overview.replace("COMMAND [ARGS]...", "")
+    for command in ("classify", "gram", "predict", "view", "sample", "search", "reproduce", "networks", "info"):
+        assert f"\n  {command} " in overview
+        assert run([command, "--help"]) == 0
+        page = capsys.readouterr().out
+        assert f"\n    cnngp {command}" in page[page.index("Example") :]
+        assert "--quiet" in page
+
+
+# ---- photographs -----------------------------------------------------------------------------------------------------
+
+
+def slanted(folder: Path, suffix: str = "png", n: int = 12) -> None:
+    rng = np.random.default_rng(0)
+    for name, slant in (("left", 1), ("right", -1)):
+        (folder / name).mkdir(parents=True)
+        for i in range(n):
+            pixels = 255.0 * np.eye(12)[:, ::slant] + rng.uniform(0, 60, (12, 12))
+            Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(folder / name / f"{i:02}.{suffix}")
+
+
+def test_photographs_start_to_finish(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    slanted(tmp_path / "data", "webp")
+    (tmp_path / "data" / "left" / "05.webp").rename(tmp_path / "data" / "right" / "wrong.webp")
+    (tmp_path / "data" / "left" / "broken.png").write_bytes(b"hello")
+    (tmp_path / "data" / "left" / "notes.txt").write_text("hello")
+    arguments = ["classify", "--data", str(tmp_path / "data"), "--output", str(tmp_path / "out"), "--size", "10x12"]
+    arguments += ["--aspect", "pad", "--suspects", str(tmp_path / "deep" / "suspects.csv")]
+    assert run(arguments) == 1
+    assert "broken.png is not a readable image" in capsys.readouterr().err
+    assert run([*arguments, "--skip-bad", "--json"]) == 0
+    printed = capsys.readouterr()
+    assert "24 images of 24 brought to 10 × 12; 24 of another aspect ratio padded with black" in printed.err
+    assert "left out 1 file of other kinds: 1 .txt; left out 1 image that cannot be read" in printed.err
+    result = json.loads(printed.out)
+    assert len(result["notes"]) == 2
+    with (tmp_path / "deep" / "suspects.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert rows[0].keys() == {"row", "name", "given", "proposed", "score"}
+    assert len(rows) == result["train"]
+    first = rows[0] if result["test_error"] == 0 else None
+    shown = [s["name"] for s in result["suspects"]] + [m["name"] for m in result["mistakes"]]
+    assert "right/wrong.webp" in shown
+    if first is not None:
+        assert (first["name"], first["given"], first["proposed"]) == ("right/wrong.webp", "right", "left")
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "right/wrong.webp" in page
+    assert "--size 10x12 --aspect pad --skip-bad" in page
+    model = str(tmp_path / "out" / "model.gp")
+    assert GPClassifier.load(model).image_aspect_ == "pad"
+    assert run(["predict", model, str(tmp_path / "data" / "left"), "--json"]) == 1
+    printed = capsys.readouterr()
+    assert "warning: " in printed.err
+    assert "broken.png is not a readable image" in printed.err
+    result = json.loads(printed.out)
+    assert len(result["images"]) == 11
+    assert {image["class"] for image in result["images"]} == {"left"}
+    assert result["unreadable"][0]["image"].endswith("broken.png")
+    assert run(["predict", model, str(tmp_path / "none.png")]) == 1
+    assert capsys.readouterr().err == f"error: {tmp_path / 'none.png'}: no such file\n"
+
+
+@pytest.mark.parametrize("size", ["ten", "10x", "0"])
+def test_sizes_that_are_none(size: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    slanted(tmp_path / "data", n=3)
+    assert run(["classify", "--data", str(tmp_path / "data"), "--size", size]) == 1
+    assert "expected a height and a width such as 48x64" in capsys.readouterr().err

@@ -29,10 +29,10 @@ def test_sample_draws_the_picture(tmp_path: Path, capsys: pytest.CaptureFixture[
     _run(
         ["--channels", "4,8", "--samples", "30", "--images", "2", "--outputs", "16", "--output", str(picture), "--json"]
     )
-    printed = capsys.readouterr().out
+    printed = capsys.readouterr()
     assert picture.stat().st_size > 10_000
-    assert "channels  deviation from the kernel" in printed
-    last = json.loads(printed.splitlines()[-1])
+    assert "channels  deviation from the kernel" in printed.err
+    last = json.loads(printed.out)
     assert last["command"] == "sample"
     assert last["verdict"] in ("agrees", "undecided")
     assert [w["channels"] for w in last["widths"]] == [4, 8]
@@ -142,8 +142,8 @@ def test_without_matplotlib_the_table_is_not_lost(
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     arguments = ["sample", "--channels", "2,4", "--samples", "20", "--images", "2", "--json"]
     assert run([*arguments, "--output", str(tmp_path / "a.png")]) == 0
-    printed = capsys.readouterr().out
-    assert "channels  deviation from the kernel" in printed
-    assert 'not drawn: the picture needs matplotlib: pip install "cnngp[plots]"' in printed
-    assert json.loads(printed.splitlines()[-1])["files"] == {}
+    printed = capsys.readouterr()
+    assert "channels  deviation from the kernel" in printed.err
+    assert "not drawn: figures need matplotlib: pip install 'cnngp[plots]'" in printed.err
+    assert json.loads(printed.out)["files"] == {}
     assert not list(tmp_path.iterdir())

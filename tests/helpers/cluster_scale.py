@@ -53,7 +53,7 @@ def run(client: Client, images: int, tile: int, place: str) -> dict[str, Any]:
     TASKS.clear()
     X = np.random.default_rng(0).random((images, 4), dtype=np.float32)
     wall, processor, own = time.perf_counter(), time.process_time(), time.thread_time()
-    K = gram(Kernel(Dense(), device="cpu", threads=1), X, store=place, tile=tile, client=client)
+    K = gram(Kernel(Dense(), device="cpu", threads=1, check=False), X, store=place, tile=tile, client=client)
     return {
         "wall": time.perf_counter() - wall,
         "processor": time.process_time() - processor,

@@ -12,6 +12,7 @@ from cnngp.kernel.engines.cpu.engine import CpuEngine
 def computed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """A list that grows by one for every tile or block that a CPU engine computes."""
     calls: list[int] = []
+    monkeypatch.setattr("cnngp.kernel.kernel.compared", lambda *given: None)  # a kernel's own check would count too
     for name in ("cross", "symmetric"):
         original = getattr(CpuEngine, name)
 

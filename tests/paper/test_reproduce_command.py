@@ -38,7 +38,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_command_writes_numbers_figures_and_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["reproduce", "table1", "--quick", "--device", "cpu", "--out", str(tmp_path / "out"), "--json"]
     assert run(arguments) == 0
-    printed = capsys.readouterr().out
+    output = capsys.readouterr()
+    printed = output.err
     doc = results.read(tmp_path / "out" / "table1.json")
     assert doc["command"] == "cnngp reproduce table1 --quick --device cpu"
     assert doc["quick"]
@@ -50,13 +51,13 @@ def test_the_command_writes_numbers_figures_and_the_page(tmp_path: Path, capsys:
                 shown = results.shown(r[key], r["unit"])
                 assert shown in text
                 assert shown in printed
-    last = json.loads(printed.splitlines()[-1])
+    last = json.loads(output.out)
     assert last["finished"]
     assert [r["ours"] for r in last["rows"]] == [r["ours"] for r in doc["rows"]]
     for d in doc["pieces"]:
         assert f"{d['name']}: " in printed
     assert run(arguments) == 0
-    printed = capsys.readouterr().out
+    printed = capsys.readouterr().err
     assert printed.count("kept from an earlier run") == len(doc["pieces"])
     assert results.read(tmp_path / "out" / "table1.json") == doc
 

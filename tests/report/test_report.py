@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from dataclasses import replace
@@ -49,11 +50,40 @@ def test_evaluation_counts(model: GPClassifier, evaluation: Evaluation) -> None:
     assert np.allclose(evaluation.correlations, evaluation.correlations.T)
     assert np.abs(evaluation.correlations).max() <= 1 + 1e-6
     assert evaluation.as_dict()["test_error"] == evaluation.test.error
+    told = evaluation.as_dict()["mistakes"]
+    assert [m["because_of"][0]["label"] for m in told] == [p.neighbours[0].label for p in evaluation.wrong]
+
+
+def test_mistakes_are_explained_and_labels_suspected(model: GPClassifier) -> None:
+    y = NAMES[DATA.y].copy()
+    y[3] = NAMES[(DATA.y[3] + 4) % 10]
+    names = np.array([f"<{i}>.png" for i in range(150)])
+    data = datasets.Dataset("d", DATA.X, y, DATA.X_test, NAMES[DATA.y_test], names=names, names_test=names[:80])
+    clf = GPClassifier(zoo.small_cnn()).fit(data.X, data.y, names=data.names)
+    found = evaluate(clf, data)
+    assert found.suspect[0].name == "<3>.png"
+    assert found.suspect[0].predicted == NAMES[DATA.y[3]]
+    assert all(p.label != p.predicted for p in found.suspect)
+    for p in found.wrong:
+        assert p.name in names
+        assert len(p.neighbours) == 3
+        assert p.neighbours[0].name in names
+        assert 0 < p.novelty < 1
+    page = report.render(found, clf.fit_report_, clf.network_, clf.input_shape_, command="c", versions="v")
+    assert "&lt;3&gt;.png" in page
+    assert "<3>" not in page
+    assert json.loads(json.dumps(found.as_dict()))["suspects"][0]["name"] == "<3>.png"
+
+
+def images(evaluation: Evaluation) -> int:
+    """Three figures, the pictures, and the training images below the mistakes."""
+    e = evaluation
+    return 3 + len(e.uncertain) + len(e.wrong) + len(e.suspect) + sum(len(p.neighbours) for p in e.wrong)
 
 
 def test_the_page_is_self_contained(page: str, evaluation: Evaluation) -> None:
     sources = re.findall(r'(?:src|href)="([^"]*)"', page)
-    assert len(sources) == 3 + len(evaluation.uncertain) + len(evaluation.wrong)
+    assert len(sources) == images(evaluation)
     assert all(source.startswith("data:image/png;base64,") for source in sources)
     assert "&lt;zero&gt;" in page
     assert "<zero>" not in page
@@ -63,7 +93,7 @@ def test_the_page_is_self_contained(page: str, evaluation: Evaluation) -> None:
 
 @needs_browser
 def test_opens_in_a_browser(page: str, evaluation: Evaluation, tmp_path: Path) -> None:
-    n = 3 + len(evaluation.uncertain) + len(evaluation.wrong)
+    n = images(evaluation)
     assert opened(page, tmp_path, width=1100).startswith(f"drawn {n} of {n}, too wide: false")
 
 

@@ -23,10 +23,10 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     arguments = ["search", "--draws", "4", "--train", "80", "--validation", "60", "--full", "2@120", "--full", "1"]
     arguments += ["--test", "--device", "cpu", "--output", str(folder), "--best", str(best), "--json"]
     assert run(arguments) == 0
-    printed = capsys.readouterr().out
+    printed = capsys.readouterr()
     for text in ("digits: 1,297 training", "invalid ones drawn again", "with 120 images", "looked at once", "engine"):
-        assert text in printed
-    last = json.loads(printed.splitlines()[-1])
+        assert text in printed.err
+    last = json.loads(printed.out)
     assert last["command"] == "search"
     assert last["draws"] == 4
     assert [rung["train"] for rung in last["rungs"]] == [120, 1237]
@@ -43,7 +43,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert clf.loo_error_ == chosen["loo_error"]
     assert run([a for a in arguments if a != "--test"]) == 0  # what was seen stays seen
     assert json.loads((folder / "results.json").read_text())["test"] == results["test"] == last["test"]
-    assert "looked at once" in capsys.readouterr().out
+    assert "looked at once" in capsys.readouterr().err
 
 
 def test_a_failing_look_at_the_test_images_costs_nothing_else(

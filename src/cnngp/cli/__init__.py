@@ -14,6 +14,7 @@ from .classify import classify
 from .gram import gram
 from .info import info
 from .networks import networks
+from .output import one_command
 from .predict import predict
 from .reproduce import reproduce
 from .sample import sample
@@ -60,24 +61,94 @@ def _interruptible(command: Callable[..., None]) -> Callable[..., None]:
     return run_command
 
 
-for _command in (classify, gram, predict, view, sample, search, reproduce, networks, info):
-    app.command()(_interruptible(_command))
+# Each command with its line in the list, which Typer cuts off where it is too long, and examples for its own page.
+_COMMANDS: tuple[tuple[Callable[..., None], str, tuple[str, ...]], ...] = (
+    (
+        classify,
+        "Fit an exact GP to images and write a report.",
+        (
+            "cnngp classify",
+            "cnngp classify --data photos/ --size 32 --suspects suspects.csv",
+            "cnngp classify --data mnist --network resnet32 --train 1000",
+        ),
+    ),
+    (
+        predict,
+        "Predict the class of image files.",
+        ("cnngp predict out/photos-auto-400/model.gp new.jpg more-photos/",),
+    ),
+    (
+        view,
+        "Look at images through a model, and clean labels.",
+        ("cnngp view out/photos-auto-400/model.gp",),
+    ),
+    (
+        gram,
+        "Compute a kernel matrix into a store.",
+        (
+            "cnngp gram --data mnist --network resnet32 --plan",
+            "cnngp gram --data mnist --network resnet32 --store mnist.zarr",
+            "cnngp gram --status mnist.zarr",
+        ),
+    ),
+    (
+        search,
+        "Search for a network by random draws.",
+        ("cnngp search --data mnist --space paper-cnn --draws 27 --train 10000 --full 3",),
+    ),
+    (
+        sample,
+        "Compare finite networks with their kernel.",
+        ("cnngp sample --network small_cnn --channels 4,16,64",),
+    ),
+    (reproduce, "Reproduce the paper's tables and figures.", ("cnngp reproduce all --quick",)),
+    (
+        networks,
+        "List the networks that have a name.",
+        ("cnngp networks", "cnngp networks resnet32 --shape 1,28,28"),
+    ),
+    (info, "Show versions, engines, threads and memory.", ("cnngp info --json",)),
+)
+for _command, _line, _examples in _COMMANDS:
+    _epilog = "\b\n" + "\n".join([f"Example{'s' if len(_examples) > 1 else ''}:", *(f"  {e}" for e in _examples)])
+    app.command(short_help=_line, epilog=_epilog)(_interruptible(_command))
 
 
 # Newer Typers carry a copy of Click, older ones import it: this reaches the base of usage errors in both.
 _UsageError: Any = typer.BadParameter.__base__
 
 
+# The code of a program whose reader went away: 128 + SIGPIPE.
+_CLOSED = 141
+
+
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line and exit: 0 done, 1 bad data or not possible, 2 bad arguments, 130 interrupted."""
-    sys.exit(run(arguments))
+    """Run the command line and exit.
+
+    0 done, 1 bad data or not possible, 2 bad arguments, 130 interrupted, 141 nobody reads the output (`| head`).
+    """
+    code = run(arguments)
+    try:
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:
+                stream.flush()
+    except BrokenPipeError:
+        code = _CLOSED
+    if code == _CLOSED:  # what is left in a buffer has nowhere to go, and Python would complain of it at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    sys.exit(code)
 
 
 def run(arguments: list[str] | None = None) -> int:
     """The exit code of one command line. CNNGP_DEBUG=1 shows tracebacks."""
     words = sys.argv[1:] if arguments is None else arguments
     try:
-        result = app(words or ["--help"], prog_name="cnngp", standalone_mode=False)
+        with one_command():
+            result = app(words or ["--help"], prog_name="cnngp", standalone_mode=False)
+    except SystemExit as error:  # Click's answer to an output that nobody reads
+        if isinstance(error.__context__, BrokenPipeError):
+            return _CLOSED
+        raise
     except _UsageError as error:
         return _fail(error.format_message(), 2)
     except (KeyboardInterrupt, typer.Abort, _Interrupted) as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import platform
 import shlex
@@ -14,30 +15,33 @@ from typing import Annotated, Any
 import typer
 
 from .common import (
+    Aspect,
+    Data,
     Device,
     Dtype,
-    Json,
     NetworkName,
+    Size,
+    SkipBad,
     Threads,
     check_writable,
-    last_line,
     network_by_name,
     number_or_word,
-    say,
+    read_data,
     warnings_as_lines,
     zoo_name,
 )
+from .output import Json, Quiet, last_line, say, tell
 
 
 def classify(
-    data: Annotated[
-        str, typer.Option(help="digits, mnist, fashion_mnist, cifar10, an .npz file, or a folder of class folders.")
-    ] = "digits",
+    data: Data = "digits",
     network: NetworkName = "auto",
     train: Annotated[int | None, typer.Option(help="Use only the first N training images.")] = None,
     test: Annotated[int | None, typer.Option(help="Use only the first N test images.")] = None,
     split: Annotated[str, typer.Option(help="standard, or paper (mnist and fashion_mnist).")] = "standard",
-    size: Annotated[int | None, typer.Option(help="Height and width for the images of a folder.")] = None,
+    size: Size = None,
+    aspect: Aspect = "squash",
+    skip_bad: SkipBad = False,
     noise: Annotated[str, typer.Option(help="Noise variance in the kernel's units, or ml.")] = "0",
     amplitude: Annotated[str, typer.Option(help="ml, loo or a number.")] = "ml",
     device: Device = "auto",
@@ -46,17 +50,23 @@ def classify(
     store: Annotated[
         str | None, typer.Option(help="Keep the kernels here, so that a killed run goes on; a folder or an fsspec URL.")
     ] = None,
-    output: Annotated[Path | None, typer.Option(help="Folder for report.html, results.json and model.gp.")] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="Folder for report.html, results.json and model.gp; out/DATA-NETWORK-N.")
+    ] = None,
     model: Annotated[bool, typer.Option(help="Write the model; it takes 2·N² bytes in float32.")] = True,
+    suspects: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.csv", help="Write all training images here, the most suspect labels first."),
+    ] = None,
     as_json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """Classify images with an exact Gaussian process, and write a report."""
-    from cnngp.datasets import sets as datasets
     from cnngp.estimators.classifier import GPClassifier
     from cnngp.report.evaluation import check_labels, evaluate
 
     began = time.perf_counter()
-    images = datasets.load(data, split=split, size=size).some(train, test)  # type: ignore[arg-type]
+    images = read_data(data, split, size, aspect, skip_bad).some(train, test)
     check_labels(images.y, images.y_test)
     clf = GPClassifier(
         network_by_name(network),
@@ -67,11 +77,15 @@ def classify(
         store=store,
         threads=threads,
     )
-    folder = output if output is not None else Path("out") / f"{images.name}-{Path(network).stem}"
+    default = Path("out") / f"{images.name}-{Path(network).stem}-{len(images.X)}"
+    folder = output if output is not None else default
     check_writable("--output", folder)
+    if suspects is not None:
+        check_writable("--suspects", suspects, folder=False)
     say("data", repr(images).strip("<>"))
     with warnings_as_lines():
-        clf.fit(images.X, images.y)
+        clf.fit(images.X, images.y, names=images.names)
+    clf.image_aspect_ = images.aspect
     report = clf.fit_report_
     pairs = len(images.X) * (len(images.X) - 1) // 2
     name = network if network != "auto" else zoo_name(clf.network_)
@@ -85,26 +99,41 @@ def classify(
     with warnings_as_lines():
         evaluation = evaluate(clf, images)
     say("predict", f"{evaluation.predict_seconds:.2f} s")
-    typer.echo()
+    tell()
     if evaluation.validation is not None:
         say("validation", str(evaluation.validation))
     say("test", str(evaluation.test))
     say("leave-one-out", str(evaluation.loo))
     likelihood = evaluation.log_marginal_likelihood
     say("log likelihood", "not known without a factor" if likelihood is None else f"{likelihood:,.1f}")
-    typer.echo()
+    tell()
     for line in str(report).splitlines()[1:]:
-        typer.echo(line)
+        tell(line)
     result: dict[str, Any] = {"command": "classify", "network": name, **evaluation.as_dict()}
-    result |= {"fit": report.as_dict(), "seconds": time.perf_counter() - began}
+    result |= {"notes": list(images.notes), "fit": report.as_dict(), "seconds": time.perf_counter() - began}
     command = _command(locals())
     with warnings_as_lines():  # of letters that the figures' font lacks, say
         result["files"] = _write(folder, clf, model, evaluation, result, command)
-    typer.echo()
+    if suspects is not None:
+        with _naming(suspects):
+            _write_suspects(suspects, clf)
+        result["files"]["suspects"] = str(suspects)
+    tell()
     for kind, path in result["files"].items():
         say(kind, path)
     say("time", f"{time.perf_counter() - began:.1f} s")
     last_line(as_json, result)
+
+
+def _write_suspects(path: Path, clf: Any) -> None:
+    """A table of all training images with a leave-one-out prediction, the most suspect first."""
+    found = clf.suspect_labels(len(clf.loo_rows_))
+    columns = ("row", "name", "given", "proposed", "score")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="", encoding="utf-8") as file:
+        table = csv.writer(file)
+        table.writerow(columns)
+        table.writerows(zip(*(found[column].tolist() for column in columns), strict=True))
 
 
 def _write(
@@ -154,11 +183,12 @@ _DEFAULTS = {
     "data": "digits",
     "network": "auto",
     "split": "standard",
+    "aspect": "squash",
     "noise": "0",
     "amplitude": "ml",
     "dtype": "float32",
 }
-_OPTIONS = ("data", "network", "train", "test", "split", "size", "noise", "amplitude", "dtype")
+_OPTIONS = ("data", "network", "train", "test", "split", "size", "aspect", "noise", "amplitude", "dtype")
 
 
 def _command(given: dict[str, Any]) -> str:
@@ -167,4 +197,5 @@ def _command(given: dict[str, Any]) -> str:
     for name in _OPTIONS:
         if given[name] is not None and given[name] != _DEFAULTS.get(name):
             words += [f"--{name}", str(given[name])]
+    words += ["--skip-bad"] if given["skip_bad"] else []
     return shlex.join(words)

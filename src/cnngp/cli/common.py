@@ -1,11 +1,9 @@
-"""What commands share: places to write to, tables, warnings as lines, the JSON last line."""
+"""What commands share: options, places to write to, tables, warnings as lines."""
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import sys
 import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
@@ -20,12 +18,38 @@ from cnngp.network.names import NETWORKS as NETWORKS
 from cnngp.network.names import network_by_name as network_by_name
 from cnngp.network.names import zoo_name as zoo_name
 
-Json = Annotated[bool, typer.Option("--json", help="Print a last line of JSON.")]
+from .output import say, warn
+
+Data = Annotated[
+    str, typer.Option(help="digits, mnist, fashion_mnist, cifar10, an .npz file, or a folder of class folders.")
+]
+Size = Annotated[
+    str | None, typer.Option(metavar="HxW", help="Height and width for the images of a folder, as 48x64 or 48.")
+]
+Aspect = Annotated[str, typer.Option(help="squash images of another shape to that size, or pad them with black.")]
+SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Go on without files of a folder that cannot be read.")]
 NetworkName = Annotated[str, typer.Option("--network", help="auto, a name of `cnngp networks`, or a JSON file.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 Dtype = Annotated[str, typer.Option(help="float32 or float64.")]
 Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads; all by default.")]
 Seed = Annotated[int, typer.Option(min=0, help="The same seed draws the same networks.")]
+
+
+def read_data(data: str, split: str, size: str | None, aspect: str, skip_bad: bool) -> Any:
+    """The images that the options ask for, and a line for each note about how they were read."""
+    from cnngp.datasets import load
+    from cnngp.datasets.images import check_size
+
+    found = load(
+        data,
+        split=split,  # type: ignore[arg-type]
+        size=None if size is None else check_size(size),
+        aspect=aspect,  # type: ignore[arg-type]
+        skip_bad=skip_bad,
+    )
+    for note in found.notes:
+        say("note", note)
+    return found
 
 
 def check_writable(option: str, path: Path, *, folder: bool = True) -> None:
@@ -72,27 +96,13 @@ def table(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def say(name: str, value: str) -> None:
-    """One line of a result; flushed, so that a pipe sees it at once."""
-    first, *rest = value.splitlines() or [""]
-    typer.echo(f"{name:<22} {first}")
-    for line in rest:
-        typer.echo(f"{'':<22} {line}")
-    sys.stdout.flush()
-
-
-def last_line(wanted: bool, result: dict[str, Any]) -> None:
-    if wanted:
-        typer.echo(json.dumps(result))
-
-
 @contextmanager
 def warnings_as_lines() -> Iterator[None]:
     """Warnings as one line each, without the file names and lines of code that Python adds."""
     from cnngp.gp.exact import JitterWarning
 
     def show(message: Any, *_: Any, **__: Any) -> None:
-        typer.echo(f"warning: {' '.join(str(message).split())}", err=True)
+        warn(str(message))
 
     with warnings.catch_warnings():
         warnings.simplefilter("always", JitterWarning)

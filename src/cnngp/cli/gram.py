@@ -9,27 +9,30 @@ from typing import Annotated, Any
 import typer
 
 from .common import (
+    Aspect,
+    Data,
     Device,
     Dtype,
-    Json,
     NetworkName,
+    Size,
+    SkipBad,
     Threads,
-    last_line,
     network_by_name,
-    say,
+    read_data,
     warnings_as_lines,
     zoo_name,
 )
+from .output import Json, Quiet, last_line, say
 
 
 def gram(
-    data: Annotated[
-        str, typer.Option(help="digits, mnist, fashion_mnist, cifar10, an .npz file, or a folder of class folders.")
-    ] = "digits",
+    data: Data = "digits",
     network: NetworkName = "auto",
     train: Annotated[int | None, typer.Option(help="Use only the first N training images.")] = None,
     split: Annotated[str, typer.Option(help="standard, or paper (mnist and fashion_mnist).")] = "standard",
-    size: Annotated[int | None, typer.Option(help="Height and width for the images of a folder.")] = None,
+    size: Size = None,
+    aspect: Aspect = "squash",
+    skip_bad: SkipBad = False,
     store: Annotated[str | None, typer.Option(help="Where the matrix goes: a folder or an fsspec URL.")] = None,
     tile: Annotated[int | None, typer.Option(help="Side of a tile; a few seconds of work by default.")] = None,
     verify: Annotated[bool, typer.Option(help="Check the tiles that the store has.")] = True,
@@ -44,6 +47,7 @@ def gram(
     dtype: Dtype = "float32",
     threads: Threads = None,
     as_json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """Compute a kernel matrix into a store. Killed and run again, it goes on where it was."""
     if status is not None:
@@ -53,13 +57,12 @@ def gram(
         raise ValueError("give --store, where the matrix goes, such as --store digits.zarr; or --plan to see the cost")
     if scheduler is not None and plan:
         raise ValueError("--plan measures this machine; give --scheduler without it")
-    from cnngp.datasets import sets as datasets
     from cnngp.estimators.inputs import default_network
     from cnngp.kernel.kernel import Kernel
     from cnngp.matrix.cluster.cluster import connect
 
     with nullcontext() if scheduler is None else connect(scheduler) as client:
-        images = datasets.load(data, split=split, size=size).some(train)  # type: ignore[arg-type]
+        images = read_data(data, split, size, aspect, skip_bad).some(train)
         given = network_by_name(network)
         net = given or default_network(images.X.shape[1:])
         name = network if given is not None else f"{zoo_name(net)} (chosen)"

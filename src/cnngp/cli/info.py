@@ -7,13 +7,13 @@ import os
 import platform
 from typing import Any
 
-from .common import Json, last_line, say
+from .output import Json, Quiet, last_line, say
 
 _NEEDED = ("numpy", "scipy", "numba", "scikit-learn", "zarr", "typer")
 _OPTIONAL = ("matplotlib", "torch", "cupy", "dask", "optuna", "gpytorch", "pooch")
 
 
-def info(as_json: Json = False) -> None:
+def info(as_json: Json = False, quiet: Quiet = False) -> None:
     """Versions, engines, threads, memory, and where data is looked for."""
     from cnngp import __version__
     from cnngp.common import memory

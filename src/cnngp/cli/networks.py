@@ -6,13 +6,15 @@ from typing import Annotated
 
 import typer
 
-from .common import NETWORKS, Json, last_line, network_by_name, parse_shape, table
+from .common import NETWORKS, network_by_name, parse_shape, table
+from .output import Json, Quiet, last_line, tell
 
 
 def networks(
     name: Annotated[str | None, typer.Argument(help="A network to show layer by layer: a name or a JSON file.")] = None,
     shape: Annotated[str, typer.Option(help="Shape of an image: channels,height,width.")] = "1,28,28",
     as_json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """List the networks that have a name, or show one layer by layer."""
     size = parse_shape(shape)
@@ -21,8 +23,8 @@ def networks(
         if net is None:
             raise ValueError("networks auto: auto depends on the data; give a name")
         rows = net.shapes(size)
-        typer.echo(rows)
-        typer.echo(repr(net))
+        tell(str(rows))
+        tell(repr(net))
         last_line(as_json, {"command": "networks", "name": name, "shape": size, "operations_per_pair": rows.cost})
         return
     table_rows = [("name", "layers", "operations per pair", "")]
@@ -32,5 +34,5 @@ def networks(
         layers = sum(row.place != "(input)" and not row.layer.startswith("Sum") for row in rows)
         table_rows.append((key, str(layers), f"{rows.cost:,}", text))
         listed.append({"name": key, "layers": layers, "operations_per_pair": rows.cost})
-    typer.echo(table(table_rows, right=(1, 2)))
+    tell(table(table_rows, right=(1, 2)))
     last_line(as_json, {"command": "networks", "shape": size, "networks": listed})

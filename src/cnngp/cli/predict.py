@@ -7,18 +7,26 @@ from typing import Annotated, Any
 
 import typer
 
-from .common import Device, Json, last_line, say, table, warnings_as_lines
+from .common import Device, table, warnings_as_lines
+from .output import Json, Quiet, last_line, say, tell, warn
 
 
 def predict(
     model: Annotated[Path, typer.Argument(help="A file that `cnngp classify` or GPClassifier.save wrote.")],
-    images: Annotated[list[Path], typer.Argument(help="PNG or JPEG files.")],
+    images: Annotated[list[Path], typer.Argument(help="Image files of any kind, or folders of them.")],
     device: Device = "auto",
     as_json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
-    """Predict the class of image files; they are brought to the size and channels of the training images."""
+    """Predict the class of image files; they are brought to the size and channels of the training images.
+
+    Novelty says how unlike all training images an image is, from 0 to 1. A file that cannot be read is told of, the
+    others are predicted all the same, and the exit code is 1.
+    """
     import numpy as np
 
+    from cnngp.common.errors import DatasetError
+    from cnngp.datasets.folders import image_files
     from cnngp.datasets.images import read_image
     from cnngp.estimators.classifier import GPClassifier
 
@@ -26,27 +34,41 @@ def predict(
     if len(clf.input_shape_) != 3:
         raise ValueError(f"{model} was fitted on inputs of shape {clf.input_shape_}, not on images")
     largest = largest_pixel(model, clf.X_)
-    X = np.stack([read_image(path, clf.input_shape_) for path in images]).astype(np.float32)
+    read, bad = {}, {}
+    for path in image_files(images):
+        try:
+            read[path] = read_image(path, clf.input_shape_, clf.image_aspect_ or "squash")
+        except DatasetError as error:
+            bad[path] = str(error)
+    if not read:
+        raise DatasetError("; ".join(bad.values()))
+    for message in bad.values():
+        warn(message)
+    X = np.stack(list(read.values())).astype(np.float32)
     if largest == 1:
         X /= np.float32(255.0)
     with warnings_as_lines():
-        P = clf.predict_proba(X)
-    order = np.argsort(-P, axis=1, kind="stable")
-    rows = [("image", "class", "probability", "next best")]
+        explained = clf.explain(X)
+    rows = [("image", "class", "probability", "next best", "novelty")]
     results = []
-    for path, p, ranks in zip(images, P, order, strict=True):
-        first, second = (str(clf.classes_[k]) for k in ranks[:2])
-        rows.append((str(path), first, f"{p[ranks[0]]:.4f}", f"{second} ({p[ranks[1]]:.4f})"))
-        probabilities = {str(c): float(q) for c, q in zip(clf.classes_, p, strict=True)}
-        results.append({"image": str(path), "class": first, "probabilities": probabilities})
+    words = [str(c) for c in clf.classes_]
+    for path, why in zip(read, explained, strict=True):
+        p = why.probabilities
+        first, second = (int(k) for k in np.argsort(-p, kind="stable")[:2])
+        next_best = f"{words[second]} ({p[second]:.4f})"
+        rows.append((str(path), words[first], f"{p[first]:.4f}", next_best, f"{why.novelty:.3f}"))
+        result = {"image": str(path), "class": words[first]}
+        results.append(result | {"probabilities": dict(zip(words, p.tolist(), strict=True)), **why.as_dict()})
     engine = clf.kernel_.engine_for(clf.input_shape_).identity
     say("engine", engine)
     if largest != 1:
         say("pixels", f"from 0 to {largest}, as in the images that the model was fitted on")
-    typer.echo(table(rows, right=(2,)))
-    last_line(
-        as_json, {"command": "predict", "model": str(model), "engine": engine, "pixels": largest, "images": results}
-    )
+    tell(table(rows, right=(2, 4)))
+    unreadable = [{"image": str(path), "error": message} for path, message in bad.items()]
+    about = {"command": "predict", "model": str(model), "engine": engine, "pixels": largest}
+    last_line(as_json, about | {"images": results, "unreadable": unreadable})
+    if bad:
+        raise typer.Exit(1)
 
 
 def largest_pixel(model: Path, X: Any) -> int:

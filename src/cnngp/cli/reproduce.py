@@ -10,7 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-from .common import Device, Json, Threads, check_writable, last_line, say, table, warnings_as_lines
+from .common import Device, Threads, check_writable, table, warnings_as_lines
+from .output import Json, Quiet, last_line, say, tell
 
 AGAIN = 75
 """The exit code of a run that its budget ended: run again to go on (EX_TEMPFAIL of sysexits.h)."""
@@ -43,6 +44,7 @@ def reproduce(
     seed: Annotated[int, typer.Option(min=0, help="Of the random networks.")] = 0,
     threads: Threads = None,
     as_json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """Reproduce the paper. Finished pieces are kept: killed and run again, it goes on where it was."""
     from cnngp.paper.experiments import NAMES, PAGE
@@ -78,9 +80,9 @@ def reproduce(
         for name in names:
             with warnings_as_lines():
                 doc = run_experiment(name, setting, _command(name, quick, seed, device, scheduler))
-            typer.echo()
-            typer.echo(_tables(doc))
-            typer.echo()
+            tell()
+            tell(_tables(doc))
+            tell()
             rows += [{"experiment": name, **row} for row in doc["rows"]]
     except OutOfTime as error:
         typer.echo(f"stopped: {error}", err=True)

@@ -7,16 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from .common import (
-    Json,
-    NetworkName,
-    Seed,
-    check_writable,
-    last_line,
-    network_by_name,
-    say,
-    zoo_name,
-)
+from .common import NetworkName, Seed, check_writable, network_by_name, zoo_name
+from .output import Json, Quiet, last_line, say, tell
 
 
 def sample(
@@ -32,10 +24,10 @@ def sample(
     device: Annotated[str, typer.Option(help="Where the finite networks run: cpu or cuda.")] = "cpu",
     output: Annotated[Path, typer.Option(help="The picture, a .png, .pdf or .svg file.")] = Path("sample.png"),
     as_json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """Sample finite networks and compare the covariance of their outputs with the kernel."""
-    from tqdm.auto import tqdm
-
+    from cnngp.common.progress import progress_bar
     from cnngp.datasets import sets as datasets
     from cnngp.estimators.inputs import default_network
     from cnngp.torch_bridge.limits import check_limit
@@ -52,7 +44,7 @@ def sample(
     say("network", name)
     say("engine", f"finite networks: torch on {device}; kernel: float64 on cpu")
     total = len(set(widths)) * samples
-    with tqdm(total=total, unit="network", desc="sampling", delay=2.0, disable=None) as bar:
+    with progress_bar(total, "sampling", "network", keep=True) as bar:
         report = check_limit(
             net or default_network(X.shape[1:]),
             X,
@@ -63,9 +55,9 @@ def sample(
             device=device,
             progress=bar.update,
         )
-    typer.echo()
-    typer.echo(str(report))
-    typer.echo()
+    tell()
+    tell(str(report))
+    tell()
     files = _picture(report, output)
     last_line(as_json, {"command": "sample", "network": network, "files": files, **_facts(report)})
 

@@ -9,23 +9,12 @@ from typing import Annotated, Any
 
 import typer
 
-from .common import (
-    Device,
-    Dtype,
-    Json,
-    Seed,
-    Threads,
-    check_writable,
-    last_line,
-    say,
-    warnings_as_lines,
-)
+from .common import Data, Device, Dtype, Seed, Size, Threads, check_writable, warnings_as_lines
+from .output import Json, Quiet, last_line, say, tell, warn
 
 
 def search(
-    data: Annotated[
-        str, typer.Option(help="digits, mnist, fashion_mnist, cifar10, an .npz file, or a folder of class folders.")
-    ] = "digits",
+    data: Data = "digits",
     space: Annotated[str, typer.Option(help="paper-cnn, paper-residual or wide.")] = "paper-cnn",
     draws: Annotated[int, typer.Option(help="Networks in all; those that the study has are not done again.")] = 27,
     train: Annotated[int | None, typer.Option(help="Use only the first N training images.")] = None,
@@ -34,7 +23,7 @@ def search(
         list[str] | None,
         typer.Option(help="Score the best 3 again with all training images: 3; or 20@10000. May be repeated."),
     ] = None,
-    size: Annotated[int | None, typer.Option(help="Height and width for the images of a folder.")] = None,
+    size: Size = None,
     test: Annotated[bool, typer.Option("--test", help="Look at the test images, with the chosen network.")] = False,
     seed: Seed = 0,
     study: Annotated[Path | None, typer.Option(help="SQLite file that keeps every draw; OUTPUT/study.db.")] = None,
@@ -46,14 +35,18 @@ def search(
     best: Annotated[Path | None, typer.Option(help="File for the best network; OUTPUT/best.json.")] = None,
     output: Annotated[Path | None, typer.Option(help="Folder for plots and results.json.")] = None,
     as_json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """Search for a network by random draws, scored by the validation error of the exact GP."""
+    from cnngp.datasets.images import check_size
     from cnngp.search import load, random_search
     from cnngp.search.space import find_space
 
     rungs = [_rung(text) for text in full or ()]
     drawn_from = find_space(space)
-    images = load(data, size)
+    images = load(data, None if size is None else check_size(size))
+    for note in images.notes:
+        say("note", note)
     folder = output if output is not None else Path("out") / f"search-{images.name}-{space}"
     file = best if best is not None else folder / "best.json"
     kept = study if study is not None else folder / "study.db"
@@ -84,14 +77,14 @@ def search(
     say("engine", result.trials[0].score.engine.split(" ")[0])
     say("draws", f"{len(result.trials):,}, {result.invalid:,} invalid ones drawn again")
     for failure in result.failures.values():
-        typer.echo(f"warning: no result of {failure}", err=True)
-    typer.echo()
-    typer.echo(result.table())
-    typer.echo()
+        warn(f"no result of {failure}")
+    tell()
+    tell(result.table())
+    tell()
     _say_outcome(result)
     _write(file, folder / "results.json", result)
     files = {"best network": str(file), "results": str(folder / "results.json"), **_plots(folder, result)}
-    typer.echo()
+    tell()
     for kind, path in files.items():
         say(kind, path)
     say("time", f"{result.seconds:.1f} s")

@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from .common import Device, check_writable, say, warnings_as_lines
+from .common import Device, check_writable, warnings_as_lines
+from .output import Quiet, say
 from .predict import largest_pixel
 
 
@@ -21,10 +22,11 @@ def view(
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port on this machine; 0 takes a free one.")] = 0,
     browser: Annotated[bool, typer.Option(help="Open the page in a browser.")] = True,
     device: Device = "auto",
+    quiet: Quiet = False,
 ) -> None:
     """Look at images through a model: class, probabilities, what explains them; and clean labels.
 
-    The page is for this machine alone, and no image leaves it. Example: cnngp view out/digits-auto/model.gp
+    The page is for this machine alone, and no image leaves it.
     """
     from cnngp.estimators.classifier import GPClassifier
     from cnngp.report.viewer.answers import Answers

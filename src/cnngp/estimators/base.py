@@ -7,7 +7,7 @@ import functools
 import hashlib
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,7 +46,7 @@ from cnngp.network.layers import Network
 from cnngp.network.names import network_by_name
 
 from .added import AddedImages
-from .certificate import FitReport, certify, sampled_kernel_error
+from .certificate import Checked, FitReport, certify, checked_sample
 from .inducing_fit import fit_inducing
 from .inducing_images import Images, asked_for
 from .inputs import (
@@ -66,6 +66,9 @@ from .inputs import (
     warn_of_channels_last,
 )
 from .solver import choose_solver
+
+if TYPE_CHECKING:
+    from cnngp.datasets.images import Aspect
 
 Array = NDArray[Any]
 
@@ -90,6 +93,8 @@ class GPEstimator(BaseEstimator):  # type: ignore[misc]
     inducing_rows_: NDArray[np.intp] | None
     gp_: Posterior
     fit_report_: FitReport
+    image_aspect_: Aspect | None = None
+    """How image files were brought to one size, for those to come; set by whoever read them."""
 
     def __init__(
         self,
@@ -237,7 +242,7 @@ class GPEstimator(BaseEstimator):  # type: ignore[misc]
         if K is None:
             K = self._gram(images) if self.store is None else gram(self.kernel_, images, store=self.store)
         computed = time.perf_counter()
-        error, pairs = (None, 0) if images is None else sampled_kernel_error(self.network_, images, K)
+        checked = Checked() if images is None else checked_sample(self.kernel_, images, K, given)
         self.X_ = images
         begun = computed
         if method == "cholesky":
@@ -259,7 +264,7 @@ class GPEstimator(BaseEstimator):  # type: ignore[misc]
             )
         engine = "given matrix" if given else self._engine()
         self.fit_report_ = certify(
-            self.gp_, len(Y), error, pairs, engine, computed - start, begun, method, compile_seconds=compiling
+            self.gp_, len(Y), checked, engine, computed - start, begun, method, compile_seconds=compiling
         )
         self._after_fit()
 
@@ -280,10 +285,10 @@ class GPEstimator(BaseEstimator):  # type: ignore[misc]
         )
         begun = time.perf_counter()
         sample = self.X_[:64]
-        error, pairs = sampled_kernel_error(self.network_, sample, to_numpy(self._gram(sample)))
+        checked = checked_sample(self.kernel_, sample, to_numpy(self._gram(sample)), given=False)
         engine = self._engine()
         self.fit_report_ = certify(
-            self.gp_, len(Y), error, pairs, engine, begun - start, begun, "inducing", compile_seconds=compiling
+            self.gp_, len(Y), checked, engine, begun - start, begun, "inducing", compile_seconds=compiling
         )
         self._after_fit()
 
@@ -312,8 +317,8 @@ class GPEstimator(BaseEstimator):  # type: ignore[misc]
         # A model through inducing images learns from others without keeping them.
         X = self.X_ if gp.points == len(self.X_) else np.concatenate([self.X_, images])
         n = report.images + len(images)
-        error, pairs = report.kernel_error, report.pairs_checked
-        report = certify(gp, n, error, pairs, report.engine, new.kernel_seconds, new.computed, report.method)
+        checked = Checked(report.kernel_error, report.kernel_bound, report.pairs_checked, report.check)
+        report = certify(gp, n, checked, report.engine, new.kernel_seconds, new.computed, report.method)
         before = dict(self.__dict__)
         try:
             self.gp_, self.X_, self.fit_report_ = gp, X, report

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cnngp.gp.posterior import Posterior
-from cnngp.network import reference
-from cnngp.network.layers import Network
+from cnngp.kernel.check import FAR, compare, is_affordable
+from cnngp.kernel.kernel import Kernel
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,10 @@ class FitReport:
     """How the system was solved: "cholesky", "mixed", "cg", or "inducing" for the approximation."""
     compile_seconds: float = 0.0
     """Of compiling the kernel, or of loading what was compiled before; not in `kernel_seconds`."""
+    kernel_bound: float = 1e-5
+    """What rounding explains of `kernel_error`, on these images and by this network."""
+    check: str | None = None
+    """What the kernel found when it compared two images with the reference before it began; None for a given matrix."""
     spread: float | None = None
     """By how much images differ: the mean of the matrix's diagonal less the mean of all its entries."""
 
@@ -60,8 +64,17 @@ class FitReport:
 
     @property
     def verdict(self) -> str:
-        """What can be trusted, in one sentence."""
-        if self.kernel_error is not None and self.kernel_error > 1e-3:
+        """What can be trusted, in one sentence, and a second one where the kernel is further off than it should be."""
+        if self.kernel_error is None or self.kernel_error <= self.kernel_bound:
+            return self._trusted
+        return (
+            f"{self._trusted} Entries are off by {self.kernel_error:.0e} of the largest, where rounding explains "
+            f"{self.kernel_bound:.0e}."
+        )
+
+    @property
+    def _trusted(self) -> str:
+        if self.kernel_error is not None and not self.kernel_error <= max(1e-3, FAR * self.kernel_bound):
             return (
                 f"The matrix is not this network's kernel on these images: entries are off by {self.kernel_error:.0e} "
                 "of the largest; trust nothing and compute it again."
@@ -110,7 +123,7 @@ class FitReport:
 
     def __str__(self) -> str:
         low, high = self.smallest_eigenvalue
-        checked = "not checked (given matrix)"
+        checked = "not checked (the reference is slow)" if self.check is not None else "not checked (given matrix)"
         if self.kernel_error is not None:
             checked = f"{self.kernel_error:.1e} on {self.pairs_checked} pairs against float64"
         rows = [
@@ -127,8 +140,7 @@ class FitReport:
 def certify(
     gp: Posterior,
     images: int,
-    error: float | None,
-    pairs: int,
+    checked: Checked,
     engine: str,
     kernel_seconds: float,
     begun: float,
@@ -139,8 +151,8 @@ def certify(
     return FitReport(
         images=images,
         engine=engine,
-        kernel_error=error,
-        pairs_checked=pairs,
+        kernel_error=checked.error,
+        pairs_checked=checked.pairs,
         residual=gp.residual(),
         smallest_eigenvalue=gp.smallest_eigenvalue_bounds(),
         largest_variance=gp.largest_variance,
@@ -152,13 +164,44 @@ def certify(
         method=method,
         compile_seconds=compile_seconds,
         spread=gp.spread(),
+        kernel_bound=checked.bound,
+        check=checked.check,
     )
 
 
-def sampled_kernel_error(network: Network, X: NDArray[Any], K: Any, images: int = 4) -> tuple[float, int]:
-    """max|K − R|/max|R| over all pairs of a few images spread over the set, and the number of pairs."""
+@dataclass(frozen=True)
+class Checked:
+    """What is known of a matrix's entries: how far some of them are from the reference, and what the kernel found."""
+
+    error: float | None = None
+    bound: float = FitReport.kernel_bound
+    pairs: int = 0
+    check: str | None = None
+
+
+# A matrix that was given may come from another library, with roundings of its own.
+_GIVEN_BOUND = 1e-5
+
+
+def checked_sample(kernel: Kernel, X: NDArray[Any], K: Any, given: bool, images: int = 4) -> Checked:
+    """Pairs of a few images spread over the set, compared with the reference.
+
+    Where that would take too long, what the kernel found on two images, or parts of them, before it began.
+    """
+    verdict = None if given else kernel.verdict(X.shape[1:])
+    check = None if given else str(verdict) if verdict is not None else _unchecked(kernel)
     rows = np.unique(np.linspace(0, len(X) - 1, images).round().astype(int))
-    R = reference.kernel(network, X[rows])
-    sample = np.array([[float(K[int(i), int(j)]) for j in rows] for i in rows])
-    scale = float(np.abs(R).max())
-    return float(np.abs(sample - R).max()) / scale if scale > 0 else 0.0, len(rows) * (len(rows) + 1) // 2
+    if is_affordable(kernel.network, tuple(X.shape[1:])):
+        sample = np.array([[float(K[int(i), int(j)]) for j in rows] for i in rows])
+        found = compare(kernel.network, X[rows], sample, np.dtype(kernel.dtype))
+        if found is None:
+            return Checked(0.0, pairs=len(rows) * (len(rows) + 1) // 2, check=check)
+        bound = max(found.bound, _GIVEN_BOUND) if given else found.bound
+        return Checked(found.error, bound, found.pairs, check)
+    if verdict is None or verdict.error is None:
+        return Checked(check=check)
+    return Checked(verdict.error, verdict.bound, 3, check)
+
+
+def _unchecked(kernel: Kernel) -> str:
+    return "none: nothing had to be computed" if kernel.check else "none: Kernel(…, check=False)"

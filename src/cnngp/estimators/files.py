@@ -46,6 +46,7 @@ def save(model: GPEstimator, path: str | Path, header: dict[str, Any], arrays: d
         "network": model.network_.to_json(),
         "report": {k: v for k, v in model.fit_report_.as_dict().items() if k != "verdict"},
         "posterior": model.gp_.kind,
+        "image_aspect": model.image_aspect_,
         "state": state,
     }
     posterior = {name: to_numpy(array) for name, array in posterior.items()}
@@ -83,6 +84,11 @@ def load(
         model.network_.shapes(model.input_shape_)
         if model.X_.dtype.kind != "f" or not np.isfinite(model.X_).all():
             raise ValueError("its images are not finite numbers")
+        if header.get("image_aspect") is not None:
+            from cnngp.datasets.images import check_aspect
+
+            check_aspect(header["image_aspect"])
+            model.image_aspect_ = header["image_aspect"]
         model.n_features_in_ = int(np.prod(model.input_shape_))
         if "feature_names" in header:
             model.feature_names_in_ = np.array(header["feature_names"], dtype=object)

@@ -13,12 +13,17 @@ from numpy.typing import NDArray
 
 from cnngp.common.arrays import DataError, Output, as_images, check_output
 from cnngp.common.checks import is_whole
+from cnngp.common.progress import progress_bar
 from cnngp.network.composition import check_network
 from cnngp.network.functions import has_bare_function
 from cnngp.network.layers import Network, NetworkError, as_layer
 
+from . import verdicts
+from .check import LOOKED_AT
+from .check import check as compared
 from .engines.base import Engine, check_pixels
 from .program import lower
+from .verdicts import Verdict
 
 if TYPE_CHECKING:
     from .sklearn_kernel import NetworkKernel
@@ -40,6 +45,9 @@ class Kernel:
     device : "cpu", "cuda", or "auto" for the card where there is one.
     dtype : "float32" (relative error about 1e-7) or "float64".
     threads : CPU threads; by default NUMBA_NUM_THREADS or OMP_NUM_THREADS where set, else every core.
+    check : compare two of the images with the float64 reference before the first matrix of a network, a shape of images
+        and an engine; `WrongKernelError` where they are far apart. It takes a fraction of a second once, and is
+        remembered on disk.
 
     >>> import numpy as np
     >>> from cnngp import Conv, Dense, Kernel, ReLU, Sequential
@@ -54,7 +62,12 @@ class Kernel:
     """
 
     def __init__(
-        self, network: Network, device: Device = "auto", dtype: str = "float32", threads: int | None = None
+        self,
+        network: Network,
+        device: Device = "auto",
+        dtype: str = "float32",
+        threads: int | None = None,
+        check: bool = True,
     ) -> None:
         layer = as_layer(network, "Kernel: network")
         check_network(layer)
@@ -63,6 +76,10 @@ class Kernel:
         self._asked: Device = device
         self.device: Literal["cpu", "cuda"] = _pick_device(device)
         self._engines: dict[tuple[int, ...], Engine] = {}
+        if not isinstance(check, bool):
+            raise ValueError(f"Kernel: check={check!r} is not True or False")
+        self.check = check
+        self._verdicts: dict[tuple[int, ...], Verdict] = {}
         self._fingerprint = layer.fingerprint if has_bare_function(layer) else None
 
     def __call__(self, X: Any, Z: Any = None, *, output: Output = "numpy", progress: bool = True) -> Any:
@@ -73,6 +90,8 @@ class Kernel:
         check_output(output)
         x = self._images(X, "X")
         engine = self.engine_for(x.shape[1:])
+        if self.check:
+            self._verify(x)
         n = len(x)
         if Z is None:
             with _progress(n * (n - 1) // 2, progress) as advance:
@@ -98,7 +117,42 @@ class Kernel:
         begun = time.perf_counter()
         x = self._images(X[:2], "X")
         self.engine_for(x.shape[1:]).symmetric(_flat(x))
+        if self.check:
+            self._verify(self._images(X[:LOOKED_AT], "X"))
         return time.perf_counter() - begun
+
+    def verify(self, X: Any) -> Verdict | None:
+        """Compare two of these images with the float64 reference, unless that was done for their shape before.
+
+        Every matrix begins with it where `check` is True. None where the images tell nothing, such as blank ones.
+
+        >>> import numpy as np
+        >>> from cnngp import Dense, Kernel
+        >>> verdict = Kernel(Dense(), device="cpu").verify(np.eye(3))
+        >>> verdict.error < 1e-6
+        True
+        """
+        return self._verify(self._images(X[:LOOKED_AT], "X"))
+
+    def verdict(self, input_shape: Sequence[int]) -> Verdict | None:
+        """What was found for images of this shape; None where nothing was compared yet."""
+        return self._verdicts.get(tuple(input_shape))
+
+    def _verify(self, x: Any) -> Verdict | None:
+        shape = tuple(x.shape[1:])
+        if shape not in self._verdicts:
+            key = verdicts.key(self.network, shape, self.engine_for(shape).identity)
+            found = verdicts.known(key)
+            if found is None:
+                found = compared(
+                    self.network, np.dtype(self.dtype), self.engine_for, lambda pair: self._images(pair, "X"), x
+                )
+                if found is not None:
+                    verdicts.keep(key, found)
+            if found is None:
+                return None
+            self._verdicts[shape] = found
+        return self._verdicts[shape]
 
     def engine_for(self, input_shape: Sequence[int]) -> Engine:
         """The engine that runs this network on images of one shape, made when first asked for."""
@@ -129,7 +183,7 @@ class Kernel:
         """
         from .sklearn_kernel import NetworkKernel
 
-        return NetworkKernel(self.network, tuple(input_shape), self._asked, self.dtype, self.threads)
+        return NetworkKernel(self.network, tuple(input_shape), self._asked, self.dtype, self.threads, self.check)
 
     def _images(self, X: Any, name: str) -> Any:
         images = as_images(X, np.dtype(self.dtype), name, on_gpu=self.device == "cuda")
@@ -138,10 +192,11 @@ class Kernel:
 
     def __repr__(self) -> str:
         threads = "" if self.threads is None else f", threads={self.threads}"
-        return f"Kernel({self.network!r}, device={self.device!r}, dtype={self.dtype!r}{threads})"
+        check = "" if self.check else ", check=False"
+        return f"Kernel({self.network!r}, device={self.device!r}, dtype={self.dtype!r}{threads}{check})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Kernel, (self.network, self._asked, self.dtype, self.threads)
+        return Kernel, (self.network, self._asked, self.dtype, self.threads, self.check)
 
 
 def as_kernel(
@@ -207,9 +262,7 @@ def _progress(pairs: int, wanted: bool) -> Iterator[Callable[[int], None] | None
     if not wanted:
         yield None
         return
-    from tqdm.auto import tqdm
-
-    with tqdm(total=pairs, delay=2.0, disable=None, unit="pair", unit_scale=True, leave=False) as bar:
+    with progress_bar(pairs, "kernel", "pair") as bar:
         yield bar.update
 
 

@@ -24,12 +24,14 @@ class NetworkKernel(kernels.Kernel):  # type: ignore[misc]
         device: Device = "auto",
         dtype: str = "float32",
         threads: int | None = None,
+        check: bool = True,
     ) -> None:
         self.network = network
         self.input_shape = input_shape
         self.device = device
         self.dtype = dtype
         self.threads = threads
+        self.check = check
 
     def __call__(self, X: Any, Y: Any = None, eval_gradient: bool = False) -> Any:
         if eval_gradient and Y is not None:
@@ -48,7 +50,7 @@ class NetworkKernel(kernels.Kernel):  # type: ignore[misc]
         return f"{self.network!r} on {self.input_shape}"
 
     def _kernel(self) -> Kernel:
-        asked = (self.network, self.device, self.dtype, self.threads)  # set_params may change them
+        asked = (self.network, self.device, self.dtype, self.threads, self.check)  # set_params may change them
         if self.__dict__.get("_made_for") != asked:
             self._made, self._made_for = Kernel(*asked), asked
         return self._made

@@ -280,6 +280,9 @@ class AvgPool(Network):
 
     `stride=None` is the window's size. Zeros that pad the map count as members of a window, as in PyTorch;
     `count_include_pad=False` divides by the number of its locations inside the map instead.
+
+    >>> Sequential(Conv(3), ReLU(), AvgPool(2), Conv(3), ReLU(), Dense()).shapes((1, 28, 28)).rows[3].output
+    (14, 14)
     """
 
     size: PerAxis
@@ -306,7 +309,11 @@ class AvgPool(Network):
 
 @dataclass(frozen=True, repr=False)
 class GlobalAvgPool(Network):
-    """The mean over all locations, of every pair of them: one output location, whatever the size of the image."""
+    """The mean over all locations, of every pair of them: one output location, whatever the size of the image.
+
+    >>> Sequential(Conv(3), ReLU(), GlobalAvgPool(), Dense()).shapes((1, 28, 28)).output
+    ()
+    """
 
 
 @dataclass(frozen=True, repr=False)

@@ -87,7 +87,7 @@ def kernel(net: Network, X: ArrayLike, Z: ArrayLike | None = None) -> Array:
     z = x if Z is None else _images(Z, "Z")
     layer = as_layer(net)
     check_network(layer)
-    K = propagate(layer, inputs(x, z, has_pools(layer)))
+    K = propagate(layer, begin(layer, x, z))
     matrix = K.xz.reshape(len(x), len(z))
     if Z is None:
         np.fill_diagonal(matrix, K.xx.ravel())
@@ -98,7 +98,7 @@ def diagonal(net: Network, X: ArrayLike) -> Array:
     """K(x, x) for each image, from the variance recursion alone."""
     x = _images(X, "X")
     layer = as_layer(net)
-    return propagate(layer, inputs(x, x[:1], has_pools(layer))).xx.ravel()
+    return propagate(layer, begin(layer, x, x[:1])).xx.ravel()
 
 
 def _images(X: ArrayLike, name: str) -> Array:
@@ -115,6 +115,11 @@ def has_pools(net: Layer) -> bool:
             return any(map(has_pools, net.branches))
         case _:
             return False
+
+
+def begin(net: Layer, x: Array, z: Array) -> Covariances:
+    """What goes into the first layer of a network."""
+    return inputs(x, z, has_pools(net))
 
 
 def inputs(x: Array, z: Array, full: bool = False) -> Covariances:

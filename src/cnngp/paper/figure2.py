@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cnngp.common.progress import progress_bar
 from cnngp.kernel.kernel import Kernel
 from cnngp.network import zoo
 from cnngp.network.layers import Network
@@ -151,12 +152,10 @@ def _floor(K: Array, plan: Plan, seed: int) -> dict[str, Any]:
 
 def _outputs(setting: Setting, plan: Plan, X: NDArray[np.float32], width: int) -> NDArray[np.float32]:
     """(networks, images). The seed differs between widths, so that their errors are independent."""
-    from tqdm.auto import tqdm
-
     from cnngp.torch_bridge import sample_outputs
 
     device = _torch_device(setting)
-    with tqdm(total=plan.networks, delay=2.0, disable=None, unit="network", leave=False) as bar:
+    with progress_bar(plan.networks, f"{width} channels", "network") as bar:
         drawn = sample_outputs(
             plan.network, X, width, plan.networks, _seed(setting.seed, width), device=device, progress=bar.update
         )

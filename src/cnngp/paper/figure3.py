@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cnngp.common.intervals import wilson
 from cnngp.datasets.dataset import Dataset
 from cnngp.estimators.classifier import GPClassifier
 from cnngp.estimators.sparse import SparseGPClassifier
@@ -184,7 +185,7 @@ def draw(results: Mapping[str, Any], folder: Path) -> list[Path]:
             np.array([value for value in values["bins"][key] if value is not None])
             for key in ("confidence", "accuracy")
         )
-        low, high = _interval(accuracy, count[filled])
+        low, high = wilson(accuracy, count[filled])
         upper.plot([0, 1], [0, 1], color=GREY, linewidth=1, linestyle="--")
         upper.errorbar(
             *(confidence, accuracy, [accuracy - low, high - accuracy]),
@@ -203,11 +204,3 @@ def draw(results: Mapping[str, Any], folder: Path) -> list[Path]:
     axes[0, 0].set_ylabel("share that is right", fontsize=9)
     axes[1, 0].set_ylabel("images", fontsize=9)
     return save_figure(figure, folder, "figure3")
-
-
-def _interval(share: NDArray[np.float64], count: NDArray[np.intp]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Wilson's 95 % interval of a share of `count` images, which holds the share itself."""
-    z = 1.96
-    centre = (share + z**2 / (2 * count)) / (1 + z**2 / count)
-    half = z / (1 + z**2 / count) * np.sqrt(share * (1 - share) / count + z**2 / (4 * count**2))
-    return np.minimum(centre - half, share), np.maximum(centre + half, share)

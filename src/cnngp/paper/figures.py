@@ -6,29 +6,13 @@ import io
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from cnngp.report.plots import PlotsUnavailable
+from cnngp.common.figures import new_figure as new_figure
 
 from .setting import write_atomically
 
 INK, BLUE, ORANGE, GREY = "#1f2933", "#2b6cb0", "#dd6b20", "#9aa5b1"
 SEQUENCE = ("#dd6b20", "#d69e2e", "#38a169", "#2b6cb0", "#6b46c1")
 """For a quantity that grows, such as the width of a network."""
-
-
-def new_figure(width: float, height: float, rows: int = 1, columns: int = 1, **subplots: Any) -> tuple[Any, Any]:
-    """A matplotlib figure and its axes, (rows, columns) or one; without pyplot, so nothing global is touched."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise PlotsUnavailable("figures need matplotlib: pip install 'cnngp[plots]'") from None
-    figure = Figure(figsize=(width, height), dpi=130, layout="constrained")
-    axes = figure.subplots(rows, columns, **subplots)
-    for a in np.atleast_1d(axes).flat:
-        a.tick_params(labelsize=8)
-        a.spines[["top", "right"]].set_visible(False)
-    return figure, axes
 
 
 def save_figure(figure: Any, folder: Path, name: str) -> list[Path]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,13 +19,40 @@ Array = NDArray[Any]
 
 
 @dataclass(frozen=True)
+class Neighbour:
+    """A training image that speaks for a prediction, and its share in the mean."""
+
+    pixels: Array
+    label: str
+    share: float
+    name: str | None
+
+
+@dataclass(frozen=True)
 class Picture:
-    """A test image with what was said of it."""
+    """An image with what was said of it."""
 
     pixels: Array
     label: str
     predicted: str
     probability: float
+    """Of the predicted class; of the label that was given where that is suspect."""
+    name: str | None = None
+    neighbours: tuple[Neighbour, ...] = ()
+    novelty: float | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """The words and numbers, for JSON."""
+        told: dict[str, Any] = {
+            "name": self.name,
+            "label": self.label,
+            "predicted": self.predicted,
+            "probability": self.probability,
+        }
+        if self.neighbours:
+            said = [{"name": n.name, "label": n.label, "share": n.share} for n in self.neighbours]
+            told |= {"novelty": self.novelty, "because_of": said}
+        return told
 
 
 @dataclass(frozen=True)
@@ -43,6 +70,8 @@ class Evaluation:
     """Rows are the labels, columns the predictions."""
     uncertain: tuple[Picture, ...]
     wrong: tuple[Picture, ...]
+    suspect: tuple[Picture, ...]
+    """Training images whose label the others contradict; `predicted` is the label that they propose."""
     correlations: NDArray[np.float64]
     """K_ij/√(K_ii K_jj) of training images ordered by class."""
     boundaries: tuple[int, ...]
@@ -63,6 +92,9 @@ class Evaluation:
             "log_marginal_likelihood": self.log_marginal_likelihood,
             "temperature": self.temperature,
             "predict_seconds": self.predict_seconds,
+            "mistakes": [p.as_dict() for p in self.wrong],
+            "uncertain": [p.as_dict() for p in self.uncertain],
+            "suspects": [p.as_dict() for p in self.suspect],
         }
 
 
@@ -78,9 +110,19 @@ def evaluate(clf: GPClassifier, data: Dataset, pictures: int = 12, matrix: int =
     np.add.at(confusion, (codes, best), 1)
 
     def show(rows: NDArray[np.intp]) -> tuple[Picture, ...]:
-        return tuple(Picture(data.X_test[i], names[codes[i]], names[best[i]], float(top[i])) for i in rows[:pictures])
+        return tuple(
+            Picture(
+                data.X_test[i],
+                names[codes[i]],
+                names[best[i]],
+                float(top[i]),
+                None if data.names_test is None else str(data.names_test[i]),
+            )
+            for i in rows[:pictures]
+        )
 
     mistakes = np.flatnonzero(best != codes)
+    confident = mistakes[np.argsort(-top[mistakes], kind="stable")]
     validation = None
     if data.X_validation is not None:
         validation = calibration.scores(clf.predict_proba(data.X_validation), _codes(clf, data.y_validation))
@@ -97,10 +139,33 @@ def evaluate(clf: GPClassifier, data: Dataset, pictures: int = 12, matrix: int =
         reliability=calibration.reliability(P, codes),
         confusion=confusion,
         uncertain=show(np.argsort(top, kind="stable")),
-        wrong=show(mistakes[np.argsort(-top[mistakes], kind="stable")]),
+        wrong=_explained(clf, data.X_test[confident[:pictures]], show(confident)),
+        suspect=_suspects(clf, data, pictures),
         correlations=correlations,
         boundaries=boundaries,
         predict_seconds=seconds,
+    )
+
+
+def _explained(clf: GPClassifier, X: Array, pictures: tuple[Picture, ...], neighbours: int = 3) -> tuple[Picture, ...]:
+    """The pictures with the training images that speak most for what was predicted."""
+    if not pictures:
+        return ()
+    found = []
+    for picture, why in zip(pictures, clf.explain(X), strict=True):
+        voices = why.speaking_for(n=neighbours)
+        shown = (Neighbour(clf.X_[v.row], "" if v.label is None else str(v.label), v.share, v.name) for v in voices)
+        found.append(replace(picture, neighbours=tuple(shown), novelty=why.novelty))
+    return tuple(found)
+
+
+def _suspects(clf: GPClassifier, data: Dataset, most: int) -> tuple[Picture, ...]:
+    """Training images whose label is less probable than another by leave-one-out, the most suspect first."""
+    found = clf.suspect_labels(most)
+    return tuple(
+        Picture(data.X[row], str(given), str(proposed), 1.0 - float(score), name if data.names is not None else None)
+        for row, score, given, proposed, name in zip(*found.values(), strict=True)
+        if given != proposed
     )
 
 

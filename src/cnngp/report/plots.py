@@ -1,4 +1,4 @@
-"""Figures as PNG bytes, the one place that knows matplotlib."""
+"""The figures of a report, as PNG bytes."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cnngp.common.figures import PlotsUnavailable as PlotsUnavailable
+from cnngp.common.figures import need_matplotlib, new_figure
+from cnngp.common.intervals import wilson
 from cnngp.gp.calibration import Reliability
 
 Array = NDArray[Any]
@@ -20,14 +23,10 @@ _ORANGE = "#dd6b20"
 _NAME = 20
 
 
-class PlotsUnavailable(ImportError):
-    """matplotlib is not installed."""
-
-
 def confusion(counts: NDArray[np.int64], classes: Sequence[str]) -> bytes:
     """Labels against predictions; the colour is the share of the label, mistakes stand out by their number."""
     n = len(classes)
-    figure, axes = _figure(max(4.2, 0.42 * n + 1.4), max(3.9, 0.40 * n + 1.2))
+    figure, axes = new_figure(max(4.2, 0.42 * n + 1.4), max(3.9, 0.40 * n + 1.2))
     share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     axes.imshow(share, cmap="Blues", vmin=0.0, vmax=1.0)
     if n <= 25:
@@ -43,13 +42,13 @@ def confusion(counts: NDArray[np.int64], classes: Sequence[str]) -> bytes:
 
 def reliability(curve: Reliability) -> bytes:
     """How often predictions of each confidence are right, over how many there are."""
-    figure, (upper, lower) = _figure(4.4, 4.6, rows=2, height_ratios=[3, 1], sharex=True)
+    figure, (upper, lower) = new_figure(4.4, 4.6, rows=2, height_ratios=[3, 1], sharex=True)
     width = 1.0 / len(curve.count)
     centres = (np.arange(len(curve.count)) + 0.5) * width
     filled = curve.count > 0
     upper.plot([0, 1], [0, 1], color="#9aa5b1", linewidth=1, linestyle="--", label="perfectly calibrated")
     upper.bar(centres[filled], curve.accuracy[filled], width * 0.9, color=_BLUE, alpha=0.25)
-    low, high = _wilson(curve.accuracy[filled], curve.count[filled])
+    low, high = wilson(curve.accuracy[filled], curve.count[filled])
     bars = [curve.accuracy[filled] - low, high - curve.accuracy[filled]]
     upper.errorbar(
         *(curve.confidence[filled], curve.accuracy[filled], bars),
@@ -66,16 +65,9 @@ def reliability(curve: Reliability) -> bytes:
     return _png(figure)
 
 
-def _wilson(share: Array, count: Array, z: float = 1.96) -> tuple[Array, Array]:
-    """The 95 % interval of a share of `count` images; wide where there are few."""
-    centre = (share + z**2 / (2 * count)) / (1 + z**2 / count)
-    half = z / (1 + z**2 / count) * np.sqrt(share * (1 - share) / count + z**2 / (4 * count**2))
-    return np.minimum(centre - half, share), np.maximum(centre + half, share)
-
-
 def kernel_matrix(correlations: NDArray[np.float64], boundaries: Sequence[int], classes: Sequence[str]) -> bytes:
     """Correlations of training images ordered by class: blocks on the diagonal are what the classifier uses."""
-    figure, axes = _figure(5.0, 4.4)
+    figure, axes = new_figure(5.0, 4.4)
     off_diagonal = correlations[~np.eye(len(correlations), dtype=bool)]
     low = float(np.quantile(off_diagonal, 0.01)) if off_diagonal.size else 0.0
     high = float(np.quantile(off_diagonal, 0.999)) if off_diagonal.size else 1.0
@@ -101,7 +93,7 @@ def _name_ticks(axes: Any, places: Sequence[float], classes: Sequence[str]) -> N
 
 def picture(pixels: Array) -> bytes:
     """One image (C, H, W) in its own pixels; one channel is grey, three are colour, others show the first."""
-    _matplotlib()
+    need_matplotlib()
     import matplotlib.image
 
     low, high = float(pixels.min()), float(pixels.max())
@@ -110,27 +102,6 @@ def picture(pixels: Array) -> bytes:
     out = io.BytesIO()
     matplotlib.image.imsave(out, (255 * rgb).round().astype(np.uint8), format="png")
     return out.getvalue()
-
-
-def _matplotlib() -> Any:
-    try:
-        import matplotlib
-    except ImportError:
-        raise PlotsUnavailable("figures need matplotlib: pip install 'cnngp[plots]'") from None
-    return matplotlib
-
-
-def _figure(width: float, height: float, rows: int = 1, height_ratios: Any = None, sharex: bool = False) -> Any:
-    """A figure without pyplot, so that nothing global is touched and no display is needed."""
-    _matplotlib()
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), dpi=130, layout="constrained")
-    axes = figure.subplots(rows, 1, sharex=sharex, height_ratios=height_ratios)
-    for a in np.atleast_1d(axes):
-        a.tick_params(labelsize=8)
-        a.spines[["top", "right"]].set_visible(False)
-    return figure, axes
 
 
 def _png(figure: Any) -> bytes:

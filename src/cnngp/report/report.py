@@ -21,6 +21,9 @@ pre.wrap { white-space: pre-wrap; } p, .pictures div { overflow-wrap: anywhere; 
 .pictures { display: grid; grid-template-columns: repeat(auto-fill, minmax(118px, 1fr)); gap: 14px; }
 .pictures div { font-size: 12.5px; line-height: 1.35; } .pictures img { width: 100%; image-rendering: pixelated;
      border: 1px solid #e4e7eb; border-radius: 4px; background: #000; display: block; margin-bottom: 4px; }
+.name { display: block; color: #616e7c; font-size: 11px; }
+.pictures .because { display: grid; grid-template-columns: repeat(3, 1fr); gap: 4px; margin-top: 4px; }
+.because span { font-size: 10.5px; }
 .verdict { border-left: 4px solid #2b6cb0; padding: 6px 12px; background: #ebf4fb; } .wrong { color: #c05621; }
 """
 
@@ -31,8 +34,13 @@ _BODY = Template("""
 <h2>Which classes are confused, and how honest the probabilities are</h2>
 <div class="figures">$figures</div>
 <h2>Confidently wrong</h2>
-<p class="muted">Test images with a wrong prediction, the most certain first.</p>
+<p class="muted">Test images with a wrong prediction, the most certain first; below each the training images that speak
+most for it, with their labels and shares.</p>
 $wrong
+<h2>Suspect labels</h2>
+<p class="muted">Training images whose label all others contradict, by leave-one-out: look at these first when cleaning
+labels. The proposed label stands first.</p>
+$suspect
 <h2>Most uncertain</h2>
 <p class="muted">Test images whose predicted class is least probable: what to look at, or to label, next.</p>
 $uncertain
@@ -88,6 +96,7 @@ def render(
             f"{e.temperature:.3f} was chosen on leave-one-out predictions.",
         ),
         wrong=_pictures(e.wrong, "No test image is predicted wrongly."),
+        suspect=_pictures(e.suspect, "No label is less probable than another one.", suspect=True),
         uncertain=_pictures(e.uncertain, ""),
         kernel=web_page.figure(
             plots.kernel_matrix(e.correlations, e.boundaries, e.classes),
@@ -125,15 +134,32 @@ def _numbers(e: Evaluation) -> str:
     return "".join(f'<div class="number"><b>{value}</b><span>{name}</span></div>' for value, name in entries)
 
 
-def _pictures(pictures: Iterable[Picture], none: str) -> str:
+def _pictures(pictures: Iterable[Picture], none: str, suspect: bool = False) -> str:
     cells = []
     for p in pictures:
         said = f"{escape(p.predicted)} ({100 * p.probability:.0f} %)"
-        if p.predicted != p.label:
+        if suspect:
+            said = f"{escape(p.predicted)}?, is labelled {escape(p.label)} ({100 * p.probability:.0f} %)"
+        elif p.predicted != p.label:
             said = f'<span class="wrong">{said}</span>, is {escape(p.label)}'
         alt = f"labelled {escape(p.label)}, predicted {escape(p.predicted)}"
-        cells.append(f'<div><img src="{web_page.inline(plots.picture(p.pixels))}" alt="{alt}">{said}</div>')
+        name = "" if p.name is None else f'<span class="name">{escape(p.name)}</span>'
+        image = f'<img src="{web_page.inline(plots.picture(p.pixels))}" alt="{alt}">'
+        cells.append(f"<div>{image}{said}{name}{_neighbours(p)}</div>")
     return f'<div class="pictures">{"".join(cells)}</div>' if cells else f"<p>{none}</p>"
+
+
+def _neighbours(picture: Picture) -> str:
+    """Small training images with their labels and shares."""
+    cells = []
+    for n in picture.neighbours:
+        said = f"{escape(n.label)} {n.share:+.2f}"
+        title = escape(said if n.name is None else f"{n.name}: {said}")
+        alt = f"training image labelled {escape(n.label)}"
+        cells.append(
+            f'<span title="{title}"><img src="{web_page.inline(plots.picture(n.pixels))}" alt="{alt}">{said}</span>'
+        )
+    return f'<div class="because">{"".join(cells)}</div>' if cells else ""
 
 
 def _table(rows: Sequence[tuple[str, str]]) -> str:

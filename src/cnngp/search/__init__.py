@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from cnngp.common.errors import DatasetError
 from cnngp.datasets import sets as datasets
 from cnngp.datasets.dataset import Dataset
+from cnngp.datasets.images import Size
 from cnngp.kernel.kernel import Device
 
 from .result import Look, Rung, SearchResult
@@ -250,7 +251,7 @@ def _asked(data: Dataset, what: str, n: int | None, held: int) -> int:
     return held if n is None else n
 
 
-def load(source: str, size: int | None = None) -> Dataset:
+def load(source: str, size: Size | None = None) -> Dataset:
     """`datasets.load` with the paper's split where there is one: it has validation images."""
     split: datasets.Split = "paper" if source in ("mnist", "fashion_mnist") else "standard"
     return datasets.load(source, split=split, size=size)

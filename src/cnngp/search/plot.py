@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from cnngp.common.figures import bare_figure
+
 if TYPE_CHECKING:
     from .result import SearchResult
     from .study import Trial
@@ -18,17 +20,13 @@ _BLUE, _ORANGE = "#2b6cb0", "#dd6b20"
 
 def plot(result: SearchResult, folder: Path) -> list[Path]:
     """Writes draws.png, draws.svg, hyperparameters.png and hyperparameters.svg."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ImportError('the pictures need matplotlib: pip install "cnngp[plots]"') from None
+    figures = {"draws": bare_figure(7, 4)}
     folder.mkdir(parents=True, exist_ok=True)
-    figures = {"draws": Figure(figsize=(7, 4), layout="constrained")}
     _by_draw(figures["draws"].subplots(), result)
     names = list(dict.fromkeys(name for t in result.trials for name in t.params))
     columns = min(4, max(1, len(names)))
     rows = max(1, math.ceil(len(names) / columns))
-    figures["hyperparameters"] = Figure(figsize=(3.0 * columns, 2.6 * rows), layout="constrained")
+    figures["hyperparameters"] = bare_figure(3.0 * columns, 2.6 * rows)
     grid = figures["hyperparameters"].subplots(rows, columns, squeeze=False).ravel()
     for axes, name in itertools.zip_longest(grid, names):
         if name is None:

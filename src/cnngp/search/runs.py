@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from cnngp.common import memory
+from cnngp.common.progress import progress_bar
 from cnngp.kernel.kernel import Kernel
 from cnngp.network.layers import Dense
 
@@ -134,10 +135,8 @@ def check_cluster(scheduler: Any) -> None:
 @contextmanager
 def _bar(level: Level, study: Study, wanted: bool) -> Iterator[Callable[[], None]]:
     """A progress bar with the best so far, on a terminal."""
-    from tqdm.auto import tqdm
-
     what = "draws" if level.networks is None else f"with {len(level.problem.X):,} images"
-    with tqdm(total=len(level.draws), desc=what, unit="network", disable=None if wanted else True, delay=0.5) as bar:
+    with progress_bar(len(level.draws), what, "network", wanted=wanted, delay=0.5, keep=True) as bar:
 
         def told() -> None:
             if bar.disable:

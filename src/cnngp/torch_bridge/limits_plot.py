@@ -6,16 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from cnngp.common.figures import bare_figure
+
 if TYPE_CHECKING:
     from .limits import LimitReport
 
 
 def plot(report: LimitReport, path: str | None) -> Any:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ImportError('the picture needs matplotlib: pip install "cnngp[plots]"') from None
-    figure = Figure(figsize=(9, 4), layout="constrained")
+    figure = bare_figure(9, 4)
     left, right = figure.subplots(1, 2)
     upper = np.triu_indices(len(report.kernel))
     exact = report.kernel[upper]

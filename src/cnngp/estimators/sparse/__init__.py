@@ -13,6 +13,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from cnngp.common import memory
 from cnngp.common.arrays import DataError, as_images, to_numpy
+from cnngp.common.progress import progress_bar
 from cnngp.gp.linalg import blocks
 from cnngp.kernel.kernel import Device, Kernel, as_kernel
 from cnngp.network.layers import Network
@@ -186,7 +187,6 @@ class SparseGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _train(self, images: Array, codes: NDArray[np.intp], seed: int) -> None:
         import torch
-        from tqdm.auto import tqdm
 
         from .model import GivenFeatures, LearnedFeatures, SparseGP, start, train
         from .robustmax import RobustMax
@@ -213,7 +213,7 @@ class SparseGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         likelihood = RobustMax(classes, self.epsilon)
         y = torch.as_tensor(codes, device=device)
         start(model, likelihood, x, y)
-        with tqdm(total=self.epochs, delay=2.0, disable=None, unit="epoch", leave=False) as bar:
+        with progress_bar(self.epochs, "train", "epoch") as bar:
 
             def told(bound: float) -> None:
                 bar.set_postfix_str(f"ELBO {bound:,.0f}", refresh=False)
@@ -237,7 +237,6 @@ class SparseGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """q(f) for some rows of X at a time."""
         check_is_fitted(self, "model_")
         import torch
-        from tqdm.auto import tqdm
 
         if _axes(X) <= 2:
             check_real_rows(X)
@@ -245,7 +244,7 @@ class SparseGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         images = as_images(same_shape(as_float(to_numpy(X)), self.input_shape_), np.dtype(self.dtype))
         device = self._torch_device()
         model = copy.deepcopy(self.model_).to(device)
-        with torch.no_grad(), tqdm(total=len(images), delay=2.0, disable=None, unit="image", leave=False) as bar:
+        with torch.no_grad(), progress_bar(len(images), "predict", "image") as bar:
             if isinstance(self.kernel_, Kernel):
                 rows_of = self._feature_rows(images, self._whitening.to(device), bar=False)
             else:
@@ -266,13 +265,10 @@ class SparseGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _feature_rows(self, images: Array, whitening: Whitening, bar: bool = True) -> Iterator[tuple[slice, Any]]:
         """For some images at a time, rows of a_n and k_nn − a_nᵀa_n."""
         import torch
-        from tqdm.auto import tqdm
 
         device, dtype = whitening.L.device, getattr(torch, self.dtype)
         pairs = len(images) * len(self.X_inducing_)
-        with tqdm(
-            total=pairs, delay=2.0, disable=None if bar else True, unit="pair", unit_scale=True, leave=False
-        ) as t:
+        with progress_bar(pairs, "kernel", "pair", wanted=bar) as t:
             for rows in _chunks(len(images)):
                 K_nm = self.kernel_(images[rows], self.X_inducing_, output=self._output(), progress=False)
                 k_n = torch.as_tensor(self.kernel_.diag(images[rows]), device=device).double()

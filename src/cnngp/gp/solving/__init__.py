@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from cnngp.common import memory
 from cnngp.common.arrays import is_on_gpu, to_numpy
+from cnngp.common.progress import progress_bar
 from cnngp.matrix.cluster.connection import ClusterError
 
 from ..exact import MatrixError, check_targets, factorised, matrix_buffer, warn_of_jitter
@@ -281,9 +282,7 @@ def _relative(R: Array, B: Array) -> Array:
 @contextmanager
 def _bar(wanted: bool) -> Iterator[Callable[[State], None]]:
     """Iterations and the residual: a bar on a terminal, lines in the log."""
-    from tqdm.auto import tqdm
-
-    with tqdm(desc="solve", unit="iteration", delay=2.0, disable=None if wanted else True) as bar:
+    with progress_bar(None, "solve", "iteration", wanted=wanted, keep=True) as bar:
 
         def show(state: State) -> None:
             log.info("iteration %d: relative residual %.1e", state.iteration, state.history[-1])

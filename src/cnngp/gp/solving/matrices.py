@@ -18,6 +18,7 @@ import numpy as np
 
 from cnngp.common.arrays import in_place, to_numpy
 from cnngp.common.errors import StoreError
+from cnngp.common.progress import progress_bar
 from cnngp.matrix.cluster.hands import compute_all
 from cnngp.matrix.cluster.roster import Roster
 from cnngp.matrix.store.places import local_path
@@ -91,8 +92,6 @@ class SymmetricMatrix:
         return digest.hexdigest()
 
     def _here(self, V: Array) -> Array:
-        from tqdm.auto import tqdm
-
         xp = namespace(V)
         Y = xp.zeros_like(V)
         pairs = [
@@ -101,8 +100,7 @@ class SymmetricMatrix:
             for j, columns in enumerate(blocks(self.n, self.tile[1]))
             if j >= i or not self.mirrored
         ]
-        off = None if self.progress and self.stored else True
-        with tqdm(total=len(pairs), desc="pass", unit="tile", delay=2.0, disable=off, leave=False) as bar:
+        with progress_bar(len(pairs), "pass", "tile", wanted=self.progress and self.stored) as bar:
             for (rows, columns), tile in zip(pairs, self._tiles(pairs), strict=True):
                 A = xp.asarray(tile).astype(xp.float64)  # it travels to a card as it is
                 Y[rows] += A @ V[columns]

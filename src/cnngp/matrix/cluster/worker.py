@@ -92,6 +92,8 @@ class _Site:
                 rows.room = _room(kernel) // (8 if self.z is None else 16)
         # A worker with several cards in sight uses the first: tools that start one for each card show it all of them.
         self.lanes = lanes(kernel, self.x.image_shape, most=1)
+        if kernel.check:
+            kernel.verify(self.x.X)
 
 
 def _room(kernel: Kernel) -> int:
@@ -148,7 +150,7 @@ def _kernel(pickled: bytes) -> Kernel:
     from distributed.protocol import pickle
 
     kernel: Kernel = pickle.loads(pickled)
-    return Kernel(kernel.network, kernel.device, kernel.dtype, threads=get_worker().state.nthreads)
+    return Kernel(kernel.network, kernel.device, kernel.dtype, get_worker().state.nthreads, kernel.check)
 
 
 def _named(error: BaseException) -> str:

@@ -163,13 +163,20 @@ class GramStore:
     def note_progress(self, done: int) -> None:
         """For people who look at the metadata; the tiles themselves say what is done."""
         note = {"tiles": done, "of": len(self.grid)}
-        if note != self._noted and not self.read_only:
-            try:
-                self._update({"progress": note})
-            except OSError as error:  # a full disk, say: what is written for people ends no run
-                log.warning("%s: its progress could not be noted (%s)", self.name, error.strerror or error)
-                return
+        if note != self._noted and not self.read_only and self._note("progress", note):
             self._noted = note
+
+    def note_check(self, note: dict[str, Any]) -> None:
+        """How the engine that fills the store was compared with the reference, for people too."""
+        self._note("check", note)
+
+    def _note(self, name: str, note: dict[str, Any]) -> bool:
+        try:
+            self._update({name: note})
+        except OSError as error:  # a full disk, say: what is written for people ends no run
+            log.warning("%s: its %s could not be noted (%s)", self.name, name, error.strerror or error)
+            return False
+        return True
 
     # ---- tiles ---------------------------------------------------------------------------------------------------
 

@@ -34,6 +34,7 @@ class Answers:
         if np.ndim(clf.y_) == 2:
             raise ModelFileError(f"{name} has several labels for each image; the viewer shows models with one")
         self.clf, self.name, self.decisions, self._largest = clf, name, decisions, largest
+        self._aspect = clf.image_aspect_ or "squash"
         # Through inducing images a model keeps these alone, and the others cannot be shown.
         self.suspects = [] if clf.inducing_rows_ is not None else _suspects(clf, suspects)
         self._by_row = {suspect["row"]: suspect for suspect in self.suspects}
@@ -98,7 +99,7 @@ class Answers:
 
     def _read(self, file: bytes) -> Any:
         try:
-            pixels = read_image(cast(Any, io.BytesIO(file)), self.clf.input_shape_)  # Pillow opens both
+            pixels = read_image(cast(Any, io.BytesIO(file)), self.clf.input_shape_, self._aspect)  # Pillow opens both
         except DatasetError:
             raise DatasetError("this is not a picture that can be read; try a PNG or JPEG file") from None
         x = pixels.astype(np.float32)

@@ -1,0 +1,260 @@
+"""A kernel that checks itself: an engine against the float64 reference, on images of the user's own.
+
+Tests compare the engines with the reference on many networks; this compares them on the one that is in use, so that a
+network that no test ever drew cannot give wrong numbers without a word. `compare` is the comparison, which the
+certificate of a fit makes too. `check` makes it for two images, the first time that a network meets a shape of images
+on an engine, and takes a fraction of a second.
+
+**What is expected.** An honest engine is off by `documented_bound`: 1e-6 in float32 and 1e-12 in float64. Some networks
+make more of rounding: Step has a square root for a slope at correlation one, Erf and tanh grow steep with the variance,
+Sin and Cos take its exponential. How much more is measured and not guessed: the reference runs once again with every
+covariance K(x, z) made smaller by a unit in the last place after every layer, which moves it the way that rounding
+moves an engine, all at once and in the worst direction. The larger of the two is the bound. An engine that is a hundred
+times further off is wrong.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cnngp.common.arrays import to_numpy
+from cnngp.network import reference
+from cnngp.network.functions import breakpoints
+from cnngp.network.layers import (
+    Conv,
+    ConvTranspose,
+    Dense,
+    Elementwise,
+    Identity,
+    Layer,
+    Network,
+    NetworkError,
+    Sequential,
+    Sum,
+    as_layer,
+)
+
+from .engines.base import Engine, RangeError
+from .program import Program, lower
+from .verdicts import Verdict
+
+Array = NDArray[np.float64]
+
+FAR = 100.0
+"""How many times further off than the bound is wrong."""
+SECONDS = 0.25
+"""What the reference may take, by the rough costs below."""
+LOOKED_AT = 64
+"""Of so many images the two with the most to show are taken."""
+
+_DOCUMENTED = {4: 1e-6, 8: 1e-12}
+# From so many nonlinearities in a row on, the bound grows with their number.
+_DEEP = 250
+# How exact the reference's own quadrature of an Elementwise is: with a known kink, and of a function that may have any.
+_WITH_KINK, _BARE = 1e-5, 1e-3
+
+
+class WrongKernelError(RuntimeError):
+    """An engine gives other numbers than the reference, by far more than rounding explains."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    error: float
+    """max|K − R|/max|R|."""
+    bound: float
+    """What rounding explains."""
+    pairs: int
+
+    @property
+    def is_wrong(self) -> bool:
+        return not self.error <= FAR * self.bound  # NaN is wrong too
+
+
+def documented_bound(network: Network, dtype: np.dtype[Any]) -> float:
+    """What max|K − R|/max|R| stays below for networks that rounding does no harm to, such as those of ReLUs."""
+    layers = list(_leaves(as_layer(network)))
+    bound = _DOCUMENTED[dtype.itemsize] * max(1.0, _depth(as_layer(network)) / _DEEP)
+    for layer in layers:
+        if isinstance(layer, Elementwise):
+            rough = 0.0 if isinstance(layer.fn, str) and not breakpoints(layer.fn) else _WITH_KINK
+            bound = max(bound, rough if isinstance(layer.fn, str) else _BARE)
+    return bound
+
+
+def compare(network: Network, X: Any, K: Any, dtype: np.dtype[Any]) -> Comparison | None:
+    """K (n, n), computed in `dtype`, with the reference on the images X (n, C, …).
+
+    None where the reference tells nothing: it is zero, or beyond float64.
+    """
+    with np.errstate(all="ignore"):
+        R = _reference(network, X, 0.0)
+        scale = float(np.abs(R).max())
+        if not 0.0 < scale < math.inf or not np.isfinite(R).all():
+            return None
+        moved = float(np.abs(_reference(network, X, float(np.finfo(dtype).eps)) - R).max()) / scale
+        error = float(np.abs(np.asarray(K, np.float64) - R).max()) / scale
+    return Comparison(error, max(documented_bound(network, dtype), moved), len(R) * (len(R) + 1) // 2)
+
+
+def _reference(network: Network, X: Any, loss: float) -> Array:
+    """The kernel matrix of the images, with K(x, z) smaller by this part after every layer."""
+    layer = as_layer(network)
+    x = to_numpy(X).astype(np.float64)
+    first, second = (x[:1], x[1:]) if len(x) == 2 else (x, x)
+    V = _propagate(layer, reference.begin(layer, first, second), 1.0 - loss)
+    if len(x) == 2:  # one covariance and two variances, a third of the work
+        K12, K11, K22 = (float(v.item()) for v in (V.xz, V.xx, V.zz))
+        return np.array([[K11, K12], [K12, K22]])
+    R = V.xz.reshape(len(x), len(x))
+    np.fill_diagonal(R, V.xx.ravel())
+    return R
+
+
+def _propagate(net: Layer, V: reference.Covariances, kept: float) -> reference.Covariances:
+    match net:
+        case Sequential():
+            for layer in net.layers:
+                V = _propagate(layer, V, kept)
+            return V
+        case Sum():
+            first, *others = (_propagate(branch, V, kept) for branch in net.branches)
+            for other in others:
+                first = first + other
+            return first
+        case _:
+            V = reference.propagate(net, V)
+            return replace(V, xz=V.xz * kept)
+
+
+def check(
+    network: Network,
+    dtype: np.dtype[Any],
+    engine_for: Callable[[tuple[int, ...]], Engine],
+    to_engine: Callable[[Any], Any],
+    images: Any,
+) -> Verdict | None:
+    """The verdict on two of these images, (N, C, …); `WrongKernelError` where they are far apart.
+
+    `to_engine` brings images where the engine takes them from. None where these images tell nothing, such as blank
+    ones, or are out of range, which whoever asked is told about all of them.
+    """
+    pair = _two(to_numpy(images[:LOOKED_AT]))
+    shape = _affordable(engine_for(pair.shape[1:]).program)
+    if shape is None:
+        return Verdict(None, documented_bound(network, dtype))
+    pair = _cropped(pair, shape)
+    engine = engine_for(shape)
+    try:
+        x = to_engine(pair)
+        K = engine.symmetric(x.reshape(*x.shape[:2], -1))
+    except (RangeError, NetworkError):
+        return None
+    found = compare(network, pair, K, dtype)
+    if found is None:
+        return None
+    if found.is_wrong:
+        R = _reference(network, pair, 0.0)
+        worst = np.unravel_index(np.nanargmax(np.where(np.isnan(K), np.inf, np.abs(K - R))), R.shape)
+        raise WrongKernelError(
+            f"the engine {engine.identity} computes this network wrongly on images of shape {shape}: it gives "
+            f"{float(K[worst]):.6g} where the float64 reference gives {R[worst]:.6g}, {found.error:.1g} of the largest "
+            f"entry apart where rounding explains {found.bound:.0e}. This is a bug of cnngp: please report it with the "
+            f"network, {network!r}. Another device or dtype may be right; Kernel(…, check=False) does not ask"
+        )
+    return Verdict(found.error, found.bound, None if shape == tuple(images.shape[1:]) else shape[1:])
+
+
+def _two(images: NDArray[Any]) -> NDArray[Any]:
+    """The two images with the most pixels that are not zero; one image goes with its mirror image."""
+    if len(images) == 1:
+        return np.concatenate([images, images[..., ::-1]])
+    shown = np.count_nonzero(images.reshape(len(images), -1), axis=1)
+    return images[np.argsort(-shown, kind="stable")[:2]]
+
+
+def _cropped(images: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+    """The middle of the images."""
+    middle = (slice((n - m) // 2, (n - m) // 2 + m) for n, m in zip(images.shape[2:], shape[1:], strict=True))
+    return np.ascontiguousarray(images[(slice(None), slice(None), *middle)])
+
+
+def is_affordable(network: Network, shape: tuple[int, ...]) -> bool:
+    """Whether the reference takes no more than a few seconds on a few whole images of this shape, (C, …)."""
+    return _seconds(lower(network, shape)) <= SECONDS
+
+
+def _affordable(program: Program) -> tuple[int, ...] | None:
+    """The largest part of an image, halved and halved again, that fits the network and the reference's time."""
+    spatial = program.spatial
+    while _seconds(program) > SECONDS:
+        if max(spatial, default=1) == 1:
+            return None
+        spatial = tuple(-(-n // 2) for n in spatial)
+        try:
+            program = lower(program.network, (program.channels, *spatial))
+        except NetworkError:
+            return None  # too small for a filter, or another number of outputs
+    return (program.channels, *spatial)
+
+
+# Seconds on a core of today: of NumPy on an element in a formula and in a sum, and of starting one; of an Elementwise
+# by quadrature, smooth and with kinks; of a transposed convolution's loop in Python, for an element and a tap.
+_FORMULA, _ADDITION, _CALL, _SMOOTH, _KINKED, _LOOP = 1e-7, 2e-9, 5e-6, 1e-3, 2e-2, 4e-6
+# Two images have one covariance and two variances, and the reference runs twice.
+_MAPS = 6
+
+
+def _seconds(program: Program) -> float:
+    """Roughly what two runs of the reference take on two images."""
+    layers = list(_leaves(as_layer(program.network)))
+    transposed = any(isinstance(layer, ConvTranspose) for layer in layers)
+    pooled = reference.has_pools(as_layer(program.network))
+    # With pools the reference carries every two locations, and the program has an operation for each displacement, of
+    # which the one with none is the largest.
+    by_size = sorted(program.ops, key=lambda op: math.prod(op.shape))
+    ops = {op.place: op for op in by_size}.values() if pooled else program.ops
+    total = 0.0
+    for op in ops:
+        n, out = (math.prod(shape) ** (2 if pooled else 1) for shape in (op.shape, op.out_shape))
+        if op.activation is not None:
+            each = _FORMULA
+            if isinstance(op.activation.layer, Elementwise):
+                each = _KINKED if breakpoints(op.activation.layer.fn) else _SMOOTH
+            total += _MAPS * (8 * _CALL + each * n)
+        if op.sums is not None:
+            taps = math.prod(max(map(len, s.sources), default=0) for s in op.sums)
+            each = _LOOP * n / max(out, 1) if transposed else _ADDITION
+            total += _MAPS * (_ADDITION * n + _CALL if out == 1 else taps * (_CALL + each * out))
+    return total
+
+
+def _leaves(net: Layer) -> Iterator[Layer]:
+    match net:
+        case Sequential():
+            for layer in net.layers:
+                yield from _leaves(layer)
+        case Sum():
+            for branch in net.branches:
+                yield from _leaves(branch)
+        case _:
+            yield net
+
+
+def _depth(net: Layer) -> int:
+    """The most nonlinearities that follow one another."""
+    match net:
+        case Sequential():
+            return sum(map(_depth, net.layers))
+        case Sum():
+            return max(map(_depth, net.branches))
+        case Conv() | ConvTranspose() | Dense() | Identity():
+            return 0
+        case _:
+            return 1

@@ -1,0 +1,111 @@
+"""What a kernel found when it compared itself with the reference, kept so that nobody pays for it twice.
+
+Verdicts are kept in memory and as small files of JSON: in CNNGP_CACHE, in NUMBA_CACHE_DIR, where the compiled code lies
+too, or else in the user's cache folder. A place that cannot be written, or a file that cannot be read, costs a
+new comparison and nothing else. A verdict is known by the network, the shape of the images, the engine and the code, so
+none outlives a change of any of them.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import math
+import os
+import platform
+import sys
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from cnngp.network.layers import Network
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How far an engine and the float64 reference are apart on two images.
+
+    `error` is max|K − R|/max|R| over the pair and both diagonals, None where the reference is too slow to be asked;
+    `bound` is what rounding explains. Where whole images would have taken too long, `crop` is the size that both were
+    cropped to.
+    """
+
+    error: float | None
+    bound: float
+    crop: tuple[int, ...] | None = None
+
+    def __str__(self) -> str:
+        if self.error is None:
+            return "not compared: the float64 reference would take too long on this network"
+        on = "two images" if self.crop is None else f"two images, cropped to {' × '.join(map(str, self.crop))}"
+        return f"{self.error:.1e} from the float64 reference on {on}, where rounding explains {self.bound:.0e}"
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def of(cls, data: Any) -> Verdict:
+        error, bound, crop = data["error"], float(data["bound"]), data["crop"]
+        if not math.isfinite(bound) or (error is not None and not math.isfinite(error)):
+            raise ValueError(data)
+        return cls(error if error is None else float(error), bound, crop if crop is None else tuple(map(int, crop)))
+
+
+_known: dict[str, Verdict] = {}
+
+
+def key(network: Network, input_shape: tuple[int, ...], engine: str) -> str:
+    """The name of a verdict: a digest of all that it depends on."""
+    parts = (network.fingerprint, input_shape, engine, platform.machine(), _processor(), _code())
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+def known(key: str) -> Verdict | None:
+    """What was found before, by this process or another."""
+    if key not in _known:
+        with suppress(OSError, ValueError, KeyError, TypeError):  # not there, or not whole: it is compared again
+            _known[key] = Verdict.of(json.loads((folder() / f"{key}.json").read_text()))
+    return _known.get(key)
+
+
+def keep(key: str, verdict: Verdict) -> None:
+    _known[key] = verdict
+    with suppress(OSError, RuntimeError):  # a place that cannot be written, or a user without a home
+        path = folder() / f"{key}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_name(f".{key[:16]}.{os.getpid()}.part")
+        part.write_text(json.dumps(verdict.as_dict()))
+        part.replace(path)
+
+
+def folder() -> Path:
+    if os.environ.get("CNNGP_CACHE"):
+        return Path(os.environ["CNNGP_CACHE"], "checks")
+    if os.environ.get("NUMBA_CACHE_DIR"):
+        return Path(os.environ["NUMBA_CACHE_DIR"], "cnngp-checks")
+    if sys.platform == "win32":
+        base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+    elif sys.platform == "darwin":
+        base = Path.home() / "Library" / "Caches"
+    else:
+        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return base / "cnngp" / "checks"
+
+
+@functools.cache
+def _processor() -> str:
+    """The kind of processor that code was compiled for."""
+    from llvmlite import binding
+
+    return str(binding.get_host_cpu_name())
+
+
+@functools.cache
+def _code() -> str:
+    """Changes when a file that numbers depend on does."""
+    here = Path(__file__).parent
+    files = sorted([*here.rglob("*.py"), *here.with_name("network").rglob("*.py")])
+    stamps = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    return hashlib.sha256(repr(stamps).encode()).hexdigest()
