@@ -1,7 +1,8 @@
 """Derives the polynomials of kernel/engines/polynomials.py: `python tools/derive_polynomials.py` (needs mpmath).
 
 Each is the interpolant at Chebyshev points, within a factor of two of the best approximation, in 40 digits. The ReLU's
-g, which sits in the pair loop, is the best approximation for the error of R itself, u^1.5 |g − ĝ|, by Remez' algorithm.
+g, which sits in the pair loop, is the best approximation for the error of R itself, u^1.5 |g − ĝ|, by Remez' algorithm,
+and so is the acos of the cards, for the error of θ, u^0.5 |h − ĥ|.
 Prints the table and the error of each polynomial in exact arithmetic.
 """
 
@@ -80,12 +81,20 @@ CASES = [
     ("EXP_R", exp_r, -HALF_LN2, HALF_LN2, 6, 10),
     ("EXPM1_Y", expm1_y, 0, mp.mpf(7) / 10, 6, 10),
 ]
+MINIMAX = [
+    ("RELU_G", 32, 4, relu_g, "1.5", "R/p"),
+    ("RELU_G", 64, 12, relu_g, "1.5", "R/p"),
+    ("CUDA_G", 32, 4, relu_g, "1.5", "R/p"),
+    ("CUDA_G", 64, 13, relu_g, "1.5", "R/p"),
+    ("CUDA_H", 32, 6, acos_h, "0.5", "θ"),
+    ("CUDA_H", 64, 16, acos_h, "0.5", "θ"),
+]
 
 if __name__ == "__main__":
-    for bits, degree in ((32, 4), (64, 12)):
-        c, error = best(relu_g, lambda u: u ** mp.mpf("1.5"), mp.mpf("1e-5"), mp.mpf(1), degree)
-        print(f"# degree {degree}, error of R/p {mp.nstr(error, 2)}")
-        print(f"RELU_G_{bits} = ({', '.join(repr(float(x)) for x in c)})")
+    for name, bits, degree, f, power, what in MINIMAX:
+        c, error = best(f, lambda u, power=power: u ** mp.mpf(power), mp.mpf("1e-5"), mp.mpf(1), degree)
+        print(f"# degree {degree}, error of {what} {mp.nstr(error, 2)}")
+        print(f"{name}_{bits} = ({', '.join(repr(float(x)) for x in c)})")
     for name, f, a, b, *degrees in CASES:
         a, b = mp.mpf(a), mp.mpf(b)
         for bits, degree in zip((32, 64), degrees, strict=True):

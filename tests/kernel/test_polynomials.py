@@ -30,11 +30,14 @@ DEFINITIONS = {
     "EXP_R": (mp.exp, -math.log(2.0) / 2.0, math.log(2.0) / 2.0),
     "EXPM1_Y": (lambda y: (1 - mp.exp(-y)) / y if y else mp.mpf(1), 0.0, 0.7),
 }
-# Either the polynomial's own relative error, or the error of R/p = 2A/p, where g counts only u^1.5 times.
+DEFINITIONS |= {"CUDA_G": DEFINITIONS["RELU_G"], "CUDA_H": DEFINITIONS["ACOS_H"]}
+# Either the polynomial's own relative error, or the error of R/p = 2A/p, where g counts only u^1.5 times, or that of an
+# angle, √u h(u).
+WEIGHT = {"error of R/p": "1.5", "error of θ": "0.5"}
 STATED = {
     name: (int(degree), kind, float(bound))
     for degree, kind, bound, name in re.findall(
-        r"# degree (\d+), (relative error|error of R/p) (\S+)\n(\w+) = ", inspect.getsource(polynomials)
+        r"# degree (\d+), (relative error|error of R/p|error of θ) (\S+)\n(\w+) = ", inspect.getsource(polynomials)
     )
 }
 EACH = pytest.mark.parametrize("name", sorted(STATED))
@@ -47,7 +50,7 @@ def worst_error(name, values, x):
         exact = [(mp.mpf(v), mp.mpf(t), f(mp.mpf(t))) for v, t in zip(values, map(float, x), strict=True)]
         if kind == "relative error":
             return max(abs(v / y - 1) for v, t, y in exact)
-        return max(abs(v - y) * t ** mp.mpf("1.5") for v, t, y in exact)
+        return max(abs(v - y) * t ** mp.mpf(WEIGHT[kind]) for v, t, y in exact)
 
 
 def points(a: float, b: float, n: int = 400) -> np.ndarray:
@@ -92,7 +95,7 @@ def test_the_relu_polynomial_gives_the_pair_formula_on_both_signs_of_the_correla
     theta = np.arccos(c)
     exact = (np.sin(theta) + (np.pi - theta) * c) / np.pi
     u = 1.0 - np.abs(c)
-    for name in ("RELU_G_32", "RELU_G_64"):
+    for name in ("RELU_G_32", "RELU_G_64", "CUDA_G_32", "CUDA_G_64"):
         g = np.polynomial.polynomial.polyval(u, getattr(polynomials, name))
         worst = np.abs(np.maximum(c, 0.0) + u**1.5 * g - exact).max()
         assert worst <= 1.05 * STATED[name][2] + 1e-15

@@ -11,7 +11,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from cnngp import (
@@ -214,9 +214,10 @@ def test_step_networks_are_lowered_rightly(drawn, seed):
     net, shape = drawn
     X = images(shape, 4, seed)
     # θ near 0 or π has a square-root slope: one half-ulp of the correlation moves Step by 1e-8. Each further Step takes
-    # the root again: 1e-4 after two, 1e-2 after three and more.
+    # the root again: 1e-4 after two, 1e-2 after three, 1e-1 after four.
     steps = repr(net).count("Step()")
-    assert error(interpret(net, X), reference.kernel(net, X)) < {1: 2e-8, 2: 1e-4}.get(steps, 3e-2)
+    assume(steps <= 4)  # beyond, the roots of a rounding are of order one
+    assert error(interpret(net, X), reference.kernel(net, X)) < (2e-8, 2e-8, 1e-4, 3e-2, 0.2)[steps]
 
 
 @pytest.mark.parametrize("net", [zoo.resnet(8), zoo.residual_cnn(), zoo.convnet()], ids=["resnet", "resid", "convnet"])

@@ -10,24 +10,16 @@ from enum import Enum
 from typing import assert_never
 
 from .layers import (
-    GELU,
-    Abs,
     AvgPool,
     Conv,
     ConvTranspose,
-    Cos,
     Dense,
-    Elementwise,
-    Erf,
     GlobalAvgPool,
     Identity,
     Layer,
-    LeakyReLU,
     NetworkError,
-    ReLU,
+    Nonlinearity,
     Sequential,
-    Sin,
-    Step,
     Sum,
 )
 
@@ -73,7 +65,7 @@ def _walk(net: Layer, state: State, place: str) -> tuple[State, int]:
     match net:
         case Conv() | ConvTranspose() | Dense():
             return State.GAUSSIAN, 0
-        case ReLU() | LeakyReLU() | Erf() | Abs() | Step() | Sin() | Cos() | GELU() | Elementwise():
+        case Nonlinearity():
             if state is not State.GAUSSIAN:
                 raise NetworkError(
                     at(

@@ -10,24 +10,16 @@ from typing import assert_never
 from .composition import at, child
 from .geometry import SizeError
 from .layers import (
-    GELU,
-    Abs,
     AvgPool,
     Conv,
     ConvTranspose,
-    Cos,
     Dense,
-    Elementwise,
-    Erf,
     GlobalAvgPool,
     Identity,
     Layer,
-    LeakyReLU,
     NetworkError,
-    ReLU,
+    Nonlinearity,
     Sequential,
-    Sin,
-    Step,
     Sum,
 )
 from .shapes import Spatial, axis_maps, check_branches_agree, output_spatial, shape_text
@@ -82,7 +74,7 @@ def _forwards(net: Layer, spatial: Spatial, place: str) -> Placed:
         case Conv() | ConvTranspose() | Dense() | AvgPool() | GlobalAvgPool():
             axes = axis_maps(net, spatial, place)
             return Placed(place, net, spatial, output_spatial(net, axes), axes)
-        case ReLU() | LeakyReLU() | Erf() | Abs() | Step() | Sin() | Cos() | GELU() | Elementwise() | Identity():
+        case Nonlinearity() | Identity():
             return Placed(place, net, spatial, spatial)
         case Sequential():
             children, after = [], spatial

@@ -1,7 +1,8 @@
 """Layers and how they compose: a network is described here as plain values, with no arrays anywhere.
 
 Every layer is a frozen dataclass that checks itself when it is built, prints as the code that makes it and compares by
-value. `Layer` is a closed set: each consumer is one `match` over it that ends in `assert_never`.
+value. `Layer` is a closed set: each consumer is one `match` over it that ends in `assert_never`. What is particular to
+a nonlinearity stands in reference.py and, for the engines, in one table (kernel/program/formulas.py).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import numbers
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, dataclass, fields
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, cast
 
 from .geometry import PaddingMode
 
@@ -153,7 +154,14 @@ class Dense(Network):
 
 
 @dataclass(frozen=True, repr=False)
-class ReLU(Network):
+class Nonlinearity(Network):
+    """What all nonlinearities share. `operations`: roughly how many a pair of images takes at a location."""
+
+    operations: ClassVar[int] = 15
+
+
+@dataclass(frozen=True, repr=False)
+class ReLU(Nonlinearity):
     """gain · max(z, 0). The paper's 1/π is gain=√2; He's variance is weight_var=2 in the layers instead.
 
     >>> from cnngp import reference
@@ -171,7 +179,7 @@ class ReLU(Network):
 
 
 @dataclass(frozen=True, repr=False)
-class LeakyReLU(Network):
+class LeakyReLU(Nonlinearity):
     """max(z, 0) + slope · min(z, 0).
 
     >>> from cnngp import reference
@@ -189,7 +197,7 @@ class LeakyReLU(Network):
 
 
 @dataclass(frozen=True, repr=False)
-class Erf(Network):
+class Erf(Nonlinearity):
     """erf(z).
 
     >>> from cnngp import reference
@@ -198,9 +206,11 @@ class Erf(Network):
            [-0.5593,  0.697 ]])
     """
 
+    operations = 25
+
 
 @dataclass(frozen=True, repr=False)
-class Abs(Network):
+class Abs(Nonlinearity):
     """|z|.
 
     >>> from cnngp import reference
@@ -211,7 +221,7 @@ class Abs(Network):
 
 
 @dataclass(frozen=True, repr=False)
-class Step(Network):
+class Step(Nonlinearity):
     """1 where z > 0, else 0; so 0 on a blank patch, where z is exactly 0.
 
     >>> from cnngp import reference
@@ -222,7 +232,7 @@ class Step(Network):
 
 
 @dataclass(frozen=True, repr=False)
-class Sin(Network):
+class Sin(Nonlinearity):
     """sin(z).
 
     >>> from cnngp import reference
@@ -231,9 +241,11 @@ class Sin(Network):
            [-0.2977,  0.4998]])
     """
 
+    operations = 25
+
 
 @dataclass(frozen=True, repr=False)
-class Cos(Network):
+class Cos(Nonlinearity):
     """cos(z).
 
     >>> from cnngp import reference
@@ -242,9 +254,11 @@ class Cos(Network):
            [0.3088, 0.5002]])
     """
 
+    operations = 25
+
 
 @dataclass(frozen=True, repr=False)
-class GELU(Network):
+class GELU(Nonlinearity):
     """z · Φ(z), the form with erf.
 
     >>> from cnngp import reference
@@ -253,9 +267,11 @@ class GELU(Network):
            [-0.1001,  1.9299]])
     """
 
+    operations = 40
+
 
 @dataclass(frozen=True, repr=False)
-class Elementwise(Network):
+class Elementwise(Nonlinearity):
     """Any function of one number, by its Hermite series: a name (`"tanh"`, `"silu"`, …) or a NumPy callable.
 
     Names serialise; a callable does not, and is fingerprinted by its values on a fixed grid.
@@ -265,6 +281,8 @@ class Elementwise(Network):
     array([[ 0.3943, -0.4931],
            [-0.4931,  0.6353]])
     """
+
+    operations = 100
 
     fn: str | Callable[[Any], Any]
 
@@ -379,26 +397,7 @@ class Sum(Network):
 
 Convolution: TypeAlias = Conv | ConvTranspose
 Pool: TypeAlias = AvgPool | GlobalAvgPool
-Nonlinearity: TypeAlias = ReLU | LeakyReLU | Erf | Abs | Step | Sin | Cos | GELU | Elementwise
-Layer: TypeAlias = (
-    Conv
-    | ConvTranspose
-    | Dense
-    | ReLU
-    | LeakyReLU
-    | Erf
-    | Abs
-    | Step
-    | Sin
-    | Cos
-    | GELU
-    | Elementwise
-    | AvgPool
-    | GlobalAvgPool
-    | Identity
-    | Sequential
-    | Sum
-)
+Layer: TypeAlias = Conv | ConvTranspose | Dense | Nonlinearity | AvgPool | GlobalAvgPool | Identity | Sequential | Sum
 LAYERS: dict[str, type[Network]] = {
     cls.__name__: cls
     for cls in (

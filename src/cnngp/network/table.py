@@ -11,43 +11,19 @@ from typing import assert_never
 from .composition import check_network
 from .demands import Placed, placed
 from .layers import (
-    GELU,
-    Abs,
     AvgPool,
     Conv,
     ConvTranspose,
-    Cos,
     Dense,
-    Elementwise,
-    Erf,
     GlobalAvgPool,
     Identity,
-    LeakyReLU,
     Network,
     Nonlinearity,
-    ReLU,
     Sequential,
-    Sin,
-    Step,
     Sum,
     as_layer,
 )
 from .shapes import Spatial, check_input_shape, shape_text
-
-
-# Rough operation counts of the pair formulas, for the table only; additions and multiplications count one each.
-def _nonlinearity_cost(layer: Nonlinearity) -> int:
-    match layer:
-        case ReLU() | LeakyReLU() | Abs() | Step():
-            return 15
-        case Erf() | Sin() | Cos():
-            return 25
-        case GELU():
-            return 40
-        case Elementwise():
-            return 100
-        case _:
-            assert_never(layer)
 
 
 @dataclass(frozen=True)
@@ -120,8 +96,8 @@ def _cost(here: Placed) -> int:
     match here.layer:
         case Conv() | ConvTranspose() | Dense() | AvgPool() | GlobalAvgPool():
             return here.elements + sum(_sheet_cost(here, D) for D in here.along_axes)
-        case ReLU() | LeakyReLU() | Erf() | Abs() | Step() | Sin() | Cos() | GELU() | Elementwise() as layer:
-            return _nonlinearity_cost(layer) * here.elements
+        case Nonlinearity() as layer:
+            return layer.operations * here.elements
         case Identity() | Sequential():
             return 0
         case Sum():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, assert_never
+from typing import Any
 
 import torch
 from torch import nn
@@ -58,7 +58,7 @@ def torch_function(layer: Nonlinearity) -> Callable[[Any], Any]:
                 return NAMED[layer.fn]
             return _through_numpy(as_callable(layer.fn))
         case _:
-            assert_never(layer)
+            raise NotImplementedError(f"{layer!r} has no function of a tensor")
 
 
 class Activation(nn.Module):  # type: ignore[misc]

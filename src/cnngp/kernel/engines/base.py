@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol, assert_never
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cnngp.common.arrays import Output, to_numpy
-from cnngp.network.layers import GELU, Abs, Cos, Elementwise, Erf, LeakyReLU, ReLU, Sin, Step
+from cnngp.network.layers import Step
 
 from ..program import Activation, Program
+from ..program.formulas import Family
 from ..series.packed import SeriesTables
 
 Advance = Callable[[int], None] | None
@@ -119,16 +120,10 @@ def check_pixels(X: Any, dtype: np.dtype[Any], name: str = "X", first: int = 0) 
 def _variance_range(a: Activation, dtype: np.dtype[Any]) -> tuple[float, float]:
     """The largest variance of an image must lie between these, in buffer units."""
     low, high = (2.0**e for e in _EXPONENTS[dtype.itemsize])
-    match a.layer:
-        case ReLU() | LeakyReLU() | Abs():
-            return low, high  # homogeneous: the unit does not matter
-        case Step():
-            return 0.5, 1.0 / low  # of a variance or its inverse
-        case Sin() | Cos():
-            # e^(K − m) with K and m rounded: beyond these variances no digit is left.
-            high = {4: 2.0**20, 8: 2.0**45}[dtype.itemsize]
-        case Erf() | GELU() | Elementwise():
-            pass
-        case _:
-            assert_never(a.layer)
+    if a.formula.homogeneous:
+        return low, high  # the unit does not matter
+    if a.formula.family is Family.STEP:
+        return 0.5, 1.0 / low  # of a variance or its inverse
+    if a.formula.exponential:
+        high = {4: 2.0**20, 8: 2.0**45}[dtype.itemsize]  # with K and m rounded, no digit of e^(K − m) is left beyond
     return max(low, low / a.unit), min(2.0 ** _EXPONENTS[dtype.itemsize][1], high / a.unit)

@@ -19,30 +19,22 @@ from typing import assert_never
 from cnngp.network.demands import Placed
 from cnngp.network.geometry import AxisSum
 from cnngp.network.layers import (
-    GELU,
-    Abs,
     AvgPool,
     Conv,
     ConvTranspose,
-    Cos,
     Dense,
-    Elementwise,
-    Erf,
     GlobalAvgPool,
     Identity,
-    LeakyReLU,
     Nonlinearity,
-    ReLU,
     Sequential,
-    Sin,
-    Step,
     Sum,
 )
 from cnngp.network.shapes import Linear, Spatial, sum_scale
 from cnngp.network.sheets import Displacement, Piece, in_order, overlap
 
+from .formulas import formula
 from .ops import NOTHING, PIXELS, Activation, Shape, as_shape
-from .units import checked, factor_and_level, log2, log2_sum, within_headroom
+from .units import checked, log2, log2_sum, within_headroom
 
 # So many sheets are added into one sum before a new one is begun, so that rounding does not grow with their number.
 # Along an axis longer sums than the second number are made of sums of blocks.
@@ -138,7 +130,7 @@ class Builder:
         match here.layer:
             case Conv() | ConvTranspose() | Dense() | AvgPool() | GlobalAvgPool() as layer:
                 return self._linear(here, layer, x, into)
-            case ReLU() | LeakyReLU() | Erf() | Abs() | Step() | Sin() | Cos() | GELU() | Elementwise() as layer:
+            case Nonlinearity() as layer:
                 return self._added(self._activation(layer, x, here.place), here.place, into)
             case Identity():
                 return self._added(x, here.place, into)
@@ -160,7 +152,8 @@ class Builder:
 
     def _activation(self, layer: Nonlinearity, x: Value, place: str) -> Value:
         shape = as_shape(x.spatial)
-        factor, level = factor_and_level(layer, x.unit, x.level)
+        row = formula(layer)
+        factor, level = row.factor(x.unit), row.level(x.level)
         activation = Activation(layer, place, self.sites, self.elements, shape, x.unit, factor)
         self.sites += 1
         self.elements += activation.size

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 from cnngp.network.geometry import AxisSum
-from cnngp.network.layers import Abs, LeakyReLU, Network, Nonlinearity
+from cnngp.network.layers import Network, Nonlinearity
 from cnngp.network.shapes import Spatial
 
-from .units import slope_unit
+from .formulas import Formula, formula
 
 Shape = tuple[int, int, int]
 
@@ -33,12 +34,7 @@ def as_shape(spatial: Spatial) -> Shape:
 class Activation:
     """A nonlinearity where it stands: the formula f, and where each image keeps its numbers for it.
 
-    With K the map in buffer units and `unit` · K the true covariance, V = `factor` · f(K):
-
-    ReLU, LeakyReLU, Abs:  f = α·R + β·K with R = 2A of section "ReLU" in the docs; (α, β) = `coefficients`
-    Erf:                   f = asin(2K/√((1+2K₁)(1+2K₂)))
-    Step:                  f = π − θ, and 0 where either variance is 0
-    Sin, Cos, GELU, Elementwise: f = V
+    With K the map in buffer units and `unit` · K the true covariance, V = `factor` · f(K), with f as in formulas.py.
     """
 
     layer: Nonlinearity
@@ -53,17 +49,14 @@ class Activation:
     def size(self) -> int:
         return math.prod(self.shape)
 
+    @cached_property
+    def formula(self) -> Formula:
+        return formula(self.layer)
+
     @property
     def coefficients(self) -> tuple[float, float]:
-        """(α, β) of the ReLU family: V ∝ α·R + β·K."""
-        match self.layer:
-            case LeakyReLU():
-                unit, rest = slope_unit(self.layer), 1.0 - self.layer.slope
-                return rest * (rest / (2.0 * unit)), self.layer.slope / unit
-            case Abs():
-                return 2.0, -1.0
-            case _:
-                return 1.0, 0.0
+        """(α, β) of the ReLU's families: f = α·R + β·K."""
+        return self.formula.alpha, self.formula.beta
 
 
 @dataclass(frozen=True)

@@ -14,26 +14,17 @@ from typing import Any, assert_never
 from cnngp.common.checks import is_whole
 from cnngp.network.composition import at, child
 from cnngp.network.layers import (
-    GELU,
-    Abs,
     AvgPool,
     Conv,
     ConvTranspose,
-    Cos,
     Dense,
-    Elementwise,
-    Erf,
     GlobalAvgPool,
     Identity,
     Layer,
-    LeakyReLU,
     Network,
     NetworkError,
     Nonlinearity,
-    ReLU,
     Sequential,
-    Sin,
-    Step,
     Sum,
     as_layer,
 )
@@ -160,7 +151,7 @@ class _Planner:
         match net:
             case Conv() | ConvTranspose() | Dense():
                 return self.weighted(net, flow, want, place, last)
-            case ReLU() | LeakyReLU() | Erf() | Abs() | Step() | Sin() | Cos() | GELU() | Elementwise():
+            case Nonlinearity():
                 return Apply(net), flow
             case Identity():
                 return Series(()), flow

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import assert_never
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cnngp.kernel.program import NOTHING, PIXELS, Activation, Op, Program, Shape
+from cnngp.kernel.program.formulas import Family
 from cnngp.kernel.series.packed import Rows
 from cnngp.network.geometry import AxisSum, SlidingWindow
-from cnngp.network.layers import GELU, Abs, Cos, Elementwise, Erf, LeakyReLU, ReLU, Sin, Step
 
 # What f is (column ACT).
 NO_ACT, RELU, RELU_FAMILY, ERF, STEP, SIN, COS, GELU_ACT, SERIES = range(9)
@@ -102,41 +101,23 @@ class Plan:
     """Entries of an image's table. Where products are operations, the pixels stand before all others."""
 
 
+# The code of each family in column ACT, and how many numbers per location an image keeps for it; a series has its terms
+# besides.
+_CODES = {
+    Family.RELU: (RELU, 2),
+    Family.RELU_LIKE: (RELU_FAMILY, 2),
+    Family.ERF: (ERF, 1),
+    Family.STEP: (STEP, 1),
+    Family.SIN: (SIN, 1),
+    Family.COS: (COS, 1),
+    Family.GELU: (GELU_ACT, 2),
+    Family.SERIES: (SERIES, 1),
+}
+
+
 def table_channels(a: Activation, rows: dict[int, Rows]) -> int:
     """How many numbers per location an image keeps for a nonlinearity."""
-    match a.layer:
-        case ReLU() | LeakyReLU() | Abs() | GELU():
-            return 2
-        case Erf() | Step() | Sin() | Cos():
-            return 1
-        case Elementwise():
-            return 1 + rows[a.site].count
-        case _:
-            assert_never(a.layer)
-
-
-def _act_code(a: Activation | None) -> int:
-    if a is None:
-        return NO_ACT
-    match a.layer:
-        case ReLU():
-            return RELU
-        case LeakyReLU() | Abs():
-            return RELU_FAMILY
-        case Erf():
-            return ERF
-        case Step():
-            return STEP
-        case Sin():
-            return SIN
-        case Cos():
-            return COS
-        case GELU():
-            return GELU_ACT
-        case Elementwise():
-            return SERIES
-        case _:
-            assert_never(a.layer)
+    return _CODES[a.formula.family][1] + (rows[a.site].count if a.site in rows else 0)
 
 
 def make_plan(program: Program, series: dict[int, Rows]) -> Plan:
@@ -157,7 +138,7 @@ def make_plan(program: Program, series: dict[int, Rows]) -> Plan:
             taps.extend(series[a.site].shifts)
     geometry = _Geometry(taps, program)
     for row, numbers, op in zip(ints, floats, program.ops, strict=True):
-        row[ACT] = _act_code(op.activation)
+        row[ACT] = NO_ACT if op.activation is None else _CODES[op.activation.formula.family][0]
         row[SRC], row[DST] = starts[max(op.src, 0)], starts[op.dst]
         row[[A0, B0, C0]], row[[A1, B1, C1]] = op.shape, op.out_shape
         numbers[[KEEP, SCALE, BIAS]] = op.keep, op.scale, op.bias

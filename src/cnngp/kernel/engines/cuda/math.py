@@ -6,31 +6,18 @@ what each returns. ReLU, LeakyReLU, Abs and Step use polynomials instead of acos
 
     R = 2A = max(K, 0) + p·u·√u·g(u)      θ = √u·h(u) for K ≥ 0, π − √u·h(u) for K < 0
 
-where g and h are smooth on [0, 1]. The coefficients below are minimax with the weights u√u and √u that multiply them.
+where g and h are smooth on [0, 1]. Their polynomials (engines/polynomials.py) are minimax with the weights u√u and √u
+that multiply them.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import assert_never
 
+from cnngp.kernel.engines.polynomials import CUDA_G_32, CUDA_G_64, CUDA_H_32, CUDA_H_64
 from cnngp.kernel.program import Activation
-from cnngp.network.layers import GELU, Abs, Cos, Elementwise, Erf, LeakyReLU, Nonlinearity, ReLU, Sin, Step
-
-# |error| of R/p: 7e-8 (degree 4) and 8e-16 (degree 13); of θ: 9e-8 (degree 6) and 5e-16 (degree 16).
-G_FLOAT = (0.30011410890639953, 0.014911522560357772, 0.002757524550949579, 4.2165657074945327e-06,
-           0.00052244191439218434)  # fmt: skip
-G_DOUBLE = (0.300105438717685935, 0.0150052720261665434, 0.00241155927223016673, 0.000558262540884771964,
-            0.000155165975065079261, 4.97673577045034649e-05, 1.12781482353835162e-05, 1.88469194032683841e-05,
-            -2.22762238160175012e-05, 3.32937781208411364e-05, -2.98555732279567741e-05, 1.88655517717156133e-05,
-            -7.01495050882698385e-06, 1.2826440744922965e-06)  # fmt: skip
-H_FLOAT = (1.41421483802502971, 0.117806625802585739, 0.0269629141872683475, 0.00594532094477250694,
-           0.0069217490242799465, -0.00366693036478225938, 0.00261172123415388482)  # fmt: skip
-H_DOUBLE = (1.41421356237311363, 0.117851130194084363, 0.0265165045108366152, 0.00789181077304961151,
-            0.00268550425709737272, 0.000987772707804669057, 0.000389883331993271898, 0.000123295548683953392,
-            0.000172354316541391718, -0.000254009632399753041, 0.000553145140071471758, -0.000770815945251301529,
-            0.000818591535229904562, -0.00061349959414780002, 0.000315026679310795756, -9.86850322222557009e-05,
-            1.47556311001388684e-05)  # fmt: skip
+from cnngp.kernel.program.formulas import Family, formula
+from cnngp.network.layers import Nonlinearity
 
 
 def literal(value: float, dtype: str) -> str:
@@ -96,8 +83,8 @@ __device__ __forceinline__ double product(double s1, double s2) { return s1 * s2
 
 def formulas(dtype: str) -> str:
     """Device functions of all nonlinearities; the compiler drops those that a network does not use."""
-    g = _horner(G_FLOAT if dtype == "float" else G_DOUBLE, dtype)
-    h = _horner(H_FLOAT if dtype == "float" else H_DOUBLE, dtype)
+    g = _horner(CUDA_G_32 if dtype == "float" else CUDA_G_64, dtype)
+    h = _horner(CUDA_H_32 if dtype == "float" else CUDA_H_64, dtype)
     zero, one, half, two, pi = (literal(x, dtype) for x in (0.0, 1.0, 0.5, 2.0, 3.141592653589793))
     quarter, over2pi = (literal(x, dtype) for x in (0.25, 0.15915494309189535))
     return f"""\
@@ -208,22 +195,62 @@ __device__ double gelu_variance(double K) {
 """
 
 
-def planes(layer: Nonlinearity, terms: int = 0) -> int:
-    """How many numbers a table keeps for each location; `terms` of an Elementwise's series."""
-    match layer:
-        case GELU():
-            return 2
-        case ReLU() | LeakyReLU() | Abs() | Step() | Erf() | Sin() | Cos():
-            return 1
-        case Elementwise():
-            return 1 + terms
-        case _:
-            assert_never(layer)
+@dataclass(frozen=True)
+class _Text:
+    """A family's formulas as C++ expressions, with names in braces for what stands there."""
 
-
-def takes_unit(layer: Nonlinearity) -> bool:
+    pair: str
+    """f of a pair: {K} in buffer units, {args} the entries of the two images' tables in turn."""
+    entries: tuple[str, ...]
+    """What a table keeps of the variance {K} (buffer units), one float64 expression a plane."""
+    diagonal: str
+    """f at X = X', in float64."""
+    takes_unit: bool = False
     """Whether the pair formula needs the true K, and not K in buffer units."""
-    return isinstance(layer, (Sin, Cos, GELU))
+    peak: str = "{K}"
+    """What the range check looks at, the largest over all locations: see `check_range`."""
+
+
+_TEXTS = {
+    Family.RELU: _Text("{relu}({K}, {args})", ("sqrt({K})",), "{K}"),
+    Family.RELU_LIKE: _Text(
+        "fma({alpha}, {relu}({K}, {args}), {beta} * {K})", ("sqrt({K})",), "({alpha} + {beta}) * {K}"
+    ),
+    Family.STEP: _Text(
+        "step({K}, {args})",
+        ("sqrt({K})",),
+        "({K} > 0.0 ? 3.141592653589793 : 0.0)",
+        peak="({K} > 0.0 ? fmax({K}, 1.0 / {K}) : 0.0)",
+    ),
+    Family.ERF: _Text(
+        "arcsine({K}, {args})",
+        ("sqrt(2.0 * {unit} / (1.0 + 2.0 * {unit} * {K}))",),
+        "asin(2.0 * {unit} * {K} / (1.0 + 2.0 * {unit} * {K}))",
+    ),
+    Family.SIN: _Text(
+        "sine({unit} * {K}, {args})", ("0.5 * {unit} * {K}",), "-0.5 * expm1(-2.0 * {unit} * {K})", takes_unit=True
+    ),
+    Family.COS: _Text(
+        "cosine({unit} * {K}, {args})",
+        ("0.5 * {unit} * {K}",),
+        "0.5 * (1.0 + exp(-2.0 * {unit} * {K}))",
+        takes_unit=True,
+    ),
+    Family.GELU: _Text(
+        "gelu({unit} * {K}, {args})",
+        ("sqrt({unit} * {K})", "1.0 / sqrt(1.0 + {unit} * {K})"),
+        "gelu_variance({unit} * {K})",
+        takes_unit=True,
+    ),
+    # One argument for each image: where its numbers begin, `plane` apart. Behind 1/s stand the series' terms, which
+    # `series_entries` leaves.
+    Family.SERIES: _Text(
+        "series_pair({K}, {args}, {even}, {odd}, shifts + {shifts})",
+        ("({K} > 0.0 ? 1.0 / sqrt({K}) : 0.0)",),
+        "series_entries(sqrt({unit} * {K}), panels + op.series, row + op.offset + op.plane + slot(e, op.width), "
+        "op.plane, {even}, {odd})",
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -243,91 +270,44 @@ class Constants:
         return cls(literal(a.unit, dtype), literal(alpha, dtype), literal(beta, dtype))
 
 
+def _text(layer: Nonlinearity) -> _Text:
+    return _TEXTS[formula(layer).family]
+
+
+def planes(layer: Nonlinearity, terms: int = 0) -> int:
+    """How many numbers a table keeps for each location; `terms` of an Elementwise's series."""
+    return len(_text(layer).entries) + terms
+
+
+def takes_unit(layer: Nonlinearity) -> bool:
+    return _text(layer).takes_unit
+
+
 def pair_formula(
     layer: Nonlinearity, K: str, c: Constants, first: list[str], second: list[str], nonneg: bool = False
 ) -> str:
-    """f(K) as an expression; `first` and `second` are the two images' table entries."""
+    """f(K) as an expression; `first` and `second` are the two images' table entries, `nonneg` says that K ≥ 0."""
     args = ", ".join(f"{x}, {y}" for x, y in zip(first, second, strict=True))
-    name = "relu_nonneg" if nonneg else "relu"
-    match layer:
-        case ReLU():
-            return f"{name}({K}, {args})"
-        case LeakyReLU() | Abs():
-            return f"fma({c.alpha}, {name}({K}, {args}), {c.beta} * {K})"
-        case Step():
-            return f"step({K}, {args})"
-        case Erf():
-            return f"arcsine({K}, {args})"
-        case Sin():
-            return f"sine({c.unit} * {K}, {args})"
-        case Cos():
-            return f"cosine({c.unit} * {K}, {args})"
-        case GELU():
-            return f"gelu({c.unit} * {K}, {args})"
-        case Elementwise():  # one argument each: where the image's numbers begin, `plane` apart
-            return f"series_pair({K}, {args}, {c.even}, {c.odd}, shifts + {c.shifts})"
-        case _:
-            assert_never(layer)
+    return _text(layer).pair.format(K=K, args=args, relu="relu_nonneg" if nonneg else "relu", **vars(c))
 
 
 def entries(layer: Nonlinearity, K: str, unit: str) -> list[str]:
     """What a table keeps of the variance K (buffer units), one float64 expression a plane."""
-    match layer:
-        case ReLU() | LeakyReLU() | Abs() | Step():
-            return [f"sqrt({K})"]
-        case Erf():
-            return [f"sqrt(2.0 * {unit} / (1.0 + 2.0 * {unit} * {K}))"]
-        case Sin() | Cos():
-            return [f"0.5 * {unit} * {K}"]
-        case GELU():
-            return [f"sqrt({unit} * {K})", f"1.0 / sqrt(1.0 + {unit} * {K})"]
-        case Elementwise():  # and the series' terms behind it, which `series_entries` leaves
-            return [f"({K} > 0.0 ? 1.0 / sqrt({K}) : 0.0)"]
-        case _:
-            assert_never(layer)
+    return [text.format(K=K, unit=unit) for text in _text(layer).entries]
 
 
 def peak_of(layer: Nonlinearity, K: str) -> str:
-    """What the range check looks at, the largest over all locations: see `check_range`."""
-    return f"({K} > 0.0 ? fmax({K}, 1.0 / {K}) : 0.0)" if isinstance(layer, Step) else K
+    return _text(layer).peak.format(K=K)
 
 
 def diagonal_formula(layer: Nonlinearity, K: str, c: Constants) -> str:
     """f at X = X', in float64."""
-    match layer:
-        case ReLU() | Abs():
-            return K
-        case LeakyReLU():
-            return f"({c.alpha} + {c.beta}) * {K}"
-        case Step():
-            return f"({K} > 0.0 ? 3.141592653589793 : 0.0)"
-        case Erf():
-            return f"asin(2.0 * {c.unit} * {K} / (1.0 + 2.0 * {c.unit} * {K}))"
-        case Sin():
-            return f"-0.5 * expm1(-2.0 * {c.unit} * {K})"
-        case Cos():
-            return f"0.5 * (1.0 + exp(-2.0 * {c.unit} * {K}))"
-        case GELU():
-            return f"gelu_variance({c.unit} * {K})"
-        case Elementwise():
-            return (
-                f"series_entries(sqrt({c.unit} * {K}), panels + op.series, row + op.offset + op.plane + "
-                f"slot(e, op.width), op.plane, {c.even}, {c.odd})"
-            )
-        case _:
-            assert_never(layer)
+    if formula(layer).homogeneous and formula(layer).variance_factor == 1.0:
+        return K
+    return _text(layer).diagonal.format(K=K, **vars(c))
 
 
 def nonnegative(layer: Nonlinearity, argument_nonnegative: bool) -> bool:
     """Whether V cannot be negative, whatever the images."""
-    match layer:
-        case ReLU() | Abs() | Step() | Cos():
-            return True
-        case LeakyReLU():
-            return argument_nonnegative and layer.slope >= 0.0
-        case Erf() | Sin() | GELU():
-            return argument_nonnegative
-        case Elementwise():
-            return False
-        case _:
-            assert_never(layer)
+    sign = formula(layer).sign
+    return sign == "nonnegative" or (sign == "of K" and argument_nonnegative)
