@@ -14,7 +14,13 @@ OUTPUTS: tuple[Output, ...] = ("numpy", "cupy", "torch")
 
 
 class DataError(ValueError):
-    """Data that cannot be used: wrong kind, shape or values."""
+    """Data that cannot be used: wrong kind, shape or values.
+
+    >>> from cnngp import Dense, Kernel
+    >>> Kernel(Dense(), device="cpu")([[1.0, float("nan")]])  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    cnngp...DataError: X[0] has NaN pixels; remove or replace them
+    """
 
 
 def kind(a: object) -> Output | None:

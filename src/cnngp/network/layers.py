@@ -25,7 +25,12 @@ FanIn: TypeAlias = Literal["patch", "channels"]
 
 
 class NetworkError(ValueError):
-    """A network that cannot be: wrong arguments, or layers that do not compose into a Gaussian process."""
+    """A network that cannot be: wrong arguments, or layers that do not compose into a Gaussian process.
+
+    >>> Sequential(Conv(3), ReLU(), ReLU(), Dense())  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    cnngp...NetworkError: layers[2]: ReLU() is applied to the output of a nonlinearity, which is not Gaussian; put ...
+    """
 
 
 @dataclass(frozen=True, repr=False)

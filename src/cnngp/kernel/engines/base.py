@@ -44,7 +44,13 @@ class Engine(Protocol):
 
 
 class RangeError(ValueError):
-    """A variance that the working precision cannot hold."""
+    """A variance that the working precision cannot hold.
+
+    >>> from cnngp import Dense, Kernel
+    >>> Kernel(Dense(), device="cpu")([[1e30, 0.0]])  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    cnngp...RangeError: X[0] has pixels of 1e+30, too large to multiply in float32; use dtype='float64', or rescale ...
+    """
 
 
 # Buffer units keep typical values near one (see program/units.py), so only images of extreme scale come near these.
