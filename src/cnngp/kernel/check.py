@@ -54,14 +54,21 @@ LOOKED_AT = 64
 """Of so many images the two with the most to show are taken."""
 
 _DOCUMENTED = {4: 1e-6, 8: 1e-12}
-# From so many nonlinearities in a row on, the bound grows with their number.
+# From this many nonlinearities in a row on, the bound grows with their number.
 _DEEP = 250
 # How exact the reference's own quadrature of an Elementwise is: with a known kink, and of a function that may have any.
 _WITH_KINK, _BARE = 1e-5, 1e-3
 
 
 class WrongKernelError(RuntimeError):
-    """An engine gives other numbers than the reference, by far more than rounding explains."""
+    """An engine gives other numbers than the reference, by far more than rounding explains.
+
+    >>> from cnngp import Dense, Kernel, WrongKernelError
+    >>> try:
+    ...     K = Kernel(Dense(), device="cpu")([[1.0, 2.0]])
+    ... except WrongKernelError as error:
+    ...     print("please report this:", error)
+    """
 
 
 @dataclass(frozen=True)
