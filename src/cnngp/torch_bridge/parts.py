@@ -11,7 +11,20 @@ from torch import nn
 from torch.nn import functional as F
 
 from cnngp.network.functions import as_callable
-from cnngp.network.layers import GELU, Abs, Cos, Elementwise, Erf, LeakyReLU, Nonlinearity, ReLU, Sin, Step
+from cnngp.network.layers import (
+    GELU,
+    Abs,
+    AvgPool,
+    Cos,
+    Elementwise,
+    Erf,
+    LeakyReLU,
+    Nonlinearity,
+    Pool,
+    ReLU,
+    Sin,
+    Step,
+)
 
 # fmt: off
 NAMED: dict[str, Callable[[Any], Any]] = {
@@ -59,6 +72,18 @@ def torch_function(layer: Nonlinearity) -> Callable[[Any], Any]:
             return _through_numpy(as_callable(layer.fn))
         case _:
             raise NotImplementedError(f"{layer!r} has no function of a tensor")
+
+
+_AVG_POOL = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
+
+
+def average(layer: Pool) -> Callable[[Any], Any]:
+    """The pool as a function of a tensor (batch, channels, …). It makes a new tensor."""
+    if isinstance(layer, AvgPool):
+        return lambda x: _AVG_POOL[x.ndim - 2](
+            x, layer.size, layer.stride, layer.padding, count_include_pad=layer.count_include_pad
+        )
+    return lambda x: x.flatten(2).mean(2) if x.ndim > 2 else x.clone()
 
 
 class Activation(nn.Module):  # type: ignore[misc]

@@ -11,15 +11,10 @@ from torch.nn import functional as F
 from cnngp.network.layers import Abs, Cos, Elementwise, Erf, LeakyReLU, ReLU, Sin
 
 from .graph import Call, Scale
+from .pools import MAXIMUM, adaptive, average, mean
 from .rules import (
-    AVERAGES,
-    MAXIMUM,
     NORMALISES,
     SPREADS,
-    Becomes,
-    No,
-    Passes,
-    Verdict,
     clamp,
     dropout,
     gelu,
@@ -28,6 +23,7 @@ from .rules import (
     threshold,
     with_constant,
 )
+from .verdicts import Becomes, No, Passes, Verdict
 
 # fmt: off
 _NAMES: dict[Any, str] = {
@@ -49,8 +45,7 @@ _RESHAPES = {"flatten", "view", "reshape", "squeeze", "getitem", "view_as", "res
 _MULTIPLIES = "it multiplies activations with one another, and a product of Gaussians is not Gaussian"
 _REASONS: dict[str, str] = {
     **dict.fromkeys(("max_pool1d", "max_pool2d", "max_pool3d", "adaptive_max_pool2d", "amax", "max"), MAXIMUM),
-    **dict.fromkeys(("avg_pool1d", "avg_pool2d", "avg_pool3d", "mean", "sum"), AVERAGES),
-    **dict.fromkeys(("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d"), AVERAGES),
+    "sum": "no layer here is the sum of locations; use their mean, times a constant",
     **dict.fromkeys(("batch_norm", "layer_norm", "group_norm", "instance_norm", "normalize", "rms_norm"), NORMALISES),
     **dict.fromkeys(("softmax", "log_softmax"), "it mixes all outputs; import the module without it"),
     **dict.fromkeys(("matmul", "bmm", "einsum", "baddbmm", "scaled_dot_product_attention"), _MULTIPLIES),
@@ -120,8 +115,12 @@ def judge_function(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], bef
             return Becomes(Scale(-1.0))
         case "mul" | "multiply" | "div" | "divide" | "true_divide":
             return _factor(plain, args)
-        case "adaptive_avg_pool1d" | "adaptive_avg_pool2d" | "adaptive_avg_pool3d" if before.shape == after.shape:
-            return Passes()
+        case "avg_pool1d" | "avg_pool2d" | "avg_pool3d":
+            return average(int(plain[-2]), _pool_arguments(args, kwargs), before, after)
+        case "adaptive_avg_pool1d" | "adaptive_avg_pool2d" | "adaptive_avg_pool3d":
+            return adaptive(int(plain[-2]), before, after)
+        case "mean":
+            return mean(_argument(args, kwargs, 1, "dim", None), _argument(args, kwargs, 2, "keepdim", False), before)
         case _:
             return No(_REASONS.get(plain, f"no exact kernel is known here for {plain}"))
 
@@ -136,6 +135,12 @@ def _factor(name: str, args: tuple[Any, ...]) -> Verdict:
             return No("one over an activation is not Gaussian")
         number = 1.0 / number if number else 0.0
     return Becomes(Scale(number)) if number else No("a factor of zero, or a division by it")
+
+
+def _pool_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    defaults = {"kernel_size": None, "stride": None, "padding": 0, "ceil_mode": False, "count_include_pad": True}
+    named = enumerate([*defaults.items(), ("divisor_override", None)], start=1)
+    return tuple(_argument(args, kwargs, place, name, default) for place, (name, default) in named)
 
 
 def _argument(args: tuple[Any, ...], kwargs: dict[str, Any], place: int, name: str, default: Any) -> Any:

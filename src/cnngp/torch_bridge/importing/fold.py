@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from cnngp.network.layers import Conv, ConvTranspose, Dense, Layer, Padding, ReLU
+from cnngp.network.layers import AvgPool, Conv, ConvTranspose, Dense, GlobalAvgPool, Layer, Padding, ReLU
 
-from .graph import Add, Call, Cut, Graph, Pad, Pairs, Refused, Scale
+from .graph import POOLS, Add, Call, Cut, Graph, Mean, Pad, Pairs, Refused, Scale
 
 
 def fold(graph: Graph) -> None:
@@ -29,8 +29,19 @@ def fold(graph: Graph) -> None:
                     raise Refused(f"{vertex.name}: cropping other than right after a transposed convolution")
                 before.call = _cropped(before.call, ends)
                 _bypass(graph, i)
+            case Mean(size):
+                vertex.call = AvgPool(compact(size)) if _axes_are_read(graph, i) else GlobalAvgPool()
             case _:
                 pass
+
+
+def _axes_are_read(graph: Graph, i: int) -> bool:
+    """Whether a filter or a pool reads the one location that is left, before a Dense does."""
+    users = [j for j, v in enumerate(graph.vertices) if i in v.inputs]
+    calls = [graph.vertices[j].call for j in users]
+    return any(isinstance(c, Conv | ConvTranspose | AvgPool) for c in calls) or any(
+        _axes_are_read(graph, j) for j, c in zip(users, calls, strict=True) if not isinstance(c, Dense | Mean)
+    )
 
 
 def _bypass(graph: Graph, i: int) -> None:
@@ -85,6 +96,8 @@ def _scaled_back(graph: Graph, i: int, factor: float) -> dict[int, Layer] | None
     vertex = graph.vertices[i]
     if len(graph.users(i)) != 1:
         return None  # others read it without the factor
+    if isinstance(vertex.call, POOLS):  # the mean of what has the factor
+        return _scaled_back(graph, vertex.inputs[0], factor)
     if not isinstance(vertex.call, Add):
         layer = _scaled(vertex.call, factor)
         return None if layer is None else {i: layer}

@@ -15,9 +15,11 @@ from operator import or_
 from cnngp.network.composition import State, check_network
 from cnngp.network.geometry import PaddingMode
 from cnngp.network.layers import (
+    AvgPool,
     Conv,
     ConvTranspose,
     Dense,
+    GlobalAvgPool,
     Identity,
     Layer,
     NetworkError,
@@ -63,7 +65,15 @@ class Cut:
     ends: tuple[int, ...]
 
 
-Call = Layer | Input | Add | Scale | Pad | Cut
+@dataclass(frozen=True)
+class Mean:
+    """The mean over all locations, of which PyTorch may keep axes of size one; `fold` chooses the layer."""
+
+    size: tuple[int, ...]
+
+
+Call = Layer | Input | Add | Scale | Pad | Cut | Mean
+POOLS = (AvgPool, GlobalAvgPool, Mean)
 _WEIGHTED = (Conv, ConvTranspose, Dense)
 
 
@@ -130,8 +140,8 @@ def _check_states(graph: Graph) -> None:
                 states.append(worst[0] if worst else State.GAUSSIAN)
             case Conv() | ConvTranspose() | Dense():
                 states.append(State.GAUSSIAN)
-            case Identity() | Sequential() | Sum() | Scale() | Pad() | Cut():
-                states.append(before[0] if before else State.GAUSSIAN)  # dropped or folded away
+            case Identity() | Sequential() | Sum() | Scale() | Pad() | Cut() | Mean() | AvgPool() | GlobalAvgPool():
+                states.append(before[0] if before else State.GAUSSIAN)  # linear and without weights
             case _:
                 if before[0] is State.INPUT:
                     raise Refused(
@@ -192,7 +202,7 @@ class _Tree:
                 layers.append(self.parallel(self.terms(end), self.dominator[end], v.name))
                 end = self.dominator[end]
             else:
-                assert not isinstance(v.call, Input | Scale | Pad | Cut), v
+                assert not isinstance(v.call, Input | Scale | Pad | Cut | Mean), v
                 layers.append(v.call)
                 end = v.inputs[0]
         return layers[::-1]
@@ -252,6 +262,8 @@ class _Tree:
         v = self.graph.vertices[i]
         if isinstance(v.call, Add):
             return any(map(self.ends_in_nonlinearity, v.inputs))
+        if isinstance(v.call, POOLS):
+            return self.ends_in_nonlinearity(v.inputs[0])
         return not isinstance(v.call, (*_WEIGHTED, Input))
 
 

@@ -15,10 +15,11 @@ from cnngp.network.table import shape_table
 
 from .calls import function_name, is_in_place, is_sum, judge_function
 from .fold import fold
-from .graph import Add, Call, Graph, Pad, Refused, Scale
-from .rules import Becomes, No, Passes, Verdict, judge_module
+from .graph import Add, Call, Graph, Mean, Pad, Refused, Scale
+from .rules import judge_module
 from .trace import altered_modules, call_name, module_name, trace
 from .variances import Given, Variances
+from .verdicts import Becomes, No, Passes, Verdict
 
 
 @dataclass(frozen=True)
@@ -217,7 +218,8 @@ class _Reader:
     def _row(self, name: str, kind: str, output: tuple[int, ...], verdict: Verdict) -> None:
         match verdict:
             case Becomes(call):
-                told = {Add: "Sum(…)", Scale: "a factor in its neighbour"}.get(type(call), repr(_rounded(call)))
+                written = {Add: "Sum(…)", Scale: "a factor in its neighbour", Mean: "GlobalAvgPool()"}
+                told = written.get(type(call), repr(_rounded(call)))
                 self.rows.append(Row(name, kind, output, told, False))
             case Passes(told):
                 self.rows.append(Row(name, kind, output, told, False))

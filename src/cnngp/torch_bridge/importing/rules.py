@@ -6,7 +6,6 @@ One function a kind of call. Every rule is exact in the limit of many channels; 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
@@ -16,44 +15,16 @@ from cnngp.network.layers import GELU, Conv, ConvTranspose, Dense, Elementwise, 
 from ..parts import Activation, Broadcast, Crop
 from .fold import compact, padding_of, transposed_padding
 from .graph import Call, Cut, Pad, Pairs, Scale
+from .pools import MAXIMUM, pool_module
 from .variances import Variances
+from .verdicts import Becomes, No, Passes, Verdict
 
-
-@dataclass(frozen=True)
-class Becomes:
-    call: Call
-
-
-@dataclass(frozen=True)
-class Passes:
-    """The value goes through unchanged, as far as the kernel is concerned."""
-
-    told: str = "Identity()"
-    copies: bool = False
-
-
-@dataclass(frozen=True)
-class No:
-    reason: str
-
-
-Verdict = Becomes | Passes | No
-
-_USE = "use a convolution with stride, or Flatten and Linear"
-MAXIMUM = (
-    "the maximum over several locations needs their covariance with one another, and the kernel carries only "
-    f"corresponding locations; {_USE}"
-)
-AVERAGES = (
-    "the average of several locations needs their covariance with one another, and the kernel carries only "
-    f"corresponding locations; {_USE}"
-)
 NORMALISES = "it divides by statistics of its own input, so its output is no Gaussian process of that input"
 SPREADS = "no layer here copies one location to several; use a transposed convolution"
 
 REASONS: tuple[tuple[tuple[str, ...], str], ...] = (
-    (("MaxPool", "AdaptiveMaxPool", "FractionalMaxPool", "LPPool", "MaxUnpool"), MAXIMUM),
-    (("AvgPool", "AdaptiveAvgPool"), AVERAGES),
+    (("MaxPool", "AdaptiveMaxPool", "FractionalMaxPool", "MaxUnpool"), MAXIMUM),
+    (("LPPool",), "a power mean of several locations has no closed form here; use nn.AvgPool2d, which becomes AvgPool"),
     (("LayerNorm", "GroupNorm", "InstanceNorm", "LocalResponseNorm", "RMSNorm", "CrossMapLRN"), NORMALISES),
     (("MultiheadAttention", "Transformer"), "attention multiplies activations with one another, which is not Gaussian"),
     (("RNN", "LSTM", "GRU"), "a recurrent layer uses the same weights at every step"),
@@ -117,8 +88,11 @@ def judge_module(name: str, module: Any, before: Any, after: Any, variances: Var
         return Becomes(Cut(module.ends))
     if kind[:-2] in _PAD_MODULES:  # such as ZeroPad2d
         return _pad(module.padding, _PAD_MODULES[kind[:-2]], getattr(module, "value", 0.0), before)
+    pooled = pool_module(module, before, after)
+    if pooled is not None:
+        return pooled
     if "Pool" in kind and before.shape == after.shape and kind.startswith("Adaptive"):
-        return Passes()  # every location is its own average
+        return Passes()  # every location is its own maximum
     for kinds, reason in REASONS:
         if kind.startswith(kinds):
             return No(reason)

@@ -18,9 +18,9 @@ from torch.nn import functional as F
 from cnngp.common.arrays import DataError, as_real, to_numpy
 from cnngp.network.layers import Conv, ConvTranspose, Dense, Network, NetworkError, ReLU
 
-from ..parts import broadcast, torch_function
+from ..parts import average, broadcast, torch_function
 from .geometry import ConvArguments, conv_arguments
-from .plan import Apply, Channels, Parallel, Part, Plan, Series, Weights, Widen, make_plan
+from .plan import Apply, Average, Channels, Parallel, Part, Plan, Series, Weights, Widen, make_plan
 from .sampling import draw, seed_key, torch_device
 
 _CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
@@ -97,6 +97,8 @@ class _Batch:
                 if value.fresh and layer == ReLU():
                     return _Value(value.x.relu_(), value.shared, fresh=True)
                 return _Value(torch_function(layer)(value.x), value.shared, fresh=True)
+            case Average(layer):
+                return _Value(average(layer)(value.x), value.shared, fresh=True)
             case Widen():
                 return self.widen(part, value)
             case Series():

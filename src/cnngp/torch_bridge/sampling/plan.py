@@ -24,6 +24,7 @@ from cnngp.network.layers import (
     Network,
     NetworkError,
     Nonlinearity,
+    Pool,
     Sequential,
     Sum,
     as_layer,
@@ -90,6 +91,14 @@ class Apply:
 
 
 @dataclass(frozen=True)
+class Average:
+    """A pool: no weights, so each channel is averaged on its own."""
+
+    layer: Pool
+    spatial: Spatial
+
+
+@dataclass(frozen=True)
 class Widen:
     """Channels of a skip repeated (or, of hidden channels, the first ones taken) to fit the sum it goes into."""
 
@@ -107,7 +116,7 @@ class Parallel:
     parts: tuple[Part, ...]
 
 
-Part = Weights | Apply | Widen | Series | Parallel
+Part = Weights | Apply | Average | Widen | Series | Parallel
 
 
 @dataclass(frozen=True)
@@ -126,7 +135,7 @@ class Plan:
     def floats_per_image(self) -> int:
         """About how many activations of one image are alive at once: three maps of the largest size."""
         sizes = [max(w.c_in * math.prod(w.spatial), w.c_out * math.prod(w.out)) for w in self.weights]
-        return 3 * max(sizes)
+        return 3 * max(self.channels * math.prod(self.spatial), *sizes)
 
 
 @dataclass(frozen=True)
@@ -156,7 +165,10 @@ class _Planner:
             case Identity():
                 return Series(()), flow
             case AvgPool() | GlobalAvgPool():
-                raise NetworkError(at(place, f"{net!r} cannot be sampled yet"))
+                after = output_spatial(net, axis_maps(net, flow.spatial, place))
+                _check_torch_pools(net, flow.spatial, place)
+                level = flow.level + _downsamples(net)
+                return Average(net, flow.spatial), _Flow(flow.channels, after, level, flow.is_input)
             case Sequential():
                 return self.series(net, flow, want, place, last)
             case Sum():
@@ -202,13 +214,14 @@ class _Planner:
             if _has_weights(branch):
                 parts[i], after = self.plan(branch, flow, want, child(place, "branches", i), last)
                 want = after.channels
+        weightless = after is flow
         for i, branch in enumerate(net.branches):
             if not _has_weights(branch):
-                skip, _ = self.plan(branch, flow, None, child(place, "branches", i), last)
+                skip, passed = self.plan(branch, flow, None, child(place, "branches", i), last)
                 parts[i] = skip if want in (None, flow.channels) else Series((skip, self.widen(flow, want, place)))
-        mixed = flow.is_input and after is flow
+                after = passed if weightless else after  # a skip may hold a pool
         done = tuple(p for p in parts if p is not None)
-        return Parallel(done), _Flow(want or flow.channels, after.spatial, after.level, mixed)
+        return Parallel(done), _Flow(want or flow.channels, after.spatial, after.level, weightless and flow.is_input)
 
     def widen(self, flow: _Flow, want: int | None, place: str) -> Widen:
         assert want is not None
@@ -222,11 +235,29 @@ class _Planner:
 _HOW = "give one number for each layer with weights except those that make the output"
 
 
-def _downsamples(layer: Conv | ConvTranspose | Dense) -> int:
-    if isinstance(layer, Dense):
+def _downsamples(layer: Conv | ConvTranspose | Dense | Pool) -> int:
+    match layer:
+        case Dense() | GlobalAvgPool():  # one location is left, which no width is chosen by
+            return 0
+        case AvgPool():
+            stride = layer.size if layer.stride is None else layer.stride
+        case Conv() | ConvTranspose():
+            stride = layer.stride
+        case _:
+            assert_never(layer)
+    if (max(stride) if isinstance(stride, tuple) else stride) == 1:
         return 0
-    stride = max(layer.stride) if isinstance(layer.stride, tuple) else layer.stride
-    return 0 if stride == 1 else 1 if isinstance(layer, Conv) else -1
+    return -1 if isinstance(layer, ConvTranspose) else 1
+
+
+def _check_torch_pools(layer: Pool, spatial: Spatial, place: str) -> None:
+    """PyTorch's average pool in three dimensions wants a window inside the map before padding."""
+    if isinstance(layer, AvgPool) and len(spatial) == 3:
+        size = layer.size if isinstance(layer.size, tuple) else (layer.size,) * 3
+        if any(k > n for k, n in zip(size, spatial, strict=True)):
+            raise NetworkError(
+                at(place, f"PyTorch has no AvgPool3d of {shape_text(size)} on a map of {shape_text(spatial)}; use less")
+            )
 
 
 def _has_weights(net: Layer) -> bool:

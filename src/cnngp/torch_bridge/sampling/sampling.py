@@ -11,6 +11,7 @@ from torch import nn
 
 from cnngp.network.layers import (
     GELU,
+    AvgPool,
     ConvTranspose,
     Dense,
     Elementwise,
@@ -18,17 +19,20 @@ from cnngp.network.layers import (
     Network,
     NetworkError,
     Nonlinearity,
+    Pool,
     ReLU,
 )
 
 from ..parts import Activation, Branches, Broadcast, Crop
 from .geometry import conv_arguments
-from .plan import Apply, Channels, Parallel, Part, Plan, Series, Weights, Widen, make_plan
+from .plan import Apply, Average, Channels, Parallel, Part, Plan, Series, Weights, Widen, make_plan
 
 Seed = int | tuple[int, ...]
 
 _CONV = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 _TRANSPOSED = {1: nn.ConvTranspose1d, 2: nn.ConvTranspose2d, 3: nn.ConvTranspose3d}
+_POOL = {1: nn.AvgPool1d, 2: nn.AvgPool2d, 3: nn.AvgPool3d}
+_GLOBAL = {1: nn.AdaptiveAvgPool1d, 2: nn.AdaptiveAvgPool2d, 3: nn.AdaptiveAvgPool3d}
 # fmt: off
 _PAD = {
     "constant": {1: nn.ZeroPad1d, 2: nn.ZeroPad2d, 3: nn.ZeroPad3d},
@@ -122,6 +126,8 @@ def _build(part: Part) -> list[Any]:
             return _layer(part)
         case Apply(layer):
             return [_activation(layer)]
+        case Average(layer, spatial):
+            return _pool(layer, len(spatial))
         case Widen():
             return [Broadcast(part.channels, part.out_channels)]
         case Series():
@@ -155,6 +161,12 @@ def _layer(w: Weights) -> list[Any]:
     layer.cnngp_layer = w.layer
     layer.cnngp_weights = w
     return [*before, layer, *after]
+
+
+def _pool(layer: Pool, axes: int) -> list[Any]:
+    if isinstance(layer, AvgPool):
+        return [_POOL[axes](layer.size, layer.stride, layer.padding, count_include_pad=layer.count_include_pad)]
+    return [_GLOBAL[axes](1), nn.Flatten()] if axes else []
 
 
 def _activation(layer: Nonlinearity) -> Any:
