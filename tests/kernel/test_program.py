@@ -195,6 +195,7 @@ SPECIAL = {
     "very different branches": Sequential(
         Conv(3), Sum(Conv(3, weight_var=1e-12), Conv(3, weight_var=1e12)), ReLU(), Dense(1e-12)
     ),
+    "one map read twice by one operation": Sequential(Conv(3), ReLU(), Sum(Conv(1), Conv(3)), ReLU(), Dense()),
     "every nonlinearity": Sequential(
         Conv(3), ReLU(0.5), Conv(3), LeakyReLU(-0.2), Conv(3), Abs(), Conv(3), Erf(), Conv(3), GELU(), Conv(3), Sin(),
         Conv(3), Cos(), Conv(3), Step(), Dense(),

@@ -21,7 +21,7 @@ def fused(nodes: Sequence[Node], end: int) -> dict[int, Node]:
         if node.activation is None or i == end or len(readers.get(i, [])) != 1:
             continue
         reader = kept[readers[i][0]]
-        if reader.src == i and reader.activation is None:
+        if reader.src == i and reader.base != i and reader.activation is None:
             kept[readers[i][0]] = replace(reader, src=node.src, activation=node.activation)
             del kept[i]
     return kept
