@@ -227,7 +227,7 @@ class Module:
         with _working:
             if digest not in _LIBRARIES:
                 real = next(real for real, text in PRIMITIVES.items() if code.startswith(text))
-                path = next(path for path in ("warp", "dense", "block") if f", path {path}\n" in code)
+                path = next(path for path in ("warp", "dense", "block", "sheets", "walk") if f", path {path}\n" in code)
                 folder = cards.folder / digest
                 folder.mkdir()
                 _LIBRARIES[digest] = compiled(code.removeprefix(PRIMITIVES[real]), real, path, SHARED, folder)
@@ -252,8 +252,8 @@ class Function:
         arrays = [a._a for a in arguments if isinstance(a, Array)]  # alive until they were worked on
         self._cards.check(*(a for a in arguments if isinstance(a, Array)))
         values = [_argument(a) for a in arguments]
-        if self._name == "pairs" and len(values) == 8:
-            values.append(None)  # no scratch
+        # Some kernels take no scratch, and no program beside their text.
+        values += [None] * ({"tables": 9, "pairs": 11}[self._name] - len(values))
         self._cards.work(lambda: self._launch(arrays, [*values, grid[0], block[0]]))
 
     def _launch(self, arrays: list[np.ndarray], values: list[Any]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -27,12 +28,14 @@ from cnngp import (
     Sum,
     reference,
 )
+from cnngp.kernel.engines.cuda.engine import CudaEngine
 from cnngp.kernel.engines.cuda.sheets.plan import chain
 from cnngp.kernel.engines.cuda.source import generate
 from cnngp.kernel.program import lower
 from cnngp.kernel.series.packed import SeriesTables
 from helpers.cuda_cases import POOLED, OnCpu, error, images
 from helpers.cuda_on_cpu import needs_compiler
+from helpers.fake_cards import Cards
 from helpers.networks import relu_like
 from helpers.pooled import pooled_networks
 
@@ -138,6 +141,33 @@ def test_series_under_a_pool(tmp_path: Path) -> None:
     run = OnCpu(source, tmp_path, len(program.activations), tables.panels)
     assert error(run.cross(X, X[:2]), reference.kernel(net, X, X[:2])) <= 1e-11
     assert np.allclose(run.tables(X)[2], reference.diagonal(net, X), rtol=1e-10, atol=0.0)
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("path", "net", "shape"),
+    [
+        ("sheets", Sequential(*C, AvgPool(2), *C, GlobalAvgPool(), Dense()), (1, 4, 6)),
+        ("walk", Sequential(*C, AvgPool(2), *C, GlobalAvgPool(), Dense()), (1, 5)),
+    ],
+)
+def test_the_engine_runs_networks_with_pools(
+    path: str, net: Network, shape: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tables, tiles, both triangles, on two cards; the real kernels, on cards that are not there."""
+    for name, module in Cards(tmp_path, 2).modules().items():
+        monkeypatch.setitem(sys.modules, name, module)
+    rng = np.random.default_rng(0)
+    X, Z = images(rng, 5, shape), images(rng, 4, shape)[:-1]
+    x, z = (a.reshape(len(a), 1, -1) for a in (X, Z))
+    for tile in (None, 2):
+        engine = CudaEngine(lower(net, shape), "float32", tile=tile)
+        assert engine.source.path == path
+        K = engine.symmetric(x)
+        assert np.array_equal(K, K.T)
+        assert error(K, reference.kernel(net, X)) <= 1e-6
+        assert error(engine.cross(x, z), reference.kernel(net, X, Z)) <= 1e-6
+        assert np.array_equal(engine.diagonal(x).astype(np.float32), K.diagonal())
 
 
 def test_shifts_follow_from_the_output() -> None:
