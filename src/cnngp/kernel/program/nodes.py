@@ -139,12 +139,14 @@ class Builder:
                     return self._added(x, here.place, into)
                 for inner in here.children[:-1]:
                     x = self.lower(inner, x)
+                    x.sheet((0,) * len(x.spatial))  # always needed; made here, deep networks do not recurse
                 return self.lower(here.children[-1], x, into)
             case Sum():
                 # A bare skip goes first: what is added to it then costs no operation of its own.
                 total = into
                 for branch in sorted(here.children, key=lambda branch: not _is_skip(branch)):
                     total = self.lower(branch, x, total)
+                    total.sheet((0,) * len(total.spatial))
                 assert total is not None
                 return total
             case _:
