@@ -7,6 +7,7 @@ import pickle
 import subprocess
 import sys
 from numbers import Integral
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,9 @@ from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 
 from cnngp import Conv, Dense, GPClassifier, Kernel, ReLU, Sequential, SparseGPClassifier, datasets, zoo
+from cnngp.common import files as persistence
 from cnngp.common.arrays import DataError
+from cnngp.common.errors import ModelFileError
 from cnngp.estimators.sparse.model import Whitening
 from cnngp.estimators.sparse.robustmax import gpytorch
 from helpers.sparse_problems import DIGITS, NET
@@ -51,6 +54,54 @@ def test_probabilities_labels_and_repetition() -> None:
     mean, variance = clf.predict_latent(X_test[:7])
     assert mean.shape == variance.shape == (7, 10)
     assert variance.min() > 0
+
+
+@pytest.mark.parametrize(("network", "dtype"), [(NET, "float32"), ("small_cnn", "float64"), ("rbf", "float32")])
+def test_save_and_load(network: object, dtype: str, tmp_path: Path) -> None:
+    clf = fitted(network, dtype=dtype, inducing=40, epochs=2)
+    clf.save(tmp_path / "m.gp")
+    again = SparseGPClassifier.load(tmp_path / "m.gp", device="cpu")
+    np.testing.assert_array_equal(again.predict_proba(DIGITS.X_test), clf.predict_proba(DIGITS.X_test))
+    np.testing.assert_array_equal(again.elbo_, clf.elbo_)
+    np.testing.assert_array_equal(again.inducing_, clf.inducing_)
+    assert again.lengthscale_ == clf.lengthscale_
+    again.save(tmp_path / "again.gp")
+    (ours, ours_arrays), (theirs, arrays) = (persistence.read(tmp_path / name) for name in ("m.gp", "again.gp"))
+    assert ours == theirs
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(array, ours_arrays[name])
+    assert again.fit(DIGITS.X[:100], DIGITS.y[:100]).score(DIGITS.X_test, DIGITS.y_test) > 0.5
+    np.testing.assert_array_equal(np.exp(clf.predict_log_proba(DIGITS.X_test)).argmax(1), clf.predict(DIGITS.X_test))
+
+
+def test_files_that_hold_no_sparse_model(tmp_path: Path) -> None:
+    GPClassifier(NET, device="cpu").fit(DIGITS.X[:60], DIGITS.y[:60]).save(tmp_path / "exact.gp")
+    with pytest.raises(ModelFileError, match=r"holds a GPClassifier; load it with GPClassifier\.load"):
+        SparseGPClassifier.load(tmp_path / "exact.gp")
+    clf = fitted(inducing=20, epochs=1)
+    clf.save(tmp_path / "m.gp")
+    header, arrays = persistence.read(tmp_path / "m.gp")
+    header.pop("cnngp_model")
+    name = next(n for n in arrays if n.endswith("variational_mean"))
+    for spoilt in (
+        {name: arrays[name][:, :3]},
+        {"L": arrays["L"][:3, :3]},
+        {"classes": arrays["classes"][:4]},
+        {"X": arrays["X"] * np.nan},
+        {"inducing": arrays["inducing"][:4]},
+    ):
+        persistence.write(tmp_path / "bad.gp", header, arrays | spoilt)
+        with pytest.raises(ModelFileError, match="is not a model that this version can read"):
+            SparseGPClassifier.load(tmp_path / "bad.gp", device="cpu")
+    for missing in ("X", "L", "elbo", name):
+        persistence.write(tmp_path / "bad.gp", header, {n: a for n, a in arrays.items() if n != missing})
+        with pytest.raises(ModelFileError, match="is not a model that this version can read"):
+            SparseGPClassifier.load(tmp_path / "bad.gp", device="cpu")
+    own = fitted(gpytorch.kernels.MaternKernel(), inducing=20, epochs=1)
+    with pytest.raises(ModelFileError, match="a MaternKernel of one's own is not saved"):
+        own.save(tmp_path / "own.gp")
+    with pytest.raises(NotFittedError):
+        SparseGPClassifier(NET).save(tmp_path / "none.gp")
 
 
 def test_a_fit_leaves_nothing_on_the_card(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,7 +192,7 @@ def test_all_images_as_inducing_points_come_near_the_exact_gp() -> None:
         ({"jitter": 0.0}, "jitter=0.0"),
         ({"dtype": "float16"}, "dtype='float16'"),
         ({"device": "tpu"}, "device='tpu'"),
-        ({"network": "rfb"}, "network='rfb' is not a network, a kernel or 'rbf'"),
+        ({"network": "rfb"}, "no network 'rfb': expected auto, .*, or 'rbf'"),
         ({"input_shape": (1, 9, 9)}, "does not hold images of input_shape"),
         ({"random_state": -1}, "random_state=-1; expected a whole number of 0 or more, None, or a generator"),
         ({"random_state": True}, "random_state=True; expected a whole number"),
@@ -233,7 +284,7 @@ def test_bad_data_is_refused() -> None:
     [
         ({"inducing": 10_000}, "inducing=10000"),
         ({"epochs": 0}, "epochs=0"),
-        ({"network": "rbg"}, "'rbg' is not a network"),
+        ({"network": "rbg"}, "no network 'rbg'"),
         ({"learning_rate": 1e25}, "use a learning_rate below"),  # after the kernels, in training
     ],
 )

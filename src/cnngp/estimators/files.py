@@ -70,14 +70,14 @@ def load(
     if header.get("estimator") != cls.__name__:
         held = header.get("estimator")
         raise ModelFileError(f"{path} holds a {held}; load it with {held}.load")
-    with _reading(path):
+    with reading(path):
         parameters = {k: v for k, v in dict(header["parameters"]).items() if k not in _NOT_SAVED}
         if parameters.get("input_shape") is not None:
             parameters["input_shape"] = tuple(parameters["input_shape"])
         network = from_json(header["network"])
         model = cls(network, device=device, **parameters)
     model.kernel_ = Kernel(network, device, model.dtype, model.threads)  # a wrong device is not the file's fault
-    with _reading(path):
+    with reading(path):
         model.network_ = model.kernel_.network
         model.X_ = arrays["X"]
         model.input_shape_ = model.X_.shape[1:]
@@ -118,7 +118,7 @@ def _check_known(model: GPEstimator) -> None:
 
 
 @contextmanager
-def _reading(path: str | Path) -> Iterator[None]:
+def reading(path: str | Path) -> Iterator[None]:
     """Whatever a crafted file, whose checksum is right, makes of a model: one line."""
     try:
         yield

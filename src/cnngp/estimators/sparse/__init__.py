@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Self
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +17,8 @@ from cnngp.common.arrays import DataError, as_images, to_numpy
 from cnngp.common.progress import progress_bar
 from cnngp.gp.linalg import blocks
 from cnngp.kernel.kernel import Device, Kernel, as_kernel
-from cnngp.network.layers import Network
+from cnngp.network.layers import Network, NetworkError
+from cnngp.network.names import network_by_name
 from cnngp.torch_bridge import need_torch
 
 from ..inputs import (
@@ -27,6 +29,7 @@ from ..inputs import (
     default_network,
     same_shape,
 )
+from . import files
 from .checks import check_labels, check_parameters, choose_inducing, generators
 
 if TYPE_CHECKING:
@@ -43,8 +46,9 @@ class SparseGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     Parameters
     ----------
-    network : a network or a `Kernel`; None picks one for the shape of the images. "rbf" is the squared exponential
-        kernel of the pixels with a learned lengthscale, and any `gpytorch.kernels.Kernel` on flat rows is learned too.
+    network : a network, its name, or a `Kernel`; None picks one for the shape of the images. "rbf" is the squared
+        exponential kernel of the pixels with a learned lengthscale, and any `gpytorch.kernels.Kernel` on flat rows is
+        learned too.
     inducing : how many training images are inducing points, drawn at random, or their rows; None takes 1,000, or all
         images where there are fewer.
     epochs, batch_size, learning_rate : passes over the data, images in a step, and Adam's first rate, which falls to 0.
@@ -143,6 +147,20 @@ class SparseGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         mean, variance = (np.concatenate(parts).astype(np.float64) for parts in zip(*moments, strict=True))
         return mean, variance
 
+    def predict_log_proba(self, X: Any) -> NDArray[np.float64]:
+        """The logarithm of `predict_proba`."""
+        return np.log(self.predict_proba(X))
+
+    def save(self, path: str | Path) -> None:
+        """Write the fitted model to one file, without pickle: networks and "rbf"; GPyTorch kernels are refused."""
+        check_is_fitted(self, "model_")
+        files.save(self, path)
+
+    @classmethod
+    def load(cls, path: str | Path, *, device: Device = "auto") -> Self:
+        """A model that `save` wrote. Runs no code from the file; damaged files are refused."""
+        return cast(Self, files.load(cls, path, device))
+
     # ---- checking ------------------------------------------------------------------------------------------------
 
     def _check_images(self, X: Any) -> Array:
@@ -164,11 +182,15 @@ class SparseGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
         if isinstance(self.network, gpytorch.kernels.Kernel):
             return copy.deepcopy(self.network)
-        if isinstance(self.network, str):
-            if self.network != "rbf":
-                raise ValueError(f"SparseGPClassifier: network={self.network!r} is not a network, a kernel or 'rbf'")
+        if self.rbf:
             return gpytorch.kernels.RBFKernel()
-        network = default_network(images.shape[1:]) if self.network is None else self.network
+        network: Any = self.network
+        if isinstance(network, str):
+            try:
+                network = network_by_name(network)
+            except NetworkError as error:
+                raise NetworkError(f"SparseGPClassifier: {error}, or 'rbf'") from None
+        network = default_network(images.shape[1:]) if network is None else network
         dtype = network.dtype if isinstance(network, Kernel) else self.dtype
         kernel = as_kernel(network, self.device, dtype, self.threads)
         check_fits_images(kernel.network, images)
@@ -205,7 +227,7 @@ class SparseGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         else:
             flat = torch.as_tensor(Z.reshape(m, -1)).double()
             # Distances in units of their median, so that the lengthscale starts right and learns at a fitting rate.
-            self._unit = (torch.pdist(flat).median().item() or 1.0) if self._rbf and m > 1 else 1.0
+            self._unit = (torch.pdist(flat).median().item() or 1.0) if self.rbf and m > 1 else 1.0
             x = torch.as_tensor(images.reshape(len(images), -1), dtype=dtype, device=device)
             model = SparseGP(LearnedFeatures(self.kernel_, flat, self.jitter, self._unit), m, classes)
         model.variational_strategy.to(dtype)  # a learned kernel keeps its float64
@@ -231,7 +253,7 @@ class SparseGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.model_: SparseGP = model.cpu()
         if isinstance(self.kernel_, Kernel):
             self._whitening = self._whitening.to("cpu")
-        self.lengthscale_ = self._unit * self.kernel_.lengthscale.item() if self._rbf else None
+        self.lengthscale_ = self._unit * self.kernel_.lengthscale.item() if self.rbf else None
 
     def _posterior(self, X: Any) -> Iterator[Any]:
         """q(f) for some rows of X at a time."""
@@ -277,8 +299,9 @@ class SparseGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 t.update((rows.stop - rows.start) * len(self.X_inducing_))
 
     @property
-    def _rbf(self) -> bool:
-        return isinstance(self.network, str)
+    def rbf(self) -> bool:
+        """Whether the kernel is the squared exponential one of the pixels."""
+        return isinstance(self.network, str) and self.network == "rbf"
 
     def _output(self) -> Literal["torch", "numpy"]:
         return "torch" if self._torch_device().type == self.kernel_.device else "numpy"

@@ -54,6 +54,13 @@ class Whitening:
         A = torch.linalg.solve_triangular(self.L, K_nm.mT / self.scale, upper=False).mT
         return A, (k_n / self.scale - A.square().sum(1)).clamp_min(self.jitter)
 
+    @classmethod
+    def restored(cls, L: Any, scale: Any, jitter: float) -> Whitening:
+        """From the arrays of a file."""
+        whitening = object.__new__(cls)
+        whitening.jitter, whitening.scale, whitening.L = jitter, torch.as_tensor(scale), torch.as_tensor(L)
+        return whitening
+
     def to(self, device: Any) -> Whitening:
         moved = object.__new__(Whitening)
         moved.jitter, moved.scale, moved.L = self.jitter, self.scale.to(device), self.L.to(device)
