@@ -267,3 +267,8 @@ def examples() -> dict[str, tuple[nn.Module, tuple[int, ...], Network]]:
             ),
         ),
     }
+
+
+def cnn(*middle: nn.Module, features: int = 4 * 36) -> nn.Module:
+    """A small network with something in its middle."""
+    return nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), *middle, nn.Flatten(), nn.Linear(features, 1))
