@@ -156,6 +156,8 @@ NETWORKS: dict[str, tuple[Network, tuple[int, ...]]] = {
     ),
     "folded, then not": (Sequential(Conv(3), ReLU(), Conv(3, stride=2), ReLU(), Conv(5), ReLU(), Dense()), (1, 11, 12)),
     "1-D": (Sequential(Conv(5, stride=2), ReLU(), Conv(3), ReLU(), Dense()), (2, 40)),
+    "a long axis": (Sequential(Conv(3), ReLU(), Dense()), (1, 700)),
+    "many rows": (Sequential(Conv(3), ReLU(), Dense()), (1, 300, 9)),
     "3-D": (Sequential(Conv(3), ReLU(), Conv(3, stride=2), ReLU(), Dense()), (1, 4, 5, 6)),
     "wider than a warp": (Sequential(Conv(3, stride=2), ReLU(), Conv(3), ReLU(), Dense()), (1, 9, 40)),
     "one location": (zoo.dense_nngp(3, nonlinearity="erf"), (37,)),
@@ -197,6 +199,8 @@ NETWORKS: dict[str, tuple[Network, tuple[int, ...]]] = {
 PATHS = {
     "no operations": "dense",
     "1-D": "block",
+    "a long axis": "block",
+    "many rows": "block",
     "3-D": "block",
     "wider than a warp": "block",
     "one location": "dense",

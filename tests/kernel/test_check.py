@@ -185,7 +185,7 @@ def test_the_bound_of_plain_networks_is_the_documented_one() -> None:
         assert verdict.bound == bound
         assert verdict.error is not None
         assert verdict.error <= bound
-    deep = Sequential(*[layer for _ in range(500) for layer in (Dense(), ReLU())], Dense())
+    deep = Sequential(*[layer for _ in range(300) for layer in (Dense(), ReLU())], Dense())
     assert check.documented_bound(deep, np.dtype("float32")) == 2e-6
 
 

@@ -18,9 +18,11 @@ from cnngp import (
     Network,
     ReLU,
     Sequential,
+    Step,
     reference,
     zoo,
 )
+from cnngp.kernel.engines.base import RangeError, check_range
 from cnngp.kernel.engines.cuda import engine as cuda
 from cnngp.kernel.engines.cuda.source import generate
 from cnngp.kernel.engines.cuda.warp.source import fold_from, foldable
@@ -194,3 +196,19 @@ def test_without_cupy_there_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -
     assert not cuda.available()
     with pytest.raises(cuda.EngineError, match=r'pip install "cnngp\[cuda\]"'):
         cuda.CudaEngine(lower(Dense(), (2, 3, 3)), "float32")
+
+
+@needs_compiler
+def test_a_step_on_a_card_refuses_locations_too_faint_for_float32(tmp_path: Path) -> None:
+    program = lower(Sequential(Conv(3), Step(), Dense()), (1, 6, 6))
+    run = OnCpu(generate(program, "float32"), tmp_path, 1)
+    X = np.random.default_rng(0).standard_normal((2, 1, 6, 6)).astype(np.float32)
+    series = SeriesTables(program, np.dtype("float32"))
+    for faint, fits in ((1e-12, True), (1e-20, False)):
+        X[1, :, :, 2:] *= np.float32(faint)
+        _, peaks, diagonal = run.tables(X)
+        if fits:
+            check_range(program, np.dtype("float32"), series, peaks, diagonal)
+        else:
+            with pytest.raises(RangeError, match=r"image 1 has locations .* too small beside the others"):
+                check_range(program, np.dtype("float32"), series, peaks, diagonal)

@@ -11,6 +11,7 @@ import pytest
 
 from cnngp import Conv, Dense, Elementwise, GPRegressor, Kernel, LeakyReLU, ReLU, Sequential, Step, Sum, gram
 from cnngp.common.arrays import DataError
+from cnngp.kernel.check import documented_bound
 from cnngp.kernel.engines.base import RangeError
 from cnngp.kernel.program import lower
 from cnngp.network import reference
@@ -178,3 +179,14 @@ def test_planes_of_long_axes() -> None:
     X = np.random.default_rng(0).random((2, 1, 2, 300, 3)) + 0.1
     net = Sequential(Conv(1), ReLU(), Dense())
     np.testing.assert_allclose(Kernel(net, device="cpu")(X), reference.kernel(net, X), rtol=1e-6)
+
+
+@pytest.mark.parametrize("depth", [200, 400, 800])
+def test_very_deep_networks_stay_within_their_bound(depth: int) -> None:
+    X = np.random.default_rng(0).standard_normal((6, 10))
+    for bias_var in (0.0, 0.1):
+        net = Sequential(*[layer for _ in range(depth) for layer in (Dense(2.0, bias_var), ReLU())], Dense())
+        R = reference.kernel(net, X)
+        for dtype in ("float32", "float64"):
+            K = Kernel(net, device="cpu", dtype=dtype, check=False)(X)
+            assert np.abs(K - R).max() <= documented_bound(net, np.dtype(dtype)) * np.abs(R).max()

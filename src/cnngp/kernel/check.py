@@ -55,7 +55,7 @@ LOOKED_AT = 64
 
 _DOCUMENTED = {4: 1e-6, 8: 1e-12}
 # From this many nonlinearities in a row on, the bound grows with their number.
-_DEEP = 250
+_DEEP = 150
 # How exact the reference's own quadrature of an Elementwise is: with a known kink, and of a function that may have any.
 _WITH_KINK, _BARE = 1e-5, 1e-3
 
