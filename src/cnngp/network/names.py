@@ -15,6 +15,10 @@ NETWORKS: dict[str, tuple[Callable[[], Network], str]] = {
     "convnet": (zoo.convnet, "the paper's ConvNet GP"),
     "residual_cnn": (zoo.residual_cnn, "the paper's Residual CNN GP"),
     "small_cnn": (zoo.small_cnn, "three 3 × 3 convolutions, for small images"),
+    "lenet": (zoo.lenet, "LeNet: two 5 × 5 convolutions with average pools"),
+    "myrtle5": (lambda: zoo.myrtle(5), "Myrtle networks with pools, the last one global; also myrtle7, myrtle10"),
+    "resnet8-pool4": (lambda: zoo.resnet(8, pool=4), "a ResNet that ends in a 4 × 4 pool; any depth and size"),
+    "resnet8-global": (lambda: zoo.resnet(8, pool="global"), "a ResNet that ends in its global pool; any depth"),
     "dense_nngp": (zoo.dense_nngp, "three fully connected layers"),
 }
 """A maker for each name, and what it makes."""
@@ -30,9 +34,12 @@ def network_by_name(name: str) -> Network | None:
         return None
     if name in NETWORKS:
         return NETWORKS[name][0]()
-    depth = re.fullmatch(r"resnet(\d+)", name)
-    if depth:
-        return zoo.resnet(int(depth[1]))
+    found = re.fullmatch(r"(resnet|myrtle)(\d+)(-global|-pool\d+)?", name)
+    if found and found[1] == "resnet":
+        pool = (found[3] or "").removeprefix("-").removeprefix("pool")
+        return zoo.resnet(int(found[2]), None if not pool else "global" if pool == "global" else int(pool))
+    if found and not found[3]:
+        return zoo.myrtle(int(found[2]))
     path = Path(name)
     if path.suffix == ".json":
         if not path.is_file():

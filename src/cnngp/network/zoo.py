@@ -6,7 +6,22 @@ import math
 from numbers import Integral
 from typing import Literal
 
-from .layers import Conv, Dense, Erf, Identity, Layer, Network, NetworkError, ReLU, Sequential, Sum
+from cnngp.common.checks import is_whole
+
+from .layers import (
+    AvgPool,
+    Conv,
+    Dense,
+    Erf,
+    GlobalAvgPool,
+    Identity,
+    Layer,
+    Network,
+    NetworkError,
+    ReLU,
+    Sequential,
+    Sum,
+)
 
 
 def convnet(gain: float = math.sqrt(2.0)) -> Network:
@@ -27,11 +42,14 @@ def residual_cnn(gain: float = math.sqrt(2.0)) -> Network:
     return Sequential(*blocks, conv(), ReLU(gain), Dense(weight_var=7.27, bias_var=4.69))
 
 
-def resnet(depth: int = 32) -> Network:
+def resnet(depth: int = 32, pool: Literal["global"] | int | None = None) -> Network:
     """The paper's ResNet GP: a 3×3 convolution, three stages of pre-activation blocks, two dense layers.
 
-    `depth` is 6n + 2 for n blocks a stage: 8, 14, 20, 26, 32, 44, 56, 110, …
+    `depth` is 6n + 2 for n blocks a stage: 8, 14, 20, 26, 32, 44, 56, 110, … `pool="global"` is He's network as it was
+    meant: the mean over all locations after the last nonlinearity, then one dense layer. An integer is a pool of that
+    size and stride 1 in its place, which costs less.
     """
+    _check_pool(pool)
     _check_depth("resnet", depth)
     blocks, rest = divmod(depth - 2, 6)
     if rest or blocks < 1:
@@ -41,7 +59,40 @@ def resnet(depth: int = 32) -> Network:
         stride = 1 if stage == 0 else 2
         layers += [ReLU(), Sum(Conv(1, stride=stride), Sequential(Conv(3, stride=stride), ReLU(), Conv(3)))]
         layers += [Sum(Identity(), Sequential(ReLU(), Conv(3), ReLU(), Conv(3))) for _ in range(blocks - 1)]
-    return Sequential(*layers, Dense(), ReLU(), Dense())
+    if pool is None:
+        return Sequential(*layers, Dense(), ReLU(), Dense())
+    return Sequential(*layers, ReLU(), GlobalAvgPool() if pool == "global" else AvgPool(pool, stride=1), Dense())
+
+
+def lenet(weight_var: float = 2.0, bias_var: float = 0.1) -> Network:
+    """LeCun et al. 1998 with ReLUs: two 5×5 convolutions, each with a 2×2 average pool, and three dense layers.
+
+    The first convolution keeps the size of 28×28 images, as if they were the original's 32×32.
+    """
+    first = Conv(5, weight_var=weight_var, bias_var=bias_var)
+    second = Conv(5, padding="valid", weight_var=weight_var, bias_var=bias_var)
+    dense = Dense(weight_var=weight_var, bias_var=bias_var)
+    pool = AvgPool(2)
+    return Sequential(first, ReLU(), pool, second, ReLU(), pool, dense, ReLU(), dense, ReLU(), dense)
+
+
+_MYRTLE = {5: (2, 1, 1), 7: (2, 2, 2), 10: (3, 3, 3)}
+"""How many convolutions stand before each of the three pools; the dense layer makes the number of layers whole."""
+
+
+def myrtle(depth: int = 5) -> Network:
+    """The Myrtle networks of Shankar et al. 2020, `depth` 5, 7 or 10: 3×3 convolutions and 2×2 average pools.
+
+    The published ones end in three 2×2 pools, which average all that is left of a 32×32 image; here it is the global
+    pool, the same on those images and defined on all others.
+    """
+    _check_depth("myrtle", depth)
+    if depth not in _MYRTLE:
+        raise NetworkError(f"zoo.myrtle: depth={depth!r} is not one of {', '.join(map(str, _MYRTLE))}")
+    layers: list[Network] = []
+    for convolutions, pool in zip(_MYRTLE[depth], (AvgPool(2), AvgPool(2), GlobalAvgPool()), strict=True):
+        layers += [*[Conv(3, weight_var=2.0), ReLU()] * convolutions, pool]
+    return Sequential(*layers, Dense())
 
 
 def dense_nngp(
@@ -65,6 +116,11 @@ def small_cnn() -> Network:
     """Three 3×3 convolutions with He's variances: a quick first network for small images."""
     conv = Conv(3, weight_var=2.0, bias_var=0.01)
     return Sequential(conv, ReLU(), conv, ReLU(), conv, ReLU(), Dense())
+
+
+def _check_pool(pool: object) -> None:
+    if not (pool is None or pool == "global" or is_whole(pool, least=1)):
+        raise NetworkError(f"zoo.resnet: pool={pool!r} is not None, 'global' or a positive integer")
 
 
 def _check_depth(name: str, depth: object) -> None:
