@@ -131,12 +131,15 @@ class _Run:
         self.plan = plan
         self.dtype = engine.dtype
         self.lanes = LANES[self.dtype.name]
-        self.shape = (plan.channels, plan.locations, plan.width, plan.buffers, plan.input)
-        self.panels = engine._series.panels
-        self.pair_ops = pair_calls(plan.ints, self.dtype.name)
-        self.variance_ops = variance_calls(plan.ints)
-        self.numbers = plan.floats.copy()
-        self.numbers[:, SMALLEST_COLUMN] = SMALLEST[self.dtype.name]
+        numbers = plan.floats.copy()
+        numbers[:, SMALLEST_COLUMN] = SMALLEST[self.dtype.name]
+        self.variance_code, self.pair_code = (
+            interpreter.Code(
+                calls, numbers, plan.taps, engine._series.panels, plan.channels, plan.locations, plan.width,
+                plan.buffers, plan.input, plan.output,
+            )
+            for calls in (variance_calls(plan.ints), pair_calls(plan.ints, self.dtype.name))
+        )  # fmt: skip
         map_bytes = plan.buffers * self.lanes * self.dtype.itemsize
         self.block = 4 if 4 * map_bytes <= BLOCK_BYTES else 2
         self.strip = max(32, min(1024, STRIP_BYTES // (plan.table * self.dtype.itemsize)))
@@ -180,11 +183,13 @@ class _Run:
                     return 0
                 w = self._workspace()
                 w.column_tables(Z, column0, count)
+                unit = self.dtype.type(self.engine.program.unit)
                 interpreter.pair_block(
-                    self.pair_ops, self.numbers, self.plan.taps, self.panels, self.shape, self.plan.output,
-                    self.dtype.type(self.engine.program.unit), w.maps, w.frame, self.block, rows, own, first, last,
-                    w.pixels, w.table, out, row0, column0, count, symmetric,
-                )  # fmt: skip
+                    self.pair_code,
+                    w.space,
+                    interpreter.Rows(rows, own, first, last, self.block),
+                    interpreter.Target(out, row0, column0, count, symmetric, unit),
+                )
                 below = max(0, row0 + last - column0) if symmetric else 0
                 return (last - first) * count - below * (below + 1) // 2
 
@@ -229,22 +234,20 @@ class _Workspace:
         self.lanes64 = LANES["float64"]
         n = p.channels * p.locations
         head = POWERS + p.width
-        self.frame = np.zeros(ROW_LIST + int(p.ints[:, ROW_K].max(initial=1)), np.int64)
-        self.maps = _aligned((head + run.block * p.buffers + p.scratch) * run.lanes, run.dtype)
+        frame = np.zeros(ROW_LIST + int(p.ints[:, ROW_K].max(initial=1)), np.int64)
         self.maps64 = _aligned((head + p.buffers + p.scratch) * self.lanes64)
         self.pixels64 = _aligned(n * self.lanes64)
         self.table64 = _aligned(p.table * self.lanes64)
         self.peaks = _aligned(max(1, len(run.engine.program.activations)) * self.lanes64)
         self.pixels = _aligned(n * run.lanes, run.dtype)
         self.table = _aligned(p.table * run.lanes, run.dtype)
+        maps = _aligned((head + run.block * p.buffers + p.scratch) * run.lanes, run.dtype)
+        self.space = interpreter.Space(maps, frame, self.pixels, self.table)
+        self.space64 = interpreter.Space(self.maps64, frame, self.pixels64, self.table64)
 
     def tables(self, images: Array, first: int, count: int) -> None:
-        p = self.run.plan
         self.peaks.fill(0.0)
-        interpreter.image_tables(
-            self.run.variance_ops, self.run.numbers, p.taps, self.run.panels, self.run.shape, images, first, count,
-            self.maps64, self.frame, self.pixels64, self.table64, self.peaks,
-        )  # fmt: skip
+        interpreter.image_tables(self.run.variance_code, self.space64, self.peaks, images, first, count)
 
     def column_tables(self, images: Array, first: int, count: int) -> None:
         for lane in range(0, self.run.lanes, self.lanes64):

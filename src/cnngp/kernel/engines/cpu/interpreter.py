@@ -10,7 +10,7 @@ worked on together, and scratch.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numba
 
@@ -21,11 +21,57 @@ from .simd import call_op, constant, fma, lanes, load, pointer, shifted, splat, 
 jit = numba.njit(nogil=True, error_model="numpy", cache=True)
 
 
+class Code(NamedTuple):
+    """What is run: a plan's tables with the addresses of its functions, and its sizes in map elements."""
+
+    ints: Any
+    floats: Any
+    taps: Any
+    panels: Any
+    channels: int
+    locations: int
+    width: int
+    buffers: int
+    input: int
+    output: int
+
+
+class Space(NamedTuple):
+    """A thread's memory: maps and scratch, what operations are told, and a group of images' pixels and tables."""
+
+    maps: Any
+    frame: Any
+    pixels: Any
+    table: Any
+
+
+class Rows(NamedTuple):
+    """Images first … last − 1 of X with their tables, `block` of them worked on at a time."""
+
+    X: Any
+    own: Any
+    first: int
+    last: int
+    block: int
+
+
+class Target(NamedTuple):
+    """Where kernel values go: out[row0 + i, column0 : column0 + columns] in true units; `symmetric`: mirrored."""
+
+    out: Any
+    row0: int
+    column0: int
+    columns: int
+    symmetric: bool
+    unit: Any
+
+
 @inlined
-def run_ops(ints: Any, floats: Any, taps: Any, panels: Any, m: Any, own: Any, table: Any, frame: Any) -> None:
-    for o in range(len(ints)):
-        op, numbers = shifted(pointer(ints), o * COLUMNS), shifted(pointer(floats), o * FLOATS)
-        call_op(op[OP_CALL], m, own, table, op, numbers, pointer(taps), pointer(panels), frame)
+def run_ops(code: Any, m: Any, own: Any, table: Any, frame: Any) -> None:
+    ints, floats, taps, panels = pointer(code.ints), pointer(code.floats), pointer(code.taps), pointer(code.panels)
+    for o in range(len(code.ints)):
+        op, numbers = shifted(ints, o * COLUMNS), shifted(floats, o * FLOATS)
+        call_op(op[OP_CALL], m, own, table, op, numbers, taps, panels, frame)
 
 
 @inlined
@@ -61,61 +107,53 @@ def square_images(m: Any, to: int, lane: Any, channels: int, locations: int) -> 
 
 
 @jit
-def image_tables(
-    ints: Any, floats: Any, taps: Any, panels: Any, shape: Any, X: Any, first: int, count: int, maps: Any, frame: Any,
-    pixels: Any, table: Any, peaks: Any,
-) -> None:  # fmt: skip
+def image_tables(code: Code, space: Space, peaks: Any, X: Any, first: int, count: int) -> None:
     """The variance recursion of up to `lanes` images in float64; spare lanes repeat the last image.
 
-    Afterwards `table` holds their entries lane by lane, `peaks` the largest variance at each site, and the output
-    buffer K(x, x) in its unit. `shape` is (channels, locations, width, buffers, input).
+    Afterwards the table holds their entries lane by lane, `peaks` the largest variance at each site, and the output
+    buffer K(x, x) in its unit.
     """
-    m, lane_pixels, f = pointer(maps), pointer(pixels), pointer(frame)
+    m, lane_pixels, entries, f = pointer(space.maps), pointer(space.pixels), pointer(space.table), pointer(space.frame)
     L = lanes(m)
-    channels, locations, width, buffers, start = shape
-    for e in range(channels * locations):
+    pixels = code.channels * code.locations
+    for e in range(pixels):
         for lane in range(L):
             lane_pixels[e * L + lane] = X[first + min(lane, count - 1), e]
-    base = (POWERS + width) * L
-    entries = pointer(table)
-    if start >= 0:
-        square_images(m, base + start * L, lane_pixels, channels, locations)
+    base = (POWERS + code.width) * L
+    if code.input >= 0:
+        square_images(m, base + code.input * L, lane_pixels, code.channels, code.locations)
     else:  # products are operations, which find the pixels at the head of the table
-        for e in range(0, channels * locations * L, L):
+        for e in range(0, pixels * L, L):
             store(entries, e, load(lane_pixels, e))
-    f[BASE], f[SCRATCH], f[OWN_AT], f[IMAGES], f[MAP_STEP], f[OWN_STEP] = base, base + buffers * L, 0, 1, 0, 0
-    run_ops(ints, floats, taps, panels, m, pointer(peaks), entries, f)
+    f[BASE], f[SCRATCH], f[OWN_AT], f[IMAGES], f[MAP_STEP], f[OWN_STEP] = base, base + code.buffers * L, 0, 1, 0, 0
+    run_ops(code, m, pointer(peaks), entries, f)
 
 
 @jit
-def pair_block(
-    ints: Any, floats: Any, taps: Any, panels: Any, shape: Any, output: int, unit: Any, maps: Any, frame: Any,
-    block: int, X: Any, own: Any, first: int, last: int, pixels: Any, table: Any, out: Any, row0: int, column0: int,
-    count: int, symmetric: bool,
-) -> None:  # fmt: skip
-    """K of row images first … last−1 with one group of column images, `block` rows at a time.
+def pair_block(code: Code, space: Space, rows: Rows, target: Target) -> None:
+    """K of row images with the group of column images in `space`.
 
-    Row image i is entry i of X and `own`; its kernel values go to out[row0 + i, column0 : column0 + count]. Where
-    symmetric, only those right of the diagonal are written, and mirrored.
+    Where symmetric, only those right of the diagonal are written, and mirrored.
     """
-    m, images, lane_pixels, f = pointer(maps), pointer(X), pointer(pixels), pointer(frame)
+    m, lane_pixels, f = pointer(space.maps), pointer(space.pixels), pointer(space.frame)
+    images, own, table = pointer(rows.X), pointer(rows.own), pointer(space.table)
     L = lanes(m)
-    channels, locations, width, buffers, start = shape
-    entries = own.shape[1]
-    base = (POWERS + width) * L
-    f[BASE], f[SCRATCH], f[MAP_STEP], f[OWN_STEP] = base, base + block * buffers * L, buffers * L, entries
-    for i0 in range(first, last, block):
-        n = min(block, last - i0)
-        for b in range(n if start >= 0 else 0):
-            at = base + (b * buffers + start) * L
-            multiply_images(m, at, images, (i0 + b) * channels * locations, lane_pixels, channels, locations)
+    pixels, buffers, entries = code.channels * code.locations, code.buffers, rows.own.shape[1]
+    out, unit, symmetric = target.out, target.unit, target.symmetric
+    base = (POWERS + code.width) * L
+    f[BASE], f[SCRATCH], f[MAP_STEP], f[OWN_STEP] = base, base + rows.block * buffers * L, buffers * L, entries
+    for i0 in range(rows.first, rows.last, rows.block):
+        n = min(rows.block, rows.last - i0)
+        for b in range(n if code.input >= 0 else 0):
+            at = base + (b * buffers + code.input) * L
+            multiply_images(m, at, images, (i0 + b) * pixels, lane_pixels, code.channels, code.locations)
         f[OWN_AT], f[IMAGES] = i0 * entries, n
-        run_ops(ints, floats, taps, panels, m, pointer(own), pointer(table), f)
+        run_ops(code, m, own, table, f)
         for b in range(n):
-            i = row0 + i0 + b
-            at = base + (b * buffers + output) * L
-            for lane in range(count):
-                j = column0 + lane
+            i = target.row0 + i0 + b
+            at = base + (b * buffers + code.output) * L
+            for lane in range(target.columns):
+                j = target.column0 + lane
                 if not symmetric:
                     out[i, j] = m[at + lane] * unit
                 elif j > i:
