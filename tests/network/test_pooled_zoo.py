@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from cnngp import AvgPool, Conv, Dense, GlobalAvgPool, Kernel, NetworkError, ReLU, Sequential, reference, zoo
+from cnngp.network.demands import placed
 from cnngp.network.names import NETWORKS, network_by_name, zoo_name
 
 C, R = Conv(3, weight_var=2.0), ReLU()
@@ -59,3 +60,15 @@ def test_names() -> None:
             network_by_name(wrong)
     with pytest.raises(NetworkError, match="pool='all' is not None"):
         zoo.resnet(8, pool="all")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("size", "elements"), [("small", 32_768), ("medium", 112_360), ("large", 424_436)])
+def test_pooled_networks_cost_what_they_say(size: str, elements: int) -> None:
+    walk = placed(zoo.pooled_cnn(size), (28, 28)).walk()  # type: ignore[arg-type]
+    assert sum(here.elements for here in walk if isinstance(here.layer, ReLU)) == elements
+    assert zoo_name(zoo.pooled_cnn(size)).startswith("pooled_cnn")  # type: ignore[arg-type]
+
+
+def test_an_unknown_size_is_refused() -> None:
+    with pytest.raises(NetworkError, match=r"size='huge' is not one of 'small', 'medium', 'large'"):
+        zoo.pooled_cnn("huge")  # type: ignore[arg-type]
