@@ -21,7 +21,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from cnngp import Conv, Dense, GPClassifier, GPRegressor, Kernel, Sequential, Sum, zoo
 from cnngp.common import files as persistence
 from cnngp.common import memory
-from cnngp.common.arrays import DataError
+from cnngp.common.arrays import CheckedImages, DataError, as_images
 from cnngp.gp.exact import JitterWarning
 from cnngp.network.layers import Identity
 from helpers.estimators import DATA, NET
@@ -357,3 +357,33 @@ def test_normalised_targets_may_have_any_scale(scale: float) -> None:
     for a, b in zip(scaled.predict(x + 0.1, return_std=True), plain.predict(x + 0.1, return_std=True), strict=True):
         np.testing.assert_allclose(a / scale, b, rtol=1e-9)
     assert scaled.loo_error_ == pytest.approx(scale * plain.loo_error_)
+
+
+def test_images_are_checked_once_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[int] = []
+
+    class Counting:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(np, name)
+
+        def isfinite(self, a: Any) -> Any:
+            looked.append(len(a))
+            return np.isfinite(a)
+
+    monkeypatch.setattr("cnngp.common.arrays.np", Counting())
+    clf = GPClassifier(NET, device="cpu").fit(DATA.X, DATA.y)
+    assert looked.count(150) == 1
+    for predict in (clf.predict, clf.predict_proba, clf.predict_latent, clf.explain, clf.novelty):
+        looked.clear()
+        predict(DATA.X_test)
+        assert looked == [80]
+    looked.clear()
+    clf.add(DATA.X_test, DATA.y_test)
+    assert looked == [80]
+
+
+def test_checked_images_of_another_precision_are_checked_again() -> None:
+    images = CheckedImages(np.full((2, 1, 2, 2), 1e300))
+    assert as_images(images[1:], np.dtype("float64")).shape == (1, 1, 2, 2)
+    with pytest.raises(DataError, match=r"X\[0\] has infinite"):
+        as_images(images, np.dtype("float32"))

@@ -42,7 +42,7 @@ def classify(
     size: Size = None,
     aspect: Aspect = "squash",
     skip_bad: SkipBad = False,
-    noise: Annotated[str, typer.Option(help="Noise variance in the kernel's units, or ml.")] = "0",
+    noise: Annotated[str, typer.Option(help="Noise variance in the kernel's units, ml or loo.")] = "0",
     amplitude: Annotated[str, typer.Option(help="ml, loo or a number.")] = "ml",
     device: Device = "auto",
     dtype: Dtype = "float32",

@@ -171,6 +171,23 @@ def check_images_shape(shape: tuple[int, ...], name: str) -> None:
         raise DataError(f"{name} has shape {shape}, which is empty; expected at least one image with pixels")
 
 
+class CheckedImages:
+    """Images, in host memory, that have been through `as_images`: it gives them and parts of them back unread.
+
+    Whoever has checked the images of a caller hands them on like this, so that they are checked once.
+    """
+
+    def __init__(self, array: NDArray[Any]) -> None:
+        self.array = array
+        self.shape, self.dtype, self.ndim = array.shape, array.dtype, array.ndim
+
+    def __len__(self) -> int:
+        return len(self.array)
+
+    def __getitem__(self, rows: Any) -> CheckedImages:
+        return CheckedImages(self.array[rows])
+
+
 def as_images(
     X: Any, dtype: np.dtype[Any], name: str = "X", on_gpu: bool = False, first: int | NDArray[np.intp] = 0
 ) -> Any:
@@ -178,6 +195,10 @@ def as_images(
 
     `first` is the number of the first image, or of each, for messages about a part of a larger set.
     """
+    if isinstance(X, CheckedImages):
+        if X.dtype == dtype:
+            return to_cupy(X.array, name) if on_gpu else np.ascontiguousarray(X.array)
+        X = X.array  # of another precision, in which a pixel may be out of range
     a: Any = to_cupy(X, name) if on_gpu else to_numpy(X, name)
     check_real(a.dtype, name)
     check_images_shape(tuple(a.shape), name)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cnngp.common import memory
-from cnngp.common.arrays import DataError, Output
+from cnngp.common.arrays import CheckedImages, DataError, Output
 from cnngp.gp.inducing import Part
 from cnngp.kernel.kernel import Kernel
 from cnngp.matrix.gram import gram
@@ -46,12 +46,12 @@ class AddedImages:
     def with_points(self) -> Any:
         n = len(self._X) + len(self.images)
         memory.require(8 * n * n, f"{n:,} images together", self._kernel.device)
-        K = gram(self._kernel, self.images, self._X, output=self._output, progress=False)
+        K = gram(self._kernel, CheckedImages(self.images), CheckedImages(self._X), output=self._output, progress=False)
         self.computed = time.perf_counter()
         return K
 
     def among_themselves(self) -> Any:
-        K = gram(self._kernel, self.images, output=self._output)
+        K = gram(self._kernel, CheckedImages(self.images), output=self._output)
         self.computed = time.perf_counter()
         return K
 

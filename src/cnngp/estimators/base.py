@@ -15,6 +15,7 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from cnngp.common.arrays import (
+    CheckedImages,
     DataError,
     Output,
     as_images,
@@ -237,10 +238,14 @@ class GPEstimator(BaseEstimator):  # type: ignore[misc]
             raise DataError(_ONLY_EXACT)
         given = K is not None
         # With a store there may be nothing left to compute, and so nothing to compile.
-        compiling = 0.0 if given or self.store is not None else self.kernel_.prepare(images)
+        compiling = 0.0 if given or self.store is not None else self.kernel_.prepare(CheckedImages(images))
         start = time.perf_counter()
         if K is None:
-            K = self._gram(images) if self.store is None else gram(self.kernel_, images, store=self.store)
+            K = (
+                self._gram(images)
+                if self.store is None
+                else gram(self.kernel_, CheckedImages(images), store=self.store)
+            )
         computed = time.perf_counter()
         checked = Checked() if images is None else checked_sample(self.kernel_, images, K, given)
         self.X_ = images
@@ -339,18 +344,19 @@ class GPEstimator(BaseEstimator):  # type: ignore[misc]
     # ---- kernels -------------------------------------------------------------------------------------------------
 
     def _gram(self, images: Any) -> Any:
-        return gram(self.kernel_, images, output="cupy" if self.kernel_.device == "cuda" else "numpy")
+        return gram(self.kernel_, CheckedImages(images), output="cupy" if self.kernel_.device == "cuda" else "numpy")
 
     def _cross(self, images: Array, others: Array) -> Any:
         output: Output = "cupy" if self.kernel_.device == "cuda" else "numpy"
-        return gram(self.kernel_, images, others, output=output, progress=False)
+        return gram(self.kernel_, CheckedImages(images), CheckedImages(others), output=output, progress=False)
 
     def _stored_cross(self, images: Array) -> Any:
         """K(test, training) in the store, under a name of its own for each pair of sets."""
         digest = hashlib.sha256()
         for set_ in (images, self.X_):
             digest.update(str(set_.shape).encode() + set_.data)
-        return gram(self.kernel_, images, self.X_, store=child(self.store, f"cross-{digest.hexdigest()[:16]}"))
+        place = child(self.store, f"cross-{digest.hexdigest()[:16]}")
+        return gram(self.kernel_, CheckedImages(images), CheckedImages(self.X_), store=place)
 
     def _engine(self) -> str:
         """The engine that is used now, for people."""
@@ -378,7 +384,9 @@ class GPEstimator(BaseEstimator):  # type: ignore[misc]
 
     def _variances(self) -> NDArray[np.float64]:
         """k(x, x) of the images that the model answers by."""
-        return to_numpy(self.gp_.variances if self.X_ is None else self.kernel_.diag(self.X_)).astype(np.float64)
+        return to_numpy(self.gp_.variances if self.X_ is None else self.kernel_.diag(CheckedImages(self.X_))).astype(
+            np.float64
+        )
 
     @functools.cached_property
     def loo_novelty_(self) -> NDArray[np.float64] | None:
@@ -410,7 +418,7 @@ class GPEstimator(BaseEstimator):  # type: ignore[misc]
         """What is to be predicted, checked: images, or a matrix K(test, training) in their place, and k(x, x)."""
         images, K = self._check_images_or_matrix(X, K)
         if K is None:
-            return images, None, self.kernel_.diag(images).astype(np.float64)
+            return images, None, self.kernel_.diag(CheckedImages(images)).astype(np.float64)
         return None, K, checked_diagonal(diagonal, K.shape[0])
 
     def _check_images_or_matrix(self, X: Any, K: Any) -> tuple[Any, Any]:
