@@ -11,65 +11,42 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.base import BaseEstimator
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted
 
 from cnngp.common.arrays import (
     CheckedImages,
     DataError,
     Output,
-    as_images,
-    as_real,
-    check_images_shape,
-    refuse_masked,
     to_numpy,
 )
-from cnngp.common.checks import is_whole
 from cnngp.common.progress import progress_bar
 from cnngp.gp.exact import (
-    Amplitude,
     ExactGP,
-    Noise,
-    check_amplitude,
-    check_noise,
     float64_buffer,
 )
 from cnngp.gp.iterative import IterativeGP
 from cnngp.gp.linalg import blocks
 from cnngp.gp.novelty import novelty
-from cnngp.gp.posterior import Posterior
-from cnngp.gp.solving import METHODS, Method, algebra
+from cnngp.gp.solving import algebra
 from cnngp.gp.solving.matrices import SymmetricMatrix
-from cnngp.kernel.kernel import Device, Kernel, as_kernel
 from cnngp.matrix.gram import gram
 from cnngp.matrix.store.places import child
-from cnngp.network.layers import Network
-from cnngp.network.names import network_by_name
 
 from .added import AddedImages
-from .certificate import Checked, FitReport, certify, checked_sample
+from .certificate import Checked, certify, checked_sample
+from .checking import CheckedEstimator
 from .inducing_fit import fit_inducing
 from .inducing_images import Images, asked_for
 from .inputs import (
-    as_float,
     as_image_noise,
-    as_image_shape,
     as_kernel_matrix,
     as_names,
-    axes,
-    check_fits_images,
-    check_length,
-    check_real_rows,
     checked_diagonal,
-    default_network,
-    same_shape,
-    warn_of_another_scale,
-    warn_of_channels_last,
 )
 from .solver import choose_solver
 
 if TYPE_CHECKING:
-    from cnngp.datasets.images import Aspect
+    pass
 
 Array = NDArray[Any]
 
@@ -78,148 +55,8 @@ _CHUNK = 1 << 23
 _ONLY_EXACT = "image_noise needs the exact model: fit without inducing= and with solver='cholesky'"
 
 
-class GPEstimator(BaseEstimator):  # type: ignore[misc]
+class GPEstimator(CheckedEstimator):
     """The base of `GPClassifier` and `GPRegressor`."""
-
-    # None where the model was fitted on a matrix alone: the kernel, its network, the images that K(test, …) is computed
-    # with (training or inducing ones) and their shape.
-    kernel_: Any
-    network_: Any
-    X_: Any
-    input_shape_: Any
-    # What all training images are called and labelled; None where nobody said.
-    names_: Any
-    y_: Any
-    # Which training images the inducing ones are: None without inducing images, empty for images of the caller's own.
-    inducing_rows_: NDArray[np.intp] | None
-    gp_: Posterior
-    fit_report_: FitReport
-    image_aspect_: Aspect | None = None
-    """How image files were brought to one size, for those to come; set by whoever read them."""
-
-    def __init__(
-        self,
-        network: Network | Kernel | str | None = None,
-        *,
-        noise: Noise = 0.0,
-        amplitude: Amplitude = "ml",
-        device: Device = "auto",
-        dtype: str = "float32",
-        store: Any = None,
-        input_shape: tuple[int, ...] | None = None,
-        threads: int | None = None,
-        solver: Method = "auto",
-        inducing: Any = None,
-        random_state: int | None = 0,
-    ) -> None:
-        self.network = network
-        self.noise = noise
-        self.amplitude = amplitude
-        self.device = device
-        self.dtype = dtype
-        self.store = store
-        self.input_shape = input_shape
-        self.threads = threads
-        self.solver = solver
-        self.inducing = inducing
-        self.random_state = random_state
-
-    # ---- checking ------------------------------------------------------------------------------------------------
-
-    def _check_fit(self, X: Any, y: Any, K: Any, names: Any, regression: bool = False) -> tuple[Any, Any]:
-        """Training images as (N, C, …), or None where only a matrix is given; and y, both of one length."""
-        for derived in ("gp_", "loo_novelty_"):
-            self.__dict__.pop(
-                derived, None
-            )  # a fit that fails must not leave an earlier one's weights to another kernel
-        for given, name in ((X, "X"), (y, "y"), (K, "K")):
-            refuse_masked(given, name)
-        check_noise(self.noise)
-        check_amplitude(self.amplitude)
-        if self.solver not in METHODS:
-            raise ValueError(f"solver={self.solver!r} is not one of {', '.join(map(repr, METHODS))}")
-        self._check_random_state()
-        if self.inducing is not None and K is not None:
-            raise DataError("inducing= computes the kernels that it needs from images; give X and no K")
-        if y is None:
-            raise ValueError(f"{type(self).__name__} requires y to be passed, but the target y is None")
-        if X is None and K is None:
-            raise DataError("fit needs images X or a kernel matrix K")
-        if regression and (targets := to_numpy(y, "y")).dtype == object:
-            y = as_real(targets, "y")  # before scikit-learn reads text as numbers
-        if K is not None:
-            check_length(as_kernel_matrix(K).shape[0], y, "rows of K")
-        self.names_, self.inducing_rows_ = as_names(names, y), None
-        if X is None:
-            self.network_ = self.kernel_ = self.X_ = self.input_shape_ = None
-            return None, y
-        # With inducing images, what has a shape stays where it is, and is read and checked a block at a time.
-        streamed = self.inducing is not None and hasattr(X, "shape") and axes(X) > 3
-        if axes(X) <= 2:
-            check_real_rows(X)
-            if axes(X) == 2 and hasattr(X, "shape"):
-                check_length(X.shape[0], y, "images")
-            X, y = validate_data(self, X, y, dtype=[np.float64, np.float32], multi_output=True, y_numeric=regression)
-        else:
-            X = X if streamed else as_float(to_numpy(X))
-            check_images_shape(tuple(X.shape), "X")
-            check_length(X.shape[0], y, "images")
-            self.__dict__.pop("feature_names_in_", None)
-            self.n_features_in_ = int(np.prod(X.shape[1:]))
-        images = X if streamed and self.input_shape is None else as_image_shape(X, self.input_shape)
-        if self.input_shape is None:
-            warn_of_channels_last(tuple(images.shape))
-        network = network_by_name(self.network) if isinstance(self.network, str) else self.network
-        network = default_network(images.shape[1:]) if network is None else network
-        self.kernel_ = as_kernel(network, self.device, self.dtype, self.threads)
-        self.network_ = self.kernel_.network
-        if not streamed:
-            check_fits_images(self.network_, images)
-        self.input_shape_ = tuple(images.shape[1:])
-        if self.inducing is not None:
-            return images, y
-        return as_images(images, np.dtype(self.kernel_.dtype)), y
-
-    def _check_test(self, X: Any) -> Array:
-        check_is_fitted(self, "gp_")
-        if self.X_ is None:
-            raise DataError("the model was fitted on a kernel matrix alone; give K(test, training) as K=")
-        if X is None:
-            raise DataError("give images X, or K(test, training) as K=")
-        refuse_masked(X, "X")
-        if axes(X) <= 2:
-            check_real_rows(X)
-            X = validate_data(self, X, reset=False, dtype=[np.float64, np.float32])
-        images = same_shape(as_float(to_numpy(X)), self.input_shape_)
-        checked = np.asarray(as_images(images, np.dtype(self.kernel_.dtype)))
-        warn_of_another_scale(checked, self.X_)
-        return checked
-
-    def _check_random_state(self) -> None:
-        state: Any = self.random_state
-        if not is_whole(state, least=0) and not isinstance(state, np.random.RandomState | np.random.Generator | None):
-            raise ValueError(f"random_state={state!r}: expected None, a generator of NumPy, or a number of 0 or more")
-
-    def _seed(self) -> int | None:
-        """Of a generator a seed is drawn."""
-        state: Any = self.random_state
-        if isinstance(state, np.random.RandomState):
-            return int(state.randint(2**31))
-        if isinstance(state, np.random.Generator):
-            return int(state.integers(2**31))
-        return None if state is None else int(state)
-
-    def _check_how_many(self, n: Any) -> None:
-        check_is_fitted(self, "gp_")
-        if not is_whole(n, least=0):
-            raise ValueError(f"n={n!r}: expected how many images, 0 or more")
-
-    def _check_added(self, X: Any, y: Any) -> Array:
-        if self.X_ is None:
-            raise DataError("the model was fitted on a kernel matrix alone; fit again with images X to add to it")
-        images = self._check_test(X)
-        check_length(len(images), y, "images")
-        return images
 
     # ---- fitting -------------------------------------------------------------------------------------------------
 
