@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from .torch_bridge import sample_network as sample_network
     from .torch_bridge.limits import check_limit as check_limit
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # Where each public name is defined.
 _EXPORTS = {
