@@ -31,7 +31,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert last["draws"] == 4
     assert [rung["train"] for rung in last["rungs"]] == [120, 1237]
     assert last["test"]["looks"] == 1
-    for name in ("draws.png", "draws.svg", "hyperparameters.png", "hyperparameters.svg"):
+    for name in ("draws.png", "draws.svg", "cost.png", "cost.svg", "hyperparameters.png", "hyperparameters.svg"):
         assert (folder / name).stat().st_size > 5_000
     results = json.loads((folder / "results.json").read_text())
     assert [t["draw"] for t in results["trials"]] == [0, 1, 2, 3]
@@ -111,7 +111,9 @@ def test_plots_of_a_search_with_no_errors_at_all(tmp_path: Path) -> None:
     assert len({len(t.params) for t in result.trials}) == 2
     assert result.best.error == 0.0
     written = result.plot(tmp_path / "new")
-    assert [p.name for p in written] == ["draws.png", "draws.svg", "hyperparameters.png", "hyperparameters.svg"]
+    assert [p.name for p in written] == [
+        f"{name}.{kind}" for name in ("draws", "cost", "hyperparameters") for kind in ("png", "svg")
+    ]
     svg = (tmp_path / "new" / "hyperparameters.svg").read_text()
     assert "<svg" in svg
     assert math.isfinite(result.seconds)

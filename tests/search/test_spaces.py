@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from cnngp import Conv, Dense, Kernel, Sequential, from_json, random_search, zoo
+from cnngp import AvgPool, Conv, Dense, Kernel, ReLU, Sequential, from_json, random_search, zoo
 from cnngp.search import Draw, Space, SpaceError
 from cnngp.search.space import SPACES, Choice, Range
 from helpers.searches import DIGITS, SMALL
@@ -170,3 +171,39 @@ def test_a_space_that_other_processes_cannot_be_given(tmp_path: Path) -> None:
         random_search(DIGITS, space, 2, **SMALL, processes=2, study=tmp_path / "s.db")
     assert not (tmp_path / "s.db").exists()
     assert len(random_search(DIGITS, space, 2, **SMALL).trials) == 2
+
+
+def test_pooled_networks() -> None:
+    given = {"nonlinearity": "relu", "biased": True, "bias_ratio": 0.1, "residual": False, "filter_size": 3}
+    given |= {"stages": 2, "layers_0": 1, "shrink_0": "pool", "layers_1": 2, "end_pool": "5"}
+    c = Conv(3, weight_var=2.0, bias_var=0.1)
+    stem, r = Conv(3, weight_var=10.0, bias_var=0.1), ReLU()
+    head = (r, AvgPool(5, stride=1), Dense(weight_var=2.0, bias_var=0.1))
+    assert SPACES["pooled"].build(Fixed(**given)) == Sequential(*(stem, r, c, r, AvgPool(2), c, r, c, r, c), *head)
+    ends = Counter(_end(SPACES["pooled"].build(Draw(0, k))) for k in range(200))
+    assert set(ends) == {"none", "AvgPool", "GlobalAvgPool"}
+
+
+def _end(network: Any) -> str:
+    before = type(network.layers[-2]).__name__
+    return before if before.endswith("Pool") else "none"
+
+
+def test_a_search_tells_what_its_networks_cost() -> None:
+    result = random_search(DIGITS, "pooled", 6, **SMALL)
+    for t in result.trials:
+        assert t.score.operations == t.network.shapes((1, 8, 8)).cost <= 3_000_000
+        assert t.score.elements == Kernel(t.network, device="cpu").engine_for((1, 8, 8)).program.elements
+        beaten = any(o.score.operations < t.score.operations and o.error <= t.error for o in result.trials)
+        assert (t in result.front) == (not beaten)
+        assert f"{t.score.operations:,}" in result.table()
+    assert result.as_dict()["front"] == [t.draw for t in result.front]
+
+
+def test_networks_that_cost_too_much_are_drawn_again() -> None:
+    cheap = replace(SPACES["pooled"], most_operations=30_000)
+    result = random_search(DIGITS, cheap, 3, **SMALL)
+    assert result.invalid > 0
+    assert max(t.score.operations for t in result.trials) <= 30_000
+    reasons = str([reason for t in result.trials for reason in t.invalid])
+    assert "operations a pair of images, and pooled draws networks of at most 30,000" in reasons

@@ -15,7 +15,7 @@ from .output import Json, Quiet, last_line, say, tell, warn
 
 def search(
     data: Data = "digits",
-    space: Annotated[str, typer.Option(help="paper-cnn, paper-residual or wide.")] = "paper-cnn",
+    space: Annotated[str, typer.Option(help="paper-cnn, paper-residual, wide or pooled.")] = "paper-cnn",
     draws: Annotated[int, typer.Option(help="Networks in all; those that the study has are not done again.")] = 27,
     train: Annotated[int | None, typer.Option(help="Use only the first N training images.")] = None,
     validation: Annotated[int | None, typer.Option(help="Use only the first N validation images.")] = None,

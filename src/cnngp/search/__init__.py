@@ -64,7 +64,7 @@ def random_search(
     ----------
     data : a `Dataset` or the name of one. Without validation images of its own, a quarter of the training images, or
         `validation`, are held out: each class in proportion, always the same ones.
-    space : "paper-cnn", "paper-residual", "wide", or a `Space` of your own.
+    space : "paper-cnn", "paper-residual", "wide", "pooled", or a `Space` of your own.
     draws : how many in all; those that the study has already are not done again.
     train, validation : how many images of each, the first ones; None takes all.
     full : what to score again, in turn: (3, None) the best three with all training images, (20, 10_000) the best

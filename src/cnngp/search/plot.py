@@ -1,4 +1,4 @@
-"""The pictures of a search: validation error by draw, and against each hyperparameter."""
+"""The pictures of a search: validation error by draw, against each hyperparameter, and against the cost."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ _BLUE, _ORANGE = "#2b6cb0", "#dd6b20"
 
 
 def plot(result: SearchResult, folder: Path) -> list[Path]:
-    """Writes draws.png, draws.svg, hyperparameters.png and hyperparameters.svg."""
-    figures = {"draws": bare_figure(7, 4)}
+    """Writes draws, hyperparameters and cost, each as PNG and SVG."""
+    figures = {"draws": bare_figure(7, 4), "cost": bare_figure(7, 4)}
     folder.mkdir(parents=True, exist_ok=True)
     _by_draw(figures["draws"].subplots(), result)
+    _against_cost(figures["cost"].subplots(), result)
     names = list(dict.fromkeys(name for t in result.trials for name in t.params))
     columns = min(4, max(1, len(names)))
     rows = max(1, math.ceil(len(names) / columns))
@@ -53,6 +54,20 @@ def _by_draw(axes: Any, result: SearchResult) -> None:
         axes.plot(numbers, _percent(rung.trials), "D", ms=5, color=_ORANGE, label=f"again with {rung.train:,} images")
     axes.set(xlabel="draw", ylabel="validation error, %")
     axes.set_title(f"{result.space}: {result.images}", parse_math=False)  # a folder's name may hold a $
+    _percent_scale(axes)
+    axes.legend(frameon=False, fontsize=8)
+
+
+def _against_cost(axes: Any, result: SearchResult) -> None:
+    """Every draw, and the front: those that no cheaper draw beats."""
+    axes.plot([t.score.operations for t in result.trials], _percent(result.trials), "o", ms=4, color=_BLUE)
+    front = result.front
+    costs = [t.score.operations for t in front]
+    axes.step(costs, _percent(front), "o-", where="post", ms=5, color=_ORANGE, label="no cheaper draw is better")
+    if min(t.score.operations for t in result.trials) > 0:
+        axes.set_xscale("log")
+    axes.set(xlabel="operations a pair of images", ylabel="validation error, %")
+    axes.set_title(f"{result.space}: {result.images}", parse_math=False)
     _percent_scale(axes)
     axes.legend(frameon=False, fontsize=8)
 

@@ -58,11 +58,12 @@ class SearchResult:
 
     def table(self, n: int = 10) -> str:
         """The `n` best draws, as text."""
-        rows = [("draw", "validation", "leave-one-out", "seconds", "Mpairs/s", "jitter", "hyperparameters")]
+        heads = ("draw", "validation", "leave-one-out", "seconds", "Mpairs/s", "operations a pair", "jitter")
+        rows = [(*heads, "hyperparameters")]
         for t in best(self.trials, n):
             s = t.score
             errors = (f"{100 * s.error:.2f} %", f"{100 * s.loo_error:.2f} %")
-            cost = (f"{s.seconds:.1f}", f"{s.pairs_per_second / 1e6:.2f}", f"{s.jitter:g}")
+            cost = (f"{s.seconds:.1f}", f"{s.pairs_per_second / 1e6:.2f}", f"{s.operations:,}", f"{s.jitter:g}")
             rows.append((str(t.draw), *errors, *cost, describe(t)))
         widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
         lines = (
@@ -70,8 +71,17 @@ class SearchResult:
         )
         return "\n".join(lines)
 
+    @property
+    def front(self) -> tuple[Trial, ...]:
+        """The draws that no other beats in both error and operations a pair, the cheapest first."""
+        kept: list[Trial] = []
+        for t in sorted(self.trials, key=lambda t: (t.score.operations, t.error)):
+            if not kept or t.error < kept[-1].error:
+                kept.append(t)
+        return tuple(kept)
+
     def plot(self, folder: str | Path) -> list[Path]:
-        """Validation errors by draw and against each hyperparameter, as PNG and SVG."""
+        """Validation errors by draw, against each hyperparameter and against the cost, as PNG and SVG."""
         from .plot import plot
 
         return plot(self, Path(folder))
@@ -85,6 +95,7 @@ class SearchResult:
             "invalid": self.invalid,
             "failures": {str(k): v for k, v in self.failures.items()},
             "best": _facts(self.best),
+            "front": [t.draw for t in self.front],
             "trials": [_facts(t) for t in self.trials],
             "rungs": [{"train": r.train, "trials": [_facts(t) for t in r.trials]} for r in self.rungs],
             "test": None if self.test is None else asdict(self.test),

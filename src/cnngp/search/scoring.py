@@ -78,6 +78,10 @@ class Score:
     compile_seconds: float
     kernel_seconds: float
     pairs_per_second: float
+    elements: int = 0
+    """Covariances that a nonlinearity of the network reads for a pair of images; 0 in studies that did not count."""
+    operations: int = 0
+    """Operations for a pair of images, as `net.shapes` counts them."""
 
 
 def score(network: Network, problem: Problem, progress: bool = False) -> Score:
@@ -114,4 +118,6 @@ def score(network: Network, problem: Problem, progress: bool = False) -> Score:
         compile_seconds=compiled - start,
         kernel_seconds=kernel_seconds,
         pairs_per_second=problem.pairs / kernel_seconds,
+        elements=engine.program.elements,
+        operations=network.shapes(problem.image_shape).cost,
     )

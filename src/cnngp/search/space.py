@@ -16,9 +16,11 @@ import numpy as np
 
 from cnngp.network.layers import (
     GELU,
+    AvgPool,
     Conv,
     Dense,
     Erf,
+    GlobalAvgPool,
     Identity,
     LeakyReLU,
     Network,
@@ -102,13 +104,22 @@ class Draw:
 class Space:
     """A family of networks: `build` draws what it needs and returns one of them.
 
-    `version` goes up when `build` changes, so that a study is never continued with other networks.
+    `version` goes up when `build` changes, so that a study is never continued with other networks. Networks that cost
+    more than `most_operations` a pair of images are drawn again.
     """
 
     name: str
     version: int
     build: Callable[[Draw], Network]
     description: str
+    most_operations: int | None = None
+
+    def check_cost(self, operations: int) -> None:
+        if self.most_operations is not None and operations > self.most_operations:
+            raise NetworkError(
+                f"it costs {operations:,} operations a pair of images, and {self.name} draws networks of at most "
+                f"{self.most_operations:,}"
+            )
 
     def network(self, draw: Draw) -> Network:
         """What `build` makes of a draw; `SpaceError` where that is no network."""
@@ -249,11 +260,49 @@ def _wide_block(
     return [phi, Sum(Conv(width, stride, weight_var=keep), Sequential(first, *inner))]
 
 
+# ---- with pools ------------------------------------------------------------------------------------------------------
+
+
+def _pooled(draw: Draw) -> Network:
+    """Up to three stages of convolutions that shrink by pools or strides, and a pool before the dense layer.
+
+    Variances as in the wide space; `bias_ratio` is the variance of biases against that of the signal.
+    """
+    phi, keep, stem_var = _wide_nonlinearity(draw)
+    bias_var = draw.real("bias_ratio", 1e-4, 1.0, log=True) if draw.choice("biased", (False, True)) else 0.0
+    residual = draw.choice("residual", (False, True))
+    size = draw.choice("filter_size", (3, 5))
+    conv = Conv(size, weight_var=keep, bias_var=bias_var)
+    layers: list[Network] = [Conv(size, weight_var=stem_var, bias_var=bias_var)]
+    stages = draw.integer("stages", 1, 3)
+    for stage in range(stages):
+        block = [Sum(Identity(), Sequential(phi, conv))] if residual else [phi, conv]
+        layers += block * draw.integer(f"layers_{stage}", 1, 3)
+        if stage + 1 < stages:
+            match draw.choice(f"shrink_{stage}", ("pool", "stride")):
+                case "pool":
+                    layers += [phi, AvgPool(2), conv]
+                case _:
+                    layers += [phi, Conv(size, 2, weight_var=keep, bias_var=bias_var)]
+    layers.append(phi)
+    match draw.choice("end_pool", ("none", "2", "3", "5", "global")):
+        case "none":
+            pass
+        case "global":
+            layers.append(GlobalAvgPool())
+        case width:
+            layers.append(AvgPool(int(width), stride=1))
+    return Sequential(*layers, Dense(weight_var=keep, bias_var=bias_var))
+
+
 SPACES: dict[str, Space] = {
     s.name: s
     for s in (
         Space("paper-cnn", 1, _paper_cnn, "the paper's ConvNets: 2 to 8 layers of filters from 3 to 7"),
         Space("paper-residual", 1, _paper_residual, "the paper's residual CNNs: 4 to 15 layers, filters from 3 to 6"),
         Space("wide", 1, _wide, "plain and residual networks in stages, from ReLU to |z| and GELU, all exact"),
+        Space(
+            "pooled", 1, _pooled, "stages that shrink by pools or strides, with or without a pool at the end", 3_000_000
+        ),
     )
 }

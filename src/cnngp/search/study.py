@@ -194,7 +194,7 @@ class Study:
 
 
 def score_from(values: dict[str, Any]) -> Score:
-    return Score(**{f.name: values[f.name] for f in fields(Score)})
+    return Score(**{f.name: values[f.name] for f in fields(Score) if f.name in values})  # old ones did not count costs
 
 
 def _trial(params: dict[str, Any], attributes: dict[str, Any]) -> Trial:

@@ -86,7 +86,7 @@ def compute(problem: Problem, space: Space, seed: int, number: int, network_json
         draw = Draw(seed, number, attempt)
         try:
             network = space.network(draw)
-            network.shapes(problem.image_shape)
+            space.check_cost(network.shapes(problem.image_shape).cost)
             found = score(network, problem)
         except (NetworkError, RangeError, MatrixError) as error:
             reasons.append(f"{type(error).__name__}: {error}")

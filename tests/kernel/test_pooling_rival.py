@@ -1,0 +1,82 @@
+"""Pooled kernels against neural-tangents 0.6.5 (Novak et al. 2020), which carries all covariances of a map.
+
+The numbers were written by tools/pooled_by_neural_tangents.py, in float64, with jax 0.10.2 (whose
+moved names were put back where neural-tangents looks for them).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from cnngp import (
+    AvgPool,
+    Conv,
+    Dense,
+    Erf,
+    GlobalAvgPool,
+    Identity,
+    Kernel,
+    Network,
+    ReLU,
+    Sequential,
+    Sum,
+    reference,
+)
+
+# fmt: off
+BY_NEURAL_TANGENTS = {
+    "lenet": [
+        0.5181027417727688, 0.4926240647711041, 0.47516015407299794,
+        0.5148543007481219, 0.4886673082854395, 0.501933655294005,
+    ],
+    "overlapping": [
+        0.6920631379728613, 0.6186503153135707, 0.5880205409038951,
+        0.6938491452723963, 0.6244470822749967, 0.6881942262472649,
+    ],
+    "strided": [
+        0.6939694494422376, 0.6525291397093556, 0.6429341741317924,
+        0.7116180836958921, 0.655000503248383, 0.699640558669211,
+    ],
+    "global": [
+        0.4254524826668, 0.41540608817595015, 0.41033333924953863,
+        0.4206513485888449, 0.4162750836320106, 0.42256022617537115,
+    ],
+    "residual": [
+        1.0958943301264463, 1.072288984578217, 1.0506000163523326,
+        1.0845325355089368, 1.0610586883915043, 1.0686394442338274,
+    ],
+}
+# fmt: on
+"""The upper triangle of the kernel of three images, row by row."""
+
+
+def conv(size: int, stride: int = 1, padding: str = "same") -> Conv:
+    return Conv(size, stride, padding, weight_var=2.0, bias_var=0.1)  # type: ignore[arg-type]
+
+
+R, D, G = ReLU(), Dense(weight_var=2.0, bias_var=0.1), GlobalAvgPool()
+BLOCK = Sum(Identity(), Sequential(R, conv(3)))
+NETWORKS: dict[str, tuple[Network, tuple[int, ...]]] = {
+    "lenet": (Sequential(conv(3), R, AvgPool(2), conv(3), R, AvgPool(2), D), (1, 8, 8)),
+    "overlapping": (Sequential(conv(3), R, AvgPool(3, 2), conv(2, 1, "valid"), R, D), (2, 9, 7)),
+    "strided": (Sequential(conv(3, 3, "valid"), R, conv(3), R, AvgPool(2, 1), D), (1, 12, 12)),
+    "global": (Sequential(conv(3), R, conv(3), Erf(), G, D), (2, 6, 5)),
+    "residual": (Sequential(conv(3), BLOCK, R, AvgPool(2), conv(3), BLOCK, R, G, D), (1, 6, 6)),
+}
+
+
+def images(channels: int, height: int, width: int) -> np.ndarray:
+    n, c, i, j = np.ogrid[:3, :channels, :height, :width]
+    return np.sin(1.0 + n + (0.7 + 0.3 * n) * i + (1.1 - 0.2 * n) * j * (c + 1))
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_rivals_numbers(name: str) -> None:
+    net, shape = NETWORKS[name]
+    K = np.array(BY_NEURAL_TANGENTS[name])
+    X, upper = images(*shape), np.triu_indices(3)
+    # Two float64 programs that round in different places; a slip in the mathematics would be far larger.
+    np.testing.assert_allclose(reference.kernel(net, X)[upper], K, rtol=1e-11)
+    np.testing.assert_allclose(Kernel(net, device="cpu", dtype="float64")(X)[upper], K, rtol=1e-11)
+    np.testing.assert_allclose(Kernel(net, device="cpu")(X)[upper], K, rtol=0, atol=1e-6 * K.max())
