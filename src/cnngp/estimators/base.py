@@ -7,7 +7,7 @@ import functools
 import hashlib
 import time
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,9 +44,6 @@ from .inputs import (
     checked_diagonal,
 )
 from .solver import choose_solver
-
-if TYPE_CHECKING:
-    pass
 
 Array = NDArray[Any]
 
