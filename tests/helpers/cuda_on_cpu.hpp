@@ -22,8 +22,6 @@ struct Index { int x; };
 static Index threadIdx, blockIdx, blockDim, gridDim;
 
 template <class T> T __ldg(const T* p) { return *p; }
-template <class T> T __ldcg(const T* p) { return *p; }
-template <class T> void __stcg(T* p, T x) { *p = x; }
 inline long long __double_as_longlong(double x) { long long y; memcpy(&y, &x, 8); return y; }
 inline void atomicMax(unsigned long long* at, unsigned long long x) { *at = max(*at, x); }
 

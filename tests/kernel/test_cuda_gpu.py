@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import numpy as np
 import pytest
 
 from cnngp import (
+    AvgPool,
     Conv,
     Dense,
     Elementwise,
@@ -23,7 +25,7 @@ from cnngp.kernel.engines.base import RangeError
 from cnngp.kernel.engines.cuda.engine import CudaEngine
 from cnngp.kernel.engines.cuda.source import generate
 from cnngp.kernel.program import lower
-from helpers.cuda_cases import NETWORKS, TOLERANCE, error, images
+from helpers.cuda_cases import NETWORKS, POOLED, TOLERANCE, error, images
 from helpers.generator import random_network
 
 pytestmark = pytest.mark.gpu
@@ -76,6 +78,38 @@ def test_random_networks_agree_with_the_reference(seed: int) -> None:
         engine = engine_for(net, shape, dtype)
         assert error(engine.cross(flat(X, dtype), flat(Z, dtype)), reference.kernel(net, X, Z)) <= tolerance
         assert error(engine.symmetric(flat(X, dtype)), reference.kernel(net, X)) <= tolerance
+
+
+@pytest.mark.parametrize("path", [None, "walk"])
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-6), ("float64", 1e-12)])
+@pytest.mark.parametrize("name", POOLED)
+def test_networks_with_pools_agree_with_the_reference(name: str, dtype: str, tolerance: float, path: Any) -> None:
+    """Also where many pairs run at a time, which a warp's own pool in shared memory must survive."""
+    net, shape = POOLED[name]
+    program = lower(net, shape)
+    engine = CudaEngine(program, dtype, source=generate(program, dtype, path=path))
+    assert engine.source.path == (path or "sheets")
+    rng = np.random.default_rng(1)
+    X, Z = images(rng, 6, shape), images(rng, 11, shape)[:-1]
+    K = engine.cross(flat(X, dtype), flat(Z, dtype))
+    assert error(K, reference.kernel(net, X, Z)) <= tolerance
+    S = engine.symmetric(flat(X, dtype))
+    assert np.array_equal(S, S.T)
+    assert error(S, reference.kernel(net, X)) <= tolerance
+    many = flat(images(rng, 150, shape), dtype)
+    whole = engine.symmetric(many)
+    assert np.array_equal(engine.cross(many[3:5], many[60:90]), whole[3:5, 60:90])
+    assert np.array_equal(CudaEngine(program, dtype, source=engine.source, tile=37).symmetric(many), whole)
+
+
+@pytest.mark.parametrize("launch", [(1, 4, 4, 0), (4, 1, 4, 0), (16, 1, 1, 0)])
+def test_two_pools_on_digits_agree_with_the_reference_in_every_launch(launch: Any) -> None:
+    C = [Conv(3), ReLU()]
+    net, shape = Sequential(*C * 2, AvgPool(2), *C * 2, AvgPool(2), *C, Dense()), (1, 28, 28)
+    program = lower(net, shape)
+    engine = CudaEngine(program, "float32", source=generate(program, "float32", launch_shape=launch))
+    X, Z = digits(3), digits(20, seed=1)
+    assert error(engine.cross(flat(X), flat(Z)), reference.kernel(net, X, Z)) <= 1e-6
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 5e-7), ("float64", 1e-13)])

@@ -53,8 +53,7 @@ class MapWriter(SheetSteps):
         _, h, w = segment.start.shape
         at = f"(iy * {segment.columns.count} + ix) * {self.slots * h * w} + min(col, {w - 1})"
         self.put(f"const real* sheet = pool + {self.starts[k - 1]} + {at};")
-        read = "{}" if self.slots == 1 else "__ldcg(&{})"
-        terms = " + ".join(read.format(f"sheet[{s * h * w} + r * {w}]") for s in range(self.slots))
+        terms = " + ".join(f"sheet[{s * h * w} + r * {w}]" for s in range(self.slots))
         self.per_row(h, f"m{segment.start.name}[r] = {terms};")
 
     def pool(self, k: int, segment: Segment, stage: Stage) -> None:
@@ -81,7 +80,7 @@ class MapWriter(SheetSteps):
 
         add = [f"    if (stores) row[P * {w}] = old + y;"]
         if self.slots > 1:
-            add = [f"    if (stores) __stcg(row + P * {w}, y);"]
+            add = [f"    if (stores) row[P * {w}] = y;"]
         elif stage.pack > 1:  # maps side by side may add to the same sheet: they take turns
             add = [
                 "#pragma unroll",

@@ -34,9 +34,10 @@ def launch(walk: SheetWalk, chain: Chain, dtype: str) -> SheetLaunch:
         return SheetLaunch(1, 4, 4) if len(walk.program.activations) <= 8 else SheetLaunch(1, 16, 1)
     if wide:
         return SheetLaunch(8, 1, 1)
-    # Two blocks need the rows of two pairs in the first cache at a time: a plane of each image, and what a shift reads.
+    # As many blocks as have their rows in the first cache together: planes of one image, and twice those of the other.
     planes = [walk.program.channels * math.prod(walk.program.shape), *(a.size for a in walk.program.activations)]
-    return SheetLaunch(8, 1, 2) if 2 * 3 * 4 * sum(planes) <= CACHED and not pooled else SheetLaunch(16, 1, 1)
+    blocks = next((k for k in (4, 2) if k * 3 * 4 * sum(planes) <= CACHED), 1)
+    return SheetLaunch(16 // blocks, 1, blocks)
 
 
 def sheet_kernel(walk: SheetWalk, chain: Chain, dtype: str, shape: SheetLaunch | None = None) -> SheetKernel:
