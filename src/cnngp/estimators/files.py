@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -76,6 +77,9 @@ def load(
             parameters["input_shape"] = tuple(parameters["input_shape"])
         network = from_json(header["network"])
         model = cls(network, device=device, **parameters)
+        Kernel(network, "cpu", model.dtype, model.threads)  # refuses what the file says of type and threads
+        if model.threads is not None:  # those of the machine that it was made on
+            model.threads = min(model.threads, os.cpu_count() or 1)
     model.kernel_ = Kernel(network, device, model.dtype, model.threads)  # a wrong device is not the file's fault
     with reading(path):
         model.network_ = model.kernel_.network

@@ -1,0 +1,75 @@
+"""A campaign of faults: `python -m benchmarks.faults --minutes 30`.
+
+    python -m benchmarks.faults --minutes 30 --seed 7
+    python -m benchmarks.faults --minutes 5 --only store
+
+Kills, flipped bits, moved and lost files, links, full disks, dying and frozen workers, crafted files, and generated
+networks against the reference, at random, each kind for the same time, until the time is up. Prints a table of what was
+done and what came of it, and ends with an error where anything was wrong: a number that is not the right one, an error
+that is not one line, a file that was touched. docs/reliability.md has the promises that it tests.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import logging
+import os
+import platform
+import tempfile
+import time
+from pathlib import Path
+
+from .campaign import Trial, campaign, table
+from .clusters import Workers
+from .files import CraftedModels, Models, Studies
+from .networks import Networks
+from .stores import Flips, FullDisks, Kills, Links, Losses, Metadata, Moves, SolveKills, Stores
+from .victim import Victim
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument("--seed", type=int, default=int(time.time()), help="by default another one every time")
+    parser.add_argument("--only", default="", help="kinds of faults whose description holds this text")
+    parser.add_argument("--json", action="store_true", help="a last line for machines")
+    asked = parser.parse_args()
+    logging.getLogger("cnngp").setLevel(logging.CRITICAL)  # warnings of damage are what a campaign is made of
+    with tempfile.TemporaryDirectory(prefix="cnngp-faults-") as folder, contextlib.ExitStack() as stack:
+        stores, victim, models = Stores(Path(folder)), Victim(), Models(Path(folder))
+        stack.callback(victim.close)
+        workers = Workers()
+        stack.callback(workers.close)
+        every: list[Trial] = [
+            Flips(stores),
+            Moves(stores),
+            Losses(stores),
+            Metadata(stores),
+            Links(stores),
+            FullDisks(),
+            Kills(victim),
+            SolveKills(stores, victim),
+            models,
+            CraftedModels(models),
+            Studies(Path(folder)),
+            workers,
+            Networks(),
+        ]
+        began = time.monotonic()
+        chosen = [trial for trial in every if asked.only in trial.name]
+        rows = campaign(chosen, asked.minutes, asked.seed, lambda text: print(text, flush=True))
+    print(table(rows))
+    minutes = (time.monotonic() - began) / 60
+    machine = f"{os.cpu_count()} cores of {platform.machine()}, {platform.system()}"
+    print(f"\n{minutes:.1f} minutes, seed {asked.seed}, {machine}")
+    if asked.json:
+        found = {row.trial.name: dict(row.outcomes) | {"wrong": row.wrong} for row in rows}
+        print(json.dumps({"minutes": minutes, "seed": asked.seed, "faults": found}))
+    if any(row.wrong for row in rows):
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""What the trials of a campaign share: how a result is judged, and the table."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from cnngp.common.arrays import DataError
+from cnngp.common.errors import ModelFileError, StoreError
+from cnngp.gp.exact import MatrixError
+from cnngp.kernel.engines.base import RangeError
+from cnngp.matrix.cluster.connection import ClusterError
+from cnngp.network.layers import NetworkError
+
+# Errors that people are shown: what else comes out of a fault is a fault of ours.
+OURS = (StoreError, ModelFileError, ClusterError, MatrixError, DataError, NetworkError, RangeError)
+SAME, FOUND, REFUSED = "as if nothing had happened", "damage found and made good", "one line"
+
+
+class Wrong(AssertionError):
+    """A number that is not what it should be, a raw error, or a file that was touched."""
+
+
+class Trial(Protocol):
+    """One kind of fault. `name` is for the table; each call does one at random in an empty folder."""
+
+    name: str
+    promise: str
+
+    def __call__(self, rng: random.Random, folder: Path) -> str: ...
+
+
+def refused(call: Callable[[], Any], *more: type[BaseException]) -> Any | None:
+    """What `call` gives; None where it refuses in one line."""
+    try:
+        return call()
+    except (*OURS, *more) as error:
+        if "\n" in str(error) or not str(error):
+            raise Wrong(f"not one line: {error!r}") from error
+        return None
+
+
+def expect(right: bool, what: str) -> None:
+    if not right:
+        raise Wrong(what)
+
+
+@dataclass
+class Row:
+    """What became of one kind of fault."""
+
+    trial: Trial
+    outcomes: Counter[str] = field(default_factory=Counter)
+    seconds: float = 0.0
+    wrong: list[str] = field(default_factory=list)
+
+
+def campaign(trials: list[Trial], minutes: float, seed: int, say: Callable[[str], None]) -> list[Row]:
+    """Each kind in turn, and those that are quick more often, until the time is up."""
+    rows = [Row(trial) for trial in trials]
+    until = time.monotonic() + 60 * minutes
+    number = 0
+    while time.monotonic() < until:
+        row = min(rows, key=lambda r: r.seconds)  # the same time for each kind
+        number += 1
+        began = time.monotonic()
+        folder = Path(tempfile.mkdtemp(prefix="cnngp-faults-"))
+        try:
+            row.outcomes[row.trial(random.Random(f"{seed}/{row.trial.name}/{number}"), folder)] += 1
+        except Exception as error:
+            last = traceback.extract_tb(error.__traceback__)[-1]
+            where = f"{Path(last.filename).name}:{last.lineno}"
+            row.wrong.append(f"number {number}: {type(error).__name__}: {error} ({where})")
+            say(f"WRONG  {row.trial.name}, {row.wrong[-1]}")
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+        row.seconds += time.monotonic() - began
+    return rows
+
+
+def table(rows: list[Row]) -> str:
+    lines = [
+        f"| what was done | times | {SAME} | {FOUND} | {REFUSED} | wrong |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        counts = [row.outcomes[kind] for kind in (SAME, FOUND, REFUSED)]
+        cells = [f"{sum(counts) + len(row.wrong):,}", *(f"{count:,}" for count in counts), f"{len(row.wrong):,}"]
+        lines.append(f"| {row.trial.name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)

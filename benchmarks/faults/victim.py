@@ -1,0 +1,96 @@
+"""A process that starts work and kills it: `python -m benchmarks.faults.victim`, one order a line, one answer a line.
+
+Everything is imported once, and every piece of work is a fork of this process, so that an attempt takes milliseconds.
+This process stays on one thread: threads do not survive a fork.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import Any
+
+import numpy as np
+
+TILE = 16
+
+
+def images(n: int) -> Any:
+    return np.random.default_rng(0).random((n, 5))
+
+
+def run(order: dict[str, Any]) -> None:
+    from cnngp import Dense, Kernel, gram, solve
+    from cnngp.gp.solving import checkpoint
+
+    kernel = Kernel(Dense(), device="cpu", threads=1)
+    if order["what"] == "gram":
+        gram(kernel, images(order["images"]), store=order["store"], tile=TILE, progress=False)
+    else:
+        checkpoint.SECONDS = 0.0
+        solve(order["store"], images(order["images"]), 1e-5, "cg", rank=4, device="cpu", progress=False)
+
+
+def serve() -> None:
+    import tqdm.auto  # noqa: F401
+    import zarr  # noqa: F401
+
+    import cnngp.gp.solving.matrices
+    import cnngp.matrix.gram
+    import cnngp.matrix.store.verified  # noqa: F401
+    from cnngp import Dense, Kernel
+
+    Kernel(Dense(), device="cpu", threads=1)(images(4))
+    print("ready", flush=True)
+    for line in sys.stdin:
+        order = json.loads(line)
+        children = []
+        for _ in range(order["processes"]):
+            child = os.fork()
+            if not child:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+                try:
+                    run(order)
+                    os._exit(0)
+                except BaseException:
+                    os._exit(1)
+            children.append(child)
+        time.sleep(order["seconds"])
+        os.kill(children[0], signal.SIGKILL)
+        ends = [os.waitpid(child, 0)[1] for child in children]
+        print(json.dumps([os.waitstatus_to_exitcode(end) for end in ends]), flush=True)
+
+
+class Victim:
+    """The process, seen from the campaign."""
+
+    def __init__(self) -> None:
+        command = [sys.executable, "-m", "benchmarks.faults.victim"]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert self._answer() == "ready\n"
+
+    def _answer(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline()
+
+    def kill_one(self, what: str, store: str, images: int, seconds: float, processes: int = 1) -> list[int]:
+        """Start so many processes on it and kill the first after `seconds`; their exit codes, −9 where killed."""
+        order = {"what": what, "store": store, "images": images, "seconds": seconds, "processes": processes}
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(order) + "\n")
+        self.process.stdin.flush()
+        codes: list[int] = json.loads(self._answer())
+        return codes
+
+    def close(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait()
+
+
+if __name__ == "__main__":
+    serve()
