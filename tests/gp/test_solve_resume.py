@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from cnngp.common.errors import StoreError
 from cnngp.gp.solving import ConvergenceWarning, conjugate
 from cnngp.gp.solving import checkpoint as checkpoint_module
 from cnngp.gp.solving.matrices import SymmetricMatrix
+from cnngp.gp.solving.preconditioner import Nystrom
 from helpers.solves import DIGITS, KERNEL, targets
 
 
@@ -129,3 +131,19 @@ def test_matrices_with_one_diagonal_have_other_fingerprints() -> None:
     D = (np.arange(9.0)[:, None] - np.arange(9.0)[None]) ** 2
     assert SymmetricMatrix(np.exp(-D)).fingerprint() == SymmetricMatrix(np.exp(-D)).fingerprint()
     assert SymmetricMatrix(np.exp(-D)).fingerprint() != SymmetricMatrix(np.exp(-D / 4)).fingerprint()
+
+
+def test_a_checkpoint_gives_back_all_that_an_iteration_carries(tmp_path: Path) -> None:
+    """Also what only decides when to begin anew, and so shows in no result of a solve that goes well."""
+    rng = np.random.default_rng(0)
+    arrays = {name: rng.standard_normal((5, 2)) for name in ("X", "Q", "S", "C", "best", "least", "energy")}
+    state = conjugate.State(**arrays, start=0.1 + 0.2, iteration=7, history=[0.5, 1 / 3], gains=[0.25, 1e-300])
+    E = Nystrom(rng.standard_normal((5, 3)), rng.random(3), 0.1)
+    checkpoint_module.Checkpoint(tmp_path / "c", "this").save(E, state, every=0.0)
+    again, found = checkpoint_module.Checkpoint(tmp_path / "c", "this").read(np, 0.1)
+    assert again is not None
+    assert found is not None
+    np.testing.assert_array_equal(again.U, E.U)
+    np.testing.assert_array_equal(again.values, E.values)
+    for field in dataclasses.fields(conjugate.State):
+        np.testing.assert_array_equal(getattr(found, field.name), getattr(state, field.name), err_msg=field.name)

@@ -254,3 +254,22 @@ def test_a_run_that_ends_leaves_its_tasks_nothing_to_write(client: Client, tmp_p
         assert isinstance(ended, Refused)
         assert "the run has ended" in ended.reason
     assert chunks(place) == 3
+
+
+def test_tiles_that_are_given_again_are_computed_only_where_they_are_missing(client: Client, tmp_path: Path) -> None:
+    """Whoever had them in hand before may have written some: these stay as they are."""
+    place = tmp_path / "K.zarr"
+    gram(KERNEL, X, store=place, tile=64)
+    worker = next(iter(client.nthreads()))
+    with opened(place) as store:
+        mark = store_run.begin(store, ImageRows(X, KERNEL, "X"), None)
+        job = Job(cluster.Crew(client, KERNEL, X.shape[1:], place)._kernel, str(place), mark)
+        (place / "K/c/1/0").unlink()  # half of (0, 1)
+        (place / "K/seals/1/1").unlink()  # written, but not sealed
+        before = {path: path.stat().st_mtime_ns for path in place.glob("K/c/*/*")}
+        places = [(0, 0), (0, 1), (1, 1), (2, 2)]
+        assert isinstance(client.submit(work, job, places, True, workers=[worker], pure=False).result(), Done)
+        store_run.end(store)
+    again = sorted(p.parent.name + "/" + p.name for p, at in before.items() if p.stat().st_mtime_ns != at)
+    assert again == ["0/1", "1/1"]
+    assert status(place).whole

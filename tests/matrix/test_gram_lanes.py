@@ -77,6 +77,23 @@ def test_an_error_in_one_lane_ends_the_others(kernel: Kernel) -> None:
     assert sum(e.tiles for e in engines) < 30  # of 45
 
 
+@pytest.mark.parametrize("lanes", [1, 2])
+@pytest.mark.parametrize("bad", [0, 3, -1])
+def test_an_error_of_the_writer_is_never_swallowed(kernel: Kernel, bad: int, lanes: int) -> None:
+    """It comes a tile later than the tile, and that of the last one after all of them."""
+    grid = Grid((37, 37), (10, 10), True)
+    tiles = list(grid)
+    images = ImageRows(X, kernel, "X")
+    engine = kernel.engine_for(X.shape[1:])
+
+    def write(tile: Any, block: Any) -> None:
+        if tile == tiles[bad]:
+            raise OSError("the disk")
+
+    with pytest.raises(OSError, match="the disk"):
+        fill(tiles, [Lane(engine)] * lanes, images, None, write, lambda _: None)
+
+
 def test_an_engine_is_stopped_in_the_middle_of_its_tile(kernel: Kernel) -> None:
     """Ctrl-C does not wait for a tile of ten seconds."""
     begun, ended = threading.Event(), threading.Event()
