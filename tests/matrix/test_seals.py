@@ -17,7 +17,9 @@ import zarr
 
 from cnngp import Conv, Dense, GPRegressor, Kernel, ReLU, Sequential, gram, solve
 from cnngp.common.errors import StoreError
+from cnngp.matrix.grid import Grid
 from cnngp.matrix.plan import status
+from cnngp.matrix.store.seals import seal, sealed_sum
 from cnngp.matrix.store.store import GramStore
 from helpers.tile_count import computed
 
@@ -144,7 +146,9 @@ def swap(store: Path, a: str, b: str) -> None:
 
 
 @pytest.mark.parametrize("seals", [False, True])
-@pytest.mark.parametrize(("a", "b"), [((0, 0), (1, 1)), ((0, 1), (0, 2)), ((0, 1), (1, 0)), ((0, 0), (2, 1))])
+@pytest.mark.parametrize(
+    ("a", "b"), [((0, 0), (1, 1)), ((0, 1), (0, 2)), ((0, 2), (1, 2)), ((0, 1), (1, 0)), ((0, 0), (2, 1))]
+)
 def test_a_good_chunk_in_a_wrong_place_is_found(
     stores: Path,
     tmp_path: Path,
@@ -204,6 +208,24 @@ def test_a_tile_of_another_matrix_is_found(store: Path, tmp_path: Path) -> None:
             shutil.copy(tmp_path / f"{k}" / name, store / name)
         assert status(store).damaged == 1
         np.testing.assert_array_equal(gram(KERNEL, X, store=store)[:], KERNEL(X))
+
+
+def test_a_seal_holds_for_one_tile_of_one_matrix_alone() -> None:
+    """Not for another row, column, size or matrix, also where the growth of a matrix left a chunk that it had cut."""
+    grid = Grid((50, 50), (20, 20), symmetric=True)
+    data = seal("this", grid, 1, 2, [b"abcd", b"efgh"])
+    assert (sealed_sum(data, "this", grid, 1, 2), sealed_sum(data, "this", grid, 2, 1)) == (b"abcd", b"efgh")
+    grown, across = Grid((55, 55), (20, 20), symmetric=True), Grid((50, 50), (20, 20), symmetric=False)
+    for matrix, of, i, j in (
+        ("that", grid, 1, 2),
+        ("this", grid, 0, 2),
+        ("this", grid, 1, 1),
+        ("this", grid, 0, 1),
+        ("this", grown, 1, 2),
+        ("this", across, 1, 2),
+    ):
+        with pytest.raises(ValueError, match="its seal is that of another tile, or damaged"):
+            sealed_sum(data, matrix, of, i, j)
 
 
 @pytest.mark.parametrize("damage", ["missing", "flipped", "empty", "longer"])

@@ -1,0 +1,629 @@
+"""Bugs that somebody might have written, and the tests that should notice each."""
+
+# ruff: noqa: E501 (the text of another file, as it stands there)
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+SEALS = "tests/matrix/test_seals.py"
+FOREIGN = "tests/matrix/test_foreign.py"
+FAULTS = "tests/matrix/test_gram_faults.py"
+GRAM = "tests/matrix/test_gram.py"
+LANES = "tests/matrix/test_gram_lanes.py"
+HANDS = "tests/matrix/test_hands.py"
+FILES = "tests/common/test_files.py"
+LOCKS = "tests/common/test_locks.py"
+STUDY = "tests/search/test_study.py"
+RESUME = "tests/gp/test_solve_resume.py"
+SOLVE = "tests/gp/test_solve.py"
+EXACT = "tests/gp/test_exact.py"
+INDUCING = "tests/gp/test_inducing.py"
+GEOMETRY = "tests/network/test_geometry.py tests/network/test_shapes.py"
+PROGRAM = "tests/kernel/test_program.py"
+
+
+@dataclass(frozen=True)
+class Bug:
+    """`old` in `src/cnngp/file` becomes `new`; `tests`, those of them whose names hold `k`, should notice."""
+
+    subject: str
+    what: str
+    file: str
+    old: str
+    new: str
+    tests: str
+    k: str = ""
+
+
+def _stores() -> list[Bug]:
+    store, chunks, seals = "matrix/store/store.py", "matrix/store/chunks.py", "matrix/store/seals.py"
+    verified, metadata, spec = "matrix/store/verified.py", "matrix/store/metadata.py", "matrix/store/spec.py"
+    gram, grid, places = "matrix/gram.py", "matrix/grid.py", "matrix/store/places.py"
+
+    def bug(what: str, file: str, old: str, new: str, tests: str = SEALS, k: str = "") -> Bug:
+        return Bug("stores", what, file, old, new, tests, k)
+
+    return [
+        bug("a seal does not hold the row", seals, "{matrix} {i} {j} {covers}", "{matrix} {j} {covers[2:]}"),
+        bug("a seal does not hold the matrix", seals, "cnngp tile {matrix} {i}", "cnngp tile {i}"),
+        bug("a seal does not hold what the tile covers", seals, "{i} {j} {covers} ", "{i} {j} ", SEALS, "alone or cut"),
+        bug("a seal's own digest is not compared", seals, "or data[-_DIGEST:] != _digest", "or False and _digest"),
+        bug("a mirror image takes the checksum of its tile", seals, "k = chunks.index((i, j))", "k = 0"),
+        bug("the sum in the seal is not compared", verified, "i, j) != found:", "i, j) == b'':"),
+        bug(
+            "chunks are read without their seals",
+            verified,
+            "if self._spec.id is not None:\n                await",
+            "if False:\n                await",
+        ),
+        bug(
+            "a missing chunk is NaN",
+            verified,
+            'if whole is None:\n                raise ValueError("it is not there")',
+            "if whole is None:\n                return None",
+        ),
+        bug("the array's own document is believed", verified, 'if key == f"{self._prefix}K/zarr.json":', "if False:"),
+        bug(
+            "a checksum is not compared",
+            chunks,
+            "if not np.array_equal(data[-CHECKSUM_BYTES:], _checksum(data)):",
+            "if False:",
+        ),
+        bug(
+            "a size is not compared",
+            chunks,
+            "if len(data) != chunk_bytes(tile, dtype):",
+            "if False:",
+            f"{SEALS} {FAULTS}",
+            "chunk or nonsense",
+        ),
+        bug("unknown keys in the array's document pass", metadata, "sorted(strange | {", "sorted({"),
+        bug("codecs are not compared", metadata, '- {"attributes"}', '- {"attributes", "codecs"}'),
+        bug("the key encoding is not compared", metadata, '- {"attributes"}', '- {"attributes", "chunk_key_encoding"}'),
+        bug("the fill value is not compared", metadata, '- {"attributes"}', '- {"attributes", "fill_value"}'),
+        bug(
+            "a shape from before growth is taken for a whole matrix",
+            store,
+            "and not (growing and differs",
+            "and not (differs",
+        ),
+        bug("the attributes' checksum is not compared", spec, "if not sound or spec.dtype", "if spec.dtype"),
+        bug(
+            "the identity changes when images are added",
+            gram,
+            "id=None if found is None else found.id,\n    )\n    return spec.identified() if found is None else spec",
+            "id=None,\n    )\n    return spec.identified()",
+            f"{SEALS} {GRAM}",
+            "grow or cut or attributes",
+        ),
+        bug(
+            "the identity does not depend on the images",
+            spec,
+            'replace(self, id="").attributes()',
+            'replace(self, id="", X=replace(self.X, sha256="")).attributes()',
+            SEALS,
+            "another_matrix",
+        ),
+        bug(
+            "the seal is written before the tile",
+            store,
+            '        _wait(_set_all(self.store, chunks))\n        if self.spec.id is not None:  # last: a tile with a seal is whole\n            self.set_bytes(f"K/seals/{tile.i}/{tile.j}", seal(self.spec.id, self.grid, tile.i, tile.j, sums))',
+            '        if self.spec.id is not None:\n            self.set_bytes(f"K/seals/{tile.i}/{tile.j}", seal(self.spec.id, self.grid, tile.i, tile.j, sums))\n        _wait(_set_all(self.store, chunks))',
+        ),
+        bug(
+            "a tile without a seal counts",
+            store,
+            "        if self.sealed:\n            sealed = self._listed",
+            "        if False:\n            sealed = self._listed",
+        ),
+        bug(
+            "seals of mirror images are not seen",
+            store,
+            "(sealed | sealed.T) if self.grid.symmetric else sealed",
+            "sealed",
+        ),
+        bug(
+            "growth of Z keeps cut columns",
+            grid,
+            "if shape[1] > self.shape[1] and self.shape[1] % self.tile[1]:",
+            "if False:",
+            SEALS,
+            "cut",
+        ),
+        bug(
+            "growth of X keeps cut rows",
+            grid,
+            "if shape[0] > self.shape[0] and self.shape[0] % self.tile[0]:",
+            "if False:",
+            SEALS,
+            "cut",
+        ),
+        bug(
+            "edge chunks go after the metadata",
+            store,
+            "                for i, j in self.grid.cut_by_growth(spec.shape):\n                    self.forget(*tile_of(self.grid, i, j))\n                self._update(spec.attributes())",
+            "                self._update(spec.attributes())\n                for i, j in self.grid.cut_by_growth(spec.shape):\n                    self.forget(*tile_of(self.grid, i, j))",
+            SEALS,
+            "cut",
+        ),
+        bug(
+            "a damaged tile of a pair is only half deleted",
+            store,
+            "for a, b in self.grid.chunks_of(i, j):\n            self.delete",
+            "for a, b in ((i, j),):\n            self.delete",
+            FAULTS,
+            "verify_false or damaged_chunk or full_file",
+        ),
+        bug(
+            "NaN in K(X, Z) passes",
+            store,
+            "good = not bool(np.isnan(block).any())",
+            "good = True",
+            GRAM + " " + FAULTS + " " + SEALS,
+            "nan or damaged or cross or two_sets",
+        ),
+        bug(
+            "tiles that are not finite are written",
+            store,
+            "if not (math.isfinite(float(block.max())) and math.isfinite(float(block.min()))):",
+            "if False:",
+            FAULTS,
+            "not_finite",
+        ),
+        bug(
+            "a tile in a wrong place passes the upgrade",
+            gram,
+            "if _belongs(place, kernel, x, z, t):",
+            "if True:",
+            SEALS,
+            "earlier",
+        ),
+        bug(
+            "the upgrade is declared before it is done",
+            gram,
+            "    place.adopt_seals()\n    return misplaced",
+            "    return misplaced",
+            SEALS,
+            "earlier or upgrade",
+        ),
+        bug(
+            "links are followed",
+            places,
+            "if path.is_symlink():\n            raise _is_link(path)",
+            "if False:\n            raise _is_link(path)",
+            FOREIGN,
+            "link",
+        ),
+        bug("links to rows of chunks are followed", places, "if entry.is_symlink():", "if False:", FOREIGN, "link"),
+        bug(
+            "leftovers of living processes are removed",
+            places,
+            'newest = float("inf") if locked else',
+            'newest = float("inf") if True else',
+            FAULTS,
+            "left_alone",
+        ),
+        bug(
+            "a lock is made in the store of somebody else",
+            store,
+            'if (local / "zarr.json").exists():\n                GramStore(where, read_only=True)',
+            "if False:\n                GramStore(where, read_only=True)",
+            FOREIGN,
+            "somebody",
+        ),
+        bug(
+            "a read-only store promises to compute",
+            gram,
+            "        _refuse_to_fill(place, spec.engine)\n        if damaged:\n            _report(place, damaged)",
+            "        if damaged:\n            _report(place, damaged)\n        _refuse_to_fill(place, spec.engine)",
+            FOREIGN,
+            "promise",
+        ),
+        bug("another engine adds tiles", gram, "    if made_by != engine:\n", "    if False:\n", GRAM, "engine"),
+        bug(
+            "processes without locks do not look",
+            gram,
+            "if place.has(tile):\n            done(tile)",
+            "if False:\n            done(tile)",
+            FAULTS,
+            "share",
+        ),
+        bug(
+            "errors of the last write are swallowed",
+            "matrix/fill.py",
+            "        if writing is not None:\n            writing.result()\n\n",
+            "\n",
+            LANES,
+            "swallowed",
+        ),
+        bug(
+            "errors of a write are swallowed",
+            "matrix/fill.py",
+            "            if writing is not None:\n                writing.result()\n            writing = writer",
+            "            writing = writer",
+            LANES,
+            "swallowed",
+        ),
+        bug(
+            "both triangles are not compared",
+            store,
+            "good = is_mirror(block, block if i == j else self.read(j, i))",
+            "good = is_mirror(block, block) if i == j else True",
+            FAULTS + " " + SEALS,
+            "damaged or wrong_place",
+        ),
+    ]
+
+
+def _locks_and_files() -> list[Bug]:
+    locks, files, claims = "common/locks.py", "common/files.py", "search/claims.py"
+
+    def bug(what: str, file: str, old: str, new: str, tests: str = FILES, k: str = "") -> Bug:
+        return Bug("locks and files", what, file, old, new, tests, k)
+
+    return [
+        bug(
+            "a child keeps the lock of its parent",
+            locks,
+            "os.register_at_fork(after_in_child=_close_all)",
+            "pass",
+            LOCKS,
+        ),
+        bug(
+            "a child closes a number that is another's",
+            locks,
+            "    if descriptor in _open:\n        _open.remove(descriptor)\n        os.close(descriptor)",
+            "    _open.discard(descriptor)\n    os.close(descriptor)",
+            LOCKS,
+        ),
+        bug("a lock that is a link is followed", locks, 'getattr(os, "O_NOFOLLOW", 0)', "0", LOCKS),
+        bug("a lock that is a hard link is written", locks, "or found.st_nlink > 1", "", LOCKS),
+        bug(
+            "other content of a lock file is lost",
+            locks,
+            'if os.read(descriptor, 1) not in (b"", b"{"):',
+            "if False:",
+            LOCKS,
+        ),
+        bug(
+            "a taken lock is taken",
+            locks,
+            'return "taken"',
+            'return "locked"',
+            LOCKS + " " + FAULTS,
+            "lock or waits or claim",
+        ),
+        bug("a claim on a file that is gone holds", claims, "if _is_file(descriptor, path):", "if True:", LOCKS),
+        bug(
+            "a claim's file goes after its lock",
+            claims,
+            "        with suppress(OSError):  # systems that keep files that are open\n            (self._folder / name).unlink()\n        close_file(descriptor)",
+            "        close_file(descriptor)\n        with suppress(OSError):\n            (self._folder / name).unlink()",
+            LOCKS,
+        ),
+        bug("compressed members pass", files, "info.compress_type == zipfile.ZIP_STORED and", "", FILES),
+        bug("overlapping members pass", files, "or info.header_offset < end", "", FILES),
+        bug("names that come twice pass", files, "or info.filename in names", "", FILES),
+        bug(
+            "memory for what an array says it has",
+            files,
+            "if len(rest) != math.prod(shape) * dtype.itemsize or any(n < 0 for n in shape):",
+            "if False:",
+            FILES,
+        ),
+        bug(
+            "the checksum of a model is not compared",
+            files,
+            'if checksum.decode(errors="replace") != _digest(members):',
+            "if False:",
+            FILES,
+        ),
+        bug("the mode of a file is lost", files, "temporary.chmod(stat.S_IMODE(path.stat().st_mode))", "pass", FILES),
+        bug("temporary names can be known", files, "{secrets.token_hex(8)}", "{os.getpid()}", FILES),
+        bug("what killed processes left stays", files, "    _sweep(path)\n", "", FILES),
+        bug("what others are writing is swept", files, 'if state == "locked" or (', "if True or (", FILES),
+        bug("arrays by columns come back by rows", files, 'copy(order="K")', "copy()", FILES),
+        bug(
+            "a model names its store",
+            "estimators/files.py",
+            "if k not in _NOT_SAVED}\n        if parameters",
+            "}\n        if parameters",
+            FOREIGN,
+            "store",
+        ),
+        bug(
+            "a model of other points is read",
+            "estimators/files.py",
+            "if model.gp_.points != len(model.X_):",
+            "if False:",
+            FOREIGN,
+            "crafted",
+        ),
+    ]
+
+
+def _studies_and_clusters() -> list[Bug]:
+    study, hands, roster = "search/study.py", "matrix/cluster/hands.py", "matrix/cluster/roster.py"
+
+    def bug(what: str, file: str, old: str, new: str, tests: str = HANDS, k: str = "") -> Bug:
+        return Bug("studies and clusters", what, file, old, new, tests, k)
+
+    return [
+        bug(
+            "records without a checksum pass",
+            study,
+            "if kept is None and not self._checked:",
+            "if kept is None:",
+            STUDY,
+            "altered",
+        ),
+        bug(
+            "a record's value is not in its checksum",
+            study,
+            "if kept == digest([record.value, record.params, attributes]):",
+            "if kept == digest([attributes['error'], record.params, attributes]):",
+            STUDY,
+            "altered or flip",
+        ),
+        bug("notes are not compared", study, "if kept != digest([name, value]):", "if False:", STUDY, "note"),
+        bug("deaths are not counted", hands, "task.deaths += 1", "task.deaths += 0", HANDS),
+        bug("a paused worker counts as dead", hands, "if states[task.worker] is not None or", "if", HANDS),
+        bug("a task given again is not marked", hands, "task.again = True", "pass", HANDS),
+        bug("what a frozen worker has is waited for", roster, "if silent > SILENT_SECONDS:", "if False:", HANDS),
+        bug(
+            "data that are gone are not sent again",
+            hands,
+            "self._sent = None  # the data may be gone, and the client may not have heard of it",
+            "pass",
+            HANDS,
+        ),
+        bug(
+            "sending is waited for when a worker is lost",
+            hands,
+            "lambda: set(workers) <= set(self.roster.there())",
+            "lambda: True",
+            HANDS,
+        ),
+        bug(
+            "a lost answer is an error of the work",
+            hands,
+            "except (TimeoutError, CancelledError):",
+            "except CancelledError:",
+            HANDS,
+        ),
+        bug(
+            "results come in another order",
+            hands,
+            "return [results[k] for k in range(len(items))]",
+            "return list(results.values())",
+            HANDS,
+        ),
+    ]
+
+
+def _checkpoints() -> list[Bug]:
+    checkpoint, solving = "gp/solving/checkpoint.py", "gp/solving/__init__.py"
+
+    def bug(what: str, file: str, old: str, new: str, tests: str = RESUME, k: str = "") -> Bug:
+        return Bug("checkpoints", what, file, old, new, tests, k)
+
+    return [
+        bug(
+            "start is lost",
+            checkpoint,
+            "numbers = {name: header[name] for name in _NUMBERS}",
+            "numbers = {name: header[name] for name in _NUMBERS} | {'start': 1.0}",
+        ),
+        bug(
+            "the iteration is lost",
+            checkpoint,
+            "numbers = {name: header[name] for name in _NUMBERS}",
+            "numbers = {name: header[name] for name in _NUMBERS} | {'iteration': 0}",
+        ),
+        bug(
+            "best is lost",
+            checkpoint,
+            "xp.asarray(arrays[name]) for name in _ARRAYS",
+            "xp.asarray(arrays['X' if name == 'best' else name]) for name in _ARRAYS",
+        ),
+        bug(
+            "checkpoints of other problems are taken",
+            checkpoint,
+            'if header.get("problem") != self.problem:',
+            "if False:",
+        ),
+        bug(
+            "the noise is not part of the problem",
+            solving,
+            "{matrix.fingerprint()} {noise!r} {rank}",
+            "{matrix.fingerprint()} {rank}",
+        ),
+        bug(
+            "the targets are not part of the problem",
+            solving,
+            "    digest.update(np.ascontiguousarray(to_numpy(B)).data)\n",
+            "",
+        ),
+        bug(
+            "a finished solve leaves its checkpoint",
+            solving,
+            "        else:\n            keep.remove()",
+            "        else:\n            pass",
+        ),
+        bug("files that are no checkpoint are moved", checkpoint, "if not _is_checkpoint(path):", "if False:"),
+        bug(
+            "Ctrl-C loses what was done since the last note",
+            solving,
+            "        keep.save(E, latest, every=0.0)\n        told",
+            "        keep.save(E, latest)\n        told",
+        ),
+        bug(
+            "the diagonal is not part of the fingerprint, nor rows",
+            "gp/solving/matrices.py",
+            "for i in (0, self.n // 2, self.n - 1):",
+            "for i in ():",
+        ),
+        bug(
+            "mirror images are multiplied twice",
+            "gp/solving/matrices.py",
+            "if j >= i or not self.mirrored",
+            "if True",
+            SOLVE,
+        ),
+        bug(
+            "mirror images are left out",
+            "gp/solving/matrices.py",
+            "if self.mirrored and rows.start != columns.start:",
+            "if False:",
+            SOLVE,
+        ),
+    ]
+
+
+def _leave_one_out() -> list[Bug]:
+    exact, inducing = "gp/exact.py", "gp/inducing.py"
+
+    def bug(what: str, file: str, old: str, new: str, tests: str = EXACT, k: str = "") -> Bug:
+        return Bug("leave-one-out", what, file, old, new, tests, k)
+
+    return [
+        bug(
+            "the residual is added",
+            exact,
+            "self.Y - self.alpha / self.inverse_diagonal[:, None]",
+            "self.Y + self.alpha / self.inverse_diagonal[:, None]",
+        ),
+        bug(
+            "the variance lacks the amplitude",
+            exact,
+            "self.amplitude / self.inverse_diagonal\n",
+            "1.0 / self.inverse_diagonal\n",
+        ),
+        bug(
+            "the amplitude divides by the points alone",
+            exact,
+            "float((self.Y * self.alpha).sum()) / (n * outputs)\n            case",
+            "float((self.Y * self.alpha).sum()) / n\n            case",
+        ),
+        bug(
+            "the amplitude of leave-one-out lacks the variance",
+            exact,
+            "(self.alpha**2 / self.inverse_diagonal[:, None]).mean()",
+            "(self.alpha**2).mean()",
+        ),
+        bug("an inducing point predicts itself", inducing, "h[at] -= c * c_S", "h[at] -= 0 * c_S", INDUCING),
+        bug(
+            "its own weight stays",
+            inducing,
+            "f[at] -= c_S[:, None] * (g.T @ w)",
+            "f[at] -= 0 * c_S[:, None] * (g.T @ w)",
+            INDUCING,
+        ),
+        bug(
+            "what it knows of itself stays",
+            inducing,
+            "known[at] -= 1.0 / (g * g).sum(0)",
+            "known[at] -= 0.0 / (g * g).sum(0)",
+            INDUCING,
+        ),
+        bug(
+            "the weights of the points are left out",
+            inducing,
+            "left = xp.maximum(1.0 - weights * h, 1e-12)",
+            "left = xp.maximum(1.0 - h, 1e-12)",
+            INDUCING,
+        ),
+        bug(
+            "the noise is counted once too often",
+            inducing,
+            "factor.shift * (1.0 + h / left)",
+            "factor.shift * (2.0 + h / left)",
+            INDUCING,
+        ),
+    ]
+
+
+def _padding() -> list[Bug]:
+    file = "network/geometry.py"
+
+    def bug(what: str, old: str, new: str, tests: str = GEOMETRY, k: str = "") -> Bug:
+        return Bug("padding", what, file, old, new, tests, k)
+
+    return [
+        bug(
+            "reflection repeats the border",
+            "return nu if nu < size else 2 * (size - 1) - nu",
+            "return nu if nu < size else 2 * size - 1 - nu",
+            f"{GEOMETRY} {PROGRAM}",
+        ),
+        bug(
+            "replication stops one early",
+            "return min(max(nu, 0), size - 1)",
+            "return min(max(nu, 0), size - 2) if size > 1 else 0",
+            f"{GEOMETRY} {PROGRAM}",
+        ),
+        bug(
+            "zeros have the border too",
+            "return nu if 0 <= nu < size else None",
+            "return nu if 0 <= nu <= size - 1 and nu != size else (size - 1 if nu == size else None)",
+            GEOMETRY,
+        ),
+        bug(
+            "the last output is lost",
+            "return (padded - self.reach) // self.stride + 1",
+            "return (padded - self.reach) // self.stride + (1 if padded > self.reach else 0) or 1",
+            GEOMETRY,
+        ),
+        bug(
+            "the reach forgets the dilation",
+            "return self.dilation * (self.kernel - 1) + 1",
+            "return self.kernel",
+            GEOMETRY,
+        ),
+        bug(
+            "circular padding may be too long",
+            'if (self.mode == "circular" and longest > size) or',
+            'if (self.mode == "circular" and longest > 2 * size) or',
+            GEOMETRY,
+        ),
+        bug(
+            "reflection may be too long",
+            'self.mode == "reflect" and longest >= size',
+            'self.mode == "reflect" and longest > size',
+            GEOMETRY,
+        ),
+    ]
+
+
+def _units() -> list[Bug]:
+    file = "kernel/program/units.py"
+
+    def bug(what: str, old: str, new: str, k: str = "") -> Bug:
+        return Bug("units", what, file, old, new, PROGRAM, k)
+
+    return [
+        bug("the gain is not squared", "square = layer.gain * layer.gain", "square = layer.gain"),
+        bug("the half of ReLU is lost", "return square * unit / 2.0, level", "return square * unit, level"),
+        bug("no power of two is taken out", "return math.ldexp(unit, round(drift))", "return unit"),
+        bug("the shift goes the other way", "drift = level - log2(unit)", "drift = log2(unit) - level"),
+        bug("Erf loses its factor", "return 2.0 / math.pi, log2", "return 1.0, log2"),
+        bug("Step loses its factor", "return 1.0 / (2.0 * math.pi), -1.0", "return 1.0 / math.pi, -1.0"),
+        bug("units beyond float64 pass", "if not 0.0 < unit < math.inf:", "if False:"),
+        bug(
+            "powers of any real factor",
+            "return math.ldexp(unit, round(drift))",
+            "return unit * 3.0 ** round(drift / 1.585)",
+        ),
+    ]
+
+
+BUGS = [
+    *_stores(),
+    *_locks_and_files(),
+    *_studies_and_clusters(),
+    *_checkpoints(),
+    *_leave_one_out(),
+    *_padding(),
+    *_units(),
+]
