@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import json
 import logging
 import os
 import platform
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from .campaign import Trial, campaign, table
@@ -29,6 +31,38 @@ from .stores import Flips, FullDisks, Kills, Links, Losses, Metadata, Moves, Sol
 from .victim import Victim
 
 
+def kinds(folder: Path, stack: contextlib.ExitStack) -> dict[type[Trial], Callable[[], Trial]]:
+    """What makes a trial of each kind; only those that are asked for are made, and what they share is made once."""
+
+    @functools.cache
+    def stores() -> Stores:
+        return Stores(folder)
+
+    @functools.cache
+    def victim() -> Victim:
+        return stack.enter_context(contextlib.closing(Victim()))
+
+    @functools.cache
+    def models() -> Models:
+        return Models(folder)
+
+    return {
+        Flips: lambda: Flips(stores()),
+        Moves: lambda: Moves(stores()),
+        Losses: lambda: Losses(stores()),
+        Metadata: lambda: Metadata(stores()),
+        Links: lambda: Links(stores()),
+        FullDisks: FullDisks,
+        Kills: lambda: Kills(victim()),
+        SolveKills: lambda: SolveKills(stores(), victim()),
+        Models: models,
+        CraftedModels: lambda: CraftedModels(models()),
+        Studies: lambda: Studies(folder),
+        Workers: lambda: stack.enter_context(contextlib.closing(Workers())),
+        Networks: Networks,
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=30.0)
@@ -37,28 +71,9 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="a last line for machines")
     asked = parser.parse_args()
     logging.getLogger("cnngp").setLevel(logging.CRITICAL)  # warnings of damage are what a campaign is made of
-    with tempfile.TemporaryDirectory(prefix="cnngp-faults-") as folder, contextlib.ExitStack() as stack:
-        stores, victim, models = Stores(Path(folder)), Victim(), Models(Path(folder))
-        stack.callback(victim.close)
-        workers = Workers()
-        stack.callback(workers.close)
-        every: list[Trial] = [
-            Flips(stores),
-            Moves(stores),
-            Losses(stores),
-            Metadata(stores),
-            Links(stores),
-            FullDisks(),
-            Kills(victim),
-            SolveKills(stores, victim),
-            models,
-            CraftedModels(models),
-            Studies(Path(folder)),
-            workers,
-            Networks(),
-        ]
+    with tempfile.TemporaryDirectory(prefix="cnngp-faults-") as place, contextlib.ExitStack() as stack:
+        chosen = [make() for kind, make in kinds(Path(place), stack).items() if asked.only in kind.name]
         began = time.monotonic()
-        chosen = [trial for trial in every if asked.only in trial.name]
         rows = campaign(chosen, asked.minutes, asked.seed, lambda text: print(text, flush=True))
     print(table(rows))
     minutes = (time.monotonic() - began) / 60

@@ -47,6 +47,9 @@ class VerifiedStore(WrapperStore[Any]):
 
     __hash__ = None  # type: ignore[assignment]
 
+    def __str__(self) -> str:
+        return str(self._store)
+
     @property
     def inner(self) -> Any:
         return self._store
