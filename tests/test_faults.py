@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from benchmarks.faults.campaign import FOUND, REFUSED, SAME, Wrong, campaign, expect, refused, table
+
 from cnngp.common.errors import StoreError
 
 ROOT = Path(__file__).parents[1]

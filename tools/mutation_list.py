@@ -41,7 +41,7 @@ _WHERE = {
     "the sum in the seal is not compared": "wrong_place or whoever",
     "chunks are read without their seals": "wrong_place or whoever",
     "a missing chunk is NaN": "no_nan",
-    "the array's own document is believed": "flip_of_a_bit",
+    "the array's own document is believed": "attributes_alone",
     "a checksum is not compared": "whoever or damaged_chunk or cannot_be_solved",
     "unknown keys in the array's document pass": "all_metadata or flip_of_a_bit",
     "codecs are not compared": "all_metadata",
@@ -88,6 +88,8 @@ def _stores() -> list[Bug]:
             chunks,
             "if not np.array_equal(data[-CHECKSUM_BYTES:], _checksum(data)):",
             "if False:",
+            FAULTS,
+            "damaged_chunk",
         ),
         bug(
             "a size is not compared",

@@ -74,6 +74,30 @@ def test_a_forked_child_that_lives_in_the_block_leaves_the_lock_with_its_parent(
         close_file(descriptor)
 
 
+# A child that leaves the block in which its parent holds the lock, with a file open that has the number of the lock's.
+LEAVES = """
+import os, sys
+from pathlib import Path
+from cnngp.common.locks import exclusive
+folder = Path(sys.argv[1])
+held = exclusive(folder / ".lock", "it")
+held.__enter__()
+child = os.fork()
+if not child:
+    mine = os.open(folder / "mine", os.O_RDWR | os.O_CREAT)
+    held.__exit__(None, None, None)
+    os.write(mine, b"still open")
+    os._exit(0)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_child_that_leaves_the_block_closes_no_file_of_its_own(tmp_path: Path) -> None:
+    assert subprocess.run([sys.executable, "-c", LEAVES, str(tmp_path)]).returncode == 0
+    assert (tmp_path / "mine").read_text() == "still open"
+
+
 @pytest.mark.parametrize("kind", ["symbolic", "hard", "dangling"])
 def test_a_lock_that_is_a_link_is_neither_followed_nor_written(kind: str, tmp_path: Path) -> None:
     theirs, lock = tmp_path / "thesis.tex", tmp_path / ".lock"
