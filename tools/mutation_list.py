@@ -97,7 +97,7 @@ def _stores() -> list[Bug]:
             "if len(data) != chunk_bytes(tile, dtype):",
             "if False:",
             f"{SEALS} {FAULTS}",
-            "chunk or nonsense",
+            "damaged_chunk or nothing",
         ),
         bug("unknown keys in the array's document pass", metadata, "sorted(strange | {", "sorted({"),
         bug("codecs are not compared", metadata, '- {"attributes"}', '- {"attributes", "codecs"}'),
