@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 SEALS = "tests/matrix/test_seals.py"
 FOREIGN = "tests/matrix/test_foreign.py"
-FAULTS = "tests/matrix/test_gram_faults.py"
+FAULTS = "tests/matrix/test_gram_faults.py tests/matrix/test_gram_places.py"
 GRAM = "tests/matrix/test_gram.py"
 LANES = "tests/matrix/test_gram_lanes.py"
 HANDS = "tests/matrix/test_hands.py"
@@ -51,7 +51,7 @@ _WHERE = {
     "the attributes' checksum is not compared": "flip_of_a_bit or nonsense",
     "the seal is written before the tile": "not_finished",
     "a tile without a seal counts": "damaged_seal",
-    "seals of mirror images are not seen": "earlier or travels",
+    "seals of mirror images are not seen": "damaged_seal",
 }
 
 
@@ -169,12 +169,12 @@ def _stores() -> list[Bug]:
             "cut",
         ),
         bug(
-            "a damaged tile of a pair is only half deleted",
-            store,
-            "for a, b in self.grid.chunks_of(i, j):\n            self.delete",
-            "for a, b in ((i, j),):\n            self.delete",
+            "damaged tiles stay until they are computed",
+            gram,
+            "                place.forget(*at)",
+            "                pass",
             FAULTS,
-            "verify_false or damaged_chunk or full_file",
+            "gone_before",
         ),
         bug(
             "NaN in K(X, Z) passes",
@@ -236,8 +236,8 @@ def _stores() -> list[Bug]:
         bug(
             "a read-only store promises to compute",
             gram,
-            "        _refuse_to_fill(place, spec.engine)\n        if damaged:\n            _report(place, damaged)",
-            "        if damaged:\n            _report(place, damaged)\n        _refuse_to_fill(place, spec.engine)",
+            "missing, damaged = _todo(place, verify, progress)",
+            "missing, damaged = _todo(place, verify, progress)\\n    _report(place, damaged)",
             FOREIGN,
             "promise",
         ),
@@ -359,7 +359,7 @@ def _locks_and_files() -> list[Bug]:
             "if model.gp_.points != len(model.X_):",
             "if False:",
             FOREIGN,
-            "crafted",
+            "says_what",
         ),
     ]
 
@@ -618,21 +618,24 @@ def _padding() -> list[Bug]:
 
 
 def _units() -> list[Bug]:
-    file = "kernel/program/units.py"
+    units, formulas = "kernel/program/units.py", "kernel/program/formulas.py"
 
-    def bug(what: str, old: str, new: str, k: str = "") -> Bug:
+    def bug(what: str, file: str, old: str, new: str, k: str = "") -> Bug:
         return Bug("units", what, file, old, new, PROGRAM, k)
 
     return [
-        bug("the gain is not squared", "square = layer.gain * layer.gain", "square = layer.gain"),
-        bug("the half of ReLU is lost", "return square * unit / 2.0, level", "return square * unit, level"),
-        bug("no power of two is taken out", "return math.ldexp(unit, round(drift))", "return unit"),
-        bug("the shift goes the other way", "drift = level - log2(unit)", "drift = log2(unit) - level"),
-        bug("Erf loses its factor", "return 2.0 / math.pi, log2", "return 1.0, log2"),
-        bug("Step loses its factor", "return 1.0 / (2.0 * math.pi), -1.0", "return 1.0 / math.pi, -1.0"),
-        bug("units beyond float64 pass", "if not 0.0 < unit < math.inf:", "if False:"),
+        bug("the gain is not squared", formulas, "square = layer.gain * layer.gain", "square = layer.gain"),
+        bug("the half of ReLU is lost", formulas, "unit: square * unit / 2.0", "unit: square * unit"),
+        bug("Erf loses its factor", formulas, "factor=lambda unit: 2.0 / math.pi", "factor=lambda unit: 1.0"),
+        bug("Step loses its half", formulas, "unit: 1.0 / (2.0 * math.pi)", "unit: 1.0 / math.pi"),
+        bug("Abs has the wrong sign", formulas, "beta=-1.0,", "beta=1.0,"),
+        bug("a slope's own unit is lost", formulas, "factor=lambda unit: unit * own", "factor=lambda unit: unit"),
+        bug("no power of two is taken out", units, "return math.ldexp(unit, round(drift))", "return unit"),
+        bug("the shift goes the other way", units, "drift = level - log2(unit)", "drift = log2(unit) - level"),
+        bug("units beyond float64 pass", units, "if not 0.0 < unit < math.inf:", "if False:"),
         bug(
-            "powers of any real factor",
+            "units that are no powers of two",
+            units,
             "return math.ldexp(unit, round(drift))",
             "return unit * 3.0 ** round(drift / 1.585)",
         ),

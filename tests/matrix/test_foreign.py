@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
@@ -172,22 +173,21 @@ def test_a_model_can_name_no_store(model: Path, tmp_path: Path, monkeypatch: pyt
     assert sorted(p.name for p in tmp_path.iterdir()) == ["m.gp"]
 
 
+def as_npy(a: Any) -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, a)
+    return buffer.getvalue()
+
+
 def crafted_parts(whole: dict[str, bytes]) -> list[dict[str, bytes]]:
     """A model without each of its parts, and with each of them changed for something else."""
-
-    def array(a: Any) -> bytes:
-        import io
-
-        buffer = io.BytesIO()
-        np.save(buffer, a)
-        return buffer.getvalue()
 
     header = json.loads(whole["header.json"])
     made = [{k: v for k, v in whole.items() if k != name} for name in whole if name != "header.json"]
     for name in whole:
         if name.endswith(".npy"):
             made += [
-                whole | {name: array(a)}
+                whole | {name: as_npy(a)}
                 for a in (np.zeros(0), np.array(3), np.zeros((0, 4)), np.full((60, 4), np.nan), np.array(["a"]))
             ]
     strange: list[Any] = [None, [], {}, "x", -1, 1e308, [[1]]]
@@ -233,6 +233,10 @@ def test_the_command_line_says_what_is_wrong_with_a_model(
     shown = capsys.readouterr().err
     assert "m.gp is not a model that this version can read: it has no 'classes'" in shown
     assert shown.count("\n") == 1
+    fewer = np.load(io.BytesIO(whole["X.npy"]))[:-1]
+    craft(tmp_path / "m.gp", whole | {"X.npy": as_npy(fewer)})
+    with pytest.raises(ModelFileError, match="can read: 59 images for 60 points"):
+        GPClassifier.load(tmp_path / "m.gp", device="cpu")
     with pytest.raises(ModelFileError, match="holds a GPClassifier; load it with GPClassifier"):
         GPRegressor.load(model)
     os.truncate(tmp_path / "m.gp", 100)

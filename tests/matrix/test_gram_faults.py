@@ -20,6 +20,7 @@ from zarr.storage import FsspecStore, LocalStore, MemoryStore, StorePath
 from cnngp import Dense, ReLU, Sequential, gram
 from cnngp.common import locks as locking
 from cnngp.common.errors import StoreError
+from cnngp.kernel.engines.cpu.engine import CpuEngine
 from cnngp.matrix.store.store import opened
 from helpers.stores import KERNEL, TILE, TILES, X, expected
 from helpers.tile_count import computed
@@ -134,6 +135,20 @@ def test_a_damaged_chunk_is_found_reported_and_computed_again(
     i, j = sorted(map(int, chunk.split("/")))
     assert f"1 of {TILES} tiles were damaged and are computed again: ({i}, {j})" in caplog.text
     assert files(store) == whole
+
+
+def test_a_damaged_tile_is_gone_before_it_is_computed_again(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed in between, a later run without verification must not take it for good."""
+    flip(store / "K/c/2/5")
+
+    def killed(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as m:
+        m.setattr(CpuEngine, "cross", killed)
+        with pytest.raises(KeyboardInterrupt):
+            gram(KERNEL, X, store=store)
+    np.testing.assert_array_equal(gram(KERNEL, X, store=store, verify=False)[:], expected())
 
 
 def test_verify_false_trusts_what_is_there_and_computes_what_is_not(

@@ -376,12 +376,13 @@ def test_an_upgrade_that_is_killed_is_done_again(store: Path, monkeypatch: pytes
 # ---- growth ---------------------------------------------------------------------------------------------------------
 
 
-def test_growth_keeps_no_chunk_that_was_cut(cross: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of Z, of X and of both: an edge chunk holds NaN where the new images are."""
+@pytest.mark.parametrize("verify", [True, False])
+def test_growth_keeps_no_chunk_that_was_cut(cross: Path, verify: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of Z, of X and of both: an edge chunk holds NaN where the new images are, verified or not."""
     more_x, more_z = np.concatenate([X, X[:9] + 1]), np.concatenate([Z, Z[:9] + 1])
     for x, z, cut in ((X, more_z, 4), (more_x, more_z, 3)):
         calls = computed(monkeypatch)
-        K = gram(KERNEL, x, z, store=cross)
+        K = gram(KERNEL, x, z, store=cross, verify=verify)
         assert len(calls) == cut
         np.testing.assert_array_equal(K[:], KERNEL(x, z))
         monkeypatch.undo()
