@@ -33,7 +33,7 @@ import zarr  # noqa: F401
 from mutation_list import BUGS, Bug
 
 ROOT = Path(__file__).parents[1]
-SECONDS = 300
+SECONDS = 120
 
 
 def copied(folder: Path) -> Path:

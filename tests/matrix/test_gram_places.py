@@ -280,7 +280,10 @@ def test_processes_without_locks_share_the_work(tmp_path: Path) -> None:
     together = [subprocess.Popen(command, text=True, **pipes) for _ in range(2)]  # type: ignore[call-overload]
     for process in together:
         assert process.stdout.readline() == "ready\n"
-    results = [process.communicate("go\n", timeout=120)[0].split() for process in together]
+    for process in together:
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    results = [process.communicate(timeout=120)[0].split() for process in together]
     assert [right for _, right in results] == ["True", "True"]
     assert 91 <= sum(int(calls) for calls, _ in results) < 130
 
