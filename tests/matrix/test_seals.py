@@ -97,6 +97,21 @@ def test_all_metadata_of_the_array_is_compared(store: Path, caplog: pytest.LogCa
         assert key == "shape" or f"K/zarr.json was damaged (changed in {key}" in caplog.text
 
 
+def test_all_that_the_attributes_say_is_compared(store: Path) -> None:
+    """What the matrix is of, and by whom: altered, it could be given out as that of other images."""
+    document = json.loads((store / "zarr.json").read_text())
+    attributes = document["attributes"]
+    images = attributes["X"]
+    others = {"cnngp_gram": 1, "X": images | {"sha256": "0" * 64}, "Z": images, "tile": [16, 16]}
+    for key in attributes.keys() - {"progress", "check"}:  # these are notes for people
+        other = others.get(key, "x")
+        altered = document | {"attributes": attributes | {key: other}}
+        (store / "zarr.json").write_text(json.dumps(altered))
+        for use in (lambda: status(store), lambda: GramStore(store, read_only=True)):
+            with pytest.raises(StoreError, match="its metadata is damaged"):
+                use()
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", '"a"', "\0", "[" * 5000])
 def test_nonsense_in_the_place_of_metadata(store: Path, text: str, caplog: pytest.LogCaptureFixture) -> None:
     whole = contents(store)
@@ -320,6 +335,15 @@ def test_a_chunk_of_an_earlier_version_that_is_nothing_but_the_checksum_of_nothi
     assert status(store).damaged == 1
     gram(KERNEL, X, store=store)
     assert contents(store) == whole
+
+
+def test_nan_in_an_earlier_version_is_damage(store: Path, cross: Path) -> None:
+    """Whatever its checksum says: as another program may have written it."""
+    for place, others in ((store, None), (cross, Z)):
+        as_format_1(place)
+        zarr.open_array(place, path="K", mode="r+")[3, 4] = np.nan
+        assert status(place).damaged == 1
+        np.testing.assert_array_equal(gram(KERNEL, X, others, store=place)[:], KERNEL(X, others))
 
 
 @pytest.mark.parametrize(("a", "b"), [("0/0", "1/1"), ("2/2", "0/0")])
