@@ -237,7 +237,7 @@ def _stores() -> list[Bug]:
             "a read-only store promises to compute",
             gram,
             "missing, damaged = _todo(place, verify, progress)",
-            "missing, damaged = _todo(place, verify, progress)\\n    _report(place, damaged)",
+            "missing, damaged = _todo(place, verify, progress)\n    _report(place, damaged)",
             FOREIGN,
             "promise",
         ),
