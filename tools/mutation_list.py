@@ -21,6 +21,7 @@ EXACT = "tests/gp/test_exact.py"
 INDUCING = "tests/gp/test_inducing.py"
 GEOMETRY = "tests/network/test_geometry.py tests/network/test_shapes.py"
 PROGRAM = "tests/kernel/test_program.py"
+RANGE = "tests/kernel/test_range.py"
 
 
 @dataclass(frozen=True)
@@ -593,7 +594,7 @@ def _padding() -> list[Bug]:
         bug(
             "the last output is lost",
             "return (padded - self.reach) // self.stride + 1",
-            "return (padded - self.reach) // self.stride + (1 if padded > self.reach else 0) or 1",
+            "return (padded - self.reach - 1) // self.stride + 1",
             GEOMETRY,
         ),
         bug(
@@ -620,8 +621,8 @@ def _padding() -> list[Bug]:
 def _units() -> list[Bug]:
     units, formulas = "kernel/program/units.py", "kernel/program/formulas.py"
 
-    def bug(what: str, file: str, old: str, new: str, k: str = "") -> Bug:
-        return Bug("units", what, file, old, new, PROGRAM, k)
+    def bug(what: str, file: str, old: str, new: str, tests: str = PROGRAM, k: str = "") -> Bug:
+        return Bug("units", what, file, old, new, tests, k)
 
     return [
         bug("the gain is not squared", formulas, "square = layer.gain * layer.gain", "square = layer.gain"),
@@ -629,7 +630,14 @@ def _units() -> list[Bug]:
         bug("Erf loses its factor", formulas, "factor=lambda unit: 2.0 / math.pi", "factor=lambda unit: 1.0"),
         bug("Step loses its half", formulas, "unit: 1.0 / (2.0 * math.pi)", "unit: 1.0 / math.pi"),
         bug("Abs has the wrong sign", formulas, "beta=-1.0,", "beta=1.0,"),
-        bug("a slope's own unit is lost", formulas, "factor=lambda unit: unit * own", "factor=lambda unit: unit"),
+        bug(
+            "a slope's own unit is lost",
+            formulas,
+            "factor=lambda unit: unit * own",
+            "factor=lambda unit: unit",
+            RANGE,
+            "slope",
+        ),
         bug("no power of two is taken out", units, "return math.ldexp(unit, round(drift))", "return unit"),
         bug("the shift goes the other way", units, "drift = level - log2(unit)", "drift = log2(unit) - level"),
         bug("units beyond float64 pass", units, "if not 0.0 < unit < math.inf:", "if False:"),
