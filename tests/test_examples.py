@@ -35,6 +35,11 @@ def test_photographs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert sorted(path.name for path in tmp_path.iterdir()) == ["photographs.png", "uncertain.png"]
 
 
+@pytest.mark.slow
+def test_photographs_with_a_pool() -> None:
+    assert _load("photographs").main(pooling=True)["pooled"] == pytest.approx(0.02)
+
+
 def test_clean_labels(capsys: pytest.CaptureFixture[str]) -> None:
     found = _load("clean_labels").main()
     assert found["precision"] == 1.0
