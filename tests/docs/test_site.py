@@ -57,6 +57,15 @@ def test_pages_load_nothing_from_other_hosts(site: Path) -> None:
         assert re.findall(r'<(?:script|img|link)[^>]*(?:src|href)="(?:https?:)?//[^"]*"', text) == [], page
 
 
+def test_tutorials_show_the_programs_that_the_tests_run(site: Path) -> None:
+    pages = [page.read_text(encoding="utf-8") for page in (site / "tutorials").glob("*.html")]
+    assert len(pages) == 5
+    for page in pages:
+        assert "--8" not in page
+        assert page.count('<div class="highlight">') >= 3
+    assert any("most_uncertain" in page for page in pages)
+
+
 def test_formulas_are_drawn_without_a_script(site: Path) -> None:
     page = (site / "mathematics.html").read_text(encoding="utf-8")
     assert page.count("<math ") > 30
