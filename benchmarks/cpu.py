@@ -5,6 +5,7 @@
                                                                  # jaxlib==0.5.3 tf2jax==0.3.7
     python -m benchmarks.cpu --prototype fused_resnet_numba.py   # a kernel specialised to resnet(32), if you have one
     python -m benchmarks.cpu --memory --wait
+    python -m benchmarks.cpu --cases "convnet()" "pooled twice" "global on 8 × 8" --no-torch --dtypes float32
 
 Every round runs each contestant once, so that a noisy machine disturbs all alike; medians are printed. The rivals are
 given fewer pairs, at the block size that is best for them. Random images: the work does not depend on the pixels.
@@ -26,14 +27,36 @@ from typing import Any
 
 import numpy as np
 
-from cnngp import Kernel, zoo
+from cnngp import AvgPool, Conv, Dense, GlobalAvgPool, Kernel, Network, ReLU, Sequential, zoo
 
+
+def _stack(*parts: Network | int) -> Network:
+    """A network of pools and, for each number, so many 3 × 3 convolutions with ReLUs."""
+    layers: list[Network] = []
+    for part in parts:
+        layers += [part] if isinstance(part, Network) else [Conv(3, weight_var=2.0), ReLU()] * part
+    return Sequential(*layers, Dense())
+
+
+POOLED = {
+    "pooled twice": (lambda: _stack(2, AvgPool(2), 2, AvgPool(2), 1), (1, 28, 28)),
+    "pool, then 5 × 5": (lambda: _stack(2, AvgPool(2), 3, AvgPool(5, 1)), (1, 28, 28)),
+    "global on 8 × 8": (lambda: _stack(3, GlobalAvgPool()), (1, 8, 8)),
+    "global on 32 × 32": (lambda: _stack(3, GlobalAvgPool()), (3, 32, 32)),
+}
 CASES = {
     "resnet(32)": (lambda: zoo.resnet(32), (1, 28, 28)),
     "convnet()": (zoo.convnet, (1, 28, 28)),
     "residual_cnn()": (zoo.residual_cnn, (1, 28, 28)),
     "CIFAR resnet(32)": (lambda: zoo.resnet(32), (3, 32, 32)),
+    **POOLED,
 }
+
+
+def images_of(name: str, n: int) -> int:
+    """As many images as do about the work of n × n pairs of `convnet()`; one pooled pair may do a thousand times it."""
+    share = elements_of("convnet()") / elements_of(name) if name in POOLED else 1.0
+    return max(8, int(n * min(1.0, share) ** 0.5))
 
 
 def images(n: int, shape: tuple[int, ...], dtype: str, seed: int) -> Any:
@@ -42,6 +65,7 @@ def images(n: int, shape: tuple[int, ...], dtype: str, seed: int) -> Any:
 
 def ours(name: str, n: int, dtype: str, threads: int) -> tuple[int, Callable[[], float]]:
     make, shape = CASES[name]
+    n = images_of(name, n)
     kernel = Kernel(make(), device="cpu", dtype=dtype, threads=threads)
     X, Z = images(n, shape, dtype, 0), images(n, shape, dtype, 1)
     kernel(X[:2], Z[:2])
@@ -83,7 +107,7 @@ def neural_tangents(python: str, name: str, dtype: str) -> tuple[int, Callable[[
     worker = Path(__file__).with_name("neural_tangents_worker.py")
     channels, size, _ = CASES[name][1]
     best: tuple[float, int, Any] | None = None
-    for block in (10, 20, 40):
+    for block in (2, 5) if name in POOLED else (10, 20, 40):
         command = [python, str(worker), name, str(2 * block), str(channels), str(size), str(block), dtype]
         process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
@@ -135,12 +159,13 @@ def prototype(path: str, n: int) -> tuple[int, Callable[[], float]]:
 
 def elements_of(name: str) -> int:
     make, shape = CASES[name]
-    return Kernel(make(), device="cpu").engine_for(shape).program.elements
+    return make().shapes(shape).elements
 
 
 def against_the_first(cases: list[str], dtypes: list[str], n: int, threads: int, rounds: int) -> dict[str, float]:
     """Our map elements a second in every case, interleaved, against the first; by the clock and by processor time."""
     field = {(name, dtype): ours(name, n, dtype, threads)[1] for name in cases for dtype in dtypes}
+    pairs = {name: images_of(name, n) ** 2 for name in cases}
     clock: dict[tuple[str, str], list[float]] = {case: [] for case in field}
     processor: dict[tuple[str, str], list[float]] = {case: [] for case in field}
     for _ in range(rounds):
@@ -150,7 +175,7 @@ def against_the_first(cases: list[str], dtypes: list[str], n: int, threads: int,
             processor[case].append(time.process_time() - before)
 
     def rates(seconds: dict[tuple[str, str], list[float]]) -> dict[tuple[str, str], float]:
-        return {case: n * n * elements_of(case[0]) / float(np.median(t)) for case, t in seconds.items()}
+        return {case: pairs[case[0]] * elements_of(case[0]) / float(np.median(t)) for case, t in seconds.items()}
 
     by_clock, by_processor = rates(clock), rates(processor)
     first = next(iter(field))
@@ -213,7 +238,7 @@ def main() -> None:
         for dtype in args.dtypes:
             n = args.images if dtype == "float32" else args.images // 2
             field = {"cnngp": ours(name, n, dtype, args.threads)}
-            if not args.no_torch:
+            if not args.no_torch and name not in POOLED:  # the rival in PyTorch has no pools
                 field["PyTorch"] = pytorch(name, dtype, args.threads)
             if args.neural_tangents and (worker := neural_tangents(args.neural_tangents, name, dtype)):
                 field["neural-tangents"] = worker

@@ -37,7 +37,28 @@ def convnet():
     return stax.serial(*layers, stax.Flatten(), stax.Dense(1, W_std=1.67, b_std=2.8))
 
 
-NETS = {"resnet(32)": lambda: resnet(5), "CIFAR resnet(32)": lambda: resnet(5), "convnet()": convnet}
+def stack(*parts):
+    """The networks of benchmarks/cpu.py with pools: a number is so many 3 × 3 convolutions with ReLUs."""
+    layers = []
+    for part in parts:
+        convolution = [stax.Conv(1, (3, 3), padding="SAME", W_std=2**0.5, b_std=None), stax.Relu()]
+        layers += convolution * part if isinstance(part, int) else [part]
+    return stax.serial(*layers, stax.Flatten(), stax.Dense(1))
+
+
+def pool(size, stride):
+    return stax.AvgPool((size, size), (stride, stride))
+
+
+NETS = {
+    "resnet(32)": lambda: resnet(5),
+    "CIFAR resnet(32)": lambda: resnet(5),
+    "convnet()": convnet,
+    "pooled twice": lambda: stack(2, pool(2, 2), 2, pool(2, 2), 1),
+    "pool, then 5 × 5": lambda: stack(2, pool(2, 2), 3, pool(5, 1)),
+    "global on 8 × 8": lambda: stack(3, stax.GlobalAvgPool()),
+    "global on 32 × 32": lambda: stack(3, stax.GlobalAvgPool()),
+}
 
 name, n, channels, size, block, dtype = sys.argv[1], *map(int, sys.argv[2:6]), sys.argv[6]
 jax.config.update("jax_enable_x64", dtype == "float64")

@@ -72,3 +72,11 @@ def test_pooled_networks_cost_what_they_say(size: str, elements: int) -> None:
 def test_an_unknown_size_is_refused() -> None:
     with pytest.raises(NetworkError, match=r"size='huge' is not one of 'small', 'medium', 'large'"):
         zoo.pooled_cnn("huge")  # type: ignore[arg-type]
+
+
+def test_elements_count_every_sheet() -> None:
+    net = Sequential(C, R, AvgPool(2), C, R, AvgPool(2), Dense())
+    before, between = (28 + 2 * (27 + 26 + 25)) ** 2, (14 + 2 * 13) ** 2  # 7 and 3 displacements an axis
+    assert net.shapes((1, 28, 28)).elements == before + between
+    plain = zoo.convnet()
+    assert plain.shapes((1, 9, 9)).elements == Kernel(plain, device="cpu").engine_for((1, 9, 9)).program.elements

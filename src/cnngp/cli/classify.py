@@ -30,6 +30,7 @@ from .common import (
     warnings_as_lines,
     zoo_name,
 )
+from .cost import tell_cost
 from .output import Json, Quiet, last_line, say, tell
 
 
@@ -63,13 +64,16 @@ def classify(
 ) -> None:
     """Classify images with an exact Gaussian process, and write a report."""
     from cnngp.estimators.classifier import GPClassifier
+    from cnngp.estimators.inputs import default_network
+    from cnngp.kernel.kernel import Kernel
     from cnngp.report.evaluation import check_labels, evaluate
 
     began = time.perf_counter()
     images = read_data(data, split, size, aspect, skip_bad).some(train, test)
     check_labels(images.y, images.y_test)
+    given = network_by_name(network)
     clf = GPClassifier(
-        network_by_name(network),
+        given,
         noise=number_or_word("noise", noise),
         amplitude=number_or_word("amplitude", amplitude),
         device=device,  # type: ignore[arg-type]
@@ -83,6 +87,8 @@ def classify(
     if suspects is not None:
         check_writable("--suspects", suspects, folder=False)
     say("data", repr(images).strip("<>"))
+    kernel = Kernel(given or default_network(images.X.shape[1:]), device, dtype, threads)  # type: ignore[arg-type]
+    tell_cost(kernel, images.X, len(images.X) * (len(images.X) - 1) // 2 + len(images.X) * len(images.X_test))
     with warnings_as_lines():
         clf.fit(images.X, images.y, names=images.names)
     clf.image_aspect_ = images.aspect

@@ -22,6 +22,7 @@ from .common import (
     warnings_as_lines,
     zoo_name,
 )
+from .cost import duration, tell_cost, warn_if_long
 from .output import Json, Quiet, last_line, say
 
 
@@ -76,6 +77,8 @@ def gram(
         if plan:
             _plan(kernel, images.X, tile, store, as_json)
         else:
+            if client is None:
+                tell_cost(kernel, images.X, len(images.X) * (len(images.X) - 1) // 2)
             _compute(kernel, images.X, store, tile, verify, client, as_json)
 
 
@@ -113,7 +116,8 @@ def _plan(kernel: Any, X: Any, tile: int | None, store: str | None, as_json: boo
     if p.memory_bytes is not None:
         say("memory", f"{size(p.memory_bytes)} to compute; an exact fit needs {size(p.fit_bytes)}")
     say("speed", f"{p.pairs_per_second:,.0f} pairs/s, measured on one tile")
-    say("time", f"about {_duration(p.seconds)}")
+    say("time", f"about {duration(p.seconds)}")
+    warn_if_long(p.seconds)
     last_line(as_json, {"command": "gram --plan", **p.as_dict()})
 
 
@@ -138,9 +142,3 @@ def _status(where: str, verify: bool, as_json: bool) -> None:
         missing = f"no: {s.missing:,} tiles missing, {s.damaged:,} damaged; the command that made it computes them"
         say("whole", "yes, every tile was read and is good" if s.whole else missing)
     last_line(as_json, {"command": "gram --status", "store": where, **s.as_dict()})
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.1f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -149,7 +149,8 @@ def _in_store(
     engine, device = (own.identity, kernel.device) if crew is None else crew.engine(made_by)
     shape = (len(x), len(x if z is None else z))
     if tile is None:
-        cost, workers = own.program.elements, 1 if crew is None else crew.workers
+        cost = kernel.network.shapes(x.image_shape).elements
+        workers = 1 if crew is None else crew.workers
         tile = default_tile(cost, device, shape, z is None, workers) if place.found is None else place.found.tile
     spec = _specify(place.found, kernel, x, z, tile, engine)
     old = (0, 0)

@@ -48,9 +48,9 @@ def plan(kernel: Kernel, X: Any, *, tile: int | None = None, store: Any = None) 
     x = ImageRows(X, kernel, "X")
     n = len(x)
     engine = kernel.engine_for(x.image_shape)
-    usual = default_tile(engine.program.elements, kernel.device, (n, n), True)
+    usual = default_tile(kernel.network.shapes(x.image_shape).elements, kernel.device, (n, n), True)
     grid = Grid((n, n), side or usual, True)
-    rate = _measured_rate(x, min(usual[0], grid.tile[0]))
+    rate = measured_rate(x, min(usual[0], grid.tile[0]))
     a, b = grid.counts
     return Plan(
         images=n,
@@ -67,7 +67,7 @@ def plan(kernel: Kernel, X: Any, *, tile: int | None = None, store: Any = None) 
     )
 
 
-def _measured_rate(x: ImageRows, side: int) -> float:
+def measured_rate(x: ImageRows, side: int) -> float:
     """Pairs per second on one tile, or on what there is of one."""
     engine = x.kernel.engine_for(x.image_shape)
     half = max(1, min(side, len(x) // 2))

@@ -34,6 +34,8 @@ class ShapeRow:
     cost: int
     sheets: int = 1
     """How many displacements between locations are carried here; 1 without pooling."""
+    elements: int = 0
+    """Covariances that a nonlinearity reads here for a pair of images; 0 for other layers."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,11 @@ class ShapeTable:
     @property
     def cost(self) -> int:
         return sum(row.cost for row in self.rows)
+
+    @property
+    def elements(self) -> int:
+        """Covariances that the nonlinearities read for a pair of images: what most of the time goes into."""
+        return sum(row.elements for row in self.rows)
 
     def __iter__(self) -> Iterator[ShapeRow]:
         return iter(self.rows)
@@ -80,7 +87,10 @@ def shape_table(net: Network, input_shape: Sequence[int]) -> ShapeTable:
     start = Placed("", Identity(), spatial, spatial, wanted=root.asked)
     rows = [ShapeRow("(input)", name, spatial, channels * start.elements, len(start.wanted))]
     rows += (
-        ShapeRow(here.place or "(network)", _name(here), here.after, _cost(here), len(here.wanted))
+        ShapeRow(
+            *(here.place or "(network)", _name(here), here.after, _cost(here), len(here.wanted)),
+            here.elements if isinstance(here.layer, Nonlinearity) else 0,
+        )
         for here in root.walk()
         if not isinstance(here.layer, Sequential)
     )

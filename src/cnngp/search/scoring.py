@@ -107,6 +107,7 @@ def score(network: Network, problem: Problem, progress: bool = False) -> Score:
         wrong += int((to_numpy(gp.mean(K_test).argmax(1)) != problem.y_validation[rows]).sum())
     left_out, _ = gp.leave_one_out()
     engine = kernel.engine_for(problem.image_shape)
+    cost = network.shapes(problem.image_shape)
     return Score(
         error=wrong / len(problem.X_validation),
         loo_error=float((to_numpy(left_out.argmax(1)) != problem.y).mean()),
@@ -118,6 +119,6 @@ def score(network: Network, problem: Problem, progress: bool = False) -> Score:
         compile_seconds=compiled - start,
         kernel_seconds=kernel_seconds,
         pairs_per_second=problem.pairs / kernel_seconds,
-        elements=engine.program.elements,
-        operations=network.shapes(problem.image_shape).cost,
+        elements=cost.elements,
+        operations=cost.cost,
     )
