@@ -85,6 +85,15 @@ def test_a_record_that_was_altered_is_not_used_and_its_draw_is_free(
         assert study.trials() == [drawn(n)[0] for n in range(8)]
 
 
+def test_text_that_is_none_is_told_in_one_line_by_us_alone(path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Optuna would add lines of its own."""
+    altered(path, "UPDATE trial_params SET distribution_json = CAST(x'7bff7d' AS TEXT) WHERE trial_id = 3")
+    with pytest.raises(StudyError, match="cannot be read or written as a study") as caught, Study(path, IDENTITY) as s:
+        s.trials()
+    assert "\n" not in str(caught.value)
+    assert "sqlalchemy" not in capfd.readouterr().err
+
+
 def test_a_note_or_a_failure_that_was_altered_is_not_used(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     note = "UPDATE study_user_attributes SET value_json = replace(value_json, '0.25', '0.05') WHERE key LIKE 'full/%'"
     altered(path, note)

@@ -238,6 +238,8 @@ def _reported(path: Path) -> Iterator[None]:
     optuna = _optuna()
     from sqlalchemy.exc import SQLAlchemyError  # Optuna's own dependency, whose errors it lets through in part
 
+    before = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.ERROR)  # no line for each study made, nor of what is told below
     try:
         yield
     except StudyError:
@@ -246,13 +248,13 @@ def _reported(path: Path) -> Iterator[None]:
         reason = error.__cause__ if isinstance(error.__cause__, SQLAlchemyError) else error
         text = one_line(getattr(reason, "orig", reason))
         raise StudyError(f"{path} cannot be read or written as a study: {text[:200]}") from error
+    finally:
+        optuna.logging.set_verbosity(before)
 
 
 def _open(path: Path) -> tuple[Any, Any]:
     """The storage and the study in it."""
     optuna = _optuna()
-    before = optuna.logging.get_verbosity()
-    optuna.logging.set_verbosity(optuna.logging.WARNING)  # no line for each study made
     try:
         storage = optuna.storages.RDBStorage(
             f"sqlite:///{path.absolute()}", engine_kwargs={"connect_args": {"timeout": 60}}
@@ -261,8 +263,6 @@ def _open(path: Path) -> tuple[Any, Any]:
         return storage, study
     except RuntimeError as error:  # tables of another version of Optuna
         raise StudyError(f"{path} cannot be used as a study: {one_line(error)[:200]}") from None
-    finally:
-        optuna.logging.set_verbosity(before)
 
 
 def _check_file(path: Path) -> None:
