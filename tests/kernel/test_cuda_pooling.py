@@ -94,8 +94,9 @@ def test_chains_of_segments_agree_with_the_reference(name: str, dtype: str, laun
             Sequential(Conv(3, padding=2, bias_var=0.2), ReLU(), ConvTranspose(2, stride=2), AvgPool(5), Dense()),
             (1, 3, 3),
         ),
+        (Sequential(Conv(4, stride=5, padding=9, bias_var=0.6), ReLU(), GlobalAvgPool(), Dense()), (1, 3, 4)),
     ],
-    ids=["1-D", "3-D", "wider than a warp", "circular", "pool in a branch", "bias alone"],
+    ids=["1-D", "3-D", "wider than a warp", "circular", "pool in a branch", "bias alone", "one product of the images"],
 )
 def test_the_general_way_agrees_with_the_reference(
     net: Network, shape: tuple[int, ...], dtype: str, tmp_path: Path

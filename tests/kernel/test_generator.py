@@ -17,12 +17,13 @@ from cnngp.kernel.engines.cuda.warp import plan as warp_plan
 from cnngp.kernel.engines.cuda.warp import source as warp_source
 from cnngp.kernel.engines.cuda.warp import steps, sums
 from cnngp.kernel.program import lower, nodes, scheduling, units
-from cnngp.network import geometry, shapes
+from cnngp.network import demands, geometry, shapes
+from helpers import pooled
 from helpers.branches import Branches
-from helpers.generator import RELU_LIKE, SMOOTH, random_network
+from helpers.generator import RELU_LIKE, SMOOTH, Random, random_network
 from helpers.sweep import SHAPES, sweep
 
-PLANNERS = [geometry, shapes, program, nodes, units, scheduling, plan]
+PLANNERS = [geometry, shapes, demands, program, nodes, units, scheduling, plan]
 WRITERS = [source, block, dense, layout, warp_plan, sums, steps, warp_kernel, warp_source]
 
 
@@ -33,14 +34,24 @@ def test_every_draw_is_a_network_that_fits_its_images() -> None:
         assert lower(net, shape).spatial == shape[1:]
 
 
+def test_every_draw_has_cuda_source() -> None:
+    rng = np.random.default_rng(1)
+    pick = Random(rng)
+    for _ in range(60):
+        for net, shape in (random_network(rng), pooled.network(pick, lambda: pick.among(RELU_LIKE), 500)):
+            assert "pairs" in source.generate(lower(net, shape), "float32").text
+
+
 @pytest.mark.slow
 def test_generated_networks_take_nearly_every_branch_of_the_planners_and_writers() -> None:
     """What is left: an Elementwise's series and forced choices, which have tests of their own, and extreme sizes."""
     rng = np.random.default_rng(0)
-    networks = [random_network(rng, (*RELU_LIKE, *SMOOTH)) for _ in range(150)]
-    networks += [random_network(rng, max_pixels=900, axes=(1, 2, 2, 2, 3), scale=2.6) for _ in range(150)]
+    networks = [random_network(rng, (*RELU_LIKE, *SMOOTH)) for _ in range(80)]
+    networks += [random_network(rng, max_pixels=900, axes=(1, 2, 2, 2, 3), scale=2.6) for _ in range(80)]
     for spatial in (shape for same in SHAPES.values() for shape in same):
         networks += sweep([spatial], 5, 50)
+    pick = Random(rng)
+    networks += [pooled.network(pick, lambda: pick.among(RELU_LIKE), 800) for _ in range(100)]
     branches = Branches([*PLANNERS, *WRITERS])
     paths = set()
     for net, shape in networks:
@@ -48,7 +59,7 @@ def test_generated_networks_take_nearly_every_branch_of_the_planners_and_writers
             made = lower(net, shape)
             plan.make_plan(made, {})
             paths |= {source.generate(made, dtype).path for dtype in ("float32", "float64")}
-    assert paths == {"warp", "dense", "block"}
+    assert paths == {"warp", "dense", "block", "sheets", "walk"}
     taken = branches.taken()
     missed = [name for name, seen in taken.items() if not seen]
     told = "\n".join([f"{len(taken) - len(missed)} of {len(taken)} branches taken; not:", *missed])

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from .nodes import Node
-from .ops import PIXELS, Op
+from .ops import NOTHING, PIXELS, Op
 
 
 def fused(nodes: Sequence[Node], end: int) -> dict[int, Node]:
@@ -35,10 +35,12 @@ def _reads(node: Node) -> set[int]:
 def assign_buffers(nodes: dict[int, Node], end: int) -> tuple[tuple[Op, ...], tuple[int, ...], int | None, int]:
     """Linear scan: a buffer is free again after the last operation that reads it.
 
-    One product of the images is the program's input; where there are several, each is an operation.
+    One product of the images is the program's input; where there are several, or an operation that reads none, each is
+    an operation.
     """
     order = sorted(nodes)
     products = [i for i in order if nodes[i].src == PIXELS]
+    has_input = len(products) == 1 and all(nodes[i].src != NOTHING for i in order)
     last_use = {i: i for i in order}
     for i in order:
         for used in _reads(nodes[i]):
@@ -62,7 +64,7 @@ def assign_buffers(nodes: dict[int, Node], end: int) -> tuple[tuple[Op, ...], tu
     for i in order:
         node = nodes[i]
         size = math.prod(node.out_shape)
-        if node.src == PIXELS and len(products) == 1:
+        if node.src == PIXELS and has_input:
             buffer_of[i] = take(size)
             continue
         src = buffer_of.get(node.src, node.src)
@@ -80,7 +82,7 @@ def assign_buffers(nodes: dict[int, Node], end: int) -> tuple[tuple[Op, ...], tu
         buffer_of[i] = dst
         done = (buffer_of[used] for used in _reads(node) if last_use[used] == i)
         free.extend(buffer for buffer in done if buffer != dst)
-    return tuple(ops), tuple(sizes), buffer_of[products[0]] if len(products) == 1 else None, buffer_of[end]
+    return tuple(ops), tuple(sizes), buffer_of[products[0]] if has_input else None, buffer_of[end]
 
 
 def _op(node: Node, src: int, dst: int) -> Op:
