@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-from numbers import Integral
+from numbers import Integral, Real
 from typing import TypeGuard
-
-import numpy as np
 
 
 def is_number(value: object, least: float) -> TypeGuard[float]:
@@ -15,9 +13,9 @@ def is_number(value: object, least: float) -> TypeGuard[float]:
     >>> is_number(0.5, least=0.0), is_number(True, least=0.0), is_number(float("nan"), least=0.0)
     (True, False, False)
     """
-    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
+    if isinstance(value, bool) or not isinstance(value, Real):  # NumPy's numbers are registered there
         return False
-    return math.isfinite(value) and bool(value >= least)
+    return math.isfinite(value) and float(value) >= least
 
 
 def is_whole(value: object, least: int) -> TypeGuard[int]:
