@@ -45,7 +45,7 @@ def network(pick: Choices, act: Act, max_elements: int) -> tuple[Network, tuple[
         for _ in range(pick.integer(0, 3)):
             layers += _block(pick, act, shape)
         layers += [act(), pool(pick, axes), Dense(generator.variance(pick), generator.bias(pick))]
-        net = Sequential(*layers)
+        net, shape = chain(pick, act) if pick.integer(0, 2) == 0 else (Sequential(*layers), shape)
         try:
             walk = list(placed(net, shape).walk())
         except NetworkError:
@@ -67,6 +67,30 @@ def _padded(here: Placed) -> Spatial:
             return tuple((n - 1) * w.stride + w.reach for n, w in zip(here.before, found, strict=True))
         case _:
             return here.after
+
+
+def chain(pick: Choices, act: Act) -> tuple[Network, Spatial]:
+    """Layers in a row that keep or halve the shape, with pools between them: what cards have a fast way for."""
+
+    def conv() -> Network:
+        stride = pick.among([1, 1, 1, 1, 2])
+        return Conv(
+            pick.among([1, 3, 3, 5]), stride, weight_var=generator.variance(pick), bias_var=generator.bias(pick)
+        )
+
+    shape = (pick.integer(2, 8), pick.integer(2, 8))
+    layers: list[Network] = [conv()]
+    for _ in range(pick.integer(0, 2)):
+        layers += [
+            act(),
+            *[conv(), act()] * pick.integer(0, 2),
+            pick.among([AvgPool(2), AvgPool((1, 2)), AvgPool(3, 1)]),
+            conv(),
+        ]
+        if pick.among([True, False]):
+            layers.append(Sum(Identity(), Sequential(act(), Conv(3), act(), Conv(3))))
+    end = pick.among([GlobalAvgPool(), AvgPool(2), pool(pick, 2)])
+    return Sequential(*layers, act(), end, Dense(generator.variance(pick), generator.bias(pick))), shape
 
 
 def _block(pick: Choices, act: Act, shape: Spatial) -> list[Network]:

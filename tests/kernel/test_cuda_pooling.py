@@ -95,8 +95,20 @@ def test_chains_of_segments_agree_with_the_reference(name: str, dtype: str, laun
             (1, 3, 3),
         ),
         (Sequential(Conv(4, stride=5, padding=9, bias_var=0.6), ReLU(), GlobalAvgPool(), Dense()), (1, 3, 4)),
+        (Sequential(*C, AvgPool(4), ConvTranspose(3, padding="valid"), ReLU(), Dense()), (1, 4, 4)),
+        (Sequential(*C, AvgPool(4), ConvTranspose(3, padding="valid"), ReLU(), AvgPool(2), Dense()), (1, 4, 4)),
     ],
-    ids=["1-D", "3-D", "wider than a warp", "circular", "pool in a branch", "bias alone", "one product of the images"],
+    ids=[
+        "1-D",
+        "3-D",
+        "wider than a warp",
+        "circular",
+        "pool in a branch",
+        "bias alone",
+        "one product of the images",
+        "a map again",
+        "a map and a pool again",
+    ],
 )
 def test_the_general_way_agrees_with_the_reference(
     net: Network, shape: tuple[int, ...], dtype: str, tmp_path: Path

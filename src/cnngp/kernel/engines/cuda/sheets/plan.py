@@ -106,6 +106,8 @@ def chain(program: Program) -> Chain | None:
     ):
         return None
     single = next(i for i, leaf in enumerate(leaves) if math.prod(leaf.after) == 1)
+    if any(math.prod(inner.after) != 1 for leaf in leaves[single + 1 :] for inner in leaf.walk()):
+        return None  # what follows the one location is a map again
     first = single if isinstance(leaves[single].layer, AvgPool | GlobalAvgPool | Dense) else single + 1
     while first > 0 and isinstance(leaves[first - 1].layer, AvgPool):
         first -= 1
