@@ -37,7 +37,7 @@ class Kernel:
 
     `kernel(X)` is the exactly symmetric matrix of one set of images with the exact diagonal, `kernel(X, Z)` the matrix
     of two sets, `kernel.diag(X)` the diagonal alone. An entry depends on its two images only: it has the same bits
-    whatever the batch, the threads and the order of the arguments.
+    whatever the batch, the threads and the order of the arguments (with pools, the order may move the last bits).
 
     Parameters
     ----------

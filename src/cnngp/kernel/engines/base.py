@@ -22,7 +22,8 @@ Advance = Callable[[int], None] | None
 class Engine(Protocol):
     """Runs one program. Images come as (N, channels, locations), C-contiguous, in the engine's `dtype`.
 
-    K[i, j] depends on the two images alone: bit-identical for any batch, tile, thread count and argument order.
+    K[i, j] depends on the two images alone: bit-identical for any batch, tile, thread count and argument order;
+    with pools the order of the arguments may move the last bits.
     """
 
     program: Program
