@@ -244,7 +244,7 @@ def test_images_in_class_order_are_mixed(y: np.ndarray) -> None:
 
 
 def test_images_in_another_order_stay_in_it() -> None:
-    """What is published of the first so many images must not move."""
+    """What is published of the first images of a data set must not move."""
     data = datasets.digits()
     assert data.mixed() is data
     y = np.random.default_rng(1).integers(0, 3, 40)

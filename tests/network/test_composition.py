@@ -24,6 +24,7 @@ from cnngp import (
     Kernel,
     LeakyReLU,
     NetworkError,
+    Rbf,
     ReLU,
     Sequential,
     Sin,
@@ -34,7 +35,7 @@ from cnngp import (
 from cnngp.network.composition import check_network
 from helpers.networks import networks_with_shapes
 
-NONLINEARITIES = [ReLU(), LeakyReLU(0.1), Erf(), Abs(), Step(), Sin(), Cos(), GELU(), Elementwise("tanh")]
+NONLINEARITIES = [ReLU(), LeakyReLU(0.1), Erf(), Abs(), Step(), Sin(), Cos(), Rbf(1.0), GELU(), Elementwise("tanh")]
 EACH_NONLINEARITY = pytest.mark.parametrize("phi", NONLINEARITIES, ids=repr)
 EACH_LINEAR = pytest.mark.parametrize("linear", [Conv(3), ConvTranspose(3), Dense()], ids=repr)
 
@@ -82,10 +83,10 @@ def test_a_sum_of_three_copies_counts_three_paths():
         Sum(Identity(), Identity(), Identity())
 
 
-def test_paths_without_weights_are_refused_even_where_kernels_add_by_decree():
+def test_paths_without_weights_are_refused_even_where_non_gaussian_sums_are_allowed():
     with refused(TWO_PATHS):
         Sum(Identity(), Identity(), allow_non_gaussian=True)
-    with refused(TWO_PATHS):  # x + relu(x): dependent, whatever is decreed about Gaussianity
+    with refused(TWO_PATHS):  # x + relu(x): dependent, whatever is allowed about Gaussianity
         Sum(Identity(), ReLU(), allow_non_gaussian=True)
 
 
@@ -116,7 +117,7 @@ def test_a_branch_that_ends_in_a_nonlinearity_is_refused_by_place_and_name(phi):
 
 
 @EACH_NONLINEARITY
-def test_it_is_allowed_by_decree(phi):
+def test_it_is_allowed_where_asked(phi):
     branches = Identity(), Sequential(Conv(3), phi)
     block = Sum(*branches, allow_non_gaussian=True)
     check_network(Sequential(Conv(3), block, block, Conv(3), phi, Dense()))
@@ -124,7 +125,7 @@ def test_it_is_allowed_by_decree(phi):
     kernels_add(*branches, before=(Conv(3), block), allow_non_gaussian=True)
 
 
-def test_a_decree_does_not_make_the_sum_gaussian():
+def test_allowing_it_does_not_make_the_sum_gaussian():
     block = Sum(Identity(), Sequential(Conv(3), ReLU()), allow_non_gaussian=True)
     with refused(r"ReLU\(\) is applied to the output of a nonlinearity, which is not Gaussian", "layers[1]"):
         Sequential(block, ReLU())
@@ -132,7 +133,7 @@ def test_a_decree_does_not_make_the_sum_gaussian():
         check_network(Sequential(Conv(3), block))
 
 
-def test_a_decree_does_not_reach_into_nested_sums():
+def test_allowing_it_does_not_reach_into_nested_sums():
     with refused(r"Identity\(\) skips from the output of a nonlinearity", "layers[2].branches[0].branches[0]"):
         Sequential(Conv(3), ReLU(), Sum(Sum(Identity(), Conv(1)), Conv(1), allow_non_gaussian=True))
 

@@ -26,6 +26,7 @@ from cnngp import (
     LeakyReLU,
     Network,
     NetworkError,
+    Rbf,
     ReLU,
     Sequential,
     Sin,
@@ -47,6 +48,8 @@ SLOPES: dict[Nonlinearity, Callable[[Any], Any]] = {
     Erf(): lambda x: 2.0 / math.sqrt(math.pi) * np.exp(-x * x),
     Sin(): np.cos,
     Cos(): lambda x: -np.sin(x),
+    Rbf(0.5): lambda x: np.cos(x) - np.sin(x),
+    Rbf(2.0): lambda x: 2.0 * (np.cos(2.0 * x) - np.sin(2.0 * x)),
     GELU(): lambda x: special.ndtr(x) + x * np.exp(-0.5 * x * x) / math.sqrt(2.0 * math.pi),
     Elementwise("tanh"): lambda x: 1.0 / np.cosh(np.clip(x, -300.0, 300.0)) ** 2,
 }

@@ -1,10 +1,14 @@
-"""The opening of a figure: the one place that imports matplotlib, without pyplot, so that nothing global is touched."""
+"""Figures, opened and saved: the one place that imports matplotlib, without pyplot, so nothing global is touched."""
 
 from __future__ import annotations
 
+import io
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from .files import write_atomically
 
 
 class PlotsUnavailable(ImportError):
@@ -34,3 +38,17 @@ def new_figure(width: float, height: float, rows: int = 1, columns: int = 1, **s
         a.tick_params(labelsize=8)
         a.spines[["top", "right"]].set_visible(False)
     return figure, axes
+
+
+def save_figure(figure: Any, folder: Path, name: str) -> list[Path]:
+    """NAME.png and NAME.svg, written at once each; the same figure gives the same bytes."""
+    paths = []
+    with need_matplotlib().rc_context({"svg.hashsalt": "cnngp", "svg.fonttype": "path"}):
+        for suffix in ("png", "svg"):
+            out = io.BytesIO()
+            metadata = {"Date": None} if suffix == "svg" else None
+            figure.savefig(out, format=suffix, facecolor="white", metadata=metadata)
+            path = folder / f"{name}.{suffix}"
+            write_atomically(path, out.getvalue())
+            paths.append(path)
+    return paths

@@ -64,6 +64,13 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         locks.close_file(descriptor)
 
 
+def write_atomically(path: Path, content: bytes | str) -> None:
+    """A whole file, text as UTF-8, in a folder that is made where there is none; see `replacing`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+
+
 def _temporary(path: Path) -> tuple[int, Path]:
     """A new file beside `path`, locked so that no other process takes it for one that was left behind."""
     while True:

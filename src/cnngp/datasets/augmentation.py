@@ -69,6 +69,26 @@ def shifted(X: Any, y: Any, pixels: int = 1) -> tuple[Shifted, NDArray[Any]]:
     return view, np.concatenate([labels] * len(moves))
 
 
+def flipped(X: Any, y: Any) -> tuple[NDArray[Any], NDArray[Any]]:
+    """The images and their mirror images, left for right, twice as many, and their labels.
+
+    `cnngp.flip_averaged` gives the kernel of functions that do not tell the two apart, without more images.
+
+    >>> import numpy as np
+    >>> X2, y2 = flipped(np.arange(4.0).reshape(1, 1, 2, 2), [7])
+    >>> X2[1, 0], y2
+    (array([[1., 0.],
+           [3., 2.]]), array([7, 7]))
+    """
+    images, labels = to_numpy(X, "X"), to_numpy(y, "y")
+    if images.ndim != 4 or len(images) != len(labels):
+        raise DataError(
+            f"X has shape {images.shape} and y {labels.shape}; expected images (N, channels, height, width) and a "
+            "label for each"
+        )
+    return np.concatenate([images, images[..., ::-1]]), np.concatenate([labels, labels])
+
+
 def _take(X: Any, rows: NDArray[np.intp]) -> NDArray[Any]:
     """Rows of an array, in one slice where they follow each other: stores and memory maps read those much faster."""
     if rows[-1] - rows[0] + 1 == len(rows) and (np.diff(rows) == 1).all():

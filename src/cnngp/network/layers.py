@@ -8,29 +8,22 @@ a nonlinearity stands in reference.py and, for the engines, in one table (kernel
 from __future__ import annotations
 
 import math
-import numbers
-import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
 
+from .arguments import FanIn as FanIn
+from .arguments import NetworkError as NetworkError
+from .arguments import Padding as Padding
+from .arguments import PerAxis as PerAxis
+from .arguments import axes_of, check_axes_agree, check_convolution, check_variances, per_axis, real, set_field
 from .geometry import PaddingMode
 
 if TYPE_CHECKING:
     from .table import ShapeTable
 
-PerAxis: TypeAlias = int | tuple[int, ...]
-Padding: TypeAlias = Literal["same", "valid"] | int | tuple[int | tuple[int, int], ...]
-FanIn: TypeAlias = Literal["patch", "channels"]
-
-
-class NetworkError(ValueError):
-    """A network that cannot be: wrong arguments, or layers that do not compose into a Gaussian process.
-
-    >>> Sequential(Conv(3), ReLU(), ReLU(), Dense())  # doctest: +ELLIPSIS
-    Traceback (most recent call last):
-    cnngp...NetworkError: layers[2]: ReLU() is applied to the output of a nonlinearity, which is not Gaussian; put ...
-    """
+_GAMMAS = (1e-30, 1e30)
+"""Beyond these every two different images are alike, or none, and float32 could not hold the product with K."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -81,6 +74,27 @@ class Network:
 
         return shape_table(self, input_shape)
 
+    def parameters(self) -> dict[str, float]:
+        """The numbers that may be learned, by their place: variances, gains of ReLUs and slopes of LeakyReLUs.
+
+        >>> Sequential(Conv(3), ReLU(), Dense(2.0, 0.1)).parameters()  # doctest: +NORMALIZE_WHITESPACE
+        {'layers[0].weight_var': 1.0, 'layers[0].bias_var': 0.0, 'layers[1].gain': 1.0,
+         'layers[2].weight_var': 2.0, 'layers[2].bias_var': 0.1}
+        """
+        from .parameters import parameters
+
+        return parameters(self)
+
+    def with_parameters(self, values: Mapping[str, float]) -> Layer:
+        """The same network with other values for some of its `parameters`.
+
+        >>> Sequential(Conv(3), ReLU(), Dense()).with_parameters({"layers[0].bias_var": 0.5})
+        Sequential(Conv(3, bias_var=0.5), ReLU(), Dense())
+        """
+        from .parameters import with_parameters
+
+        return with_parameters(self, values)
+
 
 @dataclass(frozen=True, repr=False)
 class Conv(Network):
@@ -106,7 +120,7 @@ class Conv(Network):
     padding_mode: PaddingMode = "zeros"
 
     def __post_init__(self) -> None:
-        _check_convolution(self)
+        check_convolution(self)
 
 
 @dataclass(frozen=True, repr=False)
@@ -128,19 +142,19 @@ class ConvTranspose(Network):
     output_padding: PerAxis = 0
 
     def __post_init__(self) -> None:
-        _check_convolution(self)
+        check_convolution(self)
         if self.padding_mode != "zeros":
             raise NetworkError(
                 f"ConvTranspose: padding_mode={self.padding_mode!r} has no exact kernel: one filter element then "
                 "reaches an output from two inputs; use 'zeros'"
             )
-        _set(self, "output_padding", _per_axis(self, "output_padding", self.output_padding, least=0))
-        if self.padding == "same" and self.output_padding not in (0, (0,) * _axes(self.output_padding)):
+        set_field(self, "output_padding", per_axis(self, "output_padding", self.output_padding, least=0))
+        if self.padding == "same" and self.output_padding not in (0, (0,) * axes_of(self.output_padding)):
             raise NetworkError(
                 f"ConvTranspose: output_padding={self.output_padding!r} with padding='same', which already gives "
                 "size·stride; use an integer padding to choose the size"
             )
-        _check_axes_agree(self, "kernel_size", "stride", "dilation", "padding", "output_padding")
+        check_axes_agree(self, "kernel_size", "stride", "dilation", "padding", "output_padding")
 
 
 @dataclass(frozen=True, repr=False)
@@ -155,7 +169,7 @@ class Dense(Network):
     bias_var: float = 0.0
 
     def __post_init__(self) -> None:
-        _check_variances(self)
+        check_variances(self)
 
 
 @dataclass(frozen=True, repr=False)
@@ -178,7 +192,7 @@ class ReLU(Nonlinearity):
     gain: float = 1.0
 
     def __post_init__(self) -> None:
-        _set(self, "gain", _real(self, "gain", self.gain))
+        set_field(self, "gain", real(self, "gain", self.gain))
         if self.gain == 0:
             raise NetworkError("ReLU: gain=0.0 makes every output zero; use a gain other than 0")
 
@@ -196,7 +210,7 @@ class LeakyReLU(Nonlinearity):
     slope: float
 
     def __post_init__(self) -> None:
-        _set(self, "slope", _real(self, "slope", self.slope))
+        set_field(self, "slope", real(self, "slope", self.slope))
         if math.isinf(self.slope * self.slope):
             raise NetworkError(f"LeakyReLU: slope={self.slope!r} is too large: its square is beyond float64")
 
@@ -263,6 +277,31 @@ class Cos(Nonlinearity):
 
 
 @dataclass(frozen=True, repr=False)
+class Rbf(Nonlinearity):
+    """sin(az) + cos(az) with a = √(2·gamma): its covariance is the RBF kernel exp(−gamma·E[(u − v)²]).
+
+    On images K is a mean of products, so `Sequential(Dense(), Rbf(gamma), Dense())` is exp(−gamma·D) with D the mean
+    squared difference of the pixels, and `Sequential(Conv(5, padding="valid"), Rbf(gamma), …)` has the same of patches.
+    A lengthscale ℓ over d numbers, exp(−Σ(x − x')²/2ℓ²), is gamma = d/(2ℓ²).
+
+    >>> from cnngp import reference
+    >>> reference.kernel(Sequential(Dense(), Rbf(0.5), Dense()), [[1.0], [-2.0]]).round(4)
+    array([[1.    , 0.0111],
+           [0.0111, 1.    ]])
+    """
+
+    gamma: float
+
+    def __post_init__(self) -> None:
+        set_field(self, "gamma", real(self, "gamma", self.gamma))
+        if not _GAMMAS[0] <= self.gamma <= _GAMMAS[1]:
+            raise NetworkError(
+                f"Rbf: gamma={self.gamma!r} is not a positive number between {_GAMMAS[0]:g} and {_GAMMAS[1]:g}; "
+                "for a lengthscale ℓ over d numbers it is d/(2ℓ²)"
+            )
+
+
+@dataclass(frozen=True, repr=False)
 class GELU(Nonlinearity):
     """z · Φ(z), the form with erf.
 
@@ -294,7 +333,7 @@ class Elementwise(Nonlinearity):
     def __post_init__(self) -> None:
         from .functions import check_function
 
-        _set(self, "fn", check_function(self.fn))
+        set_field(self, "fn", check_function(self.fn))
 
 
 @dataclass(frozen=True, repr=False)
@@ -314,14 +353,14 @@ class AvgPool(Network):
     count_include_pad: bool = True
 
     def __post_init__(self) -> None:
-        _set(self, "size", _per_axis(self, "size", self.size, least=1))
+        set_field(self, "size", per_axis(self, "size", self.size, least=1))
         if self.stride is not None:
-            _set(self, "stride", _per_axis(self, "stride", self.stride, least=1))
-        _set(self, "padding", _per_axis(self, "padding", self.padding, least=0))
+            set_field(self, "stride", per_axis(self, "stride", self.stride, least=1))
+        set_field(self, "padding", per_axis(self, "padding", self.padding, least=0))
         if not isinstance(self.count_include_pad, bool):
             raise NetworkError(f"AvgPool: count_include_pad={self.count_include_pad!r} is not True or False")
-        _check_axes_agree(self, "size", "stride", "padding")
-        axes = max(_axes(self.size), _axes(self.padding), 1)
+        check_axes_agree(self, "size", "stride", "padding")
+        axes = max(axes_of(self.size), axes_of(self.padding), 1)
         sizes, pads = (v if isinstance(v, tuple) else (v,) * axes for v in (self.size, self.padding))
         if any(2 * pad > size for size, pad in zip(sizes, pads, strict=True)):
             raise NetworkError(
@@ -362,7 +401,7 @@ class Sequential(Network):
     layers: tuple[Layer, ...]
 
     def __init__(self, *layers: Network) -> None:
-        _set(self, "layers", _children("Sequential", "layers", layers))
+        set_field(self, "layers", _children("Sequential", "layers", layers))
         _check_composition(self)
 
     def __repr__(self) -> str:
@@ -385,12 +424,12 @@ class Sum(Network):
     allow_non_gaussian: bool = False
 
     def __init__(self, *branches: Network, allow_non_gaussian: bool = False) -> None:
-        _set(self, "branches", _children("Sum", "branches", branches))
+        set_field(self, "branches", _children("Sum", "branches", branches))
         if len(self.branches) == 0:
             raise NetworkError("Sum() has no branches; give it at least one")
         if not isinstance(allow_non_gaussian, bool):
             raise NetworkError(f"Sum: allow_non_gaussian={allow_non_gaussian!r} is not True or False")
-        _set(self, "allow_non_gaussian", allow_non_gaussian)
+        set_field(self, "allow_non_gaussian", allow_non_gaussian)
         _check_composition(self)
 
     def __repr__(self) -> str:
@@ -406,7 +445,7 @@ Layer: TypeAlias = Conv | ConvTranspose | Dense | Nonlinearity | AvgPool | Globa
 LAYERS: dict[str, type[Network]] = {
     cls.__name__: cls
     for cls in (
-        *(Conv, ConvTranspose, Dense, ReLU, LeakyReLU, Erf, Abs, Step, Sin, Cos, GELU, Elementwise),
+        *(Conv, ConvTranspose, Dense, ReLU, LeakyReLU, Erf, Abs, Step, Sin, Cos, Rbf, GELU, Elementwise),
         *(AvgPool, GlobalAvgPool, Identity, Sequential, Sum),
     )
 }
@@ -431,102 +470,3 @@ def _check_composition(net: Sequential | Sum) -> None:
     from .composition import check_fragment
 
     check_fragment(net)
-
-
-def _set(layer: Network, name: str, value: object) -> None:
-    object.__setattr__(layer, name, value)
-
-
-def _real(layer: Network, name: str, value: object) -> float:
-    try:
-        if isinstance(value, bool) or not isinstance(value, numbers.Real):
-            raise TypeError
-        number = float(value) + 0.0  # −0.0 becomes 0.0, so that equal networks are written alike
-    except (TypeError, OverflowError):
-        number = math.nan
-    if not math.isfinite(number):
-        raise NetworkError(f"{type(layer).__name__}: {name}={value!r:.40} is not a finite number")
-    return number
-
-
-def _check_variances(layer: Conv | ConvTranspose | Dense) -> None:
-    for name in ("weight_var", "bias_var"):
-        value = _real(layer, name, getattr(layer, name))
-        if value < 0:
-            raise NetworkError(f"{type(layer).__name__}: {name}={value!r} is negative; a variance is 0 or more")
-        _set(layer, name, value)
-
-
-def _integer(layer: Network, name: str, value: object, least: int) -> int:
-    try:
-        if isinstance(value, bool):
-            raise TypeError
-        n = operator.index(cast(int, value))
-    except TypeError:
-        raise NetworkError(
-            f"{type(layer).__name__}: {name}={value!r} is not an integer or a tuple with one integer per axis"
-        ) from None
-    if n < least:
-        raise NetworkError(f"{type(layer).__name__}: {name}={value!r} must be at least {least}")
-    return n
-
-
-def _per_axis(layer: Network, name: str, value: object, least: int) -> PerAxis:
-    if isinstance(value, (tuple, list)):
-        if not value:
-            raise NetworkError(f"{type(layer).__name__}: {name}=() is empty; give one integer per axis")
-        return tuple(_integer(layer, name, v, least) for v in value)
-    return _integer(layer, name, value, least)
-
-
-def _padding(layer: Network, value: object) -> Padding:
-    if isinstance(value, str):
-        if value not in ("same", "valid"):
-            raise NetworkError(
-                f"{type(layer).__name__}: padding={value!r} is not 'same', 'valid', an integer or a tuple with "
-                "one integer or pair per axis"
-            )
-        return cast(Padding, value)
-    if isinstance(value, (tuple, list)):
-        entries: list[int | tuple[int, int]] = []
-        for v in value:
-            if isinstance(v, (tuple, list)):
-                if len(v) != 2:
-                    raise NetworkError(
-                        f"{type(layer).__name__}: padding={value!r}: an axis takes one integer or a pair "
-                        f"(before, after), not {v!r}"
-                    )
-                entries.append((_integer(layer, "padding", v[0], 0), _integer(layer, "padding", v[1], 0)))
-            else:
-                entries.append(_integer(layer, "padding", v, 0))
-        if not entries:
-            raise NetworkError(f"{type(layer).__name__}: padding=() is empty; give one integer or pair per axis")
-        return tuple(entries)
-    return _integer(layer, "padding", value, 0)
-
-
-def _axes(value: object) -> int:
-    return len(value) if isinstance(value, tuple) else 0
-
-
-def _check_axes_agree(layer: Network, *names: str) -> None:
-    given = {name: _axes(getattr(layer, name)) for name in names}
-    if len({n for n in given.values() if n}) > 1:
-        told = ", ".join(f"{name} has {n}" for name, n in given.items() if n)
-        raise NetworkError(f"{type(layer).__name__}: the tuples disagree on the number of axes: {told}")
-    if max(given.values()) > 3:
-        raise NetworkError(f"{type(layer).__name__}: {max(given.values())} axes; 1-D, 2-D and 3-D are supported")
-
-
-def _check_convolution(layer: Conv | ConvTranspose) -> None:
-    for name in ("kernel_size", "stride", "dilation"):
-        _set(layer, name, _per_axis(layer, name, getattr(layer, name), least=1))
-    _set(layer, "padding", _padding(layer, layer.padding))
-    _check_variances(layer)
-    for name, allowed in (("fan_in", FanIn), ("padding_mode", PaddingMode)):
-        choices = allowed.__args__  # type: ignore[attr-defined]
-        if getattr(layer, name) not in choices:
-            raise NetworkError(
-                f"{type(layer).__name__}: {name}={getattr(layer, name)!r} is not one of {', '.join(map(repr, choices))}"
-            )
-    _check_axes_agree(layer, "kernel_size", "stride", "dilation", "padding")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from . import zoo
 from .layers import Network, NetworkError
@@ -18,17 +20,20 @@ NETWORKS: dict[str, tuple[Callable[[], Network], str]] = {
     "pooled_cnn-small": (lambda: zoo.pooled_cnn("small"), "a stride, and a 3 × 3 pool at the end, for 28 × 28 images"),
     "pooled_cnn": (zoo.pooled_cnn, "the same, deeper and with a 5 × 5 pool"),
     "pooled_cnn-large": (lambda: zoo.pooled_cnn("large"), "a 2 × 2 pool in the middle, a 5 × 5 pool at the end"),
+    "pooled_cnn-halved0": (lambda: zoo.pooled_cnn(halvings=0), "the same for 8 × 8; also -small-halved0, -halved2, …"),
     "lenet": (zoo.lenet, "LeNet: two 5 × 5 convolutions with average pools"),
     "myrtle5": (lambda: zoo.myrtle(5), "Myrtle networks with pools, the last one global; also myrtle7, myrtle10"),
     "resnet8-pool4": (lambda: zoo.resnet(8, pool=4), "a ResNet that ends in a 4 × 4 pool; any depth and size"),
     "resnet8-global": (lambda: zoo.resnet(8, pool="global"), "a ResNet that ends in its global pool; any depth"),
+    "conv_gp": (lambda: zoo.conv_gp(pool=5), "an RBF kernel over pairs of 5 × 5 patches that are close to each other"),
+    "rbf": (zoo.rbf, "the RBF kernel on the pixels"),
     "dense_nngp": (zoo.dense_nngp, "three fully connected layers"),
 }
 """A maker for each name, and what it makes."""
 
 
 def network_by_name(name: str) -> Network | None:
-    """A network of the zoo, one from a JSON file, or None for "auto": chosen by the shape of the images.
+    """A network of the zoo, one from a JSON file, or None for "auto": chosen by the size and number of images.
 
     >>> network_by_name("dense_nngp") == zoo.dense_nngp()
     True
@@ -37,6 +42,10 @@ def network_by_name(name: str) -> Network | None:
         return None
     if name in NETWORKS:
         return NETWORKS[name][0]()
+    pooled = re.fullmatch(r"pooled_cnn(-small|-large)?-halved(\d+)", name)
+    if pooled:
+        size: Any = (pooled[1] or "-medium").removeprefix("-")
+        return zoo.pooled_cnn(size, int(pooled[2]))
     found = re.fullmatch(r"(resnet|myrtle)(\d+)(-global|-pool\d+)?", name)
     if found and found[1] == "resnet":
         pool = (found[3] or "").removeprefix("-").removeprefix("pool")
@@ -58,4 +67,14 @@ def network_by_name(name: str) -> Network | None:
 
 def zoo_name(network: Network) -> str:
     """The name that `network_by_name` knows a network by, else the code that makes it."""
-    return next((name for name, (make, _) in NETWORKS.items() if make() == network), repr(network))
+    found = (name for name, (make, _) in NETWORKS.items() if make() == network)
+    pooled = (name for name in _POOLED if network_by_name(name) == network)
+    return next(chain(found, pooled), repr(network))
+
+
+def pooled_name(size: str, halvings: int) -> str:
+    """The name of `zoo.pooled_cnn(size, halvings)`."""
+    return f"pooled_cnn{'' if size == 'medium' else f'-{size}'}{'' if halvings == 1 else f'-halved{halvings}'}"
+
+
+_POOLED = [pooled_name(size, halvings) for halvings in range(16) for size in zoo.POOLED_SIZES]

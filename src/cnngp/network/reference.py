@@ -40,6 +40,7 @@ from .layers import (
     Network,
     NetworkError,
     Nonlinearity,
+    Rbf,
     ReLU,
     Sequential,
     Sin,
@@ -183,15 +184,14 @@ def propagate(net: Layer, V: Covariances) -> Covariances:
 # ---- linear layers -------------------------------------------------------------------------------------------------
 
 
-def _per_axis(value: int | tuple[int, ...], axes: int) -> tuple[int, ...]:
+def per_axis(value: int | tuple[int, ...], axes: int) -> tuple[int, ...]:
     return value if isinstance(value, tuple) else (value,) * axes
 
 
-def _pads(layer: Conv | ConvTranspose, axes: int) -> list[tuple[int, int]]:
+def pads_of(layer: Conv | ConvTranspose, axes: int) -> list[tuple[int, int]]:
     if layer.padding == "same":
         reach = [
-            d * (k - 1)
-            for k, d in zip(_per_axis(layer.kernel_size, axes), _per_axis(layer.dilation, axes), strict=True)
+            d * (k - 1) for k, d in zip(per_axis(layer.kernel_size, axes), per_axis(layer.dilation, axes), strict=True)
         ]
         return [(r // 2, r - r // 2) for r in reach]
     if layer.padding == "valid":
@@ -200,18 +200,18 @@ def _pads(layer: Conv | ConvTranspose, axes: int) -> list[tuple[int, int]]:
     return [(p, p) if isinstance(p, int) else p for p in entries]
 
 
-_NUMPY_PADDING = {"zeros": "constant", "circular": "wrap", "reflect": "reflect", "replicate": "edge"}
+NUMPY_PADDING = {"zeros": "constant", "circular": "wrap", "reflect": "reflect", "replicate": "edge"}
 
 
-def _fan_in_scale(layer: Conv | ConvTranspose, axes: int) -> float:
-    return 1.0 / math.prod(_per_axis(layer.kernel_size, axes)) if layer.fan_in == "patch" else 1.0
+def fan_in_scale(layer: Conv | ConvTranspose, axes: int) -> float:
+    return 1.0 / math.prod(per_axis(layer.kernel_size, axes)) if layer.fan_in == "patch" else 1.0
 
 
 def convolution(layer: Conv, V: Array, axes: int) -> Array:
     """K_μ = bias_var + weight_var · s · Σ_{ν ∈ patch(μ)} V_ν; of two locations, with the same offset from both."""
     copies = (V.ndim - 2) // max(axes, 1)
-    k, stride, dilation = (_per_axis(v, axes) for v in (layer.kernel_size, layer.stride, layer.dilation))
-    padded = np.pad(V, [(0, 0), (0, 0), *_pads(layer, axes) * copies], mode=_NUMPY_PADDING[layer.padding_mode])  # type: ignore[call-overload]
+    k, stride, dilation = (per_axis(v, axes) for v in (layer.kernel_size, layer.stride, layer.dilation))
+    padded = np.pad(V, [(0, 0), (0, 0), *pads_of(layer, axes) * copies], mode=NUMPY_PADDING[layer.padding_mode])  # type: ignore[call-overload]
     out = [(padded.shape[2 + a] - dilation[a] * (k[a] - 1) - 1) // stride[a] + 1 for a in range(axes)]
     total = np.zeros(V.shape[:2] + tuple(out) * copies)
     for tap in itertools.product(*map(range, k)):
@@ -219,16 +219,16 @@ def convolution(layer: Conv, V: Array, axes: int) -> Array:
             slice(t * dilation[a], t * dilation[a] + stride[a] * (out[a] - 1) + 1, stride[a]) for a, t in enumerate(tap)
         )
         total += padded[(slice(None), slice(None), *window * copies)]
-    return layer.bias_var + layer.weight_var * _fan_in_scale(layer, axes) * total
+    return layer.bias_var + layer.weight_var * fan_in_scale(layer, axes) * total
 
 
 def transposed_convolution(layer: ConvTranspose, V: Array, axes: int) -> Array:
     """K_μ = bias_var + weight_var · s · Σ_{m: μ ∈ patch(m)} V_m, the adjoint of `convolution`."""
     copies = (V.ndim - 2) // max(axes, 1)
     k, stride, dilation, extra = (
-        _per_axis(v, axes) for v in (layer.kernel_size, layer.stride, layer.dilation, layer.output_padding)
+        per_axis(v, axes) for v in (layer.kernel_size, layer.stride, layer.dilation, layer.output_padding)
     )
-    pads = _pads(layer, axes)
+    pads = pads_of(layer, axes)
     size = V.shape[2 : 2 + axes]
     if layer.padding == "same":
         out = [n * s for n, s in zip(size, stride, strict=True)]
@@ -245,7 +245,7 @@ def transposed_convolution(layer: ConvTranspose, V: Array, axes: int) -> Array:
         padded[..., *patch * copies] += V
     inside: Any = [slice(pads[a][0], pads[a][0] + out[a]) for a in range(axes)]
     total = padded[..., *inside * copies]
-    return layer.bias_var + layer.weight_var * _fan_in_scale(layer, axes) * total
+    return layer.bias_var + layer.weight_var * fan_in_scale(layer, axes) * total
 
 
 def dense(layer: Dense, V: Array, axes: int) -> Array:
@@ -256,16 +256,22 @@ def dense(layer: Dense, V: Array, axes: int) -> Array:
 
 def average_pool(layer: AvgPool, V: Array, axes: int) -> Array:
     """K'(P, Q) = 1/(n_P n_Q) Σ_{p ∈ P} Σ_{q ∈ Q} V(p, q): the matrix of the mean along each axis, of both images."""
-    size, padding = _per_axis(layer.size, axes), _per_axis(layer.padding, axes)
-    stride = size if layer.stride is None else _per_axis(layer.stride, axes)
     for axis in range(2 * axes):
-        k, s, pad, n = size[axis % axes], stride[axis % axes], padding[axis % axes], V.shape[2 + axis]
-        means = np.zeros(((n + 2 * pad - k) // s + 1, n))
-        for P in range(len(means)):
-            inside = [p for p in range(P * s - pad, P * s - pad + k) if 0 <= p < n]
-            means[P, inside] = 1.0 / (k if layer.count_include_pad else len(inside))
+        means = pool_means(layer, axis % axes, V.shape[2 + axis], axes)
         V = np.moveaxis(np.tensordot(V, means, axes=(2 + axis, 1)), -1, 2 + axis)
     return V
+
+
+def pool_means(layer: AvgPool, axis: int, n: int, axes: int) -> Array:
+    """The matrix of the mean along one axis of n places: (windows, n)."""
+    size, padding = per_axis(layer.size, axes), per_axis(layer.padding, axes)
+    stride = size if layer.stride is None else per_axis(layer.stride, axes)
+    k, s, pad = size[axis], stride[axis], padding[axis]
+    means = np.zeros(((n + 2 * pad - k) // s + 1, n))
+    for P in range(len(means)):
+        inside = [p for p in range(P * s - pad, P * s - pad + k) if 0 <= p < n]
+        means[P, inside] = 1.0 / (k if layer.count_include_pad else len(inside))
+    return means
 
 
 def equal_locations(V: Array, axes: int) -> Array:
@@ -294,6 +300,8 @@ def nonlinearity(layer: Nonlinearity, K: Array, K1: Array, K2: Array) -> Array:
             return sin(K, K1, K2)
         case Cos():
             return cos(K, K1, K2)
+        case Rbf():
+            return rbf(layer.gamma, K, K1, K2)
         case GELU():
             return gelu(K, K1, K2)
         case Elementwise():
@@ -381,6 +389,12 @@ def cos(K: Array, K1: Array, K2: Array) -> Array:
     return 0.5 * (np.exp(K - m) + np.exp(-K - m))
 
 
+def rbf(gamma: float, K: Array, K1: Array, K2: Array) -> Array:
+    """e^{−γ(K₁ + K₂ − 2K)}: K₁ − K and K₂ − K are exact where they are small, and rounding must not make V exceed 1."""
+    difference = (K1 - K) + (K2 - K)
+    return np.asarray(np.exp(-gamma * np.maximum(difference, 0.0)))
+
+
 def gelu(K: Array, K1: Array, K2: Array) -> Array:
     """K/4 + (1/2π)(K asin r + (r² + K₁K₂(1 − r²))/(√P √(1 − r²))), P = (1 + K₁)(1 + K₂), r = K/√P.
 
@@ -398,8 +412,10 @@ def elementwise(layer: Elementwise, K: Array, K1: Array, K2: Array) -> Array:
     return expectation(as_callable(layer.fn), 40.0 if breakpoints(layer.fn) else 4.0, K, K1, K2)
 
 
-def expectation(fn: Any, least: float, K: Array, K1: Array, K2: Array) -> Array:
+def expectation(fn: Any, least: float, K: Array, K1: Array, K2: Array, other: Any = None) -> Array:
     """E[fn(u) fn(v)] by the trapezoidal rule over u = s₁a, v = s₂(ρa + √(1 − ρ²) b), an entry at a time.
+
+    Where there is an `other` function, E[fn(u) other(v)].
 
     For fn analytic within y of the real line its error is e^{−2πy/(s·step)}: with 5s points to the unit 1e-13 or less
     from y = 1 on (arctan; tanh has π/2), up to s = 40. With the 40 points of a kink 1e-8 remain where the curvature
@@ -414,5 +430,5 @@ def expectation(fn: Any, least: float, K: Array, K1: Array, K2: Array) -> Array:
         a = step * np.arange(-np.ceil(9.0 / step), np.ceil(9.0 / step) + 1.0)
         weights = step * np.exp(-0.5 * a * a) / np.sqrt(2.0 * np.pi)
         v = s2[i] * (rho[i] * a[:, None] + np.sqrt((1.0 - rho[i]) * (1.0 + rho[i])) * a)
-        total[i] = np.sum(weights * fn(s1[i] * a) * np.sum(weights * fn(v), axis=1))
+        total[i] = np.sum(weights * fn(s1[i] * a) * np.sum(weights * (other or fn)(v), axis=1))
     return total.reshape(c.shape)

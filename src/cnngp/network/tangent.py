@@ -37,6 +37,7 @@ from .layers import (
     Network,
     NetworkError,
     Nonlinearity,
+    Rbf,
     ReLU,
     Sequential,
     Sin,
@@ -44,7 +45,7 @@ from .layers import (
     Sum,
     as_layer,
 )
-from .reference import Array, Covariances, begin, correlation, cos, equal_locations, expectation, propagate, sin
+from .reference import Array, Covariances, begin, correlation, cos, equal_locations, expectation, propagate, rbf, sin
 
 
 def kernel(net: Network, X: ArrayLike, Z: ArrayLike | None = None) -> Array:
@@ -61,14 +62,15 @@ def kernel(net: Network, X: ArrayLike, Z: ArrayLike | None = None) -> Array:
     layer = as_layer(net)
     check_network(layer)
     start = begin(layer, x, z)
-    _, T = _walk(layer, start, start.map(np.zeros_like))
+    _, T = propagate_both(layer, start, start.map(np.zeros_like))
     matrix = T.xz.reshape(len(x), len(z))
     if Z is None:
         np.fill_diagonal(matrix, T.xx.ravel())
     return matrix
 
 
-def _walk(net: Layer, K: Covariances, T: Covariances) -> tuple[Covariances, Covariances]:
+def propagate_both(net: Layer, K: Covariances, T: Covariances) -> tuple[Covariances, Covariances]:
+    """The covariances of a layer's outputs, and their tangent kernels."""
     match net:
         case Conv() | ConvTranspose() | Dense():
             after = propagate(net, K)
@@ -83,12 +85,12 @@ def _walk(net: Layer, K: Covariances, T: Covariances) -> tuple[Covariances, Cova
             return K, T
         case Sequential():
             for layer in net.layers:
-                K, T = _walk(layer, K, T)
+                K, T = propagate_both(layer, K, T)
             return K, T
         case Sum():
-            total = _walk(net.branches[0], K, T)
+            total = propagate_both(net.branches[0], K, T)
             for branch in net.branches[1:]:
-                more = _walk(branch, K, T)
+                more = propagate_both(branch, K, T)
                 total = total[0] + more[0], total[1] + more[1]
             return total
         case _:
@@ -146,10 +148,12 @@ def derivative(layer: Nonlinearity, K: Array, K1: Array, K2: Array) -> Array:
             return cos(K, K1, K2)
         case Cos():
             return sin(K, K1, K2)
+        case Rbf():
+            return 2.0 * layer.gamma * rbf(layer.gamma, K, K1, K2)
         case GELU():
             return gelu(K, K1, K2)
         case Elementwise():
-            slope = _numeric_derivative(as_callable(layer.fn))
+            slope = numeric_derivative(as_callable(layer.fn))
             return expectation(slope, 40.0 if breakpoints(layer.fn) else 4.0, K, K1, K2)
         case _:
             raise NotImplementedError(f"the reference has no derivative for {layer!r}")
@@ -186,7 +190,7 @@ def gelu(K: Array, K1: Array, K2: Array) -> Array:
     return 0.25 + inner / (2.0 * np.pi)
 
 
-def _numeric_derivative(fn: Any) -> Any:
+def numeric_derivative(fn: Any) -> Any:
     """fn' by central differences of order eight: about 1e-12 for functions of order one that are smooth over 0.1."""
     h = 0.02
     weights = (4.0 / 5.0, -1.0 / 5.0, 4.0 / 105.0, -1.0 / 280.0)

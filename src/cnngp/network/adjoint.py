@@ -1,0 +1,379 @@
+"""Σ G ∂K/∂θ for all parameters θ of a network at once: the recursion of reference.py run backwards, in float64 NumPy.
+
+It is what the engines' gradients are tested against, and as plain as the reference. Going forwards, each layer leaves
+behind how to go back: from the cotangents ∂L/∂K of what it gave, L = Σ G K, to those of what it was given. A linear
+layer goes back by its transpose; a nonlinearity V(K, K₁, K₂) multiplies by ∂V/∂K, and adds to the cotangents of the two
+images' variances by ∂V/∂K₁ and ∂V/∂K₂. On its way a layer notes what its own parameters gave.
+
+Where a variance is exactly zero, the derivatives of a ReLU depend on the direction. There the two images count as
+equal: ∂V/∂K = 1/2 and ∂V/∂K₁ = 0. That is right for all weights, which cannot change such a variance, and for biases
+where both images are blank; where only one is, a bias_var of 0 has an infinite derivative, of which this is a finite
+part.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, TypeAlias, assert_never
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from .composition import at, check_network, child
+from .functions import as_callable, breakpoints
+from .layers import (
+    GELU,
+    Abs,
+    AvgPool,
+    Conv,
+    ConvTranspose,
+    Cos,
+    Dense,
+    Elementwise,
+    Erf,
+    GlobalAvgPool,
+    Identity,
+    Layer,
+    LeakyReLU,
+    Network,
+    NetworkError,
+    Nonlinearity,
+    Rbf,
+    ReLU,
+    Sequential,
+    Sin,
+    Step,
+    Sum,
+    as_layer,
+)
+from .parameters import name_of, parameters
+from .reference import (
+    NUMPY_PADDING,
+    Array,
+    Covariances,
+    begin,
+    correlation,
+    cos,
+    equal_locations,
+    expectation,
+    fan_in_scale,
+    nonlinearity_diagonal,
+    pads_of,
+    per_axis,
+    pool_means,
+    propagate,
+    rbf,
+    relu,
+    sin,
+)
+from .tangent import derivative, numeric_derivative
+
+Back: TypeAlias = Callable[[Covariances], Covariances]
+"""From the cotangents of a layer's output to those of its input."""
+Gradient: TypeAlias = dict[str, float]
+
+
+def gradient(net: Network, X: ArrayLike, Z: ArrayLike | None, G: ArrayLike) -> Gradient:
+    """Σ_ij G_ij ∂K(x_i, z_j)/∂θ for each of `net.parameters()`; without Z, of the matrix of X with its exact diagonal.
+
+    >>> import numpy as np
+    >>> from cnngp import Dense
+    >>> gradient(Dense(weight_var=2.0, bias_var=1.0), np.eye(2), None, np.ones((2, 2)))
+    {'weight_var': 1.0, 'bias_var': 4.0}
+    """
+    x = np.asarray(X, dtype=np.float64)
+    z = x if Z is None else np.asarray(Z, dtype=np.float64)
+    layer = as_layer(net)
+    check_network(layer)
+    found = dict.fromkeys(parameters(layer), 0.0)
+    K, back = _walk(layer, begin(layer, x, z), "", found)
+    g = np.array(G, dtype=np.float64)
+    of_variances = np.zeros(len(x))
+    if Z is None:
+        of_variances = g.diagonal().copy()
+        np.fill_diagonal(g, 0.0)
+    back(
+        Covariances(g.reshape(K.xz.shape), of_variances.reshape(K.xx.shape), np.zeros_like(K.zz), K.full)
+    )  # the variances of Z are those of X where there is no Z: counted once
+    return found
+
+
+def _walk(net: Layer, V: Covariances, place: str, found: Gradient) -> tuple[Covariances, Back]:
+    match net:
+        case Conv() | ConvTranspose() | Dense():
+            return _weights(net, V, place, found)
+        case AvgPool() | GlobalAvgPool():
+            return propagate(net, V), lambda G: transposed(net, G, V)
+        case Nonlinearity():
+            return _nonlinearity(net, V, place, found)
+        case Identity():
+            return V, lambda G: G
+        case Sequential():
+            backs = []
+            for i, layer in enumerate(net.layers):
+                V, back = _walk(layer, V, child(place, "layers", i), found)
+                backs.append(back)
+
+            def through(G: Covariances) -> Covariances:
+                for back in reversed(backs):
+                    G = back(G)
+                return G
+
+            return V, through
+        case Sum():
+            branches = [_walk(b, V, child(place, "branches", i), found) for i, b in enumerate(net.branches)]
+            total = branches[0][0]
+            for K, _ in branches[1:]:
+                total = total + K
+
+            def both(G: Covariances) -> Covariances:
+                first, *others = (back(G) for _, back in branches)
+                for other in others:
+                    first = first + other
+                return first
+
+            return total, both
+        case _:
+            assert_never(net)
+
+
+# ---- linear layers -------------------------------------------------------------------------------------------------
+
+
+def _weights(
+    net: Conv | ConvTranspose | Dense, V: Covariances, place: str, found: Gradient
+) -> tuple[Covariances, Back]:
+    """K = bias_var + weight_var · sum(V): ∂L/∂bias_var = Σ ∂L/∂K, ∂L/∂weight_var = Σ ∂L/∂K · sum(V)."""
+    sums = propagate(replace(net, weight_var=1.0, bias_var=0.0), V)
+
+    def back(G: Covariances) -> Covariances:
+        for g, s in zip((G.xz, G.xx, G.zz), (sums.xz, sums.xx, sums.zz), strict=True):
+            found[name_of(place, "weight_var")] += float(np.sum(g * s))
+            found[name_of(place, "bias_var")] += float(np.sum(g))
+        return transposed(net, G, V).map(lambda g: net.weight_var * g)
+
+    return propagate(net, V), back
+
+
+def transposed(
+    net: Conv | ConvTranspose | Dense | AvgPool | GlobalAvgPool, G: Covariances, V: Covariances
+) -> Covariances:
+    """The transpose of a linear layer with weight_var = 1: cotangents of the shape of V."""
+
+    def one(g: Array, v: Array) -> Array:
+        match net:
+            case Conv():
+                return _of_convolution(net, g, v.shape, V.axes)
+            case ConvTranspose():
+                return _of_transposed(net, g, v.shape, V.axes)
+            case Dense():
+                return _of_dense(g, v.shape, V)
+            case AvgPool():
+                for axis in range(2 * V.axes):
+                    means = pool_means(net, axis % V.axes, v.shape[2 + axis], V.axes)
+                    g = np.moveaxis(np.tensordot(g, means, axes=(2 + axis, 0)), -1, 2 + axis)
+                return g
+            case GlobalAvgPool():
+                return np.array(np.broadcast_to(g.reshape(*g.shape[:2], *(1,) * (v.ndim - 2)), v.shape)) / math.prod(
+                    v.shape[2:]
+                )
+
+    return Covariances(one(G.xz, V.xz), one(G.xx, V.xx), one(G.zz, V.zz), V.full)
+
+
+def _of_convolution(net: Conv, g: Array, shape: tuple[int, ...], axes: int) -> Array:
+    """Each output gives to the places of its patch; what fell into padding goes to the place that it copied."""
+    copies = (len(shape) - 2) // max(axes, 1)
+    k, stride, dilation = (per_axis(v, axes) for v in (net.kernel_size, net.stride, net.dilation))
+    pads = pads_of(net, axes) * copies
+    padded = np.zeros((*shape[:2], *(n + sum(pad) for n, pad in zip(shape[2:], pads, strict=True))))
+    for tap in itertools.product(*map(range, k)):
+        window: Any = [
+            slice(t * dilation[a], t * dilation[a] + stride[a] * (g.shape[2 + a] - 1) + 1, stride[a])
+            for a, t in enumerate(tap)
+        ]
+        padded[..., *window * copies] += g
+    for axis, pad in enumerate(pads):
+        n = shape[2 + axis]
+        copied = np.pad(np.eye(n), [pad, (0, 0)], mode=NUMPY_PADDING[net.padding_mode])  # type: ignore[call-overload]
+        padded = np.moveaxis(np.tensordot(padded, copied, axes=(2 + axis, 0)), -1, 2 + axis)
+    return fan_in_scale(net, axes) * padded
+
+
+def _of_transposed(net: ConvTranspose, g: Array, shape: tuple[int, ...], axes: int) -> Array:
+    """Each input collects from the outputs that it gave to: a convolution."""
+    copies = (len(shape) - 2) // max(axes, 1)
+    k, stride, dilation = (per_axis(v, axes) for v in (net.kernel_size, net.stride, net.dilation))
+    pads, size, out = pads_of(net, axes), shape[2 : 2 + axes], g.shape[2 : 2 + axes]
+    ends = [max((size[a] - 1) * stride[a] + dilation[a] * (k[a] - 1) + 1, pads[a][0] + out[a]) for a in range(axes)]
+    padded = np.zeros((*shape[:2], *ends * copies))
+    inside: Any = [slice(pads[a][0], pads[a][0] + out[a]) for a in range(axes)]
+    padded[..., *inside * copies] = g
+    total = np.zeros(shape)
+    for tap in itertools.product(*map(range, k)):
+        patch: Any = [
+            slice(t * dilation[a], t * dilation[a] + stride[a] * (size[a] - 1) + 1, stride[a])
+            for a, t in enumerate(tap)
+        ]
+        total += padded[..., *patch * copies]
+    return fan_in_scale(net, axes) * total
+
+
+def _of_dense(g: Array, shape: tuple[int, ...], V: Covariances) -> Array:
+    """The mean over equal locations: all of them get the same, different locations nothing."""
+    spatial = shape[2 : 2 + V.axes]
+    share = g.reshape(*g.shape[:2], *(1,) * V.axes) / math.prod(spatial)
+    out = np.zeros(shape)
+    out[_equal(spatial) if V.full else ...] = share
+    return out
+
+
+def _equal(spatial: tuple[int, ...]) -> Any:
+    """The index of V(p, p) in an array of all V(p, q)."""
+    locations = np.ogrid[tuple(slice(size) for size in spatial)]
+    return (slice(None), slice(None), *locations, *locations)
+
+
+# ---- nonlinearities ------------------------------------------------------------------------------------------------
+
+
+def _nonlinearity(net: Nonlinearity, K: Covariances, place: str, found: Gradient) -> tuple[Covariances, Back]:
+    n = K.axes
+    if isinstance(net, Step):
+        raise NetworkError(
+            at(
+                place,
+                "Step() has no gradient: its kernel has an infinite slope where two patches are alike; use Erf() or "
+                "another smooth function",
+            )
+        )
+    Kx, Kz = (equal_locations(K.xx, n), equal_locations(K.zz, n)) if K.full else (K.xx, K.zz)
+
+    def first(v: Array) -> Array:
+        return v.reshape(*v.shape, *(1,) * n) if K.full else v
+
+    def second(v: Array) -> Array:
+        return v.reshape(*v.shape[:2], *(1,) * n, *v.shape[2:]) if K.full else v
+
+    def back(G: Covariances) -> Covariances:
+        K1, K2 = first(Kx), second(Kz)
+        p, q = (tuple(range(2, 2 + n)), tuple(range(2 + n, 2 + 2 * n))) if K.full else ((), ())
+        of_x = (G.xz * by_variance(net, K.xz, K1, K2)).sum(axis=(1, *q))[:, None]
+        of_z = (G.xz * by_variance(net, K.xz, K2, K1)).sum(axis=(0, *p))[None]
+        _own(net, place, found, G.xz, K.xz, K1, K2)
+        return Covariances(
+            G.xz * by_covariance(net, K.xz, K1, K2), of_one(G.xx, K.xx, Kx, of_x), of_one(G.zz, K.zz, Kz, of_z), K.full
+        )
+
+    def of_one(g: Array, k: Array, v: Array, more: Array) -> Array:
+        """The cotangents of an image's own covariances, with `more` for its variances from elsewhere."""
+        diagonal = (equal_locations(g, n) if K.full else g) * diagonal_derivative(net, v)
+        _own_diagonal(net, place, found, equal_locations(g, n) if K.full else g, v)
+        if not K.full:
+            return diagonal + more
+        others = g.copy()
+        others[_equal(v.shape[2:])] = 0.0
+        one, two = first(v), second(v)
+        _own(net, place, found, others, k, one, two)
+        more = more + (others * by_variance(net, k, one, two)).sum(axis=tuple(range(2 + n, 2 + 2 * n)))
+        more = more + (others * by_variance(net, k, two, one)).sum(axis=tuple(range(2, 2 + n)))
+        out = others * by_covariance(net, k, one, two)
+        out[_equal(v.shape[2:])] = diagonal + more
+        return out
+
+    return propagate(net, K), back
+
+
+def _own(net: Nonlinearity, place: str, found: Gradient, G: Array, K: Array, K1: Array, K2: Array) -> None:
+    """What the layer's own parameter gave."""
+    match net:
+        case ReLU():
+            found[name_of(place, "gain")] += float(np.sum(G * 2.0 * net.gain * relu(K, K1, K2)))
+        case LeakyReLU():
+            found[name_of(place, "slope")] += float(np.sum(G * (K - 2.0 * (1.0 - net.slope) * relu(K, K1, K2))))
+        case Rbf():
+            found[name_of(place, "gamma")] += float(np.sum(G * (2.0 * K - K1 - K2) * rbf(net.gamma, K, K1, K2)))
+        case _:
+            pass
+
+
+def _own_diagonal(net: Nonlinearity, place: str, found: Gradient, G: Array, K: Array) -> None:
+    match net:
+        case ReLU():
+            found[name_of(place, "gain")] += float(np.sum(G * net.gain * K))
+        case LeakyReLU():
+            found[name_of(place, "slope")] += float(np.sum(G * net.slope * K))
+        case _:
+            pass
+
+
+def diagonal_derivative(net: Nonlinearity, K: Array) -> Array:
+    """dV/dK of an image with itself, where all three covariances are the same number."""
+    match net:
+        case ReLU() | LeakyReLU() | Abs():
+            return nonlinearity_diagonal(net, np.ones_like(K))  # V is a multiple of K
+        case _:
+            return derivative(net, K, K, K) + 2.0 * by_variance(net, K, K, K)
+
+
+def by_covariance(net: Nonlinearity, K: Array, K1: Array, K2: Array) -> Array:
+    """∂V/∂K, with images that are blank here taken for equal."""
+    slope = derivative(net, K, K1, K2)
+    if isinstance(net, ReLU | LeakyReLU | Abs):
+        return np.where(K1 * K2 > 0, slope, diagonal_derivative(net, np.ones_like(slope)))
+    return slope
+
+
+def by_variance(net: Nonlinearity, K: Array, K1: Array, K2: Array) -> Array:
+    """∂V/∂K₁, which is ½E[φ''(u) φ(v)]; with K₁ and K₂ exchanged it is ∂V/∂K₂."""
+    match net:
+        case ReLU():
+            return net.gain**2 * _relu_by_variance(K, K1, K2)
+        case LeakyReLU():
+            return (1.0 - net.slope) ** 2 * _relu_by_variance(K, K1, K2)
+        case Abs():
+            return 4.0 * _relu_by_variance(K, K1, K2)
+        case Erf():
+            rest = 1.0 + 2.0 * K1 + 2.0 * K2 + 4.0 * np.maximum(K1 * K2 - K * K, 0.0)
+            return np.asarray(-4.0 / math.pi * K / (np.sqrt(rest) * (1.0 + 2.0 * K1)))
+        case Sin():
+            return -0.5 * sin(K, K1, K2)
+        case Cos():
+            return -0.5 * cos(K, K1, K2)
+        case Rbf():
+            return -net.gamma * rbf(net.gamma, K, K1, K2)
+        case GELU():
+            return _gelu_by_variance(K, K1, K2)
+        case Elementwise():
+            return _elementwise_by_variance(net, K, K1, K2)
+        case _:
+            raise NotImplementedError(f"the reference has no derivative for {net!r}")
+
+
+def _relu_by_variance(K: Array, K1: Array, K2: Array) -> Array:
+    """∂A/∂K₁ = sin θ/(4π) · √(K₂/K₁)."""
+    c = correlation(K, K1, K2)
+    positive = K1 * K2 > 0
+    ratio = np.sqrt(np.where(positive, K2, 0.0) / np.where(positive, K1, 1.0))
+    return np.asarray(np.sqrt((1.0 - c) * (1.0 + c)) / (4.0 * np.pi) * ratio)
+
+
+def _gelu_by_variance(K: Array, K1: Array, K2: Array) -> Array:
+    """(q K₂(2 + K₁) − (r²/q)(4 + K₁ + K₂ + r²/q²))/(4π(1 + K₁)√P): ∂/∂K₁ of the formula in reference.py."""
+    P = (1.0 + K1) * (1.0 + K2)
+    r = K / np.sqrt(P)
+    q: Array = np.sqrt((1.0 + K1 + K2 + np.maximum(K1 * K2 - K * K, 0.0)) / P)
+    inner = q * K2 * (2.0 + K1) - r * r / q * (4.0 + K1 + K2 + r * r / (q * q))
+    return np.asarray(inner / (4.0 * np.pi * (1.0 + K1) * np.sqrt(P)))
+
+
+def _elementwise_by_variance(net: Elementwise, K: Array, K1: Array, K2: Array) -> Array:
+    """½E[fn''(u) fn(v)] = (E[u fn'(u) fn(v)] − K E[fn'(u) fn'(v)])/2K₁, by parts; 0 where K₁ = 0."""
+    fn = as_callable(net.fn)
+    slope = numeric_derivative(fn)
+    least = 40.0 if breakpoints(net.fn) else 4.0
+    mixed = expectation(lambda u: u * slope(u), least, K, K1, K2, fn) - K * expectation(slope, least, K, K1, K2)
+    return np.asarray(np.where(K1 > 0, mixed / (2.0 * np.where(K1 > 0, K1, 1.0)), 0.0))

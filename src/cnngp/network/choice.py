@@ -1,0 +1,110 @@
+"""Which network is taken when none is given: by the size and the number of images, never by the machine.
+
+There are a few networks for images of a size, the most accurate first. The first one that is not too dear is taken,
+where the price is counted in covariances (`ShapeTable.elements`), which are the same everywhere. So the same images get
+the same network on a laptop and on a card, today and with a faster engine. docs/classification.md shows what comes out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from . import zoo
+from .layers import Network
+from .names import network_by_name, pooled_name
+
+AN_IMAGE = 3 * 10**8
+"""Covariances that a first try may take for each image, about a tenth of a second on two CPU cores, …"""
+IN_ALL = 21 * 10**11
+"""… and in all, about a quarter of an hour."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """A network for images of one shape, by its name in the zoo."""
+
+    name: str
+    network: Network
+    elements: int
+    """Covariances for a pair of images."""
+
+
+def options(input_shape: Sequence[int]) -> list[Option]:
+    """The networks to choose from for images of a shape (channels, …), the most accurate first.
+
+    Pooled networks that fit the image, then the paper's ResNet for pictures of 16 × 16 and more, or three convolutions
+    for smaller ones and other dimensions; a fully connected network for plain features.
+
+    >>> [option.name for option in options((1, 28, 28))]
+    ['pooled_cnn-large', 'pooled_cnn', 'pooled_cnn-small', 'resnet32']
+    """
+    spatial = tuple(input_shape)[1:]
+    if not spatial:
+        return [_option("dense_nngp", input_shape)]
+    side = min(spatial)
+    halvings = zoo.halvings_for(side)
+    names = [
+        pooled_name(size, halvings)
+        for size in reversed(zoo.POOLED_SIZES)
+        if side >> halvings >= zoo.pool_of(size, halvings)
+    ]
+    plain = "resnet32" if len(spatial) == 2 and side >= 16 else "small_cnn"
+    return [_option(name, input_shape) for name in (*names, plain)]
+
+
+def _option(name: str, input_shape: Sequence[int]) -> Option:
+    network = network_by_name(name)
+    assert network is not None
+    return Option(name, network, network.shapes(tuple(input_shape)).elements)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What was chosen, from which options, and why, for people."""
+
+    option: Option
+    among: tuple[Option, ...]
+    reason: str
+
+    @property
+    def better(self) -> Option | None:
+        """The next more accurate one, None where the best was taken."""
+        at = self.among.index(self.option)
+        return self.among[at - 1] if at else None
+
+    @property
+    def quicker(self) -> Option | None:
+        at = self.among.index(self.option)
+        return self.among[at + 1] if at + 1 < len(self.among) else None
+
+    def text(self, seconds: float | None = None) -> str:
+        """One sentence; `seconds` are those that the kernels took, where they were computed."""
+        took = "" if seconds is None else f"; its kernels took {seconds:.1f} s here"
+        return f"{self.option.name}, {self.reason}{took}; {self._better(seconds)}"
+
+    def _better(self, seconds: float | None) -> str:
+        if self.better is None:
+            return "none that is known to be better is offered for this size, and `cnngp search` looks for one"
+        times = self.better.elements / max(1, self.option.elements)
+        here = "" if seconds is None else f", about {seconds * times:.0f} s"
+        return f"{self.better.name} is better as a rule and takes about {times:.1f} times as long{here}"
+
+
+def choose(input_shape: Sequence[int], images: int, pairs: int | None = None) -> Choice:
+    """The network for `images` of a shape of which `pairs` are compared, by default each with each other.
+
+    >>> choose((1, 28, 28), 500).option.name, choose((1, 28, 28), 20_000).option.name
+    ('pooled_cnn-large', 'resnet32')
+    """
+    compared = images * (images - 1) // 2 if pairs is None else pairs
+    most = min(AN_IMAGE * max(1, images), IN_ALL)
+    among = options(input_shape)
+    option = next((option for option in among if option.elements * compared <= most), among[-1])
+    size = " × ".join(map(str, input_shape))
+    return Choice(option, tuple(among), f"chosen for {images:,} images of {size}")
+
+
+def default_network(input_shape: Sequence[int], images: int) -> Network:
+    """The network that estimators and commands take when none is given."""
+    return choose(input_shape, images).option.network

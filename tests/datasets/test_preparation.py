@@ -1,0 +1,81 @@
+"""Contrast normalisation and whitening, on small made colour images."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy.ndimage import gaussian_filter
+
+from cnngp.common.arrays import DataError
+from cnngp.datasets.augmentation import flipped
+from cnngp.datasets.preparation import Zca, normalised, prepared
+
+RNG = np.random.default_rng(0)
+
+
+def colour_images(n: int, side: int = 4) -> np.ndarray:
+    """Smooth noise in three channels that go together, as in photographs: strongly correlated pixels."""
+    grey = gaussian_filter(RNG.standard_normal((n, 1, side, side)), (0, 0, 1, 1))
+    return 0.5 + grey + 0.1 * RNG.standard_normal((n, 3, side, side))
+
+
+def test_every_image_has_mean_0_and_norm_1() -> None:
+    X = normalised(colour_images(20) * 100 + 7)
+    np.testing.assert_allclose(X.mean((1, 2, 3)), 0.0, atol=1e-6)
+    np.testing.assert_allclose((X.astype(np.float64) ** 2).sum((1, 2, 3)), 1.0, rtol=1e-6)
+    assert X.dtype == np.float32
+    flat = normalised(np.full((1, 3, 4, 4), 0.3))  # no contrast: zeros, not NaN
+    np.testing.assert_array_equal(flat, 0.0)
+    np.testing.assert_allclose(normalised(np.arange(12, dtype=np.uint8).reshape(1, 3, 2, 2)).sum(), 0.0, atol=1e-6)
+
+
+def test_whitened_training_images_are_uncorrelated() -> None:
+    X = normalised(colour_images(2000))
+    white = Zca.fit(X, regularisation=1e-8)(X).reshape(2000, -1).astype(np.float64)
+    moments = white.T @ white / 2000
+    # All directions but one, the mean that normalising took away, have variance 1.
+    values = np.linalg.eigvalsh(moments)
+    np.testing.assert_allclose(values[1:], 1.0, rtol=1e-3)
+    assert values[0] < 1e-3
+    # Of all whitenings it is the one nearest to the images: its matrix is symmetric with positive eigenvalues.
+    matrix = Zca.fit(X).matrix
+    np.testing.assert_allclose(matrix, matrix.T, atol=1e-4 * np.abs(matrix).max())
+    assert np.linalg.eigvalsh(matrix.astype(np.float64)).min() > 0.0
+
+
+def test_it_is_its_equation_written_out() -> None:
+    X, other = normalised(colour_images(50)), normalised(colour_images(5))
+    flat = X.reshape(50, -1).astype(np.float64)
+    values, V = np.linalg.eigh(flat.T @ flat / 50)
+    expected = other.reshape(5, -1) @ (V @ np.diag((np.maximum(values, 0) + 1e-4) ** -0.5) @ V.T)
+    np.testing.assert_allclose(Zca.fit(X)(other).reshape(5, -1), expected, rtol=1e-3, atol=1e-3)
+
+
+def test_test_images_play_no_part_in_the_whitening() -> None:
+    train, a, b = colour_images(60), colour_images(10), colour_images(10) * 3
+    X_a, T_a = prepared(train, a)
+    X_b, T_both = prepared(train, np.concatenate([a, b]))
+    np.testing.assert_array_equal(X_a, X_b)
+    np.testing.assert_allclose(T_a, T_both[:10], rtol=1e-5, atol=1e-6)
+
+
+def test_copies_that_are_mirrored() -> None:
+    X, y = colour_images(3), np.array(["a", "b", "a"])
+    X2, y2 = flipped(X, y)
+    np.testing.assert_array_equal(X2[3:, :, :, 0], X[:, :, :, -1])
+    np.testing.assert_array_equal(X2[:3], X)
+    assert list(y2) == ["a", "b", "a"] * 2
+
+
+def test_bad_images_are_refused() -> None:
+    X = normalised(colour_images(5))
+    with pytest.raises(DataError, match="fitted to images of 48"):
+        Zca.fit(X)(X[:, :, :2])
+    with pytest.raises(DataError, match="regularisation=0: expected a positive number"):
+        Zca.fit(X, regularisation=0)
+    with pytest.raises(DataError, match="expected images"):
+        normalised(np.zeros((5, 7)))
+    with pytest.raises(DataError, match="NaN or infinity"):
+        normalised(np.full((1, 3, 2, 2), np.nan))
+    with pytest.raises(DataError, match="a label for each"):
+        flipped(X, [1, 2])
