@@ -24,6 +24,11 @@ def acos_h(v):
     return mp.sqrt(2) if v == 0 else mp.acos(1 - v) / mp.sqrt(v)
 
 
+def relu_h(u):
+    """θ/π = √u h(u) with u = 1 − |c|, θ = acos |c|: the slope of R is 1 − θ/π or θ/π."""
+    return acos_h(u) / mp.pi
+
+
 def asin_s(w):
     """asin(x) = x s(x²)."""
     return mp.mpf(1) if w == 0 else mp.asin(mp.sqrt(w)) / mp.sqrt(w)
@@ -84,6 +89,8 @@ CASES = [
 MINIMAX = [
     ("RELU_G", 32, 4, relu_g, "1.5", "R/p"),
     ("RELU_G", 64, 12, relu_g, "1.5", "R/p"),
+    ("RELU_H", 32, 6, relu_h, "0.5", "θ/π"),
+    ("RELU_H", 64, 16, relu_h, "0.5", "θ/π"),
     ("CUDA_G", 32, 4, relu_g, "1.5", "R/p"),
     ("CUDA_G", 64, 13, relu_g, "1.5", "R/p"),
     ("CUDA_H", 32, 6, acos_h, "0.5", "θ"),

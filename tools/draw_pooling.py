@@ -1,6 +1,7 @@
-"""Draws docs/pictures/sheets.svg: which displacements between two locations each layer of a small network has to carry.
+"""Draws the pictures of docs/pooling.md: python tools/draw_pooling.py
 
-python tools/draw_pooling.py
+docs/pictures/sheets.svg: which displacements between two locations each layer of a small network has to carry.
+docs/pictures/shifts.svg: how all displacements of an axis fill as many cyclic shifts as it has places.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from cnngp.network.demands import placed
 
 NETWORK = Sequential(Conv(3), ReLU(), AvgPool(2), Conv(3), ReLU(), AvgPool(2), Dense())
 SIZE, REACH, CELL = (28, 28), 4, 11
+PLACES = 8
 
 
 def panel(left: int, title: str, wanted: frozenset[tuple[int, ...]]) -> list[str]:
@@ -26,17 +28,58 @@ def panel(left: int, title: str, wanted: frozenset[tuple[int, ...]]) -> list[str
     return [*drawn, f'<text x="{left}" y="38" font-size="12" fill="#4a5568">{count}</text>']
 
 
-def main() -> None:
+def sheets() -> list[str]:
+    """The displacements of each layer, side by side."""
     layers = [here for here in placed(NETWORK, SIZE).walk() if isinstance(here.layer, Conv | AvgPool)]
     shown, left = [], 10
     for here in layers:
         side = " × ".join(map(str, here.after))
         shown += panel(left, f"{here.layer!r}, {side}", here.wanted)
         left += (2 * REACH + 1) * CELL + 40
-    text = f'<svg xmlns="http://www.w3.org/2000/svg" width="{left}" height="160" font-family="sans-serif">'
-    file = Path(__file__).parent.parent / "docs" / "pictures" / "sheets.svg"
-    file.parent.mkdir(exist_ok=True)
-    file.write_text("\n".join([text, *shown, "</svg>", ""]), encoding="utf-8")
+    return picture(left, 160, shown)
+
+
+def shifts() -> list[str]:
+    """A row for each cyclic shift s of an axis of eight places: place p of x beside place (p + s) mod 8 of z.
+
+    Blue places belong to the displacement s, orange ones to s − 8; the wall between them is what no sum crosses.
+    """
+    wide, high, left, top = 40, 24, 90, 46
+    shown = [f'<text x="{left}" y="18" font-size="13">place p of x, and the place of z that is read with it</text>']
+    for p in range(PLACES):
+        x = left + p * wide + wide // 2
+        shown.append(f'<text x="{x}" y="38" font-size="12" text-anchor="middle" fill="#4a5568">{p}</text>')
+    for s in range(PLACES):
+        y = top + s * (high + 6)
+        shown.append(f'<text x="10" y="{y + 16}" font-size="12" fill="#4a5568">shift {s}</text>')
+        for p in range(PLACES):
+            x, colour = left + p * wide, "#bee3f8" if p < PLACES - s else "#fbd38d"
+            shown.append(f'<rect x="{x}" y="{y}" width="{wide - 1}" height="{high}" fill="{colour}"/>')
+            shown.append(
+                f'<text x="{x + wide // 2}" y="{y + 16}" font-size="12" text-anchor="middle">{(p + s) % PLACES}</text>'
+            )
+        if s:
+            x = left + (PLACES - s) * wide - 2
+            shown.append(f'<rect x="{x}" y="{y - 3}" width="3" height="{high + 6}" fill="#1a202c"/>')
+        other = f" and d = {_signed(s - PLACES)}" if s else ""
+        shown.append(f'<text x="{left + PLACES * wide + 12}" y="{y + 16}" font-size="12">d = {s}{other}</text>')
+    return picture(left + PLACES * wide + 130, top + PLACES * (high + 6) + 4, shown)
+
+
+def _signed(d: int) -> str:
+    return f"−{-d}" if d < 0 else str(d)
+
+
+def picture(width: int, height: int, shown: list[str]) -> list[str]:
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif">'
+    return [head, *shown, "</svg>", ""]
+
+
+def main() -> None:
+    folder = Path(__file__).parent.parent / "docs" / "pictures"
+    folder.mkdir(exist_ok=True)
+    for name, lines in (("sheets", sheets()), ("shifts", shifts())):
+        (folder / f"{name}.svg").write_text("\n".join(lines), encoding="utf-8")
 
 
 if __name__ == "__main__":

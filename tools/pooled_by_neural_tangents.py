@@ -52,7 +52,8 @@ NETWORKS = {
 }
 
 if __name__ == "__main__":
-    found = {}
-    for name, ((_, _, kernel), shape) in NETWORKS.items():
-        found[name] = np.asarray(kernel(images(*shape), None, "nngp"))[np.triu_indices(3)].tolist()
-    print(json.dumps(found, indent=1))
+    for kind in ("nngp", "ntk"):
+        found = {}
+        for name, ((_, _, kernel), shape) in NETWORKS.items():
+            found[name] = np.asarray(kernel(images(*shape), None, kind))[np.triu_indices(3)].tolist()
+        print(kind, json.dumps(found, indent=1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from cnngp import (
     Identity,
     LeakyReLU,
     Network,
+    Rbf,
     ReLU,
     Sequential,
     Sin,
@@ -42,13 +44,14 @@ class OnCpu:
         shared = max(source.tables.shared, source.pairs.shared)
         data = source.data
         self.data = [None, None] if data is None else [_at(data.ints), _at(data.reals)]
+        self.kinds = 2 if source.kind == "ntk" else 1
         self.library = compiled(source.body, source.dtype, source.path, shared, folder)
 
     def tables(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         x = np.ascontiguousarray(X, dtype=self.dtype)
         rows = _aligned(len(x) * self.source.row, self.dtype)
         peaks = np.zeros((len(x), max(1, self.sites)))
-        diagonal = np.full(len(x), np.nan)
+        diagonal = np.full(len(x) * self.kinds, np.nan)
         scratch = np.empty(3 * self.source.tables.scratch + 8, dtype=np.uint8)
         self.library.run_tables(
             _at(x),
@@ -65,27 +68,31 @@ class OnCpu:
         return rows, peaks, diagonal
 
     def cross(self, X: np.ndarray, Z: np.ndarray) -> np.ndarray:
+        """K; of a program for both kernels K and Θ, one after the other."""
         return self.pairs(self.tables(X)[0], self.tables(Z)[0], len(X), len(Z))
 
     def symmetric(self, X: np.ndarray) -> np.ndarray:
         rows, _, diagonal = self.tables(X)
         K = self.pairs(rows, rows, len(X), len(X), mirror=True)
-        np.fill_diagonal(K, diagonal)
+        for k, values in zip(K.reshape(-1, len(X), len(X)), diagonal.reshape(-1, len(X)), strict=True):
+            np.fill_diagonal(k, values)
         return K
 
     def pairs(self, first: np.ndarray, second: np.ndarray, n: int, m: int, mirror: bool = False) -> np.ndarray:
         s = self.source
-        out = np.full((n, m), np.nan, dtype=self.dtype)
+        both = np.full((self.kinds, n, m), np.nan, dtype=self.dtype)
+        out, theta = both[0], both[-1]
         all_of_them = s.block_rows and not s.pairs.scratch
         blocks = -(-n // s.block_rows) * -(-m // s.block_columns) if all_of_them else 3
         scratch = np.empty(3 * s.pairs.scratch + 8, dtype=np.uint8)
         below = ctypes.c_longlong(0 if mirror else -(2**40))
         other = _at(out) if mirror else None
+        tangent = [] if self.kinds == 1 else [_at(theta), _at(theta) if mirror else None]
         self.library.run_pairs(
-            _at(first), _at(second), _at(out), other, n, m, ctypes.c_longlong(m), below, _at(scratch), *self.data,
-            blocks, s.pairs.threads,
+            _at(first), _at(second), _at(out), other, n, m, ctypes.c_longlong(m), below, *tangent, _at(scratch),
+            *self.data, blocks, s.pairs.threads,
         )  # fmt: skip
-        return out
+        return both if self.kinds == 2 else out
 
 
 def _at(a: np.ndarray) -> ctypes.c_void_p:
@@ -142,7 +149,9 @@ NETWORKS: dict[str, tuple[Network, tuple[int, ...]]] = {
         (1, 9, 8),
     ),
     "smooth": (
-        Sequential(Conv(3, weight_var=2.0), Erf(), Conv(3), GELU(), Conv(3), Sin(), Conv(3), Cos(), Dense()),
+        Sequential(
+            Conv(3, weight_var=2.0), Erf(), Conv(3), GELU(), Conv(3), Sin(), Conv(3), Cos(), Conv(3), Rbf(0.7), Dense()
+        ),
         (1, 6, 6),
     ),
     "step": (Sequential(Conv(3), Step(), Conv(3, bias_var=0.1), Step(), Dense()), (1, 6, 5)),
@@ -256,5 +265,19 @@ POOLED: dict[str, tuple[Network, tuple[int, ...]]] = {
         (1, 9, 8),
     ),
 }
+# Windows that see one pixel of one channel: two images are equal there up to a factor.
+ONE_PIXEL = {"uneven strides", "wider than the input", "wider than the input, side by side", "lanes outside maps"}
+
+
+def tangent_bound(net: Network, bound: float, dtype: str, equal: bool) -> float:
+    """What Θ may be off where `compare` found this bound, by one unit in the last place of K after every layer.
+
+    An engine rounds K, two entries of tables and their product: four of them. Where locations of two images are `equal`
+    up to a factor, correlation is ±1, and the slope of each ReLU may lose √(2δ)/π with δ a few units in the last place.
+    """
+    at_one = math.sqrt(2.0 * 4.0 * float(np.finfo(dtype).eps)) / math.pi
+    return max(4.0 * bound, repr(net).count("(") * at_one if equal else 0.0)
+
+
 # At correlation 1 a Step has the slope of a square root: half an ulp of K, 6e-8 in float32, moves V by its root.
 TOLERANCE = {"step": 2e-4}

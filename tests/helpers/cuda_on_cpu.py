@@ -20,6 +20,9 @@ def compiled(body: str, real: str, path: str, shared: int, folder: Path) -> ctyp
     scratch += data if path == "walk" else ""
     more = data if path in ("sheets", "walk") else ""
     kind = "const real*" if path != "warp" else "const vec*"
+    tangents = "theta_mirror" in body
+    places = ", void* theta, void* theta_mirror" if tangents else ""
+    theta = ", (real*)theta, (real*)theta_mirror" if tangents else ""
     text = f"""
 #define REAL {real}
 #define VEC {"float4" if real == "float" else "double2"}
@@ -32,9 +35,9 @@ extern "C" void run_tables(void* X, void* rows, void* peaks, void* diagonal, int
     tables((const real*)X, (real*)rows, (double*)peaks, (double*)diagonal, n, (char*)scratch,
            (const double*)panels{more}); }}); }}
 extern "C" void run_pairs(void* first, void* second, void* out, void* mirror, int n, int m, long long ld,
-                          long long below, void* scratch, void* plan, void* numbers, int blocks, int threads)
+                          long long below{places}, void* scratch, void* plan, void* numbers, int blocks, int threads)
 {{ fibers::launch(blocks, threads, [=] {{
-    pairs(({kind})first, ({kind})second, (real*)out, (real*)mirror, n, m, ld, below{scratch}); }}); }}
+    pairs(({kind})first, ({kind})second, (real*)out, (real*)mirror, n, m, ld, below{theta}{scratch}); }}); }}
 """
     (folder / "kernels.cpp").write_text(text)
     command = ["g++", "-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-o", "kernels.so", "kernels.cpp"]

@@ -223,6 +223,7 @@ class Module:
 
     def __init__(self, cards: Cards, code: str) -> None:
         self.cards = cards
+        self.tangents = "theta_mirror" in code
         digest = hashlib.sha256(code.encode()).hexdigest()
         with _working:
             if digest not in _LIBRARIES:
@@ -240,6 +241,7 @@ class Module:
 class Function:
     def __init__(self, module: Module, name: str) -> None:
         self._cards, self._name = module.cards, name
+        self._most = {"tables": 9, "pairs": 13 if module.tangents else 11}[name]
         self._run = getattr(module.library, f"run_{name}")
         self.max_dynamic_shared_size_bytes = 48 * 1024
 
@@ -253,7 +255,7 @@ class Function:
         self._cards.check(*(a for a in arguments if isinstance(a, Array)))
         values = [_argument(a) for a in arguments]
         # Some kernels take no scratch, and no program beside their text.
-        values += [None] * ({"tables": 9, "pairs": 11}[self._name] - len(values))
+        values += [None] * (self._most - len(values))
         self._cards.work(lambda: self._launch(arrays, [*values, grid[0], block[0]]))
 
     def _launch(self, arrays: list[np.ndarray], values: list[Any]) -> None:

@@ -26,6 +26,7 @@ from cnngp import (
     LeakyReLU,
     Network,
     NetworkError,
+    Rbf,
     ReLU,
     Sequential,
     Sin,
@@ -40,7 +41,7 @@ Act = Callable[[], Network]
 MODES = ("zeros", "circular", "reflect", "replicate")
 RELU_LIKE = (ReLU(), ReLU(0.5), ReLU(2.0**0.5), LeakyReLU(-0.5), LeakyReLU(0.1), LeakyReLU(0.3), Abs())
 MOST_WORK = 5_000  # steps of the reference's loops in one layer
-SMOOTH = (Erf(), Sin(), Cos(), GELU())
+SMOOTH = (Erf(), Sin(), Cos(), Rbf(0.05), Rbf(0.4), GELU())
 
 
 class Choices(Protocol):

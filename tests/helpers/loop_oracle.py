@@ -22,6 +22,7 @@ from cnngp import (
     Erf,
     Identity,
     LeakyReLU,
+    Rbf,
     ReLU,
     Sequential,
     Sin,
@@ -156,6 +157,8 @@ def formula(layer, K, K1, K2, same):
             return (math.exp(K - m) - math.exp(-K - m)) / 2
         case Cos():
             return (math.exp(K - m) + math.exp(-K - m)) / 2
+        case Rbf(gamma):
+            return math.exp(-gamma * (K1 + K2 - 2 * K))
         case GELU():
             # Stein's lemma twice on E[uΦ(u) vΦ(v)], with E[ΦΦ] and E[φφ] of the Gaussian with covariance I + Σ.
             B1, B2 = 1 + K1, 1 + K2

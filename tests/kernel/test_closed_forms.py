@@ -9,7 +9,7 @@ from scipy import special
 
 from cnngp import reference
 from cnngp.network.functions import FUNCTIONS as NAMED
-from cnngp.network.layers import GELU, Abs, Cos, Elementwise, Erf, LeakyReLU, ReLU, Sin, Step
+from cnngp.network.layers import GELU, Abs, Cos, Elementwise, Erf, LeakyReLU, Rbf, ReLU, Sin, Step
 from helpers.gaussian_expectation import expectation, one_dimensional
 
 # The value of each φ, its kinks or, where it is smooth, the place about which it turns.
@@ -23,6 +23,8 @@ FUNCTIONS = {
     Erf(): special.erf,
     Sin(): np.sin,
     Cos(): np.cos,
+    Rbf(0.5): lambda x: np.sin(x) + np.cos(x),
+    Rbf(0.02): lambda x: np.sin(0.2 * x) + np.cos(0.2 * x),
     GELU(): lambda x: x * special.ndtr(x),
 }
 VARIANCES = [0.0, 1e-12, 0.01, 1.0, 4.0, 100.0]

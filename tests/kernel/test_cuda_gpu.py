@@ -21,11 +21,13 @@ from cnngp import (
     reference,
     zoo,
 )
+from cnngp.kernel.check import compare
 from cnngp.kernel.engines.base import RangeError
 from cnngp.kernel.engines.cuda.engine import CudaEngine
 from cnngp.kernel.engines.cuda.source import generate
 from cnngp.kernel.program import lower
-from helpers.cuda_cases import NETWORKS, POOLED, TOLERANCE, error, images
+from cnngp.network import tangent
+from helpers.cuda_cases import NETWORKS, ONE_PIXEL, POOLED, TOLERANCE, error, images, tangent_bound
 from helpers.generator import random_network
 
 pytestmark = pytest.mark.gpu
@@ -102,7 +104,7 @@ def test_networks_with_pools_agree_with_the_reference(name: str, dtype: str, tol
     assert np.array_equal(CudaEngine(program, dtype, source=engine.source, tile=37).symmetric(many), whole)
 
 
-@pytest.mark.parametrize("launch", [(1, 4, 4, 0), (4, 1, 4, 0), (16, 1, 1, 0)])
+@pytest.mark.parametrize("launch", [(1, 4, 4, 0), (4, 1, 4, 0), (16, 1, 1, 1), (4, 2, 1, 2)])
 def test_two_pools_on_digits_agree_with_the_reference_in_every_launch(launch: Any) -> None:
     C = [Conv(3), ReLU()]
     net, shape = Sequential(*C * 2, AvgPool(2), *C * 2, AvgPool(2), *C, Dense()), (1, 28, 28)
@@ -236,3 +238,31 @@ def test_images_out_of_range_are_refused() -> None:
     with pytest.raises(RangeError, match="image 1"):
         engine.diagonal(flat(digits(2) * np.array([1.0, 1e30])[:, None, None, None]))
     assert (engine.diagonal(flat(np.zeros((2, 1, 28, 28)))) == 0.0).all()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", [*(name for name in NETWORKS if name != "step"), *POOLED])
+def test_both_kernels_agree_with_the_reference(name: str, dtype: str) -> None:
+    net, shape = (NETWORKS | POOLED)[name]
+    engine = CudaEngine(lower(net, shape, "ntk"), dtype)
+    rng = np.random.default_rng(1)
+    X, Z = images(rng, 6, shape), images(rng, 11, shape)[:-1]
+    own, across = engine.both(flat(X, dtype), None), engine.both(flat(X, dtype), flat(Z, dtype))
+    R = reference.kernel(net, X, Z), tangent.kernel(net, X, Z)
+    for k, kind in enumerate(("nngp", "ntk")):
+        found = compare(net, X, own[k], np.dtype(dtype), kind)  # type: ignore[arg-type]
+        assert found is not None
+        equal = kind == "ntk" and name in ONE_PIXEL and dtype == "float64"
+        assert found.error <= tangent_bound(net, found.bound, dtype, equal)
+        assert error(across[k], R[k]) <= tangent_bound(net, found.bound, dtype, equal)
+        assert np.array_equal(own[k], own[k].T)
+    assert np.array_equal(across[1], engine.cross(flat(X, dtype), flat(Z, dtype)))
+
+
+def test_a_tangent_kernel_runs_on_the_card() -> None:
+    X = digits(6)
+    kernel = Kernel(PAPER["resnet"], device="cuda", kind="ntk")
+    theta = kernel(X, progress=False)
+    assert error(theta, tangent.kernel(PAPER["resnet"], X)) <= 1e-6
+    assert np.array_equal(kernel.diag(X), theta.diagonal())
+    assert error(theta, Kernel(PAPER["resnet"], device="cpu", kind="ntk")(X, progress=False)) <= 1e-6

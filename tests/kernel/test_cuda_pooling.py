@@ -21,15 +21,18 @@ from cnngp import (
     ConvTranspose,
     Dense,
     Elementwise,
+    Erf,
     GlobalAvgPool,
     Network,
     ReLU,
     Sequential,
     Sum,
     reference,
+    zoo,
 )
 from cnngp.kernel.engines.cuda.engine import CudaEngine
-from cnngp.kernel.engines.cuda.sheets.plan import chain
+from cnngp.kernel.engines.cuda.sheets.plan import Shifts, chain
+from cnngp.kernel.engines.cuda.sheets.runs import runs
 from cnngp.kernel.engines.cuda.source import generate
 from cnngp.kernel.program import lower
 from cnngp.kernel.series.packed import SeriesTables
@@ -41,8 +44,9 @@ from helpers.pooled import pooled_networks
 
 C = [Conv(3), ReLU()]
 MYRTLE = Sequential(*C * 3, AvgPool(2), *C * 3, AvgPool(2), *C * 3, GlobalAvgPool(), Dense())
-# Warps of a pair, pairs of a block, blocks: the warp's own pool in shared memory, and the block's in global memory.
-OWN, TOGETHER = (1, 2, 1, 0), (2, 1, 1, 0)
+# Warps of a pair, pairs of a block, blocks, segments whose tables are in shared memory: the warp's own pool in shared
+# memory, and the block's in global memory.
+OWN, TOGETHER = (1, 2, 1, 0), (2, 2, 1, 1)
 
 
 def agrees(run: OnCpu, net: Network, shape: tuple[int, ...], tolerance: float) -> None:
@@ -67,7 +71,8 @@ def agrees(run: OnCpu, net: Network, shape: tuple[int, ...], tolerance: float) -
             ("float32", OWN, name in ("two pools", "strides")),
             ("float32", TOGETHER, name in ("two pools", "any pool at the end")),
             ("float64", None, name in ("global pool", "smooth")),
-            ("float64", OWN, False),
+            ("float32", (3, 1, 1, 2), False),
+            ("float64", (1, 3, 1, 1), False),
             ("float64", TOGETHER, False),
         )
     ],
@@ -78,6 +83,44 @@ def test_chains_of_segments_agree_with_the_reference(name: str, dtype: str, laun
     source = generate(program, dtype, launch_shape=launch)
     assert source.path == "sheets"
     agrees(OnCpu(source, tmp_path, len(program.activations)), net, shape, {"float32": 1e-6, "float64": 1e-12}[dtype])
+
+
+VALID = Conv(3, padding="valid")
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("net", "shape", "dtype"),
+    [
+        (zoo.conv_gp(3, 2.0), (2, 7, 6), "float32"),
+        pytest.param(zoo.conv_gp((2, 5), 2.0), (1, 6, 9), "float64", marks=pytest.mark.slow),
+        (Sequential(*C, VALID, ReLU(), VALID, Erf(), GlobalAvgPool(), Dense()), (1, 8, 9), "float64"),
+        pytest.param(
+            Sequential(VALID, ReLU(), AvgPool(5, 1), Dense(), ReLU(), Dense()),
+            (1, 9, 8),
+            "float32",
+            marks=pytest.mark.slow,
+        ),
+    ],
+    ids=["convolutional GP", "uneven patches", "same, then smaller twice", "a pool of almost all"],
+)
+def test_maps_that_shrink_share_the_shifts_of_the_largest(
+    net: Network, shape: tuple[int, ...], dtype: str, tmp_path: Path
+) -> None:
+    program = lower(net, shape)
+    found = chain(program)
+    assert found is not None
+    assert found.cycles
+    assert all(segment.rows.count <= shape[1] for segment in found.segments)
+    source = generate(program, dtype)
+    assert source.path == "sheets"
+    agrees(OnCpu(source, tmp_path, len(program.activations)), net, shape, {"float32": 1e-6, "float64": 1e-12}[dtype])
+
+
+def test_a_padded_sum_on_a_smaller_map_goes_the_general_way() -> None:
+    """Its window would reach over places that belong to no displacement."""
+    net = Sequential(VALID, ReLU(), Conv(3), ReLU(), GlobalAvgPool(), Dense())
+    assert chain(lower(net, (1, 8, 8))) is None
 
 
 @needs_compiler
@@ -196,6 +239,26 @@ def test_shifts_follow_from_the_output() -> None:
     assert counts(MYRTLE, (1, 16, 16)) == [(16, 16), (8, 8), (4, 4)]
     assert counts(Sequential(*C, Conv(3, stride=2), ReLU(), GlobalAvgPool(), Dense()), (1, 8, 12)) == [(4, 6)]
     assert counts(Sequential(*C * 2, AvgPool(2), *C, AvgPool(3, 1), Dense()), (1, 12, 12)) == [(11, 11), (5, 5)]
+
+
+def test_a_run_of_shifts_stores_each_pooled_sheet_once() -> None:
+    """Each coarse shift gets the even rows of its own run, and odd rows late only where another run ends before it."""
+    for n in (8, 16, 28):
+        fine, coarse = (
+            Shifts(m, {m: tuple(range(m))}, tuple(map(frozenset, [{s} for s in range(m)]))) for m in (n, n // 2)
+        )
+        for count in (1, 2, 3, n // 2):
+            found = runs(fine, coarse, n // 2, count)
+            assert sorted(t for t in found.own if t >= 0) == list(range(n // 2))
+            assert len(found.late) == found.count
+            assert all(s % 2 == 0 for s in found.starts)
+
+
+def test_a_small_block_of_shared_memory_is_respected() -> None:
+    program = lower(Sequential(*C * 3, GlobalAvgPool(), Dense()), (1, 16, 16))
+    large = generate(program, "float32")
+    small = generate(program, "float32", shared_limit=16 * 1024)
+    assert large.pairs.shared > 16 * 1024 >= small.pairs.shared
 
 
 def test_the_text_does_not_grow_with_the_shifts() -> None:

@@ -19,6 +19,7 @@ from cnngp import (
     Kernel,
     LeakyReLU,
     NetworkError,
+    Rbf,
     ReLU,
     Sequential,
     Sin,
@@ -65,8 +66,9 @@ def test_windows_of_every_size(window, padding):
         check(Sequential(Conv(window, padding=padding), block, *tail), shape, "float32", 3, TOLERANCE["float32"])
 
 
-# Erf, Sin, Cos and GELU are not homogeneous: a half-ulp of a covariance K moves the exponent of Sin and Cos by K/2^24,
-# and 1 − x² of Erf and GELU likewise, so the bound is the ReLU's times the largest variance they see (below 30 here).
+# Erf, Sin, Cos, Rbf and GELU are not homogeneous: a half-ulp of a covariance K moves the exponent of Sin and Cos by
+# K/2^24, that of Rbf by 2γK/2^24, and 1 − x² of Erf and GELU likewise, so the bound is the ReLU's times the largest
+# variance they see (below 30 here).
 SMOOTH_TOLERANCE = {"float32": 1e-5, "float64": 1e-12}
 
 
@@ -113,7 +115,7 @@ def test_the_bits_of_an_elementwise_network_do_not_depend_on_the_length_of_its_s
     assert (kernel(X)[:5, :5] == kernel(X[:5])).all()
 
 
-EVERY = [ReLU(), LeakyReLU(0.2), Abs(), Erf(), Step(), Sin(), Cos(), GELU()]
+EVERY = [ReLU(), LeakyReLU(0.2), Abs(), Erf(), Step(), Sin(), Cos(), Rbf(0.5), GELU()]
 
 
 @pytest.mark.parametrize("act", EVERY, ids=repr)
@@ -126,8 +128,9 @@ def test_any_scale_gives_the_kernel_or_one_clear_refusal(act, dtype, power):
     scale = float(reference.diagonal(inside, X).max())
     net = Sequential(Conv(3, weight_var=10.0**power), act, Dense(weight_var=1.0 / scale))
     homogeneous = isinstance(act, (ReLU, LeakyReLU, Abs, Step))  # no scale is out of reach
+    homogeneous |= isinstance(act, Rbf) and power < 0  # V is 1
     single = dtype == "float32"
-    lost = isinstance(act, (Sin, Cos)) and power >= (10 if single else 30)  # no digit of e^(K − m) is left
+    lost = isinstance(act, (Sin, Cos, Rbf)) and power >= (10 if single else 30)  # no digit of e^(K − m) is left
     if not homogeneous and (lost or (single and abs(power) >= 30)):
         with pytest.raises(RangeError, match=f"which {dtype} cannot carry"):
             Kernel(net, device="cpu", dtype=dtype)(X)

@@ -7,14 +7,14 @@ import math
 import numpy as np
 import pytest
 
-from cnngp import GELU, Abs, Cos, Elementwise, Erf, LeakyReLU, ReLU, Sin, Step, reference
+from cnngp import GELU, Abs, Cos, Elementwise, Erf, LeakyReLU, Rbf, ReLU, Sin, Step, reference
 from cnngp.kernel.engines.cpu import plan, rows
 from cnngp.kernel.engines.cuda import math as cuda
 from cnngp.kernel.program.formulas import Family, formula
 from cnngp.network.layers import LAYERS, Nonlinearity
 
 EACH = [ReLU(), ReLU(2.5), LeakyReLU(0.2), LeakyReLU(-0.5), LeakyReLU(3e9), Erf(), Abs(), Step(), Sin(), Cos(), GELU()]
-EACH += [Elementwise("tanh"), Elementwise("softplus")]
+EACH += [Rbf(0.1), Rbf(7.0), Elementwise("tanh"), Elementwise("softplus")]
 
 
 def test_every_nonlinearity_is_tried_here() -> None:

@@ -24,7 +24,7 @@ from cnngp.kernel.engines.cpu import calls as cpu_calls, interpreter as i
 
 def known():
     functions = (i.image_tables, i.pair_block, i.spread_rows, i.spread_lanes)
-    return [cpu_calls._compiled.cache_info().currsize, *(len(f.signatures) for f in functions)]
+    return [cpu_calls.compiled.cache_info().currsize, *(len(f.signatures) for f in functions)]
 
 X = np.random.default_rng(0).uniform(size=(40, 1, 8, 8)).astype("{dtype}")
 kernel = Kernel(zoo.small_cnn(), "cpu", "{dtype}")

@@ -30,14 +30,16 @@ DEFINITIONS = {
     "EXP_R": (mp.exp, -math.log(2.0) / 2.0, math.log(2.0) / 2.0),
     "EXPM1_Y": (lambda y: (1 - mp.exp(-y)) / y if y else mp.mpf(1), 0.0, 0.7),
 }
+DEFINITIONS["RELU_H"] = (lambda u: DEFINITIONS["ACOS_H"][0](u) / mp.pi, 0.0, 1.0)
 DEFINITIONS |= {"CUDA_G": DEFINITIONS["RELU_G"], "CUDA_H": DEFINITIONS["ACOS_H"]}
 # Either the polynomial's own relative error, or the error of R/p = 2A/p, where g counts only u^1.5 times, or that of an
 # angle, √u h(u).
-WEIGHT = {"error of R/p": "1.5", "error of θ": "0.5"}
+WEIGHT = {"error of R/p": "1.5", "error of θ": "0.5", "error of θ/π": "0.5"}
 STATED = {
     name: (int(degree), kind, float(bound))
     for degree, kind, bound, name in re.findall(
-        r"# degree (\d+), (relative error|error of R/p|error of θ) (\S+)\n(\w+) = ", inspect.getsource(polynomials)
+        r"# degree (\d+), (relative error|error of R/p|error of θ|error of θ/π) (\S+)\n(\w+) = ",
+        inspect.getsource(polynomials),
     )
 }
 EACH = pytest.mark.parametrize("name", sorted(STATED))

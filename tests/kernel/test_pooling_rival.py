@@ -1,4 +1,4 @@
-"""Pooled kernels against neural-tangents 0.6.5 (Novak et al. 2020), which carries all covariances of a map.
+"""Both kernels of pooled networks against neural-tangents 0.6.5 (Novak et al. 2020), which carries all covariances.
 
 The numbers were written by tools/pooled_by_neural_tangents.py, in float64, with jax 0.10.2 (whose
 moved names were put back where neural-tangents looks for them).
@@ -23,6 +23,7 @@ from cnngp import (
     Sum,
     reference,
 )
+from cnngp.network import tangent
 
 # fmt: off
 BY_NEURAL_TANGENTS = {
@@ -47,8 +48,30 @@ BY_NEURAL_TANGENTS = {
         1.0845325355089368, 1.0610586883915043, 1.0686394442338274,
     ],
 }
+TANGENT_BY_NEURAL_TANGENTS = {
+    "lenet": [
+        0.949209226254534, 0.8230453878783014, 0.7575922131528736,
+        0.9399456812006223, 0.817548073915344, 0.9077601665575328,
+    ],
+    "overlapping": [
+        1.5292332297783937, 1.1535619670727688, 1.0243368405827042,
+        1.5371430735748972, 1.1810994871662035, 1.5255692553696476,
+    ],
+    "strided": [
+        1.3045475043915917, 1.0388088726737434, 0.9864300059536739,
+        1.4070348935476846, 1.05149244857534, 1.3303410129045525,
+    ],
+    "global": [
+        0.8554728695308382, 0.8129828805498811, 0.7878114989560827,
+        0.8418236209477199, 0.8186638628438473, 0.8512680130263365,
+    ],
+    "residual": [
+        2.0981425124679047, 1.9201980262954956, 1.8183345795503025,
+        2.0725331979813744, 1.904374077945354, 2.0376367988995017,
+    ],
+}
 # fmt: on
-"""The upper triangle of the kernel of three images, row by row."""
+"""The upper triangles of both kernels of three images, row by row."""
 
 
 def conv(size: int, stride: int = 1, padding: str = "same") -> Conv:
@@ -80,3 +103,13 @@ def test_the_rivals_numbers(name: str) -> None:
     np.testing.assert_allclose(reference.kernel(net, X)[upper], K, rtol=1e-11)
     np.testing.assert_allclose(Kernel(net, device="cpu", dtype="float64")(X)[upper], K, rtol=1e-11)
     np.testing.assert_allclose(Kernel(net, device="cpu")(X)[upper], K, rtol=0, atol=1e-6 * K.max())
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_rivals_numbers_of_the_tangent_kernel(name: str) -> None:
+    net, shape = NETWORKS[name]
+    T = np.array(TANGENT_BY_NEURAL_TANGENTS[name])
+    X, upper = images(*shape), np.triu_indices(3)
+    np.testing.assert_allclose(tangent.kernel(net, X)[upper], T, rtol=1e-11)
+    np.testing.assert_allclose(Kernel(net, device="cpu", dtype="float64", kind="ntk")(X)[upper], T, rtol=1e-11)
+    np.testing.assert_allclose(Kernel(net, device="cpu", kind="ntk")(X)[upper], T, rtol=0, atol=1e-6 * T.max())

@@ -28,6 +28,7 @@ from cnngp import (
     LeakyReLU,
     NetworkError,
     RangeError,
+    Rbf,
     ReLU,
     Sequential,
     Sin,
@@ -36,7 +37,9 @@ from cnngp import (
     reference,
     zoo,
 )
+from cnngp.kernel.check import compare
 from cnngp.kernel.program import NOTHING, PIXELS, Program, lower
+from cnngp.network import tangent
 from helpers.loop_oracle import formula
 from helpers.networks import STEP, images, networks_with_shapes, relu_like, smooth
 from helpers.pooled import pooled_networks
@@ -64,9 +67,19 @@ def activation(a, K, K1, K2, same):
             return (np.exp(true - m) - np.exp(-true - m)) / 2
         case Cos():
             return (np.exp(true - m) + np.exp(-true - m)) / 2
+        case Rbf():
+            return np.exp(true - m)
         case GELU():
             return np.vectorize(formula, otypes=[float])(a.layer, true, true1, true2, same)
     raise AssertionError(a.layer)
+
+
+def slope(a, K, K1, K2, same):
+    """f' = ∂f/∂K in units of the buffers, from the true V̇ = (factor/unit) · f'."""
+    unit = a.unit / a.formula.argument
+    true, true1, true2 = unit * K, unit * K1, unit * K2
+    V = tangent.derivative_diagonal(a.layer, true) if same else tangent.derivative(a.layer, true, true1, true2)
+    return V * (unit / a.factor)
 
 
 def box(sums, V):
@@ -80,7 +93,7 @@ def box(sums, V):
 
 
 def run(program: Program, x, z, tables=None):
-    """K(x, z) and the variances met on the way; `tables` are those of the two images, None for one with itself."""
+    """K(x, z), Θ(x, z) and the variances met on the way; `tables` are the two images', None for one with itself."""
     same = tables is None
     table = np.full(program.elements, np.nan)
     buffers = [np.full(size, np.nan) for size in program.buffers]
@@ -108,11 +121,16 @@ def run(program: Program, x, z, tables=None):
                 table[at] = V.ravel()
             both = (table, table) if same else tables
             K1, K2 = (t[at].reshape(a.shape)[part] for t, part in zip(both, (first, second), strict=True))
-            V = activation(a, V, K1, K2, same and op.is_still)
+            if op.tangent is None:
+                V = activation(a, V, K1, K2, same and op.is_still)
+            else:
+                times = 0.0 if op.tangent.times == NOTHING else buffers[op.tangent.times][:n].reshape(op.shape)
+                V = slope(a, V, K1, K2, same and op.is_still) * (times + op.tangent.own * V)
         if op.sums is None:
             assert op.out_shape == op.shape
         else:
             assert op.dst != op.src
+            assert op.tangent is None or op.dst != op.tangent.times
             assert tuple(s.size for s in op.sums) == op.shape
             assert tuple(s.out_size for s in op.sums) == op.out_shape
             V = box(op.sums, V)
@@ -121,20 +139,22 @@ def run(program: Program, x, z, tables=None):
             result = result + op.keep * buffers[op.dst][:out]
         buffers[op.dst][:] = np.nan
         buffers[op.dst][:out] = result
-    return program.unit * buffers[program.output][0], table
+    theta = np.nan if program.theta is None else program.theta_unit * buffers[program.theta][0]
+    return program.unit * buffers[program.output][0], theta, table
 
 
-def interpret(net, X):
-    program = lower(net, X.shape[1:])
+def interpret(net, X, kind="nngp"):
+    """The kernel matrix; of kind "ntk" both, K and Θ."""
+    program = lower(net, X.shape[1:], kind)
     flat = X.reshape(*X.shape[:2], -1)
     own = [run(program, x, x) for x in flat]
-    for _, table in own:
+    for *_, table in own:
         assert not np.isnan(table).any()  # every element of the table belongs to a nonlinearity
-    K = np.empty((len(X), len(X)))
+    both = np.empty((2, len(X), len(X)))
     for i, x in enumerate(flat):
         for j, z in enumerate(flat):
-            K[i, j] = own[i][0] if i == j else run(program, x, z, (own[i][1], own[j][1]))[0]
-    return K
+            both[:, i, j] = own[i][:2] if i == j else run(program, x, z, (own[i][2], own[j][2]))[:2]
+    return both[0] if kind == "nngp" else both
 
 
 def error(K, R):
@@ -182,7 +202,7 @@ SPECIAL = {
     "one nonlinearity with several readers": Sequential(
         Conv(3), ReLU(), Sum(Conv(1), Conv(3), Sequential(Conv(3), ReLU(), Conv(3))), ReLU(), Dense()
     ),
-    "sums by decree in a row": Sequential(
+    "sums that are not Gaussian, in a row": Sequential(
         *[Sum(Identity(), Sequential(Conv(3), ReLU()), allow_non_gaussian=True)] * 3, Conv(3), ReLU(), Dense()
     ),
     "branches that are bare nonlinearities": Sequential(
@@ -207,6 +227,63 @@ SPECIAL = {
 def test_lowering_is_right_for(name):
     X = images((2, 5, 6), 4, 7)
     assert error(interpret(SPECIAL[name], X), reference.kernel(SPECIAL[name], X)) < 1e-12
+
+
+# ---- the tangent kernel --------------------------------------------------------------------------------------------
+
+
+def assert_both(net, X):
+    """K to the last digits; Θ within four times what a unit in the last place of K after every layer moves it by: near
+    correlation one the slope of a ReLU is that of a square root, and another square root may follow.
+    """
+    K, T = interpret(net, X, "ntk")
+    assert error(K, reference.kernel(net, X)) < 1e-12
+    found = compare(net, X, T, np.dtype("float64"), "ntk")
+    if found is None:  # Θ is zero
+        assert not T.any()
+    else:
+        assert found.error <= 4.0 * max(found.bound, 1e-8)  # half an ulp of a correlation of one is 2e-9 at each ReLU
+
+
+@given(drawn=networks_with_shapes(st.one_of(relu_like, smooth), max_pixels=100), seed=st.integers(0, 10**6))
+@settings(max_examples=40)
+def test_a_program_computes_the_tangent_kernel_too(drawn, seed):
+    assert_both(drawn[0], images(drawn[1], 4, seed))
+
+
+@given(drawn=pooled_networks(st.one_of(relu_like, smooth), max_elements=600), seed=st.integers(0, 10**6))
+@settings(max_examples=30)
+def test_a_program_of_sheets_computes_the_tangent_kernel_too(drawn, seed):
+    assert_both(drawn[0], images(drawn[1], 3, seed))
+
+
+@pytest.mark.parametrize("name", [name for name in SPECIAL if name != "every nonlinearity"])
+def test_lowering_to_both_kernels_is_right_for(name):
+    assert_both(SPECIAL[name], images((2, 5, 6), 4, 7))
+
+
+@pytest.mark.parametrize("net", [zoo.resnet(8), zoo.residual_cnn(), zoo.convnet()], ids=["resnet", "resid", "convnet"])
+def test_the_papers_networks_are_lowered_rightly_to_both_kernels(net):
+    assert_both(net, images((1, 9, 8), 3, 0))
+
+
+def test_a_slope_stands_right_before_its_value_and_no_map_is_copied():
+    for net in (zoo.resnet(32), zoo.convnet()):
+        program, without = lower(net, (1, 28, 28), "ntk"), lower(net, (1, 28, 28))
+        slopes = [i for i, op in enumerate(program.ops) if op.tangent is not None]
+        assert len(slopes) == len(program.activations)
+        for i in slopes:
+            slope, value = program.ops[i], program.ops[i + 1]
+            assert (slope.src, slope.activation, slope.sums) == (value.src, value.activation, value.sums)
+        # Beside K's operations: one for each slope, one for each box of T without a nonlinearity in it, and Θ = T + K.
+        plain = sum(op.activation is None for op in without.ops)
+        assert len(program.ops) <= len(without.ops) + len(slopes) + plain + 1
+        assert len(program.buffers) <= 2 * len(without.buffers)
+
+
+def test_a_step_has_no_tangent_kernel_and_says_where_it_stands():
+    with pytest.raises(NetworkError, match=r"layers\[1\]: Step\(\) has no tangent kernel: its slope is zero almost"):
+        lower(Sequential(Conv(3), Step(), Dense()), (1, 4, 4), "ntk")
 
 
 @given(drawn=networks_with_shapes(st.just(STEP), max_pixels=100), seed=st.integers(0, 1000))
@@ -417,18 +494,21 @@ def test_pixels_whose_squares_leave_the_working_precision_are_refused_or_right(d
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize(
     "phi",
-    [ReLU(), LeakyReLU(0.2), Abs(), Erf(), Sin(), GELU(), Elementwise("tanh"), Step(), Cos(), Elementwise("sigmoid")],
+    [
+        *(ReLU(), LeakyReLU(0.2), Abs(), Erf(), Sin(), GELU(), Elementwise("tanh"), Step(), Cos(), Rbf(2.0)),
+        Elementwise("sigmoid"),
+    ],
     ids=repr,
 )
 def test_blank_images_give_the_limit_and_never_nan(dtype, phi):
-    """φ(0) = 0 gives 0, also for Step; cos(0) = 1, sigmoid(0) = ½."""
+    """φ(0) = 0 gives 0, also for Step; cos(0) = 1, also of an Rbf, sigmoid(0) = ½."""
     net = Sequential(Conv(3), phi, Dense())
     X = np.zeros((5, 1, 6, 6))
     X[4] = pixels(1, 6)[0]
     kernel = Kernel(net, device="cpu", dtype=dtype)
     K = kernel(X)
     assert np.isfinite(K).all()
-    constant = {Cos(): 1.0, Elementwise("sigmoid"): 0.25}.get(phi, 0.0)
+    constant = {Cos(): 1.0, Rbf(2.0): 1.0, Elementwise("sigmoid"): 0.25}.get(phi, 0.0)
     np.testing.assert_allclose(K[:4, :4], np.full((4, 4), constant), rtol=1e-6, atol=0.0)
     np.testing.assert_allclose(K, reference.kernel(net, X), rtol=2e-6, atol=1e-12)
     with_bias = Sequential(Conv(3), ReLU(), Dense(1.0, 0.25))

@@ -10,7 +10,8 @@ make more of rounding: Step has a square root for a slope at correlation one, Er
 Sin and Cos take its exponential. How much more is measured and not guessed: the reference runs once again with every
 covariance K(x, z) made smaller by a unit in the last place after every layer, which moves it the way that rounding
 moves an engine, all at once and in the worst direction. The larger of the two is the bound. An engine that is a hundred
-times further off is wrong.
+times further off is wrong. The tangent kernel is judged in the same way: near correlation one the slope of a ReLU is a
+square root, and what rounding makes of that is measured too.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cnngp.common.arrays import to_numpy
-from cnngp.network import reference
+from cnngp.network import reference, tangent
 from cnngp.network.functions import breakpoints
 from cnngp.network.layers import (
     Conv,
@@ -41,7 +42,7 @@ from cnngp.network.layers import (
 )
 
 from .engines.base import Engine, RangeError
-from .program import Program, lower
+from .program import Kind, Program, lower
 from .verdicts import Verdict
 
 Array = NDArray[np.float64]
@@ -51,13 +52,14 @@ FAR = 100.0
 SECONDS = 0.25
 """What the reference may take, by the rough costs below."""
 LOOKED_AT = 64
-"""Of so many images the two with the most to show are taken."""
+"""Of this many images the two with the most to show are taken."""
 
 _DOCUMENTED = {4: 1e-6, 8: 1e-12}
 # From this many nonlinearities in a row on, the bound grows with their number.
 _DEEP = 150
-# How exact the reference's own quadrature of an Elementwise is: with a known kink, and of a function that may have any.
-_WITH_KINK, _BARE = 1e-5, 1e-3
+# How exact the reference's own quadrature of an Elementwise is: with a known kink, with the jump of the slope that the
+# tangent kernel takes, and of a function that may have any.
+_WITH_KINK, _WITH_JUMP, _BARE = 1e-5, 3e-3, 1e-3
 
 
 class WrongKernelError(RuntimeError):
@@ -84,38 +86,41 @@ class Comparison:
         return not self.error <= FAR * self.bound  # NaN is wrong too
 
 
-def documented_bound(network: Network, dtype: np.dtype[Any]) -> float:
+def documented_bound(network: Network, dtype: np.dtype[Any], kind: Kind = "nngp") -> float:
     """What max|K − R|/max|R| stays below for networks that rounding does no harm to, such as those of ReLUs."""
     layers = list(_leaves(as_layer(network)))
     bound = _DOCUMENTED[dtype.itemsize] * max(1.0, _depth(as_layer(network)) / _DEEP)
     for layer in layers:
         if isinstance(layer, Elementwise):
-            rough = 0.0 if isinstance(layer.fn, str) and not breakpoints(layer.fn) else _WITH_KINK
-            bound = max(bound, rough if isinstance(layer.fn, str) else _BARE)
+            kinked = _WITH_KINK if kind == "nngp" else _WITH_JUMP
+            rough = 0.0 if isinstance(layer.fn, str) and not breakpoints(layer.fn) else kinked
+            bound = max(bound, rough if isinstance(layer.fn, str) else max(_BARE, kinked))
     return bound
 
 
-def compare(network: Network, X: Any, K: Any, dtype: np.dtype[Any]) -> Comparison | None:
-    """K (n, n), computed in `dtype`, with the reference on the images X (n, C, …).
+def compare(network: Network, X: Any, K: Any, dtype: np.dtype[Any], kind: Kind = "nngp") -> Comparison | None:
+    """K (n, n) of that kind, computed in `dtype`, with the reference on the images X (n, C, …).
 
     None where the reference tells nothing: it is zero, or beyond float64.
     """
     with np.errstate(all="ignore"):
-        R = _reference(network, X, 0.0)
+        R = _reference(network, X, 0.0, kind)
         scale = float(np.abs(R).max())
         if not 0.0 < scale < math.inf or not np.isfinite(R).all():
             return None
-        moved = float(np.abs(_reference(network, X, float(np.finfo(dtype).eps)) - R).max()) / scale
+        moved = float(np.abs(_reference(network, X, float(np.finfo(dtype).eps), kind) - R).max()) / scale
         error = float(np.abs(np.asarray(K, np.float64) - R).max()) / scale
-    return Comparison(error, max(documented_bound(network, dtype), moved), len(R) * (len(R) + 1) // 2)
+    return Comparison(error, max(documented_bound(network, dtype, kind), moved), len(R) * (len(R) + 1) // 2)
 
 
-def _reference(network: Network, X: Any, loss: float) -> Array:
-    """The kernel matrix of the images, with K(x, z) smaller by this part after every layer."""
+def _reference(network: Network, X: Any, loss: float, kind: Kind) -> Array:
+    """The kernel matrix of the images, with K(x, z), and Θ(x, z), smaller by this part after every layer."""
     layer = as_layer(network)
     x = to_numpy(X).astype(np.float64)
     first, second = (x[:1], x[1:]) if len(x) == 2 else (x, x)
-    V = _propagate(layer, reference.begin(layer, first, second), 1.0 - loss)
+    start = reference.begin(layer, first, second)
+    maps = (start,) if kind == "nngp" else (start, start.map(np.zeros_like))
+    V = _propagate(layer, maps, 1.0 - loss)[-1]
     if len(x) == 2:  # one covariance and two variances, a third of the work
         K12, K11, K22 = (float(v.item()) for v in (V.xz, V.xx, V.zz))
         return np.array([[K11, K12], [K12, K22]])
@@ -124,20 +129,45 @@ def _reference(network: Network, X: Any, loss: float) -> Array:
     return R
 
 
-def _propagate(net: Layer, V: reference.Covariances, kept: float) -> reference.Covariances:
+Maps = tuple[reference.Covariances, ...]
+"""K, or K and Θ."""
+
+
+def _propagate(net: Layer, maps: Maps, kept: float) -> Maps:
     match net:
         case Sequential():
             for layer in net.layers:
-                V = _propagate(layer, V, kept)
-            return V
+                maps = _propagate(layer, maps, kept)
+            return maps
         case Sum():
-            first, *others = (_propagate(branch, V, kept) for branch in net.branches)
+            first, *others = (_propagate(branch, maps, kept) for branch in net.branches)
             for other in others:
-                first = first + other
+                first = tuple(a + b for a, b in zip(first, other, strict=True))
             return first
         case _:
-            V = reference.propagate(net, V)
-            return replace(V, xz=V.xz * kept)
+            after = (
+                (reference.propagate(net, maps[0]),)
+                if len(maps) == 1
+                else tangent.propagate_both(net, maps[0], maps[1])
+            )
+            return tuple(_smaller(V, kept, len(maps) == 2) for V in after)
+
+
+def _smaller(V: reference.Covariances, kept: float, two_places: bool) -> reference.Covariances:
+    """K(x, z) by that factor; under pools, and where asked, also the covariances of two places of one image, of which
+    many have correlation one, such as those of blank places with a bias.
+    """
+    if not (two_places and V.full):
+        return replace(V, xz=V.xz * kept)
+
+    def own(K: Array) -> Array:
+        places = np.ogrid[tuple(map(slice, K.shape[2 : 2 + V.axes]))]
+        equal: Any = (slice(None), slice(None), *places, *places)
+        smaller = K * kept
+        smaller[equal] = K[equal]
+        return smaller
+
+    return replace(V, xz=V.xz * kept, xx=own(V.xx), zz=own(V.zz))
 
 
 def check(
@@ -155,7 +185,7 @@ def check(
     pair = _two(to_numpy(images[:LOOKED_AT]))
     shape = _affordable(engine_for(pair.shape[1:]).program)
     if shape is None:
-        return Verdict(None, documented_bound(network, dtype))
+        return Verdict(None, documented_bound(network, dtype, engine_for(pair.shape[1:]).program.kind))
     pair = _cropped(pair, shape)
     engine = engine_for(shape)
     try:
@@ -163,11 +193,12 @@ def check(
         K = engine.symmetric(x.reshape(*x.shape[:2], -1))
     except (RangeError, NetworkError):
         return None
-    found = compare(network, pair, K, dtype)
+    kind = engine.program.kind
+    found = compare(network, pair, K, dtype, kind)
     if found is None:
         return None
     if found.is_wrong:
-        R = _reference(network, pair, 0.0)
+        R = _reference(network, pair, 0.0, kind)
         worst = np.unravel_index(np.nanargmax(np.where(np.isnan(K), np.inf, np.abs(K - R))), R.shape)
         raise WrongKernelError(
             f"the engine {engine.identity} computes this network wrongly on images of shape {shape}: it gives "
@@ -192,9 +223,9 @@ def _cropped(images: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
     return np.ascontiguousarray(images[(slice(None), slice(None), *middle)])
 
 
-def is_affordable(network: Network, shape: tuple[int, ...]) -> bool:
+def is_affordable(network: Network, shape: tuple[int, ...], kind: Kind = "nngp") -> bool:
     """Whether the reference takes no more than a few seconds on a few whole images of this shape, (C, …)."""
-    return _seconds(lower(network, shape)) <= SECONDS
+    return _seconds(lower(network, shape, kind)) <= SECONDS
 
 
 def _affordable(program: Program) -> tuple[int, ...] | None:
@@ -205,7 +236,7 @@ def _affordable(program: Program) -> tuple[int, ...] | None:
             return None
         spatial = tuple(-(-n // 2) for n in spatial)
         try:
-            program = lower(program.network, (program.channels, *spatial))
+            program = lower(program.network, (program.channels, *spatial), program.kind)
         except NetworkError:
             return None  # too small for a filter, or another number of outputs
     return (program.channels, *spatial)
@@ -226,7 +257,7 @@ def _seconds(program: Program) -> float:
     # With pools the reference carries every two locations, and the program has an operation for each displacement, of
     # which the one with none is the largest.
     by_size = sorted(program.ops, key=lambda op: math.prod(op.shape))
-    ops = {op.place: op for op in by_size}.values() if pooled else program.ops
+    ops = {(op.place, op.tangent is None): op for op in by_size}.values() if pooled else program.ops
     total = 0.0
     for op in ops:
         n, out = (math.prod(shape) ** (2 if pooled else 1) for shape in (op.shape, op.out_shape))

@@ -6,12 +6,12 @@ import importlib.util
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cnngp.common.arrays import DataError, Output, as_images, check_output
+from cnngp.common.arrays import DataError, Output, as_images, check_output, to_numpy
 from cnngp.common.checks import is_whole
 from cnngp.common.progress import progress_bar
 from cnngp.network.composition import check_network
@@ -21,11 +21,14 @@ from cnngp.network.layers import Network, NetworkError, as_layer
 from . import verdicts
 from .check import LOOKED_AT
 from .check import check as compared
-from .engines.base import Engine, check_pixels
-from .program import lower
+from .engines.base import Engine, TangentEngine, check_pixels
+from .engines.weights import checked_weights
+from .program import Kind, check_slopes, lower
+from .program.reverse import reverse
 from .verdicts import Verdict
 
 if TYPE_CHECKING:
+    from .engines.cpu.gradient import CpuGradient
     from .sklearn_kernel import NetworkKernel
 
 Device = Literal["auto", "cpu", "cuda"]
@@ -33,7 +36,7 @@ DTYPES = ("float32", "float64")
 
 
 class Kernel:
-    """The covariance function of an infinitely wide network.
+    """The covariance function of an infinitely wide network, or its tangent kernel.
 
     `kernel(X)` is the exactly symmetric matrix of one set of images with the exact diagonal, `kernel(X, Z)` the matrix
     of two sets, `kernel.diag(X)` the diagonal alone. An entry depends on its two images only: it has the same bits
@@ -45,6 +48,9 @@ class Kernel:
     device : "cpu", "cuda", or "auto" for the card where there is one.
     dtype : "float32" (relative error about 1e-7) or "float64".
     threads : CPU threads; by default NUMBA_NUM_THREADS or OMP_NUM_THREADS where set, else every core.
+    kind : "nngp" for the kernel of the Gaussian process, the covariance of the network's outputs; "ntk" for the neural
+        tangent kernel, that of their gradients, which describes wide networks trained by gradient descent
+        (docs/ntk.md). `both` gives the two from one pass.
     check : compare two of the images with the float64 reference before the first matrix of a network, a shape of images
         and an engine; `WrongKernelError` where they are far apart. It takes a fraction of a second once, and is
         remembered on disk.
@@ -67,47 +73,133 @@ class Kernel:
         device: Device = "auto",
         dtype: str = "float32",
         threads: int | None = None,
+        kind: Kind = "nngp",
         check: bool = True,
     ) -> None:
         layer = as_layer(network, "Kernel: network")
         check_network(layer)
-        self.dtype, self.threads = _checked(device, dtype, threads)
+        self.dtype, self.threads = _checked(device, dtype, threads, kind)
+        self.kind: Kind = kind
+        if kind == "ntk":
+            check_slopes(layer)
         self.network: Network = layer
         self._asked: Device = device
         self.device: Literal["cpu", "cuda"] = _pick_device(device)
-        self._engines: dict[tuple[int, ...], Engine] = {}
+        self._engines: dict[tuple[Kind, tuple[int, ...]], Engine] = {}
+        self._gradients: dict[tuple[tuple[int, ...], bool], CpuGradient] = {}
         if not isinstance(check, bool):
             raise ValueError(f"Kernel: check={check!r} is not True or False")
         self.check = check
-        self._verdicts: dict[tuple[int, ...], Verdict] = {}
+        self._verdicts: dict[tuple[Kind, tuple[int, ...]], Verdict] = {}
         self._fingerprint = layer.fingerprint if has_bare_function(layer) else None
 
     def __call__(self, X: Any, Z: Any = None, *, output: Output = "numpy", progress: bool = True) -> Any:
-        """K(X, Z), shape (N, M); K(X, X) with its exact diagonal where Z is not given.
+        """K(X, Z), shape (N, M); K(X, X) with its exact diagonal where Z is not given. Θ where the kind is "ntk".
 
         `output` asks for a "numpy", "cupy" or "torch" array. A progress bar appears on a terminal after two seconds.
         """
+        x, z = self._sets(X, Z, output, self.kind)
+        engine = self.engine_for(x.shape[1:])
+        if z is None:
+            with _progress(len(x) * (len(x) - 1) // 2, progress) as advance:
+                return engine.symmetric(_flat(x), output, advance)
+        with _progress(len(x) * len(z), progress) as advance:
+            return engine.cross(_flat(x), _flat(z), output, advance)
+
+    def both(
+        self, X: Any, Z: Any = None, *, output: Output = "numpy", progress: bool = True
+    ) -> tuple[NDArray[Any], NDArray[Any]]:
+        """(K, Θ): the GP's kernel and the tangent kernel from one pass, whatever the `kind`.
+
+        >>> import numpy as np
+        >>> from cnngp import Dense, Kernel, ReLU, Sequential
+        >>> K, theta = Kernel(Sequential(Dense(), ReLU(), Dense()), device="cpu").both(np.eye(2))
+        >>> K.round(4)
+        array([[0.25  , 0.0796],
+               [0.0796, 0.25  ]], dtype=float32)
+        >>> theta.round(4)
+        array([[0.5   , 0.0796],
+               [0.0796, 0.5   ]], dtype=float32)
+        """
+        x, z = self._sets(X, Z, output, "ntk")
+        engine = self.engine_for(x.shape[1:], "ntk")
+        assert isinstance(engine, TangentEngine)
+        pairs = len(x) * (len(x) - 1) // 2 if z is None else len(x) * len(z)
+        with _progress(pairs, progress) as advance:
+            return engine.both(_flat(x), None if z is None else _flat(z), output, advance)
+
+    def _sets(self, X: Any, Z: Any, output: Output, kind: Kind) -> tuple[Any, Any]:
+        """Both sets of images as the engine takes them, in range, with the kernel compared on them."""
         check_output(output)
         x = self._images(X, "X")
-        engine = self.engine_for(x.shape[1:])
+        engine = self.engine_for(x.shape[1:], kind)
         if self.check:
-            self._verify(x)
-        n = len(x)
+            self._verify(x, kind)
         if Z is None:
-            with _progress(n * (n - 1) // 2, progress) as advance:
-                return engine.symmetric(_flat(x), output, advance)
+            return x, None
         z = self._images(Z, "Z")
         if x.shape[1:] != z.shape[1:]:
             raise DataError(f"X holds images of shape {x.shape[1:]} and Z of shape {z.shape[1:]}; they must agree")
         engine.diagonal(_flat(x))
         engine.diagonal(_flat(z))
-        with _progress(n * len(z), progress) as advance:
-            return engine.cross(_flat(x), _flat(z), output, advance)
+        return x, z
 
     def diag(self, X: Any) -> NDArray[Any]:
         """K(x, x) for each image: the diagonal of `kernel(X)`, at the cost of N images and not N² pairs."""
         x = self._images(X, "X")
         return self.engine_for(x.shape[1:]).diagonal(_flat(x)).astype(self.dtype)
+
+    @overload
+    def gradient(
+        self, X: Any, Z: Any, G: Any, *, wrt: Literal["parameters"] = "parameters", progress: bool = True
+    ) -> dict[str, float]: ...
+    @overload
+    def gradient(self, X: Any, Z: Any, G: Any, *, wrt: Literal["images"], progress: bool = True) -> Any: ...
+    def gradient(self, X: Any, Z: Any, G: Any, *, wrt: str = "parameters", progress: bool = True) -> Any:
+        """Σ_ij G_ij ∂K_ij/∂θ for every parameter θ of the network: a number for each of `network.parameters()`.
+
+        With G = ∂L/∂K this is the gradient of any L that depends on the parameters through K, such as a likelihood. G
+        has the shape of K(X, Z), or of K(X), diagonal included, where Z is None. A parameter that layers share gets the
+        sum of theirs.
+
+        `wrt="images"`: Σ_ij G_ij ∂K_ij/∂pixel for every pixel instead, two arrays of the shapes of X and Z; where Z is
+        None one, of the shape of X. Gradients are computed on the CPU, in the kernel's precision, also for "cuda".
+
+        >>> import numpy as np
+        >>> from cnngp import Dense, Kernel, ReLU, Sequential
+        >>> kernel = Kernel(Sequential(Dense(2.0, 0.5), ReLU(), Dense()), device="cpu")
+        >>> kernel.gradient(np.eye(2), None, np.ones((2, 2)))["layers[0].weight_var"]
+        0.6500...
+        """
+        if self.kind != "nngp":
+            raise ValueError("gradient is of the kernel of the Gaussian process; use Kernel(network) of kind='nngp'")
+        x = self._images(X, "X")
+        z = None if Z is None else self._images(Z, "Z")
+        if z is not None and x.shape[1:] != z.shape[1:]:
+            raise DataError(f"X holds images of shape {x.shape[1:]} and Z of shape {z.shape[1:]}; they must agree")
+        if wrt not in ("parameters", "images"):
+            raise ValueError(f"Kernel.gradient: wrt={wrt!r} is not 'parameters' or 'images'")
+        weights = checked_weights(G, (len(x), len(x if z is None else z)))
+        engine = self.engine_for(x.shape[1:])
+        way_back = self._gradient_for(x.shape[1:], wrt == "images")
+        for images in (x,) if z is None else (x, z):
+            engine.diagonal(_flat(images))  # refuses what is out of range
+        x, z = to_numpy(x), None if z is None else to_numpy(z)
+        pairs = len(x) * (len(x) - 1) // 2 if z is None else len(x) * len(z)
+        with _progress(pairs, progress) as advance:
+            found = way_back.gradient(_flat(x), None if z is None else _flat(z), weights, advance)
+        if found.of_x is None:
+            return found.parameters
+        of_x = found.of_x.reshape(x.shape)
+        return of_x if z is None or found.of_z is None else (of_x, found.of_z.reshape(z.shape))
+
+    def _gradient_for(self, input_shape: Sequence[int], to_images: bool) -> CpuGradient:
+        key = tuple(input_shape), to_images
+        if key not in self._gradients:
+            from .engines.cpu.gradient import CpuGradient
+
+            self._gradients[key] = CpuGradient(reverse(self.network, *key), self.dtype, self.threads)
+        return self._gradients[key]
 
     def prepare(self, X: Any) -> float:
         """Compile what `kernel(X)` needs, or load it where that was done before; returns the seconds it took.
@@ -118,7 +210,7 @@ class Kernel:
         x = self._images(X[:2], "X")
         self.engine_for(x.shape[1:]).symmetric(_flat(x))
         if self.check:
-            self._verify(self._images(X[:LOOKED_AT], "X"))
+            self._verify(self._images(X[:LOOKED_AT], "X"), self.kind)
         return time.perf_counter() - begun
 
     def verify(self, X: Any) -> Verdict | None:
@@ -132,47 +224,58 @@ class Kernel:
         >>> verdict.error < 1e-6
         True
         """
-        return self._verify(self._images(X[:LOOKED_AT], "X"))
+        return self._verify(self._images(X[:LOOKED_AT], "X"), self.kind)
 
     def verdict(self, input_shape: Sequence[int]) -> Verdict | None:
         """What was found for images of this shape; None where nothing was compared yet."""
-        return self._verdicts.get(tuple(input_shape))
+        return self._verdicts.get((self.kind, tuple(input_shape)))
 
-    def _verify(self, x: Any) -> Verdict | None:
+    def _verify(self, x: Any, kind: Kind) -> Verdict | None:
         shape = tuple(x.shape[1:])
-        if shape not in self._verdicts:
-            key = verdicts.key(self.network, shape, self.engine_for(shape).identity)
+        if (kind, shape) not in self._verdicts:
+            key = verdicts.key(self.network, shape, self.engine_for(shape, kind).identity, kind)
             found = verdicts.known(key)
             if found is None:
                 found = compared(
-                    self.network, np.dtype(self.dtype), self.engine_for, lambda pair: self._images(pair, "X"), x
+                    self.network,
+                    np.dtype(self.dtype),
+                    lambda shape: self.engine_for(shape, kind),
+                    lambda pair: self._images(pair, "X"),
+                    x,
                 )
                 if found is not None:
                     verdicts.keep(key, found)
             if found is None:
                 return None
-            self._verdicts[shape] = found
-        return self._verdicts[shape]
+            self._verdicts[kind, shape] = found
+        return self._verdicts[kind, shape]
 
-    def engine_for(self, input_shape: Sequence[int]) -> Engine:
-        """The engine that runs this network on images of one shape, made when first asked for."""
-        shape = tuple(input_shape)
+    def engine_for(self, input_shape: Sequence[int], kind: Kind | None = None) -> Engine:
+        """The engine that runs this network on images of one shape, made when first asked for; of the kernel's own kind
+        unless another is asked for.
+        """
+        shape, kind = tuple(input_shape), kind or self.kind
         if self._fingerprint is not None and self._fingerprint != self.network.fingerprint:
             raise NetworkError(
                 f"a function of {self.network!r} gives other values than when this Kernel was made, and its tables are "
                 "of the old ones; make a new Kernel, and let its functions depend on nothing that changes"
             )
-        if shape not in self._engines:
-            program = lower(self.network, shape)
+        if (kind, shape) not in self._engines:
+            program = lower(self.network, shape, kind)
             if self.device == "cuda":
                 from .engines.cuda.engine import CudaEngine
 
-                self._engines[shape] = CudaEngine(program, self.dtype)
+                self._engines[kind, shape] = CudaEngine(program, self.dtype)
             else:
                 from .engines.cpu.engine import CpuEngine
 
-                self._engines[shape] = CpuEngine(program, self.dtype, self.threads)
-        return self._engines[shape]
+                self._engines[kind, shape] = CpuEngine(program, self.dtype, self.threads)
+        return self._engines[kind, shape]
+
+    def with_network(self, network: Network, *, dtype: str | None = None, check: bool | None = None) -> Kernel:
+        """The kernel of another network, with the settings of this one where none are given."""
+        check = self.check if check is None else check
+        return Kernel(network, self._asked, dtype or self.dtype, self.threads, self.kind, check)
 
     def as_sklearn(self, input_shape: Sequence[int]) -> NetworkKernel:
         """A `sklearn.gaussian_process.kernels.Kernel` on flat rows, for GaussianProcessRegressor, SVC, KernelRidge.
@@ -183,7 +286,9 @@ class Kernel:
         """
         from .sklearn_kernel import NetworkKernel
 
-        return NetworkKernel(self.network, tuple(input_shape), self._asked, self.dtype, self.threads, self.check)
+        return NetworkKernel(
+            self.network, tuple(input_shape), self._asked, self.dtype, self.threads, self.kind, self.check
+        )
 
     def _images(self, X: Any, name: str) -> Any:
         images = as_images(X, np.dtype(self.dtype), name, on_gpu=self.device == "cuda")
@@ -192,28 +297,34 @@ class Kernel:
 
     def __repr__(self) -> str:
         threads = "" if self.threads is None else f", threads={self.threads}"
+        kind = "" if self.kind == "nngp" else f", kind={self.kind!r}"
         check = "" if self.check else ", check=False"
-        return f"Kernel({self.network!r}, device={self.device!r}, dtype={self.dtype!r}{threads}{check})"
+        return f"Kernel({self.network!r}, device={self.device!r}, dtype={self.dtype!r}{threads}{kind}{check})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Kernel, (self.network, self._asked, self.dtype, self.threads, self.check)
+        return Kernel, (self.network, self._asked, self.dtype, self.threads, self.kind, self.check)
 
 
 def as_kernel(
-    network: Network | Kernel, device: Device = "auto", dtype: str = "float32", threads: int | None = None
+    network: Network | Kernel,
+    device: Device = "auto",
+    dtype: str = "float32",
+    threads: int | None = None,
+    kind: Kind = "nngp",
 ) -> Kernel:
     """A `Kernel` as it is, or one made of a network.
 
-    A `Kernel` has its own device, precision and threads: other ones beside it are refused. The default dtype asks for
-    nothing, so it goes with a `Kernel` of either.
+    A `Kernel` has its own device, precision, threads and kind: other ones beside it are refused. The default dtype and
+    kind ask for nothing, so they go with any `Kernel`.
     """
     if not isinstance(network, Kernel):
-        return Kernel(network, device, dtype, threads)
-    dtype, threads = _checked(device, dtype, threads)
+        return Kernel(network, device, dtype, threads, kind)
+    dtype, threads = _checked(device, dtype, threads, kind)
     settings: tuple[tuple[str, object, object, object], ...] = (
         ("device", device, "auto", network.device),
         ("dtype", dtype, "float32", network.dtype),
         ("threads", threads, None, network.threads),
+        ("kind", kind, "nngp", network.kind),
     )
     for name, value, default, own in settings:
         if value not in (default, own):
@@ -224,8 +335,12 @@ def as_kernel(
     return network
 
 
-def _checked(device: object, dtype: Any, threads: Any) -> tuple[str, int | None]:
-    """The type's name, and the threads as an int; refused where they, or the device, are none."""
+def _checked(device: object, dtype: Any, threads: Any, kind: object) -> tuple[str, int | None]:
+    """The type's name, and the threads as an int; refused where they, the device or the kind are none."""
+    if kind not in ("nngp", "ntk"):
+        raise ValueError(
+            f"Kernel: kind={kind!r} is not 'nngp', the kernel of the Gaussian process, or 'ntk', the tangent kernel"
+        )
     if device not in ("auto", "cpu", "cuda"):
         raise ValueError(f"Kernel: device={device!r} is not 'auto', 'cpu' or 'cuda'")
     try:

@@ -12,6 +12,7 @@ from cnngp.common.arrays import DataError, to_numpy
 from cnngp.network.layers import Network
 
 from .kernel import Device, Kernel
+from .program import Kind
 
 
 class NetworkKernel(kernels.Kernel):  # type: ignore[misc]
@@ -24,6 +25,7 @@ class NetworkKernel(kernels.Kernel):  # type: ignore[misc]
         device: Device = "auto",
         dtype: str = "float32",
         threads: int | None = None,
+        kind: Kind = "nngp",
         check: bool = True,
     ) -> None:
         self.network = network
@@ -31,6 +33,7 @@ class NetworkKernel(kernels.Kernel):  # type: ignore[misc]
         self.device = device
         self.dtype = dtype
         self.threads = threads
+        self.kind = kind
         self.check = check
 
     def __call__(self, X: Any, Y: Any = None, eval_gradient: bool = False) -> Any:
@@ -47,10 +50,18 @@ class NetworkKernel(kernels.Kernel):  # type: ignore[misc]
         return False
 
     def __repr__(self) -> str:
-        return f"{self.network!r} on {self.input_shape}"
+        kind = "" if self.kind == "nngp" else f"{self.kind} of "
+        return f"{kind}{self.network!r} on {self.input_shape}"
 
     def _kernel(self) -> Kernel:
-        asked = (self.network, self.device, self.dtype, self.threads, self.check)  # set_params may change them
+        asked = (
+            self.network,
+            self.device,
+            self.dtype,
+            self.threads,
+            self.kind,
+            self.check,
+        )  # set_params may change them
         if self.__dict__.get("_made_for") != asked:
             self._made, self._made_for = Kernel(*asked), asked
         return self._made

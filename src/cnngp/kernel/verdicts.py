@@ -20,7 +20,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from cnngp.common.files import write_atomically
 from cnngp.network.layers import Network
+
+from .program import Kind
 
 
 @dataclass(frozen=True)
@@ -56,9 +59,9 @@ class Verdict:
 _known: dict[str, Verdict] = {}
 
 
-def key(network: Network, input_shape: tuple[int, ...], engine: str) -> str:
+def key(network: Network, input_shape: tuple[int, ...], engine: str, kind: Kind = "nngp") -> str:
     """The name of a verdict: a digest of all that it depends on."""
-    parts = (network.fingerprint, input_shape, engine, platform.machine(), _processor(), _code())
+    parts = (network.fingerprint, input_shape, engine, kind, platform.machine(), _processor(), _code())
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
@@ -73,11 +76,7 @@ def known(key: str) -> Verdict | None:
 def keep(key: str, verdict: Verdict) -> None:
     _known[key] = verdict
     with suppress(OSError, RuntimeError):  # a place that cannot be written, or a user without a home
-        path = folder() / f"{key}.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f".{key[:16]}.{os.getpid()}.part")
-        part.write_text(json.dumps(verdict.as_dict()))
-        part.replace(path)
+        write_atomically(folder() / f"{key}.json", json.dumps(verdict.as_dict()))
 
 
 def folder() -> Path:

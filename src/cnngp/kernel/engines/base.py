@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,8 @@ Advance = Callable[[int], None] | None
 
 class Engine(Protocol):
     """Runs one program. Images come as (N, channels, locations), C-contiguous, in the engine's `dtype`.
+
+    K is the kernel of the program's kind: Θ where that is "ntk".
 
     K[i, j] depends on the two images alone: bit-identical for any batch, tile, thread count and argument order;
     with pools the order of the arguments may move the last bits.
@@ -44,6 +46,15 @@ class Engine(Protocol):
         ...
 
 
+@runtime_checkable
+class TangentEngine(Engine, Protocol):
+    """An engine that runs programs of kind "ntk"."""
+
+    def both(self, X: Any, Z: Any | None, output: Output = "numpy", advance: Advance = None) -> tuple[Any, Any]:
+        """(K, Θ) from one pass, of pairs or of one set of images; Θ has the bits that it has alone."""
+        ...
+
+
 class RangeError(ValueError):
     """A variance that the working precision cannot hold.
 
@@ -64,6 +75,7 @@ def check_range(
     series: SeriesTables,
     peaks: NDArray[np.float64],
     diagonal: NDArray[np.float64],
+    theta: NDArray[np.float64] | None = None,
 ) -> NDArray[np.float64]:
     """Refuse images whose variances leave the working precision or a series, before any pair is computed.
 
@@ -72,7 +84,7 @@ def check_range(
     peaks: (N, activations), the largest variance of each image at each nonlinearity, in buffer units. Of a Step, which
     makes as much of a tiny variance as of a large one, the largest of all variances and of their inverses; a variance
     of exactly zero counts for nothing.
-    diagonal: (N,), the true K(x, x).
+    diagonal: (N,), the true K(x, x). theta: (N,), the true Θ(x, x) of a program that has it.
     """
     info = np.finfo(dtype)
     other = "use dtype='float64', or rescale the images" if dtype.itemsize == 4 else "rescale the images"
@@ -86,18 +98,21 @@ def check_range(
                     f"image {i} has locations whose variances at {a.place or 'the nonlinearity'} ({a.layer!r}) are "
                     f"too large, or too small beside the others, for {dtype.name}; {other}"
                 )
+            variance = a.unit * peaks[i, s] / a.formula.argument
             raise RangeError(
-                f"image {i} has variance {a.unit * peaks[i, s]:.3g} at {a.place or 'the nonlinearity'} ({a.layer!r}), "
+                f"image {i} has variance {variance:.3g} at {a.place or 'the nonlinearity'} ({a.layer!r}), "
                 f"which {dtype.name} cannot carry; {other}"
             )
         series.check(a, float(peaks[:, s].max()))  # what follows a series beyond its reach has no meaning
-    output = diagonal / program.unit
-    bad = ~(
-        (diagonal == 0) | ((diagonal < float(info.max)) & (diagonal > float(info.tiny)) & (output < float(info.max)))
-    )
-    if bad.any():
-        i = int(np.argmax(bad))
-        raise RangeError(f"K(x, x) of image {i} is {diagonal[i]:.3g}, which does not fit {dtype.name}; {other}")
+    ends = [("K", diagonal, program.unit)]
+    if program.theta is not None and theta is not None:
+        ends.append(("Θ", theta, program.theta_unit))
+    for name, values, unit in ends:
+        top = float(info.max) * min(1.0, unit)
+        bad = ~((values == 0) | ((values < top) & (values > float(info.tiny))))
+        if bad.any():
+            i = int(np.argmax(bad))
+            raise RangeError(f"{name}(x, x) of image {i} is {values[i]:.3g}, which does not fit {dtype.name}; {other}")
     return np.asarray(peaks.max(axis=0))
 
 
@@ -131,6 +146,8 @@ def _variance_range(a: Activation, dtype: np.dtype[Any]) -> tuple[float, float]:
         return low, high  # the unit does not matter
     if a.formula.family is Family.STEP:
         return 0.5, 1.0 / low  # of a variance or its inverse
+    if a.formula.family is Family.RBF:
+        low = 0.0  # of a variance too small to hold V is 1, as it should be
     if a.formula.exponential:
         high = {4: 2.0**20, 8: 2.0**45}[dtype.itemsize]  # with K and m rounded, no digit of e^(K − m) is left beyond
     return max(low, low / a.unit), min(2.0 ** _EXPONENTS[dtype.itemsize][1], high / a.unit)

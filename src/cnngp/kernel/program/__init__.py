@@ -5,6 +5,9 @@ formula where it has one, sums boxes, and writes or adds to one map:
 
     dst ← keep · dst + scale · box(f(src)) + bias
 
+For the tangent kernel Θ, which is a second set of maps beside those of K, f'(src) · (times + own · src) may stand in
+place of f(src): the slope of the same formula, and one more map.
+
 That single form covers convolutions, transposed convolutions, dense layers, nonlinearities and sums of branches.
 A buffer holds values in a unit of its own (true value = unit · buffer), so constants such as the ReLU's 1/2 and the
 filter's 1/9 fold into the next operation, and powers of two keep deep networks with large variances inside the range of
@@ -13,6 +16,7 @@ float32.
     ops.py         what a program is made of
     units.py       the units that maps are held in
     nodes.py       network → operations that each make a new map
+    tangents.py    the same for K and Θ side by side
     scheduling.py  those → operations over a few buffers
 """
 
@@ -20,21 +24,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from cnngp.network.composition import check_network
-from cnngp.network.demands import placed
+from cnngp.network.demands import Placed, placed
 from cnngp.network.layers import Network, NetworkError, as_layer
 from cnngp.network.shapes import check_input_shape, shape_text
 
-from .nodes import Builder
-from .ops import NOTHING, PIXELS, Activation, Op, Program, Shape, as_shape
+from .nodes import Builder, Value
+from .ops import NOTHING, PIXELS, Activation, Kind, Op, Program, Shape, Tangent, as_shape
 from .scheduling import assign_buffers, fused, with_plain_unit
+from .tangents import Maps, TangentBuilder, check_slopes
 
-__all__ = ["NOTHING", "PIXELS", "Activation", "Op", "Program", "Shape", "lower"]
+__all__ = ["NOTHING", "PIXELS", "Activation", "Kind", "Op", "Program", "Shape", "Tangent", "check_slopes", "lower"]
 
 
-def lower(net: Network, input_shape: Sequence[int]) -> Program:
-    """The program of a network on images of one shape.
+def lower(net: Network, input_shape: Sequence[int], kind: Kind = "nngp") -> Program:
+    """The program of a network on images of one shape; of kind "ntk" it computes both kernels.
 
     >>> from cnngp import Conv, Dense, ReLU, Sequential
     >>> program = lower(Sequential(Conv(3), ReLU(), Dense()), (1, 28, 28))
@@ -45,14 +51,38 @@ def lower(net: Network, input_shape: Sequence[int]) -> Program:
     channels, spatial = check_input_shape(input_shape)
     check_network(layer)
     root = placed(layer, spatial)  # refuses what does not fit, by its place in the network
+    if kind == "ntk":
+        check_slopes(layer)
+        return _tangent_program(net, channels, root)
     builder = Builder()
     end = builder.lower(root, builder.new_input(spatial, 1.0 / channels))
+    last = _only_sheet(end, (channels, *spatial))
+    ops, buffers, inp, (out,) = assign_buffers(fused(builder.nodes, last), last)
+    ops, unit = with_plain_unit(ops, end.unit)
+    return Program(net, channels, spatial, as_shape(spatial), ops, buffers, inp, out, unit, builder.elements)
+
+
+def _tangent_program(net: Network, channels: int, root: Placed) -> Program:
+    spatial = root.before
+    builder = TangentBuilder()
+    end = builder.lower_both(root, Maps(builder.new_input(spatial, 1.0 / channels), None, 0))
+    K = builder.plain(end.K, root.place)
+    theta = builder.theta(replace(end, K=K), root.place)
+    theta = replace(K, unit=0.0) if theta is None else builder.plain(theta, root.place)  # without weights Θ is zero
+    theta.sheet((0,) * len(K.spatial))  # before K, as everywhere
+    ends = _only_sheet(K, (channels, *spatial)), _only_sheet(theta, (channels, *spatial))
+    ops, buffers, inp, (out, out_theta) = assign_buffers(fused(builder.nodes, *ends), *ends)
+    return Program(
+        net, channels, spatial, as_shape(spatial), ops, buffers, inp, out, K.unit, builder.elements, out_theta,
+        theta.unit,
+    )  # fmt: skip
+
+
+def _only_sheet(end: Value, input_shape: Sequence[int]) -> int:
+    """The node of the output's one location."""
     if math.prod(end.spatial) != 1:
         raise NetworkError(
             f"the network has {shape_text(end.spatial)} output locations for input {tuple(input_shape)}, but a kernel "
             "needs one; end it with Dense()"
         )
-    last = end.sheet((0,) * len(end.spatial))
-    ops, buffers, inp, out = assign_buffers(fused(builder.nodes, last), last)
-    ops, unit = with_plain_unit(ops, end.unit)
-    return Program(net, channels, spatial, as_shape(spatial), ops, buffers, inp, out, unit, builder.elements)
+    return end.sheet((0,) * len(end.spatial))

@@ -7,7 +7,25 @@ every engine has a formula for, and the constants are moved into the factor, whi
     RELU_LIKE  f = α·R + β·K                                LeakyReLU, Abs
     ERF        f = asin(2K/√((1 + 2K₁)(1 + 2K₂)))
     STEP       f = π − θ, and 0 where either variance is 0
+    RBF        f = e^{K − (K₁ + K₂)/2}, of 2γ·K             Rbf
     SIN, COS, GELU, SERIES: f = V                           SERIES is an Elementwise's
+
+The slope of f is what the tangent kernel multiplies with, and gradients too. It is f' = ∂f/∂K with both in the units of
+their maps, so that V̇ = E[φ'φ'] = ∂V/∂K = (factor/unit) · f'. With cos θ = K/√(K₁K₂), and K, K₁, K₂ the true ones:
+
+    RELU       f' = (π − θ)/π                               at correlation one 1
+    RELU_LIKE  f' = α(π − θ)/π + β                          α + β
+    ERF        f' = unit · 2/√((1 + 2K₁)(1 + 2K₂) − 4K²)    unit · 2/√(1 + 4K₁)
+    SIN        f' = unit · ½(e^{K−m} + e^{−K−m})            unit · ½(1 + e^{−2K₁}), m = (K₁ + K₂)/2
+    COS        f' = unit · ½(e^{K−m} − e^{−K−m})            unit · ½(1 − e^{−2K₁})
+    RBF        f' = 2γ · unit · f                           2γ · unit
+    GELU       f' = unit · (¼ + (asin r + (r/q)((3 + K₁ + K₂) + r²/q²)/P)/2π)
+               with P = (1 + K₁)(1 + K₂), r = K/√P, q² = 1 − r² = (1 + K₁ + K₂ + K₁K₂ − K²)/P
+    SERIES     f' = ρ'ρ'' Σ_j k A_j A'_j ρ^(k−1), ρ = Kρ'ρ'' with ρ' = 1/√K₁ and ρ'' = 1/√K₂ in units of the map
+    STEP       none: E[φ'φ'] is infinite
+
+Of the ReLU's families f' is any finite number where a variance is 0: there Θ is 0 too. Near correlation one f' has the
+slope of a square root: θ ≈ √(2(1 − cos θ)), so that rounding cos θ by δ moves f' by √(2δ)/π (docs/mathematics.md).
 
 Engines look formulas up by family (engines/cpu/rows.py, engines/cuda/math.py).
 """
@@ -16,12 +34,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Literal
 
-from cnngp.network.functions import second_moment
-from cnngp.network.layers import GELU, Abs, Cos, Elementwise, Erf, LeakyReLU, Nonlinearity, ReLU, Sin, Step
+from cnngp.network.functions import Function, second_moment, values_at
+from cnngp.network.layers import GELU, Abs, Cos, Elementwise, Erf, LeakyReLU, Nonlinearity, Rbf, ReLU, Sin, Step
 
 from .units import log2
 
@@ -35,6 +53,7 @@ class Family(Enum):
     STEP = auto()
     SIN = auto()
     COS = auto()
+    RBF = auto()
     GELU = auto()
     SERIES = auto()
 
@@ -50,10 +69,16 @@ class Formula:
     """log₂ of the V to expect where the variance is 2^level."""
     sign: Literal["nonnegative", "of K", "any"]
     """What is known of V's sign."""
+    slope_level: Callable[[float], float] = field(kw_only=True)
+    """log₂ of the V̇ to expect where the variance is 2^level."""
+    no_slope: str = ""
+    """Why there is no V̇, where there is none."""
     alpha: float = 1.0
     beta: float = 0.0
     homogeneous: bool = False
     """Whether f follows the unit of K, so that no scale is out of reach."""
+    argument: float = 1.0
+    """f takes argument · K: a factor that the unit of K can hold, so that no engine knows of it."""
     exponential: bool = False
     """Whether f is of e^K: then the digits of K before the point are lost from V."""
 
@@ -73,6 +98,7 @@ def formula(layer: Nonlinearity) -> Formula:
                 factor=lambda unit: square * unit / 2.0,
                 level=lambda level: level + log2(square / 2.0),
                 sign="nonnegative",
+                slope_level=lambda level: log2(square / 2.0),
                 homogeneous=True,
             )
         case LeakyReLU():
@@ -82,6 +108,7 @@ def formula(layer: Nonlinearity) -> Formula:
                 factor=lambda unit: unit * own,
                 level=lambda level: level + log2((1.0 + a * a) / 2.0),
                 sign="of K" if a >= 0.0 else "any",
+                slope_level=lambda level: log2((1.0 + a * a) / 2.0),
                 alpha=(1.0 - a) * ((1.0 - a) / (2.0 * own)),
                 beta=a / own,
                 homogeneous=True,
@@ -92,28 +119,73 @@ def formula(layer: Nonlinearity) -> Formula:
                 factor=lambda unit: unit,
                 level=lambda level: level,
                 sign="nonnegative",
+                slope_level=lambda level: 0.0,
                 alpha=2.0,
                 beta=-1.0,
                 homogeneous=True,
             )
         case Erf():
-            return Formula(Family.ERF, factor=lambda unit: 2.0 / math.pi, level=_erf_level, sign="of K")
+            return Formula(
+                Family.ERF,
+                factor=lambda unit: 2.0 / math.pi,
+                level=_erf_level,
+                sign="of K",
+                slope_level=lambda level: -0.5 * log2(1.0 + 4.0 * 2.0 ** min(level, 1000.0)),
+            )
         case Step():
             return Formula(
-                Family.STEP, factor=lambda unit: 1.0 / (2.0 * math.pi), level=lambda level: -1.0, sign="nonnegative"
+                Family.STEP,
+                factor=lambda unit: 1.0 / (2.0 * math.pi),
+                level=lambda level: -1.0,
+                sign="nonnegative",
+                slope_level=lambda level: math.inf,
+                no_slope="Step() has no tangent kernel: its slope is zero almost everywhere and infinite at 0, so "
+                "E[φ'φ'] does not exist; use Erf() or another smooth function, or kind='nngp'",
             )
         case Sin():
-            return Formula(Family.SIN, lambda unit: 1.0, lambda level: min(level, -1.0), "of K", exponential=True)
+            return Formula(
+                Family.SIN,
+                factor=lambda unit: 1.0,
+                level=lambda level: min(level, -1.0),
+                sign="of K",
+                slope_level=lambda level: -1.0,
+                exponential=True,
+            )
         case Cos():
-            return Formula(Family.COS, lambda unit: 1.0, lambda level: -1.0, "nonnegative", exponential=True)
+            return Formula(
+                Family.COS,
+                factor=lambda unit: 1.0,
+                level=lambda level: -1.0,
+                sign="nonnegative",
+                slope_level=lambda level: min(level, -1.0),
+                exponential=True,
+            )
+        case Rbf():
+            twice = 2.0 * layer.gamma
+            return Formula(
+                Family.RBF,
+                factor=lambda unit: 1.0,
+                level=lambda level: 0.0,
+                sign="nonnegative",
+                slope_level=lambda level: log2(twice),
+                argument=twice,
+                exponential=True,
+            )
         case GELU():
-            return Formula(Family.GELU, lambda unit: 1.0, lambda level: level - 1.0, "of K")
+            return Formula(
+                Family.GELU,
+                factor=lambda unit: 1.0,
+                level=lambda level: level - 1.0,
+                sign="of K",
+                slope_level=lambda level: -1.0,
+            )
         case Elementwise():
             return Formula(
                 Family.SERIES,
                 factor=lambda unit: 1.0,
                 level=lambda level: log2(second_moment(layer.fn, 2.0 ** (min(level, 200.0) / 2.0))),
                 sign="any",
+                slope_level=lambda level: log2(second_moment(_slope(layer.fn), 2.0 ** (min(level, 200.0) / 2.0))),
             )
         case _:
             raise NotImplementedError(f"{layer!r} has no row in the table of formulas")
@@ -123,6 +195,11 @@ def _slope_unit(slope: float) -> float:
     """What is taken out of α and β, into the unit: the power of two next to a², where that is far from one."""
     exponent = 2 * math.frexp(slope)[1]
     return math.ldexp(1.0, min(exponent, 1023)) if exponent > 24 else 1.0
+
+
+def _slope(fn: Function) -> Function:
+    """fn', roughly."""
+    return lambda x: (values_at(fn, x + 1e-4) - values_at(fn, x - 1e-4)) / 2e-4
 
 
 def _erf_level(level: float) -> float:

@@ -11,8 +11,9 @@ from the images to the pool that adds it up, so few of them are alive at a time.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import product
 from typing import assert_never
 
@@ -29,14 +30,14 @@ from cnngp.network.layers import (
     Sequential,
     Sum,
 )
-from cnngp.network.shapes import Linear, Spatial, sum_scale
+from cnngp.network.shapes import Spatial, sum_scale
 from cnngp.network.sheets import Displacement, Piece, in_order, overlap
 
 from .formulas import formula
-from .ops import NOTHING, PIXELS, Activation, Shape, as_shape
+from .ops import NOTHING, PIXELS, Activation, Shape, Tangent, as_shape
 from .units import checked, log2, log2_sum, within_headroom
 
-# So many sheets are added into one sum before a new one is begun, so that rounding does not grow with their number.
+# This many sheets are added into one sum before a new one is begun, so that rounding does not grow with their number.
 # Along an axis longer sums than the second number are made of sums of blocks.
 _BLOCK = 64
 _LONGEST_SUM = 256
@@ -46,7 +47,8 @@ _LONGEST_SUM = 256
 class Node:
     """An operation in single-assignment form: it reads `src`, adds to `base` where there is one, and is a new map.
 
-    `first` and `second` say where the map that it reads begins in the first image and in the second.
+    `first` and `second` say where the map that it reads begins in the first image and in the second. `per_weight` and
+    `per_bias` are the derivatives of `scale` and `bias` by the weight_var and bias_var of the layer at this place.
     """
 
     place: str
@@ -61,6 +63,9 @@ class Node:
     bias: float = 0.0
     first: Shape = (0, 0, 0)
     second: Shape = (0, 0, 0)
+    per_weight: float = 0.0
+    per_bias: float = 0.0
+    tangent: Tangent | None = None
 
 
 @dataclass(frozen=True)
@@ -95,6 +100,14 @@ def _origin(begins: tuple[int, ...]) -> Shape:
 
 
 @dataclass(frozen=True)
+class Pooled:
+    """A map that goes into a pool, and what the result is added to."""
+
+    x: Value
+    into: Value | None
+
+
+@dataclass(frozen=True)
 class _Affine:
     """A linear operation in the units of its maps: result ← keep · base + scale · sum + bias."""
 
@@ -103,12 +116,18 @@ class _Affine:
     keep: float
     scale: float
     bias: float
+    per_weight: float = 0.0
+    per_bias: float = 0.0
 
 
 class Builder:
-    """Collects the nodes of a network, and counts the nonlinearities and the table entries that they need."""
+    """Collects the nodes of a network, and counts the nonlinearities and the table entries that they need.
 
-    def __init__(self) -> None:
+    `every_layer`: layers that would only change a unit become operations too, so that each has a place in the program.
+    """
+
+    def __init__(self, every_layer: bool = False) -> None:
+        self.every_layer = every_layer
         self.nodes: list[Node] = []
         self.elements = 0
         self.sites = 0
@@ -128,23 +147,24 @@ class Builder:
     def lower(self, here: Placed, x: Value, into: Value | None = None) -> Value:
         """The map of a layer applied to `x`, added to `into` where given."""
         match here.layer:
-            case Conv() | ConvTranspose() | Dense() | AvgPool() | GlobalAvgPool() as layer:
-                return self._linear(here, layer, x, into)
+            case Conv() | ConvTranspose() | Dense() as layer:
+                return self.linear(here, layer, x, into)
+            case AvgPool() | GlobalAvgPool():
+                return self.pool(here, Pooled(x, into))[0]
             case Nonlinearity() as layer:
-                return self._added(self._activation(layer, x, here.place), here.place, into)
+                return self.added(self.activated(self.site(layer, x, here.place), x), here.place, into)
             case Identity():
-                return self._added(x, here.place, into)
+                return self.added(x, here.place, into)
             case Sequential():
                 if not here.children:
-                    return self._added(x, here.place, into)
+                    return self.added(x, here.place, into)
                 for inner in here.children[:-1]:
                     x = self.lower(inner, x)
                     x.sheet((0,) * len(x.spatial))  # always needed; made here, deep networks do not recurse
                 return self.lower(here.children[-1], x, into)
             case Sum():
-                # A bare skip goes first: what is added to it then costs no operation of its own.
                 total = into
-                for branch in sorted(here.children, key=lambda branch: not _is_skip(branch)):
+                for branch in skips_first(here.children):
                     total = self.lower(branch, x, total)
                     total.sheet((0,) * len(total.spatial))
                 assert total is not None
@@ -152,36 +172,36 @@ class Builder:
             case _:
                 assert_never(here.layer)
 
-    def _activation(self, layer: Nonlinearity, x: Value, place: str) -> Value:
-        shape = as_shape(x.spatial)
+    def site(self, layer: Nonlinearity, x: Value, place: str) -> Activation:
+        """A nonlinearity that stands here, with entries of its own in the images' tables."""
         row = formula(layer)
-        factor, level = row.factor(x.unit), row.level(x.level)
-        activation = Activation(layer, place, self.sites, self.elements, shape, x.unit, factor)
+        unit, factor = x.unit * row.argument, row.factor(x.unit)
+        activation = Activation(layer, place, self.sites, self.elements, as_shape(x.spatial), unit, factor)
         self.sites += 1
         self.elements += activation.size
+        return activation
 
+    def activated(self, activation: Activation, x: Value) -> Value:
         def make(d: Displacement) -> int:
             part, first, second = x.overlap(d)
-            return self.add(Node(place, x.sheet(d), None, part, part, activation, first=first, second=second))
+            return self.add(
+                Node(activation.place, x.sheet(d), None, part, part, activation, first=first, second=second)
+            )
 
-        return Value(factor, x.spatial, level, make)
+        return Value(activation.factor, x.spatial, activation.formula.level(x.level), make)
 
-    def _linear(self, here: Placed, layer: Linear, x: Value, into: Value | None) -> Value:
+    def linear(self, here: Placed, layer: Conv | ConvTranspose | Dense, x: Value, into: Value | None) -> Value:
         """A sheet of the output is a sum of box sums over sheets of the input: for most layers of one."""
-        weight = sum_scale(layer, here.before)
-        bias = 0.0 if isinstance(layer, AvgPool | GlobalAvgPool) else layer.bias_var
-        level = x.level
-        if not isinstance(layer, AvgPool | GlobalAvgPool):
-            still = (axis.pieces(0)[0].sums for axis in here.axes)
-            terms = math.prod(s.longest for s in still)
-            weight = weight if terms else 0.0  # every patch may lie in the padding
-            level = log2_sum(log2(bias), log2(weight * terms) + x.level)
-        if into is None and bias == 0 and weight > 0 and _is_pointwise(here):
-            unit = checked(x.unit * weight, level, here.place)  # a change of unit only
-            return Value(unit, here.after, level, lambda D: x.sheet(here.along(D)))
+        weight, bias = sum_scale(layer, here.before), layer.bias_var
+        still = (axis.pieces(0)[0].sums for axis in here.axes)
+        terms = math.prod(s.longest for s in still)
+        weight = weight if terms else 0.0  # every patch may lie in the padding
+        level = log2_sum(log2(bias), log2(weight * terms) + x.level)
+        if into is None and bias == 0 and weight > 0 and not self.every_layer and _is_pointwise(here):
+            return self._same_sheets(here, x, weight, level)
         affine = _affine(here.place, level, x.unit * weight, bias, into)
-        if isinstance(layer, AvgPool | GlobalAvgPool):
-            return self._pool(here, x, into, affine)
+        one = x.unit * sum_scale(replace(layer, weight_var=1.0), here.before)
+        affine = replace(affine, per_weight=one / affine.unit, per_bias=1.0 / affine.unit)
 
         def make(D: Displacement) -> int:
             total = _Total(self, here.place, affine, value.overlap(D)[0], None if into is None else into.sheet(D))
@@ -192,28 +212,48 @@ class Builder:
         value = Value(affine.unit, here.after, affine.level, make)
         return value
 
-    def _pool(self, here: Placed, x: Value, into: Value | None, affine: _Affine) -> Value:
-        """A sheet of the input belongs to several of the output: it is made once, and added to each of them at once."""
+    def _same_sheets(self, here: Placed, x: Value, weight: float, level: float) -> Value:
+        """A layer that only changes the unit."""
+        unit = checked(x.unit * weight, level, here.place)
+        return Value(unit, here.after, level, lambda D: x.sheet(here.along(D)))
 
-        def make(D: Displacement) -> int:
-            totals: dict[Displacement, _Total] = {}
-            readers: dict[Displacement, list[tuple[_Total, tuple[Piece, ...]]]] = {}
+    def pool(self, here: Placed, *maps: Pooled) -> tuple[Value, ...]:
+        """The pool of one map, or of K and of what stands beside it.
+
+        A sheet of the input belongs to several of the output: it is made once, and added to each of them at once. So
+        are the same sheets of all maps, one after the other, for few to be alive at a time.
+        """
+        assert isinstance(here.layer, AvgPool | GlobalAvgPool)
+        weight = sum_scale(here.layer, here.before)
+        plain = all(m.into is None for m in maps) and not self.every_layer
+        if weight > 0 and plain and _is_pointwise(here):
+            return tuple(self._same_sheets(here, m.x, weight, m.x.level) for m in maps)
+        affines = [_affine(here.place, m.x.level, m.x.unit * weight, 0.0, m.into) for m in maps]
+
+        def make(D: Displacement, wanted: int) -> int:
+            totals: dict[tuple[int, Displacement], _Total] = {}
+            readers: dict[Displacement, list[tuple[Displacement, tuple[Piece, ...]]]] = {}
             for E in in_order(here.wanted):
-                base = None if into is None else into.sheet(E)
-                totals[E] = _Total(self, here.place, affine, value.overlap(E)[0], base)
+                for i, (m, affine) in enumerate(zip(maps, affines, strict=True)):
+                    base = None if m.into is None else m.into.sheet(E)
+                    totals[i, E] = _Total(self, here.place, affine, values[i].overlap(E)[0], base)
                 for d, term in _terms(here, E):
-                    readers.setdefault(d, []).append((totals[E], term))
+                    readers.setdefault(d, []).append((E, term))
             for d in in_order(readers):
-                sheet = x.sheet(d)
-                for total, term in readers[d]:
-                    total.add(sheet, x.overlap(d), term)
-            value.made.update((E, total.node()) for E, total in totals.items())
-            return value.made[D]
+                for i, m in enumerate(maps):
+                    sheet = m.x.sheet(d)
+                    for E, term in readers[d]:
+                        totals[i, E].add(sheet, m.x.overlap(d), term)
+            for (i, E), total in totals.items():
+                values[i].made[E] = total.node()
+            return values[wanted].made[D]
 
-        value = Value(affine.unit, here.after, affine.level, make)
-        return value
+        values = tuple(
+            Value(affine.unit, here.after, affine.level, partial(make, wanted=i)) for i, affine in enumerate(affines)
+        )
+        return values
 
-    def _added(self, x: Value, place: str, into: Value | None) -> Value:
+    def added(self, x: Value, place: str, into: Value | None) -> Value:
         if into is None:
             return x
         affine = _affine(place, x.level, x.unit, 0.0, into)
@@ -251,7 +291,7 @@ class _Total:
         scale = self.affine.scale * math.prod(piece.weight for piece in term)
         node = Node(
             self.place, src, self.block, shape, self.shape, None, None if all(s.is_identity for s in sums) else sums,
-            1.0, scale, 0.0, first, second,
+            1.0, scale, 0.0, first, second, self.affine.per_weight,
         )  # fmt: skip
         self.block = self._begin(node) if self.block is None else self.builder.add(node)
         self.count += 1
@@ -268,7 +308,10 @@ class _Total:
         """The first term also brings what is added to, and the bias; later blocks begin with nothing."""
         if self.total is not None:
             return self.builder.add(replace(node, keep=0.0))
-        return self.builder.add(replace(node, base=self.base, keep=self.affine.keep, bias=self.affine.bias))
+        affine = self.affine
+        return self.builder.add(
+            replace(node, base=self.base, keep=affine.keep, bias=affine.bias, per_bias=affine.per_bias)
+        )
 
     def _end_block(self) -> None:
         assert self.block is not None
@@ -307,6 +350,11 @@ def _affine(place: str, level: float, true_scale: float, true_bias: float, into:
     unit = checked(within_headroom(unit, level), level, place)
     keep = 0.0 if into is None else into.unit / unit
     return _Affine(unit, level, keep, true_scale / unit, true_bias / unit)
+
+
+def skips_first(branches: Sequence[Placed]) -> list[Placed]:
+    """The branches of a sum, a bare skip first: what is added to it then costs no operation of its own."""
+    return sorted(branches, key=lambda branch: not _is_skip(branch))
 
 
 def _is_skip(here: Placed) -> bool:

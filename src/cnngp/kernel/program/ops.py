@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
 from cnngp.network.geometry import AxisSum
 from cnngp.network.layers import Network, Nonlinearity
@@ -17,6 +18,8 @@ from cnngp.network.shapes import Spatial
 from .formulas import Formula, formula
 
 Shape = tuple[int, int, int]
+Kind = Literal["nngp", "ntk"]
+"""The kernels of a network: of its outputs before training (the GP's), and of its gradients (the tangent kernel)."""
 
 # Sources of operations that read no map.
 PIXELS = -1  # the product of the two images' pixels, summed over channels
@@ -35,6 +38,7 @@ class Activation:
     """A nonlinearity where it stands: the formula f, and where each image keeps its numbers for it.
 
     With K the map in buffer units and `unit` · K the true covariance, V = `factor` · f(K), with f as in formulas.py.
+    Where f takes a multiple of the covariance (`Formula.argument`), that is what `unit` · K is.
     """
 
     layer: Nonlinearity
@@ -60,8 +64,22 @@ class Activation:
 
 
 @dataclass(frozen=True)
+class Tangent:
+    """What an operation multiplies the slope of its nonlinearity with: the map `times` + `own` · src.
+
+    `times` may be `NOTHING`, a map of zeros.
+    """
+
+    times: int
+    own: float
+
+
+@dataclass(frozen=True)
 class Op:
     """dst ← keep · dst + scale · box(f(src)) + bias. No activation: f(K) = K. No sums: box is the map itself.
+
+    With a `tangent`, f'(src) · (times + own · src) stands in place of f(src), where f' = ∂f/∂K (formulas.py). `dst` may
+    be `times` in operations without sums.
 
     `dst` equals `src` only in operations without sums; with `keep` = 0 the old content of `dst` is not read. `src` may
     be `PIXELS` or `NOTHING` in operations without activation and sums.
@@ -82,6 +100,7 @@ class Op:
     bias: float
     first: Shape = (0, 0, 0)
     second: Shape = (0, 0, 0)
+    tangent: Tangent | None = None
 
     @property
     def is_still(self) -> bool:
@@ -98,6 +117,10 @@ class Program:
     sheets of displacement zero come before all others at the same nonlinearity, so the same list run on (x, x) gives
     the variances that the others read.
 
+    The program of a tangent kernel has Θ besides: `theta_unit` · `buffers[theta]`. An operation with a tangent comes
+    before the one without that reads the same map with the same nonlinearity, mostly right before it, so that an engine
+    may do both at once. So on (x, x) at displacement zero it finds nothing in the table yet: K₁ is what it reads.
+
     `buffers` are sizes in map elements. An image's variances at nonlinearity a are at [a.offset, a.offset + a.size) of
     its table, which has `elements` entries.
     """
@@ -112,6 +135,12 @@ class Program:
     output: int
     unit: float
     elements: int
+    theta: int | None = None
+    theta_unit: float = 1.0
+
+    @property
+    def kind(self) -> Kind:
+        return "nngp" if self.theta is None else "ntk"
 
     @property
     def activations(self) -> tuple[Activation, ...]:

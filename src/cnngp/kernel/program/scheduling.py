@@ -10,7 +10,7 @@ from .nodes import Node
 from .ops import NOTHING, PIXELS, Op
 
 
-def fused(nodes: Sequence[Node], end: int) -> dict[int, Node]:
+def fused(nodes: Sequence[Node], *ends: int) -> dict[int, Node]:
     """The nodes that are needed, with each nonlinearity that has a single reader moved into that reader."""
     readers: dict[int, list[int]] = {}
     for i, node in enumerate(nodes):
@@ -18,21 +18,24 @@ def fused(nodes: Sequence[Node], end: int) -> dict[int, Node]:
             readers.setdefault(used, []).append(i)
     kept = dict(enumerate(nodes))
     for i, node in enumerate(nodes):
-        if node.activation is None or i == end or len(readers.get(i, [])) != 1:
+        if node.activation is None or i in ends or len(readers.get(i, [])) != 1:
             continue
         reader = kept[readers[i][0]]
         if reader.src == i and reader.base != i and reader.activation is None:
-            kept[readers[i][0]] = replace(reader, src=node.src, activation=node.activation)
+            kept[readers[i][0]] = replace(reader, src=node.src, activation=node.activation, tangent=node.tangent)
             del kept[i]
     return kept
 
 
 def _reads(node: Node) -> set[int]:
     """The nodes whose maps it reads."""
-    return {used for used in (node.src, node.base) if used is not None and used >= 0}
+    times = None if node.tangent is None else node.tangent.times
+    return {used for used in (node.src, node.base, times) if used is not None and used >= 0}
 
 
-def assign_buffers(nodes: dict[int, Node], end: int) -> tuple[tuple[Op, ...], tuple[int, ...], int | None, int]:
+def assign_buffers(
+    nodes: dict[int, Node], *ends: int
+) -> tuple[tuple[Op, ...], tuple[int, ...], int | None, tuple[int, ...]]:
     """Linear scan: a buffer is free again after the last operation that reads it.
 
     One product of the images is the program's input; where there are several, or an operation that reads none, each is
@@ -45,7 +48,7 @@ def assign_buffers(nodes: dict[int, Node], end: int) -> tuple[tuple[Op, ...], tu
     for i in order:
         for used in _reads(nodes[i]):
             last_use[used] = i
-    last_use[end] = len(order) + order[-1]
+    last_use |= dict.fromkeys(ends, len(order) + order[-1])
     sizes: list[int] = []
     free: list[int] = []
     buffer_of: dict[int, int] = {}
@@ -61,6 +64,7 @@ def assign_buffers(nodes: dict[int, Node], end: int) -> tuple[tuple[Op, ...], tu
         return best
 
     ops: list[Op] = []
+    held: list[int] = []  # what an operation with a tangent read last: the next must not write there if both are one
     for i in order:
         node = nodes[i]
         size = math.prod(node.out_shape)
@@ -68,21 +72,37 @@ def assign_buffers(nodes: dict[int, Node], end: int) -> tuple[tuple[Op, ...], tu
             buffer_of[i] = take(size)
             continue
         src = buffer_of.get(node.src, node.src)
-        if node.base is not None and last_use[node.base] == i and node.base != node.src:
+        read = (node.src,) if node.tangent is None else (node.src, node.tangent.times)
+        if node.base is not None and last_use[node.base] == i and node.base not in read:
             dst = buffer_of[node.base]
         elif node.base is not None:  # what it adds to is still needed, so it adds to a copy
             dst = take(size)
             copy = Node(node.place, node.base, None, node.out_shape, node.out_shape)
             ops.append(_op(copy, buffer_of[node.base], dst))
-        elif node.sums is None and last_use.get(node.src) == i:
-            dst = src
+        elif node.sums is None and (over := _overwritten(node, i, last_use)) is not None:
+            dst = buffer_of[over]
         else:
             dst = take(size)
+        if node.tangent is not None and node.tangent.times >= 0:
+            node = replace(node, tangent=replace(node.tangent, times=buffer_of[node.tangent.times]))
         ops.append(_op(node, src, dst))
         buffer_of[i] = dst
-        done = (buffer_of[used] for used in _reads(node) if last_use[used] == i)
-        free.extend(buffer for buffer in done if buffer != dst)
-    return tuple(ops), tuple(sizes), buffer_of[products[0]] if has_input else None, buffer_of[end]
+        done = [buffer_of[used] for used in _reads(nodes[i]) if last_use[used] == i and buffer_of[used] != dst]
+        free.extend(held)
+        held = done if node.tangent is not None else []
+        free.extend(buffer for buffer in done if buffer not in held)
+    return (
+        tuple(ops),
+        tuple(sizes),
+        buffer_of[products[0]] if has_input else None,
+        tuple(buffer_of[end] for end in ends),
+    )
+
+
+def _overwritten(node: Node, i: int, last_use: dict[int, int]) -> int | None:
+    """The map that an operation without sums, number i, may overwrite: one that it is the last to read."""
+    read = (node.src,) if node.tangent is None else (node.tangent.times, node.src)
+    return next((used for used in read if last_use.get(used) == i), None)
 
 
 def _op(node: Node, src: int, dst: int) -> Op:
@@ -99,6 +119,7 @@ def _op(node: Node, src: int, dst: int) -> Op:
         node.bias,
         node.first,
         node.second,
+        node.tangent,
     )
 
 

@@ -38,7 +38,7 @@ class SeriesTables:
     """The packed series of a program's `Elementwise` sites."""
 
     def __init__(self, program: Program, dtype: np.dtype[Any]) -> None:
-        self.pooled = program.input is None
+        self.all_rows = program.input is None or program.kind == "ntk"
         self.sites = [a for a in program.activations if isinstance(a.layer, Elementwise)]
         self._series: dict[int, Series] = {}
         self._at: dict[int, int] = {}
@@ -65,12 +65,13 @@ class SeriesTables:
         """What each site needs for images whose largest variances are `peaks` (activations,), in buffer units.
 
         Rows above those needed are zero, so more rows would give the same bits. None: the diagonal alone, which takes
-        no row, or all of them under a pool, where the covariances of different locations of an image enter it.
+        no row, or all of them under a pool, where the covariances of different locations of an image enter it, and for
+        a tangent kernel, whose slopes are sums over them.
         """
         chosen = {}
         for a in self.sites:
             s = self._series[a.site]
-            even, odd = (s.even, s.coefficients.shape[1] - s.even) if self.pooled else (0, 0)
+            even, odd = (s.even, s.coefficients.shape[1] - s.even) if self.all_rows else (0, 0)
             if peaks is not None:
                 self.check(a, float(peaks[a.site]))
                 largest = float(np.sqrt(a.unit * peaks[a.site]))

@@ -1,6 +1,6 @@
 """Operations that work on any shape: box sums with every stride, dilation and padding, and operations without sums.
 
-dst ← keep · dst + scale · box(f(src)) + bias. What `cpu_window` does faster goes there.
+dst ← keep · dst + scale · box(f(src)) + bias. What `window.py` does faster goes there.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from .plan import (
     TABLE_SIZE,
     WRITE,
 )
-from .rows import POWERS, inlined, relu_value, write
+from .rows import POWERS, inlined, own_entry, relu_value, write
 from .simd import call_row, constant, fma, lanes, load, splat, store
 
 
@@ -201,6 +201,29 @@ def relu_map(m: Any, own: Any, table: Any, op: Any, numbers: Any, taps: Any, pan
                     write(m, dst + far + o, V1, how, keep, scale, bias)
 
 
+def relu_total(m: Any, own: Any, table: Any, op: Any, numbers: Any, taps: Any, panels: Any, frame: Any) -> None:
+    """The ReLU of a map, summed over all of it: what a pool to one location takes of a sheet."""
+    L = lanes(m)
+    one, zero = constant(m, 1.0), constant(m, 0.0)
+    keep, scale, bias = constant(m, numbers[KEEP]), constant(m, numbers[SCALE]), constant(m, numbers[BIAS])
+    size, n = op[TABLE_SIZE], op[C0]
+    for image in range(frame[IMAGES]):
+        maps = frame[BASE] + image * frame[MAP_STEP]
+        src = maps + op[SRC] * L
+        own_at = frame[OWN_AT] + image * frame[OWN_STEP] + op[OWN_TABLE]
+        total = zero
+        for r in range(op[B0]):
+            mine, at = own_at + r * op[TABLE_ROW], op[TABLE] + r * op[TABLE_ROW]
+            part = zero  # of a row: rounding does not grow with the number of rows times that of columns
+            for c in range(n):
+                p = splat(own, mine + c) * load(table, (at + c) * L)
+                q = splat(own, mine + size + c) * load(table, (at + size + c) * L)
+                part = part + relu_value(load(m, src), p, q, one)
+                src += L
+            total = total + part
+        write(m, maps + op[DST] * L, total, op[WRITE], keep, scale, bias)
+
+
 def product(both: bool) -> Callable[..., None]:
     """Σ_c x_c x'_c for the places of a sheet, from the pixels at the head of the tables.
 
@@ -217,6 +240,10 @@ def product(both: bool) -> Callable[..., None]:
                 entry = entry_of_row(op, r)
                 for x in range(n):
                     mine, at = own_at + entry + x, op[TABLE] + entry + x
+                    if channels == 1:
+                        store(m, to, own_entry(own, table, mine, both) * load(table, at * L))
+                        to += L
+                        continue
                     total = constant(m, 0.0)
                     for first in range(0, channels, 64):
                         part = constant(m, 0.0)

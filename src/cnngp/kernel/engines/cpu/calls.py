@@ -6,21 +6,30 @@ other directly, LLVM would optimise and translate the whole call tree again for 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from typing import Any
 
-import numba
 import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
-from .box import box, fill, pointwise, product, relu_map
+from .both import done, relu_maps, windows
+from .box import box, fill, pointwise, product, relu_map, relu_total
+from .compiling import callback
 from .plan import (
+    A0,
+    A1,
     ACT,
+    B0,
+    B1,
     BOX,
+    C0,
+    C1,
     COL_K,
+    COL_START,
     COMMON_WINDOWS,
+    DST,
     FILL,
     NO_ACT,
     OP_CALL,
@@ -28,54 +37,60 @@ from .plan import (
     POINTWISE,
     PRODUCT,
     RELU,
+    ROW_BEFORE,
     ROW_CALL,
     ROW_K,
+    SLOPE,
+    SRC,
     TABLE,
+    TIMES,
+    TOTAL,
     WINDOW,
 )
 from .rows import PAIR_ROWS, SELF_ROWS, VARIANCE_ROWS
+from .slopes import PAIR_SLOPES, SELF_SLOPES, VARIANCE_SLOPES
 from .window import window
 
-_window = cache(window)
+_window, _windows = cache(window), cache(windows)
 _pair_product, _self_product = product(both=False), product(both=True)
 _WITHOUT_MAPS = {PRODUCT: _pair_product, FILL: fill}
 
 
 @cache
-def _compiled(function: Callable[..., None], dtype: str, is_row: bool) -> Any:
+def compiled(function: Callable[..., None], dtype: str, is_row: bool) -> Any:
     real, whole = types.CPointer(getattr(types, dtype)), types.CPointer(types.int64)
     double, i = types.CPointer(types.float64), types.intp
     if is_row:
         signature = types.void(real, i, i, i, real, i, real, i, whole, double, whole, double)
     else:
         signature = types.void(real, real, real, whole, double, whole, double, whole)
-    return numba.cfunc(signature, cache=True, error_model="numpy")(function)
+    return callback(function, signature)
 
 
 def _put_addresses(
     ints: NDArray[np.int64],
     dtype: str,
     row: Callable[[NDArray[np.int64]], Callable[..., None]],
-    operation: Callable[[NDArray[np.int64]], Callable[..., None]],
+    operations: Iterable[Callable[..., None]],
     common_rows: Iterable[Callable[..., None]],
     common: list[Callable[..., None]],
 ) -> NDArray[np.int64]:
     """A copy of the plan's operations with the addresses of their functions."""
     ints = ints.copy()
     used = set()
-    for op in ints:
-        f = _compiled(operation(op), dtype, False)
+    for op, operation in zip(ints, operations, strict=True):
+        f = compiled(operation, dtype, False)
         op[OP_CALL] = f.address
         used.add(f)
         if op[ACT] != NO_ACT:
-            f = _compiled(row(op), dtype, True)
+            f = compiled(row(op), dtype, True)
             op[ROW_CALL] = f.address
             used.add(f)
     if any(f.cache_hits == 0 for f in used):
         for function in common_rows:
-            _compiled(function, dtype, True)
+            compiled(function, dtype, True)
         for function in common:
-            _compiled(function, dtype, False)
+            compiled(function, dtype, False)
     return ints
 
 
@@ -87,10 +102,33 @@ def pair_calls(ints: NDArray[np.int64], dtype: str) -> NDArray[np.int64]:
             return _window(int(op[ROW_K]), int(op[COL_K]))
         if op[BOX] == POINTWISE:
             return relu_map if op[ACT] == RELU else pointwise
+        if op[BOX] == TOTAL:
+            return relu_total
         return _WITHOUT_MAPS.get(int(op[BOX]), box)
 
+    operations = [operation(op) for op in ints]
+    for i in _pairs(ints):
+        size = int(ints[i, ROW_K]), int(ints[i, COL_K])
+        operations[i : i + 2] = (_windows(*size) if ints[i, BOX] == WINDOW else relu_maps), done
     common = [box, pointwise, relu_map, *(_window(k, k) for k in COMMON_WINDOWS)]
-    return _put_addresses(ints, dtype, lambda op: PAIR_ROWS[int(op[ACT])], operation, PAIR_ROWS.values(), common)
+    rows = PAIR_ROWS | PAIR_SLOPES
+    return _put_addresses(ints, dtype, lambda op: rows[int(op[ACT])], operations, PAIR_ROWS.values(), common)
+
+
+# What two operations must agree in to be done at once.
+_SAME = [BOX, SRC, A0, B0, C0, A1, B1, C1, OWN_TABLE, TABLE, ROW_K, ROW_BEFORE, COL_K, COL_START]
+
+
+def _pairs(ints: NDArray[np.int64]) -> Iterator[int]:
+    """The operations with the slope of a ReLU that the next one, with its value, can be done together with."""
+    for i in range(len(ints) - 1):
+        slope, value = ints[i], ints[i + 1]
+        if slope[ACT] != SLOPE + RELU or value[ACT] != RELU or (slope[_SAME] != value[_SAME]).any():
+            continue
+        read = slope[SRC], slope[SRC] + slope[TIMES]
+        apart = slope[DST] != value[DST] and slope[DST] not in read and value[DST] not in read
+        if slope[BOX] == POINTWISE or (slope[BOX] == WINDOW and apart):
+            yield i
 
 
 def variance_calls(ints: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -104,7 +142,9 @@ def variance_calls(ints: NDArray[np.int64]) -> NDArray[np.int64]:
             return _self_product
         return fill if op[BOX] == FILL else pointwise if op[BOX] == POINTWISE else box
 
-    def row(op: NDArray[np.int64]) -> Callable[..., None]:
-        return (VARIANCE_ROWS if op[OWN_TABLE] == op[TABLE] else SELF_ROWS)[int(op[ACT])]
+    still, moved = VARIANCE_ROWS | VARIANCE_SLOPES, SELF_ROWS | SELF_SLOPES
 
-    return _put_addresses(ints, "float64", row, operation, VARIANCE_ROWS.values(), [box, pointwise])
+    def row(op: NDArray[np.int64]) -> Callable[..., None]:
+        return (still if op[OWN_TABLE] == op[TABLE] else moved)[int(op[ACT])]
+
+    return _put_addresses(ints, "float64", row, map(operation, ints), VARIANCE_ROWS.values(), [box, pointwise])

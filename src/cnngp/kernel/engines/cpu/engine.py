@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cnngp.common.arrays import Output, to_output
-from cnngp.kernel.program import Program
+from cnngp.kernel.program import Kind, Program
 from cnngp.kernel.series.packed import Rows, SeriesTables
 
 from ..base import Advance, check_range
@@ -36,7 +36,8 @@ BLOCK_BYTES = 384 << 10
 # 1/√K counts as 0 below these √K: the smallest for which products of two and their inverses stay normal numbers.
 SMALLEST = {"float32": 2.0**-62, "float64": 2.0**-510}
 
-VERSION = 3
+# They change when bits of results may, so that a store never mixes them: of networks without pools, and with.
+VERSION, POOLED_VERSION = 3, 4
 
 
 def default_threads() -> int:
@@ -85,34 +86,47 @@ class CpuEngine:
         self.program = program
         self.dtype = np.dtype(dtype)
         self.threads = default_threads() if threads is None else threads
-        self.identity = f"cpu-{VERSION}-{self.dtype.name}"
+        version = POOLED_VERSION if program.input is None else VERSION
+        self.identity = f"cpu-{version}-{self.dtype.name}" + ("" if program.kind == "nngp" else f"-{program.kind}")
         self._series = SeriesTables(program, self.dtype)
         self._runs: dict[tuple[Rows, ...], _Run] = {}
 
     def diagonal(self, X: Array) -> NDArray[np.float64]:
-        return self._variances(X.reshape(len(X), -1))[0]
+        K, theta, _ = self._variances(X.reshape(len(X), -1))
+        return K if self.program.kind == "nngp" else theta
 
     def cross(self, X: Array, Z: Array, output: Output = "numpy", advance: Advance = None) -> Any:
-        x, z = X.reshape(len(X), -1), Z.reshape(len(Z), -1)
-        out = np.empty((len(x), len(z)), self.dtype)
-        peaks = None
-        if self._series.sites:
-            peaks = np.maximum(self._variances(x)[1], self._variances(z)[1])
-        self._run(peaks).fill(out, x, z, False, advance)
-        return to_output(out, output)
+        return self._matrices(X, Z, (self.program.kind,), output, advance)[0]
 
     def symmetric(self, X: Array, output: Output = "numpy", advance: Advance = None) -> Any:
-        x = X.reshape(len(X), -1)
-        diagonal, peaks = self._variances(x)
-        out = np.empty((len(x), len(x)), self.dtype)
-        self._run(peaks).fill(out, x, x, True, advance)
-        np.fill_diagonal(out, diagonal.astype(self.dtype))
-        return to_output(out, output)
+        return self._matrices(X, None, (self.program.kind,), output, advance)[0]
 
-    def _variances(self, x: Array) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """K(x, x) of each image, and the largest variance at each site; refuses what does not fit."""
-        diagonal, peaks = self._run(None).variances(x)
-        return diagonal, check_range(self.program, self.dtype, self._series, peaks, diagonal)
+    def both(self, X: Array, Z: Array | None, output: Output = "numpy", advance: Advance = None) -> tuple[Any, Any]:
+        K, theta = self._matrices(X, Z, ("nngp", "ntk"), output, advance)
+        return K, theta
+
+    def _matrices(
+        self, X: Array, Z: Array | None, kinds: tuple[Kind, ...], output: Output, advance: Advance
+    ) -> list[Any]:
+        """The matrices of these kinds, from one pass over the pairs; of one set of images where Z is None."""
+        x = X.reshape(len(X), -1)
+        z = x if Z is None else Z.reshape(len(Z), -1)
+        peaks, diagonals = None, {}
+        if Z is None:
+            diagonals["nngp"], diagonals["ntk"], peaks = self._variances(x)
+        elif self._series.sites:
+            peaks = np.maximum(self._variances(x)[2], self._variances(z)[2])
+        out = {kind: np.empty((len(x), len(z)), self.dtype) for kind in kinds}
+        none = np.empty((0, 0), self.dtype)
+        self._run(peaks).fill(out.get("nngp", none), out.get("ntk", none), x, z, Z is None, advance)
+        for kind in kinds if Z is None else ():
+            np.fill_diagonal(out[kind], diagonals[kind].astype(self.dtype))
+        return [to_output(out[kind], output) for kind in kinds]
+
+    def _variances(self, x: Array) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+        """K(x, x) and Θ(x, x) of each image, and the largest variance at each site; refuses what does not fit."""
+        K, theta, peaks = self._run(None).variances(x)
+        return K, theta, check_range(self.program, self.dtype, self._series, peaks, K, theta)
 
     def _run(self, peaks: NDArray[np.float64] | None) -> _Run:
         """The plan for images with these variances; one serves all, but for the length of an Elementwise's series."""
@@ -136,32 +150,39 @@ class _Run:
         self.variance_code, self.pair_code = (
             interpreter.Code(
                 calls, numbers, plan.taps, engine._series.panels, plan.channels, plan.locations, plan.width,
-                plan.buffers, plan.input, plan.output,
+                plan.buffers, plan.input, plan.output, plan.theta,
             )
             for calls in (variance_calls(plan.ints), pair_calls(plan.ints, self.dtype.name))
         )  # fmt: skip
         map_bytes = plan.buffers * self.lanes * self.dtype.itemsize
-        self.block = 4 if 4 * map_bytes <= BLOCK_BYTES else 2
+        # Small maps: a call to an operation costs as much as some of its elements, so more images share one.
+        self.block = next((b for b, most in ((8, BLOCK_BYTES // 3), (4, BLOCK_BYTES)) if b * map_bytes <= most), 2)
         self.strip = max(32, min(1024, STRIP_BYTES // (plan.table * self.dtype.itemsize)))
         self._local = threading.local()
 
-    def variances(self, x: Array) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """(N,) K(x, x) and (N, activations) the largest variances, in buffer units."""
-        diagonal = np.empty(len(x))
+    def variances(self, x: Array) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+        """(N,) K(x, x) and Θ(x, x), zeros where there is none, and (N, activations) the largest variances, in buffer
+        units.
+        """
+        program, ends = self.engine.program, (self.plan.output, self.plan.theta)
+        diagonals = np.zeros((2, len(x)))
         peaks = np.empty((len(x), len(self.engine.program.activations)))
 
         def task(first: int) -> None:
             w = self._workspace()
             count = min(w.lanes64, len(x) - first)
             w.tables(x, first, count)
-            at = (POWERS + self.plan.width + self.plan.output) * w.lanes64
-            diagonal[first : first + count] = w.maps64[at : at + count] * self.engine.program.unit
+            for diagonal, end, unit in zip(diagonals, ends, (program.unit, program.theta_unit), strict=True):
+                at = (POWERS + self.plan.width + end) * w.lanes64
+                if end >= 0:
+                    diagonal[first : first + count] = w.maps64[at : at + count] * unit
             peaks[first : first + count] = w.peaks.reshape(-1, w.lanes64)[: peaks.shape[1], :count].T
 
         self._each(task, range(0, len(x), LANES["float64"]))
-        return diagonal, peaks
+        return diagonals[0], diagonals[1], peaks
 
-    def fill(self, out: Array, X: Array, Z: Array, symmetric: bool, advance: Advance) -> None:
+    def fill(self, K: Array, theta: Array, X: Array, Z: Array, symmetric: bool, advance: Advance) -> None:
+        """All pairs, into the matrices that have rows."""
         for row0 in range(0, len(X), self.strip):
             rows = X[row0 : row0 + self.strip]
             own = self._row_tables(rows)
@@ -183,12 +204,12 @@ class _Run:
                     return 0
                 w = self._workspace()
                 w.column_tables(Z, column0, count)
-                unit = self.dtype.type(self.engine.program.unit)
+                unit, theta_unit = map(self.dtype.type, (self.engine.program.unit, self.engine.program.theta_unit))
                 interpreter.pair_block(
                     self.pair_code,
                     w.space,
                     interpreter.Rows(rows, own, first, last, self.block),
-                    interpreter.Target(out, row0, column0, count, symmetric, unit),
+                    interpreter.Target(K, theta, row0, column0, count, symmetric, unit, theta_unit),
                 )
                 below = max(0, row0 + last - column0) if symmetric else 0
                 return (last - first) * count - below * (below + 1) // 2
@@ -217,7 +238,7 @@ class _Run:
         return w
 
 
-def _aligned(n: int, dtype: Any = np.float64) -> Array:
+def aligned(n: int, dtype: Any = np.float64) -> Array:
     """Zeros that start on a cache line, so that no vector straddles two."""
     dtype = np.dtype(dtype)
     raw = np.zeros(n * dtype.itemsize + 64, np.uint8)
@@ -235,13 +256,13 @@ class _Workspace:
         n = p.channels * p.locations
         head = POWERS + p.width
         frame = np.zeros(ROW_LIST + int(p.ints[:, ROW_K].max(initial=1)), np.int64)
-        self.maps64 = _aligned((head + p.buffers + p.scratch) * self.lanes64)
-        self.pixels64 = _aligned(n * self.lanes64)
-        self.table64 = _aligned(p.table * self.lanes64)
-        self.peaks = _aligned(max(1, len(run.engine.program.activations)) * self.lanes64)
-        self.pixels = _aligned(n * run.lanes, run.dtype)
-        self.table = _aligned(p.table * run.lanes, run.dtype)
-        maps = _aligned((head + run.block * p.buffers + p.scratch) * run.lanes, run.dtype)
+        self.maps64 = aligned((head + p.buffers + p.scratch) * self.lanes64)
+        self.pixels64 = aligned(n * self.lanes64)
+        self.table64 = aligned(p.table * self.lanes64)
+        self.peaks = aligned(max(1, len(run.engine.program.activations)) * self.lanes64)
+        self.pixels = aligned(n * run.lanes, run.dtype)
+        self.table = aligned(p.table * run.lanes, run.dtype)
+        maps = aligned((head + run.block * p.buffers + p.scratch) * run.lanes, run.dtype)
         self.space = interpreter.Space(maps, frame, self.pixels, self.table)
         self.space64 = interpreter.Space(self.maps64, frame, self.pixels64, self.table64)
 

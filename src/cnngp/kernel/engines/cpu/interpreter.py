@@ -12,13 +12,10 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import numba
-
+from .compiling import jit as jit
 from .plan import BASE, COLUMNS, FLOATS, IMAGES, MAP_STEP, OP_CALL, OWN_AT, OWN_STEP, SCRATCH
 from .rows import POWERS, inlined
 from .simd import call_op, constant, fma, lanes, load, pointer, shifted, splat, store
-
-jit = numba.njit(nogil=True, error_model="numpy", cache=True)
 
 
 class Code(NamedTuple):
@@ -34,6 +31,7 @@ class Code(NamedTuple):
     buffers: int
     input: int
     output: int
+    theta: int
 
 
 class Space(NamedTuple):
@@ -56,14 +54,19 @@ class Rows(NamedTuple):
 
 
 class Target(NamedTuple):
-    """Where kernel values go: out[row0 + i, column0 : column0 + columns] in true units; `symmetric`: mirrored."""
+    """Where kernel values go: out[row0 + i, column0 : column0 + columns] in true units; `symmetric`: mirrored.
+
+    `out` is for K and `theta` for Θ; the one that is not wanted has no rows.
+    """
 
     out: Any
+    theta: Any
     row0: int
     column0: int
     columns: int
     symmetric: bool
     unit: Any
+    theta_unit: Any
 
 
 @inlined
@@ -129,9 +132,22 @@ def image_tables(code: Code, space: Space, peaks: Any, X: Any, first: int, count
     run_ops(code, m, pointer(peaks), entries, f)
 
 
+@inlined
+def put(m: Any, at: int, unit: Any, out: Any, i: int, column0: int, columns: int, symmetric: bool) -> None:
+    """A row of kernel values; where symmetric, those right of the diagonal, mirrored."""
+    for lane in range(columns):
+        j = column0 + lane
+        if not symmetric:
+            out[i, j] = m[at + lane] * unit
+        elif j > i:
+            value = m[at + lane] * unit
+            out[i, j] = value
+            out[j, i] = value
+
+
 @jit
 def pair_block(code: Code, space: Space, rows: Rows, target: Target) -> None:
-    """K of row images with the group of column images in `space`.
+    """K, Θ or both of row images with the group of column images in `space`.
 
     Where symmetric, only those right of the diagonal are written, and mirrored.
     """
@@ -139,7 +155,7 @@ def pair_block(code: Code, space: Space, rows: Rows, target: Target) -> None:
     images, own, table = pointer(rows.X), pointer(rows.own), pointer(space.table)
     L = lanes(m)
     pixels, buffers, entries = code.channels * code.locations, code.buffers, rows.own.shape[1]
-    out, unit, symmetric = target.out, target.unit, target.symmetric
+    K, theta, column0, columns, symmetric = target.out, target.theta, target.column0, target.columns, target.symmetric
     base = (POWERS + code.width) * L
     f[BASE], f[SCRATCH], f[MAP_STEP], f[OWN_STEP] = base, base + rows.block * buffers * L, buffers * L, entries
     for i0 in range(rows.first, rows.last, rows.block):
@@ -150,16 +166,11 @@ def pair_block(code: Code, space: Space, rows: Rows, target: Target) -> None:
         f[OWN_AT], f[IMAGES] = i0 * entries, n
         run_ops(code, m, own, table, f)
         for b in range(n):
-            i = target.row0 + i0 + b
-            at = base + (b * buffers + code.output) * L
-            for lane in range(target.columns):
-                j = target.column0 + lane
-                if not symmetric:
-                    out[i, j] = m[at + lane] * unit
-                elif j > i:
-                    value = m[at + lane] * unit
-                    out[i, j] = value
-                    out[j, i] = value
+            i, at = target.row0 + i0 + b, base + b * buffers * L
+            if len(K) > 0:
+                put(m, at + code.output * L, target.unit, K, i, column0, columns, symmetric)
+            if len(theta) > 0:
+                put(m, at + code.theta * L, target.theta_unit, theta, i, column0, columns, symmetric)
 
 
 @jit

@@ -18,10 +18,12 @@ from cnngp.kernel.series.packed import Rows
 from cnngp.network.geometry import AxisSum, SlidingWindow
 
 # What f is (column ACT).
-NO_ACT, RELU, RELU_FAMILY, ERF, STEP, SIN, COS, GELU_ACT, SERIES = range(9)
+NO_ACT, RELU, RELU_FAMILY, ERF, STEP, SIN, COS, GELU_ACT, SERIES, RBF = range(10)
+# Added to these where an operation has a tangent: f'(K) · (times + own · K) in place of f(K).
+SLOPE = 16
 # How the box is summed (column BOX): not at all, by rows, by planes first, as a window of neighbours along both axes;
-# where no map is read, the product of two images, or nothing.
-POINTWISE, ROWS, PLANES, WINDOW, PRODUCT, FILL = range(6)
+# the ReLU of a whole map; where no map is read, the product of two images, or nothing.
+POINTWISE, ROWS, PLANES, WINDOW, PRODUCT, FILL, TOTAL = range(7)
 # The largest window that is compiled for its size, and those that are compiled before they are needed.
 LARGEST_WINDOW = 9
 COMMON_WINDOWS = (3, 5, 7)
@@ -46,7 +48,9 @@ STORE, AFFINE, ADD, GENERAL = range(4)
     TABLE_PLANE,
     TABLE_SIZE,
     CHANNELS,  # of the images, for PRODUCT
+    FIRST_ROW,  # of a WINDOW: the first of the pairs of rows that it takes at a time, 0 or −1
     SITE,  # the activation's number
+    TIMES,  # how far behind the map that is read the one lies that its slope is multiplied with
     EVEN_TERMS,  # of an Elementwise: rows of its series with even powers of the correlation, and with odd ones
     ODD_TERMS,
     SHIFTS,  # where the steps of Horner's rule for these rows start in `taps`
@@ -69,9 +73,9 @@ STORE, AFFINE, ADD, GENERAL = range(4)
     OP_CALL,  # addresses of the compiled functions: of the operation, and of its nonlinearity on a row
     ROW_CALL,
     COLUMNS,
-) = range(40)
+) = range(42)
 
-KEEP, SCALE, BIAS, ALPHA, BETA, UNIT, SMALLEST, FLOATS = range(8)
+KEEP, SCALE, BIAS, ALPHA, BETA, UNIT, SMALLEST, OWN, FLOATS = range(9)
 
 # What an operation is told beside its row of the plan: where the row images' maps start, scratch memory, where their
 # tables start; how many row images, how far apart their maps and tables are; then room for the addresses of rows.
@@ -97,6 +101,8 @@ class Plan:
     input: int
     """Where the product of the two images goes before the operations; −1 where products are operations."""
     output: int
+    theta: int
+    """Where Θ is in the end; −1 where there is none."""
     table: int
     """Entries of an image's table. Where products are operations, the pixels stand before all others."""
 
@@ -110,6 +116,7 @@ _CODES = {
     Family.STEP: (STEP, 1),
     Family.SIN: (SIN, 1),
     Family.COS: (COS, 1),
+    Family.RBF: (RBF, 1),
     Family.GELU: (GELU_ACT, 2),
     Family.SERIES: (SERIES, 1),
 }
@@ -120,8 +127,11 @@ def table_channels(a: Activation, rows: dict[int, Rows]) -> int:
     return _CODES[a.formula.family][1] + (rows[a.site].count if a.site in rows else 0)
 
 
-def make_plan(program: Program, series: dict[int, Rows]) -> Plan:
-    """`series` says, for each site of an Elementwise, which rows of its series are used."""
+def make_plan(program: Program, series: dict[int, Rows], series_entries: int = 1) -> Plan:
+    """`series` says, for each site of an Elementwise, which rows of its series are used.
+
+    An image's table has `series_entries` numbers for each of these rows at a location.
+    """
     starts = np.concatenate([[0], np.cumsum(program.buffers)])
     taps: list[int] = []
     ints = np.zeros((len(program.ops), COLUMNS), np.int64)
@@ -133,6 +143,8 @@ def make_plan(program: Program, series: dict[int, Rows]) -> Plan:
     for a in program.activations:
         tables[a.site] = table
         table += a.size * table_channels(a, series)
+        if a.site in series:
+            table += a.size * series[a.site].count * (series_entries - 1)
         if a.site in series:
             shifts[a.site] = len(taps)
             taps.extend(series[a.site].shifts)
@@ -155,6 +167,12 @@ def make_plan(program: Program, series: dict[int, Rows]) -> Plan:
                 row[[EVEN_TERMS, ODD_TERMS, SHIFTS, SERIES_AT]] = rows.even, rows.odd, shifts[site], rows.at
             numbers[[ALPHA, BETA]] = op.activation.coefficients
             numbers[UNIT] = op.activation.unit
+        if op.tangent is not None:
+            row[ACT] += SLOPE
+            # No map: K itself once, and once less of it.
+            none = op.tangent.times == NOTHING
+            row[TIMES] = 0 if none else starts[op.tangent.times] - starts[op.src]
+            numbers[OWN] = op.tangent.own - (1.0 if none else 0.0)
         if op.src == PIXELS:
             row[BOX], row[CHANNELS] = PRODUCT, program.channels
             _point_to_tables(row, op, 0, program.shape)
@@ -173,6 +191,7 @@ def make_plan(program: Program, series: dict[int, Rows]) -> Plan:
         int(starts[-1]) + _SKEW,
         -1 if program.input is None else int(starts[program.input]),
         int(starts[program.output]),
+        -1 if program.theta is None else int(starts[program.theta]),
         max(table, 1),
     )
 
@@ -190,6 +209,7 @@ class _Geometry:
 
     def __init__(self, taps: list[int], program: Program) -> None:
         self.taps = taps
+        self.sheets = program.input is None
         # A pool adds up windows of many sizes. They go the general way, because compiling each would take seconds.
         self.compiled = {(k, k) for k in COMMON_WINDOWS} | {
             size
@@ -223,9 +243,16 @@ class _Geometry:
         if row[BOX] == ROWS and size in self.compiled and (w := _neighbours(rows)) is not None:
             row[BOX] = WINDOW
             row[ROW_BEFORE] = -w.start
+            # Sheets are small: with the first pair at row 0, fewer pairs are half outside. Other maps keep the order of
+            # their sums, and so their bits; so do their totals below.
+            row[FIRST_ROW] = 0 if self.sheets else -((height - 1 + w.start) % 2)
+        elif self.sheets and row[BOX] == ROWS and row[ACT] == RELU and _is_total(rows, columns):
+            row[BOX] = TOTAL
         # The variance recursion takes the general way, so there is scratch for both.
         planes_at_once = a0 * b0 * c0 + b0 * c0 if row[BOX] == PLANES else int(row[RING]) * c0
         kept = (sum(kept_rows(height)) + 2) * c0 + row[C1] if row[BOX] == WINDOW else 0
+        if op.tangent is not None:
+            kept *= 2  # it may be done together with the next
         return max(planes_at_once + c0 + left + right, int(kept))
 
     def _csr(self, axis: AxisSum) -> int:
@@ -246,6 +273,10 @@ class _Geometry:
         self.taps.extend(int(n) for n in need)
         first = [min((b for b in entry if b >= 0), default=int(n)) for n, entry in zip(need, table, strict=True)]
         return len(table[0]), at, need_at, min(rows.size, max(1, int(np.max(need - first))))
+
+
+def _is_total(*axes: AxisSum) -> bool:
+    return all(axis.sources == (tuple(range(axis.size)),) for axis in axes)
 
 
 def kept_rows(height: int) -> tuple[int, int]:

@@ -12,10 +12,9 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import numba
-
 from cnngp.kernel.series.packed import EVEN, EXPONENT, HEAD, PANELS, POWER, ROWS, SECOND_WIDTH, WIDTH
 
+from .compiling import inlined as inlined
 from .plan import (
     ACT,
     ADD,
@@ -27,6 +26,7 @@ from .plan import (
     EVEN_TERMS,
     GELU_ACT,
     ODD_TERMS,
+    RBF,
     RELU,
     RELU_FAMILY,
     SERIES,
@@ -63,9 +63,6 @@ from .simd import (
     store,
     where_less,
 )
-
-# Parts of compiled functions. LLVM optimises a function together with all that it calls, so parts stay small and few.
-inlined = numba.njit(error_model="numpy", cache=True, forceinline=True)
 
 PI = math.pi
 LOG2_E = 1.0 / math.log(2.0)
@@ -145,7 +142,7 @@ def relu_family_row(both: bool) -> Callable[..., None]:
 
 
 @inlined
-def _asin(m: Any, x: Any) -> Any:
+def asin(m: Any, x: Any) -> Any:
     """asin for |x| ≤ 1: a series below 1/2, where relative accuracy counts, acos near 1."""
     size = absolute(x)
     v = positive(constant(m, 1.0) - size)
@@ -155,7 +152,7 @@ def _asin(m: Any, x: Any) -> Any:
 
 
 @inlined
-def _exp(m: Any, x: Any) -> Any:
+def exp(m: Any, x: Any) -> Any:
     """e^x for x ≤ 0; below e^-80 the result is e^-80, far under any sum it enters."""
     x = maximum(x, constant(m, -80.0))
     n = nearest(x * constant(m, LOG2_E))
@@ -174,7 +171,7 @@ def erf_row(both: bool) -> Callable[..., None]:
         L = lanes(m)
         for c in range(n):
             t = own_entry(own, lane, own_at + c, both) * load(lane, (at + c) * L)
-            store(m, dst + c * L, _asin(m, load(m, src + c * L) * t))
+            store(m, dst + c * L, asin(m, load(m, src + c * L) * t))
 
     return run
 
@@ -211,14 +208,31 @@ def sin_cos_row(both: bool) -> Callable[..., None]:
             K = load(m, src + c * L) * unit
             size = absolute(K)
             h = own_entry(own, lane, own_at + c, both) + load(lane, (at + c) * L)
-            rise = half * _exp(m, size - h)
+            rise = half * exp(m, size - h)
             y = size * two
-            fall = _exp(m, constant(m, 0.0) - y)
+            fall = exp(m, constant(m, 0.0) - y)
             if op[ACT] == SIN:
                 below = where_less(y, constant(m, 0.7), y * expm1_y(y), one - fall)
                 store(m, dst + c * L, copysign(rise * below, K))
             else:
                 store(m, dst + c * L, fma(rise, fall, rise))
+
+    return run
+
+
+def rbf_row(both: bool) -> Callable[..., None]:
+    """e^{K−h−h'} with h = K₁/2 in the table: K − (h + h') with one rounding, and never above 0."""
+
+    def run(
+        m: Any, src: int, dst: int, n: int, own: Any, own_at: int, lane: Any, at: int, op: Any, numbers: Any, taps: Any,
+        panels: Any,
+    ) -> None:  # fmt: skip
+        L = lanes(m)
+        unit, zero = constant(m, numbers[UNIT]), constant(m, 0.0)
+        for c in range(n):
+            h = own_entry(own, lane, own_at + c, both) + load(lane, (at + c) * L)
+            x = positive(negated_fma(load(m, src + c * L), unit, h))
+            store(m, dst + c * L, exp(m, zero - x))
 
     return run
 
@@ -246,7 +260,7 @@ def gelu_row(both: bool) -> Callable[..., None]:
             tt = tt * per_unit
             wide = absolute(x)
             q = sqrt(maximum((one - wide) * (one + wide), tt))
-            inner = fma(K, _asin(m, x), fma(kk, q, (x * x) * tt / q))
+            inner = fma(K, asin(m, x), fma(kk, q, (x * x) * tt / q))
             store(m, dst + c * L, fma(inner, scale, K * quarter))
 
     return run
@@ -317,7 +331,7 @@ def relu_variances(
 
 
 @inlined
-def _inverse_root(K: float, smallest: float) -> float:
+def inverse_root(K: float, smallest: float) -> float:
     s = math.sqrt(K)
     return 1.0 / s if s > smallest else 0.0
 
@@ -342,7 +356,7 @@ def other_variances(
             table[entry] = math.sqrt(2.0 * unit / (1.0 + 2.0 * true))
             m[dst + e] = math.atan2(2.0 * true, math.sqrt(1.0 + 4.0 * true))  # asin(2K/(1 + 2K)), exact for large K
         elif act == STEP:
-            table[entry] = _inverse_root(K, smallest)
+            table[entry] = inverse_root(K, smallest)
             m[dst + e] = PI if K > 0.0 else 0.0
         elif act == SIN:
             table[entry] = 0.5 * true
@@ -350,6 +364,9 @@ def other_variances(
         elif act == COS:
             table[entry] = 0.5 * true
             m[dst + e] = 0.5 + 0.5 * math.exp(-2.0 * true)
+        elif act == RBF:
+            table[entry] = 0.5 * true
+            m[dst + e] = 1.0
         elif act == GELU_ACT:
             t2 = 1.0 / (1.0 + true)
             x = true * t2
@@ -359,7 +376,7 @@ def other_variances(
             table[entry + far] = true * math.sqrt(t2)
             m[dst + e] = 0.25 * true + (true * angle + x * x * t2 / q + true * x * q) / (2.0 * PI)
         elif act == SERIES:
-            table[entry] = _inverse_root(K, smallest)
+            table[entry] = inverse_root(K, smallest)
             m[dst + e] = series_entries(math.sqrt(true), table, entry + far, far, even, odd, packed)
 
 
@@ -401,6 +418,7 @@ def pair_rows(both: bool) -> dict[int, Callable[..., None]]:
         STEP: step_row(both),
         SIN: sin_cos_row(both),
         COS: sin_cos_row(both),
+        RBF: rbf_row(both),
         GELU_ACT: gelu_row(both),
         SERIES: series_row(both),
     }

@@ -77,6 +77,58 @@ def shifted(typing_context: Any, p: Any, n: Any) -> Any:
 
 
 @intrinsic
+def address(typing_context: Any, number: Any) -> Any:
+    """The float64 numbers at an address that is kept as an integer."""
+    target = types.CPointer(types.float64)
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.inttoptr(args[0], ir.DoubleType().as_pointer())
+
+    return target(types.int64), codegen
+
+
+@intrinsic
+def address_like(typing_context: Any, p: Any, number: Any) -> Any:
+    """The numbers at an address that is kept as an integer, of the type that p points to."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.inttoptr(args[1], _scalar(p.dtype).as_pointer())
+
+    return p(p, types.int64), codegen
+
+
+@intrinsic
+def add_at(typing_context: Any, p: Any, index: Any, value: Any) -> Any:
+    """p[index] += value, a float64 number, rounded to the type that p points to."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        at = builder.gep(args[0], [args[1]])
+        value = builder.fptrunc(args[2], ir.FloatType()) if p.dtype.bitwidth == 32 else args[2]
+        builder.store(builder.fadd(builder.load(at, typ=_scalar(p.dtype)), value), at)
+        return context.get_dummy_value()
+
+    return types.void(p, types.intp, types.float64), codegen
+
+
+@intrinsic
+def lane_sum(typing_context: Any, a: Any) -> Any:
+    """The sum of a vector's lanes, halves first, as a float64 number."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        value, n = args[0], a.lanes
+        while n > 1:
+            n //= 2
+            low, high = (
+                ir.Constant(ir.VectorType(ir.IntType(32), n), list(range(first, first + n))) for first in (0, n)
+            )
+            value = builder.fadd(*(builder.shuffle_vector(value, value, half) for half in (low, high)))
+        scalar = builder.extract_element(value, ir.Constant(ir.IntType(32), 0))
+        return builder.fpext(scalar, ir.DoubleType()) if a.dtype.bitwidth == 32 else scalar
+
+    return types.float64(a), codegen
+
+
+@intrinsic
 def load(typing_context: Any, p: Any, index: Any) -> Any:
     """The vector at p[index], …, p[index + lanes − 1]."""
     vec = Vec(p.dtype)
@@ -245,6 +297,7 @@ def _polynomial(name: str) -> Any:
 
 
 relu_g = _polynomial("RELU_G")
+relu_h = _polynomial("RELU_H")
 acos_h = _polynomial("ACOS_H")
 asin_s = _polynomial("ASIN_S")
 exp_r = _polynomial("EXP_R")

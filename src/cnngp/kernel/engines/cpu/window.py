@@ -3,8 +3,8 @@
 The arithmetic of the ReLU and the loads and additions of the sums use different parts of a core, so they overlap. With
 B_j = V_2j + V_2j+1, seven rows that end at 2j are V_2j + B_j−1 + B_j−2 + B_j−3, and seven that end at 2j + 1 are
 B_j + B_j−1 + B_j−2 + V_2j−5: two loads for each output, and only the B and the odd rows are kept, so they stay in L1.
-Along a row the sums never leave the registers (`simd.slide`). A window's size is a constant to the compiler; each size
-is compiled when a network first uses it.
+Along a row the sums never leave the registers (`simd.slide`). A window's size is a constant to the compiler, and each
+size is compiled when a network first uses it.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from .plan import (
     COL_K,
     COL_START,
     DST,
+    FIRST_ROW,
     IMAGES,
     KEEP,
     MAP_STEP,
@@ -62,7 +63,7 @@ def window(height: int, width: int) -> Callable[..., None]:
         row_size, out_size = n * L, op[C1] * L
         size, pitch = op[TABLE_SIZE], op[TABLE_ROW]
         after = height - 1 - op[ROW_BEFORE]
-        before_output = (after + 1) // 2
+        first_output = op[FIRST_ROW] - after
         sum_rows = frame[SCRATCH]
         single_rows = sum_rows + sums * row_size
         fresh = single_rows + singles * row_size
@@ -76,8 +77,8 @@ def window(height: int, width: int) -> Callable[..., None]:
                 entry = op[TABLE] + plane * op[TABLE_PLANE]
                 for x in range(0, (sums + singles) * row_size, L):
                     store(m, sum_rows + x, zero)
-                for j in range(before_output + (op[B1] + 1) // 2):
-                    output = 2 * (j - before_output)
+                for j in range((op[B1] - first_output + 1) // 2):
+                    output = first_output + 2 * j
                     r = output + after
                     together = act == RELU and r >= 0 and r + 1 < rows
                     first = second = POWERS * L
@@ -100,10 +101,10 @@ def window(height: int, width: int) -> Callable[..., None]:
                                     numbers, taps, panels,
                                 )  # fmt: skip
                                 second = fresh + row_size
-                    to_a = dst + output * out_size
-                    to_b = to_a + out_size if output + 1 < op[B1] else unused
+                    to_a = dst + output * out_size if output >= 0 else unused
+                    to_b = dst + (output + 1) * out_size if output + 1 < op[B1] else unused
                     columns, begin = op[C1] + ready, ready
-                    if output < 0:
+                    if output + 1 < 0:
                         columns, begin = n + 1, n + 1
                     sum_at, single_at = sum_rows + (j % sums) * row_size, single_rows + (j % singles) * row_size
                     back1 = sum_rows + ((j - 1) % sums) * row_size

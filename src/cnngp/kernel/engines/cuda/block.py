@@ -11,8 +11,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Protocol
 
-from cnngp.kernel.program import Program, Shape
+from cnngp.kernel.program import NOTHING, Program, Shape
 from cnngp.kernel.series.packed import Rows
 from cnngp.network.geometry import AxisSum
 from cnngp.network.layers import Elementwise, Nonlinearity
@@ -27,7 +28,11 @@ from .math import (
     entries,
     pair_formula,
     peak_of,
+    slope_diagonal,
+    slope_formula,
 )
+from .results import THETA_ARGUMENTS, results, theta_diagonal
+from .slopes import SERIES_SLOPE, SERIES_SLOPE_DIAGONAL, SLOPE_DIAGONAL_FORMULAS
 
 SHARED_MOST = 100 * 1024  # bytes of shared memory a block takes at most, so that a multiprocessor has room for two
 
@@ -74,18 +79,27 @@ def _shapes(shape: Shape, sums: tuple[AxisSum, AxisSum, AxisSum] | None) -> list
     return found
 
 
+class _Series(Protocol):
+    """What is known of a program's series."""
+
+    tangents: bool
+    series: Mapping[int, Rows]
+
+
 class Walk:
     """The program as data, shared by the pair kernel and the tables' kernel."""
 
     def __init__(self, program: Program, layout: TableLayout, series: Mapping[int, Rows]) -> None:
         self.program, self.layout, self.series = program, layout, series
+        self.tangents = program.theta is not None
         self.shifts: list[int] = []
         self.shifts_at: dict[int, int] = {}
         for site, rows in series.items():
             self.shifts_at[site] = len(self.shifts)
             self.shifts += rows.shifts
         self.memory = _Memory.of(program)
-        self.layers: list[Nonlinearity] = []
+        self.layers: list[tuple[Nonlinearity, bool]] = []
+        """The formulas that operations take: of a nonlinearity, or of its slope."""
         self.kinds: list[str] = []
         self.windows: list[tuple[int, int]] = []
         self.sources: list[int] = []
@@ -105,10 +119,11 @@ class Walk:
             d, h, w = (s.out_size if n == axis else size for n, size in enumerate(shape))
             shape = (d, h, w)
             self.passes.append(self._kind(s, inner, math.prod(shape)))
-        if a is not None and a.layer not in self.layers:
-            self.layers.append(a.layer)
+        key = None if a is None else (a.layer, op.tangent is not None)
+        if key is not None and key not in self.layers:
+            self.layers.append(key)
         site = Site(0, 0, 0, (1, 1, 1)) if a is None else self.layout.sites[a.site]
-        formula = -1 if a is None else self.layers.index(a.layer)
+        formula = -1 if key is None else self.layers.index(key)
         alpha, beta = (0.0, 0.0) if a is None else a.coefficients
         unit = 1.0 if a is None else a.unit
         numbers = [self.memory.buffers[op.src], self.memory.buffers[op.dst], math.prod(op.shape), formula]
@@ -116,6 +131,10 @@ class Walk:
         rows = Rows(0, 0, 0, ()) if a is None else self.series.get(a.site, Rows(0, 0, 0, ()))
         numbers += [rows.at, rows.even, rows.odd, self.shifts_at.get(numbers[7], 0) if rows.count else 0]
         reals = [unit, alpha, beta, op.keep, op.scale, op.bias]
+        if self.tangents:
+            t = op.tangent
+            numbers.append(-1 if t is None or t.times == NOTHING else self.memory.buffers[t.times])
+            reals.append(0.0 if t is None else t.own)
         text = ", ".join([*map(str, numbers), *map(repr, reals)])
         layer = "" if a is None else f", {a.layer!r}"
         return f"    {{{text}}},  // {op.place or '(network)'}{layer}"
@@ -144,14 +163,17 @@ class Walk:
     def arrays(self) -> str:
         """The data as CUDA."""
         windows = ", ".join(f"{{{a}, {b}}}" for a, b in self.windows) or "{0, 0}"
+        times = (
+            "\n    int times;                            // a slope is multiplied with that map + own K" * self.tangents
+        )
         return f"""\
 struct Window {{ int first, count; }};
 struct Op {{
     int src, dst, size, formula;          // where its maps are, how many elements it reads, which nonlinearity
     int offset, plane, width, site;       // where a table row keeps that nonlinearity's numbers
     int first_pass, pass_count;           // sums along axes
-    int series, even, odd, shifts;        // an Elementwise's series: where it is, its rows, their steps
-    double unit, alpha, beta, keep, scale, bias;
+    int series, even, odd, shifts;        // an Elementwise's series: where it is, its rows, their steps{times}
+    double unit, alpha, beta, keep, scale, bias{", own" * self.tangents};
 }};
 __device__ const unsigned char shifts[] = {{{", ".join(map(str, self.shifts)) or "0"}}};
 __device__ const Window windows[] = {{{windows}}};
@@ -207,6 +229,10 @@ template <class R> __device__ void run_pass(R* to, const R* from, int kind, cons
     def body(self, real: str, formulas: list[str]) -> str:
         """The walk: `mem` holds the maps, `formulas[k]` is nonlinearity k of K at element e as an expression."""
         t0, t1 = self.memory.temporary
+        formulas = [
+            f"({f}) * fma(({real})op.own, K, op.times < 0 ? ({real})0 : mem[op.times + e])" if slope else f
+            for f, (_, slope) in zip(formulas, self.layers, strict=True)
+        ]
         cases = "\n".join(
             f"            case {k}: for (int e = threadIdx.x; e < op.size; e += blockDim.x) "
             f"{{ const {real} K = from[e]; const {real} f = {f};\n"
@@ -286,10 +312,13 @@ def _threads(program: Program) -> int:
 def table_kernel(walk: Walk, dtype: str, shared_limit: int) -> BlockKernel:
     """X (N, channels, locations) → table rows, the largest variance at each nonlinearity, and K(x, x)."""
     program, layout = walk.program, walk.layout
-    constants = Constants("op.unit", "op.alpha", "op.beta", "op.even", "op.odd")
+    constants = Constants("op.unit", "op.alpha", "op.beta", "op.even", "op.odd", "op.shifts")
     v = layout.vector
     formulas = []
-    for layer in walk.layers:
+    for layer, slope in walk.layers:
+        if slope:
+            formulas.append(slope_diagonal(layer, "K", constants))
+            continue
         stores = " ".join(
             f"row[op.offset + {p} * op.plane + slot(e, op.width)] = (real)({text});"
             for p, text in enumerate(entries(layer, "K", "op.unit"))
@@ -305,7 +334,8 @@ def table_kernel(walk: Walk, dtype: str, shared_limit: int) -> BlockKernel:
     assert program.input is not None
     begin = walk.memory.buffers[program.input]
     text = f"""
-{DIAGONAL_FORMULAS}{SERIES_DIAGONAL if walk.series else ""}
+{DIAGONAL_FORMULAS}{SLOPE_DIAGONAL_FORMULAS * walk.tangents}{SERIES_DIAGONAL if walk.series else ""}\
+{SERIES_SLOPE_DIAGONAL if walk.series and walk.tangents else ""}
 // Where element e of a map stands in its plane of a table row.
 __device__ __forceinline__ int slot(int e, int width)
 {{
@@ -339,7 +369,7 @@ extern "C" __global__ void tables(const real* __restrict__ X, real* __restrict__
     __syncthreads();
 {walk.body("double", formulas)}
     if (threadIdx.x == 0) diagonal[i] = {program.unit!r} * mem[{walk.memory.buffers[program.output]}];
-    __syncthreads();
+{theta_diagonal(program, walk.memory.buffers)}    __syncthreads();
     }}
 }}
 """
@@ -351,22 +381,23 @@ def pair_kernel(walk: Walk, dtype: str, shared_limit: int) -> BlockKernel:
     program, layout = walk.program, walk.layout
     constants = Constants("(real)op.unit", "(real)op.alpha", "(real)op.beta", "op.even", "op.odd", "op.shifts")
     formulas = []
-    for layer in walk.layers:
+    for layer, slope in walk.layers:
+        written = slope_formula if slope else pair_formula
         if isinstance(layer, Elementwise):
             first, second = ([f"Terms{{{t} + op.offset + e, op.plane}}"] for t in ("t1", "t2"))
-            formulas.append(pair_formula(layer, "K", constants, first, second))
+            formulas.append(written(layer, "K", constants, first, second))
             continue
         planes = range(len(entries(layer, "", "")))
         first = [f"t1[op.offset + {p} * op.plane + e]" for p in planes]
         second = [f"t2[op.offset + {p} * op.plane + e]" for p in planes]
-        formulas.append(pair_formula(layer, "K", constants, first, second))
+        formulas.append(written(layer, "K", constants, first, second))
     memory, shared, scratch = _memory(walk, 4 if dtype == "float" else 8, "real", shared_limit)
     assert program.input is not None
     count = math.prod(program.shape)
-    text = f"""{SERIES_FORMULAS if walk.series else ""}
+    text = f"""{series_formulas(walk)}
 extern "C" __global__ void pairs(const real* __restrict__ first, const real* __restrict__ second,
                                  real* __restrict__ out, real* __restrict__ mirror, int n, int m, long long ld,
-                                 long long below, char* __restrict__ scratch)
+                                 long long below{THETA_ARGUMENTS * walk.tangents}, char* __restrict__ scratch)
 {{
     {memory}
     for (long long pair = blockIdx.x; pair < (long long)n * m; pair += gridDim.x) {{
@@ -385,12 +416,15 @@ extern "C" __global__ void pairs(const real* __restrict__ first, const real* __r
     __syncthreads();
 {walk.body("real", formulas)}
     if (threadIdx.x == 0) {{
-        const real K = (real){program.unit!r} * mem[{walk.memory.buffers[program.output]}];
-        out[i * ld + j] = K;
-        if (mirror) mirror[j * ld + i] = K;
+{results(program, walk.memory.buffers)}
     }}
     __syncthreads();
     }}
 }}
 """
     return BlockKernel(text, _threads(program), shared, scratch)
+
+
+def series_formulas(walk: _Series) -> str:
+    """The pair formulas of an Elementwise, where there is one."""
+    return (SERIES_FORMULAS + SERIES_SLOPE * walk.tangents) if walk.series else ""

@@ -12,19 +12,26 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cnngp.kernel.program import Kind
+
 from .source import CudaSource
 
 OPTIONS = ("-std=c++17",)
+KINDS: tuple[Kind, ...] = ("nngp", "ntk")
+"""In which order results stand side by side."""
 NEVER = -(1 << 40)  # a `below` that leaves no pair out
 
 
 @dataclass(frozen=True)
 class Made:
-    """What the `tables` kernel leaves: rows (N, row), peaks (N, nonlinearities) and the diagonal (N,)."""
+    """What the `tables` kernel leaves: rows (N, row), peaks (N, nonlinearities) and the diagonals.
+
+    Those are (1, N), K(x, x) alone, or (2, N) with Θ(x, x).
+    """
 
     rows: Any
     peaks: Any
-    diagonal: Any
+    diagonals: Any
 
 
 class Card:
@@ -97,28 +104,46 @@ class Card:
         n = len(x)
         rows = cupy.empty((n, self.source.row), self.dtype)
         peaks = cupy.zeros((n, max(1, self.sites)), np.float64)
-        diagonal = cupy.empty(n, np.float64)
+        diagonals = cupy.empty((len(KINDS) if self.source.kind == "ntk" else 1, n), np.float64)
         launch = self.source.tables
         blocks, scratch = self._blocks(n, launch.scratch)
-        arguments = (x, rows, peaks, diagonal, np.int32(n), scratch, cupy.asarray(self._panels), *self.data)
+        arguments = (x, rows, peaks, diagonals, np.int32(n), scratch, cupy.asarray(self._panels), *self.data)
         self.functions[0]((blocks,), (launch.threads,), arguments, shared_mem=launch.shared)
-        return Made(rows, peaks[:, : self.sites], diagonal)
+        return Made(rows, peaks[:, : self.sites], diagonals)
 
-    def pairs(self, first: Any, second: Any, out: Any, mirror: Any, ld: int, below: int) -> None:
-        """K of rows `first` and `second` into `out`, and transposed into `mirror`; both have `ld` entries a row."""
+    def pairs(
+        self,
+        first: Any,
+        second: Any,
+        out: Any,
+        mirror: Any,
+        ld: int,
+        below: int,
+        theta: Any = None,
+        theta_mirror: Any = None,
+    ) -> None:
+        """K of rows `first` and `second` into `out`, and transposed into `mirror`; all have `ld` entries a row.
+
+        Of kind "ntk" Θ goes into `theta` and `theta_mirror`, and K only where there is an `out`.
+        """
         n, m = len(first), len(second)
         source, launch = self.source, self.source.pairs
-        other = np.uint64(0) if mirror is None else mirror
+
+        def place(a: Any) -> Any:
+            return np.uint64(0) if a is None else a
+
         arguments: tuple[Any, ...] = (
             first,
             second,
-            out,
-            other,
+            place(out),
+            place(mirror),
             np.int32(n),
             np.int32(m),
             np.int64(ld),
             np.int64(below),
         )
+        if source.kind == "ntk":
+            arguments = (*arguments, place(theta), place(theta_mirror))
         if source.block_rows:
             blocks = -(-n // source.block_rows) * -(-m // source.block_columns)
             if source.path == "sheets":

@@ -11,13 +11,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from cnngp.kernel.program import Program
+from cnngp.kernel.program import Op, Program
 from cnngp.kernel.series.packed import Rows
 from cnngp.network.layers import Elementwise
 
-from .block import Walk
-from .layout import Step, TableLayout, in_registers
-from .math import SERIES_FORMULAS, Constants, literal, pair_formula
+from .block import Walk, series_formulas
+from .layout import Registers, Step, TableLayout, in_registers
+from .math import Constants, literal, pair_formula, slope_formula
+from .results import THETA_ARGUMENTS, stores
 
 TILE = 64
 DEPTH = 16
@@ -44,46 +45,79 @@ class _Tables(Protocol):
     shifts_at: dict[int, int]
 
 
-def scalar_network(steps: Sequence[Step], walk: _Tables, dtype: str, unit: float, start: str = "K") -> str:
-    """`network(K, t1, t2)`: steps on maps of one location, for two table rows; `start` is the first map's value."""
-    names = {0, *(s.dst.name for s in steps)}
-    lines = [f"    real {', '.join(f'm{n} = {start}' if n == 0 else f'm{n} = 0' for n in sorted(names))};"]
+def scalar_network(
+    registers: Registers, walk: _Tables, dtype: str, units: Sequence[float], start: Sequence[str] = ("K",)
+) -> str:
+    """`network(K, t1, t2)`: steps on maps of one location, for two table rows.
+
+    `start` are the first maps' values: that of K, and perhaps another of an argument `T`. `units` are those of K and
+    perhaps of Θ, which is then left in an argument `theta`.
+    """
+    steps = registers.steps
+    names = {*range(len(start)), *(s.dst.name for step in steps for s in step.both)}
+    begin = {n: start[n] if n < len(start) else "0" for n in sorted(names)}
+    lines = [f"    real {', '.join(f'm{n} = {value}' for n, value in begin.items())};"]
     for step in steps:
-        op, a = step.op, step.activation
-        value = f"m{step.src.name}"
-        if a is not None:
-            site = walk.layout.sites[a.site]
-            places = [site.offset + p * site.plane for p in range(site.planes)]
-            first, second = ([f"{t}[{at}]" for at in places] for t in ("t1", "t2"))
-            constants = Constants.literals(a, dtype)
-            if isinstance(a.layer, Elementwise):
-                rows = walk.series[a.site]
-                first, second = ([f"Terms{{{t} + {site.offset}, 1}}"] for t in ("t1", "t2"))
-                at = str(walk.shifts_at[a.site])
-                constants = replace(constants, even=str(rows.even), odd=str(rows.odd), shifts=at)
-            value = pair_formula(a.layer, value, constants, first, second, step.src.nonneg)
-        scale, bias, keep = (literal(x, dtype) for x in (op.scale, op.bias, op.keep))
-        rest = bias if op.keep == 0.0 else f"fma({keep}, m{step.dst.name}, {bias})"
-        layer = "" if a is None else f", {a.layer!r}"
-        lines.append(f"    m{step.dst.name} = fma({scale}, {value}, {rest});  // {op.place or '(network)'}{layer}")
-    end = steps[-1].dst.name if steps else 0
+        pair = {s.dst.name: _scalar(s, walk, dtype) for s in step.both}
+        if len(pair) == 1:
+            (name, value), op = next(iter(pair.items())), step.op
+            lines.append(f"    m{name} = {value};  // {_described(op)}")
+            continue
+        values = ", ".join(f"v{name} = {value}" for name, value in pair.items())
+        lines.append(f"    {{   // {_described(step.op)}\n        const real {values};")
+        lines.append("        " + " ".join(f"m{name} = v{name};" for name in pair) + "\n    }")
+    K, *rest = (f"{literal(unit, dtype)} * m{m.name}" for unit, m in zip(units, registers.ends, strict=True))
+    theta = "".join(f"    theta = {value};\n" for value in rest)
     return f"""\
-__device__ __noinline__ real network(real K, const real* __restrict__ t1, const real* __restrict__ t2)
+__device__ __noinline__ real network(real K, const real* __restrict__ t1, const real* __restrict__ t2{
+        ", real T" * (len(start) > 1)
+    }{", real& theta" * (len(units) > 1)})
 {{
 {chr(10).join(lines)}
-    return {literal(unit, dtype)} * m{end};
+{theta}    return {K};
 }}"""
+
+
+def _scalar(step: Step, walk: _Tables, dtype: str) -> str:
+    """keep · old + scale · f + bias as an expression."""
+    op, a = step.op, step.activation
+    value = f"m{step.src.name}"
+    if a is not None:
+        site = walk.layout.sites[a.site]
+        places = [site.offset + p * site.plane for p in range(site.planes)]
+        first, second = ([f"{t}[{at}]" for at in places] for t in ("t1", "t2"))
+        constants = Constants.literals(a, dtype)
+        if isinstance(a.layer, Elementwise):
+            rows = walk.series[a.site]
+            first, second = ([f"Terms{{{t} + {site.offset}, 1}}"] for t in ("t1", "t2"))
+            at = str(walk.shifts_at[a.site])
+            constants = replace(constants, even=str(rows.even), odd=str(rows.odd), shifts=at)
+        written = pair_formula if op.tangent is None else slope_formula
+        value = written(a.layer, value, constants, first, second, step.src.nonneg)
+    if op.tangent is not None:
+        times = literal(0.0, dtype) if step.times is None else f"m{step.times.name}"
+        value = f"({value}) * fma({literal(op.tangent.own, dtype)}, m{step.src.name}, {times})"
+    scale, bias, keep = (literal(x, dtype) for x in (op.scale, op.bias, op.keep))
+    rest = bias if op.keep == 0.0 else f"fma({keep}, m{step.dst.name}, {bias})"
+    return f"fma({scale}, {value}, {rest})"
+
+
+def _described(op: Op) -> str:
+    layer = "" if op.activation is None else f", {op.activation.layer!r}"
+    return f"{op.place or '(network)'}{layer}"
 
 
 def dense_kernel(walk: Walk, dtype: str) -> DenseKernel:
     program, layout = walk.program, walk.layout
-    _, steps = in_registers(program)
+    tangents = program.theta is not None
+    units = (program.unit, program.theta_unit) if tangents else (program.unit,)
     per = TILE // SIDE
-    text = f"""{SERIES_FORMULAS if walk.series else ""}
-{scalar_network(steps, walk, dtype, program.unit)}
+    theta = " " * 16 + "real T;\n" if tangents else ""
+    text = f"""{series_formulas(walk)}
+{scalar_network(in_registers(program), walk, dtype, units)}
 extern "C" __global__ void __launch_bounds__({SIDE * SIDE})
 pairs(const real* __restrict__ first, const real* __restrict__ second, real* __restrict__ out,
-      real* __restrict__ mirror, int n, int m, long long ld, long long below)
+      real* __restrict__ mirror, int n, int m, long long ld, long long below{THETA_ARGUMENTS * tangents})
 {{
     __shared__ real x1[{DEPTH}][{TILE} + 1], x2[{DEPTH}][{TILE} + 1];
     const int wide = (m + {TILE - 1}) / {TILE};
@@ -124,9 +158,8 @@ pairs(const real* __restrict__ first, const real* __restrict__ second, real* __r
             if (i < n && j < m && j >= i + below) {{
                 const real* t1 = first + (long long)i * {layout.row};
                 const real* t2 = second + (long long)j * {layout.row};
-                const real k = network(K[a][b], t1, t2);
-                out[i * ld + j] = k;
-                if (mirror) mirror[j * ld + i] = k;
+{theta}                const real k = network(K[a][b], t1, t2{", T" * tangents});
+{stores("k", tangents, " " * 16)}
             }}
         }}
 }}

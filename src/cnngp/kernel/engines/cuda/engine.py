@@ -15,11 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cnngp.common.arrays import Output, to_output
-from cnngp.kernel.program import Program
+from cnngp.kernel.program import Kind, Program
 from cnngp.kernel.series.packed import SeriesTables
 
 from ..base import Advance, check_range
-from .card import NEVER, Card
+from .card import KINDS, NEVER, Card
 from .source import CudaSource, generate
 from .tiles import MEMORY_SHARE, Job, share, tiles
 
@@ -98,30 +98,32 @@ class CudaEngine:
         return [Card(k, source, self.dtype, len(self.program.activations), self._series.panels) for k in self._devices]
 
     def diagonal(self, X: Any) -> NDArray[np.float64]:
-        return self._diagonal(X)[0]
+        return self._diagonals(X)[0][self.program.kind]
 
-    def _diagonal(self, X: Any) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """K(x, x), and the largest variance of all images at each nonlinearity."""
+    def _diagonals(self, X: Any) -> tuple[dict[Kind, NDArray[np.float64]], NDArray[np.float64]]:
+        """K(x, x) and perhaps Θ(x, x), and the largest variance of all images at each nonlinearity."""
         card = self._cards[0]
         found, peaks = [], []
         with card:
             step = self._side(card, len(X), 0)
             for start in range(0, len(X), step):
                 made = card.tables(X[start : start + step])
-                found.append(made.diagonal.get())
+                found.append(made.diagonals.get())
                 peaks.append(made.peaks.get())
-        diagonal, all_peaks = np.concatenate(found), np.concatenate(peaks)
-        return diagonal, check_range(self.program, self.dtype, self._series, all_peaks, diagonal)
+        diagonals = dict(zip(KINDS, np.concatenate(found, axis=1), strict=False))
+        theta = diagonals.get("ntk")
+        largest = check_range(self.program, self.dtype, self._series, np.concatenate(peaks), diagonals["nngp"], theta)
+        return diagonals, largest
 
     def cross(self, X: Any, Z: Any, output: Output = "numpy", advance: Advance = None) -> Any:
-        cards = self._cards
-        if self._series.sites:
-            cards = self._cards_for(np.maximum(self._diagonal(X)[1], self._diagonal(Z)[1]))
-        return self._matrix(cards, X, Z, None, output, advance)
+        return self._matrices(X, Z, (self.program.kind,), output, advance)[0]
 
     def symmetric(self, X: Any, output: Output = "numpy", advance: Advance = None) -> Any:
-        diagonal, peaks = self._diagonal(X)
-        return self._matrix(self._cards_for(peaks), X, X, diagonal, output, advance)
+        return self._matrices(X, None, (self.program.kind,), output, advance)[0]
+
+    def both(self, X: Any, Z: Any | None, output: Output = "numpy", advance: Advance = None) -> tuple[Any, Any]:
+        K, theta = self._matrices(X, Z, KINDS, output, advance)
+        return K, theta
 
     def _cards_for(self, peaks: NDArray[np.float64]) -> list[Card]:
         """Cards with code for these variances: an Elementwise's series is as long as they need, and no longer."""
@@ -132,37 +134,40 @@ class CudaEngine:
             self._longer[source.digest] = self._make_cards(source)
         return self._longer[source.digest]
 
-    def _matrix(
-        self,
-        cards: list[Card],
-        X: Any,
-        Z: Any,
-        diagonal: NDArray[np.float64] | None,
-        output: Output,
-        advance: Advance,
-    ) -> Any:
+    def _matrices(self, X: Any, Z: Any | None, kinds: Sequence[Kind], output: Output, advance: Advance) -> list[Any]:
+        """The matrices of these kinds, from one pass over the pairs; of one set of images where Z is None."""
         import cupy
 
+        cards = self._cards
+        diagonals: dict[Kind, NDArray[np.float64]] = {}
+        if Z is None:
+            diagonals, peaks = self._diagonals(X)
+            cards = self._cards_for(peaks)
+        elif self._series.sites:
+            cards = self._cards_for(np.maximum(self._diagonals(X)[1], self._diagonals(Z)[1]))
+        second = X if Z is None else Z
         on_host = output == "numpy"
+        xp: Any = np if on_host else cupy
         with cards[0]:
-            side = self._side(cards[0], max(len(X), len(Z)), len(X) * len(Z) * (not on_host))
-            out = np.empty((len(X), len(Z)), self.dtype) if on_host else cupy.empty((len(X), len(Z)), self.dtype)
-        todo = tiles(len(X), len(Z), side, diagonal is not None)
-        jobs = [Job(card, X, Z, out, side, on_host) for card in cards]
+            entries = len(X) * len(second) * len(kinds)
+            side = self._side(cards[0], max(len(X), len(second)), entries * (not on_host), len(kinds))
+            out = {kind: xp.empty((len(X), len(second)), self.dtype) for kind in kinds}
+        todo = tiles(len(X), len(second), side, Z is None)
+        places = [out.get(kind) for kind in KINDS[: len(KINDS) if self.program.kind == "ntk" else 1]]
+        jobs = [Job(card, X, second, places, side, on_host) for card in cards]
         if len(jobs) == 1:
             with jobs[0].card:
                 jobs[0].run(todo, advance)
         else:
             share(jobs, todo, advance)
         with cards[0]:
-            if diagonal is not None:
-                xp: Any = np if on_host else cupy
-                xp.fill_diagonal(out, xp.asarray(diagonal).astype(self.dtype))
+            for kind in kinds if Z is None else ():
+                xp.fill_diagonal(out[kind], xp.asarray(diagonals[kind]).astype(self.dtype))
             if not on_host:
                 cupy.cuda.get_current_stream().synchronize()
-        return to_output(out, output)
+        return [to_output(out[kind], output) for kind in kinds]
 
-    def _side(self, card: Card, images: int, reserved: int) -> int:
+    def _side(self, card: Card, images: int, reserved: int, matrices: int = 1) -> int:
         """The side of a tile: all images, unless memory or the length of a launch speaks against it."""
         if self._tile is not None:
             return self._tile
@@ -170,8 +175,9 @@ class CudaEngine:
         budget = MEMORY_SHARE * (card.free_bytes() - reserved * item)
         row = card.source.row * item
         by_time = math.sqrt(LAUNCH_ELEMENTS[card.source.path] / max(1, self._elements))
-        # Two bands of rows, and four tiles: two in flight, each with its mirror image.
-        by_memory = (math.sqrt(row * row + 4 * item * max(0.0, budget)) - row) / (4 * item)
+        # Two bands of rows, and of each matrix four tiles: two in flight, each with its mirror image.
+        entry = item * matrices
+        by_memory = (math.sqrt(row * row + 4 * entry * max(0.0, budget)) - row) / (4 * entry)
         side = int(min(MAX_TILE, by_time, by_memory))
         if side < 1:
             raise EngineError(

@@ -7,11 +7,12 @@ element (r, c) of a plane of width W is at ((r / vector)·W + c)·vector + r % v
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from cnngp.kernel.program import Activation, Op, Program, Shape
+from cnngp.kernel.program import NOTHING, Activation, Op, Program, Shape
 from cnngp.network.geometry import AxisSum
 
 from .math import nonnegative, planes
@@ -46,6 +47,8 @@ class TableLayout:
     row: int
     fold: int = 0
     """Maps of an even width from this one on lie folded: a lane holds two columns. 0: none do."""
+    align: int = 1
+    """Rows of `vector` rows are padded to a multiple of this many columns."""
 
     def folds(self, shape: Shape) -> bool:
         return folds(shape, self.fold)
@@ -54,22 +57,29 @@ class TableLayout:
         """A map's shape as rows of registers and columns of lanes; folded, element (r, c) is at (2r + c % 2, c / 2)."""
         return held(shape, self.fold)
 
+    def pitch(self, width: int) -> int:
+        """How far apart groups of rows are, in columns."""
+        return -(-width // self.align) * self.align
+
     @classmethod
-    def of(cls, program: Program, vector: int, terms: Mapping[int, int] | None = None, fold: int = 0) -> TableLayout:
+    def of(
+        cls, program: Program, vector: int, terms: Mapping[int, int] | None = None, fold: int = 0, align: int = 1
+    ) -> TableLayout:
         """`terms`: how many terms of its series an Elementwise keeps, by site."""
         end = 0
 
         def site(count: int, shape: Shape) -> Site:
             nonlocal end
             depth, height, width = held(shape, fold)
-            plane = depth * -(-height // vector) * vector * width if vector > 1 else math.prod(shape)
+            pitch = -(-width // align) * align
+            plane = depth * -(-height // vector) * vector * pitch if vector > 1 else math.prod(shape)
             here = Site(end, count, plane, shape)
             end += count * plane
             return here
 
         pixels = site(program.channels, program.shape)
         sites = {a.site: site(planes(a.layer, (terms or {}).get(a.site, 0)), a.shape) for a in program.activations}
-        return cls(vector, pixels, sites, -(-end // vector) * vector, fold)
+        return cls(vector, pixels, sites, -(-end // vector) * vector, fold, align)
 
 
 @dataclass(frozen=True)
@@ -90,51 +100,142 @@ class Step:
     dst: Map
     live: frozenset[Map]
     """The maps that are needed after this step."""
+    times: Map | None = None
+    """What a slope is multiplied with, beside `op.tangent.own` · src; None: nothing."""
+    beside: Step | None = None
+    """What is done for Θ in the same pass: the slope's operation, on the same source, or the same sums."""
 
     @property
     def activation(self) -> Activation | None:
         return self.op.activation
 
+    @property
+    def both(self) -> tuple[Step, ...]:
+        """The step, and the one beside it."""
+        return (self,) if self.beside is None else (self, self.beside)
 
-def in_registers(program: Program, nonneg: bool = False) -> tuple[Map, tuple[Step, ...]]:
-    """The input map and the program's steps, with maps renamed so that a result may replace what it was made from.
+    @property
+    def factor(self) -> Map | None:
+        """What goes in beside K: the map that a slope is multiplied with, or where there is none the other source."""
+        if self.beside is not None and self.beside.op.tangent is None:
+            return self.beside.src
+        return (self.beside or self).times
+
+    @property
+    def read(self) -> frozenset[Map]:
+        """The maps that go into f, f' and the sums."""
+        return frozenset(m for s in self.both for m in (s.src, s.times) if m is not None)
+
+    @property
+    def made(self) -> frozenset[Map]:
+        return frozenset(s.dst for s in self.both)
+
+
+@dataclass(frozen=True)
+class Registers:
+    """A program on registers: the maps that it starts from, its steps, and the maps of K and, where asked for, Θ."""
+
+    starts: tuple[Map, ...]
+    steps: tuple[Step, ...]
+    ends: tuple[Map, ...]
+
+    @property
+    def before(self) -> list[frozenset[Map]]:
+        """The maps that are needed before each step."""
+        return [frozenset(self.starts), *(s.live for s in self.steps[:-1])]
+
+
+def in_registers(program: Program, nonneg: bool = False, inputs: Sequence[int] | None = None) -> Registers:
+    """The program's steps, with maps renamed so that a result may replace what it was made from.
 
     A program's buffers do not allow that, but registers do: code is straight-line and each map is a new set of values.
-    It saves registers, and it gives blocks that repeat the same names, so they can be one loop. `nonneg`: the input
-    map cannot be negative.
-    """
-    ops = tuple(map(_without_single_places, program.ops))
-    last_read: dict[int, int] = {}  # value → last step that reads it; a value is the index of its step, −1 the input
-    value_in = {program.input: -1}
-    reads: list[tuple[int, int | None]] = []
-    for i, op in enumerate(ops):
-        base = value_in[op.dst] if op.keep != 0.0 else None
-        reads.append((value_in[op.src], base))
-        last_read[value_in[op.src]] = i
-        if base is not None:
-            last_read[base] = i
-        value_in[op.dst] = i
-    last_read[value_in[program.output]] = len(ops)
+    It saves registers, and it gives blocks that repeat the same names, so they can be one loop. An operation with a
+    slope and the one that follows with the nonlinearity itself are one step, which needs the maps of both at a time.
 
-    maps = {-1: Map(0, program.shape, nonneg)}
+    `inputs` are the buffers of the maps that are there at the start, where they are not the program's own: of K, and
+    perhaps another beside it. `nonneg`: that of K cannot be negative.
+    """
+    inputs = [program.input] if inputs is None and program.input is not None else inputs
+    assert inputs is not None
+    ops = tuple(map(_without_single_places, program.ops))
+    groups = _in_pairs(ops) if program.theta is not None else [(i,) for i in range(len(ops))]
+    # Value → last group that reads it. A value is its operation's index; −1, −2 are the inputs.
+    last_read: dict[int, int] = {}
+    value_in = {buffer: -1 - k for k, buffer in enumerate(inputs)}
+    reads: list[tuple[int, int | None, int | None]] = []
+    for g, group in enumerate(groups):
+        for i in group:
+            op = ops[i]
+            base = value_in[op.dst] if op.keep != 0.0 else None
+            times = None if op.tangent is None or op.tangent.times == NOTHING else value_in[op.tangent.times]
+            reads.append((value_in[op.src], base, times))
+            last_read |= {value: g for value in reads[i] if value is not None}
+            value_in[op.dst] = i
+    for end in (program.output, program.theta):
+        if end is not None:
+            last_read[value_in[end]] = len(groups)
+
+    starts = tuple(Map(k, program.shape, nonneg and k == 0) for k in range(len(inputs)))
+    maps = {-1 - k: m for k, m in enumerate(starts)}
+    found = dict(maps)
     steps: list[Step] = []
+    for g, group in enumerate(groups):
+        bases = {i: maps[base].name for i in group if (base := reads[i][1]) is not None}
+        taken = {m.name for v, m in maps.items() if last_read.get(v, -1) > g} | set(bases.values())
+        made: dict[int, Map] = {}
+        for i in reversed(group):
+            name = bases.get(i)
+            if name is None:
+                # Sums alone are done one after the other, Θ's first: they must leave the other source as it is.
+                kept = {maps[reads[group[-1]][0]].name} if i != group[-1] and ops[i].activation is None else set()
+                name = next(n for n in itertools.count() if n not in taken | kept)
+                taken.add(name)
+            source, base, _ = reads[i]
+            positive = _cannot_be_negative(ops[i], maps[source], None if base is None else maps[base])
+            made[i] = Map(name, ops[i].out_shape, positive)
+        factors = [None if (times := reads[i][2]) is None else maps[times] for i in group]
+        sources = [maps[reads[i][0]] for i in group]
+        maps |= made
+        found |= made
+        maps = {v: m for v, m in maps.items() if last_read.get(v, -1) > g}
+        beside = None
+        for i, src, factor in zip(group, sources, factors, strict=True):
+            beside = Step(ops[i], src, made[i], frozenset(maps.values()), factor, beside)
+        assert beside is not None
+        steps.append(beside)
+    ends = tuple(found[value_in[end]] for end in (program.output, program.theta) if end is not None)
+    return Registers(starts, tuple(steps), ends)
+
+
+def _in_pairs(ops: Sequence[Op]) -> list[tuple[int, ...]]:
+    """The operations' indices in order, those for Θ together with the same for K right behind them."""
+    found: list[tuple[int, ...]] = []
     for i, op in enumerate(ops):
-        source, base = reads[i]
-        src = maps[source]
-        if base is not None:
-            name = maps[base].name
+        before = ops[i - 1] if found and len(found[-1]) == 1 else None
+        alike = before is not None and (
+            (op.src == before.src and before.tangent is not None)
+            if op.activation is not None
+            else (op.src != before.src and op.sums is not None and op.shape == before.shape)
+        )
+        if (
+            before is not None
+            and alike
+            and op.tangent is None
+            and (op.activation, op.sums) == (before.activation, before.sums)
+            and before.dst not in (op.src, op.dst)
+        ):
+            found[-1] = (i - 1, i)
         else:
-            taken = {m.name for v, m in maps.items() if last_read.get(v, -1) > i}
-            name = min(n for n in range(len(taken) + 1) if n not in taken)
-        a = op.activation
-        positive = src.nonneg if a is None else nonnegative(a.layer, src.nonneg)
-        if base is not None:
-            positive = positive and maps[base].nonneg
-        dst = Map(name, op.out_shape, positive)
-        maps[i] = dst
-        maps = {v: m for v, m in maps.items() if last_read.get(v, -1) > i}
-        steps.append(Step(op, src, dst, frozenset(maps.values())))
-    return Map(0, program.shape, nonneg), tuple(steps)
+            found.append((i,))
+    return found
+
+
+def _cannot_be_negative(op: Op, src: Map, base: Map | None) -> bool:
+    """Of what an operation makes; nothing is claimed of slopes."""
+    if op.tangent is not None:
+        return False
+    positive = src.nonneg if op.activation is None else nonnegative(op.activation.layer, src.nonneg)
+    return positive and (base is None or base.nonneg)
 
 
 def _without_single_places(op: Op) -> Op:

@@ -12,6 +12,8 @@ that multiply them.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from cnngp.kernel.engines.polynomials import CUDA_G_32, CUDA_G_64, CUDA_H_32, CUDA_H_64
@@ -19,13 +21,16 @@ from cnngp.kernel.program import Activation
 from cnngp.kernel.program.formulas import Family, formula
 from cnngp.network.layers import Nonlinearity
 
+_LOG2_E = 1.0 / math.log(2.0)
+
 
 def literal(value: float, dtype: str) -> str:
     """A C++ literal of the working precision that keeps every bit of a double."""
     return f"{value!r}f" if dtype == "float" else repr(value)
 
 
-def _horner(coefficients: tuple[float, ...], dtype: str) -> str:
+def horner(coefficients: tuple[float, ...], dtype: str) -> str:
+    """A polynomial in u."""
     text = literal(coefficients[-1], dtype)
     for c in coefficients[-2::-1]:
         text = f"fma({text}, u, {literal(c, dtype)})"
@@ -81,10 +86,13 @@ __device__ __forceinline__ double product(double s1, double s2) { return s1 * s2
 }
 
 
-def formulas(dtype: str) -> str:
-    """Device functions of all nonlinearities; the compiler drops those that a network does not use."""
-    g = _horner(CUDA_G_32 if dtype == "float" else CUDA_G_64, dtype)
-    h = _horner(CUDA_H_32 if dtype == "float" else CUDA_H_64, dtype)
+def formulas(dtype: str, layers: Iterable[Nonlinearity]) -> str:
+    """Device functions of all nonlinearities; the compiler drops those that a network does not use.
+
+    Stores remember the text, so what came later stands in it only where it is used: Rbf.
+    """
+    g = horner(CUDA_G_32 if dtype == "float" else CUDA_G_64, dtype)
+    h = horner(CUDA_H_32 if dtype == "float" else CUDA_H_64, dtype)
     zero, one, half, two, pi = (literal(x, dtype) for x in (0.0, 1.0, 0.5, 2.0, 3.141592653589793))
     quarter, over2pi = (literal(x, dtype) for x in (0.25, 0.15915494309189535))
     return f"""\
@@ -122,6 +130,15 @@ __device__ __forceinline__ real gelu(real K, real s1, real s2, real a1, real a2)
     const real q2 = fma(-d1, d2, d1 + d2) + fmax((p - k) * a, {zero}) * ((p + k) * a);
     const real q = sqrt(q2), arc = asin(fmin(fmax(r, -{one}), {one}));
     return fma({quarter}, K, {over2pi} * fma(K, arc, a * fma(p * p, q2, r * r) / q));
+}}
+{_rbf(dtype) if any(formula(layer).family is Family.RBF for layer in layers) else ""}"""
+
+
+def _rbf(dtype: str) -> str:
+    """e^(K − h − h') as a power of two: rounding its exponent x moves it by x e^-x in the last place, at most 1/e."""
+    return f"""\
+__device__ __forceinline__ real rbf(real unit, real K, real h1, real h2) {{  // h = K11 / 2
+    return exp2({literal(_LOG2_E, dtype)} * fmin(fma(unit, K, -(h1 + h2)), {literal(0.0, dtype)}));
 }}
 """
 
@@ -205,6 +222,10 @@ class _Text:
     """What a table keeps of the variance {K} (buffer units), one float64 expression a plane."""
     diagonal: str
     """f at X = X', in float64."""
+    slope: str
+    """f' of a pair."""
+    slope_diagonal: str
+    """f' at X = X', in float64."""
     takes_unit: bool = False
     """Whether the pair formula needs the true K, and not K in buffer units."""
     peak: str = "{K}"
@@ -212,34 +233,59 @@ class _Text:
 
 
 _TEXTS = {
-    Family.RELU: _Text("{relu}({K}, {args})", ("sqrt({K})",), "{K}"),
+    Family.RELU: _Text("{relu}({K}, {args})", ("sqrt({K})",), "{K}", "{relu}_slope({K}, {args})", "1.0"),
     Family.RELU_LIKE: _Text(
-        "fma({alpha}, {relu}({K}, {args}), {beta} * {K})", ("sqrt({K})",), "({alpha} + {beta}) * {K}"
+        "fma({alpha}, {relu}({K}, {args}), {beta} * {K})",
+        ("sqrt({K})",),
+        "({alpha} + {beta}) * {K}",
+        "fma({alpha}, {relu}_slope({K}, {args}), {beta})",
+        "({alpha} + {beta})",
     ),
     Family.STEP: _Text(
         "step({K}, {args})",
         ("sqrt({K})",),
         "({K} > 0.0 ? 3.141592653589793 : 0.0)",
+        "",
+        "",
         peak="({K} > 0.0 ? fmax({K}, 1.0 / {K}) : 0.0)",
     ),
     Family.ERF: _Text(
         "arcsine({K}, {args})",
         ("sqrt(2.0 * {unit} / (1.0 + 2.0 * {unit} * {K}))",),
         "asin(2.0 * {unit} * {K} / (1.0 + 2.0 * {unit} * {K}))",
+        "arcsine_slope({K}, {args}, {unit})",
+        "2.0 * {unit} / sqrt(1.0 + 4.0 * {unit} * {K})",
     ),
     Family.SIN: _Text(
-        "sine({unit} * {K}, {args})", ("0.5 * {unit} * {K}",), "-0.5 * expm1(-2.0 * {unit} * {K})", takes_unit=True
+        "sine({unit} * {K}, {args})",
+        ("0.5 * {unit} * {K}",),
+        "-0.5 * expm1(-2.0 * {unit} * {K})",
+        "{unit} * cosine({unit} * {K}, {args})",
+        "0.5 * {unit} * (1.0 + exp(-2.0 * {unit} * {K}))",
+        takes_unit=True,
     ),
     Family.COS: _Text(
         "cosine({unit} * {K}, {args})",
         ("0.5 * {unit} * {K}",),
         "0.5 * (1.0 + exp(-2.0 * {unit} * {K}))",
+        "{unit} * sine({unit} * {K}, {args})",
+        "-0.5 * {unit} * expm1(-2.0 * {unit} * {K})",
+        takes_unit=True,
+    ),
+    Family.RBF: _Text(
+        "rbf({unit}, {K}, {args})",
+        ("0.5 * {unit} * {K}",),
+        "1.0",
+        "{unit} * rbf({unit}, {K}, {args})",
+        "{unit}",
         takes_unit=True,
     ),
     Family.GELU: _Text(
         "gelu({unit} * {K}, {args})",
         ("sqrt({unit} * {K})", "1.0 / sqrt(1.0 + {unit} * {K})"),
         "gelu_variance({unit} * {K})",
+        "{unit} * gelu_slope({unit} * {K}, {args})",
+        "{unit} * gelu_variance_slope({unit} * {K})",
         takes_unit=True,
     ),
     # One argument for each image: where its numbers begin, `plane` apart. Behind 1/s stand the series' terms, which
@@ -249,6 +295,9 @@ _TEXTS = {
         ("({K} > 0.0 ? 1.0 / sqrt({K}) : 0.0)",),
         "series_entries(sqrt({unit} * {K}), panels + op.series, row + op.offset + op.plane + slot(e, op.width), "
         "op.plane, {even}, {odd})",
+        "series_slope({K}, {args}, {even}, {odd}, shifts + {shifts})",
+        "({K} > 0.0 ? series_variance_slope(sqrt({unit} * {K}), panels + op.series, {even}, {odd}, shifts + {shifts}) "
+        "/ {K} : 0.0)",
     ),
 }
 
@@ -279,8 +328,9 @@ def planes(layer: Nonlinearity, terms: int = 0) -> int:
     return len(_text(layer).entries) + terms
 
 
-def takes_unit(layer: Nonlinearity) -> bool:
-    return _text(layer).takes_unit
+def takes_unit(layer: Nonlinearity, slope: bool = False) -> bool:
+    """Whether f or, where it is asked for, f' needs to know the unit of K."""
+    return _text(layer).takes_unit or (slope and not formula(layer).homogeneous)
 
 
 def pair_formula(
@@ -289,6 +339,19 @@ def pair_formula(
     """f(K) as an expression; `first` and `second` are the two images' table entries, `nonneg` says that K ≥ 0."""
     args = ", ".join(f"{x}, {y}" for x, y in zip(first, second, strict=True))
     return _text(layer).pair.format(K=K, args=args, relu="relu_nonneg" if nonneg else "relu", **vars(c))
+
+
+def slope_formula(
+    layer: Nonlinearity, K: str, c: Constants, first: list[str], second: list[str], nonneg: bool = False
+) -> str:
+    """f'(K) as an expression, with the same arguments."""
+    args = ", ".join(f"{x}, {y}" for x, y in zip(first, second, strict=True))
+    return _text(layer).slope.format(K=K, args=args, relu="relu_nonneg" if nonneg else "relu", **vars(c))
+
+
+def slope_diagonal(layer: Nonlinearity, K: str, c: Constants) -> str:
+    """f' at X = X', in float64."""
+    return _text(layer).slope_diagonal.format(K=K, **vars(c))
 
 
 def entries(layer: Nonlinearity, K: str, unit: str) -> list[str]:

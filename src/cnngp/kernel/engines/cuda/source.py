@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -19,8 +19,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import DTypeLike
 
-from cnngp.kernel.program import Program
+from cnngp.kernel.program import Kind, Program
 from cnngp.kernel.series.packed import Rows
+from cnngp.network.layers import Nonlinearity
 
 from . import dense as cuda_dense
 from .block import Walk, pair_kernel, table_kernel
@@ -31,6 +32,7 @@ from .sheets import plan as sheet_plan
 from .sheets import source as cuda_sheets
 from .sheets.kernel import SheetLaunch, second_offsets
 from .sheets.walk import SheetData, SheetWalk
+from .slopes import slope_formulas
 from .warp import source as cuda_warp
 
 Path = Literal["warp", "dense", "block", "sheets", "walk"]
@@ -66,6 +68,8 @@ class CudaSource:
     data: SheetData | None = None
     resident: int = 0
     """Blocks that a multiprocessor should hold, where blocks walk over all pairs; 0: not known."""
+    kind: Kind = "nngp"
+    """Of kind "ntk", `pairs` gives Θ too and takes where to write it behind the arguments that it always has."""
 
     @property
     def text(self) -> str:
@@ -116,8 +120,7 @@ def generate(
     layout = TableLayout.of(program, vector, {site: rows.count for site, rows in (series or {}).items()}, fold)
     walk = Walk(program, layout, series or {})
     tables = table_kernel(walk, real, shared_limit)
-    head = f"// {program.network!r}\n// on {program.channels} x {program.spatial}, {real}, path {chosen}\n"
-    parts = [head, "#define ALL 0xffffffffu\n", formulas(real), walk.arrays(), tables.text]
+    parts = [*_head(program, real, chosen, walk.layers), walk.arrays(), tables.text]
     if chosen == "warp":
         warp = cuda_warp.warp_kernel(program, layout, real, shared_limit, launch_shape)
         parts.append(warp.text)
@@ -143,7 +146,15 @@ def generate(
         pairs,
         rows,
         columns,
+        kind=program.kind,
     )
+
+
+def _head(program: Program, real: str, path: Path, layers: Sequence[tuple[Nonlinearity, bool]]) -> list[str]:
+    """What every text begins with."""
+    head = f"// {program.network!r}\n// on {program.channels} x {program.spatial}, {real}, path {path}\n"
+    parts = [head, "#define ALL 0xffffffffu\n", formulas(real, [layer for layer, _ in layers])]
+    return parts if program.theta is None else [*parts, slope_formulas(real)]
 
 
 def _plain(text: str) -> str:
@@ -166,7 +177,8 @@ def _with_pools(
     if path == "sheets" and chain is None:
         raise ValueError("this network is not a chain of segments and pools that path='sheets' runs")
     vector = 1 if chain is None else {"float": 4, "double": 2}[real]
-    layout = TableLayout.of(program, vector, {site: rows.count for site, rows in series.items()})
+    align = 1 if chain is None else cuda_sheets.LINE // (4 if real == "float" else 8) // vector
+    layout = TableLayout.of(program, vector, {site: rows.count for site, rows in series.items()}, align=align)
     walk = SheetWalk(program, layout, series)
     if chain is None:
         tables = general.table_kernel(walk, shared_limit, None, 0, layout.row)
@@ -174,15 +186,14 @@ def _with_pools(
         text = block.text
         pairs, row, resident, rows = Launch(block.threads, block.shared, block.scratch), layout.row, 0, 0
     else:
-        shape = None if launch_shape is None else SheetLaunch(*launch_shape[:3])
-        kernel = cuda_sheets.sheet_kernel(walk, chain, real, shape)
-        second, pixels, row = second_offsets(program, layout)
-        tables = general.table_kernel(walk, shared_limit, second, pixels, row)
+        shape = None if launch_shape is None else SheetLaunch(*launch_shape)
+        kernel = cuda_sheets.sheet_kernel(walk, chain, real, shared_limit, shape)
+        second, pixels, row = second_offsets(program, layout, chain.cycles)
+        tables = general.table_kernel(walk, shared_limit, second, pixels, row, chain.cycles)
         text = kernel.text
         pairs, resident, rows = Launch(kernel.threads, kernel.shared, kernel.scratch), kernel.resident, kernel.pairs
     chosen: Path = "walk" if chain is None else "sheets"
-    head = f"// {program.network!r}\n// on {program.channels} x {program.spatial}, {real}, path {chosen}\n"
-    parts = [head, "#define ALL 0xffffffffu\n", formulas(real), walk.common(), tables.text, text]
+    parts = [*_head(program, real, chosen, walk.layers), walk.common(), tables.text, text]
     return CudaSource(
         chosen,
         real,
@@ -195,4 +206,5 @@ def _with_pools(
         min(rows, 1),
         walk.data,
         resident,
+        program.kind,
     )

@@ -7,7 +7,7 @@ kept while memory allows; a tile goes to the host while the next one is computed
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any
@@ -43,10 +43,13 @@ def tiles(n: int, m: int, side: int, symmetric: bool) -> list[Tile]:
 
 
 class Job:
-    """One card's share of a matrix: its bands of table rows, and tiles on their way to the host."""
+    """One card's share of a matrix: its bands of table rows, and tiles on their way to the host.
 
-    def __init__(self, card: Card, X: Any, Z: Any, out: Any, side: int, on_host: bool) -> None:
-        self.card, self.out, self.side, self.on_host = card, out, side, on_host
+    `outs` are the matrices of K and Θ, None for one that is not asked for.
+    """
+
+    def __init__(self, card: Card, X: Any, Z: Any, outs: Sequence[Any], side: int, on_host: bool) -> None:
+        self.card, self.outs, self.side, self.on_host = card, outs, side, on_host
         self.images = (X, Z)
         self.bands: dict[tuple[int, int], Any] = {}
 
@@ -77,15 +80,23 @@ class Job:
         second = self._rows(0 if self.images[0] is self.images[1] else 1, tile.j0, tile)
         on_diagonal = tile.mirrored and tile.i0 == tile.j0
         below = 0 if on_diagonal else NEVER
-        if not self.on_host and int(self.out.device.id) == card.device:
-            there = self.out[tile.j0 :, tile.i0 :] if tile.mirrored else None
-            card.pairs(first, second, self.out[tile.i0 :, tile.j0 :], there, self.out.shape[1], below)
-            return []
+        places: list[tuple[Any, Any]] = []
+        results: list[Any] = []
         ld = max(n, m)
-        result = cupy.empty((n, ld), card.dtype)
-        mirror = cupy.empty((m, ld), card.dtype) if tile.mirrored and not on_diagonal else None
-        card.pairs(first, second, result, result if on_diagonal else mirror, ld, below)
-        return [result[:, :m]] + ([] if mirror is None else [mirror[:, :n]])
+        for out in self.outs:
+            if out is None:
+                places.append((None, None))
+            elif not self.on_host and int(out.device.id) == card.device:
+                ld = out.shape[1]
+                places.append((out[tile.i0 :, tile.j0 :], out[tile.j0 :, tile.i0 :] if tile.mirrored else None))
+            else:
+                result = cupy.empty((n, ld), card.dtype)
+                mirror = cupy.empty((m, ld), card.dtype) if tile.mirrored and not on_diagonal else None
+                places.append((result, result if on_diagonal else mirror))
+                results.append([result[:, :m]] + ([] if mirror is None else [mirror[:, :n]]))
+        (K, K_mirror), (theta, theta_mirror) = (*places, (None, None))[:2]
+        card.pairs(first, second, K, K_mirror, ld, below, theta, theta_mirror)
+        return results
 
     def _rows(self, which: int, start: int, tile: Tile) -> Any:
         """The table rows of a band, from before where they are kept."""
@@ -108,14 +119,15 @@ class Job:
                 (slice(tile.i0, tile.i1), slice(tile.j0, tile.j1)),
                 (slice(tile.j0, tile.j1), slice(tile.i0, tile.i1)),
             )
-            for (a, b), result in zip(places, results, strict=False):
-                with copies:
-                    if self.on_host:
-                        self.out[a, b] = cupy.ascontiguousarray(result).get(stream=copies)
-                    else:
+            for out, parts in zip([out for out in self.outs if out is not None], results, strict=True):
+                for (a, b), result in zip(places, parts, strict=False):
+                    with copies:
                         host = cupy.ascontiguousarray(result).get(stream=copies)
-                        with cupy.cuda.Device(int(self.out.device.id)):
-                            self.out[a, b] = cupy.asarray(host)
+                        if self.on_host:
+                            out[a, b] = host
+                        else:
+                            with cupy.cuda.Device(int(out.device.id)):
+                                out[a, b] = cupy.asarray(host)
         else:
             event.synchronize()
         if advance is not None:

@@ -6,12 +6,14 @@ The tables' kernel is also that of the faster way (kernel.py); it only leaves mo
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 from cnngp.kernel.program import Program
 from cnngp.network.layers import Elementwise
 
-from ..block import SHARED_MOST, BlockKernel
-from ..math import SERIES_FORMULAS, Constants, pair_formula, planes
+from ..block import SHARED_MOST, BlockKernel, series_formulas
+from ..math import Constants, pair_formula, planes, slope_formula
+from ..results import THETA_ARGUMENTS, results, theta_diagonal
 from .walk import SheetWalk
 
 
@@ -21,12 +23,17 @@ def _threads(program: Program) -> int:
 
 
 def table_kernel(
-    walk: SheetWalk, shared_limit: int, second: dict[int, int] | None, pixels: int, row: int
+    walk: SheetWalk,
+    shared_limit: int,
+    second: dict[int, int] | None,
+    pixels: int,
+    row: int,
+    cycles: Mapping[int, int] | None = None,
 ) -> BlockKernel:
     """X (N, channels, locations) → table rows, the largest variance at each nonlinearity, and K(x, x).
 
     `second`: where a row keeps each site's numbers once more, for the second image (see steps.py), and `pixels`
-    likewise; None where there is no such part.
+    likewise; None where there is no such part. `cycles` are those of `Chain`.
     """
     program, layout = walk.program, walk.layout
     v = layout.vector
@@ -56,26 +63,31 @@ def table_kernel(
         site = layout.sites[a.site]
         at = 0 if second is None else second[a.site]
         copies.append(
-            f"    copy_planes(row, own + {walk.own[a.site]}, {site.planes}, {a.size}, {a.shape[2]}, {site.offset}, "
-            f"{site.plane}, {at});"
+            f"    copy_planes(row, own + {walk.own[a.site]}, {site.planes}, {a.size}, {a.shape[2]}, "
+            f"{layout.pitch(a.shape[2])}, {site.offset}, {site.plane}, {at});"
         )
     again = ""
     if second is not None:
+        # Where maps have fewer rows than the shifts, those that are missing are read but count nothing.
+        cycle = "".join(f"height == {n} ? {c} : " for n, c in (cycles or {}).items()) + "height"
+        cycle = f"({cycle})" if cycles else cycle
+        r = f"(g % groups * {v} + g / groups + k) % {cycle}"
+        r = f"min({r}, height - 1)" if cycles else r
         again = f"""
     // The second image's: once for each remainder of a shift by {v}, so that any {v} rows are read at once.
-    const int height = size / width, groups = (height - 1) / {v} + (height + {v - 1}) / {v};
+    const int height = size / width, groups = ({cycle} - 1) / {v} + (height + {v - 1}) / {v};
     const int whole = {v} * groups * width * {v};
     for (int e = threadIdx.x; e < planes * whole; e += blockDim.x) {{
         const int p = e / whole, at = e - p * whole, k = at % {v}, c = at / {v} % width, g = at / ({v} * width);
-        const int r = (g % groups * {v} + g / groups + k) % height;
+        const int r = {r};
         row[twice + e] = (real)from[p * size + r * width + c];
     }}"""
-    slot = f"(r / {v} * width + c) * {v} + r % {v}" if v > 1 else "at"
+    slot = f"(r / {v} * pitch + c) * {v} + r % {v}" if v > 1 else "at"
     text = f"""
 __device__ const int owns[] = {{{owns}}}, sizes[] = {{{sizes}}};
 // Planes of `size` numbers into a table row: where the first image's are read, and where the second's are.
-template <class R> __device__ void copy_planes(real* row, const R* from, int planes, int size, int width, int offset,
-                                               int plane, int twice)
+template <class R> __device__ void copy_planes(real* row, const R* from, int planes, int size, int width, int pitch,
+                                               int offset, int plane, int twice)
 {{
     for (int e = threadIdx.x; e < planes * size; e += blockDim.x) {{
         const int p = e / size, at = e - p * size, r = at / width, c = at - r * width;
@@ -96,8 +108,9 @@ extern "C" __global__ void tables(const real* __restrict__ X, real* __restrict__
     double* peaks = all_peaks + (long long)i * {max(len(sites), 1)};
 {walk.walk("double", cases, f"fma((double){pixel('first')}, (double){pixel('second')}, f)")}
     if (threadIdx.x == 0) diagonal[i] = {program.unit!r} * mem[{walk.buffers[program.output]}];
-    copy_planes(row, image, {program.channels}, {count}, {program.shape[2]}, {layout.input.offset},
-                {layout.input.plane}, {pixels});
+{theta_diagonal(program, walk.buffers)}\
+    copy_planes(row, image, {program.channels}, {count}, {program.shape[2]}, {layout.pitch(program.shape[2])},
+                {layout.input.offset}, {layout.input.plane}, {pixels});
 {chr(10).join(copies)}
     __syncthreads();
     }}
@@ -111,7 +124,7 @@ def pair_kernel(walk: SheetWalk, dtype: str, shared_limit: int) -> BlockKernel:
     program, layout = walk.program, walk.layout
     constants = Constants("(real)x.unit", "(real)x.alpha", "(real)x.beta", "op.even", "op.odd", "op.shifts")
     cases = []
-    for layer in walk.layers:
+    for layer, slope in walk.layers:
         if isinstance(layer, Elementwise):
             first, second = (
                 [f"Terms{{{t} + op.offset + op.{o} + at, op.plane}}"] for t, o in (("t1", "first"), ("t2", "second"))
@@ -121,7 +134,7 @@ def pair_kernel(walk: SheetWalk, dtype: str, shared_limit: int) -> BlockKernel:
                 [f"{t}[op.offset + {p} * op.plane + op.{o} + at]" for p in range(planes(layer))]
                 for t, o in (("t1", "first"), ("t2", "second"))
             )
-        cases.append(pair_formula(layer, "K", constants, first, second))
+        cases.append((slope_formula if slope else pair_formula)(layer, "K", constants, first, second))
     item = 4 if dtype == "float" else 8
     size = walk.size * item
     in_shared = size <= min(SHARED_MOST, shared_limit)
@@ -135,10 +148,11 @@ def pair_kernel(walk: SheetWalk, dtype: str, shared_limit: int) -> BlockKernel:
     def pixel(row: str, where: str) -> str:
         return f"{row}[(long long)c * {layout.input.plane} + op.{where} + at]"
 
-    text = f"""{SERIES_FORMULAS if walk.series else ""}
+    theta = THETA_ARGUMENTS * walk.tangents
+    text = f"""{series_formulas(walk)}
 extern "C" __global__ void pairs(const real* __restrict__ first, const real* __restrict__ second,
                                  real* __restrict__ out, real* __restrict__ mirror, int n, int m, long long ld,
-                                 long long below, char* __restrict__ scratch, const int* __restrict__ plan,
+                                 long long below{theta}, char* __restrict__ scratch, const int* __restrict__ plan,
                                  const double* __restrict__ numbers)
 {{
     {memory}
@@ -149,9 +163,7 @@ extern "C" __global__ void pairs(const real* __restrict__ first, const real* __r
     const real* t2 = second + j * {layout.row};
 {walk.walk("real", cases, f"fma({pixel('t1', 'first')}, {pixel('t2', 'second')}, f)")}
     if (threadIdx.x == 0) {{
-        const real K = (real){program.unit!r} * mem[{walk.buffers[program.output]}];
-        out[i * ld + j] = K;
-        if (mirror) mirror[j * ld + i] = K;
+{results(program, walk.buffers)}
     }}
     __syncthreads();
     }}

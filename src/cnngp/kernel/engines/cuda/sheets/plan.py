@@ -2,8 +2,10 @@
 
 A sheet is the map p ↦ K(p, p + d). Along an axis of n places the sheets d and d − n share one map: the second image is
 read cyclically shifted by d, places before n − d belong to d and the others to d − n, and no sum crosses the *wall*
-between them. Between pools all shifts run the same steps; a pool takes each place of a shift to the shift it belongs to
-on the coarser map; what follows the last nonlinearity is one weighted sum over all shifts.
+between them. A convolution without padding leaves fewer places: they keep the shifts of the larger map, and a sum that
+crosses the wall belongs to no displacement and counts nothing. Between pools all shifts run the same steps; a pool
+takes each place of a shift to the shift it belongs to on the coarser map; what follows the last nonlinearity is one
+weighted sum over all shifts.
 
 Pure functions of the network, with no CUDA text in them.
 """
@@ -17,9 +19,10 @@ from fractions import Fraction
 from itertools import pairwise
 
 from cnngp.kernel.program import PIXELS, Program
-from cnngp.kernel.program.nodes import Builder, Node, Value
+from cnngp.kernel.program.nodes import Node, Value
 from cnngp.kernel.program.ops import as_shape
 from cnngp.kernel.program.scheduling import assign_buffers, fused
+from cnngp.kernel.program.tangents import Maps, TangentBuilder
 from cnngp.network.demands import Placed, placed
 from cnngp.network.geometry import AxisSum
 from cnngp.network.layers import (
@@ -36,7 +39,7 @@ from cnngp.network.layers import (
 from cnngp.network.shapes import sum_scale
 from cnngp.network.sheets import AxisMap
 
-from ..layout import Map, Step, in_registers
+from ..layout import Map, Registers, Step, in_registers
 
 
 @dataclass(frozen=True)
@@ -44,12 +47,14 @@ class Shifts:
     """The sheets of a segment along one axis, each item one cyclic shift.
 
     `at[n]` are the items' shifts on the maps with n places along this axis; `members` the displacements of the
-    segment's output that an item stands for.
+    segment's output that an item stands for; `period` the places after which a shift begins again, where maps shrink
+    more than the output has.
     """
 
     size: int
     at: dict[int, tuple[int, ...]]
     members: tuple[frozenset[int], ...]
+    period: int | None = None
 
     @property
     def count(self) -> int:
@@ -58,39 +63,57 @@ class Shifts:
     def displacement(self, item: int, place: int) -> int | None:
         """The displacement at a place of the output, or None if it is not one of the item's own."""
         shift = self.at[self.size][item]
-        d = shift if place < self.size - shift else shift - self.size
-        return d if d in self.members[item] else None
+        d = shift if place < self.size - shift else shift - (self.period or self.size)
+        return d if d in self.members[item] and 0 <= place + d < self.size else None
+
+    def cycle(self, n: int) -> int:
+        """After how many places a shift begins again on the map with n places."""
+        return self.period or n
 
 
 @dataclass(frozen=True)
 class Segment:
     """Steps between pools, and the shifts along rows and columns that run them."""
 
-    start: Map
-    steps: tuple[Step, ...]
+    registers: Registers
     rows: Shifts
     columns: Shifts
 
     @property
+    def start(self) -> Map:
+        return self.registers.starts[0]
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        return self.registers.steps
+
+    @property
     def end(self) -> Map:
-        return self.steps[-1].dst
+        return self.registers.ends[0]
 
 
 @dataclass(frozen=True)
 class Chain:
     """A network as segments with pools of 2 × 2 between them, a weighted sum at the end, and scalar steps behind it.
 
-    `row_weights[item][place]` and `column_weights` are what a place counts in the sum; the scalar that the tail starts
-    from is `scale` · sum + `bias`, and `unit` times the tail's result is K.
+    `row_weights[item][place]` and `column_weights` are what a place counts in the sums, of K and perhaps of what stands
+    for Θ beside it. The scalars that the tail starts from are `scales` · sums, to the first of which `bias` is added;
+    `units` times the tail's results are K and Θ.
     """
 
     segments: tuple[Segment, ...]
     row_weights: tuple[tuple[float, ...], ...]
     column_weights: tuple[tuple[float, ...], ...]
-    scale: float
+    scales: tuple[float, ...]
     bias: float
-    tail: tuple[Step, ...]
-    unit: float
+    tail: Registers
+    units: tuple[float, ...]
+
+    @property
+    def cycles(self) -> dict[int, int]:
+        """For maps of so many rows, after how many rows a shift begins again, where that is not their number."""
+        rows = (segment.rows for segment in self.segments)
+        return {n: r.cycle(n) for r in rows for n in r.at if r.cycle(n) != n}
 
 
 def chain(program: Program) -> Chain | None:
@@ -127,12 +150,13 @@ class _Cutter:
 
     def __init__(self, program: Program, leaves: list[Placed]) -> None:
         self.program, self.leaves = program, leaves
-        self.builder = Builder()
+        self.tangents = program.theta is not None
+        self.builder = TangentBuilder()
 
     def cut(self, last: int, tail: int) -> Chain | None:
         """The leaves before `last` are segments and pools, those before `tail` the weighted sum, the rest the tail."""
-        x = self.builder.new_input(self.program.spatial, 1.0 / self.program.channels)
-        pieces: list[tuple[Map, tuple[Step, ...]]] = []
+        x = Maps(self.builder.new_input(self.program.spatial, 1.0 / self.program.channels), None, 0)
+        pieces: list[Registers] = []
         ends: list[Placed] = []
         nonneg = False
         x = self._standing(x)
@@ -140,33 +164,37 @@ class _Cutter:
             if isinstance(leaf.layer, AvgPool):
                 if i == 0 or not _halves(leaf):
                     return None
-                start, steps = self._steps(x, nonneg)
-                if not steps:
+                piece = self._steps(x, nonneg)
+                if not piece.steps:
                     return None
-                nonneg = steps[-1].dst.nonneg
-                pieces.append((start, steps))
+                nonneg = piece.ends[0].nonneg
+                pieces.append(piece)
                 ends.append(self.leaves[i - 1])
-                x = self._standing(self.builder.lower(leaf, x))
+                x = self._standing(self._lower(leaf, x))
             else:
-                x = self.builder.lower(leaf, x)
-        start, steps = self._steps(x, nonneg)
-        if not steps or last == 0:
+                x = self._lower(leaf, x)
+        piece = self._steps(x, nonneg)
+        if not piece.steps or last == 0 or (self.tangents and x.T is None):
             return None
-        nonneg = steps[-1].dst.nonneg
-        pieces.append((start, steps))
+        nonneg = piece.ends[0].nonneg
+        pieces.append(piece)
         ends.append(self.leaves[last - 1])
-        unit, bias = x.unit, 0.0
+        units, bias = [value.unit for value in _values(x)], 0.0
         weights = _weights(self.leaves[last:tail], ends[-1].after)
         for leaf in self.leaves[last:tail]:
             assert isinstance(leaf.layer, AvgPool | GlobalAvgPool | Dense)
-            x = self.builder.lower(leaf, x)
-            unit *= sum_scale(leaf.layer, leaf.before)
+            if isinstance(leaf.layer, Dense) and leaf.layer.bias_var > 0 and x.own > 0 and self.tangents:
+                return None  # Θ is not the sum of T alone
+            x = self._lower(leaf, x)
+            units = [unit * sum_scale(leaf.layer, leaf.before) for unit in units]
             bias += leaf.layer.bias_var if isinstance(leaf.layer, Dense) else 0.0
-        before = x.unit
+        before = [value.unit for value in _values(x)]
         x = self._standing(x)
         for leaf in self.leaves[tail:]:
-            x = self.builder.lower(leaf, x)
-        _, scalar = self._steps(x, nonneg)
+            x = self._lower(leaf, x)
+        if self.tangents:
+            x = Maps(x.K, self.builder.theta(x, ""), 0)
+        scalar = self._steps(x, nonneg)
         segments = _with_shifts(pieces, ends, self.leaves[:last])
         if segments is None:
             return None
@@ -177,22 +205,41 @@ class _Cutter:
         scaled = [
             tuple(tuple(v / top for v in item) for item in w) for w, top in zip((rows, columns), most, strict=True)
         ]
-        return Chain(segments, scaled[0], scaled[1], unit * most[0] * most[1] / before, bias / before, scalar, x.unit)
+        scales = tuple(unit * most[0] * most[1] / old for unit, old in zip(units, before, strict=True))
+        last_units = tuple(value.unit for value in _values(x))
+        return Chain(segments, scaled[0], scaled[1], scales, bias / before[0], scalar, last_units)
 
-    def _standing(self, x: Value) -> Value:
-        """A value that stands for what came before, at the beginning of a segment."""
+    def _lower(self, leaf: Placed, x: Maps) -> Maps:
+        return self.builder.lower_both(leaf, x) if self.tangents else Maps(self.builder.lower(leaf, x.K), None, 0)
+
+    def _standing(self, x: Maps) -> Maps:
+        """Maps that stand for what came before, at the beginning of a segment."""
         self.builder.nodes = []
-        shape = as_shape(x.spatial)
-        node = self.builder.add(Node("(input)", PIXELS, None, shape, shape))
-        return Value(x.unit, x.spatial, x.level, lambda d: node)
+        shape = as_shape(x.K.spatial)
 
-    def _steps(self, x: Value, nonneg: bool) -> tuple[Map, tuple[Step, ...]]:
-        """The steps of the sheet without displacement, since the last `_standing`."""
-        end = x.sheet((0,) * len(x.spatial))
-        ops, buffers, start, out = assign_buffers(fused(self.builder.nodes, end), end)
+        def standing(value: Value) -> Value:
+            node = self.builder.add(Node("(input)", PIXELS, None, shape, shape))
+            return Value(value.unit, value.spatial, value.level, lambda d: node)
+
+        return Maps(standing(x.K), None if x.T is None else standing(x.T), x.own)
+
+    def _steps(self, x: Maps, nonneg: bool) -> Registers:
+        """The steps of the sheets without displacement, since the last `_standing`."""
+        still = (0,) * len(x.K.spatial)
+        x.make()
+        ends = [value.sheet(still) for value in _values(x)]
+        ops, buffers, start, outs = assign_buffers(fused(self.builder.nodes, *ends), *ends)
+        inputs = [op.dst for op in ops if op.src == PIXELS] if start is None else [start]
+        ops = tuple(op for op in ops if op.src != PIXELS)
         p = self.program
+        theta = outs[1] if len(outs) > 1 else None
         shape = self.builder.nodes[0].shape
-        return in_registers(Program(p.network, p.channels, p.spatial, shape, ops, buffers, start, out, 1.0, 0), nonneg)
+        part = Program(p.network, p.channels, p.spatial, shape, ops, buffers, start, outs[0], 1.0, 0, theta)
+        return in_registers(part, nonneg, inputs)
+
+
+def _values(x: Maps) -> list[Value]:
+    return [x.K] if x.T is None else [x.K, x.T]
 
 
 def _halves(leaf: Placed) -> bool:
@@ -208,16 +255,18 @@ def _halves(leaf: Placed) -> bool:
 
 
 def _with_shifts(
-    pieces: Sequence[tuple[Map, tuple[Step, ...]]], ends: Sequence[Placed], leaves: Sequence[Placed]
+    pieces: Sequence[Registers], ends: Sequence[Placed], leaves: Sequence[Placed]
 ) -> tuple[Segment, ...] | None:
     found = []
     strides = [_strides(leaves, axis) for axis in (0, 1)]
-    for (start, steps), end in zip(pieces, ends, strict=True):
+    for piece, end in zip(pieces, ends, strict=True):
         axes = []
         for axis in (0, 1):
             wanted = frozenset(d[axis] for d in end.wanted)
             known = strides[axis]
-            shifts = None if known is None else _shifts(start, steps, axis, wanted, known)
+            shifts = None if known is None else _shifts(piece, axis, wanted, known)
+            if shifts is None and len(pieces) == 1:
+                shifts = _shrinking(piece, axis, wanted)
             if shifts is None:
                 return None
             axes.append(shifts)
@@ -225,7 +274,7 @@ def _with_shifts(
             len(frozenset(d[axis] for d in end.wanted)) for axis in (0, 1)
         ):
             return None
-        found.append(Segment(start, steps, axes[0], axes[1]))
+        found.append(Segment(piece, axes[0], axes[1]))
     for fine, coarse in pairwise(found):
         for axis, (a, b) in enumerate(((fine.rows, coarse.rows), (fine.columns, coarse.columns))):
             into = b.at[coarse.start.shape[1 + axis]]
@@ -235,13 +284,11 @@ def _with_shifts(
     return tuple(found)
 
 
-def _shifts(
-    start: Map, steps: Sequence[Step], axis: int, wanted: frozenset[int], strides: dict[AxisSum, int]
-) -> Shifts | None:
+def _shifts(piece: Registers, axis: int, wanted: frozenset[int], strides: dict[AxisSum, int]) -> Shifts | None:
     """The items of a segment along an axis, where every sum multiplies displacements by its stride."""
-    size = steps[-1].dst.shape[1 + axis]
+    size = piece.ends[0].shape[1 + axis]
     scale = {size: 1}
-    for step in reversed(steps):
+    for step in reversed(piece.steps):
         op = step.op
         n, out, stride = op.shape[1 + axis], op.out_shape[1 + axis], 1
         if op.sums is not None and not op.sums[1 + axis].is_identity and out > 1:
@@ -258,9 +305,28 @@ def _shifts(
     else:
         members = [frozenset({d}) for d in sorted(wanted)]
     at = {n: tuple(c * min(item) % n for item in members) for n, c in scale.items()}
-    if start.shape[1 + axis] not in at or any(len(set(shift)) < len(members) for shift in at.values()):
+    if piece.starts[0].shape[1 + axis] not in at or any(len(set(shift)) < len(members) for shift in at.values()):
         return None
     return Shifts(size, at, tuple(members))
+
+
+def _shrinking(piece: Registers, axis: int, wanted: frozenset[int]) -> Shifts | None:
+    """The items where sums of whole windows, which move by one, make maps smaller than the first."""
+    size, period = piece.ends[0].shape[1 + axis], piece.starts[0].shape[1 + axis]
+    at = {period}
+    for step in piece.steps:
+        n, out = step.op.shape[1 + axis], step.op.out_shape[1 + axis]
+        sums = None if step.op.sums is None else step.op.sums[1 + axis]
+        at |= {n, out}
+        if sums is None or sums.is_identity or n == out == period:
+            continue
+        if any(tuple(row) != tuple(range(m, m + n - out + 1)) for m, row in enumerate(sums.sources)):
+            return None
+    if not size < period or max(at) > period or any(abs(d) >= size for d in wanted):
+        return None
+    shifts = sorted({d % period for d in wanted})
+    members = tuple(frozenset(d for d in wanted if d % period == s) for s in shifts)
+    return Shifts(size, dict.fromkeys(sorted(at), tuple(shifts)), members, period)
 
 
 def _strides(leaves: Sequence[Placed], axis: int) -> dict[AxisSum, int] | None:

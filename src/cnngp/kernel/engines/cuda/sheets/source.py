@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from ..warp.plan import LANES
 from ..warp.source import live_words
@@ -10,7 +11,9 @@ from .kernel import SheetKernel, SheetLaunch, SheetWriter
 from .plan import Chain
 from .walk import SheetWalk
 
+LINE = 128  # bytes of a line of the cache: the first image's rows begin at one
 CACHED = 160 * 1024  # bytes of table rows that stay in a multiprocessor's first cache
+HELD_MOST = 200 * 1024  # bytes of the second image's tables that leave enough of the first cache for the first image's
 OWN_MOST = 3072  # entries of pooled sheets up to which a warp keeps a pair's in its shared memory
 
 
@@ -18,27 +21,54 @@ def fits(chain: Chain, dtype: str) -> bool:
     """Whether maps are narrow enough for a warp and few enough for its registers."""
     for segment in chain.segments:
         maps = [segment.start, *(s.dst for s in segment.steps)]
-        if max(m.shape[2] for m in maps) > LANES or live_words(segment.start, segment.steps, dtype) > 136:
+        if max(m.shape[2] for m in maps) > LANES or live_words(segment.registers, dtype) > 136:
             return False
     return True
 
 
-def launch(walk: SheetWalk, chain: Chain, dtype: str) -> SheetLaunch:
+def launch(writer: SheetWriter) -> SheetLaunch:
     """A warp for a pair where its pooled sheets are few, and else a block; as measured (docs/gpu.md)."""
+    chain, program = writer.chain, writer.program
     pooled = sum(s.rows.count * s.columns.count * math.prod(s.start.shape) for s in chain.segments[1:])
-    tasks = chain.segments[0].rows.count * chain.segments[0].columns.count
-    wide = dtype == "double" or max(live_words(s.start, s.steps, dtype) for s in chain.segments) > 64
-    if tasks <= 100 and pooled <= OWN_MOST:
+    shifts = chain.segments[0].rows.count * chain.segments[0].columns.count
+    wide = writer.dtype == "double" or max(live_words(s.registers, writer.dtype) for s in chain.segments) > 64
+    # What is carried for Θ takes as many registers again: 12 warps of a multiprocessor were faster than 16.
+    warps = 16 if program.theta is None else 12
+    if shifts <= 100 and pooled <= OWN_MOST:
         if wide:
             return SheetLaunch(1, 8, 1)
-        return SheetLaunch(1, 4, 4) if len(walk.program.activations) <= 8 else SheetLaunch(1, 16, 1)
+        if len(program.activations) <= 8:
+            return SheetLaunch(1, 4, 4)
+        if len(chain.segments) > 1:
+            return SheetLaunch(1, 16, 1)
+        # The tables of many layers do not stay in the first cache for as many pairs as there are warps.
+        tasks = chain.segments[0].rows.count * writer.groups[0]
+        own = max(k for k in range(1, 9) if tasks % k == 0)
+        return SheetLaunch(own, warps // own, 1)
     if wide:
         return SheetLaunch(8, 1, 1)
+    if writer.held_entries(1) * 4 <= HELD_MOST and program.theta is None:  # not measured with Θ
+        return SheetLaunch(16, 1, 1, 1)
     # As many blocks as have their rows in the first cache together: planes of one image, and twice those of the other.
-    planes = [walk.program.channels * math.prod(walk.program.shape), *(a.size for a in walk.program.activations)]
+    planes = [program.channels * math.prod(program.shape), *(a.size for a in program.activations)]
     blocks = next((k for k in (4, 2) if k * 3 * 4 * sum(planes) <= CACHED), 1)
-    return SheetLaunch(16 // blocks, 1, blocks)
+    return SheetLaunch(warps // blocks, 1, blocks)
 
 
-def sheet_kernel(walk: SheetWalk, chain: Chain, dtype: str, shape: SheetLaunch | None = None) -> SheetKernel:
-    return SheetWriter(walk, chain, dtype).kernel(shape or launch(walk, chain, dtype))
+def sheet_kernel(
+    walk: SheetWalk, chain: Chain, dtype: str, shared_limit: int, shape: SheetLaunch | None = None
+) -> SheetKernel:
+    """The kernel as it is launched by default, with less shared memory where a block may not have so much."""
+    chosen = shape or launch(SheetWriter(walk, chain, dtype))
+    while True:
+        kernel = SheetWriter(walk, chain, dtype).kernel(chosen)
+        if kernel.shared <= shared_limit or shape is not None:
+            return kernel
+        if chosen.held:
+            chosen = replace(chosen, held=0)
+        elif chosen.pairs > 1:
+            chosen = replace(chosen, pairs=chosen.pairs // 2)
+        elif chosen.warps > 2:
+            chosen = replace(chosen, warps=chosen.warps // 2)
+        else:
+            return kernel

@@ -14,31 +14,43 @@ from itertools import pairwise
 
 from cnngp.network.geometry import AxisSum
 
-from ..layout import Step, TableLayout
-from ..math import Constants, pair_formula, takes_unit
+from ..layout import Map, Step, TableLayout
 from ..warp.plan import LANES, Stage, shifts
-from ..warp.steps import StepWriter
+from ..warp.steps import Arrays, StepWriter
 from ..warp.sums import _mask, is_total
 from .plan import Segment
 
 
-def second_groups(h: int, vector: int) -> int:
-    """Groups of rows that a plane of the second image has for each remainder of the shift."""
-    return (h - 1) // vector + -(-h // vector)
+def second_groups(h: int, vector: int, cycle: int | None = None) -> int:
+    """Groups of rows that a plane of the second image has for each remainder of the shift, which is below `cycle`."""
+    return ((cycle or h) - 1) // vector + -(-h // vector)
 
 
-def second_plane(h: int, w: int, vector: int) -> int:
+def second_plane(h: int, w: int, vector: int, cycle: int | None = None) -> int:
     """Entries of a plane of the second image."""
-    return vector * second_groups(h, vector) * w * vector
+    return vector * second_groups(h, vector, cycle) * w * vector
 
 
 class SheetSteps(StepWriter):
-    """Writes the steps of one segment; `second` says where each site's numbers are in a table row's second half."""
+    """Writes the steps of one segment; `second` says where each site's numbers are in a table row's second half.
 
-    def __init__(self, dtype: str, layout: TableLayout, second: dict[int, int]) -> None:
+    That half begins at `pixels`; its first `held` numbers are in shared memory, at `table2`.
+    """
+
+    def __init__(
+        self, dtype: str, layout: TableLayout, second: dict[int, int], pixels: int, cycles: dict[int, int]
+    ) -> None:
         super().__init__(dtype, layout)
-        self.second = second
+        self.second, self.pixels, self.held, self.cycles = second, pixels, 0, cycles
         self.segment: Segment | None = None
+
+    def is_held(self, at: int) -> bool:
+        return at < self.pixels + self.held
+
+    def second_at(self, at: int) -> str:
+        """Where entry `at` of the second image's table row is."""
+        v = self.layout.vector
+        return f"table2 + {(at - self.pixels) // v}" if self.is_held(at) else f"t2 + {at // v}"
 
     def _ahead(self, steps: list[Step], stride: int) -> str:
         return ""
@@ -51,7 +63,8 @@ class SheetSteps(StepWriter):
         linear = [replace(s, op=replace(s.op, activation=None)) for s in stage.steps[:-1]]
         curved = list(stage.steps[1:])
         first, last = stage.steps[0], stage.steps[-1]
-        plain = last.op.sums is None and (last.op.keep, last.op.scale, last.op.bias) == (0.0, 1.0, 0.0)
+        ends = [(s.op.keep, s.op.scale, s.op.bias) for s in last.both]
+        plain = last.op.sums is None and set(ends) == {(0.0, 1.0, 0.0)}
         if len(linear) < 2 or first.activation is not None or first.op.sums is None or not plain:
             return False
         if any(s.op.sums != first.op.sums or s.op.keep != 0.0 or s.src.name != s.dst.name for s in linear):
@@ -59,10 +72,20 @@ class SheetSteps(StepWriter):
         layers = {(s.activation.layer, s.activation.shape) for s in curved if s.activation is not None}
         if len(layers) > 1 or any(s.activation is None for s in curved):
             return False
+        both = _with_tangents(linear, curved)
+        if both is None:
+            return False
+        linear, curved = both
         if len(curved) == 2:
             self._link(linear[:1], curved[:1], stage)
             self._link(linear[1:], curved[1:], stage)
             return True
+        if any(s.factor != curved[1].factor for s in curved):  # the loop is one code: it begins with zeros for Θ
+            other = curved[1].factor
+            assert other is not None
+            self.per_row(other.shape[1], f"m{other.name}[r] = {self.number(0.0)};")
+            linear = [_beside(s, other, t) for s, t in zip(linear, [linear[1], *linear[1:]], strict=True)]
+            curved = [replace(s, beside=s.beside and replace(s.beside, times=other)) for s in curved]
         self.put("#pragma unroll 1", f"for (int b = 0; b < {len(curved)}; b++) {{")
         self.depth += 1
         self._link(linear, curved, stage)
@@ -71,18 +94,19 @@ class SheetSteps(StepWriter):
         return True
 
     def _link(self, linear: list[Step], curved: list[Step], stage: Stage) -> None:
-        name = linear[0].src.name
+        arrays, made = (tuple(f"m{m.name}" for m in maps) for maps in (_carried(linear[0]), _results(curved[0])))
         nonneg = all(s.src.nonneg for s in curved)
         same = [replace(s, src=replace(s.src, nonneg=nonneg)) for s in curved]
         sites = [self.layout.sites[s.activation.site].offset for s in curved if s.activation is not None]
         self.put("{")
         self.depth += 1
-        self._core(linear, stage, f"m{name}", f"m{name}[r]", 0, None)
+        self._core(linear, stage, arrays, arrays, 0, None)
         self.depth -= 1
         self.put("}", "{")
         self.depth += 1
-        self._activation(same, f"m{name}", sites[1] - sites[0] if len(sites) > 1 else 0, "")
-        self.per_row(curved[0].op.shape[1], f"m{name}[r] = V[r];")
+        self._activation(same, arrays, sites[1] - sites[0] if len(sites) > 1 else 0, "")
+        for name, value in zip(made, ("V", "W"), strict=False):
+            self.per_row(curved[0].op.shape[1], f"{name}[r] = {value}[r];")
         self.depth -= 1
         self.put("}")
 
@@ -90,6 +114,8 @@ class SheetSteps(StepWriter):
         """Sums down the rows that stop at the wall."""
         assert self.segment is not None
         at = self.segment.rows.at
+        if self.segment.rows.cycle(sums.out_size) > sums.out_size:
+            return super().down(sums, rows)  # a sum that crosses the wall counts nothing
         walls = [(sums.size - a, sums.out_size - b) for a, b in zip(at[sums.size], at[sums.out_size], strict=True)]
         if not any(_cut(sums, *wall) for wall in walls):
             return super().down(sums, rows)
@@ -104,7 +130,7 @@ class SheetSteps(StepWriter):
             f"// Sums over {n} rows; walls[r] is 0 where a wall is in front of row r, else 1.",
             f"__device__ __forceinline__ void NAME(real (&S)[{sums.out_size}], const real* V, const vec* walls)",
             "{",
-            *(f"    const vec w{g} = __ldg(walls + {g});" for g in range(groups)),
+            *(f"    const vec w{g} = walls[{g}];" for g in range(groups)),
         ]
 
         for m, (own, before, behind) in enumerate(chains):
@@ -176,52 +202,82 @@ class SheetSteps(StepWriter):
             lines.append(f"x = fma(w{t}, __shfl_sync(ALL, {x}, (lane - col + g{t}) & {LANES - 1}), x);")
         return lines
 
-    def _activation(self, same: list[Step], source: str, stride: int, ahead: str) -> None:
+    def _activation(self, same: list[Step], source: Arrays, stride: int, ahead: str) -> None:
         step = same[0]
         a = step.activation
         assert a is not None
         site, v = self.layout.sites[a.site], self.layout.vector
         _, h, w = a.shape
-        unit = self._constant([s.activation.unit for s in same if s.activation]) if takes_unit(a.layer) else ""
-        constants = Constants.literals(a, self.dtype)
-        f = pair_formula(
-            a.layer,
-            f"K[{v} * g + k]",
-            Constants("unit", constants.alpha, constants.beta),
-            [f"part(a{k}, k)" for k in range(site.planes)],
-            [f"part(b{k}, k)" for k in range(site.planes)],
-            step.src.nonneg,
-        )
-        guard = f"if ({v} * g + k < {h}) " if h % v else ""
+        pitch, held = self.layout.pitch(w), self.is_held(self.second[a.site])
+        f = self.pointwise(same, h)
         body = [
             f"// {a.layer!r} on {h} x {w} maps, {'not negative' if step.src.nonneg else 'of any sign'}",
-            f"__device__ __forceinline__ void NAME(real (&V)[{h}], const real* K, const vec* t1, const vec* t2,",
-            "                                     real unit)",
+            f"__device__ __forceinline__ void NAME({f.parameters}, const vec* t1, const vec* t2,",
+            f"                                     real unit{', real own' * f.has_own})",
             "{",
             "#pragma unroll",
             f"    for (int g = 0; g < {-(-h // v)}; g++) {{",
             *(
-                f"        const vec a{k} = __ldg(t1 + {k * site.plane // v} + g * {w}), "
-                f"b{k} = __ldg(t2 + {k * second_plane(h, w, v) // v} + g * {w});"
+                f"        const vec a{k} = __ldg(t1 + {k * site.plane // v} + g * {pitch}), "
+                f"b{k} = {loaded(f't2 + {k * second_plane(h, w, v, self.cycles.get(h)) // v} + g * {w}', held)};"
                 for k in range(site.planes)
             ),
             "#pragma unroll",
-            f"        for (int k = 0; k < {v}; k++) {guard}V[{v} * g + k] = {f};",
+            f"        for (int k = 0; k < {v}; k++) {f.statement}",
             "    }",
             "}",
         ]
-        name = self.define(("f", a.layer, h, w, step.src.nonneg), "activation", "\n".join(body))
+        key = ("f", a.layer, h, w, step.src.nonneg, held, f.parameters, f.statement)
+        name = self.define(key, "activation", "\n".join(body))
         sites = [s.activation.site for s in same if s.activation]
-        first, second = f"{site.offset // v}", f"{self.second[a.site] // v}"
+        first, second = f"{site.offset // v}", self.second_at(self.second[a.site])
         if len(sites) > 1:
             moves = {self.second[y] - self.second[x] for x, y in pairwise(sites)}
             assert len(moves) == 1
             first, second = f"{first} + b * {stride // v}", f"{second} + b * {moves.pop() // v}"
         self.put(
-            f"real V[{h}];",
-            f"{name}(V, {source}, t1 + {first} + min(col, {w - 1}), t2 + {second} + gy_{h} * {w} + zc_{w}, "
-            f"{unit or self.number(1.0)});",
+            f"real {f.results};",
+            f"{name}({f.arguments(source)}, t1 + {first} + min(col, {w - 1}), {second} + gy_{h} * {w} + zc_{w}, "
+            f"{f.unit}{f.own});",
         )
+
+
+def loaded(at: str, held: bool) -> str:
+    """The vector at an address, in shared memory or in global memory that nobody writes."""
+    return f"*({at})" if held else f"__ldg({at})"
+
+
+def _with_tangents(linear: list[Step], curved: list[Step]) -> tuple[list[Step], list[Step]] | None:
+    """The sums and the nonlinearities with what is done for Θ beside them; None where that is not always in one array.
+
+    `linear` are steps without their nonlinearity; beside them the sums are over what is carried for Θ.
+    """
+    if all(s.beside is None for s in (*linear, *curved)):
+        return linear, curved
+    others = {s.beside.dst for s in curved if s.beside is not None}
+    if len(others) != 1 or any(s.beside is None for s in (*linear[1:], *curved)):
+        return None
+    other = others.pop()
+    if any(s.factor not in (other, None) for s in (*linear, *curved)) or any(
+        s.beside is not None and s.beside.op.keep != 0.0 for s in linear
+    ):
+        return None
+    return [s if s.beside is None else _beside(s, other, s) for s in linear], curved
+
+
+def _beside(step: Step, other: Map, like: Step) -> Step:
+    """Sums, and beside them those over the map `other` that `like` has."""
+    assert like.beside is not None
+    op = replace(like.beside.op, activation=None, tangent=None)
+    return replace(step, beside=replace(like.beside, op=op, src=other, times=None, dst=other))
+
+
+def _carried(linear: Step) -> list[Map]:
+    return [linear.src] if linear.beside is None else [linear.src, linear.beside.src]
+
+
+def _results(curved: Step) -> list[Map]:
+    return [s.dst for s in curved.both]
 
 
 def _cut(sums: AxisSum, wall: int, out_wall: int) -> bool:

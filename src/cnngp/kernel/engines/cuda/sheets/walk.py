@@ -31,7 +31,10 @@ from ..math import (
     formulas,
     pair_formula,
     planes,
+    slope_diagonal,
+    slope_formula,
 )
+from ..slopes import SERIES_SLOPE, SERIES_SLOPE_DIAGONAL, SLOPE_DIAGONAL_FORMULAS, slope_formulas
 
 # Formulas in float64, whatever the working precision; they run once an image, so plain division and roots will do.
 EXACT = """\
@@ -41,19 +44,24 @@ __device__ __forceinline__ double clamp01(double x) { return fmin(fabs(x), 1.0);
 __device__ __forceinline__ double product(double s1, double s2) { return s1 * s2; }
 """
 
-STRUCTS = """\
-struct Op {
+
+def structs(tangents: bool) -> str:
+    times = (
+        "\n    int times;                                     // a slope is multiplied with that map + own K" * tangents
+    )
+    return f"""\
+struct Op {{
     int src, dst, formula, size, out_size;         // maps, nonlinearity, how many elements are read and made
     int width, height, table_width, table_plane;   // of the sheet, and of the whole map that the tables keep
     int first, second;                             // where the sheet begins in the tables of the two images
     int offset, plane, site, still;                // where its numbers are; whether the displacement is zero
     int pass, passes;                              // sums along axes
-    int series, even, odd, shifts;                 // an Elementwise's series: where it is, its rows, their steps
-};
-struct Numbers { double unit, alpha, beta, keep, scale, bias; };
+    int series, even, odd, shifts;                 // an Elementwise's series: where it is, its rows, their steps{times}
+}};
+struct Numbers {{ double unit, alpha, beta, keep, scale, bias{", own" * tangents}; }};
 // Sums along an axis: over windows of `k` places `step` apart, the first of output m at m stride + start, with zeros
 // outside; or (k < 0) over places listed from `start` on.
-struct Pass { int size, out, inner, count, k, stride, step, start; };
+struct Pass {{ int size, out, inner, count, k, stride, step, start; }};
 """
 
 
@@ -73,7 +81,9 @@ class SheetWalk:
 
     def __init__(self, program: Program, layout: TableLayout, series: Mapping[int, Rows]) -> None:
         self.program, self.layout, self.series = program, layout, series
-        self.layers: list[Nonlinearity] = []
+        self.tangents = program.theta is not None
+        self.layers: list[tuple[Nonlinearity, bool]] = []
+        """The formulas that operations take: of a nonlinearity, or of its slope."""
         self.shifts: list[int] = []
         self.shifts_at: dict[int, int] = {}
         for site, rows in series.items():
@@ -116,8 +126,9 @@ class SheetWalk:
             passes.append((s.size, s.out_size, inner, math.prod(shape), *self._window(s)))
         if passes:
             first_pass = self._consecutive(passes)
-        if a is not None and a.layer not in self.layers:
-            self.layers.append(a.layer)
+        key = None if a is None else (a.layer, op.tangent is not None)
+        if key is not None and key not in self.layers:
+            self.layers.append(key)
         table = self.program.shape if op.src == PIXELS else op.shape if a is None else a.shape
         begin = [(o[0] * table[1] + o[1]) * table[2] + o[2] for o in (op.first, op.second)]
         site = -1 if a is None else a.site
@@ -125,7 +136,7 @@ class SheetWalk:
         return [
             op.src if op.src in (PIXELS, NOTHING) else self.buffers[op.src],
             self.buffers[op.dst],
-            -1 if a is None else self.layers.index(a.layer),
+            -1 if key is None else self.layers.index(key),
             math.prod(op.shape),
             math.prod(op.out_shape),
             op.shape[2],
@@ -143,12 +154,17 @@ class SheetWalk:
             rows.even,
             rows.odd,
             self.shifts_at.get(site, 0) if rows.count else 0,
+            *([self._times(op)] if self.tangents else []),
         ]
+
+    def _times(self, op: Op) -> int:
+        return -1 if op.tangent is None or op.tangent.times == NOTHING else self.buffers[op.tangent.times]
 
     def _reals(self, op: Op) -> list[float]:
         a = op.activation
         alpha, beta = (0.0, 0.0) if a is None else a.coefficients
-        return [1.0 if a is None else a.unit, alpha, beta, op.keep, op.scale, op.bias]
+        own = [0.0 if op.tangent is None else op.tangent.own] if self.tangents else []
+        return [1.0 if a is None else a.unit, alpha, beta, op.keep, op.scale, op.bias, *own]
 
     def _window(self, s: AxisSum) -> tuple[int, int, int, int]:
         window = s.window
@@ -177,6 +193,10 @@ class SheetWalk:
         `product` adds the product of the two images' channel c to f.
         """
         t0 = self.size - 2 * self.temporary
+        cases = [
+            f"({f}) * fma(({real})x.own, K, op.times < 0 ? ({real})0 : mem[op.times + e])" if slope else f
+            for f, (_, slope) in zip(cases, self.layers, strict=True)
+        ]
         text = "\n".join(
             f"            case {k}: for (int e = threadIdx.x; e < op.size; e += blockDim.x) {{\n"
             f"                const int at = place(op, e); const {real} K = from[e]; const {real} f = {f};\n"
@@ -228,7 +248,7 @@ class SheetWalk:
     def common(self) -> str:
         return f"""\
 __device__ const unsigned char shifts[] = {{{", ".join(map(str, self.shifts)) or "0"}}};
-{STRUCTS}
+{structs(self.tangents)}
 __device__ __forceinline__ int place(const Op& op, int e)
 {{
     const int row = e / op.width, z = row / op.height;
@@ -265,8 +285,11 @@ __device__ __forceinline__ void peak(double* at, double K)
 }}
 namespace exact {{
 typedef double real;
-{EXACT}{formulas("double")}{DIAGONAL_FORMULAS}{SERIES_FORMULAS + SERIES_DIAGONAL if self.series else ""}
-{"".join(_own_function(k, layer) for k, layer in enumerate(self.layers))}}}
+{EXACT}{formulas("double", [layer for layer, _ in self.layers])}\
+{slope_formulas("double") if self.tangents else ""}{DIAGONAL_FORMULAS}\
+{SLOPE_DIAGONAL_FORMULAS * self.tangents}{SERIES_FORMULAS + SERIES_DIAGONAL if self.series else ""}\
+{SERIES_SLOPE + SERIES_SLOPE_DIAGONAL if self.series and self.tangents else ""}
+{"".join((_own_slope if slope else _own_function)(k, layer) for k, (layer, slope) in enumerate(self.layers))}}}
 """
 
 
@@ -300,5 +323,23 @@ __device__ double nonlinearity_{k}(double K, const Op& op, const Numbers& x, dou
     }}
     const double* other = sheet + op.second + at;
     return {pair_formula(layer, "K", c, first, second)};
+}}
+"""
+
+
+def _own_slope(k: int, layer: Nonlinearity) -> str:
+    """The slope of a nonlinearity of an image with itself; at equal places it comes before the numbers are there."""
+    c = Constants("x.unit", "x.alpha", "x.beta", "op.even", "op.odd", "op.shifts")
+    first, second = ([f"{m}[{p} * whole]" for p in range(planes(layer))] for m in ("mine", "other"))
+    if isinstance(layer, Elementwise):
+        first, second = ([f"Terms{{{m}, whole}}"] for m in ("mine", "other"))
+    return f"""\
+// the slope of {layer!r}
+__device__ double nonlinearity_{k}(double K, const Op& op, const Numbers& x, double* sheet, int whole, int at,
+                                   double* top, const double* panels)
+{{
+    if (op.still) return {slope_diagonal(layer, "K", c)};
+    const double *mine = sheet + op.first + at, *other = sheet + op.second + at;
+    return {slope_formula(layer, "K", c, first, second)};
 }}
 """

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from cnngp.kernel.program import Program
 
 from ..layout import Map, TableLayout, in_registers
+from ..results import THETA_ARGUMENTS, stores
 from .plan import LANES, Stage, stages, width
 from .steps import StepWriter
 
@@ -38,13 +39,13 @@ class KernelWriter(StepWriter):
     def __init__(self, program: Program, layout: TableLayout, dtype: str) -> None:
         super().__init__(dtype, layout)
         self.program = program
-        start, steps = in_registers(program)
-        self.plan = stages(start, steps, layout.fold)
+        self.registers = in_registers(program)
+        self.plan = stages(self.registers, layout.fold)
         self.pack = max(s.pack for s in self.plan)
 
     def kernel(self, shared_limit: int, rows: int, columns: int, resident: int, repeat: int) -> WarpKernel:
         """The whole text. Blocks that would not get their shared memory are halved."""
-        plan, pack = self.plan, self.pack
+        program, plan, pack = self.program, self.plan, self.pack
         parks, shared = self._parks(plan, pack)
         item = 4 if self.dtype == "float" else 8
         while rows > 1 and rows * columns * shared * item > shared_limit:
@@ -62,7 +63,7 @@ class KernelWriter(StepWriter):
             + f"""
 extern "C" __global__ void __launch_bounds__({LANES * warps}, {resident})
 pairs(const vec* __restrict__ first, const vec* __restrict__ second, real* __restrict__ out, real* __restrict__ mirror,
-      int n, int m, long long ld, long long below)
+      int n, int m, long long ld, long long below{THETA_ARGUMENTS * (program.theta is not None)})
 {{
     // Broadcast, so that the compiler knows it is one number for the whole warp and branches on it do not diverge.
     const int lane = threadIdx.x % {LANES}, warp = __shfl_sync(ALL, (int)threadIdx.x / {LANES}, 0);
@@ -102,7 +103,7 @@ pairs(const vec* __restrict__ first, const vec* __restrict__ second, real* __res
 
     def _stage(self, k: int, stage: Stage, plan: tuple[Stage, ...], pack: int, parks: list[dict[int, int]]) -> None:
         lanes = stage.lanes
-        maps = [*stage.live_in, *(s.dst for s in stage.steps)]
+        maps = [*stage.live_in, *(part.dst for s in stage.steps for part in s.both)]
         pairs = "1 pair" if stage.pack == 1 else f"{stage.pack} pairs side by side"
         self.put("", f"// ---- stage {k + 1} of {len(plan)}: {pairs}, maps up to {width(maps)} wide")
         head = "#pragma unroll 1", f"for (int q = 0; q < {pack}; q += {stage.pack})"
@@ -116,7 +117,7 @@ pairs(const vec* __restrict__ first, const vec* __restrict__ second, real* __res
         for name in sorted({m.name for m in maps}):
             self.put(f"real m{name}[{max(self.layout.held(m.shape)[1] for m in maps if m.name == name)}];")
         if k == 0:
-            self._input(stage.live_in[0])
+            self._input(self.registers.starts[0])
         else:
             for m in stage.live_in:
                 _, h, w = self.layout.held(m.shape)
@@ -133,7 +134,7 @@ pairs(const vec* __restrict__ first, const vec* __restrict__ second, real* __res
                 self.depth -= 1
                 self.put("}")
         else:
-            self._output(stage.live_out[0])
+            self._output()
         self.depth -= 1
         self.put("}")
         if len(plan) > 1:
@@ -163,12 +164,13 @@ pairs(const vec* __restrict__ first, const vec* __restrict__ second, real* __res
         self.depth -= 1
         self.put("}")
 
-    def _output(self, m: Map) -> None:
-        value = f"{self.number(self.program.unit)} * m{m.name}[0]"
-        self.put(
-            "if (col == 0 && j0 + pair < m) {",
-            f"    const real K = {value};",
-            "    out[i * ld + j] = K;",
-            "    if (mirror) mirror[j * ld + i] = K;",
-            "}",
-        )
+    def _output(self) -> None:
+        program, (K, *rest) = self.program, self.registers.ends
+        self.put("if (col == 0 && j0 + pair < m) {")
+        self.depth += 1
+        self.put(f"const real K = {self.number(program.unit)} * m{K.name}[0];")
+        for theta in rest:
+            self.put(f"const real T = {self.number(program.theta_unit)} * m{theta.name}[0];")
+        self.put(*stores("K", bool(rest), "").split("\n"))
+        self.depth -= 1
+        self.put("}")

@@ -12,7 +12,7 @@ from itertools import pairwise
 
 from cnngp.network.geometry import AxisSum
 
-from ..layout import Map, Step, TableLayout, held
+from ..layout import Map, Registers, Step, TableLayout, held
 
 LANES = 32
 MAX_PACK = 8  # pairs that one warp takes through the network together, at most
@@ -37,22 +37,24 @@ def width(maps: Sequence[Map] | frozenset[Map]) -> int:
     return max((m.shape[2] for m in maps), default=1)
 
 
-def stages(start: Map, steps: Sequence[Step], fold: int) -> tuple[Stage, ...]:
+def stages(registers: Registers, fold: int) -> tuple[Stage, ...]:
     """The cheapest division into stages, by dynamic programming over a rough count of instructions per pair.
 
     Handing maps from one stage to the next costs a store and a load of each live row.
     """
-    before = [frozenset({start}), *(s.live for s in steps[:-1])]
+    steps, before = registers.steps, registers.before
     packs = [p for p in (1, 2, 4, 8) if p <= MAX_PACK]
 
     def fits(i: int, pack: int) -> bool:
-        maps = before[i] | steps[i].live | {steps[i].src, steps[i].dst}
+        maps = before[i] | steps[i].live | steps[i].read | steps[i].made
         return pack * max(held(m.shape, fold)[2] for m in maps) <= LANES
 
     def work(i: int, pack: int) -> float:
         step = steps[i]
         down, out = held(step.op.shape, fold)[1], held(step.op.out_shape, fold)[1]
         rows = 14 * down * (step.activation is not None) + 7 * out
+        if step.beside is not None:
+            rows += 9 * down + 7 * out
         return rows / pack
 
     def hand_over(i: int, old: int, new: int) -> float:
@@ -132,7 +134,8 @@ def _repetitions(steps: Sequence[Step], start: int, period: int, layout: TableLa
 def _shape_of(step: Step) -> object:
     """What must agree for two steps to be one piece of code; numbers may differ, they are looked up."""
     op, a = step.op, step.activation
-    return (step.src, step.dst, op.shape, op.sums, op.keep == 0.0, op.bias == 0.0, a and (a.layer, a.shape))
+    own = (step.src, step.dst, op.shape, op.sums, op.keep == 0.0, op.bias == 0.0, a and (a.layer, a.shape))
+    return (own, op.tangent is None, step.times, step.beside and _shape_of(step.beside))
 
 
 @dataclass(frozen=True)
@@ -141,12 +144,23 @@ class Run:
 
     The core works in place on the array `work`: a step whose source is another array copies it there first, and one
     whose result is another array combines it afterwards. A block of two such steps then takes half the code, which
-    fits the instruction cache closest to the scheduler; the copies cost less than the fetches.
+    fits the instruction cache closest to the scheduler; the copies cost less than the fetches. What is carried for Θ
+    has a work array of its own, `beside`.
     """
 
     steps: tuple[Step, ...]
     work: int
     stride: int
+    beside: int | None = None
+
+    @property
+    def carried(self) -> list[tuple[int, list[tuple[Map, Step]]]]:
+        """For each work array, what goes into it at every step, and the operation that is done on it."""
+        found: list[tuple[int, list[tuple[Map, Step]]]] = [(self.work, [(s.src, s) for s in self.steps])]
+        if self.beside is not None:
+            pairs = [(s.factor, s.beside) for s in self.steps]
+            found.append((self.beside, [(t, b) for t, b in pairs if t is not None and b is not None]))
+        return found
 
 
 RUN_CODE = 640  # instructions of a loop's body from which a run is worth its copies
@@ -176,16 +190,16 @@ def _run(stage: Stage, start: int, layout: TableLayout) -> Run | None:
     if first.activation is None or first.op.sums is None or 2 * 18 * first.op.shape[1] < RUN_CODE:
         return None
     best: Run | None = None
-    for work in {first.src.name, first.dst.name}:
+    for work, beside in _work_arrays(first):
         steps: list[Step] = []
         stride = 0
         for i in range(start, len(stage.steps)):
             step = stage.steps[i]
             before = stage.steps[i - 1].live if i else frozenset(stage.live_in)
-            in_use = {m.name for m in before if m != step.src or m in step.live - {step.dst}}
-            if _core(step) != _core(first) or work not in (step.src.name, step.dst.name):
+            in_use = {m.name for m in before if m not in step.read or m in step.live - step.made}
+            if _core(step) != _core(first) or (work, beside) not in _work_arrays(step):
                 break
-            if work in in_use:
+            if {work, beside} & in_use:
                 break  # the array holds a map that is needed later
             moved = 0
             if steps:
@@ -199,13 +213,24 @@ def _run(stage: Stage, start: int, layout: TableLayout) -> Run | None:
             steps.append(step)
         kinds = {(s.src.name, s.dst.name) for s in steps}
         if len(kinds) > 1 and len(steps) >= 3 and (best is None or len(steps) > len(best.steps)):
-            best = Run(tuple(steps), work, stride)
+            best = Run(tuple(steps), work, stride, beside)
     return best
 
 
+def _work_arrays(step: Step) -> list[tuple[int, int | None]]:
+    """The arrays that a step can work on in place, for K and for what stands beside it."""
+    own = sorted({step.src.name, step.dst.name})
+    if step.beside is None:
+        return [(work, None) for work in own]
+    if step.factor is None:
+        return []
+    others = sorted({step.factor.name, step.beside.dst.name})
+    return [(work, other) for work in own for other in others if other != work]
+
+
 def _core(step: Step) -> object:
-    a = step.activation
-    return (step.op.shape, step.op.sums, step.src.nonneg, a and (a.layer, a.shape))
+    a, both = step.activation, step.beside is not None
+    return (step.op.shape, step.op.sums, step.src.nonneg, a and (a.layer, a.shape), both, step.op.tangent is None)
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,10 @@ and steps.py write the text.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from cnngp.kernel.program import Program
 from cnngp.network.layers import Elementwise
 
-from ..layout import Map, Step, TableLayout, folds, in_registers
+from ..layout import Registers, TableLayout, folds, in_registers
 from .kernel import KernelWriter, WarpKernel
 from .plan import LANES
 from .sums import folded_taps, is_total
@@ -23,16 +21,16 @@ from .sums import folded_taps, is_total
 
 def words(program: Program, dtype: str) -> int:
     """32-bit registers that the live maps take at the worst moment, roughly."""
-    return live_words(*in_registers(program), dtype)
+    return live_words(in_registers(program), dtype)
 
 
-def live_words(start: Map, steps: Sequence[Step], dtype: str) -> int:
-    before = [frozenset({start}), *(s.live for s in steps[:-1])]
+def live_words(registers: Registers, dtype: str) -> int:
     most = 0
-    for live, step in zip(before, steps, strict=True):
-        rows = sum(m.shape[1] for m in live | {step.src})
+    for live, step in zip(registers.before, registers.steps, strict=True):
+        rows = sum(m.shape[1] for m in live | step.read)
         stays = step.src.name != step.dst.name and step.src in step.live
-        most = max(most, rows + (step.op.out_shape[1] if stays else 0))
+        fresh = step.beside is not None and step.beside.dst.name not in {m.name for m in live}
+        most = max(most, rows + step.op.out_shape[1] * (stays + fresh))
     return most * (1 if dtype == "float" else 2)
 
 
@@ -83,6 +81,8 @@ def launch_shape(program: Program, dtype: str, folded: bool, pack: int) -> tuple
     if dtype == "double":
         return (4, 1, 3, 4) if need <= 64 else (8, 1, 1, 2)
     again = 8 if pack == 1 else 1
+    if program.theta is not None and need > 96:  # four maps are alive: a multiprocessor has registers for 12 warps or 8
+        return (12, 1, 1, 1) if need <= 120 else (8, 1, 1, 1)
     if need <= 40:
         return 4, 1, 5, again
     return (8, 1, 2, again) if need <= 56 else (16, 1, 1, 2)

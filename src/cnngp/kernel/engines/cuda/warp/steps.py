@@ -6,11 +6,12 @@ Steps that repeat are one loop with tables of what differs, so that code size do
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from cnngp.network.geometry import AxisSum
 
 from ..layout import Step, TableLayout
-from ..math import Constants, pair_formula, takes_unit
+from ..math import Constants, pair_formula, slope_formula, takes_unit
 from .plan import Loop, Run, Stage, segments
 from .sums import Writer, folded_rows
 
@@ -56,37 +57,43 @@ class StepWriter(Writer):
         again = f" and {loop.count - 1} more" if loop.count > 1 else ""
         self.put("{" + f"   // {_described(step)}{again}")
         self.depth += 1
-        self._core(same, stage, f"m{step.src.name}", f"m{step.dst.name}[r]", loop.stride * (loop.count > 1), None)
+        source, target = _arrays(step)
+        self._core(same, stage, source, target, loop.stride * (loop.count > 1), None)
         self.depth -= 1
         self.put("}")
 
     def _run(self, run: Run, stage: Stage) -> None:
         """Steps with one core. A step's source is copied to the work array as soon as the step before has made it."""
-        steps, work = list(run.steps), f"m{run.work}"
+        steps, carried = list(run.steps), run.carried
         rows, out_rows = (self.layout.held(s)[1] for s in (steps[0].op.shape, steps[0].op.out_shape))
         self.put(f"// {_described(steps[0])}, to {steps[-1].op.place}")
-        if steps[0].src.name != run.work:
-            self.per_row(rows, f"{work}[r] = m{steps[0].src.name}[r];")
+        for work, parts in carried:
+            if parts[0][0].name != work:
+                self.per_row(rows, f"m{work}[r] = m{parts[0][0].name}[r];")
         ahead = self._ahead(steps, run.stride)
         self.put("#pragma unroll 1", f"for (int b = 0; b < {len(steps)}; b++) {{")
         self.depth += 1
         self.put("{")
         self.depth += 1
-        self._core(steps, stage, work, f"{work}[r]", run.stride, ahead)
+        arrays = tuple(f"m{work}" for work, _ in carried)
+        self._core(steps, stage, arrays, arrays, run.stride, ahead)
         self.depth -= 1
         self.put("}")
         after: dict[str, list[str]] = {}
-        for key in dict.fromkeys(map(_kind, steps)):
-            chosen = [_kind(s) == key for s in steps]
-            mine = steps[chosen.index(True)]
-            target = f"m{mine.dst.name}[r]"
-            result = self._combine([s if c else mine for s, c in zip(steps, chosen, strict=True)], target, f"{work}[r]")
-            if result != target:
-                after.setdefault(self._among(chosen), []).append(f"{target} = {result};")
-        for name in sorted({s.src.name for s in steps[1:] if s.src.name != run.work}):
-            free = None if steps[-1].dst.name != run.work else False
-            chosen_next = [*(s.src.name == name for s in steps[1:]), free]
-            after.setdefault(self._among(chosen_next), []).append(f"{work}[r] = m{name}[r];")
+        for work, parts in carried:
+            done = [step for _, step in parts]
+            for key in dict.fromkeys(map(_kind, done)):
+                chosen = [_kind(s) == key for s in done]
+                mine = done[chosen.index(True)]
+                target = f"m{mine.dst.name}[r]"
+                like = [s if c else mine for s, c in zip(done, chosen, strict=True)]
+                result = self._combine(like, target, f"m{work}[r]")
+                if result != target:
+                    after.setdefault(self._among(chosen), []).append(f"{target} = {result};")
+            for name in sorted({source.name for source, _ in parts[1:] if source.name != work}):
+                free = None if done[-1].dst.name != work else False
+                chosen_next = [*(source.name == name for source, _ in parts[1:]), free]
+                after.setdefault(self._among(chosen_next), []).append(f"m{work}[r] = m{name}[r];")
         for condition, statements in after.items():
             self.put(f"if ({condition}) {{")
             self.depth += 1
@@ -117,28 +124,43 @@ class StepWriter(Writer):
         text = f"__constant__ unsigned char NAME[{len(chosen)}] = {{{inside}}};"
         return self.define(("chosen", tuple(chosen)), "chosen", text) + "[b]"
 
-    def _core(self, same: list[Step], stage: Stage, source: str, target: str, stride: int, ahead: str | None) -> None:
-        """f and the sums of one step or of several alike, left in `target`; in a run (`ahead`) not yet combined."""
+    def _core(
+        self, same: list[Step], stage: Stage, source: Arrays, target: Arrays, stride: int, ahead: str | None
+    ) -> None:
+        """f and the sums of one step or of several alike, left in `target`; in a run (`ahead`) not yet combined.
+
+        `source` and `target` are the arrays of K and, for a step with another beside it, of what is carried for Θ.
+        """
         step = same[0]
-        op = step.op
         rows = source
         if step.activation is not None:
             self._activation(same, source, stride, ahead or "")
-            rows = "V"
+            rows = ("V", "W")
+        if step.beside is not None:
+            self.put("{")
+            self.depth += 1
+            self._sums([s.beside for s in same if s.beside is not None], stage, rows[1], target[1], ahead is not None)
+            self.depth -= 1
+            self.put("}")
+        self._sums(same, stage, rows[0], target[0], ahead is not None)
+
+    def _sums(self, same: list[Step], stage: Stage, rows: str, array: str, plain: bool) -> None:
+        """The sums over `rows` and what follows them, unless they are left `plain`, into `array`."""
+        op, target = same[0].op, f"{array}[r]"
         folded = self.layout.folds(op.shape)
         if op.sums is not None and not op.sums[1].is_identity:
             down = folded_rows(op.sums[1]) if folded else op.sums[1]
             self.put(f"real S[{down.out_size}];", *self.down(down, rows))
             rows = "S"
         if folded and op.sums is not None and not op.sums[2].is_identity:
-            self._folded_across(same, stage, rows, target, ahead is not None)
+            self._folded_across(same, stage, rows, target, plain)
             return
         value = f"{rows}[r]"
         across: list[str] = []
         if op.sums is not None and not op.sums[2].is_identity:
             across = self.column_sums(op.sums[2], stage, value)
             value = "x"
-        result = value if ahead is not None else self._combine(same, target, value)
+        result = value if plain else self._combine(same, target, value)
         out_rows = self.layout.held(op.out_shape)[1]
         if across:
             self.per_row(out_rows, "{")
@@ -179,13 +201,13 @@ class StepWriter(Writer):
         factor = self._constant(scale)
         return f"fma({factor}, {value}, {rest})" if rest else f"{factor} * {value}"
 
-    def _activation(self, same: list[Step], source: str, stride: int, ahead: str) -> None:
+    def _activation(self, same: list[Step], source: Arrays, stride: int, ahead: str) -> None:
+        """f of the source in V; for a step with a slope beside it, that in W."""
         step = same[0]
         a = step.activation
         assert a is not None
         site, v = self.layout.sites[a.site], self.layout.vector
         _, h, w = self.layout.held(a.shape)
-        unit = self._constant([s.activation.unit for s in same if s.activation]) if takes_unit(a.layer) else ""
         # The first entries come from the caller, which may have loaded them well ahead.
         early = site.planes == 1
         loads = [
@@ -193,41 +215,106 @@ class StepWriter(Writer):
             f"b{k} = {'g == 0 ? first2 : ' * early}__ldg(t2 + {k * site.plane // v} + g * {w});"
             for k in range(site.planes)
         ]
-        constants = Constants.literals(a, self.dtype)
-        f = pair_formula(
-            a.layer,
-            f"K[{v} * g + k]",
-            Constants("unit", constants.alpha, constants.beta),
-            [f"part(a{k}, k)" for k in range(site.planes)],
-            [f"part(b{k}, k)" for k in range(site.planes)],
-            step.src.nonneg,
-        )
+        f = self.pointwise(same, h)
         sign = "not negative" if step.src.nonneg else "of any sign"
         groups = -(-h // v)
-        guard = f"if ({v} * g + k < {h}) " if h % v else ""
         body = [
             f"// {a.layer!r} on {h} x {w} maps, {sign}",
-            f"__device__ __forceinline__ void NAME(real (&V)[{h}], const real* K, const vec* t1, const vec* t2,",
-            f"                                     real unit{', vec first1, vec first2' * early})",
+            f"__device__ __forceinline__ void NAME({f.parameters}, const vec* t1, const vec* t2,",
+            f"                                     real unit{', real own' * f.has_own}"
+            f"{', vec first1, vec first2' * early})",
             "{",
             "#pragma unroll",
             f"    for (int g = 0; g < {groups}; g++) {{",
             *loads,
             "#pragma unroll",
-            f"        for (int k = 0; k < {v}; k++) {guard}V[{v} * g + k] = {f};",
+            f"        for (int k = 0; k < {v}; k++) {f.statement}",
             "    }",
             "}",
         ]
-        name = self.define(("f", a.layer, h, w, step.src.nonneg), "activation", "\n".join(body))
+        name = self.define(
+            ("f", a.layer, h, w, step.src.nonneg, f.parameters, f.statement), "activation", "\n".join(body)
+        )
         move = f" + b * {stride // v}" if len(same) > 1 else ""
         at = f"{site.offset // v}{move} + min(col, {w - 1})"
         loaded = ""
         if early:
             loaded = ", next1, next2" if ahead else f", __ldg(t1 + {at}), __ldg(t2 + {at})"
-        unit = unit or self.number(1.0)
-        self.put(f"real V[{h}];", f"{name}(V, {source}, t1 + {at}, t2 + {at}, {unit}{loaded});")
+        self.put(f"real {f.results};", f"{name}({f.arguments(source)}, t1 + {at}, t2 + {at}, {f.unit}{f.own}{loaded});")
         if ahead:
             self.put(f"next1 = __ldg(t1 + {ahead});", f"next2 = __ldg(t2 + {ahead});")
+
+    def pointwise(self, same: list[Step], h: int) -> Pointwise:
+        """What a step does at one place of its maps of `h` rows: f, the slope times a map, or both."""
+        step, v = same[0], self.layout.vector
+        a = step.activation
+        assert a is not None
+        planes = range(self.layout.sites[a.site].planes)
+        at = f"[{v} * g + k]"
+        literals = Constants.literals(a, self.dtype)
+        args = (
+            a.layer,
+            f"K{at}",
+            Constants("unit", literals.alpha, literals.beta),
+            [f"part(a{k}, k)" for k in planes],
+            [f"part(b{k}, k)" for k in planes],
+            step.src.nonneg,
+        )
+        guard = f"if ({v} * g + k < {h}) " if h % v else ""
+        slopes = [s.beside or s for s in same] if step.beside or step.op.tangent else []
+        takes = takes_unit(a.layer, bool(slopes))
+        unit = self._constant([s.activation.unit for s in same if s.activation]) if takes else self.number(1.0)
+        if not slopes:
+            return Pointwise("V", f"{guard}V{at} = {pair_formula(*args)};", h, unit)
+        owns = [s.op.tangent.own for s in slopes if s.op.tangent]
+        times = slopes[0].times is not None
+        plain = set(owns) == {1.0}
+        value = f"K{at}" if plain else f"own * K{at}"
+        if times:
+            value = f"T{at} + K{at}" if plain else f"fma(own, K{at}, T{at})"
+        own = "" if plain else ", " + self._constant(owns)
+        result = "V, W" if step.beside else "V"
+        statement = f"{result[-1]}{at} = ({slope_formula(*args)}) * ({value});"
+        if step.beside:
+            statement = f"{{ V{at} = {pair_formula(*args)}; {statement} }}"
+        return Pointwise(result, guard + statement, h, unit, times, own)
+
+
+@dataclass(frozen=True)
+class Pointwise:
+    """A nonlinearity's statement for place [vector * g + k] of K, and how a function that has it is called."""
+
+    arrays: str
+    statement: str
+    rows: int
+    unit: str
+    times: bool = False
+    own: str = ""
+
+    @property
+    def has_own(self) -> bool:
+        return self.own != ""
+
+    @property
+    def results(self) -> str:
+        return ", ".join(f"{name}[{self.rows}]" for name in self.arrays.split(", "))
+
+    @property
+    def parameters(self) -> str:
+        results = ", ".join(f"real (&{name})[{self.rows}]" for name in self.arrays.split(", "))
+        return f"{results}, const real* K{', const real* T' * self.times}"
+
+    def arguments(self, source: Arrays) -> str:
+        return ", ".join([self.arrays, *(source if self.times else source[:1])])
+
+
+Arrays = tuple[str, ...]
+
+
+def _arrays(step: Step) -> tuple[Arrays, Arrays]:
+    """The arrays that a step reads and those that it makes: of K, and of what is carried for Θ where it has that."""
+    parts = (step.src,) if step.factor is None else (step.src, step.factor)
+    return tuple(f"m{m.name}" for m in parts), tuple(f"m{s.dst.name}" for s in step.both)
 
 
 def _kind(step: Step) -> tuple[int, float, bool, bool]:

@@ -1,0 +1,178 @@
+"""network → nodes of K and of the tangent kernel Θ, side by side: the recursion of network/tangent.py on sheets.
+
+After a layer with weights Θ has K itself as a summand, and a skip adds both alike. So what is carried is the rest, T:
+
+    Θ = T + own · K
+
+    input          T = 0, own = 0
+    Conv, Dense    T ← weight_var · s · Σ T, own ← own + 1     (with a bias: Σ of all of Θ, own ← 1)
+    nonlinearity   T ← V̇ · (T + own · K), own ← 0              one operation with a `Tangent`
+    pools          as for K, own stays
+    Sum            as for K, where own is the same
+
+A map of zeros is no map, and until the first nonlinearity there is no other: Θ is a multiple of K. T and K of the same
+sheet are made one after the other, T first, so few maps are alive at a time, and the nonlinearity's slope stands right
+before its value.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import assert_never
+
+from cnngp.network.composition import at, child
+from cnngp.network.demands import Placed
+from cnngp.network.layers import (
+    AvgPool,
+    Conv,
+    ConvTranspose,
+    Dense,
+    GlobalAvgPool,
+    Identity,
+    Layer,
+    NetworkError,
+    Nonlinearity,
+    Sequential,
+    Sum,
+)
+from cnngp.network.sheets import Displacement
+
+from .formulas import formula
+from .nodes import Builder, Node, Pooled, Value, skips_first
+from .ops import NOTHING, Tangent
+from .units import log2, log2_sum
+
+
+def check_slopes(net: Layer, place: str = "") -> None:
+    """Refuse a nonlinearity that has no slope, by its place."""
+    match net:
+        case Sequential():
+            for i, layer in enumerate(net.layers):
+                check_slopes(layer, child(place, "layers", i))
+        case Sum():
+            for i, branch in enumerate(net.branches):
+                check_slopes(branch, child(place, "branches", i))
+        case Nonlinearity():
+            if reason := formula(net).no_slope:
+                raise NetworkError(at(place, reason))
+        case _:
+            pass
+
+
+@dataclass(frozen=True)
+class Maps:
+    """K and Θ = T + own · K after a layer; T is None where it is zero."""
+
+    K: Value
+    T: Value | None
+    own: int
+
+    def make(self) -> None:
+        """The sheets of displacement zero, which are always needed; made early, deep networks do not recurse."""
+        still = (0,) * len(self.K.spatial)
+        if self.T is not None:
+            self.T.sheet(still)
+        self.K.sheet(still)
+
+
+class TangentBuilder(Builder):
+    """Collects the nodes of both kernels."""
+
+    def lower_both(self, here: Placed, x: Maps, into: Maps | None = None) -> Maps:
+        """The maps of a layer applied to `x`, added to `into` where given."""
+        match here.layer:
+            case Conv() | ConvTranspose() | Dense() as layer:
+                return self._weights(here, layer, x, into)
+            case AvgPool() | GlobalAvgPool():
+                return self._pooled(here, x, into)
+            case Nonlinearity() as layer:
+                return self._sum(self._nonlinearity(layer, x, here.place), here.place, into)
+            case Identity():
+                return self._sum(x, here.place, into)
+            case Sequential():
+                if not here.children:
+                    return self._sum(x, here.place, into)
+                for inner in here.children[:-1]:
+                    x = self.lower_both(inner, x)
+                    x.make()
+                return self.lower_both(here.children[-1], x, into)
+            case Sum():
+                total = into
+                for branch in skips_first(here.children):
+                    total = self.lower_both(branch, x, total)
+                    total.make()
+                assert total is not None
+                return total
+            case _:
+                assert_never(here.layer)
+
+    def theta(self, x: Maps, place: str, left: int = 0) -> Value | None:
+        """Θ − left · K as a map of its own; None where it is zero."""
+        times = x.own - left
+        if times == 0:
+            return x.T
+        K = replace(x.K, unit=times * x.K.unit, level=x.K.level + log2(times))  # the same sheets in another unit
+        return K if x.T is None else self.added(K, place, x.T)
+
+    def plain(self, x: Value, place: str) -> Value:
+        """The map in a unit within 2^±100, for float32 to hold the unit."""
+        exponent = math.frexp(x.unit)[1]
+        shift = exponent - max(-100, min(100, exponent))
+        if shift == 0:
+            return x
+
+        def make(d: Displacement) -> int:
+            shape, first, second = x.overlap(d)
+            scale = math.ldexp(1.0, shift)
+            return self.add(Node(place, x.sheet(d), None, shape, shape, scale=scale, first=first, second=second))
+
+        return replace(x, unit=math.ldexp(x.unit, -shift), make=make, made={})
+
+    def _weights(self, here: Placed, layer: Conv | ConvTranspose | Dense, x: Maps, into: Maps | None) -> Maps:
+        """Without a bias own · K goes through the layer as K does, and is own · K again behind it."""
+        if layer.bias_var > 0:
+            x = Maps(x.K, self.theta(x, here.place), 0)
+        own = x.own + 1
+        if into is not None and into.own != own:
+            return self._sum(self._weights(here, layer, x, None), here.place, into)
+        T, K = (None, None) if into is None else (into.T, into.K)
+        if x.T is not None:
+            T = self.linear(here, replace(layer, bias_var=0.0), x.T, T)
+        return Maps(self.linear(here, layer, x.K, K), T, own)
+
+    def _pooled(self, here: Placed, x: Maps, into: Maps | None) -> Maps:
+        if into is not None and (into.own != x.own or (into.T is None) != (x.T is None)):
+            return self._sum(self._pooled(here, x, None), here.place, into)
+        K = Pooled(x.K, None if into is None else into.K)
+        if x.T is None:
+            return Maps(self.pool(here, K)[0], None, x.own)
+        after, pooled = self.pool(here, Pooled(x.T, None if into is None else into.T), K)
+        return Maps(pooled, after, x.own)
+
+    def _nonlinearity(self, layer: Nonlinearity, x: Maps, place: str) -> Maps:
+        """T ← V̇ · (T + own · K), with V̇ = ∂V/∂K = (factor/unit) · f' where f' is in units of the map."""
+        activation = self.site(layer, x.K, place)
+        row, K, T = activation.formula, x.K, x.T
+        unit, level = (K.unit, -math.inf) if T is None else (T.unit, T.level)
+        own = x.own * (K.unit / unit)
+
+        def make(d: Displacement) -> int:
+            part, first, second = K.overlap(d)
+            tangent = Tangent(NOTHING if T is None else T.sheet(d), own)
+            return self.add(
+                Node(place, K.sheet(d), None, part, part, activation, first=first, second=second, tangent=tangent)
+            )
+
+        level = log2_sum(level, K.level + log2(x.own)) + row.slope_level(K.level)
+        slope = Value(unit * (activation.factor / K.unit), K.spatial, level, make)
+        return Maps(self.activated(activation, K), slope, 0)
+
+    def _sum(self, x: Maps, place: str, into: Maps | None) -> Maps:
+        if into is None:
+            return x
+        own = min(x.own, into.own)
+        T, U = self.theta(into, place, own), self.theta(x, place, own)
+        if U is not None:
+            T = self.added(U, place, T)
+        return Maps(self.added(x.K, place, into.K), T, own)

@@ -1,0 +1,159 @@
+"""RBF kernels as networks: against plain formulas on pixels and patches, close copies of an image included."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cnngp import Conv, Dense, GlobalAvgPool, Kernel, NetworkError, Rbf, Sequential, reference, zoo
+from cnngp.network import tangent
+from helpers.cuda_cases import error
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def some_images(n: int, shape: tuple[int, ...], seed: int = 0) -> Array:
+    """Images between 0 and 1, in part blank, the last two a hair from the first."""
+    rng = np.random.default_rng(seed)
+    X = np.where(rng.random((n, *shape)) < 0.4, 0.0, rng.random((n, *shape)))
+    X[-2] = X[0]
+    X[-1] = np.clip(X[0] + 1e-4 * rng.normal(size=shape), 0.0, 1.0)
+    return X.astype(np.float32).astype(np.float64)
+
+
+def squared_distances(A: Array, B: Array) -> Array:
+    return ((A[:, None] - B[None]) ** 2).sum(axis=-1)  # type: ignore[no-any-return]
+
+
+def patches(image: Array, size: int) -> Array:
+    """Every patch of (C, H, W) as a row."""
+    _, height, width = image.shape
+    places = itertools.product(range(height - size + 1), range(width - size + 1))
+    return np.array([image[:, a : a + size, b : b + size].ravel() for a, b in places])
+
+
+def convolutional(X: Array, size: int, gamma: float) -> Array:
+    """The mean of exp(−γ/d · |patch − patch'|²) over all pairs of patches of two images."""
+    every = [patches(x, size) for x in X]
+    d = every[0].shape[1]
+    return np.array([[np.exp(-gamma / d * squared_distances(p, q)).mean() for q in every] for p in every])
+
+
+# A half-ulp of K moves the exponent 2γ(K − m) by 2γ · K₁ · 2^-24: here γK₁ is at most 3, after four roundings of K.
+TOLERANCE = {"float32": 1.5e-6, "float64": 1e-14}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("shape", [(1, 9, 8), (3, 5, 7), (20,)], ids=str)
+@pytest.mark.parametrize("lengthscale", [0.8, 4.0])
+def test_the_dense_network_is_the_rbf_kernel_on_pixels(dtype: str, shape: tuple[int, ...], lengthscale: float) -> None:
+    X = some_images(6, shape)
+    d = math.prod(shape)
+    net = zoo.rbf(d / (2.0 * lengthscale**2))
+    rows = X.reshape(len(X), -1)
+    expected = np.exp(-squared_distances(rows, rows) / (2.0 * lengthscale**2))
+    assert error(reference.kernel(net, X), expected) < 1e-13
+    bound = TOLERANCE[dtype] * max(1.0, d / (2.0 * lengthscale**2) * float((rows**2).mean(axis=1).max()))
+    assert error(Kernel(net, device="cpu", dtype=dtype)(X), expected) < bound
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(("size", "shape"), [(5, (1, 9, 8)), (3, (3, 6, 5)), (4, (1, 4, 7))], ids=str)
+def test_the_convolutional_gp_is_the_sum_over_all_pairs_of_patches(
+    dtype: str, size: int, shape: tuple[int, ...]
+) -> None:
+    X = some_images(5, shape)
+    net = zoo.conv_gp(size, gamma=3.0)
+    assert net == Sequential(Conv(size, padding="valid"), Rbf(3.0), GlobalAvgPool(), Dense())
+    expected = convolutional(X, size, 3.0)
+    assert error(reference.kernel(net, X), expected) < 1e-14
+    assert error(Kernel(net, device="cpu", dtype=dtype)(X), expected) < TOLERANCE[dtype]
+
+
+def test_the_zoo_adds_the_two_kernels_of_the_convolutional_gp() -> None:
+    X = some_images(4, (1, 8, 8))
+    both = zoo.conv_gp(3, gamma=2.0, pixel_gamma=4.0, pixel_var=0.25)
+    rows = X.reshape(len(X), -1)
+    dense = 0.25 * np.exp(-4.0 / 64 * squared_distances(rows, rows))
+    np.testing.assert_allclose(reference.kernel(both, X), convolutional(X, 3, 2.0) + dense, rtol=1e-13)
+
+
+def test_a_small_pool_lets_neighbouring_patches_share_a_weight() -> None:
+    """pool=k: K = mean over windows of the mean over the pairs of patches inside a window."""
+    X = some_images(3, (1, 6, 6))
+    every = [patches(x, 3).reshape(4, 4, 9) for x in X]
+    windows = [[p[a : a + 2, b : b + 2].reshape(4, 9) for a in range(3) for b in range(3)] for p in every]
+    expected = [
+        [
+            np.mean([np.exp(-2.0 / 9 * squared_distances(P, Q)).mean() for P, Q in zip(p, q, strict=True)])
+            for q in windows
+        ]
+        for p in windows
+    ]
+    np.testing.assert_allclose(reference.kernel(zoo.conv_gp(3, gamma=2.0, pool=2), X), expected, rtol=1e-13)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_close_copies_of_an_image_keep_their_distance(dtype: str) -> None:
+    """exp(−x) near x = 0 is 1 − x: what is left of K₁ + K₂ − 2K is as exact as K itself, and V is never above 1."""
+    rng = np.random.default_rng(1)
+    X = rng.random((1, 1, 6, 6)).repeat(5, axis=0)
+    for i, far in enumerate((0.0, 1e-4, 1e-2, 0.1, 1.0)):
+        X[i, 0, 2, 3] += far
+    X = X.astype(np.float32).astype(np.float64)
+    gamma, rows = 2.0, X.reshape(5, -1)
+    distances = squared_distances(rows, rows) / 36.0
+    K = Kernel(Sequential(Dense(), Rbf(gamma), Dense()), device="cpu", dtype=dtype)(X).astype(np.float64)
+    assert (K <= 1.0).all()
+    assert (K.diagonal() == 1.0).all()
+    roundings = 8.0 * gamma * float((rows**2).mean(axis=1).max()) * float(np.finfo(dtype).eps)
+    assert np.abs(K - np.exp(-gamma * distances)).max() < roundings
+
+
+def test_a_network_between_pixels_and_rbf_sees_its_own_covariance() -> None:
+    """Rbf stands behind any Gaussian map, and its unit holds γ: a gain below it must come out again."""
+    X = some_images(4, (2, 5, 5))
+    net = Sequential(Conv(3, weight_var=4.0, bias_var=0.5), Rbf(0.3), Conv(3, stride=2), Rbf(2.0), Dense(0.7, 0.1))
+    for dtype in ("float32", "float64"):
+        assert error(Kernel(net, device="cpu", dtype=dtype)(X), reference.kernel(net, X)) < 2 * TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("gamma", [0.0, -1.0, math.nan, math.inf, 1e40, "one", True])
+def test_what_is_no_gamma_is_refused(gamma: Any) -> None:
+    with pytest.raises(NetworkError, match=r"Rbf: gamma="):
+        Rbf(gamma)
+
+
+def test_what_the_zoo_cannot_make_is_refused() -> None:
+    with pytest.raises(NetworkError, match=r"Rbf: gamma=0.0 is not a positive number"):
+        zoo.rbf(0.0)
+    with pytest.raises(NetworkError, match=r"zoo.conv_gp: pool=0 is not 'global' or a positive integer"):
+        zoo.conv_gp(pool=0)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-6), ("float64", 1e-13)])
+def test_the_tangent_kernel_of_rbf_networks(dtype: str, tolerance: float) -> None:
+    X = some_images(4, (1, 6, 5))
+    for net in (zoo.rbf(3.0), zoo.conv_gp(3, 2.0, pixel_gamma=1.0, pixel_var=0.5)):
+        K = Kernel(net, device="cpu", dtype=dtype, kind="ntk")(X)
+        assert error(K, tangent.kernel(net, X)) < tolerance
+
+
+def test_the_derivative_by_gamma_is_that_of_differences() -> None:
+    """Both kernels of the convolutional GP: a lengthscale can be learned."""
+    X, h = some_images(4, (1, 6, 5)), 1e-5
+    G = np.random.default_rng(0).normal(size=(4, 4))
+    found = Kernel(zoo.conv_gp(3, 2.0, pixel_gamma=1.0), device="cpu", dtype="float64").gradient(X, None, G)
+
+    def moved(gamma: float, pixel_gamma: float) -> float:
+        return float((G * reference.kernel(zoo.conv_gp(3, gamma, pixel_gamma=pixel_gamma), X)).sum())
+
+    for name, high, low in (
+        ("branches[0].layers[1].gamma", moved(2.0 + h, 1.0), moved(2.0 - h, 1.0)),
+        ("branches[1].layers[1].gamma", moved(2.0, 1.0 + h), moved(2.0, 1.0 - h)),
+    ):
+        assert found[name] == pytest.approx((high - low) / (2.0 * h), rel=1e-6)
