@@ -30,7 +30,7 @@ SYSTEM_ROOT = hasattr(os, "geteuid") and os.geteuid() == 0
 
 
 class FullStore(zarr.storage.LocalStore):
-    """A disk with room for so many chunks."""
+    """A disk with room for a given number of chunks."""
 
     room = 12
 

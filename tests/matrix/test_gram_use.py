@@ -101,13 +101,14 @@ def last_json(capsys: pytest.CaptureFixture[str]) -> Any:
 
 def test_gram_plan_and_status(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     place = str(tmp_path / "K.zarr")
-    assert run(["gram", "--plan", "--tile", "64", "--train", "150", "--device", "cpu", "--json"]) == 0
+    asked = ["--network", "small_cnn", "--tile", "64", "--train", "150", "--device", "cpu", "--json"]
+    assert run(["gram", "--plan", *asked]) == 0
     planned = last_json(capsys)
     assert (planned["pairs"], planned["tiles"], planned["tile"]) == (150 * 149 // 2, 6, 64)
     assert planned["disk_bytes"] == 9 * (64 * 64 * 4 + 4)
     assert planned["pairs_per_second"] > 0
     assert not (tmp_path / "K.zarr").exists()
-    assert run(["gram", "--store", place, "--tile", "64", "--train", "150", "--device", "cpu", "--json"]) == 0
+    assert run(["gram", "--store", place, *asked]) == 0
     assert last_json(capsys)["shape"] == [150, 150]
     assert sum(p.stat().st_size for p in Path(place).glob("K/c/*/*")) == planned["disk_bytes"]
     assert run(["gram", "--status", place, "--json"]) == 0
@@ -200,11 +201,11 @@ def test_mistakes_are_one_line(
 
 
 def test_classify_keeps_its_kernels(tmp_path: Path, capsys: pytest.CaptureFixture[str], calls: list[int]) -> None:
-    arguments = ["classify", "--train", "60", "--test", "20", "--device", "cpu", "--output", str(tmp_path / "out")]
+    arguments = ["classify", "--network", "small_cnn", "--train", "60", "--test", "20", "--device", "cpu"]
     errors = []
     for _ in range(2):
         calls.clear()
-        assert run([*arguments, "--store", str(tmp_path / "K.zarr"), "--json"]) == 0
+        assert run([*arguments, "--output", str(tmp_path / "out"), "--store", str(tmp_path / "K.zarr"), "--json"]) == 0
         errors.append(last_json(capsys)["test_error"])
     assert not calls
     assert errors[0] == errors[1]

@@ -59,6 +59,12 @@ def contents(store: Path) -> dict[str, Any]:
 # ---- metadata -------------------------------------------------------------------------------------------------------
 
 
+def test_a_store_that_lost_its_metadata_is_refused_by_its_name(store: Path) -> None:
+    (store / "zarr.json").unlink()
+    with pytest.raises(StoreError, match=r"K\.zarr has no zarr.json, so it is not known what matrix it holds"):
+        GramStore(store, read_only=True).array()
+
+
 def changes(document: dict[str, Any]) -> list[tuple[str, Any]]:
     """A document that says something else about how numbers are to be read, in each of its parts."""
     other_codecs = [{"name": "bytes", "configuration": {"endian": "big"}}, {"name": "crc32c"}]

@@ -21,6 +21,7 @@ from cnngp.common import progress as bars
 from cnngp.common.arrays import DataError, Output, check_output, to_numpy, to_output
 from cnngp.common.errors import StoreError
 from cnngp.kernel.kernel import Kernel, as_kernel
+from cnngp.kernel.program import Kind
 from cnngp.network.layers import Network, NetworkError
 
 from .cluster import cluster
@@ -50,6 +51,7 @@ def gram(
     progress: bool = True,
     output: Output = "numpy",
     client: Any = None,
+    kind: Kind = "nngp",
 ) -> Any:
     """K(X, Z), or K(X, X), tile by tile: bit for bit `kernel(X, Z)`, in memory or in a store.
 
@@ -68,6 +70,7 @@ def gram(
     output : "numpy", "cupy" or "torch", for a matrix in memory; on a card the last two leave it there.
     client : a `dask.distributed.Client` whose workers compute the tiles. They write them straight into `store`, which
         must be a path or URL that every one of them sees.
+    kind : of the kernel that is made of a network; see `Kernel`. A `Kernel` has its own.
 
     >>> import numpy as np, tempfile
     >>> from cnngp import Dense, Kernel, gram
@@ -82,7 +85,7 @@ def gram(
     ...     bool((K[:] == kernel(X)).all())
     True
     """
-    kernel = as_kernel(kernel)
+    kernel = as_kernel(kernel, kind=kind)
     side = check_tile(tile)
     check_output(output)
     if store is None and client is not None:
@@ -218,6 +221,7 @@ def _specify(
         dtype=kernel.dtype,
         tile=tile,
         id=None if found is None else found.id,
+        kind=kernel.kind,
     )
     return spec.identified() if found is None else spec
 

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from cnngp.common.errors import StoreError
+from cnngp.kernel.engines.base import Engine
 from cnngp.kernel.kernel import Kernel
 
 from .gram import progress_bar
@@ -19,10 +20,12 @@ from .store.places import local_path
 from .store.spec import Spec
 from .store.store import GramStore
 
+_FEWEST = 16  # images a side of the smallest block that is timed: a processor's vector of pairs
+
 
 @dataclass(frozen=True)
 class Plan:
-    """The cost of K(X, X). Rate and memory are measured on one tile; what a store already has is not counted."""
+    """The cost of K(X, X). Rate and memory are measured on a few pairs; what a store already has is not counted."""
 
     images: int
     pairs: int
@@ -31,7 +34,7 @@ class Plan:
     disk_bytes: int
     disk_free_bytes: int | None
     memory_bytes: int | None
-    """Peak of this process after one tile: it does not grow with the images."""
+    """Peak of this process after these pairs: it does not grow with the images."""
     fit_bytes: int
     """The float64 buffer of an exact fit."""
     engine: str
@@ -43,7 +46,7 @@ class Plan:
 
 
 def plan(kernel: Kernel, X: Any, *, tile: int | None = None, store: Any = None) -> Plan:
-    """Count everything, compute one tile, and say what the whole will take."""
+    """Count everything, time a few pairs, and say what the whole will take."""
     side = check_tile(tile)
     x = ImageRows(X, kernel, "X")
     n = len(x)
@@ -68,15 +71,41 @@ def plan(kernel: Kernel, X: Any, *, tile: int | None = None, store: Any = None) 
 
 
 def measured_rate(x: ImageRows, side: int) -> float:
-    """Pairs per second on one tile, or on what there is of one."""
+    """Pairs per second in tiles of that side, from as many pairs as take half a second, or from one tile.
+
+    Tables cost time for each image and are a large part of a small block, so they are timed apart.
+    """
     engine = x.kernel.engine_for(x.image_shape)
     half = max(1, min(side, len(x) // 2))
     card = 0 if x.kernel.device == "cuda" else None
     first, second = x.block(slice(0, half), card), x.block(slice(len(x) - half, len(x)), card)
     engine.cross(first[:2], second[:2], "numpy", None)  # compiles
+    count = min(half, _FEWEST)
+    while True:
+        whole, tables = _timed(engine, first[:count], second[:count])
+        if whole > 0.5 or count == half:
+            break
+        count = min(half, 2 * count)
+    pair, image = max(whole - tables, 0.1 * whole) / count**2, tables / (2 * count)
+    return half**2 / (half**2 * pair + 2 * half * image)
+
+
+def _timed(engine: Engine, first: Any, second: Any) -> tuple[float, float]:
+    """Seconds for all pairs of two blocks of images, and for the images' tables alone."""
     start = time.perf_counter()
+    engine.diagonal(first)
+    engine.diagonal(second)
+    middle = time.perf_counter()
     engine.cross(first, second, "numpy", None)
-    return half * half / max(time.perf_counter() - start, 1e-9)
+    return max(time.perf_counter() - middle, 1e-9), middle - start
+
+
+def expected_seconds(kernel: Kernel, X: Any, pairs: int) -> float:
+    """How long `pairs` of images such as X take here, by timing a few."""
+    rows = ImageRows(X, kernel, "X")
+    elements = kernel.network.shapes(rows.image_shape).elements
+    side = default_tile(elements, kernel.device, (len(rows), len(rows)), True)[0]
+    return pairs / measured_rate(rows, side)
 
 
 def _free(store: Any) -> int | None:

@@ -75,7 +75,7 @@ def while_true(waiting: Callable[[], bool], call: Callable[[], Any]) -> Any:
 
 
 def within(seconds: float, call: Callable[[], Any]) -> Any:
-    """What `call` gives; `TimeoutError` where it does not answer in so many seconds."""
+    """What `call` gives; `TimeoutError` where it does not answer within the given seconds."""
     until = time.monotonic() + seconds
     return while_true(lambda: time.monotonic() < until, call)
 

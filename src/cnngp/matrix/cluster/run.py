@@ -13,7 +13,7 @@ from .hands import AHEAD, Hands, Task
 from .roster import Roster
 from .worker import Job, Place, Refused, work
 
-# A task is so many tiles that it takes about this long; tiles are then written while the next are computed, and the
+# A task holds enough tiles to take about this long; tiles are then written while the next are computed, and the
 # scheduler has little to do.
 _TASK_SECONDS = 4.0
 _MOST_TILES = 64

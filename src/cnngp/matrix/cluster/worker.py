@@ -150,7 +150,7 @@ def _kernel(pickled: bytes) -> Kernel:
     from distributed.protocol import pickle
 
     kernel: Kernel = pickle.loads(pickled)
-    return Kernel(kernel.network, kernel.device, kernel.dtype, get_worker().state.nthreads, kernel.check)
+    return Kernel(kernel.network, kernel.device, kernel.dtype, get_worker().state.nthreads, kernel.kind, kernel.check)
 
 
 def _named(error: BaseException) -> str:

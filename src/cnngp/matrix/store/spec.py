@@ -54,6 +54,8 @@ class Spec:
     tile: tuple[int, int]
     id: str | None = None
     """Ties the tiles to this matrix; None in a store of format 1, whose tiles have no seals."""
+    kind: str = "nngp"
+    """Which kernel of the network; written only where it is not the Gaussian process's."""
 
     def identified(self) -> Spec:
         """With the identity of a matrix that begins now: the same for all who begin it, kept when images are added."""
@@ -78,6 +80,8 @@ class Spec:
             "dtype": self.dtype,
             "tile": list(self.tile),
         }
+        if self.kind != "nngp":
+            a["kind"] = self.kind
         if self.id is not None:
             a["id"] = self.id
             a[_CHECKSUM] = _digest(a)
@@ -102,6 +106,7 @@ class Spec:
                 dtype=str(a["dtype"]),
                 tile=(int(a["tile"][0]), int(a["tile"][1])),
                 id=str(a["id"]) if a[_MARK] == FORMAT else None,
+                kind=str(a.get("kind", "nngp")),
             )
             sound = spec.attributes() == {key: value for key, value in a.items() if key in _KEYS}
         except (KeyError, TypeError, ValueError, IndexError, OverflowError, AttributeError) as error:
@@ -115,6 +120,8 @@ class Spec:
         differs = []
         if self.fingerprint != wanted.fingerprint:
             differs.append(f"the network ({_short(self)} there, {_short(wanted)} now)")
+        if self.kind != wanted.kind:
+            differs.append(f"the kernel ({_KINDS.get(self.kind, self.kind)} there, {_KINDS[wanted.kind]} now)")
         if (self.Z is None) != (wanted.Z is None):
             kinds = ("the matrix of one set of images", "the matrix of two sets")
             differs.append(f"the kind ({kinds[self.Z is not None]} there, {kinds[wanted.Z is not None]} now)")
@@ -130,7 +137,8 @@ class Spec:
             raise StoreError(f"{name} was made for something else: {'; '.join(differs)}. Give another store")
 
 
-_KEYS = (_MARK, "network", "network_fingerprint", "X", "Z", "engine", "dtype", "tile", "id", _CHECKSUM)
+_KEYS = (_MARK, "network", "network_fingerprint", "X", "Z", "engine", "dtype", "tile", "id", "kind", _CHECKSUM)
+_KINDS = {"nngp": "the Gaussian process's, kind 'nngp',", "ntk": "the tangent kernel, kind 'ntk',"}
 _REMEDY = "bring zarr.json back from a copy, or delete the store"
 
 

@@ -71,8 +71,12 @@ class GramStore:
 
     @property
     def spec(self) -> Spec:
-        """What the store holds: that it holds something has been seen."""
-        assert self._spec is not None
+        """What the store holds. `StoreError` where nothing says so."""
+        if self._spec is None:
+            raise StoreError(
+                f"{self.name} has no zarr.json, so it is not known what matrix it holds; "
+                "bring zarr.json back from a copy, or delete the store"
+            )
         return self._spec
 
     @property
