@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
@@ -56,3 +58,15 @@ def test_another_word_is_refused_with_those_that_are_known():
     K, Y = problem(5, 0.1, 0)
     with pytest.raises(MatrixError, match="'ml' to choose it by likelihood, or 'loo' by leave-one-out"):
         ExactGP(K, Y, noise="cv")
+
+
+def test_noise_by_leave_one_out_is_no_less_than_what_rounding_does() -> None:
+    """Of two points that differ by less than rounding, leave-one-out alone would take the difference at its word."""
+    rng = np.random.default_rng(0)
+    X = np.concatenate([x := rng.random((30, 3)), x[:1] + 1e-7])
+    K = np.exp(-((X[:, None] - X) ** 2).sum(-1))
+    Y = np.sin(3.0 * X[:, :1])
+    exact, rounded = ExactGP(K, Y, noise="loo").noise, ExactGP(K, Y, noise="loo", rounding=1e-4).noise
+    assert exact < 1e-4
+    assert rounded == pytest.approx(math.sqrt(31) * 1e-4)
+    assert ExactGP(K, Y, noise="ml", rounding=1e-4).noise == ExactGP(K, Y, noise="ml").noise

@@ -75,11 +75,17 @@ def smoothed_loss(probabilities: Array, labels: Labels) -> float:
     That n labels were all predicted rightly does not mean that the next will be: without the allowance the best
     temperature would then be zero, and every probability 0 or 1.
     """
-    n, classes = probabilities.shape
+    target = smoothed(labels, probabilities.shape[1])
+    return float(-(target * np.log(np.maximum(probabilities, _FLOOR))).sum(1).mean())
+
+
+def smoothed(labels: Labels, classes: int) -> Array:
+    """The probabilities (n, classes) of labels that are allowed to be wrong."""
+    n = len(labels)
     wrong = 1.0 / (n + 2)
     target = np.full((n, classes), wrong / (classes - 1))
     target[np.arange(n), labels] = 1.0 - wrong
-    return float(-(target * np.log(np.maximum(probabilities, _FLOOR))).sum(1).mean())
+    return target
 
 
 def negative_log_likelihood(probabilities: Array, labels: Labels) -> float:

@@ -29,7 +29,7 @@ Amplitude = Literal["ml", "loo"] | float
 Noise = Literal["ml", "loo"] | float
 
 # Jitter is tried from far below the rounding of a float64 kernel up to where it would be a model of its own.
-_JITTERS = tuple(10.0**e for e in range(-14, -1))
+JITTERS = tuple(10.0**e for e in range(-14, -1))
 # Rows that are read and converted at a time, and the side of the tiles in which a matrix is checked.
 _ROWS = 256
 _TILE = 512
@@ -48,6 +48,7 @@ class ExactGP:
 
     `noise` is the variance of the noise in the kernel's units, "ml" or "loo"; `point_noise` (N,) has more of it for
     some points than for others. `amplitude` is "ml", "loo" or a number.
+    `rounding` is the relative error of the entries of K, below which noise by leave-one-out does not go.
     `jitter` is one known to be needed, from an earlier fit. With `overwrite=True` a float64 `K` is used as the buffer
     and its content is lost.
 
@@ -70,6 +71,7 @@ class ExactGP:
         jitter: float = 0.0,
         point_noise: Array | None = None,
         overwrite: bool = False,
+        rounding: float = 0.0,
     ) -> None:
         check_noise(noise)
         check_amplitude(amplitude)
@@ -80,7 +82,7 @@ class ExactGP:
         self.variances = A.diagonal().copy()
         """k(x, x) of each point: the diagonal of K before the noise of single points is added to it."""
         _add_to_diagonal(A, self.point_noise)
-        self.noise = chosen_noise(A, self.Y, noise, amplitude)
+        self.noise = chosen_noise(A, self.Y, noise, amplitude, rounding)
         self.jitter = jitter
         """What was added to the diagonal beside the noise, relative to the diagonal's mean."""
         self._amplitude_rule = amplitude
@@ -124,13 +126,13 @@ class ExactGP:
         """Var[f], shared by the outputs, from K(test, training) (M, N) and k(test, test) (M,) → (M,)."""
         V = self.factor.solve_lower(self._test(K_test).T)
         xp = namespace(V)
-        return self.amplitude * xp.maximum(_float64(xp, diagonal, "the diagonal") - (V * V).sum(0), 0.0)
+        return self.amplitude * xp.maximum(as_float64(xp, diagonal, "the diagonal") - (V * V).sum(0), 0.0)
 
     def covariance(self, K_test: Array, K_test_test: Array) -> Array:
         """Cov[f] between M test points, shared by the outputs, (M, N) and (M, M) → (M, M)."""
         V = self.factor.solve_lower(self._test(K_test).T)
         xp = namespace(V)
-        return self.amplitude * (_float64(xp, K_test_test, "K(test, test)") - V.T @ V)
+        return self.amplitude * (as_float64(xp, K_test_test, "K(test, test)") - V.T @ V)
 
     def sample(self, K_test: Array, K_test_test: Array, n: int, seed: int | None = None) -> Array:
         """`n` functions from the posterior at M test points: (n, M, outputs)."""
@@ -270,13 +272,13 @@ class ExactGP:
 def factorised(A: Array, noise: float, jitter: float = 0.0) -> tuple[Factor, float]:
     """K + noise·I without more jitter where that works, else with the smallest power of ten that does, in place."""
     mean_diagonal = float(A.diagonal().mean())
-    for relative in (jitter, *(j for j in _JITTERS if j > jitter)):
+    for relative in (jitter, *(j for j in JITTERS if j > jitter)):
         try:
             return Factor.of(A, noise + relative * mean_diagonal), relative
         except NotPositiveDefinite:
             continue
     raise MatrixError(
-        f"the kernel matrix of {A.shape[0]} points is not positive semi-definite: adding {_JITTERS[-1]:g} of its "
+        f"the kernel matrix of {A.shape[0]} points is not positive semi-definite: adding {JITTERS[-1]:g} of its "
         f"mean diagonal ({mean_diagonal:.3g}) does not make it so; it is not the matrix of a kernel"
     )
 
@@ -317,7 +319,7 @@ def check_amplitude(amplitude: object) -> None:
 
 def check_test(xp: Any, K_test: Array, points: int) -> Array:
     """K(test, training) in float64, checked."""
-    K_test = _float64(xp, K_test, "K(test, training)")
+    K_test = as_float64(xp, K_test, "K(test, training)")
     if K_test.ndim != 2 or K_test.shape[1] != points:
         raise MatrixError(
             f"K(test, training) has shape {K_test.shape}; expected (test points, {points} training points)"
@@ -327,7 +329,7 @@ def check_test(xp: Any, K_test: Array, points: int) -> Array:
     return K_test
 
 
-def _float64(xp: Any, a: Array, name: str) -> Array:
+def as_float64(xp: Any, a: Array, name: str) -> Array:
     """Real numbers of any library as float64 of `xp`."""
     a = a if kind(a) == "cupy" else to_numpy(a, name)
     return xp.asarray(as_real(a, name), dtype=xp.float64)
@@ -341,7 +343,7 @@ def weighted_kernels(K_test: Array, weights: Array) -> Array:
 def check_point_noise(xp: Any, noise: Array | None, n: int) -> Array:
     if noise is None:
         return xp.zeros(n)
-    noise = _float64(xp, noise, "the points' noise")
+    noise = as_float64(xp, noise, "the points' noise")
     if noise.shape != (n,) or not bool((xp.isfinite(noise) & (noise >= 0.0)).all()):
         raise MatrixError(f"the noise of single points has shape {noise.shape}; expected {n} variances of 0 or more")
     return noise
@@ -353,7 +355,7 @@ def _add_to_diagonal(A: Array, values: Array) -> None:
 
 
 def check_targets(xp: Any, Y: Array, n: int) -> Array:
-    Y = _float64(xp, Y, "Y")
+    Y = as_float64(xp, Y, "Y")
     if Y.ndim != 2 or Y.shape[0] != n or Y.shape[1] == 0:
         raise MatrixError(f"the targets have shape {Y.shape}; expected ({n} points, outputs)")
     if not bool(xp.isfinite(Y).all()):

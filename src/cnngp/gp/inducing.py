@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from .posterior import NewPoints
 
 # Training points whose features are kept for leave-one-out, which chooses noise and temperature.
-SAMPLE = 2048
+SAMPLE = 4096
 Part = tuple[slice, Array, Array, Array]
 """Rows of the training points, K(rows, inducing) (M, m), targets (M, outputs) and k(x, x) (M,)."""
 # The powers of ten, times the mean diagonal, between which noise is sought. Below 10⁻⁴ predictions no longer change,
@@ -96,7 +96,7 @@ class InducingGP:
         xp = namespace(A)
         self.basis, self.jitter = factorised(A, 0.0)
         if self.jitter:
-            warn_of_jitter(self.basis, self.jitter, stacklevel=7)
+            warn_of_jitter(self.basis, self.jitter, stacklevel=9)
         self.loo_rows = np.asarray(sample)
         self._set_own(np.full(len(self.loo_rows), -1) if own is None else np.asarray(own))
         self._kept: Array = None  # features of the sample, (m, sample)

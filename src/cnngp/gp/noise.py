@@ -19,18 +19,33 @@ import numpy as np
 from .linalg import Array, namespace
 
 _LEAST, _MOST = -10.0, 6.0  # log₁₀ of the noise that is tried, in units of the mean eigenvalue
-# Leave-one-out is asked of at most so many points, evenly spread: what noise is right does not depend on their number.
+# Leave-one-out is asked of at most this many points, evenly spread: the right noise does not depend on their number.
 _MOST_POINTS = 6000
 
 
-def chosen_noise(K: Array, Y: Array, noise: Any, amplitude: Any) -> float:
-    """The noise that is meant: "ml" by marginal likelihood, "loo" by leave-one-out, else the number itself."""
+def searched_points(noise: Any, n: int) -> int:
+    """Of n points, those whose matrix is decomposed to choose the noise."""
+    return {"ml": n, "loo": -(-n // _step(n))}.get(noise, 0) if isinstance(noise, str) else 0
+
+
+def _step(n: int) -> int:
+    return -(-n // _MOST_POINTS)
+
+
+def chosen_noise(K: Array, Y: Array, noise: Any, amplitude: Any, rounding: float = 0.0) -> float:
+    """The noise that is meant: "ml" by marginal likelihood, "loo" by leave-one-out, else the number itself.
+
+    `rounding` is the relative error of K's entries. By leave-one-out, noise is no less than what such errors do to the
+    eigenvalues, about √N · rounding · k(x, x): with less, the predictions of images that are nearly alike are made of
+    rounding errors, and what leave-one-out says of them is chance.
+    """
     match noise:
         case "ml":
             return _most_likely(K, Y, amplitude)
         case "loo":
-            step = -(-len(Y) // _MOST_POINTS)
-            return _best_left_out(K[::step, ::step], Y[::step], amplitude)
+            step = _step(len(Y))
+            least = math.sqrt(len(Y)) * rounding * float(K.diagonal().mean())
+            return max(least, _best_left_out(K[::step, ::step], Y[::step], amplitude))
         case _:
             return float(noise)
 

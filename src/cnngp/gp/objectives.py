@@ -1,0 +1,100 @@
+"""What hyperparameters are learned by: a loss of the kernel matrix and the targets, and its gradient.
+
+A = K + noise·I, α = A⁻¹Y and κ_i = [A⁻¹]_ii. Both losses are in nats for each of the N·C targets, and of both the
+amplitude a has been taken out where it is not given as a number: at its best, so that they do not change when K and the
+noise are multiplied by one factor.
+
+    likelihood      −log p(Y)          ½ Σ_c y_cᵀα_c/a + ½ C log|aA| + …       a = Σ_c y_cᵀα_c/(N·C)
+    leave-one-out   −Σ log p(y_i | others)   ½ Σ_ic α_ic²/(a κ_i) + ½ C Σ_i log(a/κ_i) + …  a = Σ_ic α_ic²/κ_i/(N·C)
+
+The second is what `noise="loo"` looks for. In place of it a loss of the leave-one-out means y_i − α_i/κ_i can be given.
+With P = ∂L/∂α and q = ∂L/∂κ, from dα = −A⁻¹dA α and dκ_i = −[A⁻¹dA A⁻¹]_ii:
+
+    ∂L/∂A = −½(A⁻¹Pαᵀ + αPᵀA⁻¹) − A⁻¹ diag(q) A⁻¹
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+from .exact import factorised
+from .linalg import Array, namespace
+
+Rule = Literal["likelihood", "loo"]
+RULES: tuple[Rule, ...] = ("likelihood", "loo")
+
+# A loss of leave-one-out means (N, C), given the targets, and its gradient with respect to the means.
+MeansLoss = Callable[[Array, Array], tuple[float, Array]]
+
+
+class Judged(NamedTuple):
+    """A loss, where less is better, and how it changes with the matrix and the noise."""
+
+    loss: float
+    by_matrix: Array
+    """∂L/∂K_ij, symmetric, every entry on its own: dL = Σ_ij by_matrix_ij dK_ij."""
+    by_noise: float
+
+
+def judged(
+    rule: Rule, K: Array, Y: Array, noise: float, amplitude: Any = "ml", means_loss: MeansLoss | None = None
+) -> Judged:
+    """The loss of `rule` for targets Y (N, C) with kernel matrix K (N, N), both float64, and its gradient.
+
+    `amplitude` is a number, or a word for its best value. Where K + noise·I is not positive definite in float64, the
+    least multiple of I that makes it so is added, as in a fit.
+
+    >>> import numpy as np
+    >>> found = judged("likelihood", np.eye(2), np.array([[1.0], [-1.0]]), 0.0)
+    >>> round(found.loss, 4)  # ½ log 2πe
+    1.4189
+    >>> found.by_matrix.round(4)  # less correlated than they are here would be better
+    array([[0.  , 0.25],
+           [0.25, 0.  ]])
+    """
+    xp = namespace(K)
+    factor, _ = factorised(K.copy(), noise)
+    inverse = factor.solve(xp.eye(len(K)))
+    alpha = inverse @ Y
+    if rule == "likelihood":
+        loss, by_matrix = _likelihood(factor.log_determinant(), inverse, alpha, Y, amplitude)
+    else:
+        kappa = inverse.diagonal().copy()
+        if means_loss is None:
+            loss, by_alpha, by_kappa = _left_out_density(alpha, kappa, amplitude)
+        else:  # y − α/κ
+            loss, by_mean = means_loss(Y - alpha / kappa[:, None], Y)
+            by_alpha = -by_mean / kappa[:, None]
+            by_kappa = (by_mean * alpha).sum(1) / kappa**2
+        by_matrix = -(inverse @ by_alpha) @ alpha.T - (inverse * by_kappa) @ inverse
+    by_matrix = 0.5 * (by_matrix + by_matrix.T)
+    return Judged(loss, by_matrix, float(by_matrix.trace()))
+
+
+def _likelihood(log_determinant: float, inverse: Array, alpha: Array, Y: Array, amplitude: Any) -> tuple[float, Array]:
+    n, outputs = Y.shape
+    fit = float((Y * alpha).sum())
+    a = _best(fit, n * outputs, amplitude)
+    loss = 0.5 * (fit / a + outputs * (log_determinant + n * math.log(2.0 * math.pi * a))) / (n * outputs)
+    # ∂(y_cᵀA⁻¹y_c) = −α_cα_cᵀ, ∂log|A| = A⁻¹; at its best value, a's own change counts for nothing.
+    return loss, 0.5 * (inverse / n - alpha @ alpha.T / (a * n * outputs))
+
+
+def _left_out_density(alpha: Array, kappa: Array, amplitude: Any) -> tuple[float, Array, Array]:
+    n, outputs = alpha.shape
+    fits = (alpha**2).sum(1) / kappa
+    fit = float(fits.sum())
+    a = _best(fit, n * outputs, amplitude)
+    spread = n * math.log(2.0 * math.pi * a) - float(namespace(kappa).log(kappa).sum())
+    loss = 0.5 * (fit / a + outputs * spread) / (n * outputs)
+    by_alpha = alpha / kappa[:, None] / (a * n * outputs)
+    by_kappa = -0.5 * (fits / a + outputs) / kappa / (n * outputs)
+    return loss, by_alpha, by_kappa
+
+
+def _best(fit: float, targets: int, amplitude: Any) -> float:
+    if not isinstance(amplitude, str):
+        return float(amplitude)
+    return fit / targets if fit > 0.0 else 1.0  # targets that are all zero say nothing of scale

@@ -1,0 +1,230 @@
+"""`trained_ensemble`: infinitely wide networks after gradient descent, from their two kernels.
+
+Draw the weights of infinitely many wide networks, train each one by itself with gradient flow on ½ Σ (f(x) − y)², and
+look at their outputs. At the start they are a Gaussian process with the NNGP kernel K; training moves each of them by
+the tangent kernel Θ, which stays as it is (Lee et al., NeurIPS 2019):
+
+    df/dt = −η Θ(·, training) (f(training) − y)
+    A     = Θ(test, training) Θ⁻¹ (I − e^{−ηΘt})
+    mean  = A y
+    cov   = K(test, test) + A K Aᵀ − A K(training, test) − K(test, training) Aᵀ
+
+With Θ = QΛQᵀ, of which there is one for all times and test points, A = Θ(test, training) Q diag(w(t)) Qᵀ, where
+w(t) = (1 − e^{−ηλt})/λ has no difference of like numbers in it and no trouble at λ = 0.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from cnngp.common.checks import is_number
+
+from .exact import JITTERS, JitterWarning, MatrixError, as_float64, check_targets, check_test, float64_buffer
+from .linalg import Array, namespace
+
+Times = float | Sequence[float | None] | None
+
+
+@dataclass(frozen=True)
+class EnsemblePrediction:
+    """Outputs of trained networks at M test points: a Gaussian, independent for each output and shared in covariance.
+
+    For several times t there is one more axis, in front.
+    """
+
+    mean: Array
+    """(M,) for targets (N,), (M, outputs) for targets (N, outputs)."""
+    variance: Array | None
+    """(M,): how much the networks differ; None where K(test, test) was not given."""
+    covariance: Array | None
+    """(M, M), exactly symmetric; None where K(test, test) was not given in full."""
+
+
+class TrainedEnsemble:
+    """Infinitely wide networks that gradient descent trains on N points; `trained_ensemble` makes it."""
+
+    def __init__(self, K: Array, Theta: Array, y: Array, learning_rate: float, ridge: float) -> None:
+        if not is_number(learning_rate, least=0.0) or learning_rate == 0.0:
+            raise ValueError(f"learning_rate={learning_rate!r}: expected a positive number")
+        if not is_number(ridge, least=0.0):
+            raise ValueError(f"ridge={ridge!r}: expected a number of 0 or more, in the units of Theta")
+        theta = _named("Theta", Theta)
+        self._K = _named("K", K)
+        xp = namespace(theta)
+        if namespace(self._K) is not xp:
+            raise MatrixError("K and Theta are in different places, one on a card; move one of them")
+        n = len(theta)
+        if len(self._K) != n:
+            raise MatrixError(f"K has {len(self._K)} points and Theta {n}; both are of the training points")
+        Y = as_float64(xp, y, "y")
+        self._flat = Y.ndim == 1
+        Y = check_targets(xp, Y[:, None] if self._flat else Y, n)
+        self.learning_rate, self.ridge = float(learning_rate), float(ridge)
+        values, self._Q = xp.linalg.eigh(theta)
+        self.jitter = self._needed_jitter(values, float(theta.diagonal().mean()))
+        """What was added to the diagonal of Theta beside the ridge, relative to the diagonal's mean."""
+        self._rates = values + (self.ridge + self.jitter * float(theta.diagonal().mean()))
+        self._targets = self._Q.T @ Y
+
+    @property
+    def points(self) -> int:
+        """How many training points there are."""
+        return len(self._K)
+
+    def _needed_jitter(self, values: Array, mean_diagonal: float) -> float:
+        """0 where no eigenvalue is mere rounding; else the power of ten that lifts them to a thousand times that.
+
+        Just above rounding would not do: an eigenvalue is divided into products that have the rounding of float64 too.
+        """
+        least, largest = float(values.min()) + self.ridge, float(abs(values).max())
+        rounding = len(values) * float(np.finfo(np.float64).eps) * largest
+        if least > rounding:
+            return 0.0
+        for jitter in JITTERS:
+            if least + jitter * mean_diagonal > 1e3 * rounding:
+                warnings.warn(
+                    f"Theta of {len(values)} points is not positive definite in float64; added {jitter:g} of its mean "
+                    "diagonal to the diagonal, as a ridge would. Repeated points or a float32 kernel do that: remove "
+                    f"repeats, use dtype='float64', or set ridge={jitter * mean_diagonal:.1e}",
+                    JitterWarning,
+                    stacklevel=4,
+                )
+                return jitter
+        raise MatrixError(
+            f"Theta of {len(values)} points has the eigenvalue {least - self.ridge:.3g}, too low beside its mean "
+            f"diagonal ({mean_diagonal:.3g}) for the matrix of a kernel"
+        )
+
+    def predict(
+        self, K_test: Array, Theta_test: Array, K_test_test: Array | None = None, t: Times = None
+    ) -> EnsemblePrediction:
+        """What the networks say at M test points, after training for a time `t`.
+
+        Parameters
+        ----------
+        K_test, Theta_test
+            (M, N): both kernels between the test points and the training points.
+        K_test_test
+            (M,) with k(x, x) for variances, or (M, M) for covariances; without it there is a mean alone.
+        t
+            One time or several; None, like infinity, is training to convergence.
+        """
+        xp = namespace(self._K)
+        K_test, P = check_test(xp, K_test, self.points), check_test(xp, Theta_test, self.points)
+        if len(K_test) != len(P):
+            raise MatrixError(f"K(test, training) has {len(K_test)} rows, Theta(test, training) {len(P)}")
+        prior = None if K_test_test is None else self._prior(K_test_test, len(P))
+        times = _times(t)
+        P = P @ self._Q  # Θ(test, training) in the eigenvectors of Θ
+        R = None if prior is None else K_test @ self._Q
+        mean, variance, covariance = [], [], []
+        for time in times if isinstance(times, list) else [times]:
+            A = P * self._weights(time)
+            found = A @ self._targets
+            mean.append(found[:, 0] if self._flat else found)
+            if prior is None or R is None:
+                continue
+            if prior.ndim == 1:
+                spread = prior + ((A @ self._K_rotated - 2.0 * R) * A).sum(1)
+                variance.append(xp.maximum(spread, 0.0))
+                continue
+            both = (0.5 * A @ self._K_rotated - R) @ A.T  # half of what is added, and as much transposed
+            covariance.append(prior + (both + both.T))
+            variance.append(xp.maximum(covariance[-1].diagonal(), 0.0))
+
+        def gathered(parts: list[Array]) -> Any:
+            if not parts:
+                return None
+            return xp.stack(parts) if isinstance(times, list) else parts[0]
+
+        return EnsemblePrediction(gathered(mean), gathered(variance), gathered(covariance))
+
+    def _weights(self, t: float) -> Array:
+        """w(t) = (1 − e^{−ηλt})/λ, for each eigenvalue: (N,)."""
+        xp = namespace(self._K)
+        return -xp.expm1(-self.learning_rate * t * self._rates) / self._rates
+
+    @cached_property
+    def _K_rotated(self) -> Array:
+        """QᵀKQ, (N, N)."""
+        return self._Q.T @ self._K @ self._Q
+
+    def _prior(self, K_test_test: Array, m: int) -> Array:
+        xp = namespace(self._K)
+        prior = as_float64(xp, K_test_test, "K(test, test)")
+        if prior.shape == (m, m):
+            A = float64_buffer(prior)
+            return 0.5 * (A + A.T)
+        if prior.shape != (m,):
+            raise MatrixError(f"K(test, test) has shape {prior.shape}; expected ({m},) or ({m}, {m})")
+        if not bool((xp.isfinite(prior) & (prior >= 0.0)).all()):
+            raise MatrixError("k(x, x) of the test points contains NaN, infinity or a number below 0")
+        return prior
+
+
+def trained_ensemble(
+    K: Array, Theta: Array, y: Array, *, learning_rate: float = 1.0, ridge: float = 0.0
+) -> TrainedEnsemble:
+    """Mean and covariance of infinitely wide networks after gradient descent, from matrices alone.
+
+    Each network of the ensemble starts from weights of its own and is trained by full-batch gradient flow on
+    ½ Σ (f(x) − y)². One eigendecomposition of `Theta` answers for all times and test points.
+
+    Parameters
+    ----------
+    K, Theta
+        (N, N): the kernels of kind "nngp" and "ntk" of the training points; NumPy, CuPy or torch.
+    y
+        Targets (N,) or (N, outputs).
+    learning_rate
+        Together with t it says how long training goes on: only their product counts. For the mean over points and
+        outputs in the loss, in place of the sum, divide it by their number.
+    ridge
+        Adds ½ ridge · ‖θ − θ₀‖² to the loss: weights are pulled back to where they began. Needed where points repeat.
+
+    Returns
+    -------
+    TrainedEnsemble
+        `predict(K_test, Theta_test, K_test_test, t)` gives `mean`, `variance` and `covariance` at test points.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from cnngp import trained_ensemble
+    >>> K, Theta = np.array([[1.0, 0.5], [0.5, 1.0]]), np.array([[2.0, 1.0], [1.0, 2.0]])
+    >>> ensemble = trained_ensemble(K, Theta, [1.0, -1.0])
+    >>> found = ensemble.predict(K[:1], Theta[:1], K[:1, :1], t=[0.0, 1.0, 100.0])
+    >>> found.mean[:, 0].round(3), found.variance[:, 0].round(3)
+    (array([0.   , 0.632, 1.   ]), array([1.   , 0.036, 0.   ]))
+    """
+    return TrainedEnsemble(K, Theta, y, learning_rate, ridge)
+
+
+def _named(name: str, matrix: Array) -> Array:
+    """A square matrix in float64, checked; an error says which one it is about."""
+    try:
+        return float64_buffer(matrix if hasattr(matrix, "shape") else np.asarray(matrix))
+    except MatrixError as error:
+        raise MatrixError(f"{name}: {error}") from None
+
+
+def _times(t: Any) -> float | list[float]:
+    def one(value: object) -> float:
+        if value is None or value == math.inf:
+            return math.inf
+        if not is_number(value, least=0.0):
+            raise ValueError(f"t={value!r}: expected a time of 0 or more, several of them, or None for convergence")
+        return float(value)
+
+    if t is None or np.ndim(t) == 0:
+        return one(t)
+    if np.ndim(t) > 1 or len(t) == 0:
+        raise ValueError(f"t has shape {np.shape(t)}; expected one time, or a list of at least one")
+    return [one(value) for value in t]

@@ -1,0 +1,183 @@
+"""Ensembles of trained wide networks: against the differential equation, closed cases and the limits in time."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.integrate import solve_ivp
+
+import cnngp
+from cnngp import Conv, Dense, ReLU, Sequential, trained_ensemble
+from cnngp.gp.exact import ExactGP, JitterWarning, MatrixError
+from cnngp.network import tangent
+
+NET = Sequential(Conv(3), ReLU(), Conv(3), ReLU(), Dense(bias_var=0.1))
+IMAGES = np.random.default_rng(0).normal(size=(12, 2, 5, 5))
+N = 8  # of them are for training
+KS = cnngp.reference.kernel(NET, IMAGES)
+THETAS = tangent.kernel(NET, IMAGES)
+Y = np.random.default_rng(1).normal(size=(N, 3))
+
+
+def parts(A: Any) -> tuple[Any, Any, Any]:
+    """Training, test against training, test."""
+    return A[:N, :N], A[N:, :N], A[N:, N:]
+
+
+K, K_TEST, K_TEST_TEST = parts(KS)
+THETA, THETA_TEST, _ = parts(THETAS)
+
+
+@pytest.mark.parametrize("ridge", [0.0, 0.3])
+@pytest.mark.parametrize("t", [0.05, 2.0])
+def test_moments_are_those_of_networks_that_follow_the_differential_equation(t: float, ridge: float) -> None:
+    """Training is linear in the outputs at the start, f(t) = f₀ + B (y − f₀), so B gives both moments."""
+    rate = 0.7
+
+    def slope(_: float, state: Any) -> Any:
+        # Weights move by Jᵀa: training outputs are f₀ + Θa, and the pull of the ridge is on a.
+        a = state.reshape(N, N)
+        return (rate * (np.eye(N) - THETA @ a - ridge * a)).ravel()
+
+    moved = solve_ivp(slope, (0.0, t), np.zeros(N * N), rtol=1e-10, atol=1e-12).y[:, -1].reshape(N, N)
+    B = THETA_TEST @ moved
+    map_ = np.hstack([-B, np.eye(4)])  # of the outputs at the start, training and test, without the targets
+    found = trained_ensemble(K, THETA, Y, learning_rate=rate, ridge=ridge).predict(K_TEST, THETA_TEST, K_TEST_TEST, t=t)
+    np.testing.assert_allclose(found.mean, B @ Y, atol=1e-8)
+    np.testing.assert_allclose(found.covariance, map_ @ KS @ map_.T, atol=1e-8)
+
+
+def test_single_networks_trained_in_small_steps_have_these_moments() -> None:
+    """Draws of the outputs at the start, each trained by many small steps of gradient descent on its own error."""
+    t, steps, draws = 1.5, 3000, 4000
+    f = np.linalg.cholesky(KS) @ np.random.default_rng(2).standard_normal((12, draws))
+    for _ in range(steps):
+        f = f - t / steps * THETAS[:, :N] @ (f[:N] - Y[:, :1])
+    found = trained_ensemble(K, THETA, Y[:, 0]).predict(K_TEST, THETA_TEST, K_TEST_TEST, t=t)
+    sd = np.sqrt(found.variance)
+    assert np.abs((f[N:].mean(1) - found.mean) / sd).max() < 5 / np.sqrt(draws)
+    assert np.abs(np.cov(f[N:]) - found.covariance).max() < 6 / np.sqrt(draws) * float(sd.max()) ** 2
+
+
+def test_two_points_in_closed_form() -> None:
+    """Θ = 2I: each training output goes to its target as 1 − e^{−2ηt}, whatever the other does."""
+    K2, theta, t = np.array([[1.0, 0.4], [0.4, 3.0]]), 2.0 * np.eye(2), 0.3
+    found = trained_ensemble(K2, theta, [1.0, -2.0], learning_rate=0.5).predict(K2, theta, K2, t=t)
+    left = np.exp(-0.5 * 2.0 * t)
+    np.testing.assert_allclose(found.mean, (1.0 - left) * np.array([1.0, -2.0]), rtol=1e-14)
+    np.testing.assert_allclose(found.covariance, left**2 * K2, rtol=1e-14)
+
+
+def test_before_training_it_is_the_prior() -> None:
+    found = trained_ensemble(K, THETA, Y).predict(K_TEST, THETA_TEST, K_TEST_TEST, t=0.0)
+    assert not found.mean.any()
+    np.testing.assert_array_equal(found.covariance, K_TEST_TEST)
+
+
+def test_at_convergence_the_mean_is_kernel_regression_and_training_points_are_known() -> None:
+    ensemble = trained_ensemble(K, THETA, Y)
+    found = ensemble.predict(K_TEST, THETA_TEST, np.diag(K_TEST_TEST))
+    np.testing.assert_allclose(found.mean, ExactGP(THETA, Y).mean(THETA_TEST), rtol=1e-9)
+    long = ensemble.predict(K_TEST, THETA_TEST, K_TEST_TEST, t=1e9)
+    np.testing.assert_allclose(found.mean, long.mean, rtol=1e-9)
+    np.testing.assert_allclose(found.variance, long.variance, rtol=1e-8)
+    known = ensemble.predict(K, THETA, K)
+    np.testing.assert_allclose(known.mean, Y, atol=1e-9)
+    assert np.abs(known.covariance).max() < 1e-9 * K.max()
+
+
+def test_with_one_kernel_for_both_it_is_the_posterior() -> None:
+    """Where Θ = K, as when only the last layer is trained, the covariance is that of the Gaussian process."""
+    gp = ExactGP(K, Y, amplitude=1.0)
+    found = trained_ensemble(K, K, Y).predict(K_TEST, K_TEST, K_TEST_TEST)
+    np.testing.assert_allclose(found.mean, gp.mean(K_TEST), rtol=1e-9)
+    np.testing.assert_allclose(found.covariance, gp.covariance(K_TEST, K_TEST_TEST), atol=1e-10)
+
+
+def test_shapes_and_symmetry() -> None:
+    ensemble = trained_ensemble(K, THETA, Y)
+    plain = ensemble.predict(K_TEST, THETA_TEST)
+    assert plain.mean.shape == (4, 3)
+    assert plain.variance is plain.covariance is None
+    many = ensemble.predict(K_TEST, THETA_TEST, K_TEST_TEST, t=[0.0, 1.0, np.inf])
+    assert many.mean.shape == (3, 4, 3)
+    assert many.covariance.shape == (3, 4, 4)
+    np.testing.assert_array_equal(many.covariance, many.covariance.swapaxes(1, 2))
+    np.testing.assert_array_equal(many.mean[2], plain.mean)
+    one = ensemble.predict(K_TEST, THETA_TEST, np.diag(K_TEST_TEST), t=1.0)
+    assert one.covariance is None
+    np.testing.assert_allclose(one.variance, many.variance[1], rtol=1e-12)
+    flat = trained_ensemble(K, THETA, Y[:, 1]).predict(K_TEST, THETA_TEST)
+    np.testing.assert_allclose(flat.mean, plain.mean[:, 1], rtol=1e-12)
+
+
+def test_networks_differ_less_the_longer_they_are_trained() -> None:
+    times = np.geomspace(0.01, 10.0, 12)
+    found = trained_ensemble(K, THETA, Y).predict(K, THETA, np.diag(K), t=times)
+    assert (np.diff(found.variance.sum(1)) < 0).all()
+
+
+def test_repeated_points_need_jitter_which_is_told_or_a_ridge() -> None:
+    rows = [0, 1, 1, 2]
+    K4, T4, y = K[np.ix_(rows, rows)], THETA[np.ix_(rows, rows)], np.array([1.0, 2.0, 4.0, 0.0])
+    with pytest.warns(JitterWarning, match=r"Theta of 4 points is not positive definite.*set ridge="):
+        ensemble = trained_ensemble(K4, T4, y)
+    assert 0.0 < ensemble.jitter < 1e-9
+    # Networks cannot tell the copies apart, so they end between the two targets.
+    assert ensemble.predict(K4, T4).mean == pytest.approx([1.0, 3.0, 3.0, 0.0], abs=1e-2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert trained_ensemble(K4, T4, y, ridge=1e-6).jitter == 0.0
+
+
+def test_kernels_in_float32_are_taken() -> None:
+    exact = trained_ensemble(K, THETA, Y).predict(K_TEST, THETA_TEST, K_TEST_TEST)
+    single = [A.astype(np.float32) for A in (K, THETA, K_TEST, THETA_TEST, K_TEST_TEST)]
+    found = trained_ensemble(*single[:2], Y).predict(*single[2:])
+    assert found.mean.dtype == np.float64
+    np.testing.assert_allclose(found.mean, exact.mean, atol=1e-5)
+    np.testing.assert_allclose(found.covariance, exact.covariance, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"K": K[:7]}, r"K: the kernel matrix has shape \(7, 8\)"),
+        ({"Theta": THETA[0]}, r"Theta: the kernel matrix has shape \(8,\)"),
+        ({"Theta": THETA[:7, :7]}, "K has 8 points and Theta 7"),
+        ({"Theta": THETA * np.nan}, "Theta: the kernel matrix contains NaN"),
+        ({"K": np.triu(K)}, "K: the kernel matrix is not symmetric"),
+        ({"Theta": THETA - 3.0 * np.eye(N)}, "too low beside its mean diagonal"),
+        ({"Theta": 0.0 * THETA}, "too low beside its mean diagonal"),
+        ({"y": Y[:7]}, r"targets have shape \(7, 3\); expected \(8 points"),
+        ({"y": Y * np.inf}, "targets contain NaN"),
+        ({"learning_rate": 0.0}, "learning_rate=0.0: expected a positive number"),
+        ({"ridge": -1.0}, "ridge=-1.0: expected a number of 0 or more"),
+    ],
+)
+def test_bad_matrices_are_refused(change: dict[str, Any], message: str) -> None:
+    with np.errstate(invalid="ignore"), pytest.raises(ValueError, match=message):
+        trained_ensemble(**{"K": K, "Theta": THETA, "y": Y} | change)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"K_test": K_TEST.T}, r"K\(test, training\) has shape \(8, 4\)"),
+        ({"Theta_test": THETA_TEST[:3]}, "has 4 rows, Theta"),
+        ({"K_test_test": K_TEST_TEST[:3]}, r"K\(test, test\) has shape \(3, 4\); expected \(4,\) or \(4, 4\)"),
+        ({"K_test_test": -np.ones(4)}, "a number below 0"),
+        ({"t": -1.0}, "t=-1.0: expected a time of 0 or more"),
+        ({"t": [1.0, np.nan]}, "expected a time of 0 or more"),
+        ({"t": []}, r"t has shape \(0,\)"),
+        ({"t": [[1.0]]}, r"t has shape \(1, 1\)"),
+    ],
+)
+def test_bad_test_points_are_refused(change: dict[str, Any], message: str) -> None:
+    ensemble = trained_ensemble(K, THETA, Y)
+    with pytest.raises(ValueError, match=message) as raised:
+        ensemble.predict(**{"K_test": K_TEST, "Theta_test": THETA_TEST} | change)
+    assert raised.type in (ValueError, MatrixError)
