@@ -12,15 +12,19 @@ if TYPE_CHECKING:
     from . import datasets as datasets
     from .common.arrays import DataError as DataError
     from .datasets import augmentation as augmentation
+    from .datasets import preparation as preparation
     from .estimators import GPClassifier as GPClassifier
     from .estimators import GPRegressor as GPRegressor
+    from .estimators import Learning as Learning
     from .estimators import SparseGPClassifier as SparseGPClassifier
     from .gp import calibration as calibration
     from .gp.solving import solve as solve
+    from .gp.trained import trained_ensemble as trained_ensemble
     from .kernel.check import WrongKernelError as WrongKernelError
     from .kernel.engines.base import RangeError as RangeError
     from .kernel.kernel import Kernel as Kernel
     from .matrix.cluster.connection import connect as connect
+    from .matrix.flips import flip_averaged as flip_averaged
     from .matrix.gram import gram as gram
     from .network import GELU as GELU
     from .network import Abs as Abs
@@ -36,6 +40,7 @@ if TYPE_CHECKING:
     from .network import LeakyReLU as LeakyReLU
     from .network import Network as Network
     from .network import NetworkError as NetworkError
+    from .network import Rbf as Rbf
     from .network import ReLU as ReLU
     from .network import Sequential as Sequential
     from .network import Sin as Sin
@@ -57,8 +62,18 @@ __version__ = "0.2.0"
 # Where each public name is defined.
 _EXPORTS = {
     "network.layers": (
-        *("Conv", "ConvTranspose", "Dense", "ReLU", "LeakyReLU", "Erf", "Abs", "Step", "Sin", "Cos", "GELU"),
-        *("Elementwise", "AvgPool", "GlobalAvgPool", "Identity", "Sequential", "Sum", "Network", "NetworkError"),
+        *("Conv", "ConvTranspose", "Dense", "ReLU", "LeakyReLU", "Erf", "Abs", "Step", "Sin", "Cos", "Rbf"),
+        *(
+            "GELU",
+            "Elementwise",
+            "AvgPool",
+            "GlobalAvgPool",
+            "Identity",
+            "Sequential",
+            "Sum",
+            "Network",
+            "NetworkError",
+        ),
     ),
     "network.serialize": ("from_json",),
     "common.arrays": ("DataError",),
@@ -66,9 +81,11 @@ _EXPORTS = {
     "kernel.check": ("WrongKernelError",),
     "kernel.kernel": ("Kernel",),
     "matrix.gram": ("gram",),
+    "matrix.flips": ("flip_averaged",),
     "matrix.cluster.connection": ("connect",),
     "gp.solving": ("solve",),
-    "estimators": ("GPClassifier", "GPRegressor", "SparseGPClassifier"),
+    "gp.trained": ("trained_ensemble",),
+    "estimators": ("GPClassifier", "GPRegressor", "Learning", "SparseGPClassifier"),
     "torch_bridge": ("from_torch", "explain", "sample_network", "gpytorch_kernel"),
     "torch_bridge.limits": ("check_limit",),
     "search": ("random_search",),
@@ -80,6 +97,7 @@ _MODULES = {
     "functions": "network.functions",
     "datasets": "datasets",
     "augmentation": "datasets.augmentation",
+    "preparation": "datasets.preparation",
     "calibration": "gp.calibration",
 }
 _WHERE = {name: module for module, names in _EXPORTS.items() for name in names}

@@ -186,12 +186,12 @@ def test_precomputed_matrices(fitted: GPClassifier) -> None:
 def test_a_kernel_is_accepted_and_default_networks_fit_the_shape() -> None:
     kernel = Kernel(NET, dtype="float64")
     assert GPClassifier(kernel).fit(DATA.X[:40], DATA.y[:40]).kernel_ is kernel
-    assert GPClassifier().fit(DATA.X[:40], DATA.y[:40]).network_ == zoo.small_cnn()
+    assert GPClassifier().fit(DATA.X[:40], DATA.y[:40]).network_ == zoo.pooled_cnn("large", 0)
     assert GPClassifier().fit(DATA.X[:40].reshape(40, -1), DATA.y[:40]).network_ == zoo.dense_nngp()
     big = np.kron(DATA.X[:6], np.ones((1, 1, 2, 2)))
-    assert GPClassifier().fit(big, DATA.y[:6]).network_ == zoo.resnet(32)
+    assert GPClassifier().fit(big, DATA.y[:6]).network_ == zoo.pooled_cnn("large", 0)
     waves = DATA.X[:40].reshape(40, 1, 64)
-    assert GPClassifier(input_shape=(1, 64)).fit(waves, DATA.y[:40]).network_ == zoo.small_cnn()
+    assert GPClassifier(input_shape=(1, 64)).fit(waves, DATA.y[:40]).network_ == zoo.pooled_cnn("large", 2)
 
 
 def test_bytes_and_torch_tensors_are_images_too() -> None:

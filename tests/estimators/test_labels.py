@@ -238,7 +238,7 @@ def test_noise_that_is_none() -> None:
 def test_networks_by_name() -> None:
     clf = GPClassifier("small_cnn", device="cpu").fit(DATA.X, DATA.y)
     assert clf.network_ == zoo.small_cnn()
-    assert GPRegressor("auto", device="cpu").fit(DATA.X, DATA.y).network_ == zoo.small_cnn()
+    assert GPRegressor("auto", device="cpu").fit(DATA.X, DATA.y).network_ == zoo.pooled_cnn("large", 0)
     with pytest.raises(NetworkError, match="no network 'resnet': expected auto"):
         GPClassifier("resnet").fit(DATA.X, DATA.y)
 

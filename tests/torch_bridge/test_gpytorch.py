@@ -46,13 +46,15 @@ def test_matrices_and_diagonals(flat: bool, dtype: torch.dtype, tolerance: float
         (kernel(x)[2:5, :3].to_dense(), K[2:5, :3]),
     ):
         assert found.dtype == dtype
-        np.testing.assert_allclose(found.numpy(), expected, rtol=0, atol=tolerance * np.abs(K).max())
+        np.testing.assert_allclose(found.detach().numpy(), expected, rtol=0, atol=tolerance * np.abs(K).max())
 
 
 def test_the_same_bits_as_the_kernel_itself() -> None:
     expected = Kernel(NET, device="cpu", dtype="float64")(X.numpy())
-    np.testing.assert_array_equal(gpytorch_kernel(NET, SHAPE)(X).to_dense().numpy(), expected)
-    np.testing.assert_array_equal(gpytorch_kernel(Kernel(NET, device="cpu", dtype="float64"))(X).to_dense(), expected)
+    for given in (NET, Kernel(NET, device="cpu", dtype="float64")):
+        for learn in (True, False):
+            kernel = gpytorch_kernel(given, SHAPE, learn=learn).double()
+            np.testing.assert_array_equal(kernel(X).to_dense().detach().numpy(), expected)
 
 
 def test_batches() -> None:
@@ -60,24 +62,25 @@ def test_batches() -> None:
     both = torch.stack([X.flatten(1), images(7, seed=3).flatten(1)])
     found = kernel(both, Z.flatten(1)).to_dense()
     assert found.shape == (2, 7, 4)
-    np.testing.assert_allclose(found[0].numpy(), KXZ, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(found[0].detach().numpy(), KXZ, rtol=0, atol=1e-12)
     assert kernel(both, diag=True).shape == (2, 7)
 
 
 class ExactModel(gpytorch.models.ExactGP):
-    def __init__(self, x: torch.Tensor, y: torch.Tensor, likelihood: object) -> None:
+    def __init__(self, x: torch.Tensor, y: torch.Tensor, likelihood: object, learn: bool) -> None:
         super().__init__(x, y, likelihood)
         self.mean_module = gpytorch.means.ZeroMean()
-        self.covar_module = gpytorch.kernels.ScaleKernel(gpytorch_kernel(NET, SHAPE))
+        self.covar_module = gpytorch.kernels.ScaleKernel(gpytorch_kernel(NET, SHAPE, learn=learn))
 
     def forward(self, x: torch.Tensor) -> object:
         return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
 
 
-def test_exact_regression() -> None:
+@pytest.mark.parametrize("learn", [False, True], ids=["fixed", "learned"])
+def test_exact_regression(learn: bool) -> None:
     y = torch.randn(7, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     likelihood = gpytorch.likelihoods.GaussianLikelihood().double()
-    model = ExactModel(X.flatten(1), y, likelihood).double()
+    model = ExactModel(X.flatten(1), y, likelihood, learn).double()
     mll = gpytorch.mlls.ExactMarginalLogLikelihood(likelihood, model)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
     losses = []
@@ -92,9 +95,12 @@ def test_exact_regression() -> None:
     with torch.no_grad():
         posterior = model(Z.flatten(1))
     scale, noise = model.covar_module.outputscale.item(), likelihood.noise.item()
+    network = model.covar_module.base_kernel.network  # a plain network with what was learned
+    assert (network != NET) == learn
+    K, KXZ = reference.kernel(network, X.numpy()), reference.kernel(network, X.numpy(), Z.numpy())
     A = np.linalg.inv(scale * K + noise * np.eye(7))
     np.testing.assert_allclose(posterior.mean.numpy(), scale * KXZ.T @ A @ y.numpy(), rtol=1e-8)
-    variance = scale * reference.kernel(NET, Z.numpy()) - scale**2 * KXZ.T @ A @ KXZ
+    variance = scale * reference.kernel(network, Z.numpy()) - scale**2 * KXZ.T @ A @ KXZ
     np.testing.assert_allclose(posterior.variance.numpy(), variance.diagonal(), rtol=1e-6)
 
 
@@ -128,7 +134,85 @@ def test_variational_classification() -> None:
     assert losses[-1] < losses[0]
 
 
-def test_no_gradient_through_the_network_is_said_so() -> None:
+PARAMETERS = [
+    *("raw_layers_0_weight_var", "raw_layers_0_bias_var", "raw_layers_2_weight_var"),
+    *("raw_layers_4_weight_var", "raw_layers_4_bias_var"),
+]
+
+
+def test_positive_variances_are_parameters_and_a_zero_stays_zero() -> None:
+    kernel = gpytorch_kernel(NET, SHAPE)
+    assert [name for name, _ in kernel.named_parameters()] == PARAMETERS
+    places = [name for name, value in NET.parameters().items() if value > 0.0 and "gain" not in name]
+    assert list(kernel.learned_values) == places
+    assert [value.item() for value in kernel.learned_values.values()] == pytest.approx([1.0, 0.1, 1.0, 1.0, 0.2])
+    assert kernel.network is NET
+    assert not list(gpytorch_kernel(NET, SHAPE, learn=False).parameters())
+    with torch.no_grad():
+        kernel.raw_layers_4_bias_var += 1.0
+    changed = kernel.network.parameters()
+    assert changed["layers[4].bias_var"] == pytest.approx(0.2 * np.e, rel=1e-6)
+    assert changed | {"layers[4].bias_var": 0.2} == NET.parameters()
+    with pytest.raises(ValueError, match="learn=1 is not True or False"):
+        gpytorch_kernel(NET, SHAPE, learn=1)  # type: ignore[arg-type]
+
+
+def _numbers(kernel: object, what: str, x: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+    match what:
+        case "matrix":
+            return kernel(x).to_dense()  # type: ignore[operator,no-any-return]
+        case "two sets":
+            return kernel(x, z).to_dense()  # type: ignore[operator,no-any-return]
+        case "diagonal":
+            return kernel(x, diag=True)  # type: ignore[operator,no-any-return]
+        case "diagonal of two sets":
+            return kernel(x[:4], z, diag=True)  # type: ignore[operator,no-any-return]
+        case _:
+            return kernel(torch.stack([x, 2 * x]), z).to_dense()  # type: ignore[operator,no-any-return]
+
+
+@pytest.mark.parametrize("what", ["matrix", "two sets", "diagonal", "diagonal of two sets", "batch"])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-6), (torch.float32, 2e-4)])
+def test_backward_is_the_slope_of_finite_differences(what: str, dtype: torch.dtype, tolerance: float) -> None:
+    kernel, exact = gpytorch_kernel(NET, SHAPE).to(dtype), gpytorch_kernel(NET, SHAPE).double()
+    x, z = X.flatten(1), Z.flatten(1)
+    weights = torch.randn(_numbers(exact, what, x, z).shape, generator=torch.Generator().manual_seed(4)).double()
+    (weights.to(dtype) * _numbers(kernel, what, x.to(dtype), z.to(dtype))).sum().backward()
+    h = 1e-4
+    for name in PARAMETERS:
+        raw = getattr(exact, name)
+        sums = []
+        for step in (h, -h):
+            with torch.no_grad():
+                raw += step
+                sums.append((weights * _numbers(exact, what, x, z)).sum().item())
+                raw -= step
+        # Differences of step h are wrong by h² of the third derivative; float32 by its rounding of K and of G.
+        expected = (sums[0] - sums[1]) / (2 * h)
+        assert getattr(kernel, name).grad.dtype == dtype
+        assert getattr(kernel, name).grad.item() == pytest.approx(expected, rel=tolerance, abs=tolerance)
+
+
+def test_single_variances_can_be_held() -> None:
+    kernel = gpytorch_kernel(NET, SHAPE)
+    for name in PARAMETERS[1:]:
+        getattr(kernel, name).requires_grad_(False)
+    kernel(X).to_dense().sum().backward()
+    assert [getattr(kernel, name).grad is None for name in PARAMETERS] == [False, True, True, True, True]
+
+
+def test_state_is_kept_and_read_back() -> None:
+    kernel, other = gpytorch_kernel(NET, SHAPE), gpytorch_kernel(NET, SHAPE)
+    with torch.no_grad():
+        kernel.raw_layers_2_weight_var -= 0.5
+    other.load_state_dict(kernel.state_dict())
+    assert other.network == kernel.network != NET
+    assert torch.equal(other(X).to_dense(), kernel(X).to_dense())
+    for copied in (copy.deepcopy(kernel), pickle.loads(pickle.dumps(kernel))):
+        assert copied.network == kernel.network
+
+
+def test_no_gradient_with_respect_to_the_images_is_said_so() -> None:
     kernel = gpytorch_kernel(NET, SHAPE)
     x = X.flatten(1).requires_grad_()
     with pytest.raises(NotImplementedError, match="no gradient with respect to the images yet"):
@@ -167,6 +251,20 @@ def test_settings_are_checked_when_the_kernel_is_made(given: object) -> None:
     assert (made.threads, made.dtype) == (1, "float64" if isinstance(given, Kernel) else "float32")
 
 
+def test_a_tangent_kernel_is_refused() -> None:
+    with pytest.raises(ValueError, match="kind='ntk'"):
+        gpytorch_kernel(Kernel(NET, "cpu", kind="ntk"), SHAPE)
+
+
+def test_all_slopes_come_from_one_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = gpytorch_kernel(NET, SHAPE)
+    calls = []
+    original = Kernel.gradient
+    monkeypatch.setattr(Kernel, "gradient", lambda *a, **k: (calls.append(1), original(*a, **k))[1])
+    kernel(X).to_dense().sum().backward()
+    assert len(calls) == 1
+
+
 def test_training_asks_the_engine_once(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = gpytorch_kernel(NET, SHAPE)
     calls = []
@@ -200,4 +298,4 @@ def test_on_a_card_without_leaving_it() -> None:
         (kernel(x, diag=True), K.diagonal()),
     ):
         assert found.is_cuda
-        np.testing.assert_allclose(found.cpu().numpy(), expected, rtol=0, atol=1e-6 * np.abs(K).max())
+        np.testing.assert_allclose(found.detach().cpu().numpy(), expected, rtol=0, atol=1e-6 * np.abs(K).max())

@@ -69,8 +69,8 @@ def test_a_wrong_geometry_differs(wrong: Sequential) -> None:
 def test_sums_after_the_relu_are_caught() -> None:
     """The paper adds kernels after the ReLU, where that is not exact: finite networks have another covariance."""
     blocks = [Sum(Identity(), Sequential(Conv(4), ReLU()), allow_non_gaussian=True) for _ in range(3)]
-    decreed = Sequential(*blocks, Conv(4), ReLU(), Dense())
-    report = check_limit(decreed, X, (8, 32), samples=200)
+    inexact = Sequential(*blocks, Conv(4), ReLU(), Dense())
+    report = check_limit(inexact, X, (8, 32), samples=200)
     assert report.verdict == "differs"
     before = [Sum(Identity(), Sequential(Conv(4), ReLU(), Conv(4))) for _ in range(3)]
     assert check_limit(Sequential(*before, Conv(4), ReLU(), Dense()), X, (8, 32), samples=400).ok

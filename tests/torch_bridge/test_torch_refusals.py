@@ -194,7 +194,7 @@ def test_refused_by_name_and_reason(what: str) -> None:
         from_torch(module, shape)
 
 
-def test_adding_kernels_by_decree() -> None:
+def test_kernels_of_branches_that_are_not_gaussian_are_added_where_asked() -> None:
     class Module(nn.Module):
         def __init__(self) -> None:
             super().__init__()

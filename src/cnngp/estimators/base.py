@@ -6,7 +6,9 @@ import copy
 import functools
 import hashlib
 import time
+import warnings
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -22,6 +24,7 @@ from cnngp.common.arrays import (
 from cnngp.common.progress import progress_bar
 from cnngp.gp.exact import (
     ExactGP,
+    Noise,
     float64_buffer,
 )
 from cnngp.gp.iterative import IterativeGP
@@ -29,13 +32,14 @@ from cnngp.gp.linalg import blocks
 from cnngp.gp.novelty import novelty
 from cnngp.gp.solving import algebra
 from cnngp.gp.solving.matrices import SymmetricMatrix
+from cnngp.kernel.kernel import Kernel
 from cnngp.matrix.gram import gram
 from cnngp.matrix.store.places import child
 
 from .added import AddedImages
 from .certificate import Checked, certify, checked_sample
 from .checking import CheckedEstimator
-from .inducing_fit import fit_inducing
+from .inducing_fit import fit_with_pilot
 from .inducing_images import Images, asked_for
 from .inputs import (
     as_image_noise,
@@ -43,12 +47,15 @@ from .inputs import (
     as_names,
     checked_diagonal,
 )
+from .learning import Problem, as_learning, balanced, learned
 from .solver import choose_solver
 
 Array = NDArray[Any]
 
 # Entries of K(test, training) that are held at a time.
 _CHUNK = 1 << 23
+# Times the largest variance: noise beyond it means that leave-one-out found nothing in the labels.
+_ONLY_NOISE = 1e3
 _ONLY_EXACT = "image_noise needs the exact model: fit without inducing= and with solver='cholesky'"
 
 
@@ -60,6 +67,7 @@ class GPEstimator(CheckedEstimator):
     def _fit(self, images: Any, Y: NDArray[np.float64], K: Any, image_noise: Any) -> None:
         K = None if K is None else as_kernel_matrix(K)
         image_noise = None if image_noise is None else as_image_noise(image_noise, len(Y))
+        noise = self._learn(images, Y, image_noise)
         if self.inducing is not None:
             if image_noise is not None:
                 raise DataError(_ONLY_EXACT)
@@ -67,7 +75,11 @@ class GPEstimator(CheckedEstimator):
             return
         device: Literal["cpu", "cuda"] = "cpu" if self.kernel_ is None else self.kernel_.device
         entry = 8 if self.kernel_ is None else np.dtype(self.kernel_.dtype).itemsize
-        method = choose_solver(self.solver, len(Y), K, self.store is not None, entry, self.noise, device)
+        stored = self.store is not None
+        method = choose_solver(self.solver, len(Y), K, stored, entry, noise, device)
+        if self.noise is None and self.learned_ is None and self.choice_ is not None and method == "cholesky":
+            noise = "loo"  # part of the choice, as the network is
+            choose_solver("cholesky", len(Y), K, stored, entry, noise, device)
         if image_noise is not None and method != "cholesky":
             raise DataError(_ONLY_EXACT)
         given = K is not None
@@ -85,40 +97,82 @@ class GPEstimator(CheckedEstimator):
         self.X_ = images
         begun = computed
         if method == "cholesky":
+            rounding = float(np.finfo(np.float32 if K.dtype.itemsize <= 4 else np.float64).eps)
             A = float64_buffer(K, on_gpu=device == "cuda")
             del K
             begun = time.perf_counter()
-            self.gp_ = ExactGP(
-                A, Y, noise=self.noise, amplitude=self.amplitude, point_noise=image_noise, overwrite=True
-            )
+            with warnings.catch_warnings():
+                if self.noise is None:  # nobody asked for a search, so the report says it instead
+                    warnings.filterwarnings("ignore", r"noise='loo' grew", UserWarning)
+                self.gp_ = ExactGP(
+                    A,
+                    Y,
+                    noise=noise,
+                    amplitude=self.amplitude,
+                    point_noise=image_noise,
+                    overwrite=True,
+                    rounding=rounding,
+                )
         else:
             self.gp_ = IterativeGP(
                 SymmetricMatrix(K),
                 Y,
                 algebra(device),
-                noise=self.noise,
+                noise=noise,
                 amplitude=self.amplitude,
                 method=method,
                 seed=self._seed(),
             )
         engine = "given matrix" if given else self._engine()
         self.fit_report_ = certify(
-            self.gp_, len(Y), checked, engine, computed - start, begun, method, compile_seconds=compiling
+            self.gp_,
+            len(Y),
+            checked,
+            engine,
+            computed - start,
+            begun,
+            method,
+            compile_seconds=compiling,
+            choice=self._why(None if given or self.store is not None else computed - start),
         )
         self._after_fit()
+
+    def _learn(self, images: Any, Y: NDArray[np.float64], image_noise: Any) -> Noise:
+        """Learn the network's variances where that was asked for; the noise that the fit is to have."""
+        self.learned_ = None
+        asked = as_learning(self.learn)
+        noise: Noise = 0.0 if self.noise is None else self.noise
+        if asked is None:
+            return noise
+        if image_noise is not None:
+            raise DataError("learn= finds one noise for all images; fit without image_noise, or without learn")
+        held = Images(images, self.kernel_)
+        seed = self._seed()
+        rows = balanced(Y, asked.images, seed)
+        X, targets = held.at(rows), Y[rows]
+        # Gradients are computed on the CPU, and a card would compile each network of the search anew.
+        kernel = Kernel(self.network_, "cpu", self.kernel_.dtype, self.kernel_.threads)
+        problem = Problem(kernel, X, targets, asked.rule, noise, self.amplitude, self._learning_loss)
+        self.learned_ = learned(problem, asked, seed)
+        self.network_ = self.learned_.network
+        self.kernel_ = self.kernel_.with_network(self.network_)
+        if noise != 0 or self.inducing is not None:
+            return noise
+        return self.learned_.noise_of(float(self.kernel_.diag(CheckedImages(images)).mean()))
 
     def _fit_inducing(self, X: Any, Y: NDArray[np.float64]) -> None:
         images = Images(X, self.kernel_)
         asked = asked_for(images, self.inducing)
         compiling = 0.0 if self.store is not None else self.kernel_.prepare(images.at(slice(0, 2)))
         start = time.perf_counter()
-        self.gp_, self.X_, self.inducing_rows_ = fit_inducing(
+        self.gp_, self.X_, self.inducing_rows_, pilot = fit_with_pilot(
             images,
             Y,
             asked,
-            noise=self.noise,
+            noise=0.0 if self.noise is None else self.noise,  # with inducing images 0 is by leave-one-out as well
             amplitude=self.amplitude,
             loss=self._loo_loss,
+            wrong=self._wrong,
             seed=self._seed(),
             store=self.store,
         )
@@ -127,9 +181,20 @@ class GPEstimator(CheckedEstimator):
         checked = checked_sample(self.kernel_, sample, to_numpy(self._gram(sample)), given=False)
         engine = self._engine()
         self.fit_report_ = certify(
-            self.gp_, len(Y), checked, engine, begun - start, begun, "inducing", compile_seconds=compiling
+            self.gp_,
+            len(Y),
+            checked,
+            engine,
+            begun - start,
+            begun,
+            "inducing",
+            compile_seconds=compiling,
+            choice=self._why(None),
         )
         self._after_fit()
+        if pilot is not None:
+            excess, uncertainty = pilot.excess(self.loo_error_, len(self.gp_.loo_rows))
+            self.fit_report_ = replace(self.fit_report_, excess=excess, excess_uncertainty=uncertainty)
 
     def _add(
         self,
@@ -157,7 +222,9 @@ class GPEstimator(CheckedEstimator):
         X = self.X_ if gp.points == len(self.X_) else np.concatenate([self.X_, images])
         n = report.images + len(images)
         checked = Checked(report.kernel_error, report.kernel_bound, report.pairs_checked, report.check)
-        report = certify(gp, n, checked, report.engine, new.kernel_seconds, new.computed, report.method)
+        report = certify(
+            gp, n, checked, report.engine, new.kernel_seconds, new.computed, report.method, choice=report.choice
+        )
         before = dict(self.__dict__)
         try:
             self.gp_, self.X_, self.fit_report_ = gp, X, report
@@ -168,8 +235,20 @@ class GPEstimator(CheckedEstimator):
             self.__dict__ = before
             raise
 
+    def _why(self, seconds: float | None) -> str | None:
+        """The sentence of the report about a network that was chosen."""
+        if self.choice_ is None:
+            return None
+        only_noise = self.noise is None and self.gp_.noise > _ONLY_NOISE * self.gp_.largest_variance
+        return self.choice_.text(seconds) + ("; to it the labels are nothing but noise" if only_noise else "")
+
     # What the noise of a model with inducing images is chosen by, from leave-one-out means and targets.
     _loo_loss: Any = None
+    # The same with its gradient, for learning by leave-one-out; None is the density of the targets.
+    _learning_loss: Any = None
+    # Which images have a wrong label by their means and targets; None where there are no labels.
+    _wrong: Any = None
+    loo_error_: float
 
     def _after_fit(self) -> None:
         """What the estimator derives from `gp_`."""

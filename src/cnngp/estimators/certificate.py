@@ -14,6 +14,9 @@ from cnngp.gp.posterior import Posterior
 from cnngp.kernel.check import FAR, compare, is_affordable
 from cnngp.kernel.kernel import Kernel
 
+NEAR = 3e-3
+"""How much more errors through inducing images than of the exact process nobody has to be warned of, as a fraction."""
+
 
 @dataclass(frozen=True)
 class FitReport:
@@ -41,8 +44,15 @@ class FitReport:
     """What rounding explains of `kernel_error`, on these images and by this network."""
     check: str | None = None
     """What the kernel found when it compared two images with the reference before it began; None for a given matrix."""
+    excess: float | None = None
+    """Through inducing images: by how much the share of wrong classes is above that of the exact process of all images,
+    as both found on a part of them; None where that was not measured."""
+    excess_uncertainty: float | None = None
+    """The standard error of `excess`."""
     spread: float | None = None
     """By how much images differ: the mean of the matrix's diagonal less the mean of all its entries."""
+    choice: str | None = None
+    """Of a network that was not given: which, why, and what a better one would take; None for a given one."""
 
     @property
     def sensitivity(self) -> float | None:
@@ -88,7 +98,7 @@ class FitReport:
             added = f" but for {self.jitter:.0e} of the mean variance added as noise" if self.jitter > 0 else ""
             return (
                 "This is the approximation through inducing images, whose algebra is exact to float64 rounding"
-                f"{added}; its likelihood and variances are its own and not those of the exact process."
+                f"{added}; its likelihood and variances are its own and not those of the exact process.{self._above}"
             )
         if self.spread is not None and self.spread < 10.0 * self._blur:
             return (
@@ -118,6 +128,19 @@ class FitReport:
             "not reliable; use dtype='float64' or some noise."
         )
 
+    @property
+    def _above(self) -> str:
+        """A sentence on the error of the exact process."""
+        if self.excess is None or self.excess_uncertainty is None:
+            return ""
+        most = self.excess + 2.0 * self.excess_uncertainty
+        if most <= NEAR:
+            return f" Its error is within {100 * most:.2f} points of the exact process's."
+        return (
+            f" Warning: its error may be up to {100 * most:.1f} points above that of the exact process of all images "
+            f"(about {100 * self.excess:.1f}); more inducing images come closer."
+        )
+
     def as_dict(self) -> dict[str, Any]:
         return asdict(self) | {"verdict": self.verdict}
 
@@ -126,7 +149,9 @@ class FitReport:
         checked = "not checked (the reference is slow)" if self.check is not None else "not checked (given matrix)"
         if self.kernel_error is not None:
             checked = f"{self.kernel_error:.1e} on {self.pairs_checked} pairs against float64"
+        chosen = [("network", self.choice)] if self.choice is not None else []
         rows = [
+            *chosen,
             ("engine", self.engine),
             ("kernel error", checked),
             ("residual of the solve", f"{self.residual:.1e}"),
@@ -146,6 +171,7 @@ def certify(
     begun: float,
     method: str,
     compile_seconds: float = 0.0,
+    choice: str | None = None,
 ) -> FitReport:
     """The report of a fit whose solving began at `begun` (`time.perf_counter`)."""
     return FitReport(
@@ -166,6 +192,7 @@ def certify(
         spread=gp.spread(),
         kernel_bound=checked.bound,
         check=checked.check,
+        choice=choice,
     )
 
 
@@ -191,9 +218,9 @@ def checked_sample(kernel: Kernel, X: NDArray[Any], K: Any, given: bool, images:
     verdict = None if given else kernel.verdict(X.shape[1:])
     check = None if given else str(verdict) if verdict is not None else _unchecked(kernel)
     rows = np.unique(np.linspace(0, len(X) - 1, images).round().astype(int))
-    if is_affordable(kernel.network, tuple(X.shape[1:])):
+    if is_affordable(kernel.network, tuple(X.shape[1:]), kernel.kind):
         sample = np.array([[float(K[int(i), int(j)]) for j in rows] for i in rows])
-        found = compare(kernel.network, X[rows], sample, np.dtype(kernel.dtype))
+        found = compare(kernel.network, X[rows], sample, np.dtype(kernel.dtype), kernel.kind)
         if found is None:
             return Checked(0.0, pairs=len(rows) * (len(rows) + 1) // 2, check=check)
         bound = max(found.bound, _GIVEN_BOUND) if given else found.bound

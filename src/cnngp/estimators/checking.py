@@ -24,12 +24,16 @@ from cnngp.gp.exact import (
     check_amplitude,
     check_noise,
 )
+from cnngp.gp.objectives import Rule
 from cnngp.gp.posterior import Posterior
 from cnngp.gp.solving import METHODS, Method
 from cnngp.kernel.kernel import Device, Kernel, as_kernel
+from cnngp.kernel.program import Kind
+from cnngp.network.choice import Choice
 from cnngp.network.layers import Network
 from cnngp.network.names import network_by_name
 
+from .budget import check_budget, chosen_network
 from .certificate import FitReport
 from .inputs import (
     as_float,
@@ -40,11 +44,11 @@ from .inputs import (
     check_fits_images,
     check_length,
     check_real_rows,
-    default_network,
     same_shape,
     warn_of_another_scale,
     warn_of_channels_last,
 )
+from .learning import Learned, Learning, as_learning
 
 if TYPE_CHECKING:
     from cnngp.datasets.images import Aspect
@@ -66,8 +70,11 @@ class CheckedEstimator(BaseEstimator):  # type: ignore[misc]
     y_: Any
     # Which training images the inducing ones are: None without inducing images, empty for images of the caller's own.
     inducing_rows_: NDArray[np.intp] | None
+    choice_: Choice | None
+    """Why this network, where none was given."""
     gp_: Posterior
     fit_report_: FitReport
+    learned_: Learned | None
     image_aspect_: Aspect | None = None
     """How image files were brought to one size, for those to come; set by whoever read them."""
 
@@ -75,16 +82,19 @@ class CheckedEstimator(BaseEstimator):  # type: ignore[misc]
         self,
         network: Network | Kernel | str | None = None,
         *,
-        noise: Noise = 0.0,
+        noise: Noise | None = None,
         amplitude: Amplitude = "ml",
         device: Device = "auto",
         dtype: str = "float32",
         store: Any = None,
         input_shape: tuple[int, ...] | None = None,
         threads: int | None = None,
+        kind: Kind = "nngp",
         solver: Method = "auto",
         inducing: Any = None,
+        learn: Rule | Learning | None = None,
         random_state: int | None = 0,
+        budget: float | None = None,
     ) -> None:
         self.network = network
         self.noise = noise
@@ -94,9 +104,12 @@ class CheckedEstimator(BaseEstimator):  # type: ignore[misc]
         self.store = store
         self.input_shape = input_shape
         self.threads = threads
+        self.kind = kind
         self.solver = solver
         self.inducing = inducing
+        self.learn = learn
         self.random_state = random_state
+        self.budget = budget
 
     def _check_fit(self, X: Any, y: Any, K: Any, names: Any, regression: bool = False) -> tuple[Any, Any]:
         """Training images as (N, C, …), or None where only a matrix is given; and y, both of one length."""
@@ -105,11 +118,15 @@ class CheckedEstimator(BaseEstimator):  # type: ignore[misc]
             self.__dict__.pop(derived, None)
         for given, name in ((X, "X"), (y, "y"), (K, "K")):
             refuse_masked(given, name)
-        check_noise(self.noise)
+        if self.noise is not None:
+            check_noise(self.noise)
+        check_budget(self.budget, self.network, X)
         check_amplitude(self.amplitude)
         if self.solver not in METHODS:
             raise ValueError(f"solver={self.solver!r} is not one of {', '.join(map(repr, METHODS))}")
         self._check_random_state()
+        if as_learning(self.learn) is not None and K is not None:
+            raise DataError("learn= computes the kernels of changed networks from images; give X and no K")
         if self.inducing is not None and K is not None:
             raise DataError("inducing= computes the kernels that it needs from images; give X and no K")
         if y is None:
@@ -122,7 +139,7 @@ class CheckedEstimator(BaseEstimator):  # type: ignore[misc]
             check_length(as_kernel_matrix(K).shape[0], y, "rows of K")
         self.names_, self.inducing_rows_ = as_names(names, y), None
         if X is None:
-            self.network_ = self.kernel_ = self.X_ = self.input_shape_ = None
+            self.network_ = self.kernel_ = self.X_ = self.input_shape_ = self.choice_ = None
             return None, y
         # With inducing images, what has a shape stays where it is, and is read and checked a block at a time.
         streamed = self.inducing is not None and hasattr(X, "shape") and axes(X) > 3
@@ -141,9 +158,18 @@ class CheckedEstimator(BaseEstimator):  # type: ignore[misc]
         if self.input_shape is None:
             warn_of_channels_last(tuple(images.shape))
         network = network_by_name(self.network) if isinstance(self.network, str) else self.network
-        network = default_network(images.shape[1:]) if network is None else network
-        self.kernel_ = as_kernel(network, self.device, self.dtype, self.threads)
+
+        def kernel_of(net: Network | Kernel) -> Kernel:
+            return as_kernel(net, self.device, self.dtype, self.threads, self.kind)
+
+        self.choice_ = None
+        if network is None:
+            self.choice_ = chosen_network(images, self.inducing, self.budget, kernel_of)
+            network = self.choice_.option.network
+        self.kernel_ = kernel_of(network)
         self.network_ = self.kernel_.network
+        if self.kernel_.kind != "nngp" and as_learning(self.learn) is not None:
+            raise DataError("learn= follows the gradient of the Gaussian process's kernel; use kind='nngp' with it")
         if not streamed:
             check_fits_images(self.network_, images)
         self.input_shape_ = tuple(images.shape[1:])

@@ -22,6 +22,7 @@ from .labels import (
     Coding,
     OneLabel,
     SeveralLabels,
+    class_loss,
     coding_of,
     fitted_calibration,
     fitted_temperature,
@@ -39,13 +40,17 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
 
     Parameters
     ----------
-    network : a network, a `Kernel`, or the name of a network as "resnet32"; None picks one for the shape of the images.
+    network : a network, a `Kernel`, or the name of a network as "resnet32"; None picks one by the size and number of
+        the images, the same on every machine; see docs/classification.md.
     noise : variance of the targets' noise in the kernel's units, "ml" for the most likely one, or "loo" for
-        the one under which each target is likeliest given all others. With `inducing`, 0
+        the one under which each target is likeliest given all others. None is "loo" where the network is picked, and 0
+        where it is given, or a matrix. With `inducing`, 0
         stands for the one with the best leave-one-out predictions: there is no such model without noise.
     amplitude : factor of the kernel for variances and likelihood: "ml", "loo" or a number.
-    device, dtype, threads : as in `Kernel`. A `Kernel` that is given has its own, and others beside it are refused; the
-        default dtype asks for nothing, so it goes with a `Kernel` of either precision.
+    device, dtype, threads, kind : as in `Kernel`. A `Kernel` that is given has its own, and others beside it are
+        refused; the default dtype and kind ask for nothing, so they go with any `Kernel`. With kind="ntk" this is
+        regression with the tangent kernel: means, classes, leave-one-out and probabilities are meant as ever, but the
+        variance is not that of a trained network (docs/ntk.md).
     store : a path or fsspec URL where fit and predict keep their kernel matrices, so that a killed run goes on and a
         second one computes nothing; see `gram`.
     input_shape : (channels, height, width) of flat rows, or of arrays with three axes.
@@ -55,10 +60,15 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
     inducing : None for the exact GP; how many images of X, which ones (row numbers), or images of your own, for
         regression through them over any number of images. X may then be a memory map, a Zarr array or anything else
         with a `shape` that gives images for slices and arrays of row numbers; see docs/solve.md.
-    random_state : seed of what is chosen at random: inducing images, samples for leave-one-out.
+    learn : "loo" or "likelihood" to learn the network's variances, and the noise where it is 0 or a word, from some of
+        the images before all are fitted; a `Learning` says more of how. See docs/learning.md.
+    random_state : seed of what is chosen at random: inducing images, samples for leave-one-out, images for learning.
+    budget : seconds that the kernels of the fit may take here; picks the best network that fits into them, by timing a
+        few pairs. The one parameter that makes the network, and so the result, depend on the machine.
 
     Attributes
     ----------
+    network_ : the network, given or picked; `choice_` says why it was picked, and what a better one would cost.
     classes_ : the labels; of several labels an image, their numbers.
     loo_rows_ : the training images that have leave-one-out predictions: all of them, or a random sample where the model
         has no factor of all images; none, with a warning, where that could not be solved for: `loo_error_` is then NaN
@@ -67,6 +77,8 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
     loo_predictions_, loo_probabilities_ : what those models predict.
     log_marginal_likelihood_ : summed over the outputs; None without a factor, the approximation's own with `inducing`.
     temperature_ : of the probabilities, chosen by the leave-one-out predictions.
+    network_ : the network of the fit: the one that was given, or learned.
+    learned_ : what was learned and how, None without `learn`.
     fit_report_ : what was measured about the fit, and what can be trusted.
 
     >>> from cnngp import GPClassifier, datasets
@@ -166,7 +178,7 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
         >>> data = datasets.digits().take(200)
         >>> y = data.y.copy()
         >>> y[7] = (y[7] + 5) % 10  # a wrong label
-        >>> found = GPClassifier(device="cpu").fit(data.X, y).suspect_labels(1)
+        >>> found = GPClassifier("small_cnn", device="cpu").fit(data.X, y).suspect_labels(1)
         >>> found["row"], bool(found["proposed"][0] == data.y[7])
         (array([7]), True)
         """
@@ -263,6 +275,13 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
         """The log loss at the best temperature: what counts for classes and probabilities, unlike squared errors."""
         return fitted_temperature(self._coding, mean, None, targets)[1]
 
+    def _learning_loss(self, mean: Array, targets: Array) -> tuple[float, Array]:
+        return class_loss(self._coding, mean, targets)
+
+    def _wrong(self, mean: Array, targets: Array) -> NDArray[np.bool_]:
+        differ = self._coding.labels(mean) != self._coding.labels(targets)
+        return np.asarray(differ.reshape(len(mean), -1).any(1))
+
     def _after_fit(self) -> None:
         mean, variance = (to_numpy(a) for a in self.gp_.leave_one_out())
         if not self.gp_.cheap_variances:
@@ -272,8 +291,7 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
         self.temperature_, self.loo_error_, self._moderated = 1.0, math.nan, True
         self.loo_predictions_ = self._coding.labels(mean)
         if len(mean):
-            wrong = self.loo_predictions_ != self._coding.labels(targets)
-            self.loo_error_ = float(wrong.reshape(len(mean), -1).any(1).mean())
+            self.loo_error_ = float(self._wrong(mean, targets).mean())
             self.temperature_, self._moderated = fitted_calibration(self._coding, mean, variance, targets)
         if not self._moderated:
             variance = np.zeros(len(mean))

@@ -20,6 +20,7 @@ from cnngp.kernel.kernel import Device, Kernel
 from cnngp.network.serialize import from_json
 
 from .certificate import FitReport
+from .learning import Learned
 
 if TYPE_CHECKING:
     from .base import GPEstimator
@@ -28,7 +29,7 @@ Array = NDArray[Any]
 Estimator = TypeVar("Estimator", bound="GPEstimator")
 
 # Parameters that belong to a machine, a place or a data set and not to the model.
-_NOT_SAVED = ("network", "device", "store", "inducing")
+_NOT_SAVED = ("network", "device", "store", "inducing", "learn", "budget")
 
 
 def save(model: GPEstimator, path: str | Path, header: dict[str, Any], arrays: dict[str, Array]) -> None:
@@ -37,7 +38,10 @@ def save(model: GPEstimator, path: str | Path, header: dict[str, Any], arrays: d
     parameters = {k: v for k, v in model.get_params(deep=False).items() if k not in _NOT_SAVED}
     if not isinstance(parameters["random_state"], int | np.integer | None):
         del parameters["random_state"]  # a generator, of which the fitted model needs no more
-    parameters |= {"dtype": model.kernel_.dtype, "threads": model.kernel_.threads}  # a given Kernel's own
+    if model.noise is None and model.choice_ is not None:
+        parameters["noise"] = "loo"  # what was meant by none goes with the chosen network
+    own = model.kernel_  # a Kernel that was given has its own
+    parameters |= {"dtype": own.dtype, "threads": own.threads, "kind": own.kind}
     if hasattr(model, "feature_names_in_"):
         header = header | {"feature_names": [str(name) for name in model.feature_names_in_]}
     state, posterior = model.gp_.state(model.kernel_.dtype)
@@ -49,6 +53,7 @@ def save(model: GPEstimator, path: str | Path, header: dict[str, Any], arrays: d
         "posterior": model.gp_.kind,
         "image_aspect": model.image_aspect_,
         "state": state,
+        "learned": None if model.learned_ is None else model.learned_.as_dict(),
     }
     posterior = {name: to_numpy(array) for name, array in posterior.items()}
     known = {"y": model.y_, "names": model.names_, "inducing_rows": model.inducing_rows_}
@@ -77,12 +82,13 @@ def load(
             parameters["input_shape"] = tuple(parameters["input_shape"])
         network = from_json(header["network"])
         model = cls(network, device=device, **parameters)
-        Kernel(network, "cpu", model.dtype, model.threads)  # refuses what the file says of type and threads
+        Kernel(network, "cpu", model.dtype, model.threads, model.kind)  # refuses what the file says of these
         if model.threads is not None:  # those of the machine that it was made on
             model.threads = min(model.threads, os.cpu_count() or 1)
-    model.kernel_ = Kernel(network, device, model.dtype, model.threads)  # a wrong device is not the file's fault
+    # A wrong device is not the file's fault.
+    model.kernel_ = Kernel(network, device, model.dtype, model.threads, model.kind)
     with reading(path):
-        model.network_ = model.kernel_.network
+        model.network_, model.choice_ = model.kernel_.network, None
         model.X_ = arrays["X"]
         model.input_shape_ = model.X_.shape[1:]
         model.network_.shapes(model.input_shape_)
@@ -105,6 +111,8 @@ def load(
             model.inducing_rows_ = arrays.get("inducing_rows", np.empty(0, np.intp))
         report = header["report"] | {"smallest_eigenvalue": tuple(header["report"]["smallest_eigenvalue"])}
         model.fit_report_ = FitReport(**report)
+        held = header.get("learned")
+        model.learned_ = None if held is None else Learned.from_dict(held)
         model.y_, model.names_ = arrays.get("y"), arrays.get("names")  # none in files of the first version
         _check_known(model)
         finish(model, header, arrays)

@@ -145,7 +145,7 @@ def choose(
 def _pool(
     images: Images, m: int, reserved: NDArray[np.intp], rng: np.random.Generator, room: int | None
 ) -> NDArray[np.intp]:
-    """Rows to choose from, sorted: all of them, or so many at random, without the reserved ones."""
+    """Rows to choose from, sorted: all of them, or a number of them at random, without the reserved ones."""
     n, size = len(images), _CANDIDATES * m
     if room is not None:
         size = max(2 * m, min(size, room // images.bytes_of_candidate(m)))

@@ -1,4 +1,4 @@
-"""What estimators accept as images, and the network they take when none is given."""
+"""What estimators accept as images."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from cnngp.common.arrays import DataError, as_real, in_place, refuse_masked, to_numpy
 from cnngp.matrix.store.store import verified
-from cnngp.network import zoo
 from cnngp.network.layers import Network
 from cnngp.network.shapes import check_input_shape, shape_text
 
@@ -51,18 +50,6 @@ def warn_of_channels_last(shape: tuple[int, ...]) -> None:
             UserWarning,
             stacklevel=4,
         )
-
-
-def default_network(input_shape: tuple[int, ...]) -> Network:
-    """The paper's ResNet for pictures of 16 × 16 and more, three convolutions for smaller ones and other dimensions,
-    a fully connected network for plain features.
-    """
-    spatial = input_shape[1:]
-    if not spatial:
-        return zoo.dense_nngp()
-    if len(spatial) == 2 and min(spatial) >= 16:
-        return zoo.resnet(32)
-    return zoo.small_cnn()
 
 
 def check_fits_images(network: Network, X: NDArray[Any]) -> None:

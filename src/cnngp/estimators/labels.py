@@ -40,6 +40,9 @@ class Coding(Protocol):
     def arranged(self, P: Floats) -> Floats:
         """Probabilities of choices as (images, classes)."""
 
+    def by_mean(self, slopes: Floats) -> Floats:
+        """Slopes of a loss in the means of choices as those in the means of images, (images, classes)."""
+
 
 class OneLabel:
     """y (N,): one of the classes. The target is +1 at the label."""
@@ -61,6 +64,9 @@ class OneLabel:
 
     def arranged(self, P: Floats) -> Floats:
         return P
+
+    def by_mean(self, slopes: Floats) -> Floats:
+        return slopes
 
 
 class SeveralLabels:
@@ -84,6 +90,9 @@ class SeveralLabels:
 
     def arranged(self, P: Floats) -> Floats:
         return P[:, 1].reshape(-1, len(self.classes))
+
+    def by_mean(self, slopes: Floats) -> Floats:
+        return (slopes[:, 1] - slopes[:, 0]).reshape(-1, len(self.classes))
 
 
 def read_labels(y: Any) -> Array:
@@ -134,6 +143,19 @@ def fitted_temperature(coding: Coding, mean: Floats, variance: Floats | None, ta
     codes = coding.codes(targets)
     temperature = calibration.fit_temperature(lambda t: _softmax(m, v, t), codes)
     return temperature, calibration.smoothed_loss(_softmax(m, v, temperature), codes)
+
+
+def class_loss(coding: Coding, mean: Floats, targets: Floats) -> tuple[float, Floats]:
+    """The loss of `fitted_temperature` without variances, and its gradient with respect to the means.
+
+    At the best temperature, the temperature's own change counts for nothing.
+    """
+    m, v = coding.choices(mean, np.zeros(len(mean)))
+    codes = coding.codes(targets)
+    temperature = calibration.fit_temperature(lambda t: _softmax(m, v, t), codes)
+    P = _softmax(m, v, temperature)
+    slopes = (P - calibration.smoothed(codes, P.shape[1])) / (temperature * len(P))
+    return calibration.smoothed_loss(P, codes), coding.by_mean(slopes)
 
 
 def fitted_calibration(coding: Coding, mean: Floats, variance: Floats, targets: Floats) -> tuple[float, bool]:

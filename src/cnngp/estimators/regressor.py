@@ -13,12 +13,15 @@ from sklearn.utils.validation import check_is_fitted
 
 from cnngp.common.arrays import DataError, as_real, to_numpy
 from cnngp.gp.exact import Amplitude, Noise
+from cnngp.gp.objectives import Rule
 from cnngp.gp.solving import Method
 from cnngp.kernel.kernel import Device, Kernel
+from cnngp.kernel.program import Kind
 from cnngp.network.layers import Network
 
 from . import files as model_files
 from .base import GPEstimator
+from .learning import Learning
 from .suspects import suspects
 
 Array = NDArray[Any]
@@ -50,16 +53,19 @@ class GPRegressor(RegressorMixin, GPEstimator):  # type: ignore[misc]
         self,
         network: Network | Kernel | str | None = None,
         *,
-        noise: Noise = 0.0,
+        noise: Noise | None = None,
         amplitude: Amplitude = "ml",
         device: Device = "auto",
         dtype: str = "float32",
         store: Any = None,
         input_shape: tuple[int, ...] | None = None,
         threads: int | None = None,
+        kind: Kind = "nngp",
         solver: Method = "auto",
         inducing: Any = None,
+        learn: Rule | Learning | None = None,
         random_state: int | None = 0,
+        budget: float | None = None,
         normalize_y: bool = False,
     ) -> None:
         super().__init__(
@@ -71,9 +77,12 @@ class GPRegressor(RegressorMixin, GPEstimator):  # type: ignore[misc]
             store=store,
             input_shape=input_shape,
             threads=threads,
+            kind=kind,
             solver=solver,
             inducing=inducing,
+            learn=learn,
             random_state=random_state,
+            budget=budget,
         )
         self.normalize_y = normalize_y
 

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from cnngp.common import memory
 from cnngp.gp.exact import Noise
+from cnngp.gp.noise import searched_points
 from cnngp.gp.solving import Method, choose_method
 
 
@@ -17,14 +18,15 @@ def choose_solver(
     `entry` is the size in bytes of an entry of the kernel matrix as it is computed.
     """
     stored = store or isinstance(getattr(K, "chunks", None), tuple)
-    # The matrix as it comes (from a store it comes by tiles), the float64 buffer, the eigenvectors and workspace.
+    # The matrix as it comes (from a store it comes by tiles), the float64 buffer; "ml" needs eigenvectors and workspace
+    # for all points, "loo" for a few thousand.
     first = 0 if K is not None or stored else entry
-    searched = noise in ("ml", "loo")
-    per_pair = first + 8 + (24 if searched else 0)
+    searched = searched_points(noise, n)
+    need = (first + 8) * n * n + 24 * searched * searched
     what = f"an exact fit of {n:,} images"
     if asked == "auto":
         free = memory.available(device)
-        if free is None or per_pair * n * n <= free:
+        if free is None or need <= free:
             return "cholesky"
         if stored and not searched:
             return choose_method(n, device, without=("cholesky",))
@@ -32,7 +34,7 @@ def choose_solver(
         memory.require((first + (4 if asked == "mixed" else 0)) * n * n, what, device)
         return asked
     try:
-        memory.require(per_pair * n * n, what, device)
+        memory.require(need, what, device)
     except MemoryError as error:
         if searched:
             raise MemoryError(f"{error}; noise={noise!r} takes most of it, give a number") from None

@@ -146,20 +146,31 @@ def sample_outputs(
 
 
 def gpytorch_kernel(
-    network: Any, input_shape: Sequence[int] | None = None, *, dtype: str | None = None, threads: int | None = None
+    network: Any,
+    input_shape: Sequence[int] | None = None,
+    *,
+    dtype: str | None = None,
+    threads: int | None = None,
+    learn: bool = True,
 ) -> Any:
     """A network as a `gpytorch.kernels.Kernel`, for exact and variational models on CPU or CUDA tensors.
 
-    GPyTorch's models pass flat rows (N, C·H·W), so give `input_shape`; called by hand it takes (N, C, H, W) too. The
-    kernel has no gradient with respect to the images and says so when one is asked for: keep inducing points fixed.
+    GPyTorch's models pass flat rows (N, C·H·W), so give `input_shape`; called by hand it takes (N, C, H, W) too.
+
+    Its parameters are the logarithms of the network's positive variances, and `backward` works through them. The
+    kernel's `network` is the plain network with the variances that it has now. With `learn=False` it has no
+    parameters, and a matrix is computed once however long the model around it is trained. There is no gradient with
+    respect to the images, and the kernel says so when one is asked for: keep inducing points fixed.
 
     >>> import torch
     >>> from cnngp import zoo
     >>> kernel = gpytorch_kernel(zoo.small_cnn(), (1, 8, 8))
     >>> tuple(kernel(torch.rand(3, 64)).to_dense().shape)
     (3, 3)
+    >>> [name for name, _ in kernel.named_parameters()][:2]
+    ['raw_layers_0_weight_var', 'raw_layers_0_bias_var']
     """
     need_torch("gpytorch_kernel")
     from .gpytorch_adapter import make_kernel
 
-    return make_kernel(network, input_shape, dtype, threads)
+    return make_kernel(network, input_shape, dtype, threads, learn)

@@ -1,11 +1,13 @@
-"""`gpytorch_kernel`: a network's kernel inside GPyTorch's models."""
+"""`gpytorch_kernel`: a network's kernel inside GPyTorch's models, with its variances as their parameters."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from cnngp.common.arrays import DataError
@@ -23,13 +25,28 @@ _KEPT = 2
 
 
 class NetworkKernel(gpytorch.kernels.Kernel):  # type: ignore[misc]
-    """k(x, x') of an infinitely wide network on flat rows (…, N, C·H·W). It has no parameters and no gradient."""
+    """k(x, x') of an infinitely wide network on flat rows (…, N, C·H·W).
+
+    With `learn` the logarithm of every positive variance, such as `raw_layers_0_weight_var`, is a parameter, as are the
+    slope of a LeakyReLU and the gamma of an Rbf; a variance of 0 has no logarithm and stays 0.
+    """
 
     has_lengthscale = False
 
-    def __init__(self, network: Network, input_shape: Sequence[int] | None, dtype: str | None, threads: int | None):
+    def __init__(
+        self,
+        network: Network,
+        input_shape: Sequence[int] | None,
+        dtype: str | None,
+        threads: int | None,
+        learn: bool,
+    ):
         super().__init__()
-        self.network = network
+        self._given = network
+        self._raw: dict[str, str] = {}  # of a parameter of the network, the name of its logarithm
+        for name, value in network.parameters().items() if learn else ():
+            if value > 0.0 and not name.endswith("gain"):  # the weights behind a gain do the same
+                self._raw[name] = self._register(name, value)
         self.input_shape: tuple[int, ...] | None = None
         if input_shape is not None:
             check_input_shape(tuple(input_shape))
@@ -38,8 +55,33 @@ class NetworkKernel(gpytorch.kernels.Kernel):  # type: ignore[misc]
         self._computing_dtype = dtype
         self._threads = threads
         self._dtype_seen: Any = None
-        self._kernels: dict[tuple[str, str], Kernel] = {}
-        self._remembered: list[tuple[Any, Any, Any]] = []
+        self._kernels: dict[tuple[Network, str, str], Kernel] = {}
+        self._remembered: list[tuple[Any, Any, Network, Any]] = []
+
+    def _register(self, name: str, value: float) -> str:
+        raw = "raw_" + re.sub(r"\W+", "_", name)
+        self.register_parameter(raw, torch.nn.Parameter(torch.tensor([math.log(value)])))
+        self.register_constraint(raw, gpytorch.constraints.Positive(torch.exp, torch.log))
+        # To know a variance that nobody has changed, whose rounded logarithm is not used: results stay the same.
+        self.register_buffer(f"_first_{raw}", getattr(self, raw).detach().clone(), persistent=False)
+        return raw
+
+    @property
+    def learned_values(self) -> dict[str, Any]:
+        """What is learned, as tensors of one number with a gradient, by its place in the network."""
+        return {
+            name: getattr(self, f"{raw}_constraint").transform(getattr(self, raw)) for name, raw in self._raw.items()
+        }
+
+    @property
+    def network(self) -> Network:
+        """The network with the variances that it has now, a plain network as any other."""
+        changed = {
+            name: float(value.detach())
+            for (name, raw), value in zip(self._raw.items(), self.learned_values.values(), strict=True)
+            if not torch.equal(getattr(self, raw).detach(), getattr(self, f"_first_{raw}"))
+        }
+        return self._given.with_parameters(changed) if changed else self._given
 
     @property
     def dtype(self) -> Any:
@@ -67,38 +109,67 @@ class NetworkKernel(gpytorch.kernels.Kernel):  # type: ignore[misc]
         return stacked.reshape(*batch, *stacked.shape[1:])
 
     def _matrix(self, x1: Any, x2: Any) -> Any:
-        same = x1.shape == x2.shape and torch.equal(x1, x2)
-        for a, b, K in self._remembered:
-            if a.dtype == x1.dtype and a.device == x1.device and _equal(a, x1) and _equal(b, x2):
+        network = self.network
+        X, Z = self._images(x1), None if _equal(x1, x2) else self._images(x2)
+        K = self._known(x1, x2, network)
+        if K is None:
+            K = self._kernel(x1, network)(X, Z, output="torch", progress=False).to(dtype=x1.dtype, device=x1.device)
+            self._remembered = [(x1.detach().clone(), x2.detach().clone(), network, K), *self._remembered][:_KEPT]
+        return self._differentiable(K, lambda G: self._kernel(x1, network).gradient(X, Z, G, progress=False))
+
+    def _known(self, x1: Any, x2: Any, network: Network) -> Any:
+        for a, b, of, K in self._remembered:
+            if of == network and a.dtype == x1.dtype and a.device == x1.device and _equal(a, x1) and _equal(b, x2):
                 return K
-        kernel = self._kernel(x1)
-        images = self._images(x1)
-        K = (
-            kernel(images, output="torch", progress=False)
-            if same
-            else kernel(images, self._images(x2), output="torch", progress=False)
-        )
-        K = K.to(dtype=x1.dtype, device=x1.device)
-        self._remembered = [(x1.detach().clone(), x2.detach().clone(), K), *self._remembered][:_KEPT]
-        return K
+        return None
+
+    def _differentiable(self, K: Any, gradient: Callable[[Any], dict[str, float]]) -> Any:
+        """K as a function of the variances, where anybody asks for that: Σ_ij G_ij ∂K_ij/∂θ goes back."""
+        theta = list(self.learned_values.values())
+        if not torch.is_grad_enabled() or not any(t.requires_grad for t in theta):
+            return K
+        names = tuple(self._raw)
+
+        def slopes(G: Any) -> list[float]:
+            found = gradient(G)
+            return [found[name] for name in names]
+
+        return _Differentiable.apply(torch.cat(theta), K, slopes)
 
     def _diagonal(self, x1: Any, x2: Any) -> Any:
         """k(x1_i, x2_i), from the variances alone where the two are the same."""
-        kernel = self._kernel(x1)
+        network = self.network
+        kernel = self._kernel(x1, network)
+        # Small blocks, of which the diagonal is kept.
+        blocks = [(self._images(a), self._images(b)) for a, b in zip(x1.split(32), x2.split(32), strict=True)]
         if torch.equal(x1, x2):
-            return torch.as_tensor(kernel.diag(self._images(x1)), dtype=x1.dtype, device=x1.device)
-        rows = []
-        for a, b in zip(x1.split(32), x2.split(32), strict=True):  # small blocks, of which the diagonal is kept
-            block = kernel(self._images(a), self._images(b), output="torch", progress=False)
-            rows.append(block.diagonal().to(dtype=x1.dtype, device=x1.device))
-        return torch.cat(rows)
+            d = torch.as_tensor(kernel.diag(self._images(x1)), dtype=x1.dtype, device=x1.device)
+            pairs = [(X, None) for X, _ in blocks]
+        else:
+            each = [kernel(X, Z, output="torch", progress=False).diagonal() for X, Z in blocks]
+            d = torch.cat([part.to(dtype=x1.dtype, device=x1.device) for part in each])
+            pairs = blocks
 
-    def _kernel(self, x: Any) -> Kernel:
+        def gradient(g: Any) -> dict[str, float]:
+            parts = [
+                self._kernel(x1, network).gradient(X, Z, np.diag(part.numpy()), progress=False)
+                for (X, Z), part in zip(pairs, torch.as_tensor(g).split(32), strict=True)
+            ]
+            return {name: sum(part[name] for part in parts) for name in parts[0]}
+
+        return self._differentiable(d, gradient)
+
+    def _kernel(self, x: Any, network: Network | None = None) -> Kernel:
+        network = self.network if network is None else network
         device = "cuda" if x.is_cuda else "cpu"
         dtype = self._computing_dtype or ("float64" if x.dtype == torch.float64 else "float32")
-        if (device, dtype) not in self._kernels:
-            self._kernels[device, dtype] = Kernel(self.network, device, dtype, self._threads)  # type: ignore[arg-type]
-        return self._kernels[device, dtype]
+        key = (network, device, dtype)
+        if key not in self._kernels:
+            # Training changes the network at every step: only the one that was given is compared with the reference.
+            check = network is self._given
+            self._kernels = {k: v for k, v in self._kernels.items() if k[0] is self._given}
+            self._kernels[key] = Kernel(network, device, dtype, self._threads, check=check)  # type: ignore[arg-type]
+        return self._kernels[key]
 
     def _flat(self, x: Any) -> Any:
         """(N, C, H, W) → (N, C·H·W); flat rows stay as they are."""
@@ -120,17 +191,41 @@ class NetworkKernel(gpytorch.kernels.Kernel):  # type: ignore[misc]
         return x.detach().reshape(len(x), *self.input_shape)
 
 
+class _Differentiable(torch.autograd.Function):  # type: ignore[misc]
+    """Numbers K that depend on variances θ, by a function that turns ∂L/∂K into ∂L/∂θ."""
+
+    @staticmethod
+    def forward(ctx: Any, theta: Any, K: Any, gradient: Callable[[Any], list[float]]) -> Any:
+        ctx.gradient, ctx.of = gradient, theta
+        return K.clone()
+
+    @staticmethod
+    def backward(ctx: Any, G: Any) -> Any:
+        found = ctx.gradient(G.detach().to("cpu", torch.float64).numpy())
+        return torch.tensor(found, dtype=ctx.of.dtype, device=ctx.of.device), None, None
+
+
 def _equal(a: Any, b: Any) -> bool:
     return a is b or (a.shape == b.shape and bool(torch.equal(a, b)))
 
 
 def make_kernel(
-    network: Network | Kernel, input_shape: Sequence[int] | None, dtype: str | None, threads: int | None
+    network: Network | Kernel,
+    input_shape: Sequence[int] | None,
+    dtype: str | None,
+    threads: int | None,
+    learn: bool = True,
 ) -> Any:
+    if not isinstance(learn, bool):
+        raise ValueError(f"gpytorch_kernel: learn={learn!r} is not True or False")
     if isinstance(network, Kernel):
+        if network.kind != "nngp":
+            raise ValueError(
+                f"gpytorch_kernel is of the Gaussian process's kernel; got a Kernel of kind={network.kind!r}"
+            )
         dtype = network.dtype if dtype is None else dtype
         threads = network.threads if threads is None else threads
         network = network.network
     # What is no Gaussian process, no precision or no number of threads is refused here, not at the first training step.
     Kernel(network, "cpu", "float32" if dtype is None else dtype, threads)
-    return NetworkKernel(network, input_shape, dtype, threads)
+    return NetworkKernel(network, input_shape, dtype, threads, learn)

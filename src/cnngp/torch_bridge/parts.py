@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -21,6 +22,7 @@ from cnngp.network.layers import (
     LeakyReLU,
     Nonlinearity,
     Pool,
+    Rbf,
     ReLU,
     Sin,
     Step,
@@ -64,6 +66,9 @@ def torch_function(layer: Nonlinearity) -> Callable[[Any], Any]:
             return torch.sin  # type: ignore[no-any-return]
         case Cos():
             return torch.cos  # type: ignore[no-any-return]
+        case Rbf():
+            a = math.sqrt(2.0 * layer.gamma)  # sin(az) + cos(az) = √2 sin(az + π/4)
+            return lambda x: torch.sin(x * a + math.pi / 4.0).mul_(math.sqrt(2.0))
         case GELU():
             return F.gelu
         case Elementwise():

@@ -17,6 +17,7 @@ from cnngp.common.arrays import DataError, as_images, to_numpy
 from cnngp.common.progress import progress_bar
 from cnngp.gp.linalg import blocks
 from cnngp.kernel.kernel import Device, Kernel, as_kernel
+from cnngp.network.choice import default_network
 from cnngp.network.layers import Network, NetworkError
 from cnngp.network.names import network_by_name
 from cnngp.torch_bridge import need_torch
@@ -26,7 +27,6 @@ from ..inputs import (
     as_image_shape,
     check_fits_images,
     check_real_rows,
-    default_network,
     same_shape,
 )
 from . import files
@@ -190,9 +190,13 @@ class SparseGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 network = network_by_name(network)
             except NetworkError as error:
                 raise NetworkError(f"SparseGPClassifier: {error}, or 'rbf'") from None
-        network = default_network(images.shape[1:]) if network is None else network
+        network = default_network(images.shape[1:], len(images)) if network is None else network
         dtype = network.dtype if isinstance(network, Kernel) else self.dtype
         kernel = as_kernel(network, self.device, dtype, self.threads)
+        if kernel.kind != "nngp":
+            raise ValueError(
+                f"SparseGPClassifier is a Gaussian process's: give a Kernel of kind 'nngp', not {kernel!r}"
+            )
         check_fits_images(kernel.network, images)
         kernel.engine_for(images.shape[1:])
         return kernel

@@ -1,0 +1,87 @@
+"""What was learned: the network before and after, what was gained, and the way there."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+from cnngp.network.layers import Network
+from cnngp.network.serialize import from_json
+
+
+@dataclass(frozen=True)
+class Change:
+    """Variances that changed together, by one factor; `before` and `after` are their geometric means.
+
+    A bias that was 0 had no factor: it was given a positive value, and `before` is 0.
+    """
+
+    name: str
+    places: int
+    before: float
+    after: float
+
+
+@dataclass(frozen=True)
+class Learned:
+    """Losses are in nats, less is better, on the `images` that were used for learning: a mean over all targets, or over
+    the images where a classifier learns by leave-one-out.
+
+    `before` is the loss of the network that was given, with the noise that suits it best: what was gained is gained by
+    the variances.
+    """
+
+    rule: str
+    images: int
+    network_before: Network
+    network: Network
+    before: float
+    after: float
+    noise_before: float | None
+    noise: float | None
+    """Variance of the noise over the mean k(x, x); None where the caller gave it as a number."""
+    changes: tuple[Change, ...]
+    left_out: tuple[str, ...]
+    """Variances that only scale the kernel, which the amplitude does already."""
+    path: tuple[tuple[int, float], ...]
+    """The number of the start, and the loss, of each matrix that was asked for."""
+    seconds: float
+    interrupted: bool
+
+    @property
+    def gain(self) -> float:
+        return self.before - self.after
+
+    def noise_of(self, mean_variance: float) -> float:
+        """The noise in the kernel's units, for images of this mean k(x, x)."""
+        if self.noise is None:
+            raise ValueError("the noise was given, not learned")
+        return self.noise * mean_variance
+
+    def __str__(self) -> str:
+        what = "leave-one-out loss" if self.rule == "loo" else "−log likelihood"
+        lines = [
+            f"{what} {self.before:.4f} → {self.after:.4f} nats, on {self.images:,} images, "
+            f"{len(self.path)} matrices, {self.seconds:.1f} s{', interrupted' if self.interrupted else ''}"
+        ]
+        lines += [f"{c.name} (× {c.places}) {c.before:.4g} → {c.after:.4g}" for c in self.changes]
+        if self.noise is not None:
+            lines.append(f"noise / mean k(x, x) {self.noise_before:.2g} → {self.noise:.2g}")
+        if self.left_out:
+            lines.append(f"left out, as they only scale the kernel: {', '.join(self.left_out)}")
+        return "\n".join(lines)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON; `from_dict` reads it back."""
+        networks = {"network_before": self.network_before.to_json(), "network": self.network.to_json()}
+        return {field: getattr(self, field) for field in self.__dataclass_fields__} | {
+            "changes": [asdict(change) for change in self.changes],
+            **networks,
+        }
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Self:
+        changes = tuple(Change(**change) for change in data["changes"])
+        path = tuple((int(start), float(loss)) for start, loss in data["path"])
+        networks = {name: from_json(data[name]) for name in ("network_before", "network")}
+        return cls(**data | networks | {"changes": changes, "path": path, "left_out": tuple(data["left_out"])})

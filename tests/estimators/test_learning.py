@@ -1,0 +1,347 @@
+"""Learned variances: the gradient is that of the loss, what is found is better, and the rest of a fit is as it was."""
+
+from __future__ import annotations
+
+import math
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.base import clone
+
+from cnngp import (
+    GELU,
+    Conv,
+    DataError,
+    Dense,
+    Elementwise,
+    GPClassifier,
+    GPRegressor,
+    Identity,
+    Kernel,
+    LeakyReLU,
+    Learning,
+    Network,
+    Rbf,
+    ReLU,
+    Sequential,
+    Sum,
+    datasets,
+    from_json,
+)
+from cnngp.estimators.labels import OneLabel, SeveralLabels, class_loss
+from cnngp.estimators.learning import Problem, balanced, search
+from cnngp.estimators.learning.groups import free_directions, groups_of, moved
+from cnngp.gp.exact import ExactGP
+
+DATA = datasets.digits().take(60, 80)
+X, Y = DATA.X[:, :, ::2, ::2], 2.0 * np.eye(10)[DATA.y] - 1.0
+BIASED = Sequential(Conv(3, bias_var=0.1), ReLU(), Conv(2, bias_var=0.1), ReLU(), Dense(bias_var=0.2))
+PLAIN = Sequential(Conv(3), ReLU(), Dense())
+RESIDUAL = Sequential(Conv(3), Sum(Identity(), Sequential(ReLU(), Conv(3))), ReLU(), Dense())
+QUICK = Learning("loo", images=40, starts=1, steps=5)
+
+
+def kernel(network: Network) -> Kernel:
+    return Kernel(network, "cpu", "float64", check=False)
+
+
+def fitted(network: Network = BIASED, **options: Any) -> GPClassifier:
+    return GPClassifier(network, device="cpu", **({"learn": QUICK} | options)).fit(X, DATA.y)
+
+
+# ---- groups and directions -------------------------------------------------------------------------------------------
+
+
+def test_layers_of_a_kind_are_tied_branches_on_their_own() -> None:
+    net = Sequential(Conv(3), Sum(Identity(), Sequential(ReLU(), Conv(3), ReLU(), Conv(3))), ReLU(), Dense(2.0, 0.1))
+    groups = groups_of(net, net.parameters(), tied=True)
+    assert [(group.name, len(group.members)) for group in groups] == [
+        ("Conv weight_var", 1),
+        ("Conv bias_var", 1),
+        ("Conv weight_var in branches", 2),
+        ("Conv bias_var in branches", 2),
+        ("Dense weight_var", 1),
+        ("Dense bias_var", 1),
+    ]
+    alone = groups_of(net, net.parameters(), tied=False)
+    assert all(group.members == (group.name,) for group in alone)
+    assert len(alone) == sum(name.endswith("_var") for name in net.parameters())
+
+
+def test_a_zero_among_others_is_no_member() -> None:
+    net = Sequential(Conv(3, bias_var=0.1), ReLU(), Conv(3), ReLU(), Dense())
+    conv = groups_of(net, net.parameters(), tied=True)[1]
+    assert conv.members == ("layers[0].bias_var",)
+
+
+@pytest.mark.parametrize(
+    ("network", "tied", "free"),
+    [
+        (PLAIN, True, 0),  # a ReLU network without biases: every weight is a scale
+        (RESIDUAL, True, 1),  # branch to skip
+        (BIASED, True, 3),  # of two weights and two biases, the last layer's are a scale together
+        (BIASED, False, 3),  # six variances; each layer's scale can be undone by the next, and the last is a scale
+        (Sequential(Conv(3), GELU(), Dense()), True, 1),  # the scale of its input counts for a GELU
+    ],
+    ids=["plain", "residual", "biased", "biased, untied", "GELU"],
+)
+def test_directions_that_only_scale_the_kernel_are_left_out(network: Network, tied: bool, free: int) -> None:
+    values = network.parameters()
+    groups = [group for group in groups_of(network, values, tied) if not group.is_zero(values)]
+    basis = free_directions(kernel(network), X, values, groups, scale_counts=False)
+    assert basis.shape == (len(groups), free)
+    rough = free_directions(Kernel(network, "cpu", "float32"), X, values, groups, scale_counts=False)
+    assert min(free, 1) <= rough.shape[1] <= free  # float32 misses what changes the kernel least
+    np.testing.assert_allclose(basis @ (basis.T @ rough), rough, atol=0.05)
+    K = kernel(network)(X[:10])
+    rng = np.random.default_rng(0)
+    for _ in range(3):  # whatever is left out is a scale far away too, and what is kept is none
+        direction = rng.standard_normal(len(groups))
+        still = direction - basis @ (basis.T @ direction)
+        K_still = kernel(network.with_parameters(moved(values, groups, 2.0 * still)))(X[:10])
+        np.testing.assert_allclose(K_still * (K[0, 0] / K_still[0, 0]), K, rtol=1e-9)
+        if free:
+            K_moved = kernel(network.with_parameters(moved(values, groups, basis @ rng.standard_normal(free))))(X[:10])
+            assert np.abs(K_moved * (K[0, 0] / K_moved[0, 0]) / K - 1.0).max() > 1e-3
+
+
+def test_where_the_scale_counts_it_is_learned() -> None:
+    values = PLAIN.parameters()
+    groups = [group for group in groups_of(PLAIN, values, True) if not group.is_zero(values)]
+    assert free_directions(kernel(PLAIN), X, values, groups, scale_counts=True).shape == (2, 1)
+    y = np.random.default_rng(0).standard_normal(len(X))
+    reg = GPRegressor(PLAIN, amplitude=1.0, learn="likelihood", device="cpu").fit(X, 100.0 * y)
+    assert reg.learned_ is not None
+    assert kernel(reg.network_).diag(X).mean() > 50.0 * kernel(PLAIN).diag(X).mean()
+
+
+# ---- losses ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("several", [False, True], ids=["one label", "several"])
+def test_the_loss_of_classes_has_the_gradient_of_finite_differences(several: bool) -> None:
+    rng = np.random.default_rng(1)
+    coding = SeveralLabels(np.arange(3)) if several else OneLabel(np.arange(3))
+    targets = 2.0 * (rng.random((30, 3)) < 0.4) - 1.0 if several else 2.0 * np.eye(3)[rng.integers(0, 3, 30)] - 1.0
+    mean = targets + rng.normal(0.0, 1.5, targets.shape)
+    _, by_mean = class_loss(coding, mean, targets)
+    for _ in range(4):
+        D = rng.standard_normal(mean.shape)
+        h = 1e-3
+        up, down = (class_loss(coding, mean + s * h * D, targets)[0] for s in (1, -1))
+        # The temperature is found to a thousandth, which leaves some 1e-4 of its own slope in a difference.
+        assert (up - down) / (2 * h) == pytest.approx(float((by_mean * D).sum()), rel=1e-3, abs=2e-5)
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.05], ids=["learned noise", "given noise"])
+@pytest.mark.parametrize("rule", ["likelihood", "loo"])
+def test_slopes_are_those_of_the_loss(rule: Any, noise: float) -> None:
+    problem = Problem(kernel(BIASED), X[:20], Y[:20], rule, noise, "ml", None)
+    values, log_noise = BIASED.parameters(), math.log(0.02)
+    groups = groups_of(BIASED, values, tied=True)
+
+    def loss(factors: Any, more_noise: float = 0.0) -> float:
+        K = problem.matrix(kernel(BIASED.with_parameters(moved(values, groups, factors))))
+        return problem.judge(K, log_noise + more_noise).loss
+
+    found = problem.judge(problem.matrix(kernel(BIASED)), log_noise)
+    h = 1e-4
+    differences = [(loss(h * along) - loss(-h * along)) / (2 * h) for along in np.eye(len(groups))]
+    slopes = problem.slopes(kernel(BIASED), groups, found.by_matrix)
+    np.testing.assert_allclose(slopes, differences, rtol=1e-5, atol=1e-8)
+    still = np.zeros(len(groups))
+    assert (loss(still, h) - loss(still, -h)) / (2 * h) == pytest.approx(found.by_noise, rel=1e-5, abs=1e-8)
+
+
+def test_what_is_reported_is_the_loss_of_the_learned_network() -> None:
+    y = np.sin(3.0 * X.mean((1, 2, 3)))
+    reg = GPRegressor(BIASED, learn=Learning("likelihood", starts=1), dtype="float64", device="cpu").fit(X, y)
+    learned = reg.learned_
+    assert learned is not None
+    assert learned.after < learned.before
+    for network, noise, loss in (
+        (learned.network_before, learned.noise_before, learned.before),
+        (learned.network, learned.noise, learned.after),
+    ):
+        K = kernel(network)(X)
+        assert noise is not None
+        gp = ExactGP(K, y[:, None], noise=noise * float(K.diagonal().mean()))
+        assert loss == pytest.approx(-gp.log_marginal_likelihood / len(y), abs=1e-6)
+    assert reg.log_marginal_likelihood_ == pytest.approx(-learned.after * len(y), abs=1e-6 * len(y))
+
+
+def test_likelihood_finds_what_the_data_were_drawn_from() -> None:
+    """Functions drawn from one network's process, learned from another: at least as likely as under the truth."""
+    truth = Sequential(Dense(1.0, 0.02), ReLU(), Dense(1.0, 2.0))
+    wrong = Sequential(Dense(1.0, 1.0), ReLU(), Dense(1.0, 0.1))
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((80, 3))
+    K = kernel(truth)(x)
+    noise = 0.01 * float(K.diagonal().mean())
+    draws = np.linalg.cholesky(K + noise * np.eye(80)) @ rng.standard_normal((80, 6))
+    every = Learning("likelihood", tied=False)
+    reg = GPRegressor(wrong, learn=every, dtype="float64", device="cpu").fit(x, draws)
+    assert reg.learned_ is not None
+    true_loss = -ExactGP(K, draws, noise=noise).log_marginal_likelihood / draws.size
+    assert reg.learned_.before > true_loss + 0.02
+    assert reg.learned_.after < true_loss + 0.002
+    assert reg.learned_.noise == pytest.approx(0.01, rel=0.5)
+
+
+# ---- the estimators --------------------------------------------------------------------------------------------------
+
+
+def test_a_classifier_learns_and_is_better_left_out() -> None:
+    clf = fitted(learn="loo")
+    learned = clf.learned_
+    assert learned is not None
+    assert learned.after < learned.before - 1e-3
+    assert learned.network == clf.network_ == clf.kernel_.network
+    assert clf.network == learned.network_before == BIASED
+    assert from_json(clf.network_.to_json()) == clf.network_
+    assert eval(repr(clf.network_)) == clf.network_
+    assert min(loss for _, loss in learned.path) == pytest.approx(learned.after, abs=1e-4)
+    assert {start for start, _ in learned.path} == {0, 1, 2}
+    assert clf.gp_.noise == pytest.approx(learned.noise_of(float(clf.kernel_.diag(X).mean())))
+    assert "leave-one-out loss" in str(learned)
+    assert fitted(learn=None).learned_ is None
+
+
+def test_the_same_seed_learns_the_same() -> None:
+    a, b, c = (fitted(random_state=seed).learned_ for seed in (3, 3, 4))
+    assert a is not None
+    assert b is not None
+    assert c is not None
+    assert (a.network, a.path) == (b.network, b.path)
+    assert a.path != c.path  # other images
+
+
+def test_copies_pickles_and_files(tmp_path: Path) -> None:
+    clf = fitted()
+    again = clone(clf)
+    assert again.get_params()["learn"] == QUICK
+    assert not hasattr(again, "learned_")
+    clf.save(tmp_path / "model.gp")
+    loaded = GPClassifier.load(tmp_path / "model.gp", device="cpu")
+    for other in (pickle.loads(pickle.dumps(clf)), loaded):
+        assert other.learned_ == clf.learned_
+        np.testing.assert_array_equal(other.predict_proba(X), clf.predict_proba(X))
+    assert loaded.learn is None  # its network is the learned one
+    assert loaded.network == clf.network_
+
+
+def test_nothing_to_learn_leaves_the_network_as_it_is() -> None:
+    clf = fitted(PLAIN, learn=Learning("likelihood", starts=1, steps=4))
+    assert clf.learned_ is not None
+    assert clf.network_ == PLAIN
+    assert clf.learned_.left_out == ("Conv weight_var", "Dense weight_var")
+    assert clf.learned_.changes == ()
+
+
+def test_biases_of_zero_are_opened_by_a_later_start() -> None:
+    clf = fitted(PLAIN, learn=Learning("likelihood", starts=2, steps=8))
+    assert clf.learned_ is not None
+    assert clf.network_.parameters()["layers[2].bias_var"] > 0.0
+    assert clf.learned_.after < clf.learned_.before
+
+
+def test_a_noise_that_is_given_stays_and_a_word_is_searched_for_among_all_images() -> None:
+    given, word = fitted(noise=0.3), fitted(noise="loo")
+    assert given.gp_.noise == 0.3
+    assert given.learned_ is not None
+    assert given.learned_.noise is None
+    expected = ExactGP(word.kernel_(X), Y[:, word.classes_], noise="loo").noise
+    assert word.gp_.noise == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.parametrize("options", [{"inducing": 20}, {"solver": "cg", "noise": 0.1}], ids=["inducing", "solver"])
+def test_other_models_are_fitted_with_the_learned_network(options: Any) -> None:
+    clf = fitted(**options)
+    assert clf.learned_ is not None
+    assert clf.kernel_.network == clf.learned_.network != BIASED
+    assert clf.score(X, DATA.y) > 0.6
+
+
+def test_interrupted_it_keeps_the_best_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    original, losses = Problem.judge, []
+
+    def judge(self: Problem, K: Any, log_noise: float) -> Any:
+        found = original(self, K, log_noise)
+        losses.append(found.loss)
+        if len(losses) == 31:  # once: what follows runs to its end
+            raise KeyboardInterrupt
+        return found
+
+    monkeypatch.setattr(Problem, "judge", judge)
+    with pytest.warns(UserWarning, match=r"interrupted after \d+ matrices; the fit goes on with the best so far"):
+        clf = fitted(learn=Learning("likelihood", images=40))
+    learned = clf.learned_
+    assert learned is not None
+    assert learned.interrupted
+    assert learned.after < learned.before
+    assert learned.after == pytest.approx(min(losses[:30]), abs=1e-4)
+    assert clf.score(X, DATA.y) > 0.9
+
+
+def test_a_step_out_of_range_is_turned_back_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    from cnngp import RangeError
+
+    original, refused = Problem.matrix, []
+
+    def matrix(self: Problem, kernel: Kernel) -> Any:
+        if kernel.network.parameters()["layers[0].weight_var"] > 1.3:
+            refused.append(kernel)
+            raise RangeError("too large")
+        return original(self, kernel)
+
+    monkeypatch.setattr(Problem, "matrix", matrix)
+    clf = fitted(learn=Learning("likelihood", images=40, starts=1))
+    assert refused
+    assert clf.learned_ is not None
+    assert clf.learned_.after < clf.learned_.before
+    assert clf.network_.parameters()["layers[0].weight_var"] <= 1.3
+
+
+@pytest.mark.parametrize(
+    ("nonlinearity", "name"), [(Rbf(50.0), "Rbf gamma"), (LeakyReLU(0.2), "LeakyReLU slope"), (Elementwise("tanh"), "")]
+)
+def test_other_numbers_are_learned_and_limits_respected(nonlinearity: Any, name: str) -> None:
+    net = Sequential(Conv(3), nonlinearity, Dense())
+    clf = fitted(net, learn=Learning("likelihood", images=40, starts=2, steps=8))
+    assert clf.learned_ is not None
+    assert clf.learned_.after < clf.learned_.before
+    assert not name or name in {change.name for change in clf.learned_.changes}
+
+
+def test_images_for_learning_are_balanced() -> None:
+    codes = np.repeat([0, 1, 2], [50, 5, 20])
+    rows = balanced(np.eye(3)[codes], 21, seed=0)
+    assert np.bincount(codes[rows]).tolist() == [8, 5, 8]
+    assert (np.diff(rows) > 0).all()
+    assert len(balanced(np.random.default_rng(0).random((40, 1)), 30, seed=0)) == 30
+    assert len(balanced(np.eye(3)[codes], 1000, seed=None)) == 75
+
+
+def test_what_cannot_be_is_one_line() -> None:
+    K = kernel(BIASED)(X)
+    with pytest.raises(DataError, match="learn= computes the kernels of changed networks from images"):
+        GPClassifier(BIASED, learn="loo").fit(X, DATA.y, K=K)
+    with pytest.raises(ValueError, match="learn='map': expected None, 'loo', 'likelihood' or a Learning"):
+        GPClassifier(BIASED, learn="map").fit(X, DATA.y)  # type: ignore[arg-type]
+    with pytest.raises(DataError, match="fit without image_noise"):
+        GPClassifier(BIASED, learn="loo").fit(X, DATA.y, image_noise=np.ones(60))
+    for options, name in (({"rule": "map"}, "rule"), ({"images": 2}, "images"), ({"steps": 0.5}, "steps")):
+        with pytest.raises(ValueError, match=name):
+            Learning(**options)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="tied"):
+        Learning(tied=1)  # type: ignore[arg-type]
+
+
+def test_digits_of_learned_numbers_are_few() -> None:
+    clf = fitted()
+    values = [v for v in clf.network_.parameters().values() if v not in BIASED.parameters().values()]
+    assert values
+    assert all(float(f"{v:.{search._DIGITS}g}") == v for v in values)

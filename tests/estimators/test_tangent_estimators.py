@@ -1,0 +1,90 @@
+"""Estimators, stores, model files and commands with the tangent kernel, and that the two kernels are never mixed up."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cnngp import Conv, Dense, GPClassifier, GPRegressor, Kernel, ReLU, Sequential, datasets, gram
+from cnngp.cli import run
+from cnngp.common.arrays import DataError
+from cnngp.common.errors import StoreError
+
+NET = Sequential(Conv(3), ReLU(), Conv(3), ReLU(), Dense())
+DATA = datasets.digits().take(80, 40)
+THETA = Kernel(NET, device="cpu", kind="ntk")
+
+
+def test_a_classifier_is_regression_with_the_tangent_kernel() -> None:
+    clf = GPClassifier(NET, kind="ntk", device="cpu").fit(DATA.X, DATA.y)
+    T, across = THETA(DATA.X).astype(np.float64), THETA(DATA.X_test, DATA.X).astype(np.float64)
+    Y = 2.0 * np.eye(10)[DATA.y] - 1.0
+    np.testing.assert_allclose(clf.predict_latent(DATA.X_test)[0], across @ np.linalg.solve(T, Y), atol=1e-6)
+    assert clf.score(DATA.X_test, DATA.y_test) > 0.8
+    assert clf.loo_error_ < 0.3
+    assert clf.kernel_.kind == "ntk"
+    assert "-ntk" in clf.fit_report_.engine
+    assert clf.fit_report_.kernel_error is not None  # compared with the tangent kernel's reference
+    assert clf.fit_report_.kernel_error < 1e-5
+
+
+def test_a_kernel_brings_its_kind_and_another_beside_it_is_refused() -> None:
+    assert GPClassifier(THETA).fit(DATA.X, DATA.y).kernel_.kind == "ntk"
+    with pytest.raises(ValueError, match="kind='ntk', but the Kernel that was given has kind='nngp'"):
+        GPClassifier(Kernel(NET, device="cpu"), kind="ntk").fit(DATA.X, DATA.y)
+    with pytest.raises(ValueError, match="kind='both' is not 'nngp'"):
+        GPRegressor(NET, kind="both").fit(DATA.X, DATA.y)  # type: ignore[arg-type]
+    with pytest.raises(DataError, match="learn= follows the gradient of the Gaussian process's kernel"):
+        GPClassifier(NET, kind="ntk", device="cpu", learn="loo").fit(DATA.X, DATA.y)
+
+
+@pytest.mark.parametrize("options", [{}, {"inducing": 30, "noise": 0.1}], ids=["exact", "inducing"])
+def test_a_model_file_keeps_the_kind(tmp_path: Path, options: dict[str, float]) -> None:
+    clf = GPClassifier(NET, kind="ntk", device="cpu", **options).fit(DATA.X, DATA.y)  # type: ignore[arg-type]
+    clf.save(tmp_path / "model.gp")
+    again = GPClassifier.load(tmp_path / "model.gp", device="cpu")
+    assert again.kernel_.kind == again.kind == "ntk"
+    np.testing.assert_array_equal(again.predict_proba(DATA.X_test), clf.predict_proba(DATA.X_test))
+    given = GPClassifier(THETA, **options).fit(DATA.X, DATA.y)  # type: ignore[arg-type]
+    given.save(tmp_path / "given.gp")
+    assert GPClassifier.load(tmp_path / "given.gp", device="cpu").kernel_.kind == "ntk"
+
+
+def test_a_store_belongs_to_one_kernel_of_a_network(tmp_path: Path) -> None:
+    K = gram(Kernel(NET, device="cpu"), DATA.X, store=tmp_path / "K.zarr", tile=40)
+    T = gram(NET, DATA.X, store=tmp_path / "T.zarr", tile=40, kind="ntk")
+    assert np.array_equal(T[:], THETA(DATA.X))
+    assert not np.array_equal(K[:], T[:])
+    # What was written before there were two kinds says nothing of them.
+    assert "kind" not in json.loads((tmp_path / "K.zarr" / "zarr.json").read_text())["attributes"]
+    assert json.loads((tmp_path / "T.zarr" / "zarr.json").read_text())["attributes"]["kind"] == "ntk"
+    with pytest.raises(
+        StoreError, match=r"the kernel \(the Gaussian process's, kind 'nngp', there, the tangent kernel"
+    ):
+        gram(THETA, DATA.X, store=tmp_path / "K.zarr", tile=40)
+    with pytest.raises(StoreError, match=r"the kernel \(the tangent kernel, kind 'ntk', there"):
+        GPClassifier(NET, device="cpu", store=tmp_path / "T.zarr").fit(DATA.X, DATA.y)
+    grown = gram(THETA, datasets.digits().take(100, 1).X, store=tmp_path / "T.zarr", tile=40)
+    assert grown.shape == (100, 100)
+
+
+def test_an_iterative_solver_takes_it(tmp_path: Path) -> None:
+    exact = GPClassifier(NET, kind="ntk", device="cpu", noise=0.1).fit(DATA.X, DATA.y)
+    solved = GPClassifier(NET, kind="ntk", device="cpu", noise=0.1, solver="cg").fit(DATA.X, DATA.y)
+    np.testing.assert_allclose(solved.predict_latent(DATA.X_test)[0], exact.predict_latent(DATA.X_test)[0], atol=1e-4)
+
+
+def test_commands_take_a_kind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    common = ["--train", "60", "--network", "small_cnn", "--kind", "ntk"]
+    assert run(["classify", *common, "--test", "30", "--output", str(tmp_path / "run"), "--json"]) == 0
+    printed = capsys.readouterr()
+    assert "float32-ntk" in printed.err
+    assert GPClassifier.load(tmp_path / "run" / "model.gp", device="cpu").kernel_.kind == "ntk"
+    assert run(["gram", *common, "--store", str(tmp_path / "T.zarr")]) == 0
+    assert run(["gram", "--status", str(tmp_path / "T.zarr")]) == 0
+    assert "kernel                 ntk" in capsys.readouterr().out
+    assert run(["classify", "--train", "60", "--kind", "tangent"]) != 0
+    assert "kind='tangent' is not 'nngp'" in capsys.readouterr().err
