@@ -19,7 +19,7 @@ from PIL import Image
 
 from cnngp import GPClassifier, __version__, datasets, zoo
 from cnngp.cli import run
-from cnngp.common import memory
+from cnngp.common import files, memory
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,13 @@ def test_classify_prints_the_certificate_and_json(tmp_path: Path, capsys: pytest
     arguments = ["classify", "--train", "60", "--test", "30", "--noise", "ml", "--output", str(tmp_path), "--json"]
     assert run(arguments) == 0
     printed = capsys.readouterr()
-    for text in ("digits: 60 training, 30 test images", "small_cnn (chosen)", "cpu-", "leave-one-out", "kernel error"):
+    for text in (
+        "digits: 60 training, 30 test images",
+        "pooled_cnn-large-halved0 (chosen)",
+        "cpu-",
+        "leave-one-out",
+        "kernel error",
+    ):
         assert text in printed.err
     last = json.loads(printed.out)
     assert last["command"] == "classify"
@@ -78,6 +84,23 @@ def test_compiling_is_an_item_of_its_own_where_it_takes_long(
         "compiling, or loading compiled code</th><td>8.12 s</td>" in (tmp_path / "report.html").read_text()
     ) == shown
     assert json.loads((tmp_path / "results.json").read_text())["fit"]["compile_seconds"] == seconds
+
+
+def test_learned_variances_are_told_written_and_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["classify", "--train", "40", "--test", "20", "--network", "small_cnn", "--learn", "likelihood"]
+    assert run([*arguments, "--output", str(tmp_path), "--json"]) == 0
+    printed = capsys.readouterr()
+    assert "−log likelihood" in printed.err
+    learned = json.loads(printed.out)["learned"]
+    assert learned["after"] < learned["before"]
+    model = GPClassifier.load(tmp_path / "model.gp")
+    assert model.learned_ is not None
+    assert model.network_.to_json() == learned["network"] != zoo.small_cnn().to_json()
+    page = (tmp_path / "report.html").read_text()
+    assert "What was learned" in page
+    assert "cnngp classify --network small_cnn --train 40 --test 20 --learn likelihood" in page
+    assert run(["classify", "--learn", "map"]) != 0
+    assert "learn='map': expected" in capsys.readouterr().err
 
 
 def test_a_network_from_a_json_file_and_no_model(tmp_path: Path) -> None:
@@ -189,16 +212,14 @@ def test_class_names_that_no_figure_expects(tmp_path: Path, capsys: pytest.Captu
 def test_a_full_disk_is_said_with_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], full: str
 ) -> None:
-    def no_room(*_: Any, **__: Any) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # without the name, as of `write`
+    replacing = files.replacing
 
-    write_text = Path.write_text
-    monkeypatch.setattr(
-        *(Path, "write_text"),
-        lambda path, *a, **k: no_room() if path.name == full else write_text(path, *a, **k),
-    )
-    if full == "model.gp":
-        monkeypatch.setattr(GPClassifier, "save", no_room)
+    def no_room(path: Path) -> Any:
+        if path.name == full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # without the name, as of `write`
+        return replacing(path)
+
+    monkeypatch.setattr(files, "replacing", no_room)
     assert run(["classify", "--train", "40", "--test", "20", "--output", str(tmp_path)]) == 1
     error = capsys.readouterr().err
     assert error.startswith(f"error: {tmp_path / full} cannot be written: No space left on device; ")
@@ -337,7 +358,7 @@ def test_too_little_memory(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     monkeypatch.setattr(memory, "available", lambda device="cpu": 1_000_000)
     assert run(["classify", "--output", str(tmp_path)]) == 1
     error = capsys.readouterr().err
-    assert error.startswith("error: an exact fit of 1,297 images needs 20.2 MB of memory, but 1 MB are free")
+    assert error.startswith("error: an exact fit of 1,297 images needs 60.6 MB of memory, but 1 MB are free")
     assert not any(tmp_path.iterdir())
 
 
@@ -345,7 +366,10 @@ def test_repeated_images_give_one_warning_line(tmp_path: Path, capsys: pytest.Ca
     data = datasets.digits().take(40, 20)
     twice, labels = np.concatenate([data.X, data.X]), np.concatenate([data.y, data.y])
     np.savez(tmp_path / "twice.npz", x_train=twice, y_train=labels, x_test=data.X_test, y_test=data.y_test)
-    assert run(["classify", "--data", str(tmp_path / "twice.npz"), "--output", str(tmp_path / "out")]) == 0
+    arguments = ["classify", "--data", str(tmp_path / "twice.npz"), "--output", str(tmp_path / "out")]
+    assert run(arguments) == 0  # noise by leave-one-out is enough for them
+    assert capsys.readouterr().err == ""
+    assert run([*arguments, "--noise", "0"]) == 0
     error = capsys.readouterr().err.strip().splitlines()
     assert len(error) == 1
     assert error[0].startswith("warning: the kernel matrix of 80 points is not positive definite")

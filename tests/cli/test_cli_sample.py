@@ -13,6 +13,7 @@ import pytest
 import torch
 import typer
 
+from cnngp import zoo
 from cnngp.cli import run
 from cnngp.cli.sample import sample
 from cnngp.torch_bridge import limits
@@ -119,7 +120,7 @@ def test_the_progress_bar_is_for_terminals(terminal: bool, tmp_path: Path, monke
 
 
 def test_auto_is_chosen_by_the_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    X = np.random.default_rng(0).random((20, 16, 16))
+    X = np.random.default_rng(0).random((20, 28, 28))
     np.savez(tmp_path / "large.npz", X=X, y=np.arange(20) % 2)
     seen: list[Any] = []
 
@@ -130,10 +131,10 @@ def test_auto_is_chosen_by_the_images(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(limits, "check_limit", stop)
     picture = str(tmp_path / "a.png")
     assert run(["sample", "--network", "auto", "--data", str(tmp_path / "large.npz"), "--output", picture]) == 1
-    assert "resnet32 (chosen)" in capsys.readouterr().out
+    assert "pooled_cnn-large (chosen)" in capsys.readouterr().out
     assert run(["sample", "--network", "auto", "--output", picture]) == 1
-    assert "small_cnn (chosen)" in capsys.readouterr().out
-    assert [len(str(network)) > 1000 for network in seen] == [True, False]
+    assert "pooled_cnn-large-halved0 (chosen)" in capsys.readouterr().out
+    assert seen == [zoo.pooled_cnn("large"), zoo.pooled_cnn("large", 0)]
 
 
 def test_without_matplotlib_the_table_is_not_lost(

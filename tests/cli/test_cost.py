@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from cnngp import Kernel, zoo
-from cnngp.cli import cost
+from cnngp.cli import cost, run
 from cnngp.cli.output import one_command
+from cnngp.network.choice import choose
 
 
 def test_only_long_work_is_measured_and_only_hours_are_warned_of(
@@ -28,3 +31,34 @@ def test_only_long_work_is_measured_and_only_hours_are_warned_of(
         told = capsys.readouterr()
         assert "about 10 min for" in told.out
         assert "hour" not in told.out + told.err
+
+
+def test_a_network_that_was_not_given_is_told_with_what_its_neighbours_would_take(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    X = np.random.default_rng(0).random((8, 1, 28, 28)).astype(np.float32)
+    choice = choose((1, 28, 28), 2000)
+    assert choice.option.name == "pooled_cnn"
+    monkeypatch.setattr("cnngp.matrix.plan.measured_rate", lambda rows, side: 1000.0)
+    with one_command():
+        cost.tell_choice(choice, Kernel(choice.option.network, device="cpu", threads=1), X, 10_000)
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert lines == [
+        "chosen pooled_cnn, chosen for 2,000 images of 1 × 28 × 28",
+        "will take about 10.0 s for 10,000 pairs, measured on a few",
+        "better --network pooled_cnn-large: about 37.8 s",
+        "quicker --network pooled_cnn-small: about 2.9 s",
+    ]
+
+
+def test_classify_takes_a_budget_and_writes_the_command_that_repeats_the_choice_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("cnngp.estimators.budget.expected_seconds", lambda kernel, X, pairs: 1e-6 * pairs)
+    arguments = ["classify", "--train", "40", "--test", "20", "--output", str(tmp_path), "--no-model"]
+    assert run([*arguments, "--budget", "10"]) == 0
+    assert "the best whose kernels fit into 10 s on this machine" in capsys.readouterr().out
+    command = "cnngp classify --network pooled_cnn-large-halved0 --train 40 --test 20 --noise loo"
+    assert command in (tmp_path / "report.html").read_text()
+    assert run([*arguments, "--network", "small_cnn", "--budget", "10"]) == 1
+    assert "budget= chooses a network, and one was given" in capsys.readouterr().err

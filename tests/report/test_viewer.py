@@ -36,7 +36,7 @@ WRONG = 7
 def clf() -> GPClassifier:
     y = DIGITS.y.copy()
     y[WRONG] = (y[WRONG] + 5) % 10
-    return GPClassifier(device="cpu").fit(DIGITS.X, y)
+    return GPClassifier("small_cnn", device="cpu").fit(DIGITS.X, y)
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ import pytest
 
 from cnngp import Conv, Dense, GPClassifier, ReLU, Sequential, datasets, from_json, random_search, search, zoo
 from cnngp.common.errors import DatasetError
+from cnngp.kernel.program import Kind
 from cnngp.search import Draw, SearchResult, Space, StudyError
 from cnngp.search import work as search_work
 from cnngp.search.scoring import Problem
@@ -274,3 +275,15 @@ def test_a_study_of_the_splits_own_validation_images_is_what_it_was(tmp_path: Pa
         "content": problem.fingerprint(),
         "dtype": "float32",
     }
+
+
+def test_networks_are_scored_by_either_kernel_and_a_study_keeps_to_one(tmp_path: Path) -> None:
+    def scored(kind: Kind) -> SearchResult:
+        return random_search(DIGITS, "paper-cnn", 2, **SMALL, kind=kind, study=tmp_path / f"{kind}.db")
+
+    gp, ntk = scored("nngp"), scored("ntk")
+    assert [t.network for t in gp.trials] == [t.network for t in ntk.trials]
+    assert "ntk" in ntk.best.score.engine
+    (tmp_path / "nngp.db").replace(tmp_path / "ntk.db")
+    with pytest.raises(StudyError, match="its kind is None and not ntk"):
+        scored("ntk")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import platform
 import shlex
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,6 +21,7 @@ from .common import (
     Data,
     Device,
     Dtype,
+    Kind,
     NetworkName,
     Size,
     SkipBad,
@@ -28,9 +31,8 @@ from .common import (
     number_or_word,
     read_data,
     warnings_as_lines,
-    zoo_name,
 )
-from .cost import tell_cost
+from .cost import choose_for, tell_choice, tell_cost
 from .output import Json, Quiet, last_line, say, tell
 
 
@@ -43,11 +45,23 @@ def classify(
     size: Size = None,
     aspect: Aspect = "squash",
     skip_bad: SkipBad = False,
-    noise: Annotated[str, typer.Option(help="Noise variance in the kernel's units, ml or loo.")] = "0",
+    noise: Annotated[
+        str | None,
+        typer.Option(help="Noise variance in the kernel's units, ml or loo; by default loo with auto, 0 with others."),
+    ] = None,
     amplitude: Annotated[str, typer.Option(help="ml, loo or a number.")] = "ml",
+    learn: Annotated[
+        str | None,
+        typer.Option(metavar="RULE", help="Learn the network's variances by loo (leave-one-out) or likelihood."),
+    ] = None,
+    budget: Annotated[
+        float | None,
+        typer.Option(help="Choose the best network whose kernels take at most so many seconds on this machine."),
+    ] = None,
     device: Device = "auto",
     dtype: Dtype = "float32",
     threads: Threads = None,
+    kind: Kind = "nngp",
     store: Annotated[
         str | None, typer.Option(help="Keep the kernels here, so that a killed run goes on; a folder or an fsspec URL.")
     ] = None,
@@ -64,43 +78,59 @@ def classify(
 ) -> None:
     """Classify images with an exact Gaussian process, and write a report."""
     from cnngp.estimators.classifier import GPClassifier
-    from cnngp.estimators.inputs import default_network
+    from cnngp.estimators.learning import as_learning
     from cnngp.kernel.kernel import Kernel
     from cnngp.report.evaluation import check_labels, evaluate
 
     began = time.perf_counter()
+    as_learning(learn)
     images = read_data(data, split, size, aspect, skip_bad).some(train, test)
     check_labels(images.y, images.y_test)
     given = network_by_name(network)
-    clf = GPClassifier(
-        given,
-        noise=number_or_word("noise", noise),
-        amplitude=number_or_word("amplitude", amplitude),
-        device=device,  # type: ignore[arg-type]
-        dtype=dtype,
-        store=store,
-        threads=threads,
-    )
-    default = Path("out") / f"{images.name}-{Path(network).stem}-{len(images.X)}"
+    tangent = "" if kind == "nngp" else f"-{kind}"
+    default = Path("out") / f"{images.name}-{Path(network).stem}{tangent}-{len(images.X)}"
     folder = output if output is not None else default
     check_writable("--output", folder)
     if suspects is not None:
         check_writable("--suspects", suspects, folder=False)
     say("data", repr(images).strip("<>"))
-    kernel = Kernel(given or default_network(images.X.shape[1:]), device, dtype, threads)  # type: ignore[arg-type]
-    tell_cost(kernel, images.X, len(images.X) * (len(images.X) - 1) // 2 + len(images.X) * len(images.X_test))
+    to_predict = len(images.X_test) + (0 if images.X_validation is None else len(images.X_validation))
+    pairs = len(images.X) * (len(images.X) - 1) // 2 + len(images.X) * to_predict
+    choice = choose_for(images.X, to_predict, pairs, given, budget, (device, dtype, threads, kind))
+    net = given if choice is None else choice.option.network
+    kernel = Kernel(net, device, dtype, threads, kind)  # type: ignore[arg-type]
+    usual = "0" if choice is None or learn is not None else "loo"
+    clf = GPClassifier(
+        net,
+        noise=number_or_word("noise", usual if noise is None else noise),
+        amplitude=number_or_word("amplitude", amplitude),
+        learn=learn,  # type: ignore[arg-type]
+        device=device,  # type: ignore[arg-type]
+        dtype=dtype,
+        store=store,
+        threads=threads,
+        kind=kind,  # type: ignore[arg-type]
+    )
+    if choice is None:
+        tell_cost(kernel, images.X, pairs)
+    else:
+        tell_choice(choice, kernel, images.X, pairs)
     with warnings_as_lines():
         clf.fit(images.X, images.y, names=images.names)
     clf.image_aspect_ = images.aspect
+    if choice is not None:
+        clf.choice_, clf.fit_report_ = choice, replace(clf.fit_report_, choice=choice.text())
     report = clf.fit_report_
-    pairs = len(images.X) * (len(images.X) - 1) // 2
-    name = network if network != "auto" else zoo_name(clf.network_)
-    chosen = " (chosen)" if network == "auto" else ""
+    name = network if choice is None else choice.option.name
+    chosen = "" if choice is None else " (chosen)"
     say("network", f"{name}{chosen}, {clf.network_.shapes(clf.input_shape_).cost:,} operations per pair")
+    if clf.learned_ is not None:
+        say("learned", str(clf.learned_))
     say("engine", report.engine)
     if report.compiling is not None:
         say("compiling, loading", report.compiling)
-    say("kernel", f"{report.kernel_seconds:.2f} s, {pairs / max(report.kernel_seconds, 1e-9):,.0f} pairs/s")
+    compared = len(images.X) * (len(images.X) - 1) // 2
+    say("kernel", f"{report.kernel_seconds:.2f} s, {compared / max(report.kernel_seconds, 1e-9):,.0f} pairs/s")
     say("solve", f"{report.solve_seconds:.2f} s")
     with warnings_as_lines():
         evaluation = evaluate(clf, images)
@@ -113,11 +143,13 @@ def classify(
     likelihood = evaluation.log_marginal_likelihood
     say("log likelihood", "not known without a factor" if likelihood is None else f"{likelihood:,.1f}")
     tell()
-    for line in str(report).splitlines()[1:]:
+    for line in str(replace(report, choice=None)).splitlines()[1:]:  # the network and the engine were told
         tell(line)
     result: dict[str, Any] = {"command": "classify", "network": name, **evaluation.as_dict()}
+    result["learned"] = None if clf.learned_ is None else clf.learned_.as_dict()
     result |= {"notes": list(images.notes), "fit": report.as_dict(), "seconds": time.perf_counter() - began}
-    command = _command(locals())
+    asked = locals() | ({"network": name, "noise": noise or usual} if budget is not None else {})
+    command = _command(asked)
     with warnings_as_lines():  # of letters that the figures' font lacks, say
         result["files"] = _write(folder, clf, model, evaluation, result, command)
     if suspects is not None:
@@ -133,25 +165,28 @@ def classify(
 
 def _write_suspects(path: Path, clf: Any) -> None:
     """A table of all training images with a leave-one-out prediction, the most suspect first."""
+    from cnngp.common.files import write_atomically
+
     found = clf.suspect_labels(len(clf.loo_rows_))
     columns = ("row", "name", "given", "proposed", "score")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="", encoding="utf-8") as file:
-        table = csv.writer(file)
-        table.writerow(columns)
-        table.writerows(zip(*(found[column].tolist() for column in columns), strict=True))
+    out = io.StringIO(newline="")
+    table = csv.writer(out)
+    table.writerow(columns)
+    table.writerows(zip(*(found[column].tolist() for column in columns), strict=True))
+    write_atomically(path, out.getvalue())
 
 
 def _write(
     folder: Path, clf: Any, model: bool, evaluation: Any, result: dict[str, Any], command: str
 ) -> dict[str, str]:
     from cnngp import __version__
+    from cnngp.common.files import write_atomically
     from cnngp.report import plots, report
 
     folder.mkdir(parents=True, exist_ok=True)
     files = {"results": folder / "results.json"}
     with _naming(files["results"]):  # before the model, for which a disk may have no room
-        files["results"].write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        write_atomically(files["results"], json.dumps(result, indent=1) + "\n")
     if model:
         files["model"] = folder / "model.gp"
         with _naming(files["model"]):
@@ -162,6 +197,7 @@ def _write(
             clf.fit_report_,
             clf.network_,
             clf.input_shape_,
+            learned=clf.learned_,
             command=command,
             versions=f"cnngp {__version__}, Python {platform.python_version()}, {platform.system()}",
         )
@@ -190,11 +226,10 @@ _DEFAULTS = {
     "network": "auto",
     "split": "standard",
     "aspect": "squash",
-    "noise": "0",
     "amplitude": "ml",
     "dtype": "float32",
 }
-_OPTIONS = ("data", "network", "train", "test", "split", "size", "aspect", "noise", "amplitude", "dtype")
+_OPTIONS = ("data", "network", "train", "test", "split", "size", "aspect", "noise", "amplitude", "learn", "dtype")
 
 
 def _command(given: dict[str, Any]) -> str:

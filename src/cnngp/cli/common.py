@@ -31,6 +31,7 @@ SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Go on without files o
 NetworkName = Annotated[str, typer.Option("--network", help="auto, a name of `cnngp networks`, or a JSON file.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 Dtype = Annotated[str, typer.Option(help="float32 or float64.")]
+Kind = Annotated[str, typer.Option(help="nngp, the kernel of the Gaussian process, or ntk, the tangent kernel.")]
 Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads; all by default.")]
 Seed = Annotated[int, typer.Option(min=0, help="The same seed draws the same networks.")]
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from cnngp.network.choice import Choice, choose
+
+from .common import warnings_as_lines
 from .output import say, warn
 
 _WORTH_MEASURING = 10**12
-"""Operations from which a quarter of a tile is worth timing first: about half a minute on two cores."""
+"""Operations from which a few pairs are worth timing first: about half a minute on two cores."""
 _LONG = 3600.0
 
 
@@ -19,17 +22,45 @@ def duration(seconds: float) -> str:
 
 def tell_cost(kernel: Any, X: Any, pairs: int) -> None:
     """Time a few pairs and say how long all of them will take; nothing where that is soon."""
-    from cnngp.matrix.grid import default_tile
-    from cnngp.matrix.images import ImageRows
-    from cnngp.matrix.plan import measured_rate
+    from cnngp.matrix.plan import expected_seconds
 
-    rows = ImageRows(X, kernel, "X")
-    table = kernel.network.shapes(rows.image_shape)
-    if table.cost * pairs < _WORTH_MEASURING:
+    if kernel.network.shapes(X.shape[1:]).cost * pairs < _WORTH_MEASURING:
         return
-    side = default_tile(table.elements, kernel.device, (len(rows), len(rows)), True)[0] // 4
-    seconds = pairs / measured_rate(rows, side)
+    seconds = expected_seconds(kernel, X, pairs)
     say("will take", f"about {duration(seconds)} for {pairs:,} pairs, measured on a few")
+    warn_if_long(seconds)
+
+
+def choose_for(
+    X: Any, to_predict: int, pairs: int, given: Any, budget: float | None, engine: tuple[Any, ...]
+) -> Choice | None:
+    """The network for training images X and those to predict, where none was `given`."""
+    from cnngp.estimators.budget import check_budget, within_budget
+    from cnngp.kernel.kernel import Kernel
+
+    check_budget(budget, given, X)
+    if given is not None:
+        return None
+    choice = choose(X.shape[1:], len(X) + to_predict, pairs)
+    if budget is None:
+        return choice
+    with warnings_as_lines():
+        return within_budget(choice, X, pairs, budget, lambda net: Kernel(net, *engine))
+
+
+def tell_choice(choice: Choice, kernel: Any, X: Any, pairs: int) -> None:
+    """Say what was chosen and why, what it takes here, and what the options next to it would take."""
+    from cnngp.matrix.plan import expected_seconds
+
+    seconds = expected_seconds(kernel, X, pairs)
+    say("chosen", f"{choice.option.name}, {choice.reason}")
+    say("will take", f"about {duration(seconds)} for {pairs:,} pairs, measured on a few")
+    for word, option in (("better", choice.better), ("quicker", choice.quicker)):
+        if option is not None:
+            there = seconds * option.elements / max(1, choice.option.elements)
+            say(word, f"--network {option.name}: about {duration(there)}")
+    if choice.better is None:
+        say("better", "none is known for this size; `cnngp search --space pooled` looks for one")
     warn_if_long(seconds)
 
 

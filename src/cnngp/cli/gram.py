@@ -13,6 +13,7 @@ from .common import (
     Data,
     Device,
     Dtype,
+    Kind,
     NetworkName,
     Size,
     SkipBad,
@@ -38,7 +39,7 @@ def gram(
     tile: Annotated[int | None, typer.Option(help="Side of a tile; a few seconds of work by default.")] = None,
     verify: Annotated[bool, typer.Option(help="Check the tiles that the store has.")] = True,
     plan: Annotated[
-        bool, typer.Option("--plan", help="Say what it will cost, by timing one tile; keep nothing.")
+        bool, typer.Option("--plan", help="Say what it will cost, by timing a few pairs; keep nothing.")
     ] = False,
     status: Annotated[str | None, typer.Option(metavar="STORE", help="Say what a store holds.")] = None,
     scheduler: Annotated[
@@ -47,6 +48,7 @@ def gram(
     device: Device = "auto",
     dtype: Dtype = "float32",
     threads: Threads = None,
+    kind: Kind = "nngp",
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -58,16 +60,16 @@ def gram(
         raise ValueError("give --store, where the matrix goes, such as --store digits.zarr; or --plan to see the cost")
     if scheduler is not None and plan:
         raise ValueError("--plan measures this machine; give --scheduler without it")
-    from cnngp.estimators.inputs import default_network
     from cnngp.kernel.kernel import Kernel
     from cnngp.matrix.cluster.cluster import connect
+    from cnngp.network.choice import default_network
 
     with nullcontext() if scheduler is None else connect(scheduler) as client:
         images = read_data(data, split, size, aspect, skip_bad).some(train)
         given = network_by_name(network)
-        net = given or default_network(images.X.shape[1:])
+        net = given or default_network(images.X.shape[1:], len(images.X))
         name = network if given is not None else f"{zoo_name(net)} (chosen)"
-        kernel = Kernel(net, device, dtype, threads)  # type: ignore[arg-type]
+        kernel = Kernel(net, device, dtype, threads, kind)  # type: ignore[arg-type]
         say("data", f"{len(images.X):,} images of {data}")
         say("network", f"{name}, {net.shapes(images.X.shape[1:]).cost:,} operations per pair")
         if client is None:
@@ -115,7 +117,7 @@ def _plan(kernel: Any, X: Any, tile: int | None, store: str | None, as_json: boo
     say("disk", f"{size(p.disk_bytes)}{free}")
     if p.memory_bytes is not None:
         say("memory", f"{size(p.memory_bytes)} to compute; an exact fit needs {size(p.fit_bytes)}")
-    say("speed", f"{p.pairs_per_second:,.0f} pairs/s, measured on one tile")
+    say("speed", f"{p.pairs_per_second:,.0f} pairs/s, measured on a few")
     say("time", f"about {duration(p.seconds)}")
     warn_if_long(p.seconds)
     last_line(as_json, {"command": "gram --plan", **p.as_dict()})
@@ -134,6 +136,7 @@ def _status(where: str, verify: bool, as_json: bool) -> None:
     other = "" if spec.Z is None else f" and {spec.Z.images:,}"
     say("images", f"{spec.X.images:,}{other} of {shape}")
     say("matrix", f"{spec.shape[0]:,} × {spec.shape[1]:,} {spec.dtype} in tiles of {spec.tile[0]} × {spec.tile[1]}")
+    say("kernel", spec.kind)
     say("engine", spec.engine)
     say("tiles", f"{s.tiles - s.missing:,} of {s.tiles:,} there, {size(s.chunk_bytes)}")
     if s.damaged is None:

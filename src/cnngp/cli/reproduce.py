@@ -22,18 +22,25 @@ class Experiment(StrEnum):
     figure2 = "figure2"
     figure3 = "figure3"
     timings = "timings"
+    pooled = "pooled"
+    beyond = "beyond"
+    cifar10 = "cifar10"
     all = "all"
 
 
 def reproduce(
     experiment: Annotated[Experiment, typer.Argument(help="What to reproduce.")],
     quick: Annotated[bool, typer.Option("--quick", help="A small version: minutes on two cores.")] = False,
+    rivals: Annotated[
+        bool,
+        typer.Option("--rivals", help="table1: the systems that the paper quotes, run here, beside its own kernels."),
+    ] = False,
     device: Device = "auto",
     out: Annotated[
         Path | None, typer.Option(help="Folder for the numbers, figures, the page and the finished pieces.")
     ] = None,
     data: Annotated[
-        Path | None, typer.Option(help="The folder above mnist/; CNNGP_DATA and the cache by default.")
+        Path | None, typer.Option(help="The folder above mnist/ or cifar10/; CNNGP_DATA and the cache by default.")
     ] = None,
     scheduler: Annotated[
         str | None, typer.Option(help="A Dask scheduler whose workers compute the kernels, tcp://….")
@@ -51,6 +58,8 @@ def reproduce(
     from cnngp.paper.experiments import reproduce as run_experiment
     from cnngp.paper.setting import OutOfTime, Setting
 
+    if rivals and experiment is not Experiment.table1:
+        raise ValueError(f"--rivals belongs to table1; write: cnngp reproduce table1 --rivals, not {experiment.value}")
     if budget is not None and not (math.isfinite(budget) and budget > 0):
         raise ValueError(f"--budget {budget:g}: expected a positive number of seconds")
     folder = out if out is not None else Path("out") / ("reproduce-quick" if quick else "reproduce")
@@ -67,14 +76,18 @@ def reproduce(
         say=lambda name, text: say("piece", f"{name}: {text}"),
     )
     kind = setting.kind  # refuses a device that is not there
-    setting.dataset("mnist", "paper")  # and images that are not at hand, before anything is computed
+    # And images that are not at hand, before anything is computed.
+    if experiment is Experiment.cifar10:
+        setting.dataset("cifar10")
+    else:
+        setting.dataset("mnist", "paper")
     if scheduler is not None:
         from cnngp.matrix.cluster.cluster import connect
 
         connect(scheduler).close()
     (folder / "pieces").mkdir(parents=True, exist_ok=True)
     say("engine", f"{kind}{'' if scheduler is None else f', kernels by the workers of {scheduler}'}")
-    names = NAMES if experiment is Experiment.all else (experiment.value,)
+    names = NAMES if experiment is Experiment.all else ("rivals" if rivals else experiment.value,)
     rows: list[dict[str, Any]] = []
     try:
         for name in names:
@@ -94,7 +107,7 @@ def reproduce(
 
 def _command(name: str, quick: bool, seed: int, device: str, scheduler: str | None) -> str:
     """The command that repeats an experiment; where its files go does not change it."""
-    words = ["cnngp", "reproduce", name]
+    words = ["cnngp", "reproduce", *(["table1", "--rivals"] if name == "rivals" else [name])]
     words += ["--quick"] if quick else []
     words += ["--device", device] if device != "auto" else []
     words += ["--scheduler", scheduler] if scheduler is not None else []

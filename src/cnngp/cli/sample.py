@@ -29,7 +29,7 @@ def sample(
     """Sample finite networks and compare the covariance of their outputs with the kernel."""
     from cnngp.common.progress import progress_bar
     from cnngp.datasets import sets as datasets
-    from cnngp.estimators.inputs import default_network
+    from cnngp.network.choice import default_network
     from cnngp.torch_bridge.limits import check_limit
 
     widths = _widths(channels)
@@ -39,14 +39,14 @@ def sample(
     _check_device(device)
     X = datasets.load(data).take(images).X
     net = network_by_name(network)
-    name = network if net is not None else f"{zoo_name(default_network(X.shape[1:]))} (chosen)"
+    name = network if net is not None else f"{zoo_name(default_network(X.shape[1:], len(X)))} (chosen)"
     say("data", f"{len(X)} images of {data}")
     say("network", name)
     say("engine", f"finite networks: torch on {device}; kernel: float64 on cpu")
     total = len(set(widths)) * samples
     with progress_bar(total, "sampling", "network", keep=True) as bar:
         report = check_limit(
-            net or default_network(X.shape[1:]),
+            net or default_network(X.shape[1:], len(X)),
             X,
             widths,
             samples,

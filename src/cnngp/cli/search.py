@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .common import Data, Device, Dtype, Seed, Size, Threads, check_writable, warnings_as_lines
+from .common import Data, Device, Dtype, Kind, Seed, Size, Threads, check_writable, warnings_as_lines
 from .output import Json, Quiet, last_line, say, tell, warn
 
 
@@ -32,6 +32,7 @@ def search(
     device: Device = "auto",
     dtype: Dtype = "float32",
     threads: Threads = None,
+    kind: Kind = "nngp",
     best: Annotated[Path | None, typer.Option(help="File for the best network; OUTPUT/best.json.")] = None,
     output: Annotated[Path | None, typer.Option(help="Folder for plots and results.json.")] = None,
     as_json: Json = False,
@@ -69,6 +70,7 @@ def search(
             device=device,  # type: ignore[arg-type]
             dtype=dtype,
             threads=threads,
+            kind=kind,  # type: ignore[arg-type]
             processes=processes,
             scheduler=scheduler,
             before_test=lambda found: _write(file, folder / "results.json", found),
@@ -122,10 +124,10 @@ def _percent(error: float) -> str:
 
 
 def _write(best: Path, results: Path, result: Any) -> None:
-    for file in (best, results):
-        file.parent.mkdir(parents=True, exist_ok=True)
-    best.write_text(result.best.network_json + "\n", encoding="utf-8")
-    results.write_text(json.dumps(result.as_dict(), indent=1) + "\n", encoding="utf-8")
+    from cnngp.common.files import write_atomically
+
+    write_atomically(best, result.best.network_json + "\n")
+    write_atomically(results, json.dumps(result.as_dict(), indent=1) + "\n")
 
 
 def _plots(folder: Path, result: Any) -> dict[str, str]:

@@ -67,13 +67,18 @@ class Images:
         }
 
 
-def network_errors(setting: Setting, kernel: Kernel, images: Images, label: str) -> dict[str, Any]:
-    """Errors in percent and seconds of a network's GP; `label` names its matrices where they go through a store."""
+def network_errors(
+    setting: Setting, kernel: Kernel, images: Images, label: str, *, keep: bool = False
+) -> dict[str, Any]:
+    """Errors in percent and seconds of a network's GP; `label` names its matrices where they go through a store.
+
+    With `keep` they do, so that a killed run computes no tile twice.
+    """
     n = len(images.X)
     entry = np.dtype(kernel.dtype).itemsize
     memory.require((entry + 8) * n * n, f"an exact fit of {n:,} images", kernel.device)
     began = time.perf_counter()
-    K, K_test = _matrices(setting, kernel, images, label)
+    K, K_test = _matrices(setting, kernel, images, label, keep)
     wait(K)
     seconds = time.perf_counter() - began
     values = fits(images, K, K_test, kernel)
@@ -88,17 +93,20 @@ def network_errors(setting: Setting, kernel: Kernel, images: Images, label: str)
     }
 
 
-def _matrices(setting: Setting, kernel: Kernel, images: Images, label: str) -> tuple[Any, Any]:
-    """K(all, all) and K(test, all): on the device, or by the workers of a cluster through a store."""
-    if setting.scheduler is None:
-        output: Any = "cupy" if kernel.device == "cuda" else "numpy"
+def _matrices(setting: Setting, kernel: Kernel, images: Images, label: str, keep: bool) -> tuple[Any, Any]:
+    """K(all, all) and K(test, all): on the device, or through a store, where a cluster may fill it."""
+    output: Any = "cupy" if kernel.device == "cuda" else "numpy"
+    if setting.scheduler is None and not keep:
         return kernel(images.X, output=output), kernel(images.X_test, images.X, output=output)
+    folder = (setting.out / "stores").resolve()  # workers may have another current folder
+    places = folder / f"{label}.zarr", folder / f"{label}-test.zarr"
+    if setting.scheduler is None:
+        return gram(kernel, images.X, store=places[0])[:], gram(kernel, images.X_test, images.X, store=places[1])[:]
     from cnngp.matrix.cluster.cluster import connect
 
-    folder = (setting.out / "stores").resolve()  # workers may have another current folder
     with connect(setting.scheduler) as client:
-        K = gram(kernel, images.X, store=folder / f"{label}.zarr", client=client)[:]
-        K_test = gram(kernel, images.X_test, images.X, store=folder / f"{label}-test.zarr", client=client)[:]
+        K = gram(kernel, images.X, store=places[0], client=client)[:]
+        K_test = gram(kernel, images.X_test, images.X, store=places[1], client=client)[:]
     return K, K_test
 
 

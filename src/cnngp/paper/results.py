@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
-from .setting import Done, write_atomically
+from cnngp.common.files import write_atomically
+
+from .setting import Done
 
 SCHEMA = 2
 

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from cnngp import __version__
 from cnngp.common.errors import DatasetError
-from cnngp.common.files import replacing
+from cnngp.common.files import write_atomically
 from cnngp.datasets.classics import folders
 from cnngp.datasets.dataset import Dataset
 from cnngp.datasets.sets import Split, load
@@ -174,13 +174,6 @@ def digest(*arrays: NDArray[Any]) -> str:
         h.update(f"{a.dtype.str}{a.shape}".encode())
         h.update(np.ascontiguousarray(a).data)
     return h.hexdigest()
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """A reader sees the old file or the new one, never a part of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as file:
-        file.write(content)
 
 
 def _write(

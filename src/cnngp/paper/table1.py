@@ -98,17 +98,17 @@ def run(setting: Setting, plan: Plan | None = None, data: Dataset | None = None)
     given = data is not None
     data = data or setting.dataset("mnist", "paper")
     images = Images.of(data, plan.train, plan.validation, plan.test)
-    table = _heading(images)
+    table = heading(images)
     rows: list[Row] = []
     networks: dict[str, Any] = {}
     for case in cases:
         networks[case.name] = values = case_piece(setting, case, images)
-        rows += _rows(table, case.name, values, case.validation, case.test, case.note)
+        rows += rows_of(table, case.name, values, case.validation, case.test, case.note)
     dense, values = dense_pieces(setting, plan, images)
     networks[dense.name] = values
-    rows += _rows(table, dense.name, values, None, dense.test, dense.note)
+    rows += rows_of(table, dense.name, values, None, dense.test, dense.note)
     networks["RBF GP"] = values = rbf_piece(setting, plan, images)
-    rows += _rows(table, "RBF GP", values, note=f"most likely lengthscale, {values['lengthscale']:.3g}")
+    rows += rows_of(table, "RBF GP", values, note=f"most likely lengthscale, {values['lengthscale']:.3g}")
     rows += [row(table, name, "test", unit="%", published=error, note="quoted") for name, error in QUOTED]
     details = {"data": data.name, "train": images.train, "networks": networks}
     if not given:
@@ -202,16 +202,16 @@ def _fashion(setting: Setting, plan: Plan, cases: Sequence[Case]) -> tuple[dict[
     for case in cases:
         if "gain1" not in case.label:
             details[case.name] = values = case_piece(setting, case, images)
-            rows += _rows(_heading(images), case.name, values)
+            rows += rows_of(heading(images), case.name, values)
     return details, rows
 
 
-def _heading(images: Images) -> str:
+def heading(images: Images) -> str:
     names = {"mnist": "MNIST", "fashion_mnist": "Fashion-MNIST"}
     return f"{names.get(images.name, images.name)}, error in percent, {images.train:,} training images"
 
 
-def _rows(
+def rows_of(
     table: str,
     name: str,
     values: dict[str, Any],

@@ -83,6 +83,22 @@ def kernel_matrix(correlations: NDArray[np.float64], boundaries: Sequence[int], 
     return _png(figure)
 
 
+def learning(path: Sequence[tuple[int, float]]) -> bytes:
+    """The loss of every matrix that was asked for, by the number of its start."""
+    figure, axes = new_figure(5.0, 3.4)
+    start, loss = np.array([s for s, _ in path]), np.array([value for _, value in path])
+    best = np.minimum.accumulate(loss)
+    axes.step(np.arange(len(loss)) + 1, best, where="post", color=_INK, linewidth=1)
+    axes.scatter(np.arange(len(loss)) + 1, loss, c=start, cmap="tab10", vmin=0, vmax=9, s=14, zorder=3)
+    # One step too far can be very bad; the picture is of the others.
+    low, high = float(best[-1]), float(np.quantile(loss, 0.9))
+    room = 0.06 * (high - low) or 1e-3
+    axes.set_ylim(low - room, high + room)
+    axes.set_xlabel("kernel matrices")
+    axes.set_ylabel("loss (nats)")
+    return _png(figure)
+
+
 def _name_ticks(axes: Any, places: Sequence[float], classes: Sequence[str]) -> None:
     """Both axes with the classes' names: as they are, a dollar sign begins no formula; long ones without the middle."""
     tail = _NAME // 3

@@ -7,7 +7,9 @@ from html import escape
 from pathlib import Path
 from string import Template
 
+from cnngp.common.files import write_atomically
 from cnngp.estimators.certificate import FitReport
+from cnngp.estimators.learning import Learned
 from cnngp.network.layers import Network
 
 from . import plots, web_page
@@ -46,6 +48,7 @@ $suspect
 $uncertain
 <h2>The kernel</h2>
 <div class="figures">$kernel</div>
+$learned
 <h2>What can be trusted</h2>
 <p class="verdict">$verdict</p>
 <pre>$certificate</pre>
@@ -65,6 +68,7 @@ def render(
     network: Network,
     input_shape: Sequence[int],
     *,
+    learned: Learned | None = None,
     command: str,
     versions: str,
 ) -> str:
@@ -102,6 +106,7 @@ def render(
             plots.kernel_matrix(e.correlations, e.boundaries, e.classes),
             f"Correlations of {len(e.correlations):,} training images under the network's kernel, ordered by class.",
         ),
+        learned="" if learned is None else _learned(learned),
         verdict=escape(certificate.verdict),
         certificate=escape("\n".join(str(certificate).splitlines()[:-1])),
         network=escape(repr(network)),
@@ -114,8 +119,31 @@ def render(
 
 
 def write(path: Path, page: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(page, encoding="utf-8")
+    write_atomically(path, page)
+
+
+def _learned(learned: Learned) -> str:
+    """What the network's variances were and are, and the loss on the way."""
+    rows = [(f"{c.name}, {c.places} layers", f"{c.before:.4g} → {c.after:.4g}") for c in learned.changes]
+    if learned.noise is not None:
+        rows.append(("noise over the mean k(x, x)", f"{learned.noise_before:.2g} → {learned.noise:.2g}"))
+    rule = "leave-one-out" if learned.rule == "loo" else "marginal likelihood"
+    said = (
+        f"By {rule}, on {learned.images:,} training images: a loss of {learned.before:.4f} nats became "
+        f"{learned.after:.4f} after {len(learned.path):,} kernel matrices in {learned.seconds:.1f} s."
+    )
+    said += " It was interrupted; this is the best until then." if learned.interrupted else ""
+    left = ", ".join(learned.left_out)
+    said += f" Left out, as they only scale the kernel: {left}." if left else ""
+    return (
+        f"<h2>What was learned</h2><p>{escape(said)}</p>{_table(rows)}"
+        + f'<div class="figures">{web_page.figure(plots.learning(learned.path), _PATH)}</div>'
+        + f"<details><summary>The network that was given</summary><pre class="
+        f'"wrap">{escape(repr(learned.network_before))}</pre></details>'
+    )
+
+
+_PATH = "The loss of each kernel matrix on the way, one colour for each start; the line is the best so far."
 
 
 def _numbers(e: Evaluation) -> str:

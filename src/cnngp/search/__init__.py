@@ -21,6 +21,7 @@ from cnngp.datasets import sets as datasets
 from cnngp.datasets.dataset import Dataset
 from cnngp.datasets.images import Size
 from cnngp.kernel.kernel import Device
+from cnngp.kernel.program import Kind
 
 from .result import Look, Rung, SearchResult
 from .runs import (
@@ -53,6 +54,7 @@ def random_search(
     device: Device = "auto",
     dtype: str = "float32",
     threads: int | None = None,
+    kind: Kind = "nngp",
     processes: int = 1,
     scheduler: Any = None,
     progress: bool = True,
@@ -73,6 +75,7 @@ def random_search(
         is told without it too.
     seed : the same seed gives the same draws, on any number of processes.
     study : an SQLite file that keeps every draw; a killed search goes on where it was. Several searches may share it.
+    device, dtype, threads, kind : as in `Kernel`; kind="ntk" scores networks by their tangent kernel.
     processes : worker processes on this machine. Scripts that ask for more than one need an
         `if __name__ == "__main__":`.
     scheduler : a Dask client or the address of a scheduler, to compute all of it on its workers.
@@ -97,7 +100,7 @@ def random_search(
     if processes > 1:
         check_sendable(drawn_from)
     dataset = data if isinstance(data, Dataset) else load(str(data))
-    problems = _Problems(dataset, validation, Problem(dataset.name, *_NOTHING, 0, device, dtype, threads))
+    problems = _Problems(dataset, validation, Problem(dataset.name, *_NOTHING, 0, device, dtype, threads, kind))
     rungs = [(count, problems.at(size)) for count, size in _check_full(full)]
     base = problems.at(train)
     if test:  # refuses labels that cannot be predicted, before the long work
@@ -113,6 +116,8 @@ def random_search(
         "content": base.fingerprint(),
         "dtype": dtype,
     }
+    if kind != "nngp":
+        identity["kind"] = kind
     with _study_path(study) as path, Study(path, identity) as opened:
         level = Level(path, identity, base, run_token(), tuple(range(draws)), drawn_from, seed)
         search = _Search(opened, processes, scheduler, progress)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cnngp.common.figures import bare_figure
+from cnngp.common.figures import bare_figure, save_figure
 
 if TYPE_CHECKING:
     from .result import SearchResult
@@ -21,7 +21,6 @@ _BLUE, _ORANGE = "#2b6cb0", "#dd6b20"
 def plot(result: SearchResult, folder: Path) -> list[Path]:
     """Writes draws, hyperparameters and cost, each as PNG and SVG."""
     figures = {"draws": bare_figure(7, 4), "cost": bare_figure(7, 4)}
-    folder.mkdir(parents=True, exist_ok=True)
     _by_draw(figures["draws"].subplots(), result)
     _against_cost(figures["cost"].subplots(), result)
     names = list(dict.fromkeys(name for t in result.trials for name in t.params))
@@ -34,12 +33,7 @@ def plot(result: SearchResult, folder: Path) -> list[Path]:
             axes.set_axis_off()
         else:
             _against(axes, name, [t for t in result.trials if name in t.params])
-    written = []
-    for name, figure in figures.items():
-        for suffix in ("png", "svg"):
-            written.append(folder / f"{name}.{suffix}")
-            figure.savefig(written[-1], dpi=150, facecolor="white")
-    return written
+    return [path for name, figure in figures.items() for path in save_figure(figure, folder, name)]
 
 
 def _by_draw(axes: Any, result: SearchResult) -> None:

@@ -39,7 +39,7 @@ def on_processes(level: Level, study: Study, processes: int, progress: bool) -> 
 
 def engine_device(problem: Problem) -> Literal["cpu", "cuda"]:
     """Where kernels will be computed; refuses a device, type or thread count that cannot be."""
-    return Kernel(Dense(), problem.device, problem.dtype, problem.threads).device
+    return Kernel(Dense(), problem.device, problem.dtype, problem.threads, problem.kind).device
 
 
 def _for_one_of(level: Level, processes: int, device: str) -> Level:

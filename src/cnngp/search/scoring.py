@@ -19,6 +19,7 @@ from cnngp.common.arrays import to_numpy
 from cnngp.gp.exact import ExactGP, JitterWarning
 from cnngp.gp.linalg import blocks
 from cnngp.kernel.kernel import Device, Kernel
+from cnngp.kernel.program import Kind
 from cnngp.network.layers import Network
 
 # Entries of K(validation, training) at a time. On a card few large blocks are faster, and there is memory for them.
@@ -38,6 +39,7 @@ class Problem:
     device: Device = "auto"
     dtype: str = "float32"
     threads: int | None = None
+    kind: Kind = "nngp"
 
     @property
     def image_shape(self) -> tuple[int, ...]:
@@ -54,8 +56,9 @@ class Problem:
         return 16 * len(self.X) ** 2
 
     def fingerprint(self) -> str:
-        """A hash of the images, the labels and the precision: all that an error depends on beside the network."""
-        digest = hashlib.sha256(f"{self.dtype} {self.classes}".encode())
+        """A hash of the images, labels, precision and kind of kernel: what an error depends on beside the network."""
+        kind = "" if self.kind == "nngp" else f" {self.kind}"
+        digest = hashlib.sha256(f"{self.dtype} {self.classes}{kind}".encode())
         for a in (self.X, self.y, self.X_validation, self.y_validation):
             digest.update(f"{a.shape} {a.dtype}".encode() + np.ascontiguousarray(a).data)
         return digest.hexdigest()
@@ -87,7 +90,7 @@ class Score:
 def score(network: Network, problem: Problem, progress: bool = False) -> Score:
     """Noise-free regression on ±1 targets, as `GPClassifier` does it. Raises `RangeError` and `NetworkError`."""
     start = time.perf_counter()
-    kernel = Kernel(network, problem.device, problem.dtype, problem.threads)
+    kernel = Kernel(network, problem.device, problem.dtype, problem.threads, problem.kind)
     n, output = len(problem.X), "cupy" if kernel.device == "cuda" else "numpy"
     memory.require(12 * n * n, f"an exact fit of {n:,} images", kernel.device)
     kernel.prepare(problem.X)

@@ -289,7 +289,7 @@ def _check_file(path: Path) -> None:
 def _difference(held: dict[str, Any], asked: dict[str, Any]) -> str:
     told = [
         f"its {key} is {_short(held.get(key))} and not {_short(asked.get(key))}"
-        for key in asked
+        for key in asked | held
         if held.get(key) != asked.get(key)
     ]
     if [key for key in asked if held.get(key) != asked.get(key)] == ["content"]:

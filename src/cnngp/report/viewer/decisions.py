@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from cnngp.common.errors import DatasetError
-from cnngp.common.files import replacing
+from cnngp.common.files import write_atomically
 
 Action = Literal["keep", "relabel", "drop"]
 COLUMNS = ("row", "name", "given", "proposed", "decision", "label")
@@ -47,8 +47,7 @@ class Decisions:
                 raise ValueError(f"decision {action!r}: expected one of {', '.join(get_args(Action))}")
             values = (str(row), name, given, proposed, action, kept[action])
             self._rows[row] = dict(zip(COLUMNS, values, strict=True))
-        with replacing(self.path) as file:
-            file.write(self.text().encode())
+        write_atomically(self.path, self.text())
 
     def text(self) -> str:
         """The file's content, by row."""

@@ -1,0 +1,100 @@
+"""`cnngp reproduce beyond`: the choice by leave-one-out, the fit of the best, and what is told beforehand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cnngp import AvgPool, Conv, GPClassifier, datasets, zoo
+from cnngp.cli import run
+from cnngp.paper import beyond, inference, results, setting
+from cnngp.paper.setting import Setting
+
+PLAN = beyond.Plan(
+    train=120,
+    validation=60,
+    test=80,
+    chosen_on=60,
+    candidates={
+        "pooled": beyond.pooled(Conv(3, weight_var=2.0), AvgPool(3, stride=1)),
+        "dense": zoo.dense_nngp(1),
+    },
+)
+
+
+def digits_with_validation() -> datasets.Dataset:
+    d = datasets.digits()
+    return datasets.Dataset("digits", d.X[:200], d.y[:200], d.X_test[:150], d.y_test[:150], d.X[200:300], d.y[200:300])
+
+
+def test_the_best_by_leave_one_out_is_fitted(tmp_path: Path) -> None:
+    told: list[tuple[str, str]] = []
+    here = Setting(tmp_path, device="cpu", say=lambda name, text: told.append((name, text)))
+    found = beyond.run(here, PLAN, digits_with_validation())
+    choice = found["details"]["choice"]["networks"]
+    best = min(choice, key=lambda name: choice[name]["loo_log_loss"])
+    assert found["details"]["chosen"] == best
+    # The choice written out: the same images, the same exact GP.
+    data = digits_with_validation()
+    few = np.sort(np.random.default_rng(0).choice(120, 60, replace=False))
+    assert PLAN.candidates is not None
+    clf = GPClassifier(PLAN.candidates[best], device="cpu").fit(data.X[few], data.y[few])
+    right = clf.loo_probabilities_[np.arange(60), data.y[few]]
+    assert choice[best]["loo_log_loss"] == pytest.approx(-np.log(right).mean())
+    # And the fit, which the test images are asked of once.
+    clf = GPClassifier(PLAN.candidates[best], device="cpu").fit(data.X[:120], data.y[:120])
+    ours = {r["quantity"]: r["ours"] for r in found["rows"] if r["result"] == "pooled CNN GP"}
+    assert ours["test"] == pytest.approx(100 * (1 - clf.score(data.X_test[:80], data.y_test[:80])))
+    assert ours["leave-one-out"] == pytest.approx(100 * clf.loo_error_)
+    # Told before the first piece: 180 images with each other and with 80 test images.
+    assert told[0][0] == "plan"
+    assert f"{180 * 179 // 2 + 180 * 80:,} pairs" in told[0][1]
+    pieces = [p.name for p in here.done]
+    again = Setting(tmp_path, device="cpu")
+    assert beyond.run(again, PLAN, digits_with_validation())["rows"] == found["rows"]
+    assert [p.name for p in again.done] == pieces
+    assert all(p.reused for p in again.done)
+
+
+def test_long_kernels_are_kept_tile_by_tile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that dies in its fits computes no kernel again."""
+    monkeypatch.setattr(beyond, "LONG", 0.0)
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    whole = beyond.run(Setting(tmp_path / "whole", device="cpu"), PLAN, digits_with_validation())
+    with monkeypatch.context() as patch:
+        patch.setattr(inference, "fits", killed)
+        with pytest.raises(KeyboardInterrupt):
+            beyond.run(Setting(tmp_path / "killed", device="cpu"), PLAN, digits_with_validation())
+    stores = sorted(p.name for p in (tmp_path / "killed" / "stores").iterdir())
+    assert len(stores) == 2
+    monkeypatch.setattr("cnngp.kernel.kernel.Kernel.__call__", killed)
+    found = beyond.run(Setting(tmp_path / "killed", device="cpu"), PLAN, digits_with_validation())
+    assert [r["ours"] for r in found["rows"]] == [r["ours"] for r in whole["rows"]]
+
+
+def test_every_candidate_is_cheap_enough_and_has_a_fast_path_on_cards() -> None:
+    from cnngp.kernel.engines.cuda.source import generate
+    from cnngp.kernel.program import lower
+
+    for name, net in beyond.candidates().items():
+        assert net.shapes((1, 28, 28)).elements <= 70_000, name
+        assert generate(lower(net, (1, 28, 28)), "float32").path == "sheets", name
+
+
+def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(setting, "load", lambda name, split, data: digits_with_validation())
+    monkeypatch.setattr(beyond, "QUICK", PLAN)
+    assert run(["reproduce", "beyond", "--quick", "--device", "cpu", "--out", str(tmp_path), "--json"]) == 0
+    printed = capsys.readouterr()
+    assert "plan: " in printed.err
+    assert "GB of memory" in printed.err
+    doc = results.read(tmp_path / "beyond.json")
+    assert doc["command"] == "cnngp reproduce beyond --quick --device cpu"
+    assert json.loads(printed.out)["finished"]
+    assert "pooled CNN GP" in (tmp_path / "reproduction.html").read_text()

@@ -1,0 +1,147 @@
+"""`cnngp reproduce cifar10` from small made files in CIFAR-10's two formats, to the table."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pickle
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cnngp import AvgPool, Conv, Dense, GPClassifier, Kernel, ReLU, Sequential, datasets, flip_averaged, preparation
+from cnngp.cli import run
+from cnngp.common.errors import DatasetError
+from cnngp.datasets import cifar, classics
+from cnngp.paper import cifar10, results
+from cnngp.paper.setting import Setting
+
+NAMES = [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"]
+PLAN = cifar10.Plan(depth=5, train=12, test=6)
+
+
+def made_batch(seed: int, n: int) -> tuple[np.ndarray, np.ndarray]:
+    """Pictures of one colour for each class, with noise, so that a few are enough to learn from."""
+    rng = np.random.default_rng(seed)
+    y = rng.integers(0, 3, n)
+    X = 40 * np.eye(3)[y][:, :, None, None] + rng.normal(120, 25, (n, 3, 32, 32))
+    return X.clip(0, 255).astype(np.uint8), y
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder above cifar10/, with batches of 12 images in the binary version."""
+    monkeypatch.setattr(cifar, "IMAGES", 12)
+    folder = tmp_path / "data" / "cifar10" / "cifar-10-batches-bin"
+    folder.mkdir(parents=True)
+    for seed, name in enumerate(NAMES):
+        X, y = made_batch(seed, 12)
+        records = np.concatenate([y[:, None].astype(np.uint8), X.reshape(12, -1)], axis=1)
+        (folder / f"{name}.bin").write_bytes(records.tobytes())
+    return tmp_path / "data"
+
+
+def python_batch(seed: int) -> bytes:
+    X, y = made_batch(seed, 12)
+    held = {b"data": X.reshape(12, -1), b"labels": [int(label) for label in y], b"batch_label": b"made"}
+    return pickle.dumps(held, protocol=2)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_both_versions_hold_the_same_images(files: Path, packed: bool) -> None:
+    expected = classics.read("cifar10", files)
+    other = files.parent / "python" / "cifar10"
+    (other / "cifar-10-batches-py").mkdir(parents=True)
+    if packed:
+        with tarfile.open(other / "cifar-10-python.tar.gz", "w:gz") as archive:
+            for seed, name in enumerate(NAMES):
+                info = tarfile.TarInfo(f"cifar-10-batches-py/{name}")
+                info.size = len(python_batch(seed))
+                archive.addfile(info, io.BytesIO(python_batch(seed)))
+    else:
+        for seed, name in enumerate(NAMES):
+            (other / "cifar-10-batches-py" / name).write_bytes(python_batch(seed))
+    for a, b in zip(classics.read("cifar10", files.parent / "python"), expected, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_a_pickle_that_would_run_something_is_refused(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Evil:
+        def __reduce__(self) -> tuple[object, tuple[str]]:
+            return os.mkdir, (str(files / "done"),)
+
+    with pytest.raises(DatasetError, match=r"not a batch of CIFAR-10's Python version \(it names posix\.mkdir"):
+        cifar.read_batch(pickle.dumps(Evil(), protocol=2), Path("data_batch_1"))
+    assert not (files / "done").exists()
+    with pytest.raises(DatasetError, match=r"holds data \(2, 3\) of"):
+        cifar.read_batch(pickle.dumps({b"data": np.zeros((2, 3)), b"labels": [1, 2]}, 2), Path("data_batch_1"))
+    with pytest.raises(DatasetError, match="labels from 0 to 11"):
+        cifar.read_batch(bytes([*([11] + [0] * 3072), *([0] * 3073 * 11)]), Path("data_batch_1.bin"))
+
+
+def test_the_command_from_files_to_the_table(
+    files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # A Myrtle network's variances take half a second an image on a processor; the recipe is the same with another.
+    net = Sequential(Conv(3), ReLU(), AvgPool(4), Dense())
+    monkeypatch.setattr(cifar10, "myrtle", lambda depth: net)
+    monkeypatch.setattr(cifar10, "QUICK", PLAN)
+    monkeypatch.setattr(cifar10, "LONG", 0.0)  # with stores, as the whole set
+    out = tmp_path / "out"
+    words = ["reproduce", "cifar10", "--quick", "--device", "cpu", "--data", str(files), "--out", str(out), "--json"]
+    assert run(words) == 0
+    printed = capsys.readouterr()
+    pairs = 2 * 6 * 12 + 12 * 11 // 2 + 12 * 12
+    assert f"plan: {pairs:,} pairs of Myrtle-5, about" in printed.err
+    assert "GB of memory and" in printed.err
+    rows = json.loads(printed.out)["rows"]
+    doc = results.read(out / "cifar10.json")
+    assert [r["ours"] for r in rows] == [r["ours"] for r in doc["rows"]]
+    assert all(r["published"] is None for r in rows)  # of 50,000 images, not of these
+    # The recipe written out.
+    data = datasets.load("cifar10", data=files)
+    X, T = preparation.prepared(data.X[:12], data.X_test[:6])
+    kernel = Kernel(net, device="cpu")
+    for name, K, K_test in (
+        ("Myrtle-5 GP", kernel(X), kernel(T, X)),
+        ("Myrtle-5 GP, flips", flip_averaged(kernel, X), flip_averaged(kernel, T, X)),
+    ):
+        clf = GPClassifier(noise="loo").fit(y=data.y[:12], K=K)
+        error = 100 * float((clf.predict(K=K_test) != data.y_test[:6]).mean())
+        of_it = {r["quantity"]: r["ours"] for r in rows if r["result"] == name}
+        assert of_it == {"test": pytest.approx(error), "leave-one-out": pytest.approx(100 * clf.loo_error_)}
+        assert error < 50.0
+    # Run again, nothing is computed.
+    assert run(words) == 0
+    assert capsys.readouterr().err.count("kept from an earlier run") == 2
+
+
+def test_the_whole_set_is_told_beforehand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """50,000 images: 3.6 billion pairs, three to four hours on the card that was measured, and 30 GB."""
+    assert cifar10.FULL.pairs(False) == 50_000 * 49_999 // 2 + 500_000_000
+    assert cifar10.FULL.pairs(True) == 11 * 5_000**2 * 5 + 500_000_000
+    told: list[str] = []
+    here = Setting(tmp_path, device="cpu", say=lambda name, text: told.append(f"{name}: {text}"))
+    monkeypatch.setattr(Setting, "kind", "cuda")
+    monkeypatch.setattr("cnngp.common.memory.require", lambda *_: None)
+    data = datasets.Dataset("cifar10", np.zeros((1, 3, 32, 32), np.float32), np.zeros(1, int), *(np.zeros((1, 1)),) * 2)
+    cifar10._tell_plan(here, cifar10.FULL, data)
+    assert told[0].startswith("plan: 3,624,975,000 pairs of Myrtle-10, about 3 h 31 min here, 30.0 GB of memory")
+    assert 100 - cifar10.PUBLISHED["plain"] == pytest.approx(87.5)
+    assert 100 - cifar10.PUBLISHED["flips"] == pytest.approx(89.8)
+
+
+def test_without_the_files_one_line_says_where_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setitem(__import__("sys").modules, "pooch", None)
+    (tmp_path / "empty").mkdir()
+    assert run(["reproduce", "cifar10", "--data", str(tmp_path / "empty"), "--out", str(tmp_path / "out")]) != 0
+    said = capsys.readouterr().err.strip().splitlines()
+    assert "no cifar-10-binary.tar.gz in" in said[-1]
+    assert "https://www.cs.toronto.edu/~kriz/" in said[-1]
+    assert not (tmp_path / "out").exists()

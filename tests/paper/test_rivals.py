@@ -1,0 +1,234 @@
+"""The rivals of Table 1 at a size for tests: each learns something, is counted rightly, and stands in the table."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cnngp import GPClassifier, datasets, zoo
+from cnngp.cli import run as command
+from cnngp.paper import results, rivals, setting
+from cnngp.paper.inference import Images
+from cnngp.paper.results import tables
+from cnngp.paper.rivals import Plan, Trained
+from cnngp.paper.rivals.exact import Convolutional, Term, choose, exact, terms_of
+from cnngp.paper.setting import Setting
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("gpytorch")
+
+from cnngp.paper.rivals.deep_conv_gp import DeepConvGP, patches_of  # noqa: E402
+from cnngp.paper.rivals.resnet import ResNet  # noqa: E402
+from cnngp.paper.rivals.training import Recipe, learned_parameters, train  # noqa: E402
+
+DIGITS = datasets.digits()
+DATA = datasets.Dataset(
+    "digits",
+    DIGITS.X[:400],
+    DIGITS.y[:400],
+    DIGITS.X_test[:200],
+    DIGITS.y_test[:200],
+    DIGITS.X[400:500],
+    DIGITS.y[400:500],
+)
+IMAGES = Images.of(DATA, 400, 100, 200)
+PLAN = Plan(
+    train=400,
+    validation=100,
+    test=200,
+    resnet=Trained({"width": 8, "blocks": 1}, {"epochs": 1, "batch": 100, "rate": 2e-2}),
+    deep_kernel=Trained({"width": 4, "features": 4}, {"epochs": 1, "batch": 100, "rate": 3e-2}),
+    weighted=Trained({"inducing": 10, "below": (), "size": 3}, {"epochs": 1, "batch": 100, "rate": 5e-2}),
+    deep_conv_gp=Trained({"inducing": 20, "below": ((4, 3, 1),), "size": 3}, {"epochs": 4, "batch": 40, "rate": 5e-2}),
+    inducing_points=20,
+    convolutional=(Convolutional(3, "global", (4.0,), (8.0,), (0.0, 0.5)), Convolutional(3, 3, (4.0,), (8.0,), (0.5,))),
+    convolutional_train=(100, 150),
+    convolutional_parts=(100, 200),
+    chosen_on=60,
+)
+
+
+def longer(epochs: int, plan: Trained, **model: Any) -> Trained:
+    return Trained({**plan.model, **model}, {**plan.recipe, "epochs": epochs, "batch": 40})
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    where = Setting(tmp_path_factory.mktemp("rivals"), device="cpu")
+    return rivals.run(where, PLAN, DATA), where
+
+
+@pytest.mark.slow
+def test_every_rival_learns_something(tmp_path: Path) -> None:
+    """Ten classes: by chance 90 % are wrong."""
+    plan = replace(
+        PLAN,
+        resnet=longer(6, PLAN.resnet),
+        deep_kernel=longer(20, PLAN.deep_kernel),
+        weighted=longer(20, PLAN.weighted, inducing=20),
+        deep_conv_gp=longer(20, PLAN.deep_conv_gp, inducing=20),
+    )
+    rows = rivals.run(Setting(tmp_path, device="cpu"), plan, DATA)["details"]["rows"]
+    assert len(rows) == 6
+    for name, values in rows.items():
+        assert values["test_error"] < 35.0, name
+        assert values["test_nll"] < 1.4, name
+        assert 0.0 <= values["test_ece"] < 0.5, name
+
+
+def test_the_table_shows_every_quantity_of_every_row(found: Any) -> None:
+    (table,) = tables(found[0]["rows"])
+    assert table.quantities == ("validation error", "test error", "NLL", "ECE", "learned parameters", "time")
+    assert all(set(line) == set(table.quantities) for line in table.lines.values())
+    published = {name: line["test error"]["published"] for name, line in table.lines.items()}
+    assert published["ResNet, trained"] == 0.41
+    assert published["Convolutional GP, exact, patches within 3 places"] is None
+    assert "400 training images" in table.name
+
+
+def test_finished_rows_are_kept(found: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rivals, "_train", lambda *_: pytest.fail("trained again"))
+    monkeypatch.setattr(rivals, "exact", lambda *_: pytest.fail("computed again"))
+    again = rivals.run(found[1], PLAN, DATA)
+    assert again["rows"] == found[0]["rows"]
+
+
+def test_the_paper_s_kernels_stand_beside_them_where_they_were_run(tmp_path: Path) -> None:
+    table = "MNIST"
+    rows = [
+        results.row(table, "ResNet GP", "validation", unit="%", published=0.68, ours=0.7, seconds=30.0),
+        results.row(table, "ResNet GP", "test", unit="%", published=0.84, ours=0.8, seconds=30.0),
+    ]
+    figure3 = [results.row("MNIST", "ResNet kernel, exact GP", q, ours=v) for q, v in (("ECE", 0.002), ("NLL", 0.03))]
+    for name, of_it in (("table1", rows), ("figure3", figure3)):
+        found = results.Results(rows=of_it, details={}, captions={})
+        doc = results.document(name, "title", found, [], [], command=f"cnngp reproduce {name}", quick=False)
+        results.write(tmp_path / f"{name}.json", doc)
+    told: list[str] = []
+    where = Setting(tmp_path, device="cpu", say=lambda name, text: told.append(f"{name}: {text}"))
+    (line,) = tables(rivals._own_rows(where, "all")).pop().lines.values()
+    shown = {quantity: (r["published"], r["ours"]) for quantity, r in line.items()}
+    assert shown == {
+        "validation error": (0.68, 0.7),
+        "test error": (0.84, 0.8),
+        "ECE": (None, 0.002),
+        "NLL": (None, 0.03),
+        "learned parameters": (None, 0),
+        "time": (None, 30.0),
+    }
+    assert any("pooled CNN GP: not beside the others; for that, run `cnngp reproduce beyond`" in t for t in told)
+    quick = Setting(tmp_path, quick=True, device="cpu")
+    assert rivals._own_rows(quick, "all") == []
+
+
+def test_exact_rows_are_what_the_estimator_gives(tmp_path: Path) -> None:
+    images = Images.of(DATA, 120, 100, 200)
+    values = exact(Setting(tmp_path, device="cpu"), (Term(zoo.small_cnn()),), images, 0.0)
+    clf = GPClassifier(zoo.small_cnn(), device="cpu").fit(DATA.X[:120], DATA.y[:120])
+    assert values["validation_error"] == pytest.approx(100 * (1 - clf.score(DATA.X_validation, DATA.y_validation)))
+    P = clf.predict_proba(DATA.X_test)
+    nll = -np.log(P[np.arange(200), np.searchsorted(clf.classes_, DATA.y_test)]).mean()
+    assert values["test_nll"] == pytest.approx(nll, rel=1e-4)
+    assert values["loo_error"] == pytest.approx(100 * clf.loo_error_)
+
+
+def test_the_convolutional_gp_is_chosen_by_leave_one_out(tmp_path: Path) -> None:
+    among = Convolutional(3, 3, (0.01, 6.0), (8.0,), (0.0, 0.5))
+    choice = choose(Setting(tmp_path, device="cpu"), among, IMAGES, 80)
+    assert len(choice["tried"]) == 4
+    assert choice["best"]["loo_error"] == min(t["loo_error"] for t in choice["tried"])
+    terms = terms_of(among, choice["best"])
+    assert terms[0].network == zoo.conv_gp(3, choice["best"]["gamma"], 3)
+    assert len(terms) == 1 + (choice["best"]["pixel_var"] > 0)
+
+
+# ---- what the models compute -----------------------------------------------------------------------------------------
+
+
+def test_a_prior_is_the_weighted_sum_over_all_pairs_of_patches() -> None:
+    """With q(v) = N(0, I) nothing is learned yet: mean 0, variance Σ w_p w_q k(p, q), and no divergence."""
+    torch.manual_seed(0)
+    start = torch.as_tensor(DATA.X[:30])
+    model = DeepConvGP(start, 3, inducing=15, below=(), size=3)
+    with torch.no_grad():
+        model.weights.uniform_(0.1, 1.0)
+        model.last.packed.copy_((model.last.lower[0] == model.last.lower[1]).expand_as(model.last.packed).float())
+        mean, variance = model.functions(start[:4])
+        assert model.last.divergence().item() == pytest.approx(0.0, abs=1e-4)
+    rows, places = patches_of(start[:4], 3, 1)
+    assert places == (6, 6)
+    w = model.weights.detach().double().numpy()
+    scale, length = model.last.log_variance.exp().item(), model.last.log_lengthscale.exp().item()
+    for b in range(4):
+        P = rows[b].double().numpy()
+        K = scale * np.exp(-((P[:, None] - P[None]) ** 2).sum(-1) / (2.0 * length**2))
+        assert variance[b].numpy() == pytest.approx(np.full(3, w @ K @ w), rel=1e-4)
+    assert mean.abs().max().item() == 0.0
+
+
+def test_more_inducing_patches_explain_more_of_the_prior() -> None:
+    """At R = 0 the variance is what the inducing patches leave unexplained: nothing where they are all the patches."""
+    start = torch.as_tensor(DATA.X[:1])
+    rest = []
+    for count in (2, 36):
+        model = DeepConvGP(start, 1, inducing=count, below=(), size=3)
+        with torch.no_grad():
+            model.last.packed.zero_()
+            rest.append(model.functions(start)[1].item())
+    assert rest[1] < 0.02 * rest[0]
+
+
+def test_learned_parameters_are_counted() -> None:
+    model = ResNet(1, 10, width=8, blocks=1)
+    first, halved, block, last = 9 * 8 + 8, 2 * (16 + 16 * 64 + 8), 2 * (9 * 64 + 16), 16 + 8 * 10 + 10
+    assert learned_parameters(model) == first + halved + block + last
+    gp = DeepConvGP(torch.as_tensor(DATA.X[:10]), 10, inducing=5, below=((2, 3, 1),), size=3)
+    patch_gp = 2 + 5 * 9 + 5 * 2 + 2 * 15  # lengthscale and variance; Z; m; R, lower triangular
+    last = 2 + 5 * 18 + 5 * 10 + 10 * 15 + 16  # 18 numbers in a patch of two channels, 4 × 4 places
+    assert learned_parameters(gp) == patch_gp + last
+
+
+def test_the_paper_s_residual_network_has_0_6_million_weights() -> None:
+    assert 0.55e6 < learned_parameters(ResNet(1, 10)) < 0.65e6
+
+
+def test_a_loss_that_is_no_number_stops_with_one_line() -> None:
+    with pytest.raises(FloatingPointError, match=r"broken: the loss became nan in pass 1; use a lower rate"):
+        train(Broken(), IMAGES, Recipe(1, 100, 1e-3), "cpu", 0, "broken")
+
+
+class Broken(torch.nn.Module):  # type: ignore[misc, name-defined]
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(()))
+
+    def loss(self, x: Any, y: Any, n: int) -> Any:
+        return self.weight * torch.nan
+
+    def probabilities(self, x: Any) -> Any:
+        return torch.full((len(x), 10), 0.1)
+
+
+# ---- the command -----------------------------------------------------------------------------------------------------
+
+
+def test_rivals_belong_to_table_1(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command(["reproduce", "figure2", "--rivals", "--device", "cpu"]) != 0
+    assert "--rivals belongs to table1" in capsys.readouterr().err
+
+
+def test_without_gpytorch_one_line_names_the_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(setting, "load", lambda name, split, data: DATA)
+    monkeypatch.setitem(sys.modules, "gpytorch", None)
+    arguments = ["reproduce", "table1", "--rivals", "--quick", "--device", "cpu", "--out", str(tmp_path)]
+    assert command(arguments) != 0
+    printed = capsys.readouterr().err
+    assert 'reproduce table1 --rivals needs GPyTorch: pip install "cnngp[torch]"' in printed
+    assert "Traceback" not in printed
