@@ -6,6 +6,7 @@
     python -m benchmarks.cpu --prototype fused_resnet_numba.py   # a kernel specialised to resnet(32), if you have one
     python -m benchmarks.cpu --memory --wait
     python -m benchmarks.cpu --cases "convnet()" "pooled twice" "global on 8 × 8" --no-torch --dtypes float32
+    python -m benchmarks.cpu --ntk --no-torch                    # what the tangent kernel costs beside the GP's
 
 Every round runs each contestant once, so that a noisy machine disturbs all alike; medians are printed. The rivals are
 given fewer pairs, at the block size that is best for them. Random images: the work does not depend on the pixels.
@@ -63,16 +64,18 @@ def images(n: int, shape: tuple[int, ...], dtype: str, seed: int) -> Any:
     return np.random.default_rng(seed).random((n, *shape)).astype(dtype)
 
 
-def ours(name: str, n: int, dtype: str, threads: int) -> tuple[int, Callable[[], float]]:
+def ours(name: str, n: int, dtype: str, threads: int, both: bool = False) -> tuple[int, Callable[[], float]]:
+    """K, or K and Θ."""
     make, shape = CASES[name]
     n = images_of(name, n)
     kernel = Kernel(make(), device="cpu", dtype=dtype, threads=threads)
     X, Z = images(n, shape, dtype, 0), images(n, shape, dtype, 1)
-    kernel(X[:2], Z[:2])
+    compute: Callable[..., Any] = kernel.both if both else kernel
+    compute(X[:2], Z[:2])
 
     def run() -> float:
         start = time.perf_counter()
-        kernel(X, Z, progress=False)
+        compute(X, Z, progress=False)
         return time.perf_counter() - start
 
     return n * n, run
@@ -198,17 +201,21 @@ print(time.perf_counter() - start)
 """
 MEMORY = """
 import numpy as np
+from benchmarks.cpu import CASES, images
 from cnngp import Kernel, zoo
 def memory(what):  # in MB; ru_maxrss would be inherited from the process that started this one
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(what)) / 1024
-X = np.random.default_rng(0).random((5000, 1, 28, 28)).astype("float32")
-Z = X[::-1].copy()
-kernel = Kernel(zoo.resnet(32), device="cpu", threads=2)
-kernel(X[:40], Z[:40])
+make, shape = CASES["{name}"]
+X, Z = images({n}, shape, "float32", 0), images({n}, shape, "float32", 1)
+Kernel(zoo.resnet(8), device="cpu", threads=2)(np.zeros((40, 1, 28, 28)))  # imports and compiles
+open("/proc/self/clear_refs", "w").write("5")  # the peak counts from here
 before = memory("VmRSS")
-K = kernel(X, Z, progress=False)
+K = Kernel(make(), device="cpu", threads=2)(X, Z, progress=False)
 print(memory("VmHWM") - before - K.nbytes / 2**20)
 """
+# Images on each side of the matrix whose memory is measured. It does not grow with them beyond a strip of rows; more
+# of the last network would take an hour.
+MEMORY_OF = {"resnet(32)": 5000, "pooled twice": 1000, "global on 8 × 8": 1000, "global on 32 × 32": 48}
 
 
 def in_process(code: str, **env: str) -> float:
@@ -226,7 +233,8 @@ def main() -> None:
     parser.add_argument("--neural-tangents", metavar="PYTHON")
     parser.add_argument("--prototype", metavar="FILE")
     parser.add_argument("--no-torch", action="store_true")
-    parser.add_argument("--memory", action="store_true", help="memory beyond input and output, 5,000 × 5,000")
+    parser.add_argument("--ntk", action="store_true", help="also both kernels from one pass")
+    parser.add_argument("--memory", action="store_true", help="memory beyond input and output")
     parser.add_argument("--wait", action="store_true", help="the first call, with and without compiled code on disk")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
@@ -238,6 +246,8 @@ def main() -> None:
         for dtype in args.dtypes:
             n = args.images if dtype == "float32" else args.images // 2
             field = {"cnngp": ours(name, n, dtype, args.threads)}
+            if args.ntk:
+                field["cnngp, K and Θ"] = ours(name, n, dtype, args.threads, both=True)
             if not args.no_torch and name not in POOLED:  # the rival in PyTorch has no pools
                 field["PyTorch"] = pytorch(name, dtype, args.threads)
             if args.neural_tangents and (worker := neural_tangents(args.neural_tangents, name, dtype)):
@@ -262,8 +272,9 @@ def main() -> None:
         print(f"first call on a machine {first:.1f} s, on a new network later {new:.1f} s (imports included)")
         results["first call"], results["new network"] = first, new
     if args.memory:
-        results["memory"] = in_process(MEMORY)
-        print(f"memory beyond input and output, 5,000 × 5,000: {results['memory']:.0f} MB")
+        for name, n in MEMORY_OF.items():
+            results[f"memory {name}"] = found = in_process(MEMORY.format(name=name, n=n))
+            print(f"memory beyond input and output, {name}, {n:,} × {n:,}: {found:.0f} MB")
     if args.json:
         print(json.dumps(results))
 

@@ -1,4 +1,4 @@
-"""The GPU engine's speed on one card, beside PyTorch: `python -m benchmarks.gpu [--data FOLDER] [--json FILE]`.
+"""The GPU engine's speed on one card, beside PyTorch: `python -m benchmarks.gpu [--data FOLDER] [--kind ntk]`.
 
 Medians of repeated runs of 4096 × 4096 pairs, tables not counted (they cost about a thousandth). PyTorch runs the same
 recursion as a person would write it, eager at the best of several block sizes and compiled, in the same process.
@@ -20,7 +20,7 @@ import numpy as np
 
 from cnngp import Network, zoo
 from cnngp.kernel.engines.cuda.engine import NEVER, CudaEngine
-from cnngp.kernel.program import Program, lower
+from cnngp.kernel.program import Kind, lower
 
 PAIRS = 4096
 
@@ -36,12 +36,18 @@ def images(n: int, shape: tuple[int, ...], folder: str | None, seed: int = 0) ->
 
 
 def engine_rate(
-    net: Network, shape: tuple[int, ...], dtype: str, folder: str | None, n: int = PAIRS, repeats: int = 7
-) -> tuple[float, float, Program]:
-    """(pairs/s, seconds from nothing to compiled, the program)."""
+    net: Network,
+    shape: tuple[int, ...],
+    dtype: str,
+    folder: str | None,
+    n: int = PAIRS,
+    repeats: int = 7,
+    kind: Kind = "nngp",
+) -> tuple[float, float]:
+    """(pairs/s, seconds from nothing to compiled). Of kind "ntk" a pair gives K and Θ."""
     import cupy
 
-    program = lower(net, shape)
+    program = lower(net, shape, kind)
     start = time.perf_counter()
     engine = CudaEngine(program, dtype, devices=[0])
     card = engine._cards[0]
@@ -50,17 +56,18 @@ def engine_rate(
     x = images(2 * n, shape, folder).astype(dtype).reshape(2 * n, shape[0], -1)
     first, second = card.tables(x[:n]).rows, card.tables(x[n:]).rows
     out = cupy.full((n, n), cupy.nan, dtype)
-    card.pairs(first, second, out, None, n, NEVER)
+    theta = cupy.full((n, n), cupy.nan, dtype) if kind == "ntk" else None
+    card.pairs(first, second, out, None, n, NEVER, theta)
     seconds = []
     for _ in range(repeats):
         begin, end = cupy.cuda.Event(), cupy.cuda.Event()
         begin.record()
-        card.pairs(first, second, out, None, n, NEVER)
+        card.pairs(first, second, out, None, n, NEVER, theta)
         end.record()
         end.synchronize()
         seconds.append(cupy.cuda.get_elapsed_time(begin, end) / 1e3)
-    assert bool(cupy.isfinite(out).all())
-    return n * n / statistics.median(seconds), compiled, program
+    assert all(bool(cupy.isfinite(a).all()) for a in (out, theta) if a is not None)
+    return n * n / statistics.median(seconds), compiled
 
 
 # ---- the same recursion in PyTorch -----------------------------------------------------------------------------------
@@ -134,6 +141,7 @@ def main() -> None:
     parser.add_argument("--data", help="folder with MNIST's train-images-idx3-ubyte.gz")
     parser.add_argument("--json", help="where to write the figures")
     parser.add_argument("--no-torch", action="store_true")
+    parser.add_argument("--kind", choices=["nngp", "ntk"], default="nngp", help="ntk: K and Θ of every pair")
     options = parser.parse_args()
     import cupy
 
@@ -151,11 +159,11 @@ def main() -> None:
         ("resnet(32)", zoo.resnet(32), cifar, "float64"),
     ]
     rows: list[dict[str, Any]] = []
-    print(f"{card}, {PAIRS} × {PAIRS} pairs, medians")
+    print(f"{card}, {PAIRS} × {PAIRS} pairs, kind {options.kind}, medians")
     print(f"{'network':16}{'input':>12}{'type':>9}{'M pairs/s':>11}{'10¹² el./s':>12}{'of first':>10}{'compile':>9}")
     for name, net, shape, dtype in jobs:
-        rate, compiled, program = engine_rate(net, shape, dtype, options.data)
-        elements = rate * program.elements
+        rate, compiled = engine_rate(net, shape, dtype, options.data, kind=options.kind)
+        elements = rate * net.shapes(shape).elements
         rows.append(
             {"network": name, "input": shape, "dtype": dtype, "pairs": rate, "elements": elements, "compile": compiled}
         )
@@ -165,14 +173,14 @@ def main() -> None:
             f"{name:16}{text:>12}{dtype:>9}{rate / 1e6:11.2f}{elements / 1e12:12.3f}{ratio:10.2f}{compiled:8.1f} s",
             flush=True,
         )
-    if not options.no_torch:
+    if not options.no_torch and options.kind == "nngp":
         for name, compile_it in (("PyTorch eager", False), ("torch.compile", True)):
             rate = torch_rate(compile_it, options.data)
             rows.append({"network": name, "input": mnist, "dtype": "float32", "pairs": rate})
             times = rows[0]["pairs"] / rate
             print(f"{name:16}{'1×28×28':>12}{'float32':>9}{rate / 1e6:11.2f}   resnet(32) is {times:.1f}×", flush=True)
     if options.json:
-        Path(options.json).write_text(json.dumps({"card": card, "rows": rows}, indent=1))
+        Path(options.json).write_text(json.dumps({"card": card, "kind": options.kind, "rows": rows}, indent=1))
 
 
 if __name__ == "__main__":

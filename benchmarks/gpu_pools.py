@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +18,7 @@ import numpy as np
 
 from benchmarks.gpu import engine_rate
 from cnngp import AvgPool, Conv, Dense, GlobalAvgPool, Identity, Network, ReLU, Sequential, Sum
+from cnngp.kernel.program import Kind
 
 C: list[Network] = [Conv(3), ReLU()]
 MNIST, CIFAR = (1, 28, 28), (3, 32, 32)
@@ -61,7 +61,7 @@ NETWORKS: dict[str, tuple[Network, tuple[int, ...], int, str | None]] = {
 }
 
 
-def neural_tangents_rate(words: str, shape: tuple[int, ...]) -> float | None:
+def neural_tangents_rate(words: str, shape: tuple[int, ...], kind: Kind) -> float | None:
     """Pairs/s of the same network there; None where it does not load."""
     try:
         import jax
@@ -77,7 +77,7 @@ def neural_tangents_rate(words: str, shape: tuple[int, ...]) -> float | None:
     }
     layers = [layer for word in words.replace(" ", "") for layer in parts[word]()]
     _, _, kernel = stax.serial(*layers, stax.Dense(1))
-    f = jax.jit(lambda a, b: kernel(a, b, "nngp"))
+    f = jax.jit(lambda a, b: kernel(a, b, kind))
     rng, best = np.random.default_rng(0), 0.0
     for block in (8, 16, 32):
         x, z = (jax.device_put(rng.random((block, *shape[1:], shape[0])).astype(np.float32)) for _ in range(2))
@@ -95,19 +95,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", help="where to write the figures")
     parser.add_argument("--double", action="store_true", help="float64 too")
+    parser.add_argument("--kind", choices=["nngp", "ntk"], default="nngp", help="ntk: K and Θ of every pair")
     options = parser.parse_args()
     import cupy
 
     card = cupy.cuda.runtime.getDeviceProperties(0)["name"].decode()
     rows: list[dict[str, Any]] = []
-    print(f"{card}, medians")
+    print(f"{card}, kind {options.kind}, medians")
     print(f"{'network':34}{'input':>10}{'type':>9}{'pairs/s':>14}{'10¹² el./s':>12}{'compile':>9}   neural-tangents")
     for name, (net, shape, n, words) in NETWORKS.items():
         for dtype in ("float32", "float64") if options.double else ("float32",):
             size = n if dtype == "float32" else n // 2
-            rate, compiled, program = engine_rate(net, shape, dtype, None, size, 5)
-            elements = rate * sum(math.prod(op.shape) for op in program.ops if op.activation is not None)
-            rival = None if words is None or dtype == "float64" else neural_tangents_rate(words, shape)
+            rate, compiled = engine_rate(net, shape, dtype, None, size, 5, options.kind)
+            elements = rate * net.shapes(shape).elements
+            rival = None if words is None or dtype == "float64" else neural_tangents_rate(words, shape, options.kind)
             rows.append(
                 {"network": name, "input": shape, "dtype": dtype, "pairs": rate, "elements": elements, "rival": rival}
             )
@@ -118,7 +119,7 @@ def main() -> None:
                 flush=True,
             )
     if options.json:
-        Path(options.json).write_text(json.dumps({"card": card, "rows": rows}, indent=1))
+        Path(options.json).write_text(json.dumps({"card": card, "kind": options.kind, "rows": rows}, indent=1))
 
 
 if __name__ == "__main__":

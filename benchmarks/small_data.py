@@ -1,17 +1,21 @@
-"""Few labelled images: the exact ResNet GP against what a user would pick instead, on the same split.
+"""Few labelled images: exact Gaussian processes against what a user would pick instead, on the same split.
 
-    python -m benchmarks.small_data [--data mnist] [--sizes 100 500 1000 5000] [--methods …] [--json FILE]
+    python -m benchmarks.small_data [--data mnist] [--sizes 100 500 1000 5000] [--methods …] [--device cuda] [--json F]
 
 Each method sees the first N training images and nothing else; all are tested on the same test images. Times are wall
-clock for training with its model selection, and for predicting the test set.
+clock for training with its model selection, and for predicting the test set. `--data things` are drawn images of ten
+kinds in colour (benchmarks/made.py), on which nothing was chosen.
 
-- resnet32 GP: this package, no settings to choose.
+- GP, default: `GPClassifier()`, which picks its network by size and number of the images, its noise by leave-one-out.
+- GP, searched: the best of a few networks by the leave-one-out likelihood of the training images, noise likewise.
+- GP, resnet32: the paper's network, without pooling and noise.
 - RBF SVM: scikit-learn, C and gamma by 5-fold cross-validation over 3 × 3 values.
 - RBF GP: scikit-learn's GaussianProcessRegressor on ±1 targets, length scale, amplitude and noise by maximum likelihood
   (on the first 1,000 images where there are more: its optimiser needs a Cholesky factorisation and a gradient a step).
-- CNN: two 3 × 3 convolutions (32 and 64 filters), max pooling, a dense layer of 128 with dropout 0.5; AdamW with a
-  cosine schedule for 1,500 steps of 64 images; the mean of two seeds.
-- CNN, shifts: the same with the training images shifted at random by up to two pixels, which no other method is given.
+- CNN, "CNN, shifts", "ResNet, tuned": trained networks, the last two on images that are moved at random at every step,
+  which nothing above is given; benchmarks/trained.py says how.
+- "GP, default + shifts", "GP, resnet32 + shifts": the second table. Each training image and its copies shifted by a
+  pixel up, down, left and right, five times as many.
 """
 
 from __future__ import annotations
@@ -27,15 +31,20 @@ from typing import Any
 
 import numpy as np
 
-from cnngp import GPClassifier, datasets, zoo
+from cnngp import AvgPool, Conv, Dense, GPClassifier, LeakyReLU, Network, ReLU, Sequential, datasets, zoo
+from cnngp.datasets.augmentation import shifted
 from cnngp.gp import calibration
+from cnngp.network.choice import options
+from cnngp.network.names import zoo_name
 
-Result = dict[str, float]
+from .made import made
+
+Result = dict[str, Any]
 
 
-def resnet_gp(data: datasets.Dataset) -> Result:
+def gp(data: datasets.Dataset, device: Any, network: Network | None = None, noise: Any = None) -> Result:
     start = time.perf_counter()
-    clf = GPClassifier(zoo.resnet(32), device="cpu").fit(data.X, data.y)
+    clf = GPClassifier(network, noise=noise, device=device).fit(data.X, data.y)
     fitted = time.perf_counter()
     P = clf.predict_proba(data.X_test)
     scores = calibration.scores(P, np.searchsorted(clf.classes_, data.y_test))
@@ -46,10 +55,57 @@ def resnet_gp(data: datasets.Dataset) -> Result:
         "ece": scores.ece,
         "train_s": fitted - start,
         "test_s": time.perf_counter() - fitted,
+        "chosen": zoo_name(clf.network_),
     }
 
 
-def rbf_svm(data: datasets.Dataset) -> Result:
+def _late_pool(convolutions: int, pool: int, activation: Any) -> Network:
+    """`zoo.pooled_cnn("large")` with another depth, pool or nonlinearity."""
+    conv = Conv(3, weight_var=2.0)
+    first = [conv, activation, conv, activation, AvgPool(2)]
+    return Sequential(*first, *[conv, activation] * convolutions, AvgPool(pool, stride=1), Dense())
+
+
+def _candidates(shape: tuple[int, ...]) -> dict[str, Network]:
+    """The two best that the default would choose from and, for images of 28 × 28 and about, variants of the best."""
+    found = {option.name: option.network for option in options(shape)[:2]}
+    if zoo.halvings_for(min(shape[1:])) == 1:
+        found["5 convolutions"] = _late_pool(5, 5, ReLU())
+        found["slope -0.3"] = _late_pool(3, 5, LeakyReLU(-0.3))
+        found["pool 7"] = _late_pool(3, 7, ReLU())
+    return found
+
+
+_JUDGED_ON = 1000  # training images that choose; all of them where there are fewer
+_FEW = 1000  # beyond so many, only networks that cost no more than `pooled_cnn-large`
+
+
+def searched(data: datasets.Dataset, device: Any) -> Result:
+    start = time.perf_counter()
+    most = options(data.image_shape)[0].elements * (1.3 if len(data.X) > _FEW else 10.0)
+    losses = {}
+    candidates = _candidates(data.image_shape)
+    for name, network in candidates.items():
+        if network.shapes(data.image_shape).elements > most:
+            continue
+        X, y = data.X[:_JUDGED_ON], data.y[:_JUDGED_ON]
+        clf = GPClassifier(network, noise="loo", device=device).fit(X, y)
+        own = clf.loo_probabilities_[np.arange(len(y)), np.searchsorted(clf.classes_, y)]
+        losses[name] = float(-np.log(np.maximum(own, 1e-300)).mean())
+    best = min(losses, key=losses.__getitem__)
+    searching = time.perf_counter() - start
+    found = gp(data, device, candidates[best], "loo")
+    return found | {"train_s": found["train_s"] + searching, "chosen": best, "loo_nll": losses}
+
+
+def with_shifts(data: datasets.Dataset, device: Any, network: Network | None = None) -> Result:
+    copies, y = shifted(data.X, data.y)
+    X = copies[:]
+    many = datasets.Dataset(data.name, X, y, data.X_test, data.y_test)
+    return gp(many, device, network, "loo")
+
+
+def rbf_svm(data: datasets.Dataset, _: Any) -> Result:
     from sklearn.model_selection import GridSearchCV, StratifiedKFold
     from sklearn.svm import SVC
 
@@ -66,7 +122,7 @@ def rbf_svm(data: datasets.Dataset) -> Result:
     return {"error": error, "train_s": fitted - start, "test_s": time.perf_counter() - fitted}
 
 
-def rbf_gp(data: datasets.Dataset) -> Result:
+def rbf_gp(data: datasets.Dataset, _: Any) -> Result:
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.gaussian_process import GaussianProcessRegressor
     from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
@@ -87,58 +143,34 @@ def rbf_gp(data: datasets.Dataset) -> Result:
     return {"error": error, "train_s": fitted - start, "test_s": time.perf_counter() - fitted}
 
 
-def cnn(data: datasets.Dataset, shifts: int = 0, steps: int = 1500, batch: int = 64, seeds: int = 2) -> Result:
-    import torch
-    from torch import nn
-
-    classes, codes = np.unique(data.y, return_inverse=True)
-    X, y = torch.from_numpy(data.X), torch.from_numpy(codes)
-    X_test, y_test = torch.from_numpy(data.X_test), np.searchsorted(classes, data.y_test)
-    channels, height, width = data.image_shape
-
-    def train(seed: int) -> tuple[calibration.Scores, float, float]:
-        torch.manual_seed(seed)
-        start = time.perf_counter()
-        net = nn.Sequential(
-            *(nn.Conv2d(channels, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
-            *(nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()),
-            *(nn.Linear(64 * (height // 4) * (width // 4), 128), nn.ReLU(), nn.Dropout(0.5)),
-            nn.Linear(128, len(classes)),
-        )
-        optimiser = torch.optim.AdamW(net.parameters(), lr=1e-3, weight_decay=1e-2)
-        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
-        padded = nn.functional.pad(X, (shifts, shifts, shifts, shifts))
-        for _ in range(steps):
-            rows = torch.randint(len(X), (min(batch, len(X)),))
-            top, left = torch.randint(2 * shifts + 1, (2,)).tolist()
-            loss = nn.functional.cross_entropy(net(padded[rows, :, top : top + height, left : left + width]), y[rows])
-            optimiser.zero_grad()
-            loss.backward()
-            optimiser.step()
-            schedule.step()
-        fitted = time.perf_counter()
-        net.eval()
-        with torch.no_grad():
-            logits = torch.cat([net(part) for part in X_test.split(1000)])
-        P = torch.softmax(logits.double(), 1).numpy()
-        return calibration.scores(P, y_test), fitted - start, time.perf_counter() - fitted
-
-    runs = [train(seed) for seed in range(seeds)]
-    return {
-        "error": float(np.mean([s.error for s, _, _ in runs])),
-        "nll": float(np.mean([s.nll for s, _, _ in runs])),
-        "ece": float(np.mean([s.ece for s, _, _ in runs])),
-        "train_s": float(np.mean([t for _, t, _ in runs])),
-        "test_s": float(np.mean([t for _, _, t in runs])),
-    }
+TRAINING: dict[str, int] = {}
+"""Steps and seeds of the trained networks, where they are not those that benchmarks/trained.py says."""
 
 
-METHODS: dict[str, Callable[[datasets.Dataset], Result]] = {
-    "resnet32 GP": resnet_gp,
+def trained(name: str, **settings: Any) -> Callable[[datasets.Dataset, Any], Result]:
+    """A method of benchmarks/trained.py, which needs PyTorch."""
+
+    def run(data: datasets.Dataset, device: Any) -> Result:
+        from . import trained as networks
+
+        given = settings | TRAINING
+        result: Result = getattr(networks, name)(data, "cuda" if device == "cuda" else "cpu", **given)
+        return result
+
+    return run
+
+
+METHODS: dict[str, Callable[[datasets.Dataset, Any], Result]] = {
+    "GP, default": gp,
+    "GP, searched": searched,
+    "GP, resnet32": lambda data, device: gp(data, device, zoo.resnet(32)),
     "RBF SVM": rbf_svm,
     "RBF GP": rbf_gp,
-    "CNN": cnn,
-    "CNN, shifts": lambda data: cnn(data, shifts=2),
+    "CNN": trained("cnn"),
+    "CNN, shifts": trained("cnn", moved=True),
+    "ResNet, tuned": trained("residual"),
+    "GP, default + shifts": with_shifts,
+    "GP, resnet32 + shifts": lambda data, device: with_shifts(data, device, zoo.resnet(32)),
 }
 
 
@@ -146,27 +178,32 @@ def _flat(data: datasets.Dataset) -> tuple[Any, Any]:
     return tuple(X.reshape(len(X), -1).astype(np.float64) for X in (data.X, data.X_test))
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", default="mnist")
+    parser.add_argument("--data", default="mnist", help="a name or a path of `cnngp classify --data`, or things")
     parser.add_argument("--sizes", type=int, nargs="+", default=[100, 500, 1000, 5000])
     parser.add_argument("--test", type=int, default=None, help="test images; all by default")
     parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS))
+    parser.add_argument("--device", default="auto", help="of the GPs and, where it is cuda, of the trained networks")
+    parser.add_argument("--steps", type=int, default=None, help="of training; benchmarks/trained.py says how many")
+    parser.add_argument("--seeds", type=int, default=None, help="of training, whose mean is shown")
     parser.add_argument("--json", type=Path, default=None, help="write the figures to this file as well")
-    options = parser.parse_args()
-    data = datasets.load(options.data)
+    asked = parser.parse_args(arguments)
+    TRAINING.update({k: v for k in ("steps", "seeds") if (v := getattr(asked, k)) is not None})
+    data = made(max(asked.sizes), asked.test or 2000, 28, 3) if asked.data == "things" else None
+    data = datasets.load(asked.data) if data is None else data
     print(f"{data!r} on {platform.machine()}")
-    print(f"{'N':>6}  {'method':<12}  {'error %':>8}  {'NLL':>7}  {'ECE':>7}  {'train s':>8}  {'test s':>8}")
-    rows = []
-    for n in options.sizes:
-        for name in options.methods:
-            r = METHODS[name](data.take(n, options.test))
+    print(f"{'N':>6}  {'method':<22}  {'error %':>8}  {'NLL':>7}  {'ECE':>7}  {'train s':>8}  {'test s':>8}")
+    rows: list[Result] = []
+    for n in asked.sizes:
+        for name in asked.methods:
+            r = METHODS[name](data.take(n, asked.test), asked.device)
             nll, ece = (f"{r[k]:.4f}" if k in r else "" for k in ("nll", "ece"))
-            times = f"{r['train_s']:>8.1f}  {r['test_s']:>8.1f}"
-            print(f"{n:>6}  {name:<12}  {100 * r['error']:>8.2f}  {nll:>7}  {ece:>7}  {times}", flush=True)
-            rows.append({"n": n, "method": name, **r})
-    if options.json is not None:
-        options.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+            times = f"{r['train_s']:>8.1f}  {r['test_s']:>8.1f}  {r.get('chosen', '')}"
+            print(f"{n:>6}  {name:<22}  {100 * r['error']:>8.2f}  {nll:>7}  {ece:>7}  {times}", flush=True)
+            rows.append({"data": data.name, "n": n, "method": name, **r})
+            if asked.json is not None:
+                asked.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

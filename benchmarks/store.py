@@ -98,7 +98,7 @@ def main() -> None:
     clock = timed(engine)
     n = args.images
     pairs, matrix_bytes = n * (n - 1) // 2, 4 * n * n
-    tiles = args.tiles or [default_tile(engine.program.elements, args.device, (n, n), True)[0]]
+    tiles = args.tiles or [default_tile(kernel.network.shapes(shape).elements, args.device, (n, n), True)[0]]
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
         contestants: dict[str, Callable[[], Any]] = {"bare engine": lambda: engine.symmetric(flat)}
         if args.device == "cuda":

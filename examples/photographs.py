@@ -46,7 +46,7 @@ def learn(folder: Path) -> tuple[GPClassifier, datasets.Dataset]:
     # --8<-- [start:fit]
     data = datasets.load(folder, size=16)  # every picture is brought to 16 × 16
     print(data)
-    clf = GPClassifier(noise=1e-3)  # chooses a network for the size of the pictures
+    clf = GPClassifier("resnet32", noise=1e-3)
     clf.fit(data.X, data.y, names=data.names)
     print(f"error on test pictures       {1 - clf.score(data.X_test, data.y_test):.1%}")
     print(f"error by leaving one out     {clf.loo_error_:.1%}")  # needs no test pictures

@@ -22,20 +22,28 @@ class Workers:
     promise = "nothing lost"
 
     def __init__(self) -> None:
-        from distributed import Client, LocalCluster
-
         from cnngp.matrix.cluster import roster
 
         roster.SILENT_SECONDS = 4.0  # no need to wait as long as people would
-        options: dict[str, Any] = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": ":0"}
-        self.cluster = LocalCluster(**options, silence_logs=logging.CRITICAL)
-        self.client = Client(self.cluster)
+        self._open()
         self.kernel = Kernel(zoo.small_cnn(), device="cpu", threads=1)
         self.X = np.random.default_rng(0).random((150, 1, 8, 8), dtype=np.float32)
         self.wanted = self.kernel(self.X)
 
+    def _open(self) -> None:
+        from distributed import Client, LocalCluster
+
+        options: dict[str, Any] = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": ":0"}
+        self.cluster = LocalCluster(**options, silence_logs=logging.CRITICAL)
+        self.client = Client(self.cluster)
+
     def __call__(self, rng: random.Random, folder: Path) -> str:
-        self.client.wait_for_workers(2, timeout=60)
+        try:
+            self.client.wait_for_workers(2, timeout=60)
+        except TimeoutError:  # one that was killed while it started is not started again
+            self.close()
+            self._open()
+            self.client.wait_for_workers(2, timeout=300)
         pids = list(self.client.run(os.getpid).values())
         pid, how = rng.choice(pids), rng.choice((signal.SIGKILL, signal.SIGKILL, signal.SIGSTOP))
         wait, done = rng.uniform(0.0, 2.0), threading.Event()

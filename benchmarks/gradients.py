@@ -1,0 +1,96 @@
+"""What a gradient costs, in kernels: `python -m benchmarks.gradients`.
+
+    python -m benchmarks.gradients --images 300 --rounds 5
+    python -m benchmarks.gradients --cases "resnet(32)" --dtypes float32
+
+`kernel.gradient(X, Z, G)` gives the derivatives by all parameters of the network at once. Every round computes the
+kernel matrix and the gradient of the same images, one after the other; the medians of the rounds are printed. Random
+images: the work does not depend on the pixels.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from cnngp import GELU, Conv, Dense, Elementwise, Erf, Kernel, Sequential
+
+from .cpu import CASES, images, images_of
+
+SMOOTH = {
+    name: (lambda layer=layer: Sequential(*[Conv(3, weight_var=1.5), layer] * 6, Dense()), (1, 28, 28))
+    for name, layer in (("six GELU", GELU()), ("six Erf", Erf()), ("six tanh", Elementwise("tanh")))
+}
+DEFAULT = [
+    "resnet(32)",
+    "convnet()",
+    "CIFAR resnet(32)",
+    "pooled twice",
+    "pool, then 5 × 5",
+    "global on 8 × 8",
+    *SMOOTH,
+]
+
+
+def cost(name: str, n: int, dtype: str, threads: int, rounds: int) -> dict[str, float]:
+    """Medians of the seconds of a kernel and of a gradient, by the clock and of processor time."""
+    make, shape = (CASES | SMOOTH)[name]
+    kernel = Kernel(make(), device="cpu", dtype=dtype, threads=threads, check=False)
+    X, Z = images(n, shape, dtype, 0), images(n, shape, dtype, 1)
+    G = np.random.default_rng(2).normal(size=(n, n))
+    contestants: dict[str, Callable[[], object]] = {
+        "kernel": lambda: kernel(X, Z, progress=False),
+        "gradient": lambda: kernel.gradient(X, Z, G, progress=False),
+    }
+    kernel(X[:2], Z[:2])
+    kernel.gradient(X[:2], Z[:2], G[:2, :2])
+    clock: dict[str, list[float]] = {who: [] for who in contestants}
+    processor: dict[str, list[float]] = {who: [] for who in contestants}
+    for _ in range(rounds):
+        for who, work in contestants.items():
+            begun, before = time.perf_counter(), time.process_time()
+            work()
+            clock[who].append(time.perf_counter() - begun)
+            processor[who].append(time.process_time() - before)
+    found = {who: float(np.median(times)) for who, times in clock.items()}
+    busy = {who: float(np.median(times)) for who, times in processor.items()}
+    return found | {
+        "parameters": len(kernel.network.parameters()),
+        "kernels": found["gradient"] / found["kernel"],
+        "kernels by processor time": busy["gradient"] / busy["kernel"],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--images", type=int, default=300)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--cases", nargs="*", default=DEFAULT)
+    parser.add_argument("--dtypes", nargs="*", default=["float32", "float64"])
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    results = {}
+    print(
+        f"{'network':18} {'type':8} {'parameters':>10} {'pairs':>8} {'kernel':>9} {'gradient':>9}   kernels (CPU time)"
+    )
+    for name in args.cases:
+        for dtype in args.dtypes:
+            n = args.images if name in SMOOTH else images_of(name, args.images)
+            n = n if dtype == "float32" else max(8, n // 2)
+            c = results[f"{name} {dtype}"] = cost(name, n, dtype, args.threads, args.rounds)
+            print(
+                f"{name:18} {dtype:8} {c['parameters']:>10} {n * n:>8,} {c['kernel']:>8.3f}s {c['gradient']:>8.3f}s "
+                f"{c['kernels']:>9.1f} ({c['kernels by processor time']:.1f})",
+                flush=True,
+            )
+    if args.json:
+        print(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()
