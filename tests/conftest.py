@@ -22,6 +22,10 @@ settings.load_profile("cnngp")
 _CACHE = tempfile.TemporaryDirectory(prefix="cnngp-tests-")
 os.environ["CNNGP_CACHE"] = _CACHE.name
 
+# Dask's profiler looks at all threads a hundred times a second. In Python before 3.11.9 and 3.12.3 a garbage collection
+# at that moment stops the whole process for good (CPython issue 106883): about one run in a hundred of a busy worker.
+os.environ["DASK_DISTRIBUTED__WORKER__PROFILE__ENABLED"] = "False"
+
 
 # Jobs started in the background ignore Ctrl-C, and so would the processes that tests start and interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -31,8 +31,10 @@ class Workers:
         self.wanted = self.kernel(self.X)
 
     def _open(self) -> None:
+        import dask
         from distributed import Client, LocalCluster
 
+        dask.config.set({"distributed.worker.profile.enabled": False})  # docs/scale.md: it may stop a worker for good
         options: dict[str, Any] = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": ":0"}
         self.cluster = LocalCluster(**options, silence_logs=logging.CRITICAL)
         self.client = Client(self.cluster)

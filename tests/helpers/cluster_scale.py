@@ -6,6 +6,7 @@ The engine computes nothing and no tile is written; grid, tasks, metadata, image
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import logging
 import sys
@@ -84,4 +85,5 @@ def peak_bytes() -> int:
 
 
 if __name__ == "__main__":
+    faulthandler.dump_traceback_later(300, exit=True)  # it takes seconds; one that stops tells where
     main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
