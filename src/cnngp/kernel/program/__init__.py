@@ -18,6 +18,9 @@ float32.
     nodes.py       network → operations that each make a new map
     tangents.py    the same for K and Θ side by side
     scheduling.py  those → operations over a few buffers
+    reverse.py     those → a program that goes on backwards, for gradients, made of
+    steps.py       its steps, and
+    shares.py      which parameters their sums belong to
 """
 
 from __future__ import annotations

@@ -22,92 +22,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TypeAlias
+from dataclasses import dataclass, field
 
-from cnngp.network import layers
-from cnngp.network.composition import at, check_network
+from cnngp.network.composition import check_network
 from cnngp.network.demands import placed
 from cnngp.network.geometry import AxisSum
-from cnngp.network.layers import AvgPool, GlobalAvgPool, LeakyReLU, Network, NetworkError, Rbf, ReLU, as_layer
+from cnngp.network.layers import AvgPool, GlobalAvgPool, Network, as_layer
 from cnngp.network.parameters import name_of
 from cnngp.network.shapes import check_input_shape
 
-from .formulas import Family
 from .nodes import Builder, Node
-from .ops import NOTHING, PIXELS, Activation, Op, Program, Shape, as_shape
-from .scheduling import fused
+from .ops import NOTHING, PIXELS, Op, Program, as_shape
+from .scheduling import Buffers, as_op, fused
+from .shares import shares_of
+from .steps import Back, Pixels, Reverse, Share, Step, Total, maps_of, renamed
 
-
-@dataclass(frozen=True)
-class Back:
-    """dst ← keep · dst + scale · f'(src) · times, without `dst` only the sums; no activation: f(K) = K.
-
-    To the variances of both images goes scale · times · ∂f/∂K₁ and ∂f/∂K₂. `slot` is the first of two sums over all
-    locations: of times · f(src), and of what the nonlinearity's own parameter needs. Of a RELU_LIKE they are those of
-    times · R and of times · K, of an RBF those of times · f and of times · f · log f.
-    """
-
-    place: str
-    src: int
-    times: int
-    dst: int | None
-    shape: Shape
-    activation: Activation | None
-    keep: float
-    scale: float
-    slot: int
-    first: Shape = (0, 0, 0)
-    second: Shape = (0, 0, 0)
-
-
-@dataclass(frozen=True)
-class Total:
-    """sums[slot] ← sums[slot] + Σ src."""
-
-    place: str
-    src: int
-    shape: Shape
-    slot: int
-
-
-@dataclass(frozen=True)
-class Pixels:
-    """What a product of the two images, where `src` is ∂L/∂map, gives to their pixels."""
-
-    place: str
-    src: int
-    shape: Shape
-    first: Shape
-    second: Shape
-
-
-Step: TypeAlias = Op | Back | Total | Pixels
-
-
-@dataclass(frozen=True)
-class Share:
-    """A sum's part in the derivative by a parameter."""
-
-    name: str
-    slot: int
-    factor: float
-
-
-@dataclass(frozen=True)
-class Reverse:
-    """The program of a gradient: `buffers[seed]` starts as ∂L/∂K of the pair, `buffers[input]` as in `Program`.
-
-    After all `steps`, of which the first `forwards` are those of the kernel, the sums hold what the pair gives. The
-    program's unit times their `shares` are the derivatives.
-    """
-
-    program: Program
-    steps: tuple[Step, ...]
-    forwards: int
-    seed: int
-    slots: int
-    shares: tuple[Share, ...]
+__all__ = ["Back", "Pixels", "Reverse", "Share", "Step", "Total", "reverse", "transposed"]
 
 
 def reverse(net: Network, input_shape: Sequence[int], to_images: bool = False) -> Reverse:
@@ -219,10 +149,10 @@ class _Writer:
         elif is_needed(node.base, i) or node.base == node.src:
             dst = self._new(size)
             copied = Node(node.place, node.base, None, node.out_shape, node.out_shape)
-            self.steps.append(_op(copied, values[node.base], dst))
+            self.steps.append(as_op(copied, values[node.base], dst))
         else:
             dst = values[node.base]
-        self.steps.append(_op(node, src, dst))
+        self.steps.append(as_op(node, src, dst))
         values[i] = dst
 
     def _again(self, part: Sequence[int]) -> None:
@@ -301,7 +231,7 @@ class _Writer:
                 node.activation, 1.0 if begun else 0.0, node.scale, slot, node.first, node.second,
             )
         )  # fmt: skip
-        self._share(node, slot)
+        self.shares += shares_of(node, slot)
 
     def _to_base(self, node: Node, g: int) -> None:
         assert node.base is not None
@@ -320,60 +250,17 @@ class _Writer:
         self.slots += count
         return self.slots - count
 
-    def _share(self, node: Node, slot: int) -> None:
-        """Which parameters the sums of a `Back` belong to."""
-        a = node.activation
-        value = [(slot, 1.0)]  # how the sum of times · f is made of the two sums
-        if a is not None and a.formula.family is Family.RELU_LIKE:
-            alpha, beta = a.coefficients
-            value = [(slot, alpha), (slot + 1, beta)]
-        if node.per_weight:
-            name = name_of(node.place, "weight_var")
-            self.shares += [Share(name, s, node.per_weight * part) for s, part in value]
-        match None if a is None else a.layer:
-            case layers.Step():
-                assert a is not None
-                raise NetworkError(
-                    at(
-                        a.place,
-                        "Step() has no gradient: its kernel has an infinite slope where two patches are alike; use "
-                        "Erf() or another smooth function",
-                    )
-                )
-            case ReLU() as layer:  # V is a multiple of gain²
-                assert a is not None
-                self.shares.append(Share(name_of(a.place, "gain"), slot, 2.0 / layer.gain * node.scale))
-            case LeakyReLU() as layer:  # V = unit · ((1 − slope)²/2 · R + slope · K)
-                assert a is not None
-                name, own = name_of(a.place, "slope"), node.scale * a.unit / a.factor
-                self.shares += [Share(name, slot, -(1.0 - layer.slope) * own), Share(name, slot + 1, own)]
-            case Rbf() as layer:  # log V is a multiple of gamma
-                assert a is not None
-                self.shares.append(Share(name_of(a.place, "gamma"), slot + 1, node.scale / layer.gamma))
-            case _:
-                pass
-
     def finished(self) -> tuple[tuple[Step, ...], tuple[int, ...], int | None, int]:
         """The steps over buffers that maps share by liveness; sizes, input and seed."""
         last_use = {self.seed: -1}
         for t, step in enumerate(self.steps):
-            last_use |= dict.fromkeys(_maps(step), t)
+            last_use |= dict.fromkeys(maps_of(step), t)
         buffer_of: dict[int, int] = {}
-        sizes: list[int] = []
-        free: list[int] = []
+        buffers = Buffers()
 
         def take(v: int) -> int:
             if v not in buffer_of:
-                size = self.sizes[v]
-                fitting = [b for b in free if sizes[b] >= size] or free
-                if fitting:
-                    best = min(fitting, key=lambda b: (sizes[b] < size, abs(sizes[b] - size)))
-                    free.remove(best)
-                    sizes[best] = max(sizes[best], size)
-                else:
-                    best = len(sizes)
-                    sizes.append(size)
-                buffer_of[v] = best
+                buffer_of[v] = buffers.take(self.sizes[v])
             return buffer_of[v]
 
         take(self.seed)
@@ -381,11 +268,11 @@ class _Writer:
             take(self.input)
         steps = []
         for t, step in enumerate(self.steps):
-            steps.append(_renamed(step, take))
-            free.extend(buffer_of[v] for v in set(_maps(step)) if last_use[v] == t)
+            steps.append(renamed(step, take))
+            buffers.free.extend(buffer_of[v] for v in set(maps_of(step)) if last_use[v] == t)
         return (
             tuple(steps),
-            tuple(sizes),
+            tuple(buffers.sizes),
             None if self.input is None else buffer_of[self.input],
             buffer_of[self.seed],
         )
@@ -394,33 +281,3 @@ class _Writer:
 def _reads_its_source(node: Node) -> bool:
     """Whether the way back reads the map that the node has read."""
     return node.activation is not None or node.per_weight != 0.0
-
-
-def _maps(step: Step) -> list[int]:
-    """The maps that a step reads and writes, those that it reads first."""
-    match step:
-        case Op():
-            return [v for v in (step.src, step.dst) if v >= 0]
-        case Back():
-            return [step.src, step.times, *([] if step.dst is None else [step.dst])]
-        case Total() | Pixels():
-            return [step.src]
-
-
-def _renamed(step: Step, take: object) -> Step:
-    assert callable(take)
-    match step:
-        case Op():
-            return replace(step, src=take(step.src) if step.src >= 0 else step.src, dst=take(step.dst))
-        case Back():
-            dst = None if step.dst is None else take(step.dst)
-            return replace(step, src=take(step.src), times=take(step.times), dst=dst)
-        case Total() | Pixels():
-            return replace(step, src=take(step.src))
-
-
-def _op(node: Node, src: int, dst: int) -> Op:
-    return Op(
-        node.place, src, dst, node.shape, node.out_shape, node.activation, node.sums, node.keep, node.scale, node.bias,
-        node.first, node.second,
-    )  # fmt: skip

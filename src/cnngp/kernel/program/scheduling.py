@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from .nodes import Node
 from .ops import NOTHING, PIXELS, Op
@@ -33,6 +33,25 @@ def _reads(node: Node) -> set[int]:
     return {used for used in (node.src, node.base, times) if used is not None and used >= 0}
 
 
+@dataclass
+class Buffers:
+    """Buffers that maps share: `sizes` of all, and which are `free`."""
+
+    sizes: list[int] = field(default_factory=list)
+    free: list[int] = field(default_factory=list)
+
+    def take(self, size: int) -> int:
+        """The free buffer that fits best, made larger if none is large enough, or a new one."""
+        fitting = [b for b in self.free if self.sizes[b] >= size] or self.free
+        if not fitting:
+            self.sizes.append(size)
+            return len(self.sizes) - 1
+        best = min(fitting, key=lambda b: (self.sizes[b] < size, abs(self.sizes[b] - size)))
+        self.free.remove(best)
+        self.sizes[best] = max(self.sizes[best], size)
+        return best
+
+
 def assign_buffers(
     nodes: dict[int, Node], *ends: int
 ) -> tuple[tuple[Op, ...], tuple[int, ...], int | None, tuple[int, ...]]:
@@ -49,51 +68,39 @@ def assign_buffers(
         for used in _reads(nodes[i]):
             last_use[used] = i
     last_use |= dict.fromkeys(ends, len(order) + order[-1])
-    sizes: list[int] = []
-    free: list[int] = []
+    buffers = Buffers()
     buffer_of: dict[int, int] = {}
-
-    def take(size: int) -> int:
-        fitting = [b for b in free if sizes[b] >= size] or free
-        if not fitting:
-            sizes.append(size)
-            return len(sizes) - 1
-        best = min(fitting, key=lambda b: (sizes[b] < size, abs(sizes[b] - size)))
-        free.remove(best)
-        sizes[best] = max(sizes[best], size)
-        return best
-
     ops: list[Op] = []
     held: list[int] = []  # what an operation with a tangent read last: the next must not write there if both are one
     for i in order:
         node = nodes[i]
         size = math.prod(node.out_shape)
         if node.src == PIXELS and has_input:
-            buffer_of[i] = take(size)
+            buffer_of[i] = buffers.take(size)
             continue
         src = buffer_of.get(node.src, node.src)
         read = (node.src,) if node.tangent is None else (node.src, node.tangent.times)
         if node.base is not None and last_use[node.base] == i and node.base not in read:
             dst = buffer_of[node.base]
         elif node.base is not None:  # what it adds to is still needed, so it adds to a copy
-            dst = take(size)
+            dst = buffers.take(size)
             copy = Node(node.place, node.base, None, node.out_shape, node.out_shape)
-            ops.append(_op(copy, buffer_of[node.base], dst))
+            ops.append(as_op(copy, buffer_of[node.base], dst))
         elif node.sums is None and (over := _overwritten(node, i, last_use)) is not None:
             dst = buffer_of[over]
         else:
-            dst = take(size)
+            dst = buffers.take(size)
         if node.tangent is not None and node.tangent.times >= 0:
             node = replace(node, tangent=replace(node.tangent, times=buffer_of[node.tangent.times]))
-        ops.append(_op(node, src, dst))
+        ops.append(as_op(node, src, dst))
         buffer_of[i] = dst
         done = [buffer_of[used] for used in _reads(nodes[i]) if last_use[used] == i and buffer_of[used] != dst]
-        free.extend(held)
+        buffers.free.extend(held)
         held = done if node.tangent is not None else []
-        free.extend(buffer for buffer in done if buffer not in held)
+        buffers.free.extend(buffer for buffer in done if buffer not in held)
     return (
         tuple(ops),
-        tuple(sizes),
+        tuple(buffers.sizes),
         buffer_of[products[0]] if has_input else None,
         tuple(buffer_of[end] for end in ends),
     )
@@ -105,7 +112,8 @@ def _overwritten(node: Node, i: int, last_use: dict[int, int]) -> int | None:
     return next((used for used in read if last_use.get(used) == i), None)
 
 
-def _op(node: Node, src: int, dst: int) -> Op:
+def as_op(node: Node, src: int, dst: int) -> Op:
+    """The operation of a node, once it is known which buffers it reads and writes."""
     return Op(
         node.place,
         src,
