@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 
 from cnngp import AvgPool, Conv, Dense, Kernel, Network, ReLU, Sequential, datasets, zoo
-from cnngp.gp.exact import ExactGP, JitterWarning
+from cnngp.gp.exact import ExactGP
+from cnngp.gp.jitter import JitterWarning
 
 NETWORKS: dict[str, Network] = {
     "resnet(32)": zoo.resnet(32),

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from cnngp import Kernel, gram, zoo
-from cnngp.gp.exact import float64_buffer
+from cnngp.gp.checks import float64_buffer
 from cnngp.matrix.grid import default_tile
 from cnngp.matrix.store.store import opened
 

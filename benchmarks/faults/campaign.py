@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from cnngp.common.arrays import DataError
 from cnngp.common.errors import ModelFileError, StoreError
-from cnngp.gp.exact import MatrixError
+from cnngp.gp.checks import MatrixError
 from cnngp.kernel.engines.base import RangeError
 from cnngp.matrix.cluster.connection import ClusterError
 from cnngp.network.layers import NetworkError

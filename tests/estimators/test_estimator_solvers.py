@@ -13,7 +13,7 @@ import pytest
 from cnngp import GPClassifier, GPRegressor, datasets
 from cnngp.common import memory
 from cnngp.gp import iterative as iterative_gp
-from cnngp.gp.exact import MatrixError
+from cnngp.gp.checks import MatrixError
 from cnngp.gp.solving import ConvergenceWarning, solve_matrix
 from cnngp.gp.solving.matrices import SymmetricMatrix
 from cnngp.report.evaluation import evaluate

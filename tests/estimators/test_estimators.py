@@ -22,13 +22,13 @@ from cnngp import Conv, Dense, GPClassifier, GPRegressor, Kernel, Sequential, Su
 from cnngp.common import files as persistence
 from cnngp.common import memory
 from cnngp.common.arrays import CheckedImages, DataError, as_images
-from cnngp.gp.exact import JitterWarning
+from cnngp.gp.jitter import JitterWarning
 from cnngp.network.layers import Identity
 from helpers.estimators import DATA, NET
 
 
 @parametrize_with_checks([GPClassifier(), GPRegressor()])
-@pytest.mark.filterwarnings("ignore::cnngp.gp.exact.JitterWarning")
+@pytest.mark.filterwarnings("ignore::cnngp.gp.jitter.JitterWarning")
 def test_scikit_learn_conventions(estimator: Any, check: Any) -> None:
     check(estimator)
 

@@ -10,7 +10,7 @@ import pytest
 
 from cnngp import Conv, Dense, GPClassifier, GPRegressor, ReLU, Sequential, datasets, zoo
 from cnngp.common.arrays import DataError
-from cnngp.gp.exact import MatrixError
+from cnngp.gp.checks import MatrixError
 from cnngp.network.layers import NetworkError
 
 NET = Sequential(Conv(3, bias_var=0.1), ReLU(), Dense())

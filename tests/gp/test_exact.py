@@ -13,7 +13,9 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 
 from cnngp.gp import linalg
-from cnngp.gp.exact import ExactGP, JitterWarning, MatrixError, Noise
+from cnngp.gp.checks import MatrixError
+from cnngp.gp.exact import ExactGP, Noise
+from cnngp.gp.jitter import JitterWarning
 from cnngp.gp.linalg import Factor, NotPositiveDefinite
 from cnngp.gp.noise import chosen_noise
 from helpers import fake_cupy
@@ -161,7 +163,7 @@ def test_float32_kernels_are_solved_in_float64() -> None:
 def test_one_buffer_is_all_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     """20,000 images are 3.2 GB in float64: fitting in place must stay far from a second buffer."""
     monkeypatch.setattr(linalg, "_block_size", lambda A: 64)
-    monkeypatch.setattr("cnngp.gp.exact._ROWS", 64)
+    monkeypatch.setattr("cnngp.gp.checks._ROWS", 64)
     n = 1500
     K = np.exp(-np.abs(np.arange(n)[:, None] - np.arange(n)) / 50.0)
     targets = np.ones((n, 2))

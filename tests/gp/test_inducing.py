@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from scipy.stats import multivariate_normal
 
-from cnngp.gp.exact import ExactGP, MatrixError
+from cnngp.gp.checks import MatrixError
+from cnngp.gp.exact import ExactGP
 from cnngp.gp.inducing import InducingGP
 from helpers import fake_cupy
 

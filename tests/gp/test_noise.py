@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from cnngp.gp import noise as noise_module
-from cnngp.gp.exact import ExactGP, MatrixError
+from cnngp.gp.checks import MatrixError
+from cnngp.gp.exact import ExactGP
 
 
 def problem(n: int, level: float, seed: int) -> tuple[np.ndarray, np.ndarray]:

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from cnngp import Kernel, datasets, solve, zoo
-from cnngp.gp.exact import ExactGP, JitterWarning
+from cnngp.gp.exact import ExactGP
+from cnngp.gp.jitter import JitterWarning
 from cnngp.gp.solving import ConvergenceWarning
 from cnngp.gp.solving.matrices import SymmetricMatrix
 from cnngp.gp.solving.preconditioner import Nystrom, RoughFactor

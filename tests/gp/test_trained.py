@@ -11,7 +11,9 @@ from scipy.integrate import solve_ivp
 
 import cnngp
 from cnngp import Conv, Dense, ReLU, Sequential, trained_ensemble
-from cnngp.gp.exact import ExactGP, JitterWarning, MatrixError
+from cnngp.gp.checks import MatrixError
+from cnngp.gp.exact import ExactGP
+from cnngp.gp.jitter import JitterWarning
 from cnngp.network import tangent
 
 NET = Sequential(Conv(3), ReLU(), Conv(3), ReLU(), Dense(bias_var=0.1))

@@ -17,7 +17,7 @@ import zarr
 from cnngp import Dense, GPClassifier, GPRegressor, Kernel, datasets, gram, zoo
 from cnngp.cli import run
 from cnngp.common.errors import StoreError
-from cnngp.gp.exact import float64_buffer
+from cnngp.gp.checks import float64_buffer
 from cnngp.matrix.grid import check_tile
 from cnngp.matrix.plan import plan, status
 from helpers.tile_count import computed

@@ -100,7 +100,7 @@ def table(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
 @contextmanager
 def warnings_as_lines() -> Iterator[None]:
     """Warnings as one line each, without the file names and lines of code that Python adds."""
-    from cnngp.gp.exact import JitterWarning
+    from cnngp.gp.jitter import JitterWarning
 
     def show(message: Any, *_: Any, **__: Any) -> None:
         warn(str(message))

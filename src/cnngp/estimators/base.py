@@ -22,11 +22,8 @@ from cnngp.common.arrays import (
     to_numpy,
 )
 from cnngp.common.progress import progress_bar
-from cnngp.gp.exact import (
-    ExactGP,
-    Noise,
-    float64_buffer,
-)
+from cnngp.gp.checks import float64_buffer
+from cnngp.gp.exact import ExactGP, Noise
 from cnngp.gp.iterative import IterativeGP
 from cnngp.gp.linalg import blocks
 from cnngp.gp.novelty import novelty

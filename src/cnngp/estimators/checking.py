@@ -18,12 +18,8 @@ from cnngp.common.arrays import (
     to_numpy,
 )
 from cnngp.common.checks import is_whole
-from cnngp.gp.exact import (
-    Amplitude,
-    Noise,
-    check_amplitude,
-    check_noise,
-)
+from cnngp.gp.checks import check_amplitude, check_noise
+from cnngp.gp.exact import Amplitude, Noise
 from cnngp.gp.objectives import Rule
 from cnngp.gp.posterior import Posterior
 from cnngp.gp.solving import METHODS, Method

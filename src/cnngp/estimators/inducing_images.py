@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cnngp.common.arrays import DataError, Output, as_images, to_numpy
-from cnngp.gp.exact import factorised, float64_buffer
+from cnngp.gp.checks import float64_buffer
+from cnngp.gp.jitter import factorised
 from cnngp.gp.linalg import blocks
 from cnngp.gp.solving import algebra
 from cnngp.kernel.kernel import Kernel

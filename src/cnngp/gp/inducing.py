@@ -27,21 +27,10 @@ import numpy as np
 from cnngp.common import files
 from cnngp.common.arrays import to_numpy
 
-from .exact import (
-    Amplitude,
-    MatrixError,
-    Noise,
-    check_amplitude,
-    check_noise,
-    check_targets,
-    check_test,
-    factorised,
-    float64_buffer,
-    posterior_samples,
-    warn_of_jitter,
-    weighted_kernels,
-)
+from .checks import MatrixError, check_amplitude, check_noise, check_targets, check_test, float64_buffer
+from .exact import Amplitude, Noise, posterior_samples, weighted_kernels
 from .inducing_sums import Sums
+from .jitter import factorised, warn_of_jitter
 from .linalg import Array, Factor, NotPositiveDefinite, namespace
 
 if TYPE_CHECKING:

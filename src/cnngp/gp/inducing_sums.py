@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from .exact import MatrixError
+from .checks import MatrixError
 from .linalg import Array, blocks
 
 _PANEL = 2048

@@ -12,7 +12,8 @@ import numpy as np
 
 from cnngp.common.arrays import to_numpy
 
-from .exact import Amplitude, MatrixError, Noise, check_amplitude, check_targets, check_test, weighted_kernels
+from .checks import MatrixError, check_amplitude, check_targets, check_test
+from .exact import Amplitude, Noise, weighted_kernels
 from .linalg import Array, blocks, namespace
 from .solving import ConvergenceWarning, solve_matrix
 from .solving.matrices import SymmetricMatrix

@@ -19,7 +19,7 @@ import math
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
-from .exact import factorised
+from .jitter import factorised
 from .linalg import Array, namespace
 
 Rule = Literal["likelihood", "loo"]

@@ -26,7 +26,8 @@ import numpy as np
 
 from cnngp.common.checks import is_number
 
-from .exact import JITTERS, JitterWarning, MatrixError, as_float64, check_targets, check_test, float64_buffer
+from .checks import MatrixError, as_float64, check_targets, check_test, float64_buffer
+from .jitter import JITTERS, JitterWarning
 from .linalg import Array, namespace
 
 Times = float | Sequence[float | None] | None

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from cnngp.common import memory
 from cnngp.datasets.dataset import Dataset
 from cnngp.estimators.classifier import GPClassifier
-from cnngp.gp.exact import ExactGP, JitterWarning
+from cnngp.gp.exact import ExactGP
+from cnngp.gp.jitter import JitterWarning
 from cnngp.gp.linalg import Array, blocks, namespace
 from cnngp.kernel.kernel import Kernel
 from cnngp.matrix.gram import gram

@@ -32,7 +32,8 @@ def whole_run(request: dict[str, Any]) -> dict[str, Any]:
 
         from cnngp.common.arrays import to_numpy
         from cnngp.datasets import sets as datasets
-        from cnngp.gp.exact import factorised, float64_buffer
+        from cnngp.gp.checks import float64_buffer
+        from cnngp.gp.jitter import factorised
         from cnngp.gp.linalg import blocks, namespace
         from cnngp.kernel.kernel import Kernel
         from cnngp.network.zoo import resnet

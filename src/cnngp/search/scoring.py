@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from cnngp.common import memory
 from cnngp.common.arrays import to_numpy
-from cnngp.gp.exact import ExactGP, JitterWarning
+from cnngp.gp.exact import ExactGP
+from cnngp.gp.jitter import JitterWarning
 from cnngp.gp.linalg import blocks
 from cnngp.kernel.kernel import Device, Kernel
 from cnngp.kernel.program import Kind

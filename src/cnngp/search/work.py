@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cnngp.gp.exact import MatrixError
+from cnngp.gp.checks import MatrixError
 from cnngp.kernel.engines.base import RangeError
 from cnngp.network.layers import NetworkError
 from cnngp.network.serialize import from_json

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cnngp.common.progress import progress_bar
-from cnngp.gp.exact import MatrixError
+from cnngp.gp.checks import MatrixError
 from cnngp.kernel.engines.base import RangeError
 from cnngp.network.layers import NetworkError
 

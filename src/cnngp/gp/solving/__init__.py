@@ -21,7 +21,8 @@ from cnngp.common.arrays import is_on_gpu, to_numpy
 from cnngp.common.progress import progress_bar
 from cnngp.matrix.cluster.connection import ClusterError
 
-from ..exact import MatrixError, check_targets, factorised, matrix_buffer, warn_of_jitter
+from ..checks import MatrixError, check_targets, matrix_buffer
+from ..jitter import factorised, warn_of_jitter
 from ..linalg import Array, namespace
 from .checkpoint import Checkpoint
 from .checks import METHODS as METHODS

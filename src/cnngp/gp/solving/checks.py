@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 
 from cnngp.common.checks import is_number, is_whole
 
-from ..exact import MatrixError
+from ..checks import MatrixError
 
 Method = Literal["auto", "cholesky", "mixed", "cg"]
 METHODS: tuple[Method, ...] = get_args(Method)

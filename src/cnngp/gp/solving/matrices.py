@@ -24,7 +24,7 @@ from cnngp.matrix.cluster.roster import Roster
 from cnngp.matrix.store.places import local_path
 from cnngp.matrix.store.store import GramStore, store_of, verified
 
-from ..exact import MatrixError, as_matrix
+from ..checks import MatrixError, as_matrix
 from ..linalg import Array, blocks, namespace
 
 # Tiles of an array in memory, and tiles of a store that are read ahead of the one in use.

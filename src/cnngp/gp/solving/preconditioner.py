@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ..exact import factorised
+from ..jitter import factorised
 from ..linalg import Array, Factor, NotPositiveDefinite, namespace, triangular_solve
 
 # Of the mean diagonal: about where float32 begins to tell a singular matrix from another.

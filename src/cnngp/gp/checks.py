@@ -1,0 +1,138 @@
+"""What an inference is made of, checked: kernel matrices, targets and numbers, in float64 of NumPy or CuPy.
+
+A matrix may lie on disk and be larger than half of the memory, so it is read once and piece by piece.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from cnngp.common.arrays import as_real, in_place, is_on_gpu, kind, to_cupy, to_numpy
+from cnngp.common.checks import is_number
+
+from .linalg import Array, blocks, namespace
+
+# Rows that are read and converted at a time, and the side of the tiles in which a matrix is checked.
+_ROWS = 256
+_TILE = 512
+# Likelihoods and amplitudes are made of squares, which stay normal numbers between these, also summed over millions.
+_SQUARABLE = (1e-140, 1e140)
+
+
+class MatrixError(ValueError):
+    """A kernel matrix or targets that no Gaussian process can be made of."""
+
+
+def check_noise(noise: object) -> None:
+    if noise not in ("ml", "loo") and not is_number(noise, least=0.0):
+        raise MatrixError(
+            f"noise={noise!r}: expected a variance of 0 or more, 'ml' to choose it by likelihood, or 'loo' by "
+            "leave-one-out"
+        )
+
+
+def check_amplitude(amplitude: object) -> None:
+    if amplitude not in ("ml", "loo") and (not is_number(amplitude, least=0.0) or amplitude == 0):
+        raise MatrixError(f"amplitude={amplitude!r}: expected 'ml', 'loo' or a positive number")
+
+
+def check_test(xp: Any, K_test: Array, points: int) -> Array:
+    """K(test, training) in float64, checked."""
+    K_test = as_float64(xp, K_test, "K(test, training)")
+    if K_test.ndim != 2 or K_test.shape[1] != points:
+        raise MatrixError(
+            f"K(test, training) has shape {K_test.shape}; expected (test points, {points} training points)"
+        )
+    if not bool(xp.isfinite(K_test).all()):
+        raise MatrixError("K(test, training) contains NaN or infinity")
+    return K_test
+
+
+def as_float64(xp: Any, a: Array, name: str) -> Array:
+    """Real numbers of any library as float64 of `xp`."""
+    a = a if kind(a) == "cupy" else to_numpy(a, name)
+    return xp.asarray(as_real(a, name), dtype=xp.float64)
+
+
+def check_point_noise(xp: Any, noise: Array | None, n: int) -> Array:
+    if noise is None:
+        return xp.zeros(n)
+    noise = as_float64(xp, noise, "the points' noise")
+    if noise.shape != (n,) or not bool((xp.isfinite(noise) & (noise >= 0.0)).all()):
+        raise MatrixError(f"the noise of single points has shape {noise.shape}; expected {n} variances of 0 or more")
+    return noise
+
+
+def check_targets(xp: Any, Y: Array, n: int) -> Array:
+    Y = as_float64(xp, Y, "Y")
+    if Y.ndim != 2 or Y.shape[0] != n or Y.shape[1] == 0:
+        raise MatrixError(f"the targets have shape {Y.shape}; expected ({n} points, outputs)")
+    if not bool(xp.isfinite(Y).all()):
+        raise MatrixError("the targets contain NaN or infinity")
+    largest = float(xp.abs(Y).max())
+    if largest > 0.0 and not _SQUARABLE[0] < largest < _SQUARABLE[1]:
+        size = "large" if largest > 1.0 else "small"
+        raise MatrixError(f"targets of {largest:.3g} are too {size} to square in float64; rescale them")
+    return Y
+
+
+def float64_buffer(K: Array, overwrite: bool = False, on_gpu: bool = False) -> Array:
+    """`K` as a float64 buffer of our own; see `matrix_buffer`."""
+    return matrix_buffer(K, "float64", overwrite, on_gpu)
+
+
+def matrix_buffer(K: Array, dtype: str, overwrite: bool = False, on_gpu: bool = False) -> Array:
+    """`K` as a buffer of our own, checked; piece by piece, so that an array on disk is never in memory twice.
+
+    An array in chunks, such as Zarr's, is read chunk by chunk, each once; `on_gpu` puts it straight onto the card.
+    """
+    shape = tuple(getattr(K, "shape", ()))
+    if len(shape) != 2 or shape[0] != shape[1] or shape[0] == 0:
+        raise MatrixError(f"the kernel matrix has shape {shape}; expected (N, N) with N at least 1")
+    K = as_matrix(K)
+    xp = namespace(K)
+    if on_gpu:
+        import cupy
+
+        xp = cupy
+    if overwrite and isinstance(K, xp.ndarray) and K.dtype == dtype and getattr(K.flags, "writeable", True):
+        A = K
+    else:
+        A = xp.empty(shape, dtype=dtype)
+        height, width = _chunks(K) or (_ROWS, shape[1])
+        for rows in blocks(shape[0], height):
+            for columns in blocks(shape[1], width):
+                A[rows, columns] = xp.asarray(K[rows, columns])
+    _check_symmetric(A)
+    return A
+
+
+def as_matrix(K: Any) -> Any:
+    """A kernel matrix, NumPy's, CuPy's or on disk, as it is; torch's as the one or the other; refused if not real."""
+    K = in_place(K, "K")
+    if kind(K) == "torch":
+        K = to_cupy(K, "K") if is_on_gpu(K) else to_numpy(K, "K")
+    return as_real(K, "the kernel matrix")
+
+
+def _chunks(K: Any) -> tuple[int, int] | None:
+    """The chunks in which Zarr and HDF5 keep an array, where they are of one size."""
+    chunks = getattr(K, "chunks", None)
+    return chunks if isinstance(chunks, tuple) and all(isinstance(n, int) for n in chunks) else None
+
+
+def _check_symmetric(A: Array) -> None:
+    """Tile against mirrored tile: a strip against a strip of columns would miss the cache at every element."""
+    xp = namespace(A)
+    scale = float(xp.abs(A.diagonal()).max())
+    for rows in blocks(A.shape[0], _TILE):
+        for columns in blocks(rows.stop, _TILE):
+            with np.errstate(invalid="ignore"):  # ∞ − ∞, reported below
+                gap = float(xp.abs(A[rows, columns] - A[columns, rows].T).max())
+            if not math.isfinite(gap):
+                raise MatrixError("the kernel matrix contains NaN or infinity; an unfinished store does too")
+            if gap > 1e-6 * scale:
+                raise MatrixError(f"the kernel matrix is not symmetric: K and Kᵀ differ by {gap:.3g}")
