@@ -1,0 +1,22 @@
+"""Layers and how they compose: a network is described here as plain values, with no arrays anywhere.
+
+Every layer is a frozen dataclass that checks itself when it is built, prints as the code that makes it and compares by
+value. `Layer` is a closed set: each consumer is one `match` over it that ends in `assert_never`.
+
+    network.py     what all layers share
+    linear.py      convolutions, dense layers, averages
+    nonlinear.py   nonlinearities
+    composed.py    sequences and sums of layers, and the closed set
+"""
+
+from ..arguments import FanIn, NetworkError, Padding, PerAxis
+from .composed import LAYERS, Convolution, Identity, Layer, Pool, Sequential, Sum, as_layer
+from .linear import AvgPool, Conv, ConvTranspose, Dense, GlobalAvgPool
+from .network import Network
+from .nonlinear import GELU, Abs, Cos, Elementwise, Erf, LeakyReLU, Nonlinearity, Rbf, ReLU, Sin, Step
+
+__all__ = [
+    "GELU", "LAYERS", "Abs", "AvgPool", "Conv", "ConvTranspose", "Convolution", "Cos", "Dense", "Elementwise", "Erf",
+    "FanIn", "GlobalAvgPool", "Identity", "Layer", "LeakyReLU", "Network", "NetworkError", "Nonlinearity", "Padding",
+    "PerAxis", "Pool", "Rbf", "ReLU", "Sequential", "Sin", "Step", "Sum", "as_layer",
+]  # fmt: skip

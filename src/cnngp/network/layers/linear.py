@@ -1,0 +1,143 @@
+"""Layers with weights, and averages, which are linear maps without any."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..arguments import (
+    FanIn,
+    NetworkError,
+    Padding,
+    PerAxis,
+    axes_of,
+    check_axes_agree,
+    check_convolution,
+    check_variances,
+    per_axis,
+    set_field,
+)
+from ..geometry import PaddingMode
+from .network import Network
+
+
+@dataclass(frozen=True, repr=False)
+class Conv(Network):
+    """A convolution with infinitely many filters: K_μ = bias_var + weight_var · s · Σ_{ν ∈ patch(μ)} V_ν.
+
+    `fan_in="patch"` divides by the number of filter elements (s = 1/k²), `"channels"` does not (s = 1, the paper).
+
+    >>> from cnngp import Conv, Dense, Sequential
+    >>> print(Sequential(Conv((3, 5), stride=2, weight_var=2.0), Dense()).shapes((3, 32, 32)))
+    place      layer                                    output  operations per pair
+    (input)    3 channels                              32 × 32                3,072
+    layers[0]  Conv((3, 5), stride=2, weight_var=2.0)  16 × 16                2,992
+    layers[1]  Dense()                                       1                  273
+    all                                                                       6,337
+    """
+
+    kernel_size: PerAxis
+    stride: PerAxis = 1
+    padding: Padding = "same"
+    dilation: PerAxis = 1
+    weight_var: float = 1.0
+    bias_var: float = 0.0
+    fan_in: FanIn = "patch"
+    padding_mode: PaddingMode = "zeros"
+
+    def __post_init__(self) -> None:
+        check_convolution(self)
+
+
+@dataclass(frozen=True, repr=False)
+class ConvTranspose(Network):
+    """The adjoint of the `Conv` with the same arguments: μ gets the sum over the locations whose patch reaches it.
+
+    >>> from cnngp import Conv, ConvTranspose, ReLU, Sequential
+    >>> Sequential(Conv(3, stride=2), ReLU(), ConvTranspose(3, stride=2)).shapes((1, 8, 8)).output
+    (8, 8)
+    """
+
+    kernel_size: PerAxis
+    stride: PerAxis = 1
+    padding: Padding = "same"
+    dilation: PerAxis = 1
+    weight_var: float = 1.0
+    bias_var: float = 0.0
+    fan_in: FanIn = "patch"
+    padding_mode: PaddingMode = "zeros"
+    output_padding: PerAxis = 0
+
+    def __post_init__(self) -> None:
+        check_convolution(self)
+        if self.padding_mode != "zeros":
+            raise NetworkError(
+                f"ConvTranspose: padding_mode={self.padding_mode!r} has no exact kernel: one filter element then "
+                "reaches an output from two inputs; use 'zeros'"
+            )
+        set_field(self, "output_padding", per_axis(self, "output_padding", self.output_padding, least=0))
+        if self.padding == "same" and self.output_padding not in (0, (0,) * axes_of(self.output_padding)):
+            raise NetworkError(
+                f"ConvTranspose: output_padding={self.output_padding!r} with padding='same', which already gives "
+                "size·stride; use an integer padding to choose the size"
+            )
+        check_axes_agree(self, "kernel_size", "stride", "dilation", "padding", "output_padding")
+
+
+@dataclass(frozen=True, repr=False)
+class Dense(Network):
+    """A fully connected layer: K = bias_var + weight_var · mean of V over all locations. One output location.
+
+    >>> from cnngp import Conv, Dense, ReLU, Sequential
+    >>> Sequential(Conv(3), ReLU(), Dense(weight_var=2.0, bias_var=0.1))
+    Sequential(Conv(3), ReLU(), Dense(weight_var=2.0, bias_var=0.1))
+    """
+
+    weight_var: float = 1.0
+    bias_var: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_variances(self)
+
+
+@dataclass(frozen=True, repr=False)
+class AvgPool(Network):
+    """The mean over windows: K'(P, Q) = 1/(n_P n_Q) Σ_{p ∈ P} Σ_{q ∈ Q} V(p, q). A linear map without weights.
+
+    `stride=None` is the window's size. Zeros that pad the map count as members of a window, as in PyTorch;
+    `count_include_pad=False` divides by the number of its locations inside the map instead.
+
+    >>> from cnngp import AvgPool, Conv, Dense, ReLU, Sequential
+    >>> Sequential(Conv(3), ReLU(), AvgPool(2), Conv(3), ReLU(), Dense()).shapes((1, 28, 28)).rows[3].output
+    (14, 14)
+    """
+
+    size: PerAxis
+    stride: PerAxis | None = None
+    padding: PerAxis = 0
+    count_include_pad: bool = True
+
+    def __post_init__(self) -> None:
+        set_field(self, "size", per_axis(self, "size", self.size, least=1))
+        if self.stride is not None:
+            set_field(self, "stride", per_axis(self, "stride", self.stride, least=1))
+        set_field(self, "padding", per_axis(self, "padding", self.padding, least=0))
+        if not isinstance(self.count_include_pad, bool):
+            raise NetworkError(f"AvgPool: count_include_pad={self.count_include_pad!r} is not True or False")
+        check_axes_agree(self, "size", "stride", "padding")
+        axes = max(axes_of(self.size), axes_of(self.padding), 1)
+        sizes, pads = (v if isinstance(v, tuple) else (v,) * axes for v in (self.size, self.padding))
+        if any(2 * pad > size for size, pad in zip(sizes, pads, strict=True)):
+            raise NetworkError(
+                f"AvgPool: padding={self.padding!r} is more than half of size={self.size!r}; a window would hold "
+                "nothing but padding: use a padding of at most half the size"
+            )
+
+
+@dataclass(frozen=True, repr=False)
+class GlobalAvgPool(Network):
+    """The mean over all locations, of every pair of them: one output location, whatever the size of the image.
+
+    >>> from cnngp import Conv, Dense, GlobalAvgPool, ReLU, Sequential
+    >>> Sequential(Conv(3), ReLU(), GlobalAvgPool(), Dense()).shapes((1, 28, 28)).output
+    ()
+    """

@@ -1,0 +1,182 @@
+"""Nonlinearities: functions of one number that act at every location.
+
+What is particular to one stands in reference/formulas.py and, for the engines, in one table
+(kernel/program/formulas.py).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from ..arguments import NetworkError, real, set_field
+from .network import Network
+
+_GAMMAS = (1e-30, 1e30)
+"""Beyond these every two different images are alike, or none, and float32 could not hold the product with K."""
+
+
+@dataclass(frozen=True, repr=False)
+class Nonlinearity(Network):
+    """What all nonlinearities share. `operations`: roughly how many a pair of images takes at a location."""
+
+    operations: ClassVar[int] = 15
+
+
+@dataclass(frozen=True, repr=False)
+class ReLU(Nonlinearity):
+    """gain · max(z, 0). The paper's 1/π is gain=√2; He's variance is weight_var=2 in the layers instead.
+
+    >>> from cnngp import Dense, ReLU, Sequential, reference
+    >>> reference.kernel(Sequential(Dense(), ReLU(gain=2.0**0.5), Dense()), [[1.0], [-2.0]]).round(4)
+    array([[1., 0.],
+           [0., 4.]])
+    """
+
+    gain: float = 1.0
+
+    def __post_init__(self) -> None:
+        set_field(self, "gain", real(self, "gain", self.gain))
+        if self.gain == 0:
+            raise NetworkError("ReLU: gain=0.0 makes every output zero; use a gain other than 0")
+
+
+@dataclass(frozen=True, repr=False)
+class LeakyReLU(Nonlinearity):
+    """max(z, 0) + slope · min(z, 0).
+
+    >>> from cnngp import Dense, LeakyReLU, Sequential, reference
+    >>> reference.kernel(Sequential(Dense(), LeakyReLU(0.1), Dense()), [[1.0], [-2.0]]).round(4)
+    array([[ 0.505, -0.2  ],
+           [-0.2  ,  2.02 ]])
+    """
+
+    slope: float
+
+    def __post_init__(self) -> None:
+        set_field(self, "slope", real(self, "slope", self.slope))
+        if math.isinf(self.slope * self.slope):
+            raise NetworkError(f"LeakyReLU: slope={self.slope!r} is too large: its square is beyond float64")
+
+
+@dataclass(frozen=True, repr=False)
+class Erf(Nonlinearity):
+    """erf(z).
+
+    >>> from cnngp import Dense, Erf, Sequential, reference
+    >>> reference.kernel(Sequential(Dense(), Erf(), Dense()), [[1.0], [-2.0]]).round(4)
+    array([[ 0.4646, -0.5593],
+           [-0.5593,  0.697 ]])
+    """
+
+    operations = 25
+
+
+@dataclass(frozen=True, repr=False)
+class Abs(Nonlinearity):
+    """|z|.
+
+    >>> from cnngp import Abs, Dense, Sequential, reference
+    >>> reference.kernel(Sequential(Dense(), Abs(), Dense()), [[1.0], [-2.0]]).round(4)
+    array([[1., 2.],
+           [2., 4.]])
+    """
+
+
+@dataclass(frozen=True, repr=False)
+class Step(Nonlinearity):
+    """1 where z > 0, else 0; so 0 on a blank patch, where z is exactly 0.
+
+    >>> from cnngp import Dense, Sequential, Step, reference
+    >>> reference.kernel(Sequential(Dense(), Step(), Dense()), [[1.0], [-2.0]]).round(4)
+    array([[0.5, 0. ],
+           [0. , 0.5]])
+    """
+
+
+@dataclass(frozen=True, repr=False)
+class Sin(Nonlinearity):
+    """sin(z).
+
+    >>> from cnngp import Dense, Sequential, Sin, reference
+    >>> reference.kernel(Sequential(Dense(), Sin(), Dense()), [[1.0], [-2.0]]).round(4)
+    array([[ 0.4323, -0.2977],
+           [-0.2977,  0.4998]])
+    """
+
+    operations = 25
+
+
+@dataclass(frozen=True, repr=False)
+class Cos(Nonlinearity):
+    """cos(z).
+
+    >>> from cnngp import Cos, Dense, Sequential, reference
+    >>> reference.kernel(Sequential(Dense(), Cos(), Dense()), [[1.0], [-2.0]]).round(4)
+    array([[0.5677, 0.3088],
+           [0.3088, 0.5002]])
+    """
+
+    operations = 25
+
+
+@dataclass(frozen=True, repr=False)
+class Rbf(Nonlinearity):
+    """sin(az) + cos(az) with a = √(2·gamma): its covariance is the RBF kernel exp(−gamma·E[(u − v)²]).
+
+    On images K is a mean of products, so `Sequential(Dense(), Rbf(gamma), Dense())` is exp(−gamma·D) with D the mean
+    squared difference of the pixels, and `Sequential(Conv(5, padding="valid"), Rbf(gamma), …)` has the same of patches.
+    A lengthscale ℓ over d numbers, exp(−Σ(x − x')²/2ℓ²), is gamma = d/(2ℓ²).
+
+    >>> from cnngp import Dense, Rbf, Sequential, reference
+    >>> reference.kernel(Sequential(Dense(), Rbf(0.5), Dense()), [[1.0], [-2.0]]).round(4)
+    array([[1.    , 0.0111],
+           [0.0111, 1.    ]])
+    """
+
+    gamma: float
+
+    def __post_init__(self) -> None:
+        set_field(self, "gamma", real(self, "gamma", self.gamma))
+        if not _GAMMAS[0] <= self.gamma <= _GAMMAS[1]:
+            raise NetworkError(
+                f"Rbf: gamma={self.gamma!r} is not a positive number between {_GAMMAS[0]:g} and {_GAMMAS[1]:g}; "
+                "for a lengthscale ℓ over d numbers it is d/(2ℓ²)"
+            )
+
+
+@dataclass(frozen=True, repr=False)
+class GELU(Nonlinearity):
+    """z · Φ(z), the form with erf.
+
+    >>> from cnngp import GELU, Dense, Sequential, reference
+    >>> reference.kernel(Sequential(Dense(), GELU(), Dense()), [[1.0], [-2.0]]).round(4)
+    array([[ 0.4252, -0.1001],
+           [-0.1001,  1.9299]])
+    """
+
+    operations = 40
+
+
+@dataclass(frozen=True, repr=False)
+class Elementwise(Nonlinearity):
+    """Any function of one number, by its Hermite series: a name (`"tanh"`, `"silu"`, …) or a NumPy callable.
+
+    Names serialise; a callable does not, and is fingerprinted by its values on a fixed grid.
+
+    >>> from cnngp import Dense, Elementwise, Sequential, reference
+    >>> reference.kernel(Sequential(Dense(), Elementwise("tanh"), Dense()), [[1.0], [-2.0]]).round(4)
+    array([[ 0.3943, -0.4931],
+           [-0.4931,  0.6353]])
+    """
+
+    operations = 100
+
+    fn: str | Callable[[Any], Any]
+
+    def __post_init__(self) -> None:
+        from ..functions import check_function
+
+        set_field(self, "fn", check_function(self.fn))
