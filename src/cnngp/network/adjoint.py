@@ -1,4 +1,4 @@
-"""Σ G ∂K/∂θ for all parameters θ of a network at once: the recursion of reference.py run backwards, in float64 NumPy.
+"""Σ G ∂K/∂θ for all parameters θ of a network at once: the recursion of reference/ run backwards, in float64 NumPy.
 
 It is what the engines' gradients are tested against, and as plain as the reference. Going forwards, each layer leaves
 behind how to go back: from the cotangents ∂L/∂K of what it gave, L = Σ G K, to those of what it was given. A linear
@@ -50,25 +50,10 @@ from .layers import (
     as_layer,
 )
 from .parameters import name_of, parameters
-from .reference import (
-    NUMPY_PADDING,
-    Array,
-    Covariances,
-    begin,
-    correlation,
-    cos,
-    equal_locations,
-    expectation,
-    fan_in_scale,
-    nonlinearity_diagonal,
-    pads_of,
-    per_axis,
-    pool_means,
-    propagate,
-    rbf,
-    relu,
-    sin,
-)
+from .reference import Array, Covariances, begin, propagate
+from .reference.covariances import equal_locations
+from .reference.formulas import correlation, cos, expectation, nonlinearity_diagonal, rbf, relu, sin
+from .reference.linear import NUMPY_PADDING, fan_in_scale, pads_of, per_axis, pool_means
 from .tangent import derivative, numeric_derivative
 
 Back: TypeAlias = Callable[[Covariances], Covariances]
@@ -362,7 +347,7 @@ def _relu_by_variance(K: Array, K1: Array, K2: Array) -> Array:
 
 
 def _gelu_by_variance(K: Array, K1: Array, K2: Array) -> Array:
-    """(q K₂(2 + K₁) − (r²/q)(4 + K₁ + K₂ + r²/q²))/(4π(1 + K₁)√P): ∂/∂K₁ of the formula in reference.py."""
+    """(q K₂(2 + K₁) − (r²/q)(4 + K₁ + K₂ + r²/q²))/(4π(1 + K₁)√P): ∂/∂K₁ of the formula in reference/formulas.py."""
     P = (1.0 + K1) * (1.0 + K2)
     r = K / np.sqrt(P)
     q: Array = np.sqrt((1.0 + K1 + K2 + np.maximum(K1 * K2 - K * K, 0.0)) / P)

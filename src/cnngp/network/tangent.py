@@ -1,4 +1,4 @@
-"""The neural tangent kernel in float64 NumPy, beside the recursion of reference.py and just as plain.
+"""The neural tangent kernel in float64 NumPy, beside the recursion of reference/ and just as plain.
 
 In the NTK's parameterisation a layer is z = √(weight_var · s) ω * x + √bias_var β with ω and β standard normal, and
 Θ(x, x') = Σ ∂f(x)/∂θ · ∂f(x')/∂θ over all of them. Its recursion runs beside that of K:
@@ -45,7 +45,9 @@ from .layers import (
     Sum,
     as_layer,
 )
-from .reference import Array, Covariances, begin, correlation, cos, equal_locations, expectation, propagate, rbf, sin
+from .reference import Array, Covariances, begin, propagate
+from .reference.covariances import equal_locations
+from .reference.formulas import correlation, cos, expectation, rbf, sin
 
 
 def kernel(net: Network, X: ArrayLike, Z: ArrayLike | None = None) -> Array:
@@ -181,7 +183,7 @@ def step(K: Array, K1: Array, K2: Array) -> Array:
 def gelu(K: Array, K1: Array, K2: Array) -> Array:
     """1/4 + (asin r + (r/q)·((3 + K₁ + K₂) + r²/q²)/P)/2π with P = (1 + K₁)(1 + K₂), r = K/√P, q = √(1 − r²).
 
-    ∂/∂K of the formula in reference.py; the terms of order K₁K₂, which cancel, are taken out by hand.
+    ∂/∂K of the formula in reference/formulas.py; the terms of order K₁K₂, which cancel, are taken out by hand.
     """
     P = (1.0 + K1) * (1.0 + K2)
     r = K / np.sqrt(P)

@@ -1,0 +1,102 @@
+"""Linear layers: each a sum over locations, of one image or of both alike."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+
+from ..layers import AvgPool, Conv, ConvTranspose, Dense
+from .covariances import Array, equal_locations
+
+
+def per_axis(value: int | tuple[int, ...], axes: int) -> tuple[int, ...]:
+    return value if isinstance(value, tuple) else (value,) * axes
+
+
+def pads_of(layer: Conv | ConvTranspose, axes: int) -> list[tuple[int, int]]:
+    if layer.padding == "same":
+        reach = [
+            d * (k - 1) for k, d in zip(per_axis(layer.kernel_size, axes), per_axis(layer.dilation, axes), strict=True)
+        ]
+        return [(r // 2, r - r // 2) for r in reach]
+    if layer.padding == "valid":
+        return [(0, 0)] * axes
+    entries = layer.padding if isinstance(layer.padding, tuple) else (layer.padding,) * axes
+    return [(p, p) if isinstance(p, int) else p for p in entries]
+
+
+NUMPY_PADDING = {"zeros": "constant", "circular": "wrap", "reflect": "reflect", "replicate": "edge"}
+
+
+def fan_in_scale(layer: Conv | ConvTranspose, axes: int) -> float:
+    return 1.0 / math.prod(per_axis(layer.kernel_size, axes)) if layer.fan_in == "patch" else 1.0
+
+
+def convolution(layer: Conv, V: Array, axes: int) -> Array:
+    """K_μ = bias_var + weight_var · s · Σ_{ν ∈ patch(μ)} V_ν; of two locations, with the same offset from both."""
+    copies = (V.ndim - 2) // max(axes, 1)
+    k, stride, dilation = (per_axis(v, axes) for v in (layer.kernel_size, layer.stride, layer.dilation))
+    padded = np.pad(V, [(0, 0), (0, 0), *pads_of(layer, axes) * copies], mode=NUMPY_PADDING[layer.padding_mode])  # type: ignore[call-overload]
+    out = [(padded.shape[2 + a] - dilation[a] * (k[a] - 1) - 1) // stride[a] + 1 for a in range(axes)]
+    total = np.zeros(V.shape[:2] + tuple(out) * copies)
+    for tap in itertools.product(*map(range, k)):
+        window = tuple(
+            slice(t * dilation[a], t * dilation[a] + stride[a] * (out[a] - 1) + 1, stride[a]) for a, t in enumerate(tap)
+        )
+        total += padded[(slice(None), slice(None), *window * copies)]
+    return layer.bias_var + layer.weight_var * fan_in_scale(layer, axes) * total
+
+
+def transposed_convolution(layer: ConvTranspose, V: Array, axes: int) -> Array:
+    """K_μ = bias_var + weight_var · s · Σ_{m: μ ∈ patch(m)} V_m, the adjoint of `convolution`."""
+    copies = (V.ndim - 2) // max(axes, 1)
+    k, stride, dilation, extra = (
+        per_axis(v, axes) for v in (layer.kernel_size, layer.stride, layer.dilation, layer.output_padding)
+    )
+    pads = pads_of(layer, axes)
+    size = V.shape[2 : 2 + axes]
+    if layer.padding == "same":
+        out = [n * s for n, s in zip(size, stride, strict=True)]
+    else:
+        out = [(size[a] - 1) * stride[a] - sum(pads[a]) + dilation[a] * (k[a] - 1) + extra[a] + 1 for a in range(axes)]
+    # Every location writes its patch into the padded output, of which the padding is cut off.
+    ends = [max((size[a] - 1) * stride[a] + dilation[a] * (k[a] - 1) + 1, pads[a][0] + out[a]) for a in range(axes)]
+    padded = np.zeros(V.shape[:2] + tuple(ends) * copies)
+    for tap in itertools.product(*map(range, k)):
+        patch: Any = [
+            slice(t * dilation[a], t * dilation[a] + stride[a] * (size[a] - 1) + 1, stride[a])
+            for a, t in enumerate(tap)
+        ]
+        padded[..., *patch * copies] += V
+    inside: Any = [slice(pads[a][0], pads[a][0] + out[a]) for a in range(axes)]
+    total = padded[..., *inside * copies]
+    return layer.bias_var + layer.weight_var * fan_in_scale(layer, axes) * total
+
+
+def dense(layer: Dense, V: Array, axes: int) -> Array:
+    """K = bias_var + weight_var · mean over all locations, each of which has weights of its own."""
+    V = equal_locations(V, axes) if V.ndim > 2 + axes else V
+    return layer.bias_var + layer.weight_var * np.asarray(V.mean(axis=tuple(range(2, V.ndim))))
+
+
+def average_pool(layer: AvgPool, V: Array, axes: int) -> Array:
+    """K'(P, Q) = 1/(n_P n_Q) Σ_{p ∈ P} Σ_{q ∈ Q} V(p, q): the matrix of the mean along each axis, of both images."""
+    for axis in range(2 * axes):
+        means = pool_means(layer, axis % axes, V.shape[2 + axis], axes)
+        V = np.moveaxis(np.tensordot(V, means, axes=(2 + axis, 1)), -1, 2 + axis)
+    return V
+
+
+def pool_means(layer: AvgPool, axis: int, n: int, axes: int) -> Array:
+    """The matrix of the mean along one axis of n places: (windows, n)."""
+    size, padding = per_axis(layer.size, axes), per_axis(layer.padding, axes)
+    stride = size if layer.stride is None else per_axis(layer.stride, axes)
+    k, s, pad = size[axis], stride[axis], padding[axis]
+    means = np.zeros(((n + 2 * pad - k) // s + 1, n))
+    for P in range(len(means)):
+        inside = [p for p in range(P * s - pad, P * s - pad + k) if 0 <= p < n]
+        means[P, inside] = 1.0 / (k if layer.count_include_pad else len(inside))
+    return means
