@@ -114,8 +114,8 @@ def _stores() -> list[Bug]:
         bug(
             "the identity changes when images are added",
             gram,
-            "id=None if found is None else found.id,\n    )\n    return spec.identified() if found is None else spec",
-            "id=None,\n    )\n    return spec.identified()",
+            "id=None if found is None else found.id,\n        kind=kernel.kind,\n    )\n    return spec.identified() if found is None else spec",
+            "id=None,\n        kind=kernel.kind,\n    )\n    return spec.identified()",
             f"{SEALS} {GRAM}",
             "grow or cut or attributes",
         ),
@@ -130,8 +130,8 @@ def _stores() -> list[Bug]:
         bug(
             "the seal is written before the tile",
             store,
-            '        _wait(_set_all(self.store, chunks))\n        if self.spec.id is not None:  # last: a tile with a seal is whole\n            self.set_bytes(f"K/seals/{tile.i}/{tile.j}", seal(self.spec.id, self.grid, tile.i, tile.j, sums))',
-            '        if self.spec.id is not None:\n            self.set_bytes(f"K/seals/{tile.i}/{tile.j}", seal(self.spec.id, self.grid, tile.i, tile.j, sums))\n        _wait(_set_all(self.store, chunks))',
+            '        wait(set_all(self.store, chunks))\n        if self.spec.id is not None:  # last: a tile with a seal is whole\n            self.set_bytes(f"K/seals/{tile.i}/{tile.j}", seal(self.spec.id, self.grid, tile.i, tile.j, sums))',
+            '        if self.spec.id is not None:\n            self.set_bytes(f"K/seals/{tile.i}/{tile.j}", seal(self.spec.id, self.grid, tile.i, tile.j, sums))\n        wait(set_all(self.store, chunks))',
         ),
         bug(
             "a tile without a seal counts",

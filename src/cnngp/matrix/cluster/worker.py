@@ -18,7 +18,8 @@ from cnngp.kernel.kernel import Kernel
 
 from ..fill import fill, lanes
 from ..images import ImageRows
-from ..store.store import FULL, GramStore
+from ..store.keys import FULL
+from ..store.store import GramStore
 from . import mark as store_run
 
 Place = tuple[int, int]

@@ -13,7 +13,6 @@ whole. What disks and people do to it later shows in its checksum and its seal, 
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import logging
 import math
@@ -32,25 +31,20 @@ from cnngp.common.locks import exclusive
 
 from ..grid import Grid, Tile
 from .chunks import CHECKSUM_BYTES, chunk_bytes, decoded_chunk, device_of, encoded_chunk, is_mirror
+from .keys import FULL, NOT_WRITABLE, Keys, prototype, set_all, wait
 from .metadata import REMEDY, array_differs, array_document, group_attributes, group_document
-from .places import check_place, local_path, locate, refuse_links, remove_leftovers
+from .places import check_place, local_path, refuse_links, remove_leftovers
 from .seals import seal, tile_of
 from .spec import Spec
 
 log = logging.getLogger("cnngp")
 
-FULL = (errno.ENOSPC, errno.EDQUOT)
-_NOT_WRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM)
 
-
-class GramStore:
+class GramStore(Keys):
     """One kernel matrix in a store; made by `opened`."""
 
     def __init__(self, where: Any, read_only: bool = False, locked: bool = False) -> None:
-        self.store, self.path, self.local, self.name = locate(where, read_only)
-        self.read_only = read_only or bool(self.store.read_only)
-        # For reading: a store that may be written makes its folder when it is first looked at.
-        self._source = self.store if self.store.read_only else self.store.with_read_only(True)
+        super().__init__(where, read_only)
         self.locked = locked
         self._noted: Any = None
         self._memory = threading.local()
@@ -97,7 +91,7 @@ class GramStore:
     def refuse_unknown_tiles(self) -> None:
         """`StoreError` where there are tiles without metadata: they could be those of any matrix."""
         if self.found is None:
-            self._forget_listings()
+            self.forget_listings()
             tiles = self.names("K/c")
             # The metadata after the tiles: another process, which may have begun both meanwhile, writes it before them.
             if self._look() is None and tiles:
@@ -213,8 +207,8 @@ class GramStore:
             for k, (place, part) in enumerate(zip(self.grid.chunks_of(tile.i, tile.j), (block, block.T), strict=False)):
                 data = encoded_chunk(part, self.grid.tile, scratch[k])
                 sums.append(data[-CHECKSUM_BYTES:].tobytes())
-                chunks.append((self._chunk_key(*place), _prototype().buffer.from_array_like(data)))
-        _wait(_set_all(self.store, chunks))
+                chunks.append((self.key(f"K/c/{place[0]}/{place[1]}"), prototype().buffer.from_array_like(data)))
+        wait(set_all(self.store, chunks))
         if self.spec.id is not None:  # last: a tile with a seal is whole
             self.set_bytes(f"K/seals/{tile.i}/{tile.j}", seal(self.spec.id, self.grid, tile.i, tile.j, sums))
 
@@ -241,14 +235,14 @@ class GramStore:
 
     def read(self, i: int, j: int) -> NDArray[Any]:
         """The numbers of chunk (i, j) that belong to the matrix. `DamagedTile` where it is damaged or not there."""
-        buffer = _wait(self._reading().get(self._chunk_key(i, j)))
+        buffer = wait(self._reading().get(self.key(f"K/c/{i}/{j}")))
         tile = self.grid.at(i, j)
         chunk = decoded_chunk(buffer.as_numpy_array(), self.grid.tile, self.spec.dtype)
         return chunk[: tile.rows.stop - tile.rows.start, : tile.columns.stop - tile.columns.start]
 
     def present(self) -> NDArray[np.bool_]:
         """Which chunks there are, with the seals of their tiles, without reading them."""
-        self._forget_listings()
+        self.forget_listings()
         there = self._listed("K/c")
         if self.sealed:
             sealed = self._listed("K/seals")
@@ -294,63 +288,13 @@ class GramStore:
         """Whether a tile is there, with its mirror image."""
         keys = [f"K/c/{a}/{b}" for a, b in self.grid.chunks_of(tile.i, tile.j)]
         keys += [f"K/seals/{tile.i}/{tile.j}"] if self.sealed else []
-        return all(_wait(self.store.exists(self.key(key))) for key in keys)
+        return all(wait(self.store.exists(self.key(key))) for key in keys)
 
     def forget(self, i: int, j: int) -> None:
         """Delete a tile, so that it is missing for everyone: the seal first, without which the rest does not count."""
         self.delete(f"K/seals/{i}/{j}")
         for a, b in self.grid.chunks_of(i, j):
             self.delete(f"K/c/{a}/{b}")
-
-    # ---- keys ----------------------------------------------------------------------------------------------------
-
-    def _chunk_key(self, i: int, j: int) -> str:
-        return self.key(f"K/c/{i}/{j}")
-
-    def key(self, key: str) -> str:
-        return f"{self.path}/{key}" if self.path else key
-
-    def names(self, key: str) -> tuple[str, ...]:
-        """What is in a folder of the store."""
-        return _list(self.store.list_dir(self.key(key)))
-
-    def _forget_listings(self) -> None:
-        """A listing from before would miss what other processes wrote."""
-        fs = getattr(self.store, "fs", None)
-        if fs is not None:
-            fs.invalidate_cache()
-
-    def get_bytes(self, key: str) -> bytes | None:
-        """Read, not only looked for: network file systems may remember that a file was there."""
-        try:
-            buffer = _wait(self._source.get(self.key(key), _prototype()))
-        except FileNotFoundError:  # not even the folder
-            return None
-        return None if buffer is None else bytes(buffer.to_bytes())
-
-    def set_bytes(self, key: str, data: bytes) -> None:
-        _wait(self.store.set(self.key(key), _prototype().buffer.from_bytes(data)))
-
-    def delete(self, key: str) -> None:
-        _wait(self.store.delete(self.key(key)))
-
-    # ---- faults --------------------------------------------------------------------------------------------------
-
-    @contextmanager
-    def writing(self, state: str) -> Iterator[None]:
-        """Errors of the disk as one line with what to do."""
-        try:
-            yield
-        except OSError as error:
-            raise self.fault(error, state) from error
-
-    def fault(self, error: OSError, state: str) -> StoreError:
-        reason = error.strerror or str(error)
-        if error.errno in FULL:
-            return StoreError(f"{self.name}: the disk is full; {state}. Free some space and run the same again")
-        if error.errno in _NOT_WRITABLE:
-            return StoreError(f"{self.name} cannot be written ({reason}); {state}. Choose a place where you may write")
-        return StoreError(f"{self.name}: {reason}; {state}. Run the same again to go on")
 
 
 @contextmanager
@@ -371,7 +315,7 @@ def opened(where: Any) -> Iterator[GramStore]:
             try:
                 locked = stack.enter_context(exclusive(local / "K" / ".lock", str(local)))
             except OSError as error:
-                if error.errno in _NOT_WRITABLE and (local / "zarr.json").exists():
+                if error.errno in NOT_WRITABLE and (local / "zarr.json").exists():
                     read_only = True
                 else:
                     advice = "free some space" if error.errno in FULL else "choose a place where you may write"
@@ -397,28 +341,3 @@ def verified(K: Any) -> Any:
     """A Zarr array in a store of `gram`, opened so that every tile is checked when it is read; others as they are."""
     place = store_of(K)
     return K if place is None else place.array()
-
-
-def _prototype() -> Any:
-    from zarr.core.buffer import default_buffer_prototype
-
-    return default_buffer_prototype()
-
-
-async def _set_all(store: Any, chunks: list[tuple[str, Any]]) -> None:
-    """Written at the same time. An error is raised when all of them have ended."""
-    for result in await asyncio.gather(*(store.set(*chunk) for chunk in chunks), return_exceptions=True):
-        if isinstance(result, BaseException):
-            raise result
-
-
-def _wait(coroutine: Any) -> Any:
-    from zarr.core.sync import sync
-
-    return sync(coroutine)
-
-
-def _list(names: Any) -> tuple[str, ...]:
-    from zarr.core.sync import collect_aiterator
-
-    return collect_aiterator(names)
