@@ -66,6 +66,26 @@ def test_transposed_convolutions_of_stride_one_are_windows_too() -> None:
             assert [_told(window, sums.size, m) for m in range(sums.out_size)] == list(sums.sources)
 
 
+def test_offsets_say_of_every_window_what_each_output_sums() -> None:
+    for given, size in _sums():
+        sums = AxisSum(size, given.sources(size))
+        offsets = sums.offsets(given.stride)
+        assert offsets is not None
+        for m, row in enumerate(sums.sources):
+            assert row == tuple(nu for d in offsets if 0 <= (nu := m * given.stride + d) < size)
+
+
+def test_offsets_may_be_uneven_or_none_at_all() -> None:
+    """Places that move together without being evenly spaced, and sums without terms."""
+    uneven = AxisSum(5, ((0, 1, 3), (1, 2, 4), (2, 3)))
+    assert uneven.offsets(1) == (0, 1, 3)
+    assert uneven.sliding(1) is None
+    assert AxisSum(4, ((), ())).offsets(1) == ()
+    assert AxisSum(6, Window(3, 1, 1, 1, 1, "circular").sources(6)).offsets(1) is None
+    assert AxisSum(4, ((0,), (2,))).offsets(1) is None
+    assert AxisSum(4, ((0,), (2,))).offsets(2) == (0,)
+
+
 def test_a_window_may_start_behind_the_first_place() -> None:
     """`ConvTranspose(2, padding=2)`: output 0 sums places 1 and 2."""
     sums = transposed(Window(2, 1, 1, 2, 2, "zeros"), 6, 3)

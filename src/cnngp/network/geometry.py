@@ -7,7 +7,7 @@ worked out here, once, as plain integers; the layers say what they want and the 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -183,24 +183,44 @@ class AxisSum:
         >>> AxisSum(3, Window(kernel=5, stride=1, dilation=1, before=2, after=2, mode="zeros").sources(3)).sliding(1)
         SlidingWindow(start=-2, stride=1, dilation=1, k=5, low=0, high=0, padding=(2, 2))
         """
-        offsets = sorted({nu - m * stride for m, row in enumerate(self.sources) for nu in row})
+        offsets = self._seen(stride)
         steps = {b - a for row in self.sources for a, b in pairwise(row)}
         if not offsets or len(steps) > 1:
             return None
         start, reach = offsets[0], offsets[-1] - offsets[0]
         dilation = steps.pop() if steps else math.gcd(*(d - start for d in offsets)) or 1
-        if dilation < 1 or reach % dilation:
+        if dilation < 1 or reach % dilation or not self._moves(range(start, start + reach + 1, dilation), stride):
             return None
         k = reach // dilation + 1
-        for m, row in enumerate(self.sources):
-            places = range(start + m * stride, start + m * stride + reach + 1, dilation)
-            if row != tuple(nu for nu in places if 0 <= nu < self.size):
-                return None
         whole = [m for m, row in enumerate(self.sources) if len(row) == k]
         low, high = (whole[0], whole[-1] + 1) if whole else (0, 0)
         firsts = (start, start + (self.out_size - 1) * stride)
         padding = max(0, -min(firsts)), max(0, max(firsts) + reach - self.size + 1)
         return SlidingWindow(start, stride, dilation, k, low, high, padding)
+
+    def offsets(self, stride: int) -> tuple[int, ...] | None:
+        """Like `sliding` where the places of the window may be any: output m sums m·stride + d for these d.
+
+        Zeros are all that is outside. None where the sums are no such window, () where they have no terms at all.
+
+        >>> AxisSum(6, Window(kernel=3, stride=2, dilation=1, before=1, after=1, mode="zeros").sources(6)).offsets(2)
+        (-1, 0, 1)
+        >>> AxisSum(5, ((0, 1, 4),)).offsets(1)
+        (0, 1, 4)
+        """
+        seen = self._seen(stride)
+        return tuple(seen) if self._moves(seen, stride) else None
+
+    def _seen(self, stride: int) -> list[int]:
+        """All places that outputs sum, counted from m·stride on."""
+        return sorted({nu - m * stride for m, row in enumerate(self.sources) for nu in row})
+
+    def _moves(self, offsets: Sequence[int], stride: int) -> bool:
+        """Whether every output m sums m·stride + d for these offsets d, with zeros outside the axis."""
+        return all(
+            row == tuple(nu for d in offsets if 0 <= (nu := m * stride + d) < self.size)
+            for m, row in enumerate(self.sources)
+        )
 
     def _longest_run(self) -> SlidingWindow | None:
         """The window of the outputs around the middle one of those with the most terms."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Protocol
 
 from cnngp.kernel.program import NOTHING, Program, Shape
@@ -141,10 +140,12 @@ class Walk:
 
     def _kind(self, s: AxisSum, inner: int, count: int) -> int:
         """Which specialisation of `window_sum` or `listed_sum` a pass runs."""
-        window = _regular(s)
+        w = s.window
         sizes = (s.size, s.out_size, inner, count)
-        if window is not None:
-            call = f"window_sum<R, {', '.join(map(str, (*sizes, *window)))}>(to, from, op, last)"
+        # `window_sum` asks for a window that lies in the axis once; sums without terms have always been listed.
+        if w is not None and w.padding is not None and w.low < w.high and all(s.sources):
+            numbers = (*sizes, w.k, w.stride, w.dilation, -w.start)
+            call = f"window_sum<R, {', '.join(map(str, numbers))}>(to, from, op, last)"
         else:
             call = f"listed_sum<R, {', '.join(map(str, sizes))}>(to, from, {self._listed(s)}, op, last)"
         if call not in self.kinds:
@@ -267,32 +268,6 @@ template <class R> __device__ void run_pass(R* to, const R* from, int kind, cons
         }}
     }}
 """
-
-
-def _regular(s: AxisSum) -> tuple[int, int, int, int] | None:
-    """(window size, stride, step in the window, places before the first), if zeros are all that is outside."""
-    steps = {b - a for row in s.sources for a, b in pairwise(row)} or {1}
-    step = min(steps)
-    if len(steps) > 1 or step < 1 or not all(s.sources):
-        return None
-    size = max(map(len, s.sources))
-    ends = [row[-1] for row in s.sources]
-    strides = {b - a for a, b in pairwise([row[0] for row in s.sources])} | {b - a for a, b in pairwise(ends)} or {1}
-    for stride in sorted(strides):
-        for m, row in enumerate(s.sources):
-            if len(row) == size:
-                before = m * stride - row[0]
-                made = [
-                    tuple(
-                        n
-                        for n in range(k * stride - before, k * stride - before + size * step, step)
-                        if 0 <= n < s.size
-                    )
-                    for k in range(s.out_size)
-                ]
-                if tuple(made) == s.sources:
-                    return size, stride, step, before
-    return None
 
 
 def _memory(walk: Walk, item: int, real: str, shared_limit: int) -> tuple[str, int, int]:

@@ -320,7 +320,7 @@ def _shrinking(piece: Registers, axis: int, wanted: frozenset[int]) -> Shifts | 
         at |= {n, out}
         if sums is None or sums.is_identity or n == out == period:
             continue
-        if any(tuple(row) != tuple(range(m, m + n - out + 1)) for m, row in enumerate(sums.sources)):
+        if sums.offsets(1) != tuple(range(n - out + 1)):
             return None
     if not size < period or max(at) > period or any(abs(d) >= size for d in wanted):
         return None

@@ -15,7 +15,7 @@ from itertools import pairwise
 from cnngp.network.geometry import AxisSum
 
 from ..layout import Map, Step, TableLayout
-from ..warp.plan import LANES, Stage, shifts
+from ..warp.plan import LANES, Stage
 from ..warp.steps import Arrays, StepWriter
 from ..warp.sums import _mask, is_total
 from .plan import Segment
@@ -166,7 +166,7 @@ class SheetSteps(StepWriter):
         """As without walls, but a term counts only on its own side: (column < wall) must agree."""
         zero, one = self.number(0.0), self.number(1.0)
         n, out = sums.size, sums.out_size
-        window = shifts(sums)
+        window = sums.offsets(1)
         if is_total(sums) or window is None:
             return self._gathered_walls(sums, stage, x)
         lines = []

@@ -269,15 +269,6 @@ def additions(sums: AxisSum) -> Additions:
     return Additions(sums.size, tuple(partial), tuple(map(tuple, outputs)))
 
 
-def shifts(sums: AxisSum) -> tuple[int, ...] | None:
-    """The window as offsets from the output's own place, if it is one window with zeros outside; else None."""
-    offsets = sorted({nu - m for m, row in enumerate(sums.sources) for nu in row})
-    for m, row in enumerate(sums.sources):
-        if row != tuple(m + d for d in offsets if 0 <= m + d < sums.size):
-            return None
-    return tuple(offsets)
-
-
 @dataclass(frozen=True)
 class TwoLevel:
     """A window summed in two levels: `inner` offsets first, then that sum at `blocks` and the value at `singles`."""

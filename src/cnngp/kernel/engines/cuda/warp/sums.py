@@ -9,7 +9,7 @@ from __future__ import annotations
 from cnngp.network.geometry import AxisSum
 
 from ..math import literal
-from .plan import LANES, Stage, additions, shifts, two_level
+from .plan import LANES, Stage, additions, two_level
 
 
 class Writer:
@@ -65,7 +65,7 @@ class Writer:
 
     def column_sums(self, sums: AxisSum, stage: Stage, x: str) -> list[str]:
         """Statements that leave in `x` the sum along the map's width; what they need once is written ahead of them."""
-        window = shifts(sums)
+        window = sums.offsets(1)
         gap = stage.lanes - max(sums.size, sums.out_size)
         zero, one = self.number(0.0), self.number(1.0)
         if is_total(sums):
@@ -160,10 +160,9 @@ def folded_taps(sums: AxisSum, folded: bool) -> list[dict[int, set[int]]] | None
     stride = 1 if folded else 2
     if sums.size % 2 or (folded and sums.out_size % 2) or stride * sums.out_size > sums.size:
         return None
-    offsets = sorted({nu - stride * m for m, row in enumerate(sums.sources) for nu in row})
-    for m, row in enumerate(sums.sources):
-        if not row or row != tuple(stride * m + d for d in offsets if 0 <= stride * m + d < sums.size):
-            return None
+    offsets = sums.offsets(stride)
+    if offsets is None or not all(sums.sources):
+        return None
     found: list[dict[int, set[int]]] = []
     for slot in (0, 1) if folded else (0,):
         seen: dict[int, set[int]] = {}
