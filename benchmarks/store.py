@@ -27,8 +27,8 @@ import numpy as np
 
 from cnngp import Kernel, gram, zoo
 from cnngp.gp.checks import float64_buffer
-from cnngp.matrix.grid import default_tile
 from cnngp.matrix.store.store import opened
+from cnngp.matrix.tile_size import default_tile
 
 NETWORKS = {"resnet32": lambda: zoo.resnet(32), "convnet": zoo.convnet, "small_cnn": zoo.small_cnn}
 

@@ -59,7 +59,7 @@ _WHERE = {
 def _stores() -> list[Bug]:
     store, chunks, seals = "matrix/store/store.py", "matrix/store/chunks.py", "matrix/store/seals.py"
     verified, metadata, spec = "matrix/store/verified.py", "matrix/store/metadata.py", "matrix/store/spec.py"
-    gram, grid, places = "matrix/gram.py", "matrix/grid.py", "matrix/store/places.py"
+    gram, grid, places = "matrix/gram.py", "common/tiles.py", "matrix/store/places.py"
 
     def bug(what: str, file: str, old: str, new: str, tests: str = SEALS, k: str = "") -> Bug:
         return Bug("stores", what, file, old, new, tests, k or _WHERE.get(what, ""))
@@ -254,7 +254,7 @@ def _stores() -> list[Bug]:
         bug(
             "errors of the last write are swallowed",
             "matrix/fill.py",
-            "        if writing is not None:\n            writing.result()\n\n",
+            "            if writing is not None:\n                writing.result()\n\n",
             "\n",
             LANES,
             "swallowed",
@@ -262,8 +262,8 @@ def _stores() -> list[Bug]:
         bug(
             "errors of a write are swallowed",
             "matrix/fill.py",
-            "            if writing is not None:\n                writing.result()\n            writing = writer",
-            "            writing = writer",
+            "                if writing is not None:\n                    writing.result()\n                writing = writer",
+            "                writing = writer",
             LANES,
             "swallowed",
         ),
@@ -489,14 +489,14 @@ def _checkpoints() -> list[Bug]:
         bug(
             "mirror images are multiplied twice",
             "gp/solving/matrices.py",
-            "if j >= i or not self.mirrored",
-            "if True",
+            "if t.mirrored:",
+            "if self.mirrored:",
             SOLVE,
         ),
         bug(
             "mirror images are left out",
             "gp/solving/matrices.py",
-            "if self.mirrored and rows.start != columns.start:",
+            "if t.mirrored:",
             "if False:",
             SOLVE,
         ),

@@ -18,9 +18,9 @@ import numpy as np
 from distributed import Client, LocalCluster
 
 from cnngp import Dense, Kernel, gram
+from cnngp.common.tiles import Tile
 from cnngp.kernel.engines.cpu.engine import CpuEngine
 from cnngp.matrix.cluster import run as cluster_run
-from cnngp.matrix.grid import Tile
 from cnngp.matrix.store.store import GramStore
 
 WRITTEN: list[tuple[int, int]] = []

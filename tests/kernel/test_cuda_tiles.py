@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 from cnngp import Conv, Dense, Elementwise, Network, ReLU, Sequential, reference, zoo
+from cnngp.common.tiles import Grid, Tile
 from cnngp.kernel.engines.cuda import tiles as cuda_tiles
 from cnngp.kernel.engines.cuda.engine import CudaEngine, EngineError
-from cnngp.kernel.engines.cuda.tiles import Tile, tiles
 from cnngp.kernel.program import lower
 from helpers.cuda_on_cpu import needs_compiler
 from helpers.fake_cards import Cards
@@ -108,7 +108,7 @@ def test_tiles_change_no_bit(cards: MakeCards, name: str, side: int) -> None:
     told: list[int] = []
     assert np.array_equal(engine.symmetric(x, "numpy", told.append), K)
     assert sum(told) == N * (N - 1) // 2
-    grid = tiles(N, N, side, True)
+    grid = Grid((N, N), (side, side), symmetric=True)
     assert len(told) == len(grid)
     # Bands of table rows are made once each where memory allows; the diagonal takes a pass of its own.
     bands = math.ceil(N / side)
@@ -154,7 +154,7 @@ def test_bands_are_dropped_where_memory_is_scarce(cards: MakeCards) -> None:
         bands.append(sum(kernel == "tables" for _, kernel in made.launches) - N)
         assert made.peak[0] <= rows * row
     assert bands[0] == N
-    assert N < bands[1] <= len(tiles(N, N, 1, True))
+    assert N < bands[1] <= len(Grid((N, N), (1, 1), symmetric=True))
 
 
 def test_not_enough_memory_is_one_line_before_any_work(cards: MakeCards) -> None:
@@ -244,15 +244,15 @@ def test_three_cards_share_the_tiles(cards: MakeCards, taken: list[Any], name: s
     made = cards(count=3)
     engine = engine_for(name, tile=2)
     for call, expected, grid in (
-        (lambda told: engine.symmetric(x, output, told), K, tiles(N, N, 2, True)),
-        (lambda told: engine.cross(x, z, output, told), Kxz, tiles(N, M, 2, False)),
+        (lambda told: engine.symmetric(x, output, told), K, Grid((N, N), (2, 2), symmetric=True)),
+        (lambda told: engine.cross(x, z, output, told), Kxz, Grid((N, M), (2, 2), symmetric=False)),
     ):
         taken.clear()
         all_at_once(made)
         told: list[int] = []
         found = call(told.append)
         assert np.array_equal(found if output == "numpy" else found.get(), expected)
-        assert Counter(tile for _, tile in taken) == Counter(grid)  # each once
+        assert Counter((t.i, t.j) for _, t in taken) == Counter((t.i, t.j) for t in grid)  # each once
         assert {card for card, _ in taken} == {0, 1, 2}
         assert sum(told) == sum(tile.pairs for tile in grid)
         if output == "cupy":
@@ -310,20 +310,30 @@ def test_an_error_stops_the_other_cards(cards: MakeCards, stop: type[BaseExcepti
     made.before_launch = before
     with pytest.raises(stop):
         engine.symmetric(x, "numpy", advance)
-    assert sum(kernel == "pairs" for _, kernel in made.launches) < len(tiles(40, 40, 1, True)) / 2
+    assert sum(kernel == "pairs" for _, kernel in made.launches) < len(Grid((40, 40), (1, 1), symmetric=True)) / 2
 
 
-# ---- the grid --------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("count", [1, 3])
+def test_nothing_is_in_flight_when_an_error_has_ended_it(
+    cards: MakeCards, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a card would write into memory that was given back."""
+    cards(count=count)
+    import cupy  # the fake
 
+    streams: list[Any] = []
+    make = cupy.cuda.Stream
 
-@pytest.mark.parametrize(("n", "m", "side"), [(1, 1, 1), (7, 7, 3), (9, 4, 5), (4, 9, 2), (5, 5, 8)])
-def test_tiles_cover_a_matrix_once(n: int, m: int, side: int) -> None:
-    for symmetric in (False, True) if n == m else (False,):
-        hits = np.zeros((n, m), int)
-        grid = tiles(n, m, side, symmetric)
-        for tile in grid:
-            hits[tile.i0 : tile.i1, tile.j0 : tile.j1] += 1
-            if tile.mirrored and tile.i0 != tile.j0:
-                hits[tile.j0 : tile.j1, tile.i0 : tile.i1] += 1
-        assert (hits == 1).all()
-        assert sum(tile.pairs for tile in grid) == (n * (n - 1) // 2 if symmetric else n * m)
+    def recorded(non_blocking: bool) -> Any:
+        streams.append(make(non_blocking))
+        return streams[-1]
+
+    monkeypatch.setattr(cupy.cuda, "Stream", recorded)
+
+    def advance(pairs: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        engine_for("warp", tile=1).symmetric(flat(images(NETWORKS["warp"][1])), "numpy", advance)
+    assert len(streams) == 2 * count
+    assert not any(stream._waiting for stream in streams)

@@ -14,9 +14,9 @@ import torch
 
 from cnngp import Conv, Dense, GPClassifier, Kernel, ReLU, Sequential, datasets, gram
 from cnngp.common.arrays import to_numpy
+from cnngp.common.tiles import Grid
 from cnngp.kernel.engines.cpu.engine import CpuEngine
 from cnngp.matrix.fill import Lane, fill, lanes
-from cnngp.matrix.grid import Grid
 from cnngp.matrix.images import ImageRows
 from cnngp.matrix.store.store import GramStore
 from helpers import fake_cupy

@@ -18,8 +18,8 @@ from cnngp import Dense, GPClassifier, GPRegressor, Kernel, datasets, gram, zoo
 from cnngp.cli import run
 from cnngp.common.errors import StoreError
 from cnngp.gp.checks import float64_buffer
-from cnngp.matrix.grid import check_tile
 from cnngp.matrix.plan import plan, status
+from cnngp.matrix.tile_size import check_tile
 from helpers.tile_count import computed
 
 DIGITS = datasets.digits().take(150, 40)

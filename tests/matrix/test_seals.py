@@ -17,7 +17,7 @@ import zarr
 
 from cnngp import Conv, Dense, GPRegressor, Kernel, ReLU, Sequential, gram, solve
 from cnngp.common.errors import StoreError
-from cnngp.matrix.grid import Grid
+from cnngp.common.tiles import Grid
 from cnngp.matrix.plan import status
 from cnngp.matrix.store.seals import seal, sealed_sum
 from cnngp.matrix.store.store import GramStore

@@ -1,23 +1,21 @@
-"""The one loop over tiles: an engine computes, a thread writes meanwhile; where there are several cards they share."""
+"""Tiles of images: an engine computes them, a thread writes meanwhile; where there are several cards they share."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 from cnngp.common.arrays import Output
+from cnngp.common.tiles import Tell, Tile, share
 from cnngp.kernel.engines.base import Engine
 from cnngp.kernel.kernel import Kernel
 
-from .grid import Tile
 from .images import ImageRows
 
 Write = Callable[[Tile, Any], None]
-Advance = Callable[[int], Any]
 
 
 @dataclass(frozen=True)
@@ -68,77 +66,32 @@ def fill(
     x: ImageRows,
     z: ImageRows | None,
     write: Write,
-    advance: Advance,
+    advance: Tell,
     turn: AbstractContextManager[Any] | None = None,
 ) -> None:
     """Compute and write the tiles. `z` is None for the symmetric matrix of x. An error, or Ctrl-C, ends all lanes.
 
     `turn` is held while a tile is computed, so that calls which share it take turns.
     """
-    if len(lanes) == 1:
-        _run(lanes[0], tiles, x, z, write, advance, turn or nullcontext())
-        return
-    queue = _Shared(tiles)
-    told = threading.Lock()
-    stop = threading.Event()
 
-    def tell(pairs: int) -> None:
-        if stop.is_set():  # ends an engine in the middle of its tile
-            raise RuntimeError("stopped")
-        with told:
-            advance(pairs)
-
-    with ThreadPoolExecutor(len(lanes), thread_name_prefix="cnngp-card") as pool:
-        running = [pool.submit(_run, lane, queue, x, z, write, tell, nullcontext()) for lane in lanes]
-        try:
-            for lane in as_completed(running):
-                lane.result()
-        except BaseException:
-            queue.close()
-            stop.set()
-            raise
-
-
-def _run(
-    lane: Lane,
-    tiles: Iterable[Tile],
-    x: ImageRows,
-    z: ImageRows | None,
-    write: Write,
-    advance: Advance,
-    turn: AbstractContextManager[Any],
-) -> None:
-    """A tile is written, by a thread, while the next one is computed; two are in memory at a time."""
-    rows: tuple[int, Any] = (-1, None)
-    writing: Future[None] | None = None
-    with lane.device(), ThreadPoolExecutor(1, thread_name_prefix="cnngp-write") as writer:
-        for t in tiles:
-            with turn:
-                if rows[0] != t.i:
-                    rows = (t.i, x.block(t.rows, lane.card))
-                if z is None and t.i == t.j:
-                    block = lane.engine.symmetric(rows[1], lane.output, advance)
-                else:
-                    columns = (x if z is None else z).block(t.columns, lane.card)
-                    block = lane.engine.cross(rows[1], columns, lane.output, advance)
+    def run(lane: Lane, taken: Iterator[Tile], tell: Tell) -> None:
+        """A tile is written, by a thread, while the next one is computed; two are in memory at a time."""
+        rows: tuple[int, Any] = (-1, None)
+        writing: Future[None] | None = None
+        with lane.device(), ThreadPoolExecutor(1, thread_name_prefix="cnngp-write") as writer:
+            for t in taken:
+                with turn or nullcontext():
+                    if rows[0] != t.i:
+                        rows = (t.i, x.block(t.rows, lane.card))
+                    if t.on_diagonal:
+                        block = lane.engine.symmetric(rows[1], lane.output, tell)
+                    else:
+                        columns = (x if z is None else z).block(t.columns, lane.card)
+                        block = lane.engine.cross(rows[1], columns, lane.output, tell)
+                if writing is not None:
+                    writing.result()
+                writing = writer.submit(write, t, block)
             if writing is not None:
                 writing.result()
-            writing = writer.submit(write, t, block)
-        if writing is not None:
-            writing.result()
 
-
-class _Shared(Iterator[Tile]):
-    """Tiles that several threads take from, until they are told to stop."""
-
-    def __init__(self, tiles: Iterable[Tile]) -> None:
-        self._tiles = iter(tiles)
-        self._lock = threading.Lock()
-
-    def __next__(self) -> Tile:
-        with self._lock:
-            return next(self._tiles)
-
-    def close(self) -> None:
-        with self._lock:
-            self._tiles = iter(())
+    share(lanes, tiles, run, advance)

@@ -20,6 +20,7 @@ from cnngp.common import memory
 from cnngp.common import progress as bars
 from cnngp.common.arrays import DataError, Output, check_output, to_numpy, to_output
 from cnngp.common.errors import StoreError
+from cnngp.common.tiles import Grid, Tile
 from cnngp.kernel.kernel import Kernel, as_kernel
 from cnngp.kernel.program import Kind
 from cnngp.network.layers import Network, NetworkError
@@ -27,10 +28,10 @@ from cnngp.network.layers import Network, NetworkError
 from .cluster import cluster
 from .cluster import mark as store_run
 from .fill import Lane, fill, lanes
-from .grid import Grid, Tile, check_tile, default_tile
 from .images import ImageRows
 from .store.spec import Data, Spec
 from .store.store import GramStore, opened
+from .tile_size import check_tile, default_tile
 
 log = logging.getLogger("cnngp")
 
@@ -129,7 +130,7 @@ def _in_memory(
     def write(t: Tile, block: Any) -> None:
         block = to_numpy(block)
         K[t.rows, t.columns] = block
-        if grid.symmetric and t.i != t.j:
+        if t.mirrored:
             K[t.columns, t.rows] = block.T
 
     with progress_bar(grid.pairs, 0, progress) as advance:
@@ -289,7 +290,7 @@ def _belongs(place: GramStore, kernel: Kernel, x: ImageRows, z: ImageRows | None
     r, c = [0, block.shape[0] - 1], [0, block.shape[1] - 1]
     card = 0 if kernel.device == "cuda" else None
     engine, rows = kernel.engine_for(x.image_shape), x.block(t.rows, card)[r]
-    if z is None and t.i == t.j:
+    if t.on_diagonal:
         wanted = engine.symmetric(rows, "numpy", None)
     else:
         wanted = engine.cross(rows, (x if z is None else z).block(t.columns, card)[c], "numpy", None)

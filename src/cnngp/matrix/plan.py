@@ -9,16 +9,17 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from cnngp.common.errors import StoreError
+from cnngp.common.tiles import Grid
 from cnngp.kernel.engines.base import Engine
 from cnngp.kernel.kernel import Kernel
 
 from .gram import progress_bar
-from .grid import Grid, check_tile, default_tile
 from .images import ImageRows
 from .store.chunks import chunk_bytes
 from .store.places import local_path
 from .store.spec import Spec
 from .store.store import GramStore
+from .tile_size import check_tile, default_tile
 
 _FEWEST = 16  # images a side of the smallest block that is timed: a processor's vector of pairs
 

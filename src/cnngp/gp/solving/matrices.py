@@ -19,6 +19,7 @@ import numpy as np
 from cnngp.common.arrays import in_place, to_numpy
 from cnngp.common.errors import StoreError
 from cnngp.common.progress import progress_bar
+from cnngp.common.tiles import Grid
 from cnngp.matrix.cluster.hands import compute_all
 from cnngp.matrix.cluster.roster import Roster
 from cnngp.matrix.store.places import local_path
@@ -94,31 +95,26 @@ class SymmetricMatrix:
     def _here(self, V: Array) -> Array:
         xp = namespace(V)
         Y = xp.zeros_like(V)
-        pairs = [
-            (rows, columns)
-            for i, rows in enumerate(blocks(self.n, self.tile[0]))
-            for j, columns in enumerate(blocks(self.n, self.tile[1]))
-            if j >= i or not self.mirrored
-        ]
-        with progress_bar(len(pairs), "pass", "tile", wanted=self.progress and self.stored) as bar:
-            for (rows, columns), tile in zip(pairs, self._tiles(pairs), strict=True):
-                A = xp.asarray(tile).astype(xp.float64)  # it travels to a card as it is
-                Y[rows] += A @ V[columns]
-                if self.mirrored and rows.start != columns.start:
-                    Y[columns] += A.T @ V[rows]
+        grid = Grid((self.n, self.n), self.tile, symmetric=self.mirrored)
+        with progress_bar(len(grid), "pass", "tile", wanted=self.progress and self.stored) as bar:
+            for t, numbers in zip(grid, self._read(grid), strict=True):
+                A = xp.asarray(numbers).astype(xp.float64)  # it travels to a card as it is
+                Y[t.rows] += A @ V[t.columns]
+                if t.mirrored:
+                    Y[t.columns] += A.T @ V[t.rows]
                 bar.update()
         return Y
 
-    def _tiles(self, pairs: list[tuple[slice, slice]]) -> Iterator[Any]:
+    def _read(self, grid: Grid) -> Iterator[Any]:
         """The tiles in order; those of a store are read by threads while others are multiplied."""
         if not self.stored:
-            for rows, columns in pairs:
-                yield self.K[rows, columns]
+            for t in grid:
+                yield self.K[t.rows, t.columns]
             return
         waiting: deque[Future[Any]] = deque()
         with ThreadPoolExecutor(2, thread_name_prefix="cnngp-read") as readers:
-            for rows, columns in pairs:
-                waiting.append(readers.submit(_read, self.K, rows, columns))
+            for t in grid:
+                waiting.append(readers.submit(_read, self.K, t.rows, t.columns))
                 if len(waiting) > _AHEAD:
                     yield waiting.popleft().result()
             while waiting:

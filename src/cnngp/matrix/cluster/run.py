@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..grid import Grid
+from cnngp.common.tiles import Grid
+
 from .hands import AHEAD, Hands, Task
 from .roster import Roster
 from .worker import Job, Place, Refused, work

@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 
-from ..grid import Grid
+from cnngp.common.tiles import Grid
 
 _SUM = 4
 _DIGEST = 32

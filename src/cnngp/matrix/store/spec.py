@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cnngp.common.errors import StoreError
-
-from ..grid import Grid
+from cnngp.common.tiles import Grid
 
 FORMAT = 2
 _WITHOUT_SEALS = 1

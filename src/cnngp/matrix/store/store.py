@@ -28,8 +28,8 @@ from numpy.typing import NDArray
 
 from cnngp.common.errors import StoreError
 from cnngp.common.locks import exclusive
+from cnngp.common.tiles import Grid, Tile
 
-from ..grid import Grid, Tile
 from .chunks import CHECKSUM_BYTES, chunk_bytes, decoded_chunk, device_of, encoded_chunk, is_mirror
 from .keys import FULL, NOT_WRITABLE, Keys, prototype, set_all, wait
 from .metadata import REMEDY, array_differs, array_document, group_attributes, group_document

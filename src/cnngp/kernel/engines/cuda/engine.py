@@ -1,7 +1,7 @@
 """The GPU engine: compiles a program's CUDA at run time and runs tiles of the kernel matrix on every card there is.
 
 The engine chooses the code and the size of a tile. source.py writes the code, card.py compiles and launches it,
-tiles.py shares the tiles of a matrix among the cards.
+tiles.py takes one card through its tiles.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cnngp.common.arrays import Output, to_output
+from cnngp.common.tiles import Grid, share
 from cnngp.kernel.program import Kind, Program
 from cnngp.kernel.series.packed import SeriesTables
 
 from ..base import Advance, check_range
 from .card import KINDS, NEVER, Card
 from .source import CudaSource, generate
-from .tiles import MEMORY_SHARE, Job, share, tiles
+from .tiles import MEMORY_SHARE, Job
 
 __all__ = ["NEVER", "CudaEngine", "EngineError", "available", "require"]
 
@@ -152,14 +153,9 @@ class CudaEngine:
             entries = len(X) * len(second) * len(kinds)
             side = self._side(cards[0], max(len(X), len(second)), entries * (not on_host), len(kinds))
             out = {kind: xp.empty((len(X), len(second)), self.dtype) for kind in kinds}
-        todo = tiles(len(X), len(second), side, Z is None)
+        grid = Grid((len(X), len(second)), (side, side), symmetric=Z is None)
         places = [out.get(kind) for kind in KINDS[: len(KINDS) if self.program.kind == "ntk" else 1]]
-        jobs = [Job(card, X, second, places, side, on_host) for card in cards]
-        if len(jobs) == 1:
-            with jobs[0].card:
-                jobs[0].run(todo, advance)
-        else:
-            share(jobs, todo, advance)
+        share([Job(card, X, second, places, side, on_host) for card in cards], grid, Job.run, advance)
         with cards[0]:
             for kind in kinds if Z is None else ():
                 xp.fill_diagonal(out[kind], xp.asarray(diagonals[kind]).astype(self.dtype))

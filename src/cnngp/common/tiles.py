@@ -1,0 +1,159 @@
+"""A kernel matrix in tiles, and the one way to hand them out: to cards, to lanes of a processor, to one of either.
+
+Whoever computes tiles is a lane: a card with the program's kernels, or an engine that fills a store. What a lane does
+with its tiles is its own; which it gets, what is told of the progress, and how all of them end together stands here.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+L = TypeVar("L")
+Tell = Callable[[int], Any]
+"""Told of pairs that were computed. It may raise, and whoever calls it ends then."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """Row `i` and column `j` of the grid of tiles, and the rows and columns of the matrix that it covers.
+
+    `symmetric` is the whole matrix: there a tile is its own mirror image, or has one that costs nothing.
+    """
+
+    i: int
+    j: int
+    rows: slice
+    columns: slice
+    symmetric: bool
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.rows.stop - self.rows.start, self.columns.stop - self.columns.start
+
+    @property
+    def on_diagonal(self) -> bool:
+        """Whether it is its own mirror image."""
+        return self.symmetric and self.i == self.j
+
+    @property
+    def mirrored(self) -> bool:
+        """Whether the same numbers stand at another place too, transposed."""
+        return self.symmetric and self.i != self.j
+
+    @property
+    def pairs(self) -> int:
+        """Kernel evaluations that the tile costs; the mirror image and the diagonal cost none."""
+        n, m = self.shape
+        return n * (n - 1) // 2 if self.on_diagonal else n * m
+
+
+@dataclass(frozen=True)
+class Grid:
+    """An N × M matrix in tiles of `tile` rows and columns. In a symmetric one the tiles below the diagonal are mirror
+    images, so only those with i ≤ j are work.
+
+    >>> grid = Grid((5, 5), (2, 2), symmetric=True)
+    >>> [(t.i, t.j, t.pairs) for t in grid]
+    [(0, 0, 1), (0, 1, 4), (0, 2, 2), (1, 1, 1), (1, 2, 2), (2, 2, 0)]
+    >>> grid.pairs, len(grid)
+    (10, 6)
+    """
+
+    shape: tuple[int, int]
+    tile: tuple[int, int]
+    symmetric: bool
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Tiles along each axis."""
+        return -(-self.shape[0] // self.tile[0]), -(-self.shape[1] // self.tile[1])
+
+    @property
+    def pairs(self) -> int:
+        n, m = self.shape
+        return n * (n - 1) // 2 if self.symmetric else n * m
+
+    def __len__(self) -> int:
+        a, b = self.counts
+        return a * (a + 1) // 2 if self.symmetric else a * b
+
+    def __iter__(self) -> Iterator[Tile]:
+        """Row by row, so that the images of a row of tiles are read once."""
+        a, b = self.counts
+        for i in range(a):
+            for j in range(i if self.symmetric else 0, b):
+                yield self.at(i, j)
+
+    def at(self, i: int, j: int) -> Tile:
+        (n, m), (a, b) = self.shape, self.tile
+        rows, columns = slice(i * a, min((i + 1) * a, n)), slice(j * b, min((j + 1) * b, m))
+        return Tile(i, j, rows, columns, self.symmetric)
+
+    def chunks_of(self, i: int, j: int) -> tuple[tuple[int, int], ...]:
+        """The places where the numbers of tile (i, j) stand: itself and its mirror image."""
+        return ((i, j), (j, i)) if self.symmetric and i != j else ((i, j),)
+
+    def cut_by_growth(self, shape: tuple[int, int]) -> list[tuple[int, int]]:
+        """Chunks at the edge that do not cover what their place holds once the matrix has grown to `shape`."""
+        a, b = self.counts
+        cut = set()
+        if shape[0] > self.shape[0] and self.shape[0] % self.tile[0]:
+            cut |= {(a - 1, j) for j in range(b)}
+        if shape[1] > self.shape[1] and self.shape[1] % self.tile[1]:
+            cut |= {(i, b - 1) for i in range(a)}
+        return sorted(cut)
+
+
+def share(
+    lanes: Sequence[L],
+    tiles: Iterable[Tile],
+    run: Callable[[L, Iterator[Tile], Tell], None],
+    advance: Tell | None,
+) -> None:
+    """Each lane takes the next tile when it has room; `run` computes those that it takes from the iterator.
+
+    Several lanes run in threads of their own. An error in one, or Ctrl-C, ends them all: none gets another tile, and
+    one that tells of its progress ends in the middle of its tile.
+    """
+    if len(lanes) == 1:
+        run(lanes[0], iter(tiles), advance or _ignore)
+        return
+    queue = _Queue(tiles)
+    telling = threading.Lock()
+
+    def tell(pairs: int) -> None:
+        if queue.closed:
+            raise RuntimeError("stopped")  # the lane that failed is the one to be heard
+        with telling:
+            (advance or _ignore)(pairs)
+
+    with ThreadPoolExecutor(len(lanes), thread_name_prefix="cnngp-lane") as pool:
+        running = [pool.submit(run, lane, queue, tell) for lane in lanes]
+        try:
+            for lane in as_completed(running):
+                lane.result()
+        finally:
+            queue.closed = True
+
+
+class _Queue(Iterator[Tile]):
+    """Tiles that several threads take from, until they are told to stop."""
+
+    def __init__(self, tiles: Iterable[Tile]) -> None:
+        self._tiles = iter(tiles)
+        self._lock = threading.Lock()
+        self.closed = False
+
+    def __next__(self) -> Tile:
+        with self._lock:
+            if self.closed:
+                raise StopIteration
+            return next(self._tiles)
+
+
+def _ignore(pairs: int) -> None:
+    pass
