@@ -15,7 +15,7 @@ from cnngp.kernel.program import Op, Program
 from cnngp.kernel.series.packed import Rows
 from cnngp.network.layers import Elementwise
 
-from .block import Walk, series_formulas
+from .block.walk import Walk
 from .layout import Registers, Step, TableLayout, in_registers
 from .math import Constants, literal, pair_formula, slope_formula
 from .results import THETA_ARGUMENTS, stores
@@ -113,7 +113,7 @@ def dense_kernel(walk: Walk, dtype: str) -> DenseKernel:
     units = (program.unit, program.theta_unit) if tangents else (program.unit,)
     per = TILE // SIDE
     theta = " " * 16 + "real T;\n" if tangents else ""
-    text = f"""{series_formulas(walk)}
+    text = f"""{walk.series_formulas()}
 {scalar_network(in_registers(program), walk, dtype, units)}
 extern "C" __global__ void __launch_bounds__({SIDE * SIDE})
 pairs(const real* __restrict__ first, const real* __restrict__ second, real* __restrict__ out,

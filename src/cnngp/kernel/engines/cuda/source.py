@@ -4,7 +4,7 @@ The text has two kernels. `tables` runs the variance recursion of each image in 
 `pairs` computes K for a tile of pairs. There are several ways to write `pairs`, chosen by the shapes alone:
     warp   maps up to 32 wide, in registers, the whole network in one launch (warp/)
     dense  one location: a matrix product, then scalars (dense.py)
-    block  everything else, in shared or global memory (block.py)
+    block  everything else, in shared or global memory (block/)
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from cnngp.kernel.series.packed import Rows
 from cnngp.network.layers import Nonlinearity
 
 from . import dense as cuda_dense
-from .block import Walk, pair_kernel, table_kernel
+from .block.kernels import pair_kernel, table_kernel
+from .block.walk import Walk
 from .layout import TableLayout
 from .math import PRIMITIVES, formulas
 from .sheets import general

@@ -9,11 +9,9 @@ import math
 from collections.abc import Mapping
 
 from cnngp.kernel.program import Program
-from cnngp.network.layers import Elementwise
 
-from ..block import SHARED_MOST, BlockKernel, series_formulas
-from ..math import Constants, pair_formula, planes, slope_formula
 from ..results import THETA_ARGUMENTS, results, theta_diagonal
+from ..walk import SHARED_MOST, BlockKernel
 from .walk import SheetWalk
 
 
@@ -122,34 +120,14 @@ extern "C" __global__ void tables(const real* __restrict__ X, real* __restrict__
 def pair_kernel(walk: SheetWalk, dtype: str, shared_limit: int) -> BlockKernel:
     """K of every pair, one pair a block at a time."""
     program, layout = walk.program, walk.layout
-    constants = Constants("(real)x.unit", "(real)x.alpha", "(real)x.beta", "op.even", "op.odd", "op.shifts")
-    cases = []
-    for layer, slope in walk.layers:
-        if isinstance(layer, Elementwise):
-            first, second = (
-                [f"Terms{{{t} + op.offset + op.{o} + at, op.plane}}"] for t, o in (("t1", "first"), ("t2", "second"))
-            )
-        else:
-            first, second = (
-                [f"{t}[op.offset + {p} * op.plane + op.{o} + at]" for p in range(planes(layer))]
-                for t, o in (("t1", "first"), ("t2", "second"))
-            )
-        cases.append((slope_formula if slope else pair_formula)(layer, "K", constants, first, second))
-    item = 4 if dtype == "float" else 8
-    size = walk.size * item
-    in_shared = size <= min(SHARED_MOST, shared_limit)
-    scratch = 0 if in_shared else -(-size // 256) * 256
-    memory = (
-        "extern __shared__ vec dynamic_shared[];\n    real* mem = (real*)dynamic_shared;"
-        if in_shared
-        else f"real* mem = (real*)(scratch + (long long)blockIdx.x * {scratch});"
-    )
+    memory, shared, scratch = walk.memory(4 if dtype == "float" else 8, "real", shared_limit)
+    cases = walk.pair_formulas("op.first + at", "op.second + at")
 
     def pixel(row: str, where: str) -> str:
         return f"{row}[(long long)c * {layout.input.plane} + op.{where} + at]"
 
     theta = THETA_ARGUMENTS * walk.tangents
-    text = f"""{series_formulas(walk)}
+    text = f"""{walk.series_formulas()}
 extern "C" __global__ void pairs(const real* __restrict__ first, const real* __restrict__ second,
                                  real* __restrict__ out, real* __restrict__ mirror, int n, int m, long long ld,
                                  long long below{theta}, char* __restrict__ scratch, const int* __restrict__ plan,
@@ -169,4 +147,4 @@ extern "C" __global__ void pairs(const real* __restrict__ first, const real* __r
     }}
 }}
 """
-    return BlockKernel(text, _threads(program), size if in_shared else 0, scratch)
+    return BlockKernel(text, _threads(program), shared, scratch)

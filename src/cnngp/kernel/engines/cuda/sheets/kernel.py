@@ -13,7 +13,6 @@ The last segment's maps are summed with their weights; the scalar steps behind t
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -22,7 +21,7 @@ from cnngp.kernel.program import Program
 from ..dense import scalar_network
 from ..layout import TableLayout
 from ..results import THETA_ARGUMENTS, stores
-from ..warp.plan import LANES, Stage, stages, width
+from ..warp.plan import LANES, Stage, parked, stages, width
 from .maps import SIDES, TOTALS, MapWriter
 from .plan import Chain, Segment
 from .runs import run_count, runs
@@ -104,7 +103,7 @@ class SheetWriter(MapWriter):
         self.held = self.held_entries(launch.held)
         per_pair = -(-sum(pooled) // 4) * 4
         shared_pool = per_pair if self.slots == 1 else 0
-        parks = [self._parks(plan, pack) for plan, pack in zip(self.plans, self.packs, strict=True)]
+        parks = [parked(plan, pack) for plan, pack in zip(self.plans, self.packs, strict=True)]
         park = max(size for _, size in parks)
         warps = launch.warps * launch.pairs
         self.warps = launch.warps
@@ -198,20 +197,6 @@ pairs(const real* __restrict__ first, const real* __restrict__ second, real* __r
     }}
 }}
 """
-
-    def _parks(self, plan: tuple[Stage, ...], pack: int) -> tuple[list[dict[int, int]], int]:
-        """Where each stage of a segment leaves its maps: even stages from 0 on, odd ones behind them."""
-        sizes = [pack * sum(math.prod(m.shape) for m in s.live_out) for s in plan[:-1]]
-        even = max(sizes[0::2], default=0)
-        parks: list[dict[int, int]] = []
-        for k, stage in enumerate(plan[:-1]):
-            at = even if k % 2 else 0
-            places = {}
-            for m in stage.live_out:
-                places[m.name] = at
-                at += pack * math.prod(m.shape)
-            parks.append(places)
-        return parks, -(-(even + max(sizes[1::2], default=0)) // 4) * 4
 
     def _walls(self, size: int, shifts: tuple[int, ...]) -> str:
         """For each item a factor for each row: 0 where the wall is in front of it."""

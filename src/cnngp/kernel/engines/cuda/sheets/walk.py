@@ -9,7 +9,7 @@ the others then read.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,6 +35,7 @@ from ..math import (
     slope_formula,
 )
 from ..slopes import SERIES_SLOPE, SERIES_SLOPE_DIAGONAL, SLOPE_DIAGONAL_FORMULAS, slope_formulas
+from ..walk import PEAK, ProgramWalk, passes_of
 
 # Formulas in float64, whatever the working precision; they run once an image, so plain division and roots will do.
 EXACT = """\
@@ -76,33 +77,27 @@ class SheetData:
     lists: int
 
 
-class SheetWalk:
+class SheetWalk(ProgramWalk):
     """The program as data, shared by the pair kernel and the tables' kernel."""
 
+    NUMBERS = "x"
+    NUMBERS_TYPE = "Numbers"
+    PASSES = "op.passes"
+    ELEMENT = "\n                const int at = place(op, e); "
+
     def __init__(self, program: Program, layout: TableLayout, series: Mapping[int, Rows]) -> None:
-        self.program, self.layout, self.series = program, layout, series
-        self.tangents = program.theta is not None
-        self.layers: list[tuple[Nonlinearity, bool]] = []
-        """The formulas that operations take: of a nonlinearity, or of its slope."""
-        self.shifts: list[int] = []
-        self.shifts_at: dict[int, int] = {}
-        for site, rows in series.items():
-            self.shifts_at[site] = len(self.shifts)
-            self.shifts += rows.shifts
+        super().__init__(program, layout, series, program.ops)
         self.own: dict[int, int] = {}  # where the float64 table of one image keeps a site's numbers
         end = 0
         for a in program.activations:
             self.own[a.site] = end
             end += layout.sites[a.site].planes * a.size
         self.own_size = end
-        self.buffers = [sum(program.buffers[:k]) for k in range(len(program.buffers))]
-        self.temporary = max([1, *(max(math.prod(s) for s in _shapes(op)) for op in program.ops)])
-        self.size = sum(program.buffers) + 2 * self.temporary
         self._passes: dict[tuple[int, ...], int] = {}
         self._lists: list[int] = []
         self._known: dict[AxisSum, int] = {}
         ops = [self._op(op) for op in program.ops]
-        reals = [self._reals(op) for op in program.ops]
+        reals = [self.reals_of(op) for op in program.ops]
         passes = [n for key in self._passes for n in key]
         ints = [n for op in ops for n in op] + passes + self._lists
         self.data = SheetData(
@@ -115,28 +110,15 @@ class SheetWalk:
 
     def _op(self, op: Op) -> list[int]:
         a = op.activation
-        first_pass, shape = 0, op.shape
-        passes: list[tuple[int, ...]] = []
-        for axis, s in enumerate(op.sums or ()):
-            if s.is_identity:
-                continue
-            inner = math.prod(shape[axis + 1 :])
-            d, h, w = (s.out_size if n == axis else size for n, size in enumerate(shape))
-            shape = (d, h, w)
-            passes.append((s.size, s.out_size, inner, math.prod(shape), *self._window(s)))
-        if passes:
-            first_pass = self._consecutive(passes)
-        key = None if a is None else (a.layer, op.tangent is not None)
-        if key is not None and key not in self.layers:
-            self.layers.append(key)
+        passes = [(s.size, s.out_size, inner, count, *self._window(s)) for s, inner, count in passes_of(op)]
+        first_pass = self._consecutive(passes) if passes else 0
         table = self.program.shape if op.src == PIXELS else op.shape if a is None else a.shape
         begin = [(o[0] * table[1] + o[1]) * table[2] + o[2] for o in (op.first, op.second)]
         site = -1 if a is None else a.site
-        rows = self.series.get(site, Rows(0, 0, 0, ()))
         return [
             op.src if op.src in (PIXELS, NOTHING) else self.buffers[op.src],
             self.buffers[op.dst],
-            -1 if key is None else self.layers.index(key),
+            self.formula_of(op),
             math.prod(op.shape),
             math.prod(op.out_shape),
             op.shape[2],
@@ -150,21 +132,9 @@ class SheetWalk:
             int(op.is_still),
             first_pass,
             len(passes),
-            rows.at,
-            rows.even,
-            rows.odd,
-            self.shifts_at.get(site, 0) if rows.count else 0,
-            *([self._times(op)] if self.tangents else []),
+            *self.series_of(op),
+            *self.times_of(op),
         ]
-
-    def _times(self, op: Op) -> int:
-        return -1 if op.tangent is None or op.tangent.times == NOTHING else self.buffers[op.tangent.times]
-
-    def _reals(self, op: Op) -> list[float]:
-        a = op.activation
-        alpha, beta = (0.0, 0.0) if a is None else a.coefficients
-        own = [0.0 if op.tangent is None else op.tangent.own] if self.tangents else []
-        return [1.0 if a is None else a.unit, alpha, beta, op.keep, op.scale, op.bias, *own]
 
     def _window(self, s: AxisSum) -> tuple[int, int, int, int]:
         window = s.window
@@ -180,7 +150,7 @@ class SheetWalk:
             self._lists += sources
         return -1, 0, 0, self._known[s]
 
-    def _consecutive(self, found: list[tuple[int, ...]]) -> int:
+    def _consecutive(self, found: Sequence[tuple[int, ...]]) -> int:
         """Where these passes stand one after the other; a list of passes that is known stands once."""
         key = tuple(n for one in found for n in one)
         if key not in self._passes:
@@ -188,24 +158,17 @@ class SheetWalk:
         return self._passes[key]
 
     def walk(self, real: str, cases: list[str], product: str) -> str:
-        """The walk: `mem` holds the maps; `cases[k]` is nonlinearity k of K at element e.
+        """The walk through all operations."""
+        return f"    for (int k = 0; k < {self.data.ops}; k++) {{\n{self.operation(real, cases, product)}    }}\n"
 
-        `product` adds the product of the two images' channel c to f.
+    def operation(self, real: str, cases: list[str], product: str, run_pass: str = "run_pass(") -> str:
+        """Operation k of the plan: `mem` holds the maps; `cases[f]` is nonlinearity f of K at element e.
+
+        `product` adds the product of the two images' channel c to f; `run_pass` begins the call for sums along an axis.
         """
-        t0 = self.size - 2 * self.temporary
-        cases = [
-            f"({f}) * fma(({real})x.own, K, op.times < 0 ? ({real})0 : mem[op.times + e])" if slope else f
-            for f, (_, slope) in zip(cases, self.layers, strict=True)
-        ]
-        text = "\n".join(
-            f"            case {k}: for (int e = threadIdx.x; e < op.size; e += blockDim.x) {{\n"
-            f"                const int at = place(op, e); const {real} K = from[e]; const {real} f = {f};\n"
-            "                to[e] = op.passes ? f : combined(x, to + e, f); } break;"
-            for k, f in enumerate(cases)
-        )
         data = self.data
+        sums = f"{run_pass}to, from, ((const Pass*)(plan + {data.passes}))[op.pass + s], plan + {data.lists}, x, last)"
         return f"""\
-    for (int k = 0; k < {data.ops}; k++) {{
         const Op op = ((const Op*)plan)[k];
         const Numbers x = ((const Numbers*)numbers)[k];
         const {real}* from = mem + op.src;
@@ -222,43 +185,18 @@ class SheetWalk:
                 dst[e] = combined(x, dst + e, f);
             }}
             __syncthreads();
-        }} else if (op.formula >= 0) {{
-            {real}* to = op.passes ? mem + {t0} : dst;
-            odd = true;
-            switch (op.formula) {{
-{text}
-            }}
-            from = to;
-            __syncthreads();
-        }} else if (!op.passes) {{
-            for (int e = threadIdx.x; e < op.size; e += blockDim.x) dst[e] = combined(x, dst + e, from[e]);
-            __syncthreads();
-        }}
-        for (int s = 0; s < op.passes; s++) {{
-            const bool last = s + 1 == op.passes;
-            {real}* to = last ? dst : mem + (odd ? {t0 + self.temporary} : {t0});
-            run_pass(to, from, ((const Pass*)(plan + {data.passes}))[op.pass + s], plan + {data.lists}, x, last);
-            from = to;
-            odd = !odd;
-            __syncthreads();
-        }}
-    }}
-"""
+        }} else {self.steps(real, cases, sums)}"""
 
     def common(self) -> str:
         return f"""\
-__device__ const unsigned char shifts[] = {{{", ".join(map(str, self.shifts)) or "0"}}};
+{self.shifts_array()}\
 {structs(self.tangents)}
 __device__ __forceinline__ int place(const Op& op, int e)
 {{
     const int row = e / op.width, z = row / op.height;
     return z * op.table_plane + (row - z * op.height) * op.table_width + e - row * op.width;
 }}
-template <class R> __device__ __forceinline__ R combined(const Numbers& x, const R* old, R value)
-{{
-    const R fresh = (R)x.scale * value + (R)x.bias;
-    return x.keep == 0.0 ? fresh : (R)x.keep * *old + fresh;
-}}
+{self.combined()}\
 template <class R>
 __device__ void run_pass(R* to, const R* from, const Pass pass, const int* lists, const Numbers& x, bool last)
 {{
@@ -278,11 +216,7 @@ __device__ void run_pass(R* to, const R* from, const Pass pass, const int* lists
         to[e] = last ? combined(x, to + e, sum) : sum;
     }}
 }}
-// Numbers that are not negative order like their bits, and a NaN is above them all.
-__device__ __forceinline__ void peak(double* at, double K)
-{{
-    if (!(K <= *(volatile double*)at)) atomicMax((unsigned long long*)at, (unsigned long long)__double_as_longlong(K));
-}}
+{PEAK}\
 namespace exact {{
 typedef double real;
 {EXACT}{formulas("double", [layer for layer, _ in self.layers])}\
@@ -291,15 +225,6 @@ typedef double real;
 {SERIES_SLOPE + SERIES_SLOPE_DIAGONAL if self.series and self.tangents else ""}
 {"".join((_own_slope if slope else _own_function)(k, layer) for k, (layer, slope) in enumerate(self.layers))}}}
 """
-
-
-def _shapes(op: Op) -> list[tuple[int, ...]]:
-    shape: tuple[int, ...] = op.shape
-    found = [shape]
-    for axis, s in enumerate(op.sums or ()):
-        shape = tuple(s.out_size if n == axis else size for n, size in enumerate(shape))
-        found.append(shape)
-    return found
 
 
 def _own_function(k: int, layer: Nonlinearity) -> str:

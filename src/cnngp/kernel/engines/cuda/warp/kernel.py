@@ -5,14 +5,13 @@ The steps within a stage are written by steps.py.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from cnngp.kernel.program import Program
 
 from ..layout import Map, TableLayout, in_registers
 from ..results import THETA_ARGUMENTS, stores
-from .plan import LANES, Stage, stages, width
+from .plan import LANES, Stage, parked, stages, width
 from .steps import StepWriter
 
 BAND = 16  # blocks run in bands this many wide, so that the table rows in use at one time stay in the L2 cache
@@ -46,7 +45,7 @@ class KernelWriter(StepWriter):
     def kernel(self, shared_limit: int, rows: int, columns: int, resident: int, repeat: int) -> WarpKernel:
         """The whole text. Blocks that would not get their shared memory are halved."""
         program, plan, pack = self.program, self.plan, self.pack
-        parks, shared = self._parks(plan, pack)
+        parks, shared = parked(plan, pack)
         item = 4 if self.dtype == "float" else 8
         while rows > 1 and rows * columns * shared * item > shared_limit:
             rows, resident = rows // 2, 2 * resident
@@ -86,20 +85,6 @@ pairs(const vec* __restrict__ first, const vec* __restrict__ second, real* __res
 """
         )
         return WarpKernel(text, rows, columns, each, shared * warps * item)
-
-    def _parks(self, plan: tuple[Stage, ...], pack: int) -> tuple[list[dict[int, int]], int]:
-        """Where each stage leaves its maps in shared memory: even stages from 0 on, odd ones behind them."""
-        sizes = [pack * sum(math.prod(m.shape) for m in s.live_out) for s in plan[:-1]]
-        even = max(sizes[0::2], default=0)
-        parks: list[dict[int, int]] = []
-        for k, stage in enumerate(plan[:-1]):
-            at = even if k % 2 else 0
-            places = {}
-            for m in stage.live_out:
-                places[m.name] = at
-                at += pack * math.prod(m.shape)
-            parks.append(places)
-        return parks, -(-(even + max(sizes[1::2], default=0)) // 4) * 4
 
     def _stage(self, k: int, stage: Stage, plan: tuple[Stage, ...], pack: int, parks: list[dict[int, int]]) -> None:
         lanes = stage.lanes

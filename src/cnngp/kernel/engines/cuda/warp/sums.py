@@ -9,7 +9,8 @@ from __future__ import annotations
 from cnngp.network.geometry import AxisSum
 
 from ..math import literal
-from .plan import LANES, Stage, additions, two_level
+from .additions import additions, two_level
+from .plan import LANES, Stage
 
 
 class Writer:
