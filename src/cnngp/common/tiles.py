@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 L = TypeVar("L")
@@ -26,8 +26,8 @@ class Tile:
 
     i: int
     j: int
-    rows: slice
-    columns: slice
+    rows: slice = field(hash=False)
+    columns: slice = field(hash=False)
     symmetric: bool
 
     @property
