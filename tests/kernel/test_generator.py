@@ -11,20 +11,23 @@ import pytest
 
 from cnngp.kernel import program
 from cnngp.kernel.engines.cpu import plan
-from cnngp.kernel.engines.cuda import block, dense, layout, source
+from cnngp.kernel.engines.cuda import dense, layout, source, walk
+from cnngp.kernel.engines.cuda.block import kernels as block_kernels
+from cnngp.kernel.engines.cuda.block import walk as block_walk
+from cnngp.kernel.engines.cuda.warp import additions, steps, sums
 from cnngp.kernel.engines.cuda.warp import kernel as warp_kernel
 from cnngp.kernel.engines.cuda.warp import plan as warp_plan
 from cnngp.kernel.engines.cuda.warp import source as warp_source
-from cnngp.kernel.engines.cuda.warp import steps, sums
-from cnngp.kernel.program import lower, nodes, scheduling, units
+from cnngp.kernel.program import lower, nodes, scheduling, tangents, units
 from cnngp.network import demands, geometry, shapes
 from helpers import pooled
 from helpers.branches import Branches
 from helpers.generator import RELU_LIKE, SMOOTH, Random, random_network
 from helpers.sweep import SHAPES, sweep
 
-PLANNERS = [geometry, shapes, demands, program, nodes, units, scheduling, plan]
-WRITERS = [source, block, dense, layout, warp_plan, sums, steps, warp_kernel, warp_source]
+PLANNERS = [geometry, shapes, demands, program, nodes, units, scheduling, tangents, plan]
+WRITERS = [source, walk, block_walk, block_kernels, dense, layout]
+WRITERS += [warp_plan, additions, sums, steps, warp_kernel, warp_source]
 
 
 def test_every_draw_is_a_network_that_fits_its_images() -> None:
@@ -56,9 +59,10 @@ def test_generated_networks_take_nearly_every_branch_of_the_planners_and_writers
     paths = set()
     for net, shape in networks:
         with branches.watching():
-            made = lower(net, shape)
-            plan.make_plan(made, {})
-            paths |= {source.generate(made, dtype).path for dtype in ("float32", "float64")}
+            for kind in ("nngp", "ntk"):
+                made = lower(net, shape, kind)
+                plan.make_plan(made, {})
+                paths |= {source.generate(made, dtype).path for dtype in ("float32", "float64")}
     assert paths == {"warp", "dense", "block", "sheets", "walk"}
     taken = branches.taken()
     missed = [name for name, seen in taken.items() if not seen]
