@@ -115,7 +115,8 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path, capsys: pytest.CaptureFixt
     assert run(["classify", "--output", str(tmp_path / "file" / "out")]) == 1
     printed = capsys.readouterr()
     assert (
-        printed.err == f"error: --output {tmp_path / 'file' / 'out'} cannot be written: Not a directory; give another\n"
+        printed.err
+        == f"error: --output {tmp_path / 'file' / 'out'} cannot be written: Not a directory; choose another\n"
     )
     assert printed.out == ""
 

@@ -1,4 +1,4 @@
-"""What a kernel will take is told before the work, and one of hours is warned of."""
+"""How long a kernel will take is shown before the work, with a warning if that is hours."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def test_a_network_that_was_not_given_is_told_with_what_its_neighbours_would_tak
         cost.tell_choice(choice, Kernel(choice.option.network, device="cpu", threads=1), X, 10_000)
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert lines == [
-        "chosen pooled_cnn, chosen for 2,000 images of 1 × 28 × 28",
-        "will take about 10.0 s for 10,000 pairs, measured on a few",
+        "choice pooled_cnn, chosen for 2,000 images of 1 × 28 × 28",
+        "expected time about 10.0 s for 10,000 pairs, after timing a few",
         "better --network pooled_cnn-large: about 37.8 s",
         "quicker --network pooled_cnn-small: about 2.9 s",
     ]
@@ -62,3 +62,10 @@ def test_classify_takes_a_budget_and_writes_the_command_that_repeats_the_choice_
     assert command in (tmp_path / "report.html").read_text()
     assert run([*arguments, "--network", "small_cnn", "--budget", "10"]) == 1
     assert "budget= chooses a network, and one was given" in capsys.readouterr().err
+
+
+def test_the_command_in_the_report_names_the_kind_of_kernel(tmp_path: Path) -> None:
+    few = ["--network", "small_cnn", "--train", "40", "--test", "20", "--output", str(tmp_path), "--no-model"]
+    assert run(["classify", *few, "--kind", "ntk", "--quiet"]) == 0
+    command = "cnngp classify --network small_cnn --train 40 --test 20 --kind ntk"
+    assert command in (tmp_path / "report.html").read_text()

@@ -24,7 +24,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     arguments += ["--test", "--device", "cpu", "--output", str(folder), "--best", str(best), "--json"]
     assert run(arguments) == 0
     printed = capsys.readouterr()
-    for text in ("digits: 1,297 training", "invalid ones drawn again", "with 120 images", "looked at once", "engine"):
+    for text in ("digits: 1,297 training", "invalid ones replaced", "with 120 images", "looked at once", "engine"):
         assert text in printed.err
     last = json.loads(printed.out)
     assert last["command"] == "search"
@@ -92,7 +92,7 @@ def test_what_cannot_be_written_is_found_out_first(
     arguments = ["search", "--draws", "1", "--train", "60", "--device", "cpu", "--output", str(tmp_path / "out")]
     assert run([*arguments, option, str(place)]) == 1
     printed = capsys.readouterr()
-    assert printed.err == f"error: {option} {place} cannot be written: Not a directory; give another\n"
+    assert printed.err == f"error: {option} {place} cannot be written: Not a directory; choose another\n"
     assert printed.out == ""
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
 

@@ -79,7 +79,7 @@ _COMMANDS: tuple[tuple[Callable[..., None], str, tuple[str, ...]], ...] = (
     ),
     (
         view,
-        "Look at images through a model, and clean labels.",
+        "Try images on a model, and clean labels.",
         ("cnngp view out/photos-auto-400/model.gp",),
     ),
     (
@@ -93,7 +93,7 @@ _COMMANDS: tuple[tuple[Callable[..., None], str, tuple[str, ...]], ...] = (
     ),
     (
         search,
-        "Search for a network by random draws.",
+        "Search for a good network at random.",
         ("cnngp search --data mnist --space paper-cnn --draws 27 --train 10000 --full 3",),
     ),
     (
@@ -104,7 +104,7 @@ _COMMANDS: tuple[tuple[Callable[..., None], str, tuple[str, ...]], ...] = (
     (reproduce, "Reproduce the paper's tables and figures.", ("cnngp reproduce all --quick",)),
     (
         networks,
-        "List the networks that have a name.",
+        "List the built-in networks.",
         ("cnngp networks", "cnngp networks resnet32 --shape 1,28,28"),
     ),
     (info, "Show versions, engines, threads and memory.", ("cnngp info --json",)),

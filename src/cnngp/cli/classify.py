@@ -47,31 +47,38 @@ def classify(
     skip_bad: SkipBad = False,
     noise: Annotated[
         str | None,
-        typer.Option(help="Noise variance in the kernel's units, ml or loo; by default loo with auto, 0 with others."),
+        typer.Option(
+            help="Noise variance in the kernel's units, or ml or loo to choose it; by default loo with --network auto, "
+            "else 0."
+        ),
     ] = None,
-    amplitude: Annotated[str, typer.Option(help="ml, loo or a number.")] = "ml",
+    amplitude: Annotated[str, typer.Option(help="Scale of the kernel: ml, loo or a number.")] = "ml",
     learn: Annotated[
         str | None,
-        typer.Option(metavar="RULE", help="Learn the network's variances by loo (leave-one-out) or likelihood."),
+        typer.Option(metavar="RULE", help="Learn the network's variances, by loo (leave-one-out) or by likelihood."),
     ] = None,
     budget: Annotated[
         float | None,
-        typer.Option(help="Choose the best network whose kernels take at most so many seconds on this machine."),
+        typer.Option(help="Choose the best network whose kernels take at most this many seconds on this machine."),
     ] = None,
     device: Device = "auto",
     dtype: Dtype = "float32",
     threads: Threads = None,
     kind: Kind = "nngp",
     store: Annotated[
-        str | None, typer.Option(help="Keep the kernels here, so that a killed run goes on; a folder or an fsspec URL.")
+        str | None,
+        typer.Option(help="Keep the kernels here, so that an interrupted run can continue; a folder or an fsspec URL."),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option(help="Folder for report.html, results.json and model.gp; out/DATA-NETWORK-N.")
+        Path | None,
+        typer.Option(help="Folder for report.html, results.json and model.gp; by default out/DATA-NETWORK-N."),
     ] = None,
-    model: Annotated[bool, typer.Option(help="Write the model; it takes 2·N² bytes in float32.")] = True,
+    model: Annotated[
+        bool, typer.Option(help="Save the model; the file takes 2·N² bytes for N images in float32.")
+    ] = True,
     suspects: Annotated[
         Path | None,
-        typer.Option(metavar="FILE.csv", help="Write all training images here, the most suspect labels first."),
+        typer.Option(metavar="FILE.csv", help="Write a table of all training images, the most suspect labels first."),
     ] = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -141,9 +148,9 @@ def classify(
     say("test", str(evaluation.test))
     say("leave-one-out", str(evaluation.loo))
     likelihood = evaluation.log_marginal_likelihood
-    say("log likelihood", "not known without a factor" if likelihood is None else f"{likelihood:,.1f}")
+    say("log likelihood", "not known with this solver" if likelihood is None else f"{likelihood:,.1f}")
     tell()
-    for line in str(replace(report, choice=None)).splitlines()[1:]:  # the network and the engine were told
+    for line in str(replace(report, choice=None)).splitlines()[1:]:  # the network and the engine were printed above
         tell(line)
     result: dict[str, Any] = {"command": "classify", "network": name, **evaluation.as_dict()}
     result["learned"] = None if clf.learned_ is None else clf.learned_.as_dict()
@@ -218,7 +225,7 @@ def _naming(path: Path) -> Iterator[None]:
     except OSError as error:
         if error.strerror is None:  # one of our own, which says all
             raise
-        raise OSError(f"{path} cannot be written: {error.strerror}; what was written before it stays") from None
+        raise OSError(f"{path} cannot be written: {error.strerror}; files written before it are kept") from None
 
 
 _DEFAULTS = {
@@ -228,8 +235,22 @@ _DEFAULTS = {
     "aspect": "squash",
     "amplitude": "ml",
     "dtype": "float32",
+    "kind": "nngp",
 }
-_OPTIONS = ("data", "network", "train", "test", "split", "size", "aspect", "noise", "amplitude", "learn", "dtype")
+_OPTIONS = (
+    "data",
+    "network",
+    "train",
+    "test",
+    "split",
+    "size",
+    "aspect",
+    "noise",
+    "amplitude",
+    "learn",
+    "dtype",
+    "kind",
+)
 
 
 def _command(given: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""What commands share: options, places to write to, tables, warnings as lines."""
+"""What the commands share: options, checks of output paths, tables, warnings on one line."""
 
 from __future__ import annotations
 
@@ -21,18 +21,29 @@ from cnngp.network.names import zoo_name as zoo_name
 from .output import say, warn
 
 Data = Annotated[
-    str, typer.Option(help="digits, mnist, fashion_mnist, cifar10, an .npz file, or a folder of class folders.")
+    str,
+    typer.Option(
+        help="digits, mnist, fashion_mnist, cifar10, an .npz file, or a folder with one sub-folder per class."
+    ),
 ]
 Size = Annotated[
-    str | None, typer.Option(metavar="HxW", help="Height and width for the images of a folder, as 48x64 or 48.")
+    str | None,
+    typer.Option(
+        metavar="HxW", help="Resize the images of a folder to this height and width, such as 48x64, or 48 for both."
+    ),
 ]
-Aspect = Annotated[str, typer.Option(help="squash images of another shape to that size, or pad them with black.")]
-SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Go on without files of a folder that cannot be read.")]
-NetworkName = Annotated[str, typer.Option("--network", help="auto, a name of `cnngp networks`, or a JSON file.")]
+Aspect = Annotated[
+    str,
+    typer.Option(
+        help="squash: stretch images of another shape to that size; pad: keep their shape, with black borders."
+    ),
+]
+SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Leave out files that cannot be read, instead of stopping.")]
+NetworkName = Annotated[str, typer.Option("--network", help="auto, a name from `cnngp networks`, or a JSON file.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 Dtype = Annotated[str, typer.Option(help="float32 or float64.")]
-Kind = Annotated[str, typer.Option(help="nngp, the kernel of the Gaussian process, or ntk, the tangent kernel.")]
-Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads; all by default.")]
+Kind = Annotated[str, typer.Option(help="nngp: the kernel of the Gaussian process; ntk: the neural tangent kernel.")]
+Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads; by default, all.")]
 Seed = Annotated[int, typer.Option(min=0, help="The same seed draws the same networks.")]
 
 
@@ -57,14 +68,14 @@ def check_writable(option: str, path: Path, *, folder: bool = True) -> None:
     """Refuse a folder (or a file) that cannot be written, before the work that would be lost. Makes nothing."""
     try:
         if not folder and path.is_dir():
-            raise OSError(None, "it is a folder, and a file is wanted")
+            raise OSError(None, "it is a folder, not a file")
         if not folder and path.exists() and not os.access(path, os.W_OK):
-            raise OSError(None, "the file is there and is not yours to change")
+            raise OSError(None, "you have no permission to change this file")
         place = path if folder else path.parent
         with tempfile.TemporaryFile(dir=next(p for p in (place, *place.absolute().parents) if p.exists())):
             pass
     except OSError as error:
-        raise OSError(f"{option} {path} cannot be written: {error.strerror}; give another") from None
+        raise OSError(f"{option} {path} cannot be written: {error.strerror}; choose another") from None
 
 
 def parse_shape(text: str) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""What a kernel will take, told before the work begins: a network with pools may cost a thousand times another."""
+"""How long a kernel will take, shown before the work begins: a network with pools may cost a thousand times another."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def duration(seconds: float) -> str:
 
 
 def tell_cost(kernel: Any, X: Any, pairs: int) -> None:
-    """Time a few pairs and say how long all of them will take; nothing where that is soon."""
+    """Time a few pairs and say how long all of them will take, unless that is clearly short."""
     from cnngp.matrix.plan import expected_seconds
 
     if kernel.network.shapes(X.shape[1:]).cost * pairs < _WORTH_MEASURING:
         return
     seconds = expected_seconds(kernel, X, pairs)
-    say("will take", f"about {duration(seconds)} for {pairs:,} pairs, measured on a few")
+    say("expected time", f"about {duration(seconds)} for {pairs:,} pairs, after timing a few")
     warn_if_long(seconds)
 
 
@@ -53,20 +53,20 @@ def tell_choice(choice: Choice, kernel: Any, X: Any, pairs: int) -> None:
     from cnngp.matrix.plan import expected_seconds
 
     seconds = expected_seconds(kernel, X, pairs)
-    say("chosen", f"{choice.option.name}, {choice.reason}")
-    say("will take", f"about {duration(seconds)} for {pairs:,} pairs, measured on a few")
+    say("choice", f"{choice.option.name}, {choice.reason}")
+    say("expected time", f"about {duration(seconds)} for {pairs:,} pairs, after timing a few")
     for word, option in (("better", choice.better), ("quicker", choice.quicker)):
         if option is not None:
             there = seconds * option.elements / max(1, choice.option.elements)
             say(word, f"--network {option.name}: about {duration(there)}")
     if choice.better is None:
-        say("better", "none is known for this size; `cnngp search --space pooled` looks for one")
+        say("better", "none is known for this size; `cnngp search --space pooled` can look for one")
     warn_if_long(seconds)
 
 
 def warn_if_long(seconds: float) -> None:
     if seconds > _LONG:
         warn(
-            f"the kernel takes about {duration(seconds)} here, more than an hour; fewer images (--train), a network "
-            "that shrinks before its pools (`cnngp networks NAME` shows what each layer costs) or a card take less"
+            f"the kernel takes about {duration(seconds)} here, more than an hour; use fewer images (--train), a "
+            "network that shrinks before its pools (`cnngp networks NAME` shows the cost of each layer) or a GPU"
         )

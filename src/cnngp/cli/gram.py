@@ -1,4 +1,4 @@
-"""`cnngp gram`: a kernel matrix into a store that can be gone on with; what it will cost; what a store holds."""
+"""`cnngp gram`: compute a kernel matrix into a store that can be continued; show its cost, or what a store holds."""
 
 from __future__ import annotations
 
@@ -36,14 +36,16 @@ def gram(
     aspect: Aspect = "squash",
     skip_bad: SkipBad = False,
     store: Annotated[str | None, typer.Option(help="Where the matrix goes: a folder or an fsspec URL.")] = None,
-    tile: Annotated[int | None, typer.Option(help="Side of a tile; a few seconds of work by default.")] = None,
-    verify: Annotated[bool, typer.Option(help="Check the tiles that the store has.")] = True,
+    tile: Annotated[
+        int | None, typer.Option(help="Side of a tile in images; by default a few seconds of work.")
+    ] = None,
+    verify: Annotated[bool, typer.Option(help="Check the tiles that are already in the store.")] = True,
     plan: Annotated[
-        bool, typer.Option("--plan", help="Say what it will cost, by timing a few pairs; keep nothing.")
+        bool, typer.Option("--plan", help="Show what it would cost, after timing a few pairs; nothing is stored.")
     ] = False,
-    status: Annotated[str | None, typer.Option(metavar="STORE", help="Say what a store holds.")] = None,
+    status: Annotated[str | None, typer.Option(metavar="STORE", help="Show what a store holds.")] = None,
     scheduler: Annotated[
-        str | None, typer.Option(help="Compute on the workers of a Dask cluster: tcp://host:8786.")
+        str | None, typer.Option(help="Compute on the workers of a Dask cluster, such as tcp://host:8786.")
     ] = None,
     device: Device = "auto",
     dtype: Dtype = "float32",
@@ -52,14 +54,14 @@ def gram(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Compute a kernel matrix into a store. Killed and run again, it goes on where it was."""
+    """Compute a kernel matrix into a store. If it is interrupted, run it again and it continues where it stopped."""
     if status is not None:
         _status(status, verify, as_json)
         return
     if store is None and not plan:
-        raise ValueError("give --store, where the matrix goes, such as --store digits.zarr; or --plan to see the cost")
+        raise ValueError("say where the matrix goes, such as --store digits.zarr, or use --plan to see the cost")
     if scheduler is not None and plan:
-        raise ValueError("--plan measures this machine; give --scheduler without it")
+        raise ValueError("--plan measures this machine, so it cannot be combined with --scheduler")
     from cnngp.kernel.kernel import Kernel
     from cnngp.matrix.cluster.cluster import connect
     from cnngp.network.choice import default_network
@@ -117,7 +119,7 @@ def _plan(kernel: Any, X: Any, tile: int | None, store: str | None, as_json: boo
     say("disk", f"{size(p.disk_bytes)}{free}")
     if p.memory_bytes is not None:
         say("memory", f"{size(p.memory_bytes)} to compute; an exact fit needs {size(p.fit_bytes)}")
-    say("speed", f"{p.pairs_per_second:,.0f} pairs/s, measured on a few")
+    say("speed", f"{p.pairs_per_second:,.0f} pairs/s, measured on a few pairs")
     say("time", f"about {duration(p.seconds)}")
     warn_if_long(p.seconds)
     last_line(as_json, {"command": "gram --plan", **p.as_dict()})

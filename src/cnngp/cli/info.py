@@ -14,7 +14,7 @@ _OPTIONAL = ("matplotlib", "torch", "cupy", "dask", "optuna", "gpytorch", "pooch
 
 
 def info(as_json: Json = False, quiet: Quiet = False) -> None:
-    """Versions, engines, threads, memory, and where data is looked for."""
+    """Show versions, engines, threads, memory, and where data is looked for."""
     from cnngp import __version__
     from cnngp.common import memory
     from cnngp.datasets import classics

@@ -16,7 +16,7 @@ def networks(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """List the networks that have a name, or show one layer by layer."""
+    """List the built-in networks, or show one layer by layer."""
     size = parse_shape(shape)
     if name is not None:
         net = network_by_name(name)

@@ -47,10 +47,16 @@ def _quiet(wanted: bool) -> bool:
 
 
 Json = Annotated[
-    bool, typer.Option("--json", callback=_json, is_eager=True, help="Print JSON, and all else to standard error.")
+    bool,
+    typer.Option(
+        "--json",
+        callback=_json,
+        is_eager=True,
+        help="Print JSON to standard output and everything else to standard error.",
+    ),
 ]
 Quiet = Annotated[
-    bool, typer.Option("--quiet", "-q", callback=_quiet, is_eager=True, help="Only warnings, errors and JSON.")
+    bool, typer.Option("--quiet", "-q", callback=_quiet, is_eager=True, help="Print only warnings, errors and JSON.")
 ]
 
 

@@ -18,10 +18,10 @@ def predict(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Predict the class of image files; they are brought to the size and channels of the training images.
+    """Predict the class of image files. They are resized and converted to match the training images.
 
-    Novelty says how unlike all training images an image is, from 0 to 1. A file that cannot be read is told of, the
-    others are predicted all the same, and the exit code is 1.
+    Novelty, from 0 to 1, says how much an image differs from all training images. A file that cannot be read gives a
+    warning and the exit code 1; the others are predicted all the same.
     """
     import numpy as np
 

@@ -30,30 +30,29 @@ class Experiment(StrEnum):
 
 def reproduce(
     experiment: Annotated[Experiment, typer.Argument(help="What to reproduce.")],
-    quick: Annotated[bool, typer.Option("--quick", help="A small version: minutes on two cores.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="A small version that takes minutes on two cores.")] = False,
     rivals: Annotated[
         bool,
-        typer.Option("--rivals", help="table1: the systems that the paper quotes, run here, beside its own kernels."),
+        typer.Option("--rivals", help="For table1: also run the other systems that the paper quotes."),
     ] = False,
     device: Device = "auto",
-    out: Annotated[
-        Path | None, typer.Option(help="Folder for the numbers, figures, the page and the finished pieces.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the results and the finished pieces.")] = None,
     data: Annotated[
-        Path | None, typer.Option(help="The folder above mnist/ or cifar10/; CNNGP_DATA and the cache by default.")
+        Path | None,
+        typer.Option(help="Folder that contains mnist/ or cifar10/; by default CNNGP_DATA, then the cache."),
     ] = None,
     scheduler: Annotated[
-        str | None, typer.Option(help="A Dask scheduler whose workers compute the kernels, tcp://….")
+        str | None, typer.Option(help="Let the workers of this Dask scheduler compute the kernels: tcp://host:8786.")
     ] = None,
     budget: Annotated[
-        float | None, typer.Option(help="Start no further piece after this many seconds; run again to go on.")
+        float | None, typer.Option(help="Start no new piece after this many seconds; run again to continue.")
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the random networks.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the random networks.")] = 0,
     threads: Threads = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Reproduce the paper. Finished pieces are kept: killed and run again, it goes on where it was."""
+    """Reproduce the paper. Finished pieces are kept: if it is interrupted, run it again and it continues."""
     from cnngp.paper.experiments import NAMES, PAGE
     from cnngp.paper.experiments import reproduce as run_experiment
     from cnngp.paper.setting import OutOfTime, Setting

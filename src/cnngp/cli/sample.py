@@ -16,17 +16,19 @@ def sample(
         str, typer.Option(help="digits, mnist, fashion_mnist, cifar10, an .npz file, or a folder.")
     ] = "digits",
     network: NetworkName = "small_cnn",
-    images: Annotated[int, typer.Option(help="How many images, the first of the training set.")] = 4,
-    channels: Annotated[str, typer.Option(help="Widths of the first stage, such as 4,16,64.")] = "4,16,64",
-    samples: Annotated[int, typer.Option(help="Networks drawn at each width.")] = 1000,
-    outputs: Annotated[int, typer.Option(help="Outputs of each network; more make the errors smaller.")] = 64,
+    images: Annotated[int, typer.Option(help="Number of images, taken from the start of the training set.")] = 4,
+    channels: Annotated[str, typer.Option(help="Numbers of channels in the first stage, such as 4,16,64.")] = "4,16,64",
+    samples: Annotated[int, typer.Option(help="Number of networks drawn at each width.")] = 1000,
+    outputs: Annotated[
+        int, typer.Option(help="Outputs per network; more of them make the estimates more precise.")
+    ] = 64,
     seed: Seed = 0,
     device: Annotated[str, typer.Option(help="Where the finite networks run: cpu or cuda.")] = "cpu",
-    output: Annotated[Path, typer.Option(help="The picture, a .png, .pdf or .svg file.")] = Path("sample.png"),
+    output: Annotated[Path, typer.Option(help="File for the picture: .png, .pdf or .svg.")] = Path("sample.png"),
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Sample finite networks and compare the covariance of their outputs with the kernel."""
+    """Draw finite random networks and compare the covariance of their outputs with the kernel."""
     from cnngp.common.progress import progress_bar
     from cnngp.datasets import sets as datasets
     from cnngp.network.choice import default_network

@@ -16,25 +16,36 @@ from .output import Json, Quiet, last_line, say, tell, warn
 def search(
     data: Data = "digits",
     space: Annotated[str, typer.Option(help="paper-cnn, paper-residual, wide or pooled.")] = "paper-cnn",
-    draws: Annotated[int, typer.Option(help="Networks in all; those that the study has are not done again.")] = 27,
+    draws: Annotated[
+        int, typer.Option(help="Number of networks in all; those already in the study are not repeated.")
+    ] = 27,
     train: Annotated[int | None, typer.Option(help="Use only the first N training images.")] = None,
     validation: Annotated[int | None, typer.Option(help="Use only the first N validation images.")] = None,
     full: Annotated[
         list[str] | None,
-        typer.Option(help="Score the best 3 again with all training images: 3; or 20@10000. May be repeated."),
+        typer.Option(
+            help="Score the best again: 3 takes the best three with all training images, 20@10000 the best twenty "
+            "with 10,000. May be repeated."
+        ),
     ] = None,
     size: Size = None,
-    test: Annotated[bool, typer.Option("--test", help="Look at the test images, with the chosen network.")] = False,
+    test: Annotated[
+        bool, typer.Option("--test", help="Also give the chosen network's error on the test images.")
+    ] = False,
     seed: Seed = 0,
-    study: Annotated[Path | None, typer.Option(help="SQLite file that keeps every draw; OUTPUT/study.db.")] = None,
-    processes: Annotated[int, typer.Option(help="Processes on this machine; each compiles networks of its own.")] = 1,
-    scheduler: Annotated[str | None, typer.Option(help="Address of a Dask scheduler, tcp://…")] = None,
+    study: Annotated[
+        Path | None, typer.Option(help="SQLite file that keeps every draw; by default OUTPUT/study.db.")
+    ] = None,
+    processes: Annotated[int, typer.Option(help="Number of processes on this machine.")] = 1,
+    scheduler: Annotated[str | None, typer.Option(help="Address of a Dask scheduler, such as tcp://host:8786.")] = None,
     device: Device = "auto",
     dtype: Dtype = "float32",
     threads: Threads = None,
     kind: Kind = "nngp",
-    best: Annotated[Path | None, typer.Option(help="File for the best network; OUTPUT/best.json.")] = None,
-    output: Annotated[Path | None, typer.Option(help="Folder for plots and results.json.")] = None,
+    best: Annotated[Path | None, typer.Option(help="File for the best network; by default OUTPUT/best.json.")] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="Folder for plots and results.json; by default out/search-DATA-SPACE.")
+    ] = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -77,7 +88,7 @@ def search(
         )
     say("search", f"{space} on {result.images}")
     say("engine", result.trials[0].score.engine.split(" ")[0])
-    say("draws", f"{len(result.trials):,}, {result.invalid:,} invalid ones drawn again")
+    say("draws", f"{len(result.trials):,}, {result.invalid:,} invalid ones replaced")
     for failure in result.failures.values():
         warn(f"no result of {failure}")
     tell()

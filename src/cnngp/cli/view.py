@@ -18,15 +18,15 @@ def view(
     labels: Annotated[
         Path | None, typer.Option(help="CSV file for decisions about labels; by default MODEL.labels.csv.")
     ] = None,
-    suspects: Annotated[int, typer.Option(min=1, help="How many suspect labels to show.")] = 100,
+    suspects: Annotated[int, typer.Option(min=1, help="Number of suspect labels to show.")] = 100,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port on this machine; 0 takes a free one.")] = 0,
     browser: Annotated[bool, typer.Option(help="Open the page in a browser.")] = True,
     device: Device = "auto",
     quiet: Quiet = False,
 ) -> None:
-    """Look at images through a model: class, probabilities, what explains them; and clean labels.
+    """Open a page to try images on a model, see the reasons for its answers, and clean labels.
 
-    The page is for this machine alone, and no image leaves it.
+    The page can be opened from this machine only, and no image leaves it.
     """
     from cnngp.estimators.classifier import GPClassifier
     from cnngp.report.viewer.answers import Answers
@@ -43,11 +43,11 @@ def view(
     try:
         server = Viewer(answers, port)
     except OSError as error:
-        raise OSError(f"--port {port}: {error.strerror}; give another, or 0 for a free one") from None
+        raise OSError(f"--port {port}: {error.strerror}; choose another, or 0 for a free one") from None
     with server:
         say("page", server.address)
         say("decisions", str(path))
-        say("", "Ctrl-C ends it")
+        say("", "press Ctrl-C to stop")
         if browser:
             webbrowser.open(server.address)
         try:

@@ -136,8 +136,8 @@ class FitReport:
             )
         if self.sensitivity < 1.0 and self.movement < 0.1:
             return (
-                "Classes, means, variances and probabilities can be trusted: the kernel's rounding moves them by less "
-                f"than about {self.movement:.1%}. Only the last digits of the likelihood would need dtype='float64'."
+                "Classes, probabilities, means and variances can be trusted: the kernel's rounding moves them by far "
+                f"less than {self.movement:.0%}. Only for more digits of the likelihood use dtype='float64'."
             )
         if self.sensitivity < 1.0:
             return (
@@ -165,13 +165,14 @@ class FitReport:
     def as_dict(self) -> dict[str, Any]:
         return asdict(self) | {"verdict": self.verdict}
 
-    def __str__(self) -> str:
+    def rows(self) -> list[tuple[str, str]]:
+        """Names and values for people, without the verdict."""
         low, high = self.smallest_eigenvalue
         checked = "not checked (the reference is slow)" if self.check is not None else "not checked (given matrix)"
         if self.kernel_error is not None:
             checked = f"{self.kernel_error:.1e} on {self.pairs_checked} pairs against float64"
         chosen = [("network", self.choice)] if self.choice is not None else []
-        rows = [
+        return [
             *chosen,
             ("engine", self.engine),
             ("kernel error", checked),
@@ -180,7 +181,9 @@ class FitReport:
             ("noise, jitter", f"{self.noise:g}, {self.jitter:g}"),
             ("amplitude", f"{self.amplitude:.4g}"),
         ]
-        return "\n".join(f"{name:<22} {value}" for name, value in rows) + f"\n{self.verdict}"
+
+    def __str__(self) -> str:
+        return "\n".join(f"{name:<22} {value}" for name, value in self.rows()) + f"\n{self.verdict}"
 
 
 def certify(

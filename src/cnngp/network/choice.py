@@ -1,8 +1,8 @@
 """Which network is taken when none is given: by the size and the number of images, never by the machine.
 
-There are a few networks for images of a size, the most accurate first. The first one that is not too dear is taken,
-where the price is counted in covariances (`ShapeTable.elements`), which are the same everywhere. So the same images get
-the same network on a laptop and on a card, today and with a faster engine. docs/classification.md shows what comes out.
+There are a few networks for images of a size, the most accurate first. The first one that is not too expensive is
+taken. Its cost is counted in covariances (`ShapeTable.elements`), which are the same everywhere, so the same images get
+the same network on a laptop and on a GPU, today and with a faster engine. docs/classification.md shows the outcome.
 """
 
 from __future__ import annotations
@@ -79,16 +79,16 @@ class Choice:
         return self.among[at + 1] if at + 1 < len(self.among) else None
 
     def text(self, seconds: float | None = None) -> str:
-        """One sentence; `seconds` are those that the kernels took, where they were computed."""
+        """One sentence; `seconds` is how long the kernels took, if they were computed."""
         took = "" if seconds is None else f"; its kernels took {seconds:.1f} s here"
         return f"{self.option.name}, {self.reason}{took}; {self._better(seconds)}"
 
     def _better(self, seconds: float | None) -> str:
         if self.better is None:
-            return "none that is known to be better is offered for this size, and `cnngp search` looks for one"
+            return "no better one is known for images of this size, but `cnngp search` can look for one"
         times = self.better.elements / max(1, self.option.elements)
         here = "" if seconds is None else f", about {seconds * times:.0f} s"
-        return f"{self.better.name} is better as a rule and takes about {times:.1f} times as long{here}"
+        return f"{self.better.name} is usually more accurate and takes about {times:.1f} times as long{here}"
 
 
 def choose(input_shape: Sequence[int], images: int, pairs: int | None = None) -> Choice:

@@ -148,7 +148,7 @@ def evaluate(clf: GPClassifier, data: Dataset, pictures: int = 12, matrix: int =
 
 
 def _explained(clf: GPClassifier, X: Array, pictures: tuple[Picture, ...], neighbours: int = 3) -> tuple[Picture, ...]:
-    """The pictures with the training images that speak most for what was predicted."""
+    """The pictures with the training images that contribute most to what was predicted."""
     if not pictures:
         return ()
     found = []

@@ -36,28 +36,28 @@ _BODY = Template("""
 <h2>Which classes are confused, and how honest the probabilities are</h2>
 <div class="figures">$figures</div>
 <h2>Confidently wrong</h2>
-<p class="muted">Test images with a wrong prediction, the most certain first; below each the training images that speak
-most for it, with their labels and shares.</p>
+<p class="muted">Test images with a wrong prediction, the most certain first. Below each are the training images that
+contribute most to the prediction, with their labels and shares.</p>
 $wrong
 <h2>Suspect labels</h2>
-<p class="muted">Training images whose label all others contradict, by leave-one-out: look at these first when cleaning
-labels. The proposed label stands first.</p>
+<p class="muted">Training images whose label all the others contradict, by leave-one-out: look at these first when
+cleaning labels. The proposed label comes first; the percentage is the probability of the label as given.</p>
 $suspect
 <h2>Most uncertain</h2>
-<p class="muted">Test images whose predicted class is least probable: what to look at, or to label, next.</p>
+<p class="muted">Test images whose predicted class is least probable: look at these, or label more like them, next.</p>
 $uncertain
 <h2>The kernel</h2>
 <div class="figures">$kernel</div>
 $learned
 <h2>What can be trusted</h2>
 <p class="verdict">$verdict</p>
-<pre>$certificate</pre>
+$certificate
 <h2>The network</h2>
 <pre class="wrap">$network</pre>
 <details><summary>Every layer on these images, with its cost</summary><pre>$layers</pre></details>
 <h2>Time, and how to repeat this</h2>
 $times
-<pre>$command</pre>
+<pre class="wrap">$command</pre>
 <p class="muted">$versions</p>
 """)
 
@@ -100,7 +100,7 @@ def render(
             f"{e.temperature:.3f} was chosen on leave-one-out predictions.",
         ),
         wrong=_pictures(e.wrong, "No test image is predicted wrongly."),
-        suspect=_pictures(e.suspect, "No label is less probable than another one.", suspect=True),
+        suspect=_pictures(e.suspect, "The other images contradict no label.", suspect=True),
         uncertain=_pictures(e.uncertain, ""),
         kernel=web_page.figure(
             plots.kernel_matrix(e.correlations, e.boundaries, e.classes),
@@ -108,7 +108,7 @@ def render(
         ),
         learned="" if learned is None else _learned(learned),
         verdict=escape(certificate.verdict),
-        certificate=escape("\n".join(str(certificate).splitlines()[:-1])),
+        certificate=_table(certificate.rows()),
         network=escape(repr(network)),
         layers=escape(str(network.shapes(tuple(input_shape)))),
         times=_table(times),
