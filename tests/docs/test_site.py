@@ -64,6 +64,9 @@ def test_tutorials_show_the_programs_that_the_tests_run(site: Path) -> None:
         assert "--8" not in page
         assert page.count('<div class="highlight">') >= 3
     assert any("most_uncertain" in page for page in pages)
+    ensembles = (site / "trained_ensembles.html").read_text(encoding="utf-8")
+    assert "--8" not in ensembles
+    assert ensembles.count('<div class="highlight">') >= 4
 
 
 def test_formulas_are_drawn_without_a_script(site: Path) -> None:

@@ -74,11 +74,11 @@ def render(
 ) -> str:
     """The whole page as text."""
     e = evaluation
-    wrong = round(e.test.error * int(e.confusion.sum()))
+    tested = int(e.confusion.sum())
     summary = (
-        f"Trained on {e.images:,} images by one linear solve. Of {int(e.confusion.sum()):,} test images {wrong:,} are "
-        f"predicted wrongly; leaving out each training image in turn predicted {100 * e.loo.error:.2f} % of them "
-        "wrongly, with no test set needed."
+        f"Trained on {e.images:,} images by one linear solve. The model gets {round(e.test.error * tested):,} of "
+        f"{tested:,} test images wrong. By leave-one-out, which needs no test set, it gets {100 * e.loo.error:.2f} % of "
+        "the training images wrong, each predicted from all the others."
     )
     times = [
         ("kernel of the training images", f"{certificate.kernel_seconds:.2f} s"),
