@@ -78,7 +78,7 @@ def hours(n: int, pairs_per_second: float = 74.9e6) -> float:
     # --8<-- [start:cost]
     pairs = n * (n + 1) / 2
     took = pairs / pairs_per_second / 3600
-    print(f"{n:,} images: {pairs:.1e} pairs, {4 * n**2 / 1e12:.1f} TB, {took:.1f} hours on one card")
+    print(f"{n:,} images: {pairs:.1e} pairs, {4 * n**2 / 1e12:.1f} TB, {took:.1f} hours on one GPU")
     # --8<-- [end:cost]
     return took
 
