@@ -47,36 +47,36 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
         where it is given, or a matrix. With `inducing`, 0
         stands for the one with the best leave-one-out predictions: there is no such model without noise.
     amplitude : factor of the kernel for variances and likelihood: "ml", "loo" or a number.
-    device, dtype, threads, kind : as in `Kernel`. A `Kernel` that is given has its own, and others beside it are
-        refused; the default dtype and kind ask for nothing, so they go with any `Kernel`. With kind="ntk" this is
-        regression with the tangent kernel: means, classes, leave-one-out and probabilities are meant as ever, but the
+    device, dtype, threads, kind : as in `Kernel`. If you give a `Kernel`, it has its own, and different ones are
+        refused (the default dtype and kind agree with any `Kernel`). With kind="ntk" this is regression with the
+        tangent kernel: means, classes, leave-one-out and probabilities mean the same as with the other kernel, but the
         variance is not that of a trained network (docs/ntk.md).
-    store : a path or fsspec URL where fit and predict keep their kernel matrices, so that a killed run goes on and a
-        second one computes nothing; see `gram`.
+    store : a path or fsspec URL where fit and predict keep their kernel matrices, so that an interrupted run can
+        continue and a second one computes nothing; see `gram`.
     input_shape : (channels, height, width) of flat rows, or of arrays with three axes.
-    solver : "cholesky", "mixed" or "cg" as in `cnngp.solve`; "auto" is Cholesky where it fits in memory, else what fits
-        of a matrix in a store. Without a Cholesky factor means and classes are the same, probabilities do without the
-        variance, variances take a solve each, leave-one-out is of 256 images, and there is no likelihood.
-    inducing : None for the exact GP; how many images of X, which ones (row numbers), or images of your own, for
-        regression through them over any number of images. X may then be a memory map, a Zarr array or anything else
-        with a `shape` that gives images for slices and arrays of row numbers; see docs/solve.md.
+    solver : "cholesky", "mixed" or "cg" as in `cnngp.solve`; "auto" is Cholesky if it fits into memory, else a method
+        that does, for a matrix in a store. Without a Cholesky factor means and classes are the same, probabilities
+        ignore the variance, each variance takes a solve, leave-one-out covers 256 images, and there is no likelihood.
+    inducing : None for the exact GP; for an approximation that handles any number of images, the number of inducing
+        images, their row numbers in X, or the images themselves. X may then be a memory map, a Zarr array or anything
+        else that has a `shape` and returns images for slices and arrays of row numbers; see docs/solve.md.
     learn : "loo" or "likelihood" to learn the network's variances, and the noise where it is 0 or a word, from some of
         the images before all are fitted; a `Learning` says more of how. See docs/learning.md.
     random_state : seed of what is chosen at random: inducing images, samples for leave-one-out, images for learning.
-    budget : seconds that the kernels of the fit may take here; picks the best network that fits into them, by timing a
-        few pairs. The one parameter that makes the network, and so the result, depend on the machine.
+    budget : seconds that the kernels of the fit may take on this machine; picks the best network for which that is
+        enough, by timing a few pairs. Only this parameter makes the network, and so the result, depend on the machine.
 
     Attributes
     ----------
     network_ : the network, given or picked; `choice_` says why it was picked, and what a better one would cost.
-    classes_ : the labels; of several labels an image, their numbers.
-    loo_rows_ : the training images that have leave-one-out predictions: all of them, or a random sample where the model
-        has no factor of all images; none, with a warning, where that could not be solved for: `loo_error_` is then NaN
-        and the temperature 1.
-    loo_error_ : the share of them that a model which has not seen the image gets wrong, in closed form.
+    classes_ : the labels; with several labels per image, their numbers.
+    loo_rows_ : rows of the training images that have leave-one-out predictions: all of them, or a random sample if the
+        model has no factor of all images. If these could not be solved for, it is empty with a warning, `loo_error_` is
+        NaN and the temperature 1.
+    loo_error_ : the share of them that are predicted wrongly by a model that has not seen the image, in closed form.
     loo_predictions_, loo_probabilities_ : what those models predict.
-    log_marginal_likelihood_ : summed over the outputs; None without a factor, the approximation's own with `inducing`.
-    temperature_ : of the probabilities, chosen by the leave-one-out predictions.
+    log_marginal_likelihood_ : summed over the outputs; None without a factor; with `inducing`, of the approximation.
+    temperature_ : temperature of the probabilities, chosen on the leave-one-out predictions.
     network_ : the network of the fit: the one that was given, or learned.
     learned_ : what was learned and how, None without `learn`.
     fit_report_ : what was measured about the fit, and what can be trusted.

@@ -35,7 +35,7 @@ class GPRegressor(RegressorMixin, GPEstimator):  # type: ignore[misc]
     Attributes
     ----------
     log_marginal_likelihood_ : summed over the outputs, of the targets as they are fitted; None without a factor.
-    loo_rows_ : the training images that leave-one-out speaks of; see `GPClassifier`.
+    loo_rows_ : rows of the training images that have leave-one-out predictions; see `GPClassifier`.
     loo_predictions_, loo_std_ : what the other images predict for each of their targets, in closed form.
     loo_error_ : root mean square of the leave-one-out errors.
     fit_report_ : what was measured about the fit, and what can be trusted.

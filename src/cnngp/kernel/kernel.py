@@ -45,7 +45,7 @@ class Kernel:
     Parameters
     ----------
     network : the layers, such as `Sequential(Conv(3), ReLU(), Dense())` or `zoo.resnet(32)`.
-    device : "cpu", "cuda", or "auto" for the card where there is one.
+    device : "cpu", "cuda", or "auto" for the GPU if there is one.
     dtype : "float32" (relative error about 1e-7) or "float64".
     threads : CPU threads; by default NUMBA_NUM_THREADS or OMP_NUM_THREADS where set, else every core.
     kind : "nngp" for the kernel of the Gaussian process, the covariance of the network's outputs; "ntk" for the neural

@@ -27,9 +27,9 @@ _SAME = 1e-5
 def flip_averaged(kernel: Kernel, X: Any, Z: Any = None, *, store: Any = None) -> NDArray[Any]:
     """½(K(X, Z) + K(X, mirrored Z)), with Z = X where it is left out, and then exactly symmetric.
 
-    As many pairs as two matrices. With a `store`, a folder, their tiles are kept in it, and a killed run goes on. The
-    network must be mirror-symmetric, as those of odd filters and whole pools are; others are refused, and
-    `augmentation.flipped`, which doubles the images, is for them.
+    It takes as many pairs as two matrices. With a `store`, a folder, their tiles are kept in it, and an interrupted run
+    can continue. The network must be mirror-symmetric, as those of odd filters and whole pools are; others are refused.
+    For them use `augmentation.flipped`, which doubles the images.
 
     >>> import numpy as np
     >>> from cnngp import Conv, Dense, Kernel, ReLU, Sequential

@@ -68,7 +68,7 @@ def gram(
         the whole matrix is one tile, which is the fastest, unless it is given.
     verify : read and check the tiles that a store has; bad ones are reported and computed again.
     progress : a progress bar, on a terminal.
-    output : "numpy", "cupy" or "torch", for a matrix in memory; on a card the last two leave it there.
+    output : "numpy", "cupy" or "torch", for a matrix in memory; on a GPU the last two leave it there.
     client : a `dask.distributed.Client` whose workers compute the tiles. They write them straight into `store`, which
         must be a path or URL that every one of them sees.
     kind : of the kernel that is made of a network; see `Kernel`. A `Kernel` has its own.

@@ -77,8 +77,8 @@ def render(
     tested = int(e.confusion.sum())
     summary = (
         f"Trained on {e.images:,} images by one linear solve. The model gets {round(e.test.error * tested):,} of "
-        f"{tested:,} test images wrong. By leave-one-out, which needs no test set, it gets {100 * e.loo.error:.2f} % of "
-        "the training images wrong, each predicted from all the others."
+        f"{tested:,} test images wrong. By leave-one-out, which needs no test set, it gets {100 * e.loo.error:.2f} % "
+        "of the training images wrong, each predicted from all the others."
     )
     times = [
         ("kernel of the training images", f"{certificate.kernel_seconds:.2f} s"),

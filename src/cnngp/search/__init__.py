@@ -67,19 +67,20 @@ def random_search(
     data : a `Dataset` or the name of one. Without validation images of its own, a quarter of the training images, or
         `validation`, are held out: each class in proportion, always the same ones.
     space : "paper-cnn", "paper-residual", "wide", "pooled", or a `Space` of your own.
-    draws : how many in all; those that the study has already are not done again.
+    draws : number of networks in all; those already in the study are not repeated.
     train, validation : how many images of each, the first ones; None takes all.
     full : what to score again, in turn: (3, None) the best three with all training images, (20, 10_000) the best
         twenty with 10,000. Each takes the best of the one before, by validation error.
-    test : look at the test images, once, with the network that was chosen in the end. A look that the study remembers
-        is told without it too.
+    test : also compute the test error of the network that was chosen. A test error that the study already holds is
+        reported without it too.
     seed : the same seed gives the same draws, on any number of processes.
-    study : an SQLite file that keeps every draw; a killed search goes on where it was. Several searches may share it.
+    study : an SQLite file that keeps every draw; an interrupted search continues where it stopped. Several searches
+        may share it.
     device, dtype, threads, kind : as in `Kernel`; kind="ntk" scores networks by their tangent kernel.
     processes : worker processes on this machine. Scripts that ask for more than one need an
         `if __name__ == "__main__":`.
     scheduler : a Dask client or the address of a scheduler, to compute all of it on its workers.
-    before_test : called with what was found before the test images are looked at: where that fails, it is not lost.
+    before_test : called with the result before the test images are used, so that it is not lost if that fails.
 
     >>> from cnngp import datasets, random_search
     >>> result = random_search(datasets.digits(), draws=3, train=100, validation=100, device="cpu")

@@ -16,9 +16,9 @@ class Learning:
     Parameters
     ----------
     rule : "loo", by leave-one-out predictions, or "likelihood", by the marginal likelihood.
-    images : how many training images are used for learning, as many of each class as can be; the fit takes all.
+    images : number of training images used for learning, balanced over the classes; the fit uses all of them.
     starts : the search begins at the network that is given, then at others near it.
-    steps : matrices, with their gradients, that each start may ask for.
+    steps : number of kernel matrices, with their gradients, that each start may compute.
     tied : layers of a kind change by one common factor; False gives every layer its own.
 
     >>> from cnngp import Conv, Dense, GPClassifier, Learning, ReLU, Sequential, datasets

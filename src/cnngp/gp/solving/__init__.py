@@ -97,9 +97,9 @@ def solve(
     iterations : the most passes over the matrix.
     rank : columns of the Nyström preconditioner of "cg"; 0 for none, None for a quarter of N and 1,000 at most.
     checkpoint : where "cg" keeps its state, unless `rank` is 0; by default next to a store on this machine. A solve
-        that was killed, or that ran out of iterations, goes on when it is run again; a finished one leaves nothing.
+        that was killed, or that ran out of iterations, continues when it is run again; a finished one leaves no files.
     client : a `dask.distributed.Client` whose workers see the store; for "cg".
-    device : where the algebra runs; "auto" for the card where there is one.
+    device : where the algebra runs; "auto" for the GPU if there is one.
 
     >>> import numpy as np
     >>> from cnngp import solve
