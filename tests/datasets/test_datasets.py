@@ -91,7 +91,7 @@ def test_paper_split(fashion: Path) -> None:
 
 
 def test_paper_split_of_others_is_refused() -> None:
-    with pytest.raises(DatasetError, match="split='paper' is of 60,000 training images"):
+    with pytest.raises(DatasetError, match="split='paper' needs 60,000 training images"):
         datasets.load("digits", split="paper")
 
 

@@ -71,7 +71,7 @@ def test_an_interrupted_solve_keeps_its_last_iteration(stored: Path, monkeypatch
 
     with monkeypatch.context() as patch:
         patch.setattr(SymmetricMatrix, "multiply", interrupted)
-        with pytest.raises(KeyboardInterrupt, match=r"iteration 6 is kept in .*Run the same again to go on"):
+        with pytest.raises(KeyboardInterrupt, match=r"iteration 6 is kept in .*Run it again to continue"):
             solve(stored, targets(), 1e-3, **options)
     assert len(list(stored.parent.glob("K.zarr.solve-*"))) == 2  # the state and the basis, as it says
     again = solve(stored, targets(), 1e-3, **options)

@@ -162,9 +162,7 @@ def test_not_enough_memory_is_one_line_before_any_work(cards: MakeCards) -> None
     engine = engine_for("warp")
     X = flat(images(NETWORKS["warp"][1]))
     for call in (engine.diagonal, engine.symmetric, lambda x: engine.cross(x, x)):
-        with pytest.raises(
-            EngineError, match=r"^not enough memory on the card: an image needs [\d,]+ bytes .* 500 are"
-        ):
+        with pytest.raises(EngineError, match=r"^not enough memory on the GPU: an image needs [\d,]+ bytes .* 500 are"):
             call(X)
     assert not made.launches
 

@@ -186,7 +186,7 @@ def test_the_scheduler_dies_under_a_solve_that_goes_on_later(tmp_path: Path, mon
 
         with monkeypatch.context() as m:
             m.setattr(SymmetricMatrix, "_on_cluster", multiply)
-            said = r"^the scheduler .*; iteration \d+ is kept in .*K\.zarr\.solve-.*\. Run the same again to go on"
+            said = r"^the scheduler .*; iteration \d+ is kept in .*K\.zarr\.solve-.*\. Run it again to continue"
             with pytest.raises(ClusterError, match=said):
                 solve(place, targets, 1e-6, "cg", device="cpu", rank=5, client=made)
         made.close()

@@ -306,7 +306,7 @@ def test_ctrl_c_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     _, errors = process.communicate(timeout=30)
     last = errors.strip().splitlines()[-1]
     assert "of 28 tiles are there and stay valid in" in last
-    assert last.endswith("Run the same again to go on")
+    assert last.endswith("Run it again to continue")
     done = int(last.split("interrupted; ")[1].split()[0])
     calls = computed(monkeypatch)
     np.testing.assert_array_equal(gram(KERNEL, X, store=place)[:], expected())

@@ -182,7 +182,7 @@ def test_a_plan_for_fewer_images_than_a_tile() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["gram"], "give --store"),
+        (["gram"], "say where the matrix goes"),
         (["gram", "--status", "nowhere.zarr"], "nowhere.zarr does not exist"),
         (["gram", "--status", "."], "is not a store of cnngp"),
         (["gram", "--store", "K.zarr", "--tile", "0"], "tile=0: expected a positive number"),
@@ -226,7 +226,7 @@ def test_ctrl_c_on_the_command_line_is_one_line(tmp_path: Path) -> None:
     assert process.returncode == 130
     assert errors.strip().count("\n") == 0
     assert "tiles are there and stay valid" in errors
-    assert "Run the same again to go on" in errors
+    assert "Run it again to continue" in errors
 
 
 def test_integers_of_numpy_are_tiles() -> None:

@@ -150,7 +150,7 @@ def test_a_budget_stops_between_pieces_and_every_run_gets_on(tmp_path: Path) -> 
             s.piece(name, compute, depends={}, seconds=seconds)
 
     for done in (1, 2):
-        with pytest.raises(OutOfTime, match="run again to go on"):
+        with pytest.raises(OutOfTime, match="run again to continue"):
             attempt(100.0)
         assert sum(c.calls for c in counted.values()) == done
     attempt(100.0)

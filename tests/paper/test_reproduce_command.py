@@ -70,7 +70,7 @@ def test_the_command_stops_at_its_budget_and_goes_on(tmp_path: Path, capsys: pyt
     while not codes or (codes[-1] == 75 and len(codes) < 9):
         codes.append(run(arguments))
         printed = capsys.readouterr()
-        assert ("run again to go on" in printed.err) == (codes[-1] == 75)
+        assert ("run again to continue" in printed.err) == (codes[-1] == 75)
         assert json.loads(printed.out.splitlines()[-1])["finished"] == (codes[-1] == 0)
         assert (tmp_path / "table1.json").exists() == (codes[-1] == 0)
     assert codes == [75, 75, 75, 75, 0]

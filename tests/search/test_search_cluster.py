@@ -99,7 +99,7 @@ def test_the_scheduler_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         address = local.scheduler_address
         after_giving(monkeypatch, {2}, lambda client: local.sync(local.scheduler.close))
         with pytest.raises(
-            ClusterError, match=rf"^the scheduler {address} is gone; .*s\.db keeps.* run the same again$"
+            ClusterError, match=rf"^the scheduler {address} is gone; .*s\.db keeps.* run the same command again$"
         ):
             random_search(DIGITS, "paper-cnn", 3, **SMALL, study=study, scheduler=address)
     assert states(study) == ["COMPLETE"]

@@ -151,7 +151,7 @@ def test_interrupted_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.Monke
         return compute(*arguments)
 
     monkeypatch.setattr(search_work, "compute", interrupted)
-    with pytest.raises(KeyboardInterrupt, match=r"2 of 5 networks are in .*s\.db\. Run the same again to go on"):
+    with pytest.raises(KeyboardInterrupt, match=r"2 of 5 networks are in .*s\.db\. Run it again to continue"):
         random_search(DIGITS, "paper-cnn", 5, **SMALL, study=tmp_path / "s.db")
 
 

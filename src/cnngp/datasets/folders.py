@@ -57,7 +57,7 @@ def folder(path: str | Path, *, size: Size | None = None, aspect: Aspect = "squa
             found = reader.find(where, least=1)
             unknown = sorted(set(found.labels) - set(part.y))
             if unknown:
-                raise DatasetError(f"{where} has classes that {path / 'train'} has not: {', '.join(unknown)}")
+                raise DatasetError(f"{where} has classes that are missing from {path / 'train'}: {', '.join(unknown)}")
             others[key] = mixed(reader.read(found, part.X.shape[2:], part.X.shape[1]))
     validation = others.get("validation")
     if "test" in others:

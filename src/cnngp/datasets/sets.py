@@ -46,7 +46,9 @@ def load(
     path = Path(source)
     named = str(source) in NAMES
     if split == "paper" and str(source) not in ("mnist", "fashion_mnist"):
-        raise DatasetError(f"split='paper' is of 60,000 training images (mnist, fashion_mnist), which {source} has not")
+        raise DatasetError(
+            f"split='paper' needs 60,000 training images (mnist, fashion_mnist), which {source} does not have"
+        )
     if not path.is_dir() or named:
         if size is not None:
             raise DatasetError(f"size={size!r} is for folders of images; {source} has a size of its own")

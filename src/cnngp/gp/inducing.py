@@ -164,7 +164,7 @@ class InducingGP:
 
     def insert_outputs(self, at: Any, value: float) -> None:
         raise MatrixError(
-            "a model through inducing images has not kept the others, so it takes no new class; fit again"
+            "a model through inducing images does not keep the other images, so it cannot take a new class; fit again"
         )
 
     def grow(self, new: NewPoints) -> None:

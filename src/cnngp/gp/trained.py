@@ -60,7 +60,7 @@ class TrainedEnsemble:
         self._K = _named("K", K)
         xp = namespace(theta)
         if namespace(self._K) is not xp:
-            raise MatrixError("K and Theta are in different places, one on a card; move one of them")
+            raise MatrixError("K and Theta are on different devices; move one of them")
         n = len(theta)
         if len(self._K) != n:
             raise MatrixError(f"K has {len(self._K)} points and Theta {n}; both are of the training points")

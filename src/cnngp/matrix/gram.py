@@ -305,7 +305,7 @@ def _refuse_to_fill(place: GramStore, engine: str) -> None:
     if made_by != engine:
         raise StoreError(
             f"{place.name} was begun by the engine {made_by} and lacks tiles; this one is {engine}, whose last digits "
-            "differ. Go on where it was begun, or give another store"
+            "differ. Continue on a machine with that engine, or choose another store"
         )
 
 
@@ -354,9 +354,9 @@ def _compute(
                 tiles = (grid.at(i, j) for i, j in todo) if place.locked else _shared(place, todo, done_by_another)
                 fill(tiles, lanes(kernel, x.image_shape), x, z, write, advance)
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(f"interrupted; {state()} in {place.name}. Run the same again to go on") from None
+        raise KeyboardInterrupt(f"interrupted; {state()} in {place.name}. Run it again to continue") from None
     except cluster.ClusterError as error:
-        raise cluster.ClusterError(f"{error}; {state()} in {place.name}. Run the same again to go on") from None
+        raise cluster.ClusterError(f"{error}; {state()} in {place.name}. Run it again to continue") from None
     except OSError as error:
         raise place.fault(error, state()) from error
 

@@ -130,7 +130,7 @@ def needed(axes: Iterable[AxisMap], wanted: frozenset[Displacement]) -> frozense
         found.update(islice(product(*along), MOST_SHEETS + 1))
         if len(found) > MOST_SHEETS:
             raise SizeError(
-                f"asks for the covariances of more than {MOST_SHEETS:,} displacements between locations; "
+                f"needs the covariances of more than {MOST_SHEETS:,} displacements between locations; "
                 "use strides or smaller pools before it, or smaller images"
             )
     return frozenset(found)

@@ -177,7 +177,7 @@ def _torch_device(setting: Setting) -> str:
 
     if not torch.cuda.is_available():
         raise RuntimeError(
-            "figure2 on cuda needs a PyTorch that can use the card, and this one cannot; install one built for CUDA, "
+            "figure2 on cuda needs a PyTorch that can use the GPU, and this one cannot; install one built for CUDA, "
             "or use --device cpu with --quick"
         )
     return "cuda"

@@ -160,7 +160,7 @@ class Setting:
         if seconds > left:
             raise OutOfTime(
                 f"{name} takes about {seconds:.0f} s and the budget leaves {max(left, 0.0):.0f} s; what is done is "
-                "kept, run again to go on"
+                "kept, run again to continue"
             )
 
     def _file(self, name: str) -> Path:

@@ -174,7 +174,8 @@ def check_labels(y: Any, y_test: Any) -> None:
     unknown = np.setdiff1d(y_test, y)
     if len(unknown):
         raise DataError(
-            f"the test set has labels that the training set has not: {unknown.tolist()[:5]}; use more training images"
+            f"the test set has labels that are missing from the training set: {unknown.tolist()[:5]}; use more "
+            "training images"
         )
 
 

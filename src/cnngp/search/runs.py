@@ -158,7 +158,7 @@ def _interruptible(level: Level, study: Study) -> Iterator[None]:
     except KeyboardInterrupt:
         done = len(set(level.draws) & level.done(study))
         raise KeyboardInterrupt(
-            f"interrupted; {done:,} of {len(level.draws):,} networks are in {study.path}. Run the same again to go on"
+            f"interrupted; {done:,} of {len(level.draws):,} networks are in {study.path}. Run it again to continue"
         ) from None
 
 

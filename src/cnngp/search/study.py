@@ -283,7 +283,7 @@ def _check_file(path: Path) -> None:
     if whole != ["ok"]:
         raise StudyError(f"{path} is damaged ({one_line(whole[0])[:200]}); restore it or give another file")
     if names not in ([], [NAME]):
-        raise StudyError(f"{path} holds other studies ({', '.join(map(repr, names[:3]))}); give a file of its own")
+        raise StudyError(f"{path} already holds other studies ({', '.join(map(repr, names[:3]))}); choose another file")
 
 
 def _difference(held: dict[str, Any], asked: dict[str, Any]) -> str:

@@ -78,7 +78,7 @@ def _keeping(study: Path) -> Iterator[None]:
     try:
         yield
     except ClusterError as error:
-        raise ClusterError(f"{error}; {study} keeps what is finished, run the same again") from error
+        raise ClusterError(f"{error}; {study} keeps what is finished; run the same command again") from error
 
 
 def _score(problem: Problem, network_json: str) -> Score:

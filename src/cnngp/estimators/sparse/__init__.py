@@ -318,7 +318,7 @@ class SparseGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if asked != "cpu" and torch.cuda.is_available():
             return torch.device("cuda")
         if self.device == "cuda":
-            raise RuntimeError("device='cuda', but this build of PyTorch sees no card; install one with CUDA")
+            raise RuntimeError("device='cuda', but this build of PyTorch finds no GPU; install one with CUDA")
         return torch.device("cpu")
 
 

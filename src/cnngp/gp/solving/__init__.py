@@ -248,7 +248,7 @@ def _conjugate_gradients(
         keep.save(E, latest, every=0.0)
         told = str(error) if isinstance(error, ClusterError) else "interrupted"
         raise type(error)(
-            f"{told}; iteration {latest.iteration} is kept in {keep.path}. Run the same again to go on"
+            f"{told}; iteration {latest.iteration} is kept in {keep.path}. Run it again to continue"
         ) from None
     if keep is not None:
         ran_out = not outcome.converged and outcome.iterations >= limits["iterations"]

@@ -69,7 +69,7 @@ class Keys:
             return StoreError(f"{self.name}: the disk is full; {state}. Free some space and run the same again")
         if error.errno in NOT_WRITABLE:
             return StoreError(f"{self.name} cannot be written ({reason}); {state}. Choose a place where you may write")
-        return StoreError(f"{self.name}: {reason}; {state}. Run the same again to go on")
+        return StoreError(f"{self.name}: {reason}; {state}. Run it again to continue")
 
 
 def prototype() -> Any:

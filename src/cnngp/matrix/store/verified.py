@@ -72,7 +72,7 @@ class VerifiedStore(WrapperStore[Any]):
         except ValueError as error:
             raise DamagedTile(
                 f"{self._name}: chunk {(i, j)} of the kernel matrix cannot be used: {error}; run gram on the store "
-                "again, which computes such tiles anew"
+                "again, which computes such tiles again"
             ) from None
         return whole if byte_range is None else await self._store.get(key, prototype, byte_range)
 

@@ -45,9 +45,9 @@ def require() -> None:
     try:
         found = cupy.cuda.runtime.getDeviceCount()
     except Exception as error:
-        raise EngineError(f"device='cuda': no usable NVIDIA card ({error}); use device='cpu'") from None
+        raise EngineError(f"device='cuda': no usable NVIDIA GPU ({error}); use device='cpu'") from None
     if not found:
-        raise EngineError("device='cuda': no NVIDIA card was found; use device='cpu'")
+        raise EngineError("device='cuda': no NVIDIA GPU was found; use device='cpu'")
 
 
 def available() -> bool:
@@ -177,7 +177,7 @@ class CudaEngine:
         side = int(min(MAX_TILE, by_time, by_memory))
         if side < 1:
             raise EngineError(
-                f"not enough memory on the card: an image needs {row:,} bytes of tables and "
+                f"not enough memory on the GPU: an image needs {row:,} bytes of tables and "
                 f"{card.free_bytes():,} are free"
             )
         pieces = -(-images // side)
