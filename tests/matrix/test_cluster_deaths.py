@@ -158,7 +158,7 @@ def test_the_scheduler_dies_under_gram_and_the_run_goes_on_without_it(
 
         with monkeypatch.context() as m:
             m.setattr(cluster_run.Run, "_finish", finish_and_close)
-            said = r"^the scheduler .* (is gone|does not answer any more); \d+ of 190 tiles are there .* Run the same"
+            said = r"^the scheduler .* (is gone|does not answer any more); \d+ of 190 tiles are there .* Run it again"
             with pytest.raises(ClusterError, match=said) as caught:
                 gram(KERNEL, X, store=place, tile=8, client=made)
         assert "\n" not in str(caught.value)
