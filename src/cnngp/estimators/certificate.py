@@ -137,7 +137,7 @@ class FitReport:
         if self.sensitivity < 1.0 and self.movement < 0.1:
             return (
                 "Classes, probabilities, means and variances can be trusted: the kernel's rounding moves them by far "
-                f"less than {self.movement:.0%}. Only for more digits of the likelihood use dtype='float64'."
+                f"less than {self.movement:.0%}. Use dtype='float64' only if you need more digits."
             )
         if self.sensitivity < 1.0:
             return (
