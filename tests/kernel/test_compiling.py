@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 import cnngp
-from cnngp.kernel.engines.cpu import interpreter, rows
+from cnngp.kernel.engines.cpu import interpreter
 from cnngp.kernel.engines.cpu.compiling import sources_digest
+from cnngp.kernel.engines.cpu.rows import elementary
 
 SCRIPT = """
 import numpy as np
@@ -43,7 +44,13 @@ def digest_of(package: Path) -> str:
 
 @pytest.mark.parametrize(
     "file",
-    ["engines/cpu/rows.py", "engines/cpu/plan.py", "engines/polynomials.py", "program/ops.py", "series/packed.py"],
+    [
+        "engines/cpu/rows/values.py",
+        "engines/cpu/plan.py",
+        "engines/polynomials.py",
+        "program/ops.py",
+        "series/packed.py",
+    ],
 )
 def test_the_digest_follows_every_file_that_compiled_code_depends_on(copied: Path, file: str) -> None:
     assert digest_of(copied) == sources_digest()
@@ -53,7 +60,7 @@ def test_the_digest_follows_every_file_that_compiled_code_depends_on(copied: Pat
 
 
 def test_compiled_functions_are_kept_under_it() -> None:
-    for function in (interpreter.pair_block, rows.relu_value):
+    for function in (interpreter.pair_block, elementary.relu_value):
         assert sources_digest() in function.py_func.__qualname__
 
 
@@ -71,7 +78,7 @@ def test_a_change_in_one_file_makes_all_compiled_code_anew(copied: Path) -> None
     first, hits = run(copied)
     assert hits == 0
     assert run(copied) == (first, 1)
-    path = copied / "kernel/engines/cpu/rows.py"
+    path = copied / "kernel/engines/cpu/rows/elementary.py"
     text = path.read_text(encoding="utf-8")
     changed = text.replace("relu_g(u), positive(K))", "relu_g(u), positive(K) + one)")
     assert changed != text

@@ -27,7 +27,7 @@ their maps, so that V̇ = E[φ'φ'] = ∂V/∂K = (factor/unit) · f'. With cos 
 Of the ReLU's families f' is any finite number where a variance is 0: there Θ is 0 too. Near correlation one f' has the
 slope of a square root: θ ≈ √(2(1 − cos θ)), so that rounding cos θ by δ moves f' by √(2δ)/π (docs/mathematics.md).
 
-Engines look formulas up by family (engines/cpu/rows.py, engines/cuda/math.py).
+Engines look formulas up by family (engines/cpu/rows/, engines/cuda/math.py).
 """
 
 from __future__ import annotations

@@ -11,12 +11,12 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from numba import types
 from numpy.typing import NDArray
 
-from .both import done, relu_maps, windows
-from .box import box, fill, pointwise, product, relu_map, relu_total
 from .compiling import callback
+from .operations.both import done, relu_maps, windows
+from .operations.box import box, fill, pointwise, product, relu_map, relu_total
+from .operations.window import window
 from .plan import (
     A0,
     A1,
@@ -47,9 +47,8 @@ from .plan import (
     TOTAL,
     WINDOW,
 )
-from .rows import PAIR_ROWS, SELF_ROWS, VARIANCE_ROWS
-from .slopes import PAIR_SLOPES, SELF_SLOPES, VARIANCE_SLOPES
-from .window import window
+from .rows import PAIR_ROWS, PAIR_SLOPES, SELF_ROWS, SELF_SLOPES, VARIANCE_ROWS, VARIANCE_SLOPES
+from .work import signature
 
 _window, _windows = cache(window), cache(windows)
 _pair_product, _self_product = product(both=False), product(both=True)
@@ -58,13 +57,7 @@ _WITHOUT_MAPS = {PRODUCT: _pair_product, FILL: fill}
 
 @cache
 def compiled(function: Callable[..., None], dtype: str, is_row: bool) -> Any:
-    real, whole = types.CPointer(getattr(types, dtype)), types.CPointer(types.int64)
-    double, i = types.CPointer(types.float64), types.intp
-    if is_row:
-        signature = types.void(real, i, i, i, real, i, real, i, whole, double, whole, double)
-    else:
-        signature = types.void(real, real, real, whole, double, whole, double, whole)
-    return callback(function, signature)
+    return callback(function, signature(dtype, is_row))
 
 
 def _put_addresses(

@@ -25,8 +25,8 @@ from . import interpreter as interpreter
 from .calls import pair_calls, variance_calls
 from .plan import ROW_K, ROW_LIST, Plan, make_plan
 from .plan import SMALLEST as SMALLEST_COLUMN
-from .rows import POWERS
 from .simd import LANES
+from .work import POWERS
 
 Array = NDArray[Any]
 

@@ -14,81 +14,30 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cnngp.kernel.program import PIXELS, Op, Program
-from cnngp.kernel.program.reverse import Back, Pixels, Reverse, Step, Total
+from cnngp.kernel.program.reverse import Pixels, Reverse
 from cnngp.kernel.series.packed import Rows, SeriesTables
 
 from ..base import Advance, RangeError
-from .back import (
-    ADDRESSES,
-    OWN_SHARES,
-    PAIR_BACKS,
-    SELF_BACKS,
-    SHARES,
-    SLOT,
-    TIMES,
-    WRITES,
-    dot,
-    pair_pixels,
-    self_pixels,
-    still,
-    total,
-)
-from .back_series import series_back, series_still, series_variances
-from .calls import compiled, pair_calls, variance_calls
+from .back.plan import known_at, reversed_plan, shares_of_variances, with_backs
+from .calls import pair_calls, variance_calls
+from .compiling import jit
 from .engine import SMALLEST, aligned, default_threads, run_tasks
-from .interpreter import Space, image_tables, jit, multiply_images, run_ops, spread_lanes, spread_rows
-from .plan import (
-    ACT,
-    BASE,
-    IMAGES,
-    MAP_STEP,
-    NO_ACT,
-    OP_CALL,
-    OWN_AT,
-    OWN_STEP,
-    OWN_TABLE,
-    ROW_CALL,
-    ROW_K,
-    ROW_LIST,
-    SCRATCH,
-    SERIES,
-    TABLE,
-    make_plan,
-)
+from .interpreter import Code, Space, image_tables, multiply_images, run_ops, spread_lanes, spread_rows
+from .plan import BASE, IMAGES, MAP_STEP, OWN_AT, OWN_STEP, SCRATCH
 from .plan import SMALLEST as SMALLEST_COLUMN
-from .rows import POWERS
 from .simd import LANES, lanes, pointer
+from .work import POWERS
 
 Array = NDArray[Any]
 
 # Bytes that the shares of a strip's row images may take in all streams, and the most streams.
 STRIP_BYTES = 96 << 20
 STREAMS = 16
-
-
-_pair_series, _self_series = series_back(both=False), series_back(both=True)
-
-
-class Code(NamedTuple):
-    """What is run, as in interpreter.py; `seed` is where ∂L/∂K goes."""
-
-    ints: Any
-    floats: Any
-    taps: Any
-    panels: Any
-    channels: int
-    locations: int
-    width: int
-    buffers: int
-    input: int
-    seed: int
 
 
 @jit
@@ -106,7 +55,7 @@ def pair_gradients(
     for i in range(len(X)):
         empty = True
         for lane in range(L):
-            m[base + code.seed * L + lane] = weights[i, lane]
+            m[base + code.output * L + lane] = weights[i, lane]
             empty = empty and weights[i, lane] == 0.0
         if empty:
             continue
@@ -165,61 +114,23 @@ class _Run:
         program = reverse.program
         self.to_images = any(isinstance(step, Pixels) for step in reverse.steps)
         # What an image collects: the shares of its variances, then the gradients of its pixels.
-        self.variances = max(1, program.elements)
+        self.variances = shares_of_variances(program)
         self.entries = self.variances + (program.channels * math.prod(program.shape) if self.to_images else 0)
-        self.plan = plan = make_plan(_as_program(reverse), rows, series_entries=2)
-        starts = np.concatenate([[0], np.cumsum(program.buffers)])
-        self.known = ROW_LIST + int(plan.ints[:, ROW_K].max(initial=1))
-        self.seed = int(starts[reverse.seed])
-        for row, step in zip(plan.ints, reverse.steps, strict=True):
-            if not isinstance(step, Op):
-                row[ADDRESSES] = self.known
-            if isinstance(step, Back | Total):
-                row[SLOT] = step.slot
-            if isinstance(step, Pixels):
-                row[SHARES] = self.variances
-            if isinstance(step, Back):
-                row[TIMES], row[WRITES] = starts[step.times], step.dst is not None
-                if step.activation is not None:
-                    plane, pitch = math.prod(step.activation.shape[1:]), step.activation.shape[2]
-                    for column, (a, b, c) in ((OWN_SHARES, step.first), (SHARES, step.second)):
-                        row[column] = step.activation.offset + a * plane + b * pitch + c
+        self.plan = plan = reversed_plan(reverse, rows)
+        self.known = known_at(plan)
         numbers = plan.floats.copy()
         numbers[:, SMALLEST_COLUMN] = SMALLEST[self.dtype.name]
 
         def code(ints: Array) -> Code:
             return Code(
                 ints, numbers[: len(ints)], plan.taps, owner.series.panels, plan.channels, plan.locations, plan.width,
-                plan.buffers, plan.input, self.seed,
+                plan.buffers, plan.input, plan.output, plan.theta,
             )  # fmt: skip
 
-        both = self._with_backs(variance_calls(plan.ints), "float64", of_pairs=False)
+        both = with_backs(variance_calls(plan.ints), reverse, "float64", of_pairs=False)
         self.tables, self.selves = code(both[: reverse.forwards]), code(both)
-        self.pairs = code(self._with_backs(pair_calls(plan.ints, self.dtype.name), self.dtype.name, of_pairs=True))
+        self.pairs = code(with_backs(pair_calls(plan.ints, self.dtype.name), reverse, self.dtype.name, of_pairs=True))
         self._local = threading.local()
-
-    def _with_backs(self, ints: Array, dtype: str, of_pairs: bool) -> Array:
-        """The operations of the way back get the addresses of their functions."""
-        for row, step in zip(ints, self.reverse.steps, strict=True):
-            function: Callable[..., None]
-            if isinstance(step, Total):
-                function = total
-            elif isinstance(step, Pixels):
-                function = pair_pixels if of_pairs else self_pixels
-            elif not isinstance(step, Back):
-                if row[ACT] == SERIES and row[OWN_TABLE] == row[TABLE] and not of_pairs:
-                    row[ROW_CALL] = compiled(series_variances, dtype, True).address
-                continue
-            elif row[ACT] == NO_ACT:
-                function = dot
-            elif of_pairs:
-                function = (PAIR_BACKS | {SERIES: _pair_series})[int(row[ACT])]
-            elif row[OWN_TABLE] == row[TABLE]:
-                function = series_still if row[ACT] == SERIES else still
-            else:
-                function = (SELF_BACKS | {SERIES: _self_series})[int(row[ACT])]
-            row[OP_CALL] = compiled(function, dtype, False).address
-        return ints
 
     def peaks(self, x: Array) -> NDArray[np.float64]:
         """The largest variance at each nonlinearity, in buffer units."""
@@ -347,7 +258,7 @@ class _Workspace:
         self.owner, self.lanes64 = owner, L64
         n = p.channels * p.locations
         maps = POWERS + p.width + p.buffers + p.scratch
-        self.seed_at = (POWERS + p.width + owner.seed) * L64
+        self.seed_at = (POWERS + p.width + p.output) * L64
         self.shares_at, self.shares64_at = maps * L, maps * L64
         self.frame = np.zeros(owner.known + 3, np.int64)
         self.maps64 = aligned((maps + owner.entries) * L64)
@@ -384,26 +295,3 @@ class _Workspace:
 
 def _ignore(pairs: int) -> None:
     pass
-
-
-def _as_program(reverse: Reverse) -> Program:
-    """The steps as operations, for `make_plan`: those of the way back as if they had no sums."""
-
-    def op(step: Step) -> Op:
-        match step:
-            case Op():
-                return step
-            case Back():
-                return Op(
-                    step.place, step.src, step.src if step.dst is None else step.dst, step.shape, step.shape,
-                    step.activation, None, step.keep, step.scale, 0.0, step.first, step.second,
-                )  # fmt: skip
-            case Total():
-                return Op(step.place, step.src, step.src, step.shape, step.shape, None, None, 1.0, 1.0, 0.0)
-            case Pixels():
-                return Op(
-                    step.place, PIXELS, step.src, step.shape, step.shape, None, None, 0.0, 1.0, 0.0, step.first,
-                    step.second,
-                )  # fmt: skip
-
-    return replace(reverse.program, ops=tuple(map(op, reverse.steps)))

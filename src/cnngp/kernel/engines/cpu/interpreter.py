@@ -2,24 +2,27 @@
 
 It serves every network, shape and layer, because the inner loops run over lanes, whose number is fixed, and not over
 columns, whose number is not. A map of a group of pairs lives in L2; the rows that a convolution sums, in L1. An
-operation is called through its address (`cpu_calls`), so each is compiled once, and only when a network needs it.
+operation is called through its address (`calls.py`), so each is compiled once, and only when a network needs it.
 
-A workspace is: POWERS vectors for `series_row`, a row of zeros that stands for padding, the maps of the images that are
-worked on together, and scratch.
+A workspace is: POWERS vectors for the rows of a series, a row of zeros that stands for padding, the maps of the images
+that are worked on together, and scratch.
 """
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from .compiling import jit as jit
+from .compiling import inlined, jit
 from .plan import BASE, COLUMNS, FLOATS, IMAGES, MAP_STEP, OP_CALL, OWN_AT, OWN_STEP, SCRATCH
-from .rows import POWERS, inlined
-from .simd import call_op, constant, fma, lanes, load, pointer, shifted, splat, store
+from .simd import constant, fma, lanes, load, pointer, shifted, splat, store
+from .work import POWERS, Work, call_op
 
 
 class Code(NamedTuple):
-    """What is run: a plan's tables with the addresses of its functions, and its sizes in map elements."""
+    """What is run: a plan's tables with the addresses of its functions, and its sizes in map elements.
+
+    K is in buffer `output` in the end; a reversed program begins there, with ∂L/∂K.
+    """
 
     ints: Any
     floats: Any
@@ -74,7 +77,7 @@ def run_ops(code: Any, m: Any, own: Any, table: Any, frame: Any) -> None:
     ints, floats, taps, panels = pointer(code.ints), pointer(code.floats), pointer(code.taps), pointer(code.panels)
     for o in range(len(code.ints)):
         op, numbers = shifted(ints, o * COLUMNS), shifted(floats, o * FLOATS)
-        call_op(op[OP_CALL], m, own, table, op, numbers, taps, panels, frame)
+        call_op(op[OP_CALL], Work(m, own, table, op, numbers, taps, panels, frame))
 
 
 @inlined

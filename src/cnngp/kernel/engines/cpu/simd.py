@@ -39,7 +39,7 @@ def _vector(vec: Vec) -> Any:
     return ir.VectorType(_scalar(vec.dtype), vec.lanes)
 
 
-def _constant(vec: Vec, value: float) -> Any:
+def constant_of(vec: Vec, value: float) -> Any:
     return ir.Constant(_vector(vec), [value] * vec.lanes)
 
 
@@ -231,7 +231,7 @@ def positive(typing_context: Any, a: Any) -> Any:
     """max(a, 0)."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        zero = _constant(a, 0.0)
+        zero = constant_of(a, 0.0)
         return builder.select(builder.fcmp_ordered(">", args[0], zero), args[0], zero)
 
     return a(a), codegen
@@ -263,7 +263,7 @@ def power_of_two(typing_context: Any, n: Any) -> Any:
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         integers = ir.VectorType(ir.IntType(bits), n.lanes)
-        shifted = builder.fadd(args[0], _constant(n, 1.5 * 2.0**mantissa))
+        shifted = builder.fadd(args[0], constant_of(n, 1.5 * 2.0**mantissa))
         raw = builder.bitcast(shifted, integers)
         raw = builder.add(raw, ir.Constant(integers, [bias] * n.lanes))
         raw = builder.shl(raw, ir.Constant(integers, [mantissa] * n.lanes))
@@ -286,9 +286,9 @@ def _polynomial(name: str) -> Any:
         coefficients = getattr(polynomials, f"{name}_{x.dtype.bitwidth}")
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            total = _constant(x, coefficients[-1])
+            total = constant_of(x, coefficients[-1])
             for c in coefficients[-2::-1]:
-                total = _call(builder, x, "llvm.fma", [total, args[0], _constant(x, c)])
+                total = _call(builder, x, "llvm.fma", [total, args[0], constant_of(x, c)])
             return total
 
         return x(x), codegen
@@ -337,67 +337,3 @@ def _overload_multiply(a: Any, b: Any) -> Callable[[Any, Any], Any] | None:
 @overload(operator.truediv, strict=False)
 def _overload_divide(a: Any, b: Any) -> Callable[[Any, Any], Any] | None:
     return (lambda a, b: _divide(a, b)) if _are_vectors(a, b) else None
-
-
-# ---- calls through addresses -----------------------------------------------------------------------------------------
-
-
-def _call_address(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-    function_type = ir.FunctionType(ir.VoidType(), [a.type for a in args[1:]])
-    builder.call(builder.inttoptr(args[0], function_type.as_pointer()), args[1:])
-    return context.get_dummy_value()
-
-
-@intrinsic
-def call_row(
-    typing_context: Any, address: Any, m: Any, src: Any, dst: Any, n: Any, own: Any, own_at: Any, lane: Any, at: Any,
-    op: Any, numbers: Any, taps: Any, panels: Any,
-) -> Any:  # fmt: skip
-    """Call the row function at an address."""
-    i = types.intp
-    return types.void(i, m, i, i, i, own, i, lane, i, op, numbers, taps, panels), _call_address
-
-
-@intrinsic
-def call_op(
-    typing_context: Any, address: Any, m: Any, own: Any, lane: Any, op: Any, numbers: Any, taps: Any, panels: Any,
-    frame: Any,
-) -> Any:  # fmt: skip
-    """Call the operation at an address."""
-    return types.void(types.intp, m, own, lane, op, numbers, taps, panels, frame), _call_address
-
-
-# ---- windows along a row ---------------------------------------------------------------------------------------------
-
-
-@intrinsic(prefer_literal=True)
-def empty_window(typing_context: Any, p: Any, k: Any) -> Any:
-    """The state of `slide` for windows of k ≥ 2 columns, a constant, with nothing but zeros so far."""
-    vec = Vec(p.dtype)
-    state = types.UniTuple(vec, k.literal_value - 1)
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return context.make_tuple(builder, state, [_constant(vec, 0.0)] * state.count)
-
-    return state(p, k), codegen
-
-
-@intrinsic
-def slide(typing_context: Any, state: Any, S: Any) -> Any:
-    """Add a column; (sum of the last k columns, state).
-
-    The state is the last column and the last k − 2 sums P of two neighbours: seven columns are S + P + P + P and four
-    are P + P, each P two columns before the other.
-    """
-    k = state.count + 1
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        last, *pairs = (builder.extract_value(args[0], i) for i in range(k - 1))
-        pair = builder.fadd(args[1], last)
-        total, terms = (args[1], pairs[0::2]) if k % 2 else (pair, pairs[1::2])
-        for term in terms:
-            total = builder.fadd(total, term)
-        new = context.make_tuple(builder, state, [args[1], *[pair, *pairs][: k - 2]])
-        return context.make_tuple(builder, signature.return_type, [total, new])
-
-    return types.Tuple((S, state))(state, S), codegen

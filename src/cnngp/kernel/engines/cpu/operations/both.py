@@ -1,7 +1,7 @@
 """The ReLU's value and slope in one pass, where an operation with a tangent stands right before the one without.
 
 Both read the same map and the same tables, and share 1 − |cos θ| and its root, which are most of the work. Windows of
-neighbours are summed as in window.py, for both results at once. The row of the plan is that of the operation with the
+neighbours are summed as in sliding.py, for both results at once. The row of the plan is that of the operation with the
 tangent; that of the other is the next.
 """
 
@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from .box import entry_of_row
-from .plan import (
+from ..plan import (
     A0,
     A1,
     B0,
@@ -34,7 +33,6 @@ from .plan import (
     OWN_STEP,
     OWN_TABLE,
     ROW_BEFORE,
-    ROW_CALL,
     SCALE,
     SCRATCH,
     SRC,
@@ -46,40 +44,15 @@ from .plan import (
     WRITE,
     kept_rows,
 )
-from .rows import POWERS, inlined, write
-from .simd import (
-    absolute,
-    call_row,
-    constant,
-    empty_window,
-    fma,
-    lanes,
-    load,
-    negated_fma,
-    positive,
-    relu_g,
-    shifted,
-    slide,
-    splat,
-    sqrt,
-    store,
-)
-from .slopes import relu_slope
+from ..rows.elementary import relu_both
+from ..simd import constant, lanes, load, shifted, store
+from ..work import POWERS, Work, entry_of_row, write
+from .sliding import empty_window, ready_row, relu_entries, slide, sums_of_rows
 
 
-@inlined
-def relu_both(K: Any, T: Any, p: Any, q: Any, mine: Any, one: Any, zero: Any) -> Any:
-    """R, and its slope times T + own · K."""
-    size = absolute(K)
-    u = positive(negated_fma(size, q, one))
-    root = sqrt(u)
-    V = fma((p - size) * root, relu_g(u), positive(K))
-    return V, relu_slope(K, root, u, one, zero) * fma(K, mine, T)
-
-
-def relu_maps(m: Any, own: Any, table: Any, op: Any, numbers: Any, taps: Any, panels: Any, frame: Any) -> None:
+def relu_maps(w: Any) -> None:
     """Operations without sums."""
-    L = lanes(m)
+    m, op, numbers, frame, L = w.m, w.op, w.numbers, w.frame, lanes(w.m)
     one, zero, mine = constant(m, 1.0), constant(m, 0.0), constant(m, numbers[OWN])
     keep, scale, bias = constant(m, numbers[KEEP]), constant(m, numbers[SCALE]), constant(m, numbers[BIAS])
     value, others = shifted(op, COLUMNS), shifted(numbers, FLOATS)
@@ -94,52 +67,27 @@ def relu_maps(m: Any, own: Any, table: Any, op: Any, numbers: Any, taps: Any, pa
             own_at, at = frame[OWN_AT] + image * frame[OWN_STEP] + op[OWN_TABLE] + entry, op[TABLE] + entry
             for e in range(n):
                 o = e * L
-                p = splat(own, own_at + e) * load(table, (at + e) * L)
-                q = splat(own, own_at + size + e) * load(table, (at + size + e) * L)
+                p, q = relu_entries(w, own_at + e, at + e, size)
                 V, W = relu_both(load(m, src + o), load(m, src + far + o), p, q, mine, one, zero)
                 write(m, dst + o, W, how, keep, scale, bias)
                 write(m, dst_V + o, V, how_V, keep_V, scale_V, bias_V)
 
 
-def done(m: Any, own: Any, table: Any, op: Any, numbers: Any, taps: Any, panels: Any, frame: Any) -> None:
+def done(w: Any) -> None:
     """The operation that the one before has done too."""
 
 
 def windows(height: int, width: int) -> Callable[..., None]:
     """The operations for windows of height × width, both at least 2."""
     sums, singles = kept_rows(height)
-    middle = (height - 2) // 2
-    odd = height % 2 == 1
+    kept_in, column = sums_of_rows(height)
 
-    @inlined
-    def column(
-        m: Any, Va: Any, Vb: Any, sum_at: int, single_at: int, back1: int, back2: int, back3: int, o: int
-    ) -> Any:
-        """A column's sums of rows that end at the first and at the second row; see window.py."""
-        B = Va + Vb
-        Sb = B
-        if odd:
-            Sa = load(m, sum_at + o)
-            Sb = Sb + load(m, single_at + o)
-        else:
-            Sa = load(m, single_at + o)
-        if middle > 0:
-            common = load(m, back1 + o)
-            if middle > 1:
-                common = common + load(m, back2 + o)
-            if middle > 2:
-                common = common + load(m, back3 + o)
-            Sa, Sb = common + Sa, common + Sb
-        Sa = Sa + Va
-        store(m, sum_at + o, B)
-        store(m, single_at + o, Vb)
-        return Sa, Sb
-
-    def run(m: Any, own: Any, table: Any, op: Any, numbers: Any, taps: Any, panels: Any, frame: Any) -> None:
-        L = lanes(m)
+    def run(w: Any) -> None:
+        m, op, numbers, frame, L = w.m, w.op, w.numbers, w.frame, lanes(w.m)
         one, zero, mine = constant(m, 1.0), constant(m, 0.0), constant(m, numbers[OWN])
         keep, scale, bias = constant(m, numbers[KEEP]), constant(m, numbers[SCALE]), constant(m, numbers[BIAS])
         value, others = shifted(op, COLUMNS), shifted(numbers, FLOATS)
+        of_value = Work(m, w.own, w.table, value, others, w.taps, w.panels, frame)
         keep_V, scale_V, bias_V = constant(m, others[KEEP]), constant(m, others[SCALE]), constant(m, others[BIAS])
         rows, n, how, how_V, far = op[B0], op[C0], op[WRITE], value[WRITE], op[TIMES] * L
         row_size, out_size = n * L, op[C1] * L
@@ -148,8 +96,8 @@ def windows(height: int, width: int) -> Callable[..., None]:
         first_output = op[FIRST_ROW] - after
         sum_rows = frame[SCRATCH]
         single_rows = sum_rows + sums * row_size
-        kept = (sums + singles) * row_size  # the rows of W lie so far behind those of V
-        fresh = sum_rows + 2 * kept
+        apart = (sums + singles) * row_size  # the rows of W lie so far behind those of V
+        fresh = sum_rows + 2 * apart
         unused = fresh + 4 * row_size
         ready = op[COL_K] + op[COL_START]
         for image in range(frame[IMAGES]):
@@ -160,36 +108,20 @@ def windows(height: int, width: int) -> Callable[..., None]:
                 dst = maps + op[DST] * L + plane * op[B1] * out_size
                 dst_V = maps + value[DST] * L + plane * op[B1] * out_size
                 entry = op[TABLE] + plane * op[TABLE_PLANE]
-                for x in range(0, 2 * kept, L):
+                for x in range(0, 2 * apart, L):
                     store(m, sum_rows + x, zero)
                 for j in range((op[B1] - first_output + 1) // 2):
                     output = first_output + 2 * j
                     r = output + after
                     together = r >= 0 and r + 1 < rows
-                    first = second = first_V = second_V = POWERS * L
+                    first = second = first_V = second_V = POWERS * L  # the row of zeros
                     if not together:
                         if 0 <= r < rows:
-                            first, first_V = fresh, fresh + row_size
-                            at = entry + r * pitch
-                            call_row(
-                                op[ROW_CALL], m, src + r * row_size, first, n, own, own_at + at, table, at, op, numbers,
-                                taps, panels,
-                            )  # fmt: skip
-                            call_row(
-                                value[ROW_CALL], m, src + r * row_size, first_V, n, own, own_at + at, table, at, value,
-                                others, taps, panels,
-                            )  # fmt: skip
+                            first = ready_row(w, r, src, fresh, own_at, entry)
+                            first_V = ready_row(of_value, r, src, fresh + row_size, own_at, entry)
                         if 0 <= r + 1 < rows:
-                            second, second_V = fresh + 2 * row_size, fresh + 3 * row_size
-                            at = entry + (r + 1) * pitch
-                            call_row(
-                                op[ROW_CALL], m, src + (r + 1) * row_size, second, n, own, own_at + at, table, at, op,
-                                numbers, taps, panels,
-                            )  # fmt: skip
-                            call_row(
-                                value[ROW_CALL], m, src + (r + 1) * row_size, second_V, n, own, own_at + at, table, at,
-                                value, others, taps, panels,
-                            )  # fmt: skip
+                            second = ready_row(w, r + 1, src, fresh + 2 * row_size, own_at, entry)
+                            second_V = ready_row(of_value, r + 1, src, fresh + 3 * row_size, own_at, entry)
                     to_a, to_V = dst + output * out_size, dst_V + output * out_size
                     to_b, to_Vb = (to_a + out_size, to_V + out_size) if output + 1 < op[B1] else (unused, unused)
                     if output < 0:
@@ -197,10 +129,7 @@ def windows(height: int, width: int) -> Callable[..., None]:
                     columns, begin = op[C1] + ready, ready
                     if output + 1 < 0:
                         columns, begin = n + 1, n + 1
-                    sum_at, single_at = sum_rows + (j % sums) * row_size, single_rows + (j % singles) * row_size
-                    back1 = sum_rows + ((j - 1) % sums) * row_size
-                    back2 = sum_rows + ((j - 2) % sums) * row_size
-                    back3 = sum_rows + ((j - 3) % sums) * row_size
+                    kept = kept_in(j, sum_rows, single_rows, row_size)
                     map_a, map_b = src + r * row_size, src + (r + 1) * row_size
                     at = entry + r * pitch
                     own_a = own_at + at
@@ -211,8 +140,8 @@ def windows(height: int, width: int) -> Callable[..., None]:
                         Sa = Sb = Ua = Ub = zero
                         if 0 < x <= n:
                             o = (x - 1) * L
-                            Sa, Sb = column(m, Va, Vb, sum_at, single_at, back1, back2, back3, o)
-                            Ua, Ub = column(m, Wa, Wb, sum_at, single_at, back1, back2, back3, o + kept)
+                            Sa, Sb = column(m, Va, Vb, kept, o)
+                            Ua, Ub = column(m, Wa, Wb, kept, o + apart)
                         wa, state_Va = slide(state_Va, Sa)
                         wb, state_Vb = slide(state_Vb, Sb)
                         va, state_a = slide(state_a, Ua)
@@ -226,11 +155,9 @@ def windows(height: int, width: int) -> Callable[..., None]:
                         if x < n:
                             o = x * L
                             if together:
-                                p = splat(own, own_a + x) * load(table, (at + x) * L)
-                                q = splat(own, own_a + size + x) * load(table, (at + size + x) * L)
+                                p, q = relu_entries(w, own_a + x, at + x, size)
                                 Va, Wa = relu_both(load(m, map_a + o), load(m, map_a + far + o), p, q, mine, one, zero)
-                                p = splat(own, own_a + pitch + x) * load(table, (at + pitch + x) * L)
-                                q = splat(own, own_a + pitch + size + x) * load(table, (at + pitch + size + x) * L)
+                                p, q = relu_entries(w, own_a + pitch + x, at + pitch + x, size)
                                 Vb, Wb = relu_both(load(m, map_b + o), load(m, map_b + far + o), p, q, mine, one, zero)
                             else:
                                 Va, Vb = load(m, first_V + o), load(m, second_V + o)

@@ -10,7 +10,7 @@ image's shares, without the factors that depend on that image alone: `still` mul
     GELU       as below,                    q k'(k + 2t) − (x²/q)(…)       · unit · t²/4π
 
 Where a variance is 0 the two images count as equal (network/adjoint.py says why). Maps, tables and arguments are those
-of rows.py.
+of the rows.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from .box import entry_of_row
-from .plan import (
+from ..compiling import inlined
+from ..plan import (
     A0,
     ACT,
     ALPHA,
@@ -52,16 +52,14 @@ from .plan import (
     TABLE_SIZE,
     UNIT,
 )
-from .rows import PI, asin, exp, inlined, own_entry
-from .simd import (
+from ..rows.elementary import PI, asin, cosine, erf_root, exp, rise_and_fall, sine
+from ..simd import (
     absolute,
     acos_h,
     add_at,
     address,
     address_like,
     constant,
-    copysign,
-    expm1_y,
     fma,
     lane_sum,
     lanes,
@@ -73,6 +71,8 @@ from .simd import (
     store,
     where_less,
 )
+from ..work import entry as entry_at
+from ..work import entry_of_row, own_entry
 
 # Columns of a plan that operations without sums leave free: where the map `times` is, the shares of the first image and
 # of the second, the first of the sums, whether there is a map to write to, and where the frame has the addresses of
@@ -102,30 +102,21 @@ def relu_family_parts(m: Any, K: Any, a: Any, a2: Any, b: Any, b2: Any, op: Any,
 
 @inlined
 def erf_parts(m: Any, K: Any, a: Any, a2: Any, b: Any, b2: Any, op: Any, numbers: Any) -> Any:
-    """1 − x² is at least c + d − cd with c = 1/(1 + 2K₁) = t²/(2 unit), because |K| ≤ √(K₁K₂)."""
-    one, per_unit = constant(m, 1.0), constant(m, (2.0 * numbers[UNIT]) ** -0.5)
     x = K * (a * b)
-    size = absolute(x)
-    c, d = a * per_unit, b * per_unit
-    c, d = c * c, d * d
-    root = sqrt(maximum((one - size) * (one + size), negated_fma(c, d, c + d)))
+    root = erf_root(m, x, a, b, constant(m, (2.0 * numbers[UNIT]) ** -0.5))
     share = x / root
     return a * b / root, share, share, asin(m, x), constant(m, 0.0)
 
 
 @inlined
 def sin_cos_parts(m: Any, K: Any, a: Any, a2: Any, b: Any, b2: Any, op: Any, numbers: Any) -> Any:
-    unit, half, two, one = constant(m, numbers[UNIT]), constant(m, 0.5), constant(m, 2.0), constant(m, 1.0)
+    unit = constant(m, numbers[UNIT])
     true = K * unit
-    size = absolute(true)
-    rise = half * exp(m, size - (a + b))
-    y = size * two
-    fall = exp(m, constant(m, 0.0) - y)
-    below = where_less(y, constant(m, 0.7), y * expm1_y(y), one - fall)
-    sine, cosine = copysign(rise * below, true), fma(rise, fall, rise)
+    rise, y, fall = rise_and_fall(m, true, a + b)
+    s, c = sine(m, true, rise, y, fall), cosine(rise, fall)
     if op[ACT] == SIN:
-        return unit * cosine, sine, sine, sine, constant(m, 0.0)
-    return unit * sine, cosine, cosine, cosine, constant(m, 0.0)
+        return unit * c, s, s, s, constant(m, 0.0)
+    return unit * s, c, c, c, constant(m, 0.0)
 
 
 @inlined
@@ -163,8 +154,8 @@ def gelu_parts(m: Any, K: Any, a: Any, k: Any, b: Any, k2: Any, op: Any, numbers
 def back(parts: Any, entries: int, both: bool) -> Callable[..., None]:
     """The operation for pairs; where `both`, for images with themselves at two places."""
 
-    def run(m: Any, own: Any, table: Any, op: Any, numbers: Any, taps: Any, panels: Any, frame: Any) -> None:
-        L = lanes(m)
+    def run(w: Any) -> None:
+        m, op, numbers, frame, L = w.m, w.op, w.numbers, w.frame, lanes(w.m)
         n, far = op[C0], op[TABLE_SIZE] * (entries - 1)
         zero, scale = constant(m, 0.0), constant(m, numbers[SCALE])
         begun, writes, slot = numbers[KEEP] != 0.0, op[WRITES], op[SLOT]
@@ -181,8 +172,8 @@ def back(parts: Any, entries: int, both: bool) -> Callable[..., None]:
             for c in range(n):
                 K, h = load(m, src + c * L), load(m, times + c * L)
                 slope, first, second, f, f2 = parts(
-                    m, K, own_entry(own, table, mine + c, both), own_entry(own, table, mine + far + c, both),
-                    load(table, (at + c) * L), load(table, (at + far + c) * L), op, numbers,
+                    m, K, own_entry(w, mine + c, both), own_entry(w, mine + far + c, both), entry_at(w, at + c),
+                    entry_at(w, at + far + c), op, numbers,
                 )  # fmt: skip
                 value, extra = fma(h, f, value), fma(h, f2, extra)
                 t = h * scale
@@ -204,12 +195,12 @@ def back(parts: Any, entries: int, both: bool) -> Callable[..., None]:
     return run
 
 
-def still(m: Any, own: Any, table: Any, op: Any, numbers: Any, taps: Any, panels: Any, frame: Any) -> None:
+def still(w: Any) -> None:
     """The same for an image with itself at one place, where K is the variance: dV/dK, and what its shares have become.
 
     In float64, an image a lane.
     """
-    L = lanes(m)
+    m, table, op, numbers, frame, L = w.m, w.table, w.op, w.numbers, w.frame, lanes(w.m)
     n, size, act, unit = op[C0], op[TABLE_SIZE] * L, op[ACT], numbers[UNIT]
     alpha, beta, scale, keep = numbers[ALPHA], numbers[BETA], numbers[SCALE], numbers[KEEP]
     known, slot = op[ADDRESSES], op[SLOT]
@@ -255,9 +246,9 @@ def still(m: Any, own: Any, table: Any, op: Any, numbers: Any, taps: Any, panels
                 m[dst + e] = total + m[dst + e] if keep != 0.0 else total
 
 
-def dot(m: Any, own: Any, table: Any, op: Any, numbers: Any, taps: Any, panels: Any, frame: Any) -> None:
+def dot(w: Any) -> None:
     """The way back where there is no nonlinearity."""
-    L = lanes(m)
+    m, op, numbers, frame, L = w.m, w.op, w.numbers, w.frame, lanes(w.m)
     scale, total = constant(m, numbers[SCALE]), constant(m, 0.0)
     n = op[C0]
     sums = address(frame[op[ADDRESSES]])
@@ -275,9 +266,9 @@ def dot(m: Any, own: Any, table: Any, op: Any, numbers: Any, taps: Any, panels: 
         sums[op[SLOT]] += lane_sum(total)
 
 
-def total(m: Any, own: Any, table: Any, op: Any, numbers: Any, taps: Any, panels: Any, frame: Any) -> None:
+def total(w: Any) -> None:
     """The sum over a map."""
-    L = lanes(m)
+    m, op, frame, L = w.m, w.op, w.frame, lanes(w.m)
     n = op[C0]
     sums = address(frame[op[ADDRESSES]])
     for r in range(op[A0] * op[B0]):
@@ -291,8 +282,8 @@ def total(m: Any, own: Any, table: Any, op: Any, numbers: Any, taps: Any, panels
 def pixels(both: bool) -> Callable[..., None]:
     """From the product of two images to their pixels, whose gradients stand behind the shares of their variances."""
 
-    def run(m: Any, own: Any, table: Any, op: Any, numbers: Any, taps: Any, panels: Any, frame: Any) -> None:
-        L = lanes(m)
+    def run(w: Any) -> None:
+        m, op, frame, L = w.m, w.op, w.frame, lanes(w.m)
         n, size = op[C0], op[TABLE_SIZE]
         known = op[ADDRESSES]
         own_shares = address_like(m, frame[known + 1])
@@ -303,7 +294,7 @@ def pixels(both: bool) -> Callable[..., None]:
                 g = load(m, g_at + c * L)
                 mine, at = op[OWN_TABLE] + entry + c, op[TABLE] + entry + c
                 for _ in range(op[CHANNELS]):
-                    first, second = own_entry(own, table, frame[OWN_AT] + mine, both), load(table, at * L)
+                    first, second = own_entry(w, frame[OWN_AT] + mine, both), entry_at(w, at)
                     o = frame[known + 2] + (op[SHARES] + at) * L
                     store(m, o, fma(g, first, load(m, o)))
                     if both:

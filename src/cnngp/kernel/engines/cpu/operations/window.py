@@ -1,10 +1,7 @@
 """Convolutions whose windows move by one column and one row: ReLU and box sum in one loop, two rows at a time.
 
-The arithmetic of the ReLU and the loads and additions of the sums use different parts of a core, so they overlap. With
-B_j = V_2j + V_2j+1, seven rows that end at 2j are V_2j + B_j−1 + B_j−2 + B_j−3, and seven that end at 2j + 1 are
-B_j + B_j−1 + B_j−2 + V_2j−5: two loads for each output, and only the B and the odd rows are kept, so they stay in L1.
-Along a row the sums never leave the registers (`simd.slide`). A window's size is a constant to the compiler, and each
-size is compiled when a network first uses it.
+How they are summed is in sliding.py. A window's size is a constant to the compiler, and each size is compiled when a
+network first uses it.
 """
 
 from __future__ import annotations
@@ -12,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from .plan import (
+from ..plan import (
     A1,
     ACT,
     B0,
@@ -28,13 +25,11 @@ from .plan import (
     IMAGES,
     KEEP,
     MAP_STEP,
-    NO_ACT,
     OWN_AT,
     OWN_STEP,
     OWN_TABLE,
     RELU,
     ROW_BEFORE,
-    ROW_CALL,
     SCALE,
     SCRATCH,
     SRC,
@@ -45,18 +40,19 @@ from .plan import (
     WRITE,
     kept_rows,
 )
-from .rows import POWERS, relu_value, write
-from .simd import call_row, constant, empty_window, lanes, load, slide, splat, store
+from ..rows.elementary import relu_value
+from ..simd import constant, lanes, load, store
+from ..work import POWERS, write
+from .sliding import empty_window, ready_row, relu_entries, slide, sums_of_rows
 
 
 def window(height: int, width: int) -> Callable[..., None]:
     """The operation for windows of height × width, both at least 2."""
     sums, singles = kept_rows(height)
-    middle = (height - 2) // 2  # how many B are common to both rows of output
-    odd = height % 2 == 1
+    kept_in, column = sums_of_rows(height)
 
-    def run(m: Any, own: Any, table: Any, op: Any, numbers: Any, taps: Any, panels: Any, frame: Any) -> None:
-        L = lanes(m)
+    def run(w: Any) -> None:
+        m, op, numbers, frame, L = w.m, w.op, w.numbers, w.frame, lanes(w.m)
         one, zero = constant(m, 1.0), constant(m, 0.0)
         keep, scale, bias = constant(m, numbers[KEEP]), constant(m, numbers[SCALE]), constant(m, numbers[BIAS])
         rows, n, how, act = op[B0], op[C0], op[WRITE], op[ACT]
@@ -81,35 +77,18 @@ def window(height: int, width: int) -> Callable[..., None]:
                     output = first_output + 2 * j
                     r = output + after
                     together = act == RELU and r >= 0 and r + 1 < rows
-                    first = second = POWERS * L
+                    first = second = POWERS * L  # the row of zeros
                     if not together:
                         if 0 <= r < rows:
-                            first = src + r * row_size
-                            if act != NO_ACT:
-                                at = entry + r * pitch
-                                call_row(
-                                    op[ROW_CALL], m, first, fresh, n, own, own_at + at, table, at, op, numbers, taps,
-                                    panels,
-                                )  # fmt: skip
-                                first = fresh
+                            first = ready_row(w, r, src, fresh, own_at, entry)
                         if 0 <= r + 1 < rows:
-                            second = src + (r + 1) * row_size
-                            if act != NO_ACT:
-                                at = entry + (r + 1) * pitch
-                                call_row(
-                                    op[ROW_CALL], m, second, fresh + row_size, n, own, own_at + at, table, at, op,
-                                    numbers, taps, panels,
-                                )  # fmt: skip
-                                second = fresh + row_size
+                            second = ready_row(w, r + 1, src, fresh + row_size, own_at, entry)
                     to_a = dst + output * out_size if output >= 0 else unused
                     to_b = dst + (output + 1) * out_size if output + 1 < op[B1] else unused
                     columns, begin = op[C1] + ready, ready
                     if output + 1 < 0:
                         columns, begin = n + 1, n + 1
-                    sum_at, single_at = sum_rows + (j % sums) * row_size, single_rows + (j % singles) * row_size
-                    back1 = sum_rows + ((j - 1) % sums) * row_size
-                    back2 = sum_rows + ((j - 2) % sums) * row_size
-                    back3 = sum_rows + ((j - 3) % sums) * row_size
+                    kept = kept_in(j, sum_rows, single_rows, row_size)
                     map_a, map_b = src + r * row_size, src + (r + 1) * row_size
                     at = entry + r * pitch
                     own_a = own_at + at
@@ -119,24 +98,7 @@ def window(height: int, width: int) -> Callable[..., None]:
                     for x in range(columns):
                         Sa = Sb = zero
                         if 0 < x <= n:
-                            o = (x - 1) * L
-                            B = Va + Vb
-                            Sb = B
-                            if odd:
-                                Sa = load(m, sum_at + o)
-                                Sb = Sb + load(m, single_at + o)
-                            else:
-                                Sa = load(m, single_at + o)
-                            if middle > 0:
-                                common = load(m, back1 + o)
-                                if middle > 1:
-                                    common = common + load(m, back2 + o)
-                                if middle > 2:
-                                    common = common + load(m, back3 + o)
-                                Sa, Sb = common + Sa, common + Sb
-                            Sa = Sa + Va
-                            store(m, sum_at + o, B)
-                            store(m, single_at + o, Vb)
+                            Sa, Sb = column(m, Va, Vb, kept, (x - 1) * L)
                         wa, state_a = slide(state_a, Sa)
                         wb, state_b = slide(state_b, Sb)
                         if x >= begin:
@@ -145,11 +107,9 @@ def window(height: int, width: int) -> Callable[..., None]:
                         if x < n:
                             o = x * L
                             if together:
-                                p = splat(own, own_a + x) * load(table, (at + x) * L)
-                                q = splat(own, own_a + size + x) * load(table, (at + size + x) * L)
+                                p, q = relu_entries(w, own_a + x, at + x, size)
                                 Va = relu_value(load(m, map_a + o), p, q, one)
-                                p = splat(own, own_a + pitch + x) * load(table, (at + pitch + x) * L)
-                                q = splat(own, own_a + pitch + size + x) * load(table, (at + pitch + size + x) * L)
+                                p, q = relu_entries(w, own_a + pitch + x, at + pitch + x, size)
                                 Vb = relu_value(load(m, map_b + o), p, q, one)
                             else:
                                 Va, Vb = load(m, first + o), load(m, second + o)

@@ -2,7 +2,7 @@
 
     ∂V/∂K = (1/ss') ∂V/∂ρ,     ∂V/∂K₁ = (Σ_j s A_j'(s) A_j(s') ρ^k − ρ ∂V/∂ρ)/2K₁
 
-The tables hold s A_j'(s) behind the A_j(s) of rows.py; both come from the same Chebyshev coefficients.
+The tables hold s A_j'(s) behind the A_j(s) of rows/series.py; both come from the same Chebyshev coefficients.
 """
 
 from __future__ import annotations
@@ -11,11 +11,10 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from cnngp.kernel.series.packed import EVEN, EXPONENT, HEAD, PANELS, POWER, ROWS, SECOND_WIDTH, WIDTH
+from cnngp.kernel.series.packed import SECOND_WIDTH
 
-from .back import ADDRESSES, OWN_SHARES, SHARES, SLOT, TIMES, WRITES
-from .box import entry_of_row
-from .plan import (
+from ..compiling import inlined
+from ..plan import (
     A0,
     B0,
     BASE,
@@ -36,33 +35,31 @@ from .plan import (
     TABLE_SIZE,
     UNIT,
 )
-from .rows import POWERS, inlined, inverse_root, own_entry
-from .simd import (
-    absolute,
+from ..rows.series import clamped, largest, panel_of, panel_rows, second_coefficients
+from ..rows.variances import inverse_root
+from ..simd import (
     add_at,
     address,
     address_like,
     constant,
-    copysign,
     fma,
     lane_sum,
     lanes,
     load,
     shifted,
     store,
-    where_less,
 )
+from ..work import POWERS, entry_of_row, entry_product
+from .maps import ADDRESSES, OWN_SHARES, SHARES, SLOT, TIMES, WRITES
 
 
 @inlined
-def horner(
-    m: Any, own: Any, mine: int, table: Any, at: int, size: int, both: bool, low: int, high: int, shifts: Any
-) -> Any:  # fmt: skip
+def horner(w: Any, mine: int, at: int, size: int, both: bool, low: int, high: int, shifts: Any) -> Any:
     """Σ_j a_j b_j x^(n_j − n_low) and its derivative by x, for the rows low … high − 1, with the powers at the head.
 
     The first half of the head holds x^(2^b), the second half their derivatives.
     """
-    L = lanes(m)
+    m, L = w.m, lanes(w.m)
     total = constant(m, 0.0)
     slope = constant(m, 0.0)
     for j in range(high - 1, low - 1, -1):
@@ -70,7 +67,7 @@ def horner(
         power, its_slope = load(m, step * L), load(m, (POWERS // 2 + step) * L)
         slope = fma(slope, power, total * its_slope)
         shift = (j + 1) * size
-        total = fma(total, power, own_entry(own, table, mine + shift, both) * load(table, (at + shift) * L))
+        total = fma(total, power, entry_product(w, mine + shift, at + shift, both))
     return total, slope
 
 
@@ -87,20 +84,18 @@ def powers(m: Any, x: Any, top: int) -> None:
 
 
 def series_back(both: bool) -> Callable[..., None]:
-    """`back` of back.py for a series."""
+    """`back` of maps.py for a series."""
 
-    def run(m: Any, own: Any, table: Any, op: Any, numbers: Any, taps: Any, panels: Any, frame: Any) -> None:
-        L = lanes(m)
+    def run(w: Any) -> None:
+        m, op, numbers, frame, L = w.m, w.op, w.numbers, w.frame, lanes(w.m)
         n, size = op[C0], op[TABLE_SIZE]
         even, count = op[EVEN_TERMS], op[EVEN_TERMS] + op[ODD_TERMS]
-        shifts = shifted(taps, op[SHIFTS])
+        shifts = shifted(w.taps, op[SHIFTS])
         known, slot = op[ADDRESSES], op[SLOT]
         sums, own_shares = address(frame[known]), address_like(m, frame[known + 1])
         zero, one, two, scale = constant(m, 0.0), constant(m, 1.0), constant(m, 2.0), constant(m, numbers[SCALE])
         behind = count * size
-        top = 0
-        for j in range(count):
-            top = max(top, shifts[j])
+        top = largest(shifts, count)
         for r in range(op[A0] * op[B0]):
             entry = entry_of_row(op, r)
             src = frame[BASE] + (op[SRC] + r * n) * L
@@ -109,19 +104,17 @@ def series_back(both: bool) -> Callable[..., None]:
             value = zero
             for c in range(n):
                 mine, at = frame[OWN_AT] + op[OWN_TABLE] + entry + c, op[TABLE] + entry + c
-                inverse = own_entry(own, table, mine, both) * load(table, at * L)
-                rho = load(m, src + c * L) * inverse
-                wide = absolute(rho)
-                rho = copysign(where_less(wide, one, wide, one), rho)
+                inverse = entry_product(w, mine, at, both)
+                rho = clamped(load(m, src + c * L) * inverse, one)
                 powers(m, rho * rho, top)
-                evens, their_slope = horner(m, own, mine, table, at, size, both, 0, even, shifts)
-                odds, odd_slope = horner(m, own, mine, table, at, size, both, even, count, shifts)
+                evens, their_slope = horner(w, mine, at, size, both, 0, even, shifts)
+                odds, odd_slope = horner(w, mine, at, size, both, even, count, shifts)
                 f = fma(odds, rho, evens)
                 by_rho = fma(two * rho, fma(odd_slope, rho, their_slope), odds)
-                first_even, _ = horner(m, own, mine + behind, table, at, size, both, 0, even, shifts)
-                first_odd, _ = horner(m, own, mine + behind, table, at, size, both, even, count, shifts)
-                second_even, _ = horner(m, own, mine, table, at + behind, size, both, 0, even, shifts)
-                second_odd, _ = horner(m, own, mine, table, at + behind, size, both, even, count, shifts)
+                first_even, _ = horner(w, mine + behind, at, size, both, 0, even, shifts)
+                first_odd, _ = horner(w, mine + behind, at, size, both, even, count, shifts)
+                second_even, _ = horner(w, mine, at + behind, size, both, 0, even, shifts)
+                second_odd, _ = horner(w, mine, at + behind, size, both, even, count, shifts)
                 turned = rho * by_rho
                 first = fma(first_odd, rho, first_even) - turned
                 second = fma(second_odd, rho, second_even) - turned
@@ -154,37 +147,19 @@ def chebyshev(c: Any, at: int, n: int, t: float) -> Any:
 
 
 @inlined
-def panel_of(s: float, packed: Any) -> Any:
-    """Which panel s lies on, its place there in −1 … 1, what t changes by with log s, and the power of s."""
-    panels = int(packed[PANELS])
-    p = 0
-    if s >= packed[HEAD + 1]:
-        p = min(math.frexp(s)[1] - int(packed[EXPONENT]), panels - 1)
-    low, high = packed[HEAD + p], packed[HEAD + p + 1]
-    power = 1.0 if p == 0 and packed[POWER] == 1.0 else 0.0
-    return p, (2.0 * s - low - high) / (high - low), 2.0 * s / (high - low), power
-
-
-@inlined
 def second_moment(s: float, packed: Any) -> Any:
     """E[fn(sz)²], and s times its derivative."""
-    panels, rows, width, width2 = int(packed[PANELS]), int(packed[ROWS]), int(packed[WIDTH]), int(packed[SECOND_WIDTH])
     p, t, per_s, power = panel_of(s, packed)
-    value, slope = chebyshev(packed, HEAD + panels + 1 + panels * rows * width + p * width2, width2, t)
+    value, slope = chebyshev(packed, second_coefficients(packed, p), int(packed[SECOND_WIDTH]), t)
     factor = s * s if power == 1.0 else 1.0
     return factor * value, factor * (2.0 * power * value + slope * per_s)
 
 
-def series_variances(
-    m: Any, src: int, dst: int, n: int, peaks: Any, unused: int, table: Any, at: int, op: Any, numbers: Any, taps: Any,
-    panels: Any,
-) -> None:  # fmt: skip
+def series_variances(w: Any, src: int, dst: int, n: int, unused: int, at: int) -> None:
     """1/√K₁, A_j(s) and s A_j'(s) into the table, E[fn(sz)²] onwards."""
-    L = lanes(m)
+    m, peaks, table, op, numbers, L = w.m, w.own, w.table, w.op, w.numbers, lanes(w.m)
     far, peak_at = op[TABLE_SIZE] * L, op[SITE] * L
-    even, count, packed = op[EVEN_TERMS], op[EVEN_TERMS] + op[ODD_TERMS], shifted(panels, op[SERIES_AT])
-    rows, width = int(packed[ROWS]), int(packed[WIDTH])
-    coefficients = HEAD + int(packed[PANELS]) + 1
+    even, count, packed = op[EVEN_TERMS], op[EVEN_TERMS] + op[ODD_TERMS], shifted(w.panels, op[SERIES_AT])
     for e in range(n * L):
         K = m[src + e]
         peaks[peak_at + e % L] = max(peaks[peak_at + e % L], K)
@@ -193,18 +168,19 @@ def series_variances(
         s = math.sqrt(numbers[UNIT] * K)
         p, t, per_s, power = panel_of(s, packed)
         factor = s if power == 1.0 else 1.0
+        start, width, skipped = panel_rows(packed, p, even)
         for j in range(count):
-            row = j if j < even else int(packed[EVEN]) + j - even
-            value, slope = chebyshev(packed, coefficients + (p * rows + row) * width, width, t)
+            row = j if j < even else j + skipped
+            value, slope = chebyshev(packed, start + row * width, width, t)
             table[entry + (1 + j) * far] = factor * value
             table[entry + (1 + count + j) * far] = factor * (power * value + slope * per_s)
         m[dst + e], _ = second_moment(s, packed)
 
 
-def series_still(m: Any, own: Any, table: Any, op: Any, numbers: Any, taps: Any, panels: Any, frame: Any) -> None:
-    """`still` of back.py for a series."""
-    L = lanes(m)
-    n, packed, known, slot = op[C0], shifted(panels, op[SERIES_AT]), op[ADDRESSES], op[SLOT]
+def series_still(w: Any) -> None:
+    """`still` of maps.py for a series."""
+    m, table, op, numbers, frame, L = w.m, w.table, w.op, w.numbers, w.frame, lanes(w.m)
+    n, packed, known, slot = op[C0], shifted(w.panels, op[SERIES_AT]), op[ADDRESSES], op[SLOT]
     sums = address(frame[known])
     for r in range(op[A0] * op[B0]):
         entry = entry_of_row(op, r)

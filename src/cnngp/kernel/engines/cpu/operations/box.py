@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from .plan import (
+from ..plan import (
     A0,
     A1,
     ACT,
@@ -55,21 +55,15 @@ from .plan import (
     TABLE_SIZE,
     WRITE,
 )
-from .rows import POWERS, inlined, own_entry, relu_value, write
-from .simd import call_row, constant, fma, lanes, load, splat, store
+from ..rows.elementary import relu_value
+from ..simd import constant, fma, lanes, load, splat, store
+from ..work import POWERS, call_row, entry_of_row, entry_product, own_entry, write
+from .sliding import relu_entries
 
 
-@inlined
-def entry_of_row(op: Any, r: int) -> int:
-    """Where the entries of a map's row r are, from the first place of the map; rows are counted through all planes."""
-    if op[A0] == 1:
-        return r * op[TABLE_ROW]  # type: ignore[no-any-return]
-    return (r // op[B0]) * op[TABLE_PLANE] + (r % op[B0]) * op[TABLE_ROW]  # type: ignore[no-any-return]
-
-
-def box(m: Any, own: Any, table: Any, op: Any, numbers: Any, taps: Any, panels: Any, frame: Any) -> None:
+def box(w: Any) -> None:
     """Sum planes where there are several, then rows, then columns; rows are activated into a ring as needed."""
-    L = lanes(m)
+    m, op, numbers, taps, frame, L = w.m, w.op, w.numbers, w.taps, w.frame, lanes(w.m)
     zero = constant(m, 0.0)
     keep, scale, bias = constant(m, numbers[KEEP]), constant(m, numbers[SCALE]), constant(m, numbers[BIAS])
     act, how, ring, k = op[ACT], op[WRITE], op[RING], op[ROW_K]
@@ -87,10 +81,8 @@ def box(m: Any, own: Any, table: Any, op: Any, numbers: Any, taps: Any, panels: 
         if sum_planes and act != NO_ACT:
             for r in range(op[A0] * op[B0]):
                 entry = entry_of_row(op, r)
-                call_row(
-                    op[ROW_CALL], m, src + r * row_size, scratch + r * row_size, op[C0], own, own_at + entry,
-                    table, op[TABLE] + entry, op, numbers, taps, panels,
-                )  # fmt: skip
+                row, into = src + r * row_size, scratch + r * row_size
+                call_row(op[ROW_CALL], w, row, into, op[C0], own_at + entry, op[TABLE] + entry)
             src = scratch
             scratch += op[A0] * plane_size
         line = scratch + left + (plane_size if sum_planes else ring * row_size if by_row else 0)
@@ -113,10 +105,8 @@ def box(m: Any, own: Any, table: Any, op: Any, numbers: Any, taps: Any, panels: 
                 if by_row:
                     while ready < taps[op[ROW_NEED] + row]:
                         at = a * op[TABLE_PLANE] + ready * op[TABLE_ROW]
-                        call_row(
-                            op[ROW_CALL], m, plane + ready * row_size, scratch + (ready % ring) * row_size, op[C0], own,
-                            own_at + at, table, op[TABLE] + at, op, numbers, taps, panels,
-                        )  # fmt: skip
+                        fresh, into = plane + ready * row_size, scratch + (ready % ring) * row_size
+                        call_row(op[ROW_CALL], w, fresh, into, op[C0], own_at + at, op[TABLE] + at)
                         ready += 1
                 count = 0
                 for t in range(k):
@@ -148,9 +138,9 @@ def box(m: Any, own: Any, table: Any, op: Any, numbers: Any, taps: Any, panels: 
                     to += L
 
 
-def pointwise(m: Any, own: Any, table: Any, op: Any, numbers: Any, taps: Any, panels: Any, frame: Any) -> None:
+def pointwise(w: Any) -> None:
     """An operation without sums."""
-    L = lanes(m)
+    m, op, numbers, frame, L = w.m, w.op, w.numbers, w.frame, lanes(w.m)
     keep, scale, bias = constant(m, numbers[KEEP]), constant(m, numbers[SCALE]), constant(m, numbers[BIAS])
     row_size = op[C0] * L
     for image in range(frame[IMAGES]):
@@ -161,19 +151,16 @@ def pointwise(m: Any, own: Any, table: Any, op: Any, numbers: Any, taps: Any, pa
             if op[ACT] != NO_ACT:
                 into = to if op[WRITE] == STORE else frame[SCRATCH]
                 entry = entry_of_row(op, r)
-                call_row(
-                    op[ROW_CALL], m, row, into, op[C0], own, own_at + entry, table, op[TABLE] + entry, op, numbers,
-                    taps, panels,
-                )  # fmt: skip
+                call_row(op[ROW_CALL], w, row, into, op[C0], own_at + entry, op[TABLE] + entry)
                 row = into
             if row != to or op[WRITE] != STORE:
                 for x in range(0, row_size, L):
                     write(m, to + x, load(m, row + x), op[WRITE], keep, scale, bias)
 
 
-def relu_map(m: Any, own: Any, table: Any, op: Any, numbers: Any, taps: Any, panels: Any, frame: Any) -> None:
+def relu_map(w: Any) -> None:
     """`pointwise` for the ReLU, two row images at a time, so that the column images' tables are read once for both."""
-    L = lanes(m)
+    m, own, table, op, numbers, frame, L = w.m, w.own, w.table, w.op, w.numbers, w.frame, lanes(w.m)
     one = constant(m, 1.0)
     keep, scale, bias = constant(m, numbers[KEEP]), constant(m, numbers[SCALE]), constant(m, numbers[BIAS])
     how, size = op[WRITE], op[TABLE_SIZE]
@@ -201,9 +188,9 @@ def relu_map(m: Any, own: Any, table: Any, op: Any, numbers: Any, taps: Any, pan
                     write(m, dst + far + o, V1, how, keep, scale, bias)
 
 
-def relu_total(m: Any, own: Any, table: Any, op: Any, numbers: Any, taps: Any, panels: Any, frame: Any) -> None:
+def relu_total(w: Any) -> None:
     """The ReLU of a map, summed over all of it: what a pool to one location takes of a sheet."""
-    L = lanes(m)
+    m, op, numbers, frame, L = w.m, w.op, w.numbers, w.frame, lanes(w.m)
     one, zero = constant(m, 1.0), constant(m, 0.0)
     keep, scale, bias = constant(m, numbers[KEEP]), constant(m, numbers[SCALE]), constant(m, numbers[BIAS])
     size, n = op[TABLE_SIZE], op[C0]
@@ -216,8 +203,7 @@ def relu_total(m: Any, own: Any, table: Any, op: Any, numbers: Any, taps: Any, p
             mine, at = own_at + r * op[TABLE_ROW], op[TABLE] + r * op[TABLE_ROW]
             part = zero  # of a row: rounding does not grow with the number of rows times that of columns
             for c in range(n):
-                p = splat(own, mine + c) * load(table, (at + c) * L)
-                q = splat(own, mine + size + c) * load(table, (at + size + c) * L)
+                p, q = relu_entries(w, mine + c, at + c, size)
                 part = part + relu_value(load(m, src), p, q, one)
                 src += L
             total = total + part
@@ -230,8 +216,8 @@ def product(both: bool) -> Callable[..., None]:
     `both`: of images with themselves, where the tables of the column images are those of the row images too.
     """
 
-    def run(m: Any, own: Any, table: Any, op: Any, numbers: Any, taps: Any, panels: Any, frame: Any) -> None:
-        L = lanes(m)
+    def run(w: Any) -> None:
+        m, table, op, frame, L = w.m, w.table, w.op, w.frame, lanes(w.m)
         size, channels, n = op[TABLE_SIZE], op[CHANNELS], op[C0]
         for image in range(frame[IMAGES]):
             to = frame[BASE] + image * frame[MAP_STEP] + op[DST] * L
@@ -241,14 +227,14 @@ def product(both: bool) -> Callable[..., None]:
                 for x in range(n):
                     mine, at = own_at + entry + x, op[TABLE] + entry + x
                     if channels == 1:
-                        store(m, to, own_entry(own, table, mine, both) * load(table, at * L))
+                        store(m, to, entry_product(w, mine, at, both))
                         to += L
                         continue
                     total = constant(m, 0.0)
                     for first in range(0, channels, 64):
                         part = constant(m, 0.0)
                         for c in range(first * size, min(first + 64, channels) * size, size):
-                            pixel = load(table, (mine + c) * L) if both else splat(own, mine + c)
+                            pixel = own_entry(w, mine + c, both)
                             part = fma(pixel, load(table, (at + c) * L), part)
                         total = total + part
                     store(m, to, total)
@@ -257,9 +243,9 @@ def product(both: bool) -> Callable[..., None]:
     return run
 
 
-def fill(m: Any, own: Any, table: Any, op: Any, numbers: Any, taps: Any, panels: Any, frame: Any) -> None:
+def fill(w: Any) -> None:
     """dst ← keep · dst + bias: a sheet whose two locations share no weight."""
-    L = lanes(m)
+    m, op, numbers, frame, L = w.m, w.op, w.numbers, w.frame, lanes(w.m)
     zero = constant(m, 0.0)
     keep, scale, bias = constant(m, numbers[KEEP]), constant(m, numbers[SCALE]), constant(m, numbers[BIAS])
     for image in range(frame[IMAGES]):

@@ -1,0 +1,109 @@
+"""What a compiled function is given, how it is called, and how it reads tables and writes maps.
+
+An operation works on a whole map and is given a `Work`. A row function applies a nonlinearity to one row of a map; it
+is given the same, and where the row is. LLVM takes a tuple apart into its fields, so passing one costs nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from .compiling import inlined
+from .plan import A0, ADD, AFFINE, B0, STORE, TABLE_PLANE, TABLE_ROW
+from .simd import fma, lanes, load, splat, store
+
+# The first vectors of a workspace, for powers in the rows of a series; behind them stands a row of zeros.
+POWERS = 32
+
+
+class Work(NamedTuple):
+    """Pointers to everything that an operation reads and writes.
+
+    A lane is a pair of images, or an image in the variance recursion. `own` is the table of the one row image, a number
+    an entry, or in the variance recursion the peaks of the lanes; `table` is that of the column images, a vector an
+    entry. `op` and `numbers` are the operation's row of the plan, `taps` and `panels` what all rows share; `frame` says
+    which images are worked on.
+    """
+
+    m: Any
+    own: Any
+    table: Any
+    op: Any
+    numbers: Any
+    taps: Any
+    panels: Any
+    frame: Any
+
+
+def signature(dtype: str, is_row: bool) -> Any:
+    """The types that an operation takes, or a row function: (work, src, dst, n, own_at, at).
+
+    src and dst are where the row's n vectors are read and written in the maps, own_at and at where its first location's
+    entries are in the tables.
+    """
+    real, whole = types.CPointer(getattr(types, dtype)), types.CPointer(types.int64)
+    double, i = types.CPointer(types.float64), types.intp
+    work = types.NamedTuple((real, real, real, whole, double, whole, double, whole), Work)
+    return types.void(work, i, i, i, i, i) if is_row else types.void(work)
+
+
+def _call_address(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    function_type = ir.FunctionType(ir.VoidType(), [a.type for a in args[1:]])
+    builder.call(builder.inttoptr(args[0], function_type.as_pointer()), args[1:])
+    return context.get_dummy_value()
+
+
+@intrinsic
+def call_op(typing_context: Any, address: Any, work: Any) -> Any:
+    """Call the operation at an address."""
+    return types.void(types.intp, work), _call_address
+
+
+@intrinsic
+def call_row(typing_context: Any, address: Any, work: Any, src: Any, dst: Any, n: Any, own_at: Any, at: Any) -> Any:
+    """Call the row function at an address."""
+    i = types.intp
+    return types.void(i, work, i, i, i, i, i), _call_address
+
+
+@inlined
+def entry_of_row(op: Any, r: int) -> int:
+    """Where the entries of a map's row r are, from the first place of the map; rows are counted through all planes."""
+    if op[A0] == 1:
+        return r * op[TABLE_ROW]  # type: ignore[no-any-return]
+    return (r // op[B0]) * op[TABLE_PLANE] + (r % op[B0]) * op[TABLE_ROW]  # type: ignore[no-any-return]
+
+
+@inlined
+def own_entry(w: Any, at: int, both: bool) -> Any:
+    """An entry of the row image's table for all lanes; where `both`, of each column image's own table."""
+    return load(w.table, at * lanes(w.table)) if both else splat(w.own, at)
+
+
+@inlined
+def entry(w: Any, at: int) -> Any:
+    """An entry of the column images' tables."""
+    return load(w.table, at * lanes(w.table))
+
+
+@inlined
+def entry_product(w: Any, own_at: int, at: int, both: bool) -> Any:
+    """The product of the two images' entries."""
+    return own_entry(w, own_at, both) * entry(w, at)
+
+
+@inlined
+def write(m: Any, at: int, r: Any, how: int, keep: Any, scale: Any, bias: Any) -> None:
+    """dst ← keep · dst + scale · r + bias, in its cheapest form; with keep = 0 the old content is not read."""
+    if how == STORE:
+        store(m, at, r)
+    elif how == AFFINE:
+        store(m, at, fma(r, scale, bias))
+    elif how == ADD:
+        store(m, at, fma(r, scale, load(m, at)))
+    else:
+        store(m, at, fma(load(m, at), keep, fma(r, scale, bias)))
