@@ -6,10 +6,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-SEALS = "tests/matrix/test_seals.py"
+SEALS = "tests/matrix/seals/test_seals.py tests/matrix/seals/test_earlier_stores.py"
 FOREIGN = "tests/matrix/test_foreign.py"
 FAULTS = "tests/matrix/test_gram_faults.py tests/matrix/test_gram_places.py"
-GRAM = "tests/matrix/test_gram.py"
+GRAM = "tests/matrix/test_gram.py tests/matrix/test_tiles.py"
 LANES = "tests/matrix/test_gram_lanes.py"
 HANDS = "tests/matrix/test_hands.py"
 FILES = "tests/common/test_files.py"
@@ -20,7 +20,7 @@ SOLVE = "tests/gp/test_solve.py"
 EXACT = "tests/gp/test_exact.py"
 INDUCING = "tests/gp/test_inducing.py"
 GEOMETRY = "tests/network/test_geometry.py tests/network/test_shapes.py"
-PROGRAM = "tests/kernel/test_program.py"
+PROGRAM = "tests/kernel/test_program.py tests/kernel/test_units.py"
 RANGE = "tests/kernel/test_range.py"
 
 

@@ -1,0 +1,198 @@
+"""Networks as JSON and by fingerprint: plain, strict, and the same in every version."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cnngp import (
+    GELU,
+    Abs,
+    Conv,
+    ConvTranspose,
+    Cos,
+    Dense,
+    Elementwise,
+    Erf,
+    Identity,
+    LeakyReLU,
+    NetworkError,
+    Rbf,
+    ReLU,
+    Sequential,
+    Sin,
+    Step,
+    Sum,
+    from_json,
+)
+
+
+def test_json_is_plain_and_writes_defaults_so_that_a_new_default_cannot_change_an_old_file():
+    data = json.loads(Sequential(Conv(3), ReLU(), Dense()).to_json())
+    assert data["cnngp_network"] == 1
+    assert [layer["layer"] for layer in data["network"]["layers"]] == ["Conv", "ReLU", "Dense"]
+    assert data["network"]["layers"][0] == {
+        "layer": "Conv",
+        "kernel_size": 3,
+        "stride": 1,
+        "padding": "same",
+        "dilation": 1,
+        "weight_var": 1.0,
+        "bias_var": 0.0,
+        "fan_in": "patch",
+        "padding_mode": "zeros",
+    }
+
+
+def test_json_may_leave_defaults_out():
+    assert from_json('{"cnngp_network": 1, "network": {"layer": "Conv", "kernel_size": 3}}') == Conv(3)
+
+
+def test_json_is_read_from_text_and_bytes():
+    assert from_json(Conv(3).to_json().encode()) == Conv(3)
+
+
+def wrapped(network: str) -> str:
+    return f'{{"cnngp_network": 1, "network": {network}}}'
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "not the JSON of a network"),
+        ("{", "not the JSON of a network"),
+        (b"\xff\xfe\xfa", "not the JSON of a network"),
+        (None, "not the JSON of a network"),
+        (Conv(3), "not the JSON of a network"),
+        ("[" * 100_000, "not the JSON of a network"),
+        ("[]", "expected {"),
+        ("3", "expected {"),
+        ('{"network": {"layer": "ReLU"}}', "expected {"),
+        ('{"cnngp_network": 1, "network": {"layer": "ReLU"}, "more": 0}', "expected {"),
+        ('{"cnngp_network": 2, "network": {"layer": "ReLU"}}', "network format 2; this version reads format 1"),
+        (wrapped('{"layer": "MaxPool"}'), "unknown layer.*MaxPool.*known: Conv, "),
+        (wrapped("{}"), "unknown layer"),
+        (wrapped("null"), "unknown layer"),
+        (wrapped('"Conv"'), "unknown layer"),
+        (wrapped('{"layer": []}'), "unknown layer"),
+        (wrapped('{"layer": {"layer": "Conv"}}'), "unknown layer"),
+        (wrapped('{"layer": "Network"}'), "unknown layer"),
+        (wrapped('{"layer": "Conv"}'), r"Conv in network JSON has fields \[\]; it takes .* needs \['kernel_size'\]"),
+        (wrapped('{"layer": "ReLU", "slope": 1}'), r"ReLU in network JSON has fields \['slope'\]"),
+        (wrapped('{"layer": "ReLU", "layers": []}'), r"ReLU in network JSON has fields \['layers'\]"),
+        (wrapped('{"layer": "Sequential"}'), "Sequential in network JSON"),
+        (wrapped('{"layer": "Sequential", "layers": {"layer": "ReLU"}}'), "layers is not a list"),
+        (wrapped('{"layer": "Sequential", "layers": [3]}'), "unknown layer"),
+        (wrapped('{"layer": "Sum", "branches": []}'), "no branches"),
+        (
+            wrapped('{"layer": "Sum", "branches": [{"layer": "Identity"}], "allow_non_gaussian": 1}'),
+            "not True or False",
+        ),
+        (wrapped('{"layer": "Conv", "kernel_size": 3, "weight_var": NaN}'), "weight_var=nan is not a finite number"),
+        (wrapped('{"layer": "Conv", "kernel_size": 3, "weight_var": "1"}'), "weight_var='1' is not a finite number"),
+        (wrapped('{"layer": "Conv", "kernel_size": 3.0}'), "kernel_size=3.0 is not an integer"),
+        (wrapped('{"layer": "Conv", "kernel_size": 3, "padding": null}'), "padding=None"),
+        (wrapped('{"layer": "Elementwise", "fn": "os.system"}'), "'os.system' is not a known function; known: tanh"),
+        (wrapped('{"layer": "Elementwise", "fn": 3}'), "expected a name or a function"),
+    ],
+    ids=lambda value: str(value)[:60],
+)
+def test_json_that_is_no_network_is_refused(text, message):
+    with pytest.raises(NetworkError, match=message):
+        from_json(text)
+
+
+@given(text=st.text(max_size=30), value=st.recursive(st.none() | st.integers() | st.text(max_size=5), st.lists))
+@settings(max_examples=50)
+def test_any_damage_to_json_is_a_network_error(text, value):
+    for damaged in (text, json.dumps(value), wrapped(json.dumps(value)), wrapped(json.dumps({"layer": value}))):
+        with pytest.raises(NetworkError):
+            from_json(damaged)
+
+
+def test_nesting_that_could_not_be_read_back_is_not_written():
+    net = Conv(3)
+    for _ in range(200):
+        net = Sequential(net)
+    assert from_json(net.to_json()) == net
+    deeper = Sequential(net)
+    with pytest.raises(NetworkError, match="nested more than 200 deep; put its layers into one Sequential"):
+        deeper.to_json()
+    assert deeper.fingerprint == Conv(3).fingerprint
+    too_deep = wrapped('{"layer": "Sequential", "layers": [' * 250 + "]}" * 250)
+    with pytest.raises(NetworkError, match="nested more than 200 deep"):
+        from_json(too_deep)
+
+
+def test_a_bare_callable_is_not_written_to_a_file():
+    net = Sequential(Conv(3), Elementwise(lambda x: x**2), Dense())
+    with pytest.raises(NetworkError, match=r"Python function.*use a named function such as Elementwise\('tanh'\)"):
+        net.to_json()
+
+
+# ---- fingerprint ---------------------------------------------------------------------------------------------------
+
+
+def test_the_fingerprint_is_a_sha256_that_does_not_change_between_versions():
+    assert Sequential(Conv(3), ReLU(), Dense()).fingerprint == (
+        "3ce4e828cb4fc402b49cd12844eb77c059e3528c0bc1d964c2b5e372cc8de66d"
+    )
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (Sequential(Conv(3), ReLU(), Dense()), Sequential(Sequential(Conv(3)), Sequential(ReLU(), Dense()))),
+        (Sequential(Conv(3), ReLU(), Dense()), Sequential(Identity(), Conv(3), Identity(), ReLU(), Dense())),
+        (Conv(3), Sequential(Conv(3))),
+        (Identity(), Sequential()),
+        (Sum(Identity(), Conv(3)), Sum(Sequential(), Sequential(Sequential(Conv(3), Identity())))),
+        (Sequential(Sequential(), Conv(3)), Conv(3)),
+        (Elementwise("tanh"), Elementwise(np.tanh)),
+    ],
+)
+def test_networks_that_take_the_same_steps_have_one_fingerprint(one, other):
+    assert one.fingerprint == other.fingerprint
+
+
+CHANGES = {
+    "kernel_size": [5, (3, 3), (3, 1)],
+    "stride": [2, (1, 2)],
+    "padding": ["valid", 1, (1, 1), ((1, 1), (0, 1))],
+    "dilation": [2, (1, 2)],
+    "weight_var": [1.0000000000000002, 2.0],
+    "bias_var": [5e-324, 1.0],
+    "fan_in": ["channels"],
+    "padding_mode": ["circular", "reflect", "replicate"],
+}
+
+
+def test_any_changed_field_changes_the_fingerprint():
+    nets = [
+        Conv(3),
+        *(dataclasses.replace(Conv(3), **{name: value}) for name, values in CHANGES.items() for value in values),
+        ConvTranspose(3),
+        ConvTranspose(3, padding=1),
+        ConvTranspose(3, padding=1, stride=2),
+        ConvTranspose(3, padding=1, stride=2, output_padding=1),
+        *(Dense(), Dense(2.0), Dense(1.0, 2.0), ReLU(), ReLU(2.0), ReLU(-1.0), LeakyReLU(1.0), LeakyReLU(0.5)),
+        *(Erf(), Abs(), Step(), Sin(), Cos(), GELU(), Elementwise("tanh"), Elementwise("silu"), Identity()),
+        *(Rbf(1.0), Rbf(2.0)),
+        *(Sequential(Conv(3), Conv(3)), Sum(Conv(3), Conv(3)), Sum(Conv(3), Conv(3), allow_non_gaussian=True)),
+        *(Sequential(Conv(3), Conv(5)), Sequential(Conv(5), Conv(3)), Sum(Conv(3)), Sum(Conv(3), Conv(3), Conv(3))),
+        Sequential(Conv(3), ReLU(), Sum(Conv(3), Conv(5))),
+        Sequential(Conv(3), Sum(Conv(3), Conv(5)), ReLU()),
+        *(Elementwise(lambda x: x**2), Elementwise(lambda x: x**3)),
+    ]
+    prints = [net.fingerprint for net in nets]
+    assert len(set(prints)) == len(nets)
+    assert all(len(p) == 64 for p in prints)
+
+
+def test_a_callable_is_fingerprinted_by_its_values():
+    assert Elementwise(lambda x: x * x).fingerprint == Elementwise(lambda x: x**2).fingerprint
