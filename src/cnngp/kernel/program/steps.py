@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from .ops import Activation, Op, Program, Shape
+from .ops import PIXELS, Activation, Op, Program, Shape
 
 
 @dataclass(frozen=True)
@@ -101,3 +101,26 @@ def renamed(step: Step, take: Callable[[int], int]) -> Step:
             return replace(step, src=take(step.src), times=take(step.times), dst=dst)
         case Total() | Pixels():
             return replace(step, src=take(step.src))
+
+
+def as_program(found: Reverse) -> Program:
+    """The program with its steps as operations, for what lays operations out: those of the way back have no sums."""
+
+    def op(step: Step) -> Op:
+        match step:
+            case Op():
+                return step
+            case Back():
+                return Op(
+                    step.place, step.src, step.src if step.dst is None else step.dst, step.shape, step.shape,
+                    step.activation, None, step.keep, step.scale, 0.0, step.first, step.second,
+                )  # fmt: skip
+            case Total():
+                return Op(step.place, step.src, step.src, step.shape, step.shape, None, None, 1.0, 1.0, 0.0)
+            case Pixels():
+                return Op(
+                    step.place, PIXELS, step.src, step.shape, step.shape, None, None, 0.0, 1.0, 0.0, step.first,
+                    step.second,
+                )  # fmt: skip
+
+    return replace(found.program, ops=tuple(map(op, found.steps)))

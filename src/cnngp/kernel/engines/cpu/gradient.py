@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 from cnngp.kernel.program.reverse import Pixels, Reverse
 from cnngp.kernel.series.packed import Rows, SeriesTables
 
-from ..base import Advance, RangeError
+from ..base import Advance
+from ..weights import Gradient, finished, prepared
 from .back.plan import known_at, reversed_plan, shares_of_variances, with_backs
 from .calls import pair_calls, variance_calls
 from .compiling import jit
@@ -34,6 +35,8 @@ from .simd import LANES, lanes, pointer
 from .work import POWERS
 
 Array = NDArray[Any]
+
+VERSION = 1  # changes with the numbers
 
 # Bytes that the shares of a strip's row images may take in all streams, and the most streams.
 STRIP_BYTES = 96 << 20
@@ -67,14 +70,6 @@ def pair_gradients(
         run_ops(code, m, entries, table, f)
 
 
-class Gradient(NamedTuple):
-    """Σ G ∂K/∂θ by name, and Σ G ∂K/∂pixel, (N, pixels), where the program goes on to the images."""
-
-    parameters: dict[str, float]
-    of_x: NDArray[np.float64] | None
-    of_z: NDArray[np.float64] | None
-
-
 class CpuGradient:
     """Gradients of one network. Images come as (N, channels, locations) in the working precision, known to be in range.
 
@@ -83,6 +78,7 @@ class CpuGradient:
 
     def __init__(self, reverse: Reverse, dtype: str, threads: int | None = None) -> None:
         self.reverse, self.dtype = reverse, np.dtype(dtype)
+        self.identity = f"cpu-gradient-{VERSION}-{self.dtype.name}"
         self.threads = default_threads() if threads is None else threads
         self.series = SeriesTables(reverse.program, self.dtype)
         self._runs: dict[tuple[Rows, ...], _Run] = {}
@@ -146,12 +142,7 @@ class _Run:
         return np.asarray(found.max(axis=0))
 
     def gradient(self, x: Array, z: Array, symmetric: bool, G: NDArray[np.float64], advance: Advance) -> Gradient:
-        exponent = math.frexp(float(np.max(np.abs(G), initial=0.0)))[1]
-        weights = np.ldexp(G, -exponent)
-        diagonal = np.zeros(len(x))
-        if symmetric:
-            diagonal = weights.diagonal().copy()
-            weights = np.triu(weights + weights.T, 1)
+        weights, diagonal, exponent = prepared(G, symmetric)
         groups = list(range(0, len(z), self.lanes))
         streams = min(-(-len(groups) // 2), STREAMS)
         strip = max(16, min(1024, STRIP_BYTES // (streams * self.entries * self.dtype.itemsize)))
@@ -163,22 +154,9 @@ class _Run:
             sums += self._strip(
                 x[part], z, weights[part], diagonal[part], groups, streams, of_x[part], of_z, advance or _ignore
             )
-        found = dict.fromkeys(self.reverse.program.network.parameters(), 0.0)
-        for share in self.reverse.shares:
-            found[share.name] += share.factor * float(sums[share.slot])
-        derivatives = self._in_true_units(np.array(list(found.values())), exponent)
-        named = dict(zip(found, map(float, derivatives), strict=True))
-        if not self.to_images:
-            return Gradient(named, None, None)
-        of_x = self._in_true_units(of_x, exponent)
-        return Gradient(named, of_x, None if symmetric else self._in_true_units(of_z, exponent))
-
-    def _in_true_units(self, values: Array, exponent: int) -> NDArray[np.float64]:
-        with np.errstate(over="ignore"):
-            scaled = np.asarray(np.ldexp(self.reverse.program.unit * values, exponent))
-        if not np.isfinite(scaled).all():
-            raise RangeError("the gradient is beyond float64; use a smaller G")
-        return scaled
+        shares = [(share.name, share.factor * float(sums[share.slot])) for share in self.reverse.shares]
+        own, other = (of_x, None if symmetric else of_z) if self.to_images else (None, None)
+        return finished(self.reverse.program, shares, own, other, exponent)
 
     def _strip(
         self, rows: Array, z: Array, weights: Array, diagonal: Array, groups: list[int], streams: int, of_rows: Array,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,19 +34,14 @@ class Made:
     diagonals: Any
 
 
-class Card:
-    """One card with the compiled kernels. `with card:` makes it the current one."""
+class OneCard:
+    """A card and its memory. `with card:` makes it the current one."""
 
-    def __init__(
-        self, device: int, source: CudaSource, dtype: np.dtype[Any], sites: int, panels: NDArray[np.float64]
-    ) -> None:
-        self.device, self.source, self.dtype, self.sites = device, source, dtype, sites
-        self._panels = panels
-        self._functions: tuple[Any, Any] | None = None
-        self._data: tuple[Any, ...] | None = None
+    def __init__(self, device: int) -> None:
+        self.device = device
         self._entered = threading.local()
 
-    def __enter__(self) -> Card:
+    def __enter__(self) -> Self:
         import cupy
 
         stack = self._entered.__dict__.setdefault("stack", [])
@@ -62,6 +57,29 @@ class Card:
 
         free, _ = cupy.cuda.runtime.memGetInfo()
         return int(free + cupy.get_default_memory_pool().free_bytes())
+
+    def _blocks(self, wanted: int, scratch: int, resident: int = 0) -> tuple[int, Any]:
+        """How many blocks walk over the work, and the scratch memory that they share."""
+        import cupy
+
+        processors = cupy.cuda.Device(self.device).attributes["MultiProcessorCount"]
+        blocks = min(wanted, 8 * processors)
+        if scratch:
+            blocks = max(1, min(wanted, (resident or 2) * processors, int(0.2 * self.free_bytes()) // scratch))
+        return blocks, cupy.empty(max(1, blocks * scratch), cupy.uint8)
+
+
+class Card(OneCard):
+    """One card with the compiled kernels."""
+
+    def __init__(
+        self, device: int, source: CudaSource, dtype: np.dtype[Any], sites: int, panels: NDArray[np.float64]
+    ) -> None:
+        super().__init__(device)
+        self.source, self.dtype, self.sites = source, dtype, sites
+        self._panels = panels
+        self._functions: tuple[Any, Any] | None = None
+        self._data: tuple[Any, ...] | None = None
 
     @property
     def functions(self) -> tuple[Any, Any]:
@@ -86,16 +104,6 @@ class Card:
             data = self.source.data
             self._data = () if data is None else (cupy.asarray(data.ints), cupy.asarray(data.reals))
         return self._data
-
-    def _blocks(self, wanted: int, scratch: int, resident: int = 0) -> tuple[int, Any]:
-        """How many blocks walk over the work, and the scratch memory that they share."""
-        import cupy
-
-        processors = cupy.cuda.Device(self.device).attributes["MultiProcessorCount"]
-        blocks = min(wanted, 8 * processors)
-        if scratch:
-            blocks = max(1, min(wanted, (resident or 2) * processors, int(0.2 * self.free_bytes()) // scratch))
-        return blocks, cupy.empty(max(1, blocks * scratch), cupy.uint8)
 
     def tables(self, images: Any) -> Made:
         import cupy

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cnngp.kernel.program import PIXELS, Op, Program
-from cnngp.kernel.program.steps import Back, Pixels, Reverse, Step, Total
+from cnngp.kernel.program import Op, Program
+from cnngp.kernel.program.steps import Back, Pixels, Reverse, Total, as_program
 from cnngp.kernel.series.packed import Rows
 
 from ..calls import compiled
@@ -44,7 +43,7 @@ def known_at(plan: Plan) -> int:
 def reversed_plan(reverse: Reverse, rows: dict[int, Rows]) -> Plan:
     """`rows` says which rows of their series Elementwise layers use, as in `make_plan`."""
     program = reverse.program
-    plan = make_plan(_as_program(reverse), rows, series_entries=2)
+    plan = make_plan(as_program(reverse), rows, series_entries=2)
     starts = np.concatenate([[0], np.cumsum(program.buffers)])
     known = known_at(plan)
     for row, step in zip(plan.ints, reverse.steps, strict=True):
@@ -66,29 +65,6 @@ def reversed_plan(reverse: Reverse, rows: dict[int, Rows]) -> Plan:
 def shares_of_variances(program: Program) -> int:
     """How many shares an image collects for its variances; the gradients of its pixels stand behind them."""
     return max(1, program.elements)
-
-
-def _as_program(reverse: Reverse) -> Program:
-    """The steps as operations, for `make_plan`: those of the way back as if they had no sums."""
-
-    def op(step: Step) -> Op:
-        match step:
-            case Op():
-                return step
-            case Back():
-                return Op(
-                    step.place, step.src, step.src if step.dst is None else step.dst, step.shape, step.shape,
-                    step.activation, None, step.keep, step.scale, 0.0, step.first, step.second,
-                )  # fmt: skip
-            case Total():
-                return Op(step.place, step.src, step.src, step.shape, step.shape, None, None, 1.0, 1.0, 0.0)
-            case Pixels():
-                return Op(
-                    step.place, PIXELS, step.src, step.shape, step.shape, None, None, 0.0, 1.0, 0.0, step.first,
-                    step.second,
-                )  # fmt: skip
-
-    return replace(reverse.program, ops=tuple(map(op, reverse.steps)))
 
 
 def with_backs(ints: NDArray[np.int64], reverse: Reverse, dtype: str, of_pairs: bool) -> NDArray[np.int64]:

@@ -187,14 +187,20 @@ class SheetWalk(ProgramWalk):
             __syncthreads();
         }} else {self.steps(real, cases, sums)}"""
 
+    @property
+    def place(self) -> str:
+        """Where element e of a sheet is in the map that it is part of."""
+        return """\
+    const int row = e / op.width, z = row / op.height;
+    return z * op.table_plane + (row - z * op.height) * op.table_width + e - row * op.width;"""
+
     def common(self) -> str:
         return f"""\
 {self.shifts_array()}\
 {structs(self.tangents)}
 __device__ __forceinline__ int place(const Op& op, int e)
 {{
-    const int row = e / op.width, z = row / op.height;
-    return z * op.table_plane + (row - z * op.height) * op.table_width + e - row * op.width;
+{self.place}
 }}
 {self.combined()}\
 template <class R>
