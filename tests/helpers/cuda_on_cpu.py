@@ -14,7 +14,7 @@ needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g
 
 def compiled(body: str, real: str, path: str, shared: int, folder: Path) -> ctypes.CDLL:
     """`run_tables` and `run_pairs` of a program's text without its primitives; `shared` bytes of shared memory."""
-    body = body.replace("extern __shared__", "extern").replace("__shared__", "static")
+    body = _without_shared(body)
     data = ", (const int*)plan, (const double*)numbers"
     scratch = ", (char*)scratch" if path in ("block", "sheets", "walk") else ""
     scratch += data if path == "walk" else ""
@@ -24,10 +24,7 @@ def compiled(body: str, real: str, path: str, shared: int, folder: Path) -> ctyp
     places = ", void* theta, void* theta_mirror" if tangents else ""
     theta = ", (real*)theta, (real*)theta_mirror" if tangents else ""
     text = f"""
-#define REAL {real}
-#define VEC {"float4" if real == "float" else "double2"}
-#include "{Path(__file__).with_name("cuda_on_cpu.hpp")}"
-alignas(16) vec dynamic_shared[{shared // 16 + 1}];
+{_head(real, shared)}
 {body}
 extern "C" void run_tables(void* X, void* rows, void* peaks, void* diagonal, int n, void* scratch, void* panels,
                            void* plan, void* numbers, int blocks, int threads)
@@ -39,6 +36,47 @@ extern "C" void run_pairs(void* first, void* second, void* out, void* mirror, in
 {{ fibers::launch(blocks, threads, [=] {{
     pairs(({kind})first, ({kind})second, (real*)out, (real*)mirror, n, m, ld, below{theta}{scratch}); }}); }}
 """
+    return _library(text, folder)
+
+
+def compiled_gradient(body: str, real: str, shared: int, folder: Path) -> ctypes.CDLL:
+    """`run_tables`, `run_pairs` and `run_selves` of a gradient's text without its primitives."""
+    data = "(const int*)plan, (const double*)numbers, (const int*)ways"
+    text = f"""
+{_head(real, shared)}
+{_without_shared(body)}
+extern "C" void run_tables(void* X, void* rows, void* peaks, int n, void* scratch, void* panels, void* plan,
+                           void* numbers, void* ways, int blocks, int threads)
+{{ fibers::launch(blocks, threads, [=] {{
+    tables((const real*)X, (real*)rows, (double*)peaks, n, (char*)scratch, (const double*)panels, {data}); }}); }}
+extern "C" void run_pairs(void* first, void* second, void* weights, int n, int m, int phase, int one_set,
+                          void* shares1, void* shares2, void* sums, void* scratch, void* plan, void* numbers,
+                          void* ways, int blocks, int threads)
+{{ fibers::launch(blocks, threads, [=] {{
+    pairs((const real*)first, (const real*)second, (const real*)weights, n, m, phase, one_set, (real*)shares1,
+          (real*)shares2, (double*)sums, (char*)scratch, {data}); }}); }}
+extern "C" void run_selves(void* X, void* seeds, void* shares, void* sums, void* pixels, void* peaks, int n,
+                           void* scratch, void* panels, void* plan, void* numbers, void* ways, int blocks, int threads)
+{{ fibers::launch(blocks, threads, [=] {{
+    selves((const real*)X, (const double*)seeds, (const real*)shares, (double*)sums, (double*)pixels, (double*)peaks,
+           n, (char*)scratch, (const double*)panels, {data}); }}); }}
+"""
+    return _library(text, folder)
+
+
+def _without_shared(body: str) -> str:
+    return body.replace("extern __shared__", "extern").replace("__shared__", "static")
+
+
+def _head(real: str, shared: int) -> str:
+    return f"""\
+#define REAL {real}
+#define VEC {"float4" if real == "float" else "double2"}
+#include "{Path(__file__).with_name("cuda_on_cpu.hpp")}"
+alignas(16) vec dynamic_shared[{shared // 16 + 1}];"""
+
+
+def _library(text: str, folder: Path) -> ctypes.CDLL:
     (folder / "kernels.cpp").write_text(text)
     command = ["g++", "-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-o", "kernels.so", "kernels.cpp"]
     subprocess.run(command, cwd=folder, check=True)

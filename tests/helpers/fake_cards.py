@@ -21,7 +21,7 @@ import numpy as np
 
 from cnngp.kernel.engines.cuda.math import PRIMITIVES
 from helpers import fake_cupy
-from helpers.cuda_on_cpu import compiled
+from helpers.cuda_on_cpu import compiled, compiled_gradient
 
 SHARED = 227 * 1024
 _LIBRARIES: dict[str, ctypes.CDLL] = {}
@@ -224,14 +224,20 @@ class Module:
     def __init__(self, cards: Cards, code: str) -> None:
         self.cards = cards
         self.tangents = "theta_mirror" in code
+        self.gradient = ", path gradient\n" in code
         digest = hashlib.sha256(code.encode()).hexdigest()
         with _working:
             if digest not in _LIBRARIES:
                 real = next(real for real, text in PRIMITIVES.items() if code.startswith(text))
-                path = next(path for path in ("warp", "dense", "block", "sheets", "walk") if f", path {path}\n" in code)
+                body = code.removeprefix(PRIMITIVES[real])
                 folder = cards.folder / digest
                 folder.mkdir()
-                _LIBRARIES[digest] = compiled(code.removeprefix(PRIMITIVES[real]), real, path, SHARED, folder)
+                if self.gradient:
+                    _LIBRARIES[digest] = compiled_gradient(body, real, SHARED, folder)
+                else:
+                    paths = ("warp", "dense", "block", "sheets", "walk")
+                    path = next(path for path in paths if f", path {path}\n" in code)
+                    _LIBRARIES[digest] = compiled(body, real, path, SHARED, folder)
             self.library = _LIBRARIES[digest]
 
     def get_function(self, name: str) -> Function:
@@ -241,7 +247,8 @@ class Module:
 class Function:
     def __init__(self, module: Module, name: str) -> None:
         self._cards, self._name = module.cards, name
-        self._most = {"tables": 9, "pairs": 13 if module.tangents else 11}[name]
+        most = {"tables": 9, "pairs": 13 if module.tangents else 11}
+        self._most = 0 if module.gradient else most[name]
         self._run = getattr(module.library, f"run_{name}")
         self.max_dynamic_shared_size_bytes = 48 * 1024
 

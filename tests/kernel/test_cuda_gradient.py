@@ -1,0 +1,327 @@
+"""Gradients in generated CUDA, without a card: the real kernels on cards that are fakes, against the oracle.
+
+Errors are those of the largest derivative: in float64 1e-10 of it, in float32 1e-5, as on the CPU.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cnngp import (
+    GELU,
+    Abs,
+    AvgPool,
+    Conv,
+    Cos,
+    Dense,
+    Elementwise,
+    Erf,
+    GlobalAvgPool,
+    Identity,
+    LeakyReLU,
+    Network,
+    Rbf,
+    ReLU,
+    Sequential,
+    Sin,
+    Sum,
+    zoo,
+)
+from cnngp.kernel.engines.cpu.gradient import CpuGradient
+from cnngp.kernel.engines.cuda.engine import EngineError
+from cnngp.kernel.engines.cuda.gradient import engine as cuda_gradient
+from cnngp.kernel.engines.cuda.gradient.card import GradientCard
+from cnngp.kernel.engines.cuda.gradient.engine import CudaGradient
+from cnngp.kernel.engines.cuda.gradient.source import generate
+from cnngp.kernel.program.reverse import reverse
+from cnngp.kernel.series.packed import SeriesTables
+from cnngp.network import adjoint
+from helpers import cuda_cases, generator, pooled
+from helpers.cuda_on_cpu import needs_compiler
+from helpers.fake_cards import Cards
+from helpers.kernels import SMALL, random_images
+from helpers.networks import images
+
+CLOSE = {"float32": 1e-5, "float64": 1e-10}
+EVERY: tuple[Network, ...] = (
+    ReLU(1.3), LeakyReLU(0.2), Abs(), Erf(), Sin(), Cos(), Rbf(0.4), GELU(), Elementwise("tanh"),
+)  # fmt: skip
+POOLED = Sequential(Conv(3, bias_var=0.1), LeakyReLU(0.3), AvgPool(2), Conv(3, bias_var=0.2), GELU(), Dense())
+MakeCards = Callable[..., Cards]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("kernels")
+
+
+@pytest.fixture
+def cards(folder: Path, monkeypatch: pytest.MonkeyPatch) -> MakeCards:
+    def make(count: int = 1, memory: int = 1 << 30) -> Cards:
+        made = Cards(folder, count, memory)
+        for name, module in made.modules().items():
+            monkeypatch.setitem(sys.modules, name, module)
+        return made
+
+    return make
+
+
+def flat(X: np.ndarray | None, dtype: str) -> np.ndarray | None:
+    return None if X is None else np.ascontiguousarray(X.reshape(*X.shape[:2], -1), dtype)
+
+
+def found_by(
+    net: Network, X: np.ndarray, Z: np.ndarray | None, G: np.ndarray, dtype: str, tile: int | None = None
+) -> dict[str, float]:
+    engine = CudaGradient(reverse(net, X.shape[1:]), dtype, tile=tile)
+    return engine.gradient(flat(X, dtype), flat(Z, dtype), G).parameters
+
+
+def agrees(
+    net: Network,
+    X: np.ndarray,
+    Z: np.ndarray | None,
+    G: np.ndarray,
+    dtype: str,
+    tile: int | None = None,
+    at_one: bool = False,
+) -> None:
+    """`at_one`: some patches may be multiples of each other. Then the derivatives by a bias of 0 are known less well,
+    because θ moves with the square root of a rounding at correlation one (docs/gradients.md).
+    """
+    found, expected = found_by(net, X, Z, G, dtype, tile), adjoint.gradient(net, X, Z, G)
+    size = max(map(abs, expected.values()))
+    assert list(found) == list(net.parameters())
+    for name, value in net.parameters().items():
+        rough = at_one and name.endswith("bias_var") and value == 0.0
+        close = {"float32": 1e-3, "float64": 1e-8}[dtype] if rough else CLOSE[dtype]
+        assert found[name] == pytest.approx(expected[name], rel=0, abs=close * size), name
+
+
+# ---- numbers ---------------------------------------------------------------------------------------------------------
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("layer", EVERY, ids=repr)
+def test_every_nonlinearity(cards: MakeCards, layer: Network, dtype: str) -> None:
+    """Beside a skip, and under a pool, where an image meets itself at two places."""
+    cards()
+    plain = Sequential(Conv(2, bias_var=0.1), Sum(Identity(), Sequential(layer, Conv(2))), layer, Dense(1.5, 0.2))
+    under = Sequential(Conv(2, bias_var=0.1), layer, AvgPool(2), Conv(1, weight_var=0.7), layer, Dense())
+    rng = np.random.default_rng(0)
+    shape = (1, 2, 2) if isinstance(layer, Elementwise) else (1, 3, 3)  # the oracle takes a quadrature for each number
+    for net in (plain, under):
+        X, Z = random_images(3, shape), random_images(2, shape, seed=1)
+        agrees(net, X, Z, rng.normal(size=(3, 2)), dtype)
+        agrees(net, X, None, rng.normal(size=(3, 3)), dtype)
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", ["transposed", "3-D", "1-D", "dense skips", "copies of one place", "no operations"])
+def test_chosen_networks(cards: MakeCards, name: str) -> None:
+    cards()
+    net, shape = cuda_cases.NETWORKS[name]
+    X = images(shape, 3, 0)
+    agrees(net, X, None, np.random.default_rng(0).normal(size=(3, 3)), "float64")
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", ["two pools", "any pool at the end", "sizes that do not halve"])
+def test_chosen_networks_with_pools(cards: MakeCards, name: str) -> None:
+    cards()
+    net, shape = cuda_cases.POOLED[name]
+    X, Z = random_images(2, shape), random_images(1, shape, seed=1)
+    agrees(net, X, Z, np.random.default_rng(0).normal(size=(2, 1)), "float32")
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("seed", [*range(4), *(pytest.param(k, marks=pytest.mark.slow) for k in range(4, 40))])
+def test_generated_networks(cards: MakeCards, seed: int, dtype: str) -> None:
+    """With blank patches and images, all kinds of layers, with and without pools."""
+    cards()
+    rng = np.random.default_rng(seed)
+    acts = (*generator.RELU_LIKE, *generator.SMOOTH)
+    if seed % 3:
+        net, shape = generator.random_network(rng, acts, max_pixels=60)
+    else:
+        pick = generator.Random(rng)
+        net, shape = pooled.network(pick, lambda: pick.among(acts), 400)
+    X = images(shape, 5, seed)
+    G = rng.normal(size=(5, 5))
+    agrees(net, X, None, G, dtype, at_one=True)
+    agrees(net, X[:3], X[2:], G[:3, 2:], dtype, at_one=True)
+
+
+@needs_compiler
+def test_maps_that_do_not_fit_into_shared_memory(cards: MakeCards) -> None:
+    cards()
+    net = Sequential(Conv(3), ReLU(), Dense())
+    found = reverse(net, (1, 90, 90))
+    source = generate(found, "float64")
+    assert source.pairs.scratch > 0, "the test is of the other way"
+    agrees(net, random_images(2, (1, 90, 90)), None, np.ones((2, 2)), "float64")
+
+
+@needs_compiler
+@pytest.mark.parametrize("net", [SMALL, POOLED, Sequential(Dense(), Erf(), Dense())], ids=["plain", "pooled", "dense"])
+def test_gradients_of_pixels_are_those_of_the_cpu(cards: MakeCards, net: Network) -> None:
+    cards()
+    shape = (6,) if isinstance(net.layers[0], Dense) else (2, 5, 4)  # type: ignore[attr-defined]
+    rng = np.random.default_rng(0)
+    X, Z = flat(random_images(3, shape), "float64"), flat(random_images(4, shape, seed=1), "float64")
+    found = reverse(net, shape, to_images=True)
+    for other, G in ((Z, rng.normal(size=(3, 4))), (None, rng.normal(size=(3, 3)))):
+        mine = CudaGradient(found, "float64", tile=2).gradient(X, other, G)
+        theirs = CpuGradient(found, "float64").gradient(X, other, G)
+        for a, b in zip(mine[1:], theirs[1:], strict=True):
+            assert (a is None) == (b is None)
+            assert a is None or np.abs(a - b).max() <= 1e-12 * np.abs(b).max()  # type: ignore[operator]
+
+
+# ---- tiles, cards, memory --------------------------------------------------------------------------------------------
+
+
+@needs_compiler
+@pytest.mark.parametrize(("n", "m"), [(5, 3), (3, 5), (4, None), (5, None), (1, None), (1, 1)])
+@pytest.mark.parametrize("tile", [1, 2, 5])
+def test_every_pair_counts_once_whatever_the_tiles(cards: MakeCards, n: int, m: int | None, tile: int) -> None:
+    cards()
+    X, Z = random_images(n), None if m is None else random_images(m, seed=1)
+    agrees(SMALL, X, Z, np.random.default_rng(0).normal(size=(n, n if m is None else m)), "float64", tile)
+
+
+@needs_compiler
+@pytest.mark.parametrize("set_of_two", [True, False])
+def test_cards_and_blocks_change_no_bit(cards: MakeCards, set_of_two: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    X, Z = random_images(7), random_images(5, seed=1) if set_of_two else None
+    G = np.random.default_rng(0).normal(size=(7, 5 if set_of_two else 7))
+    cards()
+    one = found_by(SMALL, X, Z, G, "float32", 2)
+    two = cards(2)
+    assert found_by(SMALL, X, Z, G, "float32", 2) == one
+    assert {card for card, _ in two.launches} == {0, 1}
+    cards()
+
+    def one_block(self: GradientCard, wanted: int, scratch: int, resident: int) -> tuple[int, object]:
+        return 1, sys.modules["cupy"].empty(max(1, scratch), np.uint8)
+
+    monkeypatch.setattr(GradientCard, "_blocks", one_block)
+    assert found_by(SMALL, X, Z, G, "float32", 2) == one
+
+
+@needs_compiler
+def test_memory_decides_on_the_tiles(cards: MakeCards) -> None:
+    """From little to much: refused, many tiles, one tile; never more memory than there is (the fake would fail)."""
+    X, G = random_images(9), np.random.default_rng(0).normal(size=(9, 9))
+    cards()
+    expected = found_by(SMALL, X, None, G, "float32")
+    size = max(map(abs, expected.values()))
+    seen = []
+    for kilobytes in (14, 18, 24, 40, 1000):
+        made = cards(memory=kilobytes << 10)
+        assert found_by(SMALL, X, None, G, "float32") == pytest.approx(expected, rel=0, abs=1e-6 * size)
+        seen.append(Counter(kernel for _, kernel in made.launches)["selves"])
+    assert seen == sorted(seen, reverse=True)
+    assert seen[0] > 1
+    assert seen[-1] == 1
+    cards(memory=1 << 10)
+    with pytest.raises(EngineError, match=r"not enough memory on the card: the gradient needs .* bytes for an image"):
+        found_by(SMALL, X, None, G, "float32")
+
+
+@needs_compiler
+@pytest.mark.parametrize("m", [None, 4])
+def test_progress_counts_every_pair(cards: MakeCards, m: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    cards()
+    monkeypatch.setattr(cuda_gradient, "REPORT_ELEMENTS", 1.0)
+    X, Z = random_images(6), None if m is None else random_images(m, seed=1)
+    G = np.zeros((6, m or 6))
+    G[0, 1] = 1.0  # tiles without weights are told of as well
+    told: list[int] = []
+    engine = CudaGradient(reverse(SMALL, X.shape[1:]), "float32", tile=3)
+    engine.gradient(flat(X, "float32"), flat(Z, "float32"), G, told.append)
+    assert sum(told) == (15 if m is None else 24)
+
+
+@needs_compiler
+def test_no_weights_give_no_gradient_and_no_work(cards: MakeCards) -> None:
+    made = cards()
+    found = found_by(SMALL, random_images(3), None, np.zeros((3, 3)), "float32")
+    assert set(found.values()) == {0.0}
+    assert not made.launches
+
+
+# ---- the text --------------------------------------------------------------------------------------------------------
+
+
+def test_the_text_does_not_depend_on_the_parameters() -> None:
+    """A search over variances compiles once."""
+    for layer in (LeakyReLU(0.2), ReLU(1.5), Rbf(0.3)):
+        net = Sequential(Conv(3, bias_var=0.1), layer, AvgPool(2), Conv(3), layer, Dense())
+        values = {name: 1.1 * value + 0.01 for name, value in net.parameters().items()}
+        one, other = (generate(reverse(of, (1, 6, 6)), "float32") for of in (net, net.with_parameters(values)))
+        assert one.text == other.text
+        assert not np.array_equal(one.reals, other.reals)
+
+
+def test_sums_of_sheets_are_few() -> None:
+    """A pool has many sheets with sums of their own; those of one layer are one."""
+    net = Sequential(*[Conv(3, bias_var=0.1), ReLU()] * 3, GlobalAvgPool(), Dense())
+    found = reverse(net, (1, 8, 8))
+    assert found.slots > 1000
+    source = generate(found, "float32")
+    assert source.slots <= 4 * len(net.layers)
+    assert {name for parts in source.shares for name, _ in parts} == set(net.parameters())
+
+
+def test_the_sums_of_warps_fit_into_shared_memory_besides_the_maps() -> None:
+    found = reverse(SMALL, (2, 9, 10))
+    source = generate(found, "float32")
+    assert "__shared__ double all_parts[2][64];" in source.body
+    for name in ("pairs", "selves"):
+        size = getattr(source, name).shared
+        assert size > 0
+        assert getattr(generate(found, "float32", shared_limit=size), name).shared == 0
+        assert getattr(generate(found, "float32", shared_limit=size + 2 * 64 * 8), name).shared == size
+
+
+def test_there_are_no_empty_arrays() -> None:
+    """CUDA has none, though g++ does."""
+    for net, shape in [*cuda_cases.NETWORKS.values(), cuda_cases.POOLED["LeNet"]]:
+        if "Step" not in repr(net):
+            assert not re.search(r"\[\] = \{\s*\}", generate(reverse(net, shape), "float32").text)
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(
+    ("net", "shape"),
+    [
+        (zoo.resnet(32), (1, 28, 28)),
+        cuda_cases.NETWORKS["smooth"],
+        cuda_cases.POOLED["two pools"],
+        (Sequential(Conv(3), Elementwise("tanh"), AvgPool(2), Dense()), (1, 6, 6)),
+    ],
+    ids=["resnet(32)", "smooth", "two pools", "tanh"],
+)
+def test_source_compiles_with_next_to_no_spills(
+    net: Network, shape: tuple[int, ...], dtype: str, tmp_path: Path
+) -> None:
+    found = reverse(net, shape, to_images=True)
+    series = SeriesTables(found.program, np.dtype(dtype)).rows(None)
+    (tmp_path / "kernels.cu").write_text(generate(found, dtype, series).text)
+    command = ["nvcc", "-std=c++17", "-arch=sm_90", "-cubin", "-Xptxas", "-v", "-o", "kernels.cubin", "kernels.cu"]
+    told = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True).stderr
+    assert max(int(n) for n in re.findall(r"(\d+) bytes spill stores", told)) <= 128
