@@ -147,7 +147,7 @@ class GPEstimator(CheckedEstimator):
         seed = self._seed()
         rows = balanced(Y, asked.images, seed)
         X, targets = held.at(rows), Y[rows]
-        # Gradients are computed on the CPU, and a card would compile each network of the search anew.
+        # On the CPU: a card would compile the kernel of each network of the search anew.
         kernel = Kernel(self.network_, "cpu", self.kernel_.dtype, self.kernel_.threads)
         problem = Problem(kernel, X, targets, asked.rule, noise, self.amplitude, self._learning_loss)
         self.learned_ = learned(problem, asked, seed)

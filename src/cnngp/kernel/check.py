@@ -182,7 +182,7 @@ def check(
     `to_engine` brings images where the engine takes them from. None where these images tell nothing, such as blank
     ones, or are out of range, which whoever asked is told about all of them.
     """
-    pair = _two(to_numpy(images[:LOOKED_AT]))
+    pair = two_of(to_numpy(images[:LOOKED_AT]))
     shape = _affordable(engine_for(pair.shape[1:]).program)
     if shape is None:
         return Verdict(None, documented_bound(network, dtype, engine_for(pair.shape[1:]).program.kind))
@@ -209,7 +209,7 @@ def check(
     return Verdict(found.error, found.bound, None if shape == tuple(images.shape[1:]) else shape[1:])
 
 
-def _two(images: NDArray[Any]) -> NDArray[Any]:
+def two_of(images: NDArray[Any]) -> NDArray[Any]:
     """The two images with the most pixels that are not zero; one image goes with its mirror image."""
     if len(images) == 1:
         return np.concatenate([images, images[..., ::-1]])

@@ -22,13 +22,13 @@ from . import verdicts
 from .check import LOOKED_AT
 from .check import check as compared
 from .engines.base import Engine, TangentEngine, check_pixels
-from .engines.weights import checked_weights
+from .engines.weights import GradientEngine, checked_weights
+from .gradient_check import check_gradient
 from .program import Kind, check_slopes, lower
 from .program.reverse import reverse
 from .verdicts import Verdict
 
 if TYPE_CHECKING:
-    from .engines.cpu.gradient import CpuGradient
     from .sklearn_kernel import NetworkKernel
 
 Device = Literal["auto", "cpu", "cuda"]
@@ -86,7 +86,7 @@ class Kernel:
         self._asked: Device = device
         self.device: Literal["cpu", "cuda"] = _pick_device(device)
         self._engines: dict[tuple[Kind, tuple[int, ...]], Engine] = {}
-        self._gradients: dict[tuple[tuple[int, ...], bool], CpuGradient] = {}
+        self._gradients: dict[tuple[tuple[int, ...], bool], GradientEngine] = {}
         if not isinstance(check, bool):
             raise ValueError(f"Kernel: check={check!r} is not True or False")
         self.check = check
@@ -163,7 +163,8 @@ class Kernel:
         sum of theirs.
 
         `wrt="images"`: Σ_ij G_ij ∂K_ij/∂pixel for every pixel instead, two arrays of the shapes of X and Z; where Z is
-        None one, of the shape of X. Gradients are computed on the CPU, in the kernel's precision, also for "cuda".
+        None one, of the shape of X. On a card the first gradient of a network is compared with the CPU's on two of the
+        images, where `check` is True.
 
         >>> import numpy as np
         >>> from cnngp import Dense, Kernel, ReLU, Sequential
@@ -184,7 +185,10 @@ class Kernel:
         way_back = self._gradient_for(x.shape[1:], wrt == "images")
         for images in (x,) if z is None else (x, z):
             engine.diagonal(_flat(images))  # refuses what is out of range
-        x, z = to_numpy(x), None if z is None else to_numpy(z)
+        if self.device == "cpu":
+            x, z = to_numpy(x), None if z is None else to_numpy(z)
+        elif self.check:
+            self._verify_gradient(x, wrt == "images")
         pairs = len(x) * (len(x) - 1) // 2 if z is None else len(x) * len(z)
         with _progress(pairs, progress) as advance:
             found = way_back.gradient(_flat(x), None if z is None else _flat(z), weights, advance)
@@ -193,13 +197,38 @@ class Kernel:
         of_x = found.of_x.reshape(x.shape)
         return of_x if z is None or found.of_z is None else (of_x, found.of_z.reshape(z.shape))
 
-    def _gradient_for(self, input_shape: Sequence[int], to_images: bool) -> CpuGradient:
+    def _gradient_for(self, input_shape: Sequence[int], to_images: bool) -> GradientEngine:
         key = tuple(input_shape), to_images
         if key not in self._gradients:
-            from .engines.cpu.gradient import CpuGradient
+            if self.device == "cuda":
+                from .engines.cuda.gradient.engine import CudaGradient
 
-            self._gradients[key] = CpuGradient(reverse(self.network, *key), self.dtype, self.threads)
+                self._gradients[key] = CudaGradient(reverse(self.network, *key), self.dtype)
+            else:
+                self._gradients[key] = self._cpu_gradient(*key, self.dtype)
         return self._gradients[key]
+
+    def _cpu_gradient(self, input_shape: Sequence[int], to_images: bool, dtype: str) -> GradientEngine:
+        from .engines.cpu.gradient import CpuGradient
+
+        return CpuGradient(reverse(self.network, input_shape, to_images), dtype, self.threads)
+
+    def _verify_gradient(self, x: Any, to_images: bool) -> None:
+        """Compare a card's gradient with the CPU's on two of these images, unless that was done before."""
+        shape = tuple(x.shape[1:])
+        engine = self._gradient_for(shape, to_images)
+        key = verdicts.key(self.network, shape, engine.identity)
+        if verdicts.known(key) is None:
+            found = check_gradient(
+                self.network,
+                np.dtype(self.dtype),
+                engine,
+                lambda dtype: self._cpu_gradient(shape, to_images, dtype),
+                lambda pair: self._images(pair, "X"),
+                x,
+            )
+            if found is not None:
+                verdicts.keep(key, found)
 
     def prepare(self, X: Any) -> float:
         """Compile what `kernel(X)` needs, or load it where that was done before; returns the seconds it took.

@@ -1,0 +1,168 @@
+"""A card's gradient that checks itself: what is wrong is found, what is only rounded is not, and nobody pays twice."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cnngp import (
+    GELU,
+    Abs,
+    AvgPool,
+    Conv,
+    Dense,
+    GlobalAvgPool,
+    Kernel,
+    LeakyReLU,
+    Network,
+    ReLU,
+    Sequential,
+    WrongKernelError,
+)
+from cnngp.kernel import gradient_check, verdicts
+from cnngp.kernel import kernel as kernel_module
+from cnngp.kernel.engines.cuda.gradient.engine import CudaGradient
+from cnngp.kernel.engines.weights import Gradient
+from cnngp.network import adjoint
+from helpers.cuda_on_cpu import needs_compiler
+from helpers.fake_cards import Cards
+from helpers.kernels import random_images
+
+pytestmark = needs_compiler
+
+NET = Sequential(Conv(3, bias_var=0.1), ReLU(), AvgPool(2), Conv(3, bias_var=0.1), GELU(), Dense())
+SHAPE = (1, 6, 6)
+G = np.random.default_rng(0).normal(size=(5, 5))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("kernels")
+
+
+@pytest.fixture(autouse=True)
+def card(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cards:
+    """A card, and nothing known of any network. Images stay on the host, whose checks read them at once: what is on a
+    fake card is written late.
+    """
+    made = Cards(folder)
+    honest = kernel_module.as_images
+
+    def on_host(X: Any, dtype: Any, name: str, on_gpu: bool) -> Any:
+        return honest(X, dtype, name, on_gpu=False)
+
+    monkeypatch.setattr(kernel_module, "as_images", on_host)
+    for name, module in made.modules().items():
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr(verdicts, "_known", {})
+    monkeypatch.setenv("CNNGP_CACHE", str(tmp_path / "cache"))
+    return made
+
+
+def spoiled(monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Gradient], Gradient]) -> None:
+    """Break the card's engine."""
+    honest = CudaGradient.gradient
+
+    def wrong(self: CudaGradient, *rest: Any) -> Gradient:
+        return spoil(honest(self, *rest))
+
+    monkeypatch.setattr(CudaGradient, "gradient", wrong)
+
+
+def one_parameter(found: Gradient) -> Gradient:
+    wrong = 1.02 * found.parameters["layers[0].weight_var"]
+    return found._replace(parameters=found.parameters | {"layers[0].weight_var": wrong})
+
+
+def nan(found: Gradient) -> Gradient:
+    return found._replace(parameters=found.parameters | {"layers[0].weight_var": float("nan")})
+
+
+def pixels(found: Gradient) -> Gradient:
+    return found if found.of_x is None else found._replace(of_x=found.of_x[:, ::-1])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_kernel_on_a_card_has_gradients(card: Cards, dtype: str) -> None:
+    X, Z = random_images(5, SHAPE), random_images(5, SHAPE, seed=1)
+    kernel = Kernel(NET, device="cuda", dtype=dtype)
+    for other in (None, Z):
+        found, expected = kernel.gradient(X, other, G), adjoint.gradient(NET, X, other, G)
+        size = max(map(abs, expected.values()))
+        assert found == pytest.approx(expected, rel=0, abs={"float32": 1e-5, "float64": 1e-10}[dtype] * size)
+    assert "selves" in {name for _, name in card.launches}, "it was computed elsewhere"
+
+
+def test_gradients_of_images_have_the_shapes_of_the_images() -> None:
+    X, Z = random_images(5, SHAPE), random_images(5, SHAPE, seed=1)
+    card, cpu = (Kernel(NET, device=device, dtype="float64") for device in ("cuda", "cpu"))  # type: ignore[arg-type]
+    for mine, theirs in zip(card.gradient(X, Z, G, wrt="images"), cpu.gradient(X, Z, G, wrt="images"), strict=True):
+        assert mine.shape == (5, *SHAPE)
+        assert np.abs(mine - theirs).max() <= 1e-12 * np.abs(theirs).max()
+    mine, theirs = (kernel.gradient(X, None, G, wrt="images") for kernel in (card, cpu))
+    assert np.abs(mine - theirs).max() <= 1e-12 * np.abs(theirs).max()
+
+
+@pytest.mark.parametrize("spoil", [one_parameter, nan])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_wrong_gradient_is_found_before_the_first(
+    monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Gradient], Gradient], dtype: str
+) -> None:
+    X = random_images(5, SHAPE)
+    with monkeypatch.context() as patch:
+        spoiled(patch, spoil)
+        told = r"the engine cuda-gradient-\d+-.* computes the gradient of this network wrongly on images of shape "
+        told += r"\(1, 6, 6\): by layers\[0\]\.weight_var it gives .* where the CPU gives"
+        for _ in range(2):
+            with pytest.raises(WrongKernelError, match=told):
+                Kernel(NET, device="cuda", dtype=dtype).gradient(X, None, G)
+        assert len(Kernel(NET, device="cuda", dtype=dtype, check=False).gradient(X, None, G)) == 7
+    Kernel(NET, device="cuda", dtype=dtype).gradient(X, None, G)
+
+
+def test_wrong_pixels_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    spoiled(monkeypatch, pixels)
+    X = random_images(5, SHAPE)
+    Kernel(NET, device="cuda").gradient(X, None, G)
+    with pytest.raises(WrongKernelError, match=r"by pixel \d+ of the two images it gives"):
+        Kernel(NET, device="cuda").gradient(X, None, G, wrt="images")
+
+
+def test_it_is_compared_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Network] = []
+    honest = gradient_check.check_gradient
+
+    def counted(network: Network, *rest: Any) -> Any:
+        asked.append(network)
+        return honest(network, *rest)
+
+    monkeypatch.setattr(kernel_module, "check_gradient", counted)
+    X = random_images(5, SHAPE)
+    for _ in range(2):
+        Kernel(NET, device="cuda").gradient(X, None, G)
+        monkeypatch.setattr(verdicts, "_known", {})  # as another process would find it
+    Kernel(NET, device="cpu").gradient(X, None, G)
+    assert len(asked) == 1
+    Kernel(NET, device="cuda", dtype="float64").gradient(X, None, G)
+    assert len(asked) == 2
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("layer", [ReLU(), LeakyReLU(-0.5), Abs()], ids=repr)
+def test_what_rounding_moves_is_not_wrong(dtype: str, layer: Network) -> None:
+    """Patches that are multiples of each other, where a bias of 0 has the worst of all derivatives."""
+    net = Sequential(Conv(1, weight_var=0.8), layer, GlobalAvgPool(), Dense(2.0))
+    found = Kernel(net, device="cuda", dtype=dtype).gradient(random_images(5, (1, 3, 3)), None, G)
+    assert all(map(np.isfinite, found.values()))
+
+
+def test_blank_images_tell_nothing() -> None:
+    blank = np.zeros((5, *SHAPE))
+    net = Sequential(Conv(3), ReLU(), Dense())
+    kernel = Kernel(net, device="cuda")
+    assert kernel.gradient(blank, None, G)["layers[0].weight_var"] == 0.0
