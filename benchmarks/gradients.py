@@ -2,6 +2,7 @@
 
     python -m benchmarks.gradients --images 300 --rounds 5
     python -m benchmarks.gradients --cases "resnet(32)" --dtypes float32
+    python -m benchmarks.gradients --device cuda      # on a card, whose gradient is first compared with the CPU's
 
 `kernel.gradient(X, Z, G)` gives the derivatives by all parameters of the network at once. Every round computes the
 kernel matrix and the gradient of the same images, one after the other; the medians of the rounds are printed. Random
@@ -18,6 +19,7 @@ from collections.abc import Callable
 import numpy as np
 
 from cnngp import GELU, Conv, Dense, Elementwise, Erf, Kernel, Sequential
+from cnngp.kernel.kernel import Device
 
 from .cpu import CASES, images, images_of
 
@@ -36,10 +38,10 @@ DEFAULT = [
 ]
 
 
-def cost(name: str, n: int, dtype: str, threads: int, rounds: int) -> dict[str, float]:
+def cost(name: str, n: int, dtype: str, threads: int, rounds: int, device: Device = "cpu") -> dict[str, float]:
     """Medians of the seconds of a kernel and of a gradient, by the clock and of processor time."""
     make, shape = (CASES | SMOOTH)[name]
-    kernel = Kernel(make(), device="cpu", dtype=dtype, threads=threads, check=False)
+    kernel = Kernel(make(), device=device, dtype=dtype, threads=threads, check=device == "cuda")
     X, Z = images(n, shape, dtype, 0), images(n, shape, dtype, 1)
     G = np.random.default_rng(2).normal(size=(n, n))
     contestants: dict[str, Callable[[], object]] = {
@@ -60,6 +62,7 @@ def cost(name: str, n: int, dtype: str, threads: int, rounds: int) -> dict[str, 
     busy = {who: float(np.median(times)) for who, times in processor.items()}
     return found | {
         "parameters": len(kernel.network.parameters()),
+        "pairs/s": n * n / found["gradient"],
         "kernels": found["gradient"] / found["kernel"],
         "kernels by processor time": busy["gradient"] / busy["kernel"],
     }
@@ -67,25 +70,28 @@ def cost(name: str, n: int, dtype: str, threads: int, rounds: int) -> dict[str, 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--images", type=int, default=300)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--images", type=int, help="300 on the CPU, 2048 on a card")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--cases", nargs="*", default=DEFAULT)
     parser.add_argument("--dtypes", nargs="*", default=["float32", "float64"])
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
+    count = args.images or {"cpu": 300, "cuda": 2048}[args.device]
     results = {}
     print(
-        f"{'network':18} {'type':8} {'parameters':>10} {'pairs':>8} {'kernel':>9} {'gradient':>9}   kernels (CPU time)"
+        f"{'network':18} {'type':8} {'parameters':>10} {'pairs':>9} {'kernel':>9} {'gradient':>9} {'pairs/s':>11}   "
+        "kernels (CPU time)"
     )
     for name in args.cases:
         for dtype in args.dtypes:
-            n = args.images if name in SMOOTH else images_of(name, args.images)
+            n = count if name in SMOOTH else images_of(name, count)
             n = n if dtype == "float32" else max(8, n // 2)
-            c = results[f"{name} {dtype}"] = cost(name, n, dtype, args.threads, args.rounds)
+            c = results[f"{name} {dtype}"] = cost(name, n, dtype, args.threads, args.rounds, args.device)
             print(
-                f"{name:18} {dtype:8} {c['parameters']:>10} {n * n:>8,} {c['kernel']:>8.3f}s {c['gradient']:>8.3f}s "
-                f"{c['kernels']:>9.1f} ({c['kernels by processor time']:.1f})",
+                f"{name:18} {dtype:8} {c['parameters']:>10} {n * n:>9,} {c['kernel']:>8.3f}s {c['gradient']:>8.3f}s "
+                f"{c['pairs/s']:>11,.0f} {c['kernels']:>9.1f} ({c['kernels by processor time']:.1f})",
                 flush=True,
             )
     if args.json:
