@@ -212,16 +212,97 @@ def test_state_is_kept_and_read_back() -> None:
         assert copied.network == kernel.network
 
 
-def test_no_gradient_with_respect_to_the_images_is_said_so() -> None:
-    kernel = gpytorch_kernel(NET, SHAPE)
-    x = X.flatten(1).requires_grad_()
-    with pytest.raises(NotImplementedError, match="no gradient with respect to the images yet"):
-        kernel(x).to_dense()
+@pytest.mark.parametrize(
+    "what", ["matrix", "two sets", "diagonal", "diagonal of two sets", "batch", "equal tensors", "diagonal of equal"]
+)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-7), (torch.float32, 1e-4)])
+@pytest.mark.parametrize("learn", [True, False])
+def test_backward_reaches_the_images(what: str, dtype: torch.dtype, tolerance: float, learn: bool) -> None:
+    """Along a random direction of all pixels of x, and of z, by differences of the reference of order four."""
+    kernel = gpytorch_kernel(NET, SHAPE, learn=learn).to(dtype)
+    equal = what in ("equal tensors", "diagonal of equal")
+    x0, z0 = X.flatten(1), X.flatten(1) if equal else Z.flatten(1)
+    plain = {"equal tensors": "two sets", "diagonal of equal": "diagonal of two sets"}.get(what, what)
+
+    def numbers(x: torch.Tensor, z: torch.Tensor) -> np.ndarray:
+        """The same of the reference, in which two sets are two sets even where they are equal."""
+        a, b = (t.numpy().reshape(-1, *SHAPE) for t in (x, z))
+        match plain:
+            case "matrix":
+                return reference.kernel(NET, a)
+            case "two sets":
+                return reference.kernel(NET, a, b)
+            case "diagonal":
+                return reference.diagonal(NET, a)
+            case "diagonal of two sets":
+                return reference.kernel(NET, a[:4], b[:4]).diagonal()
+            case _:
+                return np.stack([reference.kernel(NET, a, b), reference.kernel(NET, 2 * a, b)])
+
+    rng = torch.Generator().manual_seed(4)
+    weights = torch.randn(numbers(x0, z0).shape, generator=rng, dtype=torch.float64)
+    x, z = (t.detach().clone().to(dtype).requires_grad_() for t in (x0, z0))
+    first, second = (x[:4], z[:4]) if plain == "diagonal of two sets" else (x, z)
+    (weights.to(dtype) * _numbers(kernel, plain, first, second)).sum().backward()
+    h = 2e-4
+    for leaf, start, other in ((x, x0, z0), (z, z0, x0)):
+        if leaf is z and plain in ("matrix", "diagonal"):
+            continue
+        step = torch.randn(start.shape, generator=rng, dtype=torch.float64)
+        sums = []
+        for k in (1, -1, 2, -2):
+            moved = (start + k * h * step, other) if leaf is x else (other, start + k * h * step)
+            sums.append(float((weights.numpy() * numbers(*moved)).sum()))
+        expected = (8.0 * (sums[0] - sums[1]) - (sums[2] - sums[3])) / (12.0 * h)
+        assert leaf.grad is not None
+        assert leaf.grad.dtype == dtype
+        found = float((leaf.grad.double() * step).sum())
+        size = float(leaf.grad.double().norm() * step.norm())
+        assert found == pytest.approx(expected, abs=tolerance * size)
+
+
+def test_only_what_is_asked_for_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    original = Kernel.gradient
+
+    def counted(self: Kernel, *args: object, wrt: str = "parameters", **rest: object) -> object:
+        asked.append(wrt)
+        return original(self, *args, wrt=wrt, **rest)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(Kernel, "gradient", counted)
+    x = X.flatten(1).clone().requires_grad_()
+    gpytorch_kernel(NET, SHAPE, learn=False)(x).to_dense().sum().backward()
+    assert asked == ["images"]
+    gpytorch_kernel(NET, SHAPE)(x.detach()).to_dense().sum().backward()
+    assert asked == ["images", "parameters"]
     with torch.no_grad():
-        assert kernel(x).to_dense().shape == (7, 7)
-    model = VariationalModel(X[:3].flatten(1), learn=True).double()
-    with pytest.raises(NotImplementedError, match="learn_inducing_locations=False"):
-        model(X.flatten(1))
+        assert not gpytorch_kernel(NET, SHAPE)(x).to_dense().requires_grad
+
+
+def test_inducing_images_are_learned() -> None:
+    """Classification of the sign of the mean pixel, from inducing images that begin as noise."""
+    x = images(24, seed=5).flatten(1)
+    y = (x.mean(1) > 0).double()
+    model = VariationalModel(0.1 * images(4, seed=6).flatten(1), learn=True).double()
+    points = model.variational_strategy.inducing_points
+    start = points.detach().clone()
+    likelihood = gpytorch.likelihoods.BernoulliLikelihood()
+    elbo = gpytorch.mlls.VariationalELBO(likelihood, model, num_data=len(x))
+    optimizer = torch.optim.Adam([points], lr=0.1)
+    for parameter in model.parameters():
+        parameter.requires_grad_(parameter is points)
+    with torch.no_grad():
+        model.variational_strategy._variational_distribution.variational_mean += 1.0
+        model.variational_strategy.variational_params_initialized.fill_(1)
+    losses = []
+    for _ in range(10):
+        optimizer.zero_grad()
+        loss = -elbo(model(x), y)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0] - 1e-3
+    assert not torch.equal(points, start)
 
 
 def test_the_shape_is_learned_from_images_or_asked_for() -> None:
@@ -299,3 +380,19 @@ def test_on_a_card_without_leaving_it() -> None:
     ):
         assert found.is_cuda
         np.testing.assert_allclose(found.detach().cpu().numpy(), expected, rtol=0, atol=1e-6 * np.abs(K).max())
+
+
+@pytest.mark.gpu
+def test_gradients_of_images_on_a_card_are_those_of_the_cpu() -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("torch sees no card")
+    found = []
+    for device in ("cpu", "cuda"):
+        kernel = gpytorch_kernel(NET, SHAPE).double().to(device)
+        x, z = (t.flatten(1).to(device).requires_grad_() for t in (X, Z))
+        (kernel(x).to_dense().sum() + kernel(x, z).to_dense().sum()).backward()
+        assert x.grad is not None
+        assert x.grad.device.type == device
+        found.append([x.grad.cpu(), z.grad.cpu(), kernel.raw_layers_0_weight_var.grad.cpu()])  # type: ignore[union-attr]
+    for mine, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-12)

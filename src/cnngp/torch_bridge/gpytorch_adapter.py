@@ -1,4 +1,7 @@
-"""`gpytorch_kernel`: a network's kernel inside GPyTorch's models, with its variances as their parameters."""
+"""`gpytorch_kernel`: a network's kernel inside GPyTorch's models, with its variances as their parameters.
+
+Gradients go back to the variances and to the images, such as inducing points that are learned.
+"""
 
 from __future__ import annotations
 
@@ -95,11 +98,6 @@ class NetworkKernel(gpytorch.kernels.Kernel):  # type: ignore[misc]
     def forward(self, x1: Any, x2: Any, diag: bool = False, last_dim_is_batch: bool = False, **params: Any) -> Any:
         if last_dim_is_batch:
             raise DataError("last_dim_is_batch=True would split an image into pixels; a network sees whole images")
-        if torch.is_grad_enabled() and (x1.requires_grad or x2.requires_grad):
-            raise NotImplementedError(
-                "the kernel of a network has no gradient with respect to the images yet; keep inducing points fixed "
-                "(learn_inducing_locations=False) or detach the images"
-            )
         compute = self._diagonal if diag else self._matrix
         if x1.ndim == 2 and x2.ndim == 2:
             return compute(x1, x2)
@@ -115,7 +113,24 @@ class NetworkKernel(gpytorch.kernels.Kernel):  # type: ignore[misc]
         if K is None:
             K = self._kernel(x1, network)(X, Z, output="torch", progress=False).to(dtype=x1.dtype, device=x1.device)
             self._remembered = [(x1.detach().clone(), x2.detach().clone(), network, K), *self._remembered][:_KEPT]
-        return self._differentiable(K, lambda G: self._kernel(x1, network).gradient(X, Z, G, progress=False))
+
+        def of_images(G: Any) -> tuple[Any, Any]:
+            kernel = self._kernel(x1, network)
+            if Z is None and x1 is x2:
+                return kernel.gradient(X, None, G, wrt="images", progress=False), None
+            # Two tensors with the same numbers: each has half a part in the exact diagonal.
+            diagonal = np.diag(np.diagonal(G)) if Z is None else np.zeros_like(G)
+            other = X if Z is None else Z
+            of_x1, of_x2 = kernel.gradient(X, other, G - diagonal, wrt="images", progress=False)
+            if Z is None:
+                own = 0.5 * kernel.gradient(X, None, diagonal, wrt="images", progress=False)
+                of_x1, of_x2 = of_x1 + own, of_x2 + own
+            return of_x1, of_x2
+
+        def of_variances(G: Any) -> dict[str, float]:
+            return self._kernel(x1, network).gradient(X, Z, G, progress=False)
+
+        return self._differentiable(K, x1, x2, of_variances, of_images)
 
     def _known(self, x1: Any, x2: Any, network: Network) -> Any:
         for a, b, of, K in self._remembered:
@@ -123,18 +138,25 @@ class NetworkKernel(gpytorch.kernels.Kernel):  # type: ignore[misc]
                 return K
         return None
 
-    def _differentiable(self, K: Any, gradient: Callable[[Any], dict[str, float]]) -> Any:
-        """K as a function of the variances, where anybody asks for that: Σ_ij G_ij ∂K_ij/∂θ goes back."""
+    def _differentiable(
+        self,
+        K: Any,
+        x1: Any,
+        x2: Any,
+        of_variances: Callable[[Any], dict[str, float]],
+        of_images: Callable[[Any], tuple[Any, Any]],
+    ) -> Any:
+        """K as a function of the variances and the images, where anybody asks for that: Σ_ij G_ij ∂K_ij goes back."""
         theta = list(self.learned_values.values())
-        if not torch.is_grad_enabled() or not any(t.requires_grad for t in theta):
+        if not torch.is_grad_enabled() or not any(t.requires_grad for t in (*theta, x1, x2)):
             return K
         names = tuple(self._raw)
 
         def slopes(G: Any) -> list[float]:
-            found = gradient(G)
+            found = of_variances(G)
             return [found[name] for name in names]
 
-        return _Differentiable.apply(torch.cat(theta), K, slopes)
+        return _Differentiable.apply(torch.cat(theta) if theta else None, x1, x2, K, slopes, of_images)
 
     def _diagonal(self, x1: Any, x2: Any) -> Any:
         """k(x1_i, x2_i), from the variances alone where the two are the same."""
@@ -150,14 +172,26 @@ class NetworkKernel(gpytorch.kernels.Kernel):  # type: ignore[misc]
             d = torch.cat([part.to(dtype=x1.dtype, device=x1.device) for part in each])
             pairs = blocks
 
-        def gradient(g: Any) -> dict[str, float]:
-            parts = [
-                self._kernel(x1, network).gradient(X, Z, np.diag(part.numpy()), progress=False)
+        def gradients(g: Any, wrt: Any) -> list[Any]:
+            gradient = self._kernel(x1, network).gradient
+            return [
+                gradient(X, Z, np.diag(part.numpy()), wrt=wrt, progress=False)
                 for (X, Z), part in zip(pairs, torch.as_tensor(g).split(32), strict=True)
             ]
+
+        def of_variances(g: Any) -> dict[str, float]:
+            parts = gradients(g, "parameters")
             return {name: sum(part[name] for part in parts) for name in parts[0]}
 
-        return self._differentiable(d, gradient)
+        def of_images(g: Any) -> tuple[Any, Any]:
+            parts = gradients(g, "images")
+            if pairs is blocks:
+                of_x1, of_x2 = map(np.concatenate, zip(*parts, strict=True))
+                return of_x1, of_x2
+            total = np.concatenate(parts)
+            return (total, None) if x1 is x2 else (0.5 * total, 0.5 * total)
+
+        return self._differentiable(d, x1, x2, of_variances, of_images)
 
     def _kernel(self, x: Any, network: Network | None = None) -> Kernel:
         network = self.network if network is None else network
@@ -192,17 +226,26 @@ class NetworkKernel(gpytorch.kernels.Kernel):  # type: ignore[misc]
 
 
 class _Differentiable(torch.autograd.Function):  # type: ignore[misc]
-    """Numbers K that depend on variances θ, by a function that turns ∂L/∂K into ∂L/∂θ."""
+    """Numbers K that depend on variances θ and on two sets of images, by functions that turn ∂L/∂K into ∂L/∂ those."""
 
     @staticmethod
-    def forward(ctx: Any, theta: Any, K: Any, gradient: Callable[[Any], list[float]]) -> Any:
-        ctx.gradient, ctx.of = gradient, theta
+    def forward(ctx: Any, theta: Any, x1: Any, x2: Any, K: Any, of_theta: Any, of_images: Any) -> Any:
+        ctx.of_theta, ctx.of_images, ctx.given = of_theta, of_images, (theta, x1, x2)
         return K.clone()
 
     @staticmethod
     def backward(ctx: Any, G: Any) -> Any:
-        found = ctx.gradient(G.detach().to("cpu", torch.float64).numpy())
-        return torch.tensor(found, dtype=ctx.of.dtype, device=ctx.of.device), None, None
+        weights = G.detach().to("cpu", torch.float64).numpy()
+        found: list[Any] = [None, None, None]
+        if ctx.needs_input_grad[0]:
+            found[0] = ctx.of_theta(weights)
+        if any(ctx.needs_input_grad[1:3]):
+            found[1:] = ctx.of_images(weights)
+        back = (
+            torch.tensor(g, dtype=of.dtype, device=of.device).reshape(of.shape) if asked and g is not None else None
+            for g, of, asked in zip(found, ctx.given, ctx.needs_input_grad, strict=False)
+        )
+        return *back, None, None, None
 
 
 def _equal(a: Any, b: Any) -> bool:
