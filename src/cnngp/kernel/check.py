@@ -55,6 +55,8 @@ LOOKED_AT = 64
 """Of this many images the two with the most to show are taken."""
 
 _DOCUMENTED = {4: 1e-6, 8: 1e-12}
+# The reference rounds correlations as well: by a unit each in two roots, their product and the quotient.
+_OWN_ROUNDING = 4 * float(np.finfo(np.float64).eps)
 # From this many nonlinearities in a row on, the bound grows with their number.
 _DEEP = 150
 # How exact the reference's own quadrature of an Elementwise is: with a known kink, with the jump of the slope that the
@@ -108,7 +110,8 @@ def compare(network: Network, X: Any, K: Any, dtype: np.dtype[Any], kind: Kind =
         scale = float(np.abs(R).max())
         if not 0.0 < scale < math.inf or not np.isfinite(R).all():
             return None
-        moved = float(np.abs(_reference(network, X, float(np.finfo(dtype).eps), kind) - R).max()) / scale
+        loss = max(float(np.finfo(dtype).eps), _OWN_ROUNDING)
+        moved = float(np.abs(_reference(network, X, loss, kind) - R).max()) / scale
         error = float(np.abs(np.asarray(K, np.float64) - R).max()) / scale
     return Comparison(error, max(documented_bound(network, dtype, kind), moved), len(R) * (len(R) + 1) // 2)
 

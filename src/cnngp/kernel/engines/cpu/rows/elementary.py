@@ -82,7 +82,8 @@ def exp(m: Any, x: Any) -> Any:
 def rise_and_fall(m: Any, K: Any, h: Any) -> Any:
     """½e^{|K|−h}, 2|K| and e^{−2|K|}, of which ½(e^{K−h} ∓ e^{−K−h}) are made."""
     size = absolute(K)
-    rise = constant(m, 0.5) * exp(m, size - h)
+    # |K| ≤ h, but for rounding: of a large variance that would be a large exponent, so none is above 0.
+    rise = constant(m, 0.5) * exp(m, constant(m, 0.0) - positive(h - size))
     y = size * constant(m, 2.0)
     return rise, y, exp(m, constant(m, 0.0) - y)
 
