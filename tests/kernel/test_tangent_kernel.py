@@ -36,32 +36,47 @@ from cnngp import (
     reference,
     zoo,
 )
-from cnngp.kernel.check import compare
+from cnngp.kernel.check import compare, documented_bound
 from cnngp.network import tangent
 from helpers.gaussian_expectation import expectation
 from helpers.networks import images, networks_with_shapes, relu_like, smooth
 from helpers.pooled import pooled_networks
+from helpers.rounding import moved_by_rounding
 
 DTYPES = pytest.mark.parametrize("dtype", ["float32", "float64"])
 # `compare` moves the reference by one unit in the last place of K after every layer. An engine rounds K, two entries of
 # tables and their product besides: four of them, and what is a square root of them is twice as much.
 ROUNDINGS = 4.0
+# Over 600 drawn networks no entry was further off than 0.9 of what `moved_by_rounding` and the documented bound allow.
+MARGIN = 2.0
 
 
-def assert_close(net, X, dtype, drawn=False):
-    """Both kernels against the reference: of one set of images, and of two that are the same, where every image meets
-    itself at correlation one. So do places of drawn networks: two that see nothing but a bias.
+def assert_close(net, X, dtype):
+    """Both kernels against the reference, each entry by what rounding does to that entry: of one set of images, and of
+    two that are the same, where every image meets itself at correlation one.
     """
+    kernel = Kernel(net, device="cpu", dtype=dtype, check=False)
+    own, across = kernel.both(X), kernel.both(X, X)
+    for found, other, plain, kind in zip(own, across, (reference, tangent), ("nngp", "ntk"), strict=True):
+        R = plain.kernel(net, X, X)
+        most = documented_bound(net, np.dtype(dtype), kind) * np.abs(R).max()
+        moved = moved_by_rounding(net, X, X, dtype, kind)
+        assert (np.abs(other - R) <= MARGIN * (most + moved)).all(), kind
+        # The diagonal has a recursion of its own, in float64.
+        np.fill_diagonal(moved, moved_by_rounding(net, X, X, "float64", kind).diagonal())
+        assert (np.abs(found - plain.kernel(net, X)) <= MARGIN * (most + moved)).all(), kind
+
+
+def assert_close_at_once(net, X, dtype):
+    """The same by the largest entry alone, where the reference takes a quadrature for each number."""
     kernel = Kernel(net, device="cpu", dtype=dtype, check=False)
     own, across = kernel.both(X), kernel.both(X, X)
     plain = reference.kernel(net, X, X), tangent.kernel(net, X, X)
     for found, other, R, kind in zip(own, across, plain, ("nngp", "ntk"), strict=True):
         result = compare(net, X, found, np.dtype(dtype), kind)
-        if result is None:
-            assert not found.any()
-            continue
+        assert result is not None
         bound = result.bound if kind == "nngp" else max(result.bound, at_correlation_one(net, dtype))
-        assert result.error <= ROUNDINGS * (bound if drawn else result.bound), kind
+        assert result.error <= ROUNDINGS * result.bound, kind
         assert np.abs(other - R).max() <= ROUNDINGS * bound * np.abs(R).max(), kind
 
 
@@ -74,14 +89,14 @@ def at_correlation_one(net, dtype):
 @settings(max_examples=25)
 @DTYPES
 def test_generated_networks(dtype, drawn, seed):
-    assert_close(drawn[0], images(drawn[1], 5, seed), dtype, drawn=True)
+    assert_close(drawn[0], images(drawn[1], 5, seed), dtype)
 
 
 @given(drawn=pooled_networks(st.one_of(relu_like, smooth), max_elements=800), seed=st.integers(0, 10**6))
 @settings(max_examples=15)
 @DTYPES
 def test_generated_networks_with_pools(dtype, drawn, seed):
-    assert_close(drawn[0], images(drawn[1], 4, seed), dtype, drawn=True)
+    assert_close(drawn[0], images(drawn[1], 4, seed), dtype)
 
 
 EVERY = [
@@ -96,9 +111,10 @@ def test_every_nonlinearity_in_every_kind_of_operation(act, dtype):
     """Alone, before a window, a strided box and a dense layer, and under a pool."""
     conv = Conv(3, weight_var=1.5, bias_var=0.2)
     net = Sequential(conv, Sum(Identity(), Sequential(act, Conv(3))), act, Conv(2, stride=2), act, Dense())
-    size = 2 if isinstance(act, Elementwise) else 4  # there the reference is slow
-    assert_close(net, images((2, size + 1, size), 3 if size == 2 else 5, 1), dtype)
-    assert_close(
+    slow = isinstance(act, Elementwise)
+    size, close = (2, assert_close_at_once) if slow else (4, assert_close)
+    close(net, images((2, size + 1, size), 3 if slow else 5, 1), dtype)
+    close(
         Sequential(conv, act, AvgPool(2), Conv(3), act, GlobalAvgPool(), Dense()), images((1, size, size), 3, 2), dtype
     )
 
@@ -150,6 +166,7 @@ def test_what_float32_loses_near_correlation_one_is_what_its_rounding_forces():
 
 # ---- bits ----------------------------------------------------------------------------------------------------------
 
+SAME = AvgPool(3, stride=1, padding=1)
 BITS = pytest.mark.parametrize(
     ("net", "shape"),
     [
@@ -157,8 +174,11 @@ BITS = pytest.mark.parametrize(
         (Sequential(Conv(5), ReLU(), Conv(3, stride=2), LeakyReLU(0.1), Dense()), (2, 9, 6)),
         (Sequential(Conv(3), ReLU(), AvgPool(2), Conv(3), ReLU(), GlobalAvgPool(), Dense()), (1, 6, 6)),
         (Sequential(Conv(3), Elementwise("tanh"), Conv(3), GELU(), Dense()), (1, 5, 5)),
+        (Sequential(Conv(3), Sum(Conv(2, bias_var=0.3), Sequential(ReLU(), Conv(3))), ReLU(), Dense()), (2, 4, 12)),
+        (Sequential(Conv(2), Sum(Identity(), Sequential(Erf(), Conv((4, 2)))), ReLU(), Dense()), (1, 5, 6)),
+        (Sequential(Conv(3), Sum(Conv(1), Sequential(Conv(3), ReLU(), SAME, Conv(3)), SAME), ReLU(), Dense()), (1, 9)),
     ],
-    ids=["resnet", "strided", "pooled", "series"],
+    ids=["resnet", "strided", "pooled", "series", "linear branch", "window in a branch", "pool beside a layer"],
 )
 
 

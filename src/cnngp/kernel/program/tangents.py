@@ -134,21 +134,25 @@ class TangentBuilder(Builder):
         if layer.bias_var > 0:
             x = Maps(x.K, self.theta(x, here.place), 0)
         own = x.own + 1
-        if into is not None and into.own != own:
-            return self._sum(self._weights(here, layer, x, None), here.place, into)
         T, K = (None, None) if into is None else (into.T, into.K)
+        if into is not None and into.own != own:
+            # K is added up as it is without Θ, operation by operation, so that it has the same bits.
+            T = self.theta(into, here.place, min(own, into.own))
+            if own > into.own:
+                T = self.linear(here, _times(layer, own - into.own), x.K, T)
+            own = min(own, into.own)
         if x.T is not None:
             T = self.linear(here, replace(layer, bias_var=0.0), x.T, T)
         return Maps(self.linear(here, layer, x.K, K), T, own)
 
     def _pooled(self, here: Placed, x: Maps, into: Maps | None) -> Maps:
-        if into is not None and (into.own != x.own or (into.T is None) != (x.T is None)):
-            return self._sum(self._pooled(here, x, None), here.place, into)
+        own = x.own if into is None else min(x.own, into.own)
+        T, U = self.theta(x, here.place, own), None if into is None else self.theta(into, here.place, own)
         K = Pooled(x.K, None if into is None else into.K)
-        if x.T is None:
-            return Maps(self.pool(here, K)[0], None, x.own)
-        after, pooled = self.pool(here, Pooled(x.T, None if into is None else into.T), K)
-        return Maps(pooled, after, x.own)
+        if T is None:
+            return Maps(self.pool(here, K)[0], U, own)
+        after, pooled = self.pool(here, Pooled(T, U), K)
+        return Maps(pooled, after, own)
 
     def _nonlinearity(self, layer: Nonlinearity, x: Maps, place: str) -> Maps:
         """T ← V̇ · (T + own · K), with V̇ = ∂V/∂K = (factor/unit) · f' where f' is in units of the map."""
@@ -176,3 +180,8 @@ class TangentBuilder(Builder):
         if U is not None:
             T = self.added(U, place, T)
         return Maps(self.added(x.K, place, into.K), T, own)
+
+
+def _times(layer: Conv | ConvTranspose | Dense, n: int) -> Conv | ConvTranspose | Dense:
+    """The layer whose K is n times as large."""
+    return replace(layer, weight_var=n * layer.weight_var, bias_var=n * layer.bias_var)

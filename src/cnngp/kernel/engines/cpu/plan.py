@@ -12,7 +12,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from cnngp.kernel.program import NOTHING, PIXELS, Activation, Op, Program, Shape
+from cnngp.kernel.program import NOTHING, PIXELS, Activation, Op, Program, Shape, lower
 from cnngp.kernel.program.formulas import Family
 from cnngp.kernel.series.packed import Rows
 from cnngp.network.geometry import AxisSum, SlidingWindow
@@ -210,10 +210,12 @@ class _Geometry:
     def __init__(self, taps: list[int], program: Program) -> None:
         self.taps = taps
         self.sheets = program.input is None
-        # A pool adds up windows of many sizes. They go the general way, because compiling each would take seconds.
+        # A pool adds up windows of many sizes. They go the general way, because compiling each would take seconds. What
+        # is compiled for K beside Θ is what is compiled for K alone, so that the order of sums, and the bits, are too.
+        alone = program if program.theta is None else lower(program.network, (program.channels, *program.spatial))
         self.compiled = {(k, k) for k in COMMON_WINDOWS} | {
             size
-            for op in program.ops
+            for op in alone.ops
             if op.sums is not None and op.keep != 1.0 and (size := _window_size(op.sums)) is not None
         }
         self.csr = cache(self._csr)

@@ -1,0 +1,73 @@
+"""What rounding may do to each entry of a kernel: the reference run again with every covariance moved a little.
+
+A single number for a whole matrix is as weak as its worst entry. Here each entry has its own, so that one pair of equal
+images, whose angle is the square root of a rounding, excuses no other pair.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Literal
+
+import numpy as np
+
+from cnngp import Network, Sequential, Sum, reference
+from cnngp.network import tangent
+from cnngp.network.layers import as_layer
+from cnngp.network.reference import Covariances
+
+Kind = Literal["nngp", "ntk"]
+# An engine rounds K, an entry of the table of either image and their product.
+ROUNDINGS = 4
+
+
+def moved_by_rounding(net: Network, X: np.ndarray, Z: np.ndarray, dtype: str, kind: Kind) -> np.ndarray:
+    """How far each entry moves at most: with all covariances smaller, larger, and each in a random direction."""
+    size = ROUNDINGS * max(float(np.finfo(dtype).eps), float(np.finfo(np.float64).eps))
+    true = _kernel(net, X, Z, kind, lambda shape: np.ones(shape))
+    rng = np.random.default_rng(0)
+    most = np.zeros_like(true)
+    for draw in (
+        lambda shape: np.full(shape, 1.0 - size),
+        lambda shape: np.full(shape, 1.0 + size),
+        *[lambda shape: 1.0 + size * rng.uniform(-1.0, 1.0, shape)] * 4,
+    ):
+        most = np.maximum(most, np.abs(_kernel(net, X, Z, kind, draw) - true))
+    return most
+
+
+def _kernel(net: Network, X: np.ndarray, Z: np.ndarray, kind: Kind, factors: Any) -> np.ndarray:
+    layer = as_layer(net)
+    start = reference.begin(layer, X, Z)
+    with np.errstate(all="ignore"):
+        K, theta = _walk(layer, start, start.map(np.zeros_like), factors)
+    return (K if kind == "nngp" else theta).xz.reshape(len(X), len(Z))
+
+
+def _walk(net: Any, K: Covariances, theta: Covariances, factors: Any) -> tuple[Covariances, Covariances]:
+    if isinstance(net, Sequential):
+        for layer in net.layers:
+            K, theta = _walk(layer, K, theta, factors)
+        return K, theta
+    if isinstance(net, Sum):
+        (first, second), *others = (_walk(branch, K, theta, factors) for branch in net.branches)
+        for other in others:
+            first, second = first + other[0], second + other[1]
+        return first, second
+    after = tangent.propagate_both(net, K, theta)
+    return _moved(after[0], factors), _moved(after[1], factors)
+
+
+def _moved(V: Covariances, factors: Any) -> Covariances:
+    """Covariances of two images, and under pools of two places of one; variances stay, as they do in engines."""
+    if not V.full:
+        return replace(V, xz=V.xz * factors(V.xz.shape))
+
+    def own(K: np.ndarray) -> np.ndarray:
+        places = np.ogrid[tuple(map(slice, K.shape[2 : 2 + V.axes]))]
+        equal: Any = (slice(None), slice(None), *places, *places)
+        out = K * factors(K.shape)
+        out[equal] = K[equal]
+        return out
+
+    return replace(V, xz=V.xz * factors(V.xz.shape), xx=own(V.xx), zz=own(V.zz))
