@@ -82,6 +82,7 @@ def test_generated_networks(seed: int, dtype: str) -> None:
         pick = generator.Random(rng)
         net, shape = pooled.network(pick, lambda: pick.among(acts), 400)
     agrees(net, images(shape, 5, seed), None, rng.normal(size=(5, 5)), dtype)
+    agrees(net, images(shape, 5, seed), images(shape, 4, seed + 1), rng.normal(size=(5, 4)), dtype)
 
 
 def test_finite_differences_of_the_reference_agree() -> None:
@@ -112,6 +113,27 @@ def test_patches_that_are_multiples_of_each_other(dtype: str) -> None:
     bias = "layers[0].bias_var"
     assert found.pop(bias) == pytest.approx(expected.pop(bias), abs={"float32": 1e-2, "float64": 1e-6}[dtype] * size)
     assert found == pytest.approx(expected, rel=0, abs={"float32": 1e-6, "float64": 1e-13}[dtype] * size)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_bias_of_zero_is_known_to_the_ratio_of_two_pixels(dtype: str) -> None:
+    """With patches of one pixel ∂A/∂K₁ = sin θ √(K₂/K₁)/4π, where θ is the root of a rounding and not 0: a pixel of 1
+    beside one of 10⁻³ makes that a thousand times as much. A network that was drawn once had such pixels.
+    """
+    net = Sequential(Conv(1), ReLU(), Dense())
+    rng = np.random.default_rng(0)
+    X, Z, G = rng.random((5, 1, 4, 4)), 1e-3 * rng.random((4, 1, 4, 4)), rng.normal(size=(5, 4))
+    X, Z = X.astype(np.float32), Z.astype(np.float32)
+    found = Kernel(net, device="cpu", dtype=dtype, check=False).gradient(X, Z, G)
+    expected = adjoint.gradient(net, X, Z, G)
+    ratio = X.reshape(5, 1, 16) / Z.reshape(1, 4, 16)
+    angle = np.sqrt(2 * 4 * np.finfo(dtype).eps)  # of four roundings: of K, two entries of tables and their product
+    share = (angle * (ratio + 1 / ratio) / (4 * np.pi) + angle / (2 * np.pi)).mean(2)
+    bias = "layers[0].bias_var"
+    error = abs(found.pop(bias) - expected.pop(bias))
+    assert error <= np.sum(np.abs(G) * share)
+    assert error > {"float32": 1e-6, "float64": 1e-15}[dtype]  # the loss is real
+    assert found == pytest.approx(expected, rel={"float32": 1e-5, "float64": 1e-12}[dtype])
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
