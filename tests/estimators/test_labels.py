@@ -10,6 +10,7 @@ import pytest
 
 from cnngp import Conv, Dense, GPClassifier, GPRegressor, ReLU, Sequential, datasets, zoo
 from cnngp.common.arrays import DataError
+from cnngp.estimators.labels import read_labels
 from cnngp.gp.checks import MatrixError
 from cnngp.network.layers import NetworkError
 
@@ -255,3 +256,17 @@ def test_pixels_of_another_scale_are_told_of() -> None:
     assert told[0].filename == __file__
     of_bytes.predict(np.zeros_like(DATA.X_test))  # black images are black on any scale
     clf.predict(DATA.X_test)
+
+
+@pytest.mark.parametrize(
+    ("y", "message"),
+    [
+        (np.array([0.0, 1.0, np.nan, 1.0]), r"y\[2\] is nan; every image needs a label"),
+        (np.array(["a", None, "b", "a"], object), r"y\[1\] is None; every image needs a label"),
+        (np.array(["a", "b", "a", float("nan")], object), r"y\[3\] is nan; every image needs a label"),
+    ],
+    ids=["NaN", "None", "NaN among words"],
+)
+def test_a_missing_label_is_named(y: np.ndarray, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        read_labels(y)

@@ -24,9 +24,11 @@ from cnngp import (
     LeakyReLU,
     Learning,
     Network,
+    NetworkError,
     Rbf,
     ReLU,
     Sequential,
+    Step,
     Sum,
     datasets,
     from_json,
@@ -34,6 +36,7 @@ from cnngp import (
 from cnngp.estimators.labels import OneLabel, SeveralLabels, class_loss
 from cnngp.estimators.learning import Problem, balanced, search
 from cnngp.estimators.learning.groups import free_directions, groups_of, moved
+from cnngp.gp.checks import MatrixError
 from cnngp.gp.exact import ExactGP
 
 DATA = datasets.digits().take(60, 80)
@@ -345,3 +348,24 @@ def test_digits_of_learned_numbers_are_few() -> None:
     values = [v for v in clf.network_.parameters().values() if v not in BIASED.parameters().values()]
     assert values
     assert all(float(f"{v:.{search._DIGITS}g}") == v for v in values)
+
+
+# ---- what cannot be learned is said before any work ------------------------------------------------------------------
+
+
+def test_a_network_without_a_gradient_is_refused() -> None:
+    """A search would turn back from every step, and give the network back as if nothing were better."""
+    with pytest.raises(NetworkError, match=r"layers\[1\]: Step\(\) has no gradient"):
+        fitted(Sequential(Conv(3), Step(), Dense()))
+
+
+@pytest.mark.parametrize("size", [1e200, 1e-200])
+def test_targets_that_cannot_be_squared_are_refused(size: float) -> None:
+    with pytest.raises(MatrixError, match=r"targets of .* are too (large|small) to square in float64; rescale them"):
+        GPRegressor(BIASED, device="cpu", learn=QUICK).fit(X, size * DATA.y)
+
+
+@pytest.mark.parametrize("solver", ["cg", "mixed"])
+def test_a_noise_to_be_searched_for_needs_the_exact_solver(solver: Any) -> None:
+    with pytest.raises(MatrixError, match=rf"noise='loo' needs an eigendecomposition, which solver='{solver}' never"):
+        fitted(solver=solver, noise="loo")

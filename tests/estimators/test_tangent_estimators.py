@@ -88,3 +88,18 @@ def test_commands_take_a_kind(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "kernel                 ntk" in capsys.readouterr().out
     assert run(["classify", "--train", "60", "--kind", "tangent"]) != 0
     assert "kind='tangent' is not 'nngp'" in capsys.readouterr().err
+
+
+def test_two_labels_of_one_image_are_told_of() -> None:
+    """Away from the diagonal Θ of equal images is off by the root of a rounding, so the matrix is not singular, and no
+    jitter warns: the report looks at the two images that are most alike.
+    """
+    X, y = DATA.X.copy(), DATA.y.copy()
+    X[40], y[40] = X[30], (y[30] + 1) % 10
+    report = GPClassifier(NET, kind="ntk", device="cpu").fit(X, y).fit_report_
+    assert report.sensitivity is not None
+    assert report.sensitivity > 1.0
+    assert "leave-one-out, variances and likelihood are not reliable" in report.verdict
+    plain = GPClassifier(NET, kind="ntk", device="cpu").fit(DATA.X, DATA.y).fit_report_
+    assert plain.sensitivity is not None
+    assert plain.sensitivity < 1.0

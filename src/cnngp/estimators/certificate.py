@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cnngp.gp.linalg import blocks
 from cnngp.gp.posterior import Posterior
 from cnngp.kernel.check import FAR, compare, is_affordable
 from cnngp.kernel.kernel import Kernel
@@ -232,16 +233,19 @@ class Checked:
 
 # A matrix that was given may come from another library, with roundings of its own.
 _GIVEN_BOUND = 1e-5
+# Of the matrix, looked at in one go.
+_ENTRIES = 1 << 22
 
 
 def checked_sample(kernel: Kernel, X: NDArray[Any], K: Any, given: bool, images: int = 4) -> Checked:
-    """Pairs of a few images spread over the set, compared with the reference.
+    """Pairs of a few images spread over the set, compared with the reference; of a tangent kernel also the two images
+    that are most alike, because rounding does most to those.
 
     Where that would take too long, what the kernel found on two images, or parts of them, before it began.
     """
     verdict = None if given else kernel.verdict(X.shape[1:])
     check = None if given else str(verdict) if verdict is not None else _unchecked(kernel)
-    rows = np.unique(np.linspace(0, len(X) - 1, images).round().astype(int))
+    rows = np.unique([*np.linspace(0, len(X) - 1, images).round().astype(int), *_nearest(kernel, K)])
     if is_affordable(kernel.network, tuple(X.shape[1:]), kernel.kind):
         sample = np.array([[float(K[int(i), int(j)]) for j in rows] for i in rows])
         found = compare(kernel.network, X[rows], sample, np.dtype(kernel.dtype), kernel.kind)
@@ -252,6 +256,21 @@ def checked_sample(kernel: Kernel, X: NDArray[Any], K: Any, given: bool, images:
     if verdict is None or verdict.error is None:
         return Checked(check=check)
     return Checked(verdict.error, verdict.bound, 3, check)
+
+
+def _nearest(kernel: Kernel, K: Any) -> tuple[int, ...]:
+    """The two images of the largest correlation, for a tangent kernel in memory; of a store one would read all."""
+    if kernel.kind != "ntk" or not isinstance(K, np.ndarray) or len(K) < 2:
+        return ()
+    sizes = np.sqrt(np.maximum(K.diagonal(), 0.0))
+    scale = np.divide(1.0, sizes, out=np.zeros_like(sizes), where=sizes > 0)
+    best: tuple[float, int, int] = (-math.inf, 0, 1)
+    for block in blocks(len(K), max(1, _ENTRIES // len(K))):
+        c = K[block] * scale[block, None] * scale
+        c[np.arange(len(c)), np.arange(block.start, block.stop)] = -math.inf
+        i, j = np.unravel_index(int(c.argmax()), c.shape)
+        best = max(best, (float(c[i, j]), block.start + int(i), int(j)))
+    return best[1:]
 
 
 def _unchecked(kernel: Kernel) -> str:

@@ -18,7 +18,7 @@ from cnngp.common.arrays import (
     to_numpy,
 )
 from cnngp.common.checks import is_whole
-from cnngp.gp.checks import check_amplitude, check_noise
+from cnngp.gp.checks import MatrixError, check_amplitude, check_noise
 from cnngp.gp.exact import Amplitude, Noise
 from cnngp.gp.objectives import Rule
 from cnngp.gp.posterior import Posterior
@@ -120,6 +120,11 @@ class CheckedEstimator(BaseEstimator):  # type: ignore[misc]
         check_amplitude(self.amplitude)
         if self.solver not in METHODS:
             raise ValueError(f"solver={self.solver!r} is not one of {', '.join(map(repr, METHODS))}")
+        if isinstance(self.noise, str) and self.solver in ("mixed", "cg") and self.inducing is None:
+            raise MatrixError(
+                f"noise={self.noise!r} needs an eigendecomposition, which solver={self.solver!r} never makes; give a "
+                "number, or use solver='cholesky'"
+            )
         self._check_random_state()
         if as_learning(self.learn) is not None and K is not None:
             raise DataError("learn= computes the kernels of changed networks from images; give X and no K")

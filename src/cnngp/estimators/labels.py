@@ -109,6 +109,12 @@ def read_labels(y: Any) -> Array:
     labels = column_or_1d(labels, warn=True)
     if labels.dtype == object and all(isinstance(label, str) for label in labels):
         labels = labels.astype(str)
+    if labels.dtype.kind in "fO":
+        missing = [
+            i for i, label in enumerate(labels) if label is None or (isinstance(label, float) and label != label)
+        ]
+        if missing:
+            raise DataError(f"y[{missing[0]}] is {labels[missing[0]]}; every image needs a label")
     check_classification_targets(labels)
     return np.asarray(labels)
 

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cnngp.common import memory
+from cnngp.gp.checks import check_targets
 from cnngp.gp.objectives import Judged, MeansLoss, Rule, judged
 from cnngp.kernel.kernel import Kernel
 from cnngp.network.layers import Network
@@ -58,7 +59,9 @@ class Problem:
         # K and its copy, the factor, the inverse, the gradient and a product.
         memory.require(6 * 8 * len(X) ** 2, f"learning on {len(X):,} images")
         self.kernel, self.X, self.rule, self.amplitude = kernel, X, rule, amplitude
-        self.Y, self.means_loss = Y, means_loss
+        self.Y, self.means_loss = check_targets(np, Y, len(X)), means_loss
+        # A search turns back where a gradient fails; where there is none anywhere, it is said here.
+        kernel.gradient(X[:1], None, np.zeros((1, 1)), progress=False)
         self.given_noise = None if isinstance(noise, str) or noise == 0 else float(noise)
 
     @property
