@@ -179,6 +179,7 @@ def test_npz(tmp_path: Path) -> None:
     [
         ({"a": np.ones(3)}, "holds a; expected X and y"),
         ({"X": np.ones((4, 3, 3)), "y": np.ones(5)}, r"images of shape \(4, 1, 3, 3\) and labels of shape \(5,\)"),
+        ({"X": np.ones((3, 2, 2)), "y": np.array([0.0, np.nan, 1.0])}, r"label 1 is NaN; every image needs a label"),
         ({"X": np.array([{}]), "y": np.ones(1)}, r"bad\.npz: X holds Python objects, which are never unpickled"),
     ],
 )

@@ -279,8 +279,11 @@ def test_interrupted_it_keeps_the_best_so_far(monkeypatch: pytest.MonkeyPatch) -
         return found
 
     monkeypatch.setattr(Problem, "judge", judge)
-    with pytest.warns(UserWarning, match=r"interrupted after \d+ matrices; the fit goes on with the best so far"):
+    with pytest.warns(
+        UserWarning, match=r"interrupted after \d+ matrices; the fit goes on with the best so far"
+    ) as told:
         clf = fitted(learn=Learning("likelihood", images=40))
+    assert [warning.filename for warning in told] == [__file__]  # where `fit` was called
     learned = clf.learned_
     assert learned is not None
     assert learned.interrupted

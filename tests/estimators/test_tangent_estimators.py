@@ -103,3 +103,28 @@ def test_two_labels_of_one_image_are_told_of() -> None:
     plain = GPClassifier(NET, kind="ntk", device="cpu").fit(DATA.X, DATA.y).fit_report_
     assert plain.sensitivity is not None
     assert plain.sensitivity < 1.0
+
+
+def test_the_report_shows_a_command_with_the_kind(tmp_path: Path) -> None:
+    words = ["classify", "--network", "small_cnn", "--train", "100", "--test", "20", "--kind", "ntk", "--no-model"]
+    assert run([*words, "--output", str(tmp_path), "--device", "cpu", "--quiet"]) == 0
+    page = (tmp_path / "report.html").read_text()
+    assert "cnngp classify --network small_cnn --train 100 --test 20 --kind ntk" in page
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--kind", "ntk", "--learn", "loo"], "learn= follows the gradient"),
+        (["--noise", "-1"], "noise=-1.0: expected a variance of 0 or more"),
+        (["--amplitude", "no"], "amplitude='no': expected 'ml', 'loo' or a positive number"),
+    ],
+)
+def test_options_are_checked_before_the_images_are_read(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["classify", "--data", "no such data", *words]) == 1
+    told = capsys.readouterr().err
+    assert told.startswith("error: ")
+    assert message in told
+    assert told.count("\n") == 1

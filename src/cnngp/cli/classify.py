@@ -84,13 +84,17 @@ def classify(
     quiet: Quiet = False,
 ) -> None:
     """Classify images with an exact Gaussian process, and write a report."""
+    from cnngp.estimators.checking import check_learning
     from cnngp.estimators.classifier import GPClassifier
-    from cnngp.estimators.learning import as_learning
+    from cnngp.gp.checks import check_amplitude, check_noise
     from cnngp.kernel.kernel import Kernel
     from cnngp.report.evaluation import check_labels, evaluate
 
     began = time.perf_counter()
-    as_learning(learn)
+    check_learning(learn, kind)
+    check_amplitude(number_or_word("amplitude", amplitude))
+    if noise is not None:
+        check_noise(number_or_word("noise", noise))
     images = read_data(data, split, size, aspect, skip_bad).some(train, test)
     check_labels(images.y, images.y_test)
     given = network_by_name(network)

@@ -80,4 +80,6 @@ def _checked(X: NDArray[Any], y: NDArray[Any], where: str) -> tuple[Images, Labe
             f"{where}: images of shape {X.shape} and labels of shape {y.shape}; expected (N, H, W), (N, C, H, W) or "
             "(N, H, W, C), and (N,)"
         )
+    if y.dtype.kind == "f" and np.isnan(y).any():
+        raise DatasetError(f"{where}: label {int(np.isnan(y).argmax())} is NaN; every image needs a label")
     return unit_scale(X), y

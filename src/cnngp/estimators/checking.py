@@ -169,8 +169,7 @@ class CheckedEstimator(BaseEstimator):  # type: ignore[misc]
             network = self.choice_.option.network
         self.kernel_ = kernel_of(network)
         self.network_ = self.kernel_.network
-        if self.kernel_.kind != "nngp" and as_learning(self.learn) is not None:
-            raise DataError("learn= follows the gradient of the Gaussian process's kernel; use kind='nngp' with it")
+        check_learning(self.learn, self.kernel_.kind)
         if not streamed:
             check_fits_images(self.network_, images)
         self.input_shape_ = tuple(images.shape[1:])
@@ -218,3 +217,9 @@ class CheckedEstimator(BaseEstimator):  # type: ignore[misc]
         images = self._check_test(X)
         check_length(len(images), y, "images")
         return images
+
+
+def check_learning(learn: Any, kind: str) -> None:
+    """Refuse what is no rule to learn by, and a kernel that has none."""
+    if as_learning(learn) is not None and kind == "ntk":
+        raise DataError("learn= follows the gradient of the Gaussian process's kernel; use kind='nngp' with it")

@@ -89,7 +89,7 @@ def learned(problem: Problem, asked: Learning, seed: int | None) -> Learned:
             warnings.warn(
                 f"learning was interrupted after {len(path.steps)} matrices; the fit goes on with the best so far",
                 UserWarning,
-                stacklevel=7,  # whoever called an estimator's fit
+                stacklevel=5,  # whoever called an estimator's fit
             )
     best = _rounded(problem, path.best, first)
     changes = [Change(g.name, len(g.members), g.mean(given), g.mean(best.values)) for g in groups]
