@@ -26,6 +26,9 @@ def test_every_image_has_mean_0_and_norm_1() -> None:
     assert X.dtype == np.float32
     flat = normalised(np.full((1, 3, 4, 4), 0.3))  # no contrast: zeros, not NaN
     np.testing.assert_array_equal(flat, 0.0)
+    np.testing.assert_array_equal(normalised(np.full((1, 3, 5, 5), 1e9 / 3)), 0.0)  # whatever rounding leaves of it
+    some = colour_images(2)
+    np.testing.assert_allclose(normalised(1e-12 * some), normalised(some), atol=1e-6)
     np.testing.assert_allclose(normalised(np.arange(12, dtype=np.uint8).reshape(1, 3, 2, 2)).sum(), 0.0, atol=1e-6)
 
 

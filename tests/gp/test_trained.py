@@ -158,6 +158,7 @@ def test_kernels_in_float32_are_taken() -> None:
         ({"y": Y * np.inf}, "targets contain NaN"),
         ({"learning_rate": 0.0}, "learning_rate=0.0: expected a positive number"),
         ({"ridge": -1.0}, "ridge=-1.0: expected a number of 0 or more"),
+        ({"K": K - 5.0 * np.eye(len(K)) * K.diagonal().mean()}, "K has a negative number on its diagonal"),
     ],
 )
 def test_bad_matrices_are_refused(change: dict[str, Any], message: str) -> None:

@@ -70,6 +70,9 @@ def test_tiles_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 def test_networks_that_reach_to_one_side_are_refused(net: Sequential) -> None:
     with pytest.raises(DataError, match="not mirror-symmetric"):
         flip_averaged(Kernel(net, device="cpu"), X)
+    blank_first = np.concatenate([np.zeros((3, 3, 8, 8)), X])  # three images that are mirror-symmetric themselves
+    with pytest.raises(DataError, match="not mirror-symmetric"):
+        flip_averaged(Kernel(net, device="cpu"), blank_first)
 
 
 def test_the_published_networks_are_mirror_symmetric() -> None:

@@ -15,8 +15,8 @@ from cnngp.common.arrays import DataError, to_numpy
 from cnngp.common.checks import is_number
 
 Images = NDArray[np.float32]
-# A flat image has no contrast to normalise, and stays the zeros that it becomes.
-_FLAT = 1e-8
+# A flat image has no contrast to normalise, and stays the zeros that it becomes. This part of its norm is rounding.
+_FLAT = 1e-7
 
 
 def normalised(X: Any) -> Images:
@@ -30,9 +30,10 @@ def normalised(X: Any) -> Images:
     """
     images = _images(X)
     flat = images.reshape(len(images), -1).astype(np.float64)
+    before = np.linalg.norm(flat, axis=1, keepdims=True)
     flat -= flat.mean(1, keepdims=True)
     norm = np.linalg.norm(flat, axis=1, keepdims=True)
-    flat /= np.where(norm > _FLAT, norm, 1.0)
+    flat = np.divide(flat, norm, out=np.zeros_like(flat), where=norm > _FLAT * before)
     return flat.reshape(images.shape).astype(np.float32)
 
 

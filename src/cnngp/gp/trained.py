@@ -64,6 +64,8 @@ class TrainedEnsemble:
         n = len(theta)
         if len(self._K) != n:
             raise MatrixError(f"K has {len(self._K)} points and Theta {n}; both are of the training points")
+        if float(self._K.diagonal().min()) < 0.0:
+            raise MatrixError("K has a negative number on its diagonal, where variances stand: it is no kernel matrix")
         Y = as_float64(xp, y, "y")
         self._flat = Y.ndim == 1
         Y = check_targets(xp, Y[:, None] if self._flat else Y, n)
