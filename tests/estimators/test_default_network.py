@@ -12,6 +12,7 @@ from sklearn.base import clone
 from cnngp import GPClassifier, GPRegressor, Kernel, datasets, zoo
 from cnngp.common.arrays import DataError
 from cnngp.estimators import budget as budgets
+from cnngp.gp.checks import MatrixError
 from cnngp.network.choice import choose
 
 DATA = datasets.digits().take(60, 40)
@@ -160,3 +161,35 @@ def test_the_demo_has_the_error_that_the_readme_says() -> None:
     data = datasets.digits()
     clf = GPClassifier(device="cpu").fit(data.X, data.y)
     assert 1.0 - clf.score(data.X_test, data.y_test) == pytest.approx(0.002)
+
+
+# ---- too little for leave-one-out ------------------------------------------------------------------------------------
+
+
+def one_of_each() -> tuple[np.ndarray, np.ndarray]:
+    data = datasets.digits()
+    rows = np.array([np.flatnonzero(data.y == digit)[3] for digit in range(10)])
+    return data.X[rows], data.y[rows]
+
+
+def test_one_image_of_each_class_is_no_proof_of_noise() -> None:
+    """Without an image nothing is left of its class: leave-one-out is wrong about all of them, whatever the noise, and
+    would ask for as much of it as there can be.
+    """
+    X, y = one_of_each()
+    clf = GPClassifier(device="cpu").fit(X, y)
+    assert clf.gp_.noise == 0.0
+    assert clf.score(X, y) == 1.0
+    assert clf.score(datasets.digits().X_test[:200], datasets.digits().y_test[:200]) > 0.5
+    with pytest.warns(UserWarning, match="no class has two images; noise 0 is used"):
+        assert GPClassifier(zoo.small_cnn(), noise="loo", device="cpu").fit(X, y).gp_.noise == 0.0
+    with pytest.raises(DataError, match=r"learn='loo' judges an image by others of its class.* use 'likelihood'"):
+        GPClassifier(zoo.small_cnn(), learn="loo", device="cpu").fit(X, y)
+
+
+@pytest.mark.parametrize("options", [{}, {"noise": "ml"}, {"noise": 0.0}], ids=str)
+def test_a_kernel_that_is_zero_is_called_so(options: dict[str, Any]) -> None:
+    with pytest.raises(MatrixError, match="the kernel of all 6 points is zero: blank images are nothing to a network"):
+        GPClassifier(zoo.pooled_cnn("small", 0), device="cpu", **({"noise": "loo"} | options)).fit(
+            np.zeros((6, 1, 8, 8)), np.arange(6) % 2
+        )

@@ -33,8 +33,8 @@ def normalised(X: Any) -> Images:
     before = np.linalg.norm(flat, axis=1, keepdims=True)
     flat -= flat.mean(1, keepdims=True)
     norm = np.linalg.norm(flat, axis=1, keepdims=True)
-    flat = np.divide(flat, norm, out=np.zeros_like(flat), where=norm > _FLAT * before)
-    return flat.reshape(images.shape).astype(np.float32)
+    seen = np.where(norm > _FLAT * before, flat / np.where(norm > 0.0, norm, 1.0), 0.0)
+    return np.asarray(seen.reshape(images.shape), np.float32)
 
 
 @dataclass(frozen=True)

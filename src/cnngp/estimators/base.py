@@ -77,6 +77,14 @@ class GPEstimator(CheckedEstimator):
         if self.noise is None and self.learned_ is None and self.choice_ is not None and method == "cholesky":
             noise = "loo"  # part of the choice, as the network is
             choose_solver("cholesky", len(Y), K, stored, entry, noise, device)
+        if noise == "loo" and self._no_label_twice(Y):
+            noise = 0.0
+            if self.noise == "loo":
+                warnings.warn(
+                    "noise='loo' judges an image by others of its class, and no class has two images; noise 0 is used",
+                    UserWarning,
+                    stacklevel=3,
+                )
         if image_noise is not None and method != "cholesky":
             raise DataError(_ONLY_EXACT)
         given = K is not None
@@ -143,6 +151,10 @@ class GPEstimator(CheckedEstimator):
             return noise
         if image_noise is not None:
             raise DataError("learn= finds one noise for all images; fit without image_noise, or without learn")
+        if asked.rule == "loo" and self._no_label_twice(Y):
+            raise DataError(
+                "learn='loo' judges an image by others of its class, and no class has two images; use 'likelihood'"
+            )
         held = Images(images, self.kernel_)
         seed = self._seed()
         rows = balanced(Y, asked.images, seed)
@@ -246,6 +258,10 @@ class GPEstimator(CheckedEstimator):
     # Which images have a wrong label by their means and targets; None where there are no labels.
     _wrong: Any = None
     loo_error_: float
+
+    def _no_label_twice(self, Y: NDArray[np.float64]) -> bool:
+        """Whether leave-one-out can be right about no image, because none of the others has its label."""
+        return False
 
     def _after_fit(self) -> None:
         """What the estimator derives from `gp_`."""

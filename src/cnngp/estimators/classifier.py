@@ -271,6 +271,9 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
     def _uses_variances(self) -> bool:
         return self._moderated and self.gp_.cheap_variances
 
+    def _no_label_twice(self, Y: Array) -> bool:
+        return isinstance(self._coding, OneLabel) and len(self._coding.classes) == len(Y)
+
     def _loo_loss(self, mean: Array, targets: Array) -> float:
         """The log loss at the best temperature: what counts for classes and probabilities, unlike squared errors."""
         return fitted_temperature(self._coding, mean, None, targets)[1]

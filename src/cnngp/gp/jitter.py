@@ -18,6 +18,11 @@ class JitterWarning(UserWarning):
 def factorised(A: Array, noise: float, jitter: float = 0.0) -> tuple[Factor, float]:
     """K + noise·I without more jitter where that works, else with the smallest power of ten that does, in place."""
     mean_diagonal = float(A.diagonal().mean())
+    if mean_diagonal == 0.0 and noise == 0.0 and not A.diagonal().any():
+        raise MatrixError(
+            f"the kernel of all {A.shape[0]} points is zero: blank images are nothing to a network without biases; "
+            "give one a bias_var, or other images"
+        )
     for relative in (jitter, *(j for j in JITTERS if j > jitter)):
         try:
             return Factor.of(A, noise + relative * mean_diagonal), relative
