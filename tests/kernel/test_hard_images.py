@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cnngp import Abs, Conv, Cos, Dense, Kernel, LeakyReLU, Network, Rbf, ReLU, Sequential, Sin, Step
+from cnngp import GELU, Abs, Conv, Cos, Dense, Kernel, LeakyReLU, Network, Rbf, ReLU, Sequential, Sin, Step, reference
 from cnngp.kernel.check import compare
 from cnngp.kernel.program import Kind
 
@@ -34,3 +34,13 @@ def test_a_kernel_is_not_called_wrong_where_the_reference_rounds_as_well(act: Ne
         found = compare(net, X, kernel(X), np.dtype("float64"), kind)
         assert found is not None
         assert found.error <= 4 * found.bound
+
+
+@pytest.mark.parametrize("size", [30.0, 1e3, 3e4, 1e6])
+def test_gelu_is_as_exact_for_large_variances_as_a_relu(size: float) -> None:
+    """Images on a scale of 0 to 255 have variances of 10⁴, and each meets itself at correlation one."""
+    X = (np.random.default_rng(0).normal(size=(60, 7)) * size).astype(np.float32)
+    net = Sequential(Dense(), GELU(), Dense())
+    R = reference.kernel(net, X, X)
+    found = Kernel(net, device="cpu", check=False)(X, X)
+    assert (np.abs(found - R) <= 1e-6 * np.sqrt(np.outer(R.diagonal(), R.diagonal()))).all()

@@ -61,8 +61,13 @@ def relu_both(K: Any, T: Any, p: Any, q: Any, mine: Any, one: Any, zero: Any) ->
 @inlined
 def asin(m: Any, x: Any) -> Any:
     """asin for |x| ≤ 1: a series below 1/2, where relative accuracy counts, acos near 1."""
+    return asin_of(m, x, positive(constant(m, 1.0) - absolute(x)))
+
+
+@inlined
+def asin_of(m: Any, x: Any, v: Any) -> Any:
+    """asin with v = 1 − |x| given."""
     size = absolute(x)
-    v = positive(constant(m, 1.0) - size)
     far = negated_fma(sqrt(v), acos_h(v), constant(m, PI / 2.0))
     near = size * asin_s(size * size)
     return copysign(where_less(size, constant(m, 0.5), near, far), x)

@@ -25,7 +25,7 @@ from ..simd import (
     where_less,
 )
 from ..work import entry, entry_product, own_entry
-from .elementary import PI, asin, cosine, exp, relu_value, rise_and_fall, sine
+from .elementary import PI, asin, asin_of, cosine, exp, relu_value, rise_and_fall, sine
 
 
 def relu_row(both: bool) -> Callable[..., None]:
@@ -117,9 +117,10 @@ def rbf_row(both: bool) -> Callable[..., None]:
 
 
 def gelu_row(both: bool) -> Callable[..., None]:
-    """K/4 + (K asin x + x² tt'/q + kk' q)/2π, t = 1/√(1 + K₁), k = K₁t, x = Ktt', q = √(1 − x²) ≥ √(tt').
+    """K/4 + (K asin x + x² tt'/q + kk' q)/2π, t = 1/√(1 + K₁), k = K₁t, x = Ktt', q = √(1 − x²).
 
-    The tables hold √unit · t and k.
+    The tables hold √unit · t and k. 1 − |x| ≥ tt', which rounding breaks where variances are large. asin x and q must
+    both see the same 1 − |x|: what its error does to the one cancels what it does to the other.
     """
 
     def run(w: Any, src: int, dst: int, n: int, own_at: int, at: int) -> None:
@@ -134,8 +135,9 @@ def gelu_row(both: bool) -> Callable[..., None]:
             K = K * unit
             tt = tt * per_unit
             wide = absolute(x)
-            q = sqrt(maximum((one - wide) * (one + wide), tt))
-            inner = fma(K, asin(m, x), fma(kk, q, (x * x) * tt / q))
+            v = maximum(one - wide, tt)
+            q = sqrt(v * (one + wide))
+            inner = fma(K, asin_of(m, x, v), fma(kk, q, (x * x) * tt / q))
             store(m, dst + c * L, fma(inner, scale, K * quarter))
 
     return run
