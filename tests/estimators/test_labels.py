@@ -182,7 +182,7 @@ def test_longer_words_may_be_added() -> None:
 def test_a_class_that_cannot_be_added_leaves_the_model_as_it_was() -> None:
     old = DATA.y < 9
     for options, told in (
-        ({"inducing": 40}, "so it takes no new class; fit again"),
+        ({"inducing": 40}, "so it cannot take a new class; fit again"),
         ({"solver": "cg"}, "adding a class"),
     ):
         clf = model(noise=1e-2, **options).fit(DATA.X[old], DATA.y[old])

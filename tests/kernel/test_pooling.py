@@ -11,14 +11,17 @@ from cnngp import (
     GELU,
     AvgPool,
     Conv,
+    Cos,
     Dense,
     Elementwise,
+    Erf,
     GlobalAvgPool,
     Identity,
     Kernel,
     NetworkError,
     ReLU,
     Sequential,
+    Sin,
     Step,
     Sum,
     gram,
@@ -134,15 +137,16 @@ def test_a_pool_of_one_location_is_no_pool():
     assert lower(pooled, (1, 5, 5)).input is not None
 
 
-def test_stores_of_pooled_networks_have_a_version_of_their_own():
-    """Their order of additions changed when that of other networks did not."""
+def test_stores_of_networks_whose_bits_changed_have_a_version_of_their_own():
+    """The order of additions under pools changed, and the formulas of GELU, Sin and Cos; all else did not."""
     plain, pooled = Sequential(C, R, Dense()), Sequential(C, R, GlobalAvgPool(), Dense())
-    identities = [Kernel(net, device="cpu").engine_for((1, 5, 5)).identity for net in (plain, pooled)]
-    assert identities == ["cpu-3-float32", "cpu-4-float32"]
+    others = [Sequential(C, act, Dense()) for act in (GELU(), Sin(), Cos(), Erf())]
+    identities = [Kernel(net, device="cpu").engine_for((1, 5, 5)).identity for net in (plain, pooled, *others)]
+    assert [identity[:6] for identity in identities] == ["cpu-3-", "cpu-4-", "cpu-4-", "cpu-4-", "cpu-4-", "cpu-3-"]
 
 
 def test_too_many_sheets_are_refused_before_any_work():
-    with pytest.raises(NetworkError, match=r"layers\[4\]: GlobalAvgPool\(\) on 400 × 400 asks for .* use strides"):
+    with pytest.raises(NetworkError, match=r"layers\[4\]: GlobalAvgPool\(\) on 400 × 400 needs .* use strides"):
         Kernel(GLOBAL, device="cpu")(np.zeros((1, 1, 400, 400)))
 
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from cnngp.common.arrays import Output, to_output
 from cnngp.kernel.program import Kind, Program
+from cnngp.kernel.program.formulas import Family
 from cnngp.kernel.series.packed import Rows, SeriesTables
 
 from ..base import Advance, check_range
@@ -36,8 +37,10 @@ BLOCK_BYTES = 384 << 10
 # 1/√K counts as 0 below these √K: the smallest for which products of two and their inverses stay normal numbers.
 SMALLEST = {"float32": 2.0**-62, "float64": 2.0**-510}
 
-# They change when bits of results may, so that a store never mixes them: of networks without pools, and with.
-VERSION, POOLED_VERSION = 3, 4
+# They change when bits of results may, so that a store never mixes them. Networks with pools or with nonlinearities of
+# these families have other bits since version 4; all others kept theirs.
+VERSION, CHANGED_VERSION = 3, 4
+_CHANGED = {Family.SIN, Family.COS, Family.GELU}
 
 
 def default_threads() -> int:
@@ -86,7 +89,8 @@ class CpuEngine:
         self.program = program
         self.dtype = np.dtype(dtype)
         self.threads = default_threads() if threads is None else threads
-        version = POOLED_VERSION if program.input is None else VERSION
+        families = {op.activation.formula.family for op in program.ops if op.activation is not None}
+        version = CHANGED_VERSION if program.input is None or families & _CHANGED else VERSION
         self.identity = f"cpu-{version}-{self.dtype.name}" + ("" if program.kind == "nngp" else f"-{program.kind}")
         self._series = SeriesTables(program, self.dtype)
         self._runs: dict[tuple[Rows, ...], _Run] = {}
