@@ -340,7 +340,9 @@ def test_fashion_mnist_is_used_where_it_is_at_hand(data_folder: Path, tmp_path: 
 
 def test_a_whole_run_that_fails_says_why(tmp_path: Path) -> None:
     setting = Setting(tmp_path, device="cpu", data=tmp_path)
-    with pytest.raises(RuntimeError, match=r"the whole run failed: .*expected 'standard' or|which digits does not have"):
+    with pytest.raises(
+        RuntimeError, match=r"the whole run failed: .*expected 'standard' or|which digits does not have"
+    ):
         timings._whole_run(setting, timings.Plan(table1.Plan(10, 10, 10), "digits"))
 
 
