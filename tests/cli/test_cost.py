@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from cnngp import Kernel, zoo
+from cnngp import GPClassifier, Kernel, datasets, zoo
 from cnngp.cli import cost, run
 from cnngp.cli.output import one_command
 from cnngp.network.choice import choose
@@ -49,6 +50,31 @@ def test_a_network_that_was_not_given_is_told_with_what_its_neighbours_would_tak
         "better --network pooled_cnn-large: about 37.8 s",
         "quicker --network pooled_cnn-small: about 2.9 s",
     ]
+
+
+def test_images_to_predict_do_not_change_what_classify_chooses() -> None:
+    X = np.zeros((1200, 1, 28, 28), np.float32)
+    for to_predict in (0, 10_000):
+        pairs = 1200 * 1199 // 2 + 1200 * to_predict
+        chosen = cost.choose_for(X, pairs, None, None, ("cpu", "float32", None, "nngp"))
+        assert chosen == choose((1, 28, 28), 1200)
+        assert chosen.option.name == "pooled_cnn-large"
+
+
+def test_classify_says_and_repeats_how_images_are_prepared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["classify", "--train", "60", "--test", "20", "--output", str(tmp_path)]
+    assert run(arguments) == 0
+    assert "contrast (chosen)" in capsys.readouterr().out
+    clf = GPClassifier.load(tmp_path / "model.gp", device="cpu")
+    data = datasets.digits().some(60, 20)
+    same = GPClassifier(device="cpu").fit(data.X, data.y)
+    assert (clf.preparation_, clf.network_) == (same.preparation_, same.network_)
+    assert np.array_equal(clf.predict_proba(data.X_test), same.predict_proba(data.X_test))
+    assert run([*arguments, "--preparation", "edges", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["preparation"] == "edges"
+    assert "--preparation edges" in (tmp_path / "report.html").read_text()
+    assert run([*arguments, "--preparation", "white"]) == 1
+    assert "preparation='white' is not one of" in capsys.readouterr().err
 
 
 def test_classify_takes_a_budget_and_writes_the_command_that_repeats_the_choice_elsewhere(

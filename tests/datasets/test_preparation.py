@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from scipy.ndimage import gaussian_filter
 
 from cnngp.common.arrays import DataError
 from cnngp.datasets.augmentation import flipped
-from cnngp.datasets.preparation import Zca, normalised, prepared
+from cnngp.datasets.preparation import Zca, normalised, prepare, prepared
 
 RNG = np.random.default_rng(0)
 
@@ -82,3 +84,37 @@ def test_bad_images_are_refused() -> None:
         normalised(np.full((1, 3, 2, 2), np.nan))
     with pytest.raises(DataError, match="a label for each"):
         flipped(X, [1, 2])
+
+
+def test_neither_light_nor_colour_of_the_whole_nor_contrast_is_left() -> None:
+    X = np.random.default_rng(0).random((4, 3, 9, 11))
+    changed = X * np.array([0.3, 2.0, 7.0, 1.0])[:, None, None, None] + np.arange(12.0).reshape(4, 3, 1, 1)
+    for preparation in ("contrast", "detail", "edges"):
+        seen = prepare(X, preparation)
+        np.testing.assert_allclose(seen, prepare(changed, preparation), atol=1e-9)
+        np.testing.assert_allclose((seen**2).mean((1, 2, 3)), 1.0)
+    np.testing.assert_allclose(prepare(X, "contrast").mean((2, 3)), 0.0, atol=1e-12)
+    assert np.array_equal(prepare(X, "plain"), X)
+
+
+def test_fine_lines_outlast_what_changes_slowly() -> None:
+    x = np.arange(32)
+    X = (np.sin(2 * np.pi * x / 64) + 0.1 * np.cos(np.pi * x))[None, None]
+
+    def lines(preparation: Any) -> float:
+        power = abs(np.fft.rfft(prepare(X, preparation)[0, 0])) ** 2
+        return float(power[-1] / power.sum())
+
+    assert lines("contrast") < lines("detail") < lines("edges")
+
+
+def test_flat_images_become_zeros_bytes_become_floats_and_others_do_not_matter() -> None:
+    X = np.random.default_rng(0).integers(0, 256, (1100, 1, 6, 6)).astype(np.uint8)
+    X[3] = 77
+    for preparation in ("contrast", "detail", "edges"):
+        seen = prepare(X, preparation)
+        assert seen.dtype == np.float32
+        assert not seen[3].any()
+        assert np.array_equal(seen[1050:], prepare(X[1050:], preparation))
+    with pytest.raises(DataError, match="preparation='white' is not one of 'plain'"):
+        prepare(X, "white")  # type: ignore[arg-type]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 
@@ -72,7 +73,7 @@ def test_digits_of_28_by_28_get_what_the_documentation_says(n: int, name: str) -
     assert choose((1, 28, 28), 60_000).option.name == "resnet32"
 
 
-def test_images_to_predict_count_as_well() -> None:
+def test_pairs_with_inducing_images_are_counted_as_they_are() -> None:
     few, many = choose((1, 28, 28), 1100, 1000 * 999 // 2 + 100_000), choose((1, 28, 28), 11_000, 10_499_500)
     assert few.option.name == "pooled_cnn-large"
     assert many.option.name == "pooled_cnn"
@@ -104,3 +105,14 @@ def test_pooled_networks_have_names_that_lead_back_to_them() -> None:
     for halvings in (-1, 1.5, True):
         with pytest.raises(NetworkError, match="is not an integer of 0 or more"):
             zoo.pooled_cnn("small", halvings)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("size", list(zoo.POOLED_SIZES))
+@pytest.mark.parametrize("halvings", [0, 1, 2])
+def test_relatives_of_pooled_networks_have_names_too(size: Any, halvings: int) -> None:
+    for pool, even in ((None, True), ("global", False), ("global", True)):
+        network = zoo.pooled_cnn(size, halvings, pool=pool, even=even)  # type: ignore[arg-type]
+        assert network_by_name(zoo_name(network)) == network
+        assert network != zoo.pooled_cnn(size, halvings)
+    with pytest.raises(NetworkError, match="pool='local' is not None or 'global'"):
+        zoo.pooled_cnn(size, halvings, pool="local")  # type: ignore[arg-type]

@@ -61,6 +61,13 @@ def classify(
         float | None,
         typer.Option(help="Choose the best network whose kernels take at most this many seconds on this machine."),
     ] = None,
+    preparation: Annotated[
+        str | None,
+        typer.Option(
+            help="How each image is prepared: plain, contrast, detail, edges, or loo, which chooses one by "
+            "leave-one-out; by default loo with auto, plain with others."
+        ),
+    ] = None,
     device: Device = "auto",
     dtype: Dtype = "float32",
     threads: Threads = None,
@@ -107,12 +114,14 @@ def classify(
     say("data", repr(images).strip("<>"))
     to_predict = len(images.X_test) + (0 if images.X_validation is None else len(images.X_validation))
     pairs = len(images.X) * (len(images.X) - 1) // 2 + len(images.X) * to_predict
-    choice = choose_for(images.X, to_predict, pairs, given, budget, (device, dtype, threads, kind))
+    choice = choose_for(images.X, pairs, given, budget, (device, dtype, threads, kind))
     net = given if choice is None else choice.option.network
     kernel = Kernel(net, device, dtype, threads, kind)  # type: ignore[arg-type]
     usual = "0" if choice is None or learn is not None else "loo"
+    # Without a budget the estimator repeats the choice and goes on from it, by leave-one-out.
+    goes_on = choice is not None and budget is None
     clf = GPClassifier(
-        net,
+        None if goes_on else net,
         noise=number_or_word("noise", usual if noise is None else noise),
         amplitude=number_or_word("amplitude", amplitude),
         learn=learn,  # type: ignore[arg-type]
@@ -121,6 +130,7 @@ def classify(
         store=store,
         threads=threads,
         kind=kind,  # type: ignore[arg-type]
+        preparation="loo" if preparation is None and budget is not None else preparation,  # type: ignore[arg-type]
     )
     if choice is None:
         tell_cost(kernel, images.X, pairs)
@@ -130,11 +140,14 @@ def classify(
         clf.fit(images.X, images.y, names=images.names)
     clf.image_aspect_ = images.aspect
     if choice is not None:
+        choice = clf.choice_ or choice
         clf.choice_, clf.fit_report_ = choice, replace(clf.fit_report_, choice=choice.text())
     report = clf.fit_report_
     name = network if choice is None else choice.option.name
     chosen = "" if choice is None else " (chosen)"
     say("network", f"{name}{chosen}, {clf.network_.shapes(clf.input_shape_).cost:,} operations per pair")
+    if clf.preparation_ != "plain":
+        say("preparation", f"{clf.preparation_}{'' if preparation == clf.preparation_ else ' (chosen)'}")
     if clf.learned_ is not None:
         say("learned", str(clf.learned_))
     say("engine", report.engine)
@@ -156,10 +169,20 @@ def classify(
     tell()
     for line in str(replace(report, choice=None)).splitlines()[1:]:  # the network and the engine were printed above
         tell(line)
-    result: dict[str, Any] = {"command": "classify", "network": name, **evaluation.as_dict()}
+    result: dict[str, Any] = {
+        "command": "classify",
+        "network": name,
+        "preparation": clf.preparation_,
+        **evaluation.as_dict(),
+    }
     result["learned"] = None if clf.learned_ is None else clf.learned_.as_dict()
     result |= {"notes": list(images.notes), "fit": report.as_dict(), "seconds": time.perf_counter() - began}
-    asked = locals() | ({"network": name, "noise": noise or usual} if budget is not None else {})
+    repeated = {
+        "network": name,
+        "noise": noise or usual,
+        "preparation": None if clf.preparation_ == "plain" else clf.preparation_,
+    }
+    asked = locals() | (repeated if budget is not None else {})
     command = _command(asked)
     with warnings_as_lines():  # of letters that the figures' font lacks, say
         result["files"] = _write(folder, clf, model, evaluation, result, command)
@@ -254,6 +277,7 @@ _OPTIONS = (
     "learn",
     "dtype",
     "kind",
+    "preparation",
 )
 
 

@@ -31,17 +31,15 @@ def tell_cost(kernel: Any, X: Any, pairs: int) -> None:
     warn_if_long(seconds)
 
 
-def choose_for(
-    X: Any, to_predict: int, pairs: int, given: Any, budget: float | None, engine: tuple[Any, ...]
-) -> Choice | None:
-    """The network for training images X and those to predict, where none was `given`."""
+def choose_for(X: Any, pairs: int, given: Any, budget: float | None, engine: tuple[Any, ...]) -> Choice | None:
+    """The network for training images X, where none was `given`; all `pairs` have to fit into a budget."""
     from cnngp.estimators.budget import check_budget, within_budget
     from cnngp.kernel.kernel import Kernel
 
     check_budget(budget, given, X)
     if given is not None:
         return None
-    choice = choose(X.shape[1:], len(X) + to_predict, pairs)
+    choice = choose(X.shape[1:], len(X))
     if budget is None:
         return choice
     with warnings_as_lines():

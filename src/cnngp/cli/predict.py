@@ -33,7 +33,7 @@ def predict(
     clf = GPClassifier.load(model, device=device)  # type: ignore[arg-type]
     if len(clf.input_shape_) != 3:
         raise ValueError(f"{model} was fitted on inputs of shape {clf.input_shape_}, not on images")
-    largest = largest_pixel(model, clf.X_)
+    largest = largest_pixel(model, clf.originals_)
     read, bad = {}, {}
     for path in image_files(images):
         try:

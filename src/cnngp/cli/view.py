@@ -38,7 +38,7 @@ def view(
     decisions = Decisions(path)
     with warnings_as_lines():
         clf = GPClassifier.load(model, device=device)  # type: ignore[arg-type]
-        largest = largest_pixel(model, clf.X_)
+        largest = largest_pixel(model, clf.originals_)
         answers = Answers(clf, model.name, decisions, largest=largest, suspects=suspects)
     try:
         server = Viewer(answers, port)

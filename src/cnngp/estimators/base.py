@@ -35,7 +35,6 @@ from cnngp.matrix.store.places import child
 
 from .added import AddedImages
 from .certificate import Checked, certify, checked_sample
-from .checking import CheckedEstimator
 from .inducing_fit import fit_with_pilot
 from .inducing_images import Images, asked_for
 from .inputs import (
@@ -45,6 +44,7 @@ from .inputs import (
     checked_diagonal,
 )
 from .learning import Problem, as_learning, balanced, learned
+from .preparing import PreparingEstimator
 from .solver import choose_solver
 
 Array = NDArray[Any]
@@ -56,7 +56,7 @@ _ONLY_NOISE = 1e3
 _ONLY_EXACT = "image_noise needs the exact model: fit without inducing= and with solver='cholesky'"
 
 
-class GPEstimator(CheckedEstimator):
+class GPEstimator(PreparingEstimator):
     """The base of `GPClassifier` and `GPRegressor`."""
 
     # ---- fitting -------------------------------------------------------------------------------------------------
@@ -64,6 +64,7 @@ class GPEstimator(CheckedEstimator):
     def _fit(self, images: Any, Y: NDArray[np.float64], K: Any, image_noise: Any) -> None:
         K = None if K is None else as_kernel_matrix(K)
         image_noise = None if image_noise is None else as_image_noise(image_noise, len(Y))
+        images = self._choose_preparation(images, Y, K is not None)
         noise = self._learn(images, Y, image_noise)
         if self.inducing is not None:
             if image_noise is not None:
@@ -100,6 +101,8 @@ class GPEstimator(CheckedEstimator):
         computed = time.perf_counter()
         checked = Checked() if images is None else checked_sample(self.kernel_, images, K, given)
         self.X_ = images
+        if self.preparation_ == "plain":
+            self.originals_ = images
         begun = computed
         if method == "cholesky":
             rounding = float(np.finfo(np.float32 if K.dtype.itemsize <= 4 else np.float64).eps)
@@ -171,7 +174,7 @@ class GPEstimator(CheckedEstimator):
 
     def _fit_inducing(self, X: Any, Y: NDArray[np.float64]) -> None:
         images = Images(X, self.kernel_)
-        asked = asked_for(images, self.inducing)
+        asked = asked_for(images, self._prepared_inducing())
         compiling = 0.0 if self.store is not None else self.kernel_.prepare(images.at(slice(0, 2)))
         start = time.perf_counter()
         self.gp_, self.X_, self.inducing_rows_, pilot = fit_with_pilot(
@@ -186,6 +189,7 @@ class GPEstimator(CheckedEstimator):
             store=self.store,
         )
         begun = time.perf_counter()
+        self.originals_ = self._originals_of_inducing()
         sample = self.X_[:64]
         checked = checked_sample(self.kernel_, sample, to_numpy(self._gram(sample)), given=False)
         engine = self._engine()
@@ -207,7 +211,7 @@ class GPEstimator(CheckedEstimator):
 
     def _add(
         self,
-        images: Array,
+        originals: Array,
         y: Array,
         Y: NDArray[np.float64],
         names: Any,
@@ -216,6 +220,7 @@ class GPEstimator(CheckedEstimator):
         **attributes: Any,
     ) -> None:
         """Condition on images with labels or targets `y`, as outputs `Y`; `attributes` change with them."""
+        images = self._prepared(originals)
         gp, report = copy.copy(self.gp_), self.fit_report_
         names = as_names(names, y)
         if new_outputs:
@@ -229,6 +234,10 @@ class GPEstimator(CheckedEstimator):
             attributes["names_"] = np.concatenate([np.full(n, "") if a is None else a for a, n in both])
         # A model through inducing images learns from others without keeping them.
         X = self.X_ if gp.points == len(self.X_) else np.concatenate([self.X_, images])
+        if self.preparation_ == "plain":
+            attributes["originals_"] = X
+        elif len(X) > len(self.X_):
+            attributes["originals_"] = np.concatenate([self.originals_, originals])
         n = report.images + len(images)
         checked = Checked(report.kernel_error, report.kernel_bound, report.pairs_checked, report.check)
         report = certify(

@@ -36,11 +36,16 @@ def chosen_network(
 ) -> Choice:
     """The network for a fit of training images (N, C, …), all of them compared or each with the inducing ones."""
     n = int(images.shape[0])
-    pairs = n * (n - 1) // 2
-    if inducing is not None:
-        pairs = n * (int(inducing) if isinstance(inducing, Integral) else len(inducing))
+    pairs = compared_pairs(n, inducing)
     choice = choose(tuple(images.shape[1:]), n, pairs)
     return choice if budget is None else within_budget(choice, images, pairs, budget, kernel_of, stacklevel + 1)
+
+
+def compared_pairs(n: int, inducing: Any) -> int:
+    """Pairs of images that a fit of n images compares: all of them, or each with the inducing ones."""
+    if inducing is None:
+        return n * (n - 1) // 2
+    return n * (int(inducing) if isinstance(inducing, Integral) else len(inducing))
 
 
 def within_budget(

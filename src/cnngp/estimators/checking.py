@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,7 @@ from cnngp.common.arrays import (
     to_numpy,
 )
 from cnngp.common.checks import is_whole
+from cnngp.datasets.preparation import PREPARATIONS, Preparation, prepare
 from cnngp.gp.checks import MatrixError, check_amplitude, check_noise
 from cnngp.gp.exact import Amplitude, Noise
 from cnngp.gp.objectives import Rule
@@ -61,6 +62,10 @@ class CheckedEstimator(BaseEstimator):  # type: ignore[misc]
     network_: Any
     X_: Any
     input_shape_: Any
+    # The same images as they were given, where X_ are prepared; else X_ itself.
+    originals_: Any
+    preparation_: Preparation
+    """How images are prepared before the kernel sees them: "plain" where they are not."""
     # What all training images are called and labelled; None where nobody said.
     names_: Any
     y_: Any
@@ -91,6 +96,7 @@ class CheckedEstimator(BaseEstimator):  # type: ignore[misc]
         learn: Rule | Learning | None = None,
         random_state: int | None = 0,
         budget: float | None = None,
+        preparation: Preparation | Literal["loo"] | None = None,
     ) -> None:
         self.network = network
         self.noise = noise
@@ -106,6 +112,7 @@ class CheckedEstimator(BaseEstimator):  # type: ignore[misc]
         self.learn = learn
         self.random_state = random_state
         self.budget = budget
+        self.preparation = preparation
 
     def _check_fit(self, X: Any, y: Any, K: Any, names: Any, regression: bool = False) -> tuple[Any, Any]:
         """Training images as (N, C, …), or None where only a matrix is given; and y, both of one length."""
@@ -118,6 +125,9 @@ class CheckedEstimator(BaseEstimator):  # type: ignore[misc]
             check_noise(self.noise)
         check_budget(self.budget, self.network, X)
         check_amplitude(self.amplitude)
+        if self.preparation not in (None, "loo", *PREPARATIONS):
+            known = ", ".join(map(repr, (None, "loo", *PREPARATIONS)))
+            raise ValueError(f"preparation={self.preparation!r} is not one of {known}")
         if self.solver not in METHODS:
             raise ValueError(f"solver={self.solver!r} is not one of {', '.join(map(repr, METHODS))}")
         if isinstance(self.noise, str) and self.solver in ("mixed", "cg") and self.inducing is None:
@@ -140,7 +150,8 @@ class CheckedEstimator(BaseEstimator):  # type: ignore[misc]
             check_length(as_kernel_matrix(K).shape[0], y, "rows of K")
         self.names_, self.inducing_rows_ = as_names(names, y), None
         if X is None:
-            self.network_ = self.kernel_ = self.X_ = self.input_shape_ = self.choice_ = None
+            self.network_ = self.kernel_ = self.X_ = self.originals_ = self.input_shape_ = self.choice_ = None
+            self.preparation_ = "plain"
             return None, y
         # With inducing images, what has a shape stays where it is, and is read and checked a block at a time.
         streamed = self.inducing is not None and hasattr(X, "shape") and axes(X) > 3
@@ -178,6 +189,13 @@ class CheckedEstimator(BaseEstimator):  # type: ignore[misc]
         return as_images(images, np.dtype(self.kernel_.dtype)), y
 
     def _check_test(self, X: Any) -> Array:
+        """Images to predict, checked and prepared as those of the fit."""
+        return self._prepared(self._check_originals(X))
+
+    def _prepared(self, images: Array) -> Array:
+        return images if self.preparation_ == "plain" else prepare(images, self.preparation_)
+
+    def _check_originals(self, X: Any) -> Array:
         check_is_fitted(self, "gp_")
         if self.X_ is None:
             raise DataError("the model was fitted on a kernel matrix alone; give K(test, training) as K=")
@@ -189,7 +207,7 @@ class CheckedEstimator(BaseEstimator):  # type: ignore[misc]
             X = validate_data(self, X, reset=False, dtype=[np.float64, np.float32])
         images = same_shape(as_float(to_numpy(X)), self.input_shape_)
         checked = np.asarray(as_images(images, np.dtype(self.kernel_.dtype)))
-        warn_of_another_scale(checked, self.X_)
+        warn_of_another_scale(checked, self.originals_)
         return checked
 
     def _check_random_state(self) -> None:
@@ -214,7 +232,7 @@ class CheckedEstimator(BaseEstimator):  # type: ignore[misc]
     def _check_added(self, X: Any, y: Any) -> Array:
         if self.X_ is None:
             raise DataError("the model was fitted on a kernel matrix alone; fit again with images X to add to it")
-        images = self._check_test(X)
+        images = self._check_originals(X)
         check_length(len(images), y, "images")
         return images
 

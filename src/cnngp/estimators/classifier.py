@@ -66,6 +66,12 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
     budget : seconds that the kernels of the fit may take on this machine; picks the best network for which that is
         enough, by timing a few pairs. Only this parameter makes the network, and so the result, depend on the machine.
 
+    preparation : how each image is prepared before the kernel sees it: "plain" leaves it as it is, "contrast" takes the
+        mean of each channel away and gives all images the same variance, "detail" and "edges" take away a blurred copy;
+        "loo" chooses one of these by leave-one-out on 200 of the images. None is "loo" where the network is picked,
+        which is then chosen in the same way from a few relatives, and "plain" where it is given. Kept in `preparation_`
+        and applied to all images that are predicted.
+
     Attributes
     ----------
     network_ : the network, given or picked; `choice_` says why it was picked, and what a better one would cost.

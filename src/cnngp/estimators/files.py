@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from cnngp.common import files as persistence
 from cnngp.common.arrays import to_numpy
 from cnngp.common.errors import ModelFileError, one_line
+from cnngp.datasets.preparation import check_preparation
 from cnngp.gp.posterior import KINDS, Posterior
 from cnngp.gp.solving import algebra
 from cnngp.kernel.kernel import Device, Kernel
@@ -29,7 +30,7 @@ Array = NDArray[Any]
 Estimator = TypeVar("Estimator", bound="GPEstimator")
 
 # Parameters that belong to a machine, a place or a data set and not to the model.
-_NOT_SAVED = ("network", "device", "store", "inducing", "learn", "budget")
+_NOT_SAVED = ("network", "device", "store", "inducing", "learn", "budget", "preparation")
 
 
 def save(model: GPEstimator, path: str | Path, header: dict[str, Any], arrays: dict[str, Array]) -> None:
@@ -40,6 +41,8 @@ def save(model: GPEstimator, path: str | Path, header: dict[str, Any], arrays: d
         del parameters["random_state"]  # a generator, of which the fitted model needs no more
     if model.noise is None and model.choice_ is not None:
         parameters["noise"] = "loo"  # what was meant by none goes with the chosen network
+    if model.preparation_ != "plain":  # so that a program which knows no preparations refuses the file
+        parameters["preparation"] = model.preparation_
     own = model.kernel_  # a Kernel that was given has its own
     parameters |= {"dtype": own.dtype, "threads": own.threads, "kind": own.kind}
     if hasattr(model, "feature_names_in_"):
@@ -58,7 +61,7 @@ def save(model: GPEstimator, path: str | Path, header: dict[str, Any], arrays: d
     posterior = {name: to_numpy(array) for name, array in posterior.items()}
     known = {"y": model.y_, "names": model.names_, "inducing_rows": model.inducing_rows_}
     arrays = arrays | {name: array for name, array in known.items() if array is not None}
-    persistence.write(path, header, arrays | {"X": model.X_} | posterior)
+    persistence.write(path, header, arrays | {"X": model.originals_} | posterior)
 
 
 def load(
@@ -80,6 +83,9 @@ def load(
         parameters = {k: v for k, v in dict(header["parameters"]).items() if k not in _NOT_SAVED}
         if parameters.get("input_shape") is not None:
             parameters["input_shape"] = tuple(parameters["input_shape"])
+        preparation = dict(header["parameters"]).get("preparation", "plain")
+        check_preparation(preparation)
+        parameters["preparation"] = preparation
         network = from_json(header["network"])
         model = cls(network, device=device, **parameters)
         Kernel(network, "cpu", model.dtype, model.threads, model.kind)  # refuses what the file says of these
@@ -89,7 +95,8 @@ def load(
     model.kernel_ = Kernel(network, device, model.dtype, model.threads, model.kind)
     with reading(path):
         model.network_, model.choice_ = model.kernel_.network, None
-        model.X_ = arrays["X"]
+        model.originals_, model.preparation_ = arrays["X"], preparation
+        model.X_ = model._prepared(model.originals_)
         model.input_shape_ = model.X_.shape[1:]
         model.network_.shapes(model.input_shape_)
         if model.X_.dtype.kind != "f" or not np.isfinite(model.X_).all():

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cnngp.common.arrays import DataError, Output, as_images, to_numpy
+from cnngp.datasets.preparation import Preparation, prepare
 from cnngp.gp.checks import float64_buffer
 from cnngp.gp.jitter import factorised
 from cnngp.gp.linalg import blocks
@@ -61,6 +62,22 @@ class Images:
     def block(self, inducing: int) -> int:
         """Images whose kernels with the inducing ones are worked on at a time."""
         return max(1, _ENTRIES[self.kernel.device] // inducing)
+
+
+class PreparedImages:
+    """A view of training images that stay where they are, each prepared when it is read, in the kernel's type."""
+
+    def __init__(self, X: Any, preparation: Preparation, kernel: Kernel) -> None:
+        self._X, self._preparation = Images(X, kernel), preparation
+        self.shape, self.dtype = tuple(X.shape), np.dtype(kernel.dtype)
+
+    def __len__(self) -> int:
+        return int(self.shape[0])
+
+    def __getitem__(self, rows: Any) -> Array:
+        if isinstance(rows, slice):
+            rows = slice(*rows.indices(len(self)))
+        return prepare(self._X.at(rows), self._preparation)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +12,7 @@ from sklearn.base import RegressorMixin
 from sklearn.utils.validation import check_is_fitted
 
 from cnngp.common.arrays import DataError, as_real, to_numpy
+from cnngp.datasets.preparation import Preparation
 from cnngp.gp.exact import Amplitude, Noise
 from cnngp.gp.objectives import Rule
 from cnngp.gp.solving import Method
@@ -66,6 +67,7 @@ class GPRegressor(RegressorMixin, GPEstimator):  # type: ignore[misc]
         learn: Rule | Learning | None = None,
         random_state: int | None = 0,
         budget: float | None = None,
+        preparation: Preparation | Literal["loo"] | None = None,
         normalize_y: bool = False,
     ) -> None:
         super().__init__(
@@ -83,6 +85,7 @@ class GPRegressor(RegressorMixin, GPEstimator):  # type: ignore[misc]
             learn=learn,
             random_state=random_state,
             budget=budget,
+            preparation=preparation,
         )
         self.normalize_y = normalize_y
 

@@ -59,6 +59,22 @@ def _option(name: str, input_shape: Sequence[int]) -> Option:
     return Option(name, network, network.shapes(tuple(input_shape)).elements)
 
 
+def even(option: Option, input_shape: Sequence[int]) -> Option:
+    """The option's network with images and their negatives alike."""
+    return _option(f"{option.name}-even", input_shape)
+
+
+def anywhere(input_shape: Sequence[int], even: bool) -> Option:
+    """A network that does not care where in an image things are: with a global pool at its end."""
+    halvings = zoo.halvings_for(min(tuple(input_shape)[1:]))
+    return _option(pooled_name("small", halvings, "global", even), input_shape)
+
+
+def affordable(option: Option, images: int, pairs: int) -> bool:
+    """Whether a first try may take an option for so many images, of which so many pairs are compared."""
+    return option.elements * pairs <= min(AN_IMAGE * max(1, images), IN_ALL)
+
+
 @dataclass(frozen=True)
 class Choice:
     """What was chosen, from which options, and why, for people."""
@@ -92,15 +108,16 @@ class Choice:
 
 
 def choose(input_shape: Sequence[int], images: int, pairs: int | None = None) -> Choice:
-    """The network for `images` of a shape of which `pairs` are compared, by default each with each other.
+    """The network for training `images` of a shape of which `pairs` are compared, by default each with each other.
+
+    Images that are only predicted play no part: how many there are to come is nothing that a model should depend on.
 
     >>> choose((1, 28, 28), 500).option.name, choose((1, 28, 28), 20_000).option.name
     ('pooled_cnn-large', 'resnet32')
     """
     compared = images * (images - 1) // 2 if pairs is None else pairs
-    most = min(AN_IMAGE * max(1, images), IN_ALL)
     among = options(input_shape)
-    option = next((option for option in among if option.elements * compared <= most), among[-1])
+    option = next((option for option in among if affordable(option, images, compared)), among[-1])
     size = " × ".join(map(str, input_shape))
     return Choice(option, tuple(among), f"chosen for {images:,} images of {size}")
 

@@ -45,14 +45,15 @@ def network_by_name(name: str) -> Network | None:
         return None
     if name in NETWORKS:
         return NETWORKS[name][0]()
-    pooled = re.fullmatch(r"pooled_cnn(-small|-large)?-halved(\d+)", name)
+    pooled = re.fullmatch(r"pooled_cnn(-small|-large)?(?:-halved(\d+))?(-global)?(-even)?", name)
     if pooled:
         size: Any = (pooled[1] or "-medium").removeprefix("-")
-        return zoo.pooled_cnn(size, int(pooled[2]))
+        pool: Any = "global" if pooled[3] else None
+        return zoo.pooled_cnn(size, int(pooled[2] or 1), pool=pool, even=bool(pooled[4]))
     found = re.fullmatch(r"(resnet|myrtle)(\d+)(-global|-pool\d+)?", name)
     if found and found[1] == "resnet":
-        pool = (found[3] or "").removeprefix("-").removeprefix("pool")
-        return zoo.resnet(int(found[2]), None if not pool else "global" if pool == "global" else int(pool))
+        last = (found[3] or "").removeprefix("-").removeprefix("pool")
+        return zoo.resnet(int(found[2]), None if not last else "global" if last == "global" else int(last))
     if found and not found[3]:
         return zoo.myrtle(int(found[2]))
     path = Path(name)
@@ -75,9 +76,16 @@ def zoo_name(network: Network) -> str:
     return next(chain(found, pooled), repr(network))
 
 
-def pooled_name(size: str, halvings: int) -> str:
-    """The name of `zoo.pooled_cnn(size, halvings)`."""
-    return f"pooled_cnn{'' if size == 'medium' else f'-{size}'}{'' if halvings == 1 else f'-halved{halvings}'}"
+def pooled_name(size: str, halvings: int, pool: str | None = None, even: bool = False) -> str:
+    """The name of `zoo.pooled_cnn` with these arguments."""
+    sized = f"pooled_cnn{'' if size == 'medium' else f'-{size}'}{'' if halvings == 1 else f'-halved{halvings}'}"
+    return f"{sized}{'' if pool is None else f'-{pool}'}{'-even' if even else ''}"
 
 
-_POOLED = [pooled_name(size, halvings) for halvings in range(16) for size in zoo.POOLED_SIZES]
+_POOLED = [
+    pooled_name(size, halvings, pool, even)
+    for halvings in range(16)
+    for pool in (None, "global")
+    for even in (False, True)
+    for size in zoo.POOLED_SIZES
+]

@@ -9,6 +9,7 @@ from typing import Literal
 from cnngp.common.checks import is_whole
 
 from .layers import (
+    Abs,
     AvgPool,
     Conv,
     Dense,
@@ -96,25 +97,37 @@ def myrtle(depth: int = 5) -> Network:
     return Sequential(*layers, Dense())
 
 
-def pooled_cnn(size: Literal["small", "medium", "large"] = "medium", halvings: int = 1) -> Network:
+def pooled_cnn(
+    size: Literal["small", "medium", "large"] = "medium",
+    halvings: int = 1,
+    *,
+    pool: Literal["global"] | None = None,
+    even: bool = False,
+) -> Network:
     """3×3 convolutions that end in a pool of stride 1: the most accurate at what they cost, for digits and others.
 
     A pool that moves by one place forgives small shifts and still knows where things are, which a global pool does
     not. `halvings` is how often the image is halved before: 0 suits images of 8×8 to 16×16, 1 those of 28×28 and 32×32,
     2 those of 64×64 (`halvings_for`). Per pair of 28×28 images `"small"` has 33 thousand covariances, `"medium"` 112
     and `"large"` 424 (`python -m benchmarks.recipes` shows what each is worth).
+
+    `pool="global"` averages over all places instead, for textures and whatever may be anywhere in the image. `even`
+    begins with `Abs` in place of `ReLU`: an image and its negative are then the same, for things that are lighter or
+    darker than what is behind them.
     """
     if size not in POOLED_SIZES:
         raise NetworkError(f"zoo.pooled_cnn: size={size!r} is not one of {', '.join(map(repr, POOLED_SIZES))}")
     if not is_whole(halvings, least=0):
         raise NetworkError(f"zoo.pooled_cnn: halvings={halvings!r} is not an integer of 0 or more")
+    if pool not in (None, "global"):
+        raise NetworkError(f"zoo.pooled_cnn: pool={pool!r} is not None or 'global'")
     conv, half = Conv(3, weight_var=2.0), Conv(3, stride=2, weight_var=2.0)
     strided, pooled = [conv, ReLU(), half, ReLU()], [conv, ReLU(), conv, ReLU(), AvgPool(2)]
-    pool = pool_of(size, halvings)
-    if not halvings:
-        return Sequential(*[conv, ReLU()] * 3, AvgPool(pool, stride=1), Dense())
-    halved = strided * (halvings - 1) + (pooled if size == "large" else strided)
-    return Sequential(*halved, *[conv, ReLU()] * (5 if size == "medium" else 3), AvgPool(pool, stride=1), Dense())
+    halved = strided * (halvings - 1) + (pooled if size == "large" else strided) if halvings else []
+    convolutions = 5 if halvings and size == "medium" else 3
+    _, _, *rest = halved + [conv, ReLU()] * convolutions
+    last = GlobalAvgPool() if pool == "global" else AvgPool(pool_of(size, halvings), stride=1)
+    return Sequential(conv, Abs() if even else ReLU(), *rest, last, Dense())
 
 
 POOLED_SIZES: dict[str, tuple[int, int]] = {"small": (3, 3), "medium": (4, 5), "large": (5, 5)}

@@ -154,7 +154,9 @@ def _explained(clf: GPClassifier, X: Array, pictures: tuple[Picture, ...], neigh
     found = []
     for picture, why in zip(pictures, clf.explain(X), strict=True):
         voices = why.speaking_for(n=neighbours)
-        shown = (Neighbour(clf.X_[v.row], "" if v.label is None else str(v.label), v.share, v.name) for v in voices)
+        shown = (
+            Neighbour(clf.originals_[v.row], "" if v.label is None else str(v.label), v.share, v.name) for v in voices
+        )
         found.append(replace(picture, neighbours=tuple(shown), novelty=why.novelty))
     return tuple(found)
 

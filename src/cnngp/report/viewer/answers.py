@@ -62,7 +62,7 @@ class Answers:
         }
 
     def training_image(self, row: int) -> bytes:
-        return plots.picture(self.clf.X_[row])
+        return plots.picture(self.clf.originals_[row])
 
     def look(self, file: bytes) -> dict[str, Any]:
         """Class, probabilities, novelty and the training images behind them, of an image file's content."""
@@ -107,7 +107,7 @@ class Answers:
 
     def _light_on_dark(self) -> bool:
         """Whether drawings should be: by the pixels at the border of the training images."""
-        X = self.clf.X_
+        X = self.clf.originals_
         border = np.concatenate(
             [X[:, :, 0].ravel(), X[:, :, -1].ravel(), X[:, :, :, 0].ravel(), X[:, :, :, -1].ravel()]
         )
@@ -115,7 +115,7 @@ class Answers:
 
     def _ink(self) -> float | None:
         """The share of the frame that a training image fills, by its longer side; None for colour pictures."""
-        X = self.clf.X_[:1000]
+        X = self.clf.originals_[:1000]
         if X.shape[1] != 1:
             return None
         ink = (X[:, 0] > self._largest / 2) == self._light_on_dark()
