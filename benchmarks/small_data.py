@@ -4,9 +4,11 @@
 
 Each method sees the first N training images and nothing else; all are tested on the same test images. Times are wall
 clock for training with its model selection, and for predicting the test set. `--data things` are drawn images of ten
-kinds in colour (benchmarks/made.py), on which nothing was chosen.
+kinds in colour (benchmarks/made.py), and benchmarks/drawn.py has ten sets more.
 
-- GP, default: `GPClassifier()`, which picks its network by size and number of the images, its noise by leave-one-out.
+- GP, default: `GPClassifier()`, which picks its network by size and number of the images, how they are prepared, a
+  relative of that network, and its noise by leave-one-out.
+- GP, plain: the same network for images as they are.
 - GP, searched: the best of a few networks by the leave-one-out likelihood of the training images, noise likewise.
 - GP, resnet32: the paper's network, without pooling and noise.
 - RBF SVM: scikit-learn, C and gamma by 5-fold cross-validation over 3 × 3 values.
@@ -37,14 +39,17 @@ from cnngp.gp import calibration
 from cnngp.network.choice import options
 from cnngp.network.names import zoo_name
 
+from .drawn import SETS, drawn
 from .made import made
 
 Result = dict[str, Any]
 
 
-def gp(data: datasets.Dataset, device: Any, network: Network | None = None, noise: Any = None) -> Result:
+def gp(
+    data: datasets.Dataset, device: Any, network: Network | None = None, noise: Any = None, preparation: Any = None
+) -> Result:
     start = time.perf_counter()
-    clf = GPClassifier(network, noise=noise, device=device).fit(data.X, data.y)
+    clf = GPClassifier(network, noise=noise, device=device, preparation=preparation).fit(data.X, data.y)
     fitted = time.perf_counter()
     P = clf.predict_proba(data.X_test)
     scores = calibration.scores(P, np.searchsorted(clf.classes_, data.y_test))
@@ -55,7 +60,7 @@ def gp(data: datasets.Dataset, device: Any, network: Network | None = None, nois
         "ece": scores.ece,
         "train_s": fitted - start,
         "test_s": time.perf_counter() - fitted,
-        "chosen": zoo_name(clf.network_),
+        "chosen": zoo_name(clf.network_) + ("" if clf.preparation_ == "plain" else f", {clf.preparation_}"),
     }
 
 
@@ -162,6 +167,7 @@ def trained(name: str, **settings: Any) -> Callable[[datasets.Dataset, Any], Res
 
 METHODS: dict[str, Callable[[datasets.Dataset, Any], Result]] = {
     "GP, default": gp,
+    "GP, plain": lambda data, device: gp(data, device, preparation="plain"),
     "GP, searched": searched,
     "GP, resnet32": lambda data, device: gp(data, device, zoo.resnet(32)),
     "RBF SVM": rbf_svm,
@@ -174,13 +180,24 @@ METHODS: dict[str, Callable[[datasets.Dataset, Any], Result]] = {
 }
 
 
+TRAINED = ("CNN", "CNN, shifts", "ResNet, tuned")
+
+
 def _flat(data: datasets.Dataset) -> tuple[Any, Any]:
     return tuple(X.reshape(len(X), -1).astype(np.float64) for X in (data.X, data.X_test))
 
 
+drawn_names = ", ".join(SETS)
+
+
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", default="mnist", help="a name or a path of `cnngp classify --data`, or things")
+    parser.add_argument(
+        "--data",
+        nargs="+",
+        default=["mnist"],
+        help="names or paths of `cnngp classify --data`, things, or " + drawn_names,
+    )
     parser.add_argument("--sizes", type=int, nargs="+", default=[100, 500, 1000, 5000])
     parser.add_argument("--test", type=int, default=None, help="test images; all by default")
     parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS))
@@ -190,20 +207,37 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--json", type=Path, default=None, help="write the figures to this file as well")
     asked = parser.parse_args(arguments)
     TRAINING.update({k: v for k in ("steps", "seeds") if (v := getattr(asked, k)) is not None})
-    data = made(max(asked.sizes), asked.test or 2000, 28, 3) if asked.data == "things" else None
-    data = datasets.load(asked.data) if data is None else data
-    print(f"{data!r} on {platform.machine()}")
-    print(f"{'N':>6}  {'method':<22}  {'error %':>8}  {'NLL':>7}  {'ECE':>7}  {'train s':>8}  {'test s':>8}")
     rows: list[Result] = []
-    for n in asked.sizes:
-        for name in asked.methods:
-            r = METHODS[name](data.take(n, asked.test), asked.device)
+    for source in asked.data:
+        rows += judged(
+            images(source, max(asked.sizes), asked.test), asked.sizes, asked.methods, asked.test, asked.device
+        )
+        if asked.json is not None:
+            asked.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+
+
+def images(source: str, train: int, test: int | None) -> datasets.Dataset:
+    if source in SETS:
+        return drawn(source, train, test or 2000)
+    return made(train, test or 2000, 28, 3) if source == "things" else datasets.load(source)
+
+
+def judged(data: datasets.Dataset, sizes: list[int], methods: list[str], test: int | None, device: Any) -> list[Result]:
+    print(f"{data!r} on {platform.machine()}")
+    columns = f"{'error %':>8}  {'loo %':>6}  {'NLL':>7}  {'ECE':>7}  {'train s':>8}  {'test s':>8}"
+    print(f"{'N':>6}  {'method':<22}  {columns}")
+    rows: list[Result] = []
+    for n in sizes:
+        for name in methods:
+            if len(data.image_shape) != 3 and name in TRAINED:
+                continue  # networks for pictures
+            r = METHODS[name](data.take(n, test), device)
             nll, ece = (f"{r[k]:.4f}" if k in r else "" for k in ("nll", "ece"))
+            loo = f"{100 * r['loo_error']:.1f}" if "loo_error" in r else ""
             times = f"{r['train_s']:>8.1f}  {r['test_s']:>8.1f}  {r.get('chosen', '')}"
-            print(f"{n:>6}  {name:<22}  {100 * r['error']:>8.2f}  {nll:>7}  {ece:>7}  {times}", flush=True)
+            print(f"{n:>6}  {name:<22}  {100 * r['error']:>8.2f}  {loo:>6}  {nll:>7}  {ece:>7}  {times}", flush=True)
             rows.append({"data": data.name, "n": n, "method": name, **r})
-            if asked.json is not None:
-                asked.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    return rows
 
 
 if __name__ == "__main__":
