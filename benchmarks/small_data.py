@@ -49,7 +49,9 @@ def gp(
     data: datasets.Dataset, device: Any, network: Network | None = None, noise: Any = None, preparation: Any = None
 ) -> Result:
     start = time.perf_counter()
-    clf = GPClassifier(network, noise=noise, device=device, preparation=preparation).fit(data.X, data.y)
+    shape = data.image_shape  # of signals it has to be said
+    clf = GPClassifier(network, noise=noise, device=device, preparation=preparation, input_shape=shape)
+    clf.fit(data.X, data.y)
     fitted = time.perf_counter()
     P = clf.predict_proba(data.X_test)
     scores = calibration.scores(P, np.searchsorted(clf.classes_, data.y_test))
