@@ -11,6 +11,7 @@ import pytest
 from cnngp import GPClassifier, GPRegressor, Kernel, datasets, zoo
 from cnngp.datasets.preparation import prepare
 from cnngp.estimators import recipe
+from cnngp.gp.checks import MatrixError
 from cnngp.network.choice import choose, options
 
 
@@ -157,3 +158,11 @@ def test_digits_are_no_worse_for_it() -> None:
     data = datasets.digits().take(150, 300)
     default, plain = (GPClassifier(preparation=p, device="cpu").fit(data.X, data.y) for p in (None, "plain"))
     assert default.score(data.X_test, data.y_test) >= plain.score(data.X_test, data.y_test) - 0.01
+
+
+def test_blank_images_are_told_of_once_and_a_few_of_them_do_no_harm() -> None:
+    with pytest.raises(MatrixError, match="the kernel of all 30 points is zero"):
+        GPClassifier(device="cpu").fit(np.zeros((30, 1, 12, 12)), np.arange(30) % 3)
+    X, y = bars(60, 0)
+    X[:4] = 0.0
+    assert GPClassifier(device="cpu").fit(X, y).preparation_ != "plain"

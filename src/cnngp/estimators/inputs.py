@@ -203,5 +203,5 @@ def warn_of_another_scale(images: NDArray[Any], fitted: NDArray[Any]) -> None:
             f"X has pixels up to {high:g}, but the model was fitted on pixels up to {fitted_high:g}; bring them to the "
             f"same scale, as with X {'/' if high > 100.0 else '*'} 255",
             UserWarning,
-            stacklevel=6,
+            stacklevel=7,
         )

@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cnngp.common.arrays import CheckedImages, to_numpy
+from cnngp.common.progress import progress_bar
 from cnngp.datasets.preparation import PREPARATIONS, Preparation, prepare
 from cnngp.gp.exact import ExactGP
 from cnngp.kernel.kernel import Kernel
@@ -27,6 +28,7 @@ from cnngp.network.layers import Network
 
 Array = NDArray[Any]
 Losses = NDArray[np.float64]
+T = TypeVar("T")
 
 JUDGED_ON = 200
 """Images that the choice is made on, all of them where there are fewer."""
@@ -53,7 +55,7 @@ def chosen_recipe(
 
     def tried(option: Option, is_even: bool) -> dict[tuple[Preparation, bool], Losses]:
         kernel = kernel_of(option.network)
-        return {(preparation, is_even): left_out(kernel, seen[preparation], Y) for preparation in PREPARATIONS}
+        return {(p, is_even): left_out(kernel, seen[p], Y) for p in _shown(PREPARATIONS)}
 
     usual = tried(judge, False)
     best = _clearly_best(usual, ("plain", False))
@@ -66,7 +68,7 @@ def chosen_recipe(
     if choice.option in pooled:
         other = anywhere(shape, is_even)
         if affordable(other, images, pairs):
-            both = {o: left_out(kernel_of(o.network), seen[preparation], Y) for o in (found, other)}
+            both = {o: left_out(kernel_of(o.network), seen[preparation], Y) for o in _shown((found, other))}
             if _clearly_best(both, found) is other:
                 found, among = other, (other, *(o for o in among if o.elements < other.elements))
     if (found, preparation) == (choice.option, "plain"):
@@ -78,9 +80,17 @@ def chosen_preparation(X: Array, Y: Array, kernel: Kernel) -> Preparation:
     """The preparation for a network that is given."""
     if X.ndim < 3 or len(X) < _FEWEST:
         return "plain"
-    tried: dict[Preparation, Losses] = {p: left_out(kernel, prepare(X, p), Y) for p in PREPARATIONS}
+    tried: dict[Preparation, Losses] = {p: left_out(kernel, prepare(X, p), Y) for p in _shown(PREPARATIONS)}
     found: Preparation = _clearly_best(tried, "plain")
     return found
+
+
+def _shown(ways: Sequence[T]) -> Iterator[T]:
+    """What is tried, one after the other, with a progress bar where it takes long."""
+    with progress_bar(len(ways), "choosing how to see the images", "way") as bar:
+        for way in ways:
+            yield way
+            bar.update(1)
 
 
 def _reason(reason: str, preparation: Preparation, images: int) -> str:
@@ -104,5 +114,7 @@ def left_out(kernel: Kernel, X: Array, Y: Array) -> Losses:
 def _clearly_best(tried: dict[Any, Losses], usual: Any) -> Any:
     """The one with the least loss; the usual one where the difference is small or within two standard errors."""
     best = min(tried, key=lambda name: float(tried[name].mean()))
+    if not np.isfinite(tried[usual]).all():  # blank images have no kernel; where all are blank, best is the usual one
+        return best
     gain = tried[usual] - tried[best]
     return best if gain.mean() > max(_WORTH, 2.0 * gain.std() / math.sqrt(len(gain))) else usual
