@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from scipy.ndimage import affine_transform, gaussian_filter
 
 from cnngp import Conv, Dense, Kernel, LeakyReLU, Network, Sequential, zoo
-from cnngp.paper.inference import Images, network_errors
+from cnngp.paper.inference import SplitImages, network_errors
 from cnngp.paper.setting import Setting
 from cnngp.search.scoring import Problem, score
 
@@ -95,7 +95,7 @@ def main() -> None:
     options = parser.parse_args()
     began = time.perf_counter()
     setting = Setting(Path(), device=options.device, data=options.data)
-    images = Images.of(setting.dataset("mnist", "paper"), options.train, options.validation, options.test)
+    images = SplitImages.of(setting.dataset("mnist", "paper"), options.train, options.validation, options.test)
     n, few = images.train, slice(0, min(options.choose_on, images.train))
     y = images.y.astype(np.intp)
     choice = []
@@ -107,7 +107,7 @@ def main() -> None:
             print(f"{name:12} {preparation:34} validation {100 * found.error:.2f} %", flush=True)
     best = min(choice, key=lambda c: float(c["validation"]))
     network, f = NETWORKS[best["network"]](), PREPARATIONS[best["preparation"]]
-    chosen = Images(images.name, prepared(f, images.X), images.y, n, prepared(f, images.X_test), images.y_test)
+    chosen = SplitImages(images.name, prepared(f, images.X), images.y, n, prepared(f, images.X_test), images.y_test)
     values = network_errors(setting, Kernel(network, options.device), chosen, "beyond")
     print(f"chosen: {best['network']}, {best['preparation']}, fitted with {n:,} and {len(images.X):,} images")
     print(f"validation {values['validation_error']:.2f} %, leave-one-out {values['loo_error']:.2f} %")

@@ -19,7 +19,7 @@ from collections.abc import Callable
 import numpy as np
 
 from cnngp import GELU, Conv, Dense, Elementwise, Erf, Kernel, Sequential
-from cnngp.kernel.kernel import Device
+from cnngp.common.devices import Device
 
 from .cpu import CASES, images, images_of
 

@@ -17,7 +17,8 @@ kinds in colour (benchmarks/made.py), and benchmarks/drawn.py has ten sets more.
 - CNN, "CNN, shifts", "ResNet, tuned": trained networks, the last two on images that are moved at random at every step,
   which nothing above is given; benchmarks/trained.py says how.
 - "GP, default + shifts", "GP, resnet32 + shifts": the second table. Each training image and its copies shifted by a
-  pixel up, down, left and right, five times as many.
+  pixel up, down, left and right, five times as many. "GP, pooled + warps": `zoo.pooled_cnn("medium")` and copies that
+  are turned by 12° either way, and wider and narrower by a fifth.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from typing import Any
 import numpy as np
 
 from cnngp import AvgPool, Conv, Dense, GPClassifier, LeakyReLU, Network, ReLU, Sequential, datasets, zoo
-from cnngp.datasets.augmentation import shifted
+from cnngp.datasets.augmentation import shifted, warped
 from cnngp.gp import calibration
 from cnngp.network.choice import options
 from cnngp.network.names import zoo_name
@@ -46,12 +47,17 @@ Result = dict[str, Any]
 
 
 def gp(
-    data: datasets.Dataset, device: Any, network: Network | None = None, noise: Any = None, preparation: Any = None
+    data: datasets.Dataset,
+    device: Any,
+    network: Network | None = None,
+    noise: Any = None,
+    preparation: Any = None,
+    groups: Any = None,
 ) -> Result:
     start = time.perf_counter()
     shape = data.image_shape  # of signals it has to be said
     clf = GPClassifier(network, noise=noise, device=device, preparation=preparation, input_shape=shape)
-    clf.fit(data.X, data.y)
+    clf.fit(data.X, data.y, groups=groups)
     fitted = time.perf_counter()
     P = clf.predict_proba(data.X_test)
     scores = calibration.scores(P, np.searchsorted(clf.classes_, data.y_test))
@@ -105,11 +111,12 @@ def searched(data: datasets.Dataset, device: Any) -> Result:
     return found | {"train_s": found["train_s"] + searching, "chosen": best, "loo_nll": losses}
 
 
-def with_shifts(data: datasets.Dataset, device: Any, network: Network | None = None) -> Result:
-    copies, y = shifted(data.X, data.y)
-    X = copies[:]
-    many = datasets.Dataset(data.name, X, y, data.X_test, data.y_test)
-    return gp(many, device, network, "loo")
+def with_copies(
+    data: datasets.Dataset, device: Any, network: Network | None = None, make: Callable[..., Any] = shifted
+) -> Result:
+    copies, y = make(data.X, data.y)
+    many = datasets.Dataset(data.name, copies[:], y, data.X_test, data.y_test)
+    return gp(many, device, network, "loo", groups=copies.groups)
 
 
 def rbf_svm(data: datasets.Dataset, _: Any) -> Result:
@@ -177,8 +184,9 @@ METHODS: dict[str, Callable[[datasets.Dataset, Any], Result]] = {
     "CNN": trained("cnn"),
     "CNN, shifts": trained("cnn", moved=True),
     "ResNet, tuned": trained("residual"),
-    "GP, default + shifts": with_shifts,
-    "GP, resnet32 + shifts": lambda data, device: with_shifts(data, device, zoo.resnet(32)),
+    "GP, default + shifts": with_copies,
+    "GP, resnet32 + shifts": lambda data, device: with_copies(data, device, zoo.resnet(32)),
+    "GP, pooled + warps": lambda data, device: with_copies(data, device, zoo.pooled_cnn("medium"), warped),
 }
 
 

@@ -22,6 +22,16 @@ INDUCING = "tests/gp/test_inducing.py"
 GEOMETRY = "tests/network/test_geometry.py tests/network/test_shapes.py"
 PROGRAM = "tests/kernel/test_program.py tests/kernel/test_units.py"
 RANGE = "tests/kernel/test_range.py"
+TANGENT = "tests/estimators/test_tangent_estimators.py"
+RECIPE = "tests/estimators/test_recipe.py"
+FLIPS = "tests/matrix/test_flips.py"
+POOLING = "tests/kernel/test_pooling.py"
+GRADIENT_CHECK = "tests/kernel/test_gradient_check.py"
+COMPILING = "tests/kernel/test_compiling.py"
+CHECK = "tests/kernel/test_check.py"
+VIEWER = "tests/report/test_viewer.py"
+CIFAR = "tests/paper/test_cifar10.py"
+PIECES = "tests/paper/test_pieces.py"
 
 
 @dataclass(frozen=True)
@@ -60,6 +70,7 @@ def _stores() -> list[Bug]:
     store, chunks, seals = "matrix/store/store.py", "matrix/store/chunks.py", "matrix/store/seals.py"
     verified, metadata, spec = "matrix/store/verified.py", "matrix/store/metadata.py", "matrix/store/spec.py"
     gram, grid, places = "matrix/gram.py", "common/tiles.py", "matrix/store/places.py"
+    verifying = "matrix/verifying.py"
 
     def bug(what: str, file: str, old: str, new: str, tests: str = SEALS, k: str = "") -> Bug:
         return Bug("stores", what, file, old, new, tests, k or _WHERE.get(what, ""))
@@ -130,8 +141,8 @@ def _stores() -> list[Bug]:
         bug(
             "the seal is written before the tile",
             store,
-            '        wait(set_all(self.store, chunks))\n        if self.spec.id is not None:  # last: a tile with a seal is whole\n            self.set_bytes(f"K/seals/{tile.i}/{tile.j}", seal(self.spec.id, self.grid, tile.i, tile.j, sums))',
-            '        if self.spec.id is not None:\n            self.set_bytes(f"K/seals/{tile.i}/{tile.j}", seal(self.spec.id, self.grid, tile.i, tile.j, sums))\n        wait(set_all(self.store, chunks))',
+            '        wait(set_all(self.zarr_store, chunks))\n        if self.spec.id is not None:  # last: a tile with a seal is whole\n            self.set_bytes(f"K/seals/{tile.i}/{tile.j}", seal(self.spec.id, self.grid, tile.i, tile.j, sums))',
+            '        if self.spec.id is not None:\n            self.set_bytes(f"K/seals/{tile.i}/{tile.j}", seal(self.spec.id, self.grid, tile.i, tile.j, sums))\n        wait(set_all(self.zarr_store, chunks))',
         ),
         bug(
             "a tile without a seal counts",
@@ -172,7 +183,7 @@ def _stores() -> list[Bug]:
         bug(
             "damaged tiles stay until they are computed",
             gram,
-            "                place.forget(*at)",
+            "                store.forget(*at)",
             "                pass",
             FAULTS,
             "gone_before",
@@ -195,16 +206,16 @@ def _stores() -> list[Bug]:
         ),
         bug(
             "a tile in a wrong place passes the upgrade",
-            gram,
-            "if _belongs(place, kernel, x, z, t):",
+            verifying,
+            "if _belongs(store, kernel, x, z, t):",
             "if True:",
             SEALS,
             "earlier",
         ),
         bug(
             "the upgrade is declared before it is done",
-            gram,
-            "    place.adopt_seals()\n    return misplaced",
+            verifying,
+            "    store.adopt_seals()\n    return misplaced",
             "    return misplaced",
             SEALS,
             "earlier or upgrade",
@@ -237,8 +248,8 @@ def _stores() -> list[Bug]:
         bug(
             "a read-only store promises to compute",
             gram,
-            "missing, damaged = _todo(place, verify, progress)",
-            "missing, damaged = _todo(place, verify, progress)\n    _report(place, damaged)",
+            "missing, damaged = missing_and_damaged(store, verify, progress)",
+            "missing, damaged = missing_and_damaged(store, verify, progress)\n    report(store, damaged)",
             FOREIGN,
             "promise",
         ),
@@ -246,7 +257,7 @@ def _stores() -> list[Bug]:
         bug(
             "processes without locks do not look",
             gram,
-            "if place.has(tile):\n            done(tile)",
+            "if store.has(tile):\n            done(tile)",
             "if False:\n            done(tile)",
             FAULTS,
             "share",
@@ -330,7 +341,7 @@ def _locks_and_files() -> list[Bug]:
         bug(
             "memory for what an array says it has",
             files,
-            "if len(rest) != math.prod(shape) * dtype.itemsize or any(n < 0 for n in shape):",
+            "if len(rest) != entries * dtype.itemsize or any(n < 0 for n in shape):",
             "if False:",
             FILES,
         ),
@@ -342,14 +353,14 @@ def _locks_and_files() -> list[Bug]:
             FILES,
         ),
         bug("the mode of a file is lost", files, "temporary.chmod(stat.S_IMODE(path.stat().st_mode))", "pass", FILES),
-        bug("temporary names can be known", files, "{secrets.token_hex(8)}", "{os.getpid()}", FILES),
+        bug("temporary names can be known", files, "{secrets.token_hex(_TOKEN_BYTES)}", "{os.getpid()}", FILES),
         bug("what killed processes left stays", files, "    _sweep(path)\n", "", FILES),
         bug("what others are writing is swept", files, 'if state == "locked" or (', "if True or (", FILES),
         bug("arrays by columns come back by rows", files, 'copy(order="K")', "copy()", FILES),
         bug(
             "a model names its store",
             "estimators/files.py",
-            "if k not in _NOT_SAVED}\n        if parameters",
+            "if k not in not_saved}\n        if parameters",
             "}\n        if parameters",
             FOREIGN,
             "store",
@@ -650,6 +661,212 @@ def _units() -> list[Bug]:
     ]
 
 
+def _models_and_kinds() -> list[Bug]:
+    files, flips, spec = "estimators/files.py", "matrix/flips.py", "matrix/store/spec.py"
+    recipe, gradient, engine = "estimators/recipe.py", "kernel/gradient_check.py", "kernel/engines/cpu/engine.py"
+
+    def bug(what: str, file: str, old: str, new: str, tests: str, k: str = "") -> Bug:
+        return Bug("models, preparations, kinds", what, file, old, new, tests, k)
+
+    return [
+        bug(
+            "a store of the other kind passes", spec, "if self.kind != wanted.kind:", "if False:", TANGENT, "one_kernel"
+        ),
+        bug("a store does not say its kind", spec, 'if self.kind != "nngp":', "if False:", TANGENT, "one_kernel"),
+        bug("a model loses its preparation", files, 'if model.preparation_ != "plain":', "if False:", RECIPE, "a_file"),
+        bug(
+            "a model keeps prepared images, and prepares them again",
+            files,
+            '{"X": model.originals_}',
+            '{"X": model.X_}',
+            RECIPE,
+            "a_file",
+        ),
+        bug(
+            "images of a loaded model are not prepared",
+            files,
+            "model.X_ = model._prepared(model.originals_)",
+            "model.X_ = model.originals_",
+            RECIPE,
+            "a_file",
+        ),
+        bug(
+            "NaN in a model passes",
+            files,
+            'if array.dtype.kind in "fc" and not',
+            "if False and not",
+            FOREIGN,
+            "regressor",
+        ),
+        bug(
+            "a report of nonsense passes",
+            files,
+            "model.fit_report_.verdict, model.fit_report_.rows()",
+            "None",
+            FOREIGN,
+            "crafted and inducing",
+        ),
+        bug(
+            "the diagonal of a flip average counts twice",
+            flips,
+            "square + np.triu(square, 1).T",
+            "square + square.T",
+            FLIPS,
+            "average_over",
+        ),
+        bug("a stripe is not mirrored", flips, "_mirrored(X[first:])", "np.asarray(X)[first:]", FLIPS, "average_over"),
+        bug("networks that reach to one side pass", flips, "if off > _SAME:", "if False:", FLIPS, "one_side"),
+        bug(
+            "stripes leave the last rows out",
+            flips,
+            "np.linspace(0, n,",
+            "np.linspace(0, n - 1,",
+            FLIPS,
+            "tiles_are_kept",
+        ),
+        bug(
+            "pooled networks have the old identity",
+            engine,
+            "POOLED_VERSION if program.input is None else CHANGED_VERSION",
+            "CHANGED_VERSION",
+            POOLING,
+            "version_of_their_own",
+        ),
+        bug(
+            "the kind is not in the engine's identity",
+            engine,
+            'f"cpu-{version}-{self.dtype.name}" + ("" if program.kind == "nngp" else f"-{program.kind}")',
+            'f"cpu-{version}-{self.dtype.name}"',
+            TANGENT,
+            "classifier_is",
+        ),
+        bug(
+            "a gradient of NaN passes",
+            gradient,
+            "if not apart[worst] <= FAR * bound:",
+            "if apart[worst] > FAR * bound:",
+            GRADIENT_CHECK,
+        ),
+        bug("small derivatives are not judged", gradient, "_SMALL * sizes.max()", "sizes.max()", GRADIENT_CHECK),
+        bug("the worse way is taken", recipe, "best = min(tried", "best = max(tried", RECIPE, "light or chance"),
+        bug(
+            "chance decides",
+            recipe,
+            "max(_WORTH, 2.0 * gain.std() / math.sqrt(len(gain)))",
+            "0.0",
+            RECIPE,
+            "chance or few",
+        ),
+    ]
+
+
+def _caches_and_pages() -> list[Bug]:
+    compiling, verdicts = "kernel/engines/cpu/compiling.py", "kernel/verdicts.py"
+
+    def bug(what: str, file: str, old: str, new: str, tests: str, k: str = "") -> Bug:
+        return Bug("caches, pages, pickles", what, file, old, new, tests, k)
+
+    return [
+        bug(
+            "compiled code is not compared",
+            compiling,
+            "if content[:_DIGEST] != self._checksum",
+            "if False and content != self._checksum",
+            COMPILING,
+            "damaged or another",
+        ),
+        bug(
+            "code of other types is run",
+            compiling,
+            "return code if found == key else None",
+            "return code",
+            COMPILING,
+            "other_types",
+        ),
+        bug(
+            "code is not bound to its name",
+            compiling,
+            'f"{self._version} {name} "',
+            'f"{self._version} "',
+            COMPILING,
+            "another",
+        ),
+        bug(
+            "a verdict is not compared",
+            verdicts,
+            'if data["sha256"] == _checksum(key, verdict):',
+            "if True:",
+            CHECK,
+            "verdict",
+        ),
+        bug(
+            "a verdict is not bound to its name",
+            verdicts,
+            "json.dumps([key, verdict.as_dict()])",
+            "json.dumps([verdict.as_dict()])",
+            CHECK,
+            "verdict",
+        ),
+        bug(
+            "the viewer keeps connections",
+            "report/viewer/server.py",
+            '"HTTP/1.0"',
+            '"HTTP/1.1"',
+            VIEWER,
+            "refused_request",
+        ),
+        bug(
+            "the viewer reads under its lock",
+            "report/viewer/server.py",
+            "            body = read()  # before the lock: one who sends nothing more keeps nobody else waiting\n            with self.server.lock:\n",
+            "            with self.server.lock:\n                body = read()\n",
+            VIEWER,
+            "keeps_nobody",
+        ),
+        bug(
+            "any origin may send data",
+            "report/viewer/server.py",
+            "if origin is not None and f",
+            "if False and f",
+            VIEWER,
+            "own_page",
+        ),
+        bug(
+            "pickles may name anything",
+            "datasets/cifar.py",
+            "if (module, name) not in _STANDS_FOR:",
+            "if False:",
+            CIFAR,
+            "would_run",
+        ),
+        bug(
+            "parts of a flip average may be links",
+            "matrix/store/places.py",
+            "if local is not None and (local / name).is_symlink():",
+            "if False:",
+            FOREIGN,
+            "flip or prediction",
+        ),
+        bug("claims may be links", "search/claims.py", "if self._folder.is_symlink():", "if False:", STUDY, "claims"),
+        bug(
+            "a study behind a link has claims of its own",
+            "search/study.py",
+            "path = _followed(path)",
+            "path = path.absolute()",
+            STUDY,
+            "behind_a_link",
+        ),
+        bug(
+            "a piece is taken under any name",
+            "paper/setting.py",
+            '(document["piece"], document["fingerprint"]) != (path.stem, fingerprint)',
+            'document["fingerprint"] != fingerprint',
+            PIECES,
+            "name_of_another",
+        ),
+    ]
+
+
 BUGS = [
     *_stores(),
     *_locks_and_files(),
@@ -658,4 +875,6 @@ BUGS = [
     *_leave_one_out(),
     *_padding(),
     *_units(),
+    *_models_and_kinds(),
+    *_caches_and_pages(),
 ]

@@ -75,7 +75,7 @@ def test_compiling_is_an_item_of_its_own_where_it_takes_long(
     assert json.loads((tmp_path / "results.json").read_text())["fit"]["compile_seconds"] == seconds
 
 
-def test_learned_variances_are_told_written_and_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_learned_variances_are_printed_written_and_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["classify", "--train", "40", "--test", "20", "--network", "small_cnn", "--learn", "likelihood"]
     assert run([*arguments, "--output", str(tmp_path), "--json"]) == 0
     printed = capsys.readouterr()
@@ -176,7 +176,7 @@ def test_class_names_that_no_figure_expects(tmp_path: Path, capsys: pytest.Captu
 
 
 @pytest.mark.parametrize("full", ["results.json", "model.gp", "report.html"])
-def test_a_full_disk_is_said_with_the_file(
+def test_a_full_disk_is_an_error_that_names_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], full: str
 ) -> None:
     replacing = files.replacing

@@ -164,7 +164,7 @@ def test_as_a_process(tmp_path: Path) -> None:
     assert done.stderr == ""
     assert (tmp_path / "out" / "digits-auto-40" / "report.html").is_file()
     heavy = "import sys; import cnngp.cli; print([m for m in ('sklearn', 'numba', 'matplotlib') if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", heavy], capture_output=True, text=True, timeout=60, check=True,
+    done = subprocess.run([sys.executable, "-c", heavy], capture_output=True, text=True, timeout=300, check=True,
                           env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)})  # fmt: skip
     assert done.stdout.strip() == "[]"
 
@@ -201,7 +201,7 @@ def test_a_reader_that_goes_away_ends_the_command_without_a_word(tmp_path: Path)
         os.close(read)
         with process(arguments, tmp_path, stdout=write, stderr=subprocess.PIPE, text=True) as running:
             os.close(write)
-            assert running.communicate(timeout=60)[1] == ""
+            assert running.communicate(timeout=300)[1] == ""
             assert running.returncode == 141
 
 
@@ -209,7 +209,7 @@ def test_output_that_is_closed_from_the_start(tmp_path: Path) -> None:
     code = "import os, sys; os.close(1); os.execv(sys.executable, [sys.executable, '-m', 'cnngp', 'networks'])"
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True, timeout=60
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True, timeout=300
     )
     assert (done.returncode, done.stderr) == (0, "")
 
@@ -224,3 +224,16 @@ def test_help_has_examples_and_no_cut_off_lines(capsys: pytest.CaptureFixture[st
         page = capsys.readouterr().out
         assert f"\n    cnngp {command}" in page[page.index("Example") :]
         assert "--quiet" in page
+
+
+def test_names_of_others_do_not_control_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from cnngp.cli.output import say, warn
+
+    evil = "a\x1b]0;title\x07\x9b2Jb"
+    say("engine", f"{evil}\nsecond line")
+    warn(evil)
+    assert run(["gram", "--status", str(tmp_path / evil)]) == 1
+    printed = capsys.readouterr()
+    assert printed.out.splitlines() == [f"{'engine':<22} a\ufffd]0;title\ufffd\ufffd2Jb", f"{'':<22} second line"]
+    for line in printed.err.splitlines():
+        assert "a\ufffd]0;title\ufffd\ufffd2Jb" in line

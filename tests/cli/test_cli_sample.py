@@ -145,6 +145,6 @@ def test_without_matplotlib_the_table_is_not_lost(
     assert run([*arguments, "--output", str(tmp_path / "a.png")]) == 0
     printed = capsys.readouterr()
     assert "channels  deviation from the kernel" in printed.err
-    assert "not drawn: figures need matplotlib: pip install 'cnngp[plots]'" in printed.err
+    assert 'not drawn: a figure needs matplotlib: pip install "cnngp[plots]"' in printed.err
     assert json.loads(printed.out)["files"] == {}
     assert not list(tmp_path.iterdir())

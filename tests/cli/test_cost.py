@@ -34,7 +34,7 @@ def test_only_long_work_is_measured_and_only_hours_are_warned_of(
         assert "hour" not in told.out + told.err
 
 
-def test_a_network_that_was_not_given_is_told_with_what_its_neighbours_would_take(
+def test_the_chosen_network_is_shown_with_what_its_neighbours_would_take(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     X = np.random.default_rng(0).random((8, 1, 28, 28)).astype(np.float32)

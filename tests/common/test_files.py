@@ -106,10 +106,17 @@ with replacing(Path({str(tmp_path / "m")!r})) as file:
     assert (tmp_path / "m").read_bytes() == b"other"
 
 
+@pytest.mark.parametrize("name", [".m.old.part", ".m..part", ".m.0123456789ABCDEF.part", ".m.0123456789abcdef0.part"])
+def test_a_file_of_another_name_is_not_taken_for_a_leftover(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text("chapter 1")
+    write(tmp_path / "m", HEADER, ARRAYS)
+    assert (tmp_path / name).read_text() == "chapter 1"
+
+
 def test_a_link_in_the_place_of_a_leftover_is_left_alone(tmp_path: Path) -> None:
     theirs = tmp_path / "thesis.tex"
     theirs.write_text("chapter 1")
-    (tmp_path / ".m.0a.part").symlink_to(theirs)
+    (tmp_path / ".m.0123456789abcdef.part").symlink_to(theirs)
     write(tmp_path / "m", HEADER, ARRAYS)
     assert theirs.read_text() == "chapter 1"
 
@@ -182,6 +189,8 @@ def npy(shape: str, dtype: str = "'<f8'", data: bytes = b"") -> bytes:
         npy("(1,)", dtype="'nonsense'", data=b"\0" * 8),
         npy("(" * 3000),
         npy("()", data=b"\0" * 9),
+        npy("(1000000000,)", dtype="'<U0'"),  # four gigabytes of text from a file of two hundred bytes
+        npy("(1000000000,)", dtype="'|V0'"),
         b"\x93NUMPY\x03\x00",
         b"\x93NUMPY",
         b"",

@@ -36,7 +36,7 @@ def test_a_tile_knows_its_mirror_image() -> None:
 
 
 @pytest.mark.parametrize("lanes", [1, 3])
-def test_each_tile_goes_to_one_lane_and_is_told_of_once(lanes: int) -> None:
+def test_each_tile_goes_to_one_lane_and_is_reported_once(lanes: int) -> None:
     first = threading.Barrier(lanes, timeout=20)  # nobody goes on before each has a tile
     took: dict[int, list[Tile]] = {k: [] for k in range(lanes)}
     told: list[int] = []

@@ -127,7 +127,7 @@ def test_offline_says_what_to_put_where(empty: Path) -> None:
 
 def test_without_pooch(empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pooch", None)
-    with pytest.raises(DatasetError, match=r"pip install 'cnngp\[data\]'"):
+    with pytest.raises(DatasetError, match=r'pip install "cnngp\[data\]"'):
         datasets.mnist()
 
 

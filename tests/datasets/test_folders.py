@@ -230,7 +230,7 @@ def test_a_camera_that_was_turned_counts_as_it_is_seen(tmp_path: Path) -> None:
     assert data.notes == ()
 
 
-def test_sizes_and_proportions_are_said(tmp_path: Path) -> None:
+def test_sizes_and_proportions_are_reported(tmp_path: Path) -> None:
     for name in ("a", "b"):
         save_images(tmp_path / name, 4, (100, 50))
         Image.new("L", (60, 60), 255).save(tmp_path / name / "square.png")
@@ -266,7 +266,7 @@ def test_sizes_that_are_none(size: Any) -> None:
 def test_options_of_folders(tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match="aspect='crop': expected 'squash' or 'pad'"):
         datasets.folder(tmp_path, aspect="crop")  # type: ignore[arg-type]
-    with pytest.raises(DatasetError, match="aspect and skip_bad are for folders of images; digits is none"):
+    with pytest.raises(DatasetError, match="aspect and skip_bad are for folders of images, and digits is not one"):
         datasets.load("digits", skip_bad=True)
     with pytest.raises(DatasetError, match="is not a folder"):
         datasets.folder(tmp_path / "none")

@@ -47,7 +47,7 @@ def test_a_solver_without_an_eigendecomposition_does_without_noise() -> None:
 
 
 def test_the_report_says_what_was_chosen_and_nothing_of_a_given_network(chosen: GPClassifier) -> None:
-    seen = "which it sees without the mean of each channel (preparation 'contrast'), by leave-one-out on 60 of them"
+    seen = "prepared without the mean of each channel (preparation 'contrast'), by leave-one-out on 60 of them"
     said = f"pooled_cnn-large-halved0, chosen for 60 images of 1 × 8 × 8, {seen}; its kernels took"
     assert said in str(chosen.fit_report_)
     assert chosen.choice_ is not None
@@ -76,10 +76,10 @@ def test_regression_chooses_in_the_same_way() -> None:
     assert reg.loo_error_ < 0.5 * targets.std()
 
 
-def test_labels_that_are_noise_are_told_in_the_report_without_a_warning() -> None:
+def test_labels_that_are_noise_are_named_in_the_report_without_a_warning() -> None:
     X = np.random.default_rng(0).random((40, 1, 8, 8))
     clf = GPClassifier(device="cpu").fit(X, np.arange(40) % 2)
-    assert "to it the labels are nothing but noise" in clf.fit_report_.choice
+    assert "its kernel explains the labels by noise alone" in clf.fit_report_.choice
 
 
 def _seconds(monkeypatch: pytest.MonkeyPatch, per_element: float) -> list[Any]:
@@ -192,8 +192,8 @@ def test_one_image_of_each_class_is_no_proof_of_noise() -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"noise": "ml"}, {"noise": 0.0}], ids=str)
-def test_a_kernel_that_is_zero_is_called_so(options: dict[str, Any]) -> None:
-    with pytest.raises(MatrixError, match="the kernel of all 6 points is zero: blank images are nothing to a network"):
+def test_a_kernel_that_is_zero_is_a_clear_error(options: dict[str, Any]) -> None:
+    with pytest.raises(MatrixError, match="the kernel of all 6 points is zero: blank images give zero"):
         GPClassifier(zoo.pooled_cnn("small", 0), device="cpu", **({"noise": "loo"} | options)).fit(
             np.zeros((6, 1, 8, 8)), np.arange(6) % 2
         )

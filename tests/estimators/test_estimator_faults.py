@@ -167,7 +167,7 @@ def test_how_many_are_uncertain(estimator: Any) -> None:
 # ---- inducing images, files ------------------------------------------------------------------------------------------
 
 
-def test_inducing_images_that_are_repeated_are_told_of() -> None:
+def test_repeated_inducing_images_give_a_warning() -> None:
     rows = np.r_[np.arange(60), np.arange(60)]
     with pytest.warns(JitterWarning, match="not positive definite") as told:
         clf = GPClassifier(NET, inducing=DATA.X[rows], device="cpu").fit(DATA.X, DATA.y)
@@ -213,7 +213,7 @@ def test_generators_as_random_states() -> None:
     assert GPClassifier(NET, inducing=20, random_state=None).fit(DATA.X, DATA.y).gp_.points == 20
 
 
-def test_channels_that_seem_to_come_last_are_told_of() -> None:
+def test_channels_that_seem_to_come_last_give_a_warning() -> None:
     last = DATA.X[:40].transpose(0, 2, 3, 1)
     with pytest.warns(UserWarning, match=r"read as 8 channels of 8 × 1; if the channels come last.*transpose") as told:
         GPClassifier(NET, device="cpu").fit(last, DATA.y[:40])
@@ -276,7 +276,7 @@ def test_saving_replaces_files_alone(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "pipe")
     for name in ("folder", "pipe"):
-        with pytest.raises(ModelFileError, match=f"{name} is there and is not a file"):
+        with pytest.raises(ModelFileError, match=f"{name} exists and is not a file"):
             clf.save(tmp_path / name)
     (tmp_path / "link.gp").symlink_to(tmp_path / "target.gp")
     clf.save(tmp_path / "link.gp")

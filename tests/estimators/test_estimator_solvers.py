@@ -142,7 +142,7 @@ def test_without_any_leave_one_out_there_are_still_predictions() -> None:
     assert np.isnan(reg.loo_error_)
 
 
-def test_variances_that_were_not_solved_for_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variances_that_were_not_solved_for_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reg = GPRegressor(NET, noise=1e-3, device="cpu", solver="cg", store=tmp_path / "K.zarr").fit(DIGITS.X, DIGITS.y)
     _, right = reg.predict(DIGITS.X_test, return_std=True)
     monkeypatch.setattr(iterative_gp, "solve_matrix", functools.partial(solve_matrix, iterations=2))

@@ -237,7 +237,7 @@ def test_what_the_certificate_says(fitted: GPClassifier, changes: dict[str, Any]
     assert sentence in replace(sound, **changes).verdict
 
 
-def test_compiling_is_told_where_somebody_waited_for_it(fitted: GPClassifier) -> None:
+def test_the_time_to_compile_is_reported_where_somebody_waited_for_it(fitted: GPClassifier) -> None:
     told = [replace(fitted.fit_report_, compile_seconds=s).compiling for s in (0.0, 0.5, 0.51, 8.123)]
     assert told == [None, None, "0.51 s", "8.12 s"]
 
@@ -372,7 +372,7 @@ def test_images_are_checked_once_a_call(monkeypatch: pytest.MonkeyPatch) -> None
             looked.append(len(a))
             return np.isfinite(a)
 
-    monkeypatch.setattr("cnngp.common.arrays.np", Counting())
+    monkeypatch.setattr("cnngp.common.arrays.namespace", lambda a: Counting())
     clf = GPClassifier(NET, device="cpu").fit(DATA.X, DATA.y)
     assert looked.count(150) == 1
     for predict in (clf.predict, clf.predict_proba, clf.predict_latent, clf.explain, clf.novelty):

@@ -13,7 +13,7 @@ from sklearn.base import clone
 from cnngp import Conv, Dense, GPClassifier, GPRegressor, Kernel, ReLU, Sequential, datasets
 from cnngp.common.arrays import DataError
 from cnngp.datasets.augmentation import shifted
-from cnngp.estimators.inducing_images import Images, choose
+from cnngp.estimators.inducing_images import TrainingImages, choose
 
 RNG = np.random.default_rng(0)
 NET = Sequential(Conv(3, bias_var=0.1), ReLU(), Dense())
@@ -58,7 +58,7 @@ def test_a_classifier_through_inducing_images(fitted: GPClassifier) -> None:
 
 def test_the_images_that_the_others_explain_least_are_chosen(tmp_path: Path) -> None:
     """Against the rule written out in float64, with an exact GP of the images so far in every round."""
-    images = Images(DATA.X, Kernel(NET, device="cpu"))
+    images = TrainingImages(DATA.X, Kernel(NET, device="cpu"))
     targets = 2.0 * np.eye(10)[DATA.y] - 1.0
     reserved = np.arange(100, 200)
     choice = choose(images, targets, 60, reserved, np.random.default_rng(3))
@@ -85,13 +85,13 @@ def test_the_images_that_the_others_explain_least_are_chosen(tmp_path: Path) -> 
     np.testing.assert_array_equal(choice.rows[own], np.sort(choice.rows))
 
 
-def chosen_of(images: Images, m: int, reserved: Any = (), **options: Any) -> Any:
+def chosen_of(images: TrainingImages, m: int, reserved: Any = (), **options: Any) -> Any:
     targets = 2.0 * np.eye(10)[DATA.y] - 1.0
     return choose(images, targets, m, np.asarray(reserved, np.intp), np.random.default_rng(0), **options)
 
 
 def test_of_many_images_some_are_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
-    images = Images(DATA.X, Kernel(NET, device="cpu"))
+    images = TrainingImages(DATA.X, Kernel(NET, device="cpu"))
     few = chosen_of(images, 20, range(50))  # 180 of 400
     assert len(np.unique(few.rows)) == 20
     assert few.rows.min() >= 50
@@ -112,11 +112,11 @@ def test_of_many_images_some_are_candidates(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_rows_that_come_last_are_no_less_random() -> None:
-    images = Images(DATA.X[:60], Kernel(NET, device="cpu"))
+    images = TrainingImages(DATA.X[:60], Kernel(NET, device="cpu"))
     a, b = (choose(images, np.eye(10)[DATA.y[:60]], 8, np.arange(60), np.random.default_rng(s)).rows for s in (0, 1))
     assert set(a) != set(b) != set(range(8))
     # Repeats come after all others: 40 images, each of them three times.
-    thrice = Images(np.tile(DATA.X[:40], (3, 1, 1, 1)), Kernel(NET, device="cpu"))
+    thrice = TrainingImages(np.tile(DATA.X[:40], (3, 1, 1, 1)), Kernel(NET, device="cpu"))
     rows = choose(thrice, np.tile(np.eye(10)[DATA.y[:40]], (3, 1)), 40, np.arange(20), np.random.default_rng(0)).rows
     assert len(set(rows % 40)) == 40
 

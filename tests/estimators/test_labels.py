@@ -224,7 +224,7 @@ def test_a_label_with_much_noise_counts_for_nothing() -> None:
     np.testing.assert_array_equal(doubted, without)
 
 
-def test_noise_that_is_none() -> None:
+def test_noise_that_is_not_a_variance_is_refused() -> None:
     for bad in (np.ones(3), -np.ones(200), np.full(200, np.nan)):
         with pytest.raises(DataError, match="expected 200 variances of 0 or more"):
             model().fit(DATA.X, DATA.y, image_noise=bad)
@@ -244,7 +244,7 @@ def test_networks_by_name() -> None:
         GPClassifier("resnet").fit(DATA.X, DATA.y)
 
 
-def test_pixels_of_another_scale_are_told_of() -> None:
+def test_pixels_of_another_scale_give_a_warning() -> None:
     bytes_ = (DATA.X * 255).round()
     clf, of_bytes = model().fit(DATA.X, DATA.y), model().fit(bytes_, DATA.y)
     with pytest.warns(

@@ -111,11 +111,27 @@ def test_directions_that_only_scale_the_kernel_are_left_out(network: Network, ti
             assert np.abs(K_moved * (K[0, 0] / K_moved[0, 0]) / K - 1.0).max() > 1e-3
 
 
+def test_biases_that_drown_the_images_are_no_scale() -> None:
+    """With pixels a thousand times as small, the images change the kernel by 1e-7 of it: enough to learn from."""
+    small = 1e-3 * X
+    values = BIASED.parameters()
+    groups = groups_of(BIASED, values, True)
+    assert free_directions(kernel(BIASED), small, values, groups, scale_counts=False).shape[1] >= 1
+    clf = GPClassifier(BIASED, device="cpu", learn=Learning("loo", starts=1)).fit(small, DATA.y)
+    assert clf.learned_ is not None
+    assert clf.learned_.left_out == ()
+    assert clf.learned_.after < 0.7 * clf.learned_.before
+    gamma = Sequential(Dense(), Rbf(50.0), Dense())  # what its weights do beside a scale, gamma does: one direction
+    values = gamma.parameters()
+    groups = [group for group in groups_of(gamma, values, True) if not group.is_zero(values)]
+    assert free_directions(kernel(gamma), X, values, groups, scale_counts=False).shape == (2, 1)
+
+
 def test_where_the_scale_counts_it_is_learned() -> None:
     values = PLAIN.parameters()
     groups = [group for group in groups_of(PLAIN, values, True) if not group.is_zero(values)]
     assert free_directions(kernel(PLAIN), X, values, groups, scale_counts=True).shape == (2, 1)
-    y = np.random.default_rng(0).standard_normal(len(X))
+    y = X.mean((1, 2, 3))  # something that the network can say, and no noise
     reg = GPRegressor(PLAIN, amplitude=1.0, learn="likelihood", device="cpu").fit(X, 100.0 * y)
     assert reg.learned_ is not None
     assert kernel(reg.network_).diag(X).mean() > 50.0 * kernel(PLAIN).diag(X).mean()
@@ -266,6 +282,22 @@ def test_other_models_are_fitted_with_the_learned_network(options: Any) -> None:
     assert clf.learned_ is not None
     assert clf.kernel_.network == clf.learned_.network != BIASED
     assert clf.score(X, DATA.y) > 0.6
+
+
+@pytest.mark.parametrize("rule", ["likelihood", "loo"])
+def test_targets_that_are_mostly_noise_get_as_much_noise_as_without_learning(rule: Any) -> None:
+    """More than the mean k(x, x): with less, the model would go on to explain noise."""
+    x = np.random.default_rng(1).standard_normal((150, 2))
+    truth = np.repeat(x[:, :1], 8, 1)
+    y = truth + 3.0 * np.random.default_rng(2).standard_normal(truth.shape)
+    net = Sequential(Dense(1.0, 0.1), ReLU(), Dense())
+    learning = Learning(rule, starts=1)
+    plain = GPRegressor(net, noise={"likelihood": "ml"}.get(rule, rule), device="cpu").fit(x, y)
+    reg = GPRegressor(net, learn=learning, device="cpu").fit(x, y)
+    assert reg.learned_ is not None
+    assert plain.gp_.noise > 5.0 * plain.kernel_.diag(x).mean()
+    assert reg.learned_.noise_before == pytest.approx(plain.gp_.noise / plain.kernel_.diag(x).mean(), rel=0.1)
+    assert np.mean((reg.predict(x) - truth) ** 2) < 1.1 * np.mean((plain.predict(x) - truth) ** 2)
 
 
 def test_interrupted_it_keeps_the_best_so_far(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,7 +32,7 @@ def fitted() -> GPClassifier:
     return GPClassifier(device="cpu").fit(*bars(60, 0))
 
 
-def test_what_the_light_hides_is_seen_by_the_default_and_told(fitted: GPClassifier) -> None:
+def test_the_default_finds_what_the_light_hides_and_says_how(fitted: GPClassifier) -> None:
     X, y = bars(100, 1)
     plain = GPClassifier(preparation="plain", device="cpu").fit(*bars(60, 0))
     assert plain.network_ == choose((1, 12, 12), 60).option.network
@@ -160,7 +160,7 @@ def test_digits_are_no_worse_for_it() -> None:
     assert default.score(data.X_test, data.y_test) >= plain.score(data.X_test, data.y_test) - 0.01
 
 
-def test_blank_images_are_told_of_once_and_a_few_of_them_do_no_harm() -> None:
+def test_blank_images_give_one_error_and_a_few_of_them_do_no_harm() -> None:
     with pytest.raises(MatrixError, match="the kernel of all 30 points is zero"):
         GPClassifier(device="cpu").fit(np.zeros((30, 1, 12, 12)), np.arange(30) % 3)
     X, y = bars(60, 0)

@@ -90,7 +90,7 @@ def test_commands_take_a_kind(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "kind='tangent' is not 'nngp'" in capsys.readouterr().err
 
 
-def test_two_labels_of_one_image_are_told_of() -> None:
+def test_two_labels_of_one_image_make_the_report_warn() -> None:
     """Away from the diagonal Θ of equal images is off by the root of a rounding, so the matrix is not singular, and no
     jitter warns: the report looks at the two images that are most alike.
     """

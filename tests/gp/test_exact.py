@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import tracemalloc
 from collections.abc import Callable
 from typing import Any
@@ -213,8 +212,7 @@ def test_test_matrices_of_another_size_are_refused() -> None:
 @pytest.mark.parametrize("noise", [0.02, "ml"])
 def test_arrays_on_a_card_take_the_same_path(monkeypatch: pytest.MonkeyPatch, noise: Noise) -> None:
     """The whole algebra on a stand-in that refuses what CuPy refuses; results as with NumPy."""
-    for name, module in fake_cupy.modules().items():
-        monkeypatch.setitem(sys.modules, name, module)
+    fake_cupy.install(monkeypatch)
     on_card = fake_cupy.ndarray
     _compare(lambda a: on_card(a), noise)
 

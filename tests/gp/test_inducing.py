@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import numpy as np
@@ -213,8 +212,7 @@ def test_an_add_that_fails_leaves_the_model_as_it_was() -> None:
 
 @pytest.mark.parametrize("noise", [NOISE, 0.0, "ml"])
 def test_arrays_on_a_card_take_the_same_path(monkeypatch: pytest.MonkeyPatch, noise: Any) -> None:
-    for name, module in fake_cupy.modules().items():
-        monkeypatch.setitem(sys.modules, name, module)
+    fake_cupy.install(monkeypatch)
     _compare(fake_cupy.ndarray, noise)
 
 

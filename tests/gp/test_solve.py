@@ -170,7 +170,7 @@ def test_a_matrix_of_zeros_is_solved() -> None:
     np.testing.assert_allclose(solve(np.zeros((8, 8)), np.ones(8), 2.0, "cg", device="cpu").weights, 0.5)
 
 
-def test_too_few_iterations_are_said() -> None:
+def test_too_few_iterations_are_reported() -> None:
     with pytest.warns(
         ConvergenceWarning, match="after 3 iterations, 1e-09 was asked for; 3 iterations were not enough"
     ):

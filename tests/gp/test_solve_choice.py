@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,7 +30,7 @@ def test_auto_takes_what_fits(stored: Path, monkeypatch: pytest.MonkeyPatch, fre
 def test_cards_with_slow_float64_take_a_float32_factor(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "available", lambda device="cpu": 10**9)
     for slow, method in ((True, "mixed"), (False, "cholesky")):
-        monkeypatch.setattr(solving, "_float64_is_slow", lambda slow=slow: slow)
+        monkeypatch.setattr(solving, "float64_is_slow", lambda slow=slow: slow)
         assert solving.choose_method(1000, "cuda") == method
     assert solving.choose_method(1000, "cpu") == "cholesky"
 
@@ -118,8 +117,7 @@ def test_stores_that_cannot_be_solved(tmp_path: Path) -> None:
 @pytest.mark.parametrize("method", ["cg", "mixed", "cholesky"])
 def test_arrays_on_a_card_take_the_same_path(monkeypatch: pytest.MonkeyPatch, method: str) -> None:
     K, Y = KERNEL(DIGITS.X[:100]), targets(100)
-    for name, module in fake_cupy.modules().items():
-        monkeypatch.setitem(sys.modules, name, module)
+    fake_cupy.install(monkeypatch)
     monkeypatch.setattr(memory, "available", lambda device="cpu": None)
     here = solve_matrix(SymmetricMatrix(K), Y, 0.01, method)
     there = solve_matrix(SymmetricMatrix(fake_cupy.ndarray(K)), fake_cupy.ndarray(Y), 0.01, method)

@@ -114,6 +114,15 @@ def test_a_file_that_is_no_checkpoint_is_left_as_it_is(tmp_path: Path) -> None:
             path.unlink()
 
 
+@pytest.mark.parametrize("name", ["state", "state-basis"])
+def test_a_link_in_the_place_of_a_checkpoint_is_not_followed(name: str, tmp_path: Path) -> None:
+    (tmp_path / "private").mkdir()
+    (tmp_path / name).symlink_to(tmp_path / "private" / "new")
+    with pytest.raises(StoreError, match=rf"{name} is a link to .*new, which is not followed"):
+        solve(KERNEL(DIGITS.X[:60]), targets(60), 1e-2, "cg", device="cpu", checkpoint=tmp_path / "state")
+    assert not list((tmp_path / "private").iterdir())
+
+
 def test_a_solve_that_ran_out_of_iterations_goes_on(stored: Path, tmp_path: Path) -> None:
     path = tmp_path / "solve.state"
     options: dict[str, Any] = {"method": "cg", "rank": 20, "device": "cpu", "checkpoint": path}

@@ -122,7 +122,7 @@ def test_networks_differ_less_the_longer_they_are_trained() -> None:
     assert (np.diff(found.variance.sum(1)) < 0).all()
 
 
-def test_repeated_points_need_jitter_which_is_told_or_a_ridge() -> None:
+def test_repeated_points_need_jitter_with_a_warning_or_a_ridge() -> None:
     rows = [0, 1, 1, 2]
     K4, T4, y = K[np.ix_(rows, rows)], THETA[np.ix_(rows, rows)], np.array([1.0, 2.0, 4.0, 0.0])
     with pytest.warns(JitterWarning, match=r"Theta of 4 points is not positive definite.*set ridge="):
@@ -177,6 +177,7 @@ def test_bad_matrices_are_refused(change: dict[str, Any], message: str) -> None:
         ({"t": [1.0, np.nan]}, "expected a time of 0 or more"),
         ({"t": []}, r"t has shape \(0,\)"),
         ({"t": [[1.0]]}, r"t has shape \(1, 1\)"),
+        ({"Theta_test": np.full_like(THETA_TEST, np.nan)}, r"Theta\(test, training\) contains NaN or infinity"),
     ],
 )
 def test_bad_test_points_are_refused(change: dict[str, Any], message: str) -> None:

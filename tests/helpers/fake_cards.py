@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from cnngp.kernel.engines.cuda.math import PRIMITIVES
 from helpers import fake_cupy
@@ -113,6 +114,11 @@ class Cards:
             if a.card != self.current:
                 raise RuntimeError(f"an array of card {a.card} is used on card {self.current}")
 
+    def install(self, monkeypatch: pytest.MonkeyPatch) -> Cards:
+        """These cards in the place of real ones until the test ends."""
+        fake_cupy.install(monkeypatch, self.modules())
+        return self
+
     # ---- the module --------------------------------------------------------------------------------------------------
 
     def modules(self) -> dict[str, types.ModuleType]:
@@ -150,6 +156,10 @@ class Cards:
         for name, value in made.items():
             setattr(modules["cupy"], name, value)
         return modules
+
+
+MakeCards = Callable[..., Cards]
+"""cards(count, memory) of tests/kernel/conftest.py."""
 
 
 class Block:

@@ -4,10 +4,13 @@ NumPy arrays by themselves. What runs on them will not stumble over that on a ca
 
 from __future__ import annotations
 
+import sys
 import types
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import pytest
 import scipy.linalg
 
 
@@ -122,3 +125,9 @@ def modules() -> dict[str, types.ModuleType]:
         "cupyx.scipy": scipy_,
         "cupyx.scipy.linalg": _Module("cupyx.scipy.linalg", scipy.linalg),
     }
+
+
+def install(monkeypatch: pytest.MonkeyPatch, given: Mapping[str, types.ModuleType] | None = None) -> None:
+    """Put the modules, by default those above, in CuPy's place until the test ends."""
+    for name, module in (modules() if given is None else given).items():
+        monkeypatch.setitem(sys.modules, name, module)

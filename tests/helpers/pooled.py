@@ -45,7 +45,10 @@ def network(pick: Choices, act: Act, max_elements: int) -> tuple[Network, tuple[
         for _ in range(pick.integer(0, 3)):
             layers += _block(pick, act, shape)
         layers += [act(), pool(pick, axes), Dense(generator.variance(pick), generator.bias(pick))]
-        net, shape = chain(pick, act) if pick.integer(0, 2) == 0 else (Sequential(*layers), shape)
+        if pick.integer(0, 2) == 0:
+            net, shape = pick.among([chain, chain, over_axes])(pick, act)
+        else:
+            net = Sequential(*layers)
         try:
             walk = list(placed(net, shape).walk())
         except NetworkError:
@@ -91,6 +94,14 @@ def chain(pick: Choices, act: Act) -> tuple[Network, Spatial]:
             layers.append(Sum(Identity(), Sequential(act(), Conv(3), act(), Conv(3))))
     end = pick.among([GlobalAvgPool(), AvgPool(2), pool(pick, 2)])
     return Sequential(*layers, act(), end, Dense(generator.variance(pick), generator.bias(pick))), shape
+
+
+def over_axes(pick: Choices, act: Act) -> tuple[Network, Spatial]:
+    """A mean over whole axes and not over others, such as over every picture of a film; then perhaps over the rest."""
+    shape = tuple(pick.integer(1, 4) for _ in range(pick.among([2, 3, 3])))
+    means = AvgPool(tuple(pick.among([1, n, n]) for n in shape))
+    layers: list[Network] = [Conv(pick.integer(1, 3)), act(), means, Conv(1, bias_var=generator.bias(pick))]
+    return Sequential(*layers, act(), pick.among([GlobalAvgPool(), AvgPool(1)]), Dense()), shape
 
 
 def _block(pick: Choices, act: Act, shape: Spatial) -> list[Network]:

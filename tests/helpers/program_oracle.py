@@ -23,7 +23,7 @@ from cnngp import (
     Step,
 )
 from cnngp.kernel.program import NOTHING, PIXELS, Program, lower
-from cnngp.network import tangent
+from cnngp.network.reference import derivatives
 from helpers.loop_oracle import formula
 
 
@@ -58,7 +58,7 @@ def slope(a, K, K1, K2, same):
     """f' = ∂f/∂K in units of the buffers, from the true V̇ = (factor/unit) · f'."""
     unit = a.unit / a.formula.argument
     true, true1, true2 = unit * K, unit * K1, unit * K2
-    V = tangent.derivative_diagonal(a.layer, true) if same else tangent.derivative(a.layer, true, true1, true2)
+    V = derivatives.derivative_diagonal(a.layer, true) if same else derivatives.derivative(a.layer, true, true1, true2)
     return V * (unit / a.factor)
 
 

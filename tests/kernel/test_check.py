@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cnngp import (
+    AvgPool,
     Conv,
     ConvTranspose,
     Cos,
     Dense,
     Elementwise,
     Erf,
+    GlobalAvgPool,
     GPClassifier,
     Kernel,
     ReLU,
@@ -35,6 +38,7 @@ from cnngp.kernel import check, verdicts
 from cnngp.kernel.check import WrongKernelError
 from cnngp.kernel.engines.base import RangeError
 from cnngp.kernel.engines.cpu.engine import CpuEngine
+from cnngp.kernel.program import lower
 from cnngp.network.layers import Network
 from helpers.networks import STEP, images, networks_with_shapes, relu_like, smooth
 
@@ -167,6 +171,30 @@ def test_conditioning_raises_no_alarm(name: str) -> None:
             assert verdict.error <= 10.0 * verdict.bound  # far from an alarm, too
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_equal_places_of_one_image_raise_no_alarm_under_a_pool(dtype: str) -> None:
+    """They have correlation one, where a Step has the slope of a root, and the pool adds their covariances."""
+    flat = np.ones((2, 1, 26)) * np.array([4.0, 5.0]).reshape(2, 1, 1)
+    first, second = Conv(2, padding=1, weight_var=1.078, bias_var=0.699), Conv(3, weight_var=2.049, bias_var=0.955)
+    net = Sequential(first, Step(), second, ReLU(), AvgPool(3, 1, 1), Conv(5), ReLU(), Dense())
+    verdict = Kernel(net, device="cpu", dtype=dtype).verify(flat)
+    assert verdict is not None
+    assert verdict.error is not None
+    assert verdict.error <= 10.0 * verdict.bound
+
+
+@pytest.mark.parametrize("net", [Sequential(GlobalAvgPool(), Dense()), Sequential(Conv(1), GlobalAvgPool())], ids=str)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_means_of_nearly_nothing_raise_no_alarm(net: Network, dtype: str) -> None:
+    """Of standardised images little is left, beside the covariances of two pixels that add up to it."""
+    images = np.random.default_rng(0).standard_normal((2, 1, 12, 12))
+    images -= images.mean(axis=(2, 3), keepdims=True) - 1e-4
+    verdict = Kernel(net, device="cpu", dtype=dtype).verify(images)
+    assert verdict is not None
+    assert verdict.error is not None
+    assert verdict.error <= verdict.bound
+
+
 @given(drawn=networks_with_shapes(st.one_of(relu_like, smooth, st.just(STEP))), seed=st.integers(0, 2**32 - 1))
 @settings(max_examples=15)
 def test_generated_networks_raise_no_alarm(drawn: Any, seed: int) -> None:
@@ -244,7 +272,20 @@ def test_a_verdict_is_of_one_network_shape_engine_and_code(monkeypatch: pytest.M
     assert key() != first
 
 
-@pytest.mark.parametrize("content", ["", "{}", "[1]", '{"error": NaN, "bound": 1e-6, "crop": null}', "\0"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "{}",
+        "[1]",
+        "null",
+        "\0",
+        "[" * 100_000,
+        '{"error": NaN, "bound": 1e-6, "crop": null}',
+        '{"error": 0.5, "bound": 1e-6, "crop": null}',  # far off, and yet kept
+        '{"error": %s, "bound": 1e-6, "crop": null}' % ("9" * 400),
+    ],
+)
 def test_a_damaged_verdict_is_made_again(
     compared: list[Network], monkeypatch: pytest.MonkeyPatch, content: str
 ) -> None:
@@ -255,6 +296,35 @@ def test_a_damaged_verdict_is_made_again(
     Kernel(NET, device="cpu")(X)
     assert compared == [NET, NET]
     assert json.loads(file.read_text())["bound"] == 1e-6
+
+
+def test_a_verdict_with_a_wrong_digit_or_of_another_network_is_made_again(
+    compared: list[Network], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Kernel(NET, device="cpu")(X)
+    (file,) = verdicts.folder().iterdir()
+    good = file.read_text()
+    for digit in range(len('{"error": '), good.index(", ")):
+        if good[digit].isdigit():
+            file.write_text(good[:digit] + str((int(good[digit]) + 1) % 10) + good[digit + 1 :])
+            monkeypatch.setattr(verdicts, "_known", {})
+            assert verdicts.known(file.stem) is None
+    file.write_text(good)
+    assert verdicts.known(file.stem) is not None
+    other = file.with_name("0" * 64 + ".json")
+    other.write_text(good)
+    assert verdicts.known(other.stem) is None
+
+
+def test_a_user_without_a_home(compared: list[Network], monkeypatch: pytest.MonkeyPatch) -> None:
+    def home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    for name in ("CNNGP_CACHE", "NUMBA_CACHE_DIR", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "home", home)
+    Kernel(NET, device="cpu")(X)
+    assert compared == [NET]
 
 
 def test_a_cache_that_cannot_be_written(
@@ -300,8 +370,9 @@ def test_it_can_be_turned_off(compared: list[Network], tmp_path: Path) -> None:
         (zoo.resnet(32), (3, 32, 32)),
         (zoo.dense_nngp(), (784,)),
         (Sequential(Conv(3), ReLU(), Conv(3, stride=2), ReLU(), Dense()), (3, 224, 224)),
+        (Sequential(Conv(3), ReLU(), ConvTranspose(3, stride=2), ReLU(), Dense()), (1, 64, 64)),
     ],
-    ids=["resnet", "convnet", "residual cnn", "resnet of CIFAR", "dense", "photographs"],
+    ids=["resnet", "convnet", "residual cnn", "resnet of CIFAR", "dense", "photographs", "transposed"],
 )
 def test_usual_networks_are_compared_on_whole_images(net: Network, shape: tuple[int, ...]) -> None:
     assert check.is_affordable(net, shape)
@@ -313,14 +384,34 @@ def test_slow_references_are_asked_about_a_part_of_the_image() -> None:
     assert verdict is not None
     assert verdict.crop == (4, 4)
     assert "on two images, cropped to 4 × 4, where rounding explains 1e-06" in str(verdict)
-    transposed = Sequential(ConvTranspose(3, stride=2), ReLU(), Dense())
-    verdict = Kernel(transposed, device="cpu").verify(np.random.default_rng(0).random((3, 1, 64, 64)))
-    assert verdict is not None
-    assert verdict.crop is not None
     exact_size = Sequential(Conv(3), Elementwise("tanh"), Conv(28, padding="valid"))
     verdict = Kernel(exact_size, device="cpu").verify(np.random.default_rng(0).random((3, 1, 28, 28)))
     assert verdict == verdicts.Verdict(None, 1e-6)
     assert str(verdict) == "not compared: the float64 reference would take too long on this network"
+
+
+@pytest.mark.parametrize(
+    ("net", "shape", "crop"),
+    [
+        # The reference begins with the covariance of every two pixels: 20 GB of them, whatever the stride makes of it.
+        (Sequential(Conv(16, stride=16), ReLU(), GlobalAvgPool(), Dense()), (3, 224, 224), (28, 28)),
+        # Zeros around an image need no memory, though there would be 26³ · 26³ of them here.
+        (Sequential(Conv(11, stride=5, padding=9), ReLU(), GlobalAvgPool(), Dense()), (1, 8, 8, 8), None),
+        (Sequential(ConvTranspose(15, padding=9), ReLU(), GlobalAvgPool(), Dense()), (1, 6, 6, 6), None),
+    ],
+    ids=["large patches", "wide padding", "wide padding, transposed"],
+)
+def test_the_reference_takes_little_time_and_memory(
+    net: Network, shape: tuple[int, ...], crop: tuple[int, ...] | None
+) -> None:
+    pair = check._cropped(np.random.default_rng(0).random((2, *shape)), (shape[0], *(crop or shape[1:])))
+    assert check._affordable(lower(net, shape)) == pair.shape[1:]
+    tracemalloc.start()
+    try:
+        check.compare(net, pair, np.zeros((2, 2)), np.dtype("float32"))
+        assert tracemalloc.get_traced_memory()[1] < 200e6
+    finally:
+        tracemalloc.stop()
 
 
 # ---- where it is written down ----------------------------------------------------------------------------------------

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import os
 import shutil
+import struct
 import subprocess
 import sys
 from pathlib import Path
 
+import numba
 import pytest
+from numba.core import caching
 
 import cnngp
-from cnngp.kernel.engines.cpu import interpreter
-from cnngp.kernel.engines.cpu.compiling import sources_digest
+from cnngp.kernel.engines.cpu import compiling, interpreter
+from cnngp.kernel.engines.cpu.compiling import jit, sources_digest
 from cnngp.kernel.engines.cpu.rows import elementary
 
 SCRIPT = """
@@ -62,6 +66,91 @@ def test_the_digest_follows_every_file_that_compiled_code_depends_on(copied: Pat
 def test_compiled_functions_are_kept_under_it() -> None:
     for function in (interpreter.pair_block, elementary.relu_value):
         assert sources_digest() in function.py_func.__qualname__
+
+
+@pytest.fixture
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of its own for compiled code."""
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
+    return tmp_path
+
+
+def in_a_new_process() -> tuple[float, int]:
+    """What a small function gives, and whether its code came from the disk; each call is as the first of a process."""
+
+    def small(x: float) -> float:
+        return 0.8125 * x + 1.0
+
+    compiled = jit(small)
+    return float(compiled(1.0)), sum(compiled.stats.cache_hits.values())
+
+
+def test_compiled_code_that_was_damaged_is_compiled_again(kept: Path) -> None:
+    assert in_a_new_process() == (1.8125, 0)
+    assert in_a_new_process() == (1.8125, 1)
+    files = sorted(kept.rglob("*.nb?"))
+    assert [file.suffix for file in files] == [".nbc", ".nbi"]
+    for file in files:
+        good = file.read_bytes()
+        places = [0, 40, len(good) // 2, len(good) - 1]
+        if file.suffix == ".nbc":
+            places.append(good.index(struct.pack("<d", 0.8125)) + 6)  # the number itself
+        for place in places:
+            file.write_bytes(good[:place] + bytes([good[place] ^ 1]) + good[place + 1 :])
+            assert in_a_new_process() == (1.8125, 0)
+            assert in_a_new_process() == (1.8125, 1)  # written anew
+        file.write_bytes(good[:-1])
+        assert in_a_new_process() == (1.8125, 0)
+
+
+def test_compiled_code_under_the_name_of_another_is_not_run(kept: Path) -> None:
+    def other(x: float) -> float:
+        return x + 5.0
+
+    assert in_a_new_process() == (1.8125, 0)
+    compiled = jit(other)
+    assert compiled(1.0) == 6.0
+    ours, theirs = sorted(kept.rglob("*.nbc"))
+    assert "other" in theirs.name
+    files = compiled._cache._cache_file
+    assert files._bytes(theirs.name)
+    theirs.replace(ours)
+    with pytest.raises(OSError, match="is damaged"):  # before anything is made of its content
+        files._bytes(ours.name)
+    assert in_a_new_process() == (1.8125, 0)
+
+
+def test_compiled_code_of_other_types_under_the_same_name_is_not_run(kept: Path) -> None:
+    def small(x: float) -> float:
+        return x + x
+
+    compiled = jit(small)
+    assert compiled(1.0) == 2.0
+    files = compiled._cache._cache_file
+    ((key, name),) = files._load_index().items()
+    assert files.load(key) is not None
+    files._save_data(name, ("other types", "their code"))  # of a process that began an index at the same time
+    assert files.load(key) is None
+
+
+def test_a_full_disk_does_not_end_the_work(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(caching.IndexDataCacheFile, "_open_for_write", full)
+    assert in_a_new_process() == (1.8125, 0)
+
+
+def test_where_nothing_can_be_kept_it_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def nowhere(_: object) -> None:
+        raise RuntimeError("cannot cache function: no locator available")
+
+    monkeypatch.setattr(compiling, "FunctionCache", nowhere)
+    compiling._warn_once.cache_clear()
+    assert in_a_new_process() == in_a_new_process() == (1.8125, 0)
+    assert caplog.text.count("let NUMBA_CACHE_DIR name a folder") == 1
 
 
 def run(package: Path) -> tuple[float, int]:

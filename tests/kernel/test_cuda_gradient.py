@@ -10,7 +10,6 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -18,22 +17,17 @@ import pytest
 
 from cnngp import (
     GELU,
-    Abs,
     AvgPool,
     Conv,
-    Cos,
     Dense,
     Elementwise,
     Erf,
     GlobalAvgPool,
-    Identity,
     LeakyReLU,
     Network,
     Rbf,
     ReLU,
     Sequential,
-    Sin,
-    Sum,
     zoo,
 )
 from cnngp.kernel.engines.cpu.gradient import CpuGradient
@@ -44,67 +38,16 @@ from cnngp.kernel.engines.cuda.gradient.engine import CudaGradient
 from cnngp.kernel.engines.cuda.gradient.source import generate
 from cnngp.kernel.program.reverse import reverse
 from cnngp.kernel.series.packed import SeriesTables
-from cnngp.network import adjoint
 from helpers import cuda_cases, generator, pooled
 from helpers.cuda_on_cpu import needs_compiler
-from helpers.fake_cards import Cards
+from helpers.fake_cards import MakeCards
+from helpers.gradients import EVERY, check_nonlinearity, flat
+from helpers.gradients import cuda_agrees as agrees
+from helpers.gradients import found_by_cuda as found_by
 from helpers.kernels import SMALL, random_images
 from helpers.networks import images
 
-CLOSE = {"float32": 1e-5, "float64": 1e-10}
-EVERY: tuple[Network, ...] = (
-    ReLU(1.3), LeakyReLU(0.2), Abs(), Erf(), Sin(), Cos(), Rbf(0.4), GELU(), Elementwise("tanh"),
-)  # fmt: skip
 POOLED = Sequential(Conv(3, bias_var=0.1), LeakyReLU(0.3), AvgPool(2), Conv(3, bias_var=0.2), GELU(), Dense())
-MakeCards = Callable[..., Cards]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("kernels")
-
-
-@pytest.fixture
-def cards(folder: Path, monkeypatch: pytest.MonkeyPatch) -> MakeCards:
-    def make(count: int = 1, memory: int = 1 << 30) -> Cards:
-        made = Cards(folder, count, memory)
-        for name, module in made.modules().items():
-            monkeypatch.setitem(sys.modules, name, module)
-        return made
-
-    return make
-
-
-def flat(X: np.ndarray | None, dtype: str) -> np.ndarray | None:
-    return None if X is None else np.ascontiguousarray(X.reshape(*X.shape[:2], -1), dtype)
-
-
-def found_by(
-    net: Network, X: np.ndarray, Z: np.ndarray | None, G: np.ndarray, dtype: str, tile: int | None = None
-) -> dict[str, float]:
-    engine = CudaGradient(reverse(net, X.shape[1:]), dtype, tile=tile)
-    return engine.gradient(flat(X, dtype), flat(Z, dtype), G).parameters
-
-
-def agrees(
-    net: Network,
-    X: np.ndarray,
-    Z: np.ndarray | None,
-    G: np.ndarray,
-    dtype: str,
-    tile: int | None = None,
-    at_one: bool = False,
-) -> None:
-    """`at_one`: some patches may be multiples of each other. Then the derivatives by a bias of 0 are known less well,
-    because θ moves with the square root of a rounding at correlation one (docs/gradients.md).
-    """
-    found, expected = found_by(net, X, Z, G, dtype, tile), adjoint.gradient(net, X, Z, G)
-    size = max(map(abs, expected.values()))
-    assert list(found) == list(net.parameters())
-    for name, value in net.parameters().items():
-        rough = at_one and name.endswith("bias_var") and value == 0.0
-        close = {"float32": 1e-3, "float64": 1e-8}[dtype] if rough else CLOSE[dtype]
-        assert found[name] == pytest.approx(expected[name], rel=0, abs=close * size), name
 
 
 # ---- numbers ---------------------------------------------------------------------------------------------------------
@@ -114,16 +57,8 @@ def agrees(
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("layer", EVERY, ids=repr)
 def test_every_nonlinearity(cards: MakeCards, layer: Network, dtype: str) -> None:
-    """Beside a skip, and under a pool, where an image meets itself at two places."""
     cards()
-    plain = Sequential(Conv(2, bias_var=0.1), Sum(Identity(), Sequential(layer, Conv(2))), layer, Dense(1.5, 0.2))
-    under = Sequential(Conv(2, bias_var=0.1), layer, AvgPool(2), Conv(1, weight_var=0.7), layer, Dense())
-    rng = np.random.default_rng(0)
-    shape = (1, 2, 2) if isinstance(layer, Elementwise) else (1, 3, 3)  # the oracle takes a quadrature for each number
-    for net in (plain, under):
-        X, Z = random_images(3, shape), random_images(2, shape, seed=1)
-        agrees(net, X, Z, rng.normal(size=(3, 2)), dtype)
-        agrees(net, X, None, rng.normal(size=(3, 3)), dtype)
+    check_nonlinearity(layer, dtype, agrees)
 
 
 @needs_compiler

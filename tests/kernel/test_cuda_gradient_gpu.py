@@ -5,51 +5,31 @@ Errors are those of the largest derivative: in float64 1e-10 of it, in float32 1
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
 from cnngp import (
-    GELU,
-    Abs,
     AvgPool,
     Conv,
-    Cos,
     Dense,
-    Elementwise,
-    Erf,
-    Identity,
     Kernel,
-    LeakyReLU,
     Network,
-    Rbf,
     ReLU,
     Sequential,
-    Sin,
-    Sum,
     zoo,
 )
 from cnngp.kernel.engines.cpu.gradient import CpuGradient
 from cnngp.kernel.engines.cuda.gradient.engine import CudaGradient
 from cnngp.kernel.program.reverse import reverse
-from cnngp.network import adjoint
 from helpers import generator, pooled
 from helpers.cuda_cases import NETWORKS, POOLED
-from helpers.kernels import random_images
+from helpers.gradients import CLOSE, EVERY, check_nonlinearity, flat
+from helpers.gradients import cuda_agrees as agrees
 from helpers.networks import images
 
 pytestmark = pytest.mark.gpu
 
-CLOSE = {"float32": 1e-5, "float64": 1e-10}
-EVERY: tuple[Network, ...] = (
-    ReLU(1.3), LeakyReLU(0.2), Abs(), Erf(), Sin(), Cos(), Rbf(0.4), GELU(), Elementwise("tanh"),
-)  # fmt: skip
 DIGITS = (1, 28, 28)
-
-
-def flat(X: np.ndarray | None, dtype: str) -> Any:
-    return None if X is None else np.ascontiguousarray(X.reshape(*X.shape[:2], -1), dtype)
 
 
 def digits(n: int, seed: int = 0) -> np.ndarray:
@@ -63,32 +43,10 @@ def digits(n: int, seed: int = 0) -> np.ndarray:
     return np.minimum(x, 1.0).astype(np.float32)
 
 
-def agrees(net: Network, X: np.ndarray, Z: np.ndarray | None, G: np.ndarray, dtype: str, at_one: bool = False) -> None:
-    """`at_one`: some patches may be multiples of each other. Then the derivatives by a bias of 0 are known less well,
-    because θ moves with the square root of a rounding at correlation one (docs/gradients.md).
-    """
-    engine = CudaGradient(reverse(net, X.shape[1:]), dtype)
-    found = engine.gradient(flat(X, dtype), flat(Z, dtype), G).parameters
-    expected = adjoint.gradient(net, X, Z, G)
-    size = max(map(abs, expected.values()))
-    for name, value in net.parameters().items():
-        rough = at_one and name.endswith("bias_var") and value == 0.0
-        close = {"float32": 1e-3, "float64": 1e-8}[dtype] if rough else CLOSE[dtype]
-        assert found[name] == pytest.approx(expected[name], rel=0, abs=close * size), name
-
-
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("layer", EVERY, ids=repr)
 def test_every_nonlinearity(layer: Network, dtype: str) -> None:
-    """Beside a skip, and under a pool, where an image meets itself at two places."""
-    plain = Sequential(Conv(2, bias_var=0.1), Sum(Identity(), Sequential(layer, Conv(2))), layer, Dense(1.5, 0.2))
-    under = Sequential(Conv(2, bias_var=0.1), layer, AvgPool(2), Conv(1, weight_var=0.7), layer, Dense())
-    rng = np.random.default_rng(0)
-    shape = (1, 2, 2) if isinstance(layer, Elementwise) else (1, 3, 3)  # the oracle takes a quadrature for each number
-    for net in (plain, under):
-        X, Z = random_images(3, shape), random_images(2, shape, seed=1)
-        agrees(net, X, Z, rng.normal(size=(3, 2)), dtype)
-        agrees(net, X, None, rng.normal(size=(3, 3)), dtype)
+    check_nonlinearity(layer, dtype, agrees)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -155,7 +113,7 @@ def test_every_run_and_any_number_of_cards_give_the_same_bits(set_of_two: bool) 
         assert other.of_z is None or np.array_equal(other.of_z, one.of_z)  # type: ignore[arg-type]
 
 
-def test_a_kernel_takes_arrays_of_the_card_and_tells_of_progress() -> None:
+def test_a_kernel_takes_arrays_of_the_card_and_reports_progress() -> None:
     import cupy
 
     net = zoo.resnet(8)

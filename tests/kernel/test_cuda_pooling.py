@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -124,6 +123,18 @@ def test_a_padded_sum_on_a_smaller_map_goes_the_general_way() -> None:
 
 
 @needs_compiler
+@pytest.mark.parametrize(
+    ("pool", "shape"), [(GlobalAvgPool(), (1, 3, 6)), (AvgPool(2), (2, 3, 5))], ids=["global", "2 × 2"]
+)
+def test_a_stride_that_looks_like_a_window_moving_by_one(pool: Network, shape: tuple[int, ...], tmp_path: Path) -> None:
+    """On three places, two windows of a stride of two and their padding are two windows without either."""
+    net = Sequential(Conv(3, stride=2), ReLU(), pool, Dense())
+    program = lower(net, shape)
+    assert chain(program) is None
+    agrees(OnCpu(generate(program, "float64"), tmp_path, len(program.activations)), net, shape, 1e-12)
+
+
+@needs_compiler
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("net", "shape"),
@@ -211,8 +222,7 @@ def test_the_engine_runs_networks_with_pools(
     path: str, net: Network, shape: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Tables, tiles, both triangles, on two cards; the real kernels, on cards that are not there."""
-    for name, module in Cards(tmp_path, 2).modules().items():
-        monkeypatch.setitem(sys.modules, name, module)
+    Cards(tmp_path, 2).install(monkeypatch)
     rng = np.random.default_rng(0)
     X, Z = images(rng, 5, shape), images(rng, 4, shape)[:-1]
     x, z = (a.reshape(len(a), 1, -1) for a in (X, Z))

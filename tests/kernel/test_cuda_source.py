@@ -22,6 +22,7 @@ from cnngp import (
     reference,
     zoo,
 )
+from cnngp.common.devices import has_card
 from cnngp.kernel.engines.base import RangeError, check_range
 from cnngp.kernel.engines.cuda import engine as cuda
 from cnngp.kernel.engines.cuda.source import generate
@@ -193,7 +194,7 @@ def test_cards_with_less_shared_memory_get_smaller_blocks() -> None:
 
 def test_without_cupy_there_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cupy", None)
-    assert not cuda.available()
+    assert not has_card()
     with pytest.raises(cuda.EngineError, match=r'pip install "cnngp\[cuda\]"'):
         cuda.CudaEngine(lower(Dense(), (2, 3, 3)), "float32")
 

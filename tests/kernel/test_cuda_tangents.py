@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -193,8 +192,7 @@ def test_the_engine_gives_either_kernel_or_both(
     path: str, net: Network, shape: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Tables, tiles, both triangles, on two cards; the real kernels, on cards that are not there."""
-    for name, module in Cards(tmp_path, 2).modules().items():
-        monkeypatch.setitem(sys.modules, name, module)
+    Cards(tmp_path, 2).install(monkeypatch)
     rng = np.random.default_rng(0)
     X, Z = images(rng, 5, shape), images(rng, 4, shape)[:-1]
     x, z = (a.reshape(len(a), 1, -1) for a in (X, Z))
@@ -255,6 +253,5 @@ def test_source_compiles_with_next_to_no_spills(net: Network, shape: tuple[int, 
 
 
 def test_a_card_takes_tangent_kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name, module in Cards(tmp_path, 1).modules().items():
-        monkeypatch.setitem(sys.modules, name, module)
+    Cards(tmp_path, 1).install(monkeypatch)
     assert Kernel(zoo.resnet(8), device="cuda", kind="ntk").device == "cuda"

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import math
-import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,7 +18,7 @@ from cnngp.kernel.engines.cuda import tiles as cuda_tiles
 from cnngp.kernel.engines.cuda.engine import CudaEngine, EngineError
 from cnngp.kernel.program import lower
 from helpers.cuda_on_cpu import needs_compiler
-from helpers.fake_cards import Cards
+from helpers.fake_cards import Cards, MakeCards
 
 pytestmark = needs_compiler
 
@@ -32,23 +29,6 @@ NETWORKS: dict[str, tuple[Network, tuple[int, ...]]] = {
     "block": (Sequential(Conv(3), ReLU(), Dense()), (2, 3, 4, 3)),
 }
 N, M = 9, 5
-MakeCards = Callable[..., Cards]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("kernels")
-
-
-@pytest.fixture
-def cards(folder: Path, monkeypatch: pytest.MonkeyPatch) -> MakeCards:
-    def make(count: int = 1, memory: int = 1 << 30) -> Cards:
-        made = Cards(folder, count, memory)
-        for name, module in made.modules().items():
-            monkeypatch.setitem(sys.modules, name, module)
-        return made
-
-    return make
 
 
 def images(shape: tuple[int, ...], n: int = N, seed: int = 0) -> np.ndarray:

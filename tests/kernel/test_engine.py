@@ -157,6 +157,8 @@ def test_a_series_at_any_scale_gives_the_kernel_or_one_clear_refusal(power):
 def test_pixels_too_large_to_square_are_refused():
     with pytest.raises(RangeError, match=r"X\[0\] has pixels of 1e\+20, too large to multiply in float32"):
         Kernel(Dense(1e-10), device="cpu")(np.full((2, 4), 1e20))
+    with pytest.raises(RangeError, match=r"X\[0\] has pixels of 1e\+200, too large to multiply in float64"):
+        Kernel(Dense(1e-10), device="cpu", dtype="float64")(np.full((2, 4), 1e200))  # and no warning beside it
 
 
 def test_a_volume_a_signal_and_a_large_image_run():

@@ -9,9 +9,12 @@ import pytest
 
 from cnngp import GELU, Abs, Cos, Elementwise, Erf, LeakyReLU, Rbf, ReLU, Sin, Step, reference
 from cnngp.kernel.engines.cpu import plan, rows
+from cnngp.kernel.engines.cpu.back import plan as back
 from cnngp.kernel.engines.cuda import math as cuda
+from cnngp.kernel.engines.cuda.gradient import formulas as cuda_back
 from cnngp.kernel.program.formulas import Family, formula
-from cnngp.network.layers import LAYERS, Nonlinearity
+from cnngp.network.layers import LAYERS, NetworkError, Nonlinearity
+from cnngp.network.reference import derivatives
 
 EACH = [ReLU(), ReLU(2.5), LeakyReLU(0.2), LeakyReLU(-0.5), LeakyReLU(3e9), Erf(), Abs(), Step(), Sin(), Cos(), GELU()]
 EACH += [Rbf(0.1), Rbf(7.0), Elementwise("tanh"), Elementwise("softplus")]
@@ -25,6 +28,27 @@ def test_every_nonlinearity_is_tried_here() -> None:
 def test_every_engine_has_a_formula_for_every_family() -> None:
     assert set(plan._CODES) == set(cuda._TEXTS) == set(Family)
     assert {code for code, _ in plan._CODES.values()} == set(rows.PAIR_ROWS) == set(rows.VARIANCE_ROWS)
+
+
+def test_every_engine_has_a_slope_and_a_way_back_for_every_family_that_has_them() -> None:
+    sloped = {formula(layer).family for layer in EACH if not formula(layer).no_slope}
+    assert {plan.SLOPE + plan._CODES[family][0] for family in sloped} == set(rows.PAIR_SLOPES)
+    assert {family for family, text in cuda._TEXTS.items() if text.slope} == sloped
+    learned = {formula(layer).family for layer in EACH if not formula(layer).no_gradient}
+    assert {plan._CODES[family][0] for family in learned} == set(back._pair_backs) == set(back._self_backs)
+    assert learned == set(cuda_back._TEXTS)
+
+
+@pytest.mark.parametrize("layer", EACH, ids=repr)
+def test_the_reference_has_its_derivatives(layer: Nonlinearity) -> None:
+    K, K1, K2 = np.array([0.3]), np.array([1.0]), np.array([2.0])
+    if formula(layer).no_slope:
+        with pytest.raises(NetworkError, match="has no tangent kernel"):
+            derivatives.derivative(layer, K, K1, K2)
+    else:
+        assert np.isfinite(derivatives.derivative(layer, K, K1, K2)).all()
+    if not formula(layer).no_gradient:
+        assert np.isfinite(derivatives.by_variance(layer, K, K1, K2)).all()
 
 
 @pytest.mark.parametrize("layer", EACH, ids=repr)

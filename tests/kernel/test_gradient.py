@@ -10,14 +10,11 @@ import pytest
 
 from cnngp import (
     GELU,
-    Abs,
     AvgPool,
     Conv,
     ConvTranspose,
-    Cos,
     DataError,
     Dense,
-    Elementwise,
     Erf,
     GlobalAvgPool,
     Identity,
@@ -26,10 +23,8 @@ from cnngp import (
     Network,
     NetworkError,
     RangeError,
-    Rbf,
     ReLU,
     Sequential,
-    Sin,
     Step,
     Sum,
     reference,
@@ -39,13 +34,9 @@ from cnngp.kernel.engines.cpu import gradient as cpu_gradient
 from cnngp.network import adjoint
 from helpers import generator, pooled
 from helpers.differences import by_differences
+from helpers.gradients import CLOSE, EVERY, check_nonlinearity
 from helpers.kernels import SMALL, random_images
 from helpers.networks import images
-
-CLOSE = {"float32": 1e-5, "float64": 1e-10}
-EVERY: tuple[Network, ...] = (
-    ReLU(1.3), LeakyReLU(0.2), LeakyReLU(1.0), Abs(), Erf(), Sin(), Cos(), Rbf(0.4), GELU(), Elementwise("tanh"),
-)  # fmt: skip
 
 
 def agrees(net: Network, X: np.ndarray, Z: np.ndarray | None, G: np.ndarray, dtype: str) -> None:
@@ -57,17 +48,9 @@ def agrees(net: Network, X: np.ndarray, Z: np.ndarray | None, G: np.ndarray, dty
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("layer", EVERY, ids=repr)
+@pytest.mark.parametrize("layer", [*EVERY, LeakyReLU(1.0)], ids=repr)
 def test_every_nonlinearity(layer: Network, dtype: str) -> None:
-    """Beside a skip, and under a pool, where an image meets itself at two places."""
-    plain = Sequential(Conv(2, bias_var=0.1), Sum(Identity(), Sequential(layer, Conv(2))), layer, Dense(1.5, 0.2))
-    under = Sequential(Conv(2, bias_var=0.1), layer, AvgPool(2), Conv(1, weight_var=0.7), layer, Dense())
-    rng = np.random.default_rng(0)
-    shape = (1, 2, 2) if isinstance(layer, Elementwise) else (1, 3, 3)  # the oracle takes a quadrature for each number
-    for net in (plain, under):
-        X, Z = random_images(3, shape), random_images(2, shape, seed=1)
-        agrees(net, X, Z, rng.normal(size=(3, 2)), dtype)
-        agrees(net, X, None, rng.normal(size=(3, 3)), dtype)
+    check_nonlinearity(layer, dtype, agrees)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -40,11 +39,6 @@ SHAPE = (1, 6, 6)
 G = np.random.default_rng(0).normal(size=(5, 5))
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("kernels")
-
-
 @pytest.fixture(autouse=True)
 def card(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cards:
     """A card, and nothing known of any network. Images stay on the host, whose checks read them at once: what is on a
@@ -57,8 +51,7 @@ def card(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cards
         return honest(X, dtype, name, on_gpu=False)
 
     monkeypatch.setattr(kernel_module, "as_images", on_host)
-    for name, module in made.modules().items():
-        monkeypatch.setitem(sys.modules, name, module)
+    made.install(monkeypatch)
     monkeypatch.setattr(verdicts, "_known", {})
     monkeypatch.setenv("CNNGP_CACHE", str(tmp_path / "cache"))
     return made

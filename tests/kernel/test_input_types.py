@@ -258,6 +258,8 @@ def test_masked_arrays_are_refused(regression: bool) -> None:
             call()
     with pytest.raises(DataError, match=r"^y is a masked array"):
         model.add(X, labels)
+    with pytest.raises(DataError, match=r"^y is a masked array"):
+        model.score(X, labels)
     with pytest.raises(DataError, match=r"^X is a masked array"):
         classifier(inducing=5).fit(MASKED, Y)
     with pytest.raises(DataError, match=r"^inducing is a masked array"):

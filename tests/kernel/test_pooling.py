@@ -66,6 +66,13 @@ def test_smooth_networks_with_pools_agree_with_the_reference(dtype, drawn, seed)
     check(*drawn, dtype, seed, {"float32": 1e-5, "float64": 1e-12}[dtype])
 
 
+@pytest.mark.parametrize("size", [(1, 4, 3), (1, 4, 1), (3, 1, 3), (3, 4, 1)], ids=str)
+def test_pools_over_some_axes_of_a_volume(size):
+    """Such as over the whole of every picture of a film: a sum of all rows and columns, plane by plane."""
+    check(Sequential(C, R, AvgPool(size), C, R, GlobalAvgPool(), Dense()), (2, 3, 4, 3), "float64", 0, 1e-12)
+    check(Sequential(C, R, AvgPool(size), Dense()), (1, 3, 4, 3), "float32", 0, 1e-6)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("fn", ["tanh", "softplus"])
 def test_series_under_a_pool(dtype, fn):
@@ -142,12 +149,21 @@ def test_stores_of_networks_whose_bits_changed_have_a_version_of_their_own():
     plain, pooled = Sequential(C, R, Dense()), Sequential(C, R, GlobalAvgPool(), Dense())
     others = [Sequential(C, act, Dense()) for act in (GELU(), Sin(), Cos(), Erf())]
     identities = [Kernel(net, device="cpu").engine_for((1, 5, 5)).identity for net in (plain, pooled, *others)]
-    assert [identity[:6] for identity in identities] == ["cpu-3-", "cpu-4-", "cpu-4-", "cpu-4-", "cpu-4-", "cpu-3-"]
+    assert [identity[:6] for identity in identities] == ["cpu-3-", "cpu-6-", "cpu-4-", "cpu-4-", "cpu-4-", "cpu-3-"]
 
 
 def test_too_many_sheets_are_refused_before_any_work():
     with pytest.raises(NetworkError, match=r"layers\[4\]: GlobalAvgPool\(\) on 400 × 400 needs .* use strides"):
         Kernel(GLOBAL, device="cpu")(np.zeros((1, 1, 400, 400)))
+
+
+def test_too_many_sums_of_sheets_are_refused_before_any_work():
+    """Windows of many sizes make a part each of every two of them."""
+    pool = AvgPool(5, stride=1, padding=2, count_include_pad=False)
+    net = Sequential(C, R, pool, C, R, GlobalAvgPool(), Dense())
+    with pytest.raises(NetworkError, match=r"layers\[2\]: AvgPool.* on 9 × 6 × 7 adds up .* count_include_pad=True"):
+        net.shapes((1, 9, 6, 7))
+    assert net.shapes((1, 3, 3, 3)).output == ()
 
 
 def test_shifted_digits_are_alike_under_a_pool():

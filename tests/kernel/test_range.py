@@ -132,7 +132,7 @@ def test_pixels_that_vanish_are_refused(net: Any) -> None:
     for call in (lambda: kernel(X), lambda: kernel.diag(X), lambda: gram(kernel, X, tile=3), lambda: kernel(X[:1], X)):
         with pytest.raises(RangeError, match=told.replace("X", "[XZ]", 1)):
             call()
-    with pytest.raises(DataError, match=r"X\[2\] has pixels so small that float32 takes all for 0; rescale the images"):
+    with pytest.raises(DataError, match=r"X\[2\] has pixels so small that float32 rounds all to 0; rescale the images"):
         Kernel(net, device="cpu")(X)
     X[2, 0, 0, 0] = 1.0  # beside others such pixels are as good as zero
     np.testing.assert_allclose(kernel(X), reference.kernel(net, X), rtol=1e-12)

@@ -133,6 +133,8 @@ def test_what_the_zoo_cannot_make_is_refused() -> None:
         zoo.rbf(0.0)
     with pytest.raises(NetworkError, match=r"zoo.conv_gp: pool=0 is not 'global' or a positive integer"):
         zoo.conv_gp(pool=0)
+    with pytest.raises(NetworkError, match=r"pixel_var=0.5 needs pixel_gamma"):
+        zoo.conv_gp(pixel_var=0.5)
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-6), ("float64", 1e-13)])

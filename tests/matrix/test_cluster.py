@@ -132,7 +132,7 @@ def test_the_command_is_interrupted_and_goes_on(client: Client, tmp_path: Path, 
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     wait_for_chunks(place, 12)
     process.send_signal(signal.SIGINT)
-    out, errors = process.communicate(timeout=60)
+    out, errors = process.communicate(timeout=300)
     assert process.returncode == 130
     assert re.search(r"cluster +tcp://\S+, 2 workers, 2 threads", out)
     assert errors.count("\n") == 1

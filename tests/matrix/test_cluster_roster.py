@@ -63,7 +63,7 @@ def not_installed(on: bool) -> None:
 def test_workers_that_do_not_fit_stand_aside(
     client: Client, tmp_path: Path, expected: Any, caplog: pytest.LogCaptureFixture, pretend: Any, said: str
 ) -> None:
-    client.wait_for_workers(2, timeout=60)
+    client.wait_for_workers(2, timeout=300)
     first, second = client.nthreads()
     place = tmp_path / "K.zarr"
     gram(KERNEL, X, store=place, tile=32)
@@ -123,7 +123,7 @@ def no_site(on: bool) -> None:
 def test_a_worker_that_fails_stands_aside(
     client: Client, tmp_path: Path, expected: Any, caplog: pytest.LogCaptureFixture, fault: Any, said: str
 ) -> None:
-    client.wait_for_workers(2, timeout=60)
+    client.wait_for_workers(2, timeout=300)
     first, second = client.nthreads()
     client.run(fault, True, workers=[first])
     failing = [first]
@@ -213,7 +213,7 @@ def test_a_scheduler_that_is_not_there(
 
 def test_dask_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "distributed", None)
-    with pytest.raises(ImportError, match=r"pip install 'cnngp\[dask\]'"):
+    with pytest.raises(ImportError, match=r'a cluster needs dask.distributed: pip install "cnngp\[dask\]"'):
         connect("tcp://127.0.0.1:8786")
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import json
 import os
+import random
 import shutil
+import time
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,18 @@ import numpy as np
 import pytest
 import zarr
 
-from cnngp import Dense, GPClassifier, GPRegressor, Kernel, gram
+from cnngp import (
+    Conv,
+    Dense,
+    GPClassifier,
+    GPRegressor,
+    Kernel,
+    ReLU,
+    Sequential,
+    SparseGPClassifier,
+    flip_averaged,
+    gram,
+)
 from cnngp.cli import run
 from cnngp.common import files
 from cnngp.common.errors import ModelFileError, StoreError
@@ -91,6 +104,27 @@ def test_a_link_in_the_place_of_a_prediction_is_not_followed(theirs: Path, tmp_p
     with pytest.raises(StoreError, match="follows none"):
         model.predict(X[:5])
     assert not list((theirs / "deep").iterdir())
+
+
+@pytest.mark.parametrize("target", ["empty", "new"])
+@pytest.mark.parametrize("name", ["plain", "mirrored", "mirrored-0"])
+def test_a_link_in_the_place_of_a_part_of_a_flip_average_is_not_followed(
+    name: str, target: str, theirs: Path, tmp_path: Path
+) -> None:
+    (theirs / "empty").mkdir()
+    (tmp_path / "flips").mkdir()
+    (tmp_path / "flips" / name).symlink_to(theirs / target)
+    images = X.reshape(-1, 1, 2, 2)
+    with pytest.raises(StoreError, match="follows none"):
+        flip_averaged(KERNEL, images, images[:3] if name == "mirrored" else None, store=tmp_path / "flips")
+    assert not list((theirs / "empty").iterdir())
+    assert not (theirs / "new").exists()
+
+
+def test_a_store_of_ones_own_behind_a_link_may_have_any_name(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "cross-validation.zarr").symlink_to(tmp_path / "disk")
+    np.testing.assert_array_equal(gram(KERNEL, X, store=tmp_path / "cross-validation.zarr")[:], KERNEL(X))
 
 
 def test_a_group_of_somebody_else_is_not_touched(tmp_path: Path) -> None:
@@ -179,6 +213,13 @@ def as_npy(a: Any) -> bytes:
     return buffer.getvalue()
 
 
+def one_nan(a: Any) -> Any:
+    """The array itself but for its last number."""
+    if a.dtype.kind == "f" and a.size:
+        a.flat[-1] = np.nan
+    return a
+
+
 def crafted_parts(whole: dict[str, bytes]) -> list[dict[str, bytes]]:
     """A model without each of its parts, and with each of them changed for something else."""
 
@@ -188,15 +229,23 @@ def crafted_parts(whole: dict[str, bytes]) -> list[dict[str, bytes]]:
         if name.endswith(".npy"):
             made += [
                 whole | {name: as_npy(a)}
-                for a in (np.zeros(0), np.array(3), np.zeros((0, 4)), np.full((60, 4), np.nan), np.array(["a"]))
+                for a in (
+                    np.zeros(0),
+                    np.zeros(8),
+                    np.array(3),
+                    np.zeros((0, 4)),
+                    np.full((60, 4), np.nan),
+                    np.array(["a"]),
+                    one_nan(np.load(io.BytesIO(whole[name]))),
+                )
             ]
-    strange: list[Any] = [None, [], {}, "x", -1, 1e308, [[1]]]
+    strange: list[Any] = [None, [], {}, "x", -1, 1e308, [[1]], float("nan"), "a\nb"]
     for key in header:
         if key not in ("cnngp_model", "parameters", "report"):
             made += [whole | {"header.json": json.dumps(header | {key: value}).encode()} for value in strange]
         made.append(whole | {"header.json": json.dumps({k: v for k, v in header.items() if k != key}).encode()})
-    for key in ("parameters", "report"):
-        for inner in header[key]:
+    for key in ("parameters", "report", "state", "learned"):
+        for inner in header.get(key) or {}:
             made += [
                 whole | {"header.json": json.dumps(header | {key: header[key] | {inner: value}}).encode()}
                 for value in strange
@@ -205,23 +254,72 @@ def crafted_parts(whole: dict[str, bytes]) -> list[dict[str, bytes]]:
     return made
 
 
+def fitted(kind: str) -> Any:
+    labels, images = np.arange(24) % 3, np.random.default_rng(0).random((24, 1, 4, 4)).astype(np.float32)
+    net = Sequential(Conv(3, bias_var=0.1), ReLU(), Dense())
+    match kind:
+        case "classifier":
+            return GPClassifier(Dense(), noise=0.1, device="cpu").fit(X[:24], labels)
+        case "regressor":
+            return GPRegressor(Dense(), noise=0.1, device="cpu").fit(X[:24], X[:24, :2])
+        case "prepared":
+            return GPClassifier(net, noise=0.1, device="cpu", preparation="contrast", kind="ntk").fit(images, labels)
+        case "inducing":
+            return GPClassifier(net, noise=0.1, device="cpu", inducing=8).fit(images, labels)
+        case "learned":
+            return GPClassifier(net, device="cpu", learn="loo").fit(images, labels)
+    pytest.importorskip("gpytorch")
+    return SparseGPClassifier("rbf" if kind == "rbf" else net, device="cpu", inducing=6, epochs=1).fit(images, labels)
+
+
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::RuntimeWarning")  # of numbers that make a poor model
-def test_a_crafted_model_is_read_or_refused_in_one_line(model: Path, tmp_path: Path) -> None:
-    """Never with a KeyError, an IndexError or a MemoryError, and never later, when it predicts."""
-    whole = parts(model)
+@pytest.mark.parametrize("kind", ["classifier", "regressor", "prepared", "inducing", "learned", "sparse", "rbf"])
+def test_a_crafted_model_is_read_or_refused_in_one_line(kind: str, tmp_path: Path) -> None:
+    """Never with a KeyError, an IndexError or a MemoryError, and never later, when it predicts or is shown."""
+    model = fitted(kind)
+    model.save(tmp_path / "whole.gp")
+    whole = parts(tmp_path / "whole.gp")
+    images = model.X_inducing_[:3] if kind in ("sparse", "rbf") else model.originals_[:3]
     refused = 0
     every = crafted_parts(whole)
+    arrays = 8 * (len(whole) - 1)  # without each of them, and with seven others in its place
+    every = every[:arrays] + random.Random(0).sample(every[arrays:], 60)
+    type(model).load(craft(tmp_path / "m.gp", whole), device="cpu")
     for made in every:
         path = craft(tmp_path / "m.gp", made)
         try:
-            GPClassifier.load(path, device="cpu").predict_proba(X[:3])
+            again = type(model).load(path, device="cpu")
+            found = again.predict(images) if kind == "regressor" else again.predict_proba(images)
         except ValueError as error:
             refused += 1
             said = str(error)
         else:
+            assert np.isfinite(found).all()
+            if kind in ("prepared", "inducing", "learned"):
+                again.explain(images)
+            if kind not in ("sparse", "rbf"):
+                assert again.fit_report_.verdict
+                assert again.fit_report_.rows()
             continue
         assert "\n" not in said
     assert refused > len(every) // 3
+
+
+@pytest.mark.parametrize("field", ["kernel_size", "padding", "dilation", "stride"])
+def test_a_network_of_absurd_size_in_a_model_takes_no_time(field: str, tmp_path: Path) -> None:
+    fitted("inducing").save(tmp_path / "whole.gp")
+    whole = parts(tmp_path / "whole.gp")
+    header = json.loads(whole["header.json"])
+    network = json.loads(header["network"])
+    network["network"]["layers"][0][field] = 10**9
+    header["network"] = json.dumps(network)
+    craft(tmp_path / "m.gp", whole | {"header.json": json.dumps(header).encode()})
+    began = time.monotonic()
+    try:
+        GPClassifier.load(tmp_path / "m.gp", device="cpu").predict(np.zeros((1, 1, 4, 4)))
+    except ValueError as error:
+        assert "\n" not in str(error)  # noqa: PT017
+    assert time.monotonic() - began < 20
 
 
 def test_the_command_line_says_what_is_wrong_with_a_model(

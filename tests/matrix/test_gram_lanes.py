@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import types
 from pathlib import Path
@@ -185,8 +184,7 @@ def three_cards(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     modules["cupy"].cuda = types.SimpleNamespace(  # type: ignore[attr-defined]
         Device=Device, runtime=types.SimpleNamespace(getDeviceCount=lambda: 3)
     )
-    for name, module in modules.items():
-        monkeypatch.setitem(sys.modules, name, module)
+    fake_cupy.install(monkeypatch, modules)
     monkeypatch.setattr("cnngp.kernel.engines.cuda.engine.CudaEngine", Engine)
     return made
 
@@ -255,8 +253,7 @@ def test_a_matrix_for_the_card_is_measured_against_the_card(monkeypatch: pytest.
         asked.append(device)
         return 1000
 
-    for name, module in fake_cupy.modules().items():
-        monkeypatch.setitem(sys.modules, name, module)
+    fake_cupy.install(monkeypatch)
     monkeypatch.setattr("cnngp.common.memory.available", available)
     kernel.engine_for(X.shape[1:])
     kernel.device = "cuda"

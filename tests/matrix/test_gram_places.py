@@ -184,7 +184,7 @@ def test_the_second_process_waits_and_says_so(
     assert not calls
     np.testing.assert_array_equal(K[:], expected())
     assert f"{place} is being filled by process {process.pid} on" in caplog.text
-    assert process.communicate(timeout=60)[0] == "ready\nTrue\n"
+    assert process.communicate(timeout=300)[0] == "ready\nTrue\n"
 
 
 def test_processes_started_together_all_have_the_matrix(tmp_path: Path) -> None:
@@ -303,7 +303,7 @@ def test_ctrl_c_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     process = start(place, 0.05)
     wait_for_tiles(place, 5)
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=300)
     last = errors.strip().splitlines()[-1]
     assert "of 28 tiles are there and stay valid in" in last
     assert last.endswith("Run it again to continue")

@@ -222,7 +222,7 @@ def test_ctrl_c_on_the_command_line_is_one_line(tmp_path: Path) -> None:
             break
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=300)
     assert process.returncode == 130
     assert errors.strip().count("\n") == 0
     assert "tiles are there and stay valid" in errors

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -37,9 +38,9 @@ def test_progress_counts_every_pair_once_and_resumes(tmp_path: Path, monkeypatch
     bars: list[tuple[int, int, list[int]]] = []
 
     @contextmanager
-    def bar(total: int, done: int, *_: Any) -> Iterator[Any]:
+    def bar(total: int, *_: Any, done: int = 0, **options: Any) -> Iterator[Any]:
         bars.append((total, done, []))
-        yield bars[-1][2].append
+        yield SimpleNamespace(update=bars[-1][2].append)
 
     monkeypatch.setattr("cnngp.matrix.gram.progress_bar", bar)
     gram(KERNEL, X, store=tmp_path / "K", tile=16)

@@ -256,7 +256,7 @@ def test_errors_name_the_place_from_the_top_of_what_is_being_built():
         Sequential(*good, Sum(Conv(1), Sequential(Conv(1), Erf())), Dense())
 
 
-def test_sizes_are_told_with_the_place_too():
+def test_errors_about_sizes_name_the_layer_too():
     net = Sequential(Conv(3), ReLU(), Conv(3), Sum(Identity(), Sequential(ReLU(), Conv(9, padding="valid"))), Dense())
     with refused(r"Conv\(9, padding='valid'\) on 6 × 6: axis 0: the filter spans 9", "layers[3].branches[1].layers[1]"):
         net.shapes((1, 6, 6))

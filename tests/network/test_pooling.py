@@ -99,7 +99,7 @@ def test_elements_are_those_of_the_sheets():
     assert elements(strided, (28, 28)) == 100_842
 
 
-def test_the_table_tells_the_cost_of_the_sheets():
+def test_the_table_shows_the_cost_of_the_sheets():
     table = LENET.shapes((1, 28, 28))
     assert "sheets" in str(table)
     assert "sheets" not in str(Sequential(C, R, Dense()).shapes((1, 28, 28)))

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from scipy import special
 
 from cnngp import (
+    AvgPool,
     Conv,
     ConvTranspose,
     Dense,
@@ -306,3 +307,9 @@ def wrong_networks(net):
             fields = {f: getattr(layer, f) for f in layer.__dataclass_fields__}
             changed = type(layer)(**fields | {"weight_var": layer.weight_var * 4 / 3})
             yield Sequential(*net.layers[:i], changed, *net.layers[i + 1 :])
+
+
+@pytest.mark.parametrize("layer", [Conv(5, padding="valid"), ConvTranspose(1, padding=3), AvgPool(5), AvgPool((1, 5))])
+def test_layers_that_do_not_fit_the_images_are_refused(layer):
+    with pytest.raises(NetworkError, match=r"does not fit .* locations; use larger images"):
+        reference.kernel(Sequential(Conv(1), ReLU(), layer, Dense()), np.ones((2, 1, 4, 3)))

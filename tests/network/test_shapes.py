@@ -330,3 +330,19 @@ def test_layers_for_another_number_of_axes_are_refused(layer, shape, message):
 def test_transposed_sizes_that_cannot_be_are_refused(layer, message):
     with refused(f"^layers.1.: ConvTranspose.* on 4: axis 0: {message}"):
         Sequential(Conv(3), layer).shapes((1, 4))
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        Conv(10**9),
+        Conv(3, padding=10**9),
+        Conv(3, dilation=10**9),
+        ConvTranspose(3, stride=10**9),
+        ConvTranspose(10**9),
+    ],
+    ids=repr,
+)
+def test_what_would_take_all_memory_is_refused(layer):
+    with refused("axis 0: .* locations, padding included, with a filter of .* are over 16,777,216 reads"):
+        layer.shapes((1, 4))

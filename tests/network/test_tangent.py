@@ -36,6 +36,7 @@ from cnngp import (
 )
 from cnngp.network import tangent
 from cnngp.network.layers import Nonlinearity
+from cnngp.network.reference import derivatives
 from helpers.gaussian_expectation import expectation
 
 # φ' of each nonlinearity.
@@ -59,7 +60,7 @@ EACH = pytest.mark.parametrize("layer", SLOPES, ids=repr)
 
 def _at(layer: Nonlinearity, K1: float, K2: float, rho: float) -> float:
     K = rho * math.sqrt(K1) * math.sqrt(K2)
-    return float(tangent.derivative(layer, *(np.array([k]) for k in (K, K1, K2)))[0])
+    return float(derivatives.derivative(layer, *(np.array([k]) for k in (K, K1, K2)))[0])
 
 
 @EACH
@@ -73,7 +74,7 @@ def test_the_derivative_is_the_expectation_of_the_slopes(layer: Nonlinearity) ->
 def test_the_diagonal_is_the_second_moment_of_the_slope(layer: Nonlinearity) -> None:
     for K in (0.01, 1.0, 9.0):
         expected = expectation(SLOPES[layer], math.sqrt(K), math.sqrt(K), 1.0)
-        assert float(tangent.derivative_diagonal(layer, np.array([K]))[0]) == pytest.approx(expected, rel=1e-10)
+        assert float(derivatives.derivative_diagonal(layer, np.array([K]))[0]) == pytest.approx(expected, rel=1e-10)
 
 
 @EACH

@@ -13,7 +13,7 @@ from cnngp.cli import run
 from cnngp.paper import beyond, inference, results, setting
 from cnngp.paper.setting import Setting
 
-PLAN = beyond.Plan(
+PLAN = beyond.BeyondPlan(
     train=120,
     validation=60,
     test=80,

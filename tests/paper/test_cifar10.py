@@ -8,6 +8,7 @@ import os
 import pickle
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from cnngp.paper import cifar10, results
 from cnngp.paper.setting import Setting
 
 NAMES = [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"]
-PLAN = cifar10.Plan(depth=5, train=12, test=6)
+PLAN = cifar10.CifarPlan(depth=5, train=12, test=6)
 
 
 def made_batch(seed: int, n: int) -> tuple[np.ndarray, np.ndarray]:
@@ -76,10 +77,69 @@ def test_a_pickle_that_would_run_something_is_refused(files: Path, monkeypatch: 
     with pytest.raises(DatasetError, match=r"not a batch of CIFAR-10's Python version \(it names posix\.mkdir"):
         cifar.read_batch(pickle.dumps(Evil(), protocol=2), Path("data_batch_1"))
     assert not (files / "done").exists()
+    few = pickle.dumps({b"data": np.zeros((2, 3), np.uint8), b"labels": [1, 2]}, 2)
     with pytest.raises(DatasetError, match=r"holds data \(2, 3\) of"):
-        cifar.read_batch(pickle.dumps({b"data": np.zeros((2, 3)), b"labels": [1, 2]}, 2), Path("data_batch_1"))
+        cifar.read_batch(few, Path("data_batch_1"))
     with pytest.raises(DatasetError, match="labels from 0 to 11"):
         cifar.read_batch(bytes([*([11] + [0] * 3072), *([0] * 3073 * 11)]), Path("data_batch_1.bin"))
+
+
+class Said:
+    """What a pickle may ask for: a call with these arguments."""
+
+    def __init__(self, *words: Any) -> None:
+        self.words = words
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self.words
+
+
+@pytest.mark.parametrize(
+    ("labels", "reason"),
+    [
+        # Twelve Python objects at an address of the file's own choosing: NumPy would follow it.
+        (Said(np.ndarray, ((12,), np.dtype("O"), b"A" * 96)), "NoneType"),
+        (Said(np.ndarray, ((12,), np.dtype("i8"), b"A" * 8, 0, (0,))), "NoneType"),
+        (np.zeros(12), "an array of 'f8'"),
+        (np.zeros(12, ">i8"), "an array of 'i8'"),
+        ([0.5] * 12, "its labels are not whole numbers"),
+        ([float("nan")] * 12, "its labels are not whole numbers"),
+        (["3"] * 12, "its labels are not whole numbers"),
+        ([None] * 12, "its labels are not whole numbers"),
+        (None, "not iterable"),
+    ],
+)
+def test_labels_of_a_pickle_are_whole_numbers_or_refused(files: Path, labels: Any, reason: str) -> None:
+    data = pickle.dumps({b"data": made_batch(0, 12)[0].reshape(12, -1), b"labels": labels}, protocol=2)
+    with pytest.raises(DatasetError, match=rf"not a batch of CIFAR-10's Python version \(.*{reason}"):
+        cifar.read_batch(data, Path("data_batch_1"))
+
+
+def test_a_pickle_of_python_2_is_read(files: Path) -> None:
+    X, y = made_batch(0, 12)
+    data = pickle.dumps({b"data": X.reshape(12, -1), b"labels": y.astype(np.int64)}, protocol=2)
+    for word in (b"u1", b"i8", b"|", b"<"):  # which wrote its words as bytes
+        data = data.replace(b"X" + len(word).to_bytes(4, "little") + word, b"U" + bytes([len(word)]) + word)
+    assert b"U\x02u1" in data
+    found, labels = cifar.read_batch(data, Path("data_batch_1"))
+    np.testing.assert_array_equal(found, X)
+    np.testing.assert_array_equal(labels, y)
+
+
+def test_an_archive_that_is_cut_short_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "cifar10").mkdir()
+    with tarfile.open(
+        tmp_path / "cifar10" / "cifar-10-python.tar.gz", "w:xz"
+    ) as archive:  # by its content, not its name
+        info = tarfile.TarInfo("cifar-10-batches-py/data_batch_1")
+        info.size = 10**6
+        archive.addfile(info, io.BytesIO(np.random.default_rng(0).bytes(10**6)))
+    path = tmp_path / "cifar10" / "cifar-10-python.tar.gz"
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 255
+    path.write_bytes(data)
+    with pytest.raises(DatasetError, match="cannot be unpacked"):
+        classics.read("cifar10", tmp_path)
 
 
 def test_the_command_from_files_to_the_table(
@@ -119,13 +179,13 @@ def test_the_command_from_files_to_the_table(
     assert capsys.readouterr().err.count("kept from an earlier run") == 2
 
 
-def test_the_whole_set_is_told_beforehand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_plan_for_the_whole_set_is_shown_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """50,000 images: 3.6 billion pairs, three to four hours on the card that was measured, and 30 GB."""
     assert cifar10.FULL.pairs(False) == 50_000 * 49_999 // 2 + 500_000_000
     assert cifar10.FULL.pairs(True) == 11 * 5_000**2 * 5 + 500_000_000
     told: list[str] = []
     here = Setting(tmp_path, device="cpu", say=lambda name, text: told.append(f"{name}: {text}"))
-    monkeypatch.setattr(Setting, "kind", "cuda")
+    monkeypatch.setattr(Setting, "actual_device", "cuda")
     monkeypatch.setattr("cnngp.common.memory.require", lambda *_: None)
     data = datasets.Dataset("cifar10", np.zeros((1, 3, 32, 32), np.float32), np.zeros(1, int), *(np.zeros((1, 1)),) * 2)
     cifar10._tell_plan(here, cifar10.FULL, data)

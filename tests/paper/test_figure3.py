@@ -11,10 +11,10 @@ import pytest
 
 from cnngp import SparseGPClassifier, datasets, zoo
 from cnngp.paper import figure3, results
-from cnngp.paper.figure3 import Plan
+from cnngp.paper.figure3 import Figure3Plan
 from cnngp.paper.setting import Setting
 
-PLAN = Plan(train=400, test=300, inducing=80, network=zoo.small_cnn(), epochs=8, batch_size=100)
+PLAN = Figure3Plan(train=400, test=300, inducing=80, network=zoo.small_cnn(), epochs=8, batch_size=100)
 DATA = datasets.digits()
 
 
@@ -85,7 +85,7 @@ def test_finished_pieces_are_kept(found: Any, folder: Path, monkeypatch: pytest.
     again = figure3.run(setting, PLAN, DATA)
     assert again["rows"] == found["rows"]
     assert all(piece.reused for piece in setting.done)
-    for changed in (Plan(**(PLAN.__dict__ | {"inducing": 81})), Plan(**(PLAN.__dict__ | {"train": 399}))):
+    for changed in (Figure3Plan(**(PLAN.__dict__ | {"inducing": 81})), Figure3Plan(**(PLAN.__dict__ | {"train": 399}))):
         with pytest.raises(AssertionError, match="computed again"):
             figure3.run(setting, changed, DATA)
 

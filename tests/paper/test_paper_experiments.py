@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import struct
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from sklearn.gaussian_process.kernels import RBF
 
 from cnngp import GPClassifier, Kernel, datasets, zoo
 from cnngp.paper import figure2, inference, results, table1, timings, whole_run
-from cnngp.paper.inference import Images
+from cnngp.paper.inference import SplitImages
 from cnngp.paper.setting import Setting
 from helpers import fake_cupy
 
@@ -26,7 +25,7 @@ DATA = datasets.Dataset(
 # A convolutional network, and one that sees the pixels through almost equal, almost linear units.
 BETTER = table1.Case("better", "better", zoo.small_cnn(), 0.7, 0.9)
 WORSE = table1.Case("worse", "worse", zoo.dense_nngp(1, 2.0, 10.0))
-PLAN = table1.Plan(200, 100, 500, (BETTER, WORSE), dense=table1.DENSE[1:9:7], chosen_on=40, lengthscale_on=120)
+PLAN = table1.Table1Plan(200, 100, 500, (BETTER, WORSE), dense=table1.DENSE[1:9:7], chosen_on=40, lengthscale_on=120)
 
 
 def by(found: Any, result: str, quantity: str) -> Any:
@@ -113,7 +112,7 @@ def test_interrupted_at_any_piece_it_ends_with_the_same_numbers(
     deaths = ["digits-worse", "digits-dense-nngp"]
     real = inference.network_errors
 
-    def sometimes(setting: Setting, kernel: Kernel, images: Images, label: str) -> Any:
+    def sometimes(setting: Setting, kernel: Kernel, images: SplitImages, label: str) -> Any:
         calls.append(label)
         if deaths and label == deaths[0]:
             deaths.pop(0)
@@ -132,7 +131,7 @@ def test_interrupted_at_any_piece_it_ends_with_the_same_numbers(
 
 def test_another_network_or_other_images_are_not_taken_for_kept_ones(tmp_path: Path) -> None:
     setting = Setting(tmp_path, device="cpu")
-    images, fewer = Images.of(DATA, 50, 20, 20), Images.of(DATA, 50, 10, 20)
+    images, fewer = SplitImages.of(DATA, 50, 20, 20), SplitImages.of(DATA, 50, 10, 20)
     other = table1.Case(BETTER.label, BETTER.name, WORSE.network)
     for case, used in ((BETTER, images), (other, images), (other, fewer), (other, fewer)):
         table1.case_piece(setting, case, used)
@@ -151,12 +150,12 @@ def test_a_fit_that_cannot_fit_is_refused_before_the_kernel(tmp_path: Path, monk
     monkeypatch.setattr(inference.memory, "available", lambda device: 1000)
     monkeypatch.setattr(Kernel, "__call__", lambda *args, **kwargs: pytest.fail("the kernel was computed"))
     with pytest.raises(MemoryError, match="an exact fit of 300 images"):
-        table1.case_piece(Setting(tmp_path, device="cpu"), BETTER, Images.of(DATA, 200, 100, 500))
+        table1.case_piece(Setting(tmp_path, device="cpu"), BETTER, SplitImages.of(DATA, 200, 100, 500))
 
 
 def test_a_set_without_validation_is_refused() -> None:
     with pytest.raises(ValueError, match="split='paper'"):
-        Images.of(DIGITS, 10, 10, 10)
+        SplitImages.of(DIGITS, 10, 10, 10)
 
 
 @pytest.mark.slow
@@ -166,7 +165,7 @@ def test_kernels_by_a_cluster_give_the_same(found: Any, tmp_path: Path, monkeypa
     monkeypatch.chdir(tmp_path)
     with LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=":0") as cluster:
         setting = Setting(Path("out"), device="cpu", scheduler=cluster.scheduler_address)
-        values = table1.case_piece(setting, BETTER, Images.of(DATA, 200, 100, 500))
+        values = table1.case_piece(setting, BETTER, SplitImages.of(DATA, 200, 100, 500))
     assert "Dask" in values["hardware"]
     expected = found["details"]["networks"]["better"]
     for key in ("validation_error", "test_error", "loo_error", "log_marginal_likelihood"):
@@ -185,8 +184,7 @@ def test_rbf_is_scikit_learns_on_numpy_and_like_cupy(monkeypatch: pytest.MonkeyP
     for a, b in zip(found, expected, strict=True):
         assert np.abs(a - b).max() < 1e-12
     assert (found[1].diagonal() == 1.0).all()
-    for name, module in fake_cupy.modules().items():
-        monkeypatch.setitem(sys.modules, name, module)
+    fake_cupy.install(monkeypatch)
     x, z = fake_cupy.ndarray(X), fake_cupy.ndarray(Z)
     assert np.abs(inference.rbf(x, z, 1.7).get() - expected[0]).max() < 1e-12
     assert np.abs(inference.rbf(x, x, 1.7).get() - expected[1]).max() < 1e-12
@@ -213,7 +211,7 @@ def test_the_lengthscale_is_the_most_likely_one() -> None:
 
 # ---- figure 2 -----------------------------------------------------------------------------------------------------
 
-FINITE = figure2.Plan(zoo.resnet(8), "resnet(8)", (2, 8, 24), networks=300, images=4, floors=10)
+FINITE = figure2.Figure2Plan(zoo.resnet(8), "resnet(8)", (2, 8, 24), networks=300, images=4, floors=10)
 
 
 @pytest.fixture(scope="module")
@@ -310,9 +308,9 @@ def test_timings_from_the_files_to_the_errors(data_folder: Path, tmp_path: Path)
     """A process of its own reads the files and ends with the errors that Table 1's piece has."""
     setting = Setting(tmp_path, device="cpu", data=data_folder)
     case = table1.Case("resnet", "ResNet GP", zoo.resnet(8))
-    sizes = table1.Plan(100, 40, 60, (case,), dense=table1.DENSE[:1], chosen_on=50)
+    sizes = table1.Table1Plan(100, 40, 60, (case,), dense=table1.DENSE[:1], chosen_on=50)
     data = setting.dataset("fashion_mnist", "paper")
-    found = timings.run(setting, timings.Plan(sizes, "fashion_mnist", depth=8), data)
+    found = timings.run(setting, timings.TimingsPlan(sizes, "fashion_mnist", depth=8), data)
     whole, piece = found["details"]["whole_run"], found["details"]["networks"]["ResNet GP"]
     for key in ("validation_error", "test_error", "loo_error"):
         assert whole[key] == piece[key]
@@ -331,7 +329,7 @@ def test_timings_from_the_files_to_the_errors(data_folder: Path, tmp_path: Path)
 def test_fashion_mnist_is_used_where_it_is_at_hand(data_folder: Path, tmp_path: Path) -> None:
     setting = Setting(tmp_path, device="cpu", data=data_folder)
     cases = (table1.Case("cnn", "CNN", zoo.small_cnn(), 0.7, 0.9), table1.Case("cnn-gain1", "other", zoo.small_cnn()))
-    details, rows = table1._fashion(setting, table1.Plan(100, 40, 60), cases)
+    details, rows = table1._fashion(setting, table1.Table1Plan(100, 40, 60), cases)
     assert isinstance(details, dict)
     assert set(details) == {"CNN"}
     assert {r["table"] for r in rows} == {"Fashion-MNIST, error in percent, 100 training images"}
@@ -343,7 +341,7 @@ def test_a_whole_run_that_fails_says_why(tmp_path: Path) -> None:
     with pytest.raises(
         RuntimeError, match=r"the whole run failed: .*expected 'standard' or|which digits does not have"
     ):
-        timings._whole_run(setting, timings.Plan(table1.Plan(10, 10, 10), "digits"))
+        timings._whole_run(setting, timings.TimingsPlan(table1.Table1Plan(10, 10, 10), "digits"))
 
 
 # ---- the real thing -----------------------------------------------------------------------------------------------

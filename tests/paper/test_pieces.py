@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import shutil
 import signal
 import subprocess
 import sys
@@ -128,6 +129,16 @@ def test_a_damaged_piece_is_computed_again(tmp_path: Path, damage: Callable[[Pat
     damage(tmp_path / "pieces")
     assert np.array_equal(Setting(tmp_path, device="cpu").piece("p", compute, depends={})["a"], np.arange(40.0))
     assert compute.calls == 2
+
+
+def test_a_piece_under_the_name_of_another_is_computed_again(tmp_path: Path) -> None:
+    """Two pieces may depend on the same images and nothing else."""
+    setting = Setting(tmp_path, device="cpu")
+    depends = {"images": "abc"}
+    assert setting.piece("error", lambda: {"value": 1.0}, depends=depends)["value"] == 1.0
+    assert setting.piece("seconds", lambda: {"value": 2.0}, depends=depends)["value"] == 2.0
+    shutil.copy(tmp_path / "pieces" / "seconds.json", tmp_path / "pieces" / "error.json")
+    assert setting.piece("error", lambda: {"value": 3.0}, depends=depends)["value"] == 3.0
 
 
 def test_values_of_every_kind_are_read_again(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ def digits_with_validation() -> datasets.Dataset:
 def test_every_pool_has_a_row_beside_the_dense_layer(tmp_path: Path) -> None:
     told: list[str] = []
     here = Setting(tmp_path, device="cpu", say=lambda name, text: told.append(f"{name}: {text}"))
-    plan = pooled.Plan(depth=8, pools=(2,), train=40, validation=20, test=30)
+    plan = pooled.PooledPlan(depth=8, pools=(2,), train=40, validation=20, test=30)
     data = digits_with_validation()
     found = pooled.run(here, plan, data)
     ours = {(r["result"], r["quantity"]): r["ours"] for r in found["rows"]}

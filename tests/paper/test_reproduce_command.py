@@ -30,7 +30,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     monkeypatch.setattr(setting, "load", lambda name, split, data: digits_with_validation())
     monkeypatch.setattr(Setting, "at_hand", lambda self, name: False)
-    plan = table1.Plan(100, 50, 50, cases, dense=table1.DENSE[:1], chosen_on=50, lengthscale_on=50)
+    plan = table1.Table1Plan(100, 50, 50, cases, dense=table1.DENSE[:1], chosen_on=50, lengthscale_on=50)
     monkeypatch.setattr(table1, "QUICK", plan)
 
 
@@ -81,11 +81,11 @@ def test_without_matplotlib_the_numbers_are_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def missing(*args: Any) -> None:
-        raise plots.PlotsUnavailable("figures need matplotlib: pip install 'cnngp[plots]'")
+        raise plots.PlotsUnavailable('a figure needs matplotlib: pip install "cnngp[plots]"')
 
     monkeypatch.setattr(table1, "draw", missing)
     assert run(["reproduce", "table1", "--quick", "--device", "cpu", "--out", str(tmp_path)]) == 0
-    assert "not drawn: figures need matplotlib" in capsys.readouterr().out
+    assert "not drawn: a figure needs matplotlib" in capsys.readouterr().out
     assert results.read(tmp_path / "table1.json")["figures"] == []
 
 

@@ -70,6 +70,8 @@ def _without(key: str) -> Callable[[Any], Any]:
         (lambda doc: doc["rows"][0].update(ours=None, published=None), "no number at all"),
         (lambda doc: doc["rows"][0].pop("unit"), "expected"),
         (lambda doc: doc["pieces"].append("p"), "expected"),
+        (lambda doc: doc["figures"][0].update(file="../private.png"), "'../private.png' is not a file beside it"),
+        (lambda doc: doc["figures"][0].update(file="/private.png"), "'/private.png' is not a file beside it"),
     ],
 )
 def test_documents_of_another_form_are_refused(tmp_path: Path, spoil: Callable[[Any], Any], message: str) -> None:
@@ -144,6 +146,9 @@ def test_the_page_is_self_contained_and_shows_every_number(tmp_path: Path) -> No
     assert "on one card, Python 3.11; Python 3.12 &amp; more." in text
     for shown in ("ResNet &lt;GP&gt;", "a &amp; b", "A line.", "one card", "cnngp reproduce table1", "26.0 s"):
         assert shown in text
+    doc = example(tmp_path)
+    doc["rows"][4]["unit"] = "<script>"
+    assert "<script>" not in page.render([doc], tmp_path)
     assert "quick version" not in text
     assert "quick version" in page.render([example(tmp_path, quick=True)], tmp_path)
 

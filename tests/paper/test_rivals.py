@@ -13,9 +13,9 @@ import pytest
 from cnngp import GPClassifier, datasets, zoo
 from cnngp.cli import run as command
 from cnngp.paper import results, rivals, setting
-from cnngp.paper.inference import Images
+from cnngp.paper.inference import SplitImages
 from cnngp.paper.results import tables
-from cnngp.paper.rivals import Plan, Trained
+from cnngp.paper.rivals import RivalsPlan, Trained
 from cnngp.paper.rivals.exact import Convolutional, Term, choose, exact, terms_of
 from cnngp.paper.setting import Setting
 
@@ -36,8 +36,8 @@ DATA = datasets.Dataset(
     DIGITS.X[400:500],
     DIGITS.y[400:500],
 )
-IMAGES = Images.of(DATA, 400, 100, 200)
-PLAN = Plan(
+IMAGES = SplitImages.of(DATA, 400, 100, 200)
+PLAN = RivalsPlan(
     train=400,
     validation=100,
     test=200,
@@ -127,7 +127,7 @@ def test_the_paper_s_kernels_stand_beside_them_where_they_were_run(tmp_path: Pat
 
 
 def test_exact_rows_are_what_the_estimator_gives(tmp_path: Path) -> None:
-    images = Images.of(DATA, 120, 100, 200)
+    images = SplitImages.of(DATA, 120, 100, 200)
     values = exact(Setting(tmp_path, device="cpu"), (Term(zoo.small_cnn()),), images, 0.0)
     clf = GPClassifier(zoo.small_cnn(), device="cpu").fit(DATA.X[:120], DATA.y[:120])
     assert values["validation_error"] == pytest.approx(100 * (1 - clf.score(DATA.X_validation, DATA.y_validation)))

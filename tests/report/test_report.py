@@ -153,5 +153,5 @@ def test_long_class_names_leave_the_page_its_width(evaluation: Evaluation, model
 
 def test_without_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(plots.PlotsUnavailable, match=r"pip install 'cnngp\[plots\]'"):
+    with pytest.raises(plots.PlotsUnavailable, match=r'pip install "cnngp\[plots\]"'):
         plots.picture(np.zeros((1, 3, 3)))

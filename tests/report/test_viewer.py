@@ -7,9 +7,11 @@ import http.client
 import io
 import json
 import signal
+import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from html import unescape
@@ -145,7 +147,7 @@ def test_decisions_that_cannot_be(answers: Answers, asked: Any, message: str) ->
 def test_a_file_of_something_else_is_left_alone(content: str, tmp_path: Path) -> None:
     path = tmp_path / "mine.csv"
     path.write_text(content, encoding="latin-1")
-    with pytest.raises(ValueError, match="is no file of decisions"):
+    with pytest.raises(ValueError, match="is not a file of decisions"):
         Decisions(path)
     assert path.read_text(encoding="latin-1") == content
 
@@ -154,7 +156,7 @@ def test_a_file_of_something_else_is_left_alone(content: str, tmp_path: Path) ->
 
 
 def ask(viewer: Viewer, method: str, path: str, body: bytes | None = None, **headers: str) -> tuple[int, bytes]:
-    connection = http.client.HTTPConnection(*viewer.server_address[:2], timeout=30)
+    connection = http.client.HTTPConnection(*viewer.server_address[:2], timeout=300)
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     with closing(connection):
         connection.request(method, path, body, named)
@@ -184,6 +186,10 @@ def test_only_this_machine_and_its_own_page_are_answered(answers: Answers) -> No
         ("POST", "/elsewhere", b"", 404),
         ("POST", "/look", b"no picture", 400),
         ("POST", "/decide", b"{not json", 400),
+        ("POST", "/decide", b"[" * 100_000, 400),
+        ("POST", "/decide", b'{"row": [7]}', 400),
+        ("POST", "/decide", b'{"row": true, "decision": "keep"}', 400),
+        ("POST", "/decide", b'{"row": 7, "decision": ["keep"]}', 400),
         ("GET", "/image/3", None, 200),
         ("GET", "/labels.csv", None, 200),
     ],
@@ -198,6 +204,30 @@ def test_requests(answers: Answers, method: str, path: str, body: bytes | None, 
 def test_large_uploads_are_refused_unread(answers: Answers) -> None:
     with serving(answers) as viewer:
         assert ask(viewer, "POST", "/look", b"", Content_Length=str(10**10))[0] == 413
+
+
+def test_what_a_refused_request_carries_is_not_read_as_the_next_one(answers: Answers) -> None:
+    body = json.dumps({"row": answers.suspects[0]["row"], "decision": "drop"})
+    with serving(answers) as viewer:
+        host = f"Host: 127.0.0.1:{viewer.server_port}"
+        hidden = f"POST /decide HTTP/1.1\r\n{host}\r\nContent-Length: {len(body)}\r\n\r\n{body}"
+        for first in (
+            f"POST /look HTTP/1.1\r\n{host}\r\nOrigin: http://evil.example",
+            "GET / HTTP/1.1\r\nHost: evil.example",
+        ):
+            with socket.create_connection(viewer.server_address[:2], timeout=30) as connection:
+                connection.sendall(f"{first}\r\nContent-Length: {len(hidden)}\r\n\r\n{hidden}".encode())
+                assert connection.makefile("rb").read().count(b"HTTP/1.") == 1  # one answer, then the end
+    assert len(answers.decisions) == 0
+
+
+def test_one_who_stops_sending_keeps_nobody_waiting(answers: Answers) -> None:
+    with serving(answers) as viewer, socket.create_connection(viewer.server_address[:2], timeout=30) as stuck:
+        stuck.sendall(
+            f"POST /look HTTP/1.1\r\nHost: 127.0.0.1:{viewer.server_port}\r\nContent-Length: 9\r\n\r\n".encode()
+        )
+        time.sleep(0.2)  # until it is being read
+        assert ask(viewer, "GET", "/model")[0] == 200
 
 
 # ---- the page -------------------------------------------------------------------------------------------------------
@@ -267,11 +297,11 @@ def test_the_command_serves_until_ctrl_c(clf: GPClassifier, tmp_path: Path) -> N
         assert process.stdout is not None
         address = process.stdout.readline().split()[-1]
         host, port = address.removeprefix("http://").strip("/").split(":")
-        with closing(http.client.HTTPConnection(host, int(port), timeout=60)) as connection:
+        with closing(http.client.HTTPConnection(host, int(port), timeout=300)) as connection:
             connection.request("GET", "/model")
             suspects = json.loads(connection.getresponse().read())["suspects"]
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=300)
     assert suspects[0]["row"] == WRONG
     assert process.returncode == 0, err
     assert "decided                nothing" in out
@@ -282,7 +312,7 @@ def test_the_command_serves_until_ctrl_c(clf: GPClassifier, tmp_path: Path) -> N
     [
         (["nothing.gp"], "nothing.gp"),
         (["numbers.gp"], "holds a GPRegressor"),
-        (["digits.gp", "--labels", "mine.csv"], "is no file of decisions"),
+        (["digits.gp", "--labels", "mine.csv"], "is not a file of decisions"),
         (["digits.gp", "--port", "99999"], "port"),
     ],
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import numpy as np
@@ -42,8 +41,7 @@ def test_a_score_from_matrices_on_a_card(monkeypatch: pytest.MonkeyPatch) -> Non
     data = DIGITS.take(80, 50)
     problem = Problem("digits", data.X, data.y, data.X_test, data.y_test, 10, device="cpu")
     on_cpu = score(zoo.small_cnn(), problem)
-    for name, module in fake_cupy.modules().items():
-        monkeypatch.setitem(sys.modules, name, module)
+    fake_cupy.install(monkeypatch)
 
     class OnCard(Kernel):
         def __init__(self, *arguments: Any) -> None:

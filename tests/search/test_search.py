@@ -230,10 +230,10 @@ def test_images_in_class_order_are_searched_as_well_as_others() -> None:
     assert result.best.score.loo_error < 0.3
 
 
-def test_labels_that_training_has_not_are_refused(tmp_path: Path) -> None:
+def test_labels_that_no_training_image_has_are_refused(tmp_path: Path) -> None:
     d, study = DIGITS, tmp_path / "s.db"
     arguments: dict[str, Any] = {"device": "cpu", "study": study}
-    few = r"labels that its first 5 training images have not: \[.*\]; use more training images"
+    few = r"labels that its first 5 training images do not have: \[.*\]; use more training images"
     with pytest.raises(DatasetError, match=f"the validation images of digits have {few}"):
         random_search(d, "paper-cnn", 1, train=5, **arguments)
     with pytest.raises(DatasetError, match=f"the validation images of digits have {few}"):
@@ -285,5 +285,5 @@ def test_networks_are_scored_by_either_kernel_and_a_study_keeps_to_one(tmp_path:
     assert [t.network for t in gp.trials] == [t.network for t in ntk.trials]
     assert "ntk" in ntk.best.score.engine
     (tmp_path / "nngp.db").replace(tmp_path / "ntk.db")
-    with pytest.raises(StudyError, match="its kind is None and not ntk"):
+    with pytest.raises(StudyError, match="its kind is nngp and not ntk"):
         scored("ntk")

@@ -26,10 +26,13 @@ def test_another_searchs_study_is_refused(tmp_path: Path) -> None:
         ("paper-cnn", {"seed": 5}, "its seed is 0 and not 5"),
         ("paper-cnn", {"train": 61}, "its images is digits, 60 training"),
         ("paper-cnn", {"dtype": "float64"}, "its dtype is float32 and not float64"),
+        ("paper-cnn", {"kind": "ntk"}, "its kind is nngp and not ntk"),
     ]
     for name, changed, message in others:
-        with pytest.raises(StudyError, match=rf"holds another search: .*{message}"):
+        with pytest.raises(StudyError, match=rf"holds another search: .*{message}") as raised:
             random_search(DIGITS, name, 1, **(SMALL | {"study": study} | changed))
+        assert "held out" not in str(raised.value)
+        assert "content" not in str(raised.value)
     X = DIGITS.X.copy()
     X[:, 0, 0, 0] += 0.5
     moved = datasets.Dataset("digits", X, DIGITS.y, DIGITS.X_test, DIGITS.y_test)

@@ -64,7 +64,7 @@ def _same_as_alone(study: Path, draws: int) -> None:
 def test_killed_and_run_again_by_two_processes(tmp_path: Path) -> None:
     study = tmp_path / "s.db"
     first = _start(tmp_path, nap=0.2, draws=6)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while not (study.exists() and _count(study) >= 2):
         assert first.poll() is None, first.stderr.read()  # type: ignore[union-attr]
         assert time.monotonic() < deadline
@@ -74,7 +74,7 @@ def test_killed_and_run_again_by_two_processes(tmp_path: Path) -> None:
     done = _count(study)
     assert 2 <= done < 6
     second = _start(tmp_path, nap=0.0, draws=6, processes=2)
-    out, err = second.communicate(timeout=60)
+    out, err = second.communicate(timeout=300)
     assert (out.strip(), second.returncode) == ("6", 0), err
     _same_as_alone(study, 6)
 

@@ -152,7 +152,7 @@ def _twice(draw: Draw) -> Sequential:
         (lambda draw: draw.choice("c", ()), r"draws 'c' from no options"),
     ],
 )
-def test_a_mistake_in_a_space_is_told_at_its_first_draw(build: Any, message: str) -> None:
+def test_a_mistake_in_a_space_is_reported_at_its_first_draw(build: Any, message: str) -> None:
     draws: list[Draw] = []
 
     def counted(draw: Draw) -> Any:
@@ -189,7 +189,7 @@ def _end(network: Any) -> str:
     return before if before.endswith("Pool") else "none"
 
 
-def test_a_search_tells_what_its_networks_cost() -> None:
+def test_a_search_shows_what_its_networks_cost() -> None:
     result = random_search(DIGITS, "pooled", 6, **SMALL)
     for t in result.trials:
         assert t.score.operations == t.network.shapes((1, 8, 8)).cost <= 3_000_000

@@ -85,7 +85,7 @@ def test_a_record_that_was_altered_is_not_used_and_its_draw_is_free(
         assert study.trials() == [drawn(n)[0] for n in range(8)]
 
 
-def test_text_that_is_none_is_told_in_one_line_by_us_alone(path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_text_that_is_not_unicode_is_one_line_of_ours(path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Optuna would add lines of its own."""
     altered(path, "UPDATE trial_params SET distribution_json = CAST(x'7bff7d' AS TEXT) WHERE trial_id = 3")
     with pytest.raises(StudyError, match="cannot be read or written as a study") as caught, Study(path, IDENTITY) as s:
@@ -123,6 +123,36 @@ def test_no_flip_of_a_bit_changes_a_result(path: Path, tmp_path: Path) -> None:
             assert failures in ({}, {8: "RuntimeError: no"})
             continue
         assert "\n" not in said
+
+
+def test_a_link_in_the_place_of_the_claims_is_not_followed(path: Path, tmp_path: Path) -> None:
+    theirs = tmp_path / "private"
+    theirs.mkdir()
+    for name in ("write", "0"):
+        (theirs / name).write_text("chapter 1")
+    path.with_name(path.name + ".claims").symlink_to(theirs)
+    with pytest.raises(OSError, match=r"\.claims is a link to .*private, which is not followed"):
+        Study(path, IDENTITY)
+    assert {p.name: p.read_text() for p in theirs.iterdir()} == {"write": "chapter 1", "0": "chapter 1"}
+
+
+def test_a_study_behind_a_link_is_the_same_study_and_none_is_begun_there(path: Path, tmp_path: Path) -> None:
+    link = tmp_path / "elsewhere" / "link.db"
+    link.parent.mkdir()
+    link.symlink_to(path)
+    with Study(link, IDENTITY) as study, Study(path, IDENTITY) as other:
+        assert study.trials() == other.trials()
+        assert study.claims.take("3")
+        assert not other.claims.take("3")
+    assert [p.name for p in link.parent.iterdir()] == ["link.db"]
+    (tmp_path / "empty").write_text("")
+    for target in (tmp_path / "new.db", tmp_path / "empty"):
+        link.unlink()
+        link.symlink_to(target)
+        with pytest.raises(StudyError, match="where there is no study"):
+            Study(link, IDENTITY)
+    assert not (tmp_path / "new.db").exists()
+    assert (tmp_path / "empty").read_bytes() == b""
 
 
 def test_a_study_of_an_earlier_version_is_read_as_it_is(path: Path, tmp_path: Path) -> None:

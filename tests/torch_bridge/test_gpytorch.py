@@ -66,6 +66,17 @@ def test_batches() -> None:
     assert kernel(both, diag=True).shape == (2, 7)
 
 
+def test_bytes_are_images_and_their_kernel_is_no_whole_number() -> None:
+    pixels = (255 * torch.rand(3, *SHAPE, generator=torch.Generator().manual_seed(5))).to(torch.uint8)
+    kernel = gpytorch_kernel(NET, SHAPE)
+    found = kernel(pixels).to_dense()
+    assert found.dtype == torch.float32
+    expected = reference.kernel(NET, pixels.numpy().astype(np.float64))
+    np.testing.assert_allclose(found.detach().numpy(), expected, rtol=1e-5)
+    with pytest.raises(DataError, match="complex64"):
+        kernel(X.to(torch.complex64)).to_dense()
+
+
 class ExactModel(gpytorch.models.ExactGP):
     def __init__(self, x: torch.Tensor, y: torch.Tensor, likelihood: object, learn: bool) -> None:
         super().__init__(x, y, likelihood)
@@ -259,6 +270,17 @@ def test_backward_reaches_the_images(what: str, dtype: torch.dtype, tolerance: f
         found = float((leaf.grad.double() * step).sum())
         size = float(leaf.grad.double().norm() * step.norm())
         assert found == pytest.approx(expected, abs=tolerance * size)
+
+
+def test_a_second_derivative_is_refused_and_not_zero() -> None:
+    x = X.clone().requires_grad_()
+    (slope,) = torch.autograd.grad(gpytorch_kernel(NET, SHAPE)(x, Z).to_dense().sum(), x, create_graph=True)
+    first = slope.detach().clone()
+    with pytest.raises(RuntimeError, match="a gpytorch_kernel has first derivatives only"):
+        ((slope**2).sum() + (x**2).sum()).backward()
+    (plain,) = torch.autograd.grad(gpytorch_kernel(NET, SHAPE)(x, Z).to_dense().sum(), x)
+    assert torch.equal(first, plain)
+    assert not plain.requires_grad
 
 
 def test_only_what_is_asked_for_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:

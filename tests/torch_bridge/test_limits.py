@@ -132,7 +132,7 @@ def test_resnet_as_a_module() -> None:
     assert report.ok, str(report)
 
 
-def test_a_module_that_fixes_its_widths_is_told_so() -> None:
+def test_a_module_that_fixes_its_widths_gets_a_clear_error() -> None:
     class Fixed(nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -211,7 +211,7 @@ def test_kernels_of_branches_that_are_not_gaussian_are_added_where_asked() -> No
     assert net == Sequential(Dense(), ReLU(), skip, Dense())
 
 
-def test_explain_tells_of_every_part(capsys: pytest.CaptureFixture[str]) -> None:
+def test_explain_covers_every_part(capsys: pytest.CaptureFixture[str]) -> None:
     module = cnn(nn.MaxPool2d(2), nn.Dropout(0.5), features=36)
     explanation = cnngp.explain(module, (1, 6, 6))
     assert not explanation.ok

@@ -14,7 +14,7 @@ from .classify import classify
 from .gram import gram
 from .info import info
 from .networks import networks
-from .output import one_command
+from .output import one_command, shown
 from .predict import predict
 from .reproduce import reproduce
 from .sample import sample
@@ -163,5 +163,5 @@ def run(arguments: list[str] | None = None) -> int:
 
 
 def _fail(message: str, code: int) -> int:
-    typer.echo(f"error: {' '.join(message.split())}", err=True)
+    typer.echo(f"error: {shown(' '.join(message.split()))}", err=True)
     return code

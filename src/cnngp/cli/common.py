@@ -40,6 +40,8 @@ Aspect = Annotated[
 ]
 SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Leave out files that cannot be read, instead of stopping.")]
 NetworkName = Annotated[str, typer.Option("--network", help="auto, a name from `cnngp networks`, or a JSON file.")]
+Train = Annotated[int | None, typer.Option(help="Use only the first N training images.")]
+SplitName = Annotated[str, typer.Option("--split", help="standard, or paper (mnist and fashion_mnist).")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 Dtype = Annotated[str, typer.Option(help="float32 or float64.")]
 Kind = Annotated[str, typer.Option(help="nngp: the kernel of the Gaussian process; ntk: the neural tangent kernel.")]
@@ -71,8 +73,8 @@ def check_writable(option: str, path: Path, *, folder: bool = True) -> None:
             raise OSError(None, "it is a folder, not a file")
         if not folder and path.exists() and not os.access(path, os.W_OK):
             raise OSError(None, "you have no permission to change this file")
-        place = path if folder else path.parent
-        with tempfile.TemporaryFile(dir=next(p for p in (place, *place.absolute().parents) if p.exists())):
+        target = path if folder else path.parent
+        with tempfile.TemporaryFile(dir=next(p for p in (target, *target.absolute().parents) if p.exists())):
             pass
     except OSError as error:
         raise OSError(f"{option} {path} cannot be written: {error.strerror}; choose another") from None

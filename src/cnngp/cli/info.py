@@ -50,15 +50,11 @@ def _cpu() -> str:
 
 
 def _card() -> str:
-    try:
-        import cupy
-    except ImportError:
-        return "not available: CuPy is not installed (pip install 'cnngp[cuda]')"
-    try:
-        properties = cupy.cuda.runtime.getDeviceProperties(0)
-        free, total = cupy.cuda.runtime.memGetInfo()
-    except Exception as error:  # CuPy raises its own types for missing drivers, libraries and cards
-        return f"not available: {str(error).splitlines()[0]}"
+    from cnngp.common import devices
     from cnngp.common.memory import size
 
-    return f"{properties['name'].decode()}, {size(free)} of {size(total)} free"
+    try:
+        name, (free, total) = devices.card_name(), devices.card_memory()
+    except Exception as error:  # CuPy raises its own types for missing drivers, libraries and cards
+        return f"not available: {str(error).splitlines()[0]}"
+    return f"{name}, {size(free)} of {size(total)} free"

@@ -60,12 +60,21 @@ Quiet = Annotated[
 ]
 
 
+# Names in files and folders of others are text: they may not move the cursor, or do more, on a terminal.
+_CONTROLS = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n"}
+
+
+def shown(text: str) -> str:
+    """Text for a terminal, without control characters."""
+    return text.translate(_CONTROLS)
+
+
 def tell(text: str = "") -> None:
     """One or more lines for people; flushed, so that a pipe sees them at once."""
     stream: TextIO | None = sys.stderr if _current.json else sys.stdout
     if _current.quiet or stream is None:  # Python has none where it was closed beforehand
         return
-    typer.echo(text, file=stream)
+    typer.echo(shown(text), file=stream)
     stream.flush()
 
 
@@ -76,7 +85,7 @@ def say(name: str, value: str) -> None:
 
 
 def warn(text: str) -> None:
-    typer.echo(f"warning: {' '.join(text.split())}", err=True)
+    typer.echo(f"warning: {shown(' '.join(text.split()))}", err=True)
 
 
 def last_line(wanted: bool, result: dict[str, Any]) -> None:

@@ -74,7 +74,7 @@ def reproduce(
         budget=budget,
         say=lambda name, text: say("piece", f"{name}: {text}"),
     )
-    kind = setting.kind  # refuses a device that is not there
+    actual = setting.actual_device  # refuses a device that is not there
     # And images that are not at hand, before anything is computed.
     if experiment is Experiment.cifar10:
         setting.dataset("cifar10")
@@ -85,7 +85,7 @@ def reproduce(
 
         connect(scheduler).close()
     (folder / "pieces").mkdir(parents=True, exist_ok=True)
-    say("engine", f"{kind}{'' if scheduler is None else f', kernels by the workers of {scheduler}'}")
+    say("engine", f"{actual}{'' if scheduler is None else f', kernels by the workers of {scheduler}'}")
     names = NAMES if experiment is Experiment.all else ("rivals" if rivals else experiment.value,)
     rows: list[dict[str, Any]] = []
     try:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .common import Data, Device, Dtype, Kind, Seed, Size, Threads, check_writable, warnings_as_lines
+from .common import Data, Device, Dtype, Kind, Seed, Size, Threads, Train, check_writable, warnings_as_lines
 from .output import Json, Quiet, last_line, say, tell, warn
 
 
@@ -19,7 +19,7 @@ def search(
     draws: Annotated[
         int, typer.Option(help="Number of networks in all; those already in the study are not repeated.")
     ] = 27,
-    train: Annotated[int | None, typer.Option(help="Use only the first N training images.")] = None,
+    train: Train = None,
     validation: Annotated[int | None, typer.Option(help="Use only the first N validation images.")] = None,
     full: Annotated[
         list[str] | None,

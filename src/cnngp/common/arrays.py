@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
-from types import ModuleType
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+
+from .optional import need
 
 Output = Literal["numpy", "cupy", "torch"]
 OUTPUTS: tuple[Output, ...] = ("numpy", "cupy", "torch")
@@ -42,6 +43,11 @@ def refuse_masked(a: object, name: str) -> None:
             f"{name} is a masked array, whose mask would be lost; remove what it hides, or fill it with numbers by "
             f"{name}.filled(…)"
         )
+
+
+def namespace(a: Any) -> Any:
+    """The module whose functions take the array: `cupy` or `numpy`."""
+    return sys.modules["cupy"] if kind(a) == "cupy" else np
 
 
 def is_on_gpu(a: Any) -> bool:
@@ -84,18 +90,9 @@ def _refuse_sparse(a: Any, name: str) -> None:
         raise DataError(f"{name} is a sparse matrix ({type(a).__name__}); give {name}.toarray(), a dense one")
 
 
-def need_cupy(what: str) -> ModuleType:
-    """CuPy, or one line that names the extra."""
-    try:
-        import cupy
-    except ImportError:
-        raise ImportError(f'{what} needs CuPy: pip install "cnngp[cuda]"') from None
-    return cupy  # type: ignore[no-any-return]
-
-
 def to_cupy(a: Any, name: str = "X") -> Any:
     """Any array on the card; without a copy where it is there already."""
-    cupy = need_cupy(f"{name} on the card")
+    cupy = need("cupy", f"{name} on the card")
     if kind(a) == "torch" and a.is_cuda:
         return cupy.from_dlpack(a.detach())
     if kind(a) == "cupy":
@@ -111,13 +108,8 @@ def check_output(output: object) -> None:
     """Refuse a kind of array that there is none of, or that cannot be made here, before anything is computed."""
     if output not in OUTPUTS:
         raise ValueError(f"output={output!r} is not one of {', '.join(map(repr, OUTPUTS))}")
-    if output == "cupy":
-        need_cupy("output='cupy'")
-    if output == "torch":
-        try:
-            import torch  # noqa: F401
-        except ImportError:
-            raise ImportError("output='torch' needs PyTorch: pip install \"cnngp[torch]\"") from None
+    if output != "numpy":
+        need(str(output), f"output={output!r}")
 
 
 def to_output(a: Any, output: Output) -> Any:
@@ -202,7 +194,7 @@ def as_images(
     a: Any = to_cupy(X, name) if on_gpu else to_numpy(X, name)
     check_real(a.dtype, name)
     check_images_shape(tuple(a.shape), name)
-    xp: Any = sys.modules["cupy"] if kind(a) == "cupy" else np
+    xp = namespace(a)
     with np.errstate(over="ignore"):  # a pixel beyond the working precision is reported below
         images = xp.ascontiguousarray(a, dtype=dtype)
     finite = xp.isfinite(images)
@@ -215,5 +207,5 @@ def as_images(
     if len(blank) and bool(a[blank].any()):
         i = int(blank[int(xp.argmax(a[blank].reshape(len(blank), -1).any(axis=1)))])
         number = first + i if isinstance(first, int) else int(first[i])
-        raise DataError(f"{name}[{number}] has pixels so small that {dtype.name} takes all for 0; rescale the images")
+        raise DataError(f"{name}[{number}] has pixels so small that {dtype.name} rounds all to 0; rescale the images")
     return images

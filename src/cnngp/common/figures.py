@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from .files import write_atomically
+from .optional import need
 
 
 class PlotsUnavailable(ImportError):
@@ -17,12 +18,8 @@ class PlotsUnavailable(ImportError):
 
 def need_matplotlib() -> Any:
     """matplotlib, or one line that names the extra."""
-    try:
-        import matplotlib
-        import matplotlib.figure
-    except ImportError:
-        raise PlotsUnavailable("figures need matplotlib: pip install 'cnngp[plots]'") from None
-    return matplotlib
+    need("matplotlib.figure", "a figure", PlotsUnavailable)
+    return need("matplotlib", "a figure", PlotsUnavailable)
 
 
 def bare_figure(width: float, height: float, **options: Any) -> Any:

@@ -36,6 +36,9 @@ FORMAT = 1
 _LOCAL_HEADER = 30
 # Nothing takes so long to write: where there are no locks, what is older was left by a process that was killed.
 _LEFT_SECONDS = 3600.0
+# What stands in the names of files that are being written: nobody else's files have such names.
+_TOKEN_BYTES = 8
+_TOKEN = "[0-9a-f]" * (2 * _TOKEN_BYTES)
 _HEADER = "header.json"
 _CHECKSUM = "sha256"
 
@@ -74,7 +77,7 @@ def write_atomically(path: Path, content: bytes | str) -> None:
 def _temporary(path: Path) -> tuple[int, Path]:
     """A new file beside `path`, locked so that no other process takes it for one that was left behind."""
     while True:
-        temporary = path.with_name(f".{path.name[:100]}.{secrets.token_hex(8)}.part")
+        temporary = path.with_name(f".{path.name[:100]}.{secrets.token_hex(_TOKEN_BYTES)}.part")
         descriptor = locks.open_file(temporary, new=True)
         locks.try_lock(descriptor)
         if temporary.exists():  # not swept between the two
@@ -84,7 +87,7 @@ def _temporary(path: Path) -> tuple[int, Path]:
 
 def _sweep(path: Path) -> None:
     """Remove what killed processes left; what is locked, or new where there are no locks, is being written."""
-    for left in path.parent.glob(f".{glob.escape(path.name[:100])}.*.part"):
+    for left in path.parent.glob(f".{glob.escape(path.name[:100])}.{_TOKEN}.part"):
         with suppress(OSError):
             descriptor = locks.open_file(left)
             try:
@@ -101,7 +104,7 @@ def write(path: str | Path, header: dict[str, Any], arrays: dict[str, NDArray[An
     if not path.parent.is_dir():
         raise ModelFileError(f"{path.parent}: no such folder to save {path.name} in")
     if path.exists() and not path.is_file():
-        raise ModelFileError(f"{path} is there and is not a file; give another name to save the {what} under")
+        raise ModelFileError(f"{path} exists and is not a file; give another name to save the {what} under")
     members = {_HEADER: json.dumps({f"cnngp_{what}": FORMAT} | header, sort_keys=True, default=_plain).encode()}
     for name, array in arrays.items():
         if array.dtype.hasobject:
@@ -217,7 +220,10 @@ def _array(data: bytes) -> NDArray[Any]:
     if dtype.hasobject:
         raise ValueError("Python objects")
     rest = data[file.tell() :]
-    if len(rest) != math.prod(shape) * dtype.itemsize or any(n < 0 for n in shape):
+    entries = math.prod(shape)
+    if not dtype.itemsize and entries:  # text of no length, of which NumPy would make some
+        raise ValueError(f"{entries:,} entries of type {dtype} in no bytes")
+    if len(rest) != entries * dtype.itemsize or any(n < 0 for n in shape):
         raise ValueError(f"{len(rest):,} bytes for an array of shape {shape} and type {dtype}")
     flat = np.frombuffer(rest, dtype) if dtype.itemsize else np.empty(shape, dtype)
     return flat.reshape(shape, order="F" if by_columns else "C").copy(order="K")

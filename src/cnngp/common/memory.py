@@ -3,30 +3,28 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+
+from .devices import ActualDevice, card_memory, pooled_memory
 
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
 
 
-def available(device: Literal["cpu", "cuda"] = "cpu") -> int | None:
+def available(device: ActualDevice = "cpu") -> int | None:
     """Bytes that can be allocated here; None where the system does not say."""
     if device == "cuda":
-        import cupy
-
-        free, _ = cupy.cuda.runtime.memGetInfo()
-        return int(free + cupy.get_default_memory_pool().free_bytes())
+        return card_memory()[0] + pooled_memory()
     known = [n for n in (_system(), _container()) if n is not None]
     return min(known) if known else None
 
 
-def require(bytes_needed: int, what: str, device: Literal["cpu", "cuda"] = "cpu") -> None:
+def require(bytes_needed: int, what: str, device: ActualDevice = "cpu") -> None:
     """`MemoryError` with the size needed and what to do, unless it fits."""
     free = available(device)
     if free is not None and bytes_needed > free:
-        place = "the card" if device == "cuda" else "this machine"
+        where = "the card" if device == "cuda" else "this machine"
         raise MemoryError(
-            f"{what} needs {size(bytes_needed)} of memory, but {size(free)} are free on {place}; use fewer images or a "
+            f"{what} needs {size(bytes_needed)} of memory, but {size(free)} are free on {where}; use fewer images or a "
             "machine with more memory"
         )
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from cnngp.common.errors import DatasetError
 
-from .dataset import Dataset, Images, Labels, Part, unit_scale, with_test_set
+from .dataset import Dataset, Labels, Part, Pixels, unit_scale, with_test_set
 
 
 def npz(path: str | Path) -> Dataset:
@@ -68,7 +68,7 @@ def _read_npz(path: Path) -> dict[str, NDArray[Any]]:
     return arrays
 
 
-def _checked(X: NDArray[Any], y: NDArray[Any], where: str) -> tuple[Images, Labels]:
+def _checked(X: NDArray[Any], y: NDArray[Any], where: str) -> tuple[Pixels, Labels]:
     if y.ndim == 2 and y.shape[1] == 1:
         y = y[:, 0]
     if X.ndim == 3:

@@ -1,11 +1,13 @@
 """More training images than are held: views that make an image when it is read.
 
 Estimators with `inducing=` read their images a block at a time, so anything with a `shape` that gives images for slices
-and arrays of row numbers will do: a memory map, a Zarr array, or a class like the one below.
+and arrays of row numbers will do: a memory map, a Zarr array, or a class like `Copies`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,25 +16,33 @@ from numpy.typing import NDArray
 from cnngp.common.arrays import DataError, refuse_masked, to_numpy
 
 
-class Shifted:
-    """Images (N, C, H, W) and their copies shifted by some pixels, (N·shifts, C, H, W), made when they are read."""
+class Copies:
+    """Images (N, C, H, W) and altered copies of them, (N·copies, C, H, W), made when they are read."""
 
-    def __init__(self, X: Any, shifts: tuple[tuple[int, int], ...]) -> None:
+    def __init__(self, X: Any, changes: Sequence[Change]) -> None:
         if len(getattr(X, "shape", ())) != 4:
             raise DataError(f"X has shape {getattr(X, 'shape', None)}; expected images (N, channels, height, width)")
         refuse_masked(X, "X")
         self.X = X
-        self.shifts = shifts
+        self.changes = tuple(changes)
         self._n = int(X.shape[0])
-        self.shape = (self._n * len(shifts), *X.shape[1:])
+        self.shape = (self._n * len(self.changes), *X.shape[1:])
         self.dtype = X.dtype
 
     @property
     def ndim(self) -> int:
         return 4
 
+    @property
+    def groups(self) -> NDArray[np.intp]:
+        """The row of the image that each was made of: leave-one-out leaves out an image with all its copies."""
+        return np.tile(np.arange(self._n), len(self.changes))
+
     def __len__(self) -> int:
         return int(self.shape[0])
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        return self[:] if dtype is None else self[:].astype(dtype)
 
     def __getitem__(self, key: Any) -> NDArray[Any]:
         """An image by its number, or images by a slice or an array of numbers."""
@@ -42,14 +52,61 @@ class Shifted:
         images = np.zeros((len(flat), *self.shape[1:]), self.dtype)
         for k in np.unique(which):
             here = np.flatnonzero(which == k)
-            images[here] = _shift(_take(self.X, at[here]), self.shifts[int(k)])
+            images[here] = self.changes[int(k)].of(_take(self.X, at[here]))
         return images.reshape(*np.shape(rows), *self.shape[1:])
 
     def __repr__(self) -> str:
-        return f"<{self._n:,} images, each shifted by {', '.join(map(str, self.shifts))}: {len(self):,}>"
+        return f"<{self._n:,} images, each {', '.join(map(str, self.changes))}: {len(self):,}>"
 
 
-def shifted(X: Any, y: Any, pixels: int = 1) -> tuple[Shifted, NDArray[Any]]:
+@dataclass(frozen=True)
+class Shift:
+    """Moves images down and to the right by whole pixels, with zeros where nothing was."""
+
+    down: int = 0
+    right: int = 0
+
+    def of(self, images: NDArray[Any]) -> NDArray[Any]:
+        out = np.zeros_like(images)
+        (a, b), (h, w) = (self.down, self.right), images.shape[2:]
+        to = (slice(max(a, 0), h + min(a, 0)), slice(max(b, 0), w + min(b, 0)))
+        source = (slice(max(-a, 0), h + min(-a, 0)), slice(max(-b, 0), w + min(-b, 0)))
+        out[:, :, to[0], to[1]] = images[:, :, source[0], source[1]]
+        return out
+
+
+@dataclass(frozen=True)
+class Warp:
+    """Turns images about their centre, counterclockwise by some degrees, after making them wider by a factor.
+
+    Bilinear, with zeros where nothing was.
+    """
+
+    turn: float = 0.0
+    wider: float = 1.0
+
+    def of(self, images: NDArray[Any]) -> NDArray[Any]:
+        from scipy.ndimage import affine_transform
+
+        angle = np.deg2rad(self.turn)
+        # From a place of the copy to that of the image: first turned back, then made narrower again.
+        back = np.array([[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]])
+        A = np.diag([1.0, 1.0 / self.wider]) @ back
+        centre = (np.array(images.shape[2:]) - 1.0) / 2.0
+        whole, offset = np.eye(3), np.zeros(3)
+        whole[1:, 1:], offset[1:] = A, centre - A @ centre
+        planes = images.reshape(-1, *images.shape[2:])
+        precise = planes.astype(np.result_type(planes.dtype, np.float32), copy=False)
+        found = affine_transform(precise, whole, offset, order=1)
+        if planes.dtype.kind in "bui":
+            found = np.rint(found)
+        return np.asarray(found.astype(planes.dtype).reshape(images.shape))
+
+
+Change = Shift | Warp
+
+
+def shifted(X: Any, y: Any, pixels: int = 1) -> tuple[Copies, NDArray[Any]]:
     """The images and their copies shifted by `pixels` up, down, left and right, five times as many, and their labels.
 
     >>> import numpy as np
@@ -61,12 +118,35 @@ def shifted(X: Any, y: Any, pixels: int = 1) -> tuple[Shifted, NDArray[Any]]:
     array([[2., 3.],
            [0., 0.]])
     """
-    moves = ((0, 0), (-pixels, 0), (pixels, 0), (0, -pixels), (0, pixels))
+    return _copies(X, y, [Shift(-pixels), Shift(pixels), Shift(0, -pixels), Shift(0, pixels)])
+
+
+def warped(X: Any, y: Any, turn: float = 12.0, wider: float = 1.2) -> tuple[Copies, NDArray[Any]]:
+    """The images and their copies turned by `turn` degrees either way, and wider and narrower by the factor `wider`.
+
+    Five times as many, and their labels; fewer where turn=0 or wider=1 leaves a kind of copies out. Pools do for shifts
+    what shifted copies do, and nothing for these, so that they help networks with pools as well
+    (docs/classification.md). Fitted as they are, or with `groups=copies.groups`, an image and its copies are left out
+    together, so that leave-one-out does not learn an image's label from its copies.
+
+    >>> import numpy as np
+    >>> X5, y5 = warped(np.ones((2, 1, 8, 8)), ["a", "b"])
+    >>> X5.shape, y5[:4].tolist()
+    ((10, 1, 8, 8), ['a', 'b', 'a', 'b'])
+    """
+    if not (np.isfinite(turn) and np.isfinite(wider) and wider > 0.0):
+        raise DataError(f"turn={turn!r} and wider={wider!r}; expected degrees, and a factor above 0")
+    turns = [Warp(turn), Warp(-turn)] if turn else []
+    return _copies(X, y, [*turns, *([Warp(wider=wider), Warp(wider=1.0 / wider)] if wider != 1.0 else [])])
+
+
+def _copies(X: Any, y: Any, changes: Sequence[Change]) -> tuple[Copies, NDArray[Any]]:
+    """The images as they are and changed in each of these ways, with their labels."""
+    view = Copies(X, [Shift(), *changes])
     labels = to_numpy(y, "y")
-    view = Shifted(X, moves)
-    if len(labels) * len(moves) != len(view):
+    if len(labels) != X.shape[0]:
         raise DataError(f"{X.shape[0]} images but {len(labels)} labels in y; give one label per image")
-    return view, np.concatenate([labels] * len(moves))
+    return view, np.concatenate([labels] * len(view.changes))
 
 
 def flipped(X: Any, y: Any) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -94,13 +174,3 @@ def _take(X: Any, rows: NDArray[np.intp]) -> NDArray[Any]:
     if rows[-1] - rows[0] + 1 == len(rows) and (np.diff(rows) == 1).all():
         return np.asarray(X[int(rows[0]) : int(rows[-1]) + 1])
     return np.stack([np.asarray(X[int(i)]) for i in rows])
-
-
-def _shift(images: NDArray[Any], move: tuple[int, int]) -> NDArray[Any]:
-    """Down and to the right by `move`, zeros where nothing was."""
-    out = np.zeros_like(images)
-    (a, b), (h, w) = move, images.shape[2:]
-    to = (slice(max(a, 0), h + min(a, 0)), slice(max(b, 0), w + min(b, 0)))
-    of = (slice(max(-a, 0), h + min(-a, 0)), slice(max(-b, 0), w + min(-b, 0)))
-    out[:, :, to[0], to[1]] = images[:, :, of[0], of[1]]
-    return out

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import lzma
 import os
 import struct
 import tarfile
@@ -22,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cnngp.common.errors import DatasetError
+from cnngp.common.optional import install_command
 
 from . import cifar
 
@@ -141,7 +143,7 @@ def _unpacked(path: Path, member: str) -> bytes:
                 return extracted.read() if extracted else b""
         data = path.read_bytes()
         return gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
-    except (OSError, EOFError, KeyError, zlib.error, tarfile.TarError) as error:
+    except (OSError, EOFError, KeyError, zlib.error, lzma.LZMAError, tarfile.TarError) as error:
         raise DatasetError(f"{path} cannot be unpacked ({error}); it is cut short or damaged, replace it") from None
 
 
@@ -157,7 +159,7 @@ def _download(name: str, file: File, looked: list[Path]) -> Path:
     try:
         import pooch
     except ImportError:
-        raise DatasetError(f"{advice}, or install the download helper: pip install 'cnngp[data]'") from None
+        raise DatasetError(f"{advice}, or install the download helper: {install_command('pooch')}") from None
     pooch.get_logger().setLevel("ERROR")
     try:
         return Path(pooch.retrieve(_URLS[name] + wanted, known_hash=known, path=cache_folder() / name, fname=wanted))

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from cnngp.common.errors import DatasetError
 
-Images = NDArray[np.float32]
+Pixels = NDArray[np.float32]
 Labels = NDArray[Any]
 Names = NDArray[np.str_]
 
@@ -18,7 +18,7 @@ Names = NDArray[np.str_]
 class Part(NamedTuple):
     """Images with their labels, and their names where they have some."""
 
-    X: Images
+    X: Pixels
     y: Labels
     names: Names | None = None
 
@@ -35,11 +35,11 @@ class Dataset:
     """
 
     name: str
-    X: Images
+    X: Pixels
     y: Labels
-    X_test: Images
+    X_test: Pixels
     y_test: Labels
-    X_validation: Images | None = None
+    X_validation: Pixels | None = None
     y_validation: Labels | None = None
     names: Names | None = None
     names_test: Names | None = None
@@ -157,7 +157,7 @@ def _in_class_order(y: Labels) -> bool:
     return 2 * int(np.count_nonzero(y[1:] != y[:-1])) < by_chance
 
 
-def unit_scale(X: NDArray[Any]) -> Images:
+def unit_scale(X: NDArray[Any]) -> Pixels:
     """Bytes to [0, 1]; other numbers are taken as they are."""
     if X.dtype == np.uint8:
         return X.astype(np.float32) / np.float32(255.0)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from cnngp.common.arrays import DataError, to_numpy
 from cnngp.common.checks import is_number
 
-Images = NDArray[np.float32]
+from .dataset import Pixels
 
 Preparation = Literal["plain", "contrast", "detail", "edges"]
 """How each image is prepared by itself; `prepare` says what each word means."""
@@ -30,7 +30,7 @@ _AT_A_TIME = 1024
 _FLAT = 1e-7
 
 
-def normalised(X: Any) -> Images:
+def normalised(X: Any) -> Pixels:
     """Each image with mean 0 and norm 1, over all its pixels and channels.
 
     >>> import numpy as np
@@ -120,7 +120,7 @@ class Zca:
         values, V = np.linalg.eigh(flat.T @ flat / len(flat))
         return cls(((V / np.sqrt(np.maximum(values, 0.0) + regularisation)) @ V.T).astype(np.float32))
 
-    def __call__(self, X: Any) -> Images:
+    def __call__(self, X: Any) -> Pixels:
         images = _images(X)
         flat = images.reshape(len(images), -1).astype(np.float32)
         if flat.shape[1] != len(self.matrix):
@@ -130,7 +130,7 @@ class Zca:
         return np.asarray(flat @ self.matrix).reshape(images.shape)
 
 
-def prepared(X: Any, X_test: Any, regularisation: float = 1e-4) -> tuple[Images, Images]:
+def prepared(X: Any, X_test: Any, regularisation: float = 1e-4) -> tuple[Pixels, Pixels]:
     """Training and test images as published kernels on CIFAR-10 see them: normalised, then whitened.
 
     The whitening is fitted to the training images alone.

@@ -53,7 +53,7 @@ def load(
         if size is not None:
             raise DatasetError(f"size={size!r} is for folders of images; {source} has a size of its own")
         if aspect != "squash" or skip_bad:
-            raise DatasetError(f"aspect and skip_bad are for folders of images; {source} is none")
+            raise DatasetError(f"aspect and skip_bad are for folders of images, and {source} is not one")
     if named:
         return digits() if str(source) == "digits" else _classic(str(source), split, data)
     if path.is_dir():

@@ -10,13 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cnngp.common import memory
-from cnngp.common.arrays import CheckedImages, DataError, Output
+from cnngp.common.arrays import CheckedImages, DataError
+from cnngp.common.devices import output_on
 from cnngp.gp.inducing import Part
 from cnngp.kernel.kernel import Kernel
 from cnngp.matrix.gram import gram
 
 from .inducing_fit import kernel_parts
-from .inducing_images import Images
+from .inducing_images import TrainingImages
 
 
 class AddedImages:
@@ -35,7 +36,7 @@ class AddedImages:
         self.point_noise = image_noise
         self._X = X
         self._kernel = kernel
-        self._output: Output = "cupy" if kernel.device == "cuda" else "numpy"
+        self._output = output_on(kernel.device)
         self._began = self.computed = time.perf_counter()
         """When the last kernel was there."""
 
@@ -58,5 +59,5 @@ class AddedImages:
     def parts(self) -> Iterator[Part]:
         if self.point_noise is not None:
             raise DataError("image_noise needs the exact model; fit without inducing=")
-        yield from kernel_parts(Images(self.images, self._kernel), self._X, self.Y)
+        yield from kernel_parts(TrainingImages(self.images, self._kernel), self._X, self.Y)
         self.computed = time.perf_counter()

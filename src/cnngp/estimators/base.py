@@ -9,7 +9,7 @@ import time
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,16 +18,15 @@ from sklearn.utils.validation import check_is_fitted
 from cnngp.common.arrays import (
     CheckedImages,
     DataError,
-    Output,
     to_numpy,
 )
+from cnngp.common.devices import ActualDevice, array_module, output_on
 from cnngp.common.progress import progress_bar
 from cnngp.gp.checks import float64_buffer
 from cnngp.gp.exact import ExactGP, Noise
 from cnngp.gp.iterative import IterativeGP
 from cnngp.gp.linalg import blocks
 from cnngp.gp.novelty import novelty
-from cnngp.gp.solving import algebra
 from cnngp.gp.solving.matrices import SymmetricMatrix
 from cnngp.kernel.kernel import Kernel
 from cnngp.matrix.gram import gram
@@ -36,8 +35,9 @@ from cnngp.matrix.store.places import child
 from .added import AddedImages
 from .certificate import Checked, certify, checked_sample
 from .inducing_fit import fit_with_pilot
-from .inducing_images import Images, asked_for
+from .inducing_images import TrainingImages, asked_for
 from .inputs import (
+    Together,
     as_image_noise,
     as_kernel_matrix,
     as_names,
@@ -61,24 +61,30 @@ class GPEstimator(PreparingEstimator):
 
     # ---- fitting -------------------------------------------------------------------------------------------------
 
-    def _fit(self, images: Any, Y: NDArray[np.float64], K: Any, image_noise: Any) -> None:
+    def _fit(self, images: Any, Y: NDArray[np.float64], K: Any, image_noise: Any, together: Together) -> None:
         K = None if K is None else as_kernel_matrix(K)
         image_noise = None if image_noise is None else as_image_noise(image_noise, len(Y))
-        images = self._choose_preparation(images, Y, K is not None)
+        groups = together.checked(len(Y))
+        if self.inducing is not None or as_learning(self.learn) is not None:
+            together.refused("inducing= and learn= leave images out one by one")
+        images = self._choose_preparation(images, Y, K is not None, groups)
         noise = self._learn(images, Y, image_noise)
         if self.inducing is not None:
             if image_noise is not None:
                 raise DataError(_ONLY_EXACT)
             self._fit_inducing(images, Y)
             return
-        device: Literal["cpu", "cuda"] = "cpu" if self.kernel_ is None else self.kernel_.device
+        device: ActualDevice = "cpu" if self.kernel_ is None else self.kernel_.device
         entry = 8 if self.kernel_ is None else np.dtype(self.kernel_.dtype).itemsize
         stored = self.store is not None
         method = choose_solver(self.solver, len(Y), K, stored, entry, noise, device)
         if self.noise is None and self.learned_ is None and self.choice_ is not None and method == "cholesky":
             noise = "loo"  # part of the choice, as the network is
             choose_solver("cholesky", len(Y), K, stored, entry, noise, device)
-        if noise == "loo" and self._no_label_twice(Y):
+        if method != "cholesky":
+            together.refused(f"solver={method!r} leaves images out one by one")
+            groups = None
+        if noise == "loo" and self._no_label_twice(Y, groups):
             noise = 0.0
             if self.noise == "loo":
                 warnings.warn(
@@ -120,12 +126,13 @@ class GPEstimator(PreparingEstimator):
                     point_noise=image_noise,
                     overwrite=True,
                     rounding=rounding,
+                    groups=groups,
                 )
         else:
             self.gp_ = IterativeGP(
                 SymmetricMatrix(K),
                 Y,
-                algebra(device),
+                array_module(device),
                 noise=noise,
                 amplitude=self.amplitude,
                 method=method,
@@ -154,11 +161,11 @@ class GPEstimator(PreparingEstimator):
             return noise
         if image_noise is not None:
             raise DataError("learn= finds one noise for all images; fit without image_noise, or without learn")
-        if asked.rule == "loo" and self._no_label_twice(Y):
+        if asked.rule == "loo" and self._no_label_twice(Y, None):
             raise DataError(
                 "learn='loo' judges an image by others of its class, and no class has two images; use 'likelihood'"
             )
-        held = Images(images, self.kernel_)
+        held = TrainingImages(images, self.kernel_)
         seed = self._seed()
         rows = balanced(Y, asked.images, seed)
         X, targets = held.at(rows), Y[rows]
@@ -173,7 +180,7 @@ class GPEstimator(PreparingEstimator):
         return self.learned_.noise_of(float(self.kernel_.diag(CheckedImages(images)).mean()))
 
     def _fit_inducing(self, X: Any, Y: NDArray[np.float64]) -> None:
-        images = Images(X, self.kernel_)
+        images = TrainingImages(X, self.kernel_)
         asked = asked_for(images, self._prepared_inducing())
         compiling = 0.0 if self.store is not None else self.kernel_.prepare(images.at(slice(0, 2)))
         start = time.perf_counter()
@@ -258,7 +265,7 @@ class GPEstimator(PreparingEstimator):
         if self.choice_ is None:
             return None
         only_noise = self.noise is None and self.gp_.noise > _ONLY_NOISE * self.gp_.largest_variance
-        return self.choice_.text(seconds) + ("; to it the labels are nothing but noise" if only_noise else "")
+        return self.choice_.text(seconds) + ("; its kernel explains the labels by noise alone" if only_noise else "")
 
     # What the noise of a model with inducing images is chosen by, from leave-one-out means and targets.
     _loo_loss: Any = None
@@ -268,7 +275,7 @@ class GPEstimator(PreparingEstimator):
     _wrong: Any = None
     loo_error_: float
 
-    def _no_label_twice(self, Y: NDArray[np.float64]) -> bool:
+    def _no_label_twice(self, Y: NDArray[np.float64], groups: Array | None) -> bool:
         """Whether leave-one-out can be right about no image, because none of the others has its label."""
         return False
 
@@ -279,10 +286,10 @@ class GPEstimator(PreparingEstimator):
     # ---- kernels -------------------------------------------------------------------------------------------------
 
     def _gram(self, images: Any) -> Any:
-        return gram(self.kernel_, CheckedImages(images), output="cupy" if self.kernel_.device == "cuda" else "numpy")
+        return gram(self.kernel_, CheckedImages(images), output=output_on(self.kernel_.device))
 
     def _cross(self, images: Array, others: Array) -> Any:
-        output: Output = "cupy" if self.kernel_.device == "cuda" else "numpy"
+        output = output_on(self.kernel_.device)
         return gram(self.kernel_, CheckedImages(images), CheckedImages(others), output=output, progress=False)
 
     def _stored_cross(self, images: Array) -> Any:
@@ -290,8 +297,8 @@ class GPEstimator(PreparingEstimator):
         digest = hashlib.sha256()
         for set_ in (images, self.X_):
             digest.update(str(set_.shape).encode() + set_.data)
-        place = child(self.store, f"cross-{digest.hexdigest()[:16]}")
-        return gram(self.kernel_, CheckedImages(images), CheckedImages(self.X_), store=place)
+        path = child(self.store, f"cross-{digest.hexdigest()[:16]}")
+        return gram(self.kernel_, CheckedImages(images), CheckedImages(self.X_), store=path)
 
     def _engine(self) -> str:
         """The engine that is used now, for people."""

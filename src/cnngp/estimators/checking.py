@@ -18,13 +18,14 @@ from cnngp.common.arrays import (
     to_numpy,
 )
 from cnngp.common.checks import is_whole
+from cnngp.common.devices import Device
 from cnngp.datasets.preparation import PREPARATIONS, Preparation, prepare
 from cnngp.gp.checks import MatrixError, check_amplitude, check_noise
 from cnngp.gp.exact import Amplitude, Noise
 from cnngp.gp.objectives import Rule
 from cnngp.gp.posterior import Posterior
 from cnngp.gp.solving import METHODS, Method
-from cnngp.kernel.kernel import Device, Kernel, as_kernel
+from cnngp.kernel.kernel import Kernel, as_kernel
 from cnngp.kernel.program import Kind
 from cnngp.network.choice import Choice
 from cnngp.network.layers import Network

@@ -11,13 +11,14 @@ from numpy.typing import NDArray
 from sklearn.base import ClassifierMixin
 from sklearn.utils.validation import check_is_fitted
 
-from cnngp.common.arrays import DataError, to_numpy
+from cnngp.common.arrays import DataError, refuse_masked, to_numpy
+from cnngp.common.devices import Device
 from cnngp.gp.novelty import novelty
-from cnngp.kernel.kernel import Device
 
 from . import files as model_files
 from .base import GPEstimator
 from .explanation import Explanation
+from .inputs import groups_of
 from .labels import (
     Coding,
     OneLabel,
@@ -74,7 +75,7 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
 
     Attributes
     ----------
-    network_ : the network, given or picked; `choice_` says why it was picked, and what a better one would cost.
+    network_ : the network, given, picked or learned; `choice_` says why it was picked, and what a better one costs.
     classes_ : the labels; with several labels per image, their numbers.
     loo_rows_ : rows of the training images that have leave-one-out predictions: all of them, or a random sample if the
         model has no factor of all images. If these could not be solved for, it is empty with a warning, `loo_error_` is
@@ -83,7 +84,6 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
     loo_predictions_, loo_probabilities_ : what those models predict.
     log_marginal_likelihood_ : summed over the outputs; None without a factor; with `inducing`, of the approximation.
     temperature_ : temperature of the probabilities, chosen on the leave-one-out predictions.
-    network_ : the network of the fit: the one that was given, or learned.
     learned_ : what was learned and how, None without `learn`.
     fit_report_ : what was measured about the fit, and what can be trusted.
 
@@ -96,24 +96,39 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
 
     _coding: Coding
 
-    def fit(self, X: Any = None, y: Any = None, *, K: Any = None, names: Any = None, image_noise: Any = None) -> Self:
+    def fit(
+        self,
+        X: Any = None,
+        y: Any = None,
+        *,
+        K: Any = None,
+        names: Any = None,
+        image_noise: Any = None,
+        groups: Any = None,
+    ) -> Self:
         """Fit images X (N, C, H, W) and labels y: (N,) of any kind, or (N, L) of 0 and 1 for several labels an image.
 
         A kernel matrix `K` (N, N) replaces or accompanies X. `names` of the images, such as their files, are shown by
         `suspect_labels` and `explain`. `image_noise` (N,) is noise beside `noise` for single images, in the kernel's
-        units: the more an image has, the less its label counts.
+        units: the more an image has, the less its label counts. Images of one of the `groups` (N,), such as frames of
+        one film, are left out together wherever leave-one-out is used; the copies of `cnngp.augmentation` bring theirs.
         """
         images, y = self._check_fit(X, y, K, names)
         labels = read_labels(y)
         self._set_coding(coding_of(labels))
         self.y_ = labels
-        self._fit(images, self._coding.targets(labels), K, image_noise)
+        self._fit(images, self._coding.targets(labels), K, image_noise, groups_of(X, groups))
         return self
 
     def predict(self, X: Any = None, *, K: Any = None) -> Array:
         """The most probable label of each image; `K` is K(test, training) where the model was fitted on a matrix."""
         mean = self._mean(X, K)
         return self._coding.labels(mean)
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """The share of labels of X that are predicted."""
+        refuse_masked(y, "y")
+        return float(super().score(X, y, sample_weight))
 
     def predict_proba(self, X: Any = None, *, K: Any = None, diagonal: Any = None) -> Array:
         """P(label) for each image, (M, classes), in the order of `classes_`.
@@ -277,8 +292,11 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
     def _uses_variances(self) -> bool:
         return self._moderated and self.gp_.cheap_variances
 
-    def _no_label_twice(self, Y: Array) -> bool:
-        return isinstance(self._coding, OneLabel) and len(self._coding.classes) == len(Y)
+    def _no_label_twice(self, Y: Array, groups: Array | None) -> bool:
+        if not isinstance(self._coding, OneLabel):
+            return False
+        apart = len(Y) if groups is None else len(np.unique(np.stack([Y.argmax(1), groups]), axis=1).T)
+        return len(self._coding.classes) == apart
 
     def _loo_loss(self, mean: Array, targets: Array) -> float:
         """The log loss at the best temperature: what counts for classes and probabilities, unlike squared errors."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,11 +14,11 @@ from numpy.typing import NDArray
 
 from cnngp.common import files as persistence
 from cnngp.common.arrays import to_numpy
+from cnngp.common.devices import Device, array_module
 from cnngp.common.errors import ModelFileError, one_line
 from cnngp.datasets.preparation import check_preparation
 from cnngp.gp.posterior import KINDS, Posterior
-from cnngp.gp.solving import algebra
-from cnngp.kernel.kernel import Device, Kernel
+from cnngp.kernel.kernel import Kernel
 from cnngp.network.serialize import from_json
 
 from .certificate import FitReport
@@ -75,14 +76,9 @@ def load(
     A file from somebody else can name no store, no device and nothing else that belongs to a machine: what it says of
     these is not used.
     """
-    header, arrays = persistence.read(path)
-    if header.get("estimator") != cls.__name__:
-        held = header.get("estimator")
-        raise ModelFileError(f"{path} holds a {held}; load it with {held}.load")
+    header, arrays, parameters = read_model(path, cls.__name__, _NOT_SAVED)
     with reading(path):
-        parameters = {k: v for k, v in dict(header["parameters"]).items() if k not in _NOT_SAVED}
-        if parameters.get("input_shape") is not None:
-            parameters["input_shape"] = tuple(parameters["input_shape"])
+        check_finite(arrays)
         preparation = dict(header["parameters"]).get("preparation", "plain")
         check_preparation(preparation)
         parameters["preparation"] = preparation
@@ -109,7 +105,7 @@ def load(
         model.n_features_in_ = int(np.prod(model.input_shape_))
         if "feature_names" in header:
             model.feature_names_in_ = np.array(header["feature_names"], dtype=object)
-        model.gp_ = _posterior(header, arrays, algebra(model.kernel_.device))
+        model.gp_ = _posterior(header, arrays, array_module(model.kernel_.device))
         if model.gp_.points != len(model.X_):
             raise ValueError(f"{len(model.X_)} images for {model.gp_.points} points")
         model.inducing_rows_ = None
@@ -120,6 +116,7 @@ def load(
         model.fit_report_ = FitReport(**report)
         held = header.get("learned")
         model.learned_ = None if held is None else Learned.from_dict(held)
+        _ = model.fit_report_.verdict, model.fit_report_.rows(), str(model.learned_)  # can be shown
         model.y_, model.names_ = arrays.get("y"), arrays.get("names")  # none in files of the first version
         _check_known(model)
         finish(model, header, arrays)
@@ -132,8 +129,32 @@ def _check_known(model: GPEstimator) -> None:
     for what, known in (("labels", model.y_), ("names", model.names_)):
         if known is not None and len(known) != n:
             raise ValueError(f"{len(known)} {what} for {n} images")
+    if rows is not None and (rows.ndim != 1 or rows.dtype.kind not in "iu"):
+        raise ValueError(f"inducing rows of shape {rows.shape} and type {rows.dtype}")
     if rows is not None and len(rows) and (len(rows) != len(model.X_) or rows.min() < 0 or rows.max() >= n):
         raise ValueError(f"{len(rows)} rows of {n} images for {len(model.X_)} inducing images")
+
+
+def check_finite(arrays: dict[str, Array]) -> None:
+    """`ValueError` for NaN and infinity, which no fit leaves in a model, and which would travel into predictions."""
+    for name, array in arrays.items():
+        if array.dtype.kind in "fc" and not np.isfinite(array).all():
+            raise ValueError(f"{name} holds NaN or infinity")
+
+
+def read_model(
+    path: str | Path, estimator: str, not_saved: tuple[str, ...]
+) -> tuple[dict[str, Any], dict[str, Array], dict[str, Any]]:
+    """Header and arrays of a file that must hold this kind of estimator, and the parameters that it was made with."""
+    header, arrays = persistence.read(path)
+    if header.get("estimator") != estimator:
+        held = one_line(header.get("estimator"))[:50]
+        raise ModelFileError(f"{path} holds a {held}; load it with {held}.load")
+    with reading(path):
+        parameters = {k: v for k, v in dict(header["parameters"]).items() if k not in not_saved}
+        if parameters.get("input_shape") is not None:
+            parameters["input_shape"] = tuple(parameters["input_shape"])
+    return header, arrays, parameters
 
 
 @contextmanager
@@ -156,4 +177,7 @@ def _posterior(header: dict[str, Any], arrays: dict[str, Array], xp: Any) -> Pos
     kind = header["posterior"]
     if kind not in KINDS:
         raise ValueError(f"a posterior of the kind {kind!r}")
+    for name, value in dict(header["state"]).items():
+        if isinstance(value, float) and not math.isfinite(value) and name != "residual":
+            raise ValueError(f"{name} is {value}")
     return KINDS[kind].restored(header["state"], arrays, xp)

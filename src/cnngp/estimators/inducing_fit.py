@@ -14,7 +14,7 @@ from cnngp.gp.exact import Amplitude, Noise
 from cnngp.gp.inducing import SAMPLE, InducingGP, Part
 from cnngp.gp.linalg import blocks
 
-from .inducing_images import Chosen, Images, choose, columns_of, rows_of
+from .inducing_images import Chosen, TrainingImages, choose, columns_of, rows_of
 from .inducing_pilot import Pilot, Wrong, pilot
 
 Array = NDArray[Any]
@@ -27,7 +27,7 @@ _DISCOUNTS = (0.0, 30.0, 100.0, 300.0, 1000.0)
 
 
 def fit_with_pilot(
-    images: Images,
+    images: TrainingImages,
     Y: NDArray[np.float64],
     asked: int | Chosen,
     *,
@@ -39,7 +39,9 @@ def fit_with_pilot(
 ) -> tuple[InducingGP, Array, NDArray[np.intp], Pilot | None]:
     """What `fit_inducing` gives, and how it compares with the exact process on a few of the images."""
 
-    def fit(images: Images, Y: NDArray[np.float64], asked: int | Chosen) -> tuple[InducingGP, Array, NDArray[np.intp]]:
+    def fit(
+        images: TrainingImages, Y: NDArray[np.float64], asked: int | Chosen
+    ) -> tuple[InducingGP, Array, NDArray[np.intp]]:
         return fit_inducing(images, Y, asked, noise=noise, seed=seed, store=store, **options)
 
     model = fit(images, Y, asked)
@@ -49,7 +51,7 @@ def fit_with_pilot(
 
 
 def fit_inducing(
-    images: Images,
+    images: TrainingImages,
     Y: NDArray[np.float64],
     asked: int | Chosen,
     *,
@@ -92,7 +94,9 @@ def fit_inducing(
     return gp, choice.Z, choice.rows
 
 
-def kernel_parts(images: Images, Z: Array, Y: NDArray[np.float64], columns: Sequence[Any] = ()) -> Iterator[Part]:
+def kernel_parts(
+    images: TrainingImages, Z: Array, Y: NDArray[np.float64], columns: Sequence[Any] = ()
+) -> Iterator[Part]:
     """K(X, Z), Y and k(x, x), some rows at a time; K from `columns` of it where it has been computed."""
     with progress_bar(len(images), "kernel", "image") as bar:
         for rows in blocks(len(images), images.block(len(Z))):

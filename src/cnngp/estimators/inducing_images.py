@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cnngp.common.arrays import DataError, Output, as_images, to_numpy
+from cnngp.common.arrays import DataError, as_images, to_numpy
+from cnngp.common.devices import array_module, output_on
 from cnngp.datasets.preparation import Preparation, prepare
 from cnngp.gp.checks import float64_buffer
 from cnngp.gp.jitter import factorised
 from cnngp.gp.linalg import blocks
-from cnngp.gp.solving import algebra
 from cnngp.kernel.kernel import Kernel
 from cnngp.matrix.gram import gram
 from cnngp.matrix.store.places import child
@@ -33,18 +33,18 @@ _ROUNDS = 8
 _NOISE = 1e-2
 
 
-class Images:
+class TrainingImages:
     """Training images that stay where they are: an array, a memory map, a Zarr array or a view of one's own."""
 
     def __init__(self, X: Any, kernel: Kernel) -> None:
         self.X = X
         self.kernel = kernel
-        self.output: Output = "cupy" if kernel.device == "cuda" else "numpy"
+        self.output = output_on(kernel.device)
 
     @property
     def xp(self) -> Any:
         """The module whose arrays live where the kernel does."""
-        return algebra(self.kernel.device)
+        return array_module(self.kernel.device)
 
     def __len__(self) -> int:
         return int(self.X.shape[0])
@@ -68,7 +68,7 @@ class PreparedImages:
     """A view of training images that stay where they are, each prepared when it is read, in the kernel's type."""
 
     def __init__(self, X: Any, preparation: Preparation, kernel: Kernel) -> None:
-        self._X, self._preparation = Images(X, kernel), preparation
+        self._X, self._preparation = TrainingImages(X, kernel), preparation
         self.shape, self.dtype = tuple(X.shape), np.dtype(kernel.dtype)
 
     def __len__(self) -> int:
@@ -99,7 +99,7 @@ class Chosen:
         return np.where(self.rows[at] == sample, at, -1)
 
 
-def asked_for(images: Images, inducing: Any) -> int | Chosen:
+def asked_for(images: TrainingImages, inducing: Any) -> int | Chosen:
     """How many images are to be chosen, or those that the caller has chosen: row numbers, or images of their own."""
     n = len(images)
     if isinstance(inducing, Integral):
@@ -124,7 +124,7 @@ def asked_for(images: Images, inducing: Any) -> int | Chosen:
 
 
 def choose(
-    images: Images,
+    images: TrainingImages,
     Y: NDArray[np.float64],
     m: int,
     reserved: NDArray[np.intp],
@@ -161,7 +161,7 @@ def choose(
 
 
 def _pool(
-    images: Images, m: int, reserved: NDArray[np.intp], rng: np.random.Generator, room: int | None
+    images: TrainingImages, m: int, reserved: NDArray[np.intp], rng: np.random.Generator, room: int | None
 ) -> NDArray[np.intp]:
     """Rows to choose from, sorted: all of them, or a number of them at random, without the reserved ones."""
     n, size = len(images), _CANDIDATES * m
@@ -184,7 +184,7 @@ def _repeated(X: Array) -> NDArray[np.bool_]:
     return repeated
 
 
-def columns_of(images: Images, X: Any, Z: Array, store: Any, rows: NDArray[np.intp] | None = None) -> Any:
+def columns_of(images: TrainingImages, X: Any, Z: Array, store: Any, rows: NDArray[np.intp] | None = None) -> Any:
     """K(X, Z) where the kernel's device is, or in a store inside `store`, so that a killed fit goes on.
 
     X are all images, or those in `rows`; many fits may share a store, each with parts of its own.

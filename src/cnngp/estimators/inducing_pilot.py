@@ -23,11 +23,11 @@ from cnngp.gp.exact import ExactGP, Noise
 from cnngp.gp.inducing import InducingGP
 from cnngp.gp.noise import chosen_noise
 
-from .inducing_images import Chosen, Images, columns_of, rows_of
+from .inducing_images import Chosen, TrainingImages, columns_of, rows_of
 
 Wrong = Callable[[NDArray[np.float64], NDArray[np.float64]], NDArray[np.bool_]]
 """Means and targets (M, outputs) → which of the M images are classified wrongly."""
-Fit = Callable[[Images, NDArray[np.float64], "int | Chosen"], tuple[InducingGP, Any, NDArray[np.intp]]]
+Fit = Callable[[TrainingImages, NDArray[np.float64], "int | Chosen"], tuple[InducingGP, Any, NDArray[np.intp]]]
 
 # The images of the small fits: m, but between so many, and never more than half of all.
 _FITTED = (2_000, 10_000)
@@ -63,7 +63,7 @@ class Pilot:
 
 
 def pilot(
-    images: Images,
+    images: TrainingImages,
     Y: NDArray[np.float64],
     asked: int | Chosen,
     fit: Fit,
@@ -82,7 +82,7 @@ def pilot(
         return None
     drawn = np.random.default_rng(None if seed is None else [seed, n, m]).choice(n, size + tried, replace=False)
     few, unseen = np.sort(drawn[:size]), np.sort(drawn[size:])
-    part, X = Images(images.at(few), images.kernel), images.at(unseen)
+    part, X = TrainingImages(images.at(few), images.kernel), images.at(unseen)
     few_inducing = max(round(size * m / n), 1)
     # Given rows are no better than any others, for all that is known.
     same = few_inducing if isinstance(asked, int) else Chosen(np.arange(few_inducing), part.X[:few_inducing])

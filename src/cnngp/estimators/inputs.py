@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import math
 import warnings
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cnngp.common.arrays import DataError, as_real, in_place, refuse_masked, to_numpy
+from cnngp.datasets.augmentation import Copies
+from cnngp.gp.groups import check_groups
 from cnngp.matrix.store.store import verified
 from cnngp.network.layers import Network
 from cnngp.network.shapes import check_input_shape, shape_text
@@ -188,6 +191,30 @@ def as_image_noise(noise: Any, n: int) -> NDArray[np.float64]:
             f"image_noise has shape {values.shape}; expected {n} variances of 0 or more, one for each image"
         )
     return np.asarray(values, np.float64)
+
+
+@dataclass(frozen=True)
+class Together:
+    """Which images are left out together, and whether `groups=` said so or copies brought it."""
+
+    groups: Any
+    asked: bool
+
+    def checked(self, n: int) -> NDArray[np.intp] | None:
+        """The number of each image's group."""
+        return None if self.groups is None else check_groups(self.groups, n)
+
+    def refused(self, why: str) -> None:
+        """For models without a factor of all images; groups that only come with copies are not used there."""
+        if self.asked:
+            raise DataError(f"{why}; fit without groups=, or the exact model: no inducing or learn, solver='cholesky'")
+
+
+def groups_of(X: Any, groups: Any) -> Together:
+    """The `groups` of a fit: those that were given, or those of copies of images."""
+    if groups is not None:
+        return Together(to_numpy(groups, "groups"), asked=True)
+    return Together(X.groups if isinstance(X, Copies) else None, asked=False)
 
 
 def warn_of_another_scale(images: NDArray[Any], fitted: NDArray[Any]) -> None:

@@ -11,7 +11,7 @@ from cnngp.common.arrays import to_numpy
 
 from .budget import compared_pairs
 from .checking import CheckedEstimator
-from .inducing_images import Images, PreparedImages
+from .inducing_images import PreparedImages, TrainingImages
 from .inputs import as_float, axes
 from .learning import as_learning, balanced
 from .recipe import JUDGED_ON, chosen_preparation, chosen_recipe
@@ -22,7 +22,7 @@ Array = NDArray[Any]
 class PreparingEstimator(CheckedEstimator):
     """What estimators do to images before their kernel sees them."""
 
-    def _choose_preparation(self, images: Any, Y: NDArray[np.float64], given: bool) -> Any:
+    def _choose_preparation(self, images: Any, Y: NDArray[np.float64], given: bool, groups: Any) -> Any:
         """The images as the kernel is to see them; what is chosen by leave-one-out is chosen here.
 
         Where a matrix was `given`, or the variances are to be learned, the network that was picked stays as it is.
@@ -35,8 +35,10 @@ class PreparingEstimator(CheckedEstimator):
             asked = "loo" if free else "plain"
         self.originals_ = images
         if asked == "loo":
-            held = Images(images, self.kernel_)
-            rows = balanced(Y, JUDGED_ON, 0)
+            held = TrainingImages(images, self.kernel_)
+            # One image of each group: of several, one would say what another is.
+            apart = np.arange(len(Y)) if groups is None else np.unique(groups, return_index=True)[1]
+            rows = np.sort(apart[balanced(Y[apart], JUDGED_ON, 0)])
             X, targets = held.at(rows), Y[rows]
             if self.choice_ is not None and self.budget is None and not given:
                 pairs = compared_pairs(len(Y), self.inducing)
@@ -71,5 +73,5 @@ class PreparingEstimator(CheckedEstimator):
             return self._own_inducing()
         order = np.argsort(rows)
         found = np.empty_like(self.X_)
-        found[order] = Images(self.originals_, self.kernel_).at(rows[order])
+        found[order] = TrainingImages(self.originals_, self.kernel_).at(rows[order])
         return found

@@ -1,10 +1,10 @@
-"""How images are prepared, and which relative of the chosen network sees them: by leave-one-out on some of the images.
+"""How images are prepared, and which relative of the chosen network takes them: by leave-one-out on some of the images.
 
 A network that is right for digits may be wrong for photographs: the light of a scene, the colour of a wall or the place
-of a thing can hide what matters. So a few ways to look at the images are tried on a part of them, with the quickest
-network of their family, and judged by how likely each target is given all others. What is tried and how it is judged
-is the same on every machine. What is usual is kept unless another way is better by more than a little, and by more than
-chance explains.
+of a thing can hide what matters. So a few preparations and relatives of the network are tried on a part of the images,
+with the quickest network of their family, and judged by how likely each target is given all others. What is tried and
+how it is judged is the same on every machine. What is usual is kept unless something else is better by more than a
+little, and by more than chance explains.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ T = TypeVar("T")
 JUDGED_ON = 200
 """Images that the choice is made on, all of them where there are fewer."""
 _FEWEST = 20  # with fewer, leave-one-out says too little
-# Of −2 log density a target: what another way has to gain, as images that are alike make standard errors too small.
+# Of −2 log density a target: what another choice has to gain, as images that are alike make standard errors too small.
 _WORTH = 0.05
 _WORDS = {
     "contrast": "without the mean of each channel",
-    "detail": "without their blurred copy",
-    "edges": "without all but fine lines",
+    "detail": "without a blurred copy of themselves",
+    "edges": "with fine lines only",
 }
 
 
@@ -85,16 +85,16 @@ def chosen_preparation(X: Array, Y: Array, kernel: Kernel) -> Preparation:
     return found
 
 
-def _shown(ways: Sequence[T]) -> Iterator[T]:
+def _shown(choices: Sequence[T]) -> Iterator[T]:
     """What is tried, one after the other, with a progress bar where it takes long."""
-    with progress_bar(len(ways), "choosing how to see the images", "way") as bar:
-        for way in ways:
-            yield way
+    with progress_bar(len(choices), "choosing a preparation", "try") as bar:
+        for choice in choices:
+            yield choice
             bar.update(1)
 
 
 def _reason(reason: str, preparation: Preparation, images: int) -> str:
-    look = "" if preparation == "plain" else f", which it sees {_WORDS[preparation]} (preparation {preparation!r})"
+    look = "" if preparation == "plain" else f", prepared {_WORDS[preparation]} (preparation {preparation!r})"
     return f"{reason}{look}, by leave-one-out on {images:,} of them"
 
 
@@ -105,7 +105,7 @@ def left_out(kernel: Kernel, X: Array, Y: Array) -> Losses:
     if not K.diagonal().any():
         return np.full(len(Y), math.inf)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of a way that is not taken; the fit warns of the one that is
+        warnings.simplefilter("ignore")  # of a choice that may not be taken; the fit warns of the one that is
         gp = ExactGP(K, Y, noise="loo", amplitude="loo", rounding=rounding)
     mean, variance = gp.leave_one_out()
     return np.asarray(((Y - mean) ** 2 / variance[:, None] + np.log(variance)[:, None]).mean(1))

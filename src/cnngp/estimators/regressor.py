@@ -11,17 +11,19 @@ from numpy.typing import NDArray
 from sklearn.base import RegressorMixin
 from sklearn.utils.validation import check_is_fitted
 
-from cnngp.common.arrays import DataError, as_real, to_numpy
+from cnngp.common.arrays import DataError, as_real, refuse_masked, to_numpy
+from cnngp.common.devices import Device
 from cnngp.datasets.preparation import Preparation
 from cnngp.gp.exact import Amplitude, Noise
 from cnngp.gp.objectives import Rule
 from cnngp.gp.solving import Method
-from cnngp.kernel.kernel import Device, Kernel
+from cnngp.kernel.kernel import Kernel
 from cnngp.kernel.program import Kind
 from cnngp.network.layers import Network
 
 from . import files as model_files
 from .base import GPEstimator
+from .inputs import groups_of
 from .learning import Learning
 from .suspects import suspects
 
@@ -89,10 +91,19 @@ class GPRegressor(RegressorMixin, GPEstimator):  # type: ignore[misc]
         )
         self.normalize_y = normalize_y
 
-    def fit(self, X: Any = None, y: Any = None, *, K: Any = None, names: Any = None, image_noise: Any = None) -> Self:
+    def fit(
+        self,
+        X: Any = None,
+        y: Any = None,
+        *,
+        K: Any = None,
+        names: Any = None,
+        image_noise: Any = None,
+        groups: Any = None,
+    ) -> Self:
         """Fit images X (N, C, H, W) and targets y, (N,) or (N, outputs); `K` (N, N) replaces or accompanies X.
 
-        `names` and `image_noise` are those of `GPClassifier.fit`.
+        `names`, `image_noise` and `groups` are those of `GPClassifier.fit`.
         """
         images, y = self._check_fit(X, y, K, names, regression=True)
         targets = self.y_ = self._check_targets(y)
@@ -102,7 +113,7 @@ class GPRegressor(RegressorMixin, GPEstimator):  # type: ignore[misc]
         if self.normalize_y:
             spread = _standard_deviation(Y)
             self._y_mean, self._y_std = Y.mean(0), np.where(spread > 0, spread, 1.0)
-        self._fit(images, (Y - self._y_mean) / self._y_std, K, image_noise)
+        self._fit(images, (Y - self._y_mean) / self._y_std, K, image_noise, groups_of(X, groups))
         return self
 
     def predict(
@@ -129,6 +140,11 @@ class GPRegressor(RegressorMixin, GPEstimator):  # type: ignore[misc]
         mean, variance = self._mean_and_variance(X, K, diagonal)
         std = np.sqrt(variance)[:, None] * self._y_std
         return self._restored(mean), std[:, 0] if self._one_output else std
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """R² of the predictions for X."""
+        refuse_masked(y, "y")
+        return float(super().score(X, y, sample_weight))
 
     def sample_y(self, X: Any, n_samples: int = 1, random_state: int | None = 0) -> Array:
         """Functions from the posterior at X: (M, n_samples), or (M, outputs, n_samples) for several outputs."""
@@ -172,6 +188,9 @@ class GPRegressor(RegressorMixin, GPEstimator):  # type: ignore[misc]
 
         def finish(model: Self, header: dict[str, Any], arrays: dict[str, Array]) -> None:
             model._y_mean, model._y_std = arrays["y_mean"], arrays["y_std"]
+            outputs = model.gp_.loo_targets.shape[1:]
+            if not model._y_mean.shape == model._y_std.shape == outputs or (model._y_std < 0.0).any():
+                raise ValueError(f"means and deviations of {model._y_mean.shape} for outputs of {outputs}")
             model._one_output = bool(header["one_output"])
             model._after_fit()
 

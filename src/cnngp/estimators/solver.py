@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from cnngp.common import memory
+from cnngp.common.devices import ActualDevice
 from cnngp.gp.exact import Noise
 from cnngp.gp.noise import searched_points
 from cnngp.gp.solving import Method, choose_method
 
 
-def choose_solver(
-    asked: Method, n: int, K: Any, store: bool, entry: int, noise: Noise, device: Literal["cpu", "cuda"]
-) -> str:
+def choose_solver(asked: Method, n: int, K: Any, store: bool, entry: int, noise: Noise, device: ActualDevice) -> str:
     """Cholesky unless another solver was asked for, or the matrix is in a store and its factor does not fit.
 
     `entry` is the size in bytes of an entry of the kernel matrix as it is computed.

@@ -12,6 +12,7 @@ import numpy as np
 
 from cnngp.common.arrays import as_real, in_place, is_on_gpu, kind, to_cupy, to_numpy
 from cnngp.common.checks import is_number
+from cnngp.common.optional import need
 
 from .linalg import Array, blocks, namespace
 
@@ -39,15 +40,14 @@ def check_amplitude(amplitude: object) -> None:
         raise MatrixError(f"amplitude={amplitude!r}: expected 'ml', 'loo' or a positive number")
 
 
-def check_test(xp: Any, K_test: Array, points: int) -> Array:
-    """K(test, training) in float64, checked."""
-    K_test = as_float64(xp, K_test, "K(test, training)")
+def check_test(xp: Any, K_test: Array, points: int, kernel: str = "K") -> Array:
+    """K(test, training) in float64, checked; `kernel` is its name in errors."""
+    name = f"{kernel}(test, training)"
+    K_test = as_float64(xp, K_test, name)
     if K_test.ndim != 2 or K_test.shape[1] != points:
-        raise MatrixError(
-            f"K(test, training) has shape {K_test.shape}; expected (test points, {points} training points)"
-        )
+        raise MatrixError(f"{name} has shape {K_test.shape}; expected (test points, {points} training points)")
     if not bool(xp.isfinite(K_test).all()):
-        raise MatrixError("K(test, training) contains NaN or infinity")
+        raise MatrixError(f"{name} contains NaN or infinity")
     return K_test
 
 
@@ -93,11 +93,7 @@ def matrix_buffer(K: Array, dtype: str, overwrite: bool = False, on_gpu: bool = 
     if len(shape) != 2 or shape[0] != shape[1] or shape[0] == 0:
         raise MatrixError(f"the kernel matrix has shape {shape}; expected (N, N) with N at least 1")
     K = as_matrix(K)
-    xp = namespace(K)
-    if on_gpu:
-        import cupy
-
-        xp = cupy
+    xp = need("cupy", "a matrix on the card") if on_gpu else namespace(K)
     if overwrite and isinstance(K, xp.ndarray) and K.dtype == dtype and getattr(K.flags, "writeable", True):
         A = K
     else:

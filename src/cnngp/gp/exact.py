@@ -26,6 +26,7 @@ from .checks import (
     check_test,
     float64_buffer,
 )
+from .groups import check_groups, leave_groups_out
 from .jitter import JitterWarning, factorised, warn_of_jitter
 from .linalg import Array, Factor, NotPositiveDefinite, namespace
 from .noise import chosen_noise
@@ -69,6 +70,7 @@ class ExactGP:
         point_noise: Array | None = None,
         overwrite: bool = False,
         rounding: float = 0.0,
+        groups: Any = None,
     ) -> None:
         check_noise(noise)
         check_amplitude(amplitude)
@@ -79,7 +81,8 @@ class ExactGP:
         self.variances = A.diagonal().copy()
         """k(x, x) of each point: the diagonal of K before the noise of single points is added to it."""
         _add_to_diagonal(A, self.point_noise)
-        self.noise = chosen_noise(A, self.Y, noise, amplitude, rounding)
+        self.groups = None if groups is None else check_groups(groups, A.shape[0])
+        self.noise = chosen_noise(A, self.Y, noise, amplitude, rounding, self.groups)
         self.jitter = jitter
         """What was added to the diagonal beside the noise, relative to the diagonal's mean."""
         self._amplitude_rule = amplitude
@@ -98,11 +101,15 @@ class ExactGP:
         n, outputs = self.Y.shape
         self.alpha = self.factor.solve(self.Y)
         self.inverse_diagonal = self.factor.inverse_diagonal()
+        self._grouped = None if self.groups is None else leave_groups_out(self.factor, self.groups, self.alpha)
         match self._amplitude_rule:
             case "ml":  # Σ_c y_cᵀK⁻¹y_c/(N·C)
                 amplitude = float((self.Y * self.alpha).sum()) / (n * outputs)
             case "loo":  # the maximum of Σ log N(y_i; leave-one-out mean, a/[K⁻¹]_ii)
-                amplitude = float((self.alpha**2 / self.inverse_diagonal[:, None]).mean())
+                squares = self.alpha**2 / self.inverse_diagonal[:, None]
+                if self._grouped is not None:
+                    squares = self._grouped[0] ** 2 / self._grouped[1][:, None]
+                amplitude = float(squares.mean())
             case number:
                 amplitude = float(number)
         self.amplitude = amplitude if amplitude > 0.0 else 1.0  # targets that are all zero say nothing of scale
@@ -136,7 +143,13 @@ class ExactGP:
         return posterior_samples(self.mean(K_test), self.covariance(K_test, K_test_test), n, seed)
 
     def leave_one_out(self) -> tuple[Array, Array]:
-        """What the other N − 1 points predict for each y_i: mean y_i − α_i/[K⁻¹]_ii (N, outputs), variance (N,)."""
+        """What the other N − 1 points predict for each y_i: mean y_i − α_i/[K⁻¹]_ii (N, outputs), variance (N,).
+
+        Where there are groups, what the points of all other groups predict.
+        """
+        if self._grouped is not None:
+            deviations, variances = self._grouped
+            return self.Y - deviations, self.amplitude * variances
         return self.Y - self.alpha / self.inverse_diagonal[:, None], self.amplitude / self.inverse_diagonal
 
     @property
@@ -237,6 +250,8 @@ class ExactGP:
         self.Y = xp.concatenate([self.Y, Y_new])
         self.variances = xp.concatenate([self.variances, variances])
         self.point_noise = xp.concatenate([self.point_noise, point_noise])
+        if self.groups is not None:  # each new point is a group of its own
+            self.groups = np.concatenate([self.groups, self.groups.max() + 1 + np.arange(len(Y_new))])
         self._condition()
 
     # ---- files ---------------------------------------------------------------------------------------------------
@@ -245,7 +260,8 @@ class ExactGP:
         """Numbers and arrays that `restored` makes the same model of; `K` in `dtype` where that loses nothing."""
         K = files.packed(to_numpy(self.factor.A), to_numpy(self.variances), dtype)
         numbers = {"noise": self.noise, "jitter": self.jitter, "amplitude_rule": self._amplitude_rule}
-        return numbers, {"Y": self.Y, "K": K, "point_noise": self.point_noise}
+        groups = {} if self.groups is None else {"groups": self.groups}
+        return numbers, {"Y": self.Y, "K": K, "point_noise": self.point_noise} | groups
 
     @classmethod
     def restored(cls, numbers: dict[str, Any], arrays: dict[str, Array], xp: Any) -> ExactGP:
@@ -253,7 +269,17 @@ class ExactGP:
         K = xp.asarray(files.unpacked(arrays["K"], len(Y)))
         noise, amplitude, jitter = numbers["noise"], numbers["amplitude_rule"], numbers["jitter"]
         point_noise = arrays.get("point_noise")  # files of the first version have none
-        return cls(K, Y, noise=noise, amplitude=amplitude, jitter=jitter, point_noise=point_noise, overwrite=True)
+        groups = arrays.get("groups")
+        return cls(
+            K,
+            Y,
+            noise=noise,
+            amplitude=amplitude,
+            jitter=jitter,
+            point_noise=point_noise,
+            overwrite=True,
+            groups=groups,
+        )
 
     def _factorise_with(self, K_new_old: Array, K_new: Array) -> Factor:
         old, n, m = self.factor, len(self.factor), K_new.shape[0]

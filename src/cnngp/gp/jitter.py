@@ -20,7 +20,7 @@ def factorised(A: Array, noise: float, jitter: float = 0.0) -> tuple[Factor, flo
     mean_diagonal = float(A.diagonal().mean())
     if mean_diagonal == 0.0 and noise == 0.0 and not A.diagonal().any():
         raise MatrixError(
-            f"the kernel of all {A.shape[0]} points is zero: blank images are nothing to a network without biases; "
+            f"the kernel of all {A.shape[0]} points is zero: blank images give zero in a network without biases; "
             "give one a bias_var, or other images"
         )
     for relative in (jitter, *(j for j in JITTERS if j > jitter)):

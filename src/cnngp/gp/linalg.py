@@ -13,21 +13,14 @@ from typing import Any
 
 import numpy as np
 
+from cnngp.common.arrays import namespace as namespace
+
 # An ndarray of NumPy or CuPy: the two have no common type.
 Array = Any
 
 
 class NotPositiveDefinite(ArithmeticError):
     """A pivot that is zero, negative, NaN, or nothing but rounding."""
-
-
-def namespace(a: Array) -> Any:
-    """The module that an array belongs to: `cupy` or `numpy`."""
-    if type(a).__module__.split(".")[0] == "cupy":
-        import cupy
-
-        return cupy
-    return np
 
 
 def triangular_solve(L: Array, B: Array, transposed: bool = False) -> Array:

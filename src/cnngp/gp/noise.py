@@ -15,7 +15,11 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from cnngp.common.arrays import to_numpy
+
+from .groups import left_out, of_one_size
 from .linalg import Array, namespace
 
 _LEAST, _MOST = -10.0, 6.0  # log₁₀ of the noise that is tried, in units of the mean eigenvalue
@@ -32,12 +36,14 @@ def _step(n: int) -> int:
     return -(-n // _MOST_POINTS)
 
 
-def chosen_noise(K: Array, Y: Array, noise: Any, amplitude: Any, rounding: float = 0.0) -> float:
+def chosen_noise(
+    K: Array, Y: Array, noise: Any, amplitude: Any, rounding: float = 0.0, groups: NDArray[np.intp] | None = None
+) -> float:
     """The noise that is meant: "ml" by marginal likelihood, "loo" by leave-one-out, else the number itself.
 
     `rounding` is the relative error of K's entries. By leave-one-out, noise is no less than what such errors do to the
     eigenvalues, about √N · rounding · k(x, x): with less, the predictions of images that are nearly alike are made of
-    rounding errors, and what leave-one-out says of them is chance.
+    rounding errors, and what leave-one-out says of them is chance. Points of one of the `groups` are left out together.
     """
     if isinstance(noise, str) and not float(K.diagonal().max()) > 0.0:
         return 0.0  # nothing to search in: whoever factorises such a matrix says what it is
@@ -47,7 +53,8 @@ def chosen_noise(K: Array, Y: Array, noise: Any, amplitude: Any, rounding: float
         case "loo":
             step = _step(len(Y))
             least = math.sqrt(len(Y)) * rounding * float(K.diagonal().mean())
-            return max(least, _best_left_out(K[::step, ::step], Y[::step], amplitude))
+            together = None if groups is None else groups[::step]
+            return max(least, _best_left_out(K[::step, ::step], Y[::step], amplitude, together))
         case _:
             return float(noise)
 
@@ -55,7 +62,7 @@ def chosen_noise(K: Array, Y: Array, noise: Any, amplitude: Any, rounding: float
 def _most_likely(K: Array, Y: Array, amplitude: Any) -> float:
     xp = namespace(K)
     values, Q = xp.linalg.eigh(K)
-    lam, weight = _host(xp.maximum(values, 0.0)), _host(((Q.T @ Y) ** 2).sum(1))
+    lam, weight = to_numpy(xp.maximum(values, 0.0)), to_numpy(((Q.T @ Y) ** 2).sum(1))
     del Q
     n, outputs = Y.shape
     scale = float(lam.mean())
@@ -69,22 +76,35 @@ def _most_likely(K: Array, Y: Array, amplitude: Any) -> float:
     return float(scale * 10.0 ** _searched(loss, "ml", points=65, stacklevel=7))
 
 
-def _best_left_out(K: Array, Y: Array, amplitude: Any) -> float:
+def _best_left_out(K: Array, Y: Array, amplitude: Any, groups: NDArray[np.intp] | None) -> float:
     """The highest density of the targets, each given all others: −2 Σ_ic log N(y_ic; mean, variance)."""
     xp = namespace(K)
     values, Q = xp.linalg.eigh(K)
     lam = xp.maximum(values, 0.0)
-    rotated, squares = Q.T @ Y, Q * Q
+    rotated = Q.T @ Y
+    squares = Q * Q if groups is None else None
+    members = [] if groups is None else [xp.asarray(at) for at in of_one_size(groups)]
     n, outputs = Y.shape
     scale = float(lam.mean())
 
+    def fit_and_logs(alpha: Array, s: Array) -> tuple[float, float]:
+        """Σ_ic (y_ic − mean)²/variance and Σ_i log variance, for the amplitude 1."""
+        if squares is not None:
+            inverse = squares @ (1.0 / s)
+            return float((alpha**2 / inverse[:, None]).sum()), -float(xp.log(inverse).sum())
+        fit = logs = 0.0
+        for at in members:
+            rows = Q[at]  # (groups, size, N)
+            deviations, variances = left_out((rows / s) @ rows.transpose(0, 2, 1), alpha[at])
+            fit += float((deviations**2 / variances[..., None]).sum())
+            logs += float(xp.log(variances).sum())
+        return fit, logs
+
     def loss(log_noise: float) -> float:
         s = lam + scale * 10.0**log_noise
-        inverse = squares @ (1.0 / s)
-        alpha = Q @ (rotated / s[:, None])
-        fit = float((alpha**2 / inverse[:, None]).sum())
+        fit, logs = fit_and_logs(Q @ (rotated / s[:, None]), s)
         a = fit / (n * outputs) if isinstance(amplitude, str) else float(amplitude)
-        return fit / a + outputs * (n * math.log(a) - float(xp.log(inverse).sum())) if a > 0 else math.inf
+        return fit / a + outputs * (n * math.log(a) + logs) if a > 0 else math.inf
 
     return float(scale * 10.0 ** _searched(loss, "loo", points=33, stacklevel=7))
 
@@ -105,7 +125,3 @@ def _searched(loss: Callable[[float], float], rule: str, points: int, stacklevel
         )
     found = minimize_scalar(loss, bounds=(best - step, best + step), method="bounded", options={"xatol": 1e-6})
     return float(found.x)
-
-
-def _host(a: Array) -> Any:
-    return a if isinstance(a, np.ndarray) else a.get()

@@ -120,7 +120,7 @@ class TrainedEnsemble:
             One time or several; None, like infinity, is training to convergence.
         """
         xp = namespace(self._K)
-        K_test, P = check_test(xp, K_test, self.points), check_test(xp, Theta_test, self.points)
+        K_test, P = check_test(xp, K_test, self.points), check_test(xp, Theta_test, self.points, "Theta")
         if len(K_test) != len(P):
             raise MatrixError(f"K(test, training) has {len(K_test)} rows, Theta(test, training) {len(P)}")
         prior = None if K_test_test is None else self._prior(K_test_test, len(P))

@@ -9,9 +9,11 @@ on an engine, and takes a fraction of a second.
 make more of rounding: Step has a square root for a slope at correlation one, Erf and tanh grow steep with the variance,
 Sin and Cos take its exponential. How much more is measured and not guessed: the reference runs once again with every
 covariance K(x, z) made smaller by a unit in the last place after every layer, which moves it the way that rounding
-moves an engine, all at once and in the worst direction. The larger of the two is the bound. An engine that is a hundred
-times further off is wrong. The tangent kernel is judged in the same way: near correlation one the slope of a ReLU is a
-square root, and what rounding makes of that is measured too.
+moves an engine, all at once and in the worst direction. Under pools, which add covariances of both signs, it runs a
+third time with all of them moved down, because what is left of such a sum may be less than the rounding of its terms.
+The largest of these is the bound. An engine that is a hundred times further off is wrong. The tangent kernel is judged
+in the same way: near correlation one the slope of a ReLU is a square root, and what rounding makes of that is measured
+too.
 """
 
 from __future__ import annotations
@@ -106,24 +108,30 @@ def compare(network: Network, X: Any, K: Any, dtype: np.dtype[Any], kind: Kind =
     None where the reference tells nothing: it is zero, or beyond float64.
     """
     with np.errstate(all="ignore"):
-        R = _reference(network, X, 0.0, kind)
+        R = _reference(network, X, kind)
         scale = float(np.abs(R).max())
         if not 0.0 < scale < math.inf or not np.isfinite(R).all():
             return None
         loss = max(float(np.finfo(dtype).eps), _OWN_ROUNDING)
-        moved = float(np.abs(_reference(network, X, loss, kind) - R).max()) / scale
+        ways: list[Rounding] = [lambda K: K * (1.0 - loss)]
+        if reference.has_pools(as_layer(network)):
+            ways.append(lambda K: K - loss * np.abs(K))
+        moved = [float(np.abs(_reference(network, X, kind, way) - R).max()) / scale for way in ways]
         error = float(np.abs(np.asarray(K, np.float64) - R).max()) / scale
-    return Comparison(error, max(documented_bound(network, dtype, kind), moved), len(R) * (len(R) + 1) // 2)
+    return Comparison(error, max(documented_bound(network, dtype, kind), *moved), len(R) * (len(R) + 1) // 2)
 
 
-def _reference(network: Network, X: Any, loss: float, kind: Kind) -> Array:
-    """The kernel matrix of the images, with K(x, z), and Θ(x, z), smaller by this part after every layer."""
+Rounding = Callable[[Array], Array]
+
+
+def _reference(network: Network, X: Any, kind: Kind, rounding: Rounding = np.asarray) -> Array:
+    """The kernel matrix of the images, with K(x, z), and Θ(x, z), rounded in this way before and after every layer."""
     layer = as_layer(network)
     x = to_numpy(X).astype(np.float64)
     first, second = (x[:1], x[1:]) if len(x) == 2 else (x, x)
     start = reference.begin(layer, first, second)
     maps = (start,) if kind == "nngp" else (start, start.map(np.zeros_like))
-    V = _propagate(layer, maps, 1.0 - loss)[-1]
+    V = _propagate(layer, tuple(_rounded(V, rounding) for V in maps), rounding)[-1]
     if len(x) == 2:  # one covariance and two variances, a third of the work
         K12, K11, K22 = (float(v.item()) for v in (V.xz, V.xx, V.zz))
         return np.array([[K11, K12], [K12, K22]])
@@ -136,14 +144,14 @@ Maps = tuple[reference.Covariances, ...]
 """K, or K and Θ."""
 
 
-def _propagate(net: Layer, maps: Maps, kept: float) -> Maps:
+def _propagate(net: Layer, maps: Maps, rounding: Rounding) -> Maps:
     match net:
         case Sequential():
             for layer in net.layers:
-                maps = _propagate(layer, maps, kept)
+                maps = _propagate(layer, maps, rounding)
             return maps
         case Sum():
-            first, *others = (_propagate(branch, maps, kept) for branch in net.branches)
+            first, *others = (_propagate(branch, maps, rounding) for branch in net.branches)
             for other in others:
                 first = tuple(a + b for a, b in zip(first, other, strict=True))
             return first
@@ -153,24 +161,24 @@ def _propagate(net: Layer, maps: Maps, kept: float) -> Maps:
                 if len(maps) == 1
                 else tangent.propagate_both(net, maps[0], maps[1])
             )
-            return tuple(_smaller(V, kept, len(maps) == 2) for V in after)
+            return tuple(_rounded(V, rounding) for V in after)
 
 
-def _smaller(V: reference.Covariances, kept: float, two_places: bool) -> reference.Covariances:
-    """K(x, z) by that factor; under pools, and where asked, also the covariances of two places of one image, of which
-    many have correlation one, such as those of blank places with a bias.
+def _rounded(V: reference.Covariances, rounding: Rounding) -> reference.Covariances:
+    """K(x, z) in this way; under pools also the covariances of two places of one image, of which many have correlation
+    one, such as those of blank places with a bias.
     """
-    if not (two_places and V.full):
-        return replace(V, xz=V.xz * kept)
+    if not V.full:
+        return replace(V, xz=rounding(V.xz))
 
     def own(K: Array) -> Array:
         places = np.ogrid[tuple(map(slice, K.shape[2 : 2 + V.axes]))]
         equal: Any = (slice(None), slice(None), *places, *places)
-        smaller = K * kept
-        smaller[equal] = K[equal]
-        return smaller
+        moved = rounding(K)
+        moved[equal] = K[equal]
+        return moved
 
-    return replace(V, xz=V.xz * kept, xx=own(V.xx), zz=own(V.zz))
+    return replace(V, xz=rounding(V.xz), xx=own(V.xx), zz=own(V.zz))
 
 
 def check(
@@ -201,13 +209,13 @@ def check(
     if found is None:
         return None
     if found.is_wrong:
-        R = _reference(network, pair, 0.0, kind)
+        R = _reference(network, pair, kind)
         worst = np.unravel_index(np.nanargmax(np.where(np.isnan(K), np.inf, np.abs(K - R))), R.shape)
         raise WrongKernelError(
             f"the engine {engine.identity} computes this network wrongly on images of shape {shape}: it gives "
             f"{float(K[worst]):.6g} where the float64 reference gives {R[worst]:.6g}, {found.error:.1g} of the largest "
             f"entry apart where rounding explains {found.bound:.0e}. This is a bug of cnngp: please report it with the "
-            f"network, {network!r}. Another device or dtype may be right; Kernel(…, check=False) does not ask"
+            f"network, {network!r}. Another device or dtype may be right; Kernel(…, check=False) turns this check off"
         )
     return Verdict(found.error, found.bound, None if shape == tuple(images.shape[1:]) else shape[1:])
 
@@ -234,10 +242,13 @@ def is_affordable(network: Network, shape: tuple[int, ...], kind: Kind = "nngp")
 def _affordable(program: Program) -> tuple[int, ...] | None:
     """The largest part of an image, halved and halved again, that fits the network and the reference's time."""
     spatial = program.spatial
-    while _seconds(program) > SECONDS:
+    while (seconds := _seconds(program)) > SECONDS:
         if max(spatial, default=1) == 1:
             return None
-        spatial = tuple(-(-n // 2) for n in spatial)
+        # Under pools the work falls with the square of the number of locations, and elsewhere less. What is left out
+        # would be too large as well, and lowering it would take longer than the reference may.
+        halvings = max(1, int(math.log2(seconds / SECONDS) / (2 * len(spatial))))
+        spatial = tuple(-(-n // 2**halvings) for n in spatial)
         try:
             program = lower(program.network, (program.channels, *spatial), program.kind)
         except NetworkError:
@@ -245,34 +256,32 @@ def _affordable(program: Program) -> tuple[int, ...] | None:
     return (program.channels, *spatial)
 
 
-# Seconds on a core of today: of NumPy on an element in a formula and in a sum, and of starting one; of an Elementwise
-# by quadrature, smooth and with kinks; of a transposed convolution's loop in Python, for an element and a tap.
-_FORMULA, _ADDITION, _CALL, _SMOOTH, _KINKED, _LOOP = 1e-7, 2e-9, 5e-6, 1e-3, 2e-2, 4e-6
-# Two images have one covariance and two variances, and the reference runs twice.
-_MAPS = 6
+# Seconds on a core of today: of NumPy on an element in a formula, in a sum and in a new map, and of starting one; of an
+# Elementwise by quadrature, smooth and with kinks.
+_FORMULA, _ADDITION, _NEW, _CALL, _SMOOTH, _KINKED = 1e-7, 2e-9, 1.5e-8, 5e-6, 1e-3, 2e-2
 
 
 def _seconds(program: Program) -> float:
-    """Roughly what two runs of the reference take on two images."""
-    layers = list(_leaves(as_layer(program.network)))
-    transposed = any(isinstance(layer, ConvTranspose) for layer in layers)
+    """Roughly what the runs of the reference take on two images: two, and under pools three."""
     pooled = reference.has_pools(as_layer(program.network))
     # With pools the reference carries every two locations, and the program has an operation for each displacement, of
     # which the one with none is the largest.
     by_size = sorted(program.ops, key=lambda op: math.prod(op.shape))
     ops = {(op.place, op.tangent is None): op for op in by_size}.values() if pooled else program.ops
-    total = 0.0
+    power, runs = (2, 3) if pooled else (1, 2)
+    maps = 3 * runs  # one covariance and two variances
+    pixels: int = math.prod(program.shape) ** power
+    total = maps * (_NEW + _ADDITION * program.channels) * pixels
     for op in ops:
-        n, out = (math.prod(shape) ** (2 if pooled else 1) for shape in (op.shape, op.out_shape))
+        n, out = (math.prod(shape) ** power for shape in (op.shape, op.out_shape))
         if op.activation is not None:
             each = _FORMULA
             if isinstance(op.activation.layer, Elementwise):
                 each = _KINKED if breakpoints(op.activation.layer.fn) else _SMOOTH
-            total += _MAPS * (8 * _CALL + each * n)
+            total += maps * (8 * _CALL + each * n)
         if op.sums is not None:
             taps = math.prod(max(map(len, s.sources), default=0) for s in op.sums)
-            each = _LOOP * n / max(out, 1) if transposed else _ADDITION
-            total += _MAPS * (_ADDITION * n + _CALL if out == 1 else taps * (_CALL + each * out))
+            total += maps * (_ADDITION * n + _CALL if out == 1 else taps * (2 * _CALL + _ADDITION * out) + _NEW * out)
     return total
 
 

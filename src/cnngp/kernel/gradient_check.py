@@ -65,7 +65,7 @@ def check_gradient(
                 f"{pair.shape[1:]}: {what} it gives {mine[worst]:.6g} where the CPU gives {theirs[worst]:.6g}, "
                 f"{apart[worst]:.1g} of it apart where rounding explains {bound:.0e}. This is a bug of cnngp: please "
                 f"report it with the network, {network!r}. Kernel(…, device='cpu') has the CPU's gradient; "
-                "Kernel(…, check=False) does not ask"
+                "Kernel(…, check=False) turns this check off"
             )
         error = max(error, float(apart[worst]))
     return Verdict(error, bound)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 
 from cnngp.common.arrays import DataError, Output, as_images, check_output, to_numpy
 from cnngp.common.checks import is_whole
+from cnngp.common.devices import ActualDevice, Device, actual_device, check_device
 from cnngp.common.progress import progress_bar
 from cnngp.network.composition import check_network
 from cnngp.network.functions import has_bare_function
@@ -31,7 +31,6 @@ from .verdicts import Verdict
 if TYPE_CHECKING:
     from .sklearn_kernel import NetworkKernel
 
-Device = Literal["auto", "cpu", "cuda"]
 DTYPES = ("float32", "float64")
 
 
@@ -84,7 +83,7 @@ class Kernel:
             check_slopes(layer)
         self.network: Network = layer
         self._asked: Device = device
-        self.device: Literal["cpu", "cuda"] = _pick_device(device)
+        self.device: ActualDevice = actual_device(device)
         self._engines: dict[tuple[Kind, tuple[int, ...]], Engine] = {}
         self._gradients: dict[tuple[tuple[int, ...], bool], GradientEngine] = {}
         if not isinstance(check, bool):
@@ -173,7 +172,7 @@ class Kernel:
         0.6500...
         """
         if self.kind != "nngp":
-            raise ValueError("gradient is of the kernel of the Gaussian process; use Kernel(network) of kind='nngp'")
+            raise ValueError("gradient is for the kernel of the Gaussian process; use Kernel(network, kind='nngp')")
         x = self._images(X, "X")
         z = None if Z is None else self._images(Z, "Z")
         if z is not None and x.shape[1:] != z.shape[1:]:
@@ -370,8 +369,7 @@ def _checked(device: object, dtype: Any, threads: Any, kind: object) -> tuple[st
         raise ValueError(
             f"Kernel: kind={kind!r} is not 'nngp', the kernel of the Gaussian process, or 'ntk', the tangent kernel"
         )
-    if device not in ("auto", "cpu", "cuda"):
-        raise ValueError(f"Kernel: device={device!r} is not 'auto', 'cpu' or 'cuda'")
+    check_device(device, "Kernel: ")
     try:
         name = str(np.dtype(dtype))
     except TypeError:
@@ -388,17 +386,6 @@ def _checked(device: object, dtype: Any, threads: Any, kind: object) -> tuple[st
 def _flat(x: Any) -> Any:
     """(N, C, …) → (N, C, locations)."""
     return x.reshape(x.shape[0], x.shape[1], -1)
-
-
-def _pick_device(device: Device) -> Literal["cpu", "cuda"]:
-    if device == "cpu" or (device == "auto" and importlib.util.find_spec("cupy") is None):
-        return "cpu"
-    from .engines.cuda import engine as cuda
-
-    if device == "auto":
-        return "cuda" if cuda.available() else "cpu"
-    cuda.require()
-    return "cuda"
 
 
 @contextmanager

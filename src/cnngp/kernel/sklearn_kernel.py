@@ -9,9 +9,10 @@ from numpy.typing import NDArray
 from sklearn.gaussian_process import kernels
 
 from cnngp.common.arrays import DataError, to_numpy
+from cnngp.common.devices import Device
 from cnngp.network.layers import Network
 
-from .kernel import Device, Kernel
+from .kernel import Kernel
 from .program import Kind
 
 

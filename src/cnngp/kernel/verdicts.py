@@ -1,9 +1,9 @@
 """What a kernel found when it compared itself with the reference, kept so that nobody pays for it twice.
 
 Verdicts are kept in memory and as small files of JSON: in CNNGP_CACHE, in NUMBA_CACHE_DIR, where the compiled code lies
-too, or else in the user's cache folder. A place that cannot be written, or a file that cannot be read, costs a
-new comparison and nothing else. A verdict is known by the network, the shape of the images, the engine and the code, so
-none outlives a change of any of them.
+too, or else in the user's cache folder. A place that cannot be written, or a file that is damaged or belongs to another
+verdict, costs a new comparison and nothing else. A verdict is known by the network, the shape of the images, the engine
+and the code, so none outlives a change of any of them.
 """
 
 from __future__ import annotations
@@ -68,15 +68,25 @@ def key(network: Network, input_shape: tuple[int, ...], engine: str, kind: Kind 
 def known(key: str) -> Verdict | None:
     """What was found before, by this process or another."""
     if key not in _known:
-        with suppress(OSError, ValueError, KeyError, TypeError):  # not there, or not whole: it is compared again
-            _known[key] = Verdict.of(json.loads((folder() / f"{key}.json").read_text()))
+        # Not there, not whole, not JSON, or a user without a home: it is compared again.
+        with suppress(OSError, ValueError, LookupError, TypeError, RuntimeError, ArithmeticError):
+            data = json.loads((folder() / f"{key}.json").read_text())
+            verdict = Verdict.of(data)
+            if data["sha256"] == _checksum(key, verdict):
+                _known[key] = verdict
     return _known.get(key)
 
 
 def keep(key: str, verdict: Verdict) -> None:
     _known[key] = verdict
     with suppress(OSError, RuntimeError):  # a place that cannot be written, or a user without a home
-        write_atomically(folder() / f"{key}.json", json.dumps(verdict.as_dict()))
+        content = verdict.as_dict() | {"sha256": _checksum(key, verdict)}
+        write_atomically(folder() / f"{key}.json", json.dumps(content))
+
+
+def _checksum(key: str, verdict: Verdict) -> str:
+    """Also of the name, so that the file of another verdict is not taken for this one."""
+    return hashlib.sha256(json.dumps([key, verdict.as_dict()]).encode()).hexdigest()
 
 
 def folder() -> Path:

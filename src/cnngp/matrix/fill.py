@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+from cnngp.common import devices
 from cnngp.common.arrays import Output
 from cnngp.common.tiles import Tell, Tile, share
 from cnngp.kernel.engines.base import Engine
@@ -31,12 +32,7 @@ class Lane:
         return "numpy" if self.card is None else "cupy"
 
     def device(self) -> AbstractContextManager[Any]:
-        if self.card is None:
-            return nullcontext()
-        import cupy
-
-        card: AbstractContextManager[Any] = cupy.cuda.Device(self.card)
-        return card
+        return nullcontext() if self.card is None else devices.card(self.card)
 
 
 def lanes(kernel: Kernel, image_shape: tuple[int, ...], most: int | None = None) -> list[Lane]:
@@ -49,11 +45,9 @@ def lanes(kernel: Kernel, image_shape: tuple[int, ...], most: int | None = None)
     engine = kernel.engine_for(image_shape)
     if kernel.device == "cpu":
         return [Lane(engine)] * (2 if getattr(engine, "threads", 1) > 1 and most != 1 else 1)
-    import cupy
-
     from cnngp.kernel.engines.cuda.engine import CudaEngine
 
-    found = int(cupy.cuda.runtime.getDeviceCount())
+    found = devices.card_count()
     if found == 1:
         return [Lane(engine, 0)]
     each = [Lane(CudaEngine(engine.program, kernel.dtype, devices=[k]), k) for k in range(found)[:most]]

@@ -42,8 +42,8 @@ def flip_averaged(kernel: Kernel, X: Any, Z: Any = None, *, store: Any = None) -
     _check_symmetric(kernel, X)
 
     def part(name: str, A: Any, B: Any = None) -> NDArray[Any]:
-        place = None if store is None else child(store, name)
-        return to_numpy(gram(kernel, A, B, store=place)[:])
+        path = None if store is None else child(store, name)
+        return to_numpy(gram(kernel, A, B, store=path)[:])
 
     if Z is not None:
         K = part("plain", X, Z)

@@ -11,15 +11,14 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
 from cnngp.common import memory
-from cnngp.common import progress as bars
 from cnngp.common.arrays import DataError, Output, check_output, to_numpy, to_output
 from cnngp.common.errors import StoreError
+from cnngp.common.progress import progress_bar
 from cnngp.common.tiles import Grid, Tile
 from cnngp.kernel.kernel import Kernel, as_kernel
 from cnngp.kernel.program import Kind
@@ -32,13 +31,12 @@ from .images import ImageRows
 from .store.spec import Data, Spec
 from .store.store import GramStore, opened
 from .tile_size import check_tile, default_tile
+from .verifying import missing_and_damaged, report, seal_earlier_tiles
 
 log = logging.getLogger("cnngp")
 
 # Seconds between notes of progress in the metadata.
 _NOTE_SECONDS = 30.0
-# What two engines may differ by, relative to the largest entry, in the check of stores of format 1.
-_SAME = 1e-5
 
 
 def gram(
@@ -101,8 +99,8 @@ def gram(
     if store is None:
         return _in_memory(kernel, x, z, side, progress, output)
     crew = None if client is None else cluster.Crew(client, kernel, x.image_shape, store)
-    with opened(store) as place:
-        return _in_store(place, kernel, x, z, side, verify, progress, crew)
+    with opened(store) as gram_store:
+        return _in_store(gram_store, kernel, x, z, side, verify, progress, crew)
 
 
 def _in_memory(
@@ -133,13 +131,13 @@ def _in_memory(
         if t.mirrored:
             K[t.columns, t.rows] = block.T
 
-    with progress_bar(grid.pairs, 0, progress) as advance:
-        fill(grid, [Lane(kernel.engine_for(x.image_shape))], x, z, write, advance)
+    with progress_bar(grid.pairs, "kernel", "pair", wanted=progress, keep=True) as bar:
+        fill(grid, [Lane(kernel.engine_for(x.image_shape))], x, z, write, bar.update)
     return to_output(K, output)
 
 
 def _in_store(
-    place: GramStore,
+    store: GramStore,
     kernel: Kernel,
     x: ImageRows,
     z: ImageRows | None,
@@ -148,44 +146,44 @@ def _in_store(
     progress: bool,
     crew: cluster.Crew | None,
 ) -> Any:
-    made_by = None if place.found is None else place.found.engine
+    made_by = None if store.found is None else store.found.engine
     own = kernel.engine_for(x.image_shape)
     engine, device = (own.identity, kernel.device) if crew is None else crew.engine(made_by)
     shape = (len(x), len(x if z is None else z))
     if tile is None:
         cost = kernel.network.shapes(x.image_shape).elements
         workers = 1 if crew is None else crew.workers
-        tile = default_tile(cost, device, shape, z is None, workers) if place.found is None else place.found.tile
-    spec = _specify(place.found, kernel, x, z, tile, engine)
+        tile = default_tile(cost, device, shape, z is None, workers) if store.found is None else store.found.tile
+    spec = _specify(store.found, kernel, x, z, tile, engine)
     old = (0, 0)
-    if place.found is not None:
-        old = place.found.shape
-        place.found.refuse_unless_same_or_grown(spec, place.name)
+    if store.found is not None:
+        old = store.found.shape
+        store.found.refuse_unless_same_or_grown(spec, store.name)
         if old != spec.shape:
-            _refuse_to_fill(place, spec.engine)
-        if not place.read_only:
-            store_run.end(place)  # a run on a cluster whose client was killed
+            _refuse_to_fill(store, spec.engine)
+        if not store.read_only:
+            store_run.end(store)  # a run on a cluster whose client was killed
     x.check_range(old[0])
     if z is not None:
         z.check_range(old[1])
-    place.prepare(spec)
-    missing, damaged = _todo(place, verify, progress)
-    if not place.sealed:
-        damaged += _seal(place, kernel, x, z, [*missing, *damaged], verify, progress)
+    store.prepare(spec)
+    missing, damaged = missing_and_damaged(store, verify, progress)
+    if not store.sealed:
+        damaged += seal_earlier_tiles(store, kernel, x, z, [*missing, *damaged], verify, progress)
     if missing or damaged:
-        _refuse_to_fill(place, spec.engine)
-        _note_check(place, kernel, x, crew)
+        _refuse_to_fill(store, spec.engine)
+        _note_check(store, kernel, x, crew)
         if damaged:
-            _report(place, damaged)
-        with place.writing("its other tiles stay valid"):
+            report(store, damaged)
+        with store.writing("its other tiles stay valid"):
             for at in damaged:  # gone, so that no later run without verification takes them for good
-                place.forget(*at)
-        _compute(place, kernel, x, z, sorted([*missing, *damaged]), progress, crew)
-    place.note_progress(len(place.grid))
-    return place.array()
+                store.forget(*at)
+        _compute(store, kernel, x, z, sorted([*missing, *damaged]), progress, crew)
+    store.note_progress(len(store.grid))
+    return store.array()
 
 
-def _note_check(place: GramStore, kernel: Kernel, x: ImageRows, crew: cluster.Crew | None) -> None:
+def _note_check(store: GramStore, kernel: Kernel, x: ImageRows, crew: cluster.Crew | None) -> None:
     """Compare two images with the reference before hours of work; the store says that it was done, and what came out.
 
     On a cluster each worker does so for its own engine.
@@ -197,7 +195,7 @@ def _note_check(place: GramStore, kernel: Kernel, x: ImageRows, crew: cluster.Cr
     else:
         verdict = kernel.verify(x.X)
         note = {"by": "this process"} | ({} if verdict is None else verdict.as_dict())
-    place.note_check(note)
+    store.note_check(note)
 
 
 def _specify(
@@ -227,90 +225,20 @@ def _specify(
     return spec.identified() if found is None else spec
 
 
-def _todo(place: GramStore, verify: bool, progress: bool) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-    """Tiles to compute: those that are not there, and, when asked to look, those that are damaged."""
-    there = place.present()
-    missing = place.missing(there)
-    if not verify or not there.any():
-        return missing, []
-    absent = set(missing)
-    present = [(t.i, t.j) for t in place.grid if (t.i, t.j) not in absent]
-    bad = []
-    with progress_bar(len(present), 0, progress, "verifying", "tile") as advance:
-        for at, damaged in place.damaged(present):
-            if damaged:
-                bad.append(at)
-            advance(1)
-    return missing, bad
-
-
-def _report(place: GramStore, bad: list[tuple[int, int]]) -> None:
-    places = ", ".join(map(str, bad[:5])) + (", …" if len(bad) > 5 else "")
-    log.warning(
-        "%s: %d of %d tiles were damaged and are computed again: %s", place.name, len(bad), len(place.grid), places
-    )
-
-
-def _seal(
-    place: GramStore,
-    kernel: Kernel,
-    x: ImageRows,
-    z: ImageRows | None,
-    lacking: list[tuple[int, int]],
-    verify: bool,
-    progress: bool,
-) -> list[tuple[int, int]]:
-    """Bring a store of format 1 to the present one. Its tiles do not say where they belong, so in each some entries are
-    computed and compared. Gives those that belong elsewhere.
-    """
-    if place.read_only or not verify:
-        log.warning(
-            "%s was written by an earlier version, whose tiles do not say where they belong; a tile in a wrong place "
-            "would not be noticed. Run gram on it once, with verify=True and where it can be written, to check that",
-            place.name,
-        )
-        return []
-    misplaced: list[tuple[int, int]] = []
-    without = set(lacking)
-    good = [t for t in place.grid if (t.i, t.j) not in without]
-    with progress_bar(len(good), 0, progress, "checking", "tile") as advance, place.writing("its tiles stay valid"):
-        for t in good:
-            if _belongs(place, kernel, x, z, t):
-                place.seal(t.i, t.j)
-            else:
-                misplaced.append((t.i, t.j))
-            advance(1)
-    place.adopt_seals()
-    return misplaced
-
-
-def _belongs(place: GramStore, kernel: Kernel, x: ImageRows, z: ImageRows | None, t: Tile) -> bool:
-    """Whether the corners of a tile are those of its images, as far as engines agree."""
-    block = place.read(t.i, t.j)
-    r, c = [0, block.shape[0] - 1], [0, block.shape[1] - 1]
-    card = 0 if kernel.device == "cuda" else None
-    engine, rows = kernel.engine_for(x.image_shape), x.block(t.rows, card)[r]
-    if t.on_diagonal:
-        wanted = engine.symmetric(rows, "numpy", None)
-    else:
-        wanted = engine.cross(rows, (x if z is None else z).block(t.columns, card)[c], "numpy", None)
-    return bool(np.abs(block[np.ix_(r, c)] - wanted).max() <= _SAME * np.abs(wanted).max())
-
-
-def _refuse_to_fill(place: GramStore, engine: str) -> None:
+def _refuse_to_fill(store: GramStore, engine: str) -> None:
     """A matrix that is whole is given out on any machine; only what has to be computed needs the same engine."""
-    if place.read_only:
-        raise StoreError(f"{place.name} lacks tiles and cannot be written; copy it to where you may write")
-    made_by = engine if place.found is None else place.found.engine
+    if store.read_only:
+        raise StoreError(f"{store.name} lacks tiles and cannot be written; copy it to where you may write")
+    made_by = engine if store.found is None else store.found.engine
     if made_by != engine:
         raise StoreError(
-            f"{place.name} was begun by the engine {made_by} and lacks tiles; this one is {engine}, whose last digits "
+            f"{store.name} was begun by the engine {made_by} and lacks tiles; this one is {engine}, whose last digits "
             "differ. Continue on a machine with that engine, or choose another store"
         )
 
 
 def _compute(
-    place: GramStore,
+    store: GramStore,
     kernel: Kernel,
     x: ImageRows,
     z: ImageRows | None,
@@ -319,7 +247,7 @@ def _compute(
     crew: cluster.Crew | None,
 ) -> None:
     """Fill the tiles `todo`. Whatever ends it, the tiles that were written stay, and the message says how to go on."""
-    grid = place.grid
+    grid = store.grid
     done = len(grid) - len(todo)
     noted = time.monotonic()
     counting = threading.Lock()
@@ -330,53 +258,45 @@ def _compute(
             done += tiles
             if time.monotonic() - noted > _NOTE_SECONDS:
                 noted = time.monotonic()
-                place.note_progress(done)
+                store.note_progress(done)
 
     def write(t: Tile, block: Any) -> None:
-        place.write(t, block)
+        store.write(t, block)
         count(1)
 
     def state() -> str:
         return f"{done:,} of {len(grid):,} tiles are there and stay valid"
 
     try:
-        with progress_bar(grid.pairs, grid.pairs - sum(grid.at(i, j).pairs for i, j in todo), progress) as advance:
+        already = grid.pairs - sum(grid.at(i, j).pairs for i, j in todo)
+        with progress_bar(grid.pairs, "kernel", "pair", done=already, wanted=progress, keep=True) as bar:
             if crew is not None:
-                crew.fill(place, x, z, todo, count, advance)
+                crew.fill(store, x, z, todo, count, bar.update)
             else:
                 if kernel.device == "cuda":
                     x.room = (memory.available("cuda") or 0) // 8
 
                 def done_by_another(t: Tile) -> None:
                     count(1)
-                    advance(t.pairs)
+                    bar.update(t.pairs)
 
-                tiles = (grid.at(i, j) for i, j in todo) if place.locked else _shared(place, todo, done_by_another)
-                fill(tiles, lanes(kernel, x.image_shape), x, z, write, advance)
+                tiles = (grid.at(i, j) for i, j in todo) if store.locked else _shared(store, todo, done_by_another)
+                fill(tiles, lanes(kernel, x.image_shape), x, z, write, bar.update)
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(f"interrupted; {state()} in {place.name}. Run it again to continue") from None
+        raise KeyboardInterrupt(f"interrupted; {state()} in {store.name}. Run it again to continue") from None
     except cluster.ClusterError as error:
-        raise cluster.ClusterError(f"{error}; {state()} in {place.name}. Run it again to continue") from None
+        raise cluster.ClusterError(f"{error}; {state()} in {store.name}. Run it again to continue") from None
     except OSError as error:
-        raise place.fault(error, state()) from error
+        raise store.fault(error, state()) from error
 
 
-def _shared(place: GramStore, todo: list[tuple[int, int]], done: Callable[[Tile], None]) -> Iterator[Tile]:
+def _shared(store: GramStore, todo: list[tuple[int, int]], done: Callable[[Tile], None]) -> Iterator[Tile]:
     """The tiles where no lock holds, as on object stores, and other processes may be at the same matrix: each takes
     them in an order of its own and looks before it computes one, so that few are computed twice.
     """
     for i, j in random.sample(todo, len(todo)):
-        tile = place.grid.at(i, j)
-        if place.has(tile):
+        tile = store.grid.at(i, j)
+        if store.has(tile):
             done(tile)
         else:
             yield tile
-
-
-@contextmanager
-def progress_bar(
-    total: int, done: int, wanted: bool, what: str = "kernel", unit: str = "pair"
-) -> Iterator[Callable[[int], Any]]:
-    """A progress bar that starts at what is done already; only on a terminal."""
-    with bars.progress_bar(total, what, unit, done=done, wanted=wanted, keep=True) as bar:
-        yield bar.update

@@ -13,19 +13,19 @@ from cnngp.common.tiles import Grid
 from cnngp.kernel.engines.base import Engine
 from cnngp.kernel.kernel import Kernel
 
-from .gram import progress_bar
 from .images import ImageRows
 from .store.chunks import chunk_bytes
 from .store.places import local_path
 from .store.spec import Spec
 from .store.store import GramStore
 from .tile_size import check_tile, default_tile
+from .verifying import damaged_tiles
 
 _FEWEST = 16  # images a side of the smallest block that is timed: a processor's vector of pairs
 
 
 @dataclass(frozen=True)
-class Plan:
+class GramCost:
     """The cost of K(X, X). Rate and memory are measured on a few pairs; what a store already has is not counted."""
 
     images: int
@@ -46,7 +46,7 @@ class Plan:
         return asdict(self)
 
 
-def plan(kernel: Kernel, X: Any, *, tile: int | None = None, store: Any = None) -> Plan:
+def plan(kernel: Kernel, X: Any, *, tile: int | None = None, store: Any = None) -> GramCost:
     """Count everything, time a few pairs, and say what the whole will take."""
     side = check_tile(tile)
     x = ImageRows(X, kernel, "X")
@@ -56,7 +56,7 @@ def plan(kernel: Kernel, X: Any, *, tile: int | None = None, store: Any = None) 
     grid = Grid((n, n), side or usual, True)
     rate = measured_rate(x, min(usual[0], grid.tile[0]))
     a, b = grid.counts
-    return Plan(
+    return GramCost(
         images=n,
         pairs=grid.pairs,
         tile=grid.tile[0],
@@ -153,20 +153,13 @@ def status(where: Any, *, verify: bool = True, progress: bool = True) -> Status:
     if local is not None and not (local / "zarr.json").exists():
         what = "is not a store of cnngp (it has no zarr.json)" if local.exists() else "does not exist"
         raise StoreError(f"{local} {what}; stores are made by `cnngp gram --store` and cnngp.gram(…, store=…)")
-    place = GramStore(where, read_only=True)
-    if place.found is None:
-        raise StoreError(f"{place.name} is not a store of cnngp; stores are made by cnngp.gram(…, store=…)")
-    there = place.present()
-    missing = set(place.missing(there))
+    gram_store = GramStore(where, read_only=True)
+    if gram_store.found is None:
+        raise StoreError(f"{gram_store.name} is not a store of cnngp; stores are made by cnngp.gram(…, store=…)")
+    there = gram_store.present()
+    missing = gram_store.missing(there)
     if there.any():  # else it may have just been begun, before its array
-        place.check_array(growing=bool(missing))
-    present = [(t.i, t.j) for t in place.grid if (t.i, t.j) not in missing]
-    damaged = None
-    if verify:
-        damaged = 0
-        with progress_bar(len(present), 0, progress, "verifying", "tile") as advance:
-            for _, bad in place.damaged(present):
-                damaged += bad
-                advance(1)
-    stored = int(there.sum()) * chunk_bytes(place.grid.tile, place.found.dtype)
-    return Status(place.found, len(place.grid), len(missing), damaged, stored)
+        gram_store.check_array(growing=bool(missing))
+    damaged = len(damaged_tiles(gram_store, missing, progress)) if verify else None
+    stored = int(there.sum()) * chunk_bytes(gram_store.grid.tile, gram_store.found.dtype)
+    return Status(gram_store.found, len(gram_store.grid), len(missing), damaged, stored)

@@ -23,17 +23,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from .composition import at, check_network, child
-from .functions import as_callable, breakpoints
 from .layers import (
-    GELU,
-    Abs,
     AvgPool,
     Conv,
     ConvTranspose,
-    Cos,
     Dense,
-    Elementwise,
-    Erf,
     GlobalAvgPool,
     Identity,
     Layer,
@@ -44,7 +38,6 @@ from .layers import (
     Rbf,
     ReLU,
     Sequential,
-    Sin,
     Step,
     Sum,
     as_layer,
@@ -52,9 +45,9 @@ from .layers import (
 from .parameters import name_of, parameters
 from .reference import Array, Covariances, begin, propagate
 from .reference.covariances import equal_locations
-from .reference.formulas import correlation, cos, expectation, nonlinearity_diagonal, rbf, relu, sin
+from .reference.derivatives import by_covariance, by_own_variance, by_variance
+from .reference.formulas import rbf, relu
 from .reference.linear import NUMPY_PADDING, fan_in_scale, pads_of, per_axis, pool_means
-from .tangent import derivative, numeric_derivative
 
 Back: TypeAlias = Callable[[Covariances], Covariances]
 """From the cotangents of a layer's output to those of its input."""
@@ -255,7 +248,7 @@ def _nonlinearity(net: Nonlinearity, K: Covariances, place: str, found: Gradient
 
     def of_one(g: Array, k: Array, v: Array, more: Array) -> Array:
         """The cotangents of an image's own covariances, with `more` for its variances from elsewhere."""
-        diagonal = (equal_locations(g, n) if K.full else g) * diagonal_derivative(net, v)
+        diagonal = (equal_locations(g, n) if K.full else g) * by_own_variance(net, v)
         _own_diagonal(net, place, found, equal_locations(g, n) if K.full else g, v)
         if not K.full:
             return diagonal + more
@@ -293,72 +286,3 @@ def _own_diagonal(net: Nonlinearity, place: str, found: Gradient, G: Array, K: A
             found[name_of(place, "slope")] += float(np.sum(G * net.slope * K))
         case _:
             pass
-
-
-def diagonal_derivative(net: Nonlinearity, K: Array) -> Array:
-    """dV/dK of an image with itself, where all three covariances are the same number."""
-    match net:
-        case ReLU() | LeakyReLU() | Abs():
-            return nonlinearity_diagonal(net, np.ones_like(K))  # V is a multiple of K
-        case _:
-            return derivative(net, K, K, K) + 2.0 * by_variance(net, K, K, K)
-
-
-def by_covariance(net: Nonlinearity, K: Array, K1: Array, K2: Array) -> Array:
-    """∂V/∂K, with images that are blank here taken for equal."""
-    slope = derivative(net, K, K1, K2)
-    if isinstance(net, ReLU | LeakyReLU | Abs):
-        return np.where(K1 * K2 > 0, slope, diagonal_derivative(net, np.ones_like(slope)))
-    return slope
-
-
-def by_variance(net: Nonlinearity, K: Array, K1: Array, K2: Array) -> Array:
-    """∂V/∂K₁, which is ½E[φ''(u) φ(v)]; with K₁ and K₂ exchanged it is ∂V/∂K₂."""
-    match net:
-        case ReLU():
-            return net.gain**2 * _relu_by_variance(K, K1, K2)
-        case LeakyReLU():
-            return (1.0 - net.slope) ** 2 * _relu_by_variance(K, K1, K2)
-        case Abs():
-            return 4.0 * _relu_by_variance(K, K1, K2)
-        case Erf():
-            rest = 1.0 + 2.0 * K1 + 2.0 * K2 + 4.0 * np.maximum(K1 * K2 - K * K, 0.0)
-            return np.asarray(-4.0 / math.pi * K / (np.sqrt(rest) * (1.0 + 2.0 * K1)))
-        case Sin():
-            return -0.5 * sin(K, K1, K2)
-        case Cos():
-            return -0.5 * cos(K, K1, K2)
-        case Rbf():
-            return -net.gamma * rbf(net.gamma, K, K1, K2)
-        case GELU():
-            return _gelu_by_variance(K, K1, K2)
-        case Elementwise():
-            return _elementwise_by_variance(net, K, K1, K2)
-        case _:
-            raise NotImplementedError(f"the reference has no derivative for {net!r}")
-
-
-def _relu_by_variance(K: Array, K1: Array, K2: Array) -> Array:
-    """∂A/∂K₁ = sin θ/(4π) · √(K₂/K₁)."""
-    c = correlation(K, K1, K2)
-    positive = K1 * K2 > 0
-    ratio = np.sqrt(np.where(positive, K2, 0.0) / np.where(positive, K1, 1.0))
-    return np.asarray(np.sqrt((1.0 - c) * (1.0 + c)) / (4.0 * np.pi) * ratio)
-
-
-def _gelu_by_variance(K: Array, K1: Array, K2: Array) -> Array:
-    """(q K₂(2 + K₁) − (r²/q)(4 + K₁ + K₂ + r²/q²))/(4π(1 + K₁)√P): ∂/∂K₁ of the formula in reference/formulas.py."""
-    P = (1.0 + K1) * (1.0 + K2)
-    r = K / np.sqrt(P)
-    q: Array = np.sqrt((1.0 + K1 + K2 + np.maximum(K1 * K2 - K * K, 0.0)) / P)
-    inner = q * K2 * (2.0 + K1) - r * r / q * (4.0 + K1 + K2 + r * r / (q * q))
-    return np.asarray(inner / (4.0 * np.pi * (1.0 + K1) * np.sqrt(P)))
-
-
-def _elementwise_by_variance(net: Elementwise, K: Array, K1: Array, K2: Array) -> Array:
-    """½E[fn''(u) fn(v)] = (E[u fn'(u) fn(v)] − K E[fn'(u) fn'(v)])/2K₁, by parts; 0 where K₁ = 0."""
-    fn = as_callable(net.fn)
-    slope = numeric_derivative(fn)
-    least = 40.0 if breakpoints(net.fn) else 4.0
-    mixed = expectation(lambda u: u * slope(u), least, K, K1, K2, fn) - K * expectation(slope, least, K, K1, K2)
-    return np.asarray(np.where(K1 > 0, mixed / (2.0 * np.where(K1 > 0, K1, 1.0)), 0.0))

@@ -20,6 +20,19 @@ class SizeError(ValueError):
     """An axis does not fit a layer; the layer's place is put in front by whoever knows it."""
 
 
+# What is larger was not meant, and would take all time and memory.
+_MOST_READS = 2**24
+
+
+def check_reads(locations: int, kernel: int) -> None:
+    """`SizeError` where nobody could list what a filter reads along an axis of so many locations."""
+    if locations * kernel > _MOST_READS:
+        raise SizeError(
+            f"{locations:,} locations, padding included, with a filter of {kernel:,} are over {_MOST_READS:,} reads; "
+            "use a smaller kernel_size, dilation or padding"
+        )
+
+
 @dataclass(frozen=True)
 class Window:
     """One axis of a convolution: output m reads inputs m·stride − before + t·dilation for t < kernel."""
@@ -50,6 +63,7 @@ class Window:
                 f"padding_mode={self.mode!r} can pad an axis of {size} by at most {limit}, not {longest}; "
                 "use padding_mode='zeros' or 'replicate', or less padding"
             )
+        check_reads(padded, self.kernel)
         return (padded - self.reach) // self.stride + 1
 
     def places(self, t: int, size: int) -> tuple[int | None, ...]:

@@ -10,7 +10,7 @@ from typing import TypeAlias, TypeVar, assert_never
 
 from . import sheets
 from .composition import at
-from .geometry import SizeError, Window
+from .geometry import SizeError, Window, check_reads
 from .layers import (
     AvgPool,
     Conv,
@@ -141,6 +141,7 @@ def _transposed_maps(layer: ConvTranspose, spatial: Spatial, place: str) -> tupl
             out = (size - 1) * w.stride - w.before - w.after + w.reach + extra[axis]
         if out < 1:
             raise NetworkError(f"{here}: the output would have {out} locations; use less padding or larger images")
+        _fitted(layer, spatial, axis, place, partial(check_reads, out, w.kernel))
         maps.append(sheets.transposed_convolution(w, size, out))
     return tuple(maps)
 

@@ -13,6 +13,7 @@ at a time, as plain integers.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
@@ -117,8 +118,8 @@ def global_pool(size: int) -> AxisMap:
     return pool(Window(size, 1, 1, 0, 0, "zeros"), size)
 
 
-# More sheets than this would take minutes to plan, and hours for a few pairs.
-MOST_SHEETS = 60_000
+# More sheets than this, or sums of sheets, would take minutes to plan, and hours for a few pairs.
+MOST_SHEETS, MOST_SUMS = 60_000, 1_000_000
 
 
 def needed(axes: Iterable[AxisMap], wanted: frozenset[Displacement]) -> frozenset[Displacement]:
@@ -133,6 +134,11 @@ def needed(axes: Iterable[AxisMap], wanted: frozenset[Displacement]) -> frozense
                 f"needs the covariances of more than {MOST_SHEETS:,} displacements between locations; "
                 "use strides or smaller pools before it, or smaller images"
             )
+    if sum(math.prod(len(axis.pieces(x)) for axis, x in zip(maps, D, strict=True)) for D in wanted) > MOST_SUMS:
+        raise SizeError(
+            f"adds up covariances in more than {MOST_SUMS:,} parts; use larger strides or smaller windows, "
+            "count_include_pad=True where it is False, or smaller images"
+        )
     return frozenset(found)
 
 

@@ -195,6 +195,8 @@ def conv_gp(
     average = GlobalAvgPool() if pool == "global" else AvgPool(pool, stride=1)
     patches = Sequential(Conv(patch, padding="valid"), Rbf(gamma), average, Dense())
     if pixel_gamma is None:
+        if pixel_var != 1.0:
+            raise NetworkError(f"zoo.conv_gp: pixel_var={pixel_var!r} needs pixel_gamma, the kernel on whole images")
         return patches
     return Sum(patches, Sequential(Dense(), Rbf(pixel_gamma), Dense(weight_var=pixel_var)))
 

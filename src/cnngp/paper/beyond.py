@@ -24,7 +24,7 @@ from cnngp.network.layers import AvgPool, Conv, Dense, Network, ReLU, Sequential
 
 from . import table1
 from .common import percent
-from .inference import Images, network_errors
+from .inference import SplitImages, network_errors
 from .results import Results, Row, duration, row
 from .setting import Setting
 
@@ -62,7 +62,7 @@ def candidates() -> dict[str, Network]:
 
 
 @dataclass(frozen=True)
-class Plan:
+class BeyondPlan:
     """How large the experiment is."""
 
     train: int = 50_000
@@ -73,18 +73,18 @@ class Plan:
     candidates: Mapping[str, Network] | None = None
 
 
-FULL = Plan()
-QUICK = Plan(train=1_000, validation=500, test=1_000, chosen_on=300)
+FULL = BeyondPlan()
+QUICK = BeyondPlan(train=1_000, validation=500, test=1_000, chosen_on=300)
 
 # Covariances a second, for what a piece will take: of the slowest candidate on one H200, and of two busy CPU cores.
 _SPEED = {"cuda": 2.7e11, "cpu": 2e9}
 
 
-def run(setting: Setting, plan: Plan | None = None, data: Dataset | None = None) -> Results:
+def run(setting: Setting, plan: BeyondPlan | None = None, data: Dataset | None = None) -> Results:
     """The choice, then the best network at full size; `data` needs a validation part and is MNIST unless given."""
     plan = plan or (QUICK if setting.quick else FULL)
     networks = dict(plan.candidates or candidates())
-    images = Images.of(data or setting.dataset("mnist", "paper"), plan.train, plan.validation, plan.test)
+    images = SplitImages.of(data or setting.dataset("mnist", "paper"), plan.train, plan.validation, plan.test)
     _tell_plan(setting, plan, networks, images)
     choice = choice_piece(setting, plan, networks, images)
     best = min(networks, key=lambda name: choice["networks"][name]["loo_log_loss"])
@@ -108,7 +108,9 @@ def draw(results: Results, folder: Path) -> list[Path]:
     return []
 
 
-def choice_piece(setting: Setting, plan: Plan, networks: Mapping[str, Network], images: Images) -> dict[str, Any]:
+def choice_piece(
+    setting: Setting, plan: BeyondPlan, networks: Mapping[str, Network], images: SplitImages
+) -> dict[str, Any]:
     """Leave-one-out of each network's exact GP on a few training images."""
     n = min(plan.chosen_on, images.train)
     few = np.sort(np.random.default_rng(setting.seed).choice(images.train, n, replace=False))
@@ -123,11 +125,11 @@ def choice_piece(setting: Setting, plan: Plan, networks: Mapping[str, Network], 
         f"beyond-{images.name}-choice",
         compute,
         depends={"networks": [net.fingerprint for net in networks.values()], "chosen_on": n, **images.facts},
-        seconds=5.0 * len(networks) + work / _SPEED[setting.kind],
+        seconds=5.0 * len(networks) + work / _SPEED[setting.actual_device],
     )
 
 
-def best_piece(setting: Setting, name: str, network: Network, images: Images) -> dict[str, Any]:
+def best_piece(setting: Setting, name: str, network: Network, images: SplitImages) -> dict[str, Any]:
     """The chosen network: kernels, both fits, errors."""
     seconds = kernel_seconds(setting, network, images)
 
@@ -140,9 +142,9 @@ def best_piece(setting: Setting, name: str, network: Network, images: Images) ->
     return setting.piece(f"beyond-{images.name}-best", compute, depends=depends, seconds=60.0 + seconds)
 
 
-def kernel_seconds(setting: Setting, network: Network, images: Images) -> float:
+def kernel_seconds(setting: Setting, network: Network, images: SplitImages) -> float:
     """About how long the kernels of all images and of the test images with them take."""
-    return images.pairs * network.shapes(images.X.shape[1:]).elements / _SPEED[setting.kind]
+    return images.pairs * network.shapes(images.X.shape[1:]).elements / _SPEED[setting.actual_device]
 
 
 def _left_out(setting: Setting, network: Network, X: Any, y: Any) -> dict[str, float]:
@@ -160,7 +162,7 @@ def _left_out(setting: Setting, network: Network, X: Any, y: Any) -> dict[str, f
     }
 
 
-def _tell_plan(setting: Setting, plan: Plan, networks: Mapping[str, Network], images: Images) -> None:
+def _tell_plan(setting: Setting, plan: BeyondPlan, networks: Mapping[str, Network], images: SplitImages) -> None:
     """Pairs, time and memory, before anything is computed; memory that is not there is refused now."""
     n = len(images.X)
     least, most = (f([kernel_seconds(setting, net, images) for net in networks.values()]) for f in (min, max))
@@ -171,10 +173,10 @@ def _tell_plan(setting: Setting, plan: Plan, networks: Mapping[str, Network], im
         f"{len(networks)} networks on {few:,} images, then {images.pairs:,} pairs with the best, about "
         f"{duration(least)} to {duration(most)} here, and {need / 1e9:.0f} GB of memory",
     )
-    memory.require(need, f"an exact fit of {n:,} images", setting.kind)
+    memory.require(need, f"an exact fit of {n:,} images", setting.actual_device)
 
 
-def _choice_rows(choice: Mapping[str, Any], networks: Mapping[str, Network], images: Images) -> list[Row]:
+def _choice_rows(choice: Mapping[str, Any], networks: Mapping[str, Network], images: SplitImages) -> list[Row]:
     table = f"The choice, on {choice['images']:,} training images"
     rows = []
     for name in networks:

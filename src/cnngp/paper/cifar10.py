@@ -38,7 +38,7 @@ _SPEED = {"cuda": 9.6e11, "cpu": 2e9}
 
 
 @dataclass(frozen=True)
-class Plan:
+class CifarPlan:
     """How large the experiment is."""
 
     depth: int = 10
@@ -51,15 +51,15 @@ class Plan:
         return self.test * n + (flip_pairs(n) if flips else n * (n - 1) // 2)
 
 
-FULL = Plan()
-QUICK = Plan(depth=5, train=60, test=30)
+FULL = CifarPlan()
+QUICK = CifarPlan(depth=5, train=60, test=30)
 
 
-def run(setting: Setting, plan: Plan | None = None, data: Dataset | None = None) -> Results:
+def run(setting: Setting, plan: CifarPlan | None = None, data: Dataset | None = None) -> Results:
     """Errors without and with flips; `data` is CIFAR-10 unless given."""
     plan = plan or (QUICK if setting.quick else FULL)
     data = data or setting.dataset(DATA)
-    plan = Plan(plan.depth, min(plan.train, len(data.X)), min(plan.test, len(data.X_test)))
+    plan = CifarPlan(plan.depth, min(plan.train, len(data.X)), min(plan.test, len(data.X_test)))
     _tell_plan(setting, plan, data)
     X, X_test = prepared(data.X[: plan.train], data.X_test[: plan.test])
     y, y_test = data.y[: plan.train], data.y_test[: plan.test]
@@ -73,8 +73,8 @@ def run(setting: Setting, plan: Plan | None = None, data: Dataset | None = None)
 
         def compute(kind: str = kind, keep: bool = seconds > LONG) -> dict[str, Any]:
             kernel = Kernel(network, setting.device, threads=setting.threads)
-            place = setting.out / "stores" / f"{data.name}-{plan.depth}-{depends['images'][:12]}" if keep else None
-            K, K_test = _matrices(kernel, X, X_test, kind == "flips", place)
+            folder = setting.out / "stores" / f"{data.name}-{plan.depth}-{depends['images'][:12]}" if keep else None
+            K, K_test = _matrices(kernel, X, X_test, kind == "flips", folder)
             return _errors(kernel, K, K_test, y, y_test)
 
         values = setting.piece(f"{data.name}-{kind}", compute, depends=depends, seconds=seconds)
@@ -95,9 +95,9 @@ def draw(results: Results, folder: Path) -> list[Path]:
     return []
 
 
-def _matrices(kernel: Kernel, X: Any, X_test: Any, flips: bool, place: Path | None) -> tuple[Any, Any]:
+def _matrices(kernel: Kernel, X: Any, X_test: Any, flips: bool, folder: Path | None) -> tuple[Any, Any]:
     """K(training) and K(test, training). Both kinds share the tiles of the kernel without flips."""
-    train, test = (None, None) if place is None else (place / "train", place / "test")
+    train, test = (None, None) if folder is None else (folder / "train", folder / "test")
     if flips:
         return flip_averaged(kernel, X, store=train), flip_averaged(kernel, X_test, X, store=test)
     K = gram(kernel, X, store=None if train is None else train / "plain")[:]
@@ -120,11 +120,11 @@ def _errors(kernel: Kernel, K: Any, K_test: Any, y: Any, y_test: Any) -> dict[st
     return values
 
 
-def _seconds(setting: Setting, plan: Plan, data: Dataset, flips: bool) -> float:
-    return plan.pairs(flips) * myrtle(plan.depth).shapes(data.image_shape).elements / _SPEED[setting.kind]
+def _seconds(setting: Setting, plan: CifarPlan, data: Dataset, flips: bool) -> float:
+    return plan.pairs(flips) * myrtle(plan.depth).shapes(data.image_shape).elements / _SPEED[setting.actual_device]
 
 
-def _tell_plan(setting: Setting, plan: Plan, data: Dataset) -> None:
+def _tell_plan(setting: Setting, plan: CifarPlan, data: Dataset) -> None:
     """Pairs, time, memory and disk before anything is computed; memory that is not there is refused now."""
     pairs = plan.pairs(False) + plan.pairs(True)
     seconds = _seconds(setting, plan, data, False) + _seconds(setting, plan, data, True)
@@ -135,4 +135,4 @@ def _tell_plan(setting: Setting, plan: Plan, data: Dataset) -> None:
         f"{pairs:,} pairs of Myrtle-{plan.depth}, about {duration(seconds)} here, {need / 1e9:.1f} GB of memory"
         + (f" and {kept / 1e9:.1f} GB of disk" if kept else ""),
     )
-    memory.require(need, f"an exact fit of {plan.train:,} images", setting.kind)
+    memory.require(need, f"an exact fit of {plan.train:,} images", setting.actual_device)

@@ -8,36 +8,33 @@ import importlib.metadata
 import os
 import platform
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cnngp import __version__
-from cnngp.gp.linalg import Array, namespace
+from cnngp.common import devices
+from cnngp.common.arrays import namespace
+from cnngp.common.devices import ActualDevice, array_module
+from cnngp.gp.linalg import Array
 
 
 @functools.cache
-def hardware(kind: Literal["cpu", "cuda"]) -> str:
+def hardware(device: ActualDevice) -> str:
     """The card by its name, or the processor with how many of its cores may be used."""
-    if kind == "cuda":
-        import cupy
-
-        name = cupy.cuda.runtime.getDeviceProperties(0)["name"].decode()
-        return f"one {name}"
+    if device == "cuda":
+        return f"one {devices.card_name()}"
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return f"{cores} core{'s' if cores > 1 else ''} of {_processor()}"
 
 
 @functools.cache
-def software(kind: Literal["cpu", "cuda"]) -> str:
+def software(device: ActualDevice) -> str:
     """The versions of what a number may depend on: ours, Python's, and those of the libraries that compute here."""
     versions = [f"cnngp {__version__}", f"Python {platform.python_version()}"]
     versions += [f"{library} {importlib.metadata.version(library.lower())}" for library in ("NumPy", "SciPy", "Numba")]
-    if kind == "cuda":
-        import cupy  # its distribution has a name for each CUDA version
-
-        versions.append(f"CuPy {cupy.__version__}")
+    if device == "cuda":
+        versions.append(f"CuPy {array_module(device).__version__}")  # its distribution has a name for each CUDA version
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # optional; what needs it says so
         versions.append(f"PyTorch {importlib.metadata.version('torch')}")
     return ", ".join(versions)
@@ -68,6 +65,4 @@ def wait(a: Array) -> None:
 def release(device: str) -> None:
     """Give the card's unused memory back, for other libraries and processes."""
     if device == "cuda":
-        import cupy
-
-        cupy.get_default_memory_pool().free_all_blocks()
+        devices.release_pooled_memory()

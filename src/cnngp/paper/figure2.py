@@ -37,7 +37,7 @@ Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Plan:
+class Figure2Plan:
     """How large the experiment is."""
 
     network: Network
@@ -49,15 +49,15 @@ class Plan:
     """How often the Gaussian draws are repeated."""
 
 
-def full() -> Plan:
-    return Plan(zoo.resnet(32), "resnet(32)", (3, 10, 30, 100), 10_000, 100)
+def full() -> Figure2Plan:
+    return Figure2Plan(zoo.resnet(32), "resnet(32)", (3, 10, 30, 100), 10_000, 100)
 
 
-def quick() -> Plan:
-    return Plan(zoo.resnet(8), "resnet(8)", (3, 10, 30), 200, 10)
+def quick() -> Figure2Plan:
+    return Figure2Plan(zoo.resnet(8), "resnet(8)", (3, 10, 30), 200, 10)
 
 
-def run(setting: Setting, plan: Plan | None = None, X: NDArray[np.float32] | None = None) -> Results:
+def run(setting: Setting, plan: Figure2Plan | None = None, X: NDArray[np.float32] | None = None) -> Results:
     """The distances at each width; `X` are the images, the first training images of MNIST unless given."""
     plan = plan or (quick() if setting.quick else full())
     X = setting.dataset("mnist", "paper").X[: plan.images] if X is None else X[: plan.images]
@@ -140,7 +140,7 @@ def measure(f: Array, K: Array) -> dict[str, float]:
     }
 
 
-def _floor(K: Array, plan: Plan, seed: int) -> dict[str, Any]:
+def _floor(K: Array, plan: Figure2Plan, seed: int) -> dict[str, Any]:
     """The same measures of exact draws from N(0, K): their means, and the 95 % quantiles."""
     values, Q = np.linalg.eigh(K)
     root = Q * np.sqrt(np.maximum(values, 0.0))
@@ -150,7 +150,7 @@ def _floor(K: Array, plan: Plan, seed: int) -> dict[str, Any]:
     return means | {f"{key}_95": float(np.quantile([f[key] for f in found], 0.95)) for key in found[0]}
 
 
-def _outputs(setting: Setting, plan: Plan, X: NDArray[np.float32], width: int) -> NDArray[np.float32]:
+def _outputs(setting: Setting, plan: Figure2Plan, X: NDArray[np.float32], width: int) -> NDArray[np.float32]:
     """(networks, images). The seed differs between widths, so that their errors are independent."""
     from cnngp.torch_bridge import sample_outputs
 
@@ -171,7 +171,7 @@ def _torch_device(setting: Setting) -> str:
     from cnngp.torch_bridge import need_torch
 
     need_torch("reproduce figure2")
-    if setting.kind == "cpu":
+    if setting.actual_device == "cpu":
         return "cpu"
     import torch
 
@@ -183,11 +183,11 @@ def _torch_device(setting: Setting) -> str:
     return "cuda"
 
 
-def _estimate(setting: Setting, plan: Plan, images: int, width: int) -> float:
+def _estimate(setting: Setting, plan: Figure2Plan, images: int, width: int) -> float:
     """A network's cost grows with C² once its layers are wide; measured on `resnet(32)`."""
     layers = plan.network.shapes((1, 28, 28)).cost / zoo.resnet(32).shapes((1, 28, 28)).cost
     work = plan.networks * images * layers
-    if setting.kind == "cuda":
+    if setting.actual_device == "cuda":
         return 15.0 + work * (2e-5 + 2e-8 * width**2)
     return 15.0 + work * (3e-4 + 3e-6 * width**2)
 

@@ -33,7 +33,7 @@ _BINS = 20
 
 
 @dataclass(frozen=True)
-class Plan:
+class Figure3Plan:
     """How large the experiment is. Images are the first of the paper's training and of the test set."""
 
     train: int = 50_000
@@ -45,8 +45,8 @@ class Plan:
     batch_size: int = 1_000
 
 
-FULL = Plan()
-QUICK = Plan(train=2_000, test=1_000, inducing=250, epochs=30, batch_size=200)
+FULL = Figure3Plan()
+QUICK = Figure3Plan(train=2_000, test=1_000, inducing=250, epochs=30, batch_size=200)
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ CASES = (
 )
 
 
-def run(setting: Setting, plan: Plan | None = None, data: Dataset | None = None) -> Results:
+def run(setting: Setting, plan: Figure3Plan | None = None, data: Dataset | None = None) -> Results:
     """Three curves, each a piece; `data` is MNIST in the paper's split unless given."""
     plan = plan or (QUICK if setting.quick else FULL)
     data = (data or setting.dataset("mnist", "paper")).take(plan.train, plan.test)
@@ -93,7 +93,7 @@ def run(setting: Setting, plan: Plan | None = None, data: Dataset | None = None)
             f"figure3-{data.name}-{case.label}",
             fits[case.label],
             depends=depends,
-            seconds=case.seconds[0 if setting.kind == "cuda" else 1],
+            seconds=case.seconds[0 if setting.actual_device == "cuda" else 1],
         )
         curves[case.label] = values
         rows += _rows(table, case, values)
@@ -101,7 +101,7 @@ def run(setting: Setting, plan: Plan | None = None, data: Dataset | None = None)
     return Results(rows=rows, details=details, captions={"figure3": _caption(plan, data)})
 
 
-def _sparse(setting: Setting, plan: Plan, data: Dataset, network: Network | str) -> dict[str, Any]:
+def _sparse(setting: Setting, plan: Figure3Plan, data: Dataset, network: Network | str) -> dict[str, Any]:
     clf = SparseGPClassifier(
         network,
         inducing=plan.inducing,
@@ -112,7 +112,7 @@ def _sparse(setting: Setting, plan: Plan, data: Dataset, network: Network | str)
         threads=setting.threads,
         random_state=setting.seed,
     ).fit(data.X, data.y)
-    release(setting.kind)
+    release(setting.actual_device)
     values = _measured(clf.predict_proba(data.X_test), clf.classes_, data.y_test)
     return values | {"elbo": clf.elbo_.tolist(), "lengthscale": clf.lengthscale_}
 
@@ -122,7 +122,7 @@ def _exact(setting: Setting, data: Dataset, network: Network) -> dict[str, Any]:
     values = _measured(clf.predict_proba(data.X_test), clf.classes_, data.y_test)
     values |= {"loo_error": 100 * clf.loo_error_, "temperature": clf.temperature_}
     del clf
-    release(setting.kind)
+    release(setting.actual_device)
     return values
 
 
@@ -165,7 +165,7 @@ def _rows(table: str, case: Case, values: Mapping[str, Any]) -> list[Row]:
     ]
 
 
-def _caption(plan: Plan, data: Dataset) -> str:
+def _caption(plan: Figure3Plan, data: Dataset) -> str:
     return (
         f"Reliability of the predicted class for {len(data.X_test):,} test images, with 95 % intervals, and how many "
         f"predictions each bin holds. {len(data.X):,} training images, {plan.inducing:,} inducing points; the "

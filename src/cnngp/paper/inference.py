@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cnngp.common import memory
+from cnngp.common.devices import output_on
 from cnngp.datasets.dataset import Dataset
 from cnngp.estimators.classifier import GPClassifier
 from cnngp.gp.exact import ExactGP
@@ -33,7 +34,7 @@ _ROWS = 2048
 
 
 @dataclass(frozen=True)
-class Images:
+class SplitImages:
     """Training images followed by the validation ones, and the test images. `X`: (N, C, H, W)."""
 
     name: str
@@ -44,7 +45,7 @@ class Images:
     y_test: NDArray[Any]
 
     @classmethod
-    def of(cls, data: Dataset, train: int, validation: int, test: int) -> Images:
+    def of(cls, data: Dataset, train: int, validation: int, test: int) -> SplitImages:
         """The first images of each part of a set with a validation part."""
         if data.X_validation is None or data.y_validation is None:
             raise ValueError(f"{data.name} has no validation images; load it with split='paper'")
@@ -69,7 +70,7 @@ class Images:
 
 
 def network_errors(
-    setting: Setting, kernel: Kernel, images: Images, label: str, *, keep: bool = False
+    setting: Setting, kernel: Kernel, images: SplitImages, label: str, *, keep: bool = False
 ) -> dict[str, Any]:
     """Errors in percent and seconds of a network's GP; `label` names its matrices where they go through a store.
 
@@ -94,24 +95,24 @@ def network_errors(
     }
 
 
-def _matrices(setting: Setting, kernel: Kernel, images: Images, label: str, keep: bool) -> tuple[Any, Any]:
+def _matrices(setting: Setting, kernel: Kernel, images: SplitImages, label: str, keep: bool) -> tuple[Any, Any]:
     """K(all, all) and K(test, all): on the device, or through a store, where a cluster may fill it."""
-    output: Any = "cupy" if kernel.device == "cuda" else "numpy"
+    output = output_on(kernel.device)
     if setting.scheduler is None and not keep:
         return kernel(images.X, output=output), kernel(images.X_test, images.X, output=output)
     folder = (setting.out / "stores").resolve()  # workers may have another current folder
-    places = folder / f"{label}.zarr", folder / f"{label}-test.zarr"
+    stores = folder / f"{label}.zarr", folder / f"{label}-test.zarr"
     if setting.scheduler is None:
-        return gram(kernel, images.X, store=places[0])[:], gram(kernel, images.X_test, images.X, store=places[1])[:]
+        return gram(kernel, images.X, store=stores[0])[:], gram(kernel, images.X_test, images.X, store=stores[1])[:]
     from cnngp.matrix.cluster.cluster import connect
 
     with connect(setting.scheduler) as client:
-        K = gram(kernel, images.X, store=places[0], client=client)[:]
-        K_test = gram(kernel, images.X_test, images.X, store=places[1], client=client)[:]
+        K = gram(kernel, images.X, store=stores[0], client=client)[:]
+        K_test = gram(kernel, images.X_test, images.X, store=stores[1], client=client)[:]
     return K, K_test
 
 
-def fits(images: Images, K: Any, K_test: Any, kernel: Kernel | None) -> dict[str, Any]:
+def fits(images: SplitImages, K: Any, K_test: Any, kernel: Kernel | None) -> dict[str, Any]:
     """Both fits: on the training images, and on all of them. Without a kernel the matrices are taken as they are."""
     n = images.train
     values: dict[str, Any] = {}
@@ -125,7 +126,7 @@ def fits(images: Images, K: Any, K_test: Any, kernel: Kernel | None) -> dict[str
     return values
 
 
-def _fitted(images: Images, K: Any, kernel: Kernel | None) -> GPClassifier:
+def _fitted(images: SplitImages, K: Any, kernel: Kernel | None) -> GPClassifier:
     n = len(K)
     if kernel is None:
         return GPClassifier(solver="cholesky").fit(y=images.y[:n], K=K)

@@ -74,9 +74,9 @@ def _table(table: Table) -> str:
 def _cell(row: Row | None, compared: bool) -> str:
     if row is None:
         return ""
-    parts = [] if row["ours"] is None else [f"<b>{results.shown(row['ours'], row['unit'])}</b>"]
+    parts = [] if row["ours"] is None else [f"<b>{escape(results.shown(row['ours'], row['unit']))}</b>"]
     if compared:
-        published = "–" if row["published"] is None else results.shown(row["published"], row["unit"])
+        published = "–" if row["published"] is None else escape(results.shown(row["published"], row["unit"]))
         parts.append(f'<span class="published">[{published}]</span>')
     return " ".join(parts)
 

@@ -17,7 +17,7 @@ from cnngp.datasets.dataset import Dataset
 from cnngp.network import zoo
 
 from . import table1
-from .inference import Images
+from .inference import SplitImages
 from .results import Results, Row, duration
 from .setting import Setting
 
@@ -25,7 +25,7 @@ TITLE = "Table 1 with average pooling: the ResNet as it was meant"
 
 
 @dataclass(frozen=True)
-class Plan:
+class PooledPlan:
     """How large the experiment is."""
 
     depth: int = 32
@@ -48,14 +48,14 @@ class Plan:
         return (plain, *small, whole)
 
 
-FULL = Plan()
-QUICK = Plan(depth=8, pools=(2, 4), train=300, validation=200, test=500)
+FULL = PooledPlan()
+QUICK = PooledPlan(depth=8, pools=(2, 4), train=300, validation=200, test=500)
 
 
-def run(setting: Setting, plan: Plan | None = None, data: Dataset | None = None) -> Results:
+def run(setting: Setting, plan: PooledPlan | None = None, data: Dataset | None = None) -> Results:
     """All rows; `data` needs a validation part and is MNIST unless given."""
     plan = plan or (QUICK if setting.quick else FULL)
-    images = Images.of(data or setting.dataset("mnist", "paper"), plan.train, plan.validation, plan.test)
+    images = SplitImages.of(data or setting.dataset("mnist", "paper"), plan.train, plan.validation, plan.test)
     cases = plan.cases()
     _tell_plan(setting, cases, images)
     rows: list[Row] = []
@@ -73,10 +73,10 @@ def draw(results: Results, folder: Path) -> list[Path]:
     return []
 
 
-def _tell_plan(setting: Setting, cases: Sequence[table1.Case], images: Images) -> None:
+def _tell_plan(setting: Setting, cases: Sequence[table1.Case], images: SplitImages) -> None:
     """Pairs, time and memory, before anything is computed; memory that is not there is refused now."""
     n = len(images.X)
     need = 12 * n * n  # the matrix in float32, and a copy in float64 that becomes the factor
     times = ", ".join(f"{case.label} {duration(table1.estimate(setting, case.network, images))}" for case in cases)
     setting.say("plan", f"{images.pairs:,} pairs for each network, about: {times}; {need / 1e9:.1f} GB of memory")
-    memory.require(need, f"an exact fit of {n:,} images", setting.kind)
+    memory.require(need, f"an exact fit of {n:,} images", setting.actual_device)

@@ -223,6 +223,9 @@ def check(doc: Any, where: object = "document") -> None:
     for kind, entries in ((_PIECE, doc["pieces"]), (_FIGURE, doc["figures"])):
         for entry in entries:
             _fields(entry, kind, f"{where}: {entry}")
+    for entry in doc["figures"]:
+        if Path(entry["file"]).name != entry["file"]:  # the page takes them in
+            raise ResultsError(f"{where}: the figure {entry['file']!r} is not a file beside it")
     for entry in doc["rows"]:
         _fields(entry, dict.fromkeys(_WORDS, str) | dict.fromkeys(_NUMBERS, (int, float, type(None))), f"{where}: row")
         for key in _NUMBERS:

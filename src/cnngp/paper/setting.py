@@ -16,19 +16,18 @@ import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cnngp import __version__
+from cnngp.common.devices import ActualDevice, Device, actual_device, check_device
 from cnngp.common.errors import DatasetError
 from cnngp.common.files import write_atomically
 from cnngp.datasets.classics import folders
 from cnngp.datasets.dataset import Dataset
 from cnngp.datasets.sets import Split, load
-from cnngp.kernel.kernel import Device, Kernel
-from cnngp.network.layers import Dense
 
 from .common import hardware, software
 
@@ -76,9 +75,10 @@ class Setting:
     _began: float = field(default_factory=time.monotonic, compare=False, repr=False)
 
     @property
-    def kind(self) -> Literal["cpu", "cuda"]:
+    def actual_device(self) -> ActualDevice:
         """The device that "auto" stands for here; refuses "cuda" where there is no card."""
-        return Kernel(Dense(), self.device).device
+        check_device(self.device)
+        return actual_device(self.device)
 
     def at_hand(self, name: str) -> bool:
         """Whether a set of images lies where it is looked for, so that using it downloads nothing."""
@@ -112,7 +112,7 @@ class Setting:
         facts = {
             "schema": SCHEMA,
             "version": __version__,
-            "device": self.kind,
+            "device": self.actual_device,
             "seed": self.seed,
             "quick": self.quick,
             "cluster": self.scheduler is not None,
@@ -145,12 +145,12 @@ class Setting:
             raise ValueError(f"piece {name!r} returns {', '.join(sorted(taken))}, which is added to every piece")
         arrays = {key: value for key, value in values.items() if isinstance(value, np.ndarray)}
         values = {key: value for key, value in values.items() if key not in arrays}
-        values |= {"seconds": elapsed, "hardware": self._hardware(), "software": software(self.kind)}
+        values |= {"seconds": elapsed, "hardware": self._hardware(), "software": software(self.actual_device)}
         _write(self._file(name), name, fingerprint, facts, values, arrays)
         return values | arrays
 
     def _hardware(self) -> str:
-        here = hardware(self.kind)
+        here = hardware(self.actual_device)
         return here if self.scheduler is None else f"{here}, and the workers of a Dask cluster for the kernels"
 
     def _check_time(self, name: str, seconds: float) -> None:
@@ -205,7 +205,7 @@ def _read(path: Path, fingerprint: str) -> dict[str, Any] | None:
     """A kept piece; None where there is none, where it is of something else, and where it is damaged."""
     try:
         document = json.loads(path.read_bytes())
-        if document["fingerprint"] != fingerprint:
+        if (document["piece"], document["fingerprint"]) != (path.stem, fingerprint):
             return None
         values: dict[str, Any] = document["values"]
         if document.get("values_sha256", checksum := _checksum(values)) != checksum:  # older pieces have none

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from cnngp.common.arrays import to_cupy
+from cnngp.common.devices import output_on
 from cnngp.datasets.dataset import Dataset
 from cnngp.estimators.classifier import GPClassifier
 from cnngp.kernel.kernel import Kernel
@@ -23,7 +24,7 @@ from cnngp.network.layers import Network
 
 from .common import percent, release, wait
 from .figures import BLUE, GREY, ORANGE, new_figure, save_figure
-from .inference import Images, fits, most_likely_lengthscale, network_errors, rbf
+from .inference import SplitImages, fits, most_likely_lengthscale, network_errors, rbf
 from .results import Results, Row, row
 from .setting import Setting
 
@@ -69,7 +70,7 @@ QUOTED = (
 
 
 @dataclass(frozen=True)
-class Plan:
+class Table1Plan:
     """How large the experiment is."""
 
     train: int = 50_000
@@ -83,21 +84,21 @@ class Plan:
     """Training images on which the lengthscale of the RBF kernel is chosen."""
 
 
-FULL = Plan()
-QUICK = Plan(train=1_000, validation=500, test=1_000, dense=DENSE[2:11:4], chosen_on=500, lengthscale_on=500)
+FULL = Table1Plan()
+QUICK = Table1Plan(train=1_000, validation=500, test=1_000, dense=DENSE[2:11:4], chosen_on=500, lengthscale_on=500)
 
 # Operations of a pair of images a second, for what a piece will take: half of what was measured on one H200 and on
 # two cores of an AMD EPYC.
 _SPEED = {"cuda": 1.2e13, "cpu": 4.5e10}
 
 
-def run(setting: Setting, plan: Plan | None = None, data: Dataset | None = None) -> Results:
+def run(setting: Setting, plan: Table1Plan | None = None, data: Dataset | None = None) -> Results:
     """All rows; `data` needs a validation part and is MNIST unless given."""
     plan = plan or (QUICK if setting.quick else FULL)
     cases = plan.cases or paper_cases()
     given = data is not None
     data = data or setting.dataset("mnist", "paper")
-    images = Images.of(data, plan.train, plan.validation, plan.test)
+    images = SplitImages.of(data, plan.train, plan.validation, plan.test)
     table = heading(images)
     rows: list[Row] = []
     networks: dict[str, Any] = {}
@@ -117,7 +118,7 @@ def run(setting: Setting, plan: Plan | None = None, data: Dataset | None = None)
     return Results(rows=rows, details=details, captions={"table1": _caption(images)})
 
 
-def case_piece(setting: Setting, case: Case, images: Images) -> dict[str, Any]:
+def case_piece(setting: Setting, case: Case, images: SplitImages) -> dict[str, Any]:
     """One network: kernels, both fits, errors."""
 
     def compute() -> dict[str, Any]:
@@ -132,7 +133,7 @@ def case_piece(setting: Setting, case: Case, images: Images) -> dict[str, Any]:
     )
 
 
-def dense_pieces(setting: Setting, plan: Plan, images: Images) -> tuple[Case, dict[str, Any]]:
+def dense_pieces(setting: Setting, plan: Table1Plan, images: SplitImages) -> tuple[Case, dict[str, Any]]:
     """The fully connected network that does best on validation with few images, then at full size."""
     n = min(plan.chosen_on, images.train)
 
@@ -141,7 +142,7 @@ def dense_pieces(setting: Setting, plan: Plan, images: Images) -> tuple[Case, di
         errors = []
         for candidate in plan.dense:
             kernel = Kernel(_dense(candidate), setting.device, threads=setting.threads)
-            output: Any = "cupy" if kernel.device == "cuda" else "numpy"
+            output = output_on(kernel.device)
             clf = GPClassifier(kernel, solver="cholesky").fit(images.X[few], images.y[few])
             K = kernel(images.X[images.train :], images.X[few], output=output)
             errors.append(percent(clf.predict(K=K) != images.y[images.train :]))
@@ -151,7 +152,7 @@ def dense_pieces(setting: Setting, plan: Plan, images: Images) -> tuple[Case, di
         f"table1-{images.name}-dense-choice",
         choose,
         depends={"candidates": [list(c) for c in plan.dense], "chosen_on": n, **images.facts},
-        seconds=20.0 + len(plan.dense) * (3.0 if setting.kind == "cuda" else 3.0 + 1e-6 * n * n),
+        seconds=20.0 + len(plan.dense) * (3.0 if setting.actual_device == "cuda" else 3.0 + 1e-6 * n * n),
     )
     best = plan.dense[int(np.argmin(chosen["validation_errors"]))]
     depth, weight_var, bias_var, nonlinearity = best
@@ -163,11 +164,11 @@ def dense_pieces(setting: Setting, plan: Plan, images: Images) -> tuple[Case, di
     return case, case_piece(setting, case, images) | {"choice": chosen}
 
 
-def rbf_piece(setting: Setting, plan: Plan, images: Images) -> dict[str, Any]:
+def rbf_piece(setting: Setting, plan: Table1Plan, images: SplitImages) -> dict[str, Any]:
     """The squared-exponential kernel with its most likely lengthscale."""
 
     def compute() -> dict[str, Any]:
-        on_card = setting.kind == "cuda"
+        on_card = setting.actual_device == "cuda"
         X, X_test = (
             to_cupy(flat) if on_card else flat
             for flat in (x.reshape(len(x), -1).astype(np.float64) for x in (images.X, images.X_test))
@@ -180,11 +181,11 @@ def rbf_piece(setting: Setting, plan: Plan, images: Images) -> dict[str, Any]:
         seconds = time.perf_counter() - began
         values = fits(images, K, K_test, None)
         del K, K_test
-        release(setting.kind)
+        release(setting.actual_device)
         return {"lengthscale": lengthscale, "pairs": images.pairs, "kernel_seconds": seconds, **values}
 
     depends = {"kernel": "rbf", "lengthscale_on": plan.lengthscale_on, **images.facts}
-    seconds = 60.0 if setting.kind == "cuda" else 20.0 + 1e-10 * len(images.X) ** 3
+    seconds = 60.0 if setting.actual_device == "cuda" else 20.0 + 1e-10 * len(images.X) ** 3
     return setting.piece(f"table1-{images.name}-rbf", compute, depends=depends, seconds=seconds)
 
 
@@ -193,10 +194,10 @@ def _dense(candidate: tuple[int, float, float, str]) -> Network:
     return zoo.dense_nngp(depth, weight_var, bias_var, nonlinearity)  # type: ignore[arg-type]
 
 
-def _fashion(setting: Setting, plan: Plan, cases: Sequence[Case]) -> tuple[dict[str, Any] | str, list[Row]]:
+def _fashion(setting: Setting, plan: Table1Plan, cases: Sequence[Case]) -> tuple[dict[str, Any] | str, list[Row]]:
     if not setting.at_hand("fashion_mnist"):
         return "not at hand", []
-    images = Images.of(setting.dataset("fashion_mnist", "paper"), plan.train, plan.validation, plan.test)
+    images = SplitImages.of(setting.dataset("fashion_mnist", "paper"), plan.train, plan.validation, plan.test)
     rows: list[Row] = []
     details: dict[str, Any] = {}
     for case in cases:
@@ -206,7 +207,7 @@ def _fashion(setting: Setting, plan: Plan, cases: Sequence[Case]) -> tuple[dict[
     return details, rows
 
 
-def heading(images: Images) -> str:
+def heading(images: SplitImages) -> str:
     names = {"mnist": "MNIST", "fashion_mnist": "Fashion-MNIST"}
     return f"{names.get(images.name, images.name)}, error in percent, {images.train:,} training images"
 
@@ -234,14 +235,14 @@ def rows_of(
     ]
 
 
-def estimate(setting: Setting, network: Network, images: Images) -> float:
+def estimate(setting: Setting, network: Network, images: SplitImages) -> float:
     """About how many seconds a network's kernels and fits take."""
-    kernels = images.pairs * network.shapes(images.X.shape[1:]).cost / _SPEED[setting.kind]
-    solve = 1.5e-13 if setting.kind == "cuda" else 3e-11
+    kernels = images.pairs * network.shapes(images.X.shape[1:]).cost / _SPEED[setting.actual_device]
+    solve = 1.5e-13 if setting.actual_device == "cuda" else 3e-11
     return 10.0 + kernels + solve * len(images.X) ** 3
 
 
-def _caption(images: Images) -> str:
+def _caption(images: SplitImages) -> str:
     return (
         f"Test errors of exact GPs trained on {images.train:,} and on all {len(images.X):,} images, and the published "
         "errors, which are for 50,000."

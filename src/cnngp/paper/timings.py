@@ -23,7 +23,7 @@ from cnngp.network import zoo
 from . import table1
 from .common import release
 from .figures import BLUE, GREY, new_figure, save_figure
-from .inference import Images
+from .inference import SplitImages
 from .results import Results, row
 from .setting import Setting
 
@@ -34,19 +34,19 @@ KERNELS, SOLVE = 13_200.0, 43.0
 
 
 @dataclass(frozen=True)
-class Plan:
+class TimingsPlan:
     """How large the whole run is; the rest is Table 1's."""
 
-    table1: table1.Plan
+    table1: table1.Table1Plan
     data: str = "mnist"
     depth: int = 32
     """Of the ResNet."""
 
 
-def run(setting: Setting, plan: Plan | None = None, data: Dataset | None = None) -> Results:
-    plan = plan or Plan(table1.QUICK if setting.quick else table1.FULL)
+def run(setting: Setting, plan: TimingsPlan | None = None, data: Dataset | None = None) -> Results:
+    plan = plan or TimingsPlan(table1.QUICK if setting.quick else table1.FULL)
     sizes = plan.table1
-    images = Images.of(data or setting.dataset("mnist", "paper"), sizes.train, sizes.validation, sizes.test)
+    images = SplitImages.of(data or setting.dataset("mnist", "paper"), sizes.train, sizes.validation, sizes.test)
     cases = sizes.cases or table1.paper_cases()
     whole = setting.piece(
         "timings-whole-run",
@@ -113,20 +113,20 @@ def _rows(name: str, values: dict[str, Any]) -> list[Any]:
     ]
 
 
-def _whole_run(setting: Setting, plan: Plan) -> dict[str, Any]:
+def _whole_run(setting: Setting, plan: TimingsPlan) -> dict[str, Any]:
     """`whole_run.py` in a process of its own; on a card once with no compiled code kept, and once more with it."""
-    release(setting.kind)
+    release(setting.actual_device)
     with tempfile.TemporaryDirectory() as cache:
         first = _process(setting, plan, cache)
-        return first | {"again": _process(setting, plan, cache) if setting.kind == "cuda" else None}
+        return first | {"again": _process(setting, plan, cache) if setting.actual_device == "cuda" else None}
 
 
-def _process(setting: Setting, plan: Plan, cache: str) -> dict[str, Any]:
+def _process(setting: Setting, plan: TimingsPlan, cache: str) -> dict[str, Any]:
     sizes = plan.table1
     request = {
         "data": plan.data,
         "depth": plan.depth,
-        "device": setting.kind,
+        "device": setting.actual_device,
         "threads": setting.threads,
         "sizes": [sizes.train, sizes.validation, sizes.test],
     }

@@ -31,6 +31,7 @@ def whole_run(request: dict[str, Any]) -> dict[str, Any]:
         import numpy as np
 
         from cnngp.common.arrays import to_numpy
+        from cnngp.common.devices import output_on
         from cnngp.datasets import sets as datasets
         from cnngp.gp.checks import float64_buffer
         from cnngp.gp.jitter import factorised
@@ -50,7 +51,7 @@ def whole_run(request: dict[str, Any]) -> dict[str, Any]:
             "validation": (data.X_validation[:validation], data.y_validation[:validation]),
             "test": (data.X_test[:test], data.y_test[:test]),
         }
-    output: Any = "cupy" if request["device"] == "cuda" else "numpy"
+    output = output_on(request["device"])
     with timed("compile"):
         kernel = Kernel(resnet(request["depth"]), request["device"], threads=request["threads"])
         wait(kernel(X[:2], output=output, progress=False))

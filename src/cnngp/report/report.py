@@ -124,7 +124,10 @@ def write(path: Path, page: str) -> None:
 
 def _learned(learned: Learned) -> str:
     """What the network's variances were and are, and the loss on the way."""
-    rows = [(f"{c.name}, {c.places} layers", f"{c.before:.4g} → {c.after:.4g}") for c in learned.changes]
+    rows = [
+        (f"{c.name}, {c.places} layer{'s' if c.places > 1 else ''}", f"{c.before:.4g} → {c.after:.4g}")
+        for c in learned.changes
+    ]
     if learned.noise is not None:
         rows.append(("noise over the mean k(x, x)", f"{learned.noise_before:.2g} → {learned.noise:.2g}"))
     rule = "leave-one-out" if learned.rule == "loo" else "marginal likelihood"

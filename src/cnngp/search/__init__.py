@@ -16,11 +16,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cnngp.common.checks import is_whole
+from cnngp.common.devices import Device
 from cnngp.common.errors import DatasetError
 from cnngp.datasets import sets as datasets
 from cnngp.datasets.dataset import Dataset
 from cnngp.datasets.images import Size
-from cnngp.kernel.kernel import Device
 from cnngp.kernel.program import Kind
 
 from .result import Look, Rung, SearchResult
@@ -235,8 +236,8 @@ class _Problems:
         unknown = self._classes[np.setdiff1d(y, self._y[:train])]
         if len(unknown):
             raise DatasetError(
-                f"the {what} images of {self._data.name} have labels that its first {train:,} training images have "
-                f"not: {unknown.tolist()[:5]}; use more training images"
+                f"the {what} images of {self._data.name} have labels that its first {train:,} training images do not "
+                f"have: {unknown.tolist()[:5]}; use more training images"
             )
         return replace(
             self._template,
@@ -269,7 +270,7 @@ def load(source: str, size: Size | None = None) -> Dataset:
 def _check_counts(**counts: int) -> None:
     for name, value in counts.items():
         least = 0 if name == "seed" else 1
-        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
+        if not is_whole(value, least):
             raise ValueError(f"{name}={value!r}: expected an integer of {least} or more")
 
 

@@ -25,6 +25,8 @@ class Claims:
     def take(self, name: str) -> bool:
         """Take a piece of work; False while anyone, this process too, is at it."""
         path = self._folder / name
+        if self._folder.is_symlink():  # files would be made, and removed again, in a place that somebody else chose
+            raise OSError(f"{self._folder} is a link to {self._folder.readlink()}, which is not followed; delete it")
         while True:
             try:
                 descriptor = open_file(path)

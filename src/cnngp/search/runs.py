@@ -9,9 +9,10 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 from cnngp.common import memory
+from cnngp.common.devices import ActualDevice
 from cnngp.common.progress import progress_bar
 from cnngp.kernel.kernel import Kernel
 from cnngp.network.layers import Dense
@@ -37,7 +38,7 @@ def on_processes(level: Level, study: Study, processes: int, progress: bool) -> 
         told()
 
 
-def engine_device(problem: Problem) -> Literal["cpu", "cuda"]:
+def engine_device(problem: Problem) -> ActualDevice:
     """Where kernels will be computed; refuses a device, type or thread count that cannot be."""
     return Kernel(Dense(), problem.device, problem.dtype, problem.threads, problem.kind).device
 

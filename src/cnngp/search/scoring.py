@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 
 from cnngp.common import memory
 from cnngp.common.arrays import to_numpy
+from cnngp.common.devices import Device, output_on
 from cnngp.gp.exact import ExactGP
 from cnngp.gp.jitter import JitterWarning
 from cnngp.gp.linalg import blocks
-from cnngp.kernel.kernel import Device, Kernel
+from cnngp.kernel.kernel import Kernel
 from cnngp.kernel.program import Kind
 from cnngp.network.layers import Network
 
@@ -92,11 +93,11 @@ def score(network: Network, problem: Problem, progress: bool = False) -> Score:
     """Noise-free regression on ±1 targets, as `GPClassifier` does it. Raises `RangeError` and `NetworkError`."""
     start = time.perf_counter()
     kernel = Kernel(network, problem.device, problem.dtype, problem.threads, problem.kind)
-    n, output = len(problem.X), "cupy" if kernel.device == "cuda" else "numpy"
+    n, output = len(problem.X), output_on(kernel.device)
     memory.require(12 * n * n, f"an exact fit of {n:,} images", kernel.device)
     kernel.prepare(problem.X)
     compiled = time.perf_counter()
-    K = kernel(problem.X, output=output, progress=progress)  # type: ignore[arg-type]
+    K = kernel(problem.X, output=output, progress=progress)
     kernel_seconds = time.perf_counter() - compiled
     Y = 2.0 * np.eye(problem.classes)[problem.y] - 1.0
     with warnings.catch_warnings():
@@ -106,7 +107,7 @@ def score(network: Network, problem: Problem, progress: bool = False) -> Score:
     wrong = 0
     for rows in blocks(len(problem.X_validation), max(1, _CHUNK[kernel.device] // n)):
         begun = time.perf_counter()
-        K_test = kernel(problem.X_validation[rows], problem.X, output=output, progress=progress)  # type: ignore[arg-type]
+        K_test = kernel(problem.X_validation[rows], problem.X, output=output, progress=progress)
         kernel_seconds += time.perf_counter() - begun
         wrong += int((to_numpy(gp.mean(K_test).argmax(1)) != problem.y_validation[rows]).sum())
     left_out, _ = gp.leave_one_out()

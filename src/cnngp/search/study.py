@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from cnngp.common.errors import one_line
+from cnngp.common.optional import need
 from cnngp.network.layers import Network
 from cnngp.network.serialize import from_json
 
@@ -63,6 +64,8 @@ class Study:
     """The draws of one search: `identity` says of what, and a file with another one is refused."""
 
     def __init__(self, path: Path, identity: dict[str, Any]) -> None:
+        if path.is_symlink():
+            path = _followed(path)
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
         self.claims = Claims(path.with_name(path.name + ".claims"))
@@ -216,11 +219,7 @@ def _distribution(drawn_from: Range | Choice) -> Any:
 
 
 def _optuna() -> Any:
-    try:
-        import optuna
-    except ImportError:
-        raise ImportError('a search needs Optuna: pip install "cnngp[search]"') from None
-    return optuna
+    return need("optuna", "a search")
 
 
 def require() -> None:
@@ -265,6 +264,14 @@ def _open(path: Path) -> tuple[Any, Any]:
         raise StudyError(f"{path} cannot be used as a study: {one_line(error)[:200]}") from None
 
 
+def _followed(path: Path) -> Path:
+    """The study that a link leads to, so that both names have the same claims. None is begun behind a link."""
+    target = path.resolve()
+    if not target.exists() or (target.is_file() and target.stat().st_size == 0):
+        raise StudyError(f"{path} is a link to {path.readlink()}, where there is no study; give the file itself")
+    return target
+
+
 def _check_file(path: Path) -> None:
     """Refuse what is not ours before Optuna writes its tables into it."""
     if "?" in str(path):
@@ -287,12 +294,15 @@ def _check_file(path: Path) -> None:
 
 
 def _difference(held: dict[str, Any], asked: dict[str, Any]) -> str:
+    usual = {"kind": "nngp"}  # recorded where it is another
+    held, asked = usual | held, usual | asked
+    differ = [key for key in asked | held if held.get(key) != asked.get(key)]
     told = [
         f"its {key} is {_short(held.get(key))} and not {_short(asked.get(key))}"
-        for key in asked | held
-        if held.get(key) != asked.get(key)
+        for key in differ
+        if key != "content" or differ == ["content"]  # a hash of the other things too
     ]
-    if [key for key in asked if held.get(key) != asked.get(key)] == ["content"]:
+    if differ == ["content"]:
         told.append("so it has other images, or others of them were held out for validation")
     return ", ".join(told) or f"made by another version ({json.dumps(held)[:80]})"
 

@@ -5,11 +5,11 @@ The functions here are the whole public surface. PyTorch is imported when one of
 
 from __future__ import annotations
 
-import importlib
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from cnngp.common.optional import need
 from cnngp.network.layers import Network
 
 if TYPE_CHECKING:
@@ -20,20 +20,14 @@ __all__ = ["explain", "from_torch", "gpytorch_kernel", "sample_network", "sample
 
 def need_torch(what: str) -> None:
     """One line that names the extra, where PyTorch is not installed."""
-    try:
-        import torch  # noqa: F401
-    except ImportError:
-        raise ImportError(f'{what} needs PyTorch: pip install "cnngp[torch]"') from None
+    need("torch", what)
 
 
 def need_gpytorch(what: str) -> Any:
     """GPyTorch, or one line that names the extra."""
-    try:
-        with warnings.catch_warnings():  # its dependency still compiles with torch.jit, which torch deprecates
-            warnings.simplefilter("ignore", DeprecationWarning)
-            return importlib.import_module("gpytorch")
-    except ImportError:
-        raise ImportError(f'{what} needs GPyTorch: pip install "cnngp[torch]"') from None
+    with warnings.catch_warnings():  # its dependency still compiles with torch.jit, which torch deprecates
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return need("gpytorch", what)
 
 
 def from_torch(

@@ -91,8 +91,8 @@ class NetworkKernel(gpytorch.kernels.Kernel):  # type: ignore[misc]
         return self._dtype_seen or torch.get_default_dtype()
 
     def __call__(self, x1: Any, x2: Any = None, diag: bool = False, **params: Any) -> Any:
-        self._dtype_seen = x1.dtype
         flat1 = self._flat(x1)
+        self._dtype_seen = flat1.dtype
         return super().__call__(flat1, None if x2 is None else self._flat(x2), diag=diag, **params)
 
     def forward(self, x1: Any, x2: Any, diag: bool = False, last_dim_is_batch: bool = False, **params: Any) -> Any:
@@ -206,7 +206,9 @@ class NetworkKernel(gpytorch.kernels.Kernel):  # type: ignore[misc]
         return self._kernels[key]
 
     def _flat(self, x: Any) -> Any:
-        """(N, C, H, W) → (N, C·H·W); flat rows stay as they are."""
+        """(N, C, H, W) → (N, C·H·W); flat rows stay as they are. Whole numbers, such as bytes, become real ones."""
+        if not x.is_floating_point() and not x.is_complex():
+            x = x.to(torch.get_default_dtype())
         if self.input_shape is None:
             if x.ndim < 2:
                 raise DataError(f"x has shape {tuple(x.shape)}; expected (N, C, H, W), or flat rows with input_shape=")
@@ -245,7 +247,21 @@ class _Differentiable(torch.autograd.Function):  # type: ignore[misc]
             torch.tensor(g, dtype=of.dtype, device=of.device).reshape(of.shape) if asked and g is not None else None
             for g, of, asked in zip(found, ctx.given, ctx.needs_input_grad, strict=False)
         )
+        if torch.is_grad_enabled():  # create_graph=True
+            back = (None if g is None else _FirstDerivative.apply(g, G, *ctx.given) for g in back)
         return *back, None, None, None
+
+
+class _FirstDerivative(torch.autograd.Function):  # type: ignore[misc]
+    """Numbers as they are. Their own derivative is refused: without this it would be 0."""
+
+    @staticmethod
+    def forward(ctx: Any, first: Any, *given: Any) -> Any:
+        return first.clone()
+
+    @staticmethod
+    def backward(ctx: Any, G: Any) -> Any:
+        raise RuntimeError("a gpytorch_kernel has first derivatives only; a second one was asked for")
 
 
 def _equal(a: Any, b: Any) -> bool:
@@ -264,7 +280,7 @@ def make_kernel(
     if isinstance(network, Kernel):
         if network.kind != "nngp":
             raise ValueError(
-                f"gpytorch_kernel is of the Gaussian process's kernel; got a Kernel of kind={network.kind!r}"
+                f"gpytorch_kernel needs the kernel of a Gaussian process, kind='nngp'; got kind={network.kind!r}"
             )
         dtype = network.dtype if dtype is None else dtype
         threads = network.threads if threads is None else threads

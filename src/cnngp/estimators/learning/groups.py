@@ -29,9 +29,10 @@ Array = NDArray[Any]
 
 # Images that directions are tried on.
 _IMAGES = 8
-# The step of log θ in central differences, which are wrong by its square and by rounding over it; and by how much of
-# the kernel a direction must change its shape to count.
-_STEPS = {"float64": (1e-4, 1e-6), "float32": (1e-2, 2e-4)}
+# The step h of log θ in differences of order four, which are wrong by h⁴ and by rounding over h; and by how much of the
+# kernel a direction must change its shape to count. A scale changes it by 1e-13 in float64. It must not be much: where
+# biases are far too large, all that the images say is a small part of the kernel.
+_STEPS = {"float64": (1e-3, 1e-9), "float32": (1e-2, 2e-4)}
 
 
 @dataclass(frozen=True)
@@ -77,12 +78,13 @@ def free_directions(kernel: Kernel, X: Array, values: Values, groups: Sequence[G
     images = X[np.unique(np.linspace(0, len(X) - 1, _IMAGES).astype(int))]
     K = kernel(images, progress=False).ravel().astype(np.float64)
     D = np.empty((len(K), len(groups)))  # float64, whatever the kernel is in
-    for g, along in enumerate(np.eye(len(groups))):
-        up, down = (
-            kernel.with_network(kernel.network.with_parameters(moved(values, groups, step * along)))
-            for step in (size_of_step, -size_of_step)
-        )
-        D[:, g] = (up(images, progress=False) - down(images, progress=False)).ravel() / (2.0 * size_of_step)
+
+    def at(log_factors: Array) -> Array:
+        there = kernel.with_network(kernel.network.with_parameters(moved(values, groups, log_factors)))
+        return np.asarray(there(images, progress=False), dtype=np.float64).ravel()
+
+    for g, step in enumerate(size_of_step * np.eye(len(groups))):
+        D[:, g] = (8.0 * (at(step) - at(-step)) - (at(2.0 * step) - at(-2.0 * step))) / (12.0 * size_of_step)
     size = float(np.linalg.norm(K))
     if size == 0.0:  # of blank images
         return np.empty((len(groups), 0))

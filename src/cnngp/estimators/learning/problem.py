@@ -19,8 +19,9 @@ from .groups import Group
 
 Array = NDArray[Any]
 
-BOUNDS = (math.log(1e-6), 0.0)
-"""The logarithms of noise that are tried, over the mean k(x, x). Below the least, it does nothing in float32."""
+BOUNDS = (math.log(1e-6), math.log(1e6))
+"""The logarithms of noise that are tried, over the mean k(x, x). Below the least, it does nothing in float32; the most
+is that of `noise="ml"`, beside which targets are nothing but noise."""
 
 
 def balanced(Y: NDArray[np.float64], n: int, seed: int | None) -> NDArray[np.intp]:
@@ -98,7 +99,7 @@ class Problem:
 
         if self.given_noise is not None:
             return 0.0, self.judge(K, 0.0).loss
-        grid = np.linspace(*BOUNDS, 7)
+        grid = np.linspace(*BOUNDS, 13)
         losses = [self.judge(K, g).loss for g in grid]
         at, step = grid[int(np.argmin(losses))], grid[1] - grid[0]
         bounds = (max(at - step, BOUNDS[0]), min(at + step, BOUNDS[1]))

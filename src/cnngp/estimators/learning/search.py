@@ -157,7 +157,10 @@ def _descend(
 
     bounds = [(-_FAR, _FAR)] * directions + [BOUNDS] * learns_noise
     if bounds:
-        begin = np.append(np.zeros(directions), [path.best.log_noise] * learns_noise)
+        # Where the amplitude is given, a kernel that is too small leaves everything to the noise, and there a search
+        # would stay: with noise of its own size, the kernel grows first.
+        log_noise = min(path.best.log_noise, 0.0) if problem.scale_counts else path.best.log_noise
+        begin = np.append(np.zeros(directions), [log_noise] * learns_noise)
         with contextlib.suppress(_Enough):
             minimize(loss, begin, jac=True, method="L-BFGS-B", bounds=bounds, options={"ftol": _TOLERANCE})
     path.bar.update(steps - asked)

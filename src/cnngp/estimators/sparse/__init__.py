@@ -14,9 +14,10 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from cnngp.common import memory
 from cnngp.common.arrays import DataError, as_images, to_numpy
+from cnngp.common.devices import Device
 from cnngp.common.progress import progress_bar
 from cnngp.gp.linalg import blocks
-from cnngp.kernel.kernel import Device, Kernel, as_kernel
+from cnngp.kernel.kernel import Kernel, as_kernel
 from cnngp.network.choice import default_network
 from cnngp.network.layers import Network, NetworkError
 from cnngp.network.names import network_by_name
@@ -145,6 +146,8 @@ class SparseGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """Mean and variance of each class's function, both (M, classes), in units of the kernel's mean variance."""
         moments = [(to_numpy(q.mean), to_numpy(q.variance)) for q in self._posterior(X)]
         mean, variance = (np.concatenate(parts).astype(np.float64) for parts in zip(*moments, strict=True))
+        if not (np.isfinite(mean).all() and np.isfinite(variance).all()):
+            raise ValueError("means or variances of these images come out as NaN or infinite: the model is not sound")
         return mean, variance
 
     def predict_log_proba(self, X: Any) -> NDArray[np.float64]:
@@ -195,7 +198,8 @@ class SparseGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         kernel = as_kernel(network, self.device, dtype, self.threads)
         if kernel.kind != "nngp":
             raise ValueError(
-                f"SparseGPClassifier is a Gaussian process's: give a Kernel of kind 'nngp', not {kernel!r}"
+                "SparseGPClassifier needs the kernel of a Gaussian process: give a Kernel of kind 'nngp', not "
+                f"{kernel!r}"
             )
         check_fits_images(kernel.network, images)
         kernel.engine_for(images.shape[1:])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import logging
 import math
 import warnings
@@ -11,13 +10,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cnngp.common import memory
 from cnngp.common.arrays import is_on_gpu, to_numpy
+from cnngp.common.devices import ActualDevice, Device, actual_device, array_module, check_device, float64_is_slow
 from cnngp.common.progress import progress_bar
 from cnngp.matrix.cluster.connection import ClusterError
 
@@ -40,8 +40,6 @@ _RANK = 1000
 _CARRIED = 7
 # Raised when a checkpoint holds other things than before, so that no old one is taken for a new one.
 _STATE = 2
-# A card whose float32 is more than this many times as fast as its float64 is made for graphics.
-_SLOW_FLOAT64 = 4
 
 
 class ConvergenceWarning(UserWarning):
@@ -80,7 +78,7 @@ def solve(
     rank: int | None = None,
     checkpoint: str | Path | None = None,
     client: Any = None,
-    device: Literal["auto", "cpu", "cuda"] = "auto",
+    device: Device = "auto",
     progress: bool = True,
 ) -> Solution:
     """The weights w (N, outputs) with (K + noise·I)w = Y; predictions are K(test, training) @ w.
@@ -111,13 +109,14 @@ def solve(
     check_parameters(method, noise, tolerance, iterations, rank, checkpoint, client)
     K = opened_matrix(store)
     matrix = SymmetricMatrix(K, client, progress)
-    place = _device(device, K)
-    xp = algebra(place)
+    check_device(device)
+    actual: ActualDevice = "cuda" if device == "auto" and is_on_gpu(K) else actual_device(device)
+    xp = array_module(actual)
     Y_host = to_numpy(Y, "Y")
     one = Y_host.ndim == 1
     B = check_targets(xp, Y_host[:, None] if one else Y_host, matrix.n)
     if method == "auto":
-        method = "cg" if client is not None else choose_method(matrix.n, place)
+        method = "cg" if client is not None else choose_method(matrix.n, actual)
     solution = solve_matrix(
         matrix,
         B,
@@ -170,14 +169,14 @@ def solve_matrix(
     return Solution(outcome.X, outcome.residuals, outcome.iterations, method, outcome.converged, message, bound)
 
 
-def choose_method(n: int, device: Literal["cpu", "cuda"], without: tuple[Method, ...] = ()) -> Method:
+def choose_method(n: int, device: ActualDevice, without: tuple[Method, ...] = ()) -> Method:
     """Cholesky where it fits; a rough factor where only that fits, or where float64 is slow; else no factor."""
     free = memory.available(device)
 
     def fits(entry: int) -> bool:
         return free is None or entry * n**2 <= free
 
-    if "cholesky" not in without and fits(8) and not (device == "cuda" and _float64_is_slow()):
+    if "cholesky" not in without and fits(8) and not (device == "cuda" and float64_is_slow()):
         return "cholesky"
     return "mixed" if fits(4) else "cg"
 
@@ -291,34 +290,3 @@ def _bar(wanted: bool) -> Iterator[Callable[[State], None]]:
             bar.update()
 
         yield show
-
-
-def _device(asked: str, K: Any) -> Literal["cpu", "cuda"]:
-    if asked not in ("auto", "cpu", "cuda"):
-        raise ValueError(f"device={asked!r} is not 'auto', 'cpu' or 'cuda'")
-    if asked == "cuda" or (asked == "auto" and is_on_gpu(K)):
-        return "cuda"
-    if asked == "cpu" or importlib.util.find_spec("cupy") is None:
-        return "cpu"
-    from cnngp.kernel.engines.cuda import engine as cuda
-
-    return "cuda" if cuda.available() else "cpu"
-
-
-def algebra(device: str) -> Any:
-    """NumPy, or CuPy for the card."""
-    if device == "cpu":
-        return np
-    from cnngp.kernel.engines.cuda import engine as cuda
-
-    cuda.require()
-    import cupy
-
-    return cupy
-
-
-def _float64_is_slow() -> bool:
-    """By the ratio of float32 to float64 speed that the driver gives: 2 on data-centre cards, 32 or 64 on others."""
-    import cupy
-
-    return int(cupy.cuda.Device().attributes.get("SingleToDoublePrecisionPerfRatio", 2)) > _SLOW_FLOAT64

@@ -67,6 +67,11 @@ class Checkpoint:
                 path.unlink()
 
     def _read(self, path: Path) -> tuple[dict[str, Any], dict[str, Any]] | None:
+        if path.is_symlink():  # what it points to would be written
+            raise StoreError(
+                f"{path} is a link to {path.readlink()}, which is not followed; give the file itself as checkpoint=, "
+                "or delete the link"
+            )
         if not path.exists():
             return None
         try:
@@ -78,7 +83,7 @@ class Checkpoint:
                 ) from None
             aside = path.with_name(path.name + ".damaged")
             path.replace(aside)
-            log.warning("%s; it is now %s, and the solve begins anew", error, aside.name)
+            log.warning("%s; it is now %s, and the solve starts from the beginning", error, aside.name)
             return None
         if header.get("problem") != self.problem:
             raise StoreError(
@@ -91,7 +96,9 @@ class Checkpoint:
         try:
             persistence.write(path, header, arrays, "checkpoint")
         except OSError as error:  # a full disk must not end a solve that needs none
-            log.warning("the checkpoint %s cannot be written (%s); a killed solve would begin anew", path, error)
+            log.warning(
+                "the checkpoint %s cannot be written (%s); a killed solve would start from the beginning", path, error
+            )
 
 
 def _is_checkpoint(path: Path) -> bool:

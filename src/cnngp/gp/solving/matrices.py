@@ -67,7 +67,7 @@ class SymmetricMatrix:
         side = min(self.tile)
         for rows in blocks(self.n, side):
             part = _read(self.K, rows, rows).diagonal()
-            d[rows] = part if isinstance(part, np.ndarray) else part.get()
+            d[rows] = to_numpy(part)
         if not np.isfinite(d).all():
             raise MatrixError(_NAN)
         return d
@@ -83,13 +83,13 @@ class SymmetricMatrix:
         """What the store says the matrix is of, or some of its rows, and its diagonal: changes when the matrix does."""
         digest = hashlib.sha256(f"{self.n} {self.dtype.name}".encode())
         digest.update(self.diagonal().tobytes())
-        place = store_of(self.K)
-        if place is not None:
-            digest.update(json.dumps(place.spec.attributes(), sort_keys=True).encode())
+        store = store_of(self.K)
+        if store is not None:
+            digest.update(json.dumps(store.spec.attributes(), sort_keys=True).encode())
         else:  # kernels of one diagonal are common, so some rows must tell them apart
             for i in (0, self.n // 2, self.n - 1):
                 row = _read(self.K, slice(i, i + 1), slice(0, self.n))
-                digest.update(np.ascontiguousarray(row if isinstance(row, np.ndarray) else row.get()).data)
+                digest.update(np.ascontiguousarray(to_numpy(row)).data)
         return digest.hexdigest()
 
     def _here(self, V: Array) -> Array:
@@ -165,20 +165,21 @@ def opened_matrix(store: Any) -> Any:
     """The matrix that `gram` keeps at a path, a URL or in a Zarr store; an array is given back as it is."""
     if hasattr(store, "shape") or isinstance(store, (list, tuple)):
         return verified(in_place(store, "K"))
-    place = GramStore(store, read_only=isinstance(store, (str, Path)))
-    if place.found is None:
-        raise StoreError(f"{place.name} is no store of a kernel matrix; compute it there with gram(…, store=)")
-    if place.found.Z is not None:
-        raise StoreError(f"{place.name} holds the matrix of two sets of images; solving needs that of one set")
-    missing = len(place.missing(place.present()))
+    gram_store = GramStore(store, read_only=isinstance(store, (str, Path)))
+    if gram_store.found is None:
+        raise StoreError(f"{gram_store.name} is no store of a kernel matrix; compute it there with gram(…, store=)")
+    if gram_store.found.Z is not None:
+        raise StoreError(f"{gram_store.name} holds the matrix of two sets of images; solving needs that of one set")
+    missing = len(gram_store.missing(gram_store.present()))
     if missing:
         raise StoreError(
-            f"{place.name} lacks {missing:,} of {len(place.grid):,} tiles; run gram on it again to compute them"
+            f"{gram_store.name} lacks {missing:,} of {len(gram_store.grid):,} tiles; run gram on it again to compute "
+            "them"
         )
-    return place.array()
+    return gram_store.array()
 
 
 def local_folder(store: Any) -> Path | None:
     """The folder of this machine that a store or a Zarr array of `gram` lies in."""
-    place = store_of(store)
-    return local_path(store) if place is None else place.local
+    held_in = store_of(store)
+    return local_path(store) if held_in is None else held_in.local

@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cnngp.common.arrays import Output, to_numpy
-from cnngp.network.layers import Step
 
 from ..program import Activation, Program
 from ..program.formulas import Family
@@ -93,7 +92,7 @@ def check_range(
         bad = ~((peaks[:, s] == 0) | ((peaks[:, s] < top) & (peaks[:, s] > bottom)))
         if bad.any():
             i = int(np.argmax(bad))
-            if isinstance(a.layer, Step):
+            if a.formula.family is Family.STEP:
                 raise RangeError(
                     f"image {i} has locations whose variances at {a.place or 'the nonlinearity'} ({a.layer!r}) are "
                     f"too large, or too small beside the others, for {dtype.name}; {other}"
@@ -124,7 +123,8 @@ def check_pixels(X: Any, dtype: np.dtype[Any], name: str = "X", first: int = 0) 
     """Refuse images (N, channels, …) whose squares leave the working precision; `first` is the number of the first."""
     rows = X.reshape(len(X), -1)
     largest = np.maximum(to_numpy(rows.max(axis=1)), -to_numpy(rows.min(axis=1))).astype(np.float64)
-    if largest.max() ** 2 * X.shape[1] >= 2.0 ** _EXPONENTS[dtype.itemsize][1]:
+    top = float(largest.max())
+    if top * top * X.shape[1] >= 2.0 ** _EXPONENTS[dtype.itemsize][1]:
         i = int(np.argmax(largest))
         other = "use dtype='float64', or rescale the images" if dtype.itemsize == 4 else "rescale the images"
         raise RangeError(

@@ -73,6 +73,8 @@ class Formula:
     """log₂ of the V̇ to expect where the variance is 2^level."""
     no_slope: str = ""
     """Why there is no V̇, where there is none."""
+    no_gradient: str = ""
+    """Why K has no gradient, where it has none."""
     alpha: float = 1.0
     beta: float = 0.0
     homogeneous: bool = False
@@ -141,6 +143,8 @@ def formula(layer: Nonlinearity) -> Formula:
                 slope_level=lambda level: math.inf,
                 no_slope="Step() has no tangent kernel: its slope is zero almost everywhere and infinite at 0, so "
                 "E[φ'φ'] does not exist; use Erf() or another smooth function, or kind='nngp'",
+                no_gradient="Step() has no gradient: its kernel has an infinite slope where two patches are alike; use "
+                "Erf() or another smooth function",
             )
         case Sin():
             return Formula(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from cnngp.network import layers
 from cnngp.network.composition import at
 from cnngp.network.layers import LeakyReLU, NetworkError, Rbf, ReLU
 from cnngp.network.parameters import name_of
@@ -23,25 +22,17 @@ def shares_of(node: Node, slot: int) -> list[Share]:
     if node.per_weight:
         name = name_of(node.place, "weight_var")
         shares += [Share(name, s, node.per_weight * part) for s, part in value]
-    match None if a is None else a.layer:
-        case layers.Step():
-            assert a is not None
-            raise NetworkError(
-                at(
-                    a.place,
-                    "Step() has no gradient: its kernel has an infinite slope where two patches are alike; use "
-                    "Erf() or another smooth function",
-                )
-            )
+    if a is None:
+        return shares
+    if a.formula.no_gradient:
+        raise NetworkError(at(a.place, a.formula.no_gradient))
+    match a.layer:
         case ReLU() as layer:  # V is a multiple of gain²
-            assert a is not None
             shares.append(Share(name_of(a.place, "gain"), slot, 2.0 / layer.gain * node.scale))
         case LeakyReLU() as layer:  # V = unit · ((1 − slope)²/2 · R + slope · K)
-            assert a is not None
             name, own = name_of(a.place, "slope"), node.scale * a.unit / a.factor
             shares += [Share(name, slot, -(1.0 - layer.slope) * own), Share(name, slot + 1, own)]
         case Rbf() as layer:  # log V is a multiple of gamma
-            assert a is not None
             shares.append(Share(name_of(a.place, "gamma"), slot + 1, node.scale / layer.gamma))
         case _:
             pass

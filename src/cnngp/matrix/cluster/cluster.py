@@ -28,7 +28,7 @@ from . import mark as store_run
 from .connection import ANSWER_SECONDS, ClusterError, DaskUnavailable, connect, require_dask, within
 from .roster import EngineName, Roster
 from .run import Run
-from .worker import Job, Place, release
+from .worker import Job, TileAt, release
 
 __all__ = ["ClusterError", "Crew", "DaskUnavailable", "connect"]
 
@@ -62,23 +62,23 @@ class Crew:
 
     def fill(
         self,
-        place: GramStore,
+        store: GramStore,
         x: ImageRows,
         z: ImageRows | None,
-        todo: Sequence[Place],
+        todo: Sequence[TileAt],
         count: Callable[[int], None],
         advance: Callable[[int], Any],
     ) -> None:
         """Have the tiles `todo` computed and written; `count` is told of tiles, `advance` of pairs."""
         try:
-            mark = store_run.begin(place, x, z)
+            mark = store_run.begin(store, x, z)
             job = Job(self._kernel, self.where, mark)
-            Run(self.roster, job, place.grid, todo, count, advance).go()
+            Run(self.roster, job, store.grid, todo, count, advance).go()
         finally:
-            store_run.end(place)
+            store_run.end(store)
             self._release()
         until = time.monotonic() + _SEEN_SECONDS
-        while unseen := len(place.missing(place.present())):
+        while unseen := len(store.missing(store.present())):
             if time.monotonic() > until:
                 raise ClusterError(f"{unseen:,} tiles that workers have written are not seen by the client")
             time.sleep(0.5)

@@ -10,6 +10,8 @@ from asyncio import CancelledError
 from collections.abc import Callable
 from typing import Any
 
+from cnngp.common.optional import need
+
 # How long an answer of a few bytes may take. One that was computed may never come: its worker has died with it.
 ANSWER_SECONDS = 5.0
 _POLL_SECONDS = 0.2
@@ -37,8 +39,10 @@ def connect(address: str, timeout: float = 10.0) -> Any:
     distributed = require_dask()
     if not re.fullmatch(r"((tcp|tls|ws|wss|ucx)://)?[^\s/]+:\d+", address):
         raise ClusterError(f"scheduler {address!r}: expected the address of a Dask scheduler, such as tcp://host:8786")
-    # A scheduler that goes away is told in one line from here; the client would add a traceback.
-    logging.getLogger("distributed.client").setLevel(logging.CRITICAL)
+    # A scheduler that goes away is one line from here, and so is Ctrl-C, which can end a callback of the event loop
+    # halfway; the client and its event loop would add tracebacks.
+    for name in ("distributed.client", "tornado.application"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     try:
         # What is no scheduler may take the connection, say nothing, and never let the client go.
         return within(timeout + 1.0, lambda: distributed.Client(address, timeout=timeout))
@@ -82,8 +86,4 @@ def within(seconds: float, call: Callable[[], Any]) -> Any:
 
 def require_dask() -> Any:
     """The module `distributed`; `DaskUnavailable`, with what to do, where it is not installed."""
-    try:
-        import distributed
-    except ImportError:
-        raise DaskUnavailable("a cluster needs dask.distributed: pip install 'cnngp[dask]'") from None
-    return distributed
+    return need("distributed", "a cluster", DaskUnavailable)

@@ -4,7 +4,7 @@
     STORE/K/.run-…         an empty file with a name of its own for each run
 
 A worker looks for the mark before it writes a tile. Without it, it writes nothing: it does not see the store that the
-run fills but another one at the same place, or the run has ended, was interrupted, or was taken over by a later one.
+run fills but another one at the same path, or the run has ended, was interrupted, or was taken over by a later one.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ def address_for_workers(where: Any) -> str:
     raise StoreError(f"store={where!r}: with client= give a path or a URL that every worker can open")
 
 
-def begin(place: GramStore, x: ImageRows, z: ImageRows | None) -> str:
+def begin(store: GramStore, x: ImageRows, z: ImageRows | None) -> str:
     """Put the images there, then the mark, which is returned."""
     import zarr
     from zarr.codecs import Crc32cCodec
 
-    end(place)
+    end(store)
     mark = uuid.uuid4().hex
-    with place.writing("its tiles stay valid"):
-        zarr.create_group(place.store, path=place.key(_IMAGES), zarr_format=3, overwrite=True)
-        for name, rows, step in (("X", x, place.grid.tile[0]), ("Z", z, place.grid.tile[1])):
+    with store.writing("its tiles stay valid"):
+        zarr.create_group(store.zarr_store, path=store.key(_IMAGES), zarr_format=3, overwrite=True)
+        for name, rows, step in (("X", x, store.grid.tile[0]), ("Z", z, store.grid.tile[1])):
             if rows is None:
                 continue
             array = zarr.create_array(
-                place.store,
-                name=place.key(f"{_IMAGES}/{name}"),
+                store.zarr_store,
+                name=store.key(f"{_IMAGES}/{name}"),
                 shape=rows.shape,
                 chunks=(min(step, len(rows)), *rows.image_shape),
                 dtype=rows.dtype,
@@ -62,33 +62,33 @@ def begin(place: GramStore, x: ImageRows, z: ImageRows | None) -> str:
             for start in range(0, len(rows), step):
                 part = slice(start, min(start + step, len(rows)))
                 array[part] = rows.block(part).reshape(-1, *rows.image_shape)
-        place.set_bytes(f"K/{_MARK}{mark}", b"")
+        store.set_bytes(f"K/{_MARK}{mark}", b"")
     return mark
 
 
-def images(place: GramStore, name: str) -> Any:
+def images(store: GramStore, name: str) -> Any:
     """The images that the run put there."""
     import zarr
 
-    return zarr.open_array(place.store, path=place.key(f"{_IMAGES}/{name}"), mode="r", zarr_format=3)
+    return zarr.open_array(store.zarr_store, path=store.key(f"{_IMAGES}/{name}"), mode="r", zarr_format=3)
 
 
-def check(place: GramStore, mark: str) -> None:
+def check(store: GramStore, mark: str) -> None:
     """`RunEnded` unless this is the store of the run with that mark, and the run goes on."""
-    if place.get_bytes(f"K/{_MARK}{mark}") is None:
-        raise RunEnded(f"{place.name} is not the store of this run here, or the run has ended")
+    if store.get_bytes(f"K/{_MARK}{mark}") is None:
+        raise RunEnded(f"{store.name} is not the store of this run here, or the run has ended")
 
 
-def end(place: GramStore) -> None:
+def end(store: GramStore) -> None:
     """Take away the mark, so that workers write nothing any more, and the images."""
     import zarr
 
-    with place.writing("its tiles stay valid"):
-        for name in place.names("K"):
+    with store.writing("its tiles stay valid"):
+        for name in store.names("K"):
             if name.startswith(_MARK):
-                place.delete(f"K/{name}")
+                store.delete(f"K/{name}")
         try:
-            group = zarr.open_group(place.store, path=place.path, mode="r+", zarr_format=3)
+            group = zarr.open_group(store.zarr_store, path=store.path, mode="r+", zarr_format=3)
         except FileNotFoundError:
             return
         if _IMAGES in group:

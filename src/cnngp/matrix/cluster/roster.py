@@ -11,8 +11,9 @@ import time
 from collections import Counter
 from concurrent.futures import CancelledError
 from contextlib import suppress
-from typing import Any, Literal
+from typing import Any
 
+from cnngp.common.devices import ActualDevice
 from cnngp.common.errors import one_line
 
 from .connection import ANSWER_SECONDS, ClusterError, within
@@ -29,7 +30,7 @@ _SCHEDULER_SECONDS = 30.0
 PATIENCE = 300.0
 
 # An engine's identity, and its device.
-EngineName = tuple[str, Literal["cpu", "cuda"]]
+EngineName = tuple[str, ActualDevice]
 
 
 class Roster:
@@ -142,7 +143,7 @@ class Roster:
                 del asked[worker]
             time.sleep(0.02)
         for worker in asked:
-            self.refuse(worker, f"it did not answer in {PATIENCE:.0f} s; others use it")
+            self.refuse(worker, f"it did not answer in {PATIENCE:.0f} s, perhaps because others use it")
         if not engines:
             raise self._nobody()
         counts = Counter(engines.values())

@@ -12,7 +12,7 @@ from cnngp.common.tiles import Grid
 
 from .hands import AHEAD, Hands, Task
 from .roster import Roster
-from .worker import Job, Place, Refused, work
+from .worker import Job, Refused, TileAt, work
 
 # A task holds enough tiles to take about this long; tiles are then written while the next are computed, and the
 # scheduler has little to do.
@@ -28,13 +28,13 @@ class Run:
         roster: Roster,
         job: Job,
         grid: Grid,
-        todo: Sequence[Place],
+        todo: Sequence[TileAt],
         count: Callable[[int], None],
         advance: Callable[[int], Any],
     ) -> None:
         self.job, self.grid, self.todo = job, grid, todo
         self.count, self.advance = count, advance
-        self.hands = Hands(roster, lambda places: f"the tiles from {places[0]}")
+        self.hands = Hands(roster, lambda tiles: f"the tiles from {tiles[0]}")
         self.given = 0
         self.size = 1
 

@@ -9,10 +9,11 @@ import threading
 import time
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from cnngp.common import memory
 from cnngp.common.arrays import DataError
+from cnngp.common.devices import ActualDevice
 from cnngp.common.errors import StoreError, one_line
 from cnngp.kernel.kernel import Kernel
 
@@ -22,7 +23,7 @@ from ..store.keys import FULL
 from ..store.store import GramStore
 from . import mark as store_run
 
-Place = tuple[int, int]
+TileAt = tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class Refused:
     reason: str
 
 
-def work(job: Job, places: list[Place], again: bool) -> Done | Refused:
+def work(job: Job, at: list[TileAt], again: bool) -> Done | Refused:
     """Compute tiles and write them. `again`: another worker had them in hand, and may have written some.
 
     Only what would meet every worker is raised: a tile that came out wrong, a full disk. Of all else just the words
@@ -54,14 +55,14 @@ def work(job: Job, places: list[Place], again: bool) -> Done | Refused:
     site = _site(job)
     if isinstance(site, Refused):
         return site
-    place = site.place
+    store = site.store
 
     def write(tile: Any, block: Any) -> None:
-        store_run.check(place, job.mark)
-        place.write(tile, block)
+        store_run.check(store, job.mark)
+        store.write(tile, block)
 
-    tiles = (place.grid.at(i, j) for i, j in places)
-    todo = (t for t in tiles if not place.has(t)) if again else tiles
+    tiles = (store.grid.at(i, j) for i, j in at)
+    todo = (t for t in tiles if not store.has(t)) if again else tiles
     try:
         fill(todo, site.lanes, site.x, site.z, write, _ignore, site.turn)
     except store_run.RunEnded as error:
@@ -80,14 +81,14 @@ def work(job: Job, places: list[Place], again: bool) -> Done | Refused:
 class _Site:
     """A run on a worker: the store, the images, the engine."""
 
-    def __init__(self, job: Job, place: GramStore, kernel: Kernel) -> None:
-        assert place.found is not None
+    def __init__(self, job: Job, store: GramStore, kernel: Kernel) -> None:
+        assert store.found is not None
         self.mark = job.mark
-        self.place = place
+        self.store = store
         # Two tasks at a time: on a processor they share its threads, on a card they take turns.
         self.turn: AbstractContextManager[Any] = threading.Lock() if kernel.device == "cuda" else nullcontext()
-        self.x = ImageRows(store_run.images(place, "X"), kernel, "X")
-        self.z = None if place.found.Z is None else ImageRows(store_run.images(place, "Z"), kernel, "Z")
+        self.x = ImageRows(store_run.images(store, "X"), kernel, "X")
+        self.z = None if store.found.Z is None else ImageRows(store_run.images(store, "Z"), kernel, "Z")
         for rows in (self.x, self.z):
             if rows is not None:
                 rows.room = _room(kernel) // (8 if self.z is None else 16)
@@ -117,15 +118,15 @@ def _site(job: Job) -> _Site | Refused:
                 return site
         _sites.clear()
         try:
-            place = GramStore(job.where)
-            if place.found is None:
+            store = GramStore(job.where)
+            if store.found is None:
                 return Refused(f"it does not see the store {job.where}; give a path or URL that all machines share")
-            store_run.check(place, job.mark)
+            store_run.check(store, job.mark)
             kernel = _kernel(job.kernel)
-            engine = kernel.engine_for(place.found.X.shape).identity
-            if engine != place.found.engine:
-                return Refused(f"its engine is {engine}, that of the matrix {place.found.engine}")
-            made = _Site(job, place, kernel)
+            engine = kernel.engine_for(store.found.X.shape).identity
+            if engine != store.found.engine:
+                return Refused(f"its engine is {engine}, that of the matrix {store.found.engine}")
+            made = _Site(job, store, kernel)
         except Exception as error:  # of any kind: this worker cannot do it, another may
             return Refused(one_line(error))
         _sites.append(made)
@@ -137,7 +138,7 @@ def release() -> None:
     _sites.clear()
 
 
-def engine_of(kernel: bytes, image_shape: tuple[int, ...]) -> tuple[str, Literal["cpu", "cuda"]] | Refused:
+def engine_of(kernel: bytes, image_shape: tuple[int, ...]) -> tuple[str, ActualDevice] | Refused:
     try:
         made = _kernel(kernel)
         return made.engine_for(image_shape).identity, made.device

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cnngp.common.arrays import kind
+from cnngp.common.arrays import kind, namespace
 
 CHECKSUM_BYTES = 4
 _BAND = 64
@@ -84,9 +84,7 @@ def _bands(a: NDArray[Any]) -> Iterator[tuple[slice, NDArray[Any]]]:
 
 
 def _copy_from_card(part: Any, chunk: NDArray[Any]) -> None:
-    import cupy
-
-    whole = cupy.ascontiguousarray(part)  # a mirror image is turned on the card, where that is quick
+    whole = namespace(part).ascontiguousarray(part)  # a mirror image is turned on the card, where that is quick
     if part.shape == chunk.shape:
         whole.get(out=chunk)
     else:

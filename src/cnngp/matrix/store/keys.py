@@ -23,21 +23,21 @@ class Keys:
     """The keys below one path of a Zarr store."""
 
     def __init__(self, where: Any, read_only: bool) -> None:
-        self.store, self.path, self.local, self.name = locate(where, read_only)
-        self.read_only = read_only or bool(self.store.read_only)
+        self.zarr_store, self.path, self.local, self.name = locate(where, read_only)
+        self.read_only = read_only or bool(self.zarr_store.read_only)
         # For reading: a store that may be written makes its folder when it is first looked at.
-        self._source = self.store if self.store.read_only else self.store.with_read_only(True)
+        self._source = self.zarr_store if self.zarr_store.read_only else self.zarr_store.with_read_only(True)
 
     def key(self, key: str) -> str:
         return f"{self.path}/{key}" if self.path else key
 
     def names(self, key: str) -> tuple[str, ...]:
         """What is in a folder of the store."""
-        return _list(self.store.list_dir(self.key(key)))
+        return _list(self.zarr_store.list_dir(self.key(key)))
 
     def forget_listings(self) -> None:
         """A listing from before would miss what other processes wrote."""
-        fs = getattr(self.store, "fs", None)
+        fs = getattr(self.zarr_store, "fs", None)
         if fs is not None:
             fs.invalidate_cache()
 
@@ -50,10 +50,10 @@ class Keys:
         return None if buffer is None else bytes(buffer.to_bytes())
 
     def set_bytes(self, key: str, data: bytes) -> None:
-        wait(self.store.set(self.key(key), prototype().buffer.from_bytes(data)))
+        wait(self.zarr_store.set(self.key(key), prototype().buffer.from_bytes(data)))
 
     def delete(self, key: str) -> None:
-        wait(self.store.delete(self.key(key)))
+        wait(self.zarr_store.delete(self.key(key)))
 
     @contextmanager
     def writing(self, state: str) -> Iterator[None]:

@@ -36,15 +36,17 @@ def local_path(where: Any) -> Path | None:
 
 
 def child(where: Any, name: str) -> Any:
-    """A store inside a store."""
+    """A store inside a store. One that is a link was not made by cnngp: it is refused, as any link in a store."""
     from zarr.abc.store import Store
     from zarr.storage import StorePath
 
+    local = local_path(where)
+    if local is not None and (local / name).is_symlink():
+        raise _is_link(local / name)
     if isinstance(where, Store):
         return StorePath(where, name)
     if isinstance(where, StorePath):
         return where / name
-    local = local_path(where)
     return f"{str(where).rstrip('/')}/{name}" if local is None else local / name
 
 
@@ -89,8 +91,6 @@ def refuse_links(local: Path) -> None:
     """Refuse a store in which a folder, or a file that is written to, is a link: what is written or deleted there would
     be somewhere else, in a place that whoever made the store has chosen.
     """
-    if local.name.startswith(_PARTS) and local.is_symlink():
-        raise _is_link(local)
     folders = [local / "K", local / "K" / "c", local / "K" / "seals", local / "images"]
     for path in (*folders, local / "zarr.json", local / "K" / "zarr.json", local / "K" / ".lock"):
         if path.is_symlink():

@@ -113,7 +113,7 @@ class GramStore(Keys):
         with self.writing("it was not begun"):
             if self.found is None:
                 try:
-                    zarr.create_group(self.store, path=self.path, attributes=spec.attributes(), zarr_format=3)
+                    zarr.create_group(self.zarr_store, path=self.path, attributes=spec.attributes(), zarr_format=3)
                 except ContainsGroupError:  # another process was faster: no lock holds on an object store
                     if self._look() is None:
                         raise
@@ -204,11 +204,11 @@ class GramStore(Keys):
                 )
             scratch = self._scratch(chunk_bytes(self.grid.tile, block.dtype))
             chunks, sums = [], []
-            for k, (place, part) in enumerate(zip(self.grid.chunks_of(tile.i, tile.j), (block, block.T), strict=False)):
+            for k, (at, part) in enumerate(zip(self.grid.chunks_of(tile.i, tile.j), (block, block.T), strict=False)):
                 data = encoded_chunk(part, self.grid.tile, scratch[k])
                 sums.append(data[-CHECKSUM_BYTES:].tobytes())
-                chunks.append((self.key(f"K/c/{place[0]}/{place[1]}"), prototype().buffer.from_array_like(data)))
-        wait(set_all(self.store, chunks))
+                chunks.append((self.key(f"K/c/{at[0]}/{at[1]}"), prototype().buffer.from_array_like(data)))
+        wait(set_all(self.zarr_store, chunks))
         if self.spec.id is not None:  # last: a tile with a seal is whole
             self.set_bytes(f"K/seals/{tile.i}/{tile.j}", seal(self.spec.id, self.grid, tile.i, tile.j, sums))
 
@@ -218,7 +218,7 @@ class GramStore(Keys):
         for at in self.grid.chunks_of(i, j):
             data = self.get_bytes(f"K/c/{at[0]}/{at[1]}")
             if data is None:
-                raise StoreError(f"{self.name}: a chunk of tile {(i, j)} has just gone; run the same again")
+                raise StoreError(f"{self.name}: a chunk of tile {(i, j)} has just disappeared; run the same again")
             sums.append(data[-CHECKSUM_BYTES:])
         identity = self.spec.identified().id
         assert identity is not None
@@ -258,9 +258,9 @@ class GramStore(Keys):
                     there[i, int(name)] = True
         return there
 
-    def damaged(self, places: Iterable[tuple[int, int]]) -> Iterator[tuple[tuple[int, int], bool]]:
+    def damaged(self, tiles: Iterable[tuple[int, int]]) -> Iterator[tuple[tuple[int, int], bool]]:
         """Each tile (i, j) with whether it is damaged: by its checksum, by NaN, or by not being its mirror image."""
-        for i, j in places:
+        for i, j in tiles:
             try:
                 block = self.read(i, j)
                 if self.grid.symmetric:
@@ -288,7 +288,7 @@ class GramStore(Keys):
         """Whether a tile is there, with its mirror image."""
         keys = [f"K/c/{a}/{b}" for a, b in self.grid.chunks_of(tile.i, tile.j)]
         keys += [f"K/seals/{tile.i}/{tile.j}"] if self.sealed else []
-        return all(wait(self.store.exists(self.key(key))) for key in keys)
+        return all(wait(self.zarr_store.exists(self.key(key))) for key in keys)
 
     def forget(self, i: int, j: int) -> None:
         """Delete a tile, so that it is missing for everyone: the seal first, without which the rest does not count."""
@@ -320,9 +320,9 @@ def opened(where: Any) -> Iterator[GramStore]:
                 else:
                     advice = "free some space" if error.errno in FULL else "choose a place where you may write"
                     raise StoreError(f"store={str(local)!r} cannot be made: {error.strerror}; {advice}") from None
-        place = GramStore(where, read_only, locked)
-        place.refuse_unknown_tiles()
-        yield place
+        gram_store = GramStore(where, read_only, locked)
+        gram_store.refuse_unknown_tiles()
+        yield gram_store
 
 
 def store_of(K: Any) -> GramStore | None:
@@ -333,11 +333,11 @@ def store_of(K: Any) -> GramStore | None:
     from .verified import group_of
 
     where = group_of(K)
-    place = None if where is None else GramStore(where, read_only=True)
-    return None if place is None or place.found is None else place
+    store = None if where is None else GramStore(where, read_only=True)
+    return None if store is None or store.found is None else store
 
 
 def verified(K: Any) -> Any:
     """A Zarr array in a store of `gram`, opened so that every tile is checked when it is read; others as they are."""
-    place = store_of(K)
-    return K if place is None else place.array()
+    store = store_of(K)
+    return K if store is None else store.array()

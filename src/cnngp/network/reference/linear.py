@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from ..layers import AvgPool, Conv, ConvTranspose, Dense
+from ..layers import AvgPool, Conv, ConvTranspose, Dense, NetworkError
 from .covariances import Array, equal_locations
 
 
@@ -35,18 +36,46 @@ def fan_in_scale(layer: Conv | ConvTranspose, axes: int) -> float:
     return 1.0 / math.prod(per_axis(layer.kernel_size, axes)) if layer.fan_in == "patch" else 1.0
 
 
+def check_fits(layer: Conv | ConvTranspose | AvgPool, outputs: list[int], size: tuple[int, ...]) -> None:
+    if min(outputs, default=1) < 1:
+        raise NetworkError(f"{layer!r} does not fit {' × '.join(map(str, size))} locations; use larger images")
+
+
+def meetings(offset: int, stride: int, dilation: int, k: int, count: int, size: int) -> list[tuple[slice, slice]]:
+    """For each filter element t < k along an axis, which of count windows read a place of the axis, and which places.
+
+    Window m reads offset + m·stride + t·dilation. Elements that never meet the axis are left out.
+    """
+    found = []
+    for start in range(offset, offset + k * dilation, dilation):
+        first, last = max(0, -(start // stride)), min(count - 1, (size - 1 - start) // stride)
+        if first <= last:
+            places = slice(start + first * stride, start + last * stride + 1, stride)
+            found.append((slice(first, last + 1), places))
+    return found
+
+
+def _taps(along: list[list[tuple[slice, slice]]], copies: int) -> Iterator[tuple[Any, Any]]:
+    """For every element of a filter the windows and the places along all axes, as indices of V(p), or of V(p, q)."""
+    for tap in itertools.product(*along):
+        windows, places = ([pair[i] for pair in tap] * copies for i in (0, 1))
+        yield (..., *windows), (..., *places)
+
+
 def convolution(layer: Conv, V: Array, axes: int) -> Array:
     """K_μ = bias_var + weight_var · s · Σ_{ν ∈ patch(μ)} V_ν; of two locations, with the same offset from both."""
     copies = (V.ndim - 2) // max(axes, 1)
     k, stride, dilation = (per_axis(v, axes) for v in (layer.kernel_size, layer.stride, layer.dilation))
-    padded = np.pad(V, [(0, 0), (0, 0), *pads_of(layer, axes) * copies], mode=NUMPY_PADDING[layer.padding_mode])  # type: ignore[call-overload]
-    out = [(padded.shape[2 + a] - dilation[a] * (k[a] - 1) - 1) // stride[a] + 1 for a in range(axes)]
+    pads, size = pads_of(layer, axes), V.shape[2 : 2 + axes]
+    out = [(size[a] + sum(pads[a]) - dilation[a] * (k[a] - 1) - 1) // stride[a] + 1 for a in range(axes)]
+    check_fits(layer, out, size)
+    if layer.padding_mode != "zeros":  # zeros are left out: of two locations there would be many
+        V = np.pad(V, [(0, 0), (0, 0), *pads * copies], mode=NUMPY_PADDING[layer.padding_mode])  # type: ignore[call-overload]
+        pads, size = [(0, 0)] * axes, V.shape[2 : 2 + axes]
     total = np.zeros(V.shape[:2] + tuple(out) * copies)
-    for tap in itertools.product(*map(range, k)):
-        window = tuple(
-            slice(t * dilation[a], t * dilation[a] + stride[a] * (out[a] - 1) + 1, stride[a]) for a, t in enumerate(tap)
-        )
-        total += padded[(slice(None), slice(None), *window * copies)]
+    along = [meetings(-pads[a][0], stride[a], dilation[a], k[a], out[a], size[a]) for a in range(axes)]
+    for windows, places in _taps(along, copies):
+        total[windows] += V[places]
     return layer.bias_var + layer.weight_var * fan_in_scale(layer, axes) * total
 
 
@@ -56,23 +85,16 @@ def transposed_convolution(layer: ConvTranspose, V: Array, axes: int) -> Array:
     k, stride, dilation, extra = (
         per_axis(v, axes) for v in (layer.kernel_size, layer.stride, layer.dilation, layer.output_padding)
     )
-    pads = pads_of(layer, axes)
-    size = V.shape[2 : 2 + axes]
+    pads, size = pads_of(layer, axes), V.shape[2 : 2 + axes]
     if layer.padding == "same":
         out = [n * s for n, s in zip(size, stride, strict=True)]
     else:
         out = [(size[a] - 1) * stride[a] - sum(pads[a]) + dilation[a] * (k[a] - 1) + extra[a] + 1 for a in range(axes)]
-    # Every location writes its patch into the padded output, of which the padding is cut off.
-    ends = [max((size[a] - 1) * stride[a] + dilation[a] * (k[a] - 1) + 1, pads[a][0] + out[a]) for a in range(axes)]
-    padded = np.zeros(V.shape[:2] + tuple(ends) * copies)
-    for tap in itertools.product(*map(range, k)):
-        patch: Any = [
-            slice(t * dilation[a], t * dilation[a] + stride[a] * (size[a] - 1) + 1, stride[a])
-            for a, t in enumerate(tap)
-        ]
-        padded[..., *patch * copies] += V
-    inside: Any = [slice(pads[a][0], pads[a][0] + out[a]) for a in range(axes)]
-    total = padded[..., *inside * copies]
+    check_fits(layer, out, size)
+    total = np.zeros(V.shape[:2] + tuple(out) * copies)
+    along = [meetings(-pads[a][0], stride[a], dilation[a], k[a], size[a], out[a]) for a in range(axes)]
+    for windows, places in _taps(along, copies):
+        total[places] += V[windows]
     return layer.bias_var + layer.weight_var * fan_in_scale(layer, axes) * total
 
 
@@ -95,7 +117,9 @@ def pool_means(layer: AvgPool, axis: int, n: int, axes: int) -> Array:
     size, padding = per_axis(layer.size, axes), per_axis(layer.padding, axes)
     stride = size if layer.stride is None else per_axis(layer.stride, axes)
     k, s, pad = size[axis], stride[axis], padding[axis]
-    means = np.zeros(((n + 2 * pad - k) // s + 1, n))
+    windows = (n + 2 * pad - k) // s + 1
+    check_fits(layer, [windows], (n,))
+    means = np.zeros((windows, n))
     for P in range(len(means)):
         inside = [p for p in range(P * s - pad, P * s - pad + k) if 0 <= p < n]
         means[P, inside] = 1.0 / (k if layer.count_include_pad else len(inside))

@@ -15,7 +15,7 @@ from cnngp.datasets.dataset import Dataset
 from cnngp.torch_bridge import need_gpytorch, need_torch
 
 from ..figures import BLUE, GREY, ORANGE, new_figure, save_figure
-from ..inference import Images
+from ..inference import SplitImages
 from ..results import Results, Row, read, row, tables
 from ..setting import Setting
 from .exact import Convolutional, choose, exact, terms_of
@@ -32,7 +32,7 @@ class Trained:
 
 
 @dataclass(frozen=True)
-class Plan:
+class RivalsPlan:
     """How large each row is; `train` images in all, of which the dearer kernels take fewer."""
 
     train: int = 50_000
@@ -55,8 +55,8 @@ class Plan:
     chosen_on: int = 1_000
 
 
-FULL = Plan()
-QUICK = Plan(
+FULL = RivalsPlan()
+QUICK = RivalsPlan(
     train=2_000,
     validation=500,
     test=1_000,
@@ -78,13 +78,13 @@ QUICK = Plan(
 _SECONDS = {"cuda": 70.0, "cpu": 60.0}
 
 
-def run(setting: Setting, plan: Plan | None = None, data: Dataset | None = None) -> Results:
+def run(setting: Setting, plan: RivalsPlan | None = None, data: Dataset | None = None) -> Results:
     """All rows; `data` needs a validation part and is MNIST unless given."""
     need_torch("reproduce table1 --rivals")
     need_gpytorch("reproduce table1 --rivals")
     plan = plan or (QUICK if setting.quick else FULL)
     data = data or setting.dataset("mnist", "paper")
-    images = Images.of(data, plan.train, plan.validation, plan.test)
+    images = SplitImages.of(data, plan.train, plan.validation, plan.test)
     rows: list[Row] = []
     details: dict[str, Any] = {}
     for name, published, note, values in (
@@ -103,7 +103,7 @@ _CAPTION = "Test errors of every row of Table 1 as run here, and the published o
 _Found = tuple[str, float | None, str, dict[str, Any]]
 
 
-def _trained_rows(setting: Setting, plan: Plan, images: Images) -> list[_Found]:
+def _trained_rows(setting: Setting, plan: RivalsPlan, images: SplitImages) -> list[_Found]:
     kinds: tuple[tuple[str, str, float | None, str], ...] = (
         ("resnet", "ResNet, trained", 0.41, "published: Chen et al., 2018"),
         ("deep_kernel", "GP with a deep kernel", 0.60, "published: Bradshaw et al., 2017"),
@@ -123,13 +123,15 @@ def _trained_rows(setting: Setting, plan: Plan, images: Images) -> list[_Found]:
             f"rivals-{images.name}-{label.replace('_', '-')}",
             lambda label=label, how=how, name=name: _train(setting, plan, images, label, how, name),  # type: ignore[misc]
             depends=depends,
-            seconds=_SECONDS[setting.kind],
+            seconds=_SECONDS[setting.actual_device],
         )
         found.append((name, published, note, values))
     return found
 
 
-def _train(setting: Setting, plan: Plan, images: Images, label: str, how: Trained, name: str) -> dict[str, Any]:
+def _train(
+    setting: Setting, plan: RivalsPlan, images: SplitImages, label: str, how: Trained, name: str
+) -> dict[str, Any]:
     import numpy as np
     import torch
 
@@ -152,22 +154,22 @@ def _train(setting: Setting, plan: Plan, images: Images, label: str, how: Traine
             from .deep_conv_gp import DeepConvGP
 
             rival = DeepConvGP(start, classes, **how.model)
-    return train(rival, images, Recipe(**how.recipe), setting.kind, setting.seed, name)
+    return train(rival, images, Recipe(**how.recipe), setting.actual_device, setting.seed, name)
 
 
-def _convolutional_rows(setting: Setting, plan: Plan, data: Dataset) -> list[_Found]:
+def _convolutional_rows(setting: Setting, plan: RivalsPlan, data: Dataset) -> list[_Found]:
     found = []
     for among, train in zip(plan.convolutional, plan.convolutional_train, strict=True):
-        images = Images.of(data, train, *plan.convolutional_parts)
+        images = SplitImages.of(data, train, *plan.convolutional_parts)
         label = f"rivals-{data.name}-convolutional-{among.pool}"
         depends = {"among": among.facts(), "chosen_on": plan.chosen_on, **images.facts}
 
-        def compute(among: Convolutional = among, images: Images = images) -> dict[str, Any]:
+        def compute(among: Convolutional = among, images: SplitImages = images) -> dict[str, Any]:
             choice = choose(setting, among, images, min(plan.chosen_on, images.train))
             values = exact(setting, terms_of(among, choice["best"]), images, "loo")
             return values | {"choice": choice, "parameters": 3}
 
-        values = setting.piece(label, compute, depends=depends, seconds=_SECONDS[setting.kind])
+        values = setting.piece(label, compute, depends=depends, seconds=_SECONDS[setting.actual_device])
         best = values["choice"]["best"]
         which = "all pairs of patches" if among.pool == "global" else f"patches within {among.pool} places"
         note = (
@@ -214,7 +216,7 @@ def _line(setting: Setting, experiment: str, name: str) -> tuple[dict[str, Row] 
     return tables(doc["rows"])[0].lines.get(name), doc["command"]
 
 
-def _heading(images: Images) -> str:
+def _heading(images: SplitImages) -> str:
     names = {"mnist": "MNIST", "fashion_mnist": "Fashion-MNIST"}
     return f"{names.get(images.name, images.name)}, {images.train:,} training images unless said otherwise"
 

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cnngp.common.arrays import to_numpy
+from cnngp.common.devices import output_on
 from cnngp.common.progress import progress_bar
 from cnngp.estimators.classifier import GPClassifier
 from cnngp.gp.calibration import negative_log_likelihood
@@ -24,7 +25,7 @@ from cnngp.network import zoo
 from cnngp.network.layers import Network
 
 from ..common import percent, release, wait
-from ..inference import Images
+from ..inference import SplitImages
 from ..setting import Setting
 from .scores import measured
 
@@ -37,7 +38,9 @@ class Term:
     weight: float = 1.0
 
 
-def exact(setting: Setting, terms: tuple[Term, ...], images: Images, noise: float | Literal["loo"]) -> dict[str, Any]:
+def exact(
+    setting: Setting, terms: tuple[Term, ...], images: SplitImages, noise: float | Literal["loo"]
+) -> dict[str, Any]:
     """The exact GP of a sum of kernels on the training images: errors, NLL and ECE, and what the kernels took."""
     n = images.train
     parts = {"validation": (images.X[n:], images.y[n:]), "test": (images.X_test, images.y_test)}
@@ -60,12 +63,12 @@ def exact(setting: Setting, terms: tuple[Term, ...], images: Images, noise: floa
         "pairs_per_second": pairs / seconds,
     }
     del clf, cross
-    release(setting.kind)
+    release(setting.actual_device)
     return values
 
 
 def _matrix(setting: Setting, terms: tuple[Term, ...], X: Any, Z: Any = None) -> Any:
-    output: Any = "cupy" if setting.kind == "cuda" else "numpy"
+    output = output_on(setting.actual_device)
     total: Any = None
     for term in terms:
         kernel = Kernel(term.network, setting.device, threads=setting.threads)
@@ -96,7 +99,7 @@ class Convolutional:
         return [self.patch, self.pool, list(self.gammas), list(self.pixel_gammas), list(self.shares)]
 
 
-def choose(setting: Setting, among: Convolutional, images: Images, count: int) -> dict[str, Any]:
+def choose(setting: Setting, among: Convolutional, images: SplitImages, count: int) -> dict[str, Any]:
     """The best by leave-one-out on the first `count` training images."""
     X, y = images.X[:count], images.y[:count]
     pixels = {g: to_numpy(_matrix(setting, (Term(zoo.rbf(g)),), X)).astype(np.float64) for g in among.pixel_gammas}

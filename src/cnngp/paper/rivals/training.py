@@ -10,17 +10,18 @@ import copy
 import math
 import time
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from cnngp.common.devices import ActualDevice
 from cnngp.common.progress import progress_bar
 from cnngp.gp.calibration import negative_log_likelihood
 
 from ..common import percent
-from ..inference import Images
+from ..inference import SplitImages
 from .scores import measured
 
 _AT_ONCE = 500
@@ -39,9 +40,7 @@ class Recipe:
     """Whether a card multiplies in bfloat16."""
 
 
-def train(
-    rival: Any, images: Images, recipe: Recipe, kind: Literal["cpu", "cuda"], seed: int, what: str
-) -> dict[str, Any]:
+def train(rival: Any, images: SplitImages, recipe: Recipe, kind: ActualDevice, seed: int, what: str) -> dict[str, Any]:
     """Train by minibatches, keep the weights of the pass that does best on validation, and measure those."""
     began = time.perf_counter()
     classes = np.unique(images.y)

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from cnngp.common.checks import is_whole
 from cnngp.common.errors import DatasetError, ModelFileError
 from cnngp.datasets.images import read_image
 from cnngp.estimators.classifier import GPClassifier
@@ -85,13 +86,15 @@ class Answers:
 
     def decide(self, asked: Any) -> dict[str, Any]:
         """Note a decision about a suspect label: {row, decision, label}."""
-        if not isinstance(asked, dict) or asked.get("row") not in self._by_row:
+        if not isinstance(asked, dict) or not is_whole(asked.get("row"), least=0) or asked["row"] not in self._by_row:
             raise ValueError("a decision needs the row of a suspect label")
-        suspect, label = self._by_row[asked["row"]], str(asked.get("label", ""))
-        if asked.get("decision") == "relabel" and label not in map(str, self.clf.classes_):
+        suspect, label, decision = self._by_row[asked["row"]], str(asked.get("label", "")), asked.get("decision")
+        if decision is not None and not isinstance(decision, str):
+            raise ValueError(f"decision {decision!r}: expected a word")
+        if decision == "relabel" and label not in map(str, self.clf.classes_):
             raise ValueError(f"{label!r} is not a class of the model")
         words = (suspect["name"], suspect["given"], suspect["proposed"])
-        self.decisions.decide(suspect["row"], *words, asked.get("decision"), label)
+        self.decisions.decide(suspect["row"], *words, decision, label)
         return self._saved()
 
     def _saved(self) -> dict[str, Any]:

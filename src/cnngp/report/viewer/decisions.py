@@ -70,5 +70,5 @@ def _read(path: Path) -> dict[int, dict[str, str]]:
             return rows
     except (ValueError, TypeError, UnicodeDecodeError, csv.Error) as error:
         raise DatasetError(
-            f"{path} is there and is no file of decisions ({error}); give another place with --labels"
+            f"{path} exists and is not a file of decisions ({error}); give another place with --labels"
         ) from None

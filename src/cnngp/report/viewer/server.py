@@ -1,12 +1,14 @@
 """The viewer's server: the standard library's, for this machine alone.
 
 It listens on the loopback address, answers only requests that name it by that address (so that no web page elsewhere
-can reach it through a name of its own), and takes data only from its own page.
+can reach it through a name of its own), and takes data only from its own page. Every connection carries one request and
+is closed: what a page elsewhere sends as the body of a request that is refused must not be read as the next one.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from collections.abc import Callable
 from http import HTTPStatus
@@ -47,6 +49,11 @@ class Viewer(ThreadingHTTPServer):
         self.lock = threading.Lock()
         """A model answers one question at a time."""
 
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Of a page that was closed before its answer came there is nothing to tell."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
+
     @property
     def address(self) -> str:
         return f"http://{HOST}:{self.server_port}/"
@@ -54,15 +61,15 @@ class Viewer(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     server: Viewer
-    protocol_version = "HTTP/1.1"
+    protocol_version = "HTTP/1.0"  # which closes every connection
 
     def do_GET(self) -> None:
-        self._answer(self._get)
+        self._answer(lambda: b"", self._get)
 
     def do_POST(self) -> None:
-        self._answer(self._post)
+        self._answer(self._body, self._post)
 
-    def _get(self) -> tuple[str, bytes]:
+    def _get(self, _: bytes) -> tuple[str, bytes]:
         answers = self.server.answers
         match self.path.strip("/").split("/"):
             case [""]:
@@ -75,11 +82,7 @@ class _Handler(BaseHTTPRequestHandler):
                 return "text/csv; charset=utf-8", answers.decisions.text().encode()
         raise Refused(HTTPStatus.NOT_FOUND, "there is no such page")
 
-    def _post(self) -> tuple[str, bytes]:
-        origin = self.headers.get("Origin")
-        if origin is not None and f"{origin}/" not in self._names():
-            raise Refused(HTTPStatus.FORBIDDEN, "only the viewer's own page may send data here")
-        body = self._body()
+    def _post(self, body: bytes) -> tuple[str, bytes]:
         match self.path.strip("/"):
             case "look":
                 return _as_json(self.server.answers.look(body))
@@ -88,28 +91,33 @@ class _Handler(BaseHTTPRequestHandler):
         raise Refused(HTTPStatus.NOT_FOUND, "there is no such page")
 
     def _body(self) -> bytes:
+        origin = self.headers.get("Origin")
+        if origin is not None and f"{origin}/" not in self._names():
+            raise Refused(HTTPStatus.FORBIDDEN, "only the viewer's own page may send data here")
         length = self.headers.get("Content-Length", "")
-        if not length.isdigit():
-            self.close_connection = True
+        if not (length.isascii() and length.isdigit()):
             raise Refused(HTTPStatus.LENGTH_REQUIRED, "the request does not say how long it is")
-        if int(length) > _LARGEST_UPLOAD:
-            self.close_connection = True
+        if len(length) > 12 or int(length) > _LARGEST_UPLOAD:
             raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "images of up to 64 MB are taken")
         return self.rfile.read(int(length))
 
     def _names(self) -> tuple[str, ...]:
         return tuple(f"http://{name}:{self.server.server_port}/" for name in (HOST, "localhost"))
 
-    def _answer(self, make: Callable[[], tuple[str, bytes]]) -> None:
+    def _answer(self, read: Callable[[], bytes], make: Callable[[bytes], tuple[str, bytes]]) -> None:
         status = HTTPStatus.OK
         try:
             if f"http://{self.headers.get('Host')}/" not in self._names():
                 raise Refused(HTTPStatus.FORBIDDEN, "this page is for the machine that it runs on")
+            body = read()  # before the lock: one who sends nothing more keeps nobody else waiting
             with self.server.lock:
-                kind, content = make()
+                kind, content = make(body)
         except Refused as error:
             status, (kind, content) = error.status, _as_json({"error": str(error)})
-        except (ValueError, OSError) as error:  # an image that cannot be read, a decision that cannot be written
+        except ConnectionError:
+            raise
+        except (ValueError, OSError, RuntimeError, MemoryError) as error:
+            # An image that cannot be read or is too large, JSON that is nested too deeply, a decision not written.
             status, (kind, content) = HTTPStatus.BAD_REQUEST, _as_json({"error": " ".join(str(error).split())})
         self.send_response(status)
         for name, value in (_HEADERS | {"Content-Type": kind, "Content-Length": str(len(content))}).items():

@@ -225,8 +225,8 @@ class _Tree:
             common = max(a & b for i, a in enumerate(bits) for b in bits[:i])
             shared = self.graph.vertices[common.bit_length() - 1].name
             raise Refused(
-                f"{name}: {shared} feeds several of its terms, but not by one way through all of them, so the graph is "
-                "not made of layers in series and sums in parallel"
+                f"{name}: {shared} feeds several of its terms, but not by one path through all of them, so the graph "
+                "is not made of layers in series and sums in parallel"
             )
         branches = []
         for group in groups:

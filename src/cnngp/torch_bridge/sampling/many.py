@@ -20,7 +20,7 @@ from cnngp.network.layers import Conv, ConvTranspose, Dense, Network, NetworkErr
 
 from ..parts import average, broadcast, torch_function
 from .geometry import ConvArguments, conv_arguments
-from .plan import Apply, Average, Channels, Parallel, Part, Plan, Series, Weights, Widen, make_plan
+from .plan import Apply, Average, Channels, ModulePlan, Parallel, Part, Series, Weights, Widen, make_plan
 from .sampling import draw, seed_key, torch_device
 
 _CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
@@ -54,7 +54,7 @@ class _Slot:
     conv: ConvArguments | None
 
 
-def _slots(plan: Plan) -> dict[int, _Slot]:
+def _slots(plan: ModulePlan) -> dict[int, _Slot]:
     slots, start = {}, 0
     for w in plan.weights:
         size = math.prod(w.shape)
@@ -67,7 +67,7 @@ def _slots(plan: Plan) -> dict[int, _Slot]:
 class _Batch:
     """S networks with their weights, run on some images. `normal`: (S, numbers of the plan)."""
 
-    def __init__(self, plan: Plan, slots: dict[int, _Slot], normal: Any, dtype: Any) -> None:
+    def __init__(self, plan: ModulePlan, slots: dict[int, _Slot], normal: Any, dtype: Any) -> None:
         self.plan, self.slots, self.normal, self.dtype = plan, slots, normal, dtype
         self.S = len(normal)
 
@@ -202,7 +202,7 @@ def outputs_of_many(
     return result.cpu()
 
 
-def _sizes(plan: Plan, images: int, itemsize: int, device: str, batch: int | None) -> tuple[int, int]:
+def _sizes(plan: ModulePlan, images: int, itemsize: int, device: str, batch: int | None) -> tuple[int, int]:
     """Networks and images at a time: long enough calls, and what is alive at once within the budget."""
     budget, enough = (limits.get(device, limits["cuda"]) for limits in (_BUDGET, _ENOUGH))
     a_network, an_image = 3 * plan.numbers * itemsize, plan.floats_per_image * itemsize

@@ -120,7 +120,7 @@ Part = Weights | Apply | Average | Widen | Series | Parallel
 
 
 @dataclass(frozen=True)
-class Plan:
+class ModulePlan:
     root: Part
     channels: int
     spatial: Spatial
@@ -271,7 +271,7 @@ def _has_weights(net: Layer) -> bool:
             return False
 
 
-def make_plan(net: Network, channels: Channels, input_shape: Sequence[int], outputs: int) -> Plan:
+def make_plan(net: Network, channels: Channels, input_shape: Sequence[int], outputs: int) -> ModulePlan:
     layer = as_layer(net)
     c, spatial = check_input_shape(input_shape)
     out = shape_table(layer, input_shape).output
@@ -282,7 +282,7 @@ def make_plan(net: Network, channels: Channels, input_shape: Sequence[int], outp
     left: list[Any] = [*(planner.by_order or []), *planner.by_place]
     if left:
         raise NetworkError(f"channels: {left} belong to no layer; {_HOW}")
-    return Plan(root, c, spatial, tuple(planner.weights))
+    return ModulePlan(root, c, spatial, tuple(planner.weights))
 
 
 def _planner(channels: Channels) -> _Planner:

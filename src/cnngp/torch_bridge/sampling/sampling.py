@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from cnngp.common.checks import is_whole
 from cnngp.network.layers import (
     GELU,
     AvgPool,
@@ -25,7 +26,7 @@ from cnngp.network.layers import (
 
 from ..parts import Activation, Branches, Broadcast, Crop
 from .geometry import conv_arguments
-from .plan import Apply, Average, Channels, Parallel, Part, Plan, Series, Weights, Widen, make_plan
+from .plan import Apply, Average, Channels, ModulePlan, Parallel, Part, Series, Weights, Widen, make_plan
 
 Seed = int | tuple[int, ...]
 
@@ -46,7 +47,7 @@ _PAD = {
 def seed_key(seed: Any) -> tuple[int, ...]:
     """A seed as plain integers, or what is wrong with it."""
     key = tuple(seed) if isinstance(seed, (tuple, list)) else (seed,)
-    if not key or not all(isinstance(k, (int, np.integer)) and not isinstance(k, bool) and k >= 0 for k in key):
+    if not key or not all(is_whole(k, least=0) for k in key):
         raise NetworkError(f"seed={seed!r} is not a non-negative integer or a tuple of them")
     return tuple(map(int, key))
 
@@ -100,7 +101,7 @@ def _reset_buffers(module: Any) -> None:
             part.reset()
 
 
-def _fill(module: Any, plan: Plan, normal: Any) -> None:
+def _fill(module: Any, plan: ModulePlan, normal: Any) -> None:
     layers = [m for m in module.modules() if hasattr(m, "cnngp_layer")]
     taken = 0
 

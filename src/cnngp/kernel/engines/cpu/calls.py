@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .compiling import callback
-from .operations.both import done, relu_maps, windows
-from .operations.box import box, fill, pointwise, product, relu_map, relu_total
+from .operations.both import done, relu_maps, relu_totals, windows
+from .operations.box import boxes, fill, pointwise, product, relu_map, relu_total
 from .operations.window import window
 from .plan import (
     A0,
@@ -28,6 +28,7 @@ from .plan import (
     C1,
     COL_K,
     COL_START,
+    COL_TAPS,
     COMMON_WINDOWS,
     DST,
     FILL,
@@ -40,6 +41,8 @@ from .plan import (
     ROW_BEFORE,
     ROW_CALL,
     ROW_K,
+    ROW_TAPS,
+    ROWS,
     SLOPE,
     SRC,
     TABLE,
@@ -52,6 +55,7 @@ from .work import signature
 
 _window, _windows = cache(window), cache(windows)
 _pair_product, _self_product = product(both=False), product(both=True)
+box, relu_box = boxes(relu=False), boxes(relu=True)
 _WITHOUT_MAPS = {PRODUCT: _pair_product, FILL: fill}
 
 
@@ -97,19 +101,23 @@ def pair_calls(ints: NDArray[np.int64], dtype: str) -> NDArray[np.int64]:
             return relu_map if op[ACT] == RELU else pointwise
         if op[BOX] == TOTAL:
             return relu_total
-        return _WITHOUT_MAPS.get(int(op[BOX]), box)
+        return _WITHOUT_MAPS.get(int(op[BOX]), relu_box if op[ACT] == RELU else box)
 
     operations = [operation(op) for op in ints]
     for i in _pairs(ints):
-        size = int(ints[i, ROW_K]), int(ints[i, COL_K])
-        operations[i : i + 2] = (_windows(*size) if ints[i, BOX] == WINDOW else relu_maps), done
+        both = relu_totals if ints[i + 1, BOX] == TOTAL else relu_maps
+        if ints[i, BOX] == WINDOW:
+            both = _windows(int(ints[i, ROW_K]), int(ints[i, COL_K]))
+        operations[i : i + 2] = both, done
     common = [box, pointwise, relu_map, *(_window(k, k) for k in COMMON_WINDOWS)]
     rows = PAIR_ROWS | PAIR_SLOPES
     return _put_addresses(ints, dtype, lambda op: rows[int(op[ACT])], operations, PAIR_ROWS.values(), common)
 
 
 # What two operations must agree in to be done at once.
-_SAME = [BOX, SRC, A0, B0, C0, A1, B1, C1, OWN_TABLE, TABLE, ROW_K, ROW_BEFORE, COL_K, COL_START]
+_SAME = [SRC, A0, B0, C0, A1, B1, C1, OWN_TABLE, TABLE, ROW_K, ROW_BEFORE, ROW_TAPS, COL_K, COL_START, COL_TAPS]
+# The kinds of sums of a slope and a value that can be done at once. A slope alone has no short way to a total.
+_TOGETHER = [(POINTWISE, POINTWISE), (WINDOW, WINDOW), (ROWS, TOTAL)]
 
 
 def _pairs(ints: NDArray[np.int64]) -> Iterator[int]:
@@ -120,7 +128,7 @@ def _pairs(ints: NDArray[np.int64]) -> Iterator[int]:
             continue
         read = slope[SRC], slope[SRC] + slope[TIMES]
         apart = slope[DST] != value[DST] and slope[DST] not in read and value[DST] not in read
-        if slope[BOX] == POINTWISE or (slope[BOX] == WINDOW and apart):
+        if (slope[BOX], value[BOX]) in _TOGETHER and (apart or slope[BOX] == POINTWISE):
             yield i
 
 

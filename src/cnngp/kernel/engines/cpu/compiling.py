@@ -4,17 +4,30 @@ Numba takes compiled code from its cache while the file of that one function is 
 many files: rows are inlined into operations, which share tables and their layout with the plan. Code from before a
 change in another file would read new tables in the old way. So the name that code is kept under carries a digest of all
 sources that it may have been made from.
+
+Numba runs what it finds, and one wrong bit in a constant would be a wrong kernel. So each file has a checksum, over its
+name too; what does not match is compiled again.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
+import logging
+import pickle
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numba
+from numba.core import sigutils
+from numba.core.caching import FunctionCache, IndexDataCacheFile
+from numba.core.ccallback import CFunc
+
+log = logging.getLogger("cnngp")
+
+_DIGEST = 32
 
 
 @functools.cache
@@ -36,16 +49,79 @@ def _named(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
+class _CheckedFiles(IndexDataCacheFile):  # type: ignore[misc]
+    """The files of one function's compiled code: an index of them by types and processor, and the code of each."""
+
+    def load(self, key: Any) -> Any:
+        name = self._load_index().get(key)
+        try:
+            found, code = (None, None) if name is None else pickle.loads(self._bytes(name))
+        except OSError:
+            return None
+        return code if found == key else None  # two processes that begin an index may give one name twice
+
+    def save(self, key: Any, data: Any) -> None:
+        with suppress(OSError):  # a full disk: the next process compiles again
+            super().save(key, (key, data))
+
+    def _load_index(self) -> Any:
+        try:
+            stamp, overloads = pickle.loads(self._bytes(self._index_name))
+        except OSError:
+            return {}
+        return overloads if stamp == self._source_stamp else {}
+
+    def _save_index(self, overloads: Any) -> None:
+        self._put(self._index_name, self._dump((self._source_stamp, overloads)))
+
+    def _save_data(self, name: str, data: Any) -> None:
+        self._put(name, self._dump(data))
+
+    def _bytes(self, name: str) -> bytes:
+        """The content of a file. `OSError` where it is not there or not what was written under this name."""
+        content = Path(self._cache_path, name).read_bytes()
+        if content[:_DIGEST] != self._checksum(name, content[_DIGEST:]):
+            raise OSError(f"{name} is damaged, or another version's")
+        return content[_DIGEST:]
+
+    def _put(self, name: str, content: bytes) -> None:
+        with self._open_for_write(self._data_path(name)) as file:  # beside it, then renamed
+            file.write(self._checksum(name, content) + content)
+
+    def _checksum(self, name: str, content: bytes) -> bytes:
+        return hashlib.sha256(f"{self._version} {name} ".encode() + content).digest()
+
+
+def _kept(compiled: Any, function: Callable[..., Any]) -> Any:
+    """A function, or one with an address, whose code is kept on disk."""
+    try:
+        cache = FunctionCache(function)
+    except RuntimeError:  # Numba found no folder that it can write
+        _warn_once()
+        return compiled
+    cache._cache_file = _CheckedFiles(cache.cache_path, cache._impl.filename_base, cache._cache_file._source_stamp)
+    compiled._cache = cache
+    return compiled
+
+
+@functools.cache
+def _warn_once() -> None:
+    log.warning("compiled code cannot be kept for the next run; let NUMBA_CACHE_DIR name a folder that can be written")
+
+
 def jit(function: Callable[..., Any]) -> Any:
     """A function that Python calls."""
-    return numba.njit(nogil=True, error_model="numpy", cache=True)(_named(function))
+    return _kept(numba.njit(nogil=True, error_model="numpy")(_named(function)), function)
 
 
 def inlined(function: Callable[..., Any]) -> Any:
     """A part of compiled functions. LLVM optimises a function together with all that it calls, so parts stay small."""
-    return numba.njit(error_model="numpy", cache=True, forceinline=True)(_named(function))
+    return _kept(numba.njit(error_model="numpy", forceinline=True)(_named(function)), function)
 
 
 def callback(function: Callable[..., Any], signature: Any) -> Any:
-    """A function with an address, for the interpreter to call."""
-    return numba.cfunc(signature, cache=True, error_model="numpy")(_named(function))
+    """A function with an address, for the interpreter to call: what `numba.cfunc` makes."""
+    types = sigutils.normalize_signature(signature)
+    compiled = _kept(CFunc(_named(function), types, locals={}, options={"error_model": "numpy"}), function)
+    compiled.compile()
+    return compiled

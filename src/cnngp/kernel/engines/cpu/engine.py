@@ -24,7 +24,7 @@ from cnngp.kernel.series.packed import Rows, SeriesTables
 from ..base import Advance, check_range
 from . import interpreter as interpreter
 from .calls import pair_calls, variance_calls
-from .plan import ROW_K, ROW_LIST, Plan, make_plan
+from .plan import ROW_K, ROW_LIST, CpuPlan, make_plan
 from .plan import SMALLEST as SMALLEST_COLUMN
 from .simd import LANES
 from .work import POWERS
@@ -37,9 +37,9 @@ BLOCK_BYTES = 384 << 10
 # 1/√K counts as 0 below these √K: the smallest for which products of two and their inverses stay normal numbers.
 SMALLEST = {"float32": 2.0**-62, "float64": 2.0**-510}
 
-# They change when bits of results may, so that a store never mixes them. Networks with pools or with nonlinearities of
-# these families have other bits since version 4; all others kept theirs.
-VERSION, CHANGED_VERSION = 3, 4
+# They change when bits of results may, so that a store never mixes them: networks with nonlinearities of these families
+# changed in version 4, and those with pools in versions 5 and 6.
+VERSION, CHANGED_VERSION, POOLED_VERSION = 3, 4, 6
 _CHANGED = {Family.SIN, Family.COS, Family.GELU}
 
 
@@ -90,7 +90,7 @@ class CpuEngine:
         self.dtype = np.dtype(dtype)
         self.threads = default_threads() if threads is None else threads
         families = {op.activation.formula.family for op in program.ops if op.activation is not None}
-        version = CHANGED_VERSION if program.input is None or families & _CHANGED else VERSION
+        version = POOLED_VERSION if program.input is None else CHANGED_VERSION if families & _CHANGED else VERSION
         self.identity = f"cpu-{version}-{self.dtype.name}" + ("" if program.kind == "nngp" else f"-{program.kind}")
         self._series = SeriesTables(program, self.dtype)
         self._runs: dict[tuple[Rows, ...], _Run] = {}
@@ -144,7 +144,7 @@ class CpuEngine:
 class _Run:
     """A plan with the memory to run it."""
 
-    def __init__(self, engine: CpuEngine, plan: Plan) -> None:
+    def __init__(self, engine: CpuEngine, plan: CpuPlan) -> None:
         self.engine = engine
         self.plan = plan
         self.dtype = engine.dtype

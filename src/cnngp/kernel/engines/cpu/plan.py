@@ -87,7 +87,7 @@ _SKEW = 8
 
 
 @dataclass(frozen=True)
-class Plan:
+class CpuPlan:
     ints: NDArray[np.int64]
     floats: NDArray[np.float64]
     taps: NDArray[np.int64]
@@ -127,7 +127,7 @@ def table_channels(a: Activation, rows: dict[int, Rows]) -> int:
     return _CODES[a.formula.family][1] + (rows[a.site].count if a.site in rows else 0)
 
 
-def make_plan(program: Program, series: dict[int, Rows], series_entries: int = 1) -> Plan:
+def make_plan(program: Program, series: dict[int, Rows], series_entries: int = 1) -> CpuPlan:
     """`series` says, for each site of an Elementwise, which rows of its series are used.
 
     An image's table has `series_entries` numbers for each of these rows at a location.
@@ -180,7 +180,7 @@ def make_plan(program: Program, series: dict[int, Rows], series_entries: int = 1
             row[BOX] = FILL
         else:
             scratch = max(scratch, geometry.encode(row, op))
-    return Plan(
+    return CpuPlan(
         ints,
         floats,
         np.array(taps or [0], np.int64),
@@ -216,7 +216,7 @@ class _Geometry:
         self.compiled = {(k, k) for k in COMMON_WINDOWS} | {
             size
             for op in alone.ops
-            if op.sums is not None and op.keep != 1.0 and (size := _window_size(op.sums)) is not None
+            if op.sums is not None and op.keep != 1.0 and (size := self.window_size(op.sums)) is not None
         }
         self.csr = cache(self._csr)
         self.rows = cache(self._rows)
@@ -232,7 +232,7 @@ class _Geometry:
         row[PLANE_TAPS] = self.csr(planes)
         row[COL_TAPS] = self.csr(columns)
         left = right = 0
-        if (w := _regular(columns)) is not None:
+        if (w := self.regular(columns)) is not None:
             left, right = w.padding or (0, 0)
             low, high = (w.low, w.high) if w.padding is None else (0, columns.out_size)
             row[[COL_LOW, COL_HIGH, COL_START, COL_STRIDE, COL_DILATION, COL_K]] = (
@@ -241,14 +241,14 @@ class _Geometry:
             row[[PAD_LEFT, PAD_RIGHT]] = left, right
         row[[ROW_K, ROW_TAPS, ROW_NEED, RING]] = self.rows(rows)
         height = int(row[ROW_K])
-        size = _window_size(op.sums)
-        if row[BOX] == ROWS and size in self.compiled and (w := _neighbours(rows)) is not None:
+        size = self.window_size(op.sums)
+        if row[BOX] == ROWS and size in self.compiled and (w := self.neighbours(rows)) is not None:
             row[BOX] = WINDOW
             row[ROW_BEFORE] = -w.start
             # Sheets are small: with the first pair at row 0, fewer pairs are half outside. Other maps keep the order of
             # their sums, and so their bits; so do their totals below.
             row[FIRST_ROW] = 0 if self.sheets else -((height - 1 + w.start) % 2)
-        elif self.sheets and row[BOX] == ROWS and row[ACT] == RELU and _is_total(rows, columns):
+        elif self.sheets and row[BOX] == ROWS and a0 == 1 and row[ACT] == RELU and _is_total(rows, columns):
             row[BOX] = TOTAL
         # The variance recursion takes the general way, so there is scratch for both.
         planes_at_once = a0 * b0 * c0 + b0 * c0 if row[BOX] == PLANES else int(row[RING]) * c0
@@ -256,6 +256,29 @@ class _Geometry:
         if op.tangent is not None:
             kept *= 2  # it may be done together with the next
         return max(planes_at_once + c0 + left + right, int(kept))
+
+    def window_size(self, sums: tuple[AxisSum, AxisSum, AxisSum]) -> tuple[int, int] | None:
+        """Height and width of the windows of neighbours that are summed, where they are such."""
+        rows, columns = map(self.neighbours, sums[1:])
+        return None if rows is None or columns is None else (rows.k, columns.k)
+
+    def neighbours(self, axis: AxisSum) -> SlidingWindow | None:
+        """The window of an axis where `operations/window.py` can sum it: 2 … LARGEST_WINDOW neighbours, moving by one.
+
+        Zeros are all that is outside, and the first output reads something.
+        """
+        window = self.regular(axis)
+        if window is None or window.padding is None or window.stride != 1 or window.dilation != 1:
+            return None
+        return window if 2 <= window.k <= LARGEST_WINDOW and window.start > -window.k else None
+
+    def regular(self, axis: AxisSum) -> SlidingWindow | None:
+        """The window of an axis where it is worth a loop of its own: it lies inside the axis for two outputs or more.
+
+        One is enough on sheets, most of which are small. Other maps keep the order of their sums, and so their bits.
+        """
+        window, fewest = axis.window, 1 if self.sheets and axis.out_size > 1 else 2
+        return window if window is not None and window.high - window.low >= fewest else None
 
     def _csr(self, axis: AxisSum) -> int:
         at = len(self.taps)
@@ -295,26 +318,3 @@ def _row_table(rows: AxisSum) -> list[list[int]]:
         at_start = bool(sources) and sources[0] == 0 and missing > 0
         table.append([-1] * missing + list(sources) if at_start else list(sources) + [-1] * missing)
     return table
-
-
-def _window_size(sums: tuple[AxisSum, AxisSum, AxisSum]) -> tuple[int, int] | None:
-    """Height and width of the windows of neighbours that are summed, where they are such."""
-    rows, columns = map(_neighbours, sums[1:])
-    return None if rows is None or columns is None else (rows.k, columns.k)
-
-
-def _regular(axis: AxisSum) -> SlidingWindow | None:
-    """The window of an axis where it is worth a loop of its own: it lies inside the axis for at least two outputs."""
-    window = axis.window
-    return window if window is not None and window.high - window.low > 1 else None
-
-
-def _neighbours(axis: AxisSum) -> SlidingWindow | None:
-    """The window of an axis where `cpu/window.py` can sum it: 2 … LARGEST_WINDOW neighbours, moving by one.
-
-    Zeros are all that is outside, and the first output reads something.
-    """
-    window = _regular(axis)
-    if window is None or window.padding is None or window.stride != 1 or window.dilation != 1:
-        return None
-    return window if 2 <= window.k <= LARGEST_WINDOW and window.start > -window.k else None

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cnngp.common.arrays import Output, to_output
+from cnngp.common.devices import EngineError, require_card
 from cnngp.common.tiles import Grid, share
 from cnngp.kernel.program import Kind, Program
 from cnngp.kernel.series.packed import SeriesTables
@@ -24,38 +25,12 @@ from .card import KINDS, NEVER, Card
 from .source import CudaSource, generate
 from .tiles import MEMORY_SHARE, Job
 
-__all__ = ["NEVER", "CudaEngine", "EngineError", "available", "require"]
+__all__ = ["NEVER", "CudaEngine", "EngineError"]
 
 VERSION = 1
 MAX_TILE = 16384
 # Map elements that one launch may compute, so that it takes about a second and progress can be shown.
 LAUNCH_ELEMENTS = {"warp": 8e11, "dense": 2e11, "block": 2e10, "sheets": 6e11, "walk": 1e10}
-
-
-class EngineError(RuntimeError):
-    """The card cannot be used."""
-
-
-def require() -> None:
-    """Raise `EngineError`, with what to do, unless CuPy and a card are there."""
-    try:
-        import cupy
-    except ImportError:
-        raise EngineError("device='cuda' needs CuPy; install it with: pip install \"cnngp[cuda]\"") from None
-    try:
-        found = cupy.cuda.runtime.getDeviceCount()
-    except Exception as error:
-        raise EngineError(f"device='cuda': no usable NVIDIA GPU ({error}); use device='cpu'") from None
-    if not found:
-        raise EngineError("device='cuda': no NVIDIA GPU was found; use device='cpu'")
-
-
-def available() -> bool:
-    try:
-        require()
-    except EngineError:
-        return False
-    return True
 
 
 class CudaEngine:
@@ -72,9 +47,7 @@ class CudaEngine:
         tile: int | None = None,
         source: CudaSource | None = None,
     ) -> None:
-        require()
-        import cupy
-
+        cupy = require_card()
         self.program = program
         self.dtype = np.dtype(dtype)
         self._series = SeriesTables(program, self.dtype)

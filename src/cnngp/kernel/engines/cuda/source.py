@@ -1,10 +1,12 @@
 """program → CUDA text: a pure function, so it is tested, read and cached without a card.
 
 The text has two kernels. `tables` runs the variance recursion of each image in float64 and leaves its table row;
-`pairs` computes K for a tile of pairs. There are several ways to write `pairs`, chosen by the shapes alone:
-    warp   maps up to 32 wide, in registers, the whole network in one launch (warp/)
-    dense  one location: a matrix product, then scalars (dense.py)
-    block  everything else, in shared or global memory (block/)
+`pairs` computes K for a tile of pairs. There are five ways to write `pairs`, chosen by the shapes alone:
+    warp    maps up to 32 wide, in registers, the whole network in one launch (warp/)
+    dense   one location: a matrix product, then scalars (dense.py)
+    block   everything else without pools, in shared or global memory (block/)
+    sheets  with pools: one image against shifted copies of the other (sheets/kernel.py)
+    walk    any other network with pools, step by step (sheets/general.py)
 """
 
 from __future__ import annotations

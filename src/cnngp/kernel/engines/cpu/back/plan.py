@@ -13,7 +13,7 @@ from cnngp.kernel.program.steps import Back, Pixels, Reverse, Total, as_program
 from cnngp.kernel.series.packed import Rows
 
 from ..calls import compiled
-from ..plan import ACT, NO_ACT, OP_CALL, OWN_TABLE, ROW_CALL, ROW_K, ROW_LIST, SERIES, TABLE, Plan, make_plan
+from ..plan import ACT, NO_ACT, OP_CALL, OWN_TABLE, ROW_CALL, ROW_K, ROW_LIST, SERIES, TABLE, CpuPlan, make_plan
 from .maps import (
     ADDRESSES,
     OWN_SHARES,
@@ -35,12 +35,12 @@ _pair_backs = PAIR_BACKS | {SERIES: series_back(both=False)}
 _self_backs = SELF_BACKS | {SERIES: series_back(both=True)}
 
 
-def known_at(plan: Plan) -> int:
+def known_at(plan: CpuPlan) -> int:
     """Where the frame has the addresses of the sums and of both images' shares: behind those of rows."""
     return ROW_LIST + int(plan.ints[:, ROW_K].max(initial=1))
 
 
-def reversed_plan(reverse: Reverse, rows: dict[int, Rows]) -> Plan:
+def reversed_plan(reverse: Reverse, rows: dict[int, Rows]) -> CpuPlan:
     """`rows` says which rows of their series Elementwise layers use, as in `make_plan`."""
     program = reverse.program
     plan = make_plan(as_program(reverse), rows, series_entries=2)

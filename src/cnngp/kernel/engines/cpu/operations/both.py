@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from ..compiling import inlined
 from ..plan import (
     A0,
     A1,
@@ -47,7 +48,7 @@ from ..plan import (
 from ..rows.elementary import relu_both
 from ..simd import constant, lanes, load, shifted, store
 from ..work import POWERS, Work, entry_of_row, write
-from .sliding import empty_window, ready_row, relu_entries, slide, sums_of_rows
+from .sliding import empty_window, relu_entries, slide, sums_of_rows
 
 
 def relu_maps(w: Any) -> None:
@@ -73,25 +74,84 @@ def relu_maps(w: Any) -> None:
                 write(m, dst_V + o, V, how_V, keep_V, scale_V, bias_V)
 
 
+def relu_totals(w: Any) -> None:
+    """Operations that sum a whole map of one plane: what a pool to one location takes of a sheet."""
+    m, op, numbers, frame, L = w.m, w.op, w.numbers, w.frame, lanes(w.m)
+    one, zero, mine = constant(m, 1.0), constant(m, 0.0), constant(m, numbers[OWN])
+    keep, scale, bias = constant(m, numbers[KEEP]), constant(m, numbers[SCALE]), constant(m, numbers[BIAS])
+    value, others = shifted(op, COLUMNS), shifted(numbers, FLOATS)
+    keep_V, scale_V, bias_V = constant(m, others[KEEP]), constant(m, others[SCALE]), constant(m, others[BIAS])
+    size, n, far = op[TABLE_SIZE], op[C0], op[TIMES] * L
+    for image in range(frame[IMAGES]):
+        maps = frame[BASE] + image * frame[MAP_STEP]
+        src = maps + op[SRC] * L
+        own_at, at = frame[OWN_AT] + image * frame[OWN_STEP] + op[OWN_TABLE], op[TABLE]
+        total_V = total_W = zero
+        for _ in range(op[B0]):
+            part_V = part_W = zero  # of a row, as in `relu_total`
+            for c in range(n):
+                p, q = relu_entries(w, own_at + c, at + c, size)
+                V, W = relu_both(load(m, src), load(m, src + far), p, q, mine, one, zero)
+                part_V, part_W = part_V + V, part_W + W
+                src += L
+            total_V, total_W = total_V + part_V, total_W + part_W
+            own_at, at = own_at + op[TABLE_ROW], at + op[TABLE_ROW]
+        write(m, maps + value[DST] * L, total_V, value[WRITE], keep_V, scale_V, bias_V)
+        write(m, maps + op[DST] * L, total_W, op[WRITE], keep, scale, bias)
+
+
 def done(w: Any) -> None:
     """The operation that the one before has done too."""
 
 
+@inlined
+def relu_rows(w: Any, src: int, far: int, V: int, W: int, own_at: int, at: int) -> None:
+    """The ReLU's value and slope of a row of a map."""
+    m, L, size = w.m, lanes(w.m), w.op[TABLE_SIZE]
+    one, zero, mine = constant(m, 1.0), constant(m, 0.0), constant(m, w.numbers[OWN])
+    for c in range(w.op[C0]):
+        o = c * L
+        p, q = relu_entries(w, own_at + c, at + c, size)
+        value, slope = relu_both(load(m, src + o), load(m, src + far + o), p, q, mine, one, zero)
+        store(m, V + o, value)
+        store(m, W + o, slope)
+
+
 def windows(height: int, width: int) -> Callable[..., None]:
-    """The operations for windows of height × width, both at least 2."""
+    """The operations for windows of height × width, both at least 2.
+
+    Two rows are activated first and then summed, V and W one after the other: the windows of both at once would not fit
+    a core's registers.
+    """
     sums, singles = kept_rows(height)
     kept_in, column = sums_of_rows(height)
 
-    def run(w: Any) -> None:
-        m, op, numbers, frame, L = w.m, w.op, w.numbers, w.frame, lanes(w.m)
-        one, zero, mine = constant(m, 1.0), constant(m, 0.0), constant(m, numbers[OWN])
+    @inlined
+    def sum_windows(w: Any, a: int, b: int, kept: Any, to_a: int, to_b: int, columns: int, begin: int) -> None:
+        """Add two activated rows to those that are kept, and write the two rows of windows that they complete."""
+        m, op, numbers, L = w.m, w.op, w.numbers, lanes(w.m)
         keep, scale, bias = constant(m, numbers[KEEP]), constant(m, numbers[SCALE]), constant(m, numbers[BIAS])
-        value, others = shifted(op, COLUMNS), shifted(numbers, FLOATS)
-        of_value = Work(m, w.own, w.table, value, others, w.taps, w.panels, frame)
-        keep_V, scale_V, bias_V = constant(m, others[KEEP]), constant(m, others[SCALE]), constant(m, others[BIAS])
-        rows, n, how, how_V, far = op[B0], op[C0], op[WRITE], value[WRITE], op[TIMES] * L
-        row_size, out_size = n * L, op[C1] * L
-        size, pitch = op[TABLE_SIZE], op[TABLE_ROW]
+        how, n, ready = op[WRITE], op[C0], op[COL_K] + op[COL_START] - 1
+        zero = constant(m, 0.0)
+        state_a, state_b = empty_window(m, width), empty_window(m, width)
+        for x in range(columns):
+            Sa = Sb = zero
+            if x < n:
+                o = x * L
+                Sa, Sb = column(m, load(m, a + o), load(m, b + o), kept, o)
+            va, state_a = slide(state_a, Sa)
+            vb, state_b = slide(state_b, Sb)
+            if x >= begin:
+                o = (x - ready) * L
+                write(m, to_a + o, va, how, keep, scale, bias)
+                write(m, to_b + o, vb, how, keep, scale, bias)
+
+    def run(w: Any) -> None:
+        m, op, frame, L = w.m, w.op, w.frame, lanes(w.m)
+        value = shifted(op, COLUMNS)
+        of_value = Work(m, w.own, w.table, value, shifted(w.numbers, FLOATS), w.taps, w.panels, frame)
+        rows, n, far = op[B0], op[C0], op[TIMES] * L
+        row_size, out_size, pitch = n * L, op[C1] * L, op[TABLE_ROW]
         after = height - 1 - op[ROW_BEFORE]
         first_output = op[FIRST_ROW] - after
         sum_rows = frame[SCRATCH]
@@ -99,7 +159,8 @@ def windows(height: int, width: int) -> Callable[..., None]:
         apart = (sums + singles) * row_size  # the rows of W lie so far behind those of V
         fresh = sum_rows + 2 * apart
         unused = fresh + 4 * row_size
-        ready = op[COL_K] + op[COL_START]
+        nothing = POWERS * L  # the row of zeros
+        ready = op[COL_K] + op[COL_START] - 1
         for image in range(frame[IMAGES]):
             own_at = frame[OWN_AT] + image * frame[OWN_STEP] + op[OWN_TABLE] - op[TABLE]
             maps = frame[BASE] + image * frame[MAP_STEP]
@@ -109,58 +170,29 @@ def windows(height: int, width: int) -> Callable[..., None]:
                 dst_V = maps + value[DST] * L + plane * op[B1] * out_size
                 entry = op[TABLE] + plane * op[TABLE_PLANE]
                 for x in range(0, 2 * apart, L):
-                    store(m, sum_rows + x, zero)
+                    store(m, sum_rows + x, constant(m, 0.0))
                 for j in range((op[B1] - first_output + 1) // 2):
                     output = first_output + 2 * j
                     r = output + after
-                    together = r >= 0 and r + 1 < rows
-                    first = second = first_V = second_V = POWERS * L  # the row of zeros
-                    if not together:
-                        if 0 <= r < rows:
-                            first = ready_row(w, r, src, fresh, own_at, entry)
-                            first_V = ready_row(of_value, r, src, fresh + row_size, own_at, entry)
-                        if 0 <= r + 1 < rows:
-                            second = ready_row(w, r + 1, src, fresh + 2 * row_size, own_at, entry)
-                            second_V = ready_row(of_value, r + 1, src, fresh + 3 * row_size, own_at, entry)
+                    Va = Vb = Wa = Wb = nothing
+                    if 0 <= r < rows:
+                        Va, Wa = fresh, fresh + row_size
+                        at = entry + r * pitch
+                        relu_rows(w, src + r * row_size, far, Va, Wa, own_at + at, at)
+                    if 0 <= r + 1 < rows:
+                        Vb, Wb = fresh + 2 * row_size, fresh + 3 * row_size
+                        at = entry + (r + 1) * pitch
+                        relu_rows(w, src + (r + 1) * row_size, far, Vb, Wb, own_at + at, at)
                     to_a, to_V = dst + output * out_size, dst_V + output * out_size
                     to_b, to_Vb = (to_a + out_size, to_V + out_size) if output + 1 < op[B1] else (unused, unused)
                     if output < 0:
                         to_a = to_V = unused
                     columns, begin = op[C1] + ready, ready
                     if output + 1 < 0:
-                        columns, begin = n + 1, n + 1
-                    kept = kept_in(j, sum_rows, single_rows, row_size)
-                    map_a, map_b = src + r * row_size, src + (r + 1) * row_size
-                    at = entry + r * pitch
-                    own_a = own_at + at
-                    state_a, state_b = empty_window(m, width), empty_window(m, width)
-                    state_Va, state_Vb = empty_window(m, width), empty_window(m, width)
-                    Va = Vb = Wa = Wb = zero
-                    for x in range(columns):
-                        Sa = Sb = Ua = Ub = zero
-                        if 0 < x <= n:
-                            o = (x - 1) * L
-                            Sa, Sb = column(m, Va, Vb, kept, o)
-                            Ua, Ub = column(m, Wa, Wb, kept, o + apart)
-                        wa, state_Va = slide(state_Va, Sa)
-                        wb, state_Vb = slide(state_Vb, Sb)
-                        va, state_a = slide(state_a, Ua)
-                        vb, state_b = slide(state_b, Ub)
-                        if x >= begin:
-                            o = (x - ready) * L
-                            write(m, to_V + o, wa, how_V, keep_V, scale_V, bias_V)
-                            write(m, to_Vb + o, wb, how_V, keep_V, scale_V, bias_V)
-                            write(m, to_a + o, va, how, keep, scale, bias)
-                            write(m, to_b + o, vb, how, keep, scale, bias)
-                        if x < n:
-                            o = x * L
-                            if together:
-                                p, q = relu_entries(w, own_a + x, at + x, size)
-                                Va, Wa = relu_both(load(m, map_a + o), load(m, map_a + far + o), p, q, mine, one, zero)
-                                p, q = relu_entries(w, own_a + pitch + x, at + pitch + x, size)
-                                Vb, Wb = relu_both(load(m, map_b + o), load(m, map_b + far + o), p, q, mine, one, zero)
-                            else:
-                                Va, Vb = load(m, first_V + o), load(m, second_V + o)
-                                Wa, Wb = load(m, first + o), load(m, second + o)
+                        columns, begin = n, n
+                    kept_V = kept_in(j, sum_rows, single_rows, row_size)
+                    kept_W = kept_in(j, sum_rows + apart, single_rows + apart, row_size)
+                    sum_windows(of_value, Va, Vb, kept_V, to_V, to_Vb, columns, begin)
+                    sum_windows(w, Wa, Wb, kept_W, to_a, to_b, columns, begin)
 
     return run

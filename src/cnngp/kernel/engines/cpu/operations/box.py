@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from ..compiling import inlined
 from ..plan import (
     A0,
     A1,
@@ -58,84 +59,98 @@ from ..plan import (
 from ..rows.elementary import relu_value
 from ..simd import constant, fma, lanes, load, splat, store
 from ..work import POWERS, call_row, entry_of_row, entry_product, own_entry, write
-from .sliding import relu_entries
+from .sliding import relu_entries, relu_row
 
 
-def box(w: Any) -> None:
-    """Sum planes where there are several, then rows, then columns; rows are activated into a ring as needed."""
-    m, op, numbers, taps, frame, L = w.m, w.op, w.numbers, w.taps, w.frame, lanes(w.m)
-    zero = constant(m, 0.0)
-    keep, scale, bias = constant(m, numbers[KEEP]), constant(m, numbers[SCALE]), constant(m, numbers[BIAS])
-    act, how, ring, k = op[ACT], op[WRITE], op[RING], op[ROW_K]
-    n, low, high = op[C1], op[COL_LOW], op[COL_HIGH]
-    row_size, plane_size = op[C0] * L, op[B0] * op[C0] * L
-    left, right = op[PAD_LEFT] * L, op[PAD_RIGHT] * L
-    start, stride, step = op[COL_START] * L, op[COL_STRIDE] * L, op[COL_DILATION] * L
-    sum_planes = op[BOX] == PLANES
-    by_row = act != NO_ACT and not sum_planes
-    for image in range(frame[IMAGES]):
-        src = frame[BASE] + image * frame[MAP_STEP] + op[SRC] * L
-        to = frame[BASE] + image * frame[MAP_STEP] + op[DST] * L
-        own_at = frame[OWN_AT] + image * frame[OWN_STEP] + op[OWN_TABLE]
-        scratch = frame[SCRATCH]
-        if sum_planes and act != NO_ACT:
-            for r in range(op[A0] * op[B0]):
-                entry = entry_of_row(op, r)
-                row, into = src + r * row_size, scratch + r * row_size
-                call_row(op[ROW_CALL], w, row, into, op[C0], own_at + entry, op[TABLE] + entry)
-            src = scratch
-            scratch += op[A0] * plane_size
-        line = scratch + left + (plane_size if sum_planes else ring * row_size if by_row else 0)
-        for x in range(0, left, L):
-            store(m, line - left + x, zero)
-        for x in range(0, right, L):
-            store(m, line + row_size + x, zero)
-        for a in range(op[A1]):
-            plane = src + a * plane_size
-            if sum_planes:
-                first = op[PLANE_TAPS]
-                for x in range(0, plane_size, L):
-                    s = zero
-                    for t in range(taps[first + a], taps[first + a + 1]):
-                        s = s + load(m, src + taps[first + op[A1] + 1 + t] * plane_size + x)
-                    store(m, scratch + x, s)
-                plane = scratch
-            ready = 0
-            for row in range(op[B1]):
-                if by_row:
-                    while ready < taps[op[ROW_NEED] + row]:
-                        at = a * op[TABLE_PLANE] + ready * op[TABLE_ROW]
-                        fresh, into = plane + ready * row_size, scratch + (ready % ring) * row_size
-                        call_row(op[ROW_CALL], w, fresh, into, op[C0], own_at + at, op[TABLE] + at)
-                        ready += 1
-                count = 0
-                for t in range(k):
-                    tap = taps[op[ROW_TAPS] + row * k + t]
-                    if tap >= 0:
-                        frame[ROW_LIST + count] = (
-                            scratch + (tap % ring) * row_size if by_row else plane + tap * row_size
-                        )
-                        count += 1
-                summed = frame[ROW_LIST] if count > 0 else POWERS * L
-                if count != 1 or left + right > 0:
-                    for x in range(0, row_size, L):
-                        s = load(m, summed + x)
-                        for t in range(1, count):
-                            s = s + load(m, frame[ROW_LIST + t] + x)
-                        store(m, line + x, s)
-                    summed = line
-                for c in range(n):
-                    if low <= c < high:
-                        at = summed + start + c * stride
-                        s = load(m, at)
-                        for t in range(1, op[COL_K]):
-                            s = s + load(m, at + t * step)
-                    else:
+def boxes(relu: bool) -> Callable[..., None]:
+    """The operation for box sums: of planes where there are several, then rows, then columns.
+
+    Rows are activated into a ring as needed, by a call unless it is the ReLU.
+    """
+
+    @inlined
+    def activate(w: Any, src: int, dst: int, own_at: int, at: int) -> None:
+        if relu:
+            relu_row(w, src, dst, own_at, at)
+        else:
+            call_row(w.op[ROW_CALL], w, src, dst, w.op[C0], own_at, at)
+
+    def run(w: Any) -> None:
+        m, op, numbers, taps, frame, L = w.m, w.op, w.numbers, w.taps, w.frame, lanes(w.m)
+        zero = constant(m, 0.0)
+        keep, scale, bias = constant(m, numbers[KEEP]), constant(m, numbers[SCALE]), constant(m, numbers[BIAS])
+        act, how, ring, k = op[ACT], op[WRITE], op[RING], op[ROW_K]
+        n, low, high = op[C1], op[COL_LOW], op[COL_HIGH]
+        row_size, plane_size = op[C0] * L, op[B0] * op[C0] * L
+        left, right = op[PAD_LEFT] * L, op[PAD_RIGHT] * L
+        start, stride, step = op[COL_START] * L, op[COL_STRIDE] * L, op[COL_DILATION] * L
+        sum_planes = op[BOX] == PLANES
+        by_row = act != NO_ACT and not sum_planes
+        for image in range(frame[IMAGES]):
+            src = frame[BASE] + image * frame[MAP_STEP] + op[SRC] * L
+            to = frame[BASE] + image * frame[MAP_STEP] + op[DST] * L
+            own_at = frame[OWN_AT] + image * frame[OWN_STEP] + op[OWN_TABLE]
+            scratch = frame[SCRATCH]
+            if sum_planes and act != NO_ACT:
+                for r in range(op[A0] * op[B0]):
+                    entry = entry_of_row(op, r)
+                    row, into = src + r * row_size, scratch + r * row_size
+                    activate(w, row, into, own_at + entry, op[TABLE] + entry)
+                src = scratch
+                scratch += op[A0] * plane_size
+            line = scratch + left + (plane_size if sum_planes else ring * row_size if by_row else 0)
+            for x in range(0, left, L):
+                store(m, line - left + x, zero)
+            for x in range(0, right, L):
+                store(m, line + row_size + x, zero)
+            for a in range(op[A1]):
+                plane = src + a * plane_size
+                if sum_planes:
+                    first = op[PLANE_TAPS]
+                    for x in range(0, plane_size, L):
                         s = zero
-                        for t in range(taps[op[COL_TAPS] + c], taps[op[COL_TAPS] + c + 1]):
-                            s = s + load(m, summed + taps[op[COL_TAPS] + n + 1 + t] * L)
-                    write(m, to, s, how, keep, scale, bias)
-                    to += L
+                        for t in range(taps[first + a], taps[first + a + 1]):
+                            s = s + load(m, src + taps[first + op[A1] + 1 + t] * plane_size + x)
+                        store(m, scratch + x, s)
+                    plane = scratch
+                ready = 0
+                for row in range(op[B1]):
+                    if by_row:
+                        while ready < taps[op[ROW_NEED] + row]:
+                            at = a * op[TABLE_PLANE] + ready * op[TABLE_ROW]
+                            fresh, into = plane + ready * row_size, scratch + (ready % ring) * row_size
+                            activate(w, fresh, into, own_at + at, op[TABLE] + at)
+                            ready += 1
+                    count = 0
+                    for t in range(k):
+                        tap = taps[op[ROW_TAPS] + row * k + t]
+                        if tap >= 0:
+                            frame[ROW_LIST + count] = (
+                                scratch + (tap % ring) * row_size if by_row else plane + tap * row_size
+                            )
+                            count += 1
+                    summed = frame[ROW_LIST] if count > 0 else POWERS * L
+                    if count != 1 or left + right > 0:
+                        for x in range(0, row_size, L):
+                            s = load(m, summed + x)
+                            for t in range(1, count):
+                                s = s + load(m, frame[ROW_LIST + t] + x)
+                            store(m, line + x, s)
+                        summed = line
+                    for c in range(n):
+                        if low <= c < high:
+                            at = summed + start + c * stride
+                            s = load(m, at)
+                            for t in range(1, op[COL_K]):
+                                s = s + load(m, at + t * step)
+                        else:
+                            s = zero
+                            for t in range(taps[op[COL_TAPS] + c], taps[op[COL_TAPS] + c + 1]):
+                                s = s + load(m, summed + taps[op[COL_TAPS] + n + 1 + t] * L)
+                        write(m, to, s, how, keep, scale, bias)
+                        to += L
+
+    return run
 
 
 def pointwise(w: Any) -> None:
@@ -189,7 +204,7 @@ def relu_map(w: Any) -> None:
 
 
 def relu_total(w: Any) -> None:
-    """The ReLU of a map, summed over all of it: what a pool to one location takes of a sheet."""
+    """The ReLU of a map of one plane, summed over all of it: what a pool to one location takes of a sheet."""
     m, op, numbers, frame, L = w.m, w.op, w.numbers, w.frame, lanes(w.m)
     one, zero = constant(m, 1.0), constant(m, 0.0)
     keep, scale, bias = constant(m, numbers[KEEP]), constant(m, numbers[SCALE]), constant(m, numbers[BIAS])

@@ -14,8 +14,9 @@ from numba import types
 from numba.extending import intrinsic
 
 from ..compiling import inlined
-from ..plan import ACT, C0, NO_ACT, ROW_CALL, TABLE_ROW, kept_rows
-from ..simd import Vec, constant_of, lanes, load, store
+from ..plan import ACT, C0, NO_ACT, RELU, ROW_CALL, TABLE_ROW, TABLE_SIZE, kept_rows
+from ..rows.elementary import relu_value
+from ..simd import Vec, constant, constant_of, lanes, load, store
 from ..work import call_row, entry_product
 
 
@@ -26,6 +27,16 @@ def relu_entries(w: Any, own_at: int, at: int, size: int) -> Any:
 
 
 @inlined
+def relu_row(w: Any, src: int, dst: int, own_at: int, at: int) -> None:
+    """The ReLU of a row of a map, without a call, which on sheets is often longer than the row."""
+    m, L, size = w.m, lanes(w.m), w.op[TABLE_SIZE]
+    one = constant(m, 1.0)
+    for c in range(w.op[C0]):
+        p, q = relu_entries(w, own_at + c, at + c, size)
+        store(m, dst + c * L, relu_value(load(m, src + c * L), p, q, one))
+
+
+@inlined
 def ready_row(w: Any, r: int, src: int, fresh: int, own_at: int, entry: int) -> int:
     """Where row r of f(map) is: made in `fresh`, or the map's own where there is no f."""
     n = w.op[C0]
@@ -33,7 +44,10 @@ def ready_row(w: Any, r: int, src: int, fresh: int, own_at: int, entry: int) -> 
     if w.op[ACT] == NO_ACT:
         return row  # type: ignore[no-any-return]
     at = entry + r * w.op[TABLE_ROW]
-    call_row(w.op[ROW_CALL], w, row, fresh, n, own_at + at, at)
+    if w.op[ACT] == RELU:
+        relu_row(w, row, fresh, own_at + at, at)
+    else:
+        call_row(w.op[ROW_CALL], w, row, fresh, n, own_at + at, at)
     return fresh
 
 

@@ -16,13 +16,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from cnngp.common.devices import EngineError, require_card
 from cnngp.common.tiles import Grid, Tell, Tile, share
 from cnngp.kernel.program.steps import Back, Reverse
 from cnngp.kernel.series.packed import SeriesTables
 
 from ...base import Advance
 from ...weights import Gradient, finished, prepared
-from ..engine import EngineError, require
 from ..tiles import MEMORY_SHARE
 from .card import GradientCard
 from .source import GradientSource, generate
@@ -44,9 +44,7 @@ class CudaGradient:
     def __init__(
         self, reverse: Reverse, dtype: str, devices: Sequence[int] | None = None, tile: int | None = None
     ) -> None:
-        require()
-        import cupy
-
+        cupy = require_card()
         self.reverse, self.dtype = reverse, np.dtype(dtype)
         self.series = SeriesTables(reverse.program, self.dtype)
         self._tile = tile

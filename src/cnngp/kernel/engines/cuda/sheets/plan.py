@@ -265,8 +265,8 @@ def _with_shifts(
             wanted = frozenset(d[axis] for d in end.wanted)
             known = strides[axis]
             shifts = None if known is None else _shifts(piece, axis, wanted, known)
-            if shifts is None and len(pieces) == 1:
-                shifts = _shrinking(piece, axis, wanted)
+            if shifts is None and known is not None and len(pieces) == 1:
+                shifts = _shrinking(piece, axis, wanted, known)
             if shifts is None:
                 return None
             axes.append(shifts)
@@ -310,15 +310,22 @@ def _shifts(piece: Registers, axis: int, wanted: frozenset[int], strides: dict[A
     return Shifts(size, at, tuple(members))
 
 
-def _shrinking(piece: Registers, axis: int, wanted: frozenset[int]) -> Shifts | None:
-    """The items where sums of whole windows, which move by one, make maps smaller than the first."""
+def _shrinking(piece: Registers, axis: int, wanted: frozenset[int], strides: dict[AxisSum, int]) -> Shifts | None:
+    """The items where sums of whole windows, which move by one, make maps smaller than the first.
+
+    So small a map as three places looks the same with a stride of two and padding, which multiplies displacements.
+    """
     size, period = piece.ends[0].shape[1 + axis], piece.starts[0].shape[1 + axis]
     at = {period}
     for step in piece.steps:
         n, out = step.op.shape[1 + axis], step.op.out_shape[1 + axis]
         sums = None if step.op.sums is None else step.op.sums[1 + axis]
         at |= {n, out}
-        if sums is None or sums.is_identity or n == out == period:
+        if sums is None or sums.is_identity:
+            continue
+        if out > 1 and strides.get(sums) != 1:
+            return None
+        if n == out == period:
             continue
         if sums.offsets(1) != tuple(range(n - out + 1)):
             return None

@@ -1,0 +1,65 @@
+"""Points that are left out together: copies of one image, pictures of one film or of one patient.
+
+What the points outside of a group g say of its targets follows from the block of K⁻¹ that belongs to the group:
+
+    mean y_g − [K⁻¹]_gg⁻¹ α_g,    covariance [K⁻¹]_gg⁻¹
+
+which for a group of one is the usual leave-one-out. Groups of one size are done at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .checks import MatrixError
+from .linalg import Array, Factor, namespace
+
+_COLUMNS = 512  # of L⁻¹, that are held at a time
+
+
+def check_groups(groups: Any, n: int) -> NDArray[np.intp]:
+    """The number of each point's group, from whatever names the groups."""
+    names = np.asarray(groups)
+    if names.shape != (n,) or (names.dtype.kind == "f" and not np.isfinite(names).all()):
+        raise MatrixError(f"groups has shape {names.shape}; expected {n} names or numbers, one for each image")
+    try:
+        found, codes = np.unique(names, return_inverse=True)
+    except TypeError:
+        raise MatrixError("groups holds names that cannot be compared; expected all numbers or all text") from None
+    if len(found) < 2:
+        raise MatrixError("groups puts all images together, so that none is left to predict them; give at least two")
+    return np.asarray(codes, np.intp)
+
+
+def of_one_size(groups: NDArray[np.intp]) -> Iterator[NDArray[np.intp]]:
+    """The points of all groups of a size, (groups, size), for each size."""
+    sizes = np.bincount(groups)
+    by_group = np.split(np.argsort(groups, kind="stable"), np.cumsum(sizes)[:-1])
+    for size in np.unique(sizes[sizes > 0]):
+        yield np.stack([by_group[g] for g in np.flatnonzero(sizes == size)])
+
+
+def left_out(blocks: Array, alpha: Array) -> tuple[Array, Array]:
+    """Deviations y − mean (groups, size, outputs) and variances (groups, size), from blocks of K⁻¹ and their α."""
+    inverse = namespace(blocks).linalg.inv(blocks)
+    return inverse @ alpha, inverse.diagonal(axis1=1, axis2=2)
+
+
+def leave_groups_out(factor: Factor, groups: NDArray[np.intp], alpha: Array) -> tuple[Array, Array]:
+    """The same of every point, (N, outputs) and (N,), a few columns of L⁻¹ at a time."""
+    xp, n = namespace(alpha), len(factor)
+    deviations, variances = xp.empty_like(alpha), xp.empty(n)
+    for members in of_one_size(groups):
+        count, size = members.shape
+        step = max(1, _COLUMNS // size)
+        for first in range(0, count, step):
+            at = xp.asarray(members[first : first + step])
+            columns = xp.zeros((n, at.size))
+            columns[at.ravel(), xp.arange(at.size)] = 1.0
+            V = factor.solve_lower(columns).T.reshape(*at.shape, n)
+            deviations[at], variances[at] = left_out(V @ V.transpose(0, 2, 1), alpha[at])
+    return deviations, variances
