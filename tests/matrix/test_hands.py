@@ -97,6 +97,31 @@ def test_work_that_kills_every_worker_is_blamed() -> None:
     assert not hands.again
 
 
+@pytest.mark.parametrize("death", [TimeoutError(), None])
+def test_a_worker_that_dies_with_its_results_is_reported_once(
+    death: TimeoutError | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also where it had nothing else in hand, so that no later look at the workers would tell of it."""
+    client = Client({"tcp://a": {}, "tcp://b": {}})
+    hands = hands_of(client)
+    for item in (1, 2):
+        client.outcomes.put(Future("cancelled") if death is None else Future("finished", death))
+        hands.give(Task(item), "tcp://b", len, item)
+    del client.about["tcp://b"]
+    assert hands.ended() == []
+    assert [task.item for task in hands.again] == [1, 2]
+    assert caplog.messages == ["worker tcp://b is gone; others do its work"]
+
+
+def test_a_result_that_does_not_come_from_a_worker_that_is_there_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+    client = Client()
+    hands = hands_of(client)
+    client.outcomes.put(Future("finished", TimeoutError()))
+    hands.give(Task(1), "tcp://a", len, 1)
+    assert hands.ended() == []
+    assert caplog.messages == ["worker tcp://a does not hand over a result; others do its work"]
+
+
 def test_results_and_errors_come_back() -> None:
     client = Client()
     hands = hands_of(client)

@@ -60,6 +60,7 @@ class Hands:
         self._ended: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._over: list[tuple[Task, Outcome]] = []
         self._workers: list[str] = []
+        self._dead: set[str] = set()
         self._looked = -LOOK_SECONDS
         self._sent: Any = None
         self._unsent = 0
@@ -128,6 +129,7 @@ class Hands:
                 result = future.result(timeout=ANSWER_SECONDS)
             except (TimeoutError, CancelledError):  # its worker has died with the result
                 future.cancel()
+                self._say_dead(task.worker)
                 self._died(task)
             else:
                 self._over.append((task, partial(_give, result)))
@@ -140,6 +142,7 @@ class Hands:
         self._check_scheduler()
         if future.status == "cancelled":
             self._sent = None  # the data may be gone, and the client may not have heard of it
+        self._say_dead(task.worker)
         self._died(task)
 
     def _take_from_the_lost(self, at_work: set[str]) -> None:
@@ -147,8 +150,7 @@ class Hands:
         lost = [(future, task) for future, task in self.running.items() if task.worker not in at_work]
         states = {task.worker: self.roster.state(task.worker) for _, task in lost}
         for worker, state in states.items():
-            if worker not in self.roster.refused:
-                log.warning("worker %s %s; others do its work", worker, state or "is gone")
+            self._say_lost(worker, state or "is gone")
         for future, task in lost:
             del self.running[future]
             future.cancel()
@@ -156,6 +158,20 @@ class Hands:
                 self._give_again(task)
             else:
                 self._died(task)
+
+    def _say_dead(self, worker: str) -> None:
+        """Of a worker whose result did not come. It may have had nothing else in hand, so nobody would look for it."""
+        self.roster.there()
+        state = self.roster.state(worker)
+        self._say_lost(worker, "is gone" if state is None else state or "does not hand over a result")
+
+    def _say_lost(self, worker: str, why: str) -> None:
+        """Once for each worker that is gone, although both of its tasks and a look at the roster may tell of it."""
+        if worker in self.roster.refused or worker in self._dead:
+            return
+        if self.roster.state(worker) is None:
+            self._dead.add(worker)
+        log.warning("worker %s %s; others do its work", worker, why)
 
     def _died(self, task: Task) -> None:
         task.deaths += 1
