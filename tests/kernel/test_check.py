@@ -384,17 +384,31 @@ def test_slow_references_are_asked_about_a_part_of_the_image() -> None:
     assert verdict is not None
     assert verdict.crop == (4, 4)
     assert "on two images, cropped to 4 × 4, where rounding explains 1e-06" in str(verdict)
+    long = Kernel(tanh, device="cpu").verify(np.random.default_rng(0).random((3, 1, 3, 400)))
+    assert long is not None
+    assert long.crop == (3, 6)  # of its longer side alone
     exact_size = Sequential(Conv(3), Elementwise("tanh"), Conv(28, padding="valid"))
     verdict = Kernel(exact_size, device="cpu").verify(np.random.default_rng(0).random((3, 1, 28, 28)))
     assert verdict == verdicts.Verdict(None, 1e-6)
     assert str(verdict) == "not compared: the float64 reference would take too long on this network"
 
 
+@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 30, 40), (3, 48, 64), (3, 64, 64)])
+@pytest.mark.parametrize("size", ["small", "medium", "large"])
+def test_the_networks_for_pictures_are_compared(size: Any, shape: tuple[int, ...]) -> None:
+    """On a part of the picture that is as small as the network allows, which is not always a half or a quarter."""
+    net = zoo.pooled_cnn(size, zoo.halvings_for(min(shape[1:])))
+    part = check._affordable(lower(net, shape))
+    assert part is not None
+    net.shapes(part)
+    assert min(part[1:]) >= 16
+
+
 @pytest.mark.parametrize(
     ("net", "shape", "crop"),
     [
         # The reference begins with the covariance of every two pixels: 20 GB of them, whatever the stride makes of it.
-        (Sequential(Conv(16, stride=16), ReLU(), GlobalAvgPool(), Dense()), (3, 224, 224), (28, 28)),
+        (Sequential(Conv(16, stride=16), ReLU(), GlobalAvgPool(), Dense()), (3, 224, 224), (33, 33)),
         # Zeros around an image need no memory, though there would be 26³ · 26³ of them here.
         (Sequential(Conv(11, stride=5, padding=9), ReLU(), GlobalAvgPool(), Dense()), (1, 8, 8, 8), None),
         (Sequential(ConvTranspose(15, padding=9), ReLU(), GlobalAvgPool(), Dense()), (1, 6, 6, 6), None),

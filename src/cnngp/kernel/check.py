@@ -19,6 +19,7 @@ too.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -52,7 +53,9 @@ Array = NDArray[np.float64]
 FAR = 100.0
 """How many times further off than the bound is wrong."""
 SECONDS = 0.25
-"""What the reference may take, by the rough costs below."""
+"""What the reference may take, by the rough costs below, …"""
+MOST_SECONDS = 2.0
+"""… and where the network does not fit into so small a part of the images."""
 LOOKED_AT = 64
 """Of this many images the two with the most to show are taken."""
 
@@ -240,20 +243,43 @@ def is_affordable(network: Network, shape: tuple[int, ...], kind: Kind = "nngp")
 
 
 def _affordable(program: Program) -> tuple[int, ...] | None:
-    """The largest part of an image, halved and halved again, that fits the network and the reference's time."""
-    spatial = program.spatial
-    while (seconds := _seconds(program)) > SECONDS:
-        if max(spatial, default=1) == 1:
-            return None
-        # Under pools the work falls with the square of the number of locations, and elsewhere less. What is left out
-        # would be too large as well, and lowering it would take longer than the reference may.
-        halvings = max(1, int(math.log2(seconds / SECONDS) / (2 * len(spatial))))
-        spatial = tuple(-(-n // 2**halvings) for n in spatial)
+    """A part of an image, as large as the reference's time allows, or if the network needs more, as little as it needs.
+
+    None where that would take far too long.
+    """
+    whole, wanted = _seconds(program), SECONDS
+    if whole <= wanted:
+        return (program.channels, *program.spatial)
+    if not program.spatial:
+        return None
+    side, allowed = (_side_within(program, seconds / whole) for seconds in (wanted, MOST_SECONDS))
+    while side <= allowed:
         try:
-            program = lower(program.network, (program.channels, *spatial), program.kind)
-        except NetworkError:
-            return None  # too small for a filter, or another number of outputs
-    return (program.channels, *spatial)
+            part = lower(program.network, (program.channels, *_part(program, side)), program.kind)
+        except NetworkError:  # too small for a filter, or another number of outputs
+            side, wanted = side + 1, MOST_SECONDS
+            continue
+        seconds = _seconds(part)
+        if seconds <= wanted:
+            return (part.channels, *part.spatial)
+        if wanted == MOST_SECONDS or side == 1:
+            break
+        side = min(side - 1, _side_within(part, wanted / seconds))
+    return None
+
+
+def _side_within(program: Program, share: float) -> int:
+    """The side of a part with at most this share of the work, which falls no faster than under pools: with the square
+    of the number of locations. Whoever tries parts from there on down lowers none that is far too large.
+    """
+    locations = math.sqrt(min(share, 1.0)) * math.prod(program.spatial)
+    sides = range(1, max(program.spatial) + 1)
+    return max(1, bisect_right(sides, locations, key=lambda side: math.prod(_part(program, side))))
+
+
+def _part(program: Program, side: int) -> tuple[int, ...]:
+    """The size of an image with its longer sides cut to this one."""
+    return tuple(min(n, side) for n in program.spatial)
 
 
 # Seconds on a core of today: of NumPy on an element in a formula, in a sum and in a new map, and of starting one; of an
