@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cnngp import GPClassifier, GPRegressor, augmentation, datasets
+from cnngp import GPClassifier, GPRegressor, Learning, augmentation, datasets
 from cnngp.common.arrays import DataError
 
 DATA = datasets.digits().take(80, 300)
@@ -63,10 +63,50 @@ def test_classes_of_one_group_each_are_fitted_without_noise():
     assert clf.gp_.noise == 0.0
 
 
-@pytest.mark.parametrize("options", [{"inducing": 20, "noise": 0}, {"learn": "loo"}, {"solver": "cg", "noise": 0.1}])
-def test_models_that_leave_images_out_one_by_one_refuse_groups(options):
-    with pytest.raises(DataError, match=r"leaves? images out one by one; fit without groups="):
+def test_solvers_that_leave_images_out_one_by_one_refuse_groups_and_warn_of_copies():
+    options = {"solver": "cg", "noise": 0.1}
+    with pytest.raises(DataError, match=r"'cg' leaves images out one by one; fit without groups="):
         classifier(**options).fit(X5[:], Y5, groups=X5.groups)
+    with pytest.warns(
+        UserWarning, match=r"the other copies of an image stay, so that leave-one-out errors are too small"
+    ):
+        classifier(**options).fit(X5, Y5)
+
+
+def test_learning_sees_one_image_of_each_group():
+    learning = Learning("loo", images=400, starts=1, steps=3)
+    copies, once = (classifier(learn=learning, noise=None).fit(X, y) for X, y in ((X5, Y5), (DATA.X, DATA.y)))
+    assert copies.network_ == once.network_
+    assert copies.learned_.after == once.learned_.after
+    with pytest.raises(DataError, match="one image of each group, and 10 groups are too few to learn from"):
+        classifier(learn=learning, noise=None).fit(DATA.X, DATA.y, groups=np.arange(80) % 10)
+
+
+MANY = datasets.digits().take(400, 500)
+
+
+def test_inducing_images_leave_an_image_out_with_its_copies(tmp_path: Path):
+    """The error is that of new images and their copies; a fit of the copies as if they were images is too hopeful."""
+    copies, y = augmentation.warped(MANY.X, MANY.y, turn=6, wider=1.1)
+    honest, naive = (classifier(inducing=100, noise=0).fit(X, y) for X in (copies, copies[:]))
+    unseen, y_unseen = augmentation.warped(MANY.X_test, MANY.y_test, turn=6, wider=1.1)
+    error = 1.0 - honest.score(unseen, y_unseen)
+    # Copies of one image are right or wrong together.
+    uncertainty = 2.0 * np.sqrt(error * (1.0 - error) * (5.0 / len(honest.loo_rows_) + 1.0 / 500.0))
+    assert abs(honest.loo_error_ - error) < 0.003 + uncertainty
+    assert naive.loo_error_ < 0.5 * error
+    assert (np.bincount(copies.groups[honest.loo_rows_]) % 5 == 0).all()  # whole groups alone
+    assert not np.isin(copies.groups[honest.inducing_rows_], copies.groups[honest.loo_rows_]).any()
+    honest.save(tmp_path / "m.gp")
+    assert GPClassifier.load(tmp_path / "m.gp", device="cpu").loo_error_ == honest.loo_error_
+
+
+def test_groups_larger_than_the_sample_are_refused(monkeypatch):
+    monkeypatch.setattr("cnngp.estimators.inducing_fit.SAMPLE", 100)
+    with pytest.raises(
+        DataError, match="the smallest of the groups has 200 images, and inducing= leaves at most 100 out"
+    ):
+        classifier(inducing=50, noise=0).fit(MANY.X, MANY.y, groups=np.arange(400) % 2)
 
 
 def test_wrong_groups_are_refused_before_any_kernel(monkeypatch):

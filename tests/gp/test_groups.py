@@ -87,6 +87,16 @@ def test_every_point_is_in_one_group():
         assert (codes[m] == codes[m][:, :1]).all()
 
 
+def test_groups_are_drawn_whole():
+    codes = np.repeat(np.arange(6), [1, 2, 3, 4, 5, 9])
+    for seed in range(20):
+        rows = grouping.whole_groups(codes, 10, np.random.default_rng(seed))
+        assert 5 <= len(rows) <= 10
+        for g in np.unique(codes[rows]):
+            assert (codes[rows] == g).sum() == (codes == g).sum()
+    np.testing.assert_array_equal(grouping.whole_groups(np.repeat([0, 2], [4, 3]), 2, RNG), [4, 5, 6])
+
+
 @pytest.mark.parametrize(
     ("groups", "message"),
     [

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from scipy.stats import multivariate_normal
 
+from cnngp.gp import inducing_left_out
 from cnngp.gp.checks import MatrixError
 from cnngp.gp.exact import ExactGP
 from cnngp.gp.inducing import InducingGP
@@ -97,6 +98,55 @@ def test_leaving_out_an_inducing_point_leaves_out_its_function() -> None:
         np.testing.assert_allclose(variance[i], gp.variance(k, np.ones(1))[0] + AMPLITUDE * NOISE, rtol=1e-7)
         assert np.abs(mean[i] - plain[i]).max() > 1e-4
     np.testing.assert_allclose(mean[1], plain[1], atol=1e-12)
+
+
+# Groups with none and several inducing points (every fourth point is one), and points by themselves.
+TOGETHER = np.arange(60)
+for size, step, first in ((2, 2, 1), (2, 2, 5), (3, 2, 8), (3, 2, 9), (5, 2, 20), (9, 1, 40)):
+    TOGETHER[first : first + step * size : step] = first
+
+
+@pytest.mark.parametrize("discount", [0.0, 8.0])
+@pytest.mark.parametrize("pieces", [512, 4])
+def test_leaving_out_a_group_is_refitting_without_it(
+    discount: float, pieces: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its inducing points leave with it; the weights of the other points, which are judged by all, stay."""
+    monkeypatch.setattr(inducing_left_out, "_POINTS", pieces)
+    own = np.where(np.isin(np.arange(60), M), np.searchsorted(M, np.arange(60)), -1)
+    gp = model(noise=NOISE, amplitude=AMPLITUDE, own=own, groups=TOGETHER, discounts=(discount,))
+    mean, variance = gp.leave_one_out()
+    unknown = 1.0 - (rbf(X, X[M]) @ np.linalg.inv(rbf(X[M], X[M])) * rbf(X, X[M])).sum(1)
+    omega = 1.0 / (1.0 + discount * unknown)
+    counted = set()
+    for name in np.unique(TOGETHER):
+        group = np.flatnonzero(name == TOGETHER)
+        rest, others = np.setdiff1d(np.arange(60), group), np.setdiff1d(M, group)
+        counted.add((len(group), len(M) - len(others)))
+        L = np.linalg.cholesky(rbf(X[others], X[others]))
+        Phi, new = (np.linalg.solve(L, rbf(X[others], X[rows])) for rows in (rest, group))
+        A = (Phi * omega[rest]) @ Phi.T + NOISE * np.eye(len(others))
+        np.testing.assert_allclose(mean[group], new.T @ np.linalg.solve(A, (Phi * omega[rest]) @ Y[rest]), atol=1e-7)
+        spread = 1.0 - (new**2).sum(0) + NOISE * (1.0 + (new * np.linalg.solve(A, new)).sum(0))
+        np.testing.assert_allclose(variance[group], AMPLITUDE * spread, rtol=1e-6)
+    assert {(1, 0), (1, 1), (2, 0), (3, 2), (3, 0), (5, 3), (9, 3)} == counted
+
+
+def test_groups_of_one_are_no_groups() -> None:
+    for ours, theirs in zip(
+        model(noise="loo", groups=np.arange(60)).leave_one_out(), model(noise="loo").leave_one_out(), strict=True
+    ):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_files_keep_groups() -> None:
+    gp = model(noise=NOISE, groups=TOGETHER)
+    again = InducingGP.restored(*gp.state("float64"), np)
+    for ours, theirs in zip(again.leave_one_out(), gp.leave_one_out(), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-12)
+    numbers, arrays = gp.state("float64")
+    with pytest.raises(MatrixError, match=r"groups of \(59,\) points for a sample of \(60,\)"):
+        InducingGP.restored(numbers, arrays | {"loo_groups": TOGETHER[1:]}, np)
 
 
 def test_small_eigenvalues_survive() -> None:

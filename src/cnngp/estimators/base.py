@@ -54,6 +54,8 @@ _CHUNK = 1 << 23
 # Times the largest variance: noise beyond it means that leave-one-out found nothing in the labels.
 _ONLY_NOISE = 1e3
 _ONLY_EXACT = "image_noise needs the exact model: fit without inducing= and with solver='cholesky'"
+# Of groups of images, of which learn= takes one image each.
+_FEWEST_GROUPS = 20
 
 
 class GPEstimator(PreparingEstimator):
@@ -65,14 +67,12 @@ class GPEstimator(PreparingEstimator):
         K = None if K is None else as_kernel_matrix(K)
         image_noise = None if image_noise is None else as_image_noise(image_noise, len(Y))
         groups = together.checked(len(Y))
-        if self.inducing is not None or as_learning(self.learn) is not None:
-            together.refused("inducing= and learn= leave images out one by one")
         images = self._choose_preparation(images, Y, K is not None, groups)
-        noise = self._learn(images, Y, image_noise)
+        noise = self._learn(images, Y, image_noise, groups)
         if self.inducing is not None:
             if image_noise is not None:
                 raise DataError(_ONLY_EXACT)
-            self._fit_inducing(images, Y)
+            self._fit_inducing(images, Y, groups)
             return
         device: ActualDevice = "cpu" if self.kernel_ is None else self.kernel_.device
         entry = 8 if self.kernel_ is None else np.dtype(self.kernel_.dtype).itemsize
@@ -82,7 +82,7 @@ class GPEstimator(PreparingEstimator):
             noise = "loo"  # part of the choice, as the network is
             choose_solver("cholesky", len(Y), K, stored, entry, noise, device)
         if method != "cholesky":
-            together.refused(f"solver={method!r} leaves images out one by one")
+            together.not_used(f"solver={method!r} leaves images out one by one")
             groups = None
         if noise == "loo" and self._no_label_twice(Y, groups):
             noise = 0.0
@@ -152,7 +152,7 @@ class GPEstimator(PreparingEstimator):
         )
         self._after_fit()
 
-    def _learn(self, images: Any, Y: NDArray[np.float64], image_noise: Any) -> Noise:
+    def _learn(self, images: Any, Y: NDArray[np.float64], image_noise: Any, groups: Array | None) -> Noise:
         """Learn the network's variances where that was asked for; the noise that the fit is to have."""
         self.learned_ = None
         asked = as_learning(self.learn)
@@ -161,13 +161,18 @@ class GPEstimator(PreparingEstimator):
             return noise
         if image_noise is not None:
             raise DataError("learn= finds one noise for all images; fit without image_noise, or without learn")
-        if asked.rule == "loo" and self._no_label_twice(Y, None):
+        if asked.rule == "loo" and self._no_label_twice(Y, groups):
             raise DataError(
                 "learn='loo' judges an image by others of its class, and no class has two images; use 'likelihood'"
             )
         held = TrainingImages(images, self.kernel_)
         seed = self._seed()
-        rows = balanced(Y, asked.images, seed)
+        rows = balanced(Y, asked.images, seed, groups)
+        if groups is not None and len(rows) < _FEWEST_GROUPS:
+            raise DataError(
+                f"learn= takes one image of each group, and {len(rows)} groups are too few to learn from (at least "
+                f"{_FEWEST_GROUPS}); fit without learn="
+            )
         X, targets = held.at(rows), Y[rows]
         # On the CPU: a card would compile the kernel of each network of the search anew.
         kernel = Kernel(self.network_, "cpu", self.kernel_.dtype, self.kernel_.threads)
@@ -179,7 +184,7 @@ class GPEstimator(PreparingEstimator):
             return noise
         return self.learned_.noise_of(float(self.kernel_.diag(CheckedImages(images)).mean()))
 
-    def _fit_inducing(self, X: Any, Y: NDArray[np.float64]) -> None:
+    def _fit_inducing(self, X: Any, Y: NDArray[np.float64], groups: Array | None) -> None:
         images = TrainingImages(X, self.kernel_)
         asked = asked_for(images, self._prepared_inducing())
         compiling = 0.0 if self.store is not None else self.kernel_.prepare(images.at(slice(0, 2)))
@@ -194,6 +199,7 @@ class GPEstimator(PreparingEstimator):
             wrong=self._wrong,
             seed=self._seed(),
             store=self.store,
+            groups=groups,
         )
         begun = time.perf_counter()
         self.originals_ = self._originals_of_inducing()

@@ -9,8 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cnngp.common import memory
+from cnngp.common.arrays import DataError
 from cnngp.common.progress import progress_bar
 from cnngp.gp.exact import Amplitude, Noise
+from cnngp.gp.groups import whole_groups
 from cnngp.gp.inducing import SAMPLE, InducingGP, Part
 from cnngp.gp.linalg import blocks
 
@@ -35,19 +37,20 @@ def fit_with_pilot(
     wrong: Wrong | None,
     seed: int | None,
     store: Any,
+    groups: NDArray[np.intp] | None,
     **options: Any,
 ) -> tuple[InducingGP, Array, NDArray[np.intp], Pilot | None]:
     """What `fit_inducing` gives, and how it compares with the exact process on a few of the images."""
 
     def fit(
-        images: TrainingImages, Y: NDArray[np.float64], asked: int | Chosen
+        images: TrainingImages, Y: NDArray[np.float64], asked: int | Chosen, groups: NDArray[np.intp] | None
     ) -> tuple[InducingGP, Array, NDArray[np.intp]]:
-        return fit_inducing(images, Y, asked, noise=noise, seed=seed, store=store, **options)
+        return fit_inducing(images, Y, asked, noise=noise, seed=seed, store=store, groups=groups, **options)
 
-    model = fit(images, Y, asked)
+    model = fit(images, Y, asked, groups)
     if wrong is None:
         return *model, None
-    return *model, pilot(images, Y, asked, fit, wrong, noise=noise, seed=seed, store=store)
+    return *model, pilot(images, Y, asked, fit, wrong, noise=noise, seed=seed, store=store, groups=groups)
 
 
 def fit_inducing(
@@ -60,6 +63,7 @@ def fit_inducing(
     loss: Callable[[Any, Any], float] | None,
     seed: int | None,
     store: Any,
+    groups: NDArray[np.intp] | None,
 ) -> tuple[InducingGP, Array, NDArray[np.intp]]:
     """The model, its inducing images, those that were `asked_for`, and their rows among the training images if they
     are some of these."""
@@ -67,7 +71,8 @@ def fit_inducing(
     m = asked if isinstance(asked, int) else len(asked.Z)
     share = min(max(n // _SHARE, _FEWEST), SAMPLE)
     reserves = isinstance(asked, int) and 2 * share <= n - m
-    sample = np.sort(np.random.default_rng(seed).choice(n, share if reserves else min(n, SAMPLE), replace=False))
+    sample = _sample(n, share if reserves else min(n, SAMPLE), groups, np.random.default_rng(seed))
+    reserves = reserves and 2 * len(sample) <= n - m
     need = 8 * m * ((1 + len(_DISCOUNTS)) * m + 4 * min(images.block(m), n) + 4 * len(sample))
     need += np.dtype(images.kernel.dtype).itemsize * m * m
     least = images.bytes_of_candidate(m) * min(2 * m, n) if isinstance(asked, int) else 0
@@ -89,9 +94,23 @@ def fit_inducing(
         amplitude=amplitude,
         discounts=_DISCOUNTS,
         own=choice.numbers(sample),
+        groups=None if groups is None else groups[sample],
         loss=loss,
     )
     return gp, choice.Z, choice.rows
+
+
+def _sample(n: int, size: int, groups: NDArray[np.intp] | None, rng: np.random.Generator) -> NDArray[np.intp]:
+    """Rows of the images that leave-one-out predicts, sorted; of a group all or none."""
+    if groups is None:
+        return np.sort(rng.choice(n, size, replace=False))
+    rows = whole_groups(groups, size, rng)
+    if len(rows) > SAMPLE:
+        raise DataError(
+            f"the smallest of the groups has {len(rows):,} images, and inducing= leaves at most {SAMPLE:,} out "
+            "together; give smaller groups, or fit the exact model without inducing="
+        )
+    return rows
 
 
 def kernel_parts(

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from cnngp.common.arrays import to_numpy
 from cnngp.gp.exact import ExactGP, Noise
+from cnngp.gp.groups import one_of_each, whole_groups
 from cnngp.gp.inducing import InducingGP
 from cnngp.gp.noise import chosen_noise
 
@@ -27,7 +28,8 @@ from .inducing_images import Chosen, TrainingImages, columns_of, rows_of
 
 Wrong = Callable[[NDArray[np.float64], NDArray[np.float64]], NDArray[np.bool_]]
 """Means and targets (M, outputs) → which of the M images are classified wrongly."""
-Fit = Callable[[TrainingImages, NDArray[np.float64], "int | Chosen"], tuple[InducingGP, Any, NDArray[np.intp]]]
+Groups = NDArray[np.intp] | None
+Fit = Callable[[TrainingImages, NDArray[np.float64], "int | Chosen", Groups], tuple[InducingGP, Any, NDArray[np.intp]]]
 
 # The images of the small fits: m, but between so many, and never more than half of all.
 _FITTED = (2_000, 10_000)
@@ -72,16 +74,23 @@ def pilot(
     noise: Noise,
     seed: int | None,
     store: Any,
+    groups: Groups = None,
 ) -> Pilot | None:
-    """Both models on some of the images; None where there are too few, or the inducing images are not some of them."""
+    """Both models on some of the images; None where there are too few, or the inducing images are not some of them.
+
+    Images of one of the `groups` are not divided: those that are predicted belong to others than those that are fitted.
+    """
     n = len(images)
     m = asked if isinstance(asked, int) else len(asked.rows)
     size = min(_between(m, _FITTED), n // 2)
     tried = min(_between(int(0.15 * n), _TRIED), int(0.3 * n))
     if not 0 < m < n or min(size, tried) < _FEWEST:
         return None
-    drawn = np.random.default_rng(None if seed is None else [seed, n, m]).choice(n, size + tried, replace=False)
-    few, unseen = np.sort(drawn[:size]), np.sort(drawn[size:])
+    few, unseen = _divided(n, size, tried, groups, np.random.default_rng(None if seed is None else [seed, n, m]))
+    size, tried = len(few), len(unseen)
+    if min(size, tried) < _FEWEST:
+        return None
+    together = None if groups is None else groups[few]
     part, X = TrainingImages(images.at(few), images.kernel), images.at(unseen)
     few_inducing = max(round(size * m / n), 1)
     # Given rows are no better than any others, for all that is known.
@@ -89,13 +98,14 @@ def pilot(
     K_few, K_unseen = (columns_of(part, Z, part.X, store, rows) for Z, rows in ((part.X, few), (X, unseen)))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the small fits, whose matrices nobody sees
-        gp, _, rows = fit(part, Y[few], same)
+        gp, _, rows = fit(part, Y[few], same, together)
         K = rows_of(images.xp, [K_few], slice(0, size)).astype(images.xp.float64)
         diagonal = images.xp.arange(size)
         K[diagonal, diagonal] = images.xp.asarray(images.kernel.diag(part.X))
         step = -(-size // _NOISE_FROM)
         rule = "loo" if noise == 0.0 else noise
-        chosen = chosen_noise(K[::step, ::step], images.xp.asarray(Y[few][::step]), rule, "ml")
+        few_groups = None if together is None else together[::step]
+        chosen = chosen_noise(K[::step, ::step], images.xp.asarray(Y[few][::step]), rule, "ml", groups=few_groups)
         exact = ExactGP(K, Y[few], noise=chosen, overwrite=True)
     block = rows_of(images.xp, [K_unseen], slice(0, tried))
     a, b = (
@@ -104,6 +114,19 @@ def pilot(
     )
     uncertainty = float((a - b).std()) / math.sqrt(tried)
     return Pilot(size, few_inducing, float(a.mean()), float(b.mean()), uncertainty)
+
+
+def _divided(
+    n: int, size: int, tried: int, groups: Groups, rng: np.random.Generator
+) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Rows to fit and rows to predict, sorted; with groups, one of each group that was not fitted."""
+    if groups is None:
+        drawn = rng.choice(n, size + tried, replace=False)
+        return np.sort(drawn[:size]), np.sort(drawn[size:])
+    few = whole_groups(groups, size, rng)
+    others = one_of_each(groups, n)
+    others = rng.permutation(others[~np.isin(groups[others], groups[few])])
+    return few, np.sort(others[:tried])
 
 
 def _between(number: int, bounds: tuple[int, int]) -> int:

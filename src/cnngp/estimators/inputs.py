@@ -204,10 +204,16 @@ class Together:
         """The number of each image's group."""
         return None if self.groups is None else check_groups(self.groups, n)
 
-    def refused(self, why: str) -> None:
-        """For models without a factor of all images; groups that only come with copies are not used there."""
+    def not_used(self, why: str) -> None:
+        """For models without a factor of all images: an error where groups were asked for, a warning for copies."""
         if self.asked:
-            raise DataError(f"{why}; fit without groups=, or the exact model: no inducing or learn, solver='cholesky'")
+            raise DataError(f"{why}; fit without groups=, or with solver='cholesky' or inducing=")
+        if self.groups is not None:
+            warnings.warn(
+                f"{why}, and the other copies of an image stay, so that leave-one-out errors are too small and "
+                "probabilities too sure; solver='cholesky' and inducing= leave an image out with all its copies",
+                stacklevel=4,
+            )
 
 
 def groups_of(X: Any, groups: Any) -> Together:

@@ -36,9 +36,7 @@ class PreparingEstimator(CheckedEstimator):
         self.originals_ = images
         if asked == "loo":
             held = TrainingImages(images, self.kernel_)
-            # One image of each group: of several, one would say what another is.
-            apart = np.arange(len(Y)) if groups is None else np.unique(groups, return_index=True)[1]
-            rows = np.sort(apart[balanced(Y[apart], JUDGED_ON, 0)])
+            rows = balanced(Y, JUDGED_ON, 0, groups)
             X, targets = held.at(rows), Y[rows]
             if self.choice_ is not None and self.budget is None and not given:
                 pairs = compared_pairs(len(Y), self.inducing)

@@ -43,6 +43,25 @@ def of_one_size(groups: NDArray[np.intp]) -> Iterator[NDArray[np.intp]]:
         yield np.stack([by_group[g] for g in np.flatnonzero(sizes == size)])
 
 
+def whole_groups(groups: NDArray[np.intp], most: int, rng: np.random.Generator) -> NDArray[np.intp]:
+    """Sorted points of groups that are drawn at random, none of them in part, `most` points at most; the points of the
+    smallest group where that alone is larger.
+    """
+    sizes = np.bincount(groups)
+    taken, room = np.zeros(len(sizes), bool), most
+    for g in rng.permutation(np.flatnonzero(sizes)):
+        if sizes[g] <= room:
+            taken[g], room = True, room - sizes[g]
+    if not taken.any():
+        taken[np.argmin(np.where(sizes > 0, sizes, len(groups) + 1))] = True
+    return np.flatnonzero(taken[groups])
+
+
+def one_of_each(groups: NDArray[np.intp] | None, n: int) -> NDArray[np.intp]:
+    """The first of the n points of each group; all of them where there are no groups."""
+    return np.arange(n) if groups is None else np.unique(groups, return_index=True)[1]
+
+
 def left_out(blocks: Array, alpha: Array) -> tuple[Array, Array]:
     """Deviations y − mean (groups, size, outputs) and variances (groups, size), from blocks of K⁻¹ and their α."""
     inverse = namespace(blocks).linalg.inv(blocks)

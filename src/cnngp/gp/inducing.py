@@ -29,6 +29,7 @@ from cnngp.common.arrays import to_numpy
 
 from .checks import MatrixError, check_amplitude, check_noise, check_targets, check_test, float64_buffer
 from .exact import Amplitude, Noise, posterior_samples, weighted_kernels
+from .inducing_left_out import LeftOut
 from .inducing_sums import Sums
 from .jitter import factorised, warn_of_jitter
 from .linalg import Array, Factor, NotPositiveDefinite, namespace
@@ -51,10 +52,11 @@ class InducingGP:
 
     `parts` gives (rows, K(rows, inducing), Y(rows), k(x, x)) for all N points, in order. `sample` are the points,
     sorted, that `leave_one_out` predicts; `own` says which of them are inducing points (their number, else −1), whose
-    own function is left out with them, as an image that was never seen has none. `noise` is a variance, "ml", or "loo"
-    or 0 for the one with the least leave-one-out `loss`, by default the squared error: m points do not interpolate N,
-    so without noise there is no model. Of several `discounts` the best is taken, by likelihood where the noise is "ml",
-    else by leave-one-out. The `amplitude` "ml" is that of the leave-one-out predictions.
+    own function is left out with them, as an image that was never seen has none; `groups` says which of them are left
+    out together, and a group that is in the sample is in it with all its training points. `noise` is a variance, "ml",
+    or "loo" or 0 for the one with the least leave-one-out `loss`, by default the squared error: m points do not
+    interpolate N, so without noise there is no model. Of several `discounts` the best is taken, by likelihood where the
+    noise is "ml", else by leave-one-out. The `amplitude` "ml" is that of the leave-one-out predictions.
 
     >>> import numpy as np
     >>> K, Y = np.array([[1.0, 0.5], [0.5, 1.0]]), np.array([[1.0], [-1.0]])
@@ -76,6 +78,7 @@ class InducingGP:
         amplitude: Amplitude = "ml",
         discounts: Sequence[float] = (0.0,),
         own: Any = None,
+        groups: Any = None,
         loss: Callable[[Any, Any], float] | None = None,
         overwrite: bool = False,
     ) -> None:
@@ -87,7 +90,7 @@ class InducingGP:
         if self.jitter:
             warn_of_jitter(self.basis, self.jitter, stacklevel=9)
         self.loo_rows = np.asarray(sample)
-        self._set_own(np.full(len(self.loo_rows), -1) if own is None else np.asarray(own))
+        self._without = LeftOut(self.basis, np.full(len(self.loo_rows), -1) if own is None else own, groups)
         self._kept: Array = None  # features of the sample, (m, sample)
         sums = [Sums(xp, len(self.basis), discount) for discount in discounts]
         self._accumulate(sums, parts)
@@ -280,7 +283,8 @@ class InducingGP:
             "n": self.n,
         }
         arrays = {"rhs": self._sums.rhs, "kept": self._kept, "kept_diagonal": self._diagonal}
-        arrays |= {"loo_rows": self.loo_rows, "loo_targets": self.loo_targets, "own": self._own}
+        arrays |= {"loo_rows": self.loo_rows, "loo_targets": self.loo_targets, "own": self._without.own}
+        arrays |= {} if self._without.groups is None else {"loo_groups": self._without.groups}
         # K_mm and B stand above the diagonals of the factors.
         arrays["K"] = files.packed(to_numpy(self.basis.A), to_numpy(self.basis.diagonal), dtype)
         arrays["B"] = files.packed(to_numpy(self.factor.A), to_numpy(self.factor.diagonal), "float64")
@@ -298,46 +302,17 @@ class InducingGP:
         sums.log_weights, sums.n = float(numbers.get("log_weights", 0.0)), int(numbers["n"])
         gp._kept = xp.asarray(arrays["kept"])
         gp._diagonal = xp.asarray(arrays["kept_diagonal"])
-        gp._set_own(arrays["own"])
+        gp._without = LeftOut(gp.basis, arrays["own"], arrays.get("loo_groups"))
         gp.loo_rows, gp.loo_targets = np.asarray(arrays["loo_rows"]), xp.asarray(arrays["loo_targets"])
         gp._condition()
         return gp
 
     # ---- leave-one-out and the noise -----------------------------------------------------------------------------
 
-    def _set_own(self, own: Any) -> None:
-        """g = L⁻¹e_i of the points of the sample that are inducing ones: (m, how many), None where there are none."""
-        xp = namespace(self.basis.A)
-        self._own, self._g = own, None
-        at = np.flatnonzero(own >= 0)
-        if len(at):
-            units = xp.zeros((len(self.basis), len(at)))
-            units[xp.asarray(own[at]), xp.arange(len(at))] = 1.0
-            self._own_at, self._g = xp.asarray(at), self.basis.solve_lower(units)
-
     def _left_out(self, sums: Sums, factor: Factor, w: Array) -> tuple[Array, Array]:
-        """Mean (y_i − residual_i/(1 − ω_i h_i)) and variance of y without amplitude, at the sample.
-
-        h_i = φᵀ(B + noise·I)⁻¹φ. Without the function of z_i, that is with β_i = 0:
-        f_i ← f_i − c β_i/S,  h_i ← h_i − c²/S,  φᵀφ ← φᵀφ − 1/gᵀg
-        with S = gᵀ(B + noise·I)⁻¹g, c = gᵀ(B + noise·I)⁻¹φ, β_i = gᵀw. The weights of the other points stay.
-        """
-        xp = namespace(w)
-        V = factor.solve_lower(self._kept)
-        f, h, known = self._kept.T @ w, (V * V).sum(0), (self._kept**2).sum(0)
-        if self._g is not None:
-            at, g = self._own_at, self._g
-            U = factor.solve_lower(g)
-            S, c = (U * U).sum(0), (U * V[:, at]).sum(0)
-            c_S = c / xp.where(S > 0.0, S, 1.0)
-            f[at] -= c_S[:, None] * (g.T @ w)
-            h[at] -= c * c_S
-            known[at] -= 1.0 / (g * g).sum(0)
+        """Mean and variance of y at the sample, without amplitude."""
         weights = sums.weights(self._unknown(self._kept, self._diagonal))
-        left = xp.maximum(1.0 - weights * h, 1e-12)
-        mean = self.loo_targets - (self.loo_targets - f) / left[:, None]
-        # noise·h/(1 − ωh) of the function, and the noise itself
-        return mean, xp.maximum(self._diagonal - known, 0.0) + factor.shift * (1.0 + h / left)
+        return self._without.predict(self._kept, self._diagonal, self.loo_targets, weights, factor, w)
 
     def _fit(self, sums: Sums, noise: float, half: Array) -> float:
         """Σ_c y_cᵀ(ΦΦᵀ + noise·Ω⁻¹)⁻¹y_c."""

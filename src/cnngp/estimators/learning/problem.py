@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from cnngp.common import memory
 from cnngp.gp.checks import check_targets
+from cnngp.gp.groups import one_of_each
 from cnngp.gp.objectives import Judged, MeansLoss, Rule, judged
 from cnngp.kernel.kernel import Kernel
 from cnngp.network.layers import Network
@@ -24,11 +25,16 @@ BOUNDS = (math.log(1e-6), math.log(1e6))
 is that of `noise="ml"`, beside which targets are nothing but noise."""
 
 
-def balanced(Y: NDArray[np.float64], n: int, seed: int | None) -> NDArray[np.intp]:
-    """Rows of `n` images, drawn at random, as many of each class as can be.
+def balanced(
+    Y: NDArray[np.float64], n: int, seed: int | None, groups: NDArray[np.intp] | None = None
+) -> NDArray[np.intp]:
+    """Rows of `n` images, drawn at random, as many of each class as can be, and one at most of each group.
 
     Targets that are hardly ever the same, as those of a regression, have no classes.
     """
+    if groups is not None:  # of several, one would say what another is
+        apart = one_of_each(groups, len(Y))
+        return np.sort(apart[balanced(Y[apart], n, seed)])
     rng = np.random.default_rng(seed)
     drawn = rng.permutation(len(Y))
     _, codes = np.unique(Y[drawn], axis=0, return_inverse=True)
