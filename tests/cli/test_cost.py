@@ -25,7 +25,7 @@ def test_only_long_work_is_measured_and_only_hours_are_warned_of(
         assert capsys.readouterr().out == ""
         cost.tell_cost(kernel, X, 600_000_000)
         told = capsys.readouterr()
-        assert "about 166.7 h for 600,000,000 pairs" in told.out
+        assert "about 166.7 h for the kernels of 600,000,000 pairs" in told.out
         assert "more than an hour" in told.out + told.err
         monkeypatch.setattr("cnngp.matrix.plan.measured_rate", lambda rows, side: 1e6)
         cost.tell_cost(kernel, X, 600_000_000)
@@ -46,10 +46,15 @@ def test_the_chosen_network_is_shown_with_what_its_neighbours_would_take(
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert lines == [
         "choice pooled_cnn, chosen for 2,000 images of 1 × 28 × 28",
-        "expected time about 10.0 s for 10,000 pairs, after timing a few",
+        "expected time about 10.0 s for the kernels of 10,000 pairs, timed on a few; "
+        + "choosing a preparation, compiling and the report come on top",
         "better --network pooled_cnn-large: about 37.8 s",
         "quicker --network pooled_cnn-small: about 2.9 s",
     ]
+    best = choose((1, 28, 28), 500)
+    with one_command():
+        cost.tell_choice(best, Kernel(best.option.network, device="cpu", threads=1), X, 10_000, " --data 'my photos'")
+    assert "`cnngp search --space pooled --data 'my photos'` can look for one" in capsys.readouterr().out
 
 
 def test_images_to_predict_do_not_change_what_classify_chooses() -> None:
@@ -83,7 +88,7 @@ def test_classify_takes_a_budget_and_writes_the_command_that_repeats_the_choice_
     monkeypatch.setattr("cnngp.estimators.budget.expected_seconds", lambda kernel, X, pairs: 1e-6 * pairs)
     arguments = ["classify", "--train", "40", "--test", "20", "--output", str(tmp_path), "--no-model"]
     assert run([*arguments, "--budget", "10"]) == 0
-    assert "the best whose kernels fit into 10 s on this machine" in capsys.readouterr().out
+    assert "the best whose kernels take at most 10 s on this machine" in capsys.readouterr().out
     command = "cnngp classify --network pooled_cnn-large-halved0 --train 40 --test 20 --noise loo"
     assert command in (tmp_path / "report.html").read_text()
     assert run([*arguments, "--network", "small_cnn", "--budget", "10"]) == 1

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from sklearn.base import clone
 
-from cnngp import GPClassifier, GPRegressor, Kernel, datasets, zoo
+from cnngp import GPClassifier, GPRegressor, Kernel, datasets, gram, zoo
 from cnngp.common.arrays import DataError
+from cnngp.common.errors import StoreError
 from cnngp.estimators import budget as budgets
 from cnngp.gp.checks import MatrixError
 from cnngp.network.choice import choose
@@ -107,17 +108,18 @@ def test_a_budget_takes_the_best_that_fits(budget: float, network: Any, monkeypa
     _seconds(monkeypatch, 1.0 / (60 * 59 // 2))  # so the networks take 8112, 5808, 3468 and 192 s
     clf = GPClassifier(budget=budget, device="cpu").fit(DATA.X, DATA.y)
     assert clf.network_ == network
-    assert f"the best whose kernels fit into {budget:g} s on this machine" in clf.fit_report_.choice
+    assert f"the best whose kernels take at most {budget:g} s on this machine" in clf.fit_report_.choice
 
 
 def test_where_nothing_fits_the_quickest_is_taken_with_a_warning_and_dear_ones_are_not_timed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     timed = _seconds(monkeypatch, 1.0 / (60 * 59 // 2))
-    with pytest.warns(UserWarning, match=r"budget=10: the quickest network, small_cnn, takes about 192 s here"):
+    with pytest.warns(UserWarning, match=r"budget=10: even the quickest network, small_cnn, takes about 192 s here"):
         clf = GPClassifier(budget=10, device="cpu").fit(DATA.X, DATA.y)
     assert clf.network_ == zoo.small_cnn()
     assert timed == [zoo.small_cnn()]
+    assert "small_cnn, the quickest, whose kernels take more than 10 s here" in clf.fit_report_.choice
 
 
 def test_a_budget_is_really_measured() -> None:
@@ -197,3 +199,20 @@ def test_a_kernel_that_is_zero_is_a_clear_error(options: dict[str, Any]) -> None
         GPClassifier(zoo.pooled_cnn("small", 0), device="cpu", **({"noise": "loo"} | options)).fit(
             np.zeros((6, 1, 8, 8)), np.arange(6) % 2
         )
+
+
+def test_a_store_of_plain_images_is_refused_with_the_reason_where_the_fit_prepares_them(tmp_path: Path) -> None:
+    gram(Kernel(zoo.small_cnn(), device="cpu"), DATA.X, store=tmp_path / "K.zarr")
+    options = {"device": "cpu", "store": tmp_path / "K.zarr"}
+    with pytest.raises(
+        StoreError, match=r"the pixels of its 60 images.*prepares its images, by 'edges'.*='plain' uses"
+    ):
+        GPClassifier("small_cnn", preparation="edges", **options).fit(DATA.X, DATA.y)
+    with pytest.raises(StoreError, match=r"the network \(.*Give another store$"):
+        GPClassifier("dense_nngp", **options).fit(DATA.X, DATA.y)
+
+
+def test_a_choice_prints_as_a_sentence() -> None:
+    clf = GPClassifier(budget=1000, device="cpu").fit(DATA.X[:20], DATA.y[:20])
+    assert str(clf.choice_).startswith("pooled_cnn-large-halved0, the best whose kernels take at most 1000 s")
+    assert len(repr(clf.choice_)) < 200

@@ -150,7 +150,7 @@ def test_where_nothing_can_be_kept_it_is_said_once(
     monkeypatch.setattr(compiling, "FunctionCache", nowhere)
     compiling._warn_once.cache_clear()
     assert in_a_new_process() == in_a_new_process() == (1.8125, 0)
-    assert caplog.text.count("let NUMBA_CACHE_DIR name a folder") == 1
+    assert caplog.text.count("set NUMBA_CACHE_DIR to one that can") == 1
 
 
 def run(package: Path) -> tuple[float, int]:

@@ -83,7 +83,7 @@ def test_the_sentence_names_the_network_the_reason_and_what_a_better_one_takes()
     best, next_best = choose((1, 28, 28), 500), choose((1, 28, 28), 2000)
     assert best.text() == (
         "pooled_cnn-large, chosen for 500 images of 1 × 28 × 28; no better one is known for images of this "
-        "size, but `cnngp search` can look for one"
+        "size, but `cnngp search --space pooled` can look for one"
     )
     assert "pooled_cnn-large is usually more accurate and takes about 3.8 times as long, about 38 s" in next_best.text(
         10.0

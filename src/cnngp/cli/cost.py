@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from cnngp.common.progress import progress_bar
 from cnngp.network.choice import Choice, choose
 
 from .common import warnings_as_lines
@@ -22,12 +23,20 @@ def duration(seconds: float) -> str:
 
 def tell_cost(kernel: Any, X: Any, pairs: int) -> None:
     """Time a few pairs and say how long all of them will take, unless that is clearly short."""
+    if kernel.network.shapes(X.shape[1:]).cost * pairs >= _WORTH_MEASURING:
+        _tell_seconds(_timed(kernel, X, pairs), pairs)
+
+
+def _timed(kernel: Any, X: Any, pairs: int) -> float:
+    """How long all pairs will take. Compiling and timing may take seconds themselves, so a bar says what goes on."""
     from cnngp.matrix.plan import expected_seconds
 
-    if kernel.network.shapes(X.shape[1:]).cost * pairs < _WORTH_MEASURING:
-        return
-    seconds = expected_seconds(kernel, X, pairs)
-    say("expected time", f"about {duration(seconds)} for {pairs:,} pairs, after timing a few")
+    with progress_bar(1, "timing a few pairs", "run", delay=0.0):
+        return expected_seconds(kernel, X, pairs)
+
+
+def _tell_seconds(seconds: float, pairs: int, besides: str = "") -> None:
+    say("expected time", f"about {duration(seconds)} for the kernels of {pairs:,} pairs, timed on a few{besides}")
     warn_if_long(seconds)
 
 
@@ -46,20 +55,20 @@ def choose_for(X: Any, pairs: int, given: Any, budget: float | None, engine: tup
         return within_budget(choice, X, pairs, budget, lambda net: Kernel(net, *engine))
 
 
-def tell_choice(choice: Choice, kernel: Any, X: Any, pairs: int) -> None:
-    """Say what was chosen and why, what it takes here, and what the options next to it would take."""
-    from cnngp.matrix.plan import expected_seconds
+def tell_choice(choice: Choice, kernel: Any, X: Any, pairs: int, data: str = "") -> None:
+    """Say what was chosen and why, what it takes here, and what the options next to it would take.
 
-    seconds = expected_seconds(kernel, X, pairs)
+    `data` are the options that name the images, for a command to copy.
+    """
+    seconds = _timed(kernel, X, pairs)
     say("choice", f"{choice.option.name}, {choice.reason}")
-    say("expected time", f"about {duration(seconds)} for {pairs:,} pairs, after timing a few")
+    _tell_seconds(seconds, pairs, "; choosing a preparation, compiling and the report come on top")
     for word, option in (("better", choice.better), ("quicker", choice.quicker)):
         if option is not None:
             there = seconds * option.elements / max(1, choice.option.elements)
             say(word, f"--network {option.name}: about {duration(there)}")
     if choice.better is None:
-        say("better", "none is known for this size; `cnngp search --space pooled` can look for one")
-    warn_if_long(seconds)
+        say("better", f"none is known for this size; `cnngp search --space pooled{data}` can look for one")
 
 
 def warn_if_long(seconds: float) -> None:

@@ -31,6 +31,7 @@ from cnngp.gp.solving.matrices import SymmetricMatrix
 from cnngp.kernel.kernel import Kernel
 from cnngp.matrix.gram import gram
 from cnngp.matrix.store.places import child
+from cnngp.matrix.store.spec import OtherMatrixError
 
 from .added import AddedImages
 from .certificate import Checked, certify, checked_sample
@@ -99,11 +100,7 @@ class GPEstimator(PreparingEstimator):
         compiling = 0.0 if given or self.store is not None else self.kernel_.prepare(CheckedImages(images))
         start = time.perf_counter()
         if K is None:
-            K = (
-                self._gram(images)
-                if self.store is None
-                else gram(self.kernel_, CheckedImages(images), store=self.store)
-            )
+            K = self._gram(images) if self.store is None else self._stored_gram(images)
         computed = time.perf_counter()
         checked = Checked() if images is None else checked_sample(self.kernel_, images, K, given)
         self.X_ = images
@@ -293,6 +290,17 @@ class GPEstimator(PreparingEstimator):
 
     def _gram(self, images: Any) -> Any:
         return gram(self.kernel_, CheckedImages(images), output=output_on(self.kernel_.device))
+
+    def _stored_gram(self, images: Any) -> Any:
+        try:
+            return gram(self.kernel_, CheckedImages(images), store=self.store)
+        except OtherMatrixError as error:
+            if self.preparation_ == "plain":
+                raise
+            raise OtherMatrixError(
+                f"{error}. (This fit prepares its images, by {self.preparation_!r}, so its matrix is not that of the "
+                "plain images; preparation='plain' uses these)"
+            ) from None
 
     def _cross(self, images: Array, others: Array) -> Any:
         output = output_on(self.kernel_.device)

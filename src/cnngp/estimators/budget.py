@@ -67,11 +67,13 @@ def within_budget(
         if needed <= budget:
             found, taken = option, needed
             break
-    if taken > budget:
-        warnings.warn(
-            f"budget={budget:g}: the quickest network, {found.name}, takes about {taken:.0f} s here; it is used all "
-            "the same, and fewer images or a card take less",
-            UserWarning,
-            stacklevel=stacklevel,
-        )
-    return replace(choice, option=found, reason=f"the best whose kernels fit into {budget:g} s on this machine")
+    if taken <= budget:
+        return replace(choice, option=found, reason=f"the best whose kernels take at most {budget:g} s on this machine")
+    shown = f"{taken:.0f}" if taken >= 10.0 else f"{taken:.2g}"
+    warnings.warn(
+        f"budget={budget:g}: even the quickest network, {found.name}, takes about {shown} s here. It is used all the "
+        "same; fewer images or a GPU would take less time",
+        UserWarning,
+        stacklevel=stacklevel,
+    )
+    return replace(choice, option=found, reason=f"the quickest, whose kernels take more than {budget:g} s here")

@@ -8,7 +8,7 @@ the same network on a laptop and on a GPU, today and with a faster engine. docs/
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from . import zoo
 from .layers import Network
@@ -25,7 +25,7 @@ class Option:
     """A network for images of one shape, by its name in the zoo."""
 
     name: str
-    network: Network
+    network: Network = field(repr=False)  # its name says as much, in one word
     elements: int
     """Covariances for a pair of images."""
 
@@ -80,8 +80,11 @@ class Choice:
     """What was chosen, from which options, and why, for people."""
 
     option: Option
-    among: tuple[Option, ...]
+    among: tuple[Option, ...] = field(repr=False)
     reason: str
+
+    def __str__(self) -> str:
+        return self.text()
 
     @property
     def better(self) -> Option | None:
@@ -101,7 +104,7 @@ class Choice:
 
     def _better(self, seconds: float | None) -> str:
         if self.better is None:
-            return "no better one is known for images of this size, but `cnngp search` can look for one"
+            return "no better one is known for images of this size, but `cnngp search --space pooled` can look for one"
         times = self.better.elements / max(1, self.option.elements)
         here = "" if seconds is None else f", about {seconds * times:.0f} s"
         return f"{self.better.name} is usually more accurate and takes about {times:.1f} times as long{here}"

@@ -39,6 +39,10 @@ class Data:
         return cls(int(attributes["images"]), tuple(map(int, attributes["shape"])), str(attributes["sha256"]))
 
 
+class OtherMatrixError(StoreError):
+    """A store that holds the matrix of another network, other images or another engine."""
+
+
 @dataclass(frozen=True)
 class Spec:
     """The identity of a kernel matrix. `Z` is None for the symmetric matrix of X."""
@@ -133,7 +137,7 @@ class Spec:
             if self.Z is not None and wanted.Z is not None:
                 differs += _data_differs("Z", self.Z, wanted.Z)
         if differs:
-            raise StoreError(f"{name} was made for something else: {'; '.join(differs)}. Give another store")
+            raise OtherMatrixError(f"{name} was made for something else: {'; '.join(differs)}. Give another store")
 
 
 _KEYS = (_MARK, "network", "network_fingerprint", "X", "Z", "engine", "dtype", "tile", "id", "kind", _CHECKSUM)

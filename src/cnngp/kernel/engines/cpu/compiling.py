@@ -106,7 +106,10 @@ def _kept(compiled: Any, function: Callable[..., Any]) -> Any:
 
 @functools.cache
 def _warn_once() -> None:
-    log.warning("compiled code cannot be kept for the next run; let NUMBA_CACHE_DIR name a folder that can be written")
+    log.warning(
+        "compiled code cannot be saved for the next run, because no folder for it can be written to; set "
+        "NUMBA_CACHE_DIR to one that can"
+    )
 
 
 def jit(function: Callable[..., Any]) -> Any:
