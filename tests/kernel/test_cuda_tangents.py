@@ -20,11 +20,13 @@ from cnngp import (
     Dense,
     Elementwise,
     GlobalAvgPool,
+    Identity,
     Kernel,
     Network,
     Rbf,
     ReLU,
     Sequential,
+    Sum,
     reference,
     zoo,
 )
@@ -94,6 +96,15 @@ def test_both_kernels_agree_with_the_reference(name: str, dtype: str, tmp_path: 
     assert source.path == PATHS.get(name, "warp")
     assert not re.search(r"\[\] = \{\s*\}", source.text), "CUDA has no empty arrays, though g++ does"
     agrees(OnCpu(source, tmp_path, len(program.activations)), net, shape, dtype, name in ONE_PIXEL)
+
+
+@needs_compiler
+def test_a_tangent_kernel_far_smaller_than_k(tmp_path: Path) -> None:
+    """Θ = T + own·K is held in a unit that suits the larger of the two, also where float32 would not hold the other."""
+    branch = Sequential(ReLU(), Conv(3, weight_var=1e-36))
+    net = Sequential(Conv(3), Sum(Identity(), branch), ReLU(), Dense())
+    program = lower(net, (1, 6, 6), "ntk")
+    agrees(OnCpu(generate(program, "float32"), tmp_path, len(program.activations)), net, (1, 6, 6), "float32")
 
 
 @needs_compiler

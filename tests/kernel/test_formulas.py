@@ -89,4 +89,4 @@ def test_the_relus_families_are_a_combination_of_the_relu_and_the_identity(layer
         row.factor(unit) * (row.alpha * R + row.beta * K), V, rtol=1e-13, atol=1e-13 * np.abs(V).max()
     )
     variance = reference.nonlinearity_diagonal(layer, unit * K1)
-    np.testing.assert_allclose(row.factor(unit) * row.variance_factor * K1, variance, rtol=1e-14)
+    np.testing.assert_allclose(row.factor(unit) * K1, variance, rtol=1e-14)

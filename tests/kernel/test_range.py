@@ -9,12 +9,26 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cnngp import Conv, Dense, Elementwise, GPRegressor, Kernel, LeakyReLU, ReLU, Sequential, Step, Sum, gram
+from cnngp import (
+    AvgPool,
+    Conv,
+    Dense,
+    Elementwise,
+    GPRegressor,
+    Identity,
+    Kernel,
+    LeakyReLU,
+    ReLU,
+    Sequential,
+    Step,
+    Sum,
+    gram,
+)
 from cnngp.common.arrays import DataError
-from cnngp.kernel.check import documented_bound
+from cnngp.kernel.check import compare, documented_bound
 from cnngp.kernel.engines.base import RangeError
 from cnngp.kernel.program import lower
-from cnngp.network import reference
+from cnngp.network import adjoint, reference, tangent
 from cnngp.network.layers import NetworkError
 from cnngp.torch_bridge import sample_outputs
 
@@ -190,3 +204,75 @@ def test_very_deep_networks_stay_within_their_bound(depth: int) -> None:
         for dtype in ("float32", "float64"):
             K = Kernel(net, device="cpu", dtype=dtype, check=False)(X)
             assert np.abs(K - R).max() <= documented_bound(net, np.dtype(dtype)) * np.abs(R).max()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(("slope", "weight_var"), [(0.3, 2.8255413326943017), (-0.7, 1.3), (5.0, 0.07)])
+def test_a_leaky_relu_loses_nothing_at_correlation_one_however_deep(
+    slope: float, weight_var: float, dtype: str
+) -> None:
+    """What rounding makes of its two coefficients would add up from layer to layer."""
+    net = Sequential(*[Conv(6, padding_mode="circular", weight_var=weight_var), LeakyReLU(slope)] * 140, Dense())
+    X = np.random.default_rng(0).standard_normal((2, 1, 8))
+    R = reference.kernel(net, X)
+    K = Kernel(net, device="cpu", dtype=dtype, check=False)(X, X.copy())  # the diagonal as any other pair
+    assert np.abs(K - R).max() <= {"float32": 1e-6, "float64": 1e-12}[dtype] * np.abs(R).max()
+
+
+def residual(weight_var: float) -> Sequential:
+    return Sequential(Conv(3), Sum(Identity(), Sequential(ReLU(), Conv(3, weight_var=weight_var))), ReLU(), Dense())
+
+
+@pytest.mark.parametrize(
+    ("net", "scale"),
+    [
+        (residual(1e-36), 1.0),
+        (residual(1e-12), 1e12),
+        (residual(1e-40), 1.0),
+        (residual(1e-32), 255.0),
+        (residual(1e-300), 1.0),
+        (Sequential(Conv(3), ReLU(), Conv(3, bias_var=1e36), ReLU(), Dense()), 1.0),
+        (Sequential(Conv(3), ReLU(), AvgPool(2), Conv(3, bias_var=1e36), ReLU(), Dense()), 1.0),
+    ],
+)
+def test_a_tangent_kernel_far_smaller_or_larger_than_k(net: Sequential, scale: float) -> None:
+    """Θ = T + own·K is held in a unit that suits the larger of the two."""
+    X = scale * np.random.default_rng(0).standard_normal((4, 1, 6, 6))
+    R = tangent.kernel(net, X)
+    K, theta = Kernel(net, device="cpu", kind="ntk").both(X)
+    found = compare(net, X, theta, np.dtype("float32"), "ntk")
+    assert found is not None
+    assert found.error <= found.bound
+    np.testing.assert_allclose(theta, R, rtol=1e-4)
+    np.testing.assert_array_equal(K, Kernel(net, device="cpu")(X))
+
+
+def test_slopes_of_tiny_variances() -> None:
+    """Their product is beyond float64, and they are not."""
+    usual, tiny = (Sequential(Conv(3, weight_var=v), ReLU(), Dense(1.0 / v)) for v in (1.0, 1e-180))
+    X = np.random.default_rng(0).standard_normal((4, 1, 6, 6))
+    expected = tangent.kernel(usual, X)
+    np.testing.assert_allclose(tangent.kernel(tiny, X), expected, rtol=1e-9)
+    np.testing.assert_allclose(Kernel(tiny, device="cpu", dtype="float64", kind="ntk")(X), expected, rtol=1e-9)
+    assert adjoint.gradient(tiny, X, None, np.ones((4, 4)))["layers[0].weight_var"] > 1e170
+
+
+@pytest.mark.parametrize(
+    ("net", "kind"),
+    [
+        (Sequential(Conv(3), ReLU(), Dense(1e150)), "nngp"),
+        (Sequential(Conv(3, weight_var=0.0), ReLU(), Dense(1e150)), "nngp"),
+        (Sequential(Conv(3), ReLU(), Dense(1e-150)), "ntk"),
+    ],
+)
+def test_variances_beyond_float32_are_refused_for_blank_images_too(net: Sequential, kind: Any) -> None:
+    X = np.zeros((3, 1, 6, 6))
+    with pytest.raises(RangeError, match="variances of this network are too large or too small for float32"):
+        Kernel(net, device="cpu", kind=kind)(X)
+    np.testing.assert_array_equal(Kernel(net, device="cpu", kind=kind, dtype="float64")(X), np.zeros((3, 3)))
+
+
+def test_units_that_have_lost_digits_are_refused() -> None:
+    layers = [Conv(3, weight_var=1e-20), ReLU(), Conv(3, weight_var=1e-300), ReLU(), Conv(3, weight_var=1e20), ReLU()]
+    with pytest.raises(NetworkError, match=r"layers\[2\]: the variance here is of order 2\^-1064, beyond float64"):
+        lower(Sequential(*layers, Dense(1e300)), (1, 6, 6))

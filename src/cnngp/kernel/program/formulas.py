@@ -4,7 +4,7 @@ A map is held in a unit: true K = unit · K. A nonlinearity becomes V = factor �
 every engine has a formula for, and the constants are moved into the factor, which is the unit of what comes out:
 
     RELU       f = R = 2A                                   ReLU
-    RELU_LIKE  f = α·R + β·K                                LeakyReLU, Abs
+    RELU_LIKE  f = α·R + β·K = K + α(R − K), α + β = 1      LeakyReLU, Abs
     ERF        f = asin(2K/√((1 + 2K₁)(1 + 2K₂)))
     STEP       f = π − θ, and 0 where either variance is 0
     RBF        f = e^{K − (K₁ + K₂)/2}, of 2γ·K             Rbf
@@ -14,7 +14,7 @@ The slope of f is what the tangent kernel multiplies with, and gradients too. It
 their maps, so that V̇ = E[φ'φ'] = ∂V/∂K = (factor/unit) · f'. With cos θ = K/√(K₁K₂), and K, K₁, K₂ the true ones:
 
     RELU       f' = (π − θ)/π                               at correlation one 1
-    RELU_LIKE  f' = α(π − θ)/π + β                          α + β
+    RELU_LIKE  f' = α(π − θ)/π + β                          1
     ERF        f' = unit · 2/√((1 + 2K₁)(1 + 2K₂) − 4K²)    unit · 2/√(1 + 4K₁)
     SIN        f' = unit · ½(e^{K−m} + e^{−K−m})            unit · ½(1 + e^{−2K₁}), m = (K₁ + K₂)/2
     COS        f' = unit · ½(e^{K−m} − e^{−K−m})            unit · ½(1 − e^{−2K₁})
@@ -77,17 +77,13 @@ class Formula:
     """Why K has no gradient, where it has none."""
     alpha: float = 1.0
     beta: float = 0.0
+    """1 − α, so that f(K₁) = K₁ at correlation one, as of the ReLU."""
     homogeneous: bool = False
     """Whether f follows the unit of K, so that no scale is out of reach."""
     argument: float = 1.0
     """f takes argument · K: a factor that the unit of K can hold, so that no engine knows of it."""
     exponential: bool = False
     """Whether f is of e^K: then the digits of K before the point are lost from V."""
-
-    @property
-    def variance_factor(self) -> float:
-        """(α + β), for the families of the ReLU: f(K₁) = (α + β) · K₁ at correlation one."""
-        return self.alpha + self.beta
 
 
 def formula(layer: Nonlinearity) -> Formula:
@@ -104,13 +100,14 @@ def formula(layer: Nonlinearity) -> Formula:
                 homogeneous=True,
             )
         case LeakyReLU():
-            a, own = layer.slope, _slope_unit(layer.slope)
+            # α + β = 1: what float32 makes of them cancels at correlation one, where layers would add it up.
+            a, own = layer.slope, (1.0 + layer.slope * layer.slope) / 2.0
             return Formula(
                 Family.RELU_LIKE,
                 factor=lambda unit: unit * own,
-                level=lambda level: level + log2((1.0 + a * a) / 2.0),
+                level=lambda level: level + log2(own),
                 sign="of K" if a >= 0.0 else "any",
-                slope_level=lambda level: log2((1.0 + a * a) / 2.0),
+                slope_level=lambda level: log2(own),
                 alpha=(1.0 - a) * ((1.0 - a) / (2.0 * own)),
                 beta=a / own,
                 homogeneous=True,
@@ -193,12 +190,6 @@ def formula(layer: Nonlinearity) -> Formula:
             )
         case _:
             raise NotImplementedError(f"{layer!r} has no row in the table of formulas")
-
-
-def _slope_unit(slope: float) -> float:
-    """What is taken out of α and β, into the unit: the power of two next to a², where that is far from one."""
-    exponent = 2 * math.frexp(slope)[1]
-    return math.ldexp(1.0, min(exponent, 1023)) if exponent > 24 else 1.0
 
 
 def _slope(fn: Function) -> Function:

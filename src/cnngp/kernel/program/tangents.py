@@ -43,6 +43,10 @@ from .nodes import Builder, Node, Pooled, Value, skips_first
 from .ops import NOTHING, Tangent
 from .units import log2, log2_sum
 
+# Images may have K up to 2^100 in the units of its map. Where these are so many times those of T, the unit of T would
+# not hold own · K in float32.
+_MOST_OWN = 2.0**20
+
 
 def check_slopes(net: Layer, place: str = "") -> None:
     """Refuse a nonlinearity that has no slope, by its place."""
@@ -118,16 +122,19 @@ class TangentBuilder(Builder):
     def plain(self, x: Value, place: str) -> Value:
         """The map in a unit within 2^±100, for float32 to hold the unit."""
         exponent = math.frexp(x.unit)[1]
-        shift = exponent - max(-100, min(100, exponent))
-        if shift == 0:
+        return self.in_unit(x, math.ldexp(x.unit, max(-100, min(100, exponent)) - exponent), place)
+
+    def in_unit(self, x: Value, unit: float, place: str) -> Value:
+        """The map in another unit, which is a power of two away."""
+        if unit == x.unit:
             return x
+        scale = x.unit / unit
 
         def make(d: Displacement) -> int:
             shape, first, second = x.overlap(d)
-            scale = math.ldexp(1.0, shift)
             return self.add(Node(place, x.sheet(d), None, shape, shape, scale=scale, first=first, second=second))
 
-        return replace(x, unit=math.ldexp(x.unit, -shift), make=make, made={})
+        return replace(x, unit=unit, make=make, made={})
 
     def _weights(self, here: Placed, layer: Conv | ConvTranspose | Dense, x: Maps, into: Maps | None) -> Maps:
         """Without a bias own · K goes through the layer as K does, and is own · K again behind it."""
@@ -158,7 +165,12 @@ class TangentBuilder(Builder):
         """T ← V̇ · (T + own · K), with V̇ = ∂V/∂K = (factor/unit) · f' where f' is in units of the map."""
         activation = self.site(layer, x.K, place)
         row, K, T = activation.formula, x.K, x.T
-        unit, level = (K.unit, -math.inf) if T is None else (T.unit, T.level)
+        unit, level = K.unit, K.level + log2(x.own)
+        if T is not None:
+            level = log2_sum(T.level, level)
+            if x.own * (K.unit / T.unit) > _MOST_OWN:
+                T = self.in_unit(T, math.ldexp(T.unit, round(log2(K.unit / T.unit))), place)
+            unit = T.unit
         own = x.own * (K.unit / unit)
 
         def make(d: Displacement) -> int:
@@ -168,8 +180,7 @@ class TangentBuilder(Builder):
                 Node(place, K.sheet(d), None, part, part, activation, first=first, second=second, tangent=tangent)
             )
 
-        level = log2_sum(level, K.level + log2(x.own)) + row.slope_level(K.level)
-        slope = Value(unit * (activation.factor / K.unit), K.spatial, level, make)
+        slope = Value(unit * (activation.factor / K.unit), K.spatial, level + row.slope_level(K.level), make)
         return Maps(self.activated(activation, K), slope, 0)
 
     def _sum(self, x: Maps, place: str, into: Maps | None) -> Maps:

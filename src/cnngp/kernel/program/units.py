@@ -8,6 +8,7 @@ one; it depends on the network alone, so the unit cannot change the bits of an e
 from __future__ import annotations
 
 import math
+import sys
 
 from cnngp.network.composition import at
 from cnngp.network.layers import NetworkError
@@ -30,7 +31,7 @@ def within_headroom(unit: float, level: float) -> float:
 
 def checked(unit: float, level: float, place: str) -> float:
     """The unit, unless it is beyond what floating-point numbers hold: then an error that names the place."""
-    if not 0.0 < unit < math.inf:
+    if not sys.float_info.min <= unit < math.inf:  # smaller ones have lost digits
         raise NetworkError(
             at(place, f"the variance here is of order 2^{level:.0f}, beyond float64; use other variances")
         )

@@ -7,6 +7,7 @@ What is particular to one stands in reference/formulas.py and, for the engines, 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -39,8 +40,8 @@ class ReLU(Nonlinearity):
 
     def __post_init__(self) -> None:
         set_field(self, "gain", real(self, "gain", self.gain))
-        if self.gain == 0:
-            raise NetworkError("ReLU: gain=0.0 makes every output zero; use a gain other than 0")
+        if self.gain * self.gain < sys.float_info.min:
+            raise NetworkError(f"ReLU: gain={self.gain!r} makes every output zero; use a gain farther from 0")
 
 
 @dataclass(frozen=True, repr=False)

@@ -64,7 +64,7 @@ def derivative_diagonal(layer: Nonlinearity, K: Array) -> Array:
 def _relu_derivative(K: Array, K1: Array, K2: Array) -> Array:
     """E[1(u > 0) 1(v > 0)] = (π − θ)/2π: ∂A/∂K of the ReLU. Where a variance is 0 so is Θ, and 0 is put here."""
     theta = np.arccos(correlation(K, K1, K2))
-    return np.where(K1 * K2 > 0, (np.pi - theta) / (2.0 * np.pi), 0.0)
+    return np.where((K1 > 0) & (K2 > 0), (np.pi - theta) / (2.0 * np.pi), 0.0)
 
 
 def _gelu_derivative(K: Array, K1: Array, K2: Array) -> Array:
@@ -95,7 +95,7 @@ def by_covariance(net: Nonlinearity, K: Array, K1: Array, K2: Array) -> Array:
     """∂V/∂K, with images that are blank here taken for equal."""
     slope = derivative(net, K, K1, K2)
     if isinstance(net, ReLU | LeakyReLU | Abs):
-        return np.where(K1 * K2 > 0, slope, by_own_variance(net, np.ones_like(slope)))
+        return np.where((K1 > 0) & (K2 > 0), slope, by_own_variance(net, np.ones_like(slope)))
     return slope
 
 
@@ -128,7 +128,7 @@ def by_variance(net: Nonlinearity, K: Array, K1: Array, K2: Array) -> Array:
 def _relu_by_variance(K: Array, K1: Array, K2: Array) -> Array:
     """∂A/∂K₁ = sin θ/(4π) · √(K₂/K₁)."""
     c = correlation(K, K1, K2)
-    positive = K1 * K2 > 0
+    positive = (K1 > 0) & (K2 > 0)
     ratio = np.sqrt(np.where(positive, K2, 0.0) / np.where(positive, K1, 1.0))
     return np.asarray(np.sqrt((1.0 - c) * (1.0 + c)) / (4.0 * np.pi) * ratio)
 

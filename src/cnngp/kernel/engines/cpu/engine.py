@@ -38,9 +38,9 @@ BLOCK_BYTES = 384 << 10
 SMALLEST = {"float32": 2.0**-62, "float64": 2.0**-510}
 
 # They change when bits of results may, so that a store never mixes them: networks with nonlinearities of these families
-# changed in version 4, and those with pools in versions 5 and 6.
-VERSION, CHANGED_VERSION, POOLED_VERSION = 3, 4, 6
-_CHANGED = {Family.SIN, Family.COS, Family.GELU}
+# changed in version 4, those with pools in versions 5 and 6, and those with LeakyReLU and Abs in version 7.
+VERSION, POOLED_VERSION = 3, 6
+_CHANGED = {Family.SIN: 4, Family.COS: 4, Family.GELU: 4, Family.RELU_LIKE: 7}
 
 
 def default_threads() -> int:
@@ -90,7 +90,8 @@ class CpuEngine:
         self.dtype = np.dtype(dtype)
         self.threads = default_threads() if threads is None else threads
         families = {op.activation.formula.family for op in program.ops if op.activation is not None}
-        version = POOLED_VERSION if program.input is None else CHANGED_VERSION if families & _CHANGED else VERSION
+        pooled = VERSION if program.input is not None else POOLED_VERSION
+        version = max([pooled, *(_CHANGED.get(family, VERSION) for family in families)])
         self.identity = f"cpu-{version}-{self.dtype.name}" + ("" if program.kind == "nngp" else f"-{program.kind}")
         self._series = SeriesTables(program, self.dtype)
         self._runs: dict[tuple[Rows, ...], _Run] = {}

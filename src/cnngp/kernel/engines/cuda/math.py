@@ -235,11 +235,11 @@ class _Text:
 _TEXTS = {
     Family.RELU: _Text("{relu}({K}, {args})", ("sqrt({K})",), "{K}", "{relu}_slope({K}, {args})", "1.0"),
     Family.RELU_LIKE: _Text(
-        "fma({alpha}, {relu}({K}, {args}), {beta} * {K})",
+        "fma({alpha}, {relu}({K}, {args}) - {K}, {K})",
         ("sqrt({K})",),
-        "({alpha} + {beta}) * {K}",
+        "{K}",
         "fma({alpha}, {relu}_slope({K}, {args}), {beta})",
-        "({alpha} + {beta})",
+        "1.0",
     ),
     Family.STEP: _Text(
         "step({K}, {args})",
@@ -365,7 +365,7 @@ def peak_of(layer: Nonlinearity, K: str) -> str:
 
 def diagonal_formula(layer: Nonlinearity, K: str, c: Constants) -> str:
     """f at X = X', in float64."""
-    if formula(layer).homogeneous and formula(layer).variance_factor == 1.0:
+    if formula(layer).homogeneous:
         return K
     return _text(layer).diagonal.format(K=K, **vars(c))
 

@@ -202,7 +202,7 @@ def still(w: Any) -> None:
     """
     m, table, op, numbers, frame, L = w.m, w.table, w.op, w.numbers, w.frame, lanes(w.m)
     n, size, act, unit = op[C0], op[TABLE_SIZE] * L, op[ACT], numbers[UNIT]
-    alpha, beta, scale, keep = numbers[ALPHA], numbers[BETA], numbers[SCALE], numbers[KEEP]
+    scale, keep = numbers[SCALE], numbers[KEEP]
     known, slot = op[ADDRESSES], op[SLOT]
     sums = address(frame[known])
     for r in range(op[A0] * op[B0]):
@@ -216,7 +216,7 @@ def still(w: Any) -> None:
             true = unit * K
             factor = slope = value = extra = 0.0
             if act in (RELU, RELU_FAMILY):
-                slope, value, extra = alpha + beta, K, K
+                slope, value, extra = 1.0, K, K
                 factor = table[at + size + e] / (2.0 * PI)
             elif act == ERF:
                 value = math.atan2(2.0 * true, math.sqrt(1.0 + 4.0 * true))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..plan import ACT, ALPHA, BETA, SIN, TABLE_SIZE, UNIT
+from ..plan import ACT, ALPHA, SIN, TABLE_SIZE, UNIT
 from ..simd import (
     absolute,
     acos_h,
@@ -43,16 +43,16 @@ def relu_row(both: bool) -> Callable[..., None]:
 
 
 def relu_family_row(both: bool) -> Callable[..., None]:
-    """α·R + β·K."""
+    """α·R + β·K = K + α(R − K), as α + β = 1: exactly K at correlation one, where R is K."""
 
     def run(w: Any, src: int, dst: int, n: int, own_at: int, at: int) -> None:
         m, L, size = w.m, lanes(w.m), w.op[TABLE_SIZE]
-        one, alpha, beta = constant(m, 1.0), constant(m, w.numbers[ALPHA]), constant(m, w.numbers[BETA])
+        one, alpha = constant(m, 1.0), constant(m, w.numbers[ALPHA])
         for c in range(n):
             K = load(m, src + c * L)
             p = entry_product(w, own_at + c, at + c, both)
             q = entry_product(w, own_at + size + c, at + size + c, both)
-            store(m, dst + c * L, fma(relu_value(K, p, q, one), alpha, K * beta))
+            store(m, dst + c * L, fma(relu_value(K, p, q, one) - K, alpha, K))
 
     return run
 

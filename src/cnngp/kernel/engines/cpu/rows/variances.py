@@ -12,8 +12,6 @@ from typing import Any
 from ..compiling import inlined
 from ..plan import (
     ACT,
-    ALPHA,
-    BETA,
     COS,
     ERF,
     EVEN_TERMS,
@@ -39,11 +37,13 @@ from .series import series_entries
 
 
 def relu_variances(w: Any, src: int, dst: int, n: int, unused: int, at: int) -> None:
-    """√K and 1/√K into the table, (α + β)·K onwards. Below `SMALLEST` 1/√K is 0: there the correlation counts as 0."""
+    """√K and 1/√K into the table, K itself onwards, as α + β = 1.
+
+    Below `SMALLEST` 1/√K is 0: there the correlation counts as 0.
+    """
     m, peaks, table, L = w.m, w.own, w.table, lanes(w.m)
     size, peak_at = w.op[TABLE_SIZE], w.op[SITE] * L
     zero, one, least = constant(m, 0.0), constant(m, 1.0), constant(m, w.numbers[SMALLEST])
-    factor = constant(m, w.numbers[ALPHA] + w.numbers[BETA])
     peak = load(peaks, peak_at)
     for c in range(n):
         K = load(m, src + c * L)
@@ -51,7 +51,7 @@ def relu_variances(w: Any, src: int, dst: int, n: int, unused: int, at: int) -> 
         peak = maximum(peak, K)
         store(table, (at + c) * L, s)
         store(table, (at + size + c) * L, where_less(least, s, one / s, zero))
-        store(m, dst + c * L, factor * K)
+        store(m, dst + c * L, K)
     store(peaks, peak_at, peak)
 
 
@@ -111,7 +111,7 @@ def slope_variances(w: Any, src: int, dst: int, n: int, unused: int, at: int) ->
     for e in range(n * L):
         K = m[src + e]
         true = unit * K
-        slope = numbers[ALPHA] + numbers[BETA]
+        slope = 1.0
         if act == ERF:
             slope = 2.0 * unit / math.sqrt(1.0 + 4.0 * true)
         elif act == SIN:
