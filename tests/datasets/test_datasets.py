@@ -394,6 +394,8 @@ def test_size_is_for_folders() -> None:
 def test_unknown_source() -> None:
     with pytest.raises(DatasetError, match="no data 'imagenet': expected one of digits, mnist"):
         datasets.load("imagenet")
+    with pytest.raises(DatasetError, match="no data 'photso': expected one of digits, mnist"):
+        datasets.load("photso", size=32, skip_bad=True)  # nor is it said that these are for folders
     for nothing in ("", " "):  # not the folder that the command runs in
         with pytest.raises(DatasetError, match=r"no data was named .* this folder itself is '\.'"):
             datasets.load(nothing)

@@ -26,8 +26,8 @@ def save_images(folder: Path, n: int, size: tuple[int, int], mode: str = "L", su
 
 def kept(test: int, images: int) -> str:
     return (
-        f"{test} of {images} images, about a fifth of each class, are kept for testing; whole=True, or "
-        "`cnngp classify --test 0`, fits all of them"
+        f"{test} of {images} images, about a fifth of each class, are kept for testing; "
+        "`cnngp classify --test 0`, or whole=True in Python, fits all of them"
     )
 
 

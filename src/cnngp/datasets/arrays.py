@@ -72,8 +72,8 @@ def check_shape(shape: Any) -> tuple[int, ...]:
     """
     if not isinstance(shape, (tuple, list)) or not 2 <= len(shape) <= 4 or not all(is_whole(n, 1) for n in shape):
         raise DatasetError(
-            f"shape={shape!r}: expected the channels first, then the sizes, such as (1, 128) for signals or (3, 32, 32) for "
-            "images"
+            f"shape={shape!r}: expected the channels first, then the sizes, such as (1, 128) for signals or "
+            "(3, 32, 32) for images"
         )
     return tuple(int(n) for n in shape)
 

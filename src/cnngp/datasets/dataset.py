@@ -154,7 +154,8 @@ def with_test_set(name: str, part: Part) -> tuple[Part, Part]:
         if len(rows) < 2:
             raise DatasetError(
                 f"{name}: class {label} has a single image, and one of each class is kept for testing; add another, "
-                "leave the class out, or fit all images without a test set: whole=True, or `cnngp classify --test 0`"
+                "leave the class out, or fit all images without a test set: `cnngp classify --test 0`, or whole=True "
+                "in Python"
             )
         test[rows[: max(1, len(rows) // 5)]] = True
     order = rng.permutation(len(y))
@@ -165,7 +166,7 @@ def kept_for_testing(test: Part, train: Part) -> str:
     """What is said of images that `with_test_set` keeps."""
     return (
         f"{len(test.y):,} of {len(train.y) + len(test.y):,} images, about a fifth of each class, are kept for testing; "
-        "whole=True, or `cnngp classify --test 0`, fits all of them"
+        "`cnngp classify --test 0`, or whole=True in Python, fits all of them"
     )
 
 

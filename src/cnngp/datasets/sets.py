@@ -51,6 +51,8 @@ def load(
         raise DatasetError(f"no data was named (''): expected {_SOURCES}; this folder itself is '.'")
     path = Path(source)
     named = str(source) in NAMES
+    if not named and not path.is_dir() and not (path.suffix == ".npz" and path.is_file()):
+        raise DatasetError(f"no data {str(source)!r}: expected {_SOURCES}")
     if split == "paper" and str(source) not in ("mnist", "fashion_mnist"):
         raise DatasetError(
             f"the paper's split needs 60,000 training images (mnist, fashion_mnist), which {source} does not have"
@@ -68,9 +70,7 @@ def load(
         return digits() if str(source) == "digits" else _classic(str(source), split, data)
     if path.is_dir():
         return folder(path, size=size, aspect=aspect, skip_bad=skip_bad, whole=whole)
-    if path.suffix == ".npz" and path.is_file():
-        return npz(path, shape=shape, whole=whole)
-    raise DatasetError(f"no data {str(source)!r}: expected {_SOURCES}")
+    return npz(path, shape=shape, whole=whole)
 
 
 def digits() -> Dataset:
