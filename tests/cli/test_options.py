@@ -49,6 +49,9 @@ from cnngp.kernel.kernel import DTYPES
         (["--shape", "1,0"], "--shape 1,0: expected the channels, then the sizes"),
         (["--train", "0"], "--train 0: expected a whole number of 1 or more"),
         (["--threads", "two"], "--threads two: expected a whole number of 1 or more"),
+        (["--draws", "0"], "--draws 0: expected a whole number of 1 or more"),
+        (["--samples", "10"], "--samples 10: expected a whole number of 20 or more"),
+        (["--channels", "4"], "--channels 4: give at least two different positive widths"),
     ],
 )
 def test_options_are_checked_before_anything_is_read(

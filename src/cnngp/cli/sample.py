@@ -40,9 +40,16 @@ def sample(
     channels: Annotated[
         str, typer.Option(metavar="N,N,…", help="Numbers of channels in the first stage, such as 4,16,64.")
     ] = "4,16,64",
-    samples: Annotated[int, typer.Option(metavar="N", help="Number of networks drawn at each width.")] = 1000,
+    samples: Annotated[
+        int, typer.Option(metavar="N", parser=values.whole(20), help="Number of networks drawn at each width.")
+    ] = 1000,
     outputs: Annotated[
-        int, typer.Option(metavar="N", help="Outputs per network; more of them make the estimates more precise.")
+        int,
+        typer.Option(
+            metavar="N",
+            parser=values.whole(1),
+            help="Outputs per network; more of them make the estimates more precise.",
+        ),
     ] = 64,
     seed: Seed = 0,
     device: Annotated[
@@ -94,9 +101,12 @@ def sample(
 
 def _widths(text: str) -> list[int]:
     try:
-        return [int(word) for word in text.split(",")]
+        widths = [int(word) for word in text.split(",")]
     except ValueError:
         raise ValueError(f"--channels {text}: expected integers with commas, such as 4,16,64") from None
+    if len(set(widths)) < 2 or min(widths) < 1:
+        raise ValueError(f"--channels {text}: give at least two different positive widths, such as 4,16,64")
+    return widths
 
 
 def _check_device(name: str) -> None:
