@@ -94,7 +94,7 @@ def test_photographs_start_to_finish(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "24 images of 24 brought to 10 × 12; 24 of another aspect ratio padded with black" in printed.err
     assert "left out 1 file of other kinds: 1 .txt; left out 1 image that cannot be read" in printed.err
     result = json.loads(printed.out)
-    assert len(result["notes"]) == 2
+    assert len(result["notes"]) == 3  # the size, the test set, what was left out
     with (tmp_path / "deep" / "suspects.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert rows[0].keys() == {"row", "name", "given", "proposed", "score"}
@@ -124,5 +124,5 @@ def test_photographs_start_to_finish(tmp_path: Path, capsys: pytest.CaptureFixtu
 @pytest.mark.parametrize("size", ["ten", "10x", "0"])
 def test_sizes_that_are_none(size: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     slanted(tmp_path / "data", n=3)
-    assert run(["classify", "--data", str(tmp_path / "data"), "--size", size]) == 1
+    assert run(["classify", "--data", str(tmp_path / "data"), "--size", size]) == 2
     assert "expected a height and a width such as 48x64" in capsys.readouterr().err

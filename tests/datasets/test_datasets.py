@@ -72,6 +72,22 @@ def test_digits() -> None:
 def test_take_more_than_there_is() -> None:
     with pytest.raises(DatasetError, match="digits has 1,297 training images, but 2,000 were asked for"):
         datasets.digits().take(2000)
+    with pytest.raises(DatasetError, match="digits has 500 test images, but 501 were asked for"):
+        datasets.digits().take(test=501)
+
+
+def test_take_less_than_there_can_be() -> None:
+    with pytest.raises(DatasetError, match="train=0: expected how many training images to take, 1 or more"):
+        datasets.digits().take(0)
+    with pytest.raises(DatasetError, match="test=-1: expected how many test images to take, 0 or more"):
+        datasets.digits().take(test=-1)
+
+
+def test_no_test_images_at_all() -> None:
+    for data in (datasets.digits().take(10, 0), datasets.digits().some(10, 0)):
+        assert data.X_test.shape == (0, 1, 8, 8)
+        assert len(data.y_test) == 0
+        assert repr(data) == "<digits: 10 training images of 1 × 8 × 8>"
 
 
 def test_original_files_gzipped_or_not(fashion: Path) -> None:
@@ -91,7 +107,7 @@ def test_paper_split(fashion: Path) -> None:
 
 
 def test_paper_split_of_others_is_refused() -> None:
-    with pytest.raises(DatasetError, match="split='paper' needs 60,000 training images"):
+    with pytest.raises(DatasetError, match="the paper's split needs 60,000 training images"):
         datasets.load("digits", split="paper")
 
 
@@ -122,7 +138,20 @@ def test_offline_says_what_to_put_where(empty: Path) -> None:
         datasets.mnist()
     assert "\n" not in str(error.value)
     assert f"no train-images-idx3-ubyte.gz in {empty / 'mnist'} or " in str(error.value)
-    assert "downloading it failed" in str(error.value)
+    assert str(error.value).endswith("; downloading it failed: no connection to 127.0.0.1")
+
+
+def test_a_download_that_fails_otherwise_is_told_to_the_end(empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pooch = pytest.importorskip("pooch")
+    said = "the hash of the downloaded file does not match: " + "0123456789" * 40 + "\nthe end."
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise ValueError(said)
+
+    monkeypatch.setattr(pooch, "retrieve", fail)
+    with pytest.raises(DatasetError) as error:
+        datasets.fashion_mnist()
+    assert str(error.value).endswith(said.replace("\n", " "))
 
 
 def test_without_pooch(empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,11 +203,93 @@ def test_npz(tmp_path: Path) -> None:
     np.testing.assert_allclose(data.X_test[:, 2, 1, 4], colour[:7, 1, 4, 2], rtol=1e-6)
 
 
+def test_the_whole_of_an_npz_keeps_its_order(tmp_path: Path) -> None:
+    X, y = RNG.random((9, 6, 5)).astype(np.float32), np.array([0, 0, 0, 0, 1, 1, 1, 1, 2])
+    np.savez(tmp_path / "one.npz", X=X, y=y)
+    with pytest.raises(DatasetError, match="one: class 2 has a single image"):
+        datasets.load(tmp_path / "one.npz")
+    data = datasets.load(tmp_path / "one.npz", whole=True)
+    np.testing.assert_array_equal(data.X[:, 0], X)
+    np.testing.assert_array_equal(data.y, y)
+    assert len(data.X_test) == len(data.y_test) == 0
+    np.savez(tmp_path / "two.npz", X=X[:8], y=y[:8])
+    assert (
+        datasets.load(tmp_path / "two.npz").notes[0].startswith("2 of 8 images, about a fifth of each class, are kept")
+    )
+    assert datasets.load(tmp_path / "two.npz", whole=True).notes == ()
+
+
+@pytest.mark.parametrize(
+    ("held", "shape", "read"),
+    [
+        ((1, 128), (1, 128), (1, 128)),
+        ((128,), (1, 128), (1, 128)),
+        ((128,), (2, 64), (2, 64)),
+        ((128, 2), (2, 128), (2, 128)),  # the channels came last
+        ((1, 128), (1, 1, 128), (1, 1, 128)),
+        ((64,), (1, 8, 8), (1, 8, 8)),
+        ((8, 8), (1, 8, 8), (1, 8, 8)),
+        ((2, 3, 4, 5), (2, 3, 4, 5), (2, 3, 4, 5)),
+        ((3, 4, 5), (1, 3, 4, 5), (1, 3, 4, 5)),
+        ((8, 8), None, (1, 8, 8)),  # grey images need no shape
+        ((2, 6), None, (1, 2, 6)),
+    ],
+)
+def test_the_shape_of_signals_images_and_volumes(
+    tmp_path: Path, held: tuple[int, ...], shape: tuple[int, ...] | None, read: tuple[int, ...]
+) -> None:
+    X, y = RNG.random((20, *held)).astype(np.float32), np.arange(20) % 2
+    np.savez(tmp_path / "s.npz", X=X, y=y)
+    data = datasets.load(tmp_path / "s.npz", shape=shape, whole=True)
+    assert data.image_shape == read
+    expected = np.moveaxis(X, -1, 1) if held == (128, 2) else X.reshape(20, *read)
+    np.testing.assert_array_equal(data.X, expected)
+    np.savez(tmp_path / "t.npz", x_train=X, y_train=y, x_test=X[:7], y_test=y[:7])
+    data = datasets.load(tmp_path / "t.npz", shape=shape)
+    np.testing.assert_array_equal(data.X_test, expected[:7])
+
+
+@pytest.mark.parametrize(
+    ("held", "shape", "message"),
+    [
+        (
+            (1, 128),
+            None,
+            r"could be signals or images; say which: shape=\(1, 128\) \(--shape 1,128\) for signals of 128 samples in "
+            r"1 channel, shape=\(1, 1, 128\) \(--shape 1,1,128\) for grey images of 1 × 128",
+        ),
+        ((3, 100), None, r"\(--shape 3,100\) for signals of 100 samples in 3 channels"),
+        (
+            (127,),
+            None,
+            r"rows of 127 numbers; say what they are, such as shape=\(1, 127\) \(--shape 1,127\) for signals$",
+        ),
+        ((64,), None, r"for signals, or shape=\(1, 8, 8\) \(--shape 1,8,8\) for images"),
+        ((2, 3, 4, 5), None, "or the shape of one, channels first"),
+        ((128,), (1, 100), r"does not hold images of \(1, 100\), 100 numbers each; give another shape"),
+        ((128,), (128,), r"shape=\(128,\): expected the channels first"),
+        ((128,), (1, 0), r"shape=\(1, 0\): expected the channels first"),
+        ((128,), 128, "shape=128: expected the channels first"),
+    ],
+)
+def test_shapes_that_do_not_tell_or_do_not_fit(tmp_path: Path, held: tuple[int, ...], shape: Any, message: str) -> None:
+    np.savez(tmp_path / "s.npz", X=np.ones((6, *held)), y=np.arange(6) % 2)
+    with pytest.raises(DatasetError, match=message) as told:
+        datasets.load(tmp_path / "s.npz", shape=shape)
+    assert "\n" not in str(told.value)
+
+
+def test_a_shape_is_for_files_of_arrays(tmp_path: Path) -> None:
+    for source in ("digits", tmp_path):
+        with pytest.raises(DatasetError, match=r"shape \(--shape\) is for \.npz files"):
+            datasets.load(source, shape=(1, 8, 8))
+
+
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        ({"a": np.ones(3)}, "holds a; expected X and y"),
-        ({"X": np.ones((4, 3, 3)), "y": np.ones(5)}, r"images of shape \(4, 1, 3, 3\) and labels of shape \(5,\)"),
+        ({"A": np.ones(3), "X": np.ones(3)}, "holds A, X; expected X and y"),
+        ({"X": np.ones((4, 3, 3)), "y": np.ones(5)}, r"images of shape \(4, 3, 3\) and labels of shape \(5,\)"),
         ({"X": np.ones((3, 2, 2)), "y": np.array([0.0, np.nan, 1.0])}, r"label 1 is NaN; every image needs a label"),
         ({"X": np.array([{}]), "y": np.ones(1)}, r"bad\.npz: X holds Python objects, which are never unpickled"),
     ],
@@ -276,13 +387,18 @@ def test_held_out_images_are_of_all_classes_in_proportion() -> None:
 
 
 def test_size_is_for_folders() -> None:
-    with pytest.raises(DatasetError, match="size=16 is for folders of images; digits has a size of its own"):
+    with pytest.raises(DatasetError, match=r"size \(--size\) is for folders of images; digits has a size of its own"):
         datasets.load("digits", size=16)
 
 
 def test_unknown_source() -> None:
     with pytest.raises(DatasetError, match="no data 'imagenet': expected one of digits, mnist"):
         datasets.load("imagenet")
+    with pytest.raises(DatasetError, match="no data 'photso': expected one of digits, mnist"):
+        datasets.load("photso", size=32, skip_bad=True)  # nor is it said that these are for folders
+    for nothing in ("", " "):  # not the folder that the command runs in
+        with pytest.raises(DatasetError, match=r"no data was named .* this folder itself is '\.'"):
+            datasets.load(nothing)
 
 
 @pytest.mark.skipif(not HAS_MNIST, reason="MNIST's files are not in $CNNGP_DATA/mnist")

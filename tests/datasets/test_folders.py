@@ -24,6 +24,13 @@ def save_images(folder: Path, n: int, size: tuple[int, int], mode: str = "L", su
         Image.fromarray(RNG.integers(0, 256, shape, dtype=np.uint8)).save(folder / f"{i}.{suffix}")
 
 
+def kept(test: int, images: int) -> str:
+    return (
+        f"{test} of {images} images, about a fifth of each class, are kept for testing; "
+        "`cnngp classify --test 0`, or whole=True in Python, fits all of them"
+    )
+
+
 def test_folder_of_images(tmp_path: Path) -> None:
     save_images(tmp_path / "pets" / "cat", 10, (12, 9))
     save_images(tmp_path / "pets" / "dog", 5, (12, 9), suffix="jpg")
@@ -125,7 +132,7 @@ def test_every_format_nested_or_not(tmp_path: Path) -> None:
     names = sorted([*data.names, *data.names_test])
     assert "cat/webp.webp" in names
     assert str(Path("dog") / "deep" / "bmp.bmp") in names
-    assert data.notes == ()
+    assert data.notes == (kept(4, 20),)
 
 
 def test_names_stay_with_their_images(tmp_path: Path) -> None:
@@ -158,7 +165,7 @@ def test_what_is_left_out_is_counted_by_kind(tmp_path: Path) -> None:
     (tmp_path / "cat" / ".DS_Store").write_text("hello")
     (tmp_path / "empty").mkdir()
     Image.new("L", (8, 8)).save(tmp_path / "loose.png")
-    assert datasets.load(tmp_path).notes == (
+    assert datasets.load(tmp_path, whole=True).notes == (
         "left out 4 files of other kinds: 2 .txt, 1 hidden, 1 without a suffix; left out 1 image outside of the class "
         "folders; folders without images, or not used: empty",
     )
@@ -184,7 +191,7 @@ def test_all_bad_files_are_listed_at_once_or_left_out(tmp_path: Path) -> None:
     assert message.endswith("leave them out with skip_bad=True (--skip-bad)")
     data = datasets.load(tmp_path, skip_bad=True)
     assert len(data.X) + len(data.X_test) == 8
-    assert data.notes == ("left out 2 images that cannot be read",)
+    assert data.notes == (kept(2, 8), "left out 2 images that cannot be read")
     for file in (tmp_path / "cat").iterdir():
         file.write_bytes(b"hello")
     with pytest.raises(DatasetError, match="no image of these classes can be read: cat"):
@@ -207,7 +214,9 @@ def test_validation_folders(tmp_path: Path, name: str) -> None:
         (tmp_path / folder).rmdir()
     data = datasets.load(tmp_path)
     assert (len(data.X), len(data.X_test), len(data.X_validation)) == (10, 2, 6)
-    assert "there is no test folder: a fifth of the training images" in data.notes[0]
+    assert data.notes[0] == kept(2, 12)
+    data = datasets.load(tmp_path, whole=True)
+    assert (len(data.X), len(data.X_test), len(data.X_validation)) == (12, 0, 6)
 
 
 def test_a_class_that_is_called_train(tmp_path: Path) -> None:
@@ -227,7 +236,7 @@ def test_a_camera_that_was_turned_counts_as_it_is_seen(tmp_path: Path) -> None:
             )
     data = datasets.load(tmp_path)
     assert data.image_shape == (1, 40, 20)
-    assert data.notes == ()
+    assert data.notes == (kept(2, 6),)
 
 
 def test_sizes_and_proportions_are_reported(tmp_path: Path) -> None:
@@ -239,9 +248,10 @@ def test_sizes_and_proportions_are_reported(tmp_path: Path) -> None:
     assert data.notes == (
         "10 images of 10 brought to 64 × 32 (the commonest size, at most 64 a side); 2 of another aspect ratio "
         "squashed; aspect='pad' (--aspect pad) keeps theirs",
+        kept(2, 10),
     )
     padded = datasets.load(tmp_path, aspect="pad", size=(64, 32))
-    assert padded.notes == ("10 images of 10 brought to 64 × 32; 2 of another aspect ratio padded with black",)
+    assert padded.notes[0] == "10 images of 10 brought to 64 × 32; 2 of another aspect ratio padded with black"
     everything = np.concatenate([padded.X, padded.X_test])
     names = [*padded.names, *padded.names_test]
     square = everything[names.index("a/square.png"), 0]
@@ -266,7 +276,10 @@ def test_sizes_that_are_none(size: Any) -> None:
 def test_options_of_folders(tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match="aspect='crop': expected 'squash' or 'pad'"):
         datasets.folder(tmp_path, aspect="crop")  # type: ignore[arg-type]
-    with pytest.raises(DatasetError, match="aspect and skip_bad are for folders of images, and digits is not one"):
+    with pytest.raises(
+        DatasetError,
+        match=r"aspect \(--aspect\) and skip_bad \(--skip-bad\) are for folders of images, and digits is not one",
+    ):
         datasets.load("digits", skip_bad=True)
     with pytest.raises(DatasetError, match="is not a folder"):
         datasets.folder(tmp_path / "none")
@@ -288,3 +301,85 @@ def test_fractions_and_palettes(tmp_path: Path) -> None:
     assert images.read_image(tmp_path / "f.tif", (1, 2, 2)).tolist() == [[[0, 128], [255, 51]]]
     Image.new("RGB", (2, 2), (255, 0, 0)).convert("P").save(tmp_path / "p.gif")
     assert images.read_image(tmp_path / "p.gif", (3, 2, 2))[:, 0, 0].tolist() == [255, 0, 0]
+
+
+def test_a_banner_does_not_set_the_size_of_pictures_that_all_differ(tmp_path: Path) -> None:
+    for k, name in enumerate(("a", "b")):
+        (tmp_path / name).mkdir()
+        for i in range(12):
+            Image.new("L", (400 + 2 * i + k, 300 - 2 * i - k)).save(tmp_path / name / f"{i:02}.png")
+    Image.new("L", (600, 24)).save(tmp_path / "a" / "00.png")
+    data = datasets.load(tmp_path)
+    assert data.image_shape[0] == 1
+    assert data.image_shape[2] == 64
+    assert 42 <= data.image_shape[1] <= 48  # 300 of 400, and a little less
+    assert "(their median proportions, at most 64 a side)" in data.notes[0]
+    assert "commonest" not in " ".join(data.notes)
+
+
+def test_pictures_that_all_differ_are_not_enlarged_and_may_stand_or_lie(tmp_path: Path) -> None:
+    for name, sizes in (("a", [(10, 20), (11, 22), (12, 24)]), ("b", [(20, 10), (22, 11), (24, 12)])):
+        (tmp_path / name).mkdir()
+        for size in sizes:
+            Image.new("L", size).save(tmp_path / name / f"{size[0]}.png")
+    assert datasets.load(tmp_path).image_shape == (1, 22, 22)
+
+
+def test_half_of_the_pictures_set_the_size(tmp_path: Path) -> None:
+    for name, height in (("a", 30), ("b", 40)):
+        save_images(tmp_path / name, 4, (20, 16))
+        for i in range(4):
+            Image.new("L", (9, height + i)).save(tmp_path / name / f"other{i}.png")
+    data = datasets.load(tmp_path)
+    assert data.image_shape == (1, 20, 16)
+    assert "(the commonest size, at most 64 a side)" in data.notes[0]
+
+
+def test_a_file_whose_header_alone_can_be_read_is_not_counted(tmp_path: Path) -> None:
+    for name in ("cat", "dog"):
+        save_images(tmp_path / name, 6, (100, 50), mode="RGB", suffix="jpg")
+    half = (tmp_path / "dog" / "1.jpg").read_bytes()
+    (tmp_path / "dog" / "1.jpg").write_bytes(half[: len(half) // 2])
+    (tmp_path / "dog" / "2.jpg").write_bytes(b"hello")
+    data = datasets.load(tmp_path, skip_bad=True)
+    assert data.notes == (
+        "10 images of 10 brought to 64 × 32 (the commonest size, at most 64 a side)",
+        kept(2, 10),
+        "left out 2 images that cannot be read",
+    )
+
+
+@pytest.mark.parametrize("suffix", ["png", "tif"])
+def test_12_bits_in_files_of_16_are_said_to_come_out_dark(tmp_path: Path, suffix: str) -> None:
+    def save(largest: int) -> datasets.Dataset:
+        for name in ("a", "b"):
+            (tmp_path / name).mkdir(exist_ok=True)
+            for i in range(3):
+                deep = RNG.integers(0, largest + 1, (8, 8)).astype(np.uint16)
+                deep[0, 0] = largest if i else largest // 2
+                Image.fromarray(deep).save(tmp_path / name / f"{i}.{suffix}")
+        return datasets.load(tmp_path, whole=True)
+
+    assert save(4095).notes == (
+        "the largest value of 6 images with 16 bits is 4,095 of 65,535, as of 12-bit data, so that they come out "
+        "nearly black; multiply their values by 16 and save them again, also those that are predicted later",
+    )
+    assert save(65535).notes == ()
+
+
+def test_the_whole_folder_may_be_for_training(tmp_path: Path) -> None:
+    for name, level in (("a", 0), ("b", 100)):
+        grey(tmp_path / name, level, 10)
+    grey(tmp_path / "lonely", 200, 1)
+    with pytest.raises(
+        DatasetError, match=r"class lonely has a single image.*add another, leave the class out, or .*"
+    ) as told:
+        datasets.load(tmp_path)
+    assert "`cnngp classify --test 0`" in str(told.value)
+    data = datasets.load(tmp_path, whole=True)
+    assert repr(data) == f"<{tmp_path.name}: 21 training images of 1 × 4 × 4>"
+    assert data.X_test.shape == (0, 1, 4, 4)
+    assert data.notes == ()
+    assert set(data.y[:3]) == {"a", "b", "lonely"}
+    assert sorted(data.names) == sorted(set(data.names))
+    np.testing.assert_array_equal(datasets.load(tmp_path, whole=True).names, data.names)

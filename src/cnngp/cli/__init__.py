@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import sys
 from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from .classify import classify
 from .gram import gram
@@ -61,6 +63,20 @@ def _interruptible(command: Callable[..., None]) -> Callable[..., None]:
     return run_command
 
 
+class _Command(TyperCommand):
+    """Help in the usual form: newer Typers put braces around arguments, and the names of Python's types beside them."""
+
+    def get_help(self, ctx: Any) -> str:
+        usage, end, rest = super().get_help(ctx).partition("\n\n")
+        usage = re.sub(r"(?<= )(\{\w+\}|\[\w+\])", lambda found: found[0].strip("{}").upper(), usage)
+        return usage + end + re.sub(r"^  (\w+(?:\.\.\.)?) <([^>]*)>", _argument, rest, flags=re.MULTILINE)
+
+
+def _argument(found: re.Match[str]) -> str:
+    """The name of an argument, with its choices where it has some, in as many columns as before."""
+    return (f"  {found[1].upper()}" + (f" <{found[2]}>" if "|" in found[2] else "")).ljust(len(found[0]))
+
+
 # Each command with its line in the list, which Typer cuts off where it is too long, and examples for its own page.
 _COMMANDS: tuple[tuple[Callable[..., None], str, tuple[str, ...]], ...] = (
     (
@@ -111,7 +127,7 @@ _COMMANDS: tuple[tuple[Callable[..., None], str, tuple[str, ...]], ...] = (
 )
 for _command, _line, _examples in _COMMANDS:
     _epilog = "\b\n" + "\n".join([f"Example{'s' if len(_examples) > 1 else ''}:", *(f"  {e}" for e in _examples)])
-    app.command(short_help=_line, epilog=_epilog)(_interruptible(_command))
+    app.command(cls=_Command, short_help=_line, epilog=_epilog)(_interruptible(_command))
 
 
 # Newer Typers carry a copy of Click, older ones import it: this reaches the base of usage errors in both.
@@ -150,7 +166,7 @@ def run(arguments: list[str] | None = None) -> int:
             return _CLOSED
         raise
     except _UsageError as error:
-        return _fail(error.format_message(), 2)
+        return _fail(_plain(error.format_message()), 2)
     except (KeyboardInterrupt, typer.Abort, _Interrupted) as error:
         return _fail(str(error) or "interrupted", 130)
     except MemoryError as error:
@@ -158,8 +174,23 @@ def run(arguments: list[str] | None = None) -> int:
     except (ValueError, OSError, RuntimeError, ImportError) as error:
         if os.environ.get("CNNGP_DEBUG"):
             raise
-        return _fail(str(error) or type(error).__name__, 1)
+        return _fail(re.sub(r"\bdevice='(\w+)'", r"--device \1", str(error)) or type(error).__name__, 1)
     return result if isinstance(result, int) else 0
+
+
+# How newer Typers say what they cannot read, and what it means.
+_WORDS = {
+    "Value error, ": "",
+    "Input should be a valid number, unable to parse string as a number": "expected a number",
+    "Input should be a valid integer, unable to parse string as an integer": "expected a whole number",
+    "Input should be ": "expected a value ",
+}
+
+
+def _plain(message: str) -> str:
+    for theirs, ours in _WORDS.items():
+        message = message.replace(theirs, ours)
+    return message
 
 
 def _fail(message: str, code: int) -> int:

@@ -16,6 +16,7 @@ from typing import Annotated, Any
 
 import typer
 
+from . import values
 from .common import (
     Aspect,
     Data,
@@ -23,11 +24,13 @@ from .common import (
     Dtype,
     Kind,
     NetworkName,
+    Shape,
     Size,
     SkipBad,
     SplitName,
     Threads,
     Train,
+    check_engine,
     check_writable,
     network_by_name,
     number_or_word,
@@ -42,32 +45,57 @@ def classify(
     data: Data = "digits",
     network: NetworkName = "auto",
     train: Train = None,
-    test: Annotated[int | None, typer.Option(help="Use only the first N test images.")] = None,
+    test: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            parser=values.whole(0),
+            help="Use only the first N test images; 0 makes no test set and fits all images.",
+        ),
+    ] = None,
     split: SplitName = "standard",
     size: Size = None,
     aspect: Aspect = "squash",
     skip_bad: SkipBad = False,
+    shape: Shape = None,
     noise: Annotated[
         str | None,
         typer.Option(
+            metavar="NUMBER|ml|loo",
+            parser=values.noise,
             help="Noise variance in the kernel's units, or ml or loo to choose it; by default loo with --network auto, "
-            "else 0."
+            "else 0.",
         ),
     ] = None,
-    amplitude: Annotated[str, typer.Option(help="Scale of the kernel: ml, loo or a number.")] = "ml",
+    amplitude: Annotated[
+        str,
+        typer.Option(
+            metavar="NUMBER|ml|loo", parser=values.amplitude, help="Scale of the kernel, or how to choose it."
+        ),
+    ] = "ml",
     learn: Annotated[
         str | None,
-        typer.Option(metavar="RULE", help="Learn the network's variances, by loo (leave-one-out) or by likelihood."),
+        typer.Option(
+            metavar="RULE",
+            parser=values.choice("loo", "likelihood"),
+            help="Learn the network's variances, by loo (leave-one-out) or by likelihood.",
+        ),
     ] = None,
     budget: Annotated[
         float | None,
-        typer.Option(help="Choose the best network whose kernels take at most this many seconds on this machine."),
+        typer.Option(
+            metavar="SECONDS",
+            parser=values.seconds,
+            help="Choose the best network whose kernels take at most this many seconds on this machine.",
+        ),
     ] = None,
     preparation: Annotated[
         str | None,
         typer.Option(
+            metavar="NAME",
+            parser=values.choice("plain", "contrast", "detail", "edges", "loo"),
             help="How each image is prepared: plain, contrast, detail, edges, or loo, which chooses one by "
-            "leave-one-out; by default loo with auto, plain with others."
+            "leave-one-out; by default loo with auto, plain with others.",
         ),
     ] = None,
     device: Device = "auto",
@@ -76,11 +104,16 @@ def classify(
     kind: Kind = "nngp",
     store: Annotated[
         str | None,
-        typer.Option(help="Keep the kernels here, so that an interrupted run can continue; a folder or an fsspec URL."),
+        typer.Option(
+            metavar="STORE",
+            help="Keep the kernels here, so that an interrupted run can continue; a folder or an fsspec URL.",
+        ),
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option(help="Folder for report.html, results.json and model.gp; by default out/DATA-NETWORK-N."),
+        typer.Option(
+            metavar="FOLDER", help="Folder for report.html, results.json and model.gp; by default out/DATA-NETWORK-N."
+        ),
     ] = None,
     model: Annotated[
         bool, typer.Option(help="Save the model; the file takes 2·N² bytes for N images in float32.")
@@ -93,20 +126,20 @@ def classify(
     quiet: Quiet = False,
 ) -> None:
     """Classify images with an exact Gaussian process, and write a report."""
-    from cnngp.estimators.checking import check_learning
     from cnngp.estimators.classifier import GPClassifier
-    from cnngp.gp.checks import check_amplitude, check_noise
     from cnngp.kernel.kernel import Kernel
     from cnngp.report.evaluation import check_labels, evaluate
 
     began = time.perf_counter()
-    check_learning(learn, kind)
-    check_amplitude(number_or_word("amplitude", amplitude))
-    if noise is not None:
-        check_noise(number_or_word("noise", noise))
-    images = read_data(data, split, size, aspect, skip_bad).some(train, test)
-    check_labels(images.y, images.y_test)
     given = network_by_name(network)
+    if learn is not None and kind == "ntk":
+        raise ValueError("--learn follows the gradient of the Gaussian process's kernel; leave out --kind ntk")
+    if budget is not None and given is not None:
+        raise ValueError(f"--budget chooses a network, and --network {network} names one; leave out one of them")
+    check_engine(given, device, dtype, threads, kind)
+    read = read_data(data, split=split, size=size, aspect=aspect, skip_bad=skip_bad, shape=shape, whole=test == 0)
+    images = read.some(train, test)
+    check_labels(images.y, images.y_test)
     tangent = "" if kind == "nngp" else f"-{kind}"
     default = Path("out") / f"{images.name}-{Path(network).stem}{tangent}-{len(images.X)}"
     folder = output if output is not None else default
@@ -124,8 +157,8 @@ def classify(
     goes_on = choice is not None and budget is None
     clf = GPClassifier(
         None if goes_on else net,
-        noise=number_or_word("noise", usual if noise is None else noise),
-        amplitude=number_or_word("amplitude", amplitude),
+        noise=number_or_word(usual if noise is None else noise),
+        amplitude=number_or_word(amplitude),
         learn=learn,  # type: ignore[arg-type]
         device=device,  # type: ignore[arg-type]
         dtype=dtype,
@@ -133,6 +166,9 @@ def classify(
         threads=threads,
         kind=kind,  # type: ignore[arg-type]
         preparation="loo" if preparation is None and budget is not None else preparation,  # type: ignore[arg-type]
+        input_shape=images.image_shape
+        if len(images.image_shape) == 2
+        else None,  # of signals; images speak for themselves
     )
     if choice is None:
         tell_cost(kernel, images.X, pairs)
@@ -160,11 +196,13 @@ def classify(
     say("solve", f"{report.solve_seconds:.2f} s")
     with warnings_as_lines():
         evaluation = evaluate(clf, images)
-    say("predict", f"{evaluation.predict_seconds:.2f} s")
+    if evaluation.test is not None:
+        say("predict", f"{evaluation.predict_seconds:.2f} s")
     tell()
     if evaluation.validation is not None:
         say("validation", str(evaluation.validation))
-    say("test", str(evaluation.test))
+    if evaluation.test is not None:
+        say("test", str(evaluation.test))
     say("leave-one-out", str(evaluation.loo))
     likelihood = evaluation.log_marginal_likelihood
     say("log likelihood", "not known with this solver" if likelihood is None else f"{likelihood:,.1f}")
@@ -274,6 +312,7 @@ _OPTIONS = (
     "split",
     "size",
     "aspect",
+    "shape",
     "noise",
     "amplitude",
     "learn",

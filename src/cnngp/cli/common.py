@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
@@ -13,43 +12,95 @@ from typing import Annotated, Any
 
 import typer
 
-from cnngp.network.layers import NetworkError
 from cnngp.network.names import NETWORKS as NETWORKS
 from cnngp.network.names import network_by_name as network_by_name
 from cnngp.network.names import zoo_name as zoo_name
 
+from . import values
 from .output import say, warn
 
 Data = Annotated[
     str,
     typer.Option(
-        help="digits, mnist, fashion_mnist, cifar10, an .npz file, or a folder with one sub-folder per class."
+        metavar="DATA",
+        parser=values.data,
+        help="digits, mnist, fashion_mnist, cifar10, an .npz file, or a folder with one sub-folder per class.",
+    ),
+]
+Shape = Annotated[
+    str | None,
+    typer.Option(
+        metavar="C,H,W",
+        parser=values.shape(2),
+        help="What each row of an .npz file is, channels first: 1,128 for signals, 3,32,32 for images.",
     ),
 ]
 Size = Annotated[
     str | None,
     typer.Option(
-        metavar="HxW", help="Resize the images of a folder to this height and width, such as 48x64, or 48 for both."
+        metavar="HxW",
+        parser=values.size,
+        help="Resize the images of a folder to this height and width, such as 48x64, or 48 for both.",
     ),
 ]
 Aspect = Annotated[
     str,
     typer.Option(
-        help="squash: stretch images of another shape to that size; pad: keep their shape, with black borders."
+        metavar="squash|pad",
+        parser=values.choice("squash", "pad"),
+        help="squash: stretch images of another shape to that size; pad: keep their shape, with black borders.",
     ),
 ]
 SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Leave out files that cannot be read, instead of stopping.")]
-NetworkName = Annotated[str, typer.Option("--network", help="auto, a name from `cnngp networks`, or a JSON file.")]
-Train = Annotated[int | None, typer.Option(help="Use only the first N training images.")]
-SplitName = Annotated[str, typer.Option("--split", help="standard, or paper (mnist and fashion_mnist).")]
-Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
-Dtype = Annotated[str, typer.Option(help="float32 or float64.")]
-Kind = Annotated[str, typer.Option(help="nngp: the kernel of the Gaussian process; ntk: the neural tangent kernel.")]
-Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads; by default, all.")]
-Seed = Annotated[int, typer.Option(min=0, help="The same seed draws the same networks.")]
+NetworkName = Annotated[
+    str, typer.Option("--network", metavar="NAME", help="auto, a name from `cnngp networks`, or a JSON file.")
+]
+Train = Annotated[
+    int | None, typer.Option(metavar="N", parser=values.whole(1), help="Use only the first N training images.")
+]
+SplitName = Annotated[
+    str,
+    typer.Option(
+        "--split",
+        metavar="standard|paper",
+        parser=values.choice("standard", "paper"),
+        help="paper: the paper's split of mnist or fashion_mnist, with validation images.",
+    ),
+]
+Device = Annotated[
+    str,
+    typer.Option(
+        metavar="auto|cpu|cuda", parser=values.choice("auto", "cpu", "cuda"), help="auto takes the GPU if there is one."
+    ),
+]
+Dtype = Annotated[
+    str,
+    typer.Option(
+        metavar="TYPE", parser=values.choice("float32", "float64"), help="Precision of the kernel: float32 or float64."
+    ),
+]
+Kind = Annotated[
+    str,
+    typer.Option(
+        metavar="nngp|ntk",
+        parser=values.choice("nngp", "ntk"),
+        help="nngp: the kernel of the Gaussian process; ntk: the neural tangent kernel.",
+    ),
+]
+Threads = Annotated[int | None, typer.Option(metavar="N", parser=values.whole(1), help="CPU threads; by default, all.")]
+Seed = Annotated[int, typer.Option(metavar="N", parser=values.whole(0), help="The same seed draws the same networks.")]
 
 
-def read_data(data: str, split: str, size: str | None, aspect: str, skip_bad: bool) -> Any:
+def read_data(
+    data: str,
+    *,
+    split: str = "standard",
+    size: str | None = None,
+    aspect: str = "squash",
+    skip_bad: bool = False,
+    shape: str | None = None,
+    whole: bool = False,
+) -> Any:
     """The images that the options ask for, and a line for each note about how they were read."""
     from cnngp.datasets import load
     from cnngp.datasets.images import check_size
@@ -60,10 +111,22 @@ def read_data(data: str, split: str, size: str | None, aspect: str, skip_bad: bo
         size=None if size is None else check_size(size),
         aspect=aspect,  # type: ignore[arg-type]
         skip_bad=skip_bad,
+        shape=None if shape is None else values.shape_of(shape),
+        whole=whole,
     )
     for note in found.notes:
         say("note", note)
     return found
+
+
+def check_engine(network: Any, device: str, dtype: str, threads: int | None, kind: str) -> None:
+    """Refuse a device that is not there, or a network without such a kernel, before images are read."""
+    from cnngp.common.devices import actual_device
+    from cnngp.kernel.kernel import Kernel
+
+    actual_device(device)  # type: ignore[arg-type]
+    if network is not None:
+        Kernel(network, device, dtype, threads, kind)  # type: ignore[arg-type]
 
 
 def check_writable(option: str, path: Path, *, folder: bool = True) -> None:
@@ -80,22 +143,9 @@ def check_writable(option: str, path: Path, *, folder: bool = True) -> None:
         raise OSError(f"{option} {path} cannot be written: {error.strerror}; choose another") from None
 
 
-def parse_shape(text: str) -> tuple[int, ...]:
-    """1,28,28 or 1x28x28 as a tuple."""
-    parts = re.split(r"[,x×]", text)
-    if not all(part.strip().isdigit() for part in parts):
-        raise NetworkError(f"shape {text!r}: expected channels,height,width such as 1,28,28")
-    return tuple(int(part) for part in parts)
-
-
-def number_or_word(name: str, text: str) -> Any:
-    """0.01 as a number, ml or loo as a word; the estimator judges the word."""
-    try:
-        return float(text)
-    except ValueError:
-        if text.isalpha():
-            return text
-        raise ValueError(f"--{name} {text}: expected a number or a word such as ml") from None
+def number_or_word(text: str) -> Any:
+    """0.01 as a number, ml or loo as a word, after `values` has seen it."""
+    return text if text.isalpha() else float(text)
 
 
 def table(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:

@@ -15,6 +15,7 @@ from .common import (
     Dtype,
     Kind,
     NetworkName,
+    Shape,
     Size,
     SkipBad,
     SplitName,
@@ -37,6 +38,7 @@ def gram(
     size: Size = None,
     aspect: Aspect = "squash",
     skip_bad: SkipBad = False,
+    shape: Shape = None,
     store: Annotated[str | None, typer.Option(help="Where the matrix goes: a folder or an fsspec URL.")] = None,
     tile: Annotated[
         int | None, typer.Option(help="Side of a tile in images; by default a few seconds of work.")
@@ -69,8 +71,10 @@ def gram(
     from cnngp.network.choice import default_network
 
     with nullcontext() if scheduler is None else connect(scheduler) as client:
-        images = read_data(data, split, size, aspect, skip_bad).some(train)
         given = network_by_name(network)
+        # All images of a folder or a file: nothing is predicted here, so none are kept for a test.
+        read = read_data(data, split=split, size=size, aspect=aspect, skip_bad=skip_bad, shape=shape, whole=True)
+        images = read.some(train)
         net = given or default_network(images.X.shape[1:], len(images.X))
         name = network if given is not None else f"{zoo_name(net)} (chosen)"
         kernel = Kernel(net, device, dtype, threads, kind)  # type: ignore[arg-type]

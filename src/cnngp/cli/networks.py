@@ -6,18 +6,21 @@ from typing import Annotated
 
 import typer
 
-from .common import NETWORKS, network_by_name, parse_shape, table
+from . import values
+from .common import NETWORKS, network_by_name, table
 from .output import Json, Quiet, last_line, tell
 
 
 def networks(
     name: Annotated[str | None, typer.Argument(help="A network to show layer by layer: a name or a JSON file.")] = None,
-    shape: Annotated[str, typer.Option(help="Shape of an image: channels,height,width.")] = "1,28,28",
+    shape: Annotated[
+        str, typer.Option(metavar="C,H,W", parser=values.shape(1), help="Shape of an image: channels, height, width.")
+    ] = "1,28,28",
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """List the built-in networks, or show one layer by layer."""
-    size = parse_shape(shape)
+    size = values.shape_of(shape)
     if name is not None:
         net = network_by_name(name)
         if net is None:

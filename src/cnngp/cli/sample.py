@@ -7,30 +7,65 @@ from typing import Annotated, Any
 
 import typer
 
-from .common import NetworkName, Seed, check_writable, network_by_name, zoo_name
+from . import values
+from .common import (
+    Aspect,
+    Data,
+    NetworkName,
+    Seed,
+    Shape,
+    Size,
+    SkipBad,
+    check_writable,
+    network_by_name,
+    read_data,
+    zoo_name,
+)
 from .output import Json, Quiet, last_line, say, tell
 
 
 def sample(
-    data: Annotated[
-        str, typer.Option(help="digits, mnist, fashion_mnist, cifar10, an .npz file, or a folder.")
-    ] = "digits",
+    data: Data = "digits",
+    size: Size = None,
+    aspect: Aspect = "squash",
+    skip_bad: SkipBad = False,
+    shape: Shape = None,
     network: NetworkName = "small_cnn",
-    images: Annotated[int, typer.Option(help="Number of images, taken from the start of the training set.")] = 4,
-    channels: Annotated[str, typer.Option(help="Numbers of channels in the first stage, such as 4,16,64.")] = "4,16,64",
-    samples: Annotated[int, typer.Option(help="Number of networks drawn at each width.")] = 1000,
+    images: Annotated[
+        int,
+        typer.Option(
+            metavar="N", parser=values.whole(1), help="Number of images, taken from the start of the training set."
+        ),
+    ] = 4,
+    channels: Annotated[
+        str, typer.Option(metavar="N,N,…", help="Numbers of channels in the first stage, such as 4,16,64.")
+    ] = "4,16,64",
+    samples: Annotated[
+        int, typer.Option(metavar="N", parser=values.whole(20), help="Number of networks drawn at each width.")
+    ] = 1000,
     outputs: Annotated[
-        int, typer.Option(help="Outputs per network; more of them make the estimates more precise.")
+        int,
+        typer.Option(
+            metavar="N",
+            parser=values.whole(1),
+            help="Outputs per network; more of them make the estimates more precise.",
+        ),
     ] = 64,
     seed: Seed = 0,
-    device: Annotated[str, typer.Option(help="Where the finite networks run: cpu or cuda.")] = "cpu",
-    output: Annotated[Path, typer.Option(help="File for the picture: .png, .pdf or .svg.")] = Path("sample.png"),
+    device: Annotated[
+        str,
+        typer.Option(
+            metavar="cpu|cuda", parser=values.choice("cpu", "cuda"), help="Where the finite networks run: cpu or cuda."
+        ),
+    ] = "cpu",
+    output: Annotated[Path, typer.Option(metavar="FILE", help="File for the picture: .png, .pdf or .svg.")] = Path(
+        "sample.png"
+    ),
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Draw finite random networks and compare the covariance of their outputs with the kernel."""
     from cnngp.common.progress import progress_bar
-    from cnngp.datasets import sets as datasets
     from cnngp.network.choice import default_network
     from cnngp.torch_bridge.limits import check_limit
 
@@ -39,8 +74,8 @@ def sample(
         raise ValueError(f"--output {output}: expected a .png, .pdf or .svg file")
     check_writable("--output", output, folder=False)
     _check_device(device)
-    X = datasets.load(data).take(images).X
     net = network_by_name(network)
+    X = read_data(data, size=size, aspect=aspect, skip_bad=skip_bad, shape=shape, whole=True).some(images).X
     name = network if net is not None else f"{zoo_name(default_network(X.shape[1:], len(X)))} (chosen)"
     say("data", f"{len(X)} images of {data}")
     say("network", name)
@@ -66,14 +101,15 @@ def sample(
 
 def _widths(text: str) -> list[int]:
     try:
-        return [int(word) for word in text.split(",")]
+        widths = [int(word) for word in text.split(",")]
     except ValueError:
         raise ValueError(f"--channels {text}: expected integers with commas, such as 4,16,64") from None
+    if len(set(widths)) < 2 or min(widths) < 1:
+        raise ValueError(f"--channels {text}: give at least two different positive widths, such as 4,16,64")
+    return widths
 
 
 def _check_device(name: str) -> None:
-    if name not in ("cpu", "cuda"):
-        raise ValueError(f"--device {name}: expected cpu or cuda")
     from cnngp.torch_bridge import need_torch
 
     need_torch("cnngp sample")

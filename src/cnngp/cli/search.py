@@ -9,56 +9,93 @@ from typing import Annotated, Any
 
 import typer
 
-from .common import Data, Device, Dtype, Kind, Seed, Size, Threads, Train, check_writable, warnings_as_lines
+from . import values
+from .common import (
+    Aspect,
+    Data,
+    Device,
+    Dtype,
+    Kind,
+    Seed,
+    Shape,
+    Size,
+    SkipBad,
+    Threads,
+    Train,
+    check_engine,
+    check_writable,
+    read_data,
+    warnings_as_lines,
+)
 from .output import Json, Quiet, last_line, say, tell, warn
 
 
 def search(
     data: Data = "digits",
-    space: Annotated[str, typer.Option(help="paper-cnn, paper-residual, wide or pooled.")] = "paper-cnn",
+    space: Annotated[
+        str, typer.Option(metavar="SPACE", help="paper-cnn, paper-residual, wide or pooled.")
+    ] = "paper-cnn",
     draws: Annotated[
-        int, typer.Option(help="Number of networks in all; those already in the study are not repeated.")
+        int,
+        typer.Option(
+            metavar="N",
+            parser=values.whole(1),
+            help="Number of networks in all; those already in the study are not repeated.",
+        ),
     ] = 27,
     train: Train = None,
-    validation: Annotated[int | None, typer.Option(help="Use only the first N validation images.")] = None,
+    validation: Annotated[
+        int | None, typer.Option(metavar="N", parser=values.whole(1), help="Use only the first N validation images.")
+    ] = None,
     full: Annotated[
         list[str] | None,
         typer.Option(
+            metavar="N[@IMAGES]",
             help="Score the best again: 3 takes the best three with all training images, 20@10000 the best twenty "
-            "with 10,000. May be repeated."
+            "with 10,000. May be repeated.",
         ),
     ] = None,
     size: Size = None,
+    aspect: Aspect = "squash",
+    skip_bad: SkipBad = False,
+    shape: Shape = None,
     test: Annotated[
         bool, typer.Option("--test", help="Also give the chosen network's error on the test images.")
     ] = False,
     seed: Seed = 0,
     study: Annotated[
-        Path | None, typer.Option(help="SQLite file that keeps every draw; by default OUTPUT/study.db.")
+        Path | None,
+        typer.Option(metavar="FILE", help="SQLite file that keeps every draw; by default OUTPUT/study.db."),
     ] = None,
-    processes: Annotated[int, typer.Option(help="Number of processes on this machine.")] = 1,
-    scheduler: Annotated[str | None, typer.Option(help="Address of a Dask scheduler, such as tcp://host:8786.")] = None,
+    processes: Annotated[
+        int, typer.Option(metavar="N", parser=values.whole(1), help="Number of processes on this machine.")
+    ] = 1,
+    scheduler: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="Address of a Dask scheduler, such as tcp://host:8786.")
+    ] = None,
     device: Device = "auto",
     dtype: Dtype = "float32",
     threads: Threads = None,
     kind: Kind = "nngp",
-    best: Annotated[Path | None, typer.Option(help="File for the best network; by default OUTPUT/best.json.")] = None,
+    best: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="File for the best network; by default OUTPUT/best.json.")
+    ] = None,
     output: Annotated[
-        Path | None, typer.Option(help="Folder for plots and results.json; by default out/search-DATA-SPACE.")
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Folder for plots and results.json; by default out/search-DATA-SPACE."),
     ] = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Search for a network by random draws, scored by the validation error of the exact GP."""
-    from cnngp.datasets.images import check_size
-    from cnngp.search import load, random_search
+    from cnngp.search import random_search, split_for
     from cnngp.search.space import find_space
 
     rungs = [_rung(text) for text in full or ()]
     drawn_from = find_space(space)
-    images = load(data, None if size is None else check_size(size))
-    for note in images.notes:
-        say("note", note)
+    if scheduler is None:
+        check_engine(None, device, dtype, threads, kind)
+    images = read_data(data, split=split_for(data), size=size, aspect=aspect, skip_bad=skip_bad, shape=shape)
     folder = output if output is not None else Path("out") / f"search-{images.name}-{space}"
     file = best if best is not None else folder / "best.json"
     kept = study if study is not None else folder / "study.db"

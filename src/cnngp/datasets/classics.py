@@ -18,11 +18,12 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cnngp.common.errors import DatasetError
+from cnngp.common.errors import DatasetError, one_line
 from cnngp.common.optional import install_command
 
 from . import cifar
@@ -164,4 +165,13 @@ def _download(name: str, file: File, looked: list[Path]) -> Path:
     try:
         return Path(pooch.retrieve(_URLS[name] + wanted, known_hash=known, path=cache_folder() / name, fname=wanted))
     except Exception as error:  # requests, urllib3 and OS errors; all mean that it is not to be had from here
-        raise DatasetError(f"{advice}; downloading it failed: {str(error).splitlines()[0][:200]}") from None
+        raise DatasetError(f"{advice}; downloading it failed: {_reason(error, _URLS[name])}") from None
+
+
+def _reason(error: Exception, url: str) -> str:
+    """Why a download failed. What libraries say of a connection names their objects and repeats itself."""
+    import requests  # pooch needs it
+
+    if isinstance(error, (requests.exceptions.ConnectionError, requests.exceptions.Timeout, ConnectionError)):
+        return f"no connection to {urlsplit(url).hostname}"
+    return one_line(error)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from cnngp.common.checks import is_whole
 from cnngp.common.errors import DatasetError
 
 Pixels = NDArray[np.float32]
@@ -70,14 +71,19 @@ class Dataset:
 
     @property
     def image_shape(self) -> tuple[int, ...]:
-        """(channels, height, width)."""
+        """(channels, height, width); (channels, length) of signals."""
         return self.X.shape[1:]
 
     def take(self, train: int | None = None, test: int | None = None) -> Dataset:
-        """The first `train` and `test` images; None takes all."""
-        for what, asked, held in (("training", train, len(self.X)), ("test", test, len(self.X_test))):
-            if asked is not None and not 1 <= asked <= held:
-                raise DatasetError(f"{self.name} has {held:,} {what} images, but {asked:,} were asked for")
+        """The first `train` and `test` images; None takes all, and `test=0` leaves no test set."""
+        asked = (("train", "training", train, len(self.X), 1), ("test", "test", test, len(self.X_test), 0))
+        for name, what, n, held, least in asked:
+            if n is None:
+                continue
+            if not is_whole(n, least):
+                raise DatasetError(f"{name}={n!r}: expected how many {what} images to take, {least} or more")
+            if n > held:
+                raise DatasetError(f"{self.name} has {held:,} {what} images, but {n:,} were asked for")
         return self._with(self.train.at(slice(train)), self.test.at(slice(test)))
 
     def some(self, train: int | None = None, test: int | None = None) -> Dataset:
@@ -119,10 +125,12 @@ class Dataset:
         return self._with(part.at(slice(None, -images)), validation=part.at(slice(-images, None)))
 
     def __repr__(self) -> str:
-        sizes = f"{len(self.X):,} training"
+        sizes = [f"{len(self.X):,} training"]
         if self.X_validation is not None:
-            sizes += f", {len(self.X_validation):,} validation"
-        return f"<{self.name}: {sizes}, {len(self.X_test):,} test images of {' × '.join(map(str, self.image_shape))}>"
+            sizes.append(f"{len(self.X_validation):,} validation")
+        if len(self.X_test):
+            sizes.append(f"{len(self.X_test):,} test")
+        return f"<{self.name}: {', '.join(sizes)} images of {' × '.join(map(str, self.image_shape))}>"
 
 
 def mixed(part: Part) -> Part:
@@ -144,10 +152,22 @@ def with_test_set(name: str, part: Part) -> tuple[Part, Part]:
     for label in np.unique(y):
         rows = rng.permutation(np.flatnonzero(y == label))
         if len(rows) < 2:
-            raise DatasetError(f"{name}: class {label} has {len(rows)} image; at least 2 are needed, one to test on")
+            raise DatasetError(
+                f"{name}: class {label} has a single image, and one of each class is kept for testing; add another, "
+                "leave the class out, or fit all images without a test set: `cnngp classify --test 0`, or whole=True "
+                "in Python"
+            )
         test[rows[: max(1, len(rows) // 5)]] = True
     order = rng.permutation(len(y))
     return part.at(order[~test[order]]), part.at(order[test[order]])
+
+
+def kept_for_testing(test: Part, train: Part) -> str:
+    """What is said of images that `with_test_set` keeps."""
+    return (
+        f"{len(test.y):,} of {len(train.y) + len(test.y):,} images, about a fifth of each class, are kept for testing; "
+        "`cnngp classify --test 0`, or whole=True in Python, fits all of them"
+    )
 
 
 def _in_class_order(y: Labels) -> bool:

@@ -8,21 +8,31 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cnngp.common.errors import DatasetError
 from cnngp.common.progress import progress_bar
 
 from . import images
-from .dataset import Dataset, Part, mixed, unit_scale, with_test_set
+from .dataset import Dataset, Part, kept_for_testing, mixed, unit_scale, with_test_set
 from .images import Aspect, Head, Size
 
 _LARGEST = 64
 _VALIDATION = ("val", "validation")
+# Of 16: with this many bits or fewer, the brightest pixel of all is at most a sixteenth of white.
+_DARK_BITS = 12
 # Names of files that one message lists.
 _LISTED = 50
 
 
-def folder(path: str | Path, *, size: Size | None = None, aspect: Aspect = "squash", skip_bad: bool = False) -> Dataset:
+def folder(
+    path: str | Path,
+    *,
+    size: Size | None = None,
+    aspect: Aspect = "squash",
+    skip_bad: bool = False,
+    whole: bool = False,
+) -> Dataset:
     """Images in one sub-folder per class, brought to one size; the labels are the sub-folders' names.
 
     Every format that Pillow reads is taken, also from folders inside the sub-folders; what is left out is counted in
@@ -32,10 +42,12 @@ def folder(path: str | Path, *, size: Size | None = None, aspect: Aspect = "squa
 
     Parameters
     ----------
-    size : height and width, or one number for both; by default the commonest size, at most 64 on the longer side.
+    size : height and width, or one number for both; by default the size that at least half of the images have, else
+        one of their median proportions, at most 64 on the longer side.
     aspect : "squash" gives an image of another shape that size whatever becomes of its proportions, "pad" keeps them
         and fills the rest with black.
     skip_bad : go on without files that cannot be read, instead of listing them in an error.
+    whole : keep no images for testing where there is no `test`: all are training images.
     """
     path = Path(path)
     images.check_aspect(aspect)
@@ -46,8 +58,7 @@ def folder(path: str | Path, *, size: Size | None = None, aspect: Aspect = "squa
     reader = _Reader(path, aspect, skip_bad)
     validation_folder = next((path / v for v in _VALIDATION if (path / v).is_dir()), None)
     if not (path / "train").is_dir() or not ((path / "test").is_dir() or validation_folder):
-        train, test = with_test_set(name, reader.read(reader.find(path), shape))
-        return Dataset.of(name, train, test, notes=reader.notes(), aspect=aspect)
+        return reader.split(name, reader.read(reader.find(path), shape), whole)
     used = {"train", "test"} | ({validation_folder.name} if validation_folder else set())
     reader.leave_out(path, used)
     part = reader.read(reader.find(path / "train"), shape)
@@ -62,9 +73,7 @@ def folder(path: str | Path, *, size: Size | None = None, aspect: Aspect = "squa
     validation = others.get("validation")
     if "test" in others:
         return Dataset.of(name, mixed(part), others["test"], validation, notes=reader.notes(), aspect=aspect)
-    reader.said.append("there is no test folder: a fifth of the training images of each class are for testing")
-    train, test = with_test_set(name, part)
-    return Dataset.of(name, train, test, validation, notes=reader.notes(), aspect=aspect)
+    return reader.split(name, part, whole, validation)
 
 
 def image_files(paths: Sequence[Path]) -> Iterator[Path]:
@@ -139,21 +148,26 @@ class _Reader:
                 heads[file] = images.read_head(file)
             except DatasetError as error:
                 bad.append(error)
-        chosen = shape
+        chosen, why = shape, ""
         if chosen is None:
-            chosen = _common_size([(h.height, h.width) for h in heads.values()]) if heads else (1, 1)
+            chosen, why = _usual_size([(h.height, h.width) for h in heads.values()])
+        first = channels is None
         if channels is None:
             channels = 1 if all(h.grey for h in heads.values()) else 3
-            self._say_size(list(heads.values()), chosen, shape is None)
-        pixels: dict[Path, np.ndarray] = {}
+        pixels: dict[Path, NDArray[np.uint8]] = {}
+        largest: list[int] = []
         with progress_bar(len(heads), "reading", "image") as bar:
             for file in heads:
                 try:
-                    pixels[file] = images.read_image(file, (channels, *chosen), self.aspect)
+                    pixels[file], value = images.read_deep_image(file, (channels, *chosen), self.aspect)
+                    largest += [] if value is None else [value]
                 except DatasetError as error:
                     bad.append(error)
                 bar.update()
         self._refuse(bad, found)
+        if first:
+            self._say_size([heads[file] for file in pixels], chosen, why)
+            self._say_depth(largest)
         kept = [i for i, file in enumerate(found.files) if file in pixels]
         labels = np.array([found.labels[i] for i in kept])
         if len(set(labels)) < len(set(found.labels)):
@@ -161,6 +175,15 @@ class _Reader:
             raise DatasetError(f"{found.where}: no image of these classes can be read: {gone}")
         names = np.array([str(found.files[i].relative_to(self.root)) for i in kept])
         return Part(unit_scale(np.stack([pixels[found.files[i]] for i in kept])), labels, names)
+
+    def split(self, name: str, part: Part, whole: bool, validation: Part | None = None) -> Dataset:
+        """All images of a folder without a test set, some of them kept for one unless the `whole` is wanted."""
+        if whole:
+            train, test = mixed(part), part.at(slice(0))
+        else:
+            train, test = with_test_set(name, part)
+            self.said.append(kept_for_testing(test, train))
+        return Dataset.of(name, train, test, validation, notes=self.notes(), aspect=self.aspect)
 
     def notes(self) -> tuple[str, ...]:
         return (*self.said, *([self._account().removeprefix("; ")] if self._account() else []))
@@ -211,13 +234,12 @@ class _Reader:
             told.append(f"folders without images, or not used: {', '.join(self._empty)}")
         return "; " + "; ".join(told) if told else ""
 
-    def _say_size(self, heads: list[Head], shape: tuple[int, ...], chosen: bool) -> None:
+    def _say_size(self, heads: list[Head], shape: tuple[int, ...], why: str) -> None:
         """How images of other sizes were brought to this one."""
         height, width = shape
         others = [h for h in heads if (h.height, h.width) != (height, width)]
         if not others:
             return
-        why = f" (the commonest size, at most {_LARGEST} a side)" if chosen else ""
         told = f"{_images(len(others))} of {len(heads):,} brought to {height} × {width}{why}"
         # A rounding of one pixel is no other shape.
         bent = sum(abs(h.height * width - h.width * height) > max(h.height, h.width) for h in others)
@@ -225,6 +247,16 @@ class _Reader:
             how = "padded with black" if self.aspect == "pad" else "squashed; aspect='pad' (--aspect pad) keeps theirs"
             told += f"; {bent:,} of another aspect ratio {how}"
         self.said.append(told)
+
+    def _say_depth(self, largest: list[int]) -> None:
+        """Cameras of 12 bits write files of 16, which a viewer and this program show as nearly black."""
+        bits = max(largest, default=0).bit_length()
+        if 0 < bits <= _DARK_BITS:
+            self.said.append(
+                f"the largest value of {_images(len(largest))} with 16 bits is {max(largest):,} of 65,535, as of "
+                f"{bits}-bit data, so that they come out nearly black; multiply their values by {2 ** (16 - bits):,} "
+                "and save them again, also those that are predicted later"
+            )
 
 
 def _images(n: int) -> str:
@@ -235,8 +267,20 @@ def _hidden(file: Path, folder: Path) -> bool:
     return any(part.startswith(".") for part in file.relative_to(folder).parts)
 
 
-def _common_size(sizes: list[tuple[int, int]]) -> tuple[int, int]:
-    """Cost grows with the number of pixels, so photographs are brought down to at most 64 on their longer side."""
-    height, width = Counter(sizes).most_common(1)[0][0]
-    scale = min(1.0, _LARGEST / max(height, width))
-    return max(1, round(height * scale)), max(1, round(width * scale))
+def _usual_size(sizes: list[tuple[int, int]]) -> tuple[tuple[int, int], str]:
+    """A size for all, and why: the one that half of them have, else one of their median proportions and longer side.
+
+    Cost grows with the number of pixels, so photographs are brought down to at most 64 on their longer side.
+    """
+    if not sizes:
+        return (1, 1), ""
+    (height, width), count = Counter(sizes).most_common(1)[0]
+    if 2 * count >= len(sizes):
+        scale, why = min(1.0, _LARGEST / max(height, width)), "the commonest size"
+        shape = height * scale, width * scale
+    else:
+        sides = np.array(sizes, np.float64)
+        longer = min(float(_LARGEST), float(np.median(sides.max(1))))
+        ratio = float(np.exp(np.median(np.log(sides[:, 0] / sides[:, 1]))))
+        shape, why = (longer * min(1.0, ratio), longer * min(1.0, 1.0 / ratio)), "their median proportions"
+    return (max(1, round(shape[0])), max(1, round(shape[1]))), f" ({why}, at most {_LARGEST} a side)"

@@ -61,11 +61,20 @@ def read_head(path: Path) -> Head:
 
 def read_image(path: str | Path, shape: Sequence[int], aspect: Aspect = "squash") -> NDArray[np.uint8]:
     """One image file as (C, H, W) bytes of the given shape; C is 1 (grey) or 3 (colour)."""
+    return read_deep_image(path, shape, aspect)[0]
+
+
+def read_deep_image(
+    path: str | Path, shape: Sequence[int], aspect: Aspect = "squash"
+) -> tuple[NDArray[np.uint8], int | None]:
+    """`read_image`, and the largest value of a file that has 16 bits for one; None for other files."""
     channels, height, width = shape
     if channels not in (1, 3):
         raise DatasetError(f"{path}: image files have 1 or 3 channels, but the model takes {channels}")
     try:
         with Image.open(path) as image:
+            deep = image.mode.startswith("I")
+            largest = int(np.asarray(image).max(initial=0)) if deep else None
             shown = _eight_bits(ImageOps.exif_transpose(image)).convert("L" if channels == 1 else "RGB")
             if shown.size != (width, height):
                 resize = ImageOps.pad if aspect == "pad" else _squash
@@ -75,7 +84,7 @@ def read_image(path: str | Path, shape: Sequence[int], aspect: Aspect = "squash"
         raise DatasetError(f"{path}: no such file") from None
     except Exception as error:  # Pillow's decoders raise many types for broken files
         raise unreadable(path, error) from None
-    return pixels[None] if channels == 1 else np.moveaxis(pixels, 2, 0)
+    return pixels[None] if channels == 1 else np.moveaxis(pixels, 2, 0), largest
 
 
 def unreadable(path: str | Path, error: Exception) -> DatasetError:

@@ -14,7 +14,7 @@ import numpy as np
 from cnngp.common.errors import DatasetError
 
 from . import classics
-from .arrays import npz
+from .arrays import Shape, npz
 from .dataset import Dataset, unit_scale
 from .folders import folder
 from .images import Aspect, Size
@@ -22,6 +22,7 @@ from .images import Aspect, Size
 Split = Literal["standard", "paper"]
 
 NAMES = ("digits", "mnist", "fashion_mnist", "cifar10")
+_SOURCES = f"one of {', '.join(NAMES)}, an .npz file, or a folder with one sub-folder of images per class"
 
 
 def load(
@@ -31,39 +32,45 @@ def load(
     size: Size | None = None,
     aspect: Aspect = "squash",
     skip_bad: bool = False,
+    shape: Shape | None = None,
+    whole: bool = False,
     data: Path | None = None,
 ) -> Dataset:
     """A set by name ("digits", "mnist", "fashion_mnist", "cifar10"), an .npz file or a folder of images.
 
-    `size`, `aspect` and `skip_bad` are for folders, see `folder`; `data` is the folder that holds the files of the
-    named sets, instead of `$CNNGP_DATA`.
+    `size`, `aspect` and `skip_bad` are for folders, see `folder`; `shape` is for .npz files, see `npz`. Folders and
+    files without a test set keep a fifth of each class for one, unless the `whole` is wanted for training. `data` is
+    the folder that holds the files of the named sets, instead of `$CNNGP_DATA`.
 
     >>> load("digits")
     <digits: 1,297 training, 500 test images of 1 × 8 × 8>
     """
     if split not in ("standard", "paper"):
         raise DatasetError(f"split={split!r}: expected 'standard' or 'paper'")
+    if not str(source).strip():
+        raise DatasetError(f"no data was named (''): expected {_SOURCES}; this folder itself is '.'")
     path = Path(source)
     named = str(source) in NAMES
+    if not named and not path.is_dir() and not (path.suffix == ".npz" and path.is_file()):
+        raise DatasetError(f"no data {str(source)!r}: expected {_SOURCES}")
     if split == "paper" and str(source) not in ("mnist", "fashion_mnist"):
         raise DatasetError(
-            f"split='paper' needs 60,000 training images (mnist, fashion_mnist), which {source} does not have"
+            f"the paper's split needs 60,000 training images (mnist, fashion_mnist), which {source} does not have"
         )
+    if shape is not None and (named or path.is_dir()):
+        raise DatasetError(f"shape (--shape) is for .npz files; {source} has a shape of its own")
     if not path.is_dir() or named:
         if size is not None:
-            raise DatasetError(f"size={size!r} is for folders of images; {source} has a size of its own")
+            raise DatasetError(f"size (--size) is for folders of images; {source} has a size of its own")
         if aspect != "squash" or skip_bad:
-            raise DatasetError(f"aspect and skip_bad are for folders of images, and {source} is not one")
+            raise DatasetError(
+                f"aspect (--aspect) and skip_bad (--skip-bad) are for folders of images, and {source} is not one"
+            )
     if named:
         return digits() if str(source) == "digits" else _classic(str(source), split, data)
     if path.is_dir():
-        return folder(path, size=size, aspect=aspect, skip_bad=skip_bad)
-    if path.suffix == ".npz" and path.is_file():
-        return npz(path)
-    raise DatasetError(
-        f"no data {str(source)!r}: expected one of {', '.join(NAMES)}, an .npz file, or a folder with one "
-        "sub-folder of images per class"
-    )
+        return folder(path, size=size, aspect=aspect, skip_bad=skip_bad, whole=whole)
+    return npz(path, shape=shape, whole=whole)
 
 
 def digits() -> Dataset:

@@ -61,7 +61,8 @@ class Evaluation:
     images: int
     classes: tuple[str, ...]
     loo: Scores
-    test: Scores
+    test: Scores | None
+    """None where there is no test set: `reliability` and `confusion` are of the leave-one-out predictions then."""
     validation: Scores | None
     log_marginal_likelihood: float | None
     temperature: float
@@ -85,8 +86,8 @@ class Evaluation:
             "train": self.images,
             "classes": len(self.classes),
             "loo_error": self.loo.error,
-            "test_error": self.test.error,
-            "test": asdict(self.test),
+            "test_error": None if self.test is None else self.test.error,
+            "test": None if self.test is None else asdict(self.test),
             "loo": asdict(self.loo),
             "validation": None if self.validation is None else asdict(self.validation),
             "log_marginal_likelihood": self.log_marginal_likelihood,
@@ -99,11 +100,13 @@ class Evaluation:
 
 
 def evaluate(clf: GPClassifier, data: Dataset, pictures: int = 12, matrix: int = 400) -> Evaluation:
-    """Predict the test set (and the validation set where there is one) and gather what there is to say."""
+    """Predict the test set and the validation set, where there are, and gather what there is to say."""
+    loo, loo_codes = clf.loo_probabilities_, to_numpy(clf.gp_.loo_targets).argmax(1)
+    tested = len(data.X_test) > 0
     start = time.perf_counter()
-    P = clf.predict_proba(data.X_test)
+    P = clf.predict_proba(data.X_test) if tested else loo
     seconds = time.perf_counter() - start
-    codes = _codes(clf, data.y_test)
+    codes = _codes(clf, data.y_test) if tested else loo_codes
     names = tuple(map(str, clf.classes_))
     best, top = P.argmax(1), P.max(1)
     confusion = np.zeros((len(names), len(names)), np.int64)
@@ -119,6 +122,7 @@ def evaluate(clf: GPClassifier, data: Dataset, pictures: int = 12, matrix: int =
                 None if data.names_test is None else str(data.names_test[i]),
             )
             for i in rows[:pictures]
+            if tested
         )
 
     mistakes = np.flatnonzero(best != codes)
@@ -131,15 +135,15 @@ def evaluate(clf: GPClassifier, data: Dataset, pictures: int = 12, matrix: int =
         data=repr(data).strip("<>"),
         images=clf.fit_report_.images,
         classes=names,
-        loo=calibration.scores(clf.loo_probabilities_, to_numpy(clf.gp_.loo_targets).argmax(1)),
-        test=calibration.scores(P, codes),
+        loo=calibration.scores(loo, loo_codes),
+        test=calibration.scores(P, codes) if tested else None,
         validation=validation,
         log_marginal_likelihood=clf.log_marginal_likelihood_,
         temperature=clf.temperature_,
         reliability=calibration.reliability(P, codes),
         confusion=confusion,
         uncertain=show(np.argsort(top, kind="stable")),
-        wrong=_explained(clf, data.X_test[confident[:pictures]], show(confident)),
+        wrong=_explained(clf, data.X_test[confident[:pictures]], show(confident)) if tested else (),
         suspect=_suspects(clf, data, pictures),
         correlations=correlations,
         boundaries=boundaries,

@@ -108,10 +108,17 @@ def _name_ticks(axes: Any, places: Sequence[float], classes: Sequence[str]) -> N
 
 
 def picture(pixels: Array) -> bytes:
-    """One image (C, H, W) in its own pixels; one channel is grey, three are colour, others show the first."""
+    """One image (C, H, W) in its own pixels; one channel is grey, three are colour, others show the first.
+
+    Of a volume (C, D, H, W) the middle slice is shown, and signals (C, length) are drawn as curves.
+    """
     need_matplotlib()
     import matplotlib.image
 
+    if pixels.ndim == 2:
+        pixels = _curves(pixels)
+    elif pixels.ndim == 4:
+        pixels = pixels[:, pixels.shape[1] // 2]
     low, high = float(pixels.min()), float(pixels.max())
     unit = np.clip((pixels - min(low, 0.0)) / max(high - min(low, 0.0), 1e-12), 0.0, 1.0)
     rgb = np.moveaxis(unit, 0, 2) if len(pixels) == 3 else np.repeat(unit[0][:, :, None], 3, axis=2)
@@ -124,3 +131,15 @@ def _png(figure: Any) -> bytes:
     out = io.BytesIO()
     figure.savefig(out, format="png", facecolor="white")
     return out.getvalue()
+
+
+def _curves(signal: Array) -> Array:
+    """A signal (C, length) as a grey image (1, height, length): white curves on black, one for each channel."""
+    length = signal.shape[1]
+    height = max(16, min(length, 256) // 2)
+    low, high = float(signal.min()), float(signal.max())
+    rows = np.rint((height - 1) * (1.0 - (signal - low) / max(high - low, 1e-12)))
+    before = np.concatenate([rows[:, :1], rows[:, :-1]], axis=1)  # each sample is joined to the one before it
+    line = np.arange(height)[None, :, None]
+    drawn = (line >= np.minimum(rows, before)[:, None]) & (line <= np.maximum(rows, before)[:, None])
+    return np.asarray(drawn.any(0)[None], np.float64)

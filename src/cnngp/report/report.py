@@ -35,16 +35,11 @@ _BODY = Template("""
 <p>$summary</p>
 <h2>Which classes are confused, and how honest the probabilities are</h2>
 <div class="figures">$figures</div>
-<h2>Confidently wrong</h2>
-<p class="muted">Test images with a wrong prediction, the most certain first. Below each are the training images that
-contribute most to the prediction, with their labels and shares.</p>
 $wrong
 <h2>Suspect labels</h2>
 <p class="muted">Training images whose label all the others contradict, by leave-one-out: look at these first when
 cleaning labels. The proposed label comes first; the percentage is the probability of the label as given.</p>
 $suspect
-<h2>Most uncertain</h2>
-<p class="muted">Test images whose predicted class is least probable: look at these, or label more like them, next.</p>
 $uncertain
 <h2>The kernel</h2>
 <div class="figures">$kernel</div>
@@ -61,6 +56,15 @@ $times
 <p class="muted">$versions</p>
 """)
 
+# What is shown of a test set, where there is one.
+_WRONG = """<h2>Confidently wrong</h2>
+<p class="muted">Test images with a wrong prediction, the most certain first. Below each are the training images that
+contribute most to the prediction, with their labels and shares.</p>
+"""
+_UNCERTAIN = """<h2>Most uncertain</h2>
+<p class="muted">Test images whose predicted class is least probable: look at these, or label more like them, next.</p>
+"""
+
 
 def render(
     evaluation: Evaluation,
@@ -75,16 +79,18 @@ def render(
     """The whole page as text."""
     e = evaluation
     tested = int(e.confusion.sum())
+    on_test = "" if e.test is None else f"It gets {round(e.test.error * tested):,} of {tested:,} test images wrong. "
     summary = (
-        f"Trained on {e.images:,} images by one linear solve. The model gets {round(e.test.error * tested):,} of "
-        f"{tested:,} test images wrong. By leave-one-out, which needs no test set, it gets {100 * e.loo.error:.2f} % "
-        "of the training images wrong, each predicted from all the others."
+        f"The model was trained on {e.images:,} images by one linear solve. {on_test}By leave-one-out, which needs no "
+        f"test set, it gets {100 * e.loo.error:.2f} % of the training images wrong, each predicted from all the others."
     )
+    scores, predicted = (e.loo, "leave-one-out predictions") if e.test is None else (e.test, "test set")
     times = [
         ("kernel of the training images", f"{certificate.kernel_seconds:.2f} s"),
         ("solve, leave-one-out and certificate", f"{certificate.solve_seconds:.2f} s"),
-        ("test predictions with variances", f"{e.predict_seconds:.2f} s"),
     ]
+    if e.test is not None:
+        times.append(("test predictions with variances", f"{e.predict_seconds:.2f} s"))
     if certificate.compiling is not None:
         times.insert(0, ("compiling, or loading compiled code", certificate.compiling))
     body = _BODY.substitute(
@@ -92,16 +98,17 @@ def render(
         numbers=_numbers(e),
         summary=summary,
         figures=web_page.figure(
-            plots.confusion(e.confusion, e.classes), "Confusion matrix of the test set: rows are labels."
+            plots.confusion(e.confusion, e.classes), f"Confusion matrix of the {predicted}: rows are labels."
         )
         + web_page.figure(
             plots.reliability(e.reliability),
-            f"Reliability of the test probabilities: ECE {e.test.ece:.4f}, NLL {e.test.nll:.4f}. The temperature "
+            f"Reliability of the {'test' if e.test is not None else 'leave-one-out'} probabilities: ECE "
+            f"{scores.ece:.4f}, NLL {scores.nll:.4f}. The temperature "
             f"{e.temperature:.3f} was chosen on leave-one-out predictions.",
         ),
-        wrong=_pictures(e.wrong, "No test image is predicted wrongly."),
+        wrong="" if e.test is None else _WRONG + _pictures(e.wrong, "No test image is predicted wrongly."),
         suspect=_pictures(e.suspect, "The other images contradict no label.", suspect=True),
-        uncertain=_pictures(e.uncertain, ""),
+        uncertain="" if e.test is None else _UNCERTAIN + _pictures(e.uncertain, ""),
         kernel=web_page.figure(
             plots.kernel_matrix(e.correlations, e.boundaries, e.classes),
             f"Correlations of {len(e.correlations):,} training images under the network's kernel, ordered by class.",
@@ -150,18 +157,19 @@ _PATH = "The loss of each kernel matrix on the way, one colour for each start; t
 
 
 def _numbers(e: Evaluation) -> str:
+    scores, image = (e.loo, "image, left out") if e.test is None else (e.test, "test image")
     entries = [
-        (f"{100 * e.test.error:.2f} %", "test error"),
+        *([] if e.test is None else [(f"{100 * e.test.error:.2f} %", "test error")]),
         (f"{100 * e.loo.error:.2f} %", "leave-one-out error"),
-        (f"{e.test.ece:.4f}", "calibration error (ECE)"),
-        (f"{e.test.nll:.4f}", "NLL per test image"),
+        (f"{scores.ece:.4f}", "calibration error (ECE)"),
+        (f"{scores.nll:.4f}", f"NLL per {image}"),
         (
             "not known" if e.log_marginal_likelihood is None else f"{e.log_marginal_likelihood:,.0f}",
             "log marginal likelihood",
         ),
     ]
     if e.validation is not None:
-        entries.insert(1, (f"{100 * e.validation.error:.2f} %", "validation error"))
+        entries.insert(0 if e.test is None else 1, (f"{100 * e.validation.error:.2f} %", "validation error"))
     return "".join(f'<div class="number"><b>{value}</b><span>{name}</span></div>' for value, name in entries)
 
 

@@ -21,7 +21,6 @@ from cnngp.common.devices import Device
 from cnngp.common.errors import DatasetError
 from cnngp.datasets import sets as datasets
 from cnngp.datasets.dataset import Dataset
-from cnngp.datasets.images import Size
 from cnngp.kernel.program import Kind
 
 from .result import Look, Rung, SearchResult
@@ -101,7 +100,7 @@ def random_search(
     drawn_from = find_space(space)
     if processes > 1:
         check_sendable(drawn_from)
-    dataset = data if isinstance(data, Dataset) else load(str(data))
+    dataset = data if isinstance(data, Dataset) else datasets.load(data, split=split_for(str(data)))
     problems = _Problems(dataset, validation, Problem(dataset.name, *_NOTHING, 0, device, dtype, threads, kind))
     rungs = [(count, problems.at(size)) for count, size in _check_full(full)]
     base = problems.at(train)
@@ -258,10 +257,9 @@ def _asked(data: Dataset, what: str, n: int | None, held: int) -> int:
     return held if n is None else n
 
 
-def load(source: str, size: Size | None = None) -> Dataset:
-    """`datasets.load` with the paper's split where there is one: it has validation images."""
-    split: datasets.Split = "paper" if source in ("mnist", "fashion_mnist") else "standard"
-    return datasets.load(source, split=split, size=size)
+def split_for(source: str) -> datasets.Split:
+    """The paper's where there is one: it has validation images."""
+    return "paper" if source in ("mnist", "fashion_mnist") else "standard"
 
 
 # ---- arguments ------------------------------------------------------------------------------------------------------
