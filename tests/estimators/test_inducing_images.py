@@ -166,6 +166,7 @@ def test_images_stay_where_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     few = GPClassifier(NET, inducing=20, device="cpu")
     held = clone(few).fit(DATA.X, DATA.y)
     monkeypatch.setitem(sys.modules["cnngp.estimators.inducing_images"]._ENTRIES, "cpu", 800)  # 40 images at a time
+    monkeypatch.setattr(sys.modules["cnngp.estimators.repeats"], "_BYTES", 40 * 8 * 64)
     np.save(tmp_path / "X.npy", DATA.X)
     on_disk = np.load(tmp_path / "X.npy", mmap_mode="r")
     store = zarr.create_array(str(tmp_path / "X.zarr"), data=DATA.X, chunks=(64, 1, 8, 8))

@@ -272,7 +272,7 @@ def test_a_noise_that_is_given_stays_and_a_word_is_searched_for_among_all_images
     assert given.gp_.noise == 0.3
     assert given.learned_ is not None
     assert given.learned_.noise is None
-    expected = ExactGP(word.kernel_(X), Y[:, word.classes_], noise="loo").noise
+    expected = ExactGP(word.kernel_(X), Y[:, word.classes_], noise="loo", loss=word._loo_loss).noise
     assert word.gp_.noise == pytest.approx(expected, rel=1e-3)
 
 

@@ -46,6 +46,7 @@ from .inputs import (
 )
 from .learning import Problem, as_learning, balanced, learned
 from .preparing import PreparingEstimator
+from .repeats import image_codes, joined
 from .solver import choose_solver
 
 Array = NDArray[Any]
@@ -67,7 +68,7 @@ class GPEstimator(PreparingEstimator):
     def _fit(self, images: Any, Y: NDArray[np.float64], K: Any, image_noise: Any, together: Together) -> None:
         K = None if K is None else as_kernel_matrix(K)
         image_noise = None if image_noise is None else as_image_noise(image_noise, len(Y))
-        groups = together.checked(len(Y))
+        groups = self._with_repeats(images, together.checked(len(Y)))
         images = self._choose_preparation(images, Y, K is not None, groups)
         noise = self._learn(images, Y, image_noise, groups)
         if self.inducing is not None:
@@ -124,6 +125,7 @@ class GPEstimator(PreparingEstimator):
                     overwrite=True,
                     rounding=rounding,
                     groups=groups,
+                    loss=self._loo_loss,
                 )
         else:
             self.gp_ = IterativeGP(
@@ -148,6 +150,13 @@ class GPEstimator(PreparingEstimator):
             choice=self._why(None if given or self.store is not None else computed - start),
         )
         self._after_fit()
+
+    def _with_repeats(self, images: Any, groups: Array | None) -> Array | None:
+        """The groups, with images that are there more than once kept together."""
+        if images is None or self.kernel_ is None:
+            return groups
+        at = None if isinstance(images, np.ndarray) else TrainingImages(images, self.kernel_).at
+        return joined(groups, image_codes(images, at))
 
     def _learn(self, images: Any, Y: NDArray[np.float64], image_noise: Any, groups: Array | None) -> Noise:
         """Learn the network's variances where that was asked for; the noise that the fit is to have."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from cnngp.gp.exact import Amplitude, Noise
 from cnngp.gp.groups import whole_groups
 from cnngp.gp.inducing import SAMPLE, InducingGP, Part
 from cnngp.gp.linalg import blocks
+from cnngp.gp.noise import Loss
 
 from .inducing_images import Chosen, TrainingImages, choose, columns_of, rows_of
 from .inducing_pilot import Pilot, Wrong, pilot
@@ -38,6 +39,7 @@ def fit_with_pilot(
     seed: int | None,
     store: Any,
     groups: NDArray[np.intp] | None,
+    loss: Loss | None,
     **options: Any,
 ) -> tuple[InducingGP, Array, NDArray[np.intp], Pilot | None]:
     """What `fit_inducing` gives, and how it compares with the exact process on a few of the images."""
@@ -45,12 +47,12 @@ def fit_with_pilot(
     def fit(
         images: TrainingImages, Y: NDArray[np.float64], asked: int | Chosen, groups: NDArray[np.intp] | None
     ) -> tuple[InducingGP, Array, NDArray[np.intp]]:
-        return fit_inducing(images, Y, asked, noise=noise, seed=seed, store=store, groups=groups, **options)
+        return fit_inducing(images, Y, asked, noise=noise, seed=seed, store=store, groups=groups, loss=loss, **options)
 
     model = fit(images, Y, asked, groups)
     if wrong is None:
         return *model, None
-    return *model, pilot(images, Y, asked, fit, wrong, noise=noise, seed=seed, store=store, groups=groups)
+    return *model, pilot(images, Y, asked, fit, wrong, noise=noise, seed=seed, store=store, groups=groups, loss=loss)
 
 
 def fit_inducing(
@@ -60,7 +62,7 @@ def fit_inducing(
     *,
     noise: Noise,
     amplitude: Amplitude,
-    loss: Callable[[Any, Any], float] | None,
+    loss: Loss | None,
     seed: int | None,
     store: Any,
     groups: NDArray[np.intp] | None,

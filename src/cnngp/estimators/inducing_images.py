@@ -21,6 +21,8 @@ from cnngp.kernel.kernel import Kernel
 from cnngp.matrix.gram import gram
 from cnngp.matrix.store.places import child
 
+from .repeats import image_codes, is_repeated
+
 Array = NDArray[Any]
 
 # Entries of K(images, inducing) that are worked on at a time.
@@ -145,7 +147,8 @@ def choose(
     pool = _pool(images, m, reserved, rng, room if store is None else None)
     all_of_them = len(pool) == n
     X, targets = images.at(slice(0, n) if all_of_them else pool), Y[pool]
-    group = np.where(_repeated(X), 2, np.isin(pool, reserved))
+    # Two equal images in one round would make the matrix of the chosen singular.
+    group = np.where(is_repeated(image_codes(X)), 2, np.isin(pool, reserved))
     at = np.empty(0, np.intp)
     columns: list[Any] = []
     errors = rng.random(len(pool))
@@ -171,17 +174,6 @@ def _pool(
         return np.arange(n)
     drawn = rng.choice(n, min(n, size + len(reserved)), replace=False)
     return np.sort(drawn[~np.isin(drawn, reserved)][:size])
-
-
-def _repeated(X: Array) -> NDArray[np.bool_]:
-    """Which images have been there before: two of them in one round would make the matrix of the chosen singular."""
-    seen: set[bytes] = set()
-    repeated = np.zeros(len(X), bool)
-    for i, image in enumerate(X):
-        digest = hashlib.blake2b(image.tobytes(), digest_size=16).digest()
-        repeated[i] = digest in seen
-        seen.add(digest)
-    return repeated
 
 
 def columns_of(images: TrainingImages, X: Any, Z: Array, store: Any, rows: NDArray[np.intp] | None = None) -> Any:

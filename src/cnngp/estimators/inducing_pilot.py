@@ -22,7 +22,7 @@ from cnngp.common.arrays import to_numpy
 from cnngp.gp.exact import ExactGP, Noise
 from cnngp.gp.groups import one_of_each, whole_groups
 from cnngp.gp.inducing import InducingGP
-from cnngp.gp.noise import chosen_noise
+from cnngp.gp.noise import Loss, chosen_noise
 
 from .inducing_images import Chosen, TrainingImages, columns_of, rows_of
 
@@ -75,6 +75,7 @@ def pilot(
     seed: int | None,
     store: Any,
     groups: Groups = None,
+    loss: Loss | None = None,
 ) -> Pilot | None:
     """Both models on some of the images; None where there are too few, or the inducing images are not some of them.
 
@@ -105,7 +106,9 @@ def pilot(
         step = -(-size // _NOISE_FROM)
         rule = "loo" if noise == 0.0 else noise
         few_groups = None if together is None else together[::step]
-        chosen = chosen_noise(K[::step, ::step], images.xp.asarray(Y[few][::step]), rule, "ml", groups=few_groups)
+        chosen = chosen_noise(
+            K[::step, ::step], images.xp.asarray(Y[few][::step]), rule, "ml", groups=few_groups, loss=loss
+        )
         exact = ExactGP(K, Y[few], noise=chosen, overwrite=True)
     block = rows_of(images.xp, [K_unseen], slice(0, tried))
     a, b = (

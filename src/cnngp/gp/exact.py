@@ -29,7 +29,7 @@ from .checks import (
 from .groups import check_groups, leave_groups_out
 from .jitter import JitterWarning, factorised, warn_of_jitter
 from .linalg import Array, Factor, NotPositiveDefinite, namespace
-from .noise import chosen_noise
+from .noise import Loss, chosen_noise
 from .novelty import novelty_of_points
 
 if TYPE_CHECKING:
@@ -46,7 +46,9 @@ class ExactGP:
 
     `noise` is the variance of the noise in the kernel's units, "ml" or "loo"; `point_noise` (N,) has more of it for
     some points than for others. `amplitude` is "ml", "loo" or a number.
-    `rounding` is the relative error of the entries of K, below which noise by leave-one-out does not go.
+    Noise by leave-one-out has the least `loss` of means and targets, or the highest density of the targets where None;
+    `rounding` is the relative error of the entries of K, below which it does not go. Points of one of the `groups`
+    (N,) are left out together.
     `jitter` is one known to be needed, from an earlier fit. With `overwrite=True` a float64 `K` is used as the buffer
     and its content is lost.
 
@@ -71,6 +73,7 @@ class ExactGP:
         overwrite: bool = False,
         rounding: float = 0.0,
         groups: Any = None,
+        loss: Loss | None = None,
     ) -> None:
         check_noise(noise)
         check_amplitude(amplitude)
@@ -82,7 +85,7 @@ class ExactGP:
         """k(x, x) of each point: the diagonal of K before the noise of single points is added to it."""
         _add_to_diagonal(A, self.point_noise)
         self.groups = None if groups is None else check_groups(groups, A.shape[0])
-        self.noise = chosen_noise(A, self.Y, noise, amplitude, rounding, self.groups)
+        self.noise = chosen_noise(A, self.Y, noise, amplitude, rounding, self.groups, loss)
         self.jitter = jitter
         """What was added to the diagonal beside the noise, relative to the diagonal's mean."""
         self._amplitude_rule = amplitude
@@ -101,7 +104,9 @@ class ExactGP:
         n, outputs = self.Y.shape
         self.alpha = self.factor.solve(self.Y)
         self.inverse_diagonal = self.factor.inverse_diagonal()
-        self._grouped = None if self.groups is None else leave_groups_out(self.factor, self.groups, self.alpha)
+        self._grouped = None
+        if self.groups is not None:
+            self._grouped = leave_groups_out(self.factor, self.groups, self.alpha, self.inverse_diagonal)
         match self._amplitude_rule:
             case "ml":  # Σ_c y_cᵀK⁻¹y_c/(N·C)
                 amplitude = float((self.Y * self.alpha).sum()) / (n * outputs)

@@ -68,12 +68,16 @@ def left_out(blocks: Array, alpha: Array) -> tuple[Array, Array]:
     return inverse @ alpha, inverse.diagonal(axis1=1, axis2=2)
 
 
-def leave_groups_out(factor: Factor, groups: NDArray[np.intp], alpha: Array) -> tuple[Array, Array]:
+def leave_groups_out(
+    factor: Factor, groups: NDArray[np.intp], alpha: Array, inverse_diagonal: Array
+) -> tuple[Array, Array]:
     """The same of every point, (N, outputs) and (N,), a few columns of L⁻¹ at a time."""
     xp, n = namespace(alpha), len(factor)
-    deviations, variances = xp.empty_like(alpha), xp.empty(n)
+    deviations, variances = alpha / inverse_diagonal[:, None], 1.0 / inverse_diagonal  # of points by themselves
     for members in of_one_size(groups):
         count, size = members.shape
+        if size == 1:
+            continue
         step = max(1, _COLUMNS // size)
         for first in range(0, count, step):
             at = xp.asarray(members[first : first + step])

@@ -22,6 +22,8 @@ from cnngp.common.arrays import to_numpy
 from .groups import left_out, of_one_size
 from .linalg import Array, namespace
 
+# What all targets together may lose by a smaller noise: a tenth of a nat says nothing.
+_NATS = 0.1
 _LEAST, _MOST = -10.0, 6.0  # log₁₀ of the noise that is tried, in units of the mean eigenvalue
 # Leave-one-out is asked of at most this many points, evenly spread: the right noise does not depend on their number.
 _MOST_POINTS = 6000
@@ -36,10 +38,22 @@ def _step(n: int) -> int:
     return -(-n // _MOST_POINTS)
 
 
+Loss = Callable[[Any, Any], float]
+"""Of leave-one-out means and targets, both (N, outputs): less is better."""
+
+
 def chosen_noise(
-    K: Array, Y: Array, noise: Any, amplitude: Any, rounding: float = 0.0, groups: NDArray[np.intp] | None = None
+    K: Array,
+    Y: Array,
+    noise: Any,
+    amplitude: Any,
+    rounding: float = 0.0,
+    groups: NDArray[np.intp] | None = None,
+    loss: Loss | None = None,
 ) -> float:
     """The noise that is meant: "ml" by marginal likelihood, "loo" by leave-one-out, else the number itself.
+
+    Leave-one-out is judged by `loss`, and without one by the density of the targets.
 
     `rounding` is the relative error of K's entries. By leave-one-out, noise is no less than what such errors do to the
     eigenvalues, about √N · rounding · k(x, x): with less, the predictions of images that are nearly alike are made of
@@ -54,7 +68,7 @@ def chosen_noise(
             step = _step(len(Y))
             least = math.sqrt(len(Y)) * rounding * float(K.diagonal().mean())
             together = None if groups is None else groups[::step]
-            return max(least, _best_left_out(K[::step, ::step], Y[::step], amplitude, together))
+            return max(least, _best_left_out(K[::step, ::step], Y[::step], amplitude, together, loss))
         case _:
             return float(noise)
 
@@ -76,45 +90,50 @@ def _most_likely(K: Array, Y: Array, amplitude: Any) -> float:
     return float(scale * 10.0 ** _searched(loss, "ml", points=65, stacklevel=7))
 
 
-def _best_left_out(K: Array, Y: Array, amplitude: Any, groups: NDArray[np.intp] | None) -> float:
-    """The highest density of the targets, each given all others: −2 Σ_ic log N(y_ic; mean, variance)."""
+def _best_left_out(K: Array, Y: Array, amplitude: Any, groups: NDArray[np.intp] | None, judge: Loss | None) -> float:
+    """The least loss of the targets, each given all others, by default −2 Σ_ic log N(y_ic; mean, variance)."""
     xp = namespace(K)
     values, Q = xp.linalg.eigh(K)
     lam = xp.maximum(values, 0.0)
     rotated = Q.T @ Y
-    squares = Q * Q if groups is None else None
-    members = [] if groups is None else [xp.asarray(at) for at in of_one_size(groups)]
     n, outputs = Y.shape
+    members = [np.arange(n)[:, None]] if groups is None else list(of_one_size(groups))
+    alone = [xp.asarray(at[:, 0]) for at in members if at.shape[1] == 1]
+    squares = [Q[at] ** 2 for at in alone]
+    together = [xp.asarray(at) for at in members if at.shape[1] > 1]
     scale = float(lam.mean())
 
-    def fit_and_logs(alpha: Array, s: Array) -> tuple[float, float]:
-        """Σ_ic (y_ic − mean)²/variance and Σ_i log variance, for the amplitude 1."""
-        if squares is not None:
-            inverse = squares @ (1.0 / s)
-            return float((alpha**2 / inverse[:, None]).sum()), -float(xp.log(inverse).sum())
-        fit = logs = 0.0
-        for at in members:
+    def left_out_at(s: Array) -> tuple[Array, Array]:
+        """Deviations y − mean (N, outputs) and variances (N,) of what is left out, for the amplitude 1."""
+        deviations, variances = Q @ (rotated / s[:, None]), xp.empty(n)  # first α, all of it
+        for at, square in zip(alone, squares, strict=True):
+            variances[at] = 1.0 / (square @ (1.0 / s))
+            deviations[at] *= variances[at][:, None]
+        for at in together:
             rows = Q[at]  # (groups, size, N)
-            deviations, variances = left_out((rows / s) @ rows.transpose(0, 2, 1), alpha[at])
-            fit += float((deviations**2 / variances[..., None]).sum())
-            logs += float(xp.log(variances).sum())
-        return fit, logs
+            deviations[at], variances[at] = left_out((rows / s) @ rows.transpose(0, 2, 1), deviations[at])
+        return deviations, variances
 
     def loss(log_noise: float) -> float:
-        s = lam + scale * 10.0**log_noise
-        fit, logs = fit_and_logs(Q @ (rotated / s[:, None]), s)
+        deviations, variances = left_out_at(lam + scale * 10.0**log_noise)
+        if judge is not None:
+            return judge(to_numpy(Y - deviations), to_numpy(Y))
+        fit, logs = float((deviations**2 / variances[:, None]).sum()), float(xp.log(variances).sum())
         a = fit / (n * outputs) if isinstance(amplitude, str) else float(amplitude)
         return fit / a + outputs * (n * math.log(a) + logs) if a > 0 else math.inf
 
-    return float(scale * 10.0 ** _searched(loss, "loo", points=33, stacklevel=7))
+    # A loss of classes no longer changes where noise is large: of what is as good, the least is taken.
+    as_good = 0.0 if judge is None else _NATS / n
+    return float(scale * 10.0 ** _searched(loss, "loo", points=33, stacklevel=7, as_good=as_good))
 
 
-def _searched(loss: Callable[[float], float], rule: str, points: int, stacklevel: int) -> float:
-    """Where the loss is least, by a grid and then between the best point's neighbours."""
+def _searched(loss: Callable[[float], float], rule: str, points: int, stacklevel: int, as_good: float = 0.0) -> float:
+    """Where the loss is least, or first is hardly more than that, by a grid and then between the point's neighbours."""
     from scipy.optimize import minimize_scalar
 
     grid = np.linspace(_LEAST, _MOST, points)
-    best = grid[int(np.argmin([loss(g) for g in grid]))]
+    losses = np.array([loss(g) for g in grid])
+    best = grid[int(np.argmax(losses <= losses.min() + as_good))]
     step = float(grid[1] - grid[0])
     if best == grid[-1]:
         warnings.warn(

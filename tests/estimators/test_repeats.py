@@ -1,0 +1,78 @@
+"""Images that are there more than once: leave-one-out, and all that is chosen by it, is as honest as without them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cnngp import GPClassifier, GPRegressor, Learning, datasets
+from cnngp.estimators.repeats import image_codes, is_repeated, joined
+
+DATA = datasets.digits().take(150, 400)
+ROWS = np.r_[:150, :60]
+
+
+def discs(n: int, seed: int, size: int = 12) -> tuple[Any, Any]:
+    """Discs of four sizes, anywhere, in any two greys."""
+    rng = np.random.default_rng(seed)
+    y = rng.integers(4, size=n)
+    radius = 2.0 + 0.7 * y + rng.uniform(-0.3, 0.3, n)
+    rows, columns = np.mgrid[:size, :size][..., None] + 0.5
+    centre = radius + rng.random((2, n)) * (size - 2.0 * radius)
+    a, b = rng.random((2, n))
+    X = a + (b - a) / (1.0 + np.exp(3.0 * (np.hypot(rows - centre[0], columns - centre[1]) - radius)))
+    return (X + rng.normal(0.0, 0.03, X.shape)).transpose(2, 0, 1)[:, None].astype(np.float32), y
+
+
+def test_equal_images_are_found() -> None:
+    X = np.random.default_rng(0).random((5, 1, 3, 3))
+    codes = image_codes(X[[0, 1, 0, 2, 1, 3, 0]])
+    np.testing.assert_array_equal(codes, [0, 1, 0, 2, 1, 3, 0])
+    np.testing.assert_array_equal(is_repeated(codes), [False, False, True, False, True, False, True])
+    np.testing.assert_array_equal(image_codes(X, lambda rows: X[[2, 2, 1, 0, 2]][rows]), [0, 0, 1, 2, 0])
+
+
+def test_groups_and_equal_images_are_joined() -> None:
+    def same(a: Any, b: Any) -> None:
+        assert len(np.unique(np.stack([a, b]), axis=1).T) == len(np.unique(a)) == len(np.unique(b))
+
+    groups, codes = np.array([0, 0, 1, 2, 3, 4]), np.array([0, 1, 1, 2, 3, 3])
+    same(joined(groups, codes), np.array([0, 0, 0, 1, 2, 2]))
+    assert joined(groups, np.arange(6)) is groups
+    assert joined(None, np.arange(6)) is None
+    same(joined(None, codes), codes)
+    assert joined(None, np.zeros(6, int)) is None  # nothing would be left
+
+
+@pytest.mark.parametrize(
+    "options", [{"noise": "loo"}, {"noise": 0.01}, {"learn": Learning("loo", starts=1, steps=2)}], ids=str
+)
+def test_repeats_are_left_out_with_their_twins(options: dict[str, Any]) -> None:
+    """Given as groups, or found."""
+    found, told = GPClassifier("small_cnn", device="cpu", **options), GPClassifier("small_cnn", device="cpu", **options)
+    found.fit(DATA.X[ROWS], DATA.y[ROWS])
+    told.fit(DATA.X[ROWS], DATA.y[ROWS], groups=ROWS)
+    assert found.gp_.noise == told.gp_.noise
+    np.testing.assert_array_equal(found.loo_probabilities_, told.loo_probabilities_)
+    once = GPClassifier("small_cnn", device="cpu", **options).fit(DATA.X, DATA.y)
+    assert found.loo_error_ >= 0.6 * once.loo_error_ > 0.0
+
+
+def test_a_few_repeats_do_not_change_what_the_default_chooses() -> None:
+    X, y = discs(200, 0)
+    once = GPClassifier(device="cpu").fit(X, y)
+    again = GPClassifier(device="cpu").fit(X[np.r_[:200, :20]], y[np.r_[:200, :20]])
+    assert (again.network_, again.preparation_) == (once.network_, once.preparation_)
+    assert again.gp_.noise == pytest.approx(once.gp_.noise, rel=1.0)
+
+
+def test_inducing_images_and_a_regressor_leave_repeats_out_too() -> None:
+    rows = np.r_[:150, :150]
+    clf = GPClassifier("small_cnn", inducing=40, device="cpu").fit(DATA.X[rows], DATA.y[rows])
+    left_out = np.isin(np.arange(150), clf.loo_rows_ % 150)
+    assert left_out.sum() * 2 == len(clf.loo_rows_)
+    reg = GPRegressor("small_cnn", noise=1e-3, device="cpu").fit(DATA.X[rows], DATA.y[rows].astype(float))
+    once = GPRegressor("small_cnn", noise=1e-3, device="cpu").fit(DATA.X, DATA.y.astype(float))
+    assert reg.loo_error_ == pytest.approx(once.loo_error_, rel=0.05)
