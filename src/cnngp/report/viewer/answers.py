@@ -16,7 +16,7 @@ from cnngp.estimators.classifier import GPClassifier
 from cnngp.estimators.explanation import Voice
 
 from .. import plots, web_page
-from .decisions import Decisions
+from .decisions import Decisions, LabelledImages
 
 _VOICES = 7
 
@@ -38,6 +38,9 @@ class Answers:
         self._aspect = clf.image_aspect_ or "squash"
         # Through inducing images a model keeps these alone, and the others cannot be shown.
         self.suspects = [] if clf.inducing_rows_ is not None else _suspects(clf, suspects)
+        self._images = LabelledImages(clf.originals_, clf.y_, clf.names_)
+        if clf.inducing_rows_ is None:
+            decisions.only_about(self._images)
         self._by_row = {suspect["row"]: suspect for suspect in self.suspects}
 
     @property
@@ -94,7 +97,7 @@ class Answers:
         if decision == "relabel" and label not in map(str, self.clf.classes_):
             raise ValueError(f"{label!r} is not a class of the model")
         words = (suspect["name"], suspect["given"], suspect["proposed"])
-        self.decisions.decide(suspect["row"], *words, decision, label)
+        self.decisions.decide(suspect["row"], *words, decision, label, self._images.fingerprint(suspect["row"]))
         return self._saved()
 
     def _saved(self) -> dict[str, Any]:
