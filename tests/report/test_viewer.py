@@ -104,7 +104,18 @@ def test_a_model_through_inducing_images_shows_no_suspects(tmp_path: Path) -> No
     clf = GPClassifier(NET, device="cpu", inducing=50).fit(DIGITS.X, DIGITS.y)
     answers = Answers(clf, "inducing.gp", Decisions(tmp_path / "d.csv"))
     assert answers.model()["suspects"] == []
+    assert "inducing images" in answers.model()["no_suspects"]
     assert all(v["row"] < answers.images == 50 for v in answers.look(png(DIGITS.X_test[0]))["for"])
+
+
+@pytest.mark.filterwarnings("ignore:noise='loo' chose the most noise")
+def test_a_model_that_is_no_better_than_guessing_suspects_no_label(tmp_path: Path) -> None:
+    X = np.random.default_rng(0).random((60, 1, 8, 8))
+    clf = GPClassifier(NET, device="cpu", noise="loo").fit(X, np.arange(60) % 3)
+    told = Answers(clf, "noise.gp", Decisions(tmp_path / "d.csv")).model()
+    assert told["suspects"] == []
+    assert told["no_suspects"].startswith("No better than guessing")
+    assert told["about"].endswith("no better than guessing")
 
 
 # ---- decisions ------------------------------------------------------------------------------------------------------

@@ -117,7 +117,7 @@ class GPEstimator(PreparingEstimator):
             begun = time.perf_counter()
             with warnings.catch_warnings():
                 if self.noise is None:  # nobody asked for a search, so the report says it instead
-                    warnings.filterwarnings("ignore", r"noise='loo' grew", UserWarning)
+                    warnings.filterwarnings("ignore", r"noise='loo' chose the most noise", UserWarning)
                 self.gp_ = ExactGP(
                     A,
                     Y,

@@ -112,7 +112,9 @@ def load(
         if header.get("posterior") == "inducing":
             model.inducing = len(model.X_)
             model.inducing_rows_ = arrays.get("inducing_rows", np.empty(0, np.intp))
-        report = header["report"] | {"smallest_eigenvalue": tuple(header["report"]["smallest_eigenvalue"])}
+        report = dict(header["report"])
+        for pair in ("smallest_eigenvalue", "guessing"):  # lists in JSON
+            report[pair] = None if report.get(pair) is None else tuple(report[pair])
         model.fit_report_ = FitReport(**report)
         held = header.get("learned")
         model.learned_ = None if held is None else Learned.from_dict(held)
