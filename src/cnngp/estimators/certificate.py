@@ -170,7 +170,7 @@ class FitReport:
         if self.movement < 0.1:
             return (
                 "Classes, probabilities, means and variances can be trusted: rounding in the kernel moves the solution "
-                f"by {_about(self.movement)}, and predictions by a tenth of that or less wherever both were measured. "
+                f"by {_about(self.movement)}, and predictions, wherever it was measured, by a tenth of that or less. "
                 "Use dtype='float64' only if you need more digits."
             )
         return (

@@ -12,6 +12,7 @@ from cnngp.common.files import write_atomically
 from cnngp.common.intervals import share_for_people
 from cnngp.estimators.certificate import FitReport
 from cnngp.estimators.learning import Learned
+from cnngp.estimators.learning.result import counted_matrices
 from cnngp.network.layers import Network
 
 from . import plots, web_page
@@ -167,7 +168,7 @@ def _learned(learned: Learned) -> str:
     rule = "leave-one-out" if learned.rule == "loo" else "marginal likelihood"
     said = (
         f"By {rule}, on {learned.images:,} training images: a loss of {learned.before:.4f} nats became "
-        f"{learned.after:.4f} after {len(learned.path):,} kernel matrices in {learned.seconds:.1f} s."
+        f"{learned.after:.4f} after {counted_matrices(len(learned.path))} in {learned.seconds:.1f} s."
     )
     said += " It was interrupted; this is the best until then." if learned.interrupted else ""
     left = ", ".join(learned.left_out)
