@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,11 @@ def fitted(X: Any, y: Any, **options: Any) -> GPClassifier:
     return GPClassifier("small_cnn", device="cpu", noise="loo", **options).fit(X, y)
 
 
+@pytest.fixture(scope="module")
+def small_or_large() -> GPClassifier:
+    return fitted(DIGITS.X[:40], DIGITS.y[:40] < 5)
+
+
 @pytest.mark.filterwarnings("ignore:noise='loo' chose the most noise")
 @pytest.mark.parametrize("shares", [(1 / 3, 1 / 3, 1 / 3), (0.8, 0.2), (0.05, 0.95)])
 @pytest.mark.parametrize("seed", range(3))
@@ -31,7 +37,7 @@ def test_labels_without_a_rule_are_no_better_than_guessing(shares: tuple[float, 
     report = fitted(noise(len(y), seed), y).fit_report_
     assert report.guessing is not None
     assert report.guessing[1] == pytest.approx(1 - max(shares), abs=0.01)
-    assert report.verdict.startswith("No better than guessing: leave-one-out is wrong on ")
+    assert "better than guessing: leave-one-out is wrong on " in report.verdict
     assert f"always naming the commonest class would be on {100 * report.guessing[1]:.0f} %" in report.verdict
     assert "can be trusted" not in report.verdict
 
@@ -40,6 +46,18 @@ def test_labels_without_a_rule_are_no_better_than_guessing(shares: tuple[float, 
 @pytest.mark.parametrize("options", [{}, {"inducing": 25}])
 def test_few_digits_are_better_than_guessing(n: int, options: dict[str, Any]) -> None:
     assert fitted(DIGITS.X[:n], DIGITS.y[:n], **options).fit_report_.guessing is None
+
+
+def test_where_chance_may_explain_a_smaller_error_the_verdict_says_so(small_or_large: GPClassifier) -> None:
+    report = replace(small_or_large.fit_report_, guessing=(0.35, 0.5))
+    assert report.verdict.startswith("Not clearly better than guessing: leave-one-out is wrong on 35 % of the images")
+    assert "would be on 50 %, which so few images may show by chance. Check the labels" in report.verdict
+
+
+def test_what_is_wrong_with_the_numbers_is_told_beside(small_or_large: GPClassifier) -> None:
+    report = replace(small_or_large.fit_report_, guessing=(0.5, 0.5), residual=1e-3)
+    assert report.verdict.startswith("No better than guessing")
+    assert "solved to 1e-03 only" in report.verdict
 
 
 def test_a_rare_class_that_is_recognised_is_better_than_guessing() -> None:

@@ -115,7 +115,7 @@ def test_a_model_that_is_no_better_than_guessing_suspects_no_label(tmp_path: Pat
     told = Answers(clf, "noise.gp", Decisions(tmp_path / "d.csv")).model()
     assert told["suspects"] == []
     assert told["no_suspects"].startswith("No better than guessing")
-    assert told["about"].endswith("no better than guessing")
+    assert told["about"].endswith("not clearly better than guessing")
 
 
 # ---- decisions ------------------------------------------------------------------------------------------------------

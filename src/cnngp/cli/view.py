@@ -53,4 +53,5 @@ def view(
         try:
             server.serve_forever()
         except KeyboardInterrupt:
-            say("decided", f"{len(decisions)} labels, in {path}" if len(decisions) else "nothing")
+            count = f"{len(decisions)} label{'' if len(decisions) == 1 else 's'}"
+            say("decided", f"{count}, in {path}" if len(decisions) else "nothing")

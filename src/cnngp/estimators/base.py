@@ -271,7 +271,7 @@ class GPEstimator(PreparingEstimator):
         if self.choice_ is None:
             return None
         only_noise = self.noise is None and self.gp_.noise > _ONLY_NOISE * self.gp_.largest_variance
-        return self.choice_.text(seconds) + ("; its kernel explains the labels by noise alone" if only_noise else "")
+        return self.choice_.text(seconds) + ("; to this network the labels look like noise" if only_noise else "")
 
     # What the noise of a model with inducing images is chosen by, from leave-one-out means and targets.
     _loo_loss: Any = None

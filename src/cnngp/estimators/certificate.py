@@ -110,11 +110,13 @@ class FitReport:
 
     @property
     def _no_better(self) -> str:
-        wrong, guess_wrong = (_percent(share) for share in self.guessing or (math.nan, math.nan))
+        wrong, guess_wrong = self.guessing or (math.nan, math.nan)
+        seen = wrong < guess_wrong  # but chance explains it
         return (
-            f"No better than guessing: leave-one-out is wrong on {wrong} of the images, and always naming the "
-            f"commonest class would be on {guess_wrong}. Check the labels, or try more or larger pictures, or another "
-            "network."
+            f"{'Not clearly' if seen else 'No'} better than guessing: leave-one-out is wrong on {_percent(wrong)} of "
+            f"the images, and always naming the commonest class would be on {_percent(guess_wrong)}"
+            f"{', which so few images may show by chance' if seen else ''}. Check the labels, or try more or larger "
+            "pictures, or another network."
         )
 
     @property

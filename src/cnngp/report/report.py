@@ -148,8 +148,8 @@ $uncertain
 """)
 _NOTHING_TO_SEE = """
 <h2>Single images</h2>
-<p>Images that are confidently wrong, uncertain, or under a suspect label are not shown: this model is no better than
-guessing, so what it says of single images means nothing.</p>
+<p>Images that are confidently wrong, uncertain, or under a suspect label are not shown: this model is not clearly
+better than guessing, so what it says of single images means little.</p>
 """
 
 

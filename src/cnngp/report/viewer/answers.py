@@ -55,7 +55,7 @@ class Answers:
         if not math.isnan(clf.loo_error_):
             about += f", leave-one-out error {share_for_people(clf.loo_error_, len(clf.loo_rows_))[0]}"
         if clf.fit_report_.guessing is not None:
-            about += ", no better than guessing"
+            about += ", not clearly better than guessing"
         decided = {"decision": self.decisions.action, "label": self.decisions.label}
         return {
             "name": self.name,
