@@ -194,7 +194,7 @@ def classify(
     }
     asked = locals() | (repeated if budget is not None else {})
     command = _command(asked)
-    _tell_of_earlier(folder, model)
+    earlier = _earlier(folder, model)
     with warnings_as_lines():  # of letters that the figures' font lacks, say
         result["files"] = _write(folder, clf, model, evaluation, result, command)
     if suspects is not None:
@@ -202,6 +202,8 @@ def classify(
             _write_suspects(suspects, clf)
         result["files"]["suspects"] = str(suspects)
     tell()
+    if earlier is not None:
+        say(*earlier)
     for kind, path in result["files"].items():
         say(kind, path)
     say("time", f"{time.perf_counter() - began:.1f} s")
@@ -216,13 +218,12 @@ def _counted(share: float, images: int) -> str:
     return f"{round(share * images):,} of {images:,} wrong" if images else "of no images"
 
 
-def _tell_of_earlier(folder: Path, model: bool) -> None:
-    """Say that what an earlier run wrote is replaced; or not, where no model is saved."""
-    earlier = [name for name in ("model.gp", "report.html", "results.json") if (folder / name).exists()]
-    if "model.gp" in earlier and not model:
-        say("note", f"{folder / 'model.gp'} stays as it is: it is of an earlier run, unlike the files below")
-    elif earlier:
-        say("replaced", f"{', '.join(earlier)} of an earlier run in {folder}")
+def _earlier(folder: Path, model: bool) -> tuple[str, str] | None:
+    """A line on what an earlier run wrote: that it is replaced; or not, where no model is saved."""
+    found = [name for name in ("model.gp", "report.html", "results.json") if (folder / name).exists()]
+    if "model.gp" in found and not model:
+        return "note", f"{folder / 'model.gp'} stays as it is: it is of an earlier run, unlike the files below"
+    return ("replaced", f"{', '.join(found)} of an earlier run in {folder}") if found else None
 
 
 def _write_suspects(path: Path, clf: Any) -> None:
