@@ -1,29 +1,11 @@
 """Cleaning labels: which of my labels are wrong? The other images know, by leave-one-out, without fitting again."""
 
-import csv
 import sys
 from pathlib import Path
 
 import numpy as np
 
 from cnngp import GPClassifier, datasets, zoo
-
-
-# --8<-- [start:apply]
-def apply(decisions: Path, X: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Images and labels after the decisions that `cnngp view` wrote."""
-    y, keep = y.astype(str), np.ones(len(y), dtype=bool)
-    with decisions.open(newline="", encoding="utf-8") as file:
-        for line in csv.DictReader(file):
-            row = int(line["row"])
-            if line["decision"] == "drop":
-                keep[row] = False
-            else:
-                y[row] = line["label"]
-    return X[keep], y[keep]
-
-
-# --8<-- [end:apply]
 
 
 def main(pictures: Path | None = None) -> dict[str, float]:

@@ -47,14 +47,6 @@ def test_clean_labels(capsys: pytest.CaptureFixture[str]) -> None:
     assert "training image" in capsys.readouterr().out
 
 
-def test_decisions_are_applied(tmp_path: Path) -> None:
-    table = "row,name,given,proposed,decision,label\n0,,1,2,relabel,2\n1,,1,3,drop,\n2,,1,3,keep,1\n"
-    (tmp_path / "labels.csv").write_text(table)
-    X, y = _load("clean_labels").apply(tmp_path / "labels.csv", np.arange(4), np.array([1, 1, 1, 1]))
-    assert X.tolist() == [0, 2, 3]
-    assert y.tolist() == ["2", "1", "1"]
-
-
 def test_few_labels(tmp_path: Path) -> None:
     errors, next_ = _load("few_labels").main(tmp_path, seeds=1, sizes=(50, 100), rounds=8)
     assert all(gp < cnn for gp, cnn in errors.values())

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from .network import functions as functions
     from .network import reference as reference
     from .network import zoo as zoo
+    from .report.viewer.decisions import apply_decisions as apply_decisions
     from .search import random_search as random_search
     from .torch_bridge import explain as explain
     from .torch_bridge import from_torch as from_torch
@@ -86,6 +87,7 @@ _EXPORTS = {
     "gp.solving": ("solve",),
     "gp.trained": ("trained_ensemble",),
     "estimators": ("GPClassifier", "GPRegressor", "Learning", "SparseGPClassifier"),
+    "report.viewer.decisions": ("apply_decisions",),
     "torch_bridge": ("from_torch", "explain", "sample_network", "gpytorch_kernel"),
     "torch_bridge.limits": ("check_limit",),
     "search": ("random_search",),

@@ -32,7 +32,7 @@ def test_classify_writes_report_results_and_model(classified: Path) -> None:
 
 def test_classify_prints_the_certificate_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["classify", "--train", "60", "--test", "30", "--noise", "ml", "--output", str(tmp_path), "--json"]
-    assert run(arguments) == 0
+    assert run([*arguments, "--verbose"]) == 0
     printed = capsys.readouterr()
     for text in (
         "digits: 60 training, 30 test images",
@@ -46,6 +46,61 @@ def test_classify_prints_the_certificate_and_json(tmp_path: Path, capsys: pytest
     assert last["command"] == "classify"
     assert last["fit"]["noise"] > 0
     assert set(last["files"]) == {"model", "results", "report"}
+
+
+NUMERICS = ("kernel error", "residual of the solve", "smallest eigenvalue", "noise, jitter", "amplitude", "log likel")
+
+
+def test_what_was_measured_about_the_fit_is_for_those_who_ask(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [
+        "classify",
+        "--train",
+        "200",
+        "--test",
+        "40",
+        "--network",
+        "small_cnn",
+        "--output",
+        str(tmp_path / "o"),
+    ]
+    for verbose in (False, True):
+        assert run([*arguments, "--verbose"] if verbose else arguments) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert [sum(line.startswith(name) for line in lines) for name in NUMERICS] == [verbose] * len(NUMERICS)
+        assert any("exact kernel" in line for line in lines)  # the verdict, always
+        test = next(line for line in lines if line.startswith("test "))
+        assert test.endswith(" of 40 wrong")
+    model = tmp_path / "o" / "model.gp"
+    assert lines[-2:] == [f"{'what to do next':<22} cnngp predict {model} NEW.jpg", f"{'':<22} cnngp view {model}"]
+    page = (tmp_path / "o" / "report.html").read_text()
+    assert all(name in page for name in NUMERICS[:-1])
+
+
+def test_a_second_run_says_that_it_replaces_the_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["classify", "--train", "40", "--test", "20", "--network", "small_cnn", "--output", str(tmp_path)]
+    said = []
+    for options in ([], [], ["--no-model"]):
+        assert run([*arguments, *options]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        said.append([line for line in lines if line.startswith(("replaced", "note"))])
+        assert any(line.startswith("what to do next") for line in lines) == (not options)
+    assert said[0] == []
+    assert said[1] == [f"{'replaced':<22} model.gp, report.html, results.json of an earlier run in {tmp_path}"]
+    assert said[2] == [
+        f"{'note':<22} {tmp_path / 'model.gp'} stays as it is: it is of an earlier run, unlike the files below"
+    ]
+
+
+def test_a_run_that_learned_nothing_warns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rng = np.random.default_rng(0)
+    X, y = rng.random((84, 8, 8)), np.arange(84) % 3
+    np.savez(tmp_path / "noise.npz", x_train=X[:60], y_train=y[:60], x_test=X[60:], y_test=y[60:])
+    assert run(["classify", "--data", str(tmp_path / "noise.npz"), "--output", str(tmp_path / "out"), "--quiet"]) == 0
+    error = capsys.readouterr().err
+    assert error.startswith("warning: No better than guessing: leave-one-out is wrong on ")
+    assert error.count("\n") == 1
 
 
 @pytest.mark.parametrize(("seconds", "shown"), [(8.123, True), (0.3, False)])

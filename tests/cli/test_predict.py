@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from cnngp import GPClassifier, datasets, zoo
+from cnngp import GPClassifier, GPRegressor, datasets, zoo
 from cnngp.cli import run
+from cnngp.cli.predict import how_unusual
 
 
 def test_a_folder_of_images_to_predictions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -29,6 +30,10 @@ def test_a_folder_of_images_to_predictions(tmp_path: Path, capsys: pytest.Captur
     printed = capsys.readouterr()
     assert printed.err.startswith("engine")
     assert "left" in printed.err.splitlines()[2]
+    assert printed.err.splitlines()[1].endswith("more unusual than")
+    rank = json.loads(printed.out)["images"][0]["novelty_rank"]
+    assert printed.err.splitlines()[2].endswith("all of the training images")
+    assert rank == 1.0
     image = json.loads(printed.out)["images"][0]
     assert image["class"] == "left"
     assert image["for"][0]["name"].startswith("left/")
@@ -126,3 +131,64 @@ def test_sizes_that_are_none(size: str, tmp_path: Path, capsys: pytest.CaptureFi
     slanted(tmp_path / "data", n=3)
     assert run(["classify", "--data", str(tmp_path / "data"), "--size", size]) == 2
     assert "expected a height and a width such as 48x64" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("rank", "said"),
+    [
+        (0.0, "none of the training images"),
+        (0.7999, "79 % of the training images"),
+        (0.999, "99 % of the training images"),
+        (1.0, "all of the training images"),
+        (float("nan"), "not known"),
+    ],
+)
+def test_how_unusual_an_image_is_in_words(rank: float, said: str) -> None:
+    assert how_unusual(rank) == said
+
+
+def test_a_picture_of_noise_is_more_unusual_than_those_of_the_fit(
+    classified: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rng = np.random.default_rng(0)
+    Image.fromarray(rng.integers(0, 256, (8, 8), dtype=np.uint8)).save(tmp_path / "noise.png")
+    known = datasets.digits().X[0, 0]
+    Image.fromarray((255 * known).round().astype(np.uint8)).save(tmp_path / "known.png")
+    assert run(["predict", str(classified), str(tmp_path / "noise.png"), str(tmp_path / "known.png")]) == 0
+    first, second = capsys.readouterr().out.splitlines()[-2:]
+    assert first.endswith("99 % of the training images")
+    assert second.endswith("none of the training images")
+
+
+def test_a_folder_stands_for_the_model_in_it(
+    classified: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Image.fromarray(np.zeros((8, 8), np.uint8)).save(tmp_path / "new.png")
+    assert run(["predict", str(classified), str(tmp_path / "new.png"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["model"] == str(classified / "model.gp")
+    for command in (["predict", str(tmp_path), "new.png"], ["view", str(tmp_path)]):
+        assert run(command) == 1
+        assert (
+            capsys.readouterr().err
+            == f"error: {tmp_path} is a folder without a model.gp; give a file that `cnngp classify` wrote\n"
+        )
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\xd8\xff\xe0 a picture"])
+def test_a_file_of_another_kind_is_no_model(content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "new.jpg").write_bytes(content)
+    assert run(["predict", str(tmp_path / "new.jpg"), "a.png"]) == 1
+    assert (
+        capsys.readouterr().err == f"error: {tmp_path / 'new.jpg'} is not a cnngp model, but a file of another kind\n"
+    )
+
+
+def test_a_regressor_is_not_for_these_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = datasets.digits().take(40)
+    GPRegressor(zoo.small_cnn()).fit(data.X, data.y.astype(float)).save(tmp_path / "reg.gp")
+    for command in (["predict", str(tmp_path / "reg.gp"), "a.png"], ["view", str(tmp_path / "reg.gp")]):
+        assert run(command) == 1
+        assert (
+            "reg.gp holds a GPRegressor, and this command is for classifiers; use it in Python, with GPRegressor"
+            in (capsys.readouterr().err)
+        )

@@ -77,10 +77,12 @@ def test_regression_chooses_in_the_same_way() -> None:
     assert reg.loo_error_ < 0.5 * targets.std()
 
 
-def test_labels_that_are_noise_are_named_in_the_report_without_a_warning() -> None:
+def test_labels_and_targets_that_are_noise_are_named_in_the_report_without_a_warning() -> None:
     X = np.random.default_rng(0).random((40, 1, 8, 8))
     clf = GPClassifier(device="cpu").fit(X, np.arange(40) % 2)
-    assert "its kernel explains the labels by noise alone" in clf.fit_report_.choice
+    assert "better than guessing" in clf.fit_report_.verdict
+    reg = GPRegressor(device="cpu").fit(X, np.random.default_rng(1).normal(size=40))
+    assert reg.fit_report_.verdict.find("better than the mean of all targets: leave-one-out is off by") > 0
 
 
 def _seconds(monkeypatch: pytest.MonkeyPatch, per_element: float) -> list[Any]:
@@ -216,3 +218,16 @@ def test_a_choice_prints_as_a_sentence() -> None:
     clf = GPClassifier(budget=1000, device="cpu").fit(DATA.X[:20], DATA.y[:20])
     assert str(clf.choice_).startswith("pooled_cnn-large-halved0, the best whose kernels take at most 1000 s")
     assert len(repr(clf.choice_)) < 200
+
+
+def test_targets_far_from_zero_are_warned_of() -> None:
+    """Where the process of mean zero fails, and nowhere else."""
+    y = DATA.X[:, 0, 2:5, 2:5].mean((1, 2))
+    plain, shifted = GPRegressor("small_cnn", device="cpu"), GPRegressor("small_cnn", device="cpu")
+    assert plain.fit(DATA.X, y).fit_report_.no_better is None
+    with pytest.warns(UserWarning, match=r"more than the targets differ.*around 1e\+06.*use normalize_y=True"):
+        shifted.fit(DATA.X, y + 1e6)
+    assert shifted.fit_report_.verdict.startswith("No better than the mean of all targets")
+    normal = GPRegressor("small_cnn", normalize_y=True, device="cpu").fit(DATA.X, y + 1e6)
+    assert normal.fit_report_.no_better is None
+    assert normal.loo_error_ < 0.5 * y.std()

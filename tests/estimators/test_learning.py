@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import pickle
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -319,6 +320,8 @@ def test_interrupted_it_keeps_the_best_so_far(monkeypatch: pytest.MonkeyPatch) -
     learned = clf.learned_
     assert learned is not None
     assert learned.interrupted
+    assert f"{len(learned.path)} matrices, " in str(learned)
+    assert "on 40 images, 1 matrix, " in str(replace(learned, path=learned.path[:1]))
     assert learned.after < learned.before
     assert learned.after == pytest.approx(min(losses[:30]), abs=1e-4)
     assert clf.score(X, DATA.y) > 0.9

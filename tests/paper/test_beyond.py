@@ -92,7 +92,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     monkeypatch.setattr(beyond, "QUICK", PLAN)
     assert run(["reproduce", "beyond", "--quick", "--device", "cpu", "--out", str(tmp_path), "--json"]) == 0
     printed = capsys.readouterr()
-    assert "plan: " in printed.err
+    assert "plan  " in printed.err
     assert "GB of memory" in printed.err
     doc = results.read(tmp_path / "beyond.json")
     assert doc["command"] == "cnngp reproduce beyond --quick --device cpu"

@@ -155,7 +155,7 @@ def test_the_command_from_files_to_the_table(
     assert run(words) == 0
     printed = capsys.readouterr()
     pairs = 2 * 6 * 12 + 12 * 11 // 2 + 12 * 12
-    assert f"plan: {pairs:,} pairs of Myrtle-5, about" in printed.err
+    assert f"{'plan':<22} {pairs:,} pairs of Myrtle-5, about" in printed.err
     assert "GB of memory and" in printed.err
     rows = json.loads(printed.out)["rows"]
     doc = results.read(out / "cifar10.json")

@@ -63,6 +63,42 @@ def test_the_command_writes_numbers_figures_and_the_page(tmp_path: Path, capsys:
 
 
 @pytest.mark.usefixtures("small")
+def test_the_command_says_its_plan_and_where_it_is_and_what_brackets_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["reproduce", "table1", "--quick", "--device", "cpu", "--out", str(tmp_path)]
+    assert run(arguments) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].startswith(f"{'plan':<22} 5 pieces; the whole up to about ")
+    told = [line.split(maxsplit=1)[1].split(": ") for line in lines if line.startswith("piece")]
+    pieces = ["cnn", "dense", "dense-choice", "dense-nngp", "rbf"]
+    assert [name for name, _ in told[::2]] == [f"{i} of 5, table1-digits-{p}" for i, p in enumerate(pieces, 1)]
+    assert [name for name, _ in told[1::2]] == [name for name, _ in told[::2]]
+    assert all(text.startswith("up to about ") for _, text in told[::2])
+    assert all(text.startswith("done in ") for _, text in told[1::2])
+    assert "In brackets: published values. They are of the full experiment (50,000 training images" in "\n".join(lines)
+    (tmp_path / "pieces" / "table1-digits-rbf.json").unlink()
+    assert run(arguments) == 0
+    assert "5 pieces, 4 of them from an earlier run; the others up to about 20.0 s" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("small")
+def test_interrupted_the_command_says_how_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stopped(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(table1, "rbf_piece", stopped)
+    assert run(["reproduce", "table1", "--quick", "--device", "cpu", "--out", str(tmp_path)]) == 130
+    assert capsys.readouterr().err == (
+        f"error: interrupted; the finished pieces are kept in {tmp_path / 'pieces'}: run the same command again and it "
+        "goes on from there\n"
+    )
+    assert len(list((tmp_path / "pieces").glob("*.json"))) == 4
+
+
+@pytest.mark.usefixtures("small")
 def test_the_command_stops_at_its_budget_and_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Every estimate is above a second, so each run computes one piece: five runs for five pieces."""
     arguments = ["reproduce", "table1", "--quick", "--device", "cpu", "--out", str(tmp_path), "--budget", "1", "--json"]

@@ -78,7 +78,71 @@ def test_mistakes_are_explained_and_labels_suspected(model: GPClassifier) -> Non
 def images(evaluation: Evaluation) -> int:
     """Three figures, the pictures, and the training images below the mistakes."""
     e = evaluation
-    return 3 + len(e.uncertain) + len(e.wrong) + len(e.suspect) + sum(len(p.neighbours) for p in e.wrong)
+    wrong = [p for p in e.wrong if p.probability >= report.CLEAR]
+    return 3 + len(e.uncertain) + len(wrong) + len(e.suspect) + sum(len(p.neighbours) for p in wrong)
+
+
+def shown(e: Evaluation, model: GPClassifier) -> str:
+    return report.render(e, model.fit_report_, model.network_, model.input_shape_, command="c", versions="v")
+
+
+def test_mistakes_that_are_not_confident_are_not_called_so(evaluation: Evaluation, model: GPClassifier) -> None:
+    doubtful = replace(evaluation, wrong=tuple(replace(p, probability=0.59) for p in evaluation.wrong))
+    page = shown(doubtful, model)
+    assert "No test image is predicted wrongly with a probability of 60 % or more." in page
+    assert "No test image is predicted wrongly." in shown(replace(evaluation, wrong=()), model)
+    assert shown(replace(doubtful, wrong=(replace(evaluation.wrong[0], probability=0.61),)), model).count("because") > 2
+
+
+@pytest.mark.filterwarnings("ignore:noise='loo' chose the most noise")
+def test_a_model_that_learned_nothing_is_not_presented_as_a_result() -> None:
+    rng = np.random.default_rng(0)
+    X, y = rng.random((84, 1, 8, 8)), np.arange(84) % 3
+    data = datasets.Dataset("noise", X[:60], y[:60], X[60:], y[60:])
+    clf = GPClassifier(zoo.small_cnn(), noise="loo").fit(data.X, data.y)
+    found = evaluate(clf, data)
+    assert found.suspect == ()
+    page = shown(found, clf)
+    assert page.count("No better than guessing: leave-one-out is wrong on ") == 2
+    assert "Confidently wrong" not in page
+    assert "Suspect labels" not in page
+    assert "this model is not clearly\nbetter than guessing" in page
+
+
+def test_few_images_are_told_with_their_interval_and_many_without(evaluation: Evaluation, model: GPClassifier) -> None:
+    few = np.diag([11, 0]) + np.array([[0, 13], [0, 0]])
+    said = replace(evaluation, confusion=few, test=replace(evaluation.test, error=13 / 24))
+    page = shown(said, model)
+    assert "<b>54 %</b><span>test error: 13 of 24, likely 35 % to 72 %</span>" in page
+    assert "54.17" not in page
+    many = shown(replace(said, confusion=1000 * few), model)
+    assert "<b>54.17 %</b><span>test error</span>" in many
+
+
+def test_a_negative_likelihood_has_a_minus(evaluation: Evaluation, model: GPClassifier) -> None:
+    assert "<b>−1,397</b>" in shown(replace(evaluation, log_marginal_likelihood=-1397.2), model)
+
+
+def test_every_count_of_the_confusion_matrix_can_be_read_and_errors_look_like_errors() -> None:
+    def luminance(colour: np.ndarray) -> float:
+        linear = np.where(colour <= 0.04045, colour / 12.92, ((colour + 0.055) / 1.055) ** 2.4)
+        return float(linear @ [0.2126, 0.7152, 0.0722])
+
+    letters = {"white": np.ones(3), "#1f2933": np.array([0x1F, 0x29, 0x33]) / 255}
+    for wrong in range(5, 100, 5):
+        counts = np.array([[100 - wrong, wrong], [wrong, 100 - wrong]])
+        cells = plots.confusion_colours(counts)
+        for i, j in ((0, 0), (0, 1)):
+            low, high = sorted(luminance(c) for c in (cells[i, j], letters[plots.readable_on(cells[i, j])]))
+            assert (high + 0.05) / (low + 0.05) > 3.8
+        assert cells[0, 0, 2] >= cells[0, 0, 0]  # blue
+        assert cells[0, 1, 0] > 0.85 > cells[0, 1, 2]  # orange
+
+
+def test_names_break_between_their_words_first(evaluation: Evaluation, model: GPClassifier) -> None:
+    fox = replace(evaluation.uncertain[0], predicted="red_fox", label="red_fox")
+    page = shown(replace(evaluation, uncertain=(fox,)), model)
+    assert "red_<wbr>fox" in page
 
 
 def test_the_page_is_self_contained(page: str, evaluation: Evaluation) -> None:

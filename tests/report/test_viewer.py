@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from cnngp import Conv, Dense, GPClassifier, GPRegressor, ReLU, Sequential, datasets
+from cnngp import Conv, Dense, GPClassifier, GPRegressor, ReLU, Sequential, apply_decisions, datasets
 from cnngp.cli import run
 from cnngp.report.viewer.answers import Answers
 from cnngp.report.viewer.decisions import Decisions
@@ -104,7 +104,18 @@ def test_a_model_through_inducing_images_shows_no_suspects(tmp_path: Path) -> No
     clf = GPClassifier(NET, device="cpu", inducing=50).fit(DIGITS.X, DIGITS.y)
     answers = Answers(clf, "inducing.gp", Decisions(tmp_path / "d.csv"))
     assert answers.model()["suspects"] == []
+    assert "inducing images" in answers.model()["no_suspects"]
     assert all(v["row"] < answers.images == 50 for v in answers.look(png(DIGITS.X_test[0]))["for"])
+
+
+@pytest.mark.filterwarnings("ignore:noise='loo' chose the most noise")
+def test_a_model_that_is_no_better_than_guessing_suspects_no_label(tmp_path: Path) -> None:
+    X = np.random.default_rng(0).random((60, 1, 8, 8))
+    clf = GPClassifier(NET, device="cpu", noise="loo").fit(X, np.arange(60) % 3)
+    told = Answers(clf, "noise.gp", Decisions(tmp_path / "d.csv")).model()
+    assert told["suspects"] == []
+    assert told["no_suspects"].startswith("No better than guessing")
+    assert told["about"].endswith("not clearly better than guessing")
 
 
 # ---- decisions ------------------------------------------------------------------------------------------------------
@@ -126,6 +137,101 @@ def test_decisions_are_written_at_once_and_read_again(answers: Answers) -> None:
     assert [s["decision"] for s in again.model()["suspects"][:4]] == ["relabel", "drop", "keep", None]
     again.decide({"row": rows[1], "decision": None})  # taken back
     assert len(Decisions(answers.decisions.path)) == 2
+
+
+def refitted(X: np.ndarray, y: np.ndarray, names: np.ndarray | None = None) -> GPClassifier:
+    return GPClassifier("small_cnn", device="cpu").fit(X, y, names=names)
+
+
+def decided(answers: Answers) -> list[str | None]:
+    return [s["decision"] for s in answers.model()["suspects"]]
+
+
+@pytest.fixture
+def two_decided(answers: Answers) -> Answers:
+    answers.decide({"row": WRONG, "decision": "relabel", "label": answers.suspects[0]["proposed"]})
+    answers.decide({"row": answers.suspects[1]["row"], "decision": "drop"})
+    return answers
+
+
+def test_decisions_about_other_images_are_set_aside_and_not_put_on_those_of_a_new_fit(two_decided: Answers) -> None:
+    path = two_decided.decisions.path
+    before = path.read_text()
+    y = np.asarray(two_decided.clf.y_)
+    other = refitted(DIGITS.X[:, :, ::-1].copy(), y)  # other pictures with the same labels in the same rows
+    with pytest.warns(UserWarning, match=r"^2 of 2 decisions in .* are about other images or labels than this") as told:
+        again = Answers(other, "digits.gp", Decisions(path), suspects=20)
+    assert len(told) == 1
+    assert decided(again) == [None] * 20
+    assert len(again.decisions) == 0
+    assert path.with_name("digits.labels.csv.old-1").read_text() == before
+    assert not path.exists()
+    again.decide({"row": again.suspects[0]["row"], "decision": "keep"})
+    with pytest.warns(UserWarning, match=r"1 of 1 decisions in .* is about .* is now .*digits\.labels\.csv\.old-2"):
+        Answers(two_decided.clf, "digits.gp", Decisions(path))
+    assert path.with_name("digits.labels.csv.old-1").read_text() == before
+
+
+def test_decisions_follow_their_images_when_one_more_shifts_the_rows(two_decided: Answers) -> None:
+    path, second = two_decided.decisions.path, two_decided.suspects[1]["row"]
+    y = np.asarray(two_decided.clf.y_)
+    more = refitted(np.concatenate([DIGITS.X_test[:1], DIGITS.X]), np.concatenate([DIGITS.y_test[:1], y]))
+    again = Answers(more, "digits.gp", Decisions(path), suspects=20)
+    assert [again.decisions.action(row) for row in (WRONG + 1, second + 1, WRONG, second)] == [
+        *("relabel", "drop", None, None)
+    ]
+    lines = csv.DictReader(path.read_text().splitlines())
+    assert [int(line["row"]) for line in lines] == sorted([WRONG + 1, second + 1])
+    assert sorted(p.name for p in path.parent.iterdir()) == [path.name]
+
+
+def test_a_decision_about_another_label_of_the_image_is_set_aside_alone(two_decided: Answers) -> None:
+    """As after the decisions were applied, and the model fitted again."""
+    path, second = two_decided.decisions.path, two_decided.suspects[1]["row"]
+    y = np.asarray(two_decided.clf.y_).copy()
+    y[WRONG] = DIGITS.y[WRONG]
+    with pytest.warns(UserWarning, match="1 of 2 decisions"):
+        again = Answers(refitted(DIGITS.X, y), "digits.gp", Decisions(path), suspects=20)
+    assert again.decisions.action(WRONG) is None
+    assert again.decisions.action(second) == "drop"
+    assert len(Decisions(path)) == 1
+
+
+def test_a_file_without_fingerprints_is_matched_by_row_name_and_label(tmp_path: Path) -> None:
+    names = np.array([f"{i}.png" for i in range(200)])
+    path = tmp_path / "d.csv"
+    label = DIGITS.y[3]
+    path.write_text(
+        "row,name,given,proposed,decision,label\n"
+        f"3,3.png,{label},9,keep,{label}\n4,other.png,{DIGITS.y[4]},9,drop,\n5,5.png,none,9,drop,\n"
+    )
+    with pytest.warns(UserWarning, match="2 of 3 decisions"):
+        answers = Answers(refitted(DIGITS.X, DIGITS.y, names), "d.gp", Decisions(path))
+    assert [answers.decisions.action(row) for row in (3, 4, 5)] == ["keep", None, None]
+
+
+def test_decisions_are_applied_to_the_images_that_they_are_about(two_decided: Answers) -> None:
+    path, second = two_decided.decisions.path, two_decided.suspects[1]["row"]
+    y = np.asarray(two_decided.clf.y_)
+    expected = y.copy()
+    expected[WRONG] = DIGITS.y[WRONG]
+    X, labels = apply_decisions(path, DIGITS.X, y)
+    np.testing.assert_array_equal(labels, np.delete(expected, second))
+    np.testing.assert_array_equal(X, np.delete(DIGITS.X, second, axis=0))
+    order = np.random.default_rng(0).permutation(200)  # in another order and another type
+    _, shuffled = apply_decisions(path, DIGITS.X[order].astype(np.float64), y[order])
+    np.testing.assert_array_equal(shuffled, expected[order[order != second]])
+
+
+def test_decisions_are_not_applied_to_other_images_or_labels(two_decided: Answers, tmp_path: Path) -> None:
+    path, y = two_decided.decisions.path, np.asarray(two_decided.clf.y_)
+    for X, labels in ((DIGITS.X[:, :, ::-1], y), (DIGITS.X, DIGITS.y)):
+        with pytest.raises(ValueError, match="is about another image or label than those that were given"):
+            apply_decisions(path, X, labels)
+    with pytest.raises(ValueError, match="no such file of decisions"):
+        apply_decisions(tmp_path / "none.csv", DIGITS.X, y)
+    with pytest.raises(ValueError, match="200 images, 100 labels"):
+        apply_decisions(path, DIGITS.X, y[:100])
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import json
 import platform
 import shlex
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -38,7 +39,7 @@ from .common import (
     warnings_as_lines,
 )
 from .cost import choose_for, tell_choice, tell_cost
-from .output import Json, Quiet, last_line, say, tell
+from .output import Json, Quiet, last_line, say, tell, warn
 
 
 def classify(
@@ -122,6 +123,9 @@ def classify(
         Path | None,
         typer.Option(metavar="FILE.csv", help="Write a table of all training images, the most suspect labels first."),
     ] = None,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Also print what was measured about the fit, as in the report.")
+    ] = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -175,6 +179,8 @@ def classify(
     else:
         tell_choice(choice, kernel, images.X, pairs)
     with warnings_as_lines():
+        if noise is None:  # nobody asked for a search of the noise, and the verdict says more
+            warnings.filterwarnings("ignore", "noise='loo' chose the most noise", UserWarning)
         clf.fit(images.X, images.y, names=images.names)
     clf.image_aspect_ = images.aspect
     if choice is not None:
@@ -202,13 +208,15 @@ def classify(
     if evaluation.validation is not None:
         say("validation", str(evaluation.validation))
     if evaluation.test is not None:
-        say("test", str(evaluation.test))
-    say("leave-one-out", str(evaluation.loo))
-    likelihood = evaluation.log_marginal_likelihood
-    say("log likelihood", "not known with this solver" if likelihood is None else f"{likelihood:,.1f}")
+        say("test", f"{evaluation.test}; {_counted(evaluation.test.error, len(images.X_test))}")
+    say("leave-one-out", f"{evaluation.loo}; {_counted(evaluation.loo.error, evaluation.loo_images)}")
+    if verbose:
+        likelihood = evaluation.log_marginal_likelihood
+        say("log likelihood", "not known with this solver" if likelihood is None else f"{likelihood:,.1f}")
+        for row in replace(report, choice=None).rows()[1:]:  # the network and the engine were printed above
+            say(*row)
     tell()
-    for line in str(replace(report, choice=None)).splitlines()[1:]:  # the network and the engine were printed above
-        tell(line)
+    (tell if report.guessing is None else warn)(report.verdict)
     result: dict[str, Any] = {
         "command": "classify",
         "network": name,
@@ -224,6 +232,7 @@ def classify(
     }
     asked = locals() | (repeated if budget is not None else {})
     command = _command(asked)
+    earlier = _earlier(folder, model)
     with warnings_as_lines():  # of letters that the figures' font lacks, say
         result["files"] = _write(folder, clf, model, evaluation, result, command)
     if suspects is not None:
@@ -231,10 +240,28 @@ def classify(
             _write_suspects(suspects, clf)
         result["files"]["suspects"] = str(suspects)
     tell()
+    if earlier is not None:
+        say(*earlier)
     for kind, path in result["files"].items():
         say(kind, path)
     say("time", f"{time.perf_counter() - began:.1f} s")
+    if model:
+        path = shlex.quote(result["files"]["model"])
+        tell()
+        say("what to do next", f"cnngp predict {path} NEW.jpg\ncnngp view {path}")
     last_line(as_json, result)
+
+
+def _counted(share: float, images: int) -> str:
+    return f"{round(share * images):,} of {images:,} wrong" if images else "of no images"
+
+
+def _earlier(folder: Path, model: bool) -> tuple[str, str] | None:
+    """A line on what an earlier run wrote: that it is replaced; or not, where no model is saved."""
+    found = [name for name in ("model.gp", "report.html", "results.json") if (folder / name).exists()]
+    if "model.gp" in found and not model:
+        return "note", f"{folder / 'model.gp'} stays as it is: it is of an earlier run, unlike the files below"
+    return ("replaced", f"{', '.join(found)} of an earlier run in {folder}") if found else None
 
 
 def _write_suspects(path: Path, clf: Any) -> None:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from .common import Device, table, warnings_as_lines
+from .models import Model, largest_pixel, load_classifier, model_file
 from .output import Json, Quiet, last_line, say, tell, warn
 
 
 def predict(
-    model: Annotated[Path, typer.Argument(help="A file that `cnngp classify` or GPClassifier.save wrote.")],
+    model: Model,
     images: Annotated[list[Path], typer.Argument(help="Image files of any kind, or folders of them.")],
     device: Device = "auto",
     as_json: Json = False,
@@ -20,17 +22,18 @@ def predict(
 ) -> None:
     """Predict the class of image files. They are resized and converted to match the training images.
 
-    Novelty, from 0 to 1, says how much an image differs from all training images. A file that cannot be read gives a
-    warning and the exit code 1; the others are predicted all the same.
+    The last column says how unusual an image is: more than that share of the training images, each beside all the
+    others. The JSON also has the number behind it, the novelty, from 0 to 1. A file that cannot be read gives a warning
+    and the exit code 1; the others are predicted all the same.
     """
     import numpy as np
 
     from cnngp.common.errors import DatasetError
     from cnngp.datasets.folders import image_files
     from cnngp.datasets.images import read_image
-    from cnngp.estimators.classifier import GPClassifier
 
-    clf = GPClassifier.load(model, device=device)  # type: ignore[arg-type]
+    model = model_file(model)
+    clf = load_classifier(model, device)
     if len(clf.input_shape_) != 3:
         raise ValueError(f"{model} was fitted on inputs of shape {clf.input_shape_}, not on images")
     largest = largest_pixel(model, clf.originals_)
@@ -49,21 +52,21 @@ def predict(
         X /= np.float32(255.0)
     with warnings_as_lines():
         explained = clf.explain(X)
-    rows = [("image", "class", "probability", "next best", "novelty")]
+    rows = [("image", "class", "probability", "next best", "more unusual than")]
     results = []
     words = [str(c) for c in clf.classes_]
     for path, why in zip(read, explained, strict=True):
         p = why.probabilities
         first, second = (int(k) for k in np.argsort(-p, kind="stable")[:2])
         next_best = f"{words[second]} ({p[second]:.4f})"
-        rows.append((str(path), words[first], f"{p[first]:.4f}", next_best, f"{why.novelty:.3f}"))
+        rows.append((str(path), words[first], f"{p[first]:.4f}", next_best, how_unusual(why.novelty_rank)))
         result = {"image": str(path), "class": words[first]}
         results.append(result | {"probabilities": dict(zip(words, p.tolist(), strict=True)), **why.as_dict()})
     engine = clf.kernel_.engine_for(clf.input_shape_).identity
     say("engine", engine)
     if largest != 1:
         say("pixels", f"from 0 to {largest}, as in the images that the model was fitted on")
-    tell(table(rows, right=(2, 4)))
+    tell(table(rows, right=(2,)))
     unreadable = [{"image": str(path), "error": message} for path, message in bad.items()]
     about = {"command": "predict", "model": str(model), "engine": engine, "pixels": largest}
     last_line(as_json, about | {"images": results, "unreadable": unreadable})
@@ -71,17 +74,10 @@ def predict(
         raise typer.Exit(1)
 
 
-def largest_pixel(model: Path, X: Any) -> int:
-    """1 or 255: the scale of the images that a model was fitted on, which nothing but they themselves tell.
-
-    A little beyond [0, 1] is what resampling leaves. Digits from 0 to 16 or images without their mean are refused.
-    """
-    low, high = float(X.min()), float(X.max())
-    if low >= -0.1 and high <= 1.1:
-        return 1
-    if low >= 0.0 and 127.0 < high <= 255.0:
-        return 255
-    raise ValueError(
-        f"{model} was fitted on pixels from {low:g} to {high:g}, and image files are read as 0 to 1 or 0 to 255; "
-        "prepare them as for the fit and predict in Python, with GPClassifier.load"
-    )
+def how_unusual(rank: float) -> str:
+    """The share of the training images that are less unusual, each beside all the others, than an image is."""
+    if math.isnan(rank):
+        return "not known"
+    if rank in (0.0, 1.0):
+        return f"{'all' if rank else 'none'} of the training images"
+    return f"{math.floor(100 * rank)} % of the training images"

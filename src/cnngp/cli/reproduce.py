@@ -72,7 +72,7 @@ def reproduce(
         data=data,
         scheduler=scheduler,
         budget=budget,
-        say=lambda name, text: say("piece", f"{name}: {text}"),
+        say=lambda name, text: say(name, text) if name == "plan" else say("piece", f"{name}: {text}"),
     )
     actual = setting.actual_device  # refuses a device that is not there
     # And images that are not at hand, before anything is computed.
@@ -96,6 +96,11 @@ def reproduce(
             tell(_tables(doc))
             tell()
             rows += [{"experiment": name, **row} for row in doc["rows"]]
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(
+            f"interrupted; the finished pieces are kept in {folder / 'pieces'}: run the same command again and it goes "
+            "on from there"
+        ) from None
     except OutOfTime as error:
         typer.echo(f"stopped: {error}", err=True)
         last_line(as_json, {"command": "reproduce", "finished": False, "rows": rows})
@@ -114,11 +119,19 @@ def _command(name: str, quick: bool, seed: int, device: str, scheduler: str | No
     return shlex.join(words)
 
 
+_BRACKETS = "In brackets: published values."
+_BRACKETS_QUICK = """\
+In brackets: published values. They are of the full experiment (50,000 training images in Table 1), and this is a
+small version of it: larger errors are what one expects, not a failure."""
+
+
 def _tables(doc: Any) -> str:
-    """Ours, and the published values in brackets."""
+    """Ours, and the published values in brackets, with a line that says so."""
     from cnngp.paper.results import shown, tables
 
     parts = []
+    if any(row["published"] is not None for row in doc["rows"]):
+        parts.append(_BRACKETS_QUICK if doc["quick"] else _BRACKETS)
     for t in tables(doc["rows"]):
         lines = [("", *t.quantities)]
         for result, line in t.lines.items():

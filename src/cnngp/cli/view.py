@@ -9,12 +9,12 @@ from typing import Annotated
 import typer
 
 from .common import Device, check_writable, warnings_as_lines
+from .models import Model, largest_pixel, load_classifier, model_file
 from .output import Quiet, say
-from .predict import largest_pixel
 
 
 def view(
-    model: Annotated[Path, typer.Argument(help="A file that `cnngp classify` or GPClassifier.save wrote.")],
+    model: Model,
     labels: Annotated[
         Path | None, typer.Option(help="CSV file for decisions about labels; by default MODEL.labels.csv.")
     ] = None,
@@ -28,16 +28,16 @@ def view(
 
     The page can be opened from this machine only, and no image leaves it.
     """
-    from cnngp.estimators.classifier import GPClassifier
     from cnngp.report.viewer.answers import Answers
     from cnngp.report.viewer.decisions import Decisions
     from cnngp.report.viewer.server import Viewer
 
+    model = model_file(model)
     path = model.with_suffix(".labels.csv") if labels is None else labels
     check_writable("--labels", path, folder=False)
     decisions = Decisions(path)
     with warnings_as_lines():
-        clf = GPClassifier.load(model, device=device)  # type: ignore[arg-type]
+        clf = load_classifier(model, device)
         largest = largest_pixel(model, clf.originals_)
         answers = Answers(clf, model.name, decisions, largest=largest, suspects=suspects)
     try:
@@ -53,4 +53,5 @@ def view(
         try:
             server.serve_forever()
         except KeyboardInterrupt:
-            say("decided", f"{len(decisions)} labels, in {path}" if len(decisions) else "nothing")
+            count = f"{len(decisions)} label{'' if len(decisions) == 1 else 's'}"
+            say("decided", f"{count}, in {path}" if len(decisions) else "nothing")

@@ -133,6 +133,8 @@ def read(path: str | Path, what: str = "model") -> tuple[dict[str, Any], dict[st
     except (zipfile.BadZipFile, EOFError, ValueError, NotImplementedError, RuntimeError, struct.error) as error:
         if isinstance(error, ModelFileError):
             raise
+        if not _begins_as_zip(path):
+            raise ModelFileError(f"{path} is not a cnngp {what}, but a file of another kind") from None
         raise ModelFileError(f"{path} is not a whole {what} file ({error}); save or copy it again") from None
     checksum = members.pop(_CHECKSUM, b"")
     if _HEADER not in members:
@@ -147,6 +149,11 @@ def read(path: str | Path, what: str = "model") -> tuple[dict[str, Any], dict[st
     except (ValueError, EOFError, SyntaxError, TypeError, RecursionError, MemoryError, tokenize.TokenError) as error:
         raise ModelFileError(f"{path} holds an array that cannot be read ({error})") from None
     return header, arrays
+
+
+def _begins_as_zip(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(2) == b"PK"
 
 
 def _is_plain(file: zipfile.ZipFile) -> bool:

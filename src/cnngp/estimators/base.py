@@ -115,7 +115,7 @@ class GPEstimator(PreparingEstimator):
             begun = time.perf_counter()
             with warnings.catch_warnings():
                 if self.noise is None:  # nobody asked for a search, so the report says it instead
-                    warnings.filterwarnings("ignore", r"noise='loo' grew", UserWarning)
+                    warnings.filterwarnings("ignore", r"noise='loo' chose the most noise", UserWarning)
                 self.gp_ = ExactGP(
                     A,
                     Y,
@@ -277,7 +277,7 @@ class GPEstimator(PreparingEstimator):
         if self.choice_ is None:
             return None
         only_noise = self.noise is None and self.gp_.noise > _ONLY_NOISE * self.gp_.largest_variance
-        return self.choice_.text(seconds) + ("; its kernel explains the labels by noise alone" if only_noise else "")
+        return self.choice_.text(seconds) + ("; to this network the targets look like noise" if only_noise else "")
 
     # What the noise of a model with inducing images is chosen by, from leave-one-out means and targets.
     _loo_loss: Any = None

@@ -54,6 +54,12 @@ class FitReport:
     """By how much images differ: the mean of the matrix's diagonal less the mean of all its entries."""
     choice: str | None = None
     """Of a network that was not given: which, why, and what a better one would take; None for a given one."""
+    guessing: tuple[float, float] | None = None
+    """Of a classifier that is no better than guessing, by leave-one-out: the shares of images that it gets wrong, and
+    that always naming the commonest class would."""
+    no_better: tuple[float, float] | None = None
+    """Of a regressor that is not clearly better than the mean of all targets, by leave-one-out: its root mean square
+    error, and that of the mean."""
 
     @property
     def sensitivity(self) -> float | None:
@@ -90,16 +96,42 @@ class FitReport:
 
     @property
     def verdict(self) -> str:
-        """What can be trusted, in one sentence, and a second one where the kernel is further off than it should be."""
+        """What can be trusted, in one sentence, and a second one where the kernel is further off than it should be.
+
+        A model that is no better than guessing says so; then that its numbers are right is no news.
+        """
+        if self.guessing is not None or self.no_better is not None:
+            said = f"{self._no_better} {self._trouble}" if self._trouble else self._no_better
+        else:
+            said = self._trouble or self._trusted
         if self.kernel_error is None or self.kernel_error <= self.kernel_bound:
-            return self._trusted
+            return said
         return (
-            f"{self._trusted} Entries are off by {self.kernel_error:.0e} of the largest, where rounding explains "
+            f"{said} Entries are off by {self.kernel_error:.0e} of the largest, where rounding explains "
             f"{self.kernel_bound:.0e}."
         )
 
     @property
-    def _trusted(self) -> str:
+    def _no_better(self) -> str:
+        if self.no_better is not None:
+            error, spread = self.no_better
+            return (
+                f"{'Not clearly' if error < spread else 'No'} better than the mean of all targets: leave-one-out is "
+                f"off by {error:.3g}, root mean square, and the mean would be by {spread:.3g}. Check the targets, or try "
+                "normalize_y=True, more images, or another network."
+            )
+        wrong, guess_wrong = self.guessing or (math.nan, math.nan)
+        seen = wrong < guess_wrong  # but chance explains it
+        return (
+            f"{'Not clearly' if seen else 'No'} better than guessing: leave-one-out is wrong on {_percent(wrong)} of "
+            f"the images, and always naming the commonest class would be on {_percent(guess_wrong)}"
+            f"{', which so few images may show by chance' if seen else ''}. Check the labels, or try more or larger "
+            "pictures, or another network."
+        )
+
+    @property
+    def _trouble(self) -> str | None:
+        """A sentence on numbers that cannot be trusted."""
         if self.kernel_error is not None and not self.kernel_error <= max(1e-3, FAR * self.kernel_bound):
             return (
                 f"The matrix is not this network's kernel on these images: entries are off by {self.kernel_error:.0e} "
@@ -111,15 +143,27 @@ class FitReport:
                 "noise or remove repeated images."
             )
         if self.method == "inducing":
-            added = f" but for {self.jitter:.0e} of the mean variance added as noise" if self.jitter > 0 else ""
-            return (
-                "This is the approximation through inducing images, whose algebra is exact to float64 rounding"
-                f"{added}; its likelihood and variances are its own and not those of the exact process.{self._above}"
-            )
+            return None
         if self.spread is not None and self.spread < 10.0 * self._blur:
             return (
                 f"The kernel hardly tells these images apart: they differ by {self.spread:.0e} on average, and rounding"
                 f" and jitter are {self._blur:.0e}; trust nothing, and use dtype='float64' or another network."
+            )
+        if self.jitter == 0 and self.sensitivity is not None and self.sensitivity >= 1.0:
+            return (
+                "The kernel's rounding is larger than the smallest eigenvalue: leave-one-out, variances and likelihood "
+                "are not reliable; use dtype='float64' or some noise."
+            )
+        return None
+
+    @property
+    def _trusted(self) -> str:
+        """A sentence on what can be trusted, where there is no trouble."""
+        if self.method == "inducing":
+            added = f" but for {self.jitter:.0e} of the mean variance added as noise" if self.jitter > 0 else ""
+            return (
+                "This is the approximation through inducing images, whose algebra is exact to float64 rounding"
+                f"{added}; its likelihood and variances are its own and not those of the exact process.{self._above}"
             )
         if self.jitter > 0:
             return (
@@ -135,19 +179,15 @@ class FitReport:
                 "Means, variances and likelihood are those of the exact kernel: its rounding moves the solution by "
                 f"no more than about {self.sensitivity:.0e}."
             )
-        if self.sensitivity < 1.0 and self.movement < 0.1:
+        if self.movement < 0.1:
             return (
-                "Classes, probabilities, means and variances can be trusted: the kernel's rounding moves them by far "
-                f"less than {self.movement:.0%}. Use dtype='float64' only if you need more digits."
-            )
-        if self.sensitivity < 1.0:
-            return (
-                "Classes and means can be trusted; the kernel's rounding may move variances and the likelihood by up "
-                f"to {self.movement:.0%}, so use dtype='float64' if you rely on these."
+                "Classes, probabilities, means and variances can be trusted: rounding in the kernel moves the solution "
+                f"by {_about(self.movement)}, and predictions, wherever it was measured, by a tenth of that or less. "
+                "Use dtype='float64' only if you need more digits."
             )
         return (
-            "The kernel's rounding is larger than the smallest eigenvalue: leave-one-out, variances and likelihood are "
-            "not reliable; use dtype='float64' or some noise."
+            "Classes and means can be trusted; rounding in the kernel may move variances and the likelihood by up to "
+            f"{_percent(self.movement)}, so use dtype='float64' if you rely on these."
         )
 
     @property
@@ -185,6 +225,15 @@ class FitReport:
 
     def __str__(self) -> str:
         return "\n".join(f"{name:<22} {value}" for name, value in self.rows()) + f"\n{self.verdict}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
+def _about(share: float) -> str:
+    """One digit of it: as many as an estimate has."""
+    return "less than 0.1 %" if share < 1e-3 else f"about {100 * share:.1g} %"
 
 
 def certify(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -13,11 +14,13 @@ from sklearn.utils.validation import check_is_fitted
 
 from cnngp.common.arrays import DataError, refuse_masked, to_numpy
 from cnngp.common.devices import Device
+from cnngp.gp.exact import ExactGP
 from cnngp.gp.novelty import novelty
 
 from . import files as model_files
 from .base import GPEstimator
 from .explanation import Explanation
+from .guessing import errors_if_guessing
 from .inputs import groups_of
 from .labels import (
     Coding,
@@ -317,10 +320,16 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
         self.loo_rows_ = self.gp_.loo_rows
         self.temperature_, self.loo_error_, self._moderated = 1.0, math.nan, True
         self.loo_predictions_ = self._coding.labels(mean)
+        wrong = np.empty(0, bool)
         if len(mean):
-            self.loo_error_ = float(self._wrong(mean, targets).mean())
+            wrong = self._wrong(mean, targets)
+            self.loo_error_ = float(wrong.mean())
             self.temperature_, self._moderated = fitted_calibration(self._coding, mean, variance, targets)
         if not self._moderated:
             variance = np.zeros(len(mean))
         self.loo_probabilities_ = probabilities(self._coding, mean, variance, self.temperature_)
+        several = isinstance(self._coding, SeveralLabels)
+        groups = self.gp_.groups if isinstance(self.gp_, ExactGP) else None
+        guessing = errors_if_guessing(self.loo_probabilities_, wrong, targets > 0.0, several, groups)
+        self.fit_report_ = replace(self.fit_report_, guessing=guessing)
         self.log_marginal_likelihood_ = self.gp_.log_marginal_likelihood

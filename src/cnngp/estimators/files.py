@@ -34,6 +34,14 @@ Estimator = TypeVar("Estimator", bound="GPEstimator")
 _NOT_SAVED = ("network", "device", "store", "inducing", "learn", "budget", "preparation")
 
 
+class OtherEstimatorError(ModelFileError):
+    """A model of another kind than was asked for; `held` is its class's name."""
+
+    def __init__(self, message: str, held: str) -> None:
+        super().__init__(message)
+        self.held = held
+
+
 def save(model: GPEstimator, path: str | Path, header: dict[str, Any], arrays: dict[str, Array]) -> None:
     if model.X_ is None:
         raise ModelFileError("a model fitted on a kernel matrix alone has no images to save; pass X to fit as well")
@@ -112,7 +120,9 @@ def load(
         if header.get("posterior") == "inducing":
             model.inducing = len(model.X_)
             model.inducing_rows_ = arrays.get("inducing_rows", np.empty(0, np.intp))
-        report = header["report"] | {"smallest_eigenvalue": tuple(header["report"]["smallest_eigenvalue"])}
+        report = dict(header["report"])
+        for pair in ("smallest_eigenvalue", "guessing", "no_better"):  # lists in JSON
+            report[pair] = None if report.get(pair) is None else tuple(report[pair])
         model.fit_report_ = FitReport(**report)
         held = header.get("learned")
         model.learned_ = None if held is None else Learned.from_dict(held)
@@ -149,7 +159,7 @@ def read_model(
     header, arrays = persistence.read(path)
     if header.get("estimator") != estimator:
         held = one_line(header.get("estimator"))[:50]
-        raise ModelFileError(f"{path} holds a {held}; load it with {held}.load")
+        raise OtherEstimatorError(f"{path} holds a {held}; load it with {held}.load", held)
     with reading(path):
         parameters = {k: v for k, v in dict(header["parameters"]).items() if k not in not_saved}
         if parameters.get("input_shape") is not None:

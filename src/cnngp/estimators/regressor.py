@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -14,7 +16,7 @@ from sklearn.utils.validation import check_is_fitted
 from cnngp.common.arrays import DataError, as_real, refuse_masked, to_numpy
 from cnngp.common.devices import Device
 from cnngp.datasets.preparation import Preparation
-from cnngp.gp.exact import Amplitude, Noise
+from cnngp.gp.exact import Amplitude, ExactGP, Noise
 from cnngp.gp.objectives import Rule
 from cnngp.gp.solving import Method
 from cnngp.kernel.kernel import Kernel
@@ -23,11 +25,16 @@ from cnngp.network.layers import Network
 
 from . import files as model_files
 from .base import GPEstimator
+from .guessing import error_beside_mean
 from .inputs import groups_of
 from .learning import Learning
 from .suspects import suspects
 
 Array = NDArray[Any]
+
+
+# Times their spread, targets are far from zero.
+_FAR = 5.0
 
 
 class GPRegressor(RegressorMixin, GPEstimator):  # type: ignore[misc]
@@ -114,6 +121,7 @@ class GPRegressor(RegressorMixin, GPEstimator):  # type: ignore[misc]
             spread = _standard_deviation(Y)
             self._y_mean, self._y_std = Y.mean(0), np.where(spread > 0, spread, 1.0)
         self._fit(images, (Y - self._y_mean) / self._y_std, K, image_noise, groups_of(X, groups))
+        self._warn_of_far_targets(Y)
         return self
 
     def predict(
@@ -227,7 +235,25 @@ class GPRegressor(RegressorMixin, GPEstimator):  # type: ignore[misc]
         scale = float(self._y_std.max())  # taken out, so that no square overflows
         errors = (mean - to_numpy(self.gp_.loo_targets)) * (self._y_std / scale)
         self.loo_error_ = scale * float(np.sqrt((errors**2).mean())) if len(errors) else math.nan
+        groups = self.gp_.groups if isinstance(self.gp_, ExactGP) else None
+        found = error_beside_mean(errors, to_numpy(self.gp_.loo_targets) * (self._y_std / scale), groups)
+        no_better = None if found is None else (scale * found[0], scale * found[1])
+        self.fit_report_ = replace(self.fit_report_, no_better=no_better)
         self.log_marginal_likelihood_ = self.gp_.log_marginal_likelihood
+
+    def _warn_of_far_targets(self, Y: Array) -> None:
+        """A process of mean zero has to explain how far from zero targets are, before how they differ."""
+        if self.normalize_y or self.fit_report_.no_better is None:
+            return
+        error, spread = self.fit_report_.no_better
+        mean = float(Y.mean(0)[np.abs(Y.mean(0)).argmax()])
+        if error > spread and abs(mean) > _FAR * spread:
+            warnings.warn(
+                f"leave-one-out is off by {error:.3g}, more than the targets differ from each other ({spread:.3g}); "
+                f"they lie around {mean:.3g}, far from the 0 that the process starts from, so use normalize_y=True",
+                UserWarning,
+                stacklevel=3,
+            )
 
 
 def _standard_deviation(Y: Array) -> Array:

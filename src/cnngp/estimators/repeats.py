@@ -24,9 +24,9 @@ _BYTES = 1 << 26
 def image_codes(images: Any, at: Callable[[slice], Any] | None = None) -> Codes:
     """A number for each image, the same for equal ones; `at` gives those of a slice where they are not an array."""
     known: dict[bytes, int] = {}
-    codes = np.empty(len(images), np.intp)
-    each = 8 * max(1, math.prod(np.shape(images)[1:]))
-    for rows in blocks(len(images), max(1, _BYTES // each)):
+    n, *shape = images.shape
+    codes = np.empty(n, np.intp)
+    for rows in blocks(n, max(1, _BYTES // (8 * max(1, math.prod(shape))))):
         for i, image in enumerate(images[rows] if at is None else at(rows), start=rows.start):
             digest = hashlib.blake2b(np.ascontiguousarray(image).data, digest_size=16).digest()
             codes[i] = known.setdefault(digest, len(known))

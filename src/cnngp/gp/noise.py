@@ -137,8 +137,8 @@ def _searched(loss: Callable[[float], float], rule: str, points: int, stacklevel
     step = float(grid[1] - grid[0])
     if best == grid[-1]:
         warnings.warn(
-            f"noise={rule!r} grew to 10^{best:.0f} times the mean eigenvalue of the kernel matrix, the most that is "
-            "tried: to this kernel the targets are noise; use another network, or give the noise as a number",
+            f"noise={rule!r} chose the most noise that is tried: to this network the labels or targets look like pure "
+            "noise; check them, try another network, or give the noise as a number",
             UserWarning,
             stacklevel=stacklevel,
         )

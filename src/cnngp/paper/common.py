@@ -66,3 +66,11 @@ def release(device: str) -> None:
     """Give the card's unused memory back, for other libraries and processes."""
     if device == "cuda":
         devices.release_pooled_memory()
+
+
+def duration(seconds: float) -> str:
+    """3.21 s, 43.0 s, 4 min, 3 h 40 min."""
+    if seconds < 100:
+        return f"{seconds:.1f} s" if seconds >= 10 else f"{seconds:.2f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"

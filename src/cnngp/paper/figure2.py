@@ -57,6 +57,9 @@ def quick() -> Figure2Plan:
     return Figure2Plan(zoo.resnet(8), "resnet(8)", (3, 10, 30), 200, 10)
 
 
+_FLOOR_SECONDS = 30.0
+
+
 def run(setting: Setting, plan: Figure2Plan | None = None, X: NDArray[np.float32] | None = None) -> Results:
     """The distances at each width; `X` are the images, the first training images of MNIST unless given."""
     plan = plan or (quick() if setting.quick else full())
@@ -67,11 +70,13 @@ def run(setting: Setting, plan: Figure2Plan | None = None, X: NDArray[np.float32
         "images": digest(X),
         "networks": plan.networks,
     }
+    widths = {f"figure2-width-{width}": _estimate(setting, plan, len(X), width) for width in plan.widths}
+    setting.expect({"figure2-floor": _FLOOR_SECONDS, **widths})
     floor = setting.piece(
         "figure2-floor",
         lambda: _floor(K, plan, setting.seed),
         depends={**depends, "floors": plan.floors},
-        seconds=30.0,
+        seconds=_FLOOR_SECONDS,
     )
     outputs: dict[int, Array] = {}
     rows = []
@@ -87,7 +92,7 @@ def run(setting: Setting, plan: Figure2Plan | None = None, X: NDArray[np.float32
             f"figure2-width-{width}",
             lambda width=width: {"outputs": _outputs(setting, plan, X, width)},  # type: ignore[misc]
             depends={**depends, "width": width},
-            seconds=_estimate(setting, plan, len(X), width),
+            seconds=widths[f"figure2-width-{width}"],
         )
         outputs[width] = f = np.asarray(piece["outputs"], np.float64)
         found = measure(f, K)

@@ -83,6 +83,8 @@ def run(setting: Setting, plan: Figure3Plan | None = None, data: Dataset | None 
     table = f"{'MNIST' if data.name == 'mnist' else data.name}, {len(data.X):,} training images"
     curves: dict[str, Any] = {}
     rows: list[Row] = []
+    seconds = {f"figure3-{data.name}-{c.label}": c.seconds[setting.actual_device != "cuda"] for c in CASES}
+    setting.expect(seconds)
     for case in CASES:
         depends: dict[str, Any] = {"data": data.name, "images": images, "kernel": network.fingerprint}
         if case.label == "rbf":
@@ -93,7 +95,7 @@ def run(setting: Setting, plan: Figure3Plan | None = None, data: Dataset | None 
             f"figure3-{data.name}-{case.label}",
             fits[case.label],
             depends=depends,
-            seconds=case.seconds[0 if setting.actual_device == "cuda" else 1],
+            seconds=seconds[f"figure3-{data.name}-{case.label}"],
         )
         curves[case.label] = values
         rows += _rows(table, case, values)

@@ -15,6 +15,7 @@ from typing import Any, NotRequired, TypedDict
 
 from cnngp.common.files import write_atomically
 
+from .common import duration as duration
 from .setting import Done
 
 SCHEMA = 2
@@ -104,14 +105,6 @@ def shown(value: float, unit: str) -> str:
             return f"{value:,.4g}"
         case _:
             return f"{value:,.0f}{unit}"
-
-
-def duration(seconds: float) -> str:
-    """3.21 s, 43.0 s, 4 min, 3 h 40 min."""
-    if seconds < 100:
-        return f"{seconds:.1f} s" if seconds >= 10 else f"{seconds:.2f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
 class Document(TypedDict):

@@ -29,7 +29,7 @@ from cnngp.datasets.classics import folders
 from cnngp.datasets.dataset import Dataset
 from cnngp.datasets.sets import Split, load
 
-from .common import hardware, software
+from .common import duration, hardware, software
 
 SCHEMA = 1
 """Of the files under pieces/; raised when their meaning changes."""
@@ -72,6 +72,7 @@ class Setting:
     """Told the name of each piece and what became of it."""
     done: list[Done] = field(default_factory=list, compare=False)
     """The pieces that this run used so far, in order."""
+    _planned: list[str] = field(default_factory=list, compare=False, repr=False)
     _began: float = field(default_factory=time.monotonic, compare=False, repr=False)
 
     @property
@@ -89,6 +90,22 @@ class Setting:
         if self.data is not None and not self.data.is_dir():
             raise DatasetError(f"--data {self.data}: no such folder; expected the folder that holds {name}/")
         return load(name, split=split, data=self.data)
+
+    def expect(self, pieces: Mapping[str, float]) -> None:
+        """Say how many pieces an experiment has and about how long they take, by the name and the seconds of each; from
+        now on each is told with its number."""
+        self._planned[:] = pieces
+        missing = [seconds for name, seconds in pieces.items() if not self._file(name).exists()]
+        kept = len(pieces) - len(missing)
+        said = f"{len(pieces)} pieces"
+        if kept:
+            said += f", {kept} of them from an earlier run"
+        if missing:
+            said += f"; the {'others' if kept else 'whole'} up to about {duration(sum(missing))}"
+        self.say("plan", said)
+
+    def _numbered(self, name: str) -> str:
+        return f"{self._planned.index(name) + 1} of {len(self._planned)}, {name}" if name in self._planned else name
 
     def piece(
         self,
@@ -122,13 +139,15 @@ class Setting:
         kept = _read(self._file(name), fingerprint)
         if kept is None:
             self._check_time(name, seconds)
+            if name in self._planned:
+                self.say(self._numbered(name), f"up to about {duration(seconds)} …")
             kept = self._compute(name, compute, fingerprint, facts)
             self._note(name, kept, reused=False)
-            self.say(name, f"{kept['seconds']:.1f} s")
+            self.say(self._numbered(name), f"done in {kept['seconds']:.1f} s")
         else:
             kept.setdefault("software", f"cnngp {__version__} (Python and libraries not recorded)")  # an older piece
             self._note(name, kept, reused=True)
-            self.say(name, f"kept from an earlier run, where it took {kept['seconds']:.1f} s")
+            self.say(self._numbered(name), f"kept from an earlier run, where it took {kept['seconds']:.1f} s")
         return kept
 
     def _note(self, name: str, kept: Mapping[str, Any], reused: bool) -> None:

@@ -100,6 +100,7 @@ def run(setting: Setting, plan: Table1Plan | None = None, data: Dataset | None =
     data = data or setting.dataset("mnist", "paper")
     images = SplitImages.of(data, plan.train, plan.validation, plan.test)
     table = heading(images)
+    setting.expect(_expected(setting, plan, cases, images, None if given else _fashion_images(setting, plan)))
     rows: list[Row] = []
     networks: dict[str, Any] = {}
     for case in cases:
@@ -118,6 +119,31 @@ def run(setting: Setting, plan: Table1Plan | None = None, data: Dataset | None =
     return Results(rows=rows, details=details, captions={"table1": _caption(images)})
 
 
+def _expected(
+    setting: Setting, plan: Table1Plan, cases: Sequence[Case], images: SplitImages, fashion: SplitImages | None
+) -> dict[str, float]:
+    """About how many seconds each piece takes."""
+    pieces = expected_networks(setting, plan, cases, images)
+    pieces[f"table1-{images.name}-rbf"] = _rbf_seconds(setting, images)
+    if fashion is not None:
+        pieces |= {_piece(c, fashion): estimate(setting, c.network, fashion) for c in _without_gain1(cases)}
+    return pieces
+
+
+def expected_networks(
+    setting: Setting, plan: Table1Plan, cases: Sequence[Case], images: SplitImages
+) -> dict[str, float]:
+    """The same of the pieces of the networks; of the fully connected one, which is yet to be chosen, the largest."""
+    pieces = {_piece(case, images): estimate(setting, case.network, images) for case in cases}
+    pieces[f"table1-{images.name}-dense-choice"] = _choice_seconds(setting, plan, images)
+    pieces[f"table1-{images.name}-dense-nngp"] = max(estimate(setting, _dense(c), images) for c in plan.dense)
+    return pieces
+
+
+def _piece(case: Case, images: SplitImages) -> str:
+    return f"table1-{images.name}-{case.label}"
+
+
 def case_piece(setting: Setting, case: Case, images: SplitImages) -> dict[str, Any]:
     """One network: kernels, both fits, errors."""
 
@@ -126,7 +152,7 @@ def case_piece(setting: Setting, case: Case, images: SplitImages) -> dict[str, A
         return network_errors(setting, kernel, images, f"{images.name}-{case.label}")
 
     return setting.piece(
-        f"table1-{images.name}-{case.label}",
+        _piece(case, images),
         compute,
         depends={"network": case.network.fingerprint, **images.facts},
         seconds=estimate(setting, case.network, images),
@@ -152,7 +178,7 @@ def dense_pieces(setting: Setting, plan: Table1Plan, images: SplitImages) -> tup
         f"table1-{images.name}-dense-choice",
         choose,
         depends={"candidates": [list(c) for c in plan.dense], "chosen_on": n, **images.facts},
-        seconds=20.0 + len(plan.dense) * (3.0 if setting.actual_device == "cuda" else 3.0 + 1e-6 * n * n),
+        seconds=_choice_seconds(setting, plan, images),
     )
     best = plan.dense[int(np.argmin(chosen["validation_errors"]))]
     depth, weight_var, bias_var, nonlinearity = best
@@ -162,6 +188,11 @@ def dense_pieces(setting: Setting, plan: Table1Plan, images: SplitImages) -> tup
     )
     case = Case("dense-nngp", "Dense NNGP", _dense(best), test=1.21, note=note)
     return case, case_piece(setting, case, images) | {"choice": chosen}
+
+
+def _choice_seconds(setting: Setting, plan: Table1Plan, images: SplitImages) -> float:
+    n = min(plan.chosen_on, images.train)
+    return 20.0 + len(plan.dense) * (3.0 if setting.actual_device == "cuda" else 3.0 + 1e-6 * n * n)
 
 
 def rbf_piece(setting: Setting, plan: Table1Plan, images: SplitImages) -> dict[str, Any]:
@@ -185,8 +216,12 @@ def rbf_piece(setting: Setting, plan: Table1Plan, images: SplitImages) -> dict[s
         return {"lengthscale": lengthscale, "pairs": images.pairs, "kernel_seconds": seconds, **values}
 
     depends = {"kernel": "rbf", "lengthscale_on": plan.lengthscale_on, **images.facts}
-    seconds = 60.0 if setting.actual_device == "cuda" else 20.0 + 1e-10 * len(images.X) ** 3
+    seconds = _rbf_seconds(setting, images)
     return setting.piece(f"table1-{images.name}-rbf", compute, depends=depends, seconds=seconds)
+
+
+def _rbf_seconds(setting: Setting, images: SplitImages) -> float:
+    return 60.0 if setting.actual_device == "cuda" else 20.0 + 1e-10 * len(images.X) ** 3
 
 
 def _dense(candidate: tuple[int, float, float, str]) -> Network:
@@ -194,16 +229,25 @@ def _dense(candidate: tuple[int, float, float, str]) -> Network:
     return zoo.dense_nngp(depth, weight_var, bias_var, nonlinearity)  # type: ignore[arg-type]
 
 
-def _fashion(setting: Setting, plan: Table1Plan, cases: Sequence[Case]) -> tuple[dict[str, Any] | str, list[Row]]:
+def _without_gain1(cases: Sequence[Case]) -> list[Case]:
+    return [case for case in cases if "gain1" not in case.label]
+
+
+def _fashion_images(setting: Setting, plan: Table1Plan) -> SplitImages | None:
     if not setting.at_hand("fashion_mnist"):
+        return None
+    return SplitImages.of(setting.dataset("fashion_mnist", "paper"), plan.train, plan.validation, plan.test)
+
+
+def _fashion(setting: Setting, plan: Table1Plan, cases: Sequence[Case]) -> tuple[dict[str, Any] | str, list[Row]]:
+    images = _fashion_images(setting, plan)
+    if images is None:
         return "not at hand", []
-    images = SplitImages.of(setting.dataset("fashion_mnist", "paper"), plan.train, plan.validation, plan.test)
     rows: list[Row] = []
     details: dict[str, Any] = {}
-    for case in cases:
-        if "gain1" not in case.label:
-            details[case.name] = values = case_piece(setting, case, images)
-            rows += rows_of(heading(images), case.name, values)
+    for case in _without_gain1(cases):
+        details[case.name] = values = case_piece(setting, case, images)
+        rows += rows_of(heading(images), case.name, values)
     return details, rows
 
 

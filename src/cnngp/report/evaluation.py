@@ -59,11 +59,14 @@ class Picture:
 class Evaluation:
     data: str
     images: int
+    loo_images: int
+    """Of the training images, those with a leave-one-out prediction."""
     classes: tuple[str, ...]
     loo: Scores
     test: Scores | None
     """None where there is no test set: `reliability` and `confusion` are of the leave-one-out predictions then."""
     validation: Scores | None
+    validation_images: int
     log_marginal_likelihood: float | None
     temperature: float
     reliability: Reliability
@@ -134,10 +137,12 @@ def evaluate(clf: GPClassifier, data: Dataset, pictures: int = 12, matrix: int =
     return Evaluation(
         data=repr(data).strip("<>"),
         images=clf.fit_report_.images,
+        loo_images=len(clf.loo_rows_),
         classes=names,
         loo=calibration.scores(loo, loo_codes),
         test=calibration.scores(P, codes) if tested else None,
         validation=validation,
+        validation_images=0 if data.X_validation is None else len(data.X_validation),
         log_marginal_likelihood=clf.log_marginal_likelihood_,
         temperature=clf.temperature_,
         reliability=calibration.reliability(P, codes),
@@ -166,7 +171,12 @@ def _explained(clf: GPClassifier, X: Array, pictures: tuple[Picture, ...], neigh
 
 
 def _suspects(clf: GPClassifier, data: Dataset, most: int) -> tuple[Picture, ...]:
-    """Training images whose label is less probable than another by leave-one-out, the most suspect first."""
+    """Training images whose label is less probable than another by leave-one-out, the most suspect first.
+
+    None of a model that is no better than guessing: there, that another label is more probable says nothing.
+    """
+    if clf.fit_report_.guessing is not None:
+        return ()
     found = clf.suspect_labels(most)
     return tuple(
         Picture(data.X[row], str(given), str(proposed), 1.0 - float(score), name if data.names is not None else None)

@@ -18,26 +18,41 @@ from cnngp.gp.calibration import Reliability
 Array = NDArray[Any]
 _INK = "#1f2933"
 _BLUE = "#2b6cb0"
-_ORANGE = "#dd6b20"
 # Letters of a class's name that there is room for at an axis.
 _NAME = 20
 
 
 def confusion(counts: NDArray[np.int64], classes: Sequence[str]) -> bytes:
-    """Labels against predictions; the colour is the share of the label, mistakes stand out by their number."""
+    """Labels against predictions, mistakes in orange; the deeper a colour, the larger the share of the label."""
     n = len(classes)
     figure, axes = new_figure(max(4.2, 0.42 * n + 1.4), max(3.9, 0.40 * n + 1.2))
-    share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
-    axes.imshow(share, cmap="Blues", vmin=0.0, vmax=1.0)
+    cells = confusion_colours(counts)
+    axes.imshow(cells)
     if n <= 25:
         for i, j in zip(*np.nonzero(counts), strict=True):
-            colour = "white" if share[i, j] > 0.5 else (_ORANGE if i != j else _INK)
-            axes.text(j, i, str(counts[i, j]), ha="center", va="center", fontsize=8, color=colour)
+            axes.text(j, i, str(counts[i, j]), ha="center", va="center", fontsize=8, color=readable_on(cells[i, j]))
     if n <= 40:
         _name_ticks(axes, range(n), classes)
     axes.set_xlabel("predicted")
     axes.set_ylabel("label")
     return _png(figure)
+
+
+def confusion_colours(counts: NDArray[np.int64]) -> NDArray[np.float64]:
+    """(labels, predictions, RGB): blue where the prediction is right, orange where it is not, white where none is."""
+    maps = need_matplotlib().colormaps
+    share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    right, none = np.eye(len(counts), dtype=bool)[:, :, None], (counts == 0)[:, :, None]
+    oranges = maps["Oranges"](0.15 + 0.5 * share)  # below are no colours, above are browns
+    return np.asarray(np.where(none, 1.0, np.where(right, maps["Blues"](share), oranges))[:, :, :3])
+
+
+def readable_on(colour: Array) -> str:
+    """The colour of letters that stand out more from this one (RGB), by the contrast of WCAG: dark or white."""
+    linear = np.where(colour <= 0.04045, colour / 12.92, ((colour + 0.055) / 1.055) ** 2.4)
+    luminance = float(linear @ [0.2126, 0.7152, 0.0722])
+    # The contrast (L₁ + 0.05)/(L₂ + 0.05) with white, of luminance 1, beside that with the ink, of 0.022.
+    return "white" if 1.05 / (luminance + 0.05) > (luminance + 0.05) / 0.072 else _INK
 
 
 def reliability(curve: Reliability) -> bytes:

@@ -2,45 +2,46 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
 from string import Template
 
 from cnngp.common.files import write_atomically
+from cnngp.common.intervals import share_for_people
 from cnngp.estimators.certificate import FitReport
 from cnngp.estimators.learning import Learned
+from cnngp.estimators.learning.result import counted_matrices
 from cnngp.network.layers import Network
 
 from . import plots, web_page
 from .evaluation import Evaluation, Picture
 
 _STYLE = """
-pre.wrap { white-space: pre-wrap; } p, .pictures div { overflow-wrap: anywhere; }
+pre.wrap { white-space: pre-wrap; } p, .pictures div { overflow-wrap: anywhere; hyphens: auto; }
 .numbers { display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); gap: 12px; margin: 20px 0 6px; }
 .number { background: #f5f7fa; border-radius: 8px; padding: 12px 14px; } .number b { display: block; font-size: 24px; }
 .number span { color: #616e7c; font-size: 13px; }
-.pictures { display: grid; grid-template-columns: repeat(auto-fill, minmax(118px, 1fr)); gap: 14px; }
+.pictures { display: grid; grid-template-columns: repeat(auto-fill, minmax(140px, 1fr)); gap: 14px; }
 .pictures div { font-size: 12.5px; line-height: 1.35; } .pictures img { width: 100%; image-rendering: pixelated;
      border: 1px solid #e4e7eb; border-radius: 4px; background: #000; display: block; margin-bottom: 4px; }
 .name { display: block; color: #616e7c; font-size: 11px; }
 .pictures .because { display: grid; grid-template-columns: repeat(3, 1fr); gap: 4px; margin-top: 4px; }
-.because span { font-size: 10.5px; }
+.because span { font-size: 10.5px; min-width: 0; }
+.because i { font-style: normal; display: block; overflow: hidden; white-space: nowrap; text-overflow: ellipsis; }
 .verdict { border-left: 4px solid #2b6cb0; padding: 6px 12px; background: #ebf4fb; } .wrong { color: #c05621; }
+.warning { border-color: #dd6b20; background: #fffaf0; }
 """
 
 _BODY = Template("""
 <p class="muted">$data</p>
 <div class="numbers">$numbers</div>
 <p>$summary</p>
+$guessing
 <h2>Which classes are confused, and how honest the probabilities are</h2>
 <div class="figures">$figures</div>
-$wrong
-<h2>Suspect labels</h2>
-<p class="muted">Training images whose label all the others contradict, by leave-one-out: look at these first when
-cleaning labels. The proposed label comes first; the percentage is the probability of the label as given.</p>
-$suspect
-$uncertain
+$looked_at
 <h2>The kernel</h2>
 <div class="figures">$kernel</div>
 $learned
@@ -56,15 +57,6 @@ $times
 <p class="muted">$versions</p>
 """)
 
-# What is shown of a test set, where there is one.
-_WRONG = """<h2>Confidently wrong</h2>
-<p class="muted">Test images with a wrong prediction, the most certain first. Below each are the training images that
-contribute most to the prediction, with their labels and shares.</p>
-"""
-_UNCERTAIN = """<h2>Most uncertain</h2>
-<p class="muted">Test images whose predicted class is least probable: look at these, or label more like them, next.</p>
-"""
-
 
 def render(
     evaluation: Evaluation,
@@ -79,10 +71,12 @@ def render(
     """The whole page as text."""
     e = evaluation
     tested = int(e.confusion.sum())
+    loo, remark = share_for_people(e.loo.error, e.loo_images)
     on_test = "" if e.test is None else f"It gets {round(e.test.error * tested):,} of {tested:,} test images wrong. "
     summary = (
         f"The model was trained on {e.images:,} images by one linear solve. {on_test}By leave-one-out, which needs no "
-        f"test set, it gets {100 * e.loo.error:.2f} % of the training images wrong, each predicted from all the others."
+        f"test set, it gets {loo} of the training images wrong{f' ({remark})' if remark else ''}, each predicted from "
+        "all the others."
     )
     scores, predicted = (e.loo, "leave-one-out predictions") if e.test is None else (e.test, "test set")
     times = [
@@ -98,7 +92,8 @@ def render(
         numbers=_numbers(e),
         summary=summary,
         figures=web_page.figure(
-            plots.confusion(e.confusion, e.classes), f"Confusion matrix of the {predicted}: rows are labels."
+            plots.confusion(e.confusion, e.classes),
+            f"Confusion matrix of the {predicted}: rows are labels, mistakes are orange.",
         )
         + web_page.figure(
             plots.reliability(e.reliability),
@@ -106,9 +101,8 @@ def render(
             f"{scores.ece:.4f}, NLL {scores.nll:.4f}. The temperature "
             f"{e.temperature:.3f} was chosen on leave-one-out predictions.",
         ),
-        wrong="" if e.test is None else _WRONG + _pictures(e.wrong, "No test image is predicted wrongly."),
-        suspect=_pictures(e.suspect, "The other images contradict no label.", suspect=True),
-        uncertain="" if e.test is None else _UNCERTAIN + _pictures(e.uncertain, ""),
+        guessing="" if certificate.guessing is None else _warning(certificate),
+        looked_at=_NOTHING_TO_SEE if certificate.guessing is not None else _looked_at(e),
         kernel=web_page.figure(
             plots.kernel_matrix(e.correlations, e.boundaries, e.classes),
             f"Correlations of {len(e.correlations):,} training images under the network's kernel, ordered by class.",
@@ -123,6 +117,45 @@ def render(
         versions=escape(versions),
     )
     return web_page.whole("Exact Gaussian process classification", _STYLE, body)
+
+
+def _warning(certificate: FitReport) -> str:
+    return f'<p class="verdict warning">{escape(certificate.verdict)}</p>'
+
+
+def _looked_at(e: Evaluation) -> str:
+    """The images that are worth a look."""
+    suspect = _SUSPECT + _pictures(e.suspect, "The other images contradict no label.", suspect=True)
+    if e.test is None:
+        return suspect
+    sure = [p for p in e.wrong if p.probability >= CLEAR]
+    none = f"No test image is predicted wrongly{f' with a probability of {CLEAR:.0%} or more' if e.wrong else ''}."
+    wrong = _WRONG + _pictures(sure, none.replace("%", " %"))
+    return wrong + suspect + _UNCERTAIN + _pictures(e.uncertain, "")
+
+
+CLEAR = 0.6
+"""The probability from which on a wrong prediction is a confident one."""
+
+_WRONG = """
+<h2>Confidently wrong</h2>
+<p class="muted">Test images with a wrong prediction, the most certain first. Below each are the training images that
+contribute most to the prediction, with their labels and shares.</p>
+"""
+_SUSPECT = """
+<h2>Suspect labels</h2>
+<p class="muted">Training images whose label all the others contradict, by leave-one-out: look at these first when
+cleaning labels. The proposed label comes first; the percentage is the probability of the label as given.</p>
+"""
+_UNCERTAIN = """
+<h2>Most uncertain</h2>
+<p class="muted">Test images whose predicted class is least probable: look at these, or label more like them, next.</p>
+"""
+_NOTHING_TO_SEE = """
+<h2>Single images</h2>
+<p>Images that are confidently wrong, uncertain, or under a suspect label are not shown: this model is not clearly
+better than guessing, so what it says of single images means little.</p>
+"""
 
 
 def write(path: Path, page: str) -> None:
@@ -140,7 +173,7 @@ def _learned(learned: Learned) -> str:
     rule = "leave-one-out" if learned.rule == "loo" else "marginal likelihood"
     said = (
         f"By {rule}, on {learned.images:,} training images: a loss of {learned.before:.4f} nats became "
-        f"{learned.after:.4f} after {len(learned.path):,} kernel matrices in {learned.seconds:.1f} s."
+        f"{learned.after:.4f} after {counted_matrices(len(learned.path))} in {learned.seconds:.1f} s."
     )
     said += " It was interrupted; this is the best until then." if learned.interrupted else ""
     left = ", ".join(learned.left_out)
@@ -158,29 +191,41 @@ _PATH = "The loss of each kernel matrix on the way, one colour for each start; t
 
 def _numbers(e: Evaluation) -> str:
     scores, image = (e.loo, "image, left out") if e.test is None else (e.test, "test image")
+    tested = int(e.confusion.sum())
     entries = [
-        *([] if e.test is None else [(f"{100 * e.test.error:.2f} %", "test error")]),
-        (f"{100 * e.loo.error:.2f} %", "leave-one-out error"),
+        *([] if e.test is None else [_error("test error", e.test.error, tested)]),
+        _error("leave-one-out error", e.loo.error, e.loo_images),
         (f"{scores.ece:.4f}", "calibration error (ECE)"),
         (f"{scores.nll:.4f}", f"NLL per {image}"),
         (
-            "not known" if e.log_marginal_likelihood is None else f"{e.log_marginal_likelihood:,.0f}",
+            "not known" if e.log_marginal_likelihood is None else _with_minus(f"{e.log_marginal_likelihood:,.0f}"),
             "log marginal likelihood",
         ),
     ]
     if e.validation is not None:
-        entries.insert(0 if e.test is None else 1, (f"{100 * e.validation.error:.2f} %", "validation error"))
+        at = 0 if e.test is None else 1
+        entries.insert(at, _error("validation error", e.validation.error, e.validation_images))
     return "".join(f'<div class="number"><b>{value}</b><span>{name}</span></div>' for value, name in entries)
+
+
+def _error(name: str, share: float, count: int) -> tuple[str, str]:
+    value, remark = share_for_people(share, count)
+    return value, f"{name}: {remark}" if remark else name
+
+
+def _with_minus(number: str) -> str:
+    return number.replace("-", "\N{MINUS SIGN}")
 
 
 def _pictures(pictures: Iterable[Picture], none: str, suspect: bool = False) -> str:
     cells = []
     for p in pictures:
-        said = f"{escape(p.predicted)} ({100 * p.probability:.0f} %)"
+        predicted, label = _breakable(p.predicted), _breakable(p.label)
+        said = f"{predicted} ({100 * p.probability:.0f}&nbsp;%)"
         if suspect:
-            said = f"{escape(p.predicted)}?, is labelled {escape(p.label)} ({100 * p.probability:.0f} %)"
+            said = f"{predicted}?, is labelled {label} ({100 * p.probability:.0f}&nbsp;%)"
         elif p.predicted != p.label:
-            said = f'<span class="wrong">{said}</span>, is {escape(p.label)}'
+            said = f'<span class="wrong">{said}</span>, is {label}'
         alt = f"labelled {escape(p.label)}, predicted {escape(p.predicted)}"
         name = "" if p.name is None else f'<span class="name">{escape(p.name)}</span>'
         image = f'<img src="{web_page.inline(plots.picture(p.pixels))}" alt="{alt}">'
@@ -188,16 +233,21 @@ def _pictures(pictures: Iterable[Picture], none: str, suspect: bool = False) -> 
     return f'<div class="pictures">{"".join(cells)}</div>' if cells else f"<p>{none}</p>"
 
 
+def _breakable(name: str) -> str:
+    """A name whose lines break between its words, as in `red_fox`, before they break within one."""
+    return re.sub(r"(?<=[_./\\-])(?=\w)", "<wbr>", escape(name))
+
+
 def _neighbours(picture: Picture) -> str:
     """Small training images with their labels and shares."""
     cells = []
     for n in picture.neighbours:
-        said = f"{escape(n.label)} {n.share:+.2f}"
+        share = _with_minus(f"{n.share:+.2f}")
+        said = f"{n.label} {share}"
         title = escape(said if n.name is None else f"{n.name}: {said}")
         alt = f"training image labelled {escape(n.label)}"
-        cells.append(
-            f'<span title="{title}"><img src="{web_page.inline(plots.picture(n.pixels))}" alt="{alt}">{said}</span>'
-        )
+        image = f'<img src="{web_page.inline(plots.picture(n.pixels))}" alt="{alt}">'
+        cells.append(f'<span title="{title}">{image}<i>{escape(n.label)}</i>{share}</span>')
     return f'<div class="because">{"".join(cells)}</div>' if cells else ""
 
 

@@ -9,6 +9,10 @@ from cnngp.network.layers import Network
 from cnngp.network.serialize import from_json
 
 
+def counted_matrices(n: int) -> str:
+    return f"{n:,} {'matrix' if n == 1 else 'matrices'}"
+
+
 @dataclass(frozen=True)
 class Change:
     """Variances that changed together, by one factor; `before` and `after` are their geometric means.
@@ -62,7 +66,7 @@ class Learned:
         what = "leave-one-out loss" if self.rule == "loo" else "−log likelihood"
         lines = [
             f"{what} {self.before:.4f} → {self.after:.4f} nats, on {self.images:,} images, "
-            f"{len(self.path)} matrices, {self.seconds:.1f} s{', interrupted' if self.interrupted else ''}"
+            f"{counted_matrices(len(self.path))}, {self.seconds:.1f} s{', interrupted' if self.interrupted else ''}"
         ]
         lines += [f"{c.name} (× {c.places}) {c.before:.4g} → {c.after:.4g}" for c in self.changes]
         if self.noise is not None:

@@ -20,7 +20,7 @@ from cnngp.network.layers import NetworkError
 from .groups import Group, Values, free_directions, groups_of, moved
 from .options import Learning
 from .problem import BOUNDS, Problem
-from .result import Change, Learned
+from .result import Change, Learned, counted_matrices
 
 Array = NDArray[Any]
 
@@ -87,7 +87,8 @@ def learned(problem: Problem, asked: Learning, seed: int | None) -> Learned:
         except KeyboardInterrupt:
             interrupted = True
             warnings.warn(
-                f"learning was interrupted after {len(path.steps)} matrices; the fit goes on with the best so far",
+                f"learning was interrupted after {counted_matrices(len(path.steps))}; the fit goes on with the best so "
+                "far",
                 UserWarning,
                 stacklevel=5,  # whoever called an estimator's fit
             )

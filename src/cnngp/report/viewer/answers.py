@@ -11,12 +11,13 @@ import numpy as np
 
 from cnngp.common.checks import is_whole
 from cnngp.common.errors import DatasetError, ModelFileError
+from cnngp.common.intervals import share_for_people
 from cnngp.datasets.images import read_image
 from cnngp.estimators.classifier import GPClassifier
 from cnngp.estimators.explanation import Voice
 
 from .. import plots, web_page
-from .decisions import Decisions
+from .decisions import Decisions, LabelledImages
 
 _VOICES = 7
 
@@ -36,8 +37,11 @@ class Answers:
             raise ModelFileError(f"{name} has several labels for each image; the viewer shows models with one")
         self.clf, self.name, self.decisions, self._largest = clf, name, decisions, largest
         self._aspect = clf.image_aspect_ or "squash"
-        # Through inducing images a model keeps these alone, and the others cannot be shown.
-        self.suspects = [] if clf.inducing_rows_ is not None else _suspects(clf, suspects)
+        self._no_suspects = _no_suspects(clf)
+        self.suspects = [] if self._no_suspects else _suspects(clf, suspects)
+        self._images = LabelledImages(clf.originals_, clf.y_, clf.names_)
+        if clf.inducing_rows_ is None:
+            decisions.only_about(self._images)
         self._by_row = {suspect["row"]: suspect for suspect in self.suspects}
 
     @property
@@ -49,7 +53,9 @@ class Answers:
         shape = " × ".join(map(str, clf.input_shape_))
         about = f"{clf.fit_report_.images:,} training images of {shape}, {len(clf.classes_)} classes"
         if not math.isnan(clf.loo_error_):
-            about += f", leave-one-out error {100 * clf.loo_error_:.2f} %"
+            about += f", leave-one-out error {share_for_people(clf.loo_error_, len(clf.loo_rows_))[0]}"
+        if clf.fit_report_.guessing is not None:
+            about += ", not clearly better than guessing"
         decided = {"decision": self.decisions.action, "label": self.decisions.label}
         return {
             "name": self.name,
@@ -58,6 +64,7 @@ class Answers:
             "light_on_dark": self._light_on_dark(),
             "ink": self._ink(),
             "width": clf.input_shape_[2],
+            "no_suspects": self._no_suspects,
             "suspects": [s | {key: of(s["row"]) for key, of in decided.items()} for s in self.suspects],
             **self._saved(),
         }
@@ -94,7 +101,7 @@ class Answers:
         if decision == "relabel" and label not in map(str, self.clf.classes_):
             raise ValueError(f"{label!r} is not a class of the model")
         words = (suspect["name"], suspect["given"], suspect["proposed"])
-        self.decisions.decide(suspect["row"], *words, decision, label)
+        self.decisions.decide(suspect["row"], *words, decision, label, self._images.fingerprint(suspect["row"]))
         return self._saved()
 
     def _saved(self) -> dict[str, Any]:
@@ -124,6 +131,15 @@ class Answers:
         ink = (X[:, 0] > self._largest / 2) == self._light_on_dark()
         sides = [ink.any(axis).sum(1) / ink.shape[3 - axis] for axis in (1, 2)]
         return float(np.median(np.maximum(*sides)))
+
+
+def _no_suspects(clf: GPClassifier) -> str | None:
+    """Why no labels are shown as suspect."""
+    if clf.inducing_rows_ is not None:
+        return "This model keeps only its inducing images, so suspect labels cannot be shown."
+    if clf.fit_report_.guessing is not None:
+        return f"{clf.fit_report_.verdict} So it cannot tell which labels are suspect."
+    return None
 
 
 def _suspects(clf: GPClassifier, n: int) -> list[dict[str, Any]]:
