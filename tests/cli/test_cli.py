@@ -243,3 +243,22 @@ def test_names_of_others_do_not_control_the_terminal(tmp_path: Path, capsys: pyt
     assert printed.out.splitlines() == [f"{'engine':<22} a\ufffd]0;title\ufffd\ufffd2Jb", f"{'':<22} second line"]
     for line in printed.err.splitlines():
         assert "a\ufffd]0;title\ufffd\ufffd2Jb" in line
+
+
+def test_gram_prepares_images_as_a_fit_does_and_says_what_is_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = str(tmp_path / "K.zarr")
+    same = ["--network", "small_cnn", "--preparation", "contrast", "--train", "60", "--store", store]
+    assert run(["gram", *same, "--tile", "20"]) == 0
+    assert "continues" not in capsys.readouterr().out
+    next((tmp_path / "K.zarr" / "K" / "c").glob("1/2")).unlink()
+    assert run(["gram", *same]) == 0
+    assert "5 of 6 tiles are there already" in " ".join(capsys.readouterr().out.split())
+    fit = ["classify", *same, "--test", "20", "--no-model", "--output", str(tmp_path / "out")]
+    assert run(fit) == 0
+    capsys.readouterr()
+    assert run([*fit, "--preparation", "edges"]) == 1
+    assert "This fit prepares its images, by 'edges'" in capsys.readouterr().err
+    assert run(["gram", "--preparation", "loo", "--store", store]) == 2
+    assert "--preparation loo: expected plain, contrast, detail or edges" in capsys.readouterr().err

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Annotated, Any
 
 import typer
 
+from . import values
 from .common import (
     Aspect,
     Data,
@@ -39,6 +40,14 @@ def gram(
     aspect: Aspect = "squash",
     skip_bad: SkipBad = False,
     shape: Shape = None,
+    preparation: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            parser=values.choice("plain", "contrast", "detail", "edges"),
+            help="How each image is prepared: plain, contrast, detail or edges; the one of the fit that will use it.",
+        ),
+    ] = "plain",
     store: Annotated[str | None, typer.Option(help="Where the matrix goes: a folder or an fsspec URL.")] = None,
     tile: Annotated[
         int | None, typer.Option(help="Side of a tile in images; by default a few seconds of work.")
@@ -66,6 +75,7 @@ def gram(
         raise ValueError("say where the matrix goes, such as --store digits.zarr, or use --plan to see the cost")
     if scheduler is not None and plan:
         raise ValueError("--plan measures this machine, so it cannot be combined with --scheduler")
+    from cnngp.datasets.preparation import prepare
     from cnngp.kernel.kernel import Kernel
     from cnngp.matrix.cluster.cluster import connect
     from cnngp.network.choice import default_network
@@ -75,6 +85,7 @@ def gram(
         # All images of a folder or a file: nothing is predicted here, so none are kept for a test.
         read = read_data(data, split=split, size=size, aspect=aspect, skip_bad=skip_bad, shape=shape, whole=True)
         images = read.some(train)
+        X = prepare(images.X, preparation)  # type: ignore[arg-type]
         net = given or default_network(images.X.shape[1:], len(images.X))
         name = network if given is not None else f"{zoo_name(net)} (chosen)"
         kernel = Kernel(net, device, dtype, threads, kind)  # type: ignore[arg-type]
@@ -85,11 +96,11 @@ def gram(
         else:
             say("cluster", f"{scheduler}, {_workers(client)}")
         if plan:
-            _plan(kernel, images.X, tile, store, as_json)
+            _plan(kernel, X, tile, store, as_json)
         else:
             if client is None:
-                tell_cost(kernel, images.X, len(images.X) * (len(images.X) - 1) // 2)
-            _compute(kernel, images.X, store, tile, verify, client, as_json)
+                tell_cost(kernel, X, len(X) * (len(X) - 1) // 2)
+            _compute(kernel, X, store, tile, verify, client, as_json)
 
 
 def _workers(client: Any) -> str:
@@ -104,6 +115,7 @@ def _compute(
     from cnngp.matrix.gram import gram as compute
 
     began = time.perf_counter()
+    _tell_what_is_there(store)
     with warnings_as_lines():
         K = compute(kernel, X, store=store, tile=tile, verify=verify, client=client)
     seconds = time.perf_counter() - began
@@ -112,6 +124,16 @@ def _compute(
     say("time", f"{seconds:.1f} s")
     result = {"shape": list(K.shape), "dtype": str(K.dtype), "tile": K.chunks[0], "store": store, "seconds": seconds}
     last_line(as_json, {"command": "gram", **result})
+
+
+def _tell_what_is_there(store: str | None) -> None:
+    """Of a store that was begun before. What is wrong with one is said by `gram`."""
+    from cnngp.common.errors import StoreError
+    from cnngp.matrix.plan import status
+
+    with suppress(StoreError):
+        found = status(store, verify=False)
+        say("continues", f"{found.tiles - found.missing:,} of {found.tiles:,} tiles are there already")
 
 
 def _plan(kernel: Any, X: Any, tile: int | None, store: str | None, as_json: bool) -> None:

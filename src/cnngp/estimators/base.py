@@ -46,7 +46,7 @@ from .inputs import (
 )
 from .learning import Problem, as_learning, balanced, learned
 from .preparing import PreparingEstimator
-from .repeats import image_codes, joined
+from .repeats import image_codes, is_repeated, joined
 from .solver import choose_solver
 
 Array = NDArray[Any]
@@ -68,7 +68,13 @@ class GPEstimator(PreparingEstimator):
     def _fit(self, images: Any, Y: NDArray[np.float64], K: Any, image_noise: Any, together: Together) -> None:
         K = None if K is None else as_kernel_matrix(K)
         image_noise = None if image_noise is None else as_image_noise(image_noise, len(Y))
-        groups = self._with_repeats(images, together.checked(len(Y)))
+        groups = together.checked(len(Y))
+        if groups is not None and as_learning(self.learn) is not None and len(np.unique(groups)) < _FEWEST_GROUPS:
+            raise DataError(
+                f"learn= takes one image of each group, and {len(np.unique(groups))} groups are too few to learn from "
+                f"(at least {_FEWEST_GROUPS}); fit without learn="
+            )
+        groups = self._with_repeats(images, groups)
         images = self._choose_preparation(images, Y, K is not None, groups)
         noise = self._learn(images, Y, image_noise, groups)
         if self.inducing is not None:
@@ -148,15 +154,18 @@ class GPEstimator(PreparingEstimator):
             method,
             compile_seconds=compiling,
             choice=self._why(None if given or self.store is not None else computed - start),
+            repeated=self._repeated,
         )
         self._after_fit()
 
     def _with_repeats(self, images: Any, groups: Array | None) -> Array | None:
         """The groups, with images that are there more than once kept together."""
+        self._repeated = 0
         if images is None or self.kernel_ is None:
             return groups
-        at = None if isinstance(images, np.ndarray) else TrainingImages(images, self.kernel_).at
-        return joined(groups, image_codes(images, at))
+        codes = image_codes(images, None if isinstance(images, np.ndarray) else TrainingImages(images, self.kernel_).at)
+        self._repeated = int(is_repeated(codes).sum())
+        return joined(groups, codes)
 
     def _learn(self, images: Any, Y: NDArray[np.float64], image_noise: Any, groups: Array | None) -> Noise:
         """Learn the network's variances where that was asked for; the noise that the fit is to have."""
@@ -174,11 +183,6 @@ class GPEstimator(PreparingEstimator):
         held = TrainingImages(images, self.kernel_)
         seed = self._seed()
         rows = balanced(Y, asked.images, seed, groups)
-        if groups is not None and len(rows) < _FEWEST_GROUPS:
-            raise DataError(
-                f"learn= takes one image of each group, and {len(rows)} groups are too few to learn from (at least "
-                f"{_FEWEST_GROUPS}); fit without learn="
-            )
         X, targets = held.at(rows), Y[rows]
         # On the CPU: a card would compile the kernel of each network of the search anew.
         kernel = Kernel(self.network_, "cpu", self.kernel_.dtype, self.kernel_.threads)
@@ -222,10 +226,14 @@ class GPEstimator(PreparingEstimator):
             "inducing",
             compile_seconds=compiling,
             choice=self._why(None),
+            repeated=self._repeated,
         )
         self._after_fit()
         if pilot is not None:
-            excess, uncertainty = pilot.excess(self.loo_error_, len(self.gp_.loo_rows))
+            rows = self.gp_.loo_rows
+            excess, uncertainty = pilot.excess(
+                self.loo_error_, len(rows if groups is None else np.unique(groups[rows]))
+            )
             self.fit_report_ = replace(self.fit_report_, excess=excess, excess_uncertainty=uncertainty)
 
     def _add(

@@ -57,6 +57,8 @@ class FitReport:
     guessing: tuple[float, float] | None = None
     """Of a classifier that is no better than guessing, by leave-one-out: the shares of images that it gets wrong, and
     that always naming the commonest class would."""
+    repeated: int = 0
+    """Images that are there a second time or more; they are left out together with the first."""
     no_better: tuple[float, float] | None = None
     """Of a regressor that is not clearly better than the mean of all targets, by leave-one-out: its root mean square
     error, and that of the mean."""
@@ -117,8 +119,8 @@ class FitReport:
             error, spread = self.no_better
             return (
                 f"{'Not clearly' if error < spread else 'No'} better than the mean of all targets: leave-one-out is "
-                f"off by {error:.3g}, root mean square, and the mean would be by {spread:.3g}. Check the targets, or try "
-                "normalize_y=True, more images, or another network."
+                f"off by {error:.3g}, root mean square, and the mean would be by {spread:.3g}. Check the targets, or "
+                "try normalize_y=True, more images, or another network."
             )
         wrong, guess_wrong = self.guessing or (math.nan, math.nan)
         seen = wrong < guess_wrong  # but chance explains it
@@ -194,7 +196,7 @@ class FitReport:
     def _above(self) -> str:
         """A sentence on the error of the exact process."""
         if self.excess is None or self.excess_uncertainty is None:
-            return ""
+            return " How far its error is from that of the exact process was not measured."
         most = self.excess + 2.0 * self.excess_uncertainty
         if most <= NEAR:
             return f" Its error is within {100 * most:.2f} points of the exact process's."
@@ -213,8 +215,10 @@ class FitReport:
         if self.kernel_error is not None:
             checked = f"{self.kernel_error:.1e} on {self.pairs_checked} pairs against float64"
         chosen = [("network", self.choice)] if self.choice is not None else []
+        repeated = f"{self.repeated:,} of {self.images:,} images, left out together with their twins"
         return [
             *chosen,
+            *([("repeated", repeated)] if self.repeated else []),
             ("engine", self.engine),
             ("kernel error", checked),
             ("residual of the solve", f"{self.residual:.1e}"),
@@ -246,6 +250,7 @@ def certify(
     method: str,
     compile_seconds: float = 0.0,
     choice: str | None = None,
+    repeated: int = 0,
 ) -> FitReport:
     """The report of a fit whose solving began at `begun` (`time.perf_counter`)."""
     return FitReport(
@@ -267,6 +272,7 @@ def certify(
         kernel_bound=checked.bound,
         check=checked.check,
         choice=choice,
+        repeated=repeated,
     )
 
 
