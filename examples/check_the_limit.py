@@ -12,7 +12,7 @@ def main() -> list[str]:
     torch.manual_seed(0)
     X = np.random.default_rng(0).normal(size=(3, 1, 4, 4))
 
-    # --8<-- [start:check]
+    # region check
     module = nn.Sequential(
         *(nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1), nn.ReLU()),
         *(nn.Flatten(), nn.Linear(8 * 16, 10)),
@@ -20,7 +20,7 @@ def main() -> list[str]:
     print("a PyTorch module, its own forward pass against the kernel of what was imported:")
     right = cnngp.check_limit(module, X, samples=300)
     print(right)
-    # --8<-- [end:check]
+    # endregion
 
     print("\na block that adds after its ReLU: adding the kernels is not exact, and finite networks disagree:")
     block = Sum(Identity(), Sequential(Conv(3), ReLU()), allow_non_gaussian=True)

@@ -9,39 +9,39 @@ from cnngp import GPClassifier, datasets, zoo
 
 
 def main(pictures: Path | None = None) -> dict[str, float]:
-    # --8<-- [start:spoil]
+    # region spoil
     data = datasets.digits().take(train=1000)
     rng = np.random.default_rng(0)
     wrong = rng.permutation(len(data.y))[:20]  # 20 labels in 1,000 are made wrong
     y = data.y.copy()
     y[wrong] = (y[wrong] + rng.integers(1, 10, len(wrong))) % 10
-    # --8<-- [end:spoil]
+    # endregion
 
-    # --8<-- [start:suspects]
+    # region suspects
     clf = GPClassifier(zoo.small_cnn()).fit(data.X, y)
     suspects = clf.suspect_labels(20)  # the most suspect first
     for row, given, proposed, score in zip(*(suspects[k] for k in ("row", "given", "proposed", "score")), strict=True):
         print(f"image {row:4}: labelled {given}, looks like {proposed} (doubt {score:.4f})")
-    # --8<-- [end:suspects]
+    # endregion
     found = np.isin(suspects["row"], wrong).mean()
     print(f"{found:.0%} of them are labels that were made wrong")
 
-    # --8<-- [start:clean]
+    # region clean
     clean = y.copy()
     clean[suspects["row"]] = suspects["proposed"]  # or look at them first: cnngp view
     again = GPClassifier(zoo.small_cnn()).fit(data.X, clean)
     before, after = (1 - c.score(data.X_test, data.y_test) for c in (clf, again))
     print(f"test error {before:.1%} before, {after:.1%} after")
-    # --8<-- [end:clean]
+    # endregion
     if pictures:
         from photographs import sheet
 
         pictures.mkdir(parents=True, exist_ok=True)
         sheet(data.X[suspects["row"][:10]], 10, scale=8).save(pictures / "suspects.png")
-    # --8<-- [start:why]
+    # region why
     why = again.explain(data.X_test[:1])[0]
     print(why)
-    # --8<-- [end:why]
+    # endregion
     return {"precision": float(found), "before": before, "after": after}
 
 

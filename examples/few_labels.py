@@ -11,7 +11,7 @@ from torch import nn
 from cnngp import GPClassifier, datasets, zoo
 
 
-# --8<-- [start:cnn]
+# region cnn
 def cnn_error(X: np.ndarray, y: np.ndarray, X_test: np.ndarray, y_test: np.ndarray, seed: int) -> float:
     """A small CNN after 150 steps of Adam; from step 50 on it makes no mistake on its training images."""
     torch.manual_seed(seed)
@@ -30,11 +30,11 @@ def cnn_error(X: np.ndarray, y: np.ndarray, X_test: np.ndarray, y_test: np.ndarr
     return float((found != y_test).mean())
 
 
-# --8<-- [end:cnn]
+# endregion
 
 
 def compare(seeds: int, sizes: Sequence[int]) -> dict[int, tuple[float, float]]:
-    # --8<-- [start:compare]
+    # region compare
     data = datasets.digits()
     errors = {}
     for n in sizes:
@@ -46,7 +46,7 @@ def compare(seeds: int, sizes: Sequence[int]) -> dict[int, tuple[float, float]]:
             cnn.append(cnn_error(X, y, data.X_test, data.y_test, seed))
         errors[n] = float(np.mean(gp)), float(np.mean(cnn))
         print(f"{n:4} labels: GP {errors[n][0]:6.1%}, CNN {errors[n][1]:6.1%}")
-    # --8<-- [end:compare]
+    # endregion
     return errors
 
 
@@ -57,7 +57,7 @@ def label_next(seeds: int, rounds: int, step: int = 20) -> dict[str, np.ndarray]
     for seed in range(seeds):
         for way, errors in found.items():
             errors.append([])
-            # --8<-- [start:next]
+            # region next
             rng = np.random.default_rng(seed)
             labelled = np.concatenate([rng.permutation(np.flatnonzero(data.y == c))[:2] for c in range(10)])
             clf = GPClassifier(zoo.small_cnn()).fit(data.X[labelled], data.y[labelled])
@@ -70,7 +70,7 @@ def label_next(seeds: int, rounds: int, step: int = 20) -> dict[str, np.ndarray]
                 clf.add(data.X[rest[worth]], data.y[rest[worth]])  # the old part is not computed again
                 labelled = np.concatenate([labelled, rest[worth]])
                 errors[-1].append(1 - clf.score(data.X_test, data.y_test))
-            # --8<-- [end:next]
+            # endregion
     means = {way: np.mean(errors, axis=0) for way, errors in found.items()}
     print("labels      ", *(f"{20 + step * (i + 1):6}" for i in range(rounds)))
     for way, errors in means.items():

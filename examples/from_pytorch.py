@@ -7,7 +7,7 @@ import cnngp
 from cnngp import GPClassifier, datasets
 
 
-# --8<-- [start:model]
+# region model
 class Block(nn.Module):
     """A pre-activation residual block with a projection shortcut."""
 
@@ -34,22 +34,22 @@ class MyNet(nn.Module):
         return self.head(F.relu(x).flatten(1))
 
 
-# --8<-- [end:model]
+# endregion
 
 
 def main() -> float:
-    # --8<-- [start:explain]
+    # region explain
     cnngp.explain(MyNet(), (1, 8, 8))  # every call, and what it becomes
-    # --8<-- [end:explain]
+    # endregion
 
-    # --8<-- [start:import]
+    # region import
     # With PyTorch's default initial weights; He's variances give signals that neither grow nor fade.
     net = cnngp.from_torch(MyNet(), (1, 8, 8), weight_var=2.0, bias_var=0.01)
     data = datasets.digits().take(train=400, test=200)
     classifier = GPClassifier(net).fit(data.X, data.y)
     error = 1 - classifier.score(data.X_test, data.y_test)
     print(f"test error with {len(data.X)} training digits: {error:.1%}")
-    # --8<-- [end:import]
+    # endregion
     return error
 
 

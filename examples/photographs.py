@@ -14,7 +14,7 @@ from sklearn.datasets import load_sample_images
 
 from cnngp import Conv, Dense, GlobalAvgPool, GPClassifier, ReLU, Sequential, datasets
 
-# --8<-- [start:cut]
+# region cut
 # Where each class is to be seen: photograph, then top, left, bottom, right for training, and another part for testing.
 PARTS = {
     "sky": (0, (0, 330, 180, 480), (0, 480, 130, 640)),
@@ -39,23 +39,23 @@ def cut_up(folder: Path, size: int = 48, train: int = 40, test: int = 20) -> Non
                 Image.fromarray(piece).save(folder / part / name / f"{i:02}.jpg", quality=92)
 
 
-# --8<-- [end:cut]
+# endregion
 
 
 def learn(folder: Path) -> tuple[GPClassifier, datasets.Dataset]:
-    # --8<-- [start:fit]
+    # region fit
     data = datasets.load(folder, size=16)  # every picture is brought to 16 × 16
     print(data)
     clf = GPClassifier("resnet32", noise=1e-3)
     clf.fit(data.X, data.y, names=data.names)
     print(f"error on test pictures       {1 - clf.score(data.X_test, data.y_test):.1%}")
     print(f"error by leaving one out     {clf.loo_error_:.1%}")  # needs no test pictures
-    # --8<-- [end:fit]
+    # endregion
     return clf, data
 
 
 def use(clf: GPClassifier, data: datasets.Dataset, model: Path) -> float:
-    # --8<-- [start:use]
+    # region use
     clf.save(model)
     clf = GPClassifier.load(model)  # on another day
 
@@ -70,18 +70,18 @@ def use(clf: GPClassifier, data: datasets.Dataset, model: Path) -> float:
         print(f"{data.names_test[row]}:", ", ".join(f"{name} {p:.0%}" for p, name in chances))
 
     print(clf.explain(data.X_test[:1])[0])  # why: the training pictures that speak for and against a class
-    # --8<-- [end:use]
+    # endregion
     return float(right[sure].mean())
 
 
 def pool(data: datasets.Dataset) -> float:
     """A minute of work on one core: every location of a picture is compared with every location of the other."""
-    # --8<-- [start:pool]
+    # region pool
     net = Sequential(Conv(3, weight_var=2.0), ReLU(), Conv(3, weight_var=2.0), ReLU(), GlobalAvgPool(), Dense())
     clf = GPClassifier(net, noise=1e-3).fit(data.X, data.y)
     error = 1 - clf.score(data.X_test, data.y_test)
     print(f"with a global pool: error on test pictures {error:.1%}, by leaving one out {clf.loo_error_:.1%}")
-    # --8<-- [end:pool]
+    # endregion
     return float(error)
 
 

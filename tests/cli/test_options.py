@@ -22,7 +22,7 @@ from cnngp.kernel.kernel import DTYPES
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--preparation", "foo"], f"--preparation foo: expected {', '.join(PREPARATIONS)} or loo"),
+        (["--preparation", "foo"], f"--preparation foo: expected {', '.join(PREPARATIONS[:-1])}"),
         (["--network", "nosuch"], "no network 'nosuch': expected auto, resnet32"),
         (["--network", "resnet9"], "depth=9 is not 6n + 2"),
         (["--kind", "foo"], "--kind foo: expected nngp or ntk"),

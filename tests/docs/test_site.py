@@ -15,6 +15,7 @@ import typer
 import cnngp
 from cnngp.cli import app
 from helpers.browser import needs_browser, probed, served, title_of
+from tools import include_code
 
 pytest.importorskip("mkdocs")
 ROOT = Path(__file__).parents[2]
@@ -58,15 +59,15 @@ def test_pages_load_nothing_from_other_hosts(site: Path) -> None:
 
 
 def test_tutorials_show_the_programs_that_the_tests_run(site: Path) -> None:
-    pages = [page.read_text(encoding="utf-8") for page in (site / "tutorials").glob("*.html")]
-    assert len(pages) == 5
+    pages = include_code.pages()
+    assert {page.stem for page in pages} > {page.stem for page in (ROOT / "docs" / "tutorials").glob("*.md")}
     for page in pages:
-        assert "--8" not in page
-        assert page.count('<div class="highlight">') >= 3
-    assert any("most_uncertain" in page for page in pages)
-    ensembles = (site / "trained_ensembles.html").read_text(encoding="utf-8")
-    assert "--8" not in ensembles
-    assert ensembles.count('<div class="highlight">') >= 4
+        text = page.read_text(encoding="utf-8")
+        assert include_code.with_code(text) == text, "run `python tools/include_code.py`"
+    built = [page.read_text(encoding="utf-8") for page in (site / "tutorials").glob("*.html")]
+    assert len(built) == 5
+    assert all(page.count('<div class="highlight">') >= 3 for page in built)
+    assert any("most_uncertain" in page for page in built)
 
 
 def test_formulas_are_drawn_without_a_script(site: Path) -> None:

@@ -1,0 +1,39 @@
+"""Puts the parts of programs that pages show into these pages: `python tools/include_code.py`.
+
+A page names a part in a comment right before its code block, `<!-- examples/photographs.py: fit -->`, and the program has
+it between `# region fit` and `# endregion`. The tests run the programs, and fail if a page shows other code than theirs.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+_BLOCK = re.compile(r"(<!-- (\S+\.py): (\w+) -->\n)```python\n.*?```\n", re.DOTALL)
+
+
+def part(program: str, name: str) -> str:
+    """The lines of a region, without the indentation that they share."""
+    text = (ROOT / program).read_text(encoding="utf-8")
+    found = re.findall(rf"^ *# region {name}\n(.*?)^ *# endregion\n", text, re.DOTALL | re.MULTILINE)
+    if len(found) != 1:
+        raise SystemExit(f"{program}: expected one region {name}, found {len(found)}")
+    return textwrap.dedent(found[0])
+
+
+def with_code(page: str) -> str:
+    """A page with the parts that it names as they are in the programs now."""
+    return _BLOCK.sub(lambda block: f"{block[1]}```python\n{part(block[2], block[3])}```\n", page)
+
+
+def pages() -> list[Path]:
+    """Those that show parts of programs."""
+    found = sorted((ROOT / "docs").rglob("*.md"))
+    return [page for page in found if _BLOCK.search(page.read_text(encoding="utf-8"))]
+
+
+if __name__ == "__main__":
+    for path in pages():
+        path.write_text(with_code(path.read_text(encoding="utf-8")), encoding="utf-8")
