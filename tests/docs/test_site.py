@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 import typer
+from tools import include_code
 
 import cnngp
 from cnngp.cli import app
 from helpers.browser import needs_browser, probed, served, title_of
-from tools import include_code
 
 pytest.importorskip("mkdocs")
 ROOT = Path(__file__).parents[2]
