@@ -66,6 +66,7 @@ class Evaluation:
     validation: Scores | None
     log_marginal_likelihood: float | None
     temperature: float
+    label_noise: float
     reliability: Reliability
     confusion: NDArray[np.int64]
     """Rows are the labels, columns the predictions."""
@@ -92,6 +93,7 @@ class Evaluation:
             "validation": None if self.validation is None else asdict(self.validation),
             "log_marginal_likelihood": self.log_marginal_likelihood,
             "temperature": self.temperature,
+            "label_noise": self.label_noise,
             "predict_seconds": self.predict_seconds,
             "mistakes": [p.as_dict() for p in self.wrong],
             "uncertain": [p.as_dict() for p in self.uncertain],
@@ -139,7 +141,8 @@ def evaluate(clf: GPClassifier, data: Dataset, pictures: int = 12, matrix: int =
         test=calibration.scores(P, codes) if tested else None,
         validation=validation,
         log_marginal_likelihood=clf.log_marginal_likelihood_,
-        temperature=clf.temperature_,
+        temperature=float(clf.temperature_),
+        label_noise=float(clf.label_noise_),
         reliability=calibration.reliability(P, codes),
         confusion=confusion,
         uncertain=show(np.argsort(top, kind="stable")),

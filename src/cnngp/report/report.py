@@ -104,7 +104,12 @@ def render(
             plots.reliability(e.reliability),
             f"Reliability of the {'test' if e.test is not None else 'leave-one-out'} probabilities: ECE "
             f"{scores.ece:.4f}, NLL {scores.nll:.4f}. The temperature "
-            f"{e.temperature:.3f} was chosen on leave-one-out predictions.",
+            f"{e.temperature:.3f} was chosen on leave-one-out predictions"
+            + (
+                f", by which {100 * e.label_noise:.1f} % of the labels are taken to be random."
+                if e.label_noise
+                else "."
+            ),
         ),
         wrong="" if e.test is None else _WRONG + _pictures(e.wrong, "No test image is predicted wrongly."),
         suspect=_pictures(e.suspect, "The other images contradict no label.", suspect=True),
