@@ -1,9 +1,14 @@
 """Which probabilities are honest: ways to turn a GP's latent means and variances into class probabilities.
 
     python -m benchmarks.calibration [--data mnist] [--sizes 100 500 1000 2000] [--test 10000]
+    python -m benchmarks.calibration --flipped 0 0.1 0.3 --data digits clothing textures --sizes 100 250 --test 500
 
 One kernel matrix serves all sizes. A temperature T, where a method has one, is chosen on the leave-one-out predictions
 of the training images; the figures are of the test images.
+
+With `--flipped`, that share of the labels is drawn anew, of the training and of the test images, and `GPClassifier()`
+has one temperature alone, or also a share ε of labels that it takes to be random, as it chooses itself. Sets may be
+the drawn ones of benchmarks/drawn.py and benchmarks/made.py.
 """
 
 from __future__ import annotations
@@ -14,10 +19,14 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from cnngp import Kernel, datasets, zoo
+from cnngp import GPClassifier, Kernel, datasets, zoo
+from cnngp.estimators.labels import probabilities, shared_temperature
 from cnngp.gp import calibration
 from cnngp.gp.calibration import probability_of_largest, softmax
 from cnngp.gp.exact import ExactGP
+
+from .drawn import SETS, drawn
+from .made import made
 
 Array = NDArray[np.float64]
 
@@ -32,28 +41,69 @@ METHODS: dict[str, Callable[[Array, Array, float], Array]] = {
 }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", default="mnist")
-    parser.add_argument("--sizes", type=int, nargs="+", default=[100, 500, 1000, 2000])
-    parser.add_argument("--test", type=int, default=None, help="test images; all by default")
-    options = parser.parse_args()
-    data = datasets.load(options.data).take(max(options.sizes), options.test)
+def compare_methods(name: str, sizes: list[int], test: int | None) -> None:
+    data = datasets.load(name).take(max(sizes), test)
     kernel = Kernel(zoo.resnet(32))
     K, K_test, diagonal = kernel(data.X), kernel(data.X_test, data.X), kernel.diag(data.X_test)
     classes, codes = np.unique(data.y, return_inverse=True)
     codes_test = np.searchsorted(classes, data.y_test)
     print(f"{'N':>5}  {'method':<22}  {'T':>6}  {'NLL':>7}  {'ECE':>7}  {'Brier':>7}")
-    for n in options.sizes:
+    for n in sizes:
         gp = ExactGP(K[:n, :n], 2.0 * np.eye(len(classes))[codes[:n]] - 1.0)
         mean, std = gp.mean(K_test[:, :n]), np.sqrt(gp.variance(K_test[:, :n], diagonal))
         loo_mean, loo_variance = gp.leave_one_out()
-        for name, method in METHODS.items():
+        for label, method in METHODS.items():
             t = 1.0
-            if name != "largest, no T":
+            if label != "largest, no T":
                 t = calibration.fit_temperature(lambda t: method(loo_mean, np.sqrt(loo_variance), t), codes[:n])  # noqa: B023
             s = calibration.scores(method(mean, std, t), codes_test)
-            print(f"{n:>5}  {name:<22}  {t:>6.3f}  {s.nll:>7.4f}  {s.ece:>7.4f}  {s.brier:>7.4f}", flush=True)
+            print(f"{n:>5}  {label:<22}  {t:>6.3f}  {s.nll:>7.4f}  {s.ece:>7.4f}  {s.brier:>7.4f}", flush=True)
+
+
+def loaded(name: str, train: int, test: int) -> datasets.Dataset:
+    if name == "things":
+        return made(train, test)
+    return drawn(name, train, test) if name in SETS else datasets.load(name).take(train, test)
+
+
+def compare_noise(names: list[str], sizes: list[int], test: int, shares: list[float]) -> None:
+    print("set              N flipped    error  T alone: NLL    ECE  with ε: NLL    ECE  ε")
+    for name in names:
+        data = loaded(name, max(sizes), test)
+        classes = np.unique(data.y)
+        for n in sizes:
+            for share in shares:
+                rng = np.random.default_rng(0)
+                y, y_test = (
+                    np.where(rng.random(len(labels)) < share, rng.choice(classes, len(labels)), labels)
+                    for labels in (data.y[:n], data.y_test)
+                )
+                clf = GPClassifier(input_shape=data.image_shape, device="cpu").fit(data.X[:n], y)
+                codes = np.searchsorted(clf.classes_, y_test)
+                targets = np.asarray(clf.gp_.loo_targets)
+                alone = shared_temperature(clf._coding, *clf.gp_.leave_one_out(), targets)
+                moments = clf._moments(data.X_test, None, None)
+                was = calibration.scores(probabilities(clf._coding, *moments, alone), codes)
+                now = calibration.scores(clf.predict_proba(data.X_test), codes)
+                print(
+                    f"{name:<13} {n:>4} {share:>7}  {100 * now.error:>5.1f} %  {was.nll:>12.3f} {was.ece:>6.3f}  "
+                    f"{now.nll:>11.3f} {now.ece:>6.3f}  {clf.label_noise_:.3f}",
+                    flush=True,
+                )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", nargs="+", default=["mnist"])
+    parser.add_argument("--sizes", type=int, nargs="+", default=[100, 500, 1000, 2000])
+    parser.add_argument("--test", type=int, default=None, help="test images; all by default, or 500 with --flipped")
+    parser.add_argument("--flipped", type=float, nargs="+", help="shares of labels that are drawn anew")
+    options = parser.parse_args()
+    if options.flipped is not None:
+        compare_noise(options.data, options.sizes, options.test or 500, options.flipped)
+    else:
+        for name in options.data:
+            compare_methods(name, options.sizes, options.test)
 
 
 if __name__ == "__main__":

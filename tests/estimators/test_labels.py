@@ -9,8 +9,11 @@ import numpy as np
 import pytest
 
 from cnngp import Conv, Dense, GPClassifier, GPRegressor, ReLU, Sequential, datasets, zoo
+from cnngp.common import files as persistence
 from cnngp.common.arrays import DataError
-from cnngp.estimators.labels import read_labels
+from cnngp.common.errors import ModelFileError
+from cnngp.estimators.labels import probabilities, read_labels, shared_temperature
+from cnngp.gp import calibration
 from cnngp.gp.checks import MatrixError
 from cnngp.network.layers import NetworkError
 
@@ -120,6 +123,101 @@ def test_decisions_are_the_logarithms_of_odds() -> None:
     np.testing.assert_allclose(two.decision_function(DATA.X_test), np.log(P[:, 1] / P[:, 0]), rtol=1e-6)
 
 
+# ---- labels that are random ------------------------------------------------------------------------------------------
+
+
+def noisy(y: Any, share: float = 0.3, classes: int = 10, seed: int = 0) -> Any:
+    rng = np.random.default_rng(seed)
+    return np.where(rng.random(len(y)) < share, rng.integers(classes, size=len(y)), y)
+
+
+@pytest.mark.parametrize("options", [{}, {"kind": "ntk"}, {"inducing": 100}])
+def test_probabilities_with_random_labels_are_honest(options: dict[str, Any]) -> None:
+    data = datasets.digits().take(250, 500)
+    y, y_test = noisy(data.y), noisy(data.y_test, seed=1)
+    clf = model(noise="loo", **options).fit(data.X, y)
+    assert 0.15 < clf.label_noise_ < 0.45
+    P = clf.predict_proba(data.X_test)
+    mean, variance = clf._moments(data.X_test, None, None)
+    targets = np.asarray(clf.gp_.loo_targets)
+    shared = shared_temperature(clf._coding, *clf.gp_.leave_one_out(), targets)
+    now = calibration.scores(P, y_test)
+    timid = calibration.scores(probabilities(clf._coding, mean, variance, shared), y_test)
+    assert now.ece < 0.08 < timid.ece
+    assert now.nll < timid.nll - 0.03
+    if len(clf.loo_rows_) == len(y):  # through inducing images there are too few for bins
+        assert calibration.expected_calibration_error(clf.loo_probabilities_, y) < 0.08
+    np.testing.assert_array_equal(P.argmax(1), clf.predict(data.X_test))
+    np.testing.assert_allclose(P.sum(1), 1.0)
+    assert P.min() >= clf.label_noise_ / 10
+    np.testing.assert_allclose(calibration.softmax(clf.decision_function(data.X_test)), P, rtol=1e-9)
+    np.testing.assert_allclose(np.exp(clf.predict_log_proba(data.X_test)), P, rtol=1e-12)
+    assert clf.explain(data.X_test[:1])[0].probabilities == pytest.approx(P[0])
+
+
+def test_labels_without_mistakes_are_not_taken_to_be_random() -> None:
+    clf = model(noise="loo").fit(DATA.X, DATA.y)
+    assert clf.label_noise_ == 0.0
+    assert isinstance(clf.temperature_, float)
+
+
+def test_log_odds_of_two_classes_with_random_labels() -> None:
+    data = datasets.digits().take(300, 60)
+    clf = model(noise="loo").fit(data.X, noisy(data.y % 2, 0.2, 2))
+    assert clf.label_noise_ > 0.05
+    P = clf.predict_proba(data.X_test)
+    np.testing.assert_allclose(clf.decision_function(data.X_test), np.log(P[:, 1] / P[:, 0]), rtol=1e-9)
+    np.testing.assert_array_equal(clf.decision_function(data.X_test) > 0, clf.predict(data.X_test))
+
+
+def test_each_of_several_labels_has_a_temperature_and_noise_of_its_own(tmp_path: Path) -> None:
+    data = datasets.digits().take(300, 300)
+    rng = np.random.default_rng(0)
+
+    def labels(y: Any) -> Any:  # one that is easy, one with random values, one that has nothing to do with the image
+        return np.stack([y == 0, noisy(y % 2, 0.3, 2), rng.integers(2, size=len(y))], 1)
+
+    clf = model(noise="loo").fit(data.X, labels(data.y))
+    assert np.shape(clf.temperature_) == np.shape(clf.label_noise_) == (3,)
+    assert clf.label_noise_[0] == 0.0 < 0.1 < clf.label_noise_[1]
+    P, truth = clf.predict_proba(data.X_test), labels(data.y_test)
+    np.testing.assert_array_equal(P > 0.5, clf.predict(data.X_test))
+    np.testing.assert_allclose(clf.decision_function(data.X_test), np.log(P / (1 - P)), rtol=1e-6)
+    shared = shared_temperature(clf._coding, *clf.gp_.leave_one_out(), np.asarray(clf.gp_.loo_targets))
+    before = probabilities(clf._coding, *clf._moments(data.X_test, None, None), shared)
+    now, then = (-np.log(np.where(truth, Q, 1 - Q)).mean(0) for Q in (P, before))
+    assert now.sum() < then.sum() - 0.03
+    assert now[2] < 0.75
+    clf.save(tmp_path / "m.gp")
+    again = GPClassifier.load(tmp_path / "m.gp", device="cpu")
+    np.testing.assert_array_equal(again.temperature_, clf.temperature_)
+    np.testing.assert_array_equal(again.label_noise_, clf.label_noise_)
+    np.testing.assert_array_equal(again.predict_proba(data.X_test), P)
+
+
+def test_files_keep_the_noise_of_labels_and_older_ones_have_none(tmp_path: Path) -> None:
+    clf = model(noise="loo").fit(DATA.X, noisy(DATA.y))
+    assert clf.label_noise_ > 0.0
+    clf.save(tmp_path / "m.gp")
+    again = GPClassifier.load(tmp_path / "m.gp", device="cpu")
+    assert (again.temperature_, again.label_noise_) == (clf.temperature_, clf.label_noise_)
+    np.testing.assert_array_equal(again.predict_proba(DATA.X_test), clf.predict_proba(DATA.X_test))
+    np.testing.assert_array_equal(again.loo_probabilities_, clf.loo_probabilities_)
+
+    header, arrays = persistence.read(tmp_path / "m.gp")
+    saved = header.pop("calibration")
+    persistence.write(tmp_path / "older.gp", header, arrays)
+    older = GPClassifier.load(tmp_path / "older.gp", device="cpu")
+    shared = shared_temperature(clf._coding, *clf.gp_.leave_one_out(), np.asarray(clf.gp_.loo_targets))
+    assert (older.temperature_, older.label_noise_) == pytest.approx((shared.temperature, 0.0))
+    np.testing.assert_array_equal(older.predict(DATA.X_test), clf.predict(DATA.X_test))
+
+    for wrong in ({"temperature": 0.0}, {"label_noise": 1.0}, {"label_noise": -0.1}, {"temperature": [0.3] * 10}):
+        persistence.write(tmp_path / "bad.gp", header | {"calibration": saved | wrong}, arrays)
+        with pytest.raises(ModelFileError, match="temperature"):
+            GPClassifier.load(tmp_path / "bad.gp", device="cpu")
+
+
 # ---- several labels --------------------------------------------------------------------------------------------------
 
 
@@ -130,7 +228,7 @@ def test_several_labels_an_image(tmp_path: Path) -> None:
     P = clf.predict_proba(DATA.X_test)
     np.testing.assert_array_equal(clf.predict(DATA.X_test), P > 0.5)
     np.testing.assert_allclose(clf.decision_function(DATA.X_test), np.log(P / (1 - P)), rtol=1e-6)
-    for k in range(3):  # each label is a question of its own, but for the temperature that they share
+    for k in range(3):  # each label is a question of its own
         one = model().fit(DATA.X, TWO[:, k])
         np.testing.assert_array_equal(one.predict(DATA.X_test), clf.predict(DATA.X_test)[:, k])
     assert clf.loo_error_ == (clf.loo_predictions_ != TWO).any(1).mean()

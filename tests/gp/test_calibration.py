@@ -62,3 +62,58 @@ def test_temperature_is_recovered() -> None:
     labels = np.array([RNG.choice(5, p=p) for p in P])
     T = calibration.fit_temperature(lambda t: calibration.softmax(2.5 * scores / t), labels)
     assert pytest.approx(2.5, rel=0.1) == T
+
+
+# ---- labels that are random ------------------------------------------------------------------------------------------
+
+
+def drawn(n: int, noise: float, seed: int, classes: int = 5) -> tuple[np.ndarray, np.ndarray]:
+    """Scores, and labels of softmax(scores/0.3) of which a share is random."""
+    rng = np.random.default_rng(seed)
+    sure = 2.0 * rng.random((n, 1))  # some images are easy, others are not
+    scores = sure * (2.0 * np.eye(classes)[rng.integers(classes, size=n)] - 1.0) + rng.normal(0, 0.2, (n, classes))
+    P = calibration.with_label_noise(calibration.softmax(scores / 0.3), noise)
+    return scores, (P.cumsum(1) > rng.random(n)[:, None]).argmax(1)
+
+
+def test_the_share_of_random_labels_is_recovered() -> None:
+    scores, labels = drawn(4000, 0.3, 1)
+    T, noise = calibration.fit_label_noise(scores, labels)
+    assert pytest.approx(0.3, rel=0.1) == T
+    assert pytest.approx(0.3, abs=0.03) == noise
+
+
+def test_random_labels_make_other_probabilities_no_less_sure() -> None:
+    scores, labels = drawn(250, 0.3, 2)
+    new, new_labels = drawn(4000, 0.3, 3)
+    T, noise = calibration.fit_label_noise(scores, labels)
+    P = calibration.with_label_noise(calibration.softmax(new / T), noise)
+    alone = calibration.fit_temperature(lambda t: calibration.softmax(scores / t), labels)
+    timid = calibration.scores(calibration.softmax(new / alone), new_labels)
+    assert calibration.scores(P, new_labels).ece < 0.05 < 0.1 < timid.ece
+    assert calibration.scores(P, new_labels).nll < timid.nll - 0.05
+    np.testing.assert_array_equal(P.argmax(1), new.argmax(1))
+
+
+@pytest.mark.parametrize("n", [20, 100, 400])
+def test_labels_that_follow_the_scores_are_not_taken_to_be_random(n: int) -> None:
+    found = [calibration.fit_label_noise(*drawn(n, 0.0, seed)) for seed in range(10)]
+    assert sum(noise > 0.0 for _, noise in found) <= 1
+    assert all(0.1 < T < 1.0 for T, _ in found)
+
+
+def test_the_share_is_where_its_likelihood_is_largest() -> None:
+    scores, labels = drawn(60, 0.4, 4)
+    P, target = calibration.softmax(scores / 0.3), calibration.smoothed(labels, 5)
+    shares = np.linspace(0.0, 0.999, 1000)
+    likely = [(target * np.log(calibration.with_label_noise(P, e))).sum() + np.log1p(-e) for e in shares]
+    assert calibration._best_share(P, target) == pytest.approx(shares[np.argmax(likely)], abs=1e-3)
+
+
+def test_a_few_labels_that_are_all_predicted_wrongly_leave_the_temperature_finite() -> None:
+    labels = np.repeat(np.arange(6), 2)
+    scores = 0.3 * RNG.normal(size=(12, 6)) - np.eye(6)[labels]  # the class that was left out is the rarest
+    assert calibration.fit_temperature(lambda t: calibration.softmax(scores / t), labels) > 1000
+    T, noise = calibration.fit_label_noise(scores, labels)
+    assert 0.5 < T < 50
+    assert noise == 0.0

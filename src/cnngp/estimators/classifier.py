@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
@@ -23,6 +24,7 @@ from .explanation import Explanation
 from .guessing import errors_if_guessing
 from .inputs import groups_of
 from .labels import (
+    Calibration,
     Coding,
     OneLabel,
     SeveralLabels,
@@ -32,7 +34,9 @@ from .labels import (
     fitted_temperature,
     log_odds,
     probabilities,
+    read_calibration,
     read_labels,
+    shared_temperature,
 )
 from .suspects import suspects
 
@@ -86,7 +90,10 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
     loo_error_ : the share of them that are predicted wrongly by a model that has not seen the image, in closed form.
     loo_predictions_, loo_probabilities_ : what those models predict.
     log_marginal_likelihood_ : summed over the outputs; None without a factor; with `inducing`, of the approximation.
-    temperature_ : temperature of the probabilities, chosen on the leave-one-out predictions.
+    temperature_ : temperature of the probabilities, chosen on the leave-one-out predictions; with several labels per
+        image one for each, (L,).
+    label_noise_ : the share of labels that are taken to be random, chosen likewise; 0.0 unless leave-one-out shows
+        clearly that some are, which a temperature alone cannot express. Classes do not depend on it.
     learned_ : what was learned and how, None without `learn`.
     fit_report_ : what was measured about the fit, and what can be trusted.
 
@@ -136,13 +143,14 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
     def predict_proba(self, X: Any = None, *, K: Any = None, diagonal: Any = None) -> Array:
         """P(label) for each image, (M, classes), in the order of `classes_`.
 
-        softmax(mean / (T√(1 + variance))) with T from the leave-one-out predictions; see docs/classification.md.
+        (1 − ε) softmax(mean / (T√(1 + variance))) + ε/classes, with T and the share ε of labels that are taken to be
+        random from the leave-one-out predictions; see docs/classification.md.
         Without a factor (`solver`) the variance is left out: it would take a solve for every image. So it is where
         leave-one-out shows it to be meaningless, as with two labels for one image. Of several labels an image each has
         a probability of its own.
         """
         mean, variance = self._moments(X, K, diagonal)
-        return probabilities(self._coding, mean, variance, self.temperature_)
+        return probabilities(self._coding, mean, variance, self._calibration)
 
     def predict_log_proba(self, X: Any = None, *, K: Any = None, diagonal: Any = None) -> Array:
         """The logarithm of `predict_proba`."""
@@ -154,7 +162,7 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
         Of several labels an image, the log odds of each, (M, labels). Above 0 is yes.
         """
         mean, variance = self._moments(X, K, diagonal)
-        return log_odds(self._coding, mean, variance, self.temperature_)
+        return log_odds(self._coding, mean, variance, self._calibration)
 
     def predict_latent(self, X: Any = None, *, K: Any = None, diagonal: Any = None) -> tuple[Array, Array]:
         """Posterior mean (M, classes) and variance (M,) of the ±1 functions; the variance is shared by the outputs."""
@@ -234,7 +242,7 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
         labels, names = self._of_points(self.y_), self._of_points(self.names_)
         found = []
         for rows, block in self._chunks(images, K):
-            P = probabilities(self._coding, *self._block_moments(block, diagonal[rows]), self.temperature_)
+            P = probabilities(self._coding, *self._block_moments(block, diagonal[rows]), self._calibration)
             new = novelty(to_numpy(block), diagonal[rows], variances)
             for k, p, unlike in zip(block, P, new, strict=True):
                 shares = to_numpy(self.gp_.votes(k[None])[0])
@@ -255,15 +263,19 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
                 raise ValueError(f"{len(model.classes_)} classes for {model.gp_.loo_targets.shape[1]} outputs")
             if model.y_ is None and "Y" in arrays:  # an exact model of the first version
                 model.y_ = model._coding.labels(arrays["Y"])
-            model._after_fit()
+            saved = header.get("calibration")  # none in files of versions that knew a shared temperature alone
+            found = None if saved is None else read_calibration(saved, model._coding.questions)
+            model._summarise(shared_temperature if found is None else lambda *_: found)
 
         return model_files.load(cls, path, device, finish)
 
     def save(self, path: str | Path) -> None:
         """Write the fitted model to one file, without pickle."""
         check_is_fitted(self, "gp_")
-        several = isinstance(self._coding, SeveralLabels)
-        model_files.save(self, path, {"several_labels": several}, {"classes": self.classes_})
+        several, found = isinstance(self._coding, SeveralLabels), self._calibration
+        numbers = {name: np.asarray(value).tolist() for name, value in found._asdict().items()}
+        header = {"several_labels": several, "calibration": numbers}
+        model_files.save(self, path, header, {"classes": self.classes_})
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -312,22 +324,31 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
         differ = self._coding.labels(mean) != self._coding.labels(targets)
         return np.asarray(differ.reshape(len(mean), -1).any(1))
 
+    @property
+    def _calibration(self) -> Calibration:
+        return Calibration(self.temperature_, self.label_noise_, self._moderated)
+
     def _after_fit(self) -> None:
+        self._summarise(fitted_calibration)
+
+    def _summarise(self, calibrate: Callable[[Coding, Array, Array, Array], Calibration]) -> None:
+        """What leave-one-out says of the model."""
         mean, variance = (to_numpy(a) for a in self.gp_.leave_one_out())
         if not self.gp_.cheap_variances:
             variance = np.zeros(len(mean))
         targets = to_numpy(self.gp_.loo_targets)
         self.loo_rows_ = self.gp_.loo_rows
-        self.temperature_, self.loo_error_, self._moderated = 1.0, math.nan, True
+        self.loo_error_, found = math.nan, Calibration(1.0, 0.0, True)
         self.loo_predictions_ = self._coding.labels(mean)
         wrong = np.empty(0, bool)
         if len(mean):
             wrong = self._wrong(mean, targets)
             self.loo_error_ = float(wrong.mean())
-            self.temperature_, self._moderated = fitted_calibration(self._coding, mean, variance, targets)
+            found = calibrate(self._coding, mean, variance, targets)
+        self.temperature_, self.label_noise_, self._moderated = found
         if not self._moderated:
             variance = np.zeros(len(mean))
-        self.loo_probabilities_ = probabilities(self._coding, mean, variance, self.temperature_)
+        self.loo_probabilities_ = probabilities(self._coding, mean, variance, found)
         several = isinstance(self._coding, SeveralLabels)
         groups = self.gp_.groups if isinstance(self.gp_, ExactGP) else None
         guessing = errors_if_guessing(self.loo_probabilities_, wrong, targets > 0.0, several, groups)

@@ -6,7 +6,7 @@ between a few options with a mean for each, so temperature, probabilities and lo
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,8 @@ class Coding(Protocol):
     """How labels stand in targets of ±1, (N, outputs), and what a mean of such targets says."""
 
     classes: Array
+    questions: int
+    """How many are asked of each image; its choices are one for each, in order."""
 
     def targets(self, y: Array) -> Floats: ...
     def labels(self, targets: Floats) -> Array:
@@ -44,8 +46,20 @@ class Coding(Protocol):
         """Slopes of a loss in the means of choices as those in the means of images, (images, classes)."""
 
 
+class Calibration(NamedTuple):
+    """What makes probabilities of means and variances; T and ε are numbers, or (L,) of several labels."""
+
+    temperature: float | Floats
+    label_noise: float | Floats
+    """ε, the share of labels that are taken to be random."""
+    moderated: bool
+    """Whether variances are used."""
+
+
 class OneLabel:
     """y (N,): one of the classes. The target is +1 at the label."""
+
+    questions = 1
 
     def __init__(self, classes: Array) -> None:
         self.classes = classes
@@ -73,7 +87,7 @@ class SeveralLabels:
     """y (N, L) of 0 and 1: whether each of L labels holds. The target is +1 where it does."""
 
     def __init__(self, classes: Array) -> None:
-        self.classes = classes
+        self.classes, self.questions = classes, len(classes)
 
     def targets(self, y: Array) -> Floats:
         return 2.0 * y.astype(np.float64) - 1.0
@@ -129,18 +143,28 @@ def coding_of(y: Array) -> Coding:
     return OneLabel(classes)
 
 
-def probabilities(coding: Coding, mean: Floats, variance: Floats, temperature: float) -> Floats:
-    """P(label), (images, classes): softmax(mean / (T√(1 + variance))) of each choice."""
-    return coding.arranged(_softmax(*coding.choices(mean, variance), temperature))
+def probabilities(coding: Coding, mean: Floats, variance: Floats, found: Calibration) -> Floats:
+    """P(label), (images, classes): (1 − ε) softmax(mean / (T√(1 + variance))) + ε/C of each choice between C."""
+    scores, noise = _scores(coding, mean, variance, found)
+    return coding.arranged(calibration.with_label_noise(calibration.softmax(scores), noise))
 
 
-def log_odds(coding: Coding, mean: Floats, variance: Floats, temperature: float) -> Floats:
+def log_odds(coding: Coding, mean: Floats, variance: Floats, found: Calibration) -> Floats:
     """What `probabilities` are the softmax of, (images, classes); of choices between two, the one number (images,) or
     (images, labels) that decides.
     """
-    m, v = coding.choices(mean, variance)
-    scores = m / (temperature * np.sqrt(1.0 + v))[:, None]
+    scores, noise = _scores(coding, mean, variance, found)
+    if noise.any():  # where there is none, probabilities of almost 0 would lose digits
+        P = calibration.with_label_noise(calibration.softmax(scores), noise)
+        scores = np.where(noise > 0.0, np.log(P), scores)
     return scores if scores.shape[1] > 2 else (scores[:, 1] - scores[:, 0]).reshape(coding.labels(mean).shape)
+
+
+def _scores(coding: Coding, mean: Floats, variance: Floats, found: Calibration) -> tuple[Floats, Floats]:
+    """mean / (T√(1 + variance)) of all choices, (choices, options), and their ε, (choices, 1)."""
+    m, v = coding.choices(mean, variance)
+    temperature, noise = (np.resize(a, len(m)) for a in (found.temperature, found.label_noise))
+    return m / (temperature * np.sqrt(1.0 + v))[:, None], noise[:, None]
 
 
 def fitted_temperature(coding: Coding, mean: Floats, variance: Floats | None, targets: Floats) -> tuple[float, float]:
@@ -164,15 +188,37 @@ def class_loss(coding: Coding, mean: Floats, targets: Floats) -> tuple[float, Fl
     return calibration.smoothed_loss(P, codes), coding.by_mean(slopes)
 
 
-def fitted_calibration(coding: Coding, mean: Floats, variance: Floats, targets: Floats) -> tuple[float, bool]:
-    """The temperature, and whether variances are used.
+def fitted_calibration(coding: Coding, mean: Floats, variance: Floats, targets: Floats) -> Calibration:
+    """Temperature and share of random labels of leave-one-out predictions, for each label of several, and whether
+    variances are used.
+    """
+    moderated = shared_temperature(coding, mean, variance, targets).moderated
+    m, v = coding.choices(mean, variance if moderated else np.zeros(len(mean)))
+    scores, codes = m / np.sqrt(1.0 + v)[:, None], coding.codes(targets)
+    each = [slice(question, None, coding.questions) for question in range(coding.questions)]
+    T, noise = np.array([calibration.fit_label_noise(scores[rows], codes[rows]) for rows in each]).T
+    return Calibration(float(T[0]), float(noise[0]), moderated) if len(T) == 1 else Calibration(T, noise, moderated)
+
+
+def shared_temperature(coding: Coding, mean: Floats, variance: Floats, targets: Floats) -> Calibration:
+    """One temperature for all labels, none of which is taken to be random: what models in older files have.
 
     Two labels of one image have no likely explanation but an amplitude without bound, which would leave the same
     probability to all classes: then the variances are left out.
     """
     temperature, loss = fitted_temperature(coding, mean, variance, targets)
     plain, without = fitted_temperature(coding, mean, None, targets)
-    return (plain, False) if without < loss / _MUCH_BETTER else (temperature, True)
+    return Calibration(plain, 0.0, False) if without < loss / _MUCH_BETTER else Calibration(temperature, 0.0, True)
+
+
+def read_calibration(saved: dict[str, Any], questions: int) -> Calibration:
+    """From a file; `ValueError` for numbers that no fit gives."""
+    T, noise = np.array(saved["temperature"], np.float64), np.array(saved["label_noise"], np.float64)
+    if {T.shape, noise.shape} - {(), (questions,) if questions > 1 else ()}:
+        raise ValueError(f"temperatures of shape {T.shape} and label noise of shape {noise.shape}")
+    if not (np.isfinite(T).all() and (T > 0.0).all() and ((noise >= 0.0) & (noise < 1.0)).all()):
+        raise ValueError(f"a temperature of {T} and label noise of {noise}")
+    return Calibration(T if T.ndim else float(T), noise if noise.ndim else float(noise), bool(saved["moderated"]))
 
 
 def _softmax(mean: Floats, variance: Floats, temperature: float) -> Floats:

@@ -19,6 +19,13 @@ Labels = NDArray[np.intp]
 # Below the rounding of a float32 kernel a probability carries no information, so none is reported as zero.
 _FLOOR = 1e-12
 _CHUNK = 1024
+# What is thought of log T before a label is seen: a normal distribution, so wide that a few dozen labels outweigh it.
+# If targets of ±1 scatter around their mean with variance σ², which is at most 1, the log odds of two classes are the
+# difference of their means over T = σ²/2, or over σ² if there are no others. A few labels alone can ask for any T: with
+# two images a class the one left out is of the rarest class, leave-one-out is mostly wrong, and T would be infinite.
+_LOG_T, _LOG_T_STD = math.log(0.5), 2.0
+# By how many nats random labels must explain all labels better before some are taken to be random: e³ is twenty to one.
+_CLEAR_GAIN = 3.0
 
 
 def probability_of_largest(mean: Array, std: Array, nodes: int = 64) -> Array:
@@ -56,17 +63,43 @@ def softmax(scores: Array) -> Array:
 
 def fit_temperature(probabilities: Callable[[float], Array], labels: Labels) -> float:
     """The T whose `probabilities(T)` fit these labels best, by `smoothed_loss`: a search along log T."""
-    from scipy.optimize import minimize_scalar
+    return math.exp(_best_log_t(lambda log_t: smoothed_loss(probabilities(math.exp(log_t)), labels)))
 
-    grid = np.linspace(math.log(1e-3), math.log(1e3), 25)
-    step = float(grid[1] - grid[0])
 
-    def loss(log_t: float) -> float:
-        return smoothed_loss(probabilities(math.exp(log_t)), labels)
+def fit_label_noise(scores: Array, labels: Labels) -> tuple[float, float]:
+    """T and ε of `with_label_noise(softmax(scores/T), ε)` that fit these labels best; ε is 0 unless it is clearly not.
 
-    best = float(grid[int(np.argmin([loss(g) for g in grid]))])
-    found = minimize_scalar(loss, bounds=(best - step, best + step), method="bounded", options={"xatol": 1e-3})
-    return math.exp(float(found.x))
+    No temperature makes probabilities that are right except for a share of labels which are random: it makes all of
+    them timid. Both numbers maximise Platt's likelihood (`smoothed_loss`) times a wide prior of log T, and for ε
+    Beta(1, 2), 2(1 − ε), as if one more label had been seen that is not random.
+    """
+    n, target = len(labels), smoothed(labels, scores.shape[1])
+
+    def without(log_t: float) -> float:
+        P = softmax(scores / math.exp(log_t))
+        return n * smoothed_loss(P, labels) + 0.5 * ((log_t - _LOG_T) / _LOG_T_STD) ** 2
+
+    def share(log_t: float) -> float:
+        return _best_share(softmax(scores / math.exp(log_t)), target)
+
+    def including(log_t: float) -> float:
+        P, noise = softmax(scores / math.exp(log_t)), share(log_t)
+        loss = n * smoothed_loss(with_label_noise(P, noise), labels) - math.log1p(-noise)
+        return loss + 0.5 * ((log_t - _LOG_T) / _LOG_T_STD) ** 2
+
+    plain, noisy = _best_log_t(without), _best_log_t(including)
+    if without(plain) - including(noisy) > _CLEAR_GAIN:
+        return math.exp(noisy), share(noisy)
+    return math.exp(plain), 0.0
+
+
+def with_label_noise(P: Array, noise: float | Array) -> Array:
+    """(1 − ε)P + ε/C: labels are right but for a share ε, which is any of the C classes. ε is a number or (M, 1).
+
+    >>> with_label_noise(np.array([[1.0, 0.0]]), 0.2)
+    array([[0.9, 0.1]])
+    """
+    return np.asarray((1.0 - noise) * P + noise / P.shape[1])
 
 
 def smoothed_loss(probabilities: Array, labels: Labels) -> float:
@@ -158,6 +191,29 @@ def scores(probabilities: Array, labels: Labels) -> Scores:
         brier_score(probabilities, labels),
         expected_calibration_error(probabilities, labels),
     )
+
+
+def _best_log_t(loss: Callable[[float], float]) -> float:
+    from scipy.optimize import minimize_scalar
+
+    grid = np.linspace(math.log(1e-3), math.log(1e3), 25)
+    step = float(grid[1] - grid[0])
+    best = float(grid[int(np.argmin([loss(g) for g in grid]))])
+    found = minimize_scalar(loss, bounds=(best - step, best + step), method="bounded", options={"xatol": 1e-3})
+    return float(found.x)
+
+
+def _best_share(P: Array, target: Array) -> float:
+    """The ε that maximises Σ target · log((1 − ε)P + ε/C) + log(1 − ε), which is concave: its slope is halved in on."""
+    away = target * (1.0 / P.shape[1] - P)
+    low, high = 0.0, 1.0
+    for _ in range(20):
+        middle = 0.5 * (low + high)
+        if (away / with_label_noise(P, middle)).sum() > 1.0 / (1.0 - middle):
+            low = middle
+        else:
+            high = middle
+    return low
 
 
 def _normalised(P: Array) -> Array:

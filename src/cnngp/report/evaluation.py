@@ -69,6 +69,7 @@ class Evaluation:
     validation_images: int
     log_marginal_likelihood: float | None
     temperature: float
+    label_noise: float
     reliability: Reliability
     confusion: NDArray[np.int64]
     """Rows are the labels, columns the predictions."""
@@ -95,6 +96,7 @@ class Evaluation:
             "validation": None if self.validation is None else asdict(self.validation),
             "log_marginal_likelihood": self.log_marginal_likelihood,
             "temperature": self.temperature,
+            "label_noise": self.label_noise,
             "predict_seconds": self.predict_seconds,
             "mistakes": [p.as_dict() for p in self.wrong],
             "uncertain": [p.as_dict() for p in self.uncertain],
@@ -144,7 +146,8 @@ def evaluate(clf: GPClassifier, data: Dataset, pictures: int = 12, matrix: int =
         validation=validation,
         validation_images=0 if data.X_validation is None else len(data.X_validation),
         log_marginal_likelihood=clf.log_marginal_likelihood_,
-        temperature=clf.temperature_,
+        temperature=float(clf.temperature_),
+        label_noise=float(clf.label_noise_),
         reliability=calibration.reliability(P, codes),
         confusion=confusion,
         uncertain=show(np.argsort(top, kind="stable")),

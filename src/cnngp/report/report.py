@@ -99,7 +99,12 @@ def render(
             plots.reliability(e.reliability),
             f"Reliability of the {'test' if e.test is not None else 'leave-one-out'} probabilities: ECE "
             f"{scores.ece:.4f}, NLL {scores.nll:.4f}. The temperature "
-            f"{e.temperature:.3f} was chosen on leave-one-out predictions.",
+            f"{e.temperature:.3f} was chosen on leave-one-out predictions"
+            + (
+                f", by which {100 * e.label_noise:.1f} % of the labels are taken to be random."
+                if e.label_noise
+                else "."
+            ),
         ),
         guessing="" if certificate.guessing is None else _warning(certificate),
         looked_at=_NOTHING_TO_SEE if certificate.guessing is not None else _looked_at(e),
