@@ -17,6 +17,7 @@ from cnngp.common.arrays import DataError, as_real, refuse_masked, to_numpy
 from cnngp.common.devices import Device
 from cnngp.datasets.preparation import Preparation
 from cnngp.gp.exact import Amplitude, ExactGP, Noise
+from cnngp.gp.linalg import namespace
 from cnngp.gp.objectives import Rule
 from cnngp.gp.solving import Method
 from cnngp.kernel.kernel import Kernel
@@ -33,8 +34,8 @@ from .suspects import suspects
 Array = NDArray[Any]
 
 
-# Times their spread, targets are far from zero.
-_FAR = 5.0
+# How many times smaller errors have to be with the mean of the targets taken away, to warn that it was not.
+_MUCH = 2.0
 
 
 class GPRegressor(RegressorMixin, GPEstimator):  # type: ignore[misc]
@@ -242,15 +243,21 @@ class GPRegressor(RegressorMixin, GPEstimator):  # type: ignore[misc]
         self.log_marginal_likelihood_ = self.gp_.log_marginal_likelihood
 
     def _warn_of_far_targets(self, Y: Array) -> None:
-        """A process of mean zero has to explain how far from zero targets are, before how they differ."""
-        if self.normalize_y or self.fit_report_.no_better is None:
+        """A process of mean zero has to explain how far from zero targets are, before how they differ. What
+        leave-one-out would be with the mean taken away follows from the factor that is there.
+        """
+        gp = self.gp_
+        if self.normalize_y or not isinstance(gp, ExactGP) or gp.groups is not None or not self.loo_error_ > 0.0:
             return
-        error, spread = self.fit_report_.no_better
-        mean = float(Y.mean(0)[np.abs(Y.mean(0)).argmax()])
-        if error > spread and abs(mean) > _FAR * spread:
+        ones = namespace(gp.Y).ones_like(gp.Y[:, :1])
+        alpha = to_numpy(gp.alpha) - to_numpy(gp.factor.solve(ones)) * Y.mean(0)
+        errors = alpha / to_numpy(gp.inverse_diagonal)[:, None]
+        without = float(np.sqrt((errors**2).mean()))
+        if without < self.loo_error_ / _MUCH:
+            mean = float(Y.mean(0)[np.abs(Y.mean(0)).argmax()])
             warnings.warn(
-                f"leave-one-out is off by {error:.3g}, more than the targets differ from each other ({spread:.3g}); "
-                f"they lie around {mean:.3g}, far from the 0 that the process starts from, so use normalize_y=True",
+                f"the targets lie around {mean:.3g}, far from the 0 that the process starts from: leave-one-out is off "
+                f"by {self.loo_error_:.3g}, and would be by about {without:.3g} with normalize_y=True",
                 UserWarning,
                 stacklevel=3,
             )
