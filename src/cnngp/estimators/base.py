@@ -23,12 +23,11 @@ from cnngp.common.arrays import (
 from cnngp.common.devices import ActualDevice, array_module, output_on
 from cnngp.common.progress import progress_bar
 from cnngp.gp.checks import float64_buffer
-from cnngp.gp.exact import ExactGP, Noise
+from cnngp.gp.exact import ExactGP
 from cnngp.gp.iterative import IterativeGP
 from cnngp.gp.linalg import blocks
 from cnngp.gp.novelty import novelty
 from cnngp.gp.solving.matrices import SymmetricMatrix
-from cnngp.kernel.kernel import Kernel
 from cnngp.matrix.gram import gram
 from cnngp.matrix.store.places import child
 from cnngp.matrix.store.spec import OtherMatrixError
@@ -44,9 +43,7 @@ from .inputs import (
     as_names,
     checked_diagonal,
 )
-from .learning import Problem, as_learning, balanced, learned
 from .preparing import PreparingEstimator
-from .repeats import image_codes, is_repeated, joined
 from .solver import choose_solver
 
 Array = NDArray[Any]
@@ -56,8 +53,6 @@ _CHUNK = 1 << 23
 # Times the largest variance: noise beyond it means that leave-one-out found nothing in the labels.
 _ONLY_NOISE = 1e3
 _ONLY_EXACT = "image_noise needs the exact model: fit without inducing= and with solver='cholesky'"
-# Of groups of images, of which learn= takes one image each.
-_FEWEST_GROUPS = 20
 
 
 class GPEstimator(PreparingEstimator):
@@ -68,13 +63,7 @@ class GPEstimator(PreparingEstimator):
     def _fit(self, images: Any, Y: NDArray[np.float64], K: Any, image_noise: Any, together: Together) -> None:
         K = None if K is None else as_kernel_matrix(K)
         image_noise = None if image_noise is None else as_image_noise(image_noise, len(Y))
-        groups = together.checked(len(Y))
-        if groups is not None and as_learning(self.learn) is not None and len(np.unique(groups)) < _FEWEST_GROUPS:
-            raise DataError(
-                f"learn= takes one image of each group, and {len(np.unique(groups))} groups are too few to learn from "
-                f"(at least {_FEWEST_GROUPS}); fit without learn="
-            )
-        groups = self._with_repeats(images, groups)
+        groups = self._kept_together(images, together.checked(len(Y)))
         images = self._choose_preparation(images, Y, K is not None, groups)
         noise = self._learn(images, Y, image_noise, groups)
         if self.inducing is not None:
@@ -157,42 +146,6 @@ class GPEstimator(PreparingEstimator):
             repeated=self._repeated,
         )
         self._after_fit()
-
-    def _with_repeats(self, images: Any, groups: Array | None) -> Array | None:
-        """The groups, with images that are there more than once kept together."""
-        self._repeated = 0
-        if images is None or self.kernel_ is None:
-            return groups
-        codes = image_codes(images, None if isinstance(images, np.ndarray) else TrainingImages(images, self.kernel_).at)
-        self._repeated = int(is_repeated(codes).sum())
-        return joined(groups, codes)
-
-    def _learn(self, images: Any, Y: NDArray[np.float64], image_noise: Any, groups: Array | None) -> Noise:
-        """Learn the network's variances where that was asked for; the noise that the fit is to have."""
-        self.learned_ = None
-        asked = as_learning(self.learn)
-        noise: Noise = 0.0 if self.noise is None else self.noise
-        if asked is None:
-            return noise
-        if image_noise is not None:
-            raise DataError("learn= finds one noise for all images; fit without image_noise, or without learn")
-        if asked.rule == "loo" and self._no_label_twice(Y, groups):
-            raise DataError(
-                "learn='loo' judges an image by others of its class, and no class has two images; use 'likelihood'"
-            )
-        held = TrainingImages(images, self.kernel_)
-        seed = self._seed()
-        rows = balanced(Y, asked.images, seed, groups)
-        X, targets = held.at(rows), Y[rows]
-        # On the CPU: a card would compile the kernel of each network of the search anew.
-        kernel = Kernel(self.network_, "cpu", self.kernel_.dtype, self.kernel_.threads)
-        problem = Problem(kernel, X, targets, asked.rule, noise, self.amplitude, self._learning_loss)
-        self.learned_ = learned(problem, asked, seed)
-        self.network_ = self.learned_.network
-        self.kernel_ = self.kernel_.with_network(self.network_)
-        if noise != 0 or self.inducing is not None:
-            return noise
-        return self.learned_.noise_of(float(self.kernel_.diag(CheckedImages(images)).mean()))
 
     def _fit_inducing(self, X: Any, Y: NDArray[np.float64], groups: Array | None) -> None:
         images = TrainingImages(X, self.kernel_)
