@@ -69,7 +69,9 @@ def test_images_to_predict_do_not_change_what_classify_chooses() -> None:
 def test_classify_says_and_repeats_how_images_are_prepared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["classify", "--train", "60", "--test", "20", "--output", str(tmp_path)]
     assert run(arguments) == 0
-    assert "contrast (chosen)" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "contrast (chosen)" in told
+    assert "`cnngp search --space pooled` can look for one" in told
     clf = GPClassifier.load(tmp_path / "model.gp", device="cpu")
     data = datasets.digits().some(60, 20)
     same = GPClassifier(device="cpu").fit(data.X, data.y)
@@ -101,3 +103,13 @@ def test_the_command_in_the_report_names_the_kind_of_kernel(tmp_path: Path) -> N
     assert run(["classify", *few, "--kind", "ntk", "--quiet"]) == 0
     command = "cnngp classify --network small_cnn --train 40 --test 20 --kind ntk"
     assert command in (tmp_path / "report.html").read_text()
+
+
+def test_the_command_that_looks_for_a_better_network_names_the_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    data = datasets.digits()
+    np.savez("my images.npz", X=data.X[:60], y=data.y[:60], X_test=data.X[60:70], y_test=data.y[60:70])
+    assert run(["classify", "--data", "my images.npz", "--no-model"]) == 0
+    assert "`cnngp search --space pooled --data 'my images.npz'` can look for one" in capsys.readouterr().out

@@ -429,3 +429,14 @@ def test_small_classes_are_held_out_in_proportion_too() -> None:
     assert held.y_validation is not None
     assert 10 <= np.count_nonzero(held.y_validation) <= 20  # 15 of the 60
     assert set(held.y) == set(range(21))
+
+
+def test_a_test_set_beside_x_and_y_is_taken_and_half_of_one_refused(tmp_path: Path) -> None:
+    X, y = np.random.default_rng(0).random((12, 5, 5)), np.arange(12) % 3
+    np.savez(tmp_path / "a.npz", X=X[:8], y=y[:8], X_test=X[8:], y_test=y[8:])
+    data = datasets.load(tmp_path / "a.npz")
+    np.testing.assert_allclose(data.X_test[:, 0], X[8:], rtol=1e-6)
+    np.testing.assert_array_equal(data.y, y[:8])
+    np.savez(tmp_path / "b.npz", X=X[:8], y=y[:8], X_test=X[8:])
+    with pytest.raises(DatasetError, match=r"holds X, X_test, y; expected X and y, with or without X_test and y_test"):
+        datasets.load(tmp_path / "b.npz")

@@ -9,7 +9,7 @@ import platform
 import shlex
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -177,7 +177,7 @@ def classify(
     if choice is None:
         tell_cost(kernel, images.X, pairs)
     else:
-        tell_choice(choice, kernel, images.X, pairs)
+        tell_choice(choice, kernel, images.X, pairs, _words(locals(), _OF_THE_DATA))
     with warnings_as_lines():
         if noise is None:  # nobody asked for a search of the noise, and the verdict says more
             warnings.filterwarnings("ignore", "noise='loo' chose the most noise", UserWarning)
@@ -331,6 +331,7 @@ _DEFAULTS = {
     "dtype": "float32",
     "kind": "nngp",
 }
+_OF_THE_DATA = ("data", "size", "aspect", "shape")
 _OPTIONS = (
     "data",
     "network",
@@ -351,9 +352,13 @@ _OPTIONS = (
 
 def _command(given: dict[str, Any]) -> str:
     """The shortest command that repeats the run; the device and the folder do not change the result."""
-    words = ["cnngp", "classify"]
-    for name in _OPTIONS:
+    return f"cnngp classify{_words(given, _OPTIONS)}"
+
+
+def _words(given: dict[str, Any], names: Sequence[str]) -> str:
+    """Options with other values than the usual ones, each after a space, for a command to copy."""
+    words = [""]
+    for name in names:
         if given[name] is not None and given[name] != _DEFAULTS.get(name):
-            words += [f"--{name}", str(given[name])]
-    words += ["--skip-bad"] if given["skip_bad"] else []
-    return shlex.join(words)
+            words += [f"--{name}", shlex.quote(str(given[name]))]
+    return " ".join(words + (["--skip-bad"] if given["skip_bad"] else []))

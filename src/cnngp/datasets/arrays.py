@@ -23,7 +23,8 @@ _SIGNAL = 4
 
 
 def npz(path: str | Path, *, shape: Shape | None = None, whole: bool = False) -> Dataset:
-    """An .npz with `X`, `y` (split here) or `x_train`, `y_train`, `x_test`, `y_test` (their rows keep their order).
+    """An .npz with `X`, `y`, and perhaps `X_test`, `y_test`, without which `X` is split here; or `x_train`, `y_train`,
+    `x_test`, `y_test`. Rows of files with test images keep their order.
 
     Images are (N, H, W), (N, C, H, W) or (N, H, W, C) with 1, 3 or 4 channels; uint8 is divided by 255.
 
@@ -37,14 +38,15 @@ def npz(path: str | Path, *, shape: Shape | None = None, whole: bool = False) ->
     if shape is not None:
         shape = check_shape(shape)
     arrays, named = _read_npz(path)
-    if {"x_train", "y_train", "x_test", "y_test"} <= set(arrays):
-        parts = [arrays[k] for k in ("x_train", "y_train", "x_test", "y_test")]
-    elif {"x", "y"} <= set(arrays):
-        parts = []
-    else:
+    parts: list[NDArray[Any]] = []
+    for names in (("x_train", "y_train"), ("x", "y")):
+        if {*names, "x_test", "y_test"} <= set(arrays):
+            parts = [arrays[name] for name in (*names, "x_test", "y_test")]
+            break
+    if not parts and (not {"x", "y"} <= set(arrays) or {"x_test", "y_test"} & set(arrays)):
         raise DatasetError(
-            f"{path} holds {', '.join(sorted(named)) or 'nothing'}; expected X and y, or x_train, y_train, x_test "
-            "and y_test"
+            f"{path} holds {', '.join(sorted(named)) or 'nothing'}; expected X and y, with or without X_test and "
+            "y_test, or x_train, y_train, x_test and y_test"
         )
     if parts:
         X, y = _checked(parts[0], parts[1], shape, str(path))
