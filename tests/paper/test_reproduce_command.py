@@ -129,7 +129,7 @@ def test_without_matplotlib_the_numbers_are_written(
 @pytest.mark.parametrize(
     ("options", "message", "code"),
     [
-        (["table1", "--device", "tpu"], "'tpu'", 1),
+        (["table1", "--device", "tpu"], "--device tpu: expected auto, cpu or cuda", 2),
         (["table1", "--budget", "-1"], "expected a positive number of seconds", 1),
         (["table1", "--budget", "nan"], "expected a positive number of seconds", 1),
         (["table9"], "table9", 2),
