@@ -1,18 +1,19 @@
 """How images are prepared, and which relative of the chosen network takes them: by leave-one-out on some of the images.
 
 A network that is right for digits may be wrong for photographs: the light of a scene, the colour of a wall or the place
-of a thing can hide what matters. So a few preparations and relatives of the network are tried on a part of the images,
-with the quickest network of their family, and judged by how likely each target is given all others. What is tried and
-how it is judged is the same on every machine. What is usual is kept unless something else is better by more than a
-little, and by more than chance explains.
+of a thing can hide what matters. Or the light itself matters: without biases the output doubles where the light does,
+and no level of it can be told from those on both sides. Or nothing is local, and a pool only blurs. So a few
+preparations and relatives of the network are tried on a part of the images, with the quickest network of their family,
+and judged by how likely each target is given all others. What is tried and how it is judged is the same on every
+machine. What is usual is kept unless something else is better by more than a little, and by more than chance explains.
 """
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -23,7 +24,7 @@ from cnngp.common.progress import progress_bar
 from cnngp.datasets.preparation import PREPARATIONS, Preparation, prepare
 from cnngp.gp.exact import ExactGP
 from cnngp.kernel.kernel import Kernel
-from cnngp.network.choice import Choice, Option, affordable, anywhere, even
+from cnngp.network.choice import Choice, Option, affordable, anywhere, biased, even, unpooled
 from cnngp.network.layers import Network
 
 Array = NDArray[Any]
@@ -35,11 +36,20 @@ JUDGED_ON = 200
 _FEWEST = 20  # with fewer, leave-one-out says too little
 # Of −2 log density a target: what another choice has to gain, as images that are alike make standard errors too small.
 _WORTH = 0.05
+_LARGEST = 1e12  # mean squares of pixels beyond this, or below its inverse, get no biases
 _WORDS = {
     "contrast": "without the mean of each channel",
     "detail": "without a blurred copy of themselves",
     "edges": "with fine lines only",
 }
+
+
+@dataclass(frozen=True)
+class Try:
+    """A network, and how images are prepared for it."""
+
+    option: Option
+    preparation: Preparation
 
 
 def chosen_recipe(
@@ -52,28 +62,60 @@ def chosen_recipe(
     shape = X.shape[1:]
     judge = pooled[-1] if choice.option in pooled else choice.option
     seen = {preparation: prepare(X, preparation) for preparation in PREPARATIONS}
+    biases = {preparation: bias_for(Z) for preparation, Z in seen.items()}
 
-    def tried(option: Option, is_even: bool) -> dict[tuple[Preparation, bool], Losses]:
-        kernel = kernel_of(option.network)
-        return {(p, is_even): left_out(kernel, seen[p], Y) for p in _shown(PREPARATIONS)}
+    def tried(tries: Sequence[Try]) -> dict[Try, Losses]:
+        return {t: left_out(kernel_of(t.option.network), seen[t.preparation], Y) for t in _shown(tries)}
 
-    usual = tried(judge, False)
-    best = _clearly_best(usual, ("plain", False))
+    def each(option: Option, preparations: Iterable[Preparation]) -> list[Try]:
+        return [Try(option, preparation) for preparation in preparations]
+
+    def lifted(tries: Iterable[Try]) -> list[Try]:
+        return [Try(biased(t.option, shape, b), t.preparation) for t in tries if (b := biases[t.preparation])]
+
+    losses = tried(each(judge, PREPARATIONS))
+    best = _clearly_best(losses, Try(judge, "plain"))
     if judge in pooled:
-        best = _clearly_best({best: usual[best]} | tried(even(judge, shape), True), best)
-    preparation, is_even = best
-    found, among = choice.option, choice.among
-    if is_even:
-        found, among = even(found, shape), tuple(even(o, shape) if o in pooled else o for o in among)
+        negatives = tried(each(even(judge, shape), PREPARATIONS))
+        best, losses = _clearly_best({best: losses[best]} | negatives, best), losses | negatives
+    is_even, both = best.option != judge, tuple(dict.fromkeys(("plain", best.preparation)))
+    constants = tried(lifted(each(best.option, both)))
+    best, losses = _clearly_best({best: losses[best]} | constants, best), losses | constants
+    bias = biases[best.preparation] if best in constants else None
+
+    def relative(option: Option) -> Option:
+        own = even(option, shape) if is_even and option in pooled else option
+        return own if bias is None else biased(own, shape, bias)
+
+    found, among = Try(relative(choice.option), best.preparation), tuple(map(relative, choice.among))
     if choice.option in pooled:
         other = anywhere(shape, is_even)
-        if affordable(other, images, pairs):
-            both = {o: left_out(kernel_of(o.network), seen[preparation], Y) for o in _shown((found, other))}
-            if _clearly_best(both, found) is other:
-                found, among = other, (other, *(o for o in among if o.elements < other.elements))
-    if (found, preparation) == (choice.option, "plain"):
-        return choice, preparation
-    return replace(choice, option=found, among=among, reason=_reason(choice.reason, preparation, len(X))), preparation
+        other = other if bias is None else biased(other, shape, bias)
+        whole = each(other, [best.preparation]) if affordable(other, images, pairs) else []
+        losses |= tried([t for t in (found, *whole) if t not in losses])
+        found = _clearly_best({t: losses[t] for t in (found, *whole)}, found)
+    single = [t for o in unpooled(shape) if affordable(o, images, pairs) for t in each(o, both)]
+    singles = tried([t for t in (*single, *lifted(single)) if t not in losses])
+    found = _clearly_best({found: losses[found]} | singles, found)
+    if found == Try(choice.option, "plain"):
+        return choice, "plain"
+    if found.option not in among:
+        among = (found.option, *(o for o in among if o.elements < found.option.elements))
+    reason = _reason(choice.reason, found.preparation, len(X))
+    return replace(choice, option=found.option, among=among, reason=reason), found.preparation
+
+
+def bias_for(X: Array) -> float | None:
+    """A variance for biases that are as large as the pixels: the power of ten that is nearest to their mean square.
+
+    None where that is no number to reckon with, as of blank images. How large biases are within a factor of three
+    hardly matters (docs/classification.md), and a power of ten keeps names short.
+
+    >>> bias_for(np.full((2, 1, 3, 3), 0.5)), bias_for(np.full((2, 1, 3, 3), 200.0)), bias_for(np.zeros((2, 1, 3, 3)))
+    (0.1, 10000.0, None)
+    """
+    square = float(np.square(X, dtype=np.float64).mean())
+    return float(f"1e{round(math.log10(square))}") if 1.0 / _LARGEST < square < _LARGEST else None
 
 
 def chosen_preparation(X: Array, Y: Array, kernel: Kernel) -> Preparation:
@@ -100,6 +142,8 @@ def _reason(reason: str, preparation: Preparation, images: int) -> str:
 
 def left_out(kernel: Kernel, X: Array, Y: Array) -> Losses:
     """−2 log density of a target given all other images, the mean of each image's, at the noise that suits best."""
+    if not X.any():  # biases alone would make a kernel, but one that knows nothing of the images
+        return np.full(len(Y), math.inf)
     K = to_numpy(kernel(CheckedImages(X.astype(kernel.dtype)))).astype(np.float64)
     rounding = float(np.finfo(kernel.dtype).eps)
     if not K.diagonal().any():
