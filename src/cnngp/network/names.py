@@ -25,6 +25,10 @@ NETWORKS: dict[str, tuple[Callable[[], Network], str]] = {
         lambda: zoo.pooled_cnn(halvings=0),
         "pooled_cnn for 8 × 8 images; also -small-halved0, -halved2, …",
     ),
+    "pooled_cnn-bias0.1": (
+        lambda: _biased(zoo.pooled_cnn(), 0.1),
+        "pooled_cnn with biases of variance 0.1 in all layers; any network and number",
+    ),
     "lenet": (zoo.lenet, "LeNet: two 5 × 5 convolutions with average pools"),
     "myrtle5": (lambda: zoo.myrtle(5), "Myrtle networks with pools, the last one global; also myrtle7, myrtle10"),
     "resnet8-pool4": (lambda: zoo.resnet(8, pool=4), "a ResNet that ends in a 4 × 4 pool; any depth and size"),
@@ -32,10 +36,6 @@ NETWORKS: dict[str, tuple[Callable[[], Network], str]] = {
     "conv_gp": (lambda: zoo.conv_gp(pool=5), "an RBF kernel over pairs of 5 × 5 patches that are close to each other"),
     "rbf": (zoo.rbf, "the RBF kernel on the pixels"),
     "dense_nngp": (zoo.dense_nngp, "three fully connected layers"),
-    "pooled_cnn-bias0.1": (
-        lambda: _biased(zoo.pooled_cnn(), 0.1),
-        "pooled_cnn with biases of variance 0.1 in all layers; any other network and number too",
-    ),
 }
 """A maker for each name, and what it makes."""
 
