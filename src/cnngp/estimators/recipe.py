@@ -63,9 +63,21 @@ def chosen_recipe(
     judge = pooled[-1] if choice.option in pooled else choice.option
     seen = {preparation: prepare(X, preparation) for preparation in PREPARATIONS}
     biases = {preparation: bias_for(Z) for preparation, Z in seen.items()}
+    matrices: dict[Try, Array] = {}
 
-    def tried(tries: Sequence[Try]) -> dict[Try, Losses]:
-        return {t: left_out(kernel_of(t.option.network), seen[t.preparation], Y) for t in _shown(tries)}
+    def tried(tries: Iterable[Try], targets: Array) -> dict[Try, Losses]:
+        tries = list(tries)
+        for t in _shown([t for t in tries if t not in matrices]):
+            matrices[t] = matrix_of(kernel_of(t.option.network), seen[t.preparation])
+        return {t: left_out(matrices[t], targets) for t in tries}
+
+    def either_way(tries: Iterable[Try], usual: Try) -> Try:
+        """What is clearly best for the targets with and without their mean.
+
+        Most targets of a class are −1, and biases explain that by themselves, of which no decision gets better.
+        """
+        found: Try = _clearly_best(tried(tries, Y - Y.mean(0)), usual)
+        return usual if _clearly_best(tried((usual, found), Y), usual) == usual else found
 
     def each(option: Option, preparations: Iterable[Preparation]) -> list[Try]:
         return [Try(option, preparation) for preparation in preparations]
@@ -73,15 +85,13 @@ def chosen_recipe(
     def lifted(tries: Iterable[Try]) -> list[Try]:
         return [Try(biased(t.option, shape, b), t.preparation) for t in tries if (b := biases[t.preparation])]
 
-    losses = tried(each(judge, PREPARATIONS))
-    best = _clearly_best(losses, Try(judge, "plain"))
+    best = _clearly_best(tried(each(judge, PREPARATIONS), Y), Try(judge, "plain"))
     if judge in pooled:
-        negatives = tried(each(even(judge, shape), PREPARATIONS))
-        best, losses = _clearly_best({best: losses[best]} | negatives, best), losses | negatives
+        best = _clearly_best(tried([best, *each(even(judge, shape), PREPARATIONS)], Y), best)
     is_even, both = best.option != judge, tuple(dict.fromkeys(("plain", best.preparation)))
-    constants = tried(lifted(each(best.option, both)))
-    best, losses = _clearly_best({best: losses[best]} | constants, best), losses | constants
-    bias = biases[best.preparation] if best in constants else None
+    unbiased = best
+    best = either_way([best, *lifted(each(best.option, both))], best)
+    bias = None if best == unbiased else biases[best.preparation]
 
     def relative(option: Option) -> Option:
         own = even(option, shape) if is_even and option in pooled else option
@@ -92,11 +102,9 @@ def chosen_recipe(
         other = anywhere(shape, is_even)
         other = other if bias is None else biased(other, shape, bias)
         whole = each(other, [best.preparation]) if affordable(other, images, pairs) else []
-        losses |= tried([t for t in (found, *whole) if t not in losses])
-        found = _clearly_best({t: losses[t] for t in (found, *whole)}, found)
-    single = [t for o in unpooled(shape) if affordable(o, images, pairs) for t in each(o, both)]
-    singles = tried([t for t in (*single, *lifted(single)) if t not in losses])
-    found = _clearly_best({found: losses[found]} | singles, found)
+        found = _clearly_best(tried([found, *whole], Y), found)
+    single = [t for o in unpooled(shape) if affordable(o, images, pairs) for t in each(o, both) if t != found]
+    found = either_way([found, *single, *lifted(single)], found)
     if found == Try(choice.option, "plain"):
         return choice, "plain"
     if found.option not in among:
@@ -108,8 +116,8 @@ def chosen_recipe(
 def bias_for(X: Array) -> float | None:
     """A variance for biases that are as large as the pixels: the power of ten that is nearest to their mean square.
 
-    None where that is no number to reckon with, as of blank images. How large biases are within a factor of three
-    hardly matters (docs/classification.md), and a power of ten keeps names short.
+    None where that is no number to reckon with, as of blank images. A factor of three either way hardly matters, and a
+    power of ten keeps names short.
 
     >>> bias_for(np.full((2, 1, 3, 3), 0.5)), bias_for(np.full((2, 1, 3, 3), 200.0)), bias_for(np.zeros((2, 1, 3, 3)))
     (0.1, 10000.0, None)
@@ -122,7 +130,7 @@ def chosen_preparation(X: Array, Y: Array, kernel: Kernel) -> Preparation:
     """The preparation for a network that is given."""
     if X.ndim < 3 or len(X) < _FEWEST:
         return "plain"
-    tried: dict[Preparation, Losses] = {p: left_out(kernel, prepare(X, p), Y) for p in _shown(PREPARATIONS)}
+    tried = {p: left_out(matrix_of(kernel, prepare(X, p)), Y) for p in _shown(PREPARATIONS)}
     found: Preparation = _clearly_best(tried, "plain")
     return found
 
@@ -140,17 +148,21 @@ def _reason(reason: str, preparation: Preparation, images: int) -> str:
     return f"{reason}{look}, by leave-one-out on {images:,} of them"
 
 
-def left_out(kernel: Kernel, X: Array, Y: Array) -> Losses:
+def matrix_of(kernel: Kernel, X: Array) -> Array:
+    """The kernel of images with each other; zero for blank ones, of which biases alone would make a kernel."""
+    if not X.any():
+        return np.zeros((len(X), len(X)), kernel.dtype)
+    return np.asarray(to_numpy(kernel(CheckedImages(X.astype(kernel.dtype)))))
+
+
+def left_out(K: Array, Y: Array) -> Losses:
     """−2 log density of a target given all other images, the mean of each image's, at the noise that suits best."""
-    if not X.any():  # biases alone would make a kernel, but one that knows nothing of the images
-        return np.full(len(Y), math.inf)
-    K = to_numpy(kernel(CheckedImages(X.astype(kernel.dtype)))).astype(np.float64)
-    rounding = float(np.finfo(kernel.dtype).eps)
+    rounding = float(np.finfo(K.dtype).eps)
     if not K.diagonal().any():
         return np.full(len(Y), math.inf)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of a choice that may not be taken; the fit warns of the one that is
-        gp = ExactGP(K, Y, noise="loo", amplitude="loo", rounding=rounding)
+        gp = ExactGP(K.astype(np.float64), Y, noise="loo", amplitude="loo", rounding=rounding)
     mean, variance = gp.leave_one_out()
     return np.asarray(((Y - mean) ** 2 / variance[:, None] + np.log(variance)[:, None]).mean(1))
 
