@@ -119,7 +119,7 @@ def bias_for(X: Array) -> float | None:
     None where that is no number to reckon with, as of blank images. A factor of three either way hardly matters, and a
     power of ten keeps names short.
 
-    >>> bias_for(np.full((2, 1, 3, 3), 0.5)), bias_for(np.full((2, 1, 3, 3), 200.0)), bias_for(np.zeros((2, 1, 3, 3)))
+    >>> bias_for(np.full((2, 1, 3, 3), 0.5)), bias_for(np.full((2, 1, 3, 3), 128.0)), bias_for(np.zeros((2, 1, 3, 3)))
     (0.1, 10000.0, None)
     """
     square = float(np.square(X, dtype=np.float64).mean())
