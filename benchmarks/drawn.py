@@ -1,7 +1,8 @@
-"""Ten made image sets, each after a kind of pictures that people classify: drawn by NumPy, the same every time.
+"""Twelve made image sets, each after a kind of pictures that people classify: drawn by NumPy, the same every time.
 
-None of them was there when the default networks were found, so they show whether a choice holds elsewhere. Each maker
-takes how many images and a generator, and gives images (n, channels, …) in [0, 1] with their classes.
+None of the first ten was there when the default networks were found, so they show whether a choice holds elsewhere; the
+last two are kinds that those networks did badly on. Each maker takes how many images and a generator, and gives images
+(n, channels, …), pictures in [0, 1], with their classes.
 """
 
 from __future__ import annotations
@@ -283,6 +284,21 @@ def doubtful(n: int, rng: np.random.Generator) -> Made:
     return X, np.where(wrong, rng.integers(len(CLOTHES), size=n), y)
 
 
+def brightness(n: int, rng: np.random.Generator) -> Made:
+    """Clouds of 12 × 12 in three degrees of brightness, which overlap; their form says nothing."""
+    y = rng.integers(3, size=n)
+    X = np.stack([clouds(rng, 12, 1.0) for _ in range(n)])[:, None]
+    light = 0.35 + 0.12 * y + 0.03 * rng.standard_normal(n)
+    return light[:, None, None, None] + 0.15 * X, y
+
+
+def weighted(n: int, rng: np.random.Generator) -> Made:
+    """64 measurements on a grid of 8 × 8, none like its neighbours; two classes by the sign of one weighted sum."""
+    weights = np.random.default_rng(9).standard_normal(64)  # the same for training and test images
+    X = rng.standard_normal((n, 1, 8, 8))
+    return X, (X.reshape(n, 64) @ weights > 0.0).astype(int)
+
+
 SETS: dict[str, Callable[[int, np.random.Generator], Made]] = {
     "clothing": clothing,
     "doubtful": doubtful,
@@ -294,12 +310,15 @@ SETS: dict[str, Callable[[int, np.random.Generator], Made]] = {
     "small_digits": small_digits,
     "scenes": scenes,
     "signals": signals,
+    "brightness": brightness,
+    "weighted": weighted,
 }
+_UNBOUNDED = ("signals", "weighted")  # all others are pictures, with pixels from 0 to 1
 
 
 def _images(name: str, n: int, seed: int) -> Made:
     X, y = SETS[name](n, np.random.default_rng([seed, list(SETS).index(name)]))
-    return (X if name == "signals" else np.clip(X, 0.0, 1.0)).astype(np.float32), y
+    return (X if name in _UNBOUNDED else np.clip(X, 0.0, 1.0)).astype(np.float32), y
 
 
 def drawn(name: str, train: int, test: int) -> datasets.Dataset:

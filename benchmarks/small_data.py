@@ -4,7 +4,7 @@
 
 Each method sees the first N training images and nothing else; all are tested on the same test images. Times are wall
 clock for training with its model selection, and for predicting the test set. `--data things` are drawn images of ten
-kinds in colour (benchmarks/made.py), and benchmarks/drawn.py has ten sets more.
+kinds in colour (benchmarks/made.py), and benchmarks/drawn.py has twelve sets more.
 
 - GP, default: `GPClassifier()`, which picks its network by size and number of the images, how they are prepared, a
   relative of that network, and its noise by leave-one-out.

@@ -13,6 +13,7 @@ from cnngp.datasets.preparation import prepare
 from cnngp.estimators import recipe
 from cnngp.gp.checks import MatrixError
 from cnngp.network.choice import choose, options
+from cnngp.network.names import network_by_name
 
 
 def bars(n: int, seed: int, light: float = 1.0) -> tuple[Any, Any]:
@@ -122,6 +123,70 @@ def test_things_that_may_be_anywhere_get_a_network_that_does_not_ask_where() -> 
     assert clf.choice_.better is None
 
 
+def levels(n: int, seed: int) -> tuple[Any, Any]:
+    """Noise of 8 × 8 in three degrees of brightness."""
+    rng = np.random.default_rng(seed)
+    y = np.arange(n) % 3
+    return 0.3 + 0.15 * y[:, None, None, None] + 0.2 * rng.standard_normal((n, 1, 8, 8)), y
+
+
+@pytest.fixture(scope="module")
+def of_levels() -> GPClassifier:
+    return GPClassifier(device="cpu").fit(*levels(60, 0))
+
+
+def test_where_the_brightness_is_the_class_the_network_has_biases(of_levels: GPClassifier) -> None:
+    X, y = levels(150, 1)
+    plain = GPClassifier(preparation="plain", device="cpu").fit(*levels(60, 0))
+    assert 1.0 - of_levels.score(X, y) < min(0.12, 0.5 * (1.0 - plain.score(X, y)))
+    assert of_levels.choice_ is not None
+    name = of_levels.choice_.option.name
+    assert name.endswith("-bias0.1")
+    assert of_levels.network_ == network_by_name(name)
+    assert f"{name}, chosen for 60 images of 1 × 8 × 8, by leave-one-out on 60 of them" in str(of_levels.fit_report_)
+
+
+def test_biases_are_as_large_as_the_pixels_whatever_these_count(of_levels: GPClassifier) -> None:
+    X, y = levels(60, 0)
+    pixels = np.clip(255 * X, 0, 255).astype(np.uint8)
+    assert of_levels.choice_ is not None
+    clf = GPClassifier(device="cpu").fit(pixels, y)
+    assert clf.choice_ is not None
+    assert clf.choice_.option.name == of_levels.choice_.option.name.replace("-bias0.1", "-bias10000")
+    assert clf.score(np.clip(255 * levels(150, 1)[0], 0, 255).astype(np.uint8), levels(150, 1)[1]) > 0.88
+    assert recipe.bias_for(1e-9 * X) is None
+
+
+def test_a_file_keeps_a_network_with_biases(of_levels: GPClassifier, tmp_path: Path) -> None:
+    X, _ = levels(20, 2)
+    of_levels.save(tmp_path / "levels.gp")
+    again = GPClassifier.load(tmp_path / "levels.gp", device="cpu")
+    assert again.network_ == of_levels.network_
+    assert np.array_equal(again.predict_proba(X), of_levels.predict_proba(X))
+
+
+def test_where_nothing_is_local_a_network_without_a_pool_is_taken() -> None:
+    rng = np.random.default_rng(0)
+    X, weights = rng.standard_normal((300, 1, 8, 8)), rng.standard_normal(64)
+    y = (X.reshape(300, 64) @ weights > 0.0).astype(int)
+    clf, plain = (GPClassifier(preparation=p, device="cpu").fit(X[:100], y[:100]) for p in (None, "plain"))
+    assert clf.choice_ is not None
+    assert clf.choice_.option.name.startswith(("dense_nngp", "small_cnn"))
+    assert clf.score(X[100:], y[100:]) > plain.score(X[100:], y[100:]) + 0.1
+    assert clf.choice_.better is None
+
+
+def test_a_target_that_is_largest_at_a_middle_brightness_is_found_by_regression() -> None:
+    rng = np.random.default_rng(0)
+    light = rng.uniform(0.1, 0.9, 160)
+    X, y = light[:, None, None, None] + 0.1 * rng.standard_normal((160, 1, 8, 8)), -((light - 0.5) ** 2)
+    reg, plain = (GPRegressor(preparation=p, device="cpu").fit(X[:60], y[:60]) for p in (None, "plain"))
+    assert reg.choice_ is not None
+    assert "-bias" in reg.choice_.option.name
+    wrong, before = (np.mean((model.predict(X[60:]) - y[60:]) ** 2) for model in (reg, plain))
+    assert wrong < 0.25 * before
+
+
 def test_with_a_budget_a_matrix_or_learning_the_network_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     X, y = bars(40, 0)
     usual = choose((1, 12, 12), 40).option.network
@@ -158,6 +223,7 @@ def test_digits_are_no_worse_for_it() -> None:
     data = datasets.digits().take(150, 300)
     default, plain = (GPClassifier(preparation=p, device="cpu").fit(data.X, data.y) for p in (None, "plain"))
     assert default.score(data.X_test, data.y_test) >= plain.score(data.X_test, data.y_test) - 0.01
+    assert default.network_ == plain.network_ == zoo.pooled_cnn("large", 0)
 
 
 def test_blank_images_give_one_error_and_a_few_of_them_do_no_harm() -> None:

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from cnngp import zoo
-from cnngp.network.choice import AN_IMAGE, IN_ALL, choose, options
+from cnngp.network.choice import AN_IMAGE, IN_ALL, biased, choose, options, unpooled
 from cnngp.network.layers import NetworkError
-from cnngp.network.names import network_by_name, pooled_name, zoo_name
+from cnngp.network.names import biased_name, network_by_name, pooled_name, zoo_name
 
 SHAPES = [
     (1, 8, 8),
@@ -116,3 +116,36 @@ def test_relatives_of_pooled_networks_have_names_too(size: Any, halvings: int) -
         assert network != zoo.pooled_cnn(size, halvings)
     with pytest.raises(NetworkError, match="pool='local' is not None or 'global'"):
         zoo.pooled_cnn(size, halvings, pool="local")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "name", ["pooled_cnn-large-bias0.1", "pooled_cnn-small-halved0-global-even-bias1", "dense_nngp-bias10000"]
+)
+def test_networks_with_biases_have_names_that_lead_back_to_them(name: str) -> None:
+    network = network_by_name(name)
+    assert network is not None
+    biases = {value for place, value in network.parameters().items() if place.endswith("bias_var")}
+    assert biases == {float(name.rpartition("-bias")[2])}
+    assert zoo_name(network) == name
+    plain = network_by_name(name.rpartition("-bias")[0])
+    assert [type(layer) for layer in network.layers] == [type(layer) for layer in plain.layers]  # type: ignore[union-attr]
+
+
+def test_biases_of_any_size_and_of_networks_with_branches_have_names_and_wrong_ones_are_refused() -> None:
+    for bias in (1e-12, 3e-5, 0.25, 1e6, 1e12):
+        name = biased_name("resnet8", bias)
+        network = network_by_name(name)
+        assert network is not None
+        assert {v for place, v in network.parameters().items() if place.endswith("bias_var")} == {bias}
+    assert zoo_name(network_by_name("resnet32-bias1e-05")) == "resnet32-bias1e-05"  # type: ignore[arg-type]
+    for wrong in ("pooled_cnn-bias", "pooled_cnn-bias-1", "auto-bias1", "pooled_cnn-bias1-even", "nothing-bias1"):
+        with pytest.raises(NetworkError, match="no network"):
+            network_by_name(wrong)
+
+
+def test_relatives_without_a_pool_and_with_biases_cost_what_they_say() -> None:
+    best = options((1, 8, 8))[0]
+    relative = biased(best, (1, 8, 8), 0.1)
+    assert (relative.name, relative.elements) == (f"{best.name}-bias0.1", best.elements)
+    assert [option.name for option in unpooled((1, 8, 8))] == ["small_cnn", "dense_nngp"]
+    assert max(option.elements for option in unpooled((1, 8, 8))) < options((1, 8, 8))[-2].elements

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from . import zoo
 from .layers import Network
-from .names import network_by_name, pooled_name
+from .names import biased_name, network_by_name, pooled_name
 
 AN_IMAGE = 3 * 10**8
 """Covariances that a first try may take for each image, about a tenth of a second on two CPU cores, …"""
@@ -62,6 +62,16 @@ def _option(name: str, input_shape: Sequence[int]) -> Option:
 def even(option: Option, input_shape: Sequence[int]) -> Option:
     """The option's network with images and their negatives alike."""
     return _option(f"{option.name}-even", input_shape)
+
+
+def biased(option: Option, input_shape: Sequence[int], bias_var: float) -> Option:
+    """The option's network with biases in all layers, so that its functions need not double where the light does."""
+    return _option(biased_name(option.name, bias_var), input_shape)
+
+
+def unpooled(input_shape: Sequence[int]) -> list[Option]:
+    """Networks without a pool, for which every location counts by itself; the second one knows of no neighbours."""
+    return [_option(name, input_shape) for name in ("small_cnn", "dense_nngp")]
 
 
 def anywhere(input_shape: Sequence[int], even: bool) -> Option:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from . import zoo
 from .layers import Network, NetworkError
+from .parameters import parameters, with_parameters
 from .serialize import from_json
 
 NETWORKS: dict[str, tuple[Callable[[], Network], str]] = {
@@ -23,6 +24,10 @@ NETWORKS: dict[str, tuple[Callable[[], Network], str]] = {
     "pooled_cnn-halved0": (
         lambda: zoo.pooled_cnn(halvings=0),
         "pooled_cnn for 8 × 8 images; also -small-halved0, -halved2, …",
+    ),
+    "pooled_cnn-bias0.1": (
+        lambda: _biased(zoo.pooled_cnn(), 0.1),
+        "pooled_cnn with biases of variance 0.1 in all layers; any network and number",
     ),
     "lenet": (zoo.lenet, "LeNet: two 5 × 5 convolutions with average pools"),
     "myrtle5": (lambda: zoo.myrtle(5), "Myrtle networks with pools, the last one global; also myrtle7, myrtle10"),
@@ -45,6 +50,11 @@ def network_by_name(name: str) -> Network | None:
         return None
     if name in NETWORKS:
         return NETWORKS[name][0]()
+    biases = re.fullmatch(r"([^.]+)-bias(\d+(?:\.\d+)?(?:e[+-]\d+)?)", name)
+    if biases and biases[1] != "auto":
+        network = network_by_name(biases[1])
+        assert network is not None
+        return _biased(network, float(biases[2]))
     pooled = re.fullmatch(r"pooled_cnn(-small|-large)?(?:-halved(\d+))?(-global)?(-even)?", name)
     if pooled:
         size: Any = (pooled[1] or "-medium").removeprefix("-")
@@ -71,9 +81,31 @@ def network_by_name(name: str) -> Network | None:
 
 def zoo_name(network: Network) -> str:
     """The name that `network_by_name` knows a network by, else the code that makes it."""
-    found = (name for name, (make, _) in NETWORKS.items() if make() == network)
-    pooled = (name for name in _POOLED if network_by_name(name) == network)
-    return next(chain(found, pooled), repr(network))
+    plain = next((name for name in _listed() if network_by_name(name) == network), None)
+    if plain is not None:
+        return plain
+    biases = {value for place, value in parameters(network).items() if _is_bias(place)}
+    if len(biases) != 1:
+        return repr(network)
+    names = (biased_name(name, *biases) for name in _listed() if "-bias" not in name)
+    return next((name for name in names if network_by_name(name) == network), repr(network))
+
+
+def biased_name(name: str, bias_var: float) -> str:
+    """The name of a network whose layers all have biases of one variance."""
+    return f"{name}-bias{bias_var:g}"
+
+
+def _biased(network: Network, bias_var: float) -> Network:
+    return with_parameters(network, {place: bias_var for place in parameters(network) if _is_bias(place)})
+
+
+def _is_bias(place: str) -> bool:
+    return place.rpartition(".")[2] == "bias_var"
+
+
+def _listed() -> Iterator[str]:
+    return chain(NETWORKS, _POOLED)
 
 
 def pooled_name(size: str, halvings: int, pool: str | None = None, even: bool = False) -> str:
