@@ -42,6 +42,14 @@ def relu_value(K: Any, p: Any, q: Any, one: Any) -> Any:
 
 
 @inlined
+def relu_excess(K: Any, p: Any, q: Any, one: Any) -> Any:
+    """R − K = max(−K, 0) + (p − |K|)·√u·g(u), without a difference of two that are nearly alike."""
+    size = absolute(K)
+    u = positive(negated_fma(size, q, one))
+    return fma((p - size) * sqrt(u), relu_g(u), size - positive(K))
+
+
+@inlined
 def relu_slope(K: Any, root: Any, u: Any, one: Any, zero: Any) -> Any:
     """(π − θ)/π with u = 1 − |cos θ| and its root."""
     angle = root * relu_h(u)

@@ -25,7 +25,7 @@ from ..simd import (
     where_less,
 )
 from ..work import entry, entry_product, own_entry
-from .elementary import PI, asin, asin_of, cosine, exp, relu_value, rise_and_fall, sine
+from .elementary import PI, asin, asin_of, cosine, exp, relu_excess, relu_value, rise_and_fall, sine
 
 
 def relu_row(both: bool) -> Callable[..., None]:
@@ -52,7 +52,7 @@ def relu_family_row(both: bool) -> Callable[..., None]:
             K = load(m, src + c * L)
             p = entry_product(w, own_at + c, at + c, both)
             q = entry_product(w, own_at + size + c, at + size + c, both)
-            store(m, dst + c * L, fma(relu_value(K, p, q, one) - K, alpha, K))
+            store(m, dst + c * L, fma(relu_excess(K, p, q, one), alpha, K))
 
     return run
 
