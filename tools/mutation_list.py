@@ -547,8 +547,20 @@ def _leave_one_out() -> list[Bug]:
             "squares = self.alpha**2 / self.inverse_diagonal[:, None]",
             "squares = self.alpha**2",
         ),
-        bug("an inducing point predicts itself", left, "H - _turned(C) @ S_C", "H - 0 * _turned(C) @ S_C", INDUCING),
-        bug("its own weight stays", left, "f - _turned(C) @ S_beta", "f - 0 * _turned(C) @ S_beta", INDUCING),
+        bug(
+            "an inducing point predicts itself",
+            left,
+            "H - _turned(C) @ _solved(S, C)",
+            "H - 0 * _turned(C) @ _solved(S, C)",
+            INDUCING,
+        ),
+        bug(
+            "its own weight stays",
+            left,
+            "f - _turned(C) @ _solved(S, G @ w)",
+            "f - 0 * _turned(C) @ _solved(S, G @ w)",
+            INDUCING,
+        ),
         bug(
             "what it knows of itself stays",
             left,

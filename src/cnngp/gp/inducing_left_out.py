@@ -78,8 +78,8 @@ class LeftOut:
                 of = xp.asarray(columns)
                 G, own = self._G.T[of], U.T[of]  # (groups, inducing points, m)
                 C, p = own @ _turned(half), G @ _turned(Phi)
-                S_beta, S_C = _solved(own @ _turned(own), G @ w), _solved(own @ _turned(own), C)
-                f, H = f - _turned(C) @ S_beta, H - _turned(C) @ S_C
+                S = own @ _turned(own)
+                f, H = f - _turned(C) @ _solved(S, G @ w), H - _turned(C) @ _solved(S, C)
                 known = known - (p * _solved(G @ _turned(G), p)).sum(1)
             root = xp.sqrt(weights[at])[:, :, None]
             # (I − HΩ)⁻¹ = Ω^−½ (I − Ω^½HΩ^½)⁻¹ Ω^½, of a symmetric matrix
