@@ -368,3 +368,12 @@ def test_pixels_of_another_scale_give_a_warning() -> None:
 def test_a_missing_label_is_named(y: np.ndarray, message: str) -> None:
     with pytest.raises(DataError, match=message):
         read_labels(y)
+
+
+def test_numbers_in_an_object_array_are_labels() -> None:
+    for labels in ([3, 1, 3, 2], [True, False, True, True]):
+        read = read_labels(np.array(labels, dtype=object))
+        assert read.tolist() == labels
+        assert read.dtype.kind in "ib"
+    with pytest.raises(ValueError):
+        read_labels(np.array([1, "2", 1], dtype=object))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from cnngp import GPClassifier, GPRegressor, Learning, datasets
-from cnngp.estimators.repeats import image_codes, is_repeated, joined
+from cnngp.common.arrays import DataError
+from cnngp.estimators.repeats import image_codes, is_repeated, joined, left_out_together
 
 DATA = datasets.digits().take(150, 400)
 ROWS = np.r_[:150, :60]
@@ -39,11 +41,14 @@ def test_groups_and_equal_images_are_joined() -> None:
         assert len(np.unique(np.stack([a, b]), axis=1).T) == len(np.unique(a)) == len(np.unique(b))
 
     groups, codes = np.array([0, 0, 1, 2, 3, 4]), np.array([0, 1, 1, 2, 3, 3])
-    same(joined(groups, codes), np.array([0, 0, 0, 1, 2, 2]))
-    assert joined(groups, np.arange(6)) is groups
-    assert joined(None, np.arange(6)) is None
-    same(joined(None, codes), codes)
-    assert joined(None, np.zeros(6, int)) is None  # nothing would be left
+    together = left_out_together(groups, codes)
+    np.testing.assert_array_equal(together, np.stack([groups, codes], 1))
+    same(joined(together), np.array([0, 0, 0, 1, 2, 2]))
+    assert left_out_together(groups, np.arange(6)) is joined(groups) is groups
+    assert left_out_together(groups, groups) is groups
+    assert left_out_together(None, np.arange(6)) is joined(None) is None
+    same(left_out_together(None, codes), codes)
+    assert left_out_together(None, np.zeros(6, int)) is None  # nothing would be left
 
 
 @pytest.mark.parametrize(
@@ -76,3 +81,53 @@ def test_inducing_images_and_a_regressor_leave_repeats_out_too() -> None:
     reg = GPRegressor("small_cnn", noise=1e-3, device="cpu").fit(DATA.X[rows], DATA.y[rows].astype(float))
     once = GPRegressor("small_cnn", noise=1e-3, device="cpu").fit(DATA.X, DATA.y.astype(float))
     assert reg.loo_error_ == pytest.approx(once.loo_error_, rel=0.05)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_groups_that_share_images_are_left_out_as_refits_leave_them_out(seed: int) -> None:
+    """Each image without its group, and without the equal images of other groups."""
+    rng = np.random.default_rng(seed)
+    images = DATA.X[rng.permutation(150)[:14]]
+    rows = rng.integers(14, size=24)
+    groups = np.r_[0, 1, rng.integers(2 if seed < 2 else 5, size=22)]
+    if seed % 2:
+        rows[np.unique(groups, return_index=True)[1]] = 0  # one image in every group
+    X, y = images[rows], rng.standard_normal(24)
+    reg = GPRegressor("small_cnn", noise=0.1, amplitude=1.0, device="cpu").fit(X, y, groups=groups)
+    np.testing.assert_array_equal(reg.gp_.groups, groups)
+    for i in range(24):
+        rest = (groups != groups[i]) & (rows != rows[i])
+        if rest.any():
+            own = GPRegressor("small_cnn", noise=0.1, amplitude=1.0, device="cpu").fit(X[rest], y[rest])
+            mean, std = own.predict(X[i : i + 1], return_std=True)
+            assert reg.loo_predictions_[i] == pytest.approx(mean[0], abs=1e-5)
+            assert reg.loo_std_[i] == pytest.approx(np.hypot(std[0], np.sqrt(0.1)), rel=1e-4)
+
+
+def films(seed: int = 0) -> tuple[Any, Any, Any]:
+    """Films of twenty frames that differ little, the first one of each black, and labels that no film foretells."""
+    rng = np.random.default_rng(seed)
+    groups = np.repeat(np.arange(10), 20)
+    X = np.repeat(rng.standard_normal((10, 1, 8, 8)), 20, 0) + 0.3 * rng.standard_normal((200, 1, 8, 8))
+    X[::20] = 0.0
+    return X, groups % 2, groups
+
+
+def test_a_frame_that_all_films_share_does_not_undo_their_groups() -> None:
+    X, y, groups = films()
+    clf = GPClassifier("small_cnn", noise="loo", device="cpu")
+    assert clf.fit(X, y, groups=groups).loo_error_ > 0.4
+    assert clf.fit(X, y, groups=np.arange(200)).loo_error_ < 0.1
+    with pytest.raises(DataError, match="stand in different groups and join all of them, and inducing= leaves out"):
+        GPClassifier("small_cnn", inducing=60, device="cpu").fit(X, y, groups=groups)
+
+
+def test_one_shared_image_does_not_join_two_groups(tmp_path: Path) -> None:
+    X, y, _ = films(1)
+    X, y, groups = X[:40], np.arange(40) % 3, np.repeat([0, 1], 20)
+    clf = GPClassifier("small_cnn", noise=0.1, device="cpu").fit(X, y, groups=groups)
+    np.testing.assert_array_equal(clf.gp_.groups, groups)
+    clf.save(tmp_path / "m.gp")
+    again = GPClassifier.load(tmp_path / "m.gp", device="cpu")
+    np.testing.assert_array_equal(again.loo_probabilities_, clf.loo_probabilities_)
+    assert len(clf.add(X[:2] + 1.0, y[:2]).gp_.groups) == 42

@@ -328,3 +328,9 @@ def test_sparse_matrices_are_refused() -> None:
                 call()
     with pytest.raises(DataError, match=r"^X is a sparse matrix \(csr_array\); give X.toarray\(\)"):
         Kernel(Dense(), device="cpu")(sparse.csr_array(ROWS))
+
+
+def test_a_kernel_takes_objects_that_are_numbers() -> None:
+    kernel = Kernel(Dense(), device="cpu")
+    rows = np.array([[1, 2], [3, 5]])
+    np.testing.assert_array_equal(kernel(rows.astype(object)), kernel(rows))

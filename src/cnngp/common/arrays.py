@@ -191,8 +191,8 @@ def as_images(
         if X.dtype == dtype:
             return to_cupy(X.array, name) if on_gpu else np.ascontiguousarray(X.array)
         X = X.array  # of another precision, in which a pixel may be out of range
-    a: Any = to_cupy(X, name) if on_gpu else to_numpy(X, name)
-    check_real(a.dtype, name)
+    a: Any = as_real(to_cupy(X, name) if on_gpu and kind(X) in ("cupy", "torch") else to_numpy(X, name), name)
+    a = to_cupy(a, name) if on_gpu else a
     check_images_shape(tuple(a.shape), name)
     xp = namespace(a)
     with np.errstate(over="ignore"):  # a pixel beyond the working precision is reported below

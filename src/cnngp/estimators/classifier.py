@@ -310,7 +310,8 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
     def _no_label_twice(self, Y: Array, groups: Array | None) -> bool:
         if not isinstance(self._coding, OneLabel):
             return False
-        apart = len(Y) if groups is None else len(np.unique(np.stack([Y.argmax(1), groups]), axis=1).T)
+        labels = Y.argmax(1)
+        apart = len(Y) if groups is None else len(np.unique(np.column_stack([labels, groups])[:, :2], axis=0))
         return len(self._coding.classes) == apart
 
     def _loo_loss(self, mean: Array, targets: Array) -> float:

@@ -6,6 +6,7 @@ between a few options with a mean for each, so temperature, probabilities and lo
 
 from __future__ import annotations
 
+from numbers import Integral
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -123,6 +124,8 @@ def read_labels(y: Any) -> Array:
     labels = column_or_1d(labels, warn=True)
     if labels.dtype == object and all(isinstance(label, str) for label in labels):
         labels = labels.astype(str)
+    if labels.dtype == object and all(isinstance(label, Integral | np.bool_) for label in labels):
+        labels = np.array(labels.tolist())  # Python's own numbers
     if labels.dtype.kind in "fO":
         missing = [
             i for i, label in enumerate(labels) if label is None or (isinstance(label, float) and label != label)

@@ -17,7 +17,7 @@ from .inducing_images import PreparedImages, TrainingImages
 from .inputs import as_float, axes
 from .learning import Problem, as_learning, balanced, learned
 from .recipe import JUDGED_ON, chosen_preparation, chosen_recipe
-from .repeats import image_codes, is_repeated, joined
+from .repeats import image_codes, is_repeated, joined, left_out_together
 
 Array = NDArray[Any]
 
@@ -29,7 +29,7 @@ class PreparingEstimator(CheckedEstimator):
     """What estimators find out before they compute a matrix."""
 
     def _kept_together(self, images: Any, groups: Array | None) -> Array | None:
-        """The groups of the fit: those that were asked for, with images that are there more than once in one."""
+        """What leave-one-out leaves out together: the groups that were asked for, and images that are equal."""
         if groups is not None and as_learning(self.learn) is not None and len(np.unique(groups)) < _FEWEST_GROUPS:
             raise DataError(
                 f"learn= takes one image of each group, and {len(np.unique(groups))} groups are too few to learn from "
@@ -40,7 +40,8 @@ class PreparingEstimator(CheckedEstimator):
             return groups
         codes = image_codes(images, None if isinstance(images, np.ndarray) else TrainingImages(images, self.kernel_).at)
         self._repeated = int(is_repeated(codes).sum())
-        return joined(groups, codes)
+        together = left_out_together(groups, codes)
+        return together if self.inducing is None else joined(together)
 
     def _choose_preparation(self, images: Any, Y: NDArray[np.float64], given: bool, groups: Any) -> Any:
         """The images as the kernel is to see them; what is chosen by leave-one-out is chosen here.

@@ -1,7 +1,8 @@
 """Images that are there more than once: to leave one out and keep its twin would say nothing of new images.
 
 A repeated image is predicted by its twin, with hardly any variance. A few of them are enough to make leave-one-out
-choose no noise and a wrong preparation, so they are left out together, as the images of one of the caller's groups.
+choose no noise and a wrong preparation, so they are left out together. Beside the caller's groups, an image is left out
+with its group and with its twins in other groups.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cnngp.common.arrays import DataError
 from cnngp.gp.linalg import blocks
 
 Codes = NDArray[np.intp]
@@ -40,18 +42,31 @@ def is_repeated(codes: Codes) -> NDArray[np.bool_]:
     return repeated
 
 
-def joined(groups: Codes | None, codes: Codes) -> Codes | None:
-    """Groups in which equal images are together as well; None where there is nothing to keep together."""
+def left_out_together(groups: Codes | None, codes: Codes) -> Codes | None:
+    """What is left out with each image, for `sets_left_out`: groups, equal images, or both; None where it is alone."""
     if not is_repeated(codes).any():
         return groups
     if groups is None:
-        together = codes
-    else:
-        from scipy.sparse import coo_array
-        from scipy.sparse.csgraph import connected_components
+        return codes if codes.max() > 0 else None  # of one image alone nothing would be left
+    pairs = np.unique(np.stack([groups, codes], 1), axis=0)
+    return groups if len(pairs) == len(np.unique(codes)) else np.stack([groups, codes], 1)
 
-        # A graph of groups and images, with an edge for each row.
-        size = (int(groups.max()) + 1, int(codes.max()) + 1)
-        edges = coo_array((np.ones(len(codes)), (groups, size[0] + codes)), shape=(sum(size), sum(size)))
-        together = np.asarray(connected_components(edges, directed=False)[1][groups], np.intp)
-    return together if len(np.unique(together)) > 1 else None
+
+def joined(together: Codes | None) -> Codes | None:
+    """Groups (N,) in which equal images are together as well, for models that leave out nothing but whole groups."""
+    if together is None or together.ndim == 1:
+        return together
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    # A graph of groups and images, with an edge for each row.
+    groups, codes = together.T
+    size = (int(groups.max()) + 1, int(codes.max()) + 1)
+    edges = coo_array((np.ones(len(codes)), (groups, size[0] + codes)), shape=(sum(size), sum(size)))
+    found = np.asarray(connected_components(edges, directed=False)[1][groups], np.intp)
+    if found.min() == found.max():
+        raise DataError(
+            "images that are equal stand in different groups and join all of them, and inducing= leaves out nothing "
+            "but whole groups; take out the repeated images, or fit the exact model without inducing="
+        )
+    return found

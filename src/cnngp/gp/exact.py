@@ -26,7 +26,7 @@ from .checks import (
     check_test,
     float64_buffer,
 )
-from .groups import check_groups, leave_groups_out
+from .groups import as_left_out, leave_groups_out
 from .jitter import JitterWarning, factorised, warn_of_jitter
 from .linalg import Array, Factor, NotPositiveDefinite, namespace
 from .noise import Loss, chosen_noise
@@ -48,7 +48,7 @@ class ExactGP:
     some points than for others. `amplitude` is "ml", "loo" or a number.
     Noise by leave-one-out has the least `loss` of means and targets, or the highest density of the targets where None;
     `rounding` is the relative error of the entries of K, below which it does not go. Points of one of the `groups`
-    (N,) are left out together.
+    (N,) are left out together; of (N, 2), groups and images, also those of the same image in other groups.
     `jitter` is one known to be needed, from an earlier fit. With `overwrite=True` a float64 `K` is used as the buffer
     and its content is lost.
 
@@ -84,8 +84,8 @@ class ExactGP:
         self.variances = A.diagonal().copy()
         """k(x, x) of each point: the diagonal of K before the noise of single points is added to it."""
         _add_to_diagonal(A, self.point_noise)
-        self.groups = None if groups is None else check_groups(groups, A.shape[0])
-        self.noise = chosen_noise(A, self.Y, noise, amplitude, rounding, self.groups, loss)
+        self._together = None if groups is None else as_left_out(groups, A.shape[0])
+        self.noise = chosen_noise(A, self.Y, noise, amplitude, rounding, self._together, loss)
         self.jitter = jitter
         """What was added to the diagonal beside the noise, relative to the diagonal's mean."""
         self._amplitude_rule = amplitude
@@ -105,8 +105,8 @@ class ExactGP:
         self.alpha = self.factor.solve(self.Y)
         self.inverse_diagonal = self.factor.inverse_diagonal()
         self._grouped = None
-        if self.groups is not None:
-            self._grouped = leave_groups_out(self.factor, self.groups, self.alpha, self.inverse_diagonal)
+        if self._together is not None:
+            self._grouped = leave_groups_out(self.factor, self._together, self.alpha, self.inverse_diagonal)
         match self._amplitude_rule:
             case "ml":  # Σ_c y_cᵀK⁻¹y_c/(N·C)
                 amplitude = float((self.Y * self.alpha).sum()) / (n * outputs)
@@ -166,6 +166,11 @@ class ExactGP:
     def loo_targets(self) -> Array:
         """The targets of those points."""
         return self.Y
+
+    @property
+    def groups(self) -> Any:
+        """The number of each point's group, (N,); None without groups."""
+        return self._together if self._together is None or self._together.ndim == 1 else self._together[:, 0]
 
     @property
     def points(self) -> int:
@@ -255,8 +260,9 @@ class ExactGP:
         self.Y = xp.concatenate([self.Y, Y_new])
         self.variances = xp.concatenate([self.variances, variances])
         self.point_noise = xp.concatenate([self.point_noise, point_noise])
-        if self.groups is not None:  # each new point is a group of its own
-            self.groups = np.concatenate([self.groups, self.groups.max() + 1 + np.arange(len(Y_new))])
+        if self._together is not None:  # each new point is a group of its own
+            new = np.arange(len(Y_new)).reshape(-1, *[1] * (self._together.ndim - 1))
+            self._together = np.concatenate([self._together, self._together.max(0) + 1 + new])
         self._condition()
 
     # ---- files ---------------------------------------------------------------------------------------------------
@@ -265,7 +271,7 @@ class ExactGP:
         """Numbers and arrays that `restored` makes the same model of; `K` in `dtype` where that loses nothing."""
         K = files.packed(to_numpy(self.factor.A), to_numpy(self.variances), dtype)
         numbers = {"noise": self.noise, "jitter": self.jitter, "amplitude_rule": self._amplitude_rule}
-        groups = {} if self.groups is None else {"groups": self.groups}
+        groups = {} if self._together is None else {"groups": self._together}
         return numbers, {"Y": self.Y, "K": K, "point_noise": self.point_noise} | groups
 
     @classmethod

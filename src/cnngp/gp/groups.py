@@ -5,6 +5,9 @@ What the points outside of a group g say of its targets follows from the block o
     mean y_g − [K⁻¹]_gg⁻¹ α_g,    covariance [K⁻¹]_gg⁻¹
 
 which for a group of one is the usual leave-one-out. Groups of one size are done at once.
+
+Groups are an array (N,) of their numbers, or (N, 2) with the number of the image beside it: then a point is predicted
+without its group and without the points of other groups that have the same image.
 """
 
 from __future__ import annotations
@@ -35,12 +38,42 @@ def check_groups(groups: Any, n: int) -> NDArray[np.intp]:
     return np.asarray(codes, np.intp)
 
 
+def as_left_out(groups: Any, n: int) -> NDArray[np.intp]:
+    """Groups as `sets_left_out` reads them: numbers (N,), or with an image beside each (N, 2) as they are."""
+    pairs = np.asarray(groups)
+    return np.asarray(pairs, np.intp) if pairs.shape == (n, 2) and pairs.dtype.kind in "iu" else check_groups(groups, n)
+
+
 def of_one_size(groups: NDArray[np.intp]) -> Iterator[NDArray[np.intp]]:
     """The points of all groups of a size, (groups, size), for each size."""
     sizes = np.bincount(groups)
     by_group = np.split(np.argsort(groups, kind="stable"), np.cumsum(sizes)[:-1])
     for size in np.unique(sizes[sizes > 0]):
         yield np.stack([by_group[g] for g in np.flatnonzero(sizes == size)])
+
+
+def sets_left_out(groups: NDArray[np.intp]) -> Iterator[tuple[NDArray[np.intp], NDArray[np.bool_]]]:
+    """Sets of points that are left out together, (sets, size), and which of them each set predicts, for each size.
+
+    Every point is predicted by one set: its group, and the points of the same image where that stands in other groups.
+    """
+    if groups.ndim == 1:
+        for members in of_one_size(groups):
+            yield members, np.ones(members.shape, bool)
+        return
+    group, image = groups.T
+    pairs = np.unique(groups, axis=0)
+    shared = np.bincount(pairs[:, 1]) > 1
+    sets = []
+    for of_group, of_image in {(int(g), int(i) if shared[i] else -1) for g, i in pairs}:
+        twins = image == of_image  # none where the group alone is left out
+        members = np.flatnonzero((group == of_group) | twins)
+        own = twins[members] if of_image >= 0 else ~shared[image[members]]
+        sets.append((members, own & (group[members] == of_group)))
+    sizes = np.array([len(members) for members, _ in sets])
+    for size in np.unique(sizes):
+        alike = sorted((sets[k] for k in np.flatnonzero(sizes == size)), key=lambda s: s[0][s[1]][0])
+        yield np.stack([members for members, _ in alike]), np.stack([predicted for _, predicted in alike])
 
 
 def whole_groups(groups: NDArray[np.intp], most: int, rng: np.random.Generator) -> NDArray[np.intp]:
@@ -58,8 +91,21 @@ def whole_groups(groups: NDArray[np.intp], most: int, rng: np.random.Generator) 
 
 
 def one_of_each(groups: NDArray[np.intp] | None, n: int) -> NDArray[np.intp]:
-    """The first of the n points of each group; all of them where there are no groups."""
-    return np.arange(n) if groups is None else np.unique(groups, return_index=True)[1]
+    """The first of the n points of each group; all of them where there are no groups.
+
+    Where groups share images, the first with an image that no group before it has given.
+    """
+    if groups is None:
+        return np.arange(n)
+    if groups.ndim == 1:
+        return np.asarray(np.unique(groups, return_index=True)[1])
+    found: dict[int, int] = {}
+    images: set[int] = set()
+    for row, (group, image) in enumerate(groups.tolist()):
+        if group not in found and image not in images:
+            found[group] = row
+            images.add(image)
+    return np.array(sorted(found.values()), np.intp)
 
 
 def left_out(blocks: Array, alpha: Array) -> tuple[Array, Array]:
@@ -74,7 +120,7 @@ def leave_groups_out(
     """The same of every point, (N, outputs) and (N,), a few columns of L⁻¹ at a time."""
     xp, n = namespace(alpha), len(factor)
     deviations, variances = alpha / inverse_diagonal[:, None], 1.0 / inverse_diagonal  # of points by themselves
-    for members in of_one_size(groups):
+    for members, predicted in sets_left_out(groups):
         count, size = members.shape
         if size == 1:
             continue
@@ -84,5 +130,7 @@ def leave_groups_out(
             columns = xp.zeros((n, at.size))
             columns[at.ravel(), xp.arange(at.size)] = 1.0
             V = factor.solve_lower(columns).T.reshape(*at.shape, n)
-            deviations[at], variances[at] = left_out(V @ V.transpose(0, 2, 1), alpha[at])
+            of_all, spread = left_out(V @ V.transpose(0, 2, 1), alpha[at])
+            chosen = xp.asarray(predicted[first : first + step])
+            deviations[at[chosen]], variances[at[chosen]] = of_all[chosen], spread[chosen]
     return deviations, variances

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from cnngp.common.arrays import to_numpy
 
-from .groups import left_out, of_one_size
+from .groups import left_out, sets_left_out
 from .linalg import Array, namespace
 
 # What all targets together may lose by a smaller noise: a tenth of a nat says nothing.
@@ -97,21 +97,23 @@ def _best_left_out(K: Array, Y: Array, amplitude: Any, groups: NDArray[np.intp] 
     lam = xp.maximum(values, 0.0)
     rotated = Q.T @ Y
     n, outputs = Y.shape
-    members = [np.arange(n)[:, None]] if groups is None else list(of_one_size(groups))
-    alone = [xp.asarray(at[:, 0]) for at in members if at.shape[1] == 1]
+    sets = list(sets_left_out(np.arange(n) if groups is None else groups))
+    alone = [xp.asarray(at[:, 0]) for at, _ in sets if at.shape[1] == 1]
     squares = [Q[at] ** 2 for at in alone]
-    together = [xp.asarray(at) for at in members if at.shape[1] > 1]
+    together = [(xp.asarray(at), xp.asarray(predicted)) for at, predicted in sets if at.shape[1] > 1]
     scale = float(lam.mean())
 
     def left_out_at(s: Array) -> tuple[Array, Array]:
         """Deviations y − mean (N, outputs) and variances (N,) of what is left out, for the amplitude 1."""
-        deviations, variances = Q @ (rotated / s[:, None]), xp.empty(n)  # first α, all of it
+        alpha = Q @ (rotated / s[:, None])
+        deviations, variances = alpha.copy() if together else alpha, xp.empty(n)
         for at, square in zip(alone, squares, strict=True):
             variances[at] = 1.0 / (square @ (1.0 / s))
             deviations[at] *= variances[at][:, None]
-        for at in together:
-            rows = Q[at]  # (groups, size, N)
-            deviations[at], variances[at] = left_out((rows / s) @ rows.transpose(0, 2, 1), deviations[at])
+        for at, predicted in together:
+            rows = Q[at]  # (sets, size, N)
+            of_all, spread = left_out((rows / s) @ rows.transpose(0, 2, 1), alpha[at])
+            deviations[at[predicted]], variances[at[predicted]] = of_all[predicted], spread[predicted]
         return deviations, variances
 
     def loss(log_noise: float) -> float:
