@@ -29,7 +29,6 @@ from .plan import (
     COL_K,
     COL_START,
     COL_TAPS,
-    COMMON_WINDOWS,
     DST,
     FILL,
     NO_ACT,
@@ -69,25 +68,13 @@ def _put_addresses(
     dtype: str,
     row: Callable[[NDArray[np.int64]], Callable[..., None]],
     operations: Iterable[Callable[..., None]],
-    common_rows: Iterable[Callable[..., None]],
-    common: list[Callable[..., None]],
 ) -> NDArray[np.int64]:
     """A copy of the plan's operations with the addresses of their functions."""
     ints = ints.copy()
-    used = set()
     for op, operation in zip(ints, operations, strict=True):
-        f = compiled(operation, dtype, False)
-        op[OP_CALL] = f.address
-        used.add(f)
+        op[OP_CALL] = compiled(operation, dtype, False).address
         if op[ACT] != NO_ACT:
-            f = compiled(row(op), dtype, True)
-            op[ROW_CALL] = f.address
-            used.add(f)
-    if any(f.cache_hits == 0 for f in used):
-        for function in common_rows:
-            compiled(function, dtype, True)
-        for function in common:
-            compiled(function, dtype, False)
+            op[ROW_CALL] = compiled(row(op), dtype, True).address
     return ints
 
 
@@ -109,9 +96,8 @@ def pair_calls(ints: NDArray[np.int64], dtype: str) -> NDArray[np.int64]:
         if ints[i, BOX] == WINDOW:
             both = _windows(int(ints[i, ROW_K]), int(ints[i, COL_K]))
         operations[i : i + 2] = both, done
-    common = [box, pointwise, relu_map, *(_window(k, k) for k in COMMON_WINDOWS)]
     rows = PAIR_ROWS | PAIR_SLOPES
-    return _put_addresses(ints, dtype, lambda op: rows[int(op[ACT])], operations, PAIR_ROWS.values(), common)
+    return _put_addresses(ints, dtype, lambda op: rows[int(op[ACT])], operations)
 
 
 # What two operations must agree in to be done at once.
@@ -148,4 +134,4 @@ def variance_calls(ints: NDArray[np.int64]) -> NDArray[np.int64]:
     def row(op: NDArray[np.int64]) -> Callable[..., None]:
         return (still if op[OWN_TABLE] == op[TABLE] else moved)[int(op[ACT])]
 
-    return _put_addresses(ints, "float64", row, map(operation, ints), VARIANCE_ROWS.values(), [box, pointwise])
+    return _put_addresses(ints, "float64", row, map(operation, ints))

@@ -3,7 +3,10 @@
 Numba takes compiled code from its cache while the file of that one function is as it was. Ours are put together from
 many files: rows are inlined into operations, which share tables and their layout with the plan. Code from before a
 change in another file would read new tables in the old way. So the name that code is kept under carries a digest of all
-sources that it may have been made from.
+sources that it may have been made from; files that carry another one are removed when a new one is written.
+
+A function made by another function has variables of that one, and its code depends on them. Numba would tell them apart
+by their pickles, which for compiled functions differ in every process; `_described` is the same in all of them.
 
 Numba runs what it finds, and one wrong bit in a constant would be a wrong kernel. So each file has a checksum, over its
 name too; what does not match is compiled again.
@@ -49,33 +52,45 @@ def _named(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
+class _Cache(FunctionCache):  # type: ignore[misc]
+    """The compiled code of one function, a file for each combination of types, processor and variables."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__(function)
+        self._cache_file: Any = _CheckedFiles(self.cache_path, self._impl.filename_base, None)
+
+    def _index_key(self, sig: Any, codegen: Any) -> str:
+        return repr((str(sig), codegen.magic_tuple(), _described(self._py_func)))
+
+
+def _described(variable: Any) -> Any:
+    """A variable that a function has from where it was made: a number as it is, a function by its name and its own
+    variables.
+    """
+    function = getattr(variable, "py_func", variable)
+    if not callable(function):
+        return variable
+    own = tuple(_described(cell.cell_contents) for cell in function.__closure__ or ())
+    return function.__module__, function.__qualname__, own
+
+
 class _CheckedFiles(IndexDataCacheFile):  # type: ignore[misc]
-    """The files of one function's compiled code: an index of them by types and processor, and the code of each."""
+    """The files of one function's compiled code. Named by what it is found by, it needs no index."""
 
-    def load(self, key: Any) -> Any:
-        name = self._load_index().get(key)
-        try:
-            found, code = (None, None) if name is None else pickle.loads(self._bytes(name))
-        except OSError:
-            return None
-        return code if found == key else None  # two processes that begin an index may give one name twice
+    def load(self, key: str) -> Any:
+        with suppress(OSError):
+            return pickle.loads(self._bytes(self._name(key)))
+        return None
 
-    def save(self, key: Any, data: Any) -> None:
+    def save(self, key: str, data: Any) -> None:
+        name, content = self._name(key), self._dump(data)
         with suppress(OSError):  # a full disk: the next process compiles again
-            super().save(key, (key, data))
+            _remove_older(self._cache_path)
+            with self._open_for_write(self._data_path(name)) as file:  # beside it, then renamed
+                file.write(self._checksum(name, content) + content)
 
-    def _load_index(self) -> Any:
-        try:
-            stamp, overloads = pickle.loads(self._bytes(self._index_name))
-        except OSError:
-            return {}
-        return overloads if stamp == self._source_stamp else {}
-
-    def _save_index(self, overloads: Any) -> None:
-        self._put(self._index_name, self._dump((self._source_stamp, overloads)))
-
-    def _save_data(self, name: str, data: Any) -> None:
-        self._put(name, self._dump(data))
+    def _name(self, key: str) -> str:
+        return str(self._data_name(int(hashlib.sha256(key.encode()).hexdigest()[:15], 16)))
 
     def _bytes(self, name: str) -> bytes:
         """The content of a file. `OSError` where it is not there or not what was written under this name."""
@@ -84,23 +99,24 @@ class _CheckedFiles(IndexDataCacheFile):  # type: ignore[misc]
             raise OSError(f"{name} is damaged, or another version's")
         return content[_DIGEST:]
 
-    def _put(self, name: str, content: bytes) -> None:
-        with self._open_for_write(self._data_path(name)) as file:  # beside it, then renamed
-            file.write(self._checksum(name, content) + content)
-
     def _checksum(self, name: str, content: bytes) -> bytes:
         return hashlib.sha256(f"{self._version} {name} ".encode() + content).digest()
+
+
+@functools.cache
+def _remove_older(folder: str) -> None:
+    """Remove the code of other sources. A folder belongs to the sources of one place, so nothing else will use it."""
+    for file in Path(folder).glob("*.nb[ci]"):
+        if f"_{sources_digest()}-" not in file.name:
+            file.unlink(missing_ok=True)
 
 
 def _kept(compiled: Any, function: Callable[..., Any]) -> Any:
     """A function, or one with an address, whose code is kept on disk."""
     try:
-        cache = FunctionCache(function)
+        compiled._cache = _Cache(function)
     except RuntimeError:  # Numba found no folder that it can write
         _warn_once()
-        return compiled
-    cache._cache_file = _CheckedFiles(cache.cache_path, cache._impl.filename_base, cache._cache_file._source_stamp)
-    compiled._cache = cache
     return compiled
 
 
