@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cnngp import SparseGPClassifier, datasets, zoo
+from cnngp import datasets, zoo
 from cnngp.paper import figure3, results
 from cnngp.paper.figure3 import Figure3Plan
 from cnngp.paper.setting import Setting
+from cnngp.paper.sparse import Training, fit
 
 PLAN = Figure3Plan(train=400, test=300, inducing=80, network=zoo.small_cnn(), epochs=8, batch_size=100)
 DATA = datasets.digits()
@@ -32,8 +33,8 @@ def found(folder: Path) -> Any:
 
 
 def test_numbers_against_counting(found: Any) -> None:
-    clf = SparseGPClassifier(zoo.small_cnn(), inducing=80, epochs=8, batch_size=100, device="cpu", threads=1)
-    P = clf.fit(DATA.X[:400], DATA.y[:400]).predict_proba(DATA.X_test[:300])
+    training = Training(inducing=80, epochs=8, batch_size=100)
+    P = fit(zoo.small_cnn(), DATA.X[:400], DATA.y[:400], training, "cpu", 1).predict_proba(DATA.X_test[:300])
     y = DATA.y_test[:300]
     values = found["details"]["curves"]["resnet"]
     assert values["error"] == pytest.approx(100 * np.mean(P.argmax(1) != y))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import struct
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +11,11 @@ from scipy import stats
 from sklearn.gaussian_process.kernels import RBF
 
 from cnngp import GPClassifier, Kernel, datasets, zoo
-from cnngp.paper import figure2, inference, results, table1, timings, whole_run
+from cnngp.paper import figure2, inference, results, table1
 from cnngp.paper.inference import SplitImages
 from cnngp.paper.setting import Setting
 from helpers import fake_cupy
+from helpers.idx_files import write_as_fashion_mnist
 
 DIGITS = datasets.digits()
 DATA = datasets.Dataset(
@@ -276,25 +275,7 @@ def test_widths_draw_independent_networks() -> None:
     assert len({figure2._seed(seed, width) for seed in range(3) for width in (3, 10, 30, 100)}) == 12
 
 
-# ---- timings ------------------------------------------------------------------------------------------------------
-
-
-def write_as_fashion_mnist(folder: Path) -> None:
-    """Digits, enlarged to 28 × 28, where the paper's split of 60,000 images takes its first rows from."""
-    images = np.zeros((60_000, 28, 28), np.uint8)
-    labels = np.zeros(60_000, np.uint8)
-    pixels = np.pad((255 * DIGITS.X[:, 0]).astype(np.uint8).repeat(3, 1).repeat(3, 2), ((0, 0), (2, 2), (2, 2)))
-    for first, rows in ((5_000, slice(0, 200)), (55_000, slice(200, 300))):
-        n = rows.stop - rows.start
-        images[first : first + n], labels[first : first + n] = pixels[rows], DIGITS.y[rows]
-    test_images, test_labels = images[:10_000].copy(), labels[:10_000].copy()
-    test_images[:100], test_labels[:100] = pixels[300:400], DIGITS.y[300:400]
-    folder.mkdir(parents=True)
-    for name, x, y in (("train", images, labels), ("t10k", test_images, test_labels)):
-        (folder / f"{name}-images-idx3-ubyte").write_bytes(
-            struct.pack(">4B3I", 0, 0, 8, 3, len(x), 28, 28) + x.tobytes()
-        )
-        (folder / f"{name}-labels-idx1-ubyte").write_bytes(struct.pack(">4BI", 0, 0, 8, 1, len(y)) + y.tobytes())
+# ---- fashion-mnist ------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -302,28 +283,6 @@ def data_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("data")
     write_as_fashion_mnist(folder / "fashion_mnist")
     return folder
-
-
-def test_timings_from_the_files_to_the_errors(data_folder: Path, tmp_path: Path) -> None:
-    """A process of its own reads the files and ends with the errors that Table 1's piece has."""
-    setting = Setting(tmp_path, device="cpu", data=data_folder)
-    case = table1.Case("resnet", "ResNet GP", zoo.resnet(8))
-    sizes = table1.Table1Plan(100, 40, 60, (case,), dense=table1.DENSE[:1], chosen_on=50)
-    data = setting.dataset("fashion_mnist", "paper")
-    found = timings.run(setting, timings.TimingsPlan(sizes, "fashion_mnist", depth=8), data)
-    whole, piece = found["details"]["whole_run"], found["details"]["networks"]["ResNet GP"]
-    for key in ("validation_error", "test_error", "loo_error"):
-        assert whole[key] == piece[key]
-    assert whole["test_error"] < 40
-    assert whole["pairs"] == 100 * 99 // 2 + 100 * 100
-    timing = whole["timing"]
-    assert (
-        sum(v for k, v in timing.items() if k not in ("whole", "leave_one_out")) <= timing["whole"] < whole["seconds"]
-    )
-    assert by(found, "ResNet GP", "kernels")["ours"] == piece["kernel_seconds"]
-    assert by(found, "kernels", "seconds")["published"] == 13_200
-    assert [p.name for p in timings.draw(found, tmp_path)] == ["timings.png", "timings.svg"]
-    json.dumps(found["details"])
 
 
 def test_fashion_mnist_is_used_where_it_is_at_hand(data_folder: Path, tmp_path: Path) -> None:
@@ -334,14 +293,6 @@ def test_fashion_mnist_is_used_where_it_is_at_hand(data_folder: Path, tmp_path: 
     assert set(details) == {"CNN"}
     assert {r["table"] for r in rows} == {"Fashion-MNIST, error in percent, 100 training images"}
     assert all(r["published"] is None for r in rows)
-
-
-def test_a_whole_run_that_fails_says_why(tmp_path: Path) -> None:
-    setting = Setting(tmp_path, device="cpu", data=tmp_path)
-    with pytest.raises(
-        RuntimeError, match=r"the whole run failed: .*expected 'standard' or|which digits does not have"
-    ):
-        timings._whole_run(setting, timings.TimingsPlan(table1.Table1Plan(10, 10, 10), "digits"))
 
 
 # ---- the real thing -----------------------------------------------------------------------------------------------
@@ -356,14 +307,6 @@ def test_on_a_card_as_on_the_cpu(found: Any, tmp_path: Path) -> None:
     assert on_card["details"]["networks"]["RBF GP"]["lengthscale"] == pytest.approx(
         found["details"]["networks"]["RBF GP"]["lengthscale"], rel=1e-3
     )
-
-
-@pytest.mark.gpu
-def test_a_whole_run_on_a_card(data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CNNGP_DATA", str(data_folder))
-    request = {"data": "fashion_mnist", "depth": 8, "threads": None, "sizes": [100, 40, 60]}
-    card, cpu = (whole_run.whole_run({**request, "device": device}) for device in ("cuda", "cpu"))
-    assert card["test_error"] == pytest.approx(cpu["test_error"], abs=1.7)
 
 
 @pytest.mark.gpu

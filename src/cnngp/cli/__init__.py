@@ -52,7 +52,9 @@ class _Interrupted(Exception):
     """Ctrl-C with what the command has to say about it: Typer would end the process without a word."""
 
 
-def _interruptible(command: Callable[..., None]) -> Callable[..., None]:
+def interruptible(command: Callable[..., None]) -> Callable[..., None]:
+    """The command, with Ctrl-C as an error that `run` reports in one line."""
+
     @functools.wraps(command)
     def run_command(*args: Any, **kwargs: Any) -> None:
         try:
@@ -127,7 +129,7 @@ _COMMANDS: tuple[tuple[Callable[..., None], str, tuple[str, ...]], ...] = (
 )
 for _command, _line, _examples in _COMMANDS:
     _epilog = "\b\n" + "\n".join([f"Example{'s' if len(_examples) > 1 else ''}:", *(f"  {e}" for e in _examples)])
-    app.command(cls=_Command, short_help=_line, epilog=_epilog)(_interruptible(_command))
+    app.command(cls=_Command, short_help=_line, epilog=_epilog)(interruptible(_command))
 
 
 # Newer Typers carry a copy of Click, older ones import it: this reaches the base of usage errors in both.
@@ -138,12 +140,12 @@ _UsageError: Any = typer.BadParameter.__base__
 _CLOSED = 141
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Run the command line and exit.
+def main(arguments: list[str] | None = None, commands: typer.Typer = app) -> None:
+    """Run the command line (that of `commands`) and exit.
 
     0 done, 1 bad data or not possible, 2 bad arguments, 130 interrupted, 141 nobody reads the output (`| head`).
     """
-    code = run(arguments)
+    code = run(arguments, commands)
     try:
         for stream in (sys.stdout, sys.stderr):
             if stream is not None:
@@ -155,12 +157,13 @@ def main(arguments: list[str] | None = None) -> None:
     sys.exit(code)
 
 
-def run(arguments: list[str] | None = None) -> int:
+def run(arguments: list[str] | None = None, commands: typer.Typer = app) -> int:
     """The exit code of one command line. CNNGP_DEBUG=1 shows tracebacks."""
+    program, nothing = ("cnngp", ["--help"]) if commands is app else (None, [])
     words = sys.argv[1:] if arguments is None else arguments
     try:
         with one_command():
-            result = app(words or ["--help"], prog_name="cnngp", standalone_mode=False)
+            result = commands(words or nothing, prog_name=program, standalone_mode=False)
     except SystemExit as error:  # Click's answer to an output that nobody reads
         if isinstance(error.__context__, BrokenPipeError):
             return _CLOSED

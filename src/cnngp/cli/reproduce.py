@@ -4,98 +4,106 @@ from __future__ import annotations
 
 import math
 import shlex
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from .common import Device, Threads, check_writable, table, warnings_as_lines
+from .common import Device, Seed, Threads, check_writable, table, warnings_as_lines
 from .output import Json, Quiet, last_line, say, tell
 
 AGAIN = 75
 """The exit code of a run that its budget ended: run again to go on (EX_TEMPFAIL of sysexits.h)."""
+
+Quick = Annotated[bool, typer.Option("--quick", help="A small version that takes minutes on two cores.")]
+Out = Annotated[Path | None, typer.Option(help="Folder for the results and the finished pieces.")]
+DataFolder = Annotated[
+    Path | None, typer.Option("--data", help="Folder that contains mnist/; by default CNNGP_DATA, then the cache.")
+]
+Scheduler = Annotated[
+    str | None, typer.Option(help="Let the workers of this Dask scheduler compute the kernels: tcp://host:8786.")
+]
+Budget = Annotated[
+    float | None, typer.Option(help="Start no new piece after this many seconds; run again to continue.")
+]
 
 
 class Experiment(StrEnum):
     table1 = "table1"
     figure2 = "figure2"
     figure3 = "figure3"
-    timings = "timings"
-    pooled = "pooled"
-    beyond = "beyond"
-    cifar10 = "cifar10"
     all = "all"
 
 
 def reproduce(
     experiment: Annotated[Experiment, typer.Argument(help="What to reproduce.")],
-    quick: Annotated[bool, typer.Option("--quick", help="A small version that takes minutes on two cores.")] = False,
-    rivals: Annotated[
-        bool,
-        typer.Option("--rivals", help="For table1: also run the other systems that the paper quotes."),
-    ] = False,
+    quick: Quick = False,
     device: Device = "auto",
-    out: Annotated[Path | None, typer.Option(help="Folder for the results and the finished pieces.")] = None,
-    data: Annotated[
-        Path | None,
-        typer.Option(help="Folder that contains mnist/ or cifar10/; by default CNNGP_DATA, then the cache."),
-    ] = None,
-    scheduler: Annotated[
-        str | None, typer.Option(help="Let the workers of this Dask scheduler compute the kernels: tcp://host:8786.")
-    ] = None,
-    budget: Annotated[
-        float | None, typer.Option(help="Start no new piece after this many seconds; run again to continue.")
-    ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the random networks.")] = 0,
+    out: Out = None,
+    data: DataFolder = None,
+    scheduler: Scheduler = None,
+    budget: Budget = None,
+    seed: Seed = 0,
     threads: Threads = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Reproduce the paper. Finished pieces are kept: if it is interrupted, run it again and it continues."""
-    from cnngp.paper.experiments import NAMES, PAGE
+    from cnngp.paper.experiments import NAMES
+
+    names = NAMES if experiment is Experiment.all else (experiment.value,)
+    run_experiments(
+        [(f"cnngp.paper.{name}", ("cnngp", "reproduce", name)) for name in names],
+        {"quick": quick, "device": device, "out": out, "data": data, "scheduler": scheduler}
+        | {"budget": budget, "seed": seed, "threads": threads},
+        as_json,
+    )
+
+
+def run_experiments(
+    experiments: Sequence[tuple[str, Sequence[str]]],
+    options: dict[str, Any],
+    as_json: bool,
+    images: Sequence[str] = ("mnist", "paper"),
+) -> None:
+    """Run experiments, each given as its module and the words of its command, and print their tables.
+
+    `options` are those of `Setting`; `images` names the data set, which has to be there before anything is computed.
+    """
+    from cnngp.paper.experiments import PAGE
     from cnngp.paper.experiments import reproduce as run_experiment
     from cnngp.paper.setting import OutOfTime, Setting
 
-    if rivals and experiment is not Experiment.table1:
-        raise ValueError(f"--rivals belongs to table1; write: cnngp reproduce table1 --rivals, not {experiment.value}")
+    budget = options["budget"]
     if budget is not None and not (math.isfinite(budget) and budget > 0):
         raise ValueError(f"--budget {budget:g}: expected a positive number of seconds")
-    folder = out if out is not None else Path("out") / ("reproduce-quick" if quick else "reproduce")
+    folder = options["out"] or Path("out") / ("reproduce-quick" if options["quick"] else "reproduce")
     check_writable("--out", folder)
     setting = Setting(
-        out=folder,
-        quick=quick,
-        device=device,  # type: ignore[arg-type]
-        threads=threads,
-        seed=seed,
-        data=data,
-        scheduler=scheduler,
-        budget=budget,
+        **(options | {"out": folder}),
         say=lambda name, text: say(name, text) if name == "plan" else say("piece", f"{name}: {text}"),
     )
     actual = setting.actual_device  # refuses a device that is not there
-    # And images that are not at hand, before anything is computed.
-    if experiment is Experiment.cifar10:
-        setting.dataset("cifar10")
-    else:
-        setting.dataset("mnist", "paper")
-    if scheduler is not None:
+    setting.dataset(*images)  # type: ignore[arg-type]
+    if setting.scheduler is not None:
         from cnngp.matrix.cluster.cluster import connect
 
-        connect(scheduler).close()
+        connect(setting.scheduler).close()
     (folder / "pieces").mkdir(parents=True, exist_ok=True)
-    say("engine", f"{actual}{'' if scheduler is None else f', kernels by the workers of {scheduler}'}")
-    names = NAMES if experiment is Experiment.all else ("rivals" if rivals else experiment.value,)
+    workers = "" if setting.scheduler is None else f", kernels by the workers of {setting.scheduler}"
+    say("engine", f"{actual}{workers}")
     rows: list[dict[str, Any]] = []
+    report = {"command": shlex.join(experiments[0][1][:2])}
     try:
-        for name in names:
+        for module, words in experiments:
             with warnings_as_lines():
-                doc = run_experiment(name, setting, _command(name, quick, seed, device, scheduler))
+                doc = run_experiment(module, setting, _command(words, setting))
             tell()
             tell(_tables(doc))
             tell()
-            rows += [{"experiment": name, **row} for row in doc["rows"]]
+            rows += [{"experiment": doc["experiment"], **row} for row in doc["rows"]]
     except KeyboardInterrupt:
         raise KeyboardInterrupt(
             f"interrupted; the finished pieces are kept in {folder / 'pieces'}: run the same command again and it goes "
@@ -103,20 +111,23 @@ def reproduce(
         ) from None
     except OutOfTime as error:
         typer.echo(f"stopped: {error}", err=True)
-        last_line(as_json, {"command": "reproduce", "finished": False, "rows": rows})
+        last_line(as_json, report | {"finished": False, "rows": rows})
         raise typer.Exit(AGAIN) from None
     say("page", str(folder / PAGE))
-    last_line(as_json, {"command": "reproduce", "finished": True, "page": str(folder / PAGE), "rows": rows})
+    last_line(as_json, report | {"finished": True, "page": str(folder / PAGE), "rows": rows})
 
 
-def _command(name: str, quick: bool, seed: int, device: str, scheduler: str | None) -> str:
+def _command(words: Sequence[str], setting: Any) -> str:
     """The command that repeats an experiment; where its files go does not change it."""
-    words = ["cnngp", "reproduce", *(["table1", "--rivals"] if name == "rivals" else [name])]
-    words += ["--quick"] if quick else []
-    words += ["--device", device] if device != "auto" else []
-    words += ["--scheduler", scheduler] if scheduler is not None else []
-    words += ["--seed", str(seed)] if seed else []
-    return shlex.join(words)
+    return shlex.join(
+        [
+            *words,
+            *(["--quick"] if setting.quick else []),
+            *(["--device", setting.device] if setting.device != "auto" else []),
+            *(["--scheduler", setting.scheduler] if setting.scheduler is not None else []),
+            *(["--seed", str(setting.seed)] if setting.seed else []),
+        ]
+    )
 
 
 _BRACKETS = "In brackets: published values."

@@ -9,16 +9,14 @@ if TYPE_CHECKING:
     from .classifier import GPClassifier as GPClassifier
     from .learning import Learning as Learning
     from .regressor import GPRegressor as GPRegressor
-    from .sparse import SparseGPClassifier as SparseGPClassifier
 
 _WHERE = {
     "GPClassifier": "classifier",
     "GPRegressor": "regressor",
     "Learning": "learning",
-    "SparseGPClassifier": "sparse",
 }
 
-__all__ = ["GPClassifier", "GPRegressor", "Learning", "SparseGPClassifier"]
+__all__ = ["GPClassifier", "GPRegressor", "Learning"]
 
 
 def __getattr__(name: str) -> Any:

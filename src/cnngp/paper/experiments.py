@@ -1,4 +1,4 @@
-"""The experiments by name: run one, write its numbers and figures, and the page of all that are done."""
+"""Run an experiment, write its numbers and figures, and the page of all that are done."""
 
 from __future__ import annotations
 
@@ -12,25 +12,27 @@ from cnngp.report.plots import PlotsUnavailable
 from . import page, results
 from .setting import Setting
 
-NAMES = ("table1", "figure2", "figure3", "timings")
-"""What the paper reports: `cnngp reproduce all`."""
-MORE = ("rivals", "pooled", "beyond", "cifar10")
-"""What it does not; each is asked for by its name."""
+NAMES = ("table1", "figure2", "figure3")
+"""The modules that `cnngp reproduce all` runs."""
 PAGE = "reproduction.html"
 
 
-def reproduce(name: str, setting: Setting, command: str) -> results.Document:
-    """Run one experiment and write NAME.json, its figures and the page. `OutOfTime` where the budget ends before."""
-    module: Any = importlib.import_module(f".{name}", __package__)
+def reproduce(module: str, setting: Setting, command: str) -> results.Document:
+    """Run the experiment of a module and write NAME.json, its figures and the page.
+
+    Raises `OutOfTime` where the budget ends before.
+    """
+    experiment: Any = importlib.import_module(module)
+    name = module.rpartition(".")[2]
     first = len(setting.done)
-    found = module.run(setting)
+    found = experiment.run(setting)
     try:
-        figures = module.draw(found, setting.out)
+        figures = experiment.draw(found, setting.out)
     except PlotsUnavailable as error:
         setting.say("figures", f"not drawn: {error}")
         figures = []
     doc = results.document(
-        name, module.TITLE, found, setting.done[first:], figures, command=command, quick=setting.quick
+        name, experiment.TITLE, found, setting.done[first:], figures, command=command, quick=setting.quick
     )
     results.write(setting.out / f"{name}.json", doc)
     write_page(setting.out)
@@ -38,9 +40,9 @@ def reproduce(name: str, setting: Setting, command: str) -> results.Document:
 
 
 def write_page(folder: Path) -> Path:
-    """The page of all experiments that have a file in the folder."""
-    documents = [
-        results.read(folder / f"{name}.json") for name in (*NAMES, *MORE) if (folder / f"{name}.json").exists()
-    ]
+    """Write the page of all experiments that have a file in the folder, the paper's own first."""
+    found = {path.stem: path for path in sorted(folder.glob("*.json"))}
+    names = [*(name for name in NAMES if name in found), *(name for name in found if name not in NAMES)]
+    documents = [results.read(found[name]) for name in names]
     write_atomically(folder / PAGE, page.render(documents, folder).encode())
     return folder / PAGE

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from cnngp.common.intervals import wilson
 from cnngp.datasets.dataset import Dataset
 from cnngp.estimators.classifier import GPClassifier
-from cnngp.estimators.sparse import SparseGPClassifier
 from cnngp.gp.calibration import negative_log_likelihood, reliability
 from cnngp.network import zoo
 from cnngp.network.layers import Network
+from cnngp.torch_bridge import need_gpytorch
 
 from .common import percent, release
 from .figures import BLUE, GREY, INK, ORANGE, new_figure, save_figure
@@ -30,6 +30,8 @@ from .setting import Setting, digest
 TITLE = "Figure 3: calibration with inducing points"
 
 _BINS = 20
+EPSILON = 1e-3
+"""The likelihood's chance that a label is not the largest function's."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,7 @@ CASES = (
 def run(setting: Setting, plan: Figure3Plan | None = None, data: Dataset | None = None) -> Results:
     """Three curves, each a piece; `data` is MNIST in the paper's split unless given."""
     plan = plan or (QUICK if setting.quick else FULL)
+    need_gpytorch("figure3")
     data = (data or setting.dataset("mnist", "paper")).take(plan.train, plan.test)
     network = plan.network or zoo.resnet(32)
     fits: dict[str, Callable[[], dict[str, Any]]] = {
@@ -99,24 +102,18 @@ def run(setting: Setting, plan: Figure3Plan | None = None, data: Dataset | None 
         )
         curves[case.label] = values
         rows += _rows(table, case, values)
-    details = {"data": data.name, "train": len(data.X), "inducing": plan.inducing, "epsilon": 1e-3, "curves": curves}
+    details = {"data": data.name, "train": len(data.X), "inducing": plan.inducing, "epsilon": EPSILON, "curves": curves}
     return Results(rows=rows, details=details, captions={"figure3": _caption(plan, data)})
 
 
-def _sparse(setting: Setting, plan: Figure3Plan, data: Dataset, network: Network | str) -> dict[str, Any]:
-    clf = SparseGPClassifier(
-        network,
-        inducing=plan.inducing,
-        epochs=plan.epochs,
-        batch_size=plan.batch_size,
-        epsilon=1e-3,
-        device=setting.device,
-        threads=setting.threads,
-        random_state=setting.seed,
-    ).fit(data.X, data.y)
+def _sparse(setting: Setting, plan: Figure3Plan, data: Dataset, network: Network | Literal["rbf"]) -> dict[str, Any]:
+    from .sparse import Training, fit
+
+    training = Training(plan.inducing, plan.epochs, plan.batch_size, epsilon=EPSILON, seed=setting.seed)
+    found = fit(network, data.X, data.y, training, setting.actual_device, setting.threads)
     release(setting.actual_device)
-    values = _measured(clf.predict_proba(data.X_test), clf.classes_, data.y_test)
-    return values | {"elbo": clf.elbo_.tolist(), "lengthscale": clf.lengthscale_}
+    values = _measured(found.predict_proba(data.X_test), found.classes, data.y_test)
+    return values | {"elbo": found.elbo.tolist(), "lengthscale": found.lengthscale}
 
 
 def _exact(setting: Setting, data: Dataset, network: Network) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`cnngp reproduce beyond`: the choice by leave-one-out, the fit of the best, and what is told beforehand."""
+"""`python -m experiments.beyond`: the choice by leave-one-out, the fit of the best, and what is told beforehand."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from experiments.command import commands
 
 from cnngp import AvgPool, Conv, GPClassifier, datasets, zoo
 from cnngp.cli import run
-from cnngp.paper import beyond, inference, results, setting
+from cnngp.paper import inference, results, setting
 from cnngp.paper.setting import Setting
+from experiments import beyond
 
 PLAN = beyond.BeyondPlan(
     train=120,
@@ -90,11 +92,11 @@ def test_every_candidate_is_cheap_enough_and_has_a_fast_path_on_cards() -> None:
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(setting, "load", lambda name, split, data: digits_with_validation())
     monkeypatch.setattr(beyond, "QUICK", PLAN)
-    assert run(["reproduce", "beyond", "--quick", "--device", "cpu", "--out", str(tmp_path), "--json"]) == 0
+    assert run(["--quick", "--device", "cpu", "--out", str(tmp_path), "--json"], commands("beyond")) == 0
     printed = capsys.readouterr()
     assert "plan  " in printed.err
     assert "GB of memory" in printed.err
     doc = results.read(tmp_path / "beyond.json")
-    assert doc["command"] == "cnngp reproduce beyond --quick --device cpu"
+    assert doc["command"] == "python -m experiments.beyond --quick --device cpu"
     assert json.loads(printed.out)["finished"]
     assert "pooled CNN GP" in (tmp_path / "reproduction.html").read_text()

@@ -9,22 +9,24 @@ from typing import Any
 
 import numpy as np
 import pytest
+from experiments.command import commands
+from experiments.rivals import RivalsPlan, Trained
+from experiments.rivals.exact import Convolutional, Term, choose, exact, terms_of
 
 from cnngp import GPClassifier, datasets, zoo
 from cnngp.cli import run as command
-from cnngp.paper import results, rivals, setting
+from cnngp.paper import results, setting
 from cnngp.paper.inference import SplitImages
 from cnngp.paper.results import tables
-from cnngp.paper.rivals import RivalsPlan, Trained
-from cnngp.paper.rivals.exact import Convolutional, Term, choose, exact, terms_of
 from cnngp.paper.setting import Setting
+from experiments import rivals
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("gpytorch")
 
-from cnngp.paper.rivals.deep_conv_gp import DeepConvGP, patches_of  # noqa: E402
-from cnngp.paper.rivals.resnet import ResNet  # noqa: E402
-from cnngp.paper.rivals.training import Recipe, learned_parameters, train  # noqa: E402
+from experiments.rivals.deep_conv_gp import DeepConvGP, patches_of  # noqa: E402
+from experiments.rivals.resnet import ResNet  # noqa: E402
+from experiments.rivals.training import Recipe, learned_parameters, train  # noqa: E402
 
 DIGITS = datasets.digits()
 DATA = datasets.Dataset(
@@ -121,7 +123,7 @@ def test_the_paper_s_kernels_stand_beside_them_where_they_were_run(tmp_path: Pat
         "learned parameters": (None, 0),
         "time": (None, 30.0),
     }
-    assert any("pooled CNN GP: not beside the others; for that, run `cnngp reproduce beyond`" in t for t in told)
+    assert any("pooled CNN GP: not beside the others; for that, run `python -m experiments.beyond`" in t for t in told)
     quick = Setting(tmp_path, quick=True, device="cpu")
     assert rivals._own_rows(quick, "all") == []
 
@@ -217,18 +219,13 @@ class Broken(torch.nn.Module):  # type: ignore[misc, name-defined]
 # ---- the command -----------------------------------------------------------------------------------------------------
 
 
-def test_rivals_belong_to_table_1(capsys: pytest.CaptureFixture[str]) -> None:
-    assert command(["reproduce", "figure2", "--rivals", "--device", "cpu"]) != 0
-    assert "--rivals belongs to table1" in capsys.readouterr().err
-
-
 def test_without_gpytorch_one_line_names_the_extra(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(setting, "load", lambda name, split, data: DATA)
     monkeypatch.setitem(sys.modules, "gpytorch", None)
-    arguments = ["reproduce", "table1", "--rivals", "--quick", "--device", "cpu", "--out", str(tmp_path)]
-    assert command(arguments) != 0
+    arguments = ["--quick", "--device", "cpu", "--out", str(tmp_path)]
+    assert command(arguments, commands("rivals")) != 0
     printed = capsys.readouterr().err
-    assert 'reproduce table1 --rivals needs GPyTorch: pip install "cnngp[torch]"' in printed
+    assert 'experiments.rivals needs GPyTorch: pip install "cnngp[torch]"' in printed
     assert "Traceback" not in printed

@@ -15,11 +15,10 @@ from typing import Any
 from cnngp.common import memory
 from cnngp.datasets.dataset import Dataset
 from cnngp.network import zoo
-
-from . import table1
-from .inference import SplitImages
-from .results import Results, Row, duration
-from .setting import Setting
+from cnngp.paper import table1
+from cnngp.paper.inference import SplitImages
+from cnngp.paper.results import Results, Row, duration
+from cnngp.paper.setting import Setting
 
 TITLE = "Table 1 with average pooling: the ResNet as it was meant"
 
@@ -80,3 +79,9 @@ def _tell_plan(setting: Setting, cases: Sequence[table1.Case], images: SplitImag
     times = ", ".join(f"{case.label} {duration(table1.estimate(setting, case.network, images))}" for case in cases)
     setting.say("plan", f"{images.pairs:,} pairs for each network, about: {times}; {need / 1e9:.1f} GB of memory")
     memory.require(need, f"an exact fit of {n:,} images", setting.actual_device)
+
+
+if __name__ == "__main__":
+    from experiments.command import run as run_command
+
+    run_command("pooled")

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from cnngp.common.devices import ActualDevice
 from cnngp.common.progress import progress_bar
 from cnngp.gp.calibration import negative_log_likelihood
+from cnngp.paper.common import percent
+from cnngp.paper.inference import SplitImages
 
-from ..common import percent
-from ..inference import SplitImages
 from .scores import measured
 
 _AT_ONCE = 500

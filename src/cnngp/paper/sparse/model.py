@@ -1,4 +1,4 @@
-"""The variational model of `SparseGPClassifier` on GPyTorch: features of images, q(f), its start and its training.
+"""The variational model on GPyTorch: features of images, q(f), its start and its training.
 
 m of the training images, Z, are inducing points; u_c = f_c(Z) = L v_c with L Lᵀ = K_mm + jitter, and q(v_c) =
 N(μ_c, S_c) ("whitened"). For image n with a_n = L⁻¹ k_mn, the functions of the classes c are
@@ -46,25 +46,13 @@ class Whitening:
         if failed.item() or not math.isfinite(self.scale.item()):
             raise NotPositiveDefinite(
                 f"the kernel matrix of the {len(K_mm):,} inducing points is singular at jitter={jitter:g} of its mean "
-                "variance; use a larger jitter or fewer inducing points"
+                "variance; use fewer inducing points"
             )
 
     def __call__(self, K_nm: Any, k_n: Any) -> tuple[Any, Any]:
         """a_n, (N, m), and k_nn − a_nᵀa_n, (N,), which rounding does not take below the jitter."""
         A = torch.linalg.solve_triangular(self.L, K_nm.mT / self.scale, upper=False).mT
         return A, (k_n / self.scale - A.square().sum(1)).clamp_min(self.jitter)
-
-    @classmethod
-    def restored(cls, L: Any, scale: Any, jitter: float) -> Whitening:
-        """From the arrays of a file."""
-        whitening = object.__new__(cls)
-        whitening.jitter, whitening.scale, whitening.L = jitter, torch.as_tensor(scale), torch.as_tensor(L)
-        return whitening
-
-    def to(self, device: Any) -> Whitening:
-        moved = object.__new__(Whitening)
-        moved.jitter, moved.scale, moved.L = self.jitter, self.scale.to(device), self.L.to(device)
-        return moved
 
 
 class GivenFeatures(torch.nn.Module):  # type: ignore[misc]
@@ -196,8 +184,8 @@ def train(
         trace.append(total.item())
         if not math.isfinite(trace[-1]):
             raise FloatingPointError(
-                f"the bound became {trace[-1]} in pass {len(trace)}; use a learning_rate below {learning_rate:g} or "
-                "dtype='float64'"
+                f"the bound became {trace[-1]} in pass {len(trace)}; train at a rate below {learning_rate:g} or "
+                "in float64"
             )
         progress(trace[-1])
     model.eval()

@@ -1,4 +1,4 @@
-"""The paper's run from the files to the errors, timed: `python -m cnngp.paper.whole_run '{"data": "mnist", …}'`.
+"""The paper's run from the files to the errors, timed: `python -m experiments.whole_run '{"data": "mnist", …}'`.
 
 Prints one line of JSON. All is in the time but Python's start: importing, reading, compiling, kernels, solve.
 """
@@ -38,8 +38,7 @@ def whole_run(request: dict[str, Any]) -> dict[str, Any]:
         from cnngp.gp.linalg import blocks, namespace
         from cnngp.kernel.kernel import Kernel
         from cnngp.network.zoo import resnet
-
-        from .common import percent, wait
+        from cnngp.paper.common import percent, wait
 
     train, validation, test = request["sizes"]
     with timed("read"):

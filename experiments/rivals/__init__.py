@@ -1,6 +1,6 @@
 """Every row of Table 1, run here: the systems that the paper quotes, on its split, beside its own kernels.
 
-`cnngp reproduce table1 --rivals`. Each row is a piece that is kept. The rows that are trained need PyTorch, the deep
+`python -m experiments.rivals`. Each row is a piece that is kept. The rows that are trained need PyTorch, the deep
 kernel GPyTorch as well.
 """
 
@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from cnngp.datasets.dataset import Dataset
+from cnngp.paper.figures import BLUE, GREY, ORANGE, new_figure, save_figure
+from cnngp.paper.inference import SplitImages
+from cnngp.paper.results import Results, Row, read, row, tables
+from cnngp.paper.setting import Setting
 from cnngp.torch_bridge import need_gpytorch, need_torch
 
-from ..figures import BLUE, GREY, ORANGE, new_figure, save_figure
-from ..inference import SplitImages
-from ..results import Results, Row, read, row, tables
-from ..setting import Setting
 from .exact import Convolutional, choose, exact, terms_of
 
 TITLE = "Table 1: every row, run here"
@@ -80,8 +80,8 @@ _SECONDS = {"cuda": 70.0, "cpu": 60.0}
 
 def run(setting: Setting, plan: RivalsPlan | None = None, data: Dataset | None = None) -> Results:
     """All rows; `data` needs a validation part and is MNIST unless given."""
-    need_torch("reproduce table1 --rivals")
-    need_gpytorch("reproduce table1 --rivals")
+    need_torch("experiments.rivals")
+    need_gpytorch("experiments.rivals")
     plan = plan or (QUICK if setting.quick else FULL)
     data = data or setting.dataset("mnist", "paper")
     images = SplitImages.of(data, plan.train, plan.validation, plan.test)
@@ -190,9 +190,8 @@ def _own_rows(setting: Setting, table: str) -> list[Row]:
     for name, experiment in _OWN:
         line, command = _line(setting, experiment, name)
         if line is None:
-            setting.say(
-                name, f"not beside the others; for that, run `cnngp reproduce {experiment}` into the same folder"
-            )
+            command = "cnngp reproduce table1" if experiment == "table1" else f"python -m experiments.{experiment}"
+            setting.say(name, f"not beside the others; for that, run `{command}` into the same folder")
             continue
         calibrated = _line(setting, "figure3", "ResNet kernel, exact GP")[0] if name == "ResNet GP" else None
         test = line["test"]

@@ -23,10 +23,10 @@ from cnngp.gp.calibration import negative_log_likelihood
 from cnngp.kernel.kernel import Kernel
 from cnngp.network import zoo
 from cnngp.network.layers import Network
+from cnngp.paper.common import percent, release, wait
+from cnngp.paper.inference import SplitImages
+from cnngp.paper.setting import Setting
 
-from ..common import percent, release, wait
-from ..inference import SplitImages
-from ..setting import Setting
 from .scores import measured
 
 

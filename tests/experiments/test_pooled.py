@@ -1,4 +1,4 @@
-"""`cnngp reproduce pooled`: the ResNet without and with its pools, at a size that shows that all works."""
+"""`python -m experiments.pooled`: the ResNet without and with its pools, at a size that shows that all works."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from cnngp import GPClassifier, datasets, zoo
-from cnngp.paper import pooled, table1
+from cnngp.paper import table1
 from cnngp.paper.setting import Setting
+from experiments import pooled
 
 
 def digits_with_validation() -> datasets.Dataset:

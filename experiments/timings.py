@@ -19,13 +19,12 @@ from typing import Any
 
 from cnngp.datasets.dataset import Dataset
 from cnngp.network import zoo
-
-from . import table1
-from .common import release
-from .figures import BLUE, GREY, new_figure, save_figure
-from .inference import SplitImages
-from .results import Results, row
-from .setting import Setting
+from cnngp.paper import table1
+from cnngp.paper.common import release
+from cnngp.paper.figures import BLUE, GREY, new_figure, save_figure
+from cnngp.paper.inference import SplitImages
+from cnngp.paper.results import Results, row
+from cnngp.paper.setting import Setting
 
 TITLE = "Timings"
 EACH = "Each network: K(all), K(test, all), two exact fits"
@@ -136,7 +135,7 @@ def _process(setting: Setting, plan: TimingsPlan, cache: str) -> dict[str, Any]:
     if setting.data is not None:
         environment["CNNGP_DATA"] = str(setting.data)
     done = subprocess.run(
-        [sys.executable, "-m", "cnngp.paper.whole_run", json.dumps(request)],
+        [sys.executable, "-m", "experiments.whole_run", json.dumps(request)],
         env=environment,
         capture_output=True,
         text=True,
@@ -168,3 +167,9 @@ def draw(results: Results, folder: Path) -> list[Path]:
     axes.set_xlim(right=10 * max(v for v in (*timing.values(), *published.values()) if v))
     axes.set_xlabel("seconds")
     return save_figure(figure, folder, "timings")
+
+
+if __name__ == "__main__":
+    from experiments.command import run as run_command
+
+    run_command("timings")

@@ -20,7 +20,7 @@ import torch
 
 from cnngp.torch_bridge import need_gpytorch
 
-gpytorch: Any = need_gpytorch("SparseGPClassifier")
+gpytorch: Any = need_gpytorch("figure3")
 
 # log Φ(−12) is −75: below it nothing can be seen beside 1, and in float32 the derivative of log Φ loses its digits.
 _LOWEST = -12.0

@@ -11,10 +11,8 @@ import torch
 from scipy.optimize import minimize
 from scipy.special import ndtr
 
-from cnngp import SparseGPClassifier
-from cnngp.estimators.sparse.model import GivenFeatures, NotPositiveDefinite, SparseGP, Whitening, start, train
-from cnngp.estimators.sparse.robustmax import RobustMax, gpytorch
-from helpers.sparse_problems import DIGITS, NET
+from cnngp.paper.sparse.model import GivenFeatures, NotPositiveDefinite, SparseGP, Whitening, start, train
+from cnngp.paper.sparse.robustmax import RobustMax, gpytorch
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
@@ -131,13 +129,6 @@ def test_minibatches_estimate_the_bound_without_bias() -> None:
     options = {"epochs": 1, "batch_size": 3, "learning_rate": 1e-12, "generator": torch.Generator()}
     trace = train(model, RobustMax(3), x, p["y"], progress=lambda value: None, **options)
     assert trace[0] == pytest.approx(12 * whole, rel=1e-6)
-
-
-def test_the_start_alone_knows_every_class() -> None:
-    X, y = DIGITS.X[:400], DIGITS.y[:400]
-    order = np.argsort(y, kind="stable")  # sorted data: the start must look at all classes
-    clf = SparseGPClassifier(NET, inducing=80, epochs=1, learning_rate=1e-6, device="cpu").fit(X[order], y[order])
-    assert clf.score(DIGITS.X_test, DIGITS.y_test) > 0.85
 
 
 def test_a_singular_matrix_is_refused() -> None:

@@ -21,12 +21,11 @@ from cnngp.datasets.dataset import Dataset
 from cnngp.estimators.classifier import GPClassifier
 from cnngp.kernel.kernel import Kernel
 from cnngp.network.layers import AvgPool, Conv, Dense, Network, ReLU, Sequential
-
-from . import table1
-from .common import percent
-from .inference import SplitImages, network_errors
-from .results import Results, Row, duration, row
-from .setting import Setting
+from cnngp.paper import table1
+from cnngp.paper.common import percent
+from cnngp.paper.inference import SplitImages, network_errors
+from cnngp.paper.results import Results, Row, duration, row
+from cnngp.paper.setting import Setting
 
 TITLE = "Beyond the paper: pooled networks on all of MNIST"
 LONG = 600.0
@@ -187,3 +186,9 @@ def _choice_rows(choice: Mapping[str, Any], networks: Mapping[str, Network], ima
             row(table, name, "leave-one-out log loss", ours=of["loo_log_loss"]),
         ]
     return rows
+
+
+if __name__ == "__main__":
+    from experiments.command import run as run_command
+
+    run_command("beyond")

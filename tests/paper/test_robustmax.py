@@ -10,7 +10,7 @@ import torch
 from scipy.integrate import quad
 from scipy.special import log_ndtr
 
-from cnngp.estimators.sparse.robustmax import RobustMax, gpytorch
+from cnngp.paper.sparse.robustmax import RobustMax, gpytorch
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 

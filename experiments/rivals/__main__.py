@@ -1,0 +1,5 @@
+"""`python -m experiments.rivals`."""
+
+from experiments.command import run
+
+run("rivals")
