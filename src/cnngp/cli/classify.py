@@ -24,6 +24,7 @@ from .common import (
     Device,
     Dtype,
     Kind,
+    MaxPixels,
     NetworkName,
     Shape,
     Size,
@@ -58,6 +59,7 @@ def classify(
     size: Size = None,
     aspect: Aspect = "squash",
     skip_bad: SkipBad = False,
+    max_pixels: MaxPixels = None,
     shape: Shape = None,
     noise: Annotated[
         str | None,
@@ -141,7 +143,16 @@ def classify(
     if budget is not None and given is not None:
         raise ValueError(f"--budget chooses a network, and --network {network} names one; leave out one of them")
     check_engine(given, device, dtype, threads, kind)
-    read = read_data(data, split=split, size=size, aspect=aspect, skip_bad=skip_bad, shape=shape, whole=test == 0)
+    read = read_data(
+        data,
+        split=split,
+        size=size,
+        aspect=aspect,
+        skip_bad=skip_bad,
+        max_pixels=max_pixels,
+        shape=shape,
+        whole=test == 0,
+    )
     images = read.some(train, test)
     check_labels(images.y, images.y_test)
     tangent = "" if kind == "nngp" else f"-{kind}"
@@ -331,7 +342,7 @@ _DEFAULTS = {
     "dtype": "float32",
     "kind": "nngp",
 }
-_OF_THE_DATA = ("data", "size", "aspect", "shape")
+_OF_THE_DATA = ("data", "size", "aspect", "max_pixels", "shape")
 _OPTIONS = (
     "data",
     "network",
@@ -340,6 +351,7 @@ _OPTIONS = (
     "split",
     "size",
     "aspect",
+    "max_pixels",
     "shape",
     "noise",
     "amplitude",
@@ -360,5 +372,5 @@ def _words(given: dict[str, Any], names: Sequence[str]) -> str:
     words = [""]
     for name in names:
         if given[name] is not None and given[name] != _DEFAULTS.get(name):
-            words += [f"--{name}", shlex.quote(str(given[name]))]
+            words += [f"--{name.replace('_', '-')}", shlex.quote(str(given[name]))]
     return " ".join(words + (["--skip-bad"] if given["skip_bad"] else []))

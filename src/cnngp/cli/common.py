@@ -52,6 +52,10 @@ Aspect = Annotated[
     ),
 ]
 SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Leave out files that cannot be read, instead of stopping.")]
+MaxPixels = Annotated[
+    int | None,
+    typer.Option(metavar="N", parser=values.whole(1), help="Refuse image files of more pixels; by default 40 million."),
+]
 NetworkName = Annotated[
     str, typer.Option("--network", metavar="NAME", help="auto, a name from `cnngp networks`, or a JSON file.")
 ]
@@ -98,6 +102,7 @@ def read_data(
     size: str | None = None,
     aspect: str = "squash",
     skip_bad: bool = False,
+    max_pixels: int | None = None,
     shape: str | None = None,
     whole: bool = False,
 ) -> Any:
@@ -111,6 +116,7 @@ def read_data(
         size=None if size is None else check_size(size),
         aspect=aspect,  # type: ignore[arg-type]
         skip_bad=skip_bad,
+        max_pixels=max_pixels,
         shape=None if shape is None else values.shape_of(shape),
         whole=whole,
     )

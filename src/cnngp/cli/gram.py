@@ -15,6 +15,7 @@ from .common import (
     Device,
     Dtype,
     Kind,
+    MaxPixels,
     NetworkName,
     Shape,
     Size,
@@ -39,6 +40,7 @@ def gram(
     size: Size = None,
     aspect: Aspect = "squash",
     skip_bad: SkipBad = False,
+    max_pixels: MaxPixels = None,
     shape: Shape = None,
     preparation: Annotated[
         str,
@@ -83,7 +85,16 @@ def gram(
     with nullcontext() if scheduler is None else connect(scheduler) as client:
         given = network_by_name(network)
         # All images of a folder or a file: nothing is predicted here, so none are kept for a test.
-        read = read_data(data, split=split, size=size, aspect=aspect, skip_bad=skip_bad, shape=shape, whole=True)
+        read = read_data(
+            data,
+            split=split,
+            size=size,
+            aspect=aspect,
+            skip_bad=skip_bad,
+            max_pixels=max_pixels,
+            shape=shape,
+            whole=True,
+        )
         images = read.some(train)
         X = prepare(images.X, preparation)  # type: ignore[arg-type]
         net = given or default_network(images.X.shape[1:], len(images.X))

@@ -8,15 +8,16 @@ from typing import Annotated
 
 import typer
 
-from .common import Device, table, warnings_as_lines
+from .common import Device, MaxPixels, table, warnings_as_lines
 from .models import Model, largest_pixel, load_classifier, model_file
 from .output import Json, Quiet, last_line, say, tell, warn
 
 
 def predict(
     model: Model,
-    images: Annotated[list[Path], typer.Argument(help="Image files of any kind, or folders of them.")],
+    images: Annotated[list[Path], typer.Argument(help="Image files, or folders of them.")],
     device: Device = "auto",
+    max_pixels: MaxPixels = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -30,7 +31,7 @@ def predict(
 
     from cnngp.common.errors import DatasetError
     from cnngp.datasets.folders import image_files
-    from cnngp.datasets.images import read_image
+    from cnngp.datasets.images import MAX_PIXELS, read_image
 
     model = model_file(model)
     clf = load_classifier(model, device)
@@ -40,7 +41,7 @@ def predict(
     read, bad = {}, {}
     for path in image_files(images):
         try:
-            read[path] = read_image(path, clf.input_shape_, clf.image_aspect_ or "squash")
+            read[path] = read_image(path, clf.input_shape_, clf.image_aspect_ or "squash", max_pixels or MAX_PIXELS)
         except DatasetError as error:
             bad[path] = str(error)
     if not read:

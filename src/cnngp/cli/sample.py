@@ -11,6 +11,7 @@ from . import values
 from .common import (
     Aspect,
     Data,
+    MaxPixels,
     NetworkName,
     Seed,
     Shape,
@@ -29,6 +30,7 @@ def sample(
     size: Size = None,
     aspect: Aspect = "squash",
     skip_bad: SkipBad = False,
+    max_pixels: MaxPixels = None,
     shape: Shape = None,
     network: NetworkName = "small_cnn",
     images: Annotated[
@@ -75,7 +77,8 @@ def sample(
     check_writable("--output", output, folder=False)
     _check_device(device)
     net = network_by_name(network)
-    X = read_data(data, size=size, aspect=aspect, skip_bad=skip_bad, shape=shape, whole=True).some(images).X
+    read = read_data(data, size=size, aspect=aspect, skip_bad=skip_bad, max_pixels=max_pixels, shape=shape, whole=True)
+    X = read.some(images).X
     name = network if net is not None else f"{zoo_name(default_network(X.shape[1:], len(X)))} (chosen)"
     say("data", f"{len(X)} images of {data}")
     say("network", name)

@@ -16,6 +16,7 @@ from .common import (
     Device,
     Dtype,
     Kind,
+    MaxPixels,
     Seed,
     Shape,
     Size,
@@ -58,6 +59,7 @@ def search(
     size: Size = None,
     aspect: Aspect = "squash",
     skip_bad: SkipBad = False,
+    max_pixels: MaxPixels = None,
     shape: Shape = None,
     test: Annotated[
         bool, typer.Option("--test", help="Also give the chosen network's error on the test images.")
@@ -95,7 +97,9 @@ def search(
     drawn_from = find_space(space)
     if scheduler is None:
         check_engine(None, device, dtype, threads, kind)
-    images = read_data(data, split=split_for(data), size=size, aspect=aspect, skip_bad=skip_bad, shape=shape)
+    images = read_data(
+        data, split=split_for(data), size=size, aspect=aspect, skip_bad=skip_bad, max_pixels=max_pixels, shape=shape
+    )
     folder = output if output is not None else Path("out") / f"search-{images.name}-{space}"
     file = best if best is not None else folder / "best.json"
     kept = study if study is not None else folder / "study.db"

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from cnngp.common.checks import is_whole
 from cnngp.common.errors import DatasetError
+from cnngp.common.regular_files import check_regular
 
 from .dataset import Dataset, Labels, Part, Pixels, kept_for_testing, unit_scale, with_test_set
 
@@ -85,6 +86,7 @@ def _read_npz(path: Path) -> tuple[dict[str, NDArray[Any]], list[str]]:
 
     NumPy's own advice for files of other kinds is to unpickle them.
     """
+    check_regular(path)
     if not zipfile.is_zipfile(path):
         raise DatasetError(f"{path} is not an .npz file, or is cut short; write it with numpy.savez or copy it again")
     arrays: dict[str, NDArray[Any]] = {}

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import functools
+import io
 import re
-from collections.abc import Sequence
+import threading
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -14,17 +18,28 @@ from PIL import Image, ImageOps
 
 from cnngp.common.checks import is_whole
 from cnngp.common.errors import DatasetError
+from cnngp.common.regular_files import check_regular
+from cnngp.common.tables import printable
 
 Size = int | tuple[int, int]
 """Height and width, or one number for both."""
 Aspect = Literal["squash", "pad"]
 """What becomes of an image of another shape than the one wanted: it is squashed, or padded with black at two sides."""
 
-# Pillow knows the suffixes of these, but they are films or pages that it cannot read by itself.
-_NOT_PICTURES = {"EPS", "MPEG", "PDF", "WMF"}
+# Pillow goes by the content of a file and not by its name. It is let try these alone: of the others, EPS starts another
+# program (Ghostscript), and some are films, pages or several images of different sizes.
+_FORMATS = (
+    *("AVIF", "BMP", "DIB", "GIF", "JPEG", "JPEG2000", "MPO"),
+    *("PCX", "PNG", "PPM", "SGI", "TGA", "TIFF", "WEBP"),
+)
+MAX_PIXELS = 40_000_000
+"""Of one image file: a few bytes may say that they hold any number, for which memory would be taken."""
 _ORIENTATION = 0x0112
 _TURNED = (5, 6, 7, 8)  # by a quarter, so that height and width change places
 _GREY = ("1", "L", "LA", "I", "I;16", "I;16B", "F")
+_PNG_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
+_END_OF_JPEG = b"\xff\xd9"
+_PILLOWS_LIMIT = threading.Lock()
 
 
 class Head(NamedTuple):
@@ -36,11 +51,17 @@ class Head(NamedTuple):
 
 
 @functools.cache
-def suffixes() -> frozenset[str]:
-    """Of the files that Pillow reads as pictures, in small letters."""
+def _formats() -> tuple[str, ...]:
+    """Those that this Pillow was built with."""
     Image.init()
-    known = Image.registered_extensions().items()
-    return frozenset(s for s, kind in known if kind in Image.OPEN and kind not in _NOT_PICTURES)
+    return tuple(kind for kind in _FORMATS if kind in Image.OPEN)
+
+
+@functools.cache
+def suffixes() -> frozenset[str]:
+    """Of the files that are read as pictures, in small letters."""
+    formats = _formats()
+    return frozenset(s for s, kind in Image.registered_extensions().items() if kind in formats)
 
 
 def is_image(path: Path) -> bool:
@@ -48,48 +69,39 @@ def is_image(path: Path) -> bool:
     return path.suffix.lower() in suffixes()
 
 
-def read_head(path: Path) -> Head:
-    try:
-        with Image.open(path) as image:
-            height, width = image.height, image.width
-            if image.getexif().get(_ORIENTATION) in _TURNED:
-                height, width = width, height
-            return Head(height, width, image.mode in _GREY)
-    except Exception as error:
-        raise unreadable(path, error) from None
+def read_head(path: Path, max_pixels: int = MAX_PIXELS) -> Head:
+    with _opened(path, max_pixels) as image:
+        height, width = image.height, image.width
+        if image.getexif().get(_ORIENTATION) in _TURNED:
+            height, width = width, height
+        return Head(height, width, image.mode in _GREY)
 
 
-def read_image(path: str | Path, shape: Sequence[int], aspect: Aspect = "squash") -> NDArray[np.uint8]:
-    """One image file as (C, H, W) bytes of the given shape; C is 1 (grey) or 3 (colour)."""
-    return read_deep_image(path, shape, aspect)[0]
+def read_image(
+    source: str | Path | bytes, shape: Sequence[int], aspect: Aspect = "squash", max_pixels: int = MAX_PIXELS
+) -> NDArray[np.uint8]:
+    """One image file, or its content, as (C, H, W) bytes of the given shape; C is 1 (grey) or 3 (colour)."""
+    return read_deep_image(source, shape, aspect, max_pixels)[0]
 
 
 def read_deep_image(
-    path: str | Path, shape: Sequence[int], aspect: Aspect = "squash"
+    source: str | Path | bytes, shape: Sequence[int], aspect: Aspect = "squash", max_pixels: int = MAX_PIXELS
 ) -> tuple[NDArray[np.uint8], int | None]:
     """`read_image`, and the largest value of a file that has 16 bits for one; None for other files."""
     channels, height, width = shape
     if channels not in (1, 3):
-        raise DatasetError(f"{path}: image files have 1 or 3 channels, but the model takes {channels}")
-    try:
-        with Image.open(path) as image:
-            deep = image.mode.startswith("I")
-            largest = int(np.asarray(image).max(initial=0)) if deep else None
-            shown = _eight_bits(ImageOps.exif_transpose(image)).convert("L" if channels == 1 else "RGB")
-            if shown.size != (width, height):
-                resize = ImageOps.pad if aspect == "pad" else _squash
-                shown = resize(shown, (width, height), Image.Resampling.BILINEAR)
-            pixels = np.asarray(shown, dtype=np.uint8)
-    except FileNotFoundError:
-        raise DatasetError(f"{path}: no such file") from None
-    except Exception as error:  # Pillow's decoders raise many types for broken files
-        raise unreadable(path, error) from None
+        raise DatasetError(f"{_name(source)}: image files have 1 or 3 channels, but the model takes {channels}")
+    with _opened(source, max_pixels) as image:
+        image.load()
+        _check_whole(image, source)
+        deep = image.mode.startswith("I")
+        largest = int(np.asarray(image).max(initial=0)) if deep else None
+        shown = _eight_bits(ImageOps.exif_transpose(image)).convert("L" if channels == 1 else "RGB")
+        if shown.size != (width, height):
+            resize = ImageOps.pad if aspect == "pad" else _squash
+            shown = resize(shown, (width, height), Image.Resampling.BILINEAR)
+        pixels = np.asarray(shown, dtype=np.uint8)
     return pixels[None] if channels == 1 else np.moveaxis(pixels, 2, 0), largest
-
-
-def unreadable(path: str | Path, error: Exception) -> DatasetError:
-    reason = str(error).replace(repr(str(path)), "").strip() or type(error).__name__
-    return DatasetError(f"{path} is not a readable image ({reason}); replace or remove it")
 
 
 def check_size(size: Any) -> tuple[int, int]:
@@ -115,6 +127,98 @@ def check_aspect(aspect: object) -> None:
         raise DatasetError(f"aspect={aspect!r}: expected 'squash' or 'pad'")
 
 
+def check_max_pixels(max_pixels: object) -> None:
+    if not is_whole(max_pixels, least=1):
+        raise DatasetError(f"max_pixels={max_pixels!r}: expected the most pixels that an image file may have")
+
+
+@contextmanager
+def _opened(source: str | Path | bytes, max_pixels: int) -> Iterator[Image.Image]:
+    """An image before its pixels are decoded: of a regular file, in a known format, with no more pixels than allowed.
+
+    What goes wrong then or later, for which Pillow's decoders have many types of errors, is one line.
+    """
+    if not isinstance(source, bytes):
+        check_regular(Path(source))
+    try:
+        with _open(source) as image:
+            if image.width * image.height > max_pixels:
+                raise ValueError(
+                    f"it has {image.width:,} × {image.height:,} pixels, more than {max_pixels:,}: "
+                    "max_pixels= (--max-pixels) allows more"
+                )
+            yield image
+    except DatasetError:
+        raise
+    except Exception as error:
+        raise _unreadable(source, error) from None
+
+
+def _open(source: str | Path | bytes) -> Image.Image:
+    """Opened without Pillow's own limit, which warns first and cannot be set for one file."""
+    file: Any = io.BytesIO(source) if isinstance(source, bytes) else source
+    with _PILLOWS_LIMIT:
+        limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
+        try:
+            return Image.open(file, formats=_formats())
+        finally:
+            Image.MAX_IMAGE_PIXELS = limit
+
+
+def _name(source: str | Path | bytes) -> str:
+    return "the file" if isinstance(source, bytes) else printable(str(source))
+
+
+def _unreadable(source: str | Path | bytes, error: Exception) -> DatasetError:
+    reason = " ".join(str(error).replace(repr(str(source)), "").split()) or type(error).__name__
+    if isinstance(error, Image.UnidentifiedImageError):
+        reason = "its content is of no kind of image that is read"
+    return DatasetError(f"{_name(source)} is not a readable image ({reason}); replace or remove it")
+
+
+def _check_whole(image: Image.Image, source: str | Path | bytes) -> None:
+    """Refuse files that end before their last row: of two formats Pillow fills up the rest without an error.
+
+    Few images are read twice, those whose end looks as it would then: black in a PNG, grey in a JPEG.
+    """
+    width, height = image.size
+    last_row = np.asarray(image.crop((0, height - 1, width, height)))
+    whole = True
+    if image.format == "PNG" and not last_row.any():
+        whole = _has_all_rows(_content(source))
+    elif image.format == "JPEG" and (last_row[:, -4:] == last_row[:, -1:]).all():
+        whole = _ends_after_last_row(_content(source), image)
+    if not whole:
+        raise ValueError("it is cut short: its last rows are missing")
+
+
+def _content(source: str | Path | bytes) -> bytes:
+    return source if isinstance(source, bytes) else Path(source).read_bytes()
+
+
+def _has_all_rows(png: bytes) -> bool:
+    """Whether the compressed data of a PNG are as long as its header says. Interlaced ones are checked by Pillow."""
+    at, header, packed = 8, b"", []
+    while at + 8 <= len(png):
+        length, kind = int.from_bytes(png[at : at + 4]), png[at + 4 : at + 8]
+        if kind == b"IHDR":
+            header = png[at + 8 : at + 8 + length]
+        elif kind == b"IDAT":
+            packed.append(png[at + 8 : at + 8 + length])
+        at += 12 + length
+    width, height = int.from_bytes(header[:4]), int.from_bytes(header[4:8])
+    bits, kind_of_pixel, interlaced = header[8], header[9], header[12]
+    wanted = height * (1 + (width * bits * _PNG_CHANNELS[kind_of_pixel] + 7) // 8)
+    return bool(interlaced) or len(zlib.decompressobj().decompress(b"".join(packed), wanted)) == wanted
+
+
+def _ends_after_last_row(jpeg: bytes, image: Image.Image) -> bool:
+    """Whether bytes before the mark of the end change nothing: after the last row they are skipped, before it read."""
+    end = jpeg.rfind(_END_OF_JPEG)
+    with _open(jpeg[:end] + 64 * b"\x5a\xa5\x33\xcc" + jpeg[end:]) as longer:
+        return bool(longer.tobytes() == image.tobytes())
+
+
 def _squash(image: Image.Image, size: tuple[int, int], method: Image.Resampling) -> Image.Image:
     return image.resize(size, method)
 
@@ -122,9 +226,12 @@ def _squash(image: Image.Image, size: tuple[int, int], method: Image.Resampling)
 def _eight_bits(image: Any) -> Any:
     """What a viewer shows: transparency over white; 16 bits and fractions scaled to 8, where Pillow would cut."""
     if image.mode.startswith("I"):
-        return Image.fromarray((np.asarray(image, dtype=np.float64) / 257.0).round().clip(0, 255).astype(np.uint8))
+        deep = np.asarray(image).clip(0, 65_535).astype(np.uint32)
+        return Image.fromarray(((deep + 128) // 257).astype(np.uint8))
     if image.mode == "F":
         pixels = np.asarray(image, dtype=np.float64)
+        if not np.isfinite(pixels).all():
+            raise ValueError("it holds NaN or infinity")
         scale = 255.0 if float(pixels.max(initial=0.0)) <= 1.0 else 1.0
         return Image.fromarray((scale * pixels).round().clip(0, 255).astype(np.uint8))
     if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:

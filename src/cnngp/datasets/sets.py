@@ -17,7 +17,7 @@ from . import classics
 from .arrays import Shape, npz
 from .dataset import Dataset, unit_scale
 from .folders import folder
-from .images import Aspect, Size
+from .images import MAX_PIXELS, Aspect, Size
 
 Split = Literal["standard", "paper"]
 
@@ -32,15 +32,16 @@ def load(
     size: Size | None = None,
     aspect: Aspect = "squash",
     skip_bad: bool = False,
+    max_pixels: int | None = None,
     shape: Shape | None = None,
     whole: bool = False,
     data: Path | None = None,
 ) -> Dataset:
     """A set by name ("digits", "mnist", "fashion_mnist", "cifar10"), an .npz file or a folder of images.
 
-    `size`, `aspect` and `skip_bad` are for folders, see `folder`; `shape` is for .npz files, see `npz`. Folders and
-    files without a test set keep a fifth of each class for one, unless the `whole` is wanted for training. `data` is
-    the folder that holds the files of the named sets, instead of `$CNNGP_DATA`.
+    `size`, `aspect`, `skip_bad` and `max_pixels` are for folders, see `folder`; `shape` is for .npz files, see `npz`.
+    Folders and files without a test set keep a fifth of each class for one, unless the `whole` is wanted for training.
+    `data` is the folder that holds the files of the named sets, instead of `$CNNGP_DATA`.
 
     >>> load("digits")
     <digits: 1,297 training, 500 test images of 1 × 8 × 8>
@@ -51,7 +52,7 @@ def load(
         raise DatasetError(f"no data was named (''): expected {_SOURCES}; this folder itself is '.'")
     path = Path(source)
     named = str(source) in NAMES
-    if not named and not path.is_dir() and not (path.suffix == ".npz" and path.is_file()):
+    if not named and not path.is_dir() and not (path.suffix == ".npz" and path.exists()):
         raise DatasetError(f"no data {str(source)!r}: expected {_SOURCES}")
     if split == "paper" and str(source) not in ("mnist", "fashion_mnist"):
         raise DatasetError(
@@ -62,14 +63,16 @@ def load(
     if not path.is_dir() or named:
         if size is not None:
             raise DatasetError(f"size (--size) is for folders of images; {source} has a size of its own")
-        if aspect != "squash" or skip_bad:
+        if aspect != "squash" or skip_bad or max_pixels is not None:
             raise DatasetError(
-                f"aspect (--aspect) and skip_bad (--skip-bad) are for folders of images, and {source} is not one"
+                "aspect (--aspect), skip_bad (--skip-bad) and max_pixels (--max-pixels) are for folders of images, and "
+                f"{source} is not one"
             )
     if named:
         return digits() if str(source) == "digits" else _classic(str(source), split, data)
     if path.is_dir():
-        return folder(path, size=size, aspect=aspect, skip_bad=skip_bad, whole=whole)
+        most = MAX_PIXELS if max_pixels is None else max_pixels
+        return folder(path, size=size, aspect=aspect, skip_bad=skip_bad, max_pixels=most, whole=whole)
     return npz(path, shape=shape, whole=whole)
 
 

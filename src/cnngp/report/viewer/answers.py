@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import io
 import math
 import warnings
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
 from cnngp.common.checks import is_whole
 from cnngp.common.errors import DatasetError, ModelFileError
 from cnngp.common.intervals import share_for_people
-from cnngp.datasets.images import read_image
+from cnngp.datasets.images import MAX_PIXELS, read_image
 from cnngp.estimators.classifier import GPClassifier
 from cnngp.estimators.explanation import Voice
 
@@ -29,13 +28,21 @@ class Answers:
     """
 
     def __init__(
-        self, clf: GPClassifier, name: str, decisions: Decisions, *, largest: int = 1, suspects: int = 100
+        self,
+        clf: GPClassifier,
+        name: str,
+        decisions: Decisions,
+        *,
+        largest: int = 1,
+        suspects: int = 100,
+        max_pixels: int = MAX_PIXELS,
     ) -> None:
         if len(clf.input_shape_) != 3 or clf.input_shape_[0] not in (1, 3):
             raise ModelFileError(f"{name} was fitted on inputs of shape {clf.input_shape_}, not on pictures")
         if np.ndim(clf.y_) == 2:
             raise ModelFileError(f"{name} has several labels for each image; the viewer shows models with one")
         self.clf, self.name, self.decisions, self._largest = clf, name, decisions, largest
+        self._max_pixels = max_pixels
         self._aspect = clf.image_aspect_ or "squash"
         self._no_suspects = _no_suspects(clf)
         self.suspects = [] if self._no_suspects else _suspects(clf, suspects)
@@ -109,7 +116,7 @@ class Answers:
 
     def _read(self, file: bytes) -> Any:
         try:
-            pixels = read_image(cast(Any, io.BytesIO(file)), self.clf.input_shape_, self._aspect)  # Pillow opens both
+            pixels = read_image(file, self.clf.input_shape_, self._aspect, self._max_pixels)
         except DatasetError:
             raise DatasetError("this is not a picture that can be read; try a PNG or JPEG file") from None
         x = pixels.astype(np.float32)

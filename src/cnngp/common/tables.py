@@ -1,0 +1,136 @@
+"""Tables for people: printable names, aligned columns, and CSV files that this program and spreadsheets read back."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from .errors import DatasetError
+from .regular_files import check_regular
+
+# Control characters, line separators, marks that turn the direction of writing, and the lone surrogates by which Python
+# stands for bytes of a file name that are not UTF-8; and a backslash that would read like one of these in its place.
+_UNPRINTABLE = re.compile(
+    "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]"
+    r"|\\(?=x[0-9a-f]{2}|u[0-9a-f]{4})"
+)
+_ESCAPED = re.compile(r"\\x([0-9a-f]{2})|\\u([0-9a-f]{4})")
+_BYTES = 0xDC00
+"""Where Python puts the bytes of a file name that are not UTF-8."""
+# What a spreadsheet would compute, with the marks that say it is text; numbers stay numbers.
+_FORMULA = re.compile(r"'*[=+\-@]")
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
+_MARKED = re.compile(r"'+[=+\-@]")
+_DELIMITERS = ",;\t"
+
+
+def printable(text: str) -> str:
+    r"""Text on one line, in characters that every reader shows; the others by their numbers, which `original` undoes.
+
+    >>> print(printable("line\rfeed"), printable("caf\udce9.png"), printable("naïve"))
+    line\x0dfeed caf\xe9.png naïve
+    """
+    return _UNPRINTABLE.sub(_number_of, text)
+
+
+def original(text: str) -> str:
+    r"""The text that `printable` was given.
+
+    >>> original(printable("caf\udce9\r.png")) == "caf\udce9\r.png"
+    True
+    """
+    return _ESCAPED.sub(_character_of, text)
+
+
+def _number_of(found: re.Match[str]) -> str:
+    code = ord(found[0])
+    if code < 0x80:
+        return f"\\x{code:02x}"
+    if _BYTES + 0x80 <= code <= _BYTES + 0xFF:
+        return f"\\x{code - _BYTES:02x}"
+    return f"\\u{code:04x}"
+
+
+def _character_of(found: re.Match[str]) -> str:
+    if found[2]:
+        return chr(int(found[2], 16))
+    code = int(found[1], 16)
+    return chr(code if code < 0x80 else _BYTES + code)
+
+
+def aligned(rows: Sequence[Sequence[str]], right: Iterable[int] = ()) -> str:
+    """Columns of equal width, two spaces apart; those numbered in `right` to the right.
+
+    >>> print(aligned([("network", "pairs"), ("cnn", "4,950")], right=[1]))
+    network  pairs
+    cnn      4,950
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    to_the_right = set(right)
+    lines = (
+        "  ".join(
+            cell.rjust(width) if i in to_the_right else cell.ljust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    )
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def csv_text(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    r"""A table as CSV in which every name is printable text, whatever it holds, and no cell is a formula.
+
+    A cell that a spreadsheet would compute begins with an apostrophe; `csv_cell` gives the text again.
+
+    >>> csv_text(["name", "given"], [["=1+1.png", -1]])
+    "name,given\n'=1+1.png,-1\n"
+    """
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows([_safe(printable(str(cell))) for cell in row] for row in rows)
+    text = out.getvalue()
+    return text if text.isascii() else "\ufeff" + text  # by which Excel knows that it is UTF-8
+
+
+def csv_cell(text: str) -> str:
+    r"""The text of a cell that `csv_text` wrote.
+
+    >>> csv_cell("'=1+1.png"), csv_cell("-1")
+    ('=1+1.png', '-1')
+    """
+    return original(text[1:] if _MARKED.match(text) else text)
+
+
+def _safe(text: str) -> str:
+    return f"'{text}" if _FORMULA.match(text) and not _NUMBER.fullmatch(text) else text
+
+
+def read_csv(path: Path) -> tuple[list[str], list[list[str]]]:
+    """The heads and the rows of a table in UTF-8 with commas, semicolons or tabs between its cells.
+
+    Empty lines are left out, short ones filled up; cells are as in the file.
+    """
+    check_regular(path)
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+        first = text.partition("\n")[0]
+        lines = [line for line in csv.reader(io.StringIO(text, newline=""), delimiter=_delimiter(first)) if any(line)]
+    except UnicodeDecodeError:
+        raise DatasetError(f"{path} is not a table in UTF-8; save it as CSV (UTF-8)") from None
+    except csv.Error as error:
+        raise DatasetError(f"{path} is not a table that can be read ({error}); save it as CSV (UTF-8)") from None
+    if not lines:
+        raise DatasetError(f"{path} is empty; expected a table with the names of its columns in the first line")
+    heads = [head.strip() for head in lines[0]]
+    for number, line in enumerate(lines[1:], 2):
+        if len(line) > len(heads):
+            raise DatasetError(f"{path}: row {number} has {len(line)} cells, and there are {len(heads)} columns")
+    return heads, [line + [""] * (len(heads) - len(line)) for line in lines[1:]]
+
+
+def _delimiter(first: str) -> str:
+    return max(_DELIMITERS, key=first.count)

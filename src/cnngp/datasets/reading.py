@@ -1,0 +1,217 @@
+"""Many image files as one array: bad files, one size for all, and an account of what was left out and why."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cnngp.common import memory
+from cnngp.common.errors import DatasetError
+from cnngp.common.progress import progress_bar
+from cnngp.common.tables import printable
+
+from . import images
+from .dataset import Dataset, Part, Pixels, kept_for_testing, mixed, with_test_set
+from .images import Aspect, Head
+
+_LARGEST = 64
+# Of 16: with this many bits or fewer, the brightest pixel of all is at most a sixteenth of white.
+_DARK_BITS = 12
+# Names of files that one message lists.
+_LISTED = 50
+# In float32: an image in the order of its file and again in a mixed order.
+_BYTES_PER_PIXEL = 8
+
+
+class Reader:
+    """Reads the image files of one set, in parts of one size, and keeps account of what it leaves out.
+
+    `root` is the folder to which the names of the images are relative.
+    """
+
+    def __init__(self, root: Path, aspect: Aspect, skip_bad: bool, max_pixels: int) -> None:
+        images.check_aspect(aspect)
+        images.check_max_pixels(max_pixels)
+        self.root = root
+        self.aspect: Aspect = aspect
+        self.empty: list[str] = []
+        """Folders that no image came from."""
+        self._skip_bad = skip_bad
+        self._max_pixels = max_pixels
+        self._said: list[str] = []
+        self._skipped: Counter[str] = Counter()
+        self._outside = 0
+        self._bad = 0
+        self._channels: int | None = None
+
+    def read(
+        self, files: Sequence[Path], where: Path, shape: tuple[int, ...] | None
+    ) -> tuple[Pixels, NDArray[np.intp]]:
+        """The pixels of the files that can be read, (N, C, H, W) in [0, 1], and which files these are.
+
+        Of the first part that is read, a size is chosen where `shape` is None, and the number of channels.
+        """
+        if shape is not None:
+            self._check_memory(len(files), (self._channels or 1, *shape))
+        bad: list[DatasetError] = []
+        heads: dict[int, Head] = {}
+        for i, file in enumerate(files):
+            try:
+                heads[i] = images.read_head(file, self._max_pixels)
+            except DatasetError as error:
+                bad.append(error)
+        chosen, why = (shape, "") if shape is not None else _usual_size([(h.height, h.width) for h in heads.values()])
+        first = self._channels is None
+        if self._channels is None:
+            self._channels = 1 if all(head.grey for head in heads.values()) else 3
+        X, kept, deepest = self._pixels(files, list(heads), (self._channels, *chosen), bad)
+        self._refuse(bad, len(files), where)
+        if first:
+            self._say_size([heads[int(i)] for i in kept], chosen, why)
+            self._say_depth(deepest)
+        return X, kept
+
+    def names(self, files: Sequence[Path]) -> NDArray[np.str_]:
+        """Relative to the root, and as they are where they lie elsewhere."""
+        return np.array([str(f.relative_to(self.root) if f.is_relative_to(self.root) else f) for f in files], dtype=str)
+
+    def split(self, name: str, part: Part, whole: bool, validation: Part | None = None) -> Dataset:
+        """All images of a set without a test part, some of them kept for one unless the `whole` is wanted."""
+        if whole:
+            train, test = mixed(part), part.at(slice(0))
+        else:
+            train, test = with_test_set(name, part)
+            self._said.append(kept_for_testing(test, train))
+        return Dataset.of(name, train, test, validation, notes=self.notes(), aspect=self.aspect)
+
+    def notes(self) -> tuple[str, ...]:
+        account = self.account().removeprefix("; ")
+        return (*self._said, *([account] if account else []))
+
+    def skip(self, file: Path, outside: bool = False) -> None:
+        """Count a file that is not read, by its kind; `outside` of the folders of classes an image is one too."""
+        if file.name.startswith("."):
+            self._skipped["hidden"] += 1
+        elif not is_regular(file):
+            self._skipped["not regular files"] += 1
+        elif outside and images.is_image(file):
+            self._outside += 1
+        else:
+            self._skipped[file.suffix.lower() or "without a suffix"] += 1
+
+    def account(self) -> str:
+        """What was left out, as the end of a sentence; empty where nothing was."""
+        parts = [f"{n:,} {kind}" for kind, n in sorted(self._skipped.items())]
+        told = []
+        if parts:
+            total = sum(self._skipped.values())
+            told.append(f"left out {total:,} {'file' if total == 1 else 'files'} of other kinds: {', '.join(parts)}")
+        if self._outside:
+            told.append(f"left out {_images(self._outside)} outside of the class folders")
+        if self._bad:
+            told.append(f"left out {_images(self._bad)} that cannot be read")
+        if self.empty:
+            told.append(f"folders without images, or not used: {', '.join(map(printable, self.empty))}")
+        return "; " + "; ".join(told) if told else ""
+
+    def _pixels(
+        self, files: Sequence[Path], rows: list[int], shape: tuple[int, ...], bad: list[DatasetError]
+    ) -> tuple[Pixels, NDArray[np.intp], list[int]]:
+        """The images in these rows, which of them could be read, and the largest values of files of 16 bits."""
+        self._check_memory(len(rows), shape)
+        X = np.empty((len(rows), *shape), np.float32)
+        kept: list[int] = []
+        deepest: list[int] = []
+        with progress_bar(len(rows), "reading", "image") as bar:
+            for i in rows:
+                try:
+                    pixels, value = images.read_deep_image(files[i], shape, self.aspect, self._max_pixels)
+                    X[len(kept)] = pixels
+                    kept.append(i)
+                    deepest += [] if value is None else [value]
+                except DatasetError as error:
+                    bad.append(error)
+                bar.update()
+        X /= np.float32(255.0)
+        return X[: len(kept)], np.array(kept, dtype=np.intp), deepest
+
+    def _check_memory(self, count: int, shape: tuple[int, ...]) -> None:
+        """Refuse more pixels than fit, before the first of them is read."""
+        channels, height, width = shape
+        memory.require(
+            count * channels * height * width * _BYTES_PER_PIXEL,
+            f"a set of {count:,} images of {height:,} × {width:,} pixels (size=, --size)",
+        )
+
+    def _refuse(self, bad: list[DatasetError], count: int, where: Path) -> None:
+        """All files that cannot be read at once, unless they are to be left out."""
+        self._bad += len(bad)
+        if not bad or self._skip_bad:
+            return
+        if len(bad) == 1:
+            raise DatasetError(f"{bad[0]}, or leave it out with skip_bad=True (--skip-bad)")
+        listed = "; ".join(str(error).removesuffix("; replace or remove it") for error in bad[:_LISTED])
+        more = f"; and {len(bad) - _LISTED} more" if len(bad) > _LISTED else ""
+        raise DatasetError(
+            f"{len(bad)} of {count:,} files in {where} cannot be read: {listed}{more}. Replace or "
+            "remove them, or leave them out with skip_bad=True (--skip-bad)"
+        )
+
+    def _say_size(self, heads: list[Head], shape: tuple[int, ...], why: str) -> None:
+        """How images of other sizes were brought to this one."""
+        height, width = shape
+        others = [h for h in heads if (h.height, h.width) != (height, width)]
+        if not others:
+            return
+        told = f"{_images(len(others))} of {len(heads):,} brought to {height} × {width}{why}"
+        # A rounding of one pixel is no other shape.
+        bent = sum(abs(h.height * width - h.width * height) > max(h.height, h.width) for h in others)
+        if bent:
+            how = "padded with black" if self.aspect == "pad" else "squashed; aspect='pad' (--aspect pad) keeps theirs"
+            told += f"; {bent:,} of another aspect ratio {how}"
+        self._said.append(told)
+
+    def _say_depth(self, largest: list[int]) -> None:
+        """Cameras of 12 bits write files of 16, which a viewer and this program show as nearly black."""
+        bits = max(largest, default=0).bit_length()
+        if 0 < bits <= _DARK_BITS:
+            self._said.append(
+                f"the largest value of {_images(len(largest))} with 16 bits is {max(largest):,} of 65,535, as of "
+                f"{bits}-bit data, so that they come out nearly black; multiply their values by {2 ** (16 - bits):,} "
+                "and save them again, also those that are predicted later"
+            )
+
+
+def is_regular(file: Path) -> bool:
+    """Whether it is a file, or a link to one, and no pipe or device; one that may not be looked at is not."""
+    try:
+        return file.is_file()
+    except OSError:
+        return False
+
+
+def _images(n: int) -> str:
+    return f"{n:,} {'image' if n == 1 else 'images'}"
+
+
+def _usual_size(sizes: list[tuple[int, int]]) -> tuple[tuple[int, int], str]:
+    """A size for all, and why: the one that half of them have, else one of their median proportions and longer side.
+
+    Cost grows with the number of pixels, so photographs are brought down to at most 64 on their longer side.
+    """
+    if not sizes:
+        return (1, 1), ""
+    (height, width), count = Counter(sizes).most_common(1)[0]
+    if 2 * count >= len(sizes):
+        scale, why = min(1.0, _LARGEST / max(height, width)), "the commonest size"
+        shape = height * scale, width * scale
+    else:
+        sides = np.array(sizes, np.float64)
+        longer = min(float(_LARGEST), float(np.median(sides.max(1))))
+        ratio = float(np.exp(np.median(np.log(sides[:, 0] / sides[:, 1]))))
+        shape, why = (longer * min(1.0, ratio), longer * min(1.0, 1.0 / ratio)), "their median proportions"
+    return (max(1, round(shape[0])), max(1, round(shape[1]))), f" ({why}, at most {_LARGEST} a side)"
