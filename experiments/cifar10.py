@@ -19,7 +19,7 @@ from cnngp.datasets.dataset import Dataset
 from cnngp.datasets.preparation import prepared
 from cnngp.estimators.classifier import GPClassifier
 from cnngp.kernel.kernel import Kernel
-from cnngp.matrix.flips import flip_averaged, flip_pairs
+from cnngp.kernel.symmetry import Symmetry
 from cnngp.matrix.gram import gram
 from cnngp.network.zoo import myrtle
 from cnngp.paper.common import percent, release
@@ -48,7 +48,7 @@ class CifarPlan:
     def pairs(self, flips: bool) -> int:
         """Of K(training) and K(test, training), as they are or with mirror images."""
         n = self.train
-        return self.test * n + (flip_pairs(n) if flips else n * (n - 1) // 2)
+        return (self.test * n + n * (n - 1) // 2) * (2 if flips else 1)
 
 
 FULL = CifarPlan()
@@ -72,9 +72,10 @@ def run(setting: Setting, plan: CifarPlan | None = None, data: Dataset | None = 
         seconds = _seconds(setting, plan, data, kind == "flips")
 
         def compute(kind: str = kind, keep: bool = seconds > LONG) -> dict[str, Any]:
-            kernel = Kernel(network, setting.device, threads=setting.threads)
+            symmetry: Symmetry | None = "flip" if kind == "flips" else None
+            kernel = Kernel(network, setting.device, threads=setting.threads, symmetry=symmetry)
             folder = setting.out / "stores" / f"{data.name}-{plan.depth}-{depends['images'][:12]}" if keep else None
-            K, K_test = _matrices(kernel, X, X_test, kind == "flips", folder)
+            K, K_test = _matrices(kernel, X, X_test, None if folder is None else folder / kind)
             return _errors(kernel, K, K_test, y, y_test)
 
         values = setting.piece(f"{data.name}-{kind}", compute, depends=depends, seconds=seconds)
@@ -95,13 +96,10 @@ def draw(results: Results, folder: Path) -> list[Path]:
     return []
 
 
-def _matrices(kernel: Kernel, X: Any, X_test: Any, flips: bool, folder: Path | None) -> tuple[Any, Any]:
-    """K(training) and K(test, training). Both kinds share the tiles of the kernel without flips."""
+def _matrices(kernel: Kernel, X: Any, X_test: Any, folder: Path | None) -> tuple[Any, Any]:
+    """K(training) and K(test, training)."""
     train, test = (None, None) if folder is None else (folder / "train", folder / "test")
-    if flips:
-        return flip_averaged(kernel, X, store=train), flip_averaged(kernel, X_test, X, store=test)
-    K = gram(kernel, X, store=None if train is None else train / "plain")[:]
-    return K, gram(kernel, X_test, X, store=None if test is None else test / "plain")[:]
+    return gram(kernel, X, store=train)[:], gram(kernel, X_test, X, store=test)[:]
 
 
 def _errors(kernel: Kernel, K: Any, K_test: Any, y: Any, y_test: Any) -> dict[str, Any]:

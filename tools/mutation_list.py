@@ -26,7 +26,7 @@ PROGRAM = "tests/kernel/test_program.py tests/kernel/test_units.py"
 RANGE = "tests/kernel/test_range.py"
 TANGENT = "tests/estimators/test_tangent_estimators.py"
 RECIPE = "tests/estimators/test_recipe.py"
-FLIPS = "tests/matrix/test_flips.py"
+FLIPS = "tests/kernel/test_symmetry.py"
 POOLING = "tests/kernel/test_pooling.py"
 GRADIENT_CHECK = "tests/kernel/test_gradient_check.py"
 COMPILING = "tests/kernel/test_compiling.py"
@@ -713,7 +713,7 @@ def _units() -> list[Bug]:
 
 
 def _models_and_kinds() -> list[Bug]:
-    files, flips, spec = "estimators/files.py", "matrix/flips.py", "matrix/store/spec.py"
+    files, flips, spec = "estimators/files.py", "kernel/symmetry.py", "matrix/store/spec.py"
     recipe, gradient, engine = "estimators/recipe.py", "kernel/gradient_check.py", "kernel/engines/cpu/engine.py"
 
     def bug(what: str, file: str, old: str, new: str, tests: str, k: str = "") -> Bug:
@@ -757,24 +757,8 @@ def _models_and_kinds() -> list[Bug]:
             FOREIGN,
             "crafted and inducing",
         ),
-        bug(
-            "the diagonal of a flip average counts twice",
-            flips,
-            "square + np.triu(square, 1).T",
-            "square + square.T",
-            FLIPS,
-            "average_over",
-        ),
-        bug("a stripe is not mirrored", flips, "_mirrored(X[first:])", "np.asarray(X)[first:]", FLIPS, "average_over"),
-        bug("networks that reach to one side pass", flips, "if off > _SAME:", "if False:", FLIPS, "one_side"),
-        bug(
-            "stripes leave the last rows out",
-            flips,
-            "np.linspace(0, n,",
-            "np.linspace(0, n - 1,",
-            FLIPS,
-            "tiles_are_kept",
-        ),
+        bug("a symmetric matrix is not mirrored", flips, "upper + upper.T", "upper", FLIPS, "average_over"),
+        bug("networks that reach to one side pass", flips, "off <= _SAME", "off >= 0", FLIPS, "average_over"),
         bug(
             "pooled networks have the old identity",
             engine,

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from .kernel.engines.base import RangeError as RangeError
     from .kernel.kernel import Kernel as Kernel
     from .matrix.cluster.connection import connect as connect
-    from .matrix.flips import flip_averaged as flip_averaged
     from .matrix.gram import gram as gram
     from .network import GELU as GELU
     from .network import Abs as Abs
@@ -81,7 +80,6 @@ _EXPORTS = {
     "kernel.check": ("WrongKernelError",),
     "kernel.kernel": ("Kernel",),
     "matrix.gram": ("gram",),
-    "matrix.flips": ("flip_averaged",),
     "matrix.cluster.connection": ("connect",),
     "gp.solving": ("solve",),
     "gp.trained": ("trained_ensemble",),

@@ -24,7 +24,6 @@ from cnngp import (
     Kernel,
     ReLU,
     Sequential,
-    flip_averaged,
     gram,
 )
 from cnngp.cli import run
@@ -103,21 +102,6 @@ def test_a_link_in_the_place_of_a_prediction_is_not_followed(theirs: Path, tmp_p
     with pytest.raises(StoreError, match="follows none"):
         model.predict(X[:5])
     assert not list((theirs / "deep").iterdir())
-
-
-@pytest.mark.parametrize("target", ["empty", "new"])
-@pytest.mark.parametrize("name", ["plain", "mirrored", "mirrored-0"])
-def test_a_link_in_the_place_of_a_part_of_a_flip_average_is_not_followed(
-    name: str, target: str, theirs: Path, tmp_path: Path
-) -> None:
-    (theirs / "empty").mkdir()
-    (tmp_path / "flips").mkdir()
-    (tmp_path / "flips" / name).symlink_to(theirs / target)
-    images = X.reshape(-1, 1, 2, 2)
-    with pytest.raises(StoreError, match="follows none"):
-        flip_averaged(KERNEL, images, images[:3] if name == "mirrored" else None, store=tmp_path / "flips")
-    assert not list((theirs / "empty").iterdir())
-    assert not (theirs / "new").exists()
 
 
 def test_a_store_of_ones_own_behind_a_link_may_have_any_name(tmp_path: Path) -> None:

@@ -152,7 +152,7 @@ def _copies(X: Any, y: Any, changes: Sequence[Change]) -> tuple[Copies, NDArray[
 def flipped(X: Any, y: Any) -> tuple[NDArray[Any], NDArray[Any]]:
     """The images and their mirror images, left for right, twice as many, and their labels.
 
-    `cnngp.flip_averaged` gives the kernel of functions that do not tell the two apart, without more images.
+    `Kernel(network, symmetry="flip")` is the kernel of functions that do not tell the two apart, without more images.
 
     >>> import numpy as np
     >>> X2, y2 = flipped(np.arange(4.0).reshape(1, 1, 2, 2), [7])

@@ -26,6 +26,7 @@ from .engines.weights import GradientEngine, checked_weights
 from .gradient_check import check_gradient
 from .program import Kind, check_slopes, lower
 from .program.reverse import reverse
+from .symmetry import SymmetricEngine, Symmetry, check_symmetry
 from .verdicts import Verdict
 
 if TYPE_CHECKING:
@@ -53,6 +54,8 @@ class Kernel:
     check : compare two of the images with the float64 reference before the first matrix of a network, a shape of images
         and an engine; `WrongKernelError` where they are far apart. It takes a fraction of a second once, and is
         remembered on disk.
+    symmetry : "flip" for the kernel averaged over left and right, k(x, z) and k(x, mirrored z); "d4" over the eight
+        turns and mirror images of a square.
 
     >>> import numpy as np
     >>> from cnngp import Conv, Dense, Kernel, ReLU, Sequential
@@ -74,6 +77,7 @@ class Kernel:
         threads: int | None = None,
         kind: Kind = "nngp",
         check: bool = True,
+        symmetry: Symmetry | None = None,
     ) -> None:
         layer = as_layer(network, "Kernel: network")
         check_network(layer)
@@ -89,6 +93,9 @@ class Kernel:
         if not isinstance(check, bool):
             raise ValueError(f"Kernel: check={check!r} is not True or False")
         self.check = check
+        check_symmetry(symmetry)
+        self.symmetry: Symmetry | None = symmetry
+        self._symmetric: dict[tuple[Kind, tuple[int, ...]], SymmetricEngine] = {}
         self._verdicts: dict[tuple[Kind, tuple[int, ...]], Verdict] = {}
         self._fingerprint = layer.fingerprint if has_bare_function(layer) else None
 
@@ -120,6 +127,7 @@ class Kernel:
         array([[0.5   , 0.0796],
                [0.0796, 0.5   ]], dtype=float32)
         """
+        self._refuse_symmetry("both")
         x, z = self._sets(X, Z, output, "ntk")
         engine = self.engine_for(x.shape[1:], "ntk")
         assert isinstance(engine, TangentEngine)
@@ -173,6 +181,7 @@ class Kernel:
         """
         if self.kind != "nngp":
             raise ValueError("gradient is for the kernel of the Gaussian process; use Kernel(network, kind='nngp')")
+        self._refuse_symmetry("gradient")
         x = self._images(X, "X")
         z = None if Z is None else self._images(Z, "Z")
         if z is not None and x.shape[1:] != z.shape[1:]:
@@ -261,13 +270,13 @@ class Kernel:
     def _verify(self, x: Any, kind: Kind) -> Verdict | None:
         shape = tuple(x.shape[1:])
         if (kind, shape) not in self._verdicts:
-            key = verdicts.key(self.network, shape, self.engine_for(shape, kind).identity, kind)
+            key = verdicts.key(self.network, shape, self._engine(shape, kind).identity, kind)
             found = verdicts.known(key)
             if found is None:
                 found = compared(
                     self.network,
                     np.dtype(self.dtype),
-                    lambda shape: self.engine_for(shape, kind),
+                    lambda shape: self._engine(shape, kind),
                     lambda pair: self._images(pair, "X"),
                     x,
                 )
@@ -283,6 +292,19 @@ class Kernel:
         unless another is asked for.
         """
         shape, kind = tuple(input_shape), kind or self.kind
+        if self.symmetry is None:
+            return self._engine(shape, kind)
+        if (kind, shape) not in self._symmetric:
+            check_symmetry(self.symmetry, shape)
+            self._symmetric[kind, shape] = SymmetricEngine(self._engine(shape, kind), self.symmetry, shape)
+        return self._symmetric[kind, shape]
+
+    def _refuse_symmetry(self, what: str) -> None:
+        if self.symmetry is not None:
+            raise ValueError(f"Kernel.{what} is for kernels without symmetry={self.symmetry!r}")
+
+    def _engine(self, shape: tuple[int, ...], kind: Kind) -> Engine:
+        """The engine of the network itself, whatever the kernel is averaged over."""
         if self._fingerprint is not None and self._fingerprint != self.network.fingerprint:
             raise NetworkError(
                 f"a function of {self.network!r} gives other values than when this Kernel was made, and its tables are "
@@ -303,7 +325,7 @@ class Kernel:
     def with_network(self, network: Network, *, dtype: str | None = None, check: bool | None = None) -> Kernel:
         """The kernel of another network, with the settings of this one where none are given."""
         check = self.check if check is None else check
-        return Kernel(network, self._asked, dtype or self.dtype, self.threads, self.kind, check)
+        return Kernel(network, self._asked, dtype or self.dtype, self.threads, self.kind, check, self.symmetry)
 
     def as_sklearn(self, input_shape: Sequence[int]) -> NetworkKernel:
         """A `sklearn.gaussian_process.kernels.Kernel` on flat rows, for GaussianProcessRegressor, SVC, KernelRidge.
@@ -314,6 +336,7 @@ class Kernel:
         """
         from .sklearn_kernel import NetworkKernel
 
+        self._refuse_symmetry("as_sklearn")
         return NetworkKernel(
             self.network, tuple(input_shape), self._asked, self.dtype, self.threads, self.kind, self.check
         )
@@ -327,10 +350,11 @@ class Kernel:
         threads = "" if self.threads is None else f", threads={self.threads}"
         kind = "" if self.kind == "nngp" else f", kind={self.kind!r}"
         check = "" if self.check else ", check=False"
+        check += "" if self.symmetry is None else f", symmetry={self.symmetry!r}"
         return f"Kernel({self.network!r}, device={self.device!r}, dtype={self.dtype!r}{threads}{kind}{check})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Kernel, (self.network, self._asked, self.dtype, self.threads, self.kind, self.check)
+        return Kernel, (self.network, self._asked, self.dtype, self.threads, self.kind, self.check, self.symmetry)
 
 
 def as_kernel(

@@ -13,6 +13,7 @@ from cnngp.common.arrays import Output
 from cnngp.common.tiles import Tell, Tile, share
 from cnngp.kernel.engines.base import Engine
 from cnngp.kernel.kernel import Kernel
+from cnngp.kernel.symmetry import SymmetricEngine
 
 from .images import ImageRows
 
@@ -50,7 +51,12 @@ def lanes(kernel: Kernel, image_shape: tuple[int, ...], most: int | None = None)
     found = devices.card_count()
     if found == 1:
         return [Lane(engine, 0)]
-    each = [Lane(CudaEngine(engine.program, kernel.dtype, devices=[k]), k) for k in range(found)[:most]]
+    each = []
+    for k in range(found)[:most]:
+        own: Engine = CudaEngine(engine.program, kernel.dtype, devices=[k])
+        if kernel.symmetry is not None:
+            own = SymmetricEngine(own, kernel.symmetry, image_shape)
+        each.append(Lane(own, k))
     return [lane for lane in each if lane.engine.identity == engine.identity] or [Lane(engine, 0)]
 
 

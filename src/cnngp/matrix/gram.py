@@ -220,7 +220,7 @@ def _specify(
         dtype=kernel.dtype,
         tile=tile,
         id=None if found is None else found.id,
-        kind=kernel.kind,
+        kind=kernel.kind if kernel.symmetry is None else f"{kernel.kind}, symmetry {kernel.symmetry!r}",
     )
     return spec.identified() if found is None else spec
 

@@ -152,7 +152,15 @@ def _kernel(pickled: bytes) -> Kernel:
     from distributed.protocol import pickle
 
     kernel: Kernel = pickle.loads(pickled)
-    return Kernel(kernel.network, kernel.device, kernel.dtype, get_worker().state.nthreads, kernel.kind, kernel.check)
+    return Kernel(
+        kernel.network,
+        kernel.device,
+        kernel.dtype,
+        get_worker().state.nthreads,
+        kernel.kind,
+        kernel.check,
+        kernel.symmetry,
+    )
 
 
 def _named(error: BaseException) -> str:

@@ -124,7 +124,9 @@ class Spec:
         if self.fingerprint != wanted.fingerprint:
             differs.append(f"the network ({_short(self)} there, {_short(wanted)} now)")
         if self.kind != wanted.kind:
-            differs.append(f"the kernel ({_KINDS.get(self.kind, self.kind)} there, {_KINDS[wanted.kind]} now)")
+            differs.append(
+                f"the kernel ({_KINDS.get(self.kind, self.kind)} there, {_KINDS.get(wanted.kind, wanted.kind)} now)"
+            )
         if (self.Z is None) != (wanted.Z is None):
             kinds = ("the matrix of one set of images", "the matrix of two sets")
             differs.append(f"the kind ({kinds[self.Z is not None]} there, {kinds[wanted.Z is not None]} now)")

@@ -1,0 +1,163 @@
+"""Kernels averaged over mirror images, or over the eight symmetries of a square: an engine around the network's own.
+
+    k_G(x, z) = (1/|G|) Σ_g k(x, g z)                 where k(g x, g z) = k(x, z) for all g in G
+              = (1/|G|²) Σ_gh k(g x, h z)             for any other network
+
+is the kernel of functions averaged over G. Filters and pools that reach further to one side than to the other make the
+second sum necessary: a filter of 3 with stride 2 on an even size, say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cnngp.common.arrays import DataError, Output, kind, namespace, to_cupy, to_numpy, to_output
+
+from .engines.base import Advance, Engine
+
+Symmetry = Literal["flip", "d4"]
+"""Left and right alike, or all turns and mirror images of a square."""
+SYMMETRIES: tuple[Symmetry, ...] = get_args(Symmetry)
+
+# A symmetric matrix is computed in stripes of rows from its diagonal on, at most so many, each of so many rows at
+# least: with ten of them a twentieth of the matrix is computed twice.
+_STRIPES, _ROWS = 10, 256
+# Images of a block whose kernels with their own mirror images are computed: of the block, the diagonal is used.
+_BLOCK = 8
+# How far apart, of the largest entry, two roundings of the same kernel may be.
+_SAME = 1e-5
+
+Map = Callable[[Any], Any]
+
+
+def check_symmetry(symmetry: object, input_shape: Sequence[int] | None = None) -> None:
+    """`ValueError` for a word that is no symmetry; `DataError` for images that have none of the kind."""
+    if symmetry is None:
+        return
+    if symmetry not in SYMMETRIES:
+        raise ValueError(f"symmetry={symmetry!r} is not None, {' or '.join(map(repr, SYMMETRIES))}")
+    if input_shape is None:
+        return
+    places = tuple(input_shape)[1:]
+    if not places:
+        raise DataError(f"symmetry={symmetry!r} is for images, and rows of features have no left and right")
+    if symmetry == "d4" and (len(places) != 2 or places[0] != places[1]):
+        raise DataError(f"symmetry='d4' is for square images; of {' × '.join(map(str, places))} use 'flip'")
+
+
+def maps_of(symmetry: Symmetry) -> tuple[Map, ...]:
+    """The group on arrays whose last axes are places, the identity first."""
+    if symmetry == "flip":
+        return (lambda A: A, lambda A: A[..., ::-1])
+    turns = [lambda A, k=k: namespace(A).rot90(A, k, axes=(-2, -1)) for k in range(4)]
+    return (*turns, *(lambda A, turn=turn: turn(A[..., ::-1]) for turn in turns))
+
+
+class SymmetricEngine:
+    """An `Engine` of the averaged kernel, around the `engine` of one input shape."""
+
+    def __init__(self, engine: Engine, symmetry: Symmetry, input_shape: Sequence[int]) -> None:
+        check_symmetry(symmetry, input_shape)
+        self.inner, self.program, self.dtype = engine, engine.program, engine.dtype
+        self.symmetry: Symmetry = symmetry
+        self.identity = f"{engine.identity}, symmetry {symmetry}"
+        self.threads = getattr(engine, "threads", 1)
+        self._shape = tuple(input_shape)
+        self._maps = maps_of(symmetry)
+        self._known: bool | None = None
+
+    @property
+    def commutes(self) -> bool:
+        """Whether the network does the same to an image wherever its symmetry takes it; tried on random images."""
+        if self._known is None:
+            few = np.random.default_rng(0).random((3, *self._shape)).astype(self.dtype)
+            K = self._plain(few, few)
+            off = max(float(np.abs(self._plain(*[np.ascontiguousarray(g(few))] * 2) - K).max()) for g in self._maps[1:])
+            self._known = off <= _SAME * (float(np.abs(K).max()) or 1.0)
+        return self._known
+
+    @property
+    def pairs(self) -> int:
+        """Pairs of images that one entry takes."""
+        return len(self._maps) if self.commutes else len(self._maps) ** 2
+
+    def diagonal(self, X: Any) -> NDArray[np.float64]:
+        """k_G(x, x), from blocks of a few images with their own mirror images."""
+        total = self.inner.diagonal(X)
+        if not self.commutes:
+            total = sum((self.inner.diagonal(self._moved(X, g)) for g in self._maps[1:]), start=total)
+        for g, h in self._others():
+            left, right = self._moved(X, g), self._moved(X, h)
+            for start in range(0, len(X), _BLOCK):
+                rows = slice(start, start + _BLOCK)
+                total[rows] += to_numpy(self.inner.cross(left[rows], right[rows])).diagonal()
+        return np.asarray(total / self.pairs)
+
+    def cross(self, X: Any, Z: Any, output: Output = "numpy", advance: Advance = None) -> Any:
+        told = _share(advance, self.pairs)
+        where: Output = "cupy" if kind(X) == "cupy" else "numpy"
+        total = self.inner.cross(X, Z, where, told)
+        if not self.commutes:
+            for g in self._maps[1:]:
+                total += self.inner.cross(self._moved(X, g), self._moved(Z, g), where, told)
+        for g, h in self._others():
+            total += self.inner.cross(self._moved(X, g), self._moved(Z, h), where, told)
+        total *= self.dtype.type(1.0 / self.pairs)
+        return to_output(total, output)
+
+    def symmetric(self, X: Any, output: Output = "numpy", advance: Advance = None) -> Any:
+        """Entries as in `cross`, of the upper triangle, in stripes of rows from the diagonal on."""
+        where: Output = "cupy" if kind(X) == "cupy" else "numpy"
+        n, xp = len(X), namespace(X)
+        K = xp.empty((n, n), self.dtype)
+        for first, end in _stripes(n):
+            K[first:end, first:] = self.cross(X[first:end], X[first:], where, advance)
+            upper = xp.triu(K[first:end, first:end], 1)
+            K[first:end, first:end] = upper + upper.T
+            K[end:, first:end] = K[first:end, end:].T
+        at = xp.arange(n)
+        K[at, at] = xp.asarray(self.diagonal(X), self.dtype)
+        return to_output(K, output)
+
+    def _others(self) -> Iterator[tuple[Map, Map]]:
+        """The pairs (g, h) of k(g x, h z) other than those with g = h."""
+        if self.commutes:
+            yield from ((self._maps[0], h) for h in self._maps[1:])
+        else:
+            yield from ((g, h) for g in self._maps for h in self._maps if g is not h)
+
+    def _moved(self, X: Any, g: Map) -> Any:
+        images = X.reshape(len(X), *self._shape)
+        return namespace(X).ascontiguousarray(g(images)).reshape(X.shape)
+
+    def _plain(self, A: NDArray[Any], B: NDArray[Any]) -> NDArray[np.float64]:
+        """Kernels of the network itself, in host memory."""
+        a, b = (X.reshape(len(X), X.shape[1], -1) for X in (A, B))
+        if "cuda" in self.identity:
+            a, b = to_cupy(a), to_cupy(b)
+        return to_numpy(self.inner.cross(a, b)).astype(np.float64)
+
+
+def _stripes(n: int) -> list[tuple[int, int]]:
+    edges = np.linspace(0, n, min(_STRIPES, max(n // _ROWS, 1)) + 1).round().astype(int)
+    return list(zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True))
+
+
+def _share(advance: Advance, parts: int) -> Advance:
+    """Progress in entries, told by calls that count each of their `parts`."""
+    if advance is None:
+        return None
+    done, told = 0, 0
+
+    def tell(pairs: int) -> None:
+        nonlocal done, told
+        done += pairs
+        if done // parts > told:
+            advance(done // parts - told)
+            told = done // parts
+
+    return tell
