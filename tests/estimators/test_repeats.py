@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cnngp import GPClassifier, GPRegressor, Learning, datasets
+from cnngp import Conv, Dense, GPClassifier, GPRegressor, Learning, ReLU, Sequential, datasets
 from cnngp.common.arrays import DataError
 from cnngp.estimators.repeats import image_codes, is_repeated, joined, left_out_together
 
@@ -131,3 +131,17 @@ def test_one_shared_image_does_not_join_two_groups(tmp_path: Path) -> None:
     again = GPClassifier.load(tmp_path / "m.gp", device="cpu")
     np.testing.assert_array_equal(again.loo_probabilities_, clf.loo_probabilities_)
     assert len(clf.add(X[:2] + 1.0, y[:2]).gp_.groups) == 42
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_measurements_repeated_at_one_image_give_the_noise(dtype):
+    """Predicted standard deviations of 79 and 615 came of a noise that did not see them contradict each other."""
+    rng = np.random.default_rng(0)
+    X, new = np.repeat(rng.standard_normal((40, 1, 6, 6)), 2, 0), rng.standard_normal((50, 1, 6, 6))
+    weights = rng.standard_normal(36)
+    f, f_new = (np.tanh(x.reshape(len(x), -1) @ weights / 6) for x in (X, new))
+    net = Sequential(Conv(3), ReLU(), Conv(3), ReLU(), Dense(bias_var=0.1))
+    reg = GPRegressor(net, noise="loo", dtype=dtype, device="cpu").fit(X, f + 0.3 * rng.standard_normal(80))
+    mean, std = reg.predict(new, return_std=True)
+    assert 0.5 < std.mean() / np.sqrt(((mean - f_new) ** 2).mean()) < 2.0
+    assert 0.2 < np.sqrt(reg.gp_.amplitude * reg.gp_.noise) < 0.4

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 
 from cnngp.gp import groups as grouping
+from cnngp.gp import noise as noise_module
 from cnngp.gp.checks import MatrixError
 from cnngp.gp.exact import ExactGP
 
@@ -52,17 +56,122 @@ def test_groups_of_one_are_the_usual_leave_one_out():
     assert_same(alone, usual.leave_one_out(), 1e-3)  # the two searches end within 1e-6 of log₁₀ noise of each other
 
 
-def test_noise_and_amplitude_are_the_likeliest_where_groups_are_left_out():
-    gp = grouped(noise="loo", amplitude="loo")
+@dataclass(frozen=True)
+class Grouped:
+    """Points in groups of random sizes, of which some are copies, near copies or strangers."""
 
-    def loss(noise: float, amplitude: float) -> float:
-        mean, variance = left_out(noise)
-        return float(((Y - mean) ** 2 / (amplitude * variance[:, None])).sum() + 2 * np.log(amplitude * variance).sum())
+    K: np.ndarray
+    Y: np.ndarray
+    groups: np.ndarray
+    images: np.ndarray
+    """The number of each point's image, which may stand in several groups."""
 
-    best = loss(gp.noise, gp.amplitude)
-    for factor in (0.9, 1.1):
-        assert loss(gp.noise * factor, gp.amplitude) > best
-        assert loss(gp.noise, gp.amplitude * factor) > best
+    @classmethod
+    def drawn(cls, seed: int, kind: str) -> Grouped:
+        rng = np.random.default_rng(seed)
+        groups = np.repeat(np.arange(14), rng.integers(1, 4, 14))
+        images = np.arange(len(groups))
+        points = rng.standard_normal((14, 2))[groups]
+        points += rng.choice([0.0, 1e-4, 0.1, 1.0], 14)[groups, None] * rng.standard_normal(points.shape)
+        if kind == "shared":
+            images[groups % 3 == 0] = 0
+            points = points[images]
+        errors = rng.standard_normal((len(points), 2))
+        Y = np.sin(points) + rng.choice([0.05, 0.3]) * (errors[groups] if kind == "agree" else errors)
+        return cls(rbf(points), Y, groups, images)
+
+    def deviations(self, noise: float) -> tuple[float, float, float]:
+        """Σ d²/v of points, Σ dᵀS⁻¹d of what is left out with each and Σ log v, by refitting without that."""
+        alone = jointly = logs = 0.0
+        for i in range(len(self.Y)):
+            out = (self.groups == self.groups[i]) | (self.images == self.images[i])
+            A, k = self.K[~out][:, ~out] + noise * np.eye((~out).sum()), self.K[out][:, ~out]
+            d = self.Y[out] - k @ np.linalg.solve(A, self.Y[~out])
+            S = self.K[out][:, out] + noise * np.eye(out.sum()) - k @ np.linalg.solve(A, k.T)
+            own = int(out[:i].sum())
+            alone += float((d[own] ** 2 / S[own, own]).sum())
+            jointly += float((d * np.linalg.solve(S, d)).sum()) / out.sum()
+            logs += math.log(S[own, own])
+        return alone, jointly, logs
+
+    def loss(self, noise: float) -> float:
+        alone, jointly, logs = self.deviations(noise)
+        return self.Y.size * math.log(max(alone, jointly)) + self.Y.shape[1] * logs
+
+
+def rbf(points: np.ndarray) -> np.ndarray:
+    return np.exp(-0.3 * ((points[:, None] - points[None]) ** 2).sum(-1))
+
+
+@pytest.mark.parametrize("kind", ["agree", "contradict", "shared"])
+@pytest.mark.parametrize("seed", range(5))
+def test_noise_is_the_likeliest_by_refitting_without_each_group(seed, kind):
+    drawn = Grouped.drawn(seed, kind)
+    groups = np.stack([drawn.groups, drawn.images], 1) if kind == "shared" else drawn.groups
+    gp = ExactGP(drawn.K, drawn.Y, noise="loo", groups=groups)
+    tried = np.concatenate([gp.noise * np.array([0.8, 0.95, 1.05, 1.25]), 10.0 ** np.arange(-6.0, 3.0)])
+    assert drawn.loss(gp.noise) < min(map(drawn.loss, tried)) + 0.1
+    assert gp.amplitude == pytest.approx(drawn.deviations(gp.noise)[0] / drawn.Y.size, rel=1e-5)
+
+
+@pytest.mark.parametrize("apart", [0.0, 1e-6, 1e-3])
+def test_measurements_that_contradict_each_other_are_noise(apart):
+    """Too few points of too many dimensions to learn from: only the repeated ones say how exact a measurement is."""
+    for seed in range(5):
+        rng = np.random.default_rng(seed)
+        points = np.repeat(rng.standard_normal((40, 30)), 2, axis=0)
+        points += apart * rng.standard_normal(points.shape)
+        new, weights = rng.standard_normal((200, 30)), rng.standard_normal((30, 1))
+        f, f_new = (np.tanh(x @ weights / 6) for x in (points, new))
+        K = 1.0 + 0.1 * points @ points.T + rbf(points / 8)
+        k = 1.0 + 0.1 * new @ points.T + np.exp(-0.3 / 64 * ((new[:, None] - points) ** 2).sum(-1))
+        gp = ExactGP(K, f + 0.3 * rng.standard_normal(f.shape), noise="loo", groups=np.repeat(np.arange(40), 2))
+        assert 0.15 < math.sqrt(gp.amplitude * gp.noise) < 0.45
+        error = math.sqrt(float(((gp.mean(k) - f_new) ** 2).mean()))
+        std = math.sqrt(float(gp.variance(k, 2.0 + 0.1 * (new**2).sum(1)).mean()))
+        assert 0.5 < std / error < 2.0
+
+
+@pytest.mark.parametrize(("copies", "least"), [(3, 0.83), (12, 0.55)])
+def test_copies_that_agree_hardly_make_predictions_surer(copies, least):
+    """Below 95 %, as the model has no noise that copies share; the amplitude by likelihood covers 78 and 44 %."""
+    covered = []
+    for seed in range(8):
+        rng = np.random.default_rng(seed)
+        points, new = rng.standard_normal((30, 3)), rng.standard_normal((100, 3))
+        f, f_new = (np.sin(1.5 * x[:, :1]) + 0.5 * x[:, 1:2] for x in (points, new))
+        groups = np.repeat(np.arange(30), copies)
+        Y = (f + 0.3 * rng.standard_normal(f.shape))[groups]
+        everything = rbf(np.concatenate([points, new]))
+        gp = ExactGP(everything[:30, :30][np.ix_(groups, groups)], Y, noise="loo", groups=groups)
+        k = everything[30:, :30][:, groups]
+        covered.append(np.abs(gp.mean(k) - f_new)[:, 0] < 2.0 * np.sqrt(gp.variance(k, np.ones(100))))
+    assert np.mean(covered) > least
+
+
+def test_a_given_noise_that_contradictions_exceed_is_told_of():
+    groups = np.repeat(np.arange(20), 2)
+    Y = np.sin(np.arange(40.0))[:, None]
+    with pytest.warns(UserWarning, match="contradict each other by more than the noise explains"):
+        ExactGP(rbf(RNG.normal(size=(20, 9)))[np.ix_(groups, groups)], Y, noise=1e-6, groups=groups)
+
+
+def test_thinned_points_keep_the_contradictions_inside_groups():
+    for groups in (np.repeat(np.arange(50), 2), np.arange(100) % 50, np.arange(100) % 3):
+        rows = grouping.thinned(groups, 40)
+        assert 30 <= len(rows) <= 40 and (np.diff(rows) > 0).all()
+        together = groups[rows][:, None] == groups[rows]
+        assert (together.sum(1) > 1).all() and len(np.unique(groups[rows])) >= 3
+
+
+def test_noise_of_many_points_sees_the_contradictions(monkeypatch):
+    groups = np.arange(120) % 60
+    points = RNG.normal(size=(60, 2))[groups]
+    Y = np.sin(2.0 * points[:, :1]) + 0.3 * RNG.standard_normal((120, 1))
+    K = rbf(points)
+    monkeypatch.setattr(noise_module, "_MOST_POINTS", 60)
+    gp = ExactGP(K, Y, noise="loo", groups=groups)
+    assert 0.1 < math.sqrt(gp.amplitude * gp.noise) < 0.5
 
 
 def test_points_that_are_added_are_groups_of_their_own():

@@ -9,6 +9,7 @@ on it; variances and likelihood do. Everything is float64, on NumPy or CuPy arra
 from __future__ import annotations
 
 import math
+import warnings
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
@@ -40,6 +41,9 @@ __all__ = ["Amplitude", "ExactGP", "JitterWarning", "MatrixError", "Noise", "pos
 Amplitude = Literal["ml", "loo"] | float
 Noise = Literal["ml", "loo"] | float
 
+# Times the amplitude by leave-one-out, where that of the likelihood is made of contradictions inside of groups.
+_CONTRADICTORY = 25.0
+
 
 class ExactGP:
     """The posterior given targets `Y` (N, outputs) at N points with kernel matrix `K` (N, N).
@@ -48,7 +52,9 @@ class ExactGP:
     some points than for others. `amplitude` is "ml", "loo" or a number.
     Noise by leave-one-out has the least `loss` of means and targets, or the highest density of the targets where None;
     `rounding` is the relative error of the entries of K, below which it does not go. Points of one of the `groups`
-    (N,) are left out together; of (N, 2), groups and images, also those of the same image in other groups.
+    (N,) are left out together; of (N, 2), groups and images, also those of the same image in other groups. Noise by
+    leave-one-out then sees how far they contradict each other, and the amplitude "ml" beside it is that of the same
+    predictions.
     `jitter` is one known to be needed, from an earlier fit. With `overwrite=True` a float64 `K` is used as the buffer
     and its content is lost.
 
@@ -88,9 +94,14 @@ class ExactGP:
         self.noise = chosen_noise(A, self.Y, noise, amplitude, rounding, self._together, loss)
         self.jitter = jitter
         """What was added to the diagonal beside the noise, relative to the diagonal's mean."""
-        self._amplitude_rule = amplitude
+        # Of groups that were left out to choose the noise, the likelihood would take copies that agree for evidence of a
+        # small amplitude, and those that contradict each other for a large one.
+        grouped = self._together is not None and noise == "loo"
+        self._amplitude_rule: Amplitude = "loo" if grouped and amplitude == "ml" else amplitude
         self.factor = self._factorise(A)
         self._condition()
+        if self._amplitude_rule == "ml" and self._grouped is not None:
+            self._warn_of_contradictions()
 
     def _factorise(self, A: Array) -> Factor:
         factor, jitter = factorised(A, self.noise, self.jitter)
@@ -118,6 +129,19 @@ class ExactGP:
             case number:
                 amplitude = float(number)
         self.amplitude = amplitude if amplitude > 0.0 else 1.0  # targets that are all zero say nothing of scale
+
+    def _warn_of_contradictions(self) -> None:
+        """Targets that contradict each other inside of groups, of which too little noise makes a huge amplitude."""
+        deviations, variances = self._grouped
+        usual = float((deviations**2 / variances[:, None]).mean())
+        if self.amplitude > _CONTRADICTORY * usual > 0.0:
+            warnings.warn(
+                "targets of images that are alike contradict each other by more than the noise explains, so predicted "
+                f"standard deviations are {math.sqrt(self.amplitude / usual):.3g} times what leaving these images out "
+                "together finds; choose the noise by noise='loo', or take amplitude='loo'",
+                UserWarning,
+                stacklevel=6,
+            )
 
     @property
     def log_marginal_likelihood(self) -> float:

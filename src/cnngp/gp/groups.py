@@ -22,6 +22,7 @@ from .checks import MatrixError
 from .linalg import Array, Factor, namespace
 
 _COLUMNS = 512  # of L⁻¹, that are held at a time
+_MANY = 20  # groups, that stand for all others
 
 
 def check_groups(groups: Any, n: int) -> NDArray[np.intp]:
@@ -88,6 +89,17 @@ def whole_groups(groups: NDArray[np.intp], most: int, rng: np.random.Generator) 
     if not taken.any():
         taken[np.argmin(np.where(sizes > 0, sizes, len(groups) + 1))] = True
     return np.flatnonzero(taken[groups])
+
+
+def thinned(groups: NDArray[np.intp], most: int) -> NDArray[np.intp]:
+    """About `most` of the points, sorted, so that contradictions inside of groups stay among them: whole groups where
+    these are many, else the same share of each group.
+    """
+    names = groups if groups.ndim == 1 else groups[:, 0]
+    whole = whole_groups(names, most, np.random.default_rng(0))
+    if len(np.unique(names[whole])) >= _MANY:
+        return whole
+    return np.sort(np.argsort(names, kind="stable")[:: -(-len(groups) // most)])
 
 
 def one_of_each(groups: NDArray[np.intp] | None, n: int) -> NDArray[np.intp]:

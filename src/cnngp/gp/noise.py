@@ -5,6 +5,11 @@ With K = QΛQᵀ and s = λ + noise, everything below costs O(N²) at most for a
     log p(y)     = −½ Σ_ic (qᵢᵀy_c)²/(a sᵢ) − ½ C Σᵢ log(a sᵢ) + const
     α            = Q (QᵀY / s),    [K⁻¹]_ii = Σ_j Q_ij²/s_j
     leave-one-out: y_i has mean y_i − α_i/[K⁻¹]_ii and variance a/[K⁻¹]_ii
+
+Points of a group are left out together. Their deviations d from what the others predict are then measured twice, one by
+one, Σ d_i²/v_i, and jointly, Σ_g d_gᵀ S_g⁻¹ d_g with S_g = [K⁻¹]_gg⁻¹: the second alone knows that two measurements at
+one image contradict each other. The larger of the two counts: contradictions are noise, but copies that agree say
+nothing of how a new image is predicted.
 """
 
 from __future__ import annotations
@@ -19,7 +24,8 @@ from numpy.typing import NDArray
 
 from cnngp.common.arrays import to_numpy
 
-from .groups import left_out, sets_left_out
+from .blas import one_thread_if_small
+from .groups import left_out, sets_left_out, thinned
 from .linalg import Array, namespace
 
 # What all targets together may lose by a smaller noise: a tenth of a nat says nothing.
@@ -59,18 +65,27 @@ def chosen_noise(
     eigenvalues, about √N · rounding · k(x, x): with less, the predictions of images that are nearly alike are made of
     rounding errors, and what leave-one-out says of them is chance. Points of one of the `groups` are left out together.
     """
-    if isinstance(noise, str) and not float(K.diagonal().max()) > 0.0:
+    if not isinstance(noise, str):
+        return float(noise)
+    if not float(K.diagonal().max()) > 0.0:
         return 0.0  # nothing to search in: whoever factorises such a matrix says what it is
-    match noise:
-        case "ml":
+    with one_thread_if_small(K):
+        if noise == "ml":
             return _most_likely(K, Y, amplitude)
-        case "loo":
-            step = _step(len(Y))
-            least = math.sqrt(len(Y)) * rounding * float(K.diagonal().mean())
-            together = None if groups is None else groups[::step]
-            return max(least, _best_left_out(K[::step, ::step], Y[::step], amplitude, together, loss))
-        case _:
-            return float(noise)
+        return _by_leave_one_out(K, Y, amplitude, rounding, groups, loss)
+
+
+def _by_leave_one_out(
+    K: Array, Y: Array, amplitude: Any, rounding: float, groups: NDArray[np.intp] | None, loss: Loss | None
+) -> float:
+    least = math.sqrt(len(Y)) * rounding * float(K.diagonal().mean())
+    if (step := _step(len(Y))) > 1 and groups is None:
+        K, Y = K[::step, ::step], Y[::step]
+    elif step > 1 and groups is not None:
+        rows = thinned(groups, _MOST_POINTS)
+        at = namespace(K).asarray(rows)
+        K, Y, groups = K[at[:, None], at[None, :]], Y[at], groups[rows]
+    return max(least, _best_left_out(K, Y, amplitude, groups, loss))
 
 
 def _most_likely(K: Array, Y: Array, amplitude: Any) -> float:
@@ -103,30 +118,35 @@ def _best_left_out(K: Array, Y: Array, amplitude: Any, groups: NDArray[np.intp] 
     together = [(xp.asarray(at), xp.asarray(predicted)) for at, predicted in sets if at.shape[1] > 1]
     scale = float(lam.mean())
 
-    def left_out_at(s: Array) -> tuple[Array, Array]:
-        """Deviations y − mean (N, outputs) and variances (N,) of what is left out, for the amplitude 1."""
-        alpha = Q @ (rotated / s[:, None])
-        deviations, variances = alpha.copy() if together else alpha, xp.empty(n)
+    def left_out_at(s: Array) -> tuple[Array, Array, float]:
+        """Deviations y − mean (N, outputs) and variances (N,) of what is left out, for the amplitude 1, and Σ dᵀS⁻¹d."""
+        alpha, variances, jointly = Q @ (rotated / s[:, None]), xp.empty(n), 0.0
+        deviations = alpha.copy()
         for at, square in zip(alone, squares, strict=True):
             variances[at] = 1.0 / (square @ (1.0 / s))
             deviations[at] *= variances[at][:, None]
+            jointly += float((alpha[at] * deviations[at]).sum())
         for at, predicted in together:
             rows = Q[at]  # (sets, size, N)
             of_all, spread = left_out((rows / s) @ rows.transpose(0, 2, 1), alpha[at])
             deviations[at[predicted]], variances[at[predicted]] = of_all[predicted], spread[predicted]
-        return deviations, variances
+            # S⁻¹d = α; of a set that predicts some of its points, as large a share as these are of it.
+            jointly += float(((alpha[at] * of_all).sum((1, 2)) * predicted.mean(1)).sum())
+        return deviations, variances, jointly
 
     def loss(log_noise: float) -> float:
-        deviations, variances = left_out_at(lam + scale * 10.0**log_noise)
+        deviations, variances, jointly = left_out_at(lam + scale * 10.0**log_noise)
         if judge is not None:
             return judge(to_numpy(Y - deviations), to_numpy(Y))
         fit, logs = float((deviations**2 / variances[:, None]).sum()), float(xp.log(variances).sum())
+        if together:
+            fit = max(fit, jointly)
         a = fit / (n * outputs) if isinstance(amplitude, str) else float(amplitude)
         return fit / a + outputs * (n * math.log(a) + logs) if a > 0 else math.inf
 
     # A loss of classes no longer changes where noise is large: of what is as good, the least is taken.
     as_good = 0.0 if judge is None else _NATS / n
-    return float(scale * 10.0 ** _searched(loss, "loo", points=33, stacklevel=7, as_good=as_good))
+    return float(scale * 10.0 ** _searched(loss, "loo", points=33, stacklevel=8, as_good=as_good))
 
 
 def _searched(loss: Callable[[float], float], rule: str, points: int, stacklevel: int, as_good: float = 0.0) -> float:
