@@ -159,9 +159,11 @@ def test_a_given_noise_that_contradictions_exceed_is_told_of():
 def test_thinned_points_keep_the_contradictions_inside_groups():
     for groups in (np.repeat(np.arange(50), 2), np.arange(100) % 50, np.arange(100) % 3):
         rows = grouping.thinned(groups, 40)
-        assert 30 <= len(rows) <= 40 and (np.diff(rows) > 0).all()
+        assert 30 <= len(rows) <= 40
+        assert (np.diff(rows) > 0).all()
         together = groups[rows][:, None] == groups[rows]
-        assert (together.sum(1) > 1).all() and len(np.unique(groups[rows])) >= 3
+        assert (together.sum(1) > 1).all()
+        assert len(np.unique(groups[rows])) >= 3
 
 
 def test_noise_of_many_points_sees_the_contradictions(monkeypatch):
