@@ -94,8 +94,8 @@ class ExactGP:
         self.noise = chosen_noise(A, self.Y, noise, amplitude, rounding, self._together, loss)
         self.jitter = jitter
         """What was added to the diagonal beside the noise, relative to the diagonal's mean."""
-        # Of groups that were left out to choose the noise, the likelihood would take copies that agree for evidence of a
-        # small amplitude, and those that contradict each other for a large one.
+        # Where groups are left out to choose the noise, the likelihood would take copies that agree for evidence of a
+        # small amplitude, and those that contradict each other for evidence of a large one.
         grouped = self._together is not None and noise == "loo"
         self._amplitude_rule: Amplitude = "loo" if grouped and amplitude == "ml" else amplitude
         self.factor = self._factorise(A)

@@ -6,7 +6,7 @@ import copy
 from typing import Any
 
 from .checks import MatrixError
-from .linalg import Array, blocks
+from .linalg import Array, blocks, namespace
 
 _PANEL = 2048
 
@@ -19,7 +19,6 @@ class Sums:
     """
 
     def __init__(self, xp: Any, m: int, discount: float) -> None:
-        self._xp = xp
         self.discount = discount
         self.B = xp.zeros((m, m))
         self.rhs: Array = None
@@ -33,13 +32,13 @@ class Sums:
     def add(self, Phi: Array, Y: Array, unknown: Array) -> None:
         """Points with features `Phi` (m, M), targets `Y` (M, outputs) and u (M,). `mirror` has to follow."""
         if self.rhs is None:
-            self.rhs = self._xp.zeros((len(self.B), Y.shape[1]))
+            self.rhs = namespace(self.B).zeros((len(self.B), Y.shape[1]))
         if Y.shape[1] != self.rhs.shape[1]:
             raise MatrixError(f"the targets have {Y.shape[1]} outputs; the model has {self.rhs.shape[1]}")
         weighted = Phi
         if self.discount:
             w = self.weights(unknown)
-            weighted, self.log_weights = Phi * w, self.log_weights + float(self._xp.log(w).sum())
+            weighted, self.log_weights = Phi * w, self.log_weights + float(namespace(w).log(w).sum())
             self.squares += float((w[:, None] * Y * Y).sum())
         else:
             self.squares += float((Y * Y).sum())
@@ -50,7 +49,7 @@ class Sums:
 
     def mirror(self) -> None:
         """The lower triangle of B from the upper one."""
-        xp = self._xp
+        xp = namespace(self.B)
         for k in blocks(len(self.B), _PANEL):
             upper = xp.triu(self.B[k, k], 1)
             self.B[k, k] = upper + upper.T + xp.diag(self.B[k, k].diagonal())

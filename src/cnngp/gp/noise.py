@@ -119,7 +119,7 @@ def _best_left_out(K: Array, Y: Array, amplitude: Any, groups: NDArray[np.intp] 
     scale = float(lam.mean())
 
     def left_out_at(s: Array) -> tuple[Array, Array, float]:
-        """Deviations y − mean (N, outputs) and variances (N,) of what is left out, for the amplitude 1, and Σ dᵀS⁻¹d."""
+        """Deviations y − mean (N, outputs), variances (N,) for the amplitude 1, and Σ dᵀS⁻¹d of what is left out."""
         alpha, variances, jointly = Q @ (rotated / s[:, None]), xp.empty(n), 0.0
         deviations = alpha.copy()
         for at, square in zip(alone, squares, strict=True):
