@@ -101,7 +101,7 @@ class ExactGP:
         self.factor = self._factorise(A)
         self._condition()
         if self._amplitude_rule == "ml" and self._grouped is not None:
-            self._warn_of_contradictions()
+            self._warn_of_contradictions(*self._grouped)
 
     def _factorise(self, A: Array) -> Factor:
         factor, jitter = factorised(A, self.noise, self.jitter)
@@ -115,7 +115,7 @@ class ExactGP:
         n, outputs = self.Y.shape
         self.alpha = self.factor.solve(self.Y)
         self.inverse_diagonal = self.factor.inverse_diagonal()
-        self._grouped = None
+        self._grouped: tuple[Array, Array] | None = None
         if self._together is not None:
             self._grouped = leave_groups_out(self.factor, self._together, self.alpha, self.inverse_diagonal)
         match self._amplitude_rule:
@@ -130,9 +130,8 @@ class ExactGP:
                 amplitude = float(number)
         self.amplitude = amplitude if amplitude > 0.0 else 1.0  # targets that are all zero say nothing of scale
 
-    def _warn_of_contradictions(self) -> None:
+    def _warn_of_contradictions(self, deviations: Array, variances: Array) -> None:
         """Targets that contradict each other inside of groups, of which too little noise makes a huge amplitude."""
-        deviations, variances = self._grouped
         usual = float((deviations**2 / variances[:, None]).mean())
         if self.amplitude > _CONTRADICTORY * usual > 0.0:
             warnings.warn(
