@@ -240,9 +240,9 @@ def test_names_of_others_do_not_control_the_terminal(tmp_path: Path, capsys: pyt
     warn(evil)
     assert run(["gram", "--status", str(tmp_path / evil)]) == 1
     printed = capsys.readouterr()
-    assert printed.out.splitlines() == [f"{'engine':<22} a\ufffd]0;title\ufffd\ufffd2Jb", f"{'':<22} second line"]
+    assert printed.out.splitlines() == [f"{'engine':<22} a\\x1b]0;title\\x07\\u009b2Jb", f"{'':<22} second line"]
     for line in printed.err.splitlines():
-        assert "a\ufffd]0;title\ufffd\ufffd2Jb" in line
+        assert "a\\x1b]0;title\\x07\\u009b2Jb" in line
 
 
 def test_gram_prepares_images_as_a_fit_does_and_says_what_is_there(

@@ -6,14 +6,16 @@ import csv
 import http.client
 import io
 import json
+import re
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,8 @@ from PIL import Image
 
 from cnngp import Conv, Dense, GPClassifier, GPRegressor, ReLU, Sequential, apply_decisions, datasets
 from cnngp.cli import run
+from cnngp.report.viewer import decisions as decisions_module
+from cnngp.report.viewer import server
 from cnngp.report.viewer.answers import Answers
 from cnngp.report.viewer.decisions import Decisions
 from cnngp.report.viewer.server import Viewer
@@ -182,7 +186,7 @@ def test_decisions_follow_their_images_when_one_more_shifts_the_rows(two_decided
     ]
     lines = csv.DictReader(path.read_text().splitlines())
     assert [int(line["row"]) for line in lines] == sorted([WRONG + 1, second + 1])
-    assert sorted(p.name for p in path.parent.iterdir()) == [path.name]
+    assert sorted(p.name for p in path.parent.iterdir()) == [f".{path.name}.lock", path.name]
 
 
 def test_a_decision_about_another_label_of_the_image_is_set_aside_alone(two_decided: Answers) -> None:
@@ -197,17 +201,77 @@ def test_a_decision_about_another_label_of_the_image_is_set_aside_alone(two_deci
     assert len(Decisions(path)) == 1
 
 
-def test_a_file_without_fingerprints_is_matched_by_row_name_and_label(tmp_path: Path) -> None:
-    names = np.array([f"{i}.png" for i in range(200)])
-    path = tmp_path / "d.csv"
-    label = DIGITS.y[3]
-    path.write_text(
-        "row,name,given,proposed,decision,label\n"
-        f"3,3.png,{label},9,keep,{label}\n4,other.png,{DIGITS.y[4]},9,drop,\n5,5.png,none,9,drop,\n"
+def test_two_viewers_and_a_person_with_a_spreadsheet_keep_each_others_decisions(answers: Answers) -> None:
+    path, rows = answers.decisions.path, [s["row"] for s in answers.suspects]
+    other = Answers(answers.clf, "digits.gp", Decisions(path), suspects=20)
+    answers.decide({"row": rows[0], "decision": "drop"})
+    other.decide({"row": rows[1], "decision": "keep"})
+    answers.decide({"row": rows[2], "decision": "keep"})
+    assert decided(answers) == decided(other) == ["drop", "keep", "keep"] + [None] * 17
+    text = path.read_text()
+    path.write_text("\ufeff" + text.replace("drop", "Keep").replace(",", ";").replace("\n", "\r\n"), encoding="utf-8")
+    assert other.decide({"row": rows[1], "decision": None})["decisions"] == 2
+    assert decided(answers) == ["keep", None, "keep"] + [None] * 17
+    path.write_text("something else")
+    with pytest.raises(ValueError, match="is not a file of decisions"):
+        answers.decide({"row": rows[3], "decision": "drop"})
+    assert path.read_text() == "something else"
+
+
+def test_decisions_of_threads_are_all_kept(answers: Answers) -> None:
+    """Each with a file of decisions of its own, as several viewers have."""
+    rows = [s["row"] for s in answers.suspects]
+    viewers = [Answers(answers.clf, "m", Decisions(answers.decisions.path), suspects=20) for _ in range(4)]
+
+    def work(k: int) -> None:
+        for row in rows[k::4]:
+            viewers[k].decide({"row": row, "decision": "drop"})
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert decided(answers) == ["drop"] * 20
+
+
+def test_a_decision_that_was_not_written_is_not_kept(answers: Answers, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [s["row"] for s in answers.suspects]
+    answers.decide({"row": rows[0], "decision": "keep"})
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as during:
+        during.setattr(decisions_module, "write_atomically", full)
+        with pytest.raises(OSError, match="No space left"):
+            answers.decide({"row": rows[1], "decision": "drop"})
+        with pytest.raises(OSError, match="No space left"):
+            answers.decide({"row": rows[0], "decision": None})
+    assert decided(answers)[:2] == ["keep", None]
+    answers.decide({"row": rows[2], "decision": "keep"})
+    assert decided(answers)[:3] == ["keep", None, "keep"]
+
+
+STRANGE = ["a\rb.png", "caf\udce9.png", "=cmd|' /C calc'!A0", "+1+1", "-x", "@x", "'=x", "'x", "a\nb", "\x1b[2J", '","',
+           "naïve ü.png", "\\x0d", "-1", "\u202egnp.exe", "\x00", " x ", ";", "\ud800"]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STRANGE)
+def test_any_name_is_written_so_that_every_reader_gets_it_back(answers: Answers, name: str, tmp_path: Path) -> None:
+    rows = [s["row"] for s in answers.suspects[:2]]
+    answers.decisions.decide(
+        rows[0], name, str(answers.clf.y_[rows[0]]), name, "keep", "", answers._images.fingerprint(rows[0])
     )
-    with pytest.warns(UserWarning, match="2 of 3 decisions"):
-        answers = Answers(refitted(DIGITS.X, DIGITS.y, names), "d.gp", Decisions(path))
-    assert [answers.decisions.action(row) for row in (3, 4, 5)] == ["keep", None, None]
+    answers.decide({"row": rows[1], "decision": "drop"})  # a later one is not in its way
+    again = Decisions(answers.decisions.path)
+    assert again._rows[rows[0]]["name"] == name
+    text = answers.decisions.path.read_text(encoding="utf-8-sig")
+    head, line, _ = csv.reader(io.StringIO(text, newline=""))  # as a spreadsheet reads it
+    assert len(text.splitlines()) == 3
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028-\u202e]", text)
+    cell = line[head.index("name")]
+    assert cell[0] not in "=+-@" or cell == "-1"
 
 
 def test_decisions_are_applied_to_the_images_that_they_are_about(two_decided: Answers) -> None:
@@ -249,7 +313,9 @@ def test_decisions_that_cannot_be(answers: Answers, asked: Any, message: str) ->
     assert not answers.decisions.path.exists()
 
 
-@pytest.mark.parametrize("content", ["a,b\n1,2\n", "row,name,given,proposed,decision,label\nx,,,,keep,\n", "\x00\xff"])
+@pytest.mark.parametrize(
+    "content", ["a,b\n1,2\n", "row,name,given,proposed,decision,label,image\nx,,,,keep,,\n", "\x00\xff", ""]
+)
 def test_a_file_of_something_else_is_left_alone(content: str, tmp_path: Path) -> None:
     path = tmp_path / "mine.csv"
     path.write_text(content, encoding="latin-1")
@@ -261,12 +327,16 @@ def test_a_file_of_something_else_is_left_alone(content: str, tmp_path: Path) ->
 # ---- the server -----------------------------------------------------------------------------------------------------
 
 
-def ask(viewer: Viewer, method: str, path: str, body: bytes | None = None, **headers: str) -> tuple[int, bytes]:
+def ask(
+    viewer: Viewer, method: str, path: str, body: bytes | None = None, *, whole: bool = False, **headers: str
+) -> tuple[int, bytes]:
+    """An answer's status and content; `path` is below the token's unless it is the `whole`."""
     connection = http.client.HTTPConnection(*viewer.server_address[:2], timeout=300)
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     with closing(connection):
-        connection.request(method, path, body, named)
+        connection.request(method, path if whole else f"/{viewer.token}{path}", body, named)
         answer = connection.getresponse()
+        assert answer.getheader("Cross-Origin-Resource-Policy") == "same-origin"
         return answer.status, answer.read()
 
 
@@ -281,6 +351,23 @@ def test_only_this_machine_and_its_own_page_are_answered(answers: Answers) -> No
         assert ask(viewer, "POST", "/look", picture, Origin=f"http://127.0.0.1:{port}")[0] == 200
         assert ask(viewer, "POST", "/look", picture, Origin="http://evil.example")[0] == 403
         assert ask(viewer, "POST", "/decide", b"{}", Origin="null")[0] == 403
+
+
+def test_other_users_of_the_machine_are_not_answered(answers: Answers) -> None:
+    with serving(answers) as viewer, serving(answers) as other:
+        assert viewer.token != other.token
+        assert viewer.address == f"http://127.0.0.1:{viewer.server_port}/{viewer.token}/"
+        for path in (
+            *("/", "/model", "/image/0", "/labels.csv", "//", "*"),
+            *(f"/{other.token}/model", f"/{viewer.token[:-1]}/", "/%C3%A9/"),
+        ):
+            status, content = ask(viewer, "GET", path, whole=True)
+            assert status == 403
+            assert b"open the whole address" in content
+        assert ask(viewer, "POST", "/decide", b"{}", whole=True)[0] == 403
+        page = ask(viewer, "GET", "/")[1].decode()
+    assert '<link rel="icon" href="data:' in page  # without one a browser asks for it, without the token
+    assert not re.search(r"""["'(]/\w""", page)  # every address in it is relative to the one with the token
 
 
 @pytest.mark.parametrize(
@@ -316,9 +403,9 @@ def test_what_a_refused_request_carries_is_not_read_as_the_next_one(answers: Ans
     body = json.dumps({"row": answers.suspects[0]["row"], "decision": "drop"})
     with serving(answers) as viewer:
         host = f"Host: 127.0.0.1:{viewer.server_port}"
-        hidden = f"POST /decide HTTP/1.1\r\n{host}\r\nContent-Length: {len(body)}\r\n\r\n{body}"
+        hidden = f"POST /{viewer.token}/decide HTTP/1.1\r\n{host}\r\nContent-Length: {len(body)}\r\n\r\n{body}"
         for first in (
-            f"POST /look HTTP/1.1\r\n{host}\r\nOrigin: http://evil.example",
+            f"POST /{viewer.token}/look HTTP/1.1\r\n{host}\r\nOrigin: http://evil.example",
             "GET / HTTP/1.1\r\nHost: evil.example",
         ):
             with socket.create_connection(viewer.server_address[:2], timeout=30) as connection:
@@ -327,13 +414,29 @@ def test_what_a_refused_request_carries_is_not_read_as_the_next_one(answers: Ans
     assert len(answers.decisions) == 0
 
 
-def test_one_who_stops_sending_keeps_nobody_waiting(answers: Answers) -> None:
+def half_a_request(viewer: Viewer) -> bytes:
+    host = f"Host: 127.0.0.1:{viewer.server_port}"
+    return f"POST /{viewer.token}/look HTTP/1.1\r\n{host}\r\nContent-Length: 9\r\n\r\n".encode()
+
+
+def test_one_who_stops_sending_keeps_nobody_waiting(answers: Answers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server._Handler, "timeout", 1.0)
     with serving(answers) as viewer, socket.create_connection(viewer.server_address[:2], timeout=30) as stuck:
-        stuck.sendall(
-            f"POST /look HTTP/1.1\r\nHost: 127.0.0.1:{viewer.server_port}\r\nContent-Length: 9\r\n\r\n".encode()
-        )
+        stuck.sendall(half_a_request(viewer))
         time.sleep(0.2)  # until it is being read
         assert ask(viewer, "GET", "/model")[0] == 200
+        assert stuck.recv(1) == b""  # closed, when its time is up
+
+
+def test_connections_that_ask_nothing_are_bounded_and_keep_nobody_out(answers: Answers) -> None:
+    before = threading.active_count()
+    with serving(answers) as viewer, ExitStack() as stack:
+        for k in range(4 * server.MOST_CONNECTIONS):
+            idle = stack.enter_context(socket.create_connection(viewer.server_address[:2], timeout=30))
+            if k % 2:
+                idle.sendall(half_a_request(viewer))
+        assert ask(viewer, "GET", "/model")[0] == 200
+        assert threading.active_count() - before <= server.MOST_CONNECTIONS + 1
 
 
 # ---- the page -------------------------------------------------------------------------------------------------------
@@ -353,7 +456,7 @@ addEventListener("load", async () => {
   await until(() => $("class"));
   const drawn = $("class").textContent, bars = document.querySelectorAll(".bar").length;
   const files = new DataTransfer();
-  files.items.add(new File([await (await fetch("/image/0")).blob()], "zero.png"));
+  files.items.add(new File([await (await fetch("image/0")).blob()], "zero.png"));
   $("class").textContent = "?";
   $("drop").dispatchEvent(new DragEvent("drop", { bubbles: true, cancelable: true, dataTransfer: files }));
   await until(() => $("class").textContent !== "?");
@@ -402,10 +505,8 @@ def test_the_command_serves_until_ctrl_c(clf: GPClassifier, tmp_path: Path) -> N
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         address = process.stdout.readline().split()[-1]
-        host, port = address.removeprefix("http://").strip("/").split(":")
-        with closing(http.client.HTTPConnection(host, int(port), timeout=300)) as connection:
-            connection.request("GET", "/model")
-            suspects = json.loads(connection.getresponse().read())["suspects"]
+        with urllib.request.urlopen(f"{address}model", timeout=300) as answer:
+            suspects = json.loads(answer.read())["suspects"]
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=300)
     assert suspects[0]["row"] == WRONG

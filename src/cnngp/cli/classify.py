@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import platform
 import shlex
@@ -278,14 +276,11 @@ def _earlier(folder: Path, model: bool) -> tuple[str, str] | None:
 def _write_suspects(path: Path, clf: Any) -> None:
     """A table of all training images with a leave-one-out prediction, the most suspect first."""
     from cnngp.common.files import write_atomically
+    from cnngp.common.tables import csv_text
 
     found = clf.suspect_labels(len(clf.loo_rows_))
     columns = ("row", "name", "given", "proposed", "score")
-    out = io.StringIO(newline="")
-    table = csv.writer(out)
-    table.writerow(columns)
-    table.writerows(zip(*(found[column].tolist() for column in columns), strict=True))
-    write_atomically(path, out.getvalue())
+    write_atomically(path, csv_text(columns, zip(*(found[column].tolist() for column in columns), strict=True)))
 
 
 def _write(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -152,18 +152,6 @@ def check_writable(option: str, path: Path, *, folder: bool = True) -> None:
 def number_or_word(text: str) -> Any:
     """0.01 as a number, ml or loo as a word, after `values` has seen it."""
     return text if text.isalpha() else float(text)
-
-
-def table(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
-    """Aligned columns; those named in `right` to the right."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = (
-        "  ".join(
-            cell.rjust(w) if i in right else cell.ljust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in rows
-    )
-    return "\n".join(line.rstrip() for line in lines)
 
 
 @contextmanager

@@ -6,8 +6,10 @@ from typing import Annotated
 
 import typer
 
+from cnngp.common.tables import aligned
+
 from . import values
-from .common import NETWORKS, network_by_name, table
+from .common import NETWORKS, network_by_name
 from .output import Json, Quiet, last_line, tell
 
 
@@ -37,5 +39,5 @@ def networks(
         layers = sum(row.place != "(input)" and not row.layer.startswith("Sum") for row in rows)
         table_rows.append((key, str(layers), f"{rows.cost:,}", text))
         listed.append({"name": key, "layers": layers, "operations_per_pair": rows.cost})
-    tell(table(table_rows, right=(1, 2)))
+    tell(aligned(table_rows, right=(1, 2)))
     last_line(as_json, {"command": "networks", "shape": size, "networks": listed})

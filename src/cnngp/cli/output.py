@@ -13,6 +13,7 @@ from typing import Annotated, Any, TextIO
 import typer
 
 from cnngp.common import progress
+from cnngp.common.tables import visible
 
 
 class _Output:
@@ -60,13 +61,9 @@ Quiet = Annotated[
 ]
 
 
-# Names in files and folders of others are text: they may not move the cursor, or do more, on a terminal.
-_CONTROLS = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n"}
-
-
 def shown(text: str) -> str:
-    """Text for a terminal, without control characters."""
-    return text.translate(_CONTROLS)
+    """Text for a terminal: names of others may not move the cursor there, or do more."""
+    return "\n".join(visible(line) for line in text.expandtabs().split("\n"))
 
 
 def tell(text: str = "") -> None:
@@ -80,7 +77,7 @@ def tell(text: str = "") -> None:
 
 def say(name: str, value: str) -> None:
     """One line of a result under its name."""
-    first, *rest = value.splitlines() or [""]
+    first, *rest = value.rstrip("\n").split("\n")
     tell("\n".join([f"{name:<22} {first}", *(f"{'':<22} {line}" for line in rest)]))
 
 

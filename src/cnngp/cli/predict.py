@@ -8,7 +8,9 @@ from typing import Annotated
 
 import typer
 
-from .common import Device, MaxPixels, table, warnings_as_lines
+from cnngp.common.tables import aligned
+
+from .common import Device, MaxPixels, warnings_as_lines
 from .models import Model, largest_pixel, load_classifier, model_file
 from .output import Json, Quiet, last_line, say, tell, warn
 
@@ -67,7 +69,7 @@ def predict(
     say("engine", engine)
     if largest != 1:
         say("pixels", f"from 0 to {largest}, as in the images that the model was fitted on")
-    tell(table(rows, right=(2,)))
+    tell(aligned(rows, right=(2,)))
     unreadable = [{"image": str(path), "error": message} for path, message in bad.items()]
     about = {"command": "predict", "model": str(model), "engine": engine, "pixels": largest}
     last_line(as_json, about | {"images": results, "unreadable": unreadable})

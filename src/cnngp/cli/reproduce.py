@@ -11,7 +11,9 @@ from typing import Annotated, Any
 
 import typer
 
-from .common import Device, Seed, Threads, check_writable, table, warnings_as_lines
+from cnngp.common.tables import aligned
+
+from .common import Device, Seed, Threads, check_writable, warnings_as_lines
 from .output import Json, Quiet, last_line, say, tell
 
 AGAIN = 75
@@ -154,5 +156,5 @@ def _tables(doc: Any) -> str:
                     numbers.append(f"[{shown(row['published'], row['unit'])}]")
                 cells.append(" ".join(numbers))
             lines.append((result, *cells))
-        parts.append(f"{t.name}\n{table(lines, right=range(1, len(lines[0])))}")
+        parts.append(f"{t.name}\n{aligned(lines, right=range(1, len(lines[0])))}")
     return "\n\n".join(parts)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from .common import Device, check_writable, warnings_as_lines
+from .common import Device, MaxPixels, check_writable, warnings_as_lines
 from .models import Model, largest_pixel, load_classifier, model_file
 from .output import Quiet, say
 
@@ -22,12 +22,14 @@ def view(
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port on this machine; 0 takes a free one.")] = 0,
     browser: Annotated[bool, typer.Option(help="Open the page in a browser.")] = True,
     device: Device = "auto",
+    max_pixels: MaxPixels = None,
     quiet: Quiet = False,
 ) -> None:
     """Open a page to try images on a model, see the reasons for its answers, and clean labels.
 
-    The page can be opened from this machine only, and no image leaves it.
+    The page can be opened from this machine only, by those who know its whole address, and no image leaves it.
     """
+    from cnngp.datasets.images import MAX_PIXELS
     from cnngp.report.viewer.answers import Answers
     from cnngp.report.viewer.decisions import Decisions
     from cnngp.report.viewer.server import Viewer
@@ -39,7 +41,8 @@ def view(
     with warnings_as_lines():
         clf = load_classifier(model, device)
         largest = largest_pixel(model, clf.originals_)
-        answers = Answers(clf, model.name, decisions, largest=largest, suspects=suspects)
+        most = MAX_PIXELS if max_pixels is None else max_pixels
+        answers = Answers(clf, model.name, decisions, largest=largest, suspects=suspects, max_pixels=most)
     try:
         server = Viewer(answers, port)
     except OSError as error:

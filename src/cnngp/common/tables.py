@@ -12,11 +12,10 @@ from .errors import DatasetError
 from .regular_files import check_regular
 
 # Control characters, line separators, marks that turn the direction of writing, and the lone surrogates by which Python
-# stands for bytes of a file name that are not UTF-8; and a backslash that would read like one of these in its place.
-_UNPRINTABLE = re.compile(
-    "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]"
-    r"|\\(?=x[0-9a-f]{2}|u[0-9a-f]{4})"
-)
+# stands for bytes of a file name that are not UTF-8.
+_INVISIBLE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
+# A backslash that would read like one of their numbers.
+_AMBIGUOUS = re.compile(r"\\(?=x[0-9a-f]{2}|u[0-9a-f]{4})")
 _ESCAPED = re.compile(r"\\x([0-9a-f]{2})|\\u([0-9a-f]{4})")
 _BYTES = 0xDC00
 """Where Python puts the bytes of a file name that are not UTF-8."""
@@ -33,7 +32,16 @@ def printable(text: str) -> str:
     >>> print(printable("line\rfeed"), printable("caf\udce9.png"), printable("naïve"))
     line\x0dfeed caf\xe9.png naïve
     """
-    return _UNPRINTABLE.sub(_number_of, text)
+    return visible(_AMBIGUOUS.sub(_number_of, text))
+
+
+def visible(text: str) -> str:
+    r"""`printable` for text that may hold such numbers already: they stay, and nothing can be undone.
+
+    >>> print(visible(visible("line\rfeed")))
+    line\x0dfeed
+    """
+    return _INVISIBLE.sub(_number_of, text)
 
 
 def original(text: str) -> str:
@@ -68,14 +76,15 @@ def aligned(rows: Sequence[Sequence[str]], right: Iterable[int] = ()) -> str:
     network  pairs
     cnn      4,950
     """
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    shown = [[visible(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
     to_the_right = set(right)
     lines = (
         "  ".join(
             cell.rjust(width) if i in to_the_right else cell.ljust(width)
             for i, (cell, width) in enumerate(zip(row, widths, strict=True))
         )
-        for row in rows
+        for row in shown
     )
     return "\n".join(line.rstrip() for line in lines)
 

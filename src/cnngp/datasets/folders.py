@@ -10,7 +10,6 @@ import numpy as np
 
 from cnngp.common.errors import DatasetError
 from cnngp.common.regular_files import is_of_the_system
-from cnngp.common.tables import printable
 
 from . import images
 from .dataset import Dataset, Part, mixed
@@ -51,7 +50,7 @@ def folder(
     shape = None if size is None else images.check_size(size)
     if not path.is_dir() or is_of_the_system(path):
         raise DatasetError(f"{path} is not a folder{' of files' if path.is_dir() else ''}")
-    name = printable(path.resolve().name)
+    name = path.resolve().name
     validation_folder = next((path / v for v in _VALIDATION if (path / v).is_dir()), None)
     if not (path / "train").is_dir() or not ((path / "test").is_dir() or validation_folder):
         return reader.split(name, _read(reader, _find(reader, path), shape), whole)
@@ -63,9 +62,7 @@ def folder(
             found = _find(reader, where, least=1)
             unknown = sorted(set(found.labels) - set(part.y))
             if unknown:
-                raise DatasetError(
-                    f"{where} has classes that are missing from {path / 'train'}: {', '.join(map(printable, unknown))}"
-                )
+                raise DatasetError(f"{where} has classes that are missing from {path / 'train'}: {', '.join(unknown)}")
             others[key] = mixed(_read(reader, found, part.X.shape[2:]))
     validation = others.get("validation")
     if "test" in others:
@@ -132,7 +129,7 @@ def _read(reader: Reader, found: _Found, shape: tuple[int, ...] | None) -> Part:
     labels = np.array([found.labels[i] for i in kept])
     gone = sorted(set(found.labels) - set(labels))
     if gone:
-        raise DatasetError(f"{found.where}: no image of these classes can be read: {', '.join(map(printable, gone))}")
+        raise DatasetError(f"{found.where}: no image of these classes can be read: {', '.join(gone)}")
     return Part(X, labels, reader.names([found.files[i] for i in kept]))
 
 

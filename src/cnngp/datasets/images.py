@@ -19,7 +19,6 @@ from PIL import Image, ImageOps
 from cnngp.common.checks import is_whole
 from cnngp.common.errors import DatasetError
 from cnngp.common.regular_files import check_regular
-from cnngp.common.tables import printable
 
 Size = int | tuple[int, int]
 """Height and width, or one number for both."""
@@ -166,7 +165,7 @@ def _open(source: str | Path | bytes) -> Image.Image:
 
 
 def _name(source: str | Path | bytes) -> str:
-    return "the file" if isinstance(source, bytes) else printable(str(source))
+    return "the file" if isinstance(source, bytes) else str(source)
 
 
 def _unreadable(source: str | Path | bytes, error: Exception) -> DatasetError:

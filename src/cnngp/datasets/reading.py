@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from cnngp.common import memory
 from cnngp.common.errors import DatasetError
 from cnngp.common.progress import progress_bar
-from cnngp.common.tables import printable
 
 from . import images
 from .dataset import Dataset, Part, Pixels, kept_for_testing, mixed, with_test_set
@@ -115,7 +114,7 @@ class Reader:
         if self._bad:
             told.append(f"left out {_images(self._bad)} that cannot be read")
         if self.empty:
-            told.append(f"folders without images, or not used: {', '.join(map(printable, self.empty))}")
+            told.append(f"folders without images, or not used: {', '.join(self.empty)}")
         return "; " + "; ".join(told) if told else ""
 
     def _pixels(

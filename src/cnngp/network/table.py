@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from itertools import product
 from typing import assert_never
 
+from cnngp.common.tables import aligned
+
 from .composition import check_network
 from .demands import Placed, placed
 from .layers import (
@@ -69,12 +71,7 @@ class ShapeTable:
         head = ("place", "layer", "output", "sheets", "operations per pair")
         cells = [head, *cells, ("all", "", "", "", f"{self.cost:,}")]
         shown = [0, 1, 2, 4] if all(row.sheets == 1 for row in self.rows) else range(5)  # without pools, no sheets
-        columns = [[row[i] for row in cells] for i in shown]
-        widths = [max(map(len, column)) for column in columns]
-        return "\n".join(
-            "  ".join(f"{cell:{'<' if c < 2 else '>'}{widths[c]}}" for c, cell in enumerate(row))
-            for row in zip(*columns, strict=True)
-        )
+        return aligned([[row[i] for i in shown] for row in cells], right=(2, 3, 4))
 
 
 def shape_table(net: Network, input_shape: Sequence[int]) -> ShapeTable:

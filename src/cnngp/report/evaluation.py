@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cnngp.common.arrays import DataError, to_numpy
+from cnngp.common.tables import printable
 from cnngp.datasets.dataset import Dataset
 from cnngp.estimators.classifier import GPClassifier
 from cnngp.gp import calibration
@@ -112,7 +113,7 @@ def evaluate(clf: GPClassifier, data: Dataset, pictures: int = 12, matrix: int =
     P = clf.predict_proba(data.X_test) if tested else loo
     seconds = time.perf_counter() - start
     codes = _codes(clf, data.y_test) if tested else loo_codes
-    names = tuple(map(str, clf.classes_))
+    names = tuple(map(_word, clf.classes_))
     best, top = P.argmax(1), P.max(1)
     confusion = np.zeros((len(names), len(names)), np.int64)
     np.add.at(confusion, (codes, best), 1)
@@ -124,7 +125,7 @@ def evaluate(clf: GPClassifier, data: Dataset, pictures: int = 12, matrix: int =
                 names[codes[i]],
                 names[best[i]],
                 float(top[i]),
-                None if data.names_test is None else str(data.names_test[i]),
+                None if data.names_test is None else _word(data.names_test[i]),
             )
             for i in rows[:pictures]
             if tested
@@ -167,7 +168,13 @@ def _explained(clf: GPClassifier, X: Array, pictures: tuple[Picture, ...], neigh
     for picture, why in zip(pictures, clf.explain(X), strict=True):
         voices = why.speaking_for(n=neighbours)
         shown = (
-            Neighbour(clf.originals_[v.row], "" if v.label is None else str(v.label), v.share, v.name) for v in voices
+            Neighbour(
+                clf.originals_[v.row],
+                "" if v.label is None else _word(v.label),
+                v.share,
+                None if v.name is None else _word(v.name),
+            )
+            for v in voices
         )
         found.append(replace(picture, neighbours=tuple(shown), novelty=why.novelty))
     return tuple(found)
@@ -182,10 +189,21 @@ def _suspects(clf: GPClassifier, data: Dataset, most: int) -> tuple[Picture, ...
         return ()
     found = clf.suspect_labels(most)
     return tuple(
-        Picture(data.X[row], str(given), str(proposed), 1.0 - float(score), name if data.names is not None else None)
+        Picture(
+            data.X[row],
+            _word(given),
+            _word(proposed),
+            1.0 - float(score),
+            None if data.names is None else _word(name),
+        )
         for row, score, given, proposed, name in zip(*found.values(), strict=True)
         if given != proposed
     )
+
+
+def _word(name: object) -> str:
+    """A class or a file's name, as people read it."""
+    return printable(str(name))
 
 
 def check_labels(y: Any, y_test: Any) -> None:

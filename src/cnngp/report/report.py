@@ -10,6 +10,7 @@ from string import Template
 
 from cnngp.common.files import write_atomically
 from cnngp.common.intervals import share_for_people
+from cnngp.common.tables import printable
 from cnngp.estimators.certificate import FitReport
 from cnngp.estimators.learning import Learned
 from cnngp.estimators.learning.result import counted_matrices
@@ -88,7 +89,7 @@ def render(
     if certificate.compiling is not None:
         times.insert(0, ("compiling, or loading compiled code", certificate.compiling))
     body = _BODY.substitute(
-        data=escape(e.data),
+        data=escape(printable(e.data)),
         numbers=_numbers(e),
         summary=summary,
         figures=web_page.figure(
@@ -118,7 +119,7 @@ def render(
         network=escape(repr(network)),
         layers=escape(str(network.shapes(tuple(input_shape)))),
         times=_table(times),
-        command=escape(command),
+        command=escape(printable(command)),
         versions=escape(versions),
     )
     return web_page.whole("Exact Gaussian process classification", _STYLE, body)

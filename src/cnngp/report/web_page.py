@@ -6,12 +6,18 @@ import base64
 from html import escape
 from string import Template
 
+_ICON = (
+    "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'%3E%3Crect width='16' height='16' "
+    "rx='3' fill='%232b6cb0'/%3E%3Cpath d='M2 11c3 0 3-7 6-7s3 7 6 7' fill='none' stroke='%23fff' stroke-width='2'/%3E"
+    "%3C/svg%3E"
+)
 _PAGE = Template("""<!DOCTYPE html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>$title</title>
+<link rel="icon" href="$icon">
 <style>
 :root { color-scheme: light; }
 body { font: 15px/1.5 system-ui, sans-serif; color: #1f2933; background: #fff; max-width: 1040px; margin: 0 auto;
@@ -37,7 +43,7 @@ $body
 
 def whole(title: str, style: str, body: str) -> str:
     """A page; `style` is the CSS that it has beyond what all pages share."""
-    return _PAGE.substitute(title=escape(title), style=style.strip(), body=body.strip())
+    return _PAGE.substitute(icon=_ICON, title=escape(title), style=style.strip(), body=body.strip())
 
 
 def inline(png: bytes) -> str:

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cnngp.common.tables import aligned
 from cnngp.network.layers import Network
 
 from .study import Trial, best
@@ -65,11 +66,7 @@ class SearchResult:
             errors = (f"{100 * s.error:.2f} %", f"{100 * s.loo_error:.2f} %")
             cost = (f"{s.seconds:.1f}", f"{s.pairs_per_second / 1e6:.2f}", f"{s.operations:,}", f"{s.jitter:g}")
             rows.append((str(t.draw), *errors, *cost, describe(t)))
-        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
-        lines = (
-            "  ".join([*(cell.rjust(w) for cell, w in zip(row[:-1], widths, strict=True)), row[-1]]) for row in rows
-        )
-        return "\n".join(lines)
+        return aligned(rows, right=range(len(heads)))
 
     @property
     def front(self) -> tuple[Trial, ...]:

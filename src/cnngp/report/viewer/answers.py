@@ -11,6 +11,7 @@ import numpy as np
 from cnngp.common.checks import is_whole
 from cnngp.common.errors import DatasetError, ModelFileError
 from cnngp.common.intervals import share_for_people
+from cnngp.common.tables import printable
 from cnngp.datasets.images import MAX_PIXELS, read_image
 from cnngp.estimators.classifier import GPClassifier
 from cnngp.estimators.explanation import Voice
@@ -50,6 +51,7 @@ class Answers:
         if clf.inducing_rows_ is None:
             decisions.only_about(self._images)
         self._by_row = {suspect["row"]: suspect for suspect in self.suspects}
+        self._classes = {printable(str(c)): str(c) for c in clf.classes_}
 
     @property
     def images(self) -> int:
@@ -63,18 +65,36 @@ class Answers:
             about += f", leave-one-out error {share_for_people(clf.loo_error_, len(clf.loo_rows_))[0]}"
         if clf.fit_report_.guessing is not None:
             about += ", not clearly better than guessing"
-        decided = {"decision": self.decisions.action, "label": self.decisions.label}
+        self.decisions.refresh()
         return {
-            "name": self.name,
+            "name": printable(self.name),
             "about": about,
-            "classes": [str(c) for c in clf.classes_],
+            "classes": list(self._classes),
             "light_on_dark": self._light_on_dark(),
             "ink": self._ink(),
             "width": clf.input_shape_[2],
             "no_suspects": self._no_suspects,
-            "suspects": [s | {key: of(s["row"]) for key, of in decided.items()} for s in self.suspects],
+            "suspects": [self._suspect(s) for s in self.suspects],
             **self._saved(),
         }
+
+    def _suspect(self, suspect: dict[str, Any]) -> dict[str, Any]:
+        """A suspect label for the page, with what was decided about it."""
+        row, words = suspect["row"], {key: printable(suspect[key]) for key in ("given", "proposed", "name")}
+        label = self.decisions.label(row)
+        return (
+            suspect
+            | words
+            | {
+                "decision": self.decisions.action(row),
+                "label": None if label is None else printable(label),
+            }
+        )
+
+    def labels_csv(self) -> str:
+        """The decisions as they are in their file."""
+        self.decisions.refresh()
+        return self.decisions.text()
 
     def training_image(self, row: int) -> bytes:
         return plots.picture(self.clf.originals_[row])
@@ -88,9 +108,10 @@ class Answers:
         order = np.argsort(-why.probabilities, kind="stable")
         return {
             "picture": web_page.inline(plots.picture(x)),
-            "class": str(self.clf.classes_[order[0]]),
+            "class": printable(str(self.clf.classes_[order[0]])),
             "probabilities": [
-                {"class": str(self.clf.classes_[k]), "probability": float(why.probabilities[k])} for k in order[:10]
+                {"class": printable(str(self.clf.classes_[k])), "probability": float(why.probabilities[k])}
+                for k in order[:10]
             ],
             "novelty": why.novelty,
             "novelty_rank": None if math.isnan(why.novelty_rank) else why.novelty_rank,
@@ -102,17 +123,18 @@ class Answers:
         """Note a decision about a suspect label: {row, decision, label}."""
         if not isinstance(asked, dict) or not is_whole(asked.get("row"), least=0) or asked["row"] not in self._by_row:
             raise ValueError("a decision needs the row of a suspect label")
-        suspect, label, decision = self._by_row[asked["row"]], str(asked.get("label", "")), asked.get("decision")
+        suspect, decision = self._by_row[asked["row"]], asked.get("decision")
+        label = self._classes.get(str(asked.get("label", "")))
         if decision is not None and not isinstance(decision, str):
             raise ValueError(f"decision {decision!r}: expected a word")
-        if decision == "relabel" and label not in map(str, self.clf.classes_):
-            raise ValueError(f"{label!r} is not a class of the model")
+        if decision == "relabel" and label is None:
+            raise ValueError(f"{asked.get('label')!r} is not a class of the model")
         words = (suspect["name"], suspect["given"], suspect["proposed"])
-        self.decisions.decide(suspect["row"], *words, decision, label, self._images.fingerprint(suspect["row"]))
+        self.decisions.decide(suspect["row"], *words, decision, label or "", self._images.fingerprint(suspect["row"]))
         return self._saved()
 
     def _saved(self) -> dict[str, Any]:
-        return {"decisions": len(self.decisions), "file": str(self.decisions.path)}
+        return {"decisions": len(self.decisions), "file": printable(str(self.decisions.path))}
 
     def _read(self, file: bytes) -> Any:
         try:
@@ -158,4 +180,5 @@ def _suspects(clf: GPClassifier, n: int) -> list[dict[str, Any]]:
 
 
 def _voice(voice: Voice) -> dict[str, Any]:
-    return {"row": voice.row, "share": voice.share, "label": str(voice.label), "name": voice.name or ""}
+    label, name = printable(str(voice.label)), printable(voice.name or "")
+    return {"row": voice.row, "share": voice.share, "label": label, "name": name}

@@ -1,16 +1,23 @@
-"""The viewer's server: the standard library's, for this machine alone.
+"""The viewer's server: the standard library's, for the person on this machine who started it.
 
-It listens on the loopback address, answers only requests that name it by that address (so that no web page elsewhere
-can reach it through a name of its own), and takes data only from its own page. Every connection carries one request and
-is closed: what a page elsewhere sends as the body of a request that is refused must not be read as the next one.
+It listens on the loopback address and answers only requests that name it by that address (so that no web page elsewhere
+can reach it through a name of its own) and that know the token in the address of the page (so that no other user of the
+machine can), and takes data only from its own page. Every connection carries one request and is closed: what a page
+elsewhere sends as the body of a request that is refused must not be read as the next one. A request has to arrive in
+time, and of too many connections those that have waited longest for theirs are closed.
 """
 
 from __future__ import annotations
 
+import hmac
 import json
+import secrets
+import socket
 import sys
 import threading
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
@@ -19,11 +26,18 @@ from typing import Any
 from .answers import Answers
 
 HOST = "127.0.0.1"
+MOST_CONNECTIONS = 64
+"""At one time: each has a thread. A browser uses six, and opens some ahead of what it will ask."""
+ARRIVAL_SECONDS = 30.0
+"""For a whole request, an image with it, to arrive from this machine; also for its answer to be taken."""
 _LARGEST_UPLOAD = 64 * 2**20
+_PIECE = 2**20
 _HEADERS = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": "default-src 'none'; img-src 'self' data: blob:; style-src 'unsafe-inline'; "
     "script-src 'unsafe-inline'; connect-src 'self'; form-action 'none'; base-uri 'none'; frame-ancestors 'none'",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
@@ -41,27 +55,62 @@ class Viewer(ThreadingHTTPServer):
     """Serves the page of one model. `port` 0 takes a free one; `address` is where to look."""
 
     daemon_threads = True
+    request_queue_size = 128
 
     def __init__(self, answers: Answers, port: int = 0) -> None:
         super().__init__((HOST, port), _Handler)
         self.answers = answers
         self.page = files(__package__).joinpath("page.html").read_bytes()
+        self.token = secrets.token_urlsafe(16)
         self.lock = threading.Lock()
         """A model answers one question at a time."""
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Of a page that was closed before its answer came there is nothing to tell."""
-        if not isinstance(sys.exception(), ConnectionError):
-            super().handle_error(request, client_address)
+        self._places = threading.BoundedSemaphore(MOST_CONNECTIONS)
+        self._waiting: dict[int, socket.socket] = {}
+        """Connections whose request has not arrived, the oldest first."""
+        self._books = threading.Lock()
 
     @property
     def address(self) -> str:
-        return f"http://{HOST}:{self.server_port}/"
+        return f"http://{HOST}:{self.server_port}/{self.token}/"
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer a connection in a thread of its own, once there is a place for it."""
+        while not self._places.acquire(timeout=0.05):
+            self._close_oldest()
+        with self._books:
+            self._waiting[id(request)] = request
+        super().process_request(request, client_address)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self.arrived(request)
+            self._places.release()
+
+    def arrived(self, request: Any) -> None:
+        """The request of a connection is here, and will be answered."""
+        with self._books:
+            self._waiting.pop(id(request), None)
+
+    def _close_oldest(self) -> None:
+        with self._books:
+            oldest = next(iter(self._waiting.values()), None)
+            if oldest is not None:
+                del self._waiting[id(oldest)]
+                with suppress(OSError):  # closed by the other side already
+                    oldest.shutdown(socket.SHUT_RDWR)  # which ends the thread that reads from it
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing of a page that was closed before its answer came, or of a request that never did."""
+        if not isinstance(sys.exception(), (ConnectionError, TimeoutError)):
+            super().handle_error(request, client_address)
 
 
 class _Handler(BaseHTTPRequestHandler):
     server: Viewer
     protocol_version = "HTTP/1.0"  # which closes every connection
+    timeout = ARRIVAL_SECONDS
 
     def do_GET(self) -> None:
         self._answer(lambda: b"", self._get)
@@ -71,50 +120,68 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _get(self, _: bytes) -> tuple[str, bytes]:
         answers = self.server.answers
-        match self.path.strip("/").split("/"):
+        match self._place():
             case [""]:
                 return "text/html; charset=utf-8", self.server.page
             case ["model"]:
                 return _as_json(answers.model())
-            case ["image", row] if row.isdigit() and int(row) < answers.images:
+            case ["image", row] if row.isdecimal() and int(row) < answers.images:
                 return "image/png", answers.training_image(int(row))
             case ["labels.csv"]:
-                return "text/csv; charset=utf-8", answers.decisions.text().encode()
+                return "text/csv; charset=utf-8", answers.labels_csv().encode()
         raise Refused(HTTPStatus.NOT_FOUND, "there is no such page")
 
     def _post(self, body: bytes) -> tuple[str, bytes]:
-        match self.path.strip("/"):
-            case "look":
+        match self._place():
+            case ["look"]:
                 return _as_json(self.server.answers.look(body))
-            case "decide":
+            case ["decide"]:
                 return _as_json(self.server.answers.decide(json.loads(body)))
         raise Refused(HTTPStatus.NOT_FOUND, "there is no such page")
 
+    def _place(self) -> list[str]:
+        """The parts of the path behind the token."""
+        return self.path.split("/")[2:]
+
+    def _check(self) -> None:
+        """Refuse who does not name this server by its own address, or does not know the token."""
+        if f"http://{self.headers.get('Host')}" not in self._names():
+            raise Refused(HTTPStatus.FORBIDDEN, "this page is for the machine that it runs on")
+        given = self.path.split("/")[1:2] if self.path.count("/") > 1 else [""]
+        if not hmac.compare_digest(given[0].encode(), self.server.token.encode()):
+            raise Refused(HTTPStatus.FORBIDDEN, "open the whole address that `cnngp view` printed")
+
     def _body(self) -> bytes:
         origin = self.headers.get("Origin")
-        if origin is not None and f"{origin}/" not in self._names():
+        if origin is not None and origin not in self._names():
             raise Refused(HTTPStatus.FORBIDDEN, "only the viewer's own page may send data here")
         length = self.headers.get("Content-Length", "")
         if not (length.isascii() and length.isdigit()):
             raise Refused(HTTPStatus.LENGTH_REQUIRED, "the request does not say how long it is")
         if len(length) > 12 or int(length) > _LARGEST_UPLOAD:
             raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "images of up to 64 MB are taken")
-        return self.rfile.read(int(length))
+        until, body = time.monotonic() + self.timeout, bytearray()
+        while len(body) < int(length):
+            piece = self.rfile.read1(min(int(length) - len(body), _PIECE))
+            if not piece or time.monotonic() > until:
+                raise TimeoutError("the request did not arrive")
+            body += piece
+        return bytes(body)
 
     def _names(self) -> tuple[str, ...]:
-        return tuple(f"http://{name}:{self.server.server_port}/" for name in (HOST, "localhost"))
+        return tuple(f"http://{name}:{self.server.server_port}" for name in (HOST, "localhost"))
 
     def _answer(self, read: Callable[[], bytes], make: Callable[[bytes], tuple[str, bytes]]) -> None:
         status = HTTPStatus.OK
         try:
-            if f"http://{self.headers.get('Host')}/" not in self._names():
-                raise Refused(HTTPStatus.FORBIDDEN, "this page is for the machine that it runs on")
+            self._check()
             body = read()  # before the lock: one who sends nothing more keeps nobody else waiting
+            self.server.arrived(self.request)
             with self.server.lock:
                 kind, content = make(body)
         except Refused as error:
             status, (kind, content) = error.status, _as_json({"error": str(error)})
-        except ConnectionError:
+        except (ConnectionError, TimeoutError):
             raise
         except (ValueError, OSError, RuntimeError, MemoryError) as error:
             # An image that cannot be read or is too large, JSON that is nested too deeply, a decision not written.

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from cnngp.common.tables import aligned
 from cnngp.network.layers import Network, NetworkError
 
 from .importer import Row, read_module
@@ -42,9 +43,9 @@ class Explanation:
         for row in self.rows:
             told = f"NO: {row.told}" if row.refused else row.told
             cells.append((row.name, row.kind, " × ".join(map(str, row.output)), told))
-        w = [max(len(row[i]) for row in cells) for i in range(3)]
-        lines = [f"{a:<{w[0]}}  {b:<{w[1]}}  {c:>{w[2]}}  {d}".rstrip() for a, b, c, d in cells]
-        return "\n".join([*lines, f"\n{self.network!r}" if self.ok else f"\nno Gaussian process: {self.problem}"])
+        return "\n".join(
+            [aligned(cells, right=[2]), f"\n{self.network!r}" if self.ok else f"\nno Gaussian process: {self.problem}"]
+        )
 
 
 def explain_module(module: Any, input_shape: Sequence[int], allow_non_gaussian: bool) -> Explanation:
