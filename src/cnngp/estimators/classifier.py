@@ -16,6 +16,7 @@ from sklearn.utils.validation import check_is_fitted
 from cnngp.common.arrays import DataError, refuse_masked, to_numpy
 from cnngp.common.devices import Device
 from cnngp.gp.exact import ExactGP
+from cnngp.gp.near_copies import warn_of_near_copies
 from cnngp.gp.novelty import novelty
 
 from . import files as model_files
@@ -127,7 +128,11 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
         labels = read_labels(y)
         self._set_coding(coding_of(labels))
         self.y_ = labels
-        self._fit(images, self._coding.targets(labels), K, image_noise, groups_of(X, groups))
+        together, targets = groups_of(X, groups), self._coding.targets(labels)
+        self._fit(images, targets, K, image_noise, together)
+        if together.groups is None:
+            classes = targets.argmax(1) if isinstance(self._coding, OneLabel) else None
+            warn_of_near_copies(self.gp_, classes, lambda mean: self._wrong(mean, targets).astype(np.float64))
         return self
 
     def predict(self, X: Any = None, *, K: Any = None) -> Array:

@@ -18,6 +18,7 @@ from cnngp.common.devices import Device
 from cnngp.datasets.preparation import Preparation
 from cnngp.gp.exact import Amplitude, ExactGP, Noise
 from cnngp.gp.linalg import namespace
+from cnngp.gp.near_copies import warn_of_near_copies
 from cnngp.gp.objectives import Rule
 from cnngp.gp.solving import Method
 from cnngp.kernel.kernel import Kernel
@@ -121,8 +122,11 @@ class GPRegressor(RegressorMixin, GPEstimator):  # type: ignore[misc]
         if self.normalize_y:
             spread = _standard_deviation(Y)
             self._y_mean, self._y_std = Y.mean(0), np.where(spread > 0, spread, 1.0)
-        self._fit(images, (Y - self._y_mean) / self._y_std, K, image_noise, groups_of(X, groups))
+        together = groups_of(X, groups)
+        self._fit(images, (Y - self._y_mean) / self._y_std, K, image_noise, together)
         self._warn_of_far_targets(Y)
+        if together.groups is None:
+            warn_of_near_copies(self.gp_, None, lambda mean: np.abs(mean * self._y_std + self._y_mean - Y).mean(1))
         return self
 
     def predict(

@@ -13,6 +13,7 @@ import warnings
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cnngp.common import files
 from cnngp.common.arrays import to_numpy
@@ -179,6 +180,11 @@ class ExactGP:
             deviations, variances = self._grouped
             return self.Y - deviations, self.amplitude * variances
         return self.Y - self.alpha / self.inverse_diagonal[:, None], self.amplitude / self.inverse_diagonal
+
+    def leave_out(self, groups: NDArray[np.intp]) -> tuple[Array, Array]:
+        """`leave_one_out` with the points of other groups left out together than those of the fit."""
+        deviations, variances = leave_groups_out(self.factor, groups, self.alpha, self.inverse_diagonal)
+        return self.Y - deviations, self.amplitude * variances
 
     @property
     def loo_rows(self) -> Any:
