@@ -23,7 +23,10 @@ from cnngp import (
 from cnngp.common.arrays import DataError
 from helpers.torch_modules import InPlace, PreActivationResNet, TransposedNet
 
-pytestmark = pytest.mark.usefixtures("one_torch_thread")
+pytestmark = [
+    pytest.mark.usefixtures("one_torch_thread"),
+    pytest.mark.filterwarnings("ignore:from_torch measured"),  # small layers
+]
 
 
 X = np.random.default_rng(0).normal(size=(3, 1, 4, 4))

@@ -34,7 +34,10 @@ from cnngp import (
 from cnngp.torch_bridge import explain, gpytorch_kernel, sample_outputs
 from helpers.pooled import pooled_networks
 
-pytestmark = pytest.mark.usefixtures("one_torch_thread")
+pytestmark = [
+    pytest.mark.usefixtures("one_torch_thread"),
+    pytest.mark.filterwarnings("ignore:from_torch measured"),  # small layers
+]
 
 C, D, R = Conv(3, weight_var=2.0), Dense(weight_var=2.0), ReLU()
 LENET = Sequential(Conv(5, weight_var=2.0), R, AvgPool(2), Conv(5, weight_var=2.0), R, AvgPool(2), D, R, D)

@@ -22,6 +22,8 @@ from cnngp import (
 )
 from helpers.torch_modules import InPlace, PreActivationBlock, cnn
 
+pytestmark = pytest.mark.filterwarnings("ignore:from_torch measured")  # small layers
+
 
 class Functional(nn.Module):
     """conv, then `f`, then a dense layer."""

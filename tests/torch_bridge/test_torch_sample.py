@@ -40,7 +40,10 @@ from cnngp.torch_bridge import sample_outputs
 from helpers.networks import networks_with_shapes, relu_like, smooth
 from helpers.torch_modules import examples
 
-pytestmark = pytest.mark.usefixtures("one_torch_thread")
+pytestmark = [
+    pytest.mark.usefixtures("one_torch_thread"),
+    pytest.mark.filterwarnings("ignore:from_torch measured"),  # small layers
+]
 
 
 # ---- round trips -----------------------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ def from_torch(
     module: Any,
     input_shape: Sequence[int],
     *,
-    variances: str = "init",
+    variances: str = "measured",
     weight_var: float | Mapping[str, float] | None = None,
     bias_var: float | Mapping[str, float] | None = None,
     allow_non_gaussian: bool = False,
@@ -42,8 +42,10 @@ def from_torch(
     """The infinite-width network of a PyTorch module whose inputs have shape (batch, *input_shape).
 
     Each layer's variances are measured from its present weights (weight_var = E[w²]·fan-in), unless `weight_var` or
-    `bias_var` give them: a number for all layers, or numbers by the names of sub-modules. `variances="drawn"` takes
-    those that `sample_network` drew. What has no exact kernel is refused by name; `explain` shows all of it.
+    `bias_var` give them: a number for all layers, or numbers by the names of sub-modules. `variances="initial"` takes
+    the law that PyTorch initialises with instead (1/3 for weights) wherever the present weights are from it, so that
+    two fresh modules of one class are one network; `"drawn"` takes those that `sample_network` drew. What has no exact
+    kernel is refused by name; `explain` shows all of it.
 
     >>> from torch import nn
     >>> module = nn.Sequential(nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(16 * 28 * 28, 10))

@@ -120,9 +120,10 @@ def check_limit(
     >>> check_limit(net, X, samples=300, network=wrong).verdict
     'differs'
     """
-    from . import from_torch, need_torch, sample_outputs
+    from . import need_torch, sample_outputs
 
     need_torch("check_limit")
+    from .importing.importer import from_torch
     from .sampling.sampling import seed_key, torch_device
 
     key, device = seed_key(seed), torch_device(device)
@@ -135,7 +136,8 @@ def check_limit(
     if isinstance(model, Network):
         net: Network = network or model
     else:
-        net = network or from_torch(model, images.shape[1:])
+        # The finite networks get the variances that were measured, from however few numbers.
+        net = network or from_torch(model, images.shape[1:], "measured", None, None, False, warn=False)
     K = np.asarray(Kernel(net, device="cpu", dtype="float64")(images, progress=False))  # refuses before the long work
     if isinstance(model, Network):
         draws = [

@@ -152,7 +152,7 @@ class Crop(nn.Module):  # type: ignore[misc]
     def forward(self, x: Any) -> Any:
         for axis, end in enumerate(self.ends):
             x = x.narrow(2 + axis, 0, x.shape[2 + axis] - end)
-        return x
+        return x.contiguous()
 
     def extra_repr(self) -> str:
         return repr(self.ends)

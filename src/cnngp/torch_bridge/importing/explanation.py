@@ -10,7 +10,7 @@ from cnngp.common.tables import aligned
 from cnngp.network.layers import Network, NetworkError
 
 from .importer import Row, read_module
-from .variances import Variances
+from .weights import Variances
 
 
 @dataclass(frozen=True, repr=False)
@@ -49,7 +49,7 @@ class Explanation:
 
 
 def explain_module(module: Any, input_shape: Sequence[int], allow_non_gaussian: bool) -> Explanation:
-    found = read_module(module, input_shape, Variances("init", None, None), allow_non_gaussian)
+    found = read_module(module, input_shape, Variances("measured", None, None), allow_non_gaussian)
     called = {row.name for row in found.rows}
     idle = [
         Row(name, type(part).__name__, (), "never called by forward", False)

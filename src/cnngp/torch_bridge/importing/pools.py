@@ -1,12 +1,8 @@
-"""What PyTorch's average pools become: `AvgPool` and `GlobalAvgPool`, or a refusal where no window is the same.
-
-Modules and functions share their rules: both hand over the arguments of the function.
-"""
+"""What PyTorch's average pools become: `AvgPool` and `GlobalAvgPool`, or a refusal where no window is the same."""
 
 from __future__ import annotations
 
 import math
-import re
 from itertools import pairwise
 from typing import Any
 
@@ -14,7 +10,8 @@ from cnngp.network.layers import AvgPool
 
 from .fold import compact
 from .graph import Mean
-from .verdicts import Becomes, No, Passes, Verdict
+from .trace import Value
+from .verdicts import Arguments, Becomes, No, Passes, Verdict
 
 MAXIMUM = (
     "the maximum of several locations is not Gaussian and its covariance has no closed form here; "
@@ -22,29 +19,14 @@ MAXIMUM = (
 )
 
 
-def pool_module(module: Any, before: Any, after: Any) -> Verdict | None:
-    """What a module of `torch.nn` becomes if it is an average pool, else None."""
-    kind = re.fullmatch(r"(Adaptive)?AvgPool([123])d", type(module).__name__)
-    if kind is None:
-        return None
-    axes = int(kind[2])
-    if kind[1]:
-        return adaptive(axes, before, after)
-    divisor = getattr(module, "divisor_override", None)
-    return average(
-        axes,
-        (module.kernel_size, module.stride, module.padding, module.ceil_mode, module.count_include_pad, divisor),
-        before,
-        after,
-    )
-
-
-def average(axes: int, arguments: tuple[Any, ...], before: Any, after: Any) -> Verdict:
-    """`arguments` are those of `F.avg_pool2d` after the tensor."""
+def average(axes: int, given: Arguments, before: Value, after: Value) -> Verdict:
+    """`F.avg_pool2d` and its kin."""
+    size, stride, padding = (given.take(i, n) for i, n in enumerate(("kernel_size", "stride", "padding"), start=1))
+    ceil_mode, count_include_pad = given.take(4, "ceil_mode", False), given.take(5, "count_include_pad", True)
+    divisor = given.take(6, "divisor_override")
     if before.ndim != 2 + axes:
         return No(_wrong_axes(axes, before))
-    size, stride, padding, ceil_mode, count_include_pad, divisor = arguments
-    k, p = _spread(size, axes), _spread(padding, axes)
+    k, p = _spread(size, axes), _spread(padding or 0, axes)
     s = k if stride is None or stride == () else _spread(stride, axes)
     if divisor is not None and divisor != math.prod(k):
         return No(
@@ -61,11 +43,11 @@ def average(axes: int, arguments: tuple[Any, ...], before: Any, after: Any) -> V
     return Becomes(AvgPool(compact(k), None if s == k else compact(s), compact(p), counted))
 
 
-def adaptive(axes: int, before: Any, after: Any) -> Verdict:
+def adaptive(axes: int, before: Value, after: Value) -> Verdict:
     """Window i of n out of m locations goes from ⌊i·m/n⌋ to ⌈(i+1)·m/n⌉; a pool if they are alike."""
     if before.ndim != 2 + axes:
         return No(_wrong_axes(axes, before))
-    sizes, outs = tuple(map(int, before.shape[2:])), tuple(map(int, after.shape[2:]))
+    sizes, outs = before.shape[2:], after.shape[2:]
     if sizes == outs:
         return Passes()  # every location is its own average
     if set(outs) == {1}:
@@ -80,12 +62,12 @@ def adaptive(axes: int, before: Any, after: Any) -> Verdict:
     return Becomes(AvgPool(compact(k), None if s == k else compact(s)))
 
 
-def mean(dims: Any, keepdim: bool, before: Any) -> Verdict:
+def mean(dims: Any, keepdim: bool, before: Value) -> Verdict:
     """`x.mean((2, 3))`: the mean over all locations, or over whole axes if they are kept."""
     if dims is None or before.ndim < 3:
         return No("it averages over images or channels; average over the locations, x.mean((2, 3))")
     axes = sorted(d % before.ndim for d in (dims if isinstance(dims, list | tuple) else [dims]))
-    sizes = tuple(map(int, before.shape[2:]))
+    sizes = before.shape[2:]
     if not axes or axes[0] < 2:
         return No("it averages over images or channels; average over the locations, x.mean((2, 3))")
     if len(axes) == len(sizes):
@@ -110,5 +92,5 @@ def _spread(value: Any, axes: int) -> tuple[int, ...]:
     return values * axes if len(values) == 1 else values
 
 
-def _wrong_axes(axes: int, before: Any) -> str:
+def _wrong_axes(axes: int, before: Value) -> str:
     return f"its input has {before.ndim - 2} spatial axes, not {axes}"

@@ -1,19 +1,28 @@
-"""What a PyTorch module's `forward` does, as a list of calls with the shape of every result.
+"""The calls of a PyTorch module's `forward`, as values and the steps that make them.
 
-`torch.fx` records the calls; the same calls run at once on a shadow of the module whose tensors have shapes but no
-data (the `meta` device). So code that looks at shapes (`x.view(x.size(0), -1)`, `if x.shape[1] != …`) takes the branch
-that it really takes, no arithmetic is done, and nothing of the user's module (batch statistics, random state) changes.
+`forward` runs once on a shadow of the module whose tensors have shapes but no data (the `meta` device). So Python code
+in it takes the branch that it really takes, no arithmetic is done, and nothing of the user's module changes. A
+`TorchFunctionMode` sees every call of PyTorch.
+
+Values are numbered, and a value never changes: a call that writes into a tensor makes a new value, and from then on
+every tensor in that memory, such as a view, a `detach()` or a second name, stands for the new one.
 """
 
 from __future__ import annotations
 
 import copy
+import inspect
+import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import nn
+from torch.overrides import TorchFunctionMode, resolve_name
+from torch.utils import _pytree as pytree
 
 from cnngp.network.layers import NetworkError
 
@@ -22,126 +31,222 @@ from ..parts import OWN_LEAVES
 BATCH = 2
 """A batch of two: an axis of size one would hide code that mixes the images of a batch."""
 
+_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
-class _ShapeProxy(fx.Proxy):  # type: ignore[misc]
-    """Stands for a tensor in `forward`; shapes and types are real, so Python code may branch on them."""
 
-    @property
-    def shape(self) -> Any:
-        return self.node.meta["value"].shape
+@dataclass(frozen=True)
+class Value:
+    """A tensor without its data. `number` is None for one that is not made from the input."""
+
+    number: int | None
+    shape: tuple[int, ...]
+    dtype: Any
+    owner: str = ""
+    """The parameter or buffer that it is."""
 
     @property
     def ndim(self) -> int:
-        return int(self.node.meta["value"].ndim)
+        return len(self.shape)
 
     @property
-    def dtype(self) -> Any:
-        return self.node.meta["value"].dtype
-
-    @property
-    def device(self) -> Any:
-        return self.node.meta["value"].device
-
-    def size(self, dim: int | None = None) -> Any:
-        value = self.node.meta["value"]
-        return value.size() if dim is None else value.size(dim)
-
-    def dim(self) -> int:
-        return self.ndim
-
     def numel(self) -> int:
-        return int(self.node.meta["value"].numel())
-
-    def __len__(self) -> int:
-        return len(self.node.meta["value"])
+        return math.prod(self.shape)
 
 
-class _ShapeTracer(fx.Tracer):  # type: ignore[misc]
-    def __init__(self, input_shape: Sequence[int], dtype: Any) -> None:
+@dataclass(frozen=True)
+class Step:
+    """One call. Tensors among the arguments, and the result, are `Value`s."""
+
+    name: str
+    """How messages name it: the dotted name of a module, or a function and the module whose forward calls it."""
+    kind: str
+    function: str
+    """The plain name of a function, such as "add" for `x += y`; "" where a module with weights is called."""
+    module: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    result: Any
+    number: int
+    """The value that it makes, or that its result is another view of."""
+    same_order: bool
+    """The result is the argument's own memory, from its first number to its last and in the same order."""
+    problem: str = ""
+    """Why the flow of values through this call cannot be followed."""
+
+    @property
+    def inputs(self) -> list[Value]:
+        leaves = pytree.tree_leaves((self.args, self.kwargs))
+        return [v for v in leaves if isinstance(v, Value)]
+
+    @property
+    def reads(self) -> list[int]:
+        """The values made from the input that the call reads, in the order of its arguments."""
+        return [v.number for v in self.inputs if v.number is not None]
+
+
+@dataclass(frozen=True)
+class Trace:
+    """The steps in the order of the calls. Value 0 is the input; `output` is what forward returns."""
+
+    steps: list[Step]
+    output: Any
+
+
+class _Follower(TorchFunctionMode):  # type: ignore[misc]
+    def __init__(self, module: Any, x: Any) -> None:
         super().__init__()
-        self._input = torch.empty((BATCH, *input_shape), device="meta", dtype=dtype)
-        self._running = False  # inside a leaf's own forward nothing is recorded
+        self.steps: list[Step] = []
+        self.shape = tuple(x.shape[1:])
+        self.kept: dict[int, Any] = {}  # tensors by identity; alive, so that identities stay theirs
+        self.numbers: dict[int, int] = {}  # of each memory, the value that it holds now
+        self.count = 0
+        self.running = False  # inside a call nothing is recorded
+        self.within: list[tuple[str, str]] = [("", "")]  # modules that are running, and the class of one of torch.nn
+        self.owners = {_memory(t): name for name, t in (*module.named_parameters(), *module.named_buffers())}
+        self.keep(x, 0)
+        for name, part in module.named_modules():
+            part.forward = partial(self.enter, name, part, part.forward)
 
-    def is_leaf_module(self, m: Any, module_qualified_name: str) -> bool:
-        if isinstance(m, nn.ModuleList | nn.ModuleDict | nn.Sequential):
-            return False
-        return isinstance(m, OWN_LEAVES) or bool(super().is_leaf_module(m, module_qualified_name))
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self.running:
+            return func(*args, **(kwargs or {}))
+        function = function_name(func)
+        name, kind = self.within[-1]
+        if kind:
+            return self.call(func, name or "the module", kind, function, "", args, kwargs or {})
+        return self.call(func, f"{function} in {name or 'forward'}", function, function, "", args, kwargs or {})
 
-    def proxy(self, node: Any) -> Any:
-        return _ShapeProxy(node, self)
+    def enter(self, name: str, part: Any, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """A module's forward: one step where it has weights of torch.nn, else the steps of what it calls."""
+        if self.running:
+            return forward(*args, **kwargs)
+        kind = type(part).__name__
+        own = is_torchs_own(part)
+        weighted = any(isinstance(t, torch.Tensor) for t in (*part.parameters(), *part.buffers(), *vars(part).values()))
+        if isinstance(part, OWN_LEAVES) or (own and weighted):
+            return self.call(forward, name or "the module", kind, "", name, args, kwargs)
+        self.within.append((name, kind if own else ""))
+        before = len(self.steps)
+        try:
+            result = forward(*args, **kwargs)
+        finally:
+            self.within.pop()
+        if own and len(self.steps) == before:  # such as Identity
+            self.call(lambda *_, **__: result, name or "the module", kind, "identity", "", args, kwargs)
+        return result
 
-    def call_module(self, m: Any, forward: Any, args: Any, kwargs: Any) -> Any:
-        return forward(*args, **kwargs) if self._running else super().call_module(m, forward, args, kwargs)
-
-    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: Any) -> Any:
-        return attr_val if self._running else super().getattr(attr, attr_val, parameter_proxy_cache)
-
-    def create_node(self, kind: str, target: Any, args: Any, kwargs: Any, *rest: Any, **named: Any) -> Any:
-        node = super().create_node(kind, target, args, kwargs, *rest, **named)
-        within = list(self.module_stack)
-        node.meta["within"] = module_name(within[-1]) if within else ""
-        self._running = True
+    def call(
+        self,
+        run: Callable[..., Any],
+        name: str,
+        kind: str,
+        function: str,
+        module: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        tensors = _tensors((args, kwargs))
+        given_args, given_kwargs = pytree.tree_map(self.value, (tuple(args), dict(kwargs)))
+        problem = ""
+        if any(_memory(t) in self.numbers and id(t) not in self.kept for t in tensors):
+            problem = "it reads a part of a tensor that was taken in a way that cannot be followed"
+        versions = [_version(t, name) for t in tensors]
+        self.running = True
         try:
             with warnings.catch_warnings():  # torch warns of slow paths, and nothing is computed here
                 warnings.simplefilter("ignore")
-                node.meta["value"] = self._run(node)
+                result = run(*args, **kwargs)
         except NetworkError:
             raise
         except Exception as error:
-            reason = str(error).strip().splitlines()
-            raise NetworkError(
-                f"{call_name(node)}: running it on an input of shape {tuple(self._input.shape[1:])} failed: "
-                f"{reason[0] if reason else type(error).__name__}"
-            ) from None
+            raise _failed(name, self.shape, error) from None
         finally:
-            self._running = False
-        return node
+            self.running = False
+        made = _tensors(result)
+        written = [t for t, version in zip(tensors, versions, strict=True) if t._version != version]
+        if not any(_memory(t) in self.numbers for t in tensors) or not (made or written):
+            return result  # of constants, or a question of shape
+        if any(_memory(t) != _memory(made[0]) or not _is_whole(t) for t in written if made):
+            problem = problem or "it writes into a part of a tensor, or into another one than it returns"
+        fresh = bool(written) or not made or _memory(made[0]) not in self.numbers
+        if fresh:
+            self.count += 1
+        number = self.count if fresh else self.numbers[_memory(made[0])]
+        for t in (*made, *written):
+            self.keep(t, number)
+        same_order = len(made) == 1 and any(_same_order(t, made[0]) for t in tensors) and not fresh
+        after = pytree.tree_map(self.value, result)
+        self.steps.append(
+            Step(name, kind, function, module, given_args, given_kwargs, after, number, same_order, problem)
+        )
+        return result
 
-    def _run(self, node: Any) -> Any:
-        args = fx.node.map_arg(node.args, lambda n: n.meta["value"])
-        kwargs = fx.node.map_arg(node.kwargs, lambda n: n.meta["value"])
-        match node.op:
-            case "placeholder":
-                return self._input
-            case "get_attr":
-                value: Any = self.root
-                for part in node.target.split("."):
-                    value = getattr(value, part)
-                return value
-            case "call_module":
-                return self.root.get_submodule(node.target)(*args, **kwargs)
-            case "call_method":
-                return getattr(args[0], node.target)(*args[1:], **kwargs)
-            case "call_function":
-                return node.target(*args, **kwargs)
-            case _:
-                return None
+    def keep(self, t: Any, number: int) -> None:
+        self.kept[id(t)] = t
+        self.numbers[_memory(t)] = number
 
-
-class _Root(nn.Module):  # type: ignore[misc]
-    """Calls the module on one input: further arguments of its forward keep their defaults."""
-
-    def __init__(self, module: Any) -> None:
-        super().__init__()
-        self.module = module
-
-    def forward(self, x: Any) -> Any:
-        return self.module(x)
+    def value(self, t: Any) -> Any:
+        if not isinstance(t, torch.Tensor):
+            return t
+        memory = _memory(t)
+        return Value(self.numbers.get(memory), tuple(map(int, t.shape)), t.dtype, self.owners.get(memory, ""))
 
 
-def module_name(target: str) -> str:
-    """The name inside the user's module of what the tracer calls "module.…"; the module itself is ""."""
-    return target.removeprefix("module").removeprefix(".")
+def _tensors(tree: Any) -> list[Any]:
+    return [t for t in pytree.tree_leaves(tree) if isinstance(t, torch.Tensor)]
 
 
-def call_name(node: Any) -> str:
-    """How messages name a call: the module's dotted name, or the function with the module whose forward calls it."""
-    if node.op == "call_module":
-        return module_name(node.target) or "the module"
-    if node.op == "placeholder":
-        return "(input)"
-    function = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
-    return f"{function} in {node.meta['within'] or 'forward'}"
+def _memory(t: Any) -> int:
+    return int(t.untyped_storage()._cdata)
+
+
+def _version(t: Any, name: str) -> int:
+    if t.is_inference():
+        raise NetworkError(
+            f"{name}: forward runs in torch.inference_mode, where PyTorch does not count what is written in place; "
+            "leave that to the caller, or use torch.no_grad"
+        )
+    return int(t._version)
+
+
+def _is_whole(t: Any) -> bool:
+    return bool(t.numel() * t.element_size() == t.untyped_storage().nbytes())
+
+
+def _same_order(a: Any, b: Any) -> bool:
+    if _memory(a) != _memory(b) or a.storage_offset() != b.storage_offset():
+        return False
+    alike = a.shape == b.shape and a.stride() == b.stride()
+    return bool(alike or (a.numel() == b.numel() and a.is_contiguous() and b.is_contiguous()))
+
+
+def function_name(func: Any) -> str:
+    """One plain name for `torch.add`, `Tensor.add_`, `x += y` and `torch.ops.aten.add.Tensor`."""
+    if isinstance(func, torch._ops.OpOverload):
+        func = func.overloadpacket
+    words = (resolve_name(func) or getattr(func, "__name__", str(func))).split(".")
+    return next((w.strip("_") for w in reversed(words) if w not in ("__get__", "__set__")), str(func))
+
+
+def is_torchs_own(part: Any) -> bool:
+    """Whether the module's class is one of torch.nn; a parametrized class is what it was before."""
+    kind = next(c for c in type(part).__mro__ if c.__module__ != "torch.nn.utils.parametrize")
+    return kind.__module__.startswith("torch.nn.") and not isinstance(part, _CONTAINERS)
+
+
+_BY_VALUE = (
+    *("Boolean value of Tensor", "to Scalar", "to Python scalars", "no data!", "an index", "device type tensor"),
+    "on meta tensors",
+)
+
+
+def _failed(name: str, shape: tuple[int, ...], error: Exception) -> NetworkError:
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    if any(words in lines[0] for words in _BY_VALUE):
+        return NetworkError(
+            f"forward decides by the values of a tensor or takes one apart, so it cannot be followed: {lines[0]}"
+        )
+    return NetworkError(f"{name}: running it on an input of shape {shape} failed: {lines[0]}")
 
 
 def shadow(module: Any) -> Any:
@@ -168,24 +273,36 @@ def altered_modules(module: Any) -> list[tuple[str, str, str]]:
         if isinstance(part, nn.modules.lazy.LazyModuleMixin) and part.has_uninitialized_params():
             continue  # its own hook makes its weights; `shadow` says what to do
         reason = ""
+        replaced = [key for key, v in vars(part).items() if callable(v) and callable(getattr(type(part), key, None))]
         if part._forward_pre_hooks or part._forward_hooks:
             before = "pre-hook" if part._forward_pre_hooks else "hook"
             reason = f"it has a forward {before}, which may change what it computes; remove it and import again"
-        elif "forward" in vars(part):
-            reason = "its forward was replaced on this instance; make a class of its own with that forward"
+        elif "forward" in replaced or (replaced and is_torchs_own(part)):
+            reason = f"its {replaced[0]} was replaced on this instance; make a class of its own with that {replaced[0]}"
+        elif isinstance(part, torch.jit.ScriptModule):
+            reason = "it was compiled by torch.jit, so its calls cannot be followed; import the module it was made from"
         if reason:
             found.append((name or "the module", type(part).__name__, reason))
     return found
 
 
-def trace(module: Any, input_shape: Sequence[int]) -> Any:
-    """The module's calls as an fx graph; `node.meta["value"]` holds a data-free tensor of the result's shape."""
+def trace(module: Any, input_shape: Sequence[int]) -> Trace:
+    """The steps of the module's forward on one input of this shape."""
     dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.get_default_dtype())
+    x = torch.empty((BATCH, *input_shape), device="meta", dtype=dtype)
+    followed = shadow(module)
     try:
-        return _ShapeTracer(input_shape, dtype).trace(_Root(shadow(module)))
-    except fx.proxy.TraceError as error:
-        raise NetworkError(
-            f"forward decides by the values of a tensor or takes one apart, so it cannot be followed: {error}"
-        ) from None
+        inspect.signature(followed.forward).bind(x)
     except TypeError as error:
         raise NetworkError(f"forward cannot be called on one input: {error}") from None
+    follower = _Follower(followed, x)
+    try:
+        with torch.no_grad(), torch.device("meta"), follower:
+            result = followed(x)
+    except NetworkError:
+        raise
+    except Exception as error:
+        raise _failed("forward", tuple(input_shape), error) from error
+    if isinstance(result, torch.Tensor) and id(result) not in follower.kept and _memory(result) in follower.numbers:
+        raise NetworkError("forward returns a part of a tensor that was taken in a way that cannot be followed")
+    return Trace(follower.steps, pytree.tree_map(follower.value, result))

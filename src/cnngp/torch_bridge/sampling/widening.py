@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import nn
 
 from cnngp.network.layers import NetworkError
 
-from ..importing.trace import module_name, trace
+from ..importing.trace import Step, trace
 from .sampling import draw
 
 _CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -35,33 +35,30 @@ class _Role:
 
 
 def _roles(module: Any, input_shape: tuple[int, ...]) -> dict[str, _Role]:
-    """The role of each layer with weights, in the order of the calls."""
-    nodes = list(trace(module, input_shape).nodes)
-    carried: dict[Any, tuple[int, bool]] = {}  # channels, and whether they are the input's
-    outputs: set[Any] = set()
-    for node in reversed(nodes):
-        if node.op == "output" or (node in outputs and not _is_layer(module, node)):
-            outputs.update(node.all_input_nodes)
+    """The role of each module with weights, in the order of the calls."""
+    traced = trace(module, input_shape)
+    carried: dict[int, tuple[int, bool]] = {0: (input_shape[0], True)}  # channels, and whether they are the input's
+    outputs = {traced.output.number}
+    for step in reversed(traced.steps):
+        if step.number in outputs and not _is_layer(module, step):
+            outputs.update(step.reads)
     roles: dict[str, _Role] = {}
-    for node in nodes:
-        sources = [carried[n] for n in node.all_input_nodes if n in carried]
-        if node.op == "placeholder":
-            carried[node] = (input_shape[0], True)
-        elif _is_layer(module, node):
-            part = module.get_submodule(module_name(node.target))
-            roles[module_name(node.target)] = _Role(*sources[0], node in outputs)
-            carried[node] = (part.out_features if isinstance(part, nn.Linear) else part.out_channels, False)
-        elif sources:
-            carried[node] = next((s for s in sources if not s[1]), sources[0])
-            if node.op == "call_module":
-                roles[module_name(node.target)] = _Role(*carried[node], node in outputs)
+    for step in traced.steps:
+        sources = [carried[i] for i in step.reads]
+        if _is_layer(module, step):
+            part = module.get_submodule(step.module)
+            roles[step.module] = _Role(*sources[0], step.number in outputs)
+            channels = part.out_features if isinstance(part, nn.Linear) else part.out_channels
+            carried[step.number] = (channels, False)
+        else:
+            carried[step.number] = next((s for s in sources if not s[1]), sources[0])
+            if not step.function:
+                roles[step.module] = _Role(*carried[step.number], step.number in outputs)
     return roles
 
 
-def _is_layer(module: Any, node: fx.Node) -> bool:
-    return node.op == "call_module" and isinstance(
-        module.get_submodule(module_name(str(node.target))), (*_CONVS, nn.Linear)
-    )
+def _is_layer(module: Any, step: Step) -> bool:
+    return not step.function and isinstance(module.get_submodule(step.module), (*_CONVS, nn.Linear))
 
 
 def first_width(module: Any, input_shape: tuple[int, ...]) -> int:

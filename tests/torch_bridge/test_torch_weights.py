@@ -1,0 +1,189 @@
+"""Which weights count as independent draws about zero, and the variance that they are drawn with."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations, parametrize
+
+import cnngp
+from cnngp import Conv, Dense, NetworkError, ReLU, Sequential, from_torch
+
+
+def small(change: Callable[[Any], object] = lambda m: None) -> nn.Module:
+    torch.manual_seed(0)
+    module = nn.Sequential(
+        *(nn.Conv2d(1, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 32, 3), nn.ReLU(), nn.Flatten()),
+        *(nn.Linear(32 * 4, 40),),
+    )
+    change(module)
+    return module
+
+
+class Absolute(nn.Module):
+    def forward(self, w):
+        return w.abs()
+
+
+SHAPE = (1, 4, 4)
+NOT_DRAWN: list[tuple[Callable[[Any], object], str]] = [
+    (lambda m: nn.init.uniform_(m[2].weight, 0.0, 0.02), r"^2 \(Conv2d\): its weights have a mean of 0.0\d+ beside"),
+    (lambda m: nn.init.constant_(m[2].weight, 0.1), r"^2 \(Conv2d\): its weights are all 0.1,"),
+    (lambda m: nn.init.dirac_(m[2].weight), r"^2 \(Conv2d\): more than half of its weights are exactly 0,"),
+    (lambda m: nn.init.eye_(m[5].weight), r"^5 \(Linear\): more than half of its weights are exactly 0,"),
+    (lambda m: parametrize.register_parametrization(m[5], "weight", Absolute()), r"^5 \(.*\): its weights have a mean"),
+    (lambda m: nn.init.constant_(m[2].bias, 1.0), r"^2 \(Conv2d\): its biases are all 1,"),
+    (lambda m: nn.init.uniform_(m[5].bias, 0.0, 0.1), r"^5 \(Linear\): its biases have a mean of"),
+    (lambda m: nn.init.constant_(m[5].weight, torch.nan), r"^5 \(Linear\): its weights are not finite"),
+]
+
+
+@pytest.mark.parametrize(("change", "why"), NOT_DRAWN)
+def test_weights_that_are_no_draws_about_zero_are_refused(change: Callable[[Any], object], why: str) -> None:
+    module = small(change)
+    with pytest.raises(NetworkError, match=why):
+        from_torch(module, SHAPE)
+    assert not cnngp.explain(module, SHAPE, show=False).ok
+    # what the user says of the variances holds
+    net = from_torch(module, SHAPE, weight_var=2.0, bias_var=0.1)
+    assert net == Sequential(
+        Conv(3, weight_var=2.0, bias_var=0.1), ReLU(), Conv(3, padding="valid", weight_var=2.0, bias_var=0.1), ReLU(),
+        Dense(2.0, 0.1),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda w: nn.init.kaiming_normal_(w),
+        lambda w: nn.init.xavier_uniform_(w),
+        lambda w: nn.init.orthogonal_(w),
+        lambda w: nn.init.trunc_normal_(w, std=0.02),
+        lambda w: w.bernoulli_(0.5).sub_(0.5),
+        lambda w: nn.init.zeros_(w),
+    ],
+)
+def test_draws_about_zero_are_taken(draw: Callable[[Any], object]) -> None:
+    for seed in range(20):
+        torch.manual_seed(seed)
+        module = small()
+        with torch.no_grad():
+            draw(module[2].weight)
+            nn.init.zeros_(module[2].bias)
+        found = from_torch(module, SHAPE).layers[2]
+        assert found.weight_var == pytest.approx(
+            32 * 9 * float(module[2].weight.detach().double().square().mean()), rel=1e-12
+        )
+        assert found.bias_var == 0.0
+
+
+def test_spectral_norm_is_measured_and_left_as_it_was() -> None:
+    module = small(lambda m: parametrizations.spectral_norm(m[5]))
+    state = copy.deepcopy(module.state_dict())
+    from_torch(module, SHAPE)
+    assert all(torch.equal(a, b) for a, b in zip(state.values(), module.state_dict().values(), strict=True))
+
+
+class Branches(nn.Module):
+    """Two branches, the second a copy of the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(4, 40)
+        self.f = nn.Sequential(nn.ReLU(), nn.Linear(40, 40))
+        self.g = copy.deepcopy(self.f)
+        self.head = nn.Linear(40, 40)
+
+    def forward(self, x):
+        x = self.a(x)
+        return self.head(torch.relu(self.f(x) + self.g(x)))
+
+
+def test_copies_are_refused_until_they_are_initialised_again() -> None:
+    module = Branches()
+    with pytest.raises(NetworkError, match=r"^g.1 \(Linear\): its weight has the same values as f.1.weight, as a copy"):
+        from_torch(module, (4,), weight_var=1.0, bias_var=0.0)
+    with torch.no_grad():
+        for change in (torch.neg, torch.t, lambda w: w.flip(0)):
+            module.g[1].weight.copy_(change(module.f[1].weight))
+            with pytest.raises(NetworkError, match=r"^g.1 .* same values"):
+                from_torch(module, (4,))
+        module.g[1].weight.normal_()
+    with pytest.raises(NetworkError, match=r"^g.1 \(Linear\): its bias has the same values as f.1.bias"):
+        from_torch(module, (4,))
+    module.g[1].reset_parameters()
+    from_torch(module, (4,))
+    for layer in (module.f[1], module.g[1]):
+        nn.init.zeros_(layer.bias)
+    from_torch(module, (4,))  # zeros are no copies
+
+
+# ---- the initial law -------------------------------------------------------------------------------------------------
+
+
+def lenet() -> nn.Module:
+    return nn.Sequential(
+        *(nn.Conv2d(1, 6, 5), nn.ReLU(), nn.AvgPool2d(2), nn.Conv2d(6, 16, 5), nn.ReLU(), nn.Flatten()),
+        *(nn.Linear(16 * 64, 10),),
+    )
+
+
+def test_two_fresh_modules_are_one_network_by_the_initial_law() -> None:
+    shape = (1, 28, 28)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        first, second = (from_torch(lenet(), shape, variances="initial") for _ in range(2))
+    assert first == second
+    conv1, _, _, conv2, _, head = first.layers
+    for layer, fan_in in ((conv1, 25), (conv2, 150), (head, 1024)):
+        assert layer.weight_var == pytest.approx(1 / 3)
+        assert layer.bias_var == pytest.approx(1 / (3 * fan_in))
+    with torch.device("meta"):
+        empty = lenet()
+    assert from_torch(empty, shape, variances="initial") == first
+    # The law is what the numbers themselves show where there are many.
+    with pytest.warns(UserWarning, match="from_torch measured"):
+        measured = from_torch(lenet(), shape)
+    assert measured.layers[5].weight_var == pytest.approx(1 / 3, rel=0.05)
+
+
+def test_the_initial_law_is_taken_only_where_the_weights_are_from_it() -> None:
+    module = lenet()
+    nn.init.kaiming_normal_(module[3].weight)
+    nn.init.zeros_(module[3].bias)
+    nn.init.zeros_(module[6].bias)
+    net = from_torch(module, (1, 28, 28), variances="initial")
+    conv = net.layers[3]
+    assert conv.weight_var == pytest.approx(150 * float(module[3].weight.detach().double().square().mean()))
+    assert (conv.bias_var, net.layers[5].bias_var) == (0.0, 0.0)
+    assert net.layers[0].weight_var == pytest.approx(1 / 3)
+
+
+def test_few_numbers_are_told() -> None:
+    with pytest.warns(
+        UserWarning, match=r"bias_var of '0' \(6\), '3' \(16\), '6' \(10\) from fewer than 30 .* variances='initial'"
+    ):
+        from_torch(lenet(), (1, 28, 28))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        from_torch(lenet(), (1, 28, 28), bias_var=0.1)
+
+
+@pytest.mark.slow
+def test_fresh_modules_are_not_refused_by_chance() -> None:
+    """2,000 layers of every width: at a level of 7e-6 in each, one refusal has a chance of about a hundredth."""
+    for seed in range(500):
+        torch.manual_seed(seed)
+        width = 1 + seed % 60
+        module = nn.Sequential(
+            nn.Linear(width, 3 * width), nn.ReLU(), nn.Linear(3 * width, width), nn.Linear(width, 40)
+        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            from_torch(module, (width,))
