@@ -134,7 +134,7 @@ def test_every_name_of_a_memory_stands_for_what_was_written(middle: Callable[[An
         (lambda m, h: h.view(torch.int32), r"view .*: it reads the bits of torch.float32 as torch.int32"),
         (lambda m, h: h.half().view(torch.bfloat16), "half"),
         (lambda m, h: torch.div(h, 2, rounding_mode="floor"), r"div .*: what its argument rounding_mode='floor' does"),
-        (lambda m, h: F.softplus(h, threshold=1.0), r"softplus .*: threshold=1.0: it is a straight line"),
+        (lambda m, h: F.softplus(h, threshold=1.0), r"softplus .*: threshold=1.0: a straight line"),
         (lambda m, h: torch.where(h > 0, h, 0.1 * h), "gt in forward"),
         (lambda m, h: h.masked_fill(h > 0, 0.0), "gt in forward"),
         (lambda m, h: h + torch.randn_like(h), r"randn_like .*: it is random anew"),

@@ -128,7 +128,7 @@ class Variances:
             return ""
         return (
             f"from_torch measured {' and '.join(told)} from fewer than {FEW} numbers (how many in brackets), so two "
-            "fresh modules of this class give two different kernels; variances='initial' takes the law of PyTorch's own "
+            "fresh modules of this class are two kernels; variances='initial' takes the law of PyTorch's own "
             "initialisation, weight_var= and bias_var= take what you say"
         )
 
