@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from cnngp.gp import groups as grouping
+from cnngp.gp import leave_one_out
 from cnngp.gp import noise as noise_module
 from cnngp.gp.checks import MatrixError
 from cnngp.gp.exact import ExactGP
@@ -185,7 +186,7 @@ def test_points_that_are_added_are_groups_of_their_own():
 
 def test_many_groups_are_done_in_several_pieces(monkeypatch):
     whole = grouped().leave_one_out()
-    monkeypatch.setattr(grouping, "_COLUMNS", 3)
+    monkeypatch.setattr(leave_one_out, "_POINTS", 3)
     assert_same(grouped(), whole, 1e-12)
 
 

@@ -17,7 +17,6 @@ from cnngp.common.arrays import DataError, as_real, refuse_masked, to_numpy
 from cnngp.common.devices import Device
 from cnngp.datasets.preparation import Preparation
 from cnngp.gp.exact import Amplitude, ExactGP, Noise
-from cnngp.gp.linalg import namespace
 from cnngp.gp.near_copies import warn_of_near_copies
 from cnngp.gp.objectives import Rule
 from cnngp.gp.solving import Method
@@ -253,10 +252,7 @@ class GPRegressor(RegressorMixin, GPEstimator):  # type: ignore[misc]
         gp = self.gp_
         if self.normalize_y or not isinstance(gp, ExactGP) or gp.groups is not None or not self.loo_error_ > 0.0:
             return
-        ones = namespace(gp.Y).ones_like(gp.Y[:, :1])
-        alpha = to_numpy(gp.alpha) - to_numpy(gp.factor.solve(ones)) * Y.mean(0)
-        errors = alpha / to_numpy(gp.inverse_diagonal)[:, None]
-        without = float(np.sqrt((errors**2).mean()))
+        without = float(np.sqrt((to_numpy(gp.deviations_of(gp.Y - gp.Y.mean(0))) ** 2).mean()))
         if without < self.loo_error_ / _MUCH:
             mean = float(Y.mean(0)[np.abs(Y.mean(0)).argmax()])
             warnings.warn(

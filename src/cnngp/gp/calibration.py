@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from .line_search import minimised
+
 Array = NDArray[np.float64]
 Labels = NDArray[np.intp]
 
@@ -194,13 +196,7 @@ def scores(probabilities: Array, labels: Labels) -> Scores:
 
 
 def _best_log_t(loss: Callable[[float], float]) -> float:
-    from scipy.optimize import minimize_scalar
-
-    grid = np.linspace(math.log(1e-3), math.log(1e3), 25)
-    step = float(grid[1] - grid[0])
-    best = float(grid[int(np.argmin([loss(g) for g in grid]))])
-    found = minimize_scalar(loss, bounds=(best - step, best + step), method="bounded", options={"xatol": 1e-3})
-    return float(found.x)
+    return minimised(loss, math.log(1e-3), math.log(1e3), points=25, tolerance=1e-3).at
 
 
 def _best_share(P: Array, target: Array) -> float:

@@ -28,8 +28,10 @@ from .checks import (
     check_test,
     float64_buffer,
 )
-from .groups import as_left_out, leave_groups_out
+from .groups import as_left_out, sets_left_out
 from .jitter import JitterWarning, factorised, warn_of_jitter
+from .leave_one_out import LeftOut, blocks_of_factor, leave_out
+from .likelihood import LOG_2PI, amplitude_of, twice_negative_log
 from .linalg import Array, Factor, NotPositiveDefinite, namespace
 from .noise import Loss, chosen_noise
 from .novelty import novelty_of_points
@@ -101,8 +103,8 @@ class ExactGP:
         self._amplitude_rule: Amplitude = "loo" if grouped and amplitude == "ml" else amplitude
         self.factor = self._factorise(A)
         self._condition()
-        if self._amplitude_rule == "ml" and self._grouped is not None:
-            self._warn_of_contradictions(*self._grouped)
+        if self._amplitude_rule == "ml" and self._together is not None:
+            self._warn_of_contradictions()
 
     def _factorise(self, A: Array) -> Factor:
         factor, jitter = factorised(A, self.noise, self.jitter)
@@ -116,24 +118,21 @@ class ExactGP:
         n, outputs = self.Y.shape
         self.alpha = self.factor.solve(self.Y)
         self.inverse_diagonal = self.factor.inverse_diagonal()
-        self._grouped: tuple[Array, Array] | None = None
-        if self._together is not None:
-            self._grouped = leave_groups_out(self.factor, self._together, self.alpha, self.inverse_diagonal)
+        self._left = self._leave_out(self._together)
         match self._amplitude_rule:
             case "ml":  # Σ_c y_cᵀK⁻¹y_c/(N·C)
-                amplitude = float((self.Y * self.alpha).sum()) / (n * outputs)
-            case "loo":  # the maximum of Σ log N(y_i; leave-one-out mean, a/[K⁻¹]_ii)
-                squares = self.alpha**2 / self.inverse_diagonal[:, None]
-                if self._grouped is not None:
-                    squares = self._grouped[0] ** 2 / self._grouped[1][:, None]
-                amplitude = float(squares.mean())
-            case number:
-                amplitude = float(number)
-        self.amplitude = amplitude if amplitude > 0.0 else 1.0  # targets that are all zero say nothing of scale
+                fit = float((self.Y * self.alpha).sum())
+            case _:  # the maximum of Σ log N(y_i; leave-one-out mean, a/[K⁻¹]_ii)
+                fit = self._left.one_by_one
+        self.amplitude = amplitude_of(fit, n * outputs, self._amplitude_rule)
 
-    def _warn_of_contradictions(self, deviations: Array, variances: Array) -> None:
+    def _leave_out(self, groups: NDArray[np.intp] | None) -> LeftOut:
+        sets = () if groups is None else sets_left_out(groups)
+        return leave_out(self.alpha, self.inverse_diagonal, sets, blocks_of_factor(self.factor))
+
+    def _warn_of_contradictions(self) -> None:
         """Targets that contradict each other inside of groups, of which too little noise makes a huge amplitude."""
-        usual = float((deviations**2 / variances[:, None]).mean())
+        usual = self._left.one_by_one / self.Y.size
         if self.amplitude > _CONTRADICTORY * usual > 0.0:
             warnings.warn(
                 "targets of images that are alike contradict each other by more than the noise explains, so predicted "
@@ -147,9 +146,9 @@ class ExactGP:
     def log_marginal_likelihood(self) -> float:
         """Σ_c log N(y_c; 0, a(K + noise·I))."""
         n, outputs = self.Y.shape
-        fit = float((self.Y * self.alpha).sum()) / self.amplitude
-        log_determinant = self.factor.log_determinant() + n * math.log(self.amplitude)
-        return float(-0.5 * (fit + outputs * (log_determinant + n * math.log(2.0 * math.pi))))
+        fit, log_determinant = float((self.Y * self.alpha).sum()), self.factor.log_determinant()
+        loss = twice_negative_log(fit, log_determinant, n, outputs, self.amplitude)
+        return -0.5 * (loss + float(n * outputs) * LOG_2PI)
 
     def mean(self, K_test: Array) -> Array:
         """E[f] at M test points from their kernel with the training points, (M, N) → (M, outputs)."""
@@ -176,15 +175,18 @@ class ExactGP:
 
         Where there are groups, what the points of all other groups predict.
         """
-        if self._grouped is not None:
-            deviations, variances = self._grouped
-            return self.Y - deviations, self.amplitude * variances
-        return self.Y - self.alpha / self.inverse_diagonal[:, None], self.amplitude / self.inverse_diagonal
+        return self._predictions(self._left)
 
     def leave_out(self, groups: NDArray[np.intp]) -> tuple[Array, Array]:
         """`leave_one_out` with the points of other groups left out together than those of the fit."""
-        deviations, variances = leave_groups_out(self.factor, groups, self.alpha, self.inverse_diagonal)
-        return self.Y - deviations, self.amplitude * variances
+        return self._predictions(self._leave_out(groups))
+
+    def _predictions(self, left: LeftOut) -> tuple[Array, Array]:
+        return self.Y - left.deviations, self.amplitude * left.variances
+
+    def deviations_of(self, Y: Array) -> Array:
+        """y − leave-one-out mean for other targets at the same points, (N, outputs), each point left out by itself."""
+        return self.factor.solve(Y) / self.inverse_diagonal[:, None]
 
     @property
     def loo_rows(self) -> Any:

@@ -1,11 +1,5 @@
 """Points that are left out together: copies of one image, pictures of one film or of one patient.
 
-What the points outside of a group g say of its targets follows from the block of K⁻¹ that belongs to the group:
-
-    mean y_g − [K⁻¹]_gg⁻¹ α_g,    covariance [K⁻¹]_gg⁻¹
-
-which for a group of one is the usual leave-one-out. Groups of one size are done at once.
-
 Groups are an array (N,) of their numbers, or (N, 2) with the number of the image beside it: then a point is predicted
 without its group and without the points of other groups that have the same image.
 """
@@ -19,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .checks import MatrixError
-from .linalg import Array, Factor, namespace
 
-_COLUMNS = 512  # of L⁻¹, that are held at a time
+Sets = tuple[NDArray[np.intp], NDArray[np.bool_]]
+"""Points that are left out together, (sets, size), and which of them each set predicts."""
 _MANY = 20  # groups, that stand for all others
 
 
@@ -53,7 +47,7 @@ def of_one_size(groups: NDArray[np.intp]) -> Iterator[NDArray[np.intp]]:
         yield np.stack([by_group[g] for g in np.flatnonzero(sizes == size)])
 
 
-def sets_left_out(groups: NDArray[np.intp]) -> Iterator[tuple[NDArray[np.intp], NDArray[np.bool_]]]:
+def sets_left_out(groups: NDArray[np.intp]) -> Iterator[Sets]:
     """Sets of points that are left out together, (sets, size), and which of them each set predicts, for each size.
 
     Every point is predicted by one set: its group, and the points of the same image where that stands in other groups.
@@ -118,31 +112,3 @@ def one_of_each(groups: NDArray[np.intp] | None, n: int) -> NDArray[np.intp]:
             found[group] = row
             images.add(image)
     return np.array(sorted(found.values()), np.intp)
-
-
-def left_out(blocks: Array, alpha: Array) -> tuple[Array, Array]:
-    """Deviations y − mean (groups, size, outputs) and variances (groups, size), from blocks of K⁻¹ and their α."""
-    inverse = namespace(blocks).linalg.inv(blocks)
-    return inverse @ alpha, inverse.diagonal(axis1=1, axis2=2)
-
-
-def leave_groups_out(
-    factor: Factor, groups: NDArray[np.intp], alpha: Array, inverse_diagonal: Array
-) -> tuple[Array, Array]:
-    """The same of every point, (N, outputs) and (N,), a few columns of L⁻¹ at a time."""
-    xp, n = namespace(alpha), len(factor)
-    deviations, variances = alpha / inverse_diagonal[:, None], 1.0 / inverse_diagonal  # of points by themselves
-    for members, predicted in sets_left_out(groups):
-        count, size = members.shape
-        if size == 1:
-            continue
-        step = max(1, _COLUMNS // size)
-        for first in range(0, count, step):
-            at = xp.asarray(members[first : first + step])
-            columns = xp.zeros((n, at.size))
-            columns[at.ravel(), xp.arange(at.size)] = 1.0
-            V = factor.solve_lower(columns).T.reshape(*at.shape, n)
-            of_all, spread = left_out(V @ V.transpose(0, 2, 1), alpha[at])
-            chosen = xp.asarray(predicted[first : first + step])
-            deviations[at[chosen]], variances[at[chosen]] = of_all[chosen], spread[chosen]
-    return deviations, variances

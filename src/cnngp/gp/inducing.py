@@ -32,7 +32,9 @@ from .exact import Amplitude, Noise, posterior_samples, weighted_kernels
 from .inducing_left_out import LeftOut
 from .inducing_sums import Sums
 from .jitter import factorised, warn_of_jitter
+from .likelihood import LOG_2PI, amplitude_of, twice_negative_log
 from .linalg import Array, Factor, NotPositiveDefinite, namespace
+from .line_search import minimised
 
 if TYPE_CHECKING:
     from .posterior import NewPoints
@@ -181,15 +183,11 @@ class InducingGP:
         self.w = self.factor.solve_upper(self._half)
         self.beta = self.basis.solve_upper(self.w)
         """Weights of K(test, inducing): (m, outputs)."""
-        match self._amplitude_rule:
-            case "ml":  # of files from before it was always leave-one-out
-                amplitude = self._fit(self._sums, self.noise, self._half) / (self.n * self._outputs)
-            case "loo":
-                mean, variance = self._left_out(self._sums, self.factor, self.w)
-                amplitude = float(((self.loo_targets - mean) ** 2 / variance[:, None]).mean())
-            case number:
-                amplitude = float(number)
-        self.amplitude = amplitude if amplitude > 0.0 else 1.0
+        fit = 0.0
+        if self._amplitude_rule == "loo":
+            mean, variance = self._left_out(self._sums, self.factor, self.w)
+            fit = float(((self.loo_targets - mean) ** 2 / variance[:, None]).sum())
+        self.amplitude = amplitude_of(fit, self.loo_targets.size, self._amplitude_rule)
 
     @property
     def points(self) -> int:
@@ -218,9 +216,9 @@ class InducingGP:
     @property
     def log_marginal_likelihood(self) -> float:
         """Of the approximation: Σ_c log N(y_c; 0, a(ΦΦᵀ + noise·Ω⁻¹))."""
-        fit = self._fit(self._sums, self.noise, self._half) / self.amplitude
-        log_determinant = self._log_determinant(self._sums, self.factor) + self.n * math.log(self.amplitude)
-        return float(-0.5 * (fit + self._outputs * (log_determinant + self.n * math.log(2.0 * math.pi))))
+        n, outputs, fit = self.n, self._outputs, self._fit(self._sums, self.noise, self._half)
+        log_determinant = self._log_determinant(self._sums, self.factor)
+        return -0.5 * (twice_negative_log(fit, log_determinant, n, outputs, self.amplitude) + n * outputs * LOG_2PI)
 
     def mean(self, K_test: Array) -> Array:
         """E[f] at M points from K(test, inducing), (M, m) → (M, outputs)."""
@@ -327,23 +325,15 @@ class InducingGP:
         return loss(to_numpy(mean), to_numpy(self.loo_targets))
 
     def _likelihood_loss(self, sums: Sums, factor: Factor) -> float:
-        outputs = int(sums.rhs.shape[1])
         fit = self._fit(sums, factor.shift, factor.solve_lower(sums.rhs))
-        rule = self._amplitude_rule
-        a = fit / (sums.n * outputs) if isinstance(rule, str) else float(rule)
-        if a <= 0.0:
-            return math.inf
-        return fit / a + outputs * (sums.n * math.log(a) + self._log_determinant(sums, factor))
+        log_determinant = self._log_determinant(sums, factor)
+        return twice_negative_log(fit, log_determinant, sums.n, int(sums.rhs.shape[1]), self._amplitude_rule)
 
     def _best_noise(self, loss: Callable[[float], float], bounds: tuple[float, float]) -> tuple[float, float]:
         """The least `loss`, and its noise. A factor of B is a third of m³ operations, an eigendecomposition tens."""
-        from scipy.optimize import minimize_scalar
-
         scale = float(self.basis.diagonal.mean())
-        found = minimize_scalar(
-            lambda x: loss(scale * 10.0**x), bounds=bounds, method="bounded", options={"xatol": 0.1}
-        )
-        return float(found.fun), float(scale * 10.0**found.x)
+        found = minimised(lambda x: loss(scale * 10.0**x), *bounds, tolerance=0.1)
+        return found.loss, float(scale * 10.0**found.at)
 
 
 def _factor(B: Array, noise: float) -> Factor:

@@ -14,6 +14,8 @@ from cnngp.common.arrays import to_numpy
 
 from .checks import MatrixError, check_amplitude, check_targets, check_test
 from .exact import Amplitude, Noise, weighted_kernels
+from .leave_one_out import LeftOut, leave_out
+from .likelihood import amplitude_of
 from .linalg import Array, blocks, namespace
 from .solving import ConvergenceWarning, solve_matrix
 from .solving.matrices import SymmetricMatrix
@@ -79,14 +81,10 @@ class IterativeGP:
         self.loo_targets = Y[at]
         self.inverse_diagonal = xp.maximum(inverse_diagonal, least)[xp.asarray(solved)]
         self.largest_variance = float(diagonal.max())
-        match amplitude:
-            case "loo" if len(self.loo_rows):
-                value = float((self.alpha[at] ** 2 / self.inverse_diagonal[:, None]).mean())
-            case "ml" | "loo":
-                value = float((Y * self.alpha).sum()) / (n * outputs)
-            case number:
-                value = float(number)
-        self.amplitude = value if value > 0.0 else 1.0
+        fit, of = float((Y * self.alpha).sum()), n * outputs
+        if amplitude == "loo" and len(self.loo_rows):
+            fit, of = self._left_out().one_by_one, self.loo_targets.size
+        self.amplitude = amplitude_of(fit, of, amplitude)
 
     def _solve(self, matrix: SymmetricMatrix, Y: Array, xp: Any) -> tuple[Any, Array, Any]:
         """The solution for the targets, [A⁻¹]_ii of the sample, and which of these were solved for.
@@ -160,8 +158,11 @@ class IterativeGP:
 
     def leave_one_out(self) -> tuple[Array, Array]:
         """Mean y_i − α_i/[K⁻¹]_ii and variance at the points of the sample; exact for each of them."""
-        alpha = self.alpha[namespace(self.alpha).asarray(self.loo_rows)]
-        return self.loo_targets - alpha / self.inverse_diagonal[:, None], self.amplitude / self.inverse_diagonal
+        left = self._left_out()
+        return self.loo_targets - left.deviations, self.amplitude * left.variances
+
+    def _left_out(self) -> LeftOut:
+        return leave_out(self.alpha[namespace(self.alpha).asarray(self.loo_rows)], self.inverse_diagonal)
 
     def residual(self) -> float:
         return self._residual

@@ -4,12 +4,9 @@ With K = QΛQᵀ and s = λ + noise, everything below costs O(N²) at most for a
 
     log p(y)     = −½ Σ_ic (qᵢᵀy_c)²/(a sᵢ) − ½ C Σᵢ log(a sᵢ) + const
     α            = Q (QᵀY / s),    [K⁻¹]_ii = Σ_j Q_ij²/s_j
-    leave-one-out: y_i has mean y_i − α_i/[K⁻¹]_ii and variance a/[K⁻¹]_ii
 
-Points of a group are left out together. Their deviations d from what the others predict are then measured twice, one by
-one, Σ d_i²/v_i, and jointly, Σ_g d_gᵀ S_g⁻¹ d_g with S_g = [K⁻¹]_gg⁻¹: the second alone knows that two measurements at
-one image contradict each other. The larger of the two counts: contradictions are noise, but copies that agree say
-nothing of how a new image is predicted.
+Leave-one-out is that of `leave_one_out.py`. Of the two measures of deviations the larger counts: contradictions inside
+of groups are noise, but copies that agree say nothing of how a new image is predicted.
 """
 
 from __future__ import annotations
@@ -25,8 +22,11 @@ from numpy.typing import NDArray
 from cnngp.common.arrays import to_numpy
 
 from .blas import one_thread_if_small
-from .groups import left_out, sets_left_out, thinned
+from .groups import sets_left_out, thinned
+from .leave_one_out import blocks_of_eigenbasis, leave_out
+from .likelihood import twice_negative_log
 from .linalg import Array, namespace
+from .line_search import minimised
 
 # What all targets together may lose by a smaller noise: a tenth of a nat says nothing.
 _NATS = 0.1
@@ -98,11 +98,9 @@ def _most_likely(K: Array, Y: Array, amplitude: Any) -> float:
 
     def loss(log_noise: float) -> float:
         s = lam + scale * 10.0**log_noise
-        fit = float((weight / s).sum())
-        a = fit / (n * outputs) if isinstance(amplitude, str) else float(amplitude)
-        return fit / a + outputs * (n * math.log(a) + float(np.log(s).sum())) if a > 0 else math.inf
+        return twice_negative_log(float((weight / s).sum()), float(np.log(s).sum()), n, outputs, amplitude)
 
-    return float(scale * 10.0 ** _searched(loss, "ml", points=65, stacklevel=7))
+    return _searched(loss, scale, "ml", points=65, stacklevel=7)
 
 
 def _best_left_out(K: Array, Y: Array, amplitude: Any, groups: NDArray[np.intp] | None, judge: Loss | None) -> float:
@@ -110,59 +108,32 @@ def _best_left_out(K: Array, Y: Array, amplitude: Any, groups: NDArray[np.intp] 
     xp = namespace(K)
     values, Q = xp.linalg.eigh(K)
     lam = xp.maximum(values, 0.0)
-    rotated = Q.T @ Y
+    rotated, squares = Q.T @ Y, Q**2
     n, outputs = Y.shape
-    sets = list(sets_left_out(np.arange(n) if groups is None else groups))
-    alone = [xp.asarray(at[:, 0]) for at, _ in sets if at.shape[1] == 1]
-    squares = [Q[at] ** 2 for at in alone]
-    together = [(xp.asarray(at), xp.asarray(predicted)) for at, predicted in sets if at.shape[1] > 1]
+    sets = [] if groups is None else list(sets_left_out(groups))
     scale = float(lam.mean())
 
-    def left_out_at(s: Array) -> tuple[Array, Array, float]:
-        """Deviations y − mean (N, outputs), variances (N,) for the amplitude 1, and Σ dᵀS⁻¹d of what is left out."""
-        alpha, variances, jointly = Q @ (rotated / s[:, None]), xp.empty(n), 0.0
-        deviations = alpha.copy()
-        for at, square in zip(alone, squares, strict=True):
-            variances[at] = 1.0 / (square @ (1.0 / s))
-            deviations[at] *= variances[at][:, None]
-            jointly += float((alpha[at] * deviations[at]).sum())
-        for at, predicted in together:
-            rows = Q[at]  # (sets, size, N)
-            of_all, spread = left_out((rows / s) @ rows.transpose(0, 2, 1), alpha[at])
-            deviations[at[predicted]], variances[at[predicted]] = of_all[predicted], spread[predicted]
-            # S⁻¹d = α; of a set that predicts some of its points, as large a share as these are of it.
-            jointly += float(((alpha[at] * of_all).sum((1, 2)) * predicted.mean(1)).sum())
-        return deviations, variances, jointly
-
     def loss(log_noise: float) -> float:
-        deviations, variances, jointly = left_out_at(lam + scale * 10.0**log_noise)
+        s = lam + scale * 10.0**log_noise
+        left = leave_out(Q @ (rotated / s[:, None]), squares @ (1.0 / s), sets, blocks_of_eigenbasis(Q, s))
         if judge is not None:
-            return judge(to_numpy(Y - deviations), to_numpy(Y))
-        fit, logs = float((deviations**2 / variances[:, None]).sum()), float(xp.log(variances).sum())
-        if together:
-            fit = max(fit, jointly)
-        a = fit / (n * outputs) if isinstance(amplitude, str) else float(amplitude)
-        return fit / a + outputs * (n * math.log(a) + logs) if a > 0 else math.inf
+            return judge(to_numpy(Y - left.deviations), to_numpy(Y))
+        return twice_negative_log(max(left.one_by_one, left.jointly), left.log_determinant, n, outputs, amplitude)
 
     # A loss of classes no longer changes where noise is large: of what is as good, the least is taken.
-    as_good = 0.0 if judge is None else _NATS / n
-    return float(scale * 10.0 ** _searched(loss, "loo", points=33, stacklevel=8, as_good=as_good))
+    return _searched(loss, scale, "loo", points=33, stacklevel=8, as_good=0.0 if judge is None else _NATS / n)
 
 
-def _searched(loss: Callable[[float], float], rule: str, points: int, stacklevel: int, as_good: float = 0.0) -> float:
-    """Where the loss is least, or first is hardly more than that, by a grid and then between the point's neighbours."""
-    from scipy.optimize import minimize_scalar
-
-    grid = np.linspace(_LEAST, _MOST, points)
-    losses = np.array([loss(g) for g in grid])
-    best = grid[int(np.argmax(losses <= losses.min() + as_good))]
-    step = float(grid[1] - grid[0])
-    if best == grid[-1]:
+def _searched(
+    loss: Callable[[float], float], scale: float, rule: str, points: int, stacklevel: int, as_good: float = 0.0
+) -> float:
+    """The noise whose logarithm, in units of `scale`, has the least `loss`."""
+    found = minimised(loss, _LEAST, _MOST, points=points, tolerance=1e-6, as_good=as_good)
+    if found.at_end:
         warnings.warn(
             f"noise={rule!r} chose the most noise that is tried: to this network the labels or targets look like pure "
             "noise; check them, try another network, or give the noise as a number",
             UserWarning,
             stacklevel=stacklevel,
         )
-    found = minimize_scalar(loss, bounds=(best - step, best + step), method="bounded", options={"xatol": 1e-6})
-    return float(found.x)
+    return float(scale * 10.0**found.at)

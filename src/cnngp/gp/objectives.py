@@ -15,11 +15,12 @@ With P = ∂L/∂α and q = ∂L/∂κ, from dα = −A⁻¹dA α and dκ_i = �
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 from .jitter import factorised
+from .leave_one_out import leave_out
+from .likelihood import LOG_2PI, amplitude_of, twice_negative_log
 from .linalg import Array, namespace
 
 Rule = Literal["likelihood", "loo"]
@@ -65,7 +66,7 @@ def judged(
         if means_loss is None:
             loss, by_alpha, by_kappa = _left_out_density(alpha, kappa, amplitude)
         else:  # y − α/κ
-            loss, by_mean = means_loss(Y - alpha / kappa[:, None], Y)
+            loss, by_mean = means_loss(Y - leave_out(alpha, kappa).deviations, Y)
             by_alpha = -by_mean / kappa[:, None]
             by_kappa = (by_mean * alpha).sum(1) / kappa**2
         by_matrix = -(inverse @ by_alpha) @ alpha.T - (inverse * by_kappa) @ inverse
@@ -76,25 +77,22 @@ def judged(
 def _likelihood(log_determinant: float, inverse: Array, alpha: Array, Y: Array, amplitude: Any) -> tuple[float, Array]:
     n, outputs = Y.shape
     fit = float((Y * alpha).sum())
-    a = _best(fit, n * outputs, amplitude)
-    loss = 0.5 * (fit / a + outputs * (log_determinant + n * math.log(2.0 * math.pi * a))) / (n * outputs)
+    a = amplitude_of(fit, n * outputs, amplitude)
+    loss = twice_negative_log(fit, log_determinant, n, outputs, a)
     # ∂(y_cᵀA⁻¹y_c) = −α_cα_cᵀ, ∂log|A| = A⁻¹; at its best value, a's own change counts for nothing.
-    return loss, 0.5 * (inverse / n - alpha @ alpha.T / (a * n * outputs))
+    return _per_target(loss, n * outputs), 0.5 * (inverse / n - alpha @ alpha.T / (a * n * outputs))
 
 
 def _left_out_density(alpha: Array, kappa: Array, amplitude: Any) -> tuple[float, Array, Array]:
     n, outputs = alpha.shape
-    fits = (alpha**2).sum(1) / kappa
-    fit = float(fits.sum())
-    a = _best(fit, n * outputs, amplitude)
-    spread = n * math.log(2.0 * math.pi * a) - float(namespace(kappa).log(kappa).sum())
-    loss = 0.5 * (fit / a + outputs * spread) / (n * outputs)
-    by_alpha = alpha / kappa[:, None] / (a * n * outputs)
-    by_kappa = -0.5 * (fits / a + outputs) / kappa / (n * outputs)
-    return loss, by_alpha, by_kappa
+    left = leave_out(alpha, kappa)
+    a = amplitude_of(left.one_by_one, n * outputs, amplitude)
+    loss = twice_negative_log(left.one_by_one, left.log_determinant, n, outputs, a)
+    by_alpha = left.deviations / (a * n * outputs)
+    by_kappa = -0.5 * ((left.deviations**2).sum(1) * kappa / a + outputs) / kappa / (n * outputs)
+    return _per_target(loss, n * outputs), by_alpha, by_kappa
 
 
-def _best(fit: float, targets: int, amplitude: Any) -> float:
-    if not isinstance(amplitude, str):
-        return float(amplitude)
-    return fit / targets if fit > 0.0 else 1.0  # targets that are all zero say nothing of scale
+def _per_target(loss: float, targets: int) -> float:
+    """−log N in nats for each target, from −2 log N without its constant."""
+    return 0.5 * (loss / targets + LOG_2PI)

@@ -23,6 +23,7 @@ from cnngp.estimators.classifier import GPClassifier
 from cnngp.gp.exact import ExactGP
 from cnngp.gp.jitter import JitterWarning
 from cnngp.gp.linalg import Array, blocks, namespace
+from cnngp.gp.line_search import minimised
 from cnngp.kernel.kernel import Kernel
 from cnngp.matrix.gram import gram
 
@@ -170,8 +171,6 @@ def most_likely_lengthscale(X: Array, y: NDArray[Any]) -> float:
 
     One that makes the matrix singular in float64 is not considered.
     """
-    from scipy.optimize import minimize_scalar
-
     xp = namespace(X)
     D = _squared_distances(X, X)
     scale = float(xp.sqrt(xp.median(D)))
@@ -188,8 +187,8 @@ def most_likely_lengthscale(X: Array, y: NDArray[Any]) -> float:
 
     with warnings.catch_warnings():
         warnings.simplefilter("error", JitterWarning)
-        found = minimize_scalar(loss, bounds=(-3.0, 1.0), method="bounded", options={"xatol": 0.01})
-    return scale * math.exp(float(found.x))
+        found = minimised(loss, -3.0, 1.0, tolerance=0.01)
+    return scale * math.exp(found.at)
 
 
 def _squared_distances(X: Array, Z: Array) -> Array:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from cnngp.common import memory
 from cnngp.gp.checks import check_targets
 from cnngp.gp.groups import one_of_each
+from cnngp.gp.line_search import minimised
 from cnngp.gp.objectives import Judged, MeansLoss, Rule, judged
 from cnngp.kernel.kernel import Kernel
 from cnngp.network.layers import Network
@@ -101,14 +102,7 @@ class Problem:
 
     def best_noise(self, K: Array) -> tuple[float, float]:
         """The log noise that suits a matrix best, and the loss there."""
-        from scipy.optimize import minimize_scalar
-
         if self.given_noise is not None:
             return 0.0, self.judge(K, 0.0).loss
-        grid = np.linspace(*BOUNDS, 13)
-        losses = [self.judge(K, g).loss for g in grid]
-        at, step = grid[int(np.argmin(losses))], grid[1] - grid[0]
-        bounds = (max(at - step, BOUNDS[0]), min(at + step, BOUNDS[1]))
-        options = {"xatol": 0.05}
-        found = minimize_scalar(lambda g: self.judge(K, g).loss, bounds=bounds, method="bounded", options=options)
-        return float(found.x), float(found.fun)
+        found = minimised(lambda g: self.judge(K, g).loss, *BOUNDS, points=13, tolerance=0.05, inside=True)
+        return found.at, found.loss
