@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from cnngp import GELU, Abs, Cos, Elementwise, Erf, LeakyReLU, Rbf, ReLU, Sin, Step, reference
-from cnngp.kernel.engines.cpu import plan, rows
-from cnngp.kernel.engines.cpu.back import plan as back
+from cnngp.kernel.engines.cpu import back, plan, rows
 from cnngp.kernel.engines.cuda import math as cuda
 from cnngp.kernel.engines.cuda.gradient import formulas as cuda_back
 from cnngp.kernel.program.formulas import Family, formula
@@ -35,7 +34,7 @@ def test_every_engine_has_a_slope_and_a_way_back_for_every_family_that_has_them(
     assert {plan.SLOPE + plan._CODES[family][0] for family in sloped} == set(rows.PAIR_SLOPES)
     assert {family for family, text in cuda._TEXTS.items() if text.slope} == sloped
     learned = {formula(layer).family for layer in EACH if not formula(layer).no_gradient}
-    assert {plan._CODES[family][0] for family in learned} == set(back._pair_backs) == set(back._self_backs)
+    assert {plan._CODES[family][0] for family in learned} == set(back.PAIR_BACKS) == set(back.SELF_BACKS)
     assert learned == set(cuda_back._TEXTS)
 
 

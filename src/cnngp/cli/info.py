@@ -44,7 +44,7 @@ def _version(name: str) -> str | None:
 
 
 def _cpu() -> str:
-    from cnngp.kernel.engines.cpu.engine import default_threads
+    from cnngp.kernel.engines.cpu.runner import default_threads
 
     return f"{default_threads()} threads of {os.cpu_count()} processors"
 

@@ -21,7 +21,7 @@ from cnngp.network.layers import Network, NetworkError, as_layer
 from . import verdicts
 from .check import LOOKED_AT
 from .check import check as compared
-from .engines.base import Engine, TangentEngine, check_pixels
+from .engines.base import DiagonalEngine, Engine, TangentEngine, check_pixels
 from .engines.weights import GradientEngine, checked_weights
 from .gradient_check import check_gradient
 from .program import Kind, check_slopes, lower
@@ -189,10 +189,10 @@ class Kernel:
         if wrt not in ("parameters", "images"):
             raise ValueError(f"Kernel.gradient: wrt={wrt!r} is not 'parameters' or 'images'")
         weights = checked_weights(G, (len(x), len(x if z is None else z)))
-        engine = self.engine_for(x.shape[1:])
         way_back = self._gradient_for(x.shape[1:], wrt == "images")
+        variances = way_back if isinstance(way_back, DiagonalEngine) else self.engine_for(x.shape[1:])
         for images in (x,) if z is None else (x, z):
-            engine.diagonal(_flat(images))  # refuses what is out of range
+            variances.diagonal(_flat(images))  # refuses what is out of range
         if self.device == "cpu":
             x, z = to_numpy(x), None if z is None else to_numpy(z)
         elif self.check:

@@ -14,12 +14,12 @@ import json
 import math
 import os
 import platform
-import sys
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from cnngp.common.caches import user_cache
 from cnngp.common.files import write_atomically
 from cnngp.network.layers import Network
 
@@ -94,13 +94,7 @@ def folder() -> Path:
         return Path(os.environ["CNNGP_CACHE"], "checks")
     if os.environ.get("NUMBA_CACHE_DIR"):
         return Path(os.environ["NUMBA_CACHE_DIR"], "cnngp-checks")
-    if sys.platform == "win32":
-        base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
-    elif sys.platform == "darwin":
-        base = Path.home() / "Library" / "Caches"
-    else:
-        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return base / "cnngp" / "checks"
+    return user_cache() / "checks"
 
 
 @functools.cache

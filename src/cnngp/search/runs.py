@@ -47,7 +47,7 @@ def _for_one_of(level: Level, processes: int, device: str) -> Level:
     """Each process has its share of the CPU's threads."""
     if level.problem.threads is not None or device != "cpu":
         return level
-    from cnngp.kernel.engines.cpu.engine import default_threads
+    from cnngp.kernel.engines.cpu.runner import default_threads
 
     threads = max(1, default_threads() // processes)
     return replace(level, problem=replace(level.problem, threads=threads))

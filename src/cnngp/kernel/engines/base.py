@@ -18,7 +18,16 @@ Advance = Callable[[int], None] | None
 """Told how many pairs were done since it was last told."""
 
 
-class Engine(Protocol):
+@runtime_checkable
+class DiagonalEngine(Protocol):
+    """What knows the variances of images."""
+
+    def diagonal(self, X: Any) -> NDArray[np.float64]:
+        """K(x, x) for each image, from the variance recursion in float64. Raises `RangeError`."""
+        ...
+
+
+class Engine(DiagonalEngine, Protocol):
     """Runs one program. Images come as (N, channels, locations), C-contiguous, in the engine's `dtype`.
 
     K is the kernel of the program's kind: Θ where that is "ntk".
@@ -31,10 +40,6 @@ class Engine(Protocol):
     dtype: np.dtype[Any]
     identity: str
     """What a store records: it changes whenever the bits of a result may."""
-
-    def diagonal(self, X: Any) -> NDArray[np.float64]:
-        """K(x, x) for each image, from the variance recursion in float64. Raises `RangeError`."""
-        ...
 
     def cross(self, X: Any, Z: Any, output: Output = "numpy", advance: Advance = None) -> Any:
         """K(x, z) for every pair: (N, M) in `dtype`. Images are known to be in range."""

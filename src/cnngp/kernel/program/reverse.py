@@ -51,10 +51,10 @@ def reverse(net: Network, input_shape: Sequence[int], to_images: bool = False) -
     last = end.sheet((0,) * len(end.spatial))
     pools = frozenset(here.place for here in root.walk() if isinstance(here.layer, AvgPool | GlobalAvgPool))
     writer = _Writer(fused(builder.nodes, last), last, pools, to_images)
-    steps, buffers, input_, seed = writer.finished()
+    steps, buffers, input_, seed, value = writer.finished()
     ops = tuple(step for step in steps if isinstance(step, Op))
     program = Program(net, channels, spatial, as_shape(spatial), ops, buffers, input_, seed, end.unit, builder.elements)
-    return Reverse(program, steps, writer.forwards, seed, writer.slots, tuple(writer.shares))
+    return Reverse(program, steps, writer.forwards, seed, writer.slots, tuple(writer.shares), value)
 
 
 def transposed(sums: AxisSum) -> AxisSum:
@@ -102,9 +102,11 @@ class _Writer:
             for i in order:
                 self._forwards(i, once, self._is_needed_forwards)
             self.values |= {i: once[i] for i in self.of_pools}
+            self.value = once[self.end]
         else:
             for part in self.parts.values():
                 self._again(part)
+            self.value = self.values[self.end]
         self.forwards = len(self.steps)
         self.slopes: dict[int, int] = {self.end: self.seed}
         for i in reversed(order):
@@ -250,11 +252,12 @@ class _Writer:
         self.slots += count
         return self.slots - count
 
-    def finished(self) -> tuple[tuple[Step, ...], tuple[int, ...], int | None, int]:
-        """The steps over buffers that maps share by liveness; sizes, input and seed."""
+    def finished(self) -> tuple[tuple[Step, ...], tuple[int, ...], int | None, int, int]:
+        """The steps over buffers that maps share by liveness; sizes, input, seed and K."""
         last_use = {self.seed: -1}
         for t, step in enumerate(self.steps):
             last_use |= dict.fromkeys(maps_of(step), t)
+        kept = max(self.forwards - 1, last_use.get(self.value, -1))
         buffer_of: dict[int, int] = {}
         buffers = Buffers()
 
@@ -269,12 +272,15 @@ class _Writer:
         steps = []
         for t, step in enumerate(self.steps):
             steps.append(renamed(step, take))
-            buffers.free.extend(buffer_of[v] for v in set(maps_of(step)) if last_use[v] == t)
+            ended = {v for v in maps_of(step) if last_use[v] == t and v != self.value}
+            ended |= {self.value} if t == kept else set()
+            buffers.free.extend(buffer_of[v] for v in ended)
         return (
             tuple(steps),
             tuple(buffers.sizes),
             None if self.input is None else buffer_of[self.input],
             buffer_of[self.seed],
+            buffer_of[self.value],
         )
 
 

@@ -68,8 +68,8 @@ class Share:
 class Reverse:
     """The program of a gradient: `buffers[seed]` starts as ∂L/∂K of the pair, `buffers[input]` as in `Program`.
 
-    After all `steps`, of which the first `forwards` are those of the kernel, the sums hold what the pair gives. The
-    program's unit times their `shares` are the derivatives.
+    The first `forwards` of the `steps` are those of the kernel: after them K is in `buffers[value]`. After all of them
+    the sums hold what the pair gives. The program's unit times their `shares` are the derivatives.
     """
 
     program: Program
@@ -78,6 +78,7 @@ class Reverse:
     seed: int
     slots: int
     shares: tuple[Share, ...]
+    value: int
 
 
 def maps_of(step: Step) -> list[int]:

@@ -1,22 +1,13 @@
-"""Compiles the functions that a plan needs, and puts their addresses into it.
-
-Each is compiled once on a machine and kept on disk by Numba. They are called through addresses: if they called each
-other directly, LLVM would optimise and translate the whole call tree again for every function in it.
-"""
+"""Which functions the operations of a plan call, and the plan with their addresses."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from functools import cache
-from typing import Any
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .compiling import callback
-from .operations.both import done, relu_maps, relu_totals, windows
-from .operations.box import boxes, fill, pointwise, product, relu_map, relu_total
-from .operations.window import window
+from .machine_code import Function, address, operation, row
 from .plan import (
     A0,
     A1,
@@ -49,55 +40,36 @@ from .plan import (
     TOTAL,
     WINDOW,
 )
-from .rows import PAIR_ROWS, PAIR_SLOPES, SELF_ROWS, SELF_SLOPES, VARIANCE_ROWS, VARIANCE_SLOPES
-from .work import signature
 
-_window, _windows = cache(window), cache(windows)
-_pair_product, _self_product = product(both=False), product(both=True)
-box, relu_box = boxes(relu=False), boxes(relu=True)
-_WITHOUT_MAPS = {PRODUCT: _pair_product, FILL: fill}
+Ints = NDArray[np.int64]
 
-
-@cache
-def compiled(function: Callable[..., None], dtype: str, is_row: bool) -> Any:
-    return callback(function, signature(dtype, is_row))
+_FILL = operation("operations.box.fill")
+_POINTWISE, _RELU_MAP = operation("operations.box.pointwise"), operation("operations.box.relu_map")
+_PAIR_PRODUCT, _SELF_PRODUCT = (operation("operations.box.product", both) for both in (False, True))
+_BOX, _RELU_BOX = (operation("operations.box.boxes", relu) for relu in (False, True))
+_RELU_TOTAL, _RELU_TOTALS = operation("operations.box.relu_total"), operation("operations.both.relu_totals")
+_RELU_MAPS, _DONE = operation("operations.both.relu_maps"), operation("operations.both.done")
 
 
-def _put_addresses(
-    ints: NDArray[np.int64],
-    dtype: str,
-    row: Callable[[NDArray[np.int64]], Callable[..., None]],
-    operations: Iterable[Callable[..., None]],
-) -> NDArray[np.int64]:
-    """A copy of the plan's operations with the addresses of their functions."""
-    ints = ints.copy()
-    for op, operation in zip(ints, operations, strict=True):
-        op[OP_CALL] = compiled(operation, dtype, False).address
-        if op[ACT] != NO_ACT:
-            op[ROW_CALL] = compiled(row(op), dtype, True).address
-    return ints
-
-
-def pair_calls(ints: NDArray[np.int64], dtype: str) -> NDArray[np.int64]:
+def pair_calls(ints: Ints, dtype: str) -> Ints:
     """The plan's operations with the addresses of their functions, for pairs."""
-
-    def operation(op: NDArray[np.int64]) -> Callable[..., None]:
-        if op[BOX] == WINDOW:
-            return _window(int(op[ROW_K]), int(op[COL_K]))
-        if op[BOX] == POINTWISE:
-            return relu_map if op[ACT] == RELU else pointwise
-        if op[BOX] == TOTAL:
-            return relu_total
-        return _WITHOUT_MAPS.get(int(op[BOX]), relu_box if op[ACT] == RELU else box)
-
-    operations = [operation(op) for op in ints]
+    operations = list(map(_pair_operation, ints))
     for i in _pairs(ints):
-        both = relu_totals if ints[i + 1, BOX] == TOTAL else relu_maps
+        both = _RELU_TOTALS if ints[i + 1, BOX] == TOTAL else _RELU_MAPS
         if ints[i, BOX] == WINDOW:
-            both = _windows(int(ints[i, ROW_K]), int(ints[i, COL_K]))
-        operations[i : i + 2] = both, done
-    rows = PAIR_ROWS | PAIR_SLOPES
-    return _put_addresses(ints, dtype, lambda op: rows[int(op[ACT])], operations)
+            both = operation("operations.both.windows", int(ints[i, ROW_K]), int(ints[i, COL_K]))
+        operations[i : i + 2] = both, _DONE
+    return _with_addresses(ints, dtype, operations, lambda op: _row("PAIR", op))
+
+
+def _pair_operation(op: Ints) -> Function:
+    is_relu = op[ACT] == RELU
+    if op[BOX] == WINDOW:
+        return operation("operations.window.window", int(op[ROW_K]), int(op[COL_K]))
+    if op[BOX] == POINTWISE:
+        return _RELU_MAP if is_relu else _POINTWISE
+    special = {TOTAL: _RELU_TOTAL, PRODUCT: _PAIR_PRODUCT, FILL: _FILL}
+    return special.get(int(op[BOX]), _RELU_BOX if is_relu else _BOX)
 
 
 # What two operations must agree in to be done at once.
@@ -118,20 +90,28 @@ def _pairs(ints: NDArray[np.int64]) -> Iterator[int]:
             yield i
 
 
-def variance_calls(ints: NDArray[np.int64]) -> NDArray[np.int64]:
+def variance_calls(ints: Ints) -> Ints:
     """The same for images with themselves, always in float64 and in the general way.
 
     Operations at equal places give the variances and write them into the tables, where the others read them.
     """
+    general = {PRODUCT: _SELF_PRODUCT, FILL: _FILL, POINTWISE: _POINTWISE}
+    operations = [general.get(int(op[BOX]), _BOX) for op in ints]
+    return _with_addresses(
+        ints, "float64", operations, lambda op: _row("VARIANCE" if op[OWN_TABLE] == op[TABLE] else "SELF", op)
+    )
 
-    def operation(op: NDArray[np.int64]) -> Callable[..., None]:
-        if op[BOX] == PRODUCT:
-            return _self_product
-        return fill if op[BOX] == FILL else pointwise if op[BOX] == POINTWISE else box
 
-    still, moved = VARIANCE_ROWS | VARIANCE_SLOPES, SELF_ROWS | SELF_SLOPES
+def _row(table: str, op: Ints) -> Function:
+    act = int(op[ACT])
+    return row(f"rows.{table}_{'ROWS' if act < SLOPE else 'SLOPES'}", act)
 
-    def row(op: NDArray[np.int64]) -> Callable[..., None]:
-        return (still if op[OWN_TABLE] == op[TABLE] else moved)[int(op[ACT])]
 
-    return _put_addresses(ints, "float64", row, map(operation, ints))
+def _with_addresses(ints: Ints, dtype: str, operations: list[Function], row_of: Callable[[Ints], Function]) -> Ints:
+    """A copy of the plan's operations with the addresses of their functions."""
+    ints = ints.copy()
+    for op, function in zip(ints, operations, strict=True):
+        op[OP_CALL] = address(function, dtype)
+        if op[ACT] != NO_ACT:
+            op[ROW_CALL] = address(row_of(op), dtype)
+    return ints

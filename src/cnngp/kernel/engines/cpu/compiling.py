@@ -1,146 +1,89 @@
-"""How the engine's functions are compiled, and kept on disk for the next process.
-
-Numba takes compiled code from its cache while the file of that one function is as it was. Ours are put together from
-many files: rows are inlined into operations, which share tables and their layout with the plan. Code from before a
-change in another file would read new tables in the old way. So the name that code is kept under carries a digest of all
-sources that it may have been made from; files that carry another one are removed when a new one is written.
-
-A function made by another function has variables of that one, and its code depends on them. Numba would tell them apart
-by their pickles, which for compiled functions differ in every process; `_described` is the same in all of them.
-
-Numba runs what it finds, and one wrong bit in a constant would be a wrong kernel. So each file has a checksum, over its
-name too; what does not match is compiled again.
-"""
+"""Compiles the engine's functions with Numba. Only `machine_code.py` imports this, when code is not on disk yet."""
 
 from __future__ import annotations
 
-import functools
-import hashlib
-import logging
-import pickle
 from collections.abc import Callable
-from contextlib import suppress
-from pathlib import Path
+from importlib import import_module
 from typing import Any
 
-import numba
-from numba.core import sigutils
-from numba.core.caching import FunctionCache, IndexDataCacheFile
-from numba.core.ccallback import CFunc
+from llvmlite import ir
+from numba import types
+from numba.core import compiler, dispatcher, sigutils
+from numba.core.compiler_lock import global_compiler_lock
+from numba.core.registry import CPUDispatcher, cpu_target
 
-log = logging.getLogger("cnngp")
+from .machine_code import Function
 
-_DIGEST = 32
-
-
-@functools.cache
-def sources_digest() -> str:
-    """Changes with any file that compiled code may depend on."""
-    room = Path(__file__).parents[2]
-    files = sorted(path for path in room.rglob("*.py") if "cuda" not in path.relative_to(room).parts)
-    digest = hashlib.blake2b(digest_size=8)
-    for path in files:
-        content = path.read_bytes()
-        digest.update(f"{path.relative_to(room).as_posix()} {len(content)} ".encode() + content)
-    return digest.hexdigest()
+_OPTIONS = {"error_model": "numpy"}
 
 
-def _named(function: Callable[..., Any]) -> Callable[..., Any]:
-    ending = f"_{sources_digest()}"
-    if not function.__qualname__.endswith(ending):  # one function is compiled for several types
-        function.__qualname__ += ending
-    return function
+class _Compiler(dispatcher._FunctionCompiler):  # type: ignore[misc, name-defined]
+    """Makes functions that compiled code calls, without what Python would call."""
+
+    def _customize_flags(self, flags: Any) -> Any:
+        flags.no_cpython_wrapper = flags.no_cfunc_wrapper = flags.no_compile = True
+        return flags
 
 
-class _Cache(FunctionCache):  # type: ignore[misc]
-    """The compiled code of one function, a file for each combination of types, processor and variables."""
+class _Part(CPUDispatcher):  # type: ignore[misc]
+    """A function that is compiled for the types that it is called with. Numba would make each one callable from Python
+    as well, which takes a third of the time.
+    """
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__(function)
-        self._cache_file: Any = _CheckedFiles(self.cache_path, self._impl.filename_base, None)
+        options = _OPTIONS | {"forceinline": True, "nopython": True}
+        super().__init__(function, targetoptions=options)
+        self._compiler = _Compiler(function, cpu_target, options, {}, compiler.Compiler)
 
-    def _index_key(self, sig: Any, codegen: Any) -> str:
-        return repr((str(sig), codegen.magic_tuple(), _described(self._py_func)))
-
-
-def _described(variable: Any) -> Any:
-    """A variable that a function has from where it was made: a number as it is, a function by its name and its own
-    variables.
-    """
-    function = getattr(variable, "py_func", variable)
-    if not callable(function):
-        return variable
-    own = tuple(_described(cell.cell_contents) for cell in function.__closure__ or ())
-    return function.__module__, function.__qualname__, own
-
-
-class _CheckedFiles(IndexDataCacheFile):  # type: ignore[misc]
-    """The files of one function's compiled code. Named by what it is found by, it needs no index."""
-
-    def load(self, key: str) -> Any:
-        with suppress(OSError):
-            return pickle.loads(self._bytes(self._name(key)))
-        return None
-
-    def save(self, key: str, data: Any) -> None:
-        name, content = self._name(key), self._dump(data)
-        with suppress(OSError):  # a full disk: the next process compiles again
-            _remove_older(self._cache_path)
-            with self._open_for_write(self._data_path(name)) as file:  # beside it, then renamed
-                file.write(self._checksum(name, content) + content)
-
-    def _name(self, key: str) -> str:
-        return str(self._data_name(int(hashlib.sha256(key.encode()).hexdigest()[:15], 16)))
-
-    def _bytes(self, name: str) -> bytes:
-        """The content of a file. `OSError` where it is not there or not what was written under this name."""
-        content = Path(self._cache_path, name).read_bytes()
-        if content[:_DIGEST] != self._checksum(name, content[_DIGEST:]):
-            raise OSError(f"{name} is damaged, or another version's")
-        return content[_DIGEST:]
-
-    def _checksum(self, name: str, content: bytes) -> bytes:
-        return hashlib.sha256(f"{self._version} {name} ".encode() + content).digest()
-
-
-@functools.cache
-def _remove_older(folder: str) -> None:
-    """Remove the code of other sources. A folder belongs to the sources of one place, so nothing else will use it."""
-    for file in Path(folder).glob("*.nb[ci]"):
-        if f"_{sources_digest()}-" not in file.name:
-            file.unlink(missing_ok=True)
-
-
-def _kept(compiled: Any, function: Callable[..., Any]) -> Any:
-    """A function, or one with an address, whose code is kept on disk."""
-    try:
-        compiled._cache = _Cache(function)
-    except RuntimeError:  # Numba found no folder that it can write
-        _warn_once()
-    return compiled
-
-
-@functools.cache
-def _warn_once() -> None:
-    log.warning(
-        "compiled code cannot be saved for the next run, because no folder for it can be written to; set "
-        "NUMBA_CACHE_DIR to one that can"
-    )
-
-
-def jit(function: Callable[..., Any]) -> Any:
-    """A function that Python calls."""
-    return _kept(numba.njit(nogil=True, error_model="numpy")(_named(function)), function)
+    def compile(self, sig: Any) -> Any:
+        arguments, return_type = sigutils.normalize_signature(sig)
+        if arguments not in self.overloads:
+            made = self._compiler.compile(arguments, return_type)
+            made = made._replace(entry_point=object())  # what Numba knows it by
+            self.targetctx.insert_user_function(made.entry_point, made.fndesc, [made.library])
+            self.overloads[arguments] = made
+        return self.overloads[arguments].entry_point
 
 
 def inlined(function: Callable[..., Any]) -> Any:
     """A part of compiled functions. LLVM optimises a function together with all that it calls, so parts stay small."""
-    return _kept(numba.njit(error_model="numpy", forceinline=True)(_named(function)), function)
+    return _Part(function)
 
 
-def callback(function: Callable[..., Any], signature: Any) -> Any:
-    """A function with an address, for the interpreter to call: what `numba.cfunc` makes."""
-    types = sigutils.normalize_signature(signature)
-    compiled = _kept(CFunc(_named(function), types, locals={}, options={"error_model": "numpy"}), function)
-    compiled.compile()
-    return compiled
+@global_compiler_lock
+def object_code(function: Function, dtype: str, symbol: str) -> bytes:
+    """A function for one precision as an object file, in which its name is `symbol`."""
+    from .work import signature
+
+    python = _python_function(function)
+    arguments = signature(function.kind, python, dtype)
+    result = _Compiler(python, cpu_target, _OPTIONS, {}, compiler.Compiler).compile(arguments, types.void)
+    library = result.library
+    library.add_ir_module(_with_plain_name(library, result.fndesc, symbol))
+    library.enable_object_caching()
+    library.get_pointer_to_function(symbol)
+    return bytes(library._get_compiled_object())
+
+
+def _python_function(function: Function) -> Callable[..., Any]:
+    module, _, name = function.path.rpartition(".")
+    found = getattr(import_module(f".{module}", __package__), name)
+    if not function.numbers:
+        return found  # type: ignore[no-any-return]
+    return found[function.numbers[0]] if isinstance(found, dict) else found(*function.numbers)  # type: ignore[no-any-return]
+
+
+def _with_plain_name(library: Any, description: Any, symbol: str) -> Any:
+    """A function of this name that calls the compiled one. None of ours raises, so its status is not read."""
+    context = cpu_target.target_context
+    convention = context.call_conv
+    module = library.create_ir_module("plain")
+    inner = ir.Function(
+        module, convention.get_function_type(description.restype, description.argtypes), description.llvm_func_name
+    )
+    plain_type = ir.FunctionType(ir.VoidType(), [context.get_value_type(t) for t in description.argtypes])
+    plain = ir.Function(module, plain_type, symbol)
+    builder = ir.IRBuilder(plain.append_basic_block())
+    convention.call_function(builder, inner, description.restype, description.argtypes, plain.args)
+    builder.ret_void()
+    return module

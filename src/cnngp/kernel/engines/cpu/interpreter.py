@@ -5,87 +5,71 @@ columns, whose number is not. A map of a group of pairs lives in L2; the rows th
 operation is called through its address (`calls.py`), so each is compiled once, and only when a network needs it.
 
 A workspace is: POWERS vectors for the rows of a series, a row of zeros that stands for padding, the maps of the images
-that are worked on together, and scratch.
+that are worked on together, and scratch; for gradients the shares of the images' variances stand behind it.
+
+Python calls the functions without a line above them, with integers: `Reals`, `Ints` and `Doubles` are addresses of
+numbers in the working precision, of int64 and of float64. `code` is a row of the columns OPS … UNITS of plan.py.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
-from .compiling import inlined, jit
-from .plan import BASE, COLUMNS, FLOATS, IMAGES, MAP_STEP, OP_CALL, OWN_AT, OWN_STEP, SCRATCH
-from .simd import constant, fma, lanes, load, pointer, shifted, splat, store
-from .work import POWERS, Work, call_op
+from .compiling import inlined
+from .plan import (
+    BASE,
+    BUFFERS,
+    COLUMNS,
+    FLOATS,
+    IMAGES,
+    INPUT,
+    LOCATIONS,
+    MAP_STEP,
+    NUMBERS,
+    OP_CALL,
+    OP_COUNT,
+    OPS,
+    OUTPUT,
+    OWN_AT,
+    OWN_STEP,
+    PANELS,
+    PIXEL_CHANNELS,
+    POWERS,
+    SCRATCH,
+    TAPS,
+    THETA,
+    UNITS,
+    WIDTH,
+)
+from .simd import address, address_like, constant, fma, lanes, load, shifted, splat, store
+from .work import Work, call_op
 
-
-class Code(NamedTuple):
-    """What is run: a plan's tables with the addresses of its functions, and its sizes in map elements.
-
-    K is in buffer `output` in the end; a reversed program begins there, with ∂L/∂K.
-    """
-
-    ints: Any
-    floats: Any
-    taps: Any
-    panels: Any
-    channels: int
-    locations: int
-    width: int
-    buffers: int
-    input: int
-    output: int
-    theta: int
-
-
-class Space(NamedTuple):
-    """A thread's memory: maps and scratch, what operations are told, and a group of images' pixels and tables."""
-
-    maps: Any
-    frame: Any
-    pixels: Any
-    table: Any
-
-
-class Rows(NamedTuple):
-    """Images first … last − 1 of X with their tables, `block` of them worked on at a time."""
-
-    X: Any
-    own: Any
-    first: int
-    last: int
-    block: int
-
-
-class Target(NamedTuple):
-    """Where kernel values go: out[row0 + i, column0 : column0 + columns] in true units; `symmetric`: mirrored.
-
-    `out` is for K and `theta` for Θ; the one that is not wanted has no rows.
-    """
-
-    out: Any
-    theta: Any
-    row0: int
-    column0: int
-    columns: int
-    symmetric: bool
-    unit: Any
-    theta_unit: Any
+Reals: TypeAlias = Any
+Ints: TypeAlias = Any
+Doubles: TypeAlias = Any
 
 
 @inlined
-def run_ops(code: Any, m: Any, own: Any, table: Any, frame: Any) -> None:
-    ints, floats, taps, panels = pointer(code.ints), pointer(code.floats), pointer(code.taps), pointer(code.panels)
-    for o in range(len(code.ints)):
+def run_ops(code: Ints, m: Reals, own: Reals, table: Reals, frame: Ints) -> None:
+    ints, floats = address_like(code, code[OPS]), address(code[NUMBERS])
+    taps, panels = address_like(code, code[TAPS]), address(code[PANELS])
+    for o in range(code[OP_COUNT]):
         op, numbers = shifted(ints, o * COLUMNS), shifted(floats, o * FLOATS)
         call_op(op[OP_CALL], Work(m, own, table, op, numbers, taps, panels, frame))
 
 
 @inlined
-def multiply_images(m: Any, to: int, own: Any, own_at: int, lane: Any, channels: int, locations: int) -> None:
+def first_map(code: Ints, L: int) -> int:
+    """Where the maps begin in a workspace."""
+    return (POWERS + code[WIDTH]) * L  # type: ignore[no-any-return]
+
+
+@inlined
+def multiply_images(code: Ints, m: Reals, to: int, own: Reals, own_at: int, lane: Reals) -> None:
     """Σ_c x_c x'_c at each location; 64 channels, 64 times those and the rest are summed apart, so that rounding does
     not grow with their number.
     """
-    L = lanes(m)
+    L, channels, locations = lanes(m), code[PIXEL_CHANNELS], code[LOCATIONS]
     for e in range(locations):
         total = constant(m, 0.0)
         for far in range(0, channels, 4096):
@@ -101,9 +85,9 @@ def multiply_images(m: Any, to: int, own: Any, own_at: int, lane: Any, channels:
 
 
 @inlined
-def square_images(m: Any, to: int, lane: Any, channels: int, locations: int) -> None:
+def square_images(code: Ints, m: Reals, to: int, lane: Reals) -> None:
     """Σ_c x_c² at each location of `lanes` images."""
-    L = lanes(m)
+    L, channels, locations = lanes(m), code[PIXEL_CHANNELS], code[LOCATIONS]
     for e in range(locations):
         total = constant(m, 0.0)
         for c in range(channels):
@@ -112,85 +96,112 @@ def square_images(m: Any, to: int, lane: Any, channels: int, locations: int) -> 
         store(m, to + e * L, total)
 
 
-@jit
-def image_tables(code: Code, space: Space, peaks: Any, X: Any, first: int, count: int) -> None:
+def image_tables(
+    code: Ints, m: Doubles, frame: Ints, pixels: Doubles, table: Doubles, peaks: Doubles, X: Reals, first: int,
+    count: int,
+) -> None:  # fmt: skip
     """The variance recursion of up to `lanes` images in float64; spare lanes repeat the last image.
 
     Afterwards the table holds their entries lane by lane, `peaks` the largest variance at each site, and the output
     buffer K(x, x) in its unit.
     """
-    m, lane_pixels, entries, f = pointer(space.maps), pointer(space.pixels), pointer(space.table), pointer(space.frame)
-    L = lanes(m)
-    pixels = code.channels * code.locations
-    for e in range(pixels):
+    L, size = lanes(m), code[PIXEL_CHANNELS] * code[LOCATIONS]
+    for e in range(size):
         for lane in range(L):
-            lane_pixels[e * L + lane] = X[first + min(lane, count - 1), e]
-    base = (POWERS + code.width) * L
-    if code.input >= 0:
-        square_images(m, base + code.input * L, lane_pixels, code.channels, code.locations)
+            pixels[e * L + lane] = X[(first + min(lane, count - 1)) * size + e]
+    base = first_map(code, L)
+    if code[INPUT] >= 0:
+        square_images(code, m, base + code[INPUT] * L, pixels)
     else:  # products are operations, which find the pixels at the head of the table
-        for e in range(0, pixels * L, L):
-            store(entries, e, load(lane_pixels, e))
-    f[BASE], f[SCRATCH], f[OWN_AT], f[IMAGES], f[MAP_STEP], f[OWN_STEP] = base, base + code.buffers * L, 0, 1, 0, 0
-    run_ops(code, m, pointer(peaks), entries, f)
+        for e in range(0, size * L, L):
+            store(table, e, load(pixels, e))
+    frame[BASE], frame[SCRATCH], frame[OWN_AT], frame[IMAGES] = base, base + code[BUFFERS] * L, 0, 1
+    frame[MAP_STEP], frame[OWN_STEP] = 0, 0
+    run_ops(code, m, peaks, table, frame)
 
 
 @inlined
-def put(m: Any, at: int, unit: Any, out: Any, i: int, column0: int, columns: int, symmetric: bool) -> None:
+def put(
+    m: Reals, at: int, unit: Any, out: Reals, i: int, stride: int, column0: int, columns: int, symmetric: int
+) -> None:
     """A row of kernel values; where symmetric, those right of the diagonal, mirrored."""
     for lane in range(columns):
         j = column0 + lane
-        if not symmetric:
-            out[i, j] = m[at + lane] * unit
+        if symmetric == 0:
+            out[i * stride + j] = m[at + lane] * unit
         elif j > i:
             value = m[at + lane] * unit
-            out[i, j] = value
-            out[j, i] = value
+            out[i * stride + j] = value
+            out[j * stride + i] = value
 
 
-@jit
-def pair_block(code: Code, space: Space, rows: Rows, target: Target) -> None:
-    """K, Θ or both of row images with the group of column images in `space`.
+def pair_block(
+    code: Ints, m: Reals, frame: Ints, pixels: Reals, table: Reals, X: Reals, own: Reals, entries: int, first: int,
+    last: int, block: int, K: int, theta: int, stride: int, row0: int, column0: int, columns: int, symmetric: int,
+) -> None:  # fmt: skip
+    """K, Θ or both of images first … last − 1 of X with the group of column images in `pixels` and `table`.
 
-    Where symmetric, only those right of the diagonal are written, and mirrored.
+    `block` images are worked on at a time; `own` holds their tables, `entries` numbers each. Values go to row row0 + i
+    and columns column0 … of matrices of `stride` columns at the addresses `K` and `theta`; one that is not wanted has
+    the address 0. Where symmetric, only those right of the diagonal are written, and mirrored.
     """
-    m, lane_pixels, f = pointer(space.maps), pointer(space.pixels), pointer(space.frame)
-    images, own, table = pointer(rows.X), pointer(rows.own), pointer(space.table)
-    L = lanes(m)
-    pixels, buffers, entries = code.channels * code.locations, code.buffers, rows.own.shape[1]
-    K, theta, column0, columns, symmetric = target.out, target.theta, target.column0, target.columns, target.symmetric
-    base = (POWERS + code.width) * L
-    f[BASE], f[SCRATCH], f[MAP_STEP], f[OWN_STEP] = base, base + rows.block * buffers * L, buffers * L, entries
-    for i0 in range(rows.first, rows.last, rows.block):
-        n = min(rows.block, rows.last - i0)
-        for b in range(n if code.input >= 0 else 0):
-            at = base + (b * buffers + code.input) * L
-            multiply_images(m, at, images, (i0 + b) * pixels, lane_pixels, code.channels, code.locations)
-        f[OWN_AT], f[IMAGES] = i0 * entries, n
-        run_ops(code, m, own, table, f)
+    L, size, buffers = lanes(m), code[PIXEL_CHANNELS] * code[LOCATIONS], code[BUFFERS]
+    base, units = first_map(code, L), address_like(m, code[UNITS])
+    frame[BASE], frame[SCRATCH] = base, base + block * buffers * L
+    frame[MAP_STEP], frame[OWN_STEP] = buffers * L, entries
+    for i0 in range(first, last, block):
+        n = min(block, last - i0)
+        for b in range(n if code[INPUT] >= 0 else 0):
+            multiply_images(code, m, base + (b * buffers + code[INPUT]) * L, X, (i0 + b) * size, pixels)
+        frame[OWN_AT], frame[IMAGES] = i0 * entries, n
+        run_ops(code, m, own, table, frame)
         for b in range(n):
-            i, at = target.row0 + i0 + b, base + b * buffers * L
-            if len(K) > 0:
-                put(m, at + code.output * L, target.unit, K, i, column0, columns, symmetric)
-            if len(theta) > 0:
-                put(m, at + code.theta * L, target.theta_unit, theta, i, column0, columns, symmetric)
+            i, at = row0 + i0 + b, base + b * buffers * L
+            if K != 0:
+                out = address_like(m, K)
+                put(m, at + code[OUTPUT] * L, units[0], out, i, stride, column0, columns, symmetric)
+            if theta != 0:
+                out = address_like(m, theta)
+                put(m, at + code[THETA] * L, units[1], out, i, stride, column0, columns, symmetric)
 
 
-@jit
-def spread_rows(table: Any, count: int, own: Any, first: int) -> None:
+def pair_gradients(
+    code: Ints, m: Reals, frame: Ints, pixels: Reals, table: Reals, X: Reals, own: Reals, entries: int, rows: int,
+    weights: Reals, known: int, sums: int, shares: int, shares_step: int,
+) -> None:  # fmt: skip
+    """The reversed program for all row images with the group of column images; rows without weights are left out.
+
+    Row i adds to the sums at the address `sums` and to the shares at shares + i · shares_step, in bytes.
+    """
+    L, size = lanes(m), code[PIXEL_CHANNELS] * code[LOCATIONS]
+    base = first_map(code, L)
+    frame[BASE], frame[SCRATCH], frame[IMAGES] = base, base + code[BUFFERS] * L, 1
+    frame[MAP_STEP], frame[OWN_STEP], frame[known] = 0, 0, sums
+    for i in range(rows):
+        empty = True
+        for lane in range(L):
+            m[base + code[OUTPUT] * L + lane] = weights[i * L + lane]
+            empty = empty and weights[i * L + lane] == 0.0
+        if empty:
+            continue
+        if code[INPUT] >= 0:
+            multiply_images(code, m, base + code[INPUT] * L, X, i * size, pixels)
+        frame[OWN_AT] = i * entries
+        frame[known + 1] = shares + i * shares_step
+        run_ops(code, m, own, table, frame)
+
+
+def spread_rows(table: Doubles, own: Reals, entries: int, first: int, count: int) -> None:
     """Tables lane by lane (float64) → a row per image in the working precision."""
-    p = pointer(table)
-    L = lanes(p)
+    L = lanes(table)
     for lane in range(count):
-        for e in range(own.shape[1]):
-            own[first + lane, e] = p[e * L + lane]
+        for e in range(entries):
+            own[(first + lane) * entries + e] = table[e * L + lane]
 
 
-@jit
-def spread_lanes(source: Any, target: Any, first: int) -> None:
+def spread_lanes(source: Doubles, target: Reals, entries: int, first: int) -> None:
     """Vectors of few lanes (float64) → lanes first … of vectors of the working precision."""
-    p, q = pointer(source), pointer(target)
-    L0, L1 = lanes(p), lanes(q)
-    for e in range(len(source) // L0):
+    L0, L1 = lanes(source), lanes(target)
+    for e in range(entries):
         for lane in range(L0):
-            q[e * L1 + first + lane] = p[e * L0 + lane]
+            target[e * L1 + first + lane] = source[e * L0 + lane]

@@ -77,9 +77,24 @@ STORE, AFFINE, ADD, GENERAL = range(4)
 
 KEEP, SCALE, BIAS, ALPHA, BETA, UNIT, SMALLEST, OWN, FLOATS = range(9)
 
+# Columns that operations without sums leave free, for the backward steps of gradients: where the map `times` is, the
+# shares of the first image and of the second, the first of the sums, whether there is a map to write to, and where the
+# frame has the addresses of sums and of the first image's shares and the place of the second images' shares.
+BACK_TIMES, OWN_SHARES, SHARES, SLOT, WRITES, ADDRESSES = PLANE_TAPS, ROW_TAPS, ROW_NEED, COL_TAPS, COL_LOW, COL_HIGH
+
 # What an operation is told beside its row of the plan: where the row images' maps start, scratch memory, where their
 # tables start; how many row images, how far apart their maps and tables are; then room for the addresses of rows.
 BASE, SCRATCH, OWN_AT, IMAGES, MAP_STEP, OWN_STEP, ROW_LIST = range(7)
+
+# What the interpreter is told of a program: the addresses of the plan's tables, with those of functions in them, how
+# many operations there are, and sizes in map elements. K is in buffer OUTPUT in the end, Θ in THETA; a reversed program
+# begins in OUTPUT, with ∂L/∂K. UNITS is the address of what both are multiplied with.
+OPS, OP_COUNT, NUMBERS, TAPS, PANELS, PIXEL_CHANNELS, LOCATIONS, WIDTH, BUFFERS, INPUT, OUTPUT, THETA, UNITS = range(13)
+
+# Numbers in a vector; the first vectors of a workspace, for powers in the rows of a series, behind which a row of zeros
+# stands.
+LANES = {"float32": 16, "float64": 8}
+POWERS = 32
 
 # Two images are worked on at once, each with its own maps and scratch. Without a few elements between them their rows
 # would fall into the same sets of the cache (a 7 × 7 box: 36 cycles a vector instead of 30).

@@ -18,8 +18,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic, models, overload, register_model
 
 from .. import polynomials
-
-LANES = {"float32": 16, "float64": 8}
+from .plan import LANES
 
 
 class Vec(types.Type):  # type: ignore[misc]
@@ -32,6 +31,8 @@ class Vec(types.Type):  # type: ignore[misc]
 
 
 def _scalar(dtype: Any) -> Any:
+    if isinstance(dtype, types.Integer):
+        return ir.IntType(dtype.bitwidth)
     return ir.FloatType() if dtype.bitwidth == 32 else ir.DoubleType()
 
 
@@ -108,6 +109,18 @@ def add_at(typing_context: Any, p: Any, index: Any, value: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(p, types.intp, types.float64), codegen
+
+
+@intrinsic
+def exponent_of(typing_context: Any, x: Any) -> Any:
+    """e with ½ ≤ x · 2^−e < 1, of a normal number."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        bits = builder.lshr(builder.bitcast(args[0], ir.IntType(64)), ir.Constant(ir.IntType(64), 52))
+        biased = builder.and_(bits, ir.Constant(ir.IntType(64), 0x7FF))
+        return builder.sub(biased, ir.Constant(ir.IntType(64), 1022))
+
+    return types.int64(types.float64), codegen
 
 
 @intrinsic

@@ -6,6 +6,7 @@ is given the same, and where the row is. LLVM takes a tuple apart into its field
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from llvmlite import ir
@@ -13,11 +14,9 @@ from numba import types
 from numba.extending import intrinsic
 
 from .compiling import inlined
+from .machine_code import Kind
 from .plan import A0, ADD, AFFINE, B0, STORE, TABLE_PLANE, TABLE_ROW
 from .simd import fma, lanes, load, splat, store
-
-# The first vectors of a workspace, for powers in the rows of a series; behind them stands a row of zeros.
-POWERS = 32
 
 
 class Work(NamedTuple):
@@ -39,16 +38,19 @@ class Work(NamedTuple):
     frame: Any
 
 
-def signature(dtype: str, is_row: bool) -> Any:
-    """The types that an operation takes, or a row function: (work, src, dst, n, own_at, at).
+def signature(kind: Kind, function: Callable[..., None], dtype: str) -> tuple[Any, ...]:
+    """The types that a function takes: an operation (work), a row function (work, src, dst, n, own_at, at).
 
     src and dst are where the row's n vectors are read and written in the maps, own_at and at where its first location's
-    entries are in the tables.
+    entries are in the tables. An entry says by its annotations what each of its integers is.
     """
     real, whole = types.CPointer(getattr(types, dtype)), types.CPointer(types.int64)
     double, i = types.CPointer(types.float64), types.intp
+    if kind == "entry":
+        known = {"Reals": real, "Ints": whole, "Doubles": double, "int": i}
+        return tuple(known[name] for name in list(function.__annotations__.values())[:-1])
     work = types.NamedTuple((real, real, real, whole, double, whole, double, whole), Work)
-    return types.void(work, i, i, i, i, i) if is_row else types.void(work)
+    return (work, i, i, i, i, i) if kind == "row" else (work,)
 
 
 def _call_address(context: Any, builder: Any, signature: Any, args: Any) -> Any:

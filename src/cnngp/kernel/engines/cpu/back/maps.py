@@ -23,34 +23,34 @@ from ..compiling import inlined
 from ..plan import (
     A0,
     ACT,
+    ADDRESSES,
     ALPHA,
     B0,
+    BACK_TIMES,
     BASE,
     BETA,
     C0,
     CHANNELS,
-    COL_HIGH,
-    COL_LOW,
-    COL_TAPS,
     COS,
     DST,
     ERF,
     GELU_ACT,
     KEEP,
     OWN_AT,
+    OWN_SHARES,
     OWN_TABLE,
-    PLANE_TAPS,
     RBF,
     RELU,
     RELU_FAMILY,
-    ROW_NEED,
-    ROW_TAPS,
     SCALE,
+    SHARES,
     SIN,
+    SLOT,
     SRC,
     TABLE,
     TABLE_SIZE,
     UNIT,
+    WRITES,
 )
 from ..rows.elementary import PI, asin, cosine, erf_root, exp, rise_and_fall, sine
 from ..simd import (
@@ -73,11 +73,6 @@ from ..simd import (
 )
 from ..work import entry as entry_at
 from ..work import entry_of_row, own_entry
-
-# Columns of a plan that operations without sums leave free: where the map `times` is, the shares of the first image and
-# of the second, the first of the sums, whether there is a map to write to, and where the frame has the addresses of
-# sums and of the first image's shares and the place of the second images' shares in the maps.
-TIMES, OWN_SHARES, SHARES, SLOT, WRITES, ADDRESSES = PLANE_TAPS, ROW_TAPS, ROW_NEED, COL_TAPS, COL_LOW, COL_HIGH
 
 
 @inlined
@@ -164,7 +159,7 @@ def back(parts: Any, entries: int, both: bool) -> Callable[..., None]:
         for r in range(op[A0] * op[B0]):
             entry = entry_of_row(op, r)
             src = frame[BASE] + (op[SRC] + r * n) * L
-            times = frame[BASE] + (op[TIMES] + r * n) * L
+            times = frame[BASE] + (op[BACK_TIMES] + r * n) * L
             dst = frame[BASE] + (op[DST] + r * n) * L
             mine, at = frame[OWN_AT] + op[OWN_TABLE] + entry, op[TABLE] + entry
             my_share, share = op[OWN_SHARES] + entry, frame[known + 2] + (op[SHARES] + entry) * L
@@ -208,7 +203,7 @@ def still(w: Any) -> None:
     for r in range(op[A0] * op[B0]):
         entry = entry_of_row(op, r)
         src = frame[BASE] + (op[SRC] + r * n) * L
-        times = frame[BASE] + (op[TIMES] + r * n) * L
+        times = frame[BASE] + (op[BACK_TIMES] + r * n) * L
         dst = frame[BASE] + (op[DST] + r * n) * L
         at, share = (op[TABLE] + entry) * L, frame[known + 2] + (op[SHARES] + entry) * L
         for e in range(n * L):
@@ -254,7 +249,7 @@ def dot(w: Any) -> None:
     sums = address(frame[op[ADDRESSES]])
     for r in range(op[A0] * op[B0]):
         src = frame[BASE] + (op[SRC] + r * n) * L
-        times = frame[BASE] + (op[TIMES] + r * n) * L
+        times = frame[BASE] + (op[BACK_TIMES] + r * n) * L
         dst = frame[BASE] + (op[DST] + r * n) * L
         total = constant(m, 0.0)
         for c in range(0, n * L, L):

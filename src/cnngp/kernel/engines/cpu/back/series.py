@@ -16,7 +16,9 @@ from cnngp.kernel.series.packed import SECOND_WIDTH
 from ..compiling import inlined
 from ..plan import (
     A0,
+    ADDRESSES,
     B0,
+    BACK_TIMES,
     BASE,
     C0,
     DST,
@@ -24,16 +26,21 @@ from ..plan import (
     KEEP,
     ODD_TERMS,
     OWN_AT,
+    OWN_SHARES,
     OWN_TABLE,
+    POWERS,
     SCALE,
     SERIES_AT,
+    SHARES,
     SHIFTS,
     SITE,
+    SLOT,
     SMALLEST,
     SRC,
     TABLE,
     TABLE_SIZE,
     UNIT,
+    WRITES,
 )
 from ..rows.series import clamped, largest, panel_of, panel_rows, second_coefficients
 from ..rows.variances import inverse_root
@@ -49,8 +56,7 @@ from ..simd import (
     shifted,
     store,
 )
-from ..work import POWERS, entry_of_row, entry_product
-from .maps import ADDRESSES, OWN_SHARES, SHARES, SLOT, TIMES, WRITES
+from ..work import entry_of_row, entry_product
 
 
 @inlined
@@ -99,7 +105,7 @@ def series_back(both: bool) -> Callable[..., None]:
         for r in range(op[A0] * op[B0]):
             entry = entry_of_row(op, r)
             src = frame[BASE] + (op[SRC] + r * n) * L
-            times = frame[BASE] + (op[TIMES] + r * n) * L
+            times = frame[BASE] + (op[BACK_TIMES] + r * n) * L
             dst = frame[BASE] + (op[DST] + r * n) * L
             value = zero
             for c in range(n):
@@ -185,7 +191,7 @@ def series_still(w: Any) -> None:
     for r in range(op[A0] * op[B0]):
         entry = entry_of_row(op, r)
         src = frame[BASE] + (op[SRC] + r * n) * L
-        times = frame[BASE] + (op[TIMES] + r * n) * L
+        times = frame[BASE] + (op[BACK_TIMES] + r * n) * L
         dst = frame[BASE] + (op[DST] + r * n) * L
         at, share = (op[TABLE] + entry) * L, frame[known + 2] + (op[SHARES] + entry) * L
         for e in range(n * L):

@@ -33,6 +33,7 @@ from ..plan import (
     OWN_AT,
     OWN_STEP,
     OWN_TABLE,
+    POWERS,
     ROW_BEFORE,
     SCALE,
     SCRATCH,
@@ -47,7 +48,7 @@ from ..plan import (
 )
 from ..rows.elementary import relu_both
 from ..simd import constant, lanes, load, shifted, store
-from ..work import POWERS, Work, entry_of_row, write
+from ..work import Work, entry_of_row, write
 from .sliding import empty_window, relu_entries, slide, sums_of_rows
 
 

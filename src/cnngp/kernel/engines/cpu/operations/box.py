@@ -40,6 +40,7 @@ from ..plan import (
     PAD_RIGHT,
     PLANE_TAPS,
     PLANES,
+    POWERS,
     RING,
     ROW_CALL,
     ROW_K,
@@ -58,7 +59,7 @@ from ..plan import (
 )
 from ..rows.elementary import relu_value
 from ..simd import constant, fma, lanes, load, splat, store
-from ..work import POWERS, call_row, entry_of_row, entry_product, own_entry, write
+from ..work import call_row, entry_of_row, entry_product, own_entry, write
 from .sliding import relu_entries, relu_row
 
 

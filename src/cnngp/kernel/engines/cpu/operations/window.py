@@ -28,6 +28,7 @@ from ..plan import (
     OWN_AT,
     OWN_STEP,
     OWN_TABLE,
+    POWERS,
     RELU,
     ROW_BEFORE,
     SCALE,
@@ -42,7 +43,7 @@ from ..plan import (
 )
 from ..rows.elementary import relu_value
 from ..simd import constant, lanes, load, store
-from ..work import POWERS, write
+from ..work import write
 from .sliding import empty_window, ready_row, relu_entries, slide, sums_of_rows
 
 

@@ -6,7 +6,6 @@ rule in ρ². Rows may step over powers: the first POWERS vectors of the workspa
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +13,7 @@ from cnngp.kernel.series.packed import EVEN, EXPONENT, HEAD, PANELS, POWER, ROWS
 
 from ..compiling import inlined
 from ..plan import EVEN_TERMS, ODD_TERMS, OWN, SHIFTS, TABLE_SIZE, TIMES
-from ..simd import absolute, constant, copysign, fma, lanes, load, shifted, store, where_less
+from ..simd import absolute, constant, copysign, exponent_of, fma, lanes, load, shifted, store, where_less
 from ..work import entry_product
 
 
@@ -114,7 +113,7 @@ def panel_of(s: float, packed: Any) -> Any:
     """Which panel s lies on, its place there in −1 … 1, what that changes by with log s, and the power of s."""
     p = 0
     if s >= packed[HEAD + 1]:
-        p = min(math.frexp(s)[1] - int(packed[EXPONENT]), int(packed[PANELS]) - 1)
+        p = min(exponent_of(s) - int(packed[EXPONENT]), int(packed[PANELS]) - 1)
     low, high = packed[HEAD + p], packed[HEAD + p + 1]
     power = 1.0 if p == 0 and packed[POWER] == 1.0 else 0.0
     return p, (2.0 * s - low - high) / (high - low), 2.0 * s / (high - low), power

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,27 +11,26 @@ from cnngp.kernel.program import Op, Program
 from cnngp.kernel.program.steps import Back, Pixels, Reverse, Total, as_program
 from cnngp.kernel.series.packed import Rows
 
-from ..calls import compiled
-from ..plan import ACT, NO_ACT, OP_CALL, OWN_TABLE, ROW_CALL, ROW_K, ROW_LIST, SERIES, TABLE, CpuPlan, make_plan
-from .maps import (
+from .machine_code import address, operation, row
+from .plan import (
+    ACT,
     ADDRESSES,
+    BACK_TIMES,
+    NO_ACT,
+    OP_CALL,
     OWN_SHARES,
-    PAIR_BACKS,
-    SELF_BACKS,
+    OWN_TABLE,
+    ROW_CALL,
+    ROW_K,
+    ROW_LIST,
+    SERIES,
     SHARES,
     SLOT,
-    TIMES,
+    TABLE,
     WRITES,
-    dot,
-    pair_pixels,
-    self_pixels,
-    still,
-    total,
+    CpuPlan,
+    make_plan,
 )
-from .series import series_back, series_still, series_variances
-
-_pair_backs = PAIR_BACKS | {SERIES: series_back(both=False)}
-_self_backs = SELF_BACKS | {SERIES: series_back(both=True)}
 
 
 def known_at(plan: CpuPlan) -> int:
@@ -46,19 +44,19 @@ def reversed_plan(reverse: Reverse, rows: dict[int, Rows]) -> CpuPlan:
     plan = make_plan(as_program(reverse), rows, series_entries=2)
     starts = np.concatenate([[0], np.cumsum(program.buffers)])
     known = known_at(plan)
-    for row, step in zip(plan.ints, reverse.steps, strict=True):
+    for op, step in zip(plan.ints, reverse.steps, strict=True):
         if not isinstance(step, Op):
-            row[ADDRESSES] = known
+            op[ADDRESSES] = known
         if isinstance(step, Back | Total):
-            row[SLOT] = step.slot
+            op[SLOT] = step.slot
         if isinstance(step, Pixels):
-            row[SHARES] = shares_of_variances(program)
+            op[SHARES] = shares_of_variances(program)
         if isinstance(step, Back):
-            row[TIMES], row[WRITES] = starts[step.times], step.dst is not None
+            op[BACK_TIMES], op[WRITES] = starts[step.times], step.dst is not None
             if step.activation is not None:
                 plane, pitch = math.prod(step.activation.shape[1:]), step.activation.shape[2]
                 for column, (a, b, c) in ((OWN_SHARES, step.first), (SHARES, step.second)):
-                    row[column] = step.activation.offset + a * plane + b * pitch + c
+                    op[column] = step.activation.offset + a * plane + b * pitch + c
     return plan
 
 
@@ -69,23 +67,22 @@ def shares_of_variances(program: Program) -> int:
 
 def with_backs(ints: NDArray[np.int64], reverse: Reverse, dtype: str, of_pairs: bool) -> NDArray[np.int64]:
     """The operations of the way back get the addresses of their functions."""
-    for row, step in zip(ints, reverse.steps, strict=True):
-        function: Callable[..., None]
-        if isinstance(step, Total):
-            function = total
-        elif isinstance(step, Pixels):
-            function = pair_pixels if of_pairs else self_pixels
-        elif not isinstance(step, Back):
-            if row[ACT] == SERIES and row[OWN_TABLE] == row[TABLE] and not of_pairs:
-                row[ROW_CALL] = compiled(series_variances, dtype, True).address
+    for op, step in zip(ints, reverse.steps, strict=True):
+        if isinstance(step, Op):
+            if op[ACT] == SERIES and op[OWN_TABLE] == op[TABLE] and not of_pairs:
+                op[ROW_CALL] = address(row("back.series.series_variances"), dtype)
             continue
-        elif row[ACT] == NO_ACT:
-            function = dot
+        if isinstance(step, Total):
+            function = operation("back.maps.total")
+        elif isinstance(step, Pixels):
+            function = operation("back.maps.pair_pixels" if of_pairs else "back.maps.self_pixels")
+        elif op[ACT] == NO_ACT:
+            function = operation("back.maps.dot")
         elif of_pairs:
-            function = _pair_backs[int(row[ACT])]
-        elif row[OWN_TABLE] == row[TABLE]:
-            function = series_still if row[ACT] == SERIES else still
+            function = operation("back.PAIR_BACKS", int(op[ACT]))
+        elif op[OWN_TABLE] == op[TABLE]:
+            function = operation("back.series.series_still" if op[ACT] == SERIES else "back.maps.still")
         else:
-            function = _self_backs[int(row[ACT])]
-        row[OP_CALL] = compiled(function, dtype, False).address
+            function = operation("back.SELF_BACKS", int(op[ACT]))
+        op[OP_CALL] = address(function, dtype)
     return ints

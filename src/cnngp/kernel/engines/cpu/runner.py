@@ -1,0 +1,263 @@
+"""Runs a plan: the tables of images, and blocks of pairs, on all threads, with little memory.
+
+The matrix is gone through in strips of rows. The tables of a strip's images are made once; then each task takes one
+group of column images, makes their tables, and runs the strip's rows against them. What is done with a strip and a
+group is the engine's (`engine.py`) or the gradient's (`gradient.py`); nothing else is kept, so memory does not grow
+with the number of images.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cnngp.kernel.program import Program
+from cnngp.kernel.series.packed import Rows, SeriesTables
+
+from ..base import Advance, check_range
+from .machine_code import entry
+from .plan import LANES, POWERS, ROW_K, ROW_LIST, UNITS, CpuPlan
+from .plan import SMALLEST as SMALLEST_COLUMN
+
+Array = NDArray[Any]
+Ints = NDArray[np.int64]
+
+# 1/√K counts as 0 below these √K: the smallest for which products of two and their inverses stay normal numbers.
+SMALLEST = {"float32": 2.0**-62, "float64": 2.0**-510}
+LANES64 = LANES["float64"]
+
+
+def default_threads() -> int:
+    """Threads this process may use: NUMBA_NUM_THREADS or OMP_NUM_THREADS (joblib and Dask set them), else all cores."""
+    for name in ("NUMBA_NUM_THREADS", "OMP_NUM_THREADS"):
+        value = os.environ.get(name, "")
+        if value.isdigit() and int(value) > 0:
+            return int(value)
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+_pools: dict[int, ThreadPoolExecutor] = {}
+_pools_lock = threading.Lock()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_pools.clear)  # a child has none of its parent's threads
+
+
+def run_tasks(task: Callable[[Any], int | None], items: Iterable[Any], threads: int, advance: Advance = None) -> None:
+    """Run a task per item on the process's one pool of that many threads, which concurrent calls share.
+
+    A task returns the number of pairs that it has done, for `advance`.
+    """
+    items, told = list(items), advance or (lambda pairs: None)
+    if threads == 1 or len(items) == 1:
+        for item in items:
+            told(task(item) or 0)
+        return
+    with _pools_lock:
+        pool = _pools.setdefault(threads, ThreadPoolExecutor(threads, thread_name_prefix="cnngp"))
+    futures = [pool.submit(task, item) for item in items]
+    try:
+        for future in futures:
+            told(future.result() or 0)
+    finally:  # after an error or Ctrl-C: drop what has not begun, wait for what has
+        for future in futures:
+            future.cancel()
+        wait(futures)
+
+
+class Variances(NamedTuple):
+    """Of images with themselves: K(x, x) and Θ(x, x), zeros where there is none, (N,) each; and the largest variance at
+    each nonlinearity in buffer units, (N, activations).
+    """
+
+    K: NDArray[np.float64]
+    theta: NDArray[np.float64]
+    peaks: NDArray[np.float64]
+
+
+class Code:
+    """A plan with the addresses of its functions, as the interpreter reads it: a row of the columns OPS … UNITS."""
+
+    def __init__(self, plan: CpuPlan, ints: Ints, floats: Array, panels: Array, units: Array) -> None:
+        self._arrays = ints, floats, plan.taps, panels, units  # they must outlive their addresses
+        self._row = np.array(
+            [
+                *(ints.ctypes.data, len(ints), floats.ctypes.data, plan.taps.ctypes.data, panels.ctypes.data),
+                *(plan.channels, plan.locations, plan.width, plan.buffers, plan.input, plan.output, plan.theta),
+                units.ctypes.data,
+            ],
+            np.int64,
+        )
+        assert len(self._row) == UNITS + 1
+        self.address = self._row.ctypes.data
+
+
+class Runner:
+    """A plan with the memory to run it.
+
+    `selves` are its operations with the functions for images with themselves, `pairs` with those for pairs; `tables` of
+    the first are enough to make an image's table. An image has `shares` numbers beside its maps for what gradients add
+    up, and `block` row images are worked on at a time.
+    """
+
+    def __init__(
+        self, plans: Plans[Any], plan: CpuPlan, selves: Ints, pairs: Ints, *, tables: int | None = None,
+        shares: int = 0, block: int = 1,
+    ) -> None:  # fmt: skip
+        program, self.dtype, self.threads = plans.program, plans.dtype, plans.threads
+        self.plan, self.shares, self.block = plan, shares, block
+        self.activations = len(program.activations)
+        self.lanes = LANES[self.dtype.name]
+        floats = plan.floats.copy()
+        floats[:, SMALLEST_COLUMN] = SMALLEST[self.dtype.name]
+        self.units = program.unit, program.theta_unit
+
+        def code(ints: Ints) -> Code:
+            return Code(plan, ints, floats, plans.series.panels, np.array(self.units, self.dtype))
+
+        self.pairs, self.selves = code(pairs), code(selves)
+        self.tables = self.selves if tables is None else code(selves[:tables])
+        self.ends = plan.output, plan.theta
+        """The buffers of K and Θ when an image's tables are made; −1 where there is none."""
+        self._local = threading.local()
+
+    def each(self, task: Callable[[Any], int | None], items: Iterable[Any], advance: Advance = None) -> None:
+        run_tasks(task, items, self.threads, advance)
+
+    def variances(self, x: Array) -> Variances:
+        found = np.zeros((2, len(x)))
+        peaks = np.empty((len(x), self.activations))
+
+        def task(first: int) -> None:
+            w = self.workspace()
+            count = min(LANES64, len(x) - first)
+            w.make_tables(self.tables, x, first, count)
+            for values, end, unit in zip(found, self.ends, self.units, strict=True):
+                at = (w.maps_at + end) * LANES64
+                if end >= 0:
+                    values[first : first + count] = w.maps64[at : at + count] * unit
+            peaks[first : first + count] = w.peaks.reshape(-1, LANES64)[: self.activations, :count].T
+
+        self.each(task, range(0, len(x), LANES64))
+        return Variances(found[0], found[1], peaks)
+
+    def row_tables(self, rows: Array) -> Array:
+        """A table for each row image, in the working precision."""
+        own = np.empty((len(rows), self.plan.table), self.dtype)
+        spread = entry("spread_rows", self.dtype.name)
+
+        def task(first: int) -> None:
+            w = self.workspace()
+            count = min(LANES64, len(rows) - first)
+            w.make_tables(self.tables, rows, first, count)
+            spread(w.table64.ctypes.data, own.ctypes.data, self.plan.table, first, count)
+
+        self.each(task, range(0, len(rows), LANES64))
+        return own
+
+    def workspace(self) -> Workspace:
+        """The calling thread's."""
+        w: Workspace | None = getattr(self._local, "workspace", None)
+        if w is None:
+            w = self._local.workspace = Workspace(self)
+        return w
+
+
+class Space(NamedTuple):
+    """Addresses of a thread's memory: maps, what operations are told, a group of images' pixels and tables."""
+
+    maps: int
+    frame: int
+    pixels: int
+    table: int
+
+
+class Workspace:
+    """A thread's own memory: maps and tables in the working precision, and in float64 for images with themselves."""
+
+    def __init__(self, runner: Runner) -> None:
+        p, L, dtype = runner.plan, runner.lanes, runner.dtype
+        self.runner = runner
+        pixels = p.channels * p.locations
+        self.maps_at = POWERS + p.width
+        self.shares_at = self.maps_at + runner.block * p.buffers + p.scratch
+        maps = self.shares_at + runner.shares
+        # Behind the places of rows those of the sums of gradients and of both images' shares (`known_at`).
+        self.frame = np.zeros(ROW_LIST + int(p.ints[:, ROW_K].max(initial=1)) + 3, np.int64)
+        self.maps64, self.pixels64, self.table64 = (aligned(n * LANES64) for n in (maps, pixels, p.table))
+        self.peaks = aligned(max(1, runner.activations) * LANES64)
+        self.maps, self.pixels, self.table = (aligned(n * L, dtype) for n in (maps, pixels, p.table))
+        self.space, self.space64 = (
+            Space(*(array.ctypes.data for array in arrays))
+            for arrays in (
+                (self.maps, self.frame, self.pixels, self.table),
+                (self.maps64, self.frame, self.pixels64, self.table64),
+            )
+        )
+        self._image_tables = entry("image_tables", dtype.name)
+        self._spread = entry("spread_lanes", dtype.name)
+
+    def make_tables(self, code: Code, images: Array, first: int, count: int) -> None:
+        """Run `code` for up to LANES64 images with themselves."""
+        self.peaks.fill(0.0)
+        self._image_tables(code.address, *self.space64, self.peaks.ctypes.data, images.ctypes.data, first, count)
+
+    def column_tables(self, images: Array, first: int, count: int) -> None:
+        """The tables of a group of column images, the last of which fills spare lanes."""
+        for lane in range(0, self.runner.lanes, LANES64):
+            at = min(first + lane, first + count - 1)
+            self.make_tables(self.runner.tables, images, at, max(1, min(LANES64, first + count - at)))
+            self._spread(self.space64.table, self.space.table, len(self.table64) // LANES64, lane)
+            self._spread(self.space64.pixels, self.space.pixels, len(self.pixels64) // LANES64, lane)
+
+
+def aligned(n: int, dtype: Any = np.float64) -> Array:
+    """Zeros that start on a cache line, so that no vector straddles two."""
+    dtype = np.dtype(dtype)
+    raw = np.zeros(n * dtype.itemsize + 64, np.uint8)
+    start = -raw.ctypes.data % 64
+    return raw[start : start + n * dtype.itemsize].view(dtype)
+
+
+R = TypeVar("R", bound=Runner)
+
+
+class Plans(ABC, Generic[R]):
+    """The plans of one program. One serves all images, but for the length of an Elementwise's series."""
+
+    def __init__(self, program: Program, dtype: str, threads: int | None) -> None:
+        self.program = program
+        self.dtype = np.dtype(dtype)
+        self.threads = default_threads() if threads is None else threads
+        self.series = SeriesTables(program, self.dtype)
+        self._runners: dict[tuple[Rows, ...], R] = {}
+
+    @abstractmethod
+    def planned(self, rows: dict[int, Rows]) -> R:
+        """The plan that uses these rows of each series."""
+
+    def runner(self, peaks: NDArray[np.float64] | None) -> R:
+        """The plan for images with these largest variances; None for images with themselves."""
+        rows = self.series.rows(peaks)
+        key = tuple(rows.values())
+        if key not in self._runners:
+            self._runners[key] = self.planned(rows)
+        return self._runners[key]
+
+    def checked(self, x: Array) -> Variances:
+        """The variances of images, with the largest of all peaks, (activations,); refuses what is out of range."""
+        found = self.runner(None).variances(x)
+        largest = check_range(self.program, self.dtype, self.series, found.peaks, found.K, found.theta)
+        return found._replace(peaks=largest)
+
+    def peaks(self, *sets: Array) -> NDArray[np.float64] | None:
+        """The largest variances of these images, where a plan depends on them."""
+        if not self.series.sites:
+            return None
+        return np.asarray(np.max([self.runner(None).variances(x).peaks.max(axis=0) for x in sets], axis=0))

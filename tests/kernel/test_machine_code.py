@@ -1,0 +1,187 @@
+"""Compiled code that is kept on disk is used again, but never after a change in any file it was made from."""
+
+from __future__ import annotations
+
+import errno
+import importlib.util
+import logging
+import os
+import shutil
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import cnngp
+from cnngp.kernel.engines.cpu import compiling, machine_code
+from cnngp.kernel.engines.cpu.machine_code import Function, row, sources_digest
+
+PACKAGE = Path(cnngp.__file__).parent
+ERF = row("rows.values.erf_row", False)
+
+
+@pytest.fixture
+def copied(tmp_path: Path) -> Path:
+    """A copy of the package's sources."""
+    return Path(shutil.copytree(PACKAGE, tmp_path / "cnngp", ignore=shutil.ignore_patterns("__pycache__")))
+
+
+def digest_of(package: Path) -> str:
+    path = package / "kernel/engines/cpu/machine_code.py"
+    spec = importlib.util.spec_from_file_location("machine_code_of_a_copy", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return str(module.sources_digest())
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        "engines/cpu/rows/values.py",
+        "engines/cpu/plan.py",
+        "engines/polynomials.py",
+        "program/ops.py",
+        "series/packed.py",
+    ],
+)
+def test_the_digest_follows_every_file_that_compiled_code_depends_on(copied: Path, file: str) -> None:
+    assert digest_of(copied) == sources_digest()
+    with (copied / "kernel" / file).open("a") as text:
+        text.write("# changed\n")
+    assert digest_of(copied) != sources_digest()
+
+
+@pytest.fixture
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder of its own for compiled code, of which nothing is in memory yet."""
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(machine_code, "_loaded", {})
+    monkeypatch.setattr(machine_code, "_link", lambda code, symbol: {symbol: hash(code)})
+    monkeypatch.setattr(compiling, "object_code", compiled_quickly)
+    machine_code.folder.cache_clear()
+    yield tmp_path
+    machine_code.folder.cache_clear()
+
+
+def compiled_quickly(function: Function, dtype: str, symbol: str) -> bytes:
+    global compilations
+    compilations += 1
+    return f"code of {symbol} with the number ".encode() + struct.pack("<d", 0.8125)
+
+
+compilations = 0
+
+
+def in_a_new_process(function: Function = ERF) -> int:
+    """How many functions a process compiles that needs this one."""
+    machine_code._loaded.clear()
+    before = compilations
+    machine_code.address(function, "float32")
+    return compilations - before
+
+
+def test_code_that_was_damaged_is_compiled_again(kept: Path) -> None:
+    assert in_a_new_process() == 1
+    assert in_a_new_process() == 0
+    (file,) = kept.rglob("*.o")
+    good = file.read_bytes()
+    number = good.index(struct.pack("<d", 0.8125)) + 6
+    for place in [0, 40, len(good) // 2, len(good) - 1, number]:
+        file.write_bytes(good[:place] + bytes([good[place] ^ 1]) + good[place + 1 :])
+        assert in_a_new_process() == 1
+        assert in_a_new_process() == 0  # written anew
+    file.write_bytes(good[:-1])
+    assert in_a_new_process() == 1
+
+
+def test_code_under_the_name_of_another_is_not_run(kept: Path) -> None:
+    other = row("rows.values.erf_row", True)
+    assert in_a_new_process() == in_a_new_process(other) == 1
+    ours, theirs = sorted(kept.rglob("*.o"))
+    assert in_a_new_process() == in_a_new_process(other) == 0
+    theirs.replace(ours)
+    assert in_a_new_process() == 1
+
+
+def test_code_of_older_sources_is_removed(kept: Path) -> None:
+    assert in_a_new_process() == 1
+    (file,) = kept.rglob("*.o")
+    older = file.with_name(file.name.replace(sources_digest(), "0" * 16))
+    older.write_bytes(b"")
+    assert in_a_new_process(row("rows.values.erf_row", True)) == 1
+    assert file.exists()
+    assert not older.exists()
+
+
+def test_a_full_disk_does_not_end_the_work(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(machine_code, "write_atomically", full)
+    assert in_a_new_process() == 1
+    assert in_a_new_process() == 1
+
+
+def test_where_nothing_can_be_kept_it_is_said_once(kept: Path, monkeypatch: pytest.MonkeyPatch, caplog) -> None:
+    (kept / "file").touch()
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(kept / "file"))
+    with caplog.at_level(logging.WARNING):
+        assert in_a_new_process() == in_a_new_process() == 1
+    assert caplog.text.count("set NUMBA_CACHE_DIR to one that can") == 1
+
+
+def run(package: Path, script: str, **more: str) -> list[float]:
+    """The numbers that a script prints in a process of its own."""
+    env = os.environ | {"PYTHONPATH": str(package.parent), "PYTHONDONTWRITEBYTECODE": "1"} | more
+    if not more:
+        env.pop("NUMBA_CACHE_DIR", None)
+    out = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, check=True).stdout
+    return [float(number) for number in out.split()]
+
+
+def test_a_second_process_compiles_nothing_and_adds_no_file(tmp_path: Path) -> None:
+    """Functions that other functions make, too. It does not even import the compiler."""
+    script = """
+import sys
+import numpy as np
+from cnngp import Conv, Dense, Kernel, ReLU, Sequential
+
+net = Sequential(Conv(2), ReLU(), Dense())
+X = np.ones((2, 1, 3, 3))
+kernel = Kernel(net, device="cpu", threads=1, check=False)
+print(kernel(X)[0, 1], *kernel.gradient(X, None, np.ones((2, 2))).values(), int("numba" in sys.modules))
+"""
+    *first, compiled = run(PACKAGE, script, NUMBA_CACHE_DIR=str(tmp_path))
+    assert compiled
+    files = {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*")}
+    assert len(files) > 10
+    assert run(PACKAGE, script, NUMBA_CACHE_DIR=str(tmp_path)) == [*first, 0]
+    assert {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*")} == files
+
+
+@pytest.mark.slow
+def test_a_change_in_one_file_makes_all_compiled_code_anew(copied: Path) -> None:
+    """`relu_value` is inlined into functions of other files, which Numba alone would take from before the change."""
+    script = """
+import sys
+import numpy as np
+from cnngp import Conv, Dense, Kernel, ReLU, Sequential
+K = Kernel(Sequential(Conv(3), ReLU(), Dense()), device="cpu", threads=1, check=False)(np.ones((2, 1, 4, 4)))
+print(float(K[0, 1]), int("numba" in sys.modules))
+"""
+    first, compiled = run(copied, script)
+    assert compiled
+    assert run(copied, script) == [first, 0]
+    path = copied / "kernel/engines/cpu/rows/elementary.py"
+    text = path.read_text(encoding="utf-8")
+    changed = text.replace("relu_g(u), positive(K))", "relu_g(u), positive(K) + one)")
+    assert changed != text
+    path.write_text(changed, encoding="utf-8")
+    second, compiled = run(copied, script)
+    assert compiled
+    assert second != first
