@@ -27,6 +27,7 @@ from .campaign import Trial, campaign, table
 from .clusters import Workers
 from .files import CraftedModels, Models, Studies
 from .networks import Networks
+from .pictures import Pictures, Sharing
 from .stores import Flips, FullDisks, Kills, Links, Losses, Metadata, Moves, SolveKills, Stores
 from .victim import Victim
 
@@ -58,6 +59,8 @@ def kinds(folder: Path, stack: contextlib.ExitStack) -> dict[type[Trial], Callab
         Models: models,
         CraftedModels: lambda: CraftedModels(models()),
         Studies: lambda: Studies(folder),
+        Pictures: Pictures,
+        Sharing: Sharing,
         Workers: lambda: stack.enter_context(contextlib.closing(Workers())),
         Networks: Networks,
     }

@@ -146,7 +146,7 @@ def test_names_break_between_their_words_first(evaluation: Evaluation, model: GP
 
 
 def test_the_page_is_self_contained(page: str, evaluation: Evaluation) -> None:
-    sources = re.findall(r'(?:src|href)="([^"]*)"', page)
+    sources = re.findall(r'(?:src|(?<!icon" )href)="([^"]*)"', page)
     assert len(sources) == images(evaluation)
     assert all(source.startswith("data:image/png;base64,") for source in sources)
     assert "&lt;zero&gt;" in page
