@@ -15,11 +15,13 @@ from cnngp import GPClassifier, datasets, zoo
 from cnngp.gp.calibration import reliability
 from cnngp.report import plots, report
 from cnngp.report.evaluation import Evaluation, evaluate
-from helpers.browser import needs_browser, opened
+from cnngp.report.suspects import suspect_labels
+from helpers.browser import needs_browser, opened, title_of
 
 # The strange class names must come through as text.
 DATA = datasets.digits().take(150, 80)
 NAMES = np.array(["<zero>", "one & only", *"23456789"])
+NAMED = datasets.Dataset("digits", DATA.X, NAMES[DATA.y], DATA.X_test, NAMES[DATA.y_test])
 
 
 @pytest.fixture(scope="module")
@@ -29,8 +31,7 @@ def model() -> GPClassifier:
 
 @pytest.fixture(scope="module")
 def evaluation(model: GPClassifier) -> Evaluation:
-    named = datasets.Dataset("digits", DATA.X, NAMES[DATA.y], DATA.X_test, NAMES[DATA.y_test])
-    return evaluate(model, named)
+    return evaluate(model, NAMED)
 
 
 @pytest.fixture(scope="module")
@@ -219,3 +220,42 @@ def test_without_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(plots.PlotsUnavailable, match=r'pip install "cnngp\[plots\]"'):
         plots.picture(np.zeros((1, 3, 3)))
+
+
+@pytest.mark.parametrize("wrong", [0, 12])
+def test_the_list_of_suspect_labels_ends_where_the_models_own_errors_explain_it(wrong: int) -> None:
+    """On images that are hard to tell apart many labels are contradicted, though all of them are right."""
+    rng = np.random.default_rng(0)
+    data = datasets.digits().take(240, 20)
+    y = data.y.copy()
+    rows = rng.choice(240, wrong, replace=False)
+    y[rows] = (y[rows] + rng.integers(1, 10, wrong)) % 10
+    X = data.X if wrong else (data.X + rng.normal(0.0, 0.5, data.X.shape)).astype(np.float32)
+    clf = GPClassifier(zoo.small_cnn(), device="cpu", noise="loo").fit(X, y)
+    found = suspect_labels(clf)
+    assert found.contradicted == round(clf.loo_error_ * 240) > 5
+    assert len(suspect_labels(clf, 50)) == 50
+    page = shown(evaluate(clf, replace(data, X=X, y=y)), clf)
+    assert found.sentence in page
+    if wrong:
+        assert wrong - 2 <= len(set(found.columns["row"]) & set(rows)) <= wrong
+        assert len(found) == found.beyond_errors <= 2 * wrong
+        assert 0 < found.expected <= len(found) / 2
+    else:
+        assert len(found) == 5
+        assert found.beyond_errors <= 1 < found.contradicted / 50
+
+
+def test_bins_hold_some_images_each(model: GPClassifier, evaluation: Evaluation) -> None:
+    assert len(evaluation.reliability.count) == 80 // 12
+    few = replace(NAMED, X_test=NAMED.X_test[:30], y_test=NAMED.y_test[:30])
+    assert len(evaluate(model, few).reliability.count) == 5
+
+
+@needs_browser
+def test_the_page_is_dark_where_the_browser_is(page: str, tmp_path: Path) -> None:
+    told = """<script>addEventListener("load", () => { const style = getComputedStyle(document.body);
+        document.title = style.backgroundColor + style.color; });</script></body>"""
+    (tmp_path / "page.html").write_text(page.replace("</body>", told), encoding="utf-8")
+    title = title_of((tmp_path / "page.html").as_uri(), tmp_path / "profile", 900, dark=True)
+    assert title == "rgb(22, 26, 36)rgb(230, 233, 240)"

@@ -108,7 +108,7 @@ def test_a_model_through_inducing_images_shows_no_suspects(tmp_path: Path) -> No
     clf = GPClassifier(NET, device="cpu", inducing=50).fit(DIGITS.X, DIGITS.y)
     answers = Answers(clf, "inducing.gp", Decisions(tmp_path / "d.csv"))
     assert answers.model()["suspects"] == []
-    assert "inducing images" in answers.model()["no_suspects"]
+    assert "inducing images" in answers.model()["about_suspects"]
     assert all(v["row"] < answers.images == 50 for v in answers.look(png(DIGITS.X_test[0]))["for"])
 
 
@@ -118,7 +118,7 @@ def test_a_model_that_is_no_better_than_guessing_suspects_no_label(tmp_path: Pat
     clf = GPClassifier(NET, device="cpu", noise="loo").fit(X, np.arange(60) % 3)
     told = Answers(clf, "noise.gp", Decisions(tmp_path / "d.csv")).model()
     assert told["suspects"] == []
-    assert told["no_suspects"].startswith("No better than guessing")
+    assert told["about_suspects"].startswith("No better than guessing")
     assert told["about"].endswith("not clearly better than guessing")
 
 
@@ -475,25 +475,50 @@ addEventListener("load", async () => {
 
 
 @needs_browser
-@pytest.mark.parametrize(
-    ("width", "dark", "background"), [(500, True, "rgb(22, 26, 36)"), (1200, False, "rgb(255, 255, 255)")]
-)
-def test_a_person_looks_draws_and_decides(
-    answers: Answers, tmp_path: Path, width: int, dark: bool, background: str
-) -> None:
+def test_a_person_looks_draws_and_decides(answers: Answers, tmp_path: Path) -> None:
     with serving(answers, PERSON) as viewer:
-        title = title_of(viewer.address, tmp_path / "profile", width, milliseconds=30_000, dark=dark)
+        title = title_of(viewer.address, tmp_path / "profile", 500, milliseconds=30_000, dark=True)
     seen = json.loads(unescape(title))
-    assert seen["background"] == background
+    assert seen["background"] == "rgb(22, 26, 36)"
     assert seen["drawn"] == "1"
     assert seen["dropped"] == str(DIGITS.y[0])
     assert seen["bars"] == 10
-    assert "novelty" in seen["novelty"]
+    assert seen["novelty"].endswith("of the training images have a nearer one")
     assert seen["wide"] is False
     assert "3 decided" in seen["progress"]
     rows = [s["row"] for s in answers.suspects[:3]]
     assert [answers.decisions.action(row) for row in rows] == ["relabel", "drop", "keep"]
     assert answers.decisions.label(WRONG) == str(DIGITS.y[WRONG])
+
+
+# One who has photographs sees what the model knows, where to drop one, and tries an example.
+VISITOR = """
+const wait = ms => new Promise(done => setTimeout(done, ms));
+const until = async test => { for (let i = 0; i < 200 && !test(); i++) await wait(50); };
+addEventListener("load", async () => {
+  await until(() => model);
+  const before = { hint: $("hint").offsetHeight > 0, canvas: $("canvas").offsetHeight > 0,
+    classes: $("classes").textContent, examples: document.querySelectorAll("#examples img").length };
+  document.querySelector("#examples button").click();
+  await until(() => $("class"));
+  await until(() => $("canvas").offsetHeight > 0);
+  const shape = $("canvas").offsetWidth / $("canvas").offsetHeight;
+  document.title = JSON.stringify({ ...before, shape, class: $("class").textContent, hidden: $("hint").hidden,
+    wide: document.documentElement.scrollWidth > innerWidth });
+});
+"""
+
+
+@needs_browser
+def test_a_model_of_photographs_opens_with_its_classes_a_place_to_drop_and_examples(tmp_path: Path) -> None:
+    X = np.random.default_rng(0).random((20, 3, 6, 9)).astype(np.float32)
+    X[:10, 0] += 1.0
+    clf = GPClassifier(NET, device="cpu").fit(X / 2, np.repeat(["red fox", "<sea>"], 10))
+    with serving(Answers(clf, "photographs.gp", Decisions(tmp_path / "d.csv")), VISITOR) as viewer:
+        seen = json.loads(unescape(title_of(viewer.address, tmp_path / "profile", 1200, milliseconds=30_000)))
+    assert seen.pop("shape") == pytest.approx(9 / 6, rel=0.02)
+    assert seen == {"hint": True, "canvas": False, "classes": "<sea>, red fox", "examples": 2, "class": "<sea>",
+                    "hidden": True, "wide": False}  # fmt: skip
 
 
 # ---- the command ----------------------------------------------------------------------------------------------------

@@ -13,6 +13,8 @@ from typing import Any
 
 import typer
 
+_PORTS = 65_535
+
 
 class BadValue(typer.BadParameter):
     """A value that an option does not take. Click adds which option it was."""
@@ -51,6 +53,14 @@ def whole(least: int, of: str = "a whole number") -> Callable[[Any], int]:
         return number
 
     return parse
+
+
+def port(value: Any) -> int:
+    """Of this machine."""
+    number = whole(0)(value)
+    if number > _PORTS:
+        raise BadValue(value, f"a number up to {_PORTS:,}")
+    return number
 
 
 def seconds(value: Any) -> float:

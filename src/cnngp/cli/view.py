@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from . import values
 from .common import Device, MaxPixels, check_writable, warnings_as_lines
 from .models import Model, largest_pixel, load_classifier, model_file
 from .output import Quiet, say
@@ -16,10 +17,20 @@ from .output import Quiet, say
 def view(
     model: Model,
     labels: Annotated[
-        Path | None, typer.Option(help="CSV file for decisions about labels; by default MODEL.labels.csv.")
+        Path | None,
+        typer.Option(metavar="FILE.csv", help="CSV file for decisions about labels; by default MODEL.labels.csv."),
     ] = None,
-    suspects: Annotated[int, typer.Option(min=1, help="Number of suspect labels to show.")] = 100,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port on this machine; 0 takes a free one.")] = 0,
+    suspects: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            parser=values.whole(1),
+            help="Show this many suspect labels; by default those that the model's own errors do not explain.",
+        ),
+    ] = None,
+    port: Annotated[
+        int, typer.Option(metavar="N", parser=values.port, help="Port on this machine; 0 takes a free one.")
+    ] = 0,
     browser: Annotated[bool, typer.Option(help="Open the page in a browser.")] = True,
     device: Device = "auto",
     max_pixels: MaxPixels = None,

@@ -16,7 +16,10 @@ from cnngp.estimators.classifier import GPClassifier
 from cnngp.gp import calibration
 from cnngp.gp.calibration import Reliability, Scores
 
+from .suspects import SuspectLabels, suspect_labels
+
 Array = NDArray[Any]
+_IMAGES_A_BIN, _FEWEST_BINS, _MOST_BINS = 12, 5, 15
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,9 @@ class Evaluation:
     uncertain: tuple[Picture, ...]
     wrong: tuple[Picture, ...]
     suspect: tuple[Picture, ...]
-    """Training images whose label the others contradict; `predicted` is the label that they propose."""
+    """Training images whose label the others contradict; `predicted` is what they propose."""
+    suspects: SuspectLabels | None
+    """The whole list that these are the first of; None of a model that is no better than guessing."""
     correlations: NDArray[np.float64]
     """K_ij/√(K_ii K_jj) of training images ordered by class."""
     boundaries: tuple[int, ...]
@@ -102,6 +107,13 @@ class Evaluation:
             "mistakes": [p.as_dict() for p in self.wrong],
             "uncertain": [p.as_dict() for p in self.uncertain],
             "suspects": [p.as_dict() for p in self.suspect],
+            "suspect_labels": None
+            if self.suspects is None
+            else {
+                "beyond_errors": self.suspects.beyond_errors,
+                "expected_by_errors": self.suspects.expected,
+                "contradicted": self.suspects.contradicted,
+            },
         }
 
 
@@ -136,6 +148,8 @@ def evaluate(clf: GPClassifier, data: Dataset, pictures: int = 12, matrix: int =
     validation = None
     if data.X_validation is not None:
         validation = calibration.scores(clf.predict_proba(data.X_validation), _codes(clf, data.y_validation))
+    # That another label is more probable says nothing where the model is no better than guessing.
+    suspects = suspect_labels(clf) if clf.fit_report_.guessing is None else None
     correlations, boundaries = _correlations(clf, data, matrix)
     return Evaluation(
         data=repr(data).strip("<>"),
@@ -149,11 +163,12 @@ def evaluate(clf: GPClassifier, data: Dataset, pictures: int = 12, matrix: int =
         log_marginal_likelihood=clf.log_marginal_likelihood_,
         temperature=float(clf.temperature_),
         label_noise=float(clf.label_noise_),
-        reliability=calibration.reliability(P, codes),
+        reliability=calibration.reliability(P, codes, _bins(len(codes))),
         confusion=confusion,
         uncertain=show(np.argsort(top, kind="stable")),
         wrong=_explained(clf, data.X_test[confident[:pictures]], show(confident)) if tested else (),
-        suspect=_suspects(clf, data, pictures),
+        suspect=() if suspects is None else _pictures_of(suspects, data, pictures),
+        suspects=suspects,
         correlations=correlations,
         boundaries=boundaries,
         predict_seconds=seconds,
@@ -180,14 +195,9 @@ def _explained(clf: GPClassifier, X: Array, pictures: tuple[Picture, ...], neigh
     return tuple(found)
 
 
-def _suspects(clf: GPClassifier, data: Dataset, most: int) -> tuple[Picture, ...]:
-    """Training images whose label is less probable than another by leave-one-out, the most suspect first.
-
-    None of a model that is no better than guessing: there, that another label is more probable says nothing.
-    """
-    if clf.fit_report_.guessing is not None:
-        return ()
-    found = clf.suspect_labels(most)
+def _pictures_of(suspects: SuspectLabels, data: Dataset, most: int) -> tuple[Picture, ...]:
+    """The first of the suspect labels with their images."""
+    rows = zip(*(column[:most] for column in suspects.columns.values()), strict=True)
     return tuple(
         Picture(
             data.X[row],
@@ -196,14 +206,18 @@ def _suspects(clf: GPClassifier, data: Dataset, most: int) -> tuple[Picture, ...
             1.0 - float(score),
             None if data.names is None else _word(name),
         )
-        for row, score, given, proposed, name in zip(*found.values(), strict=True)
-        if given != proposed
+        for row, score, given, proposed, name in rows
     )
 
 
 def _word(name: object) -> str:
     """A class or a file's name, as people read it."""
     return printable(str(name))
+
+
+def _bins(images: int) -> int:
+    """Of the reliability curve: so wide that there are some images in each, where they are not all in the last."""
+    return int(np.clip(images // _IMAGES_A_BIN, _FEWEST_BINS, _MOST_BINS))
 
 
 def check_labels(y: Any, y_test: Any) -> None:

@@ -72,7 +72,7 @@ def reliability(curve: Reliability) -> bytes:
     )  # fmt: skip
     upper.set_ylim(0, 1.02)
     upper.set_ylabel("share that is right")
-    upper.legend(frameon=False, fontsize=8, loc="upper left")
+    figure.legend(frameon=False, fontsize=8, loc="outside upper left", ncols=2)  # no bar is below it
     lower.bar(centres, curve.count, width * 0.9, color=_BLUE)
     lower.set_yscale("symlog", linthresh=1)
     lower.set_ylabel("images")
@@ -136,6 +136,8 @@ def picture(pixels: Array) -> bytes:
     elif pixels.ndim == 4:
         pixels = pixels[:, pixels.shape[1] // 2]
     low, high = float(pixels.min()), float(pixels.max())
+    if low >= 0.0 and high <= 1.0:  # as dark as it is
+        high = 1.0
     unit = np.clip((pixels - min(low, 0.0)) / max(high - min(low, 0.0), 1e-12), 0.0, 1.0)
     rgb = np.moveaxis(unit, 0, 2) if len(pixels) == 3 else np.repeat(unit[0][:, :, None], 3, axis=2)
     out = io.BytesIO()

@@ -22,17 +22,18 @@ from .evaluation import Evaluation, Picture
 _STYLE = """
 pre.wrap { white-space: pre-wrap; } p, .pictures div { overflow-wrap: anywhere; hyphens: auto; }
 .numbers { display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); gap: 12px; margin: 20px 0 6px; }
-.number { background: #f5f7fa; border-radius: 8px; padding: 12px 14px; } .number b { display: block; font-size: 24px; }
-.number span { color: #616e7c; font-size: 13px; }
+.number { background: var(--card); border-radius: 8px; padding: 12px 14px; }
+.number b { display: block; font-size: 24px; }
+.number span { color: var(--muted); font-size: 13px; }
 .pictures { display: grid; grid-template-columns: repeat(auto-fill, minmax(140px, 1fr)); gap: 14px; }
 .pictures div { font-size: 12.5px; line-height: 1.35; } .pictures img { width: 100%; image-rendering: pixelated;
-     border: 1px solid #e4e7eb; border-radius: 4px; background: #000; display: block; margin-bottom: 4px; }
-.name { display: block; color: #616e7c; font-size: 11px; }
+     border: 1px solid var(--line); border-radius: 4px; background: #000; display: block; margin-bottom: 4px; }
+.name { display: block; color: var(--muted); font-size: 11px; }
 .pictures .because { display: grid; grid-template-columns: repeat(3, 1fr); gap: 4px; margin-top: 4px; }
 .because span { font-size: 10.5px; min-width: 0; }
 .because i { font-style: normal; display: block; overflow: hidden; white-space: nowrap; text-overflow: ellipsis; }
-.verdict { border-left: 4px solid #2b6cb0; padding: 6px 12px; background: #ebf4fb; } .wrong { color: #c05621; }
-.warning { border-color: #dd6b20; background: #fffaf0; }
+.verdict { border-left: 4px solid var(--blue); padding: 6px 12px; background: var(--card); }
+.wrong { color: var(--orange); } .warning { border-color: var(--orange); }
 """
 
 _BODY = Template("""
@@ -131,7 +132,9 @@ def _warning(certificate: FitReport) -> str:
 
 def _looked_at(e: Evaluation) -> str:
     """The images that are worth a look."""
-    suspect = _SUSPECT + _pictures(e.suspect, "The other images contradict no label.", suspect=True)
+    suspect = ""
+    if e.suspects is not None:
+        suspect = _SUSPECT.substitute(said=e.suspects.sentence) + _pictures(e.suspect, "", suspect=True)
     if e.test is None:
         return suspect
     sure = [p for p in e.wrong if p.probability >= CLEAR]
@@ -148,11 +151,12 @@ _WRONG = """
 <p class="muted">Test images with a wrong prediction, the most certain first. Below each are the training images that
 contribute most to the prediction, with their labels and shares.</p>
 """
-_SUSPECT = """
+_SUSPECT = Template("""
 <h2>Suspect labels</h2>
-<p class="muted">Training images whose label all the others contradict, by leave-one-out: look at these first when
-cleaning labels. The proposed label comes first; the percentage is the probability of the label as given.</p>
-"""
+<p>$said</p>
+<p class="muted">By leave-one-out, the most suspect first: look at these when cleaning labels. The proposed label comes
+first; the percentage is the probability of the label as given.</p>
+""")
 _UNCERTAIN = """
 <h2>Most uncertain</h2>
 <p class="muted">Test images whose predicted class is least probable: look at these, or label more like them, next.</p>
@@ -236,7 +240,9 @@ def _pictures(pictures: Iterable[Picture], none: str, suspect: bool = False) -> 
         name = "" if p.name is None else f'<span class="name">{escape(p.name)}</span>'
         image = f'<img src="{web_page.inline(plots.picture(p.pixels))}" alt="{alt}">'
         cells.append(f"<div>{image}{said}{name}{_neighbours(p)}</div>")
-    return f'<div class="pictures">{"".join(cells)}</div>' if cells else f"<p>{none}</p>"
+    if not cells:
+        return f"<p>{none}</p>" if none else ""
+    return f'<div class="pictures">{"".join(cells)}</div>'
 
 
 def _breakable(name: str) -> str:

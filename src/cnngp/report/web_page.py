@@ -19,17 +19,23 @@ _PAGE = Template("""<!DOCTYPE html>
 <title>$title</title>
 <link rel="icon" href="$icon">
 <style>
-:root { color-scheme: light; }
-body { font: 15px/1.5 system-ui, sans-serif; color: #1f2933; background: #fff; max-width: 1040px; margin: 0 auto;
-       padding: 28px 22px 60px; }
-h1 { font-size: 25px; margin: 0 0 2px; } h2 { font-size: 19px; margin: 42px 0 8px; border-top: 1px solid #e4e7eb;
-     padding-top: 18px; }
-p { margin: 6px 0; } .muted { color: #616e7c; } pre { font: 12.5px/1.45 ui-monospace, monospace;
-     background: #f5f7fa; padding: 12px 14px; overflow-x: auto; border-radius: 6px; margin: 8px 0; }
+:root { color-scheme: light dark; --ink: #1f2933; --muted: #616e7c; --line: #e4e7eb; --card: #f5f7fa; --page: #fff;
+        --blue: #2b6cb0; --orange: #c05621; }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #e6e9f0; --muted: #9aa5b8; --line: #38415a; --card: #222838; --page: #161a24; --blue: #63a4e8;
+          --orange: #f0935a; }
+  figure img { filter: invert(0.91) hue-rotate(180deg); } }
+body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--page); max-width: 1040px;
+       margin: 0 auto; padding: 28px 22px 60px; }
+h1 { font-size: 25px; margin: 0 0 2px; } h2 { font-size: 19px; margin: 42px 0 8px; padding-top: 18px;
+     border-top: 1px solid var(--line); }
+p { margin: 6px 0; } .muted { color: var(--muted); } pre { font: 12.5px/1.45 ui-monospace, monospace;
+     background: var(--card); padding: 12px 14px; overflow-x: auto; border-radius: 6px; margin: 8px 0; }
 table { border-collapse: collapse; } td, th { text-align: left; padding: 4px 16px 4px 0; vertical-align: top; }
 th { font-weight: 600; }
 .figures { display: flex; flex-wrap: wrap; gap: 26px; align-items: flex-start; }
-figure { margin: 0; flex: 1 1 420px; } figure img { max-width: 100%; } figcaption { color: #616e7c; font-size: 13px; }
+figure { margin: 0; flex: 1 1 420px; } figure img { max-width: 100%; }
+figcaption { color: var(--muted); font-size: 13px; }
 $style
 </style>
 </head>

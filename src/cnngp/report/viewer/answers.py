@@ -17,9 +17,11 @@ from cnngp.estimators.classifier import GPClassifier
 from cnngp.estimators.explanation import Voice
 
 from .. import plots, web_page
+from ..suspects import SuspectLabels, suspect_labels
 from .decisions import Decisions, LabelledImages
 
 _VOICES = 7
+_EXAMPLES = 5
 
 
 class Answers:
@@ -35,7 +37,7 @@ class Answers:
         decisions: Decisions,
         *,
         largest: int = 1,
-        suspects: int = 100,
+        suspects: int | None = None,
         max_pixels: int = MAX_PIXELS,
     ) -> None:
         if len(clf.input_shape_) != 3 or clf.input_shape_[0] not in (1, 3):
@@ -46,7 +48,12 @@ class Answers:
         self._max_pixels = max_pixels
         self._aspect = clf.image_aspect_ or "squash"
         self._no_suspects = _no_suspects(clf)
-        self.suspects = [] if self._no_suspects else _suspects(clf, suspects)
+        self._about_suspects = self._no_suspects or ""
+        self.suspects: list[dict[str, Any]] = []
+        if not self._no_suspects:
+            found = suspect_labels(clf, suspects)
+            self._about_suspects = _introduction(found, suspects)
+            self.suspects = _entries(found)
         self._images = LabelledImages(clf.originals_, clf.y_, clf.names_)
         if clf.inducing_rows_ is None:
             decisions.only_about(self._images)
@@ -73,7 +80,9 @@ class Answers:
             "light_on_dark": self._light_on_dark(),
             "ink": self._ink(),
             "width": clf.input_shape_[2],
-            "no_suspects": self._no_suspects,
+            "height": clf.input_shape_[1],
+            "examples": self._examples(),
+            "about_suspects": self._about_suspects,
             "suspects": [self._suspect(s) for s in self.suspects],
             **self._saved(),
         }
@@ -133,6 +142,14 @@ class Answers:
         self.decisions.decide(suspect["row"], *words, decision, label or "", self._images.fingerprint(suspect["row"]))
         return self._saved()
 
+    def _examples(self) -> list[int]:
+        """Rows of training images to try the page with, of different classes, whose labels the others confirm."""
+        clf = self.clf
+        if clf.inducing_rows_ is not None:
+            return []
+        best = clf.loo_rows_[clf.loo_probabilities_.argmax(0)[:_EXAMPLES]]
+        return [int(row) for row in best]
+
     def _saved(self) -> dict[str, Any]:
         return {"decisions": len(self.decisions), "file": printable(str(self.decisions.path))}
 
@@ -171,12 +188,20 @@ def _no_suspects(clf: GPClassifier) -> str | None:
     return None
 
 
-def _suspects(clf: GPClassifier, n: int) -> list[dict[str, Any]]:
-    found = clf.suspect_labels(min(n, len(clf.loo_rows_)))
-    words = {key: [str(value) for value in found[key]] for key in ("given", "proposed", "name")}
-    numbers = {"row": found["row"].tolist(), "probability": (1.0 - found["score"]).tolist()}
-    columns = numbers | words
-    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+def _introduction(found: SuspectLabels, asked: int | None) -> str:
+    """What the list of suspect labels means."""
+    if asked is not None:
+        return f"The {len(found)} labels that the other images doubt most, the most suspect first."
+    more = "" if found.beyond_errors else " Start this page with --suspects 50 to go through more of them."
+    return found.sentence + more
+
+
+def _entries(found: SuspectLabels) -> list[dict[str, Any]]:
+    columns = found.columns
+    words = {key: [str(value) for value in columns[key]] for key in ("given", "proposed", "name")}
+    numbers = {"row": columns["row"].tolist(), "probability": (1.0 - columns["score"]).tolist()}
+    named = numbers | words
+    return [dict(zip(named, values, strict=True)) for values in zip(*named.values(), strict=True)]
 
 
 def _voice(voice: Voice) -> dict[str, Any]:
