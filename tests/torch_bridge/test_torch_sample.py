@@ -221,24 +221,25 @@ def test_samples_do_not_depend_on_the_batch_or_their_number() -> None:
 
 
 def test_memory_is_bounded() -> None:
-    """What a batch holds at once, by the plan's own count, stays within the budget for narrow and wide networks."""
-    from cnngp.torch_bridge.sampling import many
-    from cnngp.torch_bridge.sampling.plan import make_plan
+    """What a batch holds at once, by the module's own count, stays within the budget for narrow and wide networks."""
+    from cnngp.torch_bridge.sampling import drawing
+    from cnngp.torch_bridge.sampling.building import build_finite
 
-    for channels in (3, 30, 300):
-        plan = make_plan(zoo.resnet(32), channels, (1, 28, 28), 1)
-        networks, images = many._sizes(plan, 10_000, 4, "cpu", None)
-        one_network = 3 * plan.numbers * 4 + plan.floats_per_image * images * 4
-        assert networks == 1 or networks * one_network <= many._BUDGET["cpu"]
-        assert plan.floats_per_image * images * 4 <= many._BUDGET["cpu"]
+    X = torch.empty(1, 1, 28, 28).expand(10_000, 1, 28, 28)
+    for channels in (3, 300):
+        finite = build_finite(zoo.resnet(8), channels, (1, 28, 28), 1, torch.float32, "cpu")
+        networks, images = drawing._sizes(finite, X, None)
+        activations = finite.floats_per_image((1, 28, 28)) * images * 4
+        assert networks == 1 or networks * (3 * finite.numbers * 4 + activations) <= drawing._BUDGET["cpu"]
+        assert activations <= drawing._BUDGET["cpu"]
 
 
 def test_images_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    from cnngp.torch_bridge.sampling import many
+    from cnngp.torch_bridge.sampling import drawing
 
     net, X = zoo.small_cnn(), np.random.default_rng(0).normal(size=(9, 1, 5, 5))
     whole = sample_outputs(net, X, 4, 3)
-    monkeypatch.setitem(many._BUDGET, "cpu", 10_000)
+    monkeypatch.setitem(drawing._BUDGET, "cpu", 10_000)
     np.testing.assert_allclose(sample_outputs(net, X, 4, 3), whole, rtol=0, atol=1e-5 * np.abs(whole).max())
 
 

@@ -116,7 +116,7 @@ def _check_device(name: str) -> None:
     from cnngp.torch_bridge import need_torch
 
     need_torch("cnngp sample")
-    from cnngp.torch_bridge.sampling.sampling import torch_device
+    from cnngp.torch_bridge.sampling.drawing import torch_device
 
     torch_device(name)
 

@@ -9,8 +9,9 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from cnngp.common.arrays import DataError, as_real, to_numpy
 from cnngp.common.optional import need
-from cnngp.network.layers import Network
+from cnngp.network.layers import Network, NetworkError
 
 if TYPE_CHECKING:
     from .importing.explanation import Explanation
@@ -104,9 +105,15 @@ def sample_network(
     (5, 1)
     """
     need_torch("sample_network")
-    from .sampling.sampling import sample_module
+    import torch
 
-    return sample_module(net, channels, input_shape, seed, outputs, dtype, device)
+    from .sampling.building import build_finite
+    from .sampling.drawing import fill, seed_key, torch_device
+
+    key = seed_key(seed)
+    finite = build_finite(net, channels, input_shape, outputs, dtype or torch.float32, torch_device(device))
+    fill(finite, key)
+    return finite.module
 
 
 def sample_outputs(
@@ -135,9 +142,22 @@ def sample_outputs(
     (5, 3)
     """
     need_torch("sample_outputs")
-    from .sampling.many import outputs_of_many
+    import torch
 
-    drawn = outputs_of_many(net, X, channels, samples, seed, outputs or 1, dtype, device, batch, progress).numpy()
+    from .sampling.building import build_finite
+    from .sampling.drawing import outputs_of_many, seed_key, torch_device
+
+    key, device, dtype = seed_key(seed), torch_device(device), dtype or torch.float32
+    if isinstance(X, torch.Tensor) and X.is_complex():
+        raise DataError(f"X has type {X.dtype}; expected real numbers")
+    real = X if isinstance(X, torch.Tensor) else as_real(to_numpy(X, "X"), "X")
+    images = torch.as_tensor(real, dtype=dtype, device=device)
+    if images.ndim < 2 or len(images) == 0 or samples < 1:
+        raise NetworkError(
+            f"X of shape {tuple(images.shape)} and samples={samples}: expected (N, C, …) and at least one"
+        )
+    finite = build_finite(net, channels, tuple(images.shape[1:]), outputs or 1, dtype, device)
+    drawn = outputs_of_many(finite, images, samples, key, batch, progress).numpy()
     return drawn if outputs else drawn[:, :, 0]
 
 

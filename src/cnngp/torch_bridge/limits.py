@@ -120,11 +120,15 @@ def check_limit(
     >>> check_limit(net, X, samples=300, network=wrong).verdict
     'differs'
     """
-    from . import need_torch, sample_outputs
+    from . import need_torch
 
     need_torch("check_limit")
+    import torch
+
     from .importing.importer import from_torch
-    from .sampling.sampling import seed_key, torch_device
+    from .sampling.building import build_finite
+    from .sampling.drawing import outputs_of_many, seed_key, torch_device
+    from .sampling.widening import widen
 
     key, device = seed_key(seed), torch_device(device)
     widths: list[int] = sorted(set(np.atleast_1d(channels).tolist()))
@@ -140,22 +144,20 @@ def check_limit(
         net = network or from_torch(model, images.shape[1:], "measured", None, None, False, warn=False)
     K = np.asarray(Kernel(net, device="cpu", dtype="float64")(images, progress=False))  # refuses before the long work
     if isinstance(model, Network):
-        draws = [
-            sample_outputs(model, images, w, samples, _seed(key, w), outputs=outputs, device=device, progress=progress)
-            for w in widths
-        ]
+        x = torch.as_tensor(images, dtype=torch.float32, device=device)
+        finite = [build_finite(model, w, x.shape[1:], outputs, x.dtype, device) for w in widths]
     else:
-        from .sampling.widening import outputs_of_module
-
-        draws = [outputs_of_module(model, images, w, samples, (*key, w), outputs, progress).numpy() for w in widths]
+        first = next(model.parameters())
+        x = torch.as_tensor(images, dtype=first.dtype, device=first.device)
+        finite = [widen(model, tuple(x.shape[1:]), w, outputs) for w in widths]
+    # Networks of different widths are independent of one another.
+    draws = [
+        outputs_of_many(f, x, samples, (*key, w), progress=progress).numpy()
+        for f, w in zip(finite, widths, strict=True)
+    ]
     return _report(
         K, [_width(w, np.asarray(F, np.float64), K) for w, F in zip(widths, draws, strict=True)], samples, outputs
     )
-
-
-def _seed(key: tuple[int, ...], width: int) -> int:
-    """Networks of different widths are independent of one another."""
-    return int(np.random.SeedSequence((*key, width)).generate_state(1)[0])
 
 
 def _width(channels: int, F: Array, K: Array) -> Width:

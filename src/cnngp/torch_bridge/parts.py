@@ -15,13 +15,11 @@ from cnngp.network.functions import as_callable
 from cnngp.network.layers import (
     GELU,
     Abs,
-    AvgPool,
     Cos,
     Elementwise,
     Erf,
     LeakyReLU,
     Nonlinearity,
-    Pool,
     Rbf,
     ReLU,
     Sin,
@@ -38,14 +36,23 @@ NAMED: dict[str, Callable[[Any], Any]] = {
 """PyTorch's own form of the named functions of `Elementwise`."""
 
 
-def _through_numpy(fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    def apply(x: Any) -> Any:
+class _Through(torch.autograd.Function):  # type: ignore[misc]
+    """A function of NumPy arrays, number by number; `torch.vmap` may add axes."""
+
+    @staticmethod
+    def forward(x: Any, fn: Callable[[Any], Any]) -> Any:
         if x.device.type == "meta":  # the importer runs on shapes alone
             return torch.empty_like(x)
         values = fn(x.detach().to("cpu", torch.float64).numpy())
         return torch.as_tensor(values, dtype=x.dtype, device=x.device)
 
-    return apply
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, x: Any, fn: Any) -> Any:
+        return _Through.apply(x, fn), in_dims[0]
 
 
 def torch_function(layer: Nonlinearity) -> Callable[[Any], Any]:
@@ -74,21 +81,10 @@ def torch_function(layer: Nonlinearity) -> Callable[[Any], Any]:
         case Elementwise():
             if isinstance(layer.fn, str) and layer.fn in NAMED:
                 return NAMED[layer.fn]
-            return _through_numpy(as_callable(layer.fn))
+            fn = as_callable(layer.fn)
+            return lambda x: _Through.apply(x, fn)
         case _:
             raise NotImplementedError(f"{layer!r} has no function of a tensor")
-
-
-_AVG_POOL = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
-
-
-def average(layer: Pool) -> Callable[[Any], Any]:
-    """The pool as a function of a tensor (batch, channels, …). It makes a new tensor."""
-    if isinstance(layer, AvgPool):
-        return lambda x: _AVG_POOL[x.ndim - 2](
-            x, layer.size, layer.stride, layer.padding, count_include_pad=layer.count_include_pad
-        )
-    return lambda x: x.flatten(2).mean(2) if x.ndim > 2 else x.clone()
 
 
 class Activation(nn.Module):  # type: ignore[misc]
@@ -103,14 +99,6 @@ class Activation(nn.Module):  # type: ignore[misc]
 
     def extra_repr(self) -> str:
         return repr(self.layer)
-
-
-def broadcast(channels: int, out_channels: int) -> tuple[Any, Any]:
-    """Which channel each output channel copies, and its factor: √(C_out/(C·n_c)) for one that is copied n_c times."""
-    with torch.device("cpu"):
-        source = torch.arange(out_channels) % channels
-        copies = torch.bincount(source, minlength=channels)[source].to(torch.float64)
-        return source, torch.sqrt(max(out_channels, channels) / (channels * copies))
 
 
 class Broadcast(nn.Module):  # type: ignore[misc]
@@ -130,9 +118,12 @@ class Broadcast(nn.Module):  # type: ignore[misc]
 
     def reset(self) -> None:
         """Fill the buffers, which are empty after a module came off the meta device."""
-        source, scale = broadcast(self.channels, self.out_channels)
+        with torch.device("cpu"):
+            source = torch.arange(self.out_channels) % self.channels
+            copies = torch.bincount(source, minlength=self.channels)[source].to(torch.float64)
         self.source = source.to(self.source.device)
-        self.scale = scale.to(self.scale)
+        # Each output channel copies one, with √(C_out/(C·n_c)) for one that is copied n_c times.
+        self.scale = torch.sqrt(max(self.out_channels, self.channels) / (self.channels * copies)).to(self.scale)
 
     def forward(self, x: Any) -> Any:
         scale = self.scale.to(x.dtype).reshape(-1, *[1] * (x.ndim - 2))

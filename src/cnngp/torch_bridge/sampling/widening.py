@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import nn
+from torch.nn.utils import parametrize
 
 from cnngp.network.layers import NetworkError
 
 from ..importing.trace import Step, trace
-from .sampling import draw
+from .drawing import Finite
 
 _CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -48,8 +47,7 @@ def _roles(module: Any, input_shape: tuple[int, ...]) -> dict[str, _Role]:
         if _is_layer(module, step):
             part = module.get_submodule(step.module)
             roles[step.module] = _Role(*sources[0], step.number in outputs)
-            channels = part.out_features if isinstance(part, nn.Linear) else part.out_channels
-            carried[step.number] = (channels, False)
+            carried[step.number] = (_channels(part), False)
         else:
             carried[step.number] = next((s for s in sources if not s[1]), sources[0])
             if not step.function:
@@ -61,43 +59,39 @@ def _is_layer(module: Any, step: Step) -> bool:
     return not step.function and isinstance(module.get_submodule(step.module), (*_CONVS, nn.Linear))
 
 
-def first_width(module: Any, input_shape: tuple[int, ...]) -> int:
-    """The channels of the first layer with weights that does not make the output: what `channels` counts."""
-    for name, role in _roles(module, input_shape).items():
-        part = module.get_submodule(name)
-        if isinstance(part, (*_CONVS, nn.Linear)) and not role.makes_output:
-            return int(part.out_features if isinstance(part, nn.Linear) else part.out_channels)
-    return 1
-
-
-@dataclass(frozen=True)
-class Widened:
-    """A widened copy of the module, and (parameter, standard deviation) of all that is redrawn."""
-
-    module: Any
-    drawn: list[tuple[Any, float]]
-
-
-def widen(module: Any, input_shape: tuple[int, ...], factor: float, outputs: int) -> Widened:
+def widen(module: Any, input_shape: tuple[int, ...], channels: int, outputs: int) -> Finite:
+    """A copy of the module whose first layer has `channels`, and the others so many times more as well."""
     roles = _roles(module, input_shape)
+    factor = channels / _first_width(module, roles)
     copied = copy.deepcopy(module)
-    drawn: list[tuple[Any, float]] = []
+    stds: dict[str, float] = {}
 
     def wider(channels: int) -> int:
         return max(1, round(channels * factor))
 
+    def redraw(name: str, part: Any, terms: float, shape: tuple[int, ...], c_out: int) -> None:
+        """New weights, of which each output sums `terms` times as many."""
+        for which, new, scale in (("weight", shape, 1.0 / terms), ("bias", (c_out,), 1.0)):
+            old = getattr(part, which)
+            if old is not None:
+                stds[f"{name}.{which}" if name else which] = math.sqrt(_mean_square(old) * scale)
+                setattr(part, which, nn.Parameter(old.new_empty(new), requires_grad=False))
+
     for name, role in roles.items():
         part = copied.get_submodule(name)
+        if parametrize.is_parametrized(part):
+            for which in list(part.parametrizations):
+                parametrize.remove_parametrizations(part, which)
         c_in = role.channels if role.from_input else wider(role.channels)
         if isinstance(part, nn.Linear):
             locations = part.in_features // role.channels
             c_out = outputs if role.makes_output else wider(part.out_features)
-            drawn += _redraw(part, part.in_features, c_in * locations, (c_out, c_in * locations), c_out)
+            redraw(name, part, c_in * locations / part.in_features, (c_out, c_in * locations), c_out)
             part.in_features, part.out_features = c_in * locations, c_out
         elif isinstance(part, _CONVS):
             c_out = outputs if role.makes_output else wider(part.out_channels)
             pair = (c_in, c_out) if isinstance(part, _TRANSPOSED) else (c_out, c_in)
-            drawn += _redraw(part, part.in_channels, c_in, (*pair, *part.kernel_size), c_out)
+            redraw(name, part, c_in / part.in_channels, (*pair, *part.kernel_size), c_out)
             part.in_channels, part.out_channels = c_in, c_out
         elif isinstance(part, nn.modules.batchnorm._BatchNorm) and not role.from_input:
             # Imported only if it is the same for all channels, so its first channel tells all.
@@ -107,53 +101,29 @@ def widen(module: Any, input_shape: tuple[int, ...], factor: float, outputs: int
                     tensor.data = tensor.data[:1].repeat(outputs if role.makes_output else wider(role.channels))
         elif isinstance(part, nn.PReLU) and part.num_parameters > 1:
             part.weight.data = part.weight.data[:1].repeat(wider(role.channels))
-    return Widened(copied, drawn)
+    finite = Finite(copied, stds, outputs)
+    try:
+        finite.floats_per_image(input_shape)
+    except NetworkError as error:
+        raise NetworkError(
+            f"the module's forward does not run with {channels} channels ({error}); it fixes its widths, so check the "
+            "imported network: check_limit(cnngp.from_torch(module, …), X)"
+        ) from None
+    return finite
 
 
-def _redraw(part: Any, old_fan: int, new_fan: int, shape: tuple[int, ...], c_out: int) -> list[tuple[Any, float]]:
-    second_moment = float(part.weight.detach().double().square().mean())
-    part.weight = nn.Parameter(part.weight.new_empty(shape), requires_grad=False)
-    drawn = [(part.weight, math.sqrt(second_moment * old_fan / new_fan))]
-    if part.bias is not None:
-        std = math.sqrt(float(part.bias.detach().double().square().mean()))
-        part.bias = nn.Parameter(part.bias.new_empty(c_out), requires_grad=False)
-        drawn.append((part.bias, std))
-    return drawn
+def _first_width(module: Any, roles: dict[str, _Role]) -> int:
+    """The channels of the first layer with weights that does not make the output: what `channels` counts."""
+    for name, role in roles.items():
+        part = module.get_submodule(name)
+        if isinstance(part, (*_CONVS, nn.Linear)) and not role.makes_output:
+            return _channels(part)
+    return 1
 
 
-def outputs_of_module(
-    module: Any,
-    X: Any,
-    channels: int,
-    samples: int,
-    seed: tuple[int, ...],
-    outputs: int,
-    progress: Callable[[int], None] | None,
-) -> Any:
-    """(samples, N, outputs): the module widened until its first layer has `channels`, redrawn for every sample."""
-    first = next(module.parameters())
-    x = torch.as_tensor(X, dtype=first.dtype, device=first.device)
-    shape = tuple(map(int, x.shape[1:]))
-    wide = widen(module, shape, channels / first_width(module, shape), outputs)
-    result = torch.empty(samples, len(x), outputs, dtype=x.dtype)
-    numbers = sum(p.numel() for p, _ in wide.drawn)
-    with torch.no_grad():
-        for i in range(samples):
-            normal, taken = draw(numbers, (*seed, i), x.device), 0
-            for parameter, std in wide.drawn:
-                n = parameter.numel()
-                parameter.copy_(normal[taken : taken + n].reshape(parameter.shape) * std)
-                taken += n
-            try:
-                y = wide.module(x.clone())
-                if y.shape[0] != len(x) or y.numel() != len(x) * outputs:
-                    raise RuntimeError(f"its output has shape {tuple(y.shape)}")
-            except RuntimeError as error:
-                raise NetworkError(
-                    f"the module's forward does not run with {channels} channels ({str(error).splitlines()[0]}); it "
-                    "fixes its widths, so check the imported network: check_limit(cnngp.from_torch(module, …), X)"
-                ) from None
-            result[i] = y.reshape(len(x), outputs).cpu()
-            if progress is not None:
-                progress(1)
-    return result
+def _channels(part: Any) -> int:
+    return int(part.out_features if isinstance(part, nn.Linear) else part.out_channels)
+
+
+def _mean_square(tensor: Any) -> float:
+    return float(tensor.detach().double().square().mean())

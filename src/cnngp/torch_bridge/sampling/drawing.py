@@ -1,0 +1,158 @@
+"""Random weights of finite modules, and the outputs of thousands of them on the same images.
+
+A batch of modules runs as one, by `torch.vmap` over their weights. Module i draws its weights from the seed (seed, i)
+alone, so the batch changes nothing but the order of rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.func import functional_call
+
+from cnngp.common.checks import is_whole
+from cnngp.network.layers import NetworkError
+
+from ..importing.trace import BATCH, Value, trace
+
+Seed = int | tuple[int, ...]
+
+_BUDGET = {"cpu": 2**28, "cuda": 2**32}
+"""Bytes of activations and weights alive at once."""
+_ENOUGH = {"cpu": 2**18, "cuda": 2**22}
+"""Activations a call from which more networks gain nothing: a group is then slower than a call of its own."""
+_MOST = 64
+
+
+@dataclass(frozen=True)
+class Finite:
+    """A module, and of each of its parameters that is drawn the standard deviation, in the order of drawing."""
+
+    module: Any
+    stds: dict[str, float]
+    outputs: int
+
+    @property
+    def drawn(self) -> dict[str, Any]:
+        parameters = dict(self.module.named_parameters())
+        return {name: parameters[name] for name in self.stds}
+
+    @property
+    def numbers(self) -> int:
+        return sum(p.numel() for p in self.drawn.values())
+
+    def floats_per_image(self, input_shape: Sequence[int]) -> int:
+        """About how many activations of one image are alive at once: three maps of the largest size."""
+        traced = trace(self.module, tuple(map(int, input_shape)))
+        if not isinstance(traced.output, Value) or traced.output.numel != BATCH * self.outputs:
+            raise NetworkError(f"it gives {traced.output}, not {self.outputs} numbers an image")
+        maps = [value for step in traced.steps for value in (*step.inputs, step.result) if isinstance(value, Value)]
+        return 3 * max(m.numel // BATCH for m in maps)
+
+    def weights(self, normal: Any) -> dict[str, Any]:
+        """The parameters of S modules from standard normal numbers (S, numbers), each (S, *shape)."""
+        found, start = {}, 0
+        for name, p in self.drawn.items():
+            some = normal[:, start : start + p.numel()].to(p.dtype) * self.stds[name]
+            found[name] = some.reshape(len(normal), *p.shape)
+            start += p.numel()
+        return found
+
+
+def seed_key(seed: Any) -> tuple[int, ...]:
+    """A seed as plain integers, or what is wrong with it."""
+    key = tuple(seed) if isinstance(seed, (tuple, list)) else (seed,)
+    if not key or not all(is_whole(k, least=0) for k in key):
+        raise NetworkError(f"seed={seed!r} is not a non-negative integer or a tuple of them")
+    return tuple(map(int, key))
+
+
+def torch_device(device: Any) -> torch.device:
+    """The device that was asked for, the CPU for None; raises if this PyTorch build does not support it."""
+    try:
+        found = torch.device("cpu" if device is None else device)
+        torch.empty(0, device=found)
+    except (RuntimeError, AssertionError, TypeError, NotImplementedError) as error:  # each kind of device has its own
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise NetworkError(
+            f"device={device!r} cannot be used by PyTorch {torch.__version__} here ({reason}); use 'cpu'"
+        ) from None
+    return found
+
+
+def draw(numbers: int, seed: Seed, device: Any) -> Any:
+    """Standard normal numbers: the same for a seed on one kind of device, whatever else is drawn before or after."""
+    sequence = np.random.SeedSequence(seed_key(seed))
+    if torch.device(device).type == "cpu":
+        # torch's own generator on the CPU keeps 32 bits of a seed, too few for many networks.
+        generator = np.random.Generator(np.random.SFC64(sequence))
+        return torch.from_numpy(generator.standard_normal(numbers, dtype=np.float32))
+    card = torch.Generator(device=device)
+    card.manual_seed(int(sequence.generate_state(1, np.uint64)[0] >> np.uint64(1)))
+    return torch.randn(numbers, generator=card, device=device, dtype=torch.float32)
+
+
+def fill(finite: Finite, seed: Seed) -> None:
+    """Draws the weights of the module itself."""
+    device = next(iter(finite.drawn.values())).device
+    values = finite.weights(draw(finite.numbers, seed, device)[None])
+    with torch.no_grad():
+        for name, p in finite.drawn.items():
+            p.copy_(values[name][0])
+
+
+def outputs_of_many(
+    finite: Finite,
+    images: Any,
+    samples: int,
+    key: tuple[int, ...],
+    batch: int | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Any:
+    """(samples, N, outputs) of modules with weights from the seeds (*key, 0), (*key, 1), …, on the CPU."""
+    networks, rows = _sizes(finite, images, batch)
+
+    def run(parameters: dict[str, Any], x: Any) -> Any:
+        return functional_call(finite.module, parameters, (x,))
+
+    def run_all(weights: dict[str, Any], x: Any) -> Any:
+        try:
+            return torch.vmap(run, in_dims=(0, None))(weights, x.clone())  # forward may write into its input
+        except RuntimeError:  # vmap lacks some calls, such as those with out=; what else is wrong is wrong again
+            count = len(next(iter(weights.values())))
+            return torch.stack([run({name: w[i] for name, w in weights.items()}, x.clone()) for i in range(count)])
+
+    # Results stay on the device until the end, so that a card never waits to hand them over.
+    result = torch.empty(samples, len(images), finite.outputs, dtype=images.dtype, device=images.device)
+    with torch.no_grad():
+        for first in range(0, samples, networks):
+            now = range(first, min(first + networks, samples))
+            weights = finite.weights(torch.stack([draw(finite.numbers, (*key, i), images.device) for i in now]))
+            for part in _slices(len(images), rows):
+                y = run_all(weights, images[part])
+                result[first : first + len(now), part] = y.reshape(len(now), -1, finite.outputs)
+            if progress is not None:
+                progress(len(now))
+    return result.cpu()
+
+
+def _sizes(finite: Finite, images: Any, batch: int | None) -> tuple[int, int]:
+    """Networks and images at a time: long enough calls, and what is alive at once within the budget."""
+    kind = images.device.type
+    budget, enough = (limits.get(kind, limits["cuda"]) for limits in (_BUDGET, _ENOUGH))
+    floats = finite.floats_per_image(images.shape[1:])
+    a_network, an_image = 3 * finite.numbers * images.element_size(), floats * images.element_size()
+    rows = max(1, min(len(images), budget // (2 * an_image)))
+    useful = 3 * enough // (rows * floats)
+    fitting = max(1, min(_MOST, useful, budget // (a_network + rows * an_image)))
+    if batch is not None and batch < 1:
+        raise NetworkError(f"batch={batch}: at least one network at a time")
+    return batch or fitting, rows
+
+
+def _slices(n: int, step: int) -> Iterator[slice]:
+    return (slice(i, min(i + step, n)) for i in range(0, n, step))
