@@ -93,17 +93,17 @@ class ExactGP:
         self.variances = A.diagonal().copy()
         """k(x, x) of each point: the diagonal of K before the noise of single points is added to it."""
         _add_to_diagonal(A, self.point_noise)
-        self._together = None if groups is None else as_left_out(groups, A.shape[0])
-        self.noise = chosen_noise(A, self.Y, noise, amplitude, rounding, self._together, loss)
+        self.left_out = None if groups is None else as_left_out(groups, A.shape[0])
+        self.noise = chosen_noise(A, self.Y, noise, amplitude, rounding, self.left_out, loss)
         self.jitter = jitter
         """What was added to the diagonal beside the noise, relative to the diagonal's mean."""
         # Where groups are left out to choose the noise, the likelihood would take copies that agree for evidence of a
         # small amplitude, and those that contradict each other for evidence of a large one.
-        grouped = self._together is not None and noise == "loo"
+        grouped = self.left_out is not None and noise == "loo"
         self._amplitude_rule: Amplitude = "loo" if grouped and amplitude == "ml" else amplitude
         self.factor = self._factorise(A)
         self._condition()
-        if self._amplitude_rule == "ml" and self._together is not None:
+        if self._amplitude_rule == "ml" and self.left_out is not None:
             self._warn_of_contradictions()
 
     def _factorise(self, A: Array) -> Factor:
@@ -118,7 +118,7 @@ class ExactGP:
         n, outputs = self.Y.shape
         self.alpha = self.factor.solve(self.Y)
         self.inverse_diagonal = self.factor.inverse_diagonal()
-        self._left = self._leave_out(self._together)
+        self._left = self._leave_out(self.left_out)
         match self._amplitude_rule:
             case "ml":  # Σ_c y_cᵀK⁻¹y_c/(N·C)
                 fit = float((self.Y * self.alpha).sum())
@@ -139,7 +139,7 @@ class ExactGP:
                 f"standard deviations are {math.sqrt(self.amplitude / usual):.3g} times what leaving these images out "
                 "together finds; choose the noise by noise='loo', or take amplitude='loo'",
                 UserWarning,
-                stacklevel=6,
+                stacklevel=5,
             )
 
     @property
@@ -152,17 +152,17 @@ class ExactGP:
 
     def mean(self, K_test: Array) -> Array:
         """E[f] at M test points from their kernel with the training points, (M, N) → (M, outputs)."""
-        return self._test(K_test) @ self.alpha
+        return self.checked_test(K_test) @ self.alpha
 
     def variance(self, K_test: Array, diagonal: Array) -> Array:
         """Var[f], shared by the outputs, from K(test, training) (M, N) and k(test, test) (M,) → (M,)."""
-        V = self.factor.solve_lower(self._test(K_test).T)
+        V = self.factor.solve_lower(self.checked_test(K_test).T)
         xp = namespace(V)
         return self.amplitude * xp.maximum(as_float64(xp, diagonal, "the diagonal") - (V * V).sum(0), 0.0)
 
     def covariance(self, K_test: Array, K_test_test: Array) -> Array:
         """Cov[f] between M test points, shared by the outputs, (M, N) and (M, M) → (M, M)."""
-        V = self.factor.solve_lower(self._test(K_test).T)
+        V = self.factor.solve_lower(self.checked_test(K_test).T)
         xp = namespace(V)
         return self.amplitude * (as_float64(xp, K_test_test, "K(test, test)") - V.T @ V)
 
@@ -201,7 +201,7 @@ class ExactGP:
     @property
     def groups(self) -> Any:
         """The number of each point's group, (N,); None without groups."""
-        return self._together if self._together is None or self._together.ndim == 1 else self._together[:, 0]
+        return self.left_out if self.left_out is None or self.left_out.ndim == 1 else self.left_out[:, 0]
 
     @property
     def points(self) -> int:
@@ -256,7 +256,7 @@ class ExactGP:
 
         Their sum over the points is the mean.
         """
-        h = self.factor.solve(self._test(K_test).T).T
+        h = self.factor.solve(self.checked_test(K_test).T).T
         return h[:, :, None] * self.Y[None]
 
     def insert_outputs(self, at: Any, value: float) -> None:
@@ -273,7 +273,7 @@ class ExactGP:
     def add(self, K_new_old: Array, K_new: Array, Y_new: Array, point_noise: Array | None = None) -> None:
         """Condition on M more points by a block update of the factor, from K(new, old) (M, N) and K(new, new)."""
         xp = namespace(self.Y)
-        K_new_old, K_new = self._test(K_new_old), float64_buffer(K_new)
+        K_new_old, K_new = self.checked_test(K_new_old), float64_buffer(K_new)
         point_noise = check_point_noise(xp, point_noise, K_new.shape[0])
         variances = K_new.diagonal().copy()
         if K_new_old.shape[0] != K_new.shape[0]:
@@ -291,9 +291,9 @@ class ExactGP:
         self.Y = xp.concatenate([self.Y, Y_new])
         self.variances = xp.concatenate([self.variances, variances])
         self.point_noise = xp.concatenate([self.point_noise, point_noise])
-        if self._together is not None:  # each new point is a group of its own
-            new = np.arange(len(Y_new)).reshape(-1, *[1] * (self._together.ndim - 1))
-            self._together = np.concatenate([self._together, self._together.max(0) + 1 + new])
+        if self.left_out is not None:  # each new point is a group of its own
+            new = np.arange(len(Y_new)).reshape(-1, *[1] * (self.left_out.ndim - 1))
+            self.left_out = np.concatenate([self.left_out, self.left_out.max(0) + 1 + new])
         self._condition()
 
     # ---- files ---------------------------------------------------------------------------------------------------
@@ -302,7 +302,7 @@ class ExactGP:
         """Numbers and arrays that `restored` makes the same model of; `K` in `dtype` where that loses nothing."""
         K = files.packed(to_numpy(self.factor.A), to_numpy(self.variances), dtype)
         numbers = {"noise": self.noise, "jitter": self.jitter, "amplitude_rule": self._amplitude_rule}
-        groups = {} if self._together is None else {"groups": self._together}
+        groups = {} if self.left_out is None else {"groups": self.left_out}
         return numbers, {"Y": self.Y, "K": K, "point_noise": self.point_noise} | groups
 
     @classmethod
@@ -330,7 +330,8 @@ class ExactGP:
         Factor(A[:n, :n], old.diagonal, old.shift).restore()  # in the copy: what fails leaves the model as it was
         return self._factorise(A)
 
-    def _test(self, K_test: Array) -> Array:
+    def checked_test(self, K_test: Array) -> Array:
+        """K(test, training) in float64, checked."""
         return check_test(namespace(self.Y), K_test, self.points)
 
 

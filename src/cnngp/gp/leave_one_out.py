@@ -52,7 +52,7 @@ def leave_out(
     xp = namespace(alpha)
     deviations, variances = alpha / diagonal[:, None], 1.0 / diagonal
     jointly = (alpha * deviations).sum(1)
-    for members, predicted in _in_pieces(sets):
+    for members, predicted in in_pieces(sets):
         assert block_of is not None
         at, chosen = xp.asarray(members), xp.asarray(predicted)
         S = xp.linalg.inv(block_of(at))
@@ -86,7 +86,7 @@ def blocks_of_eigenbasis(Q: Array, values: Array) -> Callable[[Array], Array]:
     return block_of
 
 
-def _in_pieces(sets: Iterable[Sets]) -> Iterator[Sets]:
+def in_pieces(sets: Iterable[Sets]) -> Iterator[Sets]:
     """Some sets of more than one point at a time."""
     for members, predicted in sets:
         count, size = members.shape

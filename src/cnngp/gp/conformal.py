@@ -1,0 +1,175 @@
+"""Full conformal prediction in closed form: sets of classes and intervals that hold the truth as often as asked.
+
+To ask whether x may have the target y, add (x, y) to the training points and see how well each of the N + 1 points is
+predicted by all others. If they are exchangeable, that of x is as likely as any to be the worst, so among them its
+rank is a p-value. Nothing is fitted again: with b = K⁻¹k(x), s = k(x, x) + noise − k(x)ᵀb and u = y − m(x), where K
+includes the noise,
+
+    [K⁻¹]_gg ← [K⁻¹]_gg + b_g b_gᵀ/s,    α_g ← α_g − b_g u/s
+
+for every group g of points that are left out together. With S = [K⁻¹]_gg⁻¹, c = S b_g and t = b_gᵀc the deviations are
+
+    d = S α_g − c (cᵀα_g + u)/(s + t),    variances S_ii − c_i²/(s + t)
+
+and those of x itself u and s. In regression the score of a point is |d|/√variance: the targets that are predicted no
+worse than some number of points are then an interval. Points of a group share one vote, and x is a group of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cnngp.common.arrays import to_numpy
+
+from .exact import ExactGP
+from .groups import sets_left_out
+from .leave_one_out import blocks_of_factor, in_pieces
+from .linalg import Array, blocks, namespace
+
+Floats = NDArray[np.float64]
+
+_ENTRIES = 1 << 21  # of arrays (N, test points, outputs), held at a time
+_ROUNDING = 1e-9  # by which 1 − coverage is not the number that was meant
+
+
+def prediction_sets(
+    gp: ExactGP, K_test: Array, diagonal: Array, labels: NDArray[np.intp], coverage: float, by_class: bool = False
+) -> NDArray[np.bool_]:
+    """Which classes each of M points may have, (M, classes), so that the true one is among them as often as `coverage`.
+
+    A point without any class is unlike all that was seen. See `p_values`, whose values above 1 − coverage these are.
+
+    >>> points, new = np.arange(20.0), np.array([3.0, 40.0])
+    >>> K, K_new = (np.exp(-0.1 * (x[:, None] - points) ** 2) for x in (points, new))
+    >>> labels = (points > 9).astype(int)
+    >>> gp = ExactGP(K, 2.0 * np.eye(2)[labels] - 1.0, noise=0.1)
+    >>> prediction_sets(gp, K_new, np.ones(2), labels, coverage=0.8)
+    array([[ True, False],
+           [False, False]])
+    """
+    return p_values(gp, K_test, diagonal, labels, by_class) > 1.0 - check_coverage(coverage) + _ROUNDING
+
+
+def p_values(gp: ExactGP, K_test: Array, diagonal: Array, labels: NDArray[np.intp], by_class: bool = False) -> Floats:
+    """How many of the N + 1 points are predicted no better than x if it has this class, as a share: (M, classes).
+
+    Targets are ±1 for each class, `labels` (N,) their numbers, `K_test` is K(test, training), `diagonal` k(x, x) (M,).
+    The score is by how much the mean of the best other class exceeds that of the point's own. `by_class` compares with
+    points of the same class alone, so that the coverage is that of each class.
+    """
+    labels, classes = np.asarray(labels), int(gp.Y.shape[1])
+    votes = np.stack([_votes(gp, labels == c if by_class else None) for c in range(classes)])
+    p = np.empty((len(K_test), classes))
+    for moved in _moved(gp, K_test, diagonal):
+        of_new = _margins(moved.mean[:, None, :].repeat(classes, 1), np.arange(classes))  # (m, classes)
+        # y_c = 2e_c − 1: the classes differ by one column of u, and so of the other points' means.
+        means = to_numpy(gp.Y)[:, None] - moved.deviations(-1.0 - moved.mean)
+        for c in range(classes):
+            of_class = means.copy()
+            of_class[:, :, c] += 2.0 * moved.pull
+            worse = _margins(of_class, labels[:, None]) >= of_new[:, c]
+            p[moved.rows, c] = (1.0 + votes[c] @ worse) / (1.0 + votes[c].sum())
+    return p
+
+
+def intervals(gp: ExactGP, K_test: Array, diagonal: Array, coverage: float) -> Floats:
+    """Where the targets of M points lie, as often as `coverage`: (M, outputs, 2), infinite where N is too small for it.
+
+    Of several outputs each has this coverage.
+    """
+    check_coverage(coverage)
+    votes = _votes(gp)
+    # The votes of points that have to be predicted no better than x: with fewer, p is no more than 1 − coverage.
+    needed = (1.0 - coverage + _ROUNDING) * (1.0 + votes.sum()) - 1.0
+    found = np.empty((len(K_test), int(gp.Y.shape[1]), 2))
+    for moved in _moved(gp, K_test, diagonal):
+        root = np.sqrt(moved.variances)[:, :, None]
+        P, Q = moved.deviations(0.0) / root, -moved.pull[:, :, None] / root  # the score is |P + Qu|, that of x |u|/√s
+        R = 1.0 / np.sqrt(moved.s)[None, :, None]
+        ends = np.stack([P / (R - Q), -P / (R + Q)])  # |Q| < R, so x is predicted better between these
+        found[moved.rows, :, 0] = -_reached(-ends.min(0), votes, needed)
+        found[moved.rows, :, 1] = _reached(ends.max(0), votes, needed)
+        found[moved.rows] += moved.mean[:, :, None]
+    return found
+
+
+def check_coverage(coverage: float) -> float:
+    if not 0.0 < coverage < 1.0:
+        raise ValueError(f"coverage={coverage!r}: expected a share between 0 and 1, such as 0.9")
+    return float(coverage)
+
+
+class _Moved(NamedTuple):
+    """How deviations of the N points depend on u = y − m(x), for m new points x."""
+
+    rows: slice
+    s: Floats  # (m,)
+    mean: Floats  # m(x), (m, outputs)
+    still: Floats  # deviations for u = 0, (N, m, outputs)
+    pull: Floats  # what u takes off them, (N, m)
+    variances: Floats  # (N, m)
+
+    def deviations(self, u: Floats | float) -> Floats:
+        """(N, m, outputs)."""
+        return self.still - self.pull[:, :, None] * u
+
+
+def _moved(gp: ExactGP, K_test: Array, diagonal: Array) -> Iterator[_Moved]:
+    alpha, outputs, n = to_numpy(gp.alpha), int(gp.Y.shape[1]), gp.points
+    sets = _sets(gp)
+    for rows in blocks(len(K_test), max(1, _ENTRIES // (n * outputs))):
+        K = gp.checked_test(K_test[rows])
+        b = gp.factor.solve(K.T)
+        s = np.asarray(diagonal, np.float64)[rows] + gp.factor.shift - to_numpy((K.T * b).sum(0))
+        b, m = to_numpy(b), len(s)
+        s = np.maximum(s, np.finfo(np.float64).eps * gp.largest_variance)
+        still, pull, variances = np.empty((n, m, outputs)), np.empty((n, m)), np.empty((n, m))
+        for at, chosen, S in sets:
+            c = S @ b[at]  # (sets, size, m)
+            t = s + (b[at] * c).sum(1, keepdims=True)
+            d = (S @ alpha[at])[:, :, None] - (c / t)[..., None] * (c.transpose(0, 2, 1) @ alpha[at])[:, None]
+            of = at[chosen]
+            still[of], pull[of] = d[chosen], (c / t)[chosen]
+            variances[of] = (S.diagonal(axis1=1, axis2=2)[:, :, None] - c * c / t)[chosen]
+        yield _Moved(rows, s, to_numpy(gp.mean(K)), still, pull, variances)
+
+
+def _sets(gp: ExactGP) -> list[tuple[NDArray[np.intp], NDArray[np.bool_], Floats]]:
+    """Points that are left out together, which of them each set predicts, and S."""
+    xp, n = namespace(gp.alpha), gp.points
+    diagonal, block_of = to_numpy(gp.inverse_diagonal), blocks_of_factor(gp.factor)
+    sets = [(np.arange(n)[:, None], np.ones((n, 1), bool))] if gp.left_out is None else list(sets_left_out(gp.left_out))
+    found = [(at, chosen, 1.0 / diagonal[at][:, :, None]) for at, chosen in sets if at.shape[1] == 1]
+    for at, chosen in in_pieces(sets):
+        found.append((at, chosen, to_numpy(xp.linalg.inv(block_of(xp.asarray(at))))))
+    return found
+
+
+def _votes(gp: ExactGP, among: NDArray[np.bool_] | None = None) -> Floats:
+    """The share that each point has in the vote of its group, (N,); 0 for points that are not `among` those asked."""
+    counted = np.ones(gp.points) if among is None else among.astype(np.float64)
+    if gp.groups is None:
+        return counted
+    return np.asarray(counted / np.maximum(np.bincount(gp.groups, counted), 1.0)[gp.groups])
+
+
+def _margins(means: Floats, labels: NDArray[np.intp]) -> Floats:
+    """By how much the best other class is above the one in `labels`, (…) of means (…, classes)."""
+    own = np.broadcast_to(labels[..., None], (*means.shape[:-1], 1))
+    others = means.copy()
+    np.put_along_axis(others, own, -np.inf, axis=-1)
+    return np.asarray(others.max(-1) - np.take_along_axis(means, own, axis=-1)[..., 0])
+
+
+def _reached(ends: Floats, votes: Floats, needed: float) -> Floats:
+    """The furthest of the `ends` (N, m, outputs) that points with more than the votes that are `needed` reach."""
+    if needed < 0.0:
+        return np.full(ends.shape[1:], np.inf)
+    order = np.argsort(-ends, axis=0)
+    enough = np.cumsum(votes[order], axis=0) > needed
+    first = np.where(enough.any(0), enough.argmax(0), len(ends) - 1)[None]
+    return np.asarray(np.take_along_axis(np.take_along_axis(ends, order, axis=0), first, axis=0)[0])
