@@ -1,0 +1,72 @@
+"""What to label next: against fitting with each candidate, and against random labels."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from cnngp import Kernel, datasets, zoo
+from cnngp.gp.checks import MatrixError
+from cnngp.gp.exact import ExactGP
+from cnngp.gp.selection import chosen
+
+
+def kernel(points: np.ndarray) -> np.ndarray:
+    """With variances of different sizes."""
+    scale = 1.0 + points[:, 0] ** 2
+    return np.exp(-((points[:, None] - points[None]) ** 2).sum(-1)) * scale[:, None] * scale
+
+
+@pytest.mark.parametrize("known", [0, 6])
+@pytest.mark.parametrize("seed", range(3))
+def test_each_choice_leaves_the_least_variance_of_all_candidates(seed, known):
+    rng = np.random.default_rng(seed)
+    K = kernel(rng.standard_normal((20 + known, 2)))
+    pool, prior = np.arange(known, known + 20), K.diagonal()[known:]
+    if known:
+        gp = ExactGP(K[:known, :known], rng.standard_normal((known, 1)), noise=0.05)
+        found = chosen(5, K[known:, known:], gp, K[known:, :known])
+    else:
+        found = chosen(5, K)
+    noise = 0.05 if known else 1e-3
+    labelled = list(range(known))
+    for row, left in zip(found.rows, found.left, strict=True):
+        shares = {}
+        for j in np.setdiff1d(pool, labelled):
+            at = [*labelled, j]
+            # The noise of points to come is in units of their own variance.
+            own = np.r_[
+                np.full(known, 0.05), noise / (prior.mean() if known else 1.0) * prior[np.array(at[known:]) - known]
+            ]
+            k = K[np.ix_(pool, at)]
+            variance = prior - (k * np.linalg.solve(K[np.ix_(at, at)] + np.diag(own), k.T).T).sum(1)
+            shares[j] = (variance / prior).mean()
+        assert pool[row] == min(shares, key=shares.__getitem__)
+        assert left == pytest.approx(min(shares.values()), rel=1e-9)
+        labelled.append(pool[row])
+
+
+def test_chosen_labels_are_worth_twice_as_many_random_ones():
+    data = datasets.digits().take(300, 300)
+    X = np.concatenate([data.X, data.X_test])
+    K = Kernel(zoo.small_cnn(), device="cpu")(X)
+    Y = 2.0 * np.eye(10)[data.y] - 1.0
+
+    def error(rows: np.ndarray) -> float:
+        gp = ExactGP(K[np.ix_(rows, rows)], Y[rows], noise=1e-3)
+        return float((gp.mean(K[300:][:, rows]).argmax(1) != data.y_test).mean())
+
+    picked = chosen(40, K[:300, :300]).rows
+    by_chance = [error(np.random.default_rng(seed).permutation(300)[:80]) for seed in range(10)]
+    assert error(picked) < np.mean(by_chance) + 0.02
+
+
+def test_blank_points_are_chosen_last_and_pools_are_checked():
+    K = kernel(np.random.default_rng(0).standard_normal((6, 2)))
+    K[2], K[:, 2] = 0.0, 0.0
+    found = chosen(6, K)
+    assert found.rows[-1] == 2
+    assert sorted(found.rows) == list(range(6))
+    assert (np.diff(found.left) <= 0.0).all()
+    with pytest.raises(MatrixError, match="7 points of a pool of 6 were asked for"):
+        chosen(7, K)
