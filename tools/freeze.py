@@ -154,7 +154,7 @@ def compared(old: dict[str, Any], new: dict[str, Any]) -> Iterator[str]:
 def functions(text: str) -> Iterator[tuple[str, str]]:
     """The functions and kernels of a CUDA text, each with its name; what stands between them belongs to none."""
     for part in re.split(r"^(?=(?:extern \"C\" )?__(?:device|global)__)", text, flags=re.M)[1:]:
-        code = re.sub(r"//[^\n]*", "", part)
+        code = re.sub(r"//[^\n]*", "", part[: part.find("\n}\n") % (len(part) + 1)])
         name = re.search(r"(\w+)\s*[(\[=]", re.sub(r"__launch_bounds__\([^)]*\)", "", code))
         yield (name.group(1) if name else code[:40]), re.sub(r"\s+", " ", code)
 

@@ -9,9 +9,7 @@ import pytest
 
 from cnngp import GELU, Abs, Cos, Elementwise, Erf, LeakyReLU, Rbf, ReLU, Sin, Step, reference
 from cnngp.kernel.engines.cpu import back, plan, rows
-from cnngp.kernel.engines.cuda import math as cuda
-from cnngp.kernel.engines.cuda.gradient import formulas as cuda_back
-from cnngp.kernel.program.formulas import Family, formula
+from cnngp.kernel.formulas import FAMILIES, SERIES, formula
 from cnngp.network.layers import LAYERS, NetworkError, Nonlinearity
 from cnngp.network.reference import derivatives
 
@@ -24,18 +22,21 @@ def test_every_nonlinearity_is_tried_here() -> None:
     assert kinds == {type(layer) for layer in EACH} == set(Nonlinearity.__subclasses__())
 
 
-def test_every_engine_has_a_formula_for_every_family() -> None:
-    assert set(plan._CODES) == set(cuda._TEXTS) == set(Family)
-    assert {code for code, _ in plan._CODES.values()} == set(rows.PAIR_ROWS) == set(rows.VARIANCE_ROWS)
+def test_every_family_is_used_and_has_what_its_layers_promise() -> None:
+    assert {formula(layer).family for layer in EACH} == set(FAMILIES)
+    for layer in EACH:
+        row = formula(layer)
+        if row.family is not SERIES:
+            assert bool(row.no_slope) == (row.family.slope is None) == (row.family.slope_diagonal is None)
+            assert bool(row.no_gradient) == (row.family.parts is None) == (row.family.still is None)
 
 
-def test_every_engine_has_a_slope_and_a_way_back_for_every_family_that_has_them() -> None:
-    sloped = {formula(layer).family for layer in EACH if not formula(layer).no_slope}
-    assert {plan.SLOPE + plan._CODES[family][0] for family in sloped} == set(rows.PAIR_SLOPES)
-    assert {family for family, text in cuda._TEXTS.items() if text.slope} == sloped
-    learned = {formula(layer).family for layer in EACH if not formula(layer).no_gradient}
-    assert {plan._CODES[family][0] for family in learned} == set(back.PAIR_BACKS) == set(back.SELF_BACKS)
-    assert learned == set(cuda_back._TEXTS)
+def test_the_cpu_has_rows_for_every_family() -> None:
+    codes = {plan.CODES[family] for family in FAMILIES}
+    assert codes == set(rows.PAIR_ROWS) == set(rows.VARIANCE_ROWS)
+    assert set(rows.PAIR_SLOPES) == set(rows.VARIANCE_SLOPES)
+    assert set(back.PAIR_BACKS) == set(back.SELF_BACKS) == set(back.STILL_BACKS)
+    assert max(codes) < plan.SLOPE
 
 
 @pytest.mark.parametrize("layer", EACH, ids=repr)

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from cnngp.common.arrays import Output, to_numpy
 
 from ..program import Activation, Program
-from ..program.formulas import Family
 from ..series.packed import SeriesTables
 
 Advance = Callable[[int], None] | None
@@ -97,7 +96,7 @@ def check_range(
         bad = ~((peaks[:, s] == 0) | ((peaks[:, s] < top) & (peaks[:, s] > bottom)))
         if bad.any():
             i = int(np.argmax(bad))
-            if a.formula.family is Family.STEP:
+            if a.formula.any_scale:
                 raise RangeError(
                     f"image {i} has locations whose variances at {a.place or 'the nonlinearity'} ({a.layer!r}) are "
                     f"too large, or too small beside the others, for {dtype.name}; {other}"
@@ -158,9 +157,9 @@ def _variance_range(a: Activation, dtype: np.dtype[Any]) -> tuple[float, float]:
     low, high = (2.0**e for e in _EXPONENTS[dtype.itemsize])
     if a.formula.homogeneous:
         return low, high  # the unit does not matter
-    if a.formula.family is Family.STEP:
+    if a.formula.any_scale:
         return 0.5, 1.0 / low  # of a variance or its inverse
-    if a.formula.family is Family.RBF:
+    if a.formula.blank_is_one:
         low = 0.0  # of a variance too small to hold V is 1, as it should be
     if a.formula.exponential:
         high = {4: 2.0**20, 8: 2.0**45}[dtype.itemsize]  # with K and m rounded, no digit of e^(K − m) is left beyond

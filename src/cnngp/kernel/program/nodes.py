@@ -17,6 +17,8 @@ from functools import partial
 from itertools import product
 from typing import assert_never
 
+from cnngp.kernel.formulas import formula
+from cnngp.kernel.formulas.family import log2
 from cnngp.network.demands import Placed
 from cnngp.network.geometry import AxisSum
 from cnngp.network.layers import (
@@ -33,9 +35,8 @@ from cnngp.network.layers import (
 from cnngp.network.shapes import Spatial, sum_scale
 from cnngp.network.sheets import Displacement, Piece, in_order, overlap
 
-from .formulas import formula
 from .ops import NOTHING, PIXELS, Activation, Shape, Tangent, as_shape
-from .units import checked, log2, log2_sum, within_headroom
+from .units import checked, log2_sum, within_headroom
 
 # This many sheets are added into one sum before a new one is begun, so that rounding does not grow with their number.
 # Along an axis longer sums than the second number are made of sums of blocks.

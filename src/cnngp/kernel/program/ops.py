@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
+from cnngp.kernel.formulas import Formula, formula
 from cnngp.network.geometry import AxisSum
 from cnngp.network.layers import Network, Nonlinearity
 from cnngp.network.shapes import Spatial
-
-from .formulas import Formula, formula
 
 Shape = tuple[int, int, int]
 Kind = Literal["nngp", "ntk"]
@@ -37,7 +36,7 @@ def as_shape(spatial: Spatial) -> Shape:
 class Activation:
     """A nonlinearity where it stands: the formula f, and where each image keeps its numbers for it.
 
-    With K the map in buffer units and `unit` · K the true covariance, V = `factor` · f(K), with f as in formulas.py.
+    With K the map in buffer units and `unit` · K the true covariance, V = `factor` · f(K), f as in kernel/formulas.
     Where f takes a multiple of the covariance (`Formula.argument`), that is what `unit` · K is.
     """
 
@@ -78,8 +77,8 @@ class Tangent:
 class Op:
     """dst ← keep · dst + scale · box(f(src)) + bias. No activation: f(K) = K. No sums: box is the map itself.
 
-    With a `tangent`, f'(src) · (times + own · src) stands in place of f(src), where f' = ∂f/∂K (formulas.py). `dst` may
-    be `times` in operations without sums.
+    With a `tangent`, f'(src) · (times + own · src) stands in place of f(src), where f' = ∂f/∂K. `dst` may be `times` in
+    operations without sums.
 
     `dst` equals `src` only in operations without sums; with `keep` = 0 the old content of `dst` is not read. `src` may
     be `PIXELS` or `NOTHING` in operations without activation and sums.

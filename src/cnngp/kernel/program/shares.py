@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from cnngp.kernel.formulas import RELU_LIKE
 from cnngp.network.composition import at
 from cnngp.network.layers import LeakyReLU, NetworkError, Rbf, ReLU
 from cnngp.network.parameters import name_of
 
-from .formulas import Family
 from .nodes import Node
 from .steps import Share
 
@@ -16,7 +16,7 @@ def shares_of(node: Node, slot: int) -> list[Share]:
     shares: list[Share] = []
     a = node.activation
     value = [(slot, 1.0)]  # how the sum of times · f is made of the two sums
-    if a is not None and a.formula.family is Family.RELU_LIKE:
+    if a is not None and a.formula.family is RELU_LIKE:
         alpha, beta = a.coefficients
         value = [(slot, alpha), (slot + 1, beta)]
     if node.per_weight:

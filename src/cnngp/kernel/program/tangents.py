@@ -21,6 +21,8 @@ import math
 from dataclasses import dataclass, replace
 from typing import assert_never
 
+from cnngp.kernel.formulas import formula
+from cnngp.kernel.formulas.family import log2
 from cnngp.network.composition import at, child
 from cnngp.network.demands import Placed
 from cnngp.network.layers import (
@@ -38,10 +40,9 @@ from cnngp.network.layers import (
 )
 from cnngp.network.sheets import Displacement
 
-from .formulas import formula
 from .nodes import Builder, Node, Pooled, Value, skips_first
 from .ops import NOTHING, Tangent
-from .units import log2, log2_sum
+from .units import log2_sum
 
 # Images may have K up to 2^100 in the units of its map. Where these are so many times those of T, the unit of T would
 # not hold own · K in float32.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import sys
 
+from cnngp.kernel.formulas.family import log2
 from cnngp.network.composition import at
 from cnngp.network.layers import NetworkError
 
@@ -36,10 +37,6 @@ def checked(unit: float, level: float, place: str) -> float:
             at(place, f"the variance here is of order 2^{level:.0f}, beyond float64; use other variances")
         )
     return unit
-
-
-def log2(x: float) -> float:
-    return math.log2(x) if x > 0 else -math.inf
 
 
 def log2_sum(a: float, b: float) -> float:

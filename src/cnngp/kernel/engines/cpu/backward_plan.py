@@ -81,7 +81,7 @@ def with_backs(ints: NDArray[np.int64], reverse: Reverse, dtype: str, of_pairs: 
         elif of_pairs:
             function = operation("back.PAIR_BACKS", int(op[ACT]))
         elif op[OWN_TABLE] == op[TABLE]:
-            function = operation("back.series.series_still" if op[ACT] == SERIES else "back.maps.still")
+            function = operation("back.STILL_BACKS", int(op[ACT]))
         else:
             function = operation("back.SELF_BACKS", int(op[ACT]))
         op[OP_CALL] = address(function, dtype)

@@ -12,15 +12,17 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
+from cnngp.kernel import formulas
 from cnngp.kernel.program import NOTHING, PIXELS, Activation, Op, Program, Shape, lower
-from cnngp.kernel.program.formulas import Family
 from cnngp.kernel.series.packed import Rows
 from cnngp.network.geometry import AxisSum, SlidingWindow
 
-# What f is (column ACT).
-NO_ACT, RELU, RELU_FAMILY, ERF, STEP, SIN, COS, GELU_ACT, SERIES, RBF = range(10)
+# What f is (column ACT): nothing, or a family by its number.
+NO_ACT = 0
+CODES = {family: number for number, family in enumerate(formulas.FAMILIES, start=1)}
+RELU, SERIES = CODES[formulas.RELU], CODES[formulas.SERIES]
 # Added to these where an operation has a tangent: f'(K) · (times + own · K) in place of f(K).
-SLOPE = 16
+SLOPE = 32
 # How the box is summed (column BOX): not at all, by rows, by planes first, as a window of neighbours along both axes;
 # the ReLU of a whole map; where no map is read, the product of two images, or nothing.
 POINTWISE, ROWS, PLANES, WINDOW, PRODUCT, FILL, TOTAL = range(7)
@@ -122,24 +124,9 @@ class CpuPlan:
     """Entries of an image's table. Where products are operations, the pixels stand before all others."""
 
 
-# The code of each family in column ACT, and how many numbers per location an image keeps for it; a series has its terms
-# besides.
-_CODES = {
-    Family.RELU: (RELU, 2),
-    Family.RELU_LIKE: (RELU_FAMILY, 2),
-    Family.ERF: (ERF, 1),
-    Family.STEP: (STEP, 1),
-    Family.SIN: (SIN, 1),
-    Family.COS: (COS, 1),
-    Family.RBF: (RBF, 1),
-    Family.GELU: (GELU_ACT, 2),
-    Family.SERIES: (SERIES, 1),
-}
-
-
 def table_channels(a: Activation, rows: dict[int, Rows]) -> int:
     """How many numbers per location an image keeps for a nonlinearity."""
-    return _CODES[a.formula.family][1] + (rows[a.site].count if a.site in rows else 0)
+    return a.formula.family.entries + (rows[a.site].count if a.site in rows else 0)
 
 
 def make_plan(program: Program, series: dict[int, Rows], series_entries: int = 1) -> CpuPlan:
@@ -165,7 +152,7 @@ def make_plan(program: Program, series: dict[int, Rows], series_entries: int = 1
             taps.extend(series[a.site].shifts)
     geometry = _Geometry(taps, program)
     for row, numbers, op in zip(ints, floats, program.ops, strict=True):
-        row[ACT] = NO_ACT if op.activation is None else _CODES[op.activation.formula.family][0]
+        row[ACT] = NO_ACT if op.activation is None else CODES[op.activation.formula.family]
         row[SRC], row[DST] = starts[max(op.src, 0)], starts[op.dst]
         row[[A0, B0, C0]], row[[A1, B1, C1]] = op.shape, op.out_shape
         numbers[[KEEP, SCALE, BIAS]] = op.keep, op.scale, op.bias

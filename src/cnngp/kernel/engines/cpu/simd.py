@@ -198,6 +198,37 @@ def constant(typing_context: Any, p: Any, value: Any) -> Any:
     return vec(p, types.float64), codegen
 
 
+@intrinsic
+def constants(typing_context: Any, p: Any, values: Any) -> Any:
+    """A tuple of numbers, each in every lane, rounded to the type that p points to."""
+    vec = Vec(p.dtype)
+    result = types.UniTuple(vec, len(values))
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        numbers = [builder.extract_value(args[1], i) for i in range(len(values))]
+        return context.make_tuple(builder, result, [_spread(builder, vec, x) for x in numbers])
+
+    return result(p, values), codegen
+
+
+def _spread(builder: Any, vec: Vec, number: Any) -> Any:
+    """A float64 number in every lane."""
+    return _splat(builder, vec, builder.fptrunc(number, ir.FloatType()) if vec.dtype.bitwidth == 32 else number)
+
+
+def _mixed(compute: Callable[..., Any], *arguments: Any) -> Any:
+    """The signature and code of a function of vectors of one type, some of which may be numbers."""
+    vec = next(t for t in arguments if isinstance(t, Vec))
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        wide = [
+            x if isinstance(t, Vec) else _spread(builder, vec, x) for t, x in zip(signature.args, args, strict=True)
+        ]
+        return compute(builder, vec, *wide)
+
+    return vec(*(t if isinstance(t, Vec) else types.float64 for t in arguments)), codegen
+
+
 def _call(builder: Any, vec: Vec, name: str, args: Any) -> Any:
     t = _vector(vec)
     function_type = ir.FunctionType(t, [t] * len(args))
@@ -218,25 +249,22 @@ def absolute(typing_context: Any, a: Any) -> Any:
 @intrinsic
 def fma(typing_context: Any, a: Any, b: Any, c: Any) -> Any:
     """a · b + c with one rounding."""
-    return a(a, a, a), lambda context, builder, signature, args: _call(builder, a, "llvm.fma", args)
+    return _mixed(lambda builder, vec, *args: _call(builder, vec, "llvm.fma", args), a, b, c)
 
 
 @intrinsic
 def negated_fma(typing_context: Any, a: Any, b: Any, c: Any) -> Any:
     """c − a · b with one rounding."""
+    return _mixed(lambda builder, vec, a, b, c: _call(builder, vec, "llvm.fma", [builder.fneg(a), b, c]), a, b, c)
 
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return _call(builder, a, "llvm.fma", [builder.fneg(args[0]), args[1], args[2]])
 
-    return a(a, a, a), codegen
+def _greater(builder: Any, vec: Vec, a: Any, b: Any) -> Any:
+    return builder.select(builder.fcmp_ordered(">", a, b), a, b)
 
 
 @intrinsic
 def maximum(typing_context: Any, a: Any, b: Any) -> Any:
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.select(builder.fcmp_ordered(">", args[0], args[1]), args[0], args[1])
-
-    return a(a, a), codegen
+    return _mixed(_greater, a, b)
 
 
 @intrinsic
@@ -250,19 +278,19 @@ def positive(typing_context: Any, a: Any) -> Any:
     return a(a), codegen
 
 
+def _chosen(builder: Any, vec: Vec, a: Any, b: Any, yes: Any, no: Any) -> Any:
+    return builder.select(builder.fcmp_ordered("<", a, b), yes, no)
+
+
 @intrinsic
 def where_less(typing_context: Any, a: Any, b: Any, yes: Any, no: Any) -> Any:
     """yes where a < b, else no."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.select(builder.fcmp_ordered("<", args[0], args[1]), args[2], args[3])
-
-    return a(a, a, a, a), codegen
+    return _mixed(_chosen, a, b, yes, no)
 
 
 @intrinsic
 def copysign(typing_context: Any, size: Any, sign: Any) -> Any:
-    return size(size, size), lambda context, builder, signature, args: _call(builder, size, "llvm.copysign", args)
+    return _mixed(lambda builder, vec, *args: _call(builder, vec, "llvm.copysign", args), size, sign)
 
 
 @intrinsic
@@ -317,36 +345,17 @@ exp_r = _polynomial("EXP_R")
 expm1_y = _polynomial("EXPM1_Y")
 
 
-def _binary(method: str) -> Any:
+def _binary(operation: Any, method: str) -> None:
     @intrinsic
     def apply(typing_context: Any, a: Any, b: Any) -> Any:
-        return a(a, a), lambda context, builder, signature, args: getattr(builder, method)(*args)
+        return _mixed(lambda builder, vec, *args: getattr(builder, method)(*args), a, b)
 
-    return apply
-
-
-_add, _subtract, _multiply, _divide = (_binary(m) for m in ("fadd", "fsub", "fmul", "fdiv"))
-
-
-def _are_vectors(a: Any, b: Any) -> bool:
-    return isinstance(a, Vec) and isinstance(b, Vec)
+    @overload(operation, strict=False)
+    def choose(a: Any, b: Any) -> Callable[[Any, Any], Any] | None:
+        return (lambda a, b: apply(a, b)) if isinstance(a, Vec) or isinstance(b, Vec) else None
 
 
-@overload(operator.add, strict=False)
-def _overload_add(a: Any, b: Any) -> Callable[[Any, Any], Any] | None:
-    return (lambda a, b: _add(a, b)) if _are_vectors(a, b) else None
-
-
-@overload(operator.sub, strict=False)
-def _overload_subtract(a: Any, b: Any) -> Callable[[Any, Any], Any] | None:
-    return (lambda a, b: _subtract(a, b)) if _are_vectors(a, b) else None
-
-
-@overload(operator.mul, strict=False)
-def _overload_multiply(a: Any, b: Any) -> Callable[[Any, Any], Any] | None:
-    return (lambda a, b: _multiply(a, b)) if _are_vectors(a, b) else None
-
-
-@overload(operator.truediv, strict=False)
-def _overload_divide(a: Any, b: Any) -> Callable[[Any, Any], Any] | None:
-    return (lambda a, b: _divide(a, b)) if _are_vectors(a, b) else None
+_binary(operator.add, "fadd")
+_binary(operator.sub, "fsub")
+_binary(operator.mul, "fmul")
+_binary(operator.truediv, "fdiv")

@@ -17,8 +17,9 @@ from cnngp.network.layers import Elementwise
 
 from .block.walk import Walk
 from .layout import Registers, Step, TableLayout, in_registers
-from .math import Constants, literal, pair_formula, slope_formula
+from .math import Constants, pair_formula, slope_formula
 from .results import THETA_ARGUMENTS, stores
+from .text import literal
 
 TILE = 64
 DEPTH = 16
@@ -113,7 +114,7 @@ def dense_kernel(walk: Walk, dtype: str) -> DenseKernel:
     units = (program.unit, program.theta_unit) if tangents else (program.unit,)
     per = TILE // SIDE
     theta = " " * 16 + "real T;\n" if tangents else ""
-    text = f"""{walk.series_formulas()}
+    text = f"""
 {scalar_network(in_registers(program), walk, dtype, units)}
 extern "C" __global__ void __launch_bounds__({SIDE * SIDE})
 pairs(const real* __restrict__ first, const real* __restrict__ second, real* __restrict__ out,

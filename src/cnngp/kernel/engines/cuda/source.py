@@ -35,7 +35,6 @@ from .sheets import plan as sheet_plan
 from .sheets import source as cuda_sheets
 from .sheets.kernel import SheetLaunch, second_offsets
 from .sheets.walk import SheetData, SheetWalk
-from .slopes import slope_formulas
 from .warp import source as cuda_warp
 
 Path = Literal["warp", "dense", "block", "sheets", "walk"]
@@ -156,8 +155,11 @@ def generate(
 def _head(program: Program, real: str, path: Path, layers: Sequence[tuple[Nonlinearity, bool]]) -> list[str]:
     """What every text begins with."""
     head = f"// {program.network!r}\n// on {program.channels} x {program.spatial}, {real}, path {path}\n"
-    parts = [head, "#define ALL 0xffffffffu\n", formulas(real, [layer for layer, _ in layers])]
-    return parts if program.theta is None else [*parts, slope_formulas(real)]
+    return [
+        head,
+        "#define ALL 0xffffffffu\n",
+        formulas(real, [layer for layer, _ in layers], program.theta is not None),
+    ]
 
 
 def _plain(text: str) -> str:

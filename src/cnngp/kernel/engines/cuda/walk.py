@@ -19,8 +19,7 @@ from cnngp.network.geometry import AxisSum
 from cnngp.network.layers import Elementwise, Nonlinearity
 
 from .layout import TableLayout
-from .math import SERIES_FORMULAS, Constants, pair_formula, planes, slope_formula
-from .slopes import SERIES_SLOPE
+from .math import Constants, pair_formula, planes, slope_formula
 
 SHARED_MOST = 100 * 1024  # bytes of shared memory a block takes at most, so that a multiprocessor has room for two
 
@@ -106,10 +105,6 @@ class ProgramWalk:
             return f"extern __shared__ vec dynamic_shared[];\n    {real}* mem = ({real}*)dynamic_shared;", size, 0
         stride = -(-size // 256) * 256
         return f"{real}* mem = ({real}*)(scratch + (long long)blockIdx.x * {stride});", 0, stride
-
-    def series_formulas(self) -> str:
-        """The pair formulas of an Elementwise, where there is one."""
-        return (SERIES_FORMULAS + SERIES_SLOPE * self.tangents) if self.series else ""
 
     def pair_formulas(self, first: str, second: str) -> list[str]:
         """The formulas in the working precision, for table rows t1 and t2 that are read at these places."""

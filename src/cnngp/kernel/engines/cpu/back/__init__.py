@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from ..plan import SERIES
 from . import maps
-from .series import series_back
+from .series import series_back, series_still
 
 PAIR_BACKS = maps.PAIR_BACKS | {SERIES: series_back(both=False)}
 SELF_BACKS = maps.SELF_BACKS | {SERIES: series_back(both=True)}
+STILL_BACKS = maps.STILL_BACKS | {SERIES: series_still}

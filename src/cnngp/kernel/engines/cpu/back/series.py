@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from cnngp.kernel.formulas.family import inverse_root
 from cnngp.kernel.series.packed import SECOND_WIDTH
 
 from ..compiling import inlined
@@ -43,7 +44,6 @@ from ..plan import (
     WRITES,
 )
 from ..rows.series import clamped, largest, panel_of, panel_rows, second_coefficients
-from ..rows.variances import inverse_root
 from ..simd import (
     add_at,
     address,

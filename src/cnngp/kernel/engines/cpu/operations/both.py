@@ -55,7 +55,7 @@ from .sliding import empty_window, relu_entries, slide, sums_of_rows
 def relu_maps(w: Any) -> None:
     """Operations without sums."""
     m, op, numbers, frame, L = w.m, w.op, w.numbers, w.frame, lanes(w.m)
-    one, zero, mine = constant(m, 1.0), constant(m, 0.0), constant(m, numbers[OWN])
+    mine = constant(m, numbers[OWN])
     keep, scale, bias = constant(m, numbers[KEEP]), constant(m, numbers[SCALE]), constant(m, numbers[BIAS])
     value, others = shifted(op, COLUMNS), shifted(numbers, FLOATS)
     keep_V, scale_V, bias_V = constant(m, others[KEEP]), constant(m, others[SCALE]), constant(m, others[BIAS])
@@ -70,7 +70,7 @@ def relu_maps(w: Any) -> None:
             for e in range(n):
                 o = e * L
                 p, q = relu_entries(w, own_at + e, at + e, size)
-                V, W = relu_both(load(m, src + o), load(m, src + far + o), p, q, mine, one, zero)
+                V, W = relu_both(load(m, src + o), load(m, src + far + o), p, q, mine)
                 write(m, dst + o, W, how, keep, scale, bias)
                 write(m, dst_V + o, V, how_V, keep_V, scale_V, bias_V)
 
@@ -78,7 +78,7 @@ def relu_maps(w: Any) -> None:
 def relu_totals(w: Any) -> None:
     """Operations that sum a whole map of one plane: what a pool to one location takes of a sheet."""
     m, op, numbers, frame, L = w.m, w.op, w.numbers, w.frame, lanes(w.m)
-    one, zero, mine = constant(m, 1.0), constant(m, 0.0), constant(m, numbers[OWN])
+    zero, mine = constant(m, 0.0), constant(m, numbers[OWN])
     keep, scale, bias = constant(m, numbers[KEEP]), constant(m, numbers[SCALE]), constant(m, numbers[BIAS])
     value, others = shifted(op, COLUMNS), shifted(numbers, FLOATS)
     keep_V, scale_V, bias_V = constant(m, others[KEEP]), constant(m, others[SCALE]), constant(m, others[BIAS])
@@ -92,7 +92,7 @@ def relu_totals(w: Any) -> None:
             part_V = part_W = zero  # of a row, as in `relu_total`
             for c in range(n):
                 p, q = relu_entries(w, own_at + c, at + c, size)
-                V, W = relu_both(load(m, src), load(m, src + far), p, q, mine, one, zero)
+                V, W = relu_both(load(m, src), load(m, src + far), p, q, mine)
                 part_V, part_W = part_V + V, part_W + W
                 src += L
             total_V, total_W = total_V + part_V, total_W + part_W
@@ -109,11 +109,11 @@ def done(w: Any) -> None:
 def relu_rows(w: Any, src: int, far: int, V: int, W: int, own_at: int, at: int) -> None:
     """The ReLU's value and slope of a row of a map."""
     m, L, size = w.m, lanes(w.m), w.op[TABLE_SIZE]
-    one, zero, mine = constant(m, 1.0), constant(m, 0.0), constant(m, w.numbers[OWN])
+    mine = constant(m, w.numbers[OWN])
     for c in range(w.op[C0]):
         o = c * L
         p, q = relu_entries(w, own_at + c, at + c, size)
-        value, slope = relu_both(load(m, src + o), load(m, src + far + o), p, q, mine, one, zero)
+        value, slope = relu_both(load(m, src + o), load(m, src + far + o), p, q, mine)
         store(m, V + o, value)
         store(m, W + o, slope)
 

@@ -177,7 +177,6 @@ def pointwise(w: Any) -> None:
 def relu_map(w: Any) -> None:
     """`pointwise` for the ReLU, two row images at a time, so that the column images' tables are read once for both."""
     m, own, table, op, numbers, frame, L = w.m, w.own, w.table, w.op, w.numbers, w.frame, lanes(w.m)
-    one = constant(m, 1.0)
     keep, scale, bias = constant(m, numbers[KEEP]), constant(m, numbers[SCALE]), constant(m, numbers[BIAS])
     how, size = op[WRITE], op[TABLE_SIZE]
     rows, n = op[A0] * op[B0], op[C0]
@@ -198,7 +197,7 @@ def relu_map(w: Any) -> None:
                 K0, K1 = load(m, src + o), load(m, src + far + o)
                 p0, q0 = splat(own, mine + e) * s, splat(own, mine + size + e) * r
                 p1, q1 = splat(own, mine + own_far + e) * s, splat(own, mine + own_far + size + e) * r
-                V0, V1 = relu_value(K0, p0, q0, one), relu_value(K1, p1, q1, one)
+                V0, V1 = relu_value(K0, p0, q0), relu_value(K1, p1, q1)
                 write(m, dst + o, V0, how, keep, scale, bias)
                 if two:
                     write(m, dst + far + o, V1, how, keep, scale, bias)
@@ -207,7 +206,7 @@ def relu_map(w: Any) -> None:
 def relu_total(w: Any) -> None:
     """The ReLU of a map of one plane, summed over all of it: what a pool to one location takes of a sheet."""
     m, op, numbers, frame, L = w.m, w.op, w.numbers, w.frame, lanes(w.m)
-    one, zero = constant(m, 1.0), constant(m, 0.0)
+    zero = constant(m, 0.0)
     keep, scale, bias = constant(m, numbers[KEEP]), constant(m, numbers[SCALE]), constant(m, numbers[BIAS])
     size, n = op[TABLE_SIZE], op[C0]
     for image in range(frame[IMAGES]):
@@ -220,7 +219,7 @@ def relu_total(w: Any) -> None:
             part = zero  # of a row: rounding does not grow with the number of rows times that of columns
             for c in range(n):
                 p, q = relu_entries(w, mine + c, at + c, size)
-                part = part + relu_value(load(m, src), p, q, one)
+                part = part + relu_value(load(m, src), p, q)
                 src += L
             total = total + part
         write(m, maps + op[DST] * L, total, op[WRITE], keep, scale, bias)

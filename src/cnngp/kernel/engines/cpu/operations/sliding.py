@@ -16,7 +16,7 @@ from numba.extending import intrinsic
 from ..compiling import inlined
 from ..plan import ACT, C0, NO_ACT, RELU, ROW_CALL, TABLE_ROW, TABLE_SIZE, kept_rows
 from ..rows.elementary import relu_value
-from ..simd import Vec, constant, constant_of, lanes, load, store
+from ..simd import Vec, constant_of, lanes, load, store
 from ..work import call_row, entry_product
 
 
@@ -30,10 +30,9 @@ def relu_entries(w: Any, own_at: int, at: int, size: int) -> Any:
 def relu_row(w: Any, src: int, dst: int, own_at: int, at: int) -> None:
     """The ReLU of a row of a map, without a call, which on sheets is often longer than the row."""
     m, L, size = w.m, lanes(w.m), w.op[TABLE_SIZE]
-    one = constant(m, 1.0)
     for c in range(w.op[C0]):
         p, q = relu_entries(w, own_at + c, at + c, size)
-        store(m, dst + c * L, relu_value(load(m, src + c * L), p, q, one))
+        store(m, dst + c * L, relu_value(load(m, src + c * L), p, q))
 
 
 @inlined

@@ -54,7 +54,7 @@ def window(height: int, width: int) -> Callable[..., None]:
 
     def run(w: Any) -> None:
         m, op, numbers, frame, L = w.m, w.op, w.numbers, w.frame, lanes(w.m)
-        one, zero = constant(m, 1.0), constant(m, 0.0)
+        zero = constant(m, 0.0)
         keep, scale, bias = constant(m, numbers[KEEP]), constant(m, numbers[SCALE]), constant(m, numbers[BIAS])
         rows, n, how, act = op[B0], op[C0], op[WRITE], op[ACT]
         row_size, out_size = n * L, op[C1] * L
@@ -109,9 +109,9 @@ def window(height: int, width: int) -> Callable[..., None]:
                             o = x * L
                             if together:
                                 p, q = relu_entries(w, own_a + x, at + x, size)
-                                Va = relu_value(load(m, map_a + o), p, q, one)
+                                Va = relu_value(load(m, map_a + o), p, q)
                                 p, q = relu_entries(w, own_a + pitch + x, at + pitch + x, size)
-                                Vb = relu_value(load(m, map_b + o), p, q, one)
+                                Vb = relu_value(load(m, map_b + o), p, q)
                             else:
                                 Va, Vb = load(m, first + o), load(m, second + o)
 

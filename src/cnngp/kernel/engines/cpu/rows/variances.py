@@ -1,143 +1,104 @@
 """The variance recursion along a row: f and f' at correlation one, and the entries of the images' tables, in float64.
 
-A lane is an image. The formulas of the ReLU's family are vectors; the others need functions of the C library, and are
-rare: an image has one row where a pair has thousands.
+A lane is an image. Formulas that need functions of the C library are computed a number at a time: an image has one row
+where a pair has thousands.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
-from ..compiling import inlined
-from ..plan import (
-    ACT,
-    COS,
-    ERF,
-    EVEN_TERMS,
-    GELU_ACT,
-    ODD_TERMS,
-    OWN,
-    RBF,
-    SERIES,
-    SERIES_AT,
-    SHIFTS,
-    SIN,
-    SITE,
-    SLOPE,
-    SMALLEST,
-    STEP,
-    TABLE_SIZE,
-    TIMES,
-    UNIT,
-)
-from ..simd import constant, lanes, load, maximum, shifted, sqrt, store, where_less
-from .elementary import PI
+from cnngp.kernel.formulas import Family
+from cnngp.kernel.formulas.family import inverse_root
+
+from ..plan import ALPHA, EVEN_TERMS, ODD_TERMS, OWN, SERIES_AT, SHIFTS, SITE, SMALLEST, TABLE_SIZE, TIMES, UNIT
+from ..simd import constants, lanes, load, maximum, shifted, store
 from .series import series_entries
 
 
-def relu_variances(w: Any, src: int, dst: int, n: int, unused: int, at: int) -> None:
-    """√K and 1/√K into the table, K itself onwards, as α + β = 1.
+def variance_row(family: Family) -> Callable[..., None]:
+    """f at correlation one; the image's numbers go to its table, the largest variance to the peaks."""
+    table, diagonal, peak, two = family.table, family.diagonal, family.peak, family.entries == 2
 
-    Below `SMALLEST` 1/√K is 0: there the correlation counts as 0.
-    """
-    m, peaks, table, L = w.m, w.own, w.table, lanes(w.m)
-    size, peak_at = w.op[TABLE_SIZE], w.op[SITE] * L
-    zero, one, least = constant(m, 0.0), constant(m, 1.0), constant(m, w.numbers[SMALLEST])
-    peak = load(peaks, peak_at)
-    for c in range(n):
-        K = load(m, src + c * L)
-        s = sqrt(K)
-        peak = maximum(peak, K)
-        store(table, (at + c) * L, s)
-        store(table, (at + size + c) * L, where_less(least, s, one / s, zero))
-        store(m, dst + c * L, K)
-    store(peaks, peak_at, peak)
+    def in_vectors(w: Any, src: int, dst: int, n: int, unused: int, at: int) -> None:
+        m, peaks, L = w.m, w.own, lanes(w.m)
+        size, peak_at = w.op[TABLE_SIZE], w.op[SITE] * L
+        x = constants(m, (w.numbers[UNIT], w.numbers[ALPHA], w.numbers[SMALLEST]))
+        top = load(peaks, peak_at)
+        for e in range(n):
+            K = load(m, src + e * L)
+            top = maximum(top, peak(K, x))
+            first, second = table(K, x)  # type: ignore[misc]
+            store(w.table, (at + e) * L, first)
+            if two:
+                store(w.table, (at + size + e) * L, second)
+            store(m, dst + e * L, diagonal(K, x))
+        store(peaks, peak_at, top)
 
+    def by_numbers(w: Any, src: int, dst: int, n: int, unused: int, at: int) -> None:
+        m, peaks, L = w.m, w.own, lanes(w.m)
+        peak_at, far = w.op[SITE] * L, w.op[TABLE_SIZE] * L
+        x = w.numbers[UNIT], w.numbers[ALPHA], w.numbers[SMALLEST]
+        for e in range(n * L):
+            K = m[src + e]
+            peaks[peak_at + e % L] = max(peaks[peak_at + e % L], peak(K, x))
+            first, second = table(K, x)  # type: ignore[misc]
+            w.table[at * L + e] = first
+            if two:
+                w.table[at * L + far + e] = second
+            m[dst + e] = diagonal(K, x)
 
-@inlined
-def inverse_root(K: float, smallest: float) -> float:
-    s = math.sqrt(K)
-    return 1.0 / s if s > smallest else 0.0
-
-
-def other_variances(w: Any, src: int, dst: int, n: int, unused: int, at: int) -> None:
-    """The nonlinearities that are not of the ReLU's family: f at correlation one, table entries and peaks likewise."""
-    m, peaks, table, op, numbers, L = w.m, w.own, w.table, w.op, w.numbers, lanes(w.m)
-    act, size, peak_at, smallest = op[ACT], op[TABLE_SIZE], op[SITE] * L, numbers[SMALLEST]
-    even, odd, packed = op[EVEN_TERMS], op[ODD_TERMS], shifted(w.panels, op[SERIES_AT])
-    unit = numbers[UNIT]
-    far = size * L
-    for e in range(n * L):
-        K = m[src + e]
-        extreme = max(K, 1.0 / K) if act == STEP and K > 0.0 else K  # see `check_range`
-        peaks[peak_at + e % L] = max(peaks[peak_at + e % L], extreme)
-        entry = at * L + e
-        true = unit * K
-        if act == ERF:
-            table[entry] = math.sqrt(2.0 * unit / (1.0 + 2.0 * true))
-            m[dst + e] = math.atan2(2.0 * true, math.sqrt(1.0 + 4.0 * true))  # asin(2K/(1 + 2K)), exact for large K
-        elif act == STEP:
-            table[entry] = inverse_root(K, smallest)
-            m[dst + e] = PI if K > 0.0 else 0.0
-        elif act == SIN:
-            table[entry] = 0.5 * true
-            m[dst + e] = -0.5 * math.expm1(-2.0 * true)
-        elif act == COS:
-            table[entry] = 0.5 * true
-            m[dst + e] = 0.5 + 0.5 * math.exp(-2.0 * true)
-        elif act == RBF:
-            table[entry] = 0.5 * true
-            m[dst + e] = 1.0
-        elif act == GELU_ACT:
-            t2 = 1.0 / (1.0 + true)
-            x = true * t2
-            q = math.sqrt(1.0 + 2.0 * true) * t2
-            angle = math.atan2(true, math.sqrt(1.0 + 2.0 * true))  # asin x, exact for large K
-            table[entry] = math.sqrt(unit * t2)
-            table[entry + far] = true * math.sqrt(t2)
-            m[dst + e] = 0.25 * true + (true * angle + x * x * t2 / q + true * x * q) / (2.0 * PI)
-        elif act == SERIES:
-            table[entry] = inverse_root(K, smallest)
-            m[dst + e] = series_entries(math.sqrt(true), table, entry + far, far, even, odd, packed)
+    return in_vectors if family.vectors else by_numbers
 
 
-def slope_variances(w: Any, src: int, dst: int, n: int, unused: int, at: int) -> None:
+def variance_slope_row(family: Family) -> Callable[..., None]:
     """f' at correlation one. The image's table is not yet written, so all comes from K; where that is 0 so is Θ."""
-    m, table, op, numbers, L = w.m, w.table, w.op, w.numbers, lanes(w.m)
-    act, times, unit, mine = op[ACT] - SLOPE, src + op[TIMES] * L, numbers[UNIT], numbers[OWN]
-    even, odd, packed = op[EVEN_TERMS], op[ODD_TERMS], shifted(w.panels, op[SERIES_AT])
-    shifts, far = shifted(w.taps, op[SHIFTS]), op[TABLE_SIZE] * L
+    slope_diagonal = family.slope_diagonal
+
+    def run(w: Any, src: int, dst: int, n: int, unused: int, at: int) -> None:
+        m, L, own = w.m, lanes(w.m), w.numbers[OWN]
+        times = src + w.op[TIMES] * L
+        x = w.numbers[UNIT], w.numbers[ALPHA], w.numbers[SMALLEST]
+        for e in range(n * L):
+            K = m[src + e]
+            m[dst + e] = slope_diagonal(K, x) * (m[times + e] + own * K)  # type: ignore[misc]
+
+    return run
+
+
+def series_variances(w: Any, src: int, dst: int, n: int, unused: int, at: int) -> None:
+    """`variance_row` of an Elementwise."""
+    m, peaks, table, op, L = w.m, w.own, w.table, w.op, lanes(w.m)
+    peak_at, far = op[SITE] * L, op[TABLE_SIZE] * L
+    packed = shifted(w.panels, op[SERIES_AT])
     for e in range(n * L):
-        K = m[src + e]
-        true = unit * K
-        slope = 1.0
-        if act == ERF:
-            slope = 2.0 * unit / math.sqrt(1.0 + 4.0 * true)
-        elif act == SIN:
-            slope = unit * (0.5 + 0.5 * math.exp(-2.0 * true))
-        elif act == COS:
-            slope = -0.5 * unit * math.expm1(-2.0 * true)
-        elif act == RBF:
-            slope = unit
-        elif act == GELU_ACT:
-            root = math.sqrt(1.0 + 2.0 * true)
-            angle, a = math.atan2(true, root), 1.0 / (1.0 + true)  # asin x, and x/q = K/√(1 + 2K)
-            ratio = true / root
-            inner = angle + ratio * (2.0 * a + a * a * (1.0 + ratio * ratio))
-            slope = unit * (0.25 + inner / (2.0 * PI))
-        elif act == SERIES:
-            slope = 0.0
-            if K > 0.0:
-                entry = at * L + e + far
-                series_entries(math.sqrt(true), table, entry, far, even, odd, packed)
-                for parity in range(2):
-                    first, count = (even, odd) if parity == 1 else (0, even)
-                    k = parity
-                    for j in range(first, first + count):
-                        if j > first:
-                            k += 2 << shifts[j]
-                        A = table[entry + j * far]
-                        slope += k * A * A
-                slope /= K
+        K, entry = m[src + e], at * L + e
+        peaks[peak_at + e % L] = max(peaks[peak_at + e % L], K)
+        table[entry] = inverse_root(K, w.numbers[SMALLEST])
+        s = math.sqrt(w.numbers[UNIT] * K)
+        m[dst + e] = series_entries(s, table, entry + far, far, op[EVEN_TERMS], op[ODD_TERMS], packed)
+
+
+def series_variance_slopes(w: Any, src: int, dst: int, n: int, unused: int, at: int) -> None:
+    """`variance_slope_row` of an Elementwise."""
+    m, table, op, L = w.m, w.table, w.op, lanes(w.m)
+    times, mine, far = src + op[TIMES] * L, w.numbers[OWN], op[TABLE_SIZE] * L
+    even, odd, packed = op[EVEN_TERMS], op[ODD_TERMS], shifted(w.panels, op[SERIES_AT])
+    shifts = shifted(w.taps, op[SHIFTS])
+    for e in range(n * L):
+        K, slope = m[src + e], 0.0
+        if K > 0.0:
+            entry = at * L + e + far
+            series_entries(math.sqrt(w.numbers[UNIT] * K), table, entry, far, even, odd, packed)
+            for parity in range(2):
+                first, count = (even, odd) if parity == 1 else (0, even)
+                k = parity
+                for j in range(first, first + count):
+                    if j > first:
+                        k += 2 << shifts[j]
+                    A = table[entry + j * far]
+                    slope += k * A * A
+            slope /= K
         m[dst + e] = slope * (m[times + e] + mine * K)

@@ -10,9 +10,8 @@ import math
 
 from cnngp.kernel.program import Program
 
-from ..math import DIAGONAL_FORMULAS, SERIES_DIAGONAL, Constants, diagonal_formula, entries, peak_of, slope_diagonal
+from ..math import Constants, diagonal_formula, entries, peak_of, slope_diagonal
 from ..results import THETA_ARGUMENTS, results, theta_diagonal
-from ..slopes import SERIES_SLOPE_DIAGONAL, SLOPE_DIAGONAL_FORMULAS
 from ..walk import PEAK, BlockKernel
 from .walk import Walk
 
@@ -34,10 +33,10 @@ def table_kernel(walk: Walk, dtype: str, shared_limit: int) -> BlockKernel:
             continue
         stores = " ".join(
             f"row[op.offset + {p} * op.plane + slot(e, op.width)] = (real)({text});"
-            for p, text in enumerate(entries(layer, "K", "op.unit"))
+            for p, text in enumerate(entries(layer, "K", constants))
         )
         formulas.append(
-            f"[&] {{ {stores} peak(peaks + op.site, {peak_of(layer, 'K')}); "
+            f"[&] {{ {stores} peak(peaks + op.site, {peak_of(layer, 'K', constants)}); "
             f"return {diagonal_formula(layer, 'K', constants)}; }}()"
         )
     memory, shared, scratch = walk.memory(8, "double", shared_limit)
@@ -47,8 +46,6 @@ def table_kernel(walk: Walk, dtype: str, shared_limit: int) -> BlockKernel:
     assert program.input is not None
     begin = walk.buffers[program.input]
     text = f"""
-{DIAGONAL_FORMULAS}{SLOPE_DIAGONAL_FORMULAS * walk.tangents}{SERIES_DIAGONAL if walk.series else ""}\
-{SERIES_SLOPE_DIAGONAL if walk.series and walk.tangents else ""}
 // Where element e of a map stands in its plane of a table row.
 __device__ __forceinline__ int slot(int e, int width)
 {{
@@ -91,7 +88,7 @@ def pair_kernel(walk: Walk, dtype: str, shared_limit: int) -> BlockKernel:
     memory, shared, scratch = walk.memory(4 if dtype == "float" else 8, "real", shared_limit)
     assert program.input is not None
     count = math.prod(program.shape)
-    text = f"""{walk.series_formulas()}
+    text = f"""
 extern "C" __global__ void pairs(const real* __restrict__ first, const real* __restrict__ second,
                                  real* __restrict__ out, real* __restrict__ mirror, int n, int m, long long ld,
                                  long long below{THETA_ARGUMENTS * walk.tangents}, char* __restrict__ scratch)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from ..math import Constants
-from .formulas import pair_back
+from ..math import Constants, pair_back
 from .parts import Memory, simple_steps, sums
 from .walk import BACK, OPERATION, TO_PIXELS, BackWalk
 

@@ -16,14 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cnngp.kernel.program import PIXELS, Op, Program
-from cnngp.kernel.program.formulas import Family, formula
 from cnngp.kernel.program.steps import Back, Pixels, Reverse, Step, Total, as_program
 from cnngp.kernel.series.packed import Rows
 
 from ..layout import TableLayout
-from ..math import Constants, formulas
+from ..math import Constants, back_formulas, formulas, pair_back, still_back, still_formulas
 from ..sheets.walk import SheetWalk
-from .formulas import SERIES_STILL_FORMULAS, STILL_FORMULAS, back_formulas, pair_back, still_back
 
 OPERATION, BACK, TOTAL, TO_PIXELS = range(4)
 """What a step is."""
@@ -121,7 +119,6 @@ class BackWalk(SheetWalk):
     def common(self) -> str:
         """All that the kernels share; in `exact` in float64, for images with themselves."""
         layers = [layer for layer, _ in self.layers]
-        families = {formula(layer).family for layer in layers}
         # Without comments that show a layer with its parameters.
         known = re.sub(r"^// [A-Z].*\(.*\)\n", "", super().common(), flags=re.MULTILINE)
         c = Constants("x.unit", "x.alpha", "x.beta", "op.even", "op.odd", "op.shifts")
@@ -129,7 +126,7 @@ class BackWalk(SheetWalk):
             f"""\
 __device__ Parts back_{k}(double K, const Op& op, const Numbers& x, const double* mine, const double* other, int whole)
 {{
-    return {pair_back(layer, c, ("mine", "other"), "whole")};
+    return {pair_back(layer, c, ["mine", "other"], "whole")};
 }}
 __device__ Still still_{k}(double K, const Op& op, const Numbers& x, const double* panels)
 {{
@@ -138,11 +135,10 @@ __device__ Still still_{k}(double K, const Op& op, const Numbers& x, const doubl
 """
             for k, layer in enumerate(layers)
         )
-        series = SERIES_STILL_FORMULAS if Family.SERIES in families else ""
         return f"""\
 {known}{STRUCT}
 namespace exact {{
-{back_formulas("double", families)}{STILL_FORMULAS}{series}{own}}}
+{back_formulas("double", layers)}{still_formulas(layers)}{own}}}
 """
 
     @property
@@ -178,11 +174,7 @@ __device__ void run_known(int number, real* to, const real* from, const Pass& pa
     def working(self, real: str) -> str:
         """The formulas in the working precision."""
         layers = [layer for layer, _ in self.layers]
-        return (
-            formulas(real, layers)
-            + self.series_formulas()
-            + back_formulas(real, {formula(layer).family for layer in layers})
-        )
+        return formulas(real, layers) + back_formulas(real, layers)
 
 
 def _is_whole(op: Op, program: Program) -> bool:

@@ -127,7 +127,7 @@ def pair_kernel(walk: SheetWalk, dtype: str, shared_limit: int) -> BlockKernel:
         return f"{row}[(long long)c * {layout.input.plane} + op.{where} + at]"
 
     theta = THETA_ARGUMENTS * walk.tangents
-    text = f"""{walk.series_formulas()}
+    text = f"""
 extern "C" __global__ void pairs(const real* __restrict__ first, const real* __restrict__ second,
                                  real* __restrict__ out, real* __restrict__ mirror, int n, int m, long long ld,
                                  long long below{theta}, char* __restrict__ scratch, const int* __restrict__ plan,

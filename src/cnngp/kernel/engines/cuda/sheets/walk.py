@@ -22,9 +22,6 @@ from cnngp.network.layers import Elementwise, Nonlinearity
 
 from ..layout import TableLayout
 from ..math import (
-    DIAGONAL_FORMULAS,
-    SERIES_DIAGONAL,
-    SERIES_FORMULAS,
     Constants,
     diagonal_formula,
     entries,
@@ -34,7 +31,6 @@ from ..math import (
     slope_diagonal,
     slope_formula,
 )
-from ..slopes import SERIES_SLOPE, SERIES_SLOPE_DIAGONAL, SLOPE_DIAGONAL_FORMULAS, slope_formulas
 from ..walk import PEAK, ProgramWalk, passes_of
 
 # Formulas in float64, whatever the working precision; they run once an image, so plain division and roots will do.
@@ -225,10 +221,7 @@ __device__ void run_pass(R* to, const R* from, const Pass pass, const int* lists
 {PEAK}\
 namespace exact {{
 typedef double real;
-{EXACT}{formulas("double", [layer for layer, _ in self.layers])}\
-{slope_formulas("double") if self.tangents else ""}{DIAGONAL_FORMULAS}\
-{SLOPE_DIAGONAL_FORMULAS * self.tangents}{SERIES_FORMULAS + SERIES_DIAGONAL if self.series else ""}\
-{SERIES_SLOPE + SERIES_SLOPE_DIAGONAL if self.series and self.tangents else ""}
+{EXACT}{formulas("double", [layer for layer, _ in self.layers], self.tangents)}
 {"".join((_own_slope if slope else _own_function)(k, layer) for k, (layer, slope) in enumerate(self.layers))}}}
 """
 
@@ -236,7 +229,7 @@ typedef double real;
 def _own_function(k: int, layer: Nonlinearity) -> str:
     """A nonlinearity of an image with itself: at equal places it leaves the numbers that other sheets read."""
     c = Constants("x.unit", "x.alpha", "x.beta", "op.even", "op.odd", "op.shifts")
-    stores = "".join(f"        mine[{p} * whole] = {text};\n" for p, text in enumerate(entries(layer, "K", "x.unit")))
+    stores = "".join(f"        mine[{p} * whole] = {text};\n" for p, text in enumerate(entries(layer, "K", c)))
     diagonal = diagonal_formula(layer, "K", c)
     first, second = ([f"{m}[{p} * whole]" for p in range(planes(layer))] for m in ("mine", "other"))
     if isinstance(layer, Elementwise):

@@ -1,0 +1,189 @@
+"""The formulas of kernel/formulas as CUDA text: they are called with operands that write down what is done to them.
+
+A family becomes device functions of its name: `erf_value`, `erf_slope`, `erf_parts` for pairs in the working precision,
+and `erf_entry0` …, `erf_diagonal`, `erf_slope_diagonal`, `erf_still`, `erf_peak` for an image with itself, in float64.
+They are symmetric in the two images to the last bit, so K(x, z) = K(z, x) exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+from cnngp.kernel.formulas import Family
+from cnngp.kernel.formulas.family import itself
+from cnngp.kernel.formulas.primitives import Operand
+
+from ..polynomials import ACOS_H_32, ASIN_S_32, ASIN_S_64, CUDA_H_64
+from .text import Text, horner, literal
+
+# The functions of kernel/formulas/primitives.py in CUDA.
+_FUNCTIONS = {
+    "+": "{} + {}",
+    "-": "{} - {}",
+    "*": "{} * {}",
+    "/": "{} / {}",
+    "sqrt": "sqrt({})",
+    "maximum": "fmax({}, {})",
+    "where_less": "({} < {} ? {} : {})",
+    "absolute": "fabs({})",
+    "positive": "at_least_0({})",
+    "copysign": "copysign({}, {})",
+    "fma": "fma({}, {}, {})",
+    "negated_fma": "fma(-({}), {}, {})",
+    "turn": "turn({})",
+    "asin": "arcsine({}, {})",
+    "exp_negative": "exp({})",
+    "one_minus_exp": "-expm1(-{})",
+    "exp": "exp({})",
+    "expm1": "expm1({})",
+    "atan2": "atan2({}, {})",
+    "power": "pow({}, {})",
+}
+
+
+class Writer:
+    """Collects the statements of one function; `kind` is the type of its numbers, `dtype` that of its literals."""
+
+    def __init__(self, kind: str, dtype: str) -> None:
+        self.kind, self.dtype = kind, dtype
+        self.names: dict[str, str] = {}
+        self.read: dict[str, list[str]] = {}
+        """What each statement reads."""
+
+    def text(self, x: Any) -> str:
+        return x.name if isinstance(x, Written) else literal(float(x), self.dtype)
+
+    def needed(self, results: Sequence[Any]) -> set[str]:
+        """The names that results depend on."""
+        found: set[str] = set()
+        open_ends = [self.text(x) for x in results]
+        while open_ends:
+            name = open_ends.pop()
+            if name not in found:
+                found.add(name)
+                open_ends += self.read.get(name, [])
+        return found
+
+    def function(self, head: str, result: Any) -> str:
+        results = result if isinstance(result, tuple) else (result,)
+        needed, returned = self.needed(results), ", ".join(map(self.text, results))
+        lines = [f"    const {self.kind} {v} = {value};\n" for value, v in self.names.items() if v in needed]
+        if isinstance(result, tuple):
+            returned = f"{{{returned}}}"
+        return f"{head} {{\n{''.join(lines)}    return {returned};\n}}\n"
+
+
+class Written(Operand):
+    """A number of the function that is being written, by its name."""
+
+    def __init__(self, writer: Writer, name: str) -> None:
+        self.writer, self.name = writer, name
+
+    def applied(self, function: str, *args: Any) -> Written:
+        writer = self.writer
+        texts = [writer.text(x) for x in args]
+        name = writer.names.setdefault(_FUNCTIONS[function].format(*texts), f"v{len(writer.names)}")
+        writer.read.setdefault(name, texts)
+        return Written(writer, name)
+
+
+_ARGUMENTS = ("unit", "alpha", "beta")
+
+
+def _pair(family: Family, formula: Callable[..., Any], dtype: str) -> tuple[Writer, Any]:
+    """A formula of pairs, written, and its result."""
+    writer = Writer("real", dtype)
+    a, b = ([Written(writer, f"{image}{p}") for p in range(family.entries)] for image in "ab")
+    numbers = family.constants(*(Written(writer, name) for name in _ARGUMENTS))
+    return writer, formula(Written(writer, "K"), a, b, numbers)
+
+
+def _pair_function(family: Family, which: str, formula: Callable[..., Any], returns: str, dtype: str) -> str:
+    writer, result = _pair(family, formula, dtype)
+    names = ["K", *(f"{image}{p}" for p in range(family.entries) for image in "ab"), *_ARGUMENTS]
+    arguments = ", ".join(f"real {name}" for name in names)
+    return writer.function(f"__device__ __forceinline__ {returns} {family.name}_{which}({arguments})", result)
+
+
+def _reads_unit(family: Family, formula: Callable[..., Any] | None) -> bool:
+    if formula is None:
+        return False
+    writer, result = _pair(family, formula, "double")
+    return "unit" in writer.needed((result,))
+
+
+def _own_function(family: Family, which: str, formula: Callable[..., Any], returns: str = "double") -> str:
+    """A function of an image with itself."""
+    writer = Writer("double", "double")
+    x = tuple(Written(writer, name) for name in ("unit", "alpha", "SMALLEST"))
+    head = f"__device__ __forceinline__ {returns} {family.name}_{which}(double K, double unit, double alpha)"
+    return writer.function(head, formula(Written(writer, "K"), x))
+
+
+@cache
+def written(family: Family) -> Text:
+    """The calls of a family's functions."""
+    name, own = family.name, "({K}, {unit}, {alpha})"
+    pair = "({K}, {args}, {unit}, {alpha}, {beta})"
+    return Text(
+        planes=family.entries,
+        pair=f"{name}_value{pair}",
+        entries=tuple(f"{name}_entry{p}{own}" for p in range(family.entries)),
+        diagonal=f"{name}_diagonal{own}",
+        slope=f"{name}_slope{pair}" if family.slope else "",
+        slope_diagonal=f"{name}_slope_diagonal{own}" if family.slope else "",
+        back=f"{name}_parts{pair}" if family.parts else "",
+        still=f"{name}_still{own}" if family.parts else "",
+        takes_unit=_reads_unit(family, family.value),
+        slope_takes_unit=_reads_unit(family, family.slope),
+        peak="{K}" if family.peak is itself else f"{name}_peak{own}",
+    )
+
+
+def helper_functions(dtype: str) -> str:
+    """Functions that formulas call; acos(1 - u) and asin are polynomials, as on a CPU."""
+    turn = horner(ACOS_H_32 if dtype == "float" else CUDA_H_64, dtype)
+    near = horner(ASIN_S_32 if dtype == "float" else ASIN_S_64, dtype)
+    zero, half, right = (literal(x, dtype) for x in (0.0, 0.5, 1.5707963267948966))
+    return f"""\
+// Below this a standard deviation counts as 0.
+#define SMALLEST (sizeof(::real) == 4 ? {2.0**-62!r} : {2.0**-510!r})
+__device__ __forceinline__ real at_least_0(real x) {{ return fmax(x, {zero}); }}
+__device__ __forceinline__ real turn(real u) {{ return sqrt(u) * ({turn}); }}
+// asin(x), given u = 1 - |x|
+__device__ __forceinline__ real arcsine(real x, real rest) {{
+    const real u = x * x, near = fabs(x) * ({near});
+    return copysign(fabs(x) < {half} ? near : {right} - turn(rest), x);
+}}
+"""
+
+
+def family_functions(family: Family, dtype: str, slopes: bool) -> str:
+    """f and, where asked for, its slope; and what tables and diagonals take."""
+    assert family.value is not None
+    assert family.table is not None
+    texts = [_pair_function(family, "value", family.value, "real", dtype)]
+    texts += [_own_function(family, f"entry{p}", _entry(family.table, p)) for p in range(family.entries)]
+    texts.append(_own_function(family, "diagonal", family.diagonal))
+    if family.peak is not itself:
+        texts.append(_own_function(family, "peak", family.peak))
+    if slopes and family.slope is not None and family.slope_diagonal is not None:
+        texts.append(_pair_function(family, "slope", family.slope, "real", dtype))
+        texts.append(_own_function(family, "slope_diagonal", family.slope_diagonal))
+    return "".join(texts)
+
+
+def _entry(table: Callable[..., Sequence[Any]], p: int) -> Callable[..., Any]:
+    return lambda K, x: table(K, x)[p]
+
+
+def back_functions(family: Family, dtype: str) -> str:
+    assert family.parts is not None
+    return _pair_function(family, "parts", family.parts, "Parts", dtype)
+
+
+def still_functions(family: Family) -> str:
+    assert family.still is not None
+    return _own_function(family, "still", family.still, "Still")

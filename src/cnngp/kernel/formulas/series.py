@@ -1,0 +1,31 @@
+"""Elementwise: f = Σ_j A_j(s) A_j(s') ρ^k, the Hermite series of any function (kernel/series/).
+
+    f' = ρ'ρ'' Σ_j k A_j A'_j ρ^(k−1), ρ = Kρ'ρ'' with ρ' = 1/√K₁ and ρ'' = 1/√K₂ in units of the map
+
+The sums run over tables of any length, so the engines have code of their own for them: engines/cpu/rows/series.py and
+back/series.py, engines/cuda/series.py.
+"""
+
+from __future__ import annotations
+
+from cnngp.network.functions import Function, second_moment, values_at
+from cnngp.network.layers import Elementwise
+
+from .family import Family, Formula, log2
+
+SERIES = Family("series")
+
+
+def formula(layer: Elementwise) -> Formula:
+    return Formula(
+        SERIES,
+        factor=lambda unit: 1.0,
+        level=lambda level: log2(second_moment(layer.fn, 2.0 ** (min(level, 200.0) / 2.0))),
+        sign="any",
+        slope_level=lambda level: log2(second_moment(_slope(layer.fn), 2.0 ** (min(level, 200.0) / 2.0))),
+    )
+
+
+def _slope(fn: Function) -> Function:
+    """fn', roughly."""
+    return lambda x: (values_at(fn, x + 1e-4) - values_at(fn, x - 1e-4)) / 2e-4

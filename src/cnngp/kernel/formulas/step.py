@@ -1,0 +1,50 @@
+"""Step: f = π − θ with cos θ = K·r·r', and 0 where either variance, and with it r = 1/√K₁ in the table, is 0."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from cnngp.network.layers import Step
+
+from .family import Family, Formula, inverse_root
+from .primitives import PI, absolute, maximum, positive, turn, where_less
+
+
+def value(K: Any, a: Any, b: Any, c: Any) -> Any:
+    q = a[0] * b[0]
+    x = K * q
+    theta = turn(positive(1.0 - absolute(x)))
+    return where_less(0.0, q, where_less(x, 0.0, theta, PI - theta), 0.0)
+
+
+def table(K: Any, x: Any) -> Any:
+    r = inverse_root(K, x[2])
+    return r, r
+
+
+def diagonal(K: Any, x: Any) -> Any:
+    return where_less(0.0, K, PI, 0.0)
+
+
+def peak(K: Any, x: Any) -> Any:
+    """The larger of a variance and its inverse."""
+    return where_less(0.0, K, maximum(K, 1.0 / K), K)
+
+
+STEP = Family("step", 1, value, table, diagonal, peak=peak)
+
+
+def formula(layer: Step) -> Formula:
+    return Formula(
+        STEP,
+        factor=lambda unit: 1.0 / (2.0 * PI),
+        level=lambda level: -1.0,
+        sign="nonnegative",
+        slope_level=lambda level: math.inf,
+        no_slope="Step() has no tangent kernel: its slope is zero almost everywhere and infinite at 0, so "
+        "E[φ'φ'] does not exist; use Erf() or another smooth function, or kind='nngp'",
+        no_gradient="Step() has no gradient: its kernel has an infinite slope where two patches are alike; use "
+        "Erf() or another smooth function",
+        any_scale=True,
+    )
