@@ -24,30 +24,34 @@ if TYPE_CHECKING:
     from .kernel.kernel import Kernel as Kernel
     from .matrix.cluster.connection import connect as connect
     from .matrix.gram import gram as gram
-    from .network import GELU as GELU
-    from .network import Abs as Abs
     from .network import AvgPool as AvgPool
     from .network import Conv as Conv
     from .network import ConvTranspose as ConvTranspose
-    from .network import Cos as Cos
     from .network import Dense as Dense
-    from .network import Elementwise as Elementwise
-    from .network import Erf as Erf
     from .network import GlobalAvgPool as GlobalAvgPool
     from .network import Identity as Identity
-    from .network import LeakyReLU as LeakyReLU
     from .network import Network as Network
     from .network import NetworkError as NetworkError
-    from .network import Rbf as Rbf
-    from .network import ReLU as ReLU
     from .network import Sequential as Sequential
-    from .network import Sin as Sin
-    from .network import Step as Step
     from .network import Sum as Sum
     from .network import from_json as from_json
     from .network import functions as functions
     from .network import reference as reference
     from .network import zoo as zoo
+    from .network.layers.nonlinear import GELU as GELU
+    from .network.layers.nonlinear import Abs as Abs
+    from .network.layers.nonlinear import Cos as Cos
+    from .network.layers.nonlinear import Elementwise as Elementwise
+    from .network.layers.nonlinear import Erf as Erf
+    from .network.layers.nonlinear import LayerNorm as LayerNorm
+    from .network.layers.nonlinear import LeakyReLU as LeakyReLU
+    from .network.layers.nonlinear import NormalizedExp as NormalizedExp
+    from .network.layers.nonlinear import Rbf as Rbf
+    from .network.layers.nonlinear import ReLU as ReLU
+    from .network.layers.nonlinear import Sign as Sign
+    from .network.layers.nonlinear import Sin as Sin
+    from .network.layers.nonlinear import SquaredReLU as SquaredReLU
+    from .network.layers.nonlinear import Step as Step
     from .report.viewer.decisions import apply_decisions as apply_decisions
     from .search import random_search as random_search
     from .torch_bridge import explain as explain
@@ -61,18 +65,9 @@ __version__ = "0.2.0"
 # Where each public name is defined.
 _EXPORTS = {
     "network.layers": (
-        *("Conv", "ConvTranspose", "Dense", "ReLU", "LeakyReLU", "Erf", "Abs", "Step", "Sin", "Cos", "Rbf"),
-        *(
-            "GELU",
-            "Elementwise",
-            "AvgPool",
-            "GlobalAvgPool",
-            "Identity",
-            "Sequential",
-            "Sum",
-            "Network",
-            "NetworkError",
-        ),
+        *("Conv", "ConvTranspose", "Dense", "AvgPool", "GlobalAvgPool", "Identity", "Sequential", "Sum", "Network"),
+        *("NetworkError", "ReLU", "LeakyReLU", "Abs", "Step", "Sign", "SquaredReLU", "Erf", "Sin", "Cos", "Rbf"),
+        *("NormalizedExp", "LayerNorm", "GELU", "Elementwise"),
     ),
     "network.serialize": ("from_json",),
     "common.arrays": ("DataError",),

@@ -20,12 +20,16 @@ from cnngp import (
     Erf,
     GlobalAvgPool,
     Identity,
+    LayerNorm,
     LeakyReLU,
     Network,
+    NormalizedExp,
     Rbf,
     ReLU,
     Sequential,
+    Sign,
     Sin,
+    SquaredReLU,
     Step,
     Sum,
     zoo,
@@ -154,6 +158,22 @@ NETWORKS: dict[str, tuple[Network, tuple[int, ...]]] = {
         ),
         (1, 6, 6),
     ),
+    "angles": (
+        Sequential(
+            Conv(3),
+            NormalizedExp(),
+            Conv(3, bias_var=0.1),
+            LayerNorm(),
+            ReLU(),
+            Conv(3),
+            SquaredReLU(),
+            Conv(3),
+            NormalizedExp(2.5),
+            Dense(),
+        ),
+        (1, 6, 6),
+    ),
+    "signs": (Sequential(Conv(3), Sign(), Conv(3, bias_var=0.1), LayerNorm(eps=0.1), Sign(), Dense()), (1, 6, 5)),
     "step": (Sequential(Conv(3), Step(), Conv(3, bias_var=0.1), Step(), Dense()), (1, 6, 5)),
     "skips in skips": (
         Sequential(
@@ -260,6 +280,19 @@ POOLED: dict[str, tuple[Network, tuple[int, ...]]] = {
         Sequential(Conv(3, bias_var=0.1), Erf(), AvgPool(2), Conv(5, bias_var=0.2), GELU(), GlobalAvgPool(), Dense()),
         (1, 8, 6),
     ),
+    "angles": (
+        Sequential(
+            Conv(3, bias_var=0.1),
+            NormalizedExp(),
+            AvgPool(2),
+            Conv(3),
+            LayerNorm(eps=0.1),
+            SquaredReLU(),
+            GlobalAvgPool(),
+            Dense(),
+        ),
+        (1, 8, 6),
+    ),
     "sizes that do not halve": (
         Sequential(Conv(3, padding="valid"), ReLU(), Conv(3, dilation=2), LeakyReLU(0.2), AvgPool(3, 2, 1), Dense()),
         (1, 9, 8),
@@ -280,4 +313,4 @@ def tangent_bound(net: Network, bound: float, dtype: str, equal: bool) -> float:
 
 
 # At correlation 1 a Step has the slope of a square root: half an ulp of K, 6e-8 in float32, moves V by its root.
-TOLERANCE = {"step": 2e-4}
+TOLERANCE = {"step": 2e-4, "signs": 2e-4}

@@ -23,9 +23,11 @@ from cnngp import (
     Dense,
     Erf,
     Identity,
+    LayerNorm,
     LeakyReLU,
     Network,
     NetworkError,
+    NormalizedExp,
     Rbf,
     ReLU,
     Sequential,
@@ -41,7 +43,7 @@ Act = Callable[[], Network]
 MODES = ("zeros", "circular", "reflect", "replicate")
 RELU_LIKE = (ReLU(), ReLU(0.5), ReLU(2.0**0.5), LeakyReLU(-0.5), LeakyReLU(0.1), LeakyReLU(0.3), Abs())
 MOST_WORK = 5_000  # steps of the reference's loops in one layer
-SMOOTH = (Erf(), Sin(), Cos(), Rbf(0.05), Rbf(0.4), GELU())
+SMOOTH = (Erf(), Sin(), Cos(), Rbf(0.05), Rbf(0.4), GELU(), NormalizedExp(), NormalizedExp(3.0), LayerNorm(eps=0.1))
 
 
 class Choices(Protocol):

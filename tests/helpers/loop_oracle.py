@@ -21,11 +21,15 @@ from cnngp import (
     Dense,
     Erf,
     Identity,
+    LayerNorm,
     LeakyReLU,
+    NormalizedExp,
     Rbf,
     ReLU,
     Sequential,
+    Sign,
     Sin,
+    SquaredReLU,
     Step,
     Sum,
 )
@@ -159,6 +163,15 @@ def formula(layer, K, K1, K2, same):
             return (math.exp(K - m) + math.exp(-K - m)) / 2
         case Rbf(gamma):
             return math.exp(-gamma * (K1 + K2 - 2 * K))
+        case NormalizedExp(gamma):
+            return p * math.exp(gamma * (cosine - 1))
+        case LayerNorm(_, eps):
+            return K / math.sqrt((K1 + eps) * (K2 + eps)) if eps or p else 0.0
+        case Sign():
+            return 2 / math.pi * math.asin(cosine)
+        case SquaredReLU():
+            bend = 3 * math.sin(theta) * cosine + (math.pi - theta) * (1 + 2 * cosine**2)
+            return K1 * K2 / (2 * math.pi) * bend
         case GELU():
             # Stein's lemma twice on E[uΦ(u) vΦ(v)], with E[ΦΦ] and E[φφ] of the Gaussian with covariance I + Σ.
             B1, B2 = 1 + K1, 1 + K2

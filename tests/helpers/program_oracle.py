@@ -16,10 +16,14 @@ from cnngp import (
     Abs,
     Cos,
     Erf,
+    LayerNorm,
     LeakyReLU,
+    NormalizedExp,
     Rbf,
     ReLU,
+    Sign,
     Sin,
+    SquaredReLU,
     Step,
 )
 from cnngp.kernel.program import NOTHING, PIXELS, Program, lower
@@ -49,8 +53,8 @@ def activation(a, K, K1, K2, same):
             return (np.exp(true - m) + np.exp(-true - m)) / 2
         case Rbf():
             return np.exp(true - m)
-        case GELU():
-            return np.vectorize(formula, otypes=[float])(a.layer, true, true1, true2, same)
+        case GELU() | NormalizedExp() | LayerNorm() | Sign() | SquaredReLU():
+            return np.vectorize(formula, otypes=[float])(a.layer, true, true1, true2, same) / a.factor
     raise AssertionError(a.layer)
 
 

@@ -5,32 +5,17 @@ import math
 
 import numpy as np
 import pytest
-from scipy import special
 
 from cnngp import reference
 from cnngp.network.functions import FUNCTIONS as NAMED
-from cnngp.network.layers import GELU, Abs, Cos, Elementwise, Erf, LeakyReLU, Rbf, ReLU, Sin, Step
+from cnngp.network.layers import GELU, Abs, Elementwise, Erf, LeakyReLU, NormalizedExp, ReLU, Sign, Sin, Step
 from helpers.gaussian_expectation import expectation, one_dimensional
+from helpers.nonlinearities import PHI
 
-# The value of each φ, its kinks or, where it is smooth, the place about which it turns.
-FUNCTIONS = {
-    ReLU(): lambda x: np.maximum(x, 0.0),
-    ReLU(gain=math.sqrt(2.0)): lambda x: math.sqrt(2.0) * np.maximum(x, 0.0),
-    LeakyReLU(0.1): lambda x: np.where(x > 0.0, x, 0.1 * x),
-    LeakyReLU(-0.5): lambda x: np.where(x > 0.0, x, -0.5 * x),
-    Abs(): np.abs,
-    Step(): lambda x: np.heaviside(x, 0.0),
-    Erf(): special.erf,
-    Sin(): np.sin,
-    Cos(): np.cos,
-    Rbf(0.5): lambda x: np.sin(x) + np.cos(x),
-    Rbf(0.02): lambda x: np.sin(0.2 * x) + np.cos(0.2 * x),
-    GELU(): lambda x: x * special.ndtr(x),
-}
 VARIANCES = [0.0, 1e-12, 0.01, 1.0, 4.0, 100.0]
 PAIRS = [(v, v) for v in VARIANCES] + [(0.0, 4.0), (1e-12, 1.0), (1e-12, 100.0), (0.01, 4.0), (1.0, 4.0), (100.0, 0.01)]
 CORRELATIONS = [-1.0, -0.999, -0.7, 0.0, 0.5, 0.9, 0.999, 1.0]
-LAYERS = pytest.mark.parametrize("layer", FUNCTIONS, ids=repr)
+LAYERS = pytest.mark.parametrize("layer", PHI, ids=repr)
 
 
 def closed_form(layer, K1, K2, rho):
@@ -38,9 +23,14 @@ def closed_form(layer, K1, K2, rho):
     return float(reference.nonlinearity(layer, *(np.array([k]) for k in (K, K1, K2)))[0])
 
 
+def phi(layer, K):
+    """The function at a location where the variance is K."""
+    return lambda x: PHI[layer](x, math.sqrt(K))
+
+
 def size(layer, K):
     """√E[φ(u)²]."""
-    return math.sqrt(one_dimensional(FUNCTIONS[layer], math.sqrt(K), power=2))
+    return math.sqrt(one_dimensional(phi(layer, K), math.sqrt(K), power=2))
 
 
 @LAYERS
@@ -49,11 +39,11 @@ def test_pair_formula_is_the_expectation(layer):
     for (K1, K2), rho in itertools.product(PAIRS, CORRELATIONS):
         if min(K1, K2) == 0.0 and rho != 0.0:
             continue  # a constant has no correlation
-        expected = expectation(FUNCTIONS[layer], math.sqrt(K1), math.sqrt(K2), rho)
+        expected = expectation(phi(layer, K1), math.sqrt(K1), math.sqrt(K2), rho, g=phi(layer, K2))
         # Relative accuracy, and rounding on the scale of √(E[φ(u)²] E[φ(v)²]) where cancellation leaves less than that.
         floor = 1e-15 * size(layer, K1) * size(layer, K2)
-        # At |ρ| = 1 a rounding error of ρ moves θ, so Step by √ε.
-        slope = 2e-8 if isinstance(layer, Step) and abs(rho) == 1.0 else 0.0
+        # At |ρ| = 1 a rounding error of ρ moves θ, so Step and Sign by √ε.
+        slope = 6e-8 if isinstance(layer, Step | Sign) and abs(rho) == 1.0 else 0.0
         assert closed_form(layer, K1, K2, rho) == pytest.approx(expected, rel=1e-10, abs=floor + slope), (K1, K2, rho)
         checked += expected != 0.0
     assert checked > 60
@@ -63,11 +53,12 @@ def test_pair_formula_is_the_expectation(layer):
 @pytest.mark.parametrize("K", VARIANCES)
 def test_diagonal_formula_is_the_second_moment(layer, K):
     value = float(reference.nonlinearity_diagonal(layer, np.array([K]))[0])
-    expected = 0.5 * (K > 0) if isinstance(layer, Step) else one_dimensional(FUNCTIONS[layer], math.sqrt(K), power=2)
+    jump = {Step(): 0.5, Sign(): 1.0}.get(layer)
+    expected = jump * (K > 0) if jump else one_dimensional(phi(layer, K), math.sqrt(K), power=2)
     assert value == pytest.approx(expected, rel=1e-12, abs=1e-30 if K == 0.0 else 0.0)
 
 
-@pytest.mark.parametrize("layer", [ReLU(), LeakyReLU(0.1), Abs()], ids=repr)
+@pytest.mark.parametrize("layer", [ReLU(), LeakyReLU(0.1), Abs(), NormalizedExp(2.0)], ids=repr)
 @pytest.mark.parametrize("scale", [1e-300, 1e-30, 1e30, 1e300])
 def test_homogeneous_functions_scale_with_the_variance(layer, scale):
     for rho in CORRELATIONS:
@@ -79,7 +70,7 @@ def test_homogeneous_functions_scale_with_the_variance(layer, scale):
 @pytest.mark.parametrize("K", [1e4, 1e8, 1e12, 1e16])
 def test_huge_variance_keeps_its_digits(layer, K):
     # The arcsine of the textbook formulas is at most 1 here and would leave 7 digits at 1e16.
-    expected = one_dimensional(FUNCTIONS[layer], math.sqrt(K), power=2)
+    expected = one_dimensional(phi(layer, K), math.sqrt(K), power=2)
     assert float(reference.nonlinearity_diagonal(layer, np.array([K]))[0]) == pytest.approx(
         expected, rel=3e-15, abs=0.0
     )

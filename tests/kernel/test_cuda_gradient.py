@@ -234,7 +234,7 @@ def test_the_sums_of_warps_fit_into_shared_memory_besides_the_maps() -> None:
 def test_there_are_no_empty_arrays() -> None:
     """CUDA has none, though g++ does."""
     for net, shape in [*cuda_cases.NETWORKS.values(), cuda_cases.POOLED["LeNet"]]:
-        if "Step" not in repr(net):
+        if not re.search("Step|Sign", repr(net)):
             assert not re.search(r"\[\] = \{\s*\}", generate(reverse(net, shape), "float32").text)
 
 

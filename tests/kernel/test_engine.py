@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cnngp import (
-    GELU,
     Abs,
     Conv,
     Cos,
@@ -17,11 +16,14 @@ from cnngp import (
     Erf,
     Identity,
     Kernel,
+    LayerNorm,
     LeakyReLU,
     NetworkError,
+    NormalizedExp,
     Rbf,
     ReLU,
     Sequential,
+    Sign,
     Sin,
     Step,
     Sum,
@@ -30,6 +32,7 @@ from cnngp import (
 )
 from cnngp.kernel.engines.base import RangeError
 from helpers.networks import images, networks_with_shapes, relu_like, smooth
+from helpers.nonlinearities import ONE_OF_EACH
 
 TOLERANCE = {"float32": 1e-6, "float64": 1e-12}
 
@@ -115,7 +118,7 @@ def test_the_bits_of_an_elementwise_network_do_not_depend_on_the_length_of_its_s
     assert (kernel(X)[:5, :5] == kernel(X[:5])).all()
 
 
-EVERY = [ReLU(), LeakyReLU(0.2), Abs(), Erf(), Step(), Sin(), Cos(), Rbf(0.5), GELU()]
+EVERY = [layer for layer in ONE_OF_EACH if not isinstance(layer, Elementwise)]
 
 
 @pytest.mark.parametrize("act", EVERY, ids=repr)
@@ -127,7 +130,9 @@ def test_any_scale_gives_the_kernel_or_one_clear_refusal(act, dtype, power):
     inside = Sequential(Conv(3, weight_var=10.0**power), act, Dense())
     scale = float(reference.diagonal(inside, X).max())
     net = Sequential(Conv(3, weight_var=10.0**power), act, Dense(weight_var=1.0 / scale))
-    homogeneous = isinstance(act, (ReLU, LeakyReLU, Abs, Step))  # no scale is out of reach
+    homogeneous = isinstance(
+        act, ReLU | LeakyReLU | Abs | Step | Sign | NormalizedExp | LayerNorm
+    )  # no scale is out of reach
     homogeneous |= isinstance(act, Rbf) and power < 0  # V is 1
     single = dtype == "float32"
     lost = isinstance(act, (Sin, Cos, Rbf)) and power >= (10 if single else 30)  # no digit of e^(K − m) is left

@@ -7,14 +7,31 @@ import math
 import numpy as np
 import pytest
 
-from cnngp import GELU, Abs, Cos, Elementwise, Erf, LeakyReLU, Rbf, ReLU, Sin, Step, reference
+from cnngp import (
+    GELU,
+    Abs,
+    Cos,
+    Elementwise,
+    Erf,
+    LayerNorm,
+    LeakyReLU,
+    NormalizedExp,
+    Rbf,
+    ReLU,
+    Sign,
+    Sin,
+    SquaredReLU,
+    Step,
+    reference,
+)
 from cnngp.kernel.engines.cpu import back, plan, rows
-from cnngp.kernel.formulas import FAMILIES, SERIES, formula
+from cnngp.kernel.formulas import FAMILIES, RELU, RELU_LIKE, SERIES, formula
 from cnngp.network.layers import LAYERS, NetworkError, Nonlinearity
 from cnngp.network.reference import derivatives
 
 EACH = [ReLU(), ReLU(2.5), LeakyReLU(0.2), LeakyReLU(-0.5), LeakyReLU(3e9), Erf(), Abs(), Step(), Sin(), Cos(), GELU()]
-EACH += [Rbf(0.1), Rbf(7.0), Elementwise("tanh"), Elementwise("softplus")]
+EACH += [Rbf(0.1), Rbf(7.0), Elementwise("tanh"), Elementwise("softplus"), NormalizedExp(), NormalizedExp(5.0)]
+EACH += [LayerNorm(), LayerNorm(eps=0.1), Sign(), SquaredReLU()]
 
 
 def test_every_nonlinearity_is_tried_here() -> None:
@@ -78,7 +95,7 @@ def test_what_is_said_of_the_sign_holds(layer: Nonlinearity) -> None:
         assert (V[rho >= 0.0] >= 0.0).all()
 
 
-@pytest.mark.parametrize("layer", [layer for layer in EACH if formula(layer).homogeneous], ids=repr)
+@pytest.mark.parametrize("layer", [layer for layer in EACH if formula(layer).family in (RELU, RELU_LIKE)], ids=repr)
 def test_the_relus_families_are_a_combination_of_the_relu_and_the_identity(layer: Nonlinearity) -> None:
     row, unit = formula(layer), 0.3
     K = np.linspace(-2.0, 2.0, 21)

@@ -15,7 +15,6 @@ from cnngp import (
     ConvTranspose,
     Cos,
     Dense,
-    Elementwise,
     Erf,
     GlobalAvgPool,
     Identity,
@@ -25,7 +24,6 @@ from cnngp import (
     Rbf,
     ReLU,
     Sequential,
-    Sin,
     Step,
     Sum,
     reference,
@@ -36,11 +34,7 @@ from cnngp.network.layers import Nonlinearity
 from cnngp.network.reference import derivatives
 from helpers import generator, pooled
 from helpers.differences import by_differences
-
-SMOOTH: tuple[Nonlinearity, ...] = (
-    ReLU(), ReLU(1.5), LeakyReLU(0.1), LeakyReLU(-0.5), Abs(), Erf(), Sin(), Cos(), GELU(), Rbf(0.4),
-    Elementwise("tanh"),
-)  # fmt: skip
+from helpers.nonlinearities import SMOOTH
 
 
 @pytest.mark.parametrize("layer", SMOOTH, ids=repr)

@@ -12,30 +12,25 @@ import pytest
 from hypothesis import given, settings
 
 from cnngp import (
-    GELU,
     Abs,
     Conv,
     ConvTranspose,
-    Cos,
     Dense,
-    Elementwise,
     Erf,
     Identity,
     Kernel,
-    LeakyReLU,
+    LayerNorm,
     NetworkError,
-    Rbf,
     ReLU,
     Sequential,
-    Sin,
-    Step,
     Sum,
     reference,
 )
 from cnngp.network.composition import check_network
 from helpers.networks import networks_with_shapes
+from helpers.nonlinearities import ONE_OF_EACH
 
-NONLINEARITIES = [ReLU(), LeakyReLU(0.1), Erf(), Abs(), Step(), Sin(), Cos(), Rbf(1.0), GELU(), Elementwise("tanh")]
+NONLINEARITIES = [layer for layer in ONE_OF_EACH if not isinstance(layer, LayerNorm)]
 EACH_NONLINEARITY = pytest.mark.parametrize("phi", NONLINEARITIES, ids=repr)
 EACH_LINEAR = pytest.mark.parametrize("linear", [Conv(3), ConvTranspose(3), Dense()], ids=repr)
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scipy import special
 
 from cnngp import (
     GELU,
@@ -19,14 +18,12 @@ from cnngp import (
     ConvTranspose,
     Cos,
     Dense,
-    Elementwise,
     Erf,
     GlobalAvgPool,
     Identity,
     LeakyReLU,
     Network,
     NetworkError,
-    Rbf,
     ReLU,
     Sequential,
     Sin,
@@ -38,24 +35,14 @@ from cnngp.network import tangent
 from cnngp.network.layers import Nonlinearity
 from cnngp.network.reference import derivatives
 from helpers.gaussian_expectation import expectation
+from helpers.nonlinearities import SLOPES
 
-# φ' of each nonlinearity.
-SLOPES: dict[Nonlinearity, Callable[[Any], Any]] = {
-    ReLU(): lambda x: np.heaviside(x, 0.0),
-    ReLU(1.5): lambda x: 1.5 * np.heaviside(x, 0.0),
-    LeakyReLU(0.1): lambda x: np.where(x > 0.0, 1.0, 0.1),
-    LeakyReLU(-0.5): lambda x: np.where(x > 0.0, 1.0, -0.5),
-    Abs(): lambda x: np.where(x > 0.0, 1.0, -1.0),
-    Erf(): lambda x: 2.0 / math.sqrt(math.pi) * np.exp(-x * x),
-    Sin(): np.cos,
-    Cos(): lambda x: -np.sin(x),
-    Rbf(0.5): lambda x: np.cos(x) - np.sin(x),
-    Rbf(2.0): lambda x: 2.0 * (np.cos(2.0 * x) - np.sin(2.0 * x)),
-    GELU(): lambda x: special.ndtr(x) + x * np.exp(-0.5 * x * x) / math.sqrt(2.0 * math.pi),
-    Elementwise("tanh"): lambda x: 1.0 / np.cosh(np.clip(x, -300.0, 300.0)) ** 2,
-}
 VARIANCES = [(0.01, 0.01), (1.0, 1.0), (4.0, 4.0), (0.01, 4.0), (1.0, 9.0)]
 EACH = pytest.mark.parametrize("layer", SLOPES, ids=repr)
+
+
+def slope(layer: Nonlinearity, K: float) -> Callable[[Any], Any]:
+    return lambda x: SLOPES[layer](x, math.sqrt(K))
 
 
 def _at(layer: Nonlinearity, K1: float, K2: float, rho: float) -> float:
@@ -66,14 +53,14 @@ def _at(layer: Nonlinearity, K1: float, K2: float, rho: float) -> float:
 @EACH
 def test_the_derivative_is_the_expectation_of_the_slopes(layer: Nonlinearity) -> None:
     for (K1, K2), rho in itertools.product(VARIANCES, (-0.999, -0.7, 0.0, 0.5, 0.9, 0.999)):
-        expected = expectation(SLOPES[layer], math.sqrt(K1), math.sqrt(K2), rho)
+        expected = expectation(slope(layer, K1), math.sqrt(K1), math.sqrt(K2), rho, g=slope(layer, K2))
         assert _at(layer, K1, K2, rho) == pytest.approx(expected, rel=1e-9, abs=1e-11), (K1, K2, rho)
 
 
 @EACH
 def test_the_diagonal_is_the_second_moment_of_the_slope(layer: Nonlinearity) -> None:
     for K in (0.01, 1.0, 9.0):
-        expected = expectation(SLOPES[layer], math.sqrt(K), math.sqrt(K), 1.0)
+        expected = expectation(slope(layer, K), math.sqrt(K), math.sqrt(K), 1.0)
         assert float(derivatives.derivative_diagonal(layer, np.array([K]))[0]) == pytest.approx(expected, rel=1e-10)
 
 

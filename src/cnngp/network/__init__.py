@@ -1,51 +1,8 @@
 """Networks as plain values: layers, how they compose, what shapes they have, and the float64 reference kernel."""
 
-from .layers import (
-    GELU,
-    LAYERS,
-    Abs,
-    AvgPool,
-    Conv,
-    ConvTranspose,
-    Cos,
-    Dense,
-    Elementwise,
-    Erf,
-    GlobalAvgPool,
-    Identity,
-    LeakyReLU,
-    Network,
-    NetworkError,
-    Rbf,
-    ReLU,
-    Sequential,
-    Sin,
-    Step,
-    Sum,
-)
+from . import layers
+from .layers import *  # noqa: F403
 from .serialize import from_json
 
-__all__ = [
-    "GELU",
-    "LAYERS",
-    "Abs",
-    "AvgPool",
-    "Conv",
-    "ConvTranspose",
-    "Cos",
-    "Dense",
-    "Elementwise",
-    "Erf",
-    "GlobalAvgPool",
-    "Identity",
-    "LeakyReLU",
-    "Network",
-    "NetworkError",
-    "Rbf",
-    "ReLU",
-    "Sequential",
-    "Sin",
-    "Step",
-    "Sum",
-    "from_json",
-]
+__all__ = ["from_json"]
+__all__ += layers.__all__

@@ -35,9 +35,11 @@ from .layers import (
     Network,
     NetworkError,
     Nonlinearity,
+    NormalizedExp,
     Rbf,
     ReLU,
     Sequential,
+    Sign,
     Step,
     Sum,
     as_layer,
@@ -46,7 +48,7 @@ from .parameters import name_of, parameters
 from .reference import Array, Covariances, begin, propagate
 from .reference.covariances import equal_locations
 from .reference.derivatives import by_covariance, by_own_variance, by_variance
-from .reference.formulas import rbf, relu
+from .reference.formulas import correlation, normalized_exp, rbf, relu
 from .reference.linear import NUMPY_PADDING, fan_in_scale, pads_of, per_axis, pool_means
 
 Back: TypeAlias = Callable[[Covariances], Covariances]
@@ -220,11 +222,11 @@ def _equal(spatial: tuple[int, ...]) -> Any:
 
 def _nonlinearity(net: Nonlinearity, K: Covariances, place: str, found: Gradient) -> tuple[Covariances, Back]:
     n = K.axes
-    if isinstance(net, Step):
+    if isinstance(net, Step | Sign):
         raise NetworkError(
             at(
                 place,
-                "Step() has no gradient: its kernel has an infinite slope where two patches are alike; use Erf() or "
+                f"{net!r} has no gradient: its kernel has an infinite slope where two patches are alike; use Erf() or "
                 "another smooth function",
             )
         )
@@ -274,6 +276,9 @@ def _own(net: Nonlinearity, place: str, found: Gradient, G: Array, K: Array, K1:
             found[name_of(place, "slope")] += float(np.sum(G * (K - 2.0 * (1.0 - net.slope) * relu(K, K1, K2))))
         case Rbf():
             found[name_of(place, "gamma")] += float(np.sum(G * (2.0 * K - K1 - K2) * rbf(net.gamma, K, K1, K2)))
+        case NormalizedExp():
+            V = normalized_exp(net.gamma, K, K1, K2)
+            found[name_of(place, "gamma")] += float(np.sum(G * (correlation(K, K1, K2) - 1.0) * V))
         case _:
             pass
 

@@ -17,6 +17,7 @@ from .layers import (
     GlobalAvgPool,
     Identity,
     Layer,
+    LayerNorm,
     NetworkError,
     Nonlinearity,
     Sequential,
@@ -65,6 +66,16 @@ def _walk(net: Layer, state: State, place: str) -> tuple[State, int]:
     match net:
         case Conv() | ConvTranspose() | Dense():
             return State.GAUSSIAN, 0
+        case LayerNorm():
+            if state is not State.GAUSSIAN:
+                raise NetworkError(
+                    at(
+                        place,
+                        f"{net!r} is applied to {state.value}, whose mean over channels is not 0; put it behind a "
+                        "Conv(...) or Dense()",
+                    )
+                )
+            return state, 1
         case Nonlinearity():
             if state is not State.GAUSSIAN:
                 raise NetworkError(

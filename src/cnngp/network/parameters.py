@@ -2,7 +2,7 @@
 
 Places are those of `net.shapes(...)` and of messages, so a name says where to look. What a name stands for is a field
 of the layer there: the variances of weights and biases, the gain of a ReLU, the slope of a LeakyReLU, the gamma of an
-Rbf.
+Rbf or NormalizedExp.
 """
 
 from __future__ import annotations
@@ -16,11 +16,9 @@ from .layers import (
     ConvTranspose,
     Dense,
     Layer,
-    LeakyReLU,
     Network,
     NetworkError,
-    Rbf,
-    ReLU,
+    Nonlinearity,
     Sequential,
     Sum,
     as_layer,
@@ -47,12 +45,8 @@ def fields_of(layer: Layer) -> tuple[str, ...]:
     match layer:
         case Conv() | ConvTranspose() | Dense():
             return ("weight_var", "bias_var")
-        case ReLU():
-            return ("gain",)
-        case LeakyReLU():
-            return ("slope",)
-        case Rbf():
-            return ("gamma",)
+        case Nonlinearity():
+            return layer.learned
         case _:
             return ()
 

@@ -18,11 +18,15 @@ from cnngp.network.layers import (
     Cos,
     Elementwise,
     Erf,
+    LayerNorm,
     LeakyReLU,
     Nonlinearity,
+    NormalizedExp,
     Rbf,
     ReLU,
+    Sign,
     Sin,
+    SquaredReLU,
     Step,
 )
 
@@ -76,6 +80,14 @@ def torch_function(layer: Nonlinearity) -> Callable[[Any], Any]:
         case Rbf():
             a = math.sqrt(2.0 * layer.gamma)  # sin(az) + cos(az) = √2 sin(az + π/4)
             return lambda x: torch.sin(x * a + math.pi / 4.0).mul_(math.sqrt(2.0))
+        case NormalizedExp():
+            return lambda x: _normalized_exp(x, math.sqrt(layer.gamma))
+        case LayerNorm():
+            return lambda x: x * _inverse_scale(x, layer.eps)
+        case Sign():
+            return torch.sign  # type: ignore[no-any-return]
+        case SquaredReLU():
+            return lambda x: torch.relu(x).square_()
         case GELU():
             return F.gelu
         case Elementwise():
@@ -85,6 +97,19 @@ def torch_function(layer: Nonlinearity) -> Callable[[Any], Any]:
             return lambda x: _Through.apply(x, fn)
         case _:
             raise NotImplementedError(f"{layer!r} has no function of a tensor")
+
+
+def _inverse_scale(x: Any, eps: float = 0.0) -> Any:
+    """1/√(mean of squares over the channels + eps), and 0 where that is 0."""
+    mean = x.square().mean(1, keepdim=True) + eps
+    return torch.where(mean > 0, mean, torch.inf).rsqrt()
+
+
+def _normalized_exp(x: Any, a: float) -> Any:
+    """s (sin(ax/s) + cos(ax/s)) = s √2 sin(ax/s + π/4), with s² the mean of squares over the channels."""
+    inverse = _inverse_scale(x)
+    s = torch.where(inverse > 0, 1.0 / inverse, 0.0)
+    return torch.sin(x * (a * inverse) + math.pi / 4.0).mul_(math.sqrt(2.0) * s)
 
 
 class Activation(nn.Module):  # type: ignore[misc]

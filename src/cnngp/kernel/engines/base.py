@@ -154,7 +154,7 @@ def check_pixels(X: Any, dtype: np.dtype[Any], name: str = "X", first: int = 0) 
 
 def _variance_range(a: Activation, dtype: np.dtype[Any]) -> tuple[float, float]:
     """The largest variance of an image must lie between these, in buffer units."""
-    low, high = (2.0**e for e in _EXPONENTS[dtype.itemsize])
+    low, high = (2.0 ** (e / a.formula.degree) for e in _EXPONENTS[dtype.itemsize])
     if a.formula.homogeneous:
         return low, high  # the unit does not matter
     if a.formula.any_scale:

@@ -96,6 +96,8 @@ class Formula:
     """Whether f follows the unit of K, so that no scale is out of reach."""
     argument: float = 1.0
     """f takes argument · K: a factor that the unit of K can hold, so that no engine knows of it."""
+    degree: int = 1
+    """Of a homogeneous f: how it grows with the scale of all variances."""
     exponential: bool = False
     """Whether f is of e^K: then the digits of K before the point are lost from V."""
     any_scale: bool = False

@@ -116,6 +116,21 @@ def one_minus_exp(y: Any) -> Any:
     return _apply("one_minus_exp", lambda y: -math.expm1(-y), y)
 
 
+def relu_g(u: Any) -> Any:
+    """(R/p − cos θ)/(u·√u) for an acute θ, u = 1 − cos θ: a polynomial (engines/polynomials.py)."""
+    return _apply("relu_g", _relu_g, u)
+
+
+def relu_h(u: Any) -> Any:
+    """θ/(π√u) for an acute θ: a polynomial."""
+    return _apply("relu_h", lambda u: math.acos(1.0 - u) / (PI * math.sqrt(u)) if u > 0.0 else math.sqrt(2.0) / PI, u)
+
+
+def _relu_g(u: float) -> float:
+    c = 1.0 - u
+    return (math.sqrt(u * (2.0 - u)) - math.acos(c) * c) / (PI * u**1.5) if u > 0.0 else math.sqrt(8.0) / (3.0 * PI)
+
+
 # ---- of numbers: an image with itself ------------------------------------------------------------------------------
 
 
@@ -133,16 +148,3 @@ def atan2(y: Any, x: Any) -> Any:
 
 def power(x: Any, exponent: float) -> Any:
     return _apply("power", pow, x, exponent)
-
-
-# ---- polynomials of the ReLU (engines/polynomials.py): compiled code has them, CUDA text has its own ---------------
-
-
-def relu_g(u: Any) -> Any:
-    """R/p = max(cos θ, 0) + u·√u·g(u) with u = 1 − |cos θ|."""
-    raise TypeError("for compiled code only")
-
-
-def relu_h(u: Any) -> Any:
-    """θ/π = √u·h(u) for an acute θ."""
-    raise TypeError("for compiled code only")

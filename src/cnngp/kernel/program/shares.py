@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cnngp.kernel.formulas import RELU_LIKE
 from cnngp.network.composition import at
-from cnngp.network.layers import LeakyReLU, NetworkError, Rbf, ReLU
+from cnngp.network.layers import LeakyReLU, NetworkError, NormalizedExp, Rbf, ReLU
 from cnngp.network.parameters import name_of
 
 from .nodes import Node
@@ -34,6 +34,8 @@ def shares_of(node: Node, slot: int) -> list[Share]:
             shares += [Share(name, slot, -(1.0 - layer.slope) * own), Share(name, slot + 1, own)]
         case Rbf() as layer:  # log V is a multiple of gamma
             shares.append(Share(name_of(a.place, "gamma"), slot + 1, node.scale / layer.gamma))
+        case NormalizedExp():
+            shares.append(Share(name_of(a.place, "gamma"), slot + 1, node.scale))
         case _:
             pass
     return shares

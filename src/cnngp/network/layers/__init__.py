@@ -10,13 +10,14 @@ value. `Layer` is a closed set: each consumer is one `match` over it that ends i
 """
 
 from ..arguments import FanIn, NetworkError, Padding, PerAxis
+from . import nonlinear
 from .composed import LAYERS, Convolution, Identity, Layer, Pool, Sequential, Sum, as_layer
 from .linear import AvgPool, Conv, ConvTranspose, Dense, GlobalAvgPool
 from .network import Network
-from .nonlinear import GELU, Abs, Cos, Elementwise, Erf, LeakyReLU, Nonlinearity, Rbf, ReLU, Sin, Step
+from .nonlinear import *  # noqa: F403
 
 __all__ = [
-    "GELU", "LAYERS", "Abs", "AvgPool", "Conv", "ConvTranspose", "Convolution", "Cos", "Dense", "Elementwise", "Erf",
-    "FanIn", "GlobalAvgPool", "Identity", "Layer", "LeakyReLU", "Network", "NetworkError", "Nonlinearity", "Padding",
-    "PerAxis", "Pool", "Rbf", "ReLU", "Sequential", "Sin", "Step", "Sum", "as_layer",
+    "LAYERS", "AvgPool", "Conv", "ConvTranspose", "Convolution", "Dense", "FanIn", "GlobalAvgPool", "Identity", "Layer",
+    "Network", "NetworkError", "Padding", "PerAxis", "Pool", "Sequential", "Sum", "as_layer",
 ]  # fmt: skip
+__all__ += nonlinear.__all__

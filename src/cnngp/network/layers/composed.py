@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import TypeAlias, cast
 
 from ..arguments import NetworkError, set_field
+from . import nonlinear
 from .linear import AvgPool, Conv, ConvTranspose, Dense, GlobalAvgPool
 from .network import Network
-from .nonlinear import GELU, Abs, Cos, Elementwise, Erf, LeakyReLU, Nonlinearity, Rbf, ReLU, Sin, Step
+from .nonlinear import Nonlinearity
 
 
 @dataclass(frozen=True, repr=False)
@@ -81,8 +82,8 @@ Layer: TypeAlias = Conv | ConvTranspose | Dense | Nonlinearity | AvgPool | Globa
 LAYERS: dict[str, type[Network]] = {
     cls.__name__: cls
     for cls in (
-        *(Conv, ConvTranspose, Dense, ReLU, LeakyReLU, Erf, Abs, Step, Sin, Cos, Rbf, GELU, Elementwise),
-        *(AvgPool, GlobalAvgPool, Identity, Sequential, Sum),
+        *(Conv, ConvTranspose, Dense, AvgPool, GlobalAvgPool, Identity, Sequential, Sum),
+        *(getattr(nonlinear, name) for name in nonlinear.__all__ if name != "Nonlinearity"),
     )
 }
 

@@ -1,7 +1,6 @@
 """Nonlinearities: functions of one number that act at every location.
 
-What is particular to one stands in reference/formulas.py and, for the engines, in one table
-(kernel/program/formulas.py).
+What is particular to one stands in reference/formulas.py and, for the engines, in a file of kernel/formulas.
 """
 
 from __future__ import annotations
@@ -10,20 +9,31 @@ import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from ..arguments import NetworkError, real, set_field
 from .network import Network
 
 _GAMMAS = (1e-30, 1e30)
 """Beyond these every two different images are alike, or none, and float32 could not hold the product with K."""
+_NORMALIZED_GAMMAS = (1e-6, 1e3)
+"""Beyond these V hardly depends on the angle, or on nothing that float32 can hold."""
+
+__all__ = [
+    "GELU", "Abs", "Cos", "Elementwise", "Erf", "LayerNorm", "LeakyReLU", "Nonlinearity", "NormalizedExp", "Rbf",
+    "ReLU", "Sign", "Sin", "SquaredReLU", "Step",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, repr=False)
 class Nonlinearity(Network):
-    """What all nonlinearities share. `operations`: roughly how many a pair of images takes at a location."""
+    """What all nonlinearities share: functions of a Gaussian of each location.
+
+    `operations`: roughly how many a pair of images takes at a location. `learned`: the fields that are parameters.
+    """
 
     operations: ClassVar[int] = 15
+    learned: ClassVar[tuple[str, ...]] = ()
 
 
 @dataclass(frozen=True, repr=False)
@@ -35,6 +45,8 @@ class ReLU(Nonlinearity):
     array([[1., 0.],
            [0., 4.]])
     """
+
+    learned = ("gain",)
 
     gain: float = 1.0
 
@@ -53,6 +65,8 @@ class LeakyReLU(Nonlinearity):
     array([[ 0.505, -0.2  ],
            [-0.2  ,  2.02 ]])
     """
+
+    learned = ("slope",)
 
     slope: float
 
@@ -98,6 +112,28 @@ class Step(Nonlinearity):
 
 
 @dataclass(frozen=True, repr=False)
+class Sign(Nonlinearity):
+    """1 where z > 0 and −1 where z < 0; 0 on a blank patch, where z is exactly 0.
+
+    >>> from cnngp import Dense, Sequential, Sign, reference
+    >>> reference.kernel(Sequential(Dense(), Sign(), Dense()), [[1.0], [-2.0]]).round(4)
+    array([[ 1., -1.],
+           [-1.,  1.]])
+    """
+
+
+@dataclass(frozen=True, repr=False)
+class SquaredReLU(Nonlinearity):
+    """max(z, 0)²: the arc-cosine kernel of order 2.
+
+    >>> from cnngp import Dense, Sequential, SquaredReLU, reference
+    >>> reference.kernel(Sequential(Dense(), SquaredReLU(), Dense()), [[1.0], [2.0]]).round(4)
+    array([[ 1.5,  6. ],
+           [ 6. , 24. ]])
+    """
+
+
+@dataclass(frozen=True, repr=False)
 class Sin(Nonlinearity):
     """sin(z).
 
@@ -137,6 +173,8 @@ class Rbf(Nonlinearity):
            [0.0111, 1.    ]])
     """
 
+    learned = ("gamma",)
+
     gamma: float
 
     def __post_init__(self) -> None:
@@ -146,6 +184,62 @@ class Rbf(Nonlinearity):
                 f"Rbf: gamma={self.gamma!r} is not a positive number between {_GAMMAS[0]:g} and {_GAMMAS[1]:g}; "
                 "for a lengthscale ℓ over d numbers it is d/(2ℓ²)"
             )
+
+
+@dataclass(frozen=True, repr=False)
+class NormalizedExp(Nonlinearity):
+    """s · (sin(az/s) + cos(az/s)), a = √gamma, s² the variance of z: its covariance is s·s' · exp(gamma(cos θ − 1)).
+
+    θ is the angle between two patches, so contrast passes through as with a ReLU, and the angle is sharpened. With
+    gamma = 1 it is the "normalized Gaussian" dual activation of published kernels for photographs.
+
+    >>> from cnngp import Dense, NormalizedExp, Sequential, reference
+    >>> reference.kernel(Sequential(Dense(), NormalizedExp(), Dense()), [[1.0], [-2.0]]).round(4)
+    array([[1.    , 0.2707],
+           [0.2707, 4.    ]])
+    """
+
+    learned = ("gamma",)
+    operations = 25
+
+    gamma: float = 1.0
+
+    def __post_init__(self) -> None:
+        set_field(self, "gamma", real(self, "gamma", self.gamma))
+        least, most = _NORMALIZED_GAMMAS
+        if not least <= self.gamma <= most:
+            raise NetworkError(
+                f"NormalizedExp: gamma={self.gamma!r} is not a positive number between {least:g} and {most:g}"
+            )
+
+
+@dataclass(frozen=True, repr=False)
+class LayerNorm(Nonlinearity):
+    """z/√(s² + eps) with s² the mean of z² over the channels of a location: a map of unit variance at every location.
+
+    Of infinitely many channels that is the variance, so a Gaussian map stays Gaussian, and a blank location stays 0.
+    It stands behind a convolution or dense layer, not behind a nonlinearity: there the channels have a mean, which a
+    layer norm subtracts.
+
+    >>> from cnngp import Dense, LayerNorm, ReLU, Sequential, reference
+    >>> reference.kernel(Sequential(Dense(), LayerNorm(), ReLU(), Dense()), [[1.0], [2.0]]).round(4)
+    array([[0.5, 0.5],
+           [0.5, 0.5]])
+    """
+
+    operations = 5
+
+    over: Literal["channels"] = "channels"
+    eps: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.over != "channels":
+            raise NetworkError(
+                f"LayerNorm: over={self.over!r} is not 'channels'; a norm over all locations is not implemented"
+            )
+        set_field(self, "eps", real(self, "eps", self.eps))
+        if self.eps < 0.0:
+            raise NetworkError(f"LayerNorm: eps={self.eps!r} is negative")
 
 
 @dataclass(frozen=True, repr=False)

@@ -10,9 +10,35 @@ from typing import Any
 import numpy as np
 
 from ..functions import as_callable, breakpoints
-from ..layers import GELU, Abs, Cos, Elementwise, Erf, LeakyReLU, NetworkError, Nonlinearity, Rbf, ReLU, Sin, Step
+from ..layers import (
+    GELU,
+    Abs,
+    Cos,
+    Elementwise,
+    Erf,
+    LayerNorm,
+    LeakyReLU,
+    NetworkError,
+    Nonlinearity,
+    NormalizedExp,
+    Rbf,
+    ReLU,
+    Sign,
+    Sin,
+    SquaredReLU,
+    Step,
+)
 from .covariances import Array
-from .formulas import correlation, cos, expectation, nonlinearity_diagonal, rbf, sin
+from .formulas import (
+    correlation,
+    cos,
+    expectation,
+    layer_norm_scale,
+    nonlinearity_diagonal,
+    rbf,
+    relu,
+    sin,
+)
 
 # ---- by the covariance: V̇(K, K₁, K₂) = ∂V/∂K = E[φ'(u) φ'(v)] --------------------------------------------------------
 
@@ -28,10 +54,10 @@ def derivative(layer: Nonlinearity, K: Array, K1: Array, K2: Array) -> Array:
         case Erf():
             rest = 1.0 + 2.0 * K1 + 2.0 * K2 + 4.0 * np.maximum(K1 * K2 - K * K, 0.0)  # (1 + 2K₁)(1 + 2K₂) − 4K²
             return np.asarray(4.0 / math.pi / np.sqrt(rest))
-        case Step():
+        case Step() | Sign():
             raise NetworkError(
-                "Step() has no tangent kernel: its slope is zero almost everywhere and infinite at 0, so E[φ'φ'] does "
-                "not exist; use Erf() or another smooth function"
+                f"{layer!r} has no tangent kernel: its slope is zero almost everywhere and infinite at 0, so E[φ'φ'] "
+                "does not exist; use Erf() or another smooth function"
             )
         case Sin():
             return cos(K, K1, K2)
@@ -39,6 +65,13 @@ def derivative(layer: Nonlinearity, K: Array, K1: Array, K2: Array) -> Array:
             return sin(K, K1, K2)
         case Rbf():
             return 2.0 * layer.gamma * rbf(layer.gamma, K, K1, K2)
+        case NormalizedExp():
+            return layer.gamma * np.exp(layer.gamma * (correlation(K, K1, K2) - 1.0))
+        case LayerNorm():
+            scale = layer_norm_scale(layer.eps, K1) * layer_norm_scale(layer.eps, K2)
+            return scale + np.zeros_like(K)
+        case SquaredReLU():
+            return 4.0 * relu(K, K1, K2)
         case GELU():
             return _gelu_derivative(K, K1, K2)
         case Elementwise():
@@ -57,6 +90,10 @@ def derivative_diagonal(layer: Nonlinearity, K: Array) -> Array:
             return np.where(K > 0, (1.0 + layer.slope**2) / 2.0, layer.slope)
         case Abs():
             return np.where(K > 0, 1.0, -1.0)
+        case NormalizedExp():
+            return np.full_like(K, layer.gamma)
+        case SquaredReLU():
+            return 2.0 * K
         case _:
             return derivative(layer, K, K, K)
 
@@ -85,8 +122,10 @@ def _gelu_derivative(K: Array, K1: Array, K2: Array) -> Array:
 def by_own_variance(net: Nonlinearity, K: Array) -> Array:
     """dV/dK of an image with itself, where all three covariances are the same number."""
     match net:
-        case ReLU() | LeakyReLU() | Abs():
+        case ReLU() | LeakyReLU() | Abs() | NormalizedExp():
             return nonlinearity_diagonal(net, np.ones_like(K))  # V is a multiple of K
+        case SquaredReLU():
+            return 3.0 * K
         case _:
             return derivative(net, K, K, K) + 2.0 * by_variance(net, K, K, K)
 
@@ -94,7 +133,7 @@ def by_own_variance(net: Nonlinearity, K: Array) -> Array:
 def by_covariance(net: Nonlinearity, K: Array, K1: Array, K2: Array) -> Array:
     """∂V/∂K, with images that are blank here taken for equal."""
     slope = derivative(net, K, K1, K2)
-    if isinstance(net, ReLU | LeakyReLU | Abs):
+    if isinstance(net, ReLU | LeakyReLU | Abs | NormalizedExp):
         return np.where((K1 > 0) & (K2 > 0), slope, by_own_variance(net, np.ones_like(slope)))
     return slope
 
@@ -117,6 +156,12 @@ def by_variance(net: Nonlinearity, K: Array, K1: Array, K2: Array) -> Array:
             return -0.5 * cos(K, K1, K2)
         case Rbf():
             return -net.gamma * rbf(net.gamma, K, K1, K2)
+        case NormalizedExp():
+            return _normalized_exp_by_variance(net.gamma, K, K1, K2)
+        case LayerNorm():
+            return -0.5 * K * layer_norm_scale(net.eps, K1) ** 3 * layer_norm_scale(net.eps, K2)
+        case SquaredReLU():
+            return _squared_relu_by_variance(K, K1, K2)
         case GELU():
             return _gelu_by_variance(K, K1, K2)
         case Elementwise():
@@ -131,6 +176,20 @@ def _relu_by_variance(K: Array, K1: Array, K2: Array) -> Array:
     positive = (K1 > 0) & (K2 > 0)
     ratio = np.sqrt(np.where(positive, K2, 0.0) / np.where(positive, K1, 1.0))
     return np.asarray(np.sqrt((1.0 - c) * (1.0 + c)) / (4.0 * np.pi) * ratio)
+
+
+def _normalized_exp_by_variance(gamma: float, K: Array, K1: Array, K2: Array) -> Array:
+    """½√(K₂/K₁)(1 − γ cos θ) e^{γ(cos θ − 1)}; 0 where a variance is 0."""
+    c = correlation(K, K1, K2)
+    positive = (K1 > 0) & (K2 > 0)
+    ratio = np.sqrt(np.where(positive, K2, 0.0) / np.where(positive, K1, 1.0))
+    return np.asarray(0.5 * ratio * (1.0 - gamma * c) * np.exp(gamma * (c - 1.0)))
+
+
+def _squared_relu_by_variance(K: Array, K1: Array, K2: Array) -> Array:
+    """K₂(sin θ cos θ + π − θ)/2π."""
+    c = correlation(K, K1, K2)
+    return K2 / (2.0 * np.pi) * (np.sqrt((1.0 - c) * (1.0 + c)) * c + np.pi - np.arccos(c))
 
 
 def _gelu_by_variance(K: Array, K1: Array, K2: Array) -> Array:

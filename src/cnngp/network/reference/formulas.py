@@ -7,7 +7,23 @@ from typing import Any
 import numpy as np
 
 from ..functions import as_callable, breakpoints
-from ..layers import GELU, Abs, Cos, Elementwise, Erf, LeakyReLU, Nonlinearity, Rbf, ReLU, Sin, Step
+from ..layers import (
+    GELU,
+    Abs,
+    Cos,
+    Elementwise,
+    Erf,
+    LayerNorm,
+    LeakyReLU,
+    Nonlinearity,
+    NormalizedExp,
+    Rbf,
+    ReLU,
+    Sign,
+    Sin,
+    SquaredReLU,
+    Step,
+)
 from .covariances import Array
 
 
@@ -29,6 +45,14 @@ def nonlinearity(layer: Nonlinearity, K: Array, K1: Array, K2: Array) -> Array:
             return cos(K, K1, K2)
         case Rbf():
             return rbf(layer.gamma, K, K1, K2)
+        case NormalizedExp():
+            return normalized_exp(layer.gamma, K, K1, K2)
+        case LayerNorm():
+            return K * layer_norm_scale(layer.eps, K1) * layer_norm_scale(layer.eps, K2)
+        case Sign():
+            return 2.0 / np.pi * np.arcsin(correlation(K, K1, K2))
+        case SquaredReLU():
+            return squared_relu(K, K1, K2)
         case GELU():
             return gelu(K, K1, K2)
         case Elementwise():
@@ -44,10 +68,16 @@ def nonlinearity_diagonal(layer: Nonlinearity, K: Array) -> Array:
             return layer.gain**2 * K / 2.0
         case LeakyReLU():
             return (1.0 + layer.slope**2) / 2.0 * K
-        case Abs():
+        case Abs() | NormalizedExp():
             return K
         case Step():
             return np.where(K > 0, 0.5, 0.0)
+        case Sign():
+            return np.where(K > 0, 1.0, 0.0)
+        case SquaredReLU():
+            return 1.5 * K * K
+        case LayerNorm() if layer.eps == 0.0:
+            return np.where(K > 0, 1.0, 0.0)
         case _:
             return nonlinearity(layer, K, K, K)
 
@@ -98,6 +128,24 @@ def rbf(gamma: float, K: Array, K1: Array, K2: Array) -> Array:
     """e^{−γ(K₁ + K₂ − 2K)}: K₁ − K and K₂ − K are exact where they are small, and rounding must not make V exceed 1."""
     difference = (K1 - K) + (K2 - K)
     return np.asarray(np.exp(-gamma * np.maximum(difference, 0.0)))
+
+
+def normalized_exp(gamma: float, K: Array, K1: Array, K2: Array) -> Array:
+    """√(K₁K₂) e^{γ(cos θ − 1)}."""
+    return np.asarray(np.sqrt(K1) * np.sqrt(K2) * np.exp(gamma * (correlation(K, K1, K2) - 1.0)))
+
+
+def layer_norm_scale(eps: float, K: Array) -> Array:
+    """1/√(K + ε), and 0 where there is neither a variance nor an ε."""
+    total = K + eps
+    return np.where(total > 0, 1.0 / np.sqrt(np.where(total > 0, total, 1.0)), 0.0)
+
+
+def squared_relu(K: Array, K1: Array, K2: Array) -> Array:
+    """K₁K₂/2π · (3 sin θ cos θ + (π − θ)(1 + 2 cos² θ)): the arc-cosine kernel of order 2."""
+    c = correlation(K, K1, K2)
+    J = 3.0 * np.sqrt((1.0 - c) * (1.0 + c)) * c + (np.pi - np.arccos(c)) * (1.0 + 2.0 * c * c)
+    return K1 * K2 / (2.0 * np.pi) * J
 
 
 def gelu(K: Array, K1: Array, K2: Array) -> Array:

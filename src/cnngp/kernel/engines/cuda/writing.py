@@ -15,7 +15,7 @@ from cnngp.kernel.formulas import Family
 from cnngp.kernel.formulas.family import itself
 from cnngp.kernel.formulas.primitives import Operand
 
-from ..polynomials import ACOS_H_32, ASIN_S_32, ASIN_S_64, CUDA_H_64
+from ..polynomials import ACOS_H_32, ASIN_S_32, ASIN_S_64, CUDA_G_32, CUDA_G_64, CUDA_H_64
 from .text import Text, horner, literal
 
 # The functions of kernel/formulas/primitives.py in CUDA.
@@ -33,6 +33,7 @@ _FUNCTIONS = {
     "fma": "fma({}, {}, {})",
     "negated_fma": "fma(-({}), {}, {})",
     "turn": "turn({})",
+    "relu_g": "relu_g({})",
     "asin": "arcsine({}, {})",
     "exp_negative": "exp({})",
     "one_minus_exp": "-expm1(-{})",
@@ -146,12 +147,14 @@ def helper_functions(dtype: str) -> str:
     """Functions that formulas call; acos(1 - u) and asin are polynomials, as on a CPU."""
     turn = horner(ACOS_H_32 if dtype == "float" else CUDA_H_64, dtype)
     near = horner(ASIN_S_32 if dtype == "float" else ASIN_S_64, dtype)
+    g = horner(CUDA_G_32 if dtype == "float" else CUDA_G_64, dtype)
     zero, half, right = (literal(x, dtype) for x in (0.0, 0.5, 1.5707963267948966))
     return f"""\
 // Below this a standard deviation counts as 0.
 #define SMALLEST (sizeof(::real) == 4 ? {2.0**-62!r} : {2.0**-510!r})
 __device__ __forceinline__ real at_least_0(real x) {{ return fmax(x, {zero}); }}
 __device__ __forceinline__ real turn(real u) {{ return sqrt(u) * ({turn}); }}
+__device__ __forceinline__ real relu_g(real u) {{ return {g}; }}
 // asin(x), given u = 1 - |x|
 __device__ __forceinline__ real arcsine(real x, real rest) {{
     const real u = x * x, near = fabs(x) * ({near});

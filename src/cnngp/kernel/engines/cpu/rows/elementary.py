@@ -127,9 +127,8 @@ for _primitive, _vector, _number in (
 ):
     _implement(_primitive, _vector, _number)
 
+_compiled = register_jitable(error_model="numpy", forceinline=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 for _module in MODULES:
     for _function in vars(_module).values():
         if isinstance(_function, FunctionType) and _function.__module__ == _module.__name__:
-            register_jitable(error_model="numpy", forceinline=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)(
-                _function
-            )
+            _compiled(_function)
