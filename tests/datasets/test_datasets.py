@@ -288,7 +288,7 @@ def test_a_shape_is_for_files_of_arrays(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        ({"A": np.ones(3), "X": np.ones(3)}, "holds A, X; expected X and y"),
+        ({"A": np.ones(3), "X": np.ones(3)}, r"holds A \(3,\), X \(3,\); expected X and y"),
         ({"X": np.ones((4, 3, 3)), "y": np.ones(5)}, r"images of shape \(4, 3, 3\) and labels of shape \(5,\)"),
         ({"X": np.ones((3, 2, 2)), "y": np.array([0.0, np.nan, 1.0])}, r"label 1 is NaN; every image needs a label"),
         ({"X": np.array([{}]), "y": np.ones(1)}, r"bad\.npz: X holds Python objects, which are never unpickled"),
@@ -387,7 +387,9 @@ def test_held_out_images_are_of_all_classes_in_proportion() -> None:
 
 
 def test_size_is_for_folders() -> None:
-    with pytest.raises(DatasetError, match=r"size \(--size\) is for folders of images; digits has a size of its own"):
+    with pytest.raises(
+        DatasetError, match=r"size \(--size\) is for folders and tables of image files, and digits is none"
+    ):
         datasets.load("digits", size=16)
 
 
@@ -438,5 +440,54 @@ def test_a_test_set_beside_x_and_y_is_taken_and_half_of_one_refused(tmp_path: Pa
     np.testing.assert_allclose(data.X_test[:, 0], X[8:], rtol=1e-6)
     np.testing.assert_array_equal(data.y, y[:8])
     np.savez(tmp_path / "b.npz", X=X[:8], y=y[:8], X_test=X[8:])
-    with pytest.raises(DatasetError, match=r"holds X, X_test, y; expected X and y, with or without X_test and y_test"):
+    with pytest.raises(
+        DatasetError,
+        match=r"holds X \(8, 5, 5\), X_test \(4, 5, 5\), y \(8,\); expected X and y .*, and both for each part",
+    ):
         datasets.load(tmp_path / "b.npz")
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("x_train", "y_train", "x_val", "y_val", "x_test", "y_test"),
+        ("train_images", "train_labels", "val_images", "val_labels", "test_images", "test_labels"),
+        ("X", "y", "X_validation", "y_validation", "X_test", "y_test"),
+        ("trainData", "trainTargets", "validData", "validTargets", "testData", "testTargets"),
+    ],
+)
+def test_arrays_by_the_names_that_others_give_them(tmp_path: Path, names: tuple[str, ...]) -> None:
+    X, y = RNG.random((24, 5, 5)).astype(np.float32), np.arange(24) % 3
+    parts = (X[:12], y[:12, None], X[12:18], y[12:18], X[18:], y[18:])
+    np.savez(tmp_path / "a.npz", **dict(zip(names, parts, strict=True)), mean=X.mean(0))
+    data = datasets.load(tmp_path / "a.npz")
+    for found, wanted in ((data.X, X[:12]), (data.X_validation, X[12:18]), (data.X_test, X[18:])):
+        np.testing.assert_array_equal(found[:, 0], wanted)
+    np.testing.assert_array_equal(np.concatenate([data.y, data.y_validation, data.y_test]), y)
+
+
+def test_groups_noise_and_names_in_an_npz(tmp_path: Path) -> None:
+    X, rows = RNG.random((12, 5, 5)), np.arange(12)
+    np.savez(tmp_path / "a.npz", images=X, labels=rows % 2, groups=rows // 3, noise=rows / 2, names=rows.astype(str))
+    data = datasets.load(tmp_path / "a.npz", whole=True)
+    np.testing.assert_array_equal(data.groups, rows // 3)
+    np.testing.assert_array_equal(data.image_noise, rows / 2)
+    np.testing.assert_array_equal(data.names, rows.astype(str))
+    np.savez(tmp_path / "a.npz", images=X, labels=rows % 2, groups=rows[:3])
+    with pytest.raises(DatasetError, match=r"groups of shape \(3,\) for 12 images"):
+        datasets.load(tmp_path / "a.npz")
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (("X", "images", "y"), "of which X and images could be the images for train; keep one of them"),
+        (("X", "y", "train_y"), "of which train_y and y could be the labels for train"),
+        (("train_X", "test_y"), r"holds test_y \(6,\), train_X \(6, 4, 4\); expected X and y \(or images and labels"),
+    ],
+)
+def test_ambiguous_arrays_are_refused_with_what_was_seen(tmp_path: Path, names: tuple[str, ...], message: str) -> None:
+    arrays = {name: np.zeros(6) if "y" in name else np.zeros((6, 4, 4)) for name in names}
+    np.savez(tmp_path / "a.npz", **arrays)
+    with pytest.raises(DatasetError, match=message):
+        datasets.load(tmp_path / "a.npz")

@@ -278,7 +278,7 @@ def test_options_of_folders(tmp_path: Path) -> None:
         datasets.folder(tmp_path, aspect="crop")  # type: ignore[arg-type]
     with pytest.raises(
         DatasetError,
-        match=r"skip_bad \(--skip-bad\) and max_pixels \(--max-pixels\) are for folders of images, and digits is not",
+        match=r"skip_bad \(--skip-bad\) is for folders and tables of image files, and digits is none",
     ):
         datasets.load("digits", skip_bad=True)
     with pytest.raises(DatasetError, match="is not a folder"):

@@ -18,6 +18,7 @@ import typer
 from . import values
 from .common import (
     Aspect,
+    Columns,
     Data,
     Device,
     Dtype,
@@ -58,6 +59,7 @@ def classify(
     aspect: Aspect = "squash",
     skip_bad: SkipBad = False,
     max_pixels: MaxPixels = None,
+    columns: Columns = None,
     shape: Shape = None,
     noise: Annotated[
         str | None,
@@ -148,10 +150,12 @@ def classify(
         aspect=aspect,
         skip_bad=skip_bad,
         max_pixels=max_pixels,
+        columns=columns,
         shape=shape,
         whole=test == 0,
     )
     images = read.some(train, test)
+    _check_classes(images)
     check_labels(images.y, images.y_test)
     tangent = "" if kind == "nngp" else f"-{kind}"
     default = Path("out") / f"{images.name}-{Path(network).stem}{tangent}-{len(images.X)}"
@@ -190,7 +194,8 @@ def classify(
     with warnings_as_lines():
         if noise is None:  # nobody asked for a search of the noise, and the verdict says more
             warnings.filterwarnings("ignore", "noise='loo' chose the most noise", UserWarning)
-        clf.fit(images.X, images.y, names=images.names)
+        together, uncertain = images.groups, images.image_noise
+        clf.fit(images.X, images.y, names=images.names, groups=together, image_noise=uncertain)
     clf.image_aspect_ = images.aspect
     if choice is not None:
         choice = clf.choice_ or choice
@@ -259,6 +264,21 @@ def classify(
         tell()
         say("what to do next", f"cnngp predict {path} NEW.jpg\ncnngp view {path}")
     last_line(as_json, result)
+
+
+def _check_classes(images: Any) -> None:
+    """Refuse labels that are no classes, one for each image."""
+    y = images.y
+    if y.ndim != 1:
+        raise ValueError(
+            f"{images.name} has {y.shape[1]} labels for each image, and this command classifies by one: choose it with "
+            "--columns, or fit all of them in Python with GPClassifier"
+        )
+    if y.dtype.kind == "f" and bool((y != y.round()).any()):
+        raise ValueError(
+            f"{images.name} has numbers such as {y[y != y.round()][0]:g} for labels, which are no classes; "
+            "fit them in Python with GPRegressor"
+        )
 
 
 def _counted(share: float, images: int) -> str:
@@ -337,9 +357,10 @@ _DEFAULTS = {
     "dtype": "float32",
     "kind": "nngp",
 }
-_OF_THE_DATA = ("data", "size", "aspect", "max_pixels", "shape")
+_OF_THE_DATA = ("data", "columns", "size", "aspect", "max_pixels", "shape")
 _OPTIONS = (
     "data",
+    "columns",
     "network",
     "train",
     "test",

@@ -24,8 +24,13 @@ Data = Annotated[
     typer.Option(
         metavar="DATA",
         parser=values.data,
-        help="digits, mnist, fashion_mnist, cifar10, an .npz file, or a folder with one sub-folder per class.",
+        help="digits, mnist, fashion_mnist, cifar10, an .npz file, a folder with one sub-folder per class, or a table "
+        "(.csv) of image files.",
     ),
+]
+Columns = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="Column of a table with the labels, or several with commas between."),
 ]
 Shape = Annotated[
     str | None,
@@ -40,7 +45,7 @@ Size = Annotated[
     typer.Option(
         metavar="HxW",
         parser=values.size,
-        help="Resize the images of a folder to this height and width, such as 48x64, or 48 for both.",
+        help="Resize the images of a folder or table to this height and width, such as 48x64, or 48 for both.",
     ),
 ]
 Aspect = Annotated[
@@ -103,6 +108,7 @@ def read_data(
     aspect: str = "squash",
     skip_bad: bool = False,
     max_pixels: int | None = None,
+    columns: str | None = None,
     shape: str | None = None,
     whole: bool = False,
 ) -> Any:
@@ -117,6 +123,7 @@ def read_data(
         aspect=aspect,  # type: ignore[arg-type]
         skip_bad=skip_bad,
         max_pixels=max_pixels,
+        columns=columns,
         shape=None if shape is None else values.shape_of(shape),
         whole=whole,
     )

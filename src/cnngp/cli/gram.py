@@ -11,6 +11,7 @@ import typer
 from . import values
 from .common import (
     Aspect,
+    Columns,
     Data,
     Device,
     Dtype,
@@ -41,6 +42,7 @@ def gram(
     aspect: Aspect = "squash",
     skip_bad: SkipBad = False,
     max_pixels: MaxPixels = None,
+    columns: Columns = None,
     shape: Shape = None,
     preparation: Annotated[
         str,
@@ -92,6 +94,7 @@ def gram(
             aspect=aspect,
             skip_bad=skip_bad,
             max_pixels=max_pixels,
+            columns=columns,
             shape=shape,
             whole=True,
         )

@@ -10,6 +10,7 @@ import typer
 from . import values
 from .common import (
     Aspect,
+    Columns,
     Data,
     MaxPixels,
     NetworkName,
@@ -31,6 +32,7 @@ def sample(
     aspect: Aspect = "squash",
     skip_bad: SkipBad = False,
     max_pixels: MaxPixels = None,
+    columns: Columns = None,
     shape: Shape = None,
     network: NetworkName = "small_cnn",
     images: Annotated[
@@ -77,7 +79,16 @@ def sample(
     check_writable("--output", output, folder=False)
     _check_device(device)
     net = network_by_name(network)
-    read = read_data(data, size=size, aspect=aspect, skip_bad=skip_bad, max_pixels=max_pixels, shape=shape, whole=True)
+    read = read_data(
+        data,
+        size=size,
+        aspect=aspect,
+        skip_bad=skip_bad,
+        max_pixels=max_pixels,
+        columns=columns,
+        shape=shape,
+        whole=True,
+    )
     X = read.some(images).X
     name = network if net is not None else f"{zoo_name(default_network(X.shape[1:], len(X)))} (chosen)"
     say("data", f"{len(X)} images of {data}")

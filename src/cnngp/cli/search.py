@@ -12,6 +12,7 @@ import typer
 from . import values
 from .common import (
     Aspect,
+    Columns,
     Data,
     Device,
     Dtype,
@@ -60,6 +61,7 @@ def search(
     aspect: Aspect = "squash",
     skip_bad: SkipBad = False,
     max_pixels: MaxPixels = None,
+    columns: Columns = None,
     shape: Shape = None,
     test: Annotated[
         bool, typer.Option("--test", help="Also give the chosen network's error on the test images.")
@@ -98,7 +100,14 @@ def search(
     if scheduler is None:
         check_engine(None, device, dtype, threads, kind)
     images = read_data(
-        data, split=split_for(data), size=size, aspect=aspect, skip_bad=skip_bad, max_pixels=max_pixels, shape=shape
+        data,
+        split=split_for(data),
+        size=size,
+        aspect=aspect,
+        skip_bad=skip_bad,
+        max_pixels=max_pixels,
+        columns=columns,
+        shape=shape,
     )
     folder = output if output is not None else Path("out") / f"search-{images.name}-{space}"
     file = best if best is not None else folder / "best.json"

@@ -3,6 +3,7 @@
 from .arrays import npz
 from .dataset import Dataset
 from .folders import folder
+from .image_tables import table
 from .sets import NAMES, cifar10, digits, fashion_mnist, load, mnist
 
-__all__ = ["NAMES", "Dataset", "cifar10", "digits", "fashion_mnist", "folder", "load", "mnist", "npz"]
+__all__ = ["NAMES", "Dataset", "cifar10", "digits", "fashion_mnist", "folder", "load", "mnist", "npz", "table"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,48 +24,91 @@ Shape = Sequence[int]
 _SIGNAL = 4
 
 
-def npz(path: str | Path, *, shape: Shape | None = None, whole: bool = False) -> Dataset:
-    """An .npz with `X`, `y`, and perhaps `X_test`, `y_test`, without which `X` is split here; or `x_train`, `y_train`,
-    `x_test`, `y_test`. Rows of files with test images keep their order.
+# What arrays are called in files of others, and the parts that they belong to.
+_ROLES = {
+    "images": ("x", "images", "image", "imgs", "img", "data"),
+    "labels": ("y", "labels", "label", "targets", "target"),
+    "names": ("names", "files", "filenames"),
+    "groups": ("groups", "group"),
+    "noise": ("noise",),
+}
+_ROLE_OF = {word: role for role, words in _ROLES.items() for word in words}
+_PART_OF = {"train": "train", "training": "train", "test": "test", "testing": "test"}
+_PART_OF |= {"val": "validation", "valid": "validation", "validation": "validation"}
+_Parts = dict[str, dict[str, NDArray[Any]]]
 
-    Images are (N, H, W), (N, C, H, W) or (N, H, W, C) with 1, 3 or 4 channels; uint8 is divided by 255.
+
+def npz(path: str | Path, *, shape: Shape | None = None, whole: bool = False) -> Dataset:
+    """An .npz file with images and labels, and perhaps parts for training, validation and testing.
+
+    Images are called X, images or data, labels y, labels or targets, each alone or with train, val or test before or
+    after it, as in x_train or test_labels; without test images some are kept for testing here, and otherwise rows keep
+    their order. Images are (N, H, W), (N, C, H, W) or (N, H, W, C) with 1, 3 or 4 channels; uint8 is divided by 255.
+    `names`, `groups` and `noise` of the images are taken too.
 
     Parameters
     ----------
     shape : of one image, channels first, where the array does not tell: (1, 128) for signals of 128 samples, (1, 8, 8)
         for rows of 64 pixels.
-    whole : keep no images of `X` for testing: all are training images, in their order in the file.
+    whole : keep no images for testing: all are training images, in their order in the file.
     """
     path = Path(path)
     if shape is not None:
         shape = check_shape(shape)
-    arrays, named = _read_npz(path)
-    parts: list[NDArray[Any]] = []
-    for names in (("x_train", "y_train"), ("x", "y")):
-        if {*names, "x_test", "y_test"} <= set(arrays):
-            parts = [arrays[name] for name in (*names, "x_test", "y_test")]
-            break
-    if not parts and (not {"x", "y"} <= set(arrays) or {"x_test", "y_test"} & set(arrays)):
-        raise DatasetError(
-            f"{path} holds {', '.join(sorted(named)) or 'nothing'}; expected X and y, with or without X_test and "
-            "y_test, or x_train, y_train, x_test and y_test"
-        )
-    if parts:
-        X, y = _checked(parts[0], parts[1], shape, str(path))
-        X_test, y_test = _checked(parts[2], parts[3], shape, str(path))
-        if X_test.shape[1:] != X.shape[1:]:
-            raise DatasetError(f"{path}: training images are {X.shape[1:]}, test images {X_test.shape[1:]}")
-        if (parts[0].dtype == np.uint8) != (parts[2].dtype == np.uint8):
+    held = _parts(path, _read_npz(path))
+    parts = {name: _part(arrays, shape, str(path)) for name, arrays in held.items()}
+    train = parts["train"]
+    for name, part in parts.items():
+        if part.X.shape[1:] != train.X.shape[1:]:
+            raise DatasetError(f"{path}: training images are {train.X.shape[1:]}, {name} images {part.X.shape[1:]}")
+        kind, usual = held[name]["images"].dtype, held["train"]["images"].dtype
+        if (kind == np.uint8) != (usual == np.uint8):
             raise DatasetError(
-                f"{path}: training images are {parts[0].dtype} and test images {parts[2].dtype}, of which uint8 alone "
-                "is divided by 255; save both as one type"
+                f"{path}: training images are {usual} and {name} images {kind}, of which uint8 alone is divided by "
+                "255; save both as one type"
             )
-        return Dataset(path.stem, X, y, X_test, y_test)
-    part = Part(*_checked(arrays["x"], arrays["y"], shape, str(path)))
+    validation = parts.get("validation")
+    if "test" in parts:
+        return Dataset.of(path.stem, train, parts["test"], validation)
     if whole:
-        return Dataset.of(path.stem, part, part.at(slice(0)))
-    train, test = with_test_set(path.stem, part)
-    return Dataset.of(path.stem, train, test, notes=(kept_for_testing(test, train),))
+        return Dataset.of(path.stem, train, train.at(slice(0)), validation)
+    train, test = with_test_set(path.stem, train)
+    return Dataset.of(path.stem, train, test, validation, notes=(kept_for_testing(test, train),))
+
+
+def _parts(path: Path, arrays: dict[str, NDArray[Any]]) -> _Parts:
+    """The arrays by part and role, from their names; other names are left alone."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for name in arrays:
+        words = re.findall(r"train(?:ing)?|test(?:ing)?|valid(?:ation)?|val|[a-z]+", name.lower())
+        roles, parts = [w for w in words if w in _ROLE_OF], [w for w in words if w in _PART_OF]
+        if len(roles) == 1 and len(parts) <= 1 and len(words) == len(roles) + len(parts):
+            part = _PART_OF[parts[0]] if parts else "train"
+            found.setdefault((part, _ROLE_OF[roles[0]]), []).append(name)
+    seen = ", ".join(f"{name} {array.shape}" for name, array in sorted(arrays.items())) or "nothing"
+    held: _Parts = {}
+    for (part, role), names in found.items():
+        if len(names) > 1:
+            raise DatasetError(
+                f"{path} holds {seen}, of which {' and '.join(sorted(names))} could be the {role} for {part}; keep one "
+                "of them, or give the others another name"
+            )
+        held.setdefault(part, {})[role] = arrays[names[0]]
+    if "train" not in held or any(not {"images", "labels"} <= set(part) for part in held.values()):
+        raise DatasetError(
+            f"{path} holds {seen}; expected X and y (or images and labels, data and targets), alone or with train, val "
+            "or test in their names, and both for each part"
+        )
+    return held
+
+
+def _part(arrays: dict[str, NDArray[Any]], shape: Shape | None, where: str) -> Part:
+    X, y = _checked(arrays["images"], arrays["labels"], shape, where)
+    others = [arrays.get(role) for role in ("names", "groups", "noise")]
+    for role, column in zip(("names", "groups", "noise"), others, strict=True):
+        if column is not None and column.shape != (len(y),):
+            raise DatasetError(f"{where}: {role} of shape {column.shape} for {len(y):,} images; expected one for each")
+    return Part(X, y, *others)
 
 
 def check_shape(shape: Any) -> tuple[int, ...]:
@@ -81,22 +125,17 @@ def check_shape(shape: Any) -> tuple[int, ...]:
     return tuple(int(n) for n in shape)
 
 
-def _read_npz(path: Path) -> tuple[dict[str, NDArray[Any]], list[str]]:
-    """The arrays by their names in small letters, and the names as they are.
-
-    NumPy's own advice for files of other kinds is to unpickle them.
-    """
+def _read_npz(path: Path) -> dict[str, NDArray[Any]]:
+    """The arrays by their names. NumPy's own advice for files of other kinds is to unpickle them."""
     check_regular(path)
     if not zipfile.is_zipfile(path):
         raise DatasetError(f"{path} is not an .npz file, or is cut short; write it with numpy.savez or copy it again")
     arrays: dict[str, NDArray[Any]] = {}
-    named: list[str] = []
     try:
         with np.load(path, allow_pickle=False) as file:
             for key in file.files:
                 try:
-                    arrays[key.lower()] = np.asarray(file[key])
-                    named.append(key)
+                    arrays[key] = np.asarray(file[key])
                 except ValueError as error:
                     if "pickle" not in str(error):
                         raise
@@ -107,19 +146,20 @@ def _read_npz(path: Path) -> tuple[dict[str, NDArray[Any]], list[str]]:
         raise
     except Exception as error:  # zip, zlib and headers each have a type of their own
         raise DatasetError(f"{path} is damaged ({error}); write or copy it again") from None
-    return arrays, named
+    return arrays
 
 
 def _checked(X: NDArray[Any], y: NDArray[Any], shape: Shape | None, where: str) -> tuple[Pixels, Labels]:
     if y.ndim == 2 and y.shape[1] == 1:
         y = y[:, 0]
-    if y.ndim != 1 or X.ndim == 0 or len(X) != len(y) or len(y) == 0:
+    if y.ndim not in (1, 2) or X.ndim == 0 or len(X) != len(y) or len(y) == 0:
         raise DatasetError(
             f"{where}: images of shape {X.shape} and labels of shape {y.shape}; expected a label for each image, as in "
-            "(N, H, W) and (N,)"
+            "(N, H, W) and (N,), or several, (N, labels)"
         )
     if y.dtype.kind == "f" and np.isnan(y).any():
-        raise DatasetError(f"{where}: label {int(np.isnan(y).argmax())} is NaN; every image needs a label")
+        at = int(np.isnan(y).reshape(len(y), -1).any(1).argmax())
+        raise DatasetError(f"{where}: label {at} is NaN; every image needs a label")
     return unit_scale(_channels_first(X, where) if shape is None else _of_shape(X, tuple(shape), where)), y
 
 

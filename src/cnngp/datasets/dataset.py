@@ -17,22 +17,30 @@ Names = NDArray[np.str_]
 
 
 class Part(NamedTuple):
-    """Images with their labels, and their names where they have some."""
+    """Images with their labels, and their names, groups and noise where they have some."""
 
     X: Pixels
     y: Labels
     names: Names | None = None
+    groups: Labels | None = None
+    image_noise: NDArray[np.float64] | None = None
 
     def at(self, rows: Any) -> Part:
-        return Part(self.X[rows], self.y[rows], None if self.names is None else self.names[rows])
+        return Part(*(None if column is None else column[rows] for column in self))  # type: ignore[arg-type]
+
+    @property
+    def in_classes(self) -> bool:
+        """Whether labels are classes: one for each image, and no measured numbers."""
+        return self.y.ndim == 1 and self.y.dtype.kind != "f"
 
 
 @dataclass(frozen=True)
 class Dataset:
     """Training and test images with their labels, and validation ones where the split has them.
 
-    `names` are those of the files that the images of a folder come from, and `notes` is what there is to say about how
-    they were read: files that were left out, the size that was chosen.
+    `names` are those of the files that the images of a folder or a table come from, and `notes` is what there is to say
+    about how they were read: files that were left out, the size that was chosen. `groups` and `image_noise` of the
+    training images are for `fit`.
     """
 
     name: str
@@ -46,6 +54,8 @@ class Dataset:
     names_test: Names | None = None
     names_validation: Names | None = None
     notes: tuple[str, ...] = ()
+    groups: Labels | None = None
+    image_noise: NDArray[np.float64] | None = None
     aspect: str | None = None
     """How the images of a folder were brought to one size: "squash" or "pad"."""
 
@@ -55,7 +65,7 @@ class Dataset:
 
     @property
     def train(self) -> Part:
-        return Part(self.X, self.y, self.names)
+        return Part(self.X, self.y, self.names, self.groups, self.image_noise)
 
     @property
     def test(self) -> Part:
@@ -67,6 +77,8 @@ class Dataset:
         for part, suffix in ((train, ""), (test, "_test"), (validation, "_validation")):
             if part is not None:
                 changed |= {f"X{suffix}": part.X, f"y{suffix}": part.y, f"names{suffix}": part.names}
+        if train is not None:
+            changed |= {"groups": train.groups, "image_noise": train.image_noise}
         return replace(self, **changed)
 
     @property
@@ -103,13 +115,16 @@ class Dataset:
         >>> [len(set(d.take(10).y)) for d in (data, data.mixed())]
         [1, 2]
         """
-        parts = [mixed(part) if _in_class_order(part.y) else None for part in (self.train, self.test)]
+        parts = [
+            mixed(part) if part.in_classes and _in_class_order(part.y) else None for part in (self.train, self.test)
+        ]
         return self._with(*parts) if any(parts) else self
 
     def hold_out(self, images: int) -> Dataset:
         """Make `images` of the training images validation images, each class in proportion; the same ones every time.
 
-        Both sets come in a mixed order. Every class keeps an image for training as long as there are enough.
+        Both sets come in a mixed order. Every class keeps an image for training as long as there are enough. Images of
+        one group stay together, so that there may be a few more or fewer then.
 
         >>> from cnngp import datasets
         >>> datasets.digits().hold_out(297)
@@ -122,6 +137,9 @@ class Dataset:
                 f"{self.name} has {len(self.X):,} training images, of which {images:,} cannot be held out"
             )
         part = mixed(self.train)
+        if part.groups is not None:
+            out = _whole_groups(part, images)
+            return self._with(part.at(~out), validation=part.at(out))
         return self._with(part.at(slice(None, -images)), validation=part.at(slice(-images, None)))
 
     def __repr__(self) -> str:
@@ -137,6 +155,8 @@ def mixed(part: Part) -> Part:
     """In a random order with a fixed seed in which the classes come up evenly: one image of each class first."""
     y = part.y
     order = np.random.default_rng(0).permutation(len(y))
+    if not part.in_classes:
+        return part.at(order)
     before = np.zeros(len(y))  # the share of its class that stands before an image
     for label in np.unique(y):
         rows = np.flatnonzero(y[order] == label)
@@ -145,11 +165,24 @@ def mixed(part: Part) -> Part:
 
 
 def with_test_set(name: str, part: Part) -> tuple[Part, Part]:
-    """A fifth of each class, and at least one image of it, for testing; shuffled with a fixed seed."""
+    """A fifth of each class, and at least one image of it, for testing; shuffled with a fixed seed.
+
+    Of images in groups, whole groups; of numbers, a fifth of all.
+    """
     y = part.y
     rng = np.random.default_rng(0)
     test = np.zeros(len(y), dtype=bool)
-    for label in np.unique(y):
+    if part.groups is not None:
+        test = _whole_groups(part, max(1, len(y) // 5))
+        if not test.any():
+            raise DatasetError(
+                f"{name}: no whole group can be kept for testing, as each holds more than a fifth of the images or the "
+                "last ones of a class; fit all images without a test set: `cnngp classify --test 0`, or whole=True in "
+                "Python"
+            )
+    elif not part.in_classes:
+        test[rng.permutation(len(y))[: len(y) // 5]] = True
+    for label in np.unique(y) if part.groups is None and part.in_classes else ():
         rows = rng.permutation(np.flatnonzero(y == label))
         if len(rows) < 2:
             raise DatasetError(
@@ -162,10 +195,25 @@ def with_test_set(name: str, part: Part) -> tuple[Part, Part]:
     return part.at(order[~test[order]]), part.at(order[test[order]])
 
 
+def _whole_groups(part: Part, images: int) -> NDArray[np.bool_]:
+    """About so many images in whole groups, the same every time; no class loses its last group."""
+    rng = np.random.default_rng(0)
+    chosen = np.zeros(len(part.y), dtype=bool)
+    assert part.groups is not None
+    for group in rng.permutation(np.unique(part.groups)):
+        here = part.groups == group
+        left = ~chosen & ~here
+        keeps = not part.in_classes or set(part.y[here]) <= set(part.y[left])
+        if keeps and left.any() and chosen.sum() + here.sum() <= max(images, 1):
+            chosen |= here
+    return chosen
+
+
 def kept_for_testing(test: Part, train: Part) -> str:
     """What is said of images that `with_test_set` keeps."""
+    of = " in whole groups" if train.groups is not None else " of each class" if train.in_classes else ""
     return (
-        f"{len(test.y):,} of {len(train.y) + len(test.y):,} images, about a fifth of each class, are kept for testing; "
+        f"{len(test.y):,} of {len(train.y) + len(test.y):,} images, about a fifth{of}, are kept for testing; "
         "`cnngp classify --test 0`, or whole=True in Python, fits all of them"
     )
 

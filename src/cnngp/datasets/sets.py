@@ -1,13 +1,14 @@
 """Labelled images, ready for a kernel: (N, channels, height, width) in [0, 1] as float32, with labels of any kind.
 
 `load` takes a name or a path. The classic sets are read from their original files (`classics.py`), image folders with
-Pillow (`folders.py`, `images.py`), arrays from .npz files (`arrays.py`).
+Pillow (`folders.py`, `image_tables.py`, `reading.py`, `images.py`), arrays from .npz files (`arrays.py`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -17,18 +18,33 @@ from . import classics
 from .arrays import Shape, npz
 from .dataset import Dataset, unit_scale
 from .folders import folder
-from .images import MAX_PIXELS, Aspect, Size
+from .image_tables import SUFFIXES as TABLES
+from .image_tables import table
+from .images import Aspect, Size
 
 Split = Literal["standard", "paper"]
 
 NAMES = ("digits", "mnist", "fashion_mnist", "cifar10")
-_SOURCES = f"one of {', '.join(NAMES)}, an .npz file, or a folder with one sub-folder of images per class"
+_SOURCES = (
+    f"one of {', '.join(NAMES)}, an .npz file, a folder with one sub-folder of images per class, or a table (.csv) of "
+    "image files"
+)
+_IMAGES = "folders and tables of image files"
+_FOR = {
+    "columns": "tables of image files",
+    "size": _IMAGES,
+    "aspect": _IMAGES,
+    "skip_bad": _IMAGES,
+    "max_pixels": _IMAGES,
+    "shape": ".npz files",
+}
 
 
 def load(
     source: str | Path,
     *,
     split: Split = "standard",
+    columns: str | Sequence[str] | None = None,
     size: Size | None = None,
     aspect: Aspect = "squash",
     skip_bad: bool = False,
@@ -37,11 +53,11 @@ def load(
     whole: bool = False,
     data: Path | None = None,
 ) -> Dataset:
-    """A set by name ("digits", "mnist", "fashion_mnist", "cifar10"), an .npz file or a folder of images.
+    """A set by name ("digits", "mnist", "fashion_mnist", "cifar10"), an .npz file, a folder or a table of images.
 
-    `size`, `aspect`, `skip_bad` and `max_pixels` are for folders, see `folder`; `shape` is for .npz files, see `npz`.
-    Folders and files without a test set keep a fifth of each class for one, unless the `whole` is wanted for training.
-    `data` is the folder that holds the files of the named sets, instead of `$CNNGP_DATA`.
+    `size`, `aspect`, `skip_bad` and `max_pixels` are for image files, see `folder`; `columns` for tables, see `table`;
+    `shape` for .npz files, see `npz`. What has no test set keeps a fifth of each class for one, unless the `whole` is
+    wanted for training. `data` is the folder that holds the files of the named sets, instead of `$CNNGP_DATA`.
 
     >>> load("digits")
     <digits: 1,297 training, 500 test images of 1 × 8 × 8>
@@ -50,30 +66,34 @@ def load(
         raise DatasetError(f"split={split!r}: expected 'standard' or 'paper'")
     if not str(source).strip():
         raise DatasetError(f"no data was named (''): expected {_SOURCES}; this folder itself is '.'")
-    path = Path(source)
-    named = str(source) in NAMES
-    if not named and not path.is_dir() and not (path.suffix == ".npz" and path.exists()):
-        raise DatasetError(f"no data {str(source)!r}: expected {_SOURCES}")
     if split == "paper" and str(source) not in ("mnist", "fashion_mnist"):
         raise DatasetError(
             f"the paper's split needs 60,000 training images (mnist, fashion_mnist), which {source} does not have"
         )
-    if shape is not None and (named or path.is_dir()):
-        raise DatasetError(f"shape (--shape) is for .npz files; {source} has a shape of its own")
-    if not path.is_dir() or named:
-        if size is not None:
-            raise DatasetError(f"size (--size) is for folders of images; {source} has a size of its own")
-        if aspect != "squash" or skip_bad or max_pixels is not None:
-            raise DatasetError(
-                "aspect (--aspect), skip_bad (--skip-bad) and max_pixels (--max-pixels) are for folders of images, and "
-                f"{source} is not one"
-            )
-    if named:
+    path = Path(source)
+    given: dict[str, Any] = {"size": size, "aspect": None if aspect == "squash" else aspect}
+    given |= {"skip_bad": skip_bad or None, "max_pixels": max_pixels, "columns": columns, "shape": shape}
+    given = {name: value for name, value in given.items() if value is not None}
+    if str(source) in NAMES:
+        _refuse(given, (), source)
         return digits() if str(source) == "digits" else _classic(str(source), split, data)
     if path.is_dir():
-        most = MAX_PIXELS if max_pixels is None else max_pixels
-        return folder(path, size=size, aspect=aspect, skip_bad=skip_bad, max_pixels=most, whole=whole)
-    return npz(path, shape=shape, whole=whole)
+        _refuse(given, (_IMAGES,), source)
+        return folder(path, whole=whole, **given)
+    if path.suffix.lower() in TABLES and path.exists():
+        _refuse(given, (_IMAGES, _FOR["columns"]), source)
+        return table(path, whole=whole, **given)
+    if path.suffix == ".npz" and path.exists():
+        _refuse(given, (_FOR["shape"],), source)
+        return npz(path, shape=shape, whole=whole)
+    raise DatasetError(f"no data {str(source)!r}: expected {_SOURCES}")
+
+
+def _refuse(given: Collection[str], kinds: tuple[str, ...], source: str | Path) -> None:
+    """Refuse options for data of other kinds."""
+    for name in given:
+        if _FOR[name] not in kinds:
+            raise DatasetError(f"{name} (--{name.replace('_', '-')}) is for {_FOR[name]}, and {source} is none")
 
 
 def digits() -> Dataset:

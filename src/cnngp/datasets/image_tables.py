@@ -1,0 +1,199 @@
+"""Tables of image files: a row for each image, with its file, its labels or numbers, its group, part and noise."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path, PureWindowsPath
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cnngp.common.errors import DatasetError
+from cnngp.common.tables import csv_cell, read_csv
+
+from . import images
+from .dataset import Dataset, Labels, Part, mixed
+from .images import Aspect, Size
+from .reading import Reader
+
+SUFFIXES = (".csv", ".tsv")
+_FILES = ("file", "filename", "file_name", "image", "path")
+_LABELS = ("label", "labels", "class", "target", "y")
+_GROUPS, _SPLITS, _NOISES = ("group", "groups"), ("split",), ("noise", "image_noise")
+_PARTS = {"": "train", "train": "train", "training": "train", "test": "test", "val": "validation"}
+_PARTS |= {"valid": "validation", "validation": "validation"}
+_WHOLE = re.compile(r"[+-]?\d{1,18}")
+_LISTED = 5
+
+
+def table(
+    path: str | Path,
+    *,
+    columns: str | Sequence[str] | None = None,
+    size: Size | None = None,
+    aspect: Aspect = "squash",
+    skip_bad: bool = False,
+    max_pixels: int = images.MAX_PIXELS,
+    whole: bool = False,
+) -> Dataset:
+    """The image files that a CSV file names, a row for each, with labels of any kind or numbers.
+
+    The column of files is called file, filename, image or path, or is the only one that holds names of images; they are
+    relative to the table. `columns` names those of the labels; by default it is label, class, target or y, or the only
+    one that is left. Several columns give (N, columns) labels, of 0 and 1 or numbers. A column split says train, test
+    or val; without test images a fifth of each class is kept for testing, and whole groups where there is a column
+    group. A column noise is the `image_noise` of a fit. Sizes and files that cannot be read are as in `folder`.
+    """
+    path = Path(path)
+    reader = Reader(path.parent, aspect, skip_bad, max_pixels)
+    shape = None if size is None else images.check_size(size)
+    rows = _Rows.read(path, columns)
+    parts: dict[str, Part] = {}
+    for name in ("train", "test", "validation"):
+        at = np.flatnonzero(rows.parts == name)
+        if not len(at):
+            continue
+        X, kept = reader.read([rows.files[i] for i in at], path, shape)
+        shape, at = X.shape[2:], at[kept]
+        files = reader.names([rows.files[i] for i in at])
+        groups, noise = (None if column is None else column[at] for column in (rows.groups, rows.noise))
+        parts[name] = Part(X, rows.labels[at], files, groups, noise)
+    if "train" not in parts or not len(parts["train"].y):
+        raise DatasetError(f"{path} has no images for training; its column split holds other parts only")
+    train, validation = parts["train"], parts.get("validation")
+    if rows.labels.dtype.kind not in "f":
+        for name, part in parts.items():
+            unknown = np.setdiff1d(part.y, train.y)
+            if len(unknown):
+                listed = ", ".join(map(str, unknown[:_LISTED]))
+                raise DatasetError(f"{path}: {name} images have labels that no training image has: {listed}")
+    validation = None if validation is None else mixed(validation)
+    if "test" in parts:
+        return Dataset.of(
+            path.stem, mixed(train), mixed(parts["test"]), validation, notes=reader.notes(), aspect=aspect
+        )
+    return reader.split(path.stem, train, whole, validation)
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """What a table says, checked, before a file is read."""
+
+    files: list[Path]
+    labels: Labels
+    parts: NDArray[np.str_]
+    groups: Labels | None
+    noise: NDArray[np.float64] | None
+
+    @classmethod
+    def read(cls, path: Path, columns: str | Sequence[str] | None) -> _Rows:
+        heads, lines = read_csv(path)
+        twice = [head for head, count in Counter(heads).items() if count > 1]
+        if twice or not lines:
+            raise DatasetError(f"{path} has {'columns of one name: ' + ', '.join(twice) if twice else 'no rows'}")
+        cells = dict(zip(heads, map(list, zip(*lines, strict=True)), strict=True))
+        by_word = {head.lower(): head for head in heads}
+
+        def named(words: Sequence[str]) -> str | None:
+            return next((by_word[word] for word in words if word in by_word), None)
+
+        files = _column_of_files(path, cells, named(_FILES))
+        asked = columns.split(",") if isinstance(columns, str) else columns
+        others = [named(words) for words in (_GROUPS, _SPLITS, _NOISES)]
+        special = [None if head in (asked or ()) else head for head in others]
+        groups, split, noise = (None if head is None else cells[head] for head in special)
+        rest = [head for head in heads if head not in (files, *special)]
+        wanted = _columns_of_labels(path, asked, rest, named(_LABELS))
+        labels = np.stack([_values(path, head, cells[head]) for head in wanted], axis=1)
+        if len(wanted) > 1 and labels.dtype.kind not in "if":
+            raise DatasetError(
+                f"{path}: columns {', '.join(wanted)} hold words; several columns of labels are 0 and 1, or numbers"
+            )
+        return cls(
+            [_file(path.parent, cell) for cell in cells[files]],
+            labels[:, 0] if len(wanted) == 1 else labels,
+            np.array(["train"] * len(lines) if split is None else [_part(path, cell) for cell in split]),
+            None if groups is None else _values(path, special[0] or "", groups),
+            None if noise is None else _noise(path, special[2] or "", noise),
+        )
+
+
+def _column_of_files(path: Path, cells: dict[str, list[str]], named: str | None) -> str:
+    """By its name, or because it alone holds names of images."""
+    held = [head for head, column in cells.items() if all(images.is_image(_path(cell)) for cell in column)]
+    if named is not None or len(held) == 1:
+        return named or held[0]
+    raise DatasetError(
+        f"{path} has the columns {', '.join(cells)}, of which {', '.join(held) or 'none'} hold names of image files; "
+        "call the one that is meant file"
+    )
+
+
+def _columns_of_labels(path: Path, asked: Sequence[str] | None, rest: list[str], named: str | None) -> Sequence[str]:
+    if asked is not None:
+        unknown = [head for head in asked if head not in rest]
+        if unknown or not asked:
+            raise DatasetError(
+                f"{path} has no column {', '.join(unknown)} of labels (columns=, --columns); it has {', '.join(rest)}"
+            )
+        return asked
+    if named is not None or len(rest) == 1:
+        return [named or rest[0]]
+    held = f"the columns {', '.join(rest)}" if rest else "no column"
+    raise DatasetError(f"{path} has {held} for labels; say which with columns= (--columns), or call one label")
+
+
+def _values(path: Path, head: str, column: list[str]) -> Labels:
+    """Whole numbers, numbers, or words: what all cells of a column are."""
+    cells = [cell.strip() for cell in column]
+    empty = [i for i, cell in enumerate(cells, 2) if not cell]
+    if empty:
+        more = f" and {len(empty) - _LISTED} more" if len(empty) > _LISTED else ""
+        listed = ", ".join(map(str, empty[:_LISTED]))
+        raise DatasetError(f"{path}: column {head} is empty in line {listed}{more}; every image needs one")
+    if all(_WHOLE.fullmatch(cell) for cell in cells):
+        return np.array(cells).astype(np.int64)
+    numbers = _numbers(cells)
+    if numbers is None:
+        return np.array([csv_cell(cell) for cell in cells])
+    if not np.isfinite(numbers).all():
+        line = 2 + int((~np.isfinite(numbers)).argmax())
+        raise DatasetError(f"{path}: column {head} holds {cells[line - 2]} in line {line}; expected finite numbers")
+    return numbers
+
+
+def _numbers(cells: list[str]) -> NDArray[np.float64] | None:
+    try:
+        return np.array([float(cell) for cell in cells])
+    except ValueError:
+        return None
+
+
+def _noise(path: Path, head: str, column: list[str]) -> NDArray[np.float64]:
+    numbers = _numbers([cell.strip() or "0" for cell in column])
+    if numbers is None or not np.isfinite(numbers).all() or (numbers < 0.0).any():
+        raise DatasetError(f"{path}: column {head} holds something else than variances of 0 or more")
+    return numbers
+
+
+def _part(path: Path, cell: str) -> str:
+    found = _PARTS.get(cell.strip().lower())
+    if found is None:
+        raise DatasetError(f"{path}: split {cell!r}; expected train, test, val or nothing")
+    return found
+
+
+def _path(cell: str) -> Path:
+    """A file's name as it is written on any system."""
+    return Path(PureWindowsPath(cell).as_posix()) if "\\" in cell and "/" not in cell else Path(cell)
+
+
+def _file(folder: Path, cell: str) -> Path:
+    """The file of a cell: as it is written, else as `csv_text` writes names, or with the separators of Windows."""
+    for name in (Path(cell), Path(csv_cell(cell)), _path(cell)):
+        if (folder / name).exists():
+            return folder / name
+    return folder / cell
