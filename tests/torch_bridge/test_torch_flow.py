@@ -200,5 +200,5 @@ def test_an_alias_is_imported_with_the_kernel_of_its_outputs() -> None:
     """The module's own forward, widened, against the kernel of what was read from it."""
     torch.manual_seed(0)
     X = np.random.default_rng(0).normal(size=(2, *SHAPE))
-    report = check_limit(Flow(_added_flat), X, channels=(8, 32), samples=300, outputs=16)
+    report = check_limit(Flow(_added_flat), X, channels=(8, 32), samples=500, outputs=32)
     assert report.ok, str(report)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -107,30 +107,17 @@ class NetworkKernel(gpytorch.kernels.Kernel):  # type: ignore[misc]
         return stacked.reshape(*batch, *stacked.shape[1:])
 
     def _matrix(self, x1: Any, x2: Any) -> Any:
+        """K, as a function of the variances and the images where a gradient is asked for."""
         network = self.network
         X, Z = self._images(x1), None if _equal(x1, x2) else self._images(x2)
         K = self._known(x1, x2, network)
         if K is None:
             K = self._kernel(x1, network)(X, Z, output="torch", progress=False).to(dtype=x1.dtype, device=x1.device)
             self._remembered = [(x1.detach().clone(), x2.detach().clone(), network, K), *self._remembered][:_KEPT]
-
-        def of_images(G: Any) -> tuple[Any, Any]:
-            kernel = self._kernel(x1, network)
-            if Z is None and x1 is x2:
-                return kernel.gradient(X, None, G, wrt="images", progress=False), None
-            # Two tensors with the same numbers: each has half a part in the exact diagonal.
-            diagonal = np.diag(np.diagonal(G)) if Z is None else np.zeros_like(G)
-            other = X if Z is None else Z
-            of_x1, of_x2 = kernel.gradient(X, other, G - diagonal, wrt="images", progress=False)
-            if Z is None:
-                own = 0.5 * kernel.gradient(X, None, diagonal, wrt="images", progress=False)
-                of_x1, of_x2 = of_x1 + own, of_x2 + own
-            return of_x1, of_x2
-
-        def of_variances(G: Any) -> dict[str, float]:
-            return self._kernel(x1, network).gradient(X, Z, G, progress=False)
-
-        return self._differentiable(K, x1, x2, of_variances, of_images)
+        if not self._wants_gradients(x1, x2):
+            return K
+        theta = torch.cat(list(self.learned_values.values())) if self._raw else None
+        return _Differentiable.apply(theta, x1, x2, K, self._kernel(x1, network), tuple(self._raw), X, Z)
 
     def _known(self, x1: Any, x2: Any, network: Network) -> Any:
         for a, b, of, K in self._remembered:
@@ -138,60 +125,17 @@ class NetworkKernel(gpytorch.kernels.Kernel):  # type: ignore[misc]
                 return K
         return None
 
-    def _differentiable(
-        self,
-        K: Any,
-        x1: Any,
-        x2: Any,
-        of_variances: Callable[[Any], dict[str, float]],
-        of_images: Callable[[Any], tuple[Any, Any]],
-    ) -> Any:
-        """K as a function of the variances and the images, where anybody asks for that: Σ_ij G_ij ∂K_ij goes back."""
-        theta = list(self.learned_values.values())
-        if not torch.is_grad_enabled() or not any(t.requires_grad for t in (*theta, x1, x2)):
-            return K
-        names = tuple(self._raw)
-
-        def slopes(G: Any) -> list[float]:
-            found = of_variances(G)
-            return [found[name] for name in names]
-
-        return _Differentiable.apply(torch.cat(theta) if theta else None, x1, x2, K, slopes, of_images)
+    def _wants_gradients(self, *images: Any) -> bool:
+        return torch.is_grad_enabled() and any(t.requires_grad for t in (*self.parameters(), *images))
 
     def _diagonal(self, x1: Any, x2: Any) -> Any:
-        """k(x1_i, x2_i), from the variances alone where the two are the same."""
-        network = self.network
-        kernel = self._kernel(x1, network)
-        # Small blocks, of which the diagonal is kept.
-        blocks = [(self._images(a), self._images(b)) for a, b in zip(x1.split(32), x2.split(32), strict=True)]
-        if torch.equal(x1, x2):
-            d = torch.as_tensor(kernel.diag(self._images(x1)), dtype=x1.dtype, device=x1.device)
-            pairs = [(X, None) for X, _ in blocks]
-        else:
-            each = [kernel(X, Z, output="torch", progress=False).diagonal() for X, Z in blocks]
-            d = torch.cat([part.to(dtype=x1.dtype, device=x1.device) for part in each])
-            pairs = blocks
-
-        def gradients(g: Any, wrt: Any) -> list[Any]:
-            gradient = self._kernel(x1, network).gradient
-            return [
-                gradient(X, Z, np.diag(part.numpy()), wrt=wrt, progress=False)
-                for (X, Z), part in zip(pairs, torch.as_tensor(g).split(32), strict=True)
-            ]
-
-        def of_variances(g: Any) -> dict[str, float]:
-            parts = gradients(g, "parameters")
-            return {name: sum(part[name] for part in parts) for name in parts[0]}
-
-        def of_images(g: Any) -> tuple[Any, Any]:
-            parts = gradients(g, "images")
-            if pairs is blocks:
-                of_x1, of_x2 = map(np.concatenate, zip(*parts, strict=True))
-                return of_x1, of_x2
-            total = np.concatenate(parts)
-            return (total, None) if x1 is x2 else (0.5 * total, 0.5 * total)
-
-        return self._differentiable(d, x1, x2, of_variances, of_images)
+        """k(x1_i, x2_i), from the variances alone where the two are the same; else the diagonals of small blocks."""
+        if _equal(x1, x2) and not self._wants_gradients(x1, x2):
+            d = self._kernel(x1).diag(self._images(x1))
+            return torch.as_tensor(d, dtype=x1.dtype, device=x1.device)
+        first = x1.split(32)
+        second = first if x1 is x2 else x2.split(32)
+        return torch.cat([self._matrix(a, b).diagonal() for a, b in zip(first, second, strict=True)])
 
     def _kernel(self, x: Any, network: Network | None = None) -> Kernel:
         network = self.network if network is None else network
@@ -228,28 +172,31 @@ class NetworkKernel(gpytorch.kernels.Kernel):  # type: ignore[misc]
 
 
 class _Differentiable(torch.autograd.Function):  # type: ignore[misc]
-    """Numbers K that depend on variances θ and on two sets of images, by functions that turn ∂L/∂K into ∂L/∂ those."""
+    """Numbers K that depend on variances θ and on two sets of images; the kernel turns ∂L/∂K into ∂L/∂ those."""
 
     @staticmethod
-    def forward(ctx: Any, theta: Any, x1: Any, x2: Any, K: Any, of_theta: Any, of_images: Any) -> Any:
-        ctx.of_theta, ctx.of_images, ctx.given = of_theta, of_images, (theta, x1, x2)
+    def forward(
+        ctx: Any, theta: Any, x1: Any, x2: Any, K: Any, kernel: Kernel, names: tuple[str, ...], X: Any, Z: Any
+    ) -> Any:
+        ctx.given, ctx.kernel, ctx.names, ctx.images, ctx.same = (theta, x1, x2), kernel, names, (X, Z), x1 is x2
         return K.clone()
 
     @staticmethod
     def backward(ctx: Any, G: Any) -> Any:
-        weights = G.detach().to("cpu", torch.float64).numpy()
+        weights, (X, Z) = G.detach().to("cpu", torch.float64).numpy(), ctx.images
         found: list[Any] = [None, None, None]
         if ctx.needs_input_grad[0]:
-            found[0] = ctx.of_theta(weights)
+            slopes = ctx.kernel.gradient(X, Z, weights, progress=False)
+            found[0] = [slopes[name] for name in ctx.names]
         if any(ctx.needs_input_grad[1:3]):
-            found[1:] = ctx.of_images(weights)
+            found[1:] = _of_images(ctx.kernel, X, Z, weights, ctx.same)
         back = (
             torch.tensor(g, dtype=of.dtype, device=of.device).reshape(of.shape) if asked and g is not None else None
             for g, of, asked in zip(found, ctx.given, ctx.needs_input_grad, strict=False)
         )
         if torch.is_grad_enabled():  # create_graph=True
             back = (None if g is None else _FirstDerivative.apply(g, G, *ctx.given) for g in back)
-        return *back, None, None, None
+        return *back, None, None, None, None, None
 
 
 class _FirstDerivative(torch.autograd.Function):  # type: ignore[misc]
@@ -262,6 +209,19 @@ class _FirstDerivative(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def backward(ctx: Any, G: Any) -> Any:
         raise RuntimeError("a gpytorch_kernel has first derivatives only; a second one was asked for")
+
+
+def _of_images(kernel: Kernel, X: Any, Z: Any, G: Any, same: bool) -> tuple[Any, Any]:
+    """Σ_ij G_ij ∂K_ij/∂pixel for both sets of images. `same`: they are one tensor, so the first gets all of it."""
+    if Z is not None:
+        return kernel.gradient(X, Z, G, wrt="images", progress=False)  # type: ignore[no-any-return]
+    if same:
+        return kernel.gradient(X, None, G, wrt="images", progress=False), None
+    # Two tensors with the same numbers: each has half a part in the exact diagonal.
+    diagonal = np.diag(np.diagonal(G))
+    of_x1, of_x2 = kernel.gradient(X, X, G - diagonal, wrt="images", progress=False)
+    own = 0.5 * kernel.gradient(X, None, diagonal, wrt="images", progress=False)
+    return of_x1 + own, of_x2 + own
 
 
 def _equal(a: Any, b: Any) -> bool:
