@@ -142,7 +142,7 @@ def test_every_name_of_a_memory_stands_for_what_was_written(middle: Callable[[An
         (lambda m, h: h * torch.rand(()), r"mul .*: it uses a tensor that is not made from the input"),
         (lambda m, h: h.transpose(2, 3), "transpose .*: it trades"),
         (lambda m, h: h.index_copy_(0, torch.tensor([0]), h[1:]), "it takes, moves or writes"),
-        (lambda m, h: torch.ops.aten.relu.default(h).relu(), "on the output of a nonlinearity"),
+        (lambda m, h: torch.ops.aten.relu.default(h).relu(), "applied to the output of a nonlinearity"),
     ],
 )
 def test_what_moves_or_rounds_numbers_is_refused(middle: Callable[[Any, Any], Any], why: str) -> None:

@@ -189,7 +189,7 @@ def test_other_limits_are_named(function, reason: str) -> None:
         (Steps(lambda m, x: x / 255 - 0.5), r"^sub .*: it shifts the input by a constant \(0.5\), which no"),
         (Steps(lambda m, x: 1 - x), r"^rsub .*: it shifts the input by a constant \(1\), which no"),
         (Steps(lambda m, x: x - m.mean), r"^sub .*: it uses .* mean on the input, which no"),
-        (Steps(lambda m, x: x.clamp(0, 6)), r"^clamp .*: a nonlinearity on the input itself, .*, or"),
+        (Steps(lambda m, x: x.clamp(0, 6)), r"^clamp .* is applied to the input itself, .*, or"),
     ],
 )
 def test_what_is_done_to_the_input_is_better_done_to_the_images(module: nn.Module, reason: str) -> None:
@@ -277,7 +277,7 @@ class TestAltered:
 
     @pytest.mark.parametrize("module", [nn.Identity(), nn.Flatten(), nn.Sequential()], ids=repr)
     def test_the_input_as_output(self, module: nn.Module) -> None:
-        self.refused(module, r"^the input: the images reach the module's output by a path without weights")
+        self.refused(module, r"^the input: the images reach the output by a path without weights")
 
 
 class TestFactors:

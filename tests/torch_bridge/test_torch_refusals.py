@@ -137,14 +137,18 @@ REFUSED = {
         r"^0 \(TransformerEncoderLayer\): attention multiplies activations",
     ),
     "unknown": (cnn(nn.Softshrink()), image, r"^2 \(Softshrink\): no exact kernel is known here"),
-    "prelu": (cnn(nn.PReLU(4)), image, r"on the output of a nonlinearity, which is not Gaussian"),
+    "prelu": (cnn(nn.PReLU(4)), image, r"applied to the output of a nonlinearity, which is not Gaussian"),
     "activation of the input": (
         nn.Sequential(nn.ReLU(), nn.Linear(4, 1)),
         row,
-        r"^0: a nonlinearity on the input",
+        r"^0: ReLU\(\) is applied to the input itself",
     ),
-    "two activations": (cnn(nn.Tanh()), image, r"^2: a nonlinearity on the output of a nonlinearity"),
-    "ends in an activation": (nn.Sequential(nn.Linear(4, 1), nn.ReLU()), row, r"^1: the module ends in a nonlinearity"),
+    "two activations": (cnn(nn.Tanh()), image, r"^2: .* is applied to the output of a nonlinearity"),
+    "ends in an activation": (
+        nn.Sequential(nn.Linear(4, 1), nn.ReLU()),
+        row,
+        r"^1: the network ends in a nonlinearity",
+    ),
     "many locations": (nn.Conv2d(1, 4, 3), image, r"^the module: the module's output has 4 × 4 locations"),
     "linear on locations": (
         nn.Sequential(nn.Conv2d(1, 4, 3), nn.Linear(4, 2)),

@@ -52,6 +52,11 @@ def check_network(net: Layer) -> None:
         )
 
 
+def state_after(layer: Layer, state: State, place: str) -> State:
+    """The state after one piece of a network, or what is wrong with it there."""
+    return _walk(layer, state, place)[0]
+
+
 def child(place: str, field: str, i: int) -> str:
     """The name of a child layer, such as layers[3].branches[1]."""
     return f"{place}.{field}[{i}]" if place else f"{field}[{i}]"

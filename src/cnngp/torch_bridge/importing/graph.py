@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import reduce
 from operator import or_
 
-from cnngp.network.composition import State, check_network
+from cnngp.network.composition import State, check_network, state_after
 from cnngp.network.geometry import PaddingMode
 from cnngp.network.layers import (
     AvgPool,
@@ -114,7 +114,10 @@ class Graph:
         _check_states(self)
         tree = _Tree(self)
         net = _series(tree.chain(self.output, 0))
-        check_network(net)
+        try:
+            check_network(net)
+        except NetworkError as error:
+            raise Refused(f"{self.vertices[self.output].name}: {error}") from None
         return net
 
 
@@ -122,7 +125,7 @@ class Graph:
 
 
 def _check_states(graph: Graph) -> None:
-    """The checks of composition.py again, so that messages name the module's own parts."""
+    """The checks of composition.py, at each call, so that messages name the module's own parts."""
     states: list[State] = []
     for v in graph.vertices:
         before = [states[j] for j in v.inputs]
@@ -138,32 +141,15 @@ def _check_states(graph: Graph) -> None:
                     )
                 worst = [s for s in (State.NON_GAUSSIAN, State.INPUT) if s in before]
                 states.append(worst[0] if worst else State.GAUSSIAN)
-            case Conv() | ConvTranspose() | Dense():
-                states.append(State.GAUSSIAN)
-            case Identity() | Sequential() | Sum() | Scale() | Pad() | Cut() | Mean() | AvgPool() | GlobalAvgPool():
-                states.append(before[0] if before else State.GAUSSIAN)  # linear and without weights
-            case _:
-                if before[0] is State.INPUT:
-                    raise Refused(
-                        f"{v.name}: a nonlinearity on {before[0].value}, which is not Gaussian; it needs a layer with "
-                        "weights before it, or do it to the images and import the module without it"
-                    )
-                if before[0] is not State.GAUSSIAN:
-                    raise Refused(
-                        f"{v.name}: a nonlinearity on {before[0].value}, which is not Gaussian; it needs a layer with "
-                        "weights before it"
-                    )
-                states.append(State.NON_GAUSSIAN)
-    if states[graph.output] is State.INPUT:
-        raise Refused(
-            f"{graph.vertices[graph.output].name}: the images reach the module's output by a path without weights, so "
-            "the output is not a random function of them; end in a layer with weights, such as Linear"
-        )
-    if states[graph.output] is State.NON_GAUSSIAN:
-        raise Refused(
-            f"{graph.vertices[graph.output].name}: the module ends in a nonlinearity, so its output is not Gaussian; "
-            "import it without this last call"
-        )
+            case Scale() | Pad() | Cut() | Mean():
+                raise AssertionError(f"{v} was not folded")
+            case layer:
+                state = before[0] if before else State.GAUSSIAN  # what nothing reads has no inputs
+                try:
+                    states.append(state_after(layer, state, v.name))
+                except NetworkError as error:
+                    images = ", or do it to the images and import the module without it"
+                    raise Refused(f"{error}{images if state is State.INPUT else ''}") from None
 
 
 # ---- the tree of a graph ---------------------------------------------------------------------------------------------
