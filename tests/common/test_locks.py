@@ -7,28 +7,20 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
 import pytest
 
 from cnngp.common.locks import close_file, exclusive, open_file, try_lock
-from cnngp.search.claims import Claims
 
-# A process that takes a lock in the way given, forks a child that lives on, and dies.
+# A process that takes a lock, forks a child that lives on, and dies.
 PARENT = """
 import os, signal, sys, time
 from pathlib import Path
 from cnngp.common.locks import exclusive
-from cnngp.search.claims import Claims
-folder = Path(sys.argv[2])
-if sys.argv[1] == "store":
-    held = exclusive(folder / ".lock", "it")
-    held.__enter__()
-else:
-    held = Claims(folder)
-    held.take("draw-1")
+held = exclusive(Path(sys.argv[1]) / ".lock", "it")
+held.__enter__()
 child = os.fork()
 if not child:
     os.close(1)
@@ -40,14 +32,13 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-@pytest.mark.parametrize("kind", ["store", "claim"])
-def test_a_forked_child_does_not_keep_the_lock_of_its_dead_parent(kind: str, tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", PARENT, kind, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+def test_a_forked_child_does_not_keep_the_lock_of_its_dead_parent(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", PARENT, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     assert done.returncode == -signal.SIGKILL
     child = int(done.stdout)
     try:
         os.kill(child, 0)  # it lives
-        descriptor = open_file(tmp_path / (".lock" if kind == "store" else "draw-1"))
+        descriptor = open_file(tmp_path / ".lock")
         assert try_lock(descriptor) == "locked"
         close_file(descriptor)
     finally:
@@ -109,8 +100,6 @@ def test_a_lock_that_is_a_link_is_neither_followed_nor_written(kind: str, tmp_pa
         lock.symlink_to(theirs)
     with pytest.raises(OSError), exclusive(lock, "it"):
         pass
-    with pytest.raises(OSError):
-        Claims(tmp_path).take(".lock")
     assert theirs.exists() == (kind != "dangling")
     assert kind == "dangling" or theirs.read_text() == "chapter 1"
 
@@ -120,49 +109,3 @@ def test_a_lock_file_with_other_content_keeps_it(tmp_path: Path) -> None:
     with exclusive(tmp_path / ".lock", "it") as held:
         assert held
     assert (tmp_path / ".lock").read_text() == "a file of somebody else"
-
-
-def test_one_claim_among_many_threads(tmp_path: Path) -> None:
-    """Whoever locks a file that its holder has just removed holds nothing: at no time may two have the claim."""
-    inside, most, rounds = 0, 0, 0
-    counting = threading.Lock()
-
-    def worker() -> None:
-        nonlocal inside, most, rounds
-        claims = Claims(tmp_path / "claims")
-        for _ in range(150):
-            with claims.waiting("write"):
-                with counting:
-                    inside += 1
-                    most = max(most, inside)
-                    rounds += 1
-                time.sleep(0)
-                with counting:
-                    inside -= 1
-
-    threads = [threading.Thread(target=worker) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert (most, rounds) == (1, 600)
-
-
-def test_a_claim_on_a_file_that_was_just_removed_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its holder lets go between the opening and the locking: the name is free for another, who takes a new file."""
-    claims, holder, third = Claims(tmp_path), Claims(tmp_path), Claims(tmp_path)
-    assert holder.take("draw-1")
-    import cnngp.search.claims as module
-
-    lock = module.try_lock
-
-    def late(descriptor: int) -> str:
-        monkeypatch.setattr(module, "try_lock", lock)
-        holder.drop("draw-1")  # the file that `descriptor` has open is gone
-        assert third.take("draw-1")
-        return lock(descriptor)
-
-    monkeypatch.setattr(module, "try_lock", late)
-    assert not claims.take("draw-1")
-    third.drop("draw-1")
-    assert claims.take("draw-1")

@@ -17,6 +17,12 @@ SMALL: dict[str, Any] = {"train": 60, "validation": 60, "device": "cpu", "thread
 DIGITS = datasets.digits()
 
 
+def asked(seed: int) -> Any:
+    """A trial of Optuna with numbers of its own for each seed."""
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    return optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=seed)).ask()
+
+
 @functools.cache
 def alone() -> SearchResult:
     """The search that nothing disturbs."""
@@ -25,4 +31,5 @@ def alone() -> SearchResult:
 
 def records_of(study: Path) -> list[Any]:
     """The study as any user of Optuna reads it."""
-    return optuna.load_study(storage=f"sqlite:///{study}", study_name=NAME).trials  # type: ignore[no-any-return]
+    storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(study)))
+    return optuna.load_study(storage=storage, study_name=NAME).trials  # type: ignore[no-any-return]

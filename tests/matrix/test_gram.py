@@ -221,7 +221,7 @@ def test_places_that_hold_something_else_are_left_alone(kernel: Kernel, tmp_path
         gram(kernel, X, store="nonsense://there/K")
     (tmp_path / "newer").mkdir()
     zarr.create_group(tmp_path / "newer" / "K", attributes={"cnngp_gram": 99})
-    with pytest.raises(StoreError, match="format 99; this version of cnngp reads up to format 2"):
+    with pytest.raises(StoreError, match="format 99; this version of cnngp reads format 3"):
         gram(kernel, X, store=tmp_path / "newer" / "K")
 
 

@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from optuna.trial import FixedTrial
 
-from cnngp import Conv, Dense, GPClassifier, ReLU, Sequential, datasets, from_json, random_search, search, zoo
+from cnngp import (
+    Conv,
+    Dense,
+    GPClassifier,
+    NetworkError,
+    ReLU,
+    Sequential,
+    datasets,
+    from_json,
+    random_search,
+    search,
+    zoo,
+)
 from cnngp.common.errors import DatasetError
 from cnngp.kernel.program import Kind
-from cnngp.search import Draw, SearchResult, Space, StudyError
-from cnngp.search import work as search_work
-from cnngp.search.scoring import Problem
+from cnngp.search import Draw, SearchResult, Space, StudyError, runs
+from cnngp.search.scoring import score
 from cnngp.search.space import SPACES
-from cnngp.search.study import NAME
 from helpers.searches import DIGITS, SMALL, alone, records_of
 
 optuna = pytest.importorskip("optuna")
@@ -24,47 +34,66 @@ optuna = pytest.importorskip("optuna")
 
 def _outcome(result: SearchResult) -> list[tuple[Any, ...]]:
     """All that must not depend on how a search was run."""
-    return [(t.draw, t.params, t.network_json, t.error, t.score.loo_error, t.invalid) for t in result.trials]
+    return [(t.draw, t.params, t.network_json, t.error, t.score.loo_error) for t in result.trials]
+
+
+@pytest.fixture
+def scored(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Grows by one for each network that is scored."""
+    calls: list[Any] = []
+
+    def counted(network: Any, *arguments: Any, **options: Any) -> Any:
+        calls.append(network)
+        return score(network, *arguments, **options)
+
+    for module in (search, runs):
+        monkeypatch.setattr(module, "score", counted)
+    return calls
 
 
 def test_a_search_keeps_everything_in_the_study(tmp_path: Path) -> None:
-    study = tmp_path / "deep" / "s.db"
+    study = tmp_path / "deep" / "s.journal"
     result = random_search(DIGITS, "paper-cnn", 6, **SMALL, study=study)
-    assert [t.draw for t in result.trials] == list(range(6))
     records = records_of(study)
-    assert [r.state.name for r in records] == ["COMPLETE"] * 6
-    for trial, record in zip(result.trials, records, strict=True):
-        draw = Draw(0, trial.draw, len(trial.invalid))
-        assert SPACES["paper-cnn"].build(draw) == trial.network
-        assert record.params == trial.params == draw.values
+    assert len(result.trials) == 6
+    assert [r.state.name for r in records].count("PRUNED") == result.invalid > 0
+    assert len(records) == 6 + result.invalid
+    for trial in result.trials:
+        record = records[trial.draw]
+        assert SPACES["paper-cnn"].build(Draw(FixedTrial(record.params))) == trial.network
         assert record.value == trial.error
-        for name in ("loo_error", "seconds", "pairs_per_second", "jitter"):
-            assert record.user_attrs[name] == getattr(trial.score, name)
+        assert record.user_attrs["score"]["loo_error"] == trial.score.loo_error
         assert from_json(record.user_attrs["network"]) == trial.network
-    attributes = optuna.load_study(storage=f"sqlite:///{study}", study_name=NAME).user_attrs
-    assert attributes["invalid"] == result.invalid == sum(len(t.invalid) for t in result.trials) > 0
     assert result.best.error == min(t.error for t in result.trials)
     assert result.network == result.best.network
     table = result.table(3).splitlines()
     assert len(table) == 4
     assert f"{100 * result.best.error:.2f} %" in table[1]
-    assert not list(study.parent.glob("*.claims"))
+    assert [p.name for p in study.parent.iterdir()] == ["s.journal"]
 
 
-def test_more_draws_go_on_and_fewer_ask_for_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    study = tmp_path / "s.db"
+def test_more_draws_go_on_and_fewer_ask_for_no_more(tmp_path: Path, scored: list[Any]) -> None:
+    study = tmp_path / "s.journal"
+    wanted = alone()
+    scored.clear()
     first = random_search(DIGITS, "paper-cnn", 3, **SMALL, study=study)
-    computed: list[int] = []
-    compute = search_work.compute
-    monkeypatch.setattr(search_work, "compute", lambda *a: (computed.append(a[3]), compute(*a))[1])
+    scored.clear()
     more = random_search(DIGITS, "paper-cnn", 5, **SMALL, study=study)
-    assert computed == [3, 4]
+    done = list(scored)
+    assert done[-2:] == [t.network for t in more.trials[3:]]
     assert _outcome(more)[:3] == _outcome(first)
     again = random_search(DIGITS, "paper-cnn", 2, **SMALL, study=study)
-    assert computed == [3, 4]
+    assert scored == done
     assert _outcome(again) == _outcome(first)[:2]
-    assert _outcome(more) == _outcome(alone())[:5]
+    assert _outcome(more) == _outcome(wanted)[:5]
     assert _outcome(random_search(DIGITS, "paper-cnn", 1, **SMALL, seed=1)) != _outcome(more)[:1]
+
+
+def test_a_database_and_a_sampler_that_learns(tmp_path: Path) -> None:
+    study = f"sqlite:///{tmp_path}/s.db"
+    found = [random_search(DIGITS, "paper-cnn", n, **SMALL, study=study, sampler="tpe") for n in (2, 3)]
+    assert _outcome(found[1])[:2] == _outcome(found[0])
+    assert _outcome(found[1]) == _outcome(random_search(DIGITS, "paper-cnn", 3, **SMALL, sampler="tpe"))
 
 
 def _good_or_bad(draw: Draw) -> Sequential:
@@ -91,23 +120,12 @@ def _often_invalid(draw: Draw) -> Any:
             return zoo.small_cnn()
 
 
-def test_invalid_draws_are_drawn_again_and_counted() -> None:
-    result = random_search(DIGITS, Space("often", 1, _often_invalid, ""), 8, **SMALL)
-    assert all(t.params == {"kind": "fine"} for t in result.trials)
-    reasons = [reason.split(":")[0] for t in result.trials for reason in t.invalid]
-    assert result.invalid == len(reasons)
-    assert set(reasons) == {"NetworkError", "RangeError"}
-    expected = []
-    for number in range(8):
-        attempt = 0
-        while True:
-            draw = Draw(0, number, attempt)
-            _often_invalid(draw)
-            if draw.values["kind"] == "fine":
-                break
-            attempt += 1
-        expected.append(attempt)
-    assert [len(t.invalid) for t in result.trials] == expected
+def test_invalid_draws_are_replaced_and_counted(tmp_path: Path) -> None:
+    result = random_search(DIGITS, Space("often", 1, _often_invalid, ""), 8, **SMALL, study=tmp_path / "s.journal")
+    assert [t.params for t in result.trials] == [{"kind": "fine"}] * 8
+    invalid = [r.user_attrs["invalid"] for r in records_of(tmp_path / "s.journal") if r.state.name == "PRUNED"]
+    assert result.invalid == len(invalid)
+    assert {reason.split(":")[0] for reason in invalid} == {"NetworkError", "RangeError"}
 
 
 def _never(draw: Draw) -> Any:
@@ -115,55 +133,34 @@ def _never(draw: Draw) -> Any:
 
 
 def test_a_space_without_networks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(search_work, "_MOST_REDRAWS", 5)
-    with pytest.raises(RuntimeError, match=r"5 draws of the space never in a row make no network on images of 1 × 8 ×"):
+    monkeypatch.setattr(runs, "_MOST_INVALID", 5)
+    with pytest.raises(NetworkError, match=r"5 draws of the space never in a row make no network on images of 1 × 8 ×"):
         random_search(DIGITS, Space("never", 1, _never, ""), 5, **SMALL)
 
 
-def test_a_draw_that_fails_is_left_out_and_tried_again_by_the_next_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    study = tmp_path / "s.db"
-    compute = search_work.compute
+def test_a_draw_that_fails_is_noted_and_another_one_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    study, calls = tmp_path / "s.journal", iter(range(100))
+    first, *_, last = [t.draw for t in alone().trials[:4]]
 
     def broken(*arguments: Any) -> Any:
-        if arguments[3] in (1, 3):
+        if next(calls) == 0:
             raise OSError("the card has gone away")
-        return compute(*arguments)
+        return score(*arguments)
 
-    monkeypatch.setattr(search_work, "compute", broken)
-    result = random_search(DIGITS, "paper-cnn", 4, **SMALL, study=study)
-    assert [t.draw for t in result.trials] == [0, 2]
-    assert result.failures == {n: f"draw {n}: OSError: the card has gone away" for n in (1, 3)}
-    monkeypatch.undo()
-    result = random_search(DIGITS, "paper-cnn", 4, **SMALL, study=study)
-    assert [t.draw for t in result.trials] == [0, 1, 2, 3]
-    assert result.failures == {}
-    assert _outcome(result) == _outcome(alone())[:4]
-    monkeypatch.setattr(search_work, "compute", lambda *_: 1 / 0)
-    with pytest.raises(RuntimeError, match=r"draw 6: ZeroDivisionError.*keeps what is finished"):
+    monkeypatch.setattr(runs, "score", broken)
+    result = random_search(DIGITS, "paper-cnn", 3, **SMALL, study=study)
+    assert len(result.trials) == 3
+    assert result.trials[-1].draw >= last
+    [(draw, failure)] = result.failures.items()
+    assert failure == f"draw {draw}: OSError: the card has gone away"
+    assert draw <= first
+    monkeypatch.setattr(runs, "score", lambda *_: 1 / 0)
+    with pytest.raises(RuntimeError, match=r"ZeroDivisionError.*keeps what is finished"):
         random_search(DIGITS, "paper-cnn", 10, **SMALL, study=study)
-    assert not list(tmp_path.glob("*.claims"))
-
-
-def test_a_claim_is_let_go_whatever_became_of_the_draw() -> None:
-    dropped: list[str] = []
-    study: Any = SimpleNamespace(claims=SimpleNamespace(drop=dropped.append), fail=lambda *_: None, path="s.db")
-    level: Any = SimpleNamespace(networks=None, run="r", claim_name=str, record=lambda study, found: None)
-
-    def outcome(fails: bool) -> Any:
-        if fails:
-            raise OSError("the card has gone away")
-
-    assert search_work.keep(level, study, 0, lambda: outcome(True), 0) == 1
-    assert search_work.keep(level, study, 1, lambda: outcome(False), 1) == 0
-    with pytest.raises(RuntimeError, match=r"draw 2: OSError: the card has gone away \(s\.db keeps"):
-        search_work.keep(level, study, 2, lambda: outcome(True), 2)
-    assert dropped == ["0", "1", "2"]
 
 
 def test_rungs_and_the_one_look_at_the_test_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    study = tmp_path / "s.db"
+    study = tmp_path / "s.journal"
     arguments: dict[str, Any] = SMALL | {"study": study, "full": [(3, 120), (2, None)], "test": True}
     data = datasets.digits().take(300, 80)
     result = random_search(data, "paper-cnn", 5, **arguments)
@@ -184,7 +181,7 @@ def test_rungs_and_the_one_look_at_the_test_set(tmp_path: Path, monkeypatch: pyt
         1,
     )
     assert result.test.error == pytest.approx(1 - clf.score(data.X_test, data.y_test), abs=1e-12)
-    for module in (search, search_work):  # nothing is computed a second time
+    for module in (search, runs):  # nothing is computed a second time
         monkeypatch.setattr(module, "score", None)
     again = random_search(data, "paper-cnn", 5, **arguments)
     assert again.rungs == result.rungs
@@ -231,7 +228,7 @@ def test_images_in_class_order_are_searched_as_well_as_others() -> None:
 
 
 def test_labels_that_no_training_image_has_are_refused(tmp_path: Path) -> None:
-    d, study = DIGITS, tmp_path / "s.db"
+    d, study = DIGITS, tmp_path / "s.journal"
     arguments: dict[str, Any] = {"device": "cpu", "study": study}
     few = r"labels that its first 5 training images do not have: \[.*\]; use more training images"
     with pytest.raises(DatasetError, match=f"the validation images of digits have {few}"):
@@ -251,39 +248,23 @@ def test_labels_that_no_training_image_has_are_refused(tmp_path: Path) -> None:
 
 def test_a_study_of_another_split_is_not_gone_on_with(tmp_path: Path) -> None:
     """Studies say what was held out by the content of the images: an older way of holding out is another search."""
-    study = tmp_path / "s.db"
+    study = tmp_path / "s.journal"
     last = datasets.Dataset(
         "digits", DIGITS.X[:-60], DIGITS.y[:-60], DIGITS.X_test, DIGITS.y_test, DIGITS.X[-60:], DIGITS.y[-60:]
     )
     random_search(last, "paper-cnn", 1, **SMALL, study=study)
-    with pytest.raises(StudyError, match="others of them were held out for validation; give another study file"):
+    with pytest.raises(StudyError, match="others of them were held out for validation; give another study"):
         random_search(DIGITS, "paper-cnn", 1, **SMALL, study=study)
-    assert len(records_of(study)) == 1
-
-
-def test_a_study_of_the_splits_own_validation_images_is_what_it_was(tmp_path: Path) -> None:
-    """Its identity is that of the rows as they come, so that studies of MNIST made by any version go on."""
-    d, study = DIGITS, tmp_path / "s.db"
-    split = datasets.Dataset("split", d.X[:200], d.y[:200], d.X_test, d.y_test, d.X[200:300], d.y[200:300])
-    random_search(split, "paper-cnn", 1, train=50, validation=70, device="cpu", study=study)
-    problem = Problem("split", d.X[:50], d.y[:50], d.X[200:270], d.y[200:270], 10)
-    identity = optuna.load_study(storage=f"sqlite:///{study}", study_name=NAME).user_attrs["identity"]
-    assert identity == {
-        "space": "paper-cnn (version 1)",
-        "seed": 0,
-        "images": "split, 50 training and 70 validation images",
-        "content": problem.fingerprint(),
-        "dtype": "float32",
-    }
+    assert [r.state.name for r in records_of(study)].count("COMPLETE") == 1
 
 
 def test_networks_are_scored_by_either_kernel_and_a_study_keeps_to_one(tmp_path: Path) -> None:
     def scored(kind: Kind) -> SearchResult:
-        return random_search(DIGITS, "paper-cnn", 2, **SMALL, kind=kind, study=tmp_path / f"{kind}.db")
+        return random_search(DIGITS, "paper-cnn", 2, **SMALL, kind=kind, study=tmp_path / f"{kind}.journal")
 
     gp, ntk = scored("nngp"), scored("ntk")
     assert [t.network for t in gp.trials] == [t.network for t in ntk.trials]
     assert "ntk" in ntk.best.score.engine
-    (tmp_path / "nngp.db").replace(tmp_path / "ntk.db")
+    (tmp_path / "nngp.journal").replace(tmp_path / "ntk.journal")
     with pytest.raises(StudyError, match="its kind is nngp and not ntk"):
         scored("ntk")

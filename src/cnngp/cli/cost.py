@@ -29,7 +29,7 @@ def tell_cost(kernel: Any, X: Any, pairs: int) -> None:
 
 def _timed(kernel: Any, X: Any, pairs: int) -> float:
     """How long all pairs will take. Compiling and timing may take seconds themselves, so a bar says what goes on."""
-    from cnngp.matrix.plan import expected_seconds
+    from cnngp.matrix.speed import expected_seconds
 
     with progress_bar(1, "timing a few pairs", "run", delay=0.0):
         return expected_seconds(kernel, X, pairs)

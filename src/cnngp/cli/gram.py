@@ -81,7 +81,7 @@ def gram(
         raise ValueError("--plan measures this machine, so it cannot be combined with --scheduler")
     from cnngp.datasets.preparation import prepare
     from cnngp.kernel.kernel import Kernel
-    from cnngp.matrix.cluster.cluster import connect
+    from cnngp.matrix.cluster.connection import connect
     from cnngp.network.choice import default_network
 
     with nullcontext() if scheduler is None else connect(scheduler) as client:

@@ -90,7 +90,7 @@ def run_experiments(
     actual = setting.actual_device  # refuses a device that is not there
     setting.dataset(*images)  # type: ignore[arg-type]
     if setting.scheduler is not None:
-        from cnngp.matrix.cluster.cluster import connect
+        from cnngp.matrix.cluster.connection import connect
 
         connect(setting.scheduler).close()
     (folder / "pieces").mkdir(parents=True, exist_ok=True)

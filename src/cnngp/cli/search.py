@@ -1,4 +1,4 @@
-"""`cnngp search`: a random search over networks. Data and a space in; a table, plots and the best network out."""
+"""`cnngp search`: a search over networks. Data and a space in; a table, plots and the best network out."""
 
 from __future__ import annotations
 
@@ -68,9 +68,19 @@ def search(
     ] = False,
     seed: Seed = 0,
     study: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="SQLite file that keeps every draw; by default OUTPUT/study.db."),
+        str | None,
+        typer.Option(
+            metavar="FILE", help="Journal file or URL of a database that keeps every draw; by default in OUTPUT."
+        ),
     ] = None,
+    sampler: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            parser=values.choice("random", "tpe"),
+            help="How networks are drawn: random, or tpe, which learns from the draws before.",
+        ),
+    ] = "random",
     processes: Annotated[
         int, typer.Option(metavar="N", parser=values.whole(1), help="Number of processes on this machine.")
     ] = 1,
@@ -91,7 +101,7 @@ def search(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Search for a network by random draws, scored by the validation error of the exact GP."""
+    """Search for a network by draws from a space, scored by the validation error of the exact GP."""
     from cnngp.search import random_search, split_for
     from cnngp.search.space import find_space
 
@@ -111,12 +121,13 @@ def search(
     )
     folder = output if output is not None else Path("out") / f"search-{images.name}-{space}"
     file = best if best is not None else folder / "best.json"
-    kept = study if study is not None else folder / "study.db"
+    kept = study if study is not None else str(folder / "study.journal")
     check_writable("--output", folder)
     check_writable("--best", file, folder=False)
-    check_writable("--study", kept, folder=False)
+    if "://" not in kept:
+        check_writable("--study", Path(kept), folder=False)
     say("data", repr(images).strip("<>"))
-    say("study", str(kept))
+    say("study", kept)
     with warnings_as_lines():
         result = random_search(
             images,
@@ -128,6 +139,7 @@ def search(
             test=test,
             seed=seed,
             study=kept,
+            sampler=sampler,
             device=device,  # type: ignore[arg-type]
             dtype=dtype,
             threads=threads,

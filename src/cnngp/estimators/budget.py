@@ -11,7 +11,7 @@ from typing import Any
 from cnngp.common.arrays import DataError
 from cnngp.common.checks import is_number
 from cnngp.kernel.kernel import Kernel
-from cnngp.matrix.plan import expected_seconds
+from cnngp.matrix.speed import expected_seconds
 from cnngp.network.choice import Choice, Option, choose
 from cnngp.network.layers import Network
 

@@ -1,8 +1,9 @@
-"""Tiles of images: an engine computes them, a thread writes meanwhile; where there are several cards they share."""
+"""The loop over tiles: an engine computes them, a thread writes meanwhile; where there are several cards they share."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from cnngp.kernel.kernel import Kernel
 from cnngp.kernel.symmetry import SymmetricEngine
 
 from .images import ImageRows
+from .store.store import GramStore
 
 Write = Callable[[Tile, Any], None]
 
@@ -67,12 +69,8 @@ def fill(
     z: ImageRows | None,
     write: Write,
     advance: Tell,
-    turn: AbstractContextManager[Any] | None = None,
 ) -> None:
-    """Compute and write the tiles. `z` is None for the symmetric matrix of x. An error, or Ctrl-C, ends all lanes.
-
-    `turn` is held while a tile is computed, so that calls which share it take turns.
-    """
+    """Compute and write the tiles. `z` is None for the symmetric matrix of x. An error, or Ctrl-C, ends all lanes."""
 
     def run(lane: Lane, taken: Iterator[Tile], tell: Tell) -> None:
         """A tile is written, by a thread, while the next one is computed; two are in memory at a time."""
@@ -80,14 +78,13 @@ def fill(
         writing: Future[None] | None = None
         with lane.device(), ThreadPoolExecutor(1, thread_name_prefix="cnngp-write") as writer:
             for t in taken:
-                with turn or nullcontext():
-                    if rows[0] != t.i:
-                        rows = (t.i, x.block(t.rows, lane.card))
-                    if t.on_diagonal:
-                        block = lane.engine.symmetric(rows[1], lane.output, tell)
-                    else:
-                        columns = (x if z is None else z).block(t.columns, lane.card)
-                        block = lane.engine.cross(rows[1], columns, lane.output, tell)
+                if rows[0] != t.i:
+                    rows = (t.i, x.block(t.rows, lane.card))
+                if t.on_diagonal:
+                    block = lane.engine.symmetric(rows[1], lane.output, tell)
+                else:
+                    columns = (x if z is None else z).block(t.columns, lane.card)
+                    block = lane.engine.cross(rows[1], columns, lane.output, tell)
                 if writing is not None:
                     writing.result()
                 writing = writer.submit(write, t, block)
@@ -95,3 +92,29 @@ def fill(
                 writing.result()
 
     share(lanes, tiles, run, advance)
+
+
+def not_done_by_others(
+    store: GramStore,
+    missing: Sequence[tuple[int, int]],
+    share: tuple[int, int] | None,
+    look: Callable[[], Any] = lambda: None,
+    done: Callable[[Tile], Any] = lambda tile: None,
+) -> Iterator[Tile]:
+    """The tiles of a matrix that others fill at the same time, each looked for before it is computed; `done` is told of
+    those that are there, and `look` is called before each.
+
+    Share k of n comes first, where others begin with theirs; the rest, or all of them, in random order. So few tiles
+    are computed twice, and those of a process that is lost are done by the others.
+    """
+    rest = list(missing)
+    k, n = (0, 1) if share is None else share
+    own = [] if share is None else rest[k * len(rest) // n : (k + 1) * len(rest) // n]
+    others = list(set(rest) - set(own))
+    for i, j in own + random.sample(others, len(others)):
+        look()
+        tile = store.grid.at(i, j)
+        if store.has(tile):
+            done(tile)
+        else:
+            yield tile

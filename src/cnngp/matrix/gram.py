@@ -7,10 +7,9 @@ matrix is the same to the last bit. All else follows: what is missing is what ha
 from __future__ import annotations
 
 import logging
-import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -24,14 +23,15 @@ from cnngp.kernel.kernel import Kernel, as_kernel
 from cnngp.kernel.program import Kind
 from cnngp.network.layers import Network, NetworkError
 
-from .cluster import cluster
-from .cluster import mark as store_run
-from .fill import Lane, fill, lanes
+from .cluster import filling
+from .cluster.connection import ClusterError
+from .fill import Lane, fill, lanes, not_done_by_others
 from .images import ImageRows
+from .speed import tile_here
 from .store.spec import Data, Spec
 from .store.store import GramStore, opened
 from .tile_size import check_tile, default_tile
-from .verifying import missing_and_damaged, report, seal_earlier_tiles
+from .verifying import missing_and_damaged, report
 
 log = logging.getLogger("cnngp")
 
@@ -98,9 +98,9 @@ def gram(
     kernel.engine_for(x.image_shape)  # refuses images that do not fit the network
     if store is None:
         return _in_memory(kernel, x, z, side, progress, output)
-    crew = None if client is None else cluster.Crew(client, kernel, x.image_shape, store)
+    on_cluster = None if client is None else filling.ClusterFill(client, kernel, x.image_shape, store)
     with opened(store) as gram_store:
-        return _in_store(gram_store, kernel, x, z, side, verify, progress, crew)
+        return _in_store(gram_store, kernel, x, z, side, verify, progress, on_cluster)
 
 
 def _in_memory(
@@ -144,53 +144,58 @@ def _in_store(
     tile: tuple[int, int] | None,
     verify: bool,
     progress: bool,
-    crew: cluster.Crew | None,
+    on_cluster: filling.ClusterFill | None,
 ) -> Any:
-    made_by = None if store.found is None else store.found.engine
-    own = kernel.engine_for(x.image_shape)
-    engine, device = (own.identity, kernel.device) if crew is None else crew.engine(made_by)
+    found = store.found
+    engine, device = kernel.engine_for(x.image_shape).identity, kernel.device
+    if on_cluster is not None:
+        engine, device = on_cluster.engine(None if found is None else found.engine)
     shape = (len(x), len(x if z is None else z))
-    if tile is None:
+    if tile is not None:
+        taken = tile
+    elif found is not None:
+        taken = found.tile
+    elif on_cluster is None:
+        taken = tile_here(x, shape, z is None)
+    else:
         cost = kernel.network.shapes(x.image_shape).elements
-        workers = 1 if crew is None else crew.workers
-        tile = default_tile(cost, device, shape, z is None, workers) if store.found is None else store.found.tile
-    spec = _specify(store.found, kernel, x, z, tile, engine)
+        taken = default_tile(cost, device, shape, z is None, on_cluster.workers)
+    spec = _specify(found, kernel, x, z, taken, engine)
     old = (0, 0)
-    if store.found is not None:
-        old = store.found.shape
-        store.found.refuse_unless_same_or_grown(spec, store.name)
+    if found is not None:
+        old = found.shape
+        found.refuse_unless_same_or_grown(spec, store.name)
         if old != spec.shape:
             _refuse_to_fill(store, spec.engine)
         if not store.read_only:
-            store_run.end(store)  # a run on a cluster whose client was killed
+            filling.end(store)  # a run on a cluster whose client was killed
     x.check_range(old[0])
     if z is not None:
         z.check_range(old[1])
-    store.prepare(spec)
+    store.prepare(spec, any_tile=tile is None)
     missing, damaged = missing_and_damaged(store, verify, progress)
-    if not store.sealed:
-        damaged += seal_earlier_tiles(store, kernel, x, z, [*missing, *damaged], verify, progress)
     if missing or damaged:
         _refuse_to_fill(store, spec.engine)
-        _note_check(store, kernel, x, crew)
+        _note_check(store, kernel, x, on_cluster)
         if damaged:
             report(store, damaged)
         with store.writing("its other tiles stay valid"):
             for at in damaged:  # gone, so that no later run without verification takes them for good
                 store.forget(*at)
-        _compute(store, kernel, x, z, sorted([*missing, *damaged]), progress, crew)
-    store.note_progress(len(store.grid))
+        _compute(store, kernel, x, z, sorted([*missing, *damaged]), progress, on_cluster)
+    if not store.read_only:
+        store.note_progress(len(store.grid))
     return store.array()
 
 
-def _note_check(store: GramStore, kernel: Kernel, x: ImageRows, crew: cluster.Crew | None) -> None:
+def _note_check(store: GramStore, kernel: Kernel, x: ImageRows, on_cluster: filling.ClusterFill | None) -> None:
     """Compare two images with the reference before hours of work; the store says that it was done, and what came out.
 
     On a cluster each worker does so for its own engine.
     """
     if not kernel.check:
         note: dict[str, Any] = {"by": "nobody: check=False"}
-    elif crew is not None:
+    elif on_cluster is not None:
         note = {"by": "each worker"}
     else:
         verdict = kernel.verify(x.X)
@@ -219,7 +224,7 @@ def _specify(
         engine=engine,
         dtype=kernel.dtype,
         tile=tile,
-        id=None if found is None else found.id,
+        id="" if found is None else found.id,
         kind=kernel.kind if kernel.symmetry is None else f"{kernel.kind}, symmetry {kernel.symmetry!r}",
     )
     return spec.identified() if found is None else spec
@@ -244,7 +249,7 @@ def _compute(
     z: ImageRows | None,
     todo: list[tuple[int, int]],
     progress: bool,
-    crew: cluster.Crew | None,
+    on_cluster: filling.ClusterFill | None,
 ) -> None:
     """Fill the tiles `todo`. Whatever ends it, the tiles that were written stay, and the message says how to go on."""
     grid = store.grid
@@ -252,17 +257,17 @@ def _compute(
     noted = time.monotonic()
     counting = threading.Lock()
 
-    def count(tiles: int) -> None:
+    def count() -> None:
         nonlocal done, noted
         with counting:
-            done += tiles
+            done += 1
             if time.monotonic() - noted > _NOTE_SECONDS:
                 noted = time.monotonic()
                 store.note_progress(done)
 
     def write(t: Tile, block: Any) -> None:
         store.write(t, block)
-        count(1)
+        count()
 
     def state() -> str:
         return f"{done:,} of {len(grid):,} tiles are there and stay valid"
@@ -270,33 +275,24 @@ def _compute(
     try:
         already = grid.pairs - sum(grid.at(i, j).pairs for i, j in todo)
         with progress_bar(grid.pairs, "kernel", "pair", done=already, wanted=progress, keep=True) as bar:
-            if crew is not None:
-                crew.fill(store, x, z, todo, count, bar.update)
+
+            def done_by_another(t: Tile) -> None:
+                count()
+                bar.update(t.pairs)
+
+            if on_cluster is not None:
+                on_cluster.fill(store, x, z, done_by_another)
+                return
+            if kernel.device == "cuda":
+                x.room = (memory.available("cuda") or 0) // 8
+            if store.locked:
+                tiles: Iterator[Tile] = (grid.at(i, j) for i, j in todo)
             else:
-                if kernel.device == "cuda":
-                    x.room = (memory.available("cuda") or 0) // 8
-
-                def done_by_another(t: Tile) -> None:
-                    count(1)
-                    bar.update(t.pairs)
-
-                tiles = (grid.at(i, j) for i, j in todo) if store.locked else _shared(store, todo, done_by_another)
-                fill(tiles, lanes(kernel, x.image_shape), x, z, write, bar.update)
+                tiles = not_done_by_others(store, todo, None, done=done_by_another)
+            fill(tiles, lanes(kernel, x.image_shape), x, z, write, bar.update)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"interrupted; {state()} in {store.name}. Run it again to continue") from None
-    except cluster.ClusterError as error:
-        raise cluster.ClusterError(f"{error}; {state()} in {store.name}. Run it again to continue") from None
+    except ClusterError as error:
+        raise ClusterError(f"{error}; {state()} in {store.name}. Run it again to continue") from None
     except OSError as error:
         raise store.fault(error, state()) from error
-
-
-def _shared(store: GramStore, todo: list[tuple[int, int]], done: Callable[[Tile], None]) -> Iterator[Tile]:
-    """The tiles where no lock holds, as on object stores, and other processes may be at the same matrix: each takes
-    them in an order of its own and looks before it computes one, so that few are computed twice.
-    """
-    for i, j in random.sample(todo, len(todo)):
-        tile = store.grid.at(i, j)
-        if store.has(tile):
-            done(tile)
-        else:
-            yield tile

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import shutil
 import sys
-import time
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from cnngp.common.errors import StoreError
 from cnngp.common.tiles import Grid
-from cnngp.kernel.engines.base import Engine
 from cnngp.kernel.kernel import Kernel
 
 from .images import ImageRows
+from .speed import measured_rate, tile_here
 from .store.chunks import chunk_bytes
 from .store.places import local_path
 from .store.spec import Spec
 from .store.store import GramStore
-from .tile_size import check_tile, default_tile
+from .tile_size import check_tile
 from .verifying import damaged_tiles
-
-_FEWEST = 16  # images a side of the smallest block that is timed: a processor's vector of pairs
 
 
 @dataclass(frozen=True)
@@ -52,9 +49,8 @@ def plan(kernel: Kernel, X: Any, *, tile: int | None = None, store: Any = None) 
     x = ImageRows(X, kernel, "X")
     n = len(x)
     engine = kernel.engine_for(x.image_shape)
-    usual = default_tile(kernel.network.shapes(x.image_shape).elements, kernel.device, (n, n), True)
-    grid = Grid((n, n), side or usual, True)
-    rate = measured_rate(x, min(usual[0], grid.tile[0]))
+    grid = Grid((n, n), side or tile_here(x, (n, n), True), True)
+    rate = measured_rate(x, min(grid.tile))
     a, b = grid.counts
     return GramCost(
         images=n,
@@ -69,44 +65,6 @@ def plan(kernel: Kernel, X: Any, *, tile: int | None = None, store: Any = None) 
         pairs_per_second=rate,
         seconds=grid.pairs / rate,
     )
-
-
-def measured_rate(x: ImageRows, side: int) -> float:
-    """Pairs per second in tiles of that side, from as many pairs as take half a second, or from one tile.
-
-    Tables cost time for each image and are a large part of a small block, so they are timed apart.
-    """
-    engine = x.kernel.engine_for(x.image_shape)
-    half = max(1, min(side, len(x) // 2))
-    card = 0 if x.kernel.device == "cuda" else None
-    first, second = x.block(slice(0, half), card), x.block(slice(len(x) - half, len(x)), card)
-    engine.cross(first[:2], second[:2], "numpy", None)  # compiles
-    count = min(half, _FEWEST)
-    while True:
-        whole, tables = _timed(engine, first[:count], second[:count])
-        if whole > 0.5 or count == half:
-            break
-        count = min(half, 2 * count)
-    pair, image = max(whole - tables, 0.1 * whole) / count**2, tables / (2 * count)
-    return half**2 / (half**2 * pair + 2 * half * image)
-
-
-def _timed(engine: Engine, first: Any, second: Any) -> tuple[float, float]:
-    """Seconds for all pairs of two blocks of images, and for the images' tables alone."""
-    start = time.perf_counter()
-    engine.diagonal(first)
-    engine.diagonal(second)
-    middle = time.perf_counter()
-    engine.cross(first, second, "numpy", None)
-    return max(time.perf_counter() - middle, 1e-9), middle - start
-
-
-def expected_seconds(kernel: Kernel, X: Any, pairs: int) -> float:
-    """How long `pairs` of images such as X take here, by timing a few."""
-    rows = ImageRows(X, kernel, "X")
-    elements = kernel.network.shapes(rows.image_shape).elements
-    side = default_tile(elements, kernel.device, (len(rows), len(rows)), True)[0]
-    return pairs / measured_rate(rows, side)
 
 
 def _free(store: Any) -> int | None:

@@ -1,4 +1,4 @@
-"""How large a tile is: what a user asks for, and what is taken when nobody does.
+"""Tile size: validation and default.
 
 Pure numbers, so that a plan for a million images is made without an image, a store or an engine.
 """
@@ -14,6 +14,11 @@ _TILE_ELEMENTS = {"cpu": 1.2e10, "cuda": 4e11}
 # A tile is a file: large enough for a disk, small enough to hold a few in memory.
 _SMALLEST = {"cpu": 256, "cuda": 1024}
 _LARGEST = {"cpu": 2048, "cuda": 4096}
+# An interrupted run loses the tiles in progress, so none should take long on the engine at hand, whatever its speed.
+_SECONDS = 8.0
+_SLOWEST = 16
+# The share of its usual elements up to which a tile is quick on any engine.
+_QUICK = 1 / 16
 
 
 def check_tile(tile: object) -> tuple[int, int] | None:
@@ -44,3 +49,20 @@ def default_tile(cost: int, device: str, shape: tuple[int, int], symmetric: bool
         return min(side, max(256, 1 << (images - 1).bit_length()))
 
     return (fit(shape[0]), fit(shape[0])) if symmetric else (fit(shape[0]), fit(shape[1]))
+
+
+def may_be_slow(elements: int, device: str) -> bool:
+    """Whether a tile with so many map elements might take longer than `of_seconds` allows."""
+    return elements > _QUICK * _TILE_ELEMENTS[device]
+
+
+def of_seconds(tile: tuple[int, int], rate: float) -> tuple[int, int]:
+    """The tile, or the largest smaller one that takes a few seconds at a rate of pairs per second.
+
+    >>> of_seconds((256, 256), 240.0), of_seconds((256, 512), 1e6)
+    ((32, 32), (256, 512))
+    """
+    a, b = tile
+    while a * b > _SECONDS * rate and max(a, b) > _SLOWEST:
+        a, b = min(a, max(a, b) // 2), min(b, max(a, b) // 2)
+    return a, b

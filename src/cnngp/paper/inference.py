@@ -105,7 +105,7 @@ def _matrices(setting: Setting, kernel: Kernel, images: SplitImages, label: str,
     stores = folder / f"{label}.zarr", folder / f"{label}-test.zarr"
     if setting.scheduler is None:
         return gram(kernel, images.X, store=stores[0])[:], gram(kernel, images.X_test, images.X, store=stores[1])[:]
-    from cnngp.matrix.cluster.cluster import connect
+    from cnngp.matrix.cluster.connection import connect
 
     with connect(setting.scheduler) as client:
         K = gram(kernel, images.X, store=stores[0], client=client)[:]

@@ -42,7 +42,7 @@ class SearchResult:
     images: str
     trials: tuple[Trial, ...]
     invalid: int
-    """Draws that no network came of (an image too small, a variance out of range) and that were drawn again."""
+    """Draws that no network came of (an image too small, a variance out of range); others were drawn in their place."""
     failures: dict[int, str] = field(default_factory=dict)
     rungs: tuple[Rung, ...] = ()
     test: Look | None = None
@@ -106,4 +106,4 @@ def describe(trial: Trial) -> str:
 
 
 def _facts(trial: Trial) -> dict[str, Any]:
-    return {"draw": trial.draw, **asdict(trial.score), "params": trial.params, "invalid": len(trial.invalid)}
+    return {"draw": trial.draw, **asdict(trial.score), "params": trial.params}

@@ -1,41 +1,119 @@
-"""Where the work of a search is done: here, on processes of this machine, or as tasks of a Dask cluster."""
+"""The work of a search: the loop over draws, here, on processes of this machine, or on the workers of a cluster."""
 
 from __future__ import annotations
 
 import multiprocessing
-import os
 import signal
-import uuid
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from concurrent.futures import ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import closing, contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from typing import Any
 
 from cnngp.common import memory
 from cnngp.common.devices import ActualDevice
 from cnngp.common.progress import progress_bar
+from cnngp.gp.checks import MatrixError
+from cnngp.kernel.engines.base import RangeError
 from cnngp.kernel.kernel import Kernel
-from cnngp.network.layers import Dense
+from cnngp.matrix.cluster.cluster import Cluster, Refused
+from cnngp.matrix.cluster.connection import ClusterError, connect
+from cnngp.network.layers import Dense, Network, NetworkError
+from cnngp.network.serialize import from_json
 
-from .scoring import Problem, Score
-from .study import Study, best
-from .work import POLL_SECONDS, Level, work
+from .scoring import Problem, score
+from .space import Draw, Space, SpaceError
+from .study import Study, StudyError, best, this_process
+
+# Draws in a row that no network comes of, and that fail: more are the fault of the space, or of the machine or data.
+_MOST_INVALID = 1000
+_MOST_FAILURES = 3
+POLL_SECONDS = 0.3
 
 
-def on_processes(level: Level, study: Study, processes: int, progress: bool) -> None:
-    """Fill a level here, or on several processes of this machine."""
-    missing = len(set(level.draws) - level.done(study))
-    device = engine_device(level.problem)
-    free = memory.available(device)
-    if free is not None:
-        processes = min(processes, max(1, free // level.problem.bytes_needed))
-    processes = min(processes, missing)
-    with _bar(level, study, progress) as told, _interruptible(level, study):
-        if processes <= 1:
-            work(level, study, told)
+@dataclass(frozen=True)
+class Level:
+    """Draws to score on one problem: new ones from a space, or `networks` that were drawn before."""
+
+    where: str
+    name: str
+    problem: Problem
+    draws: int
+    """How many there are to be in all."""
+    space: Space
+    sampler: str
+    seed: int
+    networks: dict[int, str] | None = None
+
+    def done(self, study: Study) -> int:
+        return min(self.draws, len({t.user_attrs["draw"] for t in study.records("COMPLETE")}))
+
+    def network(self, trial: Any) -> Network:
+        if self.networks is not None:
+            return from_json(self.networks[trial.user_attrs["draw"]])
+        network = self.space.network(Draw(trial))
+        self.space.check_cost(network.shapes(self.problem.image_shape).cost)
+        return network
+
+
+def work(level: Level, by: str, told: Callable[[], None], go_on: Callable[[], bool]) -> None:
+    """Draw after draw, until there are as many as were asked for or others are at the last ones."""
+    study = Study(level.where, level.name, new=False)
+    chosen = None if level.networks is None else list(level.networks)
+    no_network = (NetworkError, RangeError, MatrixError) if chosen is None else ()
+    failures = invalid = 0
+    while go_on() and (trial := study.ask(level.draws, chosen, level.sampler, level.seed, by)) is not None:
+        try:
+            network = level.network(trial)
+            found = score(network, level.problem)
+        except no_network as error:
+            study.tell(trial, None, "PRUNED", invalid=f"{type(error).__name__}: {error}")
+            invalid += 1
+            if invalid >= _MOST_INVALID:
+                size = " × ".join(map(str, level.problem.image_shape))
+                raise NetworkError(
+                    f"{invalid:,} draws of the space {level.space.name} in a row make no network on images of {size}; "
+                    f"the last: {error}"
+                ) from error
+        except SpaceError:  # every draw would fail of it
+            study.tell(trial, None, "FAIL")
+            raise
+        except Exception as error:
+            failure = " ".join(f"draw {trial.user_attrs['draw']}: {type(error).__name__}: {error}".split())
+            study.tell(trial, None, "FAIL", **({"failure": failure} if chosen is None else {}))
+            failures += 1
+            if failures >= _MOST_FAILURES or chosen is not None:
+                raise RuntimeError(f"{failure} ({level.where} keeps what is finished)") from error
+        except BaseException:
+            study.tell(trial, None, "FAIL")  # to be drawn again
+            raise
         else:
-            _spawn(_for_one_of(level, processes, device), processes, told)
+            study.tell(trial, found.error, network=network.to_json(), score=found)
+            failures = invalid = 0
         told()
+
+
+def run(level: Level, study: Study, processes: int, cluster: Cluster | None, progress: bool) -> None:
+    """Fill a level, and show how far it is."""
+    with _bar(level, study, progress) as told, _interruptible(level, study):
+        while level.done(study) < level.draws:
+            if cluster is not None:
+                _on_cluster(level, study, cluster, told)
+                continue
+            several = min(processes, level.draws - level.done(study), _fitting(level.problem))
+            if several > 1:
+                _on_processes(_for_one_of(level, several), several, told)
+            else:
+                work(level, this_process(), told, lambda: True)
+            if level.done(study) < level.draws:  # others are at the last ones; should one of them die, its draw is ours
+                time.sleep(POLL_SECONDS)
+                told()
+        told()
+
+
+# ---- processes -------------------------------------------------------------------------------------------------------
 
 
 def engine_device(problem: Problem) -> ActualDevice:
@@ -43,109 +121,102 @@ def engine_device(problem: Problem) -> ActualDevice:
     return Kernel(Dense(), problem.device, problem.dtype, problem.threads, problem.kind).device
 
 
-def _for_one_of(level: Level, processes: int, device: str) -> Level:
+def _fitting(problem: Problem) -> int:
+    """Number of processes that the memory allows."""
+    free = memory.available(engine_device(problem))
+    return 1 << 20 if free is None else max(1, free // problem.bytes_needed)
+
+
+def _for_one_of(level: Level, processes: int) -> Level:
     """Each process has its share of the CPU's threads."""
-    if level.problem.threads is not None or device != "cpu":
+    if level.problem.threads is not None or engine_device(level.problem) != "cpu":
         return level
     from cnngp.kernel.engines.cpu.runner import default_threads
 
-    threads = max(1, default_threads() // processes)
-    return replace(level, problem=replace(level.problem, threads=threads))
+    return replace(level, problem=replace(level.problem, threads=max(1, default_threads() // processes)))
 
 
-def _spawn(level: Level, processes: int, told: Callable[[], None]) -> None:
-    """Start the processes and watch them. Spawned, not forked: a fork of a process with threads or a card is broken."""
-    context = multiprocessing.get_context("spawn")
-    errors = context.SimpleQueue()
-    workers = [context.Process(target=_process, args=(level, errors), daemon=True) for _ in range(processes)]
+def _on_processes(level: Level, processes: int, told: Callable[[], None]) -> None:
+    """Spawned, not forked: a fork of a process with threads or a card is broken."""
+    spawn = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(processes, spawn, signal.signal, (signal.SIGINT, signal.SIG_IGN))  # Ctrl-C is ours
     try:
-        for worker in workers:
-            worker.start()
-        while any(worker.is_alive() for worker in workers):
-            for worker in workers:
-                worker.join(POLL_SECONDS / processes)
+        running = [pool.submit(_process, level) for _ in range(processes)]
+        while wait(running, timeout=POLL_SECONDS).not_done:
             told()
-            _raise_failure(workers, errors)
-        _raise_failure(workers, errors)
-    finally:
-        for worker in workers:
-            if worker.is_alive():
-                worker.terminate()  # its claim goes with it
-        for worker in workers:
-            if worker.pid is not None:
-                worker.join()
-
-
-def _raise_failure(workers: list[Any], errors: Any) -> None:
-    if not errors.empty():
-        raise RuntimeError(errors.get())
-    codes = [worker.exitcode for worker in workers if worker.exitcode not in (None, 0)]
-    if codes and errors.empty():
+            for ended in (r for r in running if r.done()):
+                ended.result()
+        for ended in running:
+            ended.result()
+    except BrokenProcessPool:
         raise RuntimeError(
-            f"a worker process ended with exit code {codes[0]}, as when memory runs out; what is finished is kept, run "
-            "again with fewer processes"
-        )
+            "a worker process ended by itself, as when memory runs out; what is finished is kept, run again with fewer "
+            "processes"
+        ) from None
+    finally:
+        for process in list(pool._processes.values()) if pool._processes else ():
+            process.terminate()  # a draw in progress is done again by the next run
+        pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _process(level: Level, errors: Any) -> None:
-    """What a process runs. Ctrl-C is its parent's to handle, and without its parent it stops."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def _process(level: Level) -> None:
+    """What a process runs. Without its parent it stops."""
     parent = multiprocessing.parent_process()
+    work(level, this_process(), lambda: None, lambda: parent is None or parent.is_alive())
+
+
+# ---- Dask ------------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def on_cluster(scheduler: Any) -> Iterator[Cluster | None]:
+    """The workers of a client, or of the scheduler at an address, if one is given."""
+    if scheduler is None:
+        yield None
+        return
+    with nullcontext(scheduler) if not isinstance(scheduler, str) else connect(scheduler) as client:
+        cluster = Cluster(client)
+        cluster.fit()  # one line where it has no workers, before a study is made
+        yield cluster
+
+
+def _on_cluster(level: Level, study: Study, cluster: Cluster, told: Callable[[], None]) -> None:
+    done = level.done(study)
     try:
-        with Study(level.path, level.identity) as study:
-            work(level, study, _nothing, lambda: parent is None or parent.is_alive())
-    except Exception as error:
-        errors.put(str(error) or type(error).__name__)
+        with closing(cluster.everywhere(_on_worker, level)) as seconds:
+            while done < level.draws:
+                next(seconds)
+                study.give_up(cluster.fit())
+                told()
+                before, done = done, level.done(study)
+                cluster.lost = cluster.lost if done == before else 0
+    except ClusterError as error:
+        raise ClusterError(f"{error}; {level.where} keeps what is finished; run the same command again") from error
 
 
-def _nothing() -> None:
-    pass
+def _on_worker(turn: int, level: Level) -> None:
+    from distributed import get_worker
+
+    try:
+        work(level, this_process(get_worker().address), lambda: None, lambda: True)
+    except StudyError as error:
+        raise Refused(f"{error}; give a study that all workers see") from None
 
 
-# ---- Dask -----------------------------------------------------------------------------------------------------------
-
-
-def on_cluster(level: Level, study: Study, scheduler: Any, progress: bool) -> None:
-    """Fill a level with tasks on a cluster's workers; claims and study stay here."""
-    from .tasks import connected, fill
-
-    with connected(scheduler) as client, _bar(level, study, progress) as told, _interruptible(level, study):
-        fill(level, study, client, told)
-        told()
-
-
-def score_on_cluster(network_json: str, problem: Problem, study: Study, scheduler: Any) -> Score:
-    """One score by a worker: the machine that asks may have no card."""
-    from .tasks import connected, score_there
-
-    with connected(scheduler) as client:
-        return score_there(network_json, problem, client, study.path)
-
-
-def check_cluster(scheduler: Any) -> None:
-    """One line where there is no scheduler, or where it has no workers."""
-    from .tasks import connected
-
-    with connected(scheduler):
-        pass
-
-
-# ---- what people see ------------------------------------------------------------------------------------------------
+# ---- what people see -------------------------------------------------------------------------------------------------
 
 
 @contextmanager
 def _bar(level: Level, study: Study, wanted: bool) -> Iterator[Callable[[], None]]:
     """A progress bar with the best so far, on a terminal."""
     what = "draws" if level.networks is None else f"with {len(level.problem.X):,} images"
-    with progress_bar(len(level.draws), what, "network", wanted=wanted, delay=0.5, keep=True) as bar:
+    with progress_bar(level.draws, what, "network", wanted=wanted, delay=0.5, keep=True) as bar:
 
         def told() -> None:
             if bar.disable:
                 return
-            trials = [t for t in level.trials(study) if t.draw in level.draws]
-            bar.update(len(trials) - bar.n)
-            if trials:
-                first = best(trials)[0]
+            bar.update(level.done(study) - bar.n)
+            for first in best(study.trials(), 1):
                 bar.set_postfix_str(f"best {100 * first.error:.2f} % (draw {first.draw})")
 
         told()
@@ -157,11 +228,7 @@ def _interruptible(level: Level, study: Study) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        done = len(set(level.draws) & level.done(study))
         raise KeyboardInterrupt(
-            f"interrupted; {done:,} of {len(level.draws):,} networks are in {study.path}. Run it again to continue"
+            f"interrupted; {level.done(study):,} of {level.draws:,} networks are in {level.where}. Run it again to "
+            "continue"
         ) from None
-
-
-def run_token() -> str:
-    return f"{os.getpid()}-{uuid.uuid4().hex[:8]}"

@@ -83,9 +83,9 @@ class Score:
     compile_seconds: float
     kernel_seconds: float
     pairs_per_second: float
-    elements: int = 0
-    """Covariances that a nonlinearity of the network reads for a pair of images; 0 in studies that did not count."""
-    operations: int = 0
+    elements: int
+    """Covariances that a nonlinearity of the network reads for a pair of images."""
+    operations: int
     """Operations for a pair of images, as `net.shapes` counts them."""
 
 

@@ -1,18 +1,12 @@
-"""What a random search draws from: a `Space` turns the numbers of one draw into a network.
-
-A draw depends on the seed and its own number alone, so it is the same in any process, in any order and after any
-number of interruptions.
-"""
+"""What a search draws from: a `Space` turns the numbers of one draw, which Optuna gives, into a network."""
 
 from __future__ import annotations
 
 import math
 import pickle
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Literal, TypeAlias, TypeVar, cast
-
-import numpy as np
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias, TypeVar, cast
 
 from cnngp.network.layers import (
     GELU,
@@ -38,66 +32,42 @@ class SpaceError(ValueError):
     """A mistake in a space: no other draw of it would do better."""
 
 
-@dataclass(frozen=True)
-class Range:
-    """What a hyperparameter was drawn from: uniform, or uniform in the logarithm; integers include both ends."""
-
-    low: float
-    high: float
-    log: bool = False
-    integer: bool = False
-
-
-@dataclass(frozen=True)
-class Choice:
-    options: tuple[Value, ...]
-
-
-@dataclass
 class Draw:
-    """Numbers for one network, kept under their names. The same (seed, number, attempt) gives the same numbers.
+    """Numbers for one network, each under a name of its own, from a trial of Optuna.
 
-    >>> draw = Draw(seed=0, number=3)
-    >>> draw.integer("layers", 2, 8) == Draw(seed=0, number=3).integer("layers", 2, 8)
-    True
+    >>> from optuna.trial import FixedTrial
+    >>> Draw(FixedTrial({"layers": 3})).integer("layers", 2, 8)
+    3
     """
 
-    seed: int
-    number: int
-    attempt: int = 0
-    values: dict[str, Value] = field(default_factory=dict)
-    ranges: dict[str, Range | Choice] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self._rng = np.random.default_rng([self.seed, self.number, self.attempt])
+    def __init__(self, trial: Any) -> None:
+        self._trial = trial
+        self._names: set[str] = set()
 
     def real(self, name: str, low: float, high: float, log: bool = False) -> float:
+        """Uniform, or uniform in the logarithm."""
         self._check(name, low, high, 0.0 if log else -math.inf)
-        if log:
-            value = math.exp(self._rng.uniform(math.log(low), math.log(high)))
-        else:
-            value = float(self._rng.uniform(low, high))
-        return self._keep(name, min(max(value, low), high), Range(low, high, log))
+        return float(self._trial.suggest_float(name, low, high, log=log))
 
     def integer(self, name: str, low: int, high: int) -> int:
+        """Uniform, both ends included."""
         self._check(name, low, high)
-        return self._keep(name, int(self._rng.integers(low, high, endpoint=True)), Range(low, high, integer=True))
+        return int(self._trial.suggest_int(name, low, high))
 
     def choice(self, name: str, options: Sequence[T]) -> T:
+        """One of the options, all alike."""
         if len(options) == 0:
             raise SpaceError(f"the space draws {name!r} from no options; give at least one")
-        return self._keep(name, options[int(self._rng.integers(len(options)))], Choice(tuple(options)))
+        self._check(name, 0, 0)
+        return cast(T, self._trial.suggest_categorical(name, list(options)))
 
     def _check(self, name: str, low: float, high: float, above: float = -math.inf) -> None:
         if not above < low <= high < math.inf:
             wanted = "the lower end first" if above < 0 else "0 < the lower end first, for a logarithm"
             raise SpaceError(f"the space draws {name!r} from {low!r} to {high!r}; expected {wanted}, both finite")
-
-    def _keep(self, name: str, value: T, drawn_from: Range | Choice) -> T:
-        if name in self.values:
+        if name in self._names:
             raise SpaceError(f"the space draws {name!r} twice; give each hyperparameter a name of its own")
-        self.values[name], self.ranges[name] = value, drawn_from
-        return value
+        self._names.add(name)
 
 
 @dataclass(frozen=True)

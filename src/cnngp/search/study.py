@@ -1,38 +1,37 @@
-"""A search's memory: an Optuna study in an SQLite file that many processes fill, and that a kill cannot harm.
+"""The memory of a search: an Optuna study in a journal file or a database, which any number of processes fill.
 
-A draw is written when it is finished, whole or not at all. While it is being computed only a lock says so
-(`claims.py`), which dies with its process: a killed draw leaves no trace and is drawn again. SQLite finds out when the
-file's structure is damaged, but not when a number in it is, so every record has a checksum of its own; one with a wrong
-checksum is as if it were not there. The one file that knows Optuna.
+Optuna draws and stores; this is the one file that knows it. A record says which draw it is of, so that a draw that was
+interrupted is done again, with the same numbers.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
-import logging
-import sqlite3
+import os
+import socket
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass, fields
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from cnngp.common.errors import one_line
 from cnngp.common.optional import need
 from cnngp.network.layers import Network
 from cnngp.network.serialize import from_json
 
-from .checksums import digest
-from .claims import Claims
 from .scoring import Score
-from .space import Choice, Draw, Range, Value
-
-log = logging.getLogger("cnngp")
+from .space import Value
 
 NAME = "cnngp search"
-_CHECKSUM = "sha256"
-# Set in studies whose records all have checksums; those of earlier versions have records without.
-_CHECKED = "checksums"
+SAMPLERS = {"random": "RandomSampler", "tpe": "TPESampler"}
+"""Optuna's samplers by name: the paper's, and one that learns from the draws before."""
+# A draw of another machine that is older, and ten times as old as the longest ever took, was left behind.
+_UNHEARD_SECONDS = 600.0
 
 
 class StudyError(ValueError):
@@ -41,14 +40,12 @@ class StudyError(ValueError):
 
 @dataclass(frozen=True)
 class Trial:
-    """One draw with its score: what a study keeps."""
+    """One draw with its score."""
 
     draw: int
     params: dict[str, Value]
     network_json: str
     score: Score
-    invalid: tuple[str, ...] = ()
-    """Why each draw before this one, under the same number, was drawn again."""
 
     @property
     def error(self) -> float:
@@ -61,256 +58,182 @@ class Trial:
 
 
 class Study:
-    """The draws of one search: `identity` says of what, and a file with another one is refused."""
+    """The draws of one search at `where`, a file or a URL; `name` tells the studies there apart."""
 
-    def __init__(self, path: Path, identity: dict[str, Any]) -> None:
-        if path.is_symlink():
-            path = _followed(path)
-        self.path = path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self.claims = Claims(path.with_name(path.name + ".claims"))
-        with self._writing():
-            _check_file(path)
-            self._storage, self._study = _open(path)
-            held = self._study.user_attrs.get("identity")
-            if held is None:
-                self._study.set_user_attr(_CHECKED, True)
-                self._study.set_user_attr("identity", identity)
-        self._checked = bool(self._study.user_attrs.get(_CHECKED, False))
-        self._told: set[str] = set()
-        if held is not None and held != identity:
-            self.close()
-            raise StudyError(f"{path} holds another search: {_difference(held, identity)}; give another study file")
+    def __init__(self, where: str, name: str = NAME, new: bool = True) -> None:
+        self.where = where
+        with reported(where) as optuna:
+            storage = _storage(where, new)
+            if new:
+                self._study = optuna.create_study(storage=storage, study_name=name, load_if_exists=True)
+            else:
+                self._study = optuna.load_study(storage=storage, study_name=name)
 
-    def __enter__(self) -> Study:
-        return self
+    def require(self, identity: dict[str, Any]) -> None:
+        """`StudyError` where it is the study of another search."""
+        held = self.notes("").get("identity", identity)
+        self.note("identity", held)
+        differ = [key for key in identity | held if held.get(key) != identity.get(key)]
+        told = [f"its {key} is {_short(held.get(key))} and not {_short(identity.get(key))}" for key in differ]
+        if differ == ["content"]:
+            told.append("so it has other images, or others of them were held out for validation")
+        elif "content" in differ:
+            del told[differ.index("content")]  # a hash of the other things too
+        if differ:
+            raise StudyError(f"{self.where} holds another search: {', '.join(told)}; give another study")
 
-    def __exit__(self, *error: object) -> None:
-        self.close()
+    def notes(self, prefix: str) -> dict[str, Any]:
+        return {key: value for key, value in self._study.user_attrs.items() if key.startswith(prefix)}
 
-    def close(self) -> None:
-        """Let go of the file and of what was claimed."""
-        self.claims.drop_all()
-        self._storage.remove_session()
-        self._storage.engine.dispose()
+    def note(self, key: str, value: Any) -> None:
+        if key not in self.notes(key):
+            self._study.set_user_attr(key, value)
 
-    @contextmanager
-    def _writing(self) -> Iterator[None]:
-        """One writer at a time, among all processes: two that begin to read and then write would stop each other."""
-        with self.claims.waiting("write"), _reported(self.path):
-            yield
-
-    # ---- draws -------------------------------------------------------------------------------------------------------
+    def records(self, *states: str) -> list[Any]:
+        """Optuna's trials of the given states, such as "COMPLETE", as far as they say of which draw they are."""
+        found = self._study.get_trials(deepcopy=False)
+        return [t for t in found if t.state.name in states and "draw" in t.user_attrs]
 
     def trials(self) -> list[Trial]:
         """Finished draws, by their number."""
-        return sorted(
-            (_trial(t.params, t.user_attrs) for t in self._sound("COMPLETE")),
-            key=lambda trial: trial.draw,
-        )
+        found = {t.user_attrs["draw"]: t for t in self.records("COMPLETE")}
+        return [
+            Trial(draw, dict(t.params), t.user_attrs["network"], Score(**t.user_attrs["score"]))
+            for draw, t in sorted(found.items())
+        ]
 
-    def finished(self) -> set[int]:
-        return {t.user_attrs["draw"] for t in self._sound("COMPLETE")}
-
-    def failures(self, run: str | None = None) -> dict[int, str]:
-        """Draws that no result came of, with their errors: in one run, or in all and in none since."""
-        failed = [t.user_attrs for t in self._sound("FAIL")]
-        finished = self.finished()
-        return {a["draw"]: a["failure"] for a in failed if run in (None, a["run"]) and a["draw"] not in finished}
-
-    def add(self, trial: Trial, draw: Draw) -> None:
-        import optuna
-
-        attributes = {
-            "draw": trial.draw,
-            "network": trial.network_json,
-            "invalid": list(trial.invalid),
-            **asdict(trial.score),
+    def failures(self) -> dict[int, str]:
+        """Draws that no result came of, with their errors."""
+        return {
+            t.user_attrs["draw"]: t.user_attrs["failure"] for t in self.records("FAIL") if "failure" in t.user_attrs
         }
-        record = optuna.trial.create_trial(
-            value=trial.error,
-            params=trial.params,
-            distributions={name: _distribution(r) for name, r in draw.ranges.items()},
-            user_attrs=attributes | {_CHECKSUM: digest([trial.error, trial.params, attributes])},
-        )
-        with self._writing():
-            self._study.add_trial(record)
-            self._study.set_user_attr("invalid", sum(len(t.user_attrs.get("invalid", ())) for t in self._records()))
 
-    def fail(self, draw: int, failure: str, run: str) -> None:
-        """Note a failure; `run` will not try the draw again, a later one will."""
-        import optuna
+    def ask(self, wanted: int, chosen: Sequence[int] | None, sampler: str, seed: int, by: str) -> Any:
+        """A trial for the lowest draw that is not done and that no other is at, of those `chosen` if any; None where as
+        many draws as are `wanted` are done or in work. The numbers of a draw depend on the seed and its own number.
+        """
+        done, at_work = self._taken(len(self._study.get_trials(deepcopy=False)))
+        if len(done & {t.user_attrs["draw"] for t in self.records("COMPLETE")}) + len(at_work) >= wanted:
+            return None
+        numbers = itertools.count() if chosen is None else chosen
+        draw = next((number for number in numbers if number not in done | at_work), None)
+        if draw is None:
+            return None
+        with reported(self.where) as optuna:
+            trial = self._study.ask()
+            for key, value in {"by": by, "draw": draw}.items():
+                trial.set_user_attr(key, value)
+            if draw in set.union(*self._taken(trial.number)):  # another process was faster
+                self.tell(trial, None, "FAIL")
+                return self.ask(wanted, chosen, sampler, seed, by)
+            state = int(np.random.SeedSequence([seed, draw]).generate_state(1)[0])
+            self._study.sampler = getattr(optuna.samplers, SAMPLERS[sampler])(seed=state)
+        return trial
 
-        attributes = {"draw": draw, "failure": failure, "run": run}
-        attributes[_CHECKSUM] = digest([None, {}, attributes])
-        record = optuna.trial.create_trial(state=optuna.trial.TrialState.FAIL, user_attrs=attributes)
-        with self._writing():
-            self._study.add_trial(record)
+    def _taken(self, before: int) -> tuple[set[int], set[int]]:
+        """The draws that are done, also in vain, and those that others are at, among the first records."""
+        done = {t.user_attrs["draw"] for t in self.records("COMPLETE", "PRUNED")} | set(self.failures())
+        longest = max((t.user_attrs["score"]["seconds"] for t in self.records("COMPLETE")), default=0.0)
+        earliest = datetime.now() - timedelta(seconds=max(_UNHEARD_SECONDS, 10.0 * longest))
+        at_work = [t for t in self.records("RUNNING") if t.number < before and _may_be_alive(t, earliest)]
+        return done, {t.user_attrs["draw"] for t in at_work}
 
-    def _records(self) -> list[Any]:
-        with _reported(self.path):
-            return self._study.get_trials(deepcopy=False)  # type: ignore[no-any-return]
+    def tell(self, trial: Any, value: float | None, state: str = "COMPLETE", **attributes: Any) -> None:
+        with reported(self.where) as optuna:
+            for key, attribute in attributes.items():
+                trial.set_user_attr(key, asdict(attribute) if isinstance(attribute, Score) else attribute)
+            self._study.tell(trial.number, value, state=optuna.trial.TrialState[state])
 
-    def _sound(self, state: str) -> list[Any]:
-        """The records in a state whose checksums are right."""
-        return [t for t in self._records() if t.state.name == state and self._is_sound(t)]
+    def give_up(self, workers: Sequence[str]) -> None:
+        """Free the draws that workers of a cluster are at which are not among these."""
+        for t in self.records("RUNNING"):
+            worker = t.user_attrs["by"].split()[2:]
+            if worker and worker[0] not in workers:
+                with suppress(StudyError):  # it has just been told
+                    self.tell(t, None, "FAIL")
 
-    def _is_sound(self, record: Any) -> bool:
-        attributes = dict(record.user_attrs)
-        kept = attributes.pop(_CHECKSUM, None)
-        if kept is None and not self._checked:
-            return True
-        if kept == digest([record.value, record.params, attributes]):
-            return True
-        self._tell(f"the record {record.number} (draw {attributes.get('draw')})")
+
+def this_process(worker: str = "") -> str:
+    """A process, and the address of the worker of a cluster that it is."""
+    return f"{socket.gethostname()} {os.getpid()} {worker}".strip()
+
+
+def _may_be_alive(record: Any, earliest: datetime) -> bool:
+    """Whether a process may be at a draw: not if it was on this machine and is gone, nor if it began long ago."""
+    host, pid = record.user_attrs["by"].split()[:2]
+    if host != socket.gethostname():
+        return bool(record.datetime_start is not None and record.datetime_start > earliest)
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
         return False
-
-    def _tell(self, what: str) -> None:
-        if what not in self._told:
-            self._told.add(what)
-            log.warning("%s: %s is damaged, its checksum does not match; it is not used", self.path, what)
-
-    # ---- what comes after the draws ----------------------------------------------------------------------------------
-
-    def notes(self, kind: str) -> dict[str, Any]:
-        """What was noted under `kind`, by key."""
-        prefix = f"{kind}/"
-        with _reported(self.path):
-            noted = self._study.user_attrs
-        found = {}
-        for name, value in noted.items():
-            if not name.startswith(prefix):
-                continue
-            if isinstance(value, dict) and (_CHECKSUM in value or self._checked):
-                kept = value.get(_CHECKSUM)
-                value = {k: v for k, v in value.items() if k != _CHECKSUM}
-                if kept != digest([name, value]):
-                    self._tell(f"the note {name}")
-                    continue
-            found[name.removeprefix(prefix)] = value
-        return found
-
-    def note(self, kind: str, key: str, value: dict[str, Any]) -> None:
-        name = f"{kind}/{key}"
-        with self._writing():
-            self._study.set_user_attr(name, value | {_CHECKSUM: digest([name, value])})
-
-
-def score_from(values: dict[str, Any]) -> Score:
-    return Score(**{f.name: values[f.name] for f in fields(Score) if f.name in values})  # old ones did not count costs
-
-
-def _trial(params: dict[str, Any], attributes: dict[str, Any]) -> Trial:
-    return Trial(
-        attributes["draw"], params, attributes["network"], score_from(attributes), tuple(attributes["invalid"])
-    )
-
-
-def _distribution(drawn_from: Range | Choice) -> Any:
-    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
-
-    match drawn_from:
-        case Choice(options):
-            return CategoricalDistribution(options)
-        case Range(low, high, _, integer=True):
-            return IntDistribution(int(low), int(high))
-        case Range(low, high, log):
-            return FloatDistribution(low, high, log=log)
-
-
-def _optuna() -> Any:
-    return need("optuna", "a search")
-
-
-def require() -> None:
-    """`ImportError` with what to install, unless Optuna is there."""
-    _optuna()
-
-
-# What Optuna's own reading of a record that was altered comes to.
-_OF_DAMAGE = (LookupError, ValueError, TypeError, AssertionError, AttributeError)
-
-
-@contextmanager
-def _reported(path: Path) -> Iterator[None]:
-    """What goes wrong with the file, such as a full disk, in one line."""
-    optuna = _optuna()
-    from sqlalchemy.exc import SQLAlchemyError  # Optuna's own dependency, whose errors it lets through in part
-
-    before = optuna.logging.get_verbosity()
-    optuna.logging.set_verbosity(optuna.logging.ERROR)  # no line for each study made, nor of what is told below
-    try:
-        yield
-    except StudyError:
-        raise
-    except (optuna.exceptions.OptunaError, SQLAlchemyError, *_OF_DAMAGE) as error:
-        reason = error.__cause__ if isinstance(error.__cause__, SQLAlchemyError) else error
-        text = one_line(getattr(reason, "orig", reason))
-        raise StudyError(f"{path} cannot be read or written as a study: {text[:200]}") from error
-    finally:
-        optuna.logging.set_verbosity(before)
-
-
-def _open(path: Path) -> tuple[Any, Any]:
-    """The storage and the study in it."""
-    optuna = _optuna()
-    try:
-        storage = optuna.storages.RDBStorage(
-            f"sqlite:///{path.absolute()}", engine_kwargs={"connect_args": {"timeout": 60}}
-        )
-        study = optuna.create_study(storage=storage, study_name=NAME, direction="minimize", load_if_exists=True)
-        return storage, study
-    except RuntimeError as error:  # tables of another version of Optuna
-        raise StudyError(f"{path} cannot be used as a study: {one_line(error)[:200]}") from None
-
-
-def _followed(path: Path) -> Path:
-    """The study that a link leads to, so that both names have the same claims. None is begun behind a link."""
-    target = path.resolve()
-    if not target.exists() or (target.is_file() and target.stat().st_size == 0):
-        raise StudyError(f"{path} is a link to {path.readlink()}, where there is no study; give the file itself")
-    return target
-
-
-def _check_file(path: Path) -> None:
-    """Refuse what is not ours before Optuna writes its tables into it."""
-    if "?" in str(path):
-        raise StudyError(f"{path}: Optuna cannot open a file with a question mark in its name; give another")
-    if path.is_dir():
-        raise StudyError(f"{path} is a folder; give a file such as search.db")
-    if not path.exists() or path.stat().st_size == 0:
-        return
-    try:
-        # Not read-only: after a kill in the middle of a write, SQLite has to take that write back first.
-        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True, timeout=60)) as file:
-            names = [name for (name,) in file.execute("SELECT study_name FROM studies")]
-            whole = [row[0] for row in file.execute("PRAGMA quick_check(1)")]
-    except sqlite3.Error as error:
-        raise StudyError(f"{path} is not a study of Optuna ({one_line(error)[:200]}); give another file") from None
-    if whole != ["ok"]:
-        raise StudyError(f"{path} is damaged ({one_line(whole[0])[:200]}); restore it or give another file")
-    if names not in ([], [NAME]):
-        raise StudyError(f"{path} already holds other studies ({', '.join(map(repr, names[:3]))}); choose another file")
-
-
-def _difference(held: dict[str, Any], asked: dict[str, Any]) -> str:
-    usual = {"kind": "nngp"}  # recorded where it is another
-    held, asked = usual | held, usual | asked
-    differ = [key for key in asked | held if held.get(key) != asked.get(key)]
-    told = [
-        f"its {key} is {_short(held.get(key))} and not {_short(asked.get(key))}"
-        for key in differ
-        if key != "content" or differ == ["content"]  # a hash of the other things too
-    ]
-    if differ == ["content"]:
-        told.append("so it has other images, or others of them were held out for validation")
-    return ", ".join(told) or f"made by another version ({json.dumps(held)[:80]})"
-
-
-def _short(value: Any) -> str:
-    return f"{value[:12]}…" if isinstance(value, str) and len(value) == 64 else str(value)
+    except PermissionError:
+        pass
+    return True
 
 
 def best(trials: Sequence[Trial], n: int | None = None) -> list[Trial]:
     """The lowest validation errors first; among equals the lower leave-one-out error, then the earlier draw."""
     return sorted(trials, key=lambda t: (t.error, t.score.loo_error, t.draw))[:n]
+
+
+# What Optuna's own reading of a file that was altered, or of another kind, comes to.
+_OF_DAMAGE = (LookupError, ValueError, TypeError, AssertionError, AttributeError, OSError, RuntimeError)
+
+
+@contextmanager
+def reported(where: str) -> Iterator[Any]:
+    """Optuna, with what goes wrong with a study, such as a full disk or a damaged file, in one line, and no others."""
+    optuna = need("optuna", "a search")
+    before = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    try:
+        yield optuna
+    except StudyError:
+        raise
+    except (optuna.exceptions.OptunaError, *_OF_DAMAGE) as error:
+        raise StudyError(f"{where} cannot be read or written as a study: {one_line(error)[:200]}") from error
+    finally:
+        optuna.logging.set_verbosity(before)
+
+
+def _storage(where: str, new: bool) -> Any:
+    import optuna
+    from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock, JournalStorage
+
+    if "://" in where:
+        return optuna.storages.RDBStorage(where)
+    path = Path(where).resolve()  # behind a link the same file, and the same lock
+    if path.is_dir():
+        raise StudyError(f"{where} is a folder; give a file such as search.journal")
+    if not new and not path.exists():
+        raise StudyError(f"{where} is not there")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = JournalFileSymlinkLock(str(path))
+    if path.exists() and path.stat().st_size:
+        _mend(path, lock)
+    return JournalStorage(JournalFileBackend(str(path), lock))
+
+
+def _mend(path: Path, lock: Any) -> None:
+    """Refuse what is no journal; take away the half of a line that a process left which was killed while it wrote."""
+    with path.open("rb+") as file:
+        try:
+            first = json.loads(file.readline())
+        except ValueError:
+            first = None
+        if not isinstance(first, dict) or "op_code" not in first:
+            raise StudyError(f"{path} is not a journal of Optuna; give another file, or a URL such as sqlite:///a.db")
+        lock.acquire()
+        try:
+            end = file.seek(0, os.SEEK_END)
+            file.seek(max(0, end - (1 << 20)))
+            tail = file.read()
+            if not tail.endswith(b"\n"):
+                file.truncate(end - len(tail) + tail.rfind(b"\n") + 1)
+        finally:
+            lock.release()
+
+
+def _short(value: Any) -> str:
+    return f"{value[:12]}…" if isinstance(value, str) and len(value) == 64 else str(value)

@@ -11,6 +11,7 @@ import json
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,7 @@ from cnngp.common.arrays import in_place, to_numpy
 from cnngp.common.errors import StoreError
 from cnngp.common.progress import progress_bar
 from cnngp.common.tiles import Grid
-from cnngp.matrix.cluster.hands import compute_all
-from cnngp.matrix.cluster.roster import Roster
+from cnngp.matrix.cluster.cluster import Cluster
 from cnngp.matrix.store.places import local_path
 from cnngp.matrix.store.store import GramStore, store_of, verified
 
@@ -53,8 +53,7 @@ class SymmetricMatrix:
         self.tile: tuple[int, int] = (int(chunks[0]), int(chunks[1])) if isinstance(chunks, tuple) else (_SIDE, _SIDE)
         if client is not None and not self.stored:
             raise MatrixError("client= needs a matrix in a store that the workers see; this one is in memory")
-        self.client = client
-        self._roster = Roster(client)
+        self._cluster = None if client is None else Cluster(client)
 
     @property
     def mirrored(self) -> bool:
@@ -74,7 +73,7 @@ class SymmetricMatrix:
 
     def multiply(self, V: Array) -> Array:
         """KV for V (N, columns) in float64, on the card where V is."""
-        Y = self._on_cluster(V) if self.client is not None else self._here(V)
+        Y = self._here(V) if self._cluster is None else self._on_cluster(self._cluster, V)
         if not bool(namespace(Y).isfinite(Y).all()):
             raise MatrixError(_NAN)
         return Y
@@ -120,28 +119,19 @@ class SymmetricMatrix:
             while waiting:
                 yield waiting.popleft().result()
 
-    def _on_cluster(self, V: Array) -> Array:
+    def _on_cluster(self, cluster: Cluster, V: Array) -> Array:
         """A worker takes whole rows of tiles: it reads the mirror images too, and sends back a few rows of the result
         instead of a sum as long as V.
         """
-        xp = namespace(V)
-        rows = list(blocks(self.n, self.tile[0]))
-        parts = compute_all(
-            self._roster,
-            _row_product,
-            rows,
-            self.K,
-            self.tile[1],
-            named=lambda k: f"rows {rows[k].start}–{rows[k].stop - 1} of the matrix",
-            data=to_numpy(V),
-        )
-        return xp.asarray(np.concatenate(parts))
+        product = partial(_row_product, self.K, self.tile[1])
+        parts = cluster.computed(product, list(blocks(self.n, self.tile[0])), to_numpy(V))
+        return namespace(V).asarray(np.concatenate(parts))
 
 
 _NAN = "the kernel matrix contains NaN or infinity; an unfinished store does too: finish it with gram"
 
 
-def _row_product(V: Any, rows: slice, K: Any, width: int) -> Any:
+def _row_product(K: Any, width: int, rows: slice, V: Any) -> Any:
     """Some rows of KV, on a worker."""
     Y = np.zeros((rows.stop - rows.start, V.shape[1]))
     for columns in blocks(V.shape[0], width):

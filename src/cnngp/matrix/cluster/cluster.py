@@ -1,94 +1,241 @@
-"""Tiles on the workers of a Dask cluster.
+"""The workers of a Dask cluster that can do the work, and the two ways to use them.
 
-The client keeps the list of tiles and gives each worker a few at a time. A worker reads the images from the store,
-computes, and writes its tiles straight into the store; only counts come back. What a worker that dies or freezes had in
-hand is given to another.
-
-    connection.py  the scheduler is reached, or the error says why not
-    roster.py      who takes part
-    hands.py       who has which work in hand
-    run.py         which tiles are given out next
-    worker.py      what a worker does
-    mark.py        the images and the mark of a run, in the store
+`everywhere` runs one function on each worker, those that join later too: it looks for what is missing in a store or in
+a study until nothing is. `computed` gives the results of a list of items.
 """
 
 from __future__ import annotations
 
-import asyncio
-import time
-from collections.abc import Callable, Sequence
+import itertools
+import logging
+from asyncio import CancelledError
+from collections import Counter
+from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
+from cnngp.common.devices import ActualDevice
+from cnngp.common.errors import one_line
 from cnngp.kernel.kernel import Kernel
 
-from ..images import ImageRows
-from ..store.store import GramStore
-from . import mark as store_run
-from .connection import ANSWER_SECONDS, ClusterError, DaskUnavailable, connect, require_dask, within
-from .roster import EngineName, Roster
-from .run import Run
-from .worker import Job, TileAt, release
+from .connection import ClusterError, check_client, within
 
-__all__ = ["ClusterError", "Crew", "DaskUnavailable", "connect"]
+log = logging.getLogger("cnngp")
 
-# Network file systems show new files late on other machines.
-_SEEN_SECONDS = 60.0
+# Workers say that they are alive about every second. Dask restarts one that has not for so long, where it can, and
+# gives its tasks to others. Of itself Dask waits for five minutes.
+SILENT_SECONDS = 10.0
+# How long to wait for a first worker, or for one after the last has gone.
+PATIENCE = 300.0
+_SCHEDULER_SECONDS = 30.0
+# Workers that may be lost, beside as many as there were, without a result between them: then the work kills them.
+_DEATHS = 4
+
+Engine = tuple[str, ActualDevice]
+"""An engine's identity, and its device."""
 
 
-class Crew:
-    """The workers of a cluster that compute one matrix: those with one engine, whoever comes and goes."""
+class Refused(Exception):
+    """Raised on a worker that cannot do the work, with the reason; others do it."""
 
-    def __init__(self, client: Any, kernel: Kernel, image_shape: tuple[int, ...], store: Any) -> None:
-        if not isinstance(client, require_dask().Client):
-            raise ClusterError(f"client={client!r}: expected a dask.distributed.Client")
-        if client.asynchronous:
-            raise ClusterError("client= is asynchronous; give one that was made without asynchronous=True")
-        if client.status != "running":
-            raise ClusterError(f"client= is {client.status}; give one that is connected to its scheduler")
+
+class Cluster:
+    """The workers at a client's scheduler that have this package, whoever comes and goes."""
+
+    def __init__(self, client: Any) -> None:
+        check_client(client)
         self.client = client
-        self.where = store_run.address_for_workers(store)
-        from distributed.protocol import pickle
+        self.lost = 0
+        """Workers that were lost since the last result; whoever sees a result sets it to 0."""
+        self._most = 0
+        self._refused: dict[str, str] = {}
+        self._asked: dict[str, Any] = {}
+        self._engines: dict[str, Engine | None] = {}
 
-        self._kernel: bytes = pickle.dumps(kernel)
-        self._image_shape = image_shape
-        self.roster = Roster(client)
-        self.workers = 0
+        def notice_the_frozen(dask_scheduler: Any, seconds: float) -> None:
+            """Travels as it is, because the scheduler need not have this package."""
+            from tornado.ioloop import PeriodicCallback
 
-    def engine(self, wanted: str | None) -> EngineName:
-        """The engine of the matrix, and its device: `wanted` where a worker has it. See `Roster.elect`."""
-        best, self.workers = self.roster.elect(self._kernel, self._image_shape, wanted)
-        return best
+            dask_scheduler.worker_ttl = seconds
+            callbacks = dask_scheduler.periodic_callbacks
+            if "worker-ttl" in callbacks:
+                callbacks["worker-ttl"].stop()
+            callbacks["worker-ttl"] = PeriodicCallback(dask_scheduler.check_worker_ttl, 200 * seconds)
+            callbacks["worker-ttl"].start()
 
-    def fill(
-        self,
-        store: GramStore,
-        x: ImageRows,
-        z: ImageRows | None,
-        todo: Sequence[TileAt],
-        count: Callable[[int], None],
-        advance: Callable[[int], Any],
-    ) -> None:
-        """Have the tiles `todo` computed and written; `count` is told of tiles, `advance` of pairs."""
+        self._reach(lambda: client.run_on_scheduler(notice_the_frozen, seconds=SILENT_SECONDS))
+
+    @property
+    def address(self) -> str:
+        return str(self.client.scheduler.address)
+
+    def elect(self, kernel: Kernel, image_shape: tuple[int, ...], wanted: str | None) -> tuple[Engine, int]:
+        """Choose the engine of a matrix, and count the workers that have it: `wanted` where a worker has it, else the
+        engine of most workers, those with a card before the others.
+        """
+        self.fit(pickled(kernel), image_shape)
+        counts = Counter(engine for engine in self._engines.values() if engine is not None)
+        best = max(counts, key=lambda e: (e[0] == wanted, e[1] == "cuda", counts[e]))
+        return best, counts[best]
+
+    def everywhere(self, function: Callable[..., Any], shared: Any) -> Generator[None]:
+        """Run `function(turn, shared)` on every worker, and again where it has ended; turns count from 0.
+
+        Yields about every second, until the caller has what it wants. Ends with what the function raises.
+        """
+        from distributed import KilledWorker, wait
+
+        running: dict[str, Any] = {}
+        sent: dict[str, Any] = {}
+        turns = itertools.count()
         try:
-            mark = store_run.begin(store, x, z)
-            job = Job(self._kernel, self.where, mark)
-            Run(self.roster, job, store.grid, todo, count, advance).go()
+            while True:
+                for worker in self.fit():
+                    with suppress(TimeoutError, CancelledError, ValueError):  # lost: it is noticed next time
+                        if worker not in sent:
+                            sent[worker] = self.client.scatter(shared, workers=[worker], hash=False, timeout=5)
+                        if worker not in running:
+                            given = (next(turns), sent[worker])
+                            running[worker] = self.client.submit(function, *given, workers=[worker], pure=False)
+                for worker in running.keys() - self._engines.keys():
+                    running.pop(worker).cancel()
+                    sent.pop(worker)
+                with suppress(TimeoutError, CancelledError):
+                    wait(list(running.values()), timeout=1.0, return_when="FIRST_COMPLETED")
+                for worker in [w for w in running if running[w].status != "pending"]:
+                    future = running.pop(worker)
+                    error = future.exception() if future.status == "error" else None
+                    if isinstance(error, Refused):
+                        self._refuse(worker, error)
+                    elif error is not None and not isinstance(error, KilledWorker):
+                        raise error
+                yield
         finally:
-            store_run.end(store)
-            self._release()
-        until = time.monotonic() + _SEEN_SECONDS
-        while unseen := len(store.missing(store.present())):
-            if time.monotonic() > until:
-                raise ClusterError(f"{unseen:,} tiles that workers have written are not seen by the client")
-            time.sleep(0.5)
+            if self.client.status == "running":
+                with suppress(OSError):  # the scheduler has just gone: nobody is left to be told
+                    self.client.cancel(list(running.values()))
 
-    def _release(self) -> None:
-        """Have the workers let go of the images. One that does not answer keeps them until the next run."""
+    def computed(self, function: Callable[..., Any], items: Sequence[Any], shared: Any) -> list[Any]:
+        """`function(item, shared)` of every item, in their order; `shared` is sent to each worker once."""
+        from distributed import KilledWorker, wait
 
-        def ask() -> None:
-            self.client.run(release, workers=list(self.roster.used), on_error="ignore")
+        while True:
+            workers = self.fit()
+            try:
+                sent = self._reach(partial(self.client.scatter, shared, workers, broadcast=True, hash=False))
+                only = workers if self._refused else None  # else those that join take part
+                give = self.client.submit
+                futures = [give(function, item, sent, workers=only, retries=2, pure=False) for item in items]
+                while any(future.status == "pending" for future in futures):
+                    with suppress(TimeoutError):
+                        wait(futures, timeout=1.0)
+                    if not set(self.fit()) & set(workers):
+                        raise TimeoutError
+                return list(self.client.gather(futures))
+            except KilledWorker as error:
+                raise ClusterError(f"{one_line(error)} Its log says why, often too little memory") from None
+            except (TimeoutError, CancelledError):  # all workers that `shared` was sent to are gone
+                continue
 
-        if self.roster.used and self.client.status == "running":
-            with suppress(Exception, asyncio.CancelledError):
-                within(ANSWER_SECONDS, ask)
+    def fit(self, kernel: bytes | None = None, image_shape: tuple[int, ...] = ()) -> list[str]:
+        """The workers that take part, after a word about each that is unfit or gone. Waits while there are none."""
+        from distributed import wait
+
+        while True:
+            there = self._reach(lambda: list(self.client.nthreads()))
+            for worker in [w for w in self._engines if w not in there]:
+                self._lose(worker)
+            for worker in [w for w in self._asked if w not in there]:
+                self._asked.pop(worker).cancel()
+            for worker in there:
+                if worker not in self._engines and worker not in self._refused and worker not in self._asked:
+                    question = (engine_of, _version(), kernel, image_shape)
+                    self._asked[worker] = self.client.submit(*question, workers=[worker], pure=False, priority=100)
+            with suppress(TimeoutError, CancelledError):  # later ones join when they have answered
+                wait(list(self._asked.values()), timeout=0.01 if self._engines else SILENT_SECONDS)
+            for worker in [w for w in self._asked if self._asked[w].status != "pending"]:
+                future = self._asked.pop(worker)
+                if future.status == "error":
+                    self._refuse(worker, future.exception())
+                with suppress(OSError, CancelledError, Refused):  # it has just gone, with its answer
+                    self._engines[worker] = future.result(timeout=5)
+            self._most = max(self._most, len(self._engines))
+            if self._engines:
+                return list(self._engines)
+            if there and set(there) <= set(self._refused):
+                raise self._nobody(there)
+            if not there:
+                self._wait_for_one()
+
+    def _wait_for_one(self) -> None:
+        log.warning("no workers at %s; waiting for one", self.address)
+        try:
+            self.client.wait_for_workers(1, timeout=PATIENCE)
+        except TimeoutError:
+            how = f"start them with `dask worker {self.address}` on any machine"
+            raise ClusterError(f"no workers at {self.address}; {how}") from None
+
+    def _reach(self, call: Callable[[], Any]) -> Any:
+        """Result of a call to the scheduler; one line where it is gone. Dask itself tries for half a minute."""
+        gone = ClusterError(f"the scheduler {self.address} is gone")
+        if self.client.status != "running":
+            raise gone
+        try:
+            return within(_SCHEDULER_SECONDS, call)
+        except (OSError, CancelledError) as error:
+            raise gone from error
+
+    def _refuse(self, worker: str, error: BaseException) -> None:
+        reason = one_line(error) if isinstance(error, Refused) else f"it cannot run cnngp ({one_line(error)})"
+        if reason not in self._refused.values():
+            log.warning("worker %s takes no part: %s", worker, reason)
+        self._refused[worker] = reason
+        self._engines.pop(worker, None)
+
+    def _lose(self, worker: str) -> None:
+        log.warning("worker %s is gone, or frozen; others do its work", worker)
+        del self._engines[worker]
+        self.lost += 1
+        if self.lost >= _DEATHS + self._most:
+            why = "their logs say why (often too little memory)"
+            raise ClusterError(f"{self.lost} workers were lost, one after the other, without a result; {why}")
+
+    def _nobody(self, there: Sequence[str]) -> ClusterError:
+        reasons = Counter(self._refused[worker] for worker in there)
+        said = "; ".join(f"{reason} ({n} of them)" if n > 1 else reason for reason, n in reasons.most_common(3))
+        return ClusterError(f"no worker at {self.address} can do the work: {said}")
+
+
+def engine_of(version: str, kernel: bytes | None, image_shape: tuple[int, ...]) -> Engine | None:
+    """On a worker: its engine for a kernel, if it has the client's version of this package."""
+    if version != _version():
+        raise Refused(f"it has cnngp {_version()}, the client {version}")
+    try:
+        made = None if kernel is None else unpickled(kernel)
+        return None if made is None else (made.engine_for(image_shape).identity, made.device)
+    except Exception as error:
+        raise Refused(one_line(error)) from None
+
+
+def pickled(kernel: Kernel) -> bytes:
+    """A kernel as bytes, which travel also where its network holds a function of the user's script."""
+    from distributed.protocol import pickle
+
+    data: bytes = pickle.dumps(kernel)
+    return data
+
+
+def unpickled(kernel: bytes) -> Kernel:
+    """The kernel on this worker, with as many threads as the worker has."""
+    from distributed import get_worker
+    from distributed.protocol import pickle
+
+    made: Kernel = pickle.loads(kernel)
+    return Kernel(made.network, made.device, made.dtype, get_worker().state.nthreads, made.kind, made.check)
+
+
+def _version() -> str:
+    from cnngp import __version__
+
+    return __version__

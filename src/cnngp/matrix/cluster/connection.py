@@ -5,16 +5,12 @@ from __future__ import annotations
 import logging
 import re
 import threading
-import time
 from asyncio import CancelledError
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 from cnngp.common.optional import need
-
-# How long an answer of a few bytes may take. One that was computed may never come: its worker has died with it.
-ANSWER_SECONDS = 5.0
-_POLL_SECONDS = 0.2
 
 
 class DaskUnavailable(ImportError):
@@ -53,35 +49,28 @@ def connect(address: str, timeout: float = 10.0) -> Any:
     raise ClusterError(f"{address}: {reason}; start one with `dask scheduler`, workers with `dask worker {address}`")
 
 
-def while_true(waiting: Callable[[], bool], call: Callable[[], Any]) -> Any:
-    """What `call` gives, or `TimeoutError` as soon as `waiting` is False while it has not answered.
-
-    In a thread: calls of Dask that wait for a worker, or for a scheduler, which has frozen never let go.
-    """
-    answer: list[tuple[bool, Any]] = []
-
-    def ask() -> None:
-        try:
-            answer.append((True, call()))
-        except (Exception, CancelledError) as error:
-            answer.append((False, error))
-
-    thread = threading.Thread(target=ask, name="cnngp-ask", daemon=True)
-    thread.start()
-    while not answer:
-        thread.join(_POLL_SECONDS)
-        if not answer and not waiting():
-            raise TimeoutError("no answer")
-    good, found = answer[0]
-    if not good:
-        raise found
-    return found
+def check_client(client: Any) -> None:
+    """`ClusterError` for anything but a synchronous client that is connected."""
+    if not isinstance(client, require_dask().Client):
+        raise ClusterError(f"client={client!r}: expected a dask.distributed.Client")
+    if client.asynchronous:
+        raise ClusterError("client= is asynchronous; give one that was made without asynchronous=True")
+    if client.status != "running":
+        raise ClusterError(f"client= is {client.status}; give one that is connected to its scheduler")
 
 
 def within(seconds: float, call: Callable[[], Any]) -> Any:
-    """What `call` gives; `TimeoutError` where it does not answer within the given seconds."""
-    until = time.monotonic() + seconds
-    return while_true(lambda: time.monotonic() < until, call)
+    """Result of `call`, or `TimeoutError`: calls of Dask that wait for what has frozen never return."""
+    answer: Future[Any] = Future()
+
+    def ask() -> None:
+        try:
+            answer.set_result(call())
+        except (Exception, CancelledError) as error:
+            answer.set_exception(error)
+
+    threading.Thread(target=ask, name="cnngp-ask", daemon=True).start()
+    return answer.result(seconds)
 
 
 def require_dask() -> Any:

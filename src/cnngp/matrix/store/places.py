@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import weakref
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,47 @@ def locate(where: Any, read_only: bool) -> tuple[Any, str, Path | None, str]:
         raise StoreError(f"store={where!r}: {error}") from None
     except (ValueError, OSError) as error:
         raise StoreError(f"store={where!r} cannot be opened: {error}") from None
+
+
+def same_for_all_machines(where: Any) -> str:
+    """A place that means the same on every machine: an absolute path or a URL."""
+    local = local_path(where)
+    if local is not None:
+        return str(local.absolute())
+    if isinstance(where, str):
+        return where
+    raise StoreError(f"store={where!r}: with client= give a path or a URL that every worker can open")
+
+
+class HeldFolder:
+    """A folder that stays the same one while it is in use, whatever becomes of its name.
+
+    What is read or written `inside` is so in the folder that was there at first, not in another one that has its name
+    by now, or that a link leads to.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = self.inside = path
+        self._held: os.stat_result | None = None
+        if hasattr(os, "O_DIRECTORY"):
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+            weakref.finalize(self, os.close, descriptor)
+            self._held = os.fstat(descriptor)
+            by_number = Path(f"/proc/self/fd/{descriptor}")
+            if by_number.is_dir():  # of Linux; elsewhere `check` alone, before each write, tells
+                self.inside = by_number
+
+    def check(self) -> None:
+        """`StoreError` where the name does not lead to this folder any more."""
+        try:
+            same = self._held is None or os.path.samestat(self._held, self.path.stat())
+        except OSError:
+            same = False
+        if not same:
+            raise StoreError(
+                f"{self.path} was moved, deleted or replaced while it was in use; nothing was written to what has its "
+                "name now. Run the same again"
+            )
 
 
 def check_place(local: Path) -> None:

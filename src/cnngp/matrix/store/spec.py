@@ -1,8 +1,6 @@
 """What a store says about its matrix: which network, which data, which engine, in which type and tiles.
 
-Format 2, the present one, has two things that format 1 had not: `id`, which ties every tile to its matrix (`seals.py`),
-and `sha256`, a checksum over all the rest but the progress. Stores of format 1 can be read; `gram` checks every tile of
-one and then makes it one of format 2.
+`id` ties every tile to its matrix (`seals.py`); `sha256` is a checksum over all the rest but the notes for people.
 """
 
 from __future__ import annotations
@@ -15,8 +13,7 @@ from typing import Any
 from cnngp.common.errors import StoreError
 from cnngp.common.tiles import Grid
 
-FORMAT = 2
-_WITHOUT_SEALS = 1
+FORMAT = 3
 _MARK = "cnngp_gram"
 _CHECKSUM = "sha256"
 
@@ -55,10 +52,10 @@ class Spec:
     engine: str
     dtype: str
     tile: tuple[int, int]
-    id: str | None = None
-    """Ties the tiles to this matrix; None in a store of format 1, whose tiles have no seals."""
     kind: str = "nngp"
-    """Which kernel of the network; written only where it is not the Gaussian process's."""
+    """Which kernel of the network."""
+    id: str = ""
+    """Ties the tiles to this matrix."""
 
     def identified(self) -> Spec:
         """With the identity of a matrix that begins now: the same for all who begin it, kept when images are added."""
@@ -74,7 +71,7 @@ class Spec:
 
     def attributes(self) -> dict[str, Any]:
         a = {
-            _MARK: _WITHOUT_SEALS if self.id is None else FORMAT,
+            _MARK: FORMAT,
             "network": self.network,
             "network_fingerprint": self.fingerprint,
             "X": self.X.attributes(),
@@ -82,13 +79,10 @@ class Spec:
             "engine": self.engine,
             "dtype": self.dtype,
             "tile": list(self.tile),
+            "kind": self.kind,
+            "id": self.id,
         }
-        if self.kind != "nngp":
-            a["kind"] = self.kind
-        if self.id is not None:
-            a["id"] = self.id
-            a[_CHECKSUM] = _digest(a)
-        return a
+        return a | {_CHECKSUM: _digest(a)}
 
     @classmethod
     def of_attributes(cls, a: dict[str, Any], name: str) -> Spec:
@@ -97,8 +91,8 @@ class Spec:
                 f"{name} is a Zarr group that cnngp did not make; give another place, or a name inside it such as "
                 f"{name}/kernel"
             )
-        if a[_MARK] not in (_WITHOUT_SEALS, FORMAT):
-            raise StoreError(f"{name} has format {a[_MARK]!r}; this version of cnngp reads up to format {FORMAT}")
+        if a[_MARK] != FORMAT:
+            raise StoreError(f"{name} has format {a[_MARK]!r}; this version of cnngp reads format {FORMAT}")
         try:
             spec = cls(
                 network=a["network"],
@@ -108,8 +102,8 @@ class Spec:
                 engine=str(a["engine"]),
                 dtype=str(a["dtype"]),
                 tile=(int(a["tile"][0]), int(a["tile"][1])),
-                id=str(a["id"]) if a[_MARK] == FORMAT else None,
-                kind=str(a.get("kind", "nngp")),
+                kind=str(a["kind"]),
+                id=str(a["id"]),
             )
             sound = spec.attributes() == {key: value for key, value in a.items() if key in _KEYS}
         except (KeyError, TypeError, ValueError, IndexError, OverflowError, AttributeError) as error:

@@ -31,9 +31,9 @@ from cnngp.common.locks import exclusive
 from cnngp.common.tiles import Grid, Tile
 
 from .chunks import CHECKSUM_BYTES, chunk_bytes, decoded_chunk, device_of, encoded_chunk, is_mirror
-from .keys import FULL, NOT_WRITABLE, Keys, prototype, set_all, wait
+from .keys import FULL, NOT_WRITABLE, Keys, prototype, wait
 from .metadata import REMEDY, array_differs, array_document, group_attributes, group_document
-from .places import check_place, local_path, refuse_links, remove_leftovers
+from .places import HeldFolder, check_place, local_path, refuse_links, remove_leftovers
 from .seals import seal, tile_of
 from .spec import Spec
 
@@ -43,8 +43,10 @@ log = logging.getLogger("cnngp")
 class GramStore(Keys):
     """One kernel matrix in a store; made by `opened`."""
 
-    def __init__(self, where: Any, read_only: bool = False, locked: bool = False) -> None:
-        super().__init__(where, read_only)
+    def __init__(
+        self, where: Any, read_only: bool = False, locked: bool = False, folder: HeldFolder | None = None
+    ) -> None:
+        super().__init__(where, read_only, folder)
         self.locked = locked
         self._noted: Any = None
         self._memory = threading.local()
@@ -73,11 +75,6 @@ class GramStore(Keys):
             )
         return self._spec
 
-    @property
-    def sealed(self) -> bool:
-        """Whether its tiles have seals: not in stores of format 1."""
-        return self._spec is not None and self._spec.id is not None
-
     def _read_spec(self) -> Spec | None:
         try:
             attributes = group_attributes(self.get_bytes("zarr.json"), self.name)
@@ -99,26 +96,24 @@ class GramStore(Keys):
                     f"{self.name} holds tiles, but no zarr.json that says of what; give a place that is not taken yet"
                 )
 
-    def prepare(self, spec: Spec) -> None:
-        """Make the store one for `spec`: new, as it is, or grown. Refuses one that is of something else."""
+    def prepare(self, spec: Spec, any_tile: bool = False) -> None:
+        """Make the store one for `spec`: new, as it is, or grown. Refuses one that is of something else.
+
+        `any_tile`: take the tile of another process that has just begun the store.
+        """
         if self.found is not None:
             self.found.refuse_unless_same_or_grown(spec, self.name)
         if self.read_only:
             if self.found is None or self.found.shape != spec.shape:
                 raise StoreError(f"{self.name} cannot be written; choose a place where you may write")
             return
-        import zarr
-        from zarr.errors import ContainsGroupError
-
         with self.writing("it was not begun"):
             if self.found is None:
-                try:
-                    zarr.create_group(self.zarr_store, path=self.path, attributes=spec.attributes(), zarr_format=3)
-                except ContainsGroupError:  # another process was faster: no lock holds on an object store
-                    if self._look() is None:
-                        raise
-                    self.prepare(spec if self.found is None else replace(spec, id=self.found.id))
+                if self._look() is not None:  # another process was faster: no lock holds on an object store
+                    there = self.spec
+                    self.prepare(replace(spec, id=there.id, tile=there.tile if any_tile else spec.tile))
                     return
+                self.set_bytes("zarr.json", group_document(spec.attributes()))
                 self.found = spec
             elif self.found.shape != spec.shape:
                 # Chunks that growth cuts go first: killed here, the old matrix lacks them, and no chunk is ever
@@ -130,7 +125,7 @@ class GramStore(Keys):
             self._adopt(self.found)
             self._open_array(self.spec)
         if self.local is not None:
-            remove_leftovers(self.local, self.locked)
+            remove_leftovers(self.local if self._folder is None else self._folder.inside, self.locked)
 
     def _open_array(self, spec: Spec) -> None:
         """Make the array's document what the metadata says."""
@@ -148,12 +143,6 @@ class GramStore(Keys):
             what = "changed in shape" if differs == "shape" else differs
             raise StoreError(f"{self.name}: K/zarr.json does not fit the matrix: {what}; {REMEDY}")
 
-    def adopt_seals(self) -> None:
-        """A store of format 1, all of whose tiles have been checked and have seals by now, becomes one of format 2."""
-        with self.writing("its tiles stay valid"):
-            self._update(self.spec.identified().attributes())
-        self._look()
-
     def _update(self, attributes: dict[str, Any]) -> None:
         before = group_attributes(self.get_bytes("zarr.json"), self.name) or {}
         self.set_bytes("zarr.json", group_document(before | attributes))
@@ -170,7 +159,7 @@ class GramStore(Keys):
 
     def _note(self, name: str, note: dict[str, Any]) -> bool:
         try:
-            self._update({name: note})
+            self._update(self.spec.attributes() | {name: note})  # all of it, should the file have been lost
         except OSError as error:  # a full disk, say: what is written for people ends no run
             log.warning("%s: its %s could not be noted (%s)", self.name, name, error.strerror or error)
             return False
@@ -182,16 +171,13 @@ class GramStore(Keys):
         """The matrix for reading, every tile of it verified when it is read."""
         import zarr
 
+        from .verified import VerifiedStore
+
         self.check_array()
-        reading = self._reading()
+        self.check_folder()
+        by_name = self.zarr_store if self.zarr_store.read_only else self.zarr_store.with_read_only(True)
+        reading = VerifiedStore(by_name, self.path, self.spec, self.name)
         return zarr.open_array(reading, path=self.key("K"), mode="r", zarr_format=3)
-
-    def _reading(self) -> Any:
-        if self._verified is None:
-            from .verified import VerifiedStore
-
-            self._verified = VerifiedStore(self._source, self.path, self.spec, self.name)
-        return self._verified
 
     def write(self, tile: Tile, block: Any) -> None:
         """A tile, in host memory or on a card, and its mirror image. Several threads may write, each its own tile."""
@@ -207,22 +193,10 @@ class GramStore(Keys):
             for k, (at, part) in enumerate(zip(self.grid.chunks_of(tile.i, tile.j), (block, block.T), strict=False)):
                 data = encoded_chunk(part, self.grid.tile, scratch[k])
                 sums.append(data[-CHECKSUM_BYTES:].tobytes())
-                chunks.append((self.key(f"K/c/{at[0]}/{at[1]}"), prototype().buffer.from_array_like(data)))
-        wait(set_all(self.zarr_store, chunks))
-        if self.spec.id is not None:  # last: a tile with a seal is whole
-            self.set_bytes(f"K/seals/{tile.i}/{tile.j}", seal(self.spec.id, self.grid, tile.i, tile.j, sums))
-
-    def seal(self, i: int, j: int) -> None:
-        """Seal a tile of a store of format 1, which was checked, as it is there now."""
-        sums = []
-        for at in self.grid.chunks_of(i, j):
-            data = self.get_bytes(f"K/c/{at[0]}/{at[1]}")
-            if data is None:
-                raise StoreError(f"{self.name}: a chunk of tile {(i, j)} has just disappeared; run the same again")
-            sums.append(data[-CHECKSUM_BYTES:])
-        identity = self.spec.identified().id
-        assert identity is not None
-        self.set_bytes(f"K/seals/{i}/{j}", seal(identity, self.grid, i, j, sums))
+                chunks.append((f"K/c/{at[0]}/{at[1]}", prototype().buffer.from_array_like(data)))
+        self.set_all(chunks)
+        # Last: a tile with a seal is whole.
+        self.set_bytes(f"K/seals/{tile.i}/{tile.j}", seal(self.spec.id, self.grid, tile.i, tile.j, sums))
 
     def _scratch(self, size: int) -> list[NDArray[np.uint8]] | list[None]:
         """A thread's memory for two chunks, used again for every tile; other stores may keep what they are given."""
@@ -235,7 +209,11 @@ class GramStore(Keys):
 
     def read(self, i: int, j: int) -> NDArray[Any]:
         """The numbers of chunk (i, j) that belong to the matrix. `DamagedTile` where it is damaged or not there."""
-        buffer = wait(self._reading().get(self.key(f"K/c/{i}/{j}")))
+        if self._verified is None:
+            from .verified import VerifiedStore
+
+            self._verified = VerifiedStore(self._source, self._prefix.rstrip("/"), self.spec, self.name)
+        buffer = wait(self._verified.get(f"{self._prefix}K/c/{i}/{j}"))
         tile = self.grid.at(i, j)
         chunk = decoded_chunk(buffer.as_numpy_array(), self.grid.tile, self.spec.dtype)
         return chunk[: tile.rows.stop - tile.rows.start, : tile.columns.stop - tile.columns.start]
@@ -243,11 +221,8 @@ class GramStore(Keys):
     def present(self) -> NDArray[np.bool_]:
         """Which chunks there are, with the seals of their tiles, without reading them."""
         self.forget_listings()
-        there = self._listed("K/c")
-        if self.sealed:
-            sealed = self._listed("K/seals")
-            there &= (sealed | sealed.T) if self.grid.symmetric else sealed
-        return there
+        there, sealed = self._listed("K/c"), self._listed("K/seals")
+        return there & ((sealed | sealed.T) if self.grid.symmetric else sealed)
 
     def _listed(self, folder: str) -> NDArray[np.bool_]:
         a, b = self.grid.counts
@@ -287,8 +262,7 @@ class GramStore(Keys):
     def has(self, tile: Tile) -> bool:
         """Whether a tile is there, with its mirror image."""
         keys = [f"K/c/{a}/{b}" for a, b in self.grid.chunks_of(tile.i, tile.j)]
-        keys += [f"K/seals/{tile.i}/{tile.j}"] if self.sealed else []
-        return all(wait(self.zarr_store.exists(self.key(key))) for key in keys)
+        return all(self.exists(key) for key in [*keys, f"K/seals/{tile.i}/{tile.j}"])
 
     def forget(self, i: int, j: int) -> None:
         """Delete a tile, so that it is missing for everyone: the seal first, without which the rest does not count."""
@@ -305,7 +279,7 @@ def opened(where: Any) -> Iterator[GramStore]:
     """
     local = local_path(where)
     read_only = bool(getattr(getattr(where, "store", where), "read_only", False))  # that of a Zarr store
-    locked = False
+    folder, locked = None, False
     with ExitStack() as stack:
         if local is not None and not read_only:
             check_place(local)
@@ -313,14 +287,16 @@ def opened(where: Any) -> Iterator[GramStore]:
             if (local / "zarr.json").exists():
                 GramStore(where, read_only=True)  # refuses what is not ours before the lock is made in it
             try:
-                locked = stack.enter_context(exclusive(local / "K" / ".lock", str(local)))
+                local.mkdir(parents=True, exist_ok=True)
+                folder = HeldFolder(local)
+                locked = stack.enter_context(exclusive(folder.inside / "K" / ".lock", str(local)))
             except OSError as error:
                 if error.errno in NOT_WRITABLE and (local / "zarr.json").exists():
-                    read_only = True
+                    read_only, folder = True, None
                 else:
                     advice = "free some space" if error.errno in FULL else "choose a place where you may write"
                     raise StoreError(f"store={str(local)!r} cannot be made: {error.strerror}; {advice}") from None
-        gram_store = GramStore(where, read_only, locked)
+        gram_store = GramStore(where, read_only, locked, folder)
         gram_store.refuse_unknown_tiles()
         yield gram_store
 

@@ -67,8 +67,7 @@ class VerifiedStore(WrapperStore[Any]):
             if whole is None:
                 raise ValueError("it is not there")
             found = checked_sum(whole.as_numpy_array(), self._spec.tile, self._spec.dtype)
-            if self._spec.id is not None:
-                await self._check_seal(i, j, found)
+            await self._check_seal(i, j, found)
         except ValueError as error:
             raise DamagedTile(
                 f"{self._name}: chunk {(i, j)} of the kernel matrix cannot be used: {error}; run gram on the store "
@@ -77,7 +76,6 @@ class VerifiedStore(WrapperStore[Any]):
         return whole if byte_range is None else await self._store.get(key, prototype, byte_range)
 
     async def _check_seal(self, i: int, j: int, found: bytes) -> None:
-        assert self._spec.id is not None
         grid = self._spec.grid
         at = tile_of(grid, i, j)
         data = self._seals.get(at)
