@@ -25,10 +25,11 @@ from pathlib import Path
 
 from .campaign import Trial, campaign, table
 from .clusters import Workers
-from .files import CraftedModels, Models, Studies
+from .files import CraftedModels, Models
 from .networks import Networks
 from .pictures import Pictures, Sharing
-from .stores import Flips, FullDisks, Kills, Links, Losses, Metadata, Moves, SolveKills, Stores
+from .searches import SearchKills
+from .stores import Flips, FullDisks, Kills, Links, Losses, Metadata, Moves, Replaced, SolveKills, Stores
 from .victim import Victim
 
 
@@ -53,12 +54,13 @@ def kinds(folder: Path, stack: contextlib.ExitStack) -> dict[type[Trial], Callab
         Losses: lambda: Losses(stores()),
         Metadata: lambda: Metadata(stores()),
         Links: lambda: Links(stores()),
+        Replaced: lambda: Replaced(stores()),
         FullDisks: FullDisks,
         Kills: lambda: Kills(victim()),
         SolveKills: lambda: SolveKills(stores(), victim()),
         Models: models,
         CraftedModels: lambda: CraftedModels(models()),
-        Studies: lambda: Studies(folder),
+        SearchKills: lambda: SearchKills(victim()),
         Pictures: Pictures,
         Sharing: Sharing,
         Workers: lambda: stack.enter_context(contextlib.closing(Workers())),

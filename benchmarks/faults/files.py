@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import random
-import shutil
 import warnings
 import zipfile
 from pathlib import Path
@@ -16,7 +15,7 @@ import numpy as np
 from cnngp import Dense, GPClassifier
 from cnngp.common import files
 
-from .campaign import FOUND, REFUSED, SAME, expect, refused
+from .campaign import REFUSED, SAME, expect, refused
 from .victim import images
 
 X = images(50)
@@ -92,46 +91,3 @@ class CraftedModels:
         buffer = io.BytesIO()
         np.save(buffer, array)
         return buffer.getvalue()
-
-
-class Studies:
-    name = "one bit flipped in the study of a search"
-    promise = "no number"
-
-    def __init__(self, folder: Path) -> None:
-        from cnngp.search.study import Study
-
-        self.path = folder / "study.db"
-        self.identity = {"space": "any", "content": "0" * 64}
-        with Study(self.path, self.identity) as study:
-            for number in range(6):
-                study.add(*self._drawn(number))
-
-    def _drawn(self, number: int) -> Any:
-        from cnngp.search.scoring import Score
-        from cnngp.search.space import Draw
-        from cnngp.search.study import Trial
-
-        draw = Draw(7, number)
-        draw.real("weight_var", 0.5, 5.0)
-        score = Score(0.1 + number / 97, 0.2, 1000, 500, 0.0, "cpu", 1.25, 0.5, 0.25, 1e6 / 3)
-        return Trial(number, draw.values, "{}", score), draw
-
-    def __call__(self, rng: random.Random, folder: Path) -> str:
-        from cnngp.search.study import Study, StudyError
-
-        path = Path(shutil.copy(self.path, folder))
-        data = bytearray(path.read_bytes())
-        data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
-        path.write_bytes(data)
-
-        def read() -> list[Any]:
-            with Study(path, self.identity) as study:
-                return study.trials()
-
-        trials = refused(read, StudyError)
-        if trials is None:
-            return REFUSED
-        right = all(trial == self._drawn(trial.draw)[0] for trial in trials)
-        expect(right, "a wrong result of a search")
-        return SAME if len(trials) == 6 else FOUND

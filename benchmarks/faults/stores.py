@@ -6,6 +6,8 @@ import errno
 import json
 import random
 import shutil
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -184,6 +186,41 @@ class Links:
         untouched = len(left) == 6 and all(text == "chapter 1" for text in left.values())
         expect(untouched, f"files behind the link {path.relative_to(place)} were touched")
         return REFUSED if whole is None else FOUND
+
+
+class Replaced:
+    name = "a store deleted, replaced or linked elsewhere while gram runs"
+    promise = "no foreign file"
+
+    def __init__(self, stores: Stores) -> None:
+        self.stores = stores
+
+    def __call__(self, rng: random.Random, folder: Path) -> str:
+        place, other = folder / "store", Path(shutil.copytree(self.stores.folder / "K-other", folder / "other"))
+        before = {p.relative_to(other): p.read_bytes() for p in files_of(other)}
+        results: list[Any] = []
+        running = threading.Thread(target=lambda: results.append(refused(lambda: matrix(place, "K"))))
+        running.start()
+        time.sleep(rng.uniform(0.0, 0.15))
+        how = rng.choice(("deleted", "replaced", "linked"))
+        if place.exists():
+            place.rename(folder / "aside")
+            if how == "deleted":
+                shutil.rmtree(folder / "aside", ignore_errors=True)
+            elif how == "replaced":
+                other = other.rename(place)
+            else:
+                place.symlink_to(other)
+        running.join()
+        expect(len(results) == 1, "gram ended in an error that is not one line")
+        kept = {p.relative_to(other): p.read_bytes() for p in files_of(other)}
+        expect(kept == before, f"the other store was touched ({how})")
+        if how == "linked" and place.is_symlink():
+            place.unlink()
+        elif how == "replaced" and other == place:
+            other.rename(folder / "other")
+        expect(bool((matrix(place, "K")[:] == WANTED["K"]).all()), "a wrong matrix, or none, after that")
+        return SAME if results[0] is not None else REFUSED
 
 
 class FullDisk(zarr.storage.LocalStore):

@@ -16,11 +16,18 @@ from typing import Any
 
 import numpy as np
 
-TILE = 16
+TILE, DRAWS = 16, 4
 
 
 def images(n: int) -> Any:
     return np.random.default_rng(0).random((n, 5))
+
+
+def search(study: Any) -> Any:
+    from cnngp import datasets, random_search
+
+    small: dict[str, Any] = {"train": 40, "validation": 40, "device": "cpu", "threads": 1, "progress": False}
+    return random_search(datasets.digits(), "paper-cnn", DRAWS, **small, study=study)
 
 
 def run(order: dict[str, Any]) -> None:
@@ -28,7 +35,9 @@ def run(order: dict[str, Any]) -> None:
     from cnngp.gp.solving import checkpoint
 
     kernel = Kernel(Dense(), device="cpu", threads=1)
-    if order["what"] == "gram":
+    if order["what"] == "search":
+        search(order["store"])
+    elif order["what"] == "gram":
         gram(kernel, images(order["images"]), store=order["store"], tile=TILE, progress=False)
     else:
         checkpoint.SECONDS = 0.0
@@ -45,6 +54,7 @@ def serve() -> None:
     from cnngp import Dense, Kernel
 
     Kernel(Dense(), device="cpu", threads=1)(images(4))
+    search(None)
     print("ready", flush=True)
     for line in sys.stdin:
         order = json.loads(line)

@@ -193,34 +193,26 @@ def test_processes_started_together_all_have_the_matrix(tmp_path: Path) -> None:
     assert results == ["ready\nTrue\n"] * 3
 
 
-@pytest.mark.parametrize("step", ["create_group", "create_array"])
-def test_two_processes_begin_a_store_without_locks(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second has found nothing there; before it writes, the first does it all."""
+@pytest.mark.parametrize("same", [True, False])
+@pytest.mark.parametrize("step", ["prepare", "_open_array"])
+def test_two_processes_begin_a_store_without_locks(step: str, same: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second has found nothing there; before it writes, the first does it all, perhaps in other tiles."""
     store = MemoryStore()
-    create = getattr(zarr, step)
+    original = getattr(GramStore, step)
 
-    def late(*args: Any, **kwargs: Any) -> Any:
+    def late(self: GramStore, *args: Any, **kwargs: Any) -> Any:
         with monkeypatch.context() as m:
-            m.setattr(zarr, step, create)
-            gram(KERNEL, X, store=store, tile=TILE)
-        return create(*args, **kwargs)
+            m.setattr(GramStore, step, original)
+            gram(KERNEL if same else Sequential(Dense(), ReLU(), Dense()), X, store=store, tile=TILE)
+        return original(self, *args, **kwargs)
 
-    monkeypatch.setattr(zarr, step, late)
-    np.testing.assert_array_equal(gram(KERNEL, X, store=store, tile=TILE)[:], expected())
-
-
-def test_one_of_two_that_begin_a_store_together_wants_something_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    store = MemoryStore()
-    create = zarr.create_group
-
-    def late(*args: Any, **kwargs: Any) -> Any:
-        monkeypatch.setattr(zarr, "create_group", create)
-        gram(Sequential(Dense(), ReLU(), Dense()), X, store=store, tile=TILE)
-        return create(*args, **kwargs)
-
-    monkeypatch.setattr(zarr, "create_group", late)
+    monkeypatch.setattr(GramStore, step, late)
+    tile = None if step == "prepare" else TILE
+    if same:
+        np.testing.assert_array_equal(gram(KERNEL, X, store=store, tile=tile)[:], expected())
+        return
     with pytest.raises(StoreError, match="was made for something else: the network"):
-        gram(KERNEL, X, store=store, tile=TILE)
+        gram(KERNEL, X, store=store, tile=tile)
 
 
 def test_what_another_process_may_be_writing_is_left_alone(

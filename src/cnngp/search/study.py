@@ -32,6 +32,8 @@ SAMPLERS = {"random": "RandomSampler", "tpe": "TPESampler"}
 """Optuna's samplers by name: the paper's, and one that learns from the draws before."""
 # A draw of another machine that is older, and ten times as old as the longest ever took, was left behind.
 _UNHEARD_SECONDS = 600.0
+# After so long without a change of the file the lock of a process counts as left behind: it is held for milliseconds.
+_LOCK_SECONDS = 10
 
 
 class StudyError(ValueError):
@@ -209,7 +211,7 @@ def _storage(where: str, new: bool) -> Any:
     if not new and not path.exists():
         raise StudyError(f"{where} is not there")
     path.parent.mkdir(parents=True, exist_ok=True)
-    lock = JournalFileSymlinkLock(str(path))
+    lock = JournalFileSymlinkLock(str(path), _LOCK_SECONDS)
     if path.exists() and path.stat().st_size:
         _mend(path, lock)
     return JournalStorage(JournalFileBackend(str(path), lock))

@@ -232,7 +232,8 @@ def unpickled(kernel: bytes) -> Kernel:
     from distributed.protocol import pickle
 
     made: Kernel = pickle.loads(kernel)
-    return Kernel(made.network, made.device, made.dtype, get_worker().state.nthreads, made.kind, made.check)
+    threads = get_worker().state.nthreads
+    return Kernel(made.network, made.device, made.dtype, threads, made.kind, made.check, made.symmetry)
 
 
 def _version() -> str:

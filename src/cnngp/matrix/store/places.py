@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 import weakref
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -94,13 +95,19 @@ class HeldFolder:
     def __init__(self, path: Path) -> None:
         self.path = self.inside = path
         self._held: os.stat_result | None = None
+        self._close: Callable[[], object] | None = None
         if hasattr(os, "O_DIRECTORY"):
             descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-            weakref.finalize(self, os.close, descriptor)
+            self._close = weakref.finalize(self, os.close, descriptor)
             self._held = os.fstat(descriptor)
             by_number = Path(f"/proc/self/fd/{descriptor}")
             if by_number.is_dir():  # of Linux; elsewhere `check` alone, before each write, tells
                 self.inside = by_number
+
+    def close(self) -> None:
+        """Let go of it; nothing may be read or written inside any more."""
+        if self._close is not None:
+            self._close()
 
     def check(self) -> None:
         """`StoreError` where the name does not lead to this folder any more."""

@@ -289,6 +289,7 @@ def opened(where: Any) -> Iterator[GramStore]:
             try:
                 local.mkdir(parents=True, exist_ok=True)
                 folder = HeldFolder(local)
+                stack.callback(folder.close)
                 locked = stack.enter_context(exclusive(folder.inside / "K" / ".lock", str(local)))
             except OSError as error:
                 if error.errno in NOT_WRITABLE and (local / "zarr.json").exists():
