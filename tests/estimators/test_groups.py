@@ -1,4 +1,4 @@
-"""Images that belong together, in estimators: copies bring their groups, files keep them, other models refuse them."""
+"""Images that belong together, in estimators: copies bring their groups, files keep them."""
 
 from __future__ import annotations
 
@@ -66,14 +66,18 @@ def test_classes_of_one_group_each_are_fitted_without_noise():
     assert clf.gp_.noise == 0.0
 
 
-def test_solvers_that_leave_images_out_one_by_one_refuse_groups_and_warn_of_copies():
-    options = {"solver": "cg", "noise": 0.1}
-    with pytest.raises(DataError, match=r"'cg' leaves images out one by one; fit without groups="):
-        classifier(**options).fit(X5[:], Y5, groups=X5.groups)
-    with pytest.warns(
-        UserWarning, match=r"the other copies of an image stay, so that leave-one-out errors are too small"
-    ):
-        classifier(**options).fit(X5, Y5)
+@pytest.mark.parametrize("solver", ["cg", "mixed"])
+def test_an_iterative_solver_leaves_groups_out_together(solver, tmp_path: Path):
+    exact, clf = (classifier(noise=0.1, solver=s).fit(X5, Y5) for s in ("cholesky", solver))
+    assert 200 < len(clf.loo_rows_) <= 256
+    np.testing.assert_allclose(clf.gp_.leave_one_out()[0], exact.gp_.leave_one_out()[0][clf.loo_rows_], atol=1e-6)
+    assert (np.bincount(clf.gp_.groups)[clf.gp_.groups] == 5).all()
+    clf.save(tmp_path / "m.gp")
+    again = GPClassifier.load(tmp_path / "m.gp", device="cpu")
+    np.testing.assert_array_equal(again.loo_probabilities_, clf.loo_probabilities_)
+    twice = np.concatenate([DATA.X, DATA.X])  # equal images are groups without being told
+    repeated = classifier(noise=0.1, solver=solver).fit(twice, np.tile(DATA.y, 2))
+    assert repeated.loo_error_ == classifier(noise=0.1).fit(twice, np.tile(DATA.y, 2)).loo_error_
 
 
 def test_learning_sees_one_image_of_each_group():

@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 
 from cnngp.gp import groups as grouping
-from cnngp.gp import leave_one_out
+from cnngp.gp import iterative, leave_one_out
 from cnngp.gp import noise as noise_module
 from cnngp.gp.checks import MatrixError
 from cnngp.gp.exact import ExactGP
+from cnngp.gp.iterative import IterativeGP
+from cnngp.gp.solving.matrices import SymmetricMatrix
 
 RNG = np.random.default_rng(3)
 POINTS = RNG.normal(size=(17, 4))
@@ -188,6 +190,20 @@ def test_many_groups_are_done_in_several_pieces(monkeypatch):
     whole = grouped().leave_one_out()
     monkeypatch.setattr(leave_one_out, "_POINTS", 3)
     assert_same(grouped(), whole, 1e-12)
+
+
+@pytest.mark.parametrize("kind", ["contradict", "shared"])
+def test_the_iterative_posterior_leaves_out_whole_sets(monkeypatch, kind):
+    drawn = Grouped.drawn(1, kind)
+    groups = np.stack([drawn.groups, drawn.images], 1) if kind == "shared" else drawn.groups
+    exact = ExactGP(drawn.K, drawn.Y, noise=0.1, amplitude=2.0, groups=groups)
+    for sample in (256, 12):
+        monkeypatch.setattr(iterative, "SAMPLE", sample)
+        gp = IterativeGP(SymmetricMatrix(drawn.K), drawn.Y, np, noise=0.1, amplitude=2.0, groups=groups)
+        assert len(gp.loo_rows) == (len(drawn.Y) if sample == 256 else min(len(gp.loo_rows), 12))
+        for found, expected in zip(gp.leave_one_out(), exact.leave_one_out(), strict=True):
+            np.testing.assert_allclose(found, expected[gp.loo_rows], rtol=1e-6)
+        np.testing.assert_array_equal(gp.groups, exact.groups[gp.loo_rows])
 
 
 def test_every_point_is_in_one_group():

@@ -78,9 +78,6 @@ class GPEstimator(PreparingEstimator):
         if self.noise is None and self.learned_ is None and self.choice_ is not None and method == "cholesky":
             noise = "loo"  # part of the choice, as the network is
             choose_solver("cholesky", len(Y), K, stored, entry, noise, device)
-        if method != "cholesky":
-            together.not_used(f"solver={method!r} leaves images out one by one")
-            groups = None
         if noise == "loo" and self._no_label_twice(Y, groups):
             noise = 0.0
             if self.noise == "loo":
@@ -131,6 +128,7 @@ class GPEstimator(PreparingEstimator):
                 amplitude=self.amplitude,
                 method=method,
                 seed=self._seed(),
+                groups=groups,
             )
         engine = "given matrix" if given else self._engine()
         self.fit_report_ = certify(

@@ -15,7 +15,6 @@ from sklearn.utils.validation import check_is_fitted
 
 from cnngp.common.arrays import DataError, refuse_masked, to_numpy
 from cnngp.common.devices import Device
-from cnngp.gp.exact import ExactGP
 from cnngp.gp.near_copies import warn_of_near_copies
 from cnngp.gp.novelty import novelty
 
@@ -356,7 +355,7 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
             variance = np.zeros(len(mean))
         self.loo_probabilities_ = probabilities(self._coding, mean, variance, found)
         several = isinstance(self._coding, SeveralLabels)
-        groups = self.gp_.groups if isinstance(self.gp_, ExactGP) else None
+        groups = self.gp_.groups
         guessing = errors_if_guessing(self.loo_probabilities_, wrong, targets > 0.0, several, groups)
         self.fit_report_ = replace(self.fit_report_, guessing=guessing)
         self.log_marginal_likelihood_ = self.gp_.log_marginal_likelihood

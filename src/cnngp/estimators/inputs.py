@@ -204,17 +204,6 @@ class Together:
         """The number of each image's group."""
         return None if self.groups is None else check_groups(self.groups, n)
 
-    def not_used(self, why: str) -> None:
-        """For models without a factor of all images: an error where groups were asked for, a warning for copies."""
-        if self.asked:
-            raise DataError(f"{why}; fit without groups=, or with solver='cholesky' or inducing=")
-        if self.groups is not None:
-            warnings.warn(
-                f"{why}, and the other copies of an image stay, so that leave-one-out errors are too small and "
-                "probabilities too sure; solver='cholesky' and inducing= leave an image out with all its copies",
-                stacklevel=4,
-            )
-
 
 def groups_of(X: Any, groups: Any) -> Together:
     """The `groups` of a fit: those that were given, or those of copies of images."""

@@ -239,7 +239,7 @@ class GPRegressor(RegressorMixin, GPEstimator):  # type: ignore[misc]
         scale = float(self._y_std.max())  # taken out, so that no square overflows
         errors = (mean - to_numpy(self.gp_.loo_targets)) * (self._y_std / scale)
         self.loo_error_ = scale * float(np.sqrt((errors**2).mean())) if len(errors) else math.nan
-        groups = self.gp_.groups if isinstance(self.gp_, ExactGP) else None
+        groups = self.gp_.groups
         found = error_beside_mean(errors, to_numpy(self.gp_.loo_targets) * (self._y_std / scale), groups)
         no_better = None if found is None else (scale * found[0], scale * found[1])
         self.fit_report_ = replace(self.fit_report_, no_better=no_better)

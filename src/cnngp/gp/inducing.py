@@ -194,6 +194,11 @@ class InducingGP:
         return len(self.basis)
 
     @property
+    def groups(self) -> Any:
+        """The groups of the sample."""
+        return self._without.groups
+
+    @property
     def variances(self) -> Array:
         return self.basis.diagonal
 

@@ -9,11 +9,13 @@ import warnings
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cnngp.common.arrays import to_numpy
 
 from .checks import MatrixError, check_amplitude, check_targets, check_test
 from .exact import Amplitude, Noise, weighted_kernels
+from .groups import Sets, as_left_out, sets_left_out
 from .leave_one_out import LeftOut, leave_out
 from .likelihood import amplitude_of
 from .linalg import Array, blocks, namespace
@@ -22,6 +24,9 @@ from .solving.matrices import SymmetricMatrix
 
 if TYPE_CHECKING:
     from .posterior import NewPoints
+
+Codes = NDArray[np.intp]
+Floats = NDArray[np.float64]
 
 # Training points whose leave-one-out prediction is computed: each is one more right-hand side of the one solve.
 SAMPLE = 256
@@ -34,7 +39,9 @@ _COLUMNS = 256
 
 
 class IterativeGP:
-    """`ExactGP` for a matrix that is only multiplied. [K⁻¹]_ii of the sample comes from solves for its unit vectors."""
+    """`ExactGP` for a matrix that is only multiplied. What leave-one-out of a sample needs of K⁻¹ comes from solves for
+    unit vectors, of the sample and of all that is left out with it where there are `groups`.
+    """
 
     kind: ClassVar[str] = "iterative"
     cheap_variances: ClassVar[bool] = False
@@ -51,6 +58,7 @@ class IterativeGP:
         amplitude: Amplitude = "ml",
         method: str = "cg",
         seed: int | None = 0,
+        groups: Any = None,
     ) -> None:
         check_amplitude(amplitude)
         if isinstance(noise, str):
@@ -62,53 +70,73 @@ class IterativeGP:
         self.noise = float(noise)
         Y = check_targets(xp, Y, matrix.n)
         n, outputs = matrix.n, int(Y.shape[1])
-        self.loo_rows = np.sort(np.random.default_rng(seed).choice(n, min(n, SAMPLE), replace=False))
+        units, sets = _sample(None if groups is None else as_left_out(groups, n), n, seed)
         diagonal = matrix.diagonal()
         # [A⁻¹]_ii is at least 1/A_ii where A is positive definite: far below that it is no solution, whatever remains.
-        least = xp.asarray(1.0 / np.maximum(diagonal[self.loo_rows] + self.noise, np.finfo(np.float64).tiny))
-        solution, inverse_diagonal, solved = self._solve(matrix, Y, xp)
-        solved &= to_numpy(inverse_diagonal >= 0.5 * least)
+        least = 1.0 / np.maximum(diagonal[units] + self.noise, np.finfo(np.float64).tiny)
+        solution, blocks_of_inverse, solved = self._solve(matrix, Y, units, xp)
+        solved &= blocks_of_inverse.diagonal() >= 0.5 * least
         if not solution.converged:
             warnings.warn(f"the linear system was not solved: {solution.message}", ConvergenceWarning, stacklevel=4)
         self._residual = float(solution.residuals[:outputs].max())
         self.message = solution.message
-        self.unsolved = int((~solved).sum())
-        if self.unsolved:
-            warnings.warn(_unsolved(self.unsolved, len(solved)), ConvergenceWarning, stacklevel=4)
-        self.loo_rows = self.loo_rows[solved]
-        at = xp.asarray(self.loo_rows)
         self.alpha = solution.weights[:, :outputs].copy()
-        self.loo_targets = Y[at]
-        self.inverse_diagonal = xp.maximum(inverse_diagonal, least)[xp.asarray(solved)]
+        self._leave_out(units, sets, blocks_of_inverse, np.maximum(blocks_of_inverse.diagonal(), least), solved)
+        if self.unsolved:
+            warnings.warn(
+                _unsolved(self.unsolved, self.unsolved + len(self.loo_rows)), ConvergenceWarning, stacklevel=4
+            )
+        self.loo_targets = Y[xp.asarray(self.loo_rows)]
+        names = None if groups is None else as_left_out(groups, n).reshape(n, -1)[:, 0]
+        self.groups = None if names is None else names[self.loo_rows]
         self.largest_variance = float(diagonal.max())
         fit, of = float((Y * self.alpha).sum()), n * outputs
         if amplitude == "loo" and len(self.loo_rows):
-            fit, of = self._left_out().one_by_one, self.loo_targets.size
+            fit, of = self._left.one_by_one, self.loo_targets.size
         self.amplitude = amplitude_of(fit, of, amplitude)
 
-    def _solve(self, matrix: SymmetricMatrix, Y: Array, xp: Any) -> tuple[Any, Array, Any]:
-        """The solution for the targets, [A⁻¹]_ii of the sample, and which of these were solved for.
+    def _solve(self, matrix: SymmetricMatrix, Y: Array, units: Codes, xp: Any) -> tuple[Any, Floats, NDArray[np.bool_]]:
+        """The solution for the targets, [A⁻¹] among the `units`, and which of these were solved for.
 
         One solve for all, so that there is one checkpoint and every pass over the matrix serves all of it. The unit
         vectors of repeated points have no solution without noise, and hold up the whole block: then those that came
         nowhere are left out, and should that not do, all of them.
         """
         outputs = int(Y.shape[1])
-        inverse_diagonal = xp.zeros(len(self.loo_rows))
-        residuals = np.full(len(self.loo_rows), np.inf)
-        tried = np.arange(len(self.loo_rows))
+        inverse = np.zeros((len(units), len(units)))
+        residuals = np.full(len(units), np.inf)
+        tried = np.arange(len(units))
         while True:
-            at, columns = xp.asarray(self.loo_rows[tried]), xp.arange(len(tried))
-            units = xp.zeros((matrix.n, len(tried)))
-            units[at, columns] = 1.0
-            solution: Any = solve_matrix(matrix, xp.concatenate([Y, units], axis=1), self.noise, self.method)
-            inverse_diagonal[xp.asarray(tried)] = solution.weights[at, outputs + columns]
+            columns = xp.zeros((matrix.n, len(tried)))
+            columns[xp.asarray(units[tried]), xp.arange(len(tried))] = 1.0
+            solution: Any = solve_matrix(matrix, xp.concatenate([Y, columns], axis=1), self.noise, self.method)
+            inverse[:, tried] = to_numpy(solution.weights[xp.asarray(units), outputs:])
             residuals[tried] = to_numpy(solution.residuals[outputs:])
             if solution.converged or not len(tried):
-                return solution, inverse_diagonal, residuals <= _SOLVED
+                return solution, inverse, residuals <= _SOLVED
             promising = tried[residuals[tried] < _PROMISING]
-            first = len(tried) == len(self.loo_rows)
+            first = len(tried) == len(units)
             tried = promising if first and len(promising) < len(tried) else tried[:0]
+
+    def _leave_out(
+        self, units: Codes, sets: list[Sets], inverse: Floats, diagonal: Floats, solved: NDArray[np.bool_]
+    ) -> None:
+        """Leave-one-out of the points whose whole set was solved for."""
+        xp = namespace(self.alpha)
+        inverse, of_units = 0.5 * (inverse + inverse.T), self.alpha[xp.asarray(units)]
+        kept, predicted = [], np.zeros(len(units), bool)
+        self.unsolved = 0
+        for at, chosen in sets:
+            whole = solved[at].all(1)
+            self.unsolved += int(chosen[~whole].sum())
+            predicted[at[whole][chosen[whole]]] = True
+            kept.append((at[whole], chosen[whole]))
+        left = leave_out(to_numpy(of_units), diagonal, kept, lambda at: inverse[at[:, :, None], at[:, None, :]])
+        self.loo_rows = units[predicted]
+        self._left = LeftOut(
+            xp.asarray(left.deviations[predicted]), xp.asarray(left.variances[predicted]), left.jointly
+        )
+        self.inverse_diagonal = xp.asarray(diagonal[predicted])
 
     @property
     def points(self) -> int:
@@ -158,11 +186,7 @@ class IterativeGP:
 
     def leave_one_out(self) -> tuple[Array, Array]:
         """Mean y_i − α_i/[K⁻¹]_ii and variance at the points of the sample; exact for each of them."""
-        left = self._left_out()
-        return self.loo_targets - left.deviations, self.amplitude * left.variances
-
-    def _left_out(self) -> LeftOut:
-        return leave_out(self.alpha[namespace(self.alpha).asarray(self.loo_rows)], self.inverse_diagonal)
+        return self.loo_targets - self._left.deviations, self.amplitude * self._left.variances
 
     def residual(self) -> float:
         return self._residual
@@ -203,19 +227,42 @@ class IterativeGP:
             "largest_variance": self.largest_variance,
         }
         names = ("alpha", "inverse_diagonal", "loo_rows", "loo_targets")
-        return numbers, {name: getattr(self, name) for name in names}
+        arrays = {name: getattr(self, name) for name in names}
+        arrays |= {"deviations": self._left.deviations, "left_out_variances": self._left.variances}
+        return numbers, arrays | ({} if self.groups is None else {"groups": self.groups})
 
     @classmethod
     def restored(cls, numbers: dict[str, Any], arrays: dict[str, Array], xp: Any) -> IterativeGP:
         gp = cls.__new__(cls)
         gp.matrix = None
         gp.method, gp.message = numbers["method"], numbers["message"]
-        gp.unsolved = numbers.get("unsolved", 0)  # files of the first version have none
+        gp.unsolved = numbers["unsolved"]
         gp.noise, gp.amplitude = numbers["noise"], numbers["amplitude"]
         gp._residual, gp.largest_variance = numbers["residual"], numbers["largest_variance"]
         gp.alpha, gp.loo_targets = xp.asarray(arrays["alpha"]), xp.asarray(arrays["loo_targets"])
         gp.inverse_diagonal, gp.loo_rows = xp.asarray(arrays["inverse_diagonal"]), np.asarray(arrays["loo_rows"])
+        gp._left = LeftOut(xp.asarray(arrays["deviations"]), xp.asarray(arrays["left_out_variances"]), 0.0)
+        gp.groups = arrays.get("groups")
         return gp
+
+
+def _sample(groups: Codes | None, n: int, seed: int | None) -> tuple[Codes, list[Sets]]:
+    """Sorted points to solve for, about `SAMPLE` of n, and by their places among these the sets that are left out, with
+    the points that each set predicts.
+    """
+    rng = np.random.default_rng(seed)
+    if groups is None:
+        units = np.sort(rng.choice(n, min(n, SAMPLE), replace=False))
+        return units, [(np.arange(len(units))[:, None], np.ones((len(units), 1), bool))]
+    sets = [(one, chosen) for at, of in sets_left_out(groups) for one, chosen in zip(at, of, strict=True)]
+    taken = np.zeros(n, bool)
+    drawn: list[Sets] = []
+    for k in rng.permutation(len(sets)):
+        if not drawn or int(taken.sum()) + len(sets[k][0]) <= SAMPLE:
+            drawn.append(sets[k])
+            taken[sets[k][0]] = True
+    units = np.flatnonzero(taken)
+    return units, [(np.searchsorted(units, at)[None], chosen[None]) for at, chosen in drawn]
 
 
 def _unsolved(count: int, of: int) -> str:

@@ -69,6 +69,10 @@ class Posterior(Protocol):
     def loo_targets(self) -> Array: ...
 
     @property
+    def groups(self) -> Any:
+        """The number of the group of each of these points, (points,); None where each is left out by itself."""
+
+    @property
     def variances(self) -> Array:
         """k(x, x) of the points, (points,)."""
 
