@@ -1,14 +1,11 @@
-"""`python -m experiments.cifar10` from small made files in CIFAR-10's two formats, to the table."""
+"""`python -m experiments.cifar10` from small made files in CIFAR-10's format, to the table."""
 
 from __future__ import annotations
 
 import io
 import json
-import os
-import pickle
 import tarfile
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +14,7 @@ from experiments.command import commands
 from cnngp import AvgPool, Conv, Dense, GPClassifier, Kernel, ReLU, Sequential, datasets, preparation
 from cnngp.cli import run
 from cnngp.common.errors import DatasetError
-from cnngp.datasets import cifar, classics
+from cnngp.datasets import classics
 from cnngp.paper import results
 from cnngp.paper.setting import Setting
 from experiments import cifar10
@@ -38,7 +35,7 @@ def made_batch(seed: int, n: int) -> tuple[np.ndarray, np.ndarray]:
 @pytest.fixture
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder above cifar10/, with batches of 12 images in the binary version."""
-    monkeypatch.setattr(cifar, "IMAGES", 12)
+    monkeypatch.setattr(classics, "CIFAR_IMAGES", 12)
     folder = tmp_path / "data" / "cifar10" / "cifar-10-batches-bin"
     folder.mkdir(parents=True)
     for seed, name in enumerate(NAMES):
@@ -48,96 +45,26 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "data"
 
 
-def python_batch(seed: int) -> bytes:
-    X, y = made_batch(seed, 12)
-    held = {b"data": X.reshape(12, -1), b"labels": [int(label) for label in y], b"batch_label": b"made"}
-    return pickle.dumps(held, protocol=2)
-
-
-@pytest.mark.parametrize("packed", [False, True])
-def test_both_versions_hold_the_same_images(files: Path, packed: bool) -> None:
-    expected = classics.read("cifar10", files)
-    other = files.parent / "python" / "cifar10"
-    (other / "cifar-10-batches-py").mkdir(parents=True)
-    if packed:
-        with tarfile.open(other / "cifar-10-python.tar.gz", "w:gz") as archive:
-            for seed, name in enumerate(NAMES):
-                info = tarfile.TarInfo(f"cifar-10-batches-py/{name}")
-                info.size = len(python_batch(seed))
-                archive.addfile(info, io.BytesIO(python_batch(seed)))
-    else:
-        for seed, name in enumerate(NAMES):
-            (other / "cifar-10-batches-py" / name).write_bytes(python_batch(seed))
-    for a, b in zip(classics.read("cifar10", files.parent / "python"), expected, strict=True):
-        np.testing.assert_array_equal(a, b)
-
-
-def test_a_pickle_that_would_run_something_is_refused(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Evil:
-        def __reduce__(self) -> tuple[object, tuple[str]]:
-            return os.mkdir, (str(files / "done"),)
-
-    with pytest.raises(DatasetError, match=r"not a batch of CIFAR-10's Python version \(it names posix\.mkdir"):
-        cifar.read_batch(pickle.dumps(Evil(), protocol=2), Path("data_batch_1"))
-    assert not (files / "done").exists()
-    few = pickle.dumps({b"data": np.zeros((2, 3), np.uint8), b"labels": [1, 2]}, 2)
-    with pytest.raises(DatasetError, match=r"holds data \(2, 3\) of"):
-        cifar.read_batch(few, Path("data_batch_1"))
-    with pytest.raises(DatasetError, match="labels from 0 to 11"):
-        cifar.read_batch(bytes([*([11] + [0] * 3072), *([0] * 3073 * 11)]), Path("data_batch_1.bin"))
-
-
-class Said:
-    """What a pickle may ask for: a call with these arguments."""
-
-    def __init__(self, *words: Any) -> None:
-        self.words = words
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return self.words
-
-
-@pytest.mark.parametrize(
-    ("labels", "reason"),
-    [
-        # Twelve Python objects at an address of the file's own choosing: NumPy would follow it.
-        (Said(np.ndarray, ((12,), np.dtype("O"), b"A" * 96)), "NoneType"),
-        (Said(np.ndarray, ((12,), np.dtype("i8"), b"A" * 8, 0, (0,))), "NoneType"),
-        (np.zeros(12), "an array of 'f8'"),
-        (np.zeros(12, ">i8"), "an array of 'i8'"),
-        ([0.5] * 12, "its labels are not whole numbers"),
-        ([float("nan")] * 12, "its labels are not whole numbers"),
-        (["3"] * 12, "its labels are not whole numbers"),
-        ([None] * 12, "its labels are not whole numbers"),
-        (None, "not iterable"),
-    ],
-)
-def test_labels_of_a_pickle_are_whole_numbers_or_refused(files: Path, labels: Any, reason: str) -> None:
-    data = pickle.dumps({b"data": made_batch(0, 12)[0].reshape(12, -1), b"labels": labels}, protocol=2)
-    with pytest.raises(DatasetError, match=rf"not a batch of CIFAR-10's Python version \(.*{reason}"):
-        cifar.read_batch(data, Path("data_batch_1"))
-
-
-def test_a_pickle_of_python_2_is_read(files: Path) -> None:
-    X, y = made_batch(0, 12)
-    data = pickle.dumps({b"data": X.reshape(12, -1), b"labels": y.astype(np.int64)}, protocol=2)
-    for word in (b"u1", b"i8", b"|", b"<"):  # which wrote its words as bytes
-        data = data.replace(b"X" + len(word).to_bytes(4, "little") + word, b"U" + bytes([len(word)]) + word)
-    assert b"U\x02u1" in data
-    found, labels = cifar.read_batch(data, Path("data_batch_1"))
-    np.testing.assert_array_equal(found, X)
-    np.testing.assert_array_equal(labels, y)
+def test_batches_of_another_length_or_with_other_labels_are_refused(files: Path) -> None:
+    batch = files / "cifar10" / "cifar-10-batches-bin" / "data_batch_1.bin"
+    for content, message in (
+        (b"\x0b" + bytes(12 * 3073 - 1), "labels up to 11"),
+        (bytes(99), "has 99 bytes; a batch of"),
+    ):
+        batch.write_bytes(content)
+        with pytest.raises(DatasetError, match=message):
+            classics.read("cifar10", files)
 
 
 def test_an_archive_that_is_cut_short_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "cifar10").mkdir()
     with tarfile.open(
-        tmp_path / "cifar10" / "cifar-10-python.tar.gz", "w:xz"
+        tmp_path / "cifar10" / "cifar-10-binary.tar.gz", "w:xz"
     ) as archive:  # by its content, not its name
-        info = tarfile.TarInfo("cifar-10-batches-py/data_batch_1")
+        info = tarfile.TarInfo("cifar-10-batches-bin/data_batch_1.bin")
         info.size = 10**6
         archive.addfile(info, io.BytesIO(np.random.default_rng(0).bytes(10**6)))
-    path = tmp_path / "cifar10" / "cifar-10-python.tar.gz"
+    path = tmp_path / "cifar10" / "cifar-10-binary.tar.gz"
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 255
     path.write_bytes(data)

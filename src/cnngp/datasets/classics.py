@@ -26,8 +26,6 @@ from numpy.typing import NDArray
 from cnngp.common.errors import DatasetError, one_line
 from cnngp.common.optional import install_command
 
-from . import cifar
-
 Arrays = tuple[NDArray[np.uint8], NDArray[Any], NDArray[np.uint8], NDArray[Any]]
 
 
@@ -54,11 +52,10 @@ _FASHION_FILES = (
 )
 _CIFAR_FILES = (*(File(f"data_batch_{i}.bin") for i in range(1, 6)), File("test_batch.bin"))
 _CIFAR_ARCHIVE = File("cifar-10-binary.tar.gz", archive="md5:c32a1d4ab5d03f1284b67883e8d87530")
-# Archives of both versions, with the folder inside and what the names of its files end in.
-_CIFAR_ARCHIVES = {
-    _CIFAR_ARCHIVE.name: ("cifar-10-batches-bin", ".bin"),
-    "cifar-10-python.tar.gz": ("cifar-10-batches-py", ""),
-}
+_CIFAR_FOLDER = "cifar-10-batches-bin"
+"""In the archive."""
+CIFAR_IMAGES = 10_000
+"""In a batch."""
 
 _URLS = {
     "mnist": "https://ossci-datasets.s3.amazonaws.com/mnist/",
@@ -74,7 +71,7 @@ def read(name: str, folder: Path | None = None) -> Arrays:
     """
     looked = folders(name, folder)
     if name == "cifar10":
-        batches = [cifar.read_batch(*_content(name, file, looked)) for file in _CIFAR_FILES]
+        batches = [_cifar_batch(*_content(name, file, looked)) for file in _CIFAR_FILES]
         X, y = (np.concatenate(parts) for parts in zip(*batches[:-1], strict=True))
         return (X, y, *batches[-1])
     files = _MNIST_FILES if name == "mnist" else _FASHION_FILES
@@ -111,6 +108,19 @@ def _idx(name: str, file: File, looked: list[Path]) -> NDArray[np.uint8]:
     return np.frombuffer(data, np.uint8, offset=4 + 4 * axes).reshape(shape)
 
 
+def _cifar_batch(data: bytes, where: Path) -> tuple[NDArray[np.uint8], NDArray[Any]]:
+    """Images (N, 3, 32, 32) and labels from records of a label byte and 3 × 32 × 32 pixel bytes."""
+    length = 1 + 3 * 32 * 32
+    if len(data) != CIFAR_IMAGES * length:
+        raise DatasetError(
+            f"{where} has {len(data):,} bytes; a batch of the binary version has {CIFAR_IMAGES * length:,}"
+        )
+    records = np.frombuffer(data, np.uint8).reshape(CIFAR_IMAGES, length)
+    if records[:, 0].max() > 9:
+        raise DatasetError(f"{where}: labels up to {records[:, 0].max()}; those of CIFAR-10 are 0 to 9")
+    return records[:, 1:].reshape(-1, 3, 32, 32), records[:, 0].astype(np.int64)
+
+
 def _content(name: str, file: File, looked: list[Path]) -> tuple[bytes, Path]:
     """The unpacked and checked bytes of a file, and where they came from."""
     path = _find(name, file, looked) or _download(name, file, looked)
@@ -126,9 +136,7 @@ def _find(name: str, file: File, looked: list[Path]) -> Path | None:
     for folder in looked:
         names = [file.name, f"{file.name}.gz"]
         if name == "cifar10":
-            stem = file.name.removesuffix(".bin")
-            for archive, (inside, ending) in _CIFAR_ARCHIVES.items():
-                names += [f"{stem}{ending}", f"{inside}/{stem}{ending}", archive]
+            names += [f"{_CIFAR_FOLDER}/{file.name}", _CIFAR_ARCHIVE.name]
         for candidate in names:
             if (folder / candidate).is_file():
                 return folder / candidate
@@ -137,10 +145,9 @@ def _find(name: str, file: File, looked: list[Path]) -> Path | None:
 
 def _unpacked(path: Path, member: str) -> bytes:
     try:
-        if path.name in _CIFAR_ARCHIVES:
-            folder, ending = _CIFAR_ARCHIVES[path.name]
+        if path.name == _CIFAR_ARCHIVE.name:
             with tarfile.open(path) as archive:
-                extracted = archive.extractfile(f"{folder}/{member.removesuffix('.bin')}{ending}")
+                extracted = archive.extractfile(f"{_CIFAR_FOLDER}/{member}")
                 return extracted.read() if extracted else b""
         data = path.read_bytes()
         return gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
