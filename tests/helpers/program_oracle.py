@@ -27,7 +27,7 @@ from cnngp import (
     Step,
 )
 from cnngp.kernel.program import NOTHING, PIXELS, Program, lower
-from cnngp.network.reference import derivatives
+from cnngp.network.reference import formulas as derivatives
 from helpers.loop_oracle import formula
 
 

@@ -27,7 +27,7 @@ from cnngp import (
 from cnngp.kernel.engines.cpu import back, plan, rows
 from cnngp.kernel.formulas import FAMILIES, RELU, RELU_LIKE, SERIES, formula
 from cnngp.network.layers import LAYERS, NetworkError, Nonlinearity
-from cnngp.network.reference import derivatives
+from cnngp.network.reference import formulas as derivatives
 
 EACH = [ReLU(), ReLU(2.5), LeakyReLU(0.2), LeakyReLU(-0.5), LeakyReLU(3e9), Erf(), Abs(), Step(), Sin(), Cos(), GELU()]
 EACH += [Rbf(0.1), Rbf(7.0), Elementwise("tanh"), Elementwise("softplus"), NormalizedExp(), NormalizedExp(5.0)]

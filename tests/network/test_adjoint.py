@@ -31,7 +31,7 @@ from cnngp import (
 )
 from cnngp.network import adjoint
 from cnngp.network.layers import Nonlinearity
-from cnngp.network.reference import derivatives
+from cnngp.network.reference import formulas as derivatives
 from helpers import generator, pooled
 from helpers.differences import by_differences
 from helpers.nonlinearities import SMOOTH

@@ -33,7 +33,7 @@ from cnngp import (
 )
 from cnngp.network import tangent
 from cnngp.network.layers import Nonlinearity
-from cnngp.network.reference import derivatives
+from cnngp.network.reference import formulas as derivatives
 from helpers.gaussian_expectation import expectation
 from helpers.nonlinearities import SLOPES
 

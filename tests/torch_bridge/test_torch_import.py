@@ -22,6 +22,7 @@ from cnngp import (
     Erf,
     Identity,
     Kernel,
+    LayerNorm,
     LeakyReLU,
     Network,
     NetworkError,
@@ -381,3 +382,22 @@ def test_the_input_may_be_added_to_all_channels() -> None:
 
     net = from_torch(Module(), (1, 4, 4), weight_var=1.0, bias_var=0.0)
     assert net == Sequential(Sum(Identity(), Conv(3)), Dense())
+
+
+@pytest.mark.parametrize("norm", [nn.LayerNorm(8), nn.GroupNorm(1, 8), nn.RMSNorm(8, eps=1e-5)], ids=repr)
+def test_a_norm_of_features_is_a_layer_norm(norm: nn.Module) -> None:
+    module = nn.Sequential(nn.Linear(5, 8), norm, nn.ReLU(), nn.Linear(8, 1))
+    found = from_torch(module, (5,), weights="init")
+    expected = Sequential(Dense(), LayerNorm(eps=1e-5), ReLU(), Dense())
+    assert [type(layer) for layer in found.layers] == [type(layer) for layer in expected.layers]
+    assert found.layers[1] == LayerNorm(eps=1e-5)
+
+
+def test_norms_that_are_not_of_a_gaussian_or_not_alike_are_refused() -> None:
+    behind = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.LayerNorm(8), nn.Linear(8, 1))
+    with pytest.raises(NetworkError, match="whose mean over channels is not 0"):
+        from_torch(behind, (5,))
+    scaled = nn.LayerNorm(8)
+    nn.init.constant_(scaled.weight, 2.0)
+    with pytest.raises(NetworkError, match="weights are not all 1"):
+        from_torch(nn.Sequential(nn.Linear(5, 8), scaled, nn.ReLU(), nn.Linear(8, 1)), (5,))

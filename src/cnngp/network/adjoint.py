@@ -46,9 +46,8 @@ from .layers import (
 )
 from .parameters import name_of, parameters
 from .reference import Array, Covariances, begin, propagate
-from .reference.covariances import equal_locations
-from .reference.derivatives import by_covariance, by_own_variance, by_variance
-from .reference.formulas import correlation, normalized_exp, rbf, relu
+from .reference.covariances import correlation, equal_locations
+from .reference.formulas import by_covariance, by_own_variance, by_variance, normalized_exp, rbf, relu
 from .reference.linear import NUMPY_PADDING, fan_in_scale, pads_of, per_axis, pool_means
 
 Back: TypeAlias = Callable[[Covariances], Covariances]

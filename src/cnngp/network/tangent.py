@@ -34,7 +34,7 @@ from .layers import (
 )
 from .reference import Array, Covariances, begin, propagate
 from .reference.covariances import equal_locations
-from .reference.derivatives import derivative, derivative_diagonal
+from .reference.formulas import derivative, derivative_diagonal
 
 
 def kernel(net: Network, X: ArrayLike, Z: ArrayLike | None = None) -> Array:

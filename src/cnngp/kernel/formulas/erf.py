@@ -71,6 +71,9 @@ def still(K: Any, x: Any) -> Any:
 ERF = Family("erf", 1, value, table, diagonal, slope, slope_diagonal, parts, still, constants)
 
 
+LAYERS = (Erf,)
+
+
 def formula(layer: Erf) -> Formula:
     return Formula(
         ERF,

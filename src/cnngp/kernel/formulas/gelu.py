@@ -96,6 +96,9 @@ def still(K: Any, x: Any) -> Any:
 GELU = Family("gelu", 2, value, table, diagonal, slope, slope_diagonal, parts, still, constants)
 
 
+LAYERS = (Layer,)
+
+
 def formula(layer: Layer) -> Formula:
     return Formula(
         GELU,

@@ -61,6 +61,9 @@ LAYER_NORM = Family(
 )  # fmt: skip
 
 
+LAYERS = (LayerNorm,)
+
+
 def formula(layer: LayerNorm) -> Formula:
     def total(level: float) -> float:
         return log2(2.0 ** min(level, 1000.0) + layer.eps)

@@ -54,6 +54,9 @@ NORMALIZED_EXP = Family(
 )  # fmt: skip
 
 
+LAYERS = (NormalizedExp,)
+
+
 def formula(layer: NormalizedExp) -> Formula:
     return Formula(
         NORMALIZED_EXP,

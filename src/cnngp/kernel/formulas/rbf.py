@@ -54,6 +54,9 @@ def still(K: Any, x: Any) -> Any:
 RBF = Family("rbf", 1, value, table, diagonal, slope, slope_diagonal, parts, still)
 
 
+LAYERS = (Rbf,)
+
+
 def formula(layer: Rbf) -> Formula:
     twice = 2.0 * layer.gamma
     return Formula(

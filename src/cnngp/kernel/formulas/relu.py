@@ -98,6 +98,9 @@ RELU_LIKE = Family(
 )  # fmt: skip
 
 
+LAYERS = (ReLU, LeakyReLU, Abs)
+
+
 def formula(layer: ReLU | LeakyReLU | Abs) -> Formula:
     match layer:
         case ReLU():

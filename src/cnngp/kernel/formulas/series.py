@@ -16,6 +16,9 @@ from .family import Family, Formula, log2
 SERIES = Family("series")
 
 
+LAYERS = (Elementwise,)
+
+
 def formula(layer: Elementwise) -> Formula:
     return Formula(
         SERIES,

@@ -24,6 +24,9 @@ def diagonal(K: Any, x: Any) -> Any:
 SIGN = Family("sign", 1, value, table, diagonal, peak=peak)
 
 
+LAYERS = (Sign,)
+
+
 def formula(layer: Sign) -> Formula:
     return Formula(
         SIGN,

@@ -88,6 +88,9 @@ SIN = Family("sin", 1, sin_value, table, sin_diagonal, sin_slope, sin_slope_diag
 COS = Family("cos", 1, cos_value, table, cos_diagonal, cos_slope, cos_slope_diagonal, cos_parts, cos_still)
 
 
+LAYERS = (Sin, Cos)
+
+
 def formula(layer: Sin | Cos) -> Formula:
     if isinstance(layer, Sin):
         return Formula(

@@ -58,6 +58,9 @@ SQUARED_RELU = Family(
 )  # fmt: skip
 
 
+LAYERS = (SquaredReLU,)
+
+
 def formula(layer: SquaredReLU) -> Formula:
     return Formula(
         SQUARED_RELU,

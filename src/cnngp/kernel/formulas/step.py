@@ -35,6 +35,9 @@ def peak(K: Any, x: Any) -> Any:
 STEP = Family("step", 1, value, table, diagonal, peak=peak)
 
 
+LAYERS = (Step,)
+
+
 def formula(layer: Step) -> Formula:
     return Formula(
         STEP,

@@ -78,3 +78,10 @@ def equal_locations(V: Array, axes: int) -> Array:
     p = "abd"[:axes]
     values: Array = np.einsum(f"nm{p}{p}->nm{p}", V).copy()
     return values
+
+
+def correlation(K: Array, K1: Array, K2: Array) -> Array:
+    """cos θ = K/√(K₁K₂), and 0 where a variance is zero."""
+    p = np.sqrt(K1) * np.sqrt(K2)
+    safe = np.where(p > 0, p, 1.0)
+    return np.clip(np.where(p > 0, K / safe, 0.0), -1.0, 1.0)

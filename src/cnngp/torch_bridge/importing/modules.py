@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import torch
 from torch import nn
 
-from cnngp.network.layers import Conv, ConvTranspose, Dense, LeakyReLU
+from cnngp.network.layers import Conv, ConvTranspose, Dense, LayerNorm, LeakyReLU
 
 from ..parts import Activation, Broadcast, Crop
 from .fold import compact, padding_of, transposed_padding
@@ -18,7 +19,7 @@ from .verdicts import Becomes, No, Passes, Verdict
 from .weights import Variances
 
 _REASONS: tuple[tuple[tuple[str, ...], str], ...] = (
-    (("LayerNorm", "GroupNorm", "InstanceNorm", "RMSNorm"), NORMALISES),
+    (("InstanceNorm",), NORMALISES),
     (("MultiheadAttention", "Transformer"), "attention multiplies activations with one another, which is not Gaussian"),
     (("RNN", "LSTM", "GRU"), "a recurrent layer uses the same weights at every step"),
     (("Bilinear",), "it multiplies activations with one another, which is not Gaussian"),
@@ -47,6 +48,8 @@ def judge_module(name: str, module: Any, inputs: list[Value], after: Any, varian
         return Becomes(LeakyReLU(float(slopes[0])))
     if isinstance(module, nn.modules.batchnorm._BatchNorm):
         return _batch_norm(module)
+    if isinstance(module, nn.LayerNorm | nn.GroupNorm | nn.RMSNorm):
+        return _layer_norm(module, before)
     if isinstance(module, Activation):
         return Becomes(module.layer)
     if isinstance(module, Broadcast):
@@ -140,3 +143,15 @@ def _batch_norm(module: Any) -> Verdict:
             "its fixed factors differ between channels, so these are not alike; remove it, or reset its statistics"
         )
     return Becomes(Scale(float(factor[0])))
+
+
+def _layer_norm(module: Any, before: Value) -> Verdict:
+    """Of features without locations it is a division by their deviation, which is known of infinitely many."""
+    groups = getattr(module, "num_groups", 1)
+    if before.ndim != 2 or groups != 1 or getattr(module, "normalized_shape", before.shape[1:]) != before.shape[1:]:
+        return No(f"{NORMALISES}; a norm of all features of an input without locations has one")
+    weight, bias = module.weight, getattr(module, "bias", None)
+    if (weight is not None and (weight != 1).any()) or (bias is not None and (bias != 0).any()):
+        return No("its weights are not all 1, or its biases not 0, so its channels are not alike; reset them")
+    eps = module.eps if module.eps is not None else torch.finfo(torch.get_default_dtype()).eps
+    return Becomes(LayerNorm(eps=float(eps)))

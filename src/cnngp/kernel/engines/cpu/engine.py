@@ -8,7 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cnngp.common.arrays import Output, to_output
-from cnngp.kernel import formulas
+from cnngp.kernel.formulas import RELU_LIKE
+from cnngp.kernel.formulas.gelu import GELU
+from cnngp.kernel.formulas.sine import COS, SIN
 from cnngp.kernel.program import Kind, Program
 from cnngp.kernel.series.packed import Rows
 
@@ -25,7 +27,7 @@ BLOCK_BYTES = 384 << 10
 # They change when bits of results may, so that a store never mixes them: networks with nonlinearities of these families
 # changed in version 4, those with pools in versions 5 and 6, and those with LeakyReLU and Abs in version 7.
 VERSION, POOLED_VERSION = 3, 6
-_CHANGED = {formulas.SIN: 4, formulas.COS: 4, formulas.GELU: 4, formulas.RELU_LIKE: 7}
+_CHANGED = {SIN: 4, COS: 4, GELU: 4, RELU_LIKE: 7}
 
 
 class PairRunner(Runner):
