@@ -387,10 +387,9 @@ def test_the_input_may_be_added_to_all_channels() -> None:
 @pytest.mark.parametrize("norm", [nn.LayerNorm(8), nn.GroupNorm(1, 8), nn.RMSNorm(8, eps=1e-5)], ids=repr)
 def test_a_norm_of_features_is_a_layer_norm(norm: nn.Module) -> None:
     module = nn.Sequential(nn.Linear(5, 8), norm, nn.ReLU(), nn.Linear(8, 1))
-    found = from_torch(module, (5,), weights="init")
-    expected = Sequential(Dense(), LayerNorm(eps=1e-5), ReLU(), Dense())
-    assert [type(layer) for layer in found.layers] == [type(layer) for layer in expected.layers]
-    assert found.layers[1] == LayerNorm(eps=1e-5)
+    found = from_torch(module, (5,))
+    assert [type(layer) for layer in found.layers] == [Dense, LayerNorm, ReLU, Dense]  # type: ignore[union-attr]
+    assert found.layers[1] == LayerNorm(eps=1e-5)  # type: ignore[union-attr]
 
 
 def test_norms_that_are_not_of_a_gaussian_or_not_alike_are_refused() -> None:

@@ -87,7 +87,7 @@ def torch_function(layer: Nonlinearity) -> Callable[[Any], Any]:
         case Sign():
             return torch.sign  # type: ignore[no-any-return]
         case SquaredReLU():
-            return lambda x: torch.relu(x).square_()
+            return lambda x: torch.relu(x).square()
         case GELU():
             return F.gelu
         case Elementwise():
