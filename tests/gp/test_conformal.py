@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cnngp.gp import conformal
-from cnngp.gp.conformal import intervals, p_values, prediction_sets
+from cnngp.gp.conformal import intervals, p_values, p_values_of_each, prediction_sets
 from cnngp.gp.exact import ExactGP
 
 N, M = 26, 5
@@ -75,6 +75,16 @@ def test_p_values_are_those_of_adding_each_point_with_each_class(seed, kind, by_
     found = p_values(gp, *problem.new, problem.labels, by_class)
     np.testing.assert_allclose(found, expected, rtol=1e-12)
     np.testing.assert_array_equal(prediction_sets(gp, *problem.new, problem.labels, 0.7, by_class), expected > 0.3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_p_values_of_each_output_are_those_of_adding_each_point_with_either_sign(kind):
+    problem = Problem(2, kind)
+    signs = np.where(problem.targets > 0.0, 1.0, -1.0)
+    found = p_values_of_each(problem.fitted(signs), *problem.new)
+    for x, output, k in np.ndindex(M, 2, 2):
+        mean, _, Y = problem.left_out_with(x, signs, np.full(2, 2.0 * k - 1.0))
+        assert found[x, output, k] == pytest.approx(problem.p((-Y * mean)[:, output], np.ones(N, bool)), rel=1e-12)
 
 
 @pytest.mark.parametrize("kind", KINDS)

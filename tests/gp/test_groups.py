@@ -8,13 +8,19 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
+from cnngp.common import memory
 from cnngp.gp import groups as grouping
 from cnngp.gp import iterative, leave_one_out
 from cnngp.gp import noise as noise_module
 from cnngp.gp.checks import MatrixError
+from cnngp.gp.conformal import intervals
 from cnngp.gp.exact import ExactGP
 from cnngp.gp.iterative import IterativeGP
+from cnngp.gp.linalg import namespace
+from cnngp.gp.near_copies import near_copies
+from cnngp.gp.selection import chosen
 from cnngp.gp.solving.matrices import SymmetricMatrix
+from helpers import fake_cupy
 
 RNG = np.random.default_rng(3)
 POINTS = RNG.normal(size=(17, 4))
@@ -237,3 +243,30 @@ def test_groups_are_drawn_whole():
 def test_groups_that_cannot_be_meant_are_refused(groups, message):
     with pytest.raises(MatrixError, match=message):
         grouped(groups=groups)
+
+
+def test_groups_on_a_card_take_the_same_path(monkeypatch):
+    """Noise, leave-one-out, conformal intervals and near copies, on a stand-in that refuses what CuPy refuses."""
+    drawn = Grouped.drawn(2, "contradict")
+    here = ExactGP(drawn.K, drawn.Y, noise="loo", groups=drawn.groups)
+    fake_cupy.install(monkeypatch)
+    monkeypatch.setattr(memory, "available", lambda device="cpu": None)
+    card = fake_cupy.ndarray
+    there = ExactGP(card(drawn.K), card(drawn.Y), noise="loo", groups=drawn.groups)
+    assert there.noise == pytest.approx(here.noise, rel=1e-6)
+    for theirs, ours in zip(there.leave_one_out(), here.leave_one_out(), strict=True):
+        np.testing.assert_allclose(theirs.get(), ours, rtol=1e-6)
+    K_new = drawn.K[:3]
+    np.testing.assert_allclose(
+        intervals(there, card(K_new), np.full(3, 1.1), 0.5), intervals(here, K_new, np.full(3, 1.1), 0.5), rtol=1e-6
+    )
+    np.testing.assert_array_equal(near_copies(there, None), near_copies(here, None))
+    picked = [chosen(4, move(drawn.K), gp, move(drawn.K)).rows for gp, move in ((here, np.asarray), (there, card))]
+    np.testing.assert_array_equal(*picked)
+    K, Y = card(drawn.K), card(drawn.Y)
+    alone = IterativeGP(SymmetricMatrix(K), Y, namespace(K), noise=0.1, groups=drawn.groups)
+    np.testing.assert_allclose(
+        alone.leave_one_out()[0].get(),
+        ExactGP(drawn.K, drawn.Y, noise=0.1, groups=drawn.groups).leave_one_out()[0],
+        atol=1e-6,
+    )

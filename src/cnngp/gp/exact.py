@@ -307,20 +307,16 @@ class ExactGP:
 
     @classmethod
     def restored(cls, numbers: dict[str, Any], arrays: dict[str, Array], xp: Any) -> ExactGP:
-        Y = arrays["Y"]
-        K = xp.asarray(files.unpacked(arrays["K"], len(Y)))
-        noise, amplitude, jitter = numbers["noise"], numbers["amplitude_rule"], numbers["jitter"]
-        point_noise = arrays.get("point_noise")  # files of the first version have none
-        groups = arrays.get("groups")
+        Y, K = arrays["Y"], xp.asarray(files.unpacked(arrays["K"], len(arrays["Y"])))
         return cls(
             K,
             Y,
-            noise=noise,
-            amplitude=amplitude,
-            jitter=jitter,
-            point_noise=point_noise,
+            noise=numbers["noise"],
+            amplitude=numbers["amplitude_rule"],
+            jitter=numbers["jitter"],
+            point_noise=arrays["point_noise"],
             overwrite=True,
-            groups=groups,
+            groups=arrays.get("groups"),
         )
 
     def _factorise_with(self, K_new_old: Array, K_new: Array) -> Factor:

@@ -300,9 +300,9 @@ class InducingGP:
         gp = cls.__new__(cls)
         gp.basis, gp.jitter = factorised(K_mm, 0.0, numbers["jitter"])
         gp.noise, gp._amplitude_rule = float(numbers["noise"]), numbers["amplitude_rule"]
-        sums = gp._sums = Sums(xp, 0, float(numbers.get("discount", 0.0)))  # older files have none
+        sums = gp._sums = Sums(xp, 0, float(numbers["discount"]))
         sums.B, sums.rhs, sums.squares = B, xp.asarray(arrays["rhs"]), float(numbers["squares"])
-        sums.log_weights, sums.n = float(numbers.get("log_weights", 0.0)), int(numbers["n"])
+        sums.log_weights, sums.n = float(numbers["log_weights"]), int(numbers["n"])
         gp._kept = xp.asarray(arrays["kept"])
         gp._diagonal = xp.asarray(arrays["kept_diagonal"])
         gp._without = LeftOut(gp.basis, arrays["own"], arrays.get("loo_groups"))
