@@ -5,7 +5,7 @@ import torch
 
 import cnngp
 from cnngp import Kernel, zoo
-from cnngp.torch_bridge import sample_outputs
+from cnngp.torch import sample_outputs
 
 
 def main() -> float:

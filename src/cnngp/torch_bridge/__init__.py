@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from cnngp.common.arrays import DataError, as_real, to_numpy
 from cnngp.common.optional import need
 from cnngp.network.layers import Network, NetworkError
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from .importing.explanation import Explanation
 
-__all__ = ["explain", "from_torch", "gpytorch_kernel", "sample_network", "sample_outputs"]
+__all__ = ["empirical_kernel", "explain", "from_torch", "gpytorch_kernel", "sample_network", "sample_outputs"]
 
 
 def need_torch(what: str) -> None:
@@ -159,6 +162,35 @@ def sample_outputs(
     finite = build_finite(net, channels, tuple(images.shape[1:]), outputs or 1, dtype, device)
     drawn = outputs_of_many(finite, images, samples, key, batch, progress).numpy()
     return drawn if outputs else drawn[:, :, 0]
+
+
+def empirical_kernel(
+    module: Any,
+    X: Any,
+    Z: Any = None,
+    *,
+    kind: Literal["ntk", "nngp"] = "ntk",
+    parametrization: Literal["standard", "ntk"] = "standard",
+    tile: int | None = None,
+) -> NDArray[np.float64]:
+    """The kernel of one finite PyTorch module as it is now, with anything in it: (N, M), or (N, N) without Z.
+
+    `kind="ntk"` is the tangent kernel Σ_θ ∂f(x)/∂θ · ∂f(z)/∂θ over the parameters that require a gradient, averaged
+    over the module's outputs: that of the module trained a little further. `kind="nngp"` is f(x)·f(z) / outputs.
+    `parametrization="ntk"` scales each tensor's gradients by the root mean square of its weights, which is what the
+    infinite kernels here do, so that a wide random network comes near them. `tile` is how many images' gradients are
+    held at once, by default as many as fit half a gigabyte (8 GB on a card).
+
+    >>> from torch import nn
+    >>> K = empirical_kernel(nn.Linear(3, 2), [[1.0, 0.0, 2.0], [0.0, 1.0, 1.0]])  # x·z + 1 for the bias, by hand
+    >>> K.round(6)
+    array([[6., 3.],
+           [3., 3.]])
+    """
+    need_torch("empirical_kernel")
+    from .empirical import kernel_of
+
+    return kernel_of(module, X, Z, kind, parametrization, tile)
 
 
 def gpytorch_kernel(

@@ -1,0 +1,113 @@
+"""The kernel of one finite PyTorch module: its tangent kernel, or the inner products of its outputs.
+
+The gradients of as many images as a budget of memory allows are held, and multiplied with those of the other images
+tile by tile. One output is done after the other, so that the memory does not grow with their number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+from torch.func import functional_call, grad, vmap
+
+from cnngp.common.arrays import DataError, as_real, to_numpy
+
+_BUDGET = {"cpu": 2**29, "cuda": 2**33}
+"""Bytes of gradients alive at once."""
+_AT_ONCE = 64
+"""Images in one call of the module."""
+
+Rows = Callable[[Any, int], Any]
+"""Of images and the number of an output, a row of numbers for each image; the kernel is their inner products."""
+
+
+def kernel_of(module: Any, X: Any, Z: Any, kind: str, parametrization: str, tile: int | None) -> NDArray[np.float64]:
+    """See `cnngp.torch.empirical_kernel`."""
+    _check(module, kind, parametrization, tile)
+    x = _images(module, X, "X")
+    z = x if Z is None else _images(module, Z, "Z")
+    if x.shape[1:] != z.shape[1:]:
+        raise DataError(f"X holds images of shape {tuple(x.shape[1:])} and Z of shape {tuple(z.shape[1:])}")
+    outputs = _outputs(module, x[:1]).shape[1]
+    if kind == "ntk":
+        rows, numbers = _gradients(module, parametrization == "ntk")
+    else:
+        rows, numbers = _all_outputs(module), outputs
+    passes = outputs if kind == "ntk" else 1
+    size = tile or max(1, _BUDGET.get(x.device.type, _BUDGET["cuda"]) // (3 * numbers * x.element_size()))
+    K = np.zeros((len(x), len(z)))
+    for output in range(passes):
+        for a in _slices(len(x), size):
+            left = rows(x[a], output)
+            for b in _slices(len(z), size):
+                if Z is None and b.start < a.start:
+                    continue
+                right = left if Z is None and a == b else rows(z[b], output)
+                K[a, b] += (left @ right.T).cpu().numpy()
+    K /= outputs
+    return K if Z is not None else np.triu(K) + np.triu(K, 1).T
+
+
+def _gradients(module: Any, scaled: bool) -> tuple[Rows, int]:
+    """∂f_o/∂θ over the parameters that require a gradient, and how many numbers that is for one image."""
+    learned = {name: p.detach() for name, p in module.named_parameters() if p.requires_grad}
+    if not learned:
+        raise DataError("empirical_kernel: no parameter of the module requires a gradient")
+    # θ = √E[θ²] ω with ω of variance 1, so ∂f/∂ω = √E[θ²] ∂f/∂θ.
+    scales = {name: float(p.double().square().mean()) ** 0.5 if scaled else 1.0 for name, p in learned.items()}
+
+    def rows(images: Any, output: int) -> Any:
+        def value(parameters: dict[str, Any], x: Any) -> Any:
+            return functional_call(module, parameters, (x[None],)).flatten()[output]
+
+        each = vmap(grad(value), in_dims=(None, 0), chunk_size=_AT_ONCE)(learned, images)
+        return torch.cat([each[name].detach().flatten(1) * scale for name, scale in scales.items()], dim=1)
+
+    return rows, sum(p.numel() for p in learned.values())
+
+
+def _all_outputs(module: Any) -> Rows:
+    return lambda images, output: torch.cat([_outputs(module, part) for part in images.split(_AT_ONCE)])
+
+
+def _outputs(module: Any, images: Any) -> Any:
+    with torch.no_grad():
+        y = module(images.clone())
+    if not isinstance(y, torch.Tensor) or len(y) != len(images):
+        told = f"shape {tuple(y.shape)}" if isinstance(y, torch.Tensor) else type(y).__name__
+        raise DataError(f"empirical_kernel: of {len(images)} images the module makes {told}, not one row for each")
+    return y.flatten(1)
+
+
+def _check(module: Any, kind: str, parametrization: str, tile: int | None) -> None:
+    if not isinstance(module, nn.Module):
+        raise DataError(f"empirical_kernel: expected a torch.nn.Module, got {type(module).__name__}")
+    if kind not in ("ntk", "nngp"):
+        raise ValueError(f"empirical_kernel: kind={kind!r} is not 'ntk' or 'nngp'")
+    if parametrization not in ("standard", "ntk"):
+        raise ValueError(f"empirical_kernel: parametrization={parametrization!r} is not 'standard' or 'ntk'")
+    if tile is not None and tile < 1:
+        raise ValueError(f"empirical_kernel: tile={tile} is not a positive number of images")
+    for name, part in module.named_modules():
+        if part.training and isinstance(part, nn.modules.batchnorm._NormBase | nn.modules.dropout._DropoutNd):
+            raise DataError(
+                f"empirical_kernel: {name or 'the module'} ({type(part).__name__}) is in training mode, where it is "
+                "random or mixes images; call module.eval() first"
+            )
+
+
+def _images(module: Any, X: Any, name: str) -> Any:
+    like = next(module.parameters(), torch.zeros(()))
+    images = X if isinstance(X, torch.Tensor) else torch.as_tensor(as_real(to_numpy(X, name), name))
+    if images.ndim < 2 or len(images) == 0 or images.is_complex():
+        raise DataError(f"{name} of shape {tuple(images.shape)}: expected real images (N, C, …), at least one")
+    return images.detach().to(dtype=like.dtype, device=like.device)
+
+
+def _slices(n: int, step: int) -> Iterator[slice]:
+    return (slice(i, min(i + step, n)) for i in range(0, n, step))

@@ -1,0 +1,140 @@
+"""Kernels of finite modules: against explicit gradients, closed forms, and the kernels of their limits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from cnngp import Conv, Dense, GPClassifier, Kernel, ReLU, Sequential, sample_network
+from cnngp.common.arrays import DataError
+from cnngp.torch import empirical_kernel
+
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
+RNG = np.random.default_rng(0)
+X, Z = RNG.normal(size=(5, 1, 6, 6)), RNG.normal(size=(3, 1, 6, 6))
+
+
+class Attention(nn.Module):
+    """What no infinite kernel here has: max pooling, batch norm in evaluation mode, a product of activations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.pool = nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.MaxPool2d(2)
+        self.gate, self.head = nn.Linear(36, 36), nn.Linear(36, 2)
+
+    def forward(self, x):
+        x = self.pool(torch.relu(self.norm(self.conv(x)))).flatten(1)
+        return self.head(x * torch.softmax(self.gate(x), 1))
+
+
+def made() -> Any:
+    torch.manual_seed(0)
+    module = Attention().double()
+    module(torch.randn(50, 1, 6, 6).double() * 2 + 1)  # statistics that are not those of a new module
+    return module.eval()
+
+
+def by_hand(module: Any, a: np.ndarray, b: np.ndarray, scaled: bool = False) -> np.ndarray:
+    learned = [p for p in module.parameters() if p.requires_grad]
+
+    def jacobian(images: np.ndarray) -> torch.Tensor:
+        rows = []
+        for x in torch.as_tensor(images):
+            each = [torch.autograd.grad(y, learned, retain_graph=True) for y in module(x[None]).flatten().unbind()]
+            scales = [p.square().mean().sqrt() if scaled else 1.0 for p in learned]
+            flat = [torch.cat([(g * s).flatten() for g, s in zip(gs, scales, strict=True)]) for gs in each]
+            rows.append(torch.stack(flat))
+        return torch.stack(rows)
+
+    left, right = jacobian(a), jacobian(b)
+    return (torch.einsum("aop,bop->ab", left, right) / left.shape[1]).detach().numpy()
+
+
+@pytest.mark.parametrize("tile", [None, 1, 2])
+def test_the_tangent_kernel_is_the_product_of_gradients(tile: int | None) -> None:
+    module = made()
+    K = empirical_kernel(module, X, tile=tile)
+    np.testing.assert_allclose(K, by_hand(module, X, X), rtol=1e-10)
+    np.testing.assert_array_equal(K, K.T)
+    np.testing.assert_allclose(empirical_kernel(module, X, Z, tile=tile), by_hand(module, X, Z), rtol=1e-10)
+    scaled = empirical_kernel(module, X, Z, parametrization="ntk", tile=tile)
+    np.testing.assert_allclose(scaled, by_hand(module, X, Z, scaled=True), rtol=1e-10)
+
+
+def test_frozen_parameters_are_constants() -> None:
+    module = made()
+    for p in (*module.conv.parameters(), *module.norm.parameters(), *module.gate.parameters()):
+        p.requires_grad_(False)
+    np.testing.assert_allclose(empirical_kernel(module, X, Z), by_hand(module, X, Z), rtol=1e-10)
+    features: list[torch.Tensor] = []
+    handle = module.head.register_forward_pre_hook(lambda _, given: features.append(given[0]))
+    for images in (X, Z):
+        module(torch.as_tensor(images))
+    handle.remove()
+    # of a linear head: the features' inner product, and 1 for the bias, the same in each output
+    expected = (features[0] @ features[1].T + 1).detach().numpy()
+    np.testing.assert_allclose(empirical_kernel(module, X, Z), expected, rtol=1e-10)
+
+
+def test_outputs_as_features() -> None:
+    module = made()
+    with torch.no_grad():
+        f, g = (module(torch.as_tensor(images)).numpy() for images in (X, Z))
+    np.testing.assert_allclose(empirical_kernel(module, X, Z, kind="nngp"), f @ g.T / 2, rtol=1e-12)
+    np.testing.assert_allclose(empirical_kernel(module, X, kind="nngp", tile=2), f @ f.T / 2, rtol=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["ntk", "nngp"])
+def test_wide_random_networks_come_near_the_kernels_of_their_limit(kind: Any) -> None:
+    """The error falls as 1/√width; the means over eight networks (or 4,000 outputs) at two widths show it."""
+    net = Sequential(Conv(3, bias_var=0.2), ReLU(), Conv(3, weight_var=2.0), ReLU(), Dense(2.0, 0.1))
+    exact = Kernel(net, device="cpu", dtype="float64", kind=kind)(X)
+    errors = []
+    for width in (8, 64):
+        found = []
+        for seed in range(8):
+            module = sample_network(net, width, X.shape[1:], seed, outputs=1 if kind == "ntk" else 500)
+            found.append(empirical_kernel(module, X, kind=kind, parametrization="ntk"))
+        errors.append(np.linalg.norm(np.mean(found, axis=0) - exact) / np.linalg.norm(exact))
+    assert errors[1] < 0.1
+    assert errors[1] < errors[0] / 2
+
+
+def test_a_classifier_takes_the_matrix() -> None:
+    module = made()
+    y = np.array([0, 1, 0, 1, 1])
+    K, Kz = empirical_kernel(module, X), empirical_kernel(module, Z, X)
+    classifier = GPClassifier(noise=1e-3).fit(K=K, y=y)
+    # leave-one-out by refitting without each image
+    wrong = []
+    for i in range(len(y)):
+        rest = np.delete(np.arange(len(y)), i)
+        other = GPClassifier(noise=1e-3).fit(K=K[np.ix_(rest, rest)], y=y[rest])
+        wrong.append(other.predict(K=K[[i]][:, rest])[0] != y[i])
+    assert classifier.loo_error_ == pytest.approx(np.mean(wrong))
+    np.testing.assert_array_equal(classifier.predict(K=K), y)
+    assert classifier.predict(K=Kz).shape == (3,)
+
+
+def test_bad_arguments() -> None:
+    module = made()
+    with pytest.raises(DataError, match=r"norm \(BatchNorm2d\) is in training mode"):
+        empirical_kernel(made().train(), X)
+    with pytest.raises(ValueError, match="kind='gp' is not"):
+        empirical_kernel(module, X, kind="gp")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="parametrization='mup' is not"):
+        empirical_kernel(module, X, parametrization="mup")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="tile=0 is not"):
+        empirical_kernel(module, X, tile=0)
+    with pytest.raises(DataError, match=r"X holds images of shape \(1, 6, 6\) and Z of shape \(1, 6, 5\)"):
+        empirical_kernel(module, X, Z[..., :5])
+    with pytest.raises(DataError, match="expected a torch"):
+        empirical_kernel(lambda x: x, X)
+    with pytest.raises(DataError, match="no parameter of the module requires a gradient"):
+        empirical_kernel(made().requires_grad_(False), X)
+    with pytest.raises(DataError, match="not one row for each"):
+        empirical_kernel(nn.Flatten(0), X)
