@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from cnngp import GPClassifier, datasets, zoo
+from cnngp.estimators.learning import Learned
 from cnngp.gp.calibration import reliability
 from cnngp.report import plots, report
-from cnngp.report.evaluation import Evaluation, evaluate
+from cnngp.report.evaluation import Evaluation, _bins, evaluate
 from cnngp.report.suspects import suspect_labels
 from helpers.browser import needs_browser, opened, title_of
 
@@ -246,10 +247,9 @@ def test_the_list_of_suspect_labels_ends_where_the_models_own_errors_explain_it(
         assert found.beyond_errors <= 1 < found.contradicted / 50
 
 
-def test_bins_hold_some_images_each(model: GPClassifier, evaluation: Evaluation) -> None:
-    assert len(evaluation.reliability.count) == 80 // 12
-    few = replace(NAMED, X_test=NAMED.X_test[:30], y_test=NAMED.y_test[:30])
-    assert len(evaluate(model, few).reliability.count) == 5
+@pytest.mark.parametrize(("uncertain", "sure", "bins"), [(60, 0, 6), (2, 400, 5), (300, 0, 15), (0, 0, 5)])
+def test_bins_are_so_few_that_uncertain_images_fill_them(uncertain: int, sure: int, bins: int) -> None:
+    assert _bins(np.array([0.5] * uncertain + [0.99] * sure)) == bins
 
 
 @needs_browser
@@ -259,3 +259,12 @@ def test_the_page_is_dark_where_the_browser_is(page: str, tmp_path: Path) -> Non
     (tmp_path / "page.html").write_text(page.replace("</body>", told), encoding="utf-8")
     title = title_of((tmp_path / "page.html").as_uri(), tmp_path / "profile", 900, dark=True)
     assert title == "rgb(22, 26, 36)rgb(230, 233, 240)"
+
+
+def test_learning_that_finds_nothing_says_so() -> None:
+    net = zoo.small_cnn()
+    same = Learned("loo", 50, net, net, 0.28021, 0.28019, 0.1, 0.2, (), (), ((0, 0.3),), 1.0, False)
+    assert "nothing better was found" in str(same)
+    assert "Nothing better was found" in report._learned(same)
+    better = replace(same, after=0.27)
+    assert "othing better" not in str(better) + report._learned(better)

@@ -19,7 +19,7 @@ from cnngp.gp.calibration import Reliability, Scores
 from .suspects import SuspectLabels, suspect_labels
 
 Array = NDArray[Any]
-_IMAGES_A_BIN, _FEWEST_BINS, _MOST_BINS = 12, 5, 15
+_IMAGES_A_BIN, _FEWEST_BINS, _MOST_BINS = 10, 5, 15
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ def evaluate(clf: GPClassifier, data: Dataset, pictures: int = 12, matrix: int =
         log_marginal_likelihood=clf.log_marginal_likelihood_,
         temperature=float(clf.temperature_),
         label_noise=float(clf.label_noise_),
-        reliability=calibration.reliability(P, codes, _bins(len(codes))),
+        reliability=calibration.reliability(P, codes, _bins(top)),
         confusion=confusion,
         uncertain=show(np.argsort(top, kind="stable")),
         wrong=_explained(clf, data.X_test[confident[:pictures]], show(confident)) if tested else (),
@@ -215,9 +215,10 @@ def _word(name: object) -> str:
     return printable(str(name))
 
 
-def _bins(images: int) -> int:
-    """Of the reliability curve: so wide that there are some images in each, where they are not all in the last."""
-    return int(np.clip(images // _IMAGES_A_BIN, _FEWEST_BINS, _MOST_BINS))
+def _bins(top: NDArray[np.float64]) -> int:
+    """The number of bins of the reliability curve: so few that images that are not all but certain fill them."""
+    uncertain = np.count_nonzero(top < 1.0 - 1.0 / _MOST_BINS)
+    return int(np.clip(uncertain // _IMAGES_A_BIN, _FEWEST_BINS, _MOST_BINS))
 
 
 def check_labels(y: Any, y_test: Any) -> None:

@@ -68,7 +68,7 @@ def reliability(curve: Reliability) -> bytes:
     bars = [curve.accuracy[filled] - low, high - curve.accuracy[filled]]
     upper.errorbar(
         *(curve.confidence[filled], curve.accuracy[filled], bars),
-        fmt="o", color=_BLUE, markersize=4, linewidth=1, label="this model, with 95 % intervals",
+        fmt="o", color=_BLUE, markersize=4, linewidth=1, clip_on=False, label="this model, with 95 % intervals",
     )  # fmt: skip
     upper.set_ylim(0, 1.02)
     upper.set_ylabel("share that is right")

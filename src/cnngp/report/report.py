@@ -185,6 +185,7 @@ def _learned(learned: Learned) -> str:
         f"By {rule}, on {learned.images:,} training images: a loss of {learned.before:.4f} nats became "
         f"{learned.after:.4f} after {counted_matrices(len(learned.path))} in {learned.seconds:.1f} s."
     )
+    said += " Nothing better was found than the network as it was given." if learned.found_nothing else ""
     said += " It was interrupted; this is the best until then." if learned.interrupted else ""
     left = ", ".join(learned.left_out)
     said += f" Left out, as they only scale the kernel: {left}." if left else ""

@@ -56,6 +56,11 @@ class Learned:
     def gain(self) -> float:
         return self.before - self.after
 
+    @property
+    def found_nothing(self) -> bool:
+        """Whether no network was found that is better in the digits that are shown."""
+        return f"{self.before:.4f}" == f"{self.after:.4f}"
+
     def noise_of(self, mean_variance: float) -> float:
         """The noise in the kernel's units, for images of this mean k(x, x)."""
         if self.noise is None:
@@ -68,6 +73,8 @@ class Learned:
             f"{what} {self.before:.4f} → {self.after:.4f} nats, on {self.images:,} images, "
             f"{counted_matrices(len(self.path))}, {self.seconds:.1f} s{', interrupted' if self.interrupted else ''}"
         ]
+        if self.found_nothing:
+            lines.append("nothing better was found than the network as it was given")
         lines += [f"{c.name} (× {c.places}) {c.before:.4g} → {c.after:.4g}" for c in self.changes]
         if self.noise is not None:
             lines.append(f"noise / mean k(x, x) {self.noise_before:.2g} → {self.noise:.2g}")
