@@ -384,7 +384,13 @@ def test_the_input_may_be_added_to_all_channels() -> None:
     assert net == Sequential(Sum(Identity(), Conv(3)), Dense())
 
 
-@pytest.mark.parametrize("norm", [nn.LayerNorm(8), nn.GroupNorm(1, 8), nn.RMSNorm(8, eps=1e-5)], ids=repr)
+NORMS = [
+    *(nn.LayerNorm(8), nn.GroupNorm(1, 8), nn.RMSNorm(8, eps=1e-5), nn.LayerNorm(8, elementwise_affine=False)),
+    *(nn.GroupNorm(1, 8, affine=False), nn.RMSNorm(8, eps=1e-5, elementwise_affine=False)),
+]
+
+
+@pytest.mark.parametrize("norm", NORMS, ids=repr)
 def test_a_norm_of_features_is_a_layer_norm(norm: nn.Module) -> None:
     module = nn.Sequential(nn.Linear(5, 8), norm, nn.ReLU(), nn.Linear(8, 1))
     found = from_torch(module, (5,))
@@ -400,3 +406,10 @@ def test_norms_that_are_not_of_a_gaussian_or_not_alike_are_refused() -> None:
     nn.init.constant_(scaled.weight, 2.0)
     with pytest.raises(NetworkError, match="weights are not all 1"):
         from_torch(nn.Sequential(nn.Linear(5, 8), scaled, nn.ReLU(), nn.Linear(8, 1)), (5,))
+    for flat in (nn.LayerNorm(8 * 4), nn.GroupNorm(1, 8 * 4), nn.LayerNorm(8 * 4, elementwise_affine=False)):
+        # all channels of all locations together, laid out flat: not the channels of each
+        with pytest.raises(NetworkError, match=r"2 \(.*Norm\): it divides by statistics .* without locations has one"):
+            from_torch(nn.Sequential(nn.Conv2d(1, 8, 3), nn.Flatten(), flat, nn.ReLU(), nn.Linear(32, 1)), (1, 4, 4))
+    for norm in (nn.GroupNorm(2, 8), nn.InstanceNorm2d(8), nn.InstanceNorm2d(8, affine=True), nn.GroupNorm(1, 8)):
+        with pytest.raises(NetworkError, match=r"1 \(.*Norm.*\): it divides by statistics of its own input"):
+            from_torch(nn.Sequential(nn.Conv2d(1, 8, 3), norm, nn.Flatten(), nn.Linear(32, 1)), (1, 4, 4))

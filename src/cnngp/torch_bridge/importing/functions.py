@@ -9,7 +9,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from cnngp.network.layers import GELU, Abs, Cos, Elementwise, Erf, LeakyReLU, ReLU, Sin
+import torch
+
+from cnngp.network.layers import GELU, Abs, Cos, Elementwise, Erf, LayerNorm, LeakyReLU, ReLU, Sin
 
 from .graph import Call, Pad, Scale
 from .pools import MAXIMUM, adaptive, average, mean
@@ -57,16 +59,20 @@ def is_sum(function: str) -> bool:
     return function in ("add", "sub", "subtract", "rsub")
 
 
-def judge_function(function: str, given: Arguments, before: Value, after: Value, same_order: bool) -> Verdict:
+def judge_function(
+    function: str, given: Arguments, before: Value, after: Value, same_order: bool, one_location: bool
+) -> Verdict:
     """`before` is the first tensor among the arguments and `after` the result. Sums are not judged here."""
-    verdict = _judge(function, given, before, after, same_order)
+    verdict = _judge(function, given, before, after, same_order, one_location)
     if not isinstance(verdict, No) and given.left:
         told = ", ".join(f"{key}={v!r}" if isinstance(key, str) else repr(v) for key, v in given.left.items())
         return No(f"what its argument {told} does is not known here")
     return verdict
 
 
-def _judge(function: str, given: Arguments, before: Value, after: Value, same_order: bool) -> Verdict:
+def _judge(
+    function: str, given: Arguments, before: Value, after: Value, same_order: bool, one_location: bool
+) -> Verdict:
     if function in _NONLINEARITIES:
         return Becomes(_NONLINEARITIES[function])
     if function in _SAME or (function == "getitem" and same_order):
@@ -119,10 +125,24 @@ def _judge(function: str, given: Arguments, before: Value, after: Value, same_or
         case "adaptive_max_pool1d" | "adaptive_max_pool2d" | "adaptive_max_pool3d" if before.shape == after.shape:
             given.take_all()
             return Passes()  # every location is its own maximum
+        case "layer_norm" | "group_norm" | "rms_norm":
+            over = given.take(1, "num_groups" if function == "group_norm" else "normalized_shape")
+            eps = given.take(3, "eps") if function == "rms_norm" else given.take(4, "eps", 1e-5)
+            return layer_norm(over, eps, before, one_location)
         case "mean":
             return mean(given.take(1, "dim"), given.take(2, "keepdim", False), before)
         case _:
             return refuse_function(function)
+
+
+def layer_norm(over: Any, eps: float | None, before: Value, one_location: bool) -> Verdict:
+    """Of features without locations it is a division by their deviation, which is known of infinitely many.
+
+    `over` is the number of groups, or the shape of what is normalised.
+    """
+    if before.ndim != 2 or not one_location or over not in (1, (before.shape[1],), [before.shape[1]]):
+        return No(f"{NORMALISES}; a norm of all features of an input without locations has one")
+    return Becomes(LayerNorm(eps=torch.finfo(before.dtype).eps if eps is None else float(eps)))
 
 
 def refuse_function(function: str) -> No:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ from cnngp.network.table import shape_table
 from .fold import fold
 from .functions import is_sum, judge_function, refuse_function
 from .graph import Add, Call, Graph, Mean, Pad, Refused, Scale
-from .modules import judge_module
+from .modules import FIXED, judge_module
 from .trace import Step, Trace, Value, altered_modules, trace
 from .verdicts import Arguments, Becomes, No, Passes, Verdict
 from .weights import Given, Owners, Variances
@@ -66,19 +67,20 @@ def read_module(module: Any, input_shape: Sequence[int], variances: Variances, a
     altered = [Row(name, kind, (), reason, True) for name, kind, reason in altered_modules(module)]
     if altered:  # what they do could be recorded, but not what they would do to an infinite network
         return Import(altered, Graph(allow_non_gaussian))
-    return _Reader(module, variances, allow_non_gaussian).read(trace(module, tuple(input_shape)))
+    return _Reader(module, variances, allow_non_gaussian, input_shape).read(trace(module, tuple(input_shape)))
 
 
 class _Reader:
     """Goes through the steps in order: each is judged, and each value becomes a vertex of the graph."""
 
-    def __init__(self, module: Any, variances: Variances, allow_non_gaussian: bool) -> None:
+    def __init__(self, module: Any, variances: Variances, allow_non_gaussian: bool, input_shape: Sequence[int]) -> None:
         self.module = module
         self.variances = variances
         self.owners = Owners()
         self.graph = Graph(allow_non_gaussian)
         self.rows: list[Row] = []
         self.vertex: dict[int, int] = {0: 0}  # of each value
+        self.locations = {0: math.prod(input_shape[1:])}  # of each value, also where it is laid out flat
 
     def read(self, traced: Trace) -> Import:
         for step in traced.steps:
@@ -102,8 +104,13 @@ class _Reader:
         if isinstance(verdict, Becomes) and step.number in self.vertex:
             verdict = No("it returns its argument's own memory, so this is not the call that its name says")
         self._row(step.name, step.kind, after.shape[1:] if after else (), verdict)
-        passed = self.vertex[step.reads[0]]
-        self.vertex[step.number] = self._vertex(step, verdict) if isinstance(verdict, Becomes) else passed
+        source = step.reads[0]
+        becomes = verdict.call if isinstance(verdict, Becomes) else None
+        self.vertex[step.number] = self._vertex(step, verdict) if isinstance(verdict, Becomes) else self.vertex[source]
+        if after and after.ndim > 2:
+            self.locations[step.number] = math.prod(after.shape[2:])
+        else:
+            self.locations[step.number] = 1 if isinstance(becomes, Dense | Mean) else self.locations[source]
 
     def _vertex(self, step: Step, verdict: Becomes) -> int:
         if not isinstance(verdict.call, Add):
@@ -121,10 +128,10 @@ class _Reader:
         inputs, after = step.inputs, step.result
         if not step.function:
             module = self.module.get_submodule(step.module)
-            # Norms and PReLU count as fixed functions, not as weights.
-            fixed = isinstance(module, nn.PReLU | nn.modules.batchnorm._BatchNorm)
-            shared = "" if fixed else self.owners.problem(step.module, module)
-            return No(shared) if shared else judge_module(step.module, module, inputs, after, self.variances)
+            shared = "" if isinstance(module, FIXED) else self.owners.problem(step.module, module)
+            if shared:
+                return No(shared)
+            return judge_module(step.module, module, inputs, after, self.variances, self._flat(inputs))
         if not isinstance(after, Value) or step.function.startswith(("conv", "linear")):
             return refuse_function(step.function)
         constant = next((v for v in inputs if v.owner and v.number is None), None)
@@ -138,7 +145,11 @@ class _Reader:
         if any(v.number is None for v in inputs):
             return No("it uses a tensor that is not made from the input")
         given = Arguments(step.args, step.kwargs)
-        return judge_function(step.function, given, inputs[0], after, step.same_order)
+        return judge_function(step.function, given, inputs[0], after, step.same_order, self._flat(inputs))
+
+    def _flat(self, inputs: list[Value]) -> bool:
+        """Whether the first of them has one location, so that its features are its channels."""
+        return bool(inputs) and inputs[0].number is not None and self.locations[inputs[0].number] == 1
 
     def _sum(self, step: Step, after: Value) -> Verdict:
         terms = [term for term, _ in _summands(step)]

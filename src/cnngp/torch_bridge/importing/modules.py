@@ -5,21 +5,19 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import torch
 from torch import nn
 
-from cnngp.network.layers import Conv, ConvTranspose, Dense, LayerNorm, LeakyReLU
+from cnngp.network.layers import Conv, ConvTranspose, Dense, LeakyReLU
 
 from ..parts import Activation, Broadcast, Crop
 from .fold import compact, padding_of, transposed_padding
-from .functions import NORMALISES
+from .functions import layer_norm
 from .graph import Cut, Pairs, Scale
 from .trace import Value
 from .verdicts import Becomes, No, Passes, Verdict
 from .weights import Variances
 
 _REASONS: tuple[tuple[tuple[str, ...], str], ...] = (
-    (("InstanceNorm",), NORMALISES),
     (("MultiheadAttention", "Transformer"), "attention multiplies activations with one another, which is not Gaussian"),
     (("RNN", "LSTM", "GRU"), "a recurrent layer uses the same weights at every step"),
     (("Bilinear",), "it multiplies activations with one another, which is not Gaussian"),
@@ -27,7 +25,16 @@ _REASONS: tuple[tuple[tuple[str, ...], str], ...] = (
 )
 
 
-def judge_module(name: str, module: Any, inputs: list[Value], after: Any, variances: Variances) -> Verdict:
+FIXED = (
+    *(nn.PReLU, nn.modules.batchnorm._BatchNorm, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm),
+    nn.modules.instancenorm._InstanceNorm,
+)
+"""Modules whose parameters are those of a fixed function: they may be used again, and are no random weights."""
+
+
+def judge_module(
+    name: str, module: Any, inputs: list[Value], after: Any, variances: Variances, one_location: bool
+) -> Verdict:
     kind = type(module).__name__
     for kinds, reason in _REASONS:
         if kind.startswith(kinds):
@@ -48,8 +55,8 @@ def judge_module(name: str, module: Any, inputs: list[Value], after: Any, varian
         return Becomes(LeakyReLU(float(slopes[0])))
     if isinstance(module, nn.modules.batchnorm._BatchNorm):
         return _batch_norm(module)
-    if isinstance(module, nn.LayerNorm | nn.GroupNorm | nn.RMSNorm):
-        return _layer_norm(module, before)
+    if isinstance(module, nn.LayerNorm | nn.GroupNorm | nn.RMSNorm | nn.modules.instancenorm._InstanceNorm):
+        return _norm(module, before, one_location)
     if isinstance(module, Activation):
         return Becomes(module.layer)
     if isinstance(module, Broadcast):
@@ -145,13 +152,13 @@ def _batch_norm(module: Any) -> Verdict:
     return Becomes(Scale(float(factor[0])))
 
 
-def _layer_norm(module: Any, before: Value) -> Verdict:
-    """Of features without locations it is a division by their deviation, which is known of infinitely many."""
-    groups = getattr(module, "num_groups", 1)
-    if before.ndim != 2 or groups != 1 or getattr(module, "normalized_shape", before.shape[1:]) != before.shape[1:]:
-        return No(f"{NORMALISES}; a norm of all features of an input without locations has one")
+def _norm(module: Any, before: Value, one_location: bool) -> Verdict:
+    """Norms with weights, which are 1 in a new one; those without call the function."""
     weight, bias = module.weight, getattr(module, "bias", None)
+    over = module.num_groups if isinstance(module, nn.GroupNorm) else getattr(module, "normalized_shape", 0)
+    verdict = layer_norm(over, module.eps, before, one_location)
+    if isinstance(verdict, No):
+        return verdict
     if (weight is not None and (weight != 1).any()) or (bias is not None and (bias != 0).any()):
         return No("its weights are not all 1, or its biases not 0, so its channels are not alike; reset them")
-    eps = module.eps if module.eps is not None else torch.finfo(torch.get_default_dtype()).eps
-    return Becomes(LayerNorm(eps=float(eps)))
+    return verdict
