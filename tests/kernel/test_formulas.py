@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +29,7 @@ from cnngp import (
     reference,
 )
 from cnngp.kernel.engines.cpu import back, plan, rows
-from cnngp.kernel.formulas import FAMILIES, RELU, RELU_LIKE, SERIES, formula
+from cnngp.kernel.formulas import FAMILIES, SERIES, Formula, formula
 from cnngp.network.layers import LAYERS, NetworkError, Nonlinearity
 from cnngp.network.reference import formulas as derivatives
 
@@ -56,16 +60,72 @@ def test_the_cpu_has_rows_for_every_family() -> None:
     assert max(codes) < plan.SLOPE
 
 
-@pytest.mark.parametrize("layer", EACH, ids=repr)
-def test_the_reference_has_its_derivatives(layer: Nonlinearity) -> None:
-    K, K1, K2 = np.array([0.3]), np.array([1.0]), np.array([2.0])
-    if formula(layer).no_slope:
+@dataclass(frozen=True)
+class Row:
+    """A layer's formulas on Python's own numbers, in a map whose unit is no power of two."""
+
+    layer: Nonlinearity
+    unit: float = 0.3
+
+    @property
+    def row(self) -> Formula:
+        return formula(self.layer)
+
+    @property
+    def own(self) -> tuple[float, float, float]:
+        return self.unit * self.row.argument, self.row.alpha, 1e-150
+
+    def pair(self, which: str, K: float, K1: float, K2: float) -> Any:
+        f = self.row.family
+        tables = [f.table(v / self.unit, self.own) for v in (K1, K2)]  # type: ignore[misc]
+        return getattr(f, which)(K / self.unit, *tables, f.constants(self.own[0], self.row.alpha, self.row.beta))
+
+    def alone(self, which: str, K: float) -> Any:
+        return getattr(self.row.family, which)(K / self.unit, self.own)
+
+    @property
+    def factor(self) -> float:
+        return self.row.factor(self.unit)
+
+
+CLOSED = [layer for layer in EACH if formula(layer).family is not SERIES]
+POINTS = [
+    (rho * math.sqrt(K1 * K2), K1, K2) for K1, K2 in ((1.0, 2.0), (0.01, 4.0)) for rho in (-0.9, -0.2, 0.0, 0.6, 0.95)
+]
+
+
+def expected(of: Callable[..., Any], layer: Nonlinearity, *numbers: float) -> float:
+    return float(of(layer, *(np.array([x]) for x in numbers))[0])
+
+
+@pytest.mark.parametrize("layer", CLOSED, ids=repr)
+def test_the_functions_of_a_family_are_those_of_the_reference(layer: Nonlinearity) -> None:
+    row, exact = Row(layer), partial(pytest.approx, rel=1e-11, abs=1e-13)
+    for K, K1, K2 in POINTS:
+        V = row.factor * row.pair("value", K, K1, K2)
+        assert exact(expected(reference.nonlinearity, layer, K, K1, K2)) == V
+        V = row.factor * row.alone("diagonal", K1)
+        assert exact(expected(reference.nonlinearity_diagonal, layer, K1)) == V
+
+
+@pytest.mark.parametrize("layer", CLOSED, ids=repr)
+def test_so_are_their_derivatives(layer: Nonlinearity) -> None:
+    row, exact = Row(layer), partial(pytest.approx, rel=1e-10, abs=1e-12)
+    if row.row.no_slope:
         with pytest.raises(NetworkError, match="has no tangent kernel"):
-            derivatives.derivative(layer, K, K1, K2)
-    else:
-        assert np.isfinite(derivatives.derivative(layer, K, K1, K2)).all()
-    if not formula(layer).no_gradient:
-        assert np.isfinite(derivatives.by_variance(layer, K, K1, K2)).all()
+            derivatives.derivative(layer, *(np.ones(1),) * 3)
+        return
+    scale = row.factor / row.unit
+    for K, K1, K2 in POINTS:
+        V_dot = expected(derivatives.derivative, layer, K, K1, K2)
+        assert scale * row.pair("slope", K, K1, K2) == exact(V_dot)
+        slope, first, second, *_ = row.pair("parts", K, K1, K2)
+        assert scale * slope == exact(V_dot)
+        for share, K_own, K_other in ((first, K1, K2), (second, K2, K1)):
+            by_variance = expected(derivatives.by_variance, layer, K, K_own, K_other)
+            assert scale * share * row.alone("still", K_own)[1] == exact(by_variance)
+        assert scale * row.alone("slope_diagonal", K1) == exact(expected(derivatives.derivative_diagonal, layer, K1))
+        assert scale * row.alone("still", K1)[0] == exact(expected(derivatives.by_own_variance, layer, K1))
 
 
 @pytest.mark.parametrize("layer", EACH, ids=repr)
@@ -93,17 +153,3 @@ def test_what_is_said_of_the_sign_holds(layer: Nonlinearity) -> None:
         assert (V >= 0.0).all()
     elif sign == "of K":
         assert (V[rho >= 0.0] >= 0.0).all()
-
-
-@pytest.mark.parametrize("layer", [layer for layer in EACH if formula(layer).family in (RELU, RELU_LIKE)], ids=repr)
-def test_the_relus_families_are_a_combination_of_the_relu_and_the_identity(layer: Nonlinearity) -> None:
-    row, unit = formula(layer), 0.3
-    K = np.linspace(-2.0, 2.0, 21)
-    K1, K2 = np.full(21, 4.0), np.full(21, 1.0)
-    R = 2.0 * reference.relu(K, K1, K2)
-    V = reference.nonlinearity(layer, unit * K, unit * K1, unit * K2)
-    np.testing.assert_allclose(
-        row.factor(unit) * (row.alpha * R + row.beta * K), V, rtol=1e-13, atol=1e-13 * np.abs(V).max()
-    )
-    variance = reference.nonlinearity_diagonal(layer, unit * K1)
-    np.testing.assert_allclose(row.factor(unit) * K1, variance, rtol=1e-14)

@@ -16,10 +16,10 @@ from cnngp.kernel.series.packed import Rows
 from cnngp.network.layers import Elementwise
 
 from .block.walk import Walk
+from .formula_text import literal
 from .layout import Registers, Step, TableLayout, in_registers
 from .math import Constants, pair_formula, slope_formula
 from .results import THETA_ARGUMENTS, stores
-from .text import literal
 
 TILE = 64
 DEPTH = 16

@@ -1,7 +1,8 @@
 """The nonlinearities' formulas as CUDA text: which functions a program needs, and the expressions that call them.
 
 A formula takes K in buffer units and, from each image, the numbers that its table keeps for the location (`entries`).
-Most are written from kernel/formulas (writing.py); the ReLU's family and series are by hand (relu.py, series.py).
+Most are written from kernel/formulas (formula_writer.py); by hand are the ReLU's family (relu_text.py) and series
+(series_text.py).
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from cnngp.kernel.formulas import RELU, RELU_LIKE, SERIES, Family, formula
 from cnngp.kernel.program import Activation
 from cnngp.network.layers import Nonlinearity
 
-from . import series
-from .relu import RELU_LIKE_TEXT, RELU_STILL, RELU_TEXT, relu_back_functions, relu_functions
-from .text import Text, literal
-from .writing import back_functions, family_functions, helper_functions, still_functions, written
+from . import series_text as series
+from .formula_text import Text, literal
+from .formula_writer import back_functions, family_functions, helper_functions, still_functions, written
+from .relu_text import RELU_LIKE_TEXT, RELU_STILL, RELU_TEXT, relu_back_functions, relu_functions
 
 # What the working precision needs of the hardware. A test on a CPU brings its own.
 PRIMITIVES = {

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from cnngp.network.geometry import AxisSum
 
-from ..text import literal
+from ..formula_text import literal
 from .additions import additions, two_level
 from .plan import LANES, Stage
 

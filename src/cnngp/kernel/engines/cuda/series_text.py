@@ -5,7 +5,7 @@ A table keeps 1/s and the A_j(s); for gradients s A_j'(s) stand behind them. ser
 
 from __future__ import annotations
 
-from .text import Text
+from .formula_text import Text
 
 VALUE = """\
 struct Terms { const real* at; long long plane; };

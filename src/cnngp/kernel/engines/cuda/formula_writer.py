@@ -16,7 +16,7 @@ from cnngp.kernel.formulas.family import itself
 from cnngp.kernel.formulas.primitives import Operand
 
 from ..polynomials import ACOS_H_32, ASIN_S_32, ASIN_S_64, CUDA_G_32, CUDA_G_64, CUDA_H_64
-from .text import Text, horner, literal
+from .formula_text import Text, horner, literal
 
 # The functions of kernel/formulas/primitives.py in CUDA.
 _FUNCTIONS = {

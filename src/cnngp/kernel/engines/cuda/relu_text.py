@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 
 from ..polynomials import CUDA_G_32, CUDA_G_64, CUDA_H_32, CUDA_H_64
-from .text import Text, horner, literal
+from .formula_text import Text, horner, literal
 
 
 def relu_functions(dtype: str, slopes: bool) -> str:
