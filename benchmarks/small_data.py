@@ -38,7 +38,6 @@ from cnngp import AvgPool, Conv, Dense, GPClassifier, LeakyReLU, Network, ReLU, 
 from cnngp.datasets.augmentation import shifted, warped
 from cnngp.gp import calibration
 from cnngp.network.choice import options
-from cnngp.network.names import zoo_name
 
 from .drawn import SETS, drawn
 from .made import made
@@ -68,7 +67,7 @@ def gp(
         "ece": scores.ece,
         "train_s": fitted - start,
         "test_s": time.perf_counter() - fitted,
-        "chosen": zoo_name(clf.network_) + ("" if clf.preparation_ == "plain" else f", {clf.preparation_}"),
+        "chosen": clf.recipe_.name,
     }
 
 

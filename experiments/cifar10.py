@@ -16,7 +16,7 @@ from typing import Any
 from cnngp.common import memory
 from cnngp.common.arrays import to_cupy, to_numpy
 from cnngp.datasets.dataset import Dataset
-from cnngp.datasets.preparation import prepared
+from cnngp.datasets.preparation import as_preparation
 from cnngp.estimators.classifier import GPClassifier
 from cnngp.kernel.kernel import Kernel
 from cnngp.kernel.symmetry import Symmetry
@@ -61,7 +61,8 @@ def run(setting: Setting, plan: CifarPlan | None = None, data: Dataset | None = 
     data = data or setting.dataset(DATA)
     plan = CifarPlan(plan.depth, min(plan.train, len(data.X)), min(plan.test, len(data.X_test)))
     _tell_plan(setting, plan, data)
-    X, X_test = prepared(data.X[: plan.train], data.X_test[: plan.test])
+    white = as_preparation("zca").fit(data.X[: plan.train])
+    X, X_test = (white.transform(images) for images in (data.X[: plan.train], data.X_test[: plan.test]))
     y, y_test = data.y[: plan.train], data.y_test[: plan.test]
     network = myrtle(plan.depth)
     depends = {"network": network.fingerprint, "data": data.name, "images": digest(X, y, X_test, y_test)}

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from .estimators import GPClassifier as GPClassifier
     from .estimators import GPRegressor as GPRegressor
     from .estimators import Learning as Learning
+    from .estimators import Recipe as Recipe
+    from .estimators import Term as Term
     from .gp import calibration as calibration
     from .gp.solving import solve as solve
     from .gp.trained import trained_ensemble as trained_ensemble
@@ -78,7 +80,7 @@ _EXPORTS = {
     "matrix.cluster.connection": ("connect",),
     "gp.solving": ("solve",),
     "gp.trained": ("trained_ensemble",),
-    "estimators": ("GPClassifier", "GPRegressor", "Learning"),
+    "estimators": ("GPClassifier", "GPRegressor", "Learning", "Recipe", "Term"),
     "report.viewer.decisions": ("apply_decisions",),
     "torch_bridge": ("from_torch", "explain", "sample_network", "gpytorch_kernel"),
     "torch_bridge.limits": ("check_limit",),

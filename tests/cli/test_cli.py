@@ -261,4 +261,4 @@ def test_gram_prepares_images_as_a_fit_does_and_says_what_is_there(
     assert run([*fit, "--preparation", "edges"]) == 1
     assert "This fit prepares its images, by 'edges'" in capsys.readouterr().err
     assert run(["gram", "--preparation", "loo", "--store", store]) == 2
-    assert "--preparation loo: expected plain, contrast, detail or edges" in capsys.readouterr().err
+    assert "--preparation loo: expected plain, contrast, detail, edges" in capsys.readouterr().err

@@ -14,7 +14,7 @@ from PIL import Image
 from cnngp.cli import run
 from cnngp.common.devices import Device
 from cnngp.datasets.images import Aspect
-from cnngp.datasets.preparation import PREPARATIONS
+from cnngp.datasets.preparation import NAMED as PREPARATIONS
 from cnngp.estimators.learning.options import RULES
 from cnngp.kernel.kernel import DTYPES
 
@@ -22,16 +22,14 @@ from cnngp.kernel.kernel import DTYPES
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--preparation", "foo"], f"--preparation foo: expected {', '.join(PREPARATIONS[:-1])}"),
+        (["--preparation", "foo"], f"--preparation foo: expected {', '.join(PREPARATIONS)}"),
         (["--network", "nosuch"], "no network 'nosuch': expected auto, resnet32"),
         (["--network", "resnet9"], "depth=9 is not 6n + 2"),
         (["--kind", "foo"], "--kind foo: expected nngp or ntk"),
         (["--dtype", "float16"], f"--dtype float16: expected {' or '.join(DTYPES)}"),
         (["--device", "tpu"], "--device tpu: expected "),
-        (["--budget", "-1"], "--budget -1: expected a number of seconds, more than 0"),
-        (["--budget", "nan"], "--budget nan: expected a number of seconds, more than 0"),
-        (["--budget", "soon"], "--budget soon: expected a number of seconds, more than 0"),
-        (["--budget", "3", "--network", "small_cnn"], "--budget chooses a network, and --network small_cnn names one"),
+        (["--effort", "all"], "--effort all: expected quick, normal or best"),
+        (["--recipe", "no.json", "--network", "small_cnn"], "--recipe names the networks; leave out --network"),
         (["--learn", "foo"], "--learn foo: expected loo or likelihood"),
         (["--learn", ""], "--learn '': expected loo or likelihood"),
         (

@@ -10,9 +10,18 @@ from scipy.ndimage import gaussian_filter
 
 from cnngp.common.arrays import DataError
 from cnngp.datasets.augmentation import flipped
-from cnngp.datasets.preparation import Zca, normalised, prepare, prepared
+from cnngp.datasets.preparation import NAMED, Chain, Normalised, PatchWhitening, Zca, as_preparation
+from cnngp.kernel.symmetry import maps_of
 
 RNG = np.random.default_rng(0)
+
+
+def normalised(X: np.ndarray) -> np.ndarray:
+    return Normalised().fit_transform(X)
+
+
+def prepare(X: np.ndarray, name: str) -> np.ndarray:
+    return as_preparation(name).fit_transform(X)
 
 
 def colour_images(n: int, side: int = 4) -> np.ndarray:
@@ -25,7 +34,6 @@ def test_every_image_has_mean_0_and_norm_1() -> None:
     X = normalised(colour_images(20) * 100 + 7)
     np.testing.assert_allclose(X.mean((1, 2, 3)), 0.0, atol=1e-6)
     np.testing.assert_allclose((X.astype(np.float64) ** 2).sum((1, 2, 3)), 1.0, rtol=1e-6)
-    assert X.dtype == np.float32
     flat = normalised(np.full((1, 3, 4, 4), 0.3))  # no contrast: zeros, not NaN
     np.testing.assert_array_equal(flat, 0.0)
     np.testing.assert_array_equal(normalised(np.full((1, 3, 5, 5), 1e9 / 3)), 0.0)  # whatever rounding leaves of it
@@ -36,14 +44,14 @@ def test_every_image_has_mean_0_and_norm_1() -> None:
 
 def test_whitened_training_images_are_uncorrelated() -> None:
     X = normalised(colour_images(2000))
-    white = Zca.fit(X, regularisation=1e-8)(X).reshape(2000, -1).astype(np.float64)
+    white = Zca(1e-8).fit_transform(X).reshape(2000, -1).astype(np.float64)
     moments = white.T @ white / 2000
     # All directions but one, the mean that normalising took away, have variance 1.
     values = np.linalg.eigvalsh(moments)
     np.testing.assert_allclose(values[1:], 1.0, rtol=1e-3)
     assert values[0] < 1e-3
     # Of all whitenings it is the one nearest to the images: its matrix is symmetric with positive eigenvalues.
-    matrix = Zca.fit(X).matrix
+    matrix = Zca().fit(X).matrix_
     np.testing.assert_allclose(matrix, matrix.T, atol=1e-4 * np.abs(matrix).max())
     assert np.linalg.eigvalsh(matrix.astype(np.float64)).min() > 0.0
 
@@ -53,14 +61,13 @@ def test_it_is_its_equation_written_out() -> None:
     flat = X.reshape(50, -1).astype(np.float64)
     values, V = np.linalg.eigh(flat.T @ flat / 50)
     expected = other.reshape(5, -1) @ (V @ np.diag((np.maximum(values, 0) + 1e-4) ** -0.5) @ V.T)
-    np.testing.assert_allclose(Zca.fit(X)(other).reshape(5, -1), expected, rtol=1e-3, atol=1e-3)
+    np.testing.assert_allclose(Zca().fit(X).transform(other).reshape(5, -1), expected, rtol=1e-3, atol=1e-3)
 
 
 def test_test_images_play_no_part_in_the_whitening() -> None:
     train, a, b = colour_images(60), colour_images(10), colour_images(10) * 3
-    X_a, T_a = prepared(train, a)
-    X_b, T_both = prepared(train, np.concatenate([a, b]))
-    np.testing.assert_array_equal(X_a, X_b)
+    white = as_preparation("zca").fit(train)
+    T_a, T_both = white.transform(a), white.transform(np.concatenate([a, b]))
     np.testing.assert_allclose(T_a, T_both[:10], rtol=1e-5, atol=1e-6)
 
 
@@ -74,10 +81,14 @@ def test_copies_that_are_mirrored() -> None:
 
 def test_bad_images_are_refused() -> None:
     X = normalised(colour_images(5))
-    with pytest.raises(DataError, match="fitted to images of 48"):
-        Zca.fit(X)(X[:, :, :2])
+    with pytest.raises(DataError, match=r"this Zca was fitted to \(3, 4, 4\)"):
+        Zca().fit(X).transform(X[:, :, :2])
     with pytest.raises(DataError, match="regularisation=0: expected a positive number"):
-        Zca.fit(X, regularisation=0)
+        Zca(0).fit(X)
+    with pytest.raises(DataError, match="has learned from no images yet; call fit"):
+        PatchWhitening().transform(X)
+    with pytest.raises(DataError, match="size=2: expected an odd number"):
+        PatchWhitening(2).fit(X)
     with pytest.raises(DataError, match="expected images"):
         normalised(np.zeros((5, 7)))
     with pytest.raises(DataError, match="NaN or infinity"):
@@ -117,4 +128,50 @@ def test_flat_images_become_zeros_bytes_become_floats_and_others_do_not_matter()
         assert not seen[3].any()
         assert np.array_equal(seen[1050:], prepare(X[1050:], preparation))
     with pytest.raises(DataError, match="preparation='white' is not one of 'plain'"):
-        prepare(X, "white")  # type: ignore[arg-type]
+        prepare(X, "white")
+
+
+def test_patches_are_whitened_by_their_equation() -> None:
+    X = colour_images(40, side=6).astype(np.float64)
+    found = PatchWhitening(3, regularisation=0.1).fit_transform(X)
+    assert found.shape == (40, 27, 6, 6)
+    padded = np.pad(X, ((0, 0), (0, 0), (1, 1), (1, 1)))
+    patches = np.array(
+        [[padded[n, :, i : i + 3, j : j + 3].ravel() for i in range(6) for j in range(6)] for n in range(40)]
+    )
+    moments = np.einsum("npa,npb->ab", patches, patches) / (40 * 36)
+    values, V = np.linalg.eigh(moments)
+    root = V @ np.diag((values + 0.1 * values.mean()) ** -0.5) @ V.T
+    expected = (patches @ root).transpose(0, 2, 1).reshape(40, 27, 6, 6)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["zca", "patches"])
+def test_what_is_learned_of_images_and_their_turns_does_the_same_to_both(name: str) -> None:
+    X = colour_images(30, side=5)
+    maps = maps_of("d4")
+    learned = as_preparation(name).fit(X, maps=maps)
+    whole = np.concatenate([np.ascontiguousarray(g(X)) for g in maps])
+    same = as_preparation(name).fit(whole)
+    np.testing.assert_allclose(learned.transform(X), same.transform(X), rtol=1e-3, atol=1e-4)
+    size = [np.linalg.norm(learned.transform(np.ascontiguousarray(g(X)))) for g in maps]
+    np.testing.assert_allclose(size, size[0], rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", list(NAMED))
+def test_a_preparation_is_a_transformer_whose_state_can_be_kept(name: str) -> None:
+    from sklearn.base import clone
+    from sklearn.pipeline import make_pipeline
+
+    X = colour_images(12)
+    fitted = as_preparation(name).fit(X)
+    assert fitted == as_preparation(name) == clone(fitted)
+    seen = fitted.transform(X)
+    assert seen.shape[1:] == fitted.output_shape(X.shape[1:])
+    np.testing.assert_array_equal(make_pipeline(as_preparation(name)).fit(X).transform(X), seen)
+    again = as_preparation(name).restored(fitted.state(), X.shape[1:])
+    np.testing.assert_array_equal(again.transform(X), seen)
+    for key, array in fitted.state().items():
+        with pytest.raises(ValueError, match="for images of"):
+            as_preparation(name).restored({key: array[:-1]}, X.shape[1:])
+    assert isinstance(as_preparation((name, "plain")), Chain)

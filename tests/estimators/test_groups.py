@@ -117,7 +117,7 @@ def test_groups_larger_than_the_sample_are_refused(monkeypatch):
 
 
 def test_wrong_groups_are_refused_before_any_kernel(monkeypatch):
-    monkeypatch.setattr("cnngp.estimators.base.gram", None)
+    monkeypatch.setattr("cnngp.estimators.kernels.gram", None)
     with pytest.raises(ValueError, match=r"groups has shape \(3,\); expected 80 names or numbers"):
         classifier().fit(DATA.X, DATA.y, groups=[1, 2, 3])
 

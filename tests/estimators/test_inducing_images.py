@@ -13,7 +13,10 @@ from sklearn.base import clone
 from cnngp import Conv, Dense, GPClassifier, GPRegressor, Kernel, ReLU, Sequential, datasets
 from cnngp.common.arrays import DataError
 from cnngp.datasets.augmentation import shifted
-from cnngp.estimators.inducing_images import TrainingImages, choose
+from cnngp.estimators.inducing_images import Source, choose
+from cnngp.estimators.kernels import kernel_of
+from cnngp.estimators.recipe import Recipe, Term
+from cnngp.estimators.training_images import Images
 
 RNG = np.random.default_rng(0)
 NET = Sequential(Conv(3, bias_var=0.1), ReLU(), Dense())
@@ -56,9 +59,14 @@ def test_a_classifier_through_inducing_images(fitted: GPClassifier) -> None:
     assert abs(given.loo_error_ - (1.0 - given.score(DATA.X_test, DATA.y_test))) < 0.03
 
 
+def source(X: np.ndarray) -> Source:
+    images = Images(X.astype(np.float32), np.dtype(np.float32))
+    return Source(images, kernel_of(Recipe([Term(NET)]), images, lambda net, symmetry: Kernel(net, device="cpu")))
+
+
 def test_the_images_that_the_others_explain_least_are_chosen(tmp_path: Path) -> None:
     """Against the rule written out in float64, with an exact GP of the images so far in every round."""
-    images = TrainingImages(DATA.X, Kernel(NET, device="cpu"))
+    images = source(DATA.X)
     targets = 2.0 * np.eye(10)[DATA.y] - 1.0
     reserved = np.arange(100, 200)
     choice = choose(images, targets, 60, reserved, np.random.default_rng(3))
@@ -76,7 +84,7 @@ def test_the_images_that_the_others_explain_least_are_chosen(tmp_path: Path) -> 
         assert set(worst) == set(choice.rows[start:stop])
     # All images were candidates, so all their kernels are there; they are the same from a store, and computed once.
     whole = np.concatenate(choice.columns, axis=1)
-    np.testing.assert_array_equal(whole, images.kernel(DATA.X, choice.Z))
+    np.testing.assert_array_equal(whole, images.kernel(images.images.pixels, choice.Z))
     kept = choose(images, targets, 60, reserved, np.random.default_rng(3), store=tmp_path)
     np.testing.assert_array_equal(kept.rows, choice.rows)
     np.testing.assert_array_equal(np.concatenate([c[:] for c in kept.columns], axis=1), whole)
@@ -85,13 +93,13 @@ def test_the_images_that_the_others_explain_least_are_chosen(tmp_path: Path) -> 
     np.testing.assert_array_equal(choice.rows[own], np.sort(choice.rows))
 
 
-def chosen_of(images: TrainingImages, m: int, reserved: Any = (), **options: Any) -> Any:
+def chosen_of(images: Source, m: int, reserved: Any = (), **options: Any) -> Any:
     targets = 2.0 * np.eye(10)[DATA.y] - 1.0
     return choose(images, targets, m, np.asarray(reserved, np.intp), np.random.default_rng(0), **options)
 
 
 def test_of_many_images_some_are_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
-    images = TrainingImages(DATA.X, Kernel(NET, device="cpu"))
+    images = source(DATA.X)
     few = chosen_of(images, 20, range(50))  # 180 of 400
     assert len(np.unique(few.rows)) == 20
     assert few.rows.min() >= 50
@@ -112,11 +120,11 @@ def test_of_many_images_some_are_candidates(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_rows_that_come_last_are_no_less_random() -> None:
-    images = TrainingImages(DATA.X[:60], Kernel(NET, device="cpu"))
+    images = source(DATA.X[:60])
     a, b = (choose(images, np.eye(10)[DATA.y[:60]], 8, np.arange(60), np.random.default_rng(s)).rows for s in (0, 1))
     assert set(a) != set(b) != set(range(8))
     # Repeats come after all others: 40 images, each of them three times.
-    thrice = TrainingImages(np.tile(DATA.X[:40], (3, 1, 1, 1)), Kernel(NET, device="cpu"))
+    thrice = source(np.tile(DATA.X[:40], (3, 1, 1, 1)))
     rows = choose(thrice, np.tile(np.eye(10)[DATA.y[:40]], (3, 1)), 40, np.arange(20), np.random.default_rng(0)).rows
     assert len(set(rows % 40)) == 40
 

@@ -195,7 +195,7 @@ def test_each_of_several_labels_has_a_temperature_and_noise_of_its_own(tmp_path:
     np.testing.assert_array_equal(again.predict_proba(data.X_test), P)
 
 
-def test_files_keep_the_noise_of_labels_and_older_ones_have_none(tmp_path: Path) -> None:
+def test_files_keep_the_noise_of_labels(tmp_path: Path) -> None:
     clf = model(noise="loo").fit(DATA.X, noisy(DATA.y))
     assert clf.label_noise_ > 0.0
     clf.save(tmp_path / "m.gp")
@@ -205,13 +205,7 @@ def test_files_keep_the_noise_of_labels_and_older_ones_have_none(tmp_path: Path)
     np.testing.assert_array_equal(again.loo_probabilities_, clf.loo_probabilities_)
 
     header, arrays = persistence.read(tmp_path / "m.gp")
-    saved = header.pop("calibration")
-    persistence.write(tmp_path / "older.gp", header, arrays)
-    older = GPClassifier.load(tmp_path / "older.gp", device="cpu")
-    shared = shared_temperature(clf._coding, *clf.gp_.leave_one_out(), np.asarray(clf.gp_.loo_targets))
-    assert (older.temperature_, older.label_noise_) == pytest.approx((shared.temperature, 0.0))
-    np.testing.assert_array_equal(older.predict(DATA.X_test), clf.predict(DATA.X_test))
-
+    saved = header["calibration"]
     for wrong in ({"temperature": 0.0}, {"label_noise": 1.0}, {"label_noise": -0.1}, {"temperature": [0.3] * 10}):
         persistence.write(tmp_path / "bad.gp", header | {"calibration": saved | wrong}, arrays)
         with pytest.raises(ModelFileError, match="temperature"):
@@ -337,7 +331,7 @@ def test_noise_that_is_not_a_variance_is_refused() -> None:
 def test_networks_by_name() -> None:
     clf = GPClassifier("small_cnn", device="cpu").fit(DATA.X, DATA.y)
     assert clf.network_ == zoo.small_cnn()
-    assert GPRegressor("auto", device="cpu").fit(DATA.X, DATA.y).network_ == zoo.pooled_cnn("large", 0)
+    assert GPRegressor("auto", device="cpu").fit(DATA.X[:15], DATA.y[:15]).network_ == zoo.pooled_cnn("large", 0)
     with pytest.raises(NetworkError, match="no network 'resnet': expected auto"):
         GPClassifier("resnet").fit(DATA.X, DATA.y)
 

@@ -1,4 +1,4 @@
-"""How images are prepared, and which relative of the default network sees them: by leave-one-out, and kept."""
+"""Recipes: values that print, compare and travel in files; sums of terms; how images are prepared, kept in models."""
 
 from __future__ import annotations
 
@@ -8,227 +8,188 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cnngp import GPClassifier, GPRegressor, Kernel, datasets, zoo
-from cnngp.datasets.preparation import prepare
-from cnngp.estimators import recipe
-from cnngp.gp.checks import MatrixError
-from cnngp.network.choice import choose, options
-from cnngp.network.names import network_by_name
+import cnngp
+from cnngp import GPClassifier, GPRegressor, Kernel, Recipe, Term, datasets, gram, zoo
+from cnngp.common.errors import ModelFileError, StoreError
+from cnngp.datasets.preparation import PatchWhitening, Zca, as_preparation
+from cnngp.estimators.kernels import kernel_of
+from cnngp.estimators.recipe import RecipeError
+from cnngp.estimators.training_images import Images
+from cnngp.gp.exact import ExactGP
+
+DATA = datasets.digits().take(80, 40)
+RECIPES = [
+    Recipe([Term("small_cnn")]),
+    Recipe([Term(zoo.dense_nngp(), preparation="contrast")], noise=0.1),
+    Recipe([Term("small_cnn", symmetry="flip"), Term("dense_nngp", preparation="zca", weight=0.5)], noise="loo"),
+    Recipe([Term("small_cnn", preparation=("normalised", PatchWhitening(5)), symmetry="d4")], noise="ml"),
+]
 
 
-def bars(n: int, seed: int, light: float = 1.0) -> tuple[Any, Any]:
-    """Upright or level bars of 12 × 12 somewhere in the middle, lighter or darker than a ground of any brightness."""
-    rng = np.random.default_rng(seed)
-    y = np.arange(n) % 2
-    X = np.empty((n, 1, 12, 12))
-    for image, upright in zip(X[:, 0], y, strict=True):
-        image[:] = 20.0 * rng.uniform(-light, light)
-        at = rng.integers(4, 8)
-        image[(slice(2, 10), at) if upright else (at, slice(2, 10))] += rng.choice([-1.0, 1.0])
-    return X + 0.3 * rng.standard_normal(X.shape), y
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.name)
+def test_a_recipe_prints_as_the_code_that_makes_it_and_has_json(recipe: Recipe) -> None:
+    names = {name: getattr(cnngp, name) for name in cnngp.__all__}
+    assert eval(repr(recipe), names | {"PatchWhitening": PatchWhitening, "Zca": Zca}) == recipe
+    assert Recipe.from_json(recipe.to_json()) == recipe
+    assert hash(recipe) == hash(Recipe.from_json(recipe.to_json()))
+    assert len({repr(other) for other in RECIPES}) == len(RECIPES)
 
 
-@pytest.fixture(scope="module")
-def fitted() -> GPClassifier:
-    return GPClassifier(device="cpu").fit(*bars(60, 0))
+def test_a_preparation_with_a_name_is_that_name() -> None:
+    assert Term("small_cnn", preparation=as_preparation("contrast")).preparation == "contrast"
+    assert Term("small_cnn", preparation=("normalised", Zca())).preparation == "zca"
+    assert Term("small_cnn", preparation=["normalised", Zca(0.1)]).preparation == ("normalised", Zca(0.1))
 
 
-def test_the_default_finds_what_the_light_hides_and_says_how(fitted: GPClassifier) -> None:
-    X, y = bars(100, 1)
-    plain = GPClassifier(preparation="plain", device="cpu").fit(*bars(60, 0))
-    assert plain.network_ == choose((1, 12, 12), 60).option.network
-    assert fitted.preparation_ != "plain"
-    assert 1.0 - fitted.score(X, y) < 0.5 * (1.0 - plain.score(X, y))
-    assert f"(preparation '{fitted.preparation_}'), by leave-one-out on 60 of them" in str(fitted.fit_report_)
+def test_what_is_no_recipe_is_refused(tmp_path: Path) -> None:
+    for make, told in (
+        (lambda: Recipe([]), "expected one Term or several"),
+        (lambda: Recipe([zoo.small_cnn()]), "expected one Term or several"),
+        (lambda: Recipe([Term("small_cnn")], noise=-1), "noise=-1"),
+        (lambda: Term("small_cnn", weight=0), "weight=0: expected a positive number"),
+        (lambda: Term("small_cnn", symmetry="left"), "symmetry='left' is not None"),
+        (lambda: Term("small_cnn", preparation="white"), "preparation='white' is not one of 'plain'"),
+        (lambda: Term("auto"), "is no network"),
+        (lambda: Recipe.from_json("{}"), "not the JSON of a recipe"),
+        (lambda: Recipe.from_json('{"cnngp_recipe": 1, "terms": [{"network": 3}], "noise": 0}'), "a term has network"),
+        (lambda: Recipe.read(tmp_path / "none.json"), "cannot be read"),
+        (lambda: GPClassifier(RECIPES[1], noise=0.2).fit(DATA.X, DATA.y), "noise= beside a recipe that has one"),
+        (lambda: GPClassifier(RECIPES[0], preparation="edges").fit(DATA.X, DATA.y), "preparation= beside a recipe"),
+        (lambda: GPClassifier(RECIPES[0], learn="loo").fit(DATA.X, DATA.y), "give the network and not a recipe"),
+    ):
+        with pytest.raises(ValueError, match=told):
+            make()  # type: ignore[no-untyped-call]
+    text = RECIPES[3].to_json().replace("PatchWhitening", "Other")
+    with pytest.raises(RecipeError, match="no preparation"):
+        Recipe.from_json(text)
 
 
-def test_bars_that_are_lighter_or_darker_get_a_network_for_which_negatives_are_alike(fitted: GPClassifier) -> None:
-    assert fitted.choice_ is not None
-    assert fitted.choice_.option.name.endswith("-even")
-    X, _ = bars(20, 2)
-    seen = prepare(X, "contrast").astype(np.float32)
-    kernel = Kernel(zoo.pooled_cnn("small", 0, even=True), device="cpu")
-    np.testing.assert_allclose(kernel(seen), kernel(seen, -seen), rtol=1e-5)
+@pytest.mark.parametrize("recipe", RECIPES[1:], ids=lambda recipe: recipe.name)
+@pytest.mark.parametrize("inducing", [None, 30])
+def test_the_recipe_of_a_fit_makes_it_again_and_its_file_keeps_it(
+    recipe: Recipe, inducing: int | None, tmp_path: Path
+) -> None:
+    if inducing is not None and recipe.noise == "ml":
+        recipe = Recipe(recipe.terms, noise=1e-3)  # by likelihood, the discount is chosen with the noise
+    first = GPClassifier(recipe, inducing=inducing, device="cpu").fit(DATA.X, DATA.y)
+    assert isinstance(first.recipe_.noise, float)
+    again = GPClassifier(first.recipe_, inducing=inducing, device="cpu").fit(DATA.X, DATA.y)
+    P = first.predict_proba(DATA.X_test)
+    np.testing.assert_allclose(again.predict_proba(DATA.X_test), P, atol=1e-6)
+    first.save(tmp_path / "m.gp")
+    loaded = GPClassifier.load(tmp_path / "m.gp", device="cpu")
+    assert loaded.recipe_ == first.recipe_
+    assert loaded.get_params()["noise"] == (recipe.noise if isinstance(recipe.noise, str) else first.recipe_.noise)
+    np.testing.assert_array_equal(loaded.predict_proba(DATA.X_test), P)
+    np.testing.assert_array_equal(loaded.X_, first.X_)
+    if inducing is None:
+        np.testing.assert_allclose(loaded.fit(DATA.X, DATA.y).predict_proba(DATA.X_test), P, atol=1e-6)
 
 
-def test_the_choice_is_the_same_for_bytes_copies_and_a_second_fit(fitted: GPClassifier) -> None:
-    X, y = bars(60, 0)
-    pixels = np.clip(X * 6.0 + 128.0, 0, 255).round().astype(np.uint8)
-    of_bytes, of_floats = (GPClassifier(device="cpu").fit(a, y) for a in (pixels, pixels.astype(np.float64)))
-    assert of_bytes.preparation_ == of_floats.preparation_
-    assert of_bytes.network_ == of_floats.network_
-    assert np.array_equal(of_bytes.predict_proba(pixels[:9]), of_floats.predict_proba(pixels[:9].astype(np.float64)))
-    again = GPClassifier(device="cpu", threads=1).fit(X, y)
-    assert (again.preparation_, again.network_) == (fitted.preparation_, fitted.network_)
+def test_the_kernel_is_the_sum_of_terms_of_mean_diagonal_1() -> None:
+    recipe = RECIPES[2]
+    images = Images(DATA.X.astype(np.float32), np.dtype(np.float32))
+
+    def make(network: Any, symmetry: Any) -> Kernel:
+        return Kernel(network, device="cpu", symmetry=symmetry)
+
+    kernel = kernel_of(recipe, images, make)
+    white = as_preparation("zca").fit(images.pixels)
+    A = Kernel(zoo.small_cnn(), device="cpu", symmetry="flip")(images.pixels).astype(float)
+    B = Kernel(zoo.dense_nngp(), device="cpu")(white.transform(images.pixels)).astype(float)
+    expected = A / A.diagonal().mean() + 0.5 * B / B.diagonal().mean()
+    np.testing.assert_allclose(kernel(images.pixels), expected, rtol=1e-6)
+    np.testing.assert_allclose(kernel.diag(images.pixels), expected.diagonal(), rtol=1e-6)
+    np.testing.assert_allclose(kernel(images.pixels[:3], images.pixels), expected[:3], rtol=1e-5)
+    reg = GPRegressor(Recipe(recipe.terms, noise=0.1), amplitude=1.0, device="cpu").fit(DATA.X, DATA.y.astype(float))
+    gp = ExactGP(expected, DATA.y[:, None].astype(float), noise=0.1, amplitude=1.0)
+    np.testing.assert_allclose(reg.loo_predictions_, gp.leave_one_out()[0][:, 0], rtol=1e-4, atol=1e-4)
 
 
-def test_a_file_keeps_the_images_as_they_were_and_how_they_are_prepared(fitted: GPClassifier, tmp_path: Path) -> None:
-    X, _ = bars(20, 3)
-    fitted.save(tmp_path / "bars.gp")
-    again = GPClassifier.load(tmp_path / "bars.gp", device="cpu")
-    assert again.preparation_ == again.preparation == fitted.preparation_
-    assert np.array_equal(again.originals_, bars(60, 0)[0].astype(np.float32))
-    assert np.array_equal(again.X_, fitted.X_)
-    assert np.array_equal(again.predict_proba(X), fitted.predict_proba(X))
+def test_a_store_has_a_matrix_for_every_term(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = Recipe(RECIPES[2].terms, noise=0.01)
+    plain = GPClassifier(recipe, device="cpu").fit(DATA.X, DATA.y)
+    for weight in (0.5, 0.25):  # another weight uses the same matrices
+        terms = (recipe.terms[0], Term("dense_nngp", preparation="zca", weight=weight))
+        stored = GPClassifier(Recipe(terms, noise=0.01), store=tmp_path, device="cpu").fit(DATA.X, DATA.y)
+        P = stored.predict_proba(DATA.X_test)
+        assert len(list(tmp_path.glob("term-*"))) == 2
+        if weight == 0.5:
+            np.testing.assert_allclose(P, plain.predict_proba(DATA.X_test), atol=1e-6)
 
 
-def test_added_images_are_prepared_too() -> None:
-    X, y = bars(60, 0)
-    X_test, _ = bars(20, 1)
-    whole = GPClassifier("small_cnn", preparation="contrast", noise=0.1, device="cpu").fit(X, y)
-    grown = GPClassifier("small_cnn", preparation="contrast", noise=0.1, device="cpu").fit(X[:40], y[:40])
-    grown.add(X[40:], y[40:])
-    assert np.array_equal(grown.originals_, whole.originals_)
-    np.testing.assert_allclose(grown.predict_latent(X_test)[0], whole.predict_latent(X_test)[0], atol=1e-8)
+def test_the_noise_of_a_recipe_is_in_units_of_its_mean_diagonal() -> None:
+    net = GPClassifier("small_cnn", noise=0.01, device="cpu").fit(DATA.X, DATA.y)
+    mean = float(net.kernel_.diag(DATA.X).mean())
+    assert net.gp_.noise == 0.01
+    assert net.recipe_.noise == pytest.approx(0.01 / mean, rel=1e-6)
+    assert GPClassifier(net.recipe_, device="cpu").fit(DATA.X, DATA.y).gp_.noise == pytest.approx(0.01, rel=1e-6)
 
 
-def test_a_given_preparation_is_the_same_as_prepared_images_and_none_is_plain_for_a_given_network() -> None:
-    X, y = bars(40, 0)
-    X_test, _ = bars(10, 1)
-    inside = GPClassifier("small_cnn", preparation="edges", device="cpu").fit(X, y)
-    outside = GPClassifier("small_cnn", device="cpu").fit(prepare(X, "edges"), y)
-    assert outside.preparation_ == "plain"
+def test_a_given_preparation_is_the_same_as_prepared_images() -> None:
+    inside = GPClassifier("small_cnn", preparation="edges", noise=0.1, device="cpu").fit(DATA.X, DATA.y)
+    edges = as_preparation("edges")
+    outside = GPClassifier("small_cnn", noise=0.1, device="cpu").fit(edges.transform(DATA.X), DATA.y)
     np.testing.assert_allclose(
-        inside.decision_function(X_test), outside.decision_function(prepare(X_test, "edges")), 1e-5
+        inside.decision_function(DATA.X_test), outside.decision_function(edges.transform(DATA.X_test)), rtol=1e-4
     )
-    assert GPClassifier("small_cnn", preparation="loo", device="cpu").fit(X, y).preparation_ != "plain"
-    with pytest.raises(ValueError, match="preparation='white' is not one of None, 'loo', 'plain'"):
-        GPClassifier(preparation="white").fit(X, y)  # type: ignore[arg-type]
+    grown = GPClassifier("small_cnn", preparation="edges", noise=0.1, device="cpu").fit(DATA.X[:60], DATA.y[:60])
+    grown.add(DATA.X[60:], DATA.y[60:])
+    np.testing.assert_allclose(grown.predict_latent(DATA.X_test)[0], inside.predict_latent(DATA.X_test)[0], atol=1e-6)
 
 
 @pytest.mark.parametrize("own", [False, True])
 def test_inducing_images_are_prepared_and_kept_as_they_were(own: bool) -> None:
-    X, y = bars(120, 0)
-    X_test, y_test = bars(60, 1)
-    inducing = bars(30, 5)[0] if own else 30
-    clf = GPClassifier(inducing=inducing, device="cpu").fit(X.astype(np.float32), y)
-    assert clf.preparation_ != "plain"
-    np.testing.assert_array_equal(prepare(clf.originals_, clf.preparation_), clf.X_)
-    if not own:
-        assert np.array_equal(clf.originals_, X.astype(np.float32)[clf.inducing_rows_])
-    assert clf.score(X_test, y_test) > 0.9
+    inducing = DATA.X_test[:20].astype(np.float32) if own else 20
+    clf = GPClassifier("small_cnn", preparation="contrast", inducing=inducing, device="cpu").fit(DATA.X, DATA.y)
+    expected = DATA.X_test[:20] if own else DATA.X[clf.inducing_rows_]
+    np.testing.assert_array_equal(clf.X_, expected.astype(np.float32))
+    contrast = as_preparation("contrast")
+    seen = GPClassifier("small_cnn", inducing=contrast.transform(clf.X_), device="cpu")
+    seen.fit(contrast.transform(DATA.X), DATA.y)
+    if own:
+        np.testing.assert_allclose(
+            seen.predict_latent(contrast.transform(DATA.X_test))[0], clf.predict_latent(DATA.X_test)[0], atol=1e-5
+        )
 
 
-def test_things_that_may_be_anywhere_get_a_network_that_does_not_ask_where() -> None:
-    rng = np.random.default_rng(0)
-    y = np.arange(80) % 2
-    X = 0.1 * rng.standard_normal((80, 1, 16, 16))
-    line = np.arange(4)
-    for image, rising in zip(X[:, 0], y, strict=True):
-        top, left = rng.integers(0, 13, 2)
-        image[top + line, left + (line if rising else line[::-1])] += 1.0
-    clf = GPClassifier(device="cpu").fit(X, y)
-    assert clf.choice_ is not None
-    assert "-global" in clf.choice_.option.name
-    assert clf.choice_.better is None
+def test_a_whitening_is_learned_from_training_images_and_their_mirror_images() -> None:
+    term = Term("small_cnn", preparation="zca", symmetry="flip")
+    clf = GPClassifier(Recipe(term, noise=0.1), device="cpu").fit(DATA.X, DATA.y)
+    mirrored = np.ascontiguousarray(DATA.X_test[..., ::-1])
+    np.testing.assert_allclose(clf.predict_proba(mirrored), clf.predict_proba(DATA.X_test), atol=1e-4)
 
 
-def levels(n: int, seed: int) -> tuple[Any, Any]:
-    """Noise of 8 × 8 in three degrees of brightness."""
-    rng = np.random.default_rng(seed)
-    y = np.arange(n) % 3
-    return 0.3 + 0.15 * y[:, None, None, None] + 0.2 * rng.standard_normal((n, 1, 8, 8)), y
+def test_a_store_of_plain_images_is_refused_with_the_reason_where_the_fit_prepares_them(tmp_path: Path) -> None:
+    gram(Kernel(zoo.small_cnn(), device="cpu"), DATA.X, store=tmp_path / "K.zarr")
+    options: dict[str, Any] = {"device": "cpu", "store": tmp_path / "K.zarr"}
+    with pytest.raises(
+        StoreError, match=r"the pixels of its 80 images.*prepares its images, by 'edges'.*='plain' uses"
+    ):
+        GPClassifier("small_cnn", preparation="edges", **options).fit(DATA.X, DATA.y)
+    with pytest.raises(StoreError, match=r"the network \(.*Give another store$"):
+        GPClassifier("dense_nngp", **options).fit(DATA.X, DATA.y)
 
 
-@pytest.fixture(scope="module")
-def of_levels() -> GPClassifier:
-    return GPClassifier(device="cpu").fit(*levels(60, 0))
+def test_arrays_of_a_model_file_have_shapes_that_follow_from_each_other(tmp_path: Path) -> None:
+    from cnngp.common import files
 
-
-def test_where_the_brightness_is_the_class_the_network_has_biases(of_levels: GPClassifier) -> None:
-    X, y = levels(150, 1)
-    plain = GPClassifier(preparation="plain", device="cpu").fit(*levels(60, 0))
-    assert 1.0 - of_levels.score(X, y) < min(0.12, 0.5 * (1.0 - plain.score(X, y)))
-    assert of_levels.choice_ is not None
-    name = of_levels.choice_.option.name
-    assert name.endswith("-bias0.1")
-    assert of_levels.network_ == network_by_name(name)
-    assert f"{name}, chosen for 60 images of 1 × 8 × 8, by leave-one-out on 60 of them" in str(of_levels.fit_report_)
-
-
-def test_biases_are_as_large_as_the_pixels_whatever_these_count(of_levels: GPClassifier) -> None:
-    X, y = levels(60, 0)
-    pixels = np.clip(255 * X, 0, 255).astype(np.uint8)
-    assert of_levels.choice_ is not None
-    clf = GPClassifier(device="cpu").fit(pixels, y)
-    assert clf.choice_ is not None
-    assert clf.choice_.option.name == of_levels.choice_.option.name.replace("-bias0.1", "-bias10000")
-    assert clf.score(np.clip(255 * levels(150, 1)[0], 0, 255).astype(np.uint8), levels(150, 1)[1]) > 0.88
-    assert recipe.bias_for(1e-9 * X) is None
-
-
-def test_a_file_keeps_a_network_with_biases(of_levels: GPClassifier, tmp_path: Path) -> None:
-    X, _ = levels(20, 2)
-    of_levels.save(tmp_path / "levels.gp")
-    again = GPClassifier.load(tmp_path / "levels.gp", device="cpu")
-    assert again.network_ == of_levels.network_
-    assert np.array_equal(again.predict_proba(X), of_levels.predict_proba(X))
-
-
-def test_where_nothing_is_local_a_network_without_a_pool_is_taken() -> None:
-    rng = np.random.default_rng(0)
-    X, weights = rng.standard_normal((300, 1, 8, 8)), rng.standard_normal(64)
-    y = (X.reshape(300, 64) @ weights > 0.0).astype(int)
-    clf, plain = (GPClassifier(preparation=p, device="cpu").fit(X[:100], y[:100]) for p in (None, "plain"))
-    assert clf.choice_ is not None
-    assert clf.choice_.option.name.startswith(("dense_nngp", "small_cnn"))
-    assert clf.score(X[100:], y[100:]) > plain.score(X[100:], y[100:]) + 0.1
-    assert clf.choice_.better is None
-
-
-def test_a_target_that_is_largest_at_a_middle_brightness_is_found_by_regression() -> None:
-    rng = np.random.default_rng(0)
-    light = rng.uniform(0.1, 0.9, 160)
-    X, y = light[:, None, None, None] + 0.1 * rng.standard_normal((160, 1, 8, 8)), -((light - 0.5) ** 2)
-    reg, plain = (GPRegressor(preparation=p, device="cpu").fit(X[:60], y[:60]) for p in (None, "plain"))
-    assert reg.choice_ is not None
-    assert "-bias" in reg.choice_.option.name
-    wrong, before = (np.mean((model.predict(X[60:]) - y[60:]) ** 2) for model in (reg, plain))
-    assert wrong < 0.25 * before
-
-
-def test_with_a_budget_a_matrix_or_learning_the_network_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    X, y = bars(40, 0)
-    usual = choose((1, 12, 12), 40).option.network
-    limited = GPClassifier(budget=1e6, device="cpu").fit(X, y)
-    assert (limited.network_, limited.preparation_ == "plain") == (usual, False)
-    K = Kernel(usual, device="cpu")(X)
-    matrix = GPClassifier(device="cpu").fit(X, y, K=K)
-    assert (matrix.network_, matrix.preparation_) == (usual, "plain")
-
-
-def test_regression_is_prepared_as_well() -> None:
-    X, y = bars(60, 0)
-    reg = GPRegressor(device="cpu").fit(X, y.astype(float))
-    assert reg.preparation_ != "plain"
-    assert np.sqrt(np.mean((reg.predict(bars(40, 1)[0]) - bars(40, 1)[1]) ** 2)) < 0.3
-
-
-def test_the_usual_way_is_kept_where_another_is_better_by_chance_alone() -> None:
-    usual, chance, clear = np.zeros(100), np.tile([1.0, -1.001], 50), np.tile([-1.0, -2.0], 50)
-    assert recipe._clearly_best({"a": usual, "b": chance}, "a") == "a"
-    assert recipe._clearly_best({"a": usual, "b": clear}, "a") == "b"
-    assert recipe._clearly_best({"a": usual, "b": usual - 0.01}, "a") == "a"
-
-
-def test_too_few_images_and_plain_features_are_left_as_they_are() -> None:
-    X, y = bars(16, 0)
-    few = GPClassifier(device="cpu").fit(X, y)
-    assert (few.preparation_, few.choice_) == ("plain", choose((1, 12, 12), 16))
-    rows = GPClassifier(device="cpu").fit(X.reshape(16, -1), y)
-    assert (rows.preparation_, rows.network_) == ("plain", options((144,))[0].network)
-
-
-def test_digits_are_no_worse_for_it() -> None:
-    data = datasets.digits().take(150, 300)
-    default, plain = (GPClassifier(preparation=p, device="cpu").fit(data.X, data.y) for p in (None, "plain"))
-    assert default.score(data.X_test, data.y_test) >= plain.score(data.X_test, data.y_test) - 0.01
-    assert default.network_ == plain.network_ == zoo.pooled_cnn("large", 0)
-
-
-def test_blank_images_give_one_error_and_a_few_of_them_do_no_harm() -> None:
-    with pytest.raises(MatrixError, match="the kernel of all 30 points is zero"):
-        GPClassifier(device="cpu").fit(np.zeros((30, 1, 12, 12)), np.arange(30) % 3)
-    X, y = bars(60, 0)
-    X[:4] = 0.0
-    assert GPClassifier(device="cpu").fit(X, y).preparation_ != "plain"
+    for inducing in (None, 20):
+        clf = GPClassifier(RECIPES[1], inducing=inducing, device="cpu").fit(DATA.X, DATA.y)
+        clf.save(tmp_path / "m.gp")
+        header, arrays = files.read(tmp_path / "m.gp")
+        posterior = ("own", "rhs", "kept", "B") if inducing else ("Y", "K", "point_noise")
+        for name in (*posterior, "y", "X"):
+            for wrong in (np.zeros((10**7, 0)), arrays[name][:-1], arrays[name].astype(float)[..., None, None]):
+                files.write(tmp_path / "wrong.gp", header, arrays | {name: wrong})
+                with pytest.raises(ModelFileError) as error:
+                    GPClassifier.load(tmp_path / "wrong.gp", device="cpu")
+                assert len(str(error.value)) < 500
+        for name in posterior[1:3]:
+            files.write(tmp_path / "wrong.gp", header, arrays | {name: np.full(arrays[name].shape, np.nan)})
+            with pytest.raises(ModelFileError, match=f"{name} holds NaN or infinity"):
+                GPClassifier.load(tmp_path / "wrong.gp", device="cpu")
+        files.write(tmp_path / "wrong.gp", header | {"recipe": "x" * 10**6}, arrays)
+        with pytest.raises(ModelFileError) as error:
+            GPClassifier.load(tmp_path / "wrong.gp", device="cpu")
+        assert len(str(error.value)) < 600

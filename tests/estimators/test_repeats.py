@@ -11,6 +11,7 @@ import pytest
 from cnngp import Conv, Dense, GPClassifier, GPRegressor, Learning, ReLU, Sequential, datasets
 from cnngp.common.arrays import DataError
 from cnngp.estimators.repeats import image_codes, is_repeated, joined, left_out_together
+from cnngp.estimators.training_images import Images
 
 DATA = datasets.digits().take(150, 400)
 ROWS = np.r_[:150, :60]
@@ -30,10 +31,10 @@ def discs(n: int, seed: int, size: int = 12) -> tuple[Any, Any]:
 
 def test_equal_images_are_found() -> None:
     X = np.random.default_rng(0).random((5, 1, 3, 3))
-    codes = image_codes(X[[0, 1, 0, 2, 1, 3, 0]])
+    codes = image_codes(Images(X[[0, 1, 0, 2, 1, 3, 0]], X.dtype))
     np.testing.assert_array_equal(codes, [0, 1, 0, 2, 1, 3, 0])
     np.testing.assert_array_equal(is_repeated(codes), [False, False, True, False, True, False, True])
-    np.testing.assert_array_equal(image_codes(X, lambda rows: X[[2, 2, 1, 0, 2]][rows]), [0, 0, 1, 2, 0])
+    np.testing.assert_array_equal(image_codes(Images(X[[2, 2, 1, 0, 2]], X.dtype, streamed=True)), [0, 0, 1, 2, 0])
 
 
 def test_groups_and_equal_images_are_joined() -> None:
@@ -69,7 +70,7 @@ def test_a_few_repeats_do_not_change_what_the_default_chooses() -> None:
     X, y = discs(200, 0)
     once = GPClassifier(device="cpu").fit(X, y)
     again = GPClassifier(device="cpu").fit(X[np.r_[:200, :20]], y[np.r_[:200, :20]])
-    assert (again.network_, again.preparation_) == (once.network_, once.preparation_)
+    assert again.recipe_.terms == once.recipe_.terms
     assert again.gp_.noise == pytest.approx(once.gp_.noise, rel=1.0)
 
 

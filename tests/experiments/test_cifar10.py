@@ -93,7 +93,8 @@ def test_the_command_from_files_to_the_table(
     assert all(r["published"] is None for r in rows)  # of 50,000 images, not of these
     # The recipe written out.
     data = datasets.load("cifar10", data=files)
-    X, T = preparation.prepared(data.X[:12], data.X_test[:6])
+    white = preparation.as_preparation("zca").fit(data.X[:12])
+    X, T = white.transform(data.X[:12]), white.transform(data.X_test[:6])
     kernel, symmetric = (Kernel(net, device="cpu", symmetry=symmetry) for symmetry in (None, "flip"))
     for name, K, K_test in (
         ("Myrtle-5 GP", kernel(X), kernel(T, X)),

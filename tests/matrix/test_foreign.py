@@ -261,7 +261,7 @@ def test_a_crafted_model_is_read_or_refused_in_one_line(kind: str, tmp_path: Pat
     model = fitted(kind)
     model.save(tmp_path / "whole.gp")
     whole = parts(tmp_path / "whole.gp")
-    images = model.originals_[:3]
+    images = model.X_[:3]
     refused = 0
     every = crafted_parts(whole)
     arrays = 8 * (len(whole) - 1)  # without each of them, and with seven others in its place

@@ -1,15 +1,10 @@
-"""`cnngp classify`: the main job. Data in; kernel, exact GP, errors, calibration, a report and a model out."""
+"""`cnngp classify`: the main job. Its options, what they mean for a classifier, and one call of `report.run`."""
 
 from __future__ import annotations
 
-import json
-import platform
 import shlex
 import time
-import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -38,13 +33,18 @@ from .common import (
     read_data,
     warnings_as_lines,
 )
-from .cost import choose_for, tell_choice, tell_cost
 from .output import Json, Quiet, last_line, say, tell, warn
+
+_PREPARATIONS = ("plain", "contrast", "detail", "edges", "normalised", "zca", "patches", "loo")
 
 
 def classify(
     data: Data = "digits",
     network: NetworkName = "auto",
+    recipe: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.json", help="A recipe made by recipe.to_json() instead of a network; see the docs."),
+    ] = None,
     train: Train = None,
     test: Annotated[
         int | None,
@@ -84,21 +84,21 @@ def classify(
             help="Learn the network's variances, by loo (leave-one-out) or by likelihood.",
         ),
     ] = None,
-    budget: Annotated[
-        float | None,
+    effort: Annotated[
+        str,
         typer.Option(
-            metavar="SECONDS",
-            parser=values.seconds,
-            help="Choose the best network whose kernels take at most this many seconds on this machine.",
+            metavar="quick|normal|best",
+            parser=values.choice("quick", "normal", "best"),
+            help="How much choosing a recipe, and the kernels of the chosen one, may cost.",
         ),
-    ] = None,
+    ] = "normal",
     preparation: Annotated[
         str | None,
         typer.Option(
             metavar="NAME",
-            parser=values.choice("plain", "contrast", "detail", "edges", "loo"),
-            help="How each image is prepared: plain, contrast, detail, edges, or loo, which chooses one by "
-            "leave-one-out; by default loo with auto, plain with others.",
+            parser=values.choice(*_PREPARATIONS),
+            help="How each image is prepared: plain, contrast, detail, edges, normalised, zca or patches; loo chooses "
+            "one by leave-one-out; by default chosen with auto, plain with others.",
         ),
     ] = None,
     device: Device = "auto",
@@ -132,18 +132,10 @@ def classify(
     quiet: Quiet = False,
 ) -> None:
     """Classify images with an exact Gaussian process, and write a report."""
-    from cnngp.estimators.classifier import GPClassifier
-    from cnngp.kernel.kernel import Kernel
-    from cnngp.report.evaluation import check_labels, evaluate
-
     began = time.perf_counter()
-    given = network_by_name(network)
-    if learn is not None and kind == "ntk":
-        raise ValueError("--learn follows the gradient of the Gaussian process's kernel; leave out --kind ntk")
-    if budget is not None and given is not None:
-        raise ValueError(f"--budget chooses a network, and --network {network} names one; leave out one of them")
-    check_engine(given, device, dtype, threads, kind)
-    read = read_data(
+    asked = dict(locals())
+    classifier = _classifier(asked)  # refuses what does not go together, before images are read
+    images = read_data(
         data,
         split=split,
         size=size,
@@ -153,136 +145,80 @@ def classify(
         columns=columns,
         shape=shape,
         whole=test == 0,
-    )
-    images = read.some(train, test)
-    _check_classes(images)
-    check_labels(images.y, images.y_test)
-    tangent = "" if kind == "nngp" else f"-{kind}"
-    default = Path("out") / f"{images.name}-{Path(network).stem}{tangent}-{len(images.X)}"
-    folder = output if output is not None else default
+    ).some(train, test)
+    if len(images.image_shape) == 2:  # of signals; images speak for themselves
+        classifier.set_params(input_shape=images.image_shape)
+    folder = output or Path("out") / _folder_name(images, asked)
     check_writable("--output", folder)
     if suspects is not None:
         check_writable("--suspects", suspects, folder=False)
     say("data", repr(images).strip("<>"))
-    to_predict = len(images.X_test) + (0 if images.X_validation is None else len(images.X_validation))
-    pairs = len(images.X) * (len(images.X) - 1) // 2 + len(images.X) * to_predict
-    choice = choose_for(images.X, pairs, given, budget, (device, dtype, threads, kind))
-    net = given if choice is None else choice.option.network
-    kernel = Kernel(net, device, dtype, threads, kind)  # type: ignore[arg-type]
-    usual = "0" if choice is None or learn is not None else "loo"
-    # Without a budget the estimator repeats the choice and goes on from it, by leave-one-out.
-    goes_on = choice is not None and budget is None
-    clf = GPClassifier(
-        None if goes_on else net,
-        noise=number_or_word(usual if noise is None else noise),
-        amplitude=number_or_word(amplitude),
-        learn=learn,  # type: ignore[arg-type]
-        device=device,  # type: ignore[arg-type]
-        dtype=dtype,
-        store=store,
-        threads=threads,
-        kind=kind,  # type: ignore[arg-type]
-        preparation="loo" if preparation is None and budget is not None else preparation,  # type: ignore[arg-type]
-        input_shape=images.image_shape
-        if len(images.image_shape) == 2
-        else None,  # of signals; images speak for themselves
-    )
-    if choice is None:
-        tell_cost(kernel, images.X, pairs)
-    else:
-        tell_choice(choice, kernel, images.X, pairs, _words(locals(), _OF_THE_DATA))
-    with warnings_as_lines():
-        if noise is None:  # nobody asked for a search of the noise, and the verdict says more
-            warnings.filterwarnings("ignore", "noise='loo' chose the most noise", UserWarning)
-        together, uncertain = images.groups, images.image_noise
-        clf.fit(images.X, images.y, names=images.names, groups=together, image_noise=uncertain)
-    clf.image_aspect_ = images.aspect
-    if choice is not None:
-        choice = clf.choice_ or choice
-        clf.choice_, clf.fit_report_ = choice, replace(clf.fit_report_, choice=choice.text())
-    report = clf.fit_report_
-    name = network if choice is None else choice.option.name
-    chosen = "" if choice is None else " (chosen)"
-    say("network", f"{name}{chosen}, {clf.network_.shapes(clf.input_shape_).cost:,} operations per pair")
-    if clf.preparation_ != "plain":
-        say("preparation", f"{clf.preparation_}{'' if preparation == clf.preparation_ else ' (chosen)'}")
-    if clf.learned_ is not None:
-        say("learned", str(clf.learned_))
-    say("engine", report.engine)
-    if report.compiling is not None:
-        say("compiling, loading", report.compiling)
-    compared = len(images.X) * (len(images.X) - 1) // 2
-    say("kernel", f"{report.kernel_seconds:.2f} s, {compared / max(report.kernel_seconds, 1e-9):,.0f} pairs/s")
-    say("solve", f"{report.solve_seconds:.2f} s")
-    with warnings_as_lines():
-        evaluation = evaluate(clf, images)
-    if evaluation.test is not None:
-        say("predict", f"{evaluation.predict_seconds:.2f} s")
-    tell()
-    if evaluation.validation is not None:
-        say("validation", str(evaluation.validation))
-    if evaluation.test is not None:
-        say("test", f"{evaluation.test}; {_counted(evaluation.test.error, len(images.X_test))}")
-    say("leave-one-out", f"{evaluation.loo}; {_counted(evaluation.loo.error, evaluation.loo_images)}")
-    if verbose:
-        likelihood = evaluation.log_marginal_likelihood
-        say("log likelihood", "not known with this solver" if likelihood is None else f"{likelihood:,.1f}")
-        for row in replace(report, choice=None).rows()[1:]:  # the network and the engine were printed above
-            say(*row)
-    tell()
-    (tell if report.guessing is None else warn)(report.verdict)
-    result: dict[str, Any] = {
-        "command": "classify",
-        "network": name,
-        "preparation": clf.preparation_,
-        **evaluation.as_dict(),
-    }
-    result["learned"] = None if clf.learned_ is None else clf.learned_.as_dict()
-    result |= {"notes": list(images.notes), "fit": report.as_dict(), "seconds": time.perf_counter() - began}
-    repeated = {
-        "network": name,
-        "noise": noise or usual,
-        "preparation": None if clf.preparation_ == "plain" else clf.preparation_,
-    }
-    asked = locals() | (repeated if budget is not None else {})
-    command = _command(asked)
+    from cnngp.report.run import run
+
     earlier = _earlier(folder, model)
-    with warnings_as_lines():  # of letters that the figures' font lacks, say
-        result["files"] = _write(folder, clf, model, evaluation, result, command)
-    if suspects is not None:
-        with _naming(suspects):
-            _write_suspects(suspects, clf)
-        result["files"]["suspects"] = str(suspects)
+    with warnings_as_lines():
+        found = run(
+            images,
+            classifier,
+            folder,
+            model=model,
+            suspects=suspects,
+            verbose=verbose,
+            network=str(recipe) if recipe is not None else network,
+            command=_command(asked),
+            say=_line,
+        )
+    fit = found.classifier.fit_report_
     tell()
+    if verbose or fit.worrying:
+        (tell if fit.guessing is None else warn)(fit.verdict)
+        tell()
     if earlier is not None:
         say(*earlier)
-    for kind, path in result["files"].items():
-        say(kind, path)
+    for name, path in found.files.items():
+        say(name, path)
     say("time", f"{time.perf_counter() - began:.1f} s")
     if model:
-        path = shlex.quote(result["files"]["model"])
+        path = shlex.quote(found.files["model"])
         tell()
         say("what to do next", f"cnngp predict {path} NEW.jpg\ncnngp view {path}")
-    last_line(as_json, result)
+    last_line(as_json, {"command": "classify", **found.as_dict()})
 
 
-def _check_classes(images: Any) -> None:
-    """Refuse labels that are no classes, one for each image."""
-    y = images.y
-    if y.ndim != 1:
-        raise ValueError(
-            f"{images.name} has {y.shape[1]} labels for each image, and this command classifies by one: choose it with "
-            "--columns, or fit all of them in Python with GPClassifier"
-        )
-    if y.dtype.kind == "f" and bool((y != y.round()).any()):
-        raise ValueError(
-            f"{images.name} has numbers such as {y[y != y.round()][0]:g} for labels, which are no classes; "
-            "fit them in Python with GPRegressor"
-        )
+def _classifier(asked: dict[str, Any]) -> Any:
+    """The classifier that the options ask for."""
+    from cnngp.estimators.classifier import GPClassifier
+    from cnngp.estimators.recipe import Recipe
+
+    given: Any = network_by_name(asked["network"])
+    if asked["recipe"] is not None:
+        if given is not None:
+            raise ValueError("--recipe names the networks; leave out --network")
+        given = Recipe.read(asked["recipe"])
+    if asked["learn"] is not None and asked["kind"] == "ntk":
+        raise ValueError("--learn follows the gradient of the Gaussian process's kernel; leave out --kind ntk")
+    check_engine(
+        given.main.network if isinstance(given, Recipe) else given,
+        *(asked[name] for name in ("device", "dtype", "threads", "kind")),
+    )
+    return GPClassifier(
+        given,
+        noise=None if asked["noise"] is None else number_or_word(asked["noise"]),
+        amplitude=number_or_word(asked["amplitude"]),
+        **{name: asked[name] for name in ("learn", "effort", "device", "dtype", "store", "threads", "kind")},
+        preparation=asked["preparation"],
+    )
 
 
-def _counted(share: float, images: int) -> str:
-    return f"{round(share * images):,} of {images:,} wrong" if images else "of no images"
+def _line(name: str, text: str) -> None:
+    """A line of the run."""
+    say(name, text) if name else tell()
+
+
+def _folder_name(images: Any, asked: dict[str, Any]) -> str:
+    name = Path(asked["network"]).stem if asked["recipe"] is None else asked["recipe"].stem
+    tangent = "" if asked["kind"] == "nngp" else f"-{asked['kind']}"
+    return f"{images.name}-{name}{tangent}-{len(images.X)}"
 
 
 def _earlier(folder: Path, model: bool) -> tuple[str, str] | None:
@@ -293,88 +229,19 @@ def _earlier(folder: Path, model: bool) -> tuple[str, str] | None:
     return ("replaced", f"{', '.join(found)} of an earlier run in {folder}") if found else None
 
 
-def _write_suspects(path: Path, clf: Any) -> None:
-    """A table of all training images with a leave-one-out prediction, the most suspect first."""
-    from cnngp.common.files import write_atomically
-    from cnngp.common.tables import csv_text
-
-    found = clf.suspect_labels(len(clf.loo_rows_))
-    columns = ("row", "name", "given", "proposed", "score")
-    write_atomically(path, csv_text(columns, zip(*(found[column].tolist() for column in columns), strict=True)))
-
-
-def _write(
-    folder: Path, clf: Any, model: bool, evaluation: Any, result: dict[str, Any], command: str
-) -> dict[str, str]:
-    from cnngp import __version__
-    from cnngp.common.files import write_atomically
-    from cnngp.report import plots, report
-
-    folder.mkdir(parents=True, exist_ok=True)
-    files = {"results": folder / "results.json"}
-    with _naming(files["results"]):  # before the model, for which a disk may have no room
-        write_atomically(files["results"], json.dumps(result, indent=1) + "\n")
-    if model:
-        files["model"] = folder / "model.gp"
-        with _naming(files["model"]):
-            clf.save(files["model"])
-    try:
-        page = report.render(
-            evaluation,
-            clf.fit_report_,
-            clf.network_,
-            clf.input_shape_,
-            learned=clf.learned_,
-            command=command,
-            versions=f"cnngp {__version__}, Python {platform.python_version()}, {platform.system()}",
-        )
-    except plots.PlotsUnavailable as error:
-        say("report", f"not written: {error}")
-    else:
-        files["report"] = folder / "report.html"
-        with _naming(files["report"]):
-            report.write(files["report"], page)
-    return {kind: str(path) for kind, path in files.items()}
-
-
-@contextmanager
-def _naming(path: Path) -> Iterator[None]:
-    """Have the error of a write say which file it was: that of a full disk does not."""
-    try:
-        yield
-    except OSError as error:
-        if error.strerror is None:  # one of our own, which says all
-            raise
-        raise OSError(f"{path} cannot be written: {error.strerror}; files written before it are kept") from None
-
-
 _DEFAULTS = {
     "data": "digits",
     "network": "auto",
     "split": "standard",
     "aspect": "squash",
     "amplitude": "ml",
+    "effort": "normal",
     "dtype": "float32",
     "kind": "nngp",
 }
-_OF_THE_DATA = ("data", "columns", "size", "aspect", "max_pixels", "shape")
 _OPTIONS = (
-    "data",
-    "columns",
-    "network",
-    "train",
-    "test",
-    "split",
-    "size",
-    "aspect",
-    "max_pixels",
-    "shape",
-    "noise",
-    "amplitude",
-    "learn",
-    "dtype",
-    "kind",
-    "preparation",
+    *("data", "columns", "network", "recipe", "train", "test", "split", "size", "aspect", "max_pixels", "shape"),
+    *("noise", "amplitude", "learn", "effort", "dtype", "kind", "preparation"),
 )
 
 

@@ -29,7 +29,7 @@ from .common import (
     warnings_as_lines,
     zoo_name,
 )
-from .cost import duration, tell_cost, warn_if_long
+from .cost import tell_cost, warn_if_long
 from .output import Json, Quiet, last_line, say
 
 
@@ -48,8 +48,8 @@ def gram(
         str,
         typer.Option(
             metavar="NAME",
-            parser=values.choice("plain", "contrast", "detail", "edges"),
-            help="How each image is prepared: plain, contrast, detail or edges; the one of the fit that will use it.",
+            parser=values.choice("plain", "contrast", "detail", "edges", "normalised", "zca", "patches"),
+            help="How each image is prepared: plain, contrast, detail, edges, normalised, zca or patches.",
         ),
     ] = "plain",
     store: Annotated[str | None, typer.Option(help="Where the matrix goes: a folder or an fsspec URL.")] = None,
@@ -79,7 +79,7 @@ def gram(
         raise ValueError("say where the matrix goes, such as --store digits.zarr, or use --plan to see the cost")
     if scheduler is not None and plan:
         raise ValueError("--plan measures this machine, so it cannot be combined with --scheduler")
-    from cnngp.datasets.preparation import prepare
+    from cnngp.datasets.preparation import as_preparation
     from cnngp.kernel.kernel import Kernel
     from cnngp.matrix.cluster.connection import connect
     from cnngp.network.choice import default_network
@@ -99,7 +99,7 @@ def gram(
             whole=True,
         )
         images = read.some(train)
-        X = prepare(images.X, preparation)  # type: ignore[arg-type]
+        X = images.X if preparation == "plain" else as_preparation(preparation).fit_transform(images.X)
         net = given or default_network(images.X.shape[1:], len(images.X))
         name = network if given is not None else f"{zoo_name(net)} (chosen)"
         kernel = Kernel(net, device, dtype, threads, kind)  # type: ignore[arg-type]
@@ -152,6 +152,7 @@ def _tell_what_is_there(store: str | None) -> None:
 
 def _plan(kernel: Any, X: Any, tile: int | None, store: str | None, as_json: bool) -> None:
     from cnngp.common.memory import size
+    from cnngp.common.progress import duration
     from cnngp.matrix.plan import plan
 
     p = plan(kernel, X, tile=tile, store=store)

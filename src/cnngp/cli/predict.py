@@ -39,7 +39,7 @@ def predict(
     clf = load_classifier(model, device)
     if len(clf.input_shape_) != 3:
         raise ValueError(f"{model} was fitted on inputs of shape {clf.input_shape_}, not on images")
-    largest = largest_pixel(model, clf.originals_)
+    largest = largest_pixel(model, clf.X_)
     read, bad = {}, {}
     for path in image_files(images):
         try:
@@ -65,7 +65,7 @@ def predict(
         rows.append((str(path), words[first], f"{p[first]:.4f}", next_best, how_unusual(why.novelty_rank)))
         result = {"image": str(path), "class": words[first]}
         results.append(result | {"probabilities": dict(zip(words, p.tolist(), strict=True)), **why.as_dict()})
-    engine = clf.kernel_.engine_for(clf.input_shape_).identity
+    engine = clf.fit_.only_kernel.engine(clf.input_shape_)
     say("engine", engine)
     if largest != 1:
         say("pixels", f"from 0 to {largest}, as in the images that the model was fitted on")

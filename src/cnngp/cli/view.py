@@ -51,7 +51,7 @@ def view(
     decisions = Decisions(path)
     with warnings_as_lines():
         clf = load_classifier(model, device)
-        largest = largest_pixel(model, clf.originals_)
+        largest = largest_pixel(model, clf.X_)
         most = MAX_PIXELS if max_pixels is None else max_pixels
         answers = Answers(clf, model.name, decisions, largest=largest, suspects=suspects, max_pixels=most)
     try:

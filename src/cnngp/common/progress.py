@@ -48,3 +48,10 @@ def hidden() -> Iterator[None]:
         yield
     finally:
         _hidden.reset(token)
+
+
+def duration(seconds: float) -> str:
+    """A time for people: seconds, minutes or hours."""
+    if seconds < 90:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

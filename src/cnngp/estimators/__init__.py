@@ -8,15 +8,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .classifier import GPClassifier as GPClassifier
     from .learning import Learning as Learning
+    from .recipe import Recipe as Recipe
+    from .recipe import Term as Term
     from .regressor import GPRegressor as GPRegressor
 
 _WHERE = {
     "GPClassifier": "classifier",
     "GPRegressor": "regressor",
     "Learning": "learning",
+    "Recipe": "recipe",
+    "Term": "recipe",
 }
 
-__all__ = ["GPClassifier", "GPRegressor", "Learning"]
+__all__ = ["GPClassifier", "GPRegressor", "Learning", "Recipe", "Term"]
 
 
 def __getattr__(name: str) -> Any:

@@ -10,14 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cnngp.common import memory
-from cnngp.common.arrays import CheckedImages, DataError
+from cnngp.common.arrays import DataError
 from cnngp.common.devices import output_on
 from cnngp.gp.inducing import Part
-from cnngp.kernel.kernel import Kernel
-from cnngp.matrix.gram import gram
 
 from .inducing_fit import kernel_parts
-from .inducing_images import TrainingImages
+from .kernels import RecipeKernel
+from .training_images import Images
 
 
 class AddedImages:
@@ -28,7 +27,7 @@ class AddedImages:
         images: NDArray[Any],
         Y: NDArray[np.float64],
         X: NDArray[Any],
-        kernel: Kernel,
+        kernel: RecipeKernel,
         image_noise: NDArray[np.float64] | None = None,
     ) -> None:
         self.images = images
@@ -47,17 +46,18 @@ class AddedImages:
     def with_points(self) -> Any:
         n = len(self._X) + len(self.images)
         memory.require(8 * n * n, f"{n:,} images together", self._kernel.device)
-        K = gram(self._kernel, CheckedImages(self.images), CheckedImages(self._X), output=self._output, progress=False)
+        K = self._kernel(self.images, self._X, output=self._output, progress=False)
         self.computed = time.perf_counter()
         return K
 
     def among_themselves(self) -> Any:
-        K = gram(self._kernel, CheckedImages(self.images), output=self._output)
+        K = self._kernel(self.images, output=self._output)
         self.computed = time.perf_counter()
         return K
 
     def parts(self) -> Iterator[Part]:
         if self.point_noise is not None:
             raise DataError("image_noise needs the exact model; fit without inducing=")
-        yield from kernel_parts(TrainingImages(self.images, self._kernel), self._X, self.Y)
+        images = Images(self.images, self.images.dtype)
+        yield from kernel_parts(images, self._kernel, self._X, self.Y)
         self.computed = time.perf_counter()

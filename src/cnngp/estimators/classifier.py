@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
@@ -20,7 +19,9 @@ from cnngp.gp.novelty import novelty
 
 from . import files as model_files
 from .base import GPEstimator
+from .choosing import Tell
 from .explanation import Explanation
+from .fit import Asked
 from .guessing import errors_if_guessing
 from .inputs import groups_of
 from .labels import (
@@ -28,17 +29,14 @@ from .labels import (
     Coding,
     OneLabel,
     SeveralLabels,
-    class_loss,
     coding_of,
     fitted_calibration,
-    fitted_temperature,
     log_odds,
     probabilities,
     read_calibration,
     read_labels,
-    shared_temperature,
 )
-from .suspects import suspects
+from .targets import ClassTargets
 
 Array = NDArray[Any]
 
@@ -48,12 +46,12 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
 
     Parameters
     ----------
-    network : a network, a `Kernel`, or the name of a network as "resnet32"; None picks one by the size and number of
-        the images, the same on every machine; see docs/classification.md.
+    network : a network, a `Kernel`, the name of a network as "resnet32", or a `Recipe`; None chooses a recipe by
+        leave-one-out, the same on every machine; see docs/classification.md.
     noise : variance of the targets' noise in the kernel's units, "ml" for the most likely one, or "loo" for
-        the one under which each target is likeliest given all others. None is "loo" where the network is picked, and 0
-        where it is given, or a matrix. With `inducing`, 0
-        stands for the one with the best leave-one-out predictions: there is no such model without noise.
+        the one under which each target is likeliest given all others. None is "loo" where the recipe is chosen, and 0
+        where a network is given, or a matrix. With `inducing`, 0 stands for the one with the best leave-one-out
+        predictions: there is no such model without noise.
     amplitude : factor of the kernel for variances and likelihood: "ml", "loo" or a number.
     device, dtype, threads, kind : as in `Kernel`. If you give a `Kernel`, it has its own, and different ones are
         refused (the default dtype and kind agree with any `Kernel`). With kind="ntk" this is regression with the
@@ -71,18 +69,16 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
     learn : "loo" or "likelihood" to learn the network's variances, and the noise where it is 0 or a word, from some of
         the images before all are fitted; a `Learning` says more of how. See docs/learning.md.
     random_state : seed of what is chosen at random: inducing images, samples for leave-one-out, images for learning.
-    budget : seconds that the kernels of the fit may take on this machine; picks the best network for which that is
-        enough, by timing a few pairs. Only this parameter makes the network, and so the result, depend on the machine.
-
-    preparation : how each image is prepared before the kernel sees it: "plain" leaves it as it is, "contrast" takes the
-        mean of each channel away and gives all images the same variance, "detail" and "edges" take away a blurred copy;
-        "loo" chooses one of these by leave-one-out on 200 of the images. None is "loo" where the network is picked,
-        which is then chosen in the same way from a few relatives, and "plain" where it is given. Kept in `preparation_`
-        and applied to all images that are predicted.
+    effort : what choosing and fitting may cost where the recipe is chosen: "normal", a tenth of that for "quick", ten
+        times as much for "best"; in covariances and not in seconds, so that the result does not depend on the machine.
+    preparation : how images are prepared before the kernel sees them: a name such as "plain", "contrast", "detail" or
+        "edges", one of the transformers in `cnngp.preparation`, or a tuple of these; "loo" chooses one of the four by
+        leave-one-out. None is part of the choice where the recipe is chosen, and "plain" where a network is given.
 
     Attributes
     ----------
-    network_ : the network, given, picked or learned; `choice_` says why it was picked, and what a better one costs.
+    recipe_ : what the fit was made by; `GPClassifier(clf.recipe_)` makes it again. `choice_` says why it was chosen.
+    network_, kernel_ : the network of the recipe's first term, or that of the largest weight, and its kernel.
     classes_ : the labels; with several labels per image, their numbers.
     loo_rows_ : rows of the training images that have leave-one-out predictions: all of them, or a random sample if the
         model has no factor of all images. If these could not be solved for, it is empty with a warning, `loo_error_` is
@@ -115,6 +111,7 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
         names: Any = None,
         image_noise: Any = None,
         groups: Any = None,
+        tell: Tell = None,
     ) -> Self:
         """Fit images X (N, C, H, W) and labels y: (N,) of any kind, or (N, L) of 0 and 1 for several labels an image.
 
@@ -122,22 +119,22 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
         `suspect_labels` and `explain`. `image_noise` (N,) is noise beside `noise` for single images, in the kernel's
         units: the more an image has, the less its label counts. Images of one of the `groups` (N,), such as frames of
         one film, are left out together wherever leave-one-out is used; the copies of `cnngp.augmentation` bring theirs.
+        `tell(stage, value)` is called when stages are reached, as in `report.run`.
         """
-        images, y = self._check_fit(X, y, K, names)
+        request, images, y, K = self._read(X, y, K)
         labels = read_labels(y)
         self._set_coding(coding_of(labels))
-        self.y_ = labels
-        together, targets = groups_of(X, groups), self._coding.targets(labels)
-        self._fit(images, targets, K, image_noise, together)
+        targets, together = ClassTargets(self._coding, labels), groups_of(X, groups)
+        self._fit(request, images, targets, K, image_noise, together, labels, names, tell)
         if together.groups is None:
-            classes = targets.argmax(1) if isinstance(self._coding, OneLabel) else None
-            warn_of_near_copies(self.gp_, classes, lambda mean: self._wrong(mean, targets).astype(np.float64))
+            classes = targets.Y.argmax(1) if isinstance(self._coding, OneLabel) else None
+            warn_of_near_copies(self.gp_, classes, lambda mean: targets.wrong(mean, targets.Y).astype(np.float64))
         return self
 
     def predict(self, X: Any = None, *, K: Any = None) -> Array:
         """The most probable label of each image; `K` is K(test, training) where the model was fitted on a matrix."""
-        mean = self._mean(X, K)
-        return self._coding.labels(mean)
+        asked = self._asked(X, K)
+        return self._coding.labels(self.fit_.mean(asked))
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """The share of labels of X that are predicted."""
@@ -170,11 +167,11 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
 
     def predict_latent(self, X: Any = None, *, K: Any = None, diagonal: Any = None) -> tuple[Array, Array]:
         """Posterior mean (M, classes) and variance (M,) of the ±1 functions; the variance is shared by the outputs."""
-        return self._mean_and_variance(X, K, diagonal)
+        asked = self._asked(X, K, diagonal)
+        return self.fit_.moments(asked)
 
     def add(self, X: Any, y: Any, *, names: Any = None, image_noise: Any = None) -> Self:
         """Condition on more images, by a block update instead of a new factorisation; they may bring new classes."""
-        check_is_fitted(self, "gp_")
         images = self._check_added(X, y)
         labels = read_labels(y)
         coding, new = self._coding, np.empty(0, np.intp)
@@ -187,7 +184,8 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
         elif labels.shape[1:] != np.shape(self.y_)[1:]:
             raise DataError(f"y has shape {labels.shape}, unlike the labels of fit, {np.shape(self.y_)}")
         attributes = {"_coding": coding, "classes_": coding.classes}
-        self._add(images, labels, coding.targets(labels), names, image_noise, new.tolist(), **attributes)
+        Y = coding.targets(labels)
+        self._add(images, labels, Y, names, image_noise, new.tolist(), **attributes)
         return self
 
     def most_uncertain(self, n: int = 10, X: Any = None) -> NDArray[np.intp]:
@@ -224,7 +222,7 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
         if isinstance(self._coding, SeveralLabels):
             given = np.where(targets > 0.0, given, 1.0 - self.loo_probabilities_)
         score = 1.0 - given.min(1, initial=1.0)
-        return suspects(n, self.loo_rows_, score, self._coding.labels(targets), self.loo_predictions_, self.names_)
+        return self._suspects(n, score, self._coding.labels(targets), self.loo_predictions_)
 
     def explain(self, X: Any = None, *, K: Any = None, diagonal: Any = None) -> list[Explanation]:
         """Why each image is predicted as it is: the training images that speak for and against each class.
@@ -240,12 +238,12 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
         >>> [bool(v.label == why.predicted) for v in why.speaking_for(n=3)]
         [True, True, True]
         """
-        images, K, diagonal = self._check_asked(X, K, diagonal)
-        variances = self._variances()
-        usual = self.loo_novelty_
-        labels, names = self._of_points(self.y_), self._of_points(self.names_)
+        asked = self._asked(X, K, diagonal)
+        fit = self.fit_
+        variances, diagonal, usual = fit.variances, fit.diagonal(asked), self.loo_novelty_
+        labels, names = fit.of_points(fit.y), fit.of_points(fit.names)
         found = []
-        for rows, block in self._chunks(images, K):
+        for rows, block in fit.blocks(asked):
             P = probabilities(self._coding, *self._block_moments(block, diagonal[rows]), self._calibration)
             new = novelty(to_numpy(block), diagonal[rows], variances)
             for k, p, unlike in zip(block, P, new, strict=True):
@@ -265,17 +263,13 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
             model._set_coding(SeveralLabels(arrays["classes"]) if several else OneLabel(arrays["classes"]))
             if len(np.unique(model.classes_)) != model.gp_.loo_targets.shape[1]:
                 raise ValueError(f"{len(model.classes_)} classes for {model.gp_.loo_targets.shape[1]} outputs")
-            if model.y_ is None and "Y" in arrays:  # an exact model of the first version
-                model.y_ = model._coding.labels(arrays["Y"])
-            saved = header.get("calibration")  # none in files of versions that knew a shared temperature alone
-            found = None if saved is None else read_calibration(saved, model._coding.questions)
-            model._summarise(shared_temperature if found is None else lambda *_: found)
+            model._summarise(read_calibration(header["calibration"], model._coding.questions))
 
         return model_files.load(cls, path, device, finish)
 
     def save(self, path: str | Path) -> None:
         """Write the fitted model to one file, without pickle."""
-        check_is_fitted(self, "gp_")
+        check_is_fitted(self, "fit_")
         several, found = isinstance(self._coding, SeveralLabels), self._calibration
         numbers = {name: np.asarray(value).tolist() for name, value in found._asdict().items()}
         header = {"several_labels": several, "calibration": numbers}
@@ -291,12 +285,12 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
 
     def _moments(self, X: Any, K: Any, diagonal: Any) -> tuple[Array, Array]:
         """Mean (M, classes) and the variance (M,) that probabilities are made with: 0 where it is left out."""
-        check_is_fitted(self, "gp_")
+        asked: Asked = self._asked(X, K, diagonal)
         if not self._uses_variances:
-            mean = self._mean(X, K)
+            mean = self.fit_.mean(asked)
             return mean, np.zeros(len(mean))
-        images, K, diagonal = self._check_asked(X, K, diagonal)
-        parts = [self._block_moments(block, diagonal[rows]) for rows, block in self._chunks(images, K)]
+        diagonal = self.fit_.diagonal(asked)
+        parts = [self._block_moments(block, diagonal[rows]) for rows, block in self.fit_.blocks(asked)]
         mean, variance = (np.concatenate(part) for part in zip(*parts, strict=True))
         return mean, variance
 
@@ -311,51 +305,30 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
     def _uses_variances(self) -> bool:
         return self._moderated and self.gp_.cheap_variances
 
-    def _no_label_twice(self, Y: Array, groups: Array | None) -> bool:
-        if not isinstance(self._coding, OneLabel):
-            return False
-        labels = Y.argmax(1)
-        apart = len(Y) if groups is None else len(np.unique(np.column_stack([labels, groups])[:, :2], axis=0))
-        return len(self._coding.classes) == apart
-
-    def _loo_loss(self, mean: Array, targets: Array) -> float:
-        """The log loss at the best temperature: what counts for classes and probabilities, unlike squared errors."""
-        return fitted_temperature(self._coding, mean, None, targets)[1]
-
-    def _learning_loss(self, mean: Array, targets: Array) -> tuple[float, Array]:
-        return class_loss(self._coding, mean, targets)
-
-    def _wrong(self, mean: Array, targets: Array) -> NDArray[np.bool_]:
-        differ = self._coding.labels(mean) != self._coding.labels(targets)
-        return np.asarray(differ.reshape(len(mean), -1).any(1))
-
     @property
     def _calibration(self) -> Calibration:
         return Calibration(self.temperature_, self.label_noise_, self._moderated)
 
     def _after_fit(self) -> None:
-        self._summarise(fitted_calibration)
+        self._summarise(None)
 
-    def _summarise(self, calibrate: Callable[[Coding, Array, Array, Array], Calibration]) -> None:
-        """What leave-one-out says of the model."""
+    def _summarise(self, known: Calibration | None) -> None:
+        """What leave-one-out says of the model; its calibration, where a file does not say it."""
         mean, variance = (to_numpy(a) for a in self.gp_.leave_one_out())
         if not self.gp_.cheap_variances:
             variance = np.zeros(len(mean))
         targets = to_numpy(self.gp_.loo_targets)
-        self.loo_rows_ = self.gp_.loo_rows
-        self.loo_error_, found = math.nan, Calibration(1.0, 0.0, True)
+        self.loo_error_, found = math.nan, known or Calibration(1.0, 0.0, True)
         self.loo_predictions_ = self._coding.labels(mean)
         wrong = np.empty(0, bool)
         if len(mean):
-            wrong = self._wrong(mean, targets)
+            wrong = (self._coding.labels(mean) != self._coding.labels(targets)).reshape(len(mean), -1).any(1)
             self.loo_error_ = float(wrong.mean())
-            found = calibrate(self._coding, mean, variance, targets)
+            found = known or fitted_calibration(self._coding, mean, variance, targets)
         self.temperature_, self.label_noise_, self._moderated = found
         if not self._moderated:
             variance = np.zeros(len(mean))
         self.loo_probabilities_ = probabilities(self._coding, mean, variance, found)
         several = isinstance(self._coding, SeveralLabels)
-        groups = self.gp_.groups
-        guessing = errors_if_guessing(self.loo_probabilities_, wrong, targets > 0.0, several, groups)
-        self.fit_report_ = replace(self.fit_report_, guessing=guessing)
-        self.log_marginal_likelihood_ = self.gp_.log_marginal_likelihood
+        guessing = errors_if_guessing(self.loo_probabilities_, wrong, targets > 0.0, several, self._groups)
+        self.fit_ = replace(self.fit_, report=replace(self.fit_report_, guessing=guessing))

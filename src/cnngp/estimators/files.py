@@ -1,4 +1,4 @@
-"""Estimators in files: what of each kind of model is written, and how it comes back."""
+"""Estimators in files: what of a `Fit` is written, and how it comes back from a file that may say anything."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -16,13 +17,15 @@ from cnngp.common import files as persistence
 from cnngp.common.arrays import to_numpy
 from cnngp.common.devices import Device, array_module
 from cnngp.common.errors import ModelFileError, one_line
-from cnngp.datasets.preparation import check_preparation
+from cnngp.datasets.preparation import as_preparation
 from cnngp.gp.posterior import KINDS, Posterior
 from cnngp.kernel.kernel import Kernel
-from cnngp.network.serialize import from_json
 
 from .certificate import FitReport
+from .fit import Fit
+from .kernels import RecipeKernel, TermKernel
 from .learning import Learned
+from .recipe import Recipe
 
 if TYPE_CHECKING:
     from .base import GPEstimator
@@ -30,8 +33,35 @@ if TYPE_CHECKING:
 Array = NDArray[Any]
 Estimator = TypeVar("Estimator", bound="GPEstimator")
 
-# Parameters that belong to a machine, a place or a data set and not to the model.
-_NOT_SAVED = ("network", "device", "store", "inducing", "learn", "budget", "preparation")
+# Parameters that belong to a machine, a place or a data set and not to the model, and those that the recipe replaces.
+_NOT_SAVED = ("network", "device", "store", "inducing", "learn", "effort", "preparation", "noise")
+_LONGEST = 300  # letters of a message about a file's content
+
+# The shape of every array of a posterior: N and m points, C outputs, s points with leave-one-out predictions. "tri" are
+# the entries of a triangle. What may be missing is in brackets.
+_SHAPES: dict[str, dict[str, tuple[str, ...]]] = {
+    "exact": {"Y": ("N", "C"), "K": ("tri N",), "point_noise": ("N",), "[groups]": ("N", "…")},
+    "iterative": {
+        "alpha": ("N", "C"),
+        "inverse_diagonal": ("i",),
+        "loo_rows": ("s",),
+        "loo_targets": ("s", "C"),
+        "deviations": ("s", "C"),
+        "left_out_variances": ("s",),
+        "[groups]": ("N", "…"),
+    },
+    "inducing": {
+        "rhs": ("N", "C"),
+        "kept": ("N", "s"),
+        "kept_diagonal": ("s",),
+        "loo_rows": ("s",),
+        "loo_targets": ("s", "C"),
+        "own": ("s",),
+        "[loo_groups]": ("s",),
+        "K": ("tri N",),
+        "B": ("tri N",),
+    },
+}
 
 
 class OtherEstimatorError(ModelFileError):
@@ -43,34 +73,36 @@ class OtherEstimatorError(ModelFileError):
 
 
 def save(model: GPEstimator, path: str | Path, header: dict[str, Any], arrays: dict[str, Array]) -> None:
-    if model.X_ is None:
+    fit = model.fit_
+    kernel, recipe = fit.kernel, fit.recipe
+    if fit.X is None or kernel is None or recipe is None:
         raise ModelFileError("a model fitted on a kernel matrix alone has no images to save; pass X to fit as well")
     parameters = {k: v for k, v in model.get_params(deep=False).items() if k not in _NOT_SAVED}
     if not isinstance(parameters["random_state"], int | np.integer | None):
         del parameters["random_state"]  # a generator, of which the fitted model needs no more
-    if model.noise is None and model.choice_ is not None:
-        parameters["noise"] = "loo"  # what was meant by none goes with the chosen network
-    if model.preparation_ != "plain":  # so that a program which knows no preparations refuses the file
-        parameters["preparation"] = model.preparation_
-    own = model.kernel_  # a Kernel that was given has its own
+    own = kernel.main  # a Kernel that was given has its own
     parameters |= {"dtype": own.dtype, "threads": own.threads, "kind": own.kind}
     if hasattr(model, "feature_names_in_"):
         header = header | {"feature_names": [str(name) for name in model.feature_names_in_]}
-    state, posterior = model.gp_.state(model.kernel_.dtype)
+    state, posterior = fit.posterior.state(kernel.dtype)
     header = header | {
         "estimator": type(model).__name__,
         "parameters": parameters,
-        "network": model.network_.to_json(),
-        "report": {k: v for k, v in model.fit_report_.as_dict().items() if k != "verdict"},
-        "posterior": model.gp_.kind,
+        "recipe": recipe.to_json(),
+        "noise": _rule(model, recipe),
+        "factors": [t.factor for t in kernel.terms],
+        "report": {k: v for k, v in fit.report.as_dict().items() if k != "verdict"},
+        "posterior": fit.posterior.kind,
         "image_aspect": model.image_aspect_,
         "state": state,
-        "learned": None if model.learned_ is None else model.learned_.as_dict(),
+        "learned": None if fit.learned is None else fit.learned.as_dict(),
     }
-    posterior = {name: to_numpy(array) for name, array in posterior.items()}
-    known = {"y": model.y_, "names": model.names_, "inducing_rows": model.inducing_rows_}
+    for i, t in enumerate(kernel.terms):
+        arrays = arrays | {f"term {i} {name}": array for name, array in t.preparation.state().items()}
+    known = {"y": fit.y, "names": fit.names, "inducing_rows": fit.rows}
     arrays = arrays | {name: array for name, array in known.items() if array is not None}
-    persistence.write(path, header, arrays | {"X": model.originals_} | posterior)
+    posterior = {name: to_numpy(array) for name, array in posterior.items()}
+    persistence.write(path, header, arrays | {"X": fit.X} | posterior)
 
 
 def load(
@@ -79,96 +111,166 @@ def load(
     device: Device,
     finish: Callable[[Estimator, dict[str, Any], dict[str, Array]], None],
 ) -> Estimator:
-    """A model from its file; `finish` adds what its kind of estimator has beside the posterior.
+    """A model from its file; `finish` adds what its kind of estimator has beside the fit.
 
     A file from somebody else can name no store, no device and nothing else that belongs to a machine: what it says of
     these is not used.
     """
-    header, arrays, parameters = read_model(path, cls.__name__, _NOT_SAVED)
-    with reading(path):
-        check_finite(arrays)
-        preparation = dict(header["parameters"]).get("preparation", "plain")
-        check_preparation(preparation)
-        parameters["preparation"] = preparation
-        network = from_json(header["network"])
-        model = cls(network, device=device, **parameters)
-        Kernel(network, "cpu", model.dtype, model.threads, model.kind)  # refuses what the file says of these
+    header, arrays = persistence.read(path)
+    if header.get("estimator") != cls.__name__:
+        held = one_line(header.get("estimator"))[:50]
+        raise OtherEstimatorError(f"{path} holds a {held}; load it with {held}.load", held)
+    with _reading(path):
+        _check_finite(arrays)
+        recipe = Recipe.from_json(header["recipe"])
+        again = replace(recipe, noise=None)
+        model = cls(again, noise=header["noise"], device=device, **_parameters(header["parameters"]))
+        model._request()  # refuses what the file says of the parameters
+        Kernel(
+            recipe.main.network, "cpu", model.dtype, model.threads, model.kind
+        )  # refuses what the file says of these
         if model.threads is not None:  # those of the machine that it was made on
             model.threads = min(model.threads, os.cpu_count() or 1)
-    # A wrong device is not the file's fault.
-    model.kernel_ = Kernel(network, device, model.dtype, model.threads, model.kind)
-    with reading(path):
-        model.network_, model.choice_ = model.kernel_.network, None
-        model.originals_, model.preparation_ = arrays["X"], preparation
-        model.X_ = model._prepared(model.originals_)
-        model.input_shape_ = model.X_.shape[1:]
-        model.network_.shapes(model.input_shape_)
-        if model.X_.dtype.kind != "f" or not np.isfinite(model.X_).all():
-            raise ValueError("its images are not finite numbers")
         if header.get("image_aspect") is not None:
             from cnngp.datasets.images import check_aspect
 
             check_aspect(header["image_aspect"])
-            model.image_aspect_ = header["image_aspect"]
-        model.n_features_in_ = int(np.prod(model.input_shape_))
+    # A wrong device is not the file's fault.
+    kernels = [
+        Kernel(term.network, device, model.dtype, model.threads, model.kind, symmetry=term.symmetry)
+        for term in recipe.terms
+    ]
+    with _reading(path):
+        X = _images(arrays["X"], np.dtype(kernels[0].dtype))
+        kernel = _kernel(recipe, kernels, header["factors"], arrays, X.shape[1:])
+        posterior = _posterior(header, arrays, len(X), array_module(kernel.device))
+        rows = arrays.get("inducing_rows", np.empty(0, np.intp)) if posterior.kind == "inducing" else None
+        model.inducing = None if rows is None else len(X)
+        learned = header.get("learned")
+        fit = Fit(
+            posterior,
+            _report(header["report"]),
+            kernel,
+            recipe,
+            X,
+            rows,
+            arrays.get("y"),
+            arrays.get("names"),
+            learned=None if learned is None else Learned.from_dict(learned),
+        )
+        _ = fit.report.verdict, fit.report.rows(), str(fit.learned)  # can be shown
+        _check_known(fit)
+        model.fit_ = fit
+        model.image_aspect_ = header.get("image_aspect")
+        model.n_features_in_ = int(np.prod(X.shape[1:]))
         if "feature_names" in header:
             model.feature_names_in_ = np.array(header["feature_names"], dtype=object)
-        model.gp_ = _posterior(header, arrays, array_module(model.kernel_.device))
-        if model.gp_.points != len(model.X_):
-            raise ValueError(f"{len(model.X_)} images for {model.gp_.points} points")
-        model.inducing_rows_ = None
-        if header.get("posterior") == "inducing":
-            model.inducing = len(model.X_)
-            model.inducing_rows_ = arrays.get("inducing_rows", np.empty(0, np.intp))
-        report = dict(header["report"])
-        for pair in ("smallest_eigenvalue", "guessing", "no_better"):  # lists in JSON
-            report[pair] = None if report.get(pair) is None else tuple(report[pair])
-        model.fit_report_ = FitReport(**report)
-        held = header.get("learned")
-        model.learned_ = None if held is None else Learned.from_dict(held)
-        _ = model.fit_report_.verdict, model.fit_report_.rows(), str(model.learned_)  # can be shown
-        model.y_, model.names_ = arrays.get("y"), arrays.get("names")  # none in files of the first version
-        _check_known(model)
         finish(model, header, arrays)
+        mean, _ = posterior.leave_one_out()
+        if not np.isfinite(to_numpy(mean)).all():
+            raise ValueError("its predictions are not finite")
     return model
 
 
-def _check_known(model: GPEstimator) -> None:
+def _rule(model: GPEstimator, recipe: Recipe) -> Any:
+    """The noise of a new fit by the same recipe: the word by which it was chosen, else its number."""
+    asked = model.network.noise if isinstance(model.network, Recipe) and model.noise is None else model.noise
+    if isinstance(asked, str):
+        return asked
+    return "loo" if model.choice_ is not None and asked is None else recipe.noise
+
+
+def _parameters(held: Any) -> dict[str, Any]:
+    found = {k: v for k, v in dict(held).items() if k not in _NOT_SAVED}
+    if found.get("input_shape") is not None:
+        found["input_shape"] = tuple(found["input_shape"])
+    return found
+
+
+def _images(X: Array, dtype: np.dtype[Any]) -> Array:
+    if X.dtype != dtype or not 2 <= X.ndim <= 5 or 0 in X.shape:
+        raise ValueError(f"images of shape {X.shape} and type {X.dtype}")
+    return np.ascontiguousarray(X)
+
+
+def _kernel(
+    recipe: Recipe, kernels: list[Kernel], factors: Any, arrays: dict[str, Array], input_shape: tuple[int, ...]
+) -> RecipeKernel:
+    terms = []
+    for i, (term, kernel, factor) in enumerate(zip(recipe.terms, kernels, factors, strict=True)):
+        if not isinstance(factor, float | int) or not 0.0 < factor < math.inf:
+            raise ValueError(f"a factor of {factor!r}")
+        state = {n.removeprefix(f"term {i} "): a for n, a in arrays.items() if n.startswith(f"term {i} ")}
+        preparation = as_preparation(term.preparation).restored(state, input_shape)
+        kernel.network.shapes(preparation.output_shape(input_shape))
+        terms.append(TermKernel(term, kernel, preparation, float(factor)))
+    return RecipeKernel(terms)
+
+
+def _posterior(header: dict[str, Any], arrays: dict[str, Array], points: int, xp: Any) -> Posterior:
+    kind = header["posterior"]
+    if kind not in KINDS:
+        raise ValueError(f"a posterior of the kind {one_line(kind)[:50]!r}")
+    for name, value in dict(header["state"]).items():
+        if isinstance(value, float) and not math.isfinite(value) and name != "residual":
+            raise ValueError(f"{name} is {value}")
+    _check_shapes(kind, arrays, points)
+    return KINDS[kind].restored(header["state"], arrays, xp)
+
+
+def _check_shapes(kind: str, arrays: dict[str, Array], points: int) -> None:
+    """Every array of a posterior has the shape that follows from the others, before memory is taken for any."""
+    sizes = {"N": points}
+    for name, axes in _SHAPES[kind].items():
+        optional = name.startswith("[")
+        if optional and name.strip("[]") not in arrays:
+            continue
+        array = arrays[name.strip("[]")]
+        expected = axes[:-1] if axes[-1] == "…" else axes
+        given = array.shape[: len(expected)]
+        for axis, size in zip(expected, given, strict=False):
+            wanted = sizes["N"] * (sizes["N"] + 1) // 2 if axis == "tri N" else sizes.setdefault(axis, size)
+            if size != wanted:
+                raise ValueError(f"{name} of shape {array.shape}, where {axis} is {wanted:,}")
+        if len(given) != len(expected) or array.ndim - len(expected) > (1 if axes[-1] == "…" else 0):
+            raise ValueError(f"{name} of shape {array.shape}")
+    if not sizes.get("C", 1):
+        raise ValueError("no outputs")
+
+
+def _report(held: Any) -> FitReport:
+    report = dict(held)
+    for pair in ("smallest_eigenvalue", "guessing", "no_better"):  # lists in JSON
+        report[pair] = None if report.get(pair) is None else tuple(report[pair])
+    return replace(FitReport(**report))
+
+
+def _check_known(fit: Fit) -> None:
     """What a file says of all training images is said of as many as there are."""
-    n, rows = model.fit_report_.images, model.inducing_rows_
-    for what, known in (("labels", model.y_), ("names", model.names_)):
-        if known is not None and len(known) != n:
+    n, rows = fit.report.images, fit.rows
+    for what, known in (("labels", fit.y), ("names", fit.names)):
+        if known is not None and (len(known) != n or known.ndim > (2 if what == "labels" else 1)):
             raise ValueError(f"{len(known)} {what} for {n} images")
-    if rows is not None and (rows.ndim != 1 or rows.dtype.kind not in "iu"):
+    if rows is None:
+        if fit.posterior.points != n:
+            raise ValueError(f"{n} images for {fit.posterior.points} points")
+        return
+    if rows.ndim != 1 or rows.dtype.kind not in "iu":
         raise ValueError(f"inducing rows of shape {rows.shape} and type {rows.dtype}")
-    if rows is not None and len(rows) and (len(rows) != len(model.X_) or rows.min() < 0 or rows.max() >= n):
-        raise ValueError(f"{len(rows)} rows of {n} images for {len(model.X_)} inducing images")
+    points = fit.posterior.points
+    if len(rows) and (len(rows) != points or rows.min() < 0 or rows.max() >= n):
+        raise ValueError(f"{len(rows)} rows of {n} images for {points} inducing images")
 
 
-def check_finite(arrays: dict[str, Array]) -> None:
+def _check_finite(arrays: dict[str, Array]) -> None:
     """`ValueError` for NaN and infinity, which no fit leaves in a model, and which would travel into predictions."""
     for name, array in arrays.items():
         if array.dtype.kind in "fc" and not np.isfinite(array).all():
-            raise ValueError(f"{name} holds NaN or infinity")
-
-
-def read_model(
-    path: str | Path, estimator: str, not_saved: tuple[str, ...]
-) -> tuple[dict[str, Any], dict[str, Array], dict[str, Any]]:
-    """Header and arrays of a file that must hold this kind of estimator, and the parameters that it was made with."""
-    header, arrays = persistence.read(path)
-    if header.get("estimator") != estimator:
-        held = one_line(header.get("estimator"))[:50]
-        raise OtherEstimatorError(f"{path} holds a {held}; load it with {held}.load", held)
-    with reading(path):
-        parameters = {k: v for k, v in dict(header["parameters"]).items() if k not in not_saved}
-        if parameters.get("input_shape") is not None:
-            parameters["input_shape"] = tuple(parameters["input_shape"])
-    return header, arrays, parameters
+            raise ValueError(f"{name[:50]} holds NaN or infinity")
 
 
 @contextmanager
-def reading(path: str | Path) -> Iterator[None]:
+def _reading(path: str | Path) -> Iterator[None]:
     """Whatever a crafted file, whose checksum is right, makes of a model: one line."""
     try:
         yield
@@ -176,18 +278,7 @@ def reading(path: str | Path) -> Iterator[None]:
         raise ModelFileError(f"{path} needs more memory than there is: {error}") from None
     except KeyError as error:
         raise ModelFileError(f"{path} is not a model that this version can read: it has no {error}") from None
-    except (TypeError, AttributeError, ValueError, IndexError, ArithmeticError) as error:
-        raise ModelFileError(f"{path} is not a model that this version can read: {one_line(error)}") from None
-
-
-def _posterior(header: dict[str, Any], arrays: dict[str, Array], xp: Any) -> Posterior:
-    if "state" not in header:  # an exact model of the first version
-        state = {"noise": header["noise"], "jitter": header["jitter"]}
-        return KINDS["exact"].restored(state | {"amplitude_rule": header["parameters"]["amplitude"]}, arrays, xp)
-    kind = header["posterior"]
-    if kind not in KINDS:
-        raise ValueError(f"a posterior of the kind {kind!r}")
-    for name, value in dict(header["state"]).items():
-        if isinstance(value, float) and not math.isfinite(value) and name != "residual":
-            raise ValueError(f"{name} is {value}")
-    return KINDS[kind].restored(header["state"], arrays, xp)
+    except (TypeError, AttributeError, ValueError, IndexError, ArithmeticError, RecursionError) as error:
+        said = one_line(error)
+        said = said if len(said) <= _LONGEST else f"{said[:_LONGEST]}…"
+        raise ModelFileError(f"{path} is not a model that this version can read: {said}") from None

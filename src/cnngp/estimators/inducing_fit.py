@@ -17,8 +17,10 @@ from cnngp.gp.inducing import SAMPLE, InducingGP, Part
 from cnngp.gp.linalg import blocks
 from cnngp.gp.noise import Loss
 
-from .inducing_images import Chosen, TrainingImages, choose, columns_of, rows_of
+from .inducing_images import Chosen, Source, choose, columns_of, rows_of
 from .inducing_pilot import Pilot, Wrong, pilot
+from .kernels import RecipeKernel
+from .training_images import Images
 
 Array = NDArray[Any]
 
@@ -30,7 +32,7 @@ _DISCOUNTS = (0.0, 30.0, 100.0, 300.0, 1000.0)
 
 
 def fit_with_pilot(
-    images: TrainingImages,
+    images: Source,
     Y: NDArray[np.float64],
     asked: int | Chosen,
     *,
@@ -45,7 +47,7 @@ def fit_with_pilot(
     """What `fit_inducing` gives, and how it compares with the exact process on a few of the images."""
 
     def fit(
-        images: TrainingImages, Y: NDArray[np.float64], asked: int | Chosen, groups: NDArray[np.intp] | None
+        images: Source, Y: NDArray[np.float64], asked: int | Chosen, groups: NDArray[np.intp] | None
     ) -> tuple[InducingGP, Array, NDArray[np.intp]]:
         return fit_inducing(images, Y, asked, noise=noise, seed=seed, store=store, groups=groups, loss=loss, **options)
 
@@ -56,7 +58,7 @@ def fit_with_pilot(
 
 
 def fit_inducing(
-    images: TrainingImages,
+    images: Source,
     Y: NDArray[np.float64],
     asked: int | Chosen,
     *,
@@ -76,7 +78,7 @@ def fit_inducing(
     sample = _sample(n, share if reserves else min(n, SAMPLE), groups, np.random.default_rng(seed))
     reserves = reserves and 2 * len(sample) <= n - m
     need = 8 * m * ((1 + len(_DISCOUNTS)) * m + 4 * min(images.block(m), n) + 4 * len(sample))
-    need += np.dtype(images.kernel.dtype).itemsize * m * m
+    need += images.images.dtype.itemsize * m * m
     least = images.bytes_of_candidate(m) * min(2 * m, n) if isinstance(asked, int) else 0
     memory.require(need + least, f"regression through {m:,} inducing images", images.kernel.device)
     choice = asked
@@ -87,10 +89,10 @@ def fit_inducing(
         choice = choose(images, Y, choice, reserved, rng, None if free is None else free - need, store)
     columns = choice.columns
     if store is not None and not columns:
-        columns = [columns_of(images, images.X, choice.Z, store)]
+        columns = [columns_of(images, images.images, choice.Z, store)]
     gp = InducingGP(
         images.kernel(choice.Z, output=images.output),
-        kernel_parts(images, choice.Z, Y, columns),
+        kernel_parts(images.images, images.kernel, choice.Z, Y, columns),
         sample,
         noise=noise,
         amplitude=amplitude,
@@ -116,16 +118,13 @@ def _sample(n: int, size: int, groups: NDArray[np.intp] | None, rng: np.random.G
 
 
 def kernel_parts(
-    images: TrainingImages, Z: Array, Y: NDArray[np.float64], columns: Sequence[Any] = ()
+    images: Images, kernel: RecipeKernel, Z: Array, Y: NDArray[np.float64], columns: Sequence[Any] = ()
 ) -> Iterator[Part]:
     """K(X, Z), Y and k(x, x), some rows at a time; K from `columns` of it where it has been computed."""
+    source = Source(images, kernel)
     with progress_bar(len(images), "kernel", "image") as bar:
-        for rows in blocks(len(images), images.block(len(Z))):
+        for rows in blocks(len(images), source.block(len(Z))):
             X = images.at(rows)
-            K = (
-                rows_of(images.xp, columns, rows)
-                if columns
-                else images.kernel(X, Z, output=images.output, progress=False)
-            )
-            yield rows, K, Y[rows], images.kernel.diag(X)
+            K = rows_of(source.xp, columns, rows) if columns else kernel(X, Z, output=source.output, progress=False)
+            yield rows, K, Y[rows], kernel.diag(X)
             bar.update(rows.stop - rows.start)

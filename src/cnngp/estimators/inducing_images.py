@@ -11,17 +11,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cnngp.common.arrays import DataError, as_images, to_numpy
+from cnngp.common.arrays import DataError, Output, as_images, to_numpy
 from cnngp.common.devices import array_module, output_on
-from cnngp.datasets.preparation import Preparation, prepare
 from cnngp.gp.checks import float64_buffer
 from cnngp.gp.jitter import factorised
 from cnngp.gp.linalg import blocks
-from cnngp.kernel.kernel import Kernel
-from cnngp.matrix.gram import gram
 from cnngp.matrix.store.places import child
 
+from .kernels import RecipeKernel
 from .repeats import image_codes, is_repeated
+from .training_images import Images
 
 Array = NDArray[Any]
 
@@ -35,51 +34,35 @@ _ROUNDS = 8
 _NOISE = 1e-2
 
 
-class TrainingImages:
-    """Training images that stay where they are: an array, a memory map, a Zarr array or a view of one's own."""
+@dataclass(frozen=True)
+class Source:
+    """Training images and the kernel that they are seen with, where it computes."""
 
-    def __init__(self, X: Any, kernel: Kernel) -> None:
-        self.X = X
-        self.kernel = kernel
-        self.output = output_on(kernel.device)
+    images: Images
+    kernel: RecipeKernel
 
     @property
     def xp(self) -> Any:
         """The module whose arrays live where the kernel does."""
         return array_module(self.kernel.device)
 
+    @property
+    def output(self) -> Output:
+        return output_on(self.kernel.device)
+
     def __len__(self) -> int:
-        return int(self.X.shape[0])
+        return len(self.images)
 
     def at(self, rows: slice | NDArray[np.intp]) -> Array:
-        """Images of a slice, or of sorted row numbers, checked and in the kernel's type."""
-        first = rows.start if isinstance(rows, slice) else rows
-        part = self.X[rows] if isinstance(rows, slice) else getattr(self.X, "oindex", self.X)[rows]
-        return np.asarray(as_images(part, np.dtype(self.kernel.dtype), "X", first=first))
+        return self.images.at(rows)
 
     def bytes_of_candidate(self, m: int) -> int:
         """Of an image that may be chosen: its pixels, and its kernels with the m that are."""
-        return int(np.dtype(self.kernel.dtype).itemsize * (m + np.prod(self.X.shape[1:])))
+        return int(self.images.dtype.itemsize * (m + np.prod(self.images.shape[1:])))
 
     def block(self, inducing: int) -> int:
         """Images whose kernels with the inducing ones are worked on at a time."""
         return max(1, _ENTRIES[self.kernel.device] // inducing)
-
-
-class PreparedImages:
-    """A view of training images that stay where they are, each prepared when it is read, in the kernel's type."""
-
-    def __init__(self, X: Any, preparation: Preparation, kernel: Kernel) -> None:
-        self._X, self._preparation = TrainingImages(X, kernel), preparation
-        self.shape, self.dtype = tuple(X.shape), np.dtype(kernel.dtype)
-
-    def __len__(self) -> int:
-        return int(self.shape[0])
-
-    def __getitem__(self, rows: Any) -> Array:
-        if isinstance(rows, slice):
-            rows = slice(*rows.indices(len(self)))
-        return prepare(self._X.at(rows), self._preparation)
 
 
 @dataclass(frozen=True)
@@ -101,7 +84,7 @@ class Chosen:
         return np.where(self.rows[at] == sample, at, -1)
 
 
-def asked_for(images: TrainingImages, inducing: Any) -> int | Chosen:
+def asked_for(images: Source, inducing: Any) -> int | Chosen:
     """How many images are to be chosen, or those that the caller has chosen: row numbers, or images of their own."""
     n = len(images)
     if isinstance(inducing, Integral):
@@ -115,18 +98,18 @@ def asked_for(images: TrainingImages, inducing: Any) -> int | Chosen:
         if rows[0] < 0 or rows[-1] >= n:
             raise DataError(f"inducing holds row numbers {rows[0]} to {rows[-1]}; expected 0 to {n - 1:,}")
         return Chosen(rows, images.at(rows))
-    shape = tuple(images.X.shape[1:])
+    shape = images.images.shape[1:]
     if given.ndim < 2 or tuple(given.shape[1:]) != shape:
         raise DataError(
             f"inducing has shape {given.shape} and type {given.dtype}; expected how many, row numbers of X, or images "
             f"of shape {shape}"
         )
-    Z = np.asarray(as_images(given, np.dtype(images.kernel.dtype), "inducing"))
+    Z = np.asarray(as_images(given, images.images.dtype, "inducing"))
     return Chosen(np.empty(0, np.intp), Z)
 
 
 def choose(
-    images: TrainingImages,
+    images: Source,
     Y: NDArray[np.float64],
     m: int,
     reserved: NDArray[np.intp],
@@ -148,7 +131,7 @@ def choose(
     all_of_them = len(pool) == n
     X, targets = images.at(slice(0, n) if all_of_them else pool), Y[pool]
     # Two equal images in one round would make the matrix of the chosen singular.
-    group = np.where(is_repeated(image_codes(X)), 2, np.isin(pool, reserved))
+    group = np.where(is_repeated(image_codes(Images(X, X.dtype))), 2, np.isin(pool, reserved))
     at = np.empty(0, np.intp)
     columns: list[Any] = []
     errors = rng.random(len(pool))
@@ -164,7 +147,7 @@ def choose(
 
 
 def _pool(
-    images: TrainingImages, m: int, reserved: NDArray[np.intp], rng: np.random.Generator, room: int | None
+    images: Source, m: int, reserved: NDArray[np.intp], rng: np.random.Generator, room: int | None
 ) -> NDArray[np.intp]:
     """Rows to choose from, sorted: all of them, or a number of them at random, without the reserved ones."""
     n, size = len(images), _CANDIDATES * m
@@ -176,17 +159,17 @@ def _pool(
     return np.sort(drawn[~np.isin(drawn, reserved)][:size])
 
 
-def columns_of(images: TrainingImages, X: Any, Z: Array, store: Any, rows: NDArray[np.intp] | None = None) -> Any:
+def columns_of(images: Source, X: Any, Z: Array, store: Any, rows: NDArray[np.intp] | None = None) -> Any:
     """K(X, Z) where the kernel's device is, or in a store inside `store`, so that a killed fit goes on.
 
     X are all images, or those in `rows`; many fits may share a store, each with parts of its own.
     """
     if store is None:
         return images.kernel(X, Z, output=images.output)
-    digest = hashlib.sha256(f"{images.kernel.network.fingerprint} {images.X.shape} {Z.shape}".encode())
+    digest = hashlib.sha256(f"{images.kernel.fingerprint} {images.images.shape} {Z.shape}".encode())
     for array in (np.arange(0) if rows is None else rows, Z):
         digest.update(np.ascontiguousarray(array).data)
-    return gram(images.kernel, X, Z, store=child(store, f"inducing-{digest.hexdigest()[:16]}"))
+    return images.kernel.gram(X, Z, store=child(store, f"inducing-{digest.hexdigest()[:16]}"))
 
 
 def rows_of(xp: Any, columns: Sequence[Any], rows: slice | NDArray[np.intp]) -> Any:

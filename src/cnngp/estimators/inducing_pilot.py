@@ -24,12 +24,13 @@ from cnngp.gp.groups import one_of_each, whole_groups
 from cnngp.gp.inducing import InducingGP
 from cnngp.gp.noise import Loss, chosen_noise
 
-from .inducing_images import Chosen, TrainingImages, columns_of, rows_of
+from .inducing_images import Chosen, Source, columns_of, rows_of
+from .training_images import Images
 
 Wrong = Callable[[NDArray[np.float64], NDArray[np.float64]], NDArray[np.bool_]]
 """Means and targets (M, outputs) → which of the M images are classified wrongly."""
 Groups = NDArray[np.intp] | None
-Fit = Callable[[TrainingImages, NDArray[np.float64], "int | Chosen", Groups], tuple[InducingGP, Any, NDArray[np.intp]]]
+Fit = Callable[[Source, NDArray[np.float64], "int | Chosen", Groups], tuple[InducingGP, Any, NDArray[np.intp]]]
 
 # The images of the small fits: m, but between so many, and never more than half of all.
 _FITTED = (2_000, 10_000)
@@ -65,7 +66,7 @@ class Pilot:
 
 
 def pilot(
-    images: TrainingImages,
+    images: Source,
     Y: NDArray[np.float64],
     asked: int | Chosen,
     fit: Fit,
@@ -92,17 +93,18 @@ def pilot(
     if min(size, tried) < _FEWEST:
         return None
     together = None if groups is None else groups[few]
-    part, X = TrainingImages(images.at(few), images.kernel), images.at(unseen)
+    X_few, X = images.at(few), images.at(unseen)
+    part = Source(Images(X_few, X_few.dtype), images.kernel)
     few_inducing = max(round(size * m / n), 1)
     # Given rows are no better than any others, for all that is known.
-    same = few_inducing if isinstance(asked, int) else Chosen(np.arange(few_inducing), part.X[:few_inducing])
-    K_few, K_unseen = (columns_of(part, Z, part.X, store, rows) for Z, rows in ((part.X, few), (X, unseen)))
+    same = few_inducing if isinstance(asked, int) else Chosen(np.arange(few_inducing), X_few[:few_inducing])
+    K_few, K_unseen = (columns_of(part, Z, X_few, store, rows) for Z, rows in ((X_few, few), (X, unseen)))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the small fits, whose matrices nobody sees
         gp, _, rows = fit(part, Y[few], same, together)
         K = rows_of(images.xp, [K_few], slice(0, size)).astype(images.xp.float64)
         diagonal = images.xp.arange(size)
-        K[diagonal, diagonal] = images.xp.asarray(images.kernel.diag(part.X))
+        K[diagonal, diagonal] = images.xp.asarray(images.kernel.diag(X_few))
         step = -(-size // _NOISE_FROM)
         rule = "loo" if noise == 0.0 else noise
         few_groups = None if together is None else together[::step]

@@ -51,7 +51,7 @@ def warn_of_channels_last(shape: tuple[int, ...]) -> None:
             f"X has shape {shape}, read as {shape[1]} channels of {shape[2]} × {shape[3]}; if the channels come last, "
             f"give X.transpose(0, 3, 1, 2), else say so with input_shape={shape[1:]}",
             UserWarning,
-            stacklevel=4,
+            stacklevel=5,
         )
 
 
@@ -225,5 +225,5 @@ def warn_of_another_scale(images: NDArray[Any], fitted: NDArray[Any]) -> None:
             f"X has pixels up to {high:g}, but the model was fitted on pixels up to {fitted_high:g}; bring them to the "
             f"same scale, as with X {'/' if high > 100.0 else '*'} 255",
             UserWarning,
-            stacklevel=7,
+            stacklevel=6,
         )

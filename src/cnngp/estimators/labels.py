@@ -204,7 +204,7 @@ def fitted_calibration(coding: Coding, mean: Floats, variance: Floats, targets: 
 
 
 def shared_temperature(coding: Coding, mean: Floats, variance: Floats, targets: Floats) -> Calibration:
-    """One temperature for all labels, none of which is taken to be random: what models in older files have.
+    """One temperature for all labels, none of which is taken to be random.
 
     Two labels of one image have no likely explanation but an amplitude without bound, which would leave the same
     probability to all classes: then the variances are left out.

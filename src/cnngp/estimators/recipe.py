@@ -1,176 +1,167 @@
-"""How images are prepared, and which relative of the chosen network takes them: by leave-one-out on some of the images.
+"""`Recipe`: everything that a fit decides, as one value that prints, compares, and travels in files.
 
-A network that is right for digits may be wrong for photographs: the light of a scene, the colour of a wall or the place
-of a thing can hide what matters. Or the light itself matters: without biases the output doubles where the light does,
-and no level of it can be told from those on both sides. Or nothing is local, and a pool only blurs. So a few
-preparations and relatives of the network are tried on a part of the images, with the quickest network of their family,
-and judged by how likely each target is given all others. What is tried and how it is judged is the same on every
-machine. What is usual is kept unless something else is better by more than a little, and by more than chance explains.
+    K = Σ_t weight_t · K_t(prepared_t(X)),   each K_t with mean diagonal 1 on the training images
+
+so that weights compare, and the noise means the same for every network.
 """
 
 from __future__ import annotations
 
-import math
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
+from cnngp.common.checks import is_number
+from cnngp.datasets.preparation import (
+    NAMED,
+    as_preparation,
+    preparation_from_json,
+    preparation_to_json,
+)
+from cnngp.gp.checks import check_noise
+from cnngp.gp.exact import Noise
+from cnngp.kernel.symmetry import Symmetry, check_symmetry
+from cnngp.network import serialize
+from cnngp.network.layers import Network, as_layer
+from cnngp.network.names import network_by_name, zoo_name
 
-from cnngp.common.arrays import CheckedImages, to_numpy
-from cnngp.common.progress import progress_bar
-from cnngp.datasets.preparation import PREPARATIONS, Preparation, prepare
-from cnngp.gp.exact import ExactGP
-from cnngp.kernel.kernel import Kernel
-from cnngp.network.choice import Choice, Option, affordable, anywhere, biased, even, unpooled
-from cnngp.network.layers import Network
+FORMAT = 1
 
-Array = NDArray[Any]
-Losses = NDArray[np.float64]
-T = TypeVar("T")
 
-JUDGED_ON = 200
-"""Images that the choice is made on, all of them where there are fewer."""
-_FEWEST = 20  # with fewer, leave-one-out says too little
-# Of −2 log density a target: what another choice has to gain, as images that are alike make standard errors too small.
-_WORTH = 0.05
-_LARGEST = 1e12  # mean squares of pixels beyond this, or below its inverse, get no biases
-_WORDS = {
-    "contrast": "without the mean of each channel",
-    "detail": "without a blurred copy of themselves",
-    "edges": "with fine lines only",
-}
+class RecipeError(ValueError):
+    """A recipe that no model can be made by."""
 
 
 @dataclass(frozen=True)
-class Try:
-    """A network, and how images are prepared for it."""
+class Term:
+    """One kernel of a recipe.
 
-    option: Option
-    preparation: Preparation
-
-
-def chosen_recipe(
-    choice: Choice, X: Array, Y: Array, images: int, pairs: int, kernel_of: Callable[[Network], Kernel]
-) -> tuple[Choice, Preparation]:
-    """The preparation, and the network that suits best, for a fit of so many images and pairs, judged on images X."""
-    if X.ndim < 3 or len(X) < _FEWEST:
-        return choice, "plain"
-    pooled = [option for option in choice.among if option.name.startswith("pooled_cnn")]
-    shape = X.shape[1:]
-    judge = pooled[-1] if choice.option in pooled else choice.option
-    seen = {preparation: prepare(X, preparation) for preparation in PREPARATIONS}
-    biases = {preparation: bias_for(Z) for preparation, Z in seen.items()}
-    matrices: dict[Try, Array] = {}
-
-    def tried(tries: Iterable[Try], targets: Array) -> dict[Try, Losses]:
-        tries = list(tries)
-        for t in _shown([t for t in tries if t not in matrices]):
-            matrices[t] = matrix_of(kernel_of(t.option.network), seen[t.preparation])
-        return {t: left_out(matrices[t], targets) for t in tries}
-
-    def either_way(tries: Iterable[Try], usual: Try) -> Try:
-        """What is clearly best for the targets with and without their mean.
-
-        Most targets of a class are −1, and biases explain that by themselves, of which no decision gets better.
-        """
-        found: Try = _clearly_best(tried(tries, Y - Y.mean(0)), usual)
-        return usual if _clearly_best(tried((usual, found), Y), usual) == usual else found
-
-    def each(option: Option, preparations: Iterable[Preparation]) -> list[Try]:
-        return [Try(option, preparation) for preparation in preparations]
-
-    def lifted(tries: Iterable[Try]) -> list[Try]:
-        return [Try(biased(t.option, shape, b), t.preparation) for t in tries if (b := biases[t.preparation])]
-
-    best = _clearly_best(tried(each(judge, PREPARATIONS), Y), Try(judge, "plain"))
-    if judge in pooled:
-        best = _clearly_best(tried([best, *each(even(judge, shape), PREPARATIONS)], Y), best)
-    is_even, both = best.option != judge, tuple(dict.fromkeys(("plain", best.preparation)))
-    unbiased = best
-    best = either_way([best, *lifted(each(best.option, both))], best)
-    bias = None if best == unbiased else biases[best.preparation]
-
-    def relative(option: Option) -> Option:
-        own = even(option, shape) if is_even and option in pooled else option
-        return own if bias is None else biased(own, shape, bias)
-
-    found, among = Try(relative(choice.option), best.preparation), tuple(map(relative, choice.among))
-    if choice.option in pooled:
-        other = anywhere(shape, is_even)
-        other = other if bias is None else biased(other, shape, bias)
-        whole = each(other, [best.preparation]) if affordable(other, images, pairs) else []
-        found = _clearly_best(tried([found, *whole], Y), found)
-    single = [t for o in unpooled(shape) if affordable(o, images, pairs) for t in each(o, both) if t != found]
-    found = either_way([found, *single, *lifted(single)], found)
-    if found == Try(choice.option, "plain"):
-        return choice, "plain"
-    if found.option not in among:
-        among = (found.option, *(o for o in among if o.elements < found.option.elements))
-    reason = _reason(choice.reason, found.preparation, len(X))
-    return replace(choice, option=found.option, among=among, reason=reason), found.preparation
-
-
-def bias_for(X: Array) -> float | None:
-    """A variance for biases that are as large as the pixels: the power of ten that is nearest to their mean square.
-
-    None where that is no number to reckon with, as of blank images. A factor of three either way hardly matters, and a
-    power of ten keeps names short.
-
-    >>> bias_for(np.full((2, 1, 3, 3), 0.5)), bias_for(np.full((2, 1, 3, 3), 128.0)), bias_for(np.zeros((2, 1, 3, 3)))
-    (0.1, 10000.0, None)
+    network : the layers, or the name of a network as "resnet32".
+    preparation : of the images: a name such as "contrast", one of `cnngp.preparation`'s transformers, or a tuple of
+        these, one after the other.
+    symmetry : None, "flip" or "d4"; see `Kernel`.
+    weight : the mean variance of this term's functions, where several are added.
     """
-    square = float(np.square(X, dtype=np.float64).mean())
-    return float(f"1e{round(math.log10(square))}") if 1.0 / _LARGEST < square < _LARGEST else None
+
+    network: Network
+    preparation: Any = "plain"
+    symmetry: Symmetry | None = None
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        network = network_by_name(self.network) if isinstance(self.network, str) else self.network
+        if network is None:
+            raise RecipeError("Term: network='auto' is no network; GPClassifier() chooses a recipe")
+        object.__setattr__(self, "network", as_layer(network, "Term: network"))
+        made = as_preparation(self.preparation)  # refuses what is none
+        name = next((name for name in NAMED if NAMED[name]() == made), None)
+        if name is not None:
+            object.__setattr__(self, "preparation", name)
+        elif isinstance(self.preparation, list):
+            object.__setattr__(self, "preparation", tuple(self.preparation))
+        check_symmetry(self.symmetry)
+        if not is_number(self.weight, least=0.0) or self.weight == 0:
+            raise RecipeError(f"Term: weight={self.weight!r}: expected a positive number")
+
+    def __repr__(self) -> str:
+        usual: dict[str, Any] = {"preparation": "plain", "symmetry": None, "weight": 1.0}
+        given = [f"{name}={getattr(self, name)!r}" for name, value in usual.items() if getattr(self, name) != value]
+        return f"Term({', '.join([repr(self.network), *given])})"
+
+    @property
+    def name(self) -> str:
+        """The term in a few words."""
+        named = self.preparation if isinstance(self.preparation, str) else repr(self.preparation)
+        parts = [zoo_name(self.network), "" if named == "plain" else named, self.symmetry or ""]
+        return ", ".join(part for part in parts if part)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the kernel is that of the network on the images as they are."""
+        return self.preparation == "plain" and self.symmetry is None
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "network": serialize.to_json(self.network),
+            "preparation": preparation_to_json(self.preparation),
+            "symmetry": self.symmetry,
+            "weight": self.weight,
+        }
 
 
-def chosen_preparation(X: Array, Y: Array, kernel: Kernel) -> Preparation:
-    """The preparation for a network that is given."""
-    if X.ndim < 3 or len(X) < _FEWEST:
-        return "plain"
-    tried = {p: left_out(matrix_of(kernel, prepare(X, p)), Y) for p in _shown(PREPARATIONS)}
-    found: Preparation = _clearly_best(tried, "plain")
-    return found
+@dataclass(frozen=True)
+class Recipe:
+    """The terms of a kernel, and the noise: what `GPClassifier(recipe)` fits with, and what `clf.recipe_` says.
+
+    noise : variance of the noise in the units of the sum, where each term's kernel has mean diagonal 1; "ml" or "loo"
+        to choose it by likelihood or by leave-one-out; None as `GPClassifier` would choose it.
+
+    >>> from cnngp import GPClassifier, Recipe, Term, datasets
+    >>> recipe = Recipe([Term("small_cnn"), Term("dense_nngp", preparation="contrast", weight=0.5)], noise=1e-3)
+    >>> Recipe.from_json(recipe.to_json()) == recipe
+    True
+    >>> data = datasets.digits().take(200, 100)
+    >>> clf = GPClassifier(recipe, device="cpu").fit(data.X, data.y)
+    >>> clf.recipe_ == recipe
+    True
+    """
+
+    terms: tuple[Term, ...]
+    noise: Noise | None = None
+
+    def __post_init__(self) -> None:
+        terms = (self.terms,) if isinstance(self.terms, Term) else tuple(self.terms)
+        if not terms or not all(isinstance(term, Term) for term in terms):
+            raise RecipeError(f"Recipe: terms={self.terms!r}: expected one Term or several")
+        object.__setattr__(self, "terms", terms)
+        if self.noise is not None:
+            check_noise(self.noise)
+
+    def __repr__(self) -> str:
+        noise = "" if self.noise is None else f", noise={self.noise!r}"
+        return f"Recipe([{', '.join(map(repr, self.terms))}]{noise})"
+
+    @property
+    def name(self) -> str:
+        """The terms in a few words."""
+        if len(self.terms) == 1:
+            return self.terms[0].name
+        return " + ".join(f"{term.weight:g} × ({term.name})" for term in self.terms)
+
+    @property
+    def main(self) -> Term:
+        """The term of the largest weight, the first of several."""
+        return max(self.terms, key=lambda term: term.weight)
+
+    def to_json(self) -> str:
+        terms = [term.as_dict() for term in self.terms]
+        return json.dumps({"cnngp_recipe": FORMAT, "terms": terms, "noise": self.noise})
+
+    @classmethod
+    def from_json(cls, text: str) -> Recipe:
+        """The recipe that `to_json` wrote; `RecipeError` for anything else."""
+        try:
+            data = json.loads(text)
+            if not isinstance(data, dict) or data.get("cnngp_recipe") != FORMAT:
+                raise ValueError('expected {"cnngp_recipe": 1, "terms": …} as to_json writes')
+            return cls(tuple(_term(term) for term in data["terms"]), data["noise"])
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise RecipeError(f"not the JSON of a recipe: {error}") from None
+
+    @classmethod
+    def read(cls, path: str | Path) -> Recipe:
+        """The recipe in a JSON file."""
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise RecipeError(f"{path} cannot be read: {error}") from None
+        return cls.from_json(text)
 
 
-def _shown(choices: Sequence[T]) -> Iterator[T]:
-    """What is tried, one after the other, with a progress bar where it takes long."""
-    with progress_bar(len(choices), "choosing a preparation", "try") as bar:
-        for choice in choices:
-            yield choice
-            bar.update(1)
-
-
-def _reason(reason: str, preparation: Preparation, images: int) -> str:
-    look = "" if preparation == "plain" else f", prepared {_WORDS[preparation]} (preparation {preparation!r})"
-    return f"{reason}{look}, by leave-one-out on {images:,} of them"
-
-
-def matrix_of(kernel: Kernel, X: Array) -> Array:
-    """The kernel of images with each other; zero for blank ones, of which biases alone would make a kernel."""
-    if not X.any():
-        return np.zeros((len(X), len(X)), kernel.dtype)
-    return np.asarray(to_numpy(kernel(CheckedImages(X.astype(kernel.dtype)))))
-
-
-def left_out(K: Array, Y: Array) -> Losses:
-    """−2 log density of a target given all other images, the mean of each image's, at the noise that suits best."""
-    rounding = float(np.finfo(K.dtype).eps)
-    if not K.diagonal().any():
-        return np.full(len(Y), math.inf)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of a choice that may not be taken; the fit warns of the one that is
-        gp = ExactGP(K.astype(np.float64), Y, noise="loo", amplitude="loo", rounding=rounding)
-    mean, variance = gp.leave_one_out()
-    return np.asarray(((Y - mean) ** 2 / variance[:, None] + np.log(variance)[:, None]).mean(1))
-
-
-def _clearly_best(tried: dict[Any, Losses], usual: Any) -> Any:
-    """The one with the least loss; the usual one where the difference is small or within two standard errors."""
-    best = min(tried, key=lambda name: float(tried[name].mean()))
-    if not np.isfinite(tried[usual]).all():  # blank images have no kernel; where all are blank, best is the usual one
-        return best
-    gain = tried[usual] - tried[best]
-    return best if gain.mean() > max(_WORTH, 2.0 * gain.std() / math.sqrt(len(gain))) else usual
+def _term(data: Any) -> Term:
+    known = {"network", "preparation", "symmetry", "weight"}
+    if not isinstance(data, dict) or set(data) != known:
+        raise ValueError(f"a term has {', '.join(sorted(known))}")
+    preparation = preparation_from_json(data["preparation"])
+    return Term(serialize.from_json(data["network"]), preparation, data["symmetry"], data["weight"])

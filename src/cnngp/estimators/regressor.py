@@ -26,10 +26,12 @@ from cnngp.network.layers import Network
 
 from . import files as model_files
 from .base import GPEstimator
+from .choosing import Effort, Tell
 from .guessing import error_beside_mean
 from .inputs import groups_of
 from .learning import Learning
-from .suspects import suspects
+from .recipe import Recipe
+from .targets import RealTargets
 
 Array = NDArray[Any]
 
@@ -62,7 +64,7 @@ class GPRegressor(RegressorMixin, GPEstimator):  # type: ignore[misc]
 
     def __init__(
         self,
-        network: Network | Kernel | str | None = None,
+        network: Network | Kernel | Recipe | str | None = None,
         *,
         noise: Noise | None = None,
         amplitude: Amplitude = "ml",
@@ -76,8 +78,8 @@ class GPRegressor(RegressorMixin, GPEstimator):  # type: ignore[misc]
         inducing: Any = None,
         learn: Rule | Learning | None = None,
         random_state: int | None = 0,
-        budget: float | None = None,
-        preparation: Preparation | Literal["loo"] | None = None,
+        effort: Effort = "normal",
+        preparation: str | Preparation | tuple[Any, ...] | Literal["loo"] | None = None,
         normalize_y: bool = False,
     ) -> None:
         super().__init__(
@@ -94,7 +96,7 @@ class GPRegressor(RegressorMixin, GPEstimator):  # type: ignore[misc]
             inducing=inducing,
             learn=learn,
             random_state=random_state,
-            budget=budget,
+            effort=effort,
             preparation=preparation,
         )
         self.normalize_y = normalize_y
@@ -108,21 +110,23 @@ class GPRegressor(RegressorMixin, GPEstimator):  # type: ignore[misc]
         names: Any = None,
         image_noise: Any = None,
         groups: Any = None,
+        tell: Tell = None,
     ) -> Self:
         """Fit images X (N, C, H, W) and targets y, (N,) or (N, outputs); `K` (N, N) replaces or accompanies X.
 
-        `names`, `image_noise` and `groups` are those of `GPClassifier.fit`.
+        `names`, `image_noise`, `groups` and `tell` are those of `GPClassifier.fit`.
         """
-        images, y = self._check_fit(X, y, K, names, regression=True)
-        targets = self.y_ = self._check_targets(y)
+        request, images, y, K = self._read(X, y, K, regression=True)
+        targets = self._check_targets(y)
         self._one_output = targets.ndim == 1
         Y = targets.reshape(len(targets), -1)
         self._y_mean, self._y_std = np.zeros(Y.shape[1]), np.ones(Y.shape[1])
         if self.normalize_y:
             spread = _standard_deviation(Y)
             self._y_mean, self._y_std = Y.mean(0), np.where(spread > 0, spread, 1.0)
+        scaled = RealTargets((Y - self._y_mean) / self._y_std)
         together = groups_of(X, groups)
-        self._fit(images, (Y - self._y_mean) / self._y_std, K, image_noise, together)
+        self._fit(request, images, scaled, K, image_noise, together, targets, names, tell)
         self._warn_of_far_targets(Y)
         if together.groups is None:
             warn_of_near_copies(self.gp_, None, lambda mean: np.abs(mean * self._y_std + self._y_mean - Y).mean(1))
@@ -143,13 +147,16 @@ class GPRegressor(RegressorMixin, GPEstimator):  # type: ignore[misc]
         if return_cov:
             if K is not None:
                 raise ValueError("return_cov needs the kernel between the test images; give X instead of K")
-            mean, cov = self._mean_and_covariance(X)
+            images = self._check_test(X)
+            mean, cov = self.fit_.mean_and_covariance(images)
             return self._restored(mean), cov * self._y_std[0] ** 2 if self._one_output else cov[
                 ..., None
             ] * self._y_std**2
         if not return_std:
-            return self._restored(self._mean(X, K))
-        mean, variance = self._mean_and_variance(X, K, diagonal)
+            asked = self._asked(X, K)
+            return self._restored(self.fit_.mean(asked))
+        asked = self._asked(X, K, diagonal)
+        mean, variance = self.fit_.moments(asked)
         std = np.sqrt(variance)[:, None] * self._y_std
         return self._restored(mean), std[:, 0] if self._one_output else std
 
@@ -160,12 +167,12 @@ class GPRegressor(RegressorMixin, GPEstimator):  # type: ignore[misc]
 
     def sample_y(self, X: Any, n_samples: int = 1, random_state: int | None = 0) -> Array:
         """Functions from the posterior at X: (M, n_samples), or (M, outputs, n_samples) for several outputs."""
-        draws = self._sample(X, n_samples, random_state) * self._y_std + self._y_mean
+        images = self._check_test(X)
+        draws = self.fit_.sample(images, n_samples, random_state) * self._y_std + self._y_mean
         return np.moveaxis(draws[..., 0] if self._one_output else draws, 0, -1)
 
     def add(self, X: Any, y: Any, *, names: Any = None, image_noise: Any = None) -> Self:
         """Condition on more images, by a block update instead of a new factorisation; y is scaled as in `fit`."""
-        check_is_fitted(self, "gp_")
         images = self._check_added(X, y)
         targets = self._check_targets(y)
         if targets.shape[1:] != (() if self._one_output else self._y_mean.shape):
@@ -178,9 +185,9 @@ class GPRegressor(RegressorMixin, GPEstimator):  # type: ignore[misc]
     def most_uncertain(self, n: int = 10, X: Any = None) -> NDArray[np.intp]:
         """Rows of the `n` images with the largest variance: of X, or of the training images by leave-one-out."""
         self._check_how_many(n)
-        variance = to_numpy(self.gp_.leave_one_out()[1]) if X is None else self._mean_and_variance(X, None, None)[1]
+        variance = to_numpy(self.gp_.leave_one_out()[1]) if X is None else self.fit_.moments(self._asked(X, None))[1]
         order = np.argsort(-variance, kind="stable")[:n]
-        return self.gp_.loo_rows[order] if X is None else order
+        return self.loo_rows_[order] if X is None else order
 
     def suspect_labels(self, n: int = 20) -> dict[str, Array]:
         """The `n` training images whose target the others contradict most, the most suspect first.
@@ -192,7 +199,7 @@ class GPRegressor(RegressorMixin, GPEstimator):  # type: ignore[misc]
         given = self._restored(to_numpy(self.gp_.loo_targets))
         scaled = np.abs(given - self.loo_predictions_) / np.maximum(self.loo_std_, np.finfo(np.float64).tiny)
         score = scaled.reshape(len(scaled), -1).max(1, initial=0.0)
-        return suspects(n, self.loo_rows_, score, given, self.loo_predictions_, self.names_)
+        return self._suspects(n, score, given, self.loo_predictions_)
 
     @classmethod
     def load(cls, path: str | Path, *, device: Device = "auto") -> Self:
@@ -210,7 +217,7 @@ class GPRegressor(RegressorMixin, GPEstimator):  # type: ignore[misc]
 
     def save(self, path: str | Path) -> None:
         """Write the fitted model to one file, without pickle."""
-        check_is_fitted(self, "gp_")
+        check_is_fitted(self, "fit_")
         model_files.save(self, path, {"one_output": self._one_output}, {"y_mean": self._y_mean, "y_std": self._y_std})
 
     def __sklearn_tags__(self) -> Any:
@@ -232,18 +239,15 @@ class GPRegressor(RegressorMixin, GPEstimator):  # type: ignore[misc]
 
     def _after_fit(self) -> None:
         mean, variance = (to_numpy(a) for a in self.gp_.leave_one_out())
-        self.loo_rows_ = self.gp_.loo_rows
         std = np.sqrt(variance)[:, None] * self._y_std
         self.loo_predictions_ = self._restored(mean)
         self.loo_std_ = std[:, 0] if self._one_output else std
         scale = float(self._y_std.max())  # taken out, so that no square overflows
         errors = (mean - to_numpy(self.gp_.loo_targets)) * (self._y_std / scale)
         self.loo_error_ = scale * float(np.sqrt((errors**2).mean())) if len(errors) else math.nan
-        groups = self.gp_.groups
-        found = error_beside_mean(errors, to_numpy(self.gp_.loo_targets) * (self._y_std / scale), groups)
+        found = error_beside_mean(errors, to_numpy(self.gp_.loo_targets) * (self._y_std / scale), self._groups)
         no_better = None if found is None else (scale * found[0], scale * found[1])
-        self.fit_report_ = replace(self.fit_report_, no_better=no_better)
-        self.log_marginal_likelihood_ = self.gp_.log_marginal_likelihood
+        self.fit_ = replace(self.fit_, report=replace(self.fit_report_, no_better=no_better))
 
     def _warn_of_far_targets(self, Y: Array) -> None:
         """A process of mean zero has to explain how far from zero targets are, before how they differ. What

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,18 +16,20 @@ from numpy.typing import NDArray
 from cnngp.common.arrays import DataError
 from cnngp.gp.linalg import blocks
 
+from .training_images import Images
+
 Codes = NDArray[np.intp]
 # Of images that are read at a time.
 _BYTES = 1 << 26
 
 
-def image_codes(images: Any, at: Callable[[slice], Any] | None = None) -> Codes:
-    """A number for each image, the same for equal ones; `at` gives those of a slice where they are not an array."""
+def image_codes(images: Images) -> Codes:
+    """A number for each image, the same for equal ones."""
     known: dict[bytes, int] = {}
     n, *shape = images.shape
     codes = np.empty(n, np.intp)
     for rows in blocks(n, max(1, _BYTES // (8 * max(1, math.prod(shape))))):
-        for i, image in enumerate(images[rows] if at is None else at(rows), start=rows.start):
+        for i, image in enumerate(images.at(rows), start=rows.start):
             digest = hashlib.blake2b(np.ascontiguousarray(image).data, digest_size=16).digest()
             codes[i] = known.setdefault(digest, len(known))
     return codes

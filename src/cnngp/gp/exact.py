@@ -109,7 +109,7 @@ class ExactGP:
     def _factorise(self, A: Array) -> Factor:
         factor, jitter = factorised(A, self.noise, self.jitter)
         if jitter != self.jitter:
-            warn_of_jitter(factor, jitter, stacklevel=6)  # whoever called an estimator's fit
+            warn_of_jitter(factor, jitter, stacklevel=8)  # whoever called an estimator's fit
         self.jitter = jitter
         return factor
 
@@ -139,7 +139,7 @@ class ExactGP:
                 f"standard deviations are {math.sqrt(self.amplitude / usual):.3g} times what leaving these images out "
                 "together finds; choose the noise by noise='loo', or take amplitude='loo'",
                 UserWarning,
-                stacklevel=5,
+                stacklevel=7,
             )
 
     @property

@@ -90,7 +90,7 @@ class InducingGP:
         xp = namespace(A)
         self.basis, self.jitter = factorised(A, 0.0)
         if self.jitter:
-            warn_of_jitter(self.basis, self.jitter, stacklevel=9)
+            warn_of_jitter(self.basis, self.jitter, stacklevel=10)
         self.loo_rows = np.asarray(sample)
         self._without = LeftOut(self.basis, np.full(len(self.loo_rows), -1) if own is None else own, groups)
         self._kept: Array = None  # features of the sample, (m, sample)

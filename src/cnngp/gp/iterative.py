@@ -77,14 +77,14 @@ class IterativeGP:
         solution, blocks_of_inverse, solved = self._solve(matrix, Y, units, xp)
         solved &= blocks_of_inverse.diagonal() >= 0.5 * least
         if not solution.converged:
-            warnings.warn(f"the linear system was not solved: {solution.message}", ConvergenceWarning, stacklevel=4)
+            warnings.warn(f"the linear system was not solved: {solution.message}", ConvergenceWarning, stacklevel=6)
         self._residual = float(solution.residuals[:outputs].max())
         self.message = solution.message
         self.alpha = solution.weights[:, :outputs].copy()
         self._leave_out(units, sets, blocks_of_inverse, np.maximum(blocks_of_inverse.diagonal(), least), solved)
         if self.unsolved:
             warnings.warn(
-                _unsolved(self.unsolved, self.unsolved + len(self.loo_rows)), ConvergenceWarning, stacklevel=4
+                _unsolved(self.unsolved, self.unsolved + len(self.loo_rows)), ConvergenceWarning, stacklevel=6
             )
         self.loo_targets = Y[xp.asarray(self.loo_rows)]
         names = None if groups is None else as_left_out(groups, n).reshape(n, -1)[:, 0]

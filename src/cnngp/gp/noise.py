@@ -100,7 +100,7 @@ def _most_likely(K: Array, Y: Array, amplitude: Any) -> float:
         s = lam + scale * 10.0**log_noise
         return twice_negative_log(float((weight / s).sum()), float(np.log(s).sum()), n, outputs, amplitude)
 
-    return _searched(loss, scale, "ml", points=65, stacklevel=7)
+    return _searched(loss, scale, "ml", points=65, stacklevel=9)
 
 
 def _best_left_out(K: Array, Y: Array, amplitude: Any, groups: NDArray[np.intp] | None, judge: Loss | None) -> float:
@@ -121,7 +121,7 @@ def _best_left_out(K: Array, Y: Array, amplitude: Any, groups: NDArray[np.intp] 
         return twice_negative_log(max(left.one_by_one, left.jointly), left.log_determinant, n, outputs, amplitude)
 
     # A loss of classes no longer changes where noise is large: of what is as good, the least is taken.
-    return _searched(loss, scale, "loo", points=33, stacklevel=8, as_good=0.0 if judge is None else _NATS / n)
+    return _searched(loss, scale, "loo", points=33, stacklevel=10, as_good=0.0 if judge is None else _NATS / n)
 
 
 def _searched(

@@ -184,7 +184,7 @@ def _explained(clf: GPClassifier, X: Array, pictures: tuple[Picture, ...], neigh
         voices = why.speaking_for(n=neighbours)
         shown = (
             Neighbour(
-                clf.originals_[v.row],
+                clf.X_[v.row],
                 "" if v.label is None else _word(v.label),
                 v.share,
                 None if v.name is None else _word(v.name),
@@ -240,7 +240,7 @@ def _correlations(clf: GPClassifier, data: Dataset, most: int) -> tuple[NDArray[
     n = len(data.X)
     rows = np.unique(np.linspace(0, n - 1, min(n, most)).round().astype(int))
     held = clf.gp_.kernel_between(rows)
-    K = to_numpy(clf.kernel_(data.X[rows], progress=False) if held is None else held).astype(np.float64)
+    K = to_numpy(clf.fit_.among(data.X[rows]) if held is None else held).astype(np.float64)
     s = np.sqrt(np.maximum(K.diagonal(), np.finfo(np.float64).tiny))
     K /= np.outer(s, s)
     np.fill_diagonal(K, 1.0)

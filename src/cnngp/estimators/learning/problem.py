@@ -27,15 +27,17 @@ is that of `noise="ml"`, beside which targets are nothing but noise."""
 
 
 def balanced(
-    Y: NDArray[np.float64], n: int, seed: int | None, groups: NDArray[np.intp] | None = None
+    Y: NDArray[np.float64], n: int, seed: int | None, groups: NDArray[np.intp] | None = None, shuffled: bool = False
 ) -> NDArray[np.intp]:
-    """Rows of `n` images, drawn at random, as many of each class as can be, and one at most of each group.
+    """Rows of `n` images, drawn at random, as many of each class as can be, and one at most of each group; sorted, or
+    `shuffled`, so that the first ones of them are such rows too.
 
     Targets that are hardly ever the same, as those of a regression, have no classes.
     """
     if groups is not None:  # of several, one would say what another is
         apart = one_of_each(groups, len(Y))
-        return np.sort(apart[balanced(Y[apart], n, seed)])
+        found = apart[balanced(Y[apart], n, seed, shuffled=True)]
+        return found if shuffled else np.sort(found)
     rng = np.random.default_rng(seed)
     drawn = rng.permutation(len(Y))
     _, codes = np.unique(Y[drawn], axis=0, return_inverse=True)
@@ -44,7 +46,7 @@ def balanced(
         for code in range(codes.max() + 1):
             turn[codes == code] = np.arange((codes == code).sum())
         drawn = drawn[np.argsort(turn, kind="stable")]
-    return np.sort(drawn[:n])
+    return drawn[:n] if shuffled else np.sort(drawn[:n])
 
 
 class Problem:

@@ -90,7 +90,7 @@ def learned(problem: Problem, asked: Learning, seed: int | None) -> Learned:
                 f"learning was interrupted after {counted_matrices(len(path.steps))}; the fit goes on with the best so "
                 "far",
                 UserWarning,
-                stacklevel=5,  # whoever called an estimator's fit
+                stacklevel=6,  # whoever called an estimator's fit
             )
     best = _rounded(problem, path.best, first)
     changes = [Change(g.name, len(g.members), g.mean(given), g.mean(best.values)) for g in groups]

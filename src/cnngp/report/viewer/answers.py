@@ -54,7 +54,7 @@ class Answers:
             found = suspect_labels(clf, suspects)
             self._about_suspects = _introduction(found, suspects)
             self.suspects = _entries(found)
-        self._images = LabelledImages(clf.originals_, clf.y_, clf.names_)
+        self._images = LabelledImages(clf.X_, clf.y_, clf.names_)
         if clf.inducing_rows_ is None:
             decisions.only_about(self._images)
         self._by_row = {suspect["row"]: suspect for suspect in self.suspects}
@@ -106,7 +106,7 @@ class Answers:
         return self.decisions.text()
 
     def training_image(self, row: int) -> bytes:
-        return plots.picture(self.clf.originals_[row])
+        return plots.picture(self.clf.X_[row])
 
     def look(self, file: bytes) -> dict[str, Any]:
         """Class, probabilities, novelty and the training images behind them, of an image file's content."""
@@ -163,7 +163,7 @@ class Answers:
 
     def _light_on_dark(self) -> bool:
         """Whether drawings should be: by the pixels at the border of the training images."""
-        X = self.clf.originals_
+        X = self.clf.X_
         border = np.concatenate(
             [X[:, :, 0].ravel(), X[:, :, -1].ravel(), X[:, :, :, 0].ravel(), X[:, :, :, -1].ravel()]
         )
@@ -171,7 +171,7 @@ class Answers:
 
     def _ink(self) -> float | None:
         """The share of the frame that a training image fills, by its longer side; None for colour pictures."""
-        X = self.clf.originals_[:1000]
+        X = self.clf.X_[:1000]
         if X.shape[1] != 1:
             return None
         ink = (X[:, 0] > self._largest / 2) == self._light_on_dark()

@@ -1,0 +1,357 @@
+"""Choosing a recipe by leave-one-out: all candidates on a few images, the better half on twice as many, and so on.
+
+What is compared, on how many images and how it is judged is the same on every machine: costs are counted in covariances
+(`elements_of`), never in seconds. In the end two or three of the best are added up where that is clearly better.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import combinations
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cnngp.common.arrays import to_numpy
+from cnngp.common.progress import progress_bar
+from cnngp.gp.exact import ExactGP
+from cnngp.gp.noise import chosen_noise
+from cnngp.kernel.engines.base import RangeError
+from cnngp.kernel.kernel import Kernel
+from cnngp.network.choice import AN_IMAGE, IN_ALL
+from cnngp.network.layers import NetworkError
+
+from .candidates import Candidate, candidates
+from .kernels import kernel_of
+from .learning import balanced
+from .recipe import Recipe, Term
+from .targets import Targets
+from .training_images import Images
+
+Array = NDArray[Any]
+Floats = NDArray[np.float64]
+
+Effort = Literal["quick", "normal", "best"]
+EFFORTS: dict[Effort, float] = {"quick": 0.1, "normal": 1.0, "best": 10.0}
+"""How much of the usual cost (`network.choice`) a fit may take; its choice takes at most as much again."""
+Tell = Callable[[str, Any], None] | None
+"""Called with the name of a stage, and what is known then."""
+_AT_LEAST = 5e9
+"""Covariances, times those of the effort, that a choice may take where the fit itself costs less: a few seconds."""
+
+FEWEST = 20
+"""With fewer images leave-one-out says too little, and what is usual is taken."""
+_FIRST = (64, 200)  # images of the first round: no fewer, no more
+_GROWTH = 2
+_FINALISTS = 3
+# Nats an image that another choice has to gain over what is usual, and a sum over its best term.
+_WORTH, _SUM_WORTH = 0.01, 0.01
+_STANDARD_ERRORS = 2.0
+# Images from whose eigenvalues the noise of a comparison is found; with more it is looked for beside that.
+_DECOMPOSED = 800
+_WEIGHTS = {2: ((1, 3), (1, 1), (3, 1)), 3: ((1, 1, 1), (2, 1, 1), (1, 2, 1), (1, 1, 2))}
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A recipe that was tried: its leave-one-out loss in nats an image, on so many images."""
+
+    name: str
+    loss: float
+    images: int
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.loss:.3f}"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What was chosen, what it was compared with, and what more effort could find."""
+
+    recipe: Recipe
+    name: str
+    images: int
+    """How many images the last comparison was made on; 0 where none was made."""
+    effort: Effort = "normal"
+    compared: tuple[Compared, ...] = field(default=(), repr=False)
+    """Of the last round, the best first; then those that left earlier."""
+    gain: float = 0.0
+    """Nats an image by which it is better than what is usual."""
+    elements: int = 0
+    """Covariances for a pair of images."""
+    dearest: tuple[str, int] | None = None
+    """The dearest candidate that effort="best" would try and this effort did not, and its covariances."""
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def text(self, seconds: float | None = None) -> str:
+        """One or two sentences; `seconds` is how long the kernels took, if they were computed."""
+        took = "" if seconds is None else f"; its kernels took {seconds:.1f} s here"
+        return f"{self.name}, {self.reason}{took}; {self.better(seconds)}"
+
+    @property
+    def reason(self) -> str:
+        if not self.compared:
+            return "the usual one for images of this size and number"
+        others = ", ".join(map(str, self.compared[1:4]))
+        return (
+            f"the best of {len(self.compared)} by leave-one-out on {self.images:,} images: "
+            f"{self.compared[0].loss:.3f} nats an image, then {others}"
+        )
+
+    def better(self, seconds: float | None = None) -> str:
+        """What more effort would take."""
+        if self.effort == "best":
+            return "no more is tried than with effort='best'; `cnngp search --space pooled` can look for more"
+        if self.dearest is None:
+            return "effort='best' compares the same recipes on up to ten times the pairs"
+        name, elements = self.dearest
+        times = elements / max(1, self.elements)
+        here = "" if seconds is None else f", about {seconds * times:.0f} s"
+        return f"effort='best' also tries dearer ones, up to {name} at {times:.1f} times the kernels{here}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        tried = [{"name": c.name, "loss": c.loss, "images": c.images} for c in self.compared]
+        return {"name": self.name, "effort": self.effort, "images": self.images, "gain": self.gain, "compared": tried}
+
+
+@dataclass
+class _Tried:
+    """A candidate with its matrix so far, and the losses by it."""
+
+    candidate: Candidate
+    make: Callable[..., Kernel]
+    images: Images
+    K: Array | None = None
+    losses: Floats = field(default_factory=lambda: np.empty(0))
+
+    @property
+    def loss(self) -> float:
+        return float(self.losses.mean()) if len(self.losses) else math.inf
+
+    def grow(self, X: Array) -> bool:
+        """The matrix of all of X, of which it may hold that of the first ones; whether it could be computed."""
+        done = 0 if self.K is None else len(self.K)
+        term = replace(self.candidate.term, weight=1.0)
+        few = Images(X, self.images.dtype)
+        try:
+            kernel = kernel_of(Recipe((term,)), few, self.make, scaled=False)
+            if done and not kernel.terms[0].preparation.learned:
+                old, new = X[:done], X[done:]
+                cross = _matrix(kernel, new, old)
+                self.K = np.block([[self.K, cross.T], [cross, _matrix(kernel, new)]])
+            else:
+                self.K = _matrix(kernel, X)
+        except (RangeError, NetworkError):
+            self.K = None
+        return self.K is not None
+
+
+def choose(
+    images: Images,
+    targets: Targets,
+    make: Callable[..., Kernel],
+    pairs: int,
+    effort: Effort = "normal",
+    groups: NDArray[np.intp] | None = None,
+    among: Sequence[Candidate] | None = None,
+    compare: bool = True,
+    preparation: Any = None,
+    tell: Tell = None,
+) -> Choice:
+    """The recipe for a fit that compares `pairs` of these images, of which `groups` belong together.
+
+    `make(network, symmetry)` makes kernels. Where `compare` is False the first affordable candidate is taken; with a
+    `preparation`, candidates are prepared in this way alone. `tell` is called with "choosing" and how many there are.
+    """
+    few = images.at(slice(0, min(len(images), 200)))
+    table = candidates(few, preparation=preparation) if among is None else list(among)
+    limit = min(AN_IMAGE * len(images), IN_ALL) * EFFORTS[effort]
+    affordable = [c for c in table if c.elements * pairs <= limit] or [min(table, key=lambda c: c.elements)]
+    usual = affordable[0]
+    dearer = [c for c in table if limit < c.elements * pairs <= limit * EFFORTS["best"] / EFFORTS[effort]]
+    dearest = max(dearer, key=lambda c: c.elements) if dearer else None
+    found = Choice(
+        Recipe((usual.term,)),
+        str(usual),
+        0,
+        effort,
+        elements=usual.elements,
+        dearest=None if dearest is None else (str(dearest), dearest.elements),
+    )
+    order = balanced(targets.Y, len(targets.Y), 0, groups, shuffled=True)
+    if not compare or len(affordable) == 1 or len(order) < FEWEST:
+        return found
+    if tell is not None:
+        tell("choosing", len(affordable))
+    dearest_fit = float(max(c.elements for c in affordable) * pairs)
+    allowance = max(min(limit, dearest_fit), _AT_LEAST * EFFORTS[effort])
+    return _compared(found, affordable, usual, images, targets, make, order, allowance)
+
+
+def _compared(
+    found: Choice,
+    affordable: Sequence[Candidate],
+    usual: Candidate,
+    images: Images,
+    targets: Targets,
+    make: Callable[..., Kernel],
+    order: NDArray[np.intp],
+    allowance: float,
+) -> Choice:
+    alive = [_Tried(c, make, images) for c in affordable]
+    left: list[Compared] = []
+    n = _first_size(len(order), sum(c.elements for c in affordable), allowance)
+    spent = 0.0
+    with progress_bar(2 * len(alive), "choosing a recipe", "try") as bar:
+        while True:
+            alive = _round(alive, images, targets, order[:n], bar)
+            spent += sum(t.candidate.elements for t in alive) * n * n / 2
+            keep = max(_FINALISTS, -(-len(alive) // 2))
+            survivors = alive[:keep] + [t for t in alive[keep:] if t.candidate is usual]
+            cost = sum(t.candidate.elements for t in survivors) / 2
+            more = min(len(order), _GROWTH * n, int(math.sqrt(max(allowance - spent, 0.0) / cost)))
+            if more < 1.2 * n:
+                break
+            left = [_said(t, n) for t in alive if t not in survivors] + left
+            alive, n = survivors, more
+        best, gain = _better_than_usual(alive, usual)
+        tried = tuple([_said(t, n) for t in [best, *(t for t in alive if t is not best)]] + left)
+        found = replace(
+            found,
+            recipe=Recipe((best.candidate.term,)),
+            name=str(best.candidate),
+            images=n,
+            compared=tried,
+            gain=gain,
+            elements=best.candidate.elements,
+        )
+        return _with_sum(found, best, alive[:_FINALISTS], targets.Y[order[:n]], targets, bar)
+
+
+def _round(alive: Sequence[_Tried], images: Images, targets: Targets, rows: NDArray[np.intp], bar: Any) -> list[_Tried]:
+    """All of them on the images of these rows, the best first; those without a kernel on these images leave."""
+    X = _in_order(images, rows)
+    for tried in alive:
+        bar.set_postfix_str(f"{tried.candidate} on {len(rows):,} images", refresh=False)
+        tried.losses = np.full(len(rows), math.inf)
+        if tried.grow(X):
+            assert tried.K is not None
+            tried.losses = left_out(tried.K, targets.Y[rows], targets)
+        bar.update(1)
+    return sorted(alive, key=lambda t: t.loss)
+
+
+def _first_size(n: int, elements: int, allowance: float) -> int:
+    """Images of the first round: a sixth of the allowance, between `_FIRST`."""
+    least, most = _FIRST
+    return min(n, max(least, min(most, int(math.sqrt(allowance / (3.0 * max(1, elements)))))))
+
+
+def _better_than_usual(alive: Sequence[_Tried], usual: Candidate) -> tuple[_Tried, float]:
+    """The best one, and its gain; the usual one where the difference is small or may be chance."""
+    best = alive[0]
+    plain = next((t for t in alive if t.candidate is usual), None)
+    if plain is None or not np.isfinite(plain.losses).all():
+        return best, 0.0
+    gain = plain.losses - best.losses
+    if _clear(gain, _WORTH):
+        return best, float(gain.mean())
+    return plain, 0.0
+
+
+def _clear(gain: Floats, worth: float) -> bool:
+    return bool(gain.mean() > max(worth, _STANDARD_ERRORS * float(gain.std()) / math.sqrt(len(gain))))
+
+
+def _with_sum(
+    found: Choice, best: _Tried, finalists: Sequence[_Tried], Y: Floats, targets: Targets, bar: Any
+) -> Choice:
+    """The sum of two or three finalists where it is clearly better than the best of them."""
+    known = [t for t in finalists if t.K is not None and float(t.K.diagonal().mean()) > 0.0]
+    if best not in known:
+        return found
+    part = slice(0, _DECOMPOSED)  # weights are found on a part, and the sum is judged on all
+    tries: list[tuple[float, tuple[_Tried, ...], tuple[int, ...]]] = []
+    for count, weights in _WEIGHTS.items():
+        for group in combinations(known, count):
+            for w in weights:
+                bar.set_postfix_str("sums", refresh=False)
+                K = _sum([t.K[part, part] for t in group if t.K is not None], w)
+                tries.append((float(left_out(K, Y[part], targets).mean()), group, w))
+    if not tries:
+        return found
+    _, group, w = min(tries, key=lambda t: t[0])
+    losses = left_out(_sum([t.K for t in group if t.K is not None], w), Y, targets)
+    gain = best.losses - losses
+    if not _clear(gain, _SUM_WORTH):
+        return found
+    shares = [x / sum(w) for x in w]
+    terms = tuple(replace(t.candidate.term, weight=x) for t, x in zip(group, shares, strict=True))
+    name = " + ".join(f"{x:g} × ({t.candidate})" for t, x in zip(group, shares, strict=True))
+    return replace(
+        found,
+        recipe=Recipe(terms),
+        name=name,
+        compared=(Compared(name, float(losses.mean()), len(losses)), *found.compared),
+        gain=found.gain + float(gain.mean()),
+        elements=sum(t.candidate.elements for t in group),
+    )
+
+
+def left_out(K: Array, Y: Floats, targets: Targets) -> Floats:
+    """The loss of every image by leave-one-out, at the noise that suits best."""
+    rounding = float(np.finfo(K.dtype).eps)
+    diagonal = float(K.diagonal().mean())
+    if not diagonal > 0.0:
+        return np.full(len(Y), math.inf)
+    A = K.astype(np.float64)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a choice that may not be taken; the fit warns of the one that is
+        step = -(-len(Y) // _DECOMPOSED)
+        noise = chosen_noise(A[::step, ::step], Y[::step], "loo", "loo", rounding)
+        found: list[Floats] = []
+        for factor in (1.0,) if step == 1 else (1.0, 0.3):  # more images need less
+            gp = ExactGP(A, Y, noise=noise * factor, amplitude="loo", overwrite=False)
+            mean, variance = (to_numpy(a) for a in gp.leave_one_out())
+            found.append(targets.each(mean, variance, Y))
+    return min(found, key=lambda losses: float(losses.mean()))
+
+
+def _sum(matrices: Sequence[Array], weights: Sequence[int]) -> Array:
+    scaled = (w / float(K.diagonal().mean()) * K.astype(np.float64) for w, K in zip(weights, matrices, strict=True))
+    return np.asarray(sum(scaled), np.float32)
+
+
+def _matrix(kernel: Any, X: Array, Z: Array | None = None) -> Array:
+    """In host memory; zero for blank images, of which biases alone would make a kernel."""
+    if not X.any():
+        return np.zeros((len(X), len(X if Z is None else Z)), kernel.dtype)
+    return np.asarray(to_numpy(kernel(X, Z, progress=False)))
+
+
+def _in_order(images: Images, rows: NDArray[np.intp]) -> Array:
+    """Images of rows in any order."""
+    sort = np.argsort(rows, kind="stable")
+    back = np.empty_like(sort)
+    back[sort] = np.arange(len(rows))
+    return np.ascontiguousarray(images.at(rows[sort])[back])
+
+
+def _said(tried: _Tried, n: int) -> Compared:
+    return Compared(str(tried.candidate), tried.loss, n)
+
+
+def preparations_of(term: Term, X: Array) -> list[Candidate]:
+    """The candidates of a network that is given: prepared in each way that has no parameters."""
+    from .candidates import ALL
+    from .kernels import elements_of
+
+    terms = [replace(term, preparation=p) for p in (ALL if X.ndim > 2 else ("plain",))]
+    return [Candidate(t.name, t, elements_of(t, X.shape[1:])) for t in terms]

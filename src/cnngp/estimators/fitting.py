@@ -1,0 +1,330 @@
+"""A fit from checked values: images and targets, a recipe that was asked for or chosen, a posterior, a `Fit`."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from dataclasses import replace
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cnngp.common.arrays import DataError, to_numpy
+from cnngp.common.devices import ActualDevice, array_module, output_on
+from cnngp.gp.checks import float64_buffer
+from cnngp.gp.exact import ExactGP, Noise
+from cnngp.gp.iterative import IterativeGP
+from cnngp.gp.posterior import Posterior
+from cnngp.gp.solving.matrices import SymmetricMatrix
+from cnngp.kernel.kernel import Kernel
+from cnngp.matrix.store.spec import OtherMatrixError
+
+from .certificate import Checked, certify, checked_sample
+from .choosing import Choice, Tell, choose, preparations_of
+from .fit import Fit
+from .inducing_fit import fit_with_pilot
+from .inducing_images import Source, asked_for
+from .inputs import Together, as_image_noise
+from .kernels import RecipeKernel, kernel_of, unit_of
+from .learning import Learned, Problem, balanced, learned
+from .recipe import Recipe
+from .repeats import image_codes, is_repeated, joined, left_out_together
+from .request import Request
+from .solver import choose_solver
+from .targets import Targets
+from .training_images import Images
+
+Array = NDArray[Any]
+Groups = NDArray[np.intp] | None
+
+# Of groups of images, of which learn= takes one image each.
+_FEWEST_GROUPS = 20
+# Times the largest variance: noise beyond it means that leave-one-out found nothing in the labels.
+_ONLY_NOISE = 1e3
+_ONLY_EXACT = "image_noise needs the exact model: fit without inducing= and with solver='cholesky'"
+
+
+def fit(
+    request: Request,
+    images: Images | None,
+    targets: Targets,
+    K: Any = None,
+    image_noise: Any = None,
+    together: Together | None = None,
+    tell: Tell = None,
+) -> Fit:
+    """The pipeline: what is left out together, the recipe, the variances to learn, the posterior, the report.
+
+    `tell` is called as stages are reached: "choosing" with the number of recipes, "chosen" with the `Choice`, "kernel"
+    with the kernel and the images that it is about to be computed for.
+    """
+    n = len(targets.Y)
+    together = together or Together(None, asked=False)
+    image_noise = None if image_noise is None else as_image_noise(image_noise, n)
+    groups, repeated = _left_out_together(request, images, together.checked(n))
+    if images is None:
+        return _exact(request, None, None, targets, K, image_noise, together, groups, request.noise_rule(False))
+    recipe, choice = decided(request, images, targets, groups, given=K is not None, tell=tell)
+    if tell is not None and choice is not None:
+        tell("chosen", choice)
+    recipe, found = _learned(request, recipe, images, targets, image_noise, groups)
+    kernel = kernel_of(recipe, images, request.make)
+    noise = _noise(request, recipe, kernel, images, choice, found)
+    if tell is not None and K is None:
+        tell("kernel", (kernel, images))
+    if request.inducing is not None:
+        if image_noise is not None:
+            raise DataError(_ONLY_EXACT)
+        made = _inducing(request, kernel, images, targets, groups, noise)
+    else:
+        made = _exact(request, kernel, images, targets, K, image_noise, together, groups, noise)
+    made_noise = made.posterior.noise / unit_of(kernel, recipe, images)
+    recipe = replace(recipe, noise=recipe.noise if isinstance(recipe.noise, float | int) else float(made_noise))
+    report = replace(made.report, repeated=repeated)
+    if choice is not None:
+        seconds = None if K is not None or request.store is not None else report.kernel_seconds
+        only_noise = request.noise is None and made.posterior.noise > _ONLY_NOISE * made.posterior.largest_variance
+        said = choice.text(seconds) + ("; to this network the targets look like noise" if only_noise else "")
+        report = replace(report, choice=said)
+    return replace(made, recipe=recipe, report=report, choice=choice, learned=found)
+
+
+def _left_out_together(request: Request, images: Images | None, groups: Groups) -> tuple[Groups, int]:
+    """What leave-one-out leaves out with each image, the groups that were asked for and images that are equal; and how
+    many images have been there before.
+    """
+    if groups is not None and request.learning is not None and len(np.unique(groups)) < _FEWEST_GROUPS:
+        raise DataError(
+            f"learn= takes one image of each group, and {len(np.unique(groups))} groups are too few to learn from "
+            f"(at least {_FEWEST_GROUPS}); fit without learn="
+        )
+    if images is None:
+        return groups, 0
+    codes = image_codes(images)
+    found = left_out_together(groups, codes)
+    return found if request.inducing is None else joined(found), int(is_repeated(codes).sum())
+
+
+def decided(
+    request: Request, images: Images, targets: Targets, groups: Groups, given: bool = False, tell: Tell = None
+) -> tuple[Recipe, Choice | None]:
+    """The recipe that was asked for, or one that is chosen; why, where the network was chosen.
+
+    Where a matrix is `given`, or variances are to be learned, there is nothing to compare.
+    """
+    recipe = request.asked_recipe
+    pairs = compared_pairs(len(images), request.inducing)
+    compare = not given and request.learning is None
+    if recipe is not None:
+        if request.preparation != "loo" or not compare:
+            return recipe, None
+        among = preparations_of(recipe.main, images.at(slice(0, 1)))
+        found = choose(images, targets, request.make, pairs, request.effort, groups, among, tell=tell)
+        return found.recipe, None
+    fixed = None if request.preparation in (None, "loo") else request.preparation
+    choice = choose(
+        images,
+        targets,
+        request.make,
+        pairs,
+        request.effort,
+        groups,
+        compare=compare,
+        preparation=fixed,
+        tell=tell,
+    )
+    return choice.recipe, choice
+
+
+def compared_pairs(n: int, inducing: Any) -> int:
+    """Pairs of images that a fit of n images compares: all of them, or each with the inducing ones."""
+    if inducing is None:
+        return n * (n - 1) // 2
+    return n * (int(inducing) if isinstance(inducing, Integral) else len(inducing))
+
+
+def _learned(
+    request: Request, recipe: Recipe, images: Images, targets: Targets, image_noise: Any, groups: Groups
+) -> tuple[Recipe, Learned | None]:
+    """The recipe with the network's variances learned, where that was asked for."""
+    asked = request.learning
+    if asked is None:
+        return recipe, None
+    if image_noise is not None:
+        raise DataError("learn= finds one noise for all images; fit without image_noise, or without learn")
+    if asked.rule == "loo" and targets.no_label_twice(groups):
+        raise DataError(
+            "learn='loo' judges an image by others of its class, and no class has two images; use 'likelihood'"
+        )
+    seed = request.seed()
+    rows = balanced(targets.Y, asked.images, seed, groups)
+    given = kernel_of(recipe, images, request.make)
+    X = to_numpy(given.terms[0].once(images.at(rows)).array)
+    # On the CPU: a card would compile the kernel of each network of the search anew.
+    kernel = Kernel(recipe.main.network, "cpu", given.dtype, given.main.threads)
+    noise = request.noise_rule(False)
+    problem = Problem(kernel, X, targets.Y[rows], asked.rule, noise, request.amplitude, targets.slopes)
+    found = learned(problem, asked, seed)
+    return replace(recipe, terms=(replace(recipe.main, network=found.network),)), found
+
+
+def _noise(
+    request: Request,
+    recipe: Recipe,
+    kernel: RecipeKernel,
+    images: Images,
+    choice: Choice | None,
+    found: Learned | None,
+) -> Noise:
+    """The noise of the fit in the units of the matrix, or the word by which it is chosen."""
+    noise = request.noise_rule(choice is not None)
+    if isinstance(noise, str):
+        return noise
+    if found is not None and noise == 0 and request.inducing is None:
+        return found.noise_of(float(kernel.diag(images.some()).mean()))
+    if isinstance(request.network, Recipe):
+        return float(noise * unit_of(kernel, recipe, images))
+    return noise
+
+
+def _exact(
+    request: Request,
+    kernel: RecipeKernel | None,
+    images: Images | None,
+    targets: Targets,
+    K: Any,
+    image_noise: Any,
+    together: Together,
+    groups: Groups,
+    noise: Noise,
+) -> Fit:
+    """The posterior of all images, by a factor of their matrix or, where that does not fit, by iteration over it."""
+    Y, given, store = targets.Y, K is not None, request.store
+    device: ActualDevice = "cpu" if kernel is None else kernel.device
+    entry = 8 if kernel is None else np.dtype(kernel.dtype).itemsize
+    by_default = request.noise is None and noise == "loo" and not isinstance(request.network, Recipe)
+    method = choose_solver(request.solver, len(Y), K, store is not None, entry, 0.0 if by_default else noise, device)
+    if by_default and method == "cholesky":
+        choose_solver("cholesky", len(Y), K, store is not None, entry, noise, device)
+    elif by_default:
+        noise = 0.0
+    if method != "cholesky":
+        if image_noise is not None:
+            raise DataError(_ONLY_EXACT)
+        if kernel is not None and not kernel.single:
+            raise DataError(f"solver={method!r} is for a recipe of one term; use solver='cholesky' or inducing=")
+    if noise == "loo" and targets.no_label_twice(groups):
+        noise = 0.0
+        if not by_default:
+            warnings.warn(
+                "noise='loo' judges an image by others of its class, and no class has two images; noise 0 is used",
+                UserWarning,
+                stacklevel=5,
+            )
+    compiling = 0.0
+    if kernel is not None and images is not None and not given and store is None:
+        compiling = kernel.prepare(images.at(slice(0, 1024)))  # with a store there may be nothing left to compute
+    start = time.perf_counter()
+    if not given:
+        assert kernel is not None
+        assert images is not None
+        K = _matrix(kernel, images, store)
+    computed = begun = time.perf_counter()
+    checked = Checked()
+    if kernel is not None and images is not None:
+        checked = checked_sample(kernel, images.pixels, K, given)
+    posterior: Posterior
+    if method == "cholesky":
+        precision = np.dtype(K.dtype if kernel is None or given else kernel.dtype)
+        own = kernel is not None and not kernel.single and not given  # a sum, which is in float64 already
+        A = float64_buffer(K, overwrite=own, on_gpu=device == "cuda")
+        del K
+        begun = time.perf_counter()
+        with warnings.catch_warnings():
+            if by_default:  # nobody asked for a search, so the report says it instead
+                warnings.filterwarnings("ignore", r"noise='loo' chose the most noise", UserWarning)
+            posterior = ExactGP(
+                A,
+                Y,
+                noise=noise,
+                amplitude=request.amplitude,
+                point_noise=image_noise,
+                overwrite=True,
+                rounding=float(np.finfo(np.float32 if precision.itemsize <= 4 else np.float64).eps),
+                groups=groups,
+                loss=targets.loss,
+            )
+    else:
+        posterior = IterativeGP(
+            SymmetricMatrix(K),
+            Y,
+            array_module(device),
+            noise=noise,
+            amplitude=request.amplitude,
+            method=method,
+            seed=request.seed(),
+            groups=groups,
+        )
+    engine = "given matrix" if given or kernel is None or images is None else kernel.engine(images.shape[1:])
+    report = certify(posterior, len(Y), checked, engine, computed - start, begun, method, compile_seconds=compiling)
+    return Fit(posterior, report, kernel, X=None if images is None else images.pixels, store=store)
+
+
+def _matrix(kernel: RecipeKernel, images: Images, store: Any) -> Any:
+    if store is None:
+        return kernel.gram(images.pixels, output=output_on(kernel.device))
+    try:
+        return kernel.gram(images.pixels, store=store)
+    except OtherMatrixError as error:
+        prepared = [t.term.preparation for t in kernel.terms if not t.is_plain]
+        if not prepared:
+            raise
+        raise OtherMatrixError(
+            f"{error}. (This fit prepares its images, by {prepared[0]!r}, so its matrix is not that of the "
+            "plain images; preparation='plain' uses these)"
+        ) from None
+
+
+def _inducing(
+    request: Request, kernel: RecipeKernel, images: Images, targets: Targets, groups: Groups, noise: Noise
+) -> Fit:
+    """The posterior through inducing images, with its measured distance from the exact one."""
+    source = Source(images, kernel)
+    asked = asked_for(source, request.inducing)
+    compiling = 0.0 if request.store is not None else kernel.prepare(images.at(slice(0, 2)))
+    start = time.perf_counter()
+    classes = targets.wrong(targets.Y[:1], targets.Y[:1]) is not None
+    posterior, Z, rows, pilot = fit_with_pilot(
+        source,
+        targets.Y,
+        asked,
+        noise=noise,
+        amplitude=request.amplitude,
+        loss=targets.loss,
+        wrong=targets.wrong if classes else None,  # type: ignore[arg-type]
+        seed=request.seed(),
+        store=request.store,
+        groups=groups,
+    )
+    begun = time.perf_counter()
+    sample = Z[:64]
+    checked = checked_sample(kernel, sample, to_numpy(kernel(sample)), given=False)
+    report = certify(
+        posterior,
+        len(targets.Y),
+        checked,
+        kernel.engine(images.shape[1:]),
+        begun - start,
+        begun,
+        "inducing",
+        compile_seconds=compiling,
+    )
+    if pilot is not None:
+        mean = to_numpy(posterior.leave_one_out()[0])
+        error = float(targets.wrong(mean, to_numpy(posterior.loo_targets)).mean())  # type: ignore[union-attr]
+        of = posterior.loo_rows
+        excess, uncertainty = pilot.excess(error, len(of if groups is None else np.unique(groups[of])))
+        report = replace(report, excess=excess, excess_uncertainty=uncertainty)
+    return Fit(posterior, report, kernel, X=Z, rows=rows, store=request.store)

@@ -1,0 +1,233 @@
+"""The kernel of a recipe: images in, the matrix of the sum of its terms out, in memory or in a store."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cnngp.common.arrays import CheckedImages, Output, as_images, to_numpy
+from cnngp.common.devices import ActualDevice
+from cnngp.datasets.preparation import Preparation, as_preparation
+from cnngp.kernel.kernel import Kernel
+from cnngp.kernel.symmetry import maps_of
+from cnngp.matrix.gram import gram
+from cnngp.matrix.speed import expected_seconds
+from cnngp.matrix.store.places import child
+from cnngp.network.layers import Network
+
+from .recipe import Recipe, Term
+from .training_images import Images
+
+Array = NDArray[Any]
+
+
+@dataclass
+class TermKernel:
+    """A term's kernel, and its preparation as fitted to the training images; `factor` multiplies its matrix."""
+
+    term: Term
+    kernel: Kernel
+    preparation: Preparation
+    factor: float = 1.0
+    _seen: tuple[Any, Any] = field(default=(None, None), repr=False)
+
+    @property
+    def is_plain(self) -> bool:
+        return bool(self.term.preparation == "plain")
+
+    def images(self, X: Array | Images) -> Any:
+        """Images as this kernel takes them. Those of the last set are kept, as training images come again and again."""
+        if isinstance(X, Images):
+            if X.streamed:
+                return X.pixels if self.is_plain else PreparedRows(X, self)
+            X = np.asarray(X.pixels)
+        if self.is_plain:
+            return CheckedImages(X)
+        if self._seen[0] is not X:
+            prepared = self.preparation.transform(X)
+            self._seen = X, CheckedImages(np.asarray(as_images(prepared, np.dtype(self.kernel.dtype))))
+        return self._seen[1]
+
+    def once(self, X: Array | Images) -> Any:
+        """The same of images that do not come again."""
+        seen = self._seen
+        found = self.images(X)
+        self._seen = seen
+        return found
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_seen": (None, None)}
+
+
+class PreparedRows:
+    """Images that stay where they are, each prepared when it is read."""
+
+    def __init__(self, images: Images, term: TermKernel) -> None:
+        self._images, self._term = images, term
+        self.shape = (len(images), *term.preparation.output_shape(images.shape[1:]))
+        self.dtype = images.dtype
+
+    def __len__(self) -> int:
+        return int(self.shape[0])
+
+    def __getitem__(self, rows: Any) -> Array:
+        if isinstance(rows, slice):
+            rows = slice(*rows.indices(len(self)))
+        return to_numpy(self._term.once(self._images.at(rows)).array)
+
+
+class StoredSum:
+    """Matrices in stores, multiplied and added up when their rows are read."""
+
+    def __init__(self, parts: Sequence[Any], factors: Sequence[float]) -> None:
+        self._parts, self._factors = parts, factors
+        self.shape, self.chunks, self.ndim = tuple(parts[0].shape), parts[0].chunks, 2
+        self.dtype = np.dtype(np.float64)
+
+    def __getitem__(self, at: Any) -> Array:
+        return np.asarray(
+            sum(f * np.asarray(K[at], np.float64) for f, K in zip(self._factors, self._parts, strict=True))
+        )
+
+    @property
+    def oindex(self) -> StoredSum:
+        return self
+
+
+class RecipeKernel:
+    """Σ_t factor_t · K_t on images as they come, with the interface of a `Kernel` as far as a fit needs it."""
+
+    def __init__(self, terms: Sequence[TermKernel]) -> None:
+        self.terms = tuple(terms)
+
+    @property
+    def _first(self) -> Kernel:
+        return self.terms[0].kernel
+
+    @property
+    def main(self) -> Kernel:
+        """The kernel of the term of the largest weight."""
+        return max(self.terms, key=lambda t: t.term.weight).kernel
+
+    @property
+    def single(self) -> bool:
+        return len(self.terms) == 1
+
+    @property
+    def device(self) -> ActualDevice:
+        return self._first.device
+
+    @property
+    def dtype(self) -> str:
+        return self._first.dtype
+
+    @property
+    def kind(self) -> str:
+        return self._first.kind
+
+    def prepare(self, X: Array) -> float:
+        """Compile what `kernel(X)` needs; the seconds that it took."""
+        return sum(t.kernel.prepare(t.once(X[:1024])) for t in self.terms)
+
+    def __call__(self, X: Any, Z: Any = None, *, output: Output = "numpy", progress: bool = True) -> Any:
+        return self.gram(X, Z, output=output, progress=progress)
+
+    def gram(self, X: Any, Z: Any = None, *, store: Any = None, output: Output = "numpy", progress: bool = True) -> Any:
+        """K(X, Z), or K(X, X) where Z is None. In a store every term has a matrix of its own."""
+        parts = []
+        for t in self.terms:
+            a, b = (t.images(X), None) if Z is None else (t.once(X), t.images(Z))
+            if store is not None:
+                parts.append(gram(t.kernel, a, b, store=self._place(store, t)))
+            else:
+                parts.append(gram(t.kernel, a, b, output=output, progress=progress))
+                if not self.single:
+                    parts = [_added(parts, t.factor)]
+        if self.single:
+            return parts[0]
+        return parts[0] if store is None else StoredSum(parts, [t.factor for t in self.terms])
+
+    def diag(self, X: Any) -> NDArray[np.float64]:
+        """k(x, x) of each image."""
+        if self.single:
+            return np.asarray(self._first.diag(self.terms[0].once(X)), np.float64)
+        return np.asarray(sum(t.factor * t.kernel.diag(t.once(X)).astype(np.float64) for t in self.terms))
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of all that decides an entry but the images."""
+        said = [f"{t.term!r} {t.kernel.network.fingerprint} {t.factor!r}" for t in self.terms]
+        for t in self.terms:
+            said += [hashlib.sha256(np.ascontiguousarray(a).data).hexdigest() for a in t.preparation.state().values()]
+        return hashlib.sha256("\n".join(said).encode()).hexdigest()
+
+    def engine(self, input_shape: Sequence[int]) -> str:
+        """The engine that is used now, for people."""
+        shape = self.terms[0].preparation.output_shape(input_shape)
+        return f"{self.device} ({self._first.engine_for(shape).identity})"
+
+    def expected_seconds(self, X: Array, pairs: int) -> float:
+        """How long `pairs` of such images take here, by timing a few of each term's."""
+        return sum(expected_seconds(t.kernel, t.once(X[:512]), pairs) for t in self.terms)
+
+    def _place(self, store: Any, t: TermKernel) -> Any:
+        """The store itself of a recipe of one term, so that it may be filled by `gram`; else a part of it."""
+        if self.single:
+            return store
+        digest = hashlib.sha256(f"{t.term.as_dict() | {'weight': 1.0}}".encode())
+        return child(store, f"term-{digest.hexdigest()[:16]}")
+
+
+def _added(parts: list[Any], factor: float) -> Any:
+    """The sum so far in float64, and the next term's matrix times its factor."""
+    *before, K = parts
+    scaled = K.astype(np.float64)
+    scaled *= factor
+    if before:
+        before[0] += scaled
+    return before[0] if before else scaled
+
+
+def kernel_of(recipe: Recipe, images: Any, make: Any, scaled: bool = True) -> RecipeKernel:
+    """The recipe's kernel for training images (an `Images`): preparations fitted, every term scaled.
+
+    `make(network, symmetry)` makes a `Kernel`. A single term keeps the scale of its network; see `unit_of`.
+    """
+    found = []
+    for term in recipe.terms:
+        preparation = as_preparation(term.preparation)
+        if term.preparation != "plain":
+            maps = () if term.symmetry is None else maps_of(term.symmetry)
+            preparation.fit(images.some(), maps=maps)
+        found.append(TermKernel(term, make(term.network, term.symmetry), preparation))
+    if len(found) > 1 and scaled:
+        few = images.some()
+        for t in found:
+            mean = float(t.kernel.diag(t.once(few)).astype(np.float64).mean())
+            t.factor = t.term.weight / (mean if mean > 0.0 else 1.0)
+    return RecipeKernel(found)
+
+
+def unit_of(kernel: RecipeKernel, recipe: Recipe, images: Any) -> float:
+    """What the recipe's noise is multiplied by for the matrix: of one term, which is not scaled, its mean diagonal."""
+    if not kernel.single:
+        return 1.0
+    mean = float(kernel.diag(images.some()).mean())
+    return (mean if mean > 0.0 else 1.0) / recipe.terms[0].weight
+
+
+def elements_of(term: Term, input_shape: Sequence[int]) -> int:
+    """Covariances for a pair of images, counting every pair that a symmetry adds."""
+    shape = as_preparation(term.preparation).output_shape(input_shape)
+    return _elements(term.network, shape) * (1 if term.symmetry is None else len(maps_of(term.symmetry)))
+
+
+@lru_cache(maxsize=1024)
+def _elements(network: Network, shape: tuple[int, ...]) -> int:
+    return network.shapes(shape).elements

@@ -1,0 +1,312 @@
+"""Estimators without a network: what they choose by leave-one-out, what they say about it, and what it may cost."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cnngp import GPClassifier, GPRegressor, Kernel, datasets, zoo
+from cnngp.common.arrays import DataError
+from cnngp.estimators import choosing
+from cnngp.estimators.candidates import candidates
+from cnngp.gp.checks import MatrixError
+from cnngp.network.choice import AN_IMAGE, IN_ALL
+from cnngp.network.layers import Dense
+from cnngp.network.names import network_by_name
+
+DATA = datasets.digits().take(60, 40)
+
+
+@pytest.fixture(scope="module")
+def chosen() -> GPClassifier:
+    return GPClassifier(device="cpu").fit(DATA.X, DATA.y)
+
+
+def test_what_is_chosen_is_what_is_fitted_and_said(chosen: GPClassifier) -> None:
+    choice = chosen.choice_
+    assert choice is not None
+    assert chosen.recipe_.terms == choice.recipe.terms
+    best, *others = choice.compared
+    assert best.name == choice.name
+    assert len(others) == len(candidates(DATA.X)) - 1
+    said = str(chosen.fit_report_)
+    assert f"{choice.name}, the best of {len(choice.compared)} by leave-one-out on {choice.images:,} images" in said
+    assert "effort='best'" in said
+    assert chosen.gp_.noise > 0.0
+    given = GPClassifier("small_cnn", device="cpu").fit(DATA.X, DATA.y)
+    assert given.choice_ is given.fit_report_.choice is None
+
+
+def test_the_choice_is_the_same_for_bytes_threads_and_a_second_fit(chosen: GPClassifier) -> None:
+    pixels = (DATA.X * 16).round().astype(np.uint8)
+    for X in (pixels, pixels.astype(np.float64)):
+        again = GPClassifier("auto", device="cpu", threads=1).fit(X / np.float32(16) if X is pixels else X / 16, DATA.y)
+        assert again.choice_ == chosen.choice_
+
+
+def test_noise_stays_0_for_a_network_or_a_matrix_of_ones_own_and_any_other_is_taken() -> None:
+    assert GPClassifier("small_cnn", device="cpu").fit(DATA.X, DATA.y).gp_.noise == 0.0
+    K = Kernel(zoo.small_cnn(), device="cpu")(DATA.X)
+    assert GPClassifier().fit(K=K, y=DATA.y).gp_.noise == 0.0
+    for noise in (0.0, 0.1):
+        few = GPClassifier(noise=noise, device="cpu").fit(DATA.X[:15], DATA.y[:15])
+        assert few.gp_.noise == noise
+
+
+def test_a_matrix_learning_or_a_solver_by_iteration_takes_what_is_usual_or_no_noise() -> None:
+    usual = candidates(DATA.X)[0].term.network
+    K = Kernel(usual, device="cpu")(DATA.X)
+    assert GPClassifier(device="cpu").fit(DATA.X, DATA.y, K=K).network_ == usual
+    clf = GPClassifier(device="cpu", solver="mixed").fit(DATA.X[:15], DATA.y[:15])
+    assert (clf.network_, clf.gp_.noise) == (usual, 0.0)
+
+
+def test_a_preparation_that_is_given_is_kept_and_loo_chooses_one_for_a_given_network() -> None:
+    clf = GPClassifier(preparation="edges", device="cpu").fit(DATA.X, DATA.y)
+    assert {t.preparation for t in clf.recipe_.terms} == {"edges"}
+    X, y = bars(60, 0)
+    loo = GPClassifier("small_cnn", preparation="loo", device="cpu").fit(X, y)
+    assert loo.network_ == zoo.small_cnn()
+    assert loo.recipe_.main.preparation != "plain"
+
+
+@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32), (1, 8, 8), (3, 20, 24), (1, 6, 6, 6), (2, 30), (1, 1, 1)])
+def test_all_candidates_fit_the_images_and_are_named(shape: tuple[int, ...]) -> None:
+    X = np.random.default_rng(0).random((4, *shape))
+    found = candidates(X)
+    assert len({str(c) for c in found}) == len(found) >= 3
+    for c in found:
+        assert network_by_name(c.name) == c.term.network
+        assert c.elements > 0
+    assert len(candidates(X, preparation="plain")) <= len(found)
+    assert [c.name for c in candidates(np.ones((4, 10)))] == ["dense_nngp"]
+
+
+class Counted:
+    """A choice whose kernels are those of one dense layer, and count what they would have cost."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, n: int, losses: Any = None) -> None:
+        self.sizes: list[tuple[str, int]] = []
+        rng = np.random.default_rng(0)
+        self.images = choosing.Images(rng.random((n, 1, 28, 28), np.float32), np.dtype(np.float32))
+        own = choosing._Tried.grow
+
+        def grow(tried: Any, X: Any) -> bool:
+            self.sizes.append((str(tried.candidate), len(X)))
+            return own(tried, X)
+
+        monkeypatch.setattr(choosing._Tried, "grow", grow)
+        self.rng = rng
+
+    def make(self, network: Any, symmetry: Any) -> Kernel:
+        return Kernel(Dense(), device="cpu")
+
+    def targets(self, n: int) -> Any:
+        from cnngp.estimators.labels import coding_of
+        from cnngp.estimators.targets import ClassTargets
+
+        y = np.arange(n) % 2
+        return ClassTargets(coding_of(y), y)
+
+
+@pytest.mark.parametrize("effort", ["quick", "normal", "best"])
+def test_what_a_choice_and_its_fit_may_cost_is_bounded_by_the_effort(
+    effort: choosing.Effort, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    n = 400
+    counted = Counted(monkeypatch, n)
+    pairs = n * (n - 1) // 2
+    choice = choosing.choose(counted.images, counted.targets(n), counted.make, pairs, effort)
+    limit = min(AN_IMAGE * n, IN_ALL) * choosing.EFFORTS[effort]
+    elements = {str(c): c.elements for c in candidates(counted.images.at(slice(0, 200)))}
+    assert choice.elements * pairs <= limit
+    spent = sum(elements[name] * size**2 / 2 for name, size in counted.sizes)
+    assert spent <= 1.6 * limit
+    sizes = sorted({size for _, size in counted.sizes})
+    assert all(b >= 1.2 * a for a, b in itertools.pairwise(sizes))
+    for small, large in itertools.pairwise(sizes):  # the better half goes on
+        count = [sum(size == s for _, size in counted.sizes) for s in (small, large)]
+        assert count[1] <= max(choosing._FINALISTS, -(-count[0] // 2)) + 1
+    if choice.dearest is not None:
+        assert effort != "best"
+        assert elements[choice.dearest[0]] * pairs > limit
+
+
+def test_the_usual_way_is_kept_where_another_is_better_by_chance_alone() -> None:
+    chance, clear = np.tile([-1.0, 1.001], 50), np.tile([1.0, 2.0], 50)
+    assert not choosing._clear(chance, 0.0)
+    assert choosing._clear(clear, 0.01)
+    assert not choosing._clear(np.full(100, 0.005), 0.01)
+
+
+def test_too_few_images_and_plain_features_take_what_is_usual() -> None:
+    few = GPClassifier(device="cpu").fit(DATA.X[:15], DATA.y[:15])
+    assert few.choice_ is not None
+    assert (few.choice_.images, few.network_) == (0, zoo.pooled_cnn("large", 0))
+    assert "the usual one for images of this size and number" in str(few.choice_)
+    rows = GPClassifier(device="cpu").fit(DATA.X.reshape(60, -1), DATA.y)
+    assert rows.network_ == zoo.dense_nngp()
+
+
+def test_wrong_efforts_are_refused_before_any_work() -> None:
+    with pytest.raises(ValueError, match="effort='all' is not one of 'quick', 'normal', 'best'"):
+        GPClassifier(effort="all").fit(DATA.X, DATA.y)  # type: ignore[arg-type]
+
+
+def test_a_sum_is_taken_where_two_kernels_know_different_things() -> None:
+    """Half of the target is a mean of pixels, half a product of two: no single kernel of the two has both."""
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((300, 1, 8, 8)).astype(np.float32)
+    A, B = X.reshape(300, -1) @ rng.standard_normal(64) / 8, (X[:, 0, :4, :4] * X[:, 0, 4:, :4]).sum((1, 2)) / 4
+    reg = GPRegressor(device="cpu").fit(X, A + B)
+    assert reg.choice_ is not None
+    if len(reg.recipe_.terms) > 1:
+        assert sum(t.weight for t in reg.recipe_.terms) == pytest.approx(1.0)
+        assert reg.choice_.compared[0].loss < reg.choice_.compared[1].loss
+
+
+# ---- drawn images that each hide something from the usual network ---------------------------------------------------
+
+
+def bars(n: int, seed: int, light: float = 1.0) -> tuple[Any, Any]:
+    """Upright or level bars of 12 × 12 somewhere in the middle, lighter or darker than a ground of any brightness."""
+    rng = np.random.default_rng(seed)
+    y = np.arange(n) % 2
+    X = np.empty((n, 1, 12, 12))
+    for image, upright in zip(X[:, 0], y, strict=True):
+        image[:] = 20.0 * rng.uniform(-light, light)
+        at = rng.integers(4, 8)
+        image[(slice(2, 10), at) if upright else (at, slice(2, 10))] += rng.choice([-1.0, 1.0])
+    return X + 0.3 * rng.standard_normal(X.shape), y
+
+
+def anywhere(n: int, seed: int) -> tuple[Any, Any]:
+    """Rising or falling lines anywhere in noise of 16 × 16."""
+    rng = np.random.default_rng(seed)
+    y = np.arange(n) % 2
+    X = 0.1 * rng.standard_normal((n, 1, 16, 16))
+    line = np.arange(4)
+    for image, rising in zip(X[:, 0], y, strict=True):
+        top, left = rng.integers(0, 13, 2)
+        image[top + line, left + (line if rising else line[::-1])] += 1.0
+    return X, y
+
+
+def levels(n: int, seed: int) -> tuple[Any, Any]:
+    """Noise of 8 × 8 in three degrees of brightness."""
+    rng = np.random.default_rng(seed)
+    y = np.arange(n) % 3
+    return 0.3 + 0.15 * y[:, None, None, None] + 0.2 * rng.standard_normal((n, 1, 8, 8)), y
+
+
+def nothing_local(n: int, seed: int) -> tuple[Any, Any]:
+    """Images whose class is the sign of a weighted sum of all pixels."""
+    weights = np.random.default_rng(99).standard_normal(64)
+    X = np.random.default_rng(seed).standard_normal((n, 1, 8, 8))
+    return X, (X.reshape(n, 64) @ weights > 0.0).astype(int)
+
+
+@pytest.mark.parametrize(
+    ("drawn", "n", "most"), [(bars, 80, 0.05), (anywhere, 80, 0.25), (levels, 80, 0.12), (nothing_local, 120, 0.3)]
+)
+def test_the_default_finds_what_the_usual_network_does_not_see(drawn: Any, n: int, most: float) -> None:
+    X, y = drawn(n, 0)
+    X_test, y_test = drawn(200, 1)
+    clf = GPClassifier(device="cpu").fit(X, y)
+    usual = GPClassifier(candidates(X)[0].term.network, noise="loo", device="cpu").fit(X, y)
+    wrong, before = (1.0 - model.score(X_test, y_test) for model in (clf, usual))
+    assert wrong < most
+    assert wrong < before
+    assert clf.choice_ is not None
+    assert clf.choice_.gain > 0.0
+
+
+def test_a_target_that_is_largest_at_a_middle_brightness_is_found_by_regression() -> None:
+    rng = np.random.default_rng(0)
+    light = rng.uniform(0.1, 0.9, 160)
+    X, y = light[:, None, None, None] + 0.1 * rng.standard_normal((160, 1, 8, 8)), -((light - 0.5) ** 2)
+    reg = GPRegressor(device="cpu").fit(X[:60], y[:60])
+    usual = GPRegressor(zoo.pooled_cnn("large", 0), noise="loo", device="cpu").fit(X[:60], y[:60])
+    wrong, before = (np.mean((model.predict(X[60:]) - y[60:]) ** 2) for model in (reg, usual))
+    assert wrong < 0.25 * before
+
+
+def test_digits_keep_the_usual_network() -> None:
+    data = datasets.digits().take(150, 300)
+    default = GPClassifier(device="cpu").fit(data.X, data.y)
+    usual = GPClassifier(zoo.pooled_cnn("large", 0), noise="loo", device="cpu").fit(data.X, data.y)
+    assert default.score(data.X_test, data.y_test) >= usual.score(data.X_test, data.y_test) - 0.01
+
+
+def test_labels_and_targets_that_are_noise_are_named_in_the_report_without_a_warning() -> None:
+    X = np.random.default_rng(0).random((40, 1, 8, 8))
+    clf = GPClassifier(device="cpu").fit(X, np.arange(40) % 2)
+    assert "better than guessing" in clf.fit_report_.verdict
+    assert clf.fit_report_.worrying
+    reg = GPRegressor(device="cpu").fit(X, np.random.default_rng(1).normal(size=40))
+    assert reg.fit_report_.verdict.find("better than the mean of all targets: leave-one-out is off by") > 0
+
+
+def test_blank_images_give_one_error_and_a_few_of_them_do_no_harm() -> None:
+    with pytest.raises(MatrixError, match="the kernel of all 30 points is zero"):
+        GPClassifier(device="cpu").fit(np.zeros((30, 1, 12, 12)), np.arange(30) % 3)
+    X, y = bars(60, 0)
+    X[:4] = 0.0
+    assert GPClassifier(device="cpu").fit(X, y).choice_.gain > 0.0  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("shape", [(1, 6, 6, 6), (2, 3, 30), (1, 1, 1), (1, 64)])
+def test_other_shapes_are_fitted_too(shape: tuple[int, ...]) -> None:
+    X = np.random.default_rng(0).random((24, *shape))
+    clf = GPClassifier(device="cpu", input_shape=shape).fit(X, np.arange(24) % 3)
+    assert clf.predict_proba(X[:2]).shape == (2, 3)
+
+
+@pytest.mark.slow
+def test_the_demo_has_the_error_that_the_readme_says() -> None:
+    data = datasets.digits()
+    clf = GPClassifier(device="cpu").fit(data.X, data.y)
+    assert 1.0 - clf.score(data.X_test, data.y_test) == pytest.approx(0.002)
+
+
+# ---- too little for leave-one-out -----------------------------------------------------------------------------------
+
+
+def test_one_image_of_each_class_is_no_proof_of_noise() -> None:
+    """Without an image nothing is left of its class: leave-one-out is wrong about all of them, whatever the noise, and
+    would ask for as much of it as there can be.
+    """
+    data = datasets.digits()
+    rows = np.array([np.flatnonzero(data.y == digit)[3] for digit in range(10)])
+    X, y = data.X[rows], data.y[rows]
+    clf = GPClassifier(device="cpu").fit(X, y)
+    assert clf.gp_.noise == 0.0
+    assert clf.score(X, y) == 1.0
+    with pytest.warns(UserWarning, match="no class has two images; noise 0 is used"):
+        assert GPClassifier(zoo.small_cnn(), noise="loo", device="cpu").fit(X, y).gp_.noise == 0.0
+    with pytest.raises(DataError, match=r"learn='loo' judges an image by others of its class.* use 'likelihood'"):
+        GPClassifier(zoo.small_cnn(), learn="loo", device="cpu").fit(X, y)
+
+
+@pytest.mark.parametrize("options", [{}, {"noise": "ml"}, {"noise": 0.0}], ids=str)
+def test_a_kernel_that_is_zero_is_a_clear_error(options: dict[str, Any]) -> None:
+    with pytest.raises(MatrixError, match="the kernel of all 6 points is zero: blank images give zero"):
+        GPClassifier(zoo.pooled_cnn("small", 0), device="cpu", **({"noise": "loo"} | options)).fit(
+            np.zeros((6, 1, 8, 8)), np.arange(6) % 2
+        )
+
+
+def test_targets_far_from_zero_are_warned_of() -> None:
+    """Where the process of mean zero fails, and nowhere else."""
+    y = DATA.X[:, 0, 2:5, 2:5].mean((1, 2))
+    plain, shifted = GPRegressor("small_cnn", device="cpu"), GPRegressor("small_cnn", device="cpu")
+    assert plain.fit(DATA.X, y).fit_report_.no_better is None
+    with pytest.warns(UserWarning, match=r"targets lie around 1e\+06, far from the 0 .* with normalize_y=True"):
+        shifted.fit(DATA.X, y + 1e6)
+    assert shifted.fit_report_.verdict.startswith("No better than the mean of all targets")
+    normal = GPRegressor("small_cnn", normalize_y=True, device="cpu").fit(DATA.X, y + 1e6)
+    assert normal.fit_report_.no_better is None
+    assert normal.loo_error_ < 0.5 * y.std()
