@@ -14,13 +14,13 @@ from cnngp import Conv, Dense, ReLU, Sequential, trained_ensemble
 from cnngp.gp.checks import MatrixError
 from cnngp.gp.exact import ExactGP
 from cnngp.gp.jitter import JitterWarning
-from cnngp.network import tangent
+from cnngp.network import reference
 
 NET = Sequential(Conv(3), ReLU(), Conv(3), ReLU(), Dense(bias_var=0.1))
 IMAGES = np.random.default_rng(0).normal(size=(12, 2, 5, 5))
 N = 8  # of them are for training
 KS = cnngp.reference.kernel(NET, IMAGES)
-THETAS = tangent.kernel(NET, IMAGES)
+THETAS = reference.kernel(NET, IMAGES, kind="ntk")
 Y = np.random.default_rng(1).normal(size=(N, 3))
 
 

@@ -22,9 +22,10 @@ from cnngp import (
 )
 from cnngp.kernel.engines.cuda.gradient.engine import CudaGradient
 from cnngp.kernel.program.reverse import reverse
-from cnngp.network import adjoint
 from helpers.kernels import random_images
 from helpers.nonlinearities import DIFFERENTIABLE
+
+from . import adjoint
 
 CLOSE = {"float32": 1e-5, "float64": 1e-10}
 EVERY: tuple[Network, ...] = DIFFERENTIABLE

@@ -11,8 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from cnngp import Network, Sequential, Sum, reference
-from cnngp.network import tangent
+from cnngp import Network, reference
 from cnngp.network.layers import as_layer
 from cnngp.network.reference import Covariances
 
@@ -38,24 +37,11 @@ def moved_by_rounding(net: Network, X: np.ndarray, Z: np.ndarray, dtype: str, ki
 
 def _kernel(net: Network, X: np.ndarray, Z: np.ndarray, kind: Kind, factors: Any) -> np.ndarray:
     layer = as_layer(net)
-    start = reference.begin(layer, X, Z)
     with np.errstate(all="ignore"):
-        K, theta = _walk(layer, start, start.map(np.zeros_like), factors)
-    return (K if kind == "nngp" else theta).xz.reshape(len(X), len(Z))
-
-
-def _walk(net: Any, K: Covariances, theta: Covariances, factors: Any) -> tuple[Covariances, Covariances]:
-    if isinstance(net, Sequential):
-        for layer in net.layers:
-            K, theta = _walk(layer, K, theta, factors)
-        return K, theta
-    if isinstance(net, Sum):
-        (first, second), *others = (_walk(branch, K, theta, factors) for branch in net.branches)
-        for other in others:
-            first, second = first + other[0], second + other[1]
-        return first, second
-    after = tangent.propagate_both(net, K, theta)
-    return _moved(after[0], factors), _moved(after[1], factors)
+        end = reference.propagate(
+            layer, reference.begin(layer, X, Z, kind), lambda maps: maps.map(lambda V: _moved(V, factors))
+        )
+    return (end.K if end.theta is None else end.theta).xz.reshape(len(X), len(Z))
 
 
 def _moved(V: Covariances, factors: Any) -> Covariances:

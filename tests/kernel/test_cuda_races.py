@@ -12,7 +12,7 @@ from cnngp import GELU, AvgPool, Conv, Dense, Elementwise, GlobalAvgPool, LeakyR
 from cnngp.kernel.engines.cuda.gradient.source import SHARED_LIMIT, GradientSource, generate
 from cnngp.kernel.program.reverse import Reverse, reverse
 from cnngp.kernel.series.packed import SeriesTables
-from cnngp.network import adjoint
+from helpers import adjoint
 from helpers.cuda_races import sanitizer_works, watched
 from helpers.kernels import SMALL, random_images
 

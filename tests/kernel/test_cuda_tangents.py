@@ -36,7 +36,6 @@ from cnngp.kernel.engines.cuda.layout import in_registers
 from cnngp.kernel.engines.cuda.source import generate
 from cnngp.kernel.program import lower
 from cnngp.kernel.series.packed import SeriesTables
-from cnngp.network import tangent
 from helpers.cuda_cases import NETWORKS, ONE_PIXEL, PATHS, POOLED, OnCpu, error, images, tangent_bound
 from helpers.cuda_on_cpu import needs_compiler
 from helpers.fake_cards import Cards
@@ -54,7 +53,7 @@ def agrees(run: OnCpu, net: Network, shape: tuple[int, ...], dtype: str, equal: 
     X, Z = images(rng, 4, shape), images(rng, 4, shape)[:-1]
     both, S = run.cross(X, Z), run.symmetric(X)
     assert np.array_equal(both[:, 1:3, 1:], run.cross(X[1:3], Z[1:])), "depends on the batch"
-    R = reference.kernel(net, X, Z), tangent.kernel(net, X, Z)
+    R = reference.kernel(net, X, Z), reference.kernel(net, X, Z, kind="ntk")
     for k, kind in enumerate(("nngp", "ntk")):
         assert np.array_equal(S[k], S[k].T)
         found = compare(net, X, S[k], np.dtype(dtype), kind)  # type: ignore[arg-type]
@@ -63,7 +62,7 @@ def agrees(run: OnCpu, net: Network, shape: tuple[int, ...], dtype: str, equal: 
         assert found.error <= bound, kind
         assert error(both[k], R[k]) <= bound, kind
     theta = run.tables(X)[2][len(X) :]
-    assert np.allclose(theta, tangent.kernel(net, X).diagonal(), rtol=1e-13, atol=0.0)
+    assert np.allclose(theta, reference.kernel(net, X, kind="ntk").diagonal(), rtol=1e-13, atol=0.0)
 
 
 QUICK = (
@@ -184,8 +183,8 @@ def test_slopes_of_series(net: Network, shape: tuple[int, ...], tmp_path: Path) 
     K, theta = run.cross(X, X[1:3])
     assert error(K, reference.kernel(net, X, X[1:3])) <= 1e-11
     # Images meet themselves: at correlation one a ReLU's slope moves by the root of what rounding moves K.
-    assert error(theta, tangent.kernel(net, X, X[1:3])) <= (1e-7 if "ReLU" in repr(net) else 1e-10)
-    assert np.allclose(run.tables(X)[2][4:], tangent.kernel(net, X).diagonal(), rtol=1e-9, atol=0.0)
+    assert error(theta, reference.kernel(net, X, X[1:3], kind="ntk")) <= (1e-7 if "ReLU" in repr(net) else 1e-10)
+    assert np.allclose(run.tables(X)[2][4:], reference.kernel(net, X, kind="ntk").diagonal(), rtol=1e-9, atol=0.0)
 
 
 @needs_compiler
@@ -214,10 +213,10 @@ def test_the_engine_gives_either_kernel_or_both(
         assert np.array_equal(theta, theta.T)
         assert np.array_equal(theta, engine.symmetric(x))
         assert error(K, reference.kernel(net, X)) <= 1e-6
-        assert error(theta, tangent.kernel(net, X)) <= 1e-6
+        assert error(theta, reference.kernel(net, X, kind="ntk")) <= 1e-6
         across = engine.both(x, z)
         assert error(across[0], reference.kernel(net, X, Z)) <= 1e-6
-        assert error(across[1], tangent.kernel(net, X, Z)) <= 1e-6
+        assert error(across[1], reference.kernel(net, X, Z, kind="ntk")) <= 1e-6
         assert np.array_equal(across[1], engine.cross(x, z))
         assert np.array_equal(engine.diagonal(x).astype(np.float32), theta.diagonal())
     plain = CudaEngine(lower(net, shape), "float32")

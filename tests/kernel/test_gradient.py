@@ -31,8 +31,7 @@ from cnngp import (
     zoo,
 )
 from cnngp.kernel.engines.cpu import gradient as cpu_gradient
-from cnngp.network import adjoint
-from helpers import generator, pooled
+from helpers import adjoint, generator, pooled
 from helpers.differences import by_differences
 from helpers.gradients import CLOSE, EVERY, check_nonlinearity
 from helpers.kernels import SMALL, random_images

@@ -27,7 +27,7 @@ from cnngp.kernel import gradient_check, verdicts
 from cnngp.kernel import kernel as kernel_module
 from cnngp.kernel.engines.cuda.gradient.engine import CudaGradient
 from cnngp.kernel.engines.weights import Gradient
-from cnngp.network import adjoint
+from helpers import adjoint
 from helpers.cuda_on_cpu import needs_compiler
 from helpers.fake_cards import Cards
 from helpers.kernels import random_images

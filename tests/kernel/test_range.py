@@ -28,9 +28,10 @@ from cnngp.common.arrays import DataError
 from cnngp.kernel.check import compare, documented_bound
 from cnngp.kernel.engines.base import RangeError
 from cnngp.kernel.program import lower
-from cnngp.network import adjoint, reference, tangent
+from cnngp.network import reference
 from cnngp.network.layers import NetworkError
 from cnngp.torch_bridge import sample_outputs
+from helpers import adjoint
 
 DTYPES = pytest.mark.parametrize("dtype", ["float32", "float64"])
 STEPS = Sequential(Conv(3), Step(), Dense())
@@ -238,7 +239,7 @@ def residual(weight_var: float) -> Sequential:
 def test_a_tangent_kernel_far_smaller_or_larger_than_k(net: Sequential, scale: float) -> None:
     """Θ = T + own·K is held in a unit that suits the larger of the two."""
     X = scale * np.random.default_rng(0).standard_normal((4, 1, 6, 6))
-    R = tangent.kernel(net, X)
+    R = reference.kernel(net, X, kind="ntk")
     K, theta = Kernel(net, device="cpu", kind="ntk").both(X)
     found = compare(net, X, theta, np.dtype("float32"), "ntk")
     assert found is not None
@@ -251,8 +252,8 @@ def test_slopes_of_tiny_variances() -> None:
     """Their product is beyond float64, and they are not."""
     usual, tiny = (Sequential(Conv(3, weight_var=v), ReLU(), Dense(1.0 / v)) for v in (1.0, 1e-180))
     X = np.random.default_rng(0).standard_normal((4, 1, 6, 6))
-    expected = tangent.kernel(usual, X)
-    np.testing.assert_allclose(tangent.kernel(tiny, X), expected, rtol=1e-9)
+    expected = reference.kernel(usual, X, kind="ntk")
+    np.testing.assert_allclose(reference.kernel(tiny, X, kind="ntk"), expected, rtol=1e-9)
     np.testing.assert_allclose(Kernel(tiny, device="cpu", dtype="float64", kind="ntk")(X), expected, rtol=1e-9)
     assert adjoint.gradient(tiny, X, None, np.ones((4, 4)))["layers[0].weight_var"] > 1e170
 

@@ -29,10 +29,9 @@ from cnngp import (
     reference,
     zoo,
 )
-from cnngp.network import adjoint
 from cnngp.network.layers import Nonlinearity
 from cnngp.network.reference import formulas as derivatives
-from helpers import generator, pooled
+from helpers import adjoint, generator, pooled
 from helpers.differences import by_differences
 from helpers.nonlinearities import SMOOTH
 

@@ -31,7 +31,6 @@ from cnngp import (
     Sum,
     reference,
 )
-from cnngp.network import tangent
 from cnngp.network.layers import Nonlinearity
 from cnngp.network.reference import formulas as derivatives
 from helpers.gaussian_expectation import expectation
@@ -83,7 +82,7 @@ def test_large_variances_keep_their_digits() -> None:
 
 def test_a_step_is_refused_with_the_reason() -> None:
     with pytest.raises(NetworkError, match="Step\\(\\) has no tangent kernel: its slope is zero almost everywhere"):
-        tangent.kernel(Sequential(Dense(), Step(), Dense()), np.eye(2))
+        reference.kernel(Sequential(Dense(), Step(), Dense()), np.eye(2), kind="ntk")
 
 
 def test_a_linear_network_counts_its_layers() -> None:
@@ -91,7 +90,7 @@ def test_a_linear_network_counts_its_layers() -> None:
     X = np.random.default_rng(0).normal(size=(3, 4))
     for depth in (1, 2, 5):
         net = Sequential(*[Dense(1.3)] * depth)
-        np.testing.assert_allclose(tangent.kernel(net, X), depth * reference.kernel(net, X), rtol=1e-13)
+        np.testing.assert_allclose(reference.kernel(net, X, kind="ntk"), depth * reference.kernel(net, X), rtol=1e-13)
 
 
 NETWORKS: dict[str, tuple[Network, tuple[int, ...]]] = {
@@ -124,7 +123,7 @@ def test_finite_networks_approach_it(name: str) -> None:
     channels, draws = {"dense": (1000, 12), "pools": (300, 30)}.get(name, (300, 6))
     X = np.random.default_rng(1).normal(size=(3, *shape))
     each = np.array([_empirical(net, X, channels, seed) for seed in range(draws)])
-    expected = tangent.kernel(net, X)
+    expected = reference.kernel(net, X, kind="ntk")
     spread = each.std(axis=0, ddof=1) / math.sqrt(draws)
     assert spread.max() <= 0.03 * expected.max(), "too few draws to tell anything"
     assert (np.abs(each.mean(axis=0) - expected) <= 5.0 * spread + 3.0 / channels * expected.max()).all()
@@ -198,8 +197,8 @@ def test_other_shapes_run() -> None:
         (Sequential(Conv(3), Cos(), Conv(2, padding_mode="circular"), ReLU(), GlobalAvgPool(), Dense()), (1, 2, 3, 3)),
     ):
         X = np.random.default_rng(0).normal(size=(4, *shape))
-        T = tangent.kernel(net, X)
+        T = reference.kernel(net, X, kind="ntk")
         np.testing.assert_allclose(T, T.T, rtol=1e-13)
         assert np.linalg.eigvalsh(T).min() > 0.0
-        np.testing.assert_allclose(tangent.kernel(net, X[:2], X)[0, 1:], T[0, 1:], rtol=1e-13)
+        np.testing.assert_allclose(reference.kernel(net, X[:2], X, kind="ntk")[0, 1:], T[0, 1:], rtol=1e-13)
         assert (T.diagonal() > reference.diagonal(net, X)).all(), "the layers before the last add to K"

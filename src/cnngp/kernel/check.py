@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,21 +28,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cnngp.common.arrays import to_numpy
-from cnngp.network import reference, tangent
+from cnngp.network import reference
 from cnngp.network.functions import breakpoints
 from cnngp.network.layers import (
-    Conv,
-    ConvTranspose,
-    Dense,
+    AvgPool,
     Elementwise,
-    Identity,
+    GlobalAvgPool,
     Layer,
     Network,
     NetworkError,
+    Nonlinearity,
     Sequential,
     Sum,
     as_layer,
 )
+from cnngp.network.walk import leaves
 
 from .engines.base import Engine, RangeError
 from .program import Kind, Program, lower
@@ -95,9 +95,8 @@ class Comparison:
 
 def documented_bound(network: Network, dtype: np.dtype[Any], kind: Kind = "nngp") -> float:
     """What max|K − R|/max|R| stays below for networks that rounding does no harm to, such as those of ReLUs."""
-    layers = list(_leaves(as_layer(network)))
     bound = _DOCUMENTED[dtype.itemsize] * max(1.0, _depth(as_layer(network)) / _DEEP)
-    for layer in layers:
+    for _, layer in leaves(as_layer(network)):
         if isinstance(layer, Elementwise):
             kinked = _WITH_KINK if kind == "nngp" else _WITH_JUMP
             rough = 0.0 if isinstance(layer.fn, str) and not breakpoints(layer.fn) else kinked
@@ -132,39 +131,18 @@ def _reference(network: Network, X: Any, kind: Kind, rounding: Rounding = np.asa
     layer = as_layer(network)
     x = to_numpy(X).astype(np.float64)
     first, second = (x[:1], x[1:]) if len(x) == 2 else (x, x)
-    start = reference.begin(layer, first, second)
-    maps = (start,) if kind == "nngp" else (start, start.map(np.zeros_like))
-    V = _propagate(layer, tuple(_rounded(V, rounding) for V in maps), rounding)[-1]
+
+    def rounded(maps: reference.Maps) -> reference.Maps:
+        return maps.map(lambda V: _rounded(V, rounding))
+
+    end = reference.propagate(layer, rounded(reference.begin(layer, first, second, kind)), rounded)
+    V = end.K if end.theta is None else end.theta
     if len(x) == 2:  # one covariance and two variances, a third of the work
         K12, K11, K22 = (float(v.item()) for v in (V.xz, V.xx, V.zz))
         return np.array([[K11, K12], [K12, K22]])
     R = V.xz.reshape(len(x), len(x))
     np.fill_diagonal(R, V.xx.ravel())
     return R
-
-
-Maps = tuple[reference.Covariances, ...]
-"""K, or K and Θ."""
-
-
-def _propagate(net: Layer, maps: Maps, rounding: Rounding) -> Maps:
-    match net:
-        case Sequential():
-            for layer in net.layers:
-                maps = _propagate(layer, maps, rounding)
-            return maps
-        case Sum():
-            first, *others = (_propagate(branch, maps, rounding) for branch in net.branches)
-            for other in others:
-                first = tuple(a + b for a, b in zip(first, other, strict=True))
-            return first
-        case _:
-            after = (
-                (reference.propagate(net, maps[0]),)
-                if len(maps) == 1
-                else tangent.propagate_both(net, maps[0], maps[1])
-            )
-            return tuple(_rounded(V, rounding) for V in after)
 
 
 def _rounded(V: reference.Covariances, rounding: Rounding) -> reference.Covariances:
@@ -311,26 +289,12 @@ def _seconds(program: Program) -> float:
     return total
 
 
-def _leaves(net: Layer) -> Iterator[Layer]:
-    match net:
-        case Sequential():
-            for layer in net.layers:
-                yield from _leaves(layer)
-        case Sum():
-            for branch in net.branches:
-                yield from _leaves(branch)
-        case _:
-            yield net
-
-
 def _depth(net: Layer) -> int:
-    """The most nonlinearities that follow one another."""
+    """The most nonlinearities and pools that follow one another."""
     match net:
         case Sequential():
             return sum(map(_depth, net.layers))
         case Sum():
             return max(map(_depth, net.branches))
-        case Conv() | ConvTranspose() | Dense() | Identity():
-            return 0
         case _:
-            return 1
+            return int(isinstance(net, Nonlinearity | AvgPool | GlobalAvgPool))

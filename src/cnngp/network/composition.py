@@ -23,6 +23,7 @@ from .layers import (
     Sequential,
     Sum,
 )
+from .walk import at, inside
 
 
 class State(Enum):
@@ -57,15 +58,6 @@ def state_after(layer: Layer, state: State, place: str) -> State:
     return _walk(layer, state, place)[0]
 
 
-def child(place: str, field: str, i: int) -> str:
-    """The name of a child layer, such as layers[3].branches[1]."""
-    return f"{place}.{field}[{i}]" if place else f"{field}[{i}]"
-
-
-def at(place: str, message: str) -> str:
-    return f"{place}: {message}" if place else message
-
-
 def _walk(net: Layer, state: State, place: str) -> tuple[State, int]:
     """The state after `net`, and how many paths without weights lead through it."""
     match net:
@@ -95,8 +87,8 @@ def _walk(net: Layer, state: State, place: str) -> tuple[State, int]:
             return state, 1
         case Sequential():
             paths = 1
-            for i, layer in enumerate(net.layers):
-                state, through = _walk(layer, state, child(place, "layers", i))
+            for where, layer in inside(net, place):
+                state, through = _walk(layer, state, where)
                 paths *= through
             return state, paths
         case Sum():
@@ -106,27 +98,27 @@ def _walk(net: Layer, state: State, place: str) -> tuple[State, int]:
 
 
 def _walk_sum(net: Sum, state: State, place: str) -> tuple[State, int]:
-    if len(net.branches) == 1:  # nothing is added to it
-        return _walk(net.branches[0], state, child(place, "branches", 0))
+    branches = inside(net, place)
+    if len(branches) == 1:  # nothing is added to it
+        return _walk(net.branches[0], state, branches[0][0])
     if state is State.NON_GAUSSIAN and not net.allow_non_gaussian:
-        for i, branch in enumerate(net.branches):
-            if _walk(branch, State.GAUSSIAN, child(place, "branches", i)) == (State.GAUSSIAN, 1):
+        for where, branch in branches:
+            if _walk(branch, State.GAUSSIAN, where) == (State.GAUSSIAN, 1):
                 raise NetworkError(
                     at(
-                        child(place, "branches", i),
+                        where,
                         f"{branch!r} skips from the output of a nonlinearity, so what is summed is not Gaussian; "
                         "start the block before the nonlinearity, or pass allow_non_gaussian=True",
                     )
                 )
     paths = 0
     states = set()
-    for i, branch in enumerate(net.branches):
-        here = child(place, "branches", i)
-        after, through = _walk(branch, state, here)
+    for where, branch in branches:
+        after, through = _walk(branch, state, where)
         if after is State.NON_GAUSSIAN and not net.allow_non_gaussian:
             raise NetworkError(
                 at(
-                    here,
+                    where,
                     f"the branch {branch!r} ends in a nonlinearity, so what is summed is not Gaussian; end the branch "
                     "in a Conv(...) or Dense(), or pass allow_non_gaussian=True to add kernels where that is not exact",
                 )

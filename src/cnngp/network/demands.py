@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import assert_never
 
-from .composition import at, child
 from .geometry import SizeError
 from .layers import (
     AvgPool,
@@ -24,6 +23,7 @@ from .layers import (
 )
 from .shapes import Spatial, axis_maps, check_branches_agree, output_spatial, shape_text
 from .sheets import AxisMap, Displacement, needed, overlap
+from .walk import at, inside
 
 
 @dataclass
@@ -78,12 +78,12 @@ def _forwards(net: Layer, spatial: Spatial, place: str) -> Placed:
             return Placed(place, net, spatial, spatial)
         case Sequential():
             children, after = [], spatial
-            for i, layer in enumerate(net.layers):
-                children.append(_forwards(layer, after, child(place, "layers", i)))
+            for where, layer in inside(net, place):
+                children.append(_forwards(layer, after, where))
                 after = children[-1].after
             return Placed(place, net, spatial, after, (), children)
         case Sum():
-            children = [_forwards(b, spatial, child(place, "branches", i)) for i, b in enumerate(net.branches)]
+            children = [_forwards(branch, spatial, where) for where, branch in inside(net, place)]
             check_branches_agree([c.after for c in children], place)
             return Placed(place, net, spatial, children[0].after, (), children)
         case _:

@@ -9,7 +9,6 @@ from functools import partial
 from typing import TypeAlias, TypeVar, assert_never
 
 from . import sheets
-from .composition import at
 from .geometry import SizeError, Window, check_reads
 from .layers import (
     AvgPool,
@@ -23,6 +22,7 @@ from .layers import (
     PerAxis,
 )
 from .sheets import AxisMap
+from .walk import at
 
 Spatial = tuple[int, ...]
 Linear: TypeAlias = Conv | ConvTranspose | Dense | AvgPool | GlobalAvgPool

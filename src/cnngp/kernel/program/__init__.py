@@ -15,8 +15,8 @@ float32.
 
     ops.py         what a program is made of
     units.py       the units that maps are held in
-    nodes.py       network → operations that each make a new map
-    tangents.py    the same for K and Θ side by side
+    nodes.py       layer → operations that each make a new map
+    lowering.py    network → operations of K, or of K and Θ side by side
     scheduling.py  those → operations over a few buffers
     reverse.py     those → a program that goes on backwards, for gradients, made of
     steps.py       its steps, and
@@ -30,14 +30,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from cnngp.network.composition import check_network
-from cnngp.network.demands import Placed, placed
+from cnngp.network.demands import placed
 from cnngp.network.layers import Network, NetworkError, as_layer
 from cnngp.network.shapes import check_input_shape, shape_text
 
-from .nodes import Builder, Value
+from .lowering import Builder, Maps, check_slopes
+from .nodes import Value
 from .ops import NOTHING, PIXELS, Activation, Kind, Op, Program, Shape, Tangent, as_shape
-from .scheduling import assign_buffers, fused, with_plain_unit
-from .tangents import Maps, TangentBuilder, check_slopes
+from .scheduling import assign_buffers, fused
 
 __all__ = ["NOTHING", "PIXELS", "Activation", "Kind", "Op", "Program", "Shape", "Tangent", "check_slopes", "lower"]
 
@@ -56,28 +56,20 @@ def lower(net: Network, input_shape: Sequence[int], kind: Kind = "nngp") -> Prog
     root = placed(layer, spatial)  # refuses what does not fit, by its place in the network
     if kind == "ntk":
         check_slopes(layer)
-        return _tangent_program(net, channels, root)
-    builder = Builder()
-    end = builder.lower(root, builder.new_input(spatial, 1.0 / channels))
-    last = _only_sheet(end, (channels, *spatial))
-    ops, buffers, inp, (out,) = assign_buffers(fused(builder.nodes, last), last)
-    ops, unit = with_plain_unit(ops, end.unit)
-    return Program(net, channels, spatial, as_shape(spatial), ops, buffers, inp, out, unit, builder.elements)
-
-
-def _tangent_program(net: Network, channels: int, root: Placed) -> Program:
-    spatial = root.before
-    builder = TangentBuilder()
-    end = builder.lower_both(root, Maps(builder.new_input(spatial, 1.0 / channels), None, 0))
-    K = builder.plain(end.K, root.place)
-    theta = builder.theta(replace(end, K=K), root.place)
-    theta = replace(K, unit=0.0) if theta is None else builder.plain(theta, root.place)  # without weights Θ is zero
-    theta.sheet((0,) * len(K.spatial))  # before K, as everywhere
-    ends = _only_sheet(K, (channels, *spatial)), _only_sheet(theta, (channels, *spatial))
-    ops, buffers, inp, (out, out_theta) = assign_buffers(fused(builder.nodes, *ends), *ends)
+    builder = Builder(tangents=kind == "ntk")
+    end = builder.lower(root, Maps(builder.new_input(spatial, 1.0 / channels)))
+    K, theta = builder.plain(end.K, root.place), None
+    ends = [K]
+    if kind == "ntk":
+        theta = builder.theta(replace(end, K=K), root.place)
+        theta = replace(K, unit=0.0) if theta is None else builder.plain(theta, root.place)  # without weights Θ is zero
+        theta.sheet((0,) * len(K.spatial))  # before K, as everywhere
+        ends.append(theta)
+    last = [_only_sheet(value, (channels, *spatial)) for value in ends]
+    ops, buffers, inp, outs = assign_buffers(fused(builder.nodes, *last), *last)
     return Program(
-        net, channels, spatial, as_shape(spatial), ops, buffers, inp, out, K.unit, builder.elements, out_theta,
-        theta.unit,
+        net, channels, spatial, as_shape(spatial), ops, buffers, inp, outs[0], K.unit, builder.elements,
+        None if theta is None else outs[1], 1.0 if theta is None else theta.unit,
     )  # fmt: skip
 
 

@@ -11,27 +11,16 @@ from the images to the pool that adds it up, so few of them are alive at a time.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
-from typing import assert_never
 
 from cnngp.kernel.formulas import formula
 from cnngp.kernel.formulas.family import log2
 from cnngp.network.demands import Placed
 from cnngp.network.geometry import AxisSum
-from cnngp.network.layers import (
-    AvgPool,
-    Conv,
-    ConvTranspose,
-    Dense,
-    GlobalAvgPool,
-    Identity,
-    Nonlinearity,
-    Sequential,
-    Sum,
-)
+from cnngp.network.layers import AvgPool, Conv, ConvTranspose, Dense, GlobalAvgPool, Nonlinearity
 from cnngp.network.shapes import Spatial, sum_scale
 from cnngp.network.sheets import Displacement, Piece, in_order, overlap
 
@@ -121,8 +110,8 @@ class _Affine:
     per_bias: float = 0.0
 
 
-class Builder:
-    """Collects the nodes of a network, and counts the nonlinearities and the table entries that they need.
+class NodeBuilder:
+    """Makes the nodes of single layers, and counts the nonlinearities and the table entries that they need.
 
     `every_layer`: layers that would only change a unit become operations too, so that each has a place in the program.
     """
@@ -144,34 +133,6 @@ class Builder:
     def add(self, node: Node) -> int:
         self.nodes.append(node)
         return len(self.nodes) - 1
-
-    def lower(self, here: Placed, x: Value, into: Value | None = None) -> Value:
-        """The map of a layer applied to `x`, added to `into` where given."""
-        match here.layer:
-            case Conv() | ConvTranspose() | Dense() as layer:
-                return self.linear(here, layer, x, into)
-            case AvgPool() | GlobalAvgPool():
-                return self.pool(here, Pooled(x, into))[0]
-            case Nonlinearity() as layer:
-                return self.added(self.activated(self.site(layer, x, here.place), x), here.place, into)
-            case Identity():
-                return self.added(x, here.place, into)
-            case Sequential():
-                if not here.children:
-                    return self.added(x, here.place, into)
-                for inner in here.children[:-1]:
-                    x = self.lower(inner, x)
-                    x.sheet((0,) * len(x.spatial))  # always needed; made here, deep networks do not recurse
-                return self.lower(here.children[-1], x, into)
-            case Sum():
-                total = into
-                for branch in skips_first(here.children):
-                    total = self.lower(branch, x, total)
-                    total.sheet((0,) * len(total.spatial))
-                assert total is not None
-                return total
-            case _:
-                assert_never(here.layer)
 
     def site(self, layer: Nonlinearity, x: Value, place: str) -> Activation:
         """A nonlinearity that stands here, with entries of its own in the images' tables."""
@@ -272,7 +233,7 @@ class Builder:
 class _Total:
     """One sheet of a linear layer's output while terms are added to it."""
 
-    def __init__(self, builder: Builder, place: str, affine: _Affine, shape: Shape, base: int | None) -> None:
+    def __init__(self, builder: NodeBuilder, place: str, affine: _Affine, shape: Shape, base: int | None) -> None:
         self.builder, self.place, self.affine, self.shape, self.base = builder, place, affine, shape, base
         self.total: int | None = None
         """What has been added up before the present block of terms."""
@@ -351,27 +312,6 @@ def _affine(place: str, level: float, true_scale: float, true_bias: float, into:
     unit = checked(within_headroom(unit, level), level, place)
     keep = 0.0 if into is None else into.unit / unit
     return _Affine(unit, level, keep, true_scale / unit, true_bias / unit)
-
-
-def skips_first(branches: Sequence[Placed]) -> list[Placed]:
-    """The branches of a sum, a bare skip first: what is added to it then costs no operation of its own."""
-    return sorted(branches, key=lambda branch: not _is_skip(branch))
-
-
-def _is_skip(here: Placed) -> bool:
-    """A branch that lowers to no operation, or to a mere change of unit."""
-    match here.layer:
-        case Identity():
-            return True
-        case Sequential():
-            return all(map(_is_skip, here.children))
-        case Conv() as net:
-            one = net.kernel_size == 1 or (isinstance(net.kernel_size, tuple) and set(net.kernel_size) == {1})
-            still = net.stride == 1 or (isinstance(net.stride, tuple) and set(net.stride) == {1})
-            unpadded = net.padding in ("same", "valid", 0)
-            return one and still and unpadded and net.bias_var == 0 and net.weight_var > 0
-        case _:
-            return False
 
 
 Sums = tuple[AxisSum, AxisSum, AxisSum]

@@ -31,7 +31,8 @@ from cnngp.network.layers import AvgPool, GlobalAvgPool, Network, as_layer
 from cnngp.network.parameters import name_of
 from cnngp.network.shapes import check_input_shape
 
-from .nodes import Builder, Node
+from .lowering import Builder, Maps
+from .nodes import Node
 from .ops import NOTHING, PIXELS, Op, Program, as_shape
 from .scheduling import Buffers, as_op, fused
 from .shares import shares_of
@@ -47,7 +48,7 @@ def reverse(net: Network, input_shape: Sequence[int], to_images: bool = False) -
     check_network(layer)
     root = placed(layer, spatial)
     builder = Builder(every_layer=True)
-    end = builder.lower(root, builder.new_input(spatial, 1.0 / channels))
+    end = builder.lower(root, Maps(builder.new_input(spatial, 1.0 / channels))).K
     last = end.sheet((0,) * len(end.spatial))
     pools = frozenset(here.place for here in root.walk() if isinstance(here.layer, AvgPool | GlobalAvgPool))
     writer = _Writer(fused(builder.nodes, last), last, pools, to_images)

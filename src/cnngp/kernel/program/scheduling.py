@@ -129,14 +129,3 @@ def as_op(node: Node, src: int, dst: int) -> Op:
         node.second,
         node.tangent,
     )
-
-
-def with_plain_unit(ops: tuple[Op, ...], unit: float) -> tuple[tuple[Op, ...], float]:
-    """The last unit within 2^±100, for float32 to hold it: a power of two moves into the operation that ends there."""
-    exponent = math.frexp(unit)[1]
-    shift = exponent - max(-100, min(100, exponent))
-    if not ops or shift == 0:
-        return ops, unit
-    last = ops[-1]
-    keep, scale, bias = (math.ldexp(x, shift) for x in (last.keep, last.scale, last.bias))
-    return (*ops[:-1], replace(last, keep=keep, scale=scale, bias=bias)), math.ldexp(unit, -shift)

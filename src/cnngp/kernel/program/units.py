@@ -11,8 +11,8 @@ import math
 import sys
 
 from cnngp.kernel.formulas.family import log2
-from cnngp.network.composition import at
 from cnngp.network.layers import NetworkError
+from cnngp.network.walk import at
 
 # A buffer's typical value stays within 2^±24 for pixels of order one; float32 has 2^±126, so images of any usual scale
 # (0 to 255, standardised, …) stay far from both ends.

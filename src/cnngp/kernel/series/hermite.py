@@ -12,9 +12,9 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from cnngp.network.composition import at
 from cnngp.network.functions import Function, function_name, value_hash
 from cnngp.network.layers import NetworkError
+from cnngp.network.walk import at
 
 from .tables import FIRST_EXPONENT, PRECISION, Series, build
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cnngp.network.composition import at
 from cnngp.network.layers import Elementwise, NetworkError
+from cnngp.network.walk import at
 
 from ..program import Activation, Program
 from .hermite import check, series

@@ -8,14 +8,25 @@ Pooling needs the covariances of different locations. A network with pools is co
 of the first image and then those of the second, K(X, X') of shape (N, M, *locations, *locations). A layer then does to
 both what it does to one.
 
+In the NTK's parameterisation a layer is z = √(weight_var · s) ω * x + √bias_var β with ω and β standard normal. The
+recursion of the tangent kernel Θ runs beside that of K:
+
+    input          Θ = 0
+    Conv, Dense    Θ ← K + weight_var · s · Σ Θ, with K what comes out of the layer: its own weights, then all before
+    nonlinearity   Θ ← V̇ · Θ with V̇ = E[φ'(u) φ'(v)], which is ∂V/∂K
+    Sum, pools     as for K
+
     covariances.py   what is carried along a network
     linear.py        convolutions, dense layers and averages
-    formulas.py      nonlinearities
+    formulas.py      nonlinearities and their slopes
 """
 
 from __future__ import annotations
 
-from typing import Any, assert_never
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Literal, assert_never
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -37,33 +48,39 @@ from ..layers import (
     Sum,
     as_layer,
 )
-from .covariances import Array, Covariances, begin, equal_locations, has_pools, inputs
-from .formulas import nonlinearity, nonlinearity_diagonal, relu
+from .covariances import Array, Covariances, Maps, has_pools, inputs, pairwise
+from .formulas import derivative, derivative_diagonal, nonlinearity, nonlinearity_diagonal, relu
 from .linear import average_pool, convolution, dense, transposed_convolution
 
 __all__ = [
-    "Array", "Covariances", "begin", "convolution", "diagonal", "has_pools", "inputs", "kernel", "nonlinearity",
+    "Array", "Covariances", "Maps", "begin", "convolution", "diagonal", "has_pools", "inputs", "kernel", "nonlinearity",
     "nonlinearity_diagonal", "propagate", "relu", "transposed_convolution",
 ]  # fmt: skip
 
 
-def kernel(net: Network, X: ArrayLike, Z: ArrayLike | None = None) -> Array:
+def kernel(net: Network, X: ArrayLike, Z: ArrayLike | None = None, kind: Literal["nngp", "ntk"] = "nngp") -> Array:
     """The kernel matrix of two sets of images (N, C, …) and (M, C, …); of one set, with its exact diagonal.
 
+    Of kind "ntk" it is the tangent kernel Θ(x, x') = Σ ∂f(x)/∂θ · ∂f(x')/∂θ.
+
     >>> import numpy as np
-    >>> from cnngp import Dense
+    >>> from cnngp import Dense, ReLU, Sequential
     >>> kernel(Dense(weight_var=2.0, bias_var=1.0), np.eye(2))
     array([[2., 1.],
            [1., 2.]])
+    >>> kernel(Sequential(Dense(), ReLU(), Dense()), np.eye(2), kind="ntk").round(4)
+    array([[0.5   , 0.0796],
+           [0.0796, 0.5   ]])
     """
     x = _images(X, "X")
     z = x if Z is None else _images(Z, "Z")
     layer = as_layer(net)
     check_network(layer)
-    K = propagate(layer, begin(layer, x, z))
-    matrix = K.xz.reshape(len(x), len(z))
+    end = propagate(layer, begin(layer, x, z, kind))
+    wanted = end.K if end.theta is None else end.theta
+    matrix = wanted.xz.reshape(len(x), len(z))
     if Z is None:
-        np.fill_diagonal(matrix, K.xx.ravel())
+        np.fill_diagonal(matrix, wanted.xx.ravel())
     return matrix
 
 
@@ -71,14 +88,51 @@ def diagonal(net: Network, X: ArrayLike) -> Array:
     """K(x, x) for each image, from the variance recursion alone."""
     x = _images(X, "X")
     layer = as_layer(net)
-    return propagate(layer, begin(layer, x, x[:1])).xx.ravel()
+    return propagate(layer, begin(layer, x, x[:1])).K.xx.ravel()
 
 
 def _images(X: ArrayLike, name: str) -> Array:
     return to_numpy(X, name).astype(np.float64)
 
 
-def propagate(net: Layer, V: Covariances) -> Covariances:
+def begin(net: Layer, x: Array, z: Array, kind: Literal["nngp", "ntk"] = "nngp") -> Maps:
+    """What goes into the first layer of a network."""
+    K = inputs(x, z, has_pools(net))
+    return Maps(K, K.map(np.zeros_like) if kind == "ntk" else None)
+
+
+def propagate(net: Layer, x: Maps, after: Callable[[Maps], Maps] = lambda maps: maps) -> Maps:
+    """The maps behind a network. What each layer gives goes through `after`, which tells how rounding moves them."""
+    match net:
+        case Sequential():
+            for layer in net.layers:
+                x = propagate(layer, x, after)
+            return x
+        case Sum():
+            total = propagate(net.branches[0], x, after)
+            for branch in net.branches[1:]:
+                total = total + propagate(branch, x, after)
+            return total
+        case Conv() | ConvTranspose() | Dense():
+            K = _linear(net, x.K)
+            # Θ gets what the layer's own weights give, K, and what all before them have given.
+            return after(Maps(K, None if x.theta is None else K + _linear(replace(net, bias_var=0.0), x.theta)))
+        case AvgPool() | GlobalAvgPool():
+            return after(x.map(partial(_linear, net)))
+        case Nonlinearity():
+            V = pairwise(partial(nonlinearity, net), partial(nonlinearity_diagonal, net), x.K)
+            if x.theta is None:
+                return after(Maps(V))
+            slope = pairwise(partial(derivative, net), partial(derivative_diagonal, net), x.K)
+            T = x.theta
+            return after(Maps(V, Covariances(slope.xz * T.xz, slope.xx * T.xx, slope.zz * T.zz, T.full)))
+        case Identity():
+            return after(x)
+        case _:
+            assert_never(net)
+
+
+def _linear(net: Conv | ConvTranspose | Dense | AvgPool | GlobalAvgPool, V: Covariances) -> Covariances:
     match net:
         case Conv():
             return V.map(lambda v: convolution(net, v, V.axes))
@@ -90,49 +144,5 @@ def propagate(net: Layer, V: Covariances) -> Covariances:
             return V.map(lambda v: average_pool(net, v, V.axes))
         case GlobalAvgPool():
             return V.map(lambda v: np.asarray(v.mean(axis=tuple(range(2, v.ndim)))))
-        case Nonlinearity():
-            return (
-                full_nonlinearity(net, V)
-                if V.full
-                else Covariances(
-                    nonlinearity(net, V.xz, V.xx, V.zz),
-                    nonlinearity_diagonal(net, V.xx),
-                    nonlinearity_diagonal(net, V.zz),
-                    False,
-                )
-            )
-        case Identity():
-            return V
-        case Sequential():
-            for layer in net.layers:
-                V = propagate(layer, V)
-            return V
-        case Sum():
-            total = propagate(net.branches[0], V)
-            for branch in net.branches[1:]:
-                total = total + propagate(branch, V)
-            return total
         case _:
             assert_never(net)
-
-
-def full_nonlinearity(layer: Nonlinearity, V: Covariances) -> Covariances:
-    """V(p, q) from K(p, q), the variance of the first image at p and that of the second at q."""
-    n = V.axes
-    Kx, Kz = equal_locations(V.xx, n), equal_locations(V.zz, n)  # (N, 1, *p) and (1, M, *p)
-
-    def first(K: Array) -> Array:
-        return K.reshape(*K.shape, *(1,) * n)
-
-    def second(K: Array) -> Array:
-        return K.reshape(*K.shape[:2], *(1,) * n, *K.shape[2:])
-
-    def of_one(K: Array, variances: Array) -> Array:
-        """The same of one image with itself, where p = q is known exactly."""
-        out = nonlinearity(layer, K, first(variances), second(variances))
-        locations = np.ogrid[tuple(slice(size) for size in variances.shape[2:])]
-        equal: Any = (slice(None), slice(None), *locations, *locations)
-        out[equal] = nonlinearity_diagonal(layer, variances)
-        return out
-
-    return Covariances(nonlinearity(layer, V.xz, first(Kx), second(Kz)), of_one(V.xx, Kx), of_one(V.zz, Kz), True)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..layers import AvgPool, GlobalAvgPool, Layer, NetworkError, Sequential, Sum
+from ..layers import AvgPool, GlobalAvgPool, Layer, NetworkError
+from ..walk import leaves
 
 Array = NDArray[np.float64]
 
@@ -36,21 +38,23 @@ class Covariances:
         return Covariances(self.xz + other.xz, self.xx + other.xx, self.zz + other.zz, self.full)
 
 
+@dataclass(frozen=True)
+class Maps:
+    """K and the tangent kernel Θ at one point of a network; None where Θ is not asked for."""
+
+    K: Covariances
+    theta: Covariances | None = None
+
+    def map(self, f: Callable[[Covariances], Covariances]) -> Maps:
+        return Maps(f(self.K), None if self.theta is None else f(self.theta))
+
+    def __add__(self, other: Maps) -> Maps:
+        both = self.theta is not None and other.theta is not None
+        return Maps(self.K + other.K, self.theta + other.theta if both else None)  # type: ignore[operator]
+
+
 def has_pools(net: Layer) -> bool:
-    match net:
-        case AvgPool() | GlobalAvgPool():
-            return True
-        case Sequential():
-            return any(map(has_pools, net.layers))
-        case Sum():
-            return any(map(has_pools, net.branches))
-        case _:
-            return False
-
-
-def begin(net: Layer, x: Array, z: Array) -> Covariances:
-    """What goes into the first layer of a network."""
-    return inputs(x, z, has_pools(net))
+    return any(isinstance(layer, AvgPool | GlobalAvgPool) for _, layer in leaves(net))
 
 
 def inputs(x: Array, z: Array, full: bool = False) -> Covariances:
@@ -85,3 +89,31 @@ def correlation(K: Array, K1: Array, K2: Array) -> Array:
     p = np.sqrt(K1) * np.sqrt(K2)
     safe = np.where(p > 0, p, 1.0)
     return np.clip(np.where(p > 0, K / safe, 0.0), -1.0, 1.0)
+
+
+def pairwise(
+    of_pair: Callable[[Array, Array, Array], Array], of_one: Callable[[Array], Array], V: Covariances
+) -> Covariances:
+    """A function of K(p, q), the variance of the first image at p and that of the second at q, at every two locations.
+
+    `of_one` is the same of a variance, where p = q and both images are one.
+    """
+    if not V.full:
+        return Covariances(of_pair(V.xz, V.xx, V.zz), of_one(V.xx), of_one(V.zz), False)
+    n = V.axes
+    Kx, Kz = equal_locations(V.xx, n), equal_locations(V.zz, n)  # (N, 1, *p) and (1, M, *p)
+
+    def first(K: Array) -> Array:
+        return K.reshape(*K.shape, *(1,) * n)
+
+    def second(K: Array) -> Array:
+        return K.reshape(*K.shape[:2], *(1,) * n, *K.shape[2:])
+
+    def of_image(K: Array, variances: Array) -> Array:
+        out = of_pair(K, first(variances), second(variances))
+        locations = np.ogrid[tuple(slice(size) for size in variances.shape[2:])]
+        equal: Any = (slice(None), slice(None), *locations, *locations)
+        out[equal] = of_one(variances)
+        return out
+
+    return Covariances(of_pair(V.xz, first(Kx), second(Kz)), of_image(V.xx, Kx), of_image(V.zz, Kz), True)

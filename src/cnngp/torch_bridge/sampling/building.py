@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from cnngp.common.checks import is_whole
-from cnngp.network.composition import at, child
 from cnngp.network.layers import (
     GELU,
     AvgPool,
@@ -34,6 +33,7 @@ from cnngp.network.layers import (
 )
 from cnngp.network.shapes import Spatial, axis_maps, check_input_shape, output_spatial, shape_text, sum_scale
 from cnngp.network.table import shape_table
+from cnngp.network.walk import at, child
 
 from ..importing.fold import explicit_pads
 from ..parts import Activation, Branches, Broadcast, Crop

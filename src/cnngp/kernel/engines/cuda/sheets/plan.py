@@ -19,10 +19,10 @@ from fractions import Fraction
 from itertools import pairwise
 
 from cnngp.kernel.program import PIXELS, Program
+from cnngp.kernel.program.lowering import Builder, Maps
 from cnngp.kernel.program.nodes import Node, Value
 from cnngp.kernel.program.ops import as_shape
 from cnngp.kernel.program.scheduling import assign_buffers, fused
-from cnngp.kernel.program.tangents import Maps, TangentBuilder
 from cnngp.network.demands import Placed, placed
 from cnngp.network.geometry import AxisSum
 from cnngp.network.layers import (
@@ -151,11 +151,11 @@ class _Cutter:
     def __init__(self, program: Program, leaves: list[Placed]) -> None:
         self.program, self.leaves = program, leaves
         self.tangents = program.theta is not None
-        self.builder = TangentBuilder()
+        self.builder = Builder(self.tangents)
 
     def cut(self, last: int, tail: int) -> Chain | None:
         """The leaves before `last` are segments and pools, those before `tail` the weighted sum, the rest the tail."""
-        x = Maps(self.builder.new_input(self.program.spatial, 1.0 / self.program.channels), None, 0)
+        x = Maps(self.builder.new_input(self.program.spatial, 1.0 / self.program.channels))
         pieces: list[Registers] = []
         ends: list[Placed] = []
         nonneg = False
@@ -170,28 +170,28 @@ class _Cutter:
                 nonneg = piece.ends[0].nonneg
                 pieces.append(piece)
                 ends.append(self.leaves[i - 1])
-                x = self._standing(self._lower(leaf, x))
+                x = self._standing(self.builder.lower(leaf, x))
             else:
-                x = self._lower(leaf, x)
+                x = self.builder.lower(leaf, x)
         piece = self._steps(x, nonneg)
         if not piece.steps or last == 0 or (self.tangents and x.T is None):
             return None
         nonneg = piece.ends[0].nonneg
         pieces.append(piece)
         ends.append(self.leaves[last - 1])
-        units, bias = [value.unit for value in _values(x)], 0.0
+        units, bias = [value.unit for value in x.values], 0.0
         weights = _weights(self.leaves[last:tail], ends[-1].after)
         for leaf in self.leaves[last:tail]:
             assert isinstance(leaf.layer, AvgPool | GlobalAvgPool | Dense)
             if isinstance(leaf.layer, Dense) and leaf.layer.bias_var > 0 and x.own > 0 and self.tangents:
                 return None  # Θ is not the sum of T alone
-            x = self._lower(leaf, x)
+            x = self.builder.lower(leaf, x)
             units = [unit * sum_scale(leaf.layer, leaf.before) for unit in units]
             bias += leaf.layer.bias_var if isinstance(leaf.layer, Dense) else 0.0
-        before = [value.unit for value in _values(x)]
+        before = [value.unit for value in x.values]
         x = self._standing(x)
         for leaf in self.leaves[tail:]:
-            x = self._lower(leaf, x)
+            x = self.builder.lower(leaf, x)
         if self.tangents:
             x = Maps(x.K, self.builder.theta(x, ""), 0)
         scalar = self._steps(x, nonneg)
@@ -206,11 +206,8 @@ class _Cutter:
             tuple(tuple(v / top for v in item) for item in w) for w, top in zip((rows, columns), most, strict=True)
         ]
         scales = tuple(unit * most[0] * most[1] / old for unit, old in zip(units, before, strict=True))
-        last_units = tuple(value.unit for value in _values(x))
+        last_units = tuple(value.unit for value in x.values)
         return Chain(segments, scaled[0], scaled[1], scales, bias / before[0], scalar, last_units)
-
-    def _lower(self, leaf: Placed, x: Maps) -> Maps:
-        return self.builder.lower_both(leaf, x) if self.tangents else Maps(self.builder.lower(leaf, x.K), None, 0)
 
     def _standing(self, x: Maps) -> Maps:
         """Maps that stand for what came before, at the beginning of a segment."""
@@ -227,7 +224,7 @@ class _Cutter:
         """The steps of the sheets without displacement, since the last `_standing`."""
         still = (0,) * len(x.K.spatial)
         x.make()
-        ends = [value.sheet(still) for value in _values(x)]
+        ends = [value.sheet(still) for value in x.values]
         ops, buffers, start, outs = assign_buffers(fused(self.builder.nodes, *ends), *ends)
         inputs = [op.dst for op in ops if op.src == PIXELS] if start is None else [start]
         ops = tuple(op for op in ops if op.src != PIXELS)
@@ -236,10 +233,6 @@ class _Cutter:
         shape = self.builder.nodes[0].shape
         part = Program(p.network, p.channels, p.spatial, shape, ops, buffers, start, outs[0], 1.0, 0, theta)
         return in_registers(part, nonneg, inputs)
-
-
-def _values(x: Maps) -> list[Value]:
-    return [x.K] if x.T is None else [x.K, x.T]
 
 
 def _halves(leaf: Placed) -> bool:

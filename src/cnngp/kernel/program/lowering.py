@@ -1,4 +1,4 @@
-"""network → nodes of K and of the tangent kernel Θ, side by side: the recursion of network/tangent.py on sheets.
+"""network → nodes of K and, where asked for, of the tangent kernel Θ: the recursion of network/reference on sheets.
 
 After a layer with weights Θ has K itself as a summand, and a skip adds both alike. So what is carried is the rest, T:
 
@@ -18,12 +18,12 @@ before its value.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import assert_never
 
 from cnngp.kernel.formulas import formula
 from cnngp.kernel.formulas.family import log2
-from cnngp.network.composition import at, child
 from cnngp.network.demands import Placed
 from cnngp.network.layers import (
     AvgPool,
@@ -39,8 +39,9 @@ from cnngp.network.layers import (
     Sum,
 )
 from cnngp.network.sheets import Displacement
+from cnngp.network.walk import at, leaves
 
-from .nodes import Builder, Node, Pooled, Value, skips_first
+from .nodes import Node, NodeBuilder, Pooled, Value
 from .ops import NOTHING, Tangent
 from .units import log2_sum
 
@@ -49,29 +50,24 @@ from .units import log2_sum
 _MOST_OWN = 2.0**20
 
 
-def check_slopes(net: Layer, place: str = "") -> None:
+def check_slopes(net: Layer) -> None:
     """Refuse a nonlinearity that has no slope, by its place."""
-    match net:
-        case Sequential():
-            for i, layer in enumerate(net.layers):
-                check_slopes(layer, child(place, "layers", i))
-        case Sum():
-            for i, branch in enumerate(net.branches):
-                check_slopes(branch, child(place, "branches", i))
-        case Nonlinearity():
-            if reason := formula(net).no_slope:
-                raise NetworkError(at(place, reason))
-        case _:
-            pass
+    for place, layer in leaves(net):
+        if isinstance(layer, Nonlinearity) and (reason := formula(layer).no_slope):
+            raise NetworkError(at(place, reason))
 
 
 @dataclass(frozen=True)
 class Maps:
-    """K and Θ = T + own · K after a layer; T is None where it is zero."""
+    """K and Θ = T + own · K after a layer; T is None where it is zero. Without Θ there is no T, and own stays 0."""
 
     K: Value
-    T: Value | None
-    own: int
+    T: Value | None = None
+    own: int = 0
+
+    @property
+    def values(self) -> list[Value]:
+        return [self.K] if self.T is None else [self.K, self.T]
 
     def make(self) -> None:
         """The sheets of displacement zero, which are always needed; made early, deep networks do not recurse."""
@@ -81,10 +77,17 @@ class Maps:
         self.K.sheet(still)
 
 
-class TangentBuilder(Builder):
-    """Collects the nodes of both kernels."""
+class Builder(NodeBuilder):
+    """Collects the nodes of a network: of K alone, or with `tangents` of both kernels.
 
-    def lower_both(self, here: Placed, x: Maps, into: Maps | None = None) -> Maps:
+    `every_layer`: layers that would only change a unit become operations too, so that each has a place in the program.
+    """
+
+    def __init__(self, tangents: bool = False, every_layer: bool = False) -> None:
+        super().__init__(every_layer)
+        self.tangents = tangents
+
+    def lower(self, here: Placed, x: Maps, into: Maps | None = None) -> Maps:
         """The maps of a layer applied to `x`, added to `into` where given."""
         match here.layer:
             case Conv() | ConvTranspose() | Dense() as layer:
@@ -99,13 +102,13 @@ class TangentBuilder(Builder):
                 if not here.children:
                     return self._sum(x, here.place, into)
                 for inner in here.children[:-1]:
-                    x = self.lower_both(inner, x)
+                    x = self.lower(inner, x)
                     x.make()
-                return self.lower_both(here.children[-1], x, into)
+                return self.lower(here.children[-1], x, into)
             case Sum():
                 total = into
                 for branch in skips_first(here.children):
-                    total = self.lower_both(branch, x, total)
+                    total = self.lower(branch, x, total)
                     total.make()
                 assert total is not None
                 return total
@@ -141,7 +144,7 @@ class TangentBuilder(Builder):
         """Without a bias own · K goes through the layer as K does, and is own · K again behind it."""
         if layer.bias_var > 0:
             x = Maps(x.K, self.theta(x, here.place), 0)
-        own = x.own + 1
+        own = x.own + 1 if self.tangents else 0
         T, K = (None, None) if into is None else (into.T, into.K)
         if into is not None and into.own != own:
             # K is added up as it is without Θ, operation by operation, so that it has the same bits.
@@ -165,6 +168,8 @@ class TangentBuilder(Builder):
     def _nonlinearity(self, layer: Nonlinearity, x: Maps, place: str) -> Maps:
         """T ← V̇ · (T + own · K), with V̇ = ∂V/∂K = (factor/unit) · f' where f' is in units of the map."""
         activation = self.site(layer, x.K, place)
+        if not self.tangents:
+            return Maps(self.activated(activation, x.K))
         row, K, T = activation.formula, x.K, x.T
         unit, level = K.unit, K.level + log2(x.own)
         if T is not None:
@@ -197,3 +202,24 @@ class TangentBuilder(Builder):
 def _times(layer: Conv | ConvTranspose | Dense, n: int) -> Conv | ConvTranspose | Dense:
     """The layer whose K is n times as large."""
     return replace(layer, weight_var=n * layer.weight_var, bias_var=n * layer.bias_var)
+
+
+def skips_first(branches: Sequence[Placed]) -> list[Placed]:
+    """The branches of a sum, a bare skip first: what is added to it then costs no operation of its own."""
+    return sorted(branches, key=lambda branch: not _is_skip(branch))
+
+
+def _is_skip(here: Placed) -> bool:
+    """A branch that lowers to no operation, or to a mere change of unit."""
+    match here.layer:
+        case Identity():
+            return True
+        case Sequential():
+            return all(map(_is_skip, here.children))
+        case Conv() as net:
+            one = net.kernel_size == 1 or (isinstance(net.kernel_size, tuple) and set(net.kernel_size) == {1})
+            still = net.stride == 1 or (isinstance(net.stride, tuple) and set(net.stride) == {1})
+            unpadded = net.padding in ("same", "valid", 0)
+            return one and still and unpadded and net.bias_var == 0 and net.weight_var > 0
+        case _:
+            return False

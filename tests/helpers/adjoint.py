@@ -22,8 +22,8 @@ from typing import Any, TypeAlias, assert_never
 import numpy as np
 from numpy.typing import ArrayLike
 
-from .composition import at, check_network, child
-from .layers import (
+from cnngp.network.composition import check_network
+from cnngp.network.layers import (
     AvgPool,
     Conv,
     ConvTranspose,
@@ -44,11 +44,12 @@ from .layers import (
     Sum,
     as_layer,
 )
-from .parameters import name_of, parameters
-from .reference import Array, Covariances, begin, propagate
-from .reference.covariances import correlation, equal_locations
-from .reference.formulas import by_covariance, by_own_variance, by_variance, normalized_exp, rbf, relu
-from .reference.linear import NUMPY_PADDING, fan_in_scale, pads_of, per_axis, pool_means
+from cnngp.network.parameters import name_of, parameters
+from cnngp.network.reference import Array, Covariances, Maps, begin, propagate
+from cnngp.network.reference.covariances import correlation, equal_locations
+from cnngp.network.reference.formulas import by_covariance, by_own_variance, by_variance, normalized_exp, rbf, relu
+from cnngp.network.reference.linear import NUMPY_PADDING, fan_in_scale, pads_of, per_axis, pool_means
+from cnngp.network.walk import at, inside
 
 Back: TypeAlias = Callable[[Covariances], Covariances]
 """From the cotangents of a layer's output to those of its input."""
@@ -68,7 +69,7 @@ def gradient(net: Network, X: ArrayLike, Z: ArrayLike | None, G: ArrayLike) -> G
     layer = as_layer(net)
     check_network(layer)
     found = dict.fromkeys(parameters(layer), 0.0)
-    K, back = _walk(layer, begin(layer, x, z), "", found)
+    K, back = _walk(layer, begin(layer, x, z).K, "", found)
     g = np.array(G, dtype=np.float64)
     of_variances = np.zeros(len(x))
     if Z is None:
@@ -80,20 +81,24 @@ def gradient(net: Network, X: ArrayLike, Z: ArrayLike | None, G: ArrayLike) -> G
     return found
 
 
+def _after(net: Layer, V: Covariances) -> Covariances:
+    return propagate(net, Maps(V)).K
+
+
 def _walk(net: Layer, V: Covariances, place: str, found: Gradient) -> tuple[Covariances, Back]:
     match net:
         case Conv() | ConvTranspose() | Dense():
             return _weights(net, V, place, found)
         case AvgPool() | GlobalAvgPool():
-            return propagate(net, V), lambda G: transposed(net, G, V)
+            return _after(net, V), lambda G: transposed(net, G, V)
         case Nonlinearity():
             return _nonlinearity(net, V, place, found)
         case Identity():
             return V, lambda G: G
         case Sequential():
             backs = []
-            for i, layer in enumerate(net.layers):
-                V, back = _walk(layer, V, child(place, "layers", i), found)
+            for where, layer in inside(net, place):
+                V, back = _walk(layer, V, where, found)
                 backs.append(back)
 
             def through(G: Covariances) -> Covariances:
@@ -103,7 +108,7 @@ def _walk(net: Layer, V: Covariances, place: str, found: Gradient) -> tuple[Cova
 
             return V, through
         case Sum():
-            branches = [_walk(b, V, child(place, "branches", i), found) for i, b in enumerate(net.branches)]
+            branches = [_walk(branch, V, where, found) for where, branch in inside(net, place)]
             total = branches[0][0]
             for K, _ in branches[1:]:
                 total = total + K
@@ -126,7 +131,7 @@ def _weights(
     net: Conv | ConvTranspose | Dense, V: Covariances, place: str, found: Gradient
 ) -> tuple[Covariances, Back]:
     """K = bias_var + weight_var · sum(V): ∂L/∂bias_var = Σ ∂L/∂K, ∂L/∂weight_var = Σ ∂L/∂K · sum(V)."""
-    sums = propagate(replace(net, weight_var=1.0, bias_var=0.0), V)
+    sums = _after(replace(net, weight_var=1.0, bias_var=0.0), V)
 
     def back(G: Covariances) -> Covariances:
         for g, s in zip((G.xz, G.xx, G.zz), (sums.xz, sums.xx, sums.zz), strict=True):
@@ -134,7 +139,7 @@ def _weights(
             found[name_of(place, "bias_var")] += float(np.sum(g))
         return transposed(net, G, V).map(lambda g: net.weight_var * g)
 
-    return propagate(net, V), back
+    return _after(net, V), back
 
 
 def transposed(
@@ -263,7 +268,7 @@ def _nonlinearity(net: Nonlinearity, K: Covariances, place: str, found: Gradient
         out[_equal(v.shape[2:])] = diagonal + more
         return out
 
-    return propagate(net, K), back
+    return _after(net, K), back
 
 
 def _own(net: Nonlinearity, place: str, found: Gradient, G: Array, K: Array, K1: Array, K2: Array) -> None:
