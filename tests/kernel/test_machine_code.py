@@ -20,7 +20,7 @@ from cnngp.kernel.engines.cpu import compiling, machine_code
 from cnngp.kernel.engines.cpu.machine_code import Function, row, sources_digest
 
 PACKAGE = Path(cnngp.__file__).parent
-ERF = row("rows.values.erf_row", False)
+FIRST = row("rows.PAIR_ROWS", 1)
 
 
 @pytest.fixture
@@ -42,7 +42,8 @@ def digest_of(package: Path) -> str:
 @pytest.mark.parametrize(
     "file",
     [
-        "engines/cpu/rows/values.py",
+        "engines/cpu/rows/pairs.py",
+        "formulas/relu.py",
         "engines/cpu/plan.py",
         "engines/polynomials.py",
         "program/ops.py",
@@ -51,8 +52,8 @@ def digest_of(package: Path) -> str:
 )
 def test_the_digest_follows_every_file_that_compiled_code_depends_on(copied: Path, file: str) -> None:
     assert digest_of(copied) == sources_digest()
-    with (copied / "kernel" / file).open("a") as text:
-        text.write("# changed\n")
+    path = copied / "kernel" / file
+    path.write_text(path.read_text(encoding="utf-8") + "# changed\n", encoding="utf-8")
     assert digest_of(copied) != sources_digest()
 
 
@@ -77,7 +78,7 @@ def compiled_quickly(function: Function, dtype: str, symbol: str) -> bytes:
 compilations = 0
 
 
-def in_a_new_process(function: Function = ERF) -> int:
+def in_a_new_process(function: Function = FIRST) -> int:
     """How many functions a process compiles that needs this one."""
     machine_code._loaded.clear()
     before = compilations
@@ -100,7 +101,7 @@ def test_code_that_was_damaged_is_compiled_again(kept: Path) -> None:
 
 
 def test_code_under_the_name_of_another_is_not_run(kept: Path) -> None:
-    other = row("rows.values.erf_row", True)
+    other = row("rows.PAIR_ROWS", 2)
     assert in_a_new_process() == in_a_new_process(other) == 1
     ours, theirs = sorted(kept.rglob("*.o"))
     assert in_a_new_process() == in_a_new_process(other) == 0
@@ -113,7 +114,7 @@ def test_code_of_older_sources_is_removed(kept: Path) -> None:
     (file,) = kept.rglob("*.o")
     older = file.with_name(file.name.replace(sources_digest(), "0" * 16))
     older.write_bytes(b"")
-    assert in_a_new_process(row("rows.values.erf_row", True)) == 1
+    assert in_a_new_process(row("rows.PAIR_ROWS", 2)) == 1
     assert file.exists()
     assert not older.exists()
 
@@ -166,7 +167,7 @@ print(kernel(X)[0, 1], *kernel.gradient(X, None, np.ones((2, 2))).values(), int(
 
 @pytest.mark.slow
 def test_a_change_in_one_file_makes_all_compiled_code_anew(copied: Path) -> None:
-    """`relu_value` is inlined into functions of other files, which Numba alone would take from before the change."""
+    """The ReLU is inlined into functions of other files, which Numba alone would take from before the change."""
     script = """
 import sys
 import numpy as np
@@ -177,9 +178,9 @@ print(float(K[0, 1]), int("numba" in sys.modules))
     first, compiled = run(copied, script)
     assert compiled
     assert run(copied, script) == [first, 0]
-    path = copied / "kernel/engines/cpu/rows/elementary.py"
+    path = copied / "kernel/formulas/relu.py"
     text = path.read_text(encoding="utf-8")
-    changed = text.replace("relu_g(u), positive(K))", "relu_g(u), positive(K) + one)")
+    changed = text.replace("relu_g(u), positive(K))", "relu_g(u), positive(K) + u)")
     assert changed != text
     path.write_text(changed, encoding="utf-8")
     second, compiled = run(copied, script)
