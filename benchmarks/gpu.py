@@ -50,7 +50,7 @@ def engine_rate(
     program = lower(net, shape, kind)
     start = time.perf_counter()
     engine = CudaEngine(program, dtype, devices=[0])
-    card = engine._cards[0]
+    card = engine.cards()[0]
     _ = card.functions
     compiled = time.perf_counter() - start
     x = images(2 * n, shape, folder).astype(dtype).reshape(2 * n, shape[0], -1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -39,36 +38,26 @@ from helpers.cuda_on_cpu import compiled
 
 
 class OnCpu:
-    """The kernels of a program compiled for the CPU, with the launches that cuda/engine.py makes on a card."""
+    """The kernels of a program compiled for the CPU, with the launches that cuda/card.py makes on a card."""
 
-    def __init__(self, source: CudaSource, folder: Path, sites: int, panels: np.ndarray | None = None) -> None:
-        self.source, self.sites = source, sites
-        self.panels = np.zeros(1) if panels is None else panels
+    def __init__(self, source: CudaSource, panels: np.ndarray | None = None) -> None:
+        self.source = source
         self.dtype = np.dtype({"float": np.float32, "double": np.float64}[source.dtype])
+        panels = np.zeros(1) if panels is None else panels
+        self._kept = [panels, source.data.ints, source.data.reals]
+        self.kinds = 1 + source.data.tangents
         shared = max(source.tables.shared, source.pairs.shared)
-        data = source.data
-        self.data = [None, None] if data is None else [_at(data.ints), _at(data.reals)]
-        self.kinds = 2 if source.kind == "ntk" else 1
-        self.library = compiled(source.body, source.dtype, source.path, shared, folder)
+        self.library = compiled(source.body, source.dtype, shared)
 
     def tables(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Rows one after the other, peaks, and K(x, x), with Θ(x, x) behind them where that is made too."""
         x = np.ascontiguousarray(X, dtype=self.dtype)
         rows = _aligned(len(x) * self.source.row, self.dtype)
-        peaks = np.zeros((len(x), max(1, self.sites)))
+        peaks = np.zeros((len(x), self.source.data.sites))
         diagonal = np.full(len(x) * self.kinds, np.nan)
         scratch = np.empty(3 * self.source.tables.scratch + 8, dtype=np.uint8)
-        self.library.run_tables(
-            _at(x),
-            _at(rows),
-            _at(peaks),
-            _at(diagonal),
-            len(x),
-            _at(scratch),
-            _at(self.panels),
-            *self.data,
-            3,
-            self.source.tables.threads,
-        )
+        places = map(_at, (x, rows, peaks, diagonal))
+        self.library.run_tables(*places, len(x), _at(scratch), *map(_at, self._kept), 3, self.source.tables.threads)
         return rows, peaks, diagonal
 
     def cross(self, X: np.ndarray, Z: np.ndarray) -> np.ndarray:
@@ -86,16 +75,16 @@ class OnCpu:
         s = self.source
         both = np.full((self.kinds, n, m), np.nan, dtype=self.dtype)
         out, theta = both[0], both[-1]
-        all_of_them = s.block_rows and not s.pairs.scratch
-        blocks = -(-n // s.block_rows) * -(-m // s.block_columns) if all_of_them else 3
+        blocks = 3 if s.path == "walk" or s.pairs.scratch else s.blocks(n, m)
         scratch = np.empty(3 * s.pairs.scratch + 8, dtype=np.uint8)
         below = ctypes.c_longlong(0 if mirror else -(2**40))
-        other = _at(out) if mirror else None
-        tangent = [] if self.kinds == 1 else [_at(theta), _at(theta) if mirror else None]
+        places = [_at(out), _at(out) if mirror else None]
+        more = [] if self.kinds == 1 else [_at(theta), _at(theta) if mirror else None]
+        more += [_at(scratch)] * (s.path in ("sheets", "walk"))
+        more += [_at(a) for a in self._kept[1:]] * (s.path == "walk")
         self.library.run_pairs(
-            _at(first), _at(second), _at(out), other, n, m, ctypes.c_longlong(m), below, *tangent, _at(scratch),
-            *self.data, blocks, s.pairs.threads,
-        )  # fmt: skip
+            _at(first), _at(second), *places, n, m, ctypes.c_longlong(m), below, *more, blocks, s.pairs.threads
+        )
         return both if self.kinds == 2 else out
 
 
@@ -229,11 +218,11 @@ NETWORKS: dict[str, tuple[Network, tuple[int, ...]]] = {
 }
 PATHS = {
     "no operations": "dense",
-    "1-D": "block",
-    "a long axis": "block",
-    "many rows": "block",
-    "3-D": "block",
-    "wider than a warp": "block",
+    "1-D": "walk",
+    "a long axis": "walk",
+    "many rows": "walk",
+    "3-D": "walk",
+    "wider than a warp": "walk",
     "one location": "dense",
     "dense skips": "dense",
     "copies of one place": "dense",

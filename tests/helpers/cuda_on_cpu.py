@@ -1,83 +1,84 @@
-"""Generated CUDA compiled as C++ (cuda_on_cpu.hpp), for tests without a card."""
+"""Generated CUDA compiled as C++ (cuda_on_cpu.hpp), for tests without a card.
+
+Compiled libraries are kept on disk under a digest of all that they are made of, so a second run of the tests compiles
+nothing. What was not used for a month goes.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import functools
+import hashlib
+import os
+import platform
+import re
 import shutil
 import subprocess
+import tempfile
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++ to run the kernels on a CPU")
 
-
-def compiled(body: str, real: str, path: str, shared: int, folder: Path) -> ctypes.CDLL:
-    """`run_tables` and `run_pairs` of a program's text without its primitives; `shared` bytes of shared memory."""
-    body = _without_shared(body)
-    data = ", (const int*)plan, (const double*)numbers"
-    scratch = ", (char*)scratch" if path in ("block", "sheets", "walk") else ""
-    scratch += data if path == "walk" else ""
-    more = data if path in ("sheets", "walk") else ""
-    kind = "const real*" if path != "warp" else "const vec*"
-    tangents = "theta_mirror" in body
-    places = ", void* theta, void* theta_mirror" if tangents else ""
-    theta = ", (real*)theta, (real*)theta_mirror" if tangents else ""
-    text = f"""
-{_head(real, shared)}
-{body}
-extern "C" void run_tables(void* X, void* rows, void* peaks, void* diagonal, int n, void* scratch, void* panels,
-                           void* plan, void* numbers, int blocks, int threads)
-{{ fibers::launch(blocks, threads, [=] {{
-    tables((const real*)X, (real*)rows, (double*)peaks, (double*)diagonal, n, (char*)scratch,
-           (const double*)panels{more}); }}); }}
-extern "C" void run_pairs(void* first, void* second, void* out, void* mirror, int n, int m, long long ld,
-                          long long below{places}, void* scratch, void* plan, void* numbers, int blocks, int threads)
-{{ fibers::launch(blocks, threads, [=] {{
-    pairs(({kind})first, ({kind})second, (real*)out, (real*)mirror, n, m, ld, below{theta}{scratch}); }}); }}
-"""
-    return _library(text, folder)
+HEADER = Path(__file__).with_name("cuda_on_cpu.hpp")
+OPTIONS = ("-std=c++17", "-O1", "-w", "-shared", "-fPIC")
+KEPT = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "cnngp-tests")
+MONTH = 30 * 24 * 3600.0
 
 
-def compiled_gradient(body: str, real: str, shared: int, folder: Path) -> ctypes.CDLL:
-    """`run_tables`, `run_pairs` and `run_selves` of a gradient's text without its primitives."""
-    data = "(const int*)plan, (const double*)numbers, (const int*)ways"
-    text = f"""
-{_head(real, shared)}
-{_without_shared(body)}
-extern "C" void run_tables(void* X, void* rows, void* peaks, int n, void* scratch, void* panels, void* plan,
-                           void* numbers, void* ways, int blocks, int threads)
-{{ fibers::launch(blocks, threads, [=] {{
-    tables((const real*)X, (real*)rows, (double*)peaks, n, (char*)scratch, (const double*)panels, {data}); }}); }}
-extern "C" void run_pairs(void* first, void* second, void* weights, int n, int m, int phase, int one_set,
-                          void* shares1, void* shares2, void* sums, void* scratch, void* plan, void* numbers,
-                          void* ways, int blocks, int threads)
-{{ fibers::launch(blocks, threads, [=] {{
-    pairs((const real*)first, (const real*)second, (const real*)weights, n, m, phase, one_set, (real*)shares1,
-          (real*)shares2, (double*)sums, (char*)scratch, {data}); }}); }}
-extern "C" void run_selves(void* X, void* seeds, void* shares, void* sums, void* pixels, void* peaks, int n,
-                           void* scratch, void* panels, void* plan, void* numbers, void* ways, int blocks, int threads)
-{{ fibers::launch(blocks, threads, [=] {{
-    selves((const real*)X, (const double*)seeds, (const real*)shares, (double*)sums, (double*)pixels, (double*)peaks,
-           n, (char*)scratch, (const double*)panels, {data}); }}); }}
-"""
-    return _library(text, folder)
+@functools.cache
+def compiled(body: str, real: str, shared: int) -> ctypes.CDLL:
+    """`run_NAME` for each kernel of a text without its primitives; `shared` bytes of shared memory.
 
-
-def _without_shared(body: str) -> str:
-    return body.replace("extern __shared__", "extern").replace("__shared__", "static")
-
-
-def _head(real: str, shared: int) -> str:
-    return f"""\
+    It takes the arguments of the kernel, then the number of blocks and of threads of a block.
+    """
+    text = f"""\
 #define REAL {real}
 #define VEC {"float4" if real == "float" else "double2"}
-#include "{Path(__file__).with_name("cuda_on_cpu.hpp")}"
-alignas(16) vec dynamic_shared[{shared // 16 + 1}];"""
+{HEADER.read_text()}
+alignas(16) vec dynamic_shared[{shared // 16 + 1}];
+{body.replace("extern __shared__", "extern").replace("__shared__", "static")}
+{"".join(map(_launcher, _KERNEL.findall(body)))}"""
+    path = _folder() / f"{hashlib.sha256((_compiler() + text).encode()).hexdigest()}.so"
+    if not path.exists():
+        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+            Path(folder, "kernels.cpp").write_text(text)
+            subprocess.run(["g++", *OPTIONS, "-o", "kernels.so", "kernels.cpp"], cwd=folder, check=True)
+            Path(folder, "kernels.so").rename(path)  # whole or not there, whoever else compiles it
+    os.utime(path)
+    return ctypes.CDLL(str(path))
 
 
-def _library(text: str, folder: Path) -> ctypes.CDLL:
-    (folder / "kernels.cpp").write_text(text)
-    command = ["g++", "-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-o", "kernels.so", "kernels.cpp"]
-    subprocess.run(command, cwd=folder, check=True)
-    return ctypes.CDLL(str(folder / "kernels.so"))
+_KERNEL = re.compile(r'extern "C" __global__ void(?: __launch_bounds__\([^)]*\))?\s+(\w+)\(([^)]*)\)')
+
+
+def _launcher(kernel: tuple[str, str]) -> str:
+    name, parameters = kernel
+    taken, given = [], []
+    for parameter in parameters.split(","):
+        kind, called = parameter.replace("__restrict__", "").strip().rsplit(" ", 1)
+        taken.append(f"void* {called}" if "*" in kind else f"{kind} {called}")
+        given.append(f"({kind}){called}")
+    return f"""
+extern "C" void run_{name}({", ".join(taken)}, int blocks, int threads)
+{{ fibers::launch(blocks, threads, [=] {{ {name}({", ".join(given)}); }}); }}"""
+
+
+@functools.cache
+def _compiler() -> str:
+    told = subprocess.run(["g++", "--version"], check=True, capture_output=True, text=True).stdout
+    return f"{told}{platform.machine()} {OPTIONS}"
+
+
+@functools.cache
+def _folder() -> Path:
+    """Where libraries are kept, without those that were not used for long."""
+    KEPT.mkdir(parents=True, exist_ok=True)
+    for path in KEPT.glob("*.so"):
+        with suppress(FileNotFoundError):
+            if path.stat().st_atime < time.time() - MONTH:
+                path.unlink()
+    return KEPT

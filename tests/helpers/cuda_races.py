@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from cnngp.kernel.engines.cuda.gradient.source import GradientSource
+from cnngp.kernel.engines.cuda.source import CudaSource
 
 COMPILE = ["g++", "-std=c++20", "-O1", "-g", "-w", "-fsanitize=thread", "-o", "kernels", "kernels.cpp"]
 BLOCKS = 2
@@ -33,51 +33,52 @@ def sanitizer_works() -> bool:
 
 
 def watched(
-    source: GradientSource, X: np.ndarray, G: np.ndarray, panels: np.ndarray, sites: int, folder: Path
+    source: CudaSource, X: np.ndarray, G: np.ndarray, panels: np.ndarray, folder: Path
 ) -> tuple[dict[str, float], str]:
     """The gradient of the matrix of X by its parameters, in units of the program, and what the sanitizer said."""
-    n, sites = len(X), max(1, sites)
+    n, data, backward = len(X), source.data, source.backward
+    assert source.self_pairs is not None
     given = {
         "X": X.astype(np.float32),
         "weights": np.triu(G + G.T, 1).astype(np.float32),
         "seeds": G.diagonal().astype(np.float64),
         "panels": panels,
-        "ints": source.ints,
-        "reals": source.reals,
-        "ways": source.ways,
+        "ints": data.ints,
+        "reals": data.reals,
     }
     for name, values in given.items():
         values.tofile(folder / name)
     # A thread may look at a peak while another one writes it, and then takes the larger one by an atomic.
     body = source.body.replace("if (!(K <= *(volatile double*)at)) atomicMax", "atomicMax")
     body = body.replace("extern __shared__", "extern").replace("__shared__", "static")
-    program = "ints.data(), reals.data(), ways.data()"
-    scratch = max(source.tables.scratch, source.pairs.scratch, source.selves.scratch)
+    program = "ints.data(), reals.data()"
+    scratch = max(source.tables.scratch, source.pairs.scratch, source.self_pairs.scratch)
     text = f"""
 #include "{Path(__file__).with_name("cuda_threads.hpp")}"
-alignas(16) vec dynamic_shared[{max(source.tables.shared, source.pairs.shared, source.selves.shared) // 16 + 1}];
+alignas(16) vec dynamic_shared[{max(source.tables.shared, source.pairs.shared, source.self_pairs.shared) // 16 + 1}];
 {body}
 int main()
 {{
     const int n = {n};
     auto X = contents<float>("X"), weights = contents<float>("weights");
     auto seeds = contents<double>("seeds"), panels = contents<double>("panels"), reals = contents<double>("reals");
-    auto ints = contents<int>("ints"), ways = contents<int>("ways");
-    vector<float> rows(n * {source.row}), shares(n * {source.entries});
-    vector<double> peaks(n * {sites}), sums(n * {source.slots}), own(n * {source.slots}), pixels(n * {source.pixels});
+    auto ints = contents<int>("ints");
+    vector<float> rows(n * {source.row}), shares(n * {backward.entries});
+    vector<double> peaks(n * {data.sites}), sums(n * {backward.slots}), own(n * {backward.slots});
+    vector<double> pixels(n * {backward.pixels});
     vector<char> scratch({BLOCKS * scratch} + 1);
     launch({BLOCKS}, {source.tables.threads}, [&] {{
-        tables(X.data(), rows.data(), peaks.data(), n, scratch.data(), panels.data(), {program}); }});
+        tables(X.data(), rows.data(), peaks.data(), own.data(), n, scratch.data(), panels.data(), {program}); }});
     for (int phase = 0; phase < n; phase++)
         launch({BLOCKS}, {source.pairs.threads}, [&] {{
             pairs(rows.data(), rows.data(), weights.data(), n, n, phase, 1, shares.data(), shares.data(), sums.data(),
                   scratch.data(), {program}); }});
-    launch({BLOCKS}, {source.selves.threads}, [&] {{
-        selves(X.data(), seeds.data(), shares.data(), own.data(), pixels.data(), peaks.data(), n, scratch.data(),
+    launch({BLOCKS}, {source.self_pairs.threads}, [&] {{
+        self_pairs(X.data(), seeds.data(), shares.data(), own.data(), pixels.data(), peaks.data(), n, scratch.data(),
                panels.data(), {program}); }});
-    for (int s = 0; s < {source.slots}; s++) {{
+    for (int s = 0; s < {backward.slots}; s++) {{
         double total = 0;
-        for (int i = 0; i < n; i++) total += sums[i * {source.slots} + s] + own[i * {source.slots} + s];
+        for (int i = 0; i < n; i++) total += sums[i * {backward.slots} + s] + own[i * {backward.slots} + s];
         printf("%.17g\\n", total);
     }}
 }}
@@ -86,7 +87,7 @@ int main()
     subprocess.run(COMPILE, cwd=folder, check=True)
     told = subprocess.run(["./kernels"], cwd=folder, capture_output=True, text=True, check=False)
     found: dict[str, float] = {}
-    for parts, value in zip(source.shares, map(float, told.stdout.split()), strict=False):
+    for parts, value in zip(backward.shares, map(float, told.stdout.split()), strict=False):
         for name, factor in parts:
             found[name] = found.get(name, 0.0) + factor * value
     return found, told.stderr

@@ -8,13 +8,11 @@ fit fails, and an array is of use on its own card alone.
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import threading
 import types
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,10 +20,9 @@ import pytest
 
 from cnngp.kernel.engines.cuda.math import PRIMITIVES
 from helpers import fake_cupy
-from helpers.cuda_on_cpu import compiled, compiled_gradient
+from helpers.cuda_on_cpu import compiled
 
 SHARED = 227 * 1024
-_LIBRARIES: dict[str, ctypes.CDLL] = {}
 _working = threading.RLock()  # the compiled kernels have one state for all threads
 
 
@@ -36,8 +33,8 @@ class OutOfMemoryError(MemoryError):
 class Cards:
     """`modules()` is what to put into sys.modules; the rest is what a test wants to know or to set."""
 
-    def __init__(self, folder: Path, count: int = 1, memory: int = 1 << 30) -> None:
-        self.folder, self.count, self.memory = folder, count, memory
+    def __init__(self, count: int = 1, memory: int = 1 << 30) -> None:
+        self.count, self.memory = count, memory
         self.used: Counter[int] = Counter()
         self.peak: Counter[int] = Counter()
         self.launches: list[tuple[int, str]] = []
@@ -229,26 +226,13 @@ class Stream:
 
 
 class Module:
-    """The kernels of a text, compiled once for all tests."""
+    """The kernels of a text."""
 
     def __init__(self, cards: Cards, code: str) -> None:
         self.cards = cards
-        self.tangents = "theta_mirror" in code
-        self.gradient = ", path gradient\n" in code
-        digest = hashlib.sha256(code.encode()).hexdigest()
+        real = next(real for real, text in PRIMITIVES.items() if code.startswith(text))
         with _working:
-            if digest not in _LIBRARIES:
-                real = next(real for real, text in PRIMITIVES.items() if code.startswith(text))
-                body = code.removeprefix(PRIMITIVES[real])
-                folder = cards.folder / digest
-                folder.mkdir()
-                if self.gradient:
-                    _LIBRARIES[digest] = compiled_gradient(body, real, SHARED, folder)
-                else:
-                    paths = ("warp", "dense", "block", "sheets", "walk")
-                    path = next(path for path in paths if f", path {path}\n" in code)
-                    _LIBRARIES[digest] = compiled(body, real, path, SHARED, folder)
-            self.library = _LIBRARIES[digest]
+            self.library = compiled(code.removeprefix(PRIMITIVES[real]), real, SHARED)
 
     def get_function(self, name: str) -> Function:
         return Function(self, name)
@@ -257,8 +241,6 @@ class Module:
 class Function:
     def __init__(self, module: Module, name: str) -> None:
         self._cards, self._name = module.cards, name
-        most = {"tables": 9, "pairs": 13 if module.tangents else 11}
-        self._most = 0 if module.gradient else most[name]
         self._run = getattr(module.library, f"run_{name}")
         self.max_dynamic_shared_size_bytes = 48 * 1024
 
@@ -270,10 +252,8 @@ class Function:
         self._cards.launches.append((card, self._name))
         arrays = [a._a for a in arguments if isinstance(a, Array)]  # alive until they were worked on
         self._cards.check(*(a for a in arguments if isinstance(a, Array)))
-        values = [_argument(a) for a in arguments]
-        # Some kernels take no scratch, and no program beside their text.
-        values += [None] * (self._most - len(values))
-        self._cards.work(lambda: self._launch(arrays, [*values, grid[0], block[0]]))
+        values = [*map(_argument, arguments), grid[0], block[0]]
+        self._cards.work(lambda: self._launch(arrays, values))
 
     def _launch(self, arrays: list[np.ndarray], values: list[Any]) -> None:
         assert all(a.flags.writeable for a in arrays)

@@ -32,7 +32,7 @@ def test_generated_networks(drawn: Any, seed: int) -> None:
     source = generate(program, "float32")
     X = images(np.random.default_rng(seed), 4, shape)
     with tempfile.TemporaryDirectory() as folder:
-        K = OnCpu(source, Path(folder), len(program.activations)).cross(X, X)
+        K = OnCpu(source).cross(X, X)
         if shutil.which("nvcc"):
             Path(folder, "kernels.cu").write_text(source.text)
             command = ["nvcc", "-std=c++17", "-arch=sm_90", "-cubin", "-w", "-o", "kernels.cubin", "kernels.cu"]

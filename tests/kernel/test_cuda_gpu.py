@@ -88,7 +88,7 @@ def test_networks_with_pools_agree_with_the_reference(name: str, dtype: str, tol
     """Also where many pairs run at a time, which a warp's own pool in shared memory must survive."""
     net, shape = POOLED[name]
     program = lower(net, shape)
-    engine = CudaEngine(program, dtype, source=generate(program, dtype, path=path))
+    engine = CudaEngine(program, dtype, path=path)
     assert engine.source.path == (path or "sheets")
     rng = np.random.default_rng(1)
     X, Z = images(rng, 6, shape), images(rng, 11, shape)[:-1]
@@ -108,7 +108,7 @@ def test_two_pools_on_digits_agree_with_the_reference_in_every_launch(launch: An
     C = [Conv(3), ReLU()]
     net, shape = Sequential(*C * 2, AvgPool(2), *C * 2, AvgPool(2), *C, Dense()), (1, 28, 28)
     program = lower(net, shape)
-    engine = CudaEngine(program, "float32", source=generate(program, "float32", launch_shape=launch))
+    engine = CudaEngine(program, "float32", launch_shape=launch)
     X, Z = digits(3), digits(20, seed=1)
     assert error(engine.cross(flat(X), flat(Z)), reference.kernel(net, X, Z)) <= 1e-6
 
@@ -150,7 +150,7 @@ def test_every_number_is_written(name: str, n: int, m: int) -> None:
     net, shape = NETWORKS[name]
     engine = engine_for(net, shape)
     rng = np.random.default_rng(3)
-    card = engine._cards[0]
+    card = engine.cards()[0]
     X, Z = (flat(rng.standard_normal((k, *shape))) for k in (n, m))
     out = cupy.full((n, m + 3), cupy.nan, cupy.float32)
     card.pairs(card.tables(X).rows, card.tables(Z).rows, out, None, m + 3, -(1 << 40))
@@ -201,7 +201,7 @@ def test_large_images_work() -> None:
     net = Sequential(Conv(3, stride=2), ReLU(), Conv(3), ReLU(), Dense())
     X = digits(3, (3, 224, 224))
     engine = engine_for(net, (3, 224, 224))
-    assert engine.source.path == "block"
+    assert engine.source.path == "walk"
     assert error(engine.symmetric(flat(X)), reference.kernel(net, X)) <= 1e-6
 
 
@@ -210,7 +210,7 @@ def test_the_ways_to_run_a_program_agree(name: str) -> None:
     net, shape = NETWORKS[name]
     X = images(np.random.default_rng(5), 6, shape)
     program = lower(net, shape)
-    block = CudaEngine(program, "float64", source=generate(program, "float64", path="block"))
+    block = CudaEngine(program, "float64", path="walk")
     K = CudaEngine(program, "float64").cross(flat(X, "float64"), flat(X, "float64"))
     assert error(block.cross(flat(X, "float64"), flat(X, "float64")), K) <= 1e-13
 

@@ -31,11 +31,11 @@ from cnngp import (
     zoo,
 )
 from cnngp.kernel.engines.cpu.gradient import CpuGradient
+from cnngp.kernel.engines.cuda.card import Card
 from cnngp.kernel.engines.cuda.engine import EngineError
-from cnngp.kernel.engines.cuda.gradient import engine as cuda_gradient
-from cnngp.kernel.engines.cuda.gradient.card import GradientCard
-from cnngp.kernel.engines.cuda.gradient.engine import CudaGradient
-from cnngp.kernel.engines.cuda.gradient.source import generate
+from cnngp.kernel.engines.cuda.gradient import gradient_engine
+from cnngp.kernel.engines.cuda.gradient.gradient_engine import CudaGradient
+from cnngp.kernel.engines.cuda.source import generate_gradient
 from cnngp.kernel.program.reverse import reverse
 from cnngp.kernel.series.packed import SeriesTables
 from helpers import cuda_cases, generator, pooled
@@ -103,7 +103,7 @@ def test_maps_that_do_not_fit_into_shared_memory(cards: MakeCards) -> None:
     cards()
     net = Sequential(Conv(3), ReLU(), Dense())
     found = reverse(net, (1, 90, 90))
-    source = generate(found, "float64")
+    source = generate_gradient(found, "float64")
     assert source.pairs.scratch > 0, "the test is of the other way"
     agrees(net, random_images(2, (1, 90, 90)), None, np.ones((2, 2)), "float64")
 
@@ -148,10 +148,10 @@ def test_cards_and_blocks_change_no_bit(cards: MakeCards, set_of_two: bool, monk
     assert {card for card, _ in two.launches} == {0, 1}
     cards()
 
-    def one_block(self: GradientCard, wanted: int, scratch: int, resident: int) -> tuple[int, object]:
+    def one_block(self: Card, wanted: int, scratch: int, resident: int) -> tuple[int, object]:
         return 1, sys.modules["cupy"].empty(max(1, scratch), np.uint8)
 
-    monkeypatch.setattr(GradientCard, "_blocks", one_block)
+    monkeypatch.setattr(Card, "_blocks", one_block)
     assert found_by(SMALL, X, Z, G, "float32", 2) == one
 
 
@@ -166,12 +166,12 @@ def test_memory_decides_on_the_tiles(cards: MakeCards) -> None:
     for kilobytes in (14, 18, 24, 40, 1000):
         made = cards(memory=kilobytes << 10)
         assert found_by(SMALL, X, None, G, "float32") == pytest.approx(expected, rel=0, abs=1e-6 * size)
-        seen.append(Counter(kernel for _, kernel in made.launches)["selves"])
+        seen.append(Counter(kernel for _, kernel in made.launches)["self_pairs"])
     assert seen == sorted(seen, reverse=True)
     assert seen[0] > 1
     assert seen[-1] == 1
     cards(memory=1 << 10)
-    with pytest.raises(EngineError, match=r"not enough memory on the card: the gradient needs .* bytes for an image"):
+    with pytest.raises(EngineError, match=r"not enough memory on the GPU: an image needs [\d,]+ bytes"):
         found_by(SMALL, X, None, G, "float32")
 
 
@@ -179,7 +179,7 @@ def test_memory_decides_on_the_tiles(cards: MakeCards) -> None:
 @pytest.mark.parametrize("m", [None, 4])
 def test_progress_counts_every_pair(cards: MakeCards, m: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     cards()
-    monkeypatch.setattr(cuda_gradient, "REPORT_ELEMENTS", 1.0)
+    monkeypatch.setattr(gradient_engine, "REPORT_ELEMENTS", 1.0)
     X, Z = random_images(6), None if m is None else random_images(m, seed=1)
     G = np.zeros((6, m or 6))
     G[0, 1] = 1.0  # tiles without weights are told of as well
@@ -205,9 +205,9 @@ def test_the_text_does_not_depend_on_the_parameters() -> None:
     for layer in (LeakyReLU(0.2), ReLU(1.5), Rbf(0.3)):
         net = Sequential(Conv(3, bias_var=0.1), layer, AvgPool(2), Conv(3), layer, Dense())
         values = {name: 1.1 * value + 0.01 for name, value in net.parameters().items()}
-        one, other = (generate(reverse(of, (1, 6, 6)), "float32") for of in (net, net.with_parameters(values)))
+        one, other = (generate_gradient(reverse(of, (1, 6, 6)), "float32") for of in (net, net.with_parameters(values)))
         assert one.text == other.text
-        assert not np.array_equal(one.reals, other.reals)
+        assert not np.array_equal(one.data.reals, other.data.reals)
 
 
 def test_sums_of_sheets_are_few() -> None:
@@ -215,27 +215,27 @@ def test_sums_of_sheets_are_few() -> None:
     net = Sequential(*[Conv(3, bias_var=0.1), ReLU()] * 3, GlobalAvgPool(), Dense())
     found = reverse(net, (1, 8, 8))
     assert found.slots > 1000
-    source = generate(found, "float32")
-    assert source.slots <= 4 * len(net.layers)
-    assert {name for parts in source.shares for name, _ in parts} == set(net.parameters())
+    source = generate_gradient(found, "float32")
+    assert source.backward.slots <= 4 * len(net.layers)
+    assert {name for parts in source.backward.shares for name, _ in parts} == set(net.parameters())
 
 
 def test_the_sums_of_warps_fit_into_shared_memory_besides_the_maps() -> None:
     found = reverse(SMALL, (2, 9, 10))
-    source = generate(found, "float32")
+    source = generate_gradient(found, "float32")
     assert "__shared__ double all_parts[2][64];" in source.body
-    for name in ("pairs", "selves"):
+    for name in ("pairs", "self_pairs"):
         size = getattr(source, name).shared
         assert size > 0
-        assert getattr(generate(found, "float32", shared_limit=size), name).shared == 0
-        assert getattr(generate(found, "float32", shared_limit=size + 2 * 64 * 8), name).shared == size
+        assert getattr(generate_gradient(found, "float32", shared_limit=size), name).shared == 0
+        assert getattr(generate_gradient(found, "float32", shared_limit=size + 2 * 64 * 8), name).shared == size
 
 
 def test_there_are_no_empty_arrays() -> None:
     """CUDA has none, though g++ does."""
     for net, shape in [*cuda_cases.NETWORKS.values(), cuda_cases.POOLED["LeNet"]]:
         if not re.search("Step|Sign", repr(net)):
-            assert not re.search(r"\[\] = \{\s*\}", generate(reverse(net, shape), "float32").text)
+            assert not re.search(r"\[\] = \{\s*\}", generate_gradient(reverse(net, shape), "float32").text)
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
@@ -256,7 +256,7 @@ def test_source_compiles_with_next_to_no_spills(
 ) -> None:
     found = reverse(net, shape, to_images=True)
     series = SeriesTables(found.program, np.dtype(dtype)).rows(None)
-    (tmp_path / "kernels.cu").write_text(generate(found, dtype, series).text)
+    (tmp_path / "kernels.cu").write_text(generate_gradient(found, dtype, series).text)
     command = ["nvcc", "-std=c++17", "-arch=sm_90", "-cubin", "-Xptxas", "-v", "-o", "kernels.cubin", "kernels.cu"]
     told = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True).stderr
     assert max(int(n) for n in re.findall(r"(\d+) bytes spill stores", told)) <= 128

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -76,12 +75,12 @@ def agrees(run: OnCpu, net: Network, shape: tuple[int, ...], tolerance: float) -
         )
     ],
 )
-def test_chains_of_segments_agree_with_the_reference(name: str, dtype: str, launch: Any, tmp_path: Path) -> None:
+def test_chains_of_segments_agree_with_the_reference(name: str, dtype: str, launch: Any) -> None:
     net, shape = POOLED[name]
     program = lower(net, shape)
     source = generate(program, dtype, launch_shape=launch)
     assert source.path == "sheets"
-    agrees(OnCpu(source, tmp_path, len(program.activations)), net, shape, {"float32": 1e-6, "float64": 1e-12}[dtype])
+    agrees(OnCpu(source), net, shape, {"float32": 1e-6, "float64": 1e-12}[dtype])
 
 
 VALID = Conv(3, padding="valid")
@@ -103,9 +102,7 @@ VALID = Conv(3, padding="valid")
     ],
     ids=["convolutional GP", "uneven patches", "same, then smaller twice", "a pool of almost all"],
 )
-def test_maps_that_shrink_share_the_shifts_of_the_largest(
-    net: Network, shape: tuple[int, ...], dtype: str, tmp_path: Path
-) -> None:
+def test_maps_that_shrink_share_the_shifts_of_the_largest(net: Network, shape: tuple[int, ...], dtype: str) -> None:
     program = lower(net, shape)
     found = chain(program)
     assert found is not None
@@ -113,7 +110,7 @@ def test_maps_that_shrink_share_the_shifts_of_the_largest(
     assert all(segment.rows.count <= shape[1] for segment in found.segments)
     source = generate(program, dtype)
     assert source.path == "sheets"
-    agrees(OnCpu(source, tmp_path, len(program.activations)), net, shape, {"float32": 1e-6, "float64": 1e-12}[dtype])
+    agrees(OnCpu(source), net, shape, {"float32": 1e-6, "float64": 1e-12}[dtype])
 
 
 def test_a_padded_sum_on_a_smaller_map_goes_the_general_way() -> None:
@@ -126,12 +123,12 @@ def test_a_padded_sum_on_a_smaller_map_goes_the_general_way() -> None:
 @pytest.mark.parametrize(
     ("pool", "shape"), [(GlobalAvgPool(), (1, 3, 6)), (AvgPool(2), (2, 3, 5))], ids=["global", "2 × 2"]
 )
-def test_a_stride_that_looks_like_a_window_moving_by_one(pool: Network, shape: tuple[int, ...], tmp_path: Path) -> None:
+def test_a_stride_that_looks_like_a_window_moving_by_one(pool: Network, shape: tuple[int, ...]) -> None:
     """On three places, two windows of a stride of two and their padding are two windows without either."""
     net = Sequential(Conv(3, stride=2), ReLU(), pool, Dense())
     program = lower(net, shape)
     assert chain(program) is None
-    agrees(OnCpu(generate(program, "float64"), tmp_path, len(program.activations)), net, shape, 1e-12)
+    agrees(OnCpu(generate(program, "float64")), net, shape, 1e-12)
 
 
 @needs_compiler
@@ -164,13 +161,11 @@ def test_a_stride_that_looks_like_a_window_moving_by_one(pool: Network, shape: t
         "a map and a pool again",
     ],
 )
-def test_the_general_way_agrees_with_the_reference(
-    net: Network, shape: tuple[int, ...], dtype: str, tmp_path: Path
-) -> None:
+def test_the_general_way_agrees_with_the_reference(net: Network, shape: tuple[int, ...], dtype: str) -> None:
     program = lower(net, shape)
     source = generate(program, dtype)
     assert source.path == "walk"
-    agrees(OnCpu(source, tmp_path, len(program.activations)), net, shape, {"float32": 1e-6, "float64": 1e-12}[dtype])
+    agrees(OnCpu(source), net, shape, {"float32": 1e-6, "float64": 1e-12}[dtype])
 
 
 @needs_compiler
@@ -188,16 +183,15 @@ def test_random_networks_with_pools_agree_with_the_reference(most: int) -> None:
         top = max(np.abs(R).max(), 1e-300)
         for path in ("walk", None) if program.input is None else (None,):
             source = generate(program, "float64", path=path)
-            with tempfile.TemporaryDirectory() as folder:
-                run = OnCpu(source, Path(folder), len(program.activations))
-                assert np.abs(run.cross(X, X[:2]) - R).max() / top <= 1e-12
-                assert np.abs(run.tables(X)[2] - D).max() / top <= 1e-13
+            run = OnCpu(source)
+            assert np.abs(run.cross(X, X[:2]) - R).max() / top <= 1e-12
+            assert np.abs(run.tables(X)[2] - D).max() / top <= 1e-13
 
     check()
 
 
 @needs_compiler
-def test_series_under_a_pool(tmp_path: Path) -> None:
+def test_series_under_a_pool() -> None:
     tanh = Elementwise("tanh")
     net, shape = Sequential(Conv(3), tanh, AvgPool(2), Conv(2), tanh, GlobalAvgPool(), Dense()), (1, 4, 4)
     program = lower(net, shape)
@@ -205,7 +199,7 @@ def test_series_under_a_pool(tmp_path: Path) -> None:
     source = generate(program, "float64", series=tables.rows(None))
     assert source.path == "walk"
     X = images(np.random.default_rng(0), 3, shape)
-    run = OnCpu(source, tmp_path, len(program.activations), tables.panels)
+    run = OnCpu(source, tables.panels)
     assert error(run.cross(X, X[:2]), reference.kernel(net, X, X[:2])) <= 1e-11
     assert np.allclose(run.tables(X)[2], reference.diagonal(net, X), rtol=1e-10, atol=0.0)
 
@@ -219,10 +213,10 @@ def test_series_under_a_pool(tmp_path: Path) -> None:
     ],
 )
 def test_the_engine_runs_networks_with_pools(
-    path: str, net: Network, shape: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    path: str, net: Network, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Tables, tiles, both triangles, on two cards; the real kernels, on cards that are not there."""
-    Cards(tmp_path, 2).install(monkeypatch)
+    Cards(2).install(monkeypatch)
     rng = np.random.default_rng(0)
     X, Z = images(rng, 5, shape), images(rng, 4, shape)[:-1]
     x, z = (a.reshape(len(a), 1, -1) for a in (X, Z))

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from cnngp import GELU, AvgPool, Conv, Dense, Elementwise, GlobalAvgPool, LeakyReLU, Network, Sequential
-from cnngp.kernel.engines.cuda.gradient.source import SHARED_LIMIT, GradientSource, generate
+from cnngp.kernel.engines.cuda.kernel_frame import SHARED_LIMIT
+from cnngp.kernel.engines.cuda.source import CudaSource, generate_gradient
 from cnngp.kernel.program.reverse import Reverse, reverse
 from cnngp.kernel.series.packed import SeriesTables
 from helpers import adjoint
@@ -32,10 +33,10 @@ def _sanitizer() -> None:
         pytest.skip("needs g++ with a thread sanitizer")
 
 
-def made(net: Network, shape: tuple[int, ...], limit: int) -> tuple[Reverse, GradientSource, np.ndarray]:
+def made(net: Network, shape: tuple[int, ...], limit: int) -> tuple[Reverse, CudaSource, np.ndarray]:
     found = reverse(net, shape, to_images=True)
     series = SeriesTables(found.program, np.dtype("float32"))
-    return found, generate(found, "float32", series.rows(None), limit), series.panels
+    return found, generate_gradient(found, "float32", series.rows(None), limit), series.panels
 
 
 @pytest.mark.parametrize("limit", [SHARED_LIMIT, 0], ids=["shared memory", "global memory"])
@@ -44,7 +45,7 @@ def test_there_are_no_races(name: str, limit: int, tmp_path: Path) -> None:
     net, shape = CASES[name]
     backwards, source, panels = made(net, shape, limit)
     X = random_images(3, shape)
-    found, told = watched(source, X, G, panels, len(backwards.program.activations), tmp_path)
+    found, told = watched(source, X, G, panels, tmp_path)
     assert not told
     expected = adjoint.gradient(net, X, None, G)
     derivatives = {name: backwards.program.unit * found.get(name, 0.0) for name in expected}
@@ -56,13 +57,13 @@ def test_there_are_no_races(name: str, limit: int, tmp_path: Path) -> None:
     [
         ("pooled", "            __syncthreads();  // a place that is first", "            // a place that is first"),
         ("plain", "all_parts[k % 2]", "all_parts[0]"),
-        ("plain", "        if (way.extra_slot >= 0) leave_sum(extra, parts + 32);\n        __syncthreads();", ""),
+        ("plain", "        if (op.extra_slot >= 0) leave_sum(extra, parts + 32);\n        __syncthreads();", ""),
     ],
 )
 def test_a_missing_barrier_is_found(name: str, line: str, without: str, tmp_path: Path) -> None:
     net, shape = CASES[name]
-    backwards, source, panels = made(net, shape, SHARED_LIMIT)
+    _, source, panels = made(net, shape, SHARED_LIMIT)
     assert line in source.body
     spoiled = replace(source, body=source.body.replace(line, without))
-    _, told = watched(spoiled, random_images(3, shape), G, panels, len(backwards.program.activations), tmp_path)
+    _, told = watched(spoiled, random_images(3, shape), G, panels, tmp_path)
     assert "ThreadSanitizer: data race" in told

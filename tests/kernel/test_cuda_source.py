@@ -47,13 +47,13 @@ CASES = [
 
 @needs_compiler
 @pytest.mark.parametrize(("name", "dtype"), CASES)
-def test_generated_kernels_agree_with_the_reference(name: str, dtype: str, tmp_path: Path) -> None:
+def test_generated_kernels_agree_with_the_reference(name: str, dtype: str) -> None:
     net, shape = NETWORKS[name]
     program = lower(net, shape)
     source = generate(program, dtype)
     assert source.path == PATHS.get(name, "warp")
     assert not re.search(r"\[\] = \{\s*\}", source.text), "CUDA has no empty arrays, though g++ does"
-    run = OnCpu(source, tmp_path, len(program.activations))
+    run = OnCpu(source)
     rng = np.random.default_rng(0)
     X, Z = images(rng, 5, shape), images(rng, 6, shape)[:-1]
     tolerance = TOLERANCE.get(name, 1e-6) if dtype == "float32" else max(1e-12, TOLERANCE.get(name, 0.0) ** 2)
@@ -73,7 +73,7 @@ def test_generated_kernels_agree_with_the_reference(name: str, dtype: str, tmp_p
 @needs_compiler
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("name", ["maps", "one location"])
-def test_elementwise_agrees_with_its_series(name: str, dtype: str, tmp_path: Path) -> None:
+def test_elementwise_agrees_with_its_series(name: str, dtype: str) -> None:
     tanh, softplus = Elementwise("tanh"), Elementwise("softplus")
     if name == "maps":
         net: Network = Sequential(Conv(3), tanh, Conv(3, stride=2, bias_var=0.1), softplus, Dense())
@@ -83,11 +83,10 @@ def test_elementwise_agrees_with_its_series(name: str, dtype: str, tmp_path: Pat
     program = lower(net, shape)
     tables = SeriesTables(program, np.dtype(dtype))
     X = images(np.random.default_rng(0), 4, shape)
-    short = OnCpu(generate(program, dtype, series=tables.rows(None)), tmp_path, 2, tables.panels)
+    short = OnCpu(generate(program, dtype, series=tables.rows(None)), tables.panels)
     _, peaks, diagonal = short.tables(X)
     rows = tables.rows(peaks.max(axis=0))
-    (tmp_path / "long").mkdir()
-    run = OnCpu(generate(program, dtype, series=rows), tmp_path / "long", 2, tables.panels)
+    run = OnCpu(generate(program, dtype, series=rows), tables.panels)
     tolerance = 1e-6 if dtype == "float32" else 1e-11
     assert np.allclose(diagonal, reference.diagonal(net, X), rtol=1e-7 if dtype == "float32" else 1e-11)
     assert error(run.cross(X, X[:2]), reference.kernel(net, X, X[:2])) <= tolerance
@@ -98,11 +97,11 @@ def test_elementwise_agrees_with_its_series(name: str, dtype: str, tmp_path: Pat
 @pytest.mark.parametrize(
     ("name", "fold", "dtype"), [("resnet", 8, "float32"), ("resnet", 8, "float64"), ("skips in skips", 2, "float32")]
 )
-def test_two_columns_a_lane_give_the_same(name: str, fold: int, dtype: str, tmp_path: Path) -> None:
+def test_two_columns_a_lane_give_the_same(name: str, fold: int, dtype: str) -> None:
     net, shape = NETWORKS[name]
     program = lower(net, shape)
     assert foldable(program, fold)
-    run = OnCpu(generate(program, dtype, fold=fold), tmp_path, len(program.activations))
+    run = OnCpu(generate(program, dtype, fold=fold))
     X = images(np.random.default_rng(0), 5, shape)
     assert error(run.cross(X, X[:3]), reference.kernel(net, X, X[:3])) <= {"float32": 1e-6, "float64": 1e-12}[dtype]
     assert np.array_equal(run.cross(X, X[:3]), run.cross(X[:3], X).T)
@@ -110,24 +109,23 @@ def test_two_columns_a_lane_give_the_same(name: str, fold: int, dtype: str, tmp_
 
 @needs_compiler
 @pytest.mark.parametrize("name", ["resnet", "padding modes", "loop"])
-def test_the_general_kernel_agrees_where_the_warp_kernel_would_run(name: str, tmp_path: Path) -> None:
+def test_the_general_kernel_agrees_where_the_warp_kernel_would_run(name: str) -> None:
     net, shape = NETWORKS[name]
     program = lower(net, shape)
-    run = OnCpu(generate(program, "float64", path="block"), tmp_path, len(program.activations))
+    run = OnCpu(generate(program, "float64", path="walk"))
     X = images(np.random.default_rng(0), 3, shape)
     assert error(run.cross(X, X[:2]), reference.kernel(net, X, X[:2])) <= 1e-12
 
 
 @needs_compiler
 @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(k, marks=pytest.mark.slow) for k in range(2, 20))])
-def test_generated_kernels_agree_on_random_networks(seed: int, tmp_path: Path) -> None:
+def test_generated_kernels_agree_on_random_networks(seed: int) -> None:
     rng = np.random.default_rng(seed)
     net, shape = random_network(rng, max_pixels=600, axes=(1, 2, 2, 2, 3), scale=2.5)
     X = images(rng, 3, shape)
     for dtype, tolerance in (("float32", 1e-6), ("float64", 1e-12)):
-        (tmp_path / dtype).mkdir()
         program = lower(net, shape)
-        run = OnCpu(generate(program, dtype), tmp_path / dtype, len(program.activations))
+        run = OnCpu(generate(program, dtype))
         assert error(run.cross(X, X[:2]), reference.kernel(net, X, X[:2])) <= tolerance
 
 
@@ -200,9 +198,9 @@ def test_without_cupy_there_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -
 
 
 @needs_compiler
-def test_a_step_on_a_card_refuses_locations_too_faint_for_float32(tmp_path: Path) -> None:
+def test_a_step_on_a_card_refuses_locations_too_faint_for_float32() -> None:
     program = lower(Sequential(Conv(3), Step(), Dense()), (1, 6, 6))
-    run = OnCpu(generate(program, "float32"), tmp_path, 1)
+    run = OnCpu(generate(program, "float32"))
     X = np.random.default_rng(0).standard_normal((2, 1, 6, 6)).astype(np.float32)
     series = SeriesTables(program, np.dtype("float32"))
     for faint, fits in ((1e-12, True), (1e-20, False)):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -88,22 +87,22 @@ QUICK = (
         for dtype, quick in (("float32", name in ("resnet", "3-D", "dense skips")), ("float64", name == "smooth"))
     ],
 )
-def test_both_kernels_agree_with_the_reference(name: str, dtype: str, tmp_path: Path) -> None:
+def test_both_kernels_agree_with_the_reference(name: str, dtype: str) -> None:
     net, shape = NETWORKS[name]
     program = lower(net, shape, "ntk")
     source = generate(program, dtype)
     assert source.path == PATHS.get(name, "warp")
     assert not re.search(r"\[\] = \{\s*\}", source.text), "CUDA has no empty arrays, though g++ does"
-    agrees(OnCpu(source, tmp_path, len(program.activations)), net, shape, dtype, name in ONE_PIXEL)
+    agrees(OnCpu(source), net, shape, dtype, name in ONE_PIXEL)
 
 
 @needs_compiler
-def test_a_tangent_kernel_far_smaller_than_k(tmp_path: Path) -> None:
+def test_a_tangent_kernel_far_smaller_than_k() -> None:
     """Θ = T + own·K is held in a unit that suits the larger of the two, also where float32 would not hold the other."""
     branch = Sequential(ReLU(), Conv(3, weight_var=1e-36))
     net = Sequential(Conv(3), Sum(Identity(), branch), ReLU(), Dense())
     program = lower(net, (1, 6, 6), "ntk")
-    agrees(OnCpu(generate(program, "float32"), tmp_path, len(program.activations)), net, (1, 6, 6), "float32")
+    agrees(OnCpu(generate(program, "float32")), net, (1, 6, 6), "float32")
 
 
 @needs_compiler
@@ -118,8 +117,7 @@ def test_generated_networks(drawn: Any, seed: int) -> None:
     program = lower(net, shape, "ntk")
     X = images(np.random.default_rng(seed), 4, shape)
     for dtype in ("float32", "float64"):
-        with tempfile.TemporaryDirectory() as folder:
-            K = OnCpu(generate(program, dtype), Path(folder), len(program.activations)).symmetric(X)
+        K = OnCpu(generate(program, dtype)).symmetric(X)
         for k, kind in enumerate(("nngp", "ntk")):
             found = compare(net, X, K[k], np.dtype(dtype), kind)  # type: ignore[arg-type]
             if found is not None:
@@ -129,10 +127,10 @@ def test_generated_networks(drawn: Any, seed: int) -> None:
 @needs_compiler
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["skips in skips", "smooth"])
-def test_the_general_kernel_agrees_where_the_warp_kernel_would_run(name: str, tmp_path: Path) -> None:
+def test_the_general_kernel_agrees_where_the_warp_kernel_would_run(name: str) -> None:
     net, shape = NETWORKS[name]
     program = lower(net, shape, "ntk")
-    agrees(OnCpu(generate(program, "float64", path="block"), tmp_path, len(program.activations)), net, shape, "float64")
+    agrees(OnCpu(generate(program, "float64", path="walk")), net, shape, "float64")
 
 
 @needs_compiler
@@ -149,14 +147,12 @@ def test_the_general_kernel_agrees_where_the_warp_kernel_would_run(name: str, tm
         )
     ],
 )
-def test_networks_with_pools_agree_with_the_reference(
-    name: str, dtype: str, path: Any, launch: Any, tmp_path: Path
-) -> None:
+def test_networks_with_pools_agree_with_the_reference(name: str, dtype: str, path: Any, launch: Any) -> None:
     net, shape = POOLED[name]
     program = lower(net, shape, "ntk")
     source = generate(program, dtype, path=path, launch_shape=launch)
     assert source.path == path
-    agrees(OnCpu(source, tmp_path, len(program.activations)), net, shape, dtype)
+    agrees(OnCpu(source), net, shape, dtype)
 
 
 @needs_compiler
@@ -173,12 +169,12 @@ def test_networks_with_pools_agree_with_the_reference(
             marks=pytest.mark.slow,
         ),
     ],
-    ids=["block", "dense", "walk"],
+    ids=["walk", "dense", "walk"],
 )
-def test_slopes_of_series(net: Network, shape: tuple[int, ...], tmp_path: Path) -> None:
+def test_slopes_of_series(net: Network, shape: tuple[int, ...]) -> None:
     program = lower(net, shape, "ntk")
     tables = SeriesTables(program, np.dtype("float64"))
-    run = OnCpu(generate(program, "float64", series=tables.rows(None)), tmp_path, 2, tables.panels)
+    run = OnCpu(generate(program, "float64", series=tables.rows(None)), tables.panels)
     X = images(np.random.default_rng(0), 4, shape)
     K, theta = run.cross(X, X[1:3])
     assert error(K, reference.kernel(net, X, X[1:3])) <= 1e-11
@@ -195,14 +191,14 @@ def test_slopes_of_series(net: Network, shape: tuple[int, ...], tmp_path: Path) 
         pytest.param(
             *("sheets", Sequential(*C, AvgPool(2), *C, GlobalAvgPool(), Dense()), (1, 4, 6)), marks=pytest.mark.slow
         ),
-        pytest.param("block", Sequential(*C * 2, Dense()), (1, 40), marks=pytest.mark.slow),
+        pytest.param("walk", Sequential(*C * 2, Dense()), (1, 40), marks=pytest.mark.slow),
     ],
 )
 def test_the_engine_gives_either_kernel_or_both(
-    path: str, net: Network, shape: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    path: str, net: Network, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Tables, tiles, both triangles, on two cards; the real kernels, on cards that are not there."""
-    Cards(tmp_path, 2).install(monkeypatch)
+    Cards(2).install(monkeypatch)
     rng = np.random.default_rng(0)
     X, Z = images(rng, 5, shape), images(rng, 4, shape)[:-1]
     x, z = (a.reshape(len(a), 1, -1) for a in (X, Z))
@@ -262,6 +258,6 @@ def test_source_compiles_with_next_to_no_spills(net: Network, shape: tuple[int, 
     assert max(int(n) for n in re.findall(r"(\d+) bytes spill stores", told)) <= 64
 
 
-def test_a_card_takes_tangent_kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    Cards(tmp_path, 1).install(monkeypatch)
+def test_a_card_takes_tangent_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    Cards(1).install(monkeypatch)
     assert Kernel(zoo.resnet(8), device="cuda", kind="ntk").device == "cuda"

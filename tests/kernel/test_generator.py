@@ -11,9 +11,7 @@ import pytest
 
 from cnngp.kernel import program
 from cnngp.kernel.engines.cpu import plan
-from cnngp.kernel.engines.cuda import dense, layout, source, walk
-from cnngp.kernel.engines.cuda.block import kernels as block_kernels
-from cnngp.kernel.engines.cuda.block import walk as block_walk
+from cnngp.kernel.engines.cuda import dense, layout, program_data, program_walk, source, walk_kernels
 from cnngp.kernel.engines.cuda.warp import additions, steps, sums
 from cnngp.kernel.engines.cuda.warp import kernel as warp_kernel
 from cnngp.kernel.engines.cuda.warp import plan as warp_plan
@@ -26,7 +24,7 @@ from helpers.generator import RELU_LIKE, SMOOTH, Random, random_network
 from helpers.sweep import SHAPES, sweep
 
 PLANNERS = [geometry, shapes, demands, program, nodes, units, scheduling, tangents, plan]
-WRITERS = [source, walk, block_walk, block_kernels, dense, layout]
+WRITERS = [source, program_data, program_walk, walk_kernels, dense, layout]
 WRITERS += [warp_plan, additions, sums, steps, warp_kernel, warp_source]
 
 

@@ -25,7 +25,7 @@ from cnngp import (
 )
 from cnngp.kernel import gradient_check, verdicts
 from cnngp.kernel import kernel as kernel_module
-from cnngp.kernel.engines.cuda.gradient.engine import CudaGradient
+from cnngp.kernel.engines.cuda.gradient.gradient_engine import CudaGradient
 from cnngp.kernel.engines.weights import Gradient
 from helpers import adjoint
 from helpers.cuda_on_cpu import needs_compiler
@@ -40,11 +40,11 @@ G = np.random.default_rng(0).normal(size=(5, 5))
 
 
 @pytest.fixture(autouse=True)
-def card(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cards:
+def card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cards:
     """A card, and nothing known of any network. Images stay on the host, whose checks read them at once: what is on a
     fake card is written late.
     """
-    made = Cards(folder)
+    made = Cards()
     honest = kernel_module.as_images
 
     def on_host(X: Any, dtype: Any, name: str, on_gpu: bool) -> Any:
@@ -88,7 +88,7 @@ def test_a_kernel_on_a_card_has_gradients(card: Cards, dtype: str) -> None:
         found, expected = kernel.gradient(X, other, G), adjoint.gradient(NET, X, other, G)
         size = max(map(abs, expected.values()))
         assert found == pytest.approx(expected, rel=0, abs={"float32": 1e-5, "float64": 1e-10}[dtype] * size)
-    assert "selves" in {name for _, name in card.launches}, "it was computed elsewhere"
+    assert "self_pairs" in {name for _, name in card.launches}, "it was computed elsewhere"
 
 
 def test_gradients_of_images_have_the_shapes_of_the_images() -> None:

@@ -1,4 +1,4 @@
-"""One card with a program's compiled kernels: `tables` for images, `pairs` for a tile of the matrix.
+"""One card with compiled kernels: `tables` for images, `pairs` for a tile of the matrix, `self_pairs` for gradients.
 
 The compiled code is kept in CuPy's cache on disk, under a hash of its source.
 """
@@ -6,7 +6,9 @@ The compiled code is kept in CuPy's cache on disk, under a hash of its source.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
@@ -14,19 +16,22 @@ from numpy.typing import NDArray
 
 from cnngp.kernel.program import Kind
 
+from .kernel_frame import Launch
 from .source import CudaSource
 
 OPTIONS = ("-std=c++17",)
 KINDS: tuple[Kind, ...] = ("nngp", "ntk")
 """In which order results stand side by side."""
 NEVER = -(1 << 40)  # a `below` that leaves no pair out
+RESIDENT = 2  # blocks that a multiprocessor gets where their maps lie in global memory, and of a gradient
+RESIDENT_BACKWARD = 4
 
 
 @dataclass(frozen=True)
 class Made:
     """What the `tables` kernel leaves: rows (N, row), peaks (N, nonlinearities) and the diagonals.
 
-    Those are (1, N), K(x, x) alone, or (2, N) with Θ(x, x).
+    Those are (1, N), K(x, x) alone, or (2, N) with Θ(x, x); of a gradient they are not written.
     """
 
     rows: Any
@@ -34,11 +39,13 @@ class Made:
     diagonals: Any
 
 
-class OneCard:
-    """A card and its memory. `with card:` makes it the current one."""
+class Card:
+    """A card, its memory and its kernels; arrays are CuPy's. `with card:` makes it the current one."""
 
-    def __init__(self, device: int) -> None:
-        self.device = device
+    def __init__(self, device: int, source: CudaSource, panels: NDArray[np.float64]) -> None:
+        self.device, self.source = device, source
+        self.dtype = np.dtype({"float": np.float32, "double": np.float64}[source.dtype])
+        self._host = (panels, source.data.ints, source.data.reals)
         self._entered = threading.local()
 
     def __enter__(self) -> Self:
@@ -58,66 +65,48 @@ class OneCard:
         free, _ = cupy.cuda.runtime.memGetInfo()
         return int(free + cupy.get_default_memory_pool().free_bytes())
 
-    def _blocks(self, wanted: int, scratch: int, resident: int = 0) -> tuple[int, Any]:
-        """How many blocks walk over the work, and the scratch memory that they share."""
+    @cached_property
+    def functions(self) -> dict[str, Any]:
+        """The kernels, compiled when first asked for."""
         import cupy
 
-        processors = cupy.cuda.Device(self.device).attributes["MultiProcessorCount"]
-        blocks = min(wanted, 8 * processors)
-        if scratch:
-            blocks = max(1, min(wanted, (resident or 2) * processors, int(0.2 * self.free_bytes()) // scratch))
-        return blocks, cupy.empty(max(1, blocks * scratch), cupy.uint8)
+        module = cupy.RawModule(code=self.source.text, options=OPTIONS)
+        found = {name: module.get_function(name) for name in self.source.launches}
+        for name, function in found.items():
+            if self.source.launches[name].shared > 48 * 1024:
+                function.max_dynamic_shared_size_bytes = self.source.launches[name].shared
+        return found
 
-
-class Card(OneCard):
-    """One card with the compiled kernels."""
-
-    def __init__(
-        self, device: int, source: CudaSource, dtype: np.dtype[Any], sites: int, panels: NDArray[np.float64]
-    ) -> None:
-        super().__init__(device)
-        self.source, self.dtype, self.sites = source, dtype, sites
-        self._panels = panels
-        self._functions: tuple[Any, Any] | None = None
-        self._data: tuple[Any, ...] | None = None
-
-    @property
-    def functions(self) -> tuple[Any, Any]:
-        """(tables, pairs), compiled when first asked for."""
-        if self._functions is None:
-            import cupy
-
-            module = cupy.RawModule(code=self.source.text, options=OPTIONS)
-            tables, pairs = module.get_function("tables"), module.get_function("pairs")
-            for function, launch in ((tables, self.source.tables), (pairs, self.source.pairs)):
-                if launch.shared > 48 * 1024:
-                    function.max_dynamic_shared_size_bytes = launch.shared
-            self._functions = tables, pairs
-        return self._functions
-
-    @property
+    @cached_property
     def data(self) -> tuple[Any, ...]:
-        """A program's operations on the card, where they are not part of the text."""
-        if self._data is None:
-            import cupy
+        """The panels of series, and the program's numbers."""
+        import cupy
 
-            data = self.source.data
-            self._data = () if data is None else (cupy.asarray(data.ints), cupy.asarray(data.reals))
-        return self._data
+        return tuple(map(cupy.asarray, self._host))
+
+    def fixed_bytes(self) -> int:
+        """Memory that work takes for however few images: the program's numbers, if not there yet, and scratch.
+
+        That is of one block, of the four launches that can be in flight.
+        """
+        numbers = 0 if "data" in self.__dict__ else sum(a.nbytes for a in self._host)
+        return numbers + 4 * max(launch.scratch for launch in self.source.launches.values())
+
+    def images(self, X: Any) -> Any:
+        import cupy
+
+        return cupy.ascontiguousarray(cupy.asarray(X), dtype=self.dtype)
 
     def tables(self, images: Any) -> Made:
+        """What images need for pairs."""
         import cupy
 
-        x = cupy.ascontiguousarray(cupy.asarray(images), dtype=self.dtype)
-        n = len(x)
-        rows = cupy.empty((n, self.source.row), self.dtype)
-        peaks = cupy.zeros((n, max(1, self.sites)), np.float64)
-        diagonals = cupy.empty((len(KINDS) if self.source.kind == "ntk" else 1, n), np.float64)
-        launch = self.source.tables
-        blocks, scratch = self._blocks(n, launch.scratch)
-        arguments = (x, rows, peaks, diagonals, np.int32(n), scratch, cupy.asarray(self._panels), *self.data)
-        self.functions[0]((blocks,), (launch.threads,), arguments, shared_mem=launch.shared)
-        return Made(rows, peaks[:, : self.sites], diagonals)
+        x, n = self.images(images), len(images)
+        rows, peaks = cupy.empty((n, self.source.row), self.dtype), self._peaks(n)
+        diagonals = cupy.empty((1 + self.source.data.tangents, n), np.float64)
+        launch = self._launch("tables", n, RESIDENT)
+        launch(lambda scratch: (x, rows, peaks, diagonals, np.int32(n), scratch, *self.data))
+        return Made(rows, peaks[:, : len(self.source.data.program.activations)], diagonals)
 
     def pairs(
         self,
@@ -134,31 +123,75 @@ class Card(OneCard):
 
         Of kind "ntk" Θ goes into `theta` and `theta_mirror`, and K only where there is an `out`.
         """
-        n, m = len(first), len(second)
-        source, launch = self.source, self.source.pairs
+        n, m, source = len(first), len(second), self.source
+        where = (out, mirror, theta, theta_mirror)[: 4 if source.data.tangents else 2]
+        K, K_mirror, *others = (np.uint64(0) if a is None else a for a in where)
+        arguments = (first, second, K, K_mirror, np.int32(n), np.int32(m), np.int64(ld), np.int64(below), *others)
+        match source.path:
+            case "walk":
+                launch = self._launch("pairs", n * m, RESIDENT)
+                launch(lambda scratch: (*arguments, scratch, *self.data[1:]))
+            case "sheets" if source.pairs.scratch:
+                launch = self._launch("pairs", source.blocks(n, m), source.resident)
+                launch(lambda scratch: (*arguments, scratch))
+            case _:
+                more = (np.uint64(0),) * (source.path == "sheets")
+                how = source.pairs
+                self.functions["pairs"](
+                    (source.blocks(n, m),), (how.threads,), (*arguments, *more), shared_mem=how.shared
+                )
 
-        def place(a: Any) -> Any:
-            return np.uint64(0) if a is None else a
+    def phases(
+        self, first: Any, second: Any, weights: Any, shares: tuple[Any, Any], sums: Any
+    ) -> Callable[[int], None]:
+        """What launches a phase of a gradient's pairs (gradient_kernels.py), one phase after the other.
 
-        arguments: tuple[Any, ...] = (
-            first,
-            second,
-            place(out),
-            place(mirror),
-            np.int32(n),
-            np.int32(m),
-            np.int64(ld),
-            np.int64(below),
-        )
-        if source.kind == "ntk":
-            arguments = (*arguments, place(theta), place(theta_mirror))
-        if source.block_rows:
-            blocks = -(-n // source.block_rows) * -(-m // source.block_columns)
-            if source.path == "sheets":
-                few, scratch = self._blocks(blocks, launch.scratch, source.resident)
-                arguments = (*arguments, scratch)
-                blocks = few if launch.scratch else blocks
-        else:
-            blocks, scratch = self._blocks(n * m, launch.scratch)
-            arguments = (*arguments, scratch, *self.data)
-        self.functions[1]((blocks,), (launch.threads,), arguments, shared_mem=launch.shared)
+        Where both `shares` are the same array, the pairs are of one set of images.
+        """
+        n, m = weights.shape
+        one_set = shares[0] is shares[1]
+        launch = self._launch("pairs", n if one_set else min(n, m), RESIDENT_BACKWARD)
+        before, behind = (first, second, weights, np.int32(n), np.int32(m)), (np.int32(one_set), *shares, sums)
+        return lambda phase: launch(lambda scratch: (*before, np.int32(phase), *behind, scratch, *self.data[1:]))
+
+    def self_pairs(self, x: Any, seeds: NDArray[np.float64], shares: Any) -> tuple[Any, Any]:
+        """The sums of each image, (N, slots), and the gradients of its pixels, (N, pixels) or none."""
+        import cupy
+
+        n, backward = len(x), self.source.backward
+        sums = cupy.empty((n, backward.slots), np.float64)
+        pixels = cupy.empty((n, backward.pixels), np.float64) if backward.pixels else None
+        place = np.uint64(0) if pixels is None else pixels
+        weights, peaks = cupy.asarray(seeds), self._peaks(n)
+        launch = self._launch("self_pairs", n, RESIDENT_BACKWARD)
+        launch(lambda scratch: (x, weights, shares, sums, place, peaks, np.int32(n), scratch, *self.data))
+        return sums, pixels
+
+    def _peaks(self, n: int) -> Any:
+        import cupy
+
+        return cupy.zeros((n, self.source.data.sites), np.float64)
+
+    def _launch(self, name: str, wanted: int, resident: int) -> Callable[[Callable[[Any], tuple[Any, ...]]], None]:
+        """What launches a kernel whose blocks walk over the work, with arguments made of their scratch memory.
+
+        Asking the card for its memory takes longer than a short launch, so it is asked once.
+        """
+        how: Launch = self.source.launches[name]
+        blocks, scratch = self._blocks(wanted, how.scratch, resident)
+        function = self.functions[name]
+
+        def launch(arguments: Callable[[Any], tuple[Any, ...]]) -> None:
+            function((blocks,), (how.threads,), arguments(scratch), shared_mem=how.shared)
+
+        return launch
+
+    def _blocks(self, wanted: int, scratch: int, resident: int) -> tuple[int, Any]:
+        """How many blocks there are, and the scratch memory that they share."""
+        import cupy
+
+        processors = cupy.cuda.Device(self.device).attributes["MultiProcessorCount"]
+        blocks = min(wanted, 8 * processors)
+        if scratch:
+            blocks = max(1, min(wanted, resident * processors, int(0.2 * self.free_bytes()) // scratch))
+        return blocks, cupy.empty(max(1, blocks * scratch), cupy.uint8)

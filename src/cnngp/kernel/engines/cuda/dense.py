@@ -7,19 +7,17 @@ the two images alone, so the product is summed in a fixed order: channels in gro
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from cnngp.kernel.program import Op, Program
-from cnngp.kernel.series.packed import Rows
 from cnngp.network.layers import Elementwise
 
-from .block.walk import Walk
 from .formula_text import literal
-from .layout import Registers, Step, TableLayout, in_registers
+from .kernel_frame import THETA_ARGUMENTS, stores
+from .layout import Registers, Step, in_registers
 from .math import Constants, pair_formula, slope_formula
-from .results import THETA_ARGUMENTS, stores
+from .program_data import ProgramData
 
 TILE = 64
 DEPTH = 16
@@ -38,16 +36,8 @@ def fits(program: Program) -> bool:
     return math.prod(program.shape) == 1 and all(math.prod(op.out_shape) == 1 for op in program.ops)
 
 
-class _Tables(Protocol):
-    """What is known of the images' table rows."""
-
-    layout: TableLayout
-    series: Mapping[int, Rows]
-    shifts_at: dict[int, int]
-
-
 def scalar_network(
-    registers: Registers, walk: _Tables, dtype: str, units: Sequence[float], start: Sequence[str] = ("K",)
+    registers: Registers, data: ProgramData, dtype: str, units: Sequence[float], start: Sequence[str] = ("K",)
 ) -> str:
     """`network(K, t1, t2)`: steps on maps of one location, for two table rows.
 
@@ -59,7 +49,7 @@ def scalar_network(
     begin = {n: start[n] if n < len(start) else "0" for n in sorted(names)}
     lines = [f"    real {', '.join(f'm{n} = {value}' for n, value in begin.items())};"]
     for step in steps:
-        pair = {s.dst.name: _scalar(s, walk, dtype) for s in step.both}
+        pair = {s.dst.name: _scalar(s, data, dtype) for s in step.both}
         if len(pair) == 1:
             (name, value), op = next(iter(pair.items())), step.op
             lines.append(f"    m{name} = {value};  // {_described(op)}")
@@ -79,19 +69,19 @@ __device__ __noinline__ real network(real K, const real* __restrict__ t1, const 
 }}"""
 
 
-def _scalar(step: Step, walk: _Tables, dtype: str) -> str:
+def _scalar(step: Step, data: ProgramData, dtype: str) -> str:
     """keep · old + scale · f + bias as an expression."""
     op, a = step.op, step.activation
     value = f"m{step.src.name}"
     if a is not None:
-        site = walk.layout.sites[a.site]
+        site = data.layout.sites[a.site]
         places = [site.offset + p * site.plane for p in range(site.planes)]
         first, second = ([f"{t}[{at}]" for at in places] for t in ("t1", "t2"))
         constants = Constants.literals(a, dtype)
         if isinstance(a.layer, Elementwise):
-            rows = walk.series[a.site]
+            rows = data.series[a.site]
             first, second = ([f"Terms{{{t} + {site.offset}, 1}}"] for t in ("t1", "t2"))
-            at = str(walk.shifts_at[a.site])
+            at = str(data.shifts_at[a.site])
             constants = replace(constants, even=str(rows.even), odd=str(rows.odd), shifts=at)
         written = pair_formula if op.tangent is None else slope_formula
         value = written(a.layer, value, constants, first, second, step.src.nonneg)
@@ -108,14 +98,14 @@ def _described(op: Op) -> str:
     return f"{op.place or '(network)'}{layer}"
 
 
-def dense_kernel(walk: Walk, dtype: str) -> DenseKernel:
-    program, layout = walk.program, walk.layout
+def dense_kernel(data: ProgramData, dtype: str) -> DenseKernel:
+    program, layout = data.program, data.layout
     tangents = program.theta is not None
     units = (program.unit, program.theta_unit) if tangents else (program.unit,)
     per = TILE // SIDE
     theta = " " * 16 + "real T;\n" if tangents else ""
     text = f"""
-{scalar_network(in_registers(program), walk, dtype, units)}
+{scalar_network(in_registers(program), data, dtype, units)}
 extern "C" __global__ void __launch_bounds__({SIDE * SIDE})
 pairs(const real* __restrict__ first, const real* __restrict__ second, real* __restrict__ out,
       real* __restrict__ mirror, int n, int m, long long ld, long long below{THETA_ARGUMENTS * tangents})

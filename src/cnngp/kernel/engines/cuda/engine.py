@@ -1,42 +1,40 @@
 """The GPU engine: compiles a program's CUDA at run time and runs tiles of the kernel matrix on every card there is.
 
-The engine chooses the code and the size of a tile. source.py writes the code, card.py compiles and launches it,
-tiles.py takes one card through its tiles.
+source.py writes the code, card.py compiles and launches it, tiles.py takes one card through its tiles.
 """
 
 from __future__ import annotations
 
-import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cnngp.common.arrays import Output, to_output
-from cnngp.common.devices import EngineError, require_card
+from cnngp.common.devices import EngineError
 from cnngp.common.tiles import Grid, share
 from cnngp.kernel.program import Kind, Program
-from cnngp.kernel.series.packed import SeriesTables
+from cnngp.kernel.series.packed import Rows
 
 from ..base import Advance, check_range
 from .card import KINDS, NEVER, Card
-from .source import CudaSource, generate
-from .tiles import MEMORY_SHARE, Job
+from .card_engine import CardEngine
+from .source import CudaSource, Path, generate
+from .tiles import Job
 
 __all__ = ["NEVER", "CudaEngine", "EngineError"]
 
-VERSION = 1
 MAX_TILE = 16384
 # Map elements that one launch may compute, so that it takes about a second and progress can be shown.
-LAUNCH_ELEMENTS = {"warp": 8e11, "dense": 2e11, "block": 2e10, "sheets": 6e11, "walk": 1e10}
+LAUNCH_ELEMENTS = {"warp": 8e11, "dense": 2e11, "sheets": 6e11, "walk": 1e10}
 
 
-class CudaEngine:
+class CudaEngine(CardEngine):
     """Runs one program on the cards. See `Engine` for what it offers.
 
-    `devices` names the cards, by default all; `tile` the side of a tile, by default what memory and time suggest.
+    `path` and `launch_shape` override the choices of `generate`, for tests and measurements.
     """
 
     def __init__(
@@ -45,49 +43,25 @@ class CudaEngine:
         dtype: str,
         devices: Sequence[int] | None = None,
         tile: int | None = None,
-        source: CudaSource | None = None,
+        path: Path | None = None,
+        launch_shape: tuple[int, int, int, int] | None = None,
     ) -> None:
-        cupy = require_card()
-        self.program = program
-        self.dtype = np.dtype(dtype)
-        self._series = SeriesTables(program, self.dtype)
+        self._path, self._launch_shape = path, launch_shape
+        super().__init__(program, dtype, "cuda", devices, tile)
         self._elements = sum(math.prod(op.shape) for op in program.ops if op.activation is not None)
-        self._tile = tile
-        self._devices = list(range(cupy.cuda.runtime.getDeviceCount()) if devices is None else devices)
-        self._shared_limit = min(
-            int(cupy.cuda.Device(k).attributes["MaxSharedMemoryPerBlockOptin"]) for k in self._devices
-        )
-        self.source = source or self._generate(None)
-        self._cards = self._make_cards(self.source)
-        self._longer: dict[str, list[Card]] = {}
-        kind = cupy.cuda.Device(self._cards[0].device).compute_capability
-        text = hashlib.sha256(self.source.content + self._series.panels.tobytes()).hexdigest()
-        self.identity = f"cuda-{VERSION}-{self.dtype.name}-sm{kind}-{text[:16]}"
 
-    def _generate(self, peaks: NDArray[np.float64] | None) -> CudaSource:
-        rows = self._series.rows(peaks)
-        return generate(self.program, self.dtype, series=rows, shared_limit=self._shared_limit)
-
-    def _make_cards(self, source: CudaSource) -> list[Card]:
-        return [Card(k, source, self.dtype, len(self.program.activations), self._series.panels) for k in self._devices]
+    def _generate(self, rows: Mapping[int, Rows]) -> CudaSource:
+        return generate(self.program, self.dtype, self._path, rows, self._shared_limit, self._launch_shape)
 
     def diagonal(self, X: Any) -> NDArray[np.float64]:
         return self._diagonals(X)[0][self.program.kind]
 
     def _diagonals(self, X: Any) -> tuple[dict[Kind, NDArray[np.float64]], NDArray[np.float64]]:
         """K(x, x) and perhaps Θ(x, x), and the largest variance of all images at each nonlinearity."""
-        card = self._cards[0]
-        found, peaks = [], []
-        with card:
-            step = self._side(card, len(X), 0)
-            for start in range(0, len(X), step):
-                made = card.tables(X[start : start + step])
-                found.append(made.diagonals.get())
-                peaks.append(made.peaks.get())
-        diagonals = dict(zip(KINDS, np.concatenate(found, axis=1), strict=False))
+        found, peaks = self._variances(X)
+        diagonals = dict(zip(KINDS, found, strict=False))
         theta = diagonals.get("ntk")
-        largest = check_range(self.program, self.dtype, self._series, np.concatenate(peaks), diagonals["nngp"], theta)
-        return diagonals, largest
+        return diagonals, check_range(self.program, self.dtype, self._series, peaks, diagonals["nngp"], theta)
 
     def cross(self, X: Any, Z: Any, output: Output = "numpy", advance: Advance = None) -> Any:
         return self._matrices(X, Z, (self.program.kind,), output, advance)[0]
@@ -99,26 +73,16 @@ class CudaEngine:
         K, theta = self._matrices(X, Z, KINDS, output, advance)
         return K, theta
 
-    def _cards_for(self, peaks: NDArray[np.float64]) -> list[Card]:
-        """Cards with code for these variances: an Elementwise's series is as long as they need, and no longer."""
-        if not self._series.sites:
-            return self._cards
-        source = self._generate(peaks)
-        if source.digest not in self._longer:
-            self._longer[source.digest] = self._make_cards(source)
-        return self._longer[source.digest]
-
     def _matrices(self, X: Any, Z: Any | None, kinds: Sequence[Kind], output: Output, advance: Advance) -> list[Any]:
         """The matrices of these kinds, from one pass over the pairs; of one set of images where Z is None."""
         import cupy
 
-        cards = self._cards
         diagonals: dict[Kind, NDArray[np.float64]] = {}
         if Z is None:
             diagonals, peaks = self._diagonals(X)
-            cards = self._cards_for(peaks)
-        elif self._series.sites:
-            cards = self._cards_for(np.maximum(self._diagonals(X)[1], self._diagonals(Z)[1]))
+            cards = self.cards(peaks)
+        else:
+            cards = self._cards_for(X, Z)
         second = X if Z is None else Z
         on_host = output == "numpy"
         xp: Any = np if on_host else cupy
@@ -136,22 +100,11 @@ class CudaEngine:
                 cupy.cuda.get_current_stream().synchronize()
         return [to_output(out[kind], output) for kind in kinds]
 
-    def _side(self, card: Card, images: int, reserved: int, matrices: int = 1) -> int:
-        """The side of a tile: all images, unless memory or the length of a launch speaks against it."""
-        if self._tile is not None:
-            return self._tile
+    def _side(self, card: Card, images: int, reserved: int = 0, matrices: int = 1) -> int:
+        """The side of a tile, beside so many reserved entries."""
         item = self.dtype.itemsize
-        budget = MEMORY_SHARE * (card.free_bytes() - reserved * item)
-        row = card.source.row * item
-        by_time = math.sqrt(LAUNCH_ELEMENTS[card.source.path] / max(1, self._elements))
-        # Two bands of rows, and of each matrix four tiles: two in flight, each with its mirror image.
-        entry = item * matrices
-        by_memory = (math.sqrt(row * row + 4 * entry * max(0.0, budget)) - row) / (4 * entry)
-        side = int(min(MAX_TILE, by_time, by_memory))
-        if side < 1:
-            raise EngineError(
-                f"not enough memory on the GPU: an image needs {row:,} bytes of tables and "
-                f"{card.free_bytes():,} are free"
-            )
-        pieces = -(-images // side)
-        return -(-images // pieces) if pieces > 1 else images
+        most = min(MAX_TILE, math.sqrt(LAUNCH_ELEMENTS[card.source.path] / max(1, self._elements)))
+        # Two bands of rows and the images of one; of each matrix four tiles: two in flight, each with its mirror image.
+        data = card.source.data
+        band = item * (2 * data.row + data.pixels) + 8 * (data.sites + 2)
+        return self._largest_side(card, images, most, band, 4 * item * matrices, reserved * item)

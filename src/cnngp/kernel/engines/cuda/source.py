@@ -1,19 +1,21 @@
 """program → CUDA text: a pure function, so it is tested, read and cached without a card.
 
-The text has two kernels. `tables` runs the variance recursion of each image in float64 and leaves its table row;
-`pairs` computes K for a tile of pairs. There are five ways to write `pairs`, chosen by the shapes alone:
+The text has a kernel `tables`, which runs the variance recursion of each image in float64 and leaves its table row, and
+a kernel `pairs`, which computes K for a tile of pairs. There are four ways to write `pairs`, chosen by the shapes:
+
     warp    maps up to 32 wide, in registers, the whole network in one launch (warp/)
     dense   one location: a matrix product, then scalars (dense.py)
-    block   everything else without pools, in shared or global memory (block/)
-    sheets  with pools: one image against shifted copies of the other (sheets/kernel.py)
-    walk    any other network with pools, step by step (sheets/general.py)
+    sheets  with pools: one image against shifted copies of the other (sheets/)
+    walk    any other network, operation by operation (walk_kernels.py)
+
+A gradient's text walks too; it has a third kernel, for images with themselves (gradient/gradient_kernels.py).
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -21,67 +23,77 @@ from typing import Literal
 import numpy as np
 from numpy.typing import DTypeLike
 
-from cnngp.kernel.program import Kind, Program
+from cnngp.kernel.program import PIXELS, Program
+from cnngp.kernel.program.steps import Reverse
 from cnngp.kernel.series.packed import Rows
-from cnngp.network.layers import Nonlinearity
 
 from . import dense as cuda_dense
-from .block.kernels import pair_kernel, table_kernel
-from .block.walk import Walk
+from .gradient import gradient_kernels
+from .kernel_frame import SHARED_LIMIT, Launch, comment
 from .layout import TableLayout
 from .math import PRIMITIVES, formulas
-from .sheets import general
+from .program_data import BackwardData, ProgramData
+from .program_walk import common
 from .sheets import plan as sheet_plan
 from .sheets import source as cuda_sheets
 from .sheets.kernel import SheetLaunch, second_offsets
-from .sheets.walk import SheetData, SheetWalk
+from .walk_kernels import pairs_kernel, tables_kernel
 from .warp import source as cuda_warp
 
-Path = Literal["warp", "dense", "block", "sheets", "walk"]
-SHARED_LIMIT = 227 * 1024
-
-
-@dataclass(frozen=True)
-class Launch:
-    """Threads of a block, its dynamic shared memory, and its bytes of scratch in global memory."""
-
-    threads: int
-    shared: int
-    scratch: int
+Path = Literal["warp", "dense", "sheets", "walk"]
 
 
 @dataclass(frozen=True)
 class CudaSource:
-    """The text of a program's kernels and all that a launch needs to know.
+    """The text of a program's kernels, the program's numbers, and all that a launch needs to know.
 
-    `primitives` and `body` together are the text; a test on a CPU replaces the first. A table row has `row` entries.
-    A block of `pairs` covers `block_rows` × `block_columns` pairs; 0 × 0: blocks walk over all pairs.
+    `primitives` and `body` together are the text; a test on a CPU replaces the first. A block of `pairs` covers
+    `block_rows` × `block_columns` pairs; 0 × 0: blocks walk over all pairs, and `pairs` reads the numbers too.
     """
 
     path: Path
     dtype: str
     primitives: str
     body: str
-    row: int
+    data: ProgramData
     tables: Launch
     pairs: Launch
-    block_rows: int
-    block_columns: int
-    data: SheetData | None = None
+    block_rows: int = 0
+    block_columns: int = 0
     resident: int = 0
     """Blocks that a multiprocessor should hold, where blocks walk over all pairs; 0: not known."""
-    kind: Kind = "nngp"
-    """Of kind "ntk", `pairs` gives Θ too and takes where to write it behind the arguments that it always has."""
+    self_pairs: Launch | None = None
+    """Of a gradient the launch for images with themselves."""
 
     @property
     def text(self) -> str:
         return self.primitives + self.body
 
     @property
+    def row(self) -> int:
+        """Entries of a table row."""
+        return self.data.row
+
+    @property
+    def launches(self) -> dict[str, Launch]:
+        """The kernels by name."""
+        found = {"tables": self.tables, "pairs": self.pairs}
+        return found if self.self_pairs is None else {**found, "self_pairs": self.self_pairs}
+
+    @property
+    def backward(self) -> BackwardData:
+        """Of a gradient the shares and sums."""
+        assert self.data.backward is not None
+        return self.data.backward
+
+    def blocks(self, n: int, m: int) -> int:
+        """The blocks that cover n × m pairs, where each has its own."""
+        return -(-n // self.block_rows) * -(-m // self.block_columns)
+
+    @property
     def content(self) -> bytes:
         """All that the results depend on."""
-        data = b"" if self.data is None else self.data.ints.tobytes() + self.data.reals.tobytes()
-        return self.text.encode() + data
+        return self.text.encode() + self.data.ints.tobytes() + self.data.reals.tobytes()
 
     @cached_property
     def digest(self) -> str:
@@ -108,108 +120,129 @@ def generate(
     >>> generate(lower(zoo.resnet(8), (1, 28, 28)), "float32").path
     'warp'
     """
-    real = {4: "float", 8: "double"}[np.dtype(dtype).itemsize]
-    if program.input is None:
-        return _with_pools(program, real, path, series or {}, shared_limit, launch_shape)
-    chosen: Path = path or (
-        "dense" if cuda_dense.fits(program) else "warp" if cuda_warp.fits(program, real) else "block"
-    )
-    vector = {"float": 4, "double": 2}[real] if chosen == "warp" else 1
-    if chosen != "warp":
-        fold = 0
-    elif fold is None:
-        fold = cuda_warp.fold_from(program)
-    layout = TableLayout.of(program, vector, {site: rows.count for site, rows in (series or {}).items()}, fold)
-    walk = Walk(program, layout, series or {})
-    tables = table_kernel(walk, real, shared_limit)
-    parts = [*_head(program, real, chosen, walk.layers), walk.arrays(), tables.text]
-    if chosen == "warp":
-        warp = cuda_warp.warp_kernel(program, layout, real, shared_limit, launch_shape)
-        parts.append(warp.text)
-        pairs = Launch(warp.threads, warp.shared, 0)
-        rows, columns = warp.rows, warp.columns * warp.pairs
-    elif chosen == "dense":
-        dense = cuda_dense.dense_kernel(walk, real)
-        parts.append(dense.text)
-        pairs = Launch(dense.threads, 0, 0)
-        rows = columns = cuda_dense.TILE
-    else:
-        block = pair_kernel(walk, real, shared_limit)
-        parts.append(block.text)
-        pairs = Launch(block.threads, block.shared, block.scratch)
-        rows = columns = 0
-    return CudaSource(
-        chosen,
-        real,
-        PRIMITIVES[real],
-        _plain("\n".join(parts)),
-        layout.row,
-        Launch(tables.threads, tables.shared, tables.scratch),
-        pairs,
-        rows,
-        columns,
-        kind=program.kind,
-    )
+    writer = _Writer(program, _real(dtype), series or {}, shared_limit, launch_shape)
+    chosen = path or writer.fastest()
+    match chosen:
+        case "sheets":
+            return writer.sheets()
+        case "warp":
+            return writer.warp(cuda_warp.fold_from(program) if fold is None else fold)
+        case "dense":
+            return writer.dense()
+        case "walk":
+            return writer.walk()
 
 
-def _head(program: Program, real: str, path: Path, layers: Sequence[tuple[Nonlinearity, bool]]) -> list[str]:
-    """What every text begins with."""
-    head = f"// {program.network!r}\n// on {program.channels} x {program.spatial}, {real}, path {path}\n"
-    return [
-        head,
-        "#define ALL 0xffffffffu\n",
-        formulas(real, [layer for layer, _ in layers], program.theta is not None),
-    ]
-
-
-def _plain(text: str) -> str:
-    """Without a bare function's address, which may stand in a comment."""
-    return re.sub(r" at 0x[0-9a-f]+", "", text)
-
-
-def _with_pools(
-    program: Program,
-    real: str,
-    path: Path | None,
-    series: Mapping[int, Rows],
-    shared_limit: int,
-    launch_shape: tuple[int, int, int, int] | None,
+def generate_gradient(
+    reverse: Reverse,
+    dtype: DTypeLike,
+    series: Mapping[int, Rows] | None = None,
+    shared_limit: int = SHARED_LIMIT,
 ) -> CudaSource:
-    """The source of a program of sheets: as a chain of segments where it is one, else in the general way."""
-    chain = None if path == "walk" else sheet_plan.chain(program)
-    if chain is not None and not cuda_sheets.fits(chain, real):
-        chain = None
-    if path == "sheets" and chain is None:
-        raise ValueError("this network is not a chain of segments and pools that path='sheets' runs")
-    vector = 1 if chain is None else {"float": 4, "double": 2}[real]
-    align = 1 if chain is None else cuda_sheets.LINE // (4 if real == "float" else 8) // vector
-    layout = TableLayout.of(program, vector, {site: rows.count for site, rows in series.items()}, align=align)
-    walk = SheetWalk(program, layout, series)
-    if chain is None:
-        tables = general.table_kernel(walk, shared_limit, None, 0, layout.row)
-        block = general.pair_kernel(walk, real, shared_limit)
-        text = block.text
-        pairs, row, resident, rows = Launch(block.threads, block.shared, block.scratch), layout.row, 0, 0
-    else:
-        shape = None if launch_shape is None else SheetLaunch(*launch_shape)
-        kernel = cuda_sheets.sheet_kernel(walk, chain, real, shared_limit, shape)
-        second, pixels, row = second_offsets(program, layout, chain.cycles)
-        tables = general.table_kernel(walk, shared_limit, second, pixels, row, chain.cycles)
-        text = kernel.text
-        pairs, resident, rows = Launch(kernel.threads, kernel.shared, kernel.scratch), kernel.resident, kernel.pairs
-    chosen: Path = "walk" if chain is None else "sheets"
-    parts = [*_head(program, real, chosen, walk.layers), walk.common(), tables.text, text]
-    return CudaSource(
-        chosen,
-        real,
-        PRIMITIVES[real],
-        _plain("\n".join(parts)),
-        row,
-        Launch(tables.threads, tables.shared, tables.scratch),
-        pairs,
-        rows,
-        min(rows, 1),
-        walk.data,
-        resident,
-        program.kind,
+    """The CUDA source of a gradient; arguments as those of `generate`."""
+    real = _real(dtype)
+    layout = TableLayout.of(reverse.program, 1, {site: 2 * rows.count for site, rows in (series or {}).items()})
+    data = ProgramData(reverse.program, layout, series or {}, reverse)
+    tables, tables_launch = tables_kernel(data, shared_limit)
+    pairs, pairs_launch = gradient_kernels.pairs_kernel(data, real, shared_limit)
+    selves, selves_launch = gradient_kernels.self_pairs_kernel(data, shared_limit)
+    body = "\n".join(
+        [
+            f"// gradients, {real}, path walk\n",
+            "#define ALL 0xffffffffu\n",
+            formulas(real, [layer for layer, _ in data.layers]),
+            common(data, gradient_kernels.exact_formulas(data)),
+            gradient_kernels.SUMS,
+            tables,
+            selves,
+            pairs,
+        ]
     )
+    return CudaSource("walk", real, PRIMITIVES[real], body, data, tables_launch, pairs_launch, self_pairs=selves_launch)
+
+
+class _Writer:
+    """Writes the source of one program on any of the paths."""
+
+    def __init__(
+        self,
+        program: Program,
+        real: str,
+        series: Mapping[int, Rows],
+        shared_limit: int,
+        launch_shape: tuple[int, int, int, int] | None,
+    ) -> None:
+        self.program, self.real, self.series, self.shared_limit = program, real, series, shared_limit
+        self.launch_shape = launch_shape
+        self.vector = {"float": 4, "double": 2}[real]
+
+    @cached_property
+    def chain(self) -> sheet_plan.Chain | None:
+        """The program as segments and pools, where the kernel for these takes it."""
+        found = sheet_plan.chain(self.program)
+        return found if found is not None and cuda_sheets.fits(found, self.real) else None
+
+    def fastest(self) -> Path:
+        if self.program.input is None:
+            return "walk" if self.chain is None else "sheets"
+        if cuda_dense.fits(self.program):
+            return "dense"
+        return "warp" if cuda_warp.fits(self.program, self.real) else "walk"
+
+    def layout(self, vector: int, fold: int = 0, align: int = 1) -> TableLayout:
+        terms = {site: rows.count for site, rows in self.series.items()}
+        return TableLayout.of(self.program, vector, terms, fold, align)
+
+    def warp(self, fold: int) -> CudaSource:
+        layout = self.layout(self.vector, fold)
+        data = ProgramData(self.program, layout, self.series)
+        warp = cuda_warp.warp_kernel(self.program, layout, self.real, self.shared_limit, self.launch_shape)
+        pairs = Launch(warp.threads, warp.shared, 0)
+        return self._source("warp", data, warp.text, pairs, warp.rows, warp.columns * warp.pairs)
+
+    def dense(self) -> CudaSource:
+        data = ProgramData(self.program, self.layout(1), self.series)
+        dense = cuda_dense.dense_kernel(data, self.real)
+        return self._source("dense", data, dense.text, Launch(dense.threads, 0, 0), cuda_dense.TILE, cuda_dense.TILE)
+
+    def walk(self) -> CudaSource:
+        data = ProgramData(self.program, self.layout(1), self.series)
+        return self._source("walk", data, *pairs_kernel(data, self.real, self.shared_limit))
+
+    def sheets(self) -> CudaSource:
+        chain = self.chain
+        if chain is None:
+            raise ValueError("this network is not a chain of segments and pools that path='sheets' runs")
+        align = cuda_sheets.LINE // (4 if self.real == "float" else 8) // self.vector
+        layout = self.layout(self.vector, align=align)
+        second, pixels, row = second_offsets(self.program, layout, chain.cycles)
+        data = ProgramData(self.program, layout, self.series, None, {PIXELS: pixels, **second}, row)
+        shape = None if self.launch_shape is None else SheetLaunch(*self.launch_shape)
+        kernel = cuda_sheets.sheet_kernel(data, chain, self.real, self.shared_limit, shape)
+        pairs = Launch(kernel.threads, kernel.shared, kernel.scratch)
+        return self._source("sheets", data, kernel.text, pairs, kernel.pairs, 1, kernel.resident, chain.cycles)
+
+    def _source(
+        self,
+        path: Path,
+        data: ProgramData,
+        text: str,
+        pairs: Launch,
+        block_rows: int = 0,
+        block_columns: int = 0,
+        resident: int = 0,
+        cycles: Mapping[int, int] | None = None,
+    ) -> CudaSource:
+        """The parts of a text one after the other: formulas, what kernels share, and the kernels."""
+        tables, launch = tables_kernel(data, self.shared_limit, cycles)
+        # A walk does not depend on the network's parameters, and the name of its text should not either.
+        head = f"// {self.real}, path walk\n" if path == "walk" else comment(self.program, self.real, path)
+        formula = formulas(self.real, [layer for layer, _ in data.layers], data.tangents)
+        parts = [head, "#define ALL 0xffffffffu\n", formula, common(data), tables, text]
+        body = re.sub(r" at 0x[0-9a-f]+", "", "\n".join(parts))  # a bare function's address may stand in a comment
+        primitives = PRIMITIVES[self.real]
+        return CudaSource(path, self.real, primitives, body, data, launch, pairs, block_rows, block_columns, resident)
+
+
+def _real(dtype: DTypeLike) -> str:
+    return {4: "float", 8: "double"}[np.dtype(dtype).itemsize]

@@ -16,6 +16,31 @@ from .card import NEVER, Card
 MEMORY_SHARE = 0.6  # of the free memory, for table rows and tiles
 
 
+class Bands:
+    """The table rows of one or two sets of images on a card, band by band; with `images` the images too."""
+
+    def __init__(self, card: Card, X: Any, Z: Any, side: int, images: bool = False) -> None:
+        self.card, self.sets, self.side, self.images = card, (X, Z), side, images
+        self._kept: dict[tuple[int, int], tuple[Any, Any]] = {}
+
+    def of(self, tile: Tile) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
+        """(images, rows) of a tile's rows and of its columns, from before where they are kept."""
+        keys = (0, tile.rows.start), (int(self.sets[0] is not self.sets[1]), tile.columns.start)
+        first, second = (self._band(key, keys) for key in keys)
+        return first, second
+
+    def _band(self, key: tuple[int, int], used: Sequence[tuple[int, int]]) -> tuple[Any, Any]:
+        if key not in self._kept:
+            data = self.card.source.data
+            size = self.side * (data.row + data.pixels * self.images) * self.card.dtype.itemsize
+            if size > (1.0 - MEMORY_SHARE) * (self.card.free_bytes() - self.card.fixed_bytes()):
+                self._kept = {k: band for k, band in self._kept.items() if k in used}
+            which, start = key
+            x = self.card.images(self.sets[which][start : start + self.side])
+            self._kept[key] = x if self.images else None, self.card.tables(x).rows
+        return self._kept[key]
+
+
 class Job:
     """One card's share of a matrix: its bands of table rows, and tiles on their way to the host.
 
@@ -23,9 +48,8 @@ class Job:
     """
 
     def __init__(self, card: Card, X: Any, Z: Any, outs: Sequence[Any], side: int, on_host: bool) -> None:
-        self.card, self.outs, self.side, self.on_host = card, outs, side, on_host
-        self.images = (X, Z)
-        self.bands: dict[tuple[int, int], Any] = {}
+        self.card, self.outs, self.on_host = card, outs, on_host
+        self.bands = Bands(card, X, Z, side)
 
     def run(self, tiles: Iterable[Tile], tell: Tell) -> None:
         """Tiles one after the other; a tile is copied to the host while the next one is computed."""
@@ -47,14 +71,13 @@ class Job:
                     if waiting is not None:
                         self._finish(*waiting, copies, tell)
             finally:
-                stream.synchronize()  # whatever ended it: nobody gives back memory that is still written to
+                stream.synchronize()  # whatever ended it: memory that is still written to must not be given back
 
     def _compute(self, tile: Tile) -> list[Any]:
         import cupy
 
         card, (n, m), i, j = self.card, tile.shape, tile.rows.start, tile.columns.start
-        first = self._rows(0, i, tile)
-        second = self._rows(0 if self.images[0] is self.images[1] else 1, j, tile)
+        (_, first), (_, second) = self.bands.of(tile)
         below = 0 if tile.on_diagonal else NEVER
         places: list[tuple[Any, Any]] = []
         results: list[Any] = []
@@ -73,17 +96,6 @@ class Job:
         (K, K_mirror), (theta, theta_mirror) = (*places, (None, None))[:2]
         card.pairs(first, second, K, K_mirror, ld, below, theta, theta_mirror)
         return results
-
-    def _rows(self, which: int, start: int, tile: Tile) -> Any:
-        """The table rows of a band, from before where they are kept."""
-        key = (which, start)
-        if key not in self.bands:
-            used = {(0, tile.rows.start), (which, tile.columns.start)}
-            size = self.side * self.card.source.row * self.card.dtype.itemsize
-            if size > (1.0 - MEMORY_SHARE) * self.card.free_bytes():
-                self.bands = {k: rows for k, rows in self.bands.items() if k in used}
-            self.bands[key] = self.card.tables(self.images[which][start : start + self.side]).rows
-        return self.bands[key]
 
     def _finish(self, tile: Tile, results: list[Any], event: Any, copies: Any, tell: Tell) -> None:
         """Bring a tile where it belongs."""

@@ -19,14 +19,14 @@ from itertools import pairwise
 from cnngp.kernel.program import Program
 
 from ..dense import scalar_network
+from ..kernel_frame import THETA_ARGUMENTS, stores
 from ..layout import TableLayout
-from ..results import THETA_ARGUMENTS, stores
+from ..program_data import ProgramData
 from ..warp.plan import LANES, Stage, parked, stages, width
 from .maps import SIDES, TOTALS, MapWriter
 from .plan import Chain, Segment
 from .runs import run_count, runs
 from .steps import second_groups, second_plane
-from .walk import SheetWalk
 
 CONSTANT_MOST = 512  # vectors that a table of walls may take of the 64 kB of constant memory
 
@@ -73,11 +73,11 @@ def second_offsets(program: Program, layout: TableLayout, cycles: dict[int, int]
 class SheetWriter(MapWriter):
     """Writes the kernel of a chain."""
 
-    def __init__(self, walk: SheetWalk, chain: Chain, dtype: str) -> None:
-        program, layout = walk.program, walk.layout
+    def __init__(self, data: ProgramData, chain: Chain, dtype: str) -> None:
+        program, layout = data.program, data.layout
         second, pixels, self.row = second_offsets(program, layout, chain.cycles)
         super().__init__(program, chain, layout, dtype, second, pixels)
-        self.walk = walk
+        self.data = data
         self.plans = [_plan(s, s is chain.segments[-1]) for s in chain.segments]
         self.packs = [max(s.pack for s in plan) for plan in self.plans]
         self.groups = [-(-s.columns.count // pack) for s, pack in zip(chain.segments, self.packs, strict=True)]
@@ -117,7 +117,7 @@ class SheetWriter(MapWriter):
         body = "\n".join(self.lines)
         start = [f"fma({self.number(chain.scales[0])}, K, {self.number(chain.bias)})"]
         start += [f"{self.number(scale)} * T" for scale in chain.scales[1:]]
-        scalar = scalar_network(chain.tail, self.walk, self.dtype, chain.units, start)
+        scalar = scalar_network(chain.tail, self.data, self.dtype, chain.units, start)
         totals = TOTALS[: len(chain.scales)]
         park_at = self.held + launch.pairs * shared_pool
         parts_at = park_at + warps * park

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from ..program_data import ProgramData
 from ..warp.plan import LANES
 from ..warp.source import live_words
 from .kernel import SheetKernel, SheetLaunch, SheetWriter
 from .plan import Chain
-from .walk import SheetWalk
 
 LINE = 128  # bytes of a line of the cache: the first image's rows begin at one
 CACHED = 160 * 1024  # bytes of table rows that stay in a multiprocessor's first cache
@@ -56,12 +56,12 @@ def launch(writer: SheetWriter) -> SheetLaunch:
 
 
 def sheet_kernel(
-    walk: SheetWalk, chain: Chain, dtype: str, shared_limit: int, shape: SheetLaunch | None = None
+    data: ProgramData, chain: Chain, dtype: str, shared_limit: int, shape: SheetLaunch | None = None
 ) -> SheetKernel:
     """The kernel as it is launched by default, with less shared memory where a block may not have so much."""
-    chosen = shape or launch(SheetWriter(walk, chain, dtype))
+    chosen = shape or launch(SheetWriter(data, chain, dtype))
     while True:
-        kernel = SheetWriter(walk, chain, dtype).kernel(chosen)
+        kernel = SheetWriter(data, chain, dtype).kernel(chosen)
         if kernel.shared <= shared_limit or shape is not None:
             return kernel
         if chosen.held:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from cnngp.kernel.program import Program
 
+from ..kernel_frame import THETA_ARGUMENTS, stores
 from ..layout import Map, TableLayout, in_registers
-from ..results import THETA_ARGUMENTS, stores
 from .plan import LANES, Stage, parked, stages, width
 from .steps import StepWriter
 

@@ -1,0 +1,335 @@
+"""A program as numbers on a card: what a block of threads reads while it walks through the program (program_walk.py).
+
+A program with pools can have tens of thousands of operations, so they are not text. The text depends on the
+nonlinearities and on sizes, not on the parameters of the network: a search over those compiles it once. The same
+numbers serve pairs of images and, in float64, an image with itself; for gradients they include the backward steps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+import numpy as np
+
+from cnngp.kernel.program import NOTHING, PIXELS, Op, Program
+from cnngp.kernel.program.steps import Back, Pixels, Reverse, Step, Total, as_program
+from cnngp.kernel.series.packed import Rows
+from cnngp.network.geometry import AxisSum
+from cnngp.network.layers import Nonlinearity
+
+from .layout import TableLayout
+
+OPERATION, BACKWARD, TOTAL, TO_PIXELS = range(4)
+"""The kinds of steps. All but the first are those of gradients: see program/steps.py."""
+MOST_KNOWN = 24
+"""Number of sums along axes that get code of their own sizes: each takes time to compile."""
+
+
+class OpInts(NamedTuple):
+    """The whole numbers of a step: `struct Op` of the text. Maps and tables are given by where they begin."""
+
+    # kind of step, maps, number of the nonlinearity's formula or -1, elements that are read and made
+    kind: int
+    src: int
+    dst: int
+    formula: int
+    size: int
+    out_size: int
+    # the sheet, and the whole map that tables keep; where the sheet begins in it for either image
+    width: int
+    height: int
+    table_width: int
+    table_plane: int
+    first: int
+    second: int
+    still: int
+    # the nonlinearity's numbers in a table row, and in the float64 table of one image
+    offset: int
+    plane: int
+    own: int
+    whole: int
+    site: int
+    # sums along axes
+    first_pass: int
+    passes: int
+    # the series of an Elementwise: where it is, its even and odd rows, the steps between their powers
+    series: int
+    even: int
+    odd: int
+    shifts: int
+    # the map that a slope is multiplied with, -1 for none
+    times: int
+    # backward steps: whether a map is written, where the shares of variances begin, the two sums, -1 for none
+    writes: int = 0
+    shares: int = 0
+    slot: int = -1
+    extra_slot: int = -1
+
+
+class OpReals(NamedTuple):
+    """The factors of a step: `struct Numbers` of the text."""
+
+    unit: float
+    alpha: float
+    beta: float
+    keep: float
+    scale: float
+    bias: float
+    own: float
+
+
+class Pass(NamedTuple):
+    """A sum along one axis: `results` of them, `inner` elements at each place.
+
+    Over windows of `k` places `step` apart, the first of output m at m · stride + start, with zeros outside; or (k < 0)
+    over places that are listed from `start` on.
+    """
+
+    size: int
+    out: int
+    inner: int
+    results: int
+    k: int
+    stride: int
+    step: int
+    start: int
+
+
+class Copy(NamedTuple):
+    """Planes of `size` numbers, `width` a row, that go to a table row: where the first image's stand, and the second's.
+
+    `twice` is 0 where there is no such second part (sheets/steps.py).
+    """
+
+    source: int
+    planes: int
+    size: int
+    width: int
+    pitch: int
+    offset: int
+    plane: int
+    twice: int
+
+
+class ProgramData:
+    """The numbers of a program or, with `reverse`, of its gradient, and what the text has to know of them.
+
+    `second` says where a table row keeps each nonlinearity's numbers once more, and under `PIXELS` the pixels; such
+    rows have `row` entries. `size` counts the elements of all maps, with two at the end for what is between sums.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        layout: TableLayout,
+        series: Mapping[int, Rows],
+        reverse: Reverse | None = None,
+        second: Mapping[int, int] | None = None,
+        row: int | None = None,
+    ) -> None:
+        self.program, self.layout, self.series = program, layout, series
+        self.row = layout.row if row is None else row
+        self.tangents = program.theta is not None
+        self.pixels = program.channels * math.prod(program.shape)
+        self.sites = max(1, len(program.activations))
+        steps: Sequence[Step] = program.ops if reverse is None else reverse.steps
+        ops = program.ops if reverse is None else as_program(reverse).ops
+        if program.input is not None:  # the product of the two images is an operation like the others
+            product = Op("", PIXELS, program.input, program.shape, program.shape, None, None, 0.0, 1.0, 0.0)
+            steps, ops = (product, *steps), (product, *ops)
+        self.ops = ops
+        self.moving = any(not op.is_still for op in ops)
+        """Whether an image meets itself at two places."""
+        self.whole = all(_is_whole(op, program) for op in ops)
+        """Whether the places of all maps are those of the tables."""
+
+        self.shifts: list[int] = []
+        self.shifts_at: dict[int, int] = {}
+        for site, rows in series.items():
+            self.shifts_at[site] = len(self.shifts)
+            self.shifts += rows.shifts
+        self.layers: list[tuple[Nonlinearity, bool]] = []
+        """The formulas that operations take: of a nonlinearity, or of its slope."""
+        *self.buffers, end = accumulate(program.buffers, initial=0)
+        long = [op for op in ops if op.sums is not None or (reverse is not None and not op.is_still)]
+        self.temporary = max([1, *(max(math.prod(op.shape), *_counts(op)) for op in long)])
+        self.size = end + 2 * self.temporary
+        sizes = [layout.sites[a.site].planes * a.size for a in program.activations]
+        *starts, self.own_size = accumulate(sizes, initial=0)
+        self.own = {a.site: start for a, start in zip(program.activations, starts, strict=True)}
+        """Where the float64 table of one image keeps a nonlinearity's numbers."""
+
+        self.backward = None if reverse is None else BackwardData(reverse, self)
+        self.forwards = len(ops) if reverse is None else len(ops) - len(reverse.steps) + reverse.forwards
+        """The steps that come before all backward steps."""
+        self._passes: dict[tuple[Pass, ...], int] = {}
+        self._lists: list[int] = []
+        self._known: dict[AxisSum, int] = {}
+        self.numbered = [self._ints(op, step) for op, step in zip(ops, steps, strict=True)]
+        self._every_pass = [one for sums in self._passes for one in sums]
+        parts: list[Sequence[Sequence[int]]] = [
+            self.numbered,
+            self._every_pass,
+            [self._lists],
+            self._copies(second or {}),
+        ]
+        self.passes_at, self.lists_at, self.copies_at, end = accumulate(sum(map(len, part)) for part in parts)
+        self.ints = np.array([n for part in parts for numbers in part for n in numbers], np.int32)
+        reals = [*(x for op in ops for x in self._reals(op)), program.unit, program.theta_unit]
+        self.reals = np.array(reals, np.float64)
+        self.units_at = len(reals) - 2
+
+    def _ints(self, op: Op, step: Step) -> OpInts:
+        a = op.activation
+        if a is not None and (key := (a.layer, op.tangent is not None)) not in self.layers:
+            self.layers.append(key)
+        sums = tuple(Pass(s.size, s.out_size, inner, count, *self._window(s)) for s, inner, count in _sums(op))
+        if sums and sums not in self._passes:  # the same sums one after the other stand once
+            self._passes[sums] = sum(map(len, self._passes))
+        table = self.program.shape if op.src == PIXELS else op.shape if a is None else a.shape
+        first, second = ((o[0] * table[1] + o[1]) * table[2] + o[2] for o in (op.first, op.second))
+        site = None if a is None else self.layout.sites[a.site]
+        rows = Rows(0, 0, 0, ()) if a is None else self.series.get(a.site, Rows(0, 0, 0, ()))
+        found = OpInts(
+            kind=OPERATION,
+            src=op.src if op.src in (PIXELS, NOTHING) else self.buffers[op.src],
+            dst=self.buffers[op.dst],
+            formula=-1 if a is None else self.layers.index((a.layer, op.tangent is not None)),
+            size=math.prod(op.shape),
+            out_size=math.prod(op.out_shape),
+            width=op.shape[2],
+            height=op.shape[1],
+            table_width=table[2],
+            table_plane=table[1] * table[2],
+            first=first,
+            second=second,
+            still=int(op.is_still),
+            offset=0 if site is None else site.offset,
+            plane=0 if site is None else site.plane,
+            own=0 if a is None else self.own[a.site],
+            whole=0 if a is None else a.size,
+            site=0 if a is None else a.site,
+            first_pass=self._passes.get(sums, 0),
+            passes=len(sums),
+            series=rows.at,
+            even=rows.even,
+            odd=rows.odd,
+            shifts=self.shifts_at.get(a.site, 0) if a is not None and rows.count else 0,
+            times=-1 if op.tangent is None or op.tangent.times == NOTHING else self.buffers[op.tangent.times],
+        )
+        return found if self.backward is None else self.backward.numbered(found, step)
+
+    @staticmethod
+    def _reals(op: Op) -> OpReals:
+        a = op.activation
+        alpha, beta = (0.0, 0.0) if a is None else a.coefficients
+        unit, own = 1.0 if a is None else a.unit, 0.0 if op.tangent is None else op.tangent.own
+        return OpReals(unit, alpha, beta, op.keep, op.scale, op.bias, own)
+
+    def _window(self, s: AxisSum) -> tuple[int, int, int, int]:
+        """What a `Pass` ends with."""
+        window = s.window
+        if window is not None and window.padding is not None:
+            return window.k, window.stride, window.dilation, window.start
+        if s not in self._known:
+            begin = len(self._lists) + 2 * s.out_size
+            self._known[s] = len(self._lists)
+            for row in s.sources:
+                self._lists += [begin, len(row)]
+                begin += len(row)
+            self._lists += [nu for row in s.sources for nu in row]
+        return -1, 0, 0, self._known[s]
+
+    def _copies(self, second: Mapping[int, int]) -> list[Copy]:
+        """Of the pixels, then of each nonlinearity's numbers."""
+        parts = [(PIXELS, 0, self.layout.input)]
+        parts += [(number, at, self.layout.sites[number]) for number, at in self.own.items()]
+        return [
+            Copy(
+                at,
+                site.planes,
+                math.prod(site.shape),
+                site.shape[2],
+                self.layout.pitch(self.layout.held(site.shape)[2]),
+                site.offset,
+                site.plane,
+                second.get(number, 0),
+            )
+            for number, at, site in parts
+        ]
+
+    @property
+    def known_passes(self) -> list[tuple[Pass, list[int]]]:
+        """The sums with the most work, and the numbers under which they stand among all."""
+        passes = self._every_pass
+        work: Counter[Pass] = Counter()
+        for op in self.numbered:
+            for one in passes[op.first_pass : op.first_pass + op.passes]:
+                work[one] += one.results * max(one.k, 1)
+        most = [one for one, _ in work.most_common(MOST_KNOWN)]
+        return [(one, [n for n, other in enumerate(passes) if other == one]) for one in most]
+
+
+class BackwardData:
+    """What the backward steps of a gradient add to a program's numbers.
+
+    An image collects `entries` shares: those of its variances and, behind them, of its pixels where those are asked
+    for. `slots` sums are made; `shares[s]` has the parameters that sum s belongs to, with their factors. A program with
+    pools has sums for each of its sheets, and those that belong to the same parameters in the same way are one here.
+    """
+
+    def __init__(self, reverse: Reverse, data: ProgramData) -> None:
+        self._buffers = data.buffers
+        self.seed = data.buffers[reverse.seed]
+        self.to_images = any(isinstance(step, Pixels) for step in reverse.steps)
+        self.variances = max(1, reverse.program.elements)
+        self.pixels = data.pixels * self.to_images
+        self.entries = self.variances + self.pixels
+        belongs: dict[int, tuple[tuple[str, float], ...]] = {}
+        for share in reverse.shares:
+            belongs[share.slot] = (*belongs.get(share.slot, ()), (share.name, share.factor))
+        self.shares = tuple(dict.fromkeys(belongs.values()))
+        self.slots = max(1, len(self.shares))
+        self._slot_of = {slot: self.shares.index(parts) for slot, parts in belongs.items()}
+
+    def numbered(self, op: OpInts, step: Step) -> OpInts:
+        """The numbers of a step, which are those of its operation where it goes forwards."""
+        match step:
+            case Op():
+                return op
+            case Back():
+                slot, extra = (self._slot_of.get(step.slot + k, -1) for k in range(2))
+                offset = 0 if step.activation is None else step.activation.offset
+                writes, times = int(step.dst is not None), self._buffers[step.times]
+                return op._replace(
+                    kind=BACKWARD, times=times, writes=writes, shares=offset, slot=slot, extra_slot=extra
+                )
+            case Total():
+                return op._replace(kind=TOTAL, slot=self._slot_of.get(step.slot, -1))
+            case Pixels():
+                return op._replace(kind=TO_PIXELS, shares=self.variances)
+
+
+def _sums(op: Op) -> Iterator[tuple[AxisSum, int, int]]:
+    """The sums along axes that an operation makes one after the other.
+
+    With each go the elements that stand at one place of the axis, and how many results there are.
+    """
+    shape = list(op.shape)
+    for axis, s in enumerate(op.sums or ()):
+        if not s.is_identity:
+            shape[axis] = s.out_size
+            yield s, math.prod(shape[axis + 1 :]), math.prod(shape)
+
+
+def _counts(op: Op) -> list[int]:
+    return [0, *(count for _, _, count in _sums(op))]
+
+
+def _is_whole(op: Op, program: Program) -> bool:
+    table = program.shape if op.src == PIXELS else op.shape if op.activation is None else op.activation.shape
+    return op.first == op.second == (0, 0, 0) and op.shape == table
