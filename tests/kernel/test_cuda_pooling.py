@@ -268,9 +268,7 @@ def test_a_small_block_of_shared_memory_is_respected() -> None:
 def test_the_text_does_not_grow_with_the_shifts() -> None:
     """Operations are numbers beside the text, and shifts are tasks of one loop."""
     small, large = (generate(lower(MYRTLE, (1, n, n)), "float32") for n in (8, 16))
-    assert small.data is not None
-    assert large.data is not None
-    assert large.data.ops > 3 * small.data.ops
+    assert len(large.data.ops) > 3 * len(small.data.ops)
     assert len(large.text) < 2 * len(small.text)
     assert generate(lower(MYRTLE, (1, 8, 8)), "float32").content == small.content
 

@@ -31,7 +31,7 @@ RESIDENT_BACKWARD = 4
 class Made:
     """What the `tables` kernel leaves: rows (N, row), peaks (N, nonlinearities) and the diagonals.
 
-    Those are (1, N), K(x, x) alone, or (2, N) with Θ(x, x); of a gradient they are not written.
+    Those are (1, N), K(x, x) alone, or (2, N) with Θ(x, x).
     """
 
     rows: Any

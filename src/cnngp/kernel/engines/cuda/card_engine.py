@@ -11,10 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cnngp.common.devices import EngineError, require_card
-from cnngp.kernel.program import Program
+from cnngp.kernel.program import Kind, Program
 from cnngp.kernel.series.packed import Rows, SeriesTables
 
-from .card import Card
+from ..base import check_range
+from .card import KINDS, Card
 from .source import CudaSource
 from .tiles import MEMORY_SHARE
 
@@ -62,10 +63,14 @@ class CardEngine:
         """The cards with code for the variances of these images."""
         if not self._series.sites:
             return self.cards()
-        return self.cards(np.max([self._variances(X)[1].max(axis=0) for X in sets], axis=0))
+        return self.cards(np.max([self._diagonals(X)[1] for X in sets], axis=0))
 
-    def _variances(self, X: Any) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """K(x, x) and perhaps Θ(x, x), (kinds, N); the largest variance at each nonlinearity, (N, nonlinearities)."""
+    def diagonal(self, X: Any) -> NDArray[np.float64]:
+        """The kernel of each image with itself, in float64. Raises `RangeError`."""
+        return self._diagonals(X)[0][self.program.kind]
+
+    def _diagonals(self, X: Any) -> tuple[dict[Kind, NDArray[np.float64]], NDArray[np.float64]]:
+        """K(x, x) and perhaps Θ(x, x), and the largest variance of all images at each nonlinearity."""
         card = self.cards()[0]
         with card:
             step = self._side(card, len(X))
@@ -74,7 +79,9 @@ class CardEngine:
                 made = card.tables(X[start : start + step])
                 diagonals.append(made.diagonals.get())
                 peaks.append(made.peaks.get())
-        return np.concatenate(diagonals, axis=1), np.concatenate(peaks)
+        found = dict(zip(KINDS, np.concatenate(diagonals, axis=1), strict=False))
+        largest = np.concatenate(peaks)
+        return found, check_range(self.program, self.dtype, self._series, largest, found["nngp"], found.get("ntk"))
 
     def _side(self, card: Card, images: int) -> int:
         """The side of a tile."""

@@ -18,7 +18,7 @@ from cnngp.common.tiles import Grid, share
 from cnngp.kernel.program import Kind, Program
 from cnngp.kernel.series.packed import Rows
 
-from ..base import Advance, check_range
+from ..base import Advance
 from .card import KINDS, NEVER, Card
 from .card_engine import CardEngine
 from .source import CudaSource, Path, generate
@@ -52,16 +52,6 @@ class CudaEngine(CardEngine):
 
     def _generate(self, rows: Mapping[int, Rows]) -> CudaSource:
         return generate(self.program, self.dtype, self._path, rows, self._shared_limit, self._launch_shape)
-
-    def diagonal(self, X: Any) -> NDArray[np.float64]:
-        return self._diagonals(X)[0][self.program.kind]
-
-    def _diagonals(self, X: Any) -> tuple[dict[Kind, NDArray[np.float64]], NDArray[np.float64]]:
-        """K(x, x) and perhaps Θ(x, x), and the largest variance of all images at each nonlinearity."""
-        found, peaks = self._variances(X)
-        diagonals = dict(zip(KINDS, found, strict=False))
-        theta = diagonals.get("ntk")
-        return diagonals, check_range(self.program, self.dtype, self._series, peaks, diagonals["nngp"], theta)
 
     def cross(self, X: Any, Z: Any, output: Output = "numpy", advance: Advance = None) -> Any:
         return self._matrices(X, Z, (self.program.kind,), output, advance)[0]

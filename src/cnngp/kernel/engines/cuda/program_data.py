@@ -155,6 +155,9 @@ class ProgramData:
         self.layers: list[tuple[Nonlinearity, bool]] = []
         """The formulas that operations take: of a nonlinearity, or of its slope."""
         *self.buffers, end = accumulate(program.buffers, initial=0)
+        value = program.output if reverse is None else reverse.value
+        self.ends = [self.buffers[v] for v in (value, program.theta) if v is not None]
+        """Where K is left and, where that is made, Θ."""
         long = [op for op in ops if op.sums is not None or (reverse is not None and not op.is_still)]
         self.temporary = max([1, *(max(math.prod(op.shape), *_counts(op)) for op in long)])
         self.size = end + 2 * self.temporary

@@ -25,15 +25,13 @@ def tables_kernel(data: ProgramData, shared_limit: int, cycles: Mapping[int, int
     """X (N, channels, locations) → table rows, the largest variance at each nonlinearity, K(x, x) and Θ(x, x).
 
     The walk in float64 of an image with itself: the variance recursion. `cycles` are those of a `Chain` whose rows have
-    a second part. The program of a gradient leaves no K(x, x).
+    a second part.
     """
     program, units = data.program, data.units_at
     memory = Memory.of_image(data, shared_limit)
-    ends = [] if data.backward else [program.output] if program.theta is None else [program.output, program.theta]
     results = "".join(
-        f"\n        if (threadIdx.x == 0) diagonal[{k} * (long long)n + i] = "
-        f"numbers[{units + k}] * mem[{data.buffers[end]}];"
-        for k, end in enumerate(ends)
+        f"\n        if (threadIdx.x == 0) diagonal[{k} * (long long)n + i] = numbers[{units + k}] * mem[{end}];"
+        for k, end in enumerate(data.ends)
     )
     text = f"""
 {_copy_planes(data, cycles)}
@@ -93,11 +91,11 @@ template <class R> __device__ void copy_planes(real* row, const R* from, const C
 
 def pairs_kernel(data: ProgramData, dtype: str, shared_limit: int) -> tuple[str, Launch]:
     """K, and perhaps Θ, of every pair, one pair a block at a time."""
-    program, units = data.program, data.units_at
+    units = data.units_at
     memory = Memory.of(data, "real", 4 if dtype == "float" else 8, shared_limit)
     theta = ""
-    if program.theta is not None:
-        theta = f"\n            const real T = (real)numbers[{units + 1}] * mem[{data.buffers[program.theta]}];"
+    if data.tangents:
+        theta = f"\n            const real T = (real)numbers[{units + 1}] * mem[{data.ends[1]}];"
     text = f"""
 {known_passes(data)}\
 extern "C" __global__ void pairs(const real* __restrict__ first, const real* __restrict__ second,
@@ -113,7 +111,7 @@ extern "C" __global__ void pairs(const real* __restrict__ first, const real* __r
         const real* t2 = second + j * {data.row};
 {walk(data, "real", data.forwards, pair_formulas(data), pair_product(data), True)}
         if (threadIdx.x == 0) {{
-            const real K = (real)numbers[{units}] * mem[{data.buffers[program.output]}];{theta}
+            const real K = (real)numbers[{units}] * mem[{data.ends[0]}];{theta}
 {stores("K", data.tangents, " " * 12)}
         }}
         __syncthreads();
