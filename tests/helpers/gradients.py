@@ -20,7 +20,7 @@ from cnngp import (
     Sequential,
     Sum,
 )
-from cnngp.kernel.engines.cuda.gradient.gradient_engine import CudaGradient
+from cnngp.kernel.engines.cuda.gradient_engine import CudaGradient
 from cnngp.kernel.program.reverse import reverse
 from helpers.kernels import random_images
 from helpers.nonlinearities import DIFFERENTIABLE

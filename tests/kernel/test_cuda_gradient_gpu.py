@@ -19,7 +19,7 @@ from cnngp import (
     zoo,
 )
 from cnngp.kernel.engines.cpu.gradient import CpuGradient
-from cnngp.kernel.engines.cuda.gradient.gradient_engine import CudaGradient
+from cnngp.kernel.engines.cuda.gradient_engine import CudaGradient
 from cnngp.kernel.program.reverse import reverse
 from helpers import generator, pooled
 from helpers.cuda_cases import NETWORKS, POOLED

@@ -25,7 +25,7 @@ from cnngp import (
 )
 from cnngp.kernel import gradient_check, verdicts
 from cnngp.kernel import kernel as kernel_module
-from cnngp.kernel.engines.cuda.gradient.gradient_engine import CudaGradient
+from cnngp.kernel.engines.cuda.gradient_engine import CudaGradient
 from cnngp.kernel.engines.weights import Gradient
 from helpers import adjoint
 from helpers.cuda_on_cpu import needs_compiler

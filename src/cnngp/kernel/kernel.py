@@ -209,7 +209,7 @@ class Kernel:
         key = tuple(input_shape), to_images
         if key not in self._gradients:
             if self.device == "cuda":
-                from .engines.cuda.gradient.gradient_engine import CudaGradient
+                from .engines.cuda.gradient_engine import CudaGradient
 
                 self._gradients[key] = CudaGradient(reverse(self.network, *key), self.dtype)
             else:

@@ -8,7 +8,7 @@ a kernel `pairs`, which computes K for a tile of pairs. There are four ways to w
     sheets  with pools: one image against shifted copies of the other (sheets/)
     walk    any other network, operation by operation (walk_kernels.py)
 
-A gradient's text walks too; it has a third kernel, for images with themselves (gradient/gradient_kernels.py).
+A gradient's text walks too; it has a third kernel, for images with themselves (gradient_kernels.py).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from cnngp.kernel.program.steps import Reverse
 from cnngp.kernel.series.packed import Rows
 
 from . import dense as cuda_dense
-from .gradient import gradient_kernels
+from . import gradient_kernels
 from .kernel_frame import SHARED_LIMIT, Launch, comment
 from .layout import TableLayout
 from .math import PRIMITIVES, formulas

@@ -14,10 +14,10 @@ pool at two places.
 
 from __future__ import annotations
 
-from ..kernel_frame import Launch
-from ..math import Constants, back_formulas, pair_back, still_back, still_formulas
-from ..program_data import BACKWARD, TO_PIXELS, TOTAL, BackwardData, ProgramData
-from ..program_walk import (
+from .kernel_frame import Launch
+from .math import Constants, back_formulas, pair_back, still_back, still_formulas
+from .program_data import BACKWARD, TO_PIXELS, TOTAL, BackwardData, ProgramData
+from .program_walk import (
     OWN_CONSTANTS,
     Memory,
     known_passes,

@@ -19,13 +19,13 @@ from cnngp.common.tiles import Grid, Tell, Tile, share
 from cnngp.kernel.program.steps import Back, Reverse
 from cnngp.kernel.series.packed import Rows
 
-from ...base import Advance
-from ...weights import Gradient, finished, prepared
-from ..card import Card
-from ..card_engine import CardEngine
-from ..program_data import BackwardData
-from ..source import CudaSource, generate_gradient
-from ..tiles import Bands
+from ..base import Advance
+from ..weights import Gradient, finished, prepared
+from .card import Card
+from .card_engine import CardEngine
+from .program_data import BackwardData
+from .source import CudaSource, generate_gradient
+from .tiles import Bands
 
 MAX_TILE = 1024
 # Map elements that are worked on between two reports of progress, about a second's work.
