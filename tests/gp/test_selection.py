@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cnngp import Kernel, datasets, zoo
+from cnngp import datasets
 from cnngp.gp.checks import MatrixError
 from cnngp.gp.exact import ExactGP
 from cnngp.gp.selection import chosen
@@ -48,8 +48,9 @@ def test_each_choice_leaves_the_least_variance_of_all_candidates(seed, known):
 
 def test_chosen_labels_are_worth_twice_as_many_random_ones():
     data = datasets.digits().take(300, 300)
-    X = np.concatenate([data.X, data.X_test])
-    K = Kernel(zoo.small_cnn(), device="cpu")(X)
+    X = np.concatenate([data.X, data.X_test]).reshape(600, -1).astype(float)
+    X /= np.linalg.norm(X, axis=1)[:, None]
+    K = (X @ X.T) ** 6
     Y = 2.0 * np.eye(10)[data.y] - 1.0
 
     def error(rows: np.ndarray) -> float:
