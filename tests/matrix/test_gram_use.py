@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import zarr
 
-from cnngp import Dense, GPClassifier, GPRegressor, Kernel, datasets, gram, zoo
+from cnngp import Conv, Dense, GPClassifier, GPRegressor, Kernel, ReLU, Sequential, datasets, gram, zoo
 from cnngp.cli import run
 from cnngp.common.errors import StoreError
 from cnngp.gp.checks import float64_buffer
@@ -172,6 +172,26 @@ def test_status_of_an_array_that_something_else_changed(tmp_path: Path) -> None:
     metadata.write_text(metadata.read_text().replace('"float32"', '"float64"'))
     with pytest.raises(StoreError, match="does not fit the matrix: changed in data_type"):
         status(place)
+
+
+def test_a_store_of_another_network_is_refused_at_once_and_by_name(tmp_path: Path, capsys: Any) -> None:
+    place = str(tmp_path / "K.zarr")
+    asked = ["gram", "--store", place, "--train", "40", "--device", "cpu", "--network"]
+    assert run([*asked, "resnet14"]) == 0
+    capsys.readouterr()
+    (tmp_path / "own.json").write_text(Sequential(Conv(5), ReLU(), Dense()).to_json())
+    own = "resnet14 there, Sequential(Conv(5), ReLU(), Dense()) now; layers[0].kernel_size is 3 there, 5 now"
+    for other, told in (("resnet8", "resnet14 there, resnet8 now"), (str(tmp_path / "own.json"), own)):
+        assert run([*asked, other]) == 1
+        shown = capsys.readouterr()
+        assert "continues" not in shown.out + shown.err
+        assert "expected time" not in shown.out + shown.err
+        assert told in shown.err
+        assert shown.err.count("error:") == 1
+    assert run(["gram", "--status", place]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.split() == ["network", "resnet14"] for line in lines)
+    assert max(map(len, lines)) < 160
 
 
 def test_a_plan_for_fewer_images_than_a_tile() -> None:

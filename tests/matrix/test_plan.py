@@ -1,4 +1,4 @@
-"""What a plan computes to say what a matrix will take."""
+"""What is computed to say what a matrix will take, and the tile that follows."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cnngp.matrix import plan
+from cnngp.matrix import speed
+from cnngp.matrix.tile_size import default_tile
 
 
 class Engine:
@@ -33,7 +34,9 @@ class Images:
     """As many images as MNIST has, of one pixel."""
 
     def __init__(self, engine: Engine) -> None:
-        self.kernel = SimpleNamespace(device="cpu", engine_for=lambda shape: engine)
+        cost = SimpleNamespace(elements=1_000_000)
+        network = SimpleNamespace(shapes=lambda shape: cost)
+        self.kernel = SimpleNamespace(device="cpu", engine_for=lambda shape: engine, network=network)
         self.image_shape = (1,)
 
     def __len__(self) -> int:
@@ -48,8 +51,18 @@ def test_a_plan_times_few_pairs_of_a_slow_network_and_knows_the_whole_tile(
     image: float, pair: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = Engine(image, pair)
-    monkeypatch.setattr(plan, "time", engine)
+    monkeypatch.setattr(speed, "time", engine)
     side = 256
     whole = 2 * side * image + side**2 * pair
-    assert plan.measured_rate(Images(engine), side) == pytest.approx(side**2 / whole)  # type: ignore[arg-type]
+    assert speed.measured_rate(Images(engine), side) == pytest.approx(side**2 / whole)  # type: ignore[arg-type]
     assert engine.now < max(4.0, 100 * image + 300 * pair)
+
+
+@pytest.mark.parametrize(("pair", "images"), [(1e-8, 60_000), (1e-3, 60_000), (4e-3, 240), (0.1, 60_000)])
+def test_a_tile_takes_seconds_on_the_engine_at_hand(pair: float, images: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else an interrupted run of 240 photographs, one tile of two minutes, would keep nothing."""
+    engine = Engine(0.0, pair)
+    monkeypatch.setattr(speed, "time", engine)
+    tile = speed.tile_here(Images(engine), (images, images), True)  # type: ignore[arg-type]
+    assert pair * tile[0] * tile[1] <= 20 or tile == (16, 16)
+    assert tile == default_tile(1_000_000, "cpu", (images, images), True) or pair * 4 * tile[0] * tile[1] > 8

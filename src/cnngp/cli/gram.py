@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from typing import Annotated, Any
 
 import typer
@@ -82,6 +82,7 @@ def gram(
     from cnngp.datasets.preparation import as_preparation
     from cnngp.kernel.kernel import Kernel
     from cnngp.matrix.cluster.connection import connect
+    from cnngp.matrix.plan import begun
     from cnngp.network.choice import default_network
 
     with nullcontext() if scheduler is None else connect(scheduler) as client:
@@ -112,8 +113,12 @@ def gram(
         if plan:
             _plan(kernel, X, tile, store, as_json)
         else:
-            if client is None:
-                tell_cost(kernel, X, len(X) * (len(X) - 1) // 2)
+            left = begun(kernel, X, store, tile)
+            if left is not None:
+                say("continues", f"{left.tiles:,} of {left.of:,} tiles are there already")
+            pairs = len(X) * (len(X) - 1) // 2 if left is None else left.pairs_left
+            if client is None and pairs:
+                tell_cost(kernel, X, pairs)
             _compute(kernel, X, store, tile, verify, client, as_json)
 
 
@@ -129,7 +134,6 @@ def _compute(
     from cnngp.matrix.gram import gram as compute
 
     began = time.perf_counter()
-    _tell_what_is_there(store)
     with warnings_as_lines():
         K = compute(kernel, X, store=store, tile=tile, verify=verify, client=client)
     seconds = time.perf_counter() - began
@@ -138,16 +142,6 @@ def _compute(
     say("time", f"{seconds:.1f} s")
     result = {"shape": list(K.shape), "dtype": str(K.dtype), "tile": K.chunks[0], "store": store, "seconds": seconds}
     last_line(as_json, {"command": "gram", **result})
-
-
-def _tell_what_is_there(store: str | None) -> None:
-    """Of a store that was begun before. What is wrong with one is said by `gram`."""
-    from cnngp.common.errors import StoreError
-    from cnngp.matrix.plan import status
-
-    with suppress(StoreError):
-        found = status(store, verify=False)
-        say("continues", f"{found.tiles - found.missing:,} of {found.tiles:,} tiles are there already")
 
 
 def _plan(kernel: Any, X: Any, tile: int | None, store: str | None, as_json: bool) -> None:
@@ -171,12 +165,13 @@ def _plan(kernel: Any, X: Any, tile: int | None, store: str | None, as_json: boo
 def _status(where: str, verify: bool, as_json: bool) -> None:
     from cnngp.common.memory import size
     from cnngp.matrix.plan import status
+    from cnngp.matrix.store.differences import told
     from cnngp.network.serialize import from_json
 
     s = status(where, verify=verify)
     spec = s.spec
     say("store", where)
-    say("network", "with a Python function" if spec.network is None else repr(from_json(spec.network)))
+    say("network", "with a Python function" if spec.network is None else told(from_json(spec.network)))
     shape = " × ".join(map(str, spec.X.shape))
     other = "" if spec.Z is None else f" and {spec.Z.images:,}"
     say("images", f"{spec.X.images:,}{other} of {shape}")

@@ -160,7 +160,7 @@ def _in_store(
     else:
         cost = kernel.network.shapes(x.image_shape).elements
         taken = default_tile(cost, device, shape, z is None, on_cluster.workers)
-    spec = _specify(found, kernel, x, z, taken, engine)
+    spec = specify(found, kernel, x, z, taken, engine)
     old = (0, 0)
     if found is not None:
         old = found.shape
@@ -203,7 +203,7 @@ def _note_check(store: GramStore, kernel: Kernel, x: ImageRows, on_cluster: fill
     store.note_check(note)
 
 
-def _specify(
+def specify(
     found: Spec | None, kernel: Kernel, x: ImageRows, z: ImageRows | None, tile: tuple[int, int], engine: str
 ) -> Spec:
     """The identity of the matrix that is asked for. The data are read once."""

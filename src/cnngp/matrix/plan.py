@@ -11,10 +11,12 @@ from cnngp.common.errors import StoreError
 from cnngp.common.tiles import Grid
 from cnngp.kernel.kernel import Kernel
 
+from .gram import specify
 from .images import ImageRows
 from .speed import measured_rate, tile_here
 from .store.chunks import chunk_bytes
 from .store.places import local_path
+from .store.seals import tile_of
 from .store.spec import Spec
 from .store.store import GramStore
 from .tile_size import check_tile
@@ -65,6 +67,34 @@ def plan(kernel: Kernel, X: Any, *, tile: int | None = None, store: Any = None) 
         pairs_per_second=rate,
         seconds=grid.pairs / rate,
     )
+
+
+@dataclass(frozen=True)
+class Begun:
+    """What a store has of a matrix that is asked for: tiles, of so many, and the pairs that are left."""
+
+    tiles: int
+    of: int
+    pairs_left: int
+
+
+def begun(kernel: Kernel, X: Any, store: Any, tile: int | None = None) -> Begun | None:
+    """What a store has of K(X, X) so far, without writing; None where it was not begun. Refuses as `gram` does what is
+    of something else, so that nothing is promised first.
+    """
+    local = local_path(store)
+    if local is not None and not (local / "zarr.json").exists():
+        return None
+    there = GramStore(store, read_only=True)
+    if there.found is None:
+        return None
+    x = ImageRows(X, kernel, "X")
+    wanted = specify(there.found, kernel, x, None, check_tile(tile) or there.found.tile, there.found.engine)
+    there.found.refuse_unless_same_or_grown(wanted, there.name)
+    lost = {tile_of(there.grid, *at) for at in there.grid.cut_by_growth(wanted.shape)}
+    lost |= set(there.missing(there.present()))
+    kept = [t for t in there.grid if (t.i, t.j) not in lost]
+    return Begun(len(kept), len(wanted.grid), wanted.grid.pairs - sum(t.pairs for t in kept))
 
 
 def _free(store: Any) -> int | None:

@@ -6,9 +6,10 @@ a study until nothing is. `computed` gives the results of a list of items.
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
 import itertools
 import logging
-from asyncio import CancelledError
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
@@ -31,6 +32,8 @@ PATIENCE = 300.0
 _SCHEDULER_SECONDS = 30.0
 # Workers that may be lost, beside as many as there were, without a result between them: then the work kills them.
 _DEATHS = 4
+# What a call comes to whose worker, or whose data, are lost.
+_LOST = (OSError, asyncio.CancelledError, concurrent.futures.CancelledError)
 
 Engine = tuple[str, ActualDevice]
 """An engine's identity, and its device."""
@@ -92,7 +95,7 @@ class Cluster:
         try:
             while True:
                 for worker in self.fit():
-                    with suppress(TimeoutError, CancelledError, ValueError):  # lost: it is noticed next time
+                    with suppress(*_LOST, ValueError):  # lost: it is noticed next time
                         if worker not in sent:
                             sent[worker] = self.client.scatter(shared, workers=[worker], hash=False, timeout=5)
                         if worker not in running:
@@ -101,7 +104,7 @@ class Cluster:
                 for worker in running.keys() - self._engines.keys():
                     running.pop(worker).cancel()
                     sent.pop(worker)
-                with suppress(TimeoutError, CancelledError):
+                with suppress(*_LOST):
                     wait(list(running.values()), timeout=1.0, return_when="FIRST_COMPLETED")
                 for worker in [w for w in running if running[w].status != "pending"]:
                     future = running.pop(worker)
@@ -135,7 +138,7 @@ class Cluster:
                 return list(self.client.gather(futures))
             except KilledWorker as error:
                 raise ClusterError(f"{one_line(error)} Its log says why, often too little memory") from None
-            except (TimeoutError, CancelledError):  # all workers that `shared` was sent to are gone
+            except _LOST:  # all workers that `shared` was sent to are gone
                 continue
 
     def fit(self, kernel: bytes | None = None, image_shape: tuple[int, ...] = ()) -> list[str]:
@@ -152,13 +155,13 @@ class Cluster:
                 if worker not in self._engines and worker not in self._refused and worker not in self._asked:
                     question = (engine_of, _version(), kernel, image_shape)
                     self._asked[worker] = self.client.submit(*question, workers=[worker], pure=False, priority=100)
-            with suppress(TimeoutError, CancelledError):  # later ones join when they have answered
+            with suppress(*_LOST):  # later ones join when they have answered
                 wait(list(self._asked.values()), timeout=0.01 if self._engines else SILENT_SECONDS)
             for worker in [w for w in self._asked if self._asked[w].status != "pending"]:
                 future = self._asked.pop(worker)
                 if future.status == "error":
                     self._refuse(worker, future.exception())
-                with suppress(OSError, CancelledError, Refused):  # it has just gone, with its answer
+                with suppress(*_LOST, Refused):  # it has just gone, with its answer
                     self._engines[worker] = future.result(timeout=5)
             self._most = max(self._most, len(self._engines))
             if self._engines:
@@ -183,7 +186,7 @@ class Cluster:
             raise gone
         try:
             return within(_SCHEDULER_SECONDS, call)
-        except (OSError, CancelledError) as error:
+        except _LOST as error:
             raise gone from error
 
     def _refuse(self, worker: str, error: BaseException) -> None:

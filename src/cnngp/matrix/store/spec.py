@@ -116,7 +116,9 @@ class Spec:
         """`StoreError` with all that differs, unless `wanted` is this matrix or one that it is the beginning of."""
         differs = []
         if self.fingerprint != wanted.fingerprint:
-            differs.append(f"the network ({_short(self)} there, {_short(wanted)} now)")
+            from .differences import difference
+
+            differs.append(f"the network ({difference(self.network, wanted.network)})")
         if self.kind != wanted.kind:
             differs.append(
                 f"the kernel ({_KINDS.get(self.kind, self.kind)} there, {_KINDS.get(wanted.kind, wanted.kind)} now)"
@@ -160,17 +162,3 @@ def _data_differs(which: str, there: Data, now: Data) -> list[str]:
 
 def _side(tile: tuple[int, int]) -> str:
     return f"{tile[0]}" if tile[0] == tile[1] else f"{tile[0]} × {tile[1]}"
-
-
-def _short(spec: Spec) -> str:
-    """The network as code where that is short, and the start of its fingerprint."""
-    from cnngp.network.layers import NetworkError
-    from cnngp.network.serialize import from_json
-
-    text = "one with a Python function"
-    if spec.network is not None:
-        try:
-            text = repr(from_json(spec.network))
-        except NetworkError:
-            text = "one that this version cannot read"
-    return f"{text if len(text) <= 80 else text[:79] + '…'} [{spec.fingerprint[:8]}]"
