@@ -1,7 +1,7 @@
 """Work on the machines of a Dask cluster.
 
-Dask starts the work, notices workers that are lost, and gives their tasks to others. What is to be done follows from a
-store or a study that all workers see, so that nothing is lost with a worker, a client or a scheduler.
+Dask starts the work. What is to be done follows from a store or a study that all workers see, so that nothing is lost
+with a worker, a client or a scheduler.
 
     connection.py  reaching the scheduler
     cluster.py     which workers take part, and the two ways to use them

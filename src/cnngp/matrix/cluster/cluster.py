@@ -10,6 +10,7 @@ import asyncio
 import concurrent.futures
 import itertools
 import logging
+import time
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
@@ -24,8 +25,8 @@ from .connection import ClusterError, check_client, within
 
 log = logging.getLogger("cnngp")
 
-# Workers say that they are alive about every second. Dask restarts one that has not for so long, where it can, and
-# gives its tasks to others. Of itself Dask waits for five minutes.
+# Workers say that they are alive about every second. One that has not for so long is frozen, or cut off from the
+# scheduler, which itself waits for minutes before it gives it up.
 SILENT_SECONDS = 10.0
 # How long to wait for a first worker, or for one after the last has gone.
 PATIENCE = 300.0
@@ -55,19 +56,7 @@ class Cluster:
         self._refused: dict[str, str] = {}
         self._asked: dict[str, Any] = {}
         self._engines: dict[str, Engine | None] = {}
-
-        def notice_the_frozen(dask_scheduler: Any, seconds: float) -> None:
-            """Travels as it is, because the scheduler need not have this package."""
-            from tornado.ioloop import PeriodicCallback
-
-            dask_scheduler.worker_ttl = seconds
-            callbacks = dask_scheduler.periodic_callbacks
-            if "worker-ttl" in callbacks:
-                callbacks["worker-ttl"].stop()
-            callbacks["worker-ttl"] = PeriodicCallback(dask_scheduler.check_worker_ttl, 200 * seconds)
-            callbacks["worker-ttl"].start()
-
-        self._reach(lambda: client.run_on_scheduler(notice_the_frozen, seconds=SILENT_SECONDS))
+        self._heard: dict[str, tuple[float, float]] = {}
 
     @property
     def address(self) -> str:
@@ -77,7 +66,7 @@ class Cluster:
         """Choose the engine of a matrix, and count the workers that have it: `wanted` where a worker has it, else the
         engine of most workers, those with a card before the others.
         """
-        self.fit(pickled(kernel), image_shape)
+        self.fit(kernel, image_shape)
         counts = Counter(engine for engine in self._engines.values() if engine is not None)
         best = max(counts, key=lambda e: (e[0] == wanted, e[1] == "cuda", counts[e]))
         return best, counts[best]
@@ -101,7 +90,7 @@ class Cluster:
                         if worker not in running:
                             given = (next(turns), sent[worker])
                             running[worker] = self.client.submit(function, *given, workers=[worker], pure=False)
-                for worker in running.keys() - self._engines.keys():
+                for worker in running.keys() - self._heard.keys():  # not of one that is silent: it may wake up
                     running.pop(worker).cancel()
                     sent.pop(worker)
                 with suppress(*_LOST):
@@ -123,30 +112,34 @@ class Cluster:
         """`function(item, shared)` of every item, in their order; `shared` is sent to each worker once."""
         from distributed import KilledWorker, wait
 
-        while True:
+        results: dict[int, Any] = {}
+        while len(results) < len(items):
             workers = self.fit()
-            try:
-                sent = self._reach(partial(self.client.scatter, shared, workers, broadcast=True, hash=False))
-                only = workers if self._refused else None  # else those that join take part
-                give = self.client.submit
-                futures = [give(function, item, sent, workers=only, retries=2, pure=False) for item in items]
-                while any(future.status == "pending" for future in futures):
+            with suppress(*_LOST):  # with what was sent, or with a result: others do it
+                send = partial(self.client.scatter, shared, workers, broadcast=True, hash=False)
+                sent = within(_SCHEDULER_SECONDS, send)
+                futures = {
+                    self.client.submit(function, item, sent, workers=workers, pure=False): place
+                    for place, item in enumerate(items)
+                    if place not in results
+                }
+                while any(future.status == "pending" for future in futures) and set(workers) <= set(self.fit()):
                     with suppress(TimeoutError):
-                        wait(futures, timeout=1.0)
-                    if not set(self.fit()) & set(workers):
-                        raise TimeoutError
-                return list(self.client.gather(futures))
-            except KilledWorker as error:
-                raise ClusterError(f"{one_line(error)} Its log says why, often too little memory") from None
-            except _LOST:  # all workers that `shared` was sent to are gone
-                continue
+                        wait(list(futures), timeout=1.0)
+                for future, place in futures.items():
+                    if future.status == "error" and isinstance(future.exception(), KilledWorker):
+                        raise ClusterError(f"{one_line(future.exception())} Its log says why, often too little memory")
+                    if future.status != "pending":
+                        results[place] = future.result(timeout=5)
+        return [results[place] for place in range(len(items))]
 
-    def fit(self, kernel: bytes | None = None, image_shape: tuple[int, ...] = ()) -> list[str]:
+    def fit(self, kernel: Kernel | None = None, image_shape: tuple[int, ...] = ()) -> list[str]:
         """The workers that take part, after a word about each that is unfit or gone. Waits while there are none."""
         from distributed import wait
 
+        began = time.monotonic()
         while True:
-            there = self._reach(lambda: list(self.client.nthreads()))
+            there = self._there()
             for worker in [w for w in self._engines if w not in there]:
                 self._lose(worker)
             for worker in [w for w in self._asked if w not in there]:
@@ -161,15 +154,30 @@ class Cluster:
                 future = self._asked.pop(worker)
                 if future.status == "error":
                     self._refuse(worker, future.exception())
-                with suppress(*_LOST, Refused):  # it has just gone, with its answer
+                    continue
+                with suppress(*_LOST):  # it has just gone, with its answer
                     self._engines[worker] = future.result(timeout=5)
             self._most = max(self._most, len(self._engines))
             if self._engines:
                 return list(self._engines)
             if there and set(there) <= set(self._refused):
                 raise self._nobody(there)
-            if not there:
+            if not self._heard:
                 self._wait_for_one()
+            if time.monotonic() - began > PATIENCE:
+                raise ClusterError(f"none of the {len(self._heard):,} workers at {self.address} answers")
+            time.sleep(0.05)
+
+    def _there(self) -> list[str]:
+        """The workers that have been heard of lately."""
+        found = self._reach(lambda: self.client.sync(self.client.scheduler.identity))["workers"]
+        now, before = time.monotonic(), self._heard
+        self._heard = {}
+        for worker, about in found.items():
+            beat = float(about["last_seen"])  # by the scheduler's clock, so only whether it moves is of use
+            last = before.get(worker, (beat, now))
+            self._heard[worker] = last if last[0] == beat else (beat, now)
+        return [worker for worker, (_, last) in self._heard.items() if now - last <= SILENT_SECONDS]
 
     def _wait_for_one(self) -> None:
         log.warning("no workers at %s; waiting for one", self.address)
@@ -197,7 +205,8 @@ class Cluster:
         self._engines.pop(worker, None)
 
     def _lose(self, worker: str) -> None:
-        log.warning("worker %s is gone, or frozen; others do its work", worker)
+        how = "does not answer any more (frozen, or cut off)" if worker in self._heard else "is gone"
+        log.warning("worker %s %s; others do its work", worker, how)
         del self._engines[worker]
         self.lost += 1
         if self.lost >= _DEATHS + self._most:
@@ -210,33 +219,23 @@ class Cluster:
         return ClusterError(f"no worker at {self.address} can do the work: {said}")
 
 
-def engine_of(version: str, kernel: bytes | None, image_shape: tuple[int, ...]) -> Engine | None:
+def engine_of(version: str, kernel: Kernel | None, image_shape: tuple[int, ...]) -> Engine | None:
     """On a worker: its engine for a kernel, if it has the client's version of this package."""
     if version != _version():
         raise Refused(f"it has cnngp {_version()}, the client {version}")
     try:
-        made = None if kernel is None else unpickled(kernel)
+        made = None if kernel is None else with_own_threads(kernel)
         return None if made is None else (made.engine_for(image_shape).identity, made.device)
     except Exception as error:
         raise Refused(one_line(error)) from None
 
 
-def pickled(kernel: Kernel) -> bytes:
-    """A kernel as bytes, which travel also where its network holds a function of the user's script."""
-    from distributed.protocol import pickle
-
-    data: bytes = pickle.dumps(kernel)
-    return data
-
-
-def unpickled(kernel: bytes) -> Kernel:
-    """The kernel on this worker, with as many threads as the worker has."""
+def with_own_threads(kernel: Kernel) -> Kernel:
+    """A kernel on a worker, with as many threads as the worker has."""
     from distributed import get_worker
-    from distributed.protocol import pickle
 
-    made: Kernel = pickle.loads(kernel)
     threads = get_worker().state.nthreads
-    return Kernel(made.network, made.device, made.dtype, threads, made.kind, made.check, made.symmetry)
+    return Kernel(kernel.network, kernel.device, kernel.dtype, threads, kernel.kind, kernel.check, kernel.symmetry)
 
 
 def _version() -> str:

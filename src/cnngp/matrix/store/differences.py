@@ -39,7 +39,7 @@ def difference(there: str | None, now: str | None) -> str:
     names = ["one with a Python function" if network is None else told(network) for network in networks]
     if there is None or now is None or all("(" not in name and " " not in name for name in names):
         return f"{names[0]} there, {names[1]} now"
-    place = _first(*(json.loads(text)["network"] for text in (there, now)), "")
+    place = _first(json.loads(there)["network"], json.loads(now)["network"], "")
     return place if all("(" in name or " " in name for name in names) else f"{names[0]} there, {names[1]} now; {place}"
 
 
