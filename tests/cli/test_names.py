@@ -53,7 +53,7 @@ def test_names_of_any_kind_come_through(tmp_path: Path, capsys: pytest.CaptureFi
     heads, rows = read_csv(table)
     assert {csv_cell(row[heads.index("name")]) for row in rows} == set(held.names)
     assert {csv_cell(row[heads.index("given")]) for row in rows} == set(held.y) == set(CLASSES)
-    answers = Answers(GPClassifier.load(out / "model.gp"), "m", Decisions(out / "model.labels.csv"))
+    answers = Answers(GPClassifier.load(out / "model.gp"), "m", Decisions(out / "model.labels.csv"), suspects=5)
     first = answers.model()["suspects"][0]
     answers.decide({"row": first["row"], "decision": "relabel", "label": answers.model()["classes"][0]})
     _, labels = apply_decisions(out / "model.labels.csv", held.X, held.y, held.names)

@@ -23,7 +23,8 @@ def test_a_folder_of_images_to_predictions(tmp_path: Path, capsys: pytest.Captur
         for i in range(20):
             pixels = 255.0 * np.eye(12)[:, ::slant] + rng.uniform(0, 60, (12, 12))
             Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(tmp_path / "data" / name / f"{i}.png")
-    assert run(["classify", "--data", str(tmp_path / "data"), "--output", str(tmp_path / "out")]) == 0
+    words = ["--data", str(tmp_path / "data"), "--network", "small_cnn", "--output", str(tmp_path / "out")]
+    assert run(["classify", *words]) == 0
     Image.fromarray((255 * np.eye(24)).astype(np.uint8)).save(tmp_path / "new.png")
     capsys.readouterr()
     assert run(["predict", str(tmp_path / "out" / "model.gp"), str(tmp_path / "new.png"), "--json"]) == 0

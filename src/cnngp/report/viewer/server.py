@@ -75,8 +75,10 @@ class Viewer(ThreadingHTTPServer):
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Answer a connection in a thread of its own, once there is a place for it."""
-        while not self._places.acquire(timeout=0.05):
+        if not self._places.acquire(blocking=False):
             self._close_oldest()
+            while not self._places.acquire(timeout=0.1):  # all others are being answered, or their threads are slow
+                self._close_oldest()
         with self._books:
             self._waiting[id(request)] = request
         super().process_request(request, client_address)
