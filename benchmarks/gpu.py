@@ -18,8 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from cnngp import Network, zoo
+from cnngp import Conv, Dense, Network, NormalizedExp, ReLU, Sequential, zoo
 from cnngp.kernel.engines.cuda.engine import NEVER, CudaEngine
+from cnngp.kernel.engines.cuda.source import Path as KernelPath
 from cnngp.kernel.program import Kind, lower
 
 PAIRS = 4096
@@ -43,13 +44,17 @@ def engine_rate(
     n: int = PAIRS,
     repeats: int = 7,
     kind: Kind = "nngp",
+    path: KernelPath | None = None,
 ) -> tuple[float, float]:
-    """(pairs/s, seconds from nothing to compiled). Of kind "ntk" a pair gives K and Θ."""
+    """(pairs/s, seconds from nothing to compiled). Of kind "ntk" a pair gives K and Θ.
+
+    `path` overrides the choice of kernel.
+    """
     import cupy
 
     program = lower(net, shape, kind)
     start = time.perf_counter()
-    engine = CudaEngine(program, dtype, devices=[0])
+    engine = CudaEngine(program, dtype, devices=[0], path=path)
     card = engine.cards()[0]
     _ = card.functions
     compiled = time.perf_counter() - start
@@ -147,6 +152,7 @@ def main() -> None:
 
     card = cupy.cuda.runtime.getDeviceProperties(0)["name"].decode()
     mnist, cifar = (1, 28, 28), (3, 32, 32)
+    rival = {layer: Sequential(*[Conv(3, weight_var=2.0), layer] * 7, Dense()) for layer in (ReLU(), NormalizedExp())}
     jobs: list[tuple[str, Network, tuple[int, ...], str]] = [
         ("resnet(32)", zoo.resnet(32), mnist, "float32"),
         ("convnet()", zoo.convnet(), mnist, "float32"),
@@ -157,12 +163,17 @@ def main() -> None:
         ("resnet(32)", zoo.resnet(32), mnist, "float64"),
         ("convnet()", zoo.convnet(), mnist, "float64"),
         ("resnet(32)", zoo.resnet(32), cifar, "float64"),
+        *((f"7 conv, {layer}", net, mnist, "float32") for layer, net in rival.items()),
+        ("resnet(32), walk", zoo.resnet(32), mnist, "float32"),
+        ("resnet(32), walk", zoo.resnet(32), (3, 64, 64), "float32"),
     ]
     rows: list[dict[str, Any]] = []
     print(f"{card}, {PAIRS} × {PAIRS} pairs, kind {options.kind}, medians")
-    print(f"{'network':16}{'input':>12}{'type':>9}{'M pairs/s':>11}{'10¹² el./s':>12}{'of first':>10}{'compile':>9}")
+    print(f"{'network':24}{'input':>12}{'type':>9}{'M pairs/s':>11}{'10¹² el./s':>12}{'of first':>10}{'compile':>9}")
     for name, net, shape, dtype in jobs:
-        rate, compiled = engine_rate(net, shape, dtype, options.data, kind=options.kind)
+        rate, compiled = engine_rate(
+            net, shape, dtype, options.data, kind=options.kind, path="walk" if "walk" in name else None
+        )
         elements = rate * net.shapes(shape).elements
         rows.append(
             {"network": name, "input": shape, "dtype": dtype, "pairs": rate, "elements": elements, "compile": compiled}
@@ -170,7 +181,7 @@ def main() -> None:
         ratio = elements / rows[0]["elements"]
         text = "×".join(map(str, shape))
         print(
-            f"{name:16}{text:>12}{dtype:>9}{rate / 1e6:11.2f}{elements / 1e12:12.3f}{ratio:10.2f}{compiled:8.1f} s",
+            f"{name:24}{text:>12}{dtype:>9}{rate / 1e6:11.2f}{elements / 1e12:12.3f}{ratio:10.2f}{compiled:8.1f} s",
             flush=True,
         )
     if not options.no_torch and options.kind == "nngp":
@@ -178,7 +189,7 @@ def main() -> None:
             rate = torch_rate(compile_it, options.data)
             rows.append({"network": name, "input": mnist, "dtype": "float32", "pairs": rate})
             times = rows[0]["pairs"] / rate
-            print(f"{name:16}{'1×28×28':>12}{'float32':>9}{rate / 1e6:11.2f}   resnet(32) is {times:.1f}×", flush=True)
+            print(f"{name:24}{'1×28×28':>12}{'float32':>9}{rate / 1e6:11.2f}   resnet(32) is {times:.1f}×", flush=True)
     if options.json:
         Path(options.json).write_text(json.dumps({"card": card, "kind": options.kind, "rows": rows}, indent=1))
 
