@@ -50,6 +50,7 @@ from cnngp.network.layers import Nonlinearity
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from helpers import generator, pooled
+from helpers.nonlinearities import ONE_OF_EACH
 
 DRAWN, QUICK = 440, 44
 HOT = ("warp", "sheets")
@@ -106,7 +107,7 @@ def _known() -> Iterator[tuple[str, Network, tuple[int, ...]]]:
     yield "convnet()", zoo.convnet(), (1, 9, 9)
     yield "pooled_cnn()", zoo.pooled_cnn(), (1, 10, 10)
     yield "two pools", Sequential(*two, AvgPool(2), *two, AvgPool(2), *two, GlobalAvgPool(), Dense()), (3, 8, 8)
-    for layer in (*generator.RELU_LIKE, *generator.SMOOTH, Step(), Elementwise("tanh"), Elementwise("softplus")):
+    for layer in (*generator.RELU_LIKE, *ONE_OF_EACH, Elementwise("softplus")):
         yield f"{layer!r}", Sequential(Conv(3, bias_var=0.1), layer, Conv(2), layer, Dense()), (1, 4, 5)
         yield f"{layer!r}, pooled", Sequential(Conv(3), layer, AvgPool(2), Conv(2), layer, Dense()), (1, 4, 4)
 
