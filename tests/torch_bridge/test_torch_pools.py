@@ -1,17 +1,13 @@
-"""Average pools in PyTorch and here: import, refusals, finite networks and their limit, GPyTorch."""
+"""Average pools in PyTorch and what they become here, or why they cannot."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
-from scipy import stats
 from torch import nn
 from torch.nn import functional as F
 
@@ -28,11 +24,8 @@ from cnngp import (
     Sum,
     check_limit,
     from_torch,
-    reference,
-    sample_network,
 )
-from cnngp.torch_bridge import explain, gpytorch_kernel, sample_outputs
-from helpers.pooled import pooled_networks
+from cnngp.torch_bridge import explain
 
 pytestmark = [
     pytest.mark.usefixtures("one_torch_thread"),
@@ -40,13 +33,6 @@ pytestmark = [
 ]
 
 C, D, R = Conv(3, weight_var=2.0), Dense(weight_var=2.0), ReLU()
-LENET = Sequential(Conv(5, weight_var=2.0), R, AvgPool(2), Conv(5, weight_var=2.0), R, AvgPool(2), D, R, D)
-RESIDUAL = Sequential(
-    C, Sum(Identity(), Sequential(R, C, R, C)), R, AvgPool(2), C, Sum(Identity(), Sequential(R, C)), D
-)
-
-
-# ---- import ----------------------------------------------------------------------------------------------------------
 
 
 class LeNet(nn.Module):
@@ -227,88 +213,3 @@ def test_explain_names_the_pools() -> None:
     assert told.count("AvgPool(2)") == 2
     told = [row.told for row in explain(ResNet().eval(), (3, 8, 8), allow_non_gaussian=True, show=False)]
     assert "GlobalAvgPool()" in told
-
-
-# ---- finite networks -------------------------------------------------------------------------------------------------
-
-
-@given(pooled_networks(max_elements=1500), st.integers(0, 2**32 - 1))
-@settings(max_examples=25)
-def test_any_pooled_network_round_trips_and_both_ways_of_sampling_agree(drawn: tuple, seed: int) -> None:
-    net, shape = drawn
-    X = np.random.default_rng(seed).normal(size=(2, *shape))
-    try:
-        module = sample_network(net, 4, shape, (seed, 1), outputs=2, dtype=torch.float64)
-    except NetworkError as error:
-        assume("PyTorch has no AvgPool3d" not in str(error))
-        raise
-    back = from_torch(module, shape, variances="drawn", allow_non_gaussian=True)
-    K = reference.kernel(net, X)
-    np.testing.assert_allclose(reference.kernel(back, X), K, rtol=1e-12, atol=1e-14 * np.abs(K).max())
-    together = sample_outputs(net, X, 4, 3, seed, outputs=2, dtype=torch.float64)
-    apart = sample_outputs(net, X, 4, 3, seed, outputs=2, dtype=torch.float64, batch=1)
-    alone = module(torch.as_tensor(X)).detach().numpy()
-    scale = np.abs(together).max() + 1e-300
-    np.testing.assert_allclose(apart / scale, together / scale, rtol=0, atol=1e-11)
-    np.testing.assert_allclose(alone / scale, together[1] / scale, rtol=0, atol=1e-11)
-
-
-@pytest.mark.parametrize("net", [LENET, RESIDUAL, Sequential(C, R, GlobalAvgPool(), D)], ids=["lenet", "res", "global"])
-def test_round_trip(net: Network) -> None:
-    module = sample_network(net, channels=3, input_shape=(2, 8, 8))
-    assert from_torch(module, (2, 8, 8), variances="drawn") == net
-
-
-def test_widths_double_at_a_pool() -> None:
-    module = sample_network(LENET, channels=5, input_shape=(1, 8, 8))
-    assert [m.weight.shape[0] for m in module.modules() if hasattr(m, "weight")] == [5, 10, 20, 1]
-    still = sample_network(Sequential(C, R, AvgPool(3, 1), C, R, GlobalAvgPool(), D, R, D), 5, (1, 8, 8))
-    assert [m.weight.shape[0] for m in still.modules() if hasattr(m, "weight")] == [5, 5, 5, 1]
-
-
-@pytest.mark.parametrize(
-    "pool", [AvgPool(2), AvgPool(3, 1), AvgPool(3, 2, 1), AvgPool(3, 2, 1, False), GlobalAvgPool()], ids=repr
-)
-def test_one_hidden_layer_has_the_kernel_as_covariance(pool: Network) -> None:
-    """With one nonlinearity the expected covariance is the kernel at any width, so only chance is between them.
-
-    Each network is one independent estimate; Bonferroni over the entries, at a level of 1e-4 in all.
-    """
-    X, samples, outputs = np.random.default_rng(1).normal(size=(3, 2, 5, 5)), 300, 32
-    net = Sequential(Conv(3, weight_var=1.3, bias_var=0.2), R, pool, Dense(1.2, 0.1))
-    drawn = sample_outputs(net, X, 30, samples, outputs=outputs).astype(np.float64)
-    each = np.einsum("sno,smo->snm", drawn, drawn) / outputs
-    K, error = reference.kernel(net, X), each.std(axis=0, ddof=1) / math.sqrt(samples)
-    assert np.abs((each.mean(axis=0) - K) / error).max() < stats.t.ppf(1 - 1e-4 / 12, samples - 1)
-    assert error.max() < 0.04 * np.abs(K).max()
-
-
-@pytest.mark.parametrize(
-    ("net", "wrong"),
-    [
-        (LENET, Sequential(*(AvgPool(2, 1) if layer == AvgPool(2) else layer for layer in LENET.layers))),
-        (Sequential(C, R, C, R, GlobalAvgPool(), D), Sequential(C, R, C, R, D)),
-        (RESIDUAL, Sequential(*(layer for layer in RESIDUAL.layers if layer != AvgPool(2)))),
-    ],
-    ids=["lenet", "global", "residual"],
-)
-def test_finite_networks_approach_the_kernel(net: Network, wrong: Network) -> None:
-    """Half-sized images and few networks, but enough to tell the network from one with another pool or none."""
-    X = np.random.default_rng(2).normal(size=(3, 1, 6, 6)).cumsum(axis=-1)
-    report = check_limit(net, X, channels=(8, 32), samples=700, outputs=32)
-    assert report.ok, str(report)
-    assert check_limit(net, X, channels=(8, 32), samples=60, outputs=32, network=wrong).verdict == "differs"
-
-
-# ---- GPyTorch --------------------------------------------------------------------------------------------------------
-
-
-def test_gpytorch_kernel_of_a_pooled_network() -> None:
-    pytest.importorskip("gpytorch")
-    X = np.random.default_rng(3).normal(size=(4, 1, 6, 6))
-    kernel = gpytorch_kernel(LENET, (1, 6, 6), dtype="float64", learn=False)
-    rows = torch.as_tensor(X).flatten(1)
-    K = reference.kernel(LENET, X)
-    np.testing.assert_allclose(kernel(rows).to_dense().numpy(), K, rtol=1e-11)
-    np.testing.assert_allclose(kernel(rows[:2], rows[1:]).to_dense().numpy(), K[:2, 1:], rtol=1e-11)
-    np.testing.assert_allclose(kernel(rows, diag=True).numpy(), np.diagonal(K), rtol=1e-11)
