@@ -169,6 +169,19 @@ def test_writing_into_the_input_is_seen_by_every_reader() -> None:
     assert from_torch(Module(), (4,), weight_var=1.0, bias_var=0.0) == Sequential(Dense(9.0), ReLU(), Dense())
 
 
+def test_what_the_output_does_not_depend_on_does_not_matter() -> None:
+    def middle(m: Any, h: Any) -> Any:
+        assert not torch.isnan(h).all().shape
+        m.seen = h.mean(), F.max_pool2d(m.f(h), 2)
+        k = h.clone()
+        k[:, 0] = 0.0
+        return h.type_as(m.f.weight)
+
+    assert imported(middle) == Sequential(C, ReLU(), D)
+    with pytest.raises(NetworkError, match=r"setitem .*: it takes, moves or writes"):
+        imported(lambda m, h: _write(h.clone()))
+
+
 def test_forward_in_inference_mode_is_refused() -> None:
     class Module(nn.Linear):
         @torch.inference_mode()

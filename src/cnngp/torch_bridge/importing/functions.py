@@ -26,6 +26,8 @@ _NONLINEARITIES: dict[str, Call] = {
 }
 _SAME = {"contiguous", "to", "float", "double", "type_as", "requires_grad", "identity", "clone", "detach", "data"}
 _RESHAPES = {"flatten", "view", "reshape", "squeeze", "view_as", "reshape_as"}
+LIKE = {"type_as", "view_as", "reshape_as"}
+"""Functions that read only the shape or the type of their second tensor."""
 _DROPOUTS = {"dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"}
 # fmt: on
 

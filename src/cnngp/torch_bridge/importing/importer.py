@@ -15,7 +15,7 @@ from cnngp.network.shapes import check_input_shape, shape_text
 from cnngp.network.table import shape_table
 
 from .fold import fold
-from .functions import is_sum, judge_function, refuse_function
+from .functions import LIKE, is_sum, judge_function, refuse_function
 from .graph import Add, Call, Graph, Mean, Pad, Refused, Scale
 from .modules import FIXED, judge_module
 from .trace import Step, Trace, Value, altered_modules, trace
@@ -83,8 +83,12 @@ class _Reader:
         self.locations = {0: math.prod(input_shape[1:])}  # of each value, also where it is laid out flat
 
     def read(self, traced: Trace) -> Import:
+        needed = traced.needed()
         for step in traced.steps:
-            self._step(step)
+            if step.number in needed:
+                self._step(step)
+            else:
+                self._row(step.name, step.kind, (), Passes("the output does not depend on it"))
         output = traced.output
         if not isinstance(output, Value) or output.number is None:
             told = "a tensor not made from the input" if isinstance(output, Value) else f"a {type(output).__name__}"
@@ -125,7 +129,7 @@ class _Reader:
     def _judge(self, step: Step) -> Verdict:
         if step.problem:
             return No(step.problem)
-        inputs, after = step.inputs, step.result
+        inputs, after = step.inputs[:1] if step.function in LIKE else step.inputs, step.result
         if not step.function:
             module = self.module.get_submodule(step.module)
             shared = "" if isinstance(module, FIXED) else self.owners.problem(step.module, module)
@@ -134,7 +138,7 @@ class _Reader:
             return judge_module(step.module, module, inputs, after, self.variances, self._flat(inputs))
         if not isinstance(after, Value) or step.function.startswith(("conv", "linear")):
             return refuse_function(step.function)
-        constant = next((v for v in inputs if v.owner and v.number is None), None)
+        constant = next((v for v in inputs if v.number is None and v.owner), None)
         if constant:
             of = f"it uses the parameter or buffer {constant.owner}"
             if all(self._is_input(v) for v in inputs if v.number is not None):

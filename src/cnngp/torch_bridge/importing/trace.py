@@ -91,6 +91,14 @@ class Trace:
     steps: list[Step]
     output: Any
 
+    def needed(self) -> set[int | None]:
+        """The values that the output is made from, itself included; what else forward computes does not matter."""
+        needed = {v.number for v in pytree.tree_leaves(self.output) if isinstance(v, Value)}
+        for step in reversed(self.steps):
+            if step.number in needed:
+                needed.update(step.reads)
+        return needed
+
 
 class _Follower(TorchFunctionMode):  # type: ignore[misc]
     def __init__(self, module: Any, x: Any) -> None:
