@@ -141,7 +141,7 @@ def test_every_name_of_a_memory_stands_for_what_was_written(middle: Callable[[An
         (lambda m, h: h + torch.randn(h.shape), r"add .*: it adds a tensor that is not made from the input"),
         (lambda m, h: h * torch.rand(()), r"mul .*: it uses a tensor that is not made from the input"),
         (lambda m, h: h.transpose(2, 3), "transpose .*: it trades"),
-        (lambda m, h: h.index_copy_(0, torch.tensor([0]), h[1:]), "it takes, moves or writes"),
+        (lambda m, h: h.index_copy_(0, torch.tensor([0]), h[:1]), "it takes, moves or writes"),
         (lambda m, h: torch.ops.aten.relu.default(h).relu(), "applied to the output of a nonlinearity"),
     ],
 )
@@ -180,6 +180,33 @@ def test_what_the_output_does_not_depend_on_does_not_matter() -> None:
     assert imported(middle) == Sequential(C, ReLU(), D)
     with pytest.raises(NetworkError, match=r"setitem .*: it takes, moves or writes"):
         imported(lambda m, h: _write(h.clone()))
+
+
+@pytest.mark.parametrize(
+    ("middle", "why"),
+    [
+        (lambda m, h: m.f(h + 0 * m.f.weight.data.abs_().sum()), r"abs in forward: .* into its own weights, f.weight"),
+        (lambda m, h: m.f.weight.mul_(2.0) is None or m.f(h), r"mul in forward: .* into its own weights, f.weight"),
+        (lambda m, h: setattr(m.f, "weight", nn.Parameter(m.f.weight.abs())) or m.f(h), "replaces its own .* f.weight"),
+    ],
+)
+def test_weights_that_forward_changes_are_refused(middle: Callable[[Any, Any], Any], why: str) -> None:
+    with pytest.raises(NetworkError, match=why):
+        imported(middle)
+
+
+def test_a_reshape_that_mixes_images_shows_whatever_the_number_of_channels() -> None:
+    class Mixed(Flow):
+        def __init__(self) -> None:
+            super().__init__(lambda m, h: h)
+            self.a, self.head = nn.Conv2d(1, 2, 3, padding=1), nn.Linear(2 * 16, 1)
+
+        def forward(self, x):
+            h = self.a(x)
+            return self.head(h.reshape(2, -1, 4, 4).relu().reshape(len(x), -1))
+
+    with pytest.raises(NetworkError, match=r"reshape in forward .*: it turns \(2, 4, 4\) into"):
+        from_torch(Mixed(), SHAPE)
 
 
 def test_forward_in_inference_mode_is_refused() -> None:

@@ -28,8 +28,8 @@ from cnngp.network.layers import NetworkError
 
 from ..parts import OWN_LEAVES
 
-BATCH = 2
-"""A batch of two: an axis of size one would hide code that mixes the images of a batch."""
+BATCH = 13
+"""A number that no other axis is likely to have, so that code that mixes the images of a batch shows."""
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
@@ -110,7 +110,8 @@ class _Follower(TorchFunctionMode):  # type: ignore[misc]
         self.count = 0
         self.running = False  # inside a call nothing is recorded
         self.within: list[tuple[str, str]] = [("", "")]  # modules that are running, and the class of one of torch.nn
-        self.owners = {_memory(t): name for name, t in (*module.named_parameters(), *module.named_buffers())}
+        self.weights = dict(module.named_parameters())
+        self.owners = {_memory(t): name for name, t in (*self.weights.items(), *module.named_buffers())}
         self.keep(x, 0)
         for name, part in module.named_modules():
             part.forward = partial(self.enter, name, part, part.forward)
@@ -172,6 +173,9 @@ class _Follower(TorchFunctionMode):  # type: ignore[misc]
             self.running = False
         made = _tensors(result)
         written = [t for t, version in zip(tensors, versions, strict=True) if t._version != version]
+        for t in written:
+            if self.owners.get(_memory(t)) in self.weights:
+                raise NetworkError(f"{name}: forward writes into its own weights, {self.owners[_memory(t)]}")
         if not any(_memory(t) in self.numbers for t in tensors) or not (made or written):
             return result  # of constants, or a question of shape
         if any(_memory(t) != _memory(made[0]) or not _is_whole(t) for t in written if made):
@@ -311,6 +315,10 @@ def trace(module: Any, input_shape: Sequence[int]) -> Trace:
         raise
     except Exception as error:
         raise _failed("forward", tuple(input_shape), error) from error
+    after = dict(followed.named_parameters())
+    changed = [name for name, p in follower.weights.items() if follower.owners.get(_memory(after.get(name, p))) != name]
+    if changed or len(after) != len(follower.weights):
+        raise NetworkError(f"forward replaces its own weights, {', '.join(changed) or 'by others'}")
     if isinstance(result, torch.Tensor) and id(result) not in follower.kept and _memory(result) in follower.numbers:
         raise NetworkError("forward returns a part of a tensor that was taken in a way that cannot be followed")
     return Trace(follower.steps, pytree.tree_map(follower.value, result))
