@@ -270,3 +270,22 @@ def test_appending_a_second_skip_or_a_nonlinearity_breaks_any_network(drawn):
         check_network(Sequential(net, ReLU()))
     with refused("the branch .* ends in a nonlinearity", "branches[0]"):
         Sum(Sequential(net, ReLU()), Dense())
+
+
+# ---- a layer norm keeps a Gaussian ---------------------------------------------------------------------------------
+
+
+def test_a_layer_norm_behind_weights_is_a_gaussian():
+    kernels_add(Identity(), Sequential(LayerNorm(), ReLU(), Conv(3)), before=[Conv(3)])
+    kernels_add(Conv(1), Sequential(LayerNorm(), Conv(3)), before=[Conv(3), LayerNorm()])
+    with refused(TWO_PATHS):
+        Sum(Identity(), LayerNorm())
+
+
+def test_a_layer_norm_elsewhere_is_refused_by_name():
+    with refused(
+        r"LayerNorm\(\) is applied to the output of a nonlinearity, whose mean over channels is not 0", "layers[2]"
+    ):
+        Sequential(Conv(3), ReLU(), LayerNorm(), Dense())
+    with refused(r"LayerNorm\(\) is applied to the input itself", "layers[0]"):
+        reference.kernel(Sequential(LayerNorm(), Dense()), np.ones((1, 2)))
