@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from typing import Any, Literal
 
@@ -161,6 +162,20 @@ def check_images_shape(shape: tuple[int, ...], name: str) -> None:
         )
     if 0 in shape:
         raise DataError(f"{name} has shape {shape}, which is empty; expected at least one image with pixels")
+
+
+def in_shape(X: Any, shape: tuple[int, ...]) -> Any | None:
+    """Images as (N, *shape): as they are, or from fewer axes with as many numbers; None where they hold something else.
+
+    >>> in_shape(np.zeros((5, 64)), (1, 8, 8)).shape
+    (5, 1, 8, 8)
+    """
+    held = tuple(X.shape[1:])
+    if held == shape:
+        return X
+    if 0 < len(held) < len(shape) and math.prod(held) == math.prod(shape):
+        return X.reshape(len(X), *shape)
+    return None
 
 
 class CheckedImages:

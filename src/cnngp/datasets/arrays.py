@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cnngp.common.arrays import in_shape
 from cnngp.common.checks import is_whole
 from cnngp.common.errors import DatasetError
 from cnngp.common.regular_files import check_regular
@@ -165,12 +166,11 @@ def _checked(X: NDArray[Any], y: NDArray[Any], shape: Shape | None, where: str) 
 
 def _of_shape(X: NDArray[Any], shape: tuple[int, ...], where: str) -> NDArray[Any]:
     """X as (N, *shape): as it is, with the channels moved from the end, or from rows of as many numbers."""
-    if X.shape[1:] == shape:
-        return X
+    images: NDArray[Any] | None = in_shape(X, shape)
+    if images is not None:
+        return images
     if X.shape[1:] == (*shape[1:], shape[0]):
         return np.moveaxis(X, -1, 1)
-    if X.ndim < len(shape) + 1 and math.prod(X.shape[1:]) == math.prod(shape):
-        return X.reshape(len(X), *shape)
     raise DatasetError(
         f"{where}: X has shape {X.shape}, which does not hold images of {shape}, {math.prod(shape):,} numbers each; "
         "give another shape (--shape)"

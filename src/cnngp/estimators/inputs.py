@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cnngp.common.arrays import DataError, as_real, in_place, refuse_masked, to_numpy
+from cnngp.common.arrays import DataError, as_real, in_place, in_shape, refuse_masked, to_numpy
 from cnngp.datasets.augmentation import Copies
 from cnngp.gp.groups import check_groups
 from cnngp.matrix.store.store import verified
@@ -34,14 +34,13 @@ def as_image_shape(X: NDArray[Any], input_shape: Any) -> NDArray[Any]:
         return X
     channels, spatial = check_input_shape(input_shape)
     shape = (channels, *spatial)
-    if X.shape[1:] == shape:
-        return X
-    if len(X.shape) not in (2, 3) or math.prod(X.shape[1:]) != math.prod(shape):
+    images: NDArray[Any] | None = in_shape(X, shape)
+    if images is None:
         raise DataError(
             f"X has shape {X.shape}, which does not hold images of input_shape={shape}: expected {math.prod(shape)} "
             f"numbers each, or exactly that shape"
         )
-    return X.reshape(len(X), *shape)
+    return images
 
 
 def warn_of_channels_last(shape: tuple[int, ...]) -> None:
@@ -77,10 +76,9 @@ def check_fits_images(network: Network, X: NDArray[Any]) -> None:
 
 def same_shape(X: NDArray[Any], input_shape: tuple[int, ...]) -> NDArray[Any]:
     """Images to predict on, brought to the shape of the training images or refused."""
-    if X.shape[1:] == input_shape:
-        return X
-    if X.ndim in (2, 3) and math.prod(X.shape[1:]) == math.prod(input_shape):
-        return X.reshape(len(X), *input_shape)
+    images: NDArray[Any] | None = in_shape(X, input_shape)
+    if images is not None:
+        return images
     given = shape_text(tuple(X.shape[1:]))
     raise DataError(
         f"X holds images of {given}, but the model was fitted on {shape_text(input_shape)} (channels × size); bring "
