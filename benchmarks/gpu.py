@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from cnngp import Conv, Dense, Network, NormalizedExp, ReLU, Sequential, zoo
+from cnngp.kernel.engines.cuda.cuda_source import Path as KernelPath
 from cnngp.kernel.engines.cuda.engine import NEVER, CudaEngine
-from cnngp.kernel.engines.cuda.source import Path as KernelPath
 from cnngp.kernel.program import Kind, lower
 
 PAIRS = 4096

@@ -43,7 +43,7 @@ from cnngp import (
     from_json,
     zoo,
 )
-from cnngp.kernel.engines.cuda.source import generate
+from cnngp.kernel.engines.cuda.cuda_source import generate
 from cnngp.kernel.program import check_slopes, lower
 from cnngp.network.layers import Nonlinearity
 

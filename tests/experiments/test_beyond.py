@@ -81,7 +81,7 @@ def test_long_kernels_are_kept_tile_by_tile(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_every_candidate_is_cheap_enough_and_has_a_fast_path_on_cards() -> None:
-    from cnngp.kernel.engines.cuda.source import generate
+    from cnngp.kernel.engines.cuda.cuda_source import generate
     from cnngp.kernel.program import lower
 
     for name, net in beyond.candidates().items():

@@ -33,7 +33,7 @@ from cnngp import (
     Sum,
     zoo,
 )
-from cnngp.kernel.engines.cuda.source import CudaSource
+from cnngp.kernel.engines.cuda.cuda_source import CudaSource
 from helpers.cuda_on_cpu import compiled
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from cnngp.kernel.engines.cuda.source import CudaSource
+from cnngp.kernel.engines.cuda.cuda_source import CudaSource
 
 COMPILE = ["g++", "-std=c++20", "-O1", "-g", "-w", "-fsanitize=thread", "-o", "kernels", "kernels.cpp"]
 BLOCKS = 2

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cnngp import reference
-from cnngp.kernel.engines.cuda.source import generate
+from cnngp.kernel.engines.cuda.cuda_source import generate
 from cnngp.kernel.program import lower
 from helpers.cuda_cases import OnCpu, images
 from helpers.cuda_on_cpu import needs_compiler

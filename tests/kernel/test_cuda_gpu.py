@@ -23,8 +23,8 @@ from cnngp import (
 )
 from cnngp.kernel.check import compare
 from cnngp.kernel.engines.base import RangeError
+from cnngp.kernel.engines.cuda.cuda_source import generate
 from cnngp.kernel.engines.cuda.engine import CudaEngine
-from cnngp.kernel.engines.cuda.source import generate
 from cnngp.kernel.program import lower
 from helpers.cuda_cases import NETWORKS, ONE_PIXEL, POOLED, TOLERANCE, error, images, tangent_bound
 from helpers.generator import random_network

@@ -33,9 +33,9 @@ from cnngp import (
 from cnngp.kernel.engines.cpu.gradient import CpuGradient
 from cnngp.kernel.engines.cuda import gradient_engine
 from cnngp.kernel.engines.cuda.card import Card
+from cnngp.kernel.engines.cuda.cuda_source import generate_gradient
 from cnngp.kernel.engines.cuda.engine import EngineError
 from cnngp.kernel.engines.cuda.gradient_engine import CudaGradient
-from cnngp.kernel.engines.cuda.source import generate_gradient
 from cnngp.kernel.program.reverse import reverse
 from cnngp.kernel.series.packed import SeriesTables
 from helpers import cuda_cases, generator, pooled

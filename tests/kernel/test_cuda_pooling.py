@@ -28,10 +28,10 @@ from cnngp import (
     reference,
     zoo,
 )
+from cnngp.kernel.engines.cuda.cuda_source import generate
 from cnngp.kernel.engines.cuda.engine import CudaEngine
-from cnngp.kernel.engines.cuda.sheets.plan import Shifts, chain
-from cnngp.kernel.engines.cuda.sheets.runs import runs
-from cnngp.kernel.engines.cuda.source import generate
+from cnngp.kernel.engines.cuda.sheets.sheet_chain import Shifts, chain
+from cnngp.kernel.engines.cuda.sheets.shift_runs import runs
 from cnngp.kernel.program import lower
 from cnngp.kernel.series.packed import SeriesTables
 from helpers.cuda_cases import POOLED, OnCpu, error, images

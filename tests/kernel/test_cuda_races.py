@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from cnngp import GELU, AvgPool, Conv, Dense, Elementwise, GlobalAvgPool, LeakyReLU, Network, Sequential
+from cnngp.kernel.engines.cuda.cuda_source import CudaSource, generate_gradient
 from cnngp.kernel.engines.cuda.kernel_frame import SHARED_LIMIT
-from cnngp.kernel.engines.cuda.source import CudaSource, generate_gradient
 from cnngp.kernel.program.reverse import Reverse, reverse
 from cnngp.kernel.series.packed import SeriesTables
 from helpers import adjoint

@@ -25,8 +25,8 @@ from cnngp import (
 from cnngp.common.devices import has_card
 from cnngp.kernel.engines.base import RangeError, check_range
 from cnngp.kernel.engines.cuda import engine as cuda
-from cnngp.kernel.engines.cuda.source import generate
-from cnngp.kernel.engines.cuda.warp.source import fold_from, foldable
+from cnngp.kernel.engines.cuda.cuda_source import generate
+from cnngp.kernel.engines.cuda.warp.warp_launch import fold_from, foldable
 from cnngp.kernel.program import lower
 from cnngp.kernel.series.packed import SeriesTables
 from helpers.cuda_cases import NETWORKS, PATHS, TOLERANCE, OnCpu, error, images

@@ -30,9 +30,9 @@ from cnngp import (
     zoo,
 )
 from cnngp.kernel.check import compare
+from cnngp.kernel.engines.cuda.cuda_source import generate
 from cnngp.kernel.engines.cuda.engine import CudaEngine
-from cnngp.kernel.engines.cuda.layout import in_registers
-from cnngp.kernel.engines.cuda.source import generate
+from cnngp.kernel.engines.cuda.registers import in_registers
 from cnngp.kernel.program import lower
 from cnngp.kernel.series.packed import SeriesTables
 from helpers.cuda_cases import NETWORKS, ONE_PIXEL, PATHS, POOLED, OnCpu, error, images, tangent_bound

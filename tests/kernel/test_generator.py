@@ -11,11 +11,16 @@ import pytest
 
 from cnngp.kernel import program
 from cnngp.kernel.engines.cpu import plan
-from cnngp.kernel.engines.cuda import dense, layout, program_data, program_walk, source, walk_kernels
-from cnngp.kernel.engines.cuda.warp import additions, steps, sums
-from cnngp.kernel.engines.cuda.warp import kernel as warp_kernel
-from cnngp.kernel.engines.cuda.warp import plan as warp_plan
-from cnngp.kernel.engines.cuda.warp import source as warp_source
+from cnngp.kernel.engines.cuda import (
+    cuda_source,
+    dense_kernel,
+    program_data,
+    program_walk,
+    registers,
+    table_layout,
+    walk_kernels,
+)
+from cnngp.kernel.engines.cuda.warp import additions, box_sums, warp_kernel, warp_launch, warp_layout, warp_steps
 from cnngp.kernel.program import lower, nodes, scheduling, tangents, units
 from cnngp.network import demands, geometry, shapes
 from helpers import pooled
@@ -24,8 +29,8 @@ from helpers.generator import RELU_LIKE, SMOOTH, Random, random_network
 from helpers.sweep import SHAPES, sweep
 
 PLANNERS = [geometry, shapes, demands, program, nodes, units, scheduling, tangents, plan]
-WRITERS = [source, program_data, program_walk, walk_kernels, dense, layout]
-WRITERS += [warp_plan, additions, sums, steps, warp_kernel, warp_source]
+WRITERS = [cuda_source, program_data, program_walk, walk_kernels, dense_kernel, table_layout, registers]
+WRITERS += [warp_layout, additions, box_sums, warp_steps, warp_kernel, warp_launch]
 
 
 def test_every_draw_is_a_network_that_fits_its_images() -> None:
@@ -40,7 +45,7 @@ def test_every_draw_has_cuda_source() -> None:
     pick = Random(rng)
     for _ in range(60):
         for net, shape in (random_network(rng), pooled.network(pick, lambda: pick.among(RELU_LIKE), 500)):
-            assert "pairs" in source.generate(lower(net, shape), "float32").text
+            assert "pairs" in cuda_source.generate(lower(net, shape), "float32").text
 
 
 @pytest.mark.slow
@@ -60,7 +65,7 @@ def test_generated_networks_take_nearly_every_branch_of_the_planners_and_writers
             for kind in ("nngp", "ntk"):
                 made = lower(net, shape, kind)
                 plan.make_plan(made, {})
-                paths |= {source.generate(made, dtype).path for dtype in ("float32", "float64")}
+                paths |= {cuda_source.generate(made, dtype).path for dtype in ("float32", "float64")}
     assert paths == {"warp", "dense", "block", "sheets", "walk"}
     taken = branches.taken()
     missed = [name for name, seen in taken.items() if not seen]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from cnngp import Conv, ConvTranspose, Dense, Kernel, Network, ReLU, Sequential, reference
-from cnngp.kernel.engines.cuda.source import generate
+from cnngp.kernel.engines.cuda.cuda_source import generate
 from cnngp.kernel.program import lower
 from helpers.cuda_cases import OnCpu
 from helpers.cuda_on_cpu import needs_compiler

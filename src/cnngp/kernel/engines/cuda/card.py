@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from cnngp.kernel.program import Kind
 
+from .cuda_source import CudaSource
 from .kernel_frame import Launch
-from .source import CudaSource
 
 OPTIONS = ("-std=c++17",)
 KINDS: tuple[Kind, ...] = ("nngp", "ntk")

@@ -16,8 +16,8 @@ from cnngp.kernel.series.packed import Rows, SeriesTables
 
 from ..base import check_range
 from .card import KINDS, Card
-from .source import CudaSource
-from .tiles import MEMORY_SHARE
+from .card_tiles import MEMORY_SHARE
+from .cuda_source import CudaSource
 
 VERSION = 2
 

@@ -21,8 +21,8 @@ from cnngp.kernel.series.packed import Rows
 from ..base import Advance
 from .card import KINDS, NEVER, Card
 from .card_engine import CardEngine
-from .source import CudaSource, Path, generate
-from .tiles import Job
+from .card_tiles import Job
+from .cuda_source import CudaSource, Path, generate
 
 __all__ = ["NEVER", "CudaEngine", "EngineError"]
 

@@ -23,9 +23,9 @@ from ..base import Advance
 from ..weights import Gradient, finished, prepared
 from .card import Card
 from .card_engine import CardEngine
+from .card_tiles import Bands
+from .cuda_source import CudaSource, generate_gradient
 from .program_data import BackwardData
-from .source import CudaSource, generate_gradient
-from .tiles import Bands
 
 MAX_TILE = 1024
 # Map elements that are worked on between two reports of progress, about a second's work.

@@ -133,7 +133,8 @@ def pairs_kernel(data: ProgramData, real: str, shared_limit: int) -> tuple[str, 
         }}"""
     text = f"""
 {back_formulas(real, layers)}\
-{known_passes(data)}// What comes back to a nonlinearity at element e goes three ways: to K, and to both variances.
+{known_passes(data) * data.moving}\
+// What comes back to a nonlinearity at element e goes three ways: to K, and to both variances.
 __device__ __forceinline__ void backward_step(const Op& op, const Numbers& x, const Parts b, int e, int at, real* mem,
                                               real* mine, real* theirs, real& value, real& extra)
 {{
@@ -194,7 +195,7 @@ def self_pairs_kernel(data: ProgramData, shared_limit: int) -> tuple[str, Launch
         len(data.ops),
         own_formulas(data),
         own_product(data),
-        False,
+        not data.moving,
         _steps("double", _own_branches(data)),
     )
     text = f"""

@@ -79,13 +79,13 @@ __device__ void run_pass(R* to, const R* from, const Pass pass, const int* lists
 }
 """
 KNOWN_PASS = """\
-template <int SIZE, int OUT, int INNER, int COUNT, int K, int STRIDE, int STEP, int START>
-__device__ __forceinline__ void known_pass(real* to, const real* from, const int* lists, const Numbers& x, bool last)
+template <class R, int SIZE, int OUT, int INNER, int COUNT, int K, int STRIDE, int STEP, int START>
+__device__ __forceinline__ void known_pass(R* to, const R* from, const int* lists, const Numbers& x, bool last)
 {
     for (int e = threadIdx.x; e < COUNT; e += blockDim.x) {
         const int inner = e % INNER, at = e / INNER % OUT, outer = e / (INNER * OUT);
-        const real* line = from + outer * (SIZE * INNER) + inner;
-        real sum = 0;
+        const R* line = from + outer * (SIZE * INNER) + inner;
+        R sum = 0;
         if (K >= 0) {
             const int first = at * STRIDE + START;
 #pragma unroll 8
@@ -244,15 +244,17 @@ def own_product(data: ProgramData) -> str:
 
 
 def known_passes(data: ProgramData) -> str:
-    """Sums along axes in the working precision: those with the most work have code of their own sizes."""
-    cases = "".join(
-        f"    {' '.join(f'case {n}:' for n in numbers)} known_pass<{', '.join(map(str, sizes))}>(to, from, lists, x, "
-        "last); break;\n"
-        for sizes, numbers in data.known_passes
-    )
+    """Sums along axes: those with the most work have code of their own sizes.
+
+    Below pools only pairs use it: there an image's sums are of as many kinds, and run once.
+    """
+    cases = ""
+    for sizes, numbers in data.known_passes:
+        labels, template = " ".join(f"case {n}:" for n in numbers), ", ".join(map(str, sizes))
+        cases += f"    {labels} known_pass<R, {template}>(to, from, lists, x, last); break;\n"
     return f"""{KNOWN_PASS}\
-__device__ void run_known(int number, real* to, const real* from, const Pass& pass, const int* lists, const Numbers& x,
-                          bool last)
+template <class R> __device__ void run_known(int number, R* to, const R* from, const Pass& pass, const int* lists,
+                                             const Numbers& x, bool last)
 {{
     switch (number) {{
 {cases}    default: run_pass(to, from, pass, lists, x, last);

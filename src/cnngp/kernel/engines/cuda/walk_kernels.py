@@ -34,7 +34,7 @@ def tables_kernel(data: ProgramData, shared_limit: int, cycles: Mapping[int, int
         for k, end in enumerate(data.ends)
     )
     text = f"""
-{_copy_planes(data, cycles)}
+{known_passes(data) * (not data.moving)}{_copy_planes(data, cycles)}
 extern "C" __global__ void tables(const real* __restrict__ X, real* __restrict__ rows, double* __restrict__ all_peaks,
                                   double* __restrict__ diagonal, int n, char* __restrict__ scratch,
                                   const double* __restrict__ panels, const int* __restrict__ program,
@@ -45,7 +45,7 @@ extern "C" __global__ void tables(const real* __restrict__ X, real* __restrict__
         const real* image = X + (long long)i * {data.pixels};
         real* row = rows + (long long)i * {data.row};
         double* peaks = all_peaks + (long long)i * {data.sites};
-{walk(data, "double", data.forwards, own_formulas(data), own_product(data), False)}{results}
+{walk(data, "double", data.forwards, own_formulas(data), own_product(data), not data.moving)}{results}
         const Copy* copies = (const Copy*)(program + {data.copies_at});
         copy_planes(row, image, copies[0]);
         for (int k = 1; k < {1 + len(program.activations)}; k++) copy_planes(row, own + copies[k].source, copies[k]);
@@ -97,7 +97,7 @@ def pairs_kernel(data: ProgramData, dtype: str, shared_limit: int) -> tuple[str,
     if data.tangents:
         theta = f"\n            const real T = (real)numbers[{units + 1}] * mem[{data.ends[1]}];"
     text = f"""
-{known_passes(data)}\
+{known_passes(data) * data.moving}\
 extern "C" __global__ void pairs(const real* __restrict__ first, const real* __restrict__ second,
                                  real* __restrict__ out, real* __restrict__ mirror, int n, int m, long long ld,
                                  long long below{THETA_ARGUMENTS * data.tangents}, char* __restrict__ scratch,

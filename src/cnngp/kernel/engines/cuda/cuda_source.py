@@ -27,18 +27,18 @@ from cnngp.kernel.program import PIXELS, Program
 from cnngp.kernel.program.steps import Reverse
 from cnngp.kernel.series.packed import Rows
 
-from . import dense as cuda_dense
+from . import dense_kernel as cuda_dense
 from . import gradient_kernels
 from .kernel_frame import SHARED_LIMIT, Launch, comment
-from .layout import TableLayout
 from .math import PRIMITIVES, formulas
 from .program_data import BackwardData, ProgramData
 from .program_walk import common
-from .sheets import plan as sheet_plan
-from .sheets import source as cuda_sheets
-from .sheets.kernel import SheetLaunch, second_offsets
+from .sheets import sheet_chain as sheet_plan
+from .sheets import sheet_launch as cuda_sheets
+from .sheets.sheet_kernel import SheetLaunch, second_offsets
+from .table_layout import TableLayout
 from .walk_kernels import pairs_kernel, tables_kernel
-from .warp import source as cuda_warp
+from .warp import warp_launch as cuda_warp
 
 Path = Literal["warp", "dense", "sheets", "walk"]
 

@@ -18,15 +18,15 @@ from itertools import pairwise
 
 from cnngp.kernel.program import Program
 
-from ..dense import scalar_network
+from ..dense_kernel import scalar_network
 from ..kernel_frame import THETA_ARGUMENTS, stores
-from ..layout import TableLayout
 from ..program_data import ProgramData
-from ..warp.plan import LANES, Stage, parked, stages, width
-from .maps import SIDES, TOTALS, MapWriter
-from .plan import Chain, Segment
-from .runs import run_count, runs
-from .steps import second_groups, second_plane
+from ..table_layout import TableLayout
+from ..warp.warp_layout import LANES, Stage, parked, stages, width
+from .sheet_chain import Chain, Segment
+from .sheet_maps import SIDES, TOTALS, MapWriter
+from .sheet_steps import second_groups, second_plane
+from .shift_runs import run_count, runs
 
 CONSTANT_MOST = 512  # vectors that a table of walls may take of the 64 kB of constant memory
 

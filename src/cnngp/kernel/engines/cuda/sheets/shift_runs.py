@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .plan import Shifts, targets
+from .sheet_chain import Shifts, targets
 
 
 @dataclass(frozen=True)

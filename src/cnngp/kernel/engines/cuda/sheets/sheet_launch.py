@@ -6,10 +6,10 @@ import math
 from dataclasses import replace
 
 from ..program_data import ProgramData
-from ..warp.plan import LANES
-from ..warp.source import live_words
-from .kernel import SheetKernel, SheetLaunch, SheetWriter
-from .plan import Chain
+from ..warp.warp_launch import live_words
+from ..warp.warp_layout import LANES
+from .sheet_chain import Chain
+from .sheet_kernel import SheetKernel, SheetLaunch, SheetWriter
 
 LINE = 128  # bytes of a line of the cache: the first image's rows begin at one
 CACHED = 160 * 1024  # bytes of table rows that stay in a multiprocessor's first cache

@@ -6,11 +6,12 @@ import math
 
 from cnngp.kernel.program import Program
 
-from ..layout import Map, TableLayout
-from ..warp.plan import Stage
-from .plan import Chain, Segment, targets
-from .runs import Runs
-from .steps import SheetSteps, loaded, second_plane
+from ..registers import Map
+from ..table_layout import TableLayout
+from ..warp.warp_layout import Stage
+from .sheet_chain import Chain, Segment, targets
+from .sheet_steps import SheetSteps, loaded, second_plane
+from .shift_runs import Runs
 
 SIDES = 3  # terms of a pooled sheet along the columns: one even shift, and two odd ones with half of their places each
 

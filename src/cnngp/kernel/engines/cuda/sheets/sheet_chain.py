@@ -39,7 +39,7 @@ from cnngp.network.layers import (
 from cnngp.network.shapes import sum_scale
 from cnngp.network.sheets import AxisMap
 
-from ..layout import Map, Registers, Step, in_registers
+from ..registers import Map, Registers, Step, in_registers
 
 
 @dataclass(frozen=True)

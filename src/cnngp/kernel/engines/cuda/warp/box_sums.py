@@ -10,7 +10,7 @@ from cnngp.network.geometry import AxisSum
 
 from ..formula_text import literal
 from .additions import additions, two_level
-from .plan import LANES, Stage
+from .warp_layout import LANES, Stage
 
 
 class Writer:

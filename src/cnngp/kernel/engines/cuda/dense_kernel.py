@@ -15,9 +15,9 @@ from cnngp.network.layers import Elementwise
 
 from .formula_text import literal
 from .kernel_frame import THETA_ARGUMENTS, stores
-from .layout import Registers, Step, in_registers
 from .math import Constants, pair_formula, slope_formula
 from .program_data import ProgramData
+from .registers import Registers, Step, in_registers
 
 TILE = 64
 DEPTH = 16

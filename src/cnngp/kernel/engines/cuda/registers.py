@@ -1,85 +1,15 @@
-"""What the CUDA code of a program rests on: the layout of an image's table row, and maps as registers.
-
-A table row holds, for one image, its pixels and then the numbers that each nonlinearity needs, in the order in which
-the pair kernel reads them. Kernels in which a lane walks down a column read `vector` rows at once (16 bytes), so there
-element (r, c) of a plane of width W is at ((r / vector)·W + c)·vector + r % vector.
-"""
+"""A program on registers: its steps, with maps that are renamed so that a result may replace what it was made from."""
 
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from cnngp.kernel.program import NOTHING, Activation, Op, Program, Shape
 from cnngp.network.geometry import AxisSum
 
-from .math import nonnegative, planes
-
-
-def folds(shape: Shape, fold: int) -> bool:
-    return fold > 0 and shape[2] >= fold and shape[2] % 2 == 0
-
-
-def held(shape: Shape, fold: int) -> Shape:
-    depth, height, width = shape
-    return (depth, 2 * height, width // 2) if folds(shape, fold) else shape
-
-
-@dataclass(frozen=True)
-class Site:
-    """Where a table row keeps a nonlinearity's numbers: `planes` planes of `plane` entries each from `offset` on."""
-
-    offset: int
-    planes: int
-    plane: int
-    shape: Shape
-
-
-@dataclass(frozen=True)
-class TableLayout:
-    """The input's planes are its channels. `row` is the length of a table row."""
-
-    vector: int
-    input: Site
-    sites: dict[int, Site]
-    row: int
-    fold: int = 0
-    """Maps of an even width from this one on lie folded: a lane holds two columns. 0: none do."""
-    align: int = 1
-    """Rows of `vector` rows are padded to a multiple of this many columns."""
-
-    def folds(self, shape: Shape) -> bool:
-        return folds(shape, self.fold)
-
-    def held(self, shape: Shape) -> Shape:
-        """A map's shape as rows of registers and columns of lanes; folded, element (r, c) is at (2r + c % 2, c / 2)."""
-        return held(shape, self.fold)
-
-    def pitch(self, width: int) -> int:
-        """How far apart groups of rows are, in columns."""
-        return -(-width // self.align) * self.align
-
-    @classmethod
-    def of(
-        cls, program: Program, vector: int, terms: Mapping[int, int] | None = None, fold: int = 0, align: int = 1
-    ) -> TableLayout:
-        """`terms`: how many terms of its series an Elementwise keeps, by site."""
-        end = 0
-
-        def site(count: int, shape: Shape) -> Site:
-            nonlocal end
-            depth, height, width = held(shape, fold)
-            pitch = -(-width // align) * align
-            plane = depth * -(-height // vector) * vector * pitch if vector > 1 else math.prod(shape)
-            here = Site(end, count, plane, shape)
-            end += count * plane
-            return here
-
-        pixels = site(program.channels, program.shape)
-        sites = {a.site: site(planes(a.layer, (terms or {}).get(a.site, 0)), a.shape) for a in program.activations}
-        return cls(vector, pixels, sites, -(-end // vector) * vector, fold, align)
+from .math import nonnegative
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,12 @@ from itertools import pairwise
 
 from cnngp.network.geometry import AxisSum
 
-from ..layout import Map, Step, TableLayout
-from ..warp.plan import LANES, Stage
-from ..warp.steps import Arrays, StepWriter
-from ..warp.sums import _mask, is_total
-from .plan import Segment
+from ..registers import Map, Step
+from ..table_layout import TableLayout
+from ..warp.box_sums import _mask, is_total
+from ..warp.warp_layout import LANES, Stage
+from ..warp.warp_steps import Arrays, StepWriter
+from .sheet_chain import Segment
 
 
 def second_groups(h: int, vector: int, cycle: int | None = None) -> int:

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from cnngp.kernel.program import Program
 
 from ..kernel_frame import THETA_ARGUMENTS, stores
-from ..layout import Map, TableLayout, in_registers
-from .plan import LANES, Stage, parked, stages, width
-from .steps import StepWriter
+from ..registers import Map, in_registers
+from ..table_layout import TableLayout
+from .warp_layout import LANES, Stage, parked, stages, width
+from .warp_steps import StepWriter
 
 BAND = 16  # blocks run in bands this many wide, so that the table rows in use at one time stay in the L2 cache
 

@@ -13,10 +13,11 @@ from __future__ import annotations
 from cnngp.kernel.program import Program
 from cnngp.network.layers import Elementwise
 
-from ..layout import Registers, TableLayout, folds, in_registers
-from .kernel import KernelWriter, WarpKernel
-from .plan import LANES
-from .sums import folded_taps, is_total
+from ..registers import Registers, in_registers
+from ..table_layout import TableLayout, folds
+from .box_sums import folded_taps, is_total
+from .warp_kernel import KernelWriter, WarpKernel
+from .warp_layout import LANES
 
 
 def words(program: Program, dtype: str) -> int:

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from ..layout import Map, Registers, Step, TableLayout, held
+from ..registers import Map, Registers, Step
+from ..table_layout import TableLayout, held
 
 LANES = 32
 MAX_PACK = 8  # pairs that one warp takes through the network together, at most

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 
 from cnngp.network.geometry import AxisSum
 
-from ..layout import Step, TableLayout
 from ..math import Constants, pair_formula, slope_formula, takes_unit
-from .plan import Loop, Run, Stage, segments
-from .sums import Writer, folded_rows
+from ..registers import Step
+from ..table_layout import TableLayout
+from .box_sums import Writer, folded_rows
+from .warp_layout import Loop, Run, Stage, segments
 
 
 class StepWriter(Writer):
