@@ -21,14 +21,14 @@ from cnngp.kernel.engines.cuda import (
     walk_kernels,
 )
 from cnngp.kernel.engines.cuda.warp import additions, box_sums, warp_kernel, warp_launch, warp_layout, warp_steps
-from cnngp.kernel.program import lower, nodes, scheduling, tangents, units
+from cnngp.kernel.program import lower, lowering, nodes, scheduling, units
 from cnngp.network import demands, geometry, shapes
 from helpers import pooled
 from helpers.branches import Branches
 from helpers.generator import RELU_LIKE, SMOOTH, Random, random_network
 from helpers.sweep import SHAPES, sweep
 
-PLANNERS = [geometry, shapes, demands, program, nodes, units, scheduling, tangents, plan]
+PLANNERS = [geometry, shapes, demands, program, lowering, nodes, units, scheduling, plan]
 WRITERS = [cuda_source, program_data, program_walk, walk_kernels, dense_kernel, table_layout, registers]
 WRITERS += [warp_layout, additions, box_sums, warp_steps, warp_kernel, warp_launch]
 
