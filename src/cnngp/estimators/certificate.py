@@ -314,7 +314,7 @@ def checked_sample(kernel: RecipeKernel, X: NDArray[Any], K: Any, given: bool, i
     verdict = None if given else own.verdict(shape)
     check = None if given else str(verdict) if verdict is not None else _unchecked(own)
     rows = np.unique([*np.linspace(0, len(X) - 1, images).round().astype(int), *_nearest(own, K)])
-    if not is_affordable(own.network, tuple(shape), own.kind):
+    if not is_affordable(own.network, tuple(shape)):
         return _by_verdict(own, shape, given)
     sample = np.array([[float(K[int(i), int(j)]) for j in rows] for i in rows])
     seen = np.asarray(first.once(X[rows]).array)

@@ -19,7 +19,6 @@ too.
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -29,9 +28,12 @@ from numpy.typing import NDArray
 
 from cnngp.common.arrays import to_numpy
 from cnngp.network import reference
+from cnngp.network.demands import placed
 from cnngp.network.functions import breakpoints
 from cnngp.network.layers import (
     AvgPool,
+    Conv,
+    ConvTranspose,
     Elementwise,
     GlobalAvgPool,
     Layer,
@@ -42,23 +44,28 @@ from cnngp.network.layers import (
     Sum,
     as_layer,
 )
+from cnngp.network.shapes import filter_size
 from cnngp.network.walk import leaves
 
 from .engines.base import Engine, RangeError
-from .program import Kind, Program, lower
+from .program import Kind
 from .verdicts import Verdict
 
 Array = NDArray[np.float64]
 
 FAR = 100.0
 """How many times further off than the bound is wrong."""
-SECONDS = 0.25
-"""What the reference may take, by the rough costs below, …"""
-MOST_SECONDS = 2.0
+WORK = 4e5
+"""Covariances of two images that the reference may compute, a quarter of a second's work, …"""
+MOST_WORK = 8 * WORK
 """… and where the network does not fit into so small a part of the images."""
+SIDES = (32, 16, 8, 4, 3, 2, 1)
+"""What the sides of the images may be cropped to."""
 LOOKED_AT = 64
 """Of this many images the two with the most to show are taken."""
 
+# What the quadrature of an Elementwise costs, smooth or with kinks, and a product or a sum, each beside a closed form.
+_SMOOTH, _KINKED, _PRODUCT = 1e4, 2e5, 0.02
 _DOCUMENTED = {4: 1e-6, 8: 1e-12}
 # The reference rounds correlations as well: by a unit each in two roots, their product and the quotient.
 _OWN_ROUNDING = 4 * float(np.finfo(np.float64).eps)
@@ -168,6 +175,7 @@ def check(
     engine_for: Callable[[tuple[int, ...]], Engine],
     to_engine: Callable[[Any], Any],
     images: Any,
+    kind: Kind = "nngp",
 ) -> Verdict | None:
     """The verdict on two of these images, (N, C, …); `WrongKernelError` where they are far apart.
 
@@ -175,9 +183,9 @@ def check(
     ones, or are out of range, which whoever asked is told about all of them.
     """
     pair = two_of(to_numpy(images[:LOOKED_AT]))
-    shape = _affordable(engine_for(pair.shape[1:]).program)
+    shape = _affordable(network, pair.shape[1:])
     if shape is None:
-        return Verdict(None, documented_bound(network, dtype, engine_for(pair.shape[1:]).program.kind))
+        return Verdict(None, documented_bound(network, dtype, kind))
     pair = _cropped(pair, shape)
     engine = engine_for(shape)
     try:
@@ -185,7 +193,6 @@ def check(
         K = engine.symmetric(x.reshape(*x.shape[:2], -1))
     except (RangeError, NetworkError):
         return None
-    kind = engine.program.kind
     found = compare(network, pair, K, dtype, kind)
     if found is None:
         return None
@@ -215,78 +222,50 @@ def _cropped(images: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
     return np.ascontiguousarray(images[(slice(None), slice(None), *middle)])
 
 
-def is_affordable(network: Network, shape: tuple[int, ...], kind: Kind = "nngp") -> bool:
+def is_affordable(network: Network, shape: tuple[int, ...]) -> bool:
     """Whether the reference takes no more than a few seconds on a few whole images of this shape, (C, …)."""
-    return _seconds(lower(network, shape, kind)) <= SECONDS
+    return _work(network, shape) <= WORK
 
 
-def _affordable(program: Program) -> tuple[int, ...] | None:
+def _affordable(network: Network, shape: tuple[int, ...]) -> tuple[int, ...] | None:
     """A part of an image, as large as the reference's time allows, or if the network needs more, as little as it needs.
 
     None where that would take far too long.
     """
-    whole, wanted = _seconds(program), SECONDS
-    if whole <= wanted:
-        return (program.channels, *program.spatial)
-    if not program.spatial:
-        return None
-    side, allowed = (_side_within(program, seconds / whole) for seconds in (wanted, MOST_SECONDS))
-    while side <= allowed:
+    parts: dict[tuple[int, ...], float] = {}
+    for side in (max((0, *shape[1:])), *SIDES):
+        part = (shape[0], *(min(n, side) for n in shape[1:]))
         try:
-            part = lower(program.network, (program.channels, *_part(program, side)), program.kind)
+            parts[part] = _work(network, part)
         except NetworkError:  # too small for a filter, or another number of outputs
-            side, wanted = side + 1, MOST_SECONDS
             continue
-        seconds = _seconds(part)
-        if seconds <= wanted:
-            return (part.channels, *part.spatial)
-        if wanted == MOST_SECONDS or side == 1:
-            break
-        side = min(side - 1, _side_within(part, wanted / seconds))
-    return None
+        if parts[part] <= WORK:
+            return part
+    smallest = min(parts, key=lambda part: parts[part])
+    return smallest if parts[smallest] <= MOST_WORK else None
 
 
-def _side_within(program: Program, share: float) -> int:
-    """The side of a part with at most this share of the work, which falls no faster than under pools: with the square
-    of the number of locations. Whoever tries parts from there on down lowers none that is far too large.
+def _work(network: Network, shape: tuple[int, ...]) -> float:
+    """The covariances of two images that the reference computes, where each is worth a formula's time.
+
+    With pools it carries every two locations.
     """
-    locations = math.sqrt(min(share, 1.0)) * math.prod(program.spatial)
-    sides = range(1, max(program.spatial) + 1)
-    return max(1, bisect_right(sides, locations, key=lambda side: math.prod(_part(program, side))))
-
-
-def _part(program: Program, side: int) -> tuple[int, ...]:
-    """The size of an image with its longer sides cut to this one."""
-    return tuple(min(n, side) for n in program.spatial)
-
-
-# Seconds on a core of today: of NumPy on an element in a formula, in a sum and in a new map, and of starting one; of an
-# Elementwise by quadrature, smooth and with kinks.
-_FORMULA, _ADDITION, _NEW, _CALL, _SMOOTH, _KINKED = 1e-7, 2e-9, 1.5e-8, 5e-6, 1e-3, 2e-2
-
-
-def _seconds(program: Program) -> float:
-    """Roughly what the runs of the reference take on two images: two, and under pools three."""
-    pooled = reference.has_pools(as_layer(program.network))
-    # With pools the reference carries every two locations, and the program has an operation for each displacement, of
-    # which the one with none is the largest.
-    by_size = sorted(program.ops, key=lambda op: math.prod(op.shape))
-    ops = {(op.place, op.tangent is None): op for op in by_size}.values() if pooled else program.ops
-    power, runs = (2, 3) if pooled else (1, 2)
-    maps = 3 * runs  # one covariance and two variances
-    pixels: int = math.prod(program.shape) ** power
-    total = maps * (_NEW + _ADDITION * program.channels) * pixels
-    for op in ops:
-        n, out = (math.prod(shape) ** power for shape in (op.shape, op.out_shape))
-        if op.activation is not None:
-            each = _FORMULA
-            if isinstance(op.activation.layer, Elementwise):
-                each = _KINKED if breakpoints(op.activation.layer.fn) else _SMOOTH
-            total += maps * (8 * _CALL + each * n)
-        if op.sums is not None:
-            taps = math.prod(max(map(len, s.sources), default=0) for s in op.sums)
-            total += maps * (_ADDITION * n + _CALL if out == 1 else taps * (2 * _CALL + _ADDITION * out) + _NEW * out)
-    return total
+    layer = as_layer(network)
+    power = 2 if reference.has_pools(layer) else 1
+    total = _PRODUCT * shape[0] * math.prod(shape[1:]) ** power
+    for here in placed(layer, shape[1:]).walk():
+        n = math.prod(here.before) ** power
+        match here.layer:
+            case Elementwise():
+                total += n * (_KINKED if breakpoints(here.layer.fn) else _SMOOTH)
+            case Nonlinearity():
+                total += n
+            case Conv() | ConvTranspose():
+                after = math.prod(here.after) ** power
+                total += _PRODUCT * (n + after * filter_size(here.layer, len(here.before)))
+            case _:
+                total += n * _PRODUCT
+    return float(total)
 
 
 def _depth(net: Layer) -> int:

@@ -24,8 +24,9 @@ from .check import check as compared
 from .engines.base import DiagonalEngine, Engine, TangentEngine, check_pixels
 from .engines.weights import GradientEngine, checked_weights
 from .gradient_check import check_gradient
-from .program import Kind, check_slopes, lower
+from .program import Kind, check_slopes
 from .program.reverse import reverse
+from .summed import make_engine
 from .symmetry import SymmetricEngine, Symmetry, check_symmetry
 from .verdicts import Verdict
 
@@ -279,6 +280,7 @@ class Kernel:
                     lambda shape: self._engine(shape, kind),
                     lambda pair: self._images(pair, "X"),
                     x,
+                    kind,
                 )
                 if found is not None:
                     verdicts.keep(key, found)
@@ -299,6 +301,15 @@ class Kernel:
             self._symmetric[kind, shape] = SymmetricEngine(self._engine(shape, kind), self.symmetry, shape)
         return self._symmetric[kind, shape]
 
+    def engine_on(self, card: int, input_shape: Sequence[int]) -> Engine:
+        """A new engine like that of `engine_for`, on one of several cards."""
+        shape = tuple(input_shape)
+        engine = self._made(shape, self.kind, [card])
+        return engine if self.symmetry is None else SymmetricEngine(engine, self.symmetry, shape)
+
+    def _made(self, shape: tuple[int, ...], kind: Kind, cards: Sequence[int] | None = None) -> Engine:
+        return make_engine(self.network, shape, kind, self.device, self.dtype, self.threads, cards)
+
     def _refuse_symmetry(self, what: str) -> None:
         if self.symmetry is not None:
             raise ValueError(f"Kernel.{what} is for kernels without symmetry={self.symmetry!r}")
@@ -311,15 +322,7 @@ class Kernel:
                 "of the old ones; make a new Kernel, and let its functions depend on nothing that changes"
             )
         if (kind, shape) not in self._engines:
-            program = lower(self.network, shape, kind)
-            if self.device == "cuda":
-                from .engines.cuda.engine import CudaEngine
-
-                self._engines[kind, shape] = CudaEngine(program, self.dtype)
-            else:
-                from .engines.cpu.engine import CpuEngine
-
-                self._engines[kind, shape] = CpuEngine(program, self.dtype, self.threads)
+            self._engines[kind, shape] = self._made(shape, kind)
         return self._engines[kind, shape]
 
     def with_network(self, network: Network, *, dtype: str | None = None, check: bool | None = None) -> Kernel:

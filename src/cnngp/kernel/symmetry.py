@@ -62,7 +62,7 @@ class SymmetricEngine:
 
     def __init__(self, engine: Engine, symmetry: Symmetry, input_shape: Sequence[int]) -> None:
         check_symmetry(symmetry, input_shape)
-        self.inner, self.program, self.dtype = engine, engine.program, engine.dtype
+        self.inner, self.dtype = engine, engine.dtype
         self.symmetry: Symmetry = symmetry
         self.identity = f"{engine.identity}, symmetry {symmetry}"
         self.threads = getattr(engine, "threads", 1)
@@ -98,7 +98,7 @@ class SymmetricEngine:
         return np.asarray(total / self.pairs)
 
     def cross(self, X: Any, Z: Any, output: Output = "numpy", advance: Advance = None) -> Any:
-        told = _share(advance, self.pairs)
+        told = share_progress(advance, self.pairs)
         where: Output = "cupy" if kind(X) == "cupy" else "numpy"
         total = self.inner.cross(X, Z, where, told)
         if not self.commutes:
@@ -147,7 +147,7 @@ def _stripes(n: int) -> list[tuple[int, int]]:
     return list(zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True))
 
 
-def _share(advance: Advance, parts: int) -> Advance:
+def share_progress(advance: Advance, parts: int) -> Advance:
     """Progress in entries, told by calls that count each of their `parts`."""
     if advance is None:
         return None

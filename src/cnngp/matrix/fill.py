@@ -14,7 +14,6 @@ from cnngp.common.arrays import Output
 from cnngp.common.tiles import Tell, Tile, share
 from cnngp.kernel.engines.base import Engine
 from cnngp.kernel.kernel import Kernel
-from cnngp.kernel.symmetry import SymmetricEngine
 
 from .images import ImageRows
 from .store.store import GramStore
@@ -48,17 +47,10 @@ def lanes(kernel: Kernel, image_shape: tuple[int, ...], most: int | None = None)
     engine = kernel.engine_for(image_shape)
     if kernel.device == "cpu":
         return [Lane(engine)] * (2 if getattr(engine, "threads", 1) > 1 and most != 1 else 1)
-    from cnngp.kernel.engines.cuda.engine import CudaEngine
-
     found = devices.card_count()
     if found == 1:
         return [Lane(engine, 0)]
-    each = []
-    for k in range(found)[:most]:
-        own: Engine = CudaEngine(engine.program, kernel.dtype, devices=[k])
-        if kernel.symmetry is not None:
-            own = SymmetricEngine(own, kernel.symmetry, image_shape)
-        each.append(Lane(own, k))
+    each = [Lane(kernel.engine_on(k, image_shape), k) for k in range(found)[:most]]
     return [lane for lane in each if lane.engine.identity == engine.identity] or [Lane(engine, 0)]
 
 

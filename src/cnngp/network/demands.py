@@ -62,9 +62,9 @@ class Placed:
         yield self
 
 
-def placed(net: Layer, spatial: Spatial) -> Placed:
+def placed(net: Layer, spatial: Spatial, place: str = "") -> Placed:
     """The network on images of one shape; refuses what does not fit, by its place."""
-    root = _forwards(net, spatial, "")
+    root = _forwards(net, spatial, place)
     _backwards(root, frozenset({(0,) * len(root.after)}))
     return root
 

@@ -29,13 +29,12 @@ class DiagonalEngine(Protocol):
 class Engine(DiagonalEngine, Protocol):
     """Runs one program. Images come as (N, channels, locations), C-contiguous, in the engine's `dtype`.
 
-    K is the kernel of the program's kind: Θ where that is "ntk".
+    K is the kernel of the kind that was asked for: Θ where that is "ntk".
 
     K[i, j] depends on the two images alone: bit-identical for any batch, tile, thread count and argument order;
     with pools the order of the arguments may move the last bits.
     """
 
-    program: Program
     dtype: np.dtype[Any]
     identity: str
     """What a store records: it changes whenever the bits of a result may."""

@@ -42,8 +42,10 @@ from .scheduling import assign_buffers, fused
 __all__ = ["NOTHING", "PIXELS", "Activation", "Kind", "Op", "Program", "Shape", "Tangent", "check_slopes", "lower"]
 
 
-def lower(net: Network, input_shape: Sequence[int], kind: Kind = "nngp") -> Program:
+def lower(net: Network, input_shape: Sequence[int], kind: Kind = "nngp", place: str = "") -> Program:
     """The program of a network on images of one shape; of kind "ntk" it computes both kernels.
+
+    `place` is where the network stands in a larger one that messages are about.
 
     >>> from cnngp import Conv, Dense, ReLU, Sequential
     >>> program = lower(Sequential(Conv(3), ReLU(), Dense()), (1, 28, 28))
@@ -53,9 +55,9 @@ def lower(net: Network, input_shape: Sequence[int], kind: Kind = "nngp") -> Prog
     layer = as_layer(net)
     channels, spatial = check_input_shape(input_shape)
     check_network(layer)
-    root = placed(layer, spatial)  # refuses what does not fit, by its place in the network
+    root = placed(layer, spatial, place)  # refuses what does not fit, by its place in the network
     if kind == "ntk":
-        check_slopes(layer)
+        check_slopes(layer, place)
     builder = Builder(tangents=kind == "ntk")
     end = builder.lower(root, Maps(builder.new_input(spatial, 1.0 / channels)))
     K, theta = builder.plain(end.K, root.place), None

@@ -50,11 +50,11 @@ from .units import log2_sum
 _MOST_OWN = 2.0**20
 
 
-def check_slopes(net: Layer) -> None:
+def check_slopes(net: Layer, place: str = "") -> None:
     """Refuse a nonlinearity that has no slope, by its place."""
-    for place, layer in leaves(net):
+    for where, layer in leaves(net, place):
         if isinstance(layer, Nonlinearity) and (reason := formula(layer).no_slope):
-            raise NetworkError(at(place, reason))
+            raise NetworkError(at(where, reason))
 
 
 @dataclass(frozen=True)

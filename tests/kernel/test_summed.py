@@ -1,0 +1,58 @@
+"""A network that is a sum runs branch by branch: the same kernel, each branch on the path that it has alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from cnngp.kernel.engines.cuda.source import generate
+
+from cnngp import Conv, Dense, Erf, GlobalAvgPool, Kernel, RangeError, ReLU, Sequential, Sin, Sum, reference, zoo
+from cnngp.kernel.program import lower
+from cnngp.kernel.summed import SummedEngine, branches
+from helpers.cuda_cases import error
+
+SHAPE = (2, 6, 5)
+POOLED = Sequential(Conv(3), ReLU(), GlobalAvgPool(), Dense(0.5))
+DEEP = Sequential(Conv(3, bias_var=0.1), ReLU(), Conv(2), ReLU(), Dense())
+SUM = Sum(POOLED, Sequential(Sum(Sequential(Dense(), Erf(), Dense(2.0)), DEEP)))
+X = np.random.default_rng(0).normal(size=(7, *SHAPE))
+Z = np.random.default_rng(1).normal(size=(4, *SHAPE))
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-6), ("float64", 1e-12)])
+def test_the_branches_add_up_to_the_kernel(dtype: str, tolerance: float) -> None:
+    kernel = Kernel(SUM, device="cpu", dtype=dtype, threads=2)
+    engine = kernel.engine_for(SHAPE)
+    assert isinstance(engine, SummedEngine)
+    assert len(engine.parts) == 3
+    x, z = X.astype(dtype), Z.astype(dtype)
+    K = kernel(x)
+    assert error(K, reference.kernel(SUM, x)) <= tolerance
+    assert error(kernel(x, z), reference.kernel(SUM, x, z)) <= tolerance
+    np.testing.assert_array_equal(K, K.T)
+    np.testing.assert_array_equal(K.diagonal(), kernel.diag(x))
+    np.testing.assert_array_equal(kernel(x[:3], x[3:]), K[:3, 3:])
+    for found, kind in zip(kernel.both(x, z), ("nngp", "ntk"), strict=True):
+        assert error(found, reference.kernel(SUM, x, z, kind)) <= 10 * tolerance
+
+
+def test_each_branch_has_the_path_that_it_has_alone() -> None:
+    found = {
+        place: generate(lower(net, (1, 28, 28), place=place), "float32").path
+        for place, net in branches(zoo.conv_gp(pixel_gamma=1.0))
+    }
+    assert found == {"branches[0]": "sheets", "branches[1]": "warp"}
+
+
+def test_messages_name_places_of_the_whole_network() -> None:
+    net = Sum(POOLED, Sequential(Dense(), Sin(), Dense()))
+    with pytest.raises(RangeError, match=r"at branches\[1\]\.layers\[1\]"):
+        Kernel(net, device="cpu", check=False)(1e5 * X)
+
+
+def test_progress_counts_each_pair_once() -> None:
+    kernel, told = Kernel(SUM, device="cpu", threads=1), []
+    engine = kernel.engine_for(SHAPE)
+    flat = [np.ascontiguousarray(A.reshape(len(A), 2, -1), np.float32) for A in (X, Z)]
+    engine.cross(*flat, advance=told.append)
+    assert sum(told) == 28
