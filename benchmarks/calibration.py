@@ -51,7 +51,7 @@ def compare_methods(name: str, sizes: list[int], test: int | None) -> None:
     for n in sizes:
         gp = ExactGP(K[:n, :n], 2.0 * np.eye(len(classes))[codes[:n]] - 1.0)
         mean, std = gp.mean(K_test[:, :n]), np.sqrt(gp.variance(K_test[:, :n], diagonal))
-        loo_mean, loo_variance = gp.leave_one_out()
+        loo_mean, loo_variance = gp.leave_one_out().moments
         for label, method in METHODS.items():
             t = 1.0
             if label != "largest, no T":
@@ -80,8 +80,8 @@ def compare_noise(names: list[str], sizes: list[int], test: int, shares: list[fl
                 )
                 clf = GPClassifier(input_shape=data.image_shape, device="cpu").fit(data.X[:n], y)
                 codes = np.searchsorted(clf.classes_, y_test)
-                targets = np.asarray(clf.gp_.loo_targets)
-                alone = shared_temperature(clf._coding, *clf.gp_.leave_one_out(), targets)
+                targets = np.asarray(clf.gp_.leave_one_out().targets)
+                alone = shared_temperature(clf._coding, *clf.gp_.leave_one_out().moments, targets)
                 moments = clf._moments(data.X_test, None, None)
                 was = calibration.scores(probabilities(clf._coding, *moments, alone), codes)
                 now = calibration.scores(clf.predict_proba(data.X_test), codes)

@@ -139,8 +139,8 @@ def test_probabilities_with_random_labels_are_honest(options: dict[str, Any]) ->
     assert 0.15 < clf.label_noise_ < 0.45
     P = clf.predict_proba(data.X_test)
     mean, variance = clf._moments(data.X_test, None, None)
-    targets = np.asarray(clf.gp_.loo_targets)
-    shared = shared_temperature(clf._coding, *clf.gp_.leave_one_out(), targets)
+    targets = np.asarray(clf.gp_.leave_one_out().targets)
+    shared = shared_temperature(clf._coding, *clf.gp_.leave_one_out().moments, targets)
     now = calibration.scores(P, y_test)
     timid = calibration.scores(probabilities(clf._coding, mean, variance, shared), y_test)
     assert now.ece < 0.08 < timid.ece
@@ -183,7 +183,9 @@ def test_each_of_several_labels_has_a_temperature_and_noise_of_its_own(tmp_path:
     P, truth = clf.predict_proba(data.X_test), labels(data.y_test)
     np.testing.assert_array_equal(P > 0.5, clf.predict(data.X_test))
     np.testing.assert_allclose(clf.decision_function(data.X_test), np.log(P / (1 - P)), rtol=1e-6)
-    shared = shared_temperature(clf._coding, *clf.gp_.leave_one_out(), np.asarray(clf.gp_.loo_targets))
+    shared = shared_temperature(
+        clf._coding, *clf.gp_.leave_one_out().moments, np.asarray(clf.gp_.leave_one_out().targets)
+    )
     before = probabilities(clf._coding, *clf._moments(data.X_test, None, None), shared)
     now, then = (-np.log(np.where(truth, Q, 1 - Q)).mean(0) for Q in (P, before))
     assert now.sum() < then.sum() - 0.03

@@ -43,7 +43,7 @@ class Problem:
         gp = ExactGP(
             self.K[np.ix_(at, at)], Y, noise=0.1, groups=groups, amplitude=1.0, point_noise=np.r_[self.noise, 0.0]
         )
-        return *gp.leave_one_out(), Y
+        return *gp.leave_one_out().moments, Y
 
     def p(self, scores: np.ndarray, among: np.ndarray) -> float:
         """The p-value of the last point: each group that has points among those that count has one vote."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,10 +29,12 @@ class AddedImages:
         X: NDArray[Any],
         kernel: RecipeKernel,
         image_noise: NDArray[np.float64] | None = None,
+        new_outputs: Sequence[int] = (),
     ) -> None:
         self.images = images
         self.Y = Y
         self.point_noise = image_noise
+        self.new_outputs = new_outputs
         self._X = X
         self._kernel = kernel
         self._output = output_on(kernel.device)

@@ -148,12 +148,12 @@ class GPEstimator(BaseEstimator):  # type: ignore[misc]
     @property
     def loo_rows_(self) -> NDArray[np.intp]:
         """Rows of the training images that have leave-one-out predictions."""
-        return np.asarray(self.gp_.loo_rows)
+        return np.asarray(self.gp_.leave_one_out().rows)
 
     @property
     def log_marginal_likelihood_(self) -> float | None:
         """Summed over the outputs; None without a factor; with `inducing`, of the approximation."""
-        return self.gp_.log_marginal_likelihood
+        return self.gp_.record.log_marginal_likelihood
 
     # ---- fitting -------------------------------------------------------------------------------------------------
 
@@ -204,11 +204,6 @@ class GPEstimator(BaseEstimator):  # type: ignore[misc]
         """What the estimator derives from `gp_`."""
         raise NotImplementedError
 
-    @property
-    def _groups(self) -> Any:
-        """The groups that leave-one-out leaves out together."""
-        return self.gp_.groups
-
     # ---- what is asked -------------------------------------------------------------------------------------------
 
     def _check_test(self, X: Any) -> Array:
@@ -222,7 +217,7 @@ class GPEstimator(BaseEstimator):  # type: ignore[misc]
         """What is to be predicted: images, or a matrix K(test, training) in their place, with k(x, x) for variances."""
         check_is_fitted(self, "fit_")
         if K is not None:
-            return Asked(None, as_kernel_matrix(K, self.gp_.points), diagonal)
+            return Asked(None, as_kernel_matrix(K, self.gp_.record.points), diagonal)
         return Asked(self._check_test(X))
 
     def _check_added(self, X: Any, y: Any) -> Array:
@@ -252,8 +247,8 @@ class GPEstimator(BaseEstimator):  # type: ignore[misc]
     def loo_novelty_(self) -> Floats | None:
         """`novelty` of every training image against all others; None where the model has no factor of all of them."""
         check_is_fitted(self, "fit_")
-        found = self.gp_.loo_novelty()
-        return None if found is None else to_numpy(found)
+        exact = self.gp_.exact
+        return None if exact is None else to_numpy(exact.novelty())
 
     def _suspects(self, n: int, score: Floats, given: Array, proposed: Array) -> dict[str, Array]:
         """The `n` training images with the highest score, as columns of a table."""

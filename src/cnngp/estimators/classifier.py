@@ -217,7 +217,7 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
         (array([7]), True)
         """
         self._check_how_many(n)
-        targets = to_numpy(self.gp_.loo_targets)
+        targets = to_numpy(self.gp_.leave_one_out().targets)
         given = np.where(targets > 0.0, self.loo_probabilities_, 1.0)
         if isinstance(self._coding, SeveralLabels):
             given = np.where(targets > 0.0, given, 1.0 - self.loo_probabilities_)
@@ -261,8 +261,9 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
         def finish(model: Self, header: dict[str, Any], arrays: dict[str, Array]) -> None:
             several = header.get("several_labels", False)
             model._set_coding(SeveralLabels(arrays["classes"]) if several else OneLabel(arrays["classes"]))
-            if len(np.unique(model.classes_)) != model.gp_.loo_targets.shape[1]:
-                raise ValueError(f"{len(model.classes_)} classes for {model.gp_.loo_targets.shape[1]} outputs")
+            outputs = model.gp_.leave_one_out().targets.shape[1]
+            if len(np.unique(model.classes_)) != outputs:
+                raise ValueError(f"{len(model.classes_)} classes for {outputs} outputs")
             model._summarise(read_calibration(header["calibration"], model._coding.questions))
 
         return model_files.load(cls, path, device, finish)
@@ -299,11 +300,12 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
         mean = to_numpy(self.gp_.mean(block))
         if not self._uses_variances:
             return mean, np.zeros(len(mean))
-        return mean, to_numpy(self.gp_.variance(block, diagonal)) + self.gp_.amplitude * self.gp_.noise
+        record = self.gp_.record
+        return mean, to_numpy(self.gp_.variance(block, diagonal)) + record.amplitude * record.noise
 
     @property
     def _uses_variances(self) -> bool:
-        return self._moderated and self.gp_.cheap_variances
+        return self._moderated and self.gp_.record.cheap_variances
 
     @property
     def _calibration(self) -> Calibration:
@@ -314,10 +316,10 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
 
     def _summarise(self, known: Calibration | None) -> None:
         """What leave-one-out says of the model; its calibration, where a file does not say it."""
-        mean, variance = (to_numpy(a) for a in self.gp_.leave_one_out())
-        if not self.gp_.cheap_variances:
+        left = self.gp_.leave_one_out()
+        mean, variance, targets = (to_numpy(a) for a in (left.mean, left.variance, left.targets))
+        if not self.gp_.record.cheap_variances:
             variance = np.zeros(len(mean))
-        targets = to_numpy(self.gp_.loo_targets)
         self.loo_error_, found = math.nan, known or Calibration(1.0, 0.0, True)
         self.loo_predictions_ = self._coding.labels(mean)
         wrong = np.empty(0, bool)
@@ -330,5 +332,5 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
             variance = np.zeros(len(mean))
         self.loo_probabilities_ = probabilities(self._coding, mean, variance, found)
         several = isinstance(self._coding, SeveralLabels)
-        guessing = errors_if_guessing(self.loo_probabilities_, wrong, targets > 0.0, several, self._groups)
+        guessing = errors_if_guessing(self.loo_probabilities_, wrong, targets > 0.0, several, left.groups)
         self.fit_ = replace(self.fit_, report=replace(self.fit_report_, guessing=guessing))

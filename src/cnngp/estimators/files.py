@@ -43,12 +43,12 @@ _SHAPES: dict[str, dict[str, tuple[str, ...]]] = {
     "exact": {"Y": ("N", "C"), "K": ("tri N",), "point_noise": ("N",), "[groups]": ("N", "…")},
     "iterative": {
         "alpha": ("N", "C"),
-        "inverse_diagonal": ("i",),
+        "inverse_diagonal": ("s",),
         "loo_rows": ("s",),
         "loo_targets": ("s", "C"),
         "deviations": ("s", "C"),
         "left_out_variances": ("s",),
-        "[groups]": ("N", "…"),
+        "[loo_groups]": ("s",),
     },
     "inducing": {
         "rhs": ("N", "C"),
@@ -166,8 +166,7 @@ def load(
         if "feature_names" in header:
             model.feature_names_in_ = np.array(header["feature_names"], dtype=object)
         finish(model, header, arrays)
-        mean, _ = posterior.leave_one_out()
-        if not np.isfinite(to_numpy(mean)).all():
+        if not np.isfinite(to_numpy(posterior.leave_one_out().mean)).all():
             raise ValueError("its predictions are not finite")
     return model
 
@@ -252,12 +251,12 @@ def _check_known(fit: Fit) -> None:
         if known is not None and (len(known) != n or known.ndim > (2 if what == "labels" else 1)):
             raise ValueError(f"{len(known)} {what} for {n} images")
     if rows is None:
-        if fit.posterior.points != n:
-            raise ValueError(f"{n} images for {fit.posterior.points} points")
+        if fit.posterior.record.points != n:
+            raise ValueError(f"{n} images for {fit.posterior.record.points} points")
         return
     if rows.ndim != 1 or rows.dtype.kind not in "iu":
         raise ValueError(f"inducing rows of shape {rows.shape} and type {rows.dtype}")
-    points = fit.posterior.points
+    points = fit.posterior.record.points
     if len(rows) and (len(rows) != points or rows.min() < 0 or rows.max() >= n):
         raise ValueError(f"{len(rows)} rows of {n} images for {points} inducing images")
 

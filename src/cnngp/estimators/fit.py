@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from cnngp.common.arrays import DataError, to_numpy
 from cnngp.common.devices import output_on
 from cnngp.common.progress import progress_bar
+from cnngp.gp.exact import posterior_samples
 from cnngp.gp.linalg import blocks
 from cnngp.gp.novelty import novelty
 from cnngp.gp.posterior import Posterior
@@ -80,7 +81,7 @@ class Fit:
 
     def blocks(self, asked: Asked) -> Iterator[tuple[slice, Any]]:
         """K(test, training), some rows at a time."""
-        n = self.posterior.points
+        n = self.posterior.record.points
         if asked.images is None:
             for rows in blocks(len(asked), max(1, _CHUNK // n)):
                 yield rows, asked.K[rows]
@@ -132,7 +133,8 @@ class Fit:
 
     def sample(self, images: Array, n: int, seed: int | None) -> Floats:
         """Functions from the posterior, (n, M, outputs)."""
-        return to_numpy(self.posterior.sample(self.cross(images), self.among(images), n, seed))
+        mean, covariance = self.mean_and_covariance(images)
+        return to_numpy(posterior_samples(mean, covariance, n, seed))
 
     def diagonal(self, asked: Asked) -> Floats:
         """k(x, x) of what is to be predicted."""
@@ -167,9 +169,7 @@ class Fit:
         kernel, X, report = self.only_kernel, self.X, self.report
         assert X is not None
         posterior = copy.copy(self.posterior)
-        if new_outputs:
-            posterior.insert_outputs(new_outputs, -1.0)
-        new = AddedImages(images, Y, X, kernel, noise)
+        new = AddedImages(images, Y, X, kernel, noise, new_outputs)
         posterior.grow(new)
         if names is not None or self.names is not None:
             both = ((self.names, report.images), (names, len(images)))
@@ -184,7 +184,7 @@ class Fit:
             posterior=posterior,
             report=report,
             # A model through inducing images learns from others without keeping them.
-            X=X if posterior.points == len(X) else np.concatenate([X, images]),
+            X=X if posterior.record.points == len(X) else np.concatenate([X, images]),
             y=None if self.y is None else np.concatenate([self.y, y]),
             names=names,
         )

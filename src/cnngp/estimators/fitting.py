@@ -80,12 +80,13 @@ def fit(
         made = _inducing(request, kernel, images, targets, groups, noise)
     else:
         made = _exact(request, kernel, images, targets, K, image_noise, together, groups, noise)
-    made_noise = made.posterior.noise / unit_of(kernel, recipe, images)
+    made_noise = made.posterior.record.noise / unit_of(kernel, recipe, images)
     recipe = replace(recipe, noise=recipe.noise if isinstance(recipe.noise, float | int) else float(made_noise))
     report = replace(made.report, repeated=repeated)
     if choice is not None:
         seconds = None if K is not None or request.store is not None else report.kernel_seconds
-        only_noise = request.noise is None and made.posterior.noise > _ONLY_NOISE * made.posterior.largest_variance
+        record = made.posterior.record
+        only_noise = request.noise is None and record.noise > _ONLY_NOISE * record.largest_variance
         said = choice.text(seconds) + ("; to this network the targets look like noise" if only_noise else "")
         report = replace(report, choice=said)
     return replace(made, recipe=recipe, report=report, choice=choice, learned=found)
@@ -322,9 +323,9 @@ def _inducing(
         compile_seconds=compiling,
     )
     if pilot is not None:
-        mean = to_numpy(posterior.leave_one_out()[0])
-        error = float(targets.wrong(mean, to_numpy(posterior.loo_targets)).mean())  # type: ignore[union-attr]
-        of = posterior.loo_rows
+        left = posterior.leave_one_out()
+        error = float(targets.wrong(to_numpy(left.mean), to_numpy(left.targets)).mean())  # type: ignore[union-attr]
+        of = left.rows
         excess, uncertainty = pilot.excess(error, len(of if groups is None else np.unique(groups[of])))
         report = replace(report, excess=excess, excess_uncertainty=uncertainty)
     return Fit(posterior, report, kernel, X=Z, rows=rows, store=request.store)

@@ -16,7 +16,7 @@ from sklearn.utils.validation import check_is_fitted
 from cnngp.common.arrays import DataError, as_real, refuse_masked, to_numpy
 from cnngp.common.devices import Device
 from cnngp.datasets.preparation import Preparation
-from cnngp.gp.exact import Amplitude, ExactGP, Noise
+from cnngp.gp.exact import Amplitude, Noise
 from cnngp.gp.near_copies import warn_of_near_copies
 from cnngp.gp.objectives import Rule
 from cnngp.gp.solving import Method
@@ -185,7 +185,9 @@ class GPRegressor(RegressorMixin, GPEstimator):  # type: ignore[misc]
     def most_uncertain(self, n: int = 10, X: Any = None) -> NDArray[np.intp]:
         """Rows of the `n` images with the largest variance: of X, or of the training images by leave-one-out."""
         self._check_how_many(n)
-        variance = to_numpy(self.gp_.leave_one_out()[1]) if X is None else self.fit_.moments(self._asked(X, None))[1]
+        variance = (
+            to_numpy(self.gp_.leave_one_out().variance) if X is None else self.fit_.moments(self._asked(X, None))[1]
+        )
         order = np.argsort(-variance, kind="stable")[:n]
         return self.loo_rows_[order] if X is None else order
 
@@ -196,7 +198,7 @@ class GPRegressor(RegressorMixin, GPEstimator):  # type: ignore[misc]
         `proposed` (the leave-one-out prediction) and `name` are arrays beside it.
         """
         self._check_how_many(n)
-        given = self._restored(to_numpy(self.gp_.loo_targets))
+        given = self._restored(to_numpy(self.gp_.leave_one_out().targets))
         scaled = np.abs(given - self.loo_predictions_) / np.maximum(self.loo_std_, np.finfo(np.float64).tiny)
         score = scaled.reshape(len(scaled), -1).max(1, initial=0.0)
         return self._suspects(n, score, given, self.loo_predictions_)
@@ -207,7 +209,7 @@ class GPRegressor(RegressorMixin, GPEstimator):  # type: ignore[misc]
 
         def finish(model: Self, header: dict[str, Any], arrays: dict[str, Array]) -> None:
             model._y_mean, model._y_std = arrays["y_mean"], arrays["y_std"]
-            outputs = model.gp_.loo_targets.shape[1:]
+            outputs = model.gp_.leave_one_out().targets.shape[1:]
             if not model._y_mean.shape == model._y_std.shape == outputs or (model._y_std < 0.0).any():
                 raise ValueError(f"means and deviations of {model._y_mean.shape} for outputs of {outputs}")
             model._one_output = bool(header["one_output"])
@@ -238,14 +240,15 @@ class GPRegressor(RegressorMixin, GPEstimator):  # type: ignore[misc]
         return np.asarray(y[:, 0] if self._one_output else y)
 
     def _after_fit(self) -> None:
-        mean, variance = (to_numpy(a) for a in self.gp_.leave_one_out())
+        left = self.gp_.leave_one_out()
+        mean, variance, targets = (to_numpy(a) for a in (left.mean, left.variance, left.targets))
         std = np.sqrt(variance)[:, None] * self._y_std
         self.loo_predictions_ = self._restored(mean)
         self.loo_std_ = std[:, 0] if self._one_output else std
         scale = float(self._y_std.max())  # taken out, so that no square overflows
-        errors = (mean - to_numpy(self.gp_.loo_targets)) * (self._y_std / scale)
+        errors = (mean - targets) * (self._y_std / scale)
         self.loo_error_ = scale * float(np.sqrt((errors**2).mean())) if len(errors) else math.nan
-        found = error_beside_mean(errors, to_numpy(self.gp_.loo_targets) * (self._y_std / scale), self._groups)
+        found = error_beside_mean(errors, targets * (self._y_std / scale), left.groups)
         no_better = None if found is None else (scale * found[0], scale * found[1])
         self.fit_ = replace(self.fit_, report=replace(self.fit_report_, no_better=no_better))
 
@@ -253,8 +256,8 @@ class GPRegressor(RegressorMixin, GPEstimator):  # type: ignore[misc]
         """A process of mean zero has to explain how far from zero targets are, before how they differ. What
         leave-one-out would be with the mean taken away follows from the factor that is there.
         """
-        gp = self.gp_
-        if self.normalize_y or not isinstance(gp, ExactGP) or gp.groups is not None or not self.loo_error_ > 0.0:
+        gp = self.gp_.exact
+        if self.normalize_y or gp is None or gp.groups is not None or not self.loo_error_ > 0.0:
             return
         without = float(np.sqrt((to_numpy(gp.deviations_of(gp.Y - gp.Y.mean(0))) ** 2).mean()))
         if without < self.loo_error_ / _MUCH:

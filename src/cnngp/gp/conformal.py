@@ -142,7 +142,7 @@ def _moved(gp: ExactGP, K_test: Array, diagonal: Array) -> Iterator[_Moved]:
         b = gp.factor.solve(K.T)
         s = np.asarray(diagonal, np.float64)[rows] + gp.factor.shift - to_numpy((K.T * b).sum(0))
         b, m = to_numpy(b), len(s)
-        s = np.maximum(s, np.finfo(np.float64).eps * gp.largest_variance)
+        s = np.maximum(s, np.finfo(np.float64).eps * gp.record.largest_variance)
         still, pull, variances = np.empty((n, m, outputs)), np.empty((n, m)), np.empty((n, m))
         for at, chosen, S in sets:
             c = S @ b[at]  # (sets, size, m)

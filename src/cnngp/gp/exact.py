@@ -35,6 +35,7 @@ from .likelihood import LOG_2PI, amplitude_of, twice_negative_log
 from .linalg import Array, Factor, NotPositiveDefinite, namespace
 from .noise import Loss, chosen_noise
 from .novelty import novelty_of_points
+from .records import LeaveOneOut, Record, Solved
 
 if TYPE_CHECKING:
     from .posterior import NewPoints
@@ -68,7 +69,6 @@ class ExactGP:
     """
 
     kind: ClassVar[str] = "exact"
-    cheap_variances: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -166,37 +166,24 @@ class ExactGP:
         xp = namespace(V)
         return self.amplitude * (as_float64(xp, K_test_test, "K(test, test)") - V.T @ V)
 
-    def sample(self, K_test: Array, K_test_test: Array, n: int, seed: int | None = None) -> Array:
-        """`n` functions from the posterior at M test points: (n, M, outputs)."""
-        return posterior_samples(self.mean(K_test), self.covariance(K_test, K_test_test), n, seed)
-
-    def leave_one_out(self) -> tuple[Array, Array]:
+    def leave_one_out(self) -> LeaveOneOut:
         """What the other N − 1 points predict for each y_i: mean y_i − α_i/[K⁻¹]_ii (N, outputs), variance (N,).
 
         Where there are groups, what the points of all other groups predict.
         """
-        return self._predictions(self._left)
+        return self._predictions(self._left, self.groups)
 
-    def leave_out(self, groups: NDArray[np.intp]) -> tuple[Array, Array]:
+    def leave_out(self, groups: NDArray[np.intp]) -> LeaveOneOut:
         """`leave_one_out` with the points of other groups left out together than those of the fit."""
-        return self._predictions(self._leave_out(groups))
+        return self._predictions(self._leave_out(groups), groups)
 
-    def _predictions(self, left: LeftOut) -> tuple[Array, Array]:
-        return self.Y - left.deviations, self.amplitude * left.variances
+    def _predictions(self, left: LeftOut, groups: Any) -> LeaveOneOut:
+        mean, variance = self.Y - left.deviations, self.amplitude * left.variances
+        return LeaveOneOut(mean, variance, self.Y, np.arange(self.points), groups)
 
     def deviations_of(self, Y: Array) -> Array:
         """y − leave-one-out mean for other targets at the same points, (N, outputs), each point left out by itself."""
         return self.factor.solve(Y) / self.inverse_diagonal[:, None]
-
-    @property
-    def loo_rows(self) -> Any:
-        """The points whose predictions `leave_one_out` gives: all of them."""
-        return np.arange(self.Y.shape[0])
-
-    @property
-    def loo_targets(self) -> Array:
-        """The targets of those points."""
-        return self.Y
 
     @property
     def groups(self) -> Any:
@@ -209,11 +196,25 @@ class ExactGP:
         return int(self.Y.shape[0])
 
     @property
-    def largest_variance(self) -> float:
-        return float(self.variances.max())
+    def record(self) -> Record:
+        return Record(
+            points=self.points,
+            noise=self.noise,
+            amplitude=self.amplitude,
+            largest_variance=float(self.variances.max()),
+            jitter=self.jitter,
+            log_marginal_likelihood=self.log_marginal_likelihood,
+        )
 
-    def loo_novelty(self) -> Array:
-        """How unlike all others each point is; see `novelty`."""
+    @property
+    def exact(self) -> ExactGP:
+        return self
+
+    def solved(self) -> Solved:
+        return Solved(self.residual(), self.smallest_eigenvalue_bounds(), self.spread())
+
+    def novelty(self) -> Array:
+        """How unlike all others each point is; see `novelty.py`."""
         return novelty_of_points(self.factor.A, self.variances)
 
     def residual(self) -> float:
@@ -259,16 +260,15 @@ class ExactGP:
         h = self.factor.solve(self.checked_test(K_test).T).T
         return h[:, :, None] * self.Y[None]
 
-    def insert_outputs(self, at: Any, value: float) -> None:
-        """New outputs before the ones numbered `at`, of this target at every point; `grow` has to follow."""
-        xp, columns = namespace(self.Y), list(self.Y.T)
-        for position in sorted(at, reverse=True):
-            columns.insert(int(position), xp.full(self.points, value))
-        self.Y = xp.stack(columns, axis=1)
-
     def grow(self, new: NewPoints) -> None:
         """Condition on more points by a block update of the factor."""
-        self.add(new.with_points(), new.among_themselves(), new.Y, new.point_noise)
+        K_new_old, K_new = new.with_points(), new.among_themselves()
+        if len(new.new_outputs):
+            columns = list(self.Y.T)
+            for position in sorted(new.new_outputs, reverse=True):
+                columns.insert(int(position), -namespace(self.Y).ones(self.points))
+            self.Y = namespace(self.Y).stack(columns, axis=1)
+        self.add(K_new_old, K_new, new.Y, new.point_noise)
 
     def add(self, K_new_old: Array, K_new: Array, Y_new: Array, point_noise: Array | None = None) -> None:
         """Condition on M more points by a block update of the factor, from K(new, old) (M, N) and K(new, new)."""

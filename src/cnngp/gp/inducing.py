@@ -28,13 +28,14 @@ from cnngp.common import files
 from cnngp.common.arrays import to_numpy
 
 from .checks import MatrixError, check_amplitude, check_noise, check_targets, check_test, float64_buffer
-from .exact import Amplitude, Noise, posterior_samples, weighted_kernels
+from .exact import Amplitude, Noise, weighted_kernels
 from .inducing_left_out import LeftOut
 from .inducing_sums import Sums
 from .jitter import factorised, warn_of_jitter
 from .likelihood import LOG_2PI, amplitude_of, twice_negative_log
 from .linalg import Array, Factor, NotPositiveDefinite, namespace
 from .line_search import minimised
+from .records import LeaveOneOut, Record, Solved
 
 if TYPE_CHECKING:
     from .posterior import NewPoints
@@ -68,7 +69,6 @@ class InducingGP:
     """
 
     kind: ClassVar[str] = "inducing"
-    cheap_variances: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -167,12 +167,12 @@ class InducingGP:
         """What each inducing point adds to the mean, (M, m, outputs): k(x, z_j) β_j."""
         return weighted_kernels(check_test(namespace(self.beta), K_test, self.points), self.beta)
 
-    def insert_outputs(self, at: Any, value: float) -> None:
-        raise MatrixError(
-            "a model through inducing images does not keep the other images, so it cannot take a new class; fit again"
-        )
-
     def grow(self, new: NewPoints) -> None:
+        if len(new.new_outputs):
+            raise MatrixError(
+                "a model through inducing images does not keep the other images, so it cannot take a new class; fit "
+                "again"
+            )
         self.add(new.parts())
 
     # ---- posterior -----------------------------------------------------------------------------------------------
@@ -183,20 +183,13 @@ class InducingGP:
         self.w = self.factor.solve_upper(self._half)
         self.beta = self.basis.solve_upper(self.w)
         """Weights of K(test, inducing): (m, outputs)."""
-        fit = 0.0
-        if self._amplitude_rule == "loo":
-            mean, variance = self._left_out(self._sums, self.factor, self.w)
-            fit = float(((self.loo_targets - mean) ** 2 / variance[:, None]).sum())
+        mean, variance = self._predicted = self._left_out(self._sums, self.factor, self.w)
+        fit = float(((self.loo_targets - mean) ** 2 / variance[:, None]).sum())
         self.amplitude = amplitude_of(fit, self.loo_targets.size, self._amplitude_rule)
 
     @property
     def points(self) -> int:
         return len(self.basis)
-
-    @property
-    def groups(self) -> Any:
-        """The groups of the sample."""
-        return self._without.groups
 
     @property
     def variances(self) -> Array:
@@ -214,9 +207,18 @@ class InducingGP:
     def _outputs(self) -> int:
         return int(self._sums.rhs.shape[1])
 
+    exact = None
+
     @property
-    def largest_variance(self) -> float:
-        return float(self.basis.diagonal.max())
+    def record(self) -> Record:
+        return Record(
+            points=self.points,
+            noise=self.noise,
+            amplitude=self.amplitude,
+            largest_variance=float(self.basis.diagonal.max()),
+            jitter=self.jitter,
+            log_marginal_likelihood=self.log_marginal_likelihood,
+        )
 
     @property
     def log_marginal_likelihood(self) -> float:
@@ -244,33 +246,20 @@ class InducingGP:
         V = self.factor.solve_lower(Phi)
         return self.amplitude * (xp.asarray(K_test_test, dtype=xp.float64) - Phi.T @ Phi + self.noise * V.T @ V)
 
-    def leave_one_out(self) -> tuple[Array, Array]:
+    def leave_one_out(self) -> LeaveOneOut:
         """What the other N − 1 points predict for y at each point of the sample, through the other inducing points."""
-        mean, variance = self._left_out(self._sums, self.factor, self.w)
-        return mean, self.amplitude * variance
+        mean, variance = self._predicted
+        return LeaveOneOut(mean, self.amplitude * variance, self.loo_targets, self.loo_rows, self._without.groups)
 
-    def sample(self, K_test: Array, K_test_test: Array, n: int, seed: int | None = None) -> Array:
-        """`n` functions from the posterior at M points: (n, M, outputs)."""
-        return posterior_samples(self.mean(K_test), self.covariance(K_test, K_test_test), n, seed)
+    def solved(self) -> Solved:
+        """The smallest eigenvalue is that of B + noise·I: between the noise and the smallest diagonal entry."""
+        return Solved(self.residual(), (self.noise, float(self.factor.diagonal.min()) + self.noise))
 
     def residual(self) -> float:
         """‖(B + noise·I)w − ΦᵀΩY‖/‖ΦᵀΩY‖."""
         xp, rhs = namespace(self.w), self._sums.rhs
         scale = float(xp.linalg.norm(rhs))
         return float(xp.linalg.norm(self.factor.multiply(self.w) - rhs)) / scale if scale > 0 else 0.0
-
-    def smallest_eigenvalue_bounds(self) -> tuple[float, float]:
-        """Of B + noise·I: the noise, and the smallest diagonal entry."""
-        return self.noise, float(self.factor.diagonal.min()) + self.noise
-
-    def spread(self) -> None:
-        """Not known: the matrix of all training points is never formed."""
-
-    def loo_novelty(self) -> None:
-        """Not known: the training points are not kept, and the inducing ones are unusual by choice."""
-
-    def kernel_between(self, rows: Any) -> None:
-        """Not held."""
 
     # ---- files ---------------------------------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ from .groups import Sets, as_left_out, sets_left_out
 from .leave_one_out import LeftOut, leave_out
 from .likelihood import amplitude_of
 from .linalg import Array, blocks, namespace
+from .records import LeaveOneOut, Record, Solved
 from .solving import ConvergenceWarning, solve_matrix
 from .solving.matrices import SymmetricMatrix
 
@@ -44,9 +45,7 @@ class IterativeGP:
     """
 
     kind: ClassVar[str] = "iterative"
-    cheap_variances: ClassVar[bool] = False
-    log_marginal_likelihood = None
-    jitter = 0.0
+    exact = None
 
     def __init__(
         self,
@@ -171,37 +170,33 @@ class IterativeGP:
     def covariance(self, K_test: Array, K_test_test: Array) -> Array:
         raise MatrixError(_NEEDS_FACTOR.format("a covariance between test points"))
 
-    def sample(self, K_test: Array, K_test_test: Array, n: int, seed: int | None = None) -> Array:
-        raise MatrixError(_NEEDS_FACTOR.format("a sample of functions"))
-
     def votes(self, K_test: Array) -> Array:
         """What each point adds to the mean, (M, N, outputs): k(x, x_i) α_i."""
         return weighted_kernels(check_test(namespace(self.alpha), K_test, self.points), self.alpha)
 
-    def insert_outputs(self, at: Any, value: float) -> None:
-        raise MatrixError(_NEEDS_FACTOR.format("adding a class"))
-
     def grow(self, new: NewPoints) -> None:
+        if len(new.new_outputs):
+            raise MatrixError(_NEEDS_FACTOR.format("adding a class"))
         raise MatrixError(_NEEDS_FACTOR.format("adding images"))
 
-    def leave_one_out(self) -> tuple[Array, Array]:
-        """Mean y_i − α_i/[K⁻¹]_ii and variance at the points of the sample; exact for each of them."""
-        return self.loo_targets - self._left.deviations, self.amplitude * self._left.variances
+    def leave_one_out(self) -> LeaveOneOut:
+        """At the points of the sample; exact for each of them."""
+        mean, variance = self.loo_targets - self._left.deviations, self.amplitude * self._left.variances
+        return LeaveOneOut(mean, variance, self.loo_targets, self.loo_rows, self.groups)
 
-    def residual(self) -> float:
-        return self._residual
+    @property
+    def record(self) -> Record:
+        return Record(self.points, self.noise, self.amplitude, self.largest_variance, cheap_variances=False)
 
-    def smallest_eigenvalue_bounds(self) -> tuple[float, float]:
-        """The noise, and 1/max [K⁻¹]_ii of the sample; where some of these could not be solved for, rounding's."""
+    def solved(self) -> Solved:
+        """The smallest eigenvalue is between the noise and 1/max [K⁻¹]_ii of the sample; where some of these could not
+        be solved for, rounding's.
+        """
         if self.unsolved:
-            return self.noise, max(self.noise, self.points * float(np.finfo(np.float64).eps) * self.largest_variance)
-        return self.noise, 1.0 / float(self.inverse_diagonal.max())
-
-    def spread(self) -> None:
-        """Not known: it would take one more pass over the matrix."""
-
-    def loo_novelty(self) -> None:
-        """Not known: it would take one more pass over the matrix."""
+            high = max(self.noise, self.points * float(np.finfo(np.float64).eps) * self.largest_variance)
+        else:
+            high = 1.0 / float(self.inverse_diagonal.max())
+        return Solved(self._residual, (self.noise, high))
 
     @property
     def variances(self) -> Array:
@@ -209,9 +204,6 @@ class IterativeGP:
         if self.matrix is None:
             raise MatrixError(_LOADED)
         return namespace(self.alpha).asarray(self.matrix.diagonal())
-
-    def kernel_between(self, rows: Any) -> None:
-        """Not held: the matrix may be on disk."""
 
     # ---- files ---------------------------------------------------------------------------------------------------
 
@@ -229,7 +221,7 @@ class IterativeGP:
         names = ("alpha", "inverse_diagonal", "loo_rows", "loo_targets")
         arrays = {name: getattr(self, name) for name in names}
         arrays |= {"deviations": self._left.deviations, "left_out_variances": self._left.variances}
-        return numbers, arrays | ({} if self.groups is None else {"groups": self.groups})
+        return numbers, arrays | ({} if self.groups is None else {"loo_groups": self.groups})
 
     @classmethod
     def restored(cls, numbers: dict[str, Any], arrays: dict[str, Array], xp: Any) -> IterativeGP:
@@ -242,7 +234,7 @@ class IterativeGP:
         gp.alpha, gp.loo_targets = xp.asarray(arrays["alpha"]), xp.asarray(arrays["loo_targets"])
         gp.inverse_diagonal, gp.loo_rows = xp.asarray(arrays["inverse_diagonal"]), np.asarray(arrays["loo_rows"])
         gp._left = LeftOut(xp.asarray(arrays["deviations"]), xp.asarray(arrays["left_out_variances"]), 0.0)
-        gp.groups = arrays.get("groups")
+        gp.groups = arrays.get("loo_groups")
         return gp
 
 

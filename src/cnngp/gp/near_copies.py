@@ -20,6 +20,7 @@ from cnngp.common.arrays import to_numpy
 
 from .exact import ExactGP
 from .groups import one_of_each, whole_groups
+from .posterior import Posterior
 
 Codes = NDArray[np.intp]
 Floats = NDArray[np.float64]
@@ -35,14 +36,15 @@ _MUCH, _STANDARD_ERRORS = 1.5, 2.0
 
 
 def warn_of_near_copies(
-    gp: object, labels: Codes | None, errors: Callable[[Floats], Floats], stacklevel: int = 2
+    posterior: Posterior, labels: Codes | None, errors: Callable[[Floats], Floats], stacklevel: int = 2
 ) -> None:
     """Warn where near copies make leave-one-out much better than predictions of new images are, and name `groups=`.
 
     `labels` are the numbers of the classes, None for targets without classes; `errors` gives the error of each point
     from leave-one-out means (N, outputs). Of models without a factor of all points nothing is said.
     """
-    if not isinstance(gp, ExactGP) or (found := near_copies(gp, labels)) is None:
+    gp = posterior.exact
+    if gp is None or (found := near_copies(gp, labels)) is None:
         return
     rows = whole_groups(found, _MOST_LEFT_OUT, np.random.default_rng(0))
     if labels is not None:  # a class of one film cannot be predicted without it
@@ -50,8 +52,8 @@ def warn_of_near_copies(
         rows = rows[(np.bincount(pairs) > 1)[labels[rows]]]
     if not len(rows):
         return
-    alone = errors(to_numpy(gp.leave_one_out()[0]))[rows]
-    apart = errors(to_numpy(gp.leave_out(found)[0]))[rows]
+    alone = errors(to_numpy(gp.leave_one_out().mean))[rows]
+    apart = errors(to_numpy(gp.leave_out(found).mean))[rows]
     of_group = np.bincount(np.unique(found[rows], return_inverse=True)[1], apart - alone)
     uncertainty = math.sqrt(float((of_group**2).sum())) / len(rows)
     if apart.mean() <= max(_MUCH * alone.mean(), alone.mean() + _STANDARD_ERRORS * uncertainty):

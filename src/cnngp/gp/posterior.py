@@ -6,13 +6,14 @@ smaller set of points. What a kind cannot do it refuses with a `MatrixError` tha
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, Protocol, Self
 
 from .exact import ExactGP
 from .inducing import InducingGP, Part
 from .iterative import IterativeGP
 from .linalg import Array
+from .records import LeaveOneOut, Record, Solved
 
 
 class NewPoints(Protocol):
@@ -25,6 +26,10 @@ class NewPoints(Protocol):
     @property
     def point_noise(self) -> Array | None:
         """(M,): their own noise beside that of all points."""
+
+    @property
+    def new_outputs(self) -> Sequence[int]:
+        """The outputs of the model before which new ones come, for which its own points have the target −1."""
 
     def with_points(self) -> Array:
         """K(new, points) of the model, (M, points)."""
@@ -40,66 +45,33 @@ class Posterior(Protocol):
     """f ~ GP(0, a·k) given targets y = f + ε, ε ~ N(0, a·noise)."""
 
     kind: ClassVar[str]
-    cheap_variances: ClassVar[bool]
-    """Whether a variance costs no more than a product; otherwise it takes a linear solve for every point."""
 
     @property
-    def noise(self) -> float: ...
+    def record(self) -> Record: ...
     @property
-    def jitter(self) -> float:
-        """What was added to the diagonal beside the noise, relative to the diagonal's mean."""
-
-    @property
-    def amplitude(self) -> float: ...
-    @property
-    def largest_variance(self) -> float: ...
-    @property
-    def log_marginal_likelihood(self) -> float | None:
-        """None where it is not known."""
-
-    @property
-    def points(self) -> int:
-        """How many columns K(test, points) has."""
-
-    @property
-    def loo_rows(self) -> Any:
-        """The training points that `leave_one_out` predicts."""
-
-    @property
-    def loo_targets(self) -> Array: ...
-
-    @property
-    def groups(self) -> Any:
-        """The number of the group of each of these points, (points,); None where each is left out by itself."""
+    def exact(self) -> ExactGP | None:
+        """Itself where it has a factor of all points, and so answers what only that can."""
 
     @property
     def variances(self) -> Array:
         """k(x, x) of the points, (points,)."""
 
-    def mean(self, K_test: Array) -> Array: ...
+    def mean(self, K_test: Array) -> Array:
+        """E[f] at M test points from K(test, points), (M, points) → (M, outputs)."""
+
     def votes(self, K_test: Array) -> Array:
         """What each point adds to the mean at M test points, (M, points, outputs); over the points they sum to it."""
 
-    def variance(self, K_test: Array, diagonal: Array) -> Array: ...
-    def covariance(self, K_test: Array, K_test_test: Array) -> Array: ...
-    def sample(self, K_test: Array, K_test_test: Array, n: int, seed: int | None = None) -> Array: ...
-    def leave_one_out(self) -> tuple[Array, Array]: ...
-    def insert_outputs(self, at: Any, value: float) -> None:
-        """New outputs before the ones numbered `at`, of this target at every point; `grow` has to follow."""
+    def variance(self, K_test: Array, diagonal: Array) -> Array:
+        """Var[f], shared by the outputs, from K(test, points) and k(x, x) (M,) → (M,)."""
 
+    def covariance(self, K_test: Array, K_test_test: Array) -> Array:
+        """Cov[f] between test points, shared by the outputs, (M, points) and (M, M) → (M, M)."""
+
+    def leave_one_out(self) -> LeaveOneOut: ...
+    def solved(self) -> Solved: ...
     def grow(self, new: NewPoints) -> None:
         """Condition on more points. What fails leaves the model as it was."""
-
-    def residual(self) -> float: ...
-    def smallest_eigenvalue_bounds(self) -> tuple[float, float]: ...
-    def loo_novelty(self) -> Array | None:
-        """How unlike all others each point is, between 0 and 1; None where it is not known."""
-
-    def spread(self) -> float | None:
-        """By how much points differ: the mean of the matrix's diagonal less the mean of all its entries, if known."""
-
-    def kernel_between(self, rows: Any) -> Array | None:
-        """K between some of the points, where the model holds it."""
 
     def state(self, dtype: str) -> tuple[dict[str, Any], dict[str, Array]]:
         """Numbers and arrays that `restored` makes the same model of; kernels are kept in `dtype` if that is exact."""

@@ -119,7 +119,7 @@ class Evaluation:
 
 def evaluate(clf: GPClassifier, data: Dataset, pictures: int = 12, matrix: int = 400) -> Evaluation:
     """Predict the test set and the validation set, where there are, and gather what there is to say."""
-    loo, loo_codes = clf.loo_probabilities_, to_numpy(clf.gp_.loo_targets).argmax(1)
+    loo, loo_codes = clf.loo_probabilities_, to_numpy(clf.gp_.leave_one_out().targets).argmax(1)
     tested = len(data.X_test) > 0
     start = time.perf_counter()
     P = clf.predict_proba(data.X_test) if tested else loo
@@ -239,8 +239,8 @@ def _codes(clf: GPClassifier, y: Any) -> NDArray[np.intp]:
 def _correlations(clf: GPClassifier, data: Dataset, most: int) -> tuple[NDArray[np.float64], tuple[int, ...]]:
     n = len(data.X)
     rows = np.unique(np.linspace(0, n - 1, min(n, most)).round().astype(int))
-    held = clf.gp_.kernel_between(rows)
-    K = to_numpy(clf.fit_.among(data.X[rows]) if held is None else held).astype(np.float64)
+    exact = clf.gp_.exact
+    K = to_numpy(clf.fit_.among(data.X[rows]) if exact is None else exact.kernel_between(rows)).astype(np.float64)
     s = np.sqrt(np.maximum(K.diagonal(), np.finfo(np.float64).tiny))
     K /= np.outer(s, s)
     np.fill_diagonal(K, 1.0)

@@ -60,7 +60,7 @@ def suspect_labels(clf: GPClassifier, most: int | None = None) -> SuspectLabels:
     than chance puts there, or after five. The probabilities are those without the share of labels that is taken to be
     random.
     """
-    P, given = clf.loo_probabilities_, to_numpy(clf.gp_.loo_targets).argmax(1)
+    P, given = clf.loo_probabilities_, to_numpy(clf.gp_.leave_one_out().targets).argmax(1)
     noise = float(clf.label_noise_)
     clean = np.clip((P - noise / P.shape[1]) / max(1.0 - noise, 1e-12), 0.0, 1.0)
     of_labels = np.sort(clean[np.arange(len(P)), given])

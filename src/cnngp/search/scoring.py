@@ -110,7 +110,7 @@ def score(network: Network, problem: Problem, progress: bool = False) -> Score:
         K_test = kernel(problem.X_validation[rows], problem.X, output=output, progress=progress)
         kernel_seconds += time.perf_counter() - begun
         wrong += int((to_numpy(gp.mean(K_test).argmax(1)) != problem.y_validation[rows]).sum())
-    left_out, _ = gp.leave_one_out()
+    left_out = gp.leave_one_out().mean
     engine = kernel.engine_for(problem.image_shape)
     cost = network.shapes(problem.image_shape)
     return Score(
