@@ -9,6 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
+from cnngp.common.tables import percent
+
 from . import values
 from .common import (
     Aspect,
@@ -177,23 +179,19 @@ def _rung(text: str) -> tuple[int, int | None]:
 def _say_outcome(result: Any) -> None:
     for rung in result.rungs:
         lines = (
-            f"draw {t.draw}: validation {_percent(t.error)}, leave-one-out {_percent(t.score.loo_error)}"
+            f"draw {t.draw}: validation {percent(t.error, 2)}, leave-one-out {percent(t.score.loo_error, 2)}"
             for t in rung.trials
         )
         say(f"with {rung.train:,} images", "\n".join(lines))
     chosen = result.best
     say(
         "chosen",
-        f"draw {chosen.draw}, by the validation error: {_percent(chosen.error)} with {chosen.score.train:,} images",
+        f"draw {chosen.draw}, by the validation error: {percent(chosen.error, 2)} with {chosen.score.train:,} images",
     )
     if result.test is not None:
         look = result.test
         seen = "looked at once" if look.looks == 1 else f"the study has looked at it with {look.looks} networks"
-        say("test", f"{_percent(look.error)} of {look.images:,} images; {seen}")
-
-
-def _percent(error: float) -> str:
-    return f"{100 * error:.2f} %"
+        say("test", f"{percent(look.error, 2)} of {look.images:,} images; {seen}")
 
 
 def _write(best: Path, results: Path, result: Any) -> None:

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .tables import percent
+
 Floats = NDArray[np.float64]
 
 
@@ -38,7 +40,7 @@ def share_for_people(share: float, count: int) -> tuple[str, str]:
         return "not known", ""
     digits = 2 if count >= _FEW else 1 if count >= _FEW / 10 else 0
     if count >= _FEW:
-        return f"{100 * share:.{digits}f} %", ""
+        return percent(share, digits), ""
     low, high = (float(bound) for bound in wilson(np.float64(share), np.float64(count)))  # type: ignore[arg-type]
-    remark = f"{round(share * count)} of {count}, likely {100 * low:.{digits}f} % to {100 * high:.{digits}f} %"
-    return f"{100 * share:.{digits}f} %", remark
+    remark = f"{round(share * count)} of {count}, likely {percent(low, digits)} to {percent(high, digits)}"
+    return percent(share, digits), remark

@@ -1,4 +1,4 @@
-"""Tables for people: printable names, aligned columns, and CSV files that this program and spreadsheets read back."""
+"""Text and tables for people: printable names, percentages, aligned columns, and CSV files that can be read back."""
 
 from __future__ import annotations
 
@@ -67,6 +67,15 @@ def _character_of(found: re.Match[str]) -> str:
         return chr(int(found[2], 16))
     code = int(found[1], 16)
     return chr(code if code < 0x80 else _BYTES + code)
+
+
+def percent(share: float, digits: int = 0) -> str:
+    """A share for people.
+
+    >>> percent(0.5417), percent(0.0084, 2)
+    ('54 %', '0.84 %')
+    """
+    return f"{100 * share:.{digits}f} %"
 
 
 def aligned(rows: Sequence[Sequence[str]], right: Iterable[int] = ()) -> str:

@@ -10,7 +10,7 @@ from string import Template
 
 from cnngp.common.files import write_atomically
 from cnngp.common.intervals import share_for_people
-from cnngp.common.tables import printable
+from cnngp.common.tables import percent, printable
 from cnngp.estimators.certificate import FitReport
 from cnngp.estimators.learning import Learned
 from cnngp.estimators.learning.result import counted_matrices
@@ -103,7 +103,7 @@ def render(
             f"{scores.ece:.4f}, NLL {scores.nll:.4f}. The temperature "
             f"{e.temperature:.3f} was chosen on leave-one-out predictions"
             + (
-                f", by which {100 * e.label_noise:.1f} % of the labels are taken to be random."
+                f", by which {percent(e.label_noise, 1)} of the labels are taken to be random."
                 if e.label_noise
                 else "."
             ),
@@ -138,8 +138,8 @@ def _looked_at(e: Evaluation) -> str:
     if e.test is None:
         return suspect
     sure = [p for p in e.wrong if p.probability >= CLEAR]
-    none = f"No test image is predicted wrongly{f' with a probability of {CLEAR:.0%} or more' if e.wrong else ''}."
-    wrong = _WRONG + _pictures(sure, none.replace("%", " %"))
+    none = f"No test image is predicted wrongly{f' with a probability of {percent(CLEAR)} or more' if e.wrong else ''}."
+    wrong = _WRONG + _pictures(sure, none)
     return wrong + suspect + _UNCERTAIN + _pictures(e.uncertain, "")
 
 
@@ -232,9 +232,10 @@ def _pictures(pictures: Iterable[Picture], none: str, suspect: bool = False) -> 
     cells = []
     for p in pictures:
         predicted, label = _breakable(p.predicted), _breakable(p.label)
-        said = f"{predicted} ({100 * p.probability:.0f}&nbsp;%)"
+        probability = percent(p.probability).replace(" ", "&nbsp;")
+        said = f"{predicted} ({probability})"
         if suspect:
-            said = f"{predicted}?, is labelled {label} ({100 * p.probability:.0f}&nbsp;%)"
+            said = f"{predicted}?, is labelled {label} ({probability})"
         elif p.predicted != p.label:
             said = f'<span class="wrong">{said}</span>, is {label}'
         alt = f"labelled {escape(p.label)}, predicted {escape(p.predicted)}"

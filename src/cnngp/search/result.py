@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cnngp.common.tables import aligned
+from cnngp.common.tables import aligned, percent
 from cnngp.network.layers import Network
 
 from .study import Trial, best
@@ -63,7 +63,7 @@ class SearchResult:
         rows = [(*heads, "hyperparameters")]
         for t in best(self.trials, n):
             s = t.score
-            errors = (f"{100 * s.error:.2f} %", f"{100 * s.loo_error:.2f} %")
+            errors = (percent(s.error, 2), percent(s.loo_error, 2))
             cost = (f"{s.seconds:.1f}", f"{s.pairs_per_second / 1e6:.2f}", f"{s.operations:,}", f"{s.jitter:g}")
             rows.append((str(t.draw), *errors, *cost, describe(t)))
         return aligned(rows, right=range(len(heads)))

@@ -15,6 +15,7 @@ from typing import Any
 from cnngp.common import memory
 from cnngp.common.devices import ActualDevice
 from cnngp.common.progress import progress_bar
+from cnngp.common.tables import percent
 from cnngp.gp.checks import MatrixError
 from cnngp.kernel.engines.base import RangeError
 from cnngp.kernel.kernel import Kernel
@@ -217,7 +218,7 @@ def _bar(level: Level, study: Study, wanted: bool) -> Iterator[Callable[[], None
                 return
             bar.update(level.done(study) - bar.n)
             for first in best(study.trials(), 1):
-                bar.set_postfix_str(f"best {100 * first.error:.2f} % (draw {first.draw})")
+                bar.set_postfix_str(f"best {percent(first.error, 2)} (draw {first.draw})")
 
         told()
         yield told
