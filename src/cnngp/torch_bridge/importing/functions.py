@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from cnngp.network.layers import GELU, Abs, Cos, Elementwise, Erf, LayerNorm, LeakyReLU, ReLU, Sin
+from cnngp.network.layers import GELU, Abs, Cos, Elementwise, Erf, LayerNorm, LeakyReLU, ReLU, Sign, Sin
 
 from .graph import Call, Pad, Scale
 from .pools import MAXIMUM, adaptive, average, mean
@@ -21,6 +21,7 @@ from .verdicts import Arguments, Becomes, No, Passes, Verdict
 # fmt: off
 _NONLINEARITIES: dict[str, Call] = {
     "relu": ReLU(), "erf": Erf(), "abs": Abs(), "absolute": Abs(), "sin": Sin(), "cos": Cos(),
+    "sign": Sign(),
     "atan": Elementwise("arctan"), "arctan": Elementwise("arctan"),
     **{f: Elementwise(f) for f in ("tanh", "sigmoid", "silu", "selu", "softsign", "mish", "hardswish", "relu6")},
 }
