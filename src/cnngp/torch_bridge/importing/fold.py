@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from cnngp.network.layers import AvgPool, Conv, ConvTranspose, Dense, GlobalAvgPool, Layer, Padding, ReLU
+from cnngp.network.shapes import windows
 
 from .graph import POOLS, Add, Call, Cut, Graph, Mean, Pad, Pairs, Refused, Scale
 
@@ -126,50 +127,38 @@ def _padded(pad: Pad) -> Callable[[Call], Layer | None]:
     def absorb(call: Call) -> Layer | None:
         if not isinstance(call, Conv):
             return None
-        own = explicit_pads(call, len(pad.pads))
-        if any(map(any, own)) and (call.padding_mode, pad.mode) != ("zeros", "zeros"):
+        own = windows(call, len(pad.pads), "")
+        if any(w.before or w.after for w in own) and (call.padding_mode, pad.mode) != ("zeros", "zeros"):
             return None  # two paddings are one padding only if both are zeros
-        pads = tuple((a + c, b + d) for (a, b), (c, d) in zip(pad.pads, own, strict=True))
-        kernel, dilation = (_spread(v, len(pads)) for v in (call.kernel_size, call.dilation))
-        mode = pad.mode if any(map(any, pads)) else "zeros"
-        return replace(call, padding=padding_of(pads, kernel, dilation), padding_mode=mode)
+        both = tuple((a + w.before, b + w.after) for (a, b), w in zip(pad.pads, own, strict=True))
+        return spelled(replace(call, padding=both, padding_mode=pad.mode), len(own))
 
     return absorb
 
 
 def _cropped(call: ConvTranspose, ends: tuple[int, ...]) -> ConvTranspose:
     """Dropping `ends` locations is that much more padding after, or less output_padding."""
-    axes = len(ends)
-    kernel, stride, dilation = (_spread(v, axes) for v in (call.kernel_size, call.stride, call.dilation))
-    own = explicit_pads(call, axes)
-    extra = _spread(call.output_padding, axes)
+    axes = windows(call, len(ends), "")
+    extra = call.output_padding if isinstance(call.output_padding, tuple) else (call.output_padding,) * len(ends)
     return transposed_padding(
-        call, own, tuple(e - c for e, c in zip(extra, ends, strict=True)), kernel, stride, dilation
+        call,
+        tuple((w.before, w.after) for w in axes),
+        [e - c for e, c in zip(extra, ends, strict=True)],
+        *zip(*((w.kernel, w.stride, w.dilation) for w in axes), strict=True),
     )
-
-
-def _spread(value: int | tuple[int, ...], axes: int) -> tuple[int, ...]:
-    return value if isinstance(value, tuple) else (value,) * axes
-
-
-def explicit_pads(call: Conv | ConvTranspose, axes: int) -> Pairs:
-    """The layer's padding as (before, after) for each axis."""
-    match call.padding:
-        case "same":
-            kernel, dilation = _spread(call.kernel_size, axes), _spread(call.dilation, axes)
-            reach = [d * (k - 1) for k, d in zip(kernel, dilation, strict=True)]
-            return tuple((r // 2, r - r // 2) for r in reach)
-        case "valid":
-            return ((0, 0),) * axes
-        case int(p):
-            return ((p, p),) * axes
-        case entries:
-            return tuple((p, p) if isinstance(p, int) else p for p in entries)
 
 
 def compact(values: Sequence[int]) -> int | tuple[int, ...]:
     """(3, 3) as 3: the spelling a person would use, and the fingerprint it has."""
     return values[0] if len(set(values)) == 1 else tuple(values)
+
+
+def spelled(call: Conv, axes: int) -> Conv:
+    """The same convolution with its padding as a person would write it."""
+    along = windows(call, axes, "")
+    pads = tuple((w.before, w.after) for w in along)
+    padding = padding_of(pads, [w.kernel for w in along], [w.dilation for w in along])
+    return replace(call, padding=padding, padding_mode=call.padding_mode if any(map(any, pads)) else "zeros")
 
 
 def padding_of(pads: Pairs, kernel: Sequence[int], dilation: Sequence[int]) -> Padding:

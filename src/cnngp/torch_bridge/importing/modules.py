@@ -10,9 +10,9 @@ from torch import nn
 from cnngp.network.layers import Conv, ConvTranspose, Dense, LeakyReLU
 
 from ..parts import Activation, Broadcast, Crop
-from .fold import compact, padding_of, transposed_padding
+from .fold import compact, spelled, transposed_padding
 from .functions import layer_norm
-from .graph import Cut, Pairs, Scale
+from .graph import Cut, Scale
 from .trace import Value
 from .verdicts import Becomes, No, Passes, Verdict
 from .weights import Variances
@@ -42,10 +42,8 @@ def judge_module(
     if len(inputs) != 1 or not isinstance(after, Value):
         return No("it is called on more than one tensor, or gives more than one")
     before = inputs[0]
-    if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d):
-        return _convolution(name, module, before, variances)
-    if isinstance(module, nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d):
-        return _transposed(name, module, before, after, variances)
+    if isinstance(module, nn.modules.conv._ConvNd):
+        return _convolution(name, module, before, after, variances)
     if isinstance(module, nn.Linear):
         return _linear(name, module, before, variances)
     if isinstance(module, nn.PReLU):
@@ -66,53 +64,32 @@ def judge_module(
     return No(f"no exact kernel is known here for {kind}")
 
 
-def _convolution(name: str, module: Any, before: Value, variances: Variances) -> Verdict:
+def _convolution(name: str, module: Any, before: Value, after: Value, variances: Variances) -> Verdict:
     if module.groups != 1:
         return No(
             f"groups={module.groups}: a filter that sees only some of the channels keeps channels apart for ever, and "
             "the limit is not of many independent channels"
         )
-    axes = len(module.kernel_size)
-    if before.ndim != 2 + axes:
-        return No(f"its input has {before.ndim - 2} spatial axes, not {axes}")
-    pads = _torch_pads(module, axes)
-    weight_var, bias_var, convention = variances.of(name, module, module.in_channels * math.prod(module.kernel_size))
-    return Becomes(
-        Conv(
-            compact(module.kernel_size),
-            compact(module.stride),
-            padding_of(pads, module.kernel_size, module.dilation),
-            compact(module.dilation),
-            weight_var,
-            bias_var,
-            convention,
-            module.padding_mode if any(map(any, pads)) else "zeros",
-        )
-    )
-
-
-def _torch_pads(module: Any, axes: int) -> Pairs:
-    match module.padding:
-        case "same":
-            reach = [d * (k - 1) for k, d in zip(module.kernel_size, module.dilation, strict=True)]
-            return tuple((r // 2, r - r // 2) for r in reach)
-        case "valid":
-            return ((0, 0),) * axes
-        case entries:
-            return tuple((p, p) for p in entries)
-
-
-def _transposed(name: str, module: Any, before: Value, after: Value, variances: Variances) -> Verdict:
-    if module.groups != 1:
-        return No(f"groups={module.groups}: a filter that sees only some of the channels keeps channels apart for ever")
     kernel, stride, dilation = module.kernel_size, module.stride, module.dilation
     axes = len(kernel)
     if before.ndim != 2 + axes:
         return No(f"its input has {before.ndim - 2} spatial axes, not {axes}")
     # torch's own fan-in of a transposed weight is out_channels × filter; each output sums over the in_channels.
-    weight_var, bias_var, convention = variances.of(name, module, module.in_channels * math.prod(kernel))
-    layer = ConvTranspose(compact(kernel), compact(stride), 0, compact(dilation), weight_var, bias_var, convention)
-    pads = _torch_pads(module, axes)
+    weight_var, bias_var, fan_in = variances.of(name, module, module.in_channels * math.prod(kernel))
+    if not module.transposed:
+        conv = Conv(
+            compact(kernel),
+            compact(stride),
+            module.padding,
+            compact(dilation),
+            weight_var,
+            bias_var,
+            fan_in,
+            module.padding_mode,
+        )
+        return Becomes(spelled(conv, axes))
+    layer = ConvTranspose(compact(kernel), compact(stride), 0, compact(dilation), weight_var, bias_var, fan_in)
+    pads = tuple((p, p) for p in module.padding)
     # From the sizes, because forward may have been called with an output_size.
     extra = tuple(
         after.shape[2 + a] - ((before.shape[2 + a] - 1) * stride[a] - sum(pads[a]) + dilation[a] * (kernel[a] - 1) + 1)

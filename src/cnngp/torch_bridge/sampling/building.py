@@ -31,11 +31,10 @@ from cnngp.network.layers import (
     Sum,
     as_layer,
 )
-from cnngp.network.shapes import Spatial, axis_maps, check_input_shape, output_spatial, shape_text, sum_scale
+from cnngp.network.shapes import Spatial, axis_maps, check_input_shape, output_spatial, shape_text, sum_scale, windows
 from cnngp.network.table import shape_table
 from cnngp.network.walk import at, child
 
-from ..importing.fold import explicit_pads
 from ..parts import Activation, Branches, Broadcast, Crop
 from .drawing import Finite
 
@@ -249,15 +248,12 @@ def _layer(layer: Weighted, flow: _Flow, out: Spatial, width: int, place: str) -
         flatten = [nn.Flatten()] if flow.spatial else []
         return flatten, nn.Linear(flow.channels * math.prod(flow.spatial), width, bias=bias), []
     axes = len(flow.spatial)
-    kernel, stride, dilation = (
-        v if isinstance(v, tuple) else (v,) * axes for v in (layer.kernel_size, layer.stride, layer.dilation)
-    )
-    pads = explicit_pads(layer, axes)
-    before = tuple(b for b, _ in pads)
+    along = windows(layer, axes, place)
+    kernel, stride, dilation, before = zip(*((w.kernel, w.stride, w.dilation, w.before) for w in along), strict=True)
     if isinstance(layer, Conv):
-        conv, plain = _CONV[axes], layer.padding_mode == "zeros" and all(b == a for b, a in pads)
+        conv, plain = _CONV[axes], layer.padding_mode == "zeros" and all(w.before == w.after for w in along)
         own = before if plain else 0
-        beside = () if plain else tuple(p for pair in reversed(pads) for p in pair)  # torch lists the last axis first
+        beside = () if plain else tuple(p for w in reversed(along) for p in (w.before, w.after))  # the last axis first
         padding = [_PAD[layer.padding_mode][axes](beside)] if any(beside) else []
         return padding, conv(flow.channels, width, kernel, stride, own, dilation, bias=bias), []
     # torch pads both ends by `before`; what is then missing at the end is output_padding, what is too much is cropped.
