@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import shutil
-import subprocess
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -263,27 +259,3 @@ def test_a_small_block_of_shared_memory_is_respected() -> None:
     large = generate(program, "float32")
     small = generate(program, "float32", shared_limit=16 * 1024)
     assert large.pairs.shared > 16 * 1024 >= small.pairs.shared
-
-
-def test_the_text_does_not_grow_with_the_shifts() -> None:
-    """Operations are numbers beside the text, and shifts are tasks of one loop."""
-    small, large = (generate(lower(MYRTLE, (1, n, n)), "float32") for n in (8, 16))
-    assert len(large.data.ops) > 3 * len(small.data.ops)
-    assert len(large.text) < 2 * len(small.text)
-    assert generate(lower(MYRTLE, (1, 8, 8)), "float32").content == small.content
-
-
-@pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
-@pytest.mark.parametrize(
-    ("name", "dtype"),
-    [
-        ("two pools", "float32"),
-        *(pytest.param(n, d, marks=pytest.mark.slow) for n in POOLED for d in ("float32", "float64")),
-    ],
-)
-def test_source_compiles_with_next_to_no_spills(name: str, dtype: str, tmp_path: Path) -> None:
-    for path in ("sheets", "walk"):
-        (tmp_path / "kernels.cu").write_text(generate(lower(*POOLED[name]), dtype, path=path).text)  # type: ignore[arg-type]
-        command = ["nvcc", "-std=c++17", "-arch=sm_90", "-cubin", "-Xptxas", "-v", "-o", "kernels.cubin", "kernels.cu"]
-        told = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True).stderr
-        assert max(int(n) for n in re.findall(r"(\d+) bytes spill stores", told)) <= 64
