@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from . import datasets as datasets
+    from . import torch as torch
     from .common.arrays import DataError as DataError
     from .datasets import augmentation as augmentation
     from .datasets import preparation as preparation
@@ -88,6 +89,7 @@ _EXPORTS = {
 }
 # Modules that are public under a short name.
 _MODULES = {
+    "torch": "torch",
     "zoo": "network.zoo",
     "reference": "network.reference",
     "functions": "network.functions",
