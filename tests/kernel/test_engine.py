@@ -19,6 +19,7 @@ from cnngp import (
     Rbf,
     ReLU,
     Sequential,
+    Sign,
     Sin,
     Step,
     Sum,
@@ -78,16 +79,22 @@ def test_smooth_networks_agree_with_the_reference(dtype, drawn, seed):
     check(*drawn, dtype, seed, SMOOTH_TOLERANCE[dtype])
 
 
-# Step has a square-root slope at correlation one: a rounding of 2^-24 moves θ by √(2·2^-24) = 3.5e-4 and V by 5.5e-5. A
-# second Step takes the root of that again: √(2·1.1e-4)/2π = 2.4e-3. In float64 2^-53 gives 2.4e-9 and 1.5e-5.
+# Step has a square-root slope at correlation one: a rounding of 2^-24 moves θ by √(2·2^-24) = 3.5e-4 and V by 5.5e-5 of
+# ½. A second Step takes the root of that again: √(2·1.1e-4)/2π = 2.4e-3. In float64 2^-53 gives 2.4e-9 and 1.5e-5. Sign
+# moves by (2/π)θ of 1, twice as much, and the second time √2 · 4 times Step's V.
 @pytest.mark.parametrize(
-    ("dtype", "steps", "tolerance"),
-    [("float32", 1, 1.2e-4), ("float32", 2, 5e-3), ("float64", 1, 5e-9), ("float64", 2, 3e-5)],
+    ("act", "dtype", "steps", "tolerance"),
+    [
+        *((Step(), "float32", 1, 1.2e-4), (Step(), "float32", 2, 5e-3)),
+        *((Step(), "float64", 1, 5e-9), (Step(), "float64", 2, 3e-5)),
+        *((Sign(), "float32", 1, 2.4e-4), (Sign(), "float32", 2, 1.4e-2)),
+        *((Sign(), "float64", 1, 1e-8), (Sign(), "float64", 2, 9e-5)),
+    ],
 )
 @given(seed=st.integers(0, 10**6))
 @settings(max_examples=30)
-def test_step_networks_agree_with_the_reference(dtype, steps, tolerance, seed):
-    blocks = [layer for _ in range(steps) for layer in (Conv(3, bias_var=0.1), Step())]
+def test_step_networks_agree_with_the_reference(act, dtype, steps, tolerance, seed):
+    blocks = [layer for _ in range(steps) for layer in (Conv(3, bias_var=0.1), act)]
     check(Sequential(*blocks, Dense()), (2, 5, 4), dtype, seed, tolerance)
 
 
