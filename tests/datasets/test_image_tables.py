@@ -86,6 +86,7 @@ def test_columns_of_numbers_and_of_several_labels(photos: Path) -> None:
     ages = datasets.load(path, columns="age", whole=True)
     assert ages.y.dtype == np.int64
     assert ages.y.tolist() == numbers(ages.X)
+    assert len(datasets.load(path, columns="age").y_test) == 2  # ages are no classes of one image each
     heights = datasets.load(path, columns=["height"])
     assert heights.y.dtype == np.float64
     np.testing.assert_allclose(heights.y, 1 + np.array(numbers(heights.X)) / 10)

@@ -30,8 +30,9 @@ class Part(NamedTuple):
 
     @property
     def in_classes(self) -> bool:
-        """Whether labels are classes: one for each image, and no measured numbers."""
-        return self.y.ndim == 1 and self.y.dtype.kind != "f"
+        """Whether labels are classes: one for each image, and no measured numbers, which seldom come twice."""
+        y = self.y
+        return y.ndim == 1 and y.dtype.kind != "f" and (y.dtype.kind not in "iu" or 2 * len(np.unique(y)) <= len(y))
 
 
 @dataclass(frozen=True)

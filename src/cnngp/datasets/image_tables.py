@@ -64,7 +64,7 @@ def table(
     if "train" not in parts or not len(parts["train"].y):
         raise DatasetError(f"{path} has no images for training; its column split holds other parts only")
     train, validation = parts["train"], parts.get("validation")
-    if rows.labels.dtype.kind not in "f":
+    if rows.labels.dtype.kind == "U":  # whole numbers may be classes, or measured
         for name, part in parts.items():
             unknown = np.setdiff1d(part.y, train.y)
             if len(unknown):
