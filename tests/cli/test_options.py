@@ -16,7 +16,7 @@ from cnngp.common.devices import Device
 from cnngp.datasets.images import Aspect
 from cnngp.datasets.preparation import NAMED as PREPARATIONS
 from cnngp.estimators.learning.options import RULES
-from cnngp.kernel.kernel import DTYPES
+from cnngp.kernel.settings import DTYPES
 
 
 @pytest.mark.parametrize(

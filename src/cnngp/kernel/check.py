@@ -180,7 +180,7 @@ def check(
     """The verdict on two of these images, (N, C, …); `WrongKernelError` where they are far apart.
 
     `to_engine` brings images where the engine takes them from. None where these images tell nothing, such as blank
-    ones, or are out of range, which whoever asked is told about all of them.
+    ones, or are out of range, which the caller reports for all of them.
     """
     pair = two_of(to_numpy(images[:LOOKED_AT]))
     shape = _affordable(network, pair.shape[1:])

@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cnngp.common.arrays import DataError, Output, as_images, check_output, to_numpy
-from cnngp.common.checks import is_whole
-from cnngp.common.devices import ActualDevice, Device, actual_device, check_device
+from cnngp.common.devices import ActualDevice, Device, actual_device
 from cnngp.common.progress import progress_bar
 from cnngp.network.composition import check_network
 from cnngp.network.functions import has_bare_function
@@ -24,16 +23,14 @@ from .check import check as compared
 from .engines.base import DiagonalEngine, Engine, TangentEngine, check_pixels
 from .engines.weights import GradientEngine, checked_weights
 from .gradient_check import check_gradient
+from .making import make_engine, make_gradient
 from .program import Kind, check_slopes
-from .program.reverse import reverse
-from .summed import make_engine
+from .settings import checked
 from .symmetry import SymmetricEngine, Symmetry, check_symmetry
 from .verdicts import Verdict
 
 if TYPE_CHECKING:
     from .sklearn_kernel import NetworkKernel
-
-DTYPES = ("float32", "float64")
 
 
 class Kernel:
@@ -82,7 +79,7 @@ class Kernel:
     ) -> None:
         layer = as_layer(network, "Kernel: network")
         check_network(layer)
-        self.dtype, self.threads = _checked(device, dtype, threads, kind)
+        self.dtype, self.threads = checked(device, dtype, threads, kind)
         self.kind: Kind = kind
         if kind == "ntk":
             check_slopes(layer)
@@ -209,18 +206,8 @@ class Kernel:
     def _gradient_for(self, input_shape: Sequence[int], to_images: bool) -> GradientEngine:
         key = tuple(input_shape), to_images
         if key not in self._gradients:
-            if self.device == "cuda":
-                from .engines.cuda.gradient_engine import CudaGradient
-
-                self._gradients[key] = CudaGradient(reverse(self.network, *key), self.dtype)
-            else:
-                self._gradients[key] = self._cpu_gradient(*key, self.dtype)
+            self._gradients[key] = make_gradient(self.network, *key, self.device, self.dtype, self.threads)
         return self._gradients[key]
-
-    def _cpu_gradient(self, input_shape: Sequence[int], to_images: bool, dtype: str) -> GradientEngine:
-        from .engines.cpu.gradient import CpuGradient
-
-        return CpuGradient(reverse(self.network, input_shape, to_images), dtype, self.threads)
 
     def _verify_gradient(self, x: Any, to_images: bool) -> None:
         """Compare a card's gradient with the CPU's on two of these images, unless that was done before."""
@@ -232,7 +219,7 @@ class Kernel:
                 self.network,
                 np.dtype(self.dtype),
                 engine,
-                lambda dtype: self._cpu_gradient(shape, to_images, dtype),
+                lambda dtype: make_gradient(self.network, shape, to_images, "cpu", dtype, self.threads),
                 lambda pair: self._images(pair, "X"),
                 x,
             )
@@ -374,7 +361,7 @@ def as_kernel(
     """
     if not isinstance(network, Kernel):
         return Kernel(network, device, dtype, threads, kind)
-    dtype, threads = _checked(device, dtype, threads, kind)
+    dtype, threads = checked(device, dtype, threads, kind)
     settings: tuple[tuple[str, object, object, object], ...] = (
         ("device", device, "auto", network.device),
         ("dtype", dtype, "float32", network.dtype),
@@ -388,26 +375,6 @@ def as_kernel(
                 f"Kernel(network, {name}={value!r}), or give the network"
             )
     return network
-
-
-def _checked(device: object, dtype: Any, threads: Any, kind: object) -> tuple[str, int | None]:
-    """The type's name, and the threads as an int; refused where they, the device or the kind are none."""
-    if kind not in ("nngp", "ntk"):
-        raise ValueError(
-            f"Kernel: kind={kind!r} is not 'nngp', the kernel of the Gaussian process, or 'ntk', the tangent kernel"
-        )
-    check_device(device, "Kernel: ")
-    try:
-        name = str(np.dtype(dtype))
-    except TypeError:
-        name = ""
-    if dtype is None or name not in DTYPES:
-        raise ValueError(f"Kernel: dtype={dtype!r} is not 'float32' or 'float64'")
-    if threads is None:
-        return name, None
-    if not is_whole(threads, least=1):
-        raise ValueError(f"Kernel: threads={threads!r} is not a positive integer or None")
-    return name, int(threads)
 
 
 def _flat(x: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Engines of networks, one for each branch of a network that is a sum.
+"""The engine of a network that is a sum: one for each branch.
 
 The kernel of independent branches is the sum of theirs. So `Sum(a, b)` runs branch by branch, each on the fastest path
 that it has alone, and the matrices are added.
@@ -13,50 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cnngp.common.arrays import Output, kind, namespace, to_output
-from cnngp.common.devices import ActualDevice
-from cnngp.network.layers import Layer, Network, Sequential, Sum, as_layer
-from cnngp.network.walk import inside
 
-from .engines.base import Advance, Engine, RangeError, TangentEngine
-from .program import Kind, lower
+from .engines.base import Advance, RangeError, TangentEngine
 from .symmetry import share_progress
-
-
-def branches(net: Layer, place: str = "") -> list[tuple[str, Layer]]:
-    """The branches of a network that is a sum, with their places; any other network is its own only one.
-
-    >>> from cnngp import Conv, Dense, ReLU, Sum
-    >>> [place for place, _ in branches(Sum(Dense(), Sequential(Conv(3), ReLU(), Dense())))]
-    ['branches[0]', 'branches[1]']
-    """
-    if isinstance(net, Sum) or (isinstance(net, Sequential) and len(net.layers) == 1):
-        return [found for where, layer in inside(net, place) for found in branches(layer, where)]
-    return [(place, net)]
-
-
-def make_engine(
-    network: Network,
-    shape: Sequence[int],
-    kind: Kind,
-    device: ActualDevice,
-    dtype: str,
-    threads: int | None = None,
-    cards: Sequence[int] | None = None,
-) -> Engine:
-    """The engine of a network on images of one shape; on some of the cards, by default all."""
-    lower(network, shape, kind)  # refuses what does not fit, by its place in the whole network
-    parts: list[TangentEngine] = []
-    for place, branch in branches(as_layer(network)):
-        program = lower(branch, shape, kind, place)
-        if device == "cuda":
-            from .engines.cuda.engine import CudaEngine
-
-            parts.append(CudaEngine(program, dtype, cards))
-        else:
-            from .engines.cpu.engine import CpuEngine
-
-            parts.append(CpuEngine(program, dtype, threads))
-    return parts[0] if len(parts) == 1 else SummedEngine(parts)
 
 
 class SummedEngine:

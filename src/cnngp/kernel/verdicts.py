@@ -1,4 +1,4 @@
-"""What a kernel found when it compared itself with the reference, kept so that nobody pays for it twice.
+"""Cache of self-check results: how far a kernel and the float64 reference are apart.
 
 Verdicts are kept in memory and as small files of JSON: in CNNGP_CACHE, in NUMBA_CACHE_DIR, where the compiled code lies
 too, or else in the user's cache folder. A place that cannot be written, or a file that is damaged or belongs to another

@@ -17,7 +17,7 @@ PaddingMode = Literal["zeros", "circular", "reflect", "replicate"]
 
 
 class SizeError(ValueError):
-    """An axis does not fit a layer; the layer's place is put in front by whoever knows it."""
+    """An axis does not fit a layer; the caller puts the layer's place in front."""
 
 
 # What is larger was not meant, and would take all time and memory.
@@ -25,7 +25,7 @@ _MOST_READS = 2**24
 
 
 def check_reads(locations: int, kernel: int) -> None:
-    """`SizeError` where nobody could list what a filter reads along an axis of so many locations."""
+    """`SizeError` where a list of what a filter reads would be too long along an axis of so many locations."""
     if locations * kernel > _MOST_READS:
         raise SizeError(
             f"{locations:,} locations, padding included, with a filter of {kernel:,} are over {_MOST_READS:,} reads; "

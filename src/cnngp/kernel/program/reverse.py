@@ -6,7 +6,7 @@ one is kept at a time. Then they are gone through from the last to the first, wi
 
     new = keep · base + scale · box(f(src)) + bias
 
-the way back is
+its backward steps are
 
     times ← boxᵀ(g)                         an operation of the usual form, with the sums transposed
     g[src] ← g[src] + scale · f'(src) · times       (`Back`)
@@ -95,7 +95,7 @@ class _Writer:
                 self.readers.setdefault(used, []).append(j)  # type: ignore[arg-type]
         self.of_pools = {i for i in order if self.nodes[i].place in self.pools}
         self.values: dict[int, int] = {}
-        """The maps that the way back reads."""
+        """The maps that backward steps read."""
         self.seed = self._new(1)
         self.parts = self._in_parts()
         if self.of_pools:
@@ -159,7 +159,7 @@ class _Writer:
         values[i] = dst
 
     def _again(self, part: Sequence[int]) -> None:
-        """A part of the network with all maps that the way back reads. What pools have made is there already."""
+        """A part of the network with all maps that backward steps read. What pools have made is there already."""
         for i in part:
             self._forwards(i, self.values, self._is_needed_backwards)
 
@@ -182,7 +182,7 @@ class _Writer:
         )
 
     def _value(self, i: int) -> int:
-        """The map of a node for the way back; its part is run again when first asked for."""
+        """The map of a node, for a backward step; its part is run again when first asked for."""
         if i not in self.values:
             self._again(self.parts[self.part_of[i]])
         return self.values[i]
@@ -241,7 +241,7 @@ class _Writer:
         if self._stops(node.base):
             return
         if node.base not in self.slopes and node.keep == 1.0:
-            self.slopes[node.base] = g  # nobody else reads it any more
+            self.slopes[node.base] = g  # nothing else reads it any more
             return
         begun = node.base in self.slopes
         dst = self.slopes[node.base] if begun else self._new(math.prod(node.out_shape))
@@ -286,5 +286,5 @@ class _Writer:
 
 
 def _reads_its_source(node: Node) -> bool:
-    """Whether the way back reads the map that the node has read."""
+    """Whether a backward step reads the map that the node has read."""
     return node.activation is not None or node.per_weight != 0.0

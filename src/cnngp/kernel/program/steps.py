@@ -105,7 +105,7 @@ def renamed(step: Step, take: Callable[[int], int]) -> Step:
 
 
 def as_program(found: Reverse) -> Program:
-    """The program with its steps as operations, for what lays operations out: those of the way back have no sums."""
+    """The program with its steps as operations, for what lays operations out: backward steps have no sums."""
 
     def op(step: Step) -> Op:
         match step:

@@ -1,4 +1,4 @@
-"""A reversed program as a plan: the steps of the way back are rows of it too, in columns that they leave free."""
+"""A reversed program as a plan: its backward steps are rows of it too, in columns that they leave free."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def shares_of_variances(program: Program) -> int:
 
 
 def with_backs(ints: NDArray[np.int64], reverse: Reverse, dtype: str, of_pairs: bool) -> NDArray[np.int64]:
-    """The operations of the way back get the addresses of their functions."""
+    """The plan with the addresses of the functions of backward steps."""
     for op, step in zip(ints, reverse.steps, strict=True):
         if isinstance(step, Op):
             if op[ACT] == SERIES and op[OWN_TABLE] == op[TABLE] and not of_pairs:

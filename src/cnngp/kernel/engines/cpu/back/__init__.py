@@ -1,4 +1,4 @@
-"""The way back through operations, for gradients: through closed forms (`maps.py`) and through series."""
+"""Backward steps of operations, for gradients: through closed forms (`maps.py`) and through series."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ def still(family: Family) -> Callable[..., None]:
 
 
 def dot(w: Any) -> None:
-    """The way back where there is no nonlinearity."""
+    """The backward step of an operation without a nonlinearity."""
     m, op, numbers, frame, L = w.m, w.op, w.numbers, w.frame, lanes(w.m)
     scale, total = constant(m, numbers[SCALE]), constant(m, 0.0)
     n = op[C0]

@@ -1,4 +1,4 @@
-"""The way back through an Elementwise, whose V is a series Σ_j A_j(s) A_j(s') ρ^k with s = √K₁ and ρ = K/(ss').
+"""The backward step of an Elementwise, whose V is a series Σ_j A_j(s) A_j(s') ρ^k with s = √K₁ and ρ = K/(ss').
 
     ∂V/∂K = (1/ss') ∂V/∂ρ,     ∂V/∂K₁ = (Σ_j s A_j'(s) A_j(s') ρ^k − ρ ∂V/∂ρ)/2K₁
 
