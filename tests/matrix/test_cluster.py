@@ -220,7 +220,7 @@ def test_without_the_mark_of_its_run_a_worker_writes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Also where a run has ended, or another begun, between two of its tiles."""
-    monkeypatch.setattr(filling, "with_own_threads", lambda kernel: kernel)
+    monkeypatch.setattr(filling, "unpickled", lambda kernel: KERNEL)
     monkeypatch.setattr(filling, "_room", lambda kernel: 1 << 20)
     place = tmp_path / "K.zarr"
     gram(KERNEL, X, store=place, tile=32)
@@ -228,10 +228,10 @@ def test_without_the_mark_of_its_run_a_worker_writes_nothing(
         path.unlink()
     with opened(place) as store:
         mark = filling.begin(store, ImageRows(X, KERNEL, "X"), None)
-        filling.fill_missing(0, filling._Job(KERNEL, str(place), "f" * 32, 1))
+        filling.fill_missing(0, filling._Job(b"", str(place), "f" * 32, 1))
         assert chunks(place) == 0
         with pytest.raises(filling.Refused, match="does not see the store"):
-            filling.fill_missing(0, filling._Job(KERNEL, str(tmp_path / "other"), mark, 1))
+            filling.fill_missing(0, filling._Job(b"", str(tmp_path / "other"), mark, 1))
         assert not (tmp_path / "other").exists()
         write, written = type(store).write, []
 
@@ -242,7 +242,7 @@ def test_without_the_mark_of_its_run_a_worker_writes_nothing(
                 filling.end(store)
 
         monkeypatch.setattr(type(store), "write", write_and_end)
-        filling.fill_missing(0, filling._Job(KERNEL, str(place), mark, 1))
+        filling.fill_missing(0, filling._Job(b"", str(place), mark, 1))
         assert len(written) == 3
     assert names(place) == WHOLE
 

@@ -15,7 +15,7 @@ _TILE_ELEMENTS = {"cpu": 1.2e10, "cuda": 4e11}
 _SMALLEST = {"cpu": 256, "cuda": 1024}
 _LARGEST = {"cpu": 2048, "cuda": 4096}
 # An interrupted run loses the tiles in progress, so none should take long on the engine at hand, whatever its speed.
-_SECONDS = 8.0
+_SECONDS = 5.0
 _SLOWEST = 16
 # The share of its usual elements up to which a tile is quick on any engine.
 _QUICK = 1 / 16

@@ -31,6 +31,8 @@ SILENT_SECONDS = 10.0
 # How long to wait for a first worker, or for one after the last has gone.
 PATIENCE = 300.0
 _SCHEDULER_SECONDS = 30.0
+# How long to wait for the engines of workers that are there, but busy with the work of others.
+_ENGINE_SECONDS = 60.0
 # Workers that may be lost, beside as many as there were, without a result between them: then the work kills them.
 _DEATHS = 4
 # What a call comes to whose worker, or whose data, are lost.
@@ -55,7 +57,7 @@ class Cluster:
         self._most = 0
         self._refused: dict[str, str] = {}
         self._asked: dict[str, Any] = {}
-        self._engines: dict[str, Engine | None] = {}
+        self._fit: set[str] = set()
         self._heard: dict[str, tuple[float, float]] = {}
 
     @property
@@ -66,8 +68,17 @@ class Cluster:
         """Choose the engine of a matrix, and count the workers that have it: `wanted` where a worker has it, else the
         engine of most workers, those with a card before the others.
         """
-        self.fit(kernel, image_shape)
-        counts = Counter(engine for engine in self._engines.values() if engine is not None)
+        from distributed import wait
+
+        ask = partial(self.client.submit, engine_of, pickled(kernel), image_shape, pure=False)
+        asked = {worker: ask(workers=[worker]) for worker in self.fit()}
+        with suppress(*_LOST):  # later ones say for themselves whether they fit
+            wait(list(asked.values()), timeout=_ENGINE_SECONDS)
+        for worker in [w for w in asked if asked[w].status == "error"]:
+            self._refuse(worker, asked.pop(worker).exception())
+        counts = Counter(future.result(timeout=5) for future in asked.values() if future.status == "finished")
+        if not counts:
+            raise self._nobody(self._there())
         best = max(counts, key=lambda e: (e[0] == wanted, e[1] == "cuda", counts[e]))
         return best, counts[best]
 
@@ -133,33 +144,34 @@ class Cluster:
                         results[place] = future.result(timeout=5)
         return [results[place] for place in range(len(items))]
 
-    def fit(self, kernel: Kernel | None = None, image_shape: tuple[int, ...] = ()) -> list[str]:
+    def fit(self) -> list[str]:
         """The workers that take part, after a word about each that is unfit or gone. Waits while there are none."""
         from distributed import wait
 
         began = time.monotonic()
         while True:
             there = self._there()
-            for worker in [w for w in self._engines if w not in there]:
+            for worker in self._fit - set(there):
                 self._lose(worker)
             for worker in [w for w in self._asked if w not in there]:
                 self._asked.pop(worker).cancel()
             for worker in there:
-                if worker not in self._engines and worker not in self._refused and worker not in self._asked:
-                    question = (engine_of, _version(), kernel, image_shape)
-                    self._asked[worker] = self.client.submit(*question, workers=[worker], pure=False, priority=100)
+                if worker not in {*self._fit, *self._refused, *self._asked}:
+                    # `eval`, which every Python has, where a function of this package could not be found
+                    ask = (eval, "__import__('cnngp').__version__")
+                    self._asked[worker] = self.client.submit(*ask, workers=[worker], pure=False, priority=100)
             with suppress(*_LOST):  # later ones join when they have answered
-                wait(list(self._asked.values()), timeout=0.01 if self._engines else SILENT_SECONDS)
+                wait(list(self._asked.values()), timeout=0.01 if self._fit else SILENT_SECONDS)
             for worker in [w for w in self._asked if self._asked[w].status != "pending"]:
                 future = self._asked.pop(worker)
                 if future.status == "error":
                     self._refuse(worker, future.exception())
                     continue
                 with suppress(*_LOST):  # it has just gone, with its answer
-                    self._engines[worker] = future.result(timeout=5)
-            self._most = max(self._most, len(self._engines))
-            if self._engines:
-                return list(self._engines)
+                    self._compare(worker, future.result(timeout=5))
+            self._most = max(self._most, len(self._fit))
+            if self._fit:
+                return sorted(self._fit)
             if there and set(there) <= set(self._refused):
                 raise self._nobody(there)
             if not self._heard:
@@ -167,6 +179,14 @@ class Cluster:
             if time.monotonic() - began > PATIENCE:
                 raise ClusterError(f"none of the {len(self._heard):,} workers at {self.address} answers")
             time.sleep(0.05)
+
+    def _compare(self, worker: str, version: str) -> None:
+        from cnngp import __version__
+
+        if version == __version__:
+            self._fit.add(worker)
+        else:
+            self._refuse(worker, Refused(f"it has cnngp {version}, the client {__version__}"))
 
     def _there(self) -> list[str]:
         """The workers that have been heard of lately."""
@@ -202,12 +222,12 @@ class Cluster:
         if reason not in self._refused.values():
             log.warning("worker %s takes no part: %s", worker, reason)
         self._refused[worker] = reason
-        self._engines.pop(worker, None)
+        self._fit.discard(worker)
 
     def _lose(self, worker: str) -> None:
         how = "does not answer any more (frozen, or cut off)" if worker in self._heard else "is gone"
         log.warning("worker %s %s; others do its work", worker, how)
-        del self._engines[worker]
+        self._fit.remove(worker)
         self.lost += 1
         if self.lost >= _DEATHS + self._most:
             why = "their logs say why (often too little memory)"
@@ -219,26 +239,29 @@ class Cluster:
         return ClusterError(f"no worker at {self.address} can do the work: {said}")
 
 
-def engine_of(version: str, kernel: Kernel | None, image_shape: tuple[int, ...]) -> Engine | None:
-    """On a worker: its engine for a kernel, if it has the client's version of this package."""
-    if version != _version():
-        raise Refused(f"it has cnngp {_version()}, the client {version}")
+def engine_of(kernel: bytes, image_shape: tuple[int, ...]) -> Engine:
+    """On a worker: its engine for a kernel."""
     try:
-        made = None if kernel is None else with_own_threads(kernel)
-        return None if made is None else (made.engine_for(image_shape).identity, made.device)
+        made = unpickled(kernel)
+        return made.engine_for(image_shape).identity, made.device
     except Exception as error:
-        raise Refused(one_line(error)) from None
+        reason = one_line(error)
+    raise Refused(reason)  # here, where it has no error as its context that the client may not know
 
 
-def with_own_threads(kernel: Kernel) -> Kernel:
-    """A kernel on a worker, with as many threads as the worker has."""
+def pickled(kernel: Kernel) -> bytes:
+    """A kernel as bytes: a worker that cannot make it says why, where Dask itself would lose the worker."""
+    from distributed.protocol import pickle
+
+    data: bytes = pickle.dumps(kernel)
+    return data
+
+
+def unpickled(kernel: bytes) -> Kernel:
+    """The kernel on this worker, with as many threads as the worker has."""
     from distributed import get_worker
+    from distributed.protocol import pickle
 
+    made: Kernel = pickle.loads(kernel)
     threads = get_worker().state.nthreads
-    return Kernel(kernel.network, kernel.device, kernel.dtype, threads, kernel.kind, kernel.check, kernel.symmetry)
-
-
-def _version() -> str:
-    from cnngp import __version__
-
-    return __version__
+    return Kernel(made.network, made.device, made.dtype, threads, made.kind, made.check, made.symmetry)

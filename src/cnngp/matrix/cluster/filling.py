@@ -30,7 +30,7 @@ from ..images import ImageRows
 from ..store.keys import FULL
 from ..store.places import same_for_all_machines
 from ..store.store import GramStore
-from .cluster import Cluster, Engine, Refused, with_own_threads
+from .cluster import Cluster, Engine, Refused, pickled, unpickled
 
 _MARK = ".run-"
 _IMAGES = "images"
@@ -53,7 +53,7 @@ class ClusterFill:
         """Have the tiles computed that the store lacks; `done` is told of each."""
         lacking, next_look = set(store.missing(store.present())), 0.0
         try:
-            job = _Job(self._kernel, self._where, begin(store, x, z), self.workers)
+            job = _Job(pickled(self._kernel), self._where, begin(store, x, z), self.workers)
             with closing(self._cluster.everywhere(fill_missing, job)) as seconds:
                 for _ in seconds:
                     began = time.monotonic()
@@ -75,7 +75,7 @@ class ClusterFill:
 class _Job:
     """What a worker needs to know: the kernel, where the store is, the mark of the run, and how many workers it has."""
 
-    kernel: Kernel
+    kernel: bytes
     where: str
     mark: str
     workers: int
@@ -96,7 +96,10 @@ def fill_missing(turn: int, job: _Job) -> None:
     except Exception as error:
         if isinstance(error, OSError) and error.errno in FULL:
             raise
-        raise Refused(f"{type(error).__name__}: {one_line(error)}") from None
+        reason = f"{type(error).__name__}: {one_line(error)}"
+    else:
+        return
+    raise Refused(reason)  # here, where it has no other error as its context
 
 
 def _fill(turn: int, job: _Job) -> None:
@@ -113,7 +116,7 @@ def _fill(turn: int, job: _Job) -> None:
     if store.found is None:
         raise Refused(f"it does not see the store {job.where}; give a path or URL that all machines share")
     check()
-    kernel = with_own_threads(job.kernel)
+    kernel = unpickled(job.kernel)
     engine = kernel.engine_for(store.found.X.shape).identity
     if engine != store.found.engine:
         raise Refused(f"its engine is {engine}, that of the matrix {store.found.engine}")
