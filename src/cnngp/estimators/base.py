@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,9 +16,10 @@ from cnngp.common.arrays import DataError, to_numpy
 from cnngp.common.checks import is_whole
 from cnngp.common.devices import Device
 from cnngp.datasets.preparation import Preparation
-from cnngp.gp.exact import Amplitude, Noise
+from cnngp.gp.exact import Amplitude, ExactGP, Noise
 from cnngp.gp.objectives import Rule
 from cnngp.gp.posterior import Posterior
+from cnngp.gp.selection import chosen
 from cnngp.gp.solving import Method
 from cnngp.kernel.kernel import Kernel
 from cnngp.kernel.program import Kind
@@ -249,6 +250,27 @@ class GPEstimator(BaseEstimator):  # type: ignore[misc]
         check_is_fitted(self, "fit_")
         exact = self.gp_.exact
         return None if exact is None else to_numpy(exact.novelty())
+
+    def choose(self, n: int, X: Any) -> NDArray[np.intp]:
+        """Rows of the `n` images of the pool X that are worth a label next, several at a time, the first one first.
+
+        Together they leave the pool the least variance, as a share of each image's own; labels are not looked at.
+        `cnngp.gp.selection.chosen` does the same from a kernel matrix alone, before there is any label.
+        """
+        self._check_how_many(n)
+        images = self._check_test(X)
+        return chosen(n, self.fit_.among(images), self._exact("choosing images"), self.fit_.cross(images)).rows
+
+    def _exact(self, what: str) -> ExactGP:
+        check_is_fitted(self, "fit_")
+        if (exact := self.gp_.exact) is None:
+            raise DataError(f"{what} needs a factor of all images; fit without inducing= and with solver='cholesky'")
+        return exact
+
+    def _conformal(self, asked: Asked, of: Callable[[ExactGP, Any, Floats], Array]) -> Array:
+        """What `of` says of the exact posterior, K(test, training) and k(x, x), some rows at a time."""
+        exact, diagonal = self._exact("a set with a guarantee"), self.fit_.diagonal(asked)
+        return np.concatenate([of(exact, block, diagonal[rows]) for rows, block in self.fit_.blocks(asked)])
 
     def _suspects(self, n: int, score: Floats, given: Array, proposed: Array) -> dict[str, Array]:
         """The `n` training images with the highest score, as columns of a table."""

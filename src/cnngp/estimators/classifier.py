@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from cnngp.common.arrays import DataError, refuse_masked, to_numpy
 from cnngp.common.devices import Device
+from cnngp.gp.conformal import allowed, check_coverage, p_values, p_values_of_each
 from cnngp.gp.near_copies import warn_of_near_copies
 from cnngp.gp.novelty import novelty
 
@@ -169,6 +170,40 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
         """Posterior mean (M, classes) and variance (M,) of the ±1 functions; the variance is shared by the outputs."""
         asked = self._asked(X, K, diagonal)
         return self.fit_.moments(asked)
+
+    def predict_set(
+        self,
+        X: Any = None,
+        *,
+        coverage: float = 0.9,
+        by: Literal["class"] | None = None,
+        K: Any = None,
+        diagonal: Any = None,
+    ) -> NDArray[np.bool_]:
+        """Which classes each image may have, a mask (M, classes) in the order of `classes_`: of new images like those
+        of the fit, the right one is among them as often as `coverage`.
+
+        No set is wrong more often than asked because the model is: an image is compared with what leave-one-out says
+        of every training image once it is one of them (full conformal prediction, in closed form). With `by="class"`
+        the coverage is that of each class. An empty set means none of these: the image is unlike all that was seen.
+        Of several labels an image there are sets of no and yes for each, (M, labels, 2).
+
+        >>> from cnngp import GPClassifier, datasets
+        >>> data = datasets.digits().take(200)
+        >>> sets = GPClassifier("small_cnn", device="cpu").fit(data.X, data.y).predict_set(data.X_test, coverage=0.9)
+        >>> bool(sets[range(len(sets)), data.y_test].mean() > 0.85)
+        True
+        """
+        if by not in (None, "class"):
+            raise ValueError(f"by={by!r}: expected None or 'class'")
+        check_coverage(coverage)
+        asked = self._asked(X, K, diagonal)
+        if isinstance(self._coding, SeveralLabels):
+            p = self._conformal(asked, p_values_of_each)
+        else:
+            labels = to_numpy(self._exact("a set with a guarantee").Y).argmax(1)
+            p = self._conformal(asked, lambda gp, block, own: p_values(gp, block, own, labels, by == "class"))
+        return allowed(p, coverage)
 
     def add(self, X: Any, y: Any, *, names: Any = None, image_noise: Any = None) -> Self:
         """Condition on more images, by a block update instead of a new factorisation; they may bring new classes."""

@@ -16,6 +16,7 @@ from sklearn.utils.validation import check_is_fitted
 from cnngp.common.arrays import DataError, as_real, refuse_masked, to_numpy
 from cnngp.common.devices import Device
 from cnngp.datasets.preparation import Preparation
+from cnngp.gp.conformal import check_coverage, intervals
 from cnngp.gp.exact import Amplitude, Noise
 from cnngp.gp.near_copies import warn_of_near_copies
 from cnngp.gp.objectives import Rule
@@ -34,6 +35,7 @@ from .recipe import Recipe
 from .targets import RealTargets
 
 Array = NDArray[Any]
+Floats = NDArray[np.float64]
 
 
 # How many times smaller errors have to be with the mean of the targets taken away, to warn that it was not.
@@ -159,6 +161,17 @@ class GPRegressor(RegressorMixin, GPEstimator):  # type: ignore[misc]
         mean, variance = self.fit_.moments(asked)
         std = np.sqrt(variance)[:, None] * self._y_std
         return self._restored(mean), std[:, 0] if self._one_output else std
+
+    def predict_interval(self, X: Any = None, *, coverage: float = 0.9, K: Any = None, diagonal: Any = None) -> Floats:
+        """Where the target of each image lies as often as `coverage`: (M, 2), or (M, outputs, 2) with that for each.
+
+        Noise is in it. As `GPClassifier.predict_set` it does not rely on the model being right, only on new images
+        being like those of the fit; it is infinite where these are too few for such a coverage.
+        """
+        check_coverage(coverage)
+        found = self._conformal(self._asked(X, K, diagonal), lambda gp, block, own: intervals(gp, block, own, coverage))
+        found = found * self._y_std[:, None] + self._y_mean[:, None]
+        return np.asarray(found[:, 0] if self._one_output else found)
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """R² of the predictions for X."""

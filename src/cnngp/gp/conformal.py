@@ -54,7 +54,12 @@ def prediction_sets(
     array([[ True, False],
            [False, False]])
     """
-    return p_values(gp, K_test, diagonal, labels, by_class) > 1.0 - check_coverage(coverage) + _ROUNDING
+    return allowed(p_values(gp, K_test, diagonal, labels, by_class), coverage)
+
+
+def allowed(p: Floats, coverage: float) -> NDArray[np.bool_]:
+    """Which targets are in the set of this coverage, by their p-values."""
+    return np.asarray(p > 1.0 - check_coverage(coverage) + _ROUNDING)
 
 
 def p_values(gp: ExactGP, K_test: Array, diagonal: Array, labels: NDArray[np.intp], by_class: bool = False) -> Floats:
