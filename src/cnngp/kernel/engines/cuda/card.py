@@ -21,7 +21,7 @@ from .kernel_frame import Launch
 
 OPTIONS = ("-std=c++17",)
 KINDS: tuple[Kind, ...] = ("nngp", "ntk")
-"""In which order results stand side by side."""
+"""Order in which results stand side by side."""
 NEVER = -(1 << 40)  # a `below` that leaves no pair out
 RESIDENT = 2  # blocks that a multiprocessor gets where their maps lie in global memory, and of a gradient
 RESIDENT_BACKWARD = 4
@@ -29,7 +29,7 @@ RESIDENT_BACKWARD = 4
 
 @dataclass(frozen=True)
 class Made:
-    """What the `tables` kernel leaves: rows (N, row), peaks (N, nonlinearities) and the diagonals.
+    """Results of the `tables` kernel: rows (N, row), peaks (N, nonlinearities) and the diagonals.
 
     Those are (1, N), K(x, x) alone, or (2, N) with Θ(x, x).
     """
@@ -98,7 +98,7 @@ class Card:
         return cupy.ascontiguousarray(cupy.asarray(X), dtype=self.dtype)
 
     def tables(self, images: Any) -> Made:
-        """What images need for pairs."""
+        """Table rows of images, with their variances."""
         import cupy
 
         x, n = self.images(images), len(images)
@@ -144,7 +144,7 @@ class Card:
     def phases(
         self, first: Any, second: Any, weights: Any, shares: tuple[Any, Any], sums: Any
     ) -> Callable[[int], None]:
-        """What launches a phase of a gradient's pairs (gradient_kernels.py), one phase after the other.
+        """Launcher of a gradient's pairs (gradient_kernels.py): call it with one phase after the other.
 
         Where both `shares` are the same array, the pairs are of one set of images.
         """
@@ -173,7 +173,7 @@ class Card:
         return cupy.zeros((n, self.source.data.sites), np.float64)
 
     def _launch(self, name: str, wanted: int, resident: int) -> Callable[[Callable[[Any], tuple[Any, ...]]], None]:
-        """What launches a kernel whose blocks walk over the work, with arguments made of their scratch memory.
+        """Launcher of a kernel whose blocks walk over the work, with arguments made of their scratch memory.
 
         Asking the card for its memory takes longer than a short launch, so it is asked once.
         """
@@ -187,7 +187,7 @@ class Card:
         return launch
 
     def _blocks(self, wanted: int, scratch: int, resident: int) -> tuple[int, Any]:
-        """How many blocks there are, and the scratch memory that they share."""
+        """Number of blocks, and the scratch memory that they share."""
         import cupy
 
         processors = cupy.cuda.Device(self.device).attributes["MultiProcessorCount"]

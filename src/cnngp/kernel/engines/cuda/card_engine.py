@@ -1,4 +1,4 @@
-"""What the engines of kernels and of gradients share: cards with code, variances of images, and sides of tiles."""
+"""Base of the engines of kernels and of gradients: cards with code, variances of images, sides of tiles."""
 
 from __future__ import annotations
 

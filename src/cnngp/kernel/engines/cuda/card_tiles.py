@@ -1,4 +1,4 @@
-"""What one card does with the tiles of a matrix that it gets.
+"""Tiles of a matrix on one card: bands of table rows, and copies to the host.
 
 Table rows of a band of images are made once and kept while memory allows; a tile goes to the host while the next one is
 computed. Which card gets which tile is settled by `share` of common/tiles.py.
@@ -98,7 +98,7 @@ class Job:
         return results
 
     def _finish(self, tile: Tile, results: list[Any], event: Any, copies: Any, tell: Tell) -> None:
-        """Bring a tile where it belongs."""
+        """Copy a tile to its matrix."""
         import cupy
 
         if results:

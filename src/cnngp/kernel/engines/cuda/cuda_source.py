@@ -4,7 +4,7 @@ The text has a kernel `tables`, which runs the variance recursion of each image 
 a kernel `pairs`, which computes K for a tile of pairs. There are four ways to write `pairs`, chosen by the shapes:
 
     warp    maps up to 32 wide, in registers, the whole network in one launch (warp/)
-    dense   one location: a matrix product, then scalars (dense.py)
+    dense   one location: a matrix product, then scalars (dense_kernel.py)
     sheets  with pools: one image against shifted copies of the other (sheets/)
     walk    any other network, operation by operation (walk_kernels.py)
 
@@ -63,7 +63,7 @@ class CudaSource:
     resident: int = 0
     """Blocks that a multiprocessor should hold, where blocks walk over all pairs; 0: not known."""
     self_pairs: Launch | None = None
-    """Of a gradient the launch for images with themselves."""
+    """Launch for images with themselves, of a gradient."""
 
     @property
     def text(self) -> str:
@@ -82,7 +82,7 @@ class CudaSource:
 
     @property
     def backward(self) -> BackwardData:
-        """Of a gradient the shares and sums."""
+        """Shares and sums of a gradient."""
         assert self.data.backward is not None
         return self.data.backward
 

@@ -1,6 +1,6 @@
 """The GPU engine: compiles a program's CUDA at run time and runs tiles of the kernel matrix on every card there is.
 
-source.py writes the code, card.py compiles and launches it, tiles.py takes one card through its tiles.
+cuda_source.py writes the code, card.py compiles and launches it, card_tiles.py takes one card through its tiles.
 """
 
 from __future__ import annotations

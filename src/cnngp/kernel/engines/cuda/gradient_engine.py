@@ -76,7 +76,7 @@ class CudaGradient(CardEngine):
 
 
 class _Part(NamedTuple):
-    """What a tile gives: sums, and of its row images and column images the gradients of the pixels."""
+    """Results of a tile: sums, and the gradients of the pixels of its row images and column images."""
 
     sums: Array
     rows: Array | None
@@ -84,7 +84,7 @@ class _Part(NamedTuple):
 
 
 class _Sums:
-    """What tiles have given, added up in their order: a part that comes early waits for those before it."""
+    """Sum of the results of tiles, in their order: a part that comes early waits for those before it."""
 
     def __init__(self, backward: BackwardData, n: int, m: int | None, tiles: Sequence[Tile]) -> None:
         self.sums = np.zeros(backward.slots)
@@ -162,7 +162,7 @@ class _Job(NamedTuple):
 
 
 def _pairs(n: int, m: int, phase: int, one_set: bool) -> int:
-    """How many pairs a phase has."""
+    """Number of pairs of a phase."""
     if not one_set:
         return min(n, m)
     return (n - 1) // 2 if n % 2 or phase % 2 == 0 else n // 2

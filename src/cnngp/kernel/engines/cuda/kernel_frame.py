@@ -1,4 +1,4 @@
-"""What kernels of every kind have in common: how they are launched, and how they leave their results."""
+"""Launches of kernels of every kind, and the statements that write their results."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ class Pass(NamedTuple):
 class Copy(NamedTuple):
     """Planes of `size` numbers, `width` a row, that go to a table row: where the first image's stand, and the second's.
 
-    `twice` is 0 where there is no such second part (sheets/steps.py).
+    `twice` is 0 where there is no such second part (sheets/sheet_steps.py).
     """
 
     source: int
@@ -143,9 +143,9 @@ class ProgramData:
             steps, ops = (product, *steps), (product, *ops)
         self.ops = ops
         self.moving = any(not op.is_still for op in ops)
-        """Whether an image meets itself at two places."""
+        """An image meets itself at two places, below a pool."""
         self.whole = all(_is_whole(op, program) for op in ops)
-        """Whether the places of all maps are those of the tables."""
+        """The places of all maps are those of the tables."""
 
         self.shifts: list[int] = []
         self.shifts_at: dict[int, int] = {}
@@ -157,14 +157,14 @@ class ProgramData:
         *self.buffers, end = accumulate(program.buffers, initial=0)
         value = program.output if reverse is None else reverse.value
         self.ends = [self.buffers[v] for v in (value, program.theta) if v is not None]
-        """Where K is left and, where that is made, Θ."""
+        """Maps that end as K and, in a tangent kernel's program, Θ."""
         long = [op for op in ops if op.sums is not None or (reverse is not None and not op.is_still)]
         self.temporary = max([1, *(max(math.prod(op.shape), *_counts(op)) for op in long)])
         self.size = end + 2 * self.temporary
         sizes = [layout.sites[a.site].planes * a.size for a in program.activations]
         *starts, self.own_size = accumulate(sizes, initial=0)
         self.own = {a.site: start for a, start in zip(program.activations, starts, strict=True)}
-        """Where the float64 table of one image keeps a nonlinearity's numbers."""
+        """Places of the nonlinearities' numbers in the float64 table of one image."""
 
         self.backward = None if reverse is None else BackwardData(reverse, self)
         self.forwards = len(ops) if reverse is None else len(ops) - len(reverse.steps) + reverse.forwards
@@ -234,7 +234,7 @@ class ProgramData:
         return OpReals(unit, alpha, beta, op.keep, op.scale, op.bias, own)
 
     def _window(self, s: AxisSum) -> tuple[int, int, int, int]:
-        """What a `Pass` ends with."""
+        """Last four numbers of a `Pass`."""
         window = s.window
         if window is not None and window.padding is not None:
             return window.k, window.stride, window.dilation, window.start
@@ -248,7 +248,7 @@ class ProgramData:
         return -1, 0, 0, self._known[s]
 
     def _copies(self, second: Mapping[int, int]) -> list[Copy]:
-        """Of the pixels, then of each nonlinearity's numbers."""
+        """Copies of the pixels, then of each nonlinearity's numbers."""
         parts = [(PIXELS, 0, self.layout.input)]
         parts += [(number, at, self.layout.sites[number]) for number, at in self.own.items()]
         return [
@@ -278,7 +278,7 @@ class ProgramData:
 
 
 class BackwardData:
-    """What the backward steps of a gradient add to a program's numbers.
+    """Numbers that the backward steps of a gradient add to those of a program.
 
     An image collects `entries` shares: those of its variances and, behind them, of its pixels where those are asked
     for. `slots` sums are made; `shares[s]` has the parameters that sum s belongs to, with their factors. A program with
@@ -300,7 +300,7 @@ class BackwardData:
         self._slot_of = {slot: self.shares.index(parts) for slot, parts in belongs.items()}
 
     def numbered(self, op: OpInts, step: Step) -> OpInts:
-        """The numbers of a step, which are those of its operation where it goes forwards."""
+        """The numbers of a step; a forward step keeps those of its operation."""
         match step:
             case Op():
                 return op

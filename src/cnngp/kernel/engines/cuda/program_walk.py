@@ -138,7 +138,7 @@ def threads(data: ProgramData, most: int = 256) -> int:
 
 
 def common(data: ProgramData, more: str = "") -> str:
-    """What all kernels of a text share; `more` goes with the formulas in float64, which are in `exact`."""
+    """Types and functions that all kernels of a text share; `more` goes with the formulas in float64, in `exact`."""
     layers = [layer for layer, _ in data.layers]
     structs = "".join(
         f"struct {name} {{ {kind} {', '.join(numbers._fields)}; }};\n"
@@ -237,7 +237,7 @@ def pair_product(data: ProgramData) -> str:
 
 
 def own_product(data: ProgramData) -> str:
-    """The same of an image with itself."""
+    """The product of channel c of an image with itself at element e, added to f."""
     plane = math.prod(data.program.shape)
     first, second = (f"(double)image[(long long)c * {plane} + op.{w} + at]" for w in ("first", "second"))
     return f"fma({first}, {second}, f)"

@@ -31,9 +31,9 @@ class Step:
     live: frozenset[Map]
     """The maps that are needed after this step."""
     times: Map | None = None
-    """What a slope is multiplied with, beside `op.tangent.own` · src; None: nothing."""
+    """Map that a slope is multiplied with, beside `op.tangent.own` · src; None: nothing."""
     beside: Step | None = None
-    """What is done for Θ in the same pass: the slope's operation, on the same source, or the same sums."""
+    """Step for Θ in the same pass: the slope's operation, on the same source, or the same sums."""
 
     @property
     def activation(self) -> Activation | None:
@@ -46,7 +46,7 @@ class Step:
 
     @property
     def factor(self) -> Map | None:
-        """What goes in beside K: the map that a slope is multiplied with, or where there is none the other source."""
+        """Map that goes in beside K: that which a slope is multiplied with, or where there is none the other source."""
         if self.beside is not None and self.beside.op.tangent is None:
             return self.beside.src
         return (self.beside or self).times
@@ -161,7 +161,7 @@ def _in_pairs(ops: Sequence[Op]) -> list[tuple[int, ...]]:
 
 
 def _cannot_be_negative(op: Op, src: Map, base: Map | None) -> bool:
-    """Of what an operation makes; nothing is claimed of slopes."""
+    """Sign of an operation's result; nothing is claimed of slopes."""
     if op.tangent is not None:
         return False
     positive = src.nonneg if op.activation is None else nonnegative(op.activation.layer, src.nonneg)

@@ -1,4 +1,4 @@
-"""Where an image's table row keeps its numbers.
+"""Layout of an image's table row.
 
 A table row holds, for one image, its pixels and then the numbers that each nonlinearity needs, in the order in which
 the pair kernel reads them. Kernels in which a lane walks down a column read `vector` rows at once (16 bytes), so there
@@ -27,7 +27,7 @@ def held(shape: Shape, fold: int) -> Shape:
 
 @dataclass(frozen=True)
 class Site:
-    """Where a table row keeps a nonlinearity's numbers: `planes` planes of `plane` entries each from `offset` on."""
+    """Place of a nonlinearity's numbers in a table row: `planes` planes of `plane` entries each from `offset` on."""
 
     offset: int
     planes: int
@@ -56,7 +56,7 @@ class TableLayout:
         return held(shape, self.fold)
 
     def pitch(self, width: int) -> int:
-        """How far apart groups of rows are, in columns."""
+        """Distance of groups of rows, in columns."""
         return -(-width // self.align) * self.align
 
     @classmethod

@@ -1,4 +1,4 @@
-"""How a network with pools is cut into segments, and which cyclic shifts each segment runs.
+"""A network with pools cut into segments, and the cyclic shifts that each segment runs.
 
 A sheet is the map p ↦ K(p, p + d). Along an axis of n places the sheets d and d − n share one map: the second image is
 read cyclically shifted by d, places before n − d belong to d and the others to d − n, and no sum crosses the *wall*
@@ -67,7 +67,7 @@ class Shifts:
         return d if d in self.members[item] and 0 <= place + d < self.size else None
 
     def cycle(self, n: int) -> int:
-        """After how many places a shift begins again on the map with n places."""
+        """Number of places after which a shift begins again on the map with n places."""
         return self.period or n
 
 
@@ -330,7 +330,7 @@ def _shrinking(piece: Registers, axis: int, wanted: frozenset[int], strides: dic
 
 
 def _strides(leaves: Sequence[Placed], axis: int) -> dict[AxisSum, int] | None:
-    """By how much each convolution's sum multiplies a displacement; None where one does not, or does more than that."""
+    """Factor by which each convolution's sum multiplies a displacement; None where one does more than multiply."""
     found: dict[AxisSum, int] = {}
     for here in (inner for leaf in leaves for inner in leaf.walk()):
         if not isinstance(here.layer, Conv | ConvTranspose | Dense) or any(n == 1 for n in here.after):
@@ -346,7 +346,7 @@ def _strides(leaves: Sequence[Placed], axis: int) -> dict[AxisSum, int] | None:
 
 
 def _weights(leaves: Sequence[Placed], spatial: Sequence[int]) -> list[list[list[float]]]:
-    """For each axis, what V(p, q) counts in the sum that the leaves make of it; their scales are left out."""
+    """Weights of V(p, q), for each axis, in the sum that the leaves make of it; their scales are left out."""
     found = []
     for axis, n in enumerate(spatial):
         form = [[1.0]]

@@ -1,8 +1,8 @@
 """The pair kernel for chains of segments and pools, as CUDA text.
 
-`warps` warps own a pair of images. A task is a shift of the rows, or before a pool a run of them (runs.py), with as
-many shifts of the columns as lie side by side where maps are narrow; tasks go round the warps. A pool leaves its sums
-in memory for the next segment:
+`warps` warps own a pair of images. A task is a shift of the rows, or before a pool a run of them (shift_runs.py), with
+as many shifts of the columns as lie side by side where maps are narrow; tasks go round the warps. A pool leaves its
+sums in memory for the next segment:
 
     shared   one warp owns a pair, and adds to the few coarse sheets in its own shared memory
     global   many warps own a pair; the terms of a coarse sheet that come from different tasks each have a place of
@@ -58,7 +58,7 @@ class SheetKernel:
 
 
 def second_offsets(program: Program, layout: TableLayout, cycles: dict[int, int]) -> tuple[dict[int, int], int, int]:
-    """Where a table row keeps each site's numbers for the second image, where its pixels, and the row's length."""
+    """Places of each site's numbers for the second image in a table row, of its pixels, and the row's length."""
     end = layout.row
     pixels = end
     end += program.channels * second_plane(*program.shape[1:], layout.vector)
@@ -83,7 +83,7 @@ class SheetWriter(MapWriter):
         self.groups = [-(-s.columns.count // pack) for s, pack in zip(chain.segments, self.packs, strict=True)]
 
     def held_entries(self, segments: int) -> int:
-        """How many entries of a table row, from the second image's pixels on, the first segments read."""
+        """Number of entries of a table row, from the second image's pixels on, that the first segments read."""
         v, end = self.layout.vector, self.pixels
         if segments:
             end += self.program.channels * second_plane(*self.program.shape[1:], v)

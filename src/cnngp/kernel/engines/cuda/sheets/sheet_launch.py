@@ -1,4 +1,4 @@
-"""Which way a program with pools runs, and how it is launched: as a chain of segments (kernel.py) or in general."""
+"""Choice and launch of the kernel for chains of segments and pools (sheet_kernel.py)."""
 
 from __future__ import annotations
 

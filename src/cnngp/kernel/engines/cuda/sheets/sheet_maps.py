@@ -1,4 +1,4 @@
-"""What goes into the maps of a segment and what comes out of them, as CUDA text: products, pools, the weighted sum."""
+"""Inputs and outputs of a segment's maps as CUDA text: products, pools, the weighted sum."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class MapWriter(SheetSteps):
         self.program, self.chain = program, chain
         self.slots = 1
         self.runs: list[Runs] = []
-        """How the shifts of the rows follow each other in each segment before a pool."""
+        """Runs of the shifts of the rows in each segment before a pool."""
         self.starts: list[int] = []
-        """Where the pooled sheets behind each segment begin."""
+        """First entries of the pooled sheets behind each segment."""
 
     def table(self, prefix: str, kind: str, values: tuple[object, ...]) -> str:
         """The name of an array of constants."""

@@ -49,7 +49,7 @@ class SheetSteps(StepWriter):
         return at < self.pixels + self.held
 
     def second_at(self, at: int) -> str:
-        """Where entry `at` of the second image's table row is."""
+        """Address of entry `at` of the second image's table row."""
         v = self.layout.vector
         return f"table2 + {(at - self.pixels) // v}" if self.is_held(at) else f"t2 + {at // v}"
 

@@ -1,4 +1,4 @@
-"""In which order a segment before a pool takes its shifts of the rows.
+"""Runs of shifts: the order in which a segment before a pool takes its shifts of the rows.
 
 A pool of 2 × 2 adds the fine shifts 2D − 1 (its odd rows), 2D and 2D + 1 (its even rows) to the coarse shift D. A warp
 that takes them one after the other adds them in registers, and stores once instead of three times. Such a *run* begins
@@ -50,7 +50,7 @@ def runs(fine: Shifts, coarse: Shifts, size: int, count: int) -> Runs:
 
 
 def run_count(items: int, groups: int, warps: int) -> int:
-    """How many runs let `warps` warps end together: each of `groups` groups of columns takes all runs."""
+    """Number of runs that lets `warps` warps end together: each of `groups` groups of columns takes all runs."""
 
     def last(count: int) -> float:
         return -(-groups * count // warps) * (-(-items // count) + 0.3)

@@ -99,7 +99,7 @@ class Writer:
         return lines
 
     def folded_column_sums(self, sums: AxisSum, stage: Stage, rows: str, folded: bool) -> list[str]:
-        """The same where a lane holds columns 2l and 2l + 1 of row r in `rows`[2r] and [2r + 1].
+        """Sums along the width where a lane holds columns 2l and 2l + 1 of row r in `rows`[2r] and [2r + 1].
 
         The result is left in x0 and x1 if it is `folded` too, else in x0. A term of an output is one of a lane's two
         columns, or where the window has both their sum, at the same lane or some lanes away.

@@ -1,6 +1,6 @@
 """The frame of the warp kernel as CUDA text: which pairs a warp takes, its stages, and what goes in and comes out.
 
-The steps within a stage are written by steps.py.
+The steps within a stage are written by warp_steps.py.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ Vertical sums are register additions and horizontal ones shuffles. Where maps ha
 side in the warp (`Stage`); maps wait in shared memory until their neighbours are there too. The whole network is one
 launch, and nothing but table rows is read and one number a pair written.
 
-This file decides which programs are run so, and how they are launched; plan.py lays a program over the warp, kernel.py
-and steps.py write the text.
+This file decides which programs are run so, and how they are launched; warp_layout.py lays a program over the
+warp, warp_kernel.py and warp_steps.py write the text.
 """
 
 from __future__ import annotations

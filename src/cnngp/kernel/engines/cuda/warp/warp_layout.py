@@ -1,4 +1,4 @@
-"""How a program is laid over a warp: pairs side by side in stages, repeated blocks as loops.
+"""A program laid over a warp: pairs side by side in stages, repeated blocks as loops.
 
 Pure functions of the program, with no CUDA text in them.
 """
@@ -81,7 +81,7 @@ def _ordered(maps: frozenset[Map]) -> tuple[Map, ...]:
 
 
 def parked(plan: Sequence[Stage], pack: int) -> tuple[list[dict[int, int]], int]:
-    """Where each stage leaves its maps in shared memory, and how many entries that takes.
+    """Places where each stage leaves its maps in shared memory, and how many entries that takes.
 
     Even stages from 0 on, odd ones behind them.
     """
