@@ -94,7 +94,7 @@ def test_labels_of_another_kind_are_not_added() -> None:
     assert words.add(DATA.X_test[:2], np.array(["a", "b"], dtype=object)).fit_report_.images == 302
 
 
-@pytest.mark.parametrize("stop", ["cnngp.estimators.base.certify", "cnngp.gp.calibration.fit_temperature"])
+@pytest.mark.parametrize("stop", ["cnngp.estimators.fit.certify", "cnngp.gp.calibration.fit_temperature"])
 def test_an_addition_that_is_stopped_leaves_the_model_as_it_was(stop: str, monkeypatch: pytest.MonkeyPatch) -> None:
     clf = GPClassifier(NET, device="cpu").fit(DATA.X, DATA.y)
     P, loo, T = clf.predict_proba(DATA.X_test), clf.loo_probabilities_, clf.temperature_
