@@ -64,6 +64,19 @@ def test_it_is_its_equation_written_out() -> None:
     np.testing.assert_allclose(Zca().fit(X).transform(other).reshape(5, -1), expected, rtol=1e-3, atol=1e-3)
 
 
+def test_fewer_images_than_pixels_are_whitened_by_the_same_equation() -> None:
+    X, other = normalised(colour_images(30)), normalised(colour_images(5))
+    maps = maps_of("flip")
+    for given, rows in (((), X.reshape(30, -1)), (maps[:1], X.reshape(30, -1))):
+        values, V = np.linalg.eigh(rows.T @ rows / 30)
+        expected = other.reshape(5, -1) @ (V @ np.diag((np.maximum(values, 0) + 1e-4) ** -0.5) @ V.T)
+        found = Zca().fit(X, maps=given).transform(other)
+        np.testing.assert_allclose(found.reshape(5, -1), expected, rtol=1e-4, atol=1e-4)
+    few = Zca().fit(X[:20], maps=maps).transform(other)  # 40 of 48
+    many = Zca().fit(np.concatenate([g(X[:20]) for g in maps])).transform(other)
+    np.testing.assert_allclose(few, many, rtol=1e-4, atol=1e-4)
+
+
 def test_test_images_play_no_part_in_the_whitening() -> None:
     train, a, b = colour_images(60), colour_images(10), colour_images(10) * 3
     white = as_preparation("zca").fit(train)

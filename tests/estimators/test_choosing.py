@@ -94,9 +94,9 @@ class Counted:
         self.images = choosing.Images(rng.random((n, 1, 28, 28), np.float32), np.dtype(np.float32))
         own = choosing._Tried.grow
 
-        def grow(tried: Any, X: Any) -> bool:
+        def grow(tried: Any, X: Any, learned_from: Any) -> bool:
             self.sizes.append((str(tried.candidate), len(X)))
-            return own(tried, X)
+            return own(tried, X, learned_from)
 
         monkeypatch.setattr(choosing._Tried, "grow", grow)
         self.rng = rng
@@ -310,3 +310,37 @@ def test_targets_far_from_zero_are_warned_of() -> None:
     normal = GPRegressor("small_cnn", normalize_y=True, device="cpu").fit(DATA.X, y + 1e6)
     assert normal.fit_report_.no_better is None
     assert normal.loo_error_ < 0.5 * y.std()
+
+
+def test_a_whitening_is_judged_on_images_that_it_has_not_learned_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In every round, also where all images are compared; of noise it then says no more than there is to say."""
+    rng = np.random.default_rng(0)
+    X, y = rng.standard_normal((120, 1, 8, 8)).astype(np.float32), np.arange(120) % 2
+    images = choosing.Images(X, np.dtype(np.float32))
+    seen: list[set[bytes]] = []
+    own = choosing._Tried.grow
+
+    def grow(tried: Any, X: Any, learned_from: Any) -> bool:
+        if tried.learns:
+            seen.append({image.tobytes() for image in learned_from})
+        return own(tried, X, learned_from)
+
+    monkeypatch.setattr(choosing._Tried, "grow", grow)
+    table = [("dense_nngp", ("plain", "zca"), (None,))]
+    among = candidates(X, table)
+    from cnngp.estimators.labels import coding_of
+    from cnngp.estimators.targets import ClassTargets
+
+    targets = ClassTargets(coding_of(y), y)
+    for n in (40, 120):
+        alive = [choosing._Tried(c, lambda net, symmetry: Kernel(net, device="cpu"), images) for c in among]
+        order = np.arange(120)
+        _, judged = choosing._round(alive, images, targets, order, n, _Bar())
+        assert not seen[-1] & {image.tobytes() for image in X[order[:n][judged]]}
+        assert len(seen[-1]) >= n // 2
+        assert all(len(t.losses) == len(order[:n][judged]) for t in alive)
+
+
+class _Bar:
+    def update(self, n: int) -> None: ...
+    def set_postfix_str(self, text: str, refresh: bool) -> None: ...

@@ -19,7 +19,6 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from cnngp import Conv, Dense, GPClassifier, GPRegressor, Kernel, Sequential, Sum, zoo
-from cnngp.common import files as persistence
 from cnngp.common import memory
 from cnngp.common.arrays import CheckedImages, DataError, as_images
 from cnngp.gp.jitter import JitterWarning
@@ -340,19 +339,6 @@ def test_memory_that_is_free() -> None:
     free = memory.available()
     assert free is None or free > 1_000_000
     assert memory.size(4_800_000_000) == "4.8 GB"
-
-
-def test_models_of_the_first_version_open(fitted: GPClassifier, tmp_path: Path) -> None:
-    """Their header has no `state`: noise and jitter stand by themselves, and the amplitude is a parameter's."""
-    path = tmp_path / "m.gp"
-    fitted.save(path)
-    header, arrays = persistence.read(path)
-    state = header.pop("state")
-    del header["posterior"], header["cnngp_model"]
-    persistence.write(path, header | {"noise": state["noise"], "jitter": state["jitter"]}, arrays)
-    again = GPClassifier.load(path, device="cpu")
-    np.testing.assert_array_equal(again.predict_proba(DATA.X_test), fitted.predict_proba(DATA.X_test))
-    assert again.log_marginal_likelihood_ == fitted.log_marginal_likelihood_
 
 
 @pytest.mark.parametrize("scale", [1e160, 1e-160])

@@ -37,6 +37,7 @@ from cnngp import (
 from cnngp.estimators.labels import OneLabel, SeveralLabels, class_loss
 from cnngp.estimators.learning import Problem, balanced, search
 from cnngp.estimators.learning.groups import free_directions, groups_of, moved
+from cnngp.estimators.targets import ClassTargets
 from cnngp.gp.checks import MatrixError
 from cnngp.gp.exact import ExactGP
 
@@ -250,7 +251,7 @@ def test_copies_pickles_and_files(tmp_path: Path) -> None:
         assert other.learned_ == clf.learned_
         np.testing.assert_array_equal(other.predict_proba(X), clf.predict_proba(X))
     assert loaded.learn is None  # its network is the learned one
-    assert loaded.network == clf.network_
+    assert loaded.network.main.network == clf.network_
 
 
 def test_nothing_to_learn_leaves_the_network_as_it_is() -> None:
@@ -273,7 +274,8 @@ def test_a_noise_that_is_given_stays_and_a_word_is_searched_for_among_all_images
     assert given.gp_.noise == 0.3
     assert given.learned_ is not None
     assert given.learned_.noise is None
-    expected = ExactGP(word.kernel_(X), Y[:, word.classes_], noise="loo", loss=word._loo_loss).noise
+    loss = ClassTargets(word._coding, DATA.y).loss
+    expected = ExactGP(word.kernel_(X), Y[:, word.classes_], noise="loo", loss=loss).noise
     assert word.gp_.noise == pytest.approx(expected, rel=1e-3)
 
 

@@ -58,8 +58,7 @@ def test_a_store_belongs_to_one_kernel_of_a_network(tmp_path: Path) -> None:
     T = gram(NET, DATA.X, store=tmp_path / "T.zarr", tile=40, kind="ntk")
     assert np.array_equal(T[:], THETA(DATA.X))
     assert not np.array_equal(K[:], T[:])
-    # What was written before there were two kinds says nothing of them.
-    assert "kind" not in json.loads((tmp_path / "K.zarr" / "zarr.json").read_text())["attributes"]
+    assert json.loads((tmp_path / "K.zarr" / "zarr.json").read_text())["attributes"]["kind"] == "nngp"
     assert json.loads((tmp_path / "T.zarr" / "zarr.json").read_text())["attributes"]["kind"] == "ntk"
     with pytest.raises(
         StoreError, match=r"the kernel \(the Gaussian process's, kind 'nngp', there, the tangent kernel"

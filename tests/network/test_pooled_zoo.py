@@ -51,7 +51,7 @@ def test_names() -> None:
         assert zoo_name(make()) == name
     assert network_by_name("resnet20-pool5") == zoo.resnet(20, pool=5)
     for wrong, says in {
-        "myrtle6": "depth=6 is not one of 5, 7, 10",
+        "myrtle6": "depth=6 is not one of 4, 5, 7, 10",
         "resnet8-pool0": "pool=0 is not None, 'global' or a positive integer",
         "myrtle5-global": "no network 'myrtle5-global'",
         "resnet9-global": "depth=9 is not 6n",

@@ -7,6 +7,7 @@ name that stands for them in a `Term`, in a command and in a file.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Self
 
@@ -59,6 +60,11 @@ class Preparation(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             )
         parts = (self._prepared(images[start : start + _AT_A_TIME]) for start in range(0, len(images), _AT_A_TIME))
         return np.concatenate([part.astype(kind, copy=False) for part in parts])
+
+    @property
+    def learns(self) -> bool:
+        """Whether `fit` learns anything."""
+        return bool(self.learned)
 
     def output_shape(self, input_shape: Sequence[int]) -> tuple[int, ...]:
         """The shape of a prepared image."""
@@ -207,7 +213,12 @@ class Zca(Preparation):
         if not is_number(self.regularisation, least=1e-12):
             raise DataError(f"Zca: regularisation={self.regularisation!r}: expected a positive number")
         flat = images.reshape(len(images), -1).astype(np.float64)
-        moments = _symmetrised(flat.T @ flat / len(flat), images.shape[1:], maps)
+        n, pixels = flat.shape
+        if n * max(1, len(maps)) < pixels:
+            rows = np.concatenate([g(images).reshape(n, -1) for g in maps]).astype(np.float64) if maps else flat
+            self.matrix_ = _inverse_root_of_few(rows, self.regularisation).astype(np.float32)
+            return
+        moments = _symmetrised(flat.T @ flat / n, images.shape[1:], maps)
         self.matrix_ = _inverse_root(moments, self.regularisation).astype(np.float32)
 
     def _prepared(self, images: Array) -> Array:
@@ -295,6 +306,10 @@ class Chain(Preparation):
             self.fitted_.append(step.fit(images, maps=maps))
             images = step.transform(images)
         return self
+
+    @property
+    def learns(self) -> bool:
+        return any(as_preparation(step).learns for step in self.steps)
 
     def transform(self, X: Any) -> Array:
         for step in getattr(self, "fitted_", None) or map(as_preparation, self.steps):
@@ -389,6 +404,15 @@ def _inverse_root(moments: Array, added: float) -> Array:
     values, V = np.linalg.eigh(moments)
     size = np.maximum(values, 0.0) + added
     return np.asarray((V * np.divide(1.0, np.sqrt(size), out=np.zeros_like(size), where=size > 0.0)) @ V.T)
+
+
+def _inverse_root_of_few(rows: Array, added: float) -> Array:
+    """The same of the second moments of fewer rows than columns, from the eigenvectors of the smaller side."""
+    values, U = np.linalg.eigh(rows @ rows.T / len(rows))
+    seen = values > _ROUNDING**2 * values[-1]
+    V = rows.T @ (U[:, seen] / np.sqrt(values[seen] * len(rows)))
+    gains = 1.0 / np.sqrt(values[seen] + added) - 1.0 / math.sqrt(added)
+    return np.asarray((V * gains) @ V.T + np.eye(rows.shape[1]) / math.sqrt(added))
 
 
 def _images(X: Any) -> Array:

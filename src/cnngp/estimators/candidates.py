@@ -49,6 +49,16 @@ IMAGES: tuple[Row, ...] = (
     ("dense_nngp-bias{b}", ("plain",), (None,)),
 )
 """For images, the first ones usual; {plain} is the paper's ResNet for pictures of 16 × 16 and more."""
+PHOTOGRAPHS: tuple[Row, ...] = (
+    ("pooled_cnn-large{h}", ("zca",), (None,)),
+    ("myrtle4", ("zca", ("contrast", "patches")), (None, "flip")),
+    ("myrtle7", ("zca",), (None, "flip")),
+    ("myrtle10", ("zca",), (None, "flip")),
+    ("myrtle4-exp", ("zca",), (None,)),
+    ("myrtle7-exp", ("zca",), (None, "flip")),
+    ("myrtle10-exp", ("zca",), (None, "flip")),
+)
+"""Beside these for colour images of 16 × 16 and more."""
 FEATURES: tuple[Row, ...] = (("dense_nngp", ("plain",), (None,)),)
 """For rows of numbers without places."""
 
@@ -78,7 +88,10 @@ def candidates(X: NDArray[Any], table: Sequence[Row] | None = None, preparation:
     """
     shape = tuple(X.shape[1:])
     found: dict[str, Candidate] = {}
-    for pattern, preparations, symmetries in table or (IMAGES if len(shape) > 1 else FEATURES):
+    if table is None:
+        photographs = len(shape) == 3 and shape[0] >= 3 and min(shape[1:]) >= 16
+        table = (*IMAGES, *(PHOTOGRAPHS if photographs else ())) if len(shape) > 1 else FEATURES
+    for pattern, preparations, symmetries in table:
         for prepared in preparations if preparation is None else (preparation,):
             for name, network in _networks(pattern, X, prepared):
                 for symmetry in symmetries:

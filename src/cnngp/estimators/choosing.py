@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from cnngp.common.arrays import to_numpy
 from cnngp.common.progress import progress_bar
+from cnngp.datasets.preparation import as_preparation
 from cnngp.gp.exact import ExactGP
 from cnngp.gp.noise import chosen_noise
 from cnngp.kernel.engines.base import RangeError
@@ -38,6 +39,8 @@ Floats = NDArray[np.float64]
 Effort = Literal["quick", "normal", "best"]
 EFFORTS: dict[Effort, float] = {"quick": 0.1, "normal": 1.0, "best": 10.0}
 """How much of the usual cost (`network.choice`) a fit may take; its choice takes at most as much again."""
+_PART = 0.5
+"""Of what the dearest fit among them costs, the part that its choice may cost."""
 Tell = Callable[[str, Any], None] | None
 """Called with the name of a stage, and what is known then."""
 _AT_LEAST = 5e9
@@ -53,6 +56,8 @@ _WORTH, _SUM_WORTH = 0.01, 0.01
 _STANDARD_ERRORS = 2.0
 # Images from whose eigenvalues the noise of a comparison is found; with more it is looked for beside that.
 _DECOMPOSED = 800
+# Images that are not compared in a round, from which preparations learn, at least where there are so many.
+_LEARNED_FROM = 1000
 _WEIGHTS = {2: ((1, 3), (1, 1), (3, 1)), 3: ((1, 1, 1), (2, 1, 1), (1, 2, 1), (1, 1, 2))}
 
 
@@ -135,14 +140,19 @@ class _Tried:
     def loss(self) -> float:
         return float(self.losses.mean()) if len(self.losses) else math.inf
 
-    def grow(self, X: Array) -> bool:
+    @property
+    def learns(self) -> bool:
+        """Whether the preparation learns from images."""
+        return as_preparation(self.candidate.term.preparation).learns
+
+    def grow(self, X: Array, learned_from: Array) -> bool:
         """The matrix of all of X, of which it may hold that of the first ones; whether it could be computed."""
         done = 0 if self.K is None else len(self.K)
         term = replace(self.candidate.term, weight=1.0)
-        few = Images(X, self.images.dtype)
+        few = Images(learned_from, self.images.dtype)
         try:
             kernel = kernel_of(Recipe((term,)), few, self.make, scaled=False)
-            if done and not kernel.terms[0].preparation.learned:
+            if done and not self.learns:
                 old, new = X[:done], X[done:]
                 cross = _matrix(kernel, new, old)
                 self.K = np.block([[self.K, cross.T], [cross, _matrix(kernel, new)]])
@@ -191,7 +201,7 @@ def choose(
     if tell is not None:
         tell("choosing", len(affordable))
     dearest_fit = float(max(c.elements for c in affordable) * pairs)
-    allowance = max(min(limit, dearest_fit), _AT_LEAST * EFFORTS[effort])
+    allowance = max(_PART * min(limit, dearest_fit), _AT_LEAST * EFFORTS[effort])
     return _compared(found, affordable, usual, images, targets, make, order, allowance)
 
 
@@ -211,7 +221,7 @@ def _compared(
     spent = 0.0
     with progress_bar(2 * len(alive), "choosing a recipe", "try") as bar:
         while True:
-            alive = _round(alive, images, targets, order[:n], bar)
+            alive, judged = _round(alive, images, targets, order, n, bar)
             spent += sum(t.candidate.elements for t in alive) * n * n / 2
             keep = max(_FINALISTS, -(-len(alive) // 2))
             survivors = alive[:keep] + [t for t in alive[keep:] if t.candidate is usual]
@@ -232,20 +242,33 @@ def _compared(
             gain=gain,
             elements=best.candidate.elements,
         )
-        return _with_sum(found, best, alive[:_FINALISTS], targets.Y[order[:n]], targets, bar)
+        return _with_sum(found, best, alive[:_FINALISTS], targets.Y[order[:n]], judged, targets, bar)
 
 
-def _round(alive: Sequence[_Tried], images: Images, targets: Targets, rows: NDArray[np.intp], bar: Any) -> list[_Tried]:
-    """All of them on the images of these rows, the best first; those without a kernel on these images leave."""
-    X = _in_order(images, rows)
+def _round(
+    alive: Sequence[_Tried], images: Images, targets: Targets, order: NDArray[np.intp], n: int, bar: Any
+) -> tuple[list[_Tried], slice]:
+    """All of them on the first n images in order, the best first; and which of these they are judged on.
+
+    A preparation that was learned from the images which are then left out would be praised for it, so it learns from
+    others: those that are not in this round, or the first half, and all are judged on the second.
+    """
+    rows = order[:n]
+    X, Y = _in_order(images, rows), targets.Y[rows]
+    learned_from, judged = X, slice(0, n)
+    if any(tried.learns for tried in alive):
+        if len(order) - n >= n // 2:
+            learned_from = _in_order(images, order[n : n + max(n, _LEARNED_FROM)])
+        else:
+            learned_from, judged = X[: n // 2], slice(n // 2, n)
     for tried in alive:
-        bar.set_postfix_str(f"{tried.candidate} on {len(rows):,} images", refresh=False)
-        tried.losses = np.full(len(rows), math.inf)
-        if tried.grow(X):
+        bar.set_postfix_str(f"{tried.candidate} on {n:,} images", refresh=False)
+        tried.losses = np.full(n, math.inf)[judged]
+        if tried.grow(X, learned_from):
             assert tried.K is not None
-            tried.losses = left_out(tried.K, targets.Y[rows], targets)
+            tried.losses = left_out(tried.K, Y, targets)[judged]
         bar.update(1)
-    return sorted(alive, key=lambda t: t.loss)
+    return sorted(alive, key=lambda t: t.loss), judged
 
 
 def _first_size(n: int, elements: int, allowance: float) -> int:
@@ -271,13 +294,19 @@ def _clear(gain: Floats, worth: float) -> bool:
 
 
 def _with_sum(
-    found: Choice, best: _Tried, finalists: Sequence[_Tried], Y: Floats, targets: Targets, bar: Any
+    found: Choice,
+    best: _Tried,
+    finalists: Sequence[_Tried],
+    Y: Floats,
+    judged: slice,
+    targets: Targets,
+    bar: Any,
 ) -> Choice:
     """The sum of two or three finalists where it is clearly better than the best of them."""
     known = [t for t in finalists if t.K is not None and float(t.K.diagonal().mean()) > 0.0]
     if best not in known:
         return found
-    part = slice(0, _DECOMPOSED)  # weights are found on a part, and the sum is judged on all
+    part = slice(max(0, len(Y) - _DECOMPOSED), len(Y))  # weights are found on a part, and the sum is judged on all
     tries: list[tuple[float, tuple[_Tried, ...], tuple[int, ...]]] = []
     for count, weights in _WEIGHTS.items():
         for group in combinations(known, count):
@@ -288,7 +317,7 @@ def _with_sum(
     if not tries:
         return found
     _, group, w = min(tries, key=lambda t: t[0])
-    losses = left_out(_sum([t.K for t in group if t.K is not None], w), Y, targets)
+    losses = left_out(_sum([t.K for t in group if t.K is not None], w), Y, targets)[judged]
     gain = best.losses - losses
     if not _clear(gain, _SUM_WORTH):
         return found

@@ -30,7 +30,7 @@ NETWORKS: dict[str, tuple[Callable[[], Network], str]] = {
         "pooled_cnn with biases of variance 0.1 in all layers; any network and number",
     ),
     "lenet": (zoo.lenet, "LeNet: two 5 × 5 convolutions with average pools"),
-    "myrtle5": (lambda: zoo.myrtle(5), "Myrtle networks with pools, the last one global; also myrtle7, myrtle10"),
+    "myrtle5": (lambda: zoo.myrtle(5), "Myrtle networks with pools, the last one global; also myrtle4, 7, 10, -exp"),
     "resnet8-pool4": (lambda: zoo.resnet(8, pool=4), "a ResNet that ends in a 4 × 4 pool; any depth and size"),
     "resnet8-global": (lambda: zoo.resnet(8, pool="global"), "a ResNet that ends in its global pool; any depth"),
     "conv_gp": (lambda: zoo.conv_gp(pool=5), "an RBF kernel over pairs of 5 × 5 patches that are close to each other"),
@@ -60,6 +60,9 @@ def network_by_name(name: str) -> Network | None:
         size: Any = (pooled[1] or "-medium").removeprefix("-")
         pool: Any = "global" if pooled[3] else None
         return zoo.pooled_cnn(size, int(pooled[2] or 1), pool=pool, even=bool(pooled[4]))
+    gaussian = re.fullmatch(r"myrtle(\d+)-exp", name)
+    if gaussian:
+        return zoo.myrtle(int(gaussian[1]), "exp")
     found = re.fullmatch(r"(resnet|myrtle)(\d+)(-global|-pool\d+)?", name)
     if found and found[1] == "resnet":
         last = (found[3] or "").removeprefix("-").removeprefix("pool")
@@ -105,7 +108,7 @@ def _is_bias(place: str) -> bool:
 
 
 def _listed() -> Iterator[str]:
-    return chain(NETWORKS, _POOLED)
+    return chain(NETWORKS, _POOLED, _MYRTLE)
 
 
 def pooled_name(size: str, halvings: int, pool: str | None = None, even: bool = False) -> str:
@@ -114,6 +117,7 @@ def pooled_name(size: str, halvings: int, pool: str | None = None, even: bool = 
     return f"{sized}{'' if pool is None else f'-{pool}'}{'-even' if even else ''}"
 
 
+_MYRTLE = [f"myrtle{depth}{end}" for depth in (4, 5, 7, 10) for end in ("", "-exp")]
 _POOLED = [
     pooled_name(size, halvings, pool, even)
     for halvings in range(16)

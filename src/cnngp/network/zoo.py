@@ -19,6 +19,7 @@ from .layers import (
     Layer,
     Network,
     NetworkError,
+    NormalizedExp,
     Rbf,
     ReLU,
     Sequential,
@@ -78,22 +79,25 @@ def lenet(weight_var: float = 2.0, bias_var: float = 0.1) -> Network:
     return Sequential(first, ReLU(), pool, second, ReLU(), pool, dense, ReLU(), dense, ReLU(), dense)
 
 
-_MYRTLE = {5: (2, 1, 1), 7: (2, 2, 2), 10: (3, 3, 3)}
+_MYRTLE = {4: (1, 1, 1), 5: (2, 1, 1), 7: (2, 2, 2), 10: (3, 3, 3)}
 """How many convolutions stand before each of the three pools; the dense layer makes the number of layers whole."""
 
 
-def myrtle(depth: int = 5) -> Network:
-    """The Myrtle networks of Shankar et al. 2020, `depth` 5, 7 or 10: 3×3 convolutions and 2×2 average pools.
+def myrtle(depth: int = 5, nonlinearity: Literal["relu", "exp"] = "relu") -> Network:
+    """The Myrtle networks of Shankar et al. 2020, `depth` 5, 7 or 10, or 4: 3×3 convolutions and 2×2 average pools.
 
     The published ones end in three 2×2 pools, which average all that is left of a 32×32 image; here it is the global
-    pool, the same on those images and defined on all others.
+    pool, the same on those images and defined on all others. "exp" is their normalised Gaussian, `NormalizedExp(1)`.
     """
     _check_depth("myrtle", depth)
     if depth not in _MYRTLE:
         raise NetworkError(f"zoo.myrtle: depth={depth!r} is not one of {', '.join(map(str, _MYRTLE))}")
+    if nonlinearity not in ("relu", "exp"):
+        raise NetworkError(f"zoo.myrtle: nonlinearity={nonlinearity!r} is not 'relu' or 'exp'")
     layers: list[Network] = []
+    conv: list[Network] = [Conv(3, weight_var=2.0), ReLU()] if nonlinearity == "relu" else [Conv(3), NormalizedExp()]
     for convolutions, pool in zip(_MYRTLE[depth], (AvgPool(2), AvgPool(2), GlobalAvgPool()), strict=True):
-        layers += [*[Conv(3, weight_var=2.0), ReLU()] * convolutions, pool]
+        layers += [*conv * convolutions, pool]
     return Sequential(*layers, Dense())
 
 
