@@ -25,11 +25,13 @@ from typing import Any
 
 import numpy as np
 
-from cnngp import GELU, AvgPool, Conv, Dense, GPClassifier, Learning, Network, ReLU, Sequential, calibration, datasets
+from cnngp import GELU, AvgPool, Conv, Dense, GPClassifier, Network, ReLU, Sequential, datasets
+from cnngp.estimators import Learning
 from cnngp.estimators.labels import OneLabel, class_loss
 from cnngp.estimators.learning import Problem, balanced
 from cnngp.estimators.learning.groups import groups_of, moved
 from cnngp.estimators.learning.search import opened
+from cnngp.gp import calibration
 from cnngp.kernel.kernel import Kernel
 
 NETWORKS: dict[str, Network] = {

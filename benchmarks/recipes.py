@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from cnngp import GPClassifier, Kernel, calibration, datasets, zoo
+from cnngp import GPClassifier, Kernel, datasets, zoo
+from cnngp.gp import calibration
 from cnngp.network.demands import placed
 from cnngp.network.layers import Nonlinearity
 

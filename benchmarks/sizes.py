@@ -24,10 +24,10 @@ from cnngp import (
     Network,
     ReLU,
     Sequential,
-    calibration,
     datasets,
     zoo,
 )
+from cnngp.gp import calibration
 
 from .made import things
 

@@ -20,7 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from cnngp import Kernel, datasets, gram, solve, zoo
+from cnngp import Kernel, datasets, gram, zoo
+from cnngp.gp import solve
 from cnngp.gp.solving import ConvergenceWarning
 
 NETWORKS = {"small_cnn": zoo.small_cnn, "resnet32": lambda: zoo.resnet(32)}

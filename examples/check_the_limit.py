@@ -18,13 +18,13 @@ def main() -> list[str]:
         *(nn.Flatten(), nn.Linear(8 * 16, 10)),
     )
     print("a PyTorch module, its own forward pass against the kernel of what was imported:")
-    right = cnngp.check_limit(module, X, samples=300)
+    right = cnngp.torch.check_limit(module, X, samples=300)
     print(right)
     # endregion
 
     print("\na block that adds after its ReLU: adding the kernels is not exact, and finite networks disagree:")
     block = Sum(Identity(), Sequential(Conv(3), ReLU()), allow_non_gaussian=True)
-    wrong = cnngp.check_limit(Sequential(block, block, block, Conv(3), ReLU(), Dense()), X, samples=300)
+    wrong = cnngp.torch.check_limit(Sequential(block, block, block, Conv(3), ReLU(), Dense()), X, samples=300)
     print(wrong)
     return [right.verdict, wrong.verdict]
 

@@ -39,7 +39,7 @@ class MyNet(nn.Module):
 
 def main() -> float:
     # region explain
-    cnngp.explain(MyNet(), (1, 8, 8))  # every call, and what it becomes
+    cnngp.torch.explain(MyNet(), (1, 8, 8))  # every call, and what it becomes
     # endregion
 
     # region import

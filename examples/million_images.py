@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import zarr
 
-from cnngp import GPClassifier, Kernel, datasets, gram, solve, zoo
+from cnngp import GPClassifier, Kernel, datasets, gram, zoo
+from cnngp.gp import solve
 
 
 def main() -> dict[str, float]:

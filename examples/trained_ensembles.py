@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from cnngp import Conv, Dense, Kernel, ReLU, Sequential, datasets, trained_ensemble
+from cnngp import Conv, Dense, Kernel, ReLU, Sequential, datasets
+from cnngp.gp import trained_ensemble
 
 
 def main(train: int = 100, test: int = 100) -> dict[str, np.ndarray]:

@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 
 import cnngp
-from cnngp import Conv, Dense, GPClassifier, GPRegressor, Kernel, ReLU, Sequential, datasets, gram, reference
+from cnngp import Conv, Dense, GPClassifier, GPRegressor, Kernel, ReLU, Sequential, datasets, gram
+from cnngp.network import reference
 
 
 def main() -> None:

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import zarr
 
-from cnngp import Dense, Kernel, gram, solve
+from cnngp import Dense, Kernel, gram
+from cnngp.gp import solve
 from cnngp.matrix.store.store import GramStore
 
 from .campaign import FOUND, REFUSED, SAME, expect, refused

@@ -24,14 +24,16 @@ def images(n: int) -> Any:
 
 
 def search(study: Any) -> Any:
-    from cnngp import datasets, random_search
+    from cnngp import datasets
+    from cnngp.search import random_search
 
     small: dict[str, Any] = {"train": 40, "validation": 40, "device": "cpu", "threads": 1, "progress": False}
     return random_search(datasets.digits(), "paper-cnn", DRAWS, **small, study=study)
 
 
 def run(order: dict[str, Any]) -> None:
-    from cnngp import Dense, Kernel, gram, solve
+    from cnngp import Dense, Kernel, gram
+    from cnngp.gp import solve
     from cnngp.gp.solving import checkpoint
 
     kernel = Kernel(Dense(), device="cpu", threads=1)

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from cnngp import GPClassifier, apply_decisions, datasets
+from cnngp import GPClassifier, datasets
 from cnngp.cli import run
 from cnngp.common.tables import csv_cell, printable, read_csv
+from cnngp.report import apply_decisions
 from cnngp.report.viewer.answers import Answers
 from cnngp.report.viewer.decisions import Decisions
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cnngp import augmentation
 from cnngp.common.arrays import DataError
+from cnngp.datasets import augmentation
 from cnngp.datasets.augmentation import Warp
 
 RNG = np.random.default_rng(0)

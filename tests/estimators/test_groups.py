@@ -8,8 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cnngp import GPClassifier, GPRegressor, Learning, augmentation, datasets
+from cnngp import GPClassifier, GPRegressor, datasets
 from cnngp.common.arrays import DataError
+from cnngp.datasets import augmentation
+from cnngp.estimators import Learning
 
 DATA = datasets.digits().take(80, 300)
 NETWORK = "small_cnn"

@@ -23,7 +23,6 @@ from cnngp import (
     Identity,
     Kernel,
     LeakyReLU,
-    Learning,
     Network,
     NetworkError,
     Rbf,
@@ -34,6 +33,7 @@ from cnngp import (
     datasets,
     from_json,
 )
+from cnngp.estimators import Learning
 from cnngp.estimators.labels import OneLabel, SeveralLabels, class_loss
 from cnngp.estimators.learning import Problem, balanced, search
 from cnngp.estimators.learning.groups import free_directions, groups_of, moved

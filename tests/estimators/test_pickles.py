@@ -14,7 +14,8 @@ import joblib
 import numpy as np
 import pytest
 
-from cnngp import GPClassifier, GPRegressor, Kernel, Learning, datasets
+from cnngp import GPClassifier, GPRegressor, Kernel, datasets
+from cnngp.estimators import Learning
 from cnngp.network.names import network_by_name
 
 SMALL = network_by_name("small_cnn")

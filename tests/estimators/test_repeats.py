@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cnngp import Conv, Dense, GPClassifier, GPRegressor, Learning, ReLU, Sequential, datasets
+from cnngp import Conv, Dense, GPClassifier, GPRegressor, ReLU, Sequential, datasets
 from cnngp.common.arrays import DataError
+from cnngp.estimators import Learning
 from cnngp.estimators.repeats import image_codes, is_repeated, joined, left_out_together
 from cnngp.estimators.training_images import Images
 

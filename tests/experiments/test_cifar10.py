@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from experiments.command import commands
 
-from cnngp import AvgPool, Conv, Dense, GPClassifier, Kernel, ReLU, Sequential, datasets, preparation
+from cnngp import AvgPool, Conv, Dense, GPClassifier, Kernel, ReLU, Sequential, datasets
 from cnngp.cli import run
 from cnngp.common.errors import DatasetError
-from cnngp.datasets import classics
+from cnngp.datasets import classics, preparation
 from cnngp.paper import results
 from cnngp.paper.setting import Setting
 from experiments import cifar10

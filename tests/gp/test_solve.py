@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cnngp import Kernel, datasets, solve, zoo
+from cnngp import Kernel, datasets, zoo
+from cnngp.gp import solve
 from cnngp.gp.exact import ExactGP
 from cnngp.gp.jitter import JitterWarning
 from cnngp.gp.solving import ConvergenceWarning

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from cnngp import gram, solve
+from cnngp import gram
 from cnngp.common import memory
 from cnngp.common.errors import StoreError
-from cnngp.gp import solving
+from cnngp.gp import solve, solving
 from cnngp.gp.exact import ExactGP
 from cnngp.gp.solving import solve_matrix
 from cnngp.gp.solving.matrices import SymmetricMatrix

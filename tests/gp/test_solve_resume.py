@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cnngp import solve
 from cnngp.common.errors import StoreError
+from cnngp.gp import solve
 from cnngp.gp.solving import ConvergenceWarning, conjugate
 from cnngp.gp.solving import checkpoint as checkpoint_module
 from cnngp.gp.solving.matrices import SymmetricMatrix

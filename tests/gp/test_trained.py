@@ -10,7 +10,8 @@ import pytest
 from scipy.integrate import solve_ivp
 
 import cnngp
-from cnngp import Conv, Dense, ReLU, Sequential, trained_ensemble
+from cnngp import Conv, Dense, ReLU, Sequential
+from cnngp.gp import trained_ensemble
 from cnngp.gp.checks import MatrixError
 from cnngp.gp.exact import ExactGP
 from cnngp.gp.jitter import JitterWarning
@@ -19,7 +20,7 @@ from cnngp.network import reference
 NET = Sequential(Conv(3), ReLU(), Conv(3), ReLU(), Dense(bias_var=0.1))
 IMAGES = np.random.default_rng(0).normal(size=(12, 2, 5, 5))
 N = 8  # of them are for training
-KS = cnngp.reference.kernel(NET, IMAGES)
+KS = cnngp.network.reference.kernel(NET, IMAGES)
 THETAS = reference.kernel(NET, IMAGES, kind="ntk")
 Y = np.random.default_rng(1).normal(size=(N, 3))
 

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from cnngp import Network, reference
+from cnngp import Network
+from cnngp.network import reference
 
 
 def by_differences(

@@ -11,7 +11,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from cnngp import Network, reference
+from cnngp import Network
+from cnngp.network import reference
 from cnngp.network.layers import as_layer
 from cnngp.network.reference import Covariances
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from cnngp import datasets, random_search
-from cnngp.search import SearchResult
+from cnngp import datasets
+from cnngp.search import SearchResult, random_search
 from cnngp.search.study import NAME
 
 optuna = pytest.importorskip("optuna")

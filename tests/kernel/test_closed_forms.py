@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from cnngp import reference
+from cnngp.network import reference
 from cnngp.network.functions import FUNCTIONS as NAMED
 from cnngp.network.layers import GELU, Abs, Elementwise, Erf, LeakyReLU, NormalizedExp, ReLU, Sign, Sin, Step
 from helpers.gaussian_expectation import expectation, one_dimensional

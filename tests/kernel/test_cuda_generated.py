@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cnngp import reference
 from cnngp.kernel.engines.cuda.cuda_source import generate
 from cnngp.kernel.program import lower
+from cnngp.network import reference
 from helpers.cuda_cases import OnCpu, images
 from helpers.cuda_on_cpu import needs_compiler
 from helpers.networks import networks_with_shapes, relu_like

@@ -8,24 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cnngp import (
-    AvgPool,
-    Conv,
-    Dense,
-    Elementwise,
-    Kernel,
-    Network,
-    NetworkError,
-    ReLU,
-    Sequential,
-    reference,
-    zoo,
-)
+from cnngp import AvgPool, Conv, Dense, Elementwise, Kernel, Network, NetworkError, ReLU, Sequential, zoo
 from cnngp.kernel.check import compare
 from cnngp.kernel.engines.base import RangeError
 from cnngp.kernel.engines.cuda.cuda_source import generate
 from cnngp.kernel.engines.cuda.engine import CudaEngine
 from cnngp.kernel.program import lower
+from cnngp.network import reference
 from helpers.cuda_cases import NETWORKS, ONE_PIXEL, POOLED, TOLERANCE, error, images, tangent_bound
 from helpers.generator import random_network
 

@@ -21,7 +21,6 @@ from cnngp import (
     ReLU,
     Sequential,
     Sum,
-    reference,
     zoo,
 )
 from cnngp.kernel.engines.cuda.cuda_source import generate
@@ -30,6 +29,7 @@ from cnngp.kernel.engines.cuda.sheets.sheet_chain import Shifts, chain
 from cnngp.kernel.engines.cuda.sheets.shift_runs import runs
 from cnngp.kernel.program import lower
 from cnngp.kernel.series.packed import SeriesTables
+from cnngp.network import reference
 from helpers.cuda_cases import POOLED, OnCpu, error, images
 from helpers.cuda_on_cpu import needs_compiler
 from helpers.fake_cards import Cards

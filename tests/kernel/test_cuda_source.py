@@ -7,16 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from cnngp import (
-    Conv,
-    Dense,
-    Elementwise,
-    Network,
-    Sequential,
-    Step,
-    reference,
-    zoo,
-)
+from cnngp import Conv, Dense, Elementwise, Network, Sequential, Step, zoo
 from cnngp.common.devices import has_card
 from cnngp.kernel.engines.base import RangeError, check_range
 from cnngp.kernel.engines.cuda import engine as cuda
@@ -24,6 +15,7 @@ from cnngp.kernel.engines.cuda.cuda_source import generate
 from cnngp.kernel.engines.cuda.warp.warp_launch import fold_from, foldable
 from cnngp.kernel.program import lower
 from cnngp.kernel.series.packed import SeriesTables
+from cnngp.network import reference
 from helpers.cuda_cases import NETWORKS, PATHS, TOLERANCE, OnCpu, error, images
 from helpers.cuda_on_cpu import needs_compiler
 from helpers.generator import random_network

@@ -22,7 +22,6 @@ from cnngp import (
     ReLU,
     Sequential,
     Sum,
-    reference,
     zoo,
 )
 from cnngp.kernel.check import compare
@@ -31,6 +30,7 @@ from cnngp.kernel.engines.cuda.engine import CudaEngine
 from cnngp.kernel.engines.cuda.registers import in_registers
 from cnngp.kernel.program import lower
 from cnngp.kernel.series.packed import SeriesTables
+from cnngp.network import reference
 from helpers.cuda_cases import NETWORKS, ONE_PIXEL, PATHS, POOLED, OnCpu, error, images, tangent_bound
 from helpers.cuda_on_cpu import needs_compiler
 from helpers.fake_cards import Cards

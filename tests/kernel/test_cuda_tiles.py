@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cnngp import Conv, Dense, Elementwise, Network, ReLU, Sequential, reference, zoo
+from cnngp import Conv, Dense, Elementwise, Network, ReLU, Sequential, zoo
 from cnngp.common.tiles import Grid, Tile
 from cnngp.kernel.engines.cuda import card_tiles
 from cnngp.kernel.engines.cuda.engine import CudaEngine, EngineError
 from cnngp.kernel.program import lower
+from cnngp.network import reference
 from helpers.cuda_on_cpu import needs_compiler
 from helpers.fake_cards import Cards, MakeCards
 

@@ -23,11 +23,11 @@ from cnngp import (
     Sin,
     Step,
     Sum,
-    reference,
     zoo,
 )
 from cnngp.kernel.engines.base import RangeError
 from cnngp.kernel.formulas import formula
+from cnngp.network import reference
 from helpers.networks import images, networks_with_shapes, relu_like, smooth
 from helpers.nonlinearities import ONE_OF_EACH
 

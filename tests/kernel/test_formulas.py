@@ -26,10 +26,10 @@ from cnngp import (
     Sin,
     SquaredReLU,
     Step,
-    reference,
 )
 from cnngp.kernel.engines.cpu import back, plan, rows
 from cnngp.kernel.formulas import FAMILIES, SERIES, Formula, formula
+from cnngp.network import reference
 from cnngp.network.layers import LAYERS, NetworkError, Nonlinearity
 from cnngp.network.reference import formulas as derivatives
 

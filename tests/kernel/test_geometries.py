@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cnngp import Conv, ConvTranspose, Dense, Kernel, Network, ReLU, Sequential, reference
+from cnngp import Conv, ConvTranspose, Dense, Kernel, Network, ReLU, Sequential
 from cnngp.kernel.engines.cuda.cuda_source import generate
 from cnngp.kernel.program import lower
+from cnngp.network import reference
 from helpers.cuda_cases import OnCpu
 from helpers.cuda_on_cpu import needs_compiler
 from helpers.sweep import SHAPES, parts, sweep

@@ -27,10 +27,10 @@ from cnngp import (
     Sequential,
     Step,
     Sum,
-    reference,
     zoo,
 )
 from cnngp.kernel.engines.cpu import gradient as cpu_gradient
+from cnngp.network import reference
 from helpers import adjoint, generator, pooled
 from helpers.differences import by_differences
 from helpers.gradients import CLOSE, EVERY, check_nonlinearity

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cnngp import Conv, Dense, Elementwise, Kernel, ReLU, Sequential, reference, zoo
+from cnngp import Conv, Dense, Elementwise, Kernel, ReLU, Sequential, zoo
+from cnngp.network import reference
 from helpers.kernels import DTYPES, SMALL, each_device, random_images
 from helpers.networks import STEP, images, networks_with_shapes, relu_like, smooth
 

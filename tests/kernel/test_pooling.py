@@ -25,9 +25,9 @@ from cnngp import (
     Step,
     Sum,
     gram,
-    reference,
 )
 from cnngp.kernel.program import PIXELS, lower
+from cnngp.network import reference
 from helpers.networks import images, relu_like, smooth
 from helpers.pooled import pooled_networks
 

@@ -21,8 +21,8 @@ from cnngp import (
     ReLU,
     Sequential,
     Sum,
-    reference,
 )
+from cnngp.network import reference
 
 # fmt: off
 BY_NEURAL_TANGENTS = {

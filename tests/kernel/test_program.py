@@ -25,11 +25,11 @@ from cnngp import (
     Sin,
     Step,
     Sum,
-    reference,
     zoo,
 )
 from cnngp.kernel.check import compare
 from cnngp.kernel.program import lower
+from cnngp.network import reference
 from helpers.networks import STEP, images, networks_with_shapes, relu_like, smooth
 from helpers.pooled import pooled_networks
 from helpers.program_oracle import error, interpret

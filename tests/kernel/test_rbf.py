@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cnngp import Conv, Dense, GlobalAvgPool, Kernel, NetworkError, Rbf, Sequential, reference, zoo
+from cnngp import Conv, Dense, GlobalAvgPool, Kernel, NetworkError, Rbf, Sequential, zoo
+from cnngp.network import reference
 from helpers.cuda_cases import error
 
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cnngp import AvgPool, Conv, Dense, Kernel, ReLU, Sequential, augmentation, gram, zoo
+from cnngp import AvgPool, Conv, Dense, Kernel, ReLU, Sequential, gram, zoo
 from cnngp.common.arrays import DataError
 from cnngp.common.errors import StoreError
+from cnngp.datasets import augmentation
 from cnngp.gp.exact import ExactGP
 from cnngp.kernel import symmetry as symmetries
 from cnngp.kernel.symmetry import SymmetricEngine, maps_of

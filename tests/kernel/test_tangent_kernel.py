@@ -30,10 +30,10 @@ from cnngp import (
     Step,
     Sum,
     gram,
-    reference,
     zoo,
 )
 from cnngp.kernel.check import compare, documented_bound
+from cnngp.network import reference
 from helpers.gaussian_expectation import expectation
 from helpers.networks import images, networks_with_shapes, relu_like, smooth
 from helpers.nonlinearities import DIFFERENTIABLE

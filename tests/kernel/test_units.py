@@ -25,9 +25,9 @@ from cnngp import (
     ReLU,
     Sequential,
     Sum,
-    reference,
     zoo,
 )
+from cnngp.network import reference
 from helpers.nonlinearities import ONE_OF_EACH
 from helpers.program_oracle import error
 

@@ -27,10 +27,11 @@ import dask
 from distributed import Client, LocalCluster
 
 import cnngp
-from cnngp import Kernel, datasets, gram, solve, zoo
+from cnngp import Kernel, datasets, gram, zoo
 from cnngp.cli import run
 from cnngp.cluster import ClusterError
 from cnngp.common.errors import StoreError
+from cnngp.gp import solve
 from cnngp.gp.solving.matrices import SymmetricMatrix
 from cnngp.matrix.cluster import cluster as clusters
 from cnngp.matrix.cluster import filling

@@ -26,9 +26,9 @@ from cnngp import (
     Sequential,
     Step,
     Sum,
-    reference,
     zoo,
 )
+from cnngp.network import reference
 from cnngp.network.layers import Nonlinearity
 from cnngp.network.reference import formulas as derivatives
 from helpers import adjoint, generator, pooled

@@ -24,8 +24,8 @@ from cnngp import (
     ReLU,
     Sequential,
     Sum,
-    reference,
 )
+from cnngp.network import reference
 from cnngp.network.composition import check_network
 from helpers.networks import networks_with_shapes
 from helpers.nonlinearities import ONE_OF_EACH

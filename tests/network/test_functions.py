@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import special
 
-from cnngp import functions
+from cnngp.network import functions
 from cnngp.network.functions import FUNCTIONS, as_callable, breakpoints, check_function, second_moment, value_hash
 from cnngp.network.layers import Elementwise, NetworkError
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cnngp import AvgPool, Conv, Dense, GlobalAvgPool, Kernel, NetworkError, ReLU, Sequential, reference, zoo
+from cnngp import AvgPool, Conv, Dense, GlobalAvgPool, Kernel, NetworkError, ReLU, Sequential, zoo
+from cnngp.network import reference
 from cnngp.network.demands import placed
 from cnngp.network.names import NETWORKS, network_by_name, zoo_name
 

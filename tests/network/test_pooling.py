@@ -20,8 +20,8 @@ from cnngp import (
     Sequential,
     Sum,
     from_json,
-    reference,
 )
+from cnngp.network import reference
 from cnngp.network.demands import placed
 from cnngp.network.geometry import AxisSum, Window
 from cnngp.network.sheets import convolution, pool, transposed_convolution

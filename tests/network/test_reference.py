@@ -23,9 +23,9 @@ from cnngp import (
     Sequential,
     Step,
     Sum,
-    reference,
     zoo,
 )
+from cnngp.network import reference
 from helpers.loop_oracle import (
     as_map,
     conv_loop,

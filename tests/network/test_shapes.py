@@ -7,20 +7,8 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from cnngp import (
-    Conv,
-    ConvTranspose,
-    Dense,
-    Identity,
-    Kernel,
-    NetworkError,
-    ReLU,
-    Sequential,
-    Sum,
-    reference,
-    zoo,
-)
-from cnngp.network import sheets
+from cnngp import Conv, ConvTranspose, Dense, Identity, Kernel, NetworkError, ReLU, Sequential, Sum, zoo
+from cnngp.network import reference, sheets
 from cnngp.network.geometry import AxisSum, Window
 from cnngp.network.reference import convolution, transposed_convolution
 from helpers.networks import convolutions, networks_with_shapes, transposed

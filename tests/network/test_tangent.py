@@ -29,8 +29,8 @@ from cnngp import (
     Sin,
     Step,
     Sum,
-    reference,
 )
+from cnngp.network import reference
 from cnngp.network.layers import Nonlinearity
 from cnngp.network.reference import formulas as derivatives
 from helpers.gaussian_expectation import expectation

@@ -24,8 +24,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from cnngp import Conv, Dense, GPClassifier, GPRegressor, ReLU, Sequential, apply_decisions, datasets
+from cnngp import Conv, Dense, GPClassifier, GPRegressor, ReLU, Sequential, datasets
 from cnngp.cli import run
+from cnngp.report import apply_decisions
 from cnngp.report.viewer import decisions as decisions_module
 from cnngp.report.viewer import server
 from cnngp.report.viewer.answers import Answers

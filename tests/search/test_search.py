@@ -18,13 +18,12 @@ from cnngp import (
     Sequential,
     datasets,
     from_json,
-    random_search,
     search,
     zoo,
 )
 from cnngp.common.errors import DatasetError
 from cnngp.kernel.program import Kind
-from cnngp.search import Draw, SearchResult, Space, StudyError, runs
+from cnngp.search import Draw, SearchResult, Space, StudyError, random_search, runs
 from cnngp.search.scoring import score
 from cnngp.search.space import SPACES
 from helpers.searches import DIGITS, SMALL, alone, records_of

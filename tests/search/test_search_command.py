@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cnngp import Conv, Dense, GPClassifier, ReLU, Sequential, datasets, random_search, search
+from cnngp import Conv, Dense, GPClassifier, ReLU, Sequential, datasets, search
 from cnngp.cli import run
 from cnngp.cli.common import network_by_name
-from cnngp.search import Draw, Space, plot
+from cnngp.search import Draw, Space, plot, random_search
 from helpers.searches import DIGITS
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from cnngp import NetworkError, datasets, random_search
+from cnngp import NetworkError, datasets
 from cnngp.cli import run
 from cnngp.common.errors import DatasetError
-from cnngp.search import StudyError
+from cnngp.search import StudyError, random_search
 from helpers.searches import DIGITS, SMALL, records_of
 
 optuna = pytest.importorskip("optuna")

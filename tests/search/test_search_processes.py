@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from cnngp import GPClassifier, random_search, search
-from cnngp.search import Draw, Space, runs
+from cnngp import GPClassifier, search
+from cnngp.search import Draw, Space, random_search, runs
 from cnngp.search.scoring import score
 from helpers.searches import DIGITS, SMALL, alone, records_of
 
@@ -23,7 +23,8 @@ optuna = pytest.importorskip("optuna")
 
 _SCRIPT = """
 import sys, time
-from cnngp import datasets, random_search
+from cnngp import datasets
+from cnngp.search import random_search
 from cnngp.search import Space
 from cnngp.search.space import SPACES
 

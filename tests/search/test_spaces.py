@@ -13,8 +13,8 @@ import pytest
 import scipy.stats
 from optuna.trial import FixedTrial
 
-from cnngp import AvgPool, Conv, Dense, Kernel, ReLU, Sequential, from_json, random_search, zoo
-from cnngp.search import Draw, Space, SpaceError
+from cnngp import AvgPool, Conv, Dense, Kernel, ReLU, Sequential, from_json, zoo
+from cnngp.search import Draw, Space, SpaceError, random_search
 from cnngp.search.space import SPACES
 from helpers.searches import DIGITS, SMALL, asked, records_of
 

@@ -15,8 +15,9 @@ with warnings.catch_warnings():  # its dependency still compiles with torch.jit,
     warnings.simplefilter("ignore", DeprecationWarning)
     gpytorch = pytest.importorskip("gpytorch")
 
-from cnngp import Conv, Dense, Kernel, NetworkError, ReLU, Sequential, gpytorch_kernel, reference
+from cnngp import Conv, Dense, Kernel, NetworkError, ReLU, Sequential, gpytorch_kernel
 from cnngp.common.arrays import DataError
+from cnngp.network import reference
 
 NET = Sequential(Conv(3, bias_var=0.1), ReLU(), Conv(3, stride=2), ReLU(), Dense(bias_var=0.2))
 SHAPE = (1, 5, 5)

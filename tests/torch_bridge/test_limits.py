@@ -8,19 +8,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from cnngp import (
-    Conv,
-    Dense,
-    Identity,
-    NetworkError,
-    ReLU,
-    Sequential,
-    Sum,
-    check_limit,
-    from_torch,
-    zoo,
-)
+from cnngp import Conv, Dense, Identity, NetworkError, ReLU, Sequential, Sum, from_torch, zoo
 from cnngp.common.arrays import DataError
+from cnngp.torch import check_limit
 from helpers.torch_modules import InPlace, PreActivationResNet, TransposedNet
 
 pytestmark = [

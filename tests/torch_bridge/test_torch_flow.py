@@ -11,7 +11,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from cnngp import Conv, Dense, Identity, Network, NetworkError, ReLU, Sequential, Sum, check_limit, from_torch
+from cnngp import Conv, Dense, Identity, Network, NetworkError, ReLU, Sequential, Sum, from_torch
+from cnngp.torch import check_limit
 
 pytestmark = [
     pytest.mark.usefixtures("one_torch_thread"),

@@ -31,8 +31,8 @@ from cnngp import (
     Sin,
     Sum,
     from_torch,
-    functions,
 )
+from cnngp.network import functions
 from cnngp.torch_bridge.parts import torch_function
 from helpers.torch_modules import BIAS_VAR, WEIGHT_VAR, TransposedNet, cnn, examples
 
@@ -214,7 +214,7 @@ def test_one_layer_is_a_module_too() -> None:
 def test_importing_changes_nothing_of_the_module() -> None:
     module = cnn(nn.BatchNorm2d(4), nn.Dropout(0.5))
     before, state = copy.deepcopy(module.state_dict()), torch.get_rng_state()
-    cnngp.explain(module, (1, 6, 6), show=False)
+    cnngp.torch.explain(module, (1, 6, 6), show=False)
     assert all(torch.equal(a, b) for a, b in zip(before.values(), module.state_dict().values(), strict=True))
     assert torch.equal(state, torch.get_rng_state())
     assert module.training
@@ -226,7 +226,7 @@ class TestAltered:
     def refused(self, module: nn.Module, told: str) -> None:
         with pytest.raises(NetworkError, match=told):
             from_torch(module, (4,))
-        assert not cnngp.explain(module, (4,), show=False).ok
+        assert not cnngp.torch.explain(module, (4,), show=False).ok
 
     def test_hooks(self) -> None:
         for register, kind in (("register_forward_hook", "hook"), ("register_forward_pre_hook", "pre-hook")):

@@ -22,9 +22,9 @@ from cnngp import (
     ReLU,
     Sequential,
     Sum,
-    check_limit,
     from_torch,
 )
+from cnngp.torch import check_limit
 from cnngp.torch_bridge import explain
 
 pytestmark = [

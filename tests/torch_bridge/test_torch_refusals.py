@@ -219,7 +219,7 @@ def test_kernels_of_branches_that_are_not_gaussian_are_added_where_asked() -> No
 
 def test_explain_covers_every_part(capsys: pytest.CaptureFixture[str]) -> None:
     module = cnn(nn.MaxPool2d(2), nn.Dropout(0.5), features=36)
-    explanation = cnngp.explain(module, (1, 6, 6))
+    explanation = cnngp.torch.explain(module, (1, 6, 6))
     assert not explanation.ok
     assert explanation.network is None
     assert [row.name for row in explanation] == ["0", "1", "2", "3", "4", "5"]
@@ -241,7 +241,7 @@ def test_explain_of_what_works(capsys: pytest.CaptureFixture[str]) -> None:
             return self.head(super().forward(self.stem(x)).flatten(1))
 
     module = Module()
-    explanation = cnngp.explain(module, (1, 6, 6), show=False)
+    explanation = cnngp.torch.explain(module, (1, 6, 6), show=False)
     assert capsys.readouterr().out == ""
     assert explanation.ok
     told = {row.name: row.told for row in explanation}
@@ -256,7 +256,8 @@ def test_torch_is_needed_only_when_used() -> None:
     code = (
         "import sys; sys.modules['torch'] = None\n"
         "import cnngp\n"
-        "names = [cnngp.from_torch, cnngp.explain, cnngp.sample_network, cnngp.check_limit, cnngp.gpytorch_kernel]\n"
+        "names = [cnngp.from_torch, cnngp.sample_network, cnngp.gpytorch_kernel]\n"
+        "names += [cnngp.torch.explain, cnngp.torch.check_limit]\n"
         "for f in names:\n"
         "    try: f(None, (1,))\n"
         "    except ImportError as error: print(error)\n"

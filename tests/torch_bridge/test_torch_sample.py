@@ -31,10 +31,10 @@ from cnngp import (
     Step,
     Sum,
     from_torch,
-    reference,
     sample_network,
     zoo,
 )
+from cnngp.network import reference
 from cnngp.torch_bridge import sample_outputs
 from helpers.networks import networks_with_shapes, relu_like, smooth
 from helpers.nonlinearities import ONE_OF_EACH
@@ -298,7 +298,7 @@ def test_one_hidden_layer_has_the_kernel_as_covariance(net: Network, shape: tupl
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["resnet", "convnet", "small_cnn", "dense_nngp", "lenet", "pooled skip"])
 def test_deep_networks_approach_their_kernels(name: str) -> None:
-    from cnngp import check_limit
+    from cnngp.torch import check_limit
 
     net, shape = ZOO[name]
     X = np.random.default_rng(5).normal(size=(3, *shape))

@@ -49,7 +49,7 @@ def test_weights_that_are_no_draws_about_zero_are_refused(change: Callable[[Any]
     module = small(change)
     with pytest.raises(NetworkError, match=why):
         from_torch(module, SHAPE)
-    assert not cnngp.explain(module, SHAPE, show=False).ok
+    assert not cnngp.torch.explain(module, SHAPE, show=False).ok
     # what the user says of the variances holds
     net = from_torch(module, SHAPE, weight_var=2.0, bias_var=0.1)
     assert net == Sequential(

@@ -38,10 +38,14 @@ class Term:
     """One kernel of a recipe.
 
     network : the layers, or the name of a network as "resnet32".
-    preparation : of the images: a name such as "contrast", one of `cnngp.preparation`'s transformers, or a tuple of
-        these, one after the other.
+    preparation : of the images: a name such as "contrast", one of `cnngp.datasets.preparation`'s transformers, or a
+        tuple of these, one after the other.
     symmetry : None, "flip" or "d4"; see `Kernel`.
     weight : the mean variance of this term's functions, where several are added.
+
+    >>> from cnngp import Conv, Dense, ReLU, Sequential, Term
+    >>> Term(Sequential(Conv(3), ReLU(), Dense()), preparation="contrast", symmetry="flip")
+    Term(Sequential(Conv(3), ReLU(), Dense()), preparation='contrast', symmetry='flip')
     """
 
     network: Network

@@ -200,7 +200,7 @@ def trained_ensemble(
     Examples
     --------
     >>> import numpy as np
-    >>> from cnngp import trained_ensemble
+    >>> from cnngp.gp import trained_ensemble
     >>> K, Theta = np.array([[1.0, 0.5], [0.5, 1.0]]), np.array([[2.0, 1.0], [1.0, 2.0]])
     >>> ensemble = trained_ensemble(K, Theta, [1.0, -1.0])
     >>> found = ensemble.predict(K[:1], Theta[:1], K[:1, :1], t=[0.0, 1.0, 100.0])

@@ -1,1 +1,5 @@
-"""What a fitted model did, as values, figures and pages."""
+"""What is shown of a fit: evaluation, report, pictures, and a viewer in the browser. Names load when first used."""
+
+from cnngp.common.lazy import lazy_names
+
+__getattr__, __dir__, __all__ = lazy_names(__name__, __file__)

@@ -75,7 +75,8 @@ def random_search(
     scheduler : a Dask client or the address of a scheduler, whose workers compute the draws and see `study`.
     before_test : called with the result before the test images are used, so that it is not lost if that fails.
 
-    >>> from cnngp import datasets, random_search
+    >>> from cnngp import datasets
+    >>> from cnngp.search import random_search
     >>> result = random_search(datasets.digits(), draws=3, train=100, validation=100, device="cpu")
     >>> len(result.trials), result.best.error < 0.5
     (3, True)

@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 import zarr
 
-from cnngp import Dense, GPRegressor, Kernel, ReLU, Sequential, gram, solve
+from cnngp import Dense, GPRegressor, Kernel, ReLU, Sequential, gram
 from cnngp.common.errors import StoreError
 from cnngp.common.tiles import Grid
+from cnngp.gp import solve
 from cnngp.matrix.plan import status
 from cnngp.matrix.store.seals import seal, sealed_sum
 from cnngp.matrix.store.store import GramStore

@@ -21,7 +21,8 @@ class Learning:
     steps : number of kernel matrices, with their gradients, that each start may compute.
     tied : layers of a kind change by one common factor; False gives every layer its own.
 
-    >>> from cnngp import Conv, Dense, GPClassifier, Learning, ReLU, Sequential, datasets
+    >>> from cnngp import Conv, Dense, GPClassifier, ReLU, Sequential, datasets
+    >>> from cnngp.estimators import Learning
     >>> data = datasets.digits().take(100, 100)
     >>> net = Sequential(Conv(3, bias_var=0.1), ReLU(), Dense())
     >>> clf = GPClassifier(net, learn=Learning("loo", starts=1, steps=5), device="cpu").fit(data.X, data.y)

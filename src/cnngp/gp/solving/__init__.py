@@ -100,7 +100,7 @@ def solve(
     device : where the algebra runs; "auto" for the GPU if there is one.
 
     >>> import numpy as np
-    >>> from cnngp import solve
+    >>> from cnngp.gp import solve
     >>> K = np.array([[2.0, 1.0], [1.0, 2.0]])
     >>> solve(K, [3.0, 3.0], noise=1.0, method="cg", device="cpu").weights.round(6)
     array([0.75, 0.75])

@@ -40,7 +40,8 @@ class Nonlinearity(Network):
 class ReLU(Nonlinearity):
     """gain · max(z, 0). The paper's 1/π is gain=√2; He's variance is weight_var=2 in the layers instead.
 
-    >>> from cnngp import Dense, ReLU, Sequential, reference
+    >>> from cnngp import Dense, ReLU, Sequential
+    >>> from cnngp.network import reference
     >>> reference.kernel(Sequential(Dense(), ReLU(gain=2.0**0.5), Dense()), [[1.0], [-2.0]]).round(4)
     array([[1., 0.],
            [0., 4.]])
@@ -60,7 +61,8 @@ class ReLU(Nonlinearity):
 class LeakyReLU(Nonlinearity):
     """max(z, 0) + slope · min(z, 0).
 
-    >>> from cnngp import Dense, LeakyReLU, Sequential, reference
+    >>> from cnngp import Dense, LeakyReLU, Sequential
+    >>> from cnngp.network import reference
     >>> reference.kernel(Sequential(Dense(), LeakyReLU(0.1), Dense()), [[1.0], [-2.0]]).round(4)
     array([[ 0.505, -0.2  ],
            [-0.2  ,  2.02 ]])
@@ -80,7 +82,8 @@ class LeakyReLU(Nonlinearity):
 class Erf(Nonlinearity):
     """erf(z).
 
-    >>> from cnngp import Dense, Erf, Sequential, reference
+    >>> from cnngp import Dense, Erf, Sequential
+    >>> from cnngp.network import reference
     >>> reference.kernel(Sequential(Dense(), Erf(), Dense()), [[1.0], [-2.0]]).round(4)
     array([[ 0.4646, -0.5593],
            [-0.5593,  0.697 ]])
@@ -93,7 +96,8 @@ class Erf(Nonlinearity):
 class Abs(Nonlinearity):
     """|z|.
 
-    >>> from cnngp import Abs, Dense, Sequential, reference
+    >>> from cnngp import Abs, Dense, Sequential
+    >>> from cnngp.network import reference
     >>> reference.kernel(Sequential(Dense(), Abs(), Dense()), [[1.0], [-2.0]]).round(4)
     array([[1., 2.],
            [2., 4.]])
@@ -104,7 +108,8 @@ class Abs(Nonlinearity):
 class Step(Nonlinearity):
     """1 where z > 0, else 0; so 0 on a blank patch, where z is exactly 0.
 
-    >>> from cnngp import Dense, Sequential, Step, reference
+    >>> from cnngp import Dense, Sequential, Step
+    >>> from cnngp.network import reference
     >>> reference.kernel(Sequential(Dense(), Step(), Dense()), [[1.0], [-2.0]]).round(4)
     array([[0.5, 0. ],
            [0. , 0.5]])
@@ -115,7 +120,8 @@ class Step(Nonlinearity):
 class Sign(Nonlinearity):
     """1 where z > 0 and −1 where z < 0; 0 on a blank patch, where z is exactly 0.
 
-    >>> from cnngp import Dense, Sequential, Sign, reference
+    >>> from cnngp import Dense, Sequential, Sign
+    >>> from cnngp.network import reference
     >>> reference.kernel(Sequential(Dense(), Sign(), Dense()), [[1.0], [-2.0]]).round(4)
     array([[ 1., -1.],
            [-1.,  1.]])
@@ -126,7 +132,8 @@ class Sign(Nonlinearity):
 class SquaredReLU(Nonlinearity):
     """max(z, 0)²: the arc-cosine kernel of order 2.
 
-    >>> from cnngp import Dense, Sequential, SquaredReLU, reference
+    >>> from cnngp import Dense, Sequential, SquaredReLU
+    >>> from cnngp.network import reference
     >>> reference.kernel(Sequential(Dense(), SquaredReLU(), Dense()), [[1.0], [2.0]]).round(4)
     array([[ 1.5,  6. ],
            [ 6. , 24. ]])
@@ -137,7 +144,8 @@ class SquaredReLU(Nonlinearity):
 class Sin(Nonlinearity):
     """sin(z).
 
-    >>> from cnngp import Dense, Sequential, Sin, reference
+    >>> from cnngp import Dense, Sequential, Sin
+    >>> from cnngp.network import reference
     >>> reference.kernel(Sequential(Dense(), Sin(), Dense()), [[1.0], [-2.0]]).round(4)
     array([[ 0.4323, -0.2977],
            [-0.2977,  0.4998]])
@@ -150,7 +158,8 @@ class Sin(Nonlinearity):
 class Cos(Nonlinearity):
     """cos(z).
 
-    >>> from cnngp import Cos, Dense, Sequential, reference
+    >>> from cnngp import Cos, Dense, Sequential
+    >>> from cnngp.network import reference
     >>> reference.kernel(Sequential(Dense(), Cos(), Dense()), [[1.0], [-2.0]]).round(4)
     array([[0.5677, 0.3088],
            [0.3088, 0.5002]])
@@ -167,7 +176,8 @@ class Rbf(Nonlinearity):
     squared difference of the pixels, and `Sequential(Conv(5, padding="valid"), Rbf(gamma), …)` has the same of patches.
     A lengthscale ℓ over d numbers, exp(−Σ(x − x')²/2ℓ²), is gamma = d/(2ℓ²).
 
-    >>> from cnngp import Dense, Rbf, Sequential, reference
+    >>> from cnngp import Dense, Rbf, Sequential
+    >>> from cnngp.network import reference
     >>> reference.kernel(Sequential(Dense(), Rbf(0.5), Dense()), [[1.0], [-2.0]]).round(4)
     array([[1.    , 0.0111],
            [0.0111, 1.    ]])
@@ -193,7 +203,8 @@ class NormalizedExp(Nonlinearity):
     θ is the angle between two patches, so contrast passes through as with a ReLU, and the angle is sharpened. With
     gamma = 1 it is the "normalized Gaussian" dual activation of published kernels for photographs.
 
-    >>> from cnngp import Dense, NormalizedExp, Sequential, reference
+    >>> from cnngp import Dense, NormalizedExp, Sequential
+    >>> from cnngp.network import reference
     >>> reference.kernel(Sequential(Dense(), NormalizedExp(), Dense()), [[1.0], [-2.0]]).round(4)
     array([[1.    , 0.2707],
            [0.2707, 4.    ]])
@@ -221,7 +232,8 @@ class LayerNorm(Nonlinearity):
     It stands behind a convolution or dense layer, not behind a nonlinearity: there the channels have a mean, which a
     layer norm subtracts.
 
-    >>> from cnngp import Dense, LayerNorm, ReLU, Sequential, reference
+    >>> from cnngp import Dense, LayerNorm, ReLU, Sequential
+    >>> from cnngp.network import reference
     >>> reference.kernel(Sequential(Dense(), LayerNorm(), ReLU(), Dense()), [[1.0], [2.0]]).round(4)
     array([[0.5, 0.5],
            [0.5, 0.5]])
@@ -246,7 +258,8 @@ class LayerNorm(Nonlinearity):
 class GELU(Nonlinearity):
     """z · Φ(z), the form with erf.
 
-    >>> from cnngp import GELU, Dense, Sequential, reference
+    >>> from cnngp import GELU, Dense, Sequential
+    >>> from cnngp.network import reference
     >>> reference.kernel(Sequential(Dense(), GELU(), Dense()), [[1.0], [-2.0]]).round(4)
     array([[ 0.4252, -0.1001],
            [-0.1001,  1.9299]])
@@ -261,7 +274,8 @@ class Elementwise(Nonlinearity):
 
     Names serialise; a callable does not, and is fingerprinted by its values on a fixed grid.
 
-    >>> from cnngp import Dense, Elementwise, Sequential, reference
+    >>> from cnngp import Dense, Elementwise, Sequential
+    >>> from cnngp.network import reference
     >>> reference.kernel(Sequential(Dense(), Elementwise("tanh"), Dense()), [[1.0], [-2.0]]).round(4)
     array([[ 0.3943, -0.4931],
            [-0.4931,  0.6353]])

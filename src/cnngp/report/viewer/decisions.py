@@ -152,7 +152,7 @@ def apply_decisions(path: str | Path, X: Any, y: Any, names: Any = None) -> tupl
     >>> import tempfile
     >>> from pathlib import Path
     >>> import numpy as np
-    >>> from cnngp import apply_decisions
+    >>> from cnngp.report import apply_decisions
     >>> from cnngp.report.viewer.decisions import Decisions, fingerprint
     >>> X, y = np.zeros((3, 1, 8, 8)), np.array([3, 5, 6])
     >>> with tempfile.TemporaryDirectory() as folder:

@@ -1,0 +1,3 @@
+from .viewer.decisions import apply_decisions as apply_decisions
+
+__all__: list[str]
