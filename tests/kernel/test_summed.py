@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cnngp import Conv, Dense, Erf, GlobalAvgPool, Kernel, RangeError, ReLU, Sequential, Sin, Sum, reference, zoo
+from cnngp import Conv, Dense, Erf, GlobalAvgPool, Kernel, RangeError, ReLU, Sequential, Sin, Sum, zoo
 from cnngp.kernel.engines.cuda.cuda_source import generate
 from cnngp.kernel.making import branches
 from cnngp.kernel.program import lower
 from cnngp.kernel.summed import SummedEngine
+from cnngp.network import reference
 from helpers.cuda_cases import error
 
 SHAPE = (2, 6, 5)
