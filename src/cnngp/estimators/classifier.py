@@ -45,60 +45,61 @@ Array = NDArray[Any]
 class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
     """GP classification: regression on ±1 targets, one output per class, no training loop.
 
-        Parameters
-        ----------
-        network : a network, a `Kernel`, the name of a network as "resnet32", or a `Recipe`; None chooses a recipe by
-            leave-one-out, the same on every machine; see docs/classification.md.
-        noise : variance of the targets' noise in the kernel's units, "ml" for the most likely one, or "loo" for
-            the one under which each target is likeliest given all others. None is "loo" where the recipe is chosen, and 0
-            where a network is given, or a matrix. With `inducing`, 0 stands for the one with the best leave-one-out
-            predictions: there is no such model without noise.
-        amplitude : factor of the kernel for variances and likelihood: "ml", "loo" or a number.
-        device, dtype, threads, kind : as in `Kernel`. If you give a `Kernel`, it has its own, and different ones are
-            refused (the default dtype and kind agree with any `Kernel`). With kind="ntk" this is regression with the
-            tangent kernel: means, classes, leave-one-out and probabilities mean the same as with the other kernel, but the
-            variance is not that of a trained network (docs/ntk.md).
-        store : a path or fsspec URL where fit and predict keep their kernel matrices, so that an interrupted run can
-            continue and a second one computes nothing; see `gram`.
-        input_shape : (channels, height, width) of flat rows, or of arrays with three axes.
-        solver : "cholesky", "mixed" or "cg" as in `cnngp.gp.solve`; "auto" is Cholesky if it fits into memory, else a
-            method that does, for a matrix in a store. Without a Cholesky factor means and classes are the same,
-            probabilities ignore the variance, each variance takes a solve, leave-one-out covers 256 images, and there is no
-        likelihood. inducing : None for the exact GP; for an approximation that handles any number of images, the number of
-            inducing images, their row numbers in X, or the images themselves. X may then be a memory map, a Zarr array or
-            anything else that has a `shape` and returns images for slices and arrays of row numbers; see docs/solve.md.
-        learn : "loo" or "likelihood" to learn the network's variances, and the noise where it is 0 or a word, from some of
-            the images before all are fitted; a `Learning` says more of how. See docs/learning.md.
-        random_state : seed of what is chosen at random: inducing images, samples for leave-one-out, images for learning.
-        effort : what choosing and fitting may cost where the recipe is chosen: "normal", a tenth of that for "quick", ten
-            times as much for "best"; in covariances and not in seconds, so that the result does not depend on the machine.
-        preparation : how images are prepared before the kernel sees them: a name such as "plain", "contrast", "detail" or
-            "edges", one of the transformers in `cnngp.datasets.preparation`, or a tuple of these; "loo" chooses one of the
-            four by leave-one-out. None is part of the choice where the recipe is chosen, and "plain" where a network is
-    given.
-        Attributes
-        ----------
-        recipe_ : what the fit was made by; `GPClassifier(clf.recipe_)` makes it again. `choice_` says why it was chosen.
-        network_, kernel_ : the network of the recipe's first term, or that of the largest weight, and its kernel.
-        classes_ : the labels; with several labels per image, their numbers.
-        loo_rows_ : rows of the training images that have leave-one-out predictions: all of them, or a random sample if the
-            model has no factor of all images. If these could not be solved for, it is empty with a warning, `loo_error_` is
-            NaN and the temperature 1.
-        loo_error_ : the share of them that are predicted wrongly by a model that has not seen the image, in closed form.
-        loo_predictions_, loo_probabilities_ : what those models predict.
-        log_marginal_likelihood_ : summed over the outputs; None without a factor; with `inducing`, of the approximation.
-        temperature_ : temperature of the probabilities, chosen on the leave-one-out predictions; with several labels per
-            image one for each, (L,).
-        label_noise_ : the share of labels that are taken to be random, chosen likewise; 0.0 unless leave-one-out shows
-            clearly that some are, which a temperature alone cannot express. Classes do not depend on it.
-        learned_ : what was learned and how, None without `learn`.
-        fit_report_ : what was measured about the fit, and what can be trusted.
+    Parameters
+    ----------
+    network : a network, a `Kernel`, the name of a network as "resnet32", or a `Recipe`; None chooses a recipe by
+        leave-one-out, the same on every machine; see docs/classification.md.
+    noise : variance of the targets' noise in the kernel's units, "ml" for the most likely one, or "loo" for
+        the one under which each target is likeliest given all others. None is "loo" where the recipe is chosen, and 0
+        where a network is given, or a matrix. With `inducing`, 0 stands for the one with the best leave-one-out
+        predictions: there is no such model without noise.
+    amplitude : factor of the kernel for variances and likelihood: "ml", "loo" or a number.
+    device, dtype, threads, kind : as in `Kernel`. If you give a `Kernel`, it has its own, and different ones are
+        refused (the default dtype and kind agree with any `Kernel`). With kind="ntk" this is regression with the
+        tangent kernel: means, classes, leave-one-out and probabilities mean the same as with the other kernel, but the
+        variance is not that of a trained network (docs/ntk.md).
+    store : a path or fsspec URL where fit and predict keep their kernel matrices, so that an interrupted run can
+        continue and a second one computes nothing; see `gram`.
+    input_shape : (channels, height, width) of flat rows, or of arrays with three axes.
+    solver : "cholesky", "mixed" or "cg" as in `cnngp.gp.solve`; "auto" is Cholesky if it fits into memory, else a
+        method that does, for a matrix in a store. Without a Cholesky factor means and classes are the same,
+        probabilities ignore the variance, each variance takes a solve, leave-one-out covers 256 images, and there is no
+        likelihood.
+    inducing : None for the exact GP; for an approximation that handles any number of images, the number of inducing
+        images, their row numbers in X, or the images themselves. X may then be a memory map, a Zarr array or anything
+        else that has a `shape` and returns images for slices and arrays of row numbers; see docs/solve.md.
+    learn : "loo" or "likelihood" to learn the network's variances, and the noise where it is 0 or a word, from some of
+        the images before all are fitted; a `Learning` says more of how. See docs/learning.md.
+    random_state : seed of what is chosen at random: inducing images, samples for leave-one-out, images for learning.
+    effort : what choosing and fitting may cost where the recipe is chosen: "normal", a tenth of that for "quick", ten
+        times as much for "best"; in covariances and not in seconds, so that the result does not depend on the machine.
+    preparation : how images are prepared before the kernel sees them: a name such as "plain", "contrast", "detail" or
+        "edges", one of the transformers in `cnngp.datasets.preparation`, or a tuple of these; "loo" chooses one of the four
+        by leave-one-out. None is part of the choice where the recipe is chosen, and "plain" where a network is given.
 
-        >>> from cnngp import GPClassifier, datasets
-        >>> data = datasets.digits().take(200, 100)
-        >>> clf = GPClassifier(device="cpu").fit(data.X, data.y)
-        >>> clf.score(data.X_test, data.y_test) > 0.9
-        True
+    Attributes
+    ----------
+    recipe_ : what the fit was made by; `GPClassifier(clf.recipe_)` makes it again. `choice_` says why it was chosen.
+    network_, kernel_ : the network of the recipe's first term, or that of the largest weight, and its kernel.
+    classes_ : the labels; with several labels per image, their numbers.
+    loo_rows_ : rows of the training images that have leave-one-out predictions: all of them, or a random sample if the
+        model has no factor of all images. If these could not be solved for, it is empty with a warning, `loo_error_` is
+        NaN and the temperature 1.
+    loo_error_ : the share of them that are predicted wrongly by a model that has not seen the image, in closed form.
+    loo_predictions_, loo_probabilities_ : what those models predict.
+    log_marginal_likelihood_ : summed over the outputs; None without a factor; with `inducing`, of the approximation.
+    temperature_ : temperature of the probabilities, chosen on the leave-one-out predictions; with several labels per
+        image one for each, (L,).
+    label_noise_ : the share of labels that are taken to be random, chosen likewise; 0.0 unless leave-one-out shows
+        clearly that some are, which a temperature alone cannot express. Classes do not depend on it.
+    learned_ : what was learned and how, None without `learn`.
+    fit_report_ : what was measured about the fit, and what can be trusted.
+
+    >>> from cnngp import GPClassifier, datasets
+    >>> data = datasets.digits().take(200, 100)
+    >>> clf = GPClassifier(device="cpu").fit(data.X, data.y)
+    >>> clf.score(data.X_test, data.y_test) > 0.9
+    True
     """
 
     _coding: Coding
@@ -119,9 +120,8 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
         A kernel matrix `K` (N, N) replaces or accompanies X. `names` of the images, such as their files, are shown by
         `suspect_labels` and `explain`. `image_noise` (N,) is noise beside `noise` for single images, in the kernel's
         units: the more an image has, the less its label counts. Images of one of the `groups` (N,), such as frames of
-        one film, are left out together wherever leave-one-out is used; the copies of `cnngp.datasets.augmentation`
-        bring theirs.
-        `tell(stage, value)` is called when stages are reached, as in `report.run`.
+        one film, are left out together wherever leave-one-out is used; the copies of `cnngp.datasets.augmentation` bring
+        theirs. `tell(stage, value)` is called when stages are reached, as in `report.run`.
         """
         request, images, y, K = self._read(X, y, K)
         labels = read_labels(y)
