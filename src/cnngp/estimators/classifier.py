@@ -74,8 +74,9 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
     effort : what choosing and fitting may cost where the recipe is chosen: "normal", a tenth of that for "quick", ten
         times as much for "best"; in covariances and not in seconds, so that the result does not depend on the machine.
     preparation : how images are prepared before the kernel sees them: a name such as "plain", "contrast", "detail" or
-        "edges", one of the transformers in `cnngp.datasets.preparation`, or a tuple of these; "loo" chooses one of the four
-        by leave-one-out. None is part of the choice where the recipe is chosen, and "plain" where a network is given.
+        "edges", one of the transformers in `cnngp.datasets.preparation`, or a tuple of these; "loo" chooses one of the
+        four by leave-one-out. None is part of the choice where the recipe is chosen, and "plain" where a network is
+        given.
 
     Attributes
     ----------
@@ -120,7 +121,7 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
         A kernel matrix `K` (N, N) replaces or accompanies X. `names` of the images, such as their files, are shown by
         `suspect_labels` and `explain`. `image_noise` (N,) is noise beside `noise` for single images, in the kernel's
         units: the more an image has, the less its label counts. Images of one of the `groups` (N,), such as frames of
-        one film, are left out together wherever leave-one-out is used; the copies of `cnngp.datasets.augmentation` bring
+        one film, are left out together wherever leave-one-out is used; copies by `cnngp.datasets.augmentation` bring
         theirs. `tell(stage, value)` is called when stages are reached, as in `report.run`.
         """
         request, images, y, K = self._read(X, y, K)
