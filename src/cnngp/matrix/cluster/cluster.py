@@ -97,7 +97,8 @@ class Cluster:
                 for worker in self.fit():
                     with suppress(*_LOST, ValueError):  # lost: it is noticed next time
                         if worker not in sent:
-                            sent[worker] = self.client.scatter(shared, workers=[worker], hash=False, timeout=5)
+                            send = partial(self.client.scatter, shared, workers=[worker], hash=False)
+                            sent[worker] = within(5.0, send)
                         if worker not in running:
                             given = (next(turns), sent[worker])
                             running[worker] = self.client.submit(function, *given, workers=[worker], pure=False)
