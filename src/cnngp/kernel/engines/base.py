@@ -115,16 +115,9 @@ def check_range(
         if bad.any():
             i = int(np.argmax(bad))
             raise RangeError(f"{name}(x, x) of image {i} is {values[i]:.3g}, which does not fit {dtype.name}; {other}")
-    if _largest_number(program) > float(info.max):  # and 0 times infinity would be NaN for blank images
+    if program.largest_number > float(info.max):  # and 0 times infinity would be NaN for blank images
         raise RangeError(f"the variances of this network are too large or too small for {dtype.name}; {other}")
     return np.asarray(peaks.max(axis=0))
-
-
-def _largest_number(program: Program) -> float:
-    """Of those that operations multiply with or add."""
-    tangents = (op.tangent for op in program.ops)
-    numbers = [abs(x) for op in program.ops for x in (op.scale, op.keep, op.bias)]
-    return max([*numbers, *(abs(t.own) for t in tangents if t is not None), 0.0])
 
 
 # Variances are computed in float64, where the square of a smaller pixel is no longer a normal number.

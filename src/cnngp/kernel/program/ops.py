@@ -141,7 +141,14 @@ class Program:
     def kind(self) -> Kind:
         return "nngp" if self.theta is None else "ntk"
 
-    @property
+    @cached_property
+    def largest_number(self) -> float:
+        """Of those that operations multiply with or add."""
+        own = (op.tangent.own for op in self.ops if op.tangent is not None)
+        numbers = (abs(x) for op in self.ops for x in (op.scale, op.keep, op.bias))
+        return max([0.0, *numbers, *map(abs, own)])
+
+    @cached_property
     def activations(self) -> tuple[Activation, ...]:
         """The nonlinearities, each once, by their number."""
         found = {op.activation.site: op.activation for op in self.ops if op.activation is not None}
