@@ -34,7 +34,9 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     for name in ("draws.png", "draws.svg", "cost.png", "cost.svg", "hyperparameters.png", "hyperparameters.svg"):
         assert (folder / name).stat().st_size > 5_000
     results = json.loads((folder / "results.json").read_text())
-    assert [t["draw"] for t in results["trials"]] == [0, 1, 2, 3]
+    drawn = [t["draw"] for t in results["trials"]]
+    assert len(drawn) == 4
+    assert drawn == sorted(set(drawn))  # impossible networks take a number too
     assert results["best"]["error"] == last["best"]["error"]
     chosen = next(t for t in results["trials"] if t["draw"] == last["best"]["draw"])
     network = network_by_name(str(best))  # what --network FILE does
