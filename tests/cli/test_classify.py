@@ -113,8 +113,8 @@ def test_compiling_is_an_item_of_its_own_where_it_takes_long(
 ) -> None:
     fit = GPClassifier.fit
 
-    def compiled(clf: GPClassifier, X: Any, y: Any, names: Any, tell: Any) -> GPClassifier:
-        fit(clf, X, y, names=names)
+    def compiled(clf: GPClassifier, X: Any, y: Any, **options: Any) -> GPClassifier:
+        fit(clf, X, y, **options)
         clf.fit_ = replace(clf.fit_, report=replace(clf.fit_report_, compile_seconds=seconds))
         return clf
 
@@ -210,7 +210,7 @@ def test_an_npz_in_class_order_is_tested_on_all_classes(
     np.savez(tmp_path / "sorted.npz", **arrays, x_test=data.X_test[rows_test], y_test=data.y_test[rows_test])
     seen: list[Any] = []
     fit = GPClassifier.fit
-    monkeypatch.setattr(GPClassifier, "fit", lambda clf, X, y, names, tell: (seen.append(y), fit(clf, X, y))[1])
+    monkeypatch.setattr(GPClassifier, "fit", lambda clf, X, y, **_: (seen.append(y), fit(clf, X, y))[1])
     arguments = ["classify", "--data", str(tmp_path / "sorted.npz"), "--train", "100", "--test", "40", "--no-model"]
     assert run([*arguments, "--output", str(tmp_path / "out"), "--json"]) == 0
     assert set(seen[0]) == set(range(10))

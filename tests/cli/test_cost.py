@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cnngp import GPClassifier, Kernel, Recipe, datasets, zoo
+from cnngp import GPClassifier, Kernel, Recipe, Term, datasets, zoo
 from cnngp.cli import cost, run
 from cnngp.cli.output import one_command
 
@@ -67,3 +67,22 @@ def test_the_command_in_the_report_names_the_kind_of_kernel(tmp_path: Path) -> N
     assert run(["classify", *few, "--kind", "ntk", "--quiet"]) == 0
     command = "cnngp classify --network small_cnn --train 40 --test 20 --kind ntk"
     assert command in (tmp_path / "report.html").read_text()
+
+
+def test_gram_computes_the_matrices_of_a_recipe_and_a_fit_uses_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = Recipe([Term("small_cnn", symmetry="flip"), Term("dense_nngp", preparation="zca")], noise=0.1)
+    (tmp_path / "r.json").write_text(recipe.to_json())
+    data = datasets.digits().some(40, 10)
+    store = tmp_path / "store"
+    arguments = ["--recipe", str(tmp_path / "r.json"), "--train", "40", "--store", str(store), "--json"]
+    assert run(["gram", *arguments]) == 0
+    terms = json.loads(capsys.readouterr().out)["terms"]
+    assert {Path(t["store"]).name for t in terms} == {t.store_name for t in recipe.terms}
+    stored = GPClassifier(recipe, store=store, device="cpu").fit(data.X, data.y)
+    plain = GPClassifier(recipe, device="cpu").fit(data.X, data.y)
+    assert {p.name for p in store.glob("term-*")} == {t.store_name for t in recipe.terms}
+    np.testing.assert_array_equal(stored.loo_probabilities_, plain.loo_probabilities_)
+    assert run(["gram", *arguments, "--network", "small_cnn"]) == 1
+    assert "--recipe names the networks and preparations" in capsys.readouterr().err

@@ -20,6 +20,7 @@ from .common import (
     Kind,
     MaxPixels,
     NetworkName,
+    RecipeFile,
     Shape,
     Size,
     SkipBad,
@@ -41,10 +42,7 @@ _PREPARATIONS = ("plain", "contrast", "detail", "edges", "normalised", "zca", "p
 def classify(
     data: Data = "digits",
     network: NetworkName = "auto",
-    recipe: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE.json", help="A recipe made by recipe.to_json() instead of a network; see the docs."),
-    ] = None,
+    recipe: RecipeFile = None,
     train: Train = None,
     test: Annotated[
         int | None,

@@ -64,6 +64,10 @@ MaxPixels = Annotated[
 NetworkName = Annotated[
     str, typer.Option("--network", metavar="NAME", help="auto, a name from `cnngp networks`, or a JSON file.")
 ]
+RecipeFile = Annotated[
+    Path | None,
+    typer.Option("--recipe", metavar="FILE.json", help="A recipe that recipe.to_json() made, instead of a network."),
+]
 Train = Annotated[
     int | None, typer.Option(metavar="N", parser=values.whole(1), help="Use only the first N training images.")
 ]

@@ -18,6 +18,7 @@ from .common import (
     Kind,
     MaxPixels,
     NetworkName,
+    RecipeFile,
     Shape,
     Size,
     SkipBad,
@@ -36,6 +37,7 @@ from .output import Json, Quiet, last_line, say
 def gram(
     data: Data = "digits",
     network: NetworkName = "auto",
+    recipe: RecipeFile = None,
     train: Train = None,
     split: SplitName = "standard",
     size: Size = None,
@@ -79,10 +81,12 @@ def gram(
         raise ValueError("say where the matrix goes, such as --store digits.zarr, or use --plan to see the cost")
     if scheduler is not None and plan:
         raise ValueError("--plan measures this machine, so it cannot be combined with --scheduler")
-    from cnngp.datasets.preparation import as_preparation
+    from cnngp.estimators.kernels import prepared
+    from cnngp.estimators.recipe import Recipe, Term
     from cnngp.kernel.kernel import Kernel
     from cnngp.matrix.cluster.connection import connect
     from cnngp.matrix.plan import begun
+    from cnngp.matrix.store.places import child
     from cnngp.network.choice import default_network
 
     with nullcontext() if scheduler is None else connect(scheduler) as client:
@@ -100,26 +104,36 @@ def gram(
             whole=True,
         )
         images = read.some(train)
-        X = images.X if preparation == "plain" else as_preparation(preparation).fit_transform(images.X)
-        net = given or default_network(images.X.shape[1:], len(images.X))
-        name = network if given is not None else f"{zoo_name(net)} (chosen)"
-        kernel = Kernel(net, device, dtype, threads, kind)  # type: ignore[arg-type]
         say("data", f"{len(images.X):,} images of {data}")
-        say("network", f"{name}, {net.shapes(images.X.shape[1:]).cost:,} operations per pair")
-        if client is None:
-            say("engine", f"{kernel.device} ({kernel.engine_for(images.X.shape[1:]).identity})")
+        if recipe is None:
+            net = given or default_network(images.X.shape[1:], len(images.X))
+            terms: Any = [Term(net, preparation)]
+            name = network if given is not None else f"{zoo_name(net)} (chosen)"
         else:
-            say("cluster", f"{scheduler}, {_workers(client)}")
-        if plan:
-            _plan(kernel, X, tile, store, as_json)
-        else:
-            left = begun(kernel, X, store, tile)
+            if given is not None or preparation != "plain":
+                raise ValueError("--recipe names the networks and preparations; leave out --network and --preparation")
+            terms, name = Recipe.read(recipe).terms, ""
+        done = []
+        for term in terms:
+            kernel = Kernel(term.network, device, dtype, threads, kind, symmetry=term.symmetry)  # type: ignore[arg-type]
+            X = prepared(term, images.X)
+            place = store if store is None or len(terms) == 1 else child(store, term.store_name)
+            say("network", f"{name or term.name}, {term.network.shapes(X.shape[1:]).cost:,} operations per pair")
+            if client is None:
+                say("engine", f"{kernel.device} ({kernel.engine_for(X.shape[1:]).identity})")
+            else:
+                say("cluster", f"{scheduler}, {_workers(client)}")
+            if plan:
+                done.append(_plan(kernel, X, tile, place))
+                continue
+            left = begun(kernel, X, place, tile)
             if left is not None:
                 say("continues", f"{left.tiles:,} of {left.of:,} tiles are there already")
             pairs = len(X) * (len(X) - 1) // 2 if left is None else left.pairs_left
             if client is None and pairs:
                 tell_cost(kernel, X, pairs)
-            _compute(kernel, X, store, tile, verify, client, as_json)
+            done.append(_compute(kernel, X, place, tile, verify, client))
+        last_line(as_json, done[0] if len(done) == 1 else {"command": "gram", "terms": done})
 
 
 def _workers(client: Any) -> str:
@@ -127,9 +141,7 @@ def _workers(client: Any) -> str:
     return f"{len(threads):,} workers, {sum(threads):,} threads"
 
 
-def _compute(
-    kernel: Any, X: Any, store: str | None, tile: int | None, verify: bool, client: Any, as_json: bool
-) -> None:
+def _compute(kernel: Any, X: Any, store: Any, tile: int | None, verify: bool, client: Any) -> dict[str, Any]:
     from cnngp.common.memory import size
     from cnngp.matrix.gram import gram as compute
 
@@ -140,11 +152,11 @@ def _compute(
     say("store", str(store))
     say("matrix", f"{K.shape[0]:,} × {K.shape[1]:,} {K.dtype}, {size(K.nbytes)} in tiles of {K.chunks[0]}")
     say("time", f"{seconds:.1f} s")
-    result = {"shape": list(K.shape), "dtype": str(K.dtype), "tile": K.chunks[0], "store": store, "seconds": seconds}
-    last_line(as_json, {"command": "gram", **result})
+    result = {"shape": list(K.shape), "dtype": str(K.dtype), "tile": K.chunks[0], "store": str(store)}
+    return {"command": "gram", **result, "seconds": seconds}
 
 
-def _plan(kernel: Any, X: Any, tile: int | None, store: str | None, as_json: bool) -> None:
+def _plan(kernel: Any, X: Any, tile: int | None, store: Any) -> dict[str, Any]:
     from cnngp.common.memory import size
     from cnngp.common.progress import duration
     from cnngp.matrix.plan import plan
@@ -159,7 +171,7 @@ def _plan(kernel: Any, X: Any, tile: int | None, store: str | None, as_json: boo
     say("speed", f"{p.pairs_per_second:,.0f} pairs/s, measured on a few pairs")
     say("time", f"about {duration(p.seconds)}")
     warn_if_long(p.seconds)
-    last_line(as_json, {"command": "gram --plan", **p.as_dict()})
+    return {"command": "gram --plan", **p.as_dict()}
 
 
 def _status(where: str, verify: bool, as_json: bool) -> None:

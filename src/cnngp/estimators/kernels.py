@@ -180,8 +180,7 @@ class RecipeKernel:
         """The store itself of a recipe of one term, so that it may be filled by `gram`; else a part of it."""
         if self.single:
             return store
-        digest = hashlib.sha256(f"{t.term.as_dict() | {'weight': 1.0}}".encode())
-        return child(store, f"term-{digest.hexdigest()[:16]}")
+        return child(store, t.term.store_name)
 
 
 def _added(parts: list[Any], factor: float) -> Any:
@@ -220,6 +219,14 @@ def unit_of(kernel: RecipeKernel, recipe: Recipe, images: Any) -> float:
         return 1.0
     mean = float(kernel.diag(images.some()).mean())
     return (mean if mean > 0.0 else 1.0) / recipe.terms[0].weight
+
+
+def prepared(term: Term, X: Array) -> Array:
+    """Training images as a term's kernel sees them in a fit."""
+    if term.preparation == "plain":
+        return X
+    maps = () if term.symmetry is None else maps_of(term.symmetry)
+    return as_preparation(term.preparation).fit(X, maps=maps).transform(X)
 
 
 def elements_of(term: Term, input_shape: Sequence[int]) -> int:

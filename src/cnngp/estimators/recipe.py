@@ -7,6 +7,7 @@ so that weights compare, and the noise means the same for every network.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,6 +85,12 @@ class Term:
     def is_plain(self) -> bool:
         """Whether the kernel is that of the network on the images as they are."""
         return self.preparation == "plain" and self.symmetry is None
+
+    @property
+    def store_name(self) -> str:
+        """What the part of a store that holds this term's matrix is called, whatever its weight."""
+        said = json.dumps(self.as_dict() | {"weight": 1.0}, sort_keys=True)
+        return f"term-{hashlib.sha256(said.encode()).hexdigest()[:16]}"
 
     def as_dict(self) -> dict[str, Any]:
         return {

@@ -100,8 +100,19 @@ class Request:
         fixed = self.preparation if self.preparation not in (None, "loo") else "plain"
         return Recipe((Term(layers, fixed, symmetry),))
 
+    @cached_property
+    def _kernels(self) -> dict[tuple[Network, Symmetry | None], Kernel]:
+        return {}
+
     def make(self, network: Network, symmetry: Symmetry | None = None) -> Kernel:
-        """A kernel with the settings that were asked for; a `Kernel` that was given is taken as it is."""
+        """A kernel with the settings that were asked for, one for each network; a `Kernel` that was given is taken as
+        it is.
+        """
+        if (network, symmetry) not in self._kernels:
+            self._kernels[network, symmetry] = self._made(network, symmetry)
+        return self._kernels[network, symmetry]
+
+    def _made(self, network: Network, symmetry: Symmetry | None) -> Kernel:
         given = self.network
         if isinstance(given, Kernel):
             own = as_kernel(given, self.device, self.dtype, self.threads, self.kind)
