@@ -1,17 +1,21 @@
-# make demo: the main job on embedded data.    make test: every check.
+# make demo: the main job on embedded data.    make test: every check.    make test-all: the slow ones too.
 # make docs: the documentation site in site/.  make docs-serve: the same at http://127.0.0.1:8000, built again on changes.
 # make dist: sdist and wheel in dist/, and the wheel tried in a fresh environment.
 # Each makes its own environment; PYTHON=python3.13 chooses the interpreter.
 PYTHON ?= python3
 NEEDS = $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "cnngp needs Python 3.11 or newer; use make PYTHON=python3.12")'
 
-.PHONY: demo test lint docs docs-serve dist clean
+.PHONY: demo test test-all lint docs docs-serve dist clean
 
 demo: .venv/.ready
 	.venv/bin/cnngp classify
 
 test: .venv-test/.ready lint
 	OMP_NUM_THREADS=1 .venv-test/bin/python -m pytest -n 2 --dist loadfile
+
+# With all examples of the tests that draw them, and scikit-learn's array API checks.
+test-all: .venv-test/.ready lint
+	CNNGP_TESTS=all SCIPY_ARRAY_API=1 OMP_NUM_THREADS=1 .venv-test/bin/python -m pytest -n 2 --dist loadfile -m 'not gpu'
 
 lint: .venv-test/.ready
 	.venv-test/bin/ruff check .

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cnngp import (
@@ -37,6 +37,7 @@ from cnngp.kernel.check import WrongKernelError
 from cnngp.kernel.engines.base import RangeError
 from cnngp.kernel.engines.cpu.engine import CpuEngine
 from cnngp.network.layers import Network
+from helpers.examples import examples
 from helpers.networks import STEP, images, networks_with_shapes, relu_like, smooth
 
 NET = Sequential(Conv(3, bias_var=0.1), ReLU(), Dense())
@@ -193,7 +194,7 @@ def test_means_of_nearly_nothing_raise_no_alarm(net: Network, dtype: str) -> Non
 
 
 @given(drawn=networks_with_shapes(st.one_of(relu_like, smooth, st.just(STEP))), seed=st.integers(0, 2**32 - 1))
-@settings(max_examples=15)
+@examples(15)
 def test_generated_networks_raise_no_alarm(drawn: Any, seed: int) -> None:
     net, shape = drawn
     for dtype in ("float32", "float64"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cnngp import (
@@ -28,6 +28,7 @@ from cnngp import (
 from cnngp.kernel.engines.base import RangeError
 from cnngp.kernel.formulas import formula
 from cnngp.network import reference
+from helpers.examples import examples
 from helpers.networks import images, networks_with_shapes, relu_like, smooth
 from helpers.nonlinearities import ONE_OF_EACH
 
@@ -50,7 +51,7 @@ def check(net, shape, dtype, seed, tolerance):
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @given(drawn=networks_with_shapes(relu_like), seed=st.integers(0, 10**6))
-@settings(max_examples=300)
+@examples(300)
 def test_relu_like_networks_agree_with_the_reference(dtype, drawn, seed):
     check(*drawn, dtype, seed, TOLERANCE[dtype])
 
@@ -74,7 +75,7 @@ SMOOTH_TOLERANCE = {"float32": 1e-5, "float64": 1e-12}
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @given(drawn=networks_with_shapes(smooth), seed=st.integers(0, 10**6))
-@settings(max_examples=200)
+@examples(200)
 def test_smooth_networks_agree_with_the_reference(dtype, drawn, seed):
     check(*drawn, dtype, seed, SMOOTH_TOLERANCE[dtype])
 
@@ -92,7 +93,7 @@ def test_smooth_networks_agree_with_the_reference(dtype, drawn, seed):
     ],
 )
 @given(seed=st.integers(0, 10**6))
-@settings(max_examples=30)
+@examples(30)
 def test_step_networks_agree_with_the_reference(act, dtype, steps, tolerance, seed):
     blocks = [layer for _ in range(steps) for layer in (Conv(3, bias_var=0.1), act)]
     check(Sequential(*blocks, Dense()), (2, 5, 4), dtype, seed, tolerance)

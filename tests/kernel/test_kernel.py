@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cnngp import Conv, Dense, Elementwise, Kernel, ReLU, Sequential, zoo
 from cnngp.network import reference
+from helpers.examples import examples
 from helpers.kernels import DTYPES, SMALL, each_device, random_images
 from helpers.networks import STEP, images, networks_with_shapes, relu_like, smooth
 
@@ -33,7 +34,7 @@ def error(K, R):
     n=st.sampled_from([1, 2, 7, 8, 9, 17, 33]),
     seed=st.integers(0, 10**6),
 )
-@settings(max_examples=40)
+@examples(40)
 def test_entries_depend_on_their_two_images_alone(device, dtype, drawn, n, seed):
     net, shape = drawn
     X = images(shape, n, seed)
@@ -72,7 +73,7 @@ def test_series_of_elementwise_functions_do_not_depend_on_the_batch(device, dtyp
 
 @each_device
 @given(drawn=networks_with_shapes(relu_like, max_pixels=150), seed=st.integers(0, 10**6))
-@settings(max_examples=25)
+@examples(25)
 def test_kernel_matrices_are_positive_semidefinite(device, drawn, seed):
     net, shape = drawn
     X = np.random.default_rng(seed).normal(size=(12, *shape))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cnngp import (
@@ -28,6 +28,7 @@ from cnngp import (
 )
 from cnngp.kernel.program import PIXELS, lower
 from cnngp.network import reference
+from helpers.examples import examples
 from helpers.networks import images, relu_like, smooth
 from helpers.pooled import pooled_networks
 
@@ -53,7 +54,7 @@ def check(net, shape, dtype, seed, tolerance):
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @given(drawn=pooled_networks(relu_like), seed=st.integers(0, 10**6))
-@settings(max_examples=100)
+@examples(100)
 def test_relu_like_networks_with_pools_agree_with_the_reference(dtype, drawn, seed):
     check(*drawn, dtype, seed, {"float32": 1e-6, "float64": 1e-12}[dtype])
 
@@ -61,7 +62,7 @@ def test_relu_like_networks_with_pools_agree_with_the_reference(dtype, drawn, se
 # The smooth nonlinearities lose digits by their conditioning, with and without pools (test_engine.py).
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @given(drawn=pooled_networks(smooth, max_elements=2000), seed=st.integers(0, 10**6))
-@settings(max_examples=60)
+@examples(60)
 def test_smooth_networks_with_pools_agree_with_the_reference(dtype, drawn, seed):
     check(*drawn, dtype, seed, {"float32": 1e-5, "float64": 1e-12}[dtype])
 

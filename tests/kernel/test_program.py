@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from cnngp import (
@@ -30,6 +30,7 @@ from cnngp import (
 from cnngp.kernel.check import compare
 from cnngp.kernel.program import lower
 from cnngp.network import reference
+from helpers.examples import examples
 from helpers.networks import STEP, images, networks_with_shapes, relu_like, smooth
 from helpers.pooled import pooled_networks
 from helpers.program_oracle import error, interpret
@@ -38,7 +39,7 @@ from helpers.program_oracle import error, interpret
 
 
 @given(drawn=networks_with_shapes(st.one_of(relu_like, smooth), max_pixels=200), seed=st.integers(0, 10**6))
-@settings(max_examples=120)
+@examples(120)
 def test_a_program_computes_the_kernel_of_its_network(drawn, seed):
     net, shape = drawn
     X = images(shape, 4, seed)
@@ -46,7 +47,7 @@ def test_a_program_computes_the_kernel_of_its_network(drawn, seed):
 
 
 @given(drawn=pooled_networks(st.one_of(relu_like, smooth), max_elements=1500), seed=st.integers(0, 10**6))
-@settings(max_examples=60)
+@examples(60)
 def test_a_program_of_sheets_computes_the_kernel_of_its_network(drawn, seed):
     net, shape = drawn
     X = images(shape, 3, seed)
@@ -118,13 +119,13 @@ def assert_both(net, X):
 
 
 @given(drawn=networks_with_shapes(st.one_of(relu_like, smooth), max_pixels=100), seed=st.integers(0, 10**6))
-@settings(max_examples=40)
+@examples(40)
 def test_a_program_computes_the_tangent_kernel_too(drawn, seed):
     assert_both(drawn[0], images(drawn[1], 4, seed))
 
 
 @given(drawn=pooled_networks(st.one_of(relu_like, smooth), max_elements=600), seed=st.integers(0, 10**6))
-@settings(max_examples=30)
+@examples(30)
 def test_a_program_of_sheets_computes_the_tangent_kernel_too(drawn, seed):
     assert_both(drawn[0], images(drawn[1], 3, seed))
 
@@ -159,7 +160,7 @@ def test_a_step_has_no_tangent_kernel_and_says_where_it_stands():
 
 
 @given(drawn=networks_with_shapes(st.just(STEP), max_pixels=100), seed=st.integers(0, 1000))
-@settings(max_examples=30)
+@examples(30)
 def test_step_networks_are_lowered_rightly(drawn, seed):
     net, shape = drawn
     X = images(shape, 4, seed)
@@ -198,7 +199,7 @@ def test_a_residual_network_needs_few_maps_at_a_time():
 
 
 @given(drawn=networks_with_shapes())
-@settings(max_examples=40)
+@examples(40)
 def test_an_image_keeps_one_variance_for_each_element_of_each_nonlinearity(drawn):
     program = lower(*drawn)
     offset = 0

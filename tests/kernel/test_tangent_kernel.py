@@ -7,7 +7,7 @@ import pickle
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cnngp import (
@@ -34,6 +34,7 @@ from cnngp import (
 )
 from cnngp.kernel.check import compare, documented_bound
 from cnngp.network import reference
+from helpers.examples import examples
 from helpers.gaussian_expectation import expectation
 from helpers.networks import images, networks_with_shapes, relu_like, smooth
 from helpers.nonlinearities import DIFFERENTIABLE
@@ -83,14 +84,14 @@ def at_correlation_one(net, dtype):
 
 
 @given(drawn=networks_with_shapes(st.one_of(relu_like, smooth), max_pixels=120), seed=st.integers(0, 10**6))
-@settings(max_examples=25)
+@examples(25)
 @DTYPES
 def test_generated_networks(dtype, drawn, seed):
     assert_close(drawn[0], images(drawn[1], 5, seed), dtype)
 
 
 @given(drawn=pooled_networks(st.one_of(relu_like, smooth), max_elements=800), seed=st.integers(0, 10**6))
-@settings(max_examples=15)
+@examples(15)
 @DTYPES
 def test_generated_networks_with_pools(dtype, drawn, seed):
     assert_close(drawn[0], images(drawn[1], 4, seed), dtype)

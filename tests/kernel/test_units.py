@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cnngp import (
@@ -28,6 +28,7 @@ from cnngp import (
     zoo,
 )
 from cnngp.network import reference
+from helpers.examples import examples
 from helpers.nonlinearities import ONE_OF_EACH
 from helpers.program_oracle import error
 
@@ -84,7 +85,7 @@ def test_what_is_tiny_only_inside_is_carried_in_float32():
     skip=st.booleans(),
     bias=st.sampled_from([0.0, 1e-8, 1e8]),
 )
-@settings(max_examples=40)
+@examples(40)
 def test_any_course_of_powers_keeps_float32_exact(factors, skip, bias):
     """Weight variances of 10^−12 … 10^12 in any order; a last layer brings the result back to order one."""
     layers = []

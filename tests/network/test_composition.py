@@ -9,7 +9,7 @@ import re
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from cnngp import (
     Abs,
@@ -27,6 +27,7 @@ from cnngp import (
 )
 from cnngp.network import reference
 from cnngp.network.composition import check_network
+from helpers.examples import examples
 from helpers.networks import networks_with_shapes
 from helpers.nonlinearities import ONE_OF_EACH
 
@@ -260,7 +261,7 @@ def test_errors_about_sizes_name_the_layer_too():
 
 
 @given(drawn=networks_with_shapes())
-@settings(max_examples=50)
+@examples(50)
 def test_appending_a_second_skip_or_a_nonlinearity_breaks_any_network(drawn):
     net, _ = drawn
     check_network(net)

@@ -10,7 +10,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import cnngp
@@ -39,6 +39,7 @@ from cnngp import (
     from_json,
     zoo,
 )
+from helpers.examples import examples
 from helpers.networks import convolutions, networks_with_shapes, relu_like, smooth, transposed
 
 NAMES = {name: getattr(cnngp, name) for name in cnngp.network.layers.LAYERS}
@@ -85,7 +86,7 @@ def test_a_network_prints_as_the_code_that_makes_it(net):
 
 
 @given(net=st.one_of(any_network, convolutions(2), transposed(3)))
-@settings(max_examples=100)
+@examples(100)
 def test_code_json_and_pickle_give_an_equal_network(net):
     for again in (eval(repr(net), NAMES), from_json(net.to_json()), pickle.loads(pickle.dumps(net))):
         assert again == net

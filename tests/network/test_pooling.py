@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cnngp import (
@@ -25,6 +25,7 @@ from cnngp.network import reference
 from cnngp.network.demands import placed
 from cnngp.network.geometry import AxisSum, Window
 from cnngp.network.sheets import convolution, pool, transposed_convolution
+from helpers.examples import examples
 from helpers.matrix_oracle import oracle
 from helpers.networks import images, relu_like, smooth
 from helpers.pooled import pooled_networks
@@ -130,7 +131,7 @@ def test_circular_sheets_meet_across_the_border():
 
 
 @given(drawn=pooled_networks(st.one_of(relu_like, smooth), max_elements=1500), seed=st.integers(0, 10**6))
-@settings(max_examples=60)
+@examples(60)
 def test_the_reference_agrees_with_matrices_of_all_covariances(drawn, seed):
     net, shape = drawn
     X = images(shape, 2, seed)

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from scipy import special
 
@@ -26,6 +26,7 @@ from cnngp import (
     zoo,
 )
 from cnngp.network import reference
+from helpers.examples import examples
 from helpers.loop_oracle import (
     as_map,
     conv_loop,
@@ -44,7 +45,7 @@ from helpers.networks import convolutions, images, networks_with_shapes, relu_li
 
 
 @given(data=st.data(), axes=st.integers(1, 3), seed=st.integers(0, 1000))
-@settings(max_examples=150)
+@examples(150)
 def test_a_convolution_sums_over_the_patch_of_each_location(data, axes, seed):
     layer = data.draw(convolutions(axes))
     size = tuple(data.draw(st.integers(2, (12, 7, 4)[axes - 1])) for _ in range(axes))
@@ -60,7 +61,7 @@ def test_a_convolution_sums_over_the_patch_of_each_location(data, axes, seed):
 
 
 @given(data=st.data(), axes=st.integers(1, 3))
-@settings(max_examples=80)
+@examples(80)
 def test_a_transposed_convolution_is_the_transposed_matrix_of_the_convolution(data, axes):
     drawn = data.draw(transposed(axes))
     padding = data.draw(st.sampled_from(["same", "valid", 1, ((0, 1),) * axes]))
@@ -88,7 +89,7 @@ def test_a_transposed_convolution_is_the_transposed_matrix_of_the_convolution(da
 
 
 @given(data=st.data(), axes=st.integers(1, 2), seed=st.integers(0, 1000))
-@settings(max_examples=60)
+@examples(60)
 def test_conv_and_its_transpose_are_adjoint(data, axes, seed):
     """⟨Conv V, W⟩ = ⟨V, ConvTranspose W⟩ where the transpose comes back to the size it started from."""
     kernel, stride = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 3))
@@ -107,7 +108,7 @@ def test_conv_and_its_transpose_are_adjoint(data, axes, seed):
 
 
 @given(drawn=networks_with_shapes(st.one_of(relu_like, smooth), max_pixels=50), seed=st.integers(0, 10**6))
-@settings(max_examples=60)
+@examples(60)
 def test_whole_networks_agree_with_the_loop_oracle(drawn, seed):
     net, shape = drawn
     X = images(shape, 4, seed)  # the first is blank
@@ -145,7 +146,7 @@ def test_the_papers_networks_agree_with_the_loop_oracle_on_small_images(net):
 
 
 @given(data=st.data(), axes=st.integers(1, 3))
-@settings(max_examples=40)
+@examples(40)
 def test_linear_layers_agree_with_pytorch_filters_of_ones(data, axes):
     torch = pytest.importorskip("torch")
     F = torch.nn.functional

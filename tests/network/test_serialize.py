@@ -7,7 +7,7 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cnngp import (
@@ -34,6 +34,7 @@ from cnngp import (
     Sum,
     from_json,
 )
+from helpers.examples import examples
 
 
 def test_json_is_plain_and_writes_defaults_so_that_a_new_default_cannot_change_an_old_file():
@@ -112,7 +113,7 @@ def test_json_that_is_no_network_is_refused(text, message):
 
 
 @given(text=st.text(max_size=30), value=st.recursive(st.none() | st.integers() | st.text(max_size=5), st.lists))
-@settings(max_examples=50)
+@examples(50)
 def test_any_damage_to_json_is_a_network_error(text, value):
     for damaged in (text, json.dumps(value), wrapped(json.dumps(value)), wrapped(json.dumps({"layer": value}))):
         with pytest.raises(NetworkError):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import assume, example, given, settings
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from cnngp import Conv, ConvTranspose, Dense, Identity, Kernel, NetworkError, ReLU, Sequential, Sum, zoo
 from cnngp.network import reference, sheets
 from cnngp.network.geometry import AxisSum, Window
 from cnngp.network.reference import convolution, transposed_convolution
+from helpers.examples import examples
 from helpers.networks import convolutions, networks_with_shapes, transposed
 
 
@@ -114,7 +115,7 @@ def torch_size(layer, size: tuple[int, ...]) -> tuple[int, ...]:
 
 
 @given(data=st.data(), axes=st.integers(1, 3))
-@settings(max_examples=120)
+@examples(120)
 def test_convolutions_have_the_sizes_of_pytorch(data, axes):
     layer = data.draw(convolutions(axes))
     assume(layer.padding != "same")
@@ -138,7 +139,7 @@ def test_convolutions_have_the_sizes_of_pytorch(data, axes):
     padding=st.integers(0, 2),
     extra=st.integers(0, 3),
 )
-@settings(max_examples=120)
+@examples(120)
 def test_transposed_convolutions_have_the_sizes_of_pytorch(data, axes, padding, extra):
     drawn = data.draw(transposed(axes))
     layer = ConvTranspose(drawn.kernel_size, drawn.stride, padding, drawn.dilation, output_padding=extra)
@@ -154,7 +155,7 @@ def test_transposed_convolutions_have_the_sizes_of_pytorch(data, axes, padding, 
 
 
 @given(drawn=networks_with_shapes())
-@settings(max_examples=30)
+@examples(30)
 def test_the_table_agrees_with_the_maps_of_the_reference(drawn):
     net, shape = drawn
     layers = net.layers
@@ -182,7 +183,7 @@ def test_the_table_agrees_with_the_maps_of_the_reference(drawn):
     st.integers(1, 12),
 )
 @example(Window(2, 1, 1, 0, 1, "circular"), 1)
-@settings(max_examples=150)
+@examples(150)
 def test_the_transposed_sum_is_the_adjoint_of_the_convolved_one(window, size):
     try:
         forward = sheets.convolution(window, size).pieces(0)[0].sums

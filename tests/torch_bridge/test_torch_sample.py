@@ -8,7 +8,7 @@ import re
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, reject, settings
+from hypothesis import given, reject
 from hypothesis import strategies as st
 from scipy import stats
 from torch import nn
@@ -36,6 +36,7 @@ from cnngp import (
 )
 from cnngp.network import reference
 from cnngp.torch_bridge import sample_outputs
+from helpers.examples import examples
 from helpers.networks import networks_with_shapes, relu_like, smooth
 from helpers.nonlinearities import ONE_OF_EACH
 from helpers.pooled import pooled_networks
@@ -86,7 +87,7 @@ DRAWN = st.one_of(
 
 
 @given(DRAWN, st.integers(0, 2**32 - 1))
-@settings(max_examples=40)
+@examples(40)
 def test_any_network_round_trips_and_both_ways_of_sampling_agree(drawn: tuple, seed: int) -> None:
     net, shape = drawn
     X = np.random.default_rng(seed).normal(size=(2, *shape))
