@@ -91,6 +91,9 @@ def gram(
 
     with nullcontext() if scheduler is None else connect(scheduler) as client:
         given = network_by_name(network)
+        if recipe is not None and (given is not None or preparation != "plain"):
+            raise ValueError("--recipe names the networks and preparations; leave out --network and --preparation")
+        asked = None if recipe is None else Recipe.read(recipe)
         # All images of a folder or a file: nothing is predicted here, so none are kept for a test.
         read = read_data(
             data,
@@ -105,14 +108,12 @@ def gram(
         )
         images = read.some(train)
         say("data", f"{len(images.X):,} images of {data}")
-        if recipe is None:
+        if asked is None:
             net = given or default_network(images.X.shape[1:], len(images.X))
             terms: Any = [Term(net, preparation)]
             name = network if given is not None else f"{zoo_name(net)} (chosen)"
         else:
-            if given is not None or preparation != "plain":
-                raise ValueError("--recipe names the networks and preparations; leave out --network and --preparation")
-            terms, name = Recipe.read(recipe).terms, ""
+            terms, name = asked.terms, ""
         done = []
         for term in terms:
             kernel = Kernel(term.network, device, dtype, threads, kind, symmetry=term.symmetry)  # type: ignore[arg-type]
