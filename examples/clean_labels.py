@@ -1,11 +1,14 @@
 """Cleaning labels: which of my labels are wrong? The other images know, by leave-one-out, without fitting again."""
 
+# region imports
 import sys
 from pathlib import Path
 
 import numpy as np
 
 from cnngp import GPClassifier, datasets, zoo
+
+# endregion
 
 
 def main(pictures: Path | None = None) -> dict[str, float]:

@@ -1,5 +1,6 @@
 """Few labels against a CNN: the exact GP and a small trained network on the same few digits, and what to label next."""
 
+# region imports
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,6 +10,8 @@ import torch
 from torch import nn
 
 from cnngp import GPClassifier, datasets, zoo
+
+# endregion
 
 
 # region cnn

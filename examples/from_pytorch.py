@@ -1,10 +1,13 @@
 """Your PyTorch model as an exact Gaussian process: import it, look at what it became, classify digits with it."""
 
+# region imports
 from torch import nn
 from torch.nn import functional as F
 
 import cnngp
 from cnngp import GPClassifier, datasets
+
+# endregion
 
 
 # region model

@@ -3,6 +3,7 @@
 Here 1,200 small images stand for the million; every step is the same, and the last one says what the million costs.
 """
 
+# region imports
 import tempfile
 from pathlib import Path
 
@@ -11,6 +12,8 @@ import zarr
 
 from cnngp import GPClassifier, Kernel, datasets, gram, zoo
 from cnngp.gp import solve
+
+# endregion
 
 
 def main() -> dict[str, float]:

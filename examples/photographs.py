@@ -4,6 +4,7 @@ The pictures are small pieces of two photographs that come with scikit-learn, so
 your own, skip `cut_up` and give the folder that holds one sub-folder for each class.
 """
 
+# region imports
 import sys
 import tempfile
 from pathlib import Path
@@ -13,6 +14,8 @@ from PIL import Image
 from sklearn.datasets import load_sample_images
 
 from cnngp import Conv, Dense, GlobalAvgPool, GPClassifier, ReLU, Sequential, datasets
+
+# endregion
 
 # region cut
 # Where each class is to be seen: photograph, then top, left, bottom, right for training, and another part for testing.

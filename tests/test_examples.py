@@ -54,6 +54,17 @@ def test_few_labels(tmp_path: Path) -> None:
     assert (tmp_path / "few_labels.png").stat().st_size > 10_000
 
 
+def test_sets(capsys: pytest.CaptureFixture[str]) -> None:
+    """Ten draws have a standard error of about 1.2 %; the numbers of one fit are those that the tutorial shows."""
+    found = _load("sets").main(draws=10)
+    assert found["one draw"] == pytest.approx(0.966)
+    assert found["right"] == pytest.approx(0.9, abs=0.04)
+    assert found["spoilt"] == pytest.approx(0.9, abs=0.04)
+    assert found["none"] > 0.9
+    assert 0.8 < found["interval"] < 0.97
+    assert "image 8: 3 or 8 (it is 8)" in capsys.readouterr().out
+
+
 def test_million_images() -> None:
     found = _load("million_images").main()
     assert found["tiles that were kept"] == 14

@@ -20,7 +20,7 @@ def part(program: str, name: str) -> str:
     found = re.findall(rf"^ *# region {name}\n(.*?)^ *# endregion\n", text, re.DOTALL | re.MULTILINE)
     if len(found) != 1:
         raise SystemExit(f"{program}: expected one region {name}, found {len(found)}")
-    return textwrap.dedent(found[0])
+    return textwrap.dedent(found[0]).rstrip("\n") + "\n"
 
 
 def with_code(page: str) -> str:

@@ -67,7 +67,7 @@ def test_tutorials_show_the_programs_that_the_tests_run(site: Path) -> None:
         text = page.read_text(encoding="utf-8")
         assert include_code.with_code(text) == text, "run `python tools/include_code.py`"
     built = [page.read_text(encoding="utf-8") for page in (site / "tutorials").glob("*.html")]
-    assert len(built) == 5
+    assert len(built) == 6
     assert all(page.count('<div class="highlight">') >= 3 for page in built)
     assert any("most_uncertain" in page for page in built)
 
@@ -95,7 +95,7 @@ def test_files_that_are_named_exist(text: Path) -> None:
     named = set(re.findall(r"`([\w/]+\.py)`", text.read_text(encoding="utf-8")))
     every = [
         f"/{path.relative_to(ROOT).as_posix()}"
-        for folder in ("src", "tests", "tools", "examples", "benchmarks")
+        for folder in ("src", "tests", "tools", "examples", "benchmarks", "experiments")
         for path in (ROOT / folder).rglob("*.py")
     ]
     assert [name for name in sorted(named) if not any(path.endswith(f"/{name}") for path in every)] == []
