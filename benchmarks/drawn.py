@@ -299,6 +299,15 @@ def weighted(n: int, rng: np.random.Generator) -> Made:
     return X, (X.reshape(n, 64) @ weights > 0.0).astype(int)
 
 
+def signed(n: int, rng: np.random.Generator) -> Made:
+    """Six patterns of 12 × 12 in much noise, each image with its own strength and a sign at random."""
+    shared = np.random.default_rng(9)  # the same patterns for training and test images
+    patterns = np.stack([clouds(shared, 12, 1.0) for _ in range(6)])
+    y = rng.integers(6, size=n)
+    strength = rng.choice([-1.0, 1.0], n) * rng.uniform(0.5, 1.5, n)
+    return (strength[:, None, None] * patterns[y] + 1.6 * rng.standard_normal((n, 12, 12)))[:, None], y
+
+
 SETS: dict[str, Callable[[int, np.random.Generator], Made]] = {
     "clothing": clothing,
     "doubtful": doubtful,
@@ -312,8 +321,9 @@ SETS: dict[str, Callable[[int, np.random.Generator], Made]] = {
     "signals": signals,
     "brightness": brightness,
     "weighted": weighted,
+    "signed": signed,
 }
-_UNBOUNDED = ("signals", "weighted")  # all others are pictures, with pixels from 0 to 1
+_UNBOUNDED = ("signals", "weighted", "signed")  # all others are pictures, with pixels from 0 to 1
 
 
 def _images(name: str, n: int, seed: int) -> Made:

@@ -209,8 +209,16 @@ def nothing_local(n: int, seed: int) -> tuple[Any, Any]:
     return X, (X.reshape(n, 64) @ weights > 0.0).astype(int)
 
 
+def signed(n: int, seed: int) -> tuple[Any, Any]:
+    """Four patterns in noise, each image with a sign at random: neighbours are not near."""
+    rng, patterns = np.random.default_rng(seed), np.random.default_rng(99).standard_normal((4, 1, 8, 8))
+    y = np.arange(n) % 4
+    return rng.choice([-1.0, 1.0], (n, 1, 1, 1)) * patterns[y] + 1.2 * rng.standard_normal((n, 1, 8, 8)), y
+
+
 @pytest.mark.parametrize(
-    ("drawn", "n", "most"), [(bars, 80, 0.05), (anywhere, 80, 0.25), (levels, 80, 0.12), (nothing_local, 120, 0.3)]
+    ("drawn", "n", "most"),
+    [(bars, 80, 0.05), (anywhere, 80, 0.25), (levels, 80, 0.12), (nothing_local, 120, 0.3), (signed, 100, 0.1)],
 )
 def test_the_default_finds_what_the_usual_network_does_not_see(drawn: Any, n: int, most: float) -> None:
     X, y = drawn(n, 0)

@@ -47,6 +47,7 @@ IMAGES: tuple[Row, ...] = (
     ("small_cnn-bias{b}", ("plain",), (None,)),
     ("dense_nngp", ("plain", "contrast"), (None,)),
     ("dense_nngp-bias{b}", ("plain",), (None,)),
+    ("dense_even", ("plain",), (None,)),
 )
 """For images, the first ones usual; {plain} is the paper's ResNet for pictures of 16 × 16 and more."""
 PHOTOGRAPHS: tuple[Row, ...] = (

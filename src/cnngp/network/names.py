@@ -36,6 +36,7 @@ NETWORKS: dict[str, tuple[Callable[[], Network], str]] = {
     "conv_gp": (lambda: zoo.conv_gp(pool=5), "an RBF kernel over pairs of 5 × 5 patches that are close to each other"),
     "rbf": (zoo.rbf, "the RBF kernel on the pixels"),
     "dense_nngp": (zoo.dense_nngp, "three fully connected layers"),
+    "dense_even": (zoo.dense_even, "one fully connected layer, for inputs whose sign does not matter"),
 }
 """A maker for each name, and what it makes."""
 

@@ -172,6 +172,11 @@ def dense_nngp(
     return Sequential(*(layer for _ in range(depth) for layer in (dense, kinds[nonlinearity])), dense)
 
 
+def dense_even() -> Network:
+    """One fully connected hidden layer of `Abs`: an input and its negative are the same, as are signals of any polarity."""
+    return Sequential(Dense(), Abs(), Dense())
+
+
 def rbf(gamma: float = 16.0) -> Network:
     """The RBF kernel on the pixels, exp(−gamma·D) with D the mean squared difference of two images.
 
