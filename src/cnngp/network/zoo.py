@@ -173,7 +173,7 @@ def dense_nngp(
 
 
 def dense_even() -> Network:
-    """One fully connected hidden layer of `Abs`: an input and its negative are the same, as are signals of any polarity."""
+    """One fully connected hidden layer of `Abs`: an input and its negative are the same."""
     return Sequential(Dense(), Abs(), Dense())
 
 
