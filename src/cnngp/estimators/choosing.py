@@ -198,11 +198,23 @@ def choose(
     order = balanced(targets.Y, len(targets.Y), 0, groups, shuffled=True)
     if not compare or len(affordable) == 1 or len(order) < FEWEST:
         return found
-    if tell is not None:
-        tell("choosing", len(affordable))
     dearest_fit = float(max(c.elements for c in affordable) * pairs)
     allowance = max(_PART * min(limit, dearest_fit), _AT_LEAST * EFFORTS[effort])
-    return _compared(found, affordable, usual, images, targets, make, order, allowance)
+    tried = _within(affordable, usual, allowance)
+    if tell is not None:
+        tell("choosing", len(tried))
+    return _compared(found, tried, usual, images, targets, make, order, allowance)
+
+
+def _within(affordable: Sequence[Candidate], usual: Candidate, allowance: float) -> list[Candidate]:
+    """Those whose first round takes no more than half of the allowance, the usual one and then the cheapest first."""
+    room = allowance / _FIRST[0] ** 2
+    kept, used = {str(usual)}, float(usual.elements)
+    for candidate in sorted(affordable, key=lambda c: c.elements):
+        if str(candidate) not in kept and used + candidate.elements <= room:
+            kept.add(str(candidate))
+            used += candidate.elements
+    return [c for c in affordable if str(c) in kept]
 
 
 def _compared(
