@@ -97,7 +97,8 @@ def test_a_run_that_learned_nothing_warns(tmp_path: Path, capsys: pytest.Capture
     rng = np.random.default_rng(0)
     X, y = rng.random((84, 8, 8)), np.arange(84) % 3
     np.savez(tmp_path / "noise.npz", x_train=X[:60], y_train=y[:60], x_test=X[60:], y_test=y[60:])
-    assert run(["classify", "--data", str(tmp_path / "noise.npz"), "--output", str(tmp_path / "out"), "--quiet"]) == 0
+    quiet = ["--output", str(tmp_path / "out"), "--quiet"]
+    assert run(["classify", "--data", str(tmp_path / "noise.npz"), "--network", "small_cnn", *quiet]) == 0
     error = capsys.readouterr().err
     assert error.startswith("warning: No better than guessing: leave-one-out is wrong on ")
     assert error.count("\n") == 1
@@ -225,7 +226,8 @@ def test_class_names_that_no_figure_expects(tmp_path: Path, capsys: pytest.Captu
     np.savez(tmp_path / "named.npz", **arrays)
     with warnings.catch_warnings():
         warnings.simplefilter("default")  # as at a user's command line
-        assert run(["classify", "--data", str(tmp_path / "named.npz"), "--output", str(tmp_path / "out")]) == 0
+        arguments = ["--network", "small_cnn", "--output", str(tmp_path / "out")]
+        assert run(["classify", "--data", str(tmp_path / "named.npz"), *arguments]) == 0
     error = capsys.readouterr().err.splitlines()
     assert error
     assert all(line.startswith("warning: Glyph 27721 ") for line in error)
@@ -244,7 +246,8 @@ def test_a_full_disk_is_an_error_that_names_the_file(
         return replacing(path)
 
     monkeypatch.setattr(files, "replacing", no_room)
-    assert run(["classify", "--train", "40", "--test", "20", "--output", str(tmp_path)]) == 1
+    few = ["--network", "small_cnn", "--train", "40", "--test", "20"]
+    assert run(["classify", *few, "--output", str(tmp_path)]) == 1
     error = capsys.readouterr().err
     assert error.startswith(f"error: {tmp_path / full} cannot be written: No space left on device; ")
     assert error.count("\n") == 1

@@ -119,7 +119,7 @@ def test_a_bad_network_file_is_named(
 
 def test_too_little_memory(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     monkeypatch.setattr(memory, "available", lambda device="cpu": 1_000_000)
-    assert run(["classify", "--output", str(tmp_path)]) == 1
+    assert run(["classify", "--network", "small_cnn", "--output", str(tmp_path)]) == 1
     error = capsys.readouterr().err
     assert error.startswith("error: an exact fit of 1,297 images needs 20.2 MB of memory, but 1 MB are free")
     assert not any(tmp_path.iterdir())
@@ -129,7 +129,8 @@ def test_repeated_images_give_one_warning_line(tmp_path: Path, capsys: pytest.Ca
     data = datasets.digits().take(40, 20)
     twice, labels = np.concatenate([data.X, data.X]), np.concatenate([data.y, data.y])
     np.savez(tmp_path / "twice.npz", x_train=twice, y_train=labels, x_test=data.X_test, y_test=data.y_test)
-    arguments = ["classify", "--data", str(tmp_path / "twice.npz"), "--output", str(tmp_path / "out")]
+    data_and_place = ["--data", str(tmp_path / "twice.npz"), "--output", str(tmp_path / "out")]
+    arguments = ["classify", "--network", "small_cnn", *data_and_place]
     assert run(arguments) == 0  # noise by leave-one-out is enough for them
     assert capsys.readouterr().err == ""
     assert run([*arguments, "--noise", "0"]) == 0
@@ -159,7 +160,7 @@ def test_as_a_process(tmp_path: Path) -> None:
     """The real thing: no progress bar in a pipe, help without importing the world."""
     code = "import sys; from cnngp.cli import main; main()"
     done = subprocess.run(
-        [sys.executable, "-c", code, "classify", "--train", "40", "--test", "20"],
+        [sys.executable, "-c", code, "classify", "--network", "small_cnn", "--train", "40", "--test", "20"],
         cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
@@ -168,7 +169,7 @@ def test_as_a_process(tmp_path: Path) -> None:
         check=True,
     )
     assert done.stderr == ""
-    assert (tmp_path / "out" / "digits-auto-40" / "report.html").is_file()
+    assert (tmp_path / "out" / "digits-small_cnn-40" / "report.html").is_file()
     heavy = "import sys; import cnngp.cli; print([m for m in ('sklearn', 'numba', 'matplotlib') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", heavy], capture_output=True, text=True, timeout=300, check=True,
                           env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)})  # fmt: skip
@@ -189,7 +190,8 @@ def process(arguments: list[str], tmp_path: Path, **options: Any) -> Any:
 
 
 def test_quiet_says_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["classify", "--train", "40", "--test", "20", "--no-model", "--output", str(tmp_path)]
+    few = ["--network", "small_cnn", "--train", "40", "--test", "20", "--no-model"]
+    arguments = ["classify", *few, "--output", str(tmp_path)]
     assert run([*arguments, "--quiet"]) == 0
     printed = capsys.readouterr()
     assert (printed.out, printed.err) == ("", "")

@@ -241,7 +241,7 @@ def test_all_pictures_of_a_folder_are_fitted_even_a_class_of_one(
     pictures(tmp_path / "b")
     (tmp_path / "b" / "lonely").mkdir()
     Image.new("L", (8, 8), 90).save(tmp_path / "b" / "lonely" / "0.png")
-    arguments = ["--data", str(tmp_path / "b"), "--skip-bad", "--size", "8"]
+    arguments = ["--data", str(tmp_path / "b"), "--skip-bad", "--size", "8", "--network", "small_cnn"]
     assert run(["classify", *arguments]) == 1
     error = capsys.readouterr().err
     assert "class lonely has a single image, and one of each class is kept for testing; add another" in error

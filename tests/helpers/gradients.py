@@ -5,7 +5,7 @@ Errors are those of the largest derivative: in float64 1e-10 of it, in float32 1
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -64,13 +64,21 @@ def cuda_agrees(
         assert found[name] == pytest.approx(expected[name], rel=0, abs=close * size), name
 
 
-def check_nonlinearity(layer: Network, dtype: str, agrees: Agrees) -> None:
-    """Beside a skip, and under a pool, where an image meets itself at two places."""
-    plain = Sequential(Conv(2, bias_var=0.1), Sum(Identity(), Sequential(layer, Conv(2))), layer, Dense(1.5, 0.2))
-    under = Sequential(Conv(2, bias_var=0.1), layer, AvgPool(2), Conv(1, weight_var=0.7), layer, Dense())
+def check_nonlinearities(layers: Sequence[Network], dtype: str, agrees: Agrees) -> None:
+    """Each in a branch of its own: beside a skip, and under a pool, where an image meets itself at two places."""
+    plain = [
+        Sequential(Sum(Identity(), Sequential(layer, Conv(2))), layer, Dense(1.5 + 0.1 * i, 0.2))
+        for i, layer in enumerate(layers)
+    ]
+    under = [
+        Sequential(layer, AvgPool(2), Conv(1, weight_var=0.7), layer, Dense(1.5 + 0.1 * i))
+        for i, layer in enumerate(layers)
+    ]
     rng = np.random.default_rng(0)
-    shape = (1, 2, 2) if isinstance(layer, Elementwise) else (1, 3, 3)  # the oracle takes a quadrature for each number
-    for net in (plain, under):
+    # The oracle takes a quadrature for each number of an Elementwise.
+    shape = (1, 2, 2) if any(isinstance(layer, Elementwise) for layer in layers) else (1, 3, 3)
+    for branches in (plain, under):
+        net = Sequential(Conv(2, bias_var=0.1), Sum(*branches) if len(layers) > 1 else branches[0])
         X, Z = random_images(3, shape), random_images(2, shape, seed=1)
         agrees(net, X, Z, rng.normal(size=(3, 2)), dtype)
         agrees(net, X, None, rng.normal(size=(3, 3)), dtype)

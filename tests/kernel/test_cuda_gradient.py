@@ -16,6 +16,7 @@ from cnngp import (
     AvgPool,
     Conv,
     Dense,
+    Elementwise,
     Erf,
     GlobalAvgPool,
     LeakyReLU,
@@ -33,7 +34,7 @@ from cnngp.kernel.program.reverse import reverse
 from helpers import cuda_cases, generator, pooled
 from helpers.cuda_on_cpu import needs_compiler
 from helpers.fake_cards import MakeCards
-from helpers.gradients import EVERY, check_nonlinearity, flat
+from helpers.gradients import EVERY, check_nonlinearities, flat
 from helpers.gradients import cuda_agrees as agrees
 from helpers.gradients import found_by_cuda as found_by
 from helpers.kernels import SMALL, random_images
@@ -45,12 +46,24 @@ POOLED = Sequential(Conv(3, bias_var=0.1), LeakyReLU(0.3), AvgPool(2), Conv(3, b
 # ---- numbers ---------------------------------------------------------------------------------------------------------
 
 
+SERIES = [layer for layer in EVERY if isinstance(layer, Elementwise)]
+CLOSED = [layer for layer in EVERY if layer not in SERIES]
+
+
 @needs_compiler
-@pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("layers", [CLOSED, SERIES], ids=["closed", "series"])
+def test_all_nonlinearities_in_one_network(cards: MakeCards, layers: list[Network]) -> None:
+    cards()
+    check_nonlinearities(layers, "float64", agrees)
+
+
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("layer", EVERY, ids=repr)
 def test_every_nonlinearity(cards: MakeCards, layer: Network, dtype: str) -> None:
     cards()
-    check_nonlinearity(layer, dtype, agrees)
+    check_nonlinearities([layer], dtype, agrees)
 
 
 @needs_compiler

@@ -23,7 +23,7 @@ from cnngp.kernel.engines.cuda.gradient_engine import CudaGradient
 from cnngp.kernel.program.reverse import reverse
 from helpers import generator, pooled
 from helpers.cuda_cases import NETWORKS, POOLED
-from helpers.gradients import CLOSE, EVERY, check_nonlinearity, flat
+from helpers.gradients import CLOSE, EVERY, check_nonlinearities, flat
 from helpers.gradients import cuda_agrees as agrees
 from helpers.networks import images
 
@@ -46,7 +46,7 @@ def digits(n: int, seed: int = 0) -> np.ndarray:
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("layer", EVERY, ids=repr)
 def test_every_nonlinearity(layer: Network, dtype: str) -> None:
-    check_nonlinearity(layer, dtype, agrees)
+    check_nonlinearities([layer], dtype, agrees)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

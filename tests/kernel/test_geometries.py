@@ -84,8 +84,8 @@ def test_geometries_that_were_once_wrong_in_cuda(name: str) -> None:
 
 @pytest.mark.parametrize("spatial", EVERY, ids=str)
 def test_single_layers_on_the_cpu(spatial: tuple[int, ...]) -> None:
-    """About 15,000 layers in all; most where both axes have room for a window, which has fast code of its own."""
-    check(on_cpu, sweep([spatial], 250 if len(spatial) == 2 and min(spatial) > 3 else 60, 50))
+    """About 4,000 layers in all; most where both axes have room for a window, which has fast code of its own."""
+    check(on_cpu, sweep([spatial], 60 if len(spatial) == 2 and min(spatial) > 3 else 20, 50))
 
 
 @pytest.mark.slow

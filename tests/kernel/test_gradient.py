@@ -33,7 +33,7 @@ from cnngp.kernel.engines.cpu import gradient as cpu_gradient
 from cnngp.network import reference
 from helpers import adjoint, generator, pooled
 from helpers.differences import by_differences
-from helpers.gradients import CLOSE, EVERY, check_nonlinearity
+from helpers.gradients import CLOSE, EVERY, check_nonlinearities
 from helpers.kernels import SMALL, random_images
 from helpers.networks import images
 
@@ -49,7 +49,7 @@ def agrees(net: Network, X: np.ndarray, Z: np.ndarray | None, G: np.ndarray, dty
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("layer", [*EVERY, LeakyReLU(1.0)], ids=repr)
 def test_every_nonlinearity(layer: Network, dtype: str) -> None:
-    check_nonlinearity(layer, dtype, agrees)
+    check_nonlinearities([layer], dtype, agrees)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
