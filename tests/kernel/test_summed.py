@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from cnngp import Conv, Dense, Erf, GlobalAvgPool, Kernel, RangeError, ReLU, Sequential, Sin, Sum, zoo
+from cnngp.kernel import making
 from cnngp.kernel.engines.cuda.cuda_source import generate
 from cnngp.kernel.making import branches
 from cnngp.kernel.program import lower
@@ -58,3 +59,14 @@ def test_progress_counts_each_pair_once() -> None:
     flat = [np.ascontiguousarray(A.reshape(len(A), 2, -1), np.float32) for A in (X, Z)]
     engine.cross(*flat, advance=told.append)
     assert sum(told) == 28
+
+
+def test_a_network_is_lowered_once_and_a_sum_once_more_for_each_branch(monkeypatch: pytest.MonkeyPatch) -> None:
+    lowered: list[str] = []
+    lower = making.lower
+    monkeypatch.setattr(making, "lower", lambda *a: (lowered.append(a[3] if len(a) > 3 else ""), lower(*a))[1])
+    net = Sequential(Conv(3), ReLU(), Dense())
+    Kernel(net, device="cpu").engine_for((1, 4, 4))
+    assert lowered == [""]
+    Kernel(Sum(Dense(), net), device="cpu").engine_for((1, 4, 4))
+    assert lowered[1:] == ["", "branches[0]", "branches[1]"]

@@ -37,10 +37,11 @@ def make_engine(
     cards: Sequence[int] | None = None,
 ) -> Engine:
     """The engine of a network on images of one shape; on some of the cards, by default all."""
-    lower(network, shape, kind)  # refuses what does not fit, by its place in the whole network
+    whole = lower(network, shape, kind)  # refuses what does not fit, by its place in the whole network
     parts: list[TangentEngine] = []
-    for place, branch in branches(as_layer(network)):
-        program = lower(branch, shape, kind, place)
+    found = branches(as_layer(network))
+    for place, branch in found:
+        program = whole if len(found) == 1 else lower(branch, shape, kind, place)
         if device == "cuda":
             from .engines.cuda.engine import CudaEngine
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import Literal
 
@@ -144,15 +144,16 @@ class AxisSum:
     def out_size(self) -> int:
         return len(self.sources)
 
-    @classmethod
-    def identity(cls, size: int) -> AxisSum:
-        return cls(size, tuple((nu,) for nu in range(size)))
+    @staticmethod
+    @lru_cache(maxsize=256)
+    def identity(size: int) -> AxisSum:
+        return AxisSum(size, tuple((nu,) for nu in range(size)))
 
-    @property
+    @cached_property
     def is_identity(self) -> bool:
         return self.sources == tuple((nu,) for nu in range(self.size))
 
-    @property
+    @cached_property
     def longest(self) -> int:
         """The most terms that one output has."""
         return max(map(len, self.sources), default=0)

@@ -16,12 +16,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache, wraps
 from itertools import islice, product
+from typing import ParamSpec
 
 from .geometry import AxisSum, SizeError, Window
 
 Displacement = tuple[int, ...]
+P = ParamSpec("P")
+_SHORT = 64  # longer axes take memory that is given back
 
 
 def overlap(size: int, d: int) -> tuple[int, int]:
@@ -50,10 +53,24 @@ class AxisMap:
     pieces: Callable[[int], tuple[Piece, ...]]
 
 
+def _remembered(make: Callable[P, AxisMap]) -> Callable[P, AxisMap]:
+    """Maps of short axes are made once: a network repeats its layers, and a choice compares many of one size."""
+    kept = lru_cache(maxsize=256)(make)
+
+    @wraps(make)
+    def made(*args: P.args, **kwargs: P.kwargs) -> AxisMap:
+        is_short = all(a <= _SHORT for a in args if isinstance(a, int))
+        return kept(*args, **kwargs) if is_short else make(*args, **kwargs)  # type: ignore[arg-type]
+
+    return made
+
+
+@_remembered
 def convolution(window: Window, size: int) -> AxisMap:
     return _tied(size, window.output_size(size), tuple(window.places(t, size) for t in range(window.kernel)))
 
 
+@_remembered
 def transposed_convolution(window: Window, size: int, out_size: int) -> AxisMap:
     """The adjoint of `convolution(window, out_size)`: output μ adds the inputs m whose window reads μ."""
     taps = []
@@ -67,6 +84,7 @@ def transposed_convolution(window: Window, size: int, out_size: int) -> AxisMap:
     return _tied(size, out_size, tuple(taps))
 
 
+@_remembered
 def dense(size: int) -> AxisMap:
     """Every location has weights of its own, so only equal locations count."""
     return _tied(size, 1, tuple((p,) for p in range(size)))
@@ -91,6 +109,7 @@ def _tied(size: int, out_size: int, taps: tuple[tuple[int | None, ...], ...]) ->
     return AxisMap(size, out_size, pieces)
 
 
+@_remembered
 def pool(window: Window, size: int, count_include_pad: bool = True) -> AxisMap:
     """Output P averages its window; any two of the locations in the windows of P and Q count."""
     out_size = window.output_size(size)

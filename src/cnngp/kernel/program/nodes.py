@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import lru_cache, partial
 from itertools import product
 
 from cnngp.kernel.formulas import formula
@@ -78,10 +78,15 @@ class Value:
 
     def overlap(self, d: Displacement) -> tuple[Shape, Shape, Shape]:
         """The shape of a sheet, and where it begins in the first and in the second image."""
-        parts = [overlap(n, x) for n, x in zip(self.spatial, d, strict=True)]
-        first = tuple(begin for begin, _ in parts)
-        second = tuple(begin + x for begin, x in zip(first, d, strict=True))
-        return as_shape(tuple(size for _, size in parts)), _origin(first), _origin(second)
+        return _overlap(self.spatial, d)
+
+
+@lru_cache(maxsize=1 << 16)  # every sheet is asked for by all that read it, in every layer of the same size
+def _overlap(spatial: Spatial, d: Displacement) -> tuple[Shape, Shape, Shape]:
+    parts = [overlap(n, x) for n, x in zip(spatial, d, strict=True)]
+    first = tuple(begin for begin, _ in parts)
+    second = tuple(begin + x for begin, x in zip(first, d, strict=True))
+    return as_shape(tuple(size for _, size in parts)), _origin(first), _origin(second)
 
 
 def _origin(begins: tuple[int, ...]) -> Shape:
@@ -251,29 +256,31 @@ class _Total:
             src = self.builder.add(Node(self.place, src, None, shape, within, None, blocks, first=first, second=second))
             shape, first, second = within, (0, 0, 0), (0, 0, 0)
         scale = self.affine.scale * math.prod(piece.weight for piece in term)
+        base, keep, bias, per_bias = (self.block, 1.0, 0.0, 0.0) if self.block is not None else self._beginning()
         node = Node(
-            self.place, src, self.block, shape, self.shape, None, None if all(s.is_identity for s in sums) else sums,
-            1.0, scale, 0.0, first, second, self.affine.per_weight,
+            self.place, src, base, shape, self.shape, None, None if all(s.is_identity for s in sums) else sums,
+            keep, scale, bias, first, second, self.affine.per_weight, per_bias,
         )  # fmt: skip
-        self.block = self._begin(node) if self.block is None else self.builder.add(node)
+        self.block = self.builder.add(node)
         self.count += 1
 
     def node(self) -> int:
         if self.block is None:  # no two locations share a weight: the bias alone
-            return self._begin(Node(self.place, NOTHING, None, self.shape, self.shape, scale=0.0))
+            base, keep, bias, per_bias = self._beginning()
+            node = Node(self.place, NOTHING, base, self.shape, self.shape, keep=keep, scale=0.0, bias=bias)
+            return self.builder.add(replace(node, per_bias=per_bias))
         if self.total is not None:
             self._end_block()
             return self.total
         return self.block
 
-    def _begin(self, node: Node) -> int:
-        """The first term also brings what is added to, and the bias; later blocks begin with nothing."""
+    def _beginning(self) -> tuple[int | None, float, float, float]:
+        """Base, keep, bias and its derivative for the first term of a block: the first block begins with what is added
+        to and with the bias, later ones with nothing.
+        """
         if self.total is not None:
-            return self.builder.add(replace(node, keep=0.0))
-        affine = self.affine
-        return self.builder.add(
-            replace(node, base=self.base, keep=affine.keep, bias=affine.bias, per_bias=affine.per_bias)
-        )
+            return None, 0.0, 0.0, 0.0
+        return self.base, self.affine.keep, self.affine.bias, self.affine.per_bias
 
     def _end_block(self) -> None:
         assert self.block is not None
@@ -328,6 +335,5 @@ def _in_blocks(sums: Sums) -> tuple[Sums, Sums]:
 
 
 def _three_sums(sums: tuple[AxisSum, ...]) -> Sums:
-    one = (AxisSum.identity(1),) * (3 - len(sums))
-    a, b, c = (*one, *sums)
+    a, b, c = (*(AxisSum.identity(1),) * (3 - len(sums)), *sums)
     return a, b, c
