@@ -277,19 +277,12 @@ def test_repeated_images_are_warned_of_and_certified() -> None:
     assert np.isfinite(clf.predict_proba(X)).all()
 
 
-def _with_nan() -> np.ndarray:
-    X = DATA.X.copy()
-    X[3, 0, 2, 2] = np.nan
-    return X
-
-
 @pytest.mark.parametrize(
     ("X", "y", "message"),
     [
         (DATA.X, DATA.y[:-1], "150 images but 149 labels in y; give one label per image"),
         (DATA.X.reshape(150, -1), DATA.y[:-1], "150 images but 149 labels in y"),
         (DATA.X, np.zeros(150), "y holds one class only .*at least two classes"),
-        (_with_nan(), DATA.y, r"X\[3\] has NaN pixels; remove or replace them"),
         (DATA.X.reshape(150, -1), DATA.y, r"rows of 64 numbers, but Conv.*input_shape=\(1, 8, 8\)"),
         (DATA.X[:, 0], DATA.y, r"could be \(N, height, width\) or \(N, channels, length\)"),
         (DATA.X, DATA.X.sum((1, 2, 3)), "Unknown label type"),
@@ -305,8 +298,6 @@ def test_bad_training_data(X: Any, y: Any, message: str) -> None:
 def test_bad_test_data(fitted: GPClassifier) -> None:
     with pytest.raises(DataError, match="images of 1 × 6 × 6, but the model was fitted on 1 × 8 × 8"):
         fitted.predict(DATA.X_test[:, :, 1:-1, 1:-1])
-    with pytest.raises(DataError, match=r"X\[3\] has NaN pixels"):
-        fitted.predict(_with_nan())
     with pytest.raises(DataError, match="2 images but 1 labels"):
         fitted.add(DATA.X_test[:2], [1])
 

@@ -264,7 +264,6 @@ def test_given_rows_and_images() -> None:
             r"shape \(5, 1, 7, 7\).*expected how many, row numbers of X, or images of shape \(1, 8, 8\)",
         ),
         ("many", "expected how many, row numbers"),
-        (np.full((5, 1, 8, 8), np.nan), r"inducing\[0\] has NaN pixels"),
     ],
 )
 def test_bad_inducing(inducing: Any, message: str) -> None:
@@ -275,10 +274,6 @@ def test_bad_inducing(inducing: Any, message: str) -> None:
 def test_a_matrix_has_no_inducing_images() -> None:
     with pytest.raises(DataError, match="inducing= computes the kernels that it needs from images"):
         GPClassifier(inducing=5, device="cpu").fit(K=np.eye(10), y=np.arange(10) % 2)
-    X = DATA.X.copy()
-    X[321, 0, 0, 0] = np.nan
-    with pytest.raises(DataError, match=r"X\[\d+\] has NaN pixels"):
-        GPClassifier(NET, inducing=50, device="cpu").fit(X, DATA.y)
 
 
 def test_files_copies_and_more_images(fitted: GPClassifier, tmp_path: Path) -> None:

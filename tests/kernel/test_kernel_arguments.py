@@ -106,26 +106,12 @@ def test_precision_may_be_named_by_type():
         assert Kernel(SMALL, device="cpu", dtype=dtype).dtype == "float64"
 
 
-def spoiled(value):
-    X = random_images(5)
-    X[3, 1, 2, 2] = value
-    return X
-
-
 @pytest.mark.parametrize(
     ("X", "message"),
     [
-        (spoiled(np.nan), r"^X\[3\] has NaN pixels; remove or replace them$"),
-        (spoiled(np.inf), r"^X\[3\] has infinite .* pixels; remove or replace them$"),
-        (spoiled(-np.inf), r"^X\[3\] has infinite"),
-        (np.full((2, 1, 4, 4), 1e39), r"^X\[0\] has infinite \(or beyond the range of float32\) pixels"),
         (np.zeros(5), r"^X has shape \(5,\); expected \(N, channels, height, width\).*; for one image use X\[None\]$"),
         (np.zeros(()), r"^X has shape \(\); expected"),
         (3.0, r"^X has shape \(\); expected"),
-        (
-            np.zeros((1, 1, 2, 2, 2, 2)),
-            r"^X has shape \(1, 1, 2, 2, 2, 2\); expected .*\(N, channels, depth, height, width\)",
-        ),
         (
             np.zeros((0, 1, 4, 4)),
             r"^X has shape \(0, 1, 4, 4\), which is empty; expected at least one image with pixels$",
@@ -134,13 +120,6 @@ def spoiled(value):
         (np.zeros((2, 1, 4, 0)), "which is empty"),
         ([], r"^X has shape \(0,\)"),
         ([[]], r"^X has shape \(1, 0\), which is empty"),
-        (np.zeros((2, 1, 4, 4), complex), "^X has type complex128; expected real numbers$"),
-        (
-            np.full((2, 1, 4, 4), "1", object),
-            "^X holds Python objects that are not all real numbers; expected real numbers$",
-        ),
-        (np.full((2, 1, 4, 4), "1"), "^X has type <U1; expected real numbers$"),
-        (np.zeros((2, 4), "datetime64[s]"), r"^X has type datetime64\[s\]; expected real numbers$"),
         ("images.npy", "^X has type <U10; expected real numbers$"),
         (None, r"^X has shape \(\); expected"),
         ([[1.0, 2.0], [3.0]], "^X: rows of different lengths; expected one array$"),
@@ -148,7 +127,8 @@ def spoiled(value):
     ],
     ids=lambda value: value[:40] if isinstance(value, str) else type(value).__name__,
 )
-def test_images_that_cannot_be_used_are_refused_by_name(X, message):
+def test_what_is_no_set_of_images_is_refused_by_name(X, message):
+    """Bad numbers, and every other door: tests/test_bad_input.py."""
     kernel = Kernel(SMALL, device="cpu")
     with pytest.raises(DataError, match=message):
         kernel(X)

@@ -165,7 +165,10 @@ def test_a_memory_url_a_file_url_and_a_zarr_store(kernel: Kernel, tmp_path: Path
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"network": Sequential(Conv(5), ReLU(), Dense())}, r"the network \(.*Conv\(3\).* there, .*Conv\(5\).* now\)"),
+        (
+            {"network": Sequential(Conv(5), ReLU(), Dense())},
+            r"the network \(layers\[0\]\.kernel_size is 3 there, 5 now\)",
+        ),
         ({"dtype": "float64"}, r"the type \(float32 there, float64 now\)"),
         ({"tile": 8}, r"the tile \(16 there, 8 now\)"),
         ({"X": X[::-1]}, r"X \(the pixels of its 37 images\)"),
@@ -292,18 +295,11 @@ def test_bad_arguments(kernel: Kernel, tmp_path: Path) -> None:
     for tile in (0, -1, 2.5, "8", (4, 0), (1, 2, 3), True):
         with pytest.raises(ValueError, match="tile="):
             gram(kernel, X, tile=tile)  # type: ignore[arg-type]
-    with pytest.raises(DataError, match=r"X has shape \(37, 1, 4, 4, 1, 1\)"):
-        gram(kernel, X[..., None, None])
     with pytest.raises(DataError, match="empty"):
         gram(kernel, X[:0], store=tmp_path / "K")
     with pytest.raises(DataError, match="they must agree"):
         gram(kernel, X, Z[:, :, :3], store=tmp_path / "K")
     bad = X.copy()
-    bad[33, 0, 1, 1] = np.nan
-    with pytest.raises(DataError, match=r"X\[33\] has NaN"):
-        gram(kernel, bad, tile=8)
-    with pytest.raises(DataError, match=r"Z\[33\] has NaN"):
-        gram(kernel, X, bad, store=tmp_path / "K")
     bad[33] = 1e30
     with pytest.raises(RangeError, match=r"X\[33\] has pixels of 1e\+30"):
         gram(kernel, bad, store=tmp_path / "K")

@@ -265,7 +265,7 @@ def test_a_matrix_for_the_card_is_measured_against_the_card(monkeypatch: pytest.
 
 
 def test_estimators_take_their_matrices_from_gram(monkeypatch: pytest.MonkeyPatch) -> None:
-    import cnngp.estimators.base
+    import cnngp.estimators.kernels
 
     shapes: list[tuple[int, ...]] = []
 
@@ -274,7 +274,7 @@ def test_estimators_take_their_matrices_from_gram(monkeypatch: pytest.MonkeyPatc
         shapes.append(K.shape)
         return K
 
-    monkeypatch.setattr(cnngp.estimators.base, "gram", counted)
+    monkeypatch.setattr(cnngp.estimators.kernels, "gram", counted)
     data = datasets.digits().take(60, 20)
     clf = GPClassifier(NET, device="cpu").fit(data.X, data.y)
     clf.predict(data.X_test)

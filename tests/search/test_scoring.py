@@ -48,8 +48,8 @@ def test_a_score_from_matrices_on_a_card(monkeypatch: pytest.MonkeyPatch) -> Non
             super().__init__(*arguments)
             self.device = "cuda"
 
-        def engine_for(self, input_shape: Any, kind: Any = None) -> Any:
-            return Kernel(self.network, "cpu").engine_for(input_shape, kind)
+        def _made(self, input_shape: Any, kind: Any) -> Any:
+            return Kernel(self.network, "cpu")._made(input_shape, kind)
 
         def _images(self, X: Any, name: str) -> Any:
             return Kernel(self.network, "cpu")._images(X, name)
