@@ -33,7 +33,7 @@ def test_networks(capsys: pytest.CaptureFixture[str]) -> None:
     printed = capsys.readouterr().out
     cost = {n["name"]: n["operations_per_pair"] for n in json.loads(printed.splitlines()[-1])["networks"]}
     assert cost["resnet32"] == zoo.resnet(32).shapes((1, 28, 28)).cost
-    assert run(["networks", "resnet8", "--shape", "3x32x32"]) == 0
+    assert run(["networks", "resnet8", "--input-shape", "3x32x32"]) == 0
     assert "Conv(3, stride=2)" in capsys.readouterr().out
 
 
@@ -67,7 +67,7 @@ def test_info(capsys: pytest.CaptureFixture[str]) -> None:
         (["classify", "--colour", "red"], 2, "No such option"),
         (["predict", "none.gp", "a.png"], 1, "none.gp: no such model file"),
         (["predict"], 2, "Missing argument"),
-        (["networks", "--shape", "big"], 2, "--shape big: expected the channels, then the sizes"),
+        (["networks", "--input-shape", "big"], 2, "--input-shape big: expected the channels, then the sizes"),
         (["reproduce", "foo"], 2, "'foo' is not one of 'table1', 'figure2'"),
         (["reproduce", "table1", "--budget", "x"], 2, "Invalid value for '--budget': expected a number"),
         (["dance"], 2, "No such command 'dance'"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any, get_args
 
@@ -43,8 +44,8 @@ from cnngp.kernel.settings import DTYPES
         (["--aspect", "crop"], f"--aspect crop: expected {' or '.join(get_args(Aspect))}"),
         (["--split", "mine"], "--split mine: expected standard or paper"),
         (["--size", "8x"], "--size 8x: expected a height and a width such as 48x64"),
-        (["--shape", "128"], "--shape 128: expected the channels, then the sizes, such as 1,28,28"),
-        (["--shape", "1,0"], "--shape 1,0: expected the channels, then the sizes"),
+        (["--input-shape", "128"], "--input-shape 128: expected the channels, then the sizes, such as 1,28,28"),
+        (["--input-shape", "1,0"], "--input-shape 1,0: expected the channels, then the sizes"),
         (["--train", "0"], "--train 0: expected a whole number of 1 or more"),
         (["--threads", "two"], "--threads two: expected a whole number of 1 or more"),
         (["--draws", "0"], "--draws 0: expected a whole number of 1 or more"),
@@ -100,6 +101,7 @@ def test_help_shows_no_types_of_python(capsys: pytest.CaptureFixture[str]) -> No
         assert run([command, "--help"]) == 0
         page = capsys.readouterr().out
         assert "list[" not in page
+        assert re.search("<(int|float|str|path|range)", page) is None
         assert "{" not in page
     assert run(["predict", "--help"]) == 0
     page = capsys.readouterr().out
@@ -175,7 +177,7 @@ def test_gram_of_a_file_has_its_rows_in_order(tmp_path: Path) -> None:
     from cnngp import Kernel, zoo
 
     signals(tmp_path / "s.npz")
-    arguments = ["gram", "--data", str(tmp_path / "s.npz"), "--shape", "1,32", "--network", "small_cnn"]
+    arguments = ["gram", "--data", str(tmp_path / "s.npz"), "--input-shape", "1,32", "--network", "small_cnn"]
     assert run([*arguments, "--store", str(tmp_path / "K.zarr"), "--device", "cpu"]) == 0
     with np.load(tmp_path / "s.npz") as file:
         K = Kernel(zoo.small_cnn(), device="cpu")(file["X"].astype(np.float32), progress=False)
@@ -188,22 +190,32 @@ def test_signals_from_a_file(flat: bool, tmp_path: Path, capsys: pytest.CaptureF
     arguments = ["classify", "--data", str(tmp_path / "s.npz"), "--output", str(tmp_path / "out")]
     assert run(arguments) == 1
     error = capsys.readouterr().err
-    assert "(--shape 1,32) for signals" in error
+    assert "(--input-shape 1,32) for signals" in error
     assert error.count("\n") == 1
-    assert run([*arguments, "--shape", "1x32", "--json"]) == 0
+    assert run([*arguments, "--input-shape", "1x32", "--json"]) == 0
     printed = capsys.readouterr()
     assert "s: 48 training, 12 test images of 1 × 32" in printed.err
     assert json.loads(printed.out)["test_error"] <= 0.1
     page = (tmp_path / "out" / "report.html").read_text()
-    assert "--shape 1x32" in page
+    assert "--input-shape 1x32" in page
     assert "Most uncertain" in page  # with pictures of curves
-    assert run([*arguments, "--shape", "2,32"]) == 1
+    assert run([*arguments, "--input-shape", "2,32"]) == 1
     assert "does not hold images of (2, 32), 64 numbers each" in capsys.readouterr().err
 
 
 def test_search_takes_signals(tmp_path: Path) -> None:
     signals(tmp_path / "s.npz")
-    arguments = ["search", "--data", str(tmp_path / "s.npz"), "--shape", "1,32", "--draws", "1", "--device", "cpu"]
+    arguments = [
+        "search",
+        "--data",
+        str(tmp_path / "s.npz"),
+        "--input-shape",
+        "1,32",
+        "--draws",
+        "1",
+        "--device",
+        "cpu",
+    ]
     assert run([*arguments, "--output", str(tmp_path / "out")]) == 0
 
 

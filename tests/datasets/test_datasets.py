@@ -240,12 +240,12 @@ def test_the_shape_of_signals_images_and_volumes(
 ) -> None:
     X, y = RNG.random((20, *held)).astype(np.float32), np.arange(20) % 2
     np.savez(tmp_path / "s.npz", X=X, y=y)
-    data = datasets.load(tmp_path / "s.npz", shape=shape, whole=True)
+    data = datasets.load(tmp_path / "s.npz", input_shape=shape, whole=True)
     assert data.image_shape == read
     expected = np.moveaxis(X, -1, 1) if held == (128, 2) else X.reshape(20, *read)
     np.testing.assert_array_equal(data.X, expected)
     np.savez(tmp_path / "t.npz", x_train=X, y_train=y, x_test=X[:7], y_test=y[:7])
-    data = datasets.load(tmp_path / "t.npz", shape=shape)
+    data = datasets.load(tmp_path / "t.npz", input_shape=shape)
     np.testing.assert_array_equal(data.X_test, expected[:7])
 
 
@@ -255,16 +255,17 @@ def test_the_shape_of_signals_images_and_volumes(
         (
             (1, 128),
             None,
-            r"could be signals or images; say which: shape=\(1, 128\) \(--shape 1,128\) for signals of 128 samples in "
-            r"1 channel, shape=\(1, 1, 128\) \(--shape 1,1,128\) for grey images of 1 × 128",
+            r"could be signals or images; say which: input_shape=\(1, 128\) \(--input-shape 1,128\) for signals of "
+            r"128 samples in 1 channel, input_shape=\(1, 1, 128\) \(--input-shape 1,1,128\) for grey images of 1 × 128",
         ),
-        ((3, 100), None, r"\(--shape 3,100\) for signals of 100 samples in 3 channels"),
+        ((3, 100), None, r"\(--input-shape 3,100\) for signals of 100 samples in 3 channels"),
         (
             (127,),
             None,
-            r"rows of 127 numbers; say what they are, such as shape=\(1, 127\) \(--shape 1,127\) for signals$",
+            r"rows of 127 numbers; say what they are, such as input_shape=\(1, 127\) "
+            r"\(--input-shape 1,127\) for signals$",
         ),
-        ((64,), None, r"for signals, or shape=\(1, 8, 8\) \(--shape 1,8,8\) for images"),
+        ((64,), None, r"for signals, or input_shape=\(1, 8, 8\) \(--input-shape 1,8,8\) for images"),
         ((2, 3, 4, 5), None, "or the shape of one, channels first"),
         ((128,), (1, 100), r"does not hold images of \(1, 100\), 100 numbers each; give another shape"),
         ((128,), (128,), r"shape=\(128,\): expected the channels first"),
@@ -275,14 +276,14 @@ def test_the_shape_of_signals_images_and_volumes(
 def test_shapes_that_do_not_tell_or_do_not_fit(tmp_path: Path, held: tuple[int, ...], shape: Any, message: str) -> None:
     np.savez(tmp_path / "s.npz", X=np.ones((6, *held)), y=np.arange(6) % 2)
     with pytest.raises(DatasetError, match=message) as told:
-        datasets.load(tmp_path / "s.npz", shape=shape)
+        datasets.load(tmp_path / "s.npz", input_shape=shape)
     assert "\n" not in str(told.value)
 
 
 def test_a_shape_is_for_files_of_arrays(tmp_path: Path) -> None:
     for source in ("digits", tmp_path):
-        with pytest.raises(DatasetError, match=r"shape \(--shape\) is for \.npz files"):
-            datasets.load(source, shape=(1, 8, 8))
+        with pytest.raises(DatasetError, match=r"input_shape \(--input-shape\) is for \.npz files"):
+            datasets.load(source, input_shape=(1, 8, 8))
 
 
 @pytest.mark.parametrize(

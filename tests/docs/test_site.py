@@ -133,3 +133,14 @@ def test_commands_and_options_that_are_shown_exist(command: str) -> None:
             pytest.fail(f"there is no command {name}")
         options = {option for parameter in known[name].params for option in parameter.opts} | {"--help", "-h"}
         assert {word.strip("[],;.").split("=")[0] for word in words if word.startswith("--")} <= options
+
+
+def test_the_reference_links_what_it_names_and_says_each_thing_once(site: Path) -> None:
+    page = (site / "reference" / "estimators.html").read_text(encoding="utf-8")
+    assert re.search(r'<a [^>]*href="kernels\.html#cnngp\.Kernel"><code>Kernel</code></a>', page)
+    assert '<a href="../ntk.html">' in page
+    for reference in (site / "reference").glob("*.html"):
+        assert re.search(r"docs/\w+\.md", reference.read_text(encoding="utf-8")) is None, reference.name
+    for estimator in (cnngp.GPClassifier, cnngp.GPRegressor):
+        entries = re.findall(r"^    \w[\w, ]* : ", estimator.__doc__ or "", re.MULTILINE)
+        assert [e for e in entries if "," in e] == []

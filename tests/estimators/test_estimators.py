@@ -370,3 +370,14 @@ def test_checked_images_of_another_precision_are_checked_again() -> None:
     assert as_images(images[1:], np.dtype("float64")).shape == (1, 1, 2, 2)
     with pytest.raises(DataError, match=r"X\[0\] has infinite"):
         as_images(images, np.dtype("float32"))
+
+
+class MyClassifier(GPClassifier):
+    pass
+
+
+@pytest.mark.parametrize("estimator", [GPClassifier, GPRegressor, MyClassifier])
+def test_an_unknown_keyword_names_the_class_that_was_called(estimator: type) -> None:
+    with pytest.raises(TypeError, match=rf"^{estimator.__name__}\.__init__\(\) got an unexpected .* 'shape'$"):
+        estimator(shape=(1, 8, 8))
+    assert estimator(input_shape=(1, 8, 8)).get_params()["input_shape"] == (1, 8, 8)

@@ -123,7 +123,7 @@ _COMMANDS: tuple[tuple[Callable[..., None], str, tuple[str, ...]], ...] = (
     (
         networks,
         "List the built-in networks.",
-        ("cnngp networks", "cnngp networks resnet32 --shape 1,28,28"),
+        ("cnngp networks", "cnngp networks resnet32 --input-shape 1,28,28"),
     ),
     (info, "Show versions, engines, threads and memory.", ("cnngp info --json",)),
 )

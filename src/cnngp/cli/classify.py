@@ -17,11 +17,11 @@ from .common import (
     Data,
     Device,
     Dtype,
+    InputShape,
     Kind,
     MaxPixels,
     NetworkName,
     RecipeFile,
-    Shape,
     Size,
     SkipBad,
     SplitName,
@@ -58,7 +58,7 @@ def classify(
     skip_bad: SkipBad = False,
     max_pixels: MaxPixels = None,
     columns: Columns = None,
-    shape: Shape = None,
+    input_shape: InputShape = None,
     noise: Annotated[
         str | None,
         typer.Option(
@@ -141,7 +141,7 @@ def classify(
         skip_bad=skip_bad,
         max_pixels=max_pixels,
         columns=columns,
-        shape=shape,
+        input_shape=input_shape,
         whole=test == 0,
     ).some(train, test)
     if len(images.image_shape) == 2:  # of signals; images speak for themselves
@@ -238,7 +238,7 @@ _DEFAULTS = {
     "kind": "nngp",
 }
 _OPTIONS = (
-    *("data", "columns", "network", "recipe", "train", "test", "split", "size", "aspect", "max_pixels", "shape"),
+    *("data", "columns", "network", "recipe", "train", "test", "split", "size", "aspect", "max_pixels", "input_shape"),
     *("noise", "amplitude", "learn", "effort", "dtype", "kind", "preparation"),
 )
 

@@ -32,7 +32,7 @@ Columns = Annotated[
     str | None,
     typer.Option(metavar="NAME", help="Column of a table with the labels, or several with commas between."),
 ]
-Shape = Annotated[
+InputShape = Annotated[
     str | None,
     typer.Option(
         metavar="C,H,W",
@@ -113,7 +113,7 @@ def read_data(
     skip_bad: bool = False,
     max_pixels: int | None = None,
     columns: str | None = None,
-    shape: str | None = None,
+    input_shape: str | None = None,
     whole: bool = False,
 ) -> Any:
     """The images that the options ask for, and a line for each note about how they were read."""
@@ -128,7 +128,7 @@ def read_data(
         skip_bad=skip_bad,
         max_pixels=max_pixels,
         columns=columns,
-        shape=None if shape is None else values.shape_of(shape),
+        input_shape=None if input_shape is None else values.shape_of(input_shape),
         whole=whole,
     )
     for note in found.notes:

@@ -15,11 +15,11 @@ from .common import (
     Data,
     Device,
     Dtype,
+    InputShape,
     Kind,
     MaxPixels,
     NetworkName,
     RecipeFile,
-    Shape,
     Size,
     SkipBad,
     SplitName,
@@ -45,7 +45,7 @@ def gram(
     skip_bad: SkipBad = False,
     max_pixels: MaxPixels = None,
     columns: Columns = None,
-    shape: Shape = None,
+    input_shape: InputShape = None,
     preparation: Annotated[
         str,
         typer.Option(
@@ -54,9 +54,11 @@ def gram(
             help="How each image is prepared: plain, contrast, detail, edges, normalised, zca or patches.",
         ),
     ] = "plain",
-    store: Annotated[str | None, typer.Option(help="Where the matrix goes: a folder or an fsspec URL.")] = None,
+    store: Annotated[
+        str | None, typer.Option(metavar="STORE", help="Where the matrix goes: a folder or an fsspec URL.")
+    ] = None,
     tile: Annotated[
-        int | None, typer.Option(help="Side of a tile in images; by default a few seconds of work.")
+        int | None, typer.Option(metavar="N", help="Side of a tile in images; by default a few seconds of work.")
     ] = None,
     verify: Annotated[bool, typer.Option(help="Check the tiles that are already in the store.")] = True,
     plan: Annotated[
@@ -64,7 +66,8 @@ def gram(
     ] = False,
     status: Annotated[str | None, typer.Option(metavar="STORE", help="Show what a store holds.")] = None,
     scheduler: Annotated[
-        str | None, typer.Option(help="Compute on the workers of a Dask cluster, such as tcp://host:8786.")
+        str | None,
+        typer.Option(metavar="ADDRESS", help="Compute on the workers of a Dask cluster, such as tcp://host:8786."),
     ] = None,
     device: Device = "auto",
     dtype: Dtype = "float32",
@@ -103,7 +106,7 @@ def gram(
             skip_bad=skip_bad,
             max_pixels=max_pixels,
             columns=columns,
-            shape=shape,
+            input_shape=input_shape,
             whole=True,
         )
         images = read.some(train)

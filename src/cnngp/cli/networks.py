@@ -15,14 +15,14 @@ from .output import Json, Quiet, last_line, tell
 
 def networks(
     name: Annotated[str | None, typer.Argument(help="A network to show layer by layer: a name or a JSON file.")] = None,
-    shape: Annotated[
+    input_shape: Annotated[
         str, typer.Option(metavar="C,H,W", parser=values.shape(1), help="Shape of an image: channels, height, width.")
     ] = "1,28,28",
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """List the built-in networks, or show one layer by layer."""
-    size = values.shape_of(shape)
+    size = values.shape_of(input_shape)
     if name is not None:
         net = network_by_name(name)
         if net is None:

@@ -20,15 +20,22 @@ AGAIN = 75
 """The exit code of a run that its budget ended: run again to go on (EX_TEMPFAIL of sysexits.h)."""
 
 Quick = Annotated[bool, typer.Option("--quick", help="A small version that takes minutes on two cores.")]
-Out = Annotated[Path | None, typer.Option(help="Folder for the results and the finished pieces.")]
+Out = Annotated[Path | None, typer.Option(metavar="FOLDER", help="Folder for the results and the finished pieces.")]
 DataFolder = Annotated[
-    Path | None, typer.Option("--data", help="Folder that contains mnist/; by default CNNGP_DATA, then the cache.")
+    Path | None,
+    typer.Option(
+        "--data", metavar="FOLDER", help="Folder that contains mnist/; by default CNNGP_DATA, then the cache."
+    ),
 ]
 Scheduler = Annotated[
-    str | None, typer.Option(help="Let the workers of this Dask scheduler compute the kernels: tcp://host:8786.")
+    str | None,
+    typer.Option(
+        metavar="ADDRESS", help="Let the workers of this Dask scheduler compute the kernels: tcp://host:8786."
+    ),
 ]
 Budget = Annotated[
-    float | None, typer.Option(help="Start no new piece after this many seconds; run again to continue.")
+    float | None,
+    typer.Option(metavar="SECONDS", help="Start no new piece after this many seconds; run again to continue."),
 ]
 
 

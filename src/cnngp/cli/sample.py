@@ -12,10 +12,10 @@ from .common import (
     Aspect,
     Columns,
     Data,
+    InputShape,
     MaxPixels,
     NetworkName,
     Seed,
-    Shape,
     Size,
     SkipBad,
     check_writable,
@@ -33,7 +33,7 @@ def sample(
     skip_bad: SkipBad = False,
     max_pixels: MaxPixels = None,
     columns: Columns = None,
-    shape: Shape = None,
+    input_shape: InputShape = None,
     network: NetworkName = "small_cnn",
     images: Annotated[
         int,
@@ -86,7 +86,7 @@ def sample(
         skip_bad=skip_bad,
         max_pixels=max_pixels,
         columns=columns,
-        shape=shape,
+        input_shape=input_shape,
         whole=True,
     )
     X = read.some(images).X

@@ -18,10 +18,10 @@ from .common import (
     Data,
     Device,
     Dtype,
+    InputShape,
     Kind,
     MaxPixels,
     Seed,
-    Shape,
     Size,
     SkipBad,
     Threads,
@@ -64,7 +64,7 @@ def search(
     skip_bad: SkipBad = False,
     max_pixels: MaxPixels = None,
     columns: Columns = None,
-    shape: Shape = None,
+    input_shape: InputShape = None,
     test: Annotated[
         bool, typer.Option("--test", help="Also give the chosen network's error on the test images.")
     ] = False,
@@ -119,7 +119,7 @@ def search(
         skip_bad=skip_bad,
         max_pixels=max_pixels,
         columns=columns,
-        shape=shape,
+        input_shape=input_shape,
     )
     folder = output if output is not None else Path("out") / f"search-{images.name}-{space}"
     file = best if best is not None else folder / "best.json"

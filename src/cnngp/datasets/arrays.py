@@ -39,7 +39,7 @@ _PART_OF |= {"val": "validation", "valid": "validation", "validation": "validati
 _Parts = dict[str, dict[str, NDArray[Any]]]
 
 
-def npz(path: str | Path, *, shape: Shape | None = None, whole: bool = False) -> Dataset:
+def npz(path: str | Path, *, input_shape: Shape | None = None, whole: bool = False) -> Dataset:
     """An .npz file with images and labels, and perhaps parts for training, validation and testing.
 
     Images are called X, images or data, labels y, labels or targets, each alone or with train, val or test before or
@@ -49,15 +49,15 @@ def npz(path: str | Path, *, shape: Shape | None = None, whole: bool = False) ->
 
     Parameters
     ----------
-    shape : of one image, channels first, where the array does not tell: (1, 128) for signals of 128 samples, (1, 8, 8)
-        for rows of 64 pixels.
+    input_shape : of one image, channels first, where the array does not tell: (1, 128) for signals of 128 samples,
+        (1, 8, 8) for rows of 64 pixels.
     whole : keep no images for testing: all are training images, in their order in the file.
     """
     path = Path(path)
-    if shape is not None:
-        shape = check_shape(shape)
+    if input_shape is not None:
+        input_shape = check_shape(input_shape)
     held = _parts(path, _read_npz(path))
-    parts = {name: _part(arrays, shape, str(path)) for name, arrays in held.items()}
+    parts = {name: _part(arrays, input_shape, str(path)) for name, arrays in held.items()}
     train = parts["train"]
     for name, part in parts.items():
         if part.X.shape[1:] != train.X.shape[1:]:
@@ -173,7 +173,7 @@ def _of_shape(X: NDArray[Any], shape: tuple[int, ...], where: str) -> NDArray[An
         return np.moveaxis(X, -1, 1)
     raise DatasetError(
         f"{where}: X has shape {X.shape}, which does not hold images of {shape}, {math.prod(shape):,} numbers each; "
-        "give another shape (--shape)"
+        "give another shape (--input-shape)"
     )
 
 
@@ -187,18 +187,24 @@ def _channels_first(X: NDArray[Any], where: str) -> NDArray[Any]:
     if X.ndim == 3:
         c, length = X.shape[1:]
         raise DatasetError(
-            f"{told}, which could be signals or images; say which: shape=({c}, {length}) (--shape {c},{length}) for "
-            f"signals of {length:,} samples in {c} channel{'' if c == 1 else 's'}, shape=(1, {c}, {length}) "
-            f"(--shape 1,{c},{length}) for grey images of {c} × {length}"
+            f"{told}, which could be signals or images; say which: input_shape=({c}, {length}) "
+            f"(--input-shape {c},{length}) for signals of {length:,} samples in {c} channel{'' if c == 1 else 's'}, "
+            f"input_shape=(1, {c}, {length}) "
+            f"(--input-shape 1,{c},{length}) for grey images of {c} × {length}"
         )
     if X.ndim == 2:
         n = X.shape[1]
         side = math.isqrt(n)
-        square = f", or shape=(1, {side}, {side}) (--shape 1,{side},{side}) for images" if side * side == n > 1 else ""
+        square = (
+            f", or input_shape=(1, {side}, {side}) (--input-shape 1,{side},{side}) for images"
+            if side * side == n > 1
+            else ""
+        )
         raise DatasetError(
-            f"{told}: rows of {n:,} numbers; say what they are, such as shape=(1, {n}) (--shape 1,{n}) for signals"
+            f"{told}: rows of {n:,} numbers; say what they are, such as input_shape=(1, {n}) "
+            f"(--input-shape 1,{n}) for signals"
             f"{square}"
         )
     raise DatasetError(
-        f"{told}; expected (N, H, W), (N, C, H, W) or (N, H, W, C), or the shape of one, channels first (--shape)"
+        f"{told}; expected (N, H, W), (N, C, H, W) or (N, H, W, C), or the shape of one, channels first (--input-shape)"
     )

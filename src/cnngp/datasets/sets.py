@@ -36,7 +36,7 @@ _FOR = {
     "aspect": _IMAGES,
     "skip_bad": _IMAGES,
     "max_pixels": _IMAGES,
-    "shape": ".npz files",
+    "input_shape": ".npz files",
 }
 
 
@@ -49,15 +49,16 @@ def load(
     aspect: Aspect = "squash",
     skip_bad: bool = False,
     max_pixels: int | None = None,
-    shape: Shape | None = None,
+    input_shape: Shape | None = None,
     whole: bool = False,
     data: Path | None = None,
 ) -> Dataset:
     """A set by name ("digits", "mnist", "fashion_mnist", "cifar10"), an .npz file, a folder or a table of images.
 
     `size`, `aspect`, `skip_bad` and `max_pixels` are for image files, see `folder`; `columns` for tables, see `table`;
-    `shape` for .npz files, see `npz`. What has no test set keeps a fifth of each class for one, unless the `whole` is
-    wanted for training. `data` is the folder that holds the files of the named sets, instead of `$CNNGP_DATA`.
+    `input_shape` for .npz files, see `npz`. What has no test set keeps a fifth of each class for one, unless the
+    `whole` is wanted for training. `data` is the folder that holds the files of the named sets, instead of
+    `$CNNGP_DATA`.
 
     >>> load("digits")
     <digits: 1,297 training, 500 test images of 1 × 8 × 8>
@@ -72,7 +73,8 @@ def load(
         )
     path = Path(source)
     given: dict[str, Any] = {"size": size, "aspect": None if aspect == "squash" else aspect}
-    given |= {"skip_bad": skip_bad or None, "max_pixels": max_pixels, "columns": columns, "shape": shape}
+    given |= {"skip_bad": skip_bad or None, "max_pixels": max_pixels, "columns": columns}
+    given |= {"input_shape": input_shape}
     given = {name: value for name, value in given.items() if value is not None}
     if str(source) in NAMES:
         _refuse(given, (), source)
@@ -84,8 +86,8 @@ def load(
         _refuse(given, (_IMAGES, _FOR["columns"]), source)
         return table(path, whole=whole, **given)
     if path.suffix == ".npz" and path.exists():
-        _refuse(given, (_FOR["shape"],), source)
-        return npz(path, shape=shape, whole=whole)
+        _refuse(given, (_FOR["input_shape"],), source)
+        return npz(path, input_shape=input_shape, whole=whole)
     raise DatasetError(f"no data {str(source)!r}: expected {_SOURCES}")
 
 

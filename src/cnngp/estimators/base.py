@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -42,6 +43,15 @@ if TYPE_CHECKING:
 
 Array = NDArray[Any]
 Floats = NDArray[np.float64]
+
+
+def _named(function: Any, qualname: str) -> Any:
+    """A copy of a function under another name."""
+    code, scope = function.__code__, function.__globals__
+    copy = FunctionType(code, scope, function.__name__, function.__defaults__, function.__closure__)
+    copy.__kwdefaults__, copy.__annotations__ = function.__kwdefaults__, function.__annotations__
+    copy.__qualname__, copy.__module__, copy.__doc__ = qualname, function.__module__, function.__doc__
+    return copy
 
 
 class GPEstimator(BaseEstimator):  # type: ignore[misc]
@@ -87,6 +97,12 @@ class GPEstimator(BaseEstimator):  # type: ignore[misc]
         self.random_state = random_state
         self.effort = effort
         self.preparation = preparation
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """An `__init__` of each class's own, so that Python's error for an unknown keyword names the class."""
+        super().__init_subclass__(**options)
+        if "__init__" not in vars(cls):
+            cls.__init__ = _named(cls.__init__, f"{cls.__qualname__}.__init__")  # type: ignore[method-assign]
 
     # ---- parts of the fit ----------------------------------------------------------------------------------------
 

@@ -54,10 +54,13 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
         where a network is given, or a matrix. With `inducing`, 0 stands for the one with the best leave-one-out
         predictions: there is no such model without noise.
     amplitude : factor of the kernel for variances and likelihood: "ml", "loo" or a number.
-    device, dtype, threads, kind : as in `Kernel`. If you give a `Kernel`, it has its own, and different ones are
-        refused (the default dtype and kind agree with any `Kernel`). With kind="ntk" this is regression with the
-        tangent kernel: means, classes, leave-one-out and probabilities mean the same as with the other kernel, but the
-        variance is not that of a trained network (docs/ntk.md).
+    device : "cpu", "cuda", or "auto" for the GPU if there is one. A `Kernel` that is given as the network has its own
+        device, dtype, threads and kind; others than these are refused.
+    dtype : precision of the kernel, "float32" or "float64".
+    threads : CPU threads for the kernel, as in `Kernel`.
+    kind : "nngp" or "ntk", as in `Kernel`. With "ntk" this is regression with the tangent kernel: means, classes,
+        leave-one-out and probabilities mean the same, but the variance is not that of a trained network; see
+        docs/ntk.md.
     store : a path or fsspec URL where fit and predict keep their kernel matrices, so that an interrupted run can
         continue and a second one computes nothing; see `gram`.
     input_shape : (channels, height, width) of flat rows, or of arrays with three axes.
@@ -81,13 +84,15 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
     Attributes
     ----------
     recipe_ : what the fit was made by; `GPClassifier(clf.recipe_)` makes it again. `choice_` says why it was chosen.
-    network_, kernel_ : the network of the recipe's first term, or that of the largest weight, and its kernel.
+    network_ : the network of the recipe's one term, or of that with the largest weight.
+    kernel_ : the kernel of that network.
     classes_ : the labels; with several labels per image, their numbers.
     loo_rows_ : rows of the training images that have leave-one-out predictions: all of them, or a random sample if the
         model has no factor of all images. If these could not be solved for, it is empty with a warning, `loo_error_` is
         NaN and the temperature 1.
     loo_error_ : the share of them that are predicted wrongly by a model that has not seen the image, in closed form.
-    loo_predictions_, loo_probabilities_ : what those models predict.
+    loo_predictions_ : the labels that those models predict.
+    loo_probabilities_ : the probabilities that they give, (rows, classes).
     log_marginal_likelihood_ : summed over the outputs; None without a factor; with `inducing`, of the approximation.
     temperature_ : temperature of the probabilities, chosen on the leave-one-out predictions; with several labels per
         image one for each, (L,).

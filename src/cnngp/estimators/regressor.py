@@ -51,7 +51,8 @@ class GPRegressor(RegressorMixin, GPEstimator):  # type: ignore[misc]
     ----------
     log_marginal_likelihood_ : summed over the outputs, of the targets as they are fitted; None without a factor.
     loo_rows_ : rows of the training images that have leave-one-out predictions; see `GPClassifier`.
-    loo_predictions_, loo_std_ : what the other images predict for each of their targets, in closed form.
+    loo_predictions_ : what the other images predict for each of their targets, in closed form.
+    loo_std_ : the standard deviations of these predictions.
     loo_error_ : root mean square of the leave-one-out errors.
     fit_report_ : what was measured about the fit, and what can be trusted.
 
