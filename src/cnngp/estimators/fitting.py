@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from cnngp.common.arrays import DataError, to_numpy
 from cnngp.common.devices import ActualDevice, array_module, output_on
-from cnngp.gp.checks import float64_buffer
+from cnngp.gp.checks import as_matrix, float64_buffer
 from cnngp.gp.exact import ExactGP, Noise
 from cnngp.gp.iterative import IterativeGP
 from cnngp.gp.posterior import Posterior
@@ -238,6 +238,7 @@ def _exact(
         checked = checked_sample(kernel, images.pixels, K, given)
     posterior: Posterior
     if method == "cholesky":
+        K = as_matrix(K)
         precision = np.dtype(K.dtype if kernel is None or given else kernel.dtype)
         own = kernel is not None and not kernel.single and not given  # a sum, which is in float64 already
         A = float64_buffer(K, overwrite=own, on_gpu=device == "cuda")
