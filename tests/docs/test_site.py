@@ -60,6 +60,16 @@ def test_pages_load_nothing_from_other_hosts(site: Path) -> None:
         assert re.findall(r'<(?:script|img|link)[^>]*(?:src|href)="(?:https?:)?//[^"]*"', text) == [], page
 
 
+def test_links_from_docstrings_to_pages_lead_somewhere(site: Path) -> None:
+    found = [
+        (page.name, link)
+        for page in (site / "reference").glob("*.html")
+        for link in re.findall(r'href="(\.\./\w+\.html)"', page.read_text(encoding="utf-8").split('role="main"')[-1])
+    ]
+    assert ("estimators.html", "../ntk.html") in found
+    assert [(page, link) for page, link in found if not (site / "reference" / link).is_file()] == []
+
+
 def test_tutorials_show_the_programs_that_the_tests_run(site: Path) -> None:
     pages = include_code.pages()
     assert {page.stem for page in pages} > {page.stem for page in (ROOT / "docs" / "tutorials").glob("*.md")}
