@@ -11,6 +11,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import pytest
@@ -98,6 +99,27 @@ def test_code_that_was_damaged_is_compiled_again(kept: Path) -> None:
         assert in_a_new_process() == 0  # written anew
     file.write_bytes(good[:-1])
     assert in_a_new_process() == 1
+
+
+def test_a_terminal_hears_of_compiling_before_it_begins_and_only_then(
+    kept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[str] = []
+
+    def shown(total: int, what: str, unit: str, **_: object) -> AbstractContextManager[None]:
+        events.append(what)
+        return nullcontext()
+
+    def code(*_: object) -> bytes:
+        events.append("compiled")
+        return b"code"
+
+    monkeypatch.setattr(machine_code, "progress_bar", shown)
+    monkeypatch.setattr(compiling, "object_code", code)
+    in_a_new_process()
+    assert events == [f"compiling for this machine, once: {FIRST}", "compiled"]
+    in_a_new_process()
+    assert len(events) == 2
 
 
 def test_code_under_the_name_of_another_is_not_run(kept: Path) -> None:

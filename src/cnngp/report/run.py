@@ -145,7 +145,7 @@ def _printed(name: str, text: str) -> None:
 def _stage(say: Say, images: Dataset, stage: str, value: Any) -> None:
     """A stage of the fit, as it begins or ends."""
     if stage == "choosing":
-        say("choosing", f"{value:,} recipes are compared by leave-one-out; their first kernels compile")
+        say("choosing", f"{value:,} recipes are compared by leave-one-out")
     elif stage == "chosen":
         choice: Choice = value
         say("choice", f"{choice.name}, {choice.reason}")

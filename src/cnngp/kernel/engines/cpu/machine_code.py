@@ -30,6 +30,7 @@ from typing import Any, Literal
 
 from cnngp.common.caches import user_cache
 from cnngp.common.files import write_atomically
+from cnngp.common.progress import progress_bar
 
 log = logging.getLogger("cnngp")
 
@@ -80,12 +81,18 @@ def address(function: Function, dtype: str) -> int:
             file = folder() / f"{symbol}-{_machine_digest()}-{sources_digest()}.o"
             code = _read(file)
             if code is None:
-                from .compiling import object_code
-
-                code = object_code(function, dtype, symbol)
+                code = _compiled(function, dtype, symbol)
                 _keep(file, code)
             _loaded[symbol] = _link(code, symbol)
         return int(_loaded[symbol][symbol])
+
+
+def _compiled(function: Function, dtype: str, symbol: str) -> bytes:
+    """Object code of a function. A terminal says so before it begins: each takes up to a second, and Numba another."""
+    with progress_bar(1, f"compiling for this machine, once: {function}", "function", delay=0.0):
+        from .compiling import object_code
+
+        return bytes(object_code(function, dtype, symbol))
 
 
 _lock = threading.Lock()
