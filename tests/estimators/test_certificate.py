@@ -14,7 +14,7 @@ POOLED = Sequential(Conv(3, weight_var=2.0), ReLU(), Conv(3, weight_var=2.0), Re
 @pytest.mark.parametrize("network", [PLAIN, POOLED], ids=["plain", "pooled"])
 def test_predictions_in_float32_move_by_less_than_the_certificate_says(network: Sequential) -> None:
     """Means are compared with targets of ±1, variances with themselves; the estimate is for rounding alone."""
-    data = datasets.digits().take(400, 100)
+    data = datasets.digits().take(200, 50)
     rounded, exact = (GPClassifier(network, device="cpu", dtype=t).fit(data.X, data.y) for t in ("float32", "float64"))
     report = rounded.fit_report_
     assert report.movement is not None

@@ -75,7 +75,7 @@ def test_pools_over_some_axes_of_a_volume(size):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("fn", ["tanh", "softplus"])
+@pytest.mark.parametrize("fn", ["tanh", pytest.param("softplus", marks=pytest.mark.slow)])
 def test_series_under_a_pool(dtype, fn):
     net = Sequential(
         Conv(3, weight_var=2.0), Elementwise(fn), AvgPool(2), Conv(2), Elementwise(fn), GlobalAvgPool(), Dense()
