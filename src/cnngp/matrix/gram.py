@@ -60,7 +60,8 @@ def gram(
     Parameters
     ----------
     kernel : a `Kernel`, or a network to make one of.
-    X, Z : images; arrays or memory maps, of which a tile's rows are read at a time.
+    X : images, an array or a memory map, of which a tile's rows are read at a time.
+    Z : the images of the columns; None for those of X.
     store : None for an array in memory; a path, an fsspec URL or a Zarr store for a read-only `zarr.Array`.
     tile : side of a tile, or (rows, columns); by default a few seconds of work, and what a store already has. In memory
         the whole matrix is one tile, which is the fastest, unless it is given.

@@ -84,7 +84,8 @@ def run(
     model : whether the model is saved too.
     suspects : a CSV file for all training images, the most suspect labels first.
     verbose : whether what was measured about the fit is shown as well.
-    network, command : what the network is called, and how the run is repeated, for the report.
+    network : what the network is called in the report.
+    command : how the run is repeated, for the report.
     say : called with a name and a text for every line; by default they are printed.
     """
     began = time.perf_counter()

@@ -60,7 +60,8 @@ def random_search(
         `validation`, are held out: each class in proportion, always the same ones.
     space : "paper-cnn", "paper-residual", "wide", "pooled", or a `Space` of your own.
     draws : number of networks in all; those already in the study are not repeated.
-    train, validation : how many images of each, the first ones; None takes all.
+    train : how many training images, the first ones; None takes all.
+    validation : how many validation images, likewise.
     full : what to score again, in turn: (3, None) the best three with all training images, (20, 10_000) the best
         twenty with 10,000. Each takes the best of the one before, by validation error.
     test : also compute the test error of the network that was chosen. A test error that the study already holds is
@@ -69,7 +70,10 @@ def random_search(
     study : a file that keeps every draw, or the URL of a database; an interrupted search continues where it stopped.
         Several processes and machines may share it.
     sampler : Optuna's: "random", or "tpe", which learns from the draws before.
-    device, dtype, threads, kind : as in `Kernel`; kind="ntk" scores networks by their tangent kernel.
+    device : "cpu", "cuda", or "auto" for the GPU if there is one.
+    dtype : precision of the kernels, "float32" or "float64".
+    threads : CPU threads, as in `Kernel`.
+    kind : "nngp", or "ntk" to score networks by their tangent kernel.
     processes : worker processes on this machine. Scripts that ask for more than one need an
         `if __name__ == "__main__":`.
     scheduler : a Dask client or the address of a scheduler, whose workers compute the draws and see `study`.
