@@ -71,7 +71,11 @@ def test_what_has_no_factor_or_makes_no_sense_is_refused() -> None:
     with pytest.raises(DataError, match="a set with a guarantee needs a factor of all images; fit without inducing="):
         clf.predict_set(DATA.X_test)
     clf = GPClassifier(NETWORK, device="cpu").fit(DATA.X, DATA.y)
-    for options, message in (({"coverage": 90}, "coverage=90: expected a share"), ({"by": "x"}, "by='x': expected")):
+    for options, message in (
+        ({"coverage": 90}, "coverage=90: expected"),
+        ({"coverage": "a"}, "coverage='a': expected"),
+        ({"by": "x"}, "by='x': expected"),
+    ):
         with pytest.raises(ValueError, match=message):
             clf.predict_set(DATA.X_test, **options)
 

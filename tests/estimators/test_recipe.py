@@ -7,11 +7,26 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 import cnngp
-from cnngp import GPClassifier, GPRegressor, Kernel, Recipe, Term, datasets, gram, zoo
+from cnngp import (
+    Dense,
+    Elementwise,
+    GPClassifier,
+    GPRegressor,
+    Kernel,
+    Recipe,
+    ReLU,
+    Sequential,
+    Term,
+    datasets,
+    gram,
+    zoo,
+)
+from cnngp.common.arrays import DataError
 from cnngp.common.errors import ModelFileError, StoreError
-from cnngp.datasets.preparation import PatchWhitening, Zca, as_preparation
+from cnngp.datasets.preparation import PatchWhitening, Preparation, Zca, as_preparation
 from cnngp.estimators.kernels import kernel_of
 from cnngp.estimators.recipe import RecipeError
 from cnngp.estimators.training_images import Images
@@ -33,6 +48,38 @@ def test_a_recipe_prints_as_the_code_that_makes_it_and_has_json(recipe: Recipe) 
     assert Recipe.from_json(recipe.to_json()) == recipe
     assert hash(recipe) == hash(Recipe.from_json(recipe.to_json()))
     assert len({repr(other) for other in RECIPES}) == len(RECIPES)
+
+
+def test_numbers_of_numpy_in_a_recipe_have_json() -> None:
+    preparation = (Zca(np.float32(0.5)), PatchWhitening(np.int64(3)))
+    recipe = Recipe([Term("small_cnn", preparation, weight=np.float32(2.0))], noise=np.float32(0.25))
+    assert Recipe.from_json(recipe.to_json()) == recipe
+    assert recipe == Recipe([Term("small_cnn", (Zca(0.5), PatchWhitening(3)), weight=2)], noise=0.25)
+
+
+class Doubled(Preparation):
+    def _prepared(self, images: NDArray[Any]) -> NDArray[Any]:
+        return 2.0 * images
+
+
+def test_a_preparation_from_elsewhere_is_fitted_and_no_file_is_written_that_cannot_be_read(tmp_path: Path) -> None:
+    recipe = Recipe([Term("dense_nngp", Doubled()), Term("dense_nngp")], noise=0.1)
+    clf = GPClassifier(recipe, device="cpu", store=str(tmp_path / "store")).fit(DATA.X, DATA.y)
+    assert clf.predict(DATA.X_test).shape == (len(DATA.X_test),)
+    with pytest.raises(DataError, match=r"Doubled\(\) cannot be written to a file"):
+        clf.save(tmp_path / "model.gp")
+    assert not (tmp_path / "model.gp").exists()
+
+
+def test_terms_of_functions_without_json_have_places_in_a_store(tmp_path: Path) -> None:
+    def cubed(z: NDArray[Any]) -> NDArray[Any]:
+        return z**3
+
+    networks = [Sequential(Dense(), layer, Dense()) for layer in (Elementwise(cubed), ReLU())]
+    recipe = Recipe([Term(network) for network in networks], noise=0.1)
+    stored = GPClassifier(recipe, device="cpu", store=str(tmp_path / "store")).fit(DATA.X, DATA.y)
+    plain = GPClassifier(recipe, device="cpu").fit(DATA.X, DATA.y)
+    np.testing.assert_allclose(stored.predict_proba(DATA.X_test), plain.predict_proba(DATA.X_test), rtol=1e-9)
 
 
 def test_a_preparation_with_a_name_is_that_name() -> None:

@@ -368,12 +368,17 @@ def as_preparation(given: Any) -> Preparation:
 
 
 def preparation_to_json(given: Any) -> Any:
-    """A name, a list of several, or the arguments of one."""
+    """A name, a list of several, or the arguments of one; `DataError` for a class from elsewhere."""
     if isinstance(given, str):
         return given
     if isinstance(given, Chain | tuple | list):
         return [preparation_to_json(step) for step in (given.steps if isinstance(given, Chain) else given)]
-    return {"kind": type(given).__name__} | given.get_params(deep=False)
+    if _KINDS.get(type(given).__name__) is not type(given):
+        raise DataError(
+            f"{given!r} cannot be written to a file, from which no code is run; only {', '.join(_KINDS)} can"
+        )
+    values = given.get_params(deep=False).items()
+    return {"kind": type(given).__name__} | {k: v.item() if isinstance(v, np.generic) else v for k, v in values}
 
 
 def preparation_from_json(data: Any) -> Any:

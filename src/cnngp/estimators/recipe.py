@@ -68,6 +68,7 @@ class Term:
         check_symmetry(self.symmetry)
         if not is_number(self.weight, least=0.0) or self.weight == 0:
             raise RecipeError(f"Term: weight={self.weight!r}: expected a positive number")
+        object.__setattr__(self, "weight", float(self.weight))  # NumPy's numbers have no JSON
 
     def __repr__(self) -> str:
         usual: dict[str, Any] = {"preparation": "plain", "symmetry": None, "weight": 1.0}
@@ -89,7 +90,7 @@ class Term:
     @property
     def store_name(self) -> str:
         """What the part of a store that holds this term's matrix is called, whatever its weight."""
-        said = json.dumps(self.as_dict() | {"weight": 1.0}, sort_keys=True)
+        said = f"{self.network.fingerprint} {self.preparation!r} {self.symmetry}"  # of networks without JSON as well
         return f"term-{hashlib.sha256(said.encode()).hexdigest()[:16]}"
 
     def as_dict(self) -> dict[str, Any]:
@@ -128,6 +129,8 @@ class Recipe:
         object.__setattr__(self, "terms", terms)
         if self.noise is not None:
             check_noise(self.noise)
+        if self.noise not in (None, "ml", "loo"):
+            object.__setattr__(self, "noise", float(self.noise))
 
     def __repr__(self) -> str:
         noise = "" if self.noise is None else f", noise={self.noise!r}"

@@ -27,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cnngp.common.arrays import to_numpy
+from cnngp.common.checks import is_number
 
 from .exact import ExactGP
 from .groups import sets_left_out
@@ -119,7 +120,7 @@ def intervals(gp: ExactGP, K_test: Array, diagonal: Array, coverage: float) -> F
 
 
 def check_coverage(coverage: float) -> float:
-    if not 0.0 < coverage < 1.0:
+    if not is_number(coverage, least=0.0) or not 0.0 < coverage < 1.0:
         raise ValueError(f"coverage={coverage!r}: expected a share between 0 and 1, such as 0.9")
     return float(coverage)
 
