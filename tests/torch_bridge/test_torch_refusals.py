@@ -265,7 +265,7 @@ def test_torch_is_needed_only_when_used() -> None:
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     expected = [
         f'{name} needs PyTorch: pip install "cnngp[torch]"'
-        for name in ("from_torch", "explain", "sample_network", "check_limit", "gpytorch_kernel")
+        for name in ("from_torch", "sample_network", "gpytorch_kernel", "explain", "check_limit")
     ]
     assert out.splitlines() == expected
 
