@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import io
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 
 from cnngp import GPClassifier, GPRegressor, datasets
 from cnngp.common import memory
+from cnngp.estimators import fitting
 from cnngp.gp import iterative as iterative_gp
 from cnngp.gp.checks import MatrixError
 from cnngp.gp.solving import ConvergenceWarning, solve_matrix
@@ -153,3 +156,17 @@ def test_variances_that_were_not_solved_for_are_reported(tmp_path: Path, monkeyp
     assert told[0].filename == __file__
     assert (std > right).all()
     assert not list(tmp_path.glob("*solve*"))  # a state for every block of test images would fill the disk
+
+
+@pytest.mark.parametrize(("noise", "said"), [(0.1, "solving: "), ("loo", "choosing the noise and solving: ")])
+def test_a_long_solve_is_shown_on_a_terminal(noise: Any, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    error = io.StringIO()
+    monkeypatch.setattr(error, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(sys, "stderr", error)
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(40, 5)), np.arange(40) % 2
+    GPClassifier("dense_nngp", noise=noise, device="cpu").fit(X, y)
+    assert said not in error.getvalue()
+    monkeypatch.setattr(fitting, "_SOLVED_AT_ONCE", 30)
+    GPClassifier("dense_nngp", noise=noise, device="cpu").fit(X, y)
+    assert f"\r{said}" in error.getvalue()

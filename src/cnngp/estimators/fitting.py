@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from cnngp.common.arrays import DataError, to_numpy
 from cnngp.common.devices import ActualDevice, array_module, output_on
+from cnngp.common.progress import progress_bar
 from cnngp.gp.checks import as_matrix, float64_buffer
 from cnngp.gp.exact import ExactGP, Noise
 from cnngp.gp.iterative import IterativeGP
@@ -43,6 +44,8 @@ Groups = NDArray[np.intp] | None
 _FEWEST_GROUPS = 20
 # Times the largest variance: noise beyond it means that leave-one-out found nothing in the labels.
 _ONLY_NOISE = 1e3
+# A solve of no more images is over before anybody waits for it.
+_SOLVED_AT_ONCE = 1500
 _ONLY_EXACT = "image_noise needs the exact model: fit without inducing= and with solver='cholesky'"
 
 
@@ -244,7 +247,11 @@ def _exact(
         A = float64_buffer(K, overwrite=own, on_gpu=device == "cuda")
         del K
         begun = time.perf_counter()
-        with warnings.catch_warnings():
+        doing = "choosing the noise and solving" if isinstance(noise, str) else "solving"
+        with (
+            warnings.catch_warnings(),
+            progress_bar(1, doing, "solve", wanted=len(Y) > _SOLVED_AT_ONCE, delay=0.0),
+        ):
             if by_default:  # nobody asked for a search, so the report says it instead
                 warnings.filterwarnings("ignore", r"noise='loo' chose the most noise", UserWarning)
             posterior = ExactGP(
