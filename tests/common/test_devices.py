@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,15 +20,15 @@ def test_without_cupy_auto_is_the_processor(monkeypatch: pytest.MonkeyPatch) -> 
     assert devices.array_module("cpu") is np
 
 
-def test_cupy_without_a_card(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    Cards(tmp_path, count=0).install(monkeypatch)
+def test_cupy_without_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    Cards(count=0).install(monkeypatch)
     assert devices.actual_device("auto") == "cpu"
     with pytest.raises(devices.EngineError, match=r"^device='cuda': no NVIDIA GPU was found; use device='cpu'$"):
         devices.array_module("cuda")
 
 
-def test_with_cards(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    Cards(tmp_path, count=2, memory=1000).install(monkeypatch)
+def test_with_cards(monkeypatch: pytest.MonkeyPatch) -> None:
+    Cards(count=2, memory=1000).install(monkeypatch)
     assert devices.actual_device("auto") == devices.actual_device("cuda") == "cuda"
     assert devices.actual_device("cpu") == "cpu"
     assert devices.array_module("cuda") is sys.modules["cupy"]
