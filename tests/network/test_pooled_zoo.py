@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cnngp import AvgPool, Conv, Dense, GlobalAvgPool, Kernel, NetworkError, ReLU, Sequential, zoo
+from cnngp import AvgPool, Conv, Dense, GlobalAvgPool, Kernel, Network, NetworkError, ReLU, Sequential, zoo
 from cnngp.network import reference
 from cnngp.network.demands import placed
 from cnngp.network.names import NETWORKS, network_by_name, zoo_name
+from cnngp.network.table import elements_of
 
 C, R = Conv(3, weight_var=2.0), ReLU()
 
@@ -81,3 +82,8 @@ def test_elements_count_every_sheet() -> None:
     assert net.shapes((1, 28, 28)).elements == before + between
     plain = zoo.convnet()
     assert plain.shapes((1, 9, 9)).elements == Kernel(plain, device="cpu").engine_for((1, 9, 9)).program.elements
+
+
+@pytest.mark.parametrize("net", [zoo.small_cnn(), zoo.resnet(8), zoo.pooled_cnn(), zoo.pooled_cnn(pool="global")])
+def test_covariances_are_counted_without_the_table_of_costs(net: Network) -> None:
+    assert elements_of(net, (3, 20, 17)) == net.shapes((3, 20, 17)).elements

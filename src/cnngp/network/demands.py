@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import assert_never
+
+import numpy as np
 
 from .geometry import SizeError
 from .layers import (
@@ -22,7 +23,7 @@ from .layers import (
     Sum,
 )
 from .shapes import Spatial, axis_maps, check_branches_agree, output_spatial, shape_text
-from .sheets import AxisMap, Displacement, needed, overlap
+from .sheets import AxisMap, Displacement, needed
 from .walk import at, inside
 
 
@@ -53,7 +54,8 @@ class Placed:
     @property
     def elements(self) -> int:
         """How many covariances a pair of images has after this layer."""
-        return sum(math.prod(overlap(n, d)[1] for n, d in zip(self.after, D, strict=True)) for D in self.wanted)
+        D = np.array(list(self.wanted), np.int64).reshape(len(self.wanted), len(self.after))
+        return int(np.maximum(0, np.array(self.after, np.int64) - np.abs(D)).prod(axis=1).sum())
 
     def walk(self) -> Iterator[Placed]:
         """This layer and all inside it; what is inside comes first, in the order of the network."""
