@@ -29,15 +29,26 @@ ALL = ("plain", "contrast", "detail", "edges")
 
 Row = tuple[str, Sequence[Any], Sequence[Symmetry | None]]
 
+USUAL: tuple[Row, ...] = (
+    ("pooled_cnn-large{h}", ("plain",), (None,)),
+    ("pooled_cnn{h}", ("plain",), (None,)),
+)
+"""For images, the most accurate first of what is usual."""
+PHOTOGRAPHS: tuple[Row, ...] = (
+    ("myrtle4", ("zca", ("contrast", "patches")), (None,)),
+    ("pooled_cnn-large{h}", ("zca",), (None,)),
+    ("myrtle7", ("zca",), ("flip", None)),
+    ("myrtle7-exp", ("zca",), ("flip", None)),
+    ("myrtle10", ("zca",), ("flip", None)),
+    ("myrtle10-exp", ("zca",), ("flip", None)),
+    ("myrtle4", ("zca", ("contrast", "patches")), ("flip",)),
+    ("myrtle4-exp", ("zca",), (None,)),
+)
+"""For colour images of 16 × 16 and more, before those for all images."""
 IMAGES: tuple[Row, ...] = (
-    ("pooled_cnn-large{h}", ALL, (None,)),
-    ("pooled_cnn{h}", ("plain", "contrast"), (None,)),
     ("pooled_cnn-small{h}", ALL, (None,)),
-    ("pooled_cnn-large{h}-even", ALL, (None,)),
     ("pooled_cnn-small{h}-even", ALL, (None,)),
-    ("pooled_cnn-large{h}-bias{b}", ("plain", "contrast"), (None,)),
     ("pooled_cnn-small{h}-bias{b}", ("plain", "contrast"), (None,)),
-    ("pooled_cnn-large{h}-even-bias{b}", ("plain",), (None,)),
     ("pooled_cnn-small{h}-even-bias{b}", ("plain",), (None,)),
     ("pooled_cnn-small{h}-global", ("plain", "contrast", "detail"), (None,)),
     ("pooled_cnn-small{h}-global-even", ("plain", "contrast", "detail"), (None,)),
@@ -48,18 +59,15 @@ IMAGES: tuple[Row, ...] = (
     ("dense_nngp", ("plain", "contrast"), (None,)),
     ("dense_nngp-bias{b}", ("plain",), (None,)),
     ("dense_even", ("plain",), (None,)),
+    ("pooled_cnn{h}", ("contrast",), (None,)),
+    ("pooled_cnn-large{h}", ("contrast", "detail", "edges"), (None,)),
+    ("pooled_cnn-large{h}-even", ALL, (None,)),
+    ("pooled_cnn-large{h}-bias{b}", ("plain", "contrast"), (None,)),
+    ("pooled_cnn-large{h}-even-bias{b}", ("plain",), (None,)),
 )
-"""For images, the first ones usual; {plain} is the paper's ResNet for pictures of 16 × 16 and more."""
-PHOTOGRAPHS: tuple[Row, ...] = (
-    ("pooled_cnn-large{h}", ("zca",), (None,)),
-    ("myrtle4", ("zca", ("contrast", "patches")), (None, "flip")),
-    ("myrtle7", ("zca",), (None, "flip")),
-    ("myrtle10", ("zca",), (None, "flip")),
-    ("myrtle4-exp", ("zca",), (None,)),
-    ("myrtle7-exp", ("zca",), (None, "flip")),
-    ("myrtle10-exp", ("zca",), (None, "flip")),
-)
-"""Beside these for colour images of 16 × 16 and more."""
+"""For all images: relatives of the usual networks, the cheap ones first, which are tried where there is room for few;
+{plain} is the paper's ResNet for pictures of 16 × 16 and more.
+"""
 FEATURES: tuple[Row, ...] = (("dense_nngp", ("plain",), (None,)),)
 """For rows of numbers without places."""
 
@@ -85,13 +93,13 @@ def candidates(X: NDArray[Any], table: Sequence[Row] | None = None, preparation:
     that is given.
 
     >>> [str(c) for c in candidates(np.ones((2, 1, 28, 28)))[:3]]
-    ['pooled_cnn-large', 'pooled_cnn-large, contrast', 'pooled_cnn-large, detail']
+    ['pooled_cnn-large', 'pooled_cnn', 'pooled_cnn-small']
     """
     shape = tuple(X.shape[1:])
     found: dict[str, Candidate] = {}
     if table is None:
         photographs = len(shape) == 3 and shape[0] >= 3 and min(shape[1:]) >= 16
-        table = (*IMAGES, *(PHOTOGRAPHS if photographs else ())) if len(shape) > 1 else FEATURES
+        table = (*USUAL, *(PHOTOGRAPHS if photographs else ()), *IMAGES) if len(shape) > 1 else FEATURES
     for pattern, preparations, symmetries in table:
         for prepared in preparations if preparation is None else (preparation,):
             for name, network in _networks(pattern, X, prepared):

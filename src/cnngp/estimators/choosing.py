@@ -49,11 +49,13 @@ _AT_LEAST = 5e9
 FEWEST = 20
 """With fewer images leave-one-out says too little, and what is usual is taken."""
 _FIRST = (64, 200)  # images of the first round: no fewer, no more
+# Images of the first round that are worth leaving candidates out for: with fewer, ten classes look alike to all.
+_TELLING = 150
 _GROWTH = 2
 _FINALISTS = 3
 # Nats an image that another choice has to gain over what is usual, and a sum over its best term.
 _WORTH, _SUM_WORTH = 0.01, 0.01
-_STANDARD_ERRORS = 2.0
+_STANDARD_ERRORS, _SUM_STANDARD_ERRORS = 1.0, 2.0
 # Images from whose eigenvalues the noise of a comparison is found; with more it is looked for beside that.
 _DECOMPOSED = 800
 # Images that are not compared in a round, from which preparations learn, at least where there are so many.
@@ -200,21 +202,23 @@ def choose(
         return found
     dearest_fit = float(max(c.elements for c in affordable) * pairs)
     allowance = max(_PART * min(limit, dearest_fit), _AT_LEAST * EFFORTS[effort])
-    tried = _within(affordable, usual, allowance)
+    tried = _within(affordable, len(order), allowance)
     if tell is not None:
         tell("choosing", len(tried))
     return _compared(found, tried, usual, images, targets, make, order, allowance)
 
 
-def _within(affordable: Sequence[Candidate], usual: Candidate, allowance: float) -> list[Candidate]:
-    """Those whose first round takes no more than half of the allowance, the usual one and then the cheapest first."""
-    room = allowance / _FIRST[0] ** 2
-    kept, used = {str(usual)}, float(usual.elements)
-    for candidate in sorted(affordable, key=lambda c: c.elements):
-        if str(candidate) not in kept and used + candidate.elements <= room:
-            kept.add(str(candidate))
+def _within(affordable: Sequence[Candidate], images: int, allowance: float) -> list[Candidate]:
+    """Those whose first round, on images that tell something, takes at most half of the allowance: the first ones of
+    the table, without those that leave no room for others.
+    """
+    room = allowance / min(_TELLING, images) ** 2
+    kept, used = [affordable[0]], float(affordable[0].elements)
+    for candidate in affordable[1:]:
+        if used + candidate.elements <= room:
+            kept.append(candidate)
             used += candidate.elements
-    return [c for c in affordable if str(c) in kept]
+    return kept
 
 
 def _compared(
@@ -284,9 +288,9 @@ def _round(
 
 
 def _first_size(n: int, elements: int, allowance: float) -> int:
-    """Images of the first round: a sixth of the allowance, between `_FIRST`."""
+    """Images of the first round: at most half of the allowance, between `_FIRST`."""
     least, most = _FIRST
-    return min(n, max(least, min(most, int(math.sqrt(allowance / (3.0 * max(1, elements)))))))
+    return min(n, max(least, min(most, int(math.sqrt(allowance / max(1, elements))))))
 
 
 def _better_than_usual(alive: Sequence[_Tried], usual: Candidate) -> tuple[_Tried, float]:
@@ -296,13 +300,13 @@ def _better_than_usual(alive: Sequence[_Tried], usual: Candidate) -> tuple[_Trie
     if plain is None or not np.isfinite(plain.losses).all():
         return best, 0.0
     gain = plain.losses - best.losses
-    if _clear(gain, _WORTH):
+    if _clear(gain, _WORTH, _STANDARD_ERRORS):
         return best, float(gain.mean())
     return plain, 0.0
 
 
-def _clear(gain: Floats, worth: float) -> bool:
-    return bool(gain.mean() > max(worth, _STANDARD_ERRORS * float(gain.std()) / math.sqrt(len(gain))))
+def _clear(gain: Floats, worth: float, standard_errors: float) -> bool:
+    return bool(gain.mean() > max(worth, standard_errors * float(gain.std()) / math.sqrt(len(gain))))
 
 
 def _with_sum(
@@ -331,7 +335,7 @@ def _with_sum(
     _, group, w = min(tries, key=lambda t: t[0])
     losses = left_out(_sum([t.K for t in group if t.K is not None], w), Y, targets)[judged]
     gain = best.losses - losses
-    if not _clear(gain, _SUM_WORTH):
+    if not _clear(gain, _SUM_WORTH, _SUM_STANDARD_ERRORS):
         return found
     shares = [x / sum(w) for x in w]
     terms = tuple(replace(t.candidate.term, weight=x) for t, x in zip(group, shares, strict=True))
