@@ -296,3 +296,13 @@ def test_images_that_the_kernel_cannot_tell_apart() -> None:
     K = np.asarray(Kernel(NET, device="cpu", dtype="float64")(DATA.X))
     assert usual.spread == pytest.approx(K.diagonal().mean() - K.mean(), rel=1e-4)
     assert "apart" not in usual.verdict
+
+
+@pytest.mark.parametrize("shape", [(60, 1, 8, 8), (60, 64)], ids=str)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_caller_who_overwrites_the_images_of_a_fit_changes_no_prediction(dtype: str, shape: tuple[int, ...]) -> None:
+    X, new = DATA.X[:60].astype(dtype).reshape(shape), DATA.X_test[:10].reshape(10, *shape[1:])
+    reg = GPRegressor("dense_nngp", noise=0.1, dtype=dtype, device="cpu").fit(X, DATA.y[:60].astype(float))
+    before = reg.predict(new)
+    X[:] = 0.0
+    np.testing.assert_array_equal(reg.predict(new), before)

@@ -60,7 +60,9 @@ def read_training(
         recipe = request.asked_recipe
         for term in () if recipe is None else recipe.terms:
             check_fits_images(term.network, images)
-        images = np.asarray(as_images(images, request.working_type))
+        found = np.asarray(as_images(images, request.working_type))
+        # A model predicts by its training images, so it does not share them with a caller who may overwrite them.
+        images = found.copy() if found is X or found.base is not None else found
     return Images(images, request.working_type, streamed), y, K
 
 
