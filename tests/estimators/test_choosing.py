@@ -137,9 +137,9 @@ def test_what_a_choice_and_its_fit_may_cost_is_bounded_by_the_effort(
 
 def test_the_usual_way_is_kept_where_another_is_better_by_chance_alone() -> None:
     chance, clear = np.tile([-1.0, 1.001], 50), np.tile([1.0, 2.0], 50)
-    assert not choosing._clear(chance, 0.0, 2.0)
-    assert choosing._clear(clear, 0.01, 2.0)
-    assert not choosing._clear(np.full(100, 0.005), 0.01, 2.0)
+    assert not choosing._clear(chance, 0.0)
+    assert choosing._clear(clear, 0.01)
+    assert not choosing._clear(np.full(100, 0.005), 0.01)
 
 
 def test_too_few_images_and_plain_features_take_what_is_usual() -> None:

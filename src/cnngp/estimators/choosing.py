@@ -55,7 +55,7 @@ _GROWTH = 2
 _FINALISTS = 3
 # Nats an image that another choice has to gain over what is usual, and a sum over its best term.
 _WORTH, _SUM_WORTH = 0.01, 0.01
-_STANDARD_ERRORS, _SUM_STANDARD_ERRORS = 1.0, 2.0
+_STANDARD_ERRORS = 2.0
 # Images from whose eigenvalues the noise of a comparison is found; with more it is looked for beside that.
 _DECOMPOSED = 800
 # Images that are not compared in a round, from which preparations learn, at least where there are so many.
@@ -300,13 +300,13 @@ def _better_than_usual(alive: Sequence[_Tried], usual: Candidate) -> tuple[_Trie
     if plain is None or not np.isfinite(plain.losses).all():
         return best, 0.0
     gain = plain.losses - best.losses
-    if _clear(gain, _WORTH, _STANDARD_ERRORS):
+    if _clear(gain, _WORTH):
         return best, float(gain.mean())
     return plain, 0.0
 
 
-def _clear(gain: Floats, worth: float, standard_errors: float) -> bool:
-    return bool(gain.mean() > max(worth, standard_errors * float(gain.std()) / math.sqrt(len(gain))))
+def _clear(gain: Floats, worth: float) -> bool:
+    return bool(gain.mean() > max(worth, _STANDARD_ERRORS * float(gain.std()) / math.sqrt(len(gain))))
 
 
 def _with_sum(
@@ -335,7 +335,7 @@ def _with_sum(
     _, group, w = min(tries, key=lambda t: t[0])
     losses = left_out(_sum([t.K for t in group if t.K is not None], w), Y, targets)[judged]
     gain = best.losses - losses
-    if not _clear(gain, _SUM_WORTH, _SUM_STANDARD_ERRORS):
+    if not _clear(gain, _SUM_WORTH):
         return found
     shares = [x / sum(w) for x in w]
     terms = tuple(replace(t.candidate.term, weight=x) for t, x in zip(group, shares, strict=True))
