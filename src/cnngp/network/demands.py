@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import assert_never
-
-import numpy as np
 
 from .geometry import SizeError
 from .layers import (
@@ -54,6 +53,11 @@ class Placed:
     @property
     def elements(self) -> int:
         """How many covariances a pair of images has after this layer."""
+        if len(self.wanted) == 1:  # without pools, which needs no NumPy
+            (d,) = self.wanted
+            return math.prod(max(0, size - abs(x)) for size, x in zip(self.after, d, strict=True))
+        import numpy as np
+
         D = np.array(list(self.wanted), np.int64).reshape(len(self.wanted), len(self.after))
         return int(np.maximum(0, np.array(self.after, np.int64) - np.abs(D)).prod(axis=1).sum())
 
