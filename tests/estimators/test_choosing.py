@@ -10,6 +10,7 @@ import pytest
 
 from cnngp import GPClassifier, GPRegressor, Kernel, datasets, zoo
 from cnngp.common.arrays import DataError
+from cnngp.datasets.preparation import as_preparation
 from cnngp.estimators import choosing
 from cnngp.estimators.candidates import candidates
 from cnngp.gp.checks import MatrixError
@@ -352,3 +353,14 @@ def test_a_whitening_is_judged_on_images_that_it_has_not_learned_from(monkeypatc
 class _Bar:
     def update(self, n: int) -> None: ...
     def set_postfix_str(self, text: str, refresh: bool) -> None: ...
+
+
+def test_a_whitening_of_more_pixels_than_images_is_no_candidate() -> None:
+    rng = np.random.default_rng(0)
+    X = rng.random((40, 3, 16, 16))
+    clf = GPClassifier(device="cpu", effort="best").fit(X, np.arange(40) % 2)
+    assert clf.choice_ is not None
+    names = [c.name for c in clf.choice_.compared]
+    assert any("patches" in name for name in names)
+    assert not any("zca" in name for name in names)
+    assert [as_preparation(p).images_for((3, 16, 16)) for p in ("zca", "patches", "plain")] == [768, 0, 0]

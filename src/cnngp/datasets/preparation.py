@@ -70,6 +70,12 @@ class Preparation(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         """The shape of a prepared image."""
         return tuple(input_shape)
 
+    def images_for(self, input_shape: Sequence[int]) -> int:
+        """How many images it has to learn from: with fewer it treats these unlike new ones, and leave-one-out by the
+        same images is too hopeful.
+        """
+        return 0
+
     def state(self) -> dict[str, Array]:
         """What was learned, for a file."""
         return {name: np.asarray(getattr(self, name)) for name in self.learned}
@@ -190,7 +196,8 @@ class Zca(Preparation):
     """Whitening that keeps images as near to themselves as it can: x ↦ V (Λ + ε)^-½ Vᵀ x, VΛVᵀ the pixels' covariance.
 
     `regularisation` is ε, a variance in the units of the pixels: directions with less than that stay small. Published
-    kernels on CIFAR-10 use 10⁻⁴ after `Normalised`, which is the preparation "zca".
+    kernels on CIFAR-10 use 10⁻⁴ after `Normalised`, which is the preparation "zca". It needs more images than pixels:
+    with fewer, training images become unlike all others, and leave-one-out is too hopeful.
 
     >>> import numpy as np
     >>> X = Normalised().fit_transform(np.random.default_rng(0).random((100, 1, 2, 2)))
@@ -204,6 +211,9 @@ class Zca(Preparation):
 
     def __init__(self, regularisation: float = 1e-4) -> None:
         self.regularisation = regularisation
+
+    def images_for(self, input_shape: Sequence[int]) -> int:
+        return int(np.prod(tuple(input_shape)))
 
     def _shape_of(self, name: str) -> tuple[int, ...]:
         pixels = int(np.prod(self.input_shape_))
@@ -320,6 +330,13 @@ class Chain(Preparation):
         for step in map(as_preparation, self.steps):
             input_shape = step.output_shape(input_shape)
         return tuple(input_shape)
+
+    def images_for(self, input_shape: Sequence[int]) -> int:
+        most = 0
+        for step in map(as_preparation, self.steps):
+            most = max(most, step.images_for(input_shape))
+            input_shape = step.output_shape(input_shape)
+        return most
 
     def state(self) -> dict[str, Array]:
         return {f"{i}.{name}": array for i, step in enumerate(self.fitted_) for name, array in step.state().items()}

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -82,6 +82,10 @@ class Candidate:
     name: str
     term: Term
     elements: int
+
+    def images_for(self, input_shape: Sequence[int]) -> int:
+        """How many training images its preparation has to learn from."""
+        return as_preparation(self.term.preparation).images_for(input_shape)
 
     def __str__(self) -> str:
         words = [self.name, "" if self.term.preparation == "plain" else str(self.term.preparation)]
@@ -156,3 +160,9 @@ def bias_for(X: NDArray[Any]) -> float | None:
     """
     square = float(np.square(X, dtype=np.float64).mean())
     return float(f"1e{round(math.log10(square))}") if 1.0 / _LARGEST < square < _LARGEST else None
+
+
+def preparations_of(term: Term, X: NDArray[Any]) -> list[Candidate]:
+    """The candidates of a network that is given: prepared in each way that has no parameters."""
+    terms = [replace(term, preparation=p) for p in (ALL if X.ndim > 2 else ("plain",))]
+    return [Candidate(t.name, t, elements_of(t, X.shape[1:])) for t in terms]

@@ -29,7 +29,7 @@ from cnngp.network.layers import NetworkError
 from .candidates import Candidate, candidates
 from .kernels import kernel_of
 from .learning import balanced
-from .recipe import Recipe, Term
+from .recipe import Recipe
 from .targets import Targets
 from .training_images import Images
 
@@ -184,6 +184,8 @@ def choose(
     """
     few = images.at(slice(0, min(len(images), 200)))
     table = candidates(few, preparation=preparation) if among is None else list(among)
+    # A whitening of more pixels than images makes the training images unlike all others.
+    table = [c for c in table if c.images_for(few.shape[1:]) <= len(images)] or table
     limit = min(AN_IMAGE * len(images), IN_ALL) * EFFORTS[effort]
     affordable = [c for c in table if c.elements * pairs <= limit] or [min(table, key=lambda c: c.elements)]
     usual = affordable[0]
@@ -391,12 +393,3 @@ def _in_order(images: Images, rows: NDArray[np.intp]) -> Array:
 
 def _said(tried: _Tried, n: int) -> Compared:
     return Compared(str(tried.candidate), tried.loss, n)
-
-
-def preparations_of(term: Term, X: Array) -> list[Candidate]:
-    """The candidates of a network that is given: prepared in each way that has no parameters."""
-    from .candidates import ALL
-    from .kernels import elements_of
-
-    terms = [replace(term, preparation=p) for p in (ALL if X.ndim > 2 else ("plain",))]
-    return [Candidate(t.name, t, elements_of(t, X.shape[1:])) for t in terms]

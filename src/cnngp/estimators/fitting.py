@@ -22,8 +22,9 @@ from cnngp.gp.solving.matrices import SymmetricMatrix
 from cnngp.kernel.kernel import Kernel
 from cnngp.matrix.store.spec import OtherMatrixError
 
+from .candidates import preparations_of
 from .certificate import Checked, certify, checked_sample
-from .choosing import Choice, Tell, choose, preparations_of
+from .choosing import Choice, Tell, choose
 from .fit import Fit
 from .inducing_fit import fit_with_pilot
 from .inducing_images import Source, asked_for
