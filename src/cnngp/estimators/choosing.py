@@ -290,9 +290,9 @@ def _round(
 
 
 def _first_size(n: int, elements: int, allowance: float) -> int:
-    """Images of the first round: at most half of the allowance, between `_FIRST`."""
+    """Images of the first round: a third of the allowance, between `_FIRST`."""
     least, most = _FIRST
-    return min(n, max(least, min(most, int(math.sqrt(allowance / max(1, elements))))))
+    return min(n, max(least, min(most, int(math.sqrt(allowance / (1.5 * max(1, elements)))))))
 
 
 def _better_than_usual(alive: Sequence[_Tried], usual: Candidate) -> tuple[_Tried, float]:
