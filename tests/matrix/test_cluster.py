@@ -245,6 +245,16 @@ def test_without_the_mark_of_its_run_a_worker_writes_nothing(
         monkeypatch.setattr(type(store), "write", write_and_end)
         filling.fill_missing(0, filling._Job(b"", str(place), mark, 1))
         assert len(written) == 3
+        mark = filling.begin(store, ImageRows(X, KERNEL, "X"), None)
+        read = ImageRows.block
+
+        def end_and_read(self: Any, rows: slice, card: int | None = None) -> Any:
+            filling.end(store)
+            return read(self, rows, card)
+
+        monkeypatch.setattr(ImageRows, "block", end_and_read)
+        filling.fill_missing(0, filling._Job(b"", str(place), mark, 1))  # images that are gone are no fault of theirs
+        assert len(written) == 3
     assert names(place) == WHOLE
 
 

@@ -96,6 +96,8 @@ def fill_missing(turn: int, job: _Job) -> None:
     except Exception as error:
         if isinstance(error, OSError) and error.errno in FULL:
             raise
+        if not _runs(GramStore(job.where), job):
+            return  # the images go with the mark, and may have been half gone when they were read
         reason = f"{type(error).__name__}: {one_line(error)}"
     else:
         return
@@ -106,7 +108,7 @@ def _fill(turn: int, job: _Job) -> None:
     store = GramStore(job.where)
 
     def check() -> None:
-        if store.get_bytes(f"K/{_MARK}{job.mark}") is None:
+        if not _runs(store, job):
             raise _RunEnded
 
     def write(tile: Tile, block: Any) -> None:
@@ -131,6 +133,10 @@ def _fill(turn: int, job: _Job) -> None:
     tiles = not_done_by_others(store, lacking, (turn % job.workers, job.workers), check)
     # A worker with several cards in sight uses the first: tools that start one for each card show it all of them.
     fill(tiles, lanes(kernel, x.image_shape, 1 if kernel.device == "cuda" else None), x, z, write, lambda _: None)
+
+
+def _runs(store: GramStore, job: _Job) -> bool:
+    return store.get_bytes(f"K/{_MARK}{job.mark}") is not None
 
 
 class _RunEnded(Exception):
