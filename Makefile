@@ -24,10 +24,10 @@ lint: .venv-test/.ready
 	.venv-test/bin/lint-imports
 
 docs: .venv-test/.ready
-	.venv-test/bin/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 .venv-test/bin/mkdocs build --strict
 
 docs-serve: .venv-test/.ready
-	.venv-test/bin/mkdocs serve
+	NO_MKDOCS_2_WARNING=1 .venv-test/bin/mkdocs serve
 
 # The wheel is made from the sdist, so both are tried. The demo and the smoke test run far from the sources.
 dist: .venv-test/.ready

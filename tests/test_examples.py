@@ -25,21 +25,6 @@ def _load(name: str) -> ModuleType:
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 
-def test_photographs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The numbers are those that the tutorial shows."""
-    found = _load("photographs").main(tmp_path)
-    assert found["error"] == pytest.approx(0.06)
-    assert found["loo"] == pytest.approx(0.055)
-    assert found["right when sure"] > 0.97
-    assert "sure of 70% of the pictures" in capsys.readouterr().out
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["photographs.png", "uncertain.png"]
-
-
-@pytest.mark.slow
-def test_photographs_with_a_pool() -> None:
-    assert _load("photographs").main(pooling=True)["pooled"] == pytest.approx(0.02)
-
-
 def test_clean_labels(capsys: pytest.CaptureFixture[str]) -> None:
     found = _load("clean_labels").main()
     assert found["precision"] == 1.0

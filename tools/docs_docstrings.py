@@ -54,7 +54,7 @@ def linked(text: str, own: str = "", names: dict[str, str] | None = None) -> str
     """A docstring with links, but not to the object itself, and not in examples.
 
     >>> linked("As in `Kernel`; see docs/ntk.md.\\n\\n>>> Kernel", names={"Kernel": "cnngp.Kernel"}).splitlines()[0]
-    'As in [`Kernel`][cnngp.Kernel]; see [the page on this](../ntk.html).'
+    'As in [`Kernel`][cnngp.Kernel]; see [the page on this](../ntk.md).'
     """
     known = described() if names is None else names
 
@@ -63,7 +63,7 @@ def linked(text: str, own: str = "", names: dict[str, str] | None = None) -> str
         return found[0] if full is None or full.rpartition(".")[2] == own else f"[{found[0]}][{full}]"
 
     words, sign, examples = text.partition("\n>>> ")
-    return _NAMED.sub(name, _PAGE.sub(r"[the page on this](../\1.html)", words)) + sign + examples
+    return _NAMED.sub(name, _PAGE.sub(r"[the page on this](../\1.md)", words)) + sign + examples
 
 
 class Docstrings(griffe.Extension):

@@ -1,6 +1,6 @@
 """Puts the parts of programs that pages show into these pages: `python tools/include_code.py`.
 
-A page names a part in a comment right before its code block, `<!-- examples/photographs.py: fit -->`, and the program
+A page names a part in a comment right before its code block, `<!-- examples/sets.py: fit -->`, and the program
 has it between `# region fit` and `# endregion`. The tests run the programs, and fail if a page shows other code.
 """
 

@@ -1,7 +1,9 @@
-"""The one progress bar: on a terminal, after two seconds, with what is done, how fast, and how long it will take."""
+"""The one progress bar: on a terminal or in a notebook, after two seconds, with the rate and the time left."""
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -25,8 +27,11 @@ def progress_bar(
 
     Where no bar is shown (`wanted=False`, no terminal, inside `hidden`), its methods do nothing.
     """
-    from tqdm.auto import tqdm
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a notebook without widgets gets a bar of characters
+        from tqdm.auto import tqdm
 
+    only_on_terminals = False if "ipykernel" in sys.modules else None
     with tqdm(
         total=total,
         initial=done,
@@ -34,7 +39,7 @@ def progress_bar(
         unit=unit,
         unit_scale=unit in ("pair", "B"),
         delay=delay,
-        disable=None if wanted and not _hidden.get() else True,
+        disable=only_on_terminals if wanted and not _hidden.get() else True,
         leave=keep,
     ) as bar:
         yield bar
