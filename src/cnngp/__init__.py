@@ -3,7 +3,7 @@
 Names load when first used, so that importing the package costs nothing; `__init__.pyi` lists them.
 """
 
-from .common.lazy import lazy_names
+from .common.optional import lazy_names
 
 __version__ = "0.2.0"
 

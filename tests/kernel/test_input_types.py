@@ -335,3 +335,35 @@ def test_a_kernel_takes_objects_that_are_numbers() -> None:
     kernel = Kernel(Dense(), device="cpu")
     rows = np.array([[1, 2], [3, 5]])
     np.testing.assert_array_equal(kernel(rows.astype(object)), kernel(rows))
+
+
+class OfAnotherLibrary:
+    """An array that only DLPack gives access to."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array = array
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.array.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> Any:
+        return self.array.__dlpack_device__()
+
+
+def test_what_has_dlpack_is_taken_wherever_an_array_is() -> None:
+    net = Sequential(Dense(), ReLU(), Dense())
+    X, y = np.random.default_rng(0).random((6, 1, 3, 3)), np.arange(6) % 2
+    kernel, theirs = Kernel(net, device="cpu"), OfAnotherLibrary
+    K = kernel(X)
+    np.testing.assert_array_equal(kernel(theirs(X)), K)
+    np.testing.assert_array_equal(gram(kernel, theirs(X)), K)
+    clf = GPClassifier(net, device="cpu").fit(theirs(X), theirs(y))
+    np.testing.assert_array_equal(clf.predict(theirs(X)), y)
+    assert GPClassifier().fit(K=theirs(K), y=y).loo_error_ == clf.loo_error_
+
+    class Broken(OfAnotherLibrary):
+        def __dlpack__(self, **options: Any) -> Any:
+            raise BufferError("no such type")
+
+    with pytest.raises(DataError, match=r"^X: Broken cannot be read through DLPack \(no such type\)$"):
+        kernel(Broken(X))

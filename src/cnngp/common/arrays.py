@@ -1,4 +1,4 @@
-"""NumPy, CuPy and torch arrays in and out: the one place that knows their kinds."""
+"""NumPy, CuPy and torch arrays in and out, and any others through DLPack: the one place that knows their kinds."""
 
 from __future__ import annotations
 
@@ -14,6 +14,10 @@ from .optional import need
 Output = Literal["numpy", "cupy", "torch"]
 OUTPUTS: tuple[Output, ...] = ("numpy", "cupy", "torch")
 
+_NOT_REAL = (str, bytes, complex, np.complexfloating)
+_ON_CPU = (1, 3)
+"""DLPack's numbers of main memory, and of main memory that CUDA has pinned."""
+
 
 class DataError(ValueError):
     """Data that cannot be used: wrong kind, shape or values.
@@ -26,7 +30,7 @@ class DataError(ValueError):
 
 
 def kind(a: object) -> Output | None:
-    """Which library an array belongs to; None for what is no array yet, such as a list."""
+    """The library that an array belongs to; None for anything else, such as a list."""
     if isinstance(a, np.ndarray):
         return "numpy"
     for name, attribute in (("cupy", "ndarray"), ("torch", "Tensor")):
@@ -34,16 +38,6 @@ def kind(a: object) -> Output | None:
         if module is not None and isinstance(a, getattr(module, attribute)):
             return name  # type: ignore[return-value]
     return None
-
-
-def refuse_masked(a: object, name: str) -> None:
-    """No part of cnngp knows which entries a mask hides, and NumPy drops it without a word when it converts."""
-    parts = a if isinstance(a, list | tuple) else (a,)
-    if any(isinstance(part, np.ma.MaskedArray) for part in parts):
-        raise DataError(
-            f"{name} is a masked array, whose mask would be lost; remove what it hides, or fill it with numbers by "
-            f"{name}.filled(…)"
-        )
 
 
 def namespace(a: Any) -> Any:
@@ -55,45 +49,63 @@ def is_on_gpu(a: Any) -> bool:
     return kind(a) == "cupy" or (kind(a) == "torch" and bool(a.is_cuda))
 
 
+def refuse_masked(a: object, name: str) -> None:
+    """Refuse masked arrays, whose mask NumPy drops silently when it converts them."""
+    parts = a if isinstance(a, list | tuple) else (a,)
+    if any(isinstance(part, np.ma.MaskedArray) for part in parts):
+        raise DataError(
+            f"{name} is a masked array, whose mask would be lost; remove what it hides, or fill it with numbers by "
+            f"{name}.filled(…)"
+        )
+
+
+def known_array(a: Any, name: str) -> Any:
+    """`a`, or a view of it where only DLPack gives access; `DataError` for masked and sparse arrays."""
+    refuse_masked(a, name)
+    if hasattr(a, "toarray") and hasattr(a, "nnz"):  # SciPy's and CuPy's
+        raise DataError(f"{name} is a sparse matrix ({type(a).__name__}); give {name}.toarray(), a dense one")
+    if kind(a) is not None or not hasattr(a, "__dlpack__") or hasattr(a, "__array__"):
+        return a
+    on_cpu = a.__dlpack_device__()[0] in _ON_CPU
+    library = np if on_cpu else need("cupy", f"{name} on the card")
+    try:
+        return library.from_dlpack(a)
+    except Exception as error:  # each library has types of its own
+        reason = str(error).partition("\n")[0]
+        raise DataError(f"{name}: {type(a).__name__} cannot be read through DLPack ({reason})") from None
+
+
 def to_numpy(a: Any, name: str = "X") -> NDArray[Any]:
     """Any array or nested list as NumPy; torch tensors lose their gradient, arrays on a card are copied."""
-    refuse_masked(a, name)
-    _refuse_sparse(a, name)
-    match kind(a):
-        case "torch":
-            try:
-                # bfloat16 is unknown to NumPy and fits float32
+    a = known_array(a, name)
+    try:
+        match kind(a):
+            case "torch":  # bfloat16 is unknown to NumPy and fits float32
                 a = a.float() if str(a.dtype) == "torch.bfloat16" else a
                 return np.asarray(a.detach().cpu().numpy())
-            except (TypeError, RuntimeError) as error:
-                raise DataError(f"{name}: this tensor cannot become an array ({str(error).splitlines()[0]})") from None
-        case "cupy":
-            return np.asarray(a.get())
-        case _:
-            try:
+            case "cupy":
+                return np.asarray(a.get())
+            case _:
                 return np.asarray(a)
-            except ValueError:
-                raise DataError(f"{name}: rows of different lengths; expected one array") from None
+    except ValueError:
+        raise DataError(f"{name}: rows of different lengths; expected one array") from None
+    except (TypeError, RuntimeError) as error:
+        if kind(a) != "torch":
+            raise
+        raise DataError(f"{name}: this tensor cannot become an array ({str(error).splitlines()[0]})") from None
 
 
 def in_place(a: Any, name: str) -> Any:
-    """What has a shape and gives its rows for slices, as it is and where it is: NumPy, CuPy, torch, a memory map, Zarr,
-    HDF5. A list or a DataFrame becomes an array.
-    """
-    refuse_masked(a, name)
-    _refuse_sparse(a, name)
+    """An array of any library, or on disk (a memory map, Zarr, HDF5), where it is; a list or a DataFrame as NumPy."""
+    a = known_array(a, name)
     is_frame = hasattr(a, "iloc")  # slices of it are columns by name
     return a if hasattr(a, "shape") and hasattr(a, "__getitem__") and not is_frame else to_numpy(a, name)
-
-
-def _refuse_sparse(a: Any, name: str) -> None:
-    if hasattr(a, "toarray") and hasattr(a, "nnz"):  # SciPy's and CuPy's
-        raise DataError(f"{name} is a sparse matrix ({type(a).__name__}); give {name}.toarray(), a dense one")
 
 
 def to_cupy(a: Any, name: str = "X") -> Any:
     """Any array on the card; without a copy where it is there already."""
     cupy = need("cupy", f"{name} on the card")
+    a = known_array(a, name)
     if kind(a) == "torch" and a.is_cuda:
         return cupy.from_dlpack(a.detach())
     if kind(a) == "cupy":
@@ -106,7 +118,7 @@ def to_cupy(a: Any, name: str = "X") -> Any:
 
 
 def check_output(output: object) -> None:
-    """Refuse a kind of array that there is none of, or that cannot be made here, before anything is computed."""
+    """Refuse, before anything is computed, a kind of array that is unknown or whose library is missing."""
     if output not in OUTPUTS:
         raise ValueError(f"output={output!r} is not one of {', '.join(map(repr, OUTPUTS))}")
     if output != "numpy":
@@ -128,7 +140,7 @@ def to_output(a: Any, output: Output) -> Any:
 def as_real(a: Any, name: str) -> Any:
     """`a`, an array of any library or on disk, if it holds real numbers; Python's own, in an object array, as float64.
 
-    For what is about to be converted: complex numbers would lose a part, text would be read as numbers.
+    Conversion would drop a part of complex numbers and read text as numbers, so these are refused before it.
     """
     refuse_masked(a, name)
     dtype = np.dtype(a.dtype)
@@ -139,23 +151,14 @@ def as_real(a: Any, name: str) -> Any:
             except (TypeError, ValueError, OverflowError):
                 pass
         raise DataError(f"{name} holds Python objects that are not all real numbers; expected real numbers")
-    check_real(dtype, name)
-    return a
-
-
-_NOT_REAL = (str, bytes, complex, np.complexfloating)
-
-
-def check_real(dtype: np.dtype[Any], name: str) -> None:
     if dtype.kind not in "buif":
         raise DataError(f"{name} has type {dtype}; expected real numbers")
+    return a
 
 
 def check_images_shape(shape: tuple[int, ...], name: str) -> None:
     if not 2 <= len(shape) <= 5:
-        hint = ""
-        if len(shape) == 1:
-            hint = "; for one image use X[None]"
+        hint = "; for one image use X[None]" if len(shape) == 1 else ""
         raise DataError(
             f"{name} has shape {shape}; expected (N, channels, height, width), or (N, features), "
             f"(N, channels, length) or (N, channels, depth, height, width){hint}"
@@ -179,10 +182,7 @@ def in_shape(X: Any, shape: tuple[int, ...]) -> Any | None:
 
 
 class CheckedImages:
-    """Images, in host memory, that have been through `as_images`: it gives them and parts of them back unread.
-
-    Whoever has checked the images of a caller hands them on like this, so that they are checked once.
-    """
+    """Images in host memory that have passed `as_images`, which gives them and parts of them back unread."""
 
     def __init__(self, array: NDArray[Any]) -> None:
         self.array = array
@@ -206,21 +206,26 @@ def as_images(
         if X.dtype == dtype:
             return to_cupy(X.array, name) if on_gpu else np.ascontiguousarray(X.array)
         X = X.array  # of another precision, in which a pixel may be out of range
+    X = known_array(X, name)
     a: Any = as_real(to_cupy(X, name) if on_gpu and kind(X) in ("cupy", "torch") else to_numpy(X, name), name)
     a = to_cupy(a, name) if on_gpu else a
     check_images_shape(tuple(a.shape), name)
     xp = namespace(a)
     with np.errstate(over="ignore"):  # a pixel beyond the working precision is reported below
         images = xp.ascontiguousarray(a, dtype=dtype)
+
+    def number(i: Any) -> int:
+        return first + int(i) if isinstance(first, int) else int(first[int(i)])
+
     finite = xp.isfinite(images)
     if not bool(finite.all()):
         i = int(xp.argmax(~finite.reshape(len(images), -1).all(axis=1)))
         bad = "NaN" if bool(xp.isnan(images[i]).any()) else "infinite (or beyond the range of " + dtype.name + ")"
-        number = first + i if isinstance(first, int) else int(first[i])
-        raise DataError(f"{name}[{number}] has {bad} pixels; remove or replace them")
+        raise DataError(f"{name}[{number(i)}] has {bad} pixels; remove or replace them")
     blank = xp.flatnonzero(~images.reshape(len(images), -1).any(axis=1)) if a.dtype.itemsize > dtype.itemsize else ()
     if len(blank) and bool(a[blank].any()):
-        i = int(blank[int(xp.argmax(a[blank].reshape(len(blank), -1).any(axis=1)))])
-        number = first + i if isinstance(first, int) else int(first[i])
-        raise DataError(f"{name}[{number}] has pixels so small that {dtype.name} rounds all to 0; rescale the images")
+        i = blank[int(xp.argmax(a[blank].reshape(len(blank), -1).any(axis=1)))]
+        raise DataError(
+            f"{name}[{number(i)}] has pixels so small that {dtype.name} rounds all to 0; rescale the images"
+        )
     return images

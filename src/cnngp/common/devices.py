@@ -36,7 +36,7 @@ def actual_device(device: Device) -> ActualDevice:
 
 def require_card() -> Any:
     """CuPy; `EngineError`, with what to do, where it or a card is missing."""
-    cupy = need("cupy", "device='cuda'", EngineError)
+    cupy = _cupy()
     try:
         found = cupy.cuda.runtime.getDeviceCount()
     except Exception as error:  # CuPy raises its own types for missing drivers, libraries and cards
@@ -75,9 +75,8 @@ def card(number: int) -> AbstractContextManager[Any]:
 
 
 def card_name() -> str:
-    """Of the first card, such as "NVIDIA H200"."""
-    name: bytes = _cupy().cuda.runtime.getDeviceProperties(0)["name"]
-    return name.decode()
+    """Name of the first card, such as "NVIDIA H200"."""
+    return str(_cupy().cuda.runtime.getDeviceProperties(0)["name"].decode())
 
 
 def card_memory() -> tuple[int, int]:
@@ -92,7 +91,7 @@ def pooled_memory() -> int:
 
 
 def release_pooled_memory() -> None:
-    """Give what CuPy holds and does not use back, for other libraries and processes."""
+    """Give back what CuPy holds and does not use, for other libraries and processes."""
     _cupy().get_default_memory_pool().free_all_blocks()
 
 

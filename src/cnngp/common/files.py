@@ -1,8 +1,8 @@
-"""Files that are there as a whole or not at all, and the models and checkpoints in them.
+"""Files: atomic writing, the models and checkpoints that we save, the user's cache, and which files are regular.
 
 A model, or the checkpoint of a solve, is a zip of plain arrays and a JSON header, with a checksum over all of it and
-without pickle. Reading one runs no code: arrays come through NumPy's format with pickling off, the header through JSON,
-and a file that is cut short, altered or of another kind is refused before anything is built from it.
+without pickle. Reading one runs no code, and a file that is cut short, altered or of another kind is refused before
+anything is built from it.
 """
 
 from __future__ import annotations
@@ -29,26 +29,60 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import locks
-from .errors import ModelFileError
+from .errors import DatasetError, ModelFileError
 
 FORMAT = 1
 # The part of fixed length before each member of a zip.
 _LOCAL_HEADER = 30
 # Nothing takes so long to write: where there are no locks, what is older was left by a process that was killed.
 _LEFT_SECONDS = 3600.0
-# What stands in the names of files that are being written: nobody else's files have such names.
+# A part of the names of files that are being written, which no other files have.
 _TOKEN_BYTES = 8
 _TOKEN = "[0-9a-f]" * (2 * _TOKEN_BYTES)
 _HEADER = "header.json"
 _CHECKSUM = "sha256"
+# What files of /proc and /sys are said to hold; a look at the size is quicker than one at the whole path.
+_MADE_UP = (0, 4096)
+
+
+def user_cache() -> Path:
+    """The package's folder among those in which a user's programs keep what they can make again.
+
+    `RuntimeError` for a user without a home.
+    """
+    if sys.platform == "win32":
+        base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+    elif sys.platform == "darwin":
+        base = Path.home() / "Library" / "Caches"
+    else:
+        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return base / "cnngp"
+
+
+def check_regular(path: Path) -> None:
+    """Refuse what is not a file with content of its own: a pipe, a device or one of /proc may wait for ever."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        raise DatasetError(f"{path}: no such file") from None
+    except OSError as error:
+        raise DatasetError(f"{path} cannot be read ({error.strerror})") from None
+    made_up = found.st_size in _MADE_UP and is_of_the_system(path)
+    if not stat.S_ISREG(found.st_mode) or made_up:
+        raise DatasetError(f"{path} is not a regular file, but a folder, a pipe, a device or a file of the system")
+
+
+def is_of_the_system(path: Path) -> bool:
+    """Whether it is in a folder whose files the kernel of the operating system makes up when they are read."""
+    return path.resolve().parts[:2] in (("/", "proc"), ("/", "sys"))
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file to write in the place of `path`: whoever reads sees the old content or the new, never a part of it.
+    """A file to write in the place of `path`: readers see the old content or the new, never a part of it.
 
-    It is written beside it under a name that nobody can know beforehand, takes over the mode of the file that it
-    replaces, and is on the disk before it takes its name. What a killed process left of such a file goes first.
+    It is written beside `path` under a random name, takes over the mode of the file that it replaces, and is on the
+    disk before it takes its name. What a killed process left of such a file is removed first.
     """
     _sweep(path)
     descriptor, temporary = _temporary(path)
@@ -130,10 +164,12 @@ def read(path: str | Path, what: str = "model") -> tuple[dict[str, Any], dict[st
             members = {info.filename: file.read(info) for info in file.infolist()}
     except OSError as error:
         raise ModelFileError(f"{path} cannot be read ({error.strerror or error})") from None
+    except ModelFileError:
+        raise
     except (zipfile.BadZipFile, EOFError, ValueError, NotImplementedError, RuntimeError, struct.error) as error:
-        if isinstance(error, ModelFileError):
-            raise
-        if not _begins_as_zip(path):
+        with path.open("rb") as content:
+            is_zip = content.read(2) == b"PK"
+        if not is_zip:
             raise ModelFileError(f"{path} is not a cnngp {what}, but a file of another kind") from None
         raise ModelFileError(f"{path} is not a whole {what} file ({error}); save or copy it again") from None
     checksum = members.pop(_CHECKSUM, b"")
@@ -141,7 +177,10 @@ def read(path: str | Path, what: str = "model") -> tuple[dict[str, Any], dict[st
         raise ModelFileError(f"{path} is not a {what} saved by cnngp")
     if checksum.decode(errors="replace") != _digest(members):
         raise ModelFileError(f"{path} has been altered: its checksum does not match; save or copy it again")
-    header = _header(members.pop(_HEADER))
+    header: Any = {}
+    with suppress(ValueError, RecursionError):
+        header = json.loads(members.pop(_HEADER))
+    header = header if isinstance(header, dict) else {}
     if header.get(f"cnngp_{what}") != FORMAT:
         raise ModelFileError(f"{path} has {what} format {header.get(f'cnngp_{what}')!r}; this version reads {FORMAT}")
     try:
@@ -151,15 +190,8 @@ def read(path: str | Path, what: str = "model") -> tuple[dict[str, Any], dict[st
     return header, arrays
 
 
-def _begins_as_zip(path: Path) -> bool:
-    with path.open("rb") as file:
-        return file.read(2) == b"PK"
-
-
 def _is_plain(file: zipfile.ZipFile) -> bool:
-    """Whether its members lie beside each other as they are. Compressed or overlapping ones, which no file of ours has,
-    would let a few bytes become any amount of memory.
-    """
+    """Whether its members are stored one after the other: compressed or overlapping ones could take any memory."""
     end, names = 0, set()
     for info in sorted(file.infolist(), key=lambda i: i.header_offset):
         stored = info.compress_type == zipfile.ZIP_STORED and info.compress_size == info.file_size
@@ -206,14 +238,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, np.generic):
         return value.item()
     raise ModelFileError(f"{value!r} cannot be saved; use plain numbers and text")
-
-
-def _header(data: bytes) -> dict[str, Any]:
-    try:
-        header = json.loads(data)
-    except (ValueError, RecursionError):
-        header = None
-    return header if isinstance(header, dict) else {}
 
 
 def _array(data: bytes) -> NDArray[Any]:

@@ -1,8 +1,7 @@
 """One process at a time on a local store, by a lock that dies with the process that holds it.
 
-The kernel of the operating system holds the lock for an open file, so there are no stale locks: a process that is
-killed, or a machine that loses power, leaves none. The lock's file only says who holds it. A child that a process forks
-has the open file too, and would keep the lock of its dead parent: it closes the file at once.
+The operating system holds the lock for an open file, so a killed process leaves none. The lock's file only says who
+holds it. A forked child has the open file too and would keep the lock of its dead parent: it closes the file at once.
 """
 
 from __future__ import annotations

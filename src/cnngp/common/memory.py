@@ -1,7 +1,8 @@
-"""How much memory is free, so that what cannot fit is refused before hours of work and not after."""
+"""Free memory, so that what cannot fit is refused before hours of work and not after."""
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 from .devices import ActualDevice, card_memory, pooled_memory
@@ -14,8 +15,16 @@ def available(device: ActualDevice = "cpu") -> int | None:
     """Bytes that can be allocated here; None where the system does not say."""
     if device == "cuda":
         return card_memory()[0] + pooled_memory()
-    known = [n for n in (_system(), _container()) if n is not None]
-    return min(known) if known else None
+    known = []
+    with suppress(OSError, ValueError, KeyError):
+        found = dict(line.split(":") for line in _MEMINFO.read_text().splitlines())
+        known.append(int(found["MemAvailable"].split()[0]) * 1024)
+    with suppress(OSError, ValueError):  # a container: page cache that can be dropped does not count as used
+        limit = int((_CGROUP / "memory.max").read_text())
+        used = int((_CGROUP / "memory.current").read_text())
+        stat = dict(line.split() for line in (_CGROUP / "memory.stat").read_text().splitlines())
+        known.append(limit - used + int(stat.get("inactive_file", 0)))
+    return min(known, default=None)
 
 
 def require(bytes_needed: int, what: str, device: ActualDevice = "cpu") -> None:
@@ -37,24 +46,3 @@ def size(n: int) -> str:
             break
         amount /= 1000
     return f"{amount:.3g} {unit}"
-
-
-def _system() -> int | None:
-    try:
-        for line in _MEMINFO.read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    except (OSError, ValueError):
-        pass
-    return None
-
-
-def _container() -> int | None:
-    """What a container's limit leaves, page cache that can be dropped not counted as used."""
-    try:
-        limit = (_CGROUP / "memory.max").read_text().strip()
-        used = int((_CGROUP / "memory.current").read_text())
-        stat = dict(line.split() for line in (_CGROUP / "memory.stat").read_text().splitlines())
-        return None if limit == "max" else int(limit) - used + int(stat.get("inactive_file", 0))
-    except (OSError, ValueError):
-        return None

@@ -1,8 +1,12 @@
-"""Optional packages, imported when first needed: the one place that knows which extra installs each of them."""
+"""Imports at first use: optional packages, each with the extra that installs it, and the names of our own packages."""
 
 from __future__ import annotations
 
+import ast
 import importlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 # Each module with its name in a sentence and the extra of cnngp that installs it.
@@ -32,3 +36,28 @@ def install_command(package: str) -> str:
     'pip install "cnngp[search]"'
     """
     return f'pip install "cnngp[{_PACKAGES[package][1]}]"'
+
+
+def lazy_names(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """`__getattr__`, `__dir__` and `__all__` of a package, from the imports in the stub beside its `__init__.py`.
+
+    A stub has lines such as `from .network import Conv as Conv`, which type checkers read too; a name may be a module.
+    """
+    where: dict[str, str] = {}
+    for statement in ast.parse(Path(file).with_suffix(".pyi").read_text(encoding="utf-8")).body:
+        if isinstance(statement, ast.ImportFrom) and statement.level:
+            where |= {alias.name: "." * statement.level + (statement.module or "") for alias in statement.names}
+
+    def getattr_(name: str) -> Any:
+        if name not in where:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        relative = where[name]
+        module = importlib.import_module(relative, package) if relative != "." else sys.modules[package]
+        if relative == "." or not hasattr(module, name):
+            value: Any = importlib.import_module(f"{relative.rstrip('.')}.{name}", package)
+        else:
+            value = getattr(module, name)
+        setattr(sys.modules[package], name, value)
+        return value
+
+    return getattr_, lambda: sorted(where), list(where)

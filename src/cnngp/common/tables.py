@@ -1,4 +1,4 @@
-"""Text and tables for people: printable names, percentages, aligned columns, and CSV files that can be read back."""
+"""Text for people: printable names, shares with their intervals, aligned columns, CSV files that can be read back."""
 
 from __future__ import annotations
 
@@ -7,9 +7,15 @@ import io
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from .errors import DatasetError
-from .regular_files import check_regular
+from .files import check_regular
+
+Floats = NDArray[np.float64]
 
 # Control characters, line separators, marks that turn the direction of writing, and the lone surrogates by which Python
 # stands for bytes of a file name that are not UTF-8.
@@ -24,6 +30,8 @@ _FORMULA = re.compile(r"'*[=+\-@]")
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
 _MARKED = re.compile(r"'+[=+\-@]")
 _DELIMITERS = ",;\t"
+# Below so many images the digits of a share mean little, and its interval is told beside it.
+_FEW = 1000
 
 
 def printable(text: str) -> str:
@@ -76,6 +84,36 @@ def percent(share: float, digits: int = 0) -> str:
     ('54 %', '0.84 %')
     """
     return f"{100 * share:.{digits}f} %"
+
+
+def wilson(share: Floats, count: NDArray[Any], z: float = 1.96) -> tuple[Floats, Floats]:
+    """Wilson's interval of a share of `count` images, by default of 95 %: wide where there are few, never without it.
+
+    >>> low, high = wilson(np.array([0.5]), np.array([100]))
+    >>> low.round(3), high.round(3)
+    (array([0.404]), array([0.596]))
+    """
+    centre = (share + z**2 / (2 * count)) / (1 + z**2 / count)
+    half = z / (1 + z**2 / count) * np.sqrt(share * (1 - share) / count + z**2 / (4 * count**2))
+    return np.minimum(centre - half, share), np.maximum(centre + half, share)
+
+
+def share_for_people(share: float, count: int) -> tuple[str, str]:
+    """A share of `count` images in as many digits as it has, and a remark on how sure it is where there are few.
+
+    >>> share_for_people(13 / 24, 24)
+    ('54 %', '13 of 24, likely 35 % to 72 %')
+    >>> share_for_people(0.0084, 10_000)
+    ('0.84 %', '')
+    """
+    if not count:
+        return "not known", ""
+    if count >= _FEW:
+        return percent(share, 2), ""
+    digits = 1 if count >= _FEW / 10 else 0
+    low, high = (float(bound) for bound in wilson(np.float64(share), np.float64(count)))  # type: ignore[arg-type]
+    remark = f"{round(share * count)} of {count}, likely {percent(low, digits)} to {percent(high, digits)}"
+    return percent(share, digits), remark
 
 
 def aligned(rows: Sequence[Sequence[str]], right: Iterable[int] = ()) -> str:
@@ -135,8 +173,8 @@ def read_csv(path: Path) -> tuple[list[str], list[list[str]]]:
     check_regular(path)
     try:
         text = path.read_text(encoding="utf-8-sig")
-        first = text.partition("\n")[0]
-        lines = [line for line in csv.reader(io.StringIO(text, newline=""), delimiter=_delimiter(first)) if any(line)]
+        delimiter = max(_DELIMITERS, key=text.partition("\n")[0].count)
+        lines = [line for line in csv.reader(io.StringIO(text, newline=""), delimiter=delimiter) if any(line)]
     except UnicodeDecodeError:
         raise DatasetError(f"{path} is not a table in UTF-8; save it as CSV (UTF-8)") from None
     except csv.Error as error:
@@ -148,7 +186,3 @@ def read_csv(path: Path) -> tuple[list[str], list[list[str]]]:
         if len(line) > len(heads):
             raise DatasetError(f"{path}: row {number} has {len(line)} cells, and there are {len(heads)} columns")
     return heads, [line + [""] * (len(heads) - len(line)) for line in lines[1:]]
-
-
-def _delimiter(first: str) -> str:
-    return max(_DELIMITERS, key=first.count)

@@ -1,8 +1,4 @@
-"""A kernel matrix in tiles, and the one way to hand them out: to cards, to lanes of a processor, to one of either.
-
-Whoever computes tiles is a lane: a card with the program's kernels, or an engine that fills a store. What a lane does
-with its tiles is its own; which it gets, what is told of the progress, and how all of them end together stands here.
-"""
+"""A kernel matrix in tiles, and their distribution to lanes: to cards, or to engines that fill a store."""
 
 from __future__ import annotations
 
@@ -14,7 +10,7 @@ from typing import Any, TypeVar
 
 L = TypeVar("L")
 Tell = Callable[[int], Any]
-"""Told of pairs that were computed. It may raise, and whoever calls it ends then."""
+"""Progress callback, given the number of pairs just computed; may raise to cancel."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,46 +110,31 @@ def share(
     run: Callable[[L, Iterator[Tile], Tell], None],
     advance: Tell | None,
 ) -> None:
-    """Each lane takes the next tile when it has room; `run` computes those that it takes from the iterator.
+    """Give each lane the next tile when it has room: `run` computes those that it takes from the iterator.
 
     Several lanes run in threads of their own. An error in one, or Ctrl-C, ends them all: none gets another tile, and
     one that tells of its progress ends in the middle of its tile.
     """
+    advance = advance or (lambda pairs: None)
     if len(lanes) == 1:
-        run(lanes[0], iter(tiles), advance or _ignore)
+        run(lanes[0], iter(tiles), advance)
         return
-    queue = _Queue(tiles)
-    telling = threading.Lock()
+    left, taking, telling, closed = iter(tiles), threading.Lock(), threading.Lock(), threading.Event()
+
+    def take() -> Tile | None:
+        with taking:
+            return None if closed.is_set() else next(left, None)
 
     def tell(pairs: int) -> None:
-        if queue.closed:
+        if closed.is_set():
             raise RuntimeError("stopped")  # the lane that failed is the one to be heard
         with telling:
-            (advance or _ignore)(pairs)
+            advance(pairs)
 
     with ThreadPoolExecutor(len(lanes), thread_name_prefix="cnngp-lane") as pool:
-        running = [pool.submit(run, lane, queue, tell) for lane in lanes]
+        running = [pool.submit(run, lane, iter(take, None), tell) for lane in lanes]
         try:
             for lane in as_completed(running):
                 lane.result()
         finally:
-            queue.closed = True
-
-
-class _Queue(Iterator[Tile]):
-    """Tiles that several threads take from, until they are told to stop."""
-
-    def __init__(self, tiles: Iterable[Tile]) -> None:
-        self._tiles = iter(tiles)
-        self._lock = threading.Lock()
-        self.closed = False
-
-    def __next__(self) -> Tile:
-        with self._lock:
-            if self.closed:
-                raise StopIteration
-            return next(self._tiles)
-
-
-def _ignore(pairs: int) -> None:
-    pass
+            closed.set()

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from cnngp.common.arrays import in_shape
 from cnngp.common.checks import is_whole
 from cnngp.common.errors import DatasetError
-from cnngp.common.regular_files import check_regular
+from cnngp.common.files import check_regular
 
 from .dataset import Dataset, Labels, Part, Pixels, kept_for_testing, unit_scale, with_test_set
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from cnngp.common.errors import DatasetError
-from cnngp.common.regular_files import is_of_the_system
+from cnngp.common.files import is_of_the_system
 
 from . import images
 from .dataset import Dataset, Part, mixed

@@ -18,7 +18,7 @@ from PIL import Image, ImageOps
 
 from cnngp.common.checks import is_whole
 from cnngp.common.errors import DatasetError
-from cnngp.common.regular_files import check_regular
+from cnngp.common.files import check_regular
 
 Size = int | tuple[int, int]
 """Height and width, or one number for both."""

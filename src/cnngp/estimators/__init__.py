@@ -1,5 +1,5 @@
 """Models in scikit-learn's form: images and labels in, predictions out. Names load when first used."""
 
-from cnngp.common.lazy import lazy_names
+from cnngp.common.optional import lazy_names
 
 __getattr__, __dir__, __all__ = lazy_names(__name__, __file__)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import validate_data
 
-from cnngp.common.arrays import DataError, as_images, as_real, check_images_shape, refuse_masked, to_numpy
+from cnngp.common.arrays import DataError, as_images, as_real, check_images_shape, known_array, to_numpy
 
 from .inputs import (
     as_float,
@@ -33,8 +33,7 @@ def read_training(
     estimator: BaseEstimator, request: Request, X: Any, y: Any, K: Any, regression: bool
 ) -> tuple[Images | None, Any, Any]:
     """Training images, or None where only a matrix is given; y, the matrix; all of one length."""
-    for given, name in ((X, "X"), (y, "y"), (K, "K")):
-        refuse_masked(given, name)
+    X, y, K = (known_array(given, name) for given, name in ((X, "X"), (y, "y"), (K, "K")))
     for name, asked in (("learn", request.learning), ("inducing", request.inducing)):
         if asked is not None and K is not None:
             what = "of changed networks" if name == "learn" else "that it needs"
@@ -87,7 +86,7 @@ def read_test(estimator: BaseEstimator, X: Any, fitted: Array, dtype: np.dtype[A
     """Images to predict, of the shape of those that were `fitted`, as one array in the kernel's type."""
     if X is None:
         raise DataError("give images X, or K(test, training) as K=")
-    refuse_masked(X, "X")
+    X = known_array(X, "X")
     if axes(X) <= 2:
         check_real_rows(X)
         X = validate_data(estimator, X, reset=False, dtype=[np.float64, np.float32])

@@ -19,8 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from cnngp.common.caches import user_cache
-from cnngp.common.files import write_atomically
+from cnngp.common.files import user_cache, write_atomically
 from cnngp.network.layers import Network
 
 from .program import Kind

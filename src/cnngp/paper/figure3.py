@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from cnngp.common.intervals import wilson
+from cnngp.common.tables import wilson
 from cnngp.datasets.dataset import Dataset
 from cnngp.estimators.classifier import GPClassifier
 from cnngp.gp.calibration import negative_log_likelihood, reliability

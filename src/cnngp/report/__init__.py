@@ -1,5 +1,5 @@
 """What is shown of a fit: evaluation, report, pictures, and a viewer in the browser. Names load when first used."""
 
-from cnngp.common.lazy import lazy_names
+from cnngp.common.optional import lazy_names
 
 __getattr__, __dir__, __all__ = lazy_names(__name__, __file__)

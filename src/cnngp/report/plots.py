@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from cnngp.common.figures import PlotsUnavailable as PlotsUnavailable
 from cnngp.common.figures import need_matplotlib, new_figure
-from cnngp.common.intervals import wilson
-from cnngp.common.tables import printable
+from cnngp.common.tables import printable, wilson
 from cnngp.gp.calibration import Reliability
 
 Array = NDArray[Any]

@@ -9,8 +9,7 @@ from pathlib import Path
 from string import Template
 
 from cnngp.common.files import write_atomically
-from cnngp.common.intervals import share_for_people
-from cnngp.common.tables import percent, printable
+from cnngp.common.tables import percent, printable, share_for_people
 from cnngp.estimators.certificate import FitReport
 from cnngp.estimators.learning import Learned
 from cnngp.estimators.learning.result import counted_matrices

@@ -153,7 +153,7 @@ def _read(K: Any, rows: slice, columns: slice) -> Any:
 
 def opened_matrix(store: Any) -> Any:
     """The matrix that `gram` keeps at a path, a URL or in a Zarr store; an array is given back as it is."""
-    if hasattr(store, "shape") or isinstance(store, (list, tuple)):
+    if any(hasattr(store, name) for name in ("shape", "__dlpack__")) or isinstance(store, (list, tuple)):
         return verified(in_place(store, "K"))
     gram_store = GramStore(store, read_only=isinstance(store, (str, Path)))
     if gram_store.found is None:

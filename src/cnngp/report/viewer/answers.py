@@ -10,8 +10,7 @@ import numpy as np
 
 from cnngp.common.checks import is_whole
 from cnngp.common.errors import DatasetError, ModelFileError
-from cnngp.common.intervals import share_for_people
-from cnngp.common.tables import printable
+from cnngp.common.tables import printable, share_for_people
 from cnngp.datasets.images import MAX_PIXELS, read_image
 from cnngp.estimators.classifier import GPClassifier
 from cnngp.estimators.explanation import Voice

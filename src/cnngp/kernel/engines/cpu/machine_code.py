@@ -28,8 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from cnngp.common.caches import user_cache
-from cnngp.common.files import write_atomically
+from cnngp.common.files import user_cache, write_atomically
 from cnngp.common.progress import progress_bar
 
 log = logging.getLogger("cnngp")
