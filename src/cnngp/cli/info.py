@@ -17,7 +17,7 @@ def info(as_json: Json = False, quiet: Quiet = False) -> None:
     """Show versions, engines, threads, memory, and where data is looked for."""
     from cnngp import __version__
     from cnngp.common import memory
-    from cnngp.datasets import classics
+    from cnngp.common.files import user_cache
 
     versions = {name: _version(name) for name in (*_NEEDED, *_OPTIONAL)}
     threads, card = _cpu(), _card()
@@ -28,7 +28,7 @@ def info(as_json: Json = False, quiet: Quiet = False) -> None:
     say("engine cpu", threads)
     say("engine cuda", card)
     say("memory free", "unknown" if free is None else memory.size(free))
-    say("data", f"{os.environ.get('CNNGP_DATA') or 'CNNGP_DATA is not set'}; cache {classics.cache_folder()}")
+    say("data", f"{os.environ.get('CNNGP_DATA') or 'CNNGP_DATA is not set'}; cache {user_cache()}")
     result: dict[str, Any] = {"command": "info", "version": __version__, "python": platform.python_version()}
     last_line(as_json, result | {"packages": versions, "cpu": threads, "cuda": card, "memory_free": free})
 

@@ -1,9 +1,11 @@
 """Labelled images: the classic sets, folders of photographs, arrays in files, and more copies of each image."""
 
-from .arrays import npz
+from .arrays import from_pairs, npz
 from .dataset import Dataset
 from .folders import folder
 from .image_tables import table
 from .sets import NAMES, cifar10, digits, fashion_mnist, load, mnist
 
-__all__ = ["NAMES", "Dataset", "cifar10", "digits", "fashion_mnist", "folder", "load", "mnist", "npz", "table"]
+__all__ = [
+    "NAMES", "Dataset", "cifar10", "digits", "fashion_mnist", "folder", "from_pairs", "load", "mnist", "npz", "table",
+]  # fmt: skip

@@ -1,30 +1,31 @@
-"""Images and labels in .npz files. Nothing is ever unpickled."""
+"""Images and labels in .npz files, of which nothing is ever unpickled, and in iterables of (image, label) pairs."""
 
 from __future__ import annotations
 
 import math
 import re
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
-from cnngp.common.arrays import in_shape
+from cnngp.common.arrays import in_shape, to_numpy
 from cnngp.common.checks import is_whole
 from cnngp.common.errors import DatasetError
 from cnngp.common.files import check_regular
+from cnngp.common.progress import progress_bar
 
-from .dataset import Dataset, Labels, Part, Pixels, kept_for_testing, unit_scale, with_test_set
+from .dataset import Dataset, Part, assembled, unit_scale
+from .images import as_shown
 
 Shape = Sequence[int]
 """Of one image, signal or volume, channels first: (C, H, W), (C, length) or (C, depth, H, W)."""
 # A last axis that is so many times as long as one of at most four may be the length of a signal in as many channels.
 _SIGNAL = 4
-
-
 # What arrays are called in files of others, and the parts that they belong to.
 _ROLES = {
     "images": ("x", "images", "image", "imgs", "img", "data"),
@@ -54,30 +55,68 @@ def npz(path: str | Path, *, input_shape: Shape | None = None, whole: bool = Fal
     whole : keep no images for testing: all are training images, in their order in the file.
     """
     path = Path(path)
-    if input_shape is not None:
-        input_shape = check_shape(input_shape)
-    held = _parts(path, _read_npz(path))
-    parts = {name: _part(arrays, input_shape, str(path)) for name, arrays in held.items()}
-    train = parts["train"]
-    for name, part in parts.items():
-        if part.X.shape[1:] != train.X.shape[1:]:
-            raise DatasetError(f"{path}: training images are {train.X.shape[1:]}, {name} images {part.X.shape[1:]}")
-        kind, usual = held[name]["images"].dtype, held["train"]["images"].dtype
-        if (kind == np.uint8) != (usual == np.uint8):
+    return _of_parts(path.stem, _by_role(path, _read_npz(path)), input_shape, str(path), whole)
+
+
+def from_pairs(
+    train: Iterable[Any], test: Iterable[Any] | None = None, *, input_shape: Shape | None = None, whole: bool = False
+) -> Dataset:
+    """All (image, label) pairs of an iterable, such as a PyTorch `Dataset`, and perhaps those of another for testing.
+
+    Images are arrays of any library, (H, W), (C, H, W) or (H, W, C), or pictures as Pillow opens them; uint8 is divided
+    by 255. `input_shape` and `whole` are those of `npz`.
+
+    >>> from_pairs([(np.zeros((8, 8)), "dark"), (np.ones((8, 8)), "light")], whole=True)
+    <pairs: 2 training images of 1 × 8 × 8>
+    """
+    held = {"train": _stacked(train, "train")} | ({} if test is None else {"test": _stacked(test, "test")})
+    return _of_parts("pairs", held, input_shape, "pairs", whole)
+
+
+def _stacked(pairs: Any, part: str) -> dict[str, NDArray[Any]]:
+    """The images and labels of all pairs."""
+    count = len(pairs) if hasattr(pairs, "__len__") else None
+    by_number = count is not None and hasattr(pairs, "__getitem__")  # a PyTorch Dataset may have no end otherwise
+    images: list[NDArray[Any]] = []
+    labels = []
+    with progress_bar(count, "reading", "image") as bar:
+        for i, pair in enumerate((pairs[k] for k in range(count or 0)) if by_number else pairs):
+            if not isinstance(pair, tuple | list) or len(pair) != 2:
+                raise DatasetError(f"{part}[{i}] is a {type(pair).__name__}; expected pairs (image, label)")
+            image, label = pair
+            image = as_shown(image) if isinstance(image, Image.Image) else to_numpy(image, f"image {i} of {part}")
+            labels.append(to_numpy(label, f"label {i} of {part}"))
+            if image.ndim == 4 and labels[-1].shape[:1] == image.shape[:1]:
+                raise DatasetError(f"{part}[{i}] is a batch of {len(image):,} images; give the loader's dataset itself")
+            if images and image.shape != images[0].shape:
+                raise DatasetError(
+                    f"image {i} of {part} has shape {image.shape}, and those before it {images[0].shape}; bring all to "
+                    "one size"
+                )
+            images.append(image)
+            bar.update()
+    if not images:
+        raise DatasetError(f"{part} holds no pairs (image, label)")
+    return {"images": np.stack(images), "labels": np.stack(labels)}
+
+
+def _of_parts(name: str, held: _Parts, shape: Shape | None, where: str, whole: bool) -> Dataset:
+    shape = None if shape is None else check_shape(shape)
+    parts = {part: _part(arrays, shape, where) for part, arrays in held.items()}
+    usual, usual_kind = parts["train"].X.shape[1:], held["train"]["images"].dtype
+    for part, found in parts.items():
+        kind = held[part]["images"].dtype
+        if found.X.shape[1:] != usual:
+            raise DatasetError(f"{where}: training images are {usual}, {part} images {found.X.shape[1:]}")
+        if (kind == np.uint8) != (usual_kind == np.uint8):
             raise DatasetError(
-                f"{path}: training images are {usual} and {name} images {kind}, of which uint8 alone is divided by "
-                "255; save both as one type"
+                f"{where}: training images are {usual_kind} and {part} images {kind}, of which uint8 alone is divided "
+                "by 255; save both as one type"
             )
-    validation = parts.get("validation")
-    if "test" in parts:
-        return Dataset.of(path.stem, train, parts["test"], validation)
-    if whole:
-        return Dataset.of(path.stem, train, train.at(slice(0)), validation)
-    train, test = with_test_set(path.stem, train)
-    return Dataset.of(path.stem, train, test, validation, notes=(kept_for_testing(test, train),))
+    return assembled(name, parts, whole)
 
 
-def _parts(path: Path, arrays: dict[str, NDArray[Any]]) -> _Parts:
+def _by_role(path: Path, arrays: dict[str, NDArray[Any]]) -> _Parts:
     """The arrays by part and role, from their names; other names are left alone."""
     found: dict[tuple[str, str], list[str]] = {}
     for name in arrays:
@@ -104,12 +143,26 @@ def _parts(path: Path, arrays: dict[str, NDArray[Any]]) -> _Parts:
 
 
 def _part(arrays: dict[str, NDArray[Any]], shape: Shape | None, where: str) -> Part:
-    X, y = _checked(arrays["images"], arrays["labels"], shape, where)
+    """The images (N, C, …) and what belongs to them, checked."""
+    X, y = arrays["images"], arrays["labels"]
+    if y.ndim == 2 and y.shape[1] == 1:
+        y = y[:, 0]
+    if y.ndim not in (1, 2) or X.ndim == 0 or len(X) != len(y) or len(y) == 0:
+        raise DatasetError(
+            f"{where}: images of shape {X.shape} and labels of shape {y.shape}; expected a label for each image, as in "
+            "(N, H, W) and (N,), or several, (N, labels)"
+        )
+    pixels = unit_scale(_channels_first(X, where) if shape is None else _of_shape(X, tuple(shape), where))
+    for what, numbers, advice in (("label", y, "every image needs a label"), ("image", pixels, "replace or remove it")):
+        if numbers.dtype.kind == "f" and not (finite := np.isfinite(numbers).reshape(len(y), -1).all(1)).all():
+            at = int(finite.argmin())
+            bad = "is NaN" if what == "label" and np.isnan(numbers[at]).any() else "holds NaN or infinity"
+            raise DatasetError(f"{where}: {what} {at} {bad}; {advice}")
     others = [arrays.get(role) for role in ("names", "groups", "noise")]
     for role, column in zip(("names", "groups", "noise"), others, strict=True):
         if column is not None and column.shape != (len(y),):
             raise DatasetError(f"{where}: {role} of shape {column.shape} for {len(y):,} images; expected one for each")
-    return Part(X, y, *others)
+    return Part(pixels, y, *others)
 
 
 def check_shape(shape: Any) -> tuple[int, ...]:
@@ -148,20 +201,6 @@ def _read_npz(path: Path) -> dict[str, NDArray[Any]]:
     except Exception as error:  # zip, zlib and headers each have a type of their own
         raise DatasetError(f"{path} is damaged ({error}); write or copy it again") from None
     return arrays
-
-
-def _checked(X: NDArray[Any], y: NDArray[Any], shape: Shape | None, where: str) -> tuple[Pixels, Labels]:
-    if y.ndim == 2 and y.shape[1] == 1:
-        y = y[:, 0]
-    if y.ndim not in (1, 2) or X.ndim == 0 or len(X) != len(y) or len(y) == 0:
-        raise DatasetError(
-            f"{where}: images of shape {X.shape} and labels of shape {y.shape}; expected a label for each image, as in "
-            "(N, H, W) and (N,), or several, (N, labels)"
-        )
-    if y.dtype.kind == "f" and np.isnan(y).any():
-        at = int(np.isnan(y).reshape(len(y), -1).any(1).argmax())
-        raise DatasetError(f"{where}: label {at} is NaN; every image needs a label")
-    return unit_scale(_channels_first(X, where) if shape is None else _of_shape(X, tuple(shape), where)), y
 
 
 def _of_shape(X: NDArray[Any], shape: tuple[int, ...], where: str) -> NDArray[Any]:

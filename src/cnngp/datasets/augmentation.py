@@ -1,8 +1,4 @@
-"""More training images than are held: views that make an image when it is read.
-
-Estimators with `inducing=` read their images a block at a time, so anything with a `shape` that gives images for slices
-and arrays of row numbers will do: a memory map, a Zarr array, or a class like `Copies`.
-"""
+"""Lazy augmentation: shifted, turned and widened copies of images, computed when they are read."""
 
 from __future__ import annotations
 
@@ -17,7 +13,12 @@ from cnngp.common.arrays import DataError, refuse_masked, to_numpy
 
 
 class Copies:
-    """Images (N, C, H, W) and altered copies of them, (N·copies, C, H, W), made when they are read."""
+    """Images (N, C, H, W) and altered copies of them, (N·copies, C, H, W), made when they are read.
+
+    Estimators with `inducing=` read images a block at a time, by slices and arrays of row numbers.
+    """
+
+    ndim = 4
 
     def __init__(self, X: Any, changes: Sequence[Change]) -> None:
         if len(getattr(X, "shape", ())) != 4:
@@ -28,10 +29,6 @@ class Copies:
         self._n = int(X.shape[0])
         self.shape = (self._n * len(self.changes), *X.shape[1:])
         self.dtype = X.dtype
-
-    @property
-    def ndim(self) -> int:
-        return 4
 
     @property
     def groups(self) -> NDArray[np.intp]:
@@ -89,7 +86,7 @@ class Warp:
         from scipy.ndimage import affine_transform
 
         angle = np.deg2rad(self.turn)
-        # From a place of the copy to that of the image: first turned back, then made narrower again.
+        # From a place of the copy to that of the image: turned back first, then made narrower.
         back = np.array([[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]])
         A = np.diag([1.0, 1.0 / self.wider]) @ back
         centre = (np.array(images.shape[2:]) - 1.0) / 2.0

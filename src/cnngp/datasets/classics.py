@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cnngp.common.errors import DatasetError, one_line
+from cnngp.common.files import user_cache
 from cnngp.common.optional import install_command
 
 Arrays = tuple[NDArray[np.uint8], NDArray[Any], NDArray[np.uint8], NDArray[Any]]
@@ -85,15 +86,10 @@ def read(name: str, folder: Path | None = None) -> Arrays:
     return X[:, None], y.astype(np.int64), X_test[:, None], y_test.astype(np.int64)
 
 
-def cache_folder() -> Path:
-    """Where downloads are kept: `$XDG_CACHE_HOME/cnngp`, else `~/.cache/cnngp`."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cnngp"
-
-
 def folders(name: str, folder: Path | None = None) -> list[Path]:
     """Where a set is looked for, in this order."""
     given = folder or os.environ.get("CNNGP_DATA")
-    return ([Path(given) / name] if given else []) + [cache_folder() / name]
+    return ([Path(given) / name] if given else []) + [user_cache() / name]
 
 
 def _idx(name: str, file: File, looked: list[Path]) -> NDArray[np.uint8]:
@@ -170,7 +166,7 @@ def _download(name: str, file: File, looked: list[Path]) -> Path:
         raise DatasetError(f"{advice}, or install the download helper: {install_command('pooch')}") from None
     pooch.get_logger().setLevel("ERROR")
     try:
-        return Path(pooch.retrieve(_URLS[name] + wanted, known_hash=known, path=cache_folder() / name, fname=wanted))
+        return Path(pooch.retrieve(_URLS[name] + wanted, known_hash=known, path=user_cache() / name, fname=wanted))
     except Exception as error:  # requests, urllib3 and OS errors; all mean that it is not to be had from here
         raise DatasetError(f"{advice}; downloading it failed: {_reason(error, _URLS[name])}") from None
 

@@ -14,6 +14,7 @@ from cnngp.common.errors import DatasetError
 Pixels = NDArray[np.float32]
 Labels = NDArray[Any]
 Names = NDArray[np.str_]
+_WHOLE = "`cnngp classify --test 0`, or whole=True in Python"
 
 
 class Part(NamedTuple):
@@ -39,9 +40,8 @@ class Part(NamedTuple):
 class Dataset:
     """Training and test images with their labels, and validation ones where the split has them.
 
-    `names` are those of the files that the images of a folder or a table come from, and `notes` is what there is to say
-    about how they were read: files that were left out, the size that was chosen. `groups` and `image_noise` of the
-    training images are for `fit`.
+    `names` are those of the images' files. `notes` say how they were read: files that were left out, the size that was
+    chosen. `groups` and `image_noise` of the training images are for `fit`.
     """
 
     name: str
@@ -59,10 +59,6 @@ class Dataset:
     image_noise: NDArray[np.float64] | None = None
     aspect: str | None = None
     """How the images of a folder were brought to one size: "squash" or "pad"."""
-
-    @classmethod
-    def of(cls, name: str, train: Part, test: Part, validation: Part | None = None, **others: Any) -> Dataset:
-        return cls(name, train.X, train.y, test.X, test.y, **others)._with(train, test, validation)
 
     @property
     def train(self) -> Part:
@@ -106,20 +102,18 @@ class Dataset:
         return data.take(train, test)
 
     def mixed(self) -> Dataset:
-        """Training and test images that stand by class in a mixed order, the same every time; others as they are.
-
-        The first images of a set in class order, as `take` gives them, are of a few classes only; of mixed ones they
-        are of all classes in proportion.
+        """Images that stand by class in a mixed order, the same every time, so that the first ones are of all classes.
 
         >>> X, y = np.zeros((20, 1, 2, 2), np.float32), np.repeat([0, 1], 10)
         >>> data = Dataset("by class", X, y, X, y)
         >>> [len(set(d.take(10).y)) for d in (data, data.mixed())]
         [1, 2]
         """
-        parts = [
-            mixed(part) if part.in_classes and _in_class_order(part.y) else None for part in (self.train, self.test)
-        ]
-        return self._with(*parts) if any(parts) else self
+        stand_by_class = [part.in_classes and _in_class_order(part.y) for part in (self.train, self.test)]
+        if not any(stand_by_class):
+            return self
+        parts = zip((self.train, self.test), stand_by_class, strict=True)
+        return self._with(*(mixed(part) if by_class else None for part, by_class in parts))
 
     def hold_out(self, images: int) -> Dataset:
         """Make `images` of the training images validation images, each class in proportion; the same ones every time.
@@ -178,8 +172,7 @@ def with_test_set(name: str, part: Part) -> tuple[Part, Part]:
         if not test.any():
             raise DatasetError(
                 f"{name}: no whole group can be kept for testing, as each holds more than a fifth of the images or the "
-                "last ones of a class; fit all images without a test set: `cnngp classify --test 0`, or whole=True in "
-                "Python"
+                f"last ones of a class; fit all images without a test set: {_WHOLE}"
             )
     elif not part.in_classes:
         test[rng.permutation(len(y))[: len(y) // 5]] = True
@@ -188,12 +181,26 @@ def with_test_set(name: str, part: Part) -> tuple[Part, Part]:
         if len(rows) < 2:
             raise DatasetError(
                 f"{name}: class {label} has a single image, and one of each class is kept for testing; add another, "
-                "leave the class out, or fit all images without a test set: `cnngp classify --test 0`, or whole=True "
-                "in Python"
+                f"leave the class out, or fit all images without a test set: {_WHOLE}"
             )
         test[rows[: max(1, len(rows) // 5)]] = True
     order = rng.permutation(len(y))
     return part.at(order[~test[order]]), part.at(order[test[order]])
+
+
+def assembled(name: str, parts: dict[str, Part], whole: bool, notes: tuple[str, ...] = (), **others: Any) -> Dataset:
+    """The set of these parts; without test images a fifth of the training images is kept for testing, or none."""
+    train, test = parts["train"], parts.get("test")
+    if test is None and whole:
+        test = train.at(slice(0))
+    elif test is None:
+        train, test = with_test_set(name, train)
+        of = " in whole groups" if train.groups is not None else " of each class" if train.in_classes else ""
+        kept = f"{len(test.y):,} of {len(train.y) + len(test.y):,} images, about a fifth{of}, are kept for testing"
+        notes = (*notes, f"{kept}; {_WHOLE}, fits all of them")
+    return Dataset(name, train.X, train.y, test.X, test.y, notes=notes, **others)._with(
+        train, test, parts.get("validation")
+    )
 
 
 def _whole_groups(part: Part, images: int) -> NDArray[np.bool_]:
@@ -208,15 +215,6 @@ def _whole_groups(part: Part, images: int) -> NDArray[np.bool_]:
         if keeps and left.any() and chosen.sum() + here.sum() <= max(images, 1):
             chosen |= here
     return chosen
-
-
-def kept_for_testing(test: Part, train: Part) -> str:
-    """What is said of images that `with_test_set` keeps."""
-    of = " in whole groups" if train.groups is not None else " of each class" if train.in_classes else ""
-    return (
-        f"{len(test.y):,} of {len(train.y) + len(test.y):,} images, about a fifth{of}, are kept for testing; "
-        "`cnngp classify --test 0`, or whole=True in Python, fits all of them"
-    )
 
 
 def _in_class_order(y: Labels) -> bool:

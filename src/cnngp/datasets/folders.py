@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -12,11 +11,9 @@ from cnngp.common.errors import DatasetError
 from cnngp.common.files import is_of_the_system
 
 from . import images
-from .dataset import Dataset, Part, mixed
+from .dataset import Dataset, Part
 from .images import Aspect, Size
 from .reading import Reader, is_regular
-
-_VALIDATION = ("val", "validation")
 
 
 def folder(
@@ -50,33 +47,28 @@ def folder(
     shape = None if size is None else images.check_size(size)
     if not path.is_dir() or is_of_the_system(path):
         raise DatasetError(f"{path} is not a folder{' of files' if path.is_dir() else ''}")
-    name = path.resolve().name
-    validation_folder = next((path / v for v in _VALIDATION if (path / v).is_dir()), None)
-    if not (path / "train").is_dir() or not ((path / "test").is_dir() or validation_folder):
-        return reader.split(name, _read(reader, _find(reader, path), shape), whole)
-    _leave_out(reader, path, {"train", "test"} | ({validation_folder.name} if validation_folder else set()))
-    part = _read(reader, _find(reader, path / "train"), shape)
-    others = {}
-    for key, where in (("test", path / "test"), ("validation", validation_folder)):
-        if where is not None and where.is_dir():
-            found = _find(reader, where, least=1)
-            unknown = sorted(set(found.labels) - set(part.y))
-            if unknown:
-                raise DatasetError(f"{where} has classes that are missing from {path / 'train'}: {', '.join(unknown)}")
-            others[key] = mixed(_read(reader, found, part.X.shape[2:]))
-    validation = others.get("validation")
-    if "test" in others:
-        return Dataset.of(name, mixed(part), others["test"], validation, notes=reader.notes(), aspect=aspect)
-    return reader.split(name, part, whole, validation)
+    validation = path / next((name for name in ("val", "validation") if (path / name).is_dir()), "val")
+    where = {"train": path / "train", "test": path / "test", "validation": validation}
+    where = {part: sub for part, sub in where.items() if sub.is_dir()}
+    if "train" not in where or len(where) == 1:
+        return reader.dataset(path.resolve().name, {"train": _read(reader, path, shape)}, whole)
+    for entry in sorted(path.iterdir()):
+        if not entry.is_dir():
+            reader.skip(entry, outside=True)
+        elif entry not in where.values() and not entry.name.startswith("."):
+            reader.empty.append(entry.name)
+    parts: dict[str, Part] = {}
+    for part, sub in where.items():
+        parts[part] = _read(reader, sub, shape, least=2 if part == "train" else 1)
+        shape = parts[part].X.shape[2:]
+    return reader.dataset(path.resolve().name, parts, whole)
 
 
 def image_files(paths: Sequence[Path]) -> Iterator[Path]:
     """Files as they are, and of folders all images in them, in the order of their names."""
     for path in paths:
         if path.is_dir():
-            found = [
-                p for p in sorted(path.rglob("*")) if images.is_image(p) and is_regular(p) and not _hidden(p, path)
-            ]
+            found = [p for p in sorted(path.rglob("*")) if _is_readable_image(p, path)]
             if not found:
                 raise DatasetError(f"{path} holds no images that can be read")
             yield from found
@@ -84,64 +76,38 @@ def image_files(paths: Sequence[Path]) -> Iterator[Path]:
             yield path
 
 
-@dataclass
-class _Found:
-    """Image files and their classes."""
-
-    where: Path
-    files: list[Path] = field(default_factory=list)
-    labels: list[str] = field(default_factory=list)
-
-
-def _leave_out(reader: Reader, path: Path, used: set[str]) -> None:
-    """Account for what lies beside the folders in use."""
-    for entry in sorted(path.iterdir()):
-        if not entry.is_dir():
-            reader.skip(entry, outside=True)
-        elif entry.name not in used and not entry.name.startswith("."):
-            reader.empty.append(entry.name)
-
-
-def _find(reader: Reader, path: Path, least: int = 2) -> _Found:
+def _read(reader: Reader, path: Path, shape: tuple[int, ...] | None, least: int = 2) -> Part:
     """The images in `path`'s sub-folders, each of the class that the sub-folder is named after."""
-    found = _Found(path)
+    files: list[Path] = []
+    labels: list[str] = []
     for entry in sorted(path.iterdir()):
         if not entry.is_dir():
             reader.skip(entry, outside=True)
         elif not entry.name.startswith("."):
-            here = _images_in(reader, entry)
-            found.files += here
-            found.labels += [entry.name] * len(here)
+            inside = sorted(entry.rglob("*"))
+            here = [file for file in inside if _is_readable_image(file, entry)]
+            for file in set(inside).difference(here):
+                if not file.is_dir():
+                    reader.skip(file)
+            files += here
+            labels += [entry.name] * len(here)
             if not here:
                 reader.empty.append(str(entry.relative_to(reader.root)))
-    classes = sorted(set(found.labels))
+    classes = sorted(set(labels))
     if len(classes) < least:
         held = f"images of one class only ({classes[0]})" if classes else "no sub-folders with images"
         raise DatasetError(
             f"{path} has {held}; expected one sub-folder of images per class, and at least two classes"
             f"{reader.account()}"
         )
-    return found
-
-
-def _read(reader: Reader, found: _Found, shape: tuple[int, ...] | None) -> Part:
-    X, kept = reader.read(found.files, found.where, shape)
-    labels = np.array([found.labels[i] for i in kept])
-    gone = sorted(set(found.labels) - set(labels))
+    X, kept = reader.read(files, path, shape)
+    y = np.array([labels[i] for i in kept])
+    gone = sorted(set(classes) - set(y))
     if gone:
-        raise DatasetError(f"{found.where}: no image of these classes can be read: {', '.join(gone)}")
-    return Part(X, labels, reader.names([found.files[i] for i in kept]))
+        raise DatasetError(f"{path}: no image of these classes can be read: {', '.join(gone)}")
+    return Part(X, y, reader.names([files[i] for i in kept]))
 
 
-def _images_in(reader: Reader, folder: Path) -> list[Path]:
-    here = []
-    for file in sorted(folder.rglob("*")):
-        if is_regular(file) and not _hidden(file, folder) and images.is_image(file):
-            here.append(file)
-        elif not file.is_dir():
-            reader.skip(file)
-    return here
-
-
-def _hidden(file: Path, folder: Path) -> bool:
-    return any(part.startswith(".") for part in file.relative_to(folder).parts)
+def _is_readable_image(file: Path, folder: Path) -> bool:
+    hidden = any(part.startswith(".") for part in file.relative_to(folder).parts)
+    return is_regular(file) and not hidden and images.is_image(file)

@@ -15,7 +15,7 @@ from cnngp.common.errors import DatasetError
 from cnngp.common.tables import csv_cell, read_csv
 
 from . import images
-from .dataset import Dataset, Labels, Part, mixed
+from .dataset import Dataset, Labels, Part
 from .images import Aspect, Size
 from .reading import Reader
 
@@ -63,19 +63,7 @@ def table(
         parts[name] = Part(X, rows.labels[at], files, groups, noise)
     if "train" not in parts or not len(parts["train"].y):
         raise DatasetError(f"{path} has no images for training; its column split holds other parts only")
-    train, validation = parts["train"], parts.get("validation")
-    if rows.labels.dtype.kind == "U":  # whole numbers may be classes, or measured
-        for name, part in parts.items():
-            unknown = np.setdiff1d(part.y, train.y)
-            if len(unknown):
-                listed = ", ".join(map(str, unknown[:_LISTED]))
-                raise DatasetError(f"{path}: {name} images have labels that no training image has: {listed}")
-    validation = None if validation is None else mixed(validation)
-    if "test" in parts:
-        return Dataset.of(
-            path.stem, mixed(train), mixed(parts["test"]), validation, notes=reader.notes(), aspect=aspect
-        )
-    return reader.split(path.stem, train, whole, validation)
+    return reader.dataset(path.stem, parts, whole)
 
 
 @dataclass(frozen=True)

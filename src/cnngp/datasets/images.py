@@ -7,7 +7,7 @@ import io
 import re
 import threading
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
@@ -25,14 +25,14 @@ Size = int | tuple[int, int]
 Aspect = Literal["squash", "pad"]
 """What becomes of an image of another shape than the one wanted: it is squashed, or padded with black at two sides."""
 
-# Pillow goes by the content of a file and not by its name. It is let try these alone: of the others, EPS starts another
-# program (Ghostscript), and some are films, pages or several images of different sizes.
+# Pillow goes by the content of a file and not by its name, and may try these formats alone: of the others, EPS starts
+# another program (Ghostscript), and some are films, pages or several images of different sizes.
 _FORMATS = (
     *("AVIF", "BMP", "DIB", "GIF", "JPEG", "JPEG2000", "MPO"),
     *("PCX", "PNG", "PPM", "SGI", "TGA", "TIFF", "WEBP"),
 )
 MAX_PIXELS = 40_000_000
-"""Of one image file: a few bytes may say that they hold any number, for which memory would be taken."""
+"""Limit of one image file, checked before decoding: a few bytes may claim any size and take the memory for it."""
 _ORIENTATION = 0x0112
 _TURNED = (5, 6, 7, 8)  # by a quarter, so that height and width change places
 _GREY = ("1", "L", "LA", "I", "I;16", "I;16B", "F")
@@ -42,7 +42,7 @@ _PILLOWS_LIMIT = threading.Lock()
 
 
 class Head(NamedTuple):
-    """What the header of an image file says, seen as a viewer shows the image."""
+    """Size and kind of an image file by its header, in the orientation in which a viewer shows it."""
 
     height: int
     width: int
@@ -56,16 +56,9 @@ def _formats() -> tuple[str, ...]:
     return tuple(kind for kind in _FORMATS if kind in Image.OPEN)
 
 
-@functools.cache
-def suffixes() -> frozenset[str]:
-    """Of the files that are read as pictures, in small letters."""
-    formats = _formats()
-    return frozenset(s for s, kind in Image.registered_extensions().items() if kind in formats)
-
-
 def is_image(path: Path) -> bool:
-    """By its name."""
-    return path.suffix.lower() in suffixes()
+    """Whether a file is one that is read as a picture, by its name."""
+    return Image.registered_extensions().get(path.suffix.lower()) in _formats()
 
 
 def read_head(path: Path, max_pixels: int = MAX_PIXELS) -> Head:
@@ -93,14 +86,23 @@ def read_deep_image(
     with _opened(source, max_pixels) as image:
         image.load()
         _check_whole(image, source)
-        deep = image.mode.startswith("I")
-        largest = int(np.asarray(image).max(initial=0)) if deep else None
+        largest = int(np.asarray(image).max(initial=0)) if image.mode.startswith("I") else None
         shown = _eight_bits(ImageOps.exif_transpose(image)).convert("L" if channels == 1 else "RGB")
-        if shown.size != (width, height):
-            resize = ImageOps.pad if aspect == "pad" else _squash
-            shown = resize(shown, (width, height), Image.Resampling.BILINEAR)
-        pixels = np.asarray(shown, dtype=np.uint8)
-    return pixels[None] if channels == 1 else np.moveaxis(pixels, 2, 0), largest
+        if shown.size != (width, height) and aspect == "pad":
+            shown = ImageOps.pad(shown, (width, height), Image.Resampling.BILINEAR)
+        elif shown.size != (width, height):
+            shown = shown.resize((width, height), Image.Resampling.BILINEAR)
+        return _channels_first(shown), largest
+
+
+def as_shown(image: Image.Image) -> NDArray[np.uint8]:
+    """An image that Pillow has opened as (C, H, W) bytes; C is 1 (grey) or 3 (colour)."""
+    return _channels_first(_eight_bits(image).convert("L" if image.mode in _GREY else "RGB"))
+
+
+def _channels_first(image: Any) -> NDArray[np.uint8]:
+    pixels = np.asarray(image, dtype=np.uint8)
+    return pixels[None] if pixels.ndim == 2 else np.moveaxis(pixels, 2, 0)
 
 
 def check_size(size: Any) -> tuple[int, int]:
@@ -150,7 +152,14 @@ def _opened(source: str | Path | bytes, max_pixels: int) -> Iterator[Image.Image
     except DatasetError:
         raise
     except Exception as error:
-        raise _unreadable(source, error) from None
+        reason = " ".join(str(error).replace(repr(str(source)), "").split()) or type(error).__name__
+        if isinstance(error, Image.UnidentifiedImageError):
+            reason = "its content is of no kind of image that is read"
+        raise DatasetError(f"{_name(source)} is not a readable image ({reason}); replace or remove it") from None
+
+
+def _name(source: str | Path | bytes) -> str:
+    return "the file" if isinstance(source, bytes) else str(source)
 
 
 def _open(source: str | Path | bytes) -> Image.Image:
@@ -164,38 +173,21 @@ def _open(source: str | Path | bytes) -> Image.Image:
             Image.MAX_IMAGE_PIXELS = limit
 
 
-def _name(source: str | Path | bytes) -> str:
-    return "the file" if isinstance(source, bytes) else str(source)
-
-
-def _unreadable(source: str | Path | bytes, error: Exception) -> DatasetError:
-    reason = " ".join(str(error).replace(repr(str(source)), "").split()) or type(error).__name__
-    if isinstance(error, Image.UnidentifiedImageError):
-        reason = "its content is of no kind of image that is read"
-    return DatasetError(f"{_name(source)} is not a readable image ({reason}); replace or remove it")
-
-
 def _check_whole(image: Image.Image, source: str | Path | bytes) -> None:
     """Refuse files that end before their last row: of two formats Pillow fills up the rest without an error.
 
     Few images are read twice, those whose end looks as it would then: black in a PNG, grey in a JPEG.
     """
     width, height = image.size
-    whole = True
+    whole: Callable[[bytes], bool] | None = None
     if image.format == "PNG" and image.crop((0, height - 1, width, height)).getbbox() is None:
-        whole = _has_all_rows(_content(source))
-    elif image.format == "JPEG" and _is_flat(image.crop((max(width - 4, 0), height - 1, width, height))):
-        whole = _ends_after_last_row(_content(source), image)
-    if not whole:
+        whole = _has_all_rows
+    elif image.format == "JPEG":
+        last = image.crop((max(width - 4, 0), height - 1, width, height))
+        if all(low == high for low, high in np.reshape(last.getextrema(), (-1, 2))):
+            whole = functools.partial(_ends_after_last_row, image)
+    if whole and not whole(source if isinstance(source, bytes) else Path(source).read_bytes()):
         raise ValueError("it is cut short: its last rows are missing")
-
-
-def _is_flat(image: Image.Image) -> bool:
-    return all(low == high for low, high in np.reshape(image.getextrema(), (-1, 2)))
-
-
-def _content(source: str | Path | bytes) -> bytes:
-    return source if isinstance(source, bytes) else Path(source).read_bytes()
 
 
 def _has_all_rows(png: bytes) -> bool:
@@ -214,15 +206,11 @@ def _has_all_rows(png: bytes) -> bool:
     return bool(interlaced) or len(zlib.decompressobj().decompress(b"".join(packed), wanted)) == wanted
 
 
-def _ends_after_last_row(jpeg: bytes, image: Image.Image) -> bool:
+def _ends_after_last_row(image: Image.Image, jpeg: bytes) -> bool:
     """Whether bytes before the mark of the end change nothing: after the last row they are skipped, before it read."""
     end = jpeg.rfind(_END_OF_JPEG)
     with _open(jpeg[:end] + 64 * b"\x5a\xa5\x33\xcc" + jpeg[end:]) as longer:
         return bool(longer.tobytes() == image.tobytes())
-
-
-def _squash(image: Image.Image, size: tuple[int, int], method: Image.Resampling) -> Image.Image:
-    return image.resize(size, method)
 
 
 def _eight_bits(image: Any) -> Any:

@@ -14,7 +14,7 @@ from cnngp.common.errors import DatasetError
 from cnngp.common.progress import progress_bar
 
 from . import images
-from .dataset import Dataset, Part, Pixels, kept_for_testing, mixed, with_test_set
+from .dataset import Dataset, Part, Pixels, assembled, mixed
 from .images import Aspect, Head
 
 _LARGEST = 64
@@ -22,6 +22,7 @@ _LARGEST = 64
 _DARK_BITS = 12
 # Names of files that one message lists.
 _LISTED = 50
+_LABELS_LISTED = 5
 # In float32: an image in the order of its file and again in a mixed order.
 _BYTES_PER_PIXEL = 8
 
@@ -54,6 +55,7 @@ class Reader:
 
         Of the first part that is read, a size is chosen where `shape` is None, and the number of channels.
         """
+        first = self._channels is None
         if shape is not None:
             self._check_memory(len(files), (self._channels or 1, *shape))
         bad: list[DatasetError] = []
@@ -64,32 +66,48 @@ class Reader:
             except DatasetError as error:
                 bad.append(error)
         chosen, why = (shape, "") if shape is not None else _usual_size([(h.height, h.width) for h in heads.values()])
-        first = self._channels is None
         if self._channels is None:
             self._channels = 1 if all(head.grey for head in heads.values()) else 3
-        X, kept, deepest = self._pixels(files, list(heads), (self._channels, *chosen), bad)
+        whole = (self._channels, *chosen)
+        self._check_memory(len(heads), whole)
+        X = np.empty((len(heads), *whole), np.float32)
+        kept: list[int] = []
+        deepest: list[int] = []
+        with progress_bar(len(heads), "reading", "image") as bar:
+            for i in heads:
+                try:
+                    pixels, largest = images.read_deep_image(files[i], whole, self.aspect, self._max_pixels)
+                    X[len(kept)] = pixels
+                    kept.append(i)
+                    deepest += [] if largest is None else [largest]
+                except DatasetError as error:
+                    bad.append(error)
+                bar.update()
+        X /= np.float32(255.0)
         self._refuse(bad, len(files), where)
         if first:
-            self._say_size([heads[int(i)] for i in kept], chosen, why)
+            self._say_size([heads[i] for i in kept], chosen, why)
             self._say_depth(deepest)
-        return X, kept
+        return X[: len(kept)], np.array(kept, dtype=np.intp)
 
     def names(self, files: Sequence[Path]) -> NDArray[np.str_]:
         """Relative to the root, and as they are where they lie elsewhere."""
         return np.array([str(f.relative_to(self.root) if f.is_relative_to(self.root) else f) for f in files], dtype=str)
 
-    def split(self, name: str, part: Part, whole: bool, validation: Part | None = None) -> Dataset:
-        """All images of a set without a test part, some of them kept for one unless the `whole` is wanted."""
-        if whole:
-            train, test = mixed(part), part.at(slice(0))
-        else:
-            train, test = with_test_set(name, part)
-            self._said.append(kept_for_testing(test, train))
-        return Dataset.of(name, train, test, validation, notes=self.notes(), aspect=self.aspect)
-
-    def notes(self) -> tuple[str, ...]:
+    def dataset(self, name: str, parts: dict[str, Part], whole: bool) -> Dataset:
+        """The parts as a set in a mixed order, with notes on what was left out."""
+        train = parts["train"]
+        if train.y.dtype.kind == "U":  # whole numbers may be classes, or measured
+            for part, found in parts.items():
+                unknown = np.setdiff1d(found.y, train.y)
+                if len(unknown):
+                    listed = ", ".join(map(str, unknown[:_LABELS_LISTED]))
+                    raise DatasetError(f"{name}: {part} images have labels that no training image has: {listed}")
+        shuffled = set(parts) if whole or "test" in parts else set(parts) - {"train"}
+        parts = {part: mixed(found) if part in shuffled else found for part, found in parts.items()}
         account = self.account().removeprefix("; ")
-        return (*self._said, *([account] if account else []))
+        notes = (*self._said, *([account] if account else []))
+        return assembled(name, parts, whole, notes, aspect=self.aspect)
 
     def skip(self, file: Path, outside: bool = False) -> None:
         """Count a file that is not read, by its kind; `outside` of the folders of classes an image is one too."""
@@ -116,27 +134,6 @@ class Reader:
         if self.empty:
             told.append(f"folders without images, or not used: {', '.join(self.empty)}")
         return "; " + "; ".join(told) if told else ""
-
-    def _pixels(
-        self, files: Sequence[Path], rows: list[int], shape: tuple[int, ...], bad: list[DatasetError]
-    ) -> tuple[Pixels, NDArray[np.intp], list[int]]:
-        """The images in these rows, which of them could be read, and the largest values of files of 16 bits."""
-        self._check_memory(len(rows), shape)
-        X = np.empty((len(rows), *shape), np.float32)
-        kept: list[int] = []
-        deepest: list[int] = []
-        with progress_bar(len(rows), "reading", "image") as bar:
-            for i in rows:
-                try:
-                    pixels, value = images.read_deep_image(files[i], shape, self.aspect, self._max_pixels)
-                    X[len(kept)] = pixels
-                    kept.append(i)
-                    deepest += [] if value is None else [value]
-                except DatasetError as error:
-                    bad.append(error)
-                bar.update()
-        X /= np.float32(255.0)
-        return X[: len(kept)], np.array(kept, dtype=np.intp), deepest
 
     def _check_memory(self, count: int, shape: tuple[int, ...]) -> None:
         """Refuse more pixels than fit, before the first of them is read."""

@@ -1,12 +1,9 @@
-"""Labelled images, ready for a kernel: (N, channels, height, width) in [0, 1] as float32, with labels of any kind.
-
-`load` takes a name or a path. The classic sets are read from their original files (`classics.py`), image folders with
-Pillow (`folders.py`, `image_tables.py`, `reading.py`, `images.py`), arrays from .npz files (`arrays.py`).
-"""
+"""`load`: labelled images by name, path or object, (N, channels, height, width) in [0, 1] as float32."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import os
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,7 +12,7 @@ import numpy as np
 from cnngp.common.errors import DatasetError
 
 from . import classics
-from .arrays import Shape, npz
+from .arrays import Shape, from_pairs, npz
 from .dataset import Dataset, unit_scale
 from .folders import folder
 from .image_tables import SUFFIXES as TABLES
@@ -30,18 +27,12 @@ _SOURCES = (
     "image files"
 )
 _IMAGES = "folders and tables of image files"
-_FOR = {
-    "columns": "tables of image files",
-    "size": _IMAGES,
-    "aspect": _IMAGES,
-    "skip_bad": _IMAGES,
-    "max_pixels": _IMAGES,
-    "input_shape": ".npz files",
-}
+_FOR = dict.fromkeys(("size", "aspect", "skip_bad", "max_pixels"), _IMAGES)
+_FOR |= {"columns": "tables of image files", "input_shape": ".npz files"}
 
 
 def load(
-    source: str | Path,
+    source: str | Path | Iterable[Any],
     *,
     split: Split = "standard",
     columns: str | Sequence[str] | None = None,
@@ -58,13 +49,19 @@ def load(
     `size`, `aspect`, `skip_bad` and `max_pixels` are for image files, see `folder`; `columns` for tables, see `table`;
     `input_shape` for .npz files, see `npz`. What has no test set keeps a fifth of each class for one, unless the
     `whole` is wanted for training. `data` is the folder that holds the files of the named sets, instead of
-    `$CNNGP_DATA`.
+    `$CNNGP_DATA`. An iterable of (image, label) or a PyTorch dataset is read by `from_pairs`.
 
     >>> load("digits")
     <digits: 1,297 training, 500 test images of 1 × 8 × 8>
     """
     if split not in ("standard", "paper"):
         raise DatasetError(f"split={split!r}: expected 'standard' or 'paper'")
+    given: dict[str, Any] = {"size": size, "aspect": None if aspect == "squash" else aspect}
+    given |= {"skip_bad": skip_bad or None, "max_pixels": max_pixels, "columns": columns, "input_shape": input_shape}
+    given = {name: value for name, value in given.items() if value is not None}
+    if not isinstance(source, str | os.PathLike):
+        _refuse(given, (_FOR["input_shape"],), type(source).__name__)
+        return from_pairs(source, whole=whole, **given)
     if not str(source).strip():
         raise DatasetError(f"no data was named (''): expected {_SOURCES}; this folder itself is '.'")
     if split == "paper" and str(source) not in ("mnist", "fashion_mnist"):
@@ -72,10 +69,6 @@ def load(
             f"the paper's split needs 60,000 training images (mnist, fashion_mnist), which {source} does not have"
         )
     path = Path(source)
-    given: dict[str, Any] = {"size": size, "aspect": None if aspect == "squash" else aspect}
-    given |= {"skip_bad": skip_bad or None, "max_pixels": max_pixels, "columns": columns}
-    given |= {"input_shape": input_shape}
-    given = {name: value for name, value in given.items() if value is not None}
     if str(source) in NAMES:
         _refuse(given, (), source)
         return digits() if str(source) == "digits" else _classic(str(source), split, data)
@@ -87,11 +80,11 @@ def load(
         return table(path, whole=whole, **given)
     if path.suffix == ".npz" and path.exists():
         _refuse(given, (_FOR["input_shape"],), source)
-        return npz(path, input_shape=input_shape, whole=whole)
+        return npz(path, whole=whole, **given)
     raise DatasetError(f"no data {str(source)!r}: expected {_SOURCES}")
 
 
-def _refuse(given: Collection[str], kinds: tuple[str, ...], source: str | Path) -> None:
+def _refuse(given: Collection[str], kinds: tuple[str, ...], source: object) -> None:
     """Refuse options for data of other kinds."""
     for name in given:
         if _FOR[name] not in kinds:

@@ -1,0 +1,328 @@
+"""Single preparations of images: of each image by itself, and whitening that is learned from training images."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.base import BaseEstimator, TransformerMixin
+
+from cnngp.common.arrays import DataError, as_real, to_numpy
+from cnngp.common.checks import is_number, is_whole
+
+Array = NDArray[Any]
+Map = Callable[[Any], Any]
+
+# Of its largest pixel: an image that varies by less is flat but for rounding, and becomes zeros.
+_ROUNDING = 1e-6
+# A flat image has no contrast to normalise. This part of its norm is rounding.
+_FLAT = 1e-7
+# Images, and numbers of patches, that are held at a time.
+_AT_A_TIME = 1024
+_ENTRIES = 1 << 24
+
+
+class Preparation(TransformerMixin, BaseEstimator):  # type: ignore[misc]
+    """Images (N, channels, …) as a network is to see them, in their own floating-point type.
+
+    `fit` learns from training images where there is something to learn, and `transform` prepares any images.
+    """
+
+    learns: bool = False
+    """Whether `fit` learns anything."""
+
+    def fit(self, X: Any, y: Any = None, *, maps: Sequence[Map] = ()) -> Self:
+        """Learn from training images, and from their images under `maps` (a group) as much as from themselves."""
+        images = as_image_array(X)
+        self.input_shape_ = images.shape[1:]
+        self._learn(images, maps)
+        return self
+
+    def transform(self, X: Any) -> Array:
+        """The images prepared."""
+        images = as_image_array(X)
+        kind = images.dtype if images.dtype.kind == "f" else np.dtype(np.float32)
+        step = min(_AT_A_TIME, max(1, _ENTRIES // math.prod(self.output_shape(images.shape[1:]))))
+        parts = (self._prepared(images[start : start + step]) for start in range(0, len(images), step))
+        return np.concatenate([part.astype(kind, copy=False) for part in parts])
+
+    def set_output(self, *, transform: str | None = None) -> Self:
+        """Part of scikit-learn's interface: prepared images are arrays, the default, and never data frames."""
+        if transform not in (None, "default"):
+            raise DataError(
+                f"{type(self).__name__}: transform={transform!r}: images have several axes and cannot become a data "
+                "frame; leave the output of this step at 'default'"
+            )
+        return self
+
+    def output_shape(self, input_shape: Sequence[int]) -> tuple[int, ...]:
+        """The shape of a prepared image."""
+        return tuple(input_shape)
+
+    def images_for(self, input_shape: Sequence[int]) -> int:
+        """Training images that it needs: it treats fewer unlike new ones, and their leave-one-out is too hopeful."""
+        return 0
+
+    def state(self) -> dict[str, Array]:
+        """What was learned, for a file."""
+        return {}
+
+    def restored(self, state: dict[str, Array], input_shape: Sequence[int]) -> Self:
+        """This preparation with what it had learned of images of this shape; `ValueError` for other arrays."""
+        self.input_shape_ = tuple(input_shape)
+        return self
+
+    def _learn(self, images: Array, maps: Sequence[Map]) -> None:
+        pass
+
+    def _prepared(self, images: Array) -> Array:
+        raise NotImplementedError
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and vars(self.unfitted()) == vars(other.unfitted())
+
+    def __hash__(self) -> int:
+        return hash(repr(self))
+
+    def unfitted(self) -> Self:
+        """The same with nothing learned."""
+        return type(self)(**self.get_params(deep=False))
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.two_d_array, tags.input_tags.three_d_array = False, True
+        tags.requires_fit = self.learns
+        return tags
+
+
+class Plain(Preparation):
+    """Images as they are."""
+
+    def _prepared(self, images: Array) -> Array:
+        return images
+
+
+class _Standardised(Preparation):
+    """What is left of an image when something is taken away, with a variance of 1 over all its pixels."""
+
+    def _prepared(self, images: Array) -> Array:
+        exact = images.astype(np.float64)
+        everything = tuple(range(1, images.ndim))
+        rest = exact - self._slow(exact)
+        spread = np.sqrt((rest**2).mean(everything, keepdims=True))
+        flat = spread <= _ROUNDING * abs(exact).max(everything, keepdims=True)
+        return np.where(flat, 0.0, rest / np.where(flat, 1.0, spread))
+
+    def _slow(self, images: NDArray[np.float64]) -> NDArray[np.float64]:
+        raise NotImplementedError
+
+
+class Contrast(_Standardised):
+    """Without each channel's mean, and with one variance for all images: neither light nor colour of the whole counts.
+
+    >>> import numpy as np
+    >>> Contrast().fit_transform(np.array([[[[1.0, 3.0], [5.0, 7.0]]]])).round(2)
+    array([[[[-1.34, -0.45],
+             [ 0.45,  1.34]]]])
+    """
+
+    def _slow(self, images: NDArray[np.float64]) -> NDArray[np.float64]:
+        return np.asarray(images.mean(tuple(range(2, images.ndim)), keepdims=True))
+
+
+class Detail(_Standardised):
+    """Without a copy of each channel that is blurred by an eighth of the shorter side: slow changes of light go."""
+
+    blur: ClassVar[float] = 1 / 8
+    """Width of the blur that is taken away, a standard deviation, as a part of the shorter side."""
+
+    def _slow(self, images: NDArray[np.float64]) -> NDArray[np.float64]:
+        from scipy.ndimage import gaussian_filter
+
+        width = self.blur * min(images.shape[2:])
+        return np.asarray(gaussian_filter(images, (0.0, 0.0, *[width] * (images.ndim - 2)), mode="nearest"))
+
+
+class Edges(Detail):
+    """Without a copy of each channel that is blurred by a sixteenth of the shorter side: fine lines stay."""
+
+    blur = 1 / 16
+
+
+class Normalised(Preparation):
+    """Each image with mean 0 and norm 1, over all its pixels and channels.
+
+    >>> import numpy as np
+    >>> Normalised().fit_transform(np.array([1.0, 3.0, 5.0, 7.0]).reshape(1, 1, 2, 2)).round(3)
+    array([[[[-0.671, -0.224],
+             [ 0.224,  0.671]]]])
+    """
+
+    def _prepared(self, images: Array) -> Array:
+        flat = images.reshape(len(images), -1).astype(np.float64)
+        before = np.linalg.norm(flat, axis=1, keepdims=True)
+        flat -= flat.mean(1, keepdims=True)
+        norm = np.linalg.norm(flat, axis=1, keepdims=True)
+        seen = np.where(norm > _FLAT * before, flat / np.where(norm > 0.0, norm, 1.0), 0.0)
+        return np.asarray(seen.reshape(images.shape))
+
+
+class _Whitening(Preparation):
+    """Rows of numbers times (Σ + ε)^(−½), with Σ their second moments in training images."""
+
+    learns = True
+    regularisation: float
+    matrix_: Array
+
+    def state(self) -> dict[str, Array]:
+        return {"matrix_": np.asarray(self.matrix_)}
+
+    def restored(self, state: dict[str, Array], input_shape: Sequence[int]) -> Self:
+        matrix, side = state["matrix_"], self._row_length(input_shape)
+        if matrix.shape != (side, side) or matrix.dtype.kind != "f":
+            raise ValueError(f"matrix_ of shape {matrix.shape} for images of {tuple(input_shape)}")
+        self.matrix_ = matrix
+        return super().restored(state, input_shape)
+
+    def _row_length(self, input_shape: Sequence[int]) -> int:
+        raise NotImplementedError
+
+    def _learn(self, images: Array, maps: Sequence[Map]) -> None:
+        name = type(self).__name__
+        if not is_number(self.regularisation, least=1e-12):
+            raise DataError(f"{name}: regularisation={self.regularisation!r}: expected a positive number")
+        self.matrix_ = self._matrix(images, maps).astype(np.float32)
+
+    def _prepared(self, images: Array) -> Array:
+        if not hasattr(self, "matrix_"):
+            raise DataError(f"{self!r} has learned from no images yet; call fit")
+        shape, fitted = images.shape[1:], tuple(self.input_shape_)
+        if shape != fitted:
+            raise DataError(f"X has images of shape {shape}; this {type(self).__name__} was fitted to {fitted}")
+        return self._whitened(images if images.dtype.kind == "f" else images.astype(np.float32))
+
+    def _matrix(self, images: Array, maps: Sequence[Map]) -> Array:
+        raise NotImplementedError
+
+    def _whitened(self, images: Array) -> Array:
+        raise NotImplementedError
+
+
+class Zca(_Whitening):
+    """Whitening that keeps images as near to themselves as it can: x ↦ V (Λ + ε)^-½ Vᵀ x, VΛVᵀ the pixels' covariance.
+
+    `regularisation` is ε, a variance in the units of the pixels: directions with less than that stay small. Published
+    kernels on CIFAR-10 use 10⁻⁴ after `Normalised`, which is the preparation "zca". It needs more images than pixels:
+    with fewer, training images become unlike all others, and leave-one-out is too hopeful.
+
+    >>> import numpy as np
+    >>> X = Normalised().fit_transform(np.random.default_rng(0).random((100, 1, 2, 2)))
+    >>> white = Zca().fit_transform(X).reshape(100, 4)
+    >>> (white.T @ white / 100).round(1)[:2]
+    array([[ 0.7, -0.2, -0.2, -0.2],
+           [-0.2,  0.7, -0.2, -0.2]])
+    """
+
+    def __init__(self, regularisation: float = 1e-4) -> None:
+        self.regularisation = regularisation
+
+    def images_for(self, input_shape: Sequence[int]) -> int:
+        return self._row_length(input_shape)
+
+    def _row_length(self, input_shape: Sequence[int]) -> int:
+        return math.prod(input_shape)
+
+    def _matrix(self, images: Array, maps: Sequence[Map]) -> Array:
+        flat = images.reshape(len(images), -1).astype(np.float64)
+        n, pixels = flat.shape
+        if n * max(1, len(maps)) < pixels:
+            rows = np.concatenate([g(images).reshape(n, -1) for g in maps]).astype(np.float64) if maps else flat
+            return _inverse_root_of_few(rows, self.regularisation)
+        return _inverse_root(_symmetrised(flat.T @ flat / n, images.shape[1:], maps), self.regularisation)
+
+    def _whitened(self, images: Array) -> Array:
+        return np.asarray(images.reshape(len(images), -1) @ self.matrix_).reshape(images.shape)
+
+
+class PatchWhitening(_Whitening):
+    """Every location's patch of `size` × `size` pixels and all channels, whitened, as size² times as many channels.
+
+    Patches are zero-padded, and multiplied by (Σ + ε)^(−½) with Σ the second moments of training patches and
+    ε = `regularisation` times the mean of Σ's diagonal. For networks that begin with `Conv(1)`.
+
+    >>> import numpy as np
+    >>> X = np.random.default_rng(0).random((5, 3, 8, 8))
+    >>> PatchWhitening(3).fit_transform(X).shape
+    (5, 27, 8, 8)
+    """
+
+    def __init__(self, size: int = 3, regularisation: float = 1e-2) -> None:
+        self.size = size
+        self.regularisation = regularisation
+
+    def output_shape(self, input_shape: Sequence[int]) -> tuple[int, ...]:
+        return self._row_length(input_shape), *input_shape[1:]
+
+    def _row_length(self, input_shape: Sequence[int]) -> int:
+        return int(input_shape[0] * self.size ** (len(input_shape) - 1))
+
+    def _matrix(self, images: Array, maps: Sequence[Map]) -> Array:
+        if not is_whole(self.size, least=1) or self.size % 2 == 0:
+            raise DataError(f"PatchWhitening: size={self.size!r}: expected an odd number of pixels")
+        channels, *places = self.output_shape(images.shape[1:])
+        total = np.zeros((channels, channels))
+        step = max(1, _ENTRIES // (channels * math.prod(places)))
+        for start in range(0, len(images), step):
+            patches = self._patches(images[start : start + step].astype(np.float64)).reshape(-1, channels)
+            total += patches.T @ patches
+        patch = (images.shape[1], *[self.size] * len(places))
+        moments = _symmetrised(total / (len(images) * math.prod(places)), patch, maps)
+        return _inverse_root(moments, self.regularisation * float(moments.trace()) / channels)
+
+    def _whitened(self, images: Array) -> Array:
+        return np.moveaxis(self._patches(images) @ self.matrix_, -1, 1)
+
+    def _patches(self, images: Array) -> Array:
+        """(N, …, channels · size²), zeros beyond the edge."""
+        axes = tuple(range(2, images.ndim))
+        around = [(0, 0), (0, 0)] + [(self.size // 2, self.size // 2)] * len(axes)
+        windows = np.lib.stride_tricks.sliding_window_view(np.pad(images, around), [self.size] * len(axes), axis=axes)
+        patches = np.moveaxis(windows, 1, 1 + len(axes))  # (N, …, channels, size, …)
+        return np.ascontiguousarray(patches).reshape(*patches.shape[: 1 + len(axes)], -1)
+
+
+def _symmetrised(moments: Array, shape: Sequence[int], maps: Sequence[Map]) -> Array:
+    """Second moments as of the images and all their mirror images or turns."""
+    if not maps:
+        return moments
+    places = np.arange(len(moments)).reshape(1, *shape)
+    orders = [np.asarray(g(places)).ravel() for g in maps]
+    return np.asarray(sum(moments[np.ix_(order, order)] for order in orders) / len(orders))
+
+
+def _inverse_root(moments: Array, added: float) -> Array:
+    """(moments + added·I)^(−½), zero where both are."""
+    values, V = np.linalg.eigh(moments)
+    size = np.maximum(values, 0.0) + added
+    return np.asarray((V * np.divide(1.0, np.sqrt(size), out=np.zeros_like(size), where=size > 0.0)) @ V.T)
+
+
+def _inverse_root_of_few(rows: Array, added: float) -> Array:
+    """The same of the second moments of fewer rows than columns, from the eigenvectors of the smaller side."""
+    values, U = np.linalg.eigh(rows @ rows.T / len(rows))
+    seen = values > _ROUNDING**2 * values[-1]
+    V = rows.T @ (U[:, seen] / np.sqrt(values[seen] * len(rows)))
+    gains = 1.0 / np.sqrt(values[seen] + added) - 1.0 / math.sqrt(added)
+    return np.asarray((V * gains) @ V.T + np.eye(rows.shape[1]) / math.sqrt(added))
+
+
+def as_image_array(X: Any) -> Array:
+    images = as_real(to_numpy(X, "X"), "X")
+    if images.ndim < 3 or images.dtype.kind == "b" or not len(images):
+        raise DataError(f"X has shape {images.shape} and type {images.dtype}; expected images (N, channels, …)")
+    if not np.isfinite(images).all():
+        raise DataError("X holds NaN or infinity; expected images of finite numbers")
+    return np.asarray(images)
