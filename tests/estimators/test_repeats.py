@@ -106,6 +106,18 @@ def test_groups_that_share_images_are_left_out_as_refits_leave_them_out(seed: in
             assert reg.loo_std_[i] == pytest.approx(np.hypot(std[0], np.sqrt(0.1)), rel=1e-4)
 
 
+@pytest.mark.parametrize("groups", [None, ROWS[:150] // 3])
+def test_images_that_are_added_are_left_out_with_their_twins(groups: Any) -> None:
+    """As in a fit of all of them, in which each new image is a group of its own."""
+    clf = GPClassifier("small_cnn", noise=0.01, device="cpu").fit(DATA.X, DATA.y, groups=groups)
+    clf.add(DATA.X[ROWS[150:]], DATA.y[ROWS[150:]])
+    own = None if groups is None else np.r_[groups, 1000 + np.arange(60)]
+    whole = GPClassifier("small_cnn", noise=0.01, device="cpu").fit(DATA.X[ROWS], DATA.y[ROWS], groups=own)
+    np.testing.assert_allclose(clf.gp_.leave_one_out().mean, whole.gp_.leave_one_out().mean, atol=1e-7)
+    assert clf.loo_error_ == whole.loo_error_ > 0.0
+    assert clf.fit_report_.repeated == whole.fit_report_.repeated == 60
+
+
 def films(seed: int = 0) -> tuple[Any, Any, Any]:
     """Films of twenty frames that differ little, the first one of each black, and labels that no film foretells."""
     rng = np.random.default_rng(seed)

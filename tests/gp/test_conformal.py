@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cnngp.gp import conformal
-from cnngp.gp.conformal import intervals, p_values, p_values_of_each, prediction_sets
+from cnngp.gp.conformal import allowed, intervals, p_values, p_values_of_each
 from cnngp.gp.exact import ExactGP
 
 N, M = 26, 5
@@ -74,7 +74,7 @@ def test_p_values_are_those_of_adding_each_point_with_each_class(seed, kind, by_
     gp = problem.fitted(coded[problem.labels])
     found = p_values(gp, *problem.new, problem.labels, by_class)
     np.testing.assert_allclose(found, expected, rtol=1e-12)
-    np.testing.assert_array_equal(prediction_sets(gp, *problem.new, problem.labels, 0.7, by_class), expected > 0.3)
+    np.testing.assert_array_equal(allowed(found, 0.7), expected > 0.3)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -118,7 +118,7 @@ def test_too_few_points_for_a_coverage_exclude_nothing():
     problem = Problem(0, "alone")
     assert np.isinf(intervals(problem.fitted(problem.targets), *problem.new, 0.97)).all()
     gp = problem.fitted(2.0 * np.eye(3)[problem.labels] - 1.0)
-    assert prediction_sets(gp, *problem.new, problem.labels, 0.97).all()
+    assert allowed(p_values(gp, *problem.new, problem.labels), 0.97).all()
     with pytest.raises(ValueError, match=r"coverage=90: expected a share between 0 and 1"):
         intervals(gp, *problem.new, 90)
 
@@ -141,8 +141,8 @@ def test_sets_and_intervals_cover_as_often_as_asked(grouped):
         gp = ExactGP(K[:-1, :-1], f[:-1, None], **options)
         low, high = intervals(gp, K[-1:, :-1], K[-1:, -1], 0.8)[0, 0]
         gp = ExactGP(K[:-1, :-1], 2.0 * np.eye(2)[labels[:-1]] - 1.0, **options)
-        allowed = prediction_sets(gp, K[-1:, :-1], K[-1:, -1], labels[:-1], 0.8)
-        hits.append([low <= f[-1] <= high, allowed[0, labels[-1]]])
+        sets = allowed(p_values(gp, K[-1:, :-1], K[-1:, -1], labels[:-1]), 0.8)
+        hits.append([low <= f[-1] <= high, sets[0, labels[-1]]])
     covered, deviation = np.mean(hits, axis=0), math.sqrt(0.8 * 0.2 / draws)
     assert (covered > 0.8 - 3.0 * deviation).all()
     assert (covered < 0.9).all()

@@ -215,10 +215,11 @@ def test_the_iterative_posterior_leaves_out_whole_sets(monkeypatch, kind):
 
 def test_every_point_is_in_one_group():
     codes = np.unique(GROUPS, return_inverse=True)[1]
-    members = list(grouping.of_one_size(codes))
-    assert sorted(np.concatenate([m.ravel() for m in members])) == list(range(17))
-    assert [m.shape[1] for m in members] == [1, 2, 3]
-    for m in members:
+    sets = list(grouping.sets_left_out(codes))
+    assert sorted(np.concatenate([m.ravel() for m, _ in sets])) == list(range(17))
+    assert [m.shape[1] for m, _ in sets] == [1, 2, 3]
+    for m, predicted in sets:
+        assert predicted.all()
         assert (codes[m] == codes[m][:, :1]).all()
 
 

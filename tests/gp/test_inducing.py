@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.stats import multivariate_normal
 
-from cnngp.gp import inducing_left_out
+from cnngp.gp import leave_one_out
 from cnngp.gp.checks import MatrixError
 from cnngp.gp.exact import ExactGP
 from cnngp.gp.inducing import InducingGP
@@ -56,7 +56,7 @@ def test_it_is_its_equations_written_out(size: int, discount: float) -> None:
     np.testing.assert_allclose(gp.variance(rbf(Z, X[M]), np.ones(9)), np.diag(covariance), atol=1e-8)
     density = multivariate_normal(np.zeros(60), AMPLITUDE * (Q + np.diag(noises)))
     assert gp.log_marginal_likelihood == pytest.approx(sum(density.logpdf(y) for y in Y.T), rel=1e-9)
-    assert gp.residual() < 1e-12
+    assert gp.solved().residual < 1e-12
 
 
 def test_all_points_inducing_is_the_exact_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,7 +111,7 @@ def test_leaving_out_a_group_is_refitting_without_it(
     discount: float, pieces: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its inducing points leave with it; the weights of the other points, which are judged by all, stay."""
-    monkeypatch.setattr(inducing_left_out, "_POINTS", pieces)
+    monkeypatch.setattr(leave_one_out, "_POINTS", pieces)
     own = np.where(np.isin(np.arange(60), M), np.searchsorted(M, np.arange(60)), -1)
     gp = model(noise=NOISE, amplitude=AMPLITUDE, own=own, groups=TOGETHER, discounts=(discount,))
     mean, variance = gp.leave_one_out().moments
@@ -218,7 +218,7 @@ def test_more_points_are_as_if_they_had_been_there() -> None:
 
 def test_discounts_survive_files_and_additions(monkeypatch: pytest.MonkeyPatch) -> None:
     """And blocks of B that are smaller than it."""
-    monkeypatch.setattr("cnngp.gp.inducing_sums._PANEL", 4)
+    monkeypatch.setattr("cnngp.gp.inducing._PANEL", 4)
     options: dict[str, Any] = {"noise": NOISE, "amplitude": AMPLITUDE, "discounts": (8.0,)}
     own = np.where(np.isin(np.arange(40), M), np.searchsorted(M, np.arange(40)), -1)
     gp = model(np.arange(40), own=own, **options)

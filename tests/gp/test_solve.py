@@ -14,8 +14,8 @@ from cnngp.gp import solve
 from cnngp.gp.exact import ExactGP
 from cnngp.gp.jitter import JitterWarning
 from cnngp.gp.solving import ConvergenceWarning
+from cnngp.gp.solving.conjugate import Nystrom, RoughFactor
 from cnngp.gp.solving.matrices import SymmetricMatrix
-from cnngp.gp.solving.preconditioner import Nystrom, RoughFactor
 from helpers.solves import DIGITS, KERNEL, targets, twice
 
 

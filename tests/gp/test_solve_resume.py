@@ -13,8 +13,8 @@ from cnngp.common.errors import StoreError
 from cnngp.gp import solve
 from cnngp.gp.solving import ConvergenceWarning, conjugate
 from cnngp.gp.solving import checkpoint as checkpoint_module
+from cnngp.gp.solving.conjugate import Nystrom
 from cnngp.gp.solving.matrices import SymmetricMatrix
-from cnngp.gp.solving.preconditioner import Nystrom
 from helpers.solves import DIGITS, KERNEL, targets
 
 
@@ -147,7 +147,7 @@ def test_a_checkpoint_gives_back_all_that_an_iteration_carries(tmp_path: Path) -
     """Also what only decides when to begin anew, and so shows in no result of a solve that goes well."""
     rng = np.random.default_rng(0)
     arrays = {name: rng.standard_normal((5, 2)) for name in ("X", "Q", "S", "C", "best", "least", "energy")}
-    state = conjugate.State(**arrays, start=0.1 + 0.2, iteration=7, history=[0.5, 1 / 3], gains=[0.25, 1e-300])
+    state = conjugate.State(**arrays, start=0.1 + 0.2, iteration=7, history=(0.5, 1 / 3), gains=(0.25, 1e-300))
     E = Nystrom(rng.standard_normal((5, 3)), rng.random(3), 0.1)
     checkpoint_module.Checkpoint(tmp_path / "c", "this").save(E, state, every=0.0)
     again, found = checkpoint_module.Checkpoint(tmp_path / "c", "this").read(np, 0.1)

@@ -18,7 +18,10 @@ from cnngp.common.arrays import to_numpy
 from cnngp.common.devices import Device, array_module
 from cnngp.common.errors import ModelFileError, one_line
 from cnngp.datasets.preparation import as_preparation
-from cnngp.gp.posterior import KINDS, Posterior
+from cnngp.gp.exact import ExactGP
+from cnngp.gp.inducing import InducingGP
+from cnngp.gp.iterative import IterativeGP
+from cnngp.gp.posterior import Posterior
 from cnngp.kernel.kernel import Kernel
 
 from .certificate import FitReport
@@ -36,6 +39,7 @@ Estimator = TypeVar("Estimator", bound="GPEstimator")
 # Parameters that belong to a machine, a place or a data set and not to the model, and those that the recipe replaces.
 _NOT_SAVED = ("network", "device", "store", "inducing", "learn", "effort", "preparation", "noise")
 _LONGEST = 300  # letters of a message about a file's content
+KINDS: dict[str, type[Posterior]] = {gp.kind: gp for gp in (ExactGP, IterativeGP, InducingGP)}
 
 # The shape of every array of a posterior: N and m points, C outputs, s points with leave-one-out predictions. "tri" are
 # the entries of a triangle. What may be missing is in brackets.

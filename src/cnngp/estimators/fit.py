@@ -179,6 +179,7 @@ class Fit:
         report = certify(
             posterior, n, checked, report.engine, new.kernel_seconds, new.computed, report.method, choice=report.choice
         )
+        report = replace(report, repeated=new.repeated)
         return replace(
             self,
             posterior=posterior,

@@ -13,9 +13,10 @@ from cnngp.common.arrays import DataError
 from cnngp.common.progress import progress_bar
 from cnngp.gp.exact import Amplitude, Noise
 from cnngp.gp.groups import whole_groups
-from cnngp.gp.inducing import SAMPLE, InducingGP, Part
+from cnngp.gp.inducing import SAMPLE, InducingGP
 from cnngp.gp.linalg import blocks
 from cnngp.gp.noise import Loss
+from cnngp.gp.posterior import Part
 
 from .inducing_images import Chosen, Source, choose, columns_of, rows_of
 from .inducing_pilot import Pilot, Wrong, pilot

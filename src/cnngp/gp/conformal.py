@@ -40,26 +40,8 @@ _ENTRIES = 1 << 21  # of arrays (N, test points, outputs), held at a time
 _ROUNDING = 1e-9  # by which 1 − coverage is not the number that was meant
 
 
-def prediction_sets(
-    gp: ExactGP, K_test: Array, diagonal: Array, labels: NDArray[np.intp], coverage: float, by_class: bool = False
-) -> NDArray[np.bool_]:
-    """Which classes each of M points may have, (M, classes), so that the true one is among them as often as `coverage`.
-
-    A point without any class is unlike all that was seen. See `p_values`, whose values above 1 − coverage these are.
-
-    >>> points, new = np.arange(20.0), np.array([3.0, 40.0])
-    >>> K, K_new = (np.exp(-0.1 * (x[:, None] - points) ** 2) for x in (points, new))
-    >>> labels = (points > 9).astype(int)
-    >>> gp = ExactGP(K, 2.0 * np.eye(2)[labels] - 1.0, noise=0.1)
-    >>> prediction_sets(gp, K_new, np.ones(2), labels, coverage=0.8)
-    array([[ True, False],
-           [False, False]])
-    """
-    return allowed(p_values(gp, K_test, diagonal, labels, by_class), coverage)
-
-
 def allowed(p: Floats, coverage: float) -> NDArray[np.bool_]:
-    """Which targets are in the set of this coverage, by their p-values."""
+    """Which targets are in the set of this coverage, by their p-values; without any, a point is unlike all seen."""
     return np.asarray(p > 1.0 - check_coverage(coverage) + _ROUNDING)
 
 
@@ -69,6 +51,14 @@ def p_values(gp: ExactGP, K_test: Array, diagonal: Array, labels: NDArray[np.int
     Targets are ±1 for each class, `labels` (N,) their numbers, `K_test` is K(test, training), `diagonal` k(x, x) (M,).
     The score is by how much the mean of the best other class exceeds that of the point's own. `by_class` compares with
     points of the same class alone, so that the coverage is that of each class.
+
+    >>> points, new = np.arange(20.0), np.array([3.0, 40.0])
+    >>> K, K_new = (np.exp(-0.1 * (x[:, None] - points) ** 2) for x in (points, new))
+    >>> labels = (points > 9).astype(int)
+    >>> gp = ExactGP(K, 2.0 * np.eye(2)[labels] - 1.0, noise=0.1)
+    >>> allowed(p_values(gp, K_new, np.ones(2), labels), coverage=0.8)
+    array([[ True, False],
+           [False, False]])
     """
     labels, classes = np.asarray(labels), int(gp.Y.shape[1])
     votes = np.stack([_votes(gp, labels == c if by_class else None) for c in range(classes)])
@@ -126,7 +116,7 @@ def check_coverage(coverage: float) -> float:
 
 
 class _Moved(NamedTuple):
-    """How deviations of the N points depend on u = y − m(x), for m new points x."""
+    """Deviations of the N points as functions of u = y − m(x), for m new points x."""
 
     rows: slice
     s: Floats  # (m,)
@@ -141,14 +131,20 @@ class _Moved(NamedTuple):
 
 
 def _moved(gp: ExactGP, K_test: Array, diagonal: Array) -> Iterator[_Moved]:
-    alpha, outputs, n = to_numpy(gp.alpha), int(gp.Y.shape[1]), gp.points
-    sets = _sets(gp)
+    xp, alpha, outputs, n = namespace(gp.alpha), to_numpy(gp.alpha), int(gp.Y.shape[1]), gp.points
+    groups = np.arange(n) if gp.left_out is None else gp.left_out
+    own, block_of = 1.0 / to_numpy(gp.inverse_diagonal), blocks_of_factor(gp.factor)
+    sets = []  # points that are left out together, which of them each set predicts, and S
+    for at, chosen in in_pieces(sets_left_out(groups)):
+        alone = at.shape[1] == 1
+        S = own[at][:, :, None] if alone else to_numpy(xp.linalg.inv(block_of(xp.asarray(at))))
+        sets.append((at, chosen, S))
     for rows in blocks(len(K_test), max(1, _ENTRIES // (n * outputs))):
         K = gp.checked_test(K_test[rows])
         b = gp.factor.solve(K.T)
         s = np.asarray(diagonal, np.float64)[rows] + gp.factor.shift - to_numpy((K.T * b).sum(0))
         b, m = to_numpy(b), len(s)
-        s = np.maximum(s, np.finfo(np.float64).eps * gp.record.largest_variance)
+        s = np.maximum(s, np.finfo(np.float64).eps * gp.largest_variance)
         still, pull, variances = np.empty((n, m, outputs)), np.empty((n, m)), np.empty((n, m))
         for at, chosen, S in sets:
             c = S @ b[at]  # (sets, size, m)
@@ -158,17 +154,6 @@ def _moved(gp: ExactGP, K_test: Array, diagonal: Array) -> Iterator[_Moved]:
             still[of], pull[of] = d[chosen], (c / t)[chosen]
             variances[of] = (S.diagonal(axis1=1, axis2=2)[:, :, None] - c * c / t)[chosen]
         yield _Moved(rows, s, to_numpy(gp.mean(K)), still, pull, variances)
-
-
-def _sets(gp: ExactGP) -> list[tuple[NDArray[np.intp], NDArray[np.bool_], Floats]]:
-    """Points that are left out together, which of them each set predicts, and S."""
-    xp, n = namespace(gp.alpha), gp.points
-    diagonal, block_of = to_numpy(gp.inverse_diagonal), blocks_of_factor(gp.factor)
-    sets = [(np.arange(n)[:, None], np.ones((n, 1), bool))] if gp.left_out is None else list(sets_left_out(gp.left_out))
-    found = [(at, chosen, 1.0 / diagonal[at][:, :, None]) for at, chosen in sets if at.shape[1] == 1]
-    for at, chosen in in_pieces(sets):
-        found.append((at, chosen, to_numpy(xp.linalg.inv(block_of(xp.asarray(at))))))
-    return found
 
 
 def _votes(gp: ExactGP, among: NDArray[np.bool_] | None = None) -> Floats:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,31 +25,27 @@ from .checks import (
     check_noise,
     check_point_noise,
     check_targets,
-    check_test,
     float64_buffer,
 )
-from .groups import as_left_out, sets_left_out
-from .jitter import JitterWarning, factorised, warn_of_jitter
+from .groups import as_left_out, sets_left_out, with_new_groups
+from .jitter import factorised, warn_of_jitter
 from .leave_one_out import LeftOut, blocks_of_factor, leave_out
 from .likelihood import LOG_2PI, amplitude_of, twice_negative_log
 from .linalg import Array, Factor, NotPositiveDefinite, namespace
 from .noise import Loss, chosen_noise
 from .novelty import novelty_of_points
-from .records import LeaveOneOut, Record, Solved
-
-if TYPE_CHECKING:
-    from .posterior import NewPoints
-
-__all__ = ["Amplitude", "ExactGP", "JitterWarning", "MatrixError", "Noise", "posterior_samples", "weighted_kernels"]
+from .posterior import LeaveOneOut, NewPoints, Posterior, Solved
 
 Amplitude = Literal["ml", "loo"] | float
 Noise = Literal["ml", "loo"] | float
 
 # Times the amplitude by leave-one-out, where that of the likelihood is made of contradictions inside of groups.
 _CONTRADICTORY = 25.0
+# Of the inverse iteration for the smallest eigenvalue.
+_ITERATIONS = 12
 
 
-class ExactGP:
+class ExactGP(Posterior):
     """The posterior given targets `Y` (N, outputs) at N points with kernel matrix `K` (N, N).
 
     `noise` is the variance of the noise in the kernel's units, "ml" or "loo"; `point_noise` (N,) has more of it for
@@ -68,7 +64,7 @@ class ExactGP:
     array([[1.]])
     """
 
-    kind: ClassVar[str] = "exact"
+    kind = "exact"
 
     def __init__(
         self,
@@ -90,13 +86,11 @@ class ExactGP:
         xp = namespace(A)
         self.Y = check_targets(xp, Y, A.shape[0])
         self.point_noise = check_point_noise(xp, point_noise, A.shape[0])
-        self.variances = A.diagonal().copy()
-        """k(x, x) of each point: the diagonal of K before the noise of single points is added to it."""
+        self._variances = A.diagonal().copy()  # before the noise of single points is added to it
         _add_to_diagonal(A, self.point_noise)
         self.left_out = None if groups is None else as_left_out(groups, A.shape[0])
         self.noise = chosen_noise(A, self.Y, noise, amplitude, rounding, self.left_out, loss)
         self.jitter = jitter
-        """What was added to the diagonal beside the noise, relative to the diagonal's mean."""
         # Where groups are left out to choose the noise, the likelihood would take copies that agree for evidence of a
         # small amplitude, and those that contradict each other for evidence of a large one.
         grouped = self.left_out is not None and noise == "loo"
@@ -114,17 +108,18 @@ class ExactGP:
         return factor
 
     def _condition(self) -> None:
-        """All that depends on the targets: α = (K + noise·I)⁻¹Y, leave-one-out, amplitude, likelihood."""
-        n, outputs = self.Y.shape
+        """All that depends on the targets: α = (K + noise·I)⁻¹Y, leave-one-out, amplitude."""
+        self.largest_variance = float(self.variances.max())
         self.alpha = self.factor.solve(self.Y)
         self.inverse_diagonal = self.factor.inverse_diagonal()
         self._left = self._leave_out(self.left_out)
-        match self._amplitude_rule:
-            case "ml":  # Σ_c y_cᵀK⁻¹y_c/(N·C)
-                fit = float((self.Y * self.alpha).sum())
-            case _:  # the maximum of Σ log N(y_i; leave-one-out mean, a/[K⁻¹]_ii)
-                fit = self._left.one_by_one
-        self.amplitude = amplitude_of(fit, n * outputs, self._amplitude_rule)
+        # "ml": Σ_c y_cᵀK⁻¹y_c/(N·C); else the maximum of Σ log N(y_i; leave-one-out mean, a/[K⁻¹]_ii)
+        fit = self._fit if self._amplitude_rule == "ml" else self._left.one_by_one
+        self.amplitude = amplitude_of(fit, self.Y.size, self._amplitude_rule)
+
+    @property
+    def _fit(self) -> float:
+        return float((self.Y * self.alpha).sum())
 
     def _leave_out(self, groups: NDArray[np.intp] | None) -> LeftOut:
         sets = () if groups is None else sets_left_out(groups)
@@ -142,29 +137,16 @@ class ExactGP:
                 stacklevel=7,
             )
 
-    @property
-    def log_marginal_likelihood(self) -> float:
-        """Σ_c log N(y_c; 0, a(K + noise·I))."""
-        n, outputs = self.Y.shape
-        fit, log_determinant = float((self.Y * self.alpha).sum()), self.factor.log_determinant()
-        loss = twice_negative_log(fit, log_determinant, n, outputs, self.amplitude)
-        return -0.5 * (loss + float(n * outputs) * LOG_2PI)
-
-    def mean(self, K_test: Array) -> Array:
-        """E[f] at M test points from their kernel with the training points, (M, N) → (M, outputs)."""
-        return self.checked_test(K_test) @ self.alpha
+    # ---- answers -------------------------------------------------------------------------------------------------
 
     def variance(self, K_test: Array, diagonal: Array) -> Array:
-        """Var[f], shared by the outputs, from K(test, training) (M, N) and k(test, test) (M,) → (M,)."""
         V = self.factor.solve_lower(self.checked_test(K_test).T)
         xp = namespace(V)
         return self.amplitude * xp.maximum(as_float64(xp, diagonal, "the diagonal") - (V * V).sum(0), 0.0)
 
     def covariance(self, K_test: Array, K_test_test: Array) -> Array:
-        """Cov[f] between M test points, shared by the outputs, (M, N) and (M, M) → (M, M)."""
         V = self.factor.solve_lower(self.checked_test(K_test).T)
-        xp = namespace(V)
-        return self.amplitude * (as_float64(xp, K_test_test, "K(test, test)") - V.T @ V)
+        return self.amplitude * (as_float64(namespace(V), K_test_test, "K(test, test)") - V.T @ V)
 
     def leave_one_out(self) -> LeaveOneOut:
         """What the other N − 1 points predict for each y_i: mean y_i − α_i/[K⁻¹]_ii (N, outputs), variance (N,).
@@ -185,63 +167,14 @@ class ExactGP:
         """y − leave-one-out mean for other targets at the same points, (N, outputs), each point left out by itself."""
         return self.factor.solve(Y) / self.inverse_diagonal[:, None]
 
-    @property
-    def groups(self) -> Any:
-        """The number of each point's group, (N,); None without groups."""
-        return self.left_out if self.left_out is None or self.left_out.ndim == 1 else self.left_out[:, 0]
-
-    @property
-    def points(self) -> int:
-        """How many points K(test, training) has columns for."""
-        return int(self.Y.shape[0])
-
-    @property
-    def record(self) -> Record:
-        return Record(
-            points=self.points,
-            noise=self.noise,
-            amplitude=self.amplitude,
-            largest_variance=float(self.variances.max()),
-            jitter=self.jitter,
-            log_marginal_likelihood=self.log_marginal_likelihood,
-        )
-
-    @property
-    def exact(self) -> ExactGP:
-        return self
-
-    def solved(self) -> Solved:
-        return Solved(self.residual(), self.smallest_eigenvalue_bounds(), self.spread())
+    def votes(self, K_test: Array) -> Array:
+        """What each point's targets add to the mean, (M, N, outputs): h_i y_ic with h = (K + noise·I)⁻¹k."""
+        h = self.factor.solve(self.checked_test(K_test).T).T
+        return h[:, :, None] * self.Y[None]
 
     def novelty(self) -> Array:
         """How unlike all others each point is; see `novelty.py`."""
         return novelty_of_points(self.factor.A, self.variances)
-
-    def residual(self) -> float:
-        """‖(K + noise·I)α − Y‖/‖Y‖: how well the linear system was solved."""
-        xp = namespace(self.Y)
-        scale = float(xp.linalg.norm(self.Y))
-        return float(xp.linalg.norm(self.factor.multiply(self.alpha) - self.Y)) / scale if scale > 0 else 0.0
-
-    def smallest_eigenvalue_bounds(self, iterations: int = 12) -> tuple[float, float]:
-        """1/tr K⁻¹ ≤ λ_min ≤ min(1/max [K⁻¹]_ii, vᵀKv), of the matrix that was factorised.
-
-        v is the unit vector of an inverse iteration, whose Rayleigh quotient comes close to λ_min.
-        """
-        xp = namespace(self.Y)
-        v = xp.asarray(np.random.default_rng(0).standard_normal((self.points, 1)))
-        for _ in range(iterations):
-            v = self.factor.solve(v / xp.linalg.norm(v))
-        v = v / xp.linalg.norm(v)
-        high = min(1.0 / float(self.inverse_diagonal.max()), float((v * self.factor.multiply(v)).sum()))
-        return 1.0 / float(self.inverse_diagonal.sum()), high
-
-    def spread(self) -> float:
-        """Mean k(x, x) − mean k(x, z): the mean squared distance of the functions' values from their mean."""
-        n = self.points
-        ones = namespace(self.Y).ones((n, 1))
-        entries = float((ones * self.factor.multiply(ones)).sum()) - n * self.factor.shift
-        return max(float(self.variances.mean()) - (entries - float(self.point_noise.sum())) / n**2, 0.0)
 
     def kernel_between(self, rows: Any) -> Array:
         """K between the points `rows`, from the triangle that survives above the factor's diagonal."""
@@ -252,26 +185,66 @@ class ExactGP:
         K[xp.arange(len(at)), xp.arange(len(at))] = self.variances[at]
         return K
 
-    def votes(self, K_test: Array) -> Array:
-        """What each point's targets add to the mean at M test points, (M, N, outputs): h_i y_ic, h = (K + noise·I)⁻¹k.
+    # ---- numbers -------------------------------------------------------------------------------------------------
 
-        Their sum over the points is the mean.
+    @property
+    def exact(self) -> ExactGP:
+        return self
+
+    @property
+    def variances(self) -> Array:
+        return self._variances
+
+    @property
+    def groups(self) -> Any:
+        """The number of each point's group, (N,); None without groups."""
+        return self.left_out if self.left_out is None or self.left_out.ndim == 1 else self.left_out[:, 0]
+
+    @property
+    def log_marginal_likelihood(self) -> float:
+        """Σ_c log N(y_c; 0, a(K + noise·I))."""
+        n, outputs = self.Y.shape
+        loss = twice_negative_log(self._fit, self.factor.log_determinant(), n, outputs, self.amplitude)
+        return -0.5 * (loss + float(n * outputs) * LOG_2PI)
+
+    def solved(self) -> Solved:
+        """1/tr K⁻¹ ≤ λ_min ≤ min(1/max [K⁻¹]_ii, vᵀKv), of the matrix that was factorised: v is the unit vector of an
+        inverse iteration, whose Rayleigh quotient comes close to λ_min.
         """
-        h = self.factor.solve(self.checked_test(K_test).T).T
-        return h[:, :, None] * self.Y[None]
+        xp, n = namespace(self.Y), self.points
+        scale = float(xp.linalg.norm(self.Y))
+        off = float(xp.linalg.norm(self.factor.multiply(self.alpha) - self.Y))
+        v = xp.asarray(np.random.default_rng(0).standard_normal((n, 1)))
+        for _ in range(_ITERATIONS):
+            v = self.factor.solve(v / xp.linalg.norm(v))
+        v = v / xp.linalg.norm(v)
+        high = min(1.0 / float(self.inverse_diagonal.max()), float((v * self.factor.multiply(v)).sum()))
+        ones = xp.ones((n, 1))
+        entries = float((ones * self.factor.multiply(ones)).sum()) - n * self.factor.shift
+        spread = float(self.variances.mean()) - (entries - float(self.point_noise.sum())) / n**2
+        bounds = 1.0 / float(self.inverse_diagonal.sum()), high
+        return Solved(off / scale if scale > 0.0 else 0.0, bounds, max(spread, 0.0))
+
+    # ---- more points ---------------------------------------------------------------------------------------------
 
     def grow(self, new: NewPoints) -> None:
         """Condition on more points by a block update of the factor."""
         K_new_old, K_new = new.with_points(), new.among_themselves()
+        left_out = new.left_out(self.left_out)
         if len(new.new_outputs):
             columns = list(self.Y.T)
             for position in sorted(new.new_outputs, reverse=True):
                 columns.insert(int(position), -namespace(self.Y).ones(self.points))
             self.Y = namespace(self.Y).stack(columns, axis=1)
-        self.add(K_new_old, K_new, new.Y, new.point_noise)
+        self.add(K_new_old, K_new, new.Y, new.point_noise, left_out)
 
-    def add(self, K_new_old: Array, K_new: Array, Y_new: Array, point_noise: Array | None = None) -> None:
-        """Condition on M more points by a block update of the factor, from K(new, old) (M, N) and K(new, new)."""
+    def add(
+        self, K_new_old: Array, K_new: Array, Y_new: Array, point_noise: Array | None = None, left_out: Any = None
+    ) -> None:
+        """Condition on M more points by a block update of the factor, from K(new, old) (M, N) and K(new, new).
+
+        `left_out` are groups of all N + M points; without them each new point is a group of its own.
+        """
         xp = namespace(self.Y)
         K_new_old, K_new = self.checked_test(K_new_old), float64_buffer(K_new)
         point_noise = check_point_noise(xp, point_noise, K_new.shape[0])
@@ -289,35 +262,10 @@ class ExactGP:
         except NotPositiveDefinite:  # more jitter is needed everywhere, so everything is factorised again
             self.factor = self._factorise_with(K_new_old, K_new)
         self.Y = xp.concatenate([self.Y, Y_new])
-        self.variances = xp.concatenate([self.variances, variances])
+        self._variances = xp.concatenate([self.variances, variances])
         self.point_noise = xp.concatenate([self.point_noise, point_noise])
-        if self.left_out is not None:  # each new point is a group of its own
-            new = np.arange(len(Y_new)).reshape(-1, *[1] * (self.left_out.ndim - 1))
-            self.left_out = np.concatenate([self.left_out, self.left_out.max(0) + 1 + new])
+        self.left_out = with_new_groups(self.left_out, len(Y_new)) if left_out is None else left_out
         self._condition()
-
-    # ---- files ---------------------------------------------------------------------------------------------------
-
-    def state(self, dtype: str) -> tuple[dict[str, Any], dict[str, Array]]:
-        """Numbers and arrays that `restored` makes the same model of; `K` in `dtype` where that loses nothing."""
-        K = files.packed(to_numpy(self.factor.A), to_numpy(self.variances), dtype)
-        numbers = {"noise": self.noise, "jitter": self.jitter, "amplitude_rule": self._amplitude_rule}
-        groups = {} if self.left_out is None else {"groups": self.left_out}
-        return numbers, {"Y": self.Y, "K": K, "point_noise": self.point_noise} | groups
-
-    @classmethod
-    def restored(cls, numbers: dict[str, Any], arrays: dict[str, Array], xp: Any) -> ExactGP:
-        Y, K = arrays["Y"], xp.asarray(files.unpacked(arrays["K"], len(arrays["Y"])))
-        return cls(
-            K,
-            Y,
-            noise=numbers["noise"],
-            amplitude=numbers["amplitude_rule"],
-            jitter=numbers["jitter"],
-            point_noise=arrays["point_noise"],
-            overwrite=True,
-            groups=arrays.get("groups"),
-        )
 
     def _factorise_with(self, K_new_old: Array, K_new: Array) -> Factor:
         old, n, m = self.factor, len(self.factor), K_new.shape[0]
@@ -326,9 +274,19 @@ class ExactGP:
         Factor(A[:n, :n], old.diagonal, old.shift).restore()  # in the copy: what fails leaves the model as it was
         return self._factorise(A)
 
-    def checked_test(self, K_test: Array) -> Array:
-        """K(test, training) in float64, checked."""
-        return check_test(namespace(self.Y), K_test, self.points)
+    # ---- files ---------------------------------------------------------------------------------------------------
+
+    def state(self, dtype: str) -> tuple[dict[str, Any], dict[str, Array]]:
+        K = files.packed(to_numpy(self.factor.A), to_numpy(self.variances), dtype)
+        numbers = {"noise": self.noise, "jitter": self.jitter, "amplitude": self._amplitude_rule}
+        groups = {} if self.left_out is None else {"groups": self.left_out}
+        return numbers, {"Y": self.Y, "K": K, "point_noise": self.point_noise} | groups
+
+    @classmethod
+    def restored(cls, numbers: dict[str, Any], arrays: dict[str, Array], xp: Any) -> ExactGP:
+        K = xp.asarray(files.unpacked(arrays["K"], len(arrays["Y"])))
+        own = {name: arrays.get(name) for name in ("point_noise", "groups")}
+        return cls(K, arrays["Y"], overwrite=True, **numbers | own)
 
 
 def posterior_samples(mean: Array, cov: Array, n: int, seed: int | None) -> Array:
@@ -340,11 +298,6 @@ def posterior_samples(mean: Array, cov: Array, n: int, seed: int | None) -> Arra
     values, Q = xp.linalg.eigh(cov)
     z = np.random.default_rng(seed).standard_normal((n, *mean.shape))
     return mean + (Q * xp.sqrt(xp.maximum(values, 0.0))) @ xp.asarray(z)
-
-
-def weighted_kernels(K_test: Array, weights: Array) -> Array:
-    """k(x, x_i) w_ic, (M, points, outputs): the terms whose sum over the points is the mean."""
-    return K_test[:, :, None] * weights[None]
 
 
 def _add_to_diagonal(A: Array, values: Array) -> None:

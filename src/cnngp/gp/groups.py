@@ -14,12 +14,13 @@ from numpy.typing import NDArray
 
 from .checks import MatrixError
 
-Sets = tuple[NDArray[np.intp], NDArray[np.bool_]]
+Codes = NDArray[np.intp]
+Sets = tuple[Codes, NDArray[np.bool_]]
 """Points that are left out together, (sets, size), and which of them each set predicts."""
 _MANY = 20  # groups, that stand for all others
 
 
-def check_groups(groups: Any, n: int) -> NDArray[np.intp]:
+def check_groups(groups: Any, n: int) -> Codes:
     """The number of each point's group, from whatever names the groups."""
     names = np.asarray(groups)
     if names.shape != (n,) or (names.dtype.kind == "f" and not np.isfinite(names).all()):
@@ -33,27 +34,30 @@ def check_groups(groups: Any, n: int) -> NDArray[np.intp]:
     return np.asarray(codes, np.intp)
 
 
-def as_left_out(groups: Any, n: int) -> NDArray[np.intp]:
+def as_left_out(groups: Any, n: int) -> Codes:
     """Groups as `sets_left_out` reads them: numbers (N,), or with an image beside each (N, 2) as they are."""
     pairs = np.asarray(groups)
     return np.asarray(pairs, np.intp) if pairs.shape == (n, 2) and pairs.dtype.kind in "iu" else check_groups(groups, n)
 
 
-def of_one_size(groups: NDArray[np.intp]) -> Iterator[NDArray[np.intp]]:
-    """The points of all groups of a size, (groups, size), for each size."""
-    sizes = np.bincount(groups)
-    by_group = np.split(np.argsort(groups, kind="stable"), np.cumsum(sizes)[:-1])
-    for size in np.unique(sizes[sizes > 0]):
-        yield np.stack([by_group[g] for g in np.flatnonzero(sizes == size)])
+def with_new_groups(left_out: Codes | None, m: int) -> Codes | None:
+    """The same with `m` more points, each a group (and an image) of its own."""
+    if left_out is None:
+        return None
+    new = np.arange(m).reshape(-1, *[1] * (left_out.ndim - 1))
+    return np.concatenate([left_out, left_out.max(0) + 1 + new])
 
 
-def sets_left_out(groups: NDArray[np.intp]) -> Iterator[Sets]:
+def sets_left_out(groups: Codes) -> Iterator[Sets]:
     """Sets of points that are left out together, (sets, size), and which of them each set predicts, for each size.
 
     Every point is predicted by one set: its group, and the points of the same image where that stands in other groups.
     """
     if groups.ndim == 1:
-        for members in of_one_size(groups):
+        sizes = np.bincount(groups)
+        by_group = np.split(np.argsort(groups, kind="stable"), np.cumsum(sizes)[:-1])
+        for size in np.unique(sizes[sizes > 0]):
+            members = np.stack([by_group[g] for g in np.flatnonzero(sizes == size)])
             yield members, np.ones(members.shape, bool)
         return
     group, image = groups.T
@@ -65,13 +69,13 @@ def sets_left_out(groups: NDArray[np.intp]) -> Iterator[Sets]:
         members = np.flatnonzero((group == of_group) | twins)
         own = twins[members] if of_image >= 0 else ~shared[image[members]]
         sets.append((members, own & (group[members] == of_group)))
-    sizes = np.array([len(members) for members, _ in sets])
-    for size in np.unique(sizes):
-        alike = sorted((sets[k] for k in np.flatnonzero(sizes == size)), key=lambda s: s[0][s[1]][0])
+    of_size = np.array([len(members) for members, _ in sets])
+    for size in np.unique(of_size):
+        alike = sorted((sets[k] for k in np.flatnonzero(of_size == size)), key=lambda s: s[0][s[1]][0])
         yield np.stack([members for members, _ in alike]), np.stack([predicted for _, predicted in alike])
 
 
-def whole_groups(groups: NDArray[np.intp], most: int, rng: np.random.Generator) -> NDArray[np.intp]:
+def whole_groups(groups: Codes, most: int, rng: np.random.Generator) -> Codes:
     """Sorted points of groups that are drawn at random, none of them in part, `most` points at most; the points of the
     smallest group where that alone is larger.
     """
@@ -85,7 +89,7 @@ def whole_groups(groups: NDArray[np.intp], most: int, rng: np.random.Generator) 
     return np.flatnonzero(taken[groups])
 
 
-def thinned(groups: NDArray[np.intp], most: int) -> NDArray[np.intp]:
+def thinned(groups: Codes, most: int) -> Codes:
     """About `most` of the points, sorted, so that contradictions inside of groups stay among them: whole groups where
     these are many, else the same share of each group.
     """
@@ -96,7 +100,7 @@ def thinned(groups: NDArray[np.intp], most: int) -> NDArray[np.intp]:
     return np.sort(np.argsort(names, kind="stable")[:: -(-len(groups) // most)])
 
 
-def one_of_each(groups: NDArray[np.intp] | None, n: int) -> NDArray[np.intp]:
+def one_of_each(groups: Codes | None, n: int) -> Codes:
     """The first of the n points of each group; all of them where there are no groups.
 
     Where groups share images, the first with an image that no group before it has given.

@@ -19,8 +19,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -28,29 +28,63 @@ from cnngp.common import files
 from cnngp.common.arrays import to_numpy
 
 from .checks import MatrixError, check_amplitude, check_noise, check_targets, check_test, float64_buffer
-from .exact import Amplitude, Noise, weighted_kernels
-from .inducing_left_out import LeftOut
-from .inducing_sums import Sums
+from .exact import Amplitude, Noise
+from .inducing_left_out import InducingLeftOut
 from .jitter import factorised, warn_of_jitter
 from .likelihood import LOG_2PI, amplitude_of, twice_negative_log
-from .linalg import Array, Factor, NotPositiveDefinite, namespace
+from .linalg import Array, Factor, NotPositiveDefinite, blocks, namespace
 from .line_search import minimised
-from .records import LeaveOneOut, Record, Solved
-
-if TYPE_CHECKING:
-    from .posterior import NewPoints
+from .noise import Loss
+from .posterior import LeaveOneOut, NewPoints, Part, Posterior, Solved
 
 # Training points whose features are kept for leave-one-out, which chooses noise and temperature.
 SAMPLE = 4096
-Part = tuple[slice, Array, Array, Array]
-"""Rows of the training points, K(rows, inducing) (M, m), targets (M, outputs) and k(x, x) (M,)."""
 # The powers of ten, times the mean diagonal, between which noise is sought. Below 10⁻⁴ predictions no longer change,
 # and leave-one-out cannot tell one noise from another.
 _LIKELY_NOISE = (-8.0, 1.0)
 _LOO_NOISE = (-4.0, 1.0)
+_PANEL = 2048  # rows of B that are summed at a time
+_NUMBERS = ("discount", "squares", "log_weights", "n")  # of the sums, in files
 
 
-class InducingGP:
+class Sums:
+    """B = Σ ω φφᵀ (m, m), Σ ω φyᵀ (m, outputs), Σ ω‖y‖² and Σ log ω of the points so far."""
+
+    def __init__(self, discount: float, B: Array, rhs: Array = None, **numbers: Any) -> None:
+        self.discount, self.B, self.rhs = discount, B, rhs
+        self.squares = self.log_weights = 0.0
+        self.n = 0
+        self.__dict__.update(numbers)
+
+    def weights(self, unknown: Array) -> Array:
+        """ω = 1/(1 + discount·u), from u in units of the mean k(x, x)."""
+        return 1.0 / (1.0 + self.discount * unknown)
+
+    def add(self, Phi: Array, Y: Array, unknown: Array) -> None:
+        """Points with features `Phi` (m, M), targets `Y` (M, outputs) and u (M,). `mirror` has to follow."""
+        if self.rhs is None:
+            self.rhs = namespace(self.B).zeros((len(self.B), Y.shape[1]))
+        if Y.shape[1] != self.rhs.shape[1]:
+            raise MatrixError(f"the targets have {Y.shape[1]} outputs; the model has {self.rhs.shape[1]}")
+        w = self.weights(unknown)
+        weighted = Phi * w
+        self.log_weights += float(namespace(w).log(w).sum())
+        self.squares += float((w[:, None] * Y * Y).sum())
+        for k in blocks(len(self.B), _PANEL):  # only what is on or above the diagonal
+            self.B[k, k.start :] += weighted[k] @ Phi[k.start :].T
+        self.rhs += weighted @ Y
+        self.n += int(Y.shape[0])
+
+    def mirror(self) -> None:
+        """The lower triangle of B from the upper one."""
+        xp = namespace(self.B)
+        for k in blocks(len(self.B), _PANEL):
+            upper = xp.triu(self.B[k, k], 1)
+            self.B[k, k] = upper + upper.T + xp.diag(self.B[k, k].diagonal())
+            self.B[k.stop :, k] = self.B[k, k.stop :].T
+
+
+class InducingGP(Posterior):
     """The posterior through m inducing points with kernel matrix `K_mm` (m, m), given blocks of training points.
 
     `parts` gives (rows, K(rows, inducing), Y(rows), k(x, x)) for all N points, in order. `sample` are the points,
@@ -68,7 +102,7 @@ class InducingGP:
     array([[0.333333]])
     """
 
-    kind: ClassVar[str] = "inducing"
+    kind = "inducing"
 
     def __init__(
         self,
@@ -81,26 +115,24 @@ class InducingGP:
         discounts: Sequence[float] = (0.0,),
         own: Any = None,
         groups: Any = None,
-        loss: Callable[[Any, Any], float] | None = None,
+        loss: Loss | None = None,
         overwrite: bool = False,
     ) -> None:
         check_noise(noise)
         check_amplitude(amplitude)
         A = float64_buffer(K_mm, overwrite)
-        xp = namespace(A)
         self.basis, self.jitter = factorised(A, 0.0)
         if self.jitter:
             warn_of_jitter(self.basis, self.jitter, stacklevel=10)
         self.loo_rows = np.asarray(sample)
-        self._without = LeftOut(self.basis, np.full(len(self.loo_rows), -1) if own is None else own, groups)
+        self._without = InducingLeftOut(self.basis, np.full(len(self.loo_rows), -1) if own is None else own, groups)
         self._kept: Array = None  # features of the sample, (m, sample)
-        sums = [Sums(xp, len(self.basis), discount) for discount in discounts]
+        sums = [Sums(discount, namespace(A).zeros(A.shape)) for discount in discounts]
         self._accumulate(sums, parts)
         # The likelihood knows nothing of what the inducing points miss, which is most of the variance; leave-one-out
         # predictions do.
         self._amplitude_rule: Any = "loo" if amplitude == "ml" else amplitude
-        chosen = loss or (lambda mean, targets: float(((mean - targets) ** 2).mean()))
-        self._choose(sums, noise, chosen)
+        self._choose(sums, noise, loss or (lambda mean, targets: float(((mean - targets) ** 2).mean())))
         self._condition()
 
     # ---- sums ----------------------------------------------------------------------------------------------------
@@ -130,13 +162,19 @@ class InducingGP:
         """What the inducing points cannot say about points with features `Phi`, in units of their own mean k(x, x)."""
         return namespace(Phi).maximum(diagonal - (Phi * Phi).sum(0), 0.0) / float(self.basis.diagonal.mean())
 
-    def _choose(self, sums: Sequence[Sums], noise: Noise, loss: Callable[[Any, Any], float]) -> None:
+    def _choose(self, sums: Sequence[Sums], noise: Noise, judge: Loss) -> None:
         """The sums and the noise to go on with."""
-        likely = noise == "ml"
+        scale = float(self.basis.diagonal.mean())
 
         def loss_of(one: Sums, shift: float) -> float:
             factor = _factor(one.B, shift)
-            value = self._likelihood_loss(one, factor) if likely else self._loo_loss(one, factor, loss)
+            if noise == "ml":
+                fit = _fit(one, shift, factor.solve_lower(one.rhs))
+                log_determinant, outputs = _log_determinant(one, factor), int(one.rhs.shape[1])
+                value = twice_negative_log(fit, log_determinant, one.n, outputs, self._amplitude_rule)
+            else:
+                mean, _ = self._left_out(one, factor, factor.solve(one.rhs))
+                value = judge(to_numpy(mean), to_numpy(self.loo_targets))
             factor.restore()
             return value
 
@@ -144,7 +182,10 @@ class InducingGP:
             """The least loss, and its noise."""
             if noise not in ("ml", "loo", 0.0):
                 return (loss_of(one, float(noise)) if len(sums) > 1 else 0.0), float(noise)
-            return self._best_noise(lambda shift: loss_of(one, shift), _LIKELY_NOISE if likely else _LOO_NOISE)
+            bounds = _LIKELY_NOISE if noise == "ml" else _LOO_NOISE
+            # A factor of B is a third of m³ operations, an eigendecomposition tens.
+            found = minimised(lambda x: loss_of(one, scale * 10.0**x), *bounds, tolerance=0.1)
+            return found.loss, float(scale * 10.0**found.at)
 
         found = [(*best(one), one) for one in sums]
         _, self.noise, self._sums = min(found, key=lambda f: f[0])
@@ -156,16 +197,13 @@ class InducingGP:
     def add(self, parts: Iterable[Part]) -> None:
         """Condition on more points, with K(new, inducing) in blocks. The noise and the sample stay."""
         # On copies until all is done: kernels take long, and what fails or is stopped must leave the model as it was.
-        grown = copy.copy(self)
-        B = Factor(self.factor.A.copy(), self.factor.diagonal, self.factor.shift).restore()
-        grown._sums = self._sums.copy(B)
-        grown._accumulate([grown._sums], parts)
+        grown, sums = copy.copy(self), copy.copy(self._sums)
+        sums.B = Factor(self.factor.A.copy(), self.factor.diagonal, self.factor.shift).restore()
+        sums.rhs = sums.rhs.copy()
+        grown._sums = sums
+        grown._accumulate([sums], parts)
         grown._condition()
         self.__dict__.update(grown.__dict__)
-
-    def votes(self, K_test: Array) -> Array:
-        """What each inducing point adds to the mean, (M, m, outputs): k(x, z_j) β_j."""
-        return weighted_kernels(check_test(namespace(self.beta), K_test, self.points), self.beta)
 
     def grow(self, new: NewPoints) -> None:
         if len(new.new_outputs):
@@ -181,11 +219,16 @@ class InducingGP:
         self.factor = _factor(self._sums.B, self.noise)
         self._half = self.factor.solve_lower(self._sums.rhs)
         self.w = self.factor.solve_upper(self._half)
-        self.beta = self.basis.solve_upper(self.w)
-        """Weights of K(test, inducing): (m, outputs)."""
+        self.alpha = self.basis.solve_upper(self.w)
+        self.largest_variance = float(self.variances.max())
         mean, variance = self._predicted = self._left_out(self._sums, self.factor, self.w)
         fit = float(((self.loo_targets - mean) ** 2 / variance[:, None]).sum())
         self.amplitude = amplitude_of(fit, self.loo_targets.size, self._amplitude_rule)
+
+    def _left_out(self, sums: Sums, factor: Factor, w: Array) -> tuple[Array, Array]:
+        """Mean and variance of y at the sample, without amplitude."""
+        weights = sums.weights(self._unknown(self._kept, self._diagonal))
+        return self._without.predict(self._kept, self._diagonal, self.loo_targets, weights, factor, w)
 
     @property
     def points(self) -> int:
@@ -204,35 +247,13 @@ class InducingGP:
         return self._sums.discount
 
     @property
-    def _outputs(self) -> int:
-        return int(self._sums.rhs.shape[1])
-
-    exact = None
-
-    @property
-    def record(self) -> Record:
-        return Record(
-            points=self.points,
-            noise=self.noise,
-            amplitude=self.amplitude,
-            largest_variance=float(self.basis.diagonal.max()),
-            jitter=self.jitter,
-            log_marginal_likelihood=self.log_marginal_likelihood,
-        )
-
-    @property
     def log_marginal_likelihood(self) -> float:
         """Of the approximation: Σ_c log N(y_c; 0, a(ΦΦᵀ + noise·Ω⁻¹))."""
-        n, outputs, fit = self.n, self._outputs, self._fit(self._sums, self.noise, self._half)
-        log_determinant = self._log_determinant(self._sums, self.factor)
+        n, outputs = self.n, int(self._sums.rhs.shape[1])
+        fit, log_determinant = _fit(self._sums, self.noise, self._half), _log_determinant(self._sums, self.factor)
         return -0.5 * (twice_negative_log(fit, log_determinant, n, outputs, self.amplitude) + n * outputs * LOG_2PI)
 
-    def mean(self, K_test: Array) -> Array:
-        """E[f] at M points from K(test, inducing), (M, m) → (M, outputs)."""
-        return check_test(namespace(self.beta), K_test, self.points) @ self.beta
-
     def variance(self, K_test: Array, diagonal: Array) -> Array:
-        """Var[f], shared by the outputs, (M, m) and k(x, x) (M,) → (M,)."""
         Phi = self.features(K_test)
         xp = namespace(Phi)
         V = self.factor.solve_lower(Phi)
@@ -240,7 +261,6 @@ class InducingGP:
         return self.amplitude * (unknown + self.noise * (V * V).sum(0))
 
     def covariance(self, K_test: Array, K_test_test: Array) -> Array:
-        """Cov[f] between M points, shared by the outputs, (M, m) and (M, M) → (M, M)."""
         Phi = self.features(K_test)
         xp = namespace(Phi)
         V = self.factor.solve_lower(Phi)
@@ -252,28 +272,18 @@ class InducingGP:
         return LeaveOneOut(mean, self.amplitude * variance, self.loo_targets, self.loo_rows, self._without.groups)
 
     def solved(self) -> Solved:
-        """The smallest eigenvalue is that of B + noise·I: between the noise and the smallest diagonal entry."""
-        return Solved(self.residual(), (self.noise, float(self.factor.diagonal.min()) + self.noise))
-
-    def residual(self) -> float:
-        """‖(B + noise·I)w − ΦᵀΩY‖/‖ΦᵀΩY‖."""
+        """Of (B + noise·I)w = ΦᵀΩY, whose smallest eigenvalue is between the noise and the smallest diagonal entry."""
         xp, rhs = namespace(self.w), self._sums.rhs
         scale = float(xp.linalg.norm(rhs))
-        return float(xp.linalg.norm(self.factor.multiply(self.w) - rhs)) / scale if scale > 0 else 0.0
+        off = float(xp.linalg.norm(self.factor.multiply(self.w) - rhs))
+        high = float(self.factor.diagonal.min()) + self.noise
+        return Solved(off / scale if scale > 0.0 else 0.0, (self.noise, high))
 
     # ---- files ---------------------------------------------------------------------------------------------------
 
     def state(self, dtype: str) -> tuple[dict[str, Any], dict[str, Array]]:
-        """Numbers and arrays that `restored` makes the same model of; K_mm in `dtype` where that loses nothing."""
-        numbers = {
-            "noise": self.noise,
-            "jitter": self.jitter,
-            "amplitude_rule": self._amplitude_rule,
-            "squares": self._sums.squares,
-            "discount": self.discount,
-            "log_weights": self._sums.log_weights,
-            "n": self.n,
-        }
+        numbers = {"noise": self.noise, "jitter": self.jitter, "amplitude_rule": self._amplitude_rule}
+        numbers |= {name: getattr(self._sums, name) for name in _NUMBERS}
         arrays = {"rhs": self._sums.rhs, "kept": self._kept, "kept_diagonal": self._diagonal}
         arrays |= {"loo_rows": self.loo_rows, "loo_targets": self.loo_targets, "own": self._without.own}
         arrays |= {} if self._without.groups is None else {"loo_groups": self._without.groups}
@@ -289,45 +299,24 @@ class InducingGP:
         gp = cls.__new__(cls)
         gp.basis, gp.jitter = factorised(K_mm, 0.0, numbers["jitter"])
         gp.noise, gp._amplitude_rule = float(numbers["noise"]), numbers["amplitude_rule"]
-        sums = gp._sums = Sums(xp, 0, float(numbers["discount"]))
-        sums.B, sums.rhs, sums.squares = B, xp.asarray(arrays["rhs"]), float(numbers["squares"])
-        sums.log_weights, sums.n = float(numbers["log_weights"]), int(numbers["n"])
-        gp._kept = xp.asarray(arrays["kept"])
-        gp._diagonal = xp.asarray(arrays["kept_diagonal"])
-        gp._without = LeftOut(gp.basis, arrays["own"], arrays.get("loo_groups"))
-        gp.loo_rows, gp.loo_targets = np.asarray(arrays["loo_rows"]), xp.asarray(arrays["loo_targets"])
+        gp._sums = Sums(B=B, rhs=xp.asarray(arrays["rhs"]), **{name: numbers[name] for name in _NUMBERS})
+        gp._kept, gp._diagonal, gp.loo_targets = (
+            xp.asarray(arrays[name]) for name in ("kept", "kept_diagonal", "loo_targets")
+        )
+        gp._without = InducingLeftOut(gp.basis, arrays["own"], arrays.get("loo_groups"))
+        gp.loo_rows = np.asarray(arrays["loo_rows"])
         gp._condition()
         return gp
 
-    # ---- leave-one-out and the noise -----------------------------------------------------------------------------
 
-    def _left_out(self, sums: Sums, factor: Factor, w: Array) -> tuple[Array, Array]:
-        """Mean and variance of y at the sample, without amplitude."""
-        weights = sums.weights(self._unknown(self._kept, self._diagonal))
-        return self._without.predict(self._kept, self._diagonal, self.loo_targets, weights, factor, w)
+def _fit(sums: Sums, noise: float, half: Array) -> float:
+    """Σ_c y_cᵀ(ΦΦᵀ + noise·Ω⁻¹)⁻¹y_c."""
+    return max(sums.squares - float((half * half).sum()), 0.0) / noise
 
-    def _fit(self, sums: Sums, noise: float, half: Array) -> float:
-        """Σ_c y_cᵀ(ΦΦᵀ + noise·Ω⁻¹)⁻¹y_c."""
-        return max(sums.squares - float((half * half).sum()), 0.0) / noise
 
-    def _log_determinant(self, sums: Sums, factor: Factor) -> float:
-        """log |ΦΦᵀ + noise·Ω⁻¹|, N × N."""
-        return factor.log_determinant() + (sums.n - len(factor)) * math.log(factor.shift) - sums.log_weights
-
-    def _loo_loss(self, sums: Sums, factor: Factor, loss: Callable[[Any, Any], float]) -> float:
-        mean, _ = self._left_out(sums, factor, factor.solve(sums.rhs))
-        return loss(to_numpy(mean), to_numpy(self.loo_targets))
-
-    def _likelihood_loss(self, sums: Sums, factor: Factor) -> float:
-        fit = self._fit(sums, factor.shift, factor.solve_lower(sums.rhs))
-        log_determinant = self._log_determinant(sums, factor)
-        return twice_negative_log(fit, log_determinant, sums.n, int(sums.rhs.shape[1]), self._amplitude_rule)
-
-    def _best_noise(self, loss: Callable[[float], float], bounds: tuple[float, float]) -> tuple[float, float]:
-        """The least `loss`, and its noise. A factor of B is a third of m³ operations, an eigendecomposition tens."""
-        scale = float(self.basis.diagonal.mean())
-        found = minimised(lambda x: loss(scale * 10.0**x), *bounds, tolerance=0.1)
-        return found.loss, float(scale * 10.0**found.at)
+def _log_determinant(sums: Sums, factor: Factor) -> float:
+    """log |ΦΦᵀ + noise·Ω⁻¹|, N × N."""
+    return factor.log_determinant() + (sums.n - len(factor)) * math.log(factor.shift) - sums.log_weights
 
 
 def _factor(B: Array, noise: float) -> Factor:

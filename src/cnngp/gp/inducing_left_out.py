@@ -1,7 +1,8 @@
 """Leave-one-out through inducing points: what the model says of a point, or of a group, without it.
 
 A ← B + noise·I, H = Φᵀ A⁻¹ Φ for the features Φ (m, s) of the s points that are left out together, with weights
-Ω = diag(ω). Without these points,
+Ω = diag(ω). The blocks of the inverse of the N × N matrix ΦᵀΦ + noise·Ω⁻¹ are (Ω − ΩHΩ)/noise, so by
+`leave_one_out.py`
 
     mean y − (I − HΩ)⁻¹(y − f),    variance of y: k(x, x) − φᵀφ + noise·(1 + [(I − HΩ)⁻¹H]_ii)
 
@@ -15,22 +16,19 @@ The weights of the other points stay.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from .checks import MatrixError
-from .groups import of_one_size
+from .groups import sets_left_out
+from .leave_one_out import in_pieces
 from .linalg import Array, Factor, namespace
 
-# Points whose features are gathered at a time, and what keeps 1 − ωh above rounding.
-_POINTS = 512
-_LEAST = 1e-12
+_LEAST = 1e-12  # keeps 1 − ωh above rounding
 
 
-class LeftOut:
+class InducingLeftOut:
     """Points of the sample by their number in it: `own` (sample,) is the number of the inducing point that each one is,
     or −1, and `groups` (sample,) says which are left out together, None for each by itself.
     """
@@ -39,26 +37,18 @@ class LeftOut:
         self.own, self.groups = np.asarray(own), None if groups is None else np.unique(groups, return_inverse=True)[1]
         if self.groups is not None and self.groups.shape != self.own.shape:
             raise MatrixError(f"groups of {self.groups.shape} points for a sample of {self.own.shape}")
-        xp = namespace(basis.A)
-        self._together = list(self._parts())
-        inducing = self.own[self.own >= 0]
-        units = xp.zeros((len(basis), len(inducing)))
-        units[xp.asarray(inducing), xp.arange(len(inducing))] = 1.0
-        self._G = basis.solve_lower(units) if len(inducing) else units
-
-    def _parts(self) -> Iterator[tuple[NDArray[np.intp], NDArray[np.intp]]]:
-        """Points (groups, size) and columns of G (groups, inducing points in each), all groups of a part alike."""
-        column = np.cumsum(self.own >= 0) - 1
-        groups = np.arange(len(self.own)) if self.groups is None else self.groups
-        for members in of_one_size(groups):
-            inducing = self.own[members] >= 0
-            counts = inducing.sum(1)
+        xp, inducing = namespace(basis.A), self.own >= 0
+        units = xp.zeros((len(basis), int(inducing.sum())))
+        units[xp.asarray(self.own[inducing]), xp.arange(int(inducing.sum()))] = 1.0
+        self._G = basis.solve_lower(units) if inducing.any() else units
+        self._together = []  # points (groups, size) and columns of G (groups, inducing points in each), alike
+        column = np.cumsum(inducing) - 1
+        together = np.arange(len(self.own)) if self.groups is None else self.groups
+        for members, _ in in_pieces(sets_left_out(together)):
+            counts = inducing[members].sum(1)
             for count in np.unique(counts):
                 alike = members[counts == count]
-                columns = column[alike[inducing[counts == count]]].reshape(len(alike), count)
-                step = max(1, _POINTS // members.shape[1])
-                for first in range(0, len(alike), step):
-                    yield alike[first : first + step], columns[first : first + step]
+                self._together.append((alike, column[alike[inducing[alike]]].reshape(len(alike), count)))
 
     def predict(
         self, features: Array, diagonal: Array, targets: Array, weights: Array, factor: Factor, w: Array

@@ -19,6 +19,8 @@ from .groups import Sets
 from .linalg import Array, Factor, namespace
 
 _POINTS = 512  # whose blocks of K⁻¹ are held at a time
+BlockOf = Callable[[Array], Array]
+"""Points (sets, size) → their blocks of K⁻¹, (sets, size, size)."""
 
 
 class LeftOut(NamedTuple):
@@ -42,17 +44,12 @@ class LeftOut(NamedTuple):
         return float(namespace(self.variances).log(self.variances).sum())
 
 
-def leave_out(
-    alpha: Array, diagonal: Array, sets: Iterable[Sets] = (), block_of: Callable[[Array], Array] | None = None
-) -> LeftOut:
-    """Every point without itself, from α (N, outputs) and the diagonal of K⁻¹ (N,), or without its set.
-
-    `block_of` gives the blocks of K⁻¹ of points (sets, size) as (sets, size, size).
-    """
+def leave_out(alpha: Array, diagonal: Array, sets: Iterable[Sets] = (), block_of: BlockOf | None = None) -> LeftOut:
+    """Every point without itself, from α (N, outputs) and the diagonal of K⁻¹ (N,), or without its set."""
     xp = namespace(alpha)
     deviations, variances = alpha / diagonal[:, None], 1.0 / diagonal
     jointly = (alpha * deviations).sum(1)
-    for members, predicted in in_pieces(sets):
+    for members, predicted in in_pieces(sets, least=2):
         assert block_of is not None
         at, chosen = xp.asarray(members), xp.asarray(predicted)
         S = xp.linalg.inv(block_of(at))
@@ -63,7 +60,7 @@ def leave_out(
     return LeftOut(deviations, variances, float(jointly.sum()))
 
 
-def blocks_of_factor(factor: Factor) -> Callable[[Array], Array]:
+def blocks_of_factor(factor: Factor) -> BlockOf:
     """Blocks of K⁻¹ = L⁻ᵀL⁻¹, from columns of L⁻¹."""
 
     def block_of(at: Array) -> Any:
@@ -76,21 +73,11 @@ def blocks_of_factor(factor: Factor) -> Callable[[Array], Array]:
     return block_of
 
 
-def blocks_of_eigenbasis(Q: Array, values: Array) -> Callable[[Array], Array]:
-    """Blocks of K⁻¹ = Q diag(1/values) Qᵀ."""
-
-    def block_of(at: Array) -> Any:
-        rows = Q[at]  # (sets, size, N)
-        return (rows / values) @ rows.transpose(0, 2, 1)
-
-    return block_of
-
-
-def in_pieces(sets: Iterable[Sets]) -> Iterator[Sets]:
-    """Some sets of more than one point at a time."""
+def in_pieces(sets: Iterable[Sets], least: int = 1) -> Iterator[Sets]:
+    """Some sets of at least so many points at a time."""
     for members, predicted in sets:
         count, size = members.shape
-        if size > 1:
+        if size >= least:
             step = max(1, _POINTS // size)
             for first in range(0, count, step):
                 yield members[first : first + step], np.ascontiguousarray(predicted[first : first + step])

@@ -3,7 +3,7 @@
 With K = QΛQᵀ and s = λ + noise, everything below costs O(N²) at most for a noise that is tried:
 
     log p(y)     = −½ Σ_ic (qᵢᵀy_c)²/(a sᵢ) − ½ C Σᵢ log(a sᵢ) + const
-    α            = Q (QᵀY / s),    [K⁻¹]_ii = Σ_j Q_ij²/s_j
+    α            = Q (QᵀY / s),    [K⁻¹]_ij = Σ_k Q_ik Q_jk/s_k
 
 Leave-one-out is that of `leave_one_out.py`. Of the two measures of deviations the larger counts: contradictions inside
 of groups are noise, but copies that agree say nothing of how a new image is predicted.
@@ -12,18 +12,18 @@ of groups are noise, but copies that agree say nothing of how a new image is pre
 from __future__ import annotations
 
 import math
+import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from cnngp.common.arrays import to_numpy
 
-from .blas import one_thread_if_small
-from .groups import sets_left_out, thinned
-from .leave_one_out import blocks_of_eigenbasis, leave_out
+from .groups import Codes, sets_left_out, thinned
+from .leave_one_out import leave_out
 from .likelihood import twice_negative_log
 from .linalg import Array, namespace
 from .line_search import minimised
@@ -33,19 +33,23 @@ _NATS = 0.1
 _LEAST, _MOST = -10.0, 6.0  # log₁₀ of the noise that is tried, in units of the mean eigenvalue
 # Leave-one-out is asked of at most this many points, evenly spread: the right noise does not depend on their number.
 _MOST_POINTS = 6000
+# Columns up to which an eigendecomposition takes one BLAS thread. On two busy cores 500, 1,300 and 3,000 columns took
+# 0.13, 1.0 and 11 s with one thread, and 1.2 to 7, 3.7 and 34 s with two, which hand over at every column.
+_ONE_THREAD = 3000
+
+Loss = Callable[[Any, Any], float]
+"""Of leave-one-out means and targets, both (N, outputs): less is better."""
+
+_limiting = threading.RLock()
 
 
 def searched_points(noise: Any, n: int) -> int:
-    """Of n points, those whose matrix is decomposed to choose the noise."""
+    """Number of points in the eigendecomposition that selects the noise."""
     return {"ml": n, "loo": -(-n // _step(n))}.get(noise, 0) if isinstance(noise, str) else 0
 
 
 def _step(n: int) -> int:
     return -(-n // _MOST_POINTS)
-
-
-Loss = Callable[[Any, Any], float]
-"""Of leave-one-out means and targets, both (N, outputs): less is better."""
 
 
 def chosen_noise(
@@ -54,86 +58,83 @@ def chosen_noise(
     noise: Any,
     amplitude: Any,
     rounding: float = 0.0,
-    groups: NDArray[np.intp] | None = None,
+    groups: Codes | None = None,
     loss: Loss | None = None,
 ) -> float:
-    """The noise that is meant: "ml" by marginal likelihood, "loo" by leave-one-out, else the number itself.
+    """Resolve `noise` to a number: "ml" by marginal likelihood, "loo" by leave-one-out, else the number itself.
 
-    Leave-one-out is judged by `loss`, and without one by the density of the targets.
+    Leave-one-out is judged by `loss`, and without one by the density of the targets. Points of one of the `groups` are
+    left out together.
 
     `rounding` is the relative error of K's entries. By leave-one-out, noise is no less than what such errors do to the
     eigenvalues, about √N · rounding · k(x, x): with less, the predictions of images that are nearly alike are made of
-    rounding errors, and what leave-one-out says of them is chance. Points of one of the `groups` are left out together.
+    rounding errors, and what leave-one-out says of them is chance.
     """
     if not isinstance(noise, str):
         return float(noise)
     if not float(K.diagonal().max()) > 0.0:
         return 0.0  # nothing to search in: whoever factorises such a matrix says what it is
-    with one_thread_if_small(K):
-        if noise == "ml":
-            return _most_likely(K, Y, amplitude)
-        return _by_leave_one_out(K, Y, amplitude, rounding, groups, loss)
+    least = math.sqrt(len(Y)) * rounding * float(K.diagonal().mean()) if noise == "loo" else 0.0
+    if noise == "loo" and (step := _step(len(Y))) > 1:
+        if groups is None:
+            K, Y = K[::step, ::step], Y[::step]
+        else:
+            rows = thinned(groups, _MOST_POINTS)
+            at = namespace(K).asarray(rows)
+            K, Y, groups = K[at[:, None], at[None, :]], Y[at], groups[rows]
+    with _one_thread_if_small(K):
+        return max(least, _searched(K, Y, noise, amplitude, groups, loss))
 
 
-def _by_leave_one_out(
-    K: Array, Y: Array, amplitude: Any, rounding: float, groups: NDArray[np.intp] | None, loss: Loss | None
-) -> float:
-    least = math.sqrt(len(Y)) * rounding * float(K.diagonal().mean())
-    if (step := _step(len(Y))) > 1 and groups is None:
-        K, Y = K[::step, ::step], Y[::step]
-    elif step > 1 and groups is not None:
-        rows = thinned(groups, _MOST_POINTS)
-        at = namespace(K).asarray(rows)
-        K, Y, groups = K[at[:, None], at[None, :]], Y[at], groups[rows]
-    return max(least, _best_left_out(K, Y, amplitude, groups, loss))
-
-
-def _most_likely(K: Array, Y: Array, amplitude: Any) -> float:
-    xp = namespace(K)
+def _searched(K: Array, Y: Array, rule: str, amplitude: Any, groups: Codes | None, judge: Loss | None) -> float:
+    """The noise of the least −2 log p of the targets, or of the targets each given all others, or of that `judge`."""
+    xp, (n, outputs) = namespace(K), Y.shape
     values, Q = xp.linalg.eigh(K)
-    lam, weight = to_numpy(xp.maximum(values, 0.0)), to_numpy(((Q.T @ Y) ** 2).sum(1))
-    del Q
-    n, outputs = Y.shape
+    lam, rotated = xp.maximum(values, 0.0), Q.T @ Y
     scale = float(lam.mean())
+    points, as_good = 65, 0.0
+    if rule == "ml":
+        lam, weight = to_numpy(lam), to_numpy((rotated**2).sum(1))
+        del Q
 
-    def loss(log_noise: float) -> float:
-        s = lam + scale * 10.0**log_noise
-        return twice_negative_log(float((weight / s).sum()), float(np.log(s).sum()), n, outputs, amplitude)
+        def loss(s: Array) -> float:
+            return twice_negative_log(float((weight / s).sum()), float(np.log(s).sum()), n, outputs, amplitude)
+    else:
+        squares, sets = Q**2, [] if groups is None else list(sets_left_out(groups))
+        # A loss of classes no longer changes where noise is large: of what is as good, the least is taken.
+        points, as_good = 33, 0.0 if judge is None else _NATS / n
 
-    return _searched(loss, scale, "ml", points=65, stacklevel=9)
+        def loss(s: Array) -> float:
+            def block_of(at: Array) -> Array:
+                rows = Q[at]  # (sets, size, N)
+                return (rows / s) @ rows.transpose(0, 2, 1)
 
+            left = leave_out(Q @ (rotated / s[:, None]), squares @ (1.0 / s), sets, block_of)
+            if judge is not None:
+                return judge(to_numpy(Y - left.deviations), to_numpy(Y))
+            return twice_negative_log(max(left.one_by_one, left.jointly), left.log_determinant, n, outputs, amplitude)
 
-def _best_left_out(K: Array, Y: Array, amplitude: Any, groups: NDArray[np.intp] | None, judge: Loss | None) -> float:
-    """The least loss of the targets, each given all others, by default −2 Σ_ic log N(y_ic; mean, variance)."""
-    xp = namespace(K)
-    values, Q = xp.linalg.eigh(K)
-    lam = xp.maximum(values, 0.0)
-    rotated, squares = Q.T @ Y, Q**2
-    n, outputs = Y.shape
-    sets = [] if groups is None else list(sets_left_out(groups))
-    scale = float(lam.mean())
+    def of_log(log_noise: float) -> float:
+        return loss(lam + scale * 10.0**log_noise)
 
-    def loss(log_noise: float) -> float:
-        s = lam + scale * 10.0**log_noise
-        left = leave_out(Q @ (rotated / s[:, None]), squares @ (1.0 / s), sets, blocks_of_eigenbasis(Q, s))
-        if judge is not None:
-            return judge(to_numpy(Y - left.deviations), to_numpy(Y))
-        return twice_negative_log(max(left.one_by_one, left.jointly), left.log_determinant, n, outputs, amplitude)
-
-    # A loss of classes no longer changes where noise is large: of what is as good, the least is taken.
-    return _searched(loss, scale, "loo", points=33, stacklevel=10, as_good=0.0 if judge is None else _NATS / n)
-
-
-def _searched(
-    loss: Callable[[float], float], scale: float, rule: str, points: int, stacklevel: int, as_good: float = 0.0
-) -> float:
-    """The noise whose logarithm, in units of `scale`, has the least `loss`."""
-    found = minimised(loss, _LEAST, _MOST, points=points, tolerance=1e-6, as_good=as_good)
+    found = minimised(of_log, _LEAST, _MOST, points=points, tolerance=1e-6, as_good=as_good)
     if found.at_end:
         warnings.warn(
             f"noise={rule!r} chose the most noise that is tried: to this network the labels or targets look like pure "
             "noise; check them, try another network, or give the noise as a number",
             UserWarning,
-            stacklevel=stacklevel,
+            stacklevel=8,
         )
     return float(scale * 10.0**found.at)
+
+
+@contextmanager
+def _one_thread_if_small(A: Array) -> Iterator[None]:
+    """Limit BLAS, for one user at a time as the limit is the whole process's, while a small matrix is decomposed."""
+    if namespace(A) is not np or len(A) > _ONE_THREAD:
+        yield
+        return
+    from threadpoolctl import threadpool_limits
+
+    with _limiting, threadpool_limits(1, "blas"):
+        yield

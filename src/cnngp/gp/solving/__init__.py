@@ -10,13 +10,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cnngp.common import memory
 from cnngp.common.arrays import is_on_gpu, to_numpy
+from cnngp.common.checks import is_number, is_whole
 from cnngp.common.devices import ActualDevice, Device, actual_device, array_module, check_device, float64_is_slow
 from cnngp.common.progress import progress_bar
 from cnngp.matrix.cluster.connection import ClusterError
@@ -25,14 +26,13 @@ from ..checks import MatrixError, check_targets, matrix_buffer
 from ..jitter import factorised, warn_of_jitter
 from ..linalg import Array, namespace
 from .checkpoint import Checkpoint
-from .checks import METHODS as METHODS
-from .checks import Method as Method
-from .checks import check_parameters, plain
-from .conjugate import Outcome, State, solve_block
+from .conjugate import Nystrom, Outcome, RoughFactor, State, relative_residuals, solve_block
 from .matrices import SymmetricMatrix, local_folder, opened_matrix
-from .preconditioner import Nothing, Nystrom, Preconditioner, RoughFactor
 
 log = logging.getLogger("cnngp")
+
+Method = Literal["auto", "cholesky", "mixed", "cg"]
+METHODS: tuple[Method, ...] = get_args(Method)
 
 # Columns of the preconditioner's basis, at most: they take 8 bytes a point each, and their own algebra grows with the
 # square of them.
@@ -105,32 +105,45 @@ def solve(
     >>> solve(K, [3.0, 3.0], noise=1.0, method="cg", device="cpu").weights.round(6)
     array([0.75, 0.75])
     """
-    noise, tolerance = plain(noise), plain(tolerance)
-    check_parameters(method, noise, tolerance, iterations, rank, checkpoint, client)
+    # A number in an array without axes, such as a mean on a card, is taken as Python's own.
+    noise, tolerance = (v.item() if getattr(v, "ndim", None) == 0 else v for v in (noise, tolerance))  # type: ignore[attr-defined]
+    _check_parameters(method, noise, tolerance, iterations, rank, checkpoint, client)
     K = opened_matrix(store)
     matrix = SymmetricMatrix(K, client, progress)
     check_device(device)
     actual: ActualDevice = "cuda" if device == "auto" and is_on_gpu(K) else actual_device(device)
-    xp = array_module(actual)
     Y_host = to_numpy(Y, "Y")
     one = Y_host.ndim == 1
-    B = check_targets(xp, Y_host[:, None] if one else Y_host, matrix.n)
+    B = check_targets(array_module(actual), Y_host[:, None] if one else Y_host, matrix.n)
     if method == "auto":
         method = "cg" if client is not None else choose_method(matrix.n, actual)
-    solution = solve_matrix(
-        matrix,
-        B,
-        float(noise),
-        method,
-        tolerance=float(tolerance),
-        iterations=int(iterations),
-        rank=None if rank is None else int(rank),
-        checkpoint=None if checkpoint is None else Path(checkpoint),
-    )
+    path = None if checkpoint is None else Path(checkpoint)
+    options = {"tolerance": float(tolerance), "iterations": int(iterations), "checkpoint": path}
+    solution = solve_matrix(matrix, B, float(noise), method, rank=None if rank is None else int(rank), **options)  # type: ignore[arg-type]
     if not solution.converged:
         warnings.warn(f"the linear system was not solved: {solution.message}", ConvergenceWarning, stacklevel=2)
     weights = to_numpy(solution.weights)
     return replace(solution, weights=weights[:, 0] if one else weights, residuals=to_numpy(solution.residuals))
+
+
+def _check_parameters(
+    method: object, noise: object, tolerance: object, iterations: object, rank: object, checkpoint: object, client: Any
+) -> None:
+    """`ValueError` for what is out of range or of another type, before a matrix is read or a factor made."""
+    if not isinstance(method, str) or method not in METHODS:
+        raise ValueError(f"method={method!r} is not one of {', '.join(map(repr, METHODS))}")
+    if not is_number(noise, least=0.0):
+        raise MatrixError(f"noise={noise!r}: expected a variance of 0 or more")
+    if not is_number(tolerance, least=0.0) or not 0.0 < float(tolerance) < 1.0:
+        raise ValueError(f"tolerance={tolerance!r}: expected a number between 0 and 1")
+    if not is_whole(iterations, 1):
+        raise ValueError(f"iterations={iterations!r}: expected a whole number of 1 or more")
+    if rank is not None and not is_whole(rank, 0):
+        raise ValueError(f"rank={rank!r}: expected a whole number of 0 or more, or None")
+    if checkpoint is not None and (not isinstance(checkpoint, str | Path) or not Path(checkpoint).name):
+        raise ValueError(f"checkpoint={checkpoint!r}: expected the path of a file, or None")
+    if client is not None and not all(hasattr(client, name) for name in ("scatter", "map", "gather")):
+        raise ValueError(f"client={client!r}: expected a dask.distributed.Client, or None")
 
 
 def solve_matrix(
@@ -186,7 +199,7 @@ def _cholesky(matrix: SymmetricMatrix, B: Array, noise: float, tolerance: float)
     if jitter:
         warn_of_jitter(factor, jitter, stacklevel=4)
     X = factor.solve(B)
-    residuals = _relative(factor.multiply(X, noise) - B, B)
+    residuals = relative_residuals(factor.multiply(X, noise) - B, B)
     reason = f"{jitter:g} of the mean diagonal had to be added" if jitter else "float64 allows no more"
     solved = bool((residuals <= max(tolerance, 1e-9)).all())
     return Outcome(X, residuals, 0, solved, reason), float(factor.diagonal.max())
@@ -213,50 +226,42 @@ def _conjugate_gradients(
     path: Path | None,
     keep_unfinished: bool,
 ) -> tuple[Outcome, float]:
-    xp = namespace(B)
-    diagonal = matrix.diagonal()
+    xp, diagonal = namespace(B), matrix.diagonal()
     if not (diagonal >= 0.0).all():
         raise MatrixError("the kernel matrix has negative numbers on its diagonal; it is not the matrix of a kernel")
     keep = _checkpoint(matrix, B, noise, rank, path) if rank > 0 else None
-    E: Preconditioner = Nothing()
-    state: State | None = None
-    if rank > 0:
-        nystrom, state = (None, None) if keep is None else keep.read(xp, noise)
-        if state is not None:
-            log.info("the solve goes on after iteration %d", state.iteration)
-        E = nystrom or Nystrom.of(matrix.multiply, xp, matrix.n, rank, noise, seed=0)
-
-    def product(V: Array) -> Array:
-        return matrix.multiply(V) + noise * V
-
+    nystrom, state = (None, None) if keep is None else keep.read(xp, noise)
+    if state is not None:
+        log.info("the solve goes on after iteration %d", state.iteration)
+    E = nystrom or Nystrom.of(matrix.multiply, xp, matrix.n, rank, noise, seed=0)
     latest: State | None = None
     try:
         with _bar(matrix.progress) as show:
 
             def watch(state: State) -> None:
                 nonlocal latest
-                latest = replace(state, history=list(state.history), gains=list(state.gains))
+                latest = state
                 show(state)
-                if keep is not None and isinstance(E, Nystrom):
-                    keep.save(E, latest)
+                if keep is not None:
+                    keep.save(E, state)
 
-            outcome = solve_block(product, B, E, state=state, watch=watch, **limits)
+            outcome = solve_block(lambda V: matrix.multiply(V) + noise * V, B, E, state=state, watch=watch, **limits)
     except (KeyboardInterrupt, ClusterError) as error:
-        if keep is None or latest is None or not isinstance(E, Nystrom):
+        if keep is None or latest is None:
             raise
         keep.save(E, latest, every=0.0)
         told = str(error) if isinstance(error, ClusterError) else "interrupted"
         raise type(error)(
             f"{told}; iteration {latest.iteration} is kept in {keep.path}. Run it again to continue"
         ) from None
-    if keep is not None:
-        ran_out = not outcome.converged and outcome.iterations >= limits["iterations"]
-        if ran_out and keep_unfinished and isinstance(E, Nystrom):
-            if latest is not None:
-                keep.save(E, latest, every=0.0)
-            outcome = replace(outcome, reason=f"{outcome.reason}; more of them go on from {keep.path}")
-        else:
-            keep.remove()
+    if keep is None:
+        return outcome, float(diagonal.max())
+    if keep_unfinished and not outcome.converged and outcome.iterations >= limits["iterations"]:
+        if latest is not None:
+            keep.save(E, latest, every=0.0)
+        outcome = replace(outcome, reason=f"{outcome.reason}; more of them go on from {keep.path}")
+    else:
+        keep.remove()
     return outcome, float(diagonal.max())
 
 
@@ -271,12 +276,6 @@ def _checkpoint(matrix: SymmetricMatrix, B: Array, noise: float, rank: int, path
     if path is None and folder is not None:
         path = folder.with_name(f"{folder.name}.solve-{problem[:12]}")
     return None if path is None else Checkpoint(path, problem)
-
-
-def _relative(R: Array, B: Array) -> Array:
-    xp = namespace(B)
-    norms = xp.linalg.norm(B, axis=0)
-    return xp.linalg.norm(R, axis=0) / xp.where(norms > 0.0, norms, 1.0)
 
 
 @contextmanager

@@ -12,8 +12,7 @@ from cnngp.common import files as persistence
 from cnngp.common.arrays import to_numpy
 from cnngp.common.errors import ModelFileError, StoreError
 
-from .conjugate import State
-from .preconditioner import Nystrom
+from .conjugate import Nystrom, State
 
 log = logging.getLogger("cnngp")
 
@@ -44,20 +43,18 @@ class Checkpoint:
         E = Nystrom(xp.asarray(basis[1]["U"]), xp.asarray(basis[1]["values"]), noise)
         if saved is None:
             return E, None
-        header, arrays = saved
-        numbers = {name: header[name] for name in _NUMBERS}
-        return E, State(**{name: xp.asarray(arrays[name]) for name in _ARRAYS}, **numbers)
+        held = saved[0] | {name: tuple(saved[0][name]) for name in ("history", "gains")}
+        arrays = {name: xp.asarray(saved[1][name]) for name in _ARRAYS}
+        return E, State(**arrays | {name: held[name] for name in _NUMBERS})
 
     def save(self, E: Nystrom, state: State, every: float | None = None) -> None:
         """Write, unless that was done less than `every` seconds ago."""
         if time.monotonic() - self._written < (SECONDS if every is None else every):
             return
-        header: dict[str, Any] = {"problem": self.problem}
         if not self.basis.exists():
-            self._write(self.basis, header, {"U": to_numpy(E.U), "values": to_numpy(E.values)})
-        header |= {name: getattr(state, name) for name in _NUMBERS}
-        arrays = {name: to_numpy(getattr(state, name)) for name in _ARRAYS}
-        self._write(self.path, header, arrays)
+            self._write(self.basis, {}, {"U": E.U, "values": E.values})
+        numbers, arrays = ({name: getattr(state, name) for name in names} for names in (_NUMBERS, _ARRAYS))
+        self._write(self.path, numbers, arrays)
         self._written = time.monotonic()
 
     def remove(self) -> None:
@@ -93,8 +90,9 @@ class Checkpoint:
         return header, arrays
 
     def _write(self, path: Path, header: dict[str, Any], arrays: dict[str, Any]) -> None:
+        arrays = {name: to_numpy(array) for name, array in arrays.items()}
         try:
-            persistence.write(path, header, arrays, "checkpoint")
+            persistence.write(path, {"problem": self.problem} | header, arrays, "checkpoint")
         except OSError as error:  # a full disk must not end a solve that needs none
             log.warning(
                 "the checkpoint %s cannot be written (%s); a killed solve would start from the beginning", path, error

@@ -3,26 +3,109 @@
 Dubrulle's variant (2001): the residuals are kept as QC with orthonormal Q, which makes it indifferent to right-hand
 sides that are, or become, linearly dependent (the two outputs of a binary classifier are). The recursion's residual
 drifts from the true one by rounding, so what it claims is checked by a product and, where wrong, begun anew from there.
+
+The iteration runs on E⁻¹(K + noise·I)E⁻ᵀ with a cheap approximation EEᵀ of the matrix, of which E⁻¹V, E⁻ᵀV and EV are
+asked and nothing else: `Nystrom` from one pass over the matrix, or `RoughFactor` where a float32 factor fits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from ..linalg import Array, namespace
-from .preconditioner import Preconditioner
+from ..jitter import factorised
+from ..linalg import Array, Factor, NotPositiveDefinite, namespace, triangular_solve
 
 # The recursion has stalled when in this many steps the residual did not fall by a tenth, which alone says little (it
 # may rise for long before it falls), and the error's A-norm, which falls in every step, did not either.
 _PATIENCE = 50
 _NO_GAIN = 1e-12
+# Of the mean diagonal: about where float32 begins to tell a singular matrix from another.
+_FLOAT32_JITTER = 1e-7
+_STALLED = "the residual no longer falls"
+_INDEFINITE = "the matrix is not positive definite in the working precision: add noise, or remove repeated points"
 
 
-@dataclass
+class Nystrom:
+    """The randomised Nyström approximation K ≈ UΛUᵀ of rank ℓ (Frangella, Tropp and Udell, 2023), from one pass over K.
+
+        P = U(Λ + μ)Uᵀ/(λ_ℓ + μ) + I − UUᵀ,    E = P^½
+
+    It needs products with K alone, which a store gives in one pass; pivoted Cholesky would read a column of tiles for
+    every pivot. With ℓ above about three times the effective dimension tr K(K + μ)⁻¹ the condition number left is a
+    constant; below that it is still (λ_ℓ + μ)/μ instead of λ₁/μ. Of rank 0, E = I.
+    """
+
+    def __init__(self, U: Array, values: Array, noise: float) -> None:
+        self.U, self.values = U, values
+        xp = namespace(U)
+        floor = float(values[-1]) + noise if len(values) else 0.0
+        # √((λ + μ)/(λ_ℓ + μ)); a matrix of rank below ℓ without noise has no directions left that would need it
+        self._root = xp.sqrt((values + noise) / floor) if floor > 0.0 else xp.ones_like(values)
+
+    @classmethod
+    def of(cls, multiply: Callable[[Array], Array], xp: Any, n: int, rank: int, noise: float, seed: int) -> Nystrom:
+        """`multiply` gives KV without the noise."""
+        if rank == 0:
+            return cls(xp.zeros((n, 0)), xp.zeros(0), noise)
+        omega = xp.asarray(np.random.default_rng(seed).standard_normal((n, rank)))
+        omega = xp.linalg.qr(omega)[0]
+        sketch = multiply(omega)
+        # A shift of the size of the rounding keeps the core positive definite; it is taken off the values again.
+        info = np.finfo(np.float64)
+        shift = max(np.sqrt(n) * info.eps * float(xp.linalg.norm(sketch)), info.tiny)  # also of a matrix of zeros
+        while True:
+            shifted = sketch + shift * omega
+            core = omega.T @ shifted
+            try:
+                C = Factor.of(0.5 * (core + core.T)).A
+                break
+            except NotPositiveDefinite:  # a float32 matrix is indefinite by more than float64's rounding
+                shift *= 10.0
+        Q, R = xp.linalg.qr(triangular_solve(C, shifted.T).T)
+        U, s, _ = xp.linalg.svd(R)
+        return cls(Q @ U, xp.maximum(s * s - shift, 0.0), noise)
+
+    def solve(self, V: Array) -> Array:
+        """E⁻¹V."""
+        return V + self.U @ ((1.0 / self._root - 1.0)[:, None] * (self.U.T @ V))
+
+    solve_transposed = solve
+
+    def multiply(self, V: Array) -> Array:
+        """EV."""
+        return V + self.U @ ((self._root - 1.0)[:, None] * (self.U.T @ V))
+
+
+class RoughFactor:
+    """E = L, the Cholesky factor in float32 of K + (noise + jitter)·I, in a buffer of 4 bytes an entry.
+
+    Where the matrix came in float32 the buffer still holds it above the diagonal, so products need no second copy.
+    """
+
+    def __init__(self, A: Array, noise: float) -> None:
+        """A: float32, overwritten."""
+        self.noise = noise
+        self.factor, self.jitter = factorised(A, noise, _FLOAT32_JITTER)
+
+    def product(self, V: Array) -> Array:
+        """(K + noise·I)V in float64, from the float32 matrix that survived in the buffer."""
+        return self.factor.multiply(V, self.noise)
+
+    def solve(self, V: Array) -> Array:
+        return self.factor.solve_lower(V.astype(self.factor.A.dtype)).astype(V.dtype)
+
+    def solve_transposed(self, V: Array) -> Array:
+        return self.factor.solve_upper(V.astype(self.factor.A.dtype)).astype(V.dtype)
+
+    def multiply(self, V: Array) -> Array:
+        return self.factor.multiply_lower(V.astype(self.factor.A.dtype)).astype(V.dtype)
+
+
+@dataclass(frozen=True)
 class State:
     """All that the iteration carries, so that it can be stopped at any step and taken up again."""
 
@@ -42,10 +125,15 @@ class State:
     energy: Array
     """What ‖error‖²_A of each column has fallen by since the recursion was last begun, (columns,)."""
     iteration: int = 0
-    history: list[float] = field(default_factory=list)
+    history: tuple[float, ...] = ()
     """The largest relative residual after each iteration since the recursion was last begun."""
-    gains: list[float] = field(default_factory=list)
+    gains: tuple[float, ...] = ()
     """What each of these iterations added to `energy`, as a fraction of it, in the column where that is most."""
+
+    @property
+    def stalled(self) -> bool:
+        past = self.history
+        return len(past) > _PATIENCE and min(past[-_PATIENCE:]) > 0.9 * min(past[:-_PATIENCE])
 
 
 @dataclass(frozen=True)
@@ -61,7 +149,7 @@ class Outcome:
 def solve_block(
     multiply: Callable[[Array], Array],
     B: Array,
-    E: Preconditioner,
+    E: Nystrom | RoughFactor,
     *,
     tolerance: float,
     iterations: int,
@@ -73,91 +161,87 @@ def solve_block(
     `watch` sees the state after every iteration; a `state` that it kept goes on from there.
     """
     xp = namespace(B)
-    norms = xp.linalg.norm(B, axis=0)
-    norms = xp.where(norms > 0.0, norms, 1.0)  # a column of zeros has the solution zero
 
-    def relative(R: Array) -> Array:
-        return xp.linalg.norm(R, axis=0) / norms
+    def begun(X: Array, R: Array, residuals: Array, iteration: int) -> State:
+        Q, C = xp.linalg.qr(E.solve(R))
+        return State(X, Q, Q, C, float(residuals.max()), X, residuals, xp.zeros_like(residuals), iteration)
 
-    done = 0 if state is None else state.iteration
-    if state is None:
-        state = _begin(xp.zeros_like(B), B, E, relative(B), 0)
+    state = state or begun(xp.zeros_like(B), B, relative_residuals(B, B), 0)
     while True:
-        reason = _iterate(state, multiply, E, relative, tolerance, iterations, watch)
-        done = state.iteration
+        state, reason = _iterated(state, multiply, E, B, tolerance, iterations, watch)
         R = B - multiply(state.X)
-        residuals = relative(R)
+        residuals = relative_residuals(R, B)
         worst = float(residuals.max())
         if worst <= tolerance:
-            return Outcome(state.X, residuals, done, True, f"every residual is at most {tolerance:g}")
+            return Outcome(state.X, residuals, state.iteration, True, f"every residual is at most {tolerance:g}")
         if reason in (None, _STALLED) and worst <= 0.5 * state.start:
-            state = _begin(state.X, R, E, residuals, done)
+            state = begun(state.X, R, residuals, state.iteration)
             continue
         X = state.X
         if bool((state.least < residuals).any()):  # by columns: one without a solution must not cost the others theirs
-            other = relative(B - multiply(state.best))
+            other = relative_residuals(B - multiply(state.best), B)
             better = other < residuals
             X, residuals = xp.where(better, state.best, X), xp.where(better, other, residuals)
         solved = float(residuals.max()) <= tolerance
-        return Outcome(X, residuals, done, solved, reason or "rounding, or the matrix, allows no more")
+        return Outcome(X, residuals, state.iteration, solved, reason or "rounding, or the matrix, allows no more")
 
 
-_STALLED = "the residual no longer falls"
-_INDEFINITE = "the matrix is not positive definite in the working precision: add noise, or remove repeated points"
+def relative_residuals(R: Array, B: Array) -> Array:
+    """‖r‖/‖b‖ of each column; a column of zeros has the solution zero."""
+    xp = namespace(B)
+    norms = xp.linalg.norm(B, axis=0)
+    return xp.linalg.norm(R, axis=0) / xp.where(norms > 0.0, norms, 1.0)
 
 
-def _begin(X: Array, R: Array, E: Preconditioner, residuals: Array, iteration: int) -> State:
-    xp = namespace(R)
-    Q, C = xp.linalg.qr(E.solve(R))
-    return State(X, Q, Q.copy(), C, float(residuals.max()), X, residuals, xp.zeros_like(residuals), iteration)
-
-
-def _iterate(
+def _iterated(
     state: State,
     multiply: Callable[[Array], Array],
-    E: Preconditioner,
-    relative: Callable[[Array], Array],
+    E: Nystrom | RoughFactor,
+    B: Array,
     tolerance: float,
     iterations: int,
     watch: Callable[[State], Any],
-) -> str | None:
+) -> tuple[State, str | None]:
     """Until the recursion claims the tolerance (None), or why it stopped before that."""
-    xp = namespace(state.X)
+    xp = namespace(B)
     definite = True
     while not state.history or state.history[-1] > 0.5 * tolerance:
         if state.iteration >= iterations:
-            return f"{iterations} iterations were not enough"
-        if _stalled(state.history) and (not definite or sum(state.gains[-_PATIENCE:]) < _NO_GAIN):
-            return _STALLED if definite else _INDEFINITE
+            return state, f"{iterations} iterations were not enough"
+        if state.stalled and (not definite or sum(state.gains[-_PATIENCE:]) < _NO_GAIN):
+            return state, _STALLED if definite else _INDEFINITE
         W = E.solve_transposed(state.S)
         T = E.solve(multiply(W))
         G = state.S.T @ T
         ξ, positive = _inverse(0.5 * (G + G.T))
         definite = definite and positive
         if ξ is None:
-            return _INDEFINITE
+            return state, _INDEFINITE
         step = ξ @ state.C
         gain = (state.C * step).sum(0)
-        state.energy = state.energy + gain
-        state.gains.append(float((gain / xp.where(state.energy > 0.0, state.energy, 1.0)).max()))
-        state.X = state.X + W @ step
-        state.Q, ζ = xp.linalg.qr(state.Q - T @ ξ)
-        state.C = ζ @ state.C
-        state.S = state.Q + state.S @ ζ.T
-        state.iteration += 1
-        residuals = relative(E.multiply(state.Q @ state.C))
-        state.history.append(float(residuals.max()))
-        if not np.isfinite(state.history[-1]):
-            return _INDEFINITE
+        energy = state.energy + gain
+        X = state.X + W @ step
+        Q, ζ = xp.linalg.qr(state.Q - T @ ξ)
+        C = ζ @ state.C
+        residuals = relative_residuals(E.multiply(Q @ C), B)
         better = residuals < state.least
-        state.best = xp.where(better, state.X, state.best)
-        state.least = xp.where(better, residuals, state.least)
+        state = replace(
+            state,
+            X=X,
+            Q=Q,
+            S=Q + state.S @ ζ.T,
+            C=C,
+            best=xp.where(better, X, state.best),
+            least=xp.where(better, residuals, state.least),
+            energy=energy,
+            iteration=state.iteration + 1,
+            history=(*state.history, float(residuals.max())),
+            gains=(*state.gains, float((gain / xp.where(energy > 0.0, energy, 1.0)).max())),
+        )
+        if not np.isfinite(state.history[-1]):
+            return state, _INDEFINITE
         watch(state)
-    return None
-
-
-def _stalled(history: list[float]) -> bool:
-    return len(history) > _PATIENCE and min(history[-_PATIENCE:]) > 0.9 * min(history[:-_PATIENCE])
+    return state, None
 
 
 def _inverse(G: Array) -> tuple[Array | None, bool]:
