@@ -100,7 +100,9 @@ def test_a_residual_network_with_its_global_pool() -> None:
     narrow = Sum(Sequential(Conv(3, 2, weight_var=2.0), R, C), Conv(1, 2, weight_var=2.0))
     net = from_torch(ResNet().eval(), (3, 8, 8), weight_var=2.0, bias_var=0.0)
     assert net == Sequential(C, block, block, R, narrow, block, R, GlobalAvgPool(), D)
-    with pytest.raises(NetworkError, match=r"layer1\.0: adds the output of the nonlinearity relu .* pre-activation"):
+    with pytest.raises(
+        NetworkError, match=r"layer1\.0 \(add\): adds the output of the nonlinearity relu .* pre-activation"
+    ):
         from_torch(ResNet(after=True).eval(), (3, 8, 8))
 
 

@@ -141,9 +141,9 @@ REFUSED = {
     "activation of the input": (
         nn.Sequential(nn.ReLU(), nn.Linear(4, 1)),
         row,
-        r"^0: ReLU\(\) is applied to the input itself",
+        r"^0 \(ReLU\): ReLU\(\) is applied to the input itself",
     ),
-    "two activations": (cnn(nn.Tanh()), image, r"^2: .* is applied to the output of a nonlinearity"),
+    "two activations": (cnn(nn.Tanh()), image, r"^2 \(Tanh\): .* is applied to the output of a nonlinearity"),
     "ends in an activation": (
         nn.Sequential(nn.Linear(4, 1), nn.ReLU()),
         row,
@@ -184,7 +184,11 @@ REFUSED = {
     "padding with ones": (Functional(lambda m, x: F.pad(x, (1, 1), value=1.0), 4 * 48), image, r"pads with 1.0"),
     "twice the same": (Functional(lambda m, x: x + x), image, r"^add in forward: 2 paths without weights lead into"),
     "not series-parallel": (NotSeriesParallel(), row, r"^add in forward: a feeds several of its terms"),
-    "post-activation": (PostActivation(), row, r"^add in forward: adds the output of the nonlinearity relu in forward"),
+    "post-activation": (
+        PostActivation(),
+        row,
+        r"^add in forward \(add\): adds the output of the nonlinearity relu in forward",
+    ),
     "used twice": (Shared(False), row, r"^a \(Linear\): it is used more than once with the same weights"),
     "tied weights": (Shared(True), row, r"^b \(Linear\): it shares its weights with a.weight"),
     "by value": (ByValue(), row, r"forward decides by the values of a tensor"),

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from .importing.explanation import Explanation
+    from .importing.importer import Explanation
 
 __all__ = ["empirical_kernel", "explain", "from_torch", "gpytorch_kernel", "sample_network", "sample_outputs"]
 
@@ -57,9 +57,10 @@ def from_torch(
     Sequential(Conv(3, weight_var=2.0), ReLU(), Dense(weight_var=2.0))
     """
     need_torch("from_torch")
-    from .importing import importer
+    from .importing.importer import import_module
+    from .importing.weights import Variances
 
-    return importer.from_torch(module, input_shape, variances, weight_var, bias_var, allow_non_gaussian)
+    return import_module(module, input_shape, Variances(variances, weight_var, bias_var), allow_non_gaussian)
 
 
 def explain(
@@ -76,7 +77,7 @@ def explain(
     ['ReLU()', 'Identity()', 'flattened for the next layer']
     """
     need_torch("explain")
-    from .importing.explanation import explain_module
+    from .importing.importer import explain_module
 
     explanation = explain_module(module, input_shape, allow_non_gaussian)
     if show:

@@ -125,7 +125,8 @@ def check_limit(
     need_torch("check_limit")
     import torch
 
-    from .importing.importer import from_torch
+    from .importing.importer import import_module
+    from .importing.weights import Variances
     from .sampling.building import build_finite
     from .sampling.drawing import outputs_of_many, seed_key, torch_device
     from .sampling.widening import widen
@@ -141,7 +142,7 @@ def check_limit(
         net: Network = network or model
     else:
         # The finite networks get the variances that were measured, from however few numbers.
-        net = network or from_torch(model, images.shape[1:], "measured", None, None, False, warn=False)
+        net = network or import_module(model, images.shape[1:], Variances("measured", None, None), warn=False)
     K = np.asarray(Kernel(net, device="cpu", dtype="float64")(images, progress=False))  # refuses before the long work
     if isinstance(model, Network):
         x = torch.as_tensor(images, dtype=torch.float32, device=device)

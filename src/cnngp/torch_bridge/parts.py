@@ -158,22 +158,6 @@ class Broadcast(nn.Module):  # type: ignore[misc]
         return f"{self.channels}, {self.out_channels}"
 
 
-class Crop(nn.Module):  # type: ignore[misc]
-    """Drops the last locations of each axis: an even transposed convolution with padding "same" needs it."""
-
-    def __init__(self, ends: tuple[int, ...]) -> None:
-        super().__init__()
-        self.ends = ends
-
-    def forward(self, x: Any) -> Any:
-        for axis, end in enumerate(self.ends):
-            x = x.narrow(2 + axis, 0, x.shape[2 + axis] - end)
-        return x.contiguous()
-
-    def extra_repr(self) -> str:
-        return repr(self.ends)
-
-
 class Branches(nn.Module):  # type: ignore[misc]
     """The sum of its branches."""
 
@@ -188,4 +172,4 @@ class Branches(nn.Module):  # type: ignore[misc]
         return total
 
 
-OWN_LEAVES = (Activation, Broadcast, Crop)
+OWN_LEAVES = (Activation, Broadcast)

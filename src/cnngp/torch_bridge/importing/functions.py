@@ -1,4 +1,4 @@
-"""What each function or method that a `forward` calls becomes: `F.relu(x)`, `x.view(…)`, `x * 0.5`, `nn.ReLU()(x)`.
+"""Each function or method that a `forward` calls as a layer: `F.relu(x)`, `x.view(…)`, `x * 0.5`, `nn.ReLU()(x)`.
 
 Modules of `torch.nn` without weights are here too: they call one function. Every rule is exact in the limit of many
 channels; what is not is refused by name.
@@ -7,16 +7,17 @@ channels; what is not is refused by name.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
 
-from cnngp.network.layers import GELU, Abs, Cos, Elementwise, Erf, LayerNorm, LeakyReLU, ReLU, Sign, Sin
+from cnngp.network.layers import GELU, Abs, AvgPool, Cos, Elementwise, Erf, LayerNorm, LeakyReLU, ReLU, Sign, Sin
 
-from .graph import Call, Pad, Scale
-from .pools import MAXIMUM, adaptive, average, mean
+from .fold import Call, Mean, Pad, Refused, Scale, compact
 from .trace import Value
-from .verdicts import Arguments, Becomes, No, Passes, Verdict
 
 # fmt: off
 _NONLINEARITIES: dict[str, Call] = {
@@ -33,15 +34,20 @@ _DROPOUTS = {"dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", 
 # fmt: on
 
 _MULTIPLIES = "it multiplies activations with one another, and a product of Gaussians is not Gaussian"
-NORMALISES = "it divides by statistics of its own input, so its output is no Gaussian process of that input"
+_NORMALISES = "it divides by statistics of its own input, so its output is no Gaussian process of that input"
+_MAXIMUM = (
+    "the maximum of several locations is not Gaussian and its covariance has no closed form here; "
+    "use the average, nn.AvgPool2d, which becomes AvgPool, or a convolution with stride"
+)
 _SPREADS = "no layer here copies one location to several; use a transposed convolution"
 _TRADES = "it trades channels for locations"
 _RANDOM = "it is random anew at every call, and the kernel is of one function"
+_AVERAGES = "it averages over images or channels; average over the locations, x.mean((2, 3))"
 _REASONS: dict[tuple[str, ...], str] = {
-    ("max_pool", "adaptive_max_pool", "fractional_max_pool", "max_unpool", "amax", "max"): MAXIMUM,
+    ("max_pool", "adaptive_max_pool", "fractional_max_pool", "max_unpool", "amax", "max"): _MAXIMUM,
     ("lp_pool",): "a power mean of several locations has no closed form here; use nn.AvgPool2d, which becomes AvgPool",
     ("sum",): "no layer here is the sum of locations; use their mean, times a constant",
-    ("batch_norm", "layer_norm", "group_norm", "instance_norm", "normalize", "rms_norm", "local_resp"): NORMALISES,
+    ("batch_norm", "layer_norm", "group_norm", "instance_norm", "normalize", "rms_norm", "local_resp"): _NORMALISES,
     ("softmax", "log_softmax", "softmin"): "it mixes all outputs; import the module without it",
     ("matmul", "bmm", "einsum", "baddbmm", "scaled_dot_product_attention"): _MULTIPLIES,
     ("cat", "concat", "stack"): "there is no layer for joined channels; add the branches",
@@ -55,49 +61,79 @@ _REASONS: dict[tuple[str, ...], str] = {
     ("conv", "linear"): (
         "the weights are handed to a function; use the nn.Module of that name, so that its weights have a name"
     ),
+    ("rdiv", "rtruediv", "reciprocal"): "one over an activation is not Gaussian",
 }
 
 
-def is_sum(function: str) -> bool:
-    return function in ("add", "sub", "subtract", "rsub")
+@dataclass(frozen=True)
+class Passes:
+    """The value goes through unchanged, as far as the kernel is concerned."""
+
+    told: str = "Identity()"
 
 
-def judge_function(
+class Arguments:
+    """The arguments of a function after its tensor, by place or by name. What no rule takes is left, and then refused.
+
+    >>> given = Arguments(("x", 0.2), {"inplace": True, "scale": 3})
+    >>> given.take(1, "negative_slope", 0.01), given.left
+    (0.2, {'scale': 3})
+    """
+
+    def __init__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        known = ("inplace", "out", "input")  # the flow of values shows what is written where
+        given: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
+        self._given = {key: v for key, v in given if key != 0 and key not in known}
+
+    def take(self, place: int, name: str, default: Any = None) -> Any:
+        return self._given.pop(name) if name in self._given else self._given.pop(place, default)
+
+    def take_all(self) -> None:
+        self._given = {}
+
+    @property
+    def left(self) -> dict[int | str, Any]:
+        return {key: v for key, v in self._given.items() if v is not None}
+
+
+def read_function(
     function: str, given: Arguments, before: Value, after: Value, same_order: bool, one_location: bool
-) -> Verdict:
-    """`before` is the first tensor among the arguments and `after` the result. Sums are not judged here."""
-    verdict = _judge(function, given, before, after, same_order, one_location)
-    if not isinstance(verdict, No) and given.left:
+) -> Call | Passes:
+    """What a call becomes, or `Refused`. `before` is the first tensor among the arguments and `after` the result.
+
+    Sums are not read here.
+    """
+    call = _read(function, given, before, after, same_order, one_location)
+    if given.left:
         told = ", ".join(f"{key}={v!r}" if isinstance(key, str) else repr(v) for key, v in given.left.items())
-        return No(f"what its argument {told} does is not known here")
-    return verdict
+        raise Refused(f"what its argument {told} does is not known here")
+    return call
 
 
-def _judge(
+def _read(
     function: str, given: Arguments, before: Value, after: Value, same_order: bool, one_location: bool
-) -> Verdict:
+) -> Call | Passes:
     if function in _NONLINEARITIES:
-        return Becomes(_NONLINEARITIES[function])
-    if function in _SAME or (function == "getitem" and same_order):
+        return _NONLINEARITIES[function]
+    if function in _SAME or function in _RESHAPES or (function == "getitem" and same_order):
         given.take_all()
-        return reshaped(before, after)
-    if function in _RESHAPES:
-        given.take_all()
-        if before.dtype != after.dtype:
-            return No(f"it reads the bits of {before.dtype} as {after.dtype}")
-        return reshaped(before, after)
+        if function in _RESHAPES and before.dtype != after.dtype:
+            raise Refused(f"it reads the bits of {before.dtype} as {after.dtype}")
+        return _reshaped(before, after)
     if function in _DROPOUTS:
-        return _dropout(given.take(1, "p", 0.5), given.take(2, "training", True))
+        p, training = given.take(1, "p", 0.5), given.take(2, "training", True)
+        if training and p > 0:
+            raise Refused("dropout in training mode multiplies by random zeros; call module.eval() first")
+        return Passes()
     match function:
         case "leaky_relu":
-            return Becomes(LeakyReLU(given.take(1, "negative_slope", 0.01)))
+            return LeakyReLU(given.take(1, "negative_slope", 0.01))
         case "gelu":
-            approximate = given.take(1, "approximate", "none")
-            return Becomes(GELU() if approximate == "none" else Elementwise("gelu_tanh"))
+            return GELU() if given.take(1, "approximate", "none") == "none" else Elementwise("gelu_tanh")
         case "softplus":
             beta, linear_from = given.take(1, "beta", 1), given.take(2, "threshold", 20)
             if linear_from < 20:
-                return No(f"threshold={linear_from}: a straight line from there on; only 20 and more are softplus")
+                raise Refused(f"threshold={linear_from}: a straight line from there on; only 20 and more are softplus")
             return _with_constant("softplus", "beta", beta)
         case "elu":
             return _with_constant("elu", "alpha", given.take(1, "alpha", 1))
@@ -110,21 +146,22 @@ def _judge(
         case "clamp_max":
             return _clamp(None, given.take(1, "max"))
         case "threshold":
-            return _threshold(given.take(1, "threshold", 0), given.take(2, "value", 0))
+            limit, value = given.take(1, "threshold", 0), given.take(2, "value", 0)
+            if (limit, value) != (0, 0):
+                raise Refused(f"threshold={limit:g} and value={value:g}; only 0 and 0, which is ReLU, have a name here")
+            return ReLU()
         case "pad":
             widths, mode = given.take(1, "pad"), given.take(2, "mode", "constant")
             return _pad(widths, mode, given.take(3, "value", 0.0) or 0.0, before)
         case "neg" | "negative":
-            return Becomes(Scale(-1.0))
+            return Scale(-1.0)
         case "mul" | "multiply" | "div" | "divide" | "true_divide":
-            return _factor(function, before, given.take(1, "other"))
-        case "rdiv" | "rtruediv" | "reciprocal":
-            return No("one over an activation is not Gaussian")
+            return _factor(function, given.take(1, "other"))
         case "avg_pool1d" | "avg_pool2d" | "avg_pool3d":
-            return average(int(function[-2]), given, before, after)
+            return _average(int(function[-2]), given, before, after)
         case "adaptive_avg_pool1d" | "adaptive_avg_pool2d" | "adaptive_avg_pool3d":
             given.take(1, "output_size")
-            return adaptive(int(function[-2]), before, after)
+            return _adaptive(int(function[-2]), before, after)
         case "adaptive_max_pool1d" | "adaptive_max_pool2d" | "adaptive_max_pool3d" if before.shape == after.shape:
             given.take_all()
             return Passes()  # every location is its own maximum
@@ -133,39 +170,39 @@ def _judge(
             eps = given.take(3, "eps") if function == "rms_norm" else given.take(4, "eps", 1e-5)
             return layer_norm(over, eps, before, one_location)
         case "mean":
-            return mean(given.take(1, "dim"), given.take(2, "keepdim", False), before)
+            return _mean(given.take(1, "dim"), given.take(2, "keepdim", False), before)
         case _:
-            return refuse_function(function)
+            raise refusal(function)
 
 
-def layer_norm(over: Any, eps: float | None, before: Value, one_location: bool) -> Verdict:
+def refusal(function: str) -> Refused:
+    """The reason why a function has no exact kernel."""
+    known = (reason for names, reason in _REASONS.items() if function.startswith(names))
+    return Refused(next(known, f"no exact kernel is known here for {function}"))
+
+
+def layer_norm(over: Any, eps: float | None, before: Value, one_location: bool) -> Call:
     """Of features without locations it is a division by their deviation, which is known of infinitely many.
 
     `over` is the number of groups, or the shape of what is normalised.
     """
     if before.ndim != 2 or not one_location or over not in (1, (before.shape[1],), [before.shape[1]]):
-        return No(f"{NORMALISES}; a norm of all features of an input without locations has one")
-    return Becomes(LayerNorm(eps=torch.finfo(before.dtype).eps if eps is None else float(eps)))
+        raise Refused(f"{_NORMALISES}; a norm of all features of an input without locations has one")
+    return LayerNorm(eps=torch.finfo(before.dtype).eps if eps is None else float(eps))
 
 
-def refuse_function(function: str) -> No:
-    for names, reason in _REASONS.items():
-        if function.startswith(names):
-            return No(reason)
-    return No(f"no exact kernel is known here for {function}")
-
-
-def _factor(function: str, before: Value, factor: Any) -> Verdict:
+def _factor(function: str, factor: Any) -> Call:
     if not isinstance(factor, int | float) or isinstance(factor, bool):
-        return No(_MULTIPLIES)
-    number = float(factor)
-    if function.startswith(("div", "true")):
-        number = 1.0 / number if number else 0.0
-    return Becomes(Scale(number)) if number else No("a factor of zero, or a division by it")
+        raise Refused(_MULTIPLIES)
+    if not factor:
+        raise Refused("a factor of zero, or a division by it")
+    return Scale(1.0 / factor if function.startswith(("div", "true")) else float(factor))
 
 
-def _with_constant(name: str, constant: str, value: float) -> Verdict:
-    return Becomes(Elementwise(name)) if value == 1 else No(f"{constant}={value}; only {constant}=1 has a name here")
+def _with_constant(name: str, constant: str, value: float) -> Call:
+    if value != 1:
+        raise Refused(f"{constant}={value}; only {constant}=1 has a name here")
+    return Elementwise(name)
 
 
 _LIMITS: dict[tuple[float, float], Call] = {
@@ -175,39 +212,26 @@ _LIMITS: dict[tuple[float, float], Call] = {
 }
 
 
-def _clamp(low: Any, high: Any) -> Verdict:
+def _clamp(low: Any, high: Any) -> Call:
     """min(max(z, low), high); None is no limit."""
     if not all(limit is None or isinstance(limit, int | float) for limit in (low, high)):
-        return No("its limits are tensors; only numbers are the same for every channel and location")
+        raise Refused("its limits are tensors; only numbers are the same for every channel and location")
     limits = (-math.inf if low is None else float(low), math.inf if high is None else float(high))
-    if limits in _LIMITS:
-        return Becomes(_LIMITS[limits])
-    return No(
-        f"limits {limits[0]:g} and {limits[1]:g}; only 0 and inf (ReLU), -1 and 1 (hardtanh), 0 and 6 (relu6) have a "
-        "name here"
-    )
+    if limits not in _LIMITS:
+        raise Refused(
+            f"limits {limits[0]:g} and {limits[1]:g}; only 0 and inf (ReLU), -1 and 1 (hardtanh), 0 and 6 (relu6) "
+            "have a name here"
+        )
+    return _LIMITS[limits]
 
 
-def _threshold(limit: float, value: float) -> Verdict:
-    """z where z > limit, else value."""
-    if (limit, value) == (0, 0):
-        return Becomes(ReLU())
-    return No(f"threshold={limit:g} and value={value:g}; only 0 and 0, which is ReLU, have a name here")
-
-
-def _dropout(p: float, training: bool) -> Verdict:
-    if training and p > 0:
-        return No("dropout in training mode multiplies by random zeros; call module.eval() first")
-    return Passes()
-
-
-def reshaped(before: Value, after: Value) -> Verdict:
+def _reshaped(before: Value, after: Value) -> Passes:
     """Locations and channels laid out flat: the kernel keeps them apart until a Linear sums over all of them."""
     if before.shape == after.shape:
         return Passes()
     if after.ndim == 2 and after.shape[0] == before.shape[0] and after.numel == before.numel:
         return Passes("flattened for the next layer")
-    return No(
+    raise Refused(
         f"it turns {before.shape[1:]} into {after.shape[1:]}; only flattening everything into one axis keeps channels "
         "and locations"
     )
@@ -216,16 +240,90 @@ def reshaped(before: Value, after: Value) -> Verdict:
 _PADS = {"constant": "zeros", "circular": "circular", "reflect": "reflect", "replicate": "replicate"}
 
 
-def _pad(widths: Any, name: str, value: float, before: Value) -> Verdict:
+def _pad(widths: Any, name: str, value: float, before: Value) -> Call:
     """torch lists (left, right, top, bottom, …): the last axis first."""
     mode: Any = _PADS.get(name)
     axes, flat = before.ndim - 2, list(widths)
     if mode is None:
-        return No(f"padding with mode={name!r} has no layer here")
+        raise Refused(f"padding with mode={name!r} has no layer here")
     if value != 0:
-        return No(f"it pads with {value}, which is not zero-mean; only zeros keep the kernel")
-    pairs = [(flat[i], flat[i + 1]) for i in range(0, len(flat), 2)]
-    if len(pairs) > axes or any(w < 0 for w in flat):
-        return No(f"padding {tuple(flat)} reaches other axes than the locations, or cuts some off")
+        raise Refused(f"it pads with {value}, which is not zero-mean; only zeros keep the kernel")
+    pairs = list(zip(flat[::2], flat[1::2], strict=True))
+    if len(pairs) > axes:
+        raise Refused(f"padding {tuple(flat)} reaches other axes than the locations")
     pairs += [(0, 0)] * (axes - len(pairs))
-    return Becomes(Pad(tuple(reversed(pairs)), mode))
+    return Pad(tuple(reversed(pairs)), mode)
+
+
+# ---- pools -----------------------------------------------------------------------------------------------------------
+
+
+def _average(axes: int, given: Arguments, before: Value, after: Value) -> Call:
+    """`F.avg_pool2d` and its kin."""
+    size, stride, padding = (given.take(i, n) for i, n in enumerate(("kernel_size", "stride", "padding"), start=1))
+    ceil_mode, count_include_pad = given.take(4, "ceil_mode", False), given.take(5, "count_include_pad", True)
+    divisor = given.take(6, "divisor_override")
+    _check_axes(axes, before)
+    k, p = _spread(size, axes), _spread(padding or 0, axes)
+    s = k if stride is None or stride == () else _spread(stride, axes)
+    if divisor is not None and divisor != math.prod(k):
+        raise Refused(
+            f"divisor_override={divisor} is not the number of locations in the window, {math.prod(k)}; leave it out "
+            "and multiply by a constant"
+        )
+    whole = [(n + 2 * q - w) // step + 1 for n, w, step, q in zip(before.shape[2:], k, s, p, strict=True)]
+    if ceil_mode and whole != list(after.shape[2:]):
+        raise Refused("ceil_mode=True makes windows at the end that are cut off; use ceil_mode=False, or other sizes")
+    # torch divides every window by the divisor where there is one
+    counted = bool(count_include_pad) or not any(p) or divisor is not None
+    return AvgPool(compact(k), None if s == k else compact(s), compact(p), counted)
+
+
+def _adaptive(axes: int, before: Value, after: Value) -> Call | Passes:
+    """Window i of n out of m locations goes from ⌊i·m/n⌋ to ⌈(i+1)·m/n⌉; a pool if they are alike."""
+    _check_axes(axes, before)
+    sizes, outs = before.shape[2:], after.shape[2:]
+    if sizes == outs:
+        return Passes()  # every location is its own average
+    if set(outs) == {1}:
+        return Mean(sizes)
+    windows = [_window(m, n) for m, n in zip(sizes, outs, strict=True)]
+    if None in windows:
+        raise Refused(
+            f"its windows differ in size where {' × '.join(map(str, sizes))} locations become "
+            f"{' × '.join(map(str, outs))}; use sizes that divide the map, or nn.AvgPool{axes}d"
+        )
+    k, s = zip(*(w for w in windows if w is not None), strict=True)
+    return AvgPool(compact(k), None if s == k else compact(s))
+
+
+def _window(m: int, n: int) -> tuple[int, int] | None:
+    """(size, stride) of the n equal windows that adaptive pooling lays over m locations, or None."""
+    starts = [i * m // n for i in range(n)]
+    lengths = {-(-(i + 1) * m // n) - start for i, start in enumerate(starts)}
+    steps = {b - a for a, b in pairwise(starts)} or {m}
+    return (lengths.pop(), steps.pop()) if len(lengths) == 1 and len(steps) == 1 and 0 not in steps else None
+
+
+def _mean(dims: Any, keepdim: bool, before: Value) -> Call:
+    """`x.mean((2, 3))`: the mean over all locations, or over whole axes if they are kept."""
+    listed = dims if isinstance(dims, list | tuple) else [dims]
+    axes = [] if dims is None else sorted(d % before.ndim for d in listed)
+    sizes = before.shape[2:]
+    if not sizes or not axes or axes[0] < 2:
+        raise Refused(_AVERAGES)
+    if len(axes) == len(sizes):
+        return Mean(sizes)
+    if not keepdim:
+        raise Refused("it averages over some of the axes only and drops them; average over all, or use keepdim=True")
+    return AvgPool(tuple(m if a + 2 in axes else 1 for a, m in enumerate(sizes)))
+
+
+def _spread(value: Any, axes: int) -> tuple[int, ...]:
+    values = tuple(value) if isinstance(value, list | tuple) else (value,)
+    return values * axes if len(values) == 1 else values
+
+
+def _check_axes(axes: int, before: Value) -> None:
+    if before.ndim != 2 + axes:
+        raise Refused(f"its input has {before.ndim - 2} spatial axes, not {axes}")

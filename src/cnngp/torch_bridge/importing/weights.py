@@ -16,7 +16,7 @@ from torch.nn.utils import parametrize
 
 from cnngp.network.layers import Dense, FanIn, NetworkError
 
-from .graph import Refused
+from .fold import Refused
 
 Given = float | Mapping[str, float] | None
 SOURCES = ("measured", "initial", "drawn")
@@ -165,26 +165,25 @@ class Owners:
         self._values: dict[tuple[int, str, str], tuple[str, str]] = {}  # of each set: the layer, and its tensor
         self._used: set[str] = set()
 
-    def problem(self, name: str, module: Any) -> str:
-        """Why the module's weights are not its own, or ""."""
+    def check(self, name: str, module: Any) -> None:
+        """`Refused` where the module's weights are not its own."""
         for which, p in (dict(module.named_parameters()) | plain_weights(module)).items():
             here = f"{name}.{which}" if name else which
             memory, first, last = _memory(p)
             others = self._memory.setdefault(memory, [])
             for start, end, other in others:
                 if other != here and first < end and start < last:
-                    return f"it shares its weights with {other}; the layers of a network must be independent"
+                    raise Refused(f"it shares its weights with {other}; the layers of a network must be independent")
             others.append((first, last, here))
             if name in self._used:
-                return "it is used more than once with the same weights; each use needs its own module"
+                raise Refused("it is used more than once with the same weights; each use needs its own module")
             layer, other = self._values.setdefault(_values(p, here), (name, here))
             if layer != name:
-                return (
+                raise Refused(
                     f"its {which} has the same values as {other}, as a copy has; the layers of a network must be "
                     "independent: initialise one of them again, such as with reset_parameters()"
                 )
         self._used.add(name)
-        return ""
 
 
 def _memory(tensor: Any) -> tuple[int, int, int]:

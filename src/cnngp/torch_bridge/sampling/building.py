@@ -35,24 +35,13 @@ from cnngp.network.shapes import Spatial, axis_maps, check_input_shape, output_s
 from cnngp.network.table import shape_table
 from cnngp.network.walk import at, child
 
-from ..parts import Activation, Branches, Broadcast, Crop
+from ..parts import Activation, Branches, Broadcast
 from .drawing import Finite
 
 Channels = int | Sequence[int] | Mapping[str, int]
 Weighted = Conv | ConvTranspose | Dense
 
-_CONV = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
-_TRANSPOSED = {1: nn.ConvTranspose1d, 2: nn.ConvTranspose2d, 3: nn.ConvTranspose3d}
-_POOL = {1: nn.AvgPool1d, 2: nn.AvgPool2d, 3: nn.AvgPool3d}
-_GLOBAL = {1: nn.AdaptiveAvgPool1d, 2: nn.AdaptiveAvgPool2d, 3: nn.AdaptiveAvgPool3d}
-# fmt: off
-_PAD = {
-    "zeros": {1: nn.ZeroPad1d, 2: nn.ZeroPad2d, 3: nn.ZeroPad3d},
-    "circular": {1: nn.CircularPad1d, 2: nn.CircularPad2d, 3: nn.CircularPad3d},
-    "reflect": {1: nn.ReflectionPad1d, 2: nn.ReflectionPad2d, 3: nn.ReflectionPad3d},
-    "replicate": {1: nn.ReplicationPad1d, 2: nn.ReplicationPad2d, 3: nn.ReplicationPad3d},
-}
-# fmt: on
+_PAD = {"zeros": "ZeroPad", "circular": "CircularPad", "reflect": "ReflectionPad", "replicate": "ReplicationPad"}
 
 
 def build_finite(
@@ -237,6 +226,10 @@ def _downsamples(layer: Weighted | Pool) -> int:
 # ---- modules ---------------------------------------------------------------------------------------------------------
 
 
+def _torch(name: str, axes: int) -> Any:
+    return getattr(nn, f"{name}{axes}d")
+
+
 def _one(modules: list[Any]) -> Any:
     return modules[0] if len(modules) == 1 else nn.Sequential(*modules) if modules else nn.Identity()
 
@@ -251,11 +244,11 @@ def _layer(layer: Weighted, flow: _Flow, out: Spatial, width: int, place: str) -
     along = windows(layer, axes, place)
     kernel, stride, dilation, before = zip(*((w.kernel, w.stride, w.dilation, w.before) for w in along), strict=True)
     if isinstance(layer, Conv):
-        conv, plain = _CONV[axes], layer.padding_mode == "zeros" and all(w.before == w.after for w in along)
+        plain = layer.padding_mode == "zeros" and all(w.before == w.after for w in along)
         own = before if plain else 0
         beside = () if plain else tuple(p for w in reversed(along) for p in (w.before, w.after))  # the last axis first
-        padding = [_PAD[layer.padding_mode][axes](beside)] if any(beside) else []
-        return padding, conv(flow.channels, width, kernel, stride, own, dilation, bias=bias), []
+        padding = [_torch(_PAD[layer.padding_mode], axes)(beside)] if any(beside) else []
+        return padding, _torch("Conv", axes)(flow.channels, width, kernel, stride, own, dilation, bias=bias), []
     # torch pads both ends by `before`; what is then missing at the end is output_padding, what is too much is cropped.
     extra = [
         out[a] - ((flow.spatial[a] - 1) * stride[a] - 2 * before[a] + dilation[a] * (kernel[a] - 1) + 1)
@@ -263,15 +256,18 @@ def _layer(layer: Weighted, flow: _Flow, out: Spatial, width: int, place: str) -
     ]
     if any(e >= max(s, d) for e, s, d in zip(extra, stride, dilation, strict=True)):
         raise NetworkError(f"{place}: {layer!r}: torch's output_padding must be smaller than the stride or dilation")
-    more, less = tuple(max(e, 0) for e in extra), tuple(max(-e, 0) for e in extra)
-    module = _TRANSPOSED[axes](flow.channels, width, kernel, stride, before, more, bias=bias, dilation=dilation)
-    return [], module, [Crop(less)] if any(less) else []
+    more, less = tuple(max(e, 0) for e in extra), [side for e in reversed(extra) for side in (0, min(e, 0))]
+    module = _torch("ConvTranspose", axes)(
+        flow.channels, width, kernel, stride, before, more, bias=bias, dilation=dilation
+    )
+    return [], module, [_torch("ZeroPad", axes)(less)] if any(less) else []
 
 
 def _pool(layer: Pool, axes: int) -> list[Any]:
     if isinstance(layer, AvgPool):
-        return [_POOL[axes](layer.size, layer.stride, layer.padding, count_include_pad=layer.count_include_pad)]
-    return [_GLOBAL[axes](1), nn.Flatten()] if axes else []
+        pool = _torch("AvgPool", axes)
+        return [pool(layer.size, layer.stride, layer.padding, count_include_pad=layer.count_include_pad)]
+    return [_torch("AdaptiveAvgPool", axes)(1), nn.Flatten()] if axes else []
 
 
 def _check_torch_pools(layer: Pool, spatial: Spatial, place: str) -> None:
@@ -284,17 +280,10 @@ def _check_torch_pools(layer: Pool, spatial: Spatial, place: str) -> None:
             )
 
 
+_ACTIVATIONS = {ReLU(): nn.ReLU, GELU(): nn.GELU, Elementwise("tanh"): nn.Tanh, Elementwise("silu"): nn.SiLU}
+
+
 def _activation(layer: Nonlinearity) -> Any:
-    match layer:
-        case ReLU(gain=1.0):
-            return nn.ReLU()
-        case LeakyReLU():
-            return nn.LeakyReLU(layer.slope)
-        case GELU():
-            return nn.GELU()
-        case Elementwise(fn="tanh"):
-            return nn.Tanh()
-        case Elementwise(fn="silu"):
-            return nn.SiLU()
-        case _:
-            return Activation(layer)
+    if isinstance(layer, LeakyReLU):
+        return nn.LeakyReLU(layer.slope)
+    return _ACTIVATIONS[layer]() if layer in _ACTIVATIONS else Activation(layer)
