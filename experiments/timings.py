@@ -20,8 +20,7 @@ from typing import Any
 from cnngp.datasets.dataset import Dataset
 from cnngp.network import zoo
 from cnngp.paper import table1
-from cnngp.paper.common import release
-from cnngp.paper.figures import BLUE, GREY, new_figure, save_figure
+from cnngp.paper.common import BLUE, GREY, new_figure, release, save_figure
 from cnngp.paper.inference import SplitImages
 from cnngp.paper.results import Results, row
 from cnngp.paper.setting import Setting
@@ -48,7 +47,7 @@ def run(setting: Setting, plan: TimingsPlan | None = None, data: Dataset | None 
     images = SplitImages.of(data or setting.dataset("mnist", "paper"), sizes.train, sizes.validation, sizes.test)
     cases = sizes.cases or table1.paper_cases()
     whole_seconds = 20.0 + 2.0 * table1.estimate(setting, zoo.resnet(plan.depth), images)
-    setting.expect({"timings-whole-run": whole_seconds, **table1.expected_networks(setting, sizes, cases, images)})
+    setting.expect({"timings-whole-run": whole_seconds, **table1.expected(setting, cases, images)})
     whole = setting.piece(
         "timings-whole-run",
         lambda: _whole_run(setting, plan),
@@ -61,9 +60,6 @@ def run(setting: Setting, plan: TimingsPlan | None = None, data: Dataset | None 
         values = table1.case_piece(setting, case, images)
         details["networks"][case.name] = values
         rows += _rows(case.name, values)
-    dense, values = table1.dense_pieces(setting, sizes, images)
-    details["networks"][dense.name] = values
-    rows += _rows(dense.name, values)
     return Results(
         rows=rows,
         details=details,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from cnngp.datasets.dataset import Dataset
-from cnngp.paper.figures import BLUE, GREY, ORANGE, new_figure, save_figure
+from cnngp.paper.common import BLUE, GREY, ORANGE, new_figure, save_figure
 from cnngp.paper.inference import SplitImages
 from cnngp.paper.results import Results, Row, read, row, tables
 from cnngp.paper.setting import Setting

@@ -30,7 +30,7 @@ def test_timings_from_the_files_to_the_errors(data_folder: Path, tmp_path: Path)
     """A process of its own reads the files and ends with the errors that Table 1's piece has."""
     setting = Setting(tmp_path, device="cpu", data=data_folder)
     case = table1.Case("resnet", "ResNet GP", zoo.resnet(8))
-    sizes = table1.Table1Plan(100, 40, 60, (case,), dense=table1.DENSE[:1], chosen_on=50)
+    sizes = table1.Table1Plan(100, 40, 60, (case,))
     data = setting.dataset("fashion_mnist", "paper")
     found = timings.run(setting, timings.TimingsPlan(sizes, "fashion_mnist", depth=8), data)
     whole, piece = found["details"]["whole_run"], found["details"]["networks"]["ResNet GP"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import platform
 import shutil
 import signal
@@ -60,18 +59,6 @@ def test_a_piece_says_by_which_software_it_was_computed(tmp_path: Path, monkeypa
     assert [d.software for d in later.done] == [here, "other software"]
 
 
-def test_a_piece_kept_before_software_was_recorded_is_read(tmp_path: Path) -> None:
-    compute = Counted({"x": 1})
-    Setting(tmp_path, device="cpu").piece("p", compute, depends={})
-    path = tmp_path / "pieces" / "p.json"
-    kept = json.loads(path.read_bytes())
-    del kept["values"]["software"], kept["values_sha256"]
-    path.write_text(json.dumps(kept))
-    again = Setting(tmp_path, device="cpu")
-    assert again.piece("p", compute, depends={})["x"] == compute.calls == 1
-    assert again.done[0].software == f"cnngp {cnngp.__version__} (Python and libraries not recorded)"
-
-
 @pytest.mark.parametrize(
     "other",
     [
@@ -81,17 +68,13 @@ def test_a_piece_kept_before_software_was_recorded_is_read(tmp_path: Path) -> No
     ],
 )
 def test_a_piece_of_something_else_is_computed_again(
-    tmp_path: Path, other: Callable[[Path], tuple[Setting, dict[str, Any]]]
+    tmp_path: Path, other: Callable[[Path], tuple[Setting, dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Setting(tmp_path, device="cpu").piece("p", lambda: {"x": 1}, depends={"n": 3})
     s, depends = other(tmp_path)
     assert s.piece("p", lambda: {"x": 2}, depends=depends)["x"] == 2
-
-
-def test_a_piece_of_another_version_is_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    Setting(tmp_path, device="cpu").piece("p", lambda: {"x": 1}, depends={})
     monkeypatch.setattr(setting, "__version__", "99")
-    assert Setting(tmp_path, device="cpu").piece("p", lambda: {"x": 2}, depends={})["x"] == 2
+    assert s.piece("p", lambda: {"x": 3}, depends=depends)["x"] == 3
 
 
 def _cut(path: Path) -> None:
@@ -167,13 +150,6 @@ def test_a_budget_stops_between_pieces_and_every_run_gets_on(tmp_path: Path) -> 
     attempt(100.0)
     attempt(100.0)
     assert [c.calls for c in counted.values()] == [1, 1, 1]
-
-
-def test_pieces_that_fit_the_budget_are_all_done(tmp_path: Path) -> None:
-    s = Setting(tmp_path, device="cpu", budget=50.0)
-    for name in "abc":
-        s.piece(name, dict, depends={}, seconds=10.0)
-    assert len(s.done) == 3
 
 
 def test_bad_pieces(tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ import pytest
 from cnngp import datasets, zoo
 from cnngp.cli import run
 from cnngp.paper import experiments, results, setting, table1
-from cnngp.paper.setting import Setting
 from cnngp.report import plots
 
 
@@ -23,14 +22,13 @@ def digits_with_validation() -> datasets.Dataset:
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`--quick` on digits, in seconds; Fashion-MNIST is not at hand."""
+    """`--quick` on digits, in seconds."""
     cases = (
         table1.Case("cnn", "small CNN", zoo.small_cnn(), 0.7, 0.9),
         table1.Case("dense", "dense", zoo.dense_nngp(2)),
     )
     monkeypatch.setattr(setting, "load", lambda name, split, data: digits_with_validation())
-    monkeypatch.setattr(Setting, "at_hand", lambda self, name: False)
-    plan = table1.Table1Plan(100, 50, 50, cases, dense=table1.DENSE[:1], chosen_on=50, lengthscale_on=50)
+    plan = table1.Table1Plan(100, 50, 50, cases)
     monkeypatch.setattr(table1, "QUICK", plan)
 
 
@@ -69,38 +67,42 @@ def test_the_command_says_its_plan_and_where_it_is_and_what_brackets_are(
     arguments = ["reproduce", "table1", "--quick", "--device", "cpu", "--out", str(tmp_path)]
     assert run(arguments) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[1].startswith(f"{'plan':<22} 5 pieces; the whole up to about ")
+    assert lines[1].startswith(f"{'plan':<22} 2 pieces; the whole up to about ")
     told = [line.split(maxsplit=1)[1].split(": ") for line in lines if line.startswith("piece")]
-    pieces = ["cnn", "dense", "dense-choice", "dense-nngp", "rbf"]
-    assert [name for name, _ in told[::2]] == [f"{i} of 5, table1-digits-{p}" for i, p in enumerate(pieces, 1)]
+    pieces = ["cnn", "dense"]
+    assert [name for name, _ in told[::2]] == [f"{i} of 2, table1-digits-{p}" for i, p in enumerate(pieces, 1)]
     assert [name for name, _ in told[1::2]] == [name for name, _ in told[::2]]
     assert all(text.startswith("up to about ") for _, text in told[::2])
     assert all(text.startswith("done in ") for _, text in told[1::2])
     assert "In brackets: published values. They are of the full experiment (50,000 training images" in "\n".join(lines)
-    (tmp_path / "pieces" / "table1-digits-rbf.json").unlink()
+    (tmp_path / "pieces" / "table1-digits-dense.json").unlink()
     assert run(arguments) == 0
-    assert "5 pieces, 4 of them from an earlier run; the others up to about 20.0 s" in capsys.readouterr().out
+    assert "2 pieces, 1 of them from an earlier run; the others up to about 10.0 s" in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("small")
 def test_interrupted_the_command_says_how_to_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def stopped(*_: Any) -> Any:
-        raise KeyboardInterrupt
+    real = table1.case_piece
 
-    monkeypatch.setattr(table1, "rbf_piece", stopped)
+    def stopped(setting: Any, case: Any, images: Any) -> Any:
+        if case.label == "dense":
+            raise KeyboardInterrupt
+        return real(setting, case, images)
+
+    monkeypatch.setattr(table1, "case_piece", stopped)
     assert run(["reproduce", "table1", "--quick", "--device", "cpu", "--out", str(tmp_path)]) == 130
     assert capsys.readouterr().err == (
         f"error: interrupted; the finished pieces are kept in {tmp_path / 'pieces'}: run the same command again and it "
         "goes on from there\n"
     )
-    assert len(list((tmp_path / "pieces").glob("*.json"))) == 4
+    assert len(list((tmp_path / "pieces").glob("*.json"))) == 1
 
 
 @pytest.mark.usefixtures("small")
 def test_the_command_stops_at_its_budget_and_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Every estimate is above a second, so each run computes one piece: five runs for five pieces."""
+    """Every estimate is above a second, so each run computes one piece."""
     arguments = ["reproduce", "table1", "--quick", "--device", "cpu", "--out", str(tmp_path), "--budget", "1", "--json"]
     codes = []
     while not codes or (codes[-1] == 75 and len(codes) < 9):
@@ -109,7 +111,7 @@ def test_the_command_stops_at_its_budget_and_goes_on(tmp_path: Path, capsys: pyt
         assert ("run again to continue" in printed.err) == (codes[-1] == 75)
         assert json.loads(printed.out.splitlines()[-1])["finished"] == (codes[-1] == 0)
         assert (tmp_path / "table1.json").exists() == (codes[-1] == 0)
-    assert codes == [75, 75, 75, 75, 0]
+    assert codes == [75, 0]
 
 
 @pytest.mark.usefixtures("small")

@@ -1,4 +1,4 @@
-"""What pieces share: hardware and software in words, waiting for a card, shares in percent. Imports nothing heavy."""
+"""What experiments share: hardware and software in words, shares in percent, colours. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,13 @@ from cnngp import __version__
 from cnngp.common import devices
 from cnngp.common.arrays import namespace
 from cnngp.common.devices import ActualDevice, array_module
+from cnngp.common.figures import new_figure as new_figure
+from cnngp.common.figures import save_figure as save_figure
 from cnngp.gp.linalg import Array
+
+INK, BLUE, ORANGE, GREY = "#1f2933", "#2b6cb0", "#dd6b20", "#9aa5b1"
+SEQUENCE = ("#dd6b20", "#d69e2e", "#38a169", "#2b6cb0", "#6b46c1")
+"""For a quantity that grows, such as the width of a network."""
 
 
 @functools.cache
@@ -25,7 +31,10 @@ def hardware(device: ActualDevice) -> str:
     if device == "cuda":
         return f"one {devices.card_name()}"
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return f"{cores} core{'s' if cores > 1 else ''} of {_processor()}"
+    told = Path("/proc/cpuinfo").read_text(encoding="utf-8") if Path("/proc/cpuinfo").is_file() else ""
+    names = [line.split(":", 1)[1].strip() for line in told.splitlines() if line.startswith("model name")]
+    processor = names[0] if names else platform.processor() or platform.machine()
+    return f"{cores} core{'s' if cores > 1 else ''} of {processor}"
 
 
 @functools.cache
@@ -38,16 +47,6 @@ def software(device: ActualDevice) -> str:
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # optional; what needs it says so
         versions.append(f"PyTorch {importlib.metadata.version('torch')}")
     return ", ".join(versions)
-
-
-def _processor() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
 
 
 def percent(wrong: NDArray[np.bool_]) -> float:

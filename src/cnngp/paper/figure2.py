@@ -21,7 +21,7 @@ from cnngp.kernel.kernel import Kernel
 from cnngp.network import zoo
 from cnngp.network.layers import Network
 
-from .figures import GREY, INK, SEQUENCE, new_figure, save_figure
+from .common import GREY, INK, SEQUENCE, new_figure, save_figure
 from .results import Results, row
 from .setting import Setting, digest
 

@@ -20,10 +20,9 @@ from cnngp.estimators.classifier import GPClassifier
 from cnngp.gp.calibration import negative_log_likelihood, reliability
 from cnngp.network import zoo
 from cnngp.network.layers import Network
-from cnngp.torch_bridge import need_gpytorch
+from cnngp.torch_bridge import need_torch
 
-from .common import percent, release
-from .figures import BLUE, GREY, INK, ORANGE, new_figure, save_figure
+from .common import BLUE, GREY, INK, ORANGE, new_figure, percent, release, save_figure
 from .results import Results, Row, row
 from .setting import Setting, digest
 
@@ -74,7 +73,7 @@ CASES = (
 def run(setting: Setting, plan: Figure3Plan | None = None, data: Dataset | None = None) -> Results:
     """Three curves, each a piece; `data` is MNIST in the paper's split unless given."""
     plan = plan or (QUICK if setting.quick else FULL)
-    need_gpytorch("figure3")
+    need_torch("figure3")
     data = (data or setting.dataset("mnist", "paper")).take(plan.train, plan.test)
     network = plan.network or zoo.resnet(32)
     fits: dict[str, Callable[[], dict[str, Any]]] = {

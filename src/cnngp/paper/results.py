@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict
+from types import UnionType
+from typing import Any, NotRequired, TypedDict, get_args, get_origin, get_type_hints
 
 from cnngp.common.files import write_atomically
 
@@ -56,16 +57,16 @@ def row(
     note: str = "",
 ) -> Row:
     """A row; `table` is the heading under which it stands, `result` its line and `quantity` its column."""
-    return Row(
-        table=table,
-        result=result,
-        quantity=quantity,
-        unit=unit,
-        published=published,
-        ours=ours,
-        seconds=seconds,
-        note=note,
-    )
+    return {
+        "table": table,
+        "result": result,
+        "quantity": quantity,
+        "unit": unit,
+        "published": published,
+        "ours": ours,
+        "seconds": seconds,
+        "note": note,
+    }
 
 
 @dataclass(frozen=True)
@@ -107,6 +108,22 @@ def shown(value: float, unit: str) -> str:
             return f"{value:,.0f}{unit}"
 
 
+class Piece(TypedDict):
+    """How and where a piece was computed."""
+
+    name: str
+    seconds: float
+    hardware: str
+    software: str
+
+
+class Figure(TypedDict):
+    """A file beside the document."""
+
+    file: str
+    caption: str
+
+
 class Document(TypedDict):
     """What is written to EXPERIMENT.json."""
 
@@ -120,10 +137,10 @@ class Document(TypedDict):
     """Versions, as the pieces name them: one entry unless pieces were computed with others."""
     seconds: float
     """Of computing the pieces, whenever that was."""
-    pieces: list[dict[str, Any]]
+    pieces: list[Piece]
     rows: list[Row]
     details: dict[str, Any]
-    figures: list[dict[str, str]]
+    figures: list[Figure]
 
 
 class ResultsError(ValueError):
@@ -133,7 +150,7 @@ class ResultsError(ValueError):
 def document(
     experiment: str,
     title: str,
-    results: Mapping[str, Any],
+    results: Results,
     done: Sequence[Done],
     figures: Sequence[Path],
     *,
@@ -141,24 +158,20 @@ def document(
     quick: bool,
 ) -> Document:
     """All that is known of a finished experiment."""
-    pieces = {piece.name: piece for piece in done}  # one that two experiments use is listed once in each
-    captions: Mapping[str, str] = results["captions"]
+    pieces = {piece.name: piece for piece in done}.values()  # one that two experiments use is listed once in each
     return Document(
         schema=SCHEMA,
         experiment=experiment,
         title=title,
         command=command,
         quick=quick,
-        hardware=sorted({piece.hardware for piece in pieces.values()}),
-        software=sorted({piece.software for piece in pieces.values()}),
-        seconds=sum(piece.seconds for piece in pieces.values()),
-        pieces=[
-            {"name": p.name, "seconds": p.seconds, "hardware": p.hardware, "software": p.software}
-            for p in pieces.values()
-        ],
+        hardware=sorted({piece.hardware for piece in pieces}),
+        software=sorted({piece.software for piece in pieces}),
+        seconds=sum(piece.seconds for piece in pieces),
+        pieces=[Piece(name=p.name, seconds=p.seconds, hardware=p.hardware, software=p.software) for p in pieces],
         rows=list(results["rows"]),
         details=dict(results["details"]),
-        figures=[{"file": path.name, "caption": captions.get(path.stem, "")} for path in figures],
+        figures=[Figure(file=path.name, caption=results["captions"].get(path.stem, "")) for path in figures],
     )
 
 
@@ -168,70 +181,41 @@ def write(path: Path, doc: Document) -> None:
 
 
 def read(path: Path) -> Document:
-    """A file that `write` made, in this version or an earlier one; `ResultsError` for any other."""
+    """A file that `write` made; `ResultsError` for any other."""
     try:
         doc = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
         raise ResultsError(f"{path} cannot be read: {error}; remove it and run `cnngp reproduce` again") from None
-    if isinstance(doc, dict) and doc.get("schema") == 1:
-        doc = _from_schema_1(doc, path)
     check(doc, path)
     return doc  # type: ignore[no-any-return]
 
 
-def _from_schema_1(doc: dict[str, Any], where: object) -> dict[str, Any]:
-    """Schema 1 named the versions once for the file, and none for its pieces."""
-    kinds = {key: kind for key, kind in _KINDS.items() if key != "software"} | {"version": str, "python": str}
-    _fields(doc, kinds, f"{where}")
-    software = f"cnngp {doc.pop('version')}, Python {doc.pop('python')}"
-    pieces = [p | {"software": "not recorded"} if isinstance(p, dict) else p for p in doc["pieces"]]
-    return doc | {"schema": SCHEMA, "software": [software], "pieces": pieces}
-
-
-_KINDS: dict[str, Any] = {
-    "schema": int,
-    "experiment": str,
-    "title": str,
-    "command": str,
-    "quick": bool,
-    "hardware": list,
-    "software": list,
-    "seconds": (int, float),
-    "pieces": list,
-    "rows": list,
-    "details": dict,
-    "figures": list,
-}
-_PIECE = {"name": str, "seconds": (int, float), "hardware": str, "software": str}
-_FIGURE = {"file": str, "caption": str}
-_WORDS = ("table", "result", "quantity", "unit", "note")
-_NUMBERS = ("published", "ours", "seconds")
-
-
 def check(doc: Any, where: object = "document") -> None:
     """`ResultsError` unless `doc` has the documented form."""
-    _fields(doc, _KINDS, f"{where}")
+    _check_form(doc, Document, f"{where}")
     if doc["schema"] != SCHEMA:
         raise ResultsError(f"{where} has schema {doc['schema']}; this version reads {SCHEMA}: make it again")
-    for kind, entries in ((_PIECE, doc["pieces"]), (_FIGURE, doc["figures"])):
-        for entry in entries:
-            _fields(entry, kind, f"{where}: {entry}")
+    for key, form in (("pieces", Piece), ("rows", Row), ("figures", Figure)):
+        for entry in doc[key]:
+            _check_form(entry, form, f"{where}: {entry}")
     for entry in doc["figures"]:
         if Path(entry["file"]).name != entry["file"]:  # the page takes them in
             raise ResultsError(f"{where}: the figure {entry['file']!r} is not a file beside it")
     for entry in doc["rows"]:
-        _fields(entry, dict.fromkeys(_WORDS, str) | dict.fromkeys(_NUMBERS, (int, float, type(None))), f"{where}: row")
-        for key in _NUMBERS:
-            if entry[key] is not None and not math.isfinite(entry[key]):
-                raise ResultsError(f"{where}: {key} of {entry['result']}, {entry['quantity']} is {entry[key]}")
         if entry["published"] is None and entry["ours"] is None:
             raise ResultsError(f"{where}: {entry['result']}, {entry['quantity']} has no number at all")
 
 
-def _fields(entry: Any, kinds: Mapping[str, Any], where: str) -> None:
-    if not isinstance(entry, dict) or set(entry) != set(kinds):
+def _check_form(entry: Any, form: Any, where: str) -> None:
+    """The keys of a TypedDict, with values of their types; numbers are finite."""
+    hints = get_type_hints(form)
+    if not isinstance(entry, dict) or set(entry) != set(hints):
         held = ", ".join(sorted(entry)) if isinstance(entry, dict) else type(entry).__name__
-        raise ResultsError(f"{where} holds {held}; expected {', '.join(sorted(kinds))}")
-    for key, kind in kinds.items():
-        if not isinstance(entry[key], kind):
-            raise ResultsError(f"{where}: {key} is {entry[key]!r}")
+        raise ResultsError(f"{where} holds {held}; expected {', '.join(sorted(hints))}")
+    for key, hint in hints.items():
+        kinds = [get_origin(kind) or kind for kind in (get_args(hint) if isinstance(hint, UnionType) else (hint,))]
+        value = entry[key]
+        if not isinstance(value, (*kinds, int) if float in kinds else tuple(kinds)):
+            raise ResultsError(f"{where}: {key} is {value!r}")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ResultsError(f"{where}: {key} is {value}")

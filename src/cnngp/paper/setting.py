@@ -104,9 +104,6 @@ class Setting:
             said += f"; the {'others' if kept else 'whole'} up to about {duration(sum(missing))}"
         self.say("plan", said)
 
-    def _numbered(self, name: str) -> str:
-        return f"{self._planned.index(name) + 1} of {len(self._planned)}, {name}" if name in self._planned else name
-
     def piece(
         self,
         name: str,
@@ -136,41 +133,28 @@ class Setting:
             **depends,
         }
         fingerprint = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
+        planned = name in self._planned
+        numbered = f"{self._planned.index(name) + 1} of {len(self._planned)}, {name}" if planned else name
         kept = _read(self._file(name), fingerprint)
+        reused = kept is not None
         if kept is None:
             self._check_time(name, seconds)
-            if name in self._planned:
-                self.say(self._numbered(name), f"up to about {duration(seconds)} …")
-            kept = self._compute(name, compute, fingerprint, facts)
-            self._note(name, kept, reused=False)
-            self.say(self._numbered(name), f"done in {kept['seconds']:.1f} s")
-        else:
-            kept.setdefault("software", f"cnngp {__version__} (Python and libraries not recorded)")  # an older piece
-            self._note(name, kept, reused=True)
-            self.say(self._numbered(name), f"kept from an earlier run, where it took {kept['seconds']:.1f} s")
-        return kept
-
-    def _note(self, name: str, kept: Mapping[str, Any], reused: bool) -> None:
+            if planned:
+                self.say(numbered, f"up to about {duration(seconds)} …")
+            begun = time.perf_counter()
+            values = dict(compute())
+            elapsed = time.perf_counter() - begun
+            workers = "" if self.scheduler is None else ", and the workers of a Dask cluster for the kernels"
+            added = (elapsed, f"{hardware(self.actual_device)}{workers}", software(self.actual_device))
+            taken = set(ADDED) & set(values)
+            if taken:
+                raise ValueError(f"piece {name!r} returns {', '.join(sorted(taken))}, which is added to every piece")
+            kept = values | dict(zip(ADDED, added, strict=True))
+            _write(self._file(name), fingerprint, facts, kept)
         self.done.append(Done(name, **{key: kept[key] for key in ADDED}, reused=reused))
-
-    def _compute(
-        self, name: str, compute: Callable[[], Mapping[str, Any]], fingerprint: str, facts: Mapping[str, Any]
-    ) -> dict[str, Any]:
-        begun = time.perf_counter()
-        values = dict(compute())
-        elapsed = time.perf_counter() - begun
-        taken = set(ADDED) & set(values)
-        if taken:
-            raise ValueError(f"piece {name!r} returns {', '.join(sorted(taken))}, which is added to every piece")
-        arrays = {key: value for key, value in values.items() if isinstance(value, np.ndarray)}
-        values = {key: value for key, value in values.items() if key not in arrays}
-        values |= {"seconds": elapsed, "hardware": self._hardware(), "software": software(self.actual_device)}
-        _write(self._file(name), name, fingerprint, facts, values, arrays)
-        return values | arrays
-
-    def _hardware(self) -> str:
-        here = hardware(self.actual_device)
-        return here if self.scheduler is None else f"{here}, and the workers of a Dask cluster for the kernels"
+        took = f"{kept['seconds']:.1f} s"
+        self.say(numbered, f"kept from an earlier run, where it took {took}" if reused else f"done in {took}")
+        return kept
 
     def _check_time(self, name: str, seconds: float) -> None:
         if self.budget is None or all(piece.reused for piece in self.done):
@@ -195,15 +179,10 @@ def digest(*arrays: NDArray[Any]) -> str:
     return h.hexdigest()
 
 
-def _write(
-    path: Path,
-    name: str,
-    fingerprint: str,
-    facts: Mapping[str, Any],
-    values: dict[str, Any],
-    arrays: dict[str, NDArray[Any]],
-) -> None:
+def _write(path: Path, fingerprint: str, facts: Mapping[str, Any], values: Mapping[str, Any]) -> None:
     """The arrays first: the JSON file says that the piece is whole."""
+    arrays = {key: value for key, value in values.items() if isinstance(value, np.ndarray)}
+    values = {key: value for key, value in values.items() if key not in arrays}
     saved = None
     if arrays:
         buffer = io.BytesIO()
@@ -211,7 +190,7 @@ def _write(
         content = buffer.getvalue()
         write_atomically(path.with_suffix(".npz"), content)
         saved = {"names": sorted(arrays), "sha256": hashlib.sha256(content).hexdigest()}
-    document = {"piece": name, "fingerprint": fingerprint, "depends": facts, "values": values, "arrays": saved}
+    document = {"piece": path.stem, "fingerprint": fingerprint, "depends": facts, "values": values, "arrays": saved}
     document["values_sha256"] = _checksum(json.loads(json.dumps(values)))  # as they will be read: keys as text
     write_atomically(path, (json.dumps(document, indent=1) + "\n").encode())
 
@@ -227,7 +206,7 @@ def _read(path: Path, fingerprint: str) -> dict[str, Any] | None:
         if (document["piece"], document["fingerprint"]) != (path.stem, fingerprint):
             return None
         values: dict[str, Any] = document["values"]
-        if document.get("values_sha256", checksum := _checksum(values)) != checksum:  # older pieces have none
+        if document["values_sha256"] != _checksum(values):
             return None
         if document["arrays"] is not None:
             content = path.with_suffix(".npz").read_bytes()

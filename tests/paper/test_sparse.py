@@ -1,0 +1,258 @@
+"""Figure 3's model: the likelihood against quadrature, q(f) and its bound against dense formulas, and whole fits."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.integrate import quad
+from scipy.optimize import minimize
+from scipy.special import log_ndtr, ndtr
+
+from cnngp import Conv, Dense, Kernel, Network, ReLU, Sequential, datasets, zoo
+from cnngp.paper.sparse import SparseFit, SparseGP, Training, Whitening, fit, probability_of_largest, start, train
+
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
+NET = Sequential(Conv(3, bias_var=0.1), ReLU(), Dense())
+DIGITS = datasets.digits()
+TRAINING = Training(inducing=60, epochs=5, batch_size=100)
+
+
+# ---- the likelihood --------------------------------------------------------------------------------------------------
+
+
+def moments(n: int, classes: int, spread: float = 2.0) -> tuple[torch.Tensor, torch.Tensor]:
+    rng = np.random.default_rng(0)
+    mean = rng.normal(size=(n, classes)) * 1.5
+    return torch.tensor(mean), torch.tensor(rng.uniform(1.0, spread, size=(n, classes)))
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-7), (torch.float32, 2e-6)])
+def test_the_integral_against_adaptive_quadrature(dtype: torch.dtype, tolerance: float) -> None:
+    mean, variance = moments(8, 5, spread=1.5)
+    found = probability_of_largest(mean.to(dtype), variance.to(dtype), torch.zeros(8, dtype=torch.long), nodes=100)
+    for i in range(8):
+        m, s = mean[i].numpy(), variance[i].sqrt().numpy()
+        exact, _ = quad(
+            lambda z, m=m, s=s: math.exp(-z * z / 2 + log_ndtr((m[0] + s[0] * z - m[1:]) / s[1:]).sum()),
+            *(-10, 10),
+            epsabs=1e-12,
+        )
+        assert abs(found[i].item() - exact / math.sqrt(2 * math.pi)) < tolerance
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_certain_functions_give_the_limits_and_finite_gradients(dtype: torch.dtype) -> None:
+    mean = torch.tensor([[50.0, 0.0, 1.0], [0.0, 1e6, -1e30], [0.0, 0.0, 0.0]], dtype=dtype, requires_grad=True)
+    variance = torch.tensor([[1e-6] * 3, [1.0] * 3, [0.0, 1e-30, 1e-12]], dtype=dtype, requires_grad=True)
+    P = probability_of_largest(mean, variance, torch.tensor([0, 0, 2]))
+    P.sum().backward()
+    assert P[:2].tolist() == pytest.approx([1.0, 0.0], abs=1e-6)
+    assert all(torch.isfinite(t).all() for t in (P, mean.grad, variance.grad))
+
+
+def test_gradients_of_the_integral_against_differences() -> None:
+    mean, variance = moments(3, 4)
+    y = torch.tensor([0, 3, 1])
+    assert torch.autograd.gradcheck(
+        lambda m, v: probability_of_largest(m, v, y), (mean.requires_grad_(), variance.requires_grad_())
+    )
+
+
+# ---- the model -------------------------------------------------------------------------------------------------------
+
+
+class Given(torch.nn.Module):
+    """Rows that hold a_n and then k_nn − a_nᵀa_n."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x[:, :-1], x[:, -1]
+
+
+def small_problem(
+    n: int = 30, m: int = 6, classes: int = 3, epsilon: float = 1e-3
+) -> tuple[np.ndarray, SparseGP, torch.Tensor, torch.Tensor]:
+    """A smooth kernel of random points whose first m are inducing, and labels by thresholds of one coordinate."""
+    x = np.random.default_rng(0).normal(size=(n, 2))
+    K = np.exp(-0.5 * ((x[:, None] - x[None]) ** 2).sum(-1))
+    y = torch.tensor(np.digitize(x[:, 0], [0.0] if classes == 2 else [-0.5, 0.5]))
+    three = 3.0 * torch.tensor(K)  # the unit is the mean variance
+    A, residual = Whitening(three[:m, :m], 1e-8)(three[:, :m], three.diagonal())
+    return K, SparseGP(Given(), m, classes, epsilon).double(), torch.cat([A, residual[:, None]], 1), y
+
+
+def set_random_q(model: SparseGP) -> None:
+    g = torch.Generator().manual_seed(3)
+    classes, m = model.mean.shape
+    mean = torch.randn(classes, m, generator=g, dtype=torch.float64)
+    model.set_q(mean, torch.randn(classes, m, m, generator=g, dtype=torch.float64).tril() * 0.3 + torch.eye(m).double())
+
+
+def test_marginals_and_divergence_against_dense_formulas() -> None:
+    K, model, x, _ = small_problem()
+    set_random_q(model)
+    mean, variance = model(x)
+    Kmm, Knm = K[:6, :6] + 1e-8 * np.eye(6), K[:, :6]
+    L, B = np.linalg.cholesky(Kmm), Knm @ np.linalg.inv(Kmm)
+    kl = 0.0
+    for c in range(3):
+        # u = L v: mean L μ, covariance L S Lᵀ; f | u has mean K_nm K_mm⁻¹ u and the conditional covariance
+        mu, R = model.mean[c].detach().numpy(), model.root[c].detach().numpy()
+        S = R @ R.T
+        cov = K - B @ Knm.T + B @ (L @ S @ L.T) @ B.T
+        np.testing.assert_allclose(mean[:, c].detach(), B @ L @ mu, rtol=1e-6, atol=1e-8)
+        np.testing.assert_allclose(variance[:, c].detach(), cov.diagonal(), rtol=1e-6, atol=2e-8)
+        kl += 0.5 * (np.trace(S) + mu @ mu - 6 - np.linalg.slogdet(S)[1])
+    assert model.divergence().item() == pytest.approx(kl, rel=1e-9)
+
+
+def test_the_bound_and_probabilities_against_monte_carlo() -> None:
+    _, model, x, y = small_problem(n=6, m=4, epsilon=0.05)
+    set_random_q(model)
+    mean, variance = model(x)
+    draws = 100_000
+    f = mean + variance.sqrt() * torch.randn(draws, 6, 3, generator=torch.Generator().manual_seed(1)).double()
+    p = torch.where(torch.nn.functional.one_hot(f.argmax(-1), 3).bool(), 0.95, 0.025)  # by the definition
+    log_p = p.gather(-1, y.expand(draws, 6)[..., None]).log().mean((1, 2))
+    error = 4.5 * log_p.std().item() / math.sqrt(draws) + 2e-3
+    assert model.bound(x, y, 6).item() == pytest.approx(log_p.mean().item() - model.divergence().item() / 6, abs=error)
+    assert (model.probabilities(x) - p.mean(0)).abs().max() < 4.5 / math.sqrt(draws) + 1e-4
+
+
+def test_bound_and_predictions_against_the_true_posterior() -> None:
+    K, model, x_all, labels = small_problem(n=9, m=5, classes=2, epsilon=0.05)
+    x, y = x_all[:5], labels[:5]  # the inducing points themselves; the other four images are for predictions
+    # log p(y) = log E Π p(y_n | f_n), and predictions, over draws of the prior weighted by their likelihood.
+    L = torch.linalg.cholesky(torch.tensor(K) + 1e-10 * torch.eye(9))
+    f = torch.randn(200_000, 2, 9, generator=torch.Generator().manual_seed(0)).double() @ L.T
+    soft = torch.where(f.argmax(1)[:, :5] == y, 0.95, 0.05).prod(1)
+    truth = soft.mean().log().item()
+    predicted = (soft[:, None] * torch.where(f.argmax(1)[:, 5:] == 0, 0.95, 0.05)).sum(0) / soft.sum()
+    start(model, x, y)
+    first = 5 * model.bound(x, y, 5).item()
+    trace = train(model, x, y, Training(epochs=150, batch_size=5, learning_rate=0.05))
+    last = 5 * model.bound(x, y, 5).item()
+    assert first < last <= truth + 0.01  # the truth's own Monte Carlo error
+    assert last > truth - 1.5  # and not far: one label alone costs 0.3 nats (see below), as no Gaussian is cut in half
+    assert trace[-1] == pytest.approx(last, abs=0.01)
+    found = model.probabilities(x_all[5:])[:, 0].detach()
+    # The posterior is cut by half-spaces and q is a Gaussian without correlation between the classes: 0.065 at most was
+    # found between the two, where predictions without the data would be off by 0.29.
+    assert (found - predicted).abs().max() < 0.1, (found, predicted)
+    assert (predicted - 0.5).abs().max() > 0.2
+
+
+def test_the_best_q_of_one_label() -> None:
+    """One image, two classes: q is four numbers, and by symmetry two; the maximum of the bound by another optimiser."""
+    epsilon = 0.05
+
+    def negative(q: np.ndarray) -> float:
+        mu, log_s = q  # f_0 ~ N(mu, s²), f_1 ~ N(−mu, s²), against N(0, 1)
+        s2 = math.exp(2 * log_s)
+        P = ndtr(2 * mu / math.sqrt(2 * s2))
+        kl = mu**2 + s2 - 1 - 2 * log_s
+        return float(kl - P * math.log(1 - epsilon) - (1 - P) * math.log(epsilon))
+
+    best = -minimize(negative, [0.5, 0.0], method="Nelder-Mead", options={"xatol": 1e-8, "fatol": 1e-10}).fun
+    assert -1.2 < best < math.log(0.5)
+    model = SparseGP(Given(), 1, 2, epsilon).double()
+    x, y = torch.tensor([[1.0, 1e-9]]).double(), torch.tensor([0])
+    start(model, x, y)
+    trace = train(model, x, y, Training(epochs=400, batch_size=1, learning_rate=0.05))
+    assert trace[-1] == pytest.approx(best, abs=1e-4)
+
+
+def test_minibatches_estimate_the_bound_without_bias() -> None:
+    _, model, x, y = small_problem(n=12)
+    set_random_q(model)
+    whole = model.bound(x, y, 12).item()
+    parts = [model.bound(x[list(rows)], y[list(rows)], 12).item() for rows in itertools.combinations(range(12), 3)]
+    assert np.mean(parts) == pytest.approx(whole, rel=1e-12)
+    assert np.std(parts) > 1e-3
+    trace = train(model, x, y, Training(epochs=1, batch_size=3, learning_rate=1e-12))
+    assert trace[0] == pytest.approx(12 * whole, rel=1e-6)
+
+
+def test_a_singular_matrix_is_refused() -> None:
+    with pytest.raises(ValueError, match="inducing points is singular at jitter=1e-20"):
+        Whitening(torch.ones(5, 5, dtype=torch.float64), 1e-20)
+
+
+# ---- fits ------------------------------------------------------------------------------------------------------------
+
+
+def fitted(network: Any = NET, **options: Any) -> SparseFit:
+    return fit(network, DIGITS.X[:300], DIGITS.y[:300], replace(TRAINING, **options), "cpu")
+
+
+def error(found: SparseFit) -> float:
+    return float((found.classes[found.predict_proba(DIGITS.X_test).argmax(1)] != DIGITS.y_test).mean())
+
+
+def test_probabilities_labels_and_repetition(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    original = Kernel.__call__
+
+    def counting(self: Kernel, X: np.ndarray, Z: np.ndarray | None = None, **options: Any) -> object:
+        asked.append((len(X), len(X if Z is None else Z)))
+        return original(self, X, Z, **options)
+
+    monkeypatch.setattr(Kernel, "__call__", counting)
+    found = fitted()
+    assert sum(a * b for a, b in asked) == 60 * 60 + 300 * 60  # each pair once
+    P = found.predict_proba(DIGITS.X_test)
+    np.testing.assert_allclose(P.sum(1), 1.0, rtol=0, atol=1e-6)
+    assert P.min() > 0
+    assert error(found) < 0.12
+    assert found.elbo[-1] > found.elbo[0]
+    np.testing.assert_array_equal(fitted().predict_proba(DIGITS.X_test), P)
+    assert not np.array_equal(fitted(seed=1).predict_proba(DIGITS.X_test), P)
+    np.testing.assert_allclose(fitted(dtype="float64").predict_proba(DIGITS.X_test), P, rtol=0, atol=0.02)
+
+
+def test_the_lengthscale_of_pixels_is_learned() -> None:
+    found = fitted("rbf")
+    assert found.lengthscale is not None
+    assert found.lengthscale > 0
+    assert error(found) < 0.2
+
+
+def test_the_scale_of_the_kernel_has_no_effect() -> None:
+    def net(scale: float) -> Network:
+        return Sequential(Conv(3, bias_var=0.1), ReLU(), Dense(weight_var=scale))
+
+    a, b = (fitted(net(scale), dtype="float64", epochs=2).predict_proba(DIGITS.X_test[:50]) for scale in (1.0, 64.0))
+    np.testing.assert_allclose(a, b, rtol=1e-6)
+
+
+def test_the_start_alone_knows_every_class() -> None:
+    order = np.argsort(DIGITS.y[:400], kind="stable")  # sorted data: the start must look at all classes
+    X, y = DIGITS.X[:400][order], DIGITS.y[:400][order]
+    assert error(fit(NET, X, y, replace(TRAINING, inducing=80, epochs=1, learning_rate=1e-6), "cpu")) < 0.15
+
+
+@pytest.mark.slow
+def test_a_convolutional_kernel_beats_pixels_on_mnist() -> None:
+    data = datasets.mnist().take(2000, 2000)
+    training = Training(inducing=300, epochs=40, batch_size=200)
+    conv, pixels = (fit(network, data.X, data.y, training, "cpu") for network in (zoo.small_cnn(), "rbf"))  # type: ignore[arg-type]
+    errors = [(found.predict_proba(data.X_test).argmax(1) != data.y_test).mean() for found in (conv, pixels)]
+    assert errors[0] < errors[1]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("network", [NET, "rbf"], ids=["network", "rbf"])
+def test_on_a_card(network: Any) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("torch sees no card")
+    training = replace(TRAINING, dtype="float64")
+    on_card, on_cpu = (
+        fit(network, DIGITS.X[:300], DIGITS.y[:300], training, device).predict_proba(DIGITS.X_test[:100])  # type: ignore[arg-type]
+        for device in ("cuda", "cpu")
+    )
+    np.testing.assert_allclose(on_card, on_cpu, rtol=0, atol=1e-6)
