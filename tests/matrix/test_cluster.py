@@ -221,8 +221,9 @@ def test_without_the_mark_of_its_run_a_worker_writes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Also where a run has ended, or another begun, between two of its tiles."""
-    monkeypatch.setattr(filling, "unpickled", lambda kernel: KERNEL)
+    monkeypatch.setattr(filling, "unpickled", lambda kernel, worker: KERNEL)
     monkeypatch.setattr(filling, "_room", lambda kernel: 1 << 20)
+    monkeypatch.setattr("distributed.get_worker", lambda: None)
     place = tmp_path / "K.zarr"
     gram(KERNEL, X, store=place, tile=32)
     for path in place.glob("K/c/*/*"):

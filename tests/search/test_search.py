@@ -23,7 +23,7 @@ from cnngp import (
 )
 from cnngp.common.errors import DatasetError
 from cnngp.kernel.program import Kind
-from cnngp.search import Draw, SearchResult, Space, StudyError, random_search, runs
+from cnngp.search import Draw, SearchResult, Space, StudyError, pool, random_search
 from cnngp.search.scoring import score
 from cnngp.search.space import SPACES
 from helpers.searches import DIGITS, SMALL, alone, records_of
@@ -45,8 +45,7 @@ def scored(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         calls.append(network)
         return score(network, *arguments, **options)
 
-    for module in (search, runs):
-        monkeypatch.setattr(module, "score", counted)
+    monkeypatch.setattr(pool, "score", counted)
     return calls
 
 
@@ -132,7 +131,7 @@ def _never(draw: Draw) -> Any:
 
 
 def test_a_space_without_networks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runs, "_MOST_INVALID", 5)
+    monkeypatch.setattr(search, "_MOST_INVALID", 5)
     with pytest.raises(NetworkError, match=r"5 draws of the space never in a row make no network on images of 1 × 8 ×"):
         random_search(DIGITS, Space("never", 1, _never, ""), 5, **SMALL)
 
@@ -146,14 +145,14 @@ def test_a_draw_that_fails_is_noted_and_another_one_done(tmp_path: Path, monkeyp
             raise OSError("the card has gone away")
         return score(*arguments)
 
-    monkeypatch.setattr(runs, "score", broken)
+    monkeypatch.setattr(pool, "score", broken)
     result = random_search(DIGITS, "paper-cnn", 3, **SMALL, study=study)
     assert len(result.trials) == 3
     assert result.trials[-1].draw >= last
     [(draw, failure)] = result.failures.items()
     assert failure == f"draw {draw}: OSError: the card has gone away"
     assert draw <= first
-    monkeypatch.setattr(runs, "score", lambda *_: 1 / 0)
+    monkeypatch.setattr(pool, "score", lambda *_: 1 / 0)
     with pytest.raises(RuntimeError, match=r"ZeroDivisionError.*keeps what is finished"):
         random_search(DIGITS, "paper-cnn", 10, **SMALL, study=study)
 
@@ -180,8 +179,7 @@ def test_rungs_and_the_one_look_at_the_test_set(tmp_path: Path, monkeypatch: pyt
         1,
     )
     assert result.test.error == pytest.approx(1 - clf.score(data.X_test, data.y_test), abs=1e-12)
-    for module in (search, runs):  # nothing is computed a second time
-        monkeypatch.setattr(module, "score", None)
+    monkeypatch.setattr(pool, "score", None)  # nothing is computed a second time
     again = random_search(data, "paper-cnn", 5, **arguments)
     assert again.rungs == result.rungs
     assert again.test == result.test

@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cnngp import Conv, Dense, GPClassifier, ReLU, Sequential, datasets, search
+from cnngp import Conv, Dense, GPClassifier, ReLU, Sequential, datasets
 from cnngp.cli import run
 from cnngp.cli.common import network_by_name
-from cnngp.search import Draw, Space, plot, random_search
+from cnngp.search import Draw, Space, plot, pool, random_search
+from cnngp.search.scoring import score
 from helpers.searches import DIGITS
 
 
@@ -51,10 +52,12 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 def test_a_failing_look_at_the_test_images_costs_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def full(*_: Any, **__: Any) -> None:
-        raise MemoryError("too many test images")
+    def full(network: Any, problem: Any) -> Any:
+        if len(problem.X_validation) == 500:
+            raise MemoryError("too many test images")
+        return score(network, problem)
 
-    monkeypatch.setattr(search, "score", full)
+    monkeypatch.setattr(pool, "score", full)
     arguments = ["search", "--draws", "2", "--train", "60", "--validation", "60", "--test", "--device", "cpu"]
     assert run([*arguments, "--output", str(tmp_path)]) == 1
     assert "too many test images" in capsys.readouterr().err
@@ -126,7 +129,7 @@ def test_labels_between_powers_of_ten_only_within_one(errors: tuple[float, float
     figure = pytest.importorskip("matplotlib.figure").Figure()
     axes = figure.subplots()
     axes.plot([0, 1], errors)
-    plot._percent_scale(axes)
+    plot._finish(axes, "", "")
     figure.draw_without_rendering()
     low, high = axes.get_ylim()
     shown = [t.get_text() for t in axes.yaxis.get_minorticklabels() if low <= t.get_position()[1] <= high]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -13,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from cnngp import GPClassifier, search
-from cnngp.search import Draw, Space, random_search, runs
+from cnngp import GPClassifier
+from cnngp.search import pool, random_search
 from cnngp.search.scoring import score
 from helpers.searches import DIGITS, SMALL, alone, records_of
 
@@ -91,17 +92,18 @@ def test_two_commands_and_their_processes_share_one_study(tmp_path: Path) -> Non
     _same_as_alone(tmp_path / "s.journal", 10)
 
 
-def _deadly(draw: Draw) -> Any:
-    os._exit(7)
-
-
 @pytest.mark.slow
 def test_a_process_that_dies_is_reported(tmp_path: Path) -> None:
-    deadly = Space("deadly", 1, _deadly, "")
+    def kill() -> None:
+        while not (children := multiprocessing.active_children()):
+            time.sleep(0.01)
+        children[0].kill()
+
+    killing = threading.Thread(target=kill)
+    killing.start()
     with pytest.raises(RuntimeError, match=r"a worker process ended by itself.*what is finished is kept"):
-        random_search(
-            DIGITS, deadly, 4, train=60, validation=60, device="cpu", study=tmp_path / "s.journal", processes=2
-        )
+        random_search(DIGITS, **SMALL | {"threads": None}, study=tmp_path / "s.journal", processes=2)
+    killing.join()
 
 
 @pytest.mark.slow
@@ -129,7 +131,7 @@ def test_interrupted_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.Monke
             raise KeyboardInterrupt
         return score(*arguments)
 
-    monkeypatch.setattr(runs, "score", interrupted)
+    monkeypatch.setattr(pool, "score", interrupted)
     study = tmp_path / "s.journal"
     with pytest.raises(KeyboardInterrupt, match=r"\d of 5 networks are in .*s\.journal\. Run it again to continue"):
         random_search(DIGITS, "paper-cnn", 5, **SMALL, study=study)
@@ -154,7 +156,7 @@ def kill_one_when_it_works(client: Any, study: Path) -> threading.Thread:
 @pytest.mark.slow
 @pytest.mark.parametrize("kill", [False, True])
 def test_on_a_dask_cluster(kill: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(search, "score", None)  # the client may have no card: nothing is scored in it
+    monkeypatch.setattr(pool, "score", None)  # the client may have no card: nothing is scored in it
     distributed = pytest.importorskip("distributed")
     study = tmp_path / "s.journal"
     settings = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": None, "silence_logs": 50}

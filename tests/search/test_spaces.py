@@ -142,14 +142,6 @@ def test_a_mistake_in_a_space_is_reported_at_its_first_draw(build: Any, message:
     assert len(draws) == 1
 
 
-def test_a_space_that_other_processes_cannot_be_given(tmp_path: Path) -> None:
-    space = Space("mine", 1, lambda draw: Sequential(Dense()), "")
-    with pytest.raises(SpaceError, match=r"the space mine cannot be sent to other processes \(.*lambda.*processes=1"):
-        random_search(DIGITS, space, 2, **SMALL, processes=2, study=tmp_path / "s.journal")
-    assert not (tmp_path / "s.journal").exists()
-    assert len(random_search(DIGITS, space, 2, **SMALL).trials) == 2
-
-
 def test_pooled_networks() -> None:
     given = {"nonlinearity": "relu", "biased": True, "bias_ratio": 0.1, "residual": False, "filter_size": 3}
     given |= {"stages": 2, "layers_0": 1, "shrink_0": "pool", "layers_1": 2, "end_pool": "5"}

@@ -8,27 +8,33 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, replace
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from cnngp.cluster import ClusterError
 from cnngp.common.checks import is_whole
 from cnngp.common.devices import Device
 from cnngp.common.errors import DatasetError
+from cnngp.common.progress import progress_bar
+from cnngp.common.tables import percent
 from cnngp.datasets import sets as datasets
 from cnngp.datasets.dataset import Dataset
 from cnngp.kernel.program import Kind
-from cnngp.network.serialize import from_json
+from cnngp.network.layers import NetworkError
 
-from .problems import Problems, split_for
+from .pool import POLL_SECONDS, Outcome, Pool, engine_device, pool_of
 from .result import Look, Rung, SearchResult
-from .runs import Level, engine_device, on_cluster, run
-from .scoring import Problem, Score, score
-from .space import Draw, Space, SpaceError, check_sendable, find_space
-from .study import NAME, SAMPLERS, Study, StudyError, Trial, best
+from .scoring import Problem, Problems, Score, split_for
+from .space import Draw, Space, SpaceError, find_space
+from .study import SAMPLERS, Study, StudyError, Trial, best
 
 __all__ = ["Draw", "SearchResult", "Space", "SpaceError", "StudyError", "Trial", "random_search", "split_for"]
+
+# Draws in a row that no network comes of, and that fail: more are the fault of the space, or of the machine or data.
+_MOST_INVALID = 1000
+_MOST_FAILURES = 3
 
 
 def random_search(
@@ -76,7 +82,7 @@ def random_search(
     kind : "nngp", or "ntk" to score networks by their tangent kernel.
     processes : worker processes on this machine. Scripts that ask for more than one need an
         `if __name__ == "__main__":`.
-    scheduler : a Dask client or the address of a scheduler, whose workers compute the draws and see `study`.
+    scheduler : a Dask client or the address of a scheduler, whose workers score the networks.
     before_test : called with the result before the test images are used, so that it is not lost if that fails.
 
     >>> from cnngp import datasets
@@ -97,8 +103,6 @@ def random_search(
     if scheduler is not None and processes != 1:
         raise ValueError(f"processes={processes} with a scheduler; the scheduler's workers are the processes")
     drawn_from = find_space(space)
-    if processes > 1 or scheduler is not None:
-        check_sendable(drawn_from)
     dataset = data if isinstance(data, Dataset) else datasets.load(data, split=split_for(str(data)))
     problems = Problems(dataset, validation, device=device, dtype=dtype, threads=threads, kind=kind)
     rungs = [(count, problems.at(size)) for count, size in _checked(full)]
@@ -112,75 +116,156 @@ def random_search(
         "sampler": sampler,
         "seed": seed,
         "images": str(base),
-        "content": base.fingerprint(),
+        "content": problems.fingerprint(),
         "dtype": dtype,
         "kind": kind,
     }
-    with on_cluster(scheduler) as cluster, _place(study) as where:
-        kept = Study(where)
+    with ExitStack() as stack:
+        pool = stack.enter_context(pool_of(processes, scheduler))
+        if study is None:
+            study = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="cnngp-search-"))) / "search.journal"
+        kept = Study(str(study), sampler, seed)
         kept.require(identity)
-        level = Level(where, NAME, base, draws, drawn_from, sampler, seed)
-        run(level, kept, processes, cluster, progress)
-        result = _result(level, kept)
+        stack.enter_context(_kept(kept, draws))
+        run = _Run(kept, pool, progress)
+        run.draw(drawn_from, base, draws)
+        result = _result(drawn_from, base, kept, draws)
         for count, problem in rungs:
             chosen = best(result.rungs[-1].trials if result.rungs else result.trials, count)
-            again = _again(level, problem, chosen)
-            rung = Study(where, again.name)
-            run(again, rung, processes, cluster, progress)
-            scores = {t.draw: t.score for t in rung.trials()}
-            rescored = best([replace(t, score=scores[t.draw]) for t in chosen])
-            result = replace(result, rungs=(*result.rungs, Rung(len(problem.X), tuple(rescored))))
-        look = _seen(kept, result.best, problems)
-        if look is None and test:
+            what = f"with {len(problem.X):,} images"
+            result = replace(result, rungs=(*result.rungs, Rung(len(problem.X), run.again(chosen, problem, what))))
+        looks = kept.notes("test/")
+        if test and _key("test", result.best.score.train, result.best) not in looks:
             if before_test is not None:
                 before_test(replace(result, seconds=time.perf_counter() - start))
-            problem = problems.on_test(result.best.score.train)
-            if cluster is None:
-                found = score(result.best.network, problem, progress=progress)
+            run.again([result.best], problems.on_test(result.best.score.train), "on test images", "test")
+            looks = kept.notes("test/")
+    found = looks.get(_key("test", result.best.score.train, result.best))
+    if found is not None:
+        known = Score(**found)
+        result = replace(result, test=Look(result.best.draw, known.train, known.error, known.validation, len(looks)))
+    return replace(result, seconds=time.perf_counter() - start)
+
+
+@dataclass(frozen=True)
+class _Run:
+    """What scores the networks of a search, and where the scores go."""
+
+    study: Study
+    pool: Pool
+    progress: bool
+
+    def draw(self, space: Space, problem: Problem, draws: int) -> None:
+        """New networks from a space, until there are as many as are wanted."""
+        unfinished: dict[int, Any] = {}
+        invalid = failures = 0
+
+        def end(trial: Any, network: str, found: Outcome) -> None:
+            nonlocal invalid, failures
+            del unfinished[trial.number]
+            if found.score is not None:
+                self.study.tell(trial, "COMPLETE", found.score, network=network)
+                invalid = failures = 0
+            elif found.invalid:
+                self.study.tell(trial, "PRUNED", invalid=found.reason)
+                invalid += 1
             else:
-                [found] = cluster.computed(_scored, [result.best.network_json], problem)
-            kept.note(_key(result.best, problem), asdict(found))
-            look = _seen(kept, result.best, problems)
-    return replace(result, test=look, seconds=time.perf_counter() - start)
+                failure = f"draw {trial.user_attrs['draw']}: {found.reason}"
+                self.study.tell(trial, "FAIL", failure=failure)
+                failures += 1
+                if failures >= _MOST_FAILURES:
+                    raise RuntimeError(f"{failure} ({self.study.where} keeps what is finished)")
+            if invalid >= _MOST_INVALID:
+                size = " × ".join(map(str, problem.image_shape))
+                raise NetworkError(
+                    f"{invalid:,} draws of the space {space.name} in a row make no network on images of {size}; the "
+                    f"last: {found.reason}"
+                )
+
+        def networks(asked: list[tuple[Any, str]]) -> Iterator[str]:
+            while (trial := self.study.ask(draws)) is not None:
+                unfinished[trial.number] = trial
+                try:
+                    network = space.network(Draw(trial), problem.image_shape).to_json()
+                except NetworkError as error:
+                    end(trial, "", Outcome(None, f"NetworkError: {error}", invalid=True))
+                else:
+                    asked.append((trial, network))
+                    yield network
+
+        try:
+            with self._bar(draws) as told:
+                while told() < draws:
+                    asked: list[tuple[Any, str]] = []
+                    for done in self.pool.outcomes(networks(asked), problem):
+                        if done is not None:
+                            end(*asked[done[0]], done[1])
+                        told()
+                    if told() < draws:  # others are at the last ones; should one of them die, its draw is ours
+                        time.sleep(POLL_SECONDS)
+        finally:
+            for trial in unfinished.values():  # to be drawn again
+                with suppress(StudyError):
+                    self.study.tell(trial, "FAIL")
+
+    def again(self, chosen: Sequence[Trial], problem: Problem, what: str, kind: str = "again") -> tuple[Trial, ...]:
+        """The same networks on other images, the best first; scores that the study has are not computed again."""
+        keys = {t.draw: _key(kind, len(problem.X), t) for t in chosen}
+        known = self.study.notes(kind)
+        todo = [t for t in chosen if keys[t.draw] not in known]
+        with progress_bar(len(todo), what, "network", wanted=self.progress, delay=0.5, keep=True) as bar:
+            for done in self.pool.outcomes([t.network_json for t in todo], problem):
+                if done is None:
+                    continue
+                trial, found = todo[done[0]], done[1]
+                if found.score is None:
+                    raise RuntimeError(f"draw {trial.draw}: {found.reason} ({self.study.where} keeps what is finished)")
+                self.study.note(keys[trial.draw], asdict(found.score))
+                bar.update()
+        known = self.study.notes(kind)
+        return tuple(best([replace(t, score=Score(**known[keys[t.draw]])) for t in chosen]))
+
+    @contextmanager
+    def _bar(self, draws: int) -> Iterator[Callable[[], int]]:
+        """A progress bar with the best so far; what it gives shows and returns the number of draws that are done."""
+        with progress_bar(draws, "draws", "network", wanted=self.progress, delay=0.5, keep=True) as bar:
+
+            def told() -> int:
+                done = min(draws, len(self.study.draws("COMPLETE")))
+                if not bar.disable:
+                    bar.update(done - bar.n)
+                    for first in best(self.study.trials(), 1):
+                        bar.set_postfix_str(f"best {percent(first.error, 2)} (draw {first.draw})")
+                return done
+
+            yield told
 
 
-def _result(level: Level, study: Study) -> SearchResult:
-    trials = study.trials()[: level.draws]
-    failures = study.failures()
-    if not trials:
-        raise RuntimeError(f"no draw gave a result; {next(iter(failures.values()))}")
-    last = trials[-1].draw
-    invalid = {t.user_attrs["draw"] for t in study.records("PRUNED") if t.user_attrs["draw"] < last}
-    failures = {draw: failure for draw, failure in failures.items() if draw < last}
-    return SearchResult(level.space.name, str(level.problem), tuple(trials), len(invalid), failures)
-
-
-def _again(level: Level, problem: Problem, chosen: Sequence[Trial]) -> Level:
-    """Networks that were drawn before, with other training images: a study of its own at the same place."""
-    name = f"{NAME}, {len(problem.X)} training images, {problem.fingerprint()[:12]}"
-    networks = {t.draw: t.network_json for t in chosen}
-    return replace(level, name=name, problem=problem, draws=len(chosen), networks=networks)
-
-
-def _seen(study: Study, chosen: Trial, problems: Problems) -> Look | None:
-    """The look at the test images with this network, if the study knows of one."""
-    notes = study.notes("test/")
+@contextmanager
+def _kept(study: Study, draws: int) -> Iterator[None]:
+    """Says where the finished draws are when the search is interrupted, or its cluster is lost."""
     try:
-        found = notes.get(_key(chosen, problems.on_test(chosen.score.train))) if notes else None
-    except DatasetError:  # labels that cannot be predicted: nobody has looked
-        return None
-    if found is None:
-        return None
-    known = Score(**found)
-    return Look(chosen.draw, known.train, known.error, known.validation, len(notes))
+        yield
+    except KeyboardInterrupt:
+        done = min(draws, len(study.draws("COMPLETE")))
+        raise KeyboardInterrupt(
+            f"interrupted; {done:,} of {draws:,} networks are in {study.where}. Run it again to continue"
+        ) from None
+    except ClusterError as error:
+        raise ClusterError(f"{error}; {study.where} keeps what is finished; run the same command again") from error
 
 
-def _key(chosen: Trial, problem: Problem) -> str:
-    return f"test/{problem.fingerprint()[:16]}/{chosen.draw}"
+def _result(space: Space, problem: Problem, study: Study, draws: int) -> SearchResult:
+    trials = study.trials()[:draws]
+    last = trials[-1].draw
+    invalid = {draw for draw in study.draws("PRUNED") if draw < last}
+    failures = {draw: failure for draw, failure in study.failures().items() if draw < last}
+    return SearchResult(space.name, str(problem), tuple(trials), len(invalid), failures)
 
 
-def _scored(network_json: str, problem: Problem) -> Score:
-    return score(from_json(network_json), problem)
+def _key(kind: str, train: int, trial: Trial) -> str:
+    """Where the study keeps the score of a network on other images."""
+    return f"{kind}/{train}/{trial.draw}"
 
 
 def _check(**counts: int) -> None:
@@ -196,13 +281,3 @@ def _checked(full: Sequence[tuple[int, int | None]]) -> Sequence[tuple[int, int 
             raise ValueError(f"full={full!r}: expected pairs (how many, training images or None for all)")
         _check(full=entry[0])
     return full
-
-
-@contextmanager
-def _place(study: str | Path | None) -> Iterator[str]:
-    """The file or URL that was asked for, or a file that is gone afterwards."""
-    if study is not None:
-        yield str(study)
-        return
-    with tempfile.TemporaryDirectory(prefix="cnngp-search-") as folder:
-        yield str(Path(folder) / "search.journal")

@@ -19,7 +19,7 @@ _BLUE, _ORANGE = "#2b6cb0", "#dd6b20"
 
 
 def plot(result: SearchResult, folder: Path) -> list[Path]:
-    """Writes draws, hyperparameters and cost, each as PNG and SVG."""
+    """Writes draws, cost and hyperparameters, each as PNG and SVG."""
     figures = {"draws": bare_figure(7, 4), "cost": bare_figure(7, 4)}
     _by_draw(figures["draws"].subplots(), result)
     _against_cost(figures["cost"].subplots(), result)
@@ -37,33 +37,26 @@ def plot(result: SearchResult, folder: Path) -> list[Path]:
 
 
 def _by_draw(axes: Any, result: SearchResult) -> None:
-    draws = [t.draw for t in result.trials]
-    errors = _percent(result.trials)
-    axes.plot(
-        draws, errors, "o", ms=4, color=_BLUE, label=f"{len(draws)} draws with {result.trials[0].score.train:,} images"
-    )
+    draws, errors = [t.draw for t in result.trials], _percent(result.trials)
+    images = f"{result.trials[0].score.train:,} images"
+    axes.plot(draws, errors, "o", ms=4, color=_BLUE, label=f"{len(draws)} draws with {images}")
     axes.step(draws, np.minimum.accumulate(errors), where="post", color=_BLUE, lw=1, label="best so far")
     for rung in result.rungs:
         numbers = [t.draw for t in rung.trials]
         axes.plot(numbers, _percent(rung.trials), "D", ms=5, color=_ORANGE, label=f"again with {rung.train:,} images")
-    axes.set(xlabel="draw", ylabel="validation error, %")
-    axes.set_title(f"{result.space}: {result.images}", parse_math=False)  # a folder's name may hold a $
-    _percent_scale(axes)
-    axes.legend(frameon=False, fontsize=8)
+    _finish(axes, "draw", f"{result.space}: {result.images}")
 
 
 def _against_cost(axes: Any, result: SearchResult) -> None:
     """Every draw, and the front: those that no cheaper draw beats."""
-    axes.plot([t.score.operations for t in result.trials], _percent(result.trials), "o", ms=4, color=_BLUE)
-    front = result.front
-    costs = [t.score.operations for t in front]
-    axes.step(costs, _percent(front), "o-", where="post", ms=5, color=_ORANGE, label="no cheaper draw is better")
-    if min(t.score.operations for t in result.trials) > 0:
+    costs = [t.score.operations for t in result.trials]
+    axes.plot(costs, _percent(result.trials), "o", ms=4, color=_BLUE)
+    front = [t.score.operations for t in result.front]
+    label = "no cheaper draw is better"
+    axes.step(front, _percent(result.front), "o-", where="post", ms=5, color=_ORANGE, label=label)
+    if min(costs) > 0:
         axes.set_xscale("log")
-    axes.set(xlabel="operations a pair of images", ylabel="validation error, %")
-    axes.set_title(f"{result.space}: {result.images}", parse_math=False)
-    _percent_scale(axes)
-    axes.legend(frameon=False, fontsize=8)
+    _finish(axes, "operations a pair of images", f"{result.space}: {result.images}")
 
 
 def _against(axes: Any, name: str, trials: list[Trial]) -> None:
@@ -81,10 +74,8 @@ def _against(axes: Any, name: str, trials: list[Trial]) -> None:
         axes.plot(np.array(places) + spread, errors, "o", ms=3, color=_BLUE)
         axes.set_xlim(-0.5, len(labels) - 0.5)
         axes.set_xticks(range(len(labels)), labels)
-    axes.set_xlabel(name)
-    axes.set_ylabel("validation error, %", fontsize=8)
     axes.tick_params(labelsize=8)
-    _percent_scale(axes)
+    _finish(axes, name, "")
 
 
 def _percent(trials: Any) -> list[float]:
@@ -92,9 +83,14 @@ def _percent(trials: Any) -> list[float]:
     return [100 * max(t.error, 0.5 / t.score.validation) for t in trials]
 
 
-def _percent_scale(axes: Any) -> None:
+def _finish(axes: Any, x: str, title: str) -> None:
+    """Labels, and the logarithmic axis of errors in percent."""
     from matplotlib.ticker import FuncFormatter, NullFormatter
 
+    axes.set(xlabel=x, ylabel="validation error, %")
+    if title:
+        axes.set_title(title, parse_math=False)  # a folder's name may hold a $
+        axes.legend(frameon=False, fontsize=8)
     axes.set_yscale("log")
     plain = FuncFormatter(lambda value, _: f"{value:g}")
     axes.yaxis.set_major_formatter(plain)

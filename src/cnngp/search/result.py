@@ -1,4 +1,4 @@
-"""What a search found: every draw, the best of them again with more images, and the network that was chosen."""
+"""The result of a search: every draw, the best of them again with more images, and the network that was chosen."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Look:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """What a search found. `trials` are by draw; `best` is the lowest validation error of the largest training size.
+    """The draws of a search in `trials`; `best` is the lowest validation error of the largest training size.
 
     The validation error of the best of many draws is a little lower than it will be on new images: it was chosen.
     """
@@ -65,7 +65,8 @@ class SearchResult:
             s = t.score
             errors = (percent(s.error, 2), percent(s.loo_error, 2))
             cost = (f"{s.seconds:.1f}", f"{s.pairs_per_second / 1e6:.2f}", f"{s.operations:,}", f"{s.jitter:g}")
-            rows.append((str(t.draw), *errors, *cost, describe(t)))
+            drawn = (f"{k}={v:.3g}" if isinstance(v, float) else f"{k}={v}" for k, v in t.params.items())
+            rows.append((str(t.draw), *errors, *cost, " ".join(drawn)))
         return aligned(rows, right=range(len(heads)))
 
     @property
@@ -98,11 +99,6 @@ class SearchResult:
             "test": None if self.test is None else asdict(self.test),
             "seconds": self.seconds,
         }
-
-
-def describe(trial: Trial) -> str:
-    """The hyperparameters on one line."""
-    return " ".join(f"{k}={v:.3g}" if isinstance(v, float) else f"{k}={v}" for k, v in trial.params.items())
 
 
 def _facts(trial: Trial) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What one network is worth: its kernel, the exact GP, the error on validation images and by leave-one-out.
+"""The images of a search, and what one network is worth on them: the error on validation images and by leave-one-out.
 
 The matrices stay on the device, and nothing is computed but what a search compares: no variances, no certificate.
 """
@@ -17,6 +17,9 @@ from numpy.typing import NDArray
 from cnngp.common import memory
 from cnngp.common.arrays import to_numpy
 from cnngp.common.devices import Device, output_on
+from cnngp.common.errors import DatasetError
+from cnngp.datasets.dataset import Dataset
+from cnngp.datasets.sets import Split
 from cnngp.gp.exact import ExactGP
 from cnngp.gp.jitter import JitterWarning
 from cnngp.gp.linalg import blocks
@@ -57,16 +60,69 @@ class Problem:
         """K as it comes and in float64, and what is at work beside them."""
         return 16 * len(self.X) ** 2
 
-    def fingerprint(self) -> str:
-        """A hash of the images, labels, precision and kind of kernel: what an error depends on beside the network."""
-        kind = "" if self.kind == "nngp" else f" {self.kind}"
-        digest = hashlib.sha256(f"{self.dtype} {self.classes}{kind}".encode())
-        for a in (self.X, self.y, self.X_validation, self.y_validation):
-            digest.update(f"{a.shape} {a.dtype}".encode() + np.ascontiguousarray(a).data)
-        return digest.hexdigest()
-
     def __str__(self) -> str:
         return f"{self.name}, {len(self.X):,} training and {len(self.X_validation):,} validation images"
+
+
+class Problems:
+    """The same validation images with any number of training images; those are never validated on.
+
+    `options` are those of a `Problem`.
+    """
+
+    def __init__(self, data: Dataset, validation: int | None, **options: Any) -> None:
+        if data.X_validation is None or data.y_validation is None:
+            n = len(data.X)
+            data = data.hold_out(_asked(data, "validation", n // 4 if validation is None else validation, n - 1))
+        assert data.X_validation is not None
+        assert data.y_validation is not None
+        self._data, self._options = data, options
+        self._classes = np.unique(np.concatenate([data.y, data.y_validation, data.y_test]))
+        if len(self._classes) < 2:
+            raise DatasetError(f"{data.name} holds one class only; a search needs at least two")
+        self._y = self._codes(data.y)
+        held = _asked(data, "validation", validation, len(data.X_validation))
+        self._validation = data.X_validation[:held], self._codes(data.y_validation[:held])
+
+    def fingerprint(self) -> str:
+        """A hash of all images and labels, and of how they are divided."""
+        data, digest = self._data, hashlib.sha256()
+        for a in (data.X, self._y, *self._validation, data.X_test, self._codes(data.y_test)):
+            digest.update(f"{a.shape} {a.dtype}".encode())
+            digest.update(np.ascontiguousarray(a).data)
+        return digest.hexdigest()
+
+    def at(self, train: int | None) -> Problem:
+        n = _asked(self._data, "training", train, len(self._data.X))
+        return self._problem(n, "validation", *self._validation)
+
+    def on_test(self, train: int) -> Problem:
+        """The test images in the place of the validation ones."""
+        return self._problem(train, "test", self._data.X_test, self._codes(self._data.y_test))
+
+    def _problem(self, train: int, what: str, X: NDArray[Any], y: NDArray[np.intp]) -> Problem:
+        unknown = self._classes[np.setdiff1d(y, self._y[:train])]
+        if len(unknown):
+            raise DatasetError(
+                f"the {what} images of {self._data.name} have labels that its first {train:,} training images do not "
+                f"have: {unknown.tolist()[:5]}; use more training images"
+            )
+        own = self._data.X[:train], self._y[:train]
+        return Problem(self._data.name, *own, X, y, len(self._classes), **self._options)
+
+    def _codes(self, labels: NDArray[Any]) -> NDArray[np.intp]:
+        return np.searchsorted(self._classes, labels)
+
+
+def _asked(data: Dataset, what: str, n: int | None, held: int) -> int:
+    if n is not None and not 1 <= n <= held:
+        raise DatasetError(f"{data.name} has {held:,} {what} images to give, but {n:,} were asked for")
+    return held if n is None else n
+
+
+def split_for(source: str) -> Split:
+    """The paper's where there is one: it has validation images."""
+    return "paper" if source in ("mnist", "fashion_mnist") else "standard"
 
 
 @dataclass(frozen=True)
@@ -89,7 +145,7 @@ class Score:
     """Operations for a pair of images, as `net.shapes` counts them."""
 
 
-def score(network: Network, problem: Problem, progress: bool = False) -> Score:
+def score(network: Network, problem: Problem) -> Score:
     """Noise-free regression on ±1 targets, as `GPClassifier` does it. Raises `RangeError` and `NetworkError`."""
     start = time.perf_counter()
     kernel = Kernel(network, problem.device, problem.dtype, problem.threads, problem.kind)
@@ -97,7 +153,7 @@ def score(network: Network, problem: Problem, progress: bool = False) -> Score:
     memory.require(12 * n * n, f"an exact fit of {n:,} images", kernel.device)
     kernel.prepare(problem.X)
     compiled = time.perf_counter()
-    K = kernel(problem.X, output=output, progress=progress)
+    K = kernel(problem.X, output=output, progress=False)
     kernel_seconds = time.perf_counter() - compiled
     Y = 2.0 * np.eye(problem.classes)[problem.y] - 1.0
     with warnings.catch_warnings():
@@ -107,7 +163,7 @@ def score(network: Network, problem: Problem, progress: bool = False) -> Score:
     wrong = 0
     for rows in blocks(len(problem.X_validation), max(1, _CHUNK[kernel.device] // n)):
         begun = time.perf_counter()
-        K_test = kernel(problem.X_validation[rows], problem.X, output=output, progress=progress)
+        K_test = kernel(problem.X_validation[rows], problem.X, output=output, progress=False)
         kernel_seconds += time.perf_counter() - begun
         wrong += int((to_numpy(gp.mean(K_test).argmax(1)) != problem.y_validation[rows]).sum())
     left_out = gp.leave_one_out().mean

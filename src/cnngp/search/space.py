@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, TypeVar, cast
@@ -84,33 +83,23 @@ class Space:
     description: str
     most_operations: int | None = None
 
-    def check_cost(self, operations: int) -> None:
-        if self.most_operations is not None and operations > self.most_operations:
-            raise NetworkError(
-                f"it costs {operations:,} operations a pair of images, and {self.name} draws networks of at most "
-                f"{self.most_operations:,}"
-            )
-
-    def network(self, draw: Draw) -> Network:
-        """What `build` makes of a draw; `SpaceError` where that is no network."""
+    def network(self, draw: Draw, image_shape: Sequence[int]) -> Network:
+        """The network of a draw. `SpaceError` where `build` makes none, `NetworkError` where it does not fit the images
+        or costs too much.
+        """
         built = self.build(draw)
         if not isinstance(built, Network):
             raise SpaceError(
                 f"build of the space {self.name} returned {built!r:.60} ({type(built).__name__}); expected a network "
                 "such as Sequential(Conv(3), ReLU(), Dense())"
             )
+        operations = built.shapes(image_shape).cost
+        if self.most_operations is not None and operations > self.most_operations:
+            raise NetworkError(
+                f"it costs {operations:,} operations a pair of images, and {self.name} draws networks of at most "
+                f"{self.most_operations:,}"
+            )
         return built
-
-
-def check_sendable(space: Space) -> None:
-    """`SpaceError` where other processes cannot be given the space."""
-    try:
-        pickle.dumps(space)
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
-        raise SpaceError(
-            f"the space {space.name} cannot be sent to other processes ({' '.join(str(error).split())}); make `build` "
-            "a function with a name at the top of a file, or use processes=1"
-        ) from None
 
 
 def find_space(name: str | Space) -> Space:

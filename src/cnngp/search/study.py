@@ -10,6 +10,7 @@ import itertools
 import json
 import os
 import socket
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -32,6 +33,8 @@ SAMPLERS = {"random": "RandomSampler", "tpe": "TPESampler"}
 """Optuna's samplers by name: the paper's, and one that learns from the draws before."""
 # A draw of another machine that is older, and ten times as old as the longest ever took, was left behind.
 _UNHEARD_SECONDS = 600.0
+# A record that does not say of which draw it is after so long was left by a process that was killed.
+_BEGIN_SECONDS = 5.0
 # After so long without a change of the file the lock of a process counts as left behind: it is held for milliseconds.
 _LOCK_SECONDS = 10
 
@@ -60,41 +63,41 @@ class Trial:
 
 
 class Study:
-    """The draws of one search at `where`, a file or a URL; `name` tells the studies there apart."""
+    """The draws of one search at `where`, a file or a URL."""
 
-    def __init__(self, where: str, name: str = NAME, new: bool = True) -> None:
-        self.where = where
-        with reported(where) as optuna:
-            storage = _storage(where, new)
-            if new:
-                self._study = optuna.create_study(storage=storage, study_name=name, load_if_exists=True)
-            else:
-                self._study = optuna.load_study(storage=storage, study_name=name)
+    def __init__(self, where: str, sampler: str, seed: int) -> None:
+        self.where, self._sampler, self._seed = where, sampler, seed
+        with _reported(where) as optuna:
+            self._study = optuna.create_study(storage=_storage(where), study_name=NAME, load_if_exists=True)
 
     def require(self, identity: dict[str, Any]) -> None:
         """`StudyError` where it is the study of another search."""
         held = self.notes("").get("identity", identity)
         self.note("identity", held)
         differ = [key for key in identity | held if held.get(key) != identity.get(key)]
-        told = [f"its {key} is {_short(held.get(key))} and not {_short(identity.get(key))}" for key in differ]
+        told = [f"its {key} is {held.get(key)} and not {identity.get(key)}" for key in differ if key != "content"]
         if differ == ["content"]:
-            told.append("so it has other images, or others of them were held out for validation")
-        elif "content" in differ:
-            del told[differ.index("content")]  # a hash of the other things too
+            told.append("it has other images, or others of them were held out for validation")
         if differ:
             raise StudyError(f"{self.where} holds another search: {', '.join(told)}; give another study")
 
     def notes(self, prefix: str) -> dict[str, Any]:
+        """What was noted under keys that begin with `prefix`."""
         return {key: value for key, value in self._study.user_attrs.items() if key.startswith(prefix)}
 
     def note(self, key: str, value: Any) -> None:
+        """Keep a value, unless there is one under that key."""
         if key not in self.notes(key):
-            self._study.set_user_attr(key, value)
+            with _reported(self.where):
+                self._study.set_user_attr(key, value)
 
     def records(self, *states: str) -> list[Any]:
         """Optuna's trials of the given states, such as "COMPLETE", as far as they say of which draw they are."""
         found = self._study.get_trials(deepcopy=False)
         return [t for t in found if t.state.name in states and "draw" in t.user_attrs]
+
+    def draws(self, *states: str) -> set[int]:
+        return {t.user_attrs["draw"] for t in self.records(*states)}
 
     def trials(self) -> list[Trial]:
         """Finished draws, by their number."""
@@ -106,63 +109,67 @@ class Study:
 
     def failures(self) -> dict[int, str]:
         """Draws that no result came of, with their errors."""
-        return {
-            t.user_attrs["draw"]: t.user_attrs["failure"] for t in self.records("FAIL") if "failure" in t.user_attrs
-        }
+        found = (t.user_attrs for t in self.records("FAIL"))
+        return {notes["draw"]: notes["failure"] for notes in found if "failure" in notes}
 
-    def ask(self, wanted: int, chosen: Sequence[int] | None, sampler: str, seed: int, by: str) -> Any:
-        """A trial for the lowest draw that is not done and that no other is at, of those `chosen` if any; None where as
-        many draws as are `wanted` are done or in work. The numbers of a draw depend on the seed and its own number.
+    def ask(self, wanted: int) -> Any:
+        """A trial for the lowest draw that is not done and that no process is at; None where as many draws as are
+        `wanted` are done or in work. Its numbers depend on the seed and on the number of the draw.
         """
-        done, at_work = self._taken(len(self._study.get_trials(deepcopy=False)))
-        if len(done & {t.user_attrs["draw"] for t in self.records("COMPLETE")}) + len(at_work) >= wanted:
-            return None
-        numbers = itertools.count() if chosen is None else chosen
-        draw = next((number for number in numbers if number not in done | at_work), None)
-        if draw is None:
-            return None
-        with reported(self.where) as optuna:
+        with _reported(self.where) as optuna:
+            complete, over, at_work = self._taken(None)
+            if len(complete) + len(at_work) >= wanted:
+                return None
+            draw = next(number for number in itertools.count() if number not in complete | over | at_work)
             trial = self._study.ask()
-            for key, value in {"by": by, "draw": draw}.items():
-                trial.set_user_attr(key, value)
+            trial.set_user_attr("by", f"{socket.gethostname()} {os.getpid()}")
+            trial.set_user_attr("draw", draw)
+            while self._undecided(trial.number):
+                time.sleep(0.01)
             if draw in set.union(*self._taken(trial.number)):  # another process was faster
-                self.tell(trial, None, "FAIL")
-                return self.ask(wanted, chosen, sampler, seed, by)
-            state = int(np.random.SeedSequence([seed, draw]).generate_state(1)[0])
-            self._study.sampler = getattr(optuna.samplers, SAMPLERS[sampler])(seed=state)
+                self.tell(trial, "FAIL")
+                return self.ask(wanted)
+            state = int(np.random.SeedSequence([self._seed, draw]).generate_state(1)[0])
+            self._study.sampler = getattr(optuna.samplers, SAMPLERS[self._sampler])(seed=state)
         return trial
 
-    def _taken(self, before: int) -> tuple[set[int], set[int]]:
-        """The draws that are done, also in vain, and those that others are at, among the first records."""
-        done = {t.user_attrs["draw"] for t in self.records("COMPLETE", "PRUNED")} | set(self.failures())
-        longest = max((t.user_attrs["score"]["seconds"] for t in self.records("COMPLETE")), default=0.0)
+    def _undecided(self, before: int) -> bool:
+        """Whether a process has just begun an earlier record, and not yet said of which draw it is."""
+        recent = datetime.now() - timedelta(seconds=_BEGIN_SECONDS)
+        found = self._study.get_trials(deepcopy=False)[:before]
+        return any("draw" not in t.user_attrs and t.datetime_start and t.datetime_start > recent for t in found)
+
+    def _taken(self, before: int | None) -> tuple[set[int], set[int], set[int]]:
+        """The draws that are complete, those that were in vain, and those that processes are at, at one moment; of
+        those in work only the ones whose record is before the given one.
+        """
+        found = self.records("COMPLETE", "PRUNED", "FAIL", "RUNNING")
+        longest = max((t.user_attrs["score"]["seconds"] for t in found if t.state.name == "COMPLETE"), default=0.0)
         earliest = datetime.now() - timedelta(seconds=max(_UNHEARD_SECONDS, 10.0 * longest))
-        at_work = [t for t in self.records("RUNNING") if t.number < before and _may_be_alive(t, earliest)]
-        return done, {t.user_attrs["draw"] for t in at_work}
+        complete, over, at_work = set[int](), set[int](), set[int]()
+        for t in found:
+            if t.state.name == "COMPLETE":
+                complete.add(t.user_attrs["draw"])
+            elif t.state.name == "PRUNED" or "failure" in t.user_attrs:
+                over.add(t.user_attrs["draw"])
+            elif t.state.name == "RUNNING" and (before is None or t.number < before) and _may_be_alive(t, earliest):
+                at_work.add(t.user_attrs["draw"])
+        return complete, over, at_work
 
-    def tell(self, trial: Any, value: float | None, state: str = "COMPLETE", **attributes: Any) -> None:
-        with reported(self.where) as optuna:
-            for key, attribute in attributes.items():
-                trial.set_user_attr(key, asdict(attribute) if isinstance(attribute, Score) else attribute)
-            self._study.tell(trial.number, value, state=optuna.trial.TrialState[state])
-
-    def give_up(self, workers: Sequence[str]) -> None:
-        """Free the draws that workers of a cluster are at which are not among these."""
-        for t in self.records("RUNNING"):
-            worker = t.user_attrs["by"].split()[2:]
-            if worker and worker[0] not in workers:
-                with suppress(StudyError):  # it has just been told
-                    self.tell(t, None, "FAIL")
-
-
-def this_process(worker: str = "") -> str:
-    """A process, and the address of the worker of a cluster that it is."""
-    return f"{socket.gethostname()} {os.getpid()} {worker}".strip()
+    def tell(self, trial: Any, state: str, score: Score | None = None, **attributes: str) -> None:
+        """End a trial, with its score if it is "COMPLETE"."""
+        with _reported(self.where) as optuna:
+            for key, text in attributes.items():
+                trial.set_user_attr(key, text)
+            if score is not None:
+                trial.set_user_attr("score", asdict(score))
+            error = None if score is None else score.error
+            self._study.tell(trial.number, error, state=optuna.trial.TrialState[state])
 
 
 def _may_be_alive(record: Any, earliest: datetime) -> bool:
     """Whether a process may be at a draw: not if it was on this machine and is gone, nor if it began long ago."""
-    host, pid = record.user_attrs["by"].split()[:2]
+    host, pid = record.user_attrs["by"].split()
     if host != socket.gethostname():
         return bool(record.datetime_start is not None and record.datetime_start > earliest)
     try:
@@ -184,7 +191,7 @@ _OF_DAMAGE = (LookupError, ValueError, TypeError, AssertionError, AttributeError
 
 
 @contextmanager
-def reported(where: str) -> Iterator[Any]:
+def _reported(where: str) -> Iterator[Any]:
     """Optuna, with what goes wrong with a study, such as a full disk or a damaged file, in one line, and no others."""
     optuna = need("optuna", "a search")
     before = optuna.logging.get_verbosity()
@@ -199,7 +206,7 @@ def reported(where: str) -> Iterator[Any]:
         optuna.logging.set_verbosity(before)
 
 
-def _storage(where: str, new: bool) -> Any:
+def _storage(where: str) -> Any:
     import optuna
     from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock, JournalStorage
 
@@ -208,8 +215,6 @@ def _storage(where: str, new: bool) -> Any:
     path = Path(where).resolve()  # behind a link the same file, and the same lock
     if path.is_dir():
         raise StudyError(f"{where} is a folder; give a file such as search.journal")
-    if not new and not path.exists():
-        raise StudyError(f"{where} is not there")
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = JournalFileSymlinkLock(str(path), _LOCK_SECONDS)
     if path.exists() and path.stat().st_size:
@@ -218,24 +223,14 @@ def _storage(where: str, new: bool) -> Any:
 
 
 def _mend(path: Path, lock: Any) -> None:
-    """Refuse what is no journal; take away the half of a line that a process left which was killed while it wrote."""
-    with path.open("rb+") as file:
-        try:
-            first = json.loads(file.readline())
-        except ValueError:
-            first = None
-        if not isinstance(first, dict) or "op_code" not in first:
-            raise StudyError(f"{path} is not a journal of Optuna; give another file, or a URL such as sqlite:///a.db")
-        lock.acquire()
-        try:
-            end = file.seek(0, os.SEEK_END)
-            file.seek(max(0, end - (1 << 20)))
-            tail = file.read()
-            if not tail.endswith(b"\n"):
-                file.truncate(end - len(tail) + tail.rfind(b"\n") + 1)
-        finally:
-            lock.release()
-
-
-def _short(value: Any) -> str:
-    return f"{value[:12]}…" if isinstance(value, str) and len(value) == 64 else str(value)
+    """Refuse what is no journal; take away the half of a line that a full disk or a killed process left."""
+    lock.acquire()
+    try:
+        with path.open("rb+") as file, suppress(ValueError, TypeError):
+            data = file.read()
+            if "op_code" in json.loads(data.partition(b"\n")[0]):
+                file.truncate(data.rfind(b"\n") + 1)
+                return
+    finally:
+        lock.release()
+    raise StudyError(f"{path} is not a journal of Optuna; give another file, or a URL such as sqlite:///a.db")

@@ -13,6 +13,7 @@ or was taken over by a later one, or the worker sees another store at the same p
 
 from __future__ import annotations
 
+import itertools
 import time
 import uuid
 from collections.abc import Callable
@@ -54,7 +55,7 @@ class ClusterFill:
         lacking, next_look = set(store.missing(store.present())), 0.0
         try:
             job = _Job(pickled(self._kernel), self._where, begin(store, x, z), self.workers)
-            with closing(self._cluster.everywhere(fill_missing, job)) as seconds:
+            with closing(self._cluster.results(fill_missing, itertools.count(), job)) as seconds:
                 for _ in seconds:
                     began = time.monotonic()
                     if began < next_look:
@@ -105,6 +106,8 @@ def fill_missing(turn: int, job: _Job) -> None:
 
 
 def _fill(turn: int, job: _Job) -> None:
+    from distributed import get_worker
+
     store = GramStore(job.where)
 
     def check() -> None:
@@ -118,7 +121,7 @@ def _fill(turn: int, job: _Job) -> None:
     if store.found is None:
         raise Refused(f"it does not see the store {job.where}; give a path or URL that all machines share")
     check()
-    kernel = unpickled(job.kernel)
+    kernel = unpickled(job.kernel, get_worker())
     engine = kernel.engine_for(store.found.X.shape).identity
     if engine != store.found.engine:
         raise Refused(f"its engine is {engine}, that of the matrix {store.found.engine}")
