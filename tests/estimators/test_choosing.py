@@ -106,8 +106,7 @@ class Counted:
         return Kernel(Dense(), device="cpu")
 
     def targets(self, n: int) -> Any:
-        from cnngp.estimators.labels import coding_of
-        from cnngp.estimators.targets import ClassTargets
+        from cnngp.estimators.labels import ClassTargets, coding_of
 
         y = np.arange(n) % 2
         return ClassTargets(coding_of(y), y)
@@ -337,8 +336,7 @@ def test_a_whitening_is_judged_on_images_that_it_has_not_learned_from(monkeypatc
     monkeypatch.setattr(choosing._Tried, "grow", grow)
     table = [("dense_nngp", ("plain", "zca"), (None,))]
     among = candidates(X, table)
-    from cnngp.estimators.labels import coding_of
-    from cnngp.estimators.targets import ClassTargets
+    from cnngp.estimators.labels import ClassTargets, coding_of
 
     targets = ClassTargets(coding_of(y), y)
     for n in (40, 120):

@@ -34,10 +34,9 @@ from cnngp import (
     from_json,
 )
 from cnngp.estimators import Learning
-from cnngp.estimators.labels import OneLabel, SeveralLabels, class_loss
+from cnngp.estimators.labels import ClassTargets, OneLabel, SeveralLabels, class_loss
 from cnngp.estimators.learning import Problem, balanced, search
 from cnngp.estimators.learning.groups import free_directions, groups_of, moved
-from cnngp.estimators.targets import ClassTargets
 from cnngp.gp.checks import MatrixError
 from cnngp.gp.exact import ExactGP
 

@@ -14,7 +14,7 @@ from scipy import sparse
 from cnngp import Conv, Dense, GPClassifier, GPRegressor, Kernel, ReLU, Sequential, datasets, gram
 from cnngp.common.arrays import DataError, as_real
 from cnngp.datasets.augmentation import shifted
-from cnngp.estimators.inputs import as_float, check_real_rows
+from cnngp.estimators.door import as_float, check_real_rows
 from cnngp.gp import solve
 from cnngp.gp.exact import ExactGP
 from cnngp.network import reference

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from types import FunctionType
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,46 +14,37 @@ from sklearn.utils.validation import check_is_fitted
 
 from cnngp.common.arrays import DataError, to_numpy
 from cnngp.common.checks import is_whole
-from cnngp.common.devices import Device
-from cnngp.datasets.preparation import Preparation
-from cnngp.gp.exact import Amplitude, ExactGP, Noise
-from cnngp.gp.objectives import Rule
+from cnngp.gp.exact import ExactGP
 from cnngp.gp.posterior import Posterior
 from cnngp.gp.selection import chosen
-from cnngp.gp.solving import Method
-from cnngp.kernel.kernel import Kernel
-from cnngp.kernel.program import Kind
-from cnngp.network.layers import Network
 
 from . import fitting
 from .certificate import FitReport
-from .choosing import Choice, Effort, Tell
-from .door import read_test, read_training
+from .choosing import Choice, Tell
+from .door import (
+    ImagesLike,
+    Training,
+    as_image_noise,
+    as_kernel_matrix,
+    as_names,
+    check_length,
+    read_test,
+    read_training,
+)
 from .fit import Asked, Fit
-from .inputs import as_image_noise, as_kernel_matrix, as_names, check_length
-from .learning import Learned, Learning
-from .recipe import Recipe
-from .request import Request
-from .targets import Targets
-from .training_images import Images
+from .labels import Targets
+from .learning import Learned
+from .request import Parameters, Request
 
 if TYPE_CHECKING:
     from cnngp.datasets.images import Aspect
 
 Array = NDArray[Any]
 Floats = NDArray[np.float64]
+Numbers = NDArray[np.intp]
 
 
-def _named(function: Any, qualname: str) -> Any:
-    """A copy of a function under another name."""
-    code, scope = function.__code__, function.__globals__
-    copy = FunctionType(code, scope, function.__name__, function.__defaults__, function.__closure__)
-    copy.__kwdefaults__, copy.__annotations__ = function.__kwdefaults__, function.__annotations__
-    copy.__qualname__, copy.__module__, copy.__doc__ = qualname, function.__module__, function.__doc__
-    return copy
-
-
-class GPEstimator(BaseEstimator):  # type: ignore[misc]
+class GPEstimator(Parameters, BaseEstimator):  # type: ignore[misc]
     """The base of `GPClassifier` and `GPRegressor`."""
 
     fit_: Fit
@@ -63,48 +53,7 @@ class GPEstimator(BaseEstimator):  # type: ignore[misc]
     """How image files were brought to one size, for those to come; set by whoever read them."""
     loo_error_: float
 
-    def __init__(
-        self,
-        network: Network | Kernel | Recipe | str | None = None,
-        *,
-        noise: Noise | None = None,
-        amplitude: Amplitude = "ml",
-        device: Device = "auto",
-        dtype: str = "float32",
-        store: Any = None,
-        input_shape: tuple[int, ...] | None = None,
-        threads: int | None = None,
-        kind: Kind = "nngp",
-        solver: Method = "auto",
-        inducing: Any = None,
-        learn: Rule | Learning | None = None,
-        random_state: int | None = 0,
-        effort: Effort = "normal",
-        preparation: str | Preparation | tuple[Any, ...] | Literal["loo"] | None = None,
-    ) -> None:
-        self.network = network
-        self.noise = noise
-        self.amplitude = amplitude
-        self.device = device
-        self.dtype = dtype
-        self.store = store
-        self.input_shape = input_shape
-        self.threads = threads
-        self.kind = kind
-        self.solver = solver
-        self.inducing = inducing
-        self.learn = learn
-        self.random_state = random_state
-        self.effort = effort
-        self.preparation = preparation
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        """An `__init__` of each class's own, so that Python's error for an unknown keyword names the class."""
-        super().__init_subclass__(**options)
-        if "__init__" not in vars(cls):
-            cls.__init__ = _named(cls.__init__, f"{cls.__qualname__}.__init__")  # type: ignore[method-assign]
-
-    # ---- parts of the fit ----------------------------------------------------------------------------------------
+    # ---- parts of the fit (what is None of a fit to a matrix alone is Any to the type checker) --------------------
 
     @property
     def gp_(self) -> Posterior:
@@ -158,12 +107,12 @@ class GPEstimator(BaseEstimator):  # type: ignore[misc]
         return self.fit_.names
 
     @property
-    def inducing_rows_(self) -> NDArray[np.intp] | None:
+    def inducing_rows_(self) -> Numbers | None:
         """Which training images the inducing ones are: None without inducing images, empty for others."""
         return self.fit_.rows
 
     @property
-    def loo_rows_(self) -> NDArray[np.intp]:
+    def loo_rows_(self) -> Numbers:
         """Rows of the training images that have leave-one-out predictions."""
         return np.asarray(self.gp_.leave_one_out().rows)
 
@@ -174,31 +123,18 @@ class GPEstimator(BaseEstimator):  # type: ignore[misc]
 
     # ---- fitting -------------------------------------------------------------------------------------------------
 
-    def _read(self, X: Any, y: Any, K: Any, regression: bool = False) -> tuple[Request, Images | None, Any, Any]:
+    def _read(self, X: Any, y: Any, K: Any, read: Callable[[Any], Array], **more: Any) -> tuple[Request, Training]:
         # A fit that fails must not leave an earlier one's results to another kernel.
         for derived in ("fit_", "loo_novelty_", "image_aspect_"):
             self.__dict__.pop(derived, None)
         request = self._request()
-        return request, *read_training(self, request, X, y, K, regression)
+        return request, read_training(self, request, X, y, K, read, **more)
 
     def _request(self) -> Request:
-        return Request(**{name: getattr(self, name) for name in Request.__dataclass_fields__})
+        return Request(**{field.name: getattr(self, field.name) for field in fields(Parameters)})
 
-    def _fit(
-        self,
-        request: Request,
-        images: Images | None,
-        targets: Targets,
-        K: Any,
-        image_noise: Any,
-        together: Any,
-        y: Array,
-        names: Any,
-        tell: Tell,
-    ) -> None:
-        names = as_names(names, y)
-        made = fitting.fit(request, images, targets, K, image_noise, together, tell)
-        self.fit_ = replace(made, y=y, names=names)
+    def _fit(self, request: Request, training: Training, targets: Targets, tell: Tell) -> None:
+        self.fit_ = fitting.fit(request, training, targets, tell)
         self._after_fit()
 
     def _add(
@@ -206,7 +142,7 @@ class GPEstimator(BaseEstimator):  # type: ignore[misc]
     ) -> None:
         """Condition on images with labels or targets `y`, as outputs `Y`; `attributes` change with them."""
         noise = None if image_noise is None else as_image_noise(image_noise, len(X))
-        grown = self.fit_.grown(X, y, Y, as_names(names, y), noise, new)
+        grown = self.fit_.grown(X, y, Y, as_names(names, len(X)), noise, new)
         before = dict(self.__dict__)
         try:
             self.__dict__.pop("loo_novelty_", None)
@@ -220,6 +156,10 @@ class GPEstimator(BaseEstimator):  # type: ignore[misc]
     def _after_fit(self) -> None:
         """What the estimator derives from `gp_`."""
         raise NotImplementedError
+
+    def _say(self, **measured: Any) -> None:
+        """Put what was `measured` into the report of the fit."""
+        self.fit_ = replace(self.fit_, report=replace(self.fit_.report, **measured))
 
     # ---- what is asked -------------------------------------------------------------------------------------------
 
@@ -250,7 +190,7 @@ class GPEstimator(BaseEstimator):  # type: ignore[misc]
         if not is_whole(n, least=0):
             raise ValueError(f"n={n!r}: expected how many images, 0 or more")
 
-    def novelty(self, X: Any = None, *, K: Any = None, diagonal: Any = None) -> Floats:
+    def novelty(self, X: ImagesLike | None = None, *, K: Any = None, diagonal: Any = None) -> Floats:
         """How unlike all training images each image is, (M,): from 0, as one of them, to 1, nothing in common.
 
         It is 1 − the largest correlation k(x, x_i)/√(k(x, x) k(x_i, x_i)) with a training image (or an inducing one),
@@ -260,6 +200,16 @@ class GPEstimator(BaseEstimator):  # type: ignore[misc]
         asked = self._asked(X, K, diagonal)
         return self.fit_.novelty(asked)
 
+    def score_samples(self, X: ImagesLike | None = None, *, K: Any = None, diagonal: Any = None) -> Floats:
+        """How usual each image is, (M,): −`novelty`, from −1, nothing in common with the training images, to 0.
+
+        As in scikit-learn's models of densities and of outliers, the lower the stranger. Up to a factor and a constant
+        it is the log density of a narrow Gaussian around the nearest training image, where images are vectors of
+        length 1 whose products are the kernel's correlations. For a threshold compare it with −`loo_novelty_`.
+        """
+        asked = self._asked(X, K, diagonal)
+        return -self.fit_.novelty(asked)
+
     @functools.cached_property
     def loo_novelty_(self) -> Floats | None:
         """`novelty` of every training image against all others; None where the model has no factor of all of them."""
@@ -267,7 +217,7 @@ class GPEstimator(BaseEstimator):  # type: ignore[misc]
         exact = self.gp_.exact
         return None if exact is None else to_numpy(exact.novelty())
 
-    def choose(self, n: int, X: Any) -> NDArray[np.intp]:
+    def choose(self, n: int, X: ImagesLike) -> Numbers:
         """Rows of the `n` images of the pool X that are worth a label next, several at a time, the first one first.
 
         Together they leave the pool the least variance, as a share of each image's own; labels are not looked at.
@@ -294,3 +244,8 @@ class GPEstimator(BaseEstimator):  # type: ignore[misc]
         at = self.loo_rows_[order]
         name = np.array([f"image {i}" for i in at], dtype=str) if self.names_ is None else self.names_[at]
         return {"row": at, "score": score[order], "given": given[order], "proposed": proposed[order], "name": name}
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.three_d_array = True  # rows, and images of three axes and more
+        return tags

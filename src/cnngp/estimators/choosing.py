@@ -28,9 +28,9 @@ from cnngp.network.layers import NetworkError
 
 from .candidates import Candidate, candidates
 from .kernels import kernel_of
+from .labels import Targets
 from .learning import balanced
 from .recipe import Recipe
-from .targets import Targets
 from .training_images import Images
 
 Array = NDArray[Any]

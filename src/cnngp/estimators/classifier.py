@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from sklearn.base import ClassifierMixin
 from sklearn.utils.validation import check_is_fitted
 
@@ -19,14 +20,15 @@ from cnngp.gp.near_copies import warn_of_near_copies
 from cnngp.gp.novelty import novelty
 
 from . import files as model_files
-from .base import GPEstimator
+from .base import GPEstimator, Numbers
 from .choosing import Tell
+from .door import ImagesLike
 from .explanation import Explanation
 from .fit import Asked
 from .guessing import errors_if_guessing
-from .inputs import groups_of
 from .labels import (
     Calibration,
+    ClassTargets,
     Coding,
     OneLabel,
     SeveralLabels,
@@ -37,11 +39,12 @@ from .labels import (
     read_calibration,
     read_labels,
 )
-from .targets import ClassTargets
 
 Array = NDArray[Any]
+Floats = NDArray[np.float64]
 
 
+@dataclass(eq=False, repr=False)
 class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
     """GP classification: regression on ±1 targets, one output per class, no training loop.
 
@@ -80,6 +83,8 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
         "edges", one of the transformers in `cnngp.datasets.preparation`, or a tuple of these; "loo" chooses one of the
         four by leave-one-out. None is part of the choice where the recipe is chosen, and "plain" where a network is
         given.
+    class_weight : None, "balanced", or a dict of weights by class: the noise of an image is divided by the weight of
+        its class, as by `sample_weight` in `fit`.
 
     Attributes
     ----------
@@ -108,48 +113,62 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
     True
     """
 
-    _coding: Coding
+    class_weight: Mapping[Any, float] | Literal["balanced"] | None = None
+    _coding: Coding = field(init=False)
 
     def fit(
         self,
-        X: Any = None,
-        y: Any = None,
+        X: ImagesLike | None = None,
+        y: ArrayLike | None = None,
         *,
         K: Any = None,
-        names: Any = None,
-        image_noise: Any = None,
+        sample_weight: ArrayLike | None = None,
+        image_noise: ArrayLike | None = None,
         groups: Any = None,
+        names: Any = None,
         tell: Tell = None,
     ) -> Self:
         """Fit images X (N, C, H, W) and labels y: (N,) of any kind, or (N, L) of 0 and 1 for several labels an image.
 
         A kernel matrix `K` (N, N) replaces or accompanies X. `names` of the images, such as their files, are shown by
         `suspect_labels` and `explain`. `image_noise` (N,) is noise beside `noise` for single images, in the kernel's
-        units: the more an image has, the less its label counts. Images of one of the `groups` (N,), such as frames of
-        one film, are left out together wherever leave-one-out is used; copies by `cnngp.datasets.augmentation` bring
-        theirs. `tell(stage, value)` is called when stages are reached, as in `report.run`.
+        units: the more an image has, the less its label counts. `sample_weight` (N,) says the same in another way: the
+        image's noise is `noise` / weight, so that an image of weight 2 counts as if it were there twice. Of weight 0 it
+        is left out, and rows in the results count those that remain. Where the noise is 0, all other weights are alike,
+        and a warning says so. Images of one of the `groups` (N,), such as frames of one film, are left out together
+        wherever leave-one-out is used; copies by `cnngp.datasets.augmentation` bring theirs. `tell(stage, value)` is
+        called when stages are reached, as in `report.run`.
         """
-        request, images, y, K = self._read(X, y, K)
-        labels = read_labels(y)
-        self._set_coding(coding_of(labels))
-        targets, together = ClassTargets(self._coding, labels), groups_of(X, groups)
-        self._fit(request, images, targets, K, image_noise, together, labels, names, tell)
-        if together.groups is None:
+        request, training = self._read(
+            X,
+            y,
+            K,
+            read_labels,
+            sample_weight=sample_weight,
+            class_weight=self.class_weight,
+            image_noise=image_noise,
+            groups=groups,
+            names=names,
+        )
+        self._set_coding(coding_of(training.y))
+        targets = ClassTargets(self._coding, training.y)
+        self._fit(request, training, targets, tell)
+        if training.groups is None:
             classes = targets.Y.argmax(1) if isinstance(self._coding, OneLabel) else None
             warn_of_near_copies(self.gp_, classes, lambda mean: targets.wrong(mean, targets.Y).astype(np.float64))
         return self
 
-    def predict(self, X: Any = None, *, K: Any = None) -> Array:
+    def predict(self, X: ImagesLike | None = None, *, K: Any = None) -> Array:
         """The most probable label of each image; `K` is K(test, training) where the model was fitted on a matrix."""
         asked = self._asked(X, K)
         return self._coding.labels(self.fit_.mean(asked))
 
-    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+    def score(self, X: ImagesLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
         """The share of labels of X that are predicted."""
         refuse_masked(y, "y")
         return float(super().score(X, y, sample_weight))
 
-    def predict_proba(self, X: Any = None, *, K: Any = None, diagonal: Any = None) -> Array:
+    def predict_proba(self, X: ImagesLike | None = None, *, K: Any = None, diagonal: Any = None) -> Floats:
         """P(label) for each image, (M, classes), in the order of `classes_`.
 
         (1 − ε) softmax(mean / (T√(1 + variance))) + ε/classes, with T and the share ε of labels that are taken to be
@@ -161,11 +180,11 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
         mean, variance = self._moments(X, K, diagonal)
         return probabilities(self._coding, mean, variance, self._calibration)
 
-    def predict_log_proba(self, X: Any = None, *, K: Any = None, diagonal: Any = None) -> Array:
+    def predict_log_proba(self, X: ImagesLike | None = None, *, K: Any = None, diagonal: Any = None) -> Floats:
         """The logarithm of `predict_proba`."""
         return np.log(self.predict_proba(X, K=K, diagonal=diagonal))
 
-    def decision_function(self, X: Any = None, *, K: Any = None, diagonal: Any = None) -> Array:
+    def decision_function(self, X: ImagesLike | None = None, *, K: Any = None, diagonal: Any = None) -> Floats:
         """Scores whose softmax are the probabilities, (M, classes); of two classes the log odds of the second, (M,).
 
         Of several labels an image, the log odds of each, (M, labels). Above 0 is yes.
@@ -173,14 +192,16 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
         mean, variance = self._moments(X, K, diagonal)
         return log_odds(self._coding, mean, variance, self._calibration)
 
-    def predict_latent(self, X: Any = None, *, K: Any = None, diagonal: Any = None) -> tuple[Array, Array]:
+    def predict_latent(
+        self, X: ImagesLike | None = None, *, K: Any = None, diagonal: Any = None
+    ) -> tuple[Floats, Floats]:
         """Posterior mean (M, classes) and variance (M,) of the ±1 functions; the variance is shared by the outputs."""
         asked = self._asked(X, K, diagonal)
         return self.fit_.moments(asked)
 
     def predict_set(
         self,
-        X: Any = None,
+        X: ImagesLike | None = None,
         *,
         coverage: float = 0.9,
         by: Literal["class"] | None = None,
@@ -212,7 +233,7 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
             p = self._conformal(asked, lambda gp, block, own: p_values(gp, block, own, labels, by == "class"))
         return allowed(p, coverage)
 
-    def add(self, X: Any, y: Any, *, names: Any = None, image_noise: Any = None) -> Self:
+    def add(self, X: ImagesLike, y: ArrayLike, *, names: Any = None, image_noise: ArrayLike | None = None) -> Self:
         """Condition on more images, by a block update instead of a new factorisation; they may bring new classes."""
         images = self._check_added(X, y)
         labels = read_labels(y)
@@ -230,7 +251,7 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
         self._add(images, labels, Y, names, image_noise, new.tolist(), **attributes)
         return self
 
-    def most_uncertain(self, n: int = 10, X: Any = None) -> NDArray[np.intp]:
+    def most_uncertain(self, n: int = 10, X: ImagesLike | None = None) -> Numbers:
         """Rows of the `n` images whose label is least certain (highest entropy first): what to label next.
 
         Of X, or of the training images by leave-one-out. For labels that may be wrong use `suspect_labels`: an image
@@ -266,7 +287,7 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
         score = 1.0 - given.min(1, initial=1.0)
         return self._suspects(n, score, self._coding.labels(targets), self.loo_predictions_)
 
-    def explain(self, X: Any = None, *, K: Any = None, diagonal: Any = None) -> list[Explanation]:
+    def explain(self, X: ImagesLike | None = None, *, K: Any = None, diagonal: Any = None) -> list[Explanation]:
         """Why each image is predicted as it is: the training images that speak for and against each class.
 
         >>> from cnngp import GPClassifier, datasets
@@ -295,6 +316,27 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
                 said = self._coding.labels(mean[None])[0]
                 found.append(Explanation(self.classes_, said, p, mean, shares, float(unlike), rank, labels, names))
         return found
+
+    def saliency(self, X: ImagesLike, label: Any = None) -> Floats:
+        """What each pixel does to the mean of the predicted class, or of class `label`: its gradient, shaped like X.
+
+        It goes through the recipe's preparations. Of several labels an image, the one with the largest mean is meant.
+        Positive where more light speaks for the class; absolute values say where the model looks.
+
+        >>> from cnngp import GPClassifier, datasets
+        >>> data = datasets.digits().take(100)
+        >>> clf = GPClassifier("small_cnn", noise=0.01, device="cpu").fit(data.X, data.y)
+        >>> clf.saliency(data.X_test[:2]).shape
+        (2, 1, 8, 8)
+        """
+        images = self._check_test(X)
+        if label is None:
+            outputs = self.fit_.mean(Asked(images)).argmax(1)
+        elif len(found := np.flatnonzero(self.classes_ == label)):
+            outputs = np.repeat(found, len(images))
+        else:
+            raise DataError(f"{label!r} is not a class of the model: {self.classes_.tolist()[:10]}")
+        return self.fit_.saliency(images, outputs).reshape(np.shape(X))
 
     @classmethod
     def load(cls, path: str | Path, *, device: Device = "auto") -> Self:
@@ -326,9 +368,9 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
     def _set_coding(self, coding: Coding) -> None:
         self._coding, self.classes_ = coding, coding.classes
 
-    def _moments(self, X: Any, K: Any, diagonal: Any) -> tuple[Array, Array]:
+    def _moments(self, X: Any, K: Any, diagonal: Any) -> tuple[Floats, Floats]:
         """Mean (M, classes) and the variance (M,) that probabilities are made with: 0 where it is left out."""
-        asked: Asked = self._asked(X, K, diagonal)
+        asked = self._asked(X, K, diagonal)
         if not self._uses_variances:
             mean = self.fit_.mean(asked)
             return mean, np.zeros(len(mean))
@@ -337,7 +379,7 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
         mean, variance = (np.concatenate(part) for part in zip(*parts, strict=True))
         return mean, variance
 
-    def _block_moments(self, block: Any, diagonal: Array) -> tuple[Array, Array]:
+    def _block_moments(self, block: Any, diagonal: Floats) -> tuple[Floats, Floats]:
         """The same of some rows of K(test, training)."""
         mean = to_numpy(self.gp_.mean(block))
         if not self._uses_variances:
@@ -375,4 +417,4 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
         self.loo_probabilities_ = probabilities(self._coding, mean, variance, found)
         several = isinstance(self._coding, SeveralLabels)
         guessing = errors_if_guessing(self.loo_probabilities_, wrong, targets > 0.0, several, left.groups)
-        self.fit_ = replace(self.fit_, report=replace(self.fit_report_, guessing=guessing))
+        self._say(guessing=guessing)

@@ -2,37 +2,105 @@
 
 from __future__ import annotations
 
-from typing import Any
+import datetime
+import math
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator
+from sklearn.utils.class_weight import compute_sample_weight
 from sklearn.utils.validation import validate_data
 
-from cnngp.common.arrays import DataError, as_images, as_real, check_images_shape, known_array, to_numpy
-
-from .inputs import (
-    as_float,
-    as_image_shape,
-    as_kernel_matrix,
-    axes,
-    check_fits_images,
-    check_length,
-    check_real_rows,
-    same_shape,
-    warn_of_another_scale,
-    warn_of_channels_last,
+from cnngp.common.arrays import (
+    DataError,
+    as_images,
+    as_real,
+    check_images_shape,
+    in_place,
+    in_shape,
+    known_array,
+    to_numpy,
 )
+from cnngp.datasets.augmentation import Copies
+from cnngp.gp.groups import check_groups
+from cnngp.matrix.store.store import verified
+from cnngp.network.layers import Conv, ConvTranspose, Dense, Network, as_layer
+from cnngp.network.shapes import check_input_shape, shape_text
+from cnngp.network.walk import leaves
+
 from .request import Request
 from .training_images import Images
 
 Array = NDArray[Any]
+Floats = NDArray[np.float64]
+
+
+class Rows(Protocol):
+    """Images that stay where they are: a memory map, a Zarr array, a view; anything with a shape that gives rows."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    def __getitem__(self, rows: Any) -> Any: ...
+
+
+ImagesLike = ArrayLike | Rows
+"""What is taken as images or as a kernel matrix: arrays of any library, nested lists, and what is read in parts."""
+
+ONLY_EXACT = "{} needs the exact model: fit without inducing= and with solver='cholesky'"
+
+
+@dataclass(frozen=True)
+class Training:
+    """What a fit learns from, all of one length: images or a matrix, labels, and what is said of single images."""
+
+    images: Images | None
+    y: Array
+    K: Any = None
+    names: NDArray[np.str_] | None = None
+    groups: NDArray[np.intp] | None = None
+    image_noise: Floats | None = None
+    """Variances of noise beside that of all images."""
+    weight: Floats | None = None
+    """What the noise of an image is divided by; None where that is 1 for all."""
+
+    def at(self, rows: NDArray[np.intp]) -> Training:
+        """Some of the images, with all that is said of them."""
+
+        def some(values: Any) -> Any:
+            return None if values is None else values[rows]
+
+        return Training(
+            None if self.images is None else Images(self.images.at(rows), self.images.dtype),
+            self.y[rows],
+            None if self.K is None else to_numpy(self.K[:])[np.ix_(rows, rows)],
+            some(self.names),
+            None if self.groups is None else check_groups(self.groups[rows], len(rows)),
+            some(self.image_noise),
+            some(self.weight),
+        )
 
 
 def read_training(
-    estimator: BaseEstimator, request: Request, X: Any, y: Any, K: Any, regression: bool
-) -> tuple[Images | None, Any, Any]:
-    """Training images, or None where only a matrix is given; y, the matrix; all of one length."""
+    estimator: BaseEstimator,
+    request: Request,
+    X: Any,
+    y: Any,
+    K: Any,
+    read: Callable[[Any], Array],
+    *,
+    numbers: bool = False,
+    names: Any = None,
+    image_noise: Any = None,
+    groups: Any = None,
+    sample_weight: Any = None,
+    class_weight: Any = None,
+) -> Training:
+    """What a fit was given, without the images of weight 0; `read` checks the labels, or targets that are `numbers`."""
     X, y, K = (known_array(given, name) for given, name in ((X, "X"), (y, "y"), (K, "K")))
     for name, asked in (("learn", request.learning), ("inducing", request.inducing)):
         if asked is not None and K is not None:
@@ -42,36 +110,45 @@ def read_training(
         raise ValueError(f"{type(estimator).__name__} requires y to be passed, but the target y is None")
     if X is None and K is None:
         raise DataError("fit needs images X or a kernel matrix K")
-    if regression and (targets := to_numpy(y, "y")).dtype == object:
+    if numbers and (targets := to_numpy(y, "y")).dtype == object:
         y = as_real(targets, "y")  # before scikit-learn reads text as numbers
     if K is not None:
         K = as_kernel_matrix(K)
         check_length(K.shape[0], y, "rows of K")
-    if X is None:
-        return None, y, K
-    # With inducing images, what has a shape stays where it is, and is read and checked a block at a time.
-    streamed = request.inducing is not None and hasattr(X, "shape") and axes(X) > 3
-    X, y = _read(estimator, X, y, streamed, regression)
-    images = X if streamed and request.input_shape is None else as_image_shape(X, request.input_shape)
-    if request.input_shape is None:
-        warn_of_channels_last(tuple(images.shape))
-    if not streamed:
-        recipe = request.asked_recipe
-        for term in () if recipe is None else recipe.terms:
-            check_fits_images(term.network, images)
-        found = np.asarray(as_images(images, request.working_type))
-        # A model predicts by its training images, so it does not share them with a caller who may overwrite them.
-        images = found.copy() if found is X or found.base is not None else found
-    return Images(images, request.working_type, streamed), y, K
+    images = None
+    if X is not None:
+        # With inducing images, what has a shape stays where it is, and is read and checked a block at a time.
+        streamed = request.inducing is not None and hasattr(X, "shape") and axes(X) > 3
+        pixels, y = _read(estimator, X, y, streamed, numbers)
+        images = Images(_in_form(request, pixels, X, streamed), request.working_type, streamed)
+        if request.input_shape is None:
+            warn_of_channels_last(images.shape)
+    labels = read(y)
+    n = len(labels)
+    if groups is None and isinstance(X, Copies):
+        groups = X.groups
+    weight = _weights(sample_weight, class_weight, labels)
+    if weight is not None and request.inducing is not None:
+        raise DataError(ONLY_EXACT.format("sample_weight or class_weight"))
+    training = Training(
+        images,
+        labels,
+        K,
+        as_names(names, n),
+        None if groups is None else check_groups(to_numpy(groups, "groups"), n),
+        None if image_noise is None else as_image_noise(image_noise, n),
+        weight,
+    )
+    return training if weight is None or weight.all() else training.at(np.flatnonzero(weight))
 
 
-def _read(estimator: BaseEstimator, X: Any, y: Any, streamed: bool, regression: bool) -> tuple[Any, Any]:
+def _read(estimator: BaseEstimator, X: Any, y: Any, streamed: bool, numbers: bool) -> tuple[Any, Any]:
     """X as an array of floating-point numbers where it is not `streamed`, with scikit-learn's checks of flat rows."""
     if axes(X) <= 2:
         check_real_rows(X)
         if axes(X) == 2 and hasattr(X, "shape"):
             check_length(X.shape[0], y, "images")
-        checks = {"dtype": [np.float64, np.float32], "multi_output": True, "y_numeric": regression}
+        checks = {"dtype": [np.float64, np.float32], "multi_output": True, "y_numeric": numbers}
         found: tuple[Any, Any] = validate_data(estimator, X, y, **checks)
         return found
     X = X if streamed else as_float(to_numpy(X))
@@ -82,6 +159,20 @@ def _read(estimator: BaseEstimator, X: Any, y: Any, streamed: bool, regression: 
     return X, y
 
 
+def _in_form(request: Request, X: Any, given: Any, streamed: bool) -> Any:
+    """Training images as (N, C, …); what is not `streamed` is an array of our own in the kernel's type."""
+    if streamed and request.input_shape is None:
+        return X
+    images = as_image_shape(X, request.input_shape)
+    if streamed:
+        return images
+    for term in () if request.recipe is None else request.recipe.terms:
+        _check_fits_rows(term.network, images)
+    found = np.asarray(as_images(images, request.working_type))
+    # A model predicts by its training images, so it does not share them with a caller who may overwrite them.
+    return found.copy() if found is given or found.base is not None else found
+
+
 def read_test(estimator: BaseEstimator, X: Any, fitted: Array, dtype: np.dtype[Any]) -> Array:
     """Images to predict, of the shape of those that were `fitted`, as one array in the kernel's type."""
     if X is None:
@@ -90,7 +181,200 @@ def read_test(estimator: BaseEstimator, X: Any, fitted: Array, dtype: np.dtype[A
     if axes(X) <= 2:
         check_real_rows(X)
         X = validate_data(estimator, X, reset=False, dtype=[np.float64, np.float32])
-    images = same_shape(as_float(to_numpy(X)), tuple(fitted.shape[1:]))
+    pixels, shape = as_float(to_numpy(X)), tuple(fitted.shape[1:])
+    images = in_shape(pixels, shape)
+    if images is None:
+        raise DataError(
+            f"X holds images of {shape_text(tuple(pixels.shape[1:]))}, but the model was fitted on "
+            f"{shape_text(shape)} (channels × size); bring them to that shape"
+        )
     checked = np.asarray(as_images(images, dtype))
-    warn_of_another_scale(checked, fitted)
+    _warn_of_another_scale(checked, fitted)
     return checked
+
+
+# ---- images ----------------------------------------------------------------------------------------------------------
+
+
+def as_image_shape(X: Array, input_shape: Any) -> Array:
+    """X as (N, C, …): arrays of 4 or 5 axes as they are, flat rows and 3 axes by `input_shape`.
+
+    Without an `input_shape`, flat rows stay features of one location; three axes could be (N, H, W) or (N, C, L).
+    """
+    if input_shape is None:
+        if len(X.shape) == 3:
+            raise DataError(
+                f"X has shape {X.shape}, which could be (N, height, width) or (N, channels, length); "
+                f"say which with input_shape=(1, {X.shape[1]}, {X.shape[2]}) or ({X.shape[1]}, {X.shape[2]})"
+            )
+        return X
+    channels, spatial = check_input_shape(input_shape)
+    shape = (channels, *spatial)
+    images: Array | None = in_shape(X, shape)
+    if images is None:
+        raise DataError(
+            f"X has shape {X.shape}, which does not hold images of input_shape={shape}: expected {math.prod(shape)} "
+            f"numbers each, or exactly that shape"
+        )
+    return images
+
+
+def warn_of_channels_last(shape: tuple[int, ...]) -> None:
+    """Tell the caller of an estimator's `fit` of images that look like (N, height, width, channels)."""
+    if len(shape) == 4 and shape[3] in (1, 3, 4) and shape[1] == shape[2] > 4:
+        warnings.warn(
+            f"X has shape {shape}, read as {shape[1]} channels of {shape[2]} × {shape[3]}; if the channels come last, "
+            f"give X.transpose(0, 3, 1, 2), else say so with input_shape={shape[1:]}",
+            UserWarning,
+            stacklevel=5,
+        )
+
+
+def _warn_of_another_scale(images: Array, fitted: Array) -> None:
+    """Tell the caller of `predict` of pixels up to 255 for a model of pixels up to 1, or the other way round."""
+    if images.ndim < 3:
+        return
+    high, low = float(images.max()), float(images.min())
+    if low < 0.0 or high <= 0.0:  # not pixels as files have them, or blank
+        return
+    fitted_high = float(fitted.max())
+    if (high > 100.0 and fitted_high <= 2.0) or (high <= 1.0 and 100.0 < fitted_high <= 255.0):
+        warnings.warn(
+            f"X has pixels up to {high:g}, but the model was fitted on pixels up to {fitted_high:g}; bring them to the "
+            f"same scale, as with X {'/' if high > 100.0 else '*'} 255",
+            UserWarning,
+            stacklevel=6,
+        )
+
+
+def _check_fits_rows(network: Network, X: Array) -> None:
+    """Turn a convolution over flat rows into advice."""
+    if X.ndim != 2:
+        return
+    first = next(
+        (layer for _, layer in leaves(as_layer(network, "network")) if isinstance(layer, Conv | ConvTranspose | Dense)),
+        None,
+    )
+    if isinstance(first, Conv | ConvTranspose):
+        side = math.isqrt(X.shape[1])
+        example = (1, side, side) if side * side == X.shape[1] else "(channels, height, width)"
+        raise DataError(
+            f"X holds rows of {X.shape[1]} numbers, but {first!r} needs images; give their shape, such as "
+            f"input_shape={example}"
+        )
+
+
+def as_float(X: Array) -> Array:
+    """Floating point as it is; bytes, integers and booleans as float32, which holds them exactly to 2²⁴."""
+    X = as_real(X, "X")
+    return X if X.dtype in (np.float32, np.float64) else X.astype(np.float32 if X.dtype.itemsize < 4 else np.float64)
+
+
+_NOT_REAL = (str, bytes, complex, np.complexfloating, np.datetime64, np.timedelta64, datetime.date, datetime.timedelta)
+
+
+def check_real_rows(X: Any) -> None:
+    """For flat rows, before scikit-learn checks the rest: it would read text and dates as numbers.
+
+    Columns of a DataFrame by their types, and by their values where the type does not say, as of categories.
+    """
+    if hasattr(X, "dtypes") and hasattr(X, "columns"):
+        values = None
+        for i, (name, dtype) in enumerate(zip(X.columns, X.dtypes, strict=True)):
+            if (kind := getattr(dtype, "kind", "O")) in "buif":
+                continue
+            if kind == "O":
+                values = np.asarray(X, dtype=object) if values is None else values
+                if not _holds_text_or_dates(values[:, i]):
+                    continue
+            raise DataError(f"X has a column {name!r} of type {dtype}; expected real numbers{_complex(dtype)}")
+        return
+    a = X if hasattr(X, "shape") else to_numpy(X)
+    dtype = getattr(a, "dtype", None)
+    if not isinstance(dtype, np.dtype):
+        return
+    if dtype.kind == "O":
+        if isinstance(a, np.ndarray) and _holds_text_or_dates(a):
+            raise DataError("X holds Python objects that are not all real numbers; expected real numbers")
+    elif dtype.kind not in "buif":
+        raise DataError(f"X has type {dtype}; expected real numbers{_complex(dtype)}")
+
+
+def _holds_text_or_dates(objects: Array) -> bool:
+    """Text that could be read as numbers, dates, complex numbers. Other objects are refused by scikit-learn."""
+    return any(isinstance(value, _NOT_REAL) for value in objects.flat)
+
+
+def _complex(dtype: Any) -> str:
+    return ". Complex data not supported" if getattr(dtype, "kind", "") == "c" else ""  # as every estimator has to say
+
+
+def axes(X: Any) -> int:
+    """How many axes an array, or a nested list, has."""
+    return len(X.shape) if hasattr(X, "shape") else np.asarray(X).ndim
+
+
+# ---- matrices, and what is said of single images ---------------------------------------------------------------------
+
+
+def as_kernel_matrix(K: Any, columns: int | None = None) -> Any:
+    """A kernel matrix as it is, NumPy's, CuPy's, torch's or one on disk; lists become arrays."""
+    if isinstance(K, str | Path):
+        raise DataError(f"K={str(K)!r} is a path; give the array in it, as gram or zarr.open_array returns it")
+    matrix = verified(in_place(K, "K"))
+    shape = tuple(matrix.shape)
+    if columns is None and (len(shape) != 2 or shape[0] != shape[1]):
+        raise DataError(f"K has shape {shape}; expected (N, N)")
+    if columns is not None and (len(shape) != 2 or shape[0] == 0 or shape[1] != columns):
+        raise DataError(f"K has shape {shape}; expected (test images, {columns}): a row for each test image")
+    return matrix
+
+
+def checked_diagonal(diagonal: Any, n: int) -> Floats:
+    if diagonal is None:
+        raise DataError("variances at the rows of K also need diagonal=, the k(x, x) of each test image")
+    values = to_numpy(diagonal, "diagonal")
+    if values.shape != (n,) or values.dtype.kind not in "buif":
+        raise DataError(
+            f"diagonal has shape {values.shape} and type {values.dtype}; expected {n} numbers, one for each row of K"
+        )
+    if not bool((np.isfinite(values) & (values >= 0.0)).all()):
+        raise DataError("diagonal holds NaN, infinity or negative numbers; expected variances k(x, x)")
+    return values.astype(np.float64)
+
+
+def check_length(n: int, y: Any, what: str) -> None:
+    if hasattr(y, "__len__") and not (hasattr(y, "ndim") and y.ndim == 0) and len(y) != n:
+        raise DataError(f"{n} {what} but {len(y)} labels in y; give one label per image")
+
+
+def as_names(names: Any, n: int) -> NDArray[np.str_] | None:
+    """What `n` images are called, such as the paths of their files."""
+    if names is None:
+        return None
+    array = np.array([str(name) for name in names])
+    if len(array) != n:
+        raise DataError(f"{len(array)} names for {n} images; give one name for each image")
+    return array
+
+
+def as_image_noise(values: Any, n: int, name: str = "image_noise", what: str = "variances") -> Floats:
+    """A number of 0 or more for each image: variances of its noise in the kernel's units, or weights."""
+    numbers = as_real(to_numpy(values, name), name)
+    if numbers.shape != (n,) or not bool((np.isfinite(numbers) & (numbers >= 0.0)).all()):
+        raise DataError(f"{name} has shape {numbers.shape}; expected {n} {what} of 0 or more, one for each image")
+    return np.asarray(numbers, np.float64)
+
+
+def _weights(sample_weight: Any, class_weight: Any, labels: Array) -> Floats | None:
+    """What the noise of each image is divided by: its own weight times that of its class; None where that is 1."""
+    weight = np.ones(len(labels))
+    if sample_weight is not None:
+        weight = weight * as_image_noise(sample_weight, len(labels), "sample_weight", "weights")
+    if class_weight is not None:
+        weight = weight * as_image_noise(
+            compute_sample_weight(class_weight, labels), len(labels), "class_weight", "weights"
+        )
+    if not weight.any():
+        raise DataError("all weights are zero, by sample_weight or class_weight; expected some above 0")
+    return None if bool((weight == 1.0).all()) else weight

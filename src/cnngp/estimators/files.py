@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -41,29 +41,30 @@ _NOT_SAVED = ("network", "device", "store", "inducing", "learn", "effort", "prep
 _LONGEST = 300  # letters of a message about a file's content
 KINDS: dict[str, type[Posterior]] = {gp.kind: gp for gp in (ExactGP, IterativeGP, InducingGP)}
 
-# The shape of every array of a posterior: N and m points, C outputs, s points with leave-one-out predictions. "tri" are
-# the entries of a triangle. What may be missing is in brackets.
-_SHAPES: dict[str, dict[str, tuple[str, ...]]] = {
-    "exact": {"Y": ("N", "C"), "K": ("tri N",), "point_noise": ("N",), "[groups]": ("N", "…")},
+# The axes of every array, by letters that mean one size each: I training images, N points, C outputs, S points with
+# leave-one-out predictions, T entries of the triangle of an N × N matrix. "?" may be missing; "*" is one more axis.
+_SHAPES: dict[str, dict[str, str]] = {
+    "any": {"y?": "I*", "names?": "I"},
+    "exact": {"Y": "NC", "K": "T", "point_noise": "N", "groups?": "N*"},
     "iterative": {
-        "alpha": ("N", "C"),
-        "inverse_diagonal": ("s",),
-        "loo_rows": ("s",),
-        "loo_targets": ("s", "C"),
-        "deviations": ("s", "C"),
-        "left_out_variances": ("s",),
-        "[loo_groups]": ("s",),
+        "alpha": "NC",
+        "inverse_diagonal": "S",
+        "loo_rows": "S",
+        "loo_targets": "SC",
+        "deviations": "SC",
+        "left_out_variances": "S",
+        "loo_groups?": "S",
     },
     "inducing": {
-        "rhs": ("N", "C"),
-        "kept": ("N", "s"),
-        "kept_diagonal": ("s",),
-        "loo_rows": ("s",),
-        "loo_targets": ("s", "C"),
-        "own": ("s",),
-        "[loo_groups]": ("s",),
-        "K": ("tri N",),
-        "B": ("tri N",),
+        "rhs": "NC",
+        "kept": "NS",
+        "kept_diagonal": "S",
+        "loo_rows": "S",
+        "loo_targets": "SC",
+        "own": "S",
+        "loo_groups?": "S",
+        "K": "T",
+        "B": "T",
     },
 }
 
@@ -84,6 +85,8 @@ def save(model: GPEstimator, path: str | Path, header: dict[str, Any], arrays: d
     parameters = {k: v for k, v in model.get_params(deep=False).items() if k not in _NOT_SAVED}
     if not isinstance(parameters["random_state"], int | np.integer | None):
         del parameters["random_state"]  # a generator, of which the fitted model needs no more
+    if isinstance(weights := parameters.get("class_weight"), Mapping):  # keys of JSON are text
+        parameters["class_weight"] = [[np.asarray(label).item(), float(w)] for label, w in weights.items()]
     own = kernel.main  # a Kernel that was given has its own
     parameters |= {"dtype": own.dtype, "threads": own.threads, "kind": own.kind}
     if hasattr(model, "feature_names_in_"):
@@ -130,9 +133,7 @@ def load(
         again = replace(recipe, noise=None)
         model = cls(again, noise=header["noise"], device=device, **_parameters(header["parameters"]))
         model._request()  # refuses what the file says of the parameters
-        Kernel(
-            recipe.main.network, "cpu", model.dtype, model.threads, model.kind
-        )  # refuses what the file says of these
+        Kernel(recipe.main.network, "cpu", model.dtype, model.threads, model.kind)  # what it says of these
         if model.threads is not None:  # those of the machine that it was made on
             model.threads = min(model.threads, os.cpu_count() or 1)
         if header.get("image_aspect") is not None:
@@ -145,25 +146,16 @@ def load(
         for term in recipe.terms
     ]
     with _reading(path):
-        X = _images(arrays["X"], np.dtype(kernels[0].dtype))
+        X, report = _images(arrays["X"], np.dtype(kernels[0].dtype)), _report(header["report"])
         kernel = _kernel(recipe, kernels, header["factors"], arrays, X.shape[1:])
-        posterior = _posterior(header, arrays, len(X), array_module(kernel.device))
-        rows = arrays.get("inducing_rows", np.empty(0, np.intp)) if posterior.kind == "inducing" else None
-        model.inducing = None if rows is None else len(X)
-        learned = header.get("learned")
-        fit = Fit(
-            posterior,
-            _report(header["report"]),
-            kernel,
-            recipe,
-            X,
-            rows,
-            arrays.get("y"),
-            arrays.get("names"),
-            learned=None if learned is None else Learned.from_dict(learned),
-        )
-        _ = fit.report.verdict, fit.report.rows(), str(fit.learned)  # can be shown
-        _check_known(fit)
+        posterior = _posterior(header, arrays, report.images, len(X), array_module(kernel.device))
+        rows = None
+        if posterior.kind == "inducing":
+            model.inducing, rows = len(X), arrays.get("inducing_rows", np.empty(0, np.intp))
+            _check_rows(rows, len(X), report.images)
+        learned = None if header.get("learned") is None else Learned.from_dict(header["learned"])
+        fit = Fit(posterior, report, kernel, recipe, X, rows, arrays.get("y"), arrays.get("names"), learned=learned)
+        _ = report.verdict, report.rows(), str(learned)  # can be shown
         model.fit_ = fit
         model.image_aspect_ = header.get("image_aspect")
         model.n_features_in_ = int(np.prod(X.shape[1:]))
@@ -185,6 +177,8 @@ def _rule(model: GPEstimator, recipe: Recipe) -> Any:
 
 def _parameters(held: Any) -> dict[str, Any]:
     found = {k: v for k, v in dict(held).items() if k not in _NOT_SAVED}
+    if isinstance(found.get("class_weight"), list):
+        found["class_weight"] = {label: float(weight) for label, weight in found["class_weight"]}
     if found.get("input_shape") is not None:
         found["input_shape"] = tuple(found["input_shape"])
     return found
@@ -210,59 +204,45 @@ def _kernel(
     return RecipeKernel(terms)
 
 
-def _posterior(header: dict[str, Any], arrays: dict[str, Array], points: int, xp: Any) -> Posterior:
+def _posterior(header: dict[str, Any], arrays: dict[str, Array], images: int, points: int, xp: Any) -> Posterior:
     kind = header["posterior"]
     if kind not in KINDS:
         raise ValueError(f"a posterior of the kind {one_line(kind)[:50]!r}")
+    if kind != "inducing" and points != images:
+        raise ValueError(f"{images} images for {points} points")
     for name, value in dict(header["state"]).items():
         if isinstance(value, float) and not math.isfinite(value) and name != "residual":
             raise ValueError(f"{name} is {value}")
-    _check_shapes(kind, arrays, points)
+    _check_shapes(kind, arrays, images, points)
     return KINDS[kind].restored(header["state"], arrays, xp)
 
 
-def _check_shapes(kind: str, arrays: dict[str, Array], points: int) -> None:
-    """Every array of a posterior has the shape that follows from the others, before memory is taken for any."""
-    sizes = {"N": points}
-    for name, axes in _SHAPES[kind].items():
-        optional = name.startswith("[")
-        if optional and name.strip("[]") not in arrays:
+def _check_shapes(kind: str, arrays: dict[str, Array], images: int, points: int) -> None:
+    """Every array has the shape that follows from the others, before memory is taken for any."""
+    sizes = {"I": images, "N": points, "T": points * (points + 1) // 2}
+    for name, axes in (_SHAPES["any"] | _SHAPES[kind]).items():
+        key, fixed = name.rstrip("?"), axes.rstrip("*")
+        if key != name and key not in arrays:
             continue
-        array = arrays[name.strip("[]")]
-        expected = axes[:-1] if axes[-1] == "…" else axes
-        given = array.shape[: len(expected)]
-        for axis, size in zip(expected, given, strict=False):
-            wanted = sizes["N"] * (sizes["N"] + 1) // 2 if axis == "tri N" else sizes.setdefault(axis, size)
-            if size != wanted:
-                raise ValueError(f"{name} of shape {array.shape}, where {axis} is {wanted:,}")
-        if len(given) != len(expected) or array.ndim - len(expected) > (1 if axes[-1] == "…" else 0):
-            raise ValueError(f"{name} of shape {array.shape}")
-    if not sizes.get("C", 1):
+        shape = arrays[key].shape
+        expected = tuple(sizes.setdefault(axis, size) for axis, size in zip(fixed, shape, strict=False))
+        if shape[: len(fixed)] != expected or not len(fixed) <= len(shape) <= len(axes):
+            raise ValueError(f"{key} of shape {shape}, where ({', '.join(axes)}) are {expected}")
+    if not sizes["C"]:
         raise ValueError("no outputs")
 
 
 def _report(held: Any) -> FitReport:
-    report = dict(held)
-    for pair in ("smallest_eigenvalue", "guessing", "no_better"):  # lists in JSON
-        report[pair] = None if report.get(pair) is None else tuple(report[pair])
-    return replace(FitReport(**report))
+    report: dict[str, Any] = {n: tuple(value) if isinstance(value, list) else value for n, value in dict(held).items()}
+    return FitReport(**report)
 
 
-def _check_known(fit: Fit) -> None:
-    """What a file says of all training images is said of as many as there are."""
-    n, rows = fit.report.images, fit.rows
-    for what, known in (("labels", fit.y), ("names", fit.names)):
-        if known is not None and (len(known) != n or known.ndim > (2 if what == "labels" else 1)):
-            raise ValueError(f"{len(known)} {what} for {n} images")
-    if rows is None:
-        if fit.posterior.record.points != n:
-            raise ValueError(f"{n} images for {fit.posterior.record.points} points")
-        return
+def _check_rows(rows: Array, points: int, images: int) -> None:
+    """Rows of inducing images are among the training images, or there are none."""
     if rows.ndim != 1 or rows.dtype.kind not in "iu":
         raise ValueError(f"inducing rows of shape {rows.shape} and type {rows.dtype}")
-    points = fit.posterior.record.points
-    if len(rows) and (len(rows) != points or rows.min() < 0 or rows.max() >= n):
-        raise ValueError(f"{len(rows)} rows of {n} images for {points} inducing images")
+    if len(rows) and (len(rows) != points or rows.min() < 0 or rows.max() >= images):
+        raise ValueError(f"{len(rows)} rows of {images} images for {points} inducing images")
 
 
 def _check_finite(arrays: dict[str, Array]) -> None:

@@ -23,7 +23,7 @@ from cnngp.matrix.store.places import child
 from .added import AddedImages
 from .certificate import Checked, FitReport, certify
 from .choosing import Choice
-from .inputs import checked_diagonal
+from .door import checked_diagonal
 from .kernels import RecipeKernel
 from .learning import Learned
 from .recipe import Recipe
@@ -159,6 +159,17 @@ class Fit:
         if values is None or self.rows is None:
             return values
         return values[self.rows] if len(self.rows) else None
+
+    def saliency(self, images: Array, outputs: NDArray[np.intp]) -> Floats:
+        """∂/∂pixel of the mean of one of the outputs for each image, in the shape of the images."""
+        from .saliency import slopes
+
+        kernel, n = self.only_kernel, self.posterior.record.points
+        assert self.X is not None
+        # The mean is linear in K(test, points), so its weights are the means at the rows of a unit matrix.
+        parts = (np.eye(rows.stop - rows.start, n, rows.start) for rows in blocks(n, max(1, _CHUNK // n)))
+        weights = np.concatenate([to_numpy(self.posterior.mean(part)) for part in parts])
+        return slopes(kernel, images, self.X, weights[:, outputs].T)
 
     # ---- growing -------------------------------------------------------------------------------------------------
 

@@ -11,13 +11,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cnngp.common import memory
 from cnngp.common.arrays import DataError, to_numpy
 from cnngp.common.devices import ActualDevice, array_module, output_on
 from cnngp.common.progress import progress_bar
 from cnngp.gp.checks import as_matrix, float64_buffer
 from cnngp.gp.exact import ExactGP, Noise
 from cnngp.gp.iterative import IterativeGP
+from cnngp.gp.noise import searched_points
 from cnngp.gp.posterior import Posterior
+from cnngp.gp.solving import Method, choose_method
 from cnngp.gp.solving.matrices import SymmetricMatrix
 from cnngp.kernel.kernel import Kernel
 from cnngp.matrix.store.spec import OtherMatrixError
@@ -25,20 +28,18 @@ from cnngp.matrix.store.spec import OtherMatrixError
 from .candidates import preparations_of
 from .certificate import Checked, certify, checked_sample
 from .choosing import Choice, Tell, choose
+from .door import ONLY_EXACT, Training
 from .fit import Fit
 from .inducing_fit import fit_with_pilot
 from .inducing_images import Source, asked_for
-from .inputs import Together, as_image_noise
 from .kernels import RecipeKernel, kernel_of, unit_of
+from .labels import Targets
 from .learning import Learned, Problem, balanced, learned
 from .recipe import Recipe
 from .repeats import image_codes, is_repeated, joined, left_out_together
 from .request import Request
-from .solver import choose_solver
-from .targets import Targets
 from .training_images import Images
 
-Array = NDArray[Any]
 Groups = NDArray[np.intp] | None
 
 # Of groups of images, of which learn= takes one image each.
@@ -47,53 +48,46 @@ _FEWEST_GROUPS = 20
 _ONLY_NOISE = 1e3
 # A solve of no more images is over before anybody waits for it.
 _SOLVED_AT_ONCE = 1500
-_ONLY_EXACT = "image_noise needs the exact model: fit without inducing= and with solver='cholesky'"
 
 
-def fit(
-    request: Request,
-    images: Images | None,
-    targets: Targets,
-    K: Any = None,
-    image_noise: Any = None,
-    together: Together | None = None,
-    tell: Tell = None,
-) -> Fit:
+def fit(request: Request, training: Training, targets: Targets, tell: Tell = None) -> Fit:
     """The pipeline: what is left out together, the recipe, the variances to learn, the posterior, the report.
 
     `tell` is called as stages are reached: "choosing" with the number of recipes, "chosen" with the `Choice`, "kernel"
     with the kernel and the images that it is about to be computed for.
     """
-    n = len(targets.Y)
-    together = together or Together(None, asked=False)
-    image_noise = None if image_noise is None else as_image_noise(image_noise, n)
-    groups, repeated = _left_out_together(request, images, together.checked(n))
+    images, given = training.images, training.K is not None
+    groups, repeated = _left_out_together(request, images, training.groups)
     if images is None:
-        return _exact(request, None, None, targets, K, image_noise, together, groups, request.noise_rule(False))
-    recipe, choice = decided(request, images, targets, groups, given=K is not None, tell=tell)
+        made = _exact(request, None, training, targets, groups, request.noise_rule(False))
+        return replace(made, y=training.y, names=training.names)
+    recipe, choice = _decided(request, images, targets, groups, given, tell)
     if tell is not None and choice is not None:
         tell("chosen", choice)
-    recipe, found = _learned(request, recipe, images, targets, image_noise, groups)
+    recipe, found = _learned(request, recipe, training, images, targets, groups)
     kernel = kernel_of(recipe, images, request.make)
-    noise = _noise(request, recipe, kernel, images, choice, found)
-    if tell is not None and K is None:
+    noise = request.noise_rule(choice is not None)
+    if found is not None and noise == 0 and request.inducing is None:
+        noise = found.noise_of(float(kernel.diag(images.some()).mean()))
+    elif isinstance(request.network, Recipe) and not isinstance(noise, str):
+        noise = float(noise * unit_of(kernel, recipe, images))
+    if tell is not None and not given:
         tell("kernel", (kernel, images))
-    if request.inducing is not None:
-        if image_noise is not None:
-            raise DataError(_ONLY_EXACT)
-        made = _inducing(request, kernel, images, targets, groups, noise)
+    if request.inducing is None:
+        made = _exact(request, kernel, training, targets, groups, noise)
     else:
-        made = _exact(request, kernel, images, targets, K, image_noise, together, groups, noise)
-    made_noise = made.posterior.record.noise / unit_of(kernel, recipe, images)
-    recipe = replace(recipe, noise=recipe.noise if isinstance(recipe.noise, float | int) else float(made_noise))
-    report = replace(made.report, repeated=repeated)
+        if training.image_noise is not None:
+            raise DataError(ONLY_EXACT.format("image_noise"))
+        made = _inducing(request, kernel, images, targets, groups, noise)
+    record, report = made.posterior.record, replace(made.report, repeated=repeated)
+    if isinstance(recipe.noise, str | None):
+        recipe = replace(recipe, noise=float(record.noise / unit_of(kernel, recipe, images)))
     if choice is not None:
-        seconds = None if K is not None or request.store is not None else report.kernel_seconds
-        record = made.posterior.record
+        seconds = None if given or request.store is not None else report.kernel_seconds
         only_noise = request.noise is None and record.noise > _ONLY_NOISE * record.largest_variance
         said = choice.text(seconds) + ("; to this network the targets look like noise" if only_noise else "")
         report = replace(report, choice=said)
-    return replace(made, recipe=recipe, report=report, choice=choice, learned=found)
+    return replace(made, recipe=recipe, report=report, choice=choice, learned=found, y=training.y, names=training.names)
 
 
 def _left_out_together(request: Request, images: Images | None, groups: Groups) -> tuple[Groups, int]:
@@ -112,35 +106,29 @@ def _left_out_together(request: Request, images: Images | None, groups: Groups) 
     return found if request.inducing is None else joined(found), int(is_repeated(codes).sum())
 
 
-def decided(
-    request: Request, images: Images, targets: Targets, groups: Groups, given: bool = False, tell: Tell = None
+def _decided(
+    request: Request, images: Images, targets: Targets, groups: Groups, given: bool, tell: Tell
 ) -> tuple[Recipe, Choice | None]:
     """The recipe that was asked for, or one that is chosen; why, where the network was chosen.
 
     Where a matrix is `given`, or variances are to be learned, there is nothing to compare.
     """
-    recipe = request.asked_recipe
-    pairs = compared_pairs(len(images), request.inducing)
-    compare = not given and request.learning is None
-    if recipe is not None:
-        if request.preparation != "loo" or not compare:
-            return recipe, None
-        among = preparations_of(recipe.main, images.at(slice(0, 1)))
-        found = choose(images, targets, request.make, pairs, request.effort, groups, among, tell=tell)
-        return found.recipe, None
-    fixed = None if request.preparation in (None, "loo") else request.preparation
+    asked, compare = request.recipe, not given and request.learning is None
+    if asked is not None and (request.preparation != "loo" or not compare):
+        return asked, None
     choice = choose(
         images,
         targets,
         request.make,
-        pairs,
+        compared_pairs(len(images), request.inducing),
         request.effort,
         groups,
+        among=None if asked is None else preparations_of(asked.main, images.at(slice(0, 1))),
         compare=compare,
-        preparation=fixed,
+        preparation=None if request.preparation == "loo" else request.preparation,
         tell=tell,
     )
-    return choice.recipe, choice
+    return choice.recipe, choice if asked is None else None
 
 
 def compared_pairs(n: int, inducing: Any) -> int:
@@ -151,14 +139,17 @@ def compared_pairs(n: int, inducing: Any) -> int:
 
 
 def _learned(
-    request: Request, recipe: Recipe, images: Images, targets: Targets, image_noise: Any, groups: Groups
+    request: Request, recipe: Recipe, training: Training, images: Images, targets: Targets, groups: Groups
 ) -> tuple[Recipe, Learned | None]:
     """The recipe with the network's variances learned, where that was asked for."""
     asked = request.learning
     if asked is None:
         return recipe, None
-    if image_noise is not None:
-        raise DataError("learn= finds one noise for all images; fit without image_noise, or without learn")
+    if training.image_noise is not None or training.weight is not None:
+        raise DataError(
+            "learn= finds one noise for all images; fit without image_noise, sample_weight and class_weight, or "
+            "without learn"
+        )
     if asked.rule == "loo" and targets.no_label_twice(groups):
         raise DataError(
             "learn='loo' judges an image by others of its class, and no class has two images; use 'likelihood'"
@@ -175,38 +166,17 @@ def _learned(
     return replace(recipe, terms=(replace(recipe.main, network=found.network),)), found
 
 
-def _noise(
-    request: Request,
-    recipe: Recipe,
-    kernel: RecipeKernel,
-    images: Images,
-    choice: Choice | None,
-    found: Learned | None,
-) -> Noise:
-    """The noise of the fit in the units of the matrix, or the word by which it is chosen."""
-    noise = request.noise_rule(choice is not None)
-    if isinstance(noise, str):
-        return noise
-    if found is not None and noise == 0 and request.inducing is None:
-        return found.noise_of(float(kernel.diag(images.some()).mean()))
-    if isinstance(request.network, Recipe):
-        return float(noise * unit_of(kernel, recipe, images))
-    return noise
-
-
 def _exact(
     request: Request,
     kernel: RecipeKernel | None,
-    images: Images | None,
+    training: Training,
     targets: Targets,
-    K: Any,
-    image_noise: Any,
-    together: Together,
     groups: Groups,
     noise: Noise,
 ) -> Fit:
     """The posterior of all images, by a factor of their matrix or, where that does not fit, by iteration over it."""
-    Y, given, store = targets.Y, K is not None, request.store
+    images, K, Y, store = training.images, training.K, targets.Y, request.store
+    given = K is not None
     device: ActualDevice = "cpu" if kernel is None else kernel.device
     entry = 8 if kernel is None else np.dtype(kernel.dtype).itemsize
     by_default = request.noise is None and noise == "loo" and not isinstance(request.network, Recipe)
@@ -216,8 +186,9 @@ def _exact(
     elif by_default:
         noise = 0.0
     if method != "cholesky":
-        if image_noise is not None:
-            raise DataError(_ONLY_EXACT)
+        for name, known in (("image_noise", training.image_noise), ("sample_weight or class_weight", training.weight)):
+            if known is not None:
+                raise DataError(ONLY_EXACT.format(name))
         if kernel is not None and not kernel.single:
             raise DataError(f"solver={method!r} is for a recipe of one term; use solver='cholesky' or inducing=")
     if noise == "loo" and targets.no_label_twice(groups):
@@ -228,13 +199,18 @@ def _exact(
                 UserWarning,
                 stacklevel=5,
             )
+    if noise == 0 and training.weight is not None and training.weight.min() < training.weight.max():
+        warnings.warn(
+            "sample_weight and class_weight divide the noise, which is 0 here, so all weights above 0 count the same; "
+            "give noise= a number, 'loo' or 'ml'",
+            UserWarning,
+            stacklevel=5,
+        )
     compiling = 0.0
     if kernel is not None and images is not None and not given and store is None:
         compiling = kernel.prepare(images.at(slice(0, 1024)))  # with a store there may be nothing left to compute
     start = time.perf_counter()
-    if not given:
-        assert kernel is not None
-        assert images is not None
+    if kernel is not None and images is not None and not given:
         K = _matrix(kernel, images, store)
     computed = begun = time.perf_counter()
     checked = Checked()
@@ -260,7 +236,8 @@ def _exact(
                 Y,
                 noise=noise,
                 amplitude=request.amplitude,
-                point_noise=image_noise,
+                point_noise=training.image_noise,
+                weights=training.weight,
                 overwrite=True,
                 rounding=float(np.finfo(np.float32 if precision.itemsize <= 4 else np.float64).eps),
                 groups=groups,
@@ -280,6 +257,38 @@ def _exact(
     engine = "given matrix" if given or kernel is None or images is None else kernel.engine(images.shape[1:])
     report = certify(posterior, len(Y), checked, engine, computed - start, begun, method, compile_seconds=compiling)
     return Fit(posterior, report, kernel, X=None if images is None else images.pixels, store=store)
+
+
+def choose_solver(asked: Method, n: int, K: Any, store: bool, entry: int, noise: Noise, device: ActualDevice) -> str:
+    """Cholesky unless another solver was asked for, or the matrix is in a store and its factor is beyond memory.
+
+    `entry` is the size in bytes of an entry of the kernel matrix as it is computed.
+    """
+    stored = store or isinstance(getattr(K, "chunks", None), tuple)
+    # The matrix as it comes (from a store it comes by tiles), the float64 buffer; "ml" needs eigenvectors and workspace
+    # for all points, "loo" for a few thousand.
+    first = 0 if K is not None or stored else entry
+    searched = searched_points(noise, n)
+    need = (first + 8) * n * n + 24 * searched * searched
+    what = f"an exact fit of {n:,} images"
+    if asked == "auto":
+        free = memory.available(device)
+        if free is None or need <= free:
+            return "cholesky"
+        if stored and not searched:
+            return choose_method(n, device, without=("cholesky",))
+    elif asked != "cholesky":
+        memory.require((first + (4 if asked == "mixed" else 0)) * n * n, what, device)
+        return asked
+    try:
+        memory.require(need, what, device)
+    except MemoryError as error:
+        if searched:
+            raise MemoryError(f"{error}; noise={noise!r} takes most of it, give a number") from None
+        raise MemoryError(
+            f"{error}; or keep the matrix on disk with store=, where it is solved by iteration; or use inducing="
+        ) from None
+    return "cholesky"
 
 
 def _matrix(kernel: RecipeKernel, images: Images, store: Any) -> Any:
@@ -321,16 +330,8 @@ def _inducing(
     begun = time.perf_counter()
     sample = Z[:64]
     checked = checked_sample(kernel, sample, to_numpy(kernel(sample)), given=False)
-    report = certify(
-        posterior,
-        len(targets.Y),
-        checked,
-        kernel.engine(images.shape[1:]),
-        begun - start,
-        begun,
-        "inducing",
-        compile_seconds=compiling,
-    )
+    engine, n = kernel.engine(images.shape[1:]), len(targets.Y)
+    report = certify(posterior, n, checked, engine, begun - start, begun, "inducing", compile_seconds=compiling)
     if pilot is not None:
         left = posterior.leave_one_out()
         error = float(targets.wrong(to_numpy(left.mean), to_numpy(left.targets)).mean())  # type: ignore[union-attr]

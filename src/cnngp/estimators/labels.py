@@ -1,4 +1,4 @@
-"""Labels as targets of ±1 and back: one label for each image, or several.
+"""Labels as targets of ±1 and back, one label for each image or several, and the losses that a fit is judged by.
 
 One label is a choice between C classes; several labels are L choices of yes or no for each image. Both become choices
 between a few options with a mean for each, so temperature, probabilities and losses are computed in one way.
@@ -7,7 +7,7 @@ between a few options with a mean for each, so temperature, probabilities and lo
 from __future__ import annotations
 
 from numbers import Integral
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,35 +16,13 @@ from sklearn.utils.validation import column_or_1d
 
 from cnngp.common.arrays import DataError, to_numpy
 from cnngp.gp import calibration
+from cnngp.gp.noise import Loss
+from cnngp.gp.objectives import MeansLoss
 
 Array = NDArray[Any]
 Floats = NDArray[np.float64]
 # How many times better probabilities must fit the leave-one-out labels without variances for these to be left out.
 _MUCH_BETTER = 2.0
-
-
-class Coding(Protocol):
-    """How labels stand in targets of ±1, (N, outputs), and what a mean of such targets says."""
-
-    classes: Array
-    questions: int
-    """How many are asked of each image; its choices are one for each, in order."""
-
-    def targets(self, y: Array) -> Floats: ...
-    def labels(self, targets: Floats) -> Array:
-        """The labels that means, or targets, speak for."""
-
-    def choices(self, mean: Floats, variance: Floats) -> tuple[Floats, Floats]:
-        """Means (choices, options) and variances (choices,) of all choices that are made for the images."""
-
-    def codes(self, targets: Floats) -> NDArray[np.intp]:
-        """The option that each choice should take."""
-
-    def arranged(self, P: Floats) -> Floats:
-        """Probabilities of choices as (images, classes)."""
-
-    def by_mean(self, slopes: Floats) -> Floats:
-        """Slopes of a loss in the means of choices as those in the means of images, (images, classes)."""
 
 
 class Calibration(NamedTuple):
@@ -61,31 +39,38 @@ class OneLabel:
     """y (N,): one of the classes. The target is +1 at the label."""
 
     questions = 1
+    """How many are asked of each image; its choices are one for each, in order."""
 
     def __init__(self, classes: Array) -> None:
         self.classes = classes
 
     def targets(self, y: Array) -> Floats:
+        """Targets of ±1, (N, outputs)."""
         return 2.0 * np.eye(len(self.classes))[np.searchsorted(self.classes, y)] - 1.0
 
     def labels(self, targets: Floats) -> Array:
+        """The labels that means, or targets, speak for."""
         return np.asarray(self.classes[targets.argmax(1)])
 
     def choices(self, mean: Floats, variance: Floats) -> tuple[Floats, Floats]:
+        """Means (choices, options) and variances (choices,) of all choices that are made for the images."""
         return mean, variance
 
     def codes(self, targets: Floats) -> NDArray[np.intp]:
+        """The option that each choice should take."""
         return np.asarray(targets.argmax(1))
 
     def arranged(self, P: Floats) -> Floats:
+        """Probabilities of choices as (images, classes)."""
         return P
 
     def by_mean(self, slopes: Floats) -> Floats:
+        """Slopes of a loss in the means of choices as those in the means of images, (images, classes)."""
         return slopes
 
 
 class SeveralLabels:
-    """y (N, L) of 0 and 1: whether each of L labels holds. The target is +1 where it does."""
+    """y (N, L) of 0 and 1: whether each of L labels holds. The target is +1 where it does. Methods as in `OneLabel`."""
 
     def __init__(self, classes: Array) -> None:
         self.classes, self.questions = classes, len(classes)
@@ -108,6 +93,9 @@ class SeveralLabels:
 
     def by_mean(self, slopes: Floats) -> Floats:
         return (slopes[:, 1] - slopes[:, 0]).reshape(-1, len(self.classes))
+
+
+Coding = OneLabel | SeveralLabels
 
 
 def read_labels(y: Any) -> Array:
@@ -226,3 +214,62 @@ def read_calibration(saved: dict[str, Any], questions: int) -> Calibration:
 
 def _softmax(mean: Floats, variance: Floats, temperature: float) -> Floats:
     return calibration.softmax(mean / (temperature * np.sqrt(1.0 + variance))[:, None])
+
+
+# ---- targets ---------------------------------------------------------------------------------------------------------
+
+
+class ClassTargets:
+    """Labels of a `Coding`: judged by the log loss at the best temperature, unlike squared errors what counts."""
+
+    def __init__(self, coding: Coding, labels: NDArray[Any]) -> None:
+        self.coding, self.Y = coding, coding.targets(labels)
+        self.loss: Loss = lambda mean, targets: fitted_temperature(coding, mean, None, targets)[1]
+        """Of leave-one-out means and targets, by which the noise is chosen; None for the density of the targets."""
+        self.slopes: MeansLoss = lambda mean, targets: class_loss(coding, mean, targets)
+        """The same loss with its gradient, for learning."""
+
+    def wrong(self, mean: Floats, targets: Floats) -> NDArray[np.bool_]:
+        """Which images are classified wrongly; None where there are no classes."""
+        differ = self.coding.labels(mean) != self.coding.labels(targets)
+        return np.asarray(differ.reshape(len(mean), -1).any(1))
+
+    def each(self, mean: Floats, variance: Floats, targets: Floats) -> Floats:
+        """The loss of every image (n,), in nats, by which recipes are compared."""
+        temperature, _ = fitted_temperature(self.coding, mean, None, targets)
+        m, _ = self.coding.choices(mean, np.zeros(len(mean)))
+        codes = self.coding.codes(targets)
+        P = calibration.softmax(m / temperature)
+        smoothed = calibration.smoothed(codes, P.shape[1])
+        losses = -(smoothed * np.log(np.maximum(P, np.finfo(np.float64).tiny))).sum(1)
+        return np.asarray(losses.reshape(len(mean), -1).sum(1))
+
+    def no_label_twice(self, groups: NDArray[np.intp] | None) -> bool:
+        """Whether leave-one-out can be right about no image, because none of the others has its label."""
+        if not isinstance(self.coding, OneLabel):
+            return False
+        labels = self.Y.argmax(1)
+        apart = len(labels) if groups is None else len(np.unique(np.column_stack([labels, groups])[:, :2], axis=0))
+        return len(self.coding.classes) == apart
+
+
+class RealTargets:
+    """Targets of a regression: judged by their density given all others. Members as in `ClassTargets`."""
+
+    def __init__(self, Y: Floats) -> None:
+        self.Y = Y
+        self.loss: Loss | None = None
+        self.slopes: MeansLoss | None = None
+
+    def wrong(self, mean: Floats, targets: Floats) -> None:
+        return None
+
+    def each(self, mean: Floats, variance: Floats, targets: Floats) -> Floats:
+        v = np.maximum(variance, np.finfo(np.float64).tiny)
+        return np.asarray(0.5 * ((targets - mean) ** 2 / v[:, None] + np.log(v)[:, None]).mean(1))
+
+    def no_label_twice(self, groups: NDArray[np.intp] | None) -> bool:
+        return False
+
+
+Targets = ClassTargets | RealTargets

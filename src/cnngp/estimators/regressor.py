@@ -4,44 +4,36 @@ from __future__ import annotations
 
 import math
 import warnings
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, overload
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from sklearn.base import RegressorMixin
 from sklearn.utils.validation import check_is_fitted
 
 from cnngp.common.arrays import DataError, as_real, refuse_masked, to_numpy
+from cnngp.common.checks import is_whole
 from cnngp.common.devices import Device
-from cnngp.datasets.preparation import Preparation
 from cnngp.gp.conformal import check_coverage, intervals
-from cnngp.gp.exact import Amplitude, Noise
 from cnngp.gp.near_copies import warn_of_near_copies
-from cnngp.gp.objectives import Rule
-from cnngp.gp.solving import Method
-from cnngp.kernel.kernel import Kernel
-from cnngp.kernel.program import Kind
-from cnngp.network.layers import Network
 
 from . import files as model_files
-from .base import GPEstimator
-from .choosing import Effort, Tell
+from .base import GPEstimator, Numbers
+from .choosing import Tell
+from .door import ImagesLike
 from .guessing import error_beside_mean
-from .inputs import groups_of
-from .learning import Learning
-from .recipe import Recipe
-from .targets import RealTargets
+from .labels import RealTargets
 
 Array = NDArray[Any]
 Floats = NDArray[np.float64]
-
 
 # How many times smaller errors have to be with the mean of the targets taken away, to warn that it was not.
 _MUCH = 2.0
 
 
+@dataclass(eq=False, repr=False)
 class GPRegressor(RegressorMixin, GPEstimator):  # type: ignore[misc]
     """GP regression with one or several outputs that share the kernel.
 
@@ -65,105 +57,103 @@ class GPRegressor(RegressorMixin, GPEstimator):  # type: ignore[misc]
     True
     """
 
-    def __init__(
-        self,
-        network: Network | Kernel | Recipe | str | None = None,
-        *,
-        noise: Noise | None = None,
-        amplitude: Amplitude = "ml",
-        device: Device = "auto",
-        dtype: str = "float32",
-        store: Any = None,
-        input_shape: tuple[int, ...] | None = None,
-        threads: int | None = None,
-        kind: Kind = "nngp",
-        solver: Method = "auto",
-        inducing: Any = None,
-        learn: Rule | Learning | None = None,
-        random_state: int | None = 0,
-        effort: Effort = "normal",
-        preparation: str | Preparation | tuple[Any, ...] | Literal["loo"] | None = None,
-        normalize_y: bool = False,
-    ) -> None:
-        super().__init__(
-            network,
-            noise=noise,
-            amplitude=amplitude,
-            device=device,
-            dtype=dtype,
-            store=store,
-            input_shape=input_shape,
-            threads=threads,
-            kind=kind,
-            solver=solver,
-            inducing=inducing,
-            learn=learn,
-            random_state=random_state,
-            effort=effort,
-            preparation=preparation,
-        )
-        self.normalize_y = normalize_y
+    normalize_y: bool = False
 
     def fit(
         self,
-        X: Any = None,
-        y: Any = None,
+        X: ImagesLike | None = None,
+        y: ArrayLike | None = None,
         *,
         K: Any = None,
-        names: Any = None,
-        image_noise: Any = None,
+        sample_weight: ArrayLike | None = None,
+        image_noise: ArrayLike | None = None,
         groups: Any = None,
+        names: Any = None,
         tell: Tell = None,
     ) -> Self:
         """Fit images X (N, C, H, W) and targets y, (N,) or (N, outputs); `K` (N, N) replaces or accompanies X.
 
-        `names`, `image_noise`, `groups` and `tell` are those of `GPClassifier.fit`.
+        `sample_weight`, `image_noise`, `groups`, `names` and `tell` are those of `GPClassifier.fit`.
         """
-        request, images, y, K = self._read(X, y, K, regression=True)
-        targets = self._check_targets(y)
-        self._one_output = targets.ndim == 1
-        Y = targets.reshape(len(targets), -1)
+        beside = {"sample_weight": sample_weight, "image_noise": image_noise, "groups": groups, "names": names}
+        request, training = self._read(X, y, K, _as_targets, numbers=True, **beside)
+        self._one_output = training.y.ndim == 1
+        Y = training.y.reshape(len(training.y), -1)
         self._y_mean, self._y_std = np.zeros(Y.shape[1]), np.ones(Y.shape[1])
         if self.normalize_y:
             spread = _standard_deviation(Y)
             self._y_mean, self._y_std = Y.mean(0), np.where(spread > 0, spread, 1.0)
-        scaled = RealTargets((Y - self._y_mean) / self._y_std)
-        together = groups_of(X, groups)
-        self._fit(request, images, scaled, K, image_noise, together, targets, names, tell)
+        self._fit(request, training, RealTargets((Y - self._y_mean) / self._y_std), tell)
         self._warn_of_far_targets(Y)
-        if together.groups is None:
+        if training.groups is None:
             warn_of_near_copies(self.gp_, None, lambda mean: np.abs(mean * self._y_std + self._y_mean - Y).mean(1))
         return self
 
+    @overload
     def predict(
         self,
-        X: Any = None,
+        X: ImagesLike | None = None,
+        return_std: Literal[False] = False,
+        return_cov: Literal[False] = False,
+        *,
+        noise: bool = False,
+        K: Any = None,
+    ) -> Floats: ...
+    @overload
+    def predict(
+        self,
+        X: ImagesLike | None = None,
+        return_std: Literal[True] = ...,
+        return_cov: Literal[False] = False,
+        *,
+        noise: bool = False,
+        K: Any = None,
+        diagonal: Any = None,
+    ) -> tuple[Floats, Floats]: ...
+    @overload
+    def predict(
+        self,
+        X: ImagesLike | None = None,
+        return_std: Literal[False] = False,
+        return_cov: Literal[True] = ...,
+        *,
+        noise: bool = False,
+    ) -> tuple[Floats, Floats]: ...
+    def predict(
+        self,
+        X: ImagesLike | None = None,
         return_std: bool = False,
         return_cov: bool = False,
         *,
+        noise: bool = False,
         K: Any = None,
         diagonal: Any = None,
-    ) -> Any:
-        """The posterior mean, shaped like y; with `return_std` or `return_cov` also its uncertainty, without noise."""
+    ) -> Floats | tuple[Floats, Floats]:
+        """The posterior mean, shaped like y; with `return_std` or `return_cov` also its uncertainty.
+
+        This is that of the function, as in scikit-learn's `GaussianProcessRegressor`; `noise=True` adds the noise that
+        a new target has.
+        """
         if return_std and return_cov:
             raise ValueError("return_std and return_cov were both asked for; choose one")
+        check_is_fitted(self, "fit_")
+        added = self.gp_.record.amplitude * self.gp_.record.noise if noise else 0.0
         if return_cov:
             if K is not None:
                 raise ValueError("return_cov needs the kernel between the test images; give X instead of K")
             images = self._check_test(X)
             mean, cov = self.fit_.mean_and_covariance(images)
-            return self._restored(mean), cov * self._y_std[0] ** 2 if self._one_output else cov[
-                ..., None
-            ] * self._y_std**2
+            return self._restored(mean), self._in_units(cov + added * np.eye(len(cov)), 2)
         if not return_std:
             asked = self._asked(X, K)
             return self._restored(self.fit_.mean(asked))
         asked = self._asked(X, K, diagonal)
         mean, variance = self.fit_.moments(asked)
-        std = np.sqrt(variance)[:, None] * self._y_std
-        return self._restored(mean), std[:, 0] if self._one_output else std
+        return self._restored(mean), self._in_units(np.sqrt(variance + added), 1)
 
-    def predict_interval(self, X: Any = None, *, coverage: float = 0.9, K: Any = None, diagonal: Any = None) -> Floats:
+    def predict_interval(
+        self, X: ImagesLike | None = None, *, coverage: float = 0.9, K: Any = None, diagonal: Any = None
+    ) -> Floats:
         """Where the target of each image lies as often as `coverage`: (M, 2), or (M, outputs, 2) with that for each.
 
         Noise is in it. As `GPClassifier.predict_set` it does not rely on the model being right, only on new images
@@ -174,21 +164,21 @@ class GPRegressor(RegressorMixin, GPEstimator):  # type: ignore[misc]
         found = found * self._y_std[:, None] + self._y_mean[:, None]
         return np.asarray(found[:, 0] if self._one_output else found)
 
-    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+    def score(self, X: ImagesLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
         """R² of the predictions for X."""
         refuse_masked(y, "y")
         return float(super().score(X, y, sample_weight))
 
-    def sample_y(self, X: Any, n_samples: int = 1, random_state: int | None = 0) -> Array:
+    def sample_y(self, X: ImagesLike, n_samples: int = 1, random_state: int | None = 0) -> Floats:
         """Functions from the posterior at X: (M, n_samples), or (M, outputs, n_samples) for several outputs."""
         images = self._check_test(X)
         draws = self.fit_.sample(images, n_samples, random_state) * self._y_std + self._y_mean
-        return np.moveaxis(draws[..., 0] if self._one_output else draws, 0, -1)
+        return np.asarray(np.moveaxis(draws[..., 0] if self._one_output else draws, 0, -1))
 
-    def add(self, X: Any, y: Any, *, names: Any = None, image_noise: Any = None) -> Self:
+    def add(self, X: ImagesLike, y: ArrayLike, *, names: Any = None, image_noise: ArrayLike | None = None) -> Self:
         """Condition on more images, by a block update instead of a new factorisation; y is scaled as in `fit`."""
         images = self._check_added(X, y)
-        targets = self._check_targets(y)
+        targets = _as_targets(y)
         if targets.shape[1:] != (() if self._one_output else self._y_mean.shape):
             of_fit = "(N,)" if self._one_output else f"(N, {len(self._y_mean)})"
             raise DataError(f"y has shape {targets.shape}, unlike the targets of fit, {of_fit}; give as many outputs")
@@ -196,7 +186,7 @@ class GPRegressor(RegressorMixin, GPEstimator):  # type: ignore[misc]
         self._add(images, targets, Y, names, image_noise)
         return self
 
-    def most_uncertain(self, n: int = 10, X: Any = None) -> NDArray[np.intp]:
+    def most_uncertain(self, n: int = 10, X: ImagesLike | None = None) -> Numbers:
         """Rows of the `n` images with the largest variance: of X, or of the training images by leave-one-out."""
         self._check_how_many(n)
         variance = (
@@ -216,6 +206,14 @@ class GPRegressor(RegressorMixin, GPEstimator):  # type: ignore[misc]
         scaled = np.abs(given - self.loo_predictions_) / np.maximum(self.loo_std_, np.finfo(np.float64).tiny)
         score = scaled.reshape(len(scaled), -1).max(1, initial=0.0)
         return self._suspects(n, score, given, self.loo_predictions_)
+
+    def saliency(self, X: ImagesLike, output: int = 0) -> Floats:
+        """What each pixel does to the prediction of one of the outputs: its gradient, in the shape of X."""
+        images = self._check_test(X)
+        if not is_whole(output, least=0) or output >= len(self._y_std):
+            raise DataError(f"output={output!r}: expected the number of one of the {len(self._y_std)} outputs, from 0")
+        found = self.fit_.saliency(images, np.full(len(images), output)) * self._y_std[output]
+        return np.asarray(found.reshape(np.shape(X)))
 
     @classmethod
     def load(cls, path: str | Path, *, device: Device = "auto") -> Self:
@@ -241,30 +239,25 @@ class GPRegressor(RegressorMixin, GPEstimator):  # type: ignore[misc]
         tags.target_tags.multi_output = True
         return tags
 
-    def _check_targets(self, y: Any) -> NDArray[np.float64]:
-        targets = as_real(to_numpy(y, "y"), "y")
-        if targets.ndim not in (1, 2):
-            raise DataError(f"y has shape {targets.shape}; expected (N,) or (N, outputs)")
-        if not np.isfinite(targets).all():
-            raise DataError("y contains NaN or infinity; remove or replace those targets")
-        return np.asarray(targets, dtype=np.float64)
-
     def _restored(self, mean: Array) -> Array:
         y = mean * self._y_std + self._y_mean
         return np.asarray(y[:, 0] if self._one_output else y)
 
+    def _in_units(self, spread: Floats, power: int) -> Floats:
+        """Standard deviations, or with power 2 variances, shared by the outputs, as those of each, shaped like y."""
+        scale = self._y_std**power
+        return spread * scale[0] if self._one_output else spread[..., None] * scale
+
     def _after_fit(self) -> None:
         left = self.gp_.leave_one_out()
         mean, variance, targets = (to_numpy(a) for a in (left.mean, left.variance, left.targets))
-        std = np.sqrt(variance)[:, None] * self._y_std
         self.loo_predictions_ = self._restored(mean)
-        self.loo_std_ = std[:, 0] if self._one_output else std
+        self.loo_std_ = self._in_units(np.sqrt(variance), 1)
         scale = float(self._y_std.max())  # taken out, so that no square overflows
         errors = (mean - targets) * (self._y_std / scale)
         self.loo_error_ = scale * float(np.sqrt((errors**2).mean())) if len(errors) else math.nan
         found = error_beside_mean(errors, targets * (self._y_std / scale), left.groups)
-        no_better = None if found is None else (scale * found[0], scale * found[1])
-        self.fit_ = replace(self.fit_, report=replace(self.fit_report_, no_better=no_better))
+        self._say(no_better=None if found is None else (scale * found[0], scale * found[1]))
 
     def _warn_of_far_targets(self, Y: Array) -> None:
         """A process of mean zero has to explain how far from zero targets are, before how they differ. What
@@ -290,3 +283,12 @@ def _standard_deviation(Y: Array) -> Array:
     largest = np.abs(away).max(0)
     scale = np.where(largest > 0.0, largest, 1.0)
     return np.asarray(scale * (away / scale).std(0))
+
+
+def _as_targets(y: Any) -> Floats:
+    targets = as_real(to_numpy(y, "y"), "y")
+    if targets.ndim not in (1, 2):
+        raise DataError(f"y has shape {targets.shape}; expected (N,) or (N, outputs)")
+    if not np.isfinite(targets).all():
+        raise DataError("y contains NaN or infinity; remove or replace those targets")
+    return np.asarray(targets, dtype=np.float64)

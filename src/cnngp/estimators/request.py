@@ -1,19 +1,20 @@
-"""What a caller asks of a fit: the parameters of an estimator, checked before anything else is looked at."""
+"""What a caller asks of a fit: the parameters of the estimators, checked before anything else is looked at."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from cnngp.common.arrays import DataError
 from cnngp.common.checks import is_whole
 from cnngp.common.devices import Device
-from cnngp.datasets.preparation import as_preparation
+from cnngp.datasets.preparation import Preparation, as_preparation
 from cnngp.gp.checks import MatrixError, check_amplitude, check_noise
 from cnngp.gp.exact import Amplitude, Noise
+from cnngp.gp.objectives import Rule
 from cnngp.gp.solving import METHODS, Method
 from cnngp.kernel.kernel import Kernel, as_kernel
 from cnngp.kernel.program import Kind
@@ -26,12 +27,12 @@ from .learning import Learning, as_learning
 from .recipe import Recipe, Term
 
 
-@dataclass(frozen=True)
-class Request:
-    """The parameters of `GPClassifier`, with their meaning there. Every default of a fit is decided here or in
-    `noise_rule`."""
+@dataclass(eq=False, repr=False)
+class Parameters:
+    """The parameters of both estimators with their defaults; `GPClassifier` says what they mean."""
 
     network: Network | Kernel | Recipe | str | None = None
+    _: KW_ONLY
     noise: Noise | None = None
     amplitude: Amplitude = "ml"
     device: Device = "auto"
@@ -42,10 +43,17 @@ class Request:
     kind: Kind = "nngp"
     solver: Method = "auto"
     inducing: Any = None
-    learn: Any = None
+    learn: Rule | Learning | None = None
     random_state: Any = 0
     effort: Effort = "normal"
-    preparation: Any = None
+    preparation: str | Preparation | tuple[Any, ...] | Literal["loo"] | None = None
+
+
+@dataclass(eq=False, repr=False)
+class Request(Parameters):
+    """The parameters of one fit, checked. Every default of a fit is decided here."""
+
+    _kernels: dict[tuple[Network, Symmetry | None], Kernel] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         if self.noise is not None:
@@ -53,10 +61,9 @@ class Request:
         check_amplitude(self.amplitude)
         if self.preparation not in (None, "loo"):
             as_preparation(self.preparation)
-        if self.solver not in METHODS:
-            raise ValueError(f"solver={self.solver!r} is not one of {', '.join(map(repr, METHODS))}")
-        if self.effort not in EFFORTS:
-            raise ValueError(f"effort={self.effort!r} is not one of {', '.join(map(repr, EFFORTS))}")
+        for name, known in (("solver", METHODS), ("effort", EFFORTS)):
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name}={getattr(self, name)!r} is not one of {', '.join(map(repr, known))}")
         if isinstance(self.noise, str) and self.solver in ("mixed", "cg") and self.inducing is None:
             raise MatrixError(
                 f"noise={self.noise!r} needs an eigendecomposition, which solver={self.solver!r} never makes; give a "
@@ -66,28 +73,22 @@ class Request:
         if not is_whole(state, least=0) and not isinstance(state, np.random.RandomState | np.random.Generator | None):
             raise ValueError(f"random_state={state!r}: expected None, a generator of NumPy, or a number of 0 or more")
         if isinstance(self.network, Recipe):
-            self._check_recipe(self.network)
-        if self.learning is not None and self.kernel_kind == "ntk":
+            if self.preparation is not None:
+                raise ValueError("preparation= beside a recipe, whose terms have their own; leave out one of them")
+            if self.noise is not None and self.network.noise is not None:
+                raise ValueError("noise= beside a recipe that has one; leave out one of them")
+            if self.learning is not None:
+                raise DataError("learn= changes the variances of one network; give the network and not a recipe")
+        kind = self.network.kind if isinstance(self.network, Kernel) else self.kind
+        if self.learning is not None and kind == "ntk":
             raise DataError("learn= follows the gradient of the Gaussian process's kernel; use kind='nngp' with it")
-
-    def _check_recipe(self, recipe: Recipe) -> None:
-        if self.preparation is not None:
-            raise ValueError("preparation= beside a recipe, whose terms have their own; leave out one of them")
-        if self.noise is not None and recipe.noise is not None:
-            raise ValueError("noise= beside a recipe that has one; leave out one of them")
-        if self.learning is not None:
-            raise DataError("learn= changes the variances of one network; give the network and not a recipe")
 
     @property
     def learning(self) -> Learning | None:
         return as_learning(self.learn)
 
-    @property
-    def kernel_kind(self) -> Kind:
-        return self.network.kind if isinstance(self.network, Kernel) else self.kind
-
     @cached_property
-    def asked_recipe(self) -> Recipe | None:
+    def recipe(self) -> Recipe | None:
         """What was given as a recipe: by itself, or as a network; None where one is to be chosen.
 
         A network has the noise that was given, in its kernel's units, so its recipe names none.
@@ -95,40 +96,31 @@ class Request:
         network = network_by_name(self.network) if isinstance(self.network, str) else self.network
         if network is None or isinstance(network, Recipe):
             return network
-        symmetry = network.symmetry if isinstance(network, Kernel) else None
-        layers = network.network if isinstance(network, Kernel) else network
-        fixed = self.preparation if self.preparation not in (None, "loo") else "plain"
-        return Recipe((Term(layers, fixed, symmetry),))
-
-    @cached_property
-    def _kernels(self) -> dict[tuple[Network, Symmetry | None], Kernel]:
-        return {}
+        prepared = self.preparation if self.preparation not in (None, "loo") else "plain"
+        if isinstance(network, Kernel):
+            return Recipe((Term(network.network, prepared, network.symmetry),))
+        return Recipe((Term(network, prepared),))
 
     def make(self, network: Network, symmetry: Symmetry | None = None) -> Kernel:
         """A kernel with the settings that were asked for, one for each network; a `Kernel` that was given is taken as
         it is.
         """
         if (network, symmetry) not in self._kernels:
-            self._kernels[network, symmetry] = self._made(network, symmetry)
+            made: Kernel
+            if isinstance(self.network, Kernel):
+                made = as_kernel(self.network, self.device, self.dtype, self.threads, self.kind)
+                if (network, symmetry) != (made.network, made.symmetry):
+                    made = made.with_network(network)
+            else:
+                made = Kernel(network, self.device, self.dtype, self.threads, self.kind, symmetry=symmetry)
+            self._kernels[network, symmetry] = made
         return self._kernels[network, symmetry]
 
-    def _made(self, network: Network, symmetry: Symmetry | None) -> Kernel:
-        given = self.network
-        if isinstance(given, Kernel):
-            own = as_kernel(given, self.device, self.dtype, self.threads, self.kind)
-            if network == own.network and symmetry == own.symmetry:
-                return own
-            return own.with_network(network)
-        return Kernel(network, self.device, self.dtype, self.threads, self.kind, symmetry=symmetry)
-
-    @cached_property
+    @property
     def working_type(self) -> np.dtype[Any]:
         """The type of images and kernels."""
-        recipe = self.asked_recipe
-        made = self.make(
-            Dense() if recipe is None else recipe.main.network, None if recipe is None else recipe.main.symmetry
-        )
-        return np.dtype(made.dtype)
+        term = Term(Dense()) if self.recipe is None else self.recipe.main
+        return np.dtype(self.make(term.network, term.symmetry).dtype)
 
     def seed(self) -> int | None:
         """Of a generator a seed is drawn."""
@@ -143,8 +135,8 @@ class Request:
         """The noise of a fit, in units of the matrix or as a word: what was asked for, else by leave-one-out where the
         recipe is `chosen` or through inducing images (for which 0 says the same), else none.
         """
-        recipe = self.network if isinstance(self.network, Recipe) else None
-        asked = self.noise if recipe is None or recipe.noise is None else recipe.noise
+        of_recipe = self.network.noise if isinstance(self.network, Recipe) else None
+        asked = self.noise if of_recipe is None else of_recipe
         if asked is not None:
             return asked
         return "loo" if chosen and self.inducing is None and self.learning is None else 0.0

@@ -57,13 +57,22 @@ def as_float64(xp: Any, a: Array, name: str) -> Array:
     return xp.asarray(as_real(a, name), dtype=xp.float64)
 
 
-def check_point_noise(xp: Any, noise: Array | None, n: int) -> Array:
+def check_point_noise(xp: Any, noise: Array | None, n: int, common: Any = 0.0) -> Array:
+    """Noise beside that of all points, of which points of more weight have less: a sum of 0 or more where known."""
     if noise is None:
         return xp.zeros(n)
     noise = as_float64(xp, noise, "the points' noise")
-    if noise.shape != (n,) or not bool((xp.isfinite(noise) & (noise >= 0.0)).all()):
+    least = 0.0 if isinstance(common, str) else -float(common) * (1.0 + 1e-12)
+    if noise.shape != (n,) or not bool((xp.isfinite(noise) & (noise >= least)).all()):
         raise MatrixError(f"the noise of single points has shape {noise.shape}; expected {n} variances of 0 or more")
     return noise
+
+
+def check_weights(xp: Any, weights: Array, n: int) -> Array:
+    weights = as_float64(xp, weights, "the points' weights")
+    if weights.shape != (n,) or not bool((xp.isfinite(weights) & (weights > 0.0)).all()):
+        raise MatrixError(f"the weights of single points have shape {weights.shape}; expected {n} numbers above 0")
+    return weights
 
 
 def check_targets(xp: Any, Y: Array, n: int) -> Array:

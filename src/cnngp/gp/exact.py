@@ -25,6 +25,7 @@ from .checks import (
     check_noise,
     check_point_noise,
     check_targets,
+    check_weights,
     float64_buffer,
 )
 from .groups import as_left_out, sets_left_out, with_new_groups
@@ -48,8 +49,8 @@ _ITERATIONS = 12
 class ExactGP(Posterior):
     """The posterior given targets `Y` (N, outputs) at N points with kernel matrix `K` (N, N).
 
-    `noise` is the variance of the noise in the kernel's units, "ml" or "loo"; `point_noise` (N,) has more of it for
-    some points than for others. `amplitude` is "ml", "loo" or a number.
+    `noise` is the variance of the noise in the kernel's units, "ml" or "loo"; that of each point is divided by its
+    `weights` (N,), and `point_noise` (N,) is added to it. `amplitude` is "ml", "loo" or a number.
     Noise by leave-one-out has the least `loss` of means and targets, or the highest density of the targets where None;
     `rounding` is the relative error of the entries of K, below which it does not go. Points of one of the `groups`
     (N,) are left out together; of (N, 2), groups and images, also those of the same image in other groups. Noise by
@@ -75,6 +76,7 @@ class ExactGP(Posterior):
         amplitude: Amplitude = "ml",
         jitter: float = 0.0,
         point_noise: Array | None = None,
+        weights: Array | None = None,
         overwrite: bool = False,
         rounding: float = 0.0,
         groups: Any = None,
@@ -85,11 +87,16 @@ class ExactGP(Posterior):
         A = float64_buffer(K, overwrite)
         xp = namespace(A)
         self.Y = check_targets(xp, Y, A.shape[0])
-        self.point_noise = check_point_noise(xp, point_noise, A.shape[0])
+        self.point_noise = check_point_noise(xp, point_noise, A.shape[0], noise)
+        weights = None if weights is None else check_weights(xp, weights, A.shape[0])
         self._variances = A.diagonal().copy()  # before the noise of single points is added to it
         _add_to_diagonal(A, self.point_noise)
         self.left_out = None if groups is None else as_left_out(groups, A.shape[0])
-        self.noise = chosen_noise(A, self.Y, noise, amplitude, rounding, self.left_out, loss)
+        self.noise = chosen_noise(A, self.Y, noise, amplitude, rounding, self.left_out, loss, weights)
+        if weights is not None:
+            by_weight = self.noise / weights - self.noise
+            self.point_noise = self.point_noise + by_weight
+            _add_to_diagonal(A, by_weight)
         self.jitter = jitter
         # Where groups are left out to choose the noise, the likelihood would take copies that agree for evidence of a
         # small amplitude, and those that contradict each other for evidence of a large one.

@@ -60,6 +60,7 @@ def chosen_noise(
     rounding: float = 0.0,
     groups: Codes | None = None,
     loss: Loss | None = None,
+    weights: Array | None = None,
 ) -> float:
     """Resolve `noise` to a number: "ml" by marginal likelihood, "loo" by leave-one-out, else the number itself.
 
@@ -69,9 +70,15 @@ def chosen_noise(
     `rounding` is the relative error of K's entries. By leave-one-out, noise is no less than what such errors do to the
     eigenvalues, about √N · rounding · k(x, x): with less, the predictions of images that are nearly alike are made of
     rounding errors, and what leave-one-out says of them is chance.
+
+    The noise of a point is divided by its weight w: K + noise·W⁻¹ = W^(−½) (W^½ K W^½ + noise·I) W^(−½), so all is as
+    for the matrix and the targets times √w.
     """
     if not isinstance(noise, str):
         return float(noise)
+    if weights is not None:
+        root = namespace(K).sqrt(weights)[:, None]
+        K, Y, loss = root * K * root.T, root * Y, None if loss is None else _unscaled(loss)
     if not float(K.diagonal().max()) > 0.0:
         return 0.0  # nothing to search in: whoever factorises such a matrix says what it is
     least = math.sqrt(len(Y)) * rounding * float(K.diagonal().mean()) if noise == "loo" else 0.0
@@ -84,6 +91,16 @@ def chosen_noise(
             K, Y, groups = K[at[:, None], at[None, :]], Y[at], groups[rows]
     with _one_thread_if_small(K):
         return max(least, _searched(K, Y, noise, amplitude, groups, loss))
+
+
+def _unscaled(loss: Loss) -> Loss:
+    """A loss of targets ±1 and their means, both times √w."""
+
+    def of(mean: Any, targets: Any) -> float:
+        root = np.abs(targets[:, :1])
+        return loss(mean / root, targets / root)
+
+    return of
 
 
 def _searched(K: Array, Y: Array, rule: str, amplitude: Any, groups: Codes | None, judge: Loss | None) -> float:
