@@ -46,18 +46,20 @@ class OnCpu:
         panels = np.zeros(1) if panels is None else panels
         self._kept = [panels, source.data.ints, source.data.reals]
         self.kinds = 1 + source.data.tangents
-        shared = max(source.tables.shared, source.pairs.shared)
+        shared = max(source.launches["tables"].shared, source.pairs.shared)
         self.library = compiled(source.body, source.dtype, shared)
 
     def tables(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Rows one after the other, peaks, and K(x, x), with Θ(x, x) behind them where that is made too."""
         x = np.ascontiguousarray(X, dtype=self.dtype)
-        rows = _aligned(len(x) * self.source.row, self.dtype)
+        rows = _aligned(len(x) * self.source.data.row, self.dtype)
         peaks = np.zeros((len(x), self.source.data.sites))
         diagonal = np.full(len(x) * self.kinds, np.nan)
-        scratch = np.empty(3 * self.source.tables.scratch + 8, dtype=np.uint8)
+        scratch = np.empty(3 * self.source.launches["tables"].scratch + 8, dtype=np.uint8)
         places = map(_at, (x, rows, peaks, diagonal))
-        self.library.run_tables(*places, len(x), _at(scratch), *map(_at, self._kept), 3, self.source.tables.threads)
+        self.library.run_tables(
+            *places, len(x), _at(scratch), *map(_at, self._kept), 3, self.source.launches["tables"].threads
+        )
         return rows, peaks, diagonal
 
     def cross(self, X: np.ndarray, Z: np.ndarray) -> np.ndarray:
@@ -75,7 +77,7 @@ class OnCpu:
         s = self.source
         both = np.full((self.kinds, n, m), np.nan, dtype=self.dtype)
         out, theta = both[0], both[-1]
-        blocks = 3 if s.path == "walk" or s.pairs.scratch else s.blocks(n, m)
+        blocks = 3 if s.path == "walk" or s.pairs.scratch else s.pairs.blocks(n, m)
         scratch = np.empty(3 * s.pairs.scratch + 8, dtype=np.uint8)
         below = ctypes.c_longlong(0 if mirror else -(2**40))
         places = [_at(out), _at(out) if mirror else None]

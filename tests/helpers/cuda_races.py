@@ -37,7 +37,6 @@ def watched(
 ) -> tuple[dict[str, float], str]:
     """The gradient of the matrix of X by its parameters, in units of the program, and what the sanitizer said."""
     n, data, backward = len(X), source.data, source.backward
-    assert source.self_pairs is not None
     given = {
         "X": X.astype(np.float32),
         "weights": np.triu(G + G.T, 1).astype(np.float32),
@@ -52,10 +51,10 @@ def watched(
     body = source.body.replace("if (!(K <= *(volatile double*)at)) atomicMax", "atomicMax")
     body = body.replace("extern __shared__", "extern").replace("__shared__", "static")
     program = "ints.data(), reals.data()"
-    scratch = max(source.tables.scratch, source.pairs.scratch, source.self_pairs.scratch)
+    scratch = max(source.launches["tables"].scratch, source.pairs.scratch, source.launches["self_pairs"].scratch)
     text = f"""
 #include "{Path(__file__).with_name("cuda_threads.hpp")}"
-alignas(16) vec dynamic_shared[{max(source.tables.shared, source.pairs.shared, source.self_pairs.shared) // 16 + 1}];
+alignas(16) vec dynamic_shared[{max(source.launches["tables"].shared, source.pairs.shared, source.launches["self_pairs"].shared) // 16 + 1}];
 {body}
 int main()
 {{
@@ -63,17 +62,17 @@ int main()
     auto X = contents<float>("X"), weights = contents<float>("weights");
     auto seeds = contents<double>("seeds"), panels = contents<double>("panels"), reals = contents<double>("reals");
     auto ints = contents<int>("ints");
-    vector<float> rows(n * {source.row}), shares(n * {backward.entries});
+    vector<float> rows(n * {source.data.row}), shares(n * {backward.entries});
     vector<double> peaks(n * {data.sites}), sums(n * {backward.slots}), own(n * {backward.slots});
     vector<double> pixels(n * {backward.pixels});
     vector<char> scratch({BLOCKS * scratch} + 1);
-    launch({BLOCKS}, {source.tables.threads}, [&] {{
+    launch({BLOCKS}, {source.launches["tables"].threads}, [&] {{
         tables(X.data(), rows.data(), peaks.data(), own.data(), n, scratch.data(), panels.data(), {program}); }});
     for (int phase = 0; phase < n; phase++)
         launch({BLOCKS}, {source.pairs.threads}, [&] {{
             pairs(rows.data(), rows.data(), weights.data(), n, n, phase, 1, shares.data(), shares.data(), sums.data(),
                   scratch.data(), {program}); }});
-    launch({BLOCKS}, {source.self_pairs.threads}, [&] {{
+    launch({BLOCKS}, {source.launches["self_pairs"].threads}, [&] {{
         self_pairs(X.data(), seeds.data(), shares.data(), own.data(), pixels.data(), peaks.data(), n, scratch.data(),
                panels.data(), {program}); }});
     for (int s = 0; s < {backward.slots}; s++) {{

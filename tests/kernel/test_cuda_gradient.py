@@ -220,7 +220,7 @@ def test_the_sums_of_warps_fit_into_shared_memory_besides_the_maps() -> None:
     source = generate_gradient(found, "float32")
     assert "__shared__ double all_parts[2][64];" in source.body
     for name in ("pairs", "self_pairs"):
-        size = getattr(source, name).shared
+        size = source.launches[name].shared
         assert size > 0
-        assert getattr(generate_gradient(found, "float32", shared_limit=size), name).shared == 0
-        assert getattr(generate_gradient(found, "float32", shared_limit=size + 2 * 64 * 8), name).shared == size
+        assert generate_gradient(found, "float32", shared_limit=size).launches[name].shared == 0
+        assert generate_gradient(found, "float32", shared_limit=size + 2 * 64 * 8).launches[name].shared == size

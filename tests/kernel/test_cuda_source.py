@@ -125,7 +125,7 @@ def test_cards_with_less_shared_memory_get_smaller_blocks() -> None:
     for limit in (227 * 1024, 99 * 1024, 48 * 1024):
         source = generate(program, "float64", shared_limit=limit)
         assert source.path == "warp"
-        assert max(source.pairs.shared, source.tables.shared) <= limit
+        assert max(source.pairs.shared, source.launches["tables"].shared) <= limit
 
 
 def test_without_cupy_there_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,7 +65,11 @@ def whole(cards: MakeCards, name: str, dtype: str = "float32") -> tuple[np.ndarr
 def needed(name: str) -> tuple[int, int, int]:
     """Bytes of an image's table row, of the program's numbers, and of the scratch memory of blocks in flight."""
     source = engine_for(name).source
-    return 4 * source.row, source.data.ints.nbytes + source.data.reals.nbytes + 8, 4 * source.tables.scratch
+    return (
+        4 * source.data.row,
+        source.data.ints.nbytes + source.data.reals.nbytes + 8,
+        4 * source.launches["tables"].scratch,
+    )
 
 
 # ---- one card --------------------------------------------------------------------------------------------------------
@@ -178,7 +182,7 @@ def test_large_images_get_large_shared_memory_or_scratch(cards: MakeCards, side:
     assert source.pairs.shared > 48 * 1024 if side == 60 else source.pairs.scratch > 0
     X = images(shape, 3)
     assert error(engine.symmetric(flat(X)), reference.kernel(net, X)) <= 1e-6
-    assert made.peak[0] > source.tables.scratch
+    assert made.peak[0] > source.launches["tables"].scratch
 
 
 def test_work_in_flight_is_waited_for(cards: MakeCards) -> None:

@@ -102,7 +102,7 @@ class Card:
         import cupy
 
         x, n = self.images(images), len(images)
-        rows, peaks = cupy.empty((n, self.source.row), self.dtype), self._peaks(n)
+        rows, peaks = cupy.empty((n, self.source.data.row), self.dtype), self._peaks(n)
         diagonals = cupy.empty((1 + self.source.data.tangents, n), np.float64)
         launch = self._launch("tables", n, RESIDENT)
         launch(lambda scratch: (x, rows, peaks, diagonals, np.int32(n), scratch, *self.data))
@@ -127,19 +127,17 @@ class Card:
         where = (out, mirror, theta, theta_mirror)[: 4 if source.data.tangents else 2]
         K, K_mirror, *others = (np.uint64(0) if a is None else a for a in where)
         arguments = (first, second, K, K_mirror, np.int32(n), np.int32(m), np.int64(ld), np.int64(below), *others)
-        match source.path:
-            case "walk":
-                launch = self._launch("pairs", n * m, RESIDENT)
-                launch(lambda scratch: (*arguments, scratch, *self.data[1:]))
-            case "sheets" if source.pairs.scratch:
-                launch = self._launch("pairs", source.blocks(n, m), source.resident)
-                launch(lambda scratch: (*arguments, scratch))
-            case _:
-                more = (np.uint64(0),) * (source.path == "sheets")
-                how = source.pairs
-                self.functions["pairs"](
-                    (source.blocks(n, m),), (how.threads,), (*arguments, *more), shared_mem=how.shared
-                )
+        how = source.pairs
+        if source.path == "walk":
+            launch = self._launch("pairs", n * m, RESIDENT)
+            launch(lambda scratch: (*arguments, scratch, *self.data[1:]))
+        elif how.scratch:
+            launch = self._launch("pairs", how.blocks(n, m), how.resident)
+            launch(lambda scratch: (*arguments, scratch))
+        else:
+            more = (np.uint64(0),) * (source.path == "sheets")
+            grid = how.blocks(n, m), how.threads
+            self.functions["pairs"](*((k,) for k in grid), (*arguments, *more), shared_mem=how.shared)
 
     def phases(
         self, first: Any, second: Any, weights: Any, shares: tuple[Any, Any], sums: Any

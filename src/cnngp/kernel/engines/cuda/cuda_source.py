@@ -8,7 +8,7 @@ a kernel `pairs`, which computes K for a tile of pairs. There are four ways to w
     sheets  with pools: one image against shifted copies of the other (sheets/)
     walk    any other network, operation by operation (walk_kernels.py)
 
-A gradient's text walks too; it has a third kernel, for images with themselves (gradient_kernels.py).
+A gradient's text walks too; it has a third kernel, for images with themselves.
 """
 
 from __future__ import annotations
@@ -23,32 +23,30 @@ from typing import Literal
 import numpy as np
 from numpy.typing import DTypeLike
 
-from cnngp.kernel.program import PIXELS, Program
+from cnngp.kernel.program import Program
 from cnngp.kernel.program.steps import Reverse
 from cnngp.kernel.series.packed import Rows
 
-from . import dense_kernel as cuda_dense
-from . import gradient_kernels
+from . import dense_kernel
 from .kernel_frame import SHARED_LIMIT, Launch, comment
 from .math import PRIMITIVES, formulas
 from .program_data import BackwardData, ProgramData
 from .program_walk import common
-from .sheets import sheet_chain as sheet_plan
-from .sheets import sheet_launch as cuda_sheets
-from .sheets.sheet_kernel import SheetLaunch, second_offsets
+from .sheets import sheet_launch
+from .sheets.sheet_chain import chain
+from .sheets.sheet_steps import second_offsets
 from .table_layout import TableLayout
-from .walk_kernels import pairs_kernel, tables_kernel
-from .warp import warp_launch as cuda_warp
+from .walk_kernels import gradient_kernels, pairs_kernel, tables_kernel
+from .warp import warp_launch
 
 Path = Literal["warp", "dense", "sheets", "walk"]
 
 
 @dataclass(frozen=True)
 class CudaSource:
-    """The text of a program's kernels, the program's numbers, and all that a launch needs to know.
+    """The text of a program's kernels, the program's numbers, and how each kernel is launched.
 
-    `primitives` and `body` together are the text; a test on a CPU replaces the first. A block of `pairs` covers
-    `block_rows` × `block_columns` pairs; 0 × 0: blocks walk over all pairs, and `pairs` reads the numbers too.
+    `primitives` and `body` together are the text; a test on a CPU replaces the first.
     """
 
     path: Path
@@ -56,39 +54,21 @@ class CudaSource:
     primitives: str
     body: str
     data: ProgramData
-    tables: Launch
-    pairs: Launch
-    block_rows: int = 0
-    block_columns: int = 0
-    resident: int = 0
-    """Blocks that a multiprocessor should hold, where blocks walk over all pairs; 0: not known."""
-    self_pairs: Launch | None = None
-    """Launch for images with themselves, of a gradient."""
+    launches: dict[str, Launch]
 
     @property
     def text(self) -> str:
         return self.primitives + self.body
 
     @property
-    def row(self) -> int:
-        """Entries of a table row."""
-        return self.data.row
-
-    @property
-    def launches(self) -> dict[str, Launch]:
-        """The kernels by name."""
-        found = {"tables": self.tables, "pairs": self.pairs}
-        return found if self.self_pairs is None else {**found, "self_pairs": self.self_pairs}
+    def pairs(self) -> Launch:
+        return self.launches["pairs"]
 
     @property
     def backward(self) -> BackwardData:
         """Shares and sums of a gradient."""
         assert self.data.backward is not None
         return self.data.backward
-
-    def blocks(self, n: int, m: int) -> int:
-        """The blocks that cover n × m pairs, where each has its own."""
-        return -(-n // self.block_rows) * -(-m // self.block_columns)
 
     @property
     def content(self) -> bytes:
@@ -120,17 +100,42 @@ def generate(
     >>> generate(lower(zoo.resnet(8), (1, 28, 28)), "float32").path
     'warp'
     """
-    writer = _Writer(program, _real(dtype), series or {}, shared_limit, launch_shape)
-    chosen = path or writer.fastest()
-    match chosen:
-        case "sheets":
-            return writer.sheets()
+    real, rows = _real(dtype), series or {}
+    vector = {"float": 4, "double": 2}[real]
+    segments = chain(program) if path in (None, "sheets") else None
+    if segments is not None and not sheet_launch.fits(segments, real):
+        segments = None
+    if path is None:
+        if program.input is None:
+            path = "walk" if segments is None else "sheets"
+        elif dense_kernel.fits(program):
+            path = "dense"
+        else:
+            path = "warp" if warp_launch.fits(program, real) else "walk"
+    match path:
         case "warp":
-            return writer.warp(cuda_warp.fold_from(program) if fold is None else fold)
+            layout = _layout(program, rows, vector, warp_launch.fold_from(program) if fold is None else fold)
+            data = ProgramData(program, layout, rows)
+            text, pairs = warp_launch.warp_kernel(program, layout, real, shared_limit, launch_shape)
         case "dense":
-            return writer.dense()
+            data = ProgramData(program, _layout(program, rows), rows)
+            text, pairs = dense_kernel.dense_kernel(data, real)
         case "walk":
-            return writer.walk()
+            data = ProgramData(program, _layout(program, rows), rows)
+            text, pairs = pairs_kernel(data, real, shared_limit)
+        case "sheets":
+            if segments is None:
+                raise ValueError("this network is not a chain of segments and pools that path='sheets' runs")
+            layout = _layout(program, rows, vector, align=sheet_launch.LINE // 16)
+            second, row = second_offsets(program, layout, segments.cycles)
+            data = ProgramData(program, layout, rows, None, second, row)
+            text, pairs = sheet_launch.sheet_kernel(data, segments, real, shared_limit, launch_shape)
+    tables, launch = tables_kernel(
+        data, shared_limit, None if path != "sheets" or segments is None else segments.cycles
+    )
+    # A walk does not depend on the network's parameters, and the name of its text should not either.
+    head = f"// {real}, path walk\n" if path == "walk" else comment(program, real, path)
+    return _source(path, real, head, data, tables + text, {"tables": launch, "pairs": pairs})
 
 
 def generate_gradient(
@@ -140,108 +145,31 @@ def generate_gradient(
     shared_limit: int = SHARED_LIMIT,
 ) -> CudaSource:
     """The CUDA source of a gradient; arguments as those of `generate`."""
-    real = _real(dtype)
-    layout = TableLayout.of(reverse.program, 1, {site: 2 * rows.count for site, rows in (series or {}).items()})
-    data = ProgramData(reverse.program, layout, series or {}, reverse)
-    tables, tables_launch = tables_kernel(data, shared_limit)
-    pairs, pairs_launch = gradient_kernels.pairs_kernel(data, real, shared_limit)
-    selves, selves_launch = gradient_kernels.self_pairs_kernel(data, shared_limit)
-    body = "\n".join(
-        [
-            f"// gradients, {real}, path walk\n",
-            "#define ALL 0xffffffffu\n",
-            formulas(real, [layer for layer, _ in data.layers]),
-            common(data, gradient_kernels.exact_formulas(data)),
-            gradient_kernels.SUMS,
-            tables,
-            selves,
-            pairs,
-        ]
+    real, rows = _real(dtype), series or {}
+    data = ProgramData(reverse.program, _layout(reverse.program, rows, terms=2), rows, reverse)
+    tables, launch = tables_kernel(data, shared_limit)
+    text, others = gradient_kernels(data, real, shared_limit)
+    return _source(
+        "walk", real, f"// gradients, {real}, path walk\n", data, tables + text, {"tables": launch, **others}
     )
-    return CudaSource("walk", real, PRIMITIVES[real], body, data, tables_launch, pairs_launch, self_pairs=selves_launch)
 
 
-class _Writer:
-    """Writes the source of one program on any of the paths."""
+def _source(
+    path: Path, real: str, head: str, data: ProgramData, kernels: str, launches: dict[str, Launch]
+) -> CudaSource:
+    """The parts of a text one after the other: formulas, what kernels share, and the kernels."""
+    formula = formulas(real, [layer for layer, _ in data.layers], data.tangents, data.backward is not None)
+    text = f"{head}\n#define ALL 0xffffffffu\n\n{formula}\n{common(data, path == 'walk')}\n{kernels}"
+    body = re.sub(r" at 0x[0-9a-f]+", "", text)  # a bare function's address may stand in a comment
+    return CudaSource(path, real, PRIMITIVES[real], body, data, launches)
 
-    def __init__(
-        self,
-        program: Program,
-        real: str,
-        series: Mapping[int, Rows],
-        shared_limit: int,
-        launch_shape: tuple[int, int, int, int] | None,
-    ) -> None:
-        self.program, self.real, self.series, self.shared_limit = program, real, series, shared_limit
-        self.launch_shape = launch_shape
-        self.vector = {"float": 4, "double": 2}[real]
 
-    @cached_property
-    def chain(self) -> sheet_plan.Chain | None:
-        """The program as segments and pools, where the kernel for these takes it."""
-        found = sheet_plan.chain(self.program)
-        return found if found is not None and cuda_sheets.fits(found, self.real) else None
-
-    def fastest(self) -> Path:
-        if self.program.input is None:
-            return "walk" if self.chain is None else "sheets"
-        if cuda_dense.fits(self.program):
-            return "dense"
-        return "warp" if cuda_warp.fits(self.program, self.real) else "walk"
-
-    def layout(self, vector: int, fold: int = 0, align: int = 1) -> TableLayout:
-        terms = {site: rows.count for site, rows in self.series.items()}
-        return TableLayout.of(self.program, vector, terms, fold, align)
-
-    def warp(self, fold: int) -> CudaSource:
-        layout = self.layout(self.vector, fold)
-        data = ProgramData(self.program, layout, self.series)
-        warp = cuda_warp.warp_kernel(self.program, layout, self.real, self.shared_limit, self.launch_shape)
-        pairs = Launch(warp.threads, warp.shared, 0)
-        return self._source("warp", data, warp.text, pairs, warp.rows, warp.columns * warp.pairs)
-
-    def dense(self) -> CudaSource:
-        data = ProgramData(self.program, self.layout(1), self.series)
-        dense = cuda_dense.dense_kernel(data, self.real)
-        return self._source("dense", data, dense.text, Launch(dense.threads, 0, 0), cuda_dense.TILE, cuda_dense.TILE)
-
-    def walk(self) -> CudaSource:
-        data = ProgramData(self.program, self.layout(1), self.series)
-        return self._source("walk", data, *pairs_kernel(data, self.real, self.shared_limit))
-
-    def sheets(self) -> CudaSource:
-        chain = self.chain
-        if chain is None:
-            raise ValueError("this network is not a chain of segments and pools that path='sheets' runs")
-        align = cuda_sheets.LINE // (4 if self.real == "float" else 8) // self.vector
-        layout = self.layout(self.vector, align=align)
-        second, pixels, row = second_offsets(self.program, layout, chain.cycles)
-        data = ProgramData(self.program, layout, self.series, None, {PIXELS: pixels, **second}, row)
-        shape = None if self.launch_shape is None else SheetLaunch(*self.launch_shape)
-        kernel = cuda_sheets.sheet_kernel(data, chain, self.real, self.shared_limit, shape)
-        pairs = Launch(kernel.threads, kernel.shared, kernel.scratch)
-        return self._source("sheets", data, kernel.text, pairs, kernel.pairs, 1, kernel.resident, chain.cycles)
-
-    def _source(
-        self,
-        path: Path,
-        data: ProgramData,
-        text: str,
-        pairs: Launch,
-        block_rows: int = 0,
-        block_columns: int = 0,
-        resident: int = 0,
-        cycles: Mapping[int, int] | None = None,
-    ) -> CudaSource:
-        """The parts of a text one after the other: formulas, what kernels share, and the kernels."""
-        tables, launch = tables_kernel(data, self.shared_limit, cycles)
-        # A walk does not depend on the network's parameters, and the name of its text should not either.
-        head = f"// {self.real}, path walk\n" if path == "walk" else comment(self.program, self.real, path)
-        formula = formulas(self.real, [layer for layer, _ in data.layers], data.tangents)
-        parts = [head, "#define ALL 0xffffffffu\n", formula, common(data), tables, text]
-        body = re.sub(r" at 0x[0-9a-f]+", "", "\n".join(parts))  # a bare function's address may stand in a comment
-        primitives = PRIMITIVES[self.real]
-        return CudaSource(path, self.real, primitives, body, data, launch, pairs, block_rows, block_columns, resident)
+def _layout(
+    program: Program, series: Mapping[int, Rows], vector: int = 1, fold: int = 0, align: int = 1, terms: int = 1
+) -> TableLayout:
+    """Table rows with so many numbers for a term of a series."""
+    counts = {site: terms * rows.count for site, rows in series.items()}
+    return TableLayout.of(program, vector, counts, fold, align)
 
 
 def _real(dtype: DTypeLike) -> str:

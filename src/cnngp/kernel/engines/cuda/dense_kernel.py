@@ -8,28 +8,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from cnngp.kernel.program import Op, Program
 from cnngp.network.layers import Elementwise
 
-from .formula_text import literal
-from .kernel_frame import THETA_ARGUMENTS, stores
-from .math import Constants, pair_formula, slope_formula
+from .formula_text import Constants, filled, literal
+from .kernel_frame import THETA_ARGUMENTS, Launch, stores
+from .math import text_of
 from .program_data import ProgramData
 from .registers import Registers, Step, in_registers
 
 TILE = 64
 DEPTH = 16
 SIDE = 16  # threads along a side of a block; each has a square of TILE / SIDE pairs
-
-
-@dataclass(frozen=True)
-class DenseKernel:
-    """The text; a block of SIDE × SIDE threads computes TILE × TILE pairs."""
-
-    text: str
-    threads: int = SIDE * SIDE
 
 
 def fits(program: Program) -> bool:
@@ -83,8 +75,10 @@ def _scalar(step: Step, data: ProgramData, dtype: str) -> str:
             first, second = ([f"Terms{{{t} + {site.offset}, 1}}"] for t in ("t1", "t2"))
             at = str(data.shifts_at[a.site])
             constants = replace(constants, even=str(rows.even), odd=str(rows.odd), shifts=at)
-        written = pair_formula if op.tangent is None else slope_formula
-        value = written(a.layer, value, constants, first, second, step.src.nonneg)
+        text = text_of(a.layer)
+        value = filled(
+            text.pair if op.tangent is None else text.slope, constants, value, first, second, step.src.nonneg
+        )
     if op.tangent is not None:
         times = literal(0.0, dtype) if step.times is None else f"m{step.times.name}"
         value = f"({value}) * fma({literal(op.tangent.own, dtype)}, m{step.src.name}, {times})"
@@ -98,7 +92,8 @@ def _described(op: Op) -> str:
     return f"{op.place or '(network)'}{layer}"
 
 
-def dense_kernel(data: ProgramData, dtype: str) -> DenseKernel:
+def dense_kernel(data: ProgramData, dtype: str) -> tuple[str, Launch]:
+    """The text; a block of SIDE × SIDE threads computes TILE × TILE pairs."""
     program, layout = data.program, data.layout
     tangents = program.theta is not None
     units = (program.unit, program.theta_unit) if tangents else (program.unit,)
@@ -155,4 +150,4 @@ pairs(const real* __restrict__ first, const real* __restrict__ second, real* __r
         }}
 }}
 """
-    return DenseKernel(text)
+    return text, Launch(SIDE * SIDE, 0, rows=TILE, columns=TILE)

@@ -1,13 +1,16 @@
-"""Numbers and polynomials as C++, and the CUDA text of a nonlinearity's formulas, by hand or from kernel/formulas."""
+"""Numbers and polynomials as C++, and what the CUDA text of a family of nonlinearities consists of."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from cnngp.kernel.program import Activation
 
 
 @dataclass(frozen=True)
 class Text:
-    """A family's formulas as C++ expressions, with names in braces for what stands there."""
+    """A family's formulas as C++ expressions, with names in braces for what `filled` puts there."""
 
     planes: int
     """How many numbers a table keeps for each location, beside a series' terms."""
@@ -21,7 +24,7 @@ class Text:
     """f' of a pair."""
     slope_diagonal: str
     """f' at X = X', in float64."""
-    back: str
+    parts: str
     """`Parts` of a pair: f', what goes to either variance, and the two numbers that a gradient's sums are made of."""
     still: str
     """`Still` at X = X', in float64: df/dK, the factor of what goes to the variance, and the two numbers."""
@@ -30,6 +33,30 @@ class Text:
     slope_takes_unit: bool = False
     peak: str = "{K}"
     """What the range check looks at, the largest over all locations: see `check_range`."""
+
+
+@dataclass(frozen=True)
+class Constants:
+    """The numbers of an activation as C++ expressions: literals, or fields of whatever the code loops over."""
+
+    unit: str
+    alpha: str
+    beta: str
+    even: str = "0"
+    odd: str = "0"
+    shifts: str = "0"
+
+    @classmethod
+    def literals(cls, a: Activation, dtype: str) -> Constants:
+        return cls(*(literal(x, dtype) for x in (a.unit, *a.coefficients)))
+
+
+def filled(
+    text: str, c: Constants, K: str = "K", first: Sequence[str] = (), second: Sequence[str] = (), nonneg: bool = False
+) -> str:
+    """An expression of a `Text`; `first` and `second` are the two images' table entries, `nonneg` says that K ≥ 0."""
+    args = ", ".join(f"{x}, {y}" for x, y in zip(first, second, strict=True))
+    return text.format(K=K, args=args, relu="relu_nonneg" if nonneg else "relu", **vars(c))
 
 
 def literal(value: float, dtype: str) -> str:

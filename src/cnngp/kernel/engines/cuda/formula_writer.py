@@ -91,6 +91,7 @@ class Written(Operand):
 
 
 _ARGUMENTS = ("unit", "alpha", "beta")
+_HEAD = "__device__ __forceinline__"
 
 
 def _pair(family: Family, formula: Callable[..., Any], dtype: str) -> tuple[Writer, Any]:
@@ -101,25 +102,18 @@ def _pair(family: Family, formula: Callable[..., Any], dtype: str) -> tuple[Writ
     return writer, formula(Written(writer, "K"), a, b, numbers)
 
 
-def _pair_function(family: Family, which: str, formula: Callable[..., Any], returns: str, dtype: str) -> str:
+def _pair_function(family: Family, which: str, formula: Any, dtype: str, returns: str = "real") -> str:
     writer, result = _pair(family, formula, dtype)
     names = ["K", *(f"{image}{p}" for p in range(family.entries) for image in "ab"), *_ARGUMENTS]
     arguments = ", ".join(f"real {name}" for name in names)
-    return writer.function(f"__device__ __forceinline__ {returns} {family.name}_{which}({arguments})", result)
+    return writer.function(f"{_HEAD} {returns} {family.name}_{which}({arguments})", result)
 
 
-def _reads_unit(family: Family, formula: Callable[..., Any] | None) -> bool:
-    if formula is None:
-        return False
-    writer, result = _pair(family, formula, "double")
-    return "unit" in writer.needed((result,))
-
-
-def _own_function(family: Family, which: str, formula: Callable[..., Any], returns: str = "double") -> str:
+def _own_function(family: Family, which: str, formula: Any, returns: str = "double") -> str:
     """A function of an image with itself."""
     writer = Writer("double", "double")
     x = tuple(Written(writer, name) for name in ("unit", "alpha", "SMALLEST"))
-    head = f"__device__ __forceinline__ {returns} {family.name}_{which}(double K, double unit, double alpha)"
+    head = f"{_HEAD} {returns} {family.name}_{which}(double K, double unit, double alpha)"
     return writer.function(head, formula(Written(writer, "K"), x))
 
 
@@ -128,6 +122,13 @@ def written(family: Family) -> Text:
     """The calls of a family's functions."""
     name, own = family.name, "({K}, {unit}, {alpha})"
     pair = "({K}, {args}, {unit}, {alpha}, {beta})"
+
+    def reads_unit(formula: Callable[..., Any] | None) -> bool:
+        if formula is None:
+            return False
+        writer, result = _pair(family, formula, "double")
+        return "unit" in writer.needed((result,))
+
     return Text(
         planes=family.entries,
         pair=f"{name}_value{pair}",
@@ -135,10 +136,10 @@ def written(family: Family) -> Text:
         diagonal=f"{name}_diagonal{own}",
         slope=f"{name}_slope{pair}" if family.slope else "",
         slope_diagonal=f"{name}_slope_diagonal{own}" if family.slope else "",
-        back=f"{name}_parts{pair}" if family.parts else "",
+        parts=f"{name}_parts{pair}" if family.parts else "",
         still=f"{name}_still{own}" if family.parts else "",
-        takes_unit=_reads_unit(family, family.value),
-        slope_takes_unit=_reads_unit(family, family.slope),
+        takes_unit=reads_unit(family.value),
+        slope_takes_unit=reads_unit(family.slope),
         peak="{K}" if family.peak is itself else f"{name}_peak{own}",
     )
 
@@ -165,28 +166,22 @@ __device__ __forceinline__ real arcsine(real x, real rest) {{
 
 def family_functions(family: Family, dtype: str, slopes: bool) -> str:
     """f and, where asked for, its slope; and what tables and diagonals take."""
-    assert family.value is not None
-    assert family.table is not None
-    texts = [_pair_function(family, "value", family.value, "real", dtype)]
+    texts = [_pair_function(family, "value", family.value, dtype)]
     texts += [_own_function(family, f"entry{p}", _entry(family.table, p)) for p in range(family.entries)]
     texts.append(_own_function(family, "diagonal", family.diagonal))
     if family.peak is not itself:
         texts.append(_own_function(family, "peak", family.peak))
-    if slopes and family.slope is not None and family.slope_diagonal is not None:
-        texts.append(_pair_function(family, "slope", family.slope, "real", dtype))
+    if slopes and family.slope is not None:
+        texts.append(_pair_function(family, "slope", family.slope, dtype))
         texts.append(_own_function(family, "slope_diagonal", family.slope_diagonal))
     return "".join(texts)
 
 
-def _entry(table: Callable[..., Sequence[Any]], p: int) -> Callable[..., Any]:
+def _entry(table: Any, p: int) -> Callable[..., Any]:
     return lambda K, x: table(K, x)[p]
 
 
-def back_functions(family: Family, dtype: str) -> str:
-    assert family.parts is not None
-    return _pair_function(family, "parts", family.parts, "Parts", dtype)
-
-
-def still_functions(family: Family) -> str:
-    assert family.still is not None
-    return _own_function(family, "still", family.still, "Still")
+def gradient_functions(family: Family, dtype: str) -> str:
+    """What gradients take: of pairs, and of an image with itself."""
+    parts = _pair_function(family, "parts", family.parts, dtype, "Parts")
+    return parts + _own_function(family, "still", family.still, "Still")

@@ -1,10 +1,14 @@
-"""Launches of kernels of every kind, and the statements that write their results."""
+"""Launches of kernels of every kind, the lines of their text, and the statements that write their results."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from cnngp.kernel.program import Program
+
+from .formula_text import literal
 
 SHARED_LIMIT = 227 * 1024
 """Bytes of shared memory that a block may have on an H100 or H200."""
@@ -14,11 +18,64 @@ THETA_ARGUMENTS = ", real* __restrict__ theta, real* __restrict__ theta_mirror"
 
 @dataclass(frozen=True)
 class Launch:
-    """Threads of a block, its dynamic shared memory, and its bytes of scratch in global memory."""
+    """Threads of a block, its bytes of dynamic shared memory, and its bytes of scratch in global memory.
+
+    A block of `pairs` covers `rows` × `columns` pairs; 0 × 0: blocks walk over all pairs. Of those a multiprocessor
+    should hold `resident`; 0: not known.
+    """
 
     threads: int
     shared: int
-    scratch: int
+    scratch: int = 0
+    rows: int = 0
+    columns: int = 0
+    resident: int = 0
+
+    def blocks(self, n: int, m: int) -> int:
+        """The blocks that cover n × m pairs, where each has its own."""
+        return -(-n // self.rows) * -(-m // self.columns)
+
+
+class Writer:
+    """Lines of a kernel's body, and the helpers that they call."""
+
+    def __init__(self, dtype: str) -> None:
+        self.dtype = dtype
+        self.functions: dict[object, str] = {}
+        self.definitions: list[str] = []
+        self.lines: list[str] = []
+        self.depth = 2
+
+    def put(self, *lines: str) -> None:
+        self.lines += ["    " * self.depth + line if not line.startswith("#") else line for line in lines]
+
+    @contextmanager
+    def block(self, *head: str) -> Iterator[None]:
+        """Lines that end in a brace, with what is put inside, and the closing brace."""
+        self.put(*head)
+        self.depth += 1
+        yield
+        self.depth -= 1
+        self.put("}")
+
+    def define(self, key: object, prefix: str, text: str) -> str:
+        """The name of a helper, written once however often it is used; `NAME` in the text stands for it."""
+        if key not in self.functions:
+            name = f"{prefix}_{sum(n.startswith(prefix + '_') for n in self.functions.values())}"
+            self.functions[key] = name
+            self.definitions.append(text.replace("NAME", name))
+        return self.functions[key]
+
+    def array(self, prefix: str, kind: str, values: tuple[object, ...]) -> str:
+        """The name of an array of constants."""
+        text = f"{kind} NAME[{len(values)}] = {{{', '.join(map(str, values))}}};"
+        return self.define((prefix, kind, values), prefix, text)
+
+    def number(self, value: float) -> str:
+        return literal(value, self.dtype)
+
+    def per_row(self, rows: int, statement: str) -> None:
+        self.put("#pragma unroll", f"for (int r = 0; r < {rows}; r++) {statement}")
 
 
 def stores(K: str, tangents: bool, indent: str = " " * 8) -> str:

@@ -1,23 +1,26 @@
 """The nonlinearities' formulas as CUDA text: which functions a program needs, and the expressions that call them.
 
-A formula takes K in buffer units and, from each image, the numbers that its table keeps for the location (`entries`).
-Most are written from kernel/formulas (formula_writer.py); by hand are the ReLU's family (relu_text.py) and series
-(series_text.py).
+Most are written from kernel/formulas (formula_writer.py); by hand are series (series_text.py) and, here, the ReLU's
+family, the hottest code of all. A table keeps s = √K₁ alone for it. With p = √(K₁K₂) and u = 1 − |K|/p,
+
+    R = 2A = max(K, 0) + p·u·√u·g(u)      θ = √u·h(u) for K ≥ 0, π − √u·h(u) for K < 0
+
+where g and h are smooth on [0, 1]. Their polynomials (engines/polynomials.py) are minimax with the weights u√u and √u
+that multiply them. Near correlation one the slope has that of a square root, so u is what decides.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from cnngp.kernel.formulas import RELU, RELU_LIKE, SERIES, Family, formula
-from cnngp.kernel.program import Activation
 from cnngp.network.layers import Nonlinearity
 
-from . import series_text as series
-from .formula_text import Text, literal
-from .formula_writer import back_functions, family_functions, helper_functions, still_functions, written
-from .relu_text import RELU_LIKE_TEXT, RELU_STILL, RELU_TEXT, relu_back_functions, relu_functions
+from ..polynomials import CUDA_G_32, CUDA_G_64, CUDA_H_32, CUDA_H_64
+from .formula_text import Text, horner, literal
+from .formula_writer import family_functions, gradient_functions, helper_functions, written
+from .series_text import SERIES_TEXT, series_functions
 
 # What the working precision needs of the hardware. A test on a CPU brings its own.
 PRIMITIVES = {
@@ -67,132 +70,94 @@ __device__ __forceinline__ double product(double s1, double s2) { return s1 * s2
 """,
 }
 
-
-_BY_HAND = {RELU: RELU_TEXT, RELU_LIKE: RELU_LIKE_TEXT, SERIES: series.SERIES_TEXT}
-
-
-def _families(layers: Iterable[Nonlinearity]) -> list[Family]:
-    return sorted({formula(layer).family for layer in layers}, key=lambda family: family.name)
-
-
-def formulas(dtype: str, layers: Iterable[Nonlinearity], slopes: bool = False) -> str:
-    """Device functions of the nonlinearities in float or double; their slopes too, for tangent kernels."""
-    families = _families(layers)
-    relu = relu_functions(dtype, slopes) if {RELU, RELU_LIKE} & set(families) else ""
-    others = [family_functions(f, dtype, slopes) for f in families if f not in _BY_HAND]
-    sums = series.series_functions(slopes) if SERIES in families else ""
-    return relu + (helper_functions(dtype) if others else "") + "".join(others) + sums
-
-
-PARTS = """\
-// df/dK, to the first variance, to the second, and the two numbers that sums are made of (program/reverse.py)
-struct Parts { real slope, first, second, value, extra; };
+RELU_TEXT = Text(
+    planes=1,
+    pair="{relu}({K}, {args})",
+    entries=("sqrt({K})",),
+    diagonal="{K}",
+    slope="{relu}_slope({K}, {args})",
+    slope_diagonal="1.0",
+    parts="relu_parts({K}, {args}, inverse({args}), 1, {unit}, {alpha}, {beta})",
+    still="relu_still({K}, {unit}, {alpha})",
+)
+RELU_LIKE_TEXT = Text(
+    planes=1,
+    pair="fma({alpha}, {relu}({K}, {args}) - {K}, {K})",
+    entries=("sqrt({K})",),
+    diagonal="{K}",
+    slope="fma({alpha}, {relu}_slope({K}, {args}), {beta})",
+    slope_diagonal="1.0",
+    parts="relu_like_parts({K}, {args}, inverse({args}), 1, {unit}, {alpha}, {beta})",
+    still="relu_like_still({K}, {unit}, {alpha})",
+)
+# The formulas of kernel/formulas/relu.py take 1/s of either image, or one of them 1/p and the other 1.
+INVERSE = """\
+__device__ __forceinline__ real inverse(real s1, real s2) { return s1 * s2 > 0 ? reciprocal(product(s1, s2)) : 0; }
 """
-STILL = """\
-// dV/dK, the factor of what goes to the variance, and the two numbers
+
+
+def _relu_functions(dtype: str, slopes: bool) -> str:
+    g, h = (CUDA_G_32, CUDA_H_32) if dtype == "float" else (CUDA_G_64, CUDA_H_64)
+    zero, one = (literal(x, dtype) for x in (0.0, 1.0))
+    value = f"""\
+// R of a map that cannot be negative: the max(K, 0) is K.
+__device__ __forceinline__ real relu_nonneg(real K, real s1, real s2) {{
+    const real p = product(s1, s2), u = clamp01(fma(-K, reciprocal(p), {one}));
+    const real g = {horner(g, dtype)};
+    return fma(p * u * root(u), g, K);
+}}
+__device__ __forceinline__ real relu(real K, real s1, real s2) {{
+    const real p = product(s1, s2), u = clamp01(fma(-fabs(K), reciprocal(p), {one}));
+    const real g = {horner(g, dtype)};
+    return fma(p * u * root(u), g, fmax(K, {zero}));
+}}
+"""
+    if not slopes:
+        return value
+    turn = horner(tuple(c / math.pi for c in h), dtype)  # θ/π over √u
+    return f"""{value}\
+// (pi - theta) / pi. Beside R the compiler finds that they share u and its root.
+__device__ __forceinline__ real relu_nonneg_slope(real K, real s1, real s2) {{
+    const real u = clamp01(fma(-K, reciprocal(product(s1, s2)), {one}));
+    return fma(-root(u), {turn}, {one});
+}}
+__device__ __forceinline__ real relu_slope(real K, real s1, real s2) {{
+    const real u = clamp01(fma(-fabs(K), reciprocal(product(s1, s2)), {one})), t = root(u) * ({turn});
+    return K < {zero} ? t : {one} - t;
+}}
+"""
+
+
+_BY_HAND = {RELU: RELU_TEXT, RELU_LIKE: RELU_LIKE_TEXT, SERIES: SERIES_TEXT}
+# df/dK, to the first variance, to the second, and the two numbers that sums are made of (program/reverse.py); of an
+# image with itself at one place dV/dK, the factor of what goes to the variance, and the two numbers.
+STRUCTS = """\
+struct Parts { real slope, first, second, value, extra; };
 struct Still { double slope, factor, value, extra; };
 """
 
 
-def back_formulas(dtype: str, layers: Iterable[Nonlinearity]) -> str:
-    """The device functions of gradients for pairs, beside those of `formulas`."""
-    families = _families(layers)
-    relu = relu_back_functions(dtype) if {RELU, RELU_LIKE} & set(families) else ""
-    others = "".join(back_functions(f, dtype) for f in families if f not in _BY_HAND)
-    return PARTS + relu + others + (series.BACK if SERIES in families else "")
+def formulas(dtype: str, layers: Iterable[Nonlinearity], slopes: bool = False, gradients: bool = False) -> str:
+    """Device functions of the nonlinearities in float or double; with their slopes, for tangent kernels, or with what
+    gradients take beside those.
+    """
+    families: list[Family] = sorted({formula(layer).family for layer in layers}, key=lambda family: family.name)
+    relus = [family for family in families if family in (RELU, RELU_LIKE)]
+    others = [family for family in families if family not in _BY_HAND]
+    texts = [STRUCTS] if gradients or SERIES in families else []
+    texts += [_relu_functions(dtype, slopes)] if relus else []
+    texts += [helper_functions(dtype)] if others or (relus and gradients) else []
+    texts += [family_functions(family, dtype, slopes) for family in others]
+    texts += [series_functions(gradients)] if SERIES in families else []
+    if gradients:
+        texts += [INVERSE] if relus else []
+        texts += [gradient_functions(family, dtype) for family in (*relus, *others)]
+    return "".join(texts)
 
 
-def still_formulas(layers: Iterable[Nonlinearity]) -> str:
-    """Those for an image with itself at one place, in float64."""
-    families = _families(layers)
-    relu = RELU_STILL if {RELU, RELU_LIKE} & set(families) else ""
-    others = "".join(still_functions(f) for f in families if f not in _BY_HAND)
-    return STILL + relu + others + (series.STILL if SERIES in families else "")
-
-
-@dataclass(frozen=True)
-class Constants:
-    """The numbers of an activation as C++ expressions: literals, or fields of whatever the code loops over."""
-
-    unit: str
-    alpha: str
-    beta: str
-    even: str = "0"
-    odd: str = "0"
-    shifts: str = "0"
-
-    @classmethod
-    def literals(cls, a: Activation, dtype: str) -> Constants:
-        alpha, beta = a.coefficients
-        return cls(literal(a.unit, dtype), literal(alpha, dtype), literal(beta, dtype))
-
-
-def _text(layer: Nonlinearity) -> Text:
+def text_of(layer: Nonlinearity) -> Text:
     family = formula(layer).family
     return _BY_HAND.get(family) or written(family)
-
-
-def planes(layer: Nonlinearity, terms: int = 0) -> int:
-    """How many numbers a table keeps for each location; `terms` of an Elementwise's series."""
-    return _text(layer).planes + terms
-
-
-def takes_unit(layer: Nonlinearity, slope: bool = False) -> bool:
-    """Whether f or, where it is asked for, f' needs to know the unit of K."""
-    return _text(layer).takes_unit or (slope and _text(layer).slope_takes_unit)
-
-
-def _called(text: str, K: str, c: Constants, first: list[str], second: list[str], nonneg: bool) -> str:
-    args = ", ".join(f"{x}, {y}" for x, y in zip(first, second, strict=True))
-    return text.format(K=K, args=args, relu="relu_nonneg" if nonneg else "relu", **vars(c))
-
-
-def pair_formula(
-    layer: Nonlinearity, K: str, c: Constants, first: list[str], second: list[str], nonneg: bool = False
-) -> str:
-    """f(K) as an expression; `first` and `second` are the two images' table entries, `nonneg` says that K ≥ 0."""
-    return _called(_text(layer).pair, K, c, first, second, nonneg)
-
-
-def slope_formula(
-    layer: Nonlinearity, K: str, c: Constants, first: list[str], second: list[str], nonneg: bool = False
-) -> str:
-    """f'(K) as an expression, with the same arguments."""
-    return _called(_text(layer).slope, K, c, first, second, nonneg)
-
-
-def slope_diagonal(layer: Nonlinearity, K: str, c: Constants) -> str:
-    """f' at X = X', in float64."""
-    return _text(layer).slope_diagonal.format(K=K, **vars(c))
-
-
-def entries(layer: Nonlinearity, K: str, c: Constants) -> list[str]:
-    """What a table keeps of the variance K (buffer units), one float64 expression a plane."""
-    return [text.format(K=K, **vars(c)) for text in _text(layer).entries]
-
-
-def peak_of(layer: Nonlinearity, K: str, c: Constants) -> str:
-    """What the range check looks at."""
-    return _text(layer).peak.format(K=K, **vars(c))
-
-
-def diagonal_formula(layer: Nonlinearity, K: str, c: Constants) -> str:
-    """f at X = X', in float64."""
-    return _text(layer).diagonal.format(K=K, **vars(c))
-
-
-def pair_back(layer: Nonlinearity, c: Constants, tables: list[str], plane: str) -> str:
-    """`Parts` of K as an expression; the numbers of the two images begin at `tables`, and are `plane` apart."""
-    if formula(layer).family is SERIES:
-        args = ", ".join(f"Terms{{{t}, {plane}}}" for t in tables)
-    else:
-        args = ", ".join(f"({t})[{p} * {plane}]" for p in range(planes(layer)) for t in tables)
-    return _text(layer).back.format(K="K", args=args, **vars(c))
-
-
-def still_back(layer: Nonlinearity, c: Constants) -> str:
-    """`Still` of the variance K as an expression."""
-    return _text(layer).still.format(K="K", **vars(c))
 
 
 def nonnegative(layer: Nonlinearity, argument_nonnegative: bool) -> bool:

@@ -9,67 +9,45 @@ axis after the other; between them results go to and fro between two maps.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
+from cnngp.kernel.formulas import SERIES, formula
 from cnngp.kernel.program import NOTHING, PIXELS
-from cnngp.network.layers import Elementwise, Nonlinearity
+from cnngp.network.layers import Nonlinearity
 
-from .math import (
-    Constants,
-    diagonal_formula,
-    entries,
-    formulas,
-    pair_formula,
-    peak_of,
-    planes,
-    slope_diagonal,
-    slope_formula,
-)
+from .formula_text import Constants, filled
+from .kernel_frame import Launch
+from .math import formulas, text_of
 from .program_data import OPERATION, Copy, OpInts, OpReals, Pass, ProgramData
 
 SHARED_MOST = 100 * 1024  # bytes of shared memory a block takes at most, so that a multiprocessor has room for two
 
-PEAK = """\
-// Numbers that are not negative order like their bits, and a NaN is above them all.
-__device__ __forceinline__ void peak(double* at, double K)
-{
-    if (!(K <= *(volatile double*)at)) atomicMax((unsigned long long*)at, (unsigned long long)__double_as_longlong(K));
-}
-"""
-
-# Formulas in float64, whatever the working precision; they run once an image, so plain division and roots will do.
-EXACT = """\
-__device__ __forceinline__ double reciprocal(double x) { return 1.0 / fmax(x, 2.3e-308); }
-__device__ __forceinline__ double root(double x) { return sqrt(x); }
-__device__ __forceinline__ double clamp01(double x) { return fmin(fabs(x), 1.0); }
-__device__ __forceinline__ double product(double s1, double s2) { return s1 * s2; }
-"""
-
-# Where element e of a sheet is in the map that it is part of.
-PLACE = """\
-    const int row = e / op.width, z = row / op.height;
-    return z * op.table_plane + (row - z * op.height) * op.table_width + e - row * op.width;"""
-
-# What an operation does with a result, and its sums along an axis of any size. `known_pass` is the same where the
-# compiler knows the sizes: it divides by multiplying, and unrolls windows.
+# What an operation does with a result, and its sums along an axis. Sums with the most work have code of their own
+# sizes (`Known`): the compiler divides by multiplying, and unrolls windows.
 SUMS = """\
 template <class R> __device__ __forceinline__ R combined(const Numbers& x, const R* old, R value)
 {
     const R fresh = (R)x.scale * value + (R)x.bias;
     return x.keep == 0.0 ? fresh : (R)x.keep * *old + fresh;
 }
-template <class R>
-__device__ void run_pass(R* to, const R* from, const Pass pass, const int* lists, const Numbers& x, bool last)
+template <int SIZE, int OUT, int INNER, int RESULTS, int K, int STRIDE, int STEP, int START> struct Known {
+    static constexpr int size = SIZE, out = OUT, inner = INNER, results = RESULTS;
+    static constexpr int k = K, stride = STRIDE, step = STEP, start = START;
+};
+template <class R, class P>
+__device__ __forceinline__ void run_pass(R* to, const R* from, const P pass, const int* lists, const Numbers& x,
+                                         bool last)
 {
     for (int e = threadIdx.x; e < pass.results; e += blockDim.x) {
         const int rest = e / pass.inner, inner = e - rest * pass.inner;
         const int outer = rest / pass.out, at = rest - outer * pass.out;
-        const R* line = from + (long long)outer * pass.size * pass.inner + inner;
+        const R* line = from + outer * (pass.size * pass.inner) + inner;
         R sum = 0;
         if (pass.k >= 0) {
-            int p = at * pass.stride + pass.start;
-            for (int k = 0; k < pass.k; k++, p += pass.step)
-                if ((unsigned)p < (unsigned)pass.size) sum += line[p * pass.inner];
+            const int first = at * pass.stride + pass.start;
+#pragma unroll 8
+            for (int k = 0; k < pass.k; k++)
+                if ((unsigned)(first + k * pass.step) < (unsigned)pass.size)
+                    sum += line[(first + k * pass.step) * pass.inner];
         } else {
             const int* list = lists + pass.start + 2 * at;
             for (int k = 0; k < list[1]; k++) sum += line[lists[list[0] + k] * pass.inner];
@@ -78,68 +56,54 @@ __device__ void run_pass(R* to, const R* from, const Pass pass, const int* lists
     }
 }
 """
-KNOWN_PASS = """\
-template <class R, int SIZE, int OUT, int INNER, int COUNT, int K, int STRIDE, int STEP, int START>
-__device__ __forceinline__ void known_pass(R* to, const R* from, const int* lists, const Numbers& x, bool last)
+# Where element e of a sheet is in the map that it is part of.
+PLACE = """\
+    const int row = e / op.width, z = row / op.height;
+    return z * op.table_plane + (row - z * op.height) * op.table_width + e - row * op.width;"""
+# Formulas in float64, whatever the working precision; they run once an image, so plain division and roots will do.
+EXACT = """\
+// Numbers that are not negative order like their bits, and a NaN is above them all.
+__device__ __forceinline__ void peak(double* at, double K)
 {
-    for (int e = threadIdx.x; e < COUNT; e += blockDim.x) {
-        const int inner = e % INNER, at = e / INNER % OUT, outer = e / (INNER * OUT);
-        const R* line = from + outer * (SIZE * INNER) + inner;
-        R sum = 0;
-        if (K >= 0) {
-            const int first = at * STRIDE + START;
-#pragma unroll 8
-            for (int k = 0; k < K; k++)
-                if ((unsigned)(first + k * STEP) < (unsigned)SIZE) sum += line[(first + k * STEP) * INNER];
-        } else {
-            const int* list = lists + START + 2 * at;
-            for (int k = 0; k < list[1]; k++) sum += line[lists[list[0] + k] * INNER];
-        }
-        to[e] = last ? combined(x, to + e, sum) : sum;
-    }
+    if (!(K <= *(volatile double*)at)) atomicMax((unsigned long long*)at, (unsigned long long)__double_as_longlong(K));
 }
+namespace exact {
+typedef double real;
+__device__ __forceinline__ double reciprocal(double x) { return 1.0 / fmax(x, 2.3e-308); }
+__device__ __forceinline__ double root(double x) { return sqrt(x); }
+__device__ __forceinline__ double clamp01(double x) { return fmin(fabs(x), 1.0); }
+__device__ __forceinline__ double product(double s1, double s2) { return s1 * s2; }
 """
+CONSTANTS = Constants("(real)x.unit", "(real)x.alpha", "(real)x.beta", "op.even", "op.odd", "op.shifts")
 
 
-@dataclass(frozen=True)
-class Memory:
-    """The maps of a block: `shared` bytes of shared memory or, where they do not fit, part of `scratch` bytes."""
+def memory(
+    data: ProgramData, real: str, shared_limit: int, most: int = 256, own: bool = False, given: int = 0, sums: int = 0
+) -> tuple[str, Launch]:
+    """The maps of a block, `mem`, in shared memory or, where they do not fit, in its scratch memory.
 
-    text: str
-    shared: int
-    scratch: int
-
-    @classmethod
-    def of(cls, data: ProgramData, real: str, item: int, shared_limit: int, before: int = 0, sums: int = 0) -> Memory:
-        """`mem` and, behind it, `sums`, so many numbers in float64; both behind `before` bytes of scratch memory."""
-        maps = -(-data.size * item // 8) * 8
-        size = maps + 8 * sums
-        in_shared = size <= min(SHARED_MOST, shared_limit)
-        scratch = -(-(before + (0 if in_shared else size)) // 256) * 256
-        base = "(char*)dynamic_shared" if in_shared else f"scratch + (long long)blockIdx.x * {scratch} + {before}"
-        text = "extern __shared__ vec dynamic_shared[];\n    " * in_shared
-        text += f"char* base = {base};\n    {real}* mem = ({real}*)base;"
-        text += f"\n    double* sums = (double*)(base + {maps});" * (sums > 0)
-        return cls(text, size if in_shared else 0, scratch)
-
-    @classmethod
-    def of_image(cls, data: ProgramData, shared_limit: int, given: int = 0, sums: int = 0) -> Memory:
-        """Before the maps in float64 stand the image's `own` table and the shares that it was `given`."""
-        made = cls.of(data, "double", 8, shared_limit, 8 * (data.own_size + given), sums)
-        own = f"double* own = (double*)(scratch + (long long)blockIdx.x * {made.scratch});\n    "
-        own += f"double* given = own + {data.own_size};\n    " * (given > 0)
-        return cls(own + made.text, made.shared, made.scratch)
-
-
-def threads(data: ProgramData, most: int = 256) -> int:
-    """Threads of a block for the largest map."""
+    Behind them stand `sums`, so many numbers in float64. Before all scratch memory stands an image's `own` table, with
+    the shares that it was `given` behind it. A block has at most `most` threads.
+    """
     largest = max(op.out_size for op in data.numbered)
-    return max(64, min(most, -(-largest // 64) * 32))
+    maps, before = -(-data.size * (4 if real == "float" else 8) // 8) * 8, 8 * (data.own_size + given) * own
+    size = maps + 8 * sums
+    in_shared = size <= min(SHARED_MOST, shared_limit)
+    scratch = -(-(before + (0 if in_shared else size)) // 256) * 256
+    place = f"scratch + (long long)blockIdx.x * {scratch}"
+    text = f"double* own = (double*)({place});\n    " * own
+    text += f"double* given = own + {data.own_size};\n    " * (given > 0)
+    text += "extern __shared__ vec dynamic_shared[];\n    " * in_shared
+    text += f"char* base = {'(char*)dynamic_shared' if in_shared else f'{place} + {before}'};\n    "
+    text += f"{real}* mem = ({real}*)base;" + f"\n    double* sums = (double*)(base + {maps});" * (sums > 0)
+    threads = max(64, min(most, -(-largest // 64) * 32))
+    return text, Launch(threads, size if in_shared else 0, scratch)
 
 
-def common(data: ProgramData, more: str = "") -> str:
-    """Types and functions that all kernels of a text share; `more` goes with the formulas in float64, in `exact`."""
+def common(data: ProgramData, walks: bool) -> str:
+    """Types and functions that all kernels of a text share; `walks`: pairs walk too."""
     layers = [layer for layer, _ in data.layers]
+    gradients = data.backward is not None
     structs = "".join(
         f"struct {name} {{ {kind} {', '.join(numbers._fields)}; }};\n"
         for name, kind, numbers in (
@@ -148,113 +112,27 @@ def common(data: ProgramData, more: str = "") -> str:
     )  # fmt: skip
     own = "".join(_own_formula(k, data, layer, slope) for k, (layer, slope) in enumerate(data.layers))
     return f"""\
-{shifts_array(data)}\
+__device__ const unsigned char shifts[] = {{{", ".join(map(str, data.shifts)) or "0"}}};
 {structs}\
 __device__ __forceinline__ int place(const Op& op, int e)
 {{
 {"    return e;" if data.whole else PLACE}
 }}
-{SUMS}\
-{PEAK}\
-namespace exact {{
-typedef double real;
-{EXACT}{formulas("double", layers, data.tangents)}\
-{more}{own}}}
+{SUMS}{_run_known(data)}{_pair_formulas(data) * walks}\
+{EXACT}{formulas("double", layers, data.tangents, gradients)}\
+{_pair_formulas(data) * data.moving}{own}}}
 """
 
 
-def shifts_array(data: ProgramData) -> str:
-    return f"__device__ const unsigned char shifts[] = {{{', '.join(map(str, data.shifts)) or '0'}}};\n"
-
-
-OWN_CONSTANTS = Constants("x.unit", "x.alpha", "x.beta", "op.even", "op.odd", "op.shifts")
-
-
-def _own_formula(k: int, data: ProgramData, layer: Nonlinearity, slope: bool) -> str:
-    """Formula k of an image with itself. At equal places a nonlinearity leaves the numbers that other sheets read.
-
-    A slope comes before these are there.
-    """
-    c = OWN_CONSTANTS
-    if slope:
-        still = f"    if (op.still) return {slope_diagonal(layer, 'K', c)};\n"
-    else:
-        stores = "".join(f"        mine[{p} * op.whole] = {e};\n" for p, e in enumerate(entries(layer, "K", c)))
-        value = diagonal_formula(layer, "K", c)
-        if isinstance(layer, Elementwise):
-            series = "sqrt(x.unit * K), panels + op.series"
-            value = f"series_entries({series}, mine + op.whole, op.whole, op.even, op.odd)"
-            if data.backward is not None:
-                behind = "mine + (1 + op.even + op.odd) * op.whole"
-                value += f" + series_behind({series}, {behind}, op.whole, op.even, op.odd)"
-        stores += f"        peak(top, {peak_of(layer, 'K', c)});\n"
-        still = f"    if (op.still) {{\n{stores}        return {value};\n    }}\n"
-    pair = "    return 0.0;\n"
-    if data.moving:
-        if isinstance(layer, Elementwise):
-            first, second = ([f"Terms{{{m}, op.whole}}"] for m in ("mine", "other"))
-        else:
-            first, second = ([f"{m}[{p} * op.whole]" for p in range(planes(layer))] for m in ("mine", "other"))
-        value = (slope_formula if slope else pair_formula)(layer, "K", c, first, second)
-        pair = f"    const double* other = sheet + op.second + at;\n    return {value};\n"
-    return f"""\
-// {"the slope of " * slope}{type(layer).__name__}
-__device__ double nonlinearity_{k}(double K, const Op& op, const Numbers& x, double* sheet, int at, double* top,
-                                   const double* panels)
-{{
-    double* mine = sheet + op.first + at;
-{still}{pair}}}
-"""
-
-
-def own_formulas(data: ProgramData) -> list[str]:
-    """The formulas of an image with itself, as expressions of K at element e."""
-    return [
-        f"exact::nonlinearity_{k}(K, op, x, own + op.own, at, peaks + op.site, panels)" for k in range(len(data.layers))
-    ]
-
-
-def pair_formulas(data: ProgramData) -> list[str]:
-    """The formulas in the working precision, for table rows t1 and t2, as expressions of K at element e."""
-    c = Constants("(real)x.unit", "(real)x.alpha", "(real)x.beta", "op.even", "op.odd", "op.shifts")
-    found = []
-    for layer, slope in data.layers:
-        one, other = (
-            [f"Terms{{{row} + op.offset + {at}, op.plane}}"]
-            if isinstance(layer, Elementwise)
-            else [f"{row}[op.offset + {p} * op.plane + {at}]" for p in range(planes(layer))]
-            for row, at in (("t1", "op.first + at"), ("t2", "op.second + at"))
-        )
-        found.append((slope_formula if slope else pair_formula)(layer, "K", c, one, other))
-    return found
-
-
-def pair_product(data: ProgramData) -> str:
-    """The product of two images' channel c at element e, added to f."""
-    plane = data.layout.input.plane
-    first, second = (f"{t}[(long long)c * {plane} + op.{w} + at]" for t, w in (("t1", "first"), ("t2", "second")))
-    return f"fma({first}, {second}, f)"
-
-
-def own_product(data: ProgramData) -> str:
-    """The product of channel c of an image with itself at element e, added to f."""
-    plane = math.prod(data.program.shape)
-    first, second = (f"(double)image[(long long)c * {plane} + op.{w} + at]" for w in ("first", "second"))
-    return f"fma({first}, {second}, f)"
-
-
-def known_passes(data: ProgramData) -> str:
-    """Sums along axes: those with the most work have code of their own sizes.
-
-    Below pools only pairs use it: there an image's sums are of as many kinds, and run once.
-    """
+def _run_known(data: ProgramData) -> str:
+    """Sums along axes: those with the most work have code of their own sizes."""
     cases = ""
     for sizes, numbers in data.known_passes:
         labels, template = " ".join(f"case {n}:" for n in numbers), ", ".join(map(str, sizes))
-        cases += f"    {labels} known_pass<R, {template}>(to, from, lists, x, last); break;\n"
-    return f"""{KNOWN_PASS}\
-template <class R> __device__ void run_known(int number, R* to, const R* from, const Pass& pass, const int* lists,
-                                             const Numbers& x, bool last)
+        cases += f"    {labels} run_pass(to, from, Known<{template}>(), lists, x, last); break;\n"
+    return f"""\
+template <class R> __device__ __forceinline__ void run_known(int number, R* to, const R* from, const Pass& pass,
+                                                             const int* lists, const Numbers& x, bool last)
 {{
     switch (number) {{
 {cases}    default: run_pass(to, from, pass, lists, x, last);
@@ -263,20 +141,75 @@ template <class R> __device__ void run_known(int number, R* to, const R* from, c
 """
 
 
-def walk(
-    data: ProgramData, real: str, steps: int, values: list[str], product: str, known: bool, backward: str = ""
-) -> str:
-    """The loop over the first steps: `mem` holds the maps, `values[f]` is formula f of K at element e.
+def _pair_formulas(data: ProgramData) -> str:
+    """Formulas of pairs, and what gradients take of them; the images' numbers are `plane` apart."""
+    texts = []
+    for k, (layer, slope) in enumerate(data.layers):
+        text, one, other = text_of(layer), ["Terms{first, plane}"], ["Terms{second, plane}"]
+        if formula(layer).family is not SERIES:
+            one, other = ([f"{image}[{p} * plane]" for p in range(text.planes)] for image in ("first", "second"))
+        wanted = [("real", "pair", text.slope if slope else text.pair)]
+        wanted += [("Parts", "parts", text.parts)] * (data.backward is not None)
+        texts += [
+            f"""\
+__device__ __forceinline__ {kind} {name}_{k}(real K, const Op& op, const Numbers& x, const real* first,
+                                         const real* second, int plane)
+{{
+    return {filled(expression, CONSTANTS, "K", one, other)};
+}}
+"""
+            for kind, name, expression in wanted
+        ]
+    return "".join(texts)
 
-    `product` adds the product of the two images' channel c to f, `known` says that `known_passes` are in the text, and
-    `backward` has the statements for steps of a gradient.
+
+def _own_formula(k: int, data: ProgramData, layer: Nonlinearity, slope: bool) -> str:
+    """Formula k of an image with itself. At equal places a nonlinearity leaves the numbers that other sheets read.
+
+    A slope comes before these are there.
     """
-    call = "run_known(op.first_pass + s, " if known else "run_pass("
+    text = text_of(layer)
+    stores = ""
+    if not slope:
+        for p, entry in enumerate(text.entries):
+            stores += f"        mine[{p} * op.whole] = {filled(entry, CONSTANTS)};\n"
+        stores += f"        peak(top, {filled(text.peak, CONSTANTS)});\n"
+    value = filled(text.slope_diagonal if slope else text.diagonal, CONSTANTS)
+    pair = f"exact::pair_{k}(K, op, x, mine, sheet + op.second + at, op.whole)"
+    still = ""
+    if data.backward is not None:
+        still = f"""\
+__device__ Still still_{k}(double K, const Op& op, const Numbers& x, const double* panels)
+{{
+    return {filled(text.still, CONSTANTS)};
+}}
+"""
+    return f"""\
+// {"the slope of " * slope}{type(layer).__name__}
+__device__ double own_{k}(double K, const Op& op, const Numbers& x, double* sheet, int at, double* top,
+                          const double* panels)
+{{
+    double* mine = sheet + op.first + at;
+    if (op.still) {{
+{stores}        return {value};
+    }}
+    return {pair if data.moving else "0.0"};
+}}
+{still}"""
+
+
+def walk(data: ProgramData, real: str, steps: int, own: bool, backward: str = "") -> str:
+    """The loop over the first steps: `mem` holds the maps, of two images or of an image with its `own` table.
+
+    `backward` has the statements for steps of a gradient. Below pools only pairs use the code of known sizes: there an
+    image's sums are of as many kinds, and run once.
+    """
+    call = "run_pass(" if own and data.moving else "run_known(op.first_pass + s, "
     passes = f"((const Pass*)(program + {data.passes_at}))[op.first_pass + s]"
     end = data.size - 2 * data.temporary
-    cases = "\n".join(
-        _case(k, real, value, slope) for k, (value, (_, slope)) in enumerate(zip(values, data.layers, strict=True))
-    )
+    plane = math.prod(data.program.shape) if own else data.layout.input.plane
+    first, second = ("(double)image", "(double)image") if own else ("t1", "t2")
+    cases = "\n".join(_case(k, real, own, slope) for k, (_, slope) in enumerate(data.layers))
     if backward:
         backward = f"        if (op.kind != {OPERATION}) {{\n{backward}        continue;\n        }}\n"
     return f"""\
@@ -292,9 +225,10 @@ def walk(
             __syncthreads();
         }} else if (op.src == {PIXELS}) {{
             for (int e = threadIdx.x; e < op.size; e += blockDim.x) {{
-                const int at = place(op, e);
+                const long long at = place(op, e);
                 {real} f = 0;
-                for (int c = 0; c < {data.program.channels}; c++) f = {product};
+                for (int c = 0; c < {data.program.channels}; c++)
+                    f = fma({first}[at + op.first + c * {plane}LL], {second}[at + op.second + c * {plane}LL], f);
                 dst[e] = combined(x, dst + e, f);
             }}
             __syncthreads();
@@ -322,7 +256,10 @@ def walk(
 """
 
 
-def _case(k: int, real: str, value: str, slope: bool) -> str:
+def _case(k: int, real: str, own: bool, slope: bool) -> str:
+    value = f"pair_{k}(K, op, x, t1 + op.offset + op.first + at, t2 + op.offset + op.second + at, op.plane)"
+    if own:
+        value = f"exact::own_{k}(K, op, x, own + op.own, at, peaks + op.site, panels)"
     if slope:
         value = f"({value}) * fma(({real})x.own, K, op.times < 0 ? ({real})0 : mem[op.times + e])"
     return f"""\

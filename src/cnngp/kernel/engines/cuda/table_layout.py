@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from cnngp.kernel.program import Program, Shape
 
-from .math import planes
+from .math import text_of
 
 
 def folds(shape: Shape, fold: int) -> bool:
@@ -76,5 +76,7 @@ class TableLayout:
             return here
 
         pixels = site(program.channels, program.shape)
-        sites = {a.site: site(planes(a.layer, (terms or {}).get(a.site, 0)), a.shape) for a in program.activations}
+        sites = {
+            a.site: site(text_of(a.layer).planes + (terms or {}).get(a.site, 0), a.shape) for a in program.activations
+        }
         return cls(vector, pixels, sites, -(-end // vector) * vector, fold, align)

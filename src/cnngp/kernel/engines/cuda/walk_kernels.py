@@ -1,6 +1,16 @@
-"""The kernels that walk through a program: `tables` for images, and `pairs` where no faster kernel fits.
+"""The kernels that walk through a program: a block of threads owns an image, or a pair of images, at a time.
 
-A block of threads owns an image, or a pair of images, at a time.
+    tables       images alone: the variance recursion, for every program
+    pairs        pairs, where no faster kernel fits; of a gradient forwards and backwards, in the working precision
+    self_pairs   a gradient's images with themselves, in float64: from the shares of their variances to the sums
+
+A pair of a gradient adds to sums over all pairs, and to the shares of its two images' variances. So that no two blocks
+add to the same image at a time, a launch of `pairs` takes pairs in which every image stands once at most: a `phase`. An
+image's shares are added up in the order of the phases, and so are the sums, of which every pair of a phase has its own.
+That makes results the same in every run, on any number of blocks.
+
+An image meets itself at equal places, where the maps are the variances and join what they got from pairs, and below a
+pool at two places.
 """
 
 from __future__ import annotations
@@ -8,52 +18,45 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from .kernel_frame import THETA_ARGUMENTS, Launch, stores
-from .program_data import ProgramData
-from .program_walk import (
-    Memory,
-    known_passes,
-    own_formulas,
-    own_product,
-    pair_formulas,
-    pair_product,
-    threads,
-    walk,
-)
+from .program_data import BACKWARD, TO_PIXELS, TOTAL, ProgramData
+from .program_walk import memory, walk
+
+MOST_THREADS = 512  # of a block of a gradient
+PARTS = 2 * 64 * 8  # bytes of shared memory that the sums of warps take beside the maps, at most
 
 
 def tables_kernel(data: ProgramData, shared_limit: int, cycles: Mapping[int, int] | None = None) -> tuple[str, Launch]:
     """X (N, channels, locations) → table rows, the largest variance at each nonlinearity, K(x, x) and Θ(x, x).
 
-    The walk in float64 of an image with itself: the variance recursion. `cycles` are those of a `Chain` whose rows have
-    a second part.
+    `cycles` are those of a `Chain` whose rows have a second part.
     """
-    program, units = data.program, data.units_at
-    memory = Memory.of_image(data, shared_limit)
+    place, launch = memory(data, "double", shared_limit, own=True)
     results = "".join(
-        f"\n        if (threadIdx.x == 0) diagonal[{k} * (long long)n + i] = numbers[{units + k}] * mem[{end}];"
+        f"\n        if (threadIdx.x == 0) diagonal[{k} * (long long)n + i] = numbers[{data.units_at + k}] * mem[{end}];"
         for k, end in enumerate(data.ends)
     )
     text = f"""
-{known_passes(data) * (not data.moving)}{_copy_planes(data, cycles)}
+{_copy_planes(data, cycles)}
 extern "C" __global__ void tables(const real* __restrict__ X, real* __restrict__ rows, double* __restrict__ all_peaks,
                                   double* __restrict__ diagonal, int n, char* __restrict__ scratch,
                                   const double* __restrict__ panels, const int* __restrict__ program,
                                   const double* __restrict__ numbers)
 {{
-    {memory.text}
+    {place}
     for (int i = blockIdx.x; i < n; i += gridDim.x) {{
         const real* image = X + (long long)i * {data.pixels};
         real* row = rows + (long long)i * {data.row};
         double* peaks = all_peaks + (long long)i * {data.sites};
-{walk(data, "double", data.forwards, own_formulas(data), own_product(data), not data.moving)}{results}
+{walk(data, "double", data.forwards, own=True)}{results}
         const Copy* copies = (const Copy*)(program + {data.copies_at});
         copy_planes(row, image, copies[0]);
-        for (int k = 1; k < {1 + len(program.activations)}; k++) copy_planes(row, own + copies[k].source, copies[k]);
+        for (int k = 1; k <= {len(data.program.activations)}; k++)
+            copy_planes(row, own + copies[k].source, copies[k]);
         __syncthreads();
     }}
 }}
 """
-    return text, Launch(threads(data), memory.shared, memory.scratch)
+    return text, launch
 
 
 def _copy_planes(data: ProgramData, cycles: Mapping[int, int] | None) -> str:
@@ -89,27 +92,26 @@ template <class R> __device__ void copy_planes(real* row, const R* from, const C
 }}"""
 
 
-def pairs_kernel(data: ProgramData, dtype: str, shared_limit: int) -> tuple[str, Launch]:
+def pairs_kernel(data: ProgramData, real: str, shared_limit: int) -> tuple[str, Launch]:
     """K, and perhaps Θ, of every pair, one pair a block at a time."""
     units = data.units_at
-    memory = Memory.of(data, "real", 4 if dtype == "float" else 8, shared_limit)
+    place, launch = memory(data, real, shared_limit)
     theta = ""
     if data.tangents:
         theta = f"\n            const real T = (real)numbers[{units + 1}] * mem[{data.ends[1]}];"
     text = f"""
-{known_passes(data) * data.moving}\
 extern "C" __global__ void pairs(const real* __restrict__ first, const real* __restrict__ second,
                                  real* __restrict__ out, real* __restrict__ mirror, int n, int m, long long ld,
                                  long long below{THETA_ARGUMENTS * data.tangents}, char* __restrict__ scratch,
                                  const int* __restrict__ program, const double* __restrict__ numbers)
 {{
-    {memory.text}
+    {place}
     for (long long pair = blockIdx.x; pair < (long long)n * m; pair += gridDim.x) {{
         const long long i = pair / m, j = pair % m;
         if (j < i + below) continue;
         const real* t1 = first + i * {data.row};
         const real* t2 = second + j * {data.row};
-{walk(data, "real", data.forwards, pair_formulas(data), pair_product(data), True)}
+{walk(data, real, data.forwards, own=False)}
         if (threadIdx.x == 0) {{
             const real K = (real)numbers[{units}] * mem[{data.ends[0]}];{theta}
 {stores("K", data.tangents, " " * 12)}
@@ -118,4 +120,172 @@ extern "C" __global__ void pairs(const real* __restrict__ first, const real* __r
     }}
 }}
 """
-    return text, Launch(threads(data), memory.shared, memory.scratch)
+    return text, launch
+
+
+def gradient_kernels(data: ProgramData, real: str, shared_limit: int) -> tuple[str, dict[str, Launch]]:
+    """∂L/∂variances and sums of the pairs of a phase; then the sums of images with themselves, and their pixels."""
+    backward, limit = data.backward, shared_limit - PARTS
+    assert backward is not None
+    place, pairs = memory(data, real, limit, MOST_THREADS, sums=backward.slots)
+    own_place, self_pairs = memory(data, "double", limit, MOST_THREADS, True, backward.entries, backward.slots)
+    left = f"""
+        for (int e = threadIdx.x; e < {backward.pixels}; e += blockDim.x)
+            pixels[(long long)i * {backward.pixels} + e] = given[{backward.variances} + e];"""
+    text = f"""\
+// The sum of a number over the block, for thread 0 to read behind the next barrier.
+template <class R> __device__ __forceinline__ void leave_sum(R value, R* parts)
+{{
+    for (int d = 16; d > 0; d /= 2) value += __shfl_xor_sync(ALL, value, d);
+    if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = value;
+}}
+template <class R> __device__ __forceinline__ double collected(const R* parts)
+{{
+    double total = 0.0;
+    for (int w = 0; w < blockDim.x / 32; w++) total += (double)parts[w];
+    return total;
+}}
+// A phase of n x m pairs with their weights: of two sets i + phase = j or the other way round, of one set
+// i + j = phase, each modulo the number of images. Sums of the pair that stands at r in the phase are added to row r of
+// `all_sums`.
+extern "C" __global__ void __launch_bounds__({pairs.threads})
+pairs(const real* __restrict__ first, const real* __restrict__ second, const real* __restrict__ weights, int n, int m,
+      int phase, int one_set, real* shares1, real* shares2, double* __restrict__ all_sums, char* __restrict__ scratch,
+      const int* __restrict__ program, const double* __restrict__ numbers)
+{{
+    __shared__ real all_parts[2][64];
+    {place}
+    const int count = one_set ? n : min(n, m);
+    for (int r = blockIdx.x; r < count; r += gridDim.x) {{
+        long long i = r, j = r;
+        if (one_set) j = phase >= r ? phase - r : phase - r + n;
+        else if (n <= m) j = r + phase < m ? r + phase : r + phase - m;
+        else i = r + phase < n ? r + phase : r + phase - n;
+        if (one_set && j <= i) continue;
+        const real weight = weights[i * m + j];
+        if (weight == 0) continue;
+        const real* t1 = first + i * {data.row};
+        const real* t2 = second + j * {data.row};
+        real* mine = shares1 + i * {backward.entries};
+        real* theirs = shares2 + j * {backward.entries};
+        for (int s = threadIdx.x; s < {backward.slots}; s += blockDim.x) sums[s] = 0.0;
+        if (threadIdx.x == 0) mem[{backward.seed}] = weight;
+        __syncthreads();
+{walk(data, real, len(data.ops), False, _backward(data, real, False))}
+        __syncthreads();
+        for (int s = threadIdx.x; s < {backward.slots}; s += blockDim.x)
+            all_sums[(long long)r * {backward.slots} + s] += sums[s];
+        __syncthreads();
+    }}
+}}
+
+extern "C" __global__ void __launch_bounds__({self_pairs.threads})
+self_pairs(const real* __restrict__ X, const double* __restrict__ seeds, const real* __restrict__ shares,
+           double* __restrict__ all_sums, double* __restrict__ pixels, double* __restrict__ all_peaks, int n,
+           char* __restrict__ scratch, const double* __restrict__ panels, const int* __restrict__ program,
+           const double* __restrict__ numbers)
+{{
+    __shared__ double all_parts[2][64];
+    {own_place}
+    double *mine = given, *theirs = given;
+    for (int i = blockIdx.x; i < n; i += gridDim.x) {{
+        const real* image = X + (long long)i * {data.pixels};
+        double* peaks = all_peaks + (long long)i * {data.sites};
+        for (int e = threadIdx.x; e < {backward.entries}; e += blockDim.x)
+            given[e] = (double)shares[(long long)i * {backward.entries} + e];
+        for (int s = threadIdx.x; s < {backward.slots}; s += blockDim.x) sums[s] = 0.0;
+        if (threadIdx.x == 0) mem[{backward.seed}] = seeds[i];
+        __syncthreads();
+{walk(data, "double", len(data.ops), True, _backward(data, "double", True))}
+        __syncthreads();
+        for (int s = threadIdx.x; s < {backward.slots}; s += blockDim.x)
+            all_sums[(long long)i * {backward.slots} + s] = sums[s];{left * backward.to_images}
+        __syncthreads();
+    }}
+}}
+"""
+    return text, {"pairs": pairs, "self_pairs": self_pairs}
+
+
+def _backward(data: ProgramData, real: str, own: bool) -> str:
+    """The backward steps of a pair or of an image with itself, and the sums."""
+    assert data.backward is not None
+    layers, branches = range(len(data.layers)), ""
+    if own:
+        cases = "".join(f"                case {k}: s = exact::still_{k}(K, op, x, panels); break;\n" for k in layers)
+        branches += f"""\
+ else if (op.kind == {BACKWARD} && op.still) {{
+            for (int e = threadIdx.x; e < op.size; e += blockDim.x) {{
+                const double K = mem[op.src + e], h = mem[op.times + e];
+                exact::Still s = {{}};
+                switch (op.formula) {{
+{cases}                }}
+                value = fma(h, s.value, value);
+                extra = fma(h, s.extra, extra);
+                const double g = x.scale * h * s.slope + s.factor * given[op.shares + op.first + place(op, e)];
+                if (op.writes) mem[op.dst + e] = x.keep == 0.0 ? g : g + mem[op.dst + e];
+            }}
+        }}"""
+    if data.moving or not own:
+        space = "exact::" * own
+        first, second = ("own + op.own", "own + op.own") if own else ("t1 + op.offset", "t2 + op.offset")
+        arguments = f"{first} + op.first + at, {second} + op.second + at, {'op.whole' if own else 'op.plane'}"
+        cases = "".join(
+            f"                case {k}: b = {space}parts_{k}(K, op, x, {arguments}); break;\n" for k in layers
+        )
+        later = f"""
+            __syncthreads();  // a place that is first of one element is second of another
+            for (int e = threadIdx.x; e < op.size; e += blockDim.x)
+                theirs[op.shares + op.second + place(op, e)] += mem[{data.size - 2 * data.temporary} + e];"""
+        to = f"mem[{data.size - 2 * data.temporary} + e] =" if own else "theirs[op.shares + op.second + at] +="
+        branches += f"""\
+ else if (op.kind == {BACKWARD}) {{
+            for (int e = threadIdx.x; e < op.size; e += blockDim.x) {{
+                const int at = place(op, e);
+                const {real} K = mem[op.src + e], h = mem[op.times + e], t = ({real})x.scale * h;
+                {space}Parts b = {{}};
+                switch (op.formula) {{
+{cases}                }}
+                value = fma(h, b.value, value);
+                extra = fma(h, b.extra, extra);
+                if (op.writes) mem[op.dst + e] = x.keep == 0.0 ? t * b.slope : fma(t, b.slope, mem[op.dst + e]);
+                mine[op.shares + op.first + at] += t * b.first;
+                {to} t * b.second;
+            }}{later * own}
+        }}"""
+    if data.backward.to_images:
+        images, plane = "image" if own else "(turn ? t1 : t2)", data.layout.input.plane
+        branches += f"""\
+ else if (op.kind == {TO_PIXELS}) {{
+            // Pixels of the first image, then those of the second, which may be the same one.
+            for (int turn = 0; turn < 2; turn++) {{
+                {real}* to = (turn ? theirs : mine) + op.shares;
+                for (int e = threadIdx.x; e < op.size; e += blockDim.x) {{
+                    const int at = place(op, e), here = (turn ? op.second : op.first) + at;
+                    const int there = (turn ? op.first : op.second) + at;
+                    for (long long c = 0; c < {data.program.channels * plane}; c += {plane})
+                        to[c + here] += mem[op.dst + e] * ({real}){images}[c + there];
+                }}
+                __syncthreads();
+            }}
+        }}"""
+    return f"""\
+        {real} value = 0, extra = 0;
+        if (op.kind == {TOTAL}) {{
+            for (int e = threadIdx.x; e < op.size; e += blockDim.x) value += mem[op.src + e];
+        }} else if (op.kind == {BACKWARD} && op.formula < 0) {{
+            for (int e = threadIdx.x; e < op.size; e += blockDim.x) {{
+                const {real} h = mem[op.times + e], t = ({real})x.scale * h;
+                value = fma(h, mem[op.src + e], value);
+                if (op.writes) mem[op.dst + e] = x.keep == 0.0 ? t : t + mem[op.dst + e];
+            }}
+        }}{branches}
+        {real}* parts = all_parts[k % 2];  // those of the step before may still be read
+        if (op.slot >= 0) leave_sum(value, parts);
+        if (op.extra_slot >= 0) leave_sum(extra, parts + 32);
+        __syncthreads();
+        if (threadIdx.x == 0) {{
+            if (op.slot >= 0) sums[op.slot] += collected(parts);
+            if (op.extra_slot >= 0) sums[op.extra_slot] += collected(parts + 32);
+        }}
+"""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
+from ..kernel_frame import Launch
 from ..program_data import ProgramData
 from ..warp.warp_launch import live_words
 from ..warp.warp_layout import LANES
 from .sheet_chain import Chain
-from .sheet_kernel import SheetKernel, SheetLaunch, SheetWriter
+from .sheet_kernel import SheetLaunch, SheetWriter
 
 LINE = 128  # bytes of a line of the cache: the first image's rows begin at one
 CACHED = 160 * 1024  # bytes of table rows that stay in a multiprocessor's first cache
@@ -56,19 +56,19 @@ def launch(writer: SheetWriter) -> SheetLaunch:
 
 
 def sheet_kernel(
-    data: ProgramData, chain: Chain, dtype: str, shared_limit: int, shape: SheetLaunch | None = None
-) -> SheetKernel:
+    data: ProgramData, chain: Chain, dtype: str, shared_limit: int, shape: tuple[int, int, int, int] | None = None
+) -> tuple[str, Launch]:
     """The kernel as it is launched by default, with less shared memory where a block may not have so much."""
-    chosen = shape or launch(SheetWriter(data, chain, dtype))
+    chosen = launch(SheetWriter(data, chain, dtype)) if shape is None else SheetLaunch(*shape)
     while True:
-        kernel = SheetWriter(data, chain, dtype).kernel(chosen)
-        if kernel.shared <= shared_limit or shape is not None:
-            return kernel
+        text, made = SheetWriter(data, chain, dtype).kernel(chosen)
+        if made.shared <= shared_limit or shape is not None:
+            return text, made
         if chosen.held:
-            chosen = replace(chosen, held=0)
+            chosen = chosen._replace(held=0)
         elif chosen.pairs > 1:
-            chosen = replace(chosen, pairs=chosen.pairs // 2)
+            chosen = chosen._replace(pairs=chosen.pairs // 2)
         elif chosen.warps > 2:
-            chosen = replace(chosen, warps=chosen.warps // 2)
+            chosen = chosen._replace(warps=chosen.warps // 2)
         else:
-            return kernel
+            return text, made

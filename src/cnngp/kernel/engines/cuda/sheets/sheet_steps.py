@@ -12,13 +12,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
+from cnngp.kernel.program import PIXELS, Program
 from cnngp.network.geometry import AxisSum
 
 from ..registers import Map, Step
 from ..table_layout import TableLayout
-from ..warp.box_sums import _mask, is_total
-from ..warp.warp_layout import LANES, Stage
-from ..warp.warp_steps import Arrays, StepWriter
+from ..warp.box_sums import is_total, mask_of, shifted
+from ..warp.warp_layout import Stage
+from ..warp.warp_steps import StepWriter
 from .sheet_chain import Segment
 
 
@@ -32,29 +33,49 @@ def second_plane(h: int, w: int, vector: int, cycle: int | None = None) -> int:
     return vector * second_groups(h, vector, cycle) * w * vector
 
 
+def second_offsets(program: Program, layout: TableLayout, cycles: dict[int, int]) -> tuple[dict[int, int], int]:
+    """Places of each site's numbers for the second image, and under `PIXELS` of its pixels; the length of a table row."""
+    v, found = layout.vector, {PIXELS: layout.row}
+    end = layout.row + program.channels * second_plane(*program.shape[1:], v)
+    for a in program.activations:
+        found[a.site] = end
+        end += layout.sites[a.site].planes * second_plane(*a.shape[1:], v, cycles.get(a.shape[1]))
+    line = layout.align * v
+    return found, -(-end // line) * line
+
+
 class SheetSteps(StepWriter):
-    """Writes the steps of one segment; `second` says where each site's numbers are in a table row's second half.
+    """Writes the steps of one segment; `second_at` says where each site's numbers are in a table row's second half.
 
     That half begins at `pixels`; its first `held` numbers are in shared memory, at `table2`.
     """
 
-    def __init__(
-        self, dtype: str, layout: TableLayout, second: dict[int, int], pixels: int, cycles: dict[int, int]
-    ) -> None:
+    early = False
+
+    def __init__(self, dtype: str, layout: TableLayout, second_at: dict[int, int], cycles: dict[int, int]) -> None:
         super().__init__(dtype, layout)
-        self.second, self.pixels, self.held, self.cycles = second, pixels, 0, cycles
+        self.second_at, self.pixels, self.held, self.cycles = second_at, second_at[PIXELS], 0, cycles
         self.segment: Segment | None = None
 
-    def is_held(self, at: int) -> bool:
-        return at < self.pixels + self.held
-
-    def second_at(self, at: int) -> str:
-        """Address of entry `at` of the second image's table row."""
+    def address(self, at: int) -> tuple[str, bool]:
+        """Address of entry `at` of the second image's table row, and whether it is in shared memory."""
         v = self.layout.vector
-        return f"table2 + {(at - self.pixels) // v}" if self.is_held(at) else f"t2 + {at // v}"
+        if at < self.pixels + self.held:
+            return f"table2 + {(at - self.pixels) // v}", True
+        return f"t2 + {at // v}", False
 
-    def _ahead(self, steps: list[Step], stride: int) -> str:
-        return ""
+    def second(self, same: Sequence[Step], stride: int) -> tuple[str, int, bool]:
+        sites = [s.activation.site for s in same if s.activation]
+        a = same[0].activation
+        assert a is not None
+        _, h, w = a.shape
+        address, held = self.address(self.second_at[a.site])
+        if len(sites) > 1:
+            moves = {self.second_at[y] - self.second_at[x] for x, y in pairwise(sites)}
+            assert len(moves) == 1
+            address += f" + b * {moves.pop() // self.layout.vector}"
+        plane = second_plane(h, w, self.layout.vector, self.cycles.get(h))
+        return f"{address} + gy_{h} * {w} + zc_{w}", plane, held
 
     def chained(self, stage: Stage) -> bool:
         """Writes a stage of [sums, nonlinearity] repeated as one loop, if that is what it is: half the code.
@@ -87,29 +108,22 @@ class SheetSteps(StepWriter):
             self.per_row(other.shape[1], f"m{other.name}[r] = {self.number(0.0)};")
             linear = [_beside(s, other, t) for s, t in zip(linear, [linear[1], *linear[1:]], strict=True)]
             curved = [replace(s, beside=s.beside and replace(s.beside, times=other)) for s in curved]
-        self.put("#pragma unroll 1", f"for (int b = 0; b < {len(curved)}; b++) {{")
-        self.depth += 1
-        self._link(linear, curved, stage)
-        self.depth -= 1
-        self.put("}")
+        with self.block("#pragma unroll 1", f"for (int b = 0; b < {len(curved)}; b++) {{"):
+            self._link(linear, curved, stage)
         return True
 
     def _link(self, linear: list[Step], curved: list[Step], stage: Stage) -> None:
-        arrays, made = (tuple(f"m{m.name}" for m in maps) for maps in (_carried(linear[0]), _results(curved[0])))
+        carried = [s.src for s in linear[0].both]
+        arrays, made = (tuple(f"m{m.name}" for m in maps) for maps in (carried, [s.dst for s in curved[0].both]))
         nonneg = all(s.src.nonneg for s in curved)
         same = [replace(s, src=replace(s.src, nonneg=nonneg)) for s in curved]
         sites = [self.layout.sites[s.activation.site].offset for s in curved if s.activation is not None]
-        self.put("{")
-        self.depth += 1
-        self._core(linear, stage, arrays, arrays, 0, None)
-        self.depth -= 1
-        self.put("}", "{")
-        self.depth += 1
-        self._activation(same, arrays, sites[1] - sites[0] if len(sites) > 1 else 0, "")
-        for name, value in zip(made, ("V", "W"), strict=False):
-            self.per_row(curved[0].op.shape[1], f"{name}[r] = {value}[r];")
-        self.depth -= 1
-        self.put("}")
+        with self.block("{"):
+            self.core(linear, stage, arrays, arrays, 0, None)
+        with self.block("{"):
+            self.activation(same, arrays, sites[1] - sites[0] if len(sites) > 1 else 0, "")
+            for name, value in zip(made, ("V", "W"), strict=False):
+                self.per_row(curved[0].op.shape[1], f"{name}[r] = {value}[r];")
 
     def down(self, sums: AxisSum, rows: str) -> list[str]:
         """Sums down the rows that stop at the wall."""
@@ -169,83 +183,20 @@ class SheetSteps(StepWriter):
         n, out = sums.size, sums.out_size
         window = sums.offsets(1)
         if is_total(sums) or window is None:
-            return self._gathered_walls(sums, stage, x)
+            return self.gathered_walls(sums, x)
         lines = []
         for d in sorted(window, key=lambda d: (d != 0, d)):
-            value = x if d == 0 else f"__shfl_{'up' if d < 0 else 'down'}_sync(ALL, {x}, {abs(d)})"
+            value = shifted(x, d)
             if d == 0 and n == out:
                 lines.append(f"real x = {value};")
                 continue
-            mask = _mask(d)
+            mask = mask_of(d)
             inside = (
                 f"col < {out} && (unsigned)(col + {d}) < {n}u && (col < {out} - sx_{out}) == (col + {d} < {n} - sx_{n})"
             )
             self.put(f"const real {mask} = {inside} ? {one} : {zero};")
             lines.append(f"x = fma({mask}, {value}, x);" if lines else f"real x = {mask} * {value};")
         return lines
-
-    def _gathered_walls(self, sums: AxisSum, stage: Stage, x: str) -> list[str]:
-        """Any sum: each term is fetched from the lane that a table names, if it is on the same side of the wall."""
-        n, out = sums.size, sums.out_size
-        taps = max(map(len, sums.sources))
-        rows = [
-            [sums.sources[col][t] if col < out and t < len(sums.sources[col]) else -1 for col in range(LANES)]
-            for t in range(taps)
-        ]
-        text = ",\n    ".join("{" + ", ".join(map(str, row)) + "}" for row in rows)
-        text = f"__device__ const signed char NAME[{max(taps, 1)}][{LANES}] = {{\n    {text or '{0}'}}};"
-        name = self.define(("gather", sums), "from_column", text)
-        lines = [f"real x = {self.number(0.0)};"]
-        for t in range(taps):
-            self.put(f"const int g{t} = {name}[{t}][col];")
-            there = f"g{t} >= 0 && (col < {out} - sx_{out}) == (g{t} < {n} - sx_{n})"
-            self.put(f"const real w{t} = {there} ? {self.number(1.0)} : {self.number(0.0)};")
-            lines.append(f"x = fma(w{t}, __shfl_sync(ALL, {x}, (lane - col + g{t}) & {LANES - 1}), x);")
-        return lines
-
-    def _activation(self, same: list[Step], source: Arrays, stride: int, ahead: str) -> None:
-        step = same[0]
-        a = step.activation
-        assert a is not None
-        site, v = self.layout.sites[a.site], self.layout.vector
-        _, h, w = a.shape
-        pitch, held = self.layout.pitch(w), self.is_held(self.second[a.site])
-        f = self.pointwise(same, h)
-        body = [
-            f"// {a.layer!r} on {h} x {w} maps, {'not negative' if step.src.nonneg else 'of any sign'}",
-            f"__device__ __forceinline__ void NAME({f.parameters}, const vec* t1, const vec* t2,",
-            f"                                     real unit{', real own' * f.has_own})",
-            "{",
-            "#pragma unroll",
-            f"    for (int g = 0; g < {-(-h // v)}; g++) {{",
-            *(
-                f"        const vec a{k} = __ldg(t1 + {k * site.plane // v} + g * {pitch}), "
-                f"b{k} = {loaded(f't2 + {k * second_plane(h, w, v, self.cycles.get(h)) // v} + g * {w}', held)};"
-                for k in range(site.planes)
-            ),
-            "#pragma unroll",
-            f"        for (int k = 0; k < {v}; k++) {f.statement}",
-            "    }",
-            "}",
-        ]
-        key = ("f", a.layer, h, w, step.src.nonneg, held, f.parameters, f.statement)
-        name = self.define(key, "activation", "\n".join(body))
-        sites = [s.activation.site for s in same if s.activation]
-        first, second = f"{site.offset // v}", self.second_at(self.second[a.site])
-        if len(sites) > 1:
-            moves = {self.second[y] - self.second[x] for x, y in pairwise(sites)}
-            assert len(moves) == 1
-            first, second = f"{first} + b * {stride // v}", f"{second} + b * {moves.pop() // v}"
-        self.put(
-            f"real {f.results};",
-            f"{name}({f.arguments(source)}, t1 + {first} + min(col, {w - 1}), {second} + gy_{h} * {w} + zc_{w}, "
-            f"{f.unit}{f.own});",
-        )
-
-
-def loaded(at: str, held: bool) -> str:
-    """The vector at an address, in shared memory or in global memory that nobody writes."""
-    return f"*({at})" if held else f"__ldg({at})"
 
 
 def _with_tangents(linear: list[Step], curved: list[Step]) -> tuple[list[Step], list[Step]] | None:
@@ -271,14 +222,6 @@ def _beside(step: Step, other: Map, like: Step) -> Step:
     assert like.beside is not None
     op = replace(like.beside.op, activation=None, tangent=None)
     return replace(step, beside=replace(like.beside, op=op, src=other, times=None, dst=other))
-
-
-def _carried(linear: Step) -> list[Map]:
-    return [linear.src] if linear.beside is None else [linear.src, linear.beside.src]
-
-
-def _results(curved: Step) -> list[Map]:
-    return [s.dst for s in curved.both]
 
 
 def _cut(sums: AxisSum, wall: int, out_wall: int) -> bool:

@@ -1,64 +1,43 @@
 """Box sums over maps whose rows are registers and whose columns are lanes, as CUDA text.
 
-Down the rows a sum is a few shared additions; across the columns it is shuffles, with a 0/1 factor where a window
-leaves the map. The two share the small tools for writing text that the warp kernel uses too.
+Down the rows a sum is a few additions that outputs share; across the columns it is shuffles, in two levels where that
+takes fewer, with a 0/1 factor where a window leaves the map.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+from itertools import pairwise
+
 from cnngp.network.geometry import AxisSum
 
-from ..formula_text import literal
-from .additions import additions, two_level
+from ..kernel_frame import Writer
 from .warp_layout import LANES, Stage
 
 
-class Writer:
-    """Lines of a kernel's body, and the helpers that they call."""
-
-    def __init__(self, dtype: str) -> None:
-        self.dtype = dtype
-        self.functions: dict[object, str] = {}
-        self.definitions: list[str] = []
-        self.lines: list[str] = []
-        self.depth = 1
-
-    def put(self, *lines: str) -> None:
-        self.lines += ["    " * self.depth + line if not line.startswith("#") else line for line in lines]
-
-    def define(self, key: object, prefix: str, text: str) -> str:
-        """The name of a helper, written once however often it is used; `NAME` in the text stands for it."""
-        if key not in self.functions:
-            name = f"{prefix}_{sum(n.startswith(prefix + '_') for n in self.functions.values())}"
-            self.functions[key] = name
-            self.definitions.append(text.replace("NAME", name))
-        return self.functions[key]
-
-    def number(self, value: float) -> str:
-        return literal(value, self.dtype)
-
-    def per_row(self, rows: int, statement: str) -> None:
-        self.put("#pragma unroll", f"for (int r = 0; r < {rows}; r++) {statement}")
+class SumWriter(Writer):
+    """Writes sums over the arrays of a lane."""
 
     def row_sums(self, sums: AxisSum) -> str:
-        plan = additions(sums)
+        partial, outputs = additions(sums)
 
         def symbol(k: int) -> str:
-            return f"v[{k}]" if k < plan.first else f"s{k - plan.first}"
+            return f"v[{k}]" if k < sums.size else f"s{k - sums.size}"
 
         lines = [f"__device__ __forceinline__ void NAME(real (&out)[{sums.out_size}], const real* v)", "{"]
         written: set[int] = set()
 
         def need(k: int) -> None:
-            if k < plan.first or k in written:
+            if k < sums.size or k in written:
                 return
             written.add(k)
-            a, b = plan.partial[k - plan.first]
+            a, b = partial[k - sums.size]
             need(a)
             need(b)
             lines.append(f"    const real {symbol(k)} = {symbol(a)} + {symbol(b)};")
 
-        for m, terms in enumerate(plan.outputs):
+        for m, terms in enumerate(outputs):
             for k in terms:
                 need(k)
             lines.append(f"    out[{m}] = {' + '.join(map(symbol, terms)) or self.number(0.0)};")
@@ -74,24 +53,24 @@ class Writer:
         if window is None:
             return self._gathered(sums, stage, x)
         inside = all(0 <= m + d < sums.size for m in range(sums.out_size) for d in window)
-        plan = two_level(window)
-        direct = sum(d != 0 for d in window)
-        if plan.blocks and (inside or gap >= max(-min(window), max(window))) and 2 * plan.shuffles + 1 < 2 * direct:
+        inner, blocks, singles = plan = two_level(window)
+        fewer = 2 * shuffles(plan) + 1 < 2 * shuffles([window])
+        if blocks and (inside or gap >= max(-min(window), max(window))) and fewer:
             lines = [f"const real v = {x};" if inside else f"const real v = col < {sums.size} ? {x} : {zero};"]
-            terms = [_rotated("v", d) for d in plan.inner]
+            terms = [_rotated("v", d) for d in inner]
             lines.append(f"const real w = {' + '.join(terms)};")
-            terms = [_rotated("w", d) for d in plan.blocks] + [_rotated("v", d) for d in plan.singles]
+            terms = [_rotated("w", d) for d in blocks] + [_rotated("v", d) for d in singles]
             return [*lines, f"const real x = {' + '.join(terms)};"]
         own = x if sums.out_size <= sums.size else f"(col < {sums.size} ? {x} : {zero})"
         lines = [f"real x = {own if 0 in window else zero};"]
         for d in window:
             if d == 0:
                 continue
-            shuffle = f"__shfl_{'up' if d < 0 else 'down'}_sync(ALL, {x}, {abs(d)})"
+            shuffle = shifted(x, d)
             if inside:
                 lines.append(f"x += {shuffle};")
                 continue
-            mask = _mask(d)
+            mask = mask_of(d)
             self.put(
                 f"const real {mask} = col < {sums.out_size} && (unsigned)(col + {d}) < {sums.size}u ? {one} : {zero};"
             )
@@ -112,7 +91,7 @@ class Writer:
         assert taps
         terms = [[("both" if len(w) == 2 else "odd" if 1 in w else "even", at) for at, w in o.items()] for o in taps]
         for at in sorted({at for output in terms for _, at in output if at != 0}):
-            self.put(f"const real {_mask(at)} = (unsigned)(col + {at}) < {lanes}u ? {one} : {zero};")
+            self.put(f"const real {mask_of(at)} = (unsigned)(col + {at}) < {lanes}u ? {one} : {zero};")
         lines = [f"const real even = {even}, odd = {odd}, both = even + odd;"]
         common = [t for t in terms[0] if t in terms[-1]] if folded else []
         if common:
@@ -127,15 +106,9 @@ class Writer:
         taps = max(map(len, sums.sources))
         table = []
         for t in range(taps):
-            row = []
-            for lane in range(LANES):
-                pair, col = divmod(lane, stage.lanes)
-                there = col < sums.out_size and t < len(sums.sources[col])
-                row.append(pair * stage.lanes + sums.sources[col][t] if there else -1)
-            table.append(row)
-        text = ",\n    ".join("{" + ", ".join(map(str, row)) + "}" for row in table)
-        text = f"__device__ const signed char NAME[{max(taps, 1)}][{LANES}] = {{\n    {text or '{0}'}}};"
-        name = self.define(("gather", sums, stage.pack), "from_lane", text)
+            places = [divmod(lane, stage.lanes) for lane in range(LANES)]
+            table.append([pair * stage.lanes + nu if (nu := _tap(sums, col, t)) >= 0 else -1 for pair, col in places])
+        name = self.define_taps(("gather", sums, stage.pack), "from_lane", table)
         lines = [f"real x = {self.number(0.0)};"]
         for t in range(taps):
             self.put(f"const int g{t} = {name}[{t}][lane];")
@@ -145,6 +118,93 @@ class Writer:
             term = f"__shfl_sync(ALL, {x}, g{t} & {LANES - 1})"
             lines.append(f"x += {term};" if whole else f"x = fma(w{t}, {term}, x);")
         return lines
+
+    def gathered_walls(self, sums: AxisSum, x: str) -> list[str]:
+        """Any sum of a sheet: a term counts if it is on the same side of the wall."""
+        n, out, taps = sums.size, sums.out_size, max(map(len, sums.sources))
+        table = [[_tap(sums, col, t) for col in range(LANES)] for t in range(taps)]
+        name = self.define_taps(("gather", sums), "from_column", table)
+        lines = [f"real x = {self.number(0.0)};"]
+        for t in range(taps):
+            self.put(f"const int g{t} = {name}[{t}][col];")
+            there = f"g{t} >= 0 && (col < {out} - sx_{out}) == (g{t} < {n} - sx_{n})"
+            self.put(f"const real w{t} = {there} ? {self.number(1.0)} : {self.number(0.0)};")
+            lines.append(f"x = fma(w{t}, __shfl_sync(ALL, {x}, (lane - col + g{t}) & {LANES - 1}), x);")
+        return lines
+
+    def define_taps(self, key: object, prefix: str, table: list[list[int]]) -> str:
+        """The name of a table with a row for each term of a sum."""
+        text = ",\n    ".join("{" + ", ".join(map(str, row)) + "}" for row in table)
+        text = f"__device__ const signed char NAME[{max(len(table), 1)}][{LANES}] = {{\n    {text or '{0}'}}};"
+        return self.define(key, prefix, text)
+
+
+def _tap(sums: AxisSum, m: int, t: int) -> int:
+    """Term t of output m, or −1 where it has none."""
+    return sums.sources[m][t] if m < sums.out_size and t < len(sums.sources[m]) else -1
+
+
+def additions(sums: AxisSum) -> tuple[list[tuple[int, int]], list[list[int]]]:
+    """Sums of rows as few additions: symbol `size` + k is the sum of the k-th pair of symbols, and each output is the
+    sum of the symbols listed for it, where those below `size` are the rows.
+
+    Greedy sharing of neighbouring terms: a window of 3 takes 1.4 additions an output, one of 7 takes 2.0.
+    """
+    outputs = [list(row) for row in sums.sources]
+    partial: list[tuple[int, int]] = []
+    while True:
+        seen: Counter[tuple[int, int]] = Counter()
+        for row in outputs:
+            seen.update(set(pairwise(row)))
+        pair, count = max(seen.items(), key=lambda item: (item[1], [-x for x in item[0]]), default=((0, 0), 0))
+        if count < 2:
+            return partial, outputs
+        symbol = sums.size + len(partial)
+        partial.append(pair)
+        for row in outputs:
+            i = 0
+            while i < len(row) - 1:
+                if (row[i], row[i + 1]) == pair:
+                    row[i : i + 2] = [symbol]
+                i += 1
+
+
+TwoLevel = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+
+
+def two_level(offsets: Sequence[int]) -> TwoLevel:
+    """A window summed in two levels: offsets within blocks, where those stand, and single ones.
+
+    The window −3 … 3 as {−1, 0, 1} at −2 and 2 and the middle: 4 shuffles instead of 6.
+    """
+    best: TwoLevel = (0,), (), tuple(offsets)
+    steps = {b - a for a, b in pairwise(offsets)}
+    if len(steps) != 1:
+        return best
+    d = steps.pop()
+    n = len(offsets)
+    for size in range(2, n // 2 + 1):
+        for before in range(size):
+            inner = tuple(d * (k - before) for k in range(size))
+            # cover[k]: the cheapest way to cover the first k offsets with blocks and singles
+            cover: list[tuple[int, tuple[int, ...], tuple[int, ...]]] = [(0, (), ())]
+            for k in range(1, n + 1):
+                cost, blocks, singles = cover[k - 1]
+                at = offsets[k - 1]
+                options = [(cost + (at != 0), blocks, (*singles, at))]
+                if k >= size:
+                    cost, blocks, singles = cover[k - size]
+                    at = offsets[k - size] + before * d
+                    options.append((cost + (at != 0), (*blocks, at), singles))
+                cover.append(min(options, key=lambda o: (o[0], len(o[1]) + len(o[2]))))
+            candidate = (inner, *cover[n][1:])
+            if shuffles(candidate) < shuffles(best):
+                best = candidate
+    return best
+
+
+def shuffles(levels: Sequence[Sequence[int]]) -> int:
+    return sum(d != 0 for level in levels for d in level)
 
 
 def is_total(sums: AxisSum) -> bool:
@@ -190,7 +250,8 @@ def _halving(x: str, lanes: int) -> list[str]:
     return steps
 
 
-def _mask(at: int) -> str:
+def mask_of(at: int) -> str:
+    """Name of the factor of terms from `at` columns away."""
     return f"at_{'m' if at < 0 else 'p'}{abs(at)}"
 
 
@@ -198,12 +259,17 @@ def _weighted(terms: list[tuple[str, int]], start: str) -> str:
     """start + Σ of terms, each from the lane `at` places away, times its mask."""
     text = start
     for name, at in sorted(terms, key=lambda t: (t[1] != 0, t[1])):
-        value = name if at == 0 else f"__shfl_{'up' if at < 0 else 'down'}_sync(ALL, {name}, {abs(at)})"
+        value = shifted(name, at)
         if at == 0:
             text = f"{text} + {value}" if text else value
         else:
-            text = f"fma({_mask(at)}, {value}, {text})" if text else f"{_mask(at)} * {value}"
+            text = f"fma({mask_of(at)}, {value}, {text})" if text else f"{mask_of(at)} * {value}"
     return text
+
+
+def shifted(x: str, d: int) -> str:
+    """The value of x in the lane d places away."""
+    return x if d == 0 else f"__shfl_{'up' if d < 0 else 'down'}_sync(ALL, {x}, {abs(d)})"
 
 
 def _rotated(x: str, d: int) -> str:

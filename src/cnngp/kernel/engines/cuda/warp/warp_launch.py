@@ -13,10 +13,11 @@ from __future__ import annotations
 from cnngp.kernel.program import Program
 from cnngp.network.layers import Elementwise
 
+from ..kernel_frame import Launch
 from ..registers import Registers, in_registers
 from ..table_layout import TableLayout, folds
 from .box_sums import folded_taps, is_total
-from .warp_kernel import KernelWriter, WarpKernel
+from .warp_kernel import KernelWriter
 from .warp_layout import LANES
 
 
@@ -95,6 +96,6 @@ def warp_kernel(
     dtype: str,
     shared_limit: int,
     shape: tuple[int, int, int, int] | None = None,
-) -> WarpKernel:
+) -> tuple[str, Launch]:
     writer = KernelWriter(program, layout, dtype)
     return writer.kernel(shared_limit, *(shape or launch_shape(program, dtype, bool(layout.fold), writer.pack)))
