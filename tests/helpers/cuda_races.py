@@ -51,10 +51,12 @@ def watched(
     body = source.body.replace("if (!(K <= *(volatile double*)at)) atomicMax", "atomicMax")
     body = body.replace("extern __shared__", "extern").replace("__shared__", "static")
     program = "ints.data(), reals.data()"
-    scratch = max(source.launches["tables"].scratch, source.pairs.scratch, source.launches["self_pairs"].scratch)
+    scratch, shared = (
+        max(getattr(launch, kind) for launch in source.launches.values()) for kind in ("scratch", "shared")
+    )
     text = f"""
 #include "{Path(__file__).with_name("cuda_threads.hpp")}"
-alignas(16) vec dynamic_shared[{max(source.launches["tables"].shared, source.pairs.shared, source.launches["self_pairs"].shared) // 16 + 1}];
+alignas(16) vec dynamic_shared[{shared // 16 + 1}];
 {body}
 int main()
 {{

@@ -11,7 +11,6 @@ import pytest
 from cnngp import AvgPool, Conv, Dense, Elementwise, Kernel, Network, NetworkError, ReLU, Sequential, zoo
 from cnngp.kernel.check import compare
 from cnngp.kernel.engines.base import RangeError
-from cnngp.kernel.engines.cuda.cuda_source import generate
 from cnngp.kernel.engines.cuda.engine import CudaEngine
 from cnngp.kernel.program import lower
 from cnngp.network import reference
@@ -89,7 +88,7 @@ def test_networks_with_pools_agree_with_the_reference(name: str, dtype: str, tol
     many = flat(images(rng, 150, shape), dtype)
     whole = engine.symmetric(many)
     assert np.array_equal(engine.cross(many[3:5], many[60:90]), whole[3:5, 60:90])
-    assert np.array_equal(CudaEngine(program, dtype, source=engine.source, tile=37).symmetric(many), whole)
+    assert np.array_equal(CudaEngine(program, dtype, path=path, tile=37).symmetric(many), whole)
 
 
 @pytest.mark.parametrize("launch", [(1, 4, 4, 0), (4, 1, 4, 0), (16, 1, 1, 1), (4, 2, 1, 2)])
@@ -208,7 +207,7 @@ def test_the_ways_to_run_a_program_agree(name: str) -> None:
 def test_two_columns_a_lane_give_the_same(dtype: str, tolerance: float) -> None:
     X = digits(7)
     program = lower(PAPER["resnet"], (1, 28, 28))
-    engine = CudaEngine(program, dtype, source=generate(program, dtype, fold=18))
+    engine = CudaEngine(program, dtype, fold=18)
     assert error(engine.symmetric(flat(X, dtype)), reference.kernel(PAPER["resnet"], X)) <= tolerance
 
 

@@ -14,8 +14,7 @@ import pytest
 
 from cnngp import Conv, Dense, Elementwise, Network, ReLU, Sequential, zoo
 from cnngp.common.tiles import Grid, Tile
-from cnngp.kernel.engines.cuda import card_tiles
-from cnngp.kernel.engines.cuda.engine import CudaEngine, EngineError
+from cnngp.kernel.engines.cuda.engine import CudaEngine, EngineError, Job
 from cnngp.kernel.program import lower
 from cnngp.network import reference
 from helpers.cuda_on_cpu import needs_compiler
@@ -205,13 +204,13 @@ def test_work_in_flight_is_waited_for(cards: MakeCards) -> None:
 def taken(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, Tile]]:
     """Who computes which tile."""
     found: list[tuple[int, Tile]] = []
-    compute = card_tiles.Job._compute
+    compute = Job._compute
 
     def recorded(self: Any, tile: Tile) -> Any:
         found.append((self.card.device, tile))
         return compute(self, tile)
 
-    monkeypatch.setattr(card_tiles.Job, "_compute", recorded)
+    monkeypatch.setattr(Job, "_compute", recorded)
     return found
 
 

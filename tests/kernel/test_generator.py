@@ -20,7 +20,7 @@ from cnngp.kernel.engines.cuda import (
     table_layout,
     walk_kernels,
 )
-from cnngp.kernel.engines.cuda.warp import additions, box_sums, warp_kernel, warp_launch, warp_layout, warp_steps
+from cnngp.kernel.engines.cuda.warp import box_sums, warp_kernel, warp_launch, warp_layout, warp_steps
 from cnngp.kernel.program import lower, lowering, nodes, scheduling, units
 from cnngp.network import demands, geometry, shapes
 from helpers import pooled
@@ -30,7 +30,7 @@ from helpers.sweep import SHAPES, sweep
 
 PLANNERS = [geometry, shapes, demands, program, lowering, nodes, units, scheduling, plan]
 WRITERS = [cuda_source, program_data, program_walk, walk_kernels, dense_kernel, table_layout, registers]
-WRITERS += [warp_layout, additions, box_sums, warp_steps, warp_kernel, warp_launch]
+WRITERS += [warp_layout, box_sums, warp_steps, warp_kernel, warp_launch]
 
 
 def test_every_draw_is_a_network_that_fits_its_images() -> None:
@@ -66,7 +66,7 @@ def test_generated_networks_take_nearly_every_branch_of_the_planners_and_writers
                 made = lower(net, shape, kind)
                 plan.make_plan(made, {})
                 paths |= {cuda_source.generate(made, dtype).path for dtype in ("float32", "float64")}
-    assert paths == {"warp", "dense", "block", "sheets", "walk"}
+    assert paths == {"warp", "dense", "sheets", "walk"}
     taken = branches.taken()
     missed = [name for name, seen in taken.items() if not seen]
     told = "\n".join([f"{len(taken) - len(missed)} of {len(taken)} branches taken; not:", *missed])

@@ -6,7 +6,7 @@ The compiled code is kept in CuPy's cache on disk, under a hash of its source.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Self
@@ -14,15 +14,14 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from cnngp.kernel.program import Kind
+from cnngp.common.tiles import Tile
 
 from .cuda_source import CudaSource
 from .kernel_frame import Launch
 
 OPTIONS = ("-std=c++17",)
-KINDS: tuple[Kind, ...] = ("nngp", "ntk")
-"""Order in which results stand side by side."""
 NEVER = -(1 << 40)  # a `below` that leaves no pair out
+MEMORY_SHARE = 0.6  # of the free memory, for table rows and tiles
 RESIDENT = 2  # blocks that a multiprocessor gets where their maps lie in global memory, and of a gradient
 RESIDENT_BACKWARD = 4
 
@@ -142,7 +141,7 @@ class Card:
     def phases(
         self, first: Any, second: Any, weights: Any, shares: tuple[Any, Any], sums: Any
     ) -> Callable[[int], None]:
-        """Launcher of a gradient's pairs (gradient_kernels.py): call it with one phase after the other.
+        """Launcher of a gradient's pairs (walk_kernels.py): call it with one phase after the other.
 
         Where both `shares` are the same array, the pairs are of one set of images.
         """
@@ -193,3 +192,28 @@ class Card:
         if scratch:
             blocks = max(1, min(wanted, resident * processors, int(0.2 * self.free_bytes()) // scratch))
         return blocks, cupy.empty(max(1, blocks * scratch), cupy.uint8)
+
+
+class Bands:
+    """The table rows of one or two sets of images on a card, band by band; with `images` the images too."""
+
+    def __init__(self, card: Card, X: Any, Z: Any, side: int, images: bool = False) -> None:
+        self.card, self.sets, self.side, self.images = card, (X, Z), side, images
+        self._kept: dict[tuple[int, int], tuple[Any, Any]] = {}
+
+    def of(self, tile: Tile) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
+        """(images, rows) of a tile's rows and of its columns, from before where they are kept."""
+        keys = (0, tile.rows.start), (int(self.sets[0] is not self.sets[1]), tile.columns.start)
+        first, second = (self._band(key, keys) for key in keys)
+        return first, second
+
+    def _band(self, key: tuple[int, int], used: Sequence[tuple[int, int]]) -> tuple[Any, Any]:
+        if key not in self._kept:
+            data = self.card.source.data
+            size = self.side * (data.row + data.pixels * self.images) * self.card.dtype.itemsize
+            if size > (1.0 - MEMORY_SHARE) * (self.card.free_bytes() - self.card.fixed_bytes()):
+                self._kept = {k: band for k, band in self._kept.items() if k in used}
+            which, start = key
+            x = self.card.images(self.sets[which][start : start + self.side])
+            self._kept[key] = x if self.images else None, self.card.tables(x).rows
+        return self._kept[key]

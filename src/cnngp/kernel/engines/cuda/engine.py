@@ -1,40 +1,128 @@
 """The GPU engine: compiles a program's CUDA at run time and runs tiles of the kernel matrix on every card there is.
 
-cuda_source.py writes the code, card.py compiles and launches it, card_tiles.py takes one card through its tiles.
+cuda_source.py writes the code, and card.py compiles and launches it; `CardEngine` is what this and the engine of
+gradients have in common.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cnngp.common.arrays import Output, to_output
-from cnngp.common.devices import EngineError
-from cnngp.common.tiles import Grid, share
+from cnngp.common.devices import EngineError, require_card
+from cnngp.common.tiles import Grid, Tell, Tile, share
 from cnngp.kernel.program import Kind, Program
-from cnngp.kernel.series.packed import Rows
+from cnngp.kernel.series.packed import Rows, SeriesTables
 
-from ..base import Advance
-from .card import KINDS, NEVER, Card
-from .card_engine import CardEngine
-from .card_tiles import Job
+from ..base import Advance, check_range
+from .card import MEMORY_SHARE, NEVER, Bands, Card
 from .cuda_source import CudaSource, Path, generate
 
 __all__ = ["NEVER", "CudaEngine", "EngineError"]
 
+VERSION = 3
+KINDS: tuple[Kind, ...] = ("nngp", "ntk")
+"""Order in which results stand side by side."""
 MAX_TILE = 16384
 # Map elements that one launch may compute, so that it takes about a second and progress can be shown.
 LAUNCH_ELEMENTS = {"warp": 8e11, "dense": 2e11, "sheets": 6e11, "walk": 1e10}
 
 
+class CardEngine:
+    """Runs one program on the cards: cards with code, variances of images, sides of tiles.
+
+    `write` makes the code for series of some lengths and so much shared memory; `devices` names the cards, by default
+    all; `tile` the side of a tile, by default what memory and time suggest.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        dtype: str,
+        name: str,
+        write: Callable[[Mapping[int, Rows], int], CudaSource],
+        devices: Sequence[int] | None,
+        tile: int | None,
+    ) -> None:
+        cupy = require_card()
+        self.program, self.dtype = program, np.dtype(dtype)
+        self._write, self._tile = write, tile
+        self._series = SeriesTables(program, self.dtype)
+        self._devices = list(range(cupy.cuda.runtime.getDeviceCount()) if devices is None else devices)
+        self._shared_limit = min(
+            int(cupy.cuda.Device(k).attributes["MaxSharedMemoryPerBlockOptin"]) for k in self._devices
+        )
+        self._cards: dict[tuple[Rows, ...], list[Card]] = {}
+        self.source = self.cards()[0].source
+        kind = cupy.cuda.Device(self._devices[0]).compute_capability
+        text = hashlib.sha256(self.source.content + self._series.panels.tobytes()).hexdigest()
+        self.identity = f"{name}-{VERSION}-{self.dtype.name}-sm{kind}-{text[:16]}"
+
+    def cards(self, peaks: NDArray[np.float64] | None = None) -> list[Card]:
+        """The cards, with code for these variances: an Elementwise's series is as long as they need, and no longer."""
+        rows = self._series.rows(peaks)
+        key = tuple(rows.values())
+        if key not in self._cards:
+            source = self._write(rows, self._shared_limit)
+            self._cards[key] = [Card(k, source, self._series.panels) for k in self._devices]
+        return self._cards[key]
+
+    def _cards_for(self, *sets: Any) -> list[Card]:
+        """The cards with code for the variances of these images."""
+        if not self._series.sites:
+            return self.cards()
+        return self.cards(np.max([self._diagonals(X)[1] for X in sets], axis=0))
+
+    def diagonal(self, X: Any) -> NDArray[np.float64]:
+        """The kernel of each image with itself, in float64. Raises `RangeError`."""
+        return self._diagonals(X)[0][self.program.kind]
+
+    def _diagonals(self, X: Any) -> tuple[dict[Kind, NDArray[np.float64]], NDArray[np.float64]]:
+        """K(x, x) and perhaps Θ(x, x), and the largest variance of all images at each nonlinearity."""
+        card = self.cards()[0]
+        with card:
+            step = self._side(card, len(X))
+            diagonals, peaks = [], []
+            for start in range(0, len(X), step):
+                made = card.tables(X[start : start + step])
+                diagonals.append(made.diagonals.get())
+                peaks.append(made.peaks.get())
+        found = dict(zip(KINDS, np.concatenate(diagonals, axis=1), strict=False))
+        largest = np.concatenate(peaks)
+        return found, check_range(self.program, self.dtype, self._series, largest, found["nngp"], found.get("ntk"))
+
+    def _side(self, card: Card, images: int) -> int:
+        """The side of a tile."""
+        raise NotImplementedError
+
+    def _largest_side(self, card: Card, images: int, most: float, band: float, entry: float, reserved: int = 0) -> int:
+        """The side of a tile: all images, unless memory or `most` speaks against it.
+
+        An image of a tile takes `band` bytes, and a pair `entry` bytes, beside those that are `reserved`.
+        """
+        if self._tile is not None:
+            return self._tile
+        budget = MEMORY_SHARE * (card.free_bytes() - card.fixed_bytes() - reserved)
+        by_memory = (math.sqrt(band * band + 4 * entry * max(0.0, budget)) - band) / (2 * entry)
+        side = int(min(most, by_memory))
+        if side < 1:
+            raise EngineError(
+                f"not enough memory on the GPU: an image needs {int(band):,} bytes and {card.free_bytes():,} are free"
+            )
+        pieces = -(-images // side)
+        return -(-images // pieces) if pieces > 1 else images
+
+
 class CudaEngine(CardEngine):
     """Runs one program on the cards. See `Engine` for what it offers.
 
-    `path` and `launch_shape` override the choices of `generate`, for tests and measurements.
+    `path`, `launch_shape` and `fold` override the choices of `generate`, for tests and measurements.
     """
 
     def __init__(
@@ -45,13 +133,13 @@ class CudaEngine(CardEngine):
         tile: int | None = None,
         path: Path | None = None,
         launch_shape: tuple[int, int, int, int] | None = None,
+        fold: int | None = None,
     ) -> None:
-        self._path, self._launch_shape = path, launch_shape
-        super().__init__(program, dtype, "cuda", devices, tile)
-        self._elements = sum(math.prod(op.shape) for op in program.ops if op.activation is not None)
+        def write(rows: Mapping[int, Rows], shared_limit: int) -> CudaSource:
+            return generate(program, dtype, path, rows, shared_limit, launch_shape, fold)
 
-    def _generate(self, rows: Mapping[int, Rows]) -> CudaSource:
-        return generate(self.program, self.dtype, self._path, rows, self._shared_limit, self._launch_shape)
+        super().__init__(program, dtype, "cuda", write, devices, tile)
+        self._elements = sum(math.prod(op.shape) for op in program.ops if op.activation is not None)
 
     def cross(self, X: Any, Z: Any, output: Output = "numpy", advance: Advance = None) -> Any:
         return self._matrices(X, Z, (self.program.kind,), output, advance)[0]
@@ -98,3 +186,80 @@ class CudaEngine(CardEngine):
         data = card.source.data
         band = item * (2 * data.row + data.pixels) + 8 * (data.sites + 2)
         return self._largest_side(card, images, most, band, 4 * item * matrices, reserved * item)
+
+
+class Job:
+    """One card's share of a matrix: its bands of table rows, and tiles on their way to the host.
+
+    `outs` are the matrices of K and Θ, None for one that is not asked for.
+    """
+
+    def __init__(self, card: Card, X: Any, Z: Any, outs: Sequence[Any], side: int, on_host: bool) -> None:
+        self.card, self.outs, self.on_host = card, outs, on_host
+        self.bands = Bands(card, X, Z, side)
+
+    def run(self, tiles: Iterable[Tile], tell: Tell) -> None:
+        """Tiles one after the other; a tile is copied to the host while the next one is computed."""
+        import cupy
+
+        with self.card:
+            stream = cupy.cuda.Stream(non_blocking=True)
+            copies = cupy.cuda.Stream(non_blocking=True)
+            waiting: tuple[Tile, list[Any], Any] | None = None
+            cupy.cuda.get_current_stream().synchronize()  # inputs may come from work in flight
+            try:
+                with stream:
+                    for tile in tiles:
+                        results = self._compute(tile)
+                        event = stream.record()
+                        if waiting is not None:
+                            self._finish(*waiting, copies, tell)
+                        waiting = (tile, results, event)
+                    if waiting is not None:
+                        self._finish(*waiting, copies, tell)
+            finally:
+                stream.synchronize()  # whatever ended it: memory that is still written to must not be given back
+
+    def _compute(self, tile: Tile) -> list[Any]:
+        import cupy
+
+        card, (n, m), i, j = self.card, tile.shape, tile.rows.start, tile.columns.start
+        (_, first), (_, second) = self.bands.of(tile)
+        below = 0 if tile.on_diagonal else NEVER
+        places: list[tuple[Any, Any]] = []
+        results: list[Any] = []
+        ld = max(n, m)
+        for out in self.outs:
+            if out is None:
+                places.append((None, None))
+            elif not self.on_host and int(out.device.id) == card.device:
+                ld = out.shape[1]
+                places.append((out[i:, j:], out[j:, i:] if tile.symmetric else None))
+            else:
+                result = cupy.empty((n, ld), card.dtype)
+                mirror = cupy.empty((m, ld), card.dtype) if tile.mirrored else None
+                places.append((result, result if tile.on_diagonal else mirror))
+                results.append([result[:, :m]] + ([] if mirror is None else [mirror[:, :n]]))
+        (K, K_mirror), (theta, theta_mirror) = (*places, (None, None))[:2]
+        card.pairs(first, second, K, K_mirror, ld, below, theta, theta_mirror)
+        return results
+
+    def _finish(self, tile: Tile, results: list[Any], event: Any, copies: Any, tell: Tell) -> None:
+        """Copy a tile to its matrix."""
+        import cupy
+
+        if results:
+            copies.wait_event(event)
+            places = (tile.rows, tile.columns), (tile.columns, tile.rows)
+            for out, parts in zip([out for out in self.outs if out is not None], results, strict=True):
+                for (a, b), result in zip(places, parts, strict=False):
+                    with copies:
+                        host = cupy.ascontiguousarray(result).get(stream=copies)
+                        if self.on_host:
+                            out[a, b] = host
+                        else:
+                            with cupy.cuda.Device(int(out.device.id)):
+                                out[a, b] = cupy.asarray(host)
+        else:
+            event.synchronize()
+        tell(tile.pairs)

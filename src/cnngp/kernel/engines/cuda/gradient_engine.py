@@ -21,10 +21,9 @@ from cnngp.kernel.series.packed import Rows
 
 from ..base import Advance
 from ..weights import Gradient, finished, prepared
-from .card import Card
-from .card_engine import CardEngine
-from .card_tiles import Bands
+from .card import Bands, Card
 from .cuda_source import CudaSource, generate_gradient
+from .engine import CardEngine
 from .program_data import BackwardData
 
 MAX_TILE = 1024
@@ -40,12 +39,11 @@ class CudaGradient(CardEngine):
     def __init__(
         self, reverse: Reverse, dtype: str, devices: Sequence[int] | None = None, tile: int | None = None
     ) -> None:
-        self.reverse = reverse
-        super().__init__(reverse.program, dtype, "cuda-gradient", devices, tile)
-        self._elements = sum(math.prod(s.shape) for s in reverse.steps if isinstance(s, Back))
+        def write(rows: Mapping[int, Rows], shared_limit: int) -> CudaSource:
+            return generate_gradient(reverse, dtype, rows, shared_limit)
 
-    def _generate(self, rows: Mapping[int, Rows]) -> CudaSource:
-        return generate_gradient(self.reverse, self.dtype, rows, self._shared_limit)
+        super().__init__(reverse.program, dtype, "cuda-gradient", write, devices, tile)
+        self._elements = sum(math.prod(s.shape) for s in reverse.steps if isinstance(s, Back))
 
     def gradient(self, X: Any, Z: Any | None, G: Array, advance: Advance = None) -> Gradient:
         """Σ G ∂K/∂θ; without Z, of the matrix of X with both triangles and its diagonal."""
@@ -75,38 +73,31 @@ class CudaGradient(CardEngine):
         return self._largest_side(card, images, MAX_TILE, 2 * each, item)
 
 
-class _Part(NamedTuple):
-    """Results of a tile: sums, and the gradients of the pixels of its row images and column images."""
-
-    sums: Array
-    rows: Array | None
-    columns: Array | None
-
-
 class _Sums:
-    """Sum of the results of tiles, in their order: a part that comes early waits for those before it."""
+    """Sum of the results of tiles, in their order: one that comes early waits for those before it.
+
+    Results are sums, and the gradients of the pixels of a tile's row images and column images.
+    """
 
     def __init__(self, backward: BackwardData, n: int, m: int | None, tiles: Sequence[Tile]) -> None:
         self.sums = np.zeros(backward.slots)
         self.of_x = np.zeros((n, backward.pixels))
         self.of_z = self.of_x if m is None else np.zeros((m, backward.pixels))
         self._waiting = list(reversed(tiles))
-        self._early: dict[Tile, _Part | None] = {}
+        self._early: dict[Tile, tuple[Array, Array | None, Array | None] | None] = {}
         self._lock = threading.Lock()
 
-    def add(self, tile: Tile, part: _Part | None) -> None:
+    def add(self, tile: Tile, part: tuple[Array, Array | None, Array | None] | None) -> None:
         with self._lock:
             self._early[tile] = part
             while self._waiting and self._waiting[-1] in self._early:
                 following = self._waiting.pop()
-                ready = self._early.pop(following)
-                if ready is None:
-                    continue
-                self.sums += ready.sums
-                if ready.rows is not None:
-                    self.of_x[following.rows] += ready.rows
-                if ready.columns is not None:
-                    self.of_z[following.columns] += ready.columns
+                sums, rows, columns = self._early.pop(following) or (0.0, None, None)
+                self.sums += sums
+                if rows is not None:
+                    self.of_x[following.rows] += rows
+                if columns is not None:
+                    self.of_z[following.columns] += columns
 
 
 class _Job(NamedTuple):
@@ -127,7 +118,7 @@ class _Job(NamedTuple):
             for tile in todo:
                 self.found.add(tile, self._part(tile, tell))
 
-    def _part(self, tile: Tile, tell: Tell) -> _Part | None:
+    def _part(self, tile: Tile, tell: Tell) -> tuple[Array, Array | None, Array | None] | None:
         import cupy
 
         card, backward = self.card, self.card.source.backward
@@ -146,7 +137,8 @@ class _Job(NamedTuple):
         launch = card.phases(first, second, on_card, (shares, others), sums)
         for phase in range(max(n, m)):
             launch(phase)
-            waiting += _pairs(n, m, phase, on_diagonal)
+            # Of one set of images half of a phase, without the pairs of an image with itself.
+            waiting += (n - (n % 2 or phase % 2 == 0)) // 2 if on_diagonal else min(n, m)
             if waiting >= self.pairs_a_report:
                 cupy.cuda.get_current_stream().synchronize()
                 tell(waiting)
@@ -158,11 +150,4 @@ class _Job(NamedTuple):
             own, columns = card.self_pairs(z, np.zeros(m), others)
             total += own.get().sum(axis=0)
         tell(waiting)
-        return _Part(total, *(None if g is None else g.get() for g in (rows, columns)))
-
-
-def _pairs(n: int, m: int, phase: int, one_set: bool) -> int:
-    """Number of pairs of a phase."""
-    if not one_set:
-        return min(n, m)
-    return (n - 1) // 2 if n % 2 or phase % 2 == 0 else n // 2
+        return total, *(None if g is None else g.get() for g in (rows, columns))

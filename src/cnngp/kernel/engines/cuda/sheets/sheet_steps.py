@@ -34,7 +34,7 @@ def second_plane(h: int, w: int, vector: int, cycle: int | None = None) -> int:
 
 
 def second_offsets(program: Program, layout: TableLayout, cycles: dict[int, int]) -> tuple[dict[int, int], int]:
-    """Places of each site's numbers for the second image, and under `PIXELS` of its pixels; the length of a table row."""
+    """Places of each site's numbers for the second image, of its pixels under `PIXELS`; the length of a table row."""
     v, found = layout.vector, {PIXELS: layout.row}
     end = layout.row + program.channels * second_plane(*program.shape[1:], v)
     for a in program.activations:
