@@ -45,11 +45,12 @@ from cnngp.network.layers import (
     as_layer,
 )
 from cnngp.network.parameters import name_of, parameters
-from cnngp.network.reference import Array, Covariances, Maps, begin, propagate
-from cnngp.network.reference.covariances import correlation, equal_locations
-from cnngp.network.reference.formulas import by_covariance, by_own_variance, by_variance, normalized_exp, rbf, relu
+from cnngp.network.reference import Array, Covariances, Maps, begin, nonlinearity, propagate
+from cnngp.network.reference.covariances import equal_locations
+from cnngp.network.reference.formulas import correlation
 from cnngp.network.reference.linear import NUMPY_PADDING, fan_in_scale, pads_of, per_axis, pool_means
 from cnngp.network.walk import at, inside
+from helpers.derivatives import by_covariance, by_own_variance, by_variance
 
 Back: TypeAlias = Callable[[Covariances], Covariances]
 """From the cotangents of a layer's output to those of its input."""
@@ -275,13 +276,15 @@ def _own(net: Nonlinearity, place: str, found: Gradient, G: Array, K: Array, K1:
     """What the layer's own parameter gave."""
     match net:
         case ReLU():
-            found[name_of(place, "gain")] += float(np.sum(G * 2.0 * net.gain * relu(K, K1, K2)))
+            found[name_of(place, "gain")] += float(np.sum(G * 2.0 * net.gain * nonlinearity(ReLU(), K, K1, K2)))
         case LeakyReLU():
-            found[name_of(place, "slope")] += float(np.sum(G * (K - 2.0 * (1.0 - net.slope) * relu(K, K1, K2))))
+            found[name_of(place, "slope")] += float(
+                np.sum(G * (K - 2.0 * (1.0 - net.slope) * nonlinearity(ReLU(), K, K1, K2)))
+            )
         case Rbf():
-            found[name_of(place, "gamma")] += float(np.sum(G * (2.0 * K - K1 - K2) * rbf(net.gamma, K, K1, K2)))
+            found[name_of(place, "gamma")] += float(np.sum(G * (2.0 * K - K1 - K2) * nonlinearity(net, K, K1, K2)))
         case NormalizedExp():
-            V = normalized_exp(net.gamma, K, K1, K2)
+            V = nonlinearity(net, K, K1, K2)
             found[name_of(place, "gamma")] += float(np.sum(G * (correlation(K, K1, K2) - 1.0) * V))
         case _:
             pass

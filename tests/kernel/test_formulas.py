@@ -32,6 +32,7 @@ from cnngp.kernel.formulas import FAMILIES, SERIES, Formula, formula
 from cnngp.network import reference
 from cnngp.network.layers import LAYERS, NetworkError, Nonlinearity
 from cnngp.network.reference import formulas as derivatives
+from helpers.derivatives import by_own_variance, by_variance
 
 EACH = [ReLU(), ReLU(2.5), LeakyReLU(0.2), LeakyReLU(-0.5), LeakyReLU(3e9), Erf(), Abs(), Step(), Sin(), Cos(), GELU()]
 EACH += [Rbf(0.1), Rbf(7.0), Elementwise("tanh"), Elementwise("softplus"), NormalizedExp(), NormalizedExp(5.0)]
@@ -122,10 +123,10 @@ def test_so_are_their_derivatives(layer: Nonlinearity) -> None:
         slope, first, second, *_ = row.pair("parts", K, K1, K2)
         assert scale * slope == exact(V_dot)
         for share, K_own, K_other in ((first, K1, K2), (second, K2, K1)):
-            by_variance = expected(derivatives.by_variance, layer, K, K_own, K_other)
-            assert scale * share * row.alone("still", K_own)[1] == exact(by_variance)
+            expected_share = expected(by_variance, layer, K, K_own, K_other)
+            assert scale * share * row.alone("still", K_own)[1] == exact(expected_share)
         assert scale * row.alone("slope_diagonal", K1) == exact(expected(derivatives.derivative_diagonal, layer, K1))
-        assert scale * row.alone("still", K1)[0] == exact(expected(derivatives.by_own_variance, layer, K1))
+        assert scale * row.alone("still", K1)[0] == exact(expected(by_own_variance, layer, K1))
 
 
 @pytest.mark.parametrize("layer", EACH, ids=repr)

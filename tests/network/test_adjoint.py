@@ -30,8 +30,8 @@ from cnngp import (
 )
 from cnngp.network import reference
 from cnngp.network.layers import Nonlinearity
-from cnngp.network.reference import formulas as derivatives
 from helpers import adjoint, generator, pooled
+from helpers.derivatives import by_own_variance, by_variance
 from helpers.differences import by_differences
 from helpers.nonlinearities import SMOOTH
 
@@ -45,7 +45,7 @@ def test_the_derivative_by_a_variance_is_that_of_the_covariance(layer: Nonlinear
         steps = K1 * (1.0 + h * np.array([1.0, -1.0, 2.0, -2.0]))
         V = reference.nonlinearity(layer, K, steps, np.full(4, K2))
         expected = (8.0 * (V[0] - V[1]) - (V[2] - V[3])) / (12.0 * h * K1)
-        found = derivatives.by_variance(layer, K[:1], np.array([K1]), np.array([K2]))[0]
+        found = by_variance(layer, K[:1], np.array([K1]), np.array([K2]))[0]
         assert found == pytest.approx(expected, rel=1e-7, abs=1e-10), (K1, K2, rho)
 
 
@@ -55,7 +55,7 @@ def test_the_derivative_of_a_variance_is_that_of_the_diagonal(layer: Nonlinearit
     for K in (0.2, 1.0, 5.0):
         V = reference.nonlinearity_diagonal(layer, K * (1.0 + h * np.array([1.0, -1.0, 2.0, -2.0])))
         expected = (8.0 * (V[0] - V[1]) - (V[2] - V[3])) / (12.0 * h * K)
-        assert derivatives.by_own_variance(layer, np.array([K]))[0] == pytest.approx(expected, rel=1e-8)
+        assert by_own_variance(layer, np.array([K]))[0] == pytest.approx(expected, rel=1e-8)
 
 
 LAYERS: dict[str, tuple[Network, tuple[int, ...]]] = {

@@ -16,9 +16,7 @@ recursion of the tangent kernel Θ runs beside that of K:
     nonlinearity   Θ ← V̇ · Θ with V̇ = E[φ'(u) φ'(v)], which is ∂V/∂K
     Sum, pools     as for K
 
-    covariances.py   what is carried along a network
-    linear.py        convolutions, dense layers and averages
-    formulas.py      nonlinearities and their slopes
+`covariances.py` holds what is carried along a network, `linear.py` and `formulas.py` the layers.
 """
 
 from __future__ import annotations
@@ -49,12 +47,12 @@ from ..layers import (
     as_layer,
 )
 from .covariances import Array, Covariances, Maps, has_pools, inputs, pairwise
-from .formulas import derivative, derivative_diagonal, nonlinearity, nonlinearity_diagonal, relu
+from .formulas import derivative, derivative_diagonal, nonlinearity, nonlinearity_diagonal
 from .linear import average_pool, convolution, dense, transposed_convolution
 
 __all__ = [
     "Array", "Covariances", "Maps", "begin", "convolution", "diagonal", "has_pools", "inputs", "kernel", "nonlinearity",
-    "nonlinearity_diagonal", "propagate", "relu", "transposed_convolution",
+    "nonlinearity_diagonal", "propagate", "transposed_convolution",
 ]  # fmt: skip
 
 
@@ -72,8 +70,8 @@ def kernel(net: Network, X: ArrayLike, Z: ArrayLike | None = None, kind: Literal
     array([[0.5   , 0.0796],
            [0.0796, 0.5   ]])
     """
-    x = _images(X, "X")
-    z = x if Z is None else _images(Z, "Z")
+    x = to_numpy(X, "X").astype(np.float64)
+    z = x if Z is None else to_numpy(Z, "Z").astype(np.float64)
     layer = as_layer(net)
     check_network(layer)
     end = propagate(layer, begin(layer, x, z, kind))
@@ -86,13 +84,9 @@ def kernel(net: Network, X: ArrayLike, Z: ArrayLike | None = None, kind: Literal
 
 def diagonal(net: Network, X: ArrayLike) -> Array:
     """K(x, x) for each image, from the variance recursion alone."""
-    x = _images(X, "X")
+    x = to_numpy(X, "X").astype(np.float64)
     layer = as_layer(net)
     return propagate(layer, begin(layer, x, x[:1])).K.xx.ravel()
-
-
-def _images(X: ArrayLike, name: str) -> Array:
-    return to_numpy(X, name).astype(np.float64)
 
 
 def begin(net: Layer, x: Array, z: Array, kind: Literal["nngp", "ntk"] = "nngp") -> Maps:

@@ -60,19 +60,13 @@ def has_pools(net: Layer) -> bool:
 def inputs(x: Array, z: Array, full: bool = False) -> Covariances:
     """V⁰_ν = (1/C) Σ_c X_{c,ν} X'_{c,ν}; where `full`, V⁰(p, q) = (1/C) Σ_c X_{c,p} X'_{c,q}."""
     C = x.shape[1]
-    if full:
-        axes = x.ndim - 2
-        p, q = "abd"[:axes], "efg"[:axes]
-        return Covariances(
-            np.einsum(f"nc{p},mc{q}->nm{p}{q}", x, z) / C,
-            np.einsum(f"nc{p},nc{q}->n{p}{q}", x, x)[:, None] / C,
-            np.einsum(f"mc{p},mc{q}->m{p}{q}", z, z)[None] / C,
-            full,
-        )
+    p = "abd"[: x.ndim - 2]
+    q = "efg"[: x.ndim - 2] if full else p
+    at = p + q if full else p
     return Covariances(
-        np.einsum("nc...,mc...->nm...", x, z) / C,
-        np.einsum("nc...,nc...->n...", x, x)[:, None] / C,
-        np.einsum("mc...,mc...->m...", z, z)[None] / C,
+        np.einsum(f"nc{p},mc{q}->nm{at}", x, z) / C,
+        np.einsum(f"nc{p},nc{q}->n{at}", x, x)[:, None] / C,
+        np.einsum(f"mc{p},mc{q}->m{at}", z, z)[None] / C,
         full,
     )
 
@@ -82,13 +76,6 @@ def equal_locations(V: Array, axes: int) -> Array:
     p = "abd"[:axes]
     values: Array = np.einsum(f"nm{p}{p}->nm{p}", V).copy()
     return values
-
-
-def correlation(K: Array, K1: Array, K2: Array) -> Array:
-    """cos θ = K/√(K₁K₂), and 0 where a variance is zero."""
-    p = np.sqrt(K1) * np.sqrt(K2)
-    safe = np.where(p > 0, p, 1.0)
-    return np.clip(np.where(p > 0, K / safe, 0.0), -1.0, 1.0)
 
 
 def pairwise(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -36,27 +36,32 @@ def fan_in_scale(layer: Conv | ConvTranspose, axes: int) -> float:
     return 1.0 / math.prod(per_axis(layer.kernel_size, axes)) if layer.fan_in == "patch" else 1.0
 
 
-def check_fits(layer: Conv | ConvTranspose | AvgPool, outputs: list[int], size: tuple[int, ...]) -> None:
+def check_fits(layer: Conv | ConvTranspose | AvgPool, outputs: Sequence[int], size: tuple[int, ...]) -> None:
     if min(outputs, default=1) < 1:
         raise NetworkError(f"{layer!r} does not fit {' × '.join(map(str, size))} locations; use larger images")
 
 
-def meetings(offset: int, stride: int, dilation: int, k: int, count: int, size: int) -> list[tuple[slice, slice]]:
-    """For each filter element t < k along an axis, which of count windows read a place of the axis, and which places.
+def _taps(
+    first: list[int],
+    stride: tuple[int, ...],
+    dilation: tuple[int, ...],
+    k: tuple[int, ...],
+    count: tuple[int, ...],
+    size: tuple[int, ...],
+    copies: int,
+) -> Iterator[tuple[Any, Any]]:
+    """For every element of a filter the windows that meet the map and the places they read, as indices of V.
 
-    Window m reads offset + m·stride + t·dilation. Elements that never meet the axis are left out.
+    Along an axis, window m < count reads first + m·stride + t·dilation, t < k, of `size` places.
     """
-    found = []
-    for start in range(offset, offset + k * dilation, dilation):
-        first, last = max(0, -(start // stride)), min(count - 1, (size - 1 - start) // stride)
-        if first <= last:
-            places = slice(start + first * stride, start + last * stride + 1, stride)
-            found.append((slice(first, last + 1), places))
-    return found
-
-
-def _taps(along: list[list[tuple[slice, slice]]], copies: int) -> Iterator[tuple[Any, Any]]:
-    """For every element of a filter the windows and the places along all axes, as indices of V(p), or of V(p, q)."""
+    along = []
+    for axis in range(len(k)):
+        s, found = stride[axis], []
+        for start in range(first[axis], first[axis] + k[axis] * dilation[axis], dilation[axis]):
+            low, high = max(0, -(start // s)), min(count[axis] - 1, (size[axis] - 1 - start) // s)
+            if low <= high:
+                found.append((slice(low, high + 1), slice(start + low * s, start + high * s + 1, s)))
+        along.append(found)
     for tap in itertools.product(*along):
         windows, places = ([pair[i] for pair in tap] * copies for i in (0, 1))
         yield (..., *windows), (..., *places)
@@ -67,14 +72,13 @@ def convolution(layer: Conv, V: Array, axes: int) -> Array:
     copies = (V.ndim - 2) // max(axes, 1)
     k, stride, dilation = (per_axis(v, axes) for v in (layer.kernel_size, layer.stride, layer.dilation))
     pads, size = pads_of(layer, axes), V.shape[2 : 2 + axes]
-    out = [(size[a] + sum(pads[a]) - dilation[a] * (k[a] - 1) - 1) // stride[a] + 1 for a in range(axes)]
+    out = tuple((size[a] + sum(pads[a]) - dilation[a] * (k[a] - 1) - 1) // stride[a] + 1 for a in range(axes))
     check_fits(layer, out, size)
     if layer.padding_mode != "zeros":  # zeros are left out: of two locations there would be many
         V = np.pad(V, [(0, 0), (0, 0), *pads * copies], mode=NUMPY_PADDING[layer.padding_mode])  # type: ignore[call-overload]
         pads, size = [(0, 0)] * axes, V.shape[2 : 2 + axes]
-    total = np.zeros(V.shape[:2] + tuple(out) * copies)
-    along = [meetings(-pads[a][0], stride[a], dilation[a], k[a], out[a], size[a]) for a in range(axes)]
-    for windows, places in _taps(along, copies):
+    total = np.zeros(V.shape[:2] + out * copies)
+    for windows, places in _taps([-before for before, _ in pads], stride, dilation, k, out, size, copies):
         total[windows] += V[places]
     return layer.bias_var + layer.weight_var * fan_in_scale(layer, axes) * total
 
@@ -87,13 +91,13 @@ def transposed_convolution(layer: ConvTranspose, V: Array, axes: int) -> Array:
     )
     pads, size = pads_of(layer, axes), V.shape[2 : 2 + axes]
     if layer.padding == "same":
-        out = [n * s for n, s in zip(size, stride, strict=True)]
+        out = tuple(n * s for n, s in zip(size, stride, strict=True))
     else:
-        out = [(size[a] - 1) * stride[a] - sum(pads[a]) + dilation[a] * (k[a] - 1) + extra[a] + 1 for a in range(axes)]
+        reach = [d * (n - 1) + 1 for d, n in zip(dilation, k, strict=True)]
+        out = tuple((size[a] - 1) * stride[a] - sum(pads[a]) + reach[a] + extra[a] for a in range(axes))
     check_fits(layer, out, size)
-    total = np.zeros(V.shape[:2] + tuple(out) * copies)
-    along = [meetings(-pads[a][0], stride[a], dilation[a], k[a], size[a], out[a]) for a in range(axes)]
-    for windows, places in _taps(along, copies):
+    total = np.zeros(V.shape[:2] + out * copies)
+    for windows, places in _taps([-before for before, _ in pads], stride, dilation, k, size, out, copies):
         total[places] += V[windows]
     return layer.bias_var + layer.weight_var * fan_in_scale(layer, axes) * total
 
