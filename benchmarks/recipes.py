@@ -19,8 +19,8 @@ import numpy as np
 
 from cnngp import GPClassifier, Kernel, datasets, zoo
 from cnngp.gp import calibration
-from cnngp.network.demands import placed
 from cnngp.network.layers import Nonlinearity
+from cnngp.network.placed import placed
 
 NETWORKS = {
     "resnet32": zoo.resnet(32),

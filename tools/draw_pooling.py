@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from cnngp import AvgPool, Conv, Dense, ReLU, Sequential
-from cnngp.network.demands import placed
+from cnngp.network.placed import placed
 
 NETWORK = Sequential(Conv(3), ReLU(), AvgPool(2), Conv(3), ReLU(), AvgPool(2), Dense())
 SIZE, REACH, CELL = (28, 28), 4, 11

@@ -8,7 +8,7 @@ from dataclasses import replace
 from hypothesis import strategies as st
 
 from cnngp import AvgPool, Conv, ConvTranspose, Dense, GlobalAvgPool, Identity, Network, NetworkError, Sequential, Sum
-from cnngp.network.demands import Placed, placed
+from cnngp.network.placed import Placed, placed
 from cnngp.network.shapes import windows
 
 from . import generator

@@ -22,13 +22,13 @@ from cnngp.kernel.engines.cuda import (
 )
 from cnngp.kernel.engines.cuda.warp import box_sums, warp_kernel, warp_launch, warp_layout, warp_steps
 from cnngp.kernel.program import lower, lowering, nodes, scheduling, units
-from cnngp.network import demands, geometry, shapes
+from cnngp.network import geometry, placed, shapes
 from helpers import pooled
 from helpers.branches import Branches
 from helpers.generator import RELU_LIKE, SMOOTH, Random, random_network
 from helpers.sweep import SHAPES, sweep
 
-PLANNERS = [geometry, shapes, demands, program, lowering, nodes, units, scheduling, plan]
+PLANNERS = [geometry, shapes, placed, program, lowering, nodes, units, scheduling, plan]
 WRITERS = [cuda_source, program_data, program_walk, walk_kernels, dense_kernel, table_layout, registers]
 WRITERS += [warp_layout, box_sums, warp_steps, warp_kernel, warp_launch]
 

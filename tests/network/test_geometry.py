@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from cnngp.network import sheets
+from cnngp.network import shapes
 from cnngp.network.geometry import AxisSum, SlidingWindow, Window
 
 
@@ -27,13 +27,17 @@ def _sums() -> list[tuple[Window, int]]:
     return found
 
 
+def convolved(window: Window, size: int) -> AxisSum:
+    return shapes.convolution(window, size).pieces(0)[0].sums
+
+
 def transposed(window: Window, size: int, out_size: int) -> AxisSum:
-    return sheets.transposed_convolution(window, size, out_size).pieces(0)[0].sums
+    return shapes.transposed_convolution(window, size, out_size).pieces(0)[0].sums
 
 
 def test_zero_padded_convolutions_are_windows_with_zeros_outside() -> None:
     for given, size in _sums():
-        sums = AxisSum(size, given.sources(size))
+        sums = convolved(given, size)
         if sums.taps == 0:
             assert sums.window is None
             continue
@@ -68,7 +72,7 @@ def test_transposed_convolutions_of_stride_one_are_windows_too() -> None:
 
 def test_offsets_say_of_every_window_what_each_output_sums() -> None:
     for given, size in _sums():
-        sums = AxisSum(size, given.sources(size))
+        sums = convolved(given, size)
         offsets = sums.offsets(given.stride)
         assert offsets is not None
         for m, row in enumerate(sums.sources):
@@ -81,7 +85,7 @@ def test_offsets_may_be_uneven_or_none_at_all() -> None:
     assert uneven.offsets(1) == (0, 1, 3)
     assert uneven.sliding(1) is None
     assert AxisSum(4, ((), ())).offsets(1) == ()
-    assert AxisSum(6, Window(3, 1, 1, 1, 1, "circular").sources(6)).offsets(1) is None
+    assert convolved(Window(3, 1, 1, 1, 1, "circular"), 6).offsets(1) is None
     assert AxisSum(4, ((0,), (2,))).offsets(1) is None
     assert AxisSum(4, ((0,), (2,))).offsets(2) == (0,)
 
@@ -94,7 +98,7 @@ def test_a_window_may_start_behind_the_first_place() -> None:
 
 @pytest.mark.parametrize("mode", ["circular", "reflect", "replicate"])
 def test_with_other_padding_only_the_middle_is_a_window(mode: str) -> None:
-    sums = AxisSum(6, Window(3, 1, 1, 1, 1, mode).sources(6))  # type: ignore[arg-type]
+    sums = convolved(Window(3, 1, 1, 1, 1, mode), 6)  # type: ignore[arg-type]
     assert sums.window == SlidingWindow(start=-1, stride=1, dilation=1, k=3, low=1, high=5, padding=None)
     assert sums.sliding(1) is None
 

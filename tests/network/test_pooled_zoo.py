@@ -7,9 +7,8 @@ import pytest
 
 from cnngp import AvgPool, Conv, Dense, GlobalAvgPool, Kernel, Network, NetworkError, ReLU, Sequential, zoo
 from cnngp.network import reference
-from cnngp.network.demands import placed
 from cnngp.network.names import NETWORKS, network_by_name, zoo_name
-from cnngp.network.table import elements_of
+from cnngp.network.placed import elements_of, placed
 
 C, R = Conv(3, weight_var=2.0), ReLU()
 

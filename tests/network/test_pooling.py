@@ -22,9 +22,9 @@ from cnngp import (
     from_json,
 )
 from cnngp.network import reference
-from cnngp.network.demands import placed
 from cnngp.network.geometry import AxisSum, Window
-from cnngp.network.sheets import convolution, pool, transposed_convolution
+from cnngp.network.placed import placed
+from cnngp.network.shapes import convolution, pool, transposed_convolution
 from helpers.examples import examples
 from helpers.matrix_oracle import oracle
 from helpers.networks import images, relu_like, smooth

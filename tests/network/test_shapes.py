@@ -8,7 +8,7 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from cnngp import Conv, ConvTranspose, Dense, Identity, Kernel, NetworkError, ReLU, Sequential, Sum, zoo
-from cnngp.network import reference, sheets
+from cnngp.network import reference, shapes
 from cnngp.network.geometry import AxisSum, Window
 from cnngp.network.reference import convolution, transposed_convolution
 from helpers.examples import examples
@@ -186,12 +186,12 @@ def test_the_table_agrees_with_the_maps_of_the_reference(drawn):
 @examples(150)
 def test_the_transposed_sum_is_the_adjoint_of_the_convolved_one(window, size):
     try:
-        forward = sheets.convolution(window, size).pieces(0)[0].sums
+        forward = shapes.convolution(window, size).pieces(0)[0].sums
     except ValueError:
         assume(False)
     assert forward.taps == matrix(forward).sum()
     if window.mode == "zeros":  # the only padding of transposed convolutions
-        back = sheets.transposed_convolution(window, forward.out_size, size).pieces(0)[0].sums
+        back = shapes.transposed_convolution(window, forward.out_size, size).pieces(0)[0].sums
         assert np.array_equal(matrix(back), matrix(forward).T)
     else:
         assert {len(row) for row in forward.sources} == {window.kernel}  # nothing is left out

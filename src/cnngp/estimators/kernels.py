@@ -19,7 +19,7 @@ from cnngp.kernel.symmetry import maps_of
 from cnngp.matrix.gram import gram
 from cnngp.matrix.speed import expected_seconds
 from cnngp.matrix.store.places import child
-from cnngp.network import table
+from cnngp.network import placed
 from cnngp.network.layers import Network
 
 from .recipe import Recipe, Term
@@ -238,4 +238,4 @@ def elements_of(term: Term, input_shape: Sequence[int]) -> int:
 
 @lru_cache(maxsize=1024)
 def _elements(network: Network, shape: tuple[int, ...]) -> int:
-    return table.elements_of(network, shape)
+    return placed.elements_of(network, shape)

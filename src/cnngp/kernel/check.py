@@ -28,7 +28,6 @@ from numpy.typing import NDArray
 
 from cnngp.common.arrays import to_numpy
 from cnngp.network import reference
-from cnngp.network.demands import placed
 from cnngp.network.functions import breakpoints
 from cnngp.network.layers import (
     AvgPool,
@@ -44,6 +43,7 @@ from cnngp.network.layers import (
     Sum,
     as_layer,
 )
+from cnngp.network.placed import placed
 from cnngp.network.shapes import filter_size
 from cnngp.network.walk import leaves
 

@@ -1,13 +1,9 @@
-"""Where a convolution looks: per-axis windows, padding and output sizes, for any number of axes.
-
-A convolution's patch is a box, so it is the product of one window per axis. Everything that depends on sizes alone is
-worked out here, once, as plain integers; the layers say what they want and the engines read what they got.
-"""
+"""Windows along one axis, and sums along one axis as plain integers: a convolution's patch is a product of these."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import pairwise
@@ -68,52 +64,30 @@ class Window:
 
     def places(self, t: int, size: int) -> tuple[int | None, ...]:
         """For each output location the input location that filter element t reads; None in zero padding."""
-        place = _PLACES[self.mode]
         first = t * self.dilation - self.before
-        return tuple(place(first + m * self.stride, size) for m in range(self.output_size(size)))
+        return tuple(self._place(first + m * self.stride, size) for m in range(self.output_size(size)))
 
-    def sources(self, size: int) -> tuple[tuple[int, ...], ...]:
-        """For each output location the input locations it sums, in order; those in zero padding are left out."""
-        taps = (self.places(t, size) for t in range(self.kernel))
-        return tuple(tuple(nu for nu in seen if nu is not None) for seen in zip(*taps, strict=True))
-
-
-def _zeros(nu: int, size: int) -> int | None:
-    return nu if 0 <= nu < size else None
-
-
-def _circular(nu: int, size: int) -> int:
-    return nu % size
-
-
-def _reflect(nu: int, size: int) -> int:
-    nu = abs(nu)
-    return nu if nu < size else 2 * (size - 1) - nu
-
-
-def _replicate(nu: int, size: int) -> int:
-    return min(max(nu, 0), size - 1)
-
-
-_PLACES: dict[PaddingMode, Callable[[int, int], int | None]] = {
-    "zeros": _zeros,
-    "circular": _circular,
-    "reflect": _reflect,
-    "replicate": _replicate,
-}
+    def _place(self, nu: int, size: int) -> int | None:
+        """The location that stands at ν, inside the axis or in its padding."""
+        match self.mode:
+            case "zeros":
+                return nu if 0 <= nu < size else None
+            case "circular":
+                return nu % size
+            case "reflect":
+                return abs(nu) if abs(nu) < size else 2 * (size - 1) - abs(nu)
+            case "replicate":
+                return min(max(nu, 0), size - 1)
 
 
 @dataclass(frozen=True)
 class SlidingWindow:
     """One window that moves along an axis: output m in low … high − 1 sums start + m·stride + t·dilation for t < k.
 
-    All these places lie inside the axis. `padding` = (left, right) says that the other outputs are the same window with
-    zeros outside the axis, and how many zeros before and behind it make every window whole; then every place that an
-    output reads is known from start, stride, dilation and k alone. `padding` = None says that the other outputs are
-    something else (padding that copies, or repeats), and must be read from `AxisSum.sources`.
-
-    Beware: start is positive where the first outputs read from the middle of the axis, below −k where the first outputs
-    read nothing at all, and low = high where the window is wider than the axis.
+    All these places lie inside the axis. With `padding` = (left, right) the other outputs are the same window with
+    zeros outside the axis, so many before and behind it; with None they are something else (padding that copies or
+    repeats), to be read from `AxisSum.sources`. Start may be positive or below −k, and low = high where the window is
+    wider than the axis.
     """
 
     start: int
@@ -132,10 +106,7 @@ class SlidingWindow:
 
 @dataclass(frozen=True)
 class AxisSum:
-    """A sum along one axis: output m adds up the inputs `sources[m]` (a location may stand there twice).
-
-    Convolutions, transposed convolutions and the mean over an axis are all of this form.
-    """
+    """A sum along one axis: output m adds up the inputs `sources[m]` (a location may stand there twice)."""
 
     size: int
     sources: tuple[tuple[int, ...], ...]
@@ -174,7 +145,7 @@ class AxisSum:
 
     @property
     def taps(self) -> int:
-        """How many terms all the sums along this axis have together."""
+        """Number of terms of all the sums along this axis together."""
         return sum(map(len, self.sources))
 
     @cached_property
@@ -184,7 +155,7 @@ class AxisSum:
         None where there is no run of two outputs. Where several strides describe the same sums, the smallest with a
         whole window is taken.
 
-        >>> AxisSum(6, Window(kernel=3, stride=2, dilation=1, before=1, after=1, mode="zeros").sources(6)).window
+        >>> AxisSum(6, ((0, 1), (1, 2, 3), (3, 4, 5))).window
         SlidingWindow(start=-1, stride=2, dilation=1, k=3, low=1, high=3, padding=(1, 0))
         """
         ends = [(row[0], row[-1]) if row else None for row in self.sources]
@@ -195,7 +166,7 @@ class AxisSum:
     def sliding(self, stride: int) -> SlidingWindow | None:
         """The window that moves by `stride` from output to output, with zeros outside; None where the sums are no such.
 
-        >>> AxisSum(3, Window(kernel=5, stride=1, dilation=1, before=2, after=2, mode="zeros").sources(3)).sliding(1)
+        >>> AxisSum(3, ((0, 1, 2), (0, 1, 2), (0, 1, 2))).sliding(1)
         SlidingWindow(start=-2, stride=1, dilation=1, k=5, low=0, high=0, padding=(2, 2))
         """
         offsets = self._seen(stride)
@@ -218,7 +189,7 @@ class AxisSum:
 
         Zeros are all that is outside. None where the sums are no such window, () where they have no terms at all.
 
-        >>> AxisSum(6, Window(kernel=3, stride=2, dilation=1, before=1, after=1, mode="zeros").sources(6)).offsets(2)
+        >>> AxisSum(6, ((0, 1), (1, 2, 3), (3, 4, 5))).offsets(2)
         (-1, 0, 1)
         >>> AxisSum(5, ((0, 1, 4),)).offsets(1)
         (0, 1, 4)
@@ -239,13 +210,9 @@ class AxisSum:
 
     def _longest_run(self) -> SlidingWindow | None:
         """The window of the outputs around the middle one of those with the most terms."""
-        sources = self.sources
-        k = max(map(len, sources), default=0)
+        sources, k = self.sources, self.longest
         whole = [m for m, row in enumerate(sources) if len(row) == k and len({b - a for a, b in pairwise(row)}) <= 1]
-        if k == 0 or len(whole) < 2:
-            return None
-        middle = whole[len(whole) // 2 - 1]
-        if middle + 1 not in whole:
+        if k == 0 or len(whole) < 2 or (middle := whole[len(whole) // 2 - 1]) + 1 not in whole:
             return None
         stride = sources[middle + 1][0] - sources[middle][0]
         dilation = sources[middle][1] - sources[middle][0] if k > 1 else 1

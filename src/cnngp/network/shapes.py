@@ -1,32 +1,54 @@
-"""Networks meet sizes: the geometry of each layer for one input shape."""
+"""Layers on sizes: for each axis and each output location the input locations that are summed, as plain integers.
+
+Pooling needs K(p, q) for locations p of the one image and q of the other. For one displacement d = q − p, the map
+p ↦ K(p, p + d) is called a *sheet*. A filter reads both images at the same offset, and a nonlinearity reads one pair of
+locations, so both act on each sheet alone; only pools mix sheets. A network therefore needs known sheets of each layer,
+and they are found from the output backwards: a Dense layer needs d = 0, a stride multiplies, a pool widens the set by
+its size, a global pool asks for every displacement. (The case of strides alone is in Garriga-Alonso and van der Wilk,
+UAI 2021.) A sheet is held on its overlap, the locations p for which p and p + d are both inside.
+"""
 
 from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import TypeAlias, TypeVar, assert_never
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from itertools import islice, product
+from typing import Any, TypeAlias, assert_never
 
-from . import sheets
-from .geometry import SizeError, Window, check_reads
-from .layers import (
-    AvgPool,
-    Conv,
-    Convolution,
-    ConvTranspose,
-    Dense,
-    GlobalAvgPool,
-    Layer,
-    NetworkError,
-    PerAxis,
-)
-from .sheets import AxisMap
+from .geometry import AxisSum, SizeError, Window, check_reads
+from .layers import AvgPool, Conv, Convolution, ConvTranspose, Dense, GlobalAvgPool, NetworkError, PerAxis
 from .walk import at
 
 Spatial = tuple[int, ...]
-Linear: TypeAlias = Conv | ConvTranspose | Dense | AvgPool | GlobalAvgPool
-T = TypeVar("T")
+Displacement = tuple[int, ...]
+LinearLayer: TypeAlias = Conv | ConvTranspose | Dense | AvgPool | GlobalAvgPool
+_SHORT = 64  # maps of longer axes take memory that is given back
+# More sheets than this, or sums of sheets, would take minutes to plan, and hours for a few pairs.
+MOST_SHEETS, MOST_SUMS = 60_000, 1_000_000
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What one sheet of the input gives to one sheet of the output, along one axis.
+
+    `sums` counts from the beginning of the two overlaps; the result is multiplied by `weight`.
+    """
+
+    d: int
+    sums: AxisSum
+    weight: float = 1.0
+
+
+@dataclass(frozen=True)
+class AxisMap:
+    """A linear layer along one axis: `pieces(D)` says which sheets of the input make the sheet D of its output."""
+
+    size: int
+    out_size: int
+    pieces: Callable[[int], tuple[Piece, ...]]
 
 
 def check_input_shape(input_shape: Sequence[int]) -> tuple[int, Spatial]:
@@ -43,23 +65,32 @@ def check_input_shape(input_shape: Sequence[int]) -> tuple[int, Spatial]:
     return shape[0], shape[1:]
 
 
-def _spread(layer: Layer, name: str, value: PerAxis, axes: int, place: str) -> tuple[int, ...]:
-    """One value for each of the input's axes."""
-    values = value if isinstance(value, tuple) else (value,) * axes
-    if len(values) != axes:
-        raise NetworkError(
-            at(place, f"{layer!r} has {name}={value!r} for {len(values)} axes, but its input has {axes}")
-        )
-    return values
+def shape_text(spatial: Spatial) -> str:
+    return " × ".join(map(str, spatial)) if spatial else "1"
 
 
-def windows(layer: Convolution, axes: int, place: str) -> tuple[Window, ...]:
+def windows(layer: Convolution | AvgPool, axes: int, place: str) -> tuple[Window, ...]:
     """The layer's window along each of the input's axes."""
+    is_pool = isinstance(layer, AvgPool)
     if axes == 0:
-        raise NetworkError(at(place, f"{layer!r} needs spatial axes, but its input has one location; use Dense()"))
-    kernel = _spread(layer, "kernel_size", layer.kernel_size, axes, place)
-    stride = _spread(layer, "stride", layer.stride, axes, place)
-    dilation = _spread(layer, "dilation", layer.dilation, axes, place)
+        advice = "leave it out" if is_pool else "use Dense()"
+        raise NetworkError(at(place, f"{layer!r} needs spatial axes, but its input has one location; {advice}"))
+
+    def spread(name: str, value: PerAxis) -> tuple[int, ...]:
+        """One value for each of the input's axes."""
+        values = value if isinstance(value, tuple) else (value,) * axes
+        if len(values) != axes:
+            told = f"{layer!r} has {name}={value!r} for {len(values)} axes, but its input has {axes}"
+            raise NetworkError(at(place, told))
+        return values
+
+    if isinstance(layer, AvgPool):
+        size = spread("size", layer.size)
+        stride = size if layer.stride is None else spread("stride", layer.stride)
+        padding = spread("padding", layer.padding)
+        return tuple(Window(k, s, 1, pad, pad, "zeros") for k, s, pad in zip(size, stride, padding, strict=True))
+    kernel = spread("kernel_size", layer.kernel_size)
+    stride, dilation = spread("stride", layer.stride), spread("dilation", layer.dilation)
     match layer.padding:
         case "same":
             reach = [d * (k - 1) for k, d in zip(kernel, dilation, strict=True)]
@@ -80,70 +111,151 @@ def windows(layer: Convolution, axes: int, place: str) -> tuple[Window, ...]:
     )
 
 
-def pool_windows(layer: AvgPool, axes: int, place: str) -> tuple[Window, ...]:
-    """The pool's window along each of the input's axes."""
-    if axes == 0:
-        raise NetworkError(at(place, f"{layer!r} needs spatial axes, but its input has one location; leave it out"))
-    size = _spread(layer, "size", layer.size, axes, place)
-    stride = size if layer.stride is None else _spread(layer, "stride", layer.stride, axes, place)
-    padding = _spread(layer, "padding", layer.padding, axes, place)
-    return tuple(Window(k, s, 1, pad, pad, "zeros") for k, s, pad in zip(size, stride, padding, strict=True))
-
-
-def axis_maps(layer: Linear, spatial: Spatial, place: str) -> tuple[AxisMap, ...]:
+def axis_maps(layer: LinearLayer, spatial: Spatial, place: str) -> tuple[AxisMap, ...]:
     """What a linear layer does along each axis of its input, for every displacement between two images."""
     match layer:
         case Dense():
-            return tuple(map(sheets.dense, spatial))
+            return tuple(_kept(dense, size) for size in spatial)
         case GlobalAvgPool():
-            return tuple(map(sheets.global_pool, spatial))
-        case AvgPool():
-            return tuple(
-                _fitted(layer, spatial, axis, place, partial(sheets.pool, w, size, layer.count_include_pad))
-                for axis, (w, size) in enumerate(zip(pool_windows(layer, len(spatial), place), spatial, strict=True))
-            )
-        case Conv():
-            return tuple(
-                _fitted(layer, spatial, axis, place, partial(sheets.convolution, w, size))
-                for axis, (w, size) in enumerate(zip(windows(layer, len(spatial), place), spatial, strict=True))
-            )
-        case ConvTranspose():
-            return _transposed_maps(layer, spatial, place)
+            return tuple(_kept(pool, Window(size, 1, 1, 0, 0, "zeros"), size) for size in spatial)
+        case Conv() | ConvTranspose() | AvgPool():
+            maps = []
+            for axis, (window, size) in enumerate(zip(windows(layer, len(spatial), place), spatial, strict=True)):
+                try:
+                    match layer:
+                        case AvgPool():
+                            maps.append(_kept(pool, window, size, layer.count_include_pad))
+                        case Conv():
+                            maps.append(_kept(convolution, window, size))
+                        case ConvTranspose():
+                            out_size = _transposed_size(layer, window, size, axis, len(spatial))
+                            maps.append(_kept(transposed_convolution, window, size, out_size))
+                except SizeError as error:
+                    raise NetworkError(at(place, f"{layer!r} on {shape_text(spatial)}: axis {axis}: {error}")) from None
+            return tuple(maps)
         case _:
             assert_never(layer)
 
 
-def _fitted(layer: Layer, spatial: Spatial, axis: int, place: str, make: Callable[[], T]) -> T:
-    """What `make` makes of an axis; where it does not fit, an error that names the layer, the map and the axis."""
-    try:
-        return make()
-    except SizeError as error:
-        raise NetworkError(at(place, f"{layer!r} on {shape_text(spatial)}: axis {axis}: {error}")) from None
+def _transposed_size(layer: ConvTranspose, window: Window, size: int, axis: int, axes: int) -> int:
+    extra = layer.output_padding if isinstance(layer.output_padding, tuple) else (layer.output_padding,) * axes
+    if len(extra) != axes:
+        raise SizeError(f"output_padding={extra} for {len(extra)} axes, but its input has {axes}")
+    most = max(window.stride, window.dilation)
+    if extra[axis] and extra[axis] >= most:
+        raise SizeError(f"output_padding={extra[axis]} must be smaller than the stride or the dilation ({most})")
+    out = size * window.stride
+    if layer.padding != "same":
+        out = (size - 1) * window.stride - window.before - window.after + window.reach + extra[axis]
+    if out < 1:
+        raise SizeError(f"the output would have {out} locations; use less padding or larger images")
+    check_reads(out, window.kernel)
+    return out
 
 
-def _transposed_maps(layer: ConvTranspose, spatial: Spatial, place: str) -> tuple[AxisMap, ...]:
-    extra = layer.output_padding if isinstance(layer.output_padding, tuple) else (layer.output_padding,) * len(spatial)
-    maps = []
-    for axis, (w, size) in enumerate(zip(windows(layer, len(spatial), place), spatial, strict=True)):
-        here = at(place, f"{layer!r} on {shape_text(spatial)}: axis {axis}")
-        if len(extra) != len(spatial):
-            raise NetworkError(
-                f"{here}: output_padding={extra} for {len(extra)} axes, but its input has {len(spatial)}"
+@lru_cache(maxsize=256)
+def _remembered(make: Callable[..., AxisMap], *args: Any) -> AxisMap:
+    return make(*args)
+
+
+def _kept(make: Callable[..., AxisMap], *args: Any) -> AxisMap:
+    """Maps of short axes are made once: a network repeats its layers, and a choice compares many of one size."""
+    is_short = all(a <= _SHORT for a in args if isinstance(a, int))
+    return _remembered(make, *args) if is_short else make(*args)
+
+
+def convolution(window: Window, size: int) -> AxisMap:
+    return _tied(size, window.output_size(size), tuple(window.places(t, size) for t in range(window.kernel)))
+
+
+def transposed_convolution(window: Window, size: int, out_size: int) -> AxisMap:
+    """The adjoint of `convolution(window, out_size)`: output μ adds the inputs m whose window reads μ."""
+    taps = []
+    for t in reversed(range(window.kernel)):  # so that the inputs of an output are in rising order
+        tap: list[int | None] = [None] * out_size
+        for m in range(size):
+            mu = m * window.stride - window.before + t * window.dilation
+            if 0 <= mu < out_size:
+                tap[mu] = m
+        taps.append(tuple(tap))
+    return _tied(size, out_size, tuple(taps))
+
+
+def dense(size: int) -> AxisMap:
+    """Every location has weights of its own, so only equal locations count."""
+    return _tied(size, 1, tuple((p,) for p in range(size)))
+
+
+def _tied(size: int, out_size: int, taps: tuple[tuple[int | None, ...], ...]) -> AxisMap:
+    """Output P adds the inputs taps[t][P] with the weight t; a weight is shared by the locations P and Q = P + D."""
+
+    @cache
+    def pieces(D: int) -> tuple[Piece, ...]:
+        first, n = overlap(out_size, D)
+        rows: dict[int, list[list[int]]] = {0: [[] for _ in range(n)]} if D == 0 else {}
+        for i, P in enumerate(range(first, first + n)):
+            for tap in taps:
+                p, q = tap[P], tap[P + D]
+                if p is not None and q is not None:
+                    if q - p not in rows:
+                        rows[q - p] = [[] for _ in range(n)]
+                    rows[q - p][i].append(p - overlap(size, q - p)[0])
+        return tuple(Piece(d, AxisSum(size - abs(d), tuple(map(tuple, row)))) for d, row in sorted(rows.items()))
+
+    return AxisMap(size, out_size, pieces)
+
+
+def pool(window: Window, size: int, count_include_pad: bool = True) -> AxisMap:
+    """Output P averages its window; any two of the locations in the windows of P and Q count."""
+    out_size = window.output_size(size)
+    starts = [P * window.stride - window.before for P in range(out_size)]
+    inside = [(max(0, start), min(size, start + window.kernel)) for start in starts]
+
+    @cache
+    def pieces(D: int) -> tuple[Piece, ...]:
+        first, n = overlap(out_size, D)
+        rows: dict[tuple[int, float], list[tuple[int, ...]]] = {}
+        for i, P in enumerate(range(first, first + n)):
+            (low, high), (low2, high2) = inside[P], inside[P + D]
+            weight = 1.0 if count_include_pad else window.kernel**2 / ((high - low) * (high2 - low2))
+            for d in range(low2 - high + 1, high2 - low):
+                begin = overlap(size, d)[0]
+                if (d, weight) not in rows:
+                    rows[d, weight] = [()] * n
+                rows[d, weight][i] = tuple(range(max(low, low2 - d) - begin, min(high, high2 - d) - begin))
+        return tuple(Piece(d, AxisSum(size - abs(d), tuple(row)), w) for (d, w), row in sorted(rows.items()))
+
+    return AxisMap(size, out_size, pieces)
+
+
+def overlap(size: int, d: int) -> tuple[int, int]:
+    """Where the locations p with p and p + d inside an axis begin, and how many there are."""
+    return max(0, -d), max(0, size - abs(d))
+
+
+def needed(axes: Iterable[AxisMap], wanted: frozenset[Displacement]) -> frozenset[Displacement]:
+    """The sheets of a layer's input that the wanted sheets of its output are made of."""
+    maps = tuple(axes)
+    found: set[Displacement] = set()
+    for D in wanted:
+        along = [{piece.d for piece in axis.pieces(x)} for axis, x in zip(maps, D, strict=True)]
+        found.update(islice(product(*along), MOST_SHEETS + 1))
+        if len(found) > MOST_SHEETS:
+            raise SizeError(
+                f"needs the covariances of more than {MOST_SHEETS:,} displacements between locations; "
+                "use strides or smaller pools before it, or smaller images"
             )
-        if extra[axis] and extra[axis] >= max(w.stride, w.dilation):
-            raise NetworkError(
-                f"{here}: output_padding={extra[axis]} must be smaller than the stride or the dilation "
-                f"({max(w.stride, w.dilation)})"
-            )
-        if layer.padding == "same":
-            out = size * w.stride
-        else:
-            out = (size - 1) * w.stride - w.before - w.after + w.reach + extra[axis]
-        if out < 1:
-            raise NetworkError(f"{here}: the output would have {out} locations; use less padding or larger images")
-        _fitted(layer, spatial, axis, place, partial(check_reads, out, w.kernel))
-        maps.append(sheets.transposed_convolution(w, size, out))
-    return tuple(maps)
+    if sum(math.prod(len(axis.pieces(x)) for axis, x in zip(maps, D, strict=True)) for D in wanted) > MOST_SUMS:
+        raise SizeError(
+            f"adds up covariances in more than {MOST_SUMS:,} parts; use larger strides or smaller windows, "
+            "count_include_pad=True where it is False, or smaller images"
+        )
+    return frozenset(found)
+
+
+def in_order(displacements: Iterable[Displacement]) -> list[Displacement]:
+    """The order in which sheets are computed: the diagonal first, because its variances are what the others read."""
+    return sorted(displacements, key=lambda d: (any(d), d))
 
 
 def filter_size(layer: Convolution, axes: int) -> int:
@@ -152,7 +264,7 @@ def filter_size(layer: Convolution, axes: int) -> int:
     return math.prod(k) if isinstance(k, tuple) else k**axes
 
 
-def sum_scale(layer: Linear, spatial: Spatial) -> float:
+def sum_scale(layer: LinearLayer, spatial: Spatial) -> float:
     """What the sum over locations is multiplied by: weight_var · s, weight_var / locations, 1 / pairs of locations."""
     match layer:
         case Dense():
@@ -163,23 +275,10 @@ def sum_scale(layer: Linear, spatial: Spatial) -> float:
             size = layer.size
             return 1.0 / (math.prod(size) if isinstance(size, tuple) else size ** len(spatial)) ** 2
         case Conv() | ConvTranspose():
-            patch = filter_size(layer, len(spatial)) if layer.fan_in == "patch" else 1
-            return layer.weight_var / patch
+            return layer.weight_var / (filter_size(layer, len(spatial)) if layer.fan_in == "patch" else 1)
         case _:
             assert_never(layer)
 
 
-def output_spatial(layer: Linear, axes: Sequence[AxisMap]) -> Spatial:
+def output_spatial(layer: LinearLayer, axes: Sequence[AxisMap]) -> Spatial:
     return () if isinstance(layer, Dense | GlobalAvgPool) else tuple(s.out_size for s in axes)
-
-
-def shape_text(spatial: Spatial) -> str:
-    return " × ".join(map(str, spatial)) if spatial else "1"
-
-
-def check_branches_agree(outs: Sequence[Spatial], place: str) -> None:
-    if len(set(outs)) > 1:
-        told = ", ".join(f"branches[{i}] gives {shape_text(s)}" for i, s in enumerate(outs))
-        raise NetworkError(
-            at(place, f"the branches of a Sum must have one shape, but {told}; give the skip a Conv(1, stride=…)")
-        )

@@ -16,8 +16,8 @@ import torch
 from cnngp.common.arrays import DataError
 from cnngp.kernel.kernel import Kernel
 from cnngp.network.layers import Network
+from cnngp.network.placed import shape_table
 from cnngp.network.shapes import check_input_shape
-from cnngp.network.table import shape_table
 
 from . import need_gpytorch
 

@@ -30,8 +30,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from cnngp.network.composition import check_network
-from cnngp.network.demands import placed
 from cnngp.network.layers import Network, NetworkError, as_layer
+from cnngp.network.placed import placed
 from cnngp.network.shapes import check_input_shape, shape_text
 
 from .lowering import Builder, Maps, check_slopes

@@ -24,7 +24,6 @@ from typing import assert_never
 
 from cnngp.kernel.formulas import formula
 from cnngp.kernel.formulas.family import log2
-from cnngp.network.demands import Placed
 from cnngp.network.layers import (
     AvgPool,
     Conv,
@@ -38,7 +37,8 @@ from cnngp.network.layers import (
     Sequential,
     Sum,
 )
-from cnngp.network.sheets import Displacement
+from cnngp.network.placed import Placed
+from cnngp.network.shapes import Displacement
 from cnngp.network.walk import at, leaves
 
 from .nodes import Node, NodeBuilder, Pooled, Value

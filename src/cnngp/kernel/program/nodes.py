@@ -3,7 +3,7 @@
 Convolutions, transposed convolutions, dense layers, pools, nonlinearities and sums of branches all become the one form
 of `Op`, with the unit of each result chosen; which buffer holds it is decided later (scheduling.py).
 
-A layer's result is a `Value`: its sheets (network/sheets.py), each made when it is first asked for. Without pools that
+A layer's result is a `Value`: its sheets (network/shapes.py), each made when it is first asked for. Without pools that
 is one sheet of displacement zero, the map itself. With pools, asking from the output makes one sheet after the other,
 from the images to the pool that adds it up, so few of them are alive at a time.
 """
@@ -18,11 +18,10 @@ from itertools import product
 
 from cnngp.kernel.formulas import formula
 from cnngp.kernel.formulas.family import log2
-from cnngp.network.demands import Placed
 from cnngp.network.geometry import AxisSum
 from cnngp.network.layers import AvgPool, Conv, ConvTranspose, Dense, GlobalAvgPool, Nonlinearity
-from cnngp.network.shapes import Spatial, sum_scale
-from cnngp.network.sheets import Displacement, Piece, in_order, overlap
+from cnngp.network.placed import Placed
+from cnngp.network.shapes import Displacement, Piece, Spatial, in_order, overlap, sum_scale
 
 from .ops import NOTHING, PIXELS, Activation, Shape, Tangent, as_shape
 from .units import checked, log2_sum, within_headroom

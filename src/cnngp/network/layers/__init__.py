@@ -12,12 +12,12 @@ value. `Layer` is a closed set: each consumer is one `match` over it that ends i
 from ..arguments import FanIn, NetworkError, Padding, PerAxis
 from . import nonlinear
 from .composed import LAYERS, Convolution, Identity, Layer, Pool, Sequential, Sum, as_layer
-from .linear import AvgPool, Conv, ConvTranspose, Dense, GlobalAvgPool
+from .linear import AvgPool, Conv, ConvTranspose, Dense, GlobalAvgPool, Linear
 from .network import Network
 from .nonlinear import *  # noqa: F403
 
 __all__ = [
     "LAYERS", "AvgPool", "Conv", "ConvTranspose", "Convolution", "Dense", "FanIn", "GlobalAvgPool", "Identity", "Layer",
-    "Network", "NetworkError", "Padding", "PerAxis", "Pool", "Sequential", "Sum", "as_layer",
+    "Linear", "Network", "NetworkError", "Padding", "PerAxis", "Pool", "Sequential", "Sum", "as_layer",
 ]  # fmt: skip
 __all__ += nonlinear.__all__

@@ -21,7 +21,12 @@ from .network import Network
 
 
 @dataclass(frozen=True, repr=False)
-class Conv(Network):
+class Linear(Network):
+    """What all linear layers share: each location of the output is a sum over locations of the input."""
+
+
+@dataclass(frozen=True, repr=False)
+class Conv(Linear):
     """A convolution with infinitely many filters: K_μ = bias_var + weight_var · s · Σ_{ν ∈ patch(μ)} V_ν.
 
     `fan_in="patch"` divides by the number of filter elements (s = 1/k²), `"channels"` does not (s = 1, the paper).
@@ -49,7 +54,7 @@ class Conv(Network):
 
 
 @dataclass(frozen=True, repr=False)
-class ConvTranspose(Network):
+class ConvTranspose(Linear):
     """The adjoint of the `Conv` with the same arguments: μ gets the sum over the locations whose patch reaches it.
 
     >>> from cnngp import Conv, ConvTranspose, ReLU, Sequential
@@ -84,7 +89,7 @@ class ConvTranspose(Network):
 
 
 @dataclass(frozen=True, repr=False)
-class Dense(Network):
+class Dense(Linear):
     """A fully connected layer: K = bias_var + weight_var · mean of V over all locations. One output location.
 
     >>> from cnngp import Conv, Dense, ReLU, Sequential
@@ -100,7 +105,7 @@ class Dense(Network):
 
 
 @dataclass(frozen=True, repr=False)
-class AvgPool(Network):
+class AvgPool(Linear):
     """The mean over windows: K'(P, Q) = 1/(n_P n_Q) Σ_{p ∈ P} Σ_{q ∈ Q} V(p, q). A linear map without weights.
 
     `stride=None` is the window's size. Zeros that pad the map count as members of a window, as in PyTorch;
@@ -134,7 +139,7 @@ class AvgPool(Network):
 
 
 @dataclass(frozen=True, repr=False)
-class GlobalAvgPool(Network):
+class GlobalAvgPool(Linear):
     """The mean over all locations, of every pair of them: one output location, whatever the size of the image.
 
     >>> from cnngp import Conv, Dense, GlobalAvgPool, ReLU, Sequential

@@ -7,7 +7,7 @@ from dataclasses import MISSING, dataclass, fields
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ..table import ShapeTable
+    from ..placed import ShapeTable
     from . import Layer
 
 
@@ -56,7 +56,7 @@ class Network:
         layers[2]  Dense()                  1                  211
         all                                                  5,853
         """
-        from ..table import shape_table
+        from ..placed import shape_table
 
         return shape_table(self, input_shape)
 

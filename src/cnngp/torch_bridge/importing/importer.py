@@ -14,7 +14,7 @@ from cnngp.common.tables import aligned
 from cnngp.network.composition import State
 from cnngp.network.layers import Conv, ConvTranspose, Dense, Identity, Layer, Network, NetworkError
 from cnngp.network.shapes import check_input_shape, shape_text
-from cnngp.network.table import shape_table
+from cnngp.network.placed import shape_table
 
 from .fold import Add, Call, Mean, Pad, Refused, Scale
 from .functions import LIKE, Arguments, Passes, read_function, refusal

@@ -31,8 +31,8 @@ from cnngp.network.layers import (
     Sum,
     as_layer,
 )
+from cnngp.network.placed import shape_table
 from cnngp.network.shapes import Spatial, axis_maps, check_input_shape, output_spatial, shape_text, sum_scale, windows
-from cnngp.network.table import shape_table
 from cnngp.network.walk import at, child
 
 from ..parts import Activation, Branches, Broadcast

@@ -23,7 +23,6 @@ from cnngp.kernel.program.lowering import Builder, Maps
 from cnngp.kernel.program.nodes import Node, Value
 from cnngp.kernel.program.ops import as_shape
 from cnngp.kernel.program.scheduling import assign_buffers, fused
-from cnngp.network.demands import Placed, placed
 from cnngp.network.geometry import AxisSum
 from cnngp.network.layers import (
     AvgPool,
@@ -36,8 +35,8 @@ from cnngp.network.layers import (
     Sequential,
     as_layer,
 )
-from cnngp.network.shapes import sum_scale
-from cnngp.network.sheets import AxisMap
+from cnngp.network.placed import Placed, placed
+from cnngp.network.shapes import AxisMap, sum_scale
 
 from ..registers import Map, Registers, Step, in_registers
 
