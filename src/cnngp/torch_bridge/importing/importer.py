@@ -13,8 +13,8 @@ from torch import nn
 from cnngp.common.tables import aligned
 from cnngp.network.composition import State
 from cnngp.network.layers import Conv, ConvTranspose, Dense, Identity, Layer, Network, NetworkError
-from cnngp.network.shapes import check_input_shape, shape_text
 from cnngp.network.placed import shape_table
+from cnngp.network.shapes import check_input_shape, shape_text
 
 from .fold import Add, Call, Mean, Pad, Refused, Scale
 from .functions import LIKE, Arguments, Passes, read_function, refusal
