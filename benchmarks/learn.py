@@ -29,8 +29,7 @@ from cnngp import GELU, AvgPool, Conv, Dense, GPClassifier, Network, ReLU, Seque
 from cnngp.estimators import Learning
 from cnngp.estimators.labels import OneLabel, class_loss
 from cnngp.estimators.learning import Problem, balanced
-from cnngp.estimators.learning.groups import groups_of, moved
-from cnngp.estimators.learning.search import opened
+from cnngp.estimators.learning.search import groups_of, moved, opened
 from cnngp.gp import calibration
 from cnngp.kernel.kernel import Kernel
 
@@ -66,11 +65,9 @@ def random_search(network: Network, X: Any, y: Any, seconds: float) -> tuple[Net
     rng = np.random.default_rng(0)
     best, draws = (np.inf, network, 0.0), 0
     while time.perf_counter() - begun < seconds:
-        drawn = (
-            network if draws == 0 else network.with_parameters(moved(values, groups, rng.normal(0.0, 1.5, len(groups))))
-        )
+        drawn = given if draws == 0 else moved(values, groups, rng.normal(0.0, 1.5, len(groups)))
         log_noise, loss = problem.best_noise(problem.matrix(problem.of(drawn)))
-        best = min(best, (loss, drawn, float(np.exp(log_noise))), key=lambda found: found[0])
+        best = min(best, (loss, network.with_parameters(drawn), float(np.exp(log_noise))), key=lambda found: found[0])
         draws += 1
     return best[1], best[2], draws
 

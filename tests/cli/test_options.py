@@ -16,7 +16,7 @@ from cnngp.cli import run
 from cnngp.common.devices import Device
 from cnngp.datasets.images import Aspect
 from cnngp.datasets.preparation import NAMED as PREPARATIONS
-from cnngp.estimators.learning.options import RULES
+from cnngp.gp.objectives import RULES
 from cnngp.kernel.settings import DTYPES
 
 

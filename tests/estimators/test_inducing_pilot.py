@@ -11,7 +11,7 @@ import pytest
 from scipy.ndimage import gaussian_filter
 
 from cnngp import Conv, Dense, GPClassifier, GPRegressor, ReLU, Sequential, datasets
-from cnngp.estimators.inducing_pilot import Pilot
+from cnngp.estimators.inducing_fit import Pilot
 
 NET = Sequential(Conv(3, bias_var=0.1), ReLU(), Conv(3, bias_var=0.1), ReLU(), Dense())
 TRAIN, INDUCING = 1000, 200

@@ -36,7 +36,7 @@ from cnngp import (
 from cnngp.estimators import Learning
 from cnngp.estimators.labels import ClassTargets, OneLabel, SeveralLabels, class_loss
 from cnngp.estimators.learning import Problem, balanced, search
-from cnngp.estimators.learning.groups import free_directions, groups_of, moved
+from cnngp.estimators.learning.search import free_directions, groups_of, moved
 from cnngp.gp.checks import MatrixError
 from cnngp.gp.exact import ExactGP
 

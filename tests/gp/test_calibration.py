@@ -51,9 +51,10 @@ def test_nll_and_reliability_like_scikit_learn() -> None:
 def test_brier_and_ece_by_hand() -> None:
     P = np.array([[0.8, 0.2], [0.8, 0.2], [0.4, 0.6]])
     labels = np.array([0, 1, 1])
-    assert calibration.brier_score(P, labels) == pytest.approx((0.08 + 1.28 + 0.32) / 3)
-    assert calibration.expected_calibration_error(P, labels) == pytest.approx((2 * 0.3 + 0.4) / 3)
-    assert calibration.scores(P, labels).error == pytest.approx(1 / 3)
+    found = calibration.scores(P, labels)
+    assert found.brier == pytest.approx((0.08 + 1.28 + 0.32) / 3)
+    assert found.ece == pytest.approx((2 * 0.3 + 0.4) / 3)
+    assert found.error == pytest.approx(1 / 3)
 
 
 def test_temperature_is_recovered() -> None:

@@ -17,8 +17,12 @@ from cnngp.kernel.kernel import Kernel
 
 from .kernels import RecipeKernel
 
-NEAR = 3e-3
-"""How much more errors through inducing images than of the exact process nobody has to be warned of, as a fraction."""
+# How much more errors through inducing images than of the exact process need no warning, as a fraction.
+_NEAR = 3e-3
+# Of `kernel_error`: a matrix that was given may come from another library, with roundings of its own.
+_GIVEN_BOUND = 1e-5
+# Of the matrix, looked at in one go.
+_ENTRIES = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,7 @@ class FitReport:
     """How the system was solved: "cholesky", "mixed", "cg", or "inducing" for the approximation."""
     compile_seconds: float = 0.0
     """Of compiling the kernel, or of loading what was compiled before; not in `kernel_seconds`."""
-    kernel_bound: float = 1e-5
+    kernel_bound: float = _GIVEN_BOUND
     """What rounding explains of `kernel_error`, on these images and by this network."""
     check: str | None = None
     """What the kernel found when it compared two images with the reference before it began; None for a given matrix."""
@@ -206,7 +210,7 @@ class FitReport:
         if self.excess is None or self.excess_uncertainty is None:
             return " How far its error is from that of the exact process was not measured."
         most = self.excess + 2.0 * self.excess_uncertainty
-        if most <= NEAR:
+        if most <= _NEAR:
             return f" Its error is within {100 * most:.2f} points of the exact process's."
         return (
             f" Warning: its error may be up to {100 * most:.1f} points above that of the exact process of all images "
@@ -248,6 +252,16 @@ def _about(share: float) -> str:
     return "less than 0.1 %" if share < 1e-3 else f"about {100 * share:.1g} %"
 
 
+@dataclass(frozen=True)
+class Checked:
+    """What is known of a matrix's entries: how far some of them are from the reference, and what the kernel found."""
+
+    error: float | None = None
+    bound: float = _GIVEN_BOUND
+    pairs: int = 0
+    check: str | None = None
+
+
 def certify(
     gp: Posterior,
     images: int,
@@ -256,47 +270,23 @@ def certify(
     kernel_seconds: float,
     begun: float,
     method: str,
-    compile_seconds: float = 0.0,
-    choice: str | None = None,
+    **known: Any,
 ) -> FitReport:
-    """The report of a fit whose solving began at `begun` (`time.perf_counter`)."""
-    record, solved = gp.record, gp.solved()
+    """The report of a fit whose solving began at `begun` (`time.perf_counter`), with what else is `known` of it."""
+    record, solved = asdict(gp.record), asdict(gp.solved())
+    numbers = {name: record[name] for name in ("largest_variance", "noise", "jitter", "amplitude")}
     return FitReport(
-        images=images,
-        engine=engine,
-        kernel_error=checked.error,
-        pairs_checked=checked.pairs,
-        residual=solved.residual,
-        smallest_eigenvalue=solved.smallest_eigenvalue,
-        largest_variance=record.largest_variance,
-        noise=record.noise,
-        jitter=record.jitter,
-        amplitude=record.amplitude,
+        images,
+        engine,
+        checked.error,
+        checked.pairs,
         kernel_seconds=kernel_seconds,
         solve_seconds=time.perf_counter() - begun,
         method=method,
-        compile_seconds=compile_seconds,
-        spread=solved.spread,
         kernel_bound=checked.bound,
         check=checked.check,
-        choice=choice,
+        **solved | numbers | known,
     )
-
-
-@dataclass(frozen=True)
-class Checked:
-    """What is known of a matrix's entries: how far some of them are from the reference, and what the kernel found."""
-
-    error: float | None = None
-    bound: float = FitReport.kernel_bound
-    pairs: int = 0
-    check: str | None = None
-
-
-# A matrix that was given may come from another library, with roundings of its own.
-_GIVEN_BOUND = 1e-5
-# Of the matrix, looked at in one go.
-_ENTRIES = 1 << 22
 
 
 def checked_sample(kernel: RecipeKernel, X: NDArray[Any], K: Any, given: bool, images: int = 4) -> Checked:
@@ -306,32 +296,30 @@ def checked_sample(kernel: RecipeKernel, X: NDArray[Any], K: Any, given: bool, i
     Where that would take too long, and of kernels that are sums or averages, what each network's kernel found on two
     images, or parts of them, before it began.
     """
+    found = [_by_verdict(t.kernel, t.preparation.output_shape(X.shape[1:]), given) for t in kernel.terms]
     first = kernel.terms[0]
-    if not kernel.single or first.term.symmetry is not None:
-        found = [_by_verdict(t.kernel, t.preparation.output_shape(X.shape[1:]), given) for t in kernel.terms]
+    own, shape = first.kernel, first.preparation.output_shape(X.shape[1:])
+    if not kernel.single or first.term.symmetry is not None or not is_affordable(own.network, tuple(shape)):
         return max(found, key=lambda c: (c.error or 0.0) / c.bound)
-    own = first.kernel
-    shape = first.preparation.output_shape(X.shape[1:])
-    verdict = None if given else own.verdict(shape)
-    check = None if given else str(verdict) if verdict is not None else _unchecked(own)
     rows = np.unique([*np.linspace(0, len(X) - 1, images).round().astype(int), *_nearest(own, K)])
-    if not is_affordable(own.network, tuple(shape)):
-        return _by_verdict(own, shape, given)
     sample = np.array([[float(K[int(i), int(j)]) for j in rows] for i in rows])
     seen = np.asarray(first.once(X[rows]).array)
     compared = compare(own.network, seen, sample, np.dtype(own.dtype), own.kind)
     if compared is None:
-        return Checked(0.0, pairs=len(rows) * (len(rows) + 1) // 2, check=check)
+        return Checked(0.0, pairs=len(rows) * (len(rows) + 1) // 2, check=found[0].check)
     bound = max(compared.bound, _GIVEN_BOUND) if given else compared.bound
-    return Checked(compared.error, bound, compared.pairs, check)
+    return Checked(compared.error, bound, compared.pairs, found[0].check)
 
 
 def _by_verdict(kernel: Kernel, shape: tuple[int, ...], given: bool) -> Checked:
-    verdict = None if given else kernel.verdict(shape)
-    check = None if given else str(verdict) if verdict is not None else _unchecked(kernel)
-    if verdict is None or verdict.error is None:
-        return Checked(check=check)
-    return Checked(verdict.error, verdict.bound, 3, check)
+    if given:
+        return Checked()
+    verdict = kernel.verdict(shape)
+    if verdict is None:
+        return Checked(check="none: nothing had to be computed" if kernel.check else "none: Kernel(…, check=False)")
+    if verdict.error is None:
+        return Checked(check=str(verdict))
+    return Checked(verdict.error, verdict.bound, 3, str(verdict))
 
 
 def _nearest(kernel: Kernel, K: Any) -> tuple[int, ...]:
@@ -347,7 +335,3 @@ def _nearest(kernel: Kernel, K: Any) -> tuple[int, ...]:
         i, j = np.unravel_index(int(c.argmax()), c.shape)
         best = max(best, (float(c[i, j]), block.start + int(i), int(j)))
     return best[1:]
-
-
-def _unchecked(kernel: Kernel) -> str:
-    return "none: nothing had to be computed" if kernel.check else "none: Kernel(…, check=False)"

@@ -77,20 +77,19 @@ def fit_label_noise(scores: Array, labels: Labels) -> tuple[float, float]:
     """
     n, target = len(labels), smoothed(labels, scores.shape[1])
 
-    def without(log_t: float) -> float:
-        P = softmax(scores / math.exp(log_t))
-        return n * smoothed_loss(P, labels) + 0.5 * ((log_t - _LOG_T) / _LOG_T_STD) ** 2
-
     def share(log_t: float) -> float:
         return _best_share(softmax(scores / math.exp(log_t)), target)
 
-    def including(log_t: float) -> float:
-        P, noise = softmax(scores / math.exp(log_t)), share(log_t)
-        loss = n * smoothed_loss(with_label_noise(P, noise), labels) - math.log1p(-noise)
-        return loss + 0.5 * ((log_t - _LOG_T) / _LOG_T_STD) ** 2
+    def loss(log_t: float, noise: float = 0.0) -> float:
+        P = with_label_noise(softmax(scores / math.exp(log_t)), noise)
+        prior = 0.5 * ((log_t - _LOG_T) / _LOG_T_STD) ** 2
+        return n * smoothed_loss(P, labels) - math.log1p(-noise) + prior
 
-    plain, noisy = _best_log_t(without), _best_log_t(including)
-    if without(plain) - including(noisy) > _CLEAR_GAIN:
+    def including(log_t: float) -> float:
+        return loss(log_t, share(log_t))
+
+    plain, noisy = _best_log_t(loss), _best_log_t(including)
+    if loss(plain) - including(noisy) > _CLEAR_GAIN:
         return math.exp(noisy), share(noisy)
     return math.exp(plain), 0.0
 
@@ -128,12 +127,6 @@ def negative_log_likelihood(probabilities: Array, labels: Labels) -> float:
     return float(-np.log(np.maximum(probabilities[np.arange(len(labels)), labels], _FLOOR)).mean())
 
 
-def brier_score(probabilities: Array, labels: Labels) -> float:
-    """mean Σ_c (P_c − [c = label])²: 0 is perfect, 2 the worst."""
-    target = np.eye(probabilities.shape[1])[labels]
-    return float(((probabilities - target) ** 2).sum(1).mean())
-
-
 @dataclass(frozen=True)
 class Reliability:
     """How often predictions of a given confidence are right, in bins of equal width over [0, 1]."""
@@ -166,11 +159,6 @@ def reliability(probabilities: Array, labels: Labels, bins: int = 15) -> Reliabi
     return Reliability(confidence, accuracy, count)
 
 
-def expected_calibration_error(probabilities: Array, labels: Labels, bins: int = 15) -> float:
-    """`reliability(…).ece`."""
-    return reliability(probabilities, labels, bins).ece
-
-
 @dataclass(frozen=True)
 class Scores:
     """What a report says of a set of predicted probabilities."""
@@ -178,6 +166,7 @@ class Scores:
     error: float
     nll: float
     brier: float
+    """mean Σ_c (P_c − [c = label])²: 0 is perfect, 2 the worst."""
     ece: float
 
     def __str__(self) -> str:
@@ -187,12 +176,9 @@ class Scores:
 def scores(probabilities: Array, labels: Labels) -> Scores:
     """Error, NLL, Brier score and ECE at once."""
     error = float((probabilities.argmax(1) != labels).mean())
-    return Scores(
-        error,
-        negative_log_likelihood(probabilities, labels),
-        brier_score(probabilities, labels),
-        expected_calibration_error(probabilities, labels),
-    )
+    brier = float(((probabilities - np.eye(probabilities.shape[1])[labels]) ** 2).sum(1).mean())
+    nll, ece = negative_log_likelihood(probabilities, labels), reliability(probabilities, labels).ece
+    return Scores(error, nll, brier, ece)
 
 
 def _best_log_t(loss: Callable[[float], float]) -> float:

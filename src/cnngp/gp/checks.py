@@ -98,35 +98,31 @@ def matrix_buffer(K: Array, dtype: str, overwrite: bool = False, on_gpu: bool = 
 
     An array in chunks, such as Zarr's, is read chunk by chunk, each once; `on_gpu` puts it straight onto the card.
     """
-    shape = tuple(getattr(K, "shape", ()))
-    if len(shape) != 2 or shape[0] != shape[1] or shape[0] == 0:
-        raise MatrixError(f"the kernel matrix has shape {shape}; expected (N, N) with N at least 1")
     K = as_matrix(K)
     xp = need("cupy", "a matrix on the card") if on_gpu else namespace(K)
     if overwrite and isinstance(K, xp.ndarray) and K.dtype == dtype and getattr(K.flags, "writeable", True):
         A = K
     else:
-        A = xp.empty(shape, dtype=dtype)
-        height, width = _chunks(K) or (_ROWS, shape[1])
-        for rows in blocks(shape[0], height):
-            for columns in blocks(shape[1], width):
+        A = xp.empty(K.shape, dtype=dtype)
+        chunks: Any = getattr(K, "chunks", None)  # of Zarr and HDF5, where they are of one size
+        sized = isinstance(chunks, tuple) and all(isinstance(n, int) for n in chunks)
+        height, width = chunks if sized else (_ROWS, len(A))
+        for rows in blocks(len(A), height):
+            for columns in blocks(len(A), width):
                 A[rows, columns] = xp.asarray(K[rows, columns])
     _check_symmetric(A)
     return A
 
 
 def as_matrix(K: Any) -> Any:
-    """A kernel matrix, NumPy's, CuPy's or on disk, as it is; torch's as the one or the other; refused if not real."""
+    """A square matrix, NumPy's, CuPy's or on disk, as it is; torch's as the one or the other; refused if not real."""
+    shape = tuple(getattr(K, "shape", ()))
+    if len(shape) != 2 or shape[0] != shape[1] or shape[0] == 0:
+        raise MatrixError(f"the kernel matrix has shape {shape}; expected (N, N) with N at least 1")
     K = in_place(K, "K")
     if kind(K) == "torch":
         K = to_cupy(K, "K") if is_on_gpu(K) else to_numpy(K, "K")
     return as_real(K, "the kernel matrix")
-
-
-def _chunks(K: Any) -> tuple[int, int] | None:
-    """The chunks in which Zarr and HDF5 keep an array, where they are of one size."""
-    chunks = getattr(K, "chunks", None)
-    return chunks if isinstance(chunks, tuple) and all(isinstance(n, int) for n in chunks) else None
 
 
 def _check_symmetric(A: Array) -> None:

@@ -56,8 +56,7 @@ class TrainedEnsemble:
             raise ValueError(f"learning_rate={learning_rate!r}: expected a positive number")
         if not is_number(ridge, least=0.0):
             raise ValueError(f"ridge={ridge!r}: expected a number of 0 or more, in the units of Theta")
-        theta = _named("Theta", Theta)
-        self._K = _named("K", K)
+        theta, self._K = _named("Theta", Theta), _named("K", K)
         xp = namespace(theta)
         if namespace(self._K) is not xp:
             raise MatrixError("K and Theta are on different devices; move one of them")
@@ -69,41 +68,13 @@ class TrainedEnsemble:
         Y = as_float64(xp, y, "y")
         self._flat = Y.ndim == 1
         Y = check_targets(xp, Y[:, None] if self._flat else Y, n)
-        self.learning_rate, self.ridge = float(learning_rate), float(ridge)
+        self.points, self.learning_rate, self.ridge = n, float(learning_rate), float(ridge)
         values, self._Q = xp.linalg.eigh(theta)
-        self.jitter = self._needed_jitter(values, float(theta.diagonal().mean()))
+        mean = float(theta.diagonal().mean())
+        self.jitter = _needed_jitter(values, self.ridge, mean)
         """What was added to the diagonal of Theta beside the ridge, relative to the diagonal's mean."""
-        self._rates = values + (self.ridge + self.jitter * float(theta.diagonal().mean()))
+        self._rates = values + (self.ridge + self.jitter * mean)
         self._targets = self._Q.T @ Y
-
-    @property
-    def points(self) -> int:
-        """How many training points there are."""
-        return len(self._K)
-
-    def _needed_jitter(self, values: Array, mean_diagonal: float) -> float:
-        """0 where no eigenvalue is mere rounding; else the power of ten that lifts them to a thousand times that.
-
-        Just above rounding would not do: an eigenvalue is divided into products that have the rounding of float64 too.
-        """
-        least, largest = float(values.min()) + self.ridge, float(abs(values).max())
-        rounding = len(values) * float(np.finfo(np.float64).eps) * largest
-        if least > rounding:
-            return 0.0
-        for jitter in JITTERS:
-            if least + jitter * mean_diagonal > 1e3 * rounding:
-                warnings.warn(
-                    f"Theta of {len(values)} points is not positive definite in float64; added {jitter:g} of its mean "
-                    "diagonal to the diagonal, as a ridge would. Repeated points or a float32 kernel do that: remove "
-                    f"repeats, use dtype='float64', or set ridge={jitter * mean_diagonal:.1e}",
-                    JitterWarning,
-                    stacklevel=4,
-                )
-                return jitter
-        raise MatrixError(
-            f"Theta of {len(values)} points has the eigenvalue {least - self.ridge:.3g}, too low beside its mean "
-            f"diagonal ({mean_diagonal:.3g}) for the matrix of a kernel"
-        )
 
     def predict(
         self, K_test: Array, Theta_test: Array, K_test_test: Array | None = None, t: Times = None
@@ -123,53 +94,32 @@ class TrainedEnsemble:
         K_test, P = check_test(xp, K_test, self.points), check_test(xp, Theta_test, self.points, "Theta")
         if len(K_test) != len(P):
             raise MatrixError(f"K(test, training) has {len(K_test)} rows, Theta(test, training) {len(P)}")
-        prior = None if K_test_test is None else self._prior(K_test_test, len(P))
-        times = _times(t)
-        P = P @ self._Q  # Θ(test, training) in the eigenvectors of Θ
-        R = None if prior is None else K_test @ self._Q
-        mean, variance, covariance = [], [], []
-        for time in times if isinstance(times, list) else [times]:
-            A = P * self._weights(time)
-            found = A @ self._targets
-            mean.append(found[:, 0] if self._flat else found)
-            if prior is None or R is None:
-                continue
-            if prior.ndim == 1:
-                spread = prior + ((A @ self._K_rotated - 2.0 * R) * A).sum(1)
-                variance.append(xp.maximum(spread, 0.0))
-                continue
-            both = (0.5 * A @ self._K_rotated - R) @ A.T  # half of what is added, and as much transposed
-            covariance.append(prior + (both + both.T))
-            variance.append(xp.maximum(covariance[-1].diagonal(), 0.0))
+        prior = None if K_test_test is None else _prior(xp, K_test_test, len(P))
+        P, R = P @ self._Q, K_test @ self._Q  # in the eigenvectors of Θ
+        times, one = _times(t)
+        found = [self._at(time, P, R, prior) for time in times]
+        if one:
+            return EnsemblePrediction(*found[0])
+        return EnsemblePrediction(*(None if of[0] is None else xp.stack(of) for of in zip(*found, strict=True)))
 
-        def gathered(parts: list[Array]) -> Any:
-            if not parts:
-                return None
-            return xp.stack(parts) if isinstance(times, list) else parts[0]
-
-        return EnsemblePrediction(gathered(mean), gathered(variance), gathered(covariance))
-
-    def _weights(self, t: float) -> Array:
-        """w(t) = (1 − e^{−ηλt})/λ, for each eigenvalue: (N,)."""
-        xp = namespace(self._K)
-        return -xp.expm1(-self.learning_rate * t * self._rates) / self._rates
+    def _at(self, t: float, P: Array, R: Array, prior: Array | None) -> tuple[Array, Array, Array]:
+        """Mean, variance and covariance at one time."""
+        xp = namespace(P)
+        A = P * (-xp.expm1(-self.learning_rate * t * self._rates) / self._rates)  # Θ(test, training) Q diag(w(t))
+        mean = A @ self._targets
+        mean = mean[:, 0] if self._flat else mean
+        if prior is None:
+            return mean, None, None
+        if prior.ndim == 1:
+            return mean, xp.maximum(prior + ((A @ self._K_rotated - 2.0 * R) * A).sum(1), 0.0), None
+        both = (0.5 * A @ self._K_rotated - R) @ A.T  # half of what is added, and as much transposed
+        covariance = prior + (both + both.T)
+        return mean, xp.maximum(covariance.diagonal(), 0.0), covariance
 
     @cached_property
     def _K_rotated(self) -> Array:
         """QᵀKQ, (N, N)."""
         return self._Q.T @ self._K @ self._Q
-
-    def _prior(self, K_test_test: Array, m: int) -> Array:
-        xp = namespace(self._K)
-        prior = as_float64(xp, K_test_test, "K(test, test)")
-        if prior.shape == (m, m):
-            A = float64_buffer(prior)
-            return 0.5 * (A + A.T)
-        if prior.shape != (m,):
-            raise MatrixError(f"K(test, test) has shape {prior.shape}; expected ({m},) or ({m}, {m})")
-        if not bool((xp.isfinite(prior) & (prior >= 0.0)).all()):
-            raise MatrixError("k(x, x) of the test points contains NaN, infinity or a number below 0")
-        return prior
 
 
 def trained_ensemble(
@@ -218,16 +168,50 @@ def _named(name: str, matrix: Array) -> Array:
         raise MatrixError(f"{name}: {error}") from None
 
 
-def _times(t: Any) -> float | list[float]:
-    def one(value: object) -> float:
-        if value is None or value == math.inf:
-            return math.inf
-        if not is_number(value, least=0.0):
-            raise ValueError(f"t={value!r}: expected a time of 0 or more, several of them, or None for convergence")
-        return float(value)
+def _needed_jitter(values: Array, ridge: float, mean_diagonal: float) -> float:
+    """0 where no eigenvalue is mere rounding; else the power of ten that lifts them to a thousand times that.
 
-    if t is None or np.ndim(t) == 0:
-        return one(t)
-    if np.ndim(t) > 1 or len(t) == 0:
+    Just above rounding would not do: an eigenvalue is divided into products that have the rounding of float64 too.
+    """
+    least, largest, n = float(values.min()), float(abs(values).max()), len(values)
+    rounding = n * float(np.finfo(np.float64).eps) * largest
+    if least + ridge > rounding:
+        return 0.0
+    jitter = next((j for j in JITTERS if least + ridge + j * mean_diagonal > 1e3 * rounding), None)
+    if jitter is None:
+        raise MatrixError(
+            f"Theta of {n} points has the eigenvalue {least:.3g}, too low beside its mean diagonal "
+            f"({mean_diagonal:.3g}) for the matrix of a kernel"
+        )
+    warnings.warn(
+        f"Theta of {n} points is not positive definite in float64; added {jitter:g} of its mean diagonal to the "
+        "diagonal, as a ridge would. Repeated points or a float32 kernel do that: remove repeats, use "
+        f"dtype='float64', or set ridge={jitter * mean_diagonal:.1e}",
+        JitterWarning,
+        stacklevel=4,
+    )
+    return jitter
+
+
+def _prior(xp: Any, K_test_test: Array, m: int) -> Array:
+    prior = as_float64(xp, K_test_test, "K(test, test)")
+    if prior.shape == (m, m):
+        A = float64_buffer(prior)
+        return 0.5 * (A + A.T)
+    if prior.shape != (m,):
+        raise MatrixError(f"K(test, test) has shape {prior.shape}; expected ({m},) or ({m}, {m})")
+    if not bool((xp.isfinite(prior) & (prior >= 0.0)).all()):
+        raise MatrixError("k(x, x) of the test points contains NaN, infinity or a number below 0")
+    return prior
+
+
+def _times(t: Any) -> tuple[list[float], bool]:
+    """The times, and whether only one was asked for."""
+    if np.ndim(t) > 1 or (np.ndim(t) == 1 and len(t) == 0):
         raise ValueError(f"t has shape {np.shape(t)}; expected one time, or a list of at least one")
-    return [one(value) for value in t]
+    one = np.ndim(t) == 0
+    times = [math.inf if value is None else value for value in ([t] if one else t)]
+    for value in times:
+        if value != math.inf and not is_number(value, least=0.0):
+            raise ValueError(f"t={value!r}: expected a time of 0 or more, several of them, or None for convergence")
+    return [float(value) for value in times], one

@@ -11,8 +11,7 @@ from string import Template
 from cnngp.common.files import write_atomically
 from cnngp.common.tables import percent, printable, share_for_people
 from cnngp.estimators.certificate import FitReport
-from cnngp.estimators.learning import Learned
-from cnngp.estimators.learning.result import counted_matrices
+from cnngp.estimators.learning import Learned, counted_matrices
 from cnngp.network.layers import Network
 
 from . import plots, web_page

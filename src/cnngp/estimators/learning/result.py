@@ -1,12 +1,60 @@
-"""What was learned: the network before and after, what was gained, and the way there."""
+"""What a caller may ask of learning, and what was learned: the network before and after, and the way there."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
+from cnngp.common.checks import is_whole
+from cnngp.gp.objectives import RULES, Rule
 from cnngp.network.layers import Network
 from cnngp.network.serialize import from_json
+
+
+@dataclass(frozen=True)
+class Learning:
+    """How `GPClassifier(network, learn=Learning(...))` learns; `learn="loo"` is `Learning("loo")`.
+
+    Parameters
+    ----------
+    rule : "loo", by leave-one-out predictions, or "likelihood", by the marginal likelihood.
+    images : number of training images used for learning, balanced over the classes; the fit uses all of them.
+    starts : the search begins at the network that is given, then at others near it.
+    steps : number of kernel matrices, with their gradients, that each start may compute.
+    tied : layers of a kind change by one common factor; False gives every layer its own.
+
+    >>> from cnngp import Conv, Dense, GPClassifier, ReLU, Sequential, datasets
+    >>> from cnngp.estimators import Learning
+    >>> data = datasets.digits().take(100, 100)
+    >>> net = Sequential(Conv(3, bias_var=0.1), ReLU(), Dense())
+    >>> clf = GPClassifier(net, learn=Learning("loo", starts=1, steps=5), device="cpu").fit(data.X, data.y)
+    >>> clf.learned_.after < clf.learned_.before
+    True
+    """
+
+    rule: Rule = "loo"
+    images: int = 500
+    starts: int = 3
+    steps: int = 20
+    tied: bool = True
+
+    def __post_init__(self) -> None:
+        if self.rule not in RULES:
+            raise ValueError(f"Learning: rule={self.rule!r} is not one of {', '.join(map(repr, RULES))}")
+        for name, least in (("images", 4), ("starts", 1), ("steps", 1)):
+            if not is_whole(getattr(self, name), least=least):
+                raise ValueError(f"Learning: {name}={getattr(self, name)!r}: expected a whole number from {least} on")
+        if not isinstance(self.tied, bool):
+            raise ValueError(f"Learning: tied={self.tied!r} is not True or False")
+
+
+def as_learning(learn: Any) -> Learning | None:
+    """What was asked for with `learn=`: None, a word, or all of it."""
+    if learn is None or isinstance(learn, Learning):
+        return learn
+    if isinstance(learn, str) and learn in RULES:
+        return Learning(learn)
+    raise ValueError(f"learn={learn!r}: expected None, 'loo', 'likelihood' or a Learning")
 
 
 def counted_matrices(n: int) -> str:
@@ -85,14 +133,12 @@ class Learned:
     def as_dict(self) -> dict[str, Any]:
         """For JSON; `from_dict` reads it back."""
         networks = {"network_before": self.network_before.to_json(), "network": self.network.to_json()}
-        return {field: getattr(self, field) for field in self.__dataclass_fields__} | {
-            "changes": [asdict(change) for change in self.changes],
-            **networks,
-        }
+        changes = [asdict(change) for change in self.changes]
+        return {name: getattr(self, name) for name in self.__dataclass_fields__} | networks | {"changes": changes}
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Self:
+        networks = {name: from_json(data[name]) for name in ("network_before", "network")}
         changes = tuple(Change(**change) for change in data["changes"])
         path = tuple((int(start), float(loss)) for start, loss in data["path"])
-        networks = {name: from_json(data[name]) for name in ("network_before", "network")}
         return cls(**data | networks | {"changes": changes, "path": path, "left_out": tuple(data["left_out"])})

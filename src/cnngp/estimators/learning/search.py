@@ -1,29 +1,42 @@
-"""The search: L-BFGS along the logarithms of groups of variances and of the noise, from a few starts."""
+"""The search: L-BFGS along the logarithms of groups of variances and of the noise, from a few starts.
+
+The loss does not see a factor of the whole kernel where the amplitude is fitted. In a ReLU network such factors are
+many: every weight_var without biases, and, layer by layer, a bias with the weights around it. So the search moves in
+the space that is left when they are taken out (`free_directions`).
+"""
 
 from __future__ import annotations
 
 import contextlib
 import math
+import re
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from cnngp.common import memory
 from cnngp.common.progress import progress_bar
-from cnngp.gp.checks import MatrixError
+from cnngp.gp.checks import MatrixError, check_targets
+from cnngp.gp.groups import one_of_each
+from cnngp.gp.line_search import minimised
+from cnngp.gp.objectives import Judged, MeansLoss, Rule, judged
 from cnngp.kernel.engines.base import RangeError
-from cnngp.network.layers import NetworkError
+from cnngp.kernel.kernel import Kernel
+from cnngp.network.layers import Network, NetworkError
 
-from .groups import Group, Values, free_directions, groups_of, moved
-from .options import Learning
-from .problem import BOUNDS, Problem
-from .result import Change, Learned, counted_matrices
+from .result import Change, Learned, Learning, counted_matrices
 
 Array = NDArray[Any]
+Values = Mapping[str, float]
 
+# The logarithms of noise that are tried, over the mean k(x, x). Below the least, it does nothing in float32; the most
+# is that of `noise="ml"`, beside which targets are nothing but noise.
+_BOUNDS = (math.log(1e-6), math.log(1e6))
 # How far a search may go from its start, in logarithms, and how far from the given network later starts are.
 _FAR, _AWAY = math.log(1000.0), 1.0
 # A bias of 0 is opened at this part of what its layer's weights make of the images' mean square.
@@ -36,6 +49,176 @@ _TOLERANCE = 1e-5
 _TOO_FAR = 10.0
 # Learned numbers have so many digits: more than matter, and few enough to be the same from run to run.
 _DIGITS = 4
+# Images that directions are tried on; the step h of log θ in differences of order four, which are wrong by h⁴ and by
+# rounding over h; and by how much of the kernel a direction must change its shape to count: in float64 a scale changes
+# it by 1e-13. Not by much: where biases are far too large, all that the images say is a small part of the kernel.
+_IMAGES = 8
+_STEPS = {"float64": (1e-3, 1e-9), "float32": (1e-2, 2e-4)}
+
+
+def balanced(
+    Y: NDArray[np.float64], n: int, seed: int | None, groups: NDArray[np.intp] | None = None, shuffled: bool = False
+) -> NDArray[np.intp]:
+    """Rows of `n` images, drawn at random, as many of each class as can be, and one at most of each group; sorted, or
+    `shuffled`, so that the first ones of them are such rows too.
+
+    Targets that are hardly ever the same, as those of a regression, have no classes.
+    """
+    if groups is not None:  # of several, one would say what another is
+        apart = one_of_each(groups, len(Y))
+        found = apart[balanced(Y[apart], n, seed, shuffled=True)]
+        return found if shuffled else np.sort(found)
+    drawn = np.random.default_rng(seed).permutation(len(Y))
+    _, codes = np.unique(Y[drawn], axis=0, return_inverse=True)
+    if 2 * (codes.max() + 1) <= len(Y):
+        turn = np.empty(len(Y), np.intp)  # which image of its class each one is
+        for code in range(codes.max() + 1):
+            turn[codes == code] = np.arange((codes == code).sum())
+        drawn = drawn[np.argsort(turn, kind="stable")]
+    return drawn[:n] if shuffled else np.sort(drawn[:n])
+
+
+# ---- groups of parameters --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Group:
+    """Parameters that change by one factor."""
+
+    name: str
+    members: tuple[str, ...]
+
+    def mean(self, values: Values) -> float:
+        """The geometric mean, 0 where a member is 0."""
+        each = [values[member] for member in self.members]
+        return math.exp(sum(map(math.log, each)) / len(each)) if min(each) > 0.0 else 0.0
+
+    def is_zero(self, values: Values) -> bool:
+        return all(values[member] == 0.0 for member in self.members)
+
+
+def groups_of(network: Network, values: Values, tied: bool) -> list[Group]:
+    """Layers of a kind that stand in branches of sums, and those that do not, each with its weights and its biases.
+
+    Gains of ReLUs are left to the weights behind them, which do the same.
+    """
+    found: dict[str, list[str]] = {}
+    for name in values:
+        place, _, parameter = name.rpartition(".")
+        if parameter == "gain" or values[name] < 0.0:
+            continue
+        layer: Any = network
+        for field, number in re.findall(r"(\w+)\[(\d+)\]", place):
+            layer = getattr(layer, field)[int(number)]
+        where = " in branches" if "branches[" in place else ""
+        found.setdefault(f"{type(layer).__name__} {parameter}{where}" if tied else name, []).append(name)
+    # A variance of 0 among others has no factor; it stays 0.
+    positive = {name: [m for m in members if values[m] > 0.0] or members for name, members in found.items()}
+    return [Group(name, tuple(members)) for name, members in positive.items()]
+
+
+def moved(values: Values, groups: Sequence[Group], log_factors: Array) -> Values:
+    """The values with those of each group multiplied by its factor."""
+    changed = dict(values)
+    for group, factor in zip(groups, np.exp(log_factors), strict=True):
+        changed |= {member: float(values[member] * factor) for member in group.members}
+    return changed
+
+
+def free_directions(kernel: Kernel, X: Array, values: Values, groups: Sequence[Group], scale_counts: bool) -> Array:
+    """An orthonormal basis (groups, directions) of the log factors that change more than the scale of the kernel; with
+    `scale_counts`, of those that change it at all. A `kernel` in float64 tells best.
+
+    With D_ij,g = ∂K_ij/∂log θ_g for the pairs of a few images, a direction v only scales the kernel where Dv is a
+    multiple of K. It is the same everywhere: factors by which the kernel is homogeneous do not depend on the variances.
+    """
+    size_of_step, least = _STEPS[kernel.dtype]
+    images = X[np.unique(np.linspace(0, len(X) - 1, _IMAGES).astype(int))]
+
+    def at(log_factors: Array) -> Array:
+        there = kernel.with_network(kernel.network.with_parameters(moved(values, groups, log_factors)))
+        return np.asarray(there(images, progress=False), dtype=np.float64).ravel()
+
+    K = at(np.zeros(len(groups)))
+    size = float(np.linalg.norm(K))
+    if size == 0.0 or not groups:  # of blank images
+        return np.empty((len(groups), 0))
+    steps = size_of_step * np.eye(len(groups))
+    D = np.stack([8.0 * (at(h) - at(-h)) - (at(2.0 * h) - at(-2.0 * h)) for h in steps], 1) / (12.0 * size_of_step)
+    if not scale_counts:
+        D -= np.outer(K, K @ D) / size**2
+    _, sizes, basis = np.linalg.svd(D / size, full_matrices=False)
+    return np.asarray(basis[sizes > least].T)
+
+
+# ---- the loss --------------------------------------------------------------------------------------------------------
+
+
+class Problem:
+    """Images and targets, and what a network's variances are judged by; `kernel` runs on the CPU.
+
+    The noise is counted in units of the mean k(x, x), so that a factor of the kernel changes nothing; one that the
+    caller gave as a positive number stands in the kernel's units, and stays as it is.
+    """
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        X: Array,
+        Y: NDArray[np.float64],
+        rule: Rule,
+        noise: Any,
+        amplitude: Any,
+        means_loss: MeansLoss | None,
+    ) -> None:
+        # K and its copy, the factor, the inverse, the gradient and a product.
+        memory.require(6 * 8 * len(X) ** 2, f"learning on {len(X):,} images")
+        self.kernel, self.X, self.rule, self.amplitude = kernel, X, rule, amplitude
+        self.Y, self.means_loss = check_targets(np, Y, len(X)), means_loss
+        # A search turns back where a gradient fails; where there is none anywhere, it is said here.
+        kernel.gradient(X[:1], None, np.zeros((1, 1)), progress=False)
+        self.given_noise = None if isinstance(noise, str) or noise == 0 else float(noise)
+        self.scale_counts = self.given_noise is not None or not isinstance(amplitude, str)
+        """Whether a factor of the kernel changes the loss."""
+
+    def of(self, values: Values, dtype: str | None = None) -> Kernel:
+        """The kernel of the network with other variances; the search asks for too many to check each."""
+        return self.kernel.with_network(self.kernel.network.with_parameters(values), dtype=dtype, check=False)
+
+    def matrix(self, kernel: Kernel) -> Array:
+        return np.asarray(kernel(self.X, progress=False), dtype=np.float64)
+
+    def judge(self, K: Array, log_noise: float) -> Judged:
+        """The loss, by a matrix whose diagonal the noise depends on, and by log noise."""
+        n, mean = len(K), float(K.diagonal().mean())
+        noise = math.exp(log_noise) * mean if self.given_noise is None else self.given_noise
+        found = judged(self.rule, K, self.Y, noise, self.amplitude, self.means_loss)
+        if self.given_noise is not None:
+            return found._replace(by_noise=0.0)
+        by_matrix = found.by_matrix
+        by_matrix[np.arange(n), np.arange(n)] += found.by_noise * noise / (mean * n)
+        return Judged(found.loss, by_matrix, found.by_noise * noise)
+
+    def slopes(self, kernel: Kernel, groups: Sequence[Group], by_matrix: Array) -> Array:
+        """Σ_ij by_matrix_ij ∂K_ij/∂log θ for the common factor of each group."""
+        values, slopes = kernel.network.parameters(), kernel.gradient(self.X, None, by_matrix, progress=False)
+        return np.array([sum(values[member] * slopes[member] for member in group.members) for group in groups])
+
+    def best_noise(self, K: Array) -> tuple[float, float]:
+        """The log noise that suits a matrix best, and the loss there."""
+        if self.given_noise is not None:
+            return 0.0, self.judge(K, 0.0).loss
+        found = minimised(lambda g: self.judge(K, g).loss, *_BOUNDS, points=13, tolerance=0.05, inside=True)
+        return found.at, found.loss
+
+    def directions(self, values: Values, groups: Sequence[Group]) -> Array:
+        try:
+            return free_directions(self.of(values, "float64"), self.X, values, groups, self.scale_counts)
+        except NetworkError:  # the series of an Elementwise can be too long for float64 only
+            return free_directions(self.of(values), self.X, values, groups, self.scale_counts)
+
+
+# ---- the search ------------------------------------------------------------------------------------------------------
 
 
 class _Enough(Exception):
@@ -78,7 +261,7 @@ def learned(problem: Problem, asked: Learning, seed: int | None) -> Learned:
             for start in range(asked.starts):
                 values = given if start == 0 else opened(problem, given, groups)
                 active = [group for group in groups if not group.is_zero(values)]
-                basis = _directions(problem, values, active)
+                basis = problem.directions(values, active)
                 still = np.abs(basis).max(1, initial=0.0) < _STILL
                 only_scale.append({g.name for g, at_rest in zip(active, still, strict=True) if at_rest})
                 if start > 1 or (start == 1 and values == given):
@@ -94,7 +277,7 @@ def learned(problem: Problem, asked: Learning, seed: int | None) -> Learned:
             )
     best = _rounded(problem, path.best, first)
     changes = [Change(g.name, len(g.members), g.mean(given), g.mean(best.values)) for g in groups]
-    noises = None if problem.given_noise is not None else (math.exp(first.log_noise), math.exp(best.log_noise))
+    given_noise = problem.given_noise is not None
     return Learned(
         rule=problem.rule,
         images=len(problem.Y),
@@ -102,8 +285,8 @@ def learned(problem: Problem, asked: Learning, seed: int | None) -> Learned:
         network=network.with_parameters(best.values),
         before=first.loss,
         after=best.loss,
-        noise_before=None if noises is None else noises[0],
-        noise=None if noises is None else noises[1],
+        noise_before=None if given_noise else math.exp(first.log_noise),
+        noise=None if given_noise else math.exp(best.log_noise),
         changes=tuple(change for change in changes if change.before != change.after),
         left_out=tuple(sorted(set.intersection(*only_scale))) if only_scale else (),
         path=tuple(path.steps),
@@ -112,28 +295,13 @@ def learned(problem: Problem, asked: Learning, seed: int | None) -> Learned:
     )
 
 
-def _directions(problem: Problem, values: Values, groups: Sequence[Group]) -> Array:
-    network = problem.kernel.network.with_parameters(values)
-    try:
-        return free_directions(problem.of(network, "float64"), problem.X, values, groups, problem.scale_counts)
-    except NetworkError:  # the series of an Elementwise can be too long for float64 only
-        return free_directions(problem.of(network), problem.X, values, groups, problem.scale_counts)
-
-
 def _descend(
-    problem: Problem,
-    path: _Path,
-    start: int,
-    values: Values,
-    groups: Sequence[Group],
-    basis: Array,
-    steps: int,
+    problem: Problem, path: _Path, start: int, values: Values, groups: Sequence[Group], basis: Array, steps: int
 ) -> None:
     """L-BFGS over coordinates along `basis`, and log noise as the last one."""
     from scipy.optimize import minimize
 
-    network, directions = problem.kernel.network, basis.shape[1]
-    learns_noise = problem.given_noise is None
+    directions, learns_noise = basis.shape[1], problem.given_noise is None
     # L-BFGS begins with a step as long as the gradient: the unit of the loss is the one in which that is 1.
     asked, unit = 0, 1.0
 
@@ -145,7 +313,7 @@ def _descend(
         log_noise = float(z[-1]) if learns_noise else path.best.log_noise
         here = moved(values, groups, basis @ z[:directions])
         try:
-            kernel = problem.of(network.with_parameters(here))
+            kernel = problem.of(here)
             found = problem.judge(problem.matrix(kernel), log_noise)
             slopes = problem.slopes(kernel, groups, found.by_matrix) @ basis
         except (RangeError, NetworkError, MatrixError):  # of the numbers, the layers' arguments, the matrix
@@ -156,7 +324,7 @@ def _descend(
             unit = float(np.linalg.norm(gradient)) or 1.0
         return found.loss / unit, gradient / unit
 
-    bounds = [(-_FAR, _FAR)] * directions + [BOUNDS] * learns_noise
+    bounds = [(-_FAR, _FAR)] * directions + [_BOUNDS] * learns_noise
     if bounds:
         # Where the amplitude is given, a kernel that is too small leaves everything to the noise, and there a search
         # would stay: with noise of its own size, the kernel grows first.
@@ -172,8 +340,8 @@ def opened(problem: Problem, values: Values, groups: Sequence[Group]) -> Values:
     square = float(np.mean(np.square(problem.X, dtype=np.float64)))
     opened = dict(values)
     for group in groups:
-        if group.is_zero(values):
-            for member in (m for m in group.members if m.endswith("bias_var")):
+        for member in group.members:
+            if group.is_zero(values) and member.endswith("bias_var"):
                 opened[member] = _OPENED * (values[member.removesuffix("bias_var") + "weight_var"] or 1.0) * square
     return opened
 
@@ -182,11 +350,7 @@ def _rounded(problem: Problem, best: _Point, first: _Point) -> _Point:
     """The point in a few digits, and its loss; the first one where nothing was gained."""
     if best is first:
         return first
-    values = {
-        name: value if value == first.values[name] else float(f"{value:.{_DIGITS}g}")
-        for name, value in best.values.items()
-    }
+    few = {n: v if v == first.values[n] else float(f"{v:.{_DIGITS}g}") for n, v in best.values.items()}
     log_noise = math.log(float(f"{math.exp(best.log_noise):.{_DIGITS}g}"))
-    K = problem.matrix(problem.of(problem.kernel.network.with_parameters(values)))
-    rounded = _Point(values, log_noise, problem.judge(K, log_noise).loss)
+    rounded = _Point(few, log_noise, problem.judge(problem.matrix(problem.of(few)), log_noise).loss)
     return rounded if rounded.loss < first.loss else first

@@ -41,12 +41,8 @@ class SymmetricMatrix:
     """
 
     def __init__(self, K: Any, client: Any = None, progress: bool = True) -> None:
-        shape = tuple(getattr(K, "shape", ()))
-        if len(shape) != 2 or shape[0] != shape[1] or shape[0] == 0:
-            raise MatrixError(f"the kernel matrix has shape {shape}; expected (N, N) with N at least 1")
         self.K = K = as_matrix(K)
-        self.n = int(shape[0])
-        self.dtype = np.dtype(K.dtype)
+        self.n, self.dtype = int(K.shape[0]), np.dtype(K.dtype)
         self.progress = progress
         chunks = getattr(K, "chunks", None)
         self.stored = isinstance(chunks, tuple)
@@ -55,18 +51,11 @@ class SymmetricMatrix:
             raise MatrixError("client= needs a matrix in a store that the workers see; this one is in memory")
         self._cluster = None if client is None else Cluster(client)
 
-    @property
-    def mirrored(self) -> bool:
-        """Whether the tiles below the diagonal are the mirror images of those above it, and need not be read."""
-        return self.tile[0] == self.tile[1]
-
     def diagonal(self) -> Any:
         """diag K in float64 on the host, from the tiles on the diagonal."""
         d = np.empty(self.n)
-        side = min(self.tile)
-        for rows in blocks(self.n, side):
-            part = _read(self.K, rows, rows).diagonal()
-            d[rows] = to_numpy(part)
+        for rows in blocks(self.n, min(self.tile)):
+            d[rows] = to_numpy(_read(self.K, rows, rows).diagonal())
         if not np.isfinite(d).all():
             raise MatrixError(_NAN)
         return d
@@ -94,7 +83,8 @@ class SymmetricMatrix:
     def _here(self, V: Array) -> Array:
         xp = namespace(V)
         Y = xp.zeros_like(V)
-        grid = Grid((self.n, self.n), self.tile, symmetric=self.mirrored)
+        # Tiles that are not square have no mirror images among those above the diagonal.
+        grid = Grid((self.n, self.n), self.tile, symmetric=self.tile[0] == self.tile[1])
         with progress_bar(len(grid), "pass", "tile", wanted=self.progress and self.stored) as bar:
             for t, numbers in zip(grid, self._read(grid), strict=True):
                 A = xp.asarray(numbers).astype(xp.float64)  # it travels to a card as it is
