@@ -33,7 +33,7 @@ from cnngp import GPClassifier, Recipe, datasets
 from cnngp.estimators.candidates import candidates
 from cnngp.estimators.choosing import EFFORTS
 from cnngp.gp import calibration
-from cnngp.network.choice import AN_IMAGE, IN_ALL
+from cnngp.network.names import AN_IMAGE, IN_ALL
 
 from .small_data import images
 

@@ -37,7 +37,7 @@ import numpy as np
 from cnngp import AvgPool, Conv, Dense, GPClassifier, LeakyReLU, Network, ReLU, Sequential, datasets, zoo
 from cnngp.datasets.augmentation import shifted, warped
 from cnngp.gp import calibration
-from cnngp.network.choice import options
+from cnngp.network.names import options
 
 from .drawn import SETS, drawn
 from .made import made

@@ -14,9 +14,8 @@ from cnngp.datasets.preparation import as_preparation
 from cnngp.estimators import choosing
 from cnngp.estimators.candidates import candidates
 from cnngp.gp.checks import MatrixError
-from cnngp.network.choice import AN_IMAGE, IN_ALL
 from cnngp.network.layers import Dense
-from cnngp.network.names import network_by_name
+from cnngp.network.names import AN_IMAGE, IN_ALL, network_by_name
 
 DATA = datasets.digits().take(60, 40)
 

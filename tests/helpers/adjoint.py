@@ -44,12 +44,11 @@ from cnngp.network.layers import (
     Sum,
     as_layer,
 )
-from cnngp.network.parameters import name_of, parameters
 from cnngp.network.reference import Array, Covariances, Maps, begin, nonlinearity, propagate
 from cnngp.network.reference.covariances import equal_locations
 from cnngp.network.reference.formulas import correlation
 from cnngp.network.reference.linear import NUMPY_PADDING, fan_in_scale, pads_of, per_axis, pool_means
-from cnngp.network.walk import at, inside
+from cnngp.network.walk import at, inside, name_of, parameters
 from helpers.derivatives import by_covariance, by_own_variance, by_variance
 
 Back: TypeAlias = Callable[[Covariances], Covariances]

@@ -90,7 +90,7 @@ def gram(
     from cnngp.matrix.cluster.connection import connect
     from cnngp.matrix.plan import begun
     from cnngp.matrix.store.places import child
-    from cnngp.network.choice import default_network
+    from cnngp.network.names import default_network
 
     with nullcontext() if scheduler is None else connect(scheduler) as client:
         given = network_by_name(network)

@@ -70,7 +70,7 @@ def sample(
 ) -> None:
     """Draw finite random networks and compare the covariance of their outputs with the kernel."""
     from cnngp.common.progress import progress_bar
-    from cnngp.network.choice import default_network
+    from cnngp.network.names import default_network
     from cnngp.torch_bridge.limits import check_limit
 
     widths = _widths(channels)

@@ -23,8 +23,8 @@ from cnngp.gp.exact import ExactGP
 from cnngp.gp.noise import chosen_noise
 from cnngp.kernel.engines.base import RangeError
 from cnngp.kernel.kernel import Kernel
-from cnngp.network.choice import AN_IMAGE, IN_ALL
 from cnngp.network.layers import NetworkError
+from cnngp.network.names import AN_IMAGE, IN_ALL
 
 from .candidates import Candidate, candidates
 from .kernels import kernel_of
@@ -38,7 +38,7 @@ Floats = NDArray[np.float64]
 
 Effort = Literal["quick", "normal", "best"]
 EFFORTS: dict[Effort, float] = {"quick": 0.1, "normal": 1.0, "best": 10.0}
-"""How much of the usual cost (`network.choice`) a fit may take; its choice takes at most as much again."""
+"""How much of the usual cost (`network.names`) a fit may take; its choice takes at most as much again."""
 _PART = 0.5
 """Of what the dearest fit among them costs, the part that its choice may cost."""
 Tell = Callable[[str, Any], None] | None

@@ -14,8 +14,8 @@ from cnngp.common.arrays import DataError, Output, as_images, check_output, to_n
 from cnngp.common.devices import ActualDevice, Device, actual_device
 from cnngp.common.progress import progress_bar
 from cnngp.network.composition import check_network
-from cnngp.network.functions import has_bare_function
 from cnngp.network.layers import Network, NetworkError, as_layer
+from cnngp.network.walk import has_bare_function
 
 from . import verdicts
 from .check import LOOKED_AT

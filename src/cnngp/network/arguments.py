@@ -24,13 +24,19 @@ class NetworkError(ValueError):
     """
 
 
+def wrong(layer: Any, message: str) -> NetworkError:
+    """The error of a wrong argument of a layer."""
+    return NetworkError(f"{type(layer).__name__}: {message}")
+
+
 def set_field(layer: Any, name: str, value: object) -> None:
     """Set a field of a frozen layer while it is being built."""
     object.__setattr__(layer, name, value)
 
 
-def real(layer: Any, name: str, value: object) -> float:
-    """A finite number, or a clear error."""
+def set_real(layer: Any, name: str) -> float:
+    """Make a field a finite number, or raise a clear error."""
+    value = getattr(layer, name)
     try:
         if isinstance(value, bool) or not isinstance(value, numbers.Real):
             raise TypeError
@@ -38,16 +44,21 @@ def real(layer: Any, name: str, value: object) -> float:
     except (TypeError, OverflowError):
         number = math.nan
     if not math.isfinite(number):
-        raise NetworkError(f"{type(layer).__name__}: {name}={value!r:.40} is not a finite number")
+        raise wrong(layer, f"{name}={value!r:.40} is not a finite number")
+    set_field(layer, name, number)
     return number
 
 
-def check_variances(layer: Any) -> None:
+def set_variances(layer: Any) -> None:
     for name in ("weight_var", "bias_var"):
-        value = real(layer, name, getattr(layer, name))
+        value = set_real(layer, name)
         if value < 0:
-            raise NetworkError(f"{type(layer).__name__}: {name}={value!r} is negative; a variance is 0 or more")
-        set_field(layer, name, value)
+            raise wrong(layer, f"{name}={value!r} is negative; a variance is 0 or more")
+
+
+def check_flag(layer: Any, name: str) -> None:
+    if not isinstance(getattr(layer, name), bool):
+        raise wrong(layer, f"{name}={getattr(layer, name)!r} is not True or False")
 
 
 def _integer(layer: Any, name: str, value: object, least: int) -> int:
@@ -56,46 +67,43 @@ def _integer(layer: Any, name: str, value: object, least: int) -> int:
             raise TypeError
         n = operator.index(cast(int, value))
     except TypeError:
-        raise NetworkError(
-            f"{type(layer).__name__}: {name}={value!r} is not an integer or a tuple with one integer per axis"
-        ) from None
+        raise wrong(layer, f"{name}={value!r} is not an integer or a tuple with one integer per axis") from None
     if n < least:
-        raise NetworkError(f"{type(layer).__name__}: {name}={value!r} must be at least {least}")
+        raise wrong(layer, f"{name}={value!r} must be at least {least}")
     return n
 
 
-def per_axis(layer: Any, name: str, value: object, least: int) -> PerAxis:
-    if isinstance(value, (tuple, list)):
-        if not value:
-            raise NetworkError(f"{type(layer).__name__}: {name}=() is empty; give one integer per axis")
-        return tuple(_integer(layer, name, v, least) for v in value)
-    return _integer(layer, name, value, least)
+def set_per_axis(layer: Any, name: str, least: int) -> None:
+    value = getattr(layer, name)
+    if not isinstance(value, (tuple, list)):
+        set_field(layer, name, _integer(layer, name, value, least))
+    elif value:
+        set_field(layer, name, tuple(_integer(layer, name, v, least) for v in value))
+    else:
+        raise wrong(layer, f"{name}=() is empty; give one integer per axis")
 
 
 def _padding(layer: Any, value: object) -> Padding:
     if isinstance(value, str):
         if value not in ("same", "valid"):
-            raise NetworkError(
-                f"{type(layer).__name__}: padding={value!r} is not 'same', 'valid', an integer or a tuple with "
-                "one integer or pair per axis"
+            raise wrong(
+                layer,
+                f"padding={value!r} is not 'same', 'valid', an integer or a tuple with one integer or pair per axis",
             )
         return cast(Padding, value)
-    if isinstance(value, (tuple, list)):
-        entries: list[int | tuple[int, int]] = []
-        for v in value:
-            if isinstance(v, (tuple, list)):
-                if len(v) != 2:
-                    raise NetworkError(
-                        f"{type(layer).__name__}: padding={value!r}: an axis takes one integer or a pair "
-                        f"(before, after), not {v!r}"
-                    )
-                entries.append((_integer(layer, "padding", v[0], 0), _integer(layer, "padding", v[1], 0)))
-            else:
-                entries.append(_integer(layer, "padding", v, 0))
-        if not entries:
-            raise NetworkError(f"{type(layer).__name__}: padding=() is empty; give one integer or pair per axis")
-        return tuple(entries)
-    return _integer(layer, "padding", value, 0)
+    if not isinstance(value, (tuple, list)):
+        return _integer(layer, "padding", value, 0)
+    entries: list[int | tuple[int, int]] = []
+    for v in value:
+        if not isinstance(v, (tuple, list)):
+            entries.append(_integer(layer, "padding", v, 0))
+        elif len(v) == 2:
+            entries.append((_integer(layer, "padding", v[0], 0), _integer(layer, "padding", v[1], 0)))
+        else:
+            raise wrong(layer, f"padding={value!r}: an axis takes one integer or a pair (before, after), not {v!r}")
+    if not entries:
+        raise wrong(layer, "padding=() is empty; give one integer or pair per axis")
+    return tuple(entries)
 
 
 def axes_of(value: object) -> int:
@@ -107,20 +115,18 @@ def check_axes_agree(layer: Any, *names: str) -> None:
     given = {name: axes_of(getattr(layer, name)) for name in names}
     if len({n for n in given.values() if n}) > 1:
         told = ", ".join(f"{name} has {n}" for name, n in given.items() if n)
-        raise NetworkError(f"{type(layer).__name__}: the tuples disagree on the number of axes: {told}")
+        raise wrong(layer, f"the tuples disagree on the number of axes: {told}")
     if max(given.values()) > 3:
-        raise NetworkError(f"{type(layer).__name__}: {max(given.values())} axes; 1-D, 2-D and 3-D are supported")
+        raise wrong(layer, f"{max(given.values())} axes; 1-D, 2-D and 3-D are supported")
 
 
 def check_convolution(layer: Any) -> None:
     for name in ("kernel_size", "stride", "dilation"):
-        set_field(layer, name, per_axis(layer, name, getattr(layer, name), least=1))
+        set_per_axis(layer, name, least=1)
     set_field(layer, "padding", _padding(layer, layer.padding))
-    check_variances(layer)
+    set_variances(layer)
     for name, allowed in (("fan_in", FanIn), ("padding_mode", PaddingMode)):
         choices = allowed.__args__  # type: ignore[attr-defined]
         if getattr(layer, name) not in choices:
-            raise NetworkError(
-                f"{type(layer).__name__}: {name}={getattr(layer, name)!r} is not one of {', '.join(map(repr, choices))}"
-            )
+            raise wrong(layer, f"{name}={getattr(layer, name)!r} is not one of {', '.join(map(repr, choices))}")
     check_axes_agree(layer, "kernel_size", "stride", "dilation", "padding")

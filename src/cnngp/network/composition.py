@@ -65,23 +65,13 @@ def _walk(net: Layer, state: State, place: str) -> tuple[State, int]:
             return State.GAUSSIAN, 0
         case LayerNorm():
             if state is not State.GAUSSIAN:
-                raise NetworkError(
-                    at(
-                        place,
-                        f"{net!r} is applied to {state.value}, whose mean over channels is not 0; put it behind a "
-                        "Conv(...) or Dense()",
-                    )
-                )
+                why = "whose mean over channels is not 0; put it behind a Conv(...) or Dense()"
+                raise NetworkError(at(place, f"{net!r} is applied to {state.value}, {why}"))
             return state, 1
         case Nonlinearity():
             if state is not State.GAUSSIAN:
-                raise NetworkError(
-                    at(
-                        place,
-                        f"{net!r} is applied to {state.value}, which is not Gaussian; "
-                        "put a Conv(...) or Dense() before it",
-                    )
-                )
+                why = "which is not Gaussian; put a Conv(...) or Dense() before it"
+                raise NetworkError(at(place, f"{net!r} is applied to {state.value}, {why}"))
             return State.NON_GAUSSIAN, 1
         case Identity() | AvgPool() | GlobalAvgPool():  # linear and without weights: what was Gaussian stays so
             return state, 1
@@ -104,35 +94,23 @@ def _walk_sum(net: Sum, state: State, place: str) -> tuple[State, int]:
     if state is State.NON_GAUSSIAN and not net.allow_non_gaussian:
         for where, branch in branches:
             if _walk(branch, State.GAUSSIAN, where) == (State.GAUSSIAN, 1):
-                raise NetworkError(
-                    at(
-                        where,
-                        f"{branch!r} skips from the output of a nonlinearity, so what is summed is not Gaussian; "
-                        "start the block before the nonlinearity, or pass allow_non_gaussian=True",
-                    )
-                )
+                why = "skips from the output of a nonlinearity, so what is summed is not Gaussian"
+                advice = "start the block before the nonlinearity, or pass allow_non_gaussian=True"
+                raise NetworkError(at(where, f"{branch!r} {why}; {advice}"))
     paths = 0
     states = set()
     for where, branch in branches:
         after, through = _walk(branch, state, where)
         if after is State.NON_GAUSSIAN and not net.allow_non_gaussian:
-            raise NetworkError(
-                at(
-                    where,
-                    f"the branch {branch!r} ends in a nonlinearity, so what is summed is not Gaussian; end the branch "
-                    "in a Conv(...) or Dense(), or pass allow_non_gaussian=True to add kernels where that is not exact",
-                )
-            )
+            why = f"the branch {branch!r} ends in a nonlinearity, so what is summed is not Gaussian"
+            advice = "end the branch in a Conv(...) or Dense(), or pass allow_non_gaussian=True"
+            raise NetworkError(at(where, f"{why}; {advice} to add kernels where that is not exact"))
         paths += through
         states.add(after)
     if paths > 1:
-        raise NetworkError(
-            at(
-                place,
-                f"{paths} paths without weights lead into this Sum, so its branches are not independent "
-                "(x + x has covariance 4K, not 2K); keep one Identity() and put a Conv(...) or Dense() on the others",
-            )
-        )
+        why = f"{paths} paths without weights lead into this Sum, so its branches are not independent"
+        advice = "keep one Identity() and put a Conv(...) or Dense() on the others"
+        raise NetworkError(at(place, f"{why} (x + x has covariance 4K, not 2K); {advice}"))
     for worst in (State.NON_GAUSSIAN, State.INPUT):
         if worst in states:
             return worst, paths

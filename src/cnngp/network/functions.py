@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .arguments import NetworkError
+
 Array = NDArray[np.float64]
 Function = str | Callable[[Any], Any]
 
@@ -22,16 +24,8 @@ _SELU_SCALE = 1.0507009873554804934193349852946
 _SELU_ALPHA = 1.6732632423543772848170429916717
 
 
-def _softplus(x: Array) -> Array:
-    return np.logaddexp(0.0, x)
-
-
 def _sigmoid(x: Array) -> Array:
     return np.exp(-np.logaddexp(0.0, -x))
-
-
-def _silu(x: Array) -> Array:
-    return x * _sigmoid(x)
 
 
 def _gelu_tanh(x: Array) -> Array:
@@ -39,53 +33,21 @@ def _gelu_tanh(x: Array) -> Array:
     return x * _sigmoid(math.sqrt(8.0 / math.pi) * (y + 0.044715 * y * y * y))
 
 
-def _elu(x: Array) -> Array:
-    return np.where(x > 0.0, x, np.expm1(np.minimum(x, 0.0)))
-
-
-def _selu(x: Array) -> Array:
-    return _SELU_SCALE * np.where(x > 0.0, x, _SELU_ALPHA * np.expm1(np.minimum(x, 0.0)))
-
-
-def _softsign(x: Array) -> Array:
-    return x / (1.0 + np.abs(x))
-
-
-def _mish(x: Array) -> Array:
-    return x * np.tanh(np.logaddexp(0.0, x))
-
-
-def _hardtanh(x: Array) -> Array:
-    return np.clip(x, -1.0, 1.0)
-
-
-def _relu6(x: Array) -> Array:
-    return np.clip(x, 0.0, 6.0)
-
-
-def _hardswish(x: Array) -> Array:
-    return x * (np.clip(x + 3.0, 0.0, 6.0) / 6.0)
-
-
-def _gaussian(x: Array) -> Array:
-    return np.exp(-np.square(np.clip(x, -40.0, 40.0)))
-
-
 FUNCTIONS: dict[str, Callable[[Array], Array]] = {
     "tanh": np.tanh,
     "sigmoid": _sigmoid,
-    "silu": _silu,
-    "softplus": _softplus,
+    "silu": lambda x: x * _sigmoid(x),
+    "softplus": lambda x: np.logaddexp(0.0, x),
     "gelu_tanh": _gelu_tanh,
-    "elu": _elu,
-    "selu": _selu,
-    "softsign": _softsign,
-    "mish": _mish,
-    "hardtanh": _hardtanh,
-    "relu6": _relu6,
-    "hardswish": _hardswish,
+    "elu": lambda x: np.where(x > 0.0, x, np.expm1(np.minimum(x, 0.0))),
+    "selu": lambda x: _SELU_SCALE * np.where(x > 0.0, x, _SELU_ALPHA * np.expm1(np.minimum(x, 0.0))),
+    "softsign": lambda x: x / (1.0 + np.abs(x)),
+    "mish": lambda x: x * np.tanh(np.logaddexp(0.0, x)),
+    "hardtanh": lambda x: np.clip(x, -1.0, 1.0),
+    "relu6": lambda x: np.clip(x, 0.0, 6.0),
+    "hardswish": lambda x: x * (np.clip(x + 3.0, 0.0, 6.0) / 6.0),
     "arctan": np.arctan,
-    "gaussian": _gaussian,
+    "gaussian": lambda x: np.exp(-np.square(np.clip(x, -40.0, 40.0))),
 }
 
 # Where a named function has a derivative that jumps; quadrature splits there.
@@ -111,8 +73,6 @@ def check_function(fn: object) -> Function:
     >>> check_function(np.tanh)
     'tanh'
     """
-    from .layers import NetworkError
-
     if isinstance(fn, str):
         if fn not in FUNCTIONS:
             raise NetworkError(f"Elementwise: {fn!r} is not a known function; known: {', '.join(FUNCTIONS)}")
@@ -170,21 +130,14 @@ def value_hash(fn: Function) -> str:
     """A hash of the values on a fixed grid, rounded to 9 digits so that it is the same on every platform.
 
     Libraries differ in the last bit. With 9 digits the chance that one of these values lies within a bit of a rounding
-    boundary is 1e-4; with 12 it would be 0.1. The grid avoids short binary fractions, where simple functions take
-    values exactly between two rounded ones.
+    boundary is 1e-4. The grid avoids short binary fractions, where simple functions take values exactly between two
+    rounded ones.
     """
     inner, outer = np.linspace(-8.0, 8.0, 512), np.geomspace(8.0, 1000.0, 32)
     grid = np.concatenate([-outer[::-1], inner, outer]) * 0.97341827364519
     values = values_at(fn, grid)
     rounded = (round(v, 9) + 0.0 if abs(v) < 1.0 else float(f"{v:.8e}") for v in values.tolist())
     return hashlib.sha256(" ".join(map(repr, rounded)).encode()).hexdigest()
-
-
-def has_bare_function(net: Any) -> bool:
-    """Whether a network holds a function without a name, whose values may change under it."""
-    if isinstance(getattr(net, "fn", ""), str):
-        return any(map(has_bare_function, (*getattr(net, "layers", ()), *getattr(net, "branches", ()))))
-    return True
 
 
 def second_moment(fn: Function, s: float) -> float:

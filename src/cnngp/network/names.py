@@ -1,28 +1,41 @@
-"""Networks by name: those of the zoo, and those in JSON files."""
+"""Networks by name: those of the zoo, those in JSON files, and the one that is taken where none is given.
+
+Without labels to choose by, the most accurate network that is not too expensive is taken. Its cost is counted in
+covariances (`ShapeTable.elements`), so the same images get the same network on a laptop and on a GPU.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from itertools import chain
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from . import zoo
 from .layers import Network, NetworkError
-from .parameters import parameters, with_parameters
+from .placed import elements_of
 from .serialize import from_json
+from .walk import parameters, with_parameters
+
+AN_IMAGE = 3 * 10**8
+"""Covariances that a first try may take for each image, about a tenth of a second on two CPU cores, …"""
+IN_ALL = 21 * 10**11
+"""… and in all, about a quarter of an hour."""
 
 NETWORKS: dict[str, tuple[Callable[[], Network], str]] = {
-    "resnet32": (lambda: zoo.resnet(32), "the paper's ResNet GP; also resnet8, 14, 20, 26, 44, 56, 110, …"),
+    "resnet32": (partial(zoo.resnet, 32), "the paper's ResNet GP; also resnet8, 14, 20, 26, 44, 56, 110, …"),
     "convnet": (zoo.convnet, "the paper's ConvNet GP"),
     "residual_cnn": (zoo.residual_cnn, "the paper's Residual CNN GP"),
     "small_cnn": (zoo.small_cnn, "three 3 × 3 convolutions, for small images"),
-    "pooled_cnn-small": (lambda: zoo.pooled_cnn("small"), "a stride, then a 3 × 3 pool at the end, for 28 × 28 images"),
+    "pooled_cnn-small": (
+        partial(zoo.pooled_cnn, "small"),
+        "a stride, then a 3 × 3 pool at the end, for 28 × 28 images",
+    ),
     "pooled_cnn": (zoo.pooled_cnn, "the same, deeper and with a 5 × 5 pool"),
-    "pooled_cnn-large": (lambda: zoo.pooled_cnn("large"), "a 2 × 2 pool in the middle, a 5 × 5 pool at the end"),
+    "pooled_cnn-large": (partial(zoo.pooled_cnn, "large"), "a 2 × 2 pool in the middle, a 5 × 5 pool at the end"),
     "pooled_cnn-halved0": (
-        lambda: zoo.pooled_cnn(halvings=0),
+        partial(zoo.pooled_cnn, halvings=0),
         "pooled_cnn for 8 × 8 images; also -small-halved0, -halved2, …",
     ),
     "pooled_cnn-bias0.1": (
@@ -30,10 +43,10 @@ NETWORKS: dict[str, tuple[Callable[[], Network], str]] = {
         "pooled_cnn with biases of variance 0.1 in all layers; any network and number",
     ),
     "lenet": (zoo.lenet, "LeNet: two 5 × 5 convolutions with average pools"),
-    "myrtle5": (lambda: zoo.myrtle(5), "Myrtle networks with pools, the last one global; also myrtle4, 7, 10, -exp"),
-    "resnet8-pool4": (lambda: zoo.resnet(8, pool=4), "a ResNet that ends in a 4 × 4 pool; any depth and size"),
-    "resnet8-global": (lambda: zoo.resnet(8, pool="global"), "a ResNet that ends in its global pool; any depth"),
-    "conv_gp": (lambda: zoo.conv_gp(pool=5), "an RBF kernel over pairs of 5 × 5 patches that are close to each other"),
+    "myrtle5": (zoo.myrtle, "Myrtle networks with pools, the last one global; also myrtle4, 7, 10, -exp"),
+    "resnet8-pool4": (partial(zoo.resnet, 8, pool=4), "a ResNet that ends in a 4 × 4 pool; any depth and size"),
+    "resnet8-global": (partial(zoo.resnet, 8, pool="global"), "a ResNet that ends in its global pool; any depth"),
+    "conv_gp": (partial(zoo.conv_gp, pool=5), "an RBF kernel over pairs of 5 × 5 patches that are close to each other"),
     "rbf": (zoo.rbf, "the RBF kernel on the pixels"),
     "dense_nngp": (zoo.dense_nngp, "three fully connected layers"),
     "dense_even": (zoo.dense_even, "one fully connected layer, for inputs whose sign does not matter"),
@@ -52,24 +65,19 @@ def network_by_name(name: str) -> Network | None:
     if name in NETWORKS:
         return NETWORKS[name][0]()
     biases = re.fullmatch(r"([^.]+)-bias(\d+(?:\.\d+)?(?:e[+-]\d+)?)", name)
-    if biases and biases[1] != "auto":
-        network = network_by_name(biases[1])
-        assert network is not None
+    if biases and (network := network_by_name(biases[1])) is not None:
         return _biased(network, float(biases[2]))
     pooled = re.fullmatch(r"pooled_cnn(-small|-large)?(?:-halved(\d+))?(-global)?(-even)?", name)
     if pooled:
         size: Any = (pooled[1] or "-medium").removeprefix("-")
         pool: Any = "global" if pooled[3] else None
         return zoo.pooled_cnn(size, int(pooled[2] or 1), pool=pool, even=bool(pooled[4]))
-    gaussian = re.fullmatch(r"myrtle(\d+)-exp", name)
-    if gaussian:
-        return zoo.myrtle(int(gaussian[1]), "exp")
-    found = re.fullmatch(r"(resnet|myrtle)(\d+)(-global|-pool\d+)?", name)
-    if found and found[1] == "resnet":
-        last = (found[3] or "").removeprefix("-").removeprefix("pool")
-        return zoo.resnet(int(found[2]), None if not last else "global" if last == "global" else int(last))
-    if found and not found[3]:
-        return zoo.myrtle(int(found[2]))
+    myrtle = re.fullmatch(r"myrtle(\d+)(-exp)?", name)
+    if myrtle:
+        return zoo.myrtle(int(myrtle[1]), "exp" if myrtle[2] else "relu")
+    resnet = re.fullmatch(r"resnet(\d+)(?:-(global)|-pool(\d+))?", name)
+    if resnet:
+        return zoo.resnet(int(resnet[1]), "global" if resnet[2] else int(resnet[3]) if resnet[3] else None)
     path = Path(name)
     if path.suffix == ".json":
         if not path.is_file():
@@ -85,14 +93,32 @@ def network_by_name(name: str) -> Network | None:
 
 def zoo_name(network: Network) -> str:
     """The name that `network_by_name` knows a network by, else the code that makes it."""
-    plain = next((name for name in _listed() if network_by_name(name) == network), None)
-    if plain is not None:
-        return plain
+    named, without_biases = _known()
     biases = {value for place, value in parameters(network).items() if _is_bias(place)}
-    if len(biases) != 1:
-        return repr(network)
-    names = (biased_name(name, *biases) for name in _listed() if "-bias" not in name)
-    return next((name for name in names if network_by_name(name) == network), repr(network))
+    name = named.get(network)
+    if name is None and len(biases) == 1 and (plain := without_biases.get(_biased(network, 0.0))):
+        name = biased_name(plain, *biases)
+        name = name if network_by_name(name) == network else None
+    return name or repr(network)
+
+
+@cache
+def _known() -> tuple[dict[Network, str], dict[Network, str]]:
+    """The names of the zoo's networks, and of these without biases."""
+    names = list(NETWORKS)
+    for halvings in range(16):
+        for pool in (None, "global"):
+            names += [pooled_name(size, halvings, pool, even) for even in (False, True) for size in zoo.POOLED_SIZES]
+    names += [f"myrtle{depth}{end}" for depth in (4, 5, 7, 10) for end in ("", "-exp")]
+    named: dict[Network, str] = {}
+    without_biases: dict[Network, str] = {}
+    for name in names:
+        network = network_by_name(name)
+        assert network is not None
+        named.setdefault(network, name)
+        if "-bias" not in name:
+            without_biases.setdefault(_biased(network, 0.0), name)
+    return named, without_biases
 
 
 def biased_name(name: str, bias_var: float) -> str:
@@ -108,21 +134,38 @@ def _is_bias(place: str) -> bool:
     return place.rpartition(".")[2] == "bias_var"
 
 
-def _listed() -> Iterator[str]:
-    return chain(NETWORKS, _POOLED, _MYRTLE)
-
-
 def pooled_name(size: str, halvings: int, pool: str | None = None, even: bool = False) -> str:
     """The name of `zoo.pooled_cnn` with these arguments."""
     sized = f"pooled_cnn{'' if size == 'medium' else f'-{size}'}{'' if halvings == 1 else f'-halved{halvings}'}"
     return f"{sized}{'' if pool is None else f'-{pool}'}{'-even' if even else ''}"
 
 
-_MYRTLE = [f"myrtle{depth}{end}" for depth in (4, 5, 7, 10) for end in ("", "-exp")]
-_POOLED = [
-    pooled_name(size, halvings, pool, even)
-    for halvings in range(16)
-    for pool in (None, "global")
-    for even in (False, True)
-    for size in zoo.POOLED_SIZES
-]
+def default_names(input_shape: Sequence[int]) -> list[str]:
+    """The networks to choose from for images of a shape (channels, …), the most accurate first.
+
+    Pooled networks that fit the image, then the paper's ResNet for pictures of 16 × 16 and more, or three convolutions
+    for smaller ones and other dimensions; a fully connected network for plain features.
+
+    >>> default_names((1, 28, 28))
+    ['pooled_cnn-large', 'pooled_cnn', 'pooled_cnn-small', 'resnet32']
+    """
+    spatial = tuple(input_shape)[1:]
+    if not spatial:
+        return ["dense_nngp"]
+    side = min(spatial)
+    halvings = zoo.halvings_for(side)
+    sizes = [size for size in reversed(zoo.POOLED_SIZES) if side >> halvings >= zoo.pool_of(size, halvings)]
+    plain = "resnet32" if len(spatial) == 2 and side >= 16 else "small_cnn"
+    return [*(pooled_name(size, halvings) for size in sizes), plain]
+
+
+def default_network(input_shape: Sequence[int], images: int) -> Network:
+    """The network for so many images of a shape, all compared with each other.
+
+    >>> zoo_name(default_network((1, 28, 28), 500)), zoo_name(default_network((1, 28, 28), 20_000))
+    ('pooled_cnn-large', 'resnet32')
+    """
+    limit = min(AN_IMAGE * max(1, images), IN_ALL)
+    among = [network for name in default_names(input_shape) if (network := network_by_name(name)) is not None]
+    pairs = images * (images - 1) // 2
+    return next((network for network in among if elements_of(network, input_shape) * pairs <= limit), among[-1])

@@ -1,15 +1,37 @@
-"""A network as its layers with their places, such as layers[3].branches[1], which messages and parameters name."""
+"""A network as its layers with their places, such as layers[3].branches[1], and the numbers there that may be learned.
+
+Messages and parameters name these places: {"layers[0].weight_var": 1.0, …}. Parameters are the variances of weights and
+biases, the gain of a ReLU, the slope of a LeakyReLU, the gamma of an Rbf or NormalizedExp.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 
-from .layers import Layer, Sequential, Sum
+from .layers import (
+    Conv,
+    ConvTranspose,
+    Dense,
+    Elementwise,
+    Layer,
+    Network,
+    NetworkError,
+    Nonlinearity,
+    Sequential,
+    Sum,
+    as_layer,
+)
 
 
 def child(place: str, field: str, i: int) -> str:
     """The place of a layer that stands in another one's field."""
-    return f"{place}.{field}[{i}]" if place else f"{field}[{i}]"
+    return name_of(place, f"{field}[{i}]")
+
+
+def name_of(place: str, field: str) -> str:
+    """The name of a field of the layer at a place; of a network that is one layer, the field itself."""
+    return f"{place}.{field}" if place else field
 
 
 def at(place: str, message: str) -> str:
@@ -45,3 +67,41 @@ def with_leaves(net: Layer, change: Callable[[str, Layer], Layer], place: str = 
             return Sum(*parts, allow_non_gaussian=net.allow_non_gaussian)
         case _:
             return change(place, net)
+
+
+def has_bare_function(net: Layer) -> bool:
+    """Whether a network holds a function without a name, whose values may change under it."""
+    return any(isinstance(layer, Elementwise) and not isinstance(layer.fn, str) for _, layer in leaves(net))
+
+
+def parameters(net: Network) -> dict[str, float]:
+    return {
+        name_of(place, field): getattr(layer, field)
+        for place, layer in leaves(as_layer(net))
+        for field in _learned(layer)
+    }
+
+
+def with_parameters(net: Network, values: Mapping[str, float]) -> Layer:
+    known = parameters(net)
+    unknown = [name for name in values if name not in known]
+    if unknown:
+        some = ", ".join(list(known)[:4])
+        raise NetworkError(f"no parameter is named {unknown[0]!r}; this network has {len(known)}: {some or 'none'}, …")
+
+    def changed(place: str, layer: Layer) -> Layer:
+        new = {field: values[name] for field in _learned(layer) if (name := name_of(place, field)) in values}
+        return replace(layer, **new) if new else layer  # type: ignore[arg-type]
+
+    return with_leaves(as_layer(net), changed)
+
+
+def _learned(layer: Layer) -> tuple[str, ...]:
+    """The fields of one layer that are parameters."""
+    match layer:
+        case Conv() | ConvTranspose() | Dense():
+            return ("weight_var", "bias_var")
+        case Nonlinearity():
+            return layer.learned
+        case _:
+            return ()

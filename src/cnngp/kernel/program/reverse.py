@@ -27,9 +27,9 @@ from dataclasses import dataclass, field
 from cnngp.network.composition import check_network
 from cnngp.network.geometry import AxisSum
 from cnngp.network.layers import AvgPool, GlobalAvgPool, Network, as_layer
-from cnngp.network.parameters import name_of
 from cnngp.network.placed import placed
 from cnngp.network.shapes import check_input_shape
+from cnngp.network.walk import name_of
 
 from .lowering import Builder, Maps
 from .nodes import Node

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from cnngp.kernel.formulas import RELU_LIKE
 from cnngp.network.layers import LeakyReLU, NetworkError, NormalizedExp, Rbf, ReLU
-from cnngp.network.parameters import name_of
-from cnngp.network.walk import at
+from cnngp.network.walk import at, name_of
 
 from .nodes import Node
 from .steps import Share

@@ -1,11 +1,11 @@
-"""Layers made of layers, and the closed set that they may be made of."""
+"""Containers (`Sequential`, `Sum`), and the union of all layers."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TypeAlias, cast
 
-from ..arguments import NetworkError, set_field
+from ..arguments import NetworkError, check_flag, set_field
 from . import nonlinear
 from .linear import AvgPool, Conv, ConvTranspose, Dense, GlobalAvgPool
 from .network import Network
@@ -64,9 +64,8 @@ class Sum(Network):
         set_field(self, "branches", _children("Sum", "branches", branches))
         if len(self.branches) == 0:
             raise NetworkError("Sum() has no branches; give it at least one")
-        if not isinstance(allow_non_gaussian, bool):
-            raise NetworkError(f"Sum: allow_non_gaussian={allow_non_gaussian!r} is not True or False")
         set_field(self, "allow_non_gaussian", allow_non_gaussian)
+        check_flag(self, "allow_non_gaussian")
         _check_composition(self)
 
     def __repr__(self) -> str:

@@ -6,15 +6,15 @@ from dataclasses import dataclass
 
 from ..arguments import (
     FanIn,
-    NetworkError,
     Padding,
     PerAxis,
     axes_of,
     check_axes_agree,
     check_convolution,
-    check_variances,
-    per_axis,
-    set_field,
+    check_flag,
+    set_per_axis,
+    set_variances,
+    wrong,
 )
 from ..geometry import PaddingMode
 from .network import Network
@@ -75,15 +75,17 @@ class ConvTranspose(Linear):
     def __post_init__(self) -> None:
         check_convolution(self)
         if self.padding_mode != "zeros":
-            raise NetworkError(
-                f"ConvTranspose: padding_mode={self.padding_mode!r} has no exact kernel: one filter element then "
-                "reaches an output from two inputs; use 'zeros'"
+            raise wrong(
+                self,
+                f"padding_mode={self.padding_mode!r} has no exact kernel: one filter element then reaches an output "
+                "from two inputs; use 'zeros'",
             )
-        set_field(self, "output_padding", per_axis(self, "output_padding", self.output_padding, least=0))
+        set_per_axis(self, "output_padding", least=0)
         if self.padding == "same" and self.output_padding not in (0, (0,) * axes_of(self.output_padding)):
-            raise NetworkError(
-                f"ConvTranspose: output_padding={self.output_padding!r} with padding='same', which already gives "
-                "size·stride; use an integer padding to choose the size"
+            raise wrong(
+                self,
+                f"output_padding={self.output_padding!r} with padding='same', which already gives size·stride; use an "
+                "integer padding to choose the size",
             )
         check_axes_agree(self, "kernel_size", "stride", "dilation", "padding", "output_padding")
 
@@ -101,7 +103,7 @@ class Dense(Linear):
     bias_var: float = 0.0
 
     def __post_init__(self) -> None:
-        check_variances(self)
+        set_variances(self)
 
 
 @dataclass(frozen=True, repr=False)
@@ -122,19 +124,19 @@ class AvgPool(Linear):
     count_include_pad: bool = True
 
     def __post_init__(self) -> None:
-        set_field(self, "size", per_axis(self, "size", self.size, least=1))
+        set_per_axis(self, "size", least=1)
         if self.stride is not None:
-            set_field(self, "stride", per_axis(self, "stride", self.stride, least=1))
-        set_field(self, "padding", per_axis(self, "padding", self.padding, least=0))
-        if not isinstance(self.count_include_pad, bool):
-            raise NetworkError(f"AvgPool: count_include_pad={self.count_include_pad!r} is not True or False")
+            set_per_axis(self, "stride", least=1)
+        set_per_axis(self, "padding", least=0)
+        check_flag(self, "count_include_pad")
         check_axes_agree(self, "size", "stride", "padding")
         axes = max(axes_of(self.size), axes_of(self.padding), 1)
         sizes, pads = (v if isinstance(v, tuple) else (v,) * axes for v in (self.size, self.padding))
         if any(2 * pad > size for size, pad in zip(sizes, pads, strict=True)):
-            raise NetworkError(
-                f"AvgPool: padding={self.padding!r} is more than half of size={self.size!r}; a window would hold "
-                "nothing but padding: use a padding of at most half the size"
+            raise wrong(
+                self,
+                f"padding={self.padding!r} is more than half of size={self.size!r}; a window would hold nothing but "
+                "padding: use a padding of at most half the size",
             )
 
 

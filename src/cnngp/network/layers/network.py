@@ -68,7 +68,7 @@ class Network:
         {'layers[0].weight_var': 1.0, 'layers[0].bias_var': 0.0, 'layers[1].gain': 1.0,
          'layers[2].weight_var': 2.0, 'layers[2].bias_var': 0.1}
         """
-        from ..parameters import parameters
+        from ..walk import parameters
 
         return parameters(self)
 
@@ -79,6 +79,6 @@ class Network:
         >>> Sequential(Conv(3), ReLU(), Dense()).with_parameters({"layers[0].bias_var": 0.5})
         Sequential(Conv(3, bias_var=0.5), ReLU(), Dense())
         """
-        from ..parameters import with_parameters
+        from ..walk import with_parameters
 
         return with_parameters(self, values)

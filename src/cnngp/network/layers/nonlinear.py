@@ -11,7 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from ..arguments import NetworkError, real, set_field
+from ..arguments import set_field, set_real, wrong
+from ..functions import check_function
 from .network import Network
 
 _GAMMAS = (1e-30, 1e30)
@@ -40,8 +41,7 @@ class Nonlinearity(Network):
 class ReLU(Nonlinearity):
     """gain · max(z, 0). The paper's 1/π is gain=√2; He's variance is weight_var=2 in the layers instead.
 
-    >>> from cnngp import Dense, ReLU, Sequential
-    >>> from cnngp.network import reference
+    >>> from cnngp.network import Dense, ReLU, Sequential, reference
     >>> reference.kernel(Sequential(Dense(), ReLU(gain=2.0**0.5), Dense()), [[1.0], [-2.0]]).round(4)
     array([[1., 0.],
            [0., 4.]])
@@ -52,17 +52,16 @@ class ReLU(Nonlinearity):
     gain: float = 1.0
 
     def __post_init__(self) -> None:
-        set_field(self, "gain", real(self, "gain", self.gain))
+        set_real(self, "gain")
         if self.gain * self.gain < sys.float_info.min:
-            raise NetworkError(f"ReLU: gain={self.gain!r} makes every output zero; use a gain farther from 0")
+            raise wrong(self, f"gain={self.gain!r} makes every output zero; use a gain farther from 0")
 
 
 @dataclass(frozen=True, repr=False)
 class LeakyReLU(Nonlinearity):
     """max(z, 0) + slope · min(z, 0).
 
-    >>> from cnngp import Dense, LeakyReLU, Sequential
-    >>> from cnngp.network import reference
+    >>> from cnngp.network import Dense, LeakyReLU, Sequential, reference
     >>> reference.kernel(Sequential(Dense(), LeakyReLU(0.1), Dense()), [[1.0], [-2.0]]).round(4)
     array([[ 0.505, -0.2  ],
            [-0.2  ,  2.02 ]])
@@ -73,17 +72,16 @@ class LeakyReLU(Nonlinearity):
     slope: float
 
     def __post_init__(self) -> None:
-        set_field(self, "slope", real(self, "slope", self.slope))
+        set_real(self, "slope")
         if math.isinf(self.slope * self.slope):
-            raise NetworkError(f"LeakyReLU: slope={self.slope!r} is too large: its square is beyond float64")
+            raise wrong(self, f"slope={self.slope!r} is too large: its square is beyond float64")
 
 
 @dataclass(frozen=True, repr=False)
 class Erf(Nonlinearity):
     """erf(z).
 
-    >>> from cnngp import Dense, Erf, Sequential
-    >>> from cnngp.network import reference
+    >>> from cnngp.network import Dense, Erf, Sequential, reference
     >>> reference.kernel(Sequential(Dense(), Erf(), Dense()), [[1.0], [-2.0]]).round(4)
     array([[ 0.4646, -0.5593],
            [-0.5593,  0.697 ]])
@@ -96,8 +94,7 @@ class Erf(Nonlinearity):
 class Abs(Nonlinearity):
     """|z|.
 
-    >>> from cnngp import Abs, Dense, Sequential
-    >>> from cnngp.network import reference
+    >>> from cnngp.network import Abs, Dense, Sequential, reference
     >>> reference.kernel(Sequential(Dense(), Abs(), Dense()), [[1.0], [-2.0]]).round(4)
     array([[1., 2.],
            [2., 4.]])
@@ -108,8 +105,7 @@ class Abs(Nonlinearity):
 class Step(Nonlinearity):
     """1 where z > 0, else 0; so 0 on a blank patch, where z is exactly 0.
 
-    >>> from cnngp import Dense, Sequential, Step
-    >>> from cnngp.network import reference
+    >>> from cnngp.network import Dense, Sequential, Step, reference
     >>> reference.kernel(Sequential(Dense(), Step(), Dense()), [[1.0], [-2.0]]).round(4)
     array([[0.5, 0. ],
            [0. , 0.5]])
@@ -120,8 +116,7 @@ class Step(Nonlinearity):
 class Sign(Nonlinearity):
     """1 where z > 0 and −1 where z < 0; 0 on a blank patch, where z is exactly 0.
 
-    >>> from cnngp import Dense, Sequential, Sign
-    >>> from cnngp.network import reference
+    >>> from cnngp.network import Dense, Sequential, Sign, reference
     >>> reference.kernel(Sequential(Dense(), Sign(), Dense()), [[1.0], [-2.0]]).round(4)
     array([[ 1., -1.],
            [-1.,  1.]])
@@ -132,8 +127,7 @@ class Sign(Nonlinearity):
 class SquaredReLU(Nonlinearity):
     """max(z, 0)²: the arc-cosine kernel of order 2.
 
-    >>> from cnngp import Dense, Sequential, SquaredReLU
-    >>> from cnngp.network import reference
+    >>> from cnngp.network import Dense, Sequential, SquaredReLU, reference
     >>> reference.kernel(Sequential(Dense(), SquaredReLU(), Dense()), [[1.0], [2.0]]).round(4)
     array([[ 1.5,  6. ],
            [ 6. , 24. ]])
@@ -144,8 +138,7 @@ class SquaredReLU(Nonlinearity):
 class Sin(Nonlinearity):
     """sin(z).
 
-    >>> from cnngp import Dense, Sequential, Sin
-    >>> from cnngp.network import reference
+    >>> from cnngp.network import Dense, Sequential, Sin, reference
     >>> reference.kernel(Sequential(Dense(), Sin(), Dense()), [[1.0], [-2.0]]).round(4)
     array([[ 0.4323, -0.2977],
            [-0.2977,  0.4998]])
@@ -158,8 +151,7 @@ class Sin(Nonlinearity):
 class Cos(Nonlinearity):
     """cos(z).
 
-    >>> from cnngp import Cos, Dense, Sequential
-    >>> from cnngp.network import reference
+    >>> from cnngp.network import Cos, Dense, Sequential, reference
     >>> reference.kernel(Sequential(Dense(), Cos(), Dense()), [[1.0], [-2.0]]).round(4)
     array([[0.5677, 0.3088],
            [0.3088, 0.5002]])
@@ -176,8 +168,7 @@ class Rbf(Nonlinearity):
     squared difference of the pixels, and `Sequential(Conv(5, padding="valid"), Rbf(gamma), …)` has the same of patches.
     A lengthscale ℓ over d numbers, exp(−Σ(x − x')²/2ℓ²), is gamma = d/(2ℓ²).
 
-    >>> from cnngp import Dense, Rbf, Sequential
-    >>> from cnngp.network import reference
+    >>> from cnngp.network import Dense, Rbf, Sequential, reference
     >>> reference.kernel(Sequential(Dense(), Rbf(0.5), Dense()), [[1.0], [-2.0]]).round(4)
     array([[1.    , 0.0111],
            [0.0111, 1.    ]])
@@ -188,11 +179,12 @@ class Rbf(Nonlinearity):
     gamma: float
 
     def __post_init__(self) -> None:
-        set_field(self, "gamma", real(self, "gamma", self.gamma))
+        set_real(self, "gamma")
         if not _GAMMAS[0] <= self.gamma <= _GAMMAS[1]:
-            raise NetworkError(
-                f"Rbf: gamma={self.gamma!r} is not a positive number between {_GAMMAS[0]:g} and {_GAMMAS[1]:g}; "
-                "for a lengthscale ℓ over d numbers it is d/(2ℓ²)"
+            raise wrong(
+                self,
+                f"gamma={self.gamma!r} is not a positive number between {_GAMMAS[0]:g} and {_GAMMAS[1]:g}; for a "
+                "lengthscale ℓ over d numbers it is d/(2ℓ²)",
             )
 
 
@@ -203,8 +195,7 @@ class NormalizedExp(Nonlinearity):
     θ is the angle between two patches, so contrast passes through as with a ReLU, and the angle is sharpened. With
     gamma = 1 it is the "normalized Gaussian" dual activation of published kernels for photographs.
 
-    >>> from cnngp import Dense, NormalizedExp, Sequential
-    >>> from cnngp.network import reference
+    >>> from cnngp.network import Dense, NormalizedExp, Sequential, reference
     >>> reference.kernel(Sequential(Dense(), NormalizedExp(), Dense()), [[1.0], [-2.0]]).round(4)
     array([[1.    , 0.2707],
            [0.2707, 4.    ]])
@@ -216,12 +207,10 @@ class NormalizedExp(Nonlinearity):
     gamma: float = 1.0
 
     def __post_init__(self) -> None:
-        set_field(self, "gamma", real(self, "gamma", self.gamma))
+        set_real(self, "gamma")
         least, most = _NORMALIZED_GAMMAS
         if not least <= self.gamma <= most:
-            raise NetworkError(
-                f"NormalizedExp: gamma={self.gamma!r} is not a positive number between {least:g} and {most:g}"
-            )
+            raise wrong(self, f"gamma={self.gamma!r} is not a positive number between {least:g} and {most:g}")
 
 
 @dataclass(frozen=True, repr=False)
@@ -232,8 +221,7 @@ class LayerNorm(Nonlinearity):
     It stands behind a convolution or dense layer, not behind a nonlinearity: there the channels have a mean, which a
     layer norm subtracts.
 
-    >>> from cnngp import Dense, LayerNorm, ReLU, Sequential
-    >>> from cnngp.network import reference
+    >>> from cnngp.network import Dense, LayerNorm, ReLU, Sequential, reference
     >>> reference.kernel(Sequential(Dense(), LayerNorm(), ReLU(), Dense()), [[1.0], [2.0]]).round(4)
     array([[0.5, 0.5],
            [0.5, 0.5]])
@@ -246,20 +234,17 @@ class LayerNorm(Nonlinearity):
 
     def __post_init__(self) -> None:
         if self.over != "channels":
-            raise NetworkError(
-                f"LayerNorm: over={self.over!r} is not 'channels'; a norm over all locations is not implemented"
-            )
-        set_field(self, "eps", real(self, "eps", self.eps))
+            raise wrong(self, f"over={self.over!r} is not 'channels'; a norm over all locations is not implemented")
+        set_real(self, "eps")
         if self.eps < 0.0:
-            raise NetworkError(f"LayerNorm: eps={self.eps!r} is negative")
+            raise wrong(self, f"eps={self.eps!r} is negative")
 
 
 @dataclass(frozen=True, repr=False)
 class GELU(Nonlinearity):
     """z · Φ(z), the form with erf.
 
-    >>> from cnngp import GELU, Dense, Sequential
-    >>> from cnngp.network import reference
+    >>> from cnngp.network import GELU, Dense, Sequential, reference
     >>> reference.kernel(Sequential(Dense(), GELU(), Dense()), [[1.0], [-2.0]]).round(4)
     array([[ 0.4252, -0.1001],
            [-0.1001,  1.9299]])
@@ -274,8 +259,7 @@ class Elementwise(Nonlinearity):
 
     Names serialise; a callable does not, and is fingerprinted by its values on a fixed grid.
 
-    >>> from cnngp import Dense, Elementwise, Sequential
-    >>> from cnngp.network import reference
+    >>> from cnngp.network import Dense, Elementwise, Sequential, reference
     >>> reference.kernel(Sequential(Dense(), Elementwise("tanh"), Dense()), [[1.0], [-2.0]]).round(4)
     array([[ 0.3943, -0.4931],
            [-0.4931,  0.6353]])
@@ -286,6 +270,4 @@ class Elementwise(Nonlinearity):
     fn: str | Callable[[Any], Any]
 
     def __post_init__(self) -> None:
-        from ..functions import check_function
-
         set_field(self, "fn", check_function(self.fn))
