@@ -20,7 +20,7 @@ from .fold import Add, Call, Mean, Pad, Refused, Scale
 from .functions import LIKE, Arguments, Passes, read_function, refusal
 from .graph import Graph
 from .modules import FIXED, read_module
-from .trace import Step, Trace, Value, altered_modules, trace
+from .trace import Step, Trace, Value, altered_modules, trace_twice
 from .weights import Owners, Variances
 
 
@@ -118,7 +118,7 @@ class _Reader:
         # What they do could be recorded, but not what they would do to an infinite network.
         self.rows += [Row(name, kind, (), reason, True) for name, kind, reason in altered_modules(module)]
         if not self.rows:
-            self._read(trace(module, self.input_shape))
+            self._read(trace_twice(module, self.input_shape))
 
     def network(self) -> Layer:
         for row in self.rows:
@@ -138,9 +138,8 @@ class _Reader:
         return net
 
     def _read(self, traced: Trace) -> None:
-        needed = traced.needed()
         for step in traced.steps:
-            if step.number in needed:
+            if step.number in traced.needed:
                 self._step(step)
             else:
                 self._row(step, "the output does not depend on it")

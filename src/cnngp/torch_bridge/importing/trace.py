@@ -1,6 +1,6 @@
 """The calls of a PyTorch module's `forward`, as values and the steps that make them.
 
-`forward` runs once on a shadow of the module whose tensors have shapes but no data (the `meta` device). So Python code
+`forward` runs on a shadow of the module whose tensors have shapes but no data (the `meta` device). So Python code
 in it takes the branch that it really takes, no arithmetic is done, and nothing of the user's module changes. A
 `TorchFunctionMode` sees every call of PyTorch.
 
@@ -16,7 +16,8 @@ import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -31,6 +32,8 @@ from ..parts import OWN_LEAVES
 BATCH = 13
 """A number that no other axis is likely to have, so that code that mixes the images of a batch shows."""
 
+_OF_SIZES = ("view", "reshape", "unflatten", "expand", "repeat", "getitem", "narrow")
+"""Functions whose arguments may be the number of images; whether they mix images is seen in the shapes."""
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
@@ -83,6 +86,13 @@ class Step:
         """The values made from the input that the call reads, in the order of its arguments."""
         return [v.number for v in self.inputs if v.number is not None]
 
+    @property
+    def told(self) -> tuple[Any, ...]:
+        """The call and, unless these are sizes, its arguments; of tensors which value they are."""
+        arguments = () if self.function in _OF_SIZES else (self.args, self.kwargs)
+        told = pytree.tree_map(lambda a: a.number if isinstance(a, Value) else repr(a), arguments)
+        return self.name, self.function, told, self.number
+
 
 @dataclass(frozen=True)
 class Trace:
@@ -91,6 +101,7 @@ class Trace:
     steps: list[Step]
     output: Any
 
+    @cached_property
     def needed(self) -> set[int | None]:
         """The values that the output is made from, itself included; what else forward computes does not matter."""
         needed = {v.number for v in pytree.tree_leaves(self.output) if isinstance(v, Value)}
@@ -98,6 +109,45 @@ class Trace:
             if step.number in needed:
                 needed.update(step.reads)
         return needed
+
+
+def trace(module: Any, input_shape: Sequence[int], batch: int = BATCH) -> Trace:
+    """The steps of the module's forward on a batch of inputs of this shape."""
+    dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.get_default_dtype())
+    x = torch.empty((batch, *input_shape), device="meta", dtype=dtype)
+    followed = _shadow(module)
+    try:
+        inspect.signature(followed.forward).bind(x)
+    except TypeError as error:
+        raise NetworkError(f"forward cannot be called on one input: {error}") from None
+    follower = _Follower(followed, x)
+    try:
+        with torch.no_grad(), torch.device("meta"), follower:
+            result = followed(x)
+    except NetworkError:
+        raise
+    except Exception as error:
+        raise _failed("forward", tuple(input_shape), error) from error
+    after = dict(followed.named_parameters())
+    changed = [name for name, p in follower.weights.items() if follower.owner(after.get(name, p)) != name]
+    if changed or len(after) != len(follower.weights):
+        raise NetworkError(f"forward replaces its own weights, {', '.join(changed) or 'by others'}")
+    if isinstance(result, torch.Tensor) and id(result) not in follower.kept and _memory(result) in follower.numbers:
+        raise NetworkError("forward returns a part of a tensor that was taken in a way that cannot be followed")
+    return Trace(follower.steps, pytree.tree_map(follower.value, result))
+
+
+def trace_twice(module: Any, input_shape: Sequence[int]) -> Trace:
+    """The same; refuses a forward that does not do the same to batches of two sizes."""
+    first, second = (trace(module, input_shape, batch) for batch in (BATCH, BATCH + 4))
+    calls, again = ([step for step in found.steps if step.number in found.needed] for found in (first, second))
+    for a, b in zip_longest(calls, again):
+        if a is None or b is None or a.told != b.told:
+            name = (a or b).name
+            raise NetworkError(
+                f"{name}: it depends on the number of images, or changes from one call of forward to another"
+            )
+    return first
 
 
 class _Follower(TorchFunctionMode):  # type: ignore[misc]
@@ -111,7 +161,7 @@ class _Follower(TorchFunctionMode):  # type: ignore[misc]
         self.running = False  # inside a call nothing is recorded
         self.within: list[tuple[str, str]] = [("", "")]  # modules that are running, and the class of one of torch.nn
         self.weights = dict(module.named_parameters())
-        self.owners = {_memory(t): name for name, t in (*self.weights.items(), *module.named_buffers())}
+        self.owners: dict[int, str] = {_memory(t): name for name, t in (*self.weights.items(), *module.named_buffers())}
         self.keep(x, 0)
         for name, part in module.named_modules():
             part.forward = partial(self.enter, name, part, part.forward)
@@ -119,21 +169,24 @@ class _Follower(TorchFunctionMode):  # type: ignore[misc]
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if self.running:
             return func(*args, **(kwargs or {}))
-        function = function_name(func)
+        function = _function_name(func)
         name, kind = self.within[-1]
-        if kind:
-            return self.call(func, name or "the module", kind, function, "", args, kwargs or {})
-        return self.call(func, f"{function} in {name or 'forward'}", function, function, "", args, kwargs or {})
+        called = (name or "the module", kind) if kind else (f"{function} in {name or 'forward'}", function)
+        return self.call(func, *called, function, "", args, kwargs or {})
 
     def enter(self, name: str, part: Any, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """A module's forward: one step where it has weights of torch.nn, else the steps of what it calls."""
         if self.running:
             return forward(*args, **kwargs)
         kind = type(part).__name__
-        own = is_torchs_own(part)
-        weighted = any(isinstance(t, torch.Tensor) for t in (*part.parameters(), *part.buffers(), *vars(part).values()))
+        own = _is_torchs_own(part)
+        weights = [*part.named_parameters(), *part.named_buffers()]
+        weighted = weights or any(isinstance(t, torch.Tensor) for t in vars(part).values())
         if isinstance(part, OWN_LEAVES) or (own and weighted):
-            return self.call(forward, name or "the module", kind, "", name, args, kwargs)
+            problem = (
+                "" if all(self.owner(t) for _, t in weights) else "other weights than its own are given to the call"
+            )
+            return self.call(forward, name or "the module", kind, "", name, args, kwargs, problem)
         self.within.append((name, kind if own else ""))
         before = len(self.steps)
         try:
@@ -153,10 +206,10 @@ class _Follower(TorchFunctionMode):  # type: ignore[misc]
         module: str,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
+        problem: str = "",
     ) -> Any:
         tensors = _tensors((args, kwargs))
         given_args, given_kwargs = pytree.tree_map(self.value, (tuple(args), dict(kwargs)))
-        problem = ""
         if any(_memory(t) in self.numbers and id(t) not in self.kept for t in tensors):
             problem = "it reads a part of a tensor that was taken in a way that cannot be followed"
         versions = [_version(t, name) for t in tensors]
@@ -174,8 +227,8 @@ class _Follower(TorchFunctionMode):  # type: ignore[misc]
         made = _tensors(result)
         written = [t for t, version in zip(tensors, versions, strict=True) if t._version != version]
         for t in written:
-            if self.owners.get(_memory(t)) in self.weights:
-                raise NetworkError(f"{name}: forward writes into its own weights, {self.owners[_memory(t)]}")
+            if self.owner(t) in self.weights:
+                raise NetworkError(f"{name}: forward writes into its own weights, {self.owner(t)}")
         if not any(_memory(t) in self.numbers for t in tensors) or not (made or written):
             return result  # of constants, or a question of shape
         if any(_memory(t) != _memory(made[0]) or not _is_whole(t) for t in written if made):
@@ -197,11 +250,14 @@ class _Follower(TorchFunctionMode):  # type: ignore[misc]
         self.kept[id(t)] = t
         self.numbers[_memory(t)] = number
 
+    def owner(self, t: Any) -> str:
+        """The parameter or buffer that a tensor is, or ""."""
+        return self.owners.get(_memory(t), "")
+
     def value(self, t: Any) -> Any:
         if not isinstance(t, torch.Tensor):
             return t
-        memory = _memory(t)
-        return Value(self.numbers.get(memory), tuple(map(int, t.shape)), t.dtype, self.owners.get(memory, ""))
+        return Value(self.numbers.get(_memory(t)), tuple(map(int, t.shape)), t.dtype, self.owner(t))
 
 
 def _tensors(tree: Any) -> list[Any]:
@@ -232,7 +288,7 @@ def _same_order(a: Any, b: Any) -> bool:
     return bool(alike or (a.numel() == b.numel() and a.is_contiguous() and b.is_contiguous()))
 
 
-def function_name(func: Any) -> str:
+def _function_name(func: Any) -> str:
     """One plain name for `torch.add`, `Tensor.add_`, `x += y` and `torch.ops.aten.add.Tensor`."""
     if isinstance(func, torch._ops.OpOverload):
         func = func.overloadpacket
@@ -240,7 +296,7 @@ def function_name(func: Any) -> str:
     return next((w.strip("_") for w in reversed(words) if w not in ("__get__", "__set__")), str(func))
 
 
-def is_torchs_own(part: Any) -> bool:
+def _is_torchs_own(part: Any) -> bool:
     """Whether the module's class is one of torch.nn; a parametrized class is what it was before."""
     kind = next(c for c in type(part).__mro__ if c.__module__ != "torch.nn.utils.parametrize")
     return kind.__module__.startswith("torch.nn.") and not isinstance(part, _CONTAINERS)
@@ -261,7 +317,7 @@ def _failed(name: str, shape: tuple[int, ...], error: Exception) -> NetworkError
     return NetworkError(f"{name}: running it on an input of shape {shape} failed: {lines[0]}")
 
 
-def shadow(module: Any) -> Any:
+def _shadow(module: Any) -> Any:
     """A copy of the module with every parameter and buffer on the meta device; costs no memory for the weights."""
     memo: dict[int, Any] = {}
     for name, p in module.named_parameters(remove_duplicate=False):
@@ -283,42 +339,16 @@ def altered_modules(module: Any) -> list[tuple[str, str, str]]:
     found = []
     for name, part in module.named_modules():
         if isinstance(part, nn.modules.lazy.LazyModuleMixin) and part.has_uninitialized_params():
-            continue  # its own hook makes its weights; `shadow` says what to do
+            continue  # its own hook makes its weights; `_shadow` says what to do
         reason = ""
         replaced = [key for key, v in vars(part).items() if callable(v) and callable(getattr(type(part), key, None))]
         if part._forward_pre_hooks or part._forward_hooks:
             before = "pre-hook" if part._forward_pre_hooks else "hook"
             reason = f"it has a forward {before}, which may change what it computes; remove it and import again"
-        elif "forward" in replaced or (replaced and is_torchs_own(part)):
+        elif "forward" in replaced or (replaced and _is_torchs_own(part)):
             reason = f"its {replaced[0]} was replaced on this instance; make a class of its own with that {replaced[0]}"
         elif isinstance(part, torch.jit.ScriptModule):
             reason = "it was compiled by torch.jit, so its calls cannot be followed; import the module it was made from"
         if reason:
             found.append((name or "the module", type(part).__name__, reason))
     return found
-
-
-def trace(module: Any, input_shape: Sequence[int]) -> Trace:
-    """The steps of the module's forward on one input of this shape."""
-    dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.get_default_dtype())
-    x = torch.empty((BATCH, *input_shape), device="meta", dtype=dtype)
-    followed = shadow(module)
-    try:
-        inspect.signature(followed.forward).bind(x)
-    except TypeError as error:
-        raise NetworkError(f"forward cannot be called on one input: {error}") from None
-    follower = _Follower(followed, x)
-    try:
-        with torch.no_grad(), torch.device("meta"), follower:
-            result = followed(x)
-    except NetworkError:
-        raise
-    except Exception as error:
-        raise _failed("forward", tuple(input_shape), error) from error
-    after = dict(followed.named_parameters())
-    changed = [name for name, p in follower.weights.items() if follower.owners.get(_memory(after.get(name, p))) != name]
-    if changed or len(after) != len(follower.weights):
-        raise NetworkError(f"forward replaces its own weights, {', '.join(changed) or 'by others'}")
-    if isinstance(result, torch.Tensor) and id(result) not in follower.kept and _memory(result) in follower.numbers:
-        raise NetworkError("forward returns a part of a tensor that was taken in a way that cannot be followed")
-    return Trace(follower.steps, pytree.tree_map(follower.value, result))

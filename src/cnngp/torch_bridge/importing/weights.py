@@ -163,6 +163,7 @@ class Owners:
     def __init__(self) -> None:
         self._memory: dict[int, list[tuple[int, int, str]]] = {}  # of each memory: from, to, whose
         self._values: dict[tuple[int, str, str], tuple[str, str]] = {}  # of each set: the layer, and its tensor
+        self._weights: dict[tuple[int, ...], list[tuple[str, str, Any]]] = {}  # by shape: the layer, its tensor
         self._used: set[str] = set()
 
     def check(self, name: str, module: Any) -> None:
@@ -183,7 +184,24 @@ class Owners:
                     f"its {which} has the same values as {other}, as a copy has; the layers of a network must be "
                     "independent: initialise one of them again, such as with reset_parameters()"
                 )
+            alike = self._weights.setdefault(tuple(p.shape), [])
+            for layer, other, weights in alike:
+                if layer != name and _correlated(p, weights):
+                    raise Refused(
+                        f"its {which} is correlated with {other}, as a copy that was trained further; the layers of a "
+                        "network must be independent"
+                    )
+            alike.append((name, here, p))
         self._used.add(name)
+
+
+def _correlated(a: Any, b: Any) -> bool:
+    """Whether two tensors have more in common than chance gives independent ones."""
+    if "meta" in (a.device.type, b.device.type):
+        return False
+    x, y = (t.detach().flatten().float() for t in (a, b.to(a.device)))
+    product = abs(float(x @ y))
+    return product > max(0.1, _SURE / math.sqrt(len(x))) * float(x.norm() * y.norm())
 
 
 def _memory(tensor: Any) -> tuple[int, int, int]:
@@ -195,8 +213,8 @@ def _memory(tensor: Any) -> tuple[int, int, int]:
 
 
 def _values(tensor: Any, here: str) -> tuple[int, str, str]:
-    """The same for the same values in any order and of any sign; numbers that are all alike, such as zeros, are no copy
-    of one another."""
+    """The same for the same values in any order, of any sign and times any factor; numbers that are all alike, such as
+    zeros, are no copy of one another."""
     if tensor.device.type == "meta" or not tensor.numel():
         return 0, here, ""
     values = tensor.detach().double().abs().cpu().flatten()
@@ -204,4 +222,6 @@ def _values(tensor: Any, here: str) -> tuple[int, str, str]:
         return 0, here, ""
     if len(values) < 8 and tensor.element_size() < 4:  # so few numbers of so few bits may be equal by chance
         return 0, here, ""
-    return int(values.numel()), f"{float(values.sum()):.9e}", f"{float(values.square().sum()):.9e}"
+    if len(values) > 1:
+        values = values / float(values.max())
+    return int(values.numel()), f"{float(values.sum()):.7e}", f"{float(values.square().sum()):.7e}"
