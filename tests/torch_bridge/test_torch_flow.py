@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -194,6 +195,25 @@ def test_what_the_output_does_not_depend_on_does_not_matter() -> None:
 def test_weights_that_forward_changes_are_refused(middle: Callable[[Any, Any], Any], why: str) -> None:
     with pytest.raises(NetworkError, match=why):
         imported(middle)
+
+
+@pytest.mark.parametrize(
+    ("middle", "why"),
+    [
+        (lambda m, h: h / len(h), r"^div in forward: it depends on the number of images, or changes from one call"),
+        (lambda m, h: m.f(F.relu(h)) if next(COIN) else h, r": it depends on the number of images, or changes from"),
+        (
+            lambda m, h: torch.func.functional_call(m.f, {"weight": m.f.weight * 2}, (F.relu(h),)),
+            r"^f \(Conv2d\): other weights than its own are given to the call",
+        ),
+    ],
+)
+def test_what_a_call_does_not_say_is_refused(middle: Callable[[Any, Any], Any], why: str) -> None:
+    with pytest.raises(NetworkError, match=why):
+        imported(middle)
+
+
+COIN = itertools.cycle((True, False))
 
 
 def test_a_reshape_that_mixes_images_shows_whatever_the_number_of_channels() -> None:
