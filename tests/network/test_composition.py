@@ -1,4 +1,4 @@
-"""Which compositions are Gaussian processes: every rule of the design's "Sum" paragraph, with the place that breaks it.
+"""Which compositions are Gaussian processes: every rule of a `Sum`, with the place that breaks it.
 
 A piece is checked when it is built, wherever it may later stand; a whole network is checked before it is used.
 """
@@ -11,20 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from cnngp import (
-    Abs,
-    Conv,
-    ConvTranspose,
-    Dense,
-    Erf,
-    Identity,
-    Kernel,
-    LayerNorm,
-    NetworkError,
-    ReLU,
-    Sequential,
-    Sum,
-)
+from cnngp import Abs, Conv, ConvTranspose, Dense, Erf, Identity, Kernel, LayerNorm, NetworkError, ReLU, Sequential, Sum
 from cnngp.network import reference
 from cnngp.network.composition import check_network
 from helpers.examples import examples
@@ -34,11 +21,23 @@ from helpers.nonlinearities import ONE_OF_EACH
 NONLINEARITIES = [layer for layer in ONE_OF_EACH if not isinstance(layer, LayerNorm)]
 EACH_NONLINEARITY = pytest.mark.parametrize("phi", NONLINEARITIES, ids=repr)
 EACH_LINEAR = pytest.mark.parametrize("linear", [Conv(3), ConvTranspose(3), Dense()], ids=repr)
+TWO_PATHS = r"2 paths without weights lead into this Sum.*x \+ x has covariance 4K.*keep one Identity\(\)"
 
 
 def refused(message: str, place: str = ""):
     """The error starts with the place, if there is one."""
     return pytest.raises(NetworkError, match="^" + re.escape(f"{place}: " if place else "") + message)
+
+
+def refused_wherever_it_is_used(net, message: str, place: str = ""):
+    X = np.ones((2, 3))
+    for use in (
+        lambda: Kernel(net, device="cpu"),
+        lambda: reference.kernel(net, X),
+        lambda: net.shapes((3,)),
+    ):
+        with refused(message, place):
+            use()
 
 
 def kernels_add(*branches, before=(), size=(5, 5), **options):
@@ -51,111 +50,129 @@ def kernels_add(*branches, before=(), size=(5, 5), **options):
 
 # ---- sums of dependent branches ------------------------------------------------------------------------------------
 
-TWO_PATHS = r"2 paths without weights lead into this Sum.*x \+ x has covariance 4K.*keep one Identity\(\)"
-
 
 @pytest.mark.parametrize(
-    "branches",
+    ("branches", "options"),
     [
-        (Identity(), Identity()),
-        (Identity(), Sequential()),
-        (Identity(), Sequential(Identity(), Identity())),
-        (Identity(), Sum(Identity(), Conv(3))),
-        (Sum(Conv(3), Identity()), Sum(Identity(), Conv(5))),
-        (Identity(), Sum(Sum(Sequential(Sum(Identity()))))),
-        (Conv(3), Identity(), Conv(3), Identity()),
-        (Identity(), Sequential(Sum(Identity(), Conv(3)), Sum(Identity(), Conv(3)))),
-        (Identity(), Sequential(Sum(Identity(), Sequential(ReLU(), Conv(3))), Identity())),
+        ((Identity(), Identity()), {}),
+        ((Identity(), Identity()), {"allow_non_gaussian": True}),
+        ((Identity(), ReLU()), {"allow_non_gaussian": True}),  # x + relu(x) is dependent, whatever is allowed
+        ((Identity(), LayerNorm()), {}),
+        ((Identity(), Sequential(Identity(), Identity())), {}),
+        ((Sum(Conv(3), Identity()), Sum(Identity(), Conv(5))), {}),
+        ((Identity(), Sum(Sum(Sequential(Sum(Identity()))))), {}),
+        ((Conv(3), Identity(), Conv(3), Identity()), {}),
+        ((Identity(), Sequential(Sum(Identity(), Conv(3)), Sum(Identity(), Conv(3)))), {}),
+        ((Identity(), Sequential(Sum(Identity(), Sequential(ReLU(), Conv(3))), Identity())), {}),
     ],
     ids=repr,
 )
-def test_two_paths_without_weights_are_refused_however_they_are_nested(branches):
+def test_two_paths_without_weights_are_refused_however_they_are_nested(branches, options):
     with refused(TWO_PATHS):
-        Sum(*branches)
-
-
-def test_a_sum_of_three_copies_counts_three_paths():
+        Sum(*branches, **options)
     with refused("3 paths without weights"):
-        Sum(Identity(), Identity(), Identity())
-
-
-def test_paths_without_weights_are_refused_even_where_non_gaussian_sums_are_allowed():
-    with refused(TWO_PATHS):
-        Sum(Identity(), Identity(), allow_non_gaussian=True)
-    with refused(TWO_PATHS):  # x + relu(x): dependent, whatever is allowed about Gaussianity
-        Sum(Identity(), ReLU(), allow_non_gaussian=True)
+        Sum(*branches, Identity(), **options)
 
 
 @EACH_LINEAR
 def test_weights_on_all_but_one_branch_make_them_independent(linear):
     size = () if linear == Dense() else (5, 5)  # Dense() leaves one location
-    kernels_add(Identity(), linear, size=size)
     kernels_add(linear, linear, size=size)
     kernels_add(Identity(), Sequential(Sum(Identity(), linear), linear), size=size)
     kernels_add(linear, Sum(Identity(), linear), Sequential(linear, Sum(Identity(), linear), linear), size=size)
 
 
-def test_sums_in_a_row_each_have_a_skip_of_their_own():
+def test_blocks_that_are_gaussian():
     kernels_add(Identity(), Conv(3), before=(Conv(3), Sum(Identity(), Conv(3))))
+    kernels_add(Conv(1), Sequential(Conv(3), ReLU(), Conv(3)), before=(Conv(3), ReLU()))
+    kernels_add(Identity(), Sequential(LayerNorm(), ReLU(), Conv(3)), before=[Conv(3)])
+    kernels_add(Conv(1), Sequential(LayerNorm(), Conv(3)), before=[Conv(3), LayerNorm()])
 
 
-# ---- sums of what is not Gaussian ----------------------------------------------------------------------------------
+# ---- what is not Gaussian ------------------------------------------------------------------------------------------
 
 
 @EACH_NONLINEARITY
-def test_a_branch_that_ends_in_a_nonlinearity_is_refused_by_place_and_name(phi):
+def test_a_branch_that_ends_in_a_nonlinearity_is_refused_by_place_and_name_and_allowed_where_asked(phi):
     branch = Sequential(Conv(3), phi)
     ends = re.escape(f"the branch {branch!r} ends in a nonlinearity") + ".*pass allow_non_gaussian=True"
     with refused(ends, "branches[1]"):
         Sum(Identity(), branch)
-    with refused(ends, "branches[0]"):
-        Sum(branch, Identity())
-
-
-@EACH_NONLINEARITY
-def test_it_is_allowed_where_asked(phi):
-    branches = Identity(), Sequential(Conv(3), phi)
-    block = Sum(*branches, allow_non_gaussian=True)
+    block = Sum(Identity(), branch, allow_non_gaussian=True)
     check_network(Sequential(Conv(3), block, block, Conv(3), phi, Dense()))
-    kernels_add(*branches, allow_non_gaussian=True)
-    kernels_add(*branches, before=(Conv(3), block), allow_non_gaussian=True)
+    kernels_add(Identity(), branch, before=(Conv(3), block), allow_non_gaussian=True)
 
 
-def test_allowing_it_does_not_make_the_sum_gaussian():
-    block = Sum(Identity(), Sequential(Conv(3), ReLU()), allow_non_gaussian=True)
-    with refused(r"ReLU\(\) is applied to the output of a nonlinearity, which is not Gaussian", "layers[1]"):
-        Sequential(block, ReLU())
-    with refused("the network ends in a nonlinearity"):
-        check_network(Sequential(Conv(3), block))
+@pytest.mark.parametrize(
+    ("make", "message", "place"),
+    [
+        (
+            lambda: Sequential(Sum(Identity(), Sequential(Conv(3), ReLU()), allow_non_gaussian=True), ReLU()),
+            r"ReLU\(\) is applied to the output of a nonlinearity, which is not Gaussian",
+            "layers[1]",
+        ),
+        (
+            lambda: Sequential(Conv(3), ReLU(), Sum(Sum(Identity(), Conv(1)), Conv(1), allow_non_gaussian=True)),
+            r"Identity\(\) skips from the output of a nonlinearity",
+            "layers[2].branches[0].branches[0]",
+        ),
+        (
+            lambda: Sequential(Conv(3), ReLU(), Sum(Identity(), Conv(3))),
+            r"Identity\(\) skips from the output of a nonlinearity.*start the block before the nonlinearity",
+            "layers[2].branches[0]",
+        ),
+        (
+            lambda: Sequential(Conv(3), ReLU(), Sum(Conv(1), Sum(Identity(), Conv(3)))),
+            "the branch .* ends in a nonlinearity|.* skips from",
+            "layers[2].branches[1]",
+        ),
+        (lambda: Sequential(Conv(3), Sum(ReLU()), Abs()), r"Abs\(\) is applied to the output", "layers[2]"),
+        (
+            lambda: Sequential(Conv(3), ReLU(), Sum(Conv(1), Sequential(Erf(), Conv(1))), Dense()),
+            r"Erf\(\) is applied to the output of a nonlinearity",
+            "layers[2].branches[1].layers[0]",
+        ),
+        (  # wrong wherever it stands: told at once
+            lambda: Sequential(Conv(3), Sum(Conv(1), Sequential(Conv(1), Erf())), Dense()),
+            "the branch .* ends in a nonlinearity",
+            "branches[1]",
+        ),
+        (
+            lambda: Sequential(Conv(3), ReLU(), LayerNorm(), Dense()),
+            r"LayerNorm\(\) is applied to the output of a nonlinearity, whose mean over channels is not 0",
+            "layers[2]",
+        ),
+        (
+            lambda: reference.kernel(Sequential(LayerNorm(), Dense()), np.ones((1, 2))),
+            r"LayerNorm\(\) is applied to the input itself",
+            "layers[0]",
+        ),
+        (
+            lambda: check_network(Sequential(Sum(Conv(3), Sum(Identity(), Conv(1))), Sequential(ReLU(), Dense()))),
+            r"ReLU\(\) is applied to the input itself, which is not Gaussian",
+            "layers[1].layers[0]",
+        ),
+        (lambda: check_network(Sequential(Conv(3), Sum(ReLU()))), "the network ends in a nonlinearity", ""),
+        (lambda: Kernel(ReLU(), device="cpu"), r"ReLU\(\) is applied to the input itself", ""),
+    ],
+)
+def test_what_is_not_gaussian_is_refused_by_its_place_from_the_top_of_what_is_built(make, message, place):
+    with refused(message, place):
+        make()
 
 
-def test_allowing_it_does_not_reach_into_nested_sums():
-    with refused(r"Identity\(\) skips from the output of a nonlinearity", "layers[2].branches[0].branches[0]"):
-        Sequential(Conv(3), ReLU(), Sum(Sum(Identity(), Conv(1)), Conv(1), allow_non_gaussian=True))
-
-
-def test_a_skip_from_behind_a_nonlinearity_is_refused():
-    skips = r"Identity\(\) skips from the output of a nonlinearity.*start the block before the nonlinearity"
-    with refused(skips, "layers[2].branches[0]"):
-        Sequential(Conv(3), ReLU(), Sum(Identity(), Conv(3)))
-    with refused("the branch .* ends in a nonlinearity|.* skips from", "layers[2].branches[1]"):
-        Sequential(Conv(3), ReLU(), Sum(Conv(1), Sum(Identity(), Conv(3))))
-
-
-def test_the_projection_block_of_the_paper_is_gaussian():
-    kernels_add(Conv(1), Sequential(Conv(3), ReLU(), Conv(3)), before=(Conv(3), ReLU()))
-
-
-# ---- nonlinearities on what is not Gaussian ------------------------------------------------------------------------
+def test_a_skip_of_the_input_may_be_followed_by_weights():
+    check_network(Sequential(Sum(Identity(), Conv(3)), Conv(3), ReLU(), Dense()))
+    check_network(Sequential(Conv(1), Sum(Identity(), Conv(3)), ReLU(), Dense()))
 
 
 @EACH_NONLINEARITY
-def test_two_nonlinearities_in_a_row_are_refused(phi):
+@EACH_LINEAR
+def test_a_linear_layer_between_two_nonlinearities_is_enough(phi, linear):
+    check_network(Sequential(Conv(3), phi, linear, phi, linear))
     told = re.escape(f"{phi!r} is applied to the output of a nonlinearity, which is not Gaussian; put a Conv(...)")
     with refused(told, "layers[2]"):
-        Sequential(Conv(3), ReLU(), phi)
-    with refused(told, "layers[1]"):
-        Sequential(phi, phi)  # a piece, wherever it stands
+        Sequential(Conv(3), phi, phi, linear)
     with refused(told, "layers[1].layers[1]"):
         Sequential(Sequential(Conv(3), ReLU()), Sequential(Identity(), phi))
     with refused(told, "layers[2].branches[1].layers[0]"):
@@ -163,66 +180,20 @@ def test_two_nonlinearities_in_a_row_are_refused(phi):
 
 
 @EACH_NONLINEARITY
-@EACH_LINEAR
-def test_a_linear_layer_between_them_is_enough(phi, linear):
-    check_network(Sequential(Conv(3), phi, linear, phi, linear))
-    with refused(re.escape(f"{phi!r} is applied to the output of a nonlinearity"), "layers[2]"):
-        Sequential(Conv(3), phi, phi, linear)
-
-
-@EACH_NONLINEARITY
-def test_a_nonlinearity_straight_on_the_input_is_refused(phi):
-    told = re.escape(
-        f"{phi!r} is applied to the input itself, which is not Gaussian; put a Conv(...) or Dense() before"
-    )
+def test_a_nonlinearity_straight_on_the_input_or_at_the_end_is_refused(phi):
     piece = Sequential(phi, Dense())  # well formed as a piece of a larger network
-    with refused(told, "layers[0]"):
-        Kernel(piece, device="cpu")
-    with refused(told, "layers[0]"):
-        reference.kernel(piece, np.ones((2, 3)))
-    with refused(told, "layers[0]"):
-        piece.shapes((3,))
-    with refused(told, "layers[1].branches[1].layers[0]"):
-        check_network(Sequential(Identity(), Sum(Conv(1), Sequential(phi, Conv(1))), Dense()))
+    told = re.escape(f"{phi!r} is applied to the input itself, which is not Gaussian; put a Conv(...) or Dense() bef")
+    refused_wherever_it_is_used(piece, told, "layers[0]")
     check_network(Sequential(Dense(), piece))
-
-
-def test_a_bare_nonlinearity_is_no_network():
-    with refused(r"ReLU\(\) is applied to the input itself"):
-        Kernel(ReLU(), device="cpu")
-
-
-def test_a_skip_of_the_input_leaves_the_sum_non_gaussian():
-    told = r"ReLU\(\) is applied to the input itself, which is not Gaussian"
-    with refused(told, "layers[1]"):
-        check_network(Sequential(Sum(Identity(), Conv(3)), ReLU(), Dense()))
-    with refused(told, "layers[1].layers[0]"):
-        check_network(Sequential(Sum(Conv(3), Sum(Identity(), Conv(1))), Sequential(ReLU(), Dense())))
-    check_network(Sequential(Sum(Identity(), Conv(3)), Conv(3), ReLU(), Dense()))
-    check_network(Sequential(Conv(1), Sum(Identity(), Conv(3)), ReLU(), Dense()))
-
-
-@EACH_NONLINEARITY
-def test_a_network_that_ends_in_a_nonlinearity_is_refused(phi):
     ends = r"the network ends in a nonlinearity, so its output is not Gaussian; add Dense\(\) or Conv\(...\) at the end"
-    for piece in (Sequential(Dense(), phi), Sequential(Sequential(Dense()), Sequential(phi, Identity()))):
-        with refused(ends):
-            Kernel(piece, device="cpu")
-        with refused(ends):
-            piece.shapes((3,))
-        with refused(ends):
-            reference.kernel(piece, np.ones((2, 3)))
+    refused_wherever_it_is_used(Sequential(Sequential(Dense()), Sequential(phi, Identity())), ends)
 
 
-@pytest.mark.parametrize(
-    "net", [Identity(), Sequential(), Sequential(Identity()), Sum(Identity(), Dense()), Sum(Identity())], ids=repr
-)
+@pytest.mark.parametrize("net", [Identity(), Sequential(), Sum(Identity(), Dense()), Sum(Identity())], ids=repr)
 def test_the_images_themselves_are_not_an_output(net):
     """A finite network of it gives the pixels, of which there is no distribution."""
     told = "the images reach the output by a path without weights, so the output is not a random function of them"
-    for use in (lambda: Kernel(net, device="cpu"), lambda: reference.kernel(net, np.ones((2, 3)))):
-        with refused(told):
-            use()
+    refused_wherever_it_is_used(net, told)
     check_network(Sequential(net, Dense()))
 
 
@@ -233,31 +204,6 @@ def test_a_sum_of_one_branch_is_the_branch():
         bare = Sequential(Conv(3), layer, Conv(1), Abs(), Dense())
         np.testing.assert_array_equal(reference.kernel(plain, X), reference.kernel(bare, X))
         np.testing.assert_allclose(Kernel(plain, device="cpu")(X), reference.kernel(bare, X), rtol=1e-6)
-    with refused("the network ends in a nonlinearity"):
-        check_network(Sequential(Conv(3), Sum(ReLU())))
-    with refused(r"Abs\(\) is applied to the output of a nonlinearity", "layers[2]"):
-        Sequential(Conv(3), Sum(ReLU()), Abs())
-
-
-# ---- places --------------------------------------------------------------------------------------------------------
-
-
-def test_errors_name_the_place_from_the_top_of_what_is_being_built():
-    good = [Conv(3), Sum(Identity(), Sequential(ReLU(), Conv(3))), ReLU()]
-    with refused(r"Identity\(\) skips from the output of a nonlinearity", "layers[3].branches[1]"):
-        Sequential(*good, Sum(Conv(1), Identity()), Dense())
-    with refused(r"Erf\(\) is applied to the output of a nonlinearity", "layers[3].branches[1].layers[0]"):
-        Sequential(*good, Sum(Conv(1), Sequential(Erf(), Conv(1))), Dense())
-    with refused("the branch .* ends in a nonlinearity", "branches[1]"):  # wrong wherever it stands: told at once
-        Sequential(*good, Sum(Conv(1), Sequential(Conv(1), Erf())), Dense())
-
-
-def test_errors_about_sizes_name_the_layer_too():
-    net = Sequential(Conv(3), ReLU(), Conv(3), Sum(Identity(), Sequential(ReLU(), Conv(9, padding="valid"))), Dense())
-    with refused(r"Conv\(9, padding='valid'\) on 6 × 6: axis 0: the filter spans 9", "layers[3].branches[1].layers[1]"):
-        net.shapes((1, 6, 6))
-    with refused(r"Conv\(9, padding='valid'\) on 6 × 6: axis 0: the filter spans 9", "layers[3].branches[1].layers[1]"):
-        Kernel(net, device="cpu")(np.ones((2, 1, 6, 6)))
 
 
 @given(drawn=networks_with_shapes())
@@ -271,22 +217,3 @@ def test_appending_a_second_skip_or_a_nonlinearity_breaks_any_network(drawn):
         check_network(Sequential(net, ReLU()))
     with refused("the branch .* ends in a nonlinearity", "branches[0]"):
         Sum(Sequential(net, ReLU()), Dense())
-
-
-# ---- a layer norm keeps a Gaussian ---------------------------------------------------------------------------------
-
-
-def test_a_layer_norm_behind_weights_is_a_gaussian():
-    kernels_add(Identity(), Sequential(LayerNorm(), ReLU(), Conv(3)), before=[Conv(3)])
-    kernels_add(Conv(1), Sequential(LayerNorm(), Conv(3)), before=[Conv(3), LayerNorm()])
-    with refused(TWO_PATHS):
-        Sum(Identity(), LayerNorm())
-
-
-def test_a_layer_norm_elsewhere_is_refused_by_name():
-    with refused(
-        r"LayerNorm\(\) is applied to the output of a nonlinearity, whose mean over channels is not 0", "layers[2]"
-    ):
-        Sequential(Conv(3), ReLU(), LayerNorm(), Dense())
-    with refused(r"LayerNorm\(\) is applied to the input itself", "layers[0]"):
-        reference.kernel(Sequential(LayerNorm(), Dense()), np.ones((1, 2)))

@@ -11,14 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cnngp import (
-    GELU,
-    Abs,
     Conv,
     ConvTranspose,
-    Cos,
     Dense,
     Elementwise,
-    Erf,
     Identity,
     LayerNorm,
     LeakyReLU,
@@ -27,14 +23,11 @@ from cnngp import (
     Rbf,
     ReLU,
     Sequential,
-    Sign,
-    Sin,
-    SquaredReLU,
-    Step,
     Sum,
     from_json,
 )
 from helpers.examples import examples
+from helpers.nonlinearities import ONE_OF_EACH
 
 
 def test_json_is_plain_and_writes_defaults_so_that_a_new_default_cannot_change_an_old_file():
@@ -54,54 +47,36 @@ def test_json_is_plain_and_writes_defaults_so_that_a_new_default_cannot_change_a
     }
 
 
-def test_json_may_leave_defaults_out():
-    assert from_json('{"cnngp_network": 1, "network": {"layer": "Conv", "kernel_size": 3}}') == Conv(3)
-
-
-def test_json_is_read_from_text_and_bytes():
-    assert from_json(Conv(3).to_json().encode()) == Conv(3)
-
-
 def wrapped(network: str) -> str:
     return f'{{"cnngp_network": 1, "network": {network}}}'
+
+
+def test_json_may_leave_defaults_out_and_come_as_bytes():
+    assert from_json(wrapped('{"layer": "Conv", "kernel_size": 3}').encode()) == Conv(3)
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "not the JSON of a network"),
         ("{", "not the JSON of a network"),
         (b"\xff\xfe\xfa", "not the JSON of a network"),
         (None, "not the JSON of a network"),
-        (Conv(3), "not the JSON of a network"),
         ("[" * 100_000, "not the JSON of a network"),
         ("[]", "expected {"),
-        ("3", "expected {"),
         ('{"network": {"layer": "ReLU"}}', "expected {"),
         ('{"cnngp_network": 1, "network": {"layer": "ReLU"}, "more": 0}', "expected {"),
         ('{"cnngp_network": 2, "network": {"layer": "ReLU"}}', "network format 2; this version reads format 1"),
         (wrapped('{"layer": "MaxPool"}'), "unknown layer.*MaxPool.*known: Conv, "),
-        (wrapped("{}"), "unknown layer"),
         (wrapped("null"), "unknown layer"),
-        (wrapped('"Conv"'), "unknown layer"),
         (wrapped('{"layer": []}'), "unknown layer"),
-        (wrapped('{"layer": {"layer": "Conv"}}'), "unknown layer"),
         (wrapped('{"layer": "Network"}'), "unknown layer"),
+        (wrapped('{"layer": "Linear"}'), "unknown layer"),
         (wrapped('{"layer": "Conv"}'), r"Conv in network JSON has fields \[\]; it takes .* needs \['kernel_size'\]"),
         (wrapped('{"layer": "ReLU", "slope": 1}'), r"ReLU in network JSON has fields \['slope'\]"),
-        (wrapped('{"layer": "ReLU", "layers": []}'), r"ReLU in network JSON has fields \['layers'\]"),
-        (wrapped('{"layer": "Sequential"}'), "Sequential in network JSON"),
         (wrapped('{"layer": "Sequential", "layers": {"layer": "ReLU"}}'), "layers is not a list"),
-        (wrapped('{"layer": "Sequential", "layers": [3]}'), "unknown layer"),
         (wrapped('{"layer": "Sum", "branches": []}'), "no branches"),
-        (
-            wrapped('{"layer": "Sum", "branches": [{"layer": "Identity"}], "allow_non_gaussian": 1}'),
-            "not True or False",
-        ),
         (wrapped('{"layer": "Conv", "kernel_size": 3, "weight_var": NaN}'), "weight_var=nan is not a finite number"),
-        (wrapped('{"layer": "Conv", "kernel_size": 3, "weight_var": "1"}'), "weight_var='1' is not a finite number"),
         (wrapped('{"layer": "Conv", "kernel_size": 3.0}'), "kernel_size=3.0 is not an integer"),
-        (wrapped('{"layer": "Conv", "kernel_size": 3, "padding": null}'), "padding=None"),
         (wrapped('{"layer": "Elementwise", "fn": "os.system"}'), "'os.system' is not a known function; known: tanh"),
         (wrapped('{"layer": "Elementwise", "fn": 3}'), "expected a name or a function"),
     ],
@@ -154,11 +129,10 @@ def test_the_fingerprint_is_a_sha256_that_does_not_change_between_versions():
     [
         (Sequential(Conv(3), ReLU(), Dense()), Sequential(Sequential(Conv(3)), Sequential(ReLU(), Dense()))),
         (Sequential(Conv(3), ReLU(), Dense()), Sequential(Identity(), Conv(3), Identity(), ReLU(), Dense())),
-        (Conv(3), Sequential(Conv(3))),
         (Identity(), Sequential()),
         (Sum(Identity(), Conv(3)), Sum(Sequential(), Sequential(Sequential(Conv(3), Identity())))),
-        (Sequential(Sequential(), Conv(3)), Conv(3)),
         (Elementwise("tanh"), Elementwise(np.tanh)),
+        (Elementwise(lambda x: x * x), Elementwise(lambda x: x**2)),
     ],
 )
 def test_networks_that_take_the_same_steps_have_one_fingerprint(one, other):
@@ -181,14 +155,9 @@ def test_any_changed_field_changes_the_fingerprint():
     nets = [
         Conv(3),
         *(dataclasses.replace(Conv(3), **{name: value}) for name, values in CHANGES.items() for value in values),
-        ConvTranspose(3),
-        ConvTranspose(3, padding=1),
-        ConvTranspose(3, padding=1, stride=2),
-        ConvTranspose(3, padding=1, stride=2, output_padding=1),
-        *(Dense(), Dense(2.0), Dense(1.0, 2.0), ReLU(), ReLU(2.0), ReLU(-1.0), LeakyReLU(1.0), LeakyReLU(0.5)),
-        *(Erf(), Abs(), Step(), Sin(), Cos(), GELU(), Elementwise("tanh"), Elementwise("silu"), Identity()),
-        *(Rbf(1.0), Rbf(2.0), NormalizedExp(), NormalizedExp(2.0), LayerNorm(), LayerNorm(eps=1e-5)),
-        *(Sign(), SquaredReLU()),
+        *(ConvTranspose(3), ConvTranspose(3, padding=1, stride=2), ConvTranspose(3, 2, 1, output_padding=1)),
+        *(Dense(), Dense(2.0), Dense(1.0, 2.0), *ONE_OF_EACH, ReLU(), ReLU(-1.0), LeakyReLU(0.5), Identity()),
+        *(Elementwise("silu"), Rbf(2.0), NormalizedExp(), NormalizedExp(2.0), LayerNorm(eps=1e-5)),
         *(Sequential(Conv(3), Conv(3)), Sum(Conv(3), Conv(3)), Sum(Conv(3), Conv(3), allow_non_gaussian=True)),
         *(Sequential(Conv(3), Conv(5)), Sequential(Conv(5), Conv(3)), Sum(Conv(3)), Sum(Conv(3), Conv(3), Conv(3))),
         Sequential(Conv(3), ReLU(), Sum(Conv(3), Conv(5))),
@@ -198,7 +167,3 @@ def test_any_changed_field_changes_the_fingerprint():
     prints = [net.fingerprint for net in nets]
     assert len(set(prints)) == len(nets)
     assert all(len(p) == 64 for p in prints)
-
-
-def test_a_callable_is_fingerprinted_by_its_values():
-    assert Elementwise(lambda x: x * x).fingerprint == Elementwise(lambda x: x**2).fingerprint

@@ -7,10 +7,9 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from cnngp import Conv, ConvTranspose, Dense, Identity, Kernel, NetworkError, ReLU, Sequential, Sum, zoo
+from cnngp import AvgPool, Conv, ConvTranspose, Dense, Identity, Kernel, NetworkError, ReLU, Sequential, Sum
 from cnngp.network import reference, shapes
 from cnngp.network.geometry import AxisSum, Window
-from cnngp.network.reference import convolution, transposed_convolution
 from helpers.examples import examples
 from helpers.networks import convolutions, networks_with_shapes, transposed
 
@@ -44,19 +43,7 @@ def test_the_table_names_every_layer_its_output_and_its_cost():
     assert len(table) == 8
     assert table.output == ()
     assert table.cost == sum(row.cost for row in table) == 848
-    assert [row.output for row in table][:2] == [(9, 6), (5, 3)]
-
-
-def test_one_layer_alone_is_called_the_network():
     assert str(Dense().shapes((5,))).splitlines()[2] == "(network)  Dense()          1                    1"
-
-
-def test_the_papers_networks_fit_28_by_28_images():
-    resnet = zoo.resnet(32).shapes((1, 28, 28))
-    sizes = [row.output for row in resnet]
-    assert [size for size, before in zip(sizes[1:], sizes, strict=False) if size != before] == [(14, 14), (7, 7), ()]
-    assert {row.output for row in zoo.convnet().shapes((1, 28, 28))} == {(28, 28), ()}
-    assert {row.output for row in zoo.residual_cnn().shapes((1, 28, 28))} == {(28, 28), ()}
 
 
 # ---- sizes ---------------------------------------------------------------------------------------------------------
@@ -68,29 +55,6 @@ def test_same_padding_gives_the_size_divided_by_the_stride_rounded_up(size, stri
     for kernel, dilation in ((1, 1), (2, 1), (3, 1), (4, 1), (7, 1), (3, 2), (4, 3)):
         assert output(Conv(kernel, stride=stride, dilation=dilation), size) == (-(-size // stride),)
         assert output(ConvTranspose(kernel, stride=stride, dilation=dilation), size) == (size * stride,)
-
-
-@pytest.mark.parametrize(
-    ("layer", "before", "after"),
-    [
-        (Conv(4), 1, 2),
-        (Conv(2), 0, 1),
-        (Conv(7), 3, 3),
-        (Conv(3, stride=2), 1, 1),
-        (Conv(4, dilation=3), 4, 5),
-        (Conv(5, padding="valid"), 0, 0),
-        (Conv(5, padding=2), 2, 2),
-        (Conv(5, padding=((0, 3),)), 0, 3),
-    ],
-    ids=repr,
-)
-def test_padding_reaches_this_far_back_and_forward(layer, before, after):
-    """Output 0 sums from `before` back; seen by a single bright pixel on a wide axis."""
-    seen = np.flatnonzero(convolution(layer, np.eye(20)[:, None, :], 1)[:, 0, 0])
-    dilation = layer.dilation
-    assert seen.tolist() == [t * dilation - before for t in range(layer.kernel_size) if t * dilation >= before]
-    padded = 20 + before + after
-    assert output(layer, 20) == ((padded - dilation * (layer.kernel_size - 1) - 1) // layer.stride + 1,)
 
 
 def torch_size(layer, size: tuple[int, ...]) -> tuple[int, ...]:
@@ -117,9 +81,12 @@ def torch_size(layer, size: tuple[int, ...]) -> tuple[int, ...]:
 @given(data=st.data(), axes=st.integers(1, 3))
 @examples(120)
 def test_convolutions_have_the_sizes_of_pytorch(data, axes):
-    layer = data.draw(convolutions(axes))
+    layer = data.draw(st.one_of(convolutions(axes), transposed(axes)))
+    if isinstance(layer, ConvTranspose):  # PyTorch pads both sides alike, or neither
+        padding, extra = data.draw(st.integers(0, 2)), data.draw(st.integers(0, 3))
+        layer = ConvTranspose(layer.kernel_size, layer.stride, padding, layer.dilation, output_padding=extra)
     assume(layer.padding != "same")
-    size = tuple(data.draw(st.integers(4, 12)) for _ in range(axes))
+    size = tuple(data.draw(st.integers(1, 12)) for _ in range(axes))
     try:
         ours = output(layer, *size)
     except NetworkError as error:
@@ -129,29 +96,6 @@ def test_convolutions_have_the_sizes_of_pytorch(data, axes):
             torch_size(layer, size)
         return
     assert ours == torch_size(layer, size)
-    V = np.ones((1, 1, *size))
-    assert convolution(layer, V, V.ndim - 2).shape[2:] == ours
-
-
-@given(
-    data=st.data(),
-    axes=st.integers(1, 3),
-    padding=st.integers(0, 2),
-    extra=st.integers(0, 3),
-)
-@examples(120)
-def test_transposed_convolutions_have_the_sizes_of_pytorch(data, axes, padding, extra):
-    drawn = data.draw(transposed(axes))
-    layer = ConvTranspose(drawn.kernel_size, drawn.stride, padding, drawn.dilation, output_padding=extra)
-    size = tuple(data.draw(st.integers(1, 6)) for _ in range(axes))
-    try:
-        ours = output(layer, *size)
-    except NetworkError:
-        with pytest.raises(RuntimeError):
-            torch_size(layer, size)
-        return
-    assert ours == torch_size(layer, size)
-    assert transposed_convolution(layer, np.ones((1, 1, *size)), len(size)).shape[2:] == ours
 
 
 @given(drawn=networks_with_shapes())
@@ -215,13 +159,7 @@ def test_an_input_shape_is_one_to_four_positive_integers(shape):
     message = r"input_shape=.*: expected positive integers \(channels, height, width\)"
     with refused(message):
         Dense().shapes(shape)
-
-
-def test_an_input_shape_may_be_a_list_or_hold_numpy_integers():
-    table = Dense().shapes((1, 4, 4))
-    assert Dense().shapes([1, 4, 4]) == table
-    assert Dense().shapes(np.array([1, 4, 4])) == table
-    assert Dense().shapes((np.int64(1), np.int32(4), 4)) == table
+    assert Dense().shapes(np.array([1, 4, 4])) == Dense().shapes([np.int64(1), 4, 4]) == Dense().shapes((1, 4, 4))
 
 
 def test_an_image_smaller_than_the_filter_is_refused():
@@ -263,9 +201,6 @@ def test_branches_of_different_shapes_are_refused():
         net.shapes((1, 8, 8))
     with refused(message):
         Kernel(net, device="cpu")(np.ones((2, 1, 8, 8)))
-    skip_last = Sequential(Conv(1), Sum(Conv(3, padding=2), Conv(5), Identity()), Dense())
-    with refused(r"but branches\[0\] gives 9 × 9, branches\[1\] gives 7 × 7, branches\[2\] gives 7 × 7"):
-        Kernel(skip_last, device="cpu")(np.ones((1, 1, 7, 7)))
     with refused("must have one shape, but branches.0. gives 7 × 7, branches.1. gives 1"):
         Sum(Conv(3), Dense()).shapes((1, 7, 7))
     for size in (1, 7):  # which NumPy would broadcast: the reference shares no code with the engines' check
@@ -277,10 +212,8 @@ def test_a_kernel_needs_one_output_location():
     message = (
         r"the network has 4 × 4 output locations for input \(1, 4, 4\), but a kernel needs one; end it with Dense\(\)"
     )
-    for net in (Conv(3), Sequential(Conv(3), ReLU(), Conv(3)), Sequential(Sequential(), Identity(), Conv(3))):
-        assert output(net, 4, 4) == (4, 4)
-        with refused(message):
-            Kernel(net, device="cpu")(np.ones((2, 1, 4, 4)))
+    with refused(message):
+        Kernel(Sequential(Sequential(), Identity(), Conv(3)), device="cpu")(np.ones((2, 1, 4, 4)))
     assert Kernel(Conv(4, padding="valid"), device="cpu")(np.ones((2, 1, 4, 4))).tolist() == [[1.0, 1.0], [1.0, 1.0]]
 
 
@@ -288,18 +221,13 @@ def test_a_kernel_needs_one_output_location():
     ("layer", "shape", "message"),
     [
         (Conv((3, 3)), (1, 8), r"has kernel_size=\(3, 3\) for 2 axes, but its input has 1"),
-        (Conv((3, 3)), (1, 4, 4, 4), r"has kernel_size=\(3, 3\) for 2 axes, but its input has 3"),
         (Conv(3, stride=(1, 2)), (1, 8), r"has stride=\(1, 2\) for 2 axes, but its input has 1"),
         (Conv(3, dilation=(1, 2, 1)), (1, 8, 8), r"has dilation=\(1, 2, 1\) for 3 axes, but its input has 2"),
         (Conv(3, padding=(1, 1)), (1, 8), "has padding for 2 axes, but its input has 1"),
-        (
-            ConvTranspose(3, padding=1, stride=2, output_padding=(1, 1)),
-            (1, 8),
-            r"output_padding=\(1, 1\) for 2 axes, but",
-        ),
-        (ConvTranspose((3, 3)), (1, 8), r"has kernel_size=\(3, 3\) for 2 axes, but its input has 1"),
+        (ConvTranspose(3, 2, 1, output_padding=(1, 1)), (1, 8), r"output_padding=\(1, 1\) for 2 axes, but"),
         (Conv(3), (8,), r"Conv\(3\) needs spatial axes, but its input has one location; use Dense\(\)"),
-        (ConvTranspose(3), (8,), r"needs spatial axes, but its input has one location; use Dense\(\)"),
+        (Sequential(AvgPool(3), Dense()), (8,), r"needs spatial axes, but its input has one location; leave it out"),
+        (Sequential(AvgPool(9), Dense()), (1, 8, 8), "axis 0: the filter spans 9 locations but the padded axis has only 8"),
         (Sequential(Dense(), ReLU(), Conv(1)), (1, 8, 8), r"^layers\[2\]: Conv\(1\) needs spatial axes"),
     ],
     ids=repr,
@@ -309,30 +237,19 @@ def test_layers_for_another_number_of_axes_are_refused(layer, shape, message):
         layer.shapes(shape)
 
 
+TOO_MANY = ".* locations, padding included, with a filter of .* are over 16,777,216 reads"
+
+
 @pytest.mark.parametrize(
     ("layer", "message"),
     [
         (ConvTranspose(3, stride=2, padding=1, output_padding=2), r"output_padding=2 must be smaller than .* \(2\)"),
         (ConvTranspose(1, padding=3), "the output would have -2 locations; use less padding or larger images"),
+        *((layer, TOO_MANY) for layer in (Conv(10**9), Conv(3, padding=10**9), Conv(3, dilation=10**9))),
+        *((layer, TOO_MANY) for layer in (ConvTranspose(3, stride=10**9), ConvTranspose(10**9))),
     ],
     ids=repr,
 )
-def test_transposed_sizes_that_cannot_be_are_refused(layer, message):
-    with refused(f"^layers.1.: ConvTranspose.* on 4: axis 0: {message}"):
+def test_sizes_that_cannot_be_are_refused(layer, message):
+    with refused(f"^layers.1.: Conv.* on 4: axis 0: {message}"):
         Sequential(Conv(3), layer).shapes((1, 4))
-
-
-@pytest.mark.parametrize(
-    "layer",
-    [
-        Conv(10**9),
-        Conv(3, padding=10**9),
-        Conv(3, dilation=10**9),
-        ConvTranspose(3, stride=10**9),
-        ConvTranspose(10**9),
-    ],
-    ids=repr,
-)
-def test_what_would_take_all_memory_is_refused(layer):
-    with refused("axis 0: .* locations, padding included, with a filter of .* are over 16,777,216 reads"):
-        layer.shapes((1, 4))

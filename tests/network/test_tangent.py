@@ -1,4 +1,4 @@
-"""The tangent kernel: its derivatives against quadrature, its recursion against finite networks and differences."""
+"""The tangent kernel: its derivatives against quadrature and differences, and properties of its recursion."""
 
 from __future__ import annotations
 
@@ -10,26 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cnngp import (
-    GELU,
-    Abs,
-    AvgPool,
-    Conv,
-    ConvTranspose,
-    Cos,
-    Dense,
-    Erf,
-    GlobalAvgPool,
-    Identity,
-    LeakyReLU,
-    Network,
-    NetworkError,
-    ReLU,
-    Sequential,
-    Sin,
-    Step,
-    Sum,
-)
+from cnngp import GELU, Conv, ConvTranspose, Cos, Dense, Erf, GlobalAvgPool, NetworkError, ReLU, Sequential, Step
 from cnngp.network import reference
 from cnngp.network.layers import Nonlinearity
 from cnngp.network.reference import formulas as derivatives
@@ -91,103 +72,6 @@ def test_a_linear_network_counts_its_layers() -> None:
     for depth in (1, 2, 5):
         net = Sequential(*[Dense(1.3)] * depth)
         np.testing.assert_allclose(reference.kernel(net, X, kind="ntk"), depth * reference.kernel(net, X), rtol=1e-13)
-
-
-NETWORKS: dict[str, tuple[Network, tuple[int, ...]]] = {
-    "dense": (Sequential(Dense(1.5, 0.1), Erf(), Dense(1.2, 0.3), GELU(), Dense()), (5,)),
-    "convolutions": (
-        Sequential(Conv(3, weight_var=2.0, bias_var=0.1), ReLU(), Conv(3, stride=2, fan_in="channels"), Sin(), Dense()),
-        (2, 5, 5),
-    ),
-    "residual": (
-        Sequential(
-            Conv(3, weight_var=1.5),
-            Sum(Identity(), Sequential(LeakyReLU(0.2), Conv(3, bias_var=0.2), ReLU(), Conv(3))),
-            Abs(),
-            Dense(bias_var=0.1),
-        ),
-        (1, 4, 4),
-    ),
-    "pools": (
-        Sequential(Conv(3), ReLU(), AvgPool(2), Conv(3, bias_var=0.1), ReLU(), GlobalAvgPool(), Dense()),
-        (1, 4, 4),
-    ),
-}
-
-
-@pytest.mark.parametrize("name", NETWORKS)
-@pytest.mark.usefixtures("one_torch_thread")
-def test_finite_networks_approach_it(name: str) -> None:
-    """The empirical tangent kernel, by torch.func, averaged: within the spread of draws and a bias of 1/channels."""
-    net, shape = NETWORKS[name]
-    channels, draws = {"dense": (1000, 12), "pools": (300, 30)}.get(name, (300, 6))
-    X = np.random.default_rng(1).normal(size=(3, *shape))
-    each = np.array([_empirical(net, X, channels, seed) for seed in range(draws)])
-    expected = reference.kernel(net, X, kind="ntk")
-    spread = each.std(axis=0, ddof=1) / math.sqrt(draws)
-    assert spread.max() <= 0.03 * expected.max(), "too few draws to tell anything"
-    assert (np.abs(each.mean(axis=0) - expected) <= 5.0 * spread + 3.0 / channels * expected.max()).all()
-
-
-def _empirical(net: Network, X: np.ndarray, channels: int, seed: int) -> np.ndarray:
-    """Σ ∂f(x)/∂θ ∂f(x')/∂θ of one network with standard normal parameters θ."""
-    import torch
-
-    torch.manual_seed(seed)
-    x = torch.from_numpy(X)
-    parameters: list[Any] = []
-    _forward(net, x, iter(()), parameters, channels, last=True)  # only to draw them
-
-    def f(drawn: list[Any]) -> Any:
-        return _forward(net, x, iter(drawn), [], channels, last=True).reshape(len(x))
-
-    total = torch.zeros(len(x), len(x), dtype=x.dtype)
-    for J in torch.func.jacrev(f)(parameters):
-        flat = J.reshape(len(x), -1)
-        total += flat @ flat.T
-    return total.numpy()
-
-
-def _forward(net: Network, x: Any, given: Any, made: list[Any], channels: int, last: bool) -> Any:
-    """The network on a batch; parameters are taken from `given`, or drawn and put into `made`."""
-    import torch
-    from torch.nn import functional as F
-
-    def parameter(*shape: int) -> Any:
-        p = next(given, None)
-        if p is None:
-            p = torch.randn(*shape, dtype=x.dtype)
-            made.append(p)
-        return p
-
-    match net:
-        case Conv():
-            k, C = net.kernel_size, x.shape[1]
-            scale = net.weight_var / C / (k * k if net.fan_in == "patch" else 1)
-            w, b = parameter(channels, C, k, k), parameter(channels)
-            return F.conv2d(x, math.sqrt(scale) * w, math.sqrt(net.bias_var) * b, net.stride, k // 2)
-        case Dense():
-            flat = x.reshape(len(x), -1)
-            w, b = parameter(1 if last else channels, flat.shape[1]), parameter(1 if last else channels)
-            return flat @ (math.sqrt(net.weight_var / flat.shape[1]) * w).T + math.sqrt(net.bias_var) * b
-        case ReLU() | LeakyReLU() | Erf() | GELU() | Sin() | Abs():
-            from cnngp.torch_bridge.parts import torch_function
-
-            return torch_function(net)(x)
-        case AvgPool():
-            return F.avg_pool2d(x, net.size)
-        case GlobalAvgPool():
-            return x.mean(dim=(2, 3))
-        case Identity():
-            return x
-        case Sequential():
-            for i, layer in enumerate(net.layers):
-                x = _forward(layer, x, given, made, channels, last and i == len(net.layers) - 1)
-            return x
-        case Sum():
-            return sum(_forward(branch, x, given, made, channels, False) for branch in net.branches)
-        case _:
-            raise NotImplementedError(repr(net))
 
 
 def test_other_shapes_run() -> None:

@@ -1,0 +1,182 @@
+"""The networks of the zoo: what they are made of, their names, and the one that is taken where none is given."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cnngp import AvgPool, Conv, Dense, GlobalAvgPool, Kernel, Network, NetworkError, ReLU, Sequential, zoo
+from cnngp.network import reference
+from cnngp.network.names import (
+    AN_IMAGE,
+    IN_ALL,
+    NETWORKS,
+    biased_name,
+    default_names,
+    default_network,
+    network_by_name,
+    pooled_name,
+    zoo_name,
+)
+from cnngp.network.placed import elements_of, placed
+from cnngp.network.walk import leaves
+
+C, R = Conv(3, weight_var=2.0), ReLU()
+
+
+def layers_of(net: Any, kind: type[Network]) -> list[Any]:
+    return [layer for _, layer in leaves(net) if isinstance(layer, kind)]
+
+
+@pytest.mark.parametrize("depth", [8, 14, 32, 110])
+def test_a_resnet_of_a_depth_has_that_many_layers_with_weights_on_its_main_path(depth: int) -> None:
+    net = zoo.resnet(depth)
+    assert len([c for c in layers_of(net, Conv) if c.kernel_size == 3]) == depth - 1
+    assert len(layers_of(net, Dense)) == 2
+    assert [c.stride for c in layers_of(net, Conv) if c.kernel_size == 1] == [1, 2, 2]
+    sizes = [row.output for row in net.shapes((1, 28, 28))]
+    assert [size for size, before in zip(sizes[1:], sizes, strict=False) if size != before] == [(14, 14), (7, 7), ()]
+
+
+def test_the_papers_table_is_spelled_out() -> None:
+    convnet, residual = zoo.convnet(), zoo.residual_cnn()
+    assert layers_of(convnet, Conv) == [Conv(7, weight_var=2.79, bias_var=7.86, fan_in="channels")] * 7
+    assert layers_of(convnet, Dense) == [Dense(2.79, 7.86)]
+    assert layers_of(residual, Conv) == [Conv(4, weight_var=7.27, bias_var=4.69, fan_in="channels")] * 9
+    assert layers_of(residual, Dense) == [Dense(7.27, 4.69)]
+    for net, count in ((convnet, 7), (residual, 9)):
+        assert layers_of(net, ReLU) == [ReLU(math.sqrt(2.0))] * count
+        assert {row.output for row in net.shapes((1, 28, 28))} == {(28, 28), ()}
+    assert set(layers_of(zoo.resnet(32), ReLU)) == {ReLU()}
+
+
+def test_myrtle_is_the_published_one_on_its_own_images() -> None:
+    """Its last 2 × 2 pools are the mean over all that is left; here at half the size, with two pools of three."""
+    two = AvgPool(2)
+    published = Sequential(C, R, C, R, two, C, R, two, C, R, two, two, Dense())
+    assert zoo.myrtle(5) == Sequential(C, R, C, R, two, C, R, two, C, R, GlobalAvgPool(), Dense())
+    X = np.random.default_rng(0).normal(size=(2, 1, 16, 16))
+    ours, theirs = (Kernel(net, "cpu", "float64", check=False)(X) for net in (zoo.myrtle(5), published))
+    np.testing.assert_allclose(ours, theirs, rtol=1e-12)
+    for depth in (5, 7, 10):
+        assert len(layers_of(zoo.myrtle(depth), Conv)) + len(layers_of(zoo.myrtle(depth), Dense)) == depth
+
+
+def test_resnet_keeps_all_but_its_end() -> None:
+    plain, whole, small = (zoo.resnet(8, pool=p).layers for p in (None, "global", 3))  # type: ignore[attr-defined]
+    assert plain[:-3] == whole[:-3] == small[:-3]
+    assert whole[-3:] == (R, GlobalAvgPool(), Dense())
+    assert small[-3:] == (R, AvgPool(3, stride=1), Dense())
+
+
+@pytest.mark.parametrize("name", ["lenet", "resnet8-pool2"])
+def test_named_networks_are_their_kernels(name: str) -> None:
+    net: Any = network_by_name(name)
+    X = np.random.default_rng(1).normal(size=(2, 1, 14, 14)).astype(np.float32)
+    K = reference.kernel(net, X)
+    np.testing.assert_allclose(Kernel(net, device="cpu")(X), K, rtol=0, atol=1e-6 * np.abs(K).max())
+
+
+@pytest.mark.parametrize(("size", "elements"), [("small", 32_768), ("medium", 112_360), ("large", 424_436)])
+def test_pooled_networks_cost_what_they_say(size: Any, elements: int) -> None:
+    walk = placed(zoo.pooled_cnn(size), (28, 28)).walk()  # type: ignore[arg-type]
+    assert sum(here.elements for here in walk if isinstance(here.layer, ReLU)) == elements
+
+
+@pytest.mark.parametrize("net", [zoo.small_cnn(), zoo.resnet(8), zoo.pooled_cnn(pool="global")])
+def test_covariances_are_counted_without_the_table_of_costs(net: Network) -> None:
+    assert elements_of(net, (3, 20, 17)) == net.shapes((3, 20, 17)).elements
+
+
+# ---- names ---------------------------------------------------------------------------------------------------------
+
+
+def test_names_lead_back_to_their_networks() -> None:
+    for name, (make, _) in NETWORKS.items():
+        assert network_by_name(name) == make()
+        assert zoo_name(make()) == name
+    for size in zoo.POOLED_SIZES:
+        for halvings, pool, even in ((0, None, True), (1, "global", False), (2, "global", True)):
+            network = zoo.pooled_cnn(size, halvings, pool=pool, even=even)  # type: ignore[arg-type]
+            assert zoo_name(network) == pooled_name(size, halvings, pool, even)
+            assert network_by_name(zoo_name(network)) == network
+    assert network_by_name("resnet20-pool5") == zoo.resnet(20, pool=5)
+    assert network_by_name("pooled_cnn-large-halved2") == zoo.pooled_cnn("large", 2)
+    assert zoo_name(Sequential(Conv(9), Dense())) == "Sequential(Conv(9), Dense())"
+
+
+@pytest.mark.parametrize(
+    "name", ["pooled_cnn-small-halved0-global-even-bias1", "dense_nngp-bias10000", "resnet32-bias1e-05"]
+)
+def test_networks_with_biases_have_names_that_lead_back_to_them(name: str) -> None:
+    network: Any = network_by_name(name)
+    plain, _, bias = name.rpartition("-bias")
+    assert {v for place, v in network.parameters().items() if place.endswith("bias_var")} == {float(bias)}
+    assert zoo_name(network) == name == biased_name(plain, float(bias))
+    assert [type(layer) for layer in network.layers] == [type(layer) for layer in network_by_name(plain).layers]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("myrtle6", "depth=6 is not one of 4, 5, 7, 10"),
+        ("resnet8-pool0", "pool=0 is not None, 'global' or a positive integer"),
+        ("myrtle5-global", "no network 'myrtle5-global'"),
+        ("resnet9-global", "depth=9 is not 6n"),
+        *((name, "no network") for name in ("pooled_cnn-bias", "pooled_cnn-bias-1", "auto-bias1", "nothing-bias1")),
+    ],
+)
+def test_wrong_names_are_refused(name: str, says: str) -> None:
+    with pytest.raises(NetworkError, match=says):
+        network_by_name(name)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"size": "huge"}, r"size='huge' is not one of 'small', 'medium', 'large'"),
+        ({"halvings": -1}, "halvings=-1 is not an integer of 0 or more"),
+        ({"halvings": 1.5}, "halvings=1.5 is not an integer of 0 or more"),
+        ({"pool": "local"}, "pool='local' is not None or 'global'"),
+    ],
+)
+def test_wrong_pooled_networks_are_refused(arguments: dict[str, Any], says: str) -> None:
+    with pytest.raises(NetworkError, match=says):
+        zoo.pooled_cnn(**arguments)
+
+
+# ---- the network that is taken where none is given -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [(1, 8, 8), (1, 28, 28), (3, 48, 64), (1, 1, 1), (1, 4, 4), (1, 3, 40), (2, 5), (1, 100), (1, 6, 6, 6), (10,)],
+)
+def test_every_shape_has_networks_that_fit_it_and_cost_less_one_after_the_other(shape: tuple[int, ...]) -> None:
+    costs = []
+    for name in default_names(shape):
+        network: Any = network_by_name(name)
+        assert math.prod(network.shapes(shape).output) == 1
+        assert zoo_name(network) == name
+        costs.append(elements_of(network, shape))
+    assert costs == sorted(set(costs), reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("n", "name"),
+    [(1000, "pooled_cnn-large"), (5000, "pooled_cnn"), (10_000, "pooled_cnn-small"), (60_000, "resnet32")],
+)
+def test_more_images_get_a_cheaper_network(n: int, name: str) -> None:
+    network = default_network((1, 28, 28), n)
+    assert zoo_name(network) == name
+    assert name == "resnet32" or elements_of(network, (1, 28, 28)) * n * (n - 1) // 2 <= min(AN_IMAGE * n, IN_ALL)
+
+
+def test_halving_leaves_ten_to_nineteen_places_of_the_shorter_side() -> None:
+    assert [zoo.halvings_for(side) for side in (1, 9, 10, 19, 20, 39, 40, 79, 80)] == [0, 0, 0, 0, 1, 1, 2, 2, 3]
+    for side in (10, 19, 20, 31, 39, 40, 79, 80, 159, 160):
+        left = zoo.pooled_cnn("small", zoo.halvings_for(side)).shapes((1, side, side)).rows[-3].output
+        assert 10 <= left[0] <= 20
