@@ -76,7 +76,7 @@ NETWORKS: dict[str, tuple[Network, tuple[int, ...]]] = {
 def test_finite_networks_approach_both_kernels(name: str) -> None:
     """Averages over draws: within their spread and a bias of 1/channels."""
     net, shape = NETWORKS[name]
-    channels, draws = {"dense": (300, 12), "pools": (100, 100)}.get(name, (200, 8))
+    channels, draws = {"dense": (400, 12), "pools": (100, 100)}.get(name, (200, 8))
     X = np.random.default_rng(1).normal(size=(3, *shape))
     both = [_empirical(net, X, channels, seed) for seed in range(draws)]
     for kind, drawn in (("nngp", [K for K, _ in both]), ("ntk", [T for _, T in both])):

@@ -227,7 +227,11 @@ def test_a_kernel_needs_one_output_location():
         (ConvTranspose(3, 2, 1, output_padding=(1, 1)), (1, 8), r"output_padding=\(1, 1\) for 2 axes, but"),
         (Conv(3), (8,), r"Conv\(3\) needs spatial axes, but its input has one location; use Dense\(\)"),
         (Sequential(AvgPool(3), Dense()), (8,), r"needs spatial axes, but its input has one location; leave it out"),
-        (Sequential(AvgPool(9), Dense()), (1, 8, 8), "axis 0: the filter spans 9 locations but the padded axis has only 8"),
+        (
+            Sequential(AvgPool(9), Dense()),
+            (1, 8, 8),
+            "axis 0: the filter spans 9 locations but the padded axis has only 8",
+        ),
         (Sequential(Dense(), ReLU(), Conv(1)), (1, 8, 8), r"^layers\[2\]: Conv\(1\) needs spatial axes"),
     ],
     ids=repr,
