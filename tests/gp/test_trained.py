@@ -53,27 +53,6 @@ def test_moments_are_those_of_networks_that_follow_the_differential_equation(t: 
     np.testing.assert_allclose(found.covariance, map_ @ KS @ map_.T, atol=1e-8)
 
 
-def test_single_networks_trained_in_small_steps_have_these_moments() -> None:
-    """Draws of the outputs at the start, each trained by many small steps of gradient descent on its own error."""
-    t, steps, draws = 1.5, 3000, 4000
-    f = np.linalg.cholesky(KS) @ np.random.default_rng(2).standard_normal((12, draws))
-    for _ in range(steps):
-        f = f - t / steps * THETAS[:, :N] @ (f[:N] - Y[:, :1])
-    found = trained_ensemble(K, THETA, Y[:, 0]).predict(K_TEST, THETA_TEST, K_TEST_TEST, t=t)
-    sd = np.sqrt(found.variance)
-    assert np.abs((f[N:].mean(1) - found.mean) / sd).max() < 5 / np.sqrt(draws)
-    assert np.abs(np.cov(f[N:]) - found.covariance).max() < 6 / np.sqrt(draws) * float(sd.max()) ** 2
-
-
-def test_two_points_in_closed_form() -> None:
-    """Θ = 2I: each training output goes to its target as 1 − e^{−2ηt}, whatever the other does."""
-    K2, theta, t = np.array([[1.0, 0.4], [0.4, 3.0]]), 2.0 * np.eye(2), 0.3
-    found = trained_ensemble(K2, theta, [1.0, -2.0], learning_rate=0.5).predict(K2, theta, K2, t=t)
-    left = np.exp(-0.5 * 2.0 * t)
-    np.testing.assert_allclose(found.mean, (1.0 - left) * np.array([1.0, -2.0]), rtol=1e-14)
-    np.testing.assert_allclose(found.covariance, left**2 * K2, rtol=1e-14)
-
-
 def test_before_training_it_is_the_prior() -> None:
     found = trained_ensemble(K, THETA, Y).predict(K_TEST, THETA_TEST, K_TEST_TEST, t=0.0)
     assert not found.mean.any()
@@ -134,15 +113,6 @@ def test_repeated_points_need_jitter_with_a_warning_or_a_ridge() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert trained_ensemble(K4, T4, y, ridge=1e-6).jitter == 0.0
-
-
-def test_kernels_in_float32_are_taken() -> None:
-    exact = trained_ensemble(K, THETA, Y).predict(K_TEST, THETA_TEST, K_TEST_TEST)
-    single = [A.astype(np.float32) for A in (K, THETA, K_TEST, THETA_TEST, K_TEST_TEST)]
-    found = trained_ensemble(*single[:2], Y).predict(*single[2:])
-    assert found.mean.dtype == np.float64
-    np.testing.assert_allclose(found.mean, exact.mean, atol=1e-5)
-    np.testing.assert_allclose(found.covariance, exact.covariance, atol=1e-5)
 
 
 @pytest.mark.parametrize(
