@@ -18,7 +18,7 @@ def test_only_long_work_is_measured_and_only_hours_are_warned_of(
 ) -> None:
     X = np.random.default_rng(0).random((8, 1, 8, 8)).astype(np.float32)
     kernel = Kernel(zoo.small_cnn(), device="cpu", threads=1)
-    monkeypatch.setattr("cnngp.matrix.speed.measured_rate", lambda rows, side: 1000.0)
+    monkeypatch.setattr("cnngp.matrix.tile_size.measured_rate", lambda rows, side: 1000.0)
     with one_command():  # with the options of no other
         cost.tell_cost(kernel, X, 28)
         assert capsys.readouterr().out == ""
@@ -26,7 +26,7 @@ def test_only_long_work_is_measured_and_only_hours_are_warned_of(
         told = capsys.readouterr()
         assert "about 166.7 h for the kernels of 600,000,000 pairs" in told.out
         assert "more than an hour" in told.out + told.err
-        monkeypatch.setattr("cnngp.matrix.speed.measured_rate", lambda rows, side: 1e6)
+        monkeypatch.setattr("cnngp.matrix.tile_size.measured_rate", lambda rows, side: 1e6)
         cost.tell_cost(kernel, X, 600_000_000)
         told = capsys.readouterr()
         assert "about 10 min for" in told.out

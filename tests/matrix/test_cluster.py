@@ -87,17 +87,6 @@ def test_a_tangent_kernel_has_its_own_bits_and_its_own_store(client: Client, tmp
         gram(KERNEL, X, store=tmp_path / "theta.zarr", tile=48, client=client)
 
 
-@pytest.mark.slow
-def test_images_take_an_eighth_of_a_workers_memory_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Dask pauses a worker that comes near its limit, whatever the machine has."""
-    worker = types.SimpleNamespace(memory_manager=types.SimpleNamespace(memory_limit=32 << 30))
-    monkeypatch.setattr("distributed.get_worker", lambda: worker)
-    monkeypatch.setattr(filling.memory, "available", lambda device: 64 << 40)
-    assert filling._room(KERNEL) == 32 << 30
-    worker.memory_manager.memory_limit = None
-    assert filling._room(KERNEL) == 64 << 40
-
-
 # ---- what dies, freezes or joins ------------------------------------------------------------------------------------
 
 
@@ -222,7 +211,6 @@ def test_without_the_mark_of_its_run_a_worker_writes_nothing(
 ) -> None:
     """Also where a run has ended, or another begun, between two of its tiles."""
     monkeypatch.setattr(filling, "unpickled", lambda kernel, worker: KERNEL)
-    monkeypatch.setattr(filling, "_room", lambda kernel: 1 << 20)
     monkeypatch.setattr("distributed.get_worker", lambda: None)
     place = tmp_path / "K.zarr"
     gram(KERNEL, X, store=place, tile=32)
@@ -230,10 +218,10 @@ def test_without_the_mark_of_its_run_a_worker_writes_nothing(
         path.unlink()
     with opened(place) as store:
         mark = filling.begin(store, ImageRows(X, KERNEL, "X"), None)
-        filling.fill_missing(0, filling._Job(b"", str(place), "f" * 32, 1))
+        filling.fill_missing(0, filling.Job(b"", str(place), b"f", 1))
         assert chunks(place) == 0
         with pytest.raises(filling.Refused, match="does not see the store"):
-            filling.fill_missing(0, filling._Job(b"", str(tmp_path / "other"), mark, 1))
+            filling.fill_missing(0, filling.Job(b"", str(tmp_path / "other"), mark, 1))
         assert not (tmp_path / "other").exists()
         write, written = type(store).write, []
 
@@ -244,7 +232,7 @@ def test_without_the_mark_of_its_run_a_worker_writes_nothing(
                 filling.end(store)
 
         monkeypatch.setattr(type(store), "write", write_and_end)
-        filling.fill_missing(0, filling._Job(b"", str(place), mark, 1))
+        filling.fill_missing(0, filling.Job(b"", str(place), mark, 1))
         assert len(written) == 3
         mark = filling.begin(store, ImageRows(X, KERNEL, "X"), None)
         read = ImageRows.block
@@ -254,7 +242,7 @@ def test_without_the_mark_of_its_run_a_worker_writes_nothing(
             return read(self, rows, card)
 
         monkeypatch.setattr(ImageRows, "block", end_and_read)
-        filling.fill_missing(0, filling._Job(b"", str(place), mark, 1))  # images that are gone are no fault of theirs
+        filling.fill_missing(0, filling.Job(b"", str(place), mark, 1))  # images that are gone are no fault of theirs
         assert len(written) == 3
     assert names(place) == WHOLE
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cnngp.matrix import speed
+from cnngp.matrix import tile_size as speed
 from cnngp.matrix.tile_size import default_tile
 
 

@@ -15,7 +15,7 @@ _LONG = 3600.0
 
 def tell_cost(kernel: Any, X: Any, pairs: int) -> None:
     """Time a few pairs and say how long all of them will take, unless that is clearly short."""
-    from cnngp.matrix.speed import expected_seconds
+    from cnngp.matrix.tile_size import expected_seconds
 
     if kernel.network.shapes(X.shape[1:]).cost * pairs < _WORTH_MEASURING:
         return

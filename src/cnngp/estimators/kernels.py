@@ -17,8 +17,8 @@ from cnngp.datasets.preparation import Preparation, as_preparation
 from cnngp.kernel.kernel import Kernel
 from cnngp.kernel.symmetry import maps_of
 from cnngp.matrix.gram import gram
-from cnngp.matrix.speed import expected_seconds
 from cnngp.matrix.store.places import child
+from cnngp.matrix.tile_size import expected_seconds
 from cnngp.network import placed
 from cnngp.network.layers import Network
 

@@ -7,9 +7,7 @@ matrix is the same to the last bit. All else follows: what is missing is what ha
 from __future__ import annotations
 
 import logging
-import threading
-import time
-from collections.abc import Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -23,20 +21,15 @@ from cnngp.kernel.kernel import Kernel, as_kernel
 from cnngp.kernel.program import Kind
 from cnngp.network.layers import Network, NetworkError
 
-from .cluster import filling
 from .cluster.connection import ClusterError
+from .cluster.filling import ClusterFill, end
 from .fill import Lane, fill, lanes, not_done_by_others
 from .images import ImageRows
-from .speed import tile_here
 from .store.spec import Data, Spec
 from .store.store import GramStore, opened
-from .tile_size import check_tile, default_tile
-from .verifying import missing_and_damaged, report
+from .tile_size import check_tile, default_tile, tile_here
 
 log = logging.getLogger("cnngp")
-
-# Seconds between notes of progress in the metadata.
-_NOTE_SECONDS = 30.0
 
 
 def gram(
@@ -99,7 +92,7 @@ def gram(
     kernel.engine_for(x.image_shape)  # refuses images that do not fit the network
     if store is None:
         return _in_memory(kernel, x, z, side, progress, output)
-    on_cluster = None if client is None else filling.ClusterFill(client, kernel, x.image_shape, store)
+    on_cluster = None if client is None else ClusterFill(client, kernel, x.image_shape, store)
     with opened(store) as gram_store:
         return _in_store(gram_store, kernel, x, z, side, verify, progress, on_cluster)
 
@@ -145,17 +138,15 @@ def _in_store(
     tile: tuple[int, int] | None,
     verify: bool,
     progress: bool,
-    on_cluster: filling.ClusterFill | None,
+    on_cluster: ClusterFill | None,
 ) -> Any:
     found = store.found
     engine, device = kernel.engine_for(x.image_shape).identity, kernel.device
     if on_cluster is not None:
         engine, device = on_cluster.engine(None if found is None else found.engine)
     shape = (len(x), len(x if z is None else z))
-    if tile is not None:
-        taken = tile
-    elif found is not None:
-        taken = found.tile
+    if tile is not None or found is not None:
+        taken = tile or found.tile  # type: ignore[union-attr]
     elif on_cluster is None:
         taken = tile_here(x, shape, z is None)
     else:
@@ -167,41 +158,24 @@ def _in_store(
         old = found.shape
         found.refuse_unless_same_or_grown(spec, store.name)
         if old != spec.shape:
-            _refuse_to_fill(store, spec.engine)
+            _refuse_to_fill(store, engine)
         if not store.read_only:
-            filling.end(store)  # a run on a cluster whose client was killed
+            end(store)  # a run on a cluster whose client was killed
     x.check_range(old[0])
     if z is not None:
         z.check_range(old[1])
     store.prepare(spec, any_tile=tile is None)
-    missing, damaged = missing_and_damaged(store, verify, progress)
+    there = store.present()
+    missing = store.missing(there)
+    damaged = store.damaged(missing, progress) if verify and there.any() else []
     if missing or damaged:
-        _refuse_to_fill(store, spec.engine)
-        _note_check(store, kernel, x, on_cluster)
-        if damaged:
-            report(store, damaged)
-        with store.writing("its other tiles stay valid"):
-            for at in damaged:  # gone, so that no later run without verification takes them for good
-                store.forget(*at)
+        _refuse_to_fill(store, engine)
+        _check(store, kernel, x, on_cluster)
+        _forget(store, damaged)
         _compute(store, kernel, x, z, sorted([*missing, *damaged]), progress, on_cluster)
     if not store.read_only:
-        store.note_progress(len(store.grid))
+        store.note("progress", {"tiles": len(store.grid), "of": len(store.grid)})
     return store.array()
-
-
-def _note_check(store: GramStore, kernel: Kernel, x: ImageRows, on_cluster: filling.ClusterFill | None) -> None:
-    """Compare two images with the reference before hours of work; the store says that it was done, and what came out.
-
-    On a cluster each worker does so for its own engine.
-    """
-    if not kernel.check:
-        note: dict[str, Any] = {"by": "nobody: check=False"}
-    elif on_cluster is not None:
-        note = {"by": "each worker"}
-    else:
-        verdict = kernel.verify(x.X)
-        note = {"by": "this process"} | ({} if verdict is None else verdict.as_dict())
-    store.note_check(note)
 
 
 def specify(
@@ -219,14 +193,14 @@ def specify(
 
     spec = Spec(
         network=network,
-        fingerprint=kernel.network.fingerprint,
+        network_fingerprint=kernel.network.fingerprint,
         X=data(x, None if found is None else found.X),
         Z=None if z is None else data(z, None if found is None else found.Z),
         engine=engine,
         dtype=kernel.dtype,
         tile=tile,
-        id="" if found is None else found.id,
         kind=kernel.kind if kernel.symmetry is None else f"{kernel.kind}, symmetry {kernel.symmetry!r}",
+        id="" if found is None else found.id,
     )
     return spec.identified() if found is None else spec
 
@@ -235,12 +209,34 @@ def _refuse_to_fill(store: GramStore, engine: str) -> None:
     """A matrix that is whole is given out on any machine; only what has to be computed needs the same engine."""
     if store.read_only:
         raise StoreError(f"{store.name} lacks tiles and cannot be written; copy it to where you may write")
-    made_by = engine if store.found is None else store.found.engine
-    if made_by != engine:
+    if store.spec.engine != engine:
         raise StoreError(
-            f"{store.name} was begun by the engine {made_by} and lacks tiles; this one is {engine}, whose last digits "
-            "differ. Continue on a machine with that engine, or choose another store"
+            f"{store.name} was begun by the engine {store.spec.engine} and lacks tiles; this one is {engine}, whose "
+            "last digits differ. Continue on a machine with that engine, or choose another store"
         )
+
+
+def _check(store: GramStore, kernel: Kernel, x: ImageRows, on_cluster: ClusterFill | None) -> None:
+    """Compare two images with the reference before hours of work; the store says that it was done, and what came out.
+
+    On a cluster each worker does so for its own engine.
+    """
+    if not kernel.check or on_cluster is not None:
+        store.note("check", {"by": "each worker" if kernel.check else "nobody: check=False"})
+        return
+    verdict = kernel.verify(x.X)
+    store.note("check", {"by": "this process"} | ({} if verdict is None else verdict.as_dict()))
+
+
+def _forget(store: GramStore, damaged: list[tuple[int, int]]) -> None:
+    """Delete damaged tiles, so that no later run without verification takes them for good."""
+    if damaged:
+        shown = ", ".join(map(str, damaged[:5])) + (", …" if len(damaged) > 5 else "")
+        what = f"{len(damaged)} of {len(store.grid)} tiles were damaged and are computed again: {shown}"
+        log.warning("%s: %s", store.name, what)
+    with store.writing("its other tiles stay valid"):
+        for at in damaged:
+            store.forget(*at)
 
 
 def _compute(
@@ -250,35 +246,25 @@ def _compute(
     z: ImageRows | None,
     todo: list[tuple[int, int]],
     progress: bool,
-    on_cluster: filling.ClusterFill | None,
+    on_cluster: ClusterFill | None,
 ) -> None:
     """Fill the tiles `todo`. Whatever ends it, the tiles that were written stay, and the message says how to go on."""
     grid = store.grid
-    done = len(grid) - len(todo)
-    noted = time.monotonic()
-    counting = threading.Lock()
-
-    def count() -> None:
-        nonlocal done, noted
-        with counting:
-            done += 1
-            if time.monotonic() - noted > _NOTE_SECONDS:
-                noted = time.monotonic()
-                store.note_progress(done)
+    left = set(todo)
 
     def write(t: Tile, block: Any) -> None:
         store.write(t, block)
-        count()
+        left.discard((t.i, t.j))
 
     def state() -> str:
-        return f"{done:,} of {len(grid):,} tiles are there and stay valid"
+        return f"{len(grid) - len(left):,} of {len(grid):,} tiles are there and stay valid"
 
     try:
         already = grid.pairs - sum(grid.at(i, j).pairs for i, j in todo)
         with progress_bar(grid.pairs, "kernel", "pair", done=already, wanted=progress, keep=True) as bar:
 
             def done_by_another(t: Tile) -> None:
-                count()
+                left.discard((t.i, t.j))
                 bar.update(t.pairs)
 
             if on_cluster is not None:
@@ -286,9 +272,8 @@ def _compute(
                 return
             if kernel.device == "cuda":
                 x.room = (memory.available("cuda") or 0) // 8
-            if store.locked:
-                tiles: Iterator[Tile] = (grid.at(i, j) for i, j in todo)
-            else:
+            tiles: Iterable[Tile] = (grid.at(i, j) for i, j in todo)
+            if not store.locked:
                 tiles = not_done_by_others(store, todo, None, done=done_by_another)
             fill(tiles, lanes(kernel, x.image_shape), x, z, write, bar.update)
     except KeyboardInterrupt:

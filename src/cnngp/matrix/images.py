@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -19,9 +20,7 @@ class ImageRows:
     """Images (N, C, …) as an engine takes them: blocks of (n, channels, locations) in the working precision."""
 
     def __init__(self, X: Any, kernel: Kernel, name: str) -> None:
-        self.X = in_place(X, name)
-        self.name = name
-        self.kernel = kernel
+        self.X, self.name, self.kernel = in_place(X, name), name, kernel
         self.dtype = np.dtype(kernel.dtype)
         self.shape: tuple[int, ...] = tuple(int(s) for s in self.X.shape)
         check_images_shape(self.shape, name)
@@ -58,8 +57,8 @@ class ImageRows:
         first: str | None = None
         start = 0
         for end in sorted({min(stop or 0, len(self)), len(self)}):
-            for a in range(start, end, self._step):
-                digest.update(self.block(slice(a, min(a + self._step, end))).data)
+            for rows in self._parts(start, end):
+                digest.update(self.block(rows).data)
             start = end
             if end == stop:
                 first = digest.hexdigest()
@@ -68,12 +67,14 @@ class ImageRows:
     def check_range(self, start: int = 0) -> None:
         """Refuse images whose variances the working precision cannot hold, before hours of work and not after."""
         engine = self.kernel.engine_for(self.image_shape)
-        for a in range(start, len(self), self._step):
+        for rows in self._parts(start, len(self)):
             try:
-                engine.diagonal(self.block(slice(a, min(a + self._step, len(self)))))
+                engine.diagonal(self.block(rows))
             except RangeError as error:
-                raise RangeError(f"{self.name}: {error} (counted from image {a})" if a else str(error)) from None
+                counted = f"{self.name}: {error} (counted from image {rows.start})" if rows.start else str(error)
+                raise RangeError(counted) from None
 
-    @property
-    def _step(self) -> int:
-        return max(1, _BLOCK_BYTES // (self.dtype.itemsize * int(np.prod(self.image_shape))))
+    def _parts(self, start: int, end: int) -> Iterator[slice]:
+        """These rows, some megabytes at a time."""
+        step = max(1, _BLOCK_BYTES // (self.dtype.itemsize * int(np.prod(self.image_shape))))
+        return (slice(a, min(a + step, end)) for a in range(start, end, step))

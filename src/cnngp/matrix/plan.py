@@ -1,10 +1,11 @@
-"""What a kernel matrix will cost before it is computed, and what a store holds afterwards."""
+"""The cost of a kernel matrix before it is computed, and what a store holds afterwards."""
 
 from __future__ import annotations
 
 import shutil
 import sys
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from cnngp.common.errors import StoreError
@@ -13,14 +14,11 @@ from cnngp.kernel.kernel import Kernel
 
 from .gram import specify
 from .images import ImageRows
-from .speed import measured_rate, tile_here
-from .store.chunks import chunk_bytes
 from .store.places import local_path
-from .store.seals import tile_of
 from .store.spec import Spec
 from .store.store import GramStore
-from .tile_size import check_tile
-from .verifying import damaged_tiles
+from .store.tile_bytes import chunk_bytes, tile_of
+from .tile_size import check_tile, measured_rate, tile_here
 
 
 @dataclass(frozen=True)
@@ -47,11 +45,9 @@ class GramCost:
 
 def plan(kernel: Kernel, X: Any, *, tile: int | None = None, store: Any = None) -> GramCost:
     """Count everything, time a few pairs, and say what the whole will take."""
-    side = check_tile(tile)
     x = ImageRows(X, kernel, "X")
     n = len(x)
-    engine = kernel.engine_for(x.image_shape)
-    grid = Grid((n, n), side or tile_here(x, (n, n), True), True)
+    grid = Grid((n, n), check_tile(tile) or tile_here(x, (n, n), True), True)
     rate = measured_rate(x, min(grid.tile))
     a, b = grid.counts
     return GramCost(
@@ -60,13 +56,29 @@ def plan(kernel: Kernel, X: Any, *, tile: int | None = None, store: Any = None) 
         tile=grid.tile[0],
         tiles=len(grid),
         disk_bytes=a * b * chunk_bytes(grid.tile, x.dtype),
-        disk_free_bytes=_free(store),
+        disk_free_bytes=_free(local_path("." if store is None else store)),
         memory_bytes=_peak_memory(),
         fit_bytes=8 * n * n,
-        engine=engine.identity,
+        engine=kernel.engine_for(x.image_shape).identity,
         pairs_per_second=rate,
         seconds=grid.pairs / rate,
     )
+
+
+def _free(folder: Path | None) -> int | None:
+    if folder is None:
+        return None
+    folder = folder.absolute()
+    return shutil.disk_usage(next(f for f in (folder, *folder.parents) if f.exists())).free
+
+
+def _peak_memory() -> int | None:
+    if sys.platform == "win32":
+        return None
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
 
 
 @dataclass(frozen=True)
@@ -91,29 +103,9 @@ def begun(kernel: Kernel, X: Any, store: Any, tile: int | None = None) -> Begun 
     x = ImageRows(X, kernel, "X")
     wanted = specify(there.found, kernel, x, None, check_tile(tile) or there.found.tile, there.found.engine)
     there.found.refuse_unless_same_or_grown(wanted, there.name)
-    lost = {tile_of(there.grid, *at) for at in there.grid.cut_by_growth(wanted.shape)}
-    lost |= set(there.missing(there.present()))
+    lost = {tile_of(there.grid, *at) for at in there.grid.cut_by_growth(wanted.shape)} | set(there.missing())
     kept = [t for t in there.grid if (t.i, t.j) not in lost]
     return Begun(len(kept), len(wanted.grid), wanted.grid.pairs - sum(t.pairs for t in kept))
-
-
-def _free(store: Any) -> int | None:
-    folder = local_path("." if store is None else store)
-    if folder is None:
-        return None
-    folder = folder.absolute()
-    while not folder.exists():
-        folder = folder.parent
-    return shutil.disk_usage(folder).free
-
-
-def _peak_memory() -> int | None:
-    if sys.platform == "win32":
-        return None
-    import resource
-
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
 
 
 @dataclass(frozen=True)
@@ -138,16 +130,15 @@ class Status:
 def status(where: Any, *, verify: bool = True, progress: bool = True) -> Status:
     """Look at a store, and at every tile of it, without writing or waiting: also while another process fills it."""
     local = local_path(where)
-    if local is not None and not (local / "zarr.json").exists():
-        what = "is not a store of cnngp (it has no zarr.json)" if local.exists() else "does not exist"
-        raise StoreError(f"{local} {what}; stores are made by `cnngp gram --store` and cnngp.gram(…, store=…)")
-    gram_store = GramStore(where, read_only=True)
-    if gram_store.found is None:
-        raise StoreError(f"{gram_store.name} is not a store of cnngp; stores are made by cnngp.gram(…, store=…)")
-    there = gram_store.present()
-    missing = gram_store.missing(there)
+    store = None if local is not None and not (local / "zarr.json").exists() else GramStore(where, read_only=True)
+    if store is None or store.found is None:
+        what = "is not a store of cnngp" if local is None or local.exists() else "does not exist"
+        place = local if store is None else store.name
+        raise StoreError(f"{place} {what}; stores are made by `cnngp gram --store` and cnngp.gram(…, store=…)")
+    there = store.present()
+    missing = store.missing(there)
     if there.any():  # else it may have just been begun, before its array
-        gram_store.check_array(growing=bool(missing))
-    damaged = len(damaged_tiles(gram_store, missing, progress)) if verify else None
-    stored = int(there.sum()) * chunk_bytes(gram_store.grid.tile, gram_store.found.dtype)
-    return Status(gram_store.found, len(gram_store.grid), len(missing), damaged, stored)
+        store.check_array(growing=bool(missing))
+    damaged = len(store.damaged(missing, progress)) if verify else None
+    stored = int(there.sum()) * chunk_bytes(store.grid.tile, store.found.dtype)
+    return Status(store.found, len(store.grid), len(missing), damaged, stored)

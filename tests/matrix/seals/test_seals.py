@@ -19,8 +19,8 @@ from cnngp.common.errors import StoreError
 from cnngp.common.tiles import Grid
 from cnngp.gp import solve
 from cnngp.matrix.plan import status
-from cnngp.matrix.store.seals import seal, sealed_sum
 from cnngp.matrix.store.store import GramStore
+from cnngp.matrix.store.tile_bytes import seal, sealed_sum
 from helpers.sealed import KERNEL, TILE, X, Z, contents, swap
 from helpers.tile_count import computed
 

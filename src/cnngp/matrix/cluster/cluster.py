@@ -18,9 +18,10 @@ from typing import Any
 
 from cnngp.common.devices import ActualDevice
 from cnngp.common.errors import one_line
+from cnngp.common.optional import need
 from cnngp.kernel.kernel import Kernel
 
-from .connection import ClusterError, check_client, within
+from .connection import ClusterError, DaskUnavailable, within
 
 log = logging.getLogger("cnngp")
 
@@ -28,15 +29,13 @@ log = logging.getLogger("cnngp")
 SILENT_SECONDS = 10.0
 # How long to wait for a first worker, or for one after the last has gone.
 PATIENCE = 300.0
-_SCHEDULER_SECONDS = 30.0
-# How long a worker may take to say which version, or which engine, it has.
-_ANSWER_SECONDS = 20.0
+# How often workers are looked at, and how long the scheduler, or one of them, may take to answer.
+_LOOK_SECONDS = 0.5
+_ANSWER_SECONDS = 30.0
 # Workers that may be lost, beside as many as there were, without a result between them: then the work kills them.
 _DEATHS = 4
 # What a call comes to whose worker, or whose data, are lost.
 _LOST = (OSError, asyncio.CancelledError, concurrent.futures.CancelledError)
-# How often the workers are looked at.
-_LOOK_SECONDS = 0.5
 _END: Any = object()
 
 Engine = tuple[str, ActualDevice]
@@ -51,36 +50,36 @@ class Cluster:
     """The workers at a client's scheduler that have this version of the package, whoever comes and goes."""
 
     def __init__(self, client: Any) -> None:
-        check_client(client)
-        self.client = client
+        if not isinstance(client, need("distributed", "a cluster", DaskUnavailable).Client):
+            raise ClusterError(f"client={client!r}: expected a dask.distributed.Client")
+        if client.asynchronous:
+            raise ClusterError("client= is asynchronous; give one that was made without asynchronous=True")
+        if client.status != "running":
+            raise ClusterError(f"client= is {client.status}; give one that is connected to its scheduler")
+        self.client, self.address = client, str(client.scheduler.address)
         self.lost = 0
         """Workers that were lost since the last result; whoever sees one by other means sets it to 0."""
         self._most = 0
         self._fit: set[str] = set()
         self._refused: dict[str, str] = {}
-        self._heard: dict[str, tuple[float, float]] = {}
-
-    @property
-    def address(self) -> str:
-        return str(self.client.scheduler.address)
 
     def elect(self, kernel: Kernel, image_shape: tuple[int, ...], wanted: str | None) -> tuple[Engine, int]:
         """Choose the engine of a matrix, and count the workers that have it: `wanted` where a worker has it, else the
         engine of most workers, those with a card before the others.
         """
-        data = pickled(kernel)
-        while True:
-            answers = self._ask(list(self.fit()), _engine_of, data, image_shape)
-            for worker in [w for w in answers if isinstance(answers[w], Exception)]:
-                self._refuse(worker, answers.pop(worker))
-            counts: Counter[Engine] = Counter(answers.values())
-            if counts:
-                best = max(counts, key=lambda e: (e[0] == wanted, e[1] == "cuda", counts[e]))
-                return best, counts[best]
+        counts: Counter[Engine] = Counter()
+        while not counts:
+            for worker, answer in self._ask(list(self.fit()), _engine_of, pickled(kernel), image_shape).items():
+                if isinstance(answer, Exception):
+                    self._refuse(worker, answer)
+                else:
+                    counts[answer] += 1
+        best = max(counts, key=lambda e: (e[0] == wanted, e[1] == "cuda", counts[e]))
+        return best, counts[best]
 
     def results(
         self, function: Callable[..., Any], items: Iterable[Any], shared: Any, parallel: bool = False
-    ) -> Generator[tuple[Any, Any] | None]:
+    ) -> Generator[tuple[int, Any] | None]:
         """Run `function(item, shared)` for each item on some worker, one at a time, or where `parallel` one a thread.
 
         Yields (k, result) for the k-th item as they come, and None about every second. `shared` is sent to each worker
@@ -113,7 +112,7 @@ class Cluster:
                             sent[worker] = within(5.0, send)
                         given = numbered[1], sent[worker]
                         running[self.client.submit(function, *given, workers=[worker], pure=False)] = worker, numbered
-                    except (*_LOST, ValueError):  # the worker is lost, which is noticed next time
+                    except (*_LOST, LookupError, ValueError):  # the worker is lost, which is noticed next time
                         again.append(numbered)
                 if not running and not again:
                     return
@@ -122,17 +121,15 @@ class Cluster:
                 for future in [f for f in running if f.status != "pending"]:
                     worker, numbered = running.pop(future)
                     error = future.exception() if future.status == "error" else None
-                    try:
-                        if error is None:
+                    if error is None:
+                        with suppress(*_LOST):  # with its worker
                             found = numbered[0], future.result(timeout=5.0)
                             self.lost = 0
                             yield found
                             continue
-                    except _LOST:  # with its worker
-                        pass
-                    if isinstance(error, Refused):
+                    elif isinstance(error, Refused):
                         self._refuse(worker, error)
-                    elif error is not None and not isinstance(error, KilledWorker):
+                    elif not isinstance(error, KilledWorker):
                         raise error
                     again.append(numbered)
                 yield None
@@ -152,14 +149,14 @@ class Cluster:
         """
         from cnngp import __version__
 
-        began = time.monotonic()
+        began, waiting = time.monotonic(), False
         while True:
-            there = self._there()
+            known, there = self._look()
             for worker in self._fit - there.keys():
-                self._lose(worker)
-            new = there.keys() - self._fit - self._refused.keys()
+                self._lose(worker, worker in known)
+            new = sorted(there.keys() - self._fit - self._refused.keys())
             # `eval`, which every Python has, where a function of this package could not be found
-            for worker, version in self._ask(sorted(new), eval, "__import__('cnngp').__version__").items():
+            for worker, version in self._ask(new, eval, "__import__('cnngp').__version__").items():
                 if isinstance(version, Exception):
                     self._refuse(worker, version)
                 elif version != __version__:
@@ -168,55 +165,44 @@ class Cluster:
                     self._fit.add(worker)
             self._most = max(self._most, len(self._fit))
             if self._fit:
-                return {worker: there[worker] for worker in sorted(self._fit)}
+                return {worker: there[worker] for worker in self._fit}
             if there and there.keys() <= self._refused.keys():
                 reasons = Counter(self._refused[worker] for worker in there)
                 said = "; ".join(f"{reason} ({n} of them)" if n > 1 else reason for reason, n in reasons.most_common(3))
                 raise ClusterError(f"no worker at {self.address} can do the work: {said}")
-            if not self._heard:
-                self._wait_for_one()
+            if not known and not waiting:
+                log.warning("no workers at %s; waiting for one", self.address)
+                waiting = True
             if time.monotonic() - began > PATIENCE:
-                raise ClusterError(f"none of the {len(self._heard):,} workers at {self.address} answers")
-            time.sleep(0.05)
+                start = f"start them with `dask worker {self.address}` on any machine"
+                how = "none of them answers" if known else start
+                raise ClusterError(f"{len(known) or 'no'} workers at {self.address}; {how}")
+            time.sleep(0.1)
 
-    def _there(self) -> dict[str, int]:
-        """The workers that have been heard of lately, with their threads."""
+    def _look(self) -> tuple[set[str], dict[str, int]]:
+        """The workers that the scheduler knows, and those that it has heard of lately, with their threads."""
         gone = ClusterError(f"the scheduler {self.address} is gone")
-        if self.client.status != "running":
+        if self.client.status != "running":  # Dask itself tries for half a minute
             raise gone
+        look = partial(self.client.sync, self.client.scheduler.identity)
         try:
-            look = partial(self.client.sync, self.client.scheduler.identity)
-            found = within(_SCHEDULER_SECONDS, look)["workers"]
+            found = within(_ANSWER_SECONDS, look)["workers"]
+            now = within(_ANSWER_SECONDS, partial(self.client.run_on_scheduler, time.time))  # its clock, not ours
         except _LOST as error:
             raise gone from error
-        now, before = time.monotonic(), self._heard
-        self._heard = {}
-        for worker, about in found.items():
-            beat = float(about["last_seen"])  # by the scheduler's clock, so only whether it moves is of use
-            last = before.get(worker, (beat, now))
-            self._heard[worker] = last if last[0] == beat else (beat, now)
-        return {w: int(found[w]["nthreads"]) for w, (_, last) in self._heard.items() if now - last <= SILENT_SECONDS}
+        heard = {w: int(about["nthreads"]) for w, about in found.items() if now - about["last_seen"] <= SILENT_SECONDS}
+        return set(found), heard
 
     def _ask(self, workers: Sequence[str], function: Callable[..., Any], *arguments: Any) -> dict[str, Any]:
         """Result or error of a function on each of the workers, beside their work; nothing of those that are lost, and
         of none where one is frozen.
         """
-        if not workers:
-            return {}
         ask = partial(self.client.run, function, *arguments, workers=workers, on_error="return")
         try:
-            answers = within(_ANSWER_SECONDS, ask)
+            answers = within(_ANSWER_SECONDS, ask) if workers else {}
         except _LOST:
             return {}
         return {worker: answer for worker, answer in answers.items() if not isinstance(answer, _LOST)}
-
-    def _wait_for_one(self) -> None:
-        log.warning("no workers at %s; waiting for one", self.address)
-        try:
-            self.client.wait_for_workers(1, timeout=PATIENCE)
-        except TimeoutError:
-            how = f"start them with `dask worker {self.address}` on any machine"
-            raise ClusterError(f"no workers at {self.address}; {how}") from None
 
     def _refuse(self, worker: str, error: BaseException) -> None:
         reason = one_line(error) if isinstance(error, Refused) else f"it cannot run cnngp ({one_line(error)})"
@@ -225,8 +211,8 @@ class Cluster:
         self._refused[worker] = reason
         self._fit.discard(worker)
 
-    def _lose(self, worker: str) -> None:
-        how = "does not answer any more (frozen, or cut off)" if worker in self._heard else "is gone"
+    def _lose(self, worker: str, known: bool) -> None:
+        how = "does not answer any more (frozen, or cut off)" if known else "is gone"
         log.warning("worker %s %s; others do its work", worker, how)
         self._fit.remove(worker)
         self.lost += 1
@@ -237,13 +223,9 @@ class Cluster:
 
 async def _engine_of(kernel: bytes, image_shape: tuple[int, ...], dask_worker: Any) -> Engine:
     """On a worker: its engine for a kernel."""
-
-    def find() -> Engine:
-        made = unpickled(kernel, dask_worker)
-        return made.engine_for(image_shape).identity, made.device
-
     try:
-        return await asyncio.to_thread(find)
+        made = await asyncio.to_thread(unpickled, kernel, dask_worker)
+        return (await asyncio.to_thread(made.engine_for, image_shape)).identity, made.device
     except Exception as error:
         reason = one_line(error)
     raise Refused(reason)  # here, where it has no error as its context that the client may not know

@@ -32,7 +32,7 @@ def connect(address: str, timeout: float = 10.0) -> Any:
     Traceback (most recent call last):
     cnngp...ClusterError: scheduler 'head': expected the address of a Dask scheduler, such as tcp://host:8786
     """
-    distributed = require_dask()
+    distributed = need("distributed", "a cluster", DaskUnavailable)
     if not re.fullmatch(r"((tcp|tls|ws|wss|ucx)://)?[^\s/]+:\d+", address):
         raise ClusterError(f"scheduler {address!r}: expected the address of a Dask scheduler, such as tcp://host:8786")
     # A scheduler that goes away is one line from here, and so is Ctrl-C, which can end a callback of the event loop
@@ -49,16 +49,6 @@ def connect(address: str, timeout: float = 10.0) -> Any:
     raise ClusterError(f"{address}: {reason}; start one with `dask scheduler`, workers with `dask worker {address}`")
 
 
-def check_client(client: Any) -> None:
-    """`ClusterError` for anything but a synchronous client that is connected."""
-    if not isinstance(client, require_dask().Client):
-        raise ClusterError(f"client={client!r}: expected a dask.distributed.Client")
-    if client.asynchronous:
-        raise ClusterError("client= is asynchronous; give one that was made without asynchronous=True")
-    if client.status != "running":
-        raise ClusterError(f"client= is {client.status}; give one that is connected to its scheduler")
-
-
 def within(seconds: float, call: Callable[[], Any]) -> Any:
     """Result of `call`, or `TimeoutError`: calls of Dask that wait for what has frozen never return."""
     answer: Future[Any] = Future()
@@ -71,8 +61,3 @@ def within(seconds: float, call: Callable[[], Any]) -> Any:
 
     threading.Thread(target=ask, name="cnngp-ask", daemon=True).start()
     return answer.result(seconds)
-
-
-def require_dask() -> Any:
-    """The module `distributed`; `DaskUnavailable`, with what to do, where it is not installed."""
-    return need("distributed", "a cluster", DaskUnavailable)

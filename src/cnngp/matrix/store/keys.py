@@ -29,26 +29,21 @@ class Keys:
         self.read_only = read_only or bool(self.zarr_store.read_only)
         if folder is None and not self.read_only and self.local is not None and self.local.is_dir():
             folder = HeldFolder(self.local)
-        self._folder = folder
+        self.folder = folder
         self._inside, self._prefix = self.zarr_store, f"{self.path}/" if self.path else ""
         if folder is not None and type(self.zarr_store) is LocalStore:
             self._inside, self._prefix = LocalStore(folder.inside), ""
         # For reading: a store that may be written makes its folder when it is first looked at.
         self._source = self._inside if self._inside.read_only else self._inside.with_read_only(True)
 
-    def key(self, key: str) -> str:
-        """A key of `zarr_store`, whose names other processes know."""
-        return f"{self.path}/{key}" if self.path else key
-
     def names(self, key: str) -> tuple[str, ...]:
-        """What is in a folder of the store."""
-        return _list(self._source.list_dir(self._prefix + key))
+        """What is in a folder of the store, also what other processes have just put there."""
+        from zarr.core.sync import collect_aiterator
 
-    def forget_listings(self) -> None:
-        """A listing from before would miss what other processes wrote."""
         fs = getattr(self.zarr_store, "fs", None)
         if fs is not None:
             fs.invalidate_cache()
+        return collect_aiterator(self._source.list_dir(self._prefix + key))
 
     def exists(self, key: str) -> bool:
         return bool(wait(self._source.exists(self._prefix + key)))
@@ -91,8 +86,8 @@ class Keys:
 
         self.check_folder()
         options: dict[str, Any] = {"fill_value": float("nan"), "filters": None, "compressors": [Crc32cCodec()]}
-        name = self._prefix + key
-        return zarr.create_array(self._inside, name=name, shape=shape, chunks=chunks, dtype=dtype, **options)
+        options |= {"shape": shape, "chunks": chunks, "dtype": dtype, "zarr_format": 3}
+        return zarr.create_array(self._inside, name=self._prefix + key, **options)
 
     def open_array(self, key: str) -> Any:
         """A Zarr array for reading."""
@@ -102,8 +97,8 @@ class Keys:
 
     def check_folder(self) -> None:
         """`StoreError` where another folder has the name of the one that is held."""
-        if self._folder is not None:
-            self._folder.check()
+        if self.folder is not None:
+            self.folder.check()
 
     @contextmanager
     def writing(self, state: str) -> Iterator[None]:
@@ -133,9 +128,3 @@ def wait(coroutine: Any) -> Any:
     from zarr.core.sync import sync
 
     return sync(coroutine)
-
-
-def _list(names: Any) -> tuple[str, ...]:
-    from zarr.core.sync import collect_aiterator
-
-    return collect_aiterator(names)

@@ -14,15 +14,13 @@ from cnngp.common.errors import StoreError
 
 from .spec import Spec
 
-REMEDY = "run gram on the store again: it writes that file anew, and the tiles stay"
-
 
 def group_attributes(data: bytes | None, name: str) -> dict[str, Any] | None:
     """The attributes in a group's document; None where there is none. `StoreError` where it is no such document."""
     if data is None:
         return None
     try:
-        document = parsed(data)
+        document = _parsed(data)
         if document.get("node_type") == "array":
             raise ValueError("it is that of an array, not of a group")
         if document.get("zarr_format") != 3 or document.get("node_type") != "group":
@@ -37,17 +35,6 @@ def group_attributes(data: bytes | None, name: str) -> dict[str, Any] | None:
     return attributes
 
 
-def parsed(data: bytes) -> dict[str, Any]:
-    """A JSON object. `ValueError` for all else."""
-    try:
-        document = json.loads(data)
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
-    if not isinstance(document, dict):
-        raise ValueError("it is no JSON object")
-    return document
-
-
 def group_document(attributes: dict[str, Any]) -> bytes:
     return json.dumps({"zarr_format": 3, "node_type": "group", "attributes": attributes}, indent=2).encode()
 
@@ -59,27 +46,15 @@ def array_document(spec: Spec) -> bytes:
 
 @cache
 def _array_document(shape: tuple[int, int], tile: tuple[int, int], dtype: str) -> bytes:
-    import zarr
-    from zarr.codecs import Crc32cCodec
-    from zarr.core.buffer import default_buffer_prototype
-    from zarr.core.sync import sync
     from zarr.storage import MemoryStore
 
-    store = MemoryStore()
-    zarr.create_array(
-        store,
-        name="K",
-        shape=shape,
-        chunks=tile,
-        dtype=dtype,
-        fill_value=float("nan"),
-        filters=None,
-        compressors=[Crc32cCodec()],
-        zarr_format=3,
-    )
-    buffer = sync(store.get("K/zarr.json", default_buffer_prototype()))
-    assert buffer is not None
-    return bytes(buffer.to_bytes())
+    from .keys import Keys
+
+    keys = Keys(MemoryStore(), read_only=False)
+    keys.new_array("K", shape, tile, dtype)
+    document = keys.get_bytes("K/zarr.json")
+    assert document is not None
+    return document
 
 
 def array_differs(data: bytes | None, spec: Spec) -> str | None:
@@ -90,17 +65,26 @@ def array_differs(data: bytes | None, spec: Spec) -> str | None:
     if data is None:
         return "it is missing"
     try:
-        found = parsed(data)
+        document = _parsed(data)
     except ValueError as error:
         return f"it cannot be read ({error})"
-    wanted = parsed(array_document(spec))
-    strange = found.keys() - wanted.keys() - {"dimension_names"}
-    found, wanted = _plain(found), _plain(wanted)
+    ours = _parsed(array_document(spec))
+    strange = document.keys() - ours.keys() - {"dimension_names"}
+    found, wanted = _plain(document), _plain(ours)
     keys = (found.keys() | wanted.keys()) - {"attributes"}
     differs = sorted(strange | {key for key in keys if found.get(key) != wanted.get(key)})
-    if not differs:
-        return None
-    return "shape" if differs == ["shape"] else f"changed in {', '.join(differs)}"
+    return None if not differs else "shape" if differs == ["shape"] else f"changed in {', '.join(differs)}"
+
+
+def _parsed(data: bytes) -> dict[str, Any]:
+    """A JSON object. `ValueError` for all else."""
+    try:
+        document = json.loads(data)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    if not isinstance(document, dict):
+        raise ValueError("it is no JSON object")
+    return document
 
 
 def _plain(value: Any) -> Any:

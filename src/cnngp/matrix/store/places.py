@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 import weakref
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,8 @@ from cnngp.common.errors import StoreError
 
 # Nothing takes so long to write: what is older was left by a process that was killed.
 _LEFT_SECONDS = 3600.0
-# Matrices of fits and predictions inside an estimator's store.
-_PARTS = ("inducing-", "cross-")
+# What may be in a folder without a matrix of its own: parts of fits and predictions inside an estimator's store.
+_PARTS = ("K", "inducing-", "cross-")
 
 
 def local_path(where: Any) -> Path | None:
@@ -23,11 +22,8 @@ def local_path(where: Any) -> Path | None:
     if isinstance(where, Path):
         return where.expanduser()
     if isinstance(where, str):
-        if where.startswith("file://"):
-            where = where.removeprefix("file://")
-        if "://" not in where and "::" not in where:
-            return Path(where).expanduser()
-        return None
+        where = where.removeprefix("file://")
+        return None if "://" in where or "::" in where else Path(where).expanduser()
     from zarr.storage import LocalStore, StorePath
 
     if isinstance(where, LocalStore):
@@ -45,10 +41,8 @@ def child(where: Any, name: str) -> Any:
     local = local_path(where)
     if local is not None and (local / name).is_symlink():
         raise _is_link(local / name)
-    if isinstance(where, Store):
-        return StorePath(where, name)
-    if isinstance(where, StorePath):
-        return where / name
+    if isinstance(where, (Store, StorePath)):
+        return StorePath(where, name) if isinstance(where, Store) else where / name
     return f"{str(where).rstrip('/')}/{name}" if local is None else local / name
 
 
@@ -78,10 +72,8 @@ def locate(where: Any, read_only: bool) -> tuple[Any, str, Path | None, str]:
 def same_for_all_machines(where: Any) -> str:
     """A place that means the same on every machine: an absolute path or a URL."""
     local = local_path(where)
-    if local is not None:
-        return str(local.absolute())
-    if isinstance(where, str):
-        return where
+    if local is not None or isinstance(where, str):
+        return str(where if local is None else local.absolute())
     raise StoreError(f"store={where!r}: with client= give a path or a URL that every worker can open")
 
 
@@ -95,7 +87,6 @@ class HeldFolder:
     def __init__(self, path: Path) -> None:
         self.path = self.inside = path
         self._held: os.stat_result | None = None
-        self._close: Callable[[], object] | None = None
         if hasattr(os, "O_DIRECTORY"):
             descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
             self._close = weakref.finalize(self, os.close, descriptor)
@@ -106,15 +97,14 @@ class HeldFolder:
 
     def close(self) -> None:
         """Let go of it; nothing may be read or written inside any more."""
-        if self._close is not None:
+        if self._held is not None:
             self._close()
 
     def check(self) -> None:
         """`StoreError` where the name does not lead to this folder any more."""
-        try:
-            same = self._held is None or os.path.samestat(self._held, self.path.stat())
-        except OSError:
-            same = False
+        same = self._held is None
+        with suppress(OSError):
+            same = same or os.path.samestat(self._held, self.path.stat())  # type: ignore[arg-type]
         if not same:
             raise StoreError(
                 f"{self.path} was moved, deleted or replaced while it was in use; nothing was written to what has its "
@@ -123,33 +113,27 @@ class HeldFolder:
 
 
 def check_place(local: Path) -> None:
-    """Refuse a folder that holds something else, before anything is put there."""
+    """Refuse, before anything is put there, a folder that holds something else, and a store in which a folder, or a
+    file that is written to, is a link: what is written or deleted there would be in a place that somebody else chose.
+    """
     if local.exists() and not local.is_dir():
         raise StoreError(f"store={str(local)!r} is a file; expected a folder, or a name that is not taken yet")
     if local.is_dir() and not (local / "zarr.json").exists():
-        ours = ("K", *_PARTS)  # parts of fits that have no matrix of their own here
-        strange = sorted(p.name for p in local.iterdir() if not p.name.startswith(ours) and p.suffix != ".partial")
+        strange = sorted(p.name for p in local.iterdir() if not p.name.startswith(_PARTS) and p.suffix != ".partial")
         if strange:
             raise StoreError(
                 f"store={str(local)!r} is a folder that cnngp did not make (it holds {', '.join(strange[:3])}); give a "
                 "name that is not taken yet"
             )
-
-
-def refuse_links(local: Path) -> None:
-    """Refuse a store in which a folder, or a file that is written to, is a link: what is written or deleted there would
-    be somewhere else, in a place that whoever made the store has chosen.
-    """
-    folders = [local / "K", local / "K" / "c", local / "K" / "seals", local / "images"]
-    for path in (*folders, local / "zarr.json", local / "K" / "zarr.json", local / "K" / ".lock"):
+    folders = [local / "K" / "c", local / "K" / "seals", local / "images"]
+    for path in (local / "K", *folders, local / "zarr.json", local / "K" / "zarr.json", local / "K" / ".lock"):
         if path.is_symlink():
             raise _is_link(path)
-    for folder in folders[1:]:
-        if folder.is_dir():
-            with os.scandir(folder) as entries:
-                for entry in entries:
-                    if entry.is_symlink():
-                        raise _is_link(Path(entry.path))
+    for folder in filter(Path.is_dir, folders):
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.is_symlink():
+                    raise _is_link(Path(entry.path))
 
 
 def _is_link(path: Path) -> StoreError:
@@ -162,9 +146,8 @@ def _is_link(path: Path) -> StoreError:
 def remove_leftovers(local: Path, locked: bool) -> None:
     """What a killed process was writing. Without the lock only what is old: another process may be writing the rest."""
     newest = float("inf") if locked else time.time() - _LEFT_SECONDS
-    rows = (row for kind in ("c", "seals") for row in (local / "K" / kind).glob("*"))
-    for folder in (local, local / "K", *rows):
-        for path in folder.glob("zarr.*.partial" if folder == local else "*.partial"):
+    for pattern in ("zarr.*.partial", "K/*.partial", "K/c/*/*.partial", "K/seals/*/*.partial"):
+        for path in local.glob(pattern):
             with suppress(OSError):
                 if path.lstat().st_mtime < newest:
                     path.unlink()

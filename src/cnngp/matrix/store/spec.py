@@ -1,13 +1,13 @@
 """What a store says about its matrix: which network, which data, which engine, in which type and tiles.
 
-`id` ties every tile to its matrix (`seals.py`); `sha256` is a checksum over all the rest but the notes for people.
+`id` ties every tile to its matrix (`tile_bytes.py`); `sha256` is a checksum over all the rest but the notes for people.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from cnngp.common.errors import StoreError
@@ -16,6 +16,8 @@ from cnngp.common.tiles import Grid
 FORMAT = 3
 _MARK = "cnngp_gram"
 _CHECKSUM = "sha256"
+_KINDS = {"nngp": "the Gaussian process's, kind 'nngp',", "ntk": "the tangent kernel, kind 'ntk',"}
+_REMEDY = "bring zarr.json back from a copy, or delete the store"
 
 
 @dataclass(frozen=True)
@@ -26,14 +28,7 @@ class Data:
     shape: tuple[int, ...]
     sha256: str
     prefix: str | None = None
-    """The SHA-256 of as many images as the store holds, to recognise a set that grew."""
-
-    def attributes(self) -> dict[str, Any]:
-        return {"images": self.images, "shape": list(self.shape), "sha256": self.sha256}
-
-    @classmethod
-    def of(cls, attributes: Any) -> Data:
-        return cls(int(attributes["images"]), tuple(map(int, attributes["shape"])), str(attributes["sha256"]))
+    """The SHA-256 of as many images as the store holds, to recognise a set that grew; it is not kept."""
 
 
 class OtherMatrixError(StoreError):
@@ -46,7 +41,7 @@ class Spec:
 
     network: str | None
     """JSON; None where a layer is a Python function, which only the fingerprint covers."""
-    fingerprint: str
+    network_fingerprint: str
     X: Data
     Z: Data | None
     engine: str
@@ -70,18 +65,10 @@ class Spec:
         return Grid(self.shape, self.tile, self.Z is None)
 
     def attributes(self) -> dict[str, Any]:
-        a = {
-            _MARK: FORMAT,
-            "network": self.network,
-            "network_fingerprint": self.fingerprint,
-            "X": self.X.attributes(),
-            "Z": None if self.Z is None else self.Z.attributes(),
-            "engine": self.engine,
-            "dtype": self.dtype,
-            "tile": list(self.tile),
-            "kind": self.kind,
-            "id": self.id,
-        }
+        """As JSON."""
+        a: dict[str, Any] = json.loads(json.dumps({_MARK: FORMAT, **asdict(self)}))
+        for data in filter(None, (a["X"], a["Z"])):
+            del data["prefix"]
         return a | {_CHECKSUM: _digest(a)}
 
     @classmethod
@@ -94,53 +81,40 @@ class Spec:
         if a[_MARK] != FORMAT:
             raise StoreError(f"{name} has format {a[_MARK]!r}; this version of cnngp reads format {FORMAT}")
         try:
-            spec = cls(
-                network=a["network"],
-                fingerprint=str(a["network_fingerprint"]),
-                X=Data.of(a["X"]),
-                Z=None if a["Z"] is None else Data.of(a["Z"]),
-                engine=str(a["engine"]),
-                dtype=str(a["dtype"]),
-                tile=(int(a["tile"][0]), int(a["tile"][1])),
-                kind=str(a["kind"]),
-                id=str(a["id"]),
-            )
-            sound = spec.attributes() == {key: value for key, value in a.items() if key in _KEYS}
-        except (KeyError, TypeError, ValueError, IndexError, OverflowError, AttributeError) as error:
+            given = {field.name: a[field.name] for field in fields(cls)}
+            X, Z = (None if d is None else Data(d["images"], tuple(d["shape"]), d["sha256"]) for d in (a["X"], a["Z"]))
+            spec = cls(**given | {"X": X, "Z": Z, "tile": tuple(given["tile"])})
+            whole = spec.attributes()
+            sound = whole == {key: a[key] for key in whole} and spec.dtype in ("float32", "float64")
+            sound = sound and min(*spec.shape, *spec.tile) >= 1
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise StoreError(f"{name}: its metadata is damaged ({error!r}); {_REMEDY}") from None
-        if not sound or spec.dtype not in ("float32", "float64") or min(*spec.shape, *spec.tile) < 1:
+        if not sound:
             raise StoreError(f"{name}: its metadata is damaged (its checksum does not match); {_REMEDY}")
         return spec
 
     def refuse_unless_same_or_grown(self, wanted: Spec, name: str) -> None:
         """`StoreError` with all that differs, unless `wanted` is this matrix or one that it is the beginning of."""
         differs = []
-        if self.fingerprint != wanted.fingerprint:
+        if self.network_fingerprint != wanted.network_fingerprint:
             from .differences import difference
 
             differs.append(f"the network ({difference(self.network, wanted.network)})")
-        if self.kind != wanted.kind:
-            differs.append(
-                f"the kernel ({_KINDS.get(self.kind, self.kind)} there, {_KINDS.get(wanted.kind, wanted.kind)} now)"
-            )
-        if (self.Z is None) != (wanted.Z is None):
-            kinds = ("the matrix of one set of images", "the matrix of two sets")
-            differs.append(f"the kind ({kinds[self.Z is not None]} there, {kinds[wanted.Z is not None]} now)")
-        if self.dtype != wanted.dtype:
-            differs.append(f"the type ({self.dtype} there, {wanted.dtype} now)")
-        if self.tile != wanted.tile:
-            differs.append(f"the tile ({_side(self.tile)} there, {_side(wanted.tile)} now)")
+        sets = ("the matrix of one set of images", "the matrix of two sets")
+        for what, there, now in (
+            ("the kernel", _KINDS.get(self.kind, self.kind), _KINDS.get(wanted.kind, wanted.kind)),
+            ("the kind", sets[self.Z is not None], sets[wanted.Z is not None]),
+            ("the type", self.dtype, wanted.dtype),
+            ("the tile", _side(self.tile), _side(wanted.tile)),
+        ):
+            if there != now:
+                differs.append(f"{what} ({there} there, {now} now)")
         if self.dtype == wanted.dtype:
             differs += _data_differs("X", self.X, wanted.X)
             if self.Z is not None and wanted.Z is not None:
                 differs += _data_differs("Z", self.Z, wanted.Z)
         if differs:
             raise OtherMatrixError(f"{name} was made for something else: {'; '.join(differs)}. Give another store")
-
-
-_KEYS = (_MARK, "network", "network_fingerprint", "X", "Z", "engine", "dtype", "tile", "id", "kind", _CHECKSUM)
-_KINDS = {"nngp": "the Gaussian process's, kind 'nngp',", "ntk": "the tangent kernel, kind 'ntk',"}
-_REMEDY = "bring zarr.json back from a copy, or delete the store"
 
 
 def _digest(attributes: dict[str, Any]) -> str:
@@ -152,8 +126,7 @@ def _data_differs(which: str, there: Data, now: Data) -> list[str]:
         return [f"{which} ({there.images:,} images of shape {there.shape} there, {now.images:,} of {now.shape} now)"]
     if now.images < there.images:
         return [f"{which} ({there.images:,} images there, only {now.images:,} now)"]
-    known = now.sha256 if now.images == there.images else now.prefix
-    if known == there.sha256:
+    if there.sha256 == (now.sha256 if now.images == there.images else now.prefix):
         return []
     if now.images == there.images:
         return [f"{which} (the pixels of its {now.images:,} images)"]

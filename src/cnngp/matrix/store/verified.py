@@ -9,16 +9,14 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import zarr
 from zarr.core.buffer import default_buffer_prototype
-from zarr.storage import StorePath, WrapperStore
+from zarr.storage import WrapperStore
 
 from cnngp.common.errors import StoreError
 
-from .chunks import checked_sum
 from .metadata import array_document
-from .seals import sealed_sum, tile_of
 from .spec import Spec
+from .tile_bytes import checked_sum, sealed_sum, tile_of
 
 
 class DamagedTile(StoreError):
@@ -33,14 +31,13 @@ class VerifiedStore(WrapperStore[Any]):
 
     def __init__(self, store: Any, path: str, spec: Spec, name: str) -> None:
         super().__init__(store)
+        self._path, self._spec, self._name = path, spec, name
         self._prefix = f"{path}/" if path else ""
-        self._spec = spec
-        self._name = name
         self._chunk = re.compile(re.escape(self._prefix) + r"K/c/(\d+)/(\d+)")
         self._seals: dict[tuple[int, int], bytes] = {}
 
     def _with_store(self, store: Any) -> VerifiedStore:
-        return VerifiedStore(store, self._prefix.rstrip("/"), self._spec, self._name)
+        return VerifiedStore(store, self._path, self._spec, self._name)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, VerifiedStore) and (self._store, self._spec) == (other._store, other._spec)
@@ -87,11 +84,3 @@ class VerifiedStore(WrapperStore[Any]):
         if sealed_sum(data, self._spec.id, grid, i, j) != found:
             raise ValueError("it is another one than was written there")
         self._seals[at] = data
-
-
-def group_of(K: Any) -> StorePath | None:
-    """Where the group lies that a Zarr array named K is in."""
-    if not isinstance(K, zarr.Array) or K.path.split("/")[-1] != "K":
-        return None
-    store = K.store.inner if isinstance(K.store, VerifiedStore) else K.store
-    return StorePath(store, K.path.removesuffix("K").rstrip("/"))
