@@ -11,12 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sklearn.base import clone
 from sklearn.gaussian_process import GaussianProcessRegressor
-from sklearn.model_selection import GridSearchCV, cross_val_score
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
-from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from cnngp import Conv, Dense, GPClassifier, GPRegressor, Kernel, Sequential, Sum, zoo
 from cnngp.common import memory
@@ -24,30 +19,6 @@ from cnngp.common.arrays import CheckedImages, DataError, as_images
 from cnngp.gp.jitter import JitterWarning
 from cnngp.network.layers import Identity
 from helpers.estimators import DATA, NET
-
-CHOSEN = "the noise is chosen by leave-one-out, in which repeated images are left out together, as weights are not"
-
-
-@parametrize_with_checks(
-    [GPClassifier(), GPRegressor(), GPRegressor("dense_nngp", noise=0.1, dtype="float64")],
-    expected_failed_checks=lambda model: (
-        {"check_sample_weight_equivalence_on_dense_data": CHOSEN} if model.noise is None else {}
-    ),
-)
-@pytest.mark.filterwarnings("ignore::cnngp.gp.jitter.JitterWarning")
-def test_scikit_learn_conventions(estimator: Any, check: Any) -> None:
-    check(estimator)
-
-
-def test_pipeline_search_and_cross_validation() -> None:
-    flat, y = DATA.X.reshape(150, -1), DATA.y
-    pipeline = make_pipeline(StandardScaler(with_std=False), GPClassifier(NET, input_shape=(1, 8, 8)))
-    assert cross_val_score(pipeline, flat, y, cv=3).mean() > 0.8
-    search = GridSearchCV(GPClassifier(NET, input_shape=(1, 8, 8)), {"noise": [0.0, 100.0]}, cv=3).fit(flat, y)
-    assert search.best_params_ == {"noise": 0.0}
-    copy = clone(GPClassifier(NET, noise=0.5))
-    assert copy.get_params()["network"] == NET
-    assert copy.noise == 0.5
 
 
 def test_classifier_is_what_the_equations_say(fitted: GPClassifier) -> None:
@@ -193,7 +164,6 @@ def test_a_kernel_is_accepted_and_default_networks_fit_the_shape() -> None:
     kernel = Kernel(NET, dtype="float64")
     assert GPClassifier(kernel).fit(DATA.X[:40], DATA.y[:40]).kernel_ is kernel
     assert GPClassifier().fit(DATA.X[:40], DATA.y[:40]).network_ == zoo.pooled_cnn("large", 0)
-    assert GPClassifier().fit(DATA.X[:40].reshape(40, -1), DATA.y[:40]).network_ == zoo.dense_nngp()
     big = np.kron(DATA.X[:6], np.ones((1, 1, 2, 2)))
     assert GPClassifier().fit(big, DATA.y[:6]).network_ == zoo.pooled_cnn("large", 0)
     waves = DATA.X[:40].reshape(40, 1, 64)
@@ -377,10 +347,3 @@ def test_checked_images_of_another_precision_are_checked_again() -> None:
     assert as_images(images[1:], np.dtype("float64")).shape == (1, 1, 2, 2)
     with pytest.raises(DataError, match=r"X\[0\] has infinite"):
         as_images(images, np.dtype("float32"))
-
-
-@pytest.mark.parametrize("estimator", [GPClassifier, GPRegressor])
-def test_an_unknown_keyword_names_the_class_that_was_called(estimator: type) -> None:
-    with pytest.raises(TypeError, match=rf"^{estimator.__name__}\.__init__\(\) got an unexpected .* 'shape'$"):
-        estimator(shape=(1, 8, 8))
-    assert estimator(input_shape=(1, 8, 8)).get_params()["input_shape"] == (1, 8, 8)

@@ -33,17 +33,19 @@ class Preparation(TransformerMixin, BaseEstimator):  # type: ignore[misc]
 
     learns: bool = False
     """Whether `fit` learns anything."""
+    least_axes: ClassVar[int] = 3
+    """2 where it takes rows of features too."""
 
     def fit(self, X: Any, y: Any = None, *, maps: Sequence[Map] = ()) -> Self:
         """Learn from training images, and from their images under `maps` (a group) as much as from themselves."""
-        images = as_image_array(X)
+        images = as_image_array(X, self.least_axes)
         self.input_shape_ = images.shape[1:]
         self._learn(images, maps)
         return self
 
     def transform(self, X: Any) -> Array:
         """The images prepared."""
-        images = as_image_array(X)
+        images = as_image_array(X, self.least_axes)
         kind = images.dtype if images.dtype.kind == "f" else np.dtype(np.float32)
         step = min(_AT_A_TIME, max(1, _ENTRIES // math.prod(self.output_shape(images.shape[1:]))))
         parts = (self._prepared(images[start : start + step]) for start in range(0, len(images), step))
@@ -93,7 +95,7 @@ class Preparation(TransformerMixin, BaseEstimator):  # type: ignore[misc]
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        tags.input_tags.two_d_array, tags.input_tags.three_d_array = False, True
+        tags.input_tags.two_d_array, tags.input_tags.three_d_array = self.least_axes == 2, True
         tags.requires_fit = self.learns
         return tags
 
@@ -105,7 +107,7 @@ class Plain(Preparation):
         return images
 
 
-class _Standardised(Preparation):
+class _Rest(Preparation):
     """What is left of an image when something is taken away, with a variance of 1 over all its pixels."""
 
     def _prepared(self, images: Array) -> Array:
@@ -120,7 +122,7 @@ class _Standardised(Preparation):
         raise NotImplementedError
 
 
-class Contrast(_Standardised):
+class Contrast(_Rest):
     """Without each channel's mean, and with one variance for all images: neither light nor colour of the whole counts.
 
     >>> import numpy as np
@@ -133,7 +135,7 @@ class Contrast(_Standardised):
         return np.asarray(images.mean(tuple(range(2, images.ndim)), keepdims=True))
 
 
-class Detail(_Standardised):
+class Detail(_Rest):
     """Without a copy of each channel that is blurred by an eighth of the shorter side: slow changes of light go."""
 
     blur: ClassVar[float] = 1 / 8
@@ -170,6 +172,52 @@ class Normalised(Preparation):
         return np.asarray(seen.reshape(images.shape))
 
 
+class Standardised(Preparation):
+    """Every number, a feature of rows or a pixel, less its mean and over its standard deviation in training images.
+
+    What does not differ between training images becomes 0.
+
+    >>> import numpy as np
+    >>> Standardised().fit_transform(np.array([[1.0, 500.0, 3.0], [3.0, 700.0, 3.0]]))
+    array([[-1., -1.,  0.],
+           [ 1.,  1.,  0.]])
+    """
+
+    learns = True
+    least_axes = 2
+    moments_: Array
+    """Means and inverse standard deviations, (2, …)."""
+
+    def state(self) -> dict[str, Array]:
+        return {"moments_": self.moments_}
+
+    def restored(self, state: dict[str, Array], input_shape: Sequence[int]) -> Self:
+        self.moments_ = state["moments_"]
+        if self.moments_.shape != (2, *input_shape) or self.moments_.dtype.kind != "f":
+            raise ValueError(f"moments_ of shape {self.moments_.shape} for images of {tuple(input_shape)}")
+        return super().restored(state, input_shape)
+
+    def _learn(self, images: Array, maps: Sequence[Map]) -> None:
+        exact = images.astype(np.float64)
+        seen = np.concatenate([g(exact) for g in maps]) if maps else exact
+        mean, spread = seen.mean(0), seen.std(0)
+        varies = spread > _ROUNDING * np.abs(seen).max(0)
+        self.moments_ = np.stack([mean, np.divide(1.0, spread, out=np.zeros_like(spread), where=varies)])
+
+    def _prepared(self, images: Array) -> Array:
+        check_fitted(self, images.shape[1:], hasattr(self, "moments_"))
+        return np.asarray((images - self.moments_[0]) * self.moments_[1])
+
+
+def check_fitted(preparation: Preparation, shape: tuple[int, ...], is_fitted: bool) -> None:
+    """`DataError` for what has learned nothing, or from images of another shape."""
+    if not is_fitted:
+        raise DataError(f"{preparation!r} has learned from no images yet; call fit")
+    fitted = tuple(preparation.input_shape_)
+    if shape != fitted:
+        raise DataError(f"X has images of shape {shape}; this {type(preparation).__name__} was fitted to {fitted}")
+
+
 class _Whitening(Preparation):
     """Rows of numbers times (Σ + ε)^(−½), with Σ their second moments in training images."""
 
@@ -197,11 +245,7 @@ class _Whitening(Preparation):
         self.matrix_ = self._matrix(images, maps).astype(np.float32)
 
     def _prepared(self, images: Array) -> Array:
-        if not hasattr(self, "matrix_"):
-            raise DataError(f"{self!r} has learned from no images yet; call fit")
-        shape, fitted = images.shape[1:], tuple(self.input_shape_)
-        if shape != fitted:
-            raise DataError(f"X has images of shape {shape}; this {type(self).__name__} was fitted to {fitted}")
+        check_fitted(self, images.shape[1:], hasattr(self, "matrix_"))
         return self._whitened(images if images.dtype.kind == "f" else images.astype(np.float32))
 
     def _matrix(self, images: Array, maps: Sequence[Map]) -> Array:
@@ -319,9 +363,9 @@ def _inverse_root_of_few(rows: Array, added: float) -> Array:
     return np.asarray((V * gains) @ V.T + np.eye(rows.shape[1]) / math.sqrt(added))
 
 
-def as_image_array(X: Any) -> Array:
+def as_image_array(X: Any, least_axes: int = 3) -> Array:
     images = as_real(to_numpy(X, "X"), "X")
-    if images.ndim < 3 or images.dtype.kind == "b" or not len(images):
+    if images.ndim < least_axes or images.dtype.kind == "b" or not len(images):
         raise DataError(f"X has shape {images.shape} and type {images.dtype}; expected images (N, channels, …)")
     if not np.isfinite(images).all():
         raise DataError("X holds NaN or infinity; expected images of finite numbers")

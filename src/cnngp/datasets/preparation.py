@@ -1,8 +1,8 @@
 """Preparations of images: scikit-learn transformers, fitted without a look at a label, that run before a kernel.
 
 `Contrast`, `Detail` and `Edges` change each image by itself; `Normalised` followed by `Zca` is what published kernels
-on CIFAR-10 do first; `PatchWhitening` takes away what neighbouring pixels usually have in common. All of them have a
-name that stands for them in a `Term`, in a command and in a file.
+on CIFAR-10 do first; `Standardised` is for features in units of their own; `PatchWhitening` takes away what
+neighbouring pixels usually have in common. All have a name that stands for them in a `Term`, a command and a file.
 """
 
 from __future__ import annotations
@@ -24,12 +24,14 @@ from .image_transforms import (
     PatchWhitening,
     Plain,
     Preparation,
+    Standardised,
     Zca,
     as_image_array,
 )  # fmt: skip
 
 __all__ = [
-    "NAMED", "Chain", "Contrast", "Detail", "Edges", "Normalised", "PatchWhitening", "Plain", "Preparation", "Zca",
+    "NAMED", "Chain", "Contrast", "Detail", "Edges", "Normalised", "PatchWhitening", "Plain", "Preparation",
+    "Standardised", "Zca",
     "as_preparation", "preparation_from_json", "preparation_to_json",
 ]  # fmt: skip
 
@@ -89,7 +91,7 @@ class Chain(Preparation):
 
 
 _KINDS: dict[str, type[Preparation]] = {
-    kind.__name__: kind for kind in (Plain, Contrast, Detail, Edges, Normalised, Zca, PatchWhitening)
+    kind.__name__: kind for kind in (Plain, Contrast, Detail, Edges, Normalised, Standardised, Zca, PatchWhitening)
 }
 NAMED: dict[str, Callable[[], Preparation]] = {
     "plain": Plain,
@@ -97,6 +99,7 @@ NAMED: dict[str, Callable[[], Preparation]] = {
     "detail": Detail,
     "edges": Edges,
     "normalised": Normalised,
+    "standardised": Standardised,
     "zca": lambda: Chain(("normalised", Zca())),
     "patches": lambda: Chain(("normalised", PatchWhitening())),
 }

@@ -68,8 +68,16 @@ IMAGES: tuple[Row, ...] = (
 """For all images: relatives of the usual networks, the cheap ones first, which are tried where there is room for few;
 {plain} is the paper's ResNet for pictures of 16 × 16 and more.
 """
-FEATURES: tuple[Row, ...] = (("dense_nngp", ("plain",), (None,)),)
-"""For rows of numbers without places."""
+FEATURES: tuple[Row, ...] = (
+    ("dense_nngp", ("standardised", "plain"), (None,)),
+    ("dense_nngp-bias1", ("standardised",), (None,)),
+    ("dense_nngp-bias{b}", ("plain",), (None,)),
+    ("rbf-gamma0.3", ("standardised",), (None,)),
+    ("rbf-gamma1", ("standardised",), (None,)),
+    ("rbf-gamma0.1", ("standardised",), (None,)),
+    ("linear", ("standardised", "plain"), (None,)),
+)
+"""For rows of numbers without places; features in units of their own are standardised."""
 
 # Mean squares of pixels beyond this, or below its inverse, get no biases.
 _LARGEST = 1e12
@@ -164,5 +172,5 @@ def bias_for(X: NDArray[Any]) -> float | None:
 
 def preparations_of(term: Term, X: NDArray[Any]) -> list[Candidate]:
     """The candidates of a network that is given: prepared in each way that has no parameters."""
-    terms = [replace(term, preparation=p) for p in (ALL if X.ndim > 2 else ("plain",))]
+    terms = [replace(term, preparation=p) for p in (ALL if X.ndim > 2 else ("plain", "standardised"))]
     return [Candidate(t.name, t, elements_of(t, X.shape[1:])) for t in terms]

@@ -233,7 +233,7 @@ def prepared(term: Term, X: Array) -> Array:
 def elements_of(term: Term, input_shape: Sequence[int]) -> int:
     """Covariances for a pair of images, counting every pair that a symmetry adds."""
     shape = as_preparation(term.preparation).output_shape(input_shape)
-    return _elements(term.network, shape) * (1 if term.symmetry is None else len(maps_of(term.symmetry)))
+    return max(1, _elements(term.network, shape)) * (1 if term.symmetry is None else len(maps_of(term.symmetry)))
 
 
 @lru_cache(maxsize=1024)

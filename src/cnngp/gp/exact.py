@@ -94,9 +94,9 @@ class ExactGP(Posterior):
         self.left_out = None if groups is None else as_left_out(groups, A.shape[0])
         self.noise = chosen_noise(A, self.Y, noise, amplitude, rounding, self.left_out, loss, weights)
         if weights is not None:
-            by_weight = self.noise / weights - self.noise
-            self.point_noise = self.point_noise + by_weight
-            _add_to_diagonal(A, by_weight)
+            self.point_noise = self.point_noise + (self.noise / weights - self.noise)
+            at = xp.arange(len(A))
+            A[at, at] = self._variances + self.point_noise
         self.jitter = jitter
         # Where groups are left out to choose the noise, the likelihood would take copies that agree for evidence of a
         # small amplitude, and those that contradict each other for evidence of a large one.

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from . import zoo
-from .layers import Network, NetworkError
+from .layers import Dense, Network, NetworkError
 from .placed import elements_of
 from .serialize import from_json
 from .walk import parameters, with_parameters
@@ -47,7 +47,8 @@ NETWORKS: dict[str, tuple[Callable[[], Network], str]] = {
     "resnet8-pool4": (partial(zoo.resnet, 8, pool=4), "a ResNet that ends in a 4 × 4 pool; any depth and size"),
     "resnet8-global": (partial(zoo.resnet, 8, pool="global"), "a ResNet that ends in its global pool; any depth"),
     "conv_gp": (partial(zoo.conv_gp, pool=5), "an RBF kernel over pairs of 5 × 5 patches that are close to each other"),
-    "rbf": (zoo.rbf, "the RBF kernel on the pixels"),
+    "rbf": (zoo.rbf, "the RBF kernel on the pixels; also rbf-gamma0.3, …"),
+    "linear": (partial(Dense, bias_var=1.0), "linear functions, for features"),
     "dense_nngp": (zoo.dense_nngp, "three fully connected layers"),
     "dense_even": (zoo.dense_even, "one fully connected layer, for inputs whose sign does not matter"),
 }
@@ -78,6 +79,9 @@ def network_by_name(name: str) -> Network | None:
     resnet = re.fullmatch(r"resnet(\d+)(?:-(global)|-pool(\d+))?", name)
     if resnet:
         return zoo.resnet(int(resnet[1]), "global" if resnet[2] else int(resnet[3]) if resnet[3] else None)
+    stationary = re.fullmatch(r"rbf-gamma(\d+(?:\.\d+)?)", name)
+    if stationary:
+        return zoo.rbf(float(stationary[1]))
     path = Path(name)
     if path.suffix == ".json":
         if not path.is_file():
@@ -110,6 +114,7 @@ def _known() -> tuple[dict[Network, str], dict[Network, str]]:
         for pool in (None, "global"):
             names += [pooled_name(size, halvings, pool, even) for even in (False, True) for size in zoo.POOLED_SIZES]
     names += [f"myrtle{depth}{end}" for depth in (4, 5, 7, 10) for end in ("", "-exp")]
+    names += [f"rbf-gamma{gamma}" for gamma in ("0.1", "0.3", "1")]
     named: dict[Network, str] = {}
     without_biases: dict[Network, str] = {}
     for name in names:

@@ -1,0 +1,237 @@
+"""What users of scikit-learn expect: its own checks, weights, scores of samples, tags, rows of features, gradients."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.base import clone
+from sklearn.calibration import CalibratedClassifierCV
+from sklearn.datasets import load_breast_cancer, load_digits, load_wine
+from sklearn.ensemble import BaggingClassifier
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.neighbors import KNeighborsClassifier
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.svm import SVC
+from sklearn.utils.class_weight import compute_sample_weight
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from cnngp import Conv, Dense, GPClassifier, GPRegressor, Recipe, ReLU, Sequential, Term
+from cnngp.common.arrays import DataError
+from helpers.estimators import DATA, NET
+
+X, Y, NEW = DATA.X, DATA.y, DATA.X_test
+CHOSEN = "the noise is chosen by leave-one-out, in which repeated images are left out together, as weights are not"
+
+
+@parametrize_with_checks(
+    [GPClassifier(), GPRegressor(), GPRegressor("dense_nngp", noise=0.1, dtype="float64")],
+    expected_failed_checks=lambda model: (
+        {"check_sample_weight_equivalence_on_dense_data": CHOSEN} if model.noise is None else {}
+    ),
+)
+@pytest.mark.filterwarnings("ignore::cnngp.gp.jitter.JitterWarning")
+def test_scikit_learn_conventions(estimator: Any, check: Any) -> None:
+    check(estimator)
+
+
+def test_pipeline_search_clones_and_cross_validation() -> None:
+    flat = X.reshape(len(X), -1)
+    pipeline = make_pipeline(StandardScaler(with_std=False), GPClassifier(NET, input_shape=(1, 8, 8)))
+    assert cross_val_score(pipeline, flat, Y, cv=3).mean() > 0.8
+    search = GridSearchCV(GPClassifier(NET, input_shape=(1, 8, 8)), {"noise": [0.0, 100.0]}, cv=3).fit(flat, Y)
+    assert search.best_params_ == {"noise": 0.0}
+    copy = clone(GPClassifier(NET, noise=0.5))
+    assert (copy.get_params()["network"], copy.noise) == (NET, 0.5)
+
+
+@pytest.mark.parametrize("estimator", [GPClassifier, GPRegressor])
+def test_an_unknown_keyword_names_the_class_that_was_called(estimator: type) -> None:
+    with pytest.raises(TypeError, match=rf"^{estimator.__name__}\.__init__\(\) got an unexpected .* 'shape'$"):
+        estimator(shape=(1, 8, 8))
+
+
+@pytest.mark.parametrize("estimator", [GPClassifier, GPRegressor])
+def test_tags_say_that_images_are_taken(estimator: Any) -> None:
+    tags = estimator().__sklearn_tags__().input_tags
+    assert (tags.two_d_array, tags.three_d_array) == (True, True)
+
+
+# ---- weights ---------------------------------------------------------------------------------------------------------
+
+WEIGHT = np.random.default_rng(0).uniform(0.2, 4.0, len(X))
+
+
+def test_a_weight_divides_the_noise_and_0_leaves_an_image_out(tmp_path: Path) -> None:
+    y, own = Y.astype(float), np.random.default_rng(1).uniform(0.0, 0.1, len(X))
+    weight = np.where(np.arange(len(X)) % 7 == 0, 0.0, WEIGHT)
+    kept = weight > 0.0
+    reg = GPRegressor(NET, noise=0.1, dtype="float64", device="cpu")
+    reg.fit(X, y, sample_weight=weight, image_noise=own, names=np.arange(len(X)), groups=np.arange(len(X)) // 2)
+    K = reg.kernel_(X[kept]) + np.diag(0.1 / weight[kept] + own[kept])
+    expected = reg.kernel_(NEW, X[kept]) @ np.linalg.solve(K, y[kept])
+    np.testing.assert_allclose(reg.predict(NEW), expected, rtol=1e-8)
+    assert list(reg.names_) == [str(i) for i in np.flatnonzero(kept)]
+    assert len(reg.gp_.groups) == kept.sum()
+    assert reg.recipe_.noise * float(reg.kernel_.diag(X[kept]).mean()) == pytest.approx(0.1)
+    reg.save(tmp_path / "m.gp")
+    np.testing.assert_array_equal(GPRegressor.load(tmp_path / "m.gp", device="cpu").predict(NEW), reg.predict(NEW))
+    matrix = GPRegressor(noise=0.1).fit(K=reg.kernel_(X), y=y, sample_weight=weight, image_noise=own)
+    np.testing.assert_allclose(matrix.predict(K=reg.kernel_(NEW, X[kept])), expected, rtol=1e-8)
+
+
+@pytest.mark.parametrize("noise", ["ml", "loo"])
+@pytest.mark.parametrize("classes", [True, False])
+def test_noise_is_chosen_as_that_of_weight_1(noise: Any, classes: bool) -> None:
+    """All weights doubled double the noise and change nothing else; noisy targets with small weights count less."""
+    rng = np.random.default_rng(0)
+    bad = np.arange(len(X)) % 3 == 0
+    make: Any = GPClassifier if classes else GPRegressor
+    y = np.where(bad, rng.integers(0, 10, len(X)), Y) if classes else Y + np.where(bad, 9.0, 0.3) * rng.normal(size=150)
+
+    def fitted(weight: Any) -> Any:
+        return make(NET, noise=noise, device="cpu", dtype="float64").fit(X, y, sample_weight=weight)
+
+    plain, known, doubled = fitted(None), fitted(np.where(bad, 1e-3, 1.0)), fitted(np.where(bad, 2e-3, 2.0))
+    assert doubled.gp_.noise == pytest.approx(2.0 * known.gp_.noise, rel=1e-3)
+    np.testing.assert_allclose(doubled.predict(NEW), known.predict(NEW), rtol=1e-3)
+    assert known.gp_.noise < plain.gp_.noise
+    errors = [
+        (model.predict(NEW) != DATA.y_test) if classes else model.predict(NEW) - DATA.y_test for model in (plain, known)
+    ]
+    assert (errors[1] ** 2).mean() < (errors[0] ** 2).mean()
+
+
+def test_weights_of_classes(tmp_path: Path) -> None:
+    rare = np.r_[np.flatnonzero(Y == 3)[:3], np.flatnonzero(Y == 8)]
+    y = Y[rare]
+    options: dict[str, Any] = {"noise": 0.3, "device": "cpu"}
+    balanced = GPClassifier(NET, class_weight="balanced", **options).fit(X[rare], y)
+    given = GPClassifier(NET, **options).fit(X[rare], y, sample_weight=compute_sample_weight("balanced", y))
+    np.testing.assert_array_equal(balanced.predict_proba(NEW), given.predict_proba(NEW))
+    plain = GPClassifier(NET, **options).fit(X[rare], y)
+    assert (balanced.predict(NEW) == 3).sum() > (plain.predict(NEW) == 3).sum()
+    weighted = GPClassifier(NET, class_weight={3: 5.0}, **options).fit(X[rare], y)
+    weighted.save(tmp_path / "m.gp")
+    again = GPClassifier.load(tmp_path / "m.gp", device="cpu")
+    assert again.class_weight == {3: 5.0}
+    np.testing.assert_array_equal(again.predict_proba(NEW), weighted.predict_proba(NEW))
+
+
+def test_what_weights_cannot_do_is_said_in_one_line() -> None:
+    with pytest.warns(
+        UserWarning, match="divide the noise, which is 0 here, so all weights above 0 count the same"
+    ) as told:
+        clf = GPClassifier(NET, device="cpu").fit(X, Y, sample_weight=WEIGHT)
+    assert told[0].filename == __file__
+    np.testing.assert_array_equal(clf.predict_proba(NEW), GPClassifier(NET, device="cpu").fit(X, Y).predict_proba(NEW))
+    for options, weight, message in (
+        ({"inducing": 20}, WEIGHT, "sample_weight or class_weight needs the exact model"),
+        ({"solver": "cg", "noise": 0.1}, WEIGHT, "sample_weight or class_weight needs the exact model"),
+        ({"learn": "likelihood"}, WEIGHT, "learn= finds one noise for all images"),
+        ({}, -WEIGHT, "expected 150 weights of 0 or more"),
+        ({}, WEIGHT[1:], r"sample_weight has shape \(149,\)"),
+        ({}, 0.0 * WEIGHT, "all weights are zero"),
+        ({}, Y == 3, "one class only"),
+    ):
+        with pytest.raises(DataError, match=message):
+            GPClassifier(NET, device="cpu", **options).fit(X, Y, sample_weight=weight)
+
+
+def test_meta_estimators_pass_weights() -> None:
+    flat, y, new = X.reshape(len(X), -1), Y, NEW.reshape(len(NEW), -1)
+    clf = GPClassifier("dense_nngp", noise=0.1, device="cpu")
+    assert cross_val_score(clf, flat, y, cv=3, params={"sample_weight": WEIGHT}).mean() > 0.8
+    for model in (CalibratedClassifierCV(clf, cv=3), BaggingClassifier(clf, n_estimators=3, random_state=0)):
+        assert model.fit(flat, y, sample_weight=WEIGHT).score(new, DATA.y_test) > 0.8
+
+
+# ---- scores, standard deviations -------------------------------------------------------------------------------------
+
+
+def test_scores_of_samples_order_images_by_how_usual_they_are() -> None:
+    clf = GPClassifier(NET, device="cpu").fit(X, Y)
+    strange = np.random.default_rng(0).random((20, 1, 8, 8))
+    scores = [clf.score_samples(images) for images in (X[:20], NEW, strange)]
+    np.testing.assert_allclose(scores[0], 0.0, atol=1e-6)
+    np.testing.assert_array_equal(scores[1], -clf.novelty(NEW))
+    assert scores[2].max() < np.quantile(scores[1], 0.05) < -1e-3
+
+
+@pytest.mark.parametrize("outputs", [1, 2])
+def test_a_standard_deviation_is_of_the_function_or_of_a_new_target(outputs: int) -> None:
+    y = np.stack([Y, 10.0 * Y], 1)[:, :outputs] if outputs > 1 else Y.astype(float)
+    reg = GPRegressor(NET, noise=0.5, normalize_y=True, device="cpu").fit(X, y)
+    scale = reg.gp_.amplitude * 0.5 * np.var(y, axis=0)
+    (_, plain), (_, noisy) = (reg.predict(NEW, return_std=True, noise=noise) for noise in (False, True))
+    np.testing.assert_allclose(noisy**2 - plain**2, np.broadcast_to(scale, plain.shape), rtol=1e-6)
+    (_, cov), (_, with_noise) = (reg.predict(NEW, return_cov=True, noise=noise) for noise in (False, True))
+    each = np.eye(len(NEW)) if outputs == 1 else np.eye(len(NEW))[..., None]
+    np.testing.assert_allclose(with_noise - cov, each * scale, atol=1e-9)
+
+
+# ---- gradients -------------------------------------------------------------------------------------------------------
+
+LOPSIDED = Sequential(
+    Conv(3, stride=2, bias_var=0.1), ReLU(), Dense()
+)  # does not commute with mirror images of an even size
+MODELS: dict[str, dict[str, Any]] = {
+    "plain": {"network": NET},
+    "rows": {"network": "dense_nngp", "preparation": "standardised"},
+    "inducing": {"network": NET, "inducing": 30},
+    "iterative": {"network": NET, "solver": "cg"},
+    "contrast": {"network": "small_cnn", "preparation": "contrast"},
+    "mirrored": {"network": Recipe(Term("small_cnn", symmetry="flip"))},
+    "lopsided": {"network": Recipe(Term(LOPSIDED, symmetry="d4"))},
+    "sum": {"network": Recipe([Term("small_cnn", preparation="zca", symmetry="flip"), Term("dense_nngp", weight=0.3)])},
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_saliency_is_the_gradient_of_the_mean(name: str) -> None:
+    images, new = (A.reshape(len(A), -1) if name == "rows" else A for A in (X[:60], NEW[:2].astype(np.float64)))
+    clf = GPClassifier(**{"noise": 0.1, "dtype": "float64", "device": "cpu"} | MODELS[name]).fit(images, Y[:60])
+    direction = np.random.default_rng(0).standard_normal(new.shape)
+    for label in (None, 4):
+        found = clf.saliency(new) if label is None else clf.saliency(new, label)
+        assert found.shape == new.shape
+        column = clf.predict_latent(new)[0].argmax(1) if label is None else np.full(2, 4)
+        ahead, behind = (clf.predict_latent(new + h * direction)[0][[0, 1], column] for h in (1e-5, -1e-5))
+        along = (found * direction).reshape(2, -1).sum(1)
+        np.testing.assert_allclose(along, (ahead - behind) / 2e-5, rtol=1e-4, atol=1e-7)
+
+
+def test_saliency_of_a_regressor_is_in_units_of_its_targets() -> None:
+    y = np.stack([Y, 100.0 * X.mean((1, 2, 3))], 1)
+    reg = GPRegressor(NET, noise=0.1, dtype="float64", normalize_y=True, device="cpu").fit(X, y)
+    for output in (0, 1):
+        moved = NEW[:1].astype(np.float64)
+        found = reg.saliency(moved, output)
+        step = np.zeros_like(moved)
+        step[0, 0, 3, 4] = 1e-5
+        slope = (reg.predict(moved + step) - reg.predict(moved - step))[0, output] / 2e-5
+        assert found[0, 0, 3, 4] == pytest.approx(slope, rel=1e-5)
+    with pytest.raises(DataError, match="output=2: expected the number of one of the 2 outputs"):
+        reg.saliency(NEW, 2)
+    with pytest.raises(DataError, match="'x' is not a class of the model"):
+        GPClassifier(NET, device="cpu").fit(X, Y).saliency(NEW, "x")
+
+
+# ---- rows of features ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("load", [load_breast_cancer, load_wine, load_digits])
+def test_the_default_for_rows_is_no_worse_than_what_else_one_would_use(load: Any) -> None:
+    data = load()
+    order = np.random.default_rng(0).permutation(len(data.target))
+    train, test = order[: min(400, len(order) // 2)], order[-min(400, len(order) // 2) :]
+    others = (LogisticRegression(max_iter=2000), KNeighborsClassifier(), SVC())
+    models = [GPClassifier(device="cpu"), *(make_pipeline(StandardScaler(), other) for other in others)]
+    ours, *theirs = (
+        m.fit(data.data[train], data.target[train]).score(data.data[test], data.target[test]) for m in models
+    )
+    assert ours >= max(theirs) - 0.02

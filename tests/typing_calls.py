@@ -1,0 +1,43 @@
+"""Calls as users write them, for the type checker: what is taken, and what comes back. Read by mypy, never run."""
+
+from __future__ import annotations
+
+from typing import Any, assert_type
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cnngp import GPClassifier, GPRegressor
+
+Floats = NDArray[np.float64]
+Rows = NDArray[np.intp]
+
+
+def classification(X: NDArray[np.uint8], rows: list[list[float]], y: list[str], w: NDArray[np.float32]) -> None:
+    clf = GPClassifier("small_cnn", noise="loo", class_weight="balanced", input_shape=(1, 8, 8))
+    assert_type(clf.fit(X, y, sample_weight=w).add(X, y, image_noise=w), GPClassifier)
+    assert_type(clf.fit(rows, y).predict(rows), NDArray[Any])
+    assert_type(clf.predict_proba(X), Floats)
+    assert_type(clf.decision_function(rows), Floats)
+    assert_type(clf.predict_latent(X), tuple[Floats, Floats])
+    assert_type(clf.predict_set(X, coverage=0.9, by="class"), NDArray[np.bool_])
+    assert_type(clf.score(X, y, sample_weight=w), float)
+    assert_type(clf.score_samples(X), Floats)
+    assert_type(clf.saliency(X, "cat"), Floats)
+    assert_type(clf.choose(3, X), Rows)
+    assert_type(clf.most_uncertain(3), Rows)
+    assert_type(clf.log_marginal_likelihood_, float | None)
+    assert_type(GPClassifier.load("model.gp", device="cpu"), GPClassifier)
+    GPClassifier(noise="most")  # type: ignore[arg-type]
+    clf.fit(X, y, image_noise="much", shape=3)  # type: ignore[call-arg]
+
+
+def regression(X: NDArray[np.float32], y: Floats) -> None:
+    reg = GPRegressor(noise=1e-2, normalize_y=True).fit(X, y)
+    assert_type(reg.predict(X), Floats)
+    assert_type(reg.predict(X, return_std=True, noise=True), tuple[Floats, Floats])
+    assert_type(reg.predict(X, True), tuple[Floats, Floats])
+    assert_type(reg.predict(X, return_cov=True), tuple[Floats, Floats])
+    assert_type(reg.predict(K=y, return_std=True, diagonal=y), tuple[Floats, Floats])
+    assert_type(reg.predict_interval(X), Floats)
+    assert_type(reg.sample_y(X, 3), Floats)
