@@ -39,6 +39,13 @@ def test_few_labels(tmp_path: Path) -> None:
     assert (tmp_path / "few_labels.png").stat().st_size > 10_000
 
 
+def test_features() -> None:
+    """Features are better than pixels where labels are few, and wrong labels stand out."""
+    found = _load("features").main()
+    assert found["features"] < found["pixels"] - 0.01
+    assert found["suspects"] >= 4
+
+
 def test_sets(capsys: pytest.CaptureFixture[str]) -> None:
     """Ten draws have a standard error of about 1.2 %; the numbers of one fit are those that the tutorial shows."""
     found = _load("sets").main(draws=10)
