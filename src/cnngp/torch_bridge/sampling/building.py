@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any, assert_never
 
 import torch
@@ -25,7 +25,6 @@ from cnngp.network.layers import (
     Network,
     NetworkError,
     Nonlinearity,
-    Pool,
     ReLU,
     Sequential,
     Sum,
@@ -33,7 +32,7 @@ from cnngp.network.layers import (
 )
 from cnngp.network.placed import shape_table
 from cnngp.network.shapes import Spatial, axis_maps, check_input_shape, output_spatial, shape_text, sum_scale, windows
-from cnngp.network.walk import at, child
+from cnngp.network.walk import at, inside, leaves
 
 from ..parts import Activation, Branches, Broadcast
 from .drawing import Finite
@@ -41,7 +40,9 @@ from .drawing import Finite
 Channels = int | Sequence[int] | Mapping[str, int]
 Weighted = Conv | ConvTranspose | Dense
 
+_HOW = "give one number for each layer with weights except those that make the output"
 _PAD = {"zeros": "ZeroPad", "circular": "CircularPad", "reflect": "ReflectionPad", "replicate": "ReplicationPad"}
+_ACTIVATIONS = {ReLU(): nn.ReLU, GELU(): nn.GELU, Elementwise("tanh"): nn.Tanh, Elementwise("silu"): nn.SiLU}
 
 
 def build_finite(
@@ -53,12 +54,10 @@ def build_finite(
     out = shape_table(layer, input_shape).output
     if math.prod(out) != 1:
         raise NetworkError(f"the network has {shape_text(out)} output locations; end it in Dense()")
-    builder = _builder(channels)
+    builder = _Builder(channels)
     with torch.device("meta"):  # torch's own initial weights would be drawn for nothing
         parts, flow = builder.build(layer, _Flow(c, spatial, 0, True), _count("outputs", outputs), "", True)
-    left: list[Any] = [*(builder.by_order or []), *builder.by_place]
-    if left:
-        raise NetworkError(f"channels: {left} belong to no layer; {_HOW}")
+    builder.check_all_used()
     module = parts[0] if len(parts) == 1 and isinstance(parts[0], nn.Sequential) else nn.Sequential(*parts)
     if flow.spatial:
         module.append(nn.Flatten())
@@ -67,11 +66,8 @@ def build_finite(
     for name, part in module.named_modules():
         if isinstance(part, Broadcast):
             part.reset()
-        if part in builder.stds:
-            weight_std, bias_std = builder.stds[part]
-            stds[f"{name}.weight"] = weight_std
-            if part.bias is not None:
-                stds[f"{name}.bias"] = bias_std
+        for which, std in builder.stds.get(part, {}).items():
+            stds[f"{name}.{which}"] = std
     return Finite(module, stds, outputs)
 
 
@@ -84,100 +80,114 @@ class _Flow:
     level: int
     is_input: bool
 
+    def after(self, layer: Layer, place: str) -> _Flow:
+        """What a layer or pool leaves of it, with as many channels."""
+        assert isinstance(layer, Weighted | AvgPool | GlobalAvgPool)
+        level = self.level
+        if isinstance(layer, Conv | ConvTranspose | AvgPool):  # others leave one location, which no width is chosen by
+            strides = layer.size if isinstance(layer, AvgPool) and layer.stride is None else layer.stride
+            moves = (max(strides) if isinstance(strides, tuple) else strides) != 1
+            level += (-1 if isinstance(layer, ConvTranspose) else 1) * moves
+        return replace(self, spatial=output_spatial(layer, axis_maps(layer, self.spatial, place)), level=level)
 
-@dataclass
+
 class _Builder:
-    base: int
-    by_order: list[int] | None
-    by_place: dict[str, int]
-    stds: dict[Any, tuple[float, float]] = field(default_factory=dict)
-    """Of each module with weights, the standard deviation of its weights and of its biases."""
+    """`channels`: a width for all, widths in the order of the layers, or by place."""
+
+    def __init__(self, channels: Channels) -> None:
+        self.base = 64
+        self.by_order: list[int] | None = None
+        self.by_place: dict[str, int] = {}
+        self.stds: dict[Any, dict[str, float]] = {}
+        """Of each module with weights, the standard deviation of its weights and of its biases."""
+        if isinstance(channels, Mapping):
+            self.by_place = {place: _count("channels", n) for place, n in channels.items()}
+            self.base = self.by_place.pop("*", self.base)
+        elif isinstance(channels, Sequence):
+            self.by_order = [_count("channels", n) for n in channels]
+        else:
+            self.base = _count("channels", channels)
+
+    def check_all_used(self) -> None:
+        left: list[Any] = [*(self.by_order or []), *self.by_place]
+        if left:
+            raise NetworkError(f"channels: {left} belong to no layer; {_HOW}")
 
     def build(self, net: Layer, flow: _Flow, want: int | None, place: str, last: bool) -> tuple[list[Any], _Flow]:
         """Modules to run one after the other, and what leaves them. `want` is how many channels have to come out,
         `last` says that they are the network's outputs."""
         match net:
             case Conv() | ConvTranspose() | Dense():
-                return self.weighted(net, flow, want, place, last)
+                return self._weighted(net, flow, want, place, last)
+            case LeakyReLU():
+                return [nn.LeakyReLU(net.slope)], flow
             case Nonlinearity():
-                return [_activation(net)], flow
+                return [_ACTIVATIONS[net]() if net in _ACTIVATIONS else Activation(net)], flow
             case Identity():
                 return [], flow
-            case AvgPool() | GlobalAvgPool():
-                after = output_spatial(net, axis_maps(net, flow.spatial, place))
+            case AvgPool():
                 _check_torch_pools(net, flow.spatial, place)
-                level = flow.level + _downsamples(net)
-                return _pool(net, len(flow.spatial)), _Flow(flow.channels, after, level, flow.is_input)
+                pool = _torch("AvgPool", flow)(net.size, net.stride, net.padding, False, net.count_include_pad)
+                return [pool], flow.after(net, place)
+            case GlobalAvgPool():
+                parts = [_torch("AdaptiveAvgPool", flow)(1), nn.Flatten()] if flow.spatial else []
+                return parts, flow.after(net, place)
             case Sequential():
-                return self.series(net, flow, want, place, last)
+                modules: list[Any] = []
+                final = max((i for i, layer in enumerate(net.layers) if _has_weights(layer)), default=-1)
+                for i, (where, layer) in enumerate(inside(net, place)):
+                    some, flow = self.build(layer, flow, want if i == final else None, where, last and i == final)
+                    modules += some
+                return modules, flow
             case Sum():
-                return self.parallel(net, flow, want, place, last)
+                return self._parallel(net, flow, want, place, last)
             case _:
                 assert_never(net)
 
-    def weighted(
+    def _weighted(
         self, layer: Weighted, flow: _Flow, want: int | None, place: str, last: bool
     ) -> tuple[list[Any], _Flow]:
-        out = output_spatial(layer, axis_maps(layer, flow.spatial, place))
-        level = flow.level + _downsamples(layer)
-        told = None if last else self.told(place)
+        after = flow.after(layer, place)
+        told = None if last else self._told(place)
         if told is not None and want is not None and told != want:
             raise NetworkError(at(place, f"channels={told} is asked for, but the Sum it ends in has {want} channels"))
-        width = want or told or self.base * 2 ** max(level, 0)
-        before, module, after = _layer(layer, flow, out, width, place)
+        width = want or told or self.base * 2 ** max(after.level, 0)
+        parts, module = _layer(layer, flow, after.spatial, width, place)
         module.cnngp_layer = layer
         # √(weight_var · s / channels in), so that a sum over the channels has the layer's variance
-        weight_std = math.sqrt(sum_scale(layer, flow.spatial) / flow.channels)
-        self.stds[module] = weight_std, math.sqrt(layer.bias_var)
-        return [*before, module, *after], _Flow(width, out, level, False)
+        self.stds[module] = {"weight": math.sqrt(sum_scale(layer, flow.spatial) / flow.channels)}
+        if layer.bias_var > 0:
+            self.stds[module]["bias"] = math.sqrt(layer.bias_var)
+        return parts, replace(after, channels=width, is_input=False)
 
-    def told(self, place: str) -> int | None:
-        if self.by_order is not None:
-            if not self.by_order:
-                raise NetworkError(f"{place or 'the network'}: channels has no number left for it; {_HOW}")
-            return self.by_order.pop(0)
-        return self.by_place.pop(place, None)
+    def _told(self, place: str) -> int | None:
+        if self.by_order is None:
+            return self.by_place.pop(place, None)
+        if not self.by_order:
+            raise NetworkError(f"{place or 'the network'}: channels has no number left for it; {_HOW}")
+        return self.by_order.pop(0)
 
-    def series(self, net: Sequential, flow: _Flow, want: int | None, place: str, last: bool) -> tuple[list[Any], _Flow]:
-        modules: list[Any] = []
-        final = max((i for i, layer in enumerate(net.layers) if _has_weights(layer)), default=-1)
-        for i, layer in enumerate(net.layers):
-            wish = want if i == final else None
-            some, flow = self.build(layer, flow, wish, child(place, "layers", i), last and i == final)
-            modules += some
-        return modules, flow
-
-    def parallel(self, net: Sum, flow: _Flow, want: int | None, place: str, last: bool) -> tuple[list[Any], _Flow]:
-        if want is None and not flow.is_input and any(not _has_weights(b) for b in net.branches):
+    def _parallel(self, net: Sum, flow: _Flow, want: int | None, place: str, last: bool) -> tuple[list[Any], _Flow]:
+        """Branches with weights first: they say how many channels the others have to have."""
+        branches = list(enumerate(inside(net, place)))
+        if want is None and not flow.is_input and not all(_has_weights(b) for b in net.branches):
             want = flow.channels
-        branches: dict[int, list[Any]] = {}
+        done: dict[int, Any] = {}
         after = flow
-        for i, branch in enumerate(net.branches):
-            if _has_weights(branch):
-                branches[i], after = self.build(branch, flow, want, child(place, "branches", i), last)
-                want = after.channels
-        weightless = after is flow
-        for i, branch in enumerate(net.branches):
-            if not _has_weights(branch):
-                branches[i], passed = self.build(branch, flow, None, child(place, "branches", i), last)
-                if want is not None and want != flow.channels:
-                    branches[i].append(_widen(flow, want, place))
-                after = passed if weightless else after  # a skip may hold a pool
-        done = [_one(branches[i]) for i in sorted(branches)]
-        is_input = weightless and flow.is_input
-        return [Branches(*done)], _Flow(want or flow.channels, after.spatial, after.level, is_input)
-
-
-_HOW = "give one number for each layer with weights except those that make the output"
-
-
-def _builder(channels: Channels) -> _Builder:
-    if isinstance(channels, Mapping):
-        by_place = {place: _count("channels", n) for place, n in channels.items()}
-        return _Builder(by_place.pop("*", 64), None, by_place)
-    if isinstance(channels, Sequence):
-        return _Builder(1, [_count("channels", n) for n in channels], {})
-    return _Builder(_count("channels", channels), None, {})
+        for i, (where, branch) in sorted(branches, key=lambda b: not _has_weights(b[1][1])):
+            weighted = _has_weights(branch)
+            modules, passed = self.build(branch, flow, want if weighted else None, where, last)
+            if weighted:
+                want = passed.channels
+            elif want is not None and want != flow.channels:
+                if flow.is_input and want < flow.channels:
+                    told = f"the skip carries the input's {flow.channels} channels into {want}; use more channels"
+                    raise NetworkError(at(place, told))
+                modules.append(Broadcast(flow.channels, want))
+            if weighted or not any(map(_has_weights, net.branches)):  # a skip may hold a pool
+                after = replace(passed, channels=want or passed.channels)
+            done[i] = modules[0] if len(modules) == 1 else nn.Sequential(*modules) if modules else nn.Identity()
+        return [Branches(*(done[i] for i in sorted(done)))], after
 
 
 def _count(what: str, n: object) -> int:
@@ -186,104 +196,47 @@ def _count(what: str, n: object) -> int:
     return int(n)
 
 
-def _widen(flow: _Flow, want: int, place: str) -> Any:
-    """The channels of a skip repeated (or, of hidden channels, the first ones taken) to fit the sum it goes into."""
-    if flow.is_input and want < flow.channels:
-        raise NetworkError(
-            at(place, f"the skip carries the input's {flow.channels} channels into {want}; use more channels")
-        )
-    return Broadcast(flow.channels, want)
-
-
 def _has_weights(net: Layer) -> bool:
     """Whether there are weights in it, so that it can be told how many channels to give."""
-    match net:
-        case Conv() | ConvTranspose() | Dense():
-            return True
-        case Sum():
-            return any(map(_has_weights, net.branches))
-        case Sequential():
-            return any(map(_has_weights, net.layers))
-        case _:
-            return False
+    return any(isinstance(layer, Weighted) for _, layer in leaves(net))
 
 
-def _downsamples(layer: Weighted | Pool) -> int:
-    match layer:
-        case Dense() | GlobalAvgPool():  # one location is left, which no width is chosen by
-            return 0
-        case AvgPool():
-            stride = layer.size if layer.stride is None else layer.stride
-        case Conv() | ConvTranspose():
-            stride = layer.stride
-        case _:
-            assert_never(layer)
-    if (max(stride) if isinstance(stride, tuple) else stride) == 1:
-        return 0
-    return -1 if isinstance(layer, ConvTranspose) else 1
+def _torch(name: str, flow: _Flow) -> Any:
+    """The class of torch.nn for as many axes."""
+    return getattr(nn, f"{name}{len(flow.spatial)}d")
 
 
-# ---- modules ---------------------------------------------------------------------------------------------------------
-
-
-def _torch(name: str, axes: int) -> Any:
-    return getattr(nn, f"{name}{axes}d")
-
-
-def _one(modules: list[Any]) -> Any:
-    return modules[0] if len(modules) == 1 else nn.Sequential(*modules) if modules else nn.Identity()
-
-
-def _layer(layer: Weighted, flow: _Flow, out: Spatial, width: int, place: str) -> tuple[list[Any], Any, list[Any]]:
-    """torch's module of the layer, with what has to be padded or flattened before it and cropped after it."""
+def _layer(layer: Weighted, flow: _Flow, out: Spatial, width: int, place: str) -> tuple[list[Any], Any]:
+    """torch's module of the layer, among what has to be padded or flattened before it and cropped after it."""
     bias = layer.bias_var > 0
     if isinstance(layer, Dense):
-        flatten = [nn.Flatten()] if flow.spatial else []
-        return flatten, nn.Linear(flow.channels * math.prod(flow.spatial), width, bias=bias), []
-    axes = len(flow.spatial)
-    along = windows(layer, axes, place)
+        linear = nn.Linear(flow.channels * math.prod(flow.spatial), width, bias=bias)
+        return [nn.Flatten(), linear] if flow.spatial else [linear], linear
+    along = windows(layer, len(flow.spatial), place)
     kernel, stride, dilation, before = zip(*((w.kernel, w.stride, w.dilation, w.before) for w in along), strict=True)
     if isinstance(layer, Conv):
         plain = layer.padding_mode == "zeros" and all(w.before == w.after for w in along)
         own = before if plain else 0
         beside = () if plain else tuple(p for w in reversed(along) for p in (w.before, w.after))  # the last axis first
-        padding = [_torch(_PAD[layer.padding_mode], axes)(beside)] if any(beside) else []
-        return padding, _torch("Conv", axes)(flow.channels, width, kernel, stride, own, dilation, bias=bias), []
+        padding = [_torch(_PAD[layer.padding_mode], flow)(beside)] if any(beside) else []
+        conv = _torch("Conv", flow)(flow.channels, width, kernel, stride, own, dilation, bias=bias)
+        return [*padding, conv], conv
     # torch pads both ends by `before`; what is then missing at the end is output_padding, what is too much is cropped.
     extra = [
-        out[a] - ((flow.spatial[a] - 1) * stride[a] - 2 * before[a] + dilation[a] * (kernel[a] - 1) + 1)
-        for a in range(axes)
+        n - ((size - 1) * w.stride - 2 * w.before + w.dilation * (w.kernel - 1) + 1)
+        for n, size, w in zip(out, flow.spatial, along, strict=True)
     ]
     if any(e >= max(s, d) for e, s, d in zip(extra, stride, dilation, strict=True)):
         raise NetworkError(f"{place}: {layer!r}: torch's output_padding must be smaller than the stride or dilation")
-    more, less = tuple(max(e, 0) for e in extra), [side for e in reversed(extra) for side in (0, min(e, 0))]
-    module = _torch("ConvTranspose", axes)(
-        flow.channels, width, kernel, stride, before, more, bias=bias, dilation=dilation
-    )
-    return [], module, [_torch("ZeroPad", axes)(less)] if any(less) else []
+    more, less = [max(e, 0) for e in extra], [side for e in reversed(extra) for side in (0, min(e, 0))]
+    up = _torch("ConvTranspose", flow)(flow.channels, width, kernel, stride, before, more, 1, bias, dilation)
+    return [up, _torch("ZeroPad", flow)(less)] if any(less) else [up], up
 
 
-def _pool(layer: Pool, axes: int) -> list[Any]:
-    if isinstance(layer, AvgPool):
-        pool = _torch("AvgPool", axes)
-        return [pool(layer.size, layer.stride, layer.padding, count_include_pad=layer.count_include_pad)]
-    return [_torch("AdaptiveAvgPool", axes)(1), nn.Flatten()] if axes else []
-
-
-def _check_torch_pools(layer: Pool, spatial: Spatial, place: str) -> None:
+def _check_torch_pools(layer: AvgPool, spatial: Spatial, place: str) -> None:
     """PyTorch's average pool in three dimensions wants a window inside the map before padding."""
-    if isinstance(layer, AvgPool) and len(spatial) == 3:
-        size = layer.size if isinstance(layer.size, tuple) else (layer.size,) * 3
-        if any(k > n for k, n in zip(size, spatial, strict=True)):
-            raise NetworkError(
-                at(place, f"PyTorch has no AvgPool3d of {shape_text(size)} on a map of {shape_text(spatial)}; use less")
-            )
-
-
-_ACTIVATIONS = {ReLU(): nn.ReLU, GELU(): nn.GELU, Elementwise("tanh"): nn.Tanh, Elementwise("silu"): nn.SiLU}
-
-
-def _activation(layer: Nonlinearity) -> Any:
-    if isinstance(layer, LeakyReLU):
-        return nn.LeakyReLU(layer.slope)
-    return _ACTIVATIONS[layer]() if layer in _ACTIVATIONS else Activation(layer)
+    size = layer.size if isinstance(layer.size, tuple) else (layer.size,) * len(spatial)
+    if len(spatial) == 3 and any(k > n for k, n in zip(size, spatial, strict=True)):
+        raise NetworkError(
+            at(place, f"PyTorch has no AvgPool3d of {shape_text(size)} on a map of {shape_text(spatial)}; use less")
+        )
