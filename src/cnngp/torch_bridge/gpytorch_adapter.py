@@ -58,7 +58,7 @@ class NetworkKernel(gpytorch.kernels.Kernel):  # type: ignore[misc]
         self._computing_dtype = dtype
         self._threads = threads
         self._dtype_seen: Any = None
-        self._kernels: dict[tuple[Network, str, str], Kernel] = {}
+        self._kernels: dict[tuple[Any, ...], Kernel] = {}
         self._remembered: list[tuple[Any, Any, Network, Any]] = []
 
     def _register(self, name: str, value: float) -> str:
@@ -110,7 +110,12 @@ class NetworkKernel(gpytorch.kernels.Kernel):  # type: ignore[misc]
         """K, as a function of the variances and the images where a gradient is asked for."""
         network = self.network
         X, Z = self._images(x1), None if _equal(x1, x2) else self._images(x2)
-        K = self._known(x1, x2, network)
+        known = (
+            K
+            for a, b, of, K in self._remembered
+            if of == network and (a.dtype, a.device) == (x1.dtype, x1.device) and _equal(a, x1) and _equal(b, x2)
+        )
+        K = next(known, None)
         if K is None:
             K = self._kernel(x1, network)(X, Z, output="torch", progress=False).to(dtype=x1.dtype, device=x1.device)
             self._remembered = [(x1.detach().clone(), x2.detach().clone(), network, K), *self._remembered][:_KEPT]
@@ -118,12 +123,6 @@ class NetworkKernel(gpytorch.kernels.Kernel):  # type: ignore[misc]
             return K
         theta = torch.cat(list(self.learned_values.values())) if self._raw else None
         return _Differentiable.apply(theta, x1, x2, K, self._kernel(x1, network), tuple(self._raw), X, Z)
-
-    def _known(self, x1: Any, x2: Any, network: Network) -> Any:
-        for a, b, of, K in self._remembered:
-            if of == network and a.dtype == x1.dtype and a.device == x1.device and _equal(a, x1) and _equal(b, x2):
-                return K
-        return None
 
     def _wants_gradients(self, *images: Any) -> bool:
         return torch.is_grad_enabled() and any(t.requires_grad for t in (*self.parameters(), *images))
@@ -139,14 +138,12 @@ class NetworkKernel(gpytorch.kernels.Kernel):  # type: ignore[misc]
 
     def _kernel(self, x: Any, network: Network | None = None) -> Kernel:
         network = self.network if network is None else network
-        device = "cuda" if x.is_cuda else "cpu"
         dtype = self._computing_dtype or ("float64" if x.dtype == torch.float64 else "float32")
-        key = (network, device, dtype)
+        key: Any = (network, "cuda" if x.is_cuda else "cpu", dtype, self._threads)
         if key not in self._kernels:
             # Training changes the network at every step: only the one that was given is compared with the reference.
-            check = network is self._given
             self._kernels = {k: v for k, v in self._kernels.items() if k[0] is self._given}
-            self._kernels[key] = Kernel(network, device, dtype, self._threads, check=check)  # type: ignore[arg-type]
+            self._kernels[key] = Kernel(*key, check=network is self._given)  # type: ignore[misc]
         return self._kernels[key]
 
     def _flat(self, x: Any) -> Any:

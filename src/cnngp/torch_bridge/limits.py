@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cnngp.common.arrays import DataError, as_images, to_numpy
+from cnngp.common.figures import bare_figure
 from cnngp.kernel.kernel import Kernel
 from cnngp.network.layers import Network
 
@@ -87,9 +88,29 @@ class LimitReport:
 
     def plot(self, path: str | None = None) -> Any:
         """The picture of the table: a matplotlib figure, written to `path` if one is given."""
-        from .limits_plot import plot
-
-        return plot(self, path)
+        figure = bare_figure(9, 4)
+        left, right = figure.subplots(1, 2)
+        upper = np.triu_indices(len(self.kernel))
+        exact = self.kernel[upper]
+        for w in self.widths:
+            bars = {"fmt": "o", "ms": 3, "lw": 1, "label": f"{w.channels} channels ± 2 s.e."}
+            left.errorbar(exact, w.covariance[upper], 2 * w.standard_error[upper], **bars)
+        ends = [float(exact.min()), float(exact.max())]
+        left.plot(ends, ends, color="black", lw=0.8)
+        left.set(xlabel="kernel", ylabel="covariance of finite networks")
+        left.legend()
+        channels = [w.channels for w in self.widths]
+        deviations, chances = zip(*map(self.deviation, self.widths), strict=True)
+        right.loglog(channels, deviations, "o-", label="deviation from the kernel")
+        right.loglog(channels, chances, "--", label="by chance alone")
+        right.set(xlabel="channels", ylabel="‖C − K‖ / ‖K‖", xticks=channels)
+        right.set_xticks([], minor=True)
+        right.set_xticklabels([str(c) for c in channels])
+        right.legend()
+        figure.suptitle(f"{self.samples} networks a width: {self.verdict}")
+        if path is not None:
+            figure.savefig(path, dpi=150)
+        return figure
 
 
 def check_limit(
@@ -164,16 +185,10 @@ def check_limit(
 def _width(channels: int, F: Array, K: Array) -> Width:
     """F: (samples, N, outputs). The outputs have mean zero, so their covariance is the mean of products."""
     C = np.einsum("sno,smo->snm", F, F) / F.shape[2]  # one estimate a network
-    norm = float(np.sum(K * K)) or 1.0
-    projected = np.einsum("snm,nm->s", C, K) / norm
+    projected = np.einsum("snm,nm->s", C, K) / (float(np.sum(K * K)) or 1.0)
     root = math.sqrt(len(F))
-    return Width(
-        channels,
-        C.mean(axis=0),
-        C.std(axis=0, ddof=1) / root,
-        float(projected.mean()),
-        float(projected.std(ddof=1)) / root,
-    )
+    errors = C.std(axis=0, ddof=1) / root, float(projected.std(ddof=1)) / root
+    return Width(channels, C.mean(axis=0), errors[0], float(projected.mean()), errors[1])
 
 
 def _report(K: Array, widths: list[Width], samples: int, outputs: int) -> LimitReport:
@@ -188,8 +203,8 @@ def _report(K: Array, widths: list[Width], samples: int, outputs: int) -> LimitR
     def error(a: Any, b: Any) -> Any:
         return np.hypot(w2 * b, w1 * a) / (w2 - w1)
 
-    limit = extrapolate(near.covariance, far.covariance)
     scale = np.sqrt(np.outer(K.diagonal(), K.diagonal()))
+    limit = extrapolate(near.covariance, far.covariance)
     floor = 1e-6 * scale + np.finfo(float).tiny  # float32 networks, and images whose variance is zero
     noise = error(near.standard_error, far.standard_error) + floor
     # With C = K + b/w + c/w² and c about b²/K, what is left after extrapolation is b²/(K w₁ w₂).
@@ -199,23 +214,12 @@ def _report(K: Array, widths: list[Width], samples: int, outputs: int) -> LimitR
     amplitude_left = (amplitude - far.amplitude) ** 2 * w2 / w1
     tests = K.shape[0] * (K.shape[0] + 1) // 2 + 1
     critical = float(stats.t.ppf(1.0 - _LEVEL / (2 * tests), samples - 1))
-    worst = max(
-        float(np.max(np.abs(limit - K) / (critical * noise + left))),
-        abs(amplitude - 1.0) / (critical * amplitude_noise + amplitude_left),
-    )
-    verdict, sentence = _verdict(worst, amplitude, far.amplitude, critical * amplitude_noise + amplitude_left)
+    resolution = critical * amplitude_noise + amplitude_left
+    worst = max(float(np.max(np.abs(limit - K) / (critical * noise + left))), abs(amplitude - 1.0) / resolution)
+    verdict, sentence = _verdict(worst, amplitude, far.amplitude, resolution)
     return LimitReport(
-        K,
-        tuple(widths),
-        limit,
-        noise + left,
-        amplitude,
-        amplitude_noise + amplitude_left,
-        worst,
-        samples,
-        outputs,
-        verdict,
-        sentence,
+        *(K, tuple(widths), limit, noise + left, amplitude, amplitude_noise + amplitude_left),
+        *(worst, samples, outputs, verdict, sentence),
     )
 
 
