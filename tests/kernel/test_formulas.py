@@ -27,7 +27,6 @@ from cnngp import (
     SquaredReLU,
     Step,
 )
-from cnngp.kernel.engines.cpu import back, plan, rows
 from cnngp.kernel.formulas import FAMILIES, SERIES, Formula, formula
 from cnngp.network import reference
 from cnngp.network.layers import LAYERS, NetworkError, Nonlinearity
@@ -51,14 +50,6 @@ def test_every_family_is_used_and_has_what_its_layers_promise() -> None:
         if row.family is not SERIES:
             assert bool(row.no_slope) == (row.family.slope is None) == (row.family.slope_diagonal is None)
             assert bool(row.no_gradient) == (row.family.parts is None) == (row.family.still is None)
-
-
-def test_the_cpu_has_rows_for_every_family() -> None:
-    codes = {plan.CODES[family] for family in FAMILIES}
-    assert codes == set(rows.PAIR_ROWS) == set(rows.VARIANCE_ROWS)
-    assert set(rows.PAIR_SLOPES) == set(rows.VARIANCE_SLOPES)
-    assert set(back.PAIR_BACKS) == set(back.SELF_BACKS) == set(back.STILL_BACKS)
-    assert max(codes) < plan.SLOPE
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,10 @@ import pytest
 
 import cnngp
 from cnngp.kernel.engines.cpu import compiling, machine_code
-from cnngp.kernel.engines.cpu.machine_code import Function, row, sources_digest
+from cnngp.kernel.engines.cpu.machine_code import Function, sources_digest
 
 PACKAGE = Path(cnngp.__file__).parent
-FIRST = row("rows.PAIR_ROWS", 1)
+FIRST, SECOND = (Function("row", "rows.forms.value_row", (family, 0)) for family in (1, 2))
 
 
 @pytest.fixture
@@ -123,10 +123,9 @@ def test_a_terminal_hears_of_compiling_before_it_begins_and_only_then(
 
 
 def test_code_under_the_name_of_another_is_not_run(kept: Path) -> None:
-    other = row("rows.PAIR_ROWS", 2)
-    assert in_a_new_process() == in_a_new_process(other) == 1
+    assert in_a_new_process() == in_a_new_process(SECOND) == 1
     ours, theirs = sorted(kept.rglob("*.o"))
-    assert in_a_new_process() == in_a_new_process(other) == 0
+    assert in_a_new_process() == in_a_new_process(SECOND) == 0
     theirs.replace(ours)
     assert in_a_new_process() == 1
 
@@ -136,7 +135,7 @@ def test_code_of_older_sources_is_removed(kept: Path) -> None:
     (file,) = kept.rglob("*.o")
     older = file.with_name(file.name.replace(sources_digest(), "0" * 16))
     older.write_bytes(b"")
-    assert in_a_new_process(row("rows.PAIR_ROWS", 2)) == 1
+    assert in_a_new_process(SECOND) == 1
     assert file.exists()
     assert not older.exists()
 

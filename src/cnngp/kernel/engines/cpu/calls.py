@@ -2,92 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 
-import numpy as np
-from numpy.typing import NDArray
-
-from .machine_code import Function, address, operation, row
-from .plan import (
-    A0,
-    A1,
-    ACT,
-    B0,
-    B1,
-    BOX,
-    C0,
-    C1,
-    COL_K,
-    COL_START,
-    COL_TAPS,
-    DST,
-    FILL,
-    NO_ACT,
-    OP_CALL,
-    OWN_TABLE,
-    POINTWISE,
-    PRODUCT,
-    RELU,
-    ROW_BEFORE,
-    ROW_CALL,
-    ROW_K,
-    ROW_TAPS,
-    ROWS,
-    SLOPE,
-    SRC,
-    TABLE,
-    TIMES,
-    TOTAL,
-    WINDOW,
-)
-
-Ints = NDArray[np.int64]
-
-_FILL = operation("operations.box.fill")
-_POINTWISE, _RELU_MAP = operation("operations.box.pointwise"), operation("operations.box.relu_map")
-_PAIR_PRODUCT, _SELF_PRODUCT = (operation("operations.box.product", both) for both in (False, True))
-_BOX, _RELU_BOX = (operation("operations.box.boxes", relu) for relu in (False, True))
-_RELU_TOTAL, _RELU_TOTALS = operation("operations.box.relu_total"), operation("operations.both.relu_totals")
-_RELU_MAPS, _DONE = operation("operations.both.relu_maps"), operation("operations.both.done")
+from . import columns as col
+from .machine_code import Function, address
+from .plan import Ints
 
 
 def pair_calls(ints: Ints, dtype: str) -> Ints:
     """The plan's operations with the addresses of their functions, for pairs."""
-    operations = list(map(_pair_operation, ints))
-    for i in _pairs(ints):
-        both = _RELU_TOTALS if ints[i + 1, BOX] == TOTAL else _RELU_MAPS
-        if ints[i, BOX] == WINDOW:
-            both = operation("operations.both.windows", int(ints[i, ROW_K]), int(ints[i, COL_K]))
-        operations[i : i + 2] = both, _DONE
-    return _with_addresses(ints, dtype, operations, lambda op: _row("PAIR", op))
-
-
-def _pair_operation(op: Ints) -> Function:
-    is_relu = op[ACT] == RELU
-    if op[BOX] == WINDOW:
-        return operation("operations.window.window", int(op[ROW_K]), int(op[COL_K]))
-    if op[BOX] == POINTWISE:
-        return _RELU_MAP if is_relu else _POINTWISE
-    special = {TOTAL: _RELU_TOTAL, PRODUCT: _PAIR_PRODUCT, FILL: _FILL}
-    return special.get(int(op[BOX]), _RELU_BOX if is_relu else _BOX)
-
-
-# What two operations must agree in to be done at once.
-_SAME = [SRC, A0, B0, C0, A1, B1, C1, OWN_TABLE, TABLE, ROW_K, ROW_BEFORE, ROW_TAPS, COL_K, COL_START, COL_TAPS]
-# The kinds of sums of a slope and a value that can be done at once. A slope alone has no short way to a total.
-_TOGETHER = [(POINTWISE, POINTWISE), (WINDOW, WINDOW), (ROWS, TOTAL)]
-
-
-def _pairs(ints: NDArray[np.int64]) -> Iterator[int]:
-    """The operations with the slope of a ReLU that the next one, with its value, can be done together with."""
-    for i in range(len(ints) - 1):
+    operations = [_operation(op, True) for op in ints]
+    for i in _done_together(ints):
         slope, value = ints[i], ints[i + 1]
-        if slope[ACT] != SLOPE + RELU or value[ACT] != RELU or (slope[_SAME] != value[_SAME]).any():
-            continue
-        read = slope[SRC], slope[SRC] + slope[TIMES]
-        apart = slope[DST] != value[DST] and slope[DST] not in read and value[DST] not in read
-        if (slope[BOX], value[BOX]) in _TOGETHER and (apart or slope[BOX] == POINTWISE):
-            yield i
+        together = _function("relu.relu_total", True) if value[col.BOX] == col.TOTAL else _function("relu.relu_maps")
+        if slope[col.BOX] == col.WINDOW:
+            together = _function("window.windows", slope[col.ROW_K], slope[col.COL_K])
+        operations[i : i + 2] = together, _function("relu.done")
+    rows = [None if op[col.ACT] == col.RELU else _row(op, False) for op in ints]  # the ReLU is part of operations
+    return _with_addresses(ints, dtype, operations, rows)
 
 
 def variance_calls(ints: Ints) -> Ints:
@@ -95,23 +27,81 @@ def variance_calls(ints: Ints) -> Ints:
 
     Operations at equal places give the variances and write them into the tables, where the others read them.
     """
-    general = {PRODUCT: _SELF_PRODUCT, FILL: _FILL, POINTWISE: _POINTWISE}
-    operations = [general.get(int(op[BOX]), _BOX) for op in ints]
-    return _with_addresses(
-        ints, "float64", operations, lambda op: _row("VARIANCE" if op[OWN_TABLE] == op[TABLE] else "SELF", op)
-    )
+    gradient = bool((ints[:, col.BOX] >= col.BACK).any())
+    rows = []
+    for op in ints:
+        code = op[col.ACT] % col.SLOPE
+        if op[col.OWN_TABLE] != op[col.TABLE]:
+            rows.append(_row(op, True))
+        elif op[col.ACT] < col.SLOPE:
+            rows.append(Function("row", "rows.forms.variance_row", (int(code), gradient)))
+        else:
+            rows.append(Function("row", "rows.forms.variance_slope_row", (int(code),)))
+    return _with_addresses(ints, "float64", [_operation(op, False) for op in ints], rows)
 
 
-def _row(table: str, op: Ints) -> Function:
-    act = int(op[ACT])
-    return row(f"rows.{table}_{'ROWS' if act < SLOPE else 'SLOPES'}", act)
+def _function(name: str, *numbers: int) -> Function:
+    return Function("operation", f"operations.{name}", tuple(map(int, numbers)))
 
 
-def _with_addresses(ints: Ints, dtype: str, operations: list[Function], row_of: Callable[[Ints], Function]) -> Ints:
+def _row(op: Ints, both: bool) -> Function:
+    name = "value_row" if op[col.ACT] < col.SLOPE else "slope_row"
+    return Function("row", f"rows.forms.{name}", (int(op[col.ACT]) % col.SLOPE, both))
+
+
+def _operation(op: Ints, pairs: bool) -> Function:
+    act, is_relu = int(op[col.ACT]), pairs and op[col.ACT] == col.RELU
+    match int(op[col.BOX]):
+        case col.FILL:
+            return _function("box.fill")
+        case col.PRODUCT:
+            return _function("box.product", not pairs)
+        case col.POINTWISE:
+            return _function("relu.relu_map" if is_relu else "box.pointwise")
+        case col.TOTAL if pairs:
+            return _function("relu.relu_total", False)
+        case col.WINDOW if pairs:
+            return _function("window.window", op[col.ROW_K], op[col.COL_K])
+        case col.SUM:
+            return _function("backward.total")
+        case col.TO_PIXELS:
+            return _function("backward.pixels", not pairs)
+        case col.BACK if act == col.NO_ACT:
+            return _function("backward.dot")
+        case col.BACK if pairs or op[col.OWN_TABLE] != op[col.TABLE]:
+            return _function("backward.back", act, not pairs)
+        case col.BACK:
+            return _function("backward.still", act)
+        case _:
+            return _function("box.boxes", is_relu)
+
+
+# What two operations must agree in to be done at once.
+_SAME = [
+    *(col.SRC, col.A0, col.B0, col.C0, col.A1, col.B1, col.C1, col.OWN_TABLE, col.TABLE),
+    *(col.ROW_K, col.ROW_BEFORE, col.ROW_TAPS, col.COL_K, col.COL_START, col.COL_TAPS),
+]
+# The kinds of sums of a slope and a value that can be done at once. A slope alone has no short way to a total.
+_TOGETHER = [(col.POINTWISE, col.POINTWISE), (col.WINDOW, col.WINDOW), (col.ROWS, col.TOTAL)]
+
+
+def _done_together(ints: Ints) -> Iterator[int]:
+    """The operations with the slope of a ReLU that the next one, with its value, can be done together with."""
+    for i in range(len(ints) - 1):
+        slope, value = ints[i], ints[i + 1]
+        if slope[col.ACT] != col.SLOPE + col.RELU or value[col.ACT] != col.RELU or (slope[_SAME] != value[_SAME]).any():
+            continue
+        read = slope[col.SRC], slope[col.SRC] + slope[col.TIMES]
+        apart = slope[col.DST] != value[col.DST] and slope[col.DST] not in read and value[col.DST] not in read
+        if (slope[col.BOX], value[col.BOX]) in _TOGETHER and (apart or slope[col.BOX] == col.POINTWISE):
+            yield i
+
+
+def _with_addresses(ints: Ints, dtype: str, operations: list[Function], rows: Sequence[Function | None]) -> Ints:
     """A copy of the plan's operations with the addresses of their functions."""
     ints = ints.copy()
-    for op, function in zip(ints, operations, strict=True):
-        op[OP_CALL] = address(function, dtype)
-        if op[ACT] != NO_ACT:
-            op[ROW_CALL] = address(row_of(op), dtype)
+    for op, function, row in zip(ints, operations, rows, strict=True):
+        op[col.OP_CALL] = address(function, dtype)
+        if row is not None and op[col.ACT] != col.NO_ACT and op[col.BOX] < col.BACK:
+            op[col.ROW_CALL] = address(row, dtype)
     return ints

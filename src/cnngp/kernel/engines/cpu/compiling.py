@@ -68,9 +68,7 @@ def object_code(function: Function, dtype: str, symbol: str) -> bytes:
 def _python_function(function: Function) -> Callable[..., Any]:
     module, _, name = function.path.rpartition(".")
     found = getattr(import_module(f".{module}", __package__), name)
-    if not function.numbers:
-        return found  # type: ignore[no-any-return]
-    return found[function.numbers[0]] if isinstance(found, dict) else found(*function.numbers)  # type: ignore[no-any-return]
+    return found(*function.numbers) if function.numbers else found  # type: ignore[no-any-return]
 
 
 def _with_plain_name(library: Any, description: Any, symbol: str) -> Any:

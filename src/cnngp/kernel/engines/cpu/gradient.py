@@ -20,9 +20,10 @@ from cnngp.kernel.series.packed import Rows
 
 from ..base import Advance
 from ..weights import Gradient, finished, prepared
-from .backward_plan import known_at, reversed_plan, shares_of_variances, with_backs
+from . import columns as col
 from .calls import pair_calls, variance_calls
 from .machine_code import entry
+from .plan import make_plan, shares_of_variances
 from .runner import LANES64, Array, Plans, Runner
 
 VERSION = 1  # changes with the numbers
@@ -63,10 +64,8 @@ class GradientRunner(Runner):
         # What an image collects: the shares of its variances, then the gradients of its pixels.
         self.of_variances = shares_of_variances(program)
         entries = self.of_variances + (program.channels * math.prod(program.shape) if self.to_images else 0)
-        plan = reversed_plan(reverse, rows)
-        self.known = known_at(plan)
-        selves = with_backs(variance_calls(plan.ints), reverse, "float64", of_pairs=False)
-        pairs = with_backs(pair_calls(plan.ints, dtype), reverse, dtype, of_pairs=True)
+        plan = make_plan(program, rows, reverse)
+        selves, pairs = variance_calls(plan.ints), pair_calls(plan.ints, dtype)
         super().__init__(gradient, plan, selves, pairs, tables=reverse.forwards, shares=entries)
         self.ends = sum(program.buffers[: reverse.value]), -1
 
@@ -129,10 +128,10 @@ class GradientRunner(Runner):
         w.column_tables(z, column0, count)
         of_columns = w.maps[w.shares_at * self.lanes :]
         of_columns.fill(0.0)
-        w.frame[self.known + 2] = w.shares_at * self.lanes
+        w.frame[col.SHARES_AT] = w.shares_at * self.lanes
         entry("pair_gradients", self.dtype.name)(
             self.pairs.address, *w.space, rows.ctypes.data, own.ctypes.data, self.plan.table, len(rows),
-            own_weights.ctypes.data, self.known, sums.ctypes.data, shares.ctypes.data, shares.strides[0],
+            own_weights.ctypes.data, sums.ctypes.data, shares.ctypes.data, shares.strides[0],
         )  # fmt: skip
         given = of_columns.reshape(self.shares, self.lanes).astype(np.float64)
         for first in range(0, count, LANES64):
@@ -150,6 +149,6 @@ class GradientRunner(Runner):
         seed_at, shares_at = (w.maps_at + self.plan.output) * LANES64, w.shares_at * LANES64
         w.maps64[shares_at:] = shares.ravel()
         w.maps64[seed_at : seed_at + LANES64] = seeds
-        w.frame[self.known], w.frame[self.known + 2] = sums.ctypes.data, shares_at
+        w.frame[col.SUMS_AT], w.frame[col.SHARES_AT] = sums.ctypes.data, shares_at
         w.make_tables(self.selves, images, first, count)
         return w.maps64[shares_at:].reshape(-1, LANES64)[self.of_variances :, :count].T

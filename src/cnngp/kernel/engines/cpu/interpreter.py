@@ -8,39 +8,15 @@ A workspace is: POWERS vectors for the rows of a series, a row of zeros that sta
 that are worked on together, and scratch; for gradients the shares of the images' variances stand behind it.
 
 Python calls the functions without a line above them, with integers: `Reals`, `Ints` and `Doubles` are addresses of
-numbers in the working precision, of int64 and of float64. `code` is a row of the columns OPS … UNITS of plan.py.
+numbers in the working precision, of int64 and of float64. `code` is a row of the columns OPS … UNITS of columns.py.
 """
 
 from __future__ import annotations
 
 from typing import Any, TypeAlias
 
+from . import columns as col
 from .compiling import inlined
-from .plan import (
-    BASE,
-    BUFFERS,
-    COLUMNS,
-    FLOATS,
-    IMAGES,
-    INPUT,
-    LOCATIONS,
-    MAP_STEP,
-    NUMBERS,
-    OP_CALL,
-    OP_COUNT,
-    OPS,
-    OUTPUT,
-    OWN_AT,
-    OWN_STEP,
-    PANELS,
-    PIXEL_CHANNELS,
-    POWERS,
-    SCRATCH,
-    TAPS,
-    THETA,
-    UNITS,
-    WIDTH,
-)
 from .simd import address, address_like, constant, fma, lanes, load, shifted, splat, store
 from .work import Work, call_op
 
@@ -51,17 +27,17 @@ Doubles: TypeAlias = Any
 
 @inlined
 def run_ops(code: Ints, m: Reals, own: Reals, table: Reals, frame: Ints) -> None:
-    ints, floats = address_like(code, code[OPS]), address(code[NUMBERS])
-    taps, panels = address_like(code, code[TAPS]), address(code[PANELS])
-    for o in range(code[OP_COUNT]):
-        op, numbers = shifted(ints, o * COLUMNS), shifted(floats, o * FLOATS)
-        call_op(op[OP_CALL], Work(m, own, table, op, numbers, taps, panels, frame))
+    ints, floats = address_like(code, code[col.OPS]), address(code[col.NUMBERS])
+    taps, panels = address_like(code, code[col.TAPS]), address(code[col.PANELS])
+    for o in range(code[col.OP_COUNT]):
+        op, numbers = shifted(ints, o * col.COLUMNS), shifted(floats, o * col.FLOATS)
+        call_op(op[col.OP_CALL], Work(m, own, table, op, numbers, taps, panels, frame))
 
 
 @inlined
 def first_map(code: Ints, L: int) -> int:
     """Where the maps begin in a workspace."""
-    return (POWERS + code[WIDTH]) * L  # type: ignore[no-any-return]
+    return (col.POWERS + code[col.WIDTH]) * L  # type: ignore[no-any-return]
 
 
 @inlined
@@ -69,7 +45,7 @@ def multiply_images(code: Ints, m: Reals, to: int, own: Reals, own_at: int, lane
     """Σ_c x_c x'_c at each location; 64 channels, 64 times those and the rest are summed apart, so that rounding does
     not grow with their number.
     """
-    L, channels, locations = lanes(m), code[PIXEL_CHANNELS], code[LOCATIONS]
+    L, channels, locations = lanes(m), code[col.PIXEL_CHANNELS], code[col.LOCATIONS]
     for e in range(locations):
         total = constant(m, 0.0)
         for far in range(0, channels, 4096):
@@ -87,7 +63,7 @@ def multiply_images(code: Ints, m: Reals, to: int, own: Reals, own_at: int, lane
 @inlined
 def square_images(code: Ints, m: Reals, to: int, lane: Reals) -> None:
     """Σ_c x_c² at each location of `lanes` images."""
-    L, channels, locations = lanes(m), code[PIXEL_CHANNELS], code[LOCATIONS]
+    L, channels, locations = lanes(m), code[col.PIXEL_CHANNELS], code[col.LOCATIONS]
     for e in range(locations):
         total = constant(m, 0.0)
         for c in range(channels):
@@ -105,18 +81,18 @@ def image_tables(
     Afterwards the table holds their entries lane by lane, `peaks` the largest variance at each site, and the output
     buffer K(x, x) in its unit.
     """
-    L, size = lanes(m), code[PIXEL_CHANNELS] * code[LOCATIONS]
+    L, size = lanes(m), code[col.PIXEL_CHANNELS] * code[col.LOCATIONS]
     for e in range(size):
         for lane in range(L):
             pixels[e * L + lane] = X[(first + min(lane, count - 1)) * size + e]
     base = first_map(code, L)
-    if code[INPUT] >= 0:
-        square_images(code, m, base + code[INPUT] * L, pixels)
+    if code[col.INPUT] >= 0:
+        square_images(code, m, base + code[col.INPUT] * L, pixels)
     else:  # products are operations, which find the pixels at the head of the table
         for e in range(0, size * L, L):
             store(table, e, load(pixels, e))
-    frame[BASE], frame[SCRATCH], frame[OWN_AT], frame[IMAGES] = base, base + code[BUFFERS] * L, 0, 1
-    frame[MAP_STEP], frame[OWN_STEP] = 0, 0
+    frame[col.BASE], frame[col.SCRATCH], frame[col.OWN_AT], frame[col.IMAGES] = base, base + code[col.BUFFERS] * L, 0, 1
+    frame[col.MAP_STEP], frame[col.OWN_STEP] = 0, 0
     run_ops(code, m, peaks, table, frame)
 
 
@@ -145,49 +121,49 @@ def pair_block(
     and columns column0 … of matrices of `stride` columns at the addresses `K` and `theta`; one that is not wanted has
     the address 0. Where symmetric, only those right of the diagonal are written, and mirrored.
     """
-    L, size, buffers = lanes(m), code[PIXEL_CHANNELS] * code[LOCATIONS], code[BUFFERS]
-    base, units = first_map(code, L), address_like(m, code[UNITS])
-    frame[BASE], frame[SCRATCH] = base, base + block * buffers * L
-    frame[MAP_STEP], frame[OWN_STEP] = buffers * L, entries
+    L, size, buffers = lanes(m), code[col.PIXEL_CHANNELS] * code[col.LOCATIONS], code[col.BUFFERS]
+    base, units = first_map(code, L), address_like(m, code[col.UNITS])
+    frame[col.BASE], frame[col.SCRATCH] = base, base + block * buffers * L
+    frame[col.MAP_STEP], frame[col.OWN_STEP] = buffers * L, entries
     for i0 in range(first, last, block):
         n = min(block, last - i0)
-        for b in range(n if code[INPUT] >= 0 else 0):
-            multiply_images(code, m, base + (b * buffers + code[INPUT]) * L, X, (i0 + b) * size, pixels)
-        frame[OWN_AT], frame[IMAGES] = i0 * entries, n
+        for b in range(n if code[col.INPUT] >= 0 else 0):
+            multiply_images(code, m, base + (b * buffers + code[col.INPUT]) * L, X, (i0 + b) * size, pixels)
+        frame[col.OWN_AT], frame[col.IMAGES] = i0 * entries, n
         run_ops(code, m, own, table, frame)
         for b in range(n):
             i, at = row0 + i0 + b, base + b * buffers * L
             if K != 0:
                 out = address_like(m, K)
-                put(m, at + code[OUTPUT] * L, units[0], out, i, stride, column0, columns, symmetric)
+                put(m, at + code[col.OUTPUT] * L, units[0], out, i, stride, column0, columns, symmetric)
             if theta != 0:
                 out = address_like(m, theta)
-                put(m, at + code[THETA] * L, units[1], out, i, stride, column0, columns, symmetric)
+                put(m, at + code[col.THETA] * L, units[1], out, i, stride, column0, columns, symmetric)
 
 
 def pair_gradients(
     code: Ints, m: Reals, frame: Ints, pixels: Reals, table: Reals, X: Reals, own: Reals, entries: int, rows: int,
-    weights: Reals, known: int, sums: int, shares: int, shares_step: int,
+    weights: Reals, sums: int, shares: int, shares_step: int,
 ) -> None:  # fmt: skip
     """The reversed program for all row images with the group of column images; rows without weights are left out.
 
     Row i adds to the sums at the address `sums` and to the shares at shares + i · shares_step, in bytes.
     """
-    L, size = lanes(m), code[PIXEL_CHANNELS] * code[LOCATIONS]
+    L, size = lanes(m), code[col.PIXEL_CHANNELS] * code[col.LOCATIONS]
     base = first_map(code, L)
-    frame[BASE], frame[SCRATCH], frame[IMAGES] = base, base + code[BUFFERS] * L, 1
-    frame[MAP_STEP], frame[OWN_STEP], frame[known] = 0, 0, sums
+    frame[col.BASE], frame[col.SCRATCH], frame[col.IMAGES] = base, base + code[col.BUFFERS] * L, 1
+    frame[col.MAP_STEP], frame[col.OWN_STEP], frame[col.SUMS_AT] = 0, 0, sums
     for i in range(rows):
         empty = True
         for lane in range(L):
-            m[base + code[OUTPUT] * L + lane] = weights[i * L + lane]
+            m[base + code[col.OUTPUT] * L + lane] = weights[i * L + lane]
             empty = empty and weights[i * L + lane] == 0.0
         if empty:
             continue
-        if code[INPUT] >= 0:
-            multiply_images(code, m, base + code[INPUT] * L, X, i * size, pixels)
-        frame[OWN_AT] = i * entries
-        frame[known + 1] = shares + i * shares_step
+        if code[col.INPUT] >= 0:
+            multiply_images(code, m, base + code[col.INPUT] * L, X, i * size, pixels)
+        frame[col.OWN_AT] = i * entries
+        frame[col.OWN_SHARES_AT] = shares + i * shares_step
         run_ops(code, m, own, table, frame)
 
 

@@ -42,7 +42,7 @@ Kind = Literal["operation", "row", "entry"]
 class Function:
     """A function of the engine: an operation on maps, a nonlinearity on a row of one, or an entry that Python calls.
 
-    `path` leads to it from this folder; with `numbers` to a function that makes it of these, or to a table by them.
+    `path` leads to it from this folder; with `numbers` to a function that makes it of these.
     """
 
     kind: Kind
@@ -53,16 +53,8 @@ class Function:
         return "-".join([self.path, *map(str, self.numbers)])
 
 
-def operation(path: str, *numbers: int) -> Function:
-    return Function("operation", path, numbers)
-
-
-def row(path: str, *numbers: int) -> Function:
-    return Function("row", path, numbers)
-
-
 # How many integers each takes.
-_ENTRIES = {"image_tables": 9, "pair_block": 18, "pair_gradients": 14, "spread_rows": 5, "spread_lanes": 4}
+_ENTRIES = {"image_tables": 9, "pair_block": 18, "pair_gradients": 13, "spread_rows": 5, "spread_lanes": 4}
 
 
 @functools.cache

@@ -22,16 +22,15 @@ from cnngp.kernel.program import Program
 from cnngp.kernel.series.packed import Rows, SeriesTables
 
 from ..base import Advance, check_range
+from . import columns as col
 from .machine_code import entry
-from .plan import LANES, POWERS, ROW_K, ROW_LIST, UNITS, CpuPlan
-from .plan import SMALLEST as SMALLEST_COLUMN
+from .plan import CpuPlan, Ints
 
 Array = NDArray[Any]
-Ints = NDArray[np.int64]
 
 # 1/√K counts as 0 below these √K: the smallest for which products of two and their inverses stay normal numbers.
 SMALLEST = {"float32": 2.0**-62, "float64": 2.0**-510}
-LANES64 = LANES["float64"]
+LANES64 = col.LANES["float64"]
 
 
 def default_threads() -> int:
@@ -94,7 +93,7 @@ class Code:
             ],
             np.int64,
         )
-        assert len(self._row) == UNITS + 1
+        assert len(self._row) == col.UNITS + 1
         self.address = self._row.ctypes.data
 
 
@@ -113,9 +112,9 @@ class Runner:
         program, self.dtype, self.threads = plans.program, plans.dtype, plans.threads
         self.plan, self.shares, self.block = plan, shares, block
         self.activations = len(program.activations)
-        self.lanes = LANES[self.dtype.name]
+        self.lanes = col.LANES[self.dtype.name]
         floats = plan.floats.copy()
-        floats[:, SMALLEST_COLUMN] = SMALLEST[self.dtype.name]
+        floats[:, col.SMALLEST] = SMALLEST[self.dtype.name]
         self.units = program.unit, program.theta_unit
 
         def code(ints: Ints) -> Code:
@@ -185,11 +184,10 @@ class Workspace:
         p, L, dtype = runner.plan, runner.lanes, runner.dtype
         self.runner = runner
         pixels = p.channels * p.locations
-        self.maps_at = POWERS + p.width
+        self.maps_at = col.POWERS + p.width
         self.shares_at = self.maps_at + runner.block * p.buffers + p.scratch
         maps = self.shares_at + runner.shares
-        # Behind the places of rows those of the sums of gradients and of both images' shares (`known_at`).
-        self.frame = np.zeros(ROW_LIST + int(p.ints[:, ROW_K].max(initial=1)) + 3, np.int64)
+        self.frame = np.zeros(col.ROW_LIST + int(p.ints[:, col.ROW_K].max(initial=1)), np.int64)
         self.maps64, self.pixels64, self.table64 = (aligned(n * LANES64) for n in (maps, pixels, p.table))
         self.peaks = aligned(max(1, runner.activations) * LANES64)
         self.maps, self.pixels, self.table = (aligned(n * L, dtype) for n in (maps, pixels, p.table))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from inspect import Parameter, Signature
 from typing import Any
 
 from llvmlite import ir
@@ -18,7 +19,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic, models, overload, register_model
 
 from .. import polynomials
-from .plan import LANES
+from .columns import LANES
 
 
 class Vec(types.Type):  # type: ignore[misc]
@@ -59,16 +60,6 @@ def _lanes(p: Any) -> Any:
 class _VecModel(models.PrimitiveModel):  # type: ignore[misc]
     def __init__(self, dmm: Any, fe_type: Vec) -> None:
         super().__init__(dmm, fe_type, _vector(fe_type))
-
-
-@intrinsic
-def pointer(typing_context: Any, array: Any) -> Any:
-    """The address of an array's first element. The array must outlive it."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return context.make_array(signature.args[0])(context, builder, value=args[0]).data
-
-    return types.CPointer(array.dtype)(array), codegen
 
 
 @intrinsic
@@ -189,13 +180,7 @@ def constant(typing_context: Any, p: Any, value: Any) -> Any:
     """A number in every lane, rounded to the type that p points to."""
     vec = Vec(p.dtype)
 
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        scalar = args[1]
-        if vec.dtype.bitwidth == 32:
-            scalar = builder.fptrunc(scalar, ir.FloatType())
-        return _splat(builder, vec, scalar)
-
-    return vec(p, types.float64), codegen
+    return vec(p, types.float64), lambda context, builder, signature, args: _spread(builder, vec, args[1])
 
 
 @intrinsic
@@ -216,146 +201,104 @@ def _spread(builder: Any, vec: Vec, number: Any) -> Any:
     return _splat(builder, vec, builder.fptrunc(number, ir.FloatType()) if vec.dtype.bitwidth == 32 else number)
 
 
-def _mixed(compute: Callable[..., Any], *arguments: Any) -> Any:
-    """The signature and code of a function of vectors of one type, some of which may be numbers."""
-    vec = next(t for t in arguments if isinstance(t, Vec))
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        wide = [
-            x if isinstance(t, Vec) else _spread(builder, vec, x) for t, x in zip(signature.args, args, strict=True)
-        ]
-        return compute(builder, vec, *wide)
-
-    return vec(*(t if isinstance(t, Vec) else types.float64 for t in arguments)), codegen
+Compute = Callable[..., Any]
+"""Writes code: (builder, vector type, vectors) → vector."""
 
 
-def _call(builder: Any, vec: Vec, name: str, args: Any) -> Any:
-    t = _vector(vec)
-    function_type = ir.FunctionType(t, [t] * len(args))
-    full_name = f"{name}.v{vec.lanes}f{vec.dtype.bitwidth}"
-    return builder.call(cgutils.get_or_insert_function(builder.module, function_type, full_name), args)
+def _elementwise(arity: int, compute: Compute) -> Any:
+    """A function of vectors of one type, some of which may be numbers."""
+
+    def apply(typing_context: Any, *arguments: Any) -> Any:
+        vec = next(t for t in arguments if isinstance(t, Vec))
+
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            typed = zip(signature.args, args, strict=True)
+            return compute(builder, vec, *(x if isinstance(t, Vec) else _spread(builder, vec, x) for t, x in typed))
+
+        return vec(*(t if isinstance(t, Vec) else types.float64 for t in arguments)), codegen
+
+    names = ["context", *"abcd"[:arity]]  # Numba asks for them, and does not take a star here
+    apply.__signature__ = Signature([Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in names])  # type: ignore[attr-defined]
+    return intrinsic(apply)
 
 
-@intrinsic
-def sqrt(typing_context: Any, a: Any) -> Any:
-    return a(a), lambda context, builder, signature, args: _call(builder, a, "llvm.sqrt", args)
+def _llvm(name: str) -> Compute:
+    """A function that LLVM has for vectors."""
+
+    def compute(builder: Any, vec: Vec, *args: Any) -> Any:
+        t = _vector(vec)
+        function_type = ir.FunctionType(t, [t] * len(args))
+        full_name = f"llvm.{name}.v{vec.lanes}f{vec.dtype.bitwidth}"
+        return builder.call(cgutils.get_or_insert_function(builder.module, function_type, full_name), args)
+
+    return compute
 
 
-@intrinsic
-def absolute(typing_context: Any, a: Any) -> Any:
-    return a(a), lambda context, builder, signature, args: _call(builder, a, "llvm.fabs", args)
-
-
-@intrinsic
-def fma(typing_context: Any, a: Any, b: Any, c: Any) -> Any:
-    """a · b + c with one rounding."""
-    return _mixed(lambda builder, vec, *args: _call(builder, vec, "llvm.fma", args), a, b, c)
-
-
-@intrinsic
-def negated_fma(typing_context: Any, a: Any, b: Any, c: Any) -> Any:
-    """c − a · b with one rounding."""
-    return _mixed(lambda builder, vec, a, b, c: _call(builder, vec, "llvm.fma", [builder.fneg(a), b, c]), a, b, c)
+_fma = _llvm("fma")
 
 
 def _greater(builder: Any, vec: Vec, a: Any, b: Any) -> Any:
     return builder.select(builder.fcmp_ordered(">", a, b), a, b)
 
 
-@intrinsic
-def maximum(typing_context: Any, a: Any, b: Any) -> Any:
-    return _mixed(_greater, a, b)
-
-
-@intrinsic
-def positive(typing_context: Any, a: Any) -> Any:
-    """max(a, 0)."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        zero = constant_of(a, 0.0)
-        return builder.select(builder.fcmp_ordered(">", args[0], zero), args[0], zero)
-
-    return a(a), codegen
-
-
 def _chosen(builder: Any, vec: Vec, a: Any, b: Any, yes: Any, no: Any) -> Any:
     return builder.select(builder.fcmp_ordered("<", a, b), yes, no)
 
 
-@intrinsic
-def where_less(typing_context: Any, a: Any, b: Any, yes: Any, no: Any) -> Any:
-    """yes where a < b, else no."""
-    return _mixed(_chosen, a, b, yes, no)
-
-
-@intrinsic
-def copysign(typing_context: Any, size: Any, sign: Any) -> Any:
-    return _mixed(lambda builder, vec, *args: _call(builder, vec, "llvm.copysign", args), size, sign)
-
-
-@intrinsic
-def power_of_two(typing_context: Any, n: Any) -> Any:
-    """2^n for whole n in the exponent's range, by writing n into the exponent bits.
-
-    Adding 1.5·2^mantissa puts n into the low bits of the sum's representation.
-    """
-    bits = n.dtype.bitwidth
+def _two_to(builder: Any, vec: Vec, n: Any) -> Any:
+    """Adding 1.5·2^mantissa puts n into the low bits of a sum's representation, from where it goes to the exponent."""
+    bits = vec.dtype.bitwidth
     mantissa, bias = (23, 127) if bits == 32 else (52, 1023)
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        integers = ir.VectorType(ir.IntType(bits), n.lanes)
-        shifted = builder.fadd(args[0], constant_of(n, 1.5 * 2.0**mantissa))
-        raw = builder.bitcast(shifted, integers)
-        raw = builder.add(raw, ir.Constant(integers, [bias] * n.lanes))
-        raw = builder.shl(raw, ir.Constant(integers, [mantissa] * n.lanes))
-        return builder.bitcast(raw, _vector(n))
-
-    return n(n), codegen
-
-
-@intrinsic
-def nearest(typing_context: Any, a: Any) -> Any:
-    """The nearest whole number, ties to even."""
-    return a(a), lambda context, builder, signature, args: _call(builder, a, "llvm.rint", args)
+    integers = ir.VectorType(ir.IntType(bits), vec.lanes)
+    raw = builder.bitcast(builder.fadd(n, constant_of(vec, 1.5 * 2.0**mantissa)), integers)
+    raw = builder.add(raw, ir.Constant(integers, [bias] * vec.lanes))
+    raw = builder.shl(raw, ir.Constant(integers, [mantissa] * vec.lanes))
+    return builder.bitcast(raw, _vector(vec))
 
 
 def _polynomial(name: str) -> Any:
     """Horner's rule with the coefficients of `polynomials`, by the dtype of the argument."""
 
-    @intrinsic
-    def evaluate(typing_context: Any, x: Any) -> Any:
-        coefficients = getattr(polynomials, f"{name}_{x.dtype.bitwidth}")
+    def compute(builder: Any, vec: Vec, x: Any) -> Any:
+        coefficients = getattr(polynomials, f"{name}_{vec.dtype.bitwidth}")
+        total = constant_of(vec, coefficients[-1])
+        for c in coefficients[-2::-1]:
+            total = _fma(builder, vec, total, x, constant_of(vec, c))
+        return total
 
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            total = constant_of(x, coefficients[-1])
-            for c in coefficients[-2::-1]:
-                total = _call(builder, x, "llvm.fma", [total, args[0], constant_of(x, c)])
-            return total
-
-        return x(x), codegen
-
-    return evaluate
+    return _elementwise(1, compute)
 
 
-relu_g = _polynomial("RELU_G")
-relu_h = _polynomial("RELU_H")
-acos_h = _polynomial("ACOS_H")
-asin_s = _polynomial("ASIN_S")
-exp_r = _polynomial("EXP_R")
-expm1_y = _polynomial("EXPM1_Y")
+sqrt, absolute = _elementwise(1, _llvm("sqrt")), _elementwise(1, _llvm("fabs"))
+copysign = _elementwise(2, _llvm("copysign"))
+nearest = _elementwise(1, _llvm("rint"))
+"""The nearest whole number, ties to even."""
+power_of_two = _elementwise(1, _two_to)
+"""2^n for whole n in the exponent's range."""
+fma = _elementwise(3, _fma)
+"""a · b + c with one rounding."""
+negated_fma = _elementwise(3, lambda builder, vec, a, b, c: _fma(builder, vec, builder.fneg(a), b, c))
+"""c − a · b with one rounding."""
+maximum = _elementwise(2, _greater)
+positive = _elementwise(1, lambda builder, vec, a: _greater(builder, vec, a, constant_of(vec, 0.0)))
+"""max(a, 0)."""
+where_less = _elementwise(4, _chosen)
+"""yes where a < b, else no."""
+
+relu_g, relu_h = _polynomial("RELU_G"), _polynomial("RELU_H")
+acos_h, asin_s = _polynomial("ACOS_H"), _polynomial("ASIN_S")
+exp_r, expm1_y = _polynomial("EXP_R"), _polynomial("EXPM1_Y")
 
 
-def _binary(operation: Any, method: str) -> None:
-    @intrinsic
-    def apply(typing_context: Any, a: Any, b: Any) -> Any:
-        return _mixed(lambda builder, vec, *args: getattr(builder, method)(*args), a, b)
+def _operator(operation: Any, method: str) -> None:
+    apply = _elementwise(2, lambda builder, vec, a, b: getattr(builder, method)(a, b))
 
     @overload(operation, strict=False)
     def choose(a: Any, b: Any) -> Callable[[Any, Any], Any] | None:
         return (lambda a, b: apply(a, b)) if isinstance(a, Vec) or isinstance(b, Vec) else None
 
 
-_binary(operator.add, "fadd")
-_binary(operator.sub, "fsub")
-_binary(operator.mul, "fmul")
-_binary(operator.truediv, "fdiv")
+_operator(operator.add, "fadd")
+_operator(operator.sub, "fsub")
+_operator(operator.mul, "fmul")
+_operator(operator.truediv, "fdiv")

@@ -13,10 +13,10 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+from . import columns as col
 from .compiling import inlined
 from .machine_code import Kind
-from .plan import A0, ADD, AFFINE, B0, STORE, TABLE_PLANE, TABLE_ROW
-from .simd import fma, lanes, load, splat, store
+from .simd import constant, fma, lanes, load, splat, store
 
 
 class Work(NamedTuple):
@@ -73,11 +73,26 @@ def call_row(typing_context: Any, address: Any, work: Any, src: Any, dst: Any, n
 
 
 @inlined
+def image_at(w: Any, image: int) -> Any:
+    """Where a row image's maps begin, and the operation's entries in its table."""
+    frame = w.frame
+    own_at = frame[col.OWN_AT] + image * frame[col.OWN_STEP] + w.op[col.OWN_TABLE]
+    return frame[col.BASE] + image * frame[col.MAP_STEP], own_at
+
+
+@inlined
+def factors(w: Any) -> Any:
+    """keep, scale and bias."""
+    m, numbers = w.m, w.numbers
+    return constant(m, numbers[col.KEEP]), constant(m, numbers[col.SCALE]), constant(m, numbers[col.BIAS])
+
+
+@inlined
 def entry_of_row(op: Any, r: int) -> int:
     """Where the entries of a map's row r are, from the first place of the map; rows are counted through all planes."""
-    if op[A0] == 1:
-        return r * op[TABLE_ROW]  # type: ignore[no-any-return]
-    return (r // op[B0]) * op[TABLE_PLANE] + (r % op[B0]) * op[TABLE_ROW]  # type: ignore[no-any-return]
+    if op[col.A0] == 1:
+        return r * op[col.TABLE_ROW]  # type: ignore[no-any-return]
+    return (r // op[col.B0]) * op[col.TABLE_PLANE] + (r % op[col.B0]) * op[col.TABLE_ROW]  # type: ignore[no-any-return]
 
 
 @inlined
@@ -101,11 +116,11 @@ def entry_product(w: Any, own_at: int, at: int, both: bool) -> Any:
 @inlined
 def write(m: Any, at: int, r: Any, how: int, keep: Any, scale: Any, bias: Any) -> None:
     """dst ← keep · dst + scale · r + bias, in its cheapest form; with keep = 0 the old content is not read."""
-    if how == STORE:
+    if how == col.STORE:
         store(m, at, r)
-    elif how == AFFINE:
+    elif how == col.AFFINE:
         store(m, at, fma(r, scale, bias))
-    elif how == ADD:
+    elif how == col.ADD:
         store(m, at, fma(r, scale, load(m, at)))
     else:
         store(m, at, fma(load(m, at), keep, fma(r, scale, bias)))

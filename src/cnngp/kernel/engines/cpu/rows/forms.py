@@ -1,0 +1,163 @@
+"""A nonlinearity along a row of a map, for `lanes` pairs at a time: f(K), or f'(K) · (T + own · K) for Θ; and the same
+for images with themselves at one place, in float64 and an image a lane, which makes the tables.
+
+Under a pool the variances also need images with themselves at two places: there `both` tables are the lanes'. An
+activation's entries are channel after channel, TABLE_SIZE apart. `work.py` says what a row function is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from cnngp.kernel.formulas import FAMILIES, Family
+
+from .. import columns as col
+from ..compiling import inlined
+from ..simd import constant, constants, fma, lanes, load, maximum, store
+from ..work import entry, own_entry
+from . import elementary as elementary
+from . import series
+
+Row = Callable[..., None]
+
+
+class Form(NamedTuple):
+    """A nonlinearity at one location, as compiled functions of what `begin(w)` has made once for many of them.
+
+    `own_at` and `at` are where the location's entries are in the tables; the rest is as in `Family`.
+    """
+
+    begin: Any
+    value: Any
+    slope: Any
+    parts: Any
+    still: Any
+
+
+def form(code: int, both: bool) -> Form:
+    """The form of a family by its number."""
+    return Form(*series.form(both)) if code == col.SERIES else closed_form(FAMILIES[code - 1], both)
+
+
+def closed_form(family: Family, both: bool) -> Form:
+    value_of, slope_of, parts_of, still_of = family.value, family.slope, family.parts, family.still
+    constants_of, last = family.constants, family.entries - 1
+
+    @inlined
+    def begin(w: Any) -> Any:
+        numbers = w.numbers
+        c = constants(w.m, constants_of(numbers[col.UNIT], numbers[col.ALPHA], numbers[col.BETA]))
+        return c, w.op[col.TABLE_SIZE] * last
+
+    @inlined
+    def entries(w: Any, own_at: int, at: int, far: int) -> Any:
+        a = own_entry(w, own_at, both), own_entry(w, own_at + far, both)
+        return a, (entry(w, at), entry(w, at + far))
+
+    @inlined
+    def value(w: Any, K: Any, own_at: int, at: int, c: Any) -> Any:
+        a, b = entries(w, own_at, at, c[1])
+        return value_of(K, a, b, c[0])  # type: ignore[misc]
+
+    @inlined
+    def slope(w: Any, K: Any, own_at: int, at: int, c: Any) -> Any:
+        a, b = entries(w, own_at, at, c[1])
+        return slope_of(K, a, b, c[0])  # type: ignore[misc]
+
+    @inlined
+    def parts(w: Any, K: Any, own_at: int, at: int, c: Any) -> Any:
+        a, b = entries(w, own_at, at, c[1])
+        return parts_of(K, a, b, c[0])  # type: ignore[misc]
+
+    @inlined
+    def still(w: Any, K: float, at: int, h: float, share: float) -> Any:
+        x = w.numbers[col.UNIT], w.numbers[col.ALPHA], w.numbers[col.SMALLEST]
+        slope, factor, value, extra = still_of(K, x)  # type: ignore[misc]
+        return w.numbers[col.SCALE] * h * slope + factor * share, value, extra
+
+    return Form(begin, value, slope, parts, still)
+
+
+def value_row(code: int, both: bool) -> Row:
+    begin, value, *_ = form(code, both)
+
+    def run(w: Any, src: int, dst: int, n: int, own_at: int, at: int) -> None:
+        m, L, c = w.m, lanes(w.m), begin(w)
+        for e in range(n):
+            store(m, dst + e * L, value(w, load(m, src + e * L), own_at + e, at + e, c))
+
+    return run
+
+
+def slope_row(code: int, both: bool) -> Row:
+    """T lies as far behind K as the plan says."""
+    begin, _, slope, *_ = form(code, both)
+
+    def run(w: Any, src: int, dst: int, n: int, own_at: int, at: int) -> None:
+        m, L, c = w.m, lanes(w.m), begin(w)
+        times, own = src + w.op[col.TIMES] * L, constant(m, w.numbers[col.OWN])
+        for e in range(n):
+            K = load(m, src + e * L)
+            store(m, dst + e * L, slope(w, K, own_at + e, at + e, c) * fma(K, own, load(m, times + e * L)))
+
+    return run
+
+
+def variance_row(code: int, slopes: bool) -> Row:
+    """f at correlation one; the image's numbers go to its table, the largest variance to the peaks.
+
+    `slopes`: for gradients, which need more of an Elementwise. Formulas that take functions of the C library are
+    computed a number at a time: an image has one row where a pair has thousands.
+    """
+    if code == col.SERIES:
+        return series.variance_row(slopes)
+    family = FAMILIES[code - 1]
+    table, diagonal, peak, two = family.table, family.diagonal, family.peak, family.entries == 2
+
+    def in_vectors(w: Any, src: int, dst: int, n: int, unused: int, at: int) -> None:
+        m, peaks, L = w.m, w.own, lanes(w.m)
+        size, peak_at = w.op[col.TABLE_SIZE], w.op[col.SITE] * L
+        x = constants(m, (w.numbers[col.UNIT], w.numbers[col.ALPHA], w.numbers[col.SMALLEST]))
+        top = load(peaks, peak_at)
+        for e in range(n):
+            K = load(m, src + e * L)
+            top = maximum(top, peak(K, x))
+            first, second = table(K, x)  # type: ignore[misc]
+            store(w.table, (at + e) * L, first)
+            if two:
+                store(w.table, (at + size + e) * L, second)
+            store(m, dst + e * L, diagonal(K, x))
+        store(peaks, peak_at, top)
+
+    def by_numbers(w: Any, src: int, dst: int, n: int, unused: int, at: int) -> None:
+        m, peaks, L = w.m, w.own, lanes(w.m)
+        peak_at, far = w.op[col.SITE] * L, w.op[col.TABLE_SIZE] * L
+        x = w.numbers[col.UNIT], w.numbers[col.ALPHA], w.numbers[col.SMALLEST]
+        for e in range(n * L):
+            K = m[src + e]
+            peaks[peak_at + e % L] = max(peaks[peak_at + e % L], peak(K, x))
+            first, second = table(K, x)  # type: ignore[misc]
+            w.table[at * L + e] = first
+            if two:
+                w.table[at * L + far + e] = second
+            m[dst + e] = diagonal(K, x)
+
+    return in_vectors if family.vectors else by_numbers
+
+
+def variance_slope_row(code: int) -> Row:
+    """f' at correlation one. The image's table is not yet written, so all comes from K; where that is 0 so is Θ."""
+    if code == col.SERIES:
+        return series.variance_slope_row
+    slope_diagonal = FAMILIES[code - 1].slope_diagonal
+
+    def run(w: Any, src: int, dst: int, n: int, unused: int, at: int) -> None:
+        m, L, own = w.m, lanes(w.m), w.numbers[col.OWN]
+        times = src + w.op[col.TIMES] * L
+        x = w.numbers[col.UNIT], w.numbers[col.ALPHA], w.numbers[col.SMALLEST]
+        for e in range(n * L):
+            K = m[src + e]
+            m[dst + e] = slope_diagonal(K, x) * (m[times + e] + own * K)  # type: ignore[misc]
+
+    return run
