@@ -45,7 +45,7 @@ class Family:
         value(K, a, b, c)    f
         slope(K, a, b, c)    f'
         parts(K, a, b, c)    (f', what goes to the first variance and to the second, f or what its gradient's sums are
-                             made of: `shares_of` in program/shares.py): for gradients
+                             made of: `shares_of` in program/reverse.py): for gradients
 
     What goes to a variance lacks the factor that depends on that image alone: `still` has it. Of an image with itself,
     in float64, with x = (unit, α, smallest):

@@ -8,6 +8,7 @@ itself as CUDA text. Python's own numbers stay numbers, so that a formula can be
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 PI = math.pi
@@ -47,83 +48,14 @@ class Operand:
         return self.applied("-", 0.0, self)
 
 
-def _apply(function: str, plain: Any, *args: Any) -> Any:
-    for x in args:
-        if isinstance(x, Operand):
-            return x.applied(function, *args)
-    return plain(*args)
+def _primitive(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
+    def apply(*args: Any) -> Any:
+        for x in args:
+            if isinstance(x, Operand):
+                return x.applied(name, *args)
+        return plain(*args)
 
-
-# ---- of vectors and of numbers -------------------------------------------------------------------------------------
-
-
-def sqrt(x: Any) -> Any:
-    return _apply("sqrt", math.sqrt, x)
-
-
-def maximum(a: Any, b: Any) -> Any:
-    return _apply("maximum", max, a, b)
-
-
-def where_less(a: Any, b: Any, yes: Any, no: Any) -> Any:
-    """yes where a < b, else no."""
-    return _apply("where_less", lambda a, b, yes, no: yes if a < b else no, a, b, yes, no)
-
-
-# ---- of vectors: the formulas of pairs -----------------------------------------------------------------------------
-
-
-def absolute(x: Any) -> Any:
-    return _apply("absolute", abs, x)
-
-
-def positive(x: Any) -> Any:
-    """max(x, 0)."""
-    return _apply("positive", lambda x: max(x, 0.0), x)
-
-
-def copysign(size: Any, sign: Any) -> Any:
-    return _apply("copysign", math.copysign, size, sign)
-
-
-def fma(a: Any, b: Any, c: Any) -> Any:
-    """a · b + c with one rounding."""
-    return _apply("fma", lambda a, b, c: a * b + c, a, b, c)
-
-
-def negated_fma(a: Any, b: Any, c: Any) -> Any:
-    """c − a · b with one rounding."""
-    return _apply("negated_fma", lambda a, b, c: c - a * b, a, b, c)
-
-
-def turn(v: Any) -> Any:
-    """acos(1 − v) for v in 0 … 1."""
-    return _apply("turn", lambda v: math.acos(1.0 - v), v)
-
-
-def asin(x: Any, v: Any) -> Any:
-    """asin(x) with v = max(1 − |x|, 0), which decides near ±1."""
-    return _apply("asin", lambda x, v: math.copysign(math.asin(1.0 - v), x), x, v)
-
-
-def exp_negative(x: Any) -> Any:
-    """e^x for x ≤ 0."""
-    return _apply("exp_negative", math.exp, x)
-
-
-def one_minus_exp(y: Any) -> Any:
-    """1 − e^(−y) for y ≥ 0."""
-    return _apply("one_minus_exp", lambda y: -math.expm1(-y), y)
-
-
-def relu_g(u: Any) -> Any:
-    """(R/p − cos θ)/(u·√u) for an acute θ, u = 1 − cos θ: a polynomial (engines/polynomials.py)."""
-    return _apply("relu_g", _relu_g, u)
-
-
-def relu_h(u: Any) -> Any:
-    """θ/(π√u) for an acute θ: a polynomial."""
-    return _apply("relu_h", lambda u: math.acos(1.0 - u) / (PI * math.sqrt(u)) if u > 0.0 else math.sqrt(2.0) / PI, u)
+    return apply
 
 
 def _relu_g(u: float) -> float:
@@ -131,20 +63,43 @@ def _relu_g(u: float) -> float:
     return (math.sqrt(u * (2.0 - u)) - math.acos(c) * c) / (PI * u**1.5) if u > 0.0 else math.sqrt(8.0) / (3.0 * PI)
 
 
+def _relu_h(u: float) -> float:
+    return math.acos(1.0 - u) / (PI * math.sqrt(u)) if u > 0.0 else math.sqrt(2.0) / PI
+
+
+# ---- of vectors and of numbers -------------------------------------------------------------------------------------
+
+sqrt = _primitive("sqrt", math.sqrt)
+maximum = _primitive("maximum", max)
+where_less = _primitive("where_less", lambda a, b, yes, no: yes if a < b else no)
+"""yes where a < b, else no."""
+
+# ---- of vectors: the formulas of pairs -----------------------------------------------------------------------------
+
+absolute = _primitive("absolute", abs)
+positive = _primitive("positive", lambda x: max(x, 0.0))
+copysign = _primitive("copysign", math.copysign)
+"""A size with the sign of another number."""
+fma = _primitive("fma", lambda a, b, c: a * b + c)
+"""a · b + c with one rounding."""
+negated_fma = _primitive("negated_fma", lambda a, b, c: c - a * b)
+"""c − a · b with one rounding."""
+turn = _primitive("turn", lambda v: math.acos(1.0 - v))
+"""acos(1 − v) for v in 0 … 1."""
+asin = _primitive("asin", lambda x, v: math.copysign(math.asin(1.0 - v), x))
+"""asin(x) with v = max(1 − |x|, 0), which decides near ±1."""
+exp_negative = _primitive("exp_negative", math.exp)
+"""e^x for x ≤ 0."""
+one_minus_exp = _primitive("one_minus_exp", lambda y: -math.expm1(-y))
+"""1 − e^(−y) for y ≥ 0."""
+relu_g = _primitive("relu_g", _relu_g)
+"""(R/p − cos θ)/(u·√u) for an acute θ, u = 1 − cos θ: a polynomial (engines/polynomials.py)."""
+relu_h = _primitive("relu_h", _relu_h)
+"""θ/(π√u) for an acute θ: a polynomial."""
+
 # ---- of numbers: an image with itself ------------------------------------------------------------------------------
 
-
-def exp(x: Any) -> Any:
-    return _apply("exp", math.exp, x)
-
-
-def expm1(x: Any) -> Any:
-    return _apply("expm1", math.expm1, x)
-
-
-def atan2(y: Any, x: Any) -> Any:
-    return _apply("atan2", math.atan2, y, x)
-
-
-def power(x: Any, exponent: float) -> Any:
-    return _apply("power", pow, x, exponent)
+exp = _primitive("exp", math.exp)
+expm1 = _primitive("expm1", math.expm1)
+atan2 = _primitive("atan2", math.atan2)
+power = _primitive("power", pow)

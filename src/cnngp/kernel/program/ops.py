@@ -92,11 +92,11 @@ class Op:
     dst: int
     shape: Shape
     out_shape: Shape
-    activation: Activation | None
-    sums: tuple[AxisSum, AxisSum, AxisSum] | None
-    keep: float
-    scale: float
-    bias: float
+    activation: Activation | None = None
+    sums: tuple[AxisSum, AxisSum, AxisSum] | None = None
+    keep: float = 0.0
+    scale: float = 1.0
+    bias: float = 0.0
     first: Shape = (0, 0, 0)
     second: Shape = (0, 0, 0)
     tangent: Tangent | None = None

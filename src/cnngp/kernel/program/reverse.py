@@ -23,22 +23,33 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+from cnngp.kernel.formulas import RELU_LIKE
 from cnngp.network.composition import check_network
 from cnngp.network.geometry import AxisSum
-from cnngp.network.layers import AvgPool, GlobalAvgPool, Network, as_layer
+from cnngp.network.layers import (
+    AvgPool,
+    GlobalAvgPool,
+    LeakyReLU,
+    Network,
+    NetworkError,
+    NormalizedExp,
+    Rbf,
+    ReLU,
+    as_layer,
+)
 from cnngp.network.placed import placed
 from cnngp.network.shapes import check_input_shape
-from cnngp.network.walk import name_of
+from cnngp.network.walk import at, name_of
 
 from .lowering import Builder, Maps
 from .nodes import Node
 from .ops import NOTHING, PIXELS, Op, Program, as_shape
 from .scheduling import Buffers, as_op, fused
-from .shares import shares_of
-from .steps import Back, Pixels, Reverse, Share, Step, Total, maps_of, renamed
+from .steps import Back, Pixels, Reverse, Share, Total, maps_of, renamed
 
-__all__ = ["Back", "Pixels", "Reverse", "Share", "Step", "Total", "reverse", "transposed"]
+__all__ = ["Back", "Pixels", "Reverse", "Share", "Total", "reverse", "transposed"]
 
 
 def reverse(net: Network, input_shape: Sequence[int], to_images: bool = False) -> Reverse:
@@ -53,7 +64,7 @@ def reverse(net: Network, input_shape: Sequence[int], to_images: bool = False) -
     pools = frozenset(here.place for here in root.walk() if isinstance(here.layer, AvgPool | GlobalAvgPool))
     writer = _Writer(fused(builder.nodes, last), last, pools, to_images)
     steps, buffers, input_, seed, value = writer.finished()
-    ops = tuple(step for step in steps if isinstance(step, Op))
+    ops = tuple(step for step in steps if type(step) is Op)
     program = Program(net, channels, spatial, as_shape(spatial), ops, buffers, input_, seed, end.unit, builder.elements)
     return Reverse(program, steps, writer.forwards, seed, writer.slots, tuple(writer.shares), value)
 
@@ -79,7 +90,7 @@ class _Writer:
     end: int
     pools: frozenset[str]
     to_images: bool
-    steps: list[Step] = field(default_factory=list)
+    steps: list[Op] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
     slots: int = 0
     shares: list[Share] = field(default_factory=list)
@@ -191,12 +202,16 @@ class _Writer:
         node = self.nodes[i]
         if node.src == PIXELS:
             if i in self.slopes:
-                self.steps.append(Pixels(node.place, self.slopes[i], node.shape, node.first, node.second))
+                self.steps.append(
+                    Pixels(
+                        node.place, PIXELS, self.slopes[i], node.shape, node.shape, first=node.first, second=node.second
+                    )
+                )
             return
         g = self.slopes[i]
         if node.per_bias:
             slot = self._slot(1)
-            self.steps.append(Total(node.place, g, node.out_shape, slot))
+            self.steps.append(Total(node.place, g, g, node.out_shape, node.out_shape, slot=slot))
             self.shares.append(Share(name_of(node.place, "bias_var"), slot, node.per_bias))
         if node.src != NOTHING:
             self._to_source(node, g)
@@ -211,27 +226,26 @@ class _Writer:
         stops = self._stops(node.src)
         begun = node.src in self.slopes
         size = math.prod(node.shape)
-        sums = None if node.sums is None else tuple(map(transposed, node.sums))
+        sums: Any = None if node.sums is None else tuple(map(transposed, node.sums))
         if not _reads_its_source(node):
             if not stops:
                 dst = self.slopes.setdefault(node.src, self._new(size)) if not begun else self.slopes[node.src]
                 keep = 1.0 if begun else 0.0
-                self.steps.append(
-                    Op(node.place, g, dst, node.out_shape, node.shape, None, sums, keep, node.scale, 0.0)  # type: ignore[arg-type]
-                )
+                self.steps.append(Op(node.place, g, dst, node.out_shape, node.shape, None, sums, keep, node.scale))
             return
         value = self._value(node.src)
         times = g
         if sums is not None:
             times = self._new(size)
-            self.steps.append(Op(node.place, g, times, node.out_shape, node.shape, None, sums, 0.0, 1.0, 0.0))  # type: ignore[arg-type]
+            self.steps.append(Op(node.place, g, times, node.out_shape, node.shape, None, sums))
         if not stops and not begun:
             self.slopes[node.src] = self._new(size)
         slot = self._slot(2)
+        dst, keep = value if stops else self.slopes[node.src], 1.0 if begun else 0.0
         self.steps.append(
             Back(
-                node.place, value, times, None if stops else self.slopes[node.src], node.shape,
-                node.activation, 1.0 if begun else 0.0, node.scale, slot, node.first, node.second,
+                node.place, value, dst, node.shape, node.shape, node.activation, None, keep, node.scale, 0.0,
+                node.first, node.second, None, times, slot, not stops,
             )
         )  # fmt: skip
         self.shares += shares_of(node, slot)
@@ -246,14 +260,13 @@ class _Writer:
         begun = node.base in self.slopes
         dst = self.slopes[node.base] if begun else self._new(math.prod(node.out_shape))
         self.slopes[node.base] = dst
-        keep = 1.0 if begun else 0.0
-        self.steps.append(Op(node.place, g, dst, node.out_shape, node.out_shape, None, None, keep, node.keep, 0.0))
+        self.steps.append(Op(node.place, g, dst, node.out_shape, node.out_shape, None, None, float(begun), node.keep))
 
     def _slot(self, count: int) -> int:
         self.slots += count
         return self.slots - count
 
-    def finished(self) -> tuple[tuple[Step, ...], tuple[int, ...], int | None, int, int]:
+    def finished(self) -> tuple[tuple[Op, ...], tuple[int, ...], int | None, int, int]:
         """The steps over buffers that maps share by liveness; sizes, input, seed and K."""
         last_use = {self.seed: -1}
         for t, step in enumerate(self.steps):
@@ -288,3 +301,33 @@ class _Writer:
 def _reads_its_source(node: Node) -> bool:
     """Whether a backward step reads the map that the node has read."""
     return node.activation is not None or node.per_weight != 0.0
+
+
+def shares_of(node: Node, slot: int) -> list[Share]:
+    """The shares of the two sums of a `Back`, from `slot` on."""
+    shares: list[Share] = []
+    a = node.activation
+    value = [(slot, 1.0)]  # how the sum of times · f is made of the two sums
+    if a is not None and a.formula.family is RELU_LIKE:
+        alpha, beta = a.coefficients
+        value = [(slot, alpha), (slot + 1, beta)]
+    if node.per_weight:
+        name = name_of(node.place, "weight_var")
+        shares += [Share(name, s, node.per_weight * part) for s, part in value]
+    if a is None:
+        return shares
+    if a.formula.no_gradient:
+        raise NetworkError(at(a.place, a.formula.no_gradient))
+    match a.layer:
+        case ReLU() as layer:  # V is a multiple of gain²
+            shares.append(Share(name_of(a.place, "gain"), slot, 2.0 / layer.gain * node.scale))
+        case LeakyReLU() as layer:  # V = unit · ((1 − slope)²/2 · R + slope · K)
+            name, own = name_of(a.place, "slope"), node.scale * a.unit / a.factor
+            shares += [Share(name, slot, -(1.0 - layer.slope) * own), Share(name, slot + 1, own)]
+        case Rbf() as layer:  # log V is a multiple of gamma
+            shares.append(Share(name_of(a.place, "gamma"), slot + 1, node.scale / layer.gamma))
+        case NormalizedExp():
+            shares.append(Share(name_of(a.place, "gamma"), slot + 1, node.scale))
+        case _:
+            pass
+    return shares

@@ -115,17 +115,6 @@ def _overwritten(node: Node, i: int, last_use: dict[int, int]) -> int | None:
 def as_op(node: Node, src: int, dst: int) -> Op:
     """The operation of a node, once it is known which buffers it reads and writes."""
     return Op(
-        node.place,
-        src,
-        dst,
-        node.shape,
-        node.out_shape,
-        node.activation,
-        node.sums,
-        node.keep,
-        node.scale,
-        node.bias,
-        node.first,
-        node.second,
-        node.tangent,
-    )
+        node.place, src, dst, node.shape, node.out_shape, node.activation, node.sums, node.keep, node.scale, node.bias,
+        node.first, node.second, node.tangent,
+    )  # fmt: skip

@@ -4,55 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TypeAlias
 
-from .ops import PIXELS, Activation, Op, Program, Shape
+from .ops import NOTHING, Op, Program
 
 
 @dataclass(frozen=True)
-class Back:
-    """dst ← keep · dst + scale · f'(src) · times, without `dst` only the sums; no activation: f(K) = K.
+class Back(Op):
+    """dst ← keep · dst + scale · f'(src) · times, where it `writes`, and the sums; no activation: f(K) = K.
 
     To the variances of both images goes scale · times · ∂f/∂K₁ and ∂f/∂K₂. `slot` is the first of two sums over all
     locations: of times · f(src), and of what the nonlinearity's own parameter needs. Of a RELU_LIKE they are those of
-    times · R and of times · K, of an RBF those of times · f and of times · f · log f.
+    times · R and of times · K, of an RBF those of times · f and of times · f · log f. Without writing `dst` is `src`.
     """
 
-    place: str
-    src: int
-    times: int
-    dst: int | None
-    shape: Shape
-    activation: Activation | None
-    keep: float
-    scale: float
-    slot: int
-    first: Shape = (0, 0, 0)
-    second: Shape = (0, 0, 0)
+    times: int = NOTHING
+    slot: int = 0
+    writes: bool = True
 
 
 @dataclass(frozen=True)
-class Total:
+class Total(Op):
     """sums[slot] ← sums[slot] + Σ src."""
 
-    place: str
-    src: int
-    shape: Shape
-    slot: int
+    slot: int = 0
 
 
 @dataclass(frozen=True)
-class Pixels:
-    """What a product of the two images, where `src` is ∂L/∂map, gives to their pixels."""
-
-    place: str
-    src: int
-    shape: Shape
-    first: Shape
-    second: Shape
-
-
-Step: TypeAlias = Op | Back | Total | Pixels
+class Pixels(Op):
+    """What a product of the two images, where `dst` is ∂L/∂map, gives to their pixels."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +52,7 @@ class Reverse:
     """
 
     program: Program
-    steps: tuple[Step, ...]
+    steps: tuple[Op, ...]
     forwards: int
     seed: int
     slots: int
@@ -81,47 +60,14 @@ class Reverse:
     value: int
 
 
-def maps_of(step: Step) -> list[int]:
-    """The maps that a step reads and writes, those that it reads first."""
-    match step:
-        case Op():
-            return [v for v in (step.src, step.dst) if v >= 0]
-        case Back():
-            return [step.src, step.times, *([] if step.dst is None else [step.dst])]
-        case Total() | Pixels():
-            return [step.src]
+def maps_of(step: Op) -> set[int]:
+    """The maps that a step reads and writes."""
+    return {v for v in (step.src, step.times if isinstance(step, Back) else NOTHING, step.dst) if v >= 0}
 
 
-def renamed(step: Step, take: Callable[[int], int]) -> Step:
+def renamed(step: Op, take: Callable[[int], int]) -> Op:
     """The step over the buffers that `take` gives its maps."""
-    match step:
-        case Op():
-            return replace(step, src=take(step.src) if step.src >= 0 else step.src, dst=take(step.dst))
-        case Back():
-            dst = None if step.dst is None else take(step.dst)
-            return replace(step, src=take(step.src), times=take(step.times), dst=dst)
-        case Total() | Pixels():
-            return replace(step, src=take(step.src))
-
-
-def as_program(found: Reverse) -> Program:
-    """The program with its steps as operations, for what lays operations out: backward steps have no sums."""
-
-    def op(step: Step) -> Op:
-        match step:
-            case Op():
-                return step
-            case Back():
-                return Op(
-                    step.place, step.src, step.src if step.dst is None else step.dst, step.shape, step.shape,
-                    step.activation, None, step.keep, step.scale, 0.0, step.first, step.second,
-                )  # fmt: skip
-            case Total():
-                return Op(step.place, step.src, step.src, step.shape, step.shape, None, None, 1.0, 1.0, 0.0)
-            case Pixels():
-                return Op(
-                    step.place, PIXELS, step.src, step.shape, step.shape, None, None, 0.0, 1.0, 0.0, step.first,
-                    step.second,
-                )  # fmt: skip
-
-    return replace(found.program, ops=tuple(map(op, found.steps)))
+    src = take(step.src) if step.src >= 0 else step.src
+    if isinstance(step, Back):
+        return replace(step, src=src, times=take(step.times), dst=take(step.dst))
+    return replace(step, src=src, dst=take(step.dst))

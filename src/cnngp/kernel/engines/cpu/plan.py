@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cnngp.kernel.program import NOTHING, PIXELS, Op, Program, Shape, lower
-from cnngp.kernel.program.steps import Back, Pixels, Reverse, Step, Total, as_program
+from cnngp.kernel.program.steps import Back, Pixels, Reverse, Total
 from cnngp.kernel.series.packed import Rows
 from cnngp.network.geometry import AxisSum, SlidingWindow
 
@@ -56,8 +56,7 @@ def make_plan(program: Program, series: dict[int, Rows], reverse: Reverse | None
     """`series` says, for each site of an Elementwise, which rows of its series are used; `reverse` is the program's
     gradient, where that is what runs.
     """
-    ops = program.ops if reverse is None else as_program(reverse).ops
-    steps: tuple[Step, ...] = ops if reverse is None else reverse.steps
+    ops = program.ops if reverse is None else reverse.steps
     starts = np.concatenate([[0], np.cumsum(program.buffers)])
     taps: list[int] = []
     ints = np.zeros((len(ops), col.COLUMNS), np.int64)
@@ -74,7 +73,7 @@ def make_plan(program: Program, series: dict[int, Rows], reverse: Reverse | None
             shifts[a.site] = len(taps)
             taps.extend(series[a.site].shifts)
     geometry = _Geometry(taps, program)
-    for row, numbers, op, step in zip(ints, floats, ops, steps, strict=True):
+    for row, numbers, op in zip(ints, floats, ops, strict=True):
         row[col.ACT] = col.NO_ACT if op.activation is None else col.CODES[op.activation.formula.family]
         row[col.SRC], row[col.DST] = starts[max(op.src, 0)], starts[op.dst]
         row[[col.A0, col.B0, col.C0]], row[[col.A1, col.B1, col.C1]] = op.shape, op.out_shape
@@ -110,16 +109,16 @@ def make_plan(program: Program, series: dict[int, Rows], reverse: Reverse | None
             row[col.BOX] = col.FILL
         else:
             scratch = max(scratch, geometry.encode(row, op))
-        match step:
+        match op:
             case Total():
-                row[[col.BOX, col.SLOT]] = col.SUM, step.slot
+                row[[col.BOX, col.SLOT]] = col.SUM, op.slot
             case Pixels():
                 row[[col.BOX, col.SHARES]] = col.TO_PIXELS, shares_of_variances(program)
             case Back():
-                row[[col.BOX, col.SLOT]] = col.BACK, step.slot
-                row[[col.BACK_TIMES, col.WRITES]] = starts[step.times], step.dst is not None
-                if step.activation is not None:  # shares are in the order of the activations' places
-                    row[col.OWN_SHARES], row[col.SHARES] = _places(op, step.activation.offset, step.activation.shape)
+                row[[col.BOX, col.SLOT]] = col.BACK, op.slot
+                row[[col.BACK_TIMES, col.WRITES]] = starts[op.times], op.writes
+                if op.activation is not None:  # shares are in the order of the activations' places
+                    row[col.OWN_SHARES], row[col.SHARES] = _places(op, op.activation.offset, op.activation.shape)
     return CpuPlan(
         ints,
         floats,

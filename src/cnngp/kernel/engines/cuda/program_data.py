@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from cnngp.kernel.program import NOTHING, PIXELS, Op, Program
-from cnngp.kernel.program.steps import Back, Pixels, Reverse, Step, Total, as_program
+from cnngp.kernel.program.steps import Back, Pixels, Reverse, Total
 from cnngp.kernel.series.packed import Rows
 from cnngp.network.geometry import AxisSum
 from cnngp.network.layers import Nonlinearity
@@ -136,11 +136,10 @@ class ProgramData:
         self.tangents = program.theta is not None
         self.pixels = program.channels * math.prod(program.shape)
         self.sites = max(1, len(program.activations))
-        steps: Sequence[Step] = program.ops if reverse is None else reverse.steps
-        ops = program.ops if reverse is None else as_program(reverse).ops
+        ops = program.ops if reverse is None else reverse.steps
         if program.input is not None:  # the product of the two images is an operation like the others
-            product = Op("", PIXELS, program.input, program.shape, program.shape, None, None, 0.0, 1.0, 0.0)
-            steps, ops = (product, *steps), (product, *ops)
+            product = Op("", PIXELS, program.input, program.shape, program.shape)
+            ops = (product, *ops)
         self.ops = ops
         self.moving = any(not op.is_still for op in ops)
         """An image meets itself at two places, below a pool."""
@@ -172,7 +171,7 @@ class ProgramData:
         self._passes: dict[tuple[Pass, ...], int] = {}
         self._lists: list[int] = []
         self._known: dict[AxisSum, int] = {}
-        self.numbered = [self._ints(op, step) for op, step in zip(ops, steps, strict=True)]
+        self.numbered = [self._ints(op) for op in ops]
         self._every_pass = [one for sums in self._passes for one in sums]
         parts: list[Sequence[Sequence[int]]] = [
             self.numbered,
@@ -186,7 +185,7 @@ class ProgramData:
         self.reals = np.array(reals, np.float64)
         self.units_at = len(reals) - 2
 
-    def _ints(self, op: Op, step: Step) -> OpInts:
+    def _ints(self, op: Op) -> OpInts:
         a = op.activation
         if a is not None and (key := (a.layer, op.tangent is not None)) not in self.layers:
             self.layers.append(key)
@@ -224,7 +223,7 @@ class ProgramData:
             shifts=self.shifts_at.get(a.site, 0) if a is not None and rows.count else 0,
             times=-1 if op.tangent is None or op.tangent.times == NOTHING else self.buffers[op.tangent.times],
         )
-        return found if self.backward is None else self.backward.numbered(found, step)
+        return found if self.backward is None else self.backward.numbered(found, op)
 
     @staticmethod
     def _reals(op: Op) -> OpReals:
@@ -299,15 +298,13 @@ class BackwardData:
         self.slots = max(1, len(self.shares))
         self._slot_of = {slot: self.shares.index(parts) for slot, parts in belongs.items()}
 
-    def numbered(self, op: OpInts, step: Step) -> OpInts:
+    def numbered(self, op: OpInts, step: Op) -> OpInts:
         """The numbers of a step; a forward step keeps those of its operation."""
         match step:
-            case Op():
-                return op
             case Back():
                 slot, extra = (self._slot_of.get(step.slot + k, -1) for k in range(2))
                 offset = 0 if step.activation is None else step.activation.offset
-                writes, times = int(step.dst is not None), self._buffers[step.times]
+                writes, times = int(step.writes), self._buffers[step.times]
                 return op._replace(
                     kind=BACKWARD, times=times, writes=writes, shares=offset, slot=slot, extra_slot=extra
                 )
@@ -315,6 +312,8 @@ class BackwardData:
                 return op._replace(kind=TOTAL, slot=self._slot_of.get(step.slot, -1))
             case Pixels():
                 return op._replace(kind=TO_PIXELS, shares=self.variances)
+            case _:
+                return op
 
 
 def _sums(op: Op) -> Iterator[tuple[AxisSum, int, int]]:
