@@ -27,8 +27,13 @@ def test_wider_images_are_turned_and_not_turned_images_made_wider():
     bar = np.zeros((1, 1, 9, 9))
     bar[0, 0, 4, 3:6] = 1.0  # lies; wider it is longer, and upright after a quarter turn
     found = Warp(turn=90.0, wider=2.0).of(bar)[0, 0]
-    assert found[:, 4].sum() == pytest.approx(6.0)
-    assert found.sum() == pytest.approx(6.0)
+    assert found[:, 4].sum() == pytest.approx(6.0) == found.sum()
+
+
+def test_copies_that_are_mirrored():
+    X2, y2 = augmentation.flipped(X, ["a", "b", "a"])
+    np.testing.assert_array_equal(X2, np.concatenate([X, X[..., ::-1]]))
+    assert list(y2) == ["a", "b", "a"] * 2
 
 
 def test_images_and_channels_are_warped_alone():

@@ -50,15 +50,8 @@ def test_a_table_names_files_and_labels(photos: Path) -> None:
 
 def test_parts_groups_and_noise_go_with_their_images(photos: Path) -> None:
     split = ["train"] * 6 + ["", "Test", "test", "val", "validation", "TRAIN"]
-    path = write(
-        photos,
-        "Image,class,split,group,noise",
-        [i % 2 for i in range(12)],
-        split,
-        list("abcabcabcabc"),
-        [f"{i / 4}" for i in range(12)],
-    )
-    data = datasets.load(path)
+    columns = [[i % 2 for i in range(12)], split, list("abcabcabcabc"), [f"{i / 4}" for i in range(12)]]
+    data = datasets.load(write(photos, "Image,class,split,group,noise", *columns))
     assert sorted(numbers(data.X)) == [0, 1, 2, 3, 4, 5, 6, 11]
     assert sorted(numbers(data.X_test)) == [7, 8]
     assert sorted(numbers(data.X_validation)) == [9, 10]
@@ -159,13 +152,8 @@ def test_parts_without_training_images_or_with_labels_of_their_own(photos: Path)
 
 
 def test_the_command_reads_tables(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = write(
-        photos,
-        "file,kind,age,group",
-        ["light" if i > 5 else "dark" for i in range(12)],
-        [f"{i}.5" for i in range(12)],
-        [i // 2 for i in range(12)],
-    )
+    columns = [["light" if i > 5 else "dark", f"{i}.5", i // 2] for i in range(12)]
+    path = write(photos, "file,kind,age,group", *map(list, zip(*columns, strict=True)))
     words = ["classify", "--data", str(path), "--network", "small_cnn", "--test", "0", "--output", str(photos / "out")]
     assert run([*words, "--columns", "kind", "--device", "cpu"]) == 0
     assert "--columns kind" in (photos / "out" / "report.html").read_text()

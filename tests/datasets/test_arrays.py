@@ -1,0 +1,207 @@
+"""Images and labels from .npz files and from iterables of pairs, and what is said of those that are none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from cnngp import datasets
+from cnngp.common.errors import DatasetError
+
+RNG = np.random.default_rng(0)
+
+
+def test_parts_by_the_names_that_others_give_them(tmp_path: Path) -> None:
+    X, y = RNG.random((24, 5, 5)).astype(np.float32), np.arange(24) % 3
+    parts = (X[:12], y[:12, None], X[12:18], y[12:18], X[18:], y[18:])
+    for names in (
+        ("x_train", "y_train", "x_val", "y_val", "x_test", "y_test"),
+        ("train_images", "train_labels", "val_images", "val_labels", "test_images", "test_labels"),
+        ("X", "y", "X_validation", "y_validation", "X_test", "y_test"),
+        ("trainData", "trainTargets", "validData", "validTargets", "testData", "testTargets"),
+    ):
+        np.savez(tmp_path / "a.npz", **dict(zip(names, parts, strict=True)), mean=X.mean(0))
+        data = datasets.load(tmp_path / "a.npz")
+        for found, wanted in ((data.X, X[:12]), (data.X_validation, X[12:18]), (data.X_test, X[18:])):
+            np.testing.assert_array_equal(found[:, 0], wanted)  # type: ignore[index]
+        np.testing.assert_array_equal(np.concatenate([data.y, data.y_validation, data.y_test]), y)
+
+
+def test_a_file_without_a_test_set_keeps_a_fifth_or_all_in_order(tmp_path: Path) -> None:
+    X, y = RNG.integers(0, 256, (40, 6, 5), dtype=np.uint8), np.array(["a", "b"])[np.arange(40) % 2]
+    np.savez(tmp_path / "one.npz", images=X, labels=y)
+    data = datasets.load(tmp_path / "one.npz")
+    assert data.X.shape == (32, 1, 6, 5)
+    assert sorted(data.y_test) == ["a"] * 4 + ["b"] * 4
+    assert data.notes[0].startswith("8 of 40 images, about a fifth of each class, are kept")
+    whole = datasets.load(tmp_path / "one.npz", whole=True)
+    np.testing.assert_array_equal(whole.X[:, 0], X.astype(np.float32) / np.float32(255))
+    np.testing.assert_array_equal(whole.y, y)
+    assert len(whole.X_test) == len(whole.notes) == 0
+    np.savez(tmp_path / "one.npz", X=X[:9], y=[0] * 8 + [1])
+    with pytest.raises(DatasetError, match="one: class 1 has a single image"):
+        datasets.load(tmp_path / "one.npz")
+
+
+def test_groups_noise_and_names_in_an_npz(tmp_path: Path) -> None:
+    X, rows = RNG.random((12, 5, 5)), np.arange(12)
+    np.savez(tmp_path / "a.npz", images=X, labels=rows % 2, groups=rows // 3, noise=rows / 2, names=rows.astype(str))
+    data = datasets.load(tmp_path / "a.npz", whole=True)
+    np.testing.assert_array_equal(data.groups, rows // 3)
+    np.testing.assert_array_equal(data.image_noise, rows / 2)
+    np.testing.assert_array_equal(data.names, rows.astype(str))
+
+
+@pytest.mark.parametrize(
+    ("held", "shape", "read"),
+    [
+        ((1, 128), (1, 128), (1, 128)),
+        ((128,), (2, 64), (2, 64)),
+        ((128, 2), (2, 128), (2, 128)),  # the channels came last
+        ((6, 5, 3), None, (3, 6, 5)),
+        ((1, 128), (1, 1, 128), (1, 1, 128)),
+        ((64,), (1, 8, 8), (1, 8, 8)),
+        ((2, 3, 4, 5), (2, 3, 4, 5), (2, 3, 4, 5)),
+        ((3, 4, 5), (1, 3, 4, 5), (1, 3, 4, 5)),
+        ((2, 6), None, (1, 2, 6)),  # grey images need no shape
+    ],
+)
+def test_the_shape_of_signals_images_and_volumes(
+    tmp_path: Path, held: tuple[int, ...], shape: tuple[int, ...] | None, read: tuple[int, ...]
+) -> None:
+    X, y = RNG.random((20, *held)).astype(np.float32), np.arange(20) % 2
+    expected = np.moveaxis(X, -1, 1) if held[-1] == read[0] else X.reshape(20, *read)
+    np.savez(tmp_path / "t.npz", x_train=X, y_train=y, x_test=X[:7], y_test=y[:7])
+    data = datasets.load(tmp_path / "t.npz", input_shape=shape)
+    np.testing.assert_array_equal(data.X, expected)
+    np.testing.assert_array_equal(data.X_test, expected[:7])
+
+
+@pytest.mark.parametrize(
+    ("held", "shape", "message"),
+    [
+        (
+            (1, 128),
+            None,
+            r"could be signals or images; say which: input_shape=\(1, 128\) \(--input-shape 1,128\) for signals of "
+            r"128 samples in 1 channel, input_shape=\(1, 1, 128\) \(--input-shape 1,1,128\) for grey images of 1 × 128",
+        ),
+        (
+            (127,),
+            None,
+            r"rows of 127 numbers; say what they are, such as input_shape=\(1, 127\) "
+            r"\(--input-shape 1,127\) for signals$",
+        ),
+        ((64,), None, r"for signals, or input_shape=\(1, 8, 8\) \(--input-shape 1,8,8\) for images"),
+        ((2, 3, 4, 5), None, "or the shape of one, channels first"),
+        ((128,), (1, 100), r"does not hold images of \(1, 100\), 100 numbers each; give another shape"),
+        ((128,), (1, 0), r"shape=\(1, 0\): expected the channels first"),
+        ((128,), 128, "shape=128: expected the channels first"),
+    ],
+)
+def test_shapes_that_do_not_tell_or_do_not_fit(tmp_path: Path, held: tuple[int, ...], shape: Any, message: str) -> None:
+    np.savez(tmp_path / "s.npz", X=np.ones((6, *held)), y=np.arange(6) % 2)
+    with pytest.raises(DatasetError, match=message) as told:
+        datasets.load(tmp_path / "s.npz", input_shape=shape)
+    assert "\n" not in str(told.value)
+
+
+IMAGES, LABELS = np.ones((4, 3, 3)), np.arange(4) % 2
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"A": np.ones(3), "X": np.ones(3)}, r"holds A \(3,\), X \(3,\); expected X and y"),
+        ({"X": IMAGES, "y": np.ones(5)}, r"images of shape \(4, 3, 3\) and labels of shape \(5,\)"),
+        ({"X": IMAGES, "y": np.array([0.0, np.nan, 1.0, 1.0])}, r"label 1 is NaN; every image needs a label"),
+        ({"X": np.where(LABELS[:, None, None], np.nan, IMAGES), "y": LABELS}, "image 1 holds NaN or infinity; replace"),
+        ({"X": np.array([{}]), "y": np.ones(1)}, r"a\.npz: X holds Python objects, which are never unpickled"),
+        ({"X": IMAGES.astype(str), "y": LABELS}, r"images of type <U\d+; expected numbers"),
+        ({"X": IMAGES, "images": IMAGES, "y": LABELS}, "of which X and images could be the images for train; keep one"),
+        ({"X": IMAGES, "y": LABELS, "train_y": LABELS}, "of which train_y and y could be the labels for train"),
+        ({"X": IMAGES, "y": LABELS, "X_test": IMAGES}, r"holds X .*, y \(4,\); expected X and y .* both for each part"),
+        ({"X": IMAGES, "y": LABELS, "groups": LABELS[:3]}, r"groups of shape \(3,\) for 4 images"),
+        (
+            {"x_train": IMAGES.astype(np.uint8), "y_train": LABELS, "x_test": IMAGES, "y_test": LABELS},
+            "training images are uint8 and test images float64, of which uint8 alone is divided by 255",
+        ),
+        (
+            {"x_train": IMAGES, "y_train": LABELS, "x_test": IMAGES[:, 1:], "y_test": LABELS},
+            r"training images are \(1, 3, 3\), test images \(1, 2, 3\)",
+        ),
+    ],
+)
+def test_arrays_that_are_refused_with_what_was_seen(tmp_path: Path, arrays: dict[str, Any], message: str) -> None:
+    np.savez(tmp_path / "a.npz", **arrays)
+    with pytest.raises(DatasetError, match=message) as told:
+        datasets.load(tmp_path / "a.npz")
+    assert "\n" not in str(told.value)
+
+
+def test_a_damaged_npz_is_not_said_to_need_unpickling(tmp_path: Path) -> None:
+    path = tmp_path / "bad.npz"
+    np.savez(path, X=RNG.random((20, 4, 4)), y=np.arange(20) % 2)
+    whole = path.read_bytes()
+    inside = bytearray(whole)
+    inside[200] ^= 0xFF
+    for content, message in (
+        (b"abc", "is not an .npz file, or is cut short"),
+        (whole[: len(whole) // 2], "is not an .npz file, or is cut short"),
+        (bytes(inside), r"is damaged \("),
+    ):
+        path.write_bytes(content)
+        with pytest.raises(DatasetError, match=rf"bad\.npz {message}") as caught:
+            datasets.load(path)
+        assert "pickle" not in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+# ---- iterables of (image, label) -----------------------------------------------------------------------------------
+
+
+def test_pairs_from_pytorch_generators_and_pillow() -> None:
+    torch = pytest.importorskip("torch")
+    X, y = RNG.integers(0, 256, (10, 6, 5, 3), dtype=np.uint8), np.arange(10) % 2
+
+    class Photos(torch.utils.data.Dataset):  # type: ignore[misc, name-defined]
+        """As many of them are: it has no end but its length."""
+
+        def __len__(self) -> int:
+            return len(X)
+
+        def __getitem__(self, i: int) -> tuple[Any, Any]:
+            return torch.from_numpy(X[i % 10]), torch.tensor(y[i % 10])
+
+    expected = np.moveaxis(X, -1, 1) / np.float32(255)
+    for pairs in (Photos(), ((Image.fromarray(x), int(k)) for x, k in zip(X, y, strict=True))):
+        data = datasets.load(pairs, whole=True)
+        np.testing.assert_array_equal(data.X, expected)
+        np.testing.assert_array_equal(data.y, y)
+    both = datasets.from_pairs(Photos(), [(x, k) for x, k in zip(X[:4], y, strict=False)])
+    assert (len(both.X), len(both.X_test)) == (10, 4)
+    words = datasets.load([(x, "light" if k else "dark") for x, k in zip(X[..., 0], y, strict=True)])
+    assert set(words.y_test) == {"light", "dark"}
+    assert words.image_shape == (1, 6, 5)
+    clear = Image.fromarray(np.zeros((6, 5, 4), np.uint8))  # transparent: white, as in files
+    assert (datasets.load([(clear, 0), (clear, 1)], whole=True).X == 1.0).all()
+    with pytest.raises(DatasetError, match=r"train\[0\] is a batch of 5 images; give the loader's dataset itself"):
+        datasets.load(torch.utils.data.DataLoader([(x[None], k) for x, k in zip(X[..., 0], y, strict=True)], 5))
+
+
+@pytest.mark.parametrize(
+    ("pairs", "message"),
+    [
+        ([], r"train holds no pairs \(image, label\)"),
+        ([IMAGES[0]], r"train\[0\] is a ndarray; expected pairs \(image, label\)"),
+        ([(IMAGES[0], 0), (IMAGES[0, 1:], 1)], r"image 1 of train has shape \(2, 3\), and those before it \(3, 3\)"),
+        ([(IMAGES[0] * np.inf, 0)] * 2, "image 0 holds NaN or infinity"),
+    ],
+)
+def test_what_are_no_pairs(pairs: Any, message: str) -> None:
+    with pytest.raises(DatasetError, match=message):
+        datasets.load(pairs)
