@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import numpy as np
 import pytest
 
-from cnngp import GPClassifier, GPRegressor, datasets
+from cnngp import GPClassifier, GPRegressor, Kernel, datasets
 from cnngp.common.arrays import DataError
+from cnngp.gp.selection import chosen
+from cnngp.network.names import network_by_name
 
 DATA = datasets.digits().take(150, 300)
 NETWORK = "small_cnn"
@@ -81,14 +84,23 @@ def test_what_has_no_factor_or_makes_no_sense_is_refused() -> None:
 
 
 def test_chosen_images_teach_more_than_others() -> None:
+    unlabelled = GPClassifier(NETWORK, noise=1e-3, device="cpu")
+    rows = unlabelled.choose(20, DATA.X)
+    np.testing.assert_array_equal(rows, chosen(20, Kernel(network_by_name(NETWORK), device="cpu")(DATA.X)).rows)
+    first_20 = (unlabelled.fit(DATA.X[at], DATA.y[at]) for at in (rows, np.arange(20)))
+    assert operator.gt(*(clf.score(DATA.X_test, DATA.y_test) for clf in first_20))
+    with pytest.raises(DataError, match="without labels no recipe can be chosen; name a network"):
+        GPClassifier(device="cpu").choose(2, DATA.X)
+    with pytest.raises(ValueError, match="n=-1: expected how many"):
+        GPClassifier(NETWORK, device="cpu").choose(-1, DATA.X)
     first = GPClassifier(NETWORK, noise=1e-3, device="cpu").fit(DATA.X[:20], DATA.y[:20])
     pool, labels = DATA.X[20:], DATA.y[20:]
     rows = first.choose(20, pool)
     assert len(set(rows)) == 20
-    chosen = first.add(pool[rows], labels[rows]).score(DATA.X_test, DATA.y_test)
+    score = first.add(pool[rows], labels[rows]).score(DATA.X_test, DATA.y_test)
     scores = []
     for seed in range(5):
         at = np.r_[np.arange(20), 20 + np.random.default_rng(seed).permutation(130)[:20]]
         other = GPClassifier(NETWORK, noise=1e-3, device="cpu").fit(DATA.X[at], DATA.y[at])
         scores.append(other.score(DATA.X_test, DATA.y_test))
-    assert chosen > np.mean(scores)
+    assert score > np.mean(scores)

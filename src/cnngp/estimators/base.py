@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.base import BaseEstimator
+from sklearn.base import BaseEstimator, clone
 from sklearn.utils.validation import check_is_fitted
 
-from cnngp.common.arrays import DataError, to_numpy
+from cnngp.common.arrays import DataError, known_array, to_numpy
 from cnngp.common.checks import is_whole
 from cnngp.gp.exact import ExactGP
 from cnngp.gp.posterior import Posterior
@@ -32,6 +32,7 @@ from .door import (
     read_training,
 )
 from .fit import Asked, Fit
+from .kernels import kernel_of
 from .labels import Targets
 from .learning import Learned
 from .request import Parameters, Request
@@ -185,8 +186,20 @@ class GPEstimator(Parameters, BaseEstimator):  # type: ignore[misc]
         check_length(len(images), y, "images")
         return images
 
+    def _prior_matrix(self, X: Any) -> Any:
+        """K(X, X) of images without labels, by the network that was given."""
+        request = replace(self._request(), inducing=None)
+        if request.recipe is None:
+            raise DataError("without labels no recipe can be chosen; name a network, such as 'small_cnn', to choose by")
+        read = read_training(clone(self), request, X, np.zeros(len(known_array(X, "X"))), None, np.asarray)
+        assert read.images is not None
+        return kernel_of(request.recipe, read.images, request.make).gram(read.images.pixels)
+
     def _check_how_many(self, n: Any) -> None:
         check_is_fitted(self, "fit_")
+        self._check_number(n)
+
+    def _check_number(self, n: Any) -> None:
         if not is_whole(n, least=0):
             raise ValueError(f"n={n!r}: expected how many images, 0 or more")
 
@@ -220,9 +233,17 @@ class GPEstimator(Parameters, BaseEstimator):  # type: ignore[misc]
     def choose(self, n: int, X: ImagesLike) -> Numbers:
         """Rows of the `n` images of the pool X that are worth a label next, several at a time, the first one first.
 
-        Together they leave the pool the least variance, as a share of each image's own; labels are not looked at.
-        `cnngp.gp.selection.chosen` does the same from a kernel matrix alone, before there is any label.
+        Together they leave the pool the least variance, as a share of each image's own; labels are not looked at, so
+        that of a given network the first ones are chosen before any fit.
+
+        >>> from cnngp import GPClassifier, datasets
+        >>> pool = datasets.digits().take(100).X
+        >>> len(GPClassifier("small_cnn", device="cpu").choose(5, pool))
+        5
         """
+        if not hasattr(self, "fit_"):
+            self._check_number(n)
+            return chosen(n, self._prior_matrix(X)).rows
         self._check_how_many(n)
         images = self._check_test(X)
         return chosen(n, self.fit_.among(images), self._exact("choosing images"), self.fit_.cross(images)).rows
