@@ -52,7 +52,7 @@ class OnCpu:
     def tables(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Rows one after the other, peaks, and K(x, x), with Θ(x, x) behind them where that is made too."""
         x = np.ascontiguousarray(X, dtype=self.dtype)
-        rows = _aligned(len(x) * self.source.data.row, self.dtype)
+        rows = _aligned(len(x) * self.source.data.layout.row, self.dtype)
         peaks = np.zeros((len(x), self.source.data.sites))
         diagonal = np.full(len(x) * self.kinds, np.nan)
         scratch = np.empty(3 * self.source.launches["tables"].scratch + 8, dtype=np.uint8)

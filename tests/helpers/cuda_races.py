@@ -64,7 +64,7 @@ int main()
     auto X = contents<float>("X"), weights = contents<float>("weights");
     auto seeds = contents<double>("seeds"), panels = contents<double>("panels"), reals = contents<double>("reals");
     auto ints = contents<int>("ints");
-    vector<float> rows(n * {source.data.row}), shares(n * {backward.entries});
+    vector<float> rows(n * {source.data.layout.row}), shares(n * {backward.entries});
     vector<double> peaks(n * {data.sites}), sums(n * {backward.slots}), own(n * {backward.slots});
     vector<double> pixels(n * {backward.pixels});
     vector<char> scratch({BLOCKS * scratch} + 1);

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cnngp.kernel.engines.cuda.sheets.shift_runs import runs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -26,7 +27,6 @@ from cnngp import (
 from cnngp.kernel.engines.cuda.cuda_source import generate
 from cnngp.kernel.engines.cuda.engine import CudaEngine
 from cnngp.kernel.engines.cuda.sheets.sheet_chain import Shifts, chain
-from cnngp.kernel.engines.cuda.sheets.shift_runs import runs
 from cnngp.kernel.program import lower
 from cnngp.kernel.series.packed import SeriesTables
 from cnngp.network import reference

@@ -6,13 +6,13 @@ import sys
 
 import numpy as np
 import pytest
+from cnngp.kernel.engines.cuda.warp.warp_launch import fold_from, foldable
 
 from cnngp import Conv, Dense, Elementwise, Network, Sequential, Step, zoo
 from cnngp.common.devices import has_card
 from cnngp.kernel.engines.base import RangeError, check_range
 from cnngp.kernel.engines.cuda import engine as cuda
 from cnngp.kernel.engines.cuda.cuda_source import generate
-from cnngp.kernel.engines.cuda.warp.warp_launch import fold_from, foldable
 from cnngp.kernel.program import lower
 from cnngp.kernel.series.packed import SeriesTables
 from cnngp.network import reference

@@ -65,7 +65,7 @@ def needed(name: str) -> tuple[int, int, int]:
     """Bytes of an image's table row, of the program's numbers, and of the scratch memory of blocks in flight."""
     source = engine_for(name).source
     return (
-        4 * source.data.row,
+        4 * source.data.layout.row,
         source.data.ints.nbytes + source.data.reals.nbytes + 8,
         4 * source.launches["tables"].scratch,
     )

@@ -101,7 +101,7 @@ class Card:
         import cupy
 
         x, n = self.images(images), len(images)
-        rows, peaks = cupy.empty((n, self.source.data.row), self.dtype), self._peaks(n)
+        rows, peaks = cupy.empty((n, self.source.data.layout.row), self.dtype), self._peaks(n)
         diagonals = cupy.empty((1 + self.source.data.tangents, n), np.float64)
         launch = self._launch("tables", n, RESIDENT)
         launch(lambda scratch: (x, rows, peaks, diagonals, np.int32(n), scratch, *self.data))
@@ -210,7 +210,7 @@ class Bands:
     def _band(self, key: tuple[int, int], used: Sequence[tuple[int, int]]) -> tuple[Any, Any]:
         if key not in self._kept:
             data = self.card.source.data
-            size = self.side * (data.row + data.pixels * self.images) * self.card.dtype.itemsize
+            size = self.side * (data.layout.row + data.pixels * self.images) * self.card.dtype.itemsize
             if size > (1.0 - MEMORY_SHARE) * (self.card.free_bytes() - self.card.fixed_bytes()):
                 self._kept = {k: band for k, band in self._kept.items() if k in used}
             which, start = key

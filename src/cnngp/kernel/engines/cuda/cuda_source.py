@@ -32,12 +32,12 @@ from .kernel_frame import SHARED_LIMIT, Launch, comment
 from .math import PRIMITIVES, formulas
 from .program_data import BackwardData, ProgramData
 from .program_walk import common
-from .sheets import sheet_launch
+from .sheets import sheet_kernel
 from .sheets.sheet_chain import chain
-from .sheets.sheet_steps import second_offsets
+from .sheets.sheet_steps import with_second
 from .table_layout import TableLayout
 from .walk_kernels import gradient_kernels, pairs_kernel, tables_kernel
-from .warp import warp_launch
+from .warp import warp_kernel
 
 Path = Literal["warp", "dense", "sheets", "walk"]
 
@@ -103,7 +103,7 @@ def generate(
     real, rows = _real(dtype), series or {}
     vector = {"float": 4, "double": 2}[real]
     segments = chain(program) if path in (None, "sheets") else None
-    if segments is not None and not sheet_launch.fits(segments, real):
+    if segments is not None and not sheet_kernel.fits(segments, real):
         segments = None
     if path is None:
         if program.input is None:
@@ -111,12 +111,12 @@ def generate(
         elif dense_kernel.fits(program):
             path = "dense"
         else:
-            path = "warp" if warp_launch.fits(program, real) else "walk"
+            path = "warp" if warp_kernel.fits(program, real) else "walk"
     match path:
         case "warp":
-            layout = _layout(program, rows, vector, warp_launch.fold_from(program) if fold is None else fold)
+            layout = _layout(program, rows, vector, warp_kernel.fold_from(program) if fold is None else fold)
             data = ProgramData(program, layout, rows)
-            text, pairs = warp_launch.warp_kernel(program, layout, real, shared_limit, launch_shape)
+            text, pairs = warp_kernel.warp_kernel(program, layout, real, shared_limit, launch_shape)
         case "dense":
             data = ProgramData(program, _layout(program, rows), rows)
             text, pairs = dense_kernel.dense_kernel(data, real)
@@ -126,10 +126,9 @@ def generate(
         case "sheets":
             if segments is None:
                 raise ValueError("this network is not a chain of segments and pools that path='sheets' runs")
-            layout = _layout(program, rows, vector, align=sheet_launch.LINE // 16)
-            second, row = second_offsets(program, layout, segments.cycles)
-            data = ProgramData(program, layout, rows, None, second, row)
-            text, pairs = sheet_launch.sheet_kernel(data, segments, real, shared_limit, launch_shape)
+            layout = _layout(program, rows, vector, align=sheet_kernel.LINE // 16)
+            data = ProgramData(program, with_second(program, layout, segments.cycles), rows)
+            text, pairs = sheet_kernel.sheet_kernel(data, segments, real, shared_limit, launch_shape)
     tables, launch = tables_kernel(
         data, shared_limit, None if path != "sheets" or segments is None else segments.cycles
     )

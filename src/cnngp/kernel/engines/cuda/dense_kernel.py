@@ -13,7 +13,7 @@ from dataclasses import replace
 from cnngp.kernel.program import Op, Program
 from cnngp.network.layers import Elementwise
 
-from .formula_text import Constants, filled, literal
+from .formula_writer import Constants, filled, literal
 from .kernel_frame import THETA_ARGUMENTS, Launch, stores
 from .math import text_of
 from .program_data import ProgramData

@@ -184,7 +184,7 @@ class CudaEngine(CardEngine):
         most = min(MAX_TILE, math.sqrt(LAUNCH_ELEMENTS[card.source.path] / max(1, self._elements)))
         # Two bands of rows and the images of one; of each matrix four tiles: two in flight, each with its mirror image.
         data = card.source.data
-        band = item * (2 * data.row + data.pixels) + 8 * (data.sites + 2)
+        band = item * (2 * data.layout.row + data.pixels) + 8 * (data.sites + 2)
         return self._largest_side(card, images, most, band, 4 * item * matrices, reserved * item)
 
 

@@ -68,8 +68,9 @@ class CudaGradient(CardEngine):
 
     def _side(self, card: Card, images: int) -> int:
         data, backward, item = card.source.data, card.source.backward, self.dtype.itemsize
+        row = data.pixels + data.layout.row + backward.entries
         # Of the images of both sides pixels, a table row, shares, sums and gradients; and the tile's weights.
-        each = item * (data.pixels + data.row + backward.entries) + 8 * (2 * backward.slots + backward.pixels + 2)
+        each = item * row + 8 * (2 * backward.slots + backward.pixels + 2)
         return self._largest_side(card, images, MAX_TILE, 2 * each, item)
 
 

@@ -18,8 +18,15 @@ from cnngp.kernel.formulas import RELU, RELU_LIKE, SERIES, Family, formula
 from cnngp.network.layers import Nonlinearity
 
 from ..polynomials import CUDA_G_32, CUDA_G_64, CUDA_H_32, CUDA_H_64
-from .formula_text import Text, horner, literal
-from .formula_writer import family_functions, gradient_functions, helper_functions, written
+from .formula_writer import (
+    Text,
+    family_functions,
+    gradient_functions,
+    helper_functions,
+    horner,
+    literal,
+    written,
+)
 from .series_text import SERIES_TEXT, series_functions
 
 # What the working precision needs of the hardware. A test on a CPU brings its own.

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
 
-from cnngp.kernel.program import NOTHING, PIXELS, Op, Program
+from cnngp.kernel.program import NOTHING, PIXELS, Op, Program, Shape
 from cnngp.kernel.program.steps import Back, Pixels, Reverse, Total
 from cnngp.kernel.series.packed import Rows
 from cnngp.network.geometry import AxisSum
@@ -32,8 +32,8 @@ MOST_KNOWN = 24
 class OpInts(NamedTuple):
     """The whole numbers of a step: `struct Op` of the text. Maps and tables are given by where they begin."""
 
-    # kind of step, maps, number of the nonlinearity's formula or -1, elements that are read and made
     kind: int
+    # maps, number of the nonlinearity's formula or -1, elements that are read and made
     src: int
     dst: int
     formula: int
@@ -64,10 +64,10 @@ class OpInts(NamedTuple):
     # the map that a slope is multiplied with, -1 for none
     times: int
     # backward steps: whether a map is written, where the shares of variances begin, the two sums, -1 for none
-    writes: int = 0
-    shares: int = 0
-    slot: int = -1
-    extra_slot: int = -1
+    writes: int
+    shares: int
+    slot: int
+    extra_slot: int
 
 
 class OpReals(NamedTuple):
@@ -118,81 +118,69 @@ class Copy(NamedTuple):
 class ProgramData:
     """The numbers of a program or, with `reverse`, of its gradient, and what the text has to know of them.
 
-    `second` says where a table row keeps each nonlinearity's numbers once more, and under `PIXELS` the pixels; such
-    rows have `row` entries. `size` counts the elements of all maps, with two at the end for what is between sums.
+    `size` counts the elements of all maps, with two at the end for what is between sums.
     """
 
     def __init__(
-        self,
-        program: Program,
-        layout: TableLayout,
-        series: Mapping[int, Rows],
-        reverse: Reverse | None = None,
-        second: Mapping[int, int] | None = None,
-        row: int | None = None,
+        self, program: Program, layout: TableLayout, series: Mapping[int, Rows], reverse: Reverse | None = None
     ) -> None:
         self.program, self.layout, self.series = program, layout, series
-        self.row = layout.row if row is None else row
         self.tangents = program.theta is not None
         self.pixels = program.channels * math.prod(program.shape)
         self.sites = max(1, len(program.activations))
         ops = program.ops if reverse is None else reverse.steps
+        self.forwards = len(ops) if reverse is None else reverse.forwards
+        """The steps that come before all backward steps."""
         if program.input is not None:  # the product of the two images is an operation like the others
             product = Op("", PIXELS, program.input, program.shape, program.shape)
-            ops = (product, *ops)
+            ops, self.forwards = (product, *ops), self.forwards + 1
         self.ops = ops
         self.moving = any(not op.is_still for op in ops)
         """An image meets itself at two places, below a pool."""
-        self.whole = all(_is_whole(op, program) for op in ops)
+        self.whole = all(op.first == op.second == (0, 0, 0) and op.shape == self._table(op) for op in ops)
         """The places of all maps are those of the tables."""
-
-        self.shifts: list[int] = []
-        self.shifts_at: dict[int, int] = {}
-        for site, rows in series.items():
-            self.shifts_at[site] = len(self.shifts)
-            self.shifts += rows.shifts
+        self.shifts = [shift for rows in series.values() for shift in rows.shifts]
+        self.shifts_at = dict(
+            zip(series, accumulate((len(r.shifts) for r in series.values()), initial=0), strict=False)
+        )
         self.layers: list[tuple[Nonlinearity, bool]] = []
         """The formulas that operations take: of a nonlinearity, or of its slope."""
         *self.buffers, end = accumulate(program.buffers, initial=0)
         value = program.output if reverse is None else reverse.value
         self.ends = [self.buffers[v] for v in (value, program.theta) if v is not None]
         """Maps that end as K and, in a tangent kernel's program, Θ."""
-        long = [op for op in ops if op.sums is not None or (reverse is not None and not op.is_still)]
-        self.temporary = max([1, *(max(math.prod(op.shape), *_counts(op)) for op in long)])
-        self.size = end + 2 * self.temporary
+        self.backward = None if reverse is None else BackwardData(reverse, self)
+        self._passes: dict[tuple[Pass, ...], int] = {}
+        self._lists: list[int] = []
+        self._known: dict[AxisSum, int] = {}
         sizes = [layout.sites[a.site].planes * a.size for a in program.activations]
         *starts, self.own_size = accumulate(sizes, initial=0)
         self.own = {a.site: start for a, start in zip(program.activations, starts, strict=True)}
         """Places of the nonlinearities' numbers in the float64 table of one image."""
-
-        self.backward = None if reverse is None else BackwardData(reverse, self)
-        self.forwards = len(ops) if reverse is None else len(ops) - len(reverse.steps) + reverse.forwards
-        """The steps that come before all backward steps."""
-        self._passes: dict[tuple[Pass, ...], int] = {}
-        self._lists: list[int] = []
-        self._known: dict[AxisSum, int] = {}
+        self.temporary = 1
         self.numbered = [self._ints(op) for op in ops]
+        self.size = end + 2 * self.temporary
         self._every_pass = [one for sums in self._passes for one in sums]
-        parts: list[Sequence[Sequence[int]]] = [
-            self.numbered,
-            self._every_pass,
-            [self._lists],
-            self._copies(second or {}),
-        ]
-        self.passes_at, self.lists_at, self.copies_at, end = accumulate(sum(map(len, part)) for part in parts)
+        parts: list[Sequence[Sequence[int]]] = [self.numbered, self._every_pass, [self._lists], self._copies()]
+        self.passes_at, self.lists_at, self.copies_at, _ = accumulate(sum(map(len, part)) for part in parts)
         self.ints = np.array([n for part in parts for numbers in part for n in numbers], np.int32)
-        reals = [*(x for op in ops for x in self._reals(op)), program.unit, program.theta_unit]
+        reals = [*(x for op in ops for x in _reals(op)), program.unit, program.theta_unit]
         self.reals = np.array(reals, np.float64)
         self.units_at = len(reals) - 2
 
+    def _table(self, op: Op) -> Shape:
+        """The whole map that a table keeps, of which an operation may read a part."""
+        return self.program.shape if op.src == PIXELS else op.shape if op.activation is None else op.activation.shape
+
     def _ints(self, op: Op) -> OpInts:
-        a = op.activation
+        a, table = op.activation, self._table(op)
         if a is not None and (key := (a.layer, op.tangent is not None)) not in self.layers:
             self.layers.append(key)
-        sums = tuple(Pass(s.size, s.out_size, inner, count, *self._window(s)) for s, inner, count in _sums(op))
+        sums = self._sums(op)
         if sums and sums not in self._passes:  # the same sums one after the other stand once
             self._passes[sums] = sum(map(len, self._passes))
-        table = self.program.shape if op.src == PIXELS else op.shape if a is None else a.shape
+        if sums or (self.backward is not None and not op.is_still):
+            self.temporary = max(self.temporary, math.prod(op.shape), *(one.results for one in sums))
         first, second = ((o[0] * table[1] + o[1]) * table[2] + o[2] for o in (op.first, op.second))
         site = None if a is None else self.layout.sites[a.site]
         rows = Rows(0, 0, 0, ()) if a is None else self.series.get(a.site, Rows(0, 0, 0, ()))
@@ -222,47 +210,42 @@ class ProgramData:
             odd=rows.odd,
             shifts=self.shifts_at.get(a.site, 0) if a is not None and rows.count else 0,
             times=-1 if op.tangent is None or op.tangent.times == NOTHING else self.buffers[op.tangent.times],
+            writes=0,
+            shares=0,
+            slot=-1,
+            extra_slot=-1,
         )
-        return found if self.backward is None else self.backward.numbered(found, op)
+        return found if self.backward is None else self.backward.numbered(found, op, self.buffers)
 
-    @staticmethod
-    def _reals(op: Op) -> OpReals:
-        a = op.activation
-        alpha, beta = (0.0, 0.0) if a is None else a.coefficients
-        unit, own = 1.0 if a is None else a.unit, 0.0 if op.tangent is None else op.tangent.own
-        return OpReals(unit, alpha, beta, op.keep, op.scale, op.bias, own)
+    def _sums(self, op: Op) -> tuple[Pass, ...]:
+        """The sums along axes that an operation makes one after the other."""
+        shape, found = list(op.shape), []
+        for axis, s in enumerate(op.sums or ()):
+            if s.is_identity:
+                continue
+            shape[axis] = s.out_size
+            window = s.window
+            if window is not None and window.padding is not None:
+                where = window.k, window.stride, window.dilation, window.start
+            else:
+                where = -1, 0, 0, self._known.setdefault(s, len(self._lists))
+                if where[-1] == len(self._lists):
+                    ends = accumulate(map(len, s.sources), initial=len(self._lists) + 2 * s.out_size)
+                    self._lists += [n for begin, row in zip(ends, s.sources, strict=False) for n in (begin, len(row))]
+                    self._lists += [nu for row in s.sources for nu in row]
+            found.append(Pass(s.size, s.out_size, math.prod(shape[axis + 1 :]), math.prod(shape), *where))
+        return tuple(found)
 
-    def _window(self, s: AxisSum) -> tuple[int, int, int, int]:
-        """Last four numbers of a `Pass`."""
-        window = s.window
-        if window is not None and window.padding is not None:
-            return window.k, window.stride, window.dilation, window.start
-        if s not in self._known:
-            begin = len(self._lists) + 2 * s.out_size
-            self._known[s] = len(self._lists)
-            for row in s.sources:
-                self._lists += [begin, len(row)]
-                begin += len(row)
-            self._lists += [nu for row in s.sources for nu in row]
-        return -1, 0, 0, self._known[s]
-
-    def _copies(self, second: Mapping[int, int]) -> list[Copy]:
+    def _copies(self) -> list[Copy]:
         """Copies of the pixels, then of each nonlinearity's numbers."""
-        parts = [(PIXELS, 0, self.layout.input)]
-        parts += [(number, at, self.layout.sites[number]) for number, at in self.own.items()]
-        return [
-            Copy(
-                at,
-                site.planes,
-                math.prod(site.shape),
-                site.shape[2],
-                self.layout.pitch(self.layout.held(site.shape)[2]),
-                site.offset,
-                site.plane,
-                second.get(number, 0),
-            )
-            for number, at, site in parts
-        ]
+        layout, places = self.layout, {PIXELS: 0, **self.own}
+        found = []
+        for number, at in places.items():
+            site = layout.input if number == PIXELS else layout.sites[number]
+            size, width, pitch = math.prod(site.shape), site.shape[2], layout.pitch(layout.held(site.shape)[2])
+            second = layout.second.get(number, 0)
+            found.append(Copy(at, site.planes, size, width, pitch, site.offset, site.plane, second))
+        return found
 
     @property
     def known_passes(self) -> list[tuple[Pass, list[int]]]:
@@ -285,7 +268,6 @@ class BackwardData:
     """
 
     def __init__(self, reverse: Reverse, data: ProgramData) -> None:
-        self._buffers = data.buffers
         self.seed = data.buffers[reverse.seed]
         self.to_images = any(isinstance(step, Pixels) for step in reverse.steps)
         self.variances = max(1, reverse.program.elements)
@@ -298,13 +280,13 @@ class BackwardData:
         self.slots = max(1, len(self.shares))
         self._slot_of = {slot: self.shares.index(parts) for slot, parts in belongs.items()}
 
-    def numbered(self, op: OpInts, step: Op) -> OpInts:
+    def numbered(self, op: OpInts, step: Op, buffers: Sequence[int]) -> OpInts:
         """The numbers of a step; a forward step keeps those of its operation."""
         match step:
             case Back():
                 slot, extra = (self._slot_of.get(step.slot + k, -1) for k in range(2))
                 offset = 0 if step.activation is None else step.activation.offset
-                writes, times = int(step.writes), self._buffers[step.times]
+                writes, times = int(step.writes), buffers[step.times]
                 return op._replace(
                     kind=BACKWARD, times=times, writes=writes, shares=offset, slot=slot, extra_slot=extra
                 )
@@ -316,22 +298,8 @@ class BackwardData:
                 return op
 
 
-def _sums(op: Op) -> Iterator[tuple[AxisSum, int, int]]:
-    """The sums along axes that an operation makes one after the other.
-
-    With each go the elements that stand at one place of the axis, and how many results there are.
-    """
-    shape = list(op.shape)
-    for axis, s in enumerate(op.sums or ()):
-        if not s.is_identity:
-            shape[axis] = s.out_size
-            yield s, math.prod(shape[axis + 1 :]), math.prod(shape)
-
-
-def _counts(op: Op) -> list[int]:
-    return [0, *(count for _, _, count in _sums(op))]
-
-
-def _is_whole(op: Op, program: Program) -> bool:
-    table = program.shape if op.src == PIXELS else op.shape if op.activation is None else op.activation.shape
-    return op.first == op.second == (0, 0, 0) and op.shape == table
+def _reals(op: Op) -> OpReals:
+    a = op.activation
+    alpha, beta = (0.0, 0.0) if a is None else a.coefficients
+    unit, own = 1.0 if a is None else a.unit, 0.0 if op.tangent is None else op.tangent.own
+    return OpReals(unit, alpha, beta, op.keep, op.scale, op.bias, own)

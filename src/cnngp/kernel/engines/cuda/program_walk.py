@@ -14,7 +14,7 @@ from cnngp.kernel.formulas import SERIES, formula
 from cnngp.kernel.program import NOTHING, PIXELS
 from cnngp.network.layers import Nonlinearity
 
-from .formula_text import Constants, filled
+from .formula_writer import Constants, filled
 from .kernel_frame import Launch
 from .math import formulas, text_of
 from .program_data import OPERATION, Copy, OpInts, OpReals, Pass, ProgramData

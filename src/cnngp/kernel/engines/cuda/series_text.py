@@ -6,7 +6,7 @@ series/packed.py says how a series is packed.
 
 from __future__ import annotations
 
-from .formula_text import Text
+from .formula_writer import Text
 
 # V = E(x) + rho O(x) with x = rho^2: Horner's rule over the even rows and over the odd ones, for each sum, its
 # derivative by x, and the sums with s A_j'(s) of either image. What is not asked for is left out.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from cnngp.kernel.program import Program, Shape
 
@@ -47,6 +47,8 @@ class TableLayout:
     """Maps of an even width from this one on lie folded: a lane holds two columns. 0: none do."""
     align: int = 1
     """Rows of `vector` rows are padded to a multiple of this many columns."""
+    second: dict[int, int] = field(default_factory=dict)
+    """Where an image read as the second one has its numbers, if elsewhere: by site, and its pixels under `PIXELS`."""
 
     def folds(self, shape: Shape) -> bool:
         return folds(shape, self.fold)

@@ -45,7 +45,7 @@ extern "C" __global__ void tables(const real* __restrict__ X, real* __restrict__
     {place}
     for (int i = blockIdx.x; i < n; i += gridDim.x) {{
         const real* image = X + (long long)i * {data.pixels};
-        real* row = rows + (long long)i * {data.row};
+        real* row = rows + (long long)i * {data.layout.row};
         double* peaks = all_peaks + (long long)i * {data.sites};
 {walk(data, "double", data.forwards, own=True)}{results}
         const Copy* copies = (const Copy*)(program + {data.copies_at});
@@ -109,8 +109,8 @@ extern "C" __global__ void pairs(const real* __restrict__ first, const real* __r
     for (long long pair = blockIdx.x; pair < (long long)n * m; pair += gridDim.x) {{
         const long long i = pair / m, j = pair % m;
         if (j < i + below) continue;
-        const real* t1 = first + i * {data.row};
-        const real* t2 = second + j * {data.row};
+        const real* t1 = first + i * {data.layout.row};
+        const real* t2 = second + j * {data.layout.row};
 {walk(data, real, data.forwards, own=False)}
         if (threadIdx.x == 0) {{
             const real K = (real)numbers[{units}] * mem[{data.ends[0]}];{theta}
@@ -164,8 +164,8 @@ pairs(const real* __restrict__ first, const real* __restrict__ second, const rea
         if (one_set && j <= i) continue;
         const real weight = weights[i * m + j];
         if (weight == 0) continue;
-        const real* t1 = first + i * {data.row};
-        const real* t2 = second + j * {data.row};
+        const real* t1 = first + i * {data.layout.row};
+        const real* t2 = second + j * {data.layout.row};
         real* mine = shares1 + i * {backward.entries};
         real* theirs = shares2 + j * {backward.entries};
         for (int s = threadIdx.x; s < {backward.slots}; s += blockDim.x) sums[s] = 0.0;

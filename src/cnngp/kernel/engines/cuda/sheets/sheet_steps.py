@@ -33,28 +33,28 @@ def second_plane(h: int, w: int, vector: int, cycle: int | None = None) -> int:
     return vector * second_groups(h, vector, cycle) * w * vector
 
 
-def second_offsets(program: Program, layout: TableLayout, cycles: dict[int, int]) -> tuple[dict[int, int], int]:
-    """Places of each site's numbers for the second image, of its pixels under `PIXELS`; the length of a table row."""
+def with_second(program: Program, layout: TableLayout, cycles: dict[int, int]) -> TableLayout:
+    """Table rows with the numbers that the second image is read by behind the others."""
     v, found = layout.vector, {PIXELS: layout.row}
     end = layout.row + program.channels * second_plane(*program.shape[1:], v)
     for a in program.activations:
         found[a.site] = end
         end += layout.sites[a.site].planes * second_plane(*a.shape[1:], v, cycles.get(a.shape[1]))
     line = layout.align * v
-    return found, -(-end // line) * line
+    return replace(layout, second=found, row=-(-end // line) * line)
 
 
 class SheetSteps(StepWriter):
-    """Writes the steps of one segment; `second_at` says where each site's numbers are in a table row's second half.
+    """Writes the steps of one segment.
 
-    That half begins at `pixels`; its first `held` numbers are in shared memory, at `table2`.
+    A table row's second half begins at `pixels`; its first `held` numbers are in shared memory, at `table2`.
     """
 
     early = False
 
-    def __init__(self, dtype: str, layout: TableLayout, second_at: dict[int, int], cycles: dict[int, int]) -> None:
+    def __init__(self, dtype: str, layout: TableLayout, cycles: dict[int, int]) -> None:
         super().__init__(dtype, layout)
-        self.second_at, self.pixels, self.held, self.cycles = second_at, second_at[PIXELS], 0, cycles
+        self.pixels, self.held, self.cycles = layout.second[PIXELS], 0, cycles
         self.segment: Segment | None = None
 
     def address(self, at: int) -> tuple[str, bool]:
@@ -69,9 +69,9 @@ class SheetSteps(StepWriter):
         a = same[0].activation
         assert a is not None
         _, h, w = a.shape
-        address, held = self.address(self.second_at[a.site])
+        address, held = self.address(self.layout.second[a.site])
         if len(sites) > 1:
-            moves = {self.second_at[y] - self.second_at[x] for x, y in pairwise(sites)}
+            moves = {self.layout.second[y] - self.layout.second[x] for x, y in pairwise(sites)}
             assert len(moves) == 1
             address += f" + b * {moves.pop() // self.layout.vector}"
         plane = second_plane(h, w, self.layout.vector, self.cycles.get(h))

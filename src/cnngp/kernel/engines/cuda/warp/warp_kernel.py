@@ -1,19 +1,106 @@
-"""The frame of the warp kernel as CUDA text: which pairs a warp takes, its stages, and what goes in and comes out.
+"""The pair kernel for maps up to 32 wide: a warp owns its pairs, a lane a column, and the rows are registers.
 
-The steps within a stage are written by warp_steps.py.
+Vertical sums are register additions and horizontal ones shuffles. Where maps have shrunk, several pairs lie side by
+side in the warp (`Stage`); maps wait in shared memory until their neighbours are there too. The whole network is one
+launch, and nothing but table rows is read and one number a pair written.
+
+This file decides which programs are run so, how they are launched, and writes the frame: which pairs a warp takes, its
+stages, and what goes in and comes out. warp_layout.py lays a program over the warp, warp_steps.py writes the steps.
 """
 
 from __future__ import annotations
 
 from cnngp.kernel.program import Program
+from cnngp.network.layers import Elementwise
 
 from ..kernel_frame import THETA_ARGUMENTS, Launch, stores
-from ..registers import in_registers
-from ..table_layout import TableLayout
+from ..registers import Registers, in_registers
+from ..table_layout import TableLayout, folds
+from .box_sums import folded_taps, is_total
 from .warp_layout import LANES, Stage, parked, stages
 from .warp_steps import StepWriter
 
 BAND = 16  # blocks run in bands this many wide, so that the table rows in use at one time stay in the L2 cache
+
+
+def words(program: Program, dtype: str) -> int:
+    """32-bit registers that the live maps take at the worst moment, roughly."""
+    return live_words(in_registers(program), dtype)
+
+
+def live_words(registers: Registers, dtype: str) -> int:
+    most = 0
+    for live, step in zip(registers.before, registers.steps, strict=True):
+        rows = sum(m.shape[1] for m in live | step.read)
+        stays = step.src.name != step.dst.name and step.src in step.live
+        fresh = step.beside is not None and step.beside.dst.name not in {m.name for m in live}
+        most = max(most, rows + step.op.out_shape[1] * (stays + fresh))
+    return most * (1 if dtype == "float" else 2)
+
+
+def fits(program: Program, dtype: str) -> bool:
+    """Whether maps are flat, narrow enough for a warp and few enough for its registers, and formulas short."""
+    if any(isinstance(a.layer, Elementwise) for a in program.activations):
+        return False  # dozens of table entries a location: nothing is gained by keeping the map itself in registers
+    shapes = [program.shape, *(op.out_shape for op in program.ops)]
+    return all(d == 1 and w <= LANES for d, _, w in shapes) and words(program, dtype) <= 136
+
+
+def fold_from(program: Program) -> int:
+    """The width from which on a lane holds two neighbouring columns: fewer shuffles and additions, more registers.
+
+    Only where a single map is alive at a time; two would leave too few warps (docs/gpu.md). 0: nowhere.
+    """
+    shapes = [program.shape, *(op.out_shape for op in program.ops)]
+    if words(program, "float") > min(36, max(h for _, h, _ in shapes)):
+        return 0
+    widths = sorted({w for _, _, w in shapes if w % 2 == 0})
+    return next((w for w in widths if foldable(program, w)), 0)
+
+
+def foldable(program: Program, fold: int) -> bool:
+    """Whether every sum across a folded map is one that `folded_column_sums` knows."""
+    for op in program.ops:
+        across = None if op.sums is None or op.sums[2].is_identity else op.sums[2]
+        if across is None:
+            continue
+        if folds(op.shape, fold):
+            if not (is_total(across) or folded_taps(across, folds(op.out_shape, fold))):
+                return False
+        elif folds(op.out_shape, fold):
+            return False
+    return True
+
+
+def launch_shape(program: Program, dtype: str, folded: bool, pack: int) -> tuple[int, int, int, int]:
+    """(rows of warps in a block, columns of warps, blocks a multiprocessor should hold, groups of pairs a warp).
+
+    As measured (docs/gpu.md): 16 warps a multiprocessor, in blocks whose warps share the table rows of one column image
+    and stay close enough to share instructions too; 20 where only one small map is alive. A warp takes several groups
+    one after the other only where pairs are few: over many stages the warps of a block drift apart.
+    """
+    need = words(program, dtype)
+    if folded:
+        return (8, 1, 2, 4) if dtype == "float" else (8, 1, 1, 2)
+    if dtype == "double":
+        return (4, 1, 3, 4) if need <= 64 else (8, 1, 1, 2)
+    again = 8 if pack == 1 else 1
+    if program.theta is not None and need > 96:  # four maps are alive: a multiprocessor has registers for 12 warps or 8
+        return (12, 1, 1, 1) if need <= 120 else (8, 1, 1, 1)
+    if need <= 40:
+        return 4, 1, 5, again
+    return (8, 1, 2, again) if need <= 56 else (16, 1, 1, 2)
+
+
+def warp_kernel(
+    program: Program,
+    layout: TableLayout,
+    dtype: str,
+    shared_limit: int,
+    shape: tuple[int, int, int, int] | None = None,
+) -> tuple[str, Launch]:
+    writer = KernelWriter(program, layout, dtype)
+    return writer.kernel(shared_limit, *(shape or launch_shape(program, dtype, bool(layout.fold), writer.pack)))
 
 
 class KernelWriter(StepWriter):

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 from cnngp.network.geometry import AxisSum
 
-from ..formula_text import Constants, filled
+from ..formula_writer import Constants, filled
 from ..math import text_of
 from ..registers import Map, Step
 from ..table_layout import TableLayout
