@@ -140,9 +140,8 @@ class ProgramData:
         self.whole = all(op.first == op.second == (0, 0, 0) and op.shape == self._table(op) for op in ops)
         """The places of all maps are those of the tables."""
         self.shifts = [shift for rows in series.values() for shift in rows.shifts]
-        self.shifts_at = dict(
-            zip(series, accumulate((len(r.shifts) for r in series.values()), initial=0), strict=False)
-        )
+        begins = accumulate((len(rows.shifts) for rows in series.values()), initial=0)
+        self.shifts_at = dict(zip(series, begins, strict=False))
         self.layers: list[tuple[Nonlinearity, bool]] = []
         """The formulas that operations take: of a nonlinearity, or of its slope."""
         *self.buffers, end = accumulate(program.buffers, initial=0)

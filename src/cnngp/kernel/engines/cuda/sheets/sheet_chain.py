@@ -86,10 +86,6 @@ class Segment:
     def steps(self) -> tuple[Step, ...]:
         return self.registers.steps
 
-    @property
-    def end(self) -> Map:
-        return self.registers.ends[0]
-
 
 @dataclass(frozen=True)
 class Chain:
@@ -154,59 +150,57 @@ class _Cutter:
 
     def cut(self, last: int, tail: int) -> Chain | None:
         """The leaves before `last` are segments and pools, those before `tail` the weighted sum, the rest the tail."""
-        x = Maps(self.builder.new_input(self.program.spatial, 1.0 / self.program.channels))
+        lower, leaves = self.builder.lower, self.leaves
+        x = self._standing(Maps(self.builder.new_input(self.program.spatial, 1.0 / self.program.channels)))
         pieces: list[Registers] = []
         ends: list[Placed] = []
         nonneg = False
-        x = self._standing(x)
-        for i, leaf in enumerate(self.leaves[:last]):
-            if isinstance(leaf.layer, AvgPool):
-                if i == 0 or not _halves(leaf):
-                    return None
-                piece = self._steps(x, nonneg)
-                if not piece.steps:
-                    return None
-                nonneg = piece.ends[0].nonneg
-                pieces.append(piece)
-                ends.append(self.leaves[i - 1])
-                x = self._standing(self.builder.lower(leaf, x))
-            else:
-                x = self.builder.lower(leaf, x)
-        piece = self._steps(x, nonneg)
-        if not piece.steps or last == 0 or (self.tangents and x.T is None):
+        for i in range(last + 1):
+            pools = i < last and isinstance(leaves[i].layer, AvgPool)
+            if i < last and not pools:
+                x = lower(leaves[i], x)
+                continue
+            if i == 0 or (pools and not _halves(leaves[i])):
+                return None
+            pieces.append(self._steps(x, nonneg))
+            ends.append(leaves[i - 1])
+            if not pieces[-1].steps:
+                return None
+            nonneg = pieces[-1].ends[0].nonneg
+            if pools:
+                x = self._standing(lower(leaves[i], x))
+        if self.tangents and x.T is None:
             return None
-        nonneg = piece.ends[0].nonneg
-        pieces.append(piece)
-        ends.append(self.leaves[last - 1])
         units, bias = [value.unit for value in x.values], 0.0
-        weights = _weights(self.leaves[last:tail], ends[-1].after)
-        for leaf in self.leaves[last:tail]:
+        weights = _weights(leaves[last:tail], ends[-1].after)
+        for leaf in leaves[last:tail]:
             assert isinstance(leaf.layer, AvgPool | GlobalAvgPool | Dense)
             if isinstance(leaf.layer, Dense) and leaf.layer.bias_var > 0 and x.own > 0 and self.tangents:
                 return None  # Θ is not the sum of T alone
-            x = self.builder.lower(leaf, x)
+            x = lower(leaf, x)
             units = [unit * sum_scale(leaf.layer, leaf.before) for unit in units]
             bias += leaf.layer.bias_var if isinstance(leaf.layer, Dense) else 0.0
         before = [value.unit for value in x.values]
         x = self._standing(x)
-        for leaf in self.leaves[tail:]:
-            x = self.builder.lower(leaf, x)
+        for leaf in leaves[tail:]:
+            x = lower(leaf, x)
         if self.tangents:
             x = Maps(x.K, self.builder.theta(x, ""), 0)
         scalar = self._steps(x, nonneg)
-        segments = _with_shifts(pieces, ends, self.leaves[:last])
+        segments = _with_shifts(pieces, ends, leaves[:last])
         if segments is None:
             return None
-        rows, columns = (_item_weights(segments[-1], axis, w) for axis, w in enumerate(weights))
-        most = [max(map(max, w)) for w in (rows, columns)]
-        if min(most) <= 0:
+        shifts = segments[-1].rows, segments[-1].columns
+        rows, columns = (_item_weights(axis, form) for axis, form in zip(shifts, weights, strict=True))
+        tall, wide = (max(map(max, items)) for items in (rows, columns))
+        if min(tall, wide) <= 0:
             return None
-        scaled = [
-            tuple(tuple(v / top for v in item) for item in w) for w, top in zip((rows, columns), most, strict=True)
-        ]
-        scales = tuple(unit * most[0] * most[1] / old for unit, old in zip(units, before, strict=True))
+        rows, columns = (
+            tuple(tuple(v / top for v in item) for item in w) for w, top in ((rows, tall), (columns, wide))
+        )
+        scales = tuple(unit * tall * wide / old for unit, old in zip(units, before, strict=True))
         last_units = tuple(value.unit for value in x.values)
-        return Chain(segments, scaled[0], scaled[1], scales, bias / before[0], scalar, last_units)
+        return Chain(segments, rows, columns, scales, bias / before[0], scalar, last_units)
 
     def _standing(self, x: Maps) -> Maps:
         """Maps that stand for what came before, at the beginning of a segment."""
@@ -370,16 +364,10 @@ def _pulled_back(linear: AxisMap, form: list[list[float]]) -> list[list[float]]:
     return result
 
 
-def _item_weights(segment: Segment, axis: int, form: list[list[float]]) -> tuple[tuple[float, ...], ...]:
-    shifts = (segment.rows, segment.columns)[axis]
-    found = []
-    for item in range(shifts.count):
-        row = []
-        for p in range(shifts.size):
-            d = shifts.displacement(item, p)
-            row.append(0.0 if d is None else form[p][p + d])
-        found.append(tuple(row))
-    return tuple(found)
+def _item_weights(shifts: Shifts, form: list[list[float]]) -> tuple[tuple[float, ...], ...]:
+    """What each place of each item counts in a quadratic form; places of no displacement count nothing."""
+    found = [[(p, shifts.displacement(item, p)) for p in range(shifts.size)] for item in range(shifts.count)]
+    return tuple(tuple(0.0 if d is None else form[p][p + d] for p, d in row) for row in found)
 
 
 def targets(fine: Shifts, coarse: Shifts, size: int) -> tuple[tuple[int, int], ...]:
