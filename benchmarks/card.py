@@ -49,7 +49,7 @@ class Step:
 
 def steps(data: str | None) -> list[Step]:
     test = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "gpu")
-    first = ("tests/kernel/test_cuda_gpu.py", "tests/kernel/test_cuda_gradient_gpu.py")
+    first = ("tests/kernel/test_cuda_gpu.py", "tests/kernel/test_cuda_gradient.py")
     sweep = "tests/kernel/test_geometries.py"
     found = [
         Step("tests: engine and gradients", (*test, *first)),

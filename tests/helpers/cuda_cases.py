@@ -16,6 +16,7 @@ from cnngp import (
     ConvTranspose,
     Cos,
     Dense,
+    Elementwise,
     Erf,
     GlobalAvgPool,
     Identity,
@@ -33,7 +34,13 @@ from cnngp import (
     Sum,
     zoo,
 )
-from cnngp.kernel.engines.cuda.cuda_source import CudaSource
+from cnngp.kernel.check import compare
+from cnngp.kernel.engines.cuda.cuda_source import CudaSource, generate
+from cnngp.kernel.engines.cuda.engine import KINDS, CudaEngine
+from cnngp.kernel.program import Kind, lower
+from cnngp.kernel.series.packed import SeriesTables
+from cnngp.network import reference
+from cnngp.network.layers import as_layer
 from helpers.cuda_on_cpu import compiled
 
 
@@ -41,13 +48,11 @@ class OnCpu:
     """The kernels of a program compiled for the CPU, with the launches that cuda/card.py makes on a card."""
 
     def __init__(self, source: CudaSource, panels: np.ndarray | None = None) -> None:
-        self.source = source
+        self.source, self._tables = source, source.launches["tables"]
         self.dtype = np.dtype({"float": np.float32, "double": np.float64}[source.dtype])
-        panels = np.zeros(1) if panels is None else panels
-        self._kept = [panels, source.data.ints, source.data.reals]
+        self._kept = [np.zeros(1) if panels is None else panels, source.data.ints, source.data.reals]
         self.kinds = 1 + source.data.tangents
-        shared = max(source.launches["tables"].shared, source.pairs.shared)
-        self.library = compiled(source.body, source.dtype, shared)
+        self.library = compiled(source.body, source.dtype, max(self._tables.shared, source.pairs.shared))
 
     def tables(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Rows one after the other, peaks, and K(x, x), with Θ(x, x) behind them where that is made too."""
@@ -55,39 +60,100 @@ class OnCpu:
         rows = _aligned(len(x) * self.source.data.layout.row, self.dtype)
         peaks = np.zeros((len(x), self.source.data.sites))
         diagonal = np.full(len(x) * self.kinds, np.nan)
-        scratch = np.empty(3 * self.source.launches["tables"].scratch + 8, dtype=np.uint8)
+        scratch = np.empty(3 * self._tables.scratch + 8, dtype=np.uint8)
         places = map(_at, (x, rows, peaks, diagonal))
-        self.library.run_tables(
-            *places, len(x), _at(scratch), *map(_at, self._kept), 3, self.source.launches["tables"].threads
-        )
+        self.library.run_tables(*places, len(x), _at(scratch), *map(_at, self._kept), 3, self._tables.threads)
         return rows, peaks, diagonal
 
     def cross(self, X: np.ndarray, Z: np.ndarray) -> np.ndarray:
         """K; of a program for both kernels K and Θ, one after the other."""
-        return self.pairs(self.tables(X)[0], self.tables(Z)[0], len(X), len(Z))
+        return self._pairs(self.tables(X)[0], self.tables(Z)[0], len(X), len(Z))
 
     def symmetric(self, X: np.ndarray) -> np.ndarray:
         rows, _, diagonal = self.tables(X)
-        K = self.pairs(rows, rows, len(X), len(X), mirror=True)
+        K = self._pairs(rows, rows, len(X), len(X), mirror=True)
         for k, values in zip(K.reshape(-1, len(X), len(X)), diagonal.reshape(-1, len(X)), strict=True):
             np.fill_diagonal(k, values)
         return K
 
-    def pairs(self, first: np.ndarray, second: np.ndarray, n: int, m: int, mirror: bool = False) -> np.ndarray:
+    def _pairs(self, first: np.ndarray, second: np.ndarray, n: int, m: int, mirror: bool = False) -> np.ndarray:
         s = self.source
         both = np.full((self.kinds, n, m), np.nan, dtype=self.dtype)
-        out, theta = both[0], both[-1]
         blocks = 3 if s.path == "walk" or s.pairs.scratch else s.pairs.blocks(n, m)
         scratch = np.empty(3 * s.pairs.scratch + 8, dtype=np.uint8)
         below = ctypes.c_longlong(0 if mirror else -(2**40))
-        places = [_at(out), _at(out) if mirror else None]
-        more = [] if self.kinds == 1 else [_at(theta), _at(theta) if mirror else None]
+        out, *theta = ([_at(k), _at(k) if mirror else None] for k in both)
+        more = [place for places in theta for place in places]
         more += [_at(scratch)] * (s.path in ("sheets", "walk"))
         more += [_at(a) for a in self._kept[1:]] * (s.path == "walk")
-        self.library.run_pairs(
-            _at(first), _at(second), *places, n, m, ctypes.c_longlong(m), below, *more, blocks, s.pairs.threads
-        )
-        return both if self.kinds == 2 else out
+        ld = ctypes.c_longlong(m)
+        self.library.run_pairs(_at(first), _at(second), *out, n, m, ld, below, *more, blocks, s.pairs.threads)
+        return both if self.kinds == 2 else both[0]
+
+
+def on_cpu(net: Network, shape: tuple[int, ...], dtype: str = "float64", kind: Kind = "nngp", **options: Any) -> OnCpu:
+    """The kernels of a network, with series for the variances of `images`; options as those of `generate`."""
+    program = lower(net, shape, kind)
+    tables = SeriesTables(program, np.dtype(dtype))
+    rows = tables.rows(None)
+    if tables.sites:
+        short = OnCpu(generate(program, dtype, series=rows, **options), tables.panels)
+        rows = tables.rows(short.tables(images(np.random.default_rng(0), 5, shape))[1].max(axis=0))
+    return OnCpu(generate(program, dtype, series=rows, **options), tables.panels)
+
+
+class OnCard:
+    """The same on a card, or on one that is a fake, by the engine."""
+
+    def __init__(self, engine: CudaEngine) -> None:
+        self.engine, self.source, self.dtype = engine, engine.source, engine.dtype
+        self.kinds = 1 + engine.source.data.tangents
+
+    def flat(self, X: np.ndarray) -> np.ndarray:
+        return np.ascontiguousarray(X.reshape(*X.shape[:2], -1), dtype=self.dtype)
+
+    def cross(self, X: np.ndarray, Z: np.ndarray | None) -> np.ndarray:
+        x, z = self.flat(X), None if Z is None else self.flat(Z)
+        if self.kinds == 2:
+            return np.stack(self.engine.both(x, z))
+        K: np.ndarray = self.engine.symmetric(x) if z is None else self.engine.cross(x, z)
+        return K
+
+    def symmetric(self, X: np.ndarray) -> np.ndarray:
+        return self.cross(X, None)
+
+    def tables(self, X: np.ndarray) -> tuple[None, None, np.ndarray]:
+        return None, None, np.concatenate(list(self.engine._diagonals(self.flat(X))[0].values()))
+
+
+def agrees(
+    run: OnCpu | OnCard, net: Network, shape: tuple[int, ...], tolerance: float = 0.0, one_pixel: bool = False
+) -> None:
+    """Check K, and Θ where it is made: against the reference, in any batch, with both triangles.
+
+    A `tolerance` of 0: of float64 1e-12, of float32 1e-6, and of Θ what rounding can do to the reference. With
+    `one_pixel` locations of two images are equal up to a factor.
+    """
+    rng, pools = np.random.default_rng(0), reference.has_pools(as_layer(net))
+    n, m = (4, 2) if pools else (5, 3)
+    X, Z = images(rng, n, shape), images(rng, m + 1, shape)[:-1]
+    dtype, series = str(run.dtype), any(isinstance(a.layer, Elementwise) for a in run.source.data.program.activations)
+    across, S = run.cross(X, Z), run.symmetric(X)
+    assert np.array_equal(across[..., 1:3, 1:], run.cross(X[1:3], Z[1:])), "depends on the batch"
+    assert np.array_equal(S, S.swapaxes(-1, -2))
+    assert np.array_equal(S[..., 0, 1:], run.cross(X[:1], X[1:])[..., 0, :])
+    assert pools or np.array_equal(across, run.cross(Z, X).swapaxes(-1, -2)), "not symmetric in the two images"
+    diagonals = run.tables(X)[2].reshape(-1, n)
+    for k, kind in enumerate(KINDS[: run.kinds]):
+        R, bound = reference.kernel(net, X, kind=kind), tolerance or (1e-6 if dtype == "float32" else 1e-12)
+        found = compare(net, X, S.reshape(-1, n, n)[k], run.dtype, kind) if run.kinds == 2 and not tolerance else None
+        if found is not None:
+            bound = tangent_bound(net, found.bound, dtype, one_pixel and kind == "ntk" and dtype == "float64")
+        assert error(S.reshape(-1, n, n)[k], R) <= bound, kind
+        assert error(across.reshape(-1, n, m)[k], reference.kernel(net, X, Z, kind=kind)) <= bound, kind
+        assert np.allclose(
+            diagonals[k], R.diagonal(), rtol=(1e-7 if dtype == "float32" else 1e-9) if series else 1e-13, atol=0.0
+        ), kind
 
 
 def _at(a: np.ndarray) -> ctypes.c_void_p:
@@ -114,181 +180,158 @@ def error(K: np.ndarray, R: np.ndarray) -> float:
     return float(np.max(np.abs(K - R))) / (largest if largest > 0 else 1.0)
 
 
-BLOCK = Sum(Identity(), Sequential(ReLU(), Conv(3), ReLU(), Conv(3)))
+C, R, D = Conv(3), ReLU(), Dense()
+BLOCK = Sum(Identity(), Sequential(R, C, R, C))
 NETWORKS: dict[str, tuple[Network, tuple[int, ...]]] = {
-    "no operations": (Sequential(Dense()), (1,)),
+    "no operations": (Sequential(D), (1,)),
     "resnet": (zoo.resnet(14), (2, 12, 12)),
     "residual": (zoo.residual_cnn(), (1, 7, 9)),
     "convnet": (zoo.convnet(), (1, 28, 28)),
-    "wide convolutions": (Sequential(Conv(7), ReLU(), Conv(5, padding="valid"), ReLU(), Dense()), (1, 32, 32)),
+    "wide convolutions": (Sequential(Conv(7), R, Conv(5, padding="valid"), R, D), (1, 32, 32)),
     "uneven strides": (
-        Sequential(Conv(3, stride=(2, 3)), LeakyReLU(0.1), Conv(2, bias_var=0.3), Abs(), Dense()),
+        Sequential(Conv(3, stride=(2, 3)), LeakyReLU(0.1), Conv(2, bias_var=0.3), Abs(), D),
         (3, 11, 13),
     ),
     "padding modes": (
         Sequential(
-            Conv(3, padding_mode="circular"),
-            ReLU(),
-            Conv((3, 5), padding_mode="reflect"),
-            ReLU(2.0),
-            Conv(3, dilation=2, padding_mode="replicate", stride=2),
-            ReLU(),
-            Dense(),
+            *(Conv(3, padding_mode="circular"), R, Conv((3, 5), padding_mode="reflect"), ReLU(2.0)),
+            *(Conv(3, dilation=2, padding_mode="replicate", stride=2), R, D),
         ),
         (1, 10, 9),
     ),
     "transposed": (
-        Sequential(
-            Conv(3, stride=2), ReLU(), ConvTranspose(3, stride=2), ReLU(), ConvTranspose(4, padding=1), Erf(), Dense()
-        ),
+        Sequential(Conv(3, stride=2), R, ConvTranspose(3, stride=2), R, ConvTranspose(4, padding=1), Erf(), D),
         (1, 9, 8),
     ),
-    "smooth": (
-        Sequential(
-            Conv(3, weight_var=2.0), Erf(), Conv(3), GELU(), Conv(3), Sin(), Conv(3), Cos(), Conv(3), Rbf(0.7), Dense()
-        ),
-        (1, 6, 6),
-    ),
+    "smooth": (Sequential(Conv(3, weight_var=2.0), Erf(), C, GELU(), C, Sin(), C, Cos(), C, Rbf(0.7), D), (1, 6, 6)),
     "angles": (
         Sequential(
-            Conv(3),
-            NormalizedExp(),
-            Conv(3, bias_var=0.1),
-            LayerNorm(),
-            ReLU(),
-            Conv(3),
-            SquaredReLU(),
-            Conv(3),
-            NormalizedExp(2.5),
-            Dense(),
+            *(C, NormalizedExp(), Conv(3, bias_var=0.1), LayerNorm(), R),
+            *(C, SquaredReLU(), C, NormalizedExp(2.5), D),
         ),
         (1, 6, 6),
     ),
-    "signs": (Sequential(Conv(3), Sign(), Conv(3, bias_var=0.1), LayerNorm(eps=0.1), Sign(), Dense()), (1, 6, 5)),
-    "step": (Sequential(Conv(3), Step(), Conv(3, bias_var=0.1), Step(), Dense()), (1, 6, 5)),
+    "signs": (Sequential(C, Sign(), Conv(3, bias_var=0.1), LayerNorm(eps=0.1), Sign(), D), (1, 6, 5)),
+    "step": (Sequential(C, Step(), Conv(3, bias_var=0.1), Step(), D), (1, 6, 5)),
     "skips in skips": (
-        Sequential(
-            Conv(3), Sum(Sequential(ReLU(), Conv(3)), Sequential(Conv(1, weight_var=0.5), BLOCK)), ReLU(), Dense()
-        ),
+        Sequential(C, Sum(Sequential(R, C), Sequential(Conv(1, weight_var=0.5), BLOCK)), R, D),
         (1, 8, 8),
     ),
-    "loop": (
-        Sequential(Conv(3), *[BLOCK] * 5, ReLU(), Conv(3, bias_var=0.5), GELU(), Conv(3), GELU(), Conv(3), Dense()),
-        (1, 5, 5),
-    ),
-    "folded, then not": (Sequential(Conv(3), ReLU(), Conv(3, stride=2), ReLU(), Conv(5), ReLU(), Dense()), (1, 11, 12)),
-    "1-D": (Sequential(Conv(5, stride=2), ReLU(), Conv(3), ReLU(), Dense()), (2, 40)),
-    "a long axis": (Sequential(Conv(3), ReLU(), Dense()), (1, 700)),
-    "many rows": (Sequential(Conv(3), ReLU(), Dense()), (1, 300, 9)),
-    "3-D": (Sequential(Conv(3), ReLU(), Conv(3, stride=2), ReLU(), Dense()), (1, 4, 5, 6)),
-    "wider than a warp": (Sequential(Conv(3, stride=2), ReLU(), Conv(3), ReLU(), Dense()), (1, 9, 40)),
+    "loop": (Sequential(C, *[BLOCK] * 5, R, Conv(3, bias_var=0.5), GELU(), C, GELU(), C, D), (1, 5, 5)),
+    "folded, then not": (Sequential(C, R, Conv(3, stride=2), R, Conv(5), R, D), (1, 11, 12)),
+    "1-D": (Sequential(Conv(5, stride=2), R, C, R, D), (2, 40)),
+    "a long axis": (Sequential(C, R, D), (1, 700)),
+    "many rows": (Sequential(C, R, D), (1, 300, 9)),
+    "3-D": (Sequential(C, R, Conv(3, stride=2), R, D), (1, 4, 5, 6)),
+    "wider than a warp": (Sequential(Conv(3, stride=2), R, C, R, D), (1, 9, 40)),
     "one location": (zoo.dense_nngp(3, nonlinearity="erf"), (37,)),
-    "dense skips": (
-        Sequential(Dense(), Sum(Identity(), Sequential(ReLU(), Dense(bias_var=0.2))), GELU(), Dense()),
-        (5,),
-    ),
+    "dense skips": (Sequential(D, Sum(Identity(), Sequential(R, Dense(bias_var=0.2))), GELU(), D), (5,)),
     "linear": (Dense(2.0, 0.5), (2, 3, 3)),
     "wider than the input": (
-        Sequential(Conv(3, padding=2), ReLU(), Conv(5, padding=3), ReLU(), Conv(2, padding=1), ReLU(), Dense()),
+        Sequential(Conv(3, padding=2), R, Conv(5, padding=3), R, Conv(2, padding=1), R, D),
         (1, 7, 9),
     ),
-    "wider than the input, folded": (Sequential(Conv(3, padding=2), ReLU(), Conv(3), ReLU(), Dense()), (1, 12, 12)),
-    "wider than the input, side by side": (
-        Sequential(Conv(7, padding=((3, 7), (3, 7))), ReLU(), Conv(3), ReLU(), Dense()),
-        (1, 4, 4),
-    ),
-    "wider and circular": (Sequential(Conv(1, padding=((0, 1),), padding_mode="circular"), Abs(), Dense()), (2, 9)),
+    "wider than the input, folded": (Sequential(Conv(3, padding=2), R, C, R, D), (1, 12, 12)),
+    "wider than the input, side by side": (Sequential(Conv(7, padding=((3, 7), (3, 7))), R, C, R, D), (1, 4, 4)),
+    "wider and circular": (Sequential(Conv(1, padding=((0, 1),), padding_mode="circular"), Abs(), D), (2, 9)),
     "lanes outside maps": (
-        Sequential(Conv(2, padding=((0, 3),), padding_mode="reflect"), ReLU(), Conv(3, padding=2), ReLU(), Dense()),
+        Sequential(Conv(2, padding=((0, 3),), padding_mode="reflect"), R, Conv(3, padding=2), R, D),
         (1, 5),
     ),
     "copies of one place": (
         Sequential(
-            Conv((3, 1), padding_mode="replicate"),
-            ReLU(),
-            Conv(3, padding_mode="circular", bias_var=0.1),
-            ReLU(),
-            Sum(Conv(1), Conv(1, stride=3, padding=1, bias_var=0.2)),
-            Dense(),
+            *(Conv((3, 1), padding_mode="replicate"), R, Conv(3, padding_mode="circular", bias_var=0.1), R),
+            *(Sum(Conv(1), Conv(1, stride=3, padding=1, bias_var=0.2)), D),
         ),
         (2, 1, 1),
     ),
     "copies of one plane": (
-        Sequential(Conv(3, padding_mode="circular"), ReLU(), Conv(3, padding_mode="replicate"), ReLU(), Dense()),
+        Sequential(Conv(3, padding_mode="circular"), R, Conv(3, padding_mode="replicate"), R, D),
         (1, 1, 5, 6),
     ),
 }
-PATHS = {
-    "no operations": "dense",
-    "1-D": "walk",
-    "a long axis": "walk",
-    "many rows": "walk",
-    "3-D": "walk",
-    "wider than a warp": "walk",
-    "one location": "dense",
-    "dense skips": "dense",
-    "copies of one place": "dense",
-}
 POOLED: dict[str, tuple[Network, tuple[int, ...]]] = {
-    "LeNet": (Sequential(Conv(3), ReLU(), AvgPool(2), Conv(3), ReLU(), AvgPool(2), Dense()), (1, 8, 8)),
-    "global pool": (Sequential(*[Conv(3), ReLU()] * 3, GlobalAvgPool(), Dense()), (2, 5, 7)),
+    "LeNet": (Sequential(C, R, AvgPool(2), C, R, AvgPool(2), D), (1, 8, 8)),
+    "global pool": (Sequential(*[C, R] * 3, GlobalAvgPool(), D), (2, 5, 7)),
     "two pools": (
         Sequential(
-            *[Conv(3), ReLU()] * 2,
-            AvgPool(2),
-            Conv(3),
-            ReLU(),
-            AvgPool(2),
-            Conv(3),
-            ReLU(),
-            GlobalAvgPool(),
-            Dense(bias_var=0.1),
-            ReLU(),
-            Dense(),
+            *(*[C, R] * 2, AvgPool(2), C, R, AvgPool(2), C, R, GlobalAvgPool(), Dense(bias_var=0.1), R, D),
         ),
         (3, 8, 8),
     ),
     "any pool at the end": (
-        Sequential(
-            *[Conv(3), ReLU()] * 2, AvgPool(2), Conv(3), ReLU(), AvgPool((3, 2), (2, 1), (1, 0), False), Dense()
-        ),
+        Sequential(*[C, R] * 2, AvgPool(2), C, R, AvgPool((3, 2), (2, 1), (1, 0), False), D),
         (1, 12, 8),
     ),
     "strides": (
         Sequential(
-            Conv(3),
-            BLOCK,
-            ReLU(),
-            Sum(Conv(1, stride=2), Sequential(Conv(3, stride=2), ReLU(), Conv(3))),
-            BLOCK,
-            ReLU(),
-            GlobalAvgPool(),
-            Dense(),
+            *(C, BLOCK, R, Sum(Conv(1, stride=2), Sequential(Conv(3, stride=2), R, C)), BLOCK, R, GlobalAvgPool(), D),
         ),
         (1, 8, 8),
     ),
-    "smooth": (
-        Sequential(Conv(3, bias_var=0.1), Erf(), AvgPool(2), Conv(5, bias_var=0.2), GELU(), GlobalAvgPool(), Dense()),
+    "smooth pools": (
+        Sequential(Conv(3, bias_var=0.1), Erf(), AvgPool(2), Conv(5, bias_var=0.2), GELU(), GlobalAvgPool(), D),
         (1, 8, 6),
     ),
-    "angles": (
+    "pooled angles": (
         Sequential(
-            Conv(3, bias_var=0.1),
-            NormalizedExp(),
-            AvgPool(2),
-            Conv(3),
-            LayerNorm(eps=0.1),
-            SquaredReLU(),
-            GlobalAvgPool(),
-            Dense(),
+            *(Conv(3, bias_var=0.1), NormalizedExp(), AvgPool(2)),
+            *(C, LayerNorm(eps=0.1), SquaredReLU(), GlobalAvgPool(), D),
         ),
         (1, 8, 6),
     ),
     "sizes that do not halve": (
-        Sequential(Conv(3, padding="valid"), ReLU(), Conv(3, dilation=2), LeakyReLU(0.2), AvgPool(3, 2, 1), Dense()),
+        Sequential(Conv(3, padding="valid"), R, Conv(3, dilation=2), LeakyReLU(0.2), AvgPool(3, 2, 1), D),
         (1, 9, 8),
     ),
 }
+VALID = Conv(3, padding="valid")
+# Maps that shrink share the shifts of the largest.
+SHRINKING: dict[str, tuple[Network, tuple[int, ...]]] = {
+    "convolutional GP": (zoo.conv_gp(3, 2.0), (2, 7, 6)),
+    "uneven patches": (zoo.conv_gp((2, 5), 2.0), (1, 6, 9)),
+    "same, then smaller twice": (Sequential(C, R, VALID, R, VALID, Erf(), GlobalAvgPool(), D), (1, 8, 9)),
+    "a pool of almost all": (Sequential(VALID, R, AvgPool(5, 1), D, R, D), (1, 9, 8)),
+}
+# Pools that no faster kernel takes.
+GENERAL: dict[str, tuple[Network, tuple[int, ...]]] = {
+    "1-D pool": (Sequential(C, R, AvgPool(2), C, R, GlobalAvgPool(), D), (2, 9)),
+    "3-D pool": (Sequential(Conv(2, bias_var=0.1), R, AvgPool(2, 1), D), (1, 3, 4, 3)),
+    "a pool wider than a warp": (Sequential(Conv(3, stride=2), R, AvgPool((1, 2)), D), (1, 3, 40)),
+    "circular": (Sequential(Conv(3, padding_mode="circular"), R, GlobalAvgPool(), D), (1, 4, 5)),
+    "pool in a branch": (Sequential(C, Sum(Sequential(R, C), AvgPool(3, 1, 1)), R, AvgPool(2), D), (1, 5, 4)),
+    "bias alone": (
+        Sequential(Conv(3, padding=2, bias_var=0.2), R, ConvTranspose(2, stride=2), AvgPool(5), D),
+        (1, 3, 3),
+    ),
+    "one product of the images": (
+        Sequential(Conv(4, stride=5, padding=9, bias_var=0.6), R, GlobalAvgPool(), D),
+        (1, 3, 4),
+    ),
+    "a map again": (Sequential(C, R, AvgPool(4), ConvTranspose(3, padding="valid"), R, D), (1, 4, 4)),
+    "a map and a pool again": (
+        Sequential(C, R, AvgPool(4), ConvTranspose(3, padding="valid"), R, AvgPool(2), D),
+        (1, 4, 4),
+    ),
+    # On three places two windows of a stride of two and their padding look like windows that move by one.
+    "like one by one, global": (Sequential(Conv(3, stride=2), R, GlobalAvgPool(), D), (1, 3, 6)),
+    "like one by one, 2 x 2": (Sequential(Conv(3, stride=2), R, AvgPool(2), D), (2, 3, 5)),
+    "a padded sum on a smaller map": (Sequential(VALID, R, C, R, GlobalAvgPool(), D), (1, 8, 8)),
+}
+TANH, SOFTPLUS = Elementwise("tanh"), Elementwise("softplus")
+SERIES: dict[str, tuple[Network, tuple[int, ...]]] = {
+    "series": (Sequential(C, TANH, Conv(3, stride=2, bias_var=0.1), SOFTPLUS, D), (1, 5, 6)),
+    "series at one location": (Sequential(Dense(2.0), TANH, D, SOFTPLUS, D, Rbf(0.5), D), (7,)),
+    "series under a pool": (Sequential(C, TANH, AvgPool(2), Conv(2), TANH, GlobalAvgPool(), D), (1, 4, 4)),
+}
+EVERY = NETWORKS | POOLED | SHRINKING | GENERAL | SERIES
+_DENSE = {"no operations", "one location", "dense skips", "copies of one place", "series at one location"}
+_WALK = {"1-D", "a long axis", "many rows", "3-D", "wider than a warp", *GENERAL, *SERIES}
+PATHS = {
+    name: "dense" if name in _DENSE else "walk" if name in _WALK else "warp" if name in NETWORKS else "sheets"
+    for name in EVERY
+}
+NO_SLOPE = {"step", "signs"}
 # Windows that see one pixel of one channel: two images are equal there up to a factor.
 ONE_PIXEL = {"uneven strides", "wider than the input", "wider than the input, side by side", "lanes outside maps"}
 

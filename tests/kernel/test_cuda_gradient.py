@@ -1,4 +1,4 @@
-"""Gradients in generated CUDA, without a card: the real kernels on cards that are fakes, against the oracle.
+"""Gradients in generated CUDA against the oracle: the real kernels on cards that are fakes, and with -m gpu on a card.
 
 Errors are those of the largest derivative: in float64 1e-10 of it, in float32 1e-5, as on the CPU.
 """
@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,77 +22,94 @@ from cnngp import (
     Elementwise,
     Erf,
     GlobalAvgPool,
+    Kernel,
     LeakyReLU,
     Network,
     ReLU,
     Sequential,
-)
+    zoo,
+)  # fmt: skip
 from cnngp.kernel.engines.cpu.gradient import CpuGradient
 from cnngp.kernel.engines.cuda import gradient_engine
 from cnngp.kernel.engines.cuda.card import Card
 from cnngp.kernel.engines.cuda.cuda_source import generate_gradient
 from cnngp.kernel.engines.cuda.engine import EngineError
 from cnngp.kernel.engines.cuda.gradient_engine import CudaGradient
+from cnngp.kernel.engines.cuda.kernel_frame import SHARED_LIMIT
 from cnngp.kernel.program.reverse import reverse
-from helpers import cuda_cases, generator, pooled
+from cnngp.kernel.series.packed import SeriesTables
+from helpers import adjoint, cuda_cases, generator, pooled
 from helpers.cuda_on_cpu import needs_compiler
+from helpers.cuda_races import sanitizer_works, watched
 from helpers.fake_cards import MakeCards
-from helpers.gradients import EVERY, check_nonlinearities, flat
+from helpers.gradients import CLOSE, EVERY, check_nonlinearities, flat
 from helpers.gradients import cuda_agrees as agrees
 from helpers.gradients import found_by_cuda as found_by
 from helpers.kernels import SMALL, random_images
 from helpers.networks import images
 
-POOLED = Sequential(Conv(3, bias_var=0.1), LeakyReLU(0.3), AvgPool(2), Conv(3, bias_var=0.2), GELU(), Dense())
-
-
-# ---- numbers ---------------------------------------------------------------------------------------------------------
-
-
 SERIES = [layer for layer in EVERY if isinstance(layer, Elementwise)]
 CLOSED = [layer for layer in EVERY if layer not in SERIES]
+POOLED = Sequential(
+    Conv(3, bias_var=0.1), LeakyReLU(0.3), AvgPool(2), Conv(3, bias_var=0.2), GELU(), GlobalAvgPool(), Dense()
+)
+ON_CARD = pytest.param("card", marks=pytest.mark.gpu)
+slow = pytest.mark.slow
 
 
-@needs_compiler
-@pytest.mark.parametrize("layers", [CLOSED, SERIES], ids=["closed", "series"])
-def test_all_nonlinearities_in_one_network(cards: MakeCards, layers: list[Network]) -> None:
+@pytest.fixture(params=[pytest.param("fake", marks=needs_compiler), ON_CARD])
+def on(request: pytest.FixtureRequest, cards: MakeCards) -> str:
+    """Where kernels run: on a card that is a fake, or on a real one."""
+    if request.param == "fake":
+        cards()
+    return str(request.param)
+
+
+@pytest.fixture
+def fakes(cards: MakeCards) -> MakeCards:
     cards()
-    check_nonlinearities(layers, "float64", agrees)
+    return cards
 
 
-@needs_compiler
-@pytest.mark.slow
+# ---- derivatives -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("layers", "dtype"),
+    [
+        (CLOSED, "float64"),
+        (SERIES, "float64"),
+        *(pytest.param([layer], dtype, marks=slow) for layer in EVERY for dtype in ("float32", "float64")),
+    ],
+)
+def test_every_nonlinearity(on: str, layers: list[Network], dtype: str) -> None:
+    check_nonlinearities(layers, dtype, agrees)
+
+
+CHOSEN = {
+    *("transposed", "3-D", "1-D", "dense skips", "copies of one place", "no operations"),
+    *("two pools", "any pool at the end", "sizes that do not halve"),
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in CHOSEN else slow)
+        for name in (*cuda_cases.NETWORKS, *cuda_cases.POOLED)
+        if name not in cuda_cases.NO_SLOPE
+    ],
+)
+def test_chosen_networks(on: str, name: str) -> None:
+    net, shape = cuda_cases.EVERY[name]
+    X, G = images(shape, 3, 0), np.random.default_rng(0).normal(size=(3, 3))
+    agrees(net, X, None, G, "float32" if name in cuda_cases.POOLED else "float64", at_one=True)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("layer", EVERY, ids=repr)
-def test_every_nonlinearity(cards: MakeCards, layer: Network, dtype: str) -> None:
-    cards()
-    check_nonlinearities([layer], dtype, agrees)
-
-
-@needs_compiler
-@pytest.mark.parametrize("name", ["transposed", "3-D", "1-D", "dense skips", "copies of one place", "no operations"])
-def test_chosen_networks(cards: MakeCards, name: str) -> None:
-    cards()
-    net, shape = cuda_cases.NETWORKS[name]
-    X = images(shape, 3, 0)
-    agrees(net, X, None, np.random.default_rng(0).normal(size=(3, 3)), "float64")
-
-
-@needs_compiler
-@pytest.mark.parametrize("name", ["two pools", "any pool at the end", "sizes that do not halve"])
-def test_chosen_networks_with_pools(cards: MakeCards, name: str) -> None:
-    cards()
-    net, shape = cuda_cases.POOLED[name]
-    X, Z = random_images(2, shape), random_images(1, shape, seed=1)
-    agrees(net, X, Z, np.random.default_rng(0).normal(size=(2, 1)), "float32")
-
-
-@needs_compiler
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("seed", [*range(4), *(pytest.param(k, marks=pytest.mark.slow) for k in range(4, 40))])
-def test_generated_networks(cards: MakeCards, seed: int, dtype: str) -> None:
+@pytest.mark.parametrize("seed", [*range(4), *(pytest.param(k, marks=slow) for k in range(4, 40))])
+def test_generated_networks(on: str, seed: int, dtype: str) -> None:
     """With blank patches and images, all kinds of layers, with and without pools."""
-    cards()
     rng = np.random.default_rng(seed)
     acts = (*generator.RELU_LIKE, *generator.SMOOTH)
     if seed % 3:
@@ -97,36 +117,70 @@ def test_generated_networks(cards: MakeCards, seed: int, dtype: str) -> None:
     else:
         pick = generator.Random(rng)
         net, shape = pooled.network(pick, lambda: pick.among(acts), 400)
-    X = images(shape, 5, seed)
-    G = rng.normal(size=(5, 5))
+    X, G = images(shape, 5, seed), rng.normal(size=(5, 5))
     agrees(net, X, None, G, dtype, at_one=True)
     agrees(net, X[:3], X[2:], G[:3, 2:], dtype, at_one=True)
 
 
-@needs_compiler
-def test_maps_that_do_not_fit_into_shared_memory(cards: MakeCards) -> None:
-    cards()
-    net = Sequential(Conv(3), ReLU(), Dense())
-    found = reverse(net, (1, 90, 90))
-    source = generate_gradient(found, "float64")
-    assert source.pairs.scratch > 0, "the test is of the other way"
-    agrees(net, random_images(2, (1, 90, 90)), None, np.ones((2, 2)), "float64")
+def test_maps_that_do_not_fit_into_shared_memory(on: str) -> None:
+    net, shape = Sequential(Conv(3), ReLU(), Dense()), (1, 90, 90)
+    assert generate_gradient(reverse(net, shape), "float64").pairs.scratch > 0, "the test is of the other way"
+    agrees(net, random_images(2, shape), None, np.ones((2, 2)), "float64")
 
 
-@needs_compiler
-@pytest.mark.parametrize("net", [SMALL, POOLED, Sequential(Dense(), Erf(), Dense())], ids=["plain", "pooled", "dense"])
-def test_gradients_of_pixels_are_those_of_the_cpu(cards: MakeCards, net: Network) -> None:
-    cards()
-    shape = (6,) if isinstance(net.layers[0], Dense) else (2, 5, 4)  # type: ignore[attr-defined]
+@pytest.mark.parametrize(
+    ("net", "shape", "dtype", "n", "m", "tile"),
+    [
+        (SMALL, (2, 5, 4), "float64", 3, 4, 2),
+        (POOLED, (2, 5, 4), "float64", 3, 4, 2),
+        (Sequential(Dense(), Erf(), Dense()), (6,), "float64", 3, 4, 2),
+        *(
+            pytest.param(net, (1, 28, 28), dtype, 40, 70, None, marks=[pytest.mark.gpu])
+            for net in (zoo.resnet(32), zoo.convnet(), POOLED)
+            for dtype in ("float32", "float64")
+        ),
+    ],
+)
+def test_gradients_are_those_of_the_cpu(
+    on: str, net: Network, shape: tuple[int, ...], dtype: str, n: int, m: int, tile: int | None
+) -> None:
+    """By parameters and by pixels."""
     rng = np.random.default_rng(0)
-    X, Z = flat(random_images(3, shape), "float64"), flat(random_images(4, shape, seed=1), "float64")
-    found = reverse(net, shape, to_images=True)
-    for other, G in ((Z, rng.normal(size=(3, 4))), (None, rng.normal(size=(3, 3)))):
-        mine = CudaGradient(found, "float64", tile=2).gradient(X, other, G)
-        theirs = CpuGradient(found, "float64").gradient(X, other, G)
+    X, Z = random_images(n, shape), random_images(m, shape, seed=1)
+    found, close = reverse(net, shape, to_images=True), 1e-12 if tile else CLOSE[dtype]
+    for other, G in ((Z, rng.normal(size=(n, m))), (None, rng.normal(size=(n, n)))):
+        mine = CudaGradient(found, dtype, tile=tile).gradient(flat(X, dtype), flat(other, dtype), G)
+        theirs = CpuGradient(found, "float64").gradient(flat(X, "float64"), flat(other, "float64"), G)
+        size = max(map(abs, theirs.parameters.values()))
+        assert mine.parameters == pytest.approx(theirs.parameters, rel=0, abs=close * size)
         for a, b in zip(mine[1:], theirs[1:], strict=True):
             assert (a is None) == (b is None)
-            assert a is None or np.abs(a - b).max() <= 1e-12 * np.abs(b).max()  # type: ignore[operator]
+            assert a is None or np.abs(a - b).max() <= close * np.abs(b).max()  # type: ignore[operator]
+
+
+@pytest.mark.gpu
+def test_every_run_and_any_number_of_cards_give_the_same_bits() -> None:
+    found = reverse(zoo.resnet(14), (1, 28, 28), to_images=True)
+    X, G = flat(random_images(90, (1, 28, 28)), "float32"), np.random.default_rng(0).normal(size=(90, 90))
+    one, *others = (
+        CudaGradient(found, "float32", devices=devices, tile=37).gradient(X, None, G) for devices in ([0], [0], [0] * 3)
+    )
+    for other in others:
+        assert other.parameters == one.parameters
+        assert np.array_equal(other.of_x, one.of_x)  # type: ignore[arg-type]
+
+
+@pytest.mark.gpu
+def test_a_kernel_takes_arrays_of_the_card_and_reports_progress() -> None:
+    import cupy
+
+    net, X = zoo.resnet(8), random_images(30, (1, 28, 28))
+    G = np.random.default_rng(0).normal(size=(30, 30))
+    kernel = Kernel(net, device="cuda")
+    found = kernel.gradient(cupy.asarray(X), None, cupy.asarray(G))
+    assert found == kernel.gradient(X, None, G)
+    expected = Kernel(net, device="cpu", dtype="float64").gradient(X, None, G)
+    assert found == pytest.approx(expected, rel=0, abs=1e-5 * max(map(abs, expected.values())))
 
 
 # ---- tiles, cards, memory --------------------------------------------------------------------------------------------
@@ -135,23 +189,21 @@ def test_gradients_of_pixels_are_those_of_the_cpu(cards: MakeCards, net: Network
 @needs_compiler
 @pytest.mark.parametrize(("n", "m"), [(5, 3), (3, 5), (4, None), (5, None), (1, None), (1, 1)])
 @pytest.mark.parametrize("tile", [1, 2, 5])
-def test_every_pair_counts_once_whatever_the_tiles(cards: MakeCards, n: int, m: int | None, tile: int) -> None:
-    cards()
+def test_every_pair_counts_once_whatever_the_tiles(fakes: MakeCards, n: int, m: int | None, tile: int) -> None:
     X, Z = random_images(n), None if m is None else random_images(m, seed=1)
     agrees(SMALL, X, Z, np.random.default_rng(0).normal(size=(n, n if m is None else m)), "float64", tile)
 
 
 @needs_compiler
 @pytest.mark.parametrize("set_of_two", [True, False])
-def test_cards_and_blocks_change_no_bit(cards: MakeCards, set_of_two: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cards_and_blocks_change_no_bit(fakes: MakeCards, set_of_two: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     X, Z = random_images(7), random_images(5, seed=1) if set_of_two else None
     G = np.random.default_rng(0).normal(size=(7, 5 if set_of_two else 7))
-    cards()
     one = found_by(SMALL, X, Z, G, "float32", 2)
-    two = cards(2)
+    two = fakes(2)
     assert found_by(SMALL, X, Z, G, "float32", 2) == one
     assert {card for card, _ in two.launches} == {0, 1}
-    cards()
+    fakes()
 
     def one_block(self: Card, wanted: int, scratch: int, resident: int) -> tuple[int, object]:
         return 1, sys.modules["cupy"].empty(max(1, scratch), np.uint8)
@@ -161,45 +213,40 @@ def test_cards_and_blocks_change_no_bit(cards: MakeCards, set_of_two: bool, monk
 
 
 @needs_compiler
-def test_memory_decides_on_the_tiles(cards: MakeCards) -> None:
+def test_memory_decides_on_the_tiles(fakes: MakeCards) -> None:
     """From little to much: refused, many tiles, one tile; never more memory than there is (the fake would fail)."""
     X, G = random_images(9), np.random.default_rng(0).normal(size=(9, 9))
-    cards()
     expected = found_by(SMALL, X, None, G, "float32")
     size = max(map(abs, expected.values()))
     seen = []
     for kilobytes in (14, 18, 24, 40, 1000):
-        made = cards(memory=kilobytes << 10)
+        made = fakes(memory=kilobytes << 10)
         assert found_by(SMALL, X, None, G, "float32") == pytest.approx(expected, rel=0, abs=1e-6 * size)
         seen.append(Counter(kernel for _, kernel in made.launches)["self_pairs"])
     assert seen == sorted(seen, reverse=True)
     assert seen[0] > 1
     assert seen[-1] == 1
-    cards(memory=1 << 10)
+    fakes(memory=1 << 10)
     with pytest.raises(EngineError, match=r"not enough memory on the GPU: an image needs [\d,]+ bytes"):
         found_by(SMALL, X, None, G, "float32")
 
 
 @needs_compiler
 @pytest.mark.parametrize("m", [None, 4])
-def test_progress_counts_every_pair(cards: MakeCards, m: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    cards()
+def test_progress_counts_every_pair_and_no_weights_are_no_work(
+    fakes: MakeCards, m: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(gradient_engine, "REPORT_ELEMENTS", 1.0)
     X, Z = random_images(6), None if m is None else random_images(m, seed=1)
-    G = np.zeros((6, m or 6))
-    G[0, 1] = 1.0  # tiles without weights are told of as well
-    told: list[int] = []
     engine = CudaGradient(reverse(SMALL, X.shape[1:]), "float32", tile=3)
-    engine.gradient(flat(X, "float32"), flat(Z, "float32"), G, told.append)
-    assert sum(told) == (15 if m is None else 24)
-
-
-@needs_compiler
-def test_no_weights_give_no_gradient_and_no_work(cards: MakeCards) -> None:
-    made = cards()
-    found = found_by(SMALL, random_images(3), None, np.zeros((3, 3)), "float32")
-    assert set(found.values()) == {0.0}
-    assert not made.launches
+    made, G = fakes(), np.zeros((6, m or 6))
+    for value in (0.0, 1.0):  # tiles without weights are told of as well
+        assert not made.launches
+        G[0, 1] = value
+        told: list[int] = []
+        found = engine.gradient(flat(X, "float32"), flat(Z, "float32"), G, told.append)
+        assert sum(told) == (15 if m is None else 24)
+        assert any(found.parameters.values()) == bool(value)
 
 
 # ---- the text --------------------------------------------------------------------------------------------------------
@@ -222,5 +269,45 @@ def test_the_sums_of_warps_fit_into_shared_memory_besides_the_maps() -> None:
     for name in ("pairs", "self_pairs"):
         size = source.launches[name].shared
         assert size > 0
-        assert generate_gradient(found, "float32", shared_limit=size).launches[name].shared == 0
-        assert generate_gradient(found, "float32", shared_limit=size + 2 * 64 * 8).launches[name].shared == size
+        for limit, fits in ((size, 0), (size + 2 * 64 * 8, size)):
+            assert generate_gradient(found, "float32", shared_limit=limit).launches[name].shared == fits
+
+
+RACES: dict[str, tuple[Network, tuple[int, ...]]] = {
+    "plain": (SMALL, (2, 9, 10)),
+    "pooled": (POOLED, (1, 5, 4)),
+    "series": (Sequential(Conv(3, bias_var=0.1), Elementwise("tanh"), AvgPool(2), Dense()), (1, 3, 3)),
+}
+STEP = "        if (op.extra_slot >= 0) leave_sum(extra, parts + 32);\n"
+
+
+@slow
+@pytest.mark.parametrize(
+    ("name", "limit", "line", "without"),
+    [
+        *((name, limit, "", "") for name in RACES for limit in (SHARED_LIMIT, 0)),
+        ("pooled", SHARED_LIMIT, "__syncthreads();  // a place that is first", "// a place that is first"),
+        ("plain", SHARED_LIMIT, "all_parts[k % 2]", "all_parts[0]"),
+        ("plain", SHARED_LIMIT, f"{STEP}        __syncthreads();", ""),
+    ],
+)
+def test_no_threads_meet_at_a_number_without_a_barrier(
+    name: str, limit: int, line: str, without: str, tmp_path: Path
+) -> None:
+    """And where a barrier is taken away, it is found."""
+    if not sanitizer_works():
+        pytest.skip("needs g++ with a thread sanitizer")
+    (net, shape), G = RACES[name], np.random.default_rng(0).uniform(0.5, 1.0, (3, 3))
+    found = reverse(net, shape, to_images=True)
+    series: Any = SeriesTables(found.program, np.dtype("float32"))
+    source = generate_gradient(found, "float32", series.rows(None), limit)
+    assert line in source.body
+    X = random_images(3, shape)
+    sums, told = watched(replace(source, body=source.body.replace(line, without)), X, G, series.panels, tmp_path)
+    if line:
+        assert "ThreadSanitizer: data race" in told
+        return
+    assert not told
+    expected = adjoint.gradient(net, X, None, G)
+    derivatives = {name: found.program.unit * sums.get(name, 0.0) for name in expected}
+    assert derivatives == pytest.approx(expected, rel=0, abs=1e-5 * max(map(abs, expected.values())))

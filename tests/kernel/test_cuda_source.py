@@ -1,151 +1,175 @@
-"""The generated CUDA, without a card: its text, and the kernels themselves run as C++ on fibers (cuda_on_cpu.hpp)."""
+"""The generated CUDA against the reference, run as C++ on fibers (cuda_on_cpu.hpp), and with -m gpu on a card."""
 
 from __future__ import annotations
 
-import sys
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from cnngp.kernel.engines.cuda.warp.warp_launch import fold_from, foldable
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from cnngp import Conv, Dense, Elementwise, Network, Sequential, Step, zoo
-from cnngp.common.devices import has_card
+from cnngp import Conv, Dense, Identity, ReLU, Sequential, Step, Sum
+from cnngp.kernel.check import compare
 from cnngp.kernel.engines.base import RangeError, check_range
-from cnngp.kernel.engines.cuda import engine as cuda
 from cnngp.kernel.engines.cuda.cuda_source import generate
-from cnngp.kernel.program import lower
+from cnngp.kernel.engines.cuda.engine import CudaEngine
+from cnngp.kernel.engines.cuda.warp.warp_kernel import foldable
+from cnngp.kernel.program import Kind, lower
 from cnngp.kernel.series.packed import SeriesTables
 from cnngp.network import reference
-from helpers.cuda_cases import NETWORKS, PATHS, TOLERANCE, OnCpu, error, images
+from helpers.cuda_cases import (
+    EVERY,
+    GENERAL,
+    NETWORKS,
+    NO_SLOPE,
+    ONE_PIXEL,
+    PATHS,
+    POOLED,
+    SERIES,
+    TOLERANCE,
+    OnCard,
+    OnCpu,
+    agrees,
+    images,
+    on_cpu,
+    tangent_bound,
+)
 from helpers.cuda_on_cpu import needs_compiler
 from helpers.generator import random_network
+from helpers.networks import networks_with_shapes, relu_like
+from helpers.pooled import pooled_networks
 
-# What the default run leaves out: large maps, and in float64 whatever differs in the type alone.
-QUICK_DOUBLE = {"resnet", "smooth", "step", "one location", "lanes outside maps"}
-CASES = [
-    pytest.param(name, dtype, marks=() if quick else pytest.mark.slow)
-    for name in NETWORKS
-    for dtype, quick in (
-        ("float32", name not in ("convnet", "wide convolutions")),
-        ("float64", name in QUICK_DOUBLE),
-    )
+pytestmark = needs_compiler
+
+# Warps of a pair, pairs of a block, blocks, segments whose tables are in shared memory: the warp's own pool in shared
+# memory, and the block's in global memory.
+OWN, TOGETHER = (1, 2, 1, 0), (2, 2, 1, 1)
+F, D = "float32", "float64"
+Options = dict[str, Any]
+# Name, type, kind, options. What the default run leaves out: large maps, and whatever differs in the type alone.
+QUICK: list[tuple[str, str, Kind, Options]] = [
+    *((name, F, "nngp", {}) for name in NETWORKS if name not in ("convnet", "wide convolutions")),
+    *((name, D, "nngp", {}) for name in ("resnet", "smooth", "step", "one location", "lanes outside maps")),
+    *((name, F, "ntk", {}) for name in ("resnet", "3-D", "dense skips")),
+    *((name, D, "ntk", {}) for name in ("smooth", "series")),
+    *((name, F, "nngp", {"launch_shape": OWN}) for name in ("two pools", "strides")),
+    *((name, F, "nngp", {"launch_shape": TOGETHER}) for name in ("two pools", "any pool at the end")),
+    *((name, D, "nngp", {}) for name in ("global pool", "smooth pools", "same, then smaller twice", *SERIES)),
+    *((name, F, "nngp", {}) for name in ("convolutional GP", *GENERAL, "series", "series at one location")),
+    ("strides", F, "ntk", {"launch_shape": OWN}),
+    ("LeNet", F, "ntk", {"launch_shape": (2, 1, 1, 0)}),
+    ("sizes that do not halve", D, "ntk", {"path": "walk"}),
+    *((name, D, "nngp", {"path": "walk"}) for name in ("resnet", "padding modes", "loop")),
+    ("resnet", F, "nngp", {"fold": 8}),
+    ("resnet", D, "nngp", {"fold": 8}),
+    ("skips in skips", F, "nngp", {"fold": 2}),
 ]
+SLOW: list[tuple[str, str, Kind, Options]] = [
+    *((name, dtype, "nngp", {}) for name in EVERY for dtype in (F, D)),
+    *((name, dtype, "ntk", {}) for name in EVERY if name not in NO_SLOPE for dtype in (F, D)),
+    *(
+        (name, dtype, kind, {"launch_shape": shape})
+        for name in POOLED
+        for dtype, kind, shape in (
+            *((F, "nngp", OWN), (F, "nngp", TOGETHER), (F, "nngp", (3, 1, 1, 2)), (D, "nngp", (1, 3, 1, 1))),
+            *((D, "nngp", TOGETHER), (F, "ntk", OWN), (F, "ntk", (2, 1, 1, 0))),
+        )
+    ),
+    *((name, D, "ntk", {"path": "walk"}) for name in ("skips in skips", "smooth", *POOLED)),
+]
+CASES = [*QUICK, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW if case not in QUICK)]
 
 
-@needs_compiler
-@pytest.mark.parametrize(("name", "dtype"), CASES)
-def test_generated_kernels_agree_with_the_reference(name: str, dtype: str) -> None:
-    net, shape = NETWORKS[name]
-    program = lower(net, shape)
-    source = generate(program, dtype)
-    assert source.path == PATHS.get(name, "warp")
-    run = OnCpu(source)
-    rng = np.random.default_rng(0)
-    X, Z = images(rng, 5, shape), images(rng, 6, shape)[:-1]
-    tolerance = TOLERANCE.get(name, 1e-6) if dtype == "float32" else max(1e-12, TOLERANCE.get(name, 0.0) ** 2)
-    R = reference.kernel(net, X, Z)
-    K = run.cross(X, Z)
-    assert error(K, R) <= tolerance
-    assert np.array_equal(K, run.cross(Z, X).T), "not symmetric in the two images"
-    assert np.array_equal(K[1:3, 2:], run.cross(X[1:3], Z[2:])), "depends on the batch"
-    S = run.symmetric(X)
-    assert np.array_equal(S, S.T)
-    assert error(S, reference.kernel(net, X)) <= tolerance
-    off = ~np.eye(len(X), dtype=bool)
-    assert np.array_equal(S[off], run.cross(X, X)[off])
-    assert np.allclose(run.tables(X)[2], reference.diagonal(net, X), rtol=1e-13, atol=0.0)
+@pytest.mark.parametrize("on", ["C++", pytest.param("card", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize(("name", "dtype", "kind", "options"), CASES)
+def test_kernels_agree_with_the_reference(name: str, dtype: str, kind: Kind, options: Options, on: str) -> None:
+    net, shape = EVERY[name]
+    program = lower(net, shape, kind)
+    assert "fold" not in options or foldable(program, options["fold"])
+    run = OnCard(CudaEngine(program, dtype, **options)) if on == "card" else on_cpu(net, shape, dtype, kind, **options)
+    assert run.source.path == options.get("path", PATHS[name])
+    tolerance = 0.0
+    if name in SERIES:  # at correlation one a ReLU's slope moves by the root of what rounding moves K
+        tolerance = {F: 1e-6, D: 1e-10 if kind == "ntk" else 1e-11}[dtype]
+    elif name in TOLERANCE:
+        tolerance = TOLERANCE[name] if dtype == F else TOLERANCE[name] ** 2
+    agrees(run, net, shape, tolerance, name in ONE_PIXEL)
 
 
-@needs_compiler
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("name", ["maps", "one location"])
-def test_elementwise_agrees_with_its_series(name: str, dtype: str) -> None:
-    tanh, softplus = Elementwise("tanh"), Elementwise("softplus")
-    if name == "maps":
-        net: Network = Sequential(Conv(3), tanh, Conv(3, stride=2, bias_var=0.1), softplus, Dense())
-        shape: tuple[int, ...] = (1, 5, 6)
-    else:
-        net, shape = Sequential(Dense(2.0), tanh, Dense(), softplus, Dense()), (7,)
-    program = lower(net, shape)
-    tables = SeriesTables(program, np.dtype(dtype))
-    X = images(np.random.default_rng(0), 4, shape)
-    short = OnCpu(generate(program, dtype, series=tables.rows(None)), tables.panels)
-    _, peaks, diagonal = short.tables(X)
-    rows = tables.rows(peaks.max(axis=0))
-    run = OnCpu(generate(program, dtype, series=rows), tables.panels)
-    tolerance = 1e-6 if dtype == "float32" else 1e-11
-    assert np.allclose(diagonal, reference.diagonal(net, X), rtol=1e-7 if dtype == "float32" else 1e-11)
-    assert error(run.cross(X, X[:2]), reference.kernel(net, X, X[:2])) <= tolerance
-    assert np.array_equal(run.cross(X, X[:2]), run.cross(X[:2], X).T)
+def test_a_tangent_kernel_far_smaller_than_k() -> None:
+    """Θ = T + own·K is held in a unit that suits the larger of the two, also where float32 would not hold the other."""
+    branch = Sequential(ReLU(), Conv(3, weight_var=1e-36))
+    net = Sequential(Conv(3), Sum(Identity(), branch), ReLU(), Dense())
+    agrees(on_cpu(net, (1, 6, 6), F, "ntk"), net, (1, 6, 6))
 
 
-@needs_compiler
-@pytest.mark.parametrize(
-    ("name", "fold", "dtype"), [("resnet", 8, "float32"), ("resnet", 8, "float64"), ("skips in skips", 2, "float32")]
-)
-def test_two_columns_a_lane_give_the_same(name: str, fold: int, dtype: str) -> None:
-    net, shape = NETWORKS[name]
-    program = lower(net, shape)
-    assert foldable(program, fold)
-    run = OnCpu(generate(program, dtype, fold=fold))
-    X = images(np.random.default_rng(0), 5, shape)
-    assert error(run.cross(X, X[:3]), reference.kernel(net, X, X[:3])) <= {"float32": 1e-6, "float64": 1e-12}[dtype]
-    assert np.array_equal(run.cross(X, X[:3]), run.cross(X[:3], X).T)
-
-
-@needs_compiler
-@pytest.mark.parametrize("name", ["resnet", "padding modes", "loop"])
-def test_the_general_kernel_agrees_where_the_warp_kernel_would_run(name: str) -> None:
-    net, shape = NETWORKS[name]
-    program = lower(net, shape)
-    run = OnCpu(generate(program, "float64", path="walk"))
-    X = images(np.random.default_rng(0), 3, shape)
-    assert error(run.cross(X, X[:2]), reference.kernel(net, X, X[:2])) <= 1e-12
-
-
-@needs_compiler
 @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(k, marks=pytest.mark.slow) for k in range(2, 20))])
-def test_generated_kernels_agree_on_random_networks(seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    net, shape = random_network(rng, max_pixels=600, axes=(1, 2, 2, 2, 3), scale=2.5)
-    X = images(rng, 3, shape)
-    for dtype, tolerance in (("float32", 1e-6), ("float64", 1e-12)):
+def test_random_networks_of_all_dimensions(seed: int) -> None:
+    net, shape = random_network(np.random.default_rng(seed), max_pixels=600, axes=(1, 2, 2, 2, 3), scale=2.5)
+    for dtype in (F, D):
+        agrees(on_cpu(net, shape, dtype), net, shape)
+
+
+@pytest.mark.parametrize("most", [4, pytest.param(100, marks=pytest.mark.slow)])
+def test_random_networks_with_pools(most: int) -> None:
+    """Whichever way they take, and the general one."""
+
+    @settings(max_examples=most)
+    @given(drawn=pooled_networks(relu_like), seed=st.integers(0, 10**6))
+    def check(drawn: Any, seed: int) -> None:
+        net, shape = drawn
         program = lower(net, shape)
-        run = OnCpu(generate(program, dtype))
-        assert error(run.cross(X, X[:2]), reference.kernel(net, X, X[:2])) <= tolerance
+        X = images(np.random.default_rng(seed), 3, shape)
+        R, diagonal = reference.kernel(net, X, X[:2]), reference.diagonal(net, X)
+        top = max(np.abs(R).max(), 1e-300)
+        for path in ("walk", None) if program.input is None else (None,):
+            run = OnCpu(generate(program, D, path=path))
+            assert np.abs(run.cross(X, X[:2]) - R).max() / top <= 1e-12
+            assert np.abs(run.tables(X)[2] - diagonal).max() / top <= 1e-13
+
+    check()
 
 
-def test_lanes_hold_two_columns_where_that_pays() -> None:
-    folds = {"convnet": 28, "folded, then not": 12, "resnet": 0, "residual": 0, "padding modes": 0}
-    assert {name: fold_from(lower(*NETWORKS[name])) for name in folds} == folds
+@pytest.mark.slow
+@given(
+    drawn=st.one_of(networks_with_shapes(relu_like, max_pixels=120), pooled_networks(relu_like)),
+    seed=st.integers(0, 10**6),
+)
+@settings(max_examples=60)
+def test_generated_networks(drawn: Any, seed: int) -> None:
+    """Down to the smallest; compiled for a card where nvcc is there."""
+    net, shape = drawn
+    program = lower(net, shape, "ntk")
+    X = images(np.random.default_rng(seed), 4, shape)
+    for dtype in (F, D):
+        source = generate(program, dtype)
+        K = OnCpu(source).symmetric(X)
+        for k, kind in enumerate(("nngp", "ntk")):
+            found = compare(net, X, K[k], np.dtype(dtype), kind)  # type: ignore[arg-type]
+            if found is not None:
+                assert found.error <= tangent_bound(net, found.bound, dtype, kind == "ntk" and dtype == D), kind
+    if shutil.which("nvcc"):
+        with tempfile.TemporaryDirectory() as folder:
+            Path(folder, "kernels.cu").write_text(source.text)
+            command = ["nvcc", "-std=c++17", "-arch=sm_90", "-cubin", "-w", "-o", "kernels.cubin", "kernels.cu"]
+            subprocess.run(command, cwd=folder, check=True)
 
 
-def test_cards_with_less_shared_memory_get_smaller_blocks() -> None:
-    program = lower(zoo.resnet(32), (1, 28, 28))
-    for limit in (227 * 1024, 99 * 1024, 48 * 1024):
-        source = generate(program, "float64", shared_limit=limit)
-        assert source.path == "warp"
-        assert max(source.pairs.shared, source.launches["tables"].shared) <= limit
-
-
-def test_without_cupy_there_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "cupy", None)
-    assert not has_card()
-    with pytest.raises(cuda.EngineError, match=r'pip install "cnngp\[cuda\]"'):
-        cuda.CudaEngine(lower(Dense(), (2, 3, 3)), "float32")
-
-
-@needs_compiler
 def test_a_step_on_a_card_refuses_locations_too_faint_for_float32() -> None:
     program = lower(Sequential(Conv(3), Step(), Dense()), (1, 6, 6))
-    run = OnCpu(generate(program, "float32"))
+    run = OnCpu(generate(program, F))
     X = np.random.default_rng(0).standard_normal((2, 1, 6, 6)).astype(np.float32)
-    series = SeriesTables(program, np.dtype("float32"))
+    series = SeriesTables(program, np.dtype(F))
     for faint, fits in ((1e-12, True), (1e-20, False)):
         X[1, :, :, 2:] *= np.float32(faint)
         _, peaks, diagonal = run.tables(X)
         if fits:
-            check_range(program, np.dtype("float32"), series, peaks, diagonal)
+            check_range(program, np.dtype(F), series, peaks, diagonal)
         else:
             with pytest.raises(RangeError, match=r"image 1 has locations .* too small beside the others"):
-                check_range(program, np.dtype("float32"), series, peaks, diagonal)
+                check_range(program, np.dtype(F), series, peaks, diagonal)

@@ -12,21 +12,24 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cnngp import Conv, Dense, Elementwise, Network, ReLU, Sequential, zoo
+from cnngp import AvgPool, Conv, Dense, Elementwise, GlobalAvgPool, Network, ReLU, Sequential, zoo
 from cnngp.common.tiles import Grid, Tile
 from cnngp.kernel.engines.cuda.engine import CudaEngine, EngineError, Job
-from cnngp.kernel.program import lower
+from cnngp.kernel.program import Kind, lower
 from cnngp.network import reference
+from helpers.cuda_cases import OnCard, agrees, error
 from helpers.cuda_on_cpu import needs_compiler
 from helpers.fake_cards import Cards, MakeCards
 
 pytestmark = needs_compiler
 
-CNN = Sequential(Conv(3), ReLU(), Conv(3, stride=2), ReLU(), Dense())
+C = [Conv(3), ReLU()]
+CNN = Sequential(*C, Conv(3, stride=2), ReLU(), Dense())
+POOLS = Sequential(*C, AvgPool(2), *C, GlobalAvgPool(), Dense())
 NETWORKS: dict[str, tuple[Network, tuple[int, ...]]] = {
     "warp": (CNN, (1, 6, 5)),
     "dense": (zoo.dense_nngp(depth=2), (40,)),
-    "walk": (Sequential(Conv(3), ReLU(), Dense()), (2, 3, 4, 3)),
+    "walk": (Sequential(*C, Dense()), (2, 3, 4, 3)),
 }
 N, M = 9, 5
 
@@ -34,59 +37,67 @@ N, M = 9, 5
 def images(shape: tuple[int, ...], n: int = N, seed: int = 0) -> np.ndarray:
     x = np.random.default_rng(seed).standard_normal((n, *shape))
     x[0] = 0.0
-    return x.astype(np.float32).astype(np.float64)
+    return x.astype(np.float32)
 
 
-def flat(X: np.ndarray, dtype: str = "float32") -> np.ndarray:
-    return X.reshape(len(X), X.shape[1], -1).astype(dtype)
+def flat(X: np.ndarray) -> np.ndarray:
+    return X.reshape(len(X), X.shape[1], -1).astype(np.float32)
 
 
-def error(K: np.ndarray, R: np.ndarray) -> float:
-    return float(np.abs(K - R).max() / np.abs(R).max())
-
-
-def engine_for(name: str, dtype: str = "float32", **options: Any) -> CudaEngine:
+def engine_for(name: str, **options: Any) -> CudaEngine:
     net, shape = NETWORKS[name]
-    engine = CudaEngine(lower(net, shape), dtype, **options)
-    assert engine.source.path == name
-    return engine
+    return CudaEngine(lower(net, shape), "float32", **options)
 
 
-def whole(cards: MakeCards, name: str, dtype: str = "float32") -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+def whole(cards: MakeCards, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """X, Z, K(X, X) and K(X, Z) in one tile each."""
     cards()
     shape = NETWORKS[name][1]
-    x, z = flat(images(shape), dtype), flat(images(shape, M, seed=1), dtype)
-    engine = engine_for(name, dtype)
+    x, z = flat(images(shape)), flat(images(shape, M, seed=1))
+    engine = engine_for(name)
     return x, z, engine.symmetric(x), engine.cross(x, z)
 
 
 def needed(name: str) -> tuple[int, int, int]:
     """Bytes of an image's table row, of the program's numbers, and of the scratch memory of blocks in flight."""
     source = engine_for(name).source
-    return (
-        4 * source.data.layout.row,
-        source.data.ints.nbytes + source.data.reals.nbytes + 8,
-        4 * source.launches["tables"].scratch,
-    )
+    numbers = source.data.ints.nbytes + source.data.reals.nbytes + 8
+    return 4 * source.data.layout.row, numbers, 4 * source.launches["tables"].scratch
 
 
 # ---- one card --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype", "tolerance"),
-    [("warp", "float32", 1e-6), ("warp", "float64", 1e-12), ("dense", "float32", 1e-6), ("walk", "float32", 1e-6)],
+    ("path", "net", "shape", "dtype", "kind"),
+    [
+        *((name, *NETWORKS[name], "float32", "nngp") for name in NETWORKS),
+        ("warp", *NETWORKS["warp"], "float64", "nngp"),
+        ("sheets", POOLS, (1, 4, 6), "float32", "nngp"),
+        ("walk", POOLS, (1, 5), "float32", "nngp"),
+        ("warp", Sequential(*C * 2, Dense()), (1, 4, 6), "float32", "ntk"),
+        pytest.param("sheets", POOLS, (1, 4, 6), "float32", "ntk", marks=pytest.mark.slow),
+        pytest.param("walk", Sequential(*C * 2, Dense()), (1, 40), "float32", "ntk", marks=pytest.mark.slow),
+    ],
 )
-def test_whole_matrices_agree_with_the_reference(cards: MakeCards, name: str, dtype: str, tolerance: float) -> None:
-    net, shape = NETWORKS[name]
-    X, Z = images(shape), images(shape, M, seed=1)
-    _, _, K, Kxz = whole(cards, name, dtype)
-    R = reference.kernel(net, X)
-    assert error(K, R) <= tolerance
-    assert error(Kxz, reference.kernel(net, X, Z)) <= tolerance
-    assert np.array_equal(K, K.T)
-    assert error(engine_for(name, dtype).diagonal(flat(X, dtype)), R.diagonal()) <= tolerance
+def test_whole_matrices_agree_with_the_reference(
+    cards: MakeCards, path: str, net: Network, shape: tuple[int, ...], dtype: str, kind: Kind
+) -> None:
+    """Tables, tiles, both triangles, on two cards."""
+    cards(2)
+    for tile in (None, 2):
+        engine = CudaEngine(lower(net, shape, kind), dtype, tile=tile)
+        assert engine.source.path == path
+        agrees(OnCard(engine), net, shape)
+        x = flat(images(shape)).astype(dtype)
+        K = engine.symmetric(x)
+        assert np.array_equal(engine.diagonal(x).astype(dtype), K.diagonal())
+        if kind == "ntk":
+            assert np.array_equal(engine.both(x, None)[1], K)
+            assert np.array_equal(engine.both(x, x[:3])[1], engine.cross(x, x[:3]))
+            plain = CudaEngine(lower(net, shape), dtype)
+            assert plain.identity != engine.identity
+            assert error(engine.both(x, None)[0], plain.symmetric(x)) <= 2e-7
 
 
 @pytest.mark.parametrize("side", [1, 2, 4, 8])

@@ -20,7 +20,7 @@ from cnngp.kernel.engines.cuda import (
     table_layout,
     walk_kernels,
 )
-from cnngp.kernel.engines.cuda.warp import box_sums, warp_kernel, warp_launch, warp_layout, warp_steps
+from cnngp.kernel.engines.cuda.warp import box_sums, warp_kernel, warp_layout, warp_steps
 from cnngp.kernel.program import lower, lowering, nodes, scheduling, units
 from cnngp.network import geometry, placed, shapes
 from helpers import pooled
@@ -30,7 +30,7 @@ from helpers.sweep import SHAPES, sweep
 
 PLANNERS = [geometry, shapes, placed, program, lowering, nodes, units, scheduling, plan]
 WRITERS = [cuda_source, program_data, program_walk, walk_kernels, dense_kernel, table_layout, registers]
-WRITERS += [warp_layout, box_sums, warp_steps, warp_kernel, warp_launch]
+WRITERS += [warp_layout, box_sums, warp_steps, warp_kernel]
 
 
 def test_every_draw_is_a_network_that_fits_its_images() -> None:
