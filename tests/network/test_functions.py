@@ -73,6 +73,18 @@ def test_known_functions_become_names(fn, name):
     assert as_callable(name) is FUNCTIONS[name]
 
 
+def test_other_functions_stay_themselves_whatever_numbers_they_give():
+    def in_place(x):
+        x *= 2.0
+        return x
+
+    before = functions._PROBE.copy()
+    for fn in (in_place, lambda x: x > 0, lambda x: np.sign(x).astype(np.int8), lambda x: x.astype(np.float32)):
+        assert check_function(fn) is as_callable(fn) is fn
+        assert breakpoints(fn) == ()
+    assert np.array_equal(functions._PROBE, before)
+
+
 class Noise:
     def __call__(self, x):
         return x + np.random.default_rng().normal(size=x.shape)
@@ -100,22 +112,6 @@ def test_refuses_what_is_not_a_function_of_one_number(fn, message):
     with pytest.raises(NetworkError, match=message) as error:
         Elementwise(fn)
     assert "\n" not in str(error.value)
-
-
-def test_integer_and_float32_results_are_taken():
-    assert callable(check_function(lambda x: x > 0))
-    assert callable(check_function(lambda x: np.sign(x).astype(np.int8)))
-    assert callable(check_function(lambda x: x.astype(np.float32)))
-
-
-def test_checking_does_not_change_the_grid():
-    def in_place(x):
-        x *= 2.0
-        return x
-
-    before = functions._PROBE.copy()
-    check_function(in_place)
-    assert np.array_equal(functions._PROBE, before)
 
 
 def test_value_hash_sees_values_and_not_rounding():
