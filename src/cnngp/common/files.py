@@ -208,17 +208,11 @@ def packed(upper: NDArray[np.float64], diagonal: NDArray[np.float64], dtype: str
     Only what stands above the diagonal of `upper` is read.
     """
     n = len(upper)
-    for kind in (dtype, "float64"):
-        entries = np.empty(n * (n + 1) // 2, kind)
-        start, exact = 0, True
-        for i in range(n):
-            row = entries[start : start + n - i]
-            row[0], row[1:] = diagonal[i], upper[i, i + 1 :]
-            exact = exact and row[0] == diagonal[i] and bool((row[1:] == upper[i, i + 1 :]).all())
-            start += n - i
-        if exact:
-            break
-    return entries
+    entries = np.concatenate(
+        [part for i in range(n) for part in (diagonal[i : i + 1], upper[i, i + 1 :])] or [diagonal]
+    )
+    short = entries.astype(dtype)
+    return short if np.array_equal(short, entries) else entries
 
 
 def unpacked(entries: NDArray[Any], n: int) -> NDArray[np.float64]:

@@ -121,10 +121,8 @@ def shifted(X: Any, y: Any, pixels: int = 1) -> tuple[Copies, NDArray[Any]]:
 def warped(X: Any, y: Any, turn: float = 12.0, wider: float = 1.2) -> tuple[Copies, NDArray[Any]]:
     """The images and their copies turned by `turn` degrees either way, and wider and narrower by the factor `wider`.
 
-    Five times as many, and their labels; fewer where turn=0 or wider=1 leaves a kind of copies out. Pools do for shifts
-    what shifted copies do, and nothing for these, so that they help networks with pools as well
-    (docs/classification.md). Fitted as they are, or with `groups=copies.groups`, an image and its copies are left out
-    together, so that leave-one-out does not learn an image's label from its copies.
+    Five times as many, and their labels; fewer where turn=0 or wider=1 leaves a kind of copies out. They help networks
+    with pools as well (docs/classification.md). Leave-one-out leaves out an image and its copies together.
 
     >>> import numpy as np
     >>> X5, y5 = warped(np.ones((2, 1, 8, 8)), ["a", "b"])

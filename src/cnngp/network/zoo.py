@@ -52,7 +52,8 @@ def resnet(depth: int = 32, pool: Literal["global"] | int | None = None) -> Netw
     meant: the mean over all locations after the last nonlinearity, then one dense layer. An integer is a pool of that
     size and stride 1 in its place, which costs less.
     """
-    _check_pool(pool)
+    if not (pool in (None, "global") or is_whole(pool, least=1)):
+        raise NetworkError(f"zoo.resnet: pool={pool!r} is not None, 'global' or a positive integer")
     _check_depth("resnet", depth)
     blocks, rest = divmod(depth - 2, 6)
     if rest or blocks < 1:
@@ -110,14 +111,10 @@ def pooled_cnn(
 ) -> Network:
     """3×3 convolutions that end in a pool of stride 1: the most accurate at what they cost, for digits and others.
 
-    A pool that moves by one place forgives small shifts and still knows where things are, which a global pool does
-    not. `halvings` is how often the image is halved before: 0 suits images of 8×8 to 16×16, 1 those of 28×28 and 32×32,
-    2 those of 64×64 (`halvings_for`). Per pair of 28×28 images `"small"` has 33 thousand covariances, `"medium"` 112
-    and `"large"` 424 (`python -m benchmarks.recipes` shows what each is worth).
-
-    `pool="global"` averages over all places instead, for textures and whatever may be anywhere in the image. `even`
-    begins with `Abs` in place of `ReLU`: an image and its negative are then the same, for things that are lighter or
-    darker than what is behind them.
+    A pool that moves by one place forgives small shifts and still knows where things are. `halvings` is how often the
+    image is halved before (`halvings_for`). Per pair of 28×28 images `"small"` has 33 thousand covariances, `"medium"`
+    112 and `"large"` 424 (`python -m benchmarks.recipes`). `pool="global"` averages over all places instead, for
+    textures. `even` begins with `Abs` in place of `ReLU`: an image and its negative are then the same.
     """
     if size not in POOLED_SIZES:
         raise NetworkError(f"zoo.pooled_cnn: size={size!r} is not one of {', '.join(map(repr, POOLED_SIZES))}")
@@ -214,11 +211,6 @@ def small_cnn() -> Network:
     """Three 3×3 convolutions with He's variances: a quick first network for small images."""
     conv = Conv(3, weight_var=2.0, bias_var=0.01)
     return Sequential(conv, ReLU(), conv, ReLU(), conv, ReLU(), Dense())
-
-
-def _check_pool(pool: object) -> None:
-    if not (pool is None or pool == "global" or is_whole(pool, least=1)):
-        raise NetworkError(f"zoo.resnet: pool={pool!r} is not None, 'global' or a positive integer")
 
 
 def _check_depth(name: str, depth: object) -> None:

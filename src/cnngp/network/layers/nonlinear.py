@@ -42,9 +42,8 @@ class ReLU(Nonlinearity):
     """gain · max(z, 0). The paper's 1/π is gain=√2; He's variance is weight_var=2 in the layers instead.
 
     >>> from cnngp.network import Dense, ReLU, Sequential, reference
-    >>> reference.kernel(Sequential(Dense(), ReLU(gain=2.0**0.5), Dense()), [[1.0], [-2.0]]).round(4)
-    array([[1., 0.],
-           [0., 4.]])
+    >>> reference.kernel(Sequential(Dense(), ReLU(gain=2.0**0.5), Dense()), [[1.0], [-2.0]]).round(4).tolist()
+    [[1.0, 0.0], [0.0, 4.0]]
     """
 
     learned = ("gain",)
@@ -82,9 +81,8 @@ class Erf(Nonlinearity):
     """erf(z).
 
     >>> from cnngp.network import Dense, Erf, Sequential, reference
-    >>> reference.kernel(Sequential(Dense(), Erf(), Dense()), [[1.0], [-2.0]]).round(4)
-    array([[ 0.4646, -0.5593],
-           [-0.5593,  0.697 ]])
+    >>> reference.kernel(Sequential(Dense(), Erf(), Dense()), [[1.0], [-2.0]]).round(4).tolist()
+    [[0.4646, -0.5593], [-0.5593, 0.697]]
     """
 
     operations = 25
@@ -95,9 +93,8 @@ class Abs(Nonlinearity):
     """|z|.
 
     >>> from cnngp.network import Abs, Dense, Sequential, reference
-    >>> reference.kernel(Sequential(Dense(), Abs(), Dense()), [[1.0], [-2.0]]).round(4)
-    array([[1., 2.],
-           [2., 4.]])
+    >>> reference.kernel(Sequential(Dense(), Abs(), Dense()), [[1.0], [-2.0]]).round(4).tolist()
+    [[1.0, 2.0], [2.0, 4.0]]
     """
 
 
@@ -117,9 +114,8 @@ class Sign(Nonlinearity):
     """1 where z > 0 and −1 where z < 0; 0 on a blank patch, where z is exactly 0.
 
     >>> from cnngp.network import Dense, Sequential, Sign, reference
-    >>> reference.kernel(Sequential(Dense(), Sign(), Dense()), [[1.0], [-2.0]]).round(4)
-    array([[ 1., -1.],
-           [-1.,  1.]])
+    >>> reference.kernel(Sequential(Dense(), Sign(), Dense()), [[1.0], [-2.0]]).round(4).tolist()
+    [[1.0, -1.0], [-1.0, 1.0]]
     """
 
 
@@ -139,9 +135,8 @@ class Sin(Nonlinearity):
     """sin(z).
 
     >>> from cnngp.network import Dense, Sequential, Sin, reference
-    >>> reference.kernel(Sequential(Dense(), Sin(), Dense()), [[1.0], [-2.0]]).round(4)
-    array([[ 0.4323, -0.2977],
-           [-0.2977,  0.4998]])
+    >>> reference.kernel(Sequential(Dense(), Sin(), Dense()), [[1.0], [-2.0]]).round(4).tolist()
+    [[0.4323, -0.2977], [-0.2977, 0.4998]]
     """
 
     operations = 25
@@ -152,9 +147,8 @@ class Cos(Nonlinearity):
     """cos(z).
 
     >>> from cnngp.network import Cos, Dense, Sequential, reference
-    >>> reference.kernel(Sequential(Dense(), Cos(), Dense()), [[1.0], [-2.0]]).round(4)
-    array([[0.5677, 0.3088],
-           [0.3088, 0.5002]])
+    >>> reference.kernel(Sequential(Dense(), Cos(), Dense()), [[1.0], [-2.0]]).round(4).tolist()
+    [[0.5677, 0.3088], [0.3088, 0.5002]]
     """
 
     operations = 25
@@ -222,9 +216,8 @@ class LayerNorm(Nonlinearity):
     layer norm subtracts.
 
     >>> from cnngp.network import Dense, LayerNorm, ReLU, Sequential, reference
-    >>> reference.kernel(Sequential(Dense(), LayerNorm(), ReLU(), Dense()), [[1.0], [2.0]]).round(4)
-    array([[0.5, 0.5],
-           [0.5, 0.5]])
+    >>> reference.kernel(Sequential(Dense(), LayerNorm(), ReLU(), Dense()), [[1.0], [2.0]]).round(4).tolist()
+    [[0.5, 0.5], [0.5, 0.5]]
     """
 
     operations = 5
@@ -245,9 +238,8 @@ class GELU(Nonlinearity):
     """z · Φ(z), the form with erf.
 
     >>> from cnngp.network import GELU, Dense, Sequential, reference
-    >>> reference.kernel(Sequential(Dense(), GELU(), Dense()), [[1.0], [-2.0]]).round(4)
-    array([[ 0.4252, -0.1001],
-           [-0.1001,  1.9299]])
+    >>> reference.kernel(Sequential(Dense(), GELU(), Dense()), [[1.0], [-2.0]]).round(4).tolist()
+    [[0.4252, -0.1001], [-0.1001, 1.9299]]
     """
 
     operations = 40
@@ -260,9 +252,8 @@ class Elementwise(Nonlinearity):
     Names serialise; a callable does not, and is fingerprinted by its values on a fixed grid.
 
     >>> from cnngp.network import Dense, Elementwise, Sequential, reference
-    >>> reference.kernel(Sequential(Dense(), Elementwise("tanh"), Dense()), [[1.0], [-2.0]]).round(4)
-    array([[ 0.3943, -0.4931],
-           [-0.4931,  0.6353]])
+    >>> reference.kernel(Sequential(Dense(), Elementwise("tanh"), Dense()), [[1.0], [-2.0]]).round(4).tolist()
+    [[0.3943, -0.4931], [-0.4931, 0.6353]]
     """
 
     operations = 100

@@ -127,16 +127,19 @@ def propagate(net: Layer, x: Maps, after: Callable[[Maps], Maps] = lambda maps: 
 
 
 def _linear(net: Conv | ConvTranspose | Dense | AvgPool | GlobalAvgPool, V: Covariances) -> Covariances:
-    match net:
-        case Conv():
-            return V.map(lambda v: convolution(net, v, V.axes))
-        case ConvTranspose():
-            return V.map(lambda v: transposed_convolution(net, v, V.axes))
-        case Dense():
-            return V.map(lambda v: dense(net, v, V.axes))
-        case AvgPool():
-            return V.map(lambda v: average_pool(net, v, V.axes))
-        case GlobalAvgPool():
-            return V.map(lambda v: np.asarray(v.mean(axis=tuple(range(2, v.ndim)))))
-        case _:
-            assert_never(net)
+    def applied(v: Array) -> Array:
+        match net:
+            case Conv():
+                return convolution(net, v, V.axes)
+            case ConvTranspose():
+                return transposed_convolution(net, v, V.axes)
+            case Dense():
+                return dense(net, v, V.axes)
+            case AvgPool():
+                return average_pool(net, v, V.axes)
+            case GlobalAvgPool():
+                return np.asarray(v.mean(axis=tuple(range(2, v.ndim))))
+            case _:
+                assert_never(net)
+
+    return V.map(applied)
