@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Any
+from operator import attrgetter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,10 +16,12 @@ from sklearn.utils.validation import check_is_fitted
 
 from cnngp.common.arrays import DataError, known_array, to_numpy
 from cnngp.common.checks import is_whole
+from cnngp.common.devices import Device
 from cnngp.gp.exact import ExactGP
 from cnngp.gp.posterior import Posterior
 from cnngp.gp.selection import chosen
 
+from . import files as model_files
 from . import fitting
 from .certificate import FitReport
 from .choosing import Choice, Tell
@@ -45,82 +49,34 @@ Floats = NDArray[np.float64]
 Numbers = NDArray[np.intp]
 
 
+def _part(path: str, says: str | None = None) -> Any:
+    """A part of the fit as an attribute of the estimator."""
+    get = attrgetter(path)
+    return property(lambda estimator: get(estimator.fit_), doc=says)
+
+
 class GPEstimator(Parameters, BaseEstimator):  # type: ignore[misc]
     """The base of `GPClassifier` and `GPRegressor`."""
 
     fit_: Fit
-    """All that a fit leaves; the attributes below are parts of it."""
+    """All that a fit leaves; the attributes below are parts of it, None (and so Any) of a fit to a matrix alone."""
+    gp_: Posterior = _part("posterior")
+    fit_report_: FitReport = _part("report", "What was measured about the fit, and what can be trusted.")
+    recipe_: Any = _part("recipe", "What the fit was made by: `GPClassifier(clf.recipe_)` makes it again.")
+    choice_: Choice | None = _part("choice", "Why this recipe, where none was given.")
+    learned_: Learned | None = _part("learned", "What was learned and how, None without `learn`.")
+    kernel_: Any = _part("main_kernel", "The kernel of the recipe's term of the largest weight.")
+    network_: Any = _part("network", "The network of that term, given, chosen or learned.")
+    X_: Any = _part("X", "The images that the model answers by, training or inducing ones, as they were given.")
+    input_shape_: Any = _part("input_shape")
+    y_: Any = _part("y")
+    names_: Any = _part("names")
+    inducing_rows_: Numbers | None = _part("rows", "The training images that are inducing ones; empty for others.")
+    loo_rows_: Numbers = _part("loo_rows", "Rows of the training images that have leave-one-out predictions.")
+    log_marginal_likelihood_: float | None = _part("posterior.record.log_marginal_likelihood")
     image_aspect_: Aspect | None = None
     """How image files were brought to one size, for those to come; set by whoever read them."""
     loo_error_: float
-
-    # ---- parts of the fit (what is None of a fit to a matrix alone is Any to the type checker) --------------------
-
-    @property
-    def gp_(self) -> Posterior:
-        return self.fit_.posterior
-
-    @property
-    def fit_report_(self) -> FitReport:
-        """What was measured about the fit, and what can be trusted."""
-        return self.fit_.report
-
-    @property
-    def recipe_(self) -> Any:
-        """What the fit was made by: `GPClassifier(clf.recipe_)` makes it again; None of a matrix alone."""
-        return self.fit_.recipe
-
-    @property
-    def choice_(self) -> Choice | None:
-        """Why this recipe, where none was given."""
-        return self.fit_.choice
-
-    @property
-    def learned_(self) -> Learned | None:
-        """What was learned and how, None without `learn`."""
-        return self.fit_.learned
-
-    @property
-    def kernel_(self) -> Any:
-        """The kernel of the recipe's term of the largest weight."""
-        return None if self.fit_.kernel is None else self.fit_.kernel.main
-
-    @property
-    def network_(self) -> Any:
-        """The network of that term, given, chosen or learned."""
-        return None if self.fit_.recipe is None else self.fit_.recipe.main.network
-
-    @property
-    def X_(self) -> Any:
-        """The images that the model answers by, training or inducing ones, as they were given."""
-        return self.fit_.X
-
-    @property
-    def input_shape_(self) -> Any:
-        return self.fit_.input_shape
-
-    @property
-    def y_(self) -> Any:
-        return self.fit_.y
-
-    @property
-    def names_(self) -> Any:
-        return self.fit_.names
-
-    @property
-    def inducing_rows_(self) -> Numbers | None:
-        """Which training images the inducing ones are: None without inducing images, empty for others."""
-        return self.fit_.rows
-
-    @property
-    def loo_rows_(self) -> Numbers:
-        """Rows of the training images that have leave-one-out predictions."""
-        return np.asarray(self.gp_.leave_one_out().rows)
-
-    @property
-    def log_marginal_likelihood_(self) -> float | None:
-        """Summed over the outputs; None without a factor; with `inducing`, of the approximation."""
-        return self.gp_.record.log_marginal_likelihood
 
     # ---- fitting -------------------------------------------------------------------------------------------------
 
@@ -259,12 +215,37 @@ class GPEstimator(Parameters, BaseEstimator):  # type: ignore[misc]
         exact, diagonal = self._exact("a set with a guarantee"), self.fit_.diagonal(asked)
         return np.concatenate([of(exact, block, diagonal[rows]) for rows, block in self.fit_.blocks(asked)])
 
+    def _first(self, n: int, score: Floats, X: Any) -> Numbers:
+        """Rows of the `n` images with the highest score, of X or of the training images."""
+        order = np.argsort(-score, kind="stable")[:n]
+        return np.asarray(self.loo_rows_[order] if X is None else order)
+
     def _suspects(self, n: int, score: Floats, given: Array, proposed: Array) -> dict[str, Array]:
         """The `n` training images with the highest score, as columns of a table."""
         order = np.argsort(-score, kind="stable")[:n]
         at = self.loo_rows_[order]
         name = np.array([f"image {i}" for i in at], dtype=str) if self.names_ is None else self.names_[at]
         return {"row": at, "score": score[order], "given": given[order], "proposed": proposed[order], "name": name}
+
+    # ---- files ---------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def load(cls, path: str | Path, *, device: Device = "auto") -> Self:
+        """A model that `save` wrote. Runs no code from the file; damaged files are refused."""
+        return model_files.load(cls, path, device)
+
+    def save(self, path: str | Path) -> None:
+        """Write the fitted model to one file, without pickle."""
+        check_is_fitted(self, "fit_")
+        model_files.save(self, path, *self._state())
+
+    def _state(self) -> tuple[dict[str, Any], dict[str, Array]]:
+        """What the estimator has beside the fit, for a file."""
+        raise NotImplementedError
+
+    def _restore(self, header: dict[str, Any], arrays: dict[str, Array]) -> None:
+        """What `_state` gave, and all that follows from it; `ValueError` where it contradicts the fit."""
+        raise NotImplementedError
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

@@ -142,6 +142,9 @@ class _Tried:
     def loss(self) -> float:
         return float(self.losses.mean()) if len(self.losses) else math.inf
 
+    def said(self, images: int) -> Compared:
+        return Compared(str(self.candidate), self.loss, images)
+
     @property
     def learns(self) -> bool:
         """Whether the preparation learns from images."""
@@ -191,14 +194,8 @@ def choose(
     usual = affordable[0]
     dearer = [c for c in table if limit < c.elements * pairs <= limit * EFFORTS["best"] / EFFORTS[effort]]
     dearest = max(dearer, key=lambda c: c.elements) if dearer else None
-    found = Choice(
-        Recipe((usual.term,)),
-        str(usual),
-        0,
-        effort,
-        elements=usual.elements,
-        dearest=None if dearest is None else (str(dearest), dearest.elements),
-    )
+    more = None if dearest is None else (str(dearest), dearest.elements)
+    found = Choice(Recipe((usual.term,)), str(usual), 0, effort, elements=usual.elements, dearest=more)
     order = balanced(targets.Y, len(targets.Y), 0, groups, shuffled=True)
     if not compare or len(affordable) == 1 or len(order) < FEWEST:
         return found
@@ -235,7 +232,9 @@ def _compared(
 ) -> Choice:
     alive = [_Tried(c, make, images) for c in affordable]
     left: list[Compared] = []
-    n = _first_size(len(order), sum(c.elements for c in affordable), allowance)
+    least, most = _FIRST
+    third = int(math.sqrt(allowance / (1.5 * sum(c.elements for c in affordable))))
+    n = min(len(order), max(least, min(most, third)))
     spent = 0.0
     with progress_bar(2 * len(alive), "choosing a recipe", "try") as bar:
         while True:
@@ -247,19 +246,13 @@ def _compared(
             more = min(len(order), _GROWTH * n, int(math.sqrt(max(allowance - spent, 0.0) / cost)))
             if more < 1.2 * n:
                 break
-            left = [_said(t, n) for t in alive if t not in survivors] + left
+            left = [t.said(n) for t in alive if t not in survivors] + left
             alive, n = survivors, more
         best, gain = _better_than_usual(alive, usual)
-        tried = tuple([_said(t, n) for t in [best, *(t for t in alive if t is not best)]] + left)
-        found = replace(
-            found,
-            recipe=Recipe((best.candidate.term,)),
-            name=str(best.candidate),
-            images=n,
-            compared=tried,
-            gain=gain,
-            elements=best.candidate.elements,
-        )
+        tried = tuple([t.said(n) for t in [best, *(t for t in alive if t is not best)]] + left)
+        chosen = best.candidate
+        found = replace(found, recipe=Recipe((chosen.term,)), name=str(chosen), elements=chosen.elements)
+        found = replace(found, images=n, compared=tried, gain=gain)
         return _with_sum(found, best, alive[:_FINALISTS], targets.Y[order[:n]], judged, targets, bar)
 
 
@@ -272,11 +265,11 @@ def _round(
     others: those that are not in this round, or the first half, and all are judged on the second.
     """
     rows = order[:n]
-    X, Y = _in_order(images, rows), targets.Y[rows]
+    X, Y = images.at(rows), targets.Y[rows]
     learned_from, judged = X, slice(0, n)
     if any(tried.learns for tried in alive):
         if len(order) - n >= n // 2:
-            learned_from = _in_order(images, order[n : n + max(n, _LEARNED_FROM)])
+            learned_from = images.at(order[n : n + max(n, _LEARNED_FROM)])
         else:
             learned_from, judged = X[: n // 2], slice(n // 2, n)
     for tried in alive:
@@ -287,12 +280,6 @@ def _round(
             tried.losses = left_out(tried.K, Y, targets)[judged]
         bar.update(1)
     return sorted(alive, key=lambda t: t.loss), judged
-
-
-def _first_size(n: int, elements: int, allowance: float) -> int:
-    """Images of the first round: a third of the allowance, between `_FIRST`."""
-    least, most = _FIRST
-    return min(n, max(least, min(most, int(math.sqrt(allowance / (1.5 * max(1, elements)))))))
 
 
 def _better_than_usual(alive: Sequence[_Tried], usual: Candidate) -> tuple[_Tried, float]:
@@ -381,15 +368,3 @@ def _matrix(kernel: Any, X: Array, Z: Array | None = None) -> Array:
     if not X.any():
         return np.zeros((len(X), len(X if Z is None else Z)), kernel.dtype)
     return np.asarray(to_numpy(kernel(X, Z, progress=False)))
-
-
-def _in_order(images: Images, rows: NDArray[np.intp]) -> Array:
-    """Images of rows in any order."""
-    sort = np.argsort(rows, kind="stable")
-    back = np.empty_like(sort)
-    back[sort] = np.arange(len(rows))
-    return np.ascontiguousarray(images.at(rows[sort])[back])
-
-
-def _said(tried: _Tried, n: int) -> Compared:
-    return Compared(str(tried.candidate), tried.loss, n)

@@ -5,21 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import ClassifierMixin
-from sklearn.utils.validation import check_is_fitted
 
 from cnngp.common.arrays import DataError, refuse_masked, to_numpy
-from cnngp.common.devices import Device
 from cnngp.gp.conformal import allowed, check_coverage, p_values, p_values_of_each
 from cnngp.gp.near_copies import warn_of_near_copies
 from cnngp.gp.novelty import novelty
 
-from . import files as model_files
 from .base import GPEstimator, Numbers
 from .choosing import Tell
 from .door import ImagesLike
@@ -115,6 +111,7 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
 
     class_weight: Mapping[Any, float] | Literal["balanced"] | None = None
     _coding: Coding = field(init=False)
+    _calibration: Calibration = field(init=False)
 
     def fit(
         self,
@@ -262,8 +259,7 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
         if isinstance(self._coding, SeveralLabels):
             P = np.concatenate([P, 1.0 - P], axis=1)
         entropy = -(P * np.log(np.maximum(P, np.finfo(np.float64).tiny))).sum(1)
-        order = np.argsort(-entropy, kind="stable")[:n]
-        return self.loo_rows_[order] if X is None else order
+        return self._first(n, entropy, X)
 
     def suspect_labels(self, n: int = 20) -> dict[str, Array]:
         """The `n` training images whose label the others contradict most, the most suspect first.
@@ -338,27 +334,18 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
             raise DataError(f"{label!r} is not a class of the model: {self.classes_.tolist()[:10]}")
         return self.fit_.saliency(images, outputs).reshape(np.shape(X))
 
-    @classmethod
-    def load(cls, path: str | Path, *, device: Device = "auto") -> Self:
-        """A model that `save` wrote. Runs no code from the file; damaged files are refused."""
+    def _state(self) -> tuple[dict[str, Any], dict[str, Array]]:
+        numbers = {name: np.asarray(value).tolist() for name, value in self._calibration._asdict().items()}
+        several = isinstance(self._coding, SeveralLabels)
+        return {"several_labels": several, "calibration": numbers}, {"classes": self.classes_}
 
-        def finish(model: Self, header: dict[str, Any], arrays: dict[str, Array]) -> None:
-            several = header.get("several_labels", False)
-            model._set_coding(SeveralLabels(arrays["classes"]) if several else OneLabel(arrays["classes"]))
-            outputs = model.gp_.leave_one_out().targets.shape[1]
-            if len(np.unique(model.classes_)) != outputs:
-                raise ValueError(f"{len(model.classes_)} classes for {outputs} outputs")
-            model._summarise(read_calibration(header["calibration"], model._coding.questions))
-
-        return model_files.load(cls, path, device, finish)
-
-    def save(self, path: str | Path) -> None:
-        """Write the fitted model to one file, without pickle."""
-        check_is_fitted(self, "fit_")
-        several, found = isinstance(self._coding, SeveralLabels), self._calibration
-        numbers = {name: np.asarray(value).tolist() for name, value in found._asdict().items()}
-        header = {"several_labels": several, "calibration": numbers}
-        model_files.save(self, path, header, {"classes": self.classes_})
+    def _restore(self, header: dict[str, Any], arrays: dict[str, Array]) -> None:
+        several = header.get("several_labels", False)
+        self._set_coding(SeveralLabels(arrays["classes"]) if several else OneLabel(arrays["classes"]))
+        outputs = self.gp_.leave_one_out().targets.shape[1]
+        if len(np.unique(self.classes_)) != outputs:
+            raise ValueError(f"{len(self.classes_)} classes for {outputs} outputs")
+        self._after_fit(read_calibration(header["calibration"], self._coding.questions))
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -389,16 +376,9 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
 
     @property
     def _uses_variances(self) -> bool:
-        return self._moderated and self.gp_.record.cheap_variances
+        return self._calibration.moderated and self.gp_.record.cheap_variances
 
-    @property
-    def _calibration(self) -> Calibration:
-        return Calibration(self.temperature_, self.label_noise_, self._moderated)
-
-    def _after_fit(self) -> None:
-        self._summarise(None)
-
-    def _summarise(self, known: Calibration | None) -> None:
+    def _after_fit(self, known: Calibration | None = None) -> None:
         """What leave-one-out says of the model; its calibration, where a file does not say it."""
         left = self.gp_.leave_one_out()
         mean, variance, targets = (to_numpy(a) for a in (left.mean, left.variance, left.targets))
@@ -411,10 +391,9 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
             wrong = (self._coding.labels(mean) != self._coding.labels(targets)).reshape(len(mean), -1).any(1)
             self.loo_error_ = float(wrong.mean())
             found = known or fitted_calibration(self._coding, mean, variance, targets)
-        self.temperature_, self.label_noise_, self._moderated = found
-        if not self._moderated:
+        self._calibration, self.temperature_, self.label_noise_ = found, found.temperature, found.label_noise
+        if not found.moderated:
             variance = np.zeros(len(mean))
         self.loo_probabilities_ = probabilities(self._coding, mean, variance, found)
         several = isinstance(self._coding, SeveralLabels)
-        guessing = errors_if_guessing(self.loo_probabilities_, wrong, targets > 0.0, several, left.groups)
-        self._say(guessing=guessing)
+        self._say(guessing=errors_if_guessing(self.loo_probabilities_, wrong, targets > 0.0, several, left.groups))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -112,13 +112,8 @@ def save(model: GPEstimator, path: str | Path, header: dict[str, Any], arrays: d
     persistence.write(path, header, arrays | {"X": fit.X} | posterior)
 
 
-def load(
-    cls: type[Estimator],
-    path: str | Path,
-    device: Device,
-    finish: Callable[[Estimator, dict[str, Any], dict[str, Array]], None],
-) -> Estimator:
-    """A model from its file; `finish` adds what its kind of estimator has beside the fit.
+def load(cls: type[Estimator], path: str | Path, device: Device) -> Estimator:
+    """A model from its file.
 
     A file from somebody else can name no store, no device and nothing else that belongs to a machine: what it says of
     these is not used.
@@ -128,7 +123,9 @@ def load(
         held = one_line(header.get("estimator"))[:50]
         raise OtherEstimatorError(f"{path} holds a {held}; load it with {held}.load", held)
     with _reading(path):
-        _check_finite(arrays)
+        for name, array in arrays.items():  # no fit leaves such numbers in a model, and they would get into predictions
+            if array.dtype.kind in "fc" and not np.isfinite(array).all():
+                raise ValueError(f"{name[:50]} holds NaN or infinity")
         recipe = Recipe.from_json(header["recipe"])
         again = replace(recipe, noise=None)
         model = cls(again, noise=header["noise"], device=device, **_parameters(header["parameters"]))
@@ -146,7 +143,11 @@ def load(
         for term in recipe.terms
     ]
     with _reading(path):
-        X, report = _images(arrays["X"], np.dtype(kernels[0].dtype)), _report(header["report"])
+        X = np.ascontiguousarray(arrays["X"])
+        if X.dtype != kernels[0].dtype or not 2 <= X.ndim <= 5 or 0 in X.shape:
+            raise ValueError(f"images of shape {X.shape} and type {X.dtype}")
+        said: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in dict(header["report"]).items()}
+        report = FitReport(**said)
         kernel = _kernel(recipe, kernels, header["factors"], arrays, X.shape[1:])
         posterior = _posterior(header, arrays, report.images, len(X), array_module(kernel.device))
         rows = None
@@ -161,7 +162,7 @@ def load(
         model.n_features_in_ = int(np.prod(X.shape[1:]))
         if "feature_names" in header:
             model.feature_names_in_ = np.array(header["feature_names"], dtype=object)
-        finish(model, header, arrays)
+        model._restore(header, arrays)
         if not np.isfinite(to_numpy(posterior.leave_one_out().mean)).all():
             raise ValueError("its predictions are not finite")
     return model
@@ -182,12 +183,6 @@ def _parameters(held: Any) -> dict[str, Any]:
     if found.get("input_shape") is not None:
         found["input_shape"] = tuple(found["input_shape"])
     return found
-
-
-def _images(X: Array, dtype: np.dtype[Any]) -> Array:
-    if X.dtype != dtype or not 2 <= X.ndim <= 5 or 0 in X.shape:
-        raise ValueError(f"images of shape {X.shape} and type {X.dtype}")
-    return np.ascontiguousarray(X)
 
 
 def _kernel(
@@ -232,24 +227,12 @@ def _check_shapes(kind: str, arrays: dict[str, Array], images: int, points: int)
         raise ValueError("no outputs")
 
 
-def _report(held: Any) -> FitReport:
-    report: dict[str, Any] = {n: tuple(value) if isinstance(value, list) else value for n, value in dict(held).items()}
-    return FitReport(**report)
-
-
 def _check_rows(rows: Array, points: int, images: int) -> None:
     """Rows of inducing images are among the training images, or there are none."""
     if rows.ndim != 1 or rows.dtype.kind not in "iu":
         raise ValueError(f"inducing rows of shape {rows.shape} and type {rows.dtype}")
     if len(rows) and (len(rows) != points or rows.min() < 0 or rows.max() >= images):
         raise ValueError(f"{len(rows)} rows of {images} images for {points} inducing images")
-
-
-def _check_finite(arrays: dict[str, Array]) -> None:
-    """`ValueError` for NaN and infinity, which no fit leaves in a model, and which would travel into predictions."""
-    for name, array in arrays.items():
-        if array.dtype.kind in "fc" and not np.isfinite(array).all():
-            raise ValueError(f"{name[:50]} holds NaN or infinity")
 
 
 @contextmanager

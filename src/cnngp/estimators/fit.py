@@ -18,7 +18,9 @@ from cnngp.gp.exact import posterior_samples
 from cnngp.gp.linalg import blocks
 from cnngp.gp.novelty import novelty
 from cnngp.gp.posterior import Posterior
+from cnngp.kernel.kernel import Kernel
 from cnngp.matrix.store.places import child
+from cnngp.network.layers import Network
 
 from .added import AddedImages
 from .certificate import Checked, FitReport, certify
@@ -69,6 +71,21 @@ class Fit:
     @property
     def input_shape(self) -> tuple[int, ...] | None:
         return None if self.X is None else tuple(self.X.shape[1:])
+
+    @property
+    def main_kernel(self) -> Kernel | None:
+        """The kernel of the term of the largest weight."""
+        return None if self.kernel is None else self.kernel.main
+
+    @property
+    def network(self) -> Network | None:
+        """The network of that term."""
+        return None if self.recipe is None else self.recipe.main.network
+
+    @property
+    def loo_rows(self) -> NDArray[np.intp]:
+        """Rows of the training images that have leave-one-out predictions."""
+        return np.asarray(self.posterior.leave_one_out().rows)
 
     @property
     def only_kernel(self) -> RecipeKernel:

@@ -89,16 +89,12 @@ class StoredSum:
     def __init__(self, parts: Sequence[Any], factors: Sequence[float]) -> None:
         self._parts, self._factors = parts, factors
         self.shape, self.chunks, self.ndim = tuple(parts[0].shape), parts[0].chunks, 2
-        self.dtype = np.dtype(np.float64)
+        self.dtype, self.oindex = np.dtype(np.float64), self
 
     def __getitem__(self, at: Any) -> Array:
         return np.asarray(
             sum(f * np.asarray(K[at], np.float64) for f, K in zip(self._factors, self._parts, strict=True))
         )
-
-    @property
-    def oindex(self) -> StoredSum:
-        return self
 
 
 class RecipeKernel:
@@ -106,31 +102,12 @@ class RecipeKernel:
 
     def __init__(self, terms: Sequence[TermKernel]) -> None:
         self.terms = tuple(terms)
-
-    @property
-    def _first(self) -> Kernel:
-        return self.terms[0].kernel
-
-    @property
-    def main(self) -> Kernel:
+        self.single = len(self.terms) == 1
+        self._first = self.terms[0].kernel
+        self.main = max(self.terms, key=lambda t: t.term.weight).kernel
         """The kernel of the term of the largest weight."""
-        return max(self.terms, key=lambda t: t.term.weight).kernel
-
-    @property
-    def single(self) -> bool:
-        return len(self.terms) == 1
-
-    @property
-    def device(self) -> ActualDevice:
-        return self._first.device
-
-    @property
-    def dtype(self) -> str:
-        return self._first.dtype
-
-    @property
-    def kind(self) -> str:
-        return self._first.kind
+        self.device: ActualDevice = self._first.device
+        self.dtype = self._first.dtype
 
     def prepare(self, X: Array) -> float:
         """Compile what `kernel(X)` needs; the seconds that it took."""
@@ -141,18 +118,23 @@ class RecipeKernel:
 
     def gram(self, X: Any, Z: Any = None, *, store: Any = None, output: Output = "numpy", progress: bool = True) -> Any:
         """K(X, Z), or K(X, X) where Z is None. In a store every term has a matrix of its own."""
-        parts = []
+        total: Any = None
+        stored = []
         for t in self.terms:
             a, b = (t.images(X), None) if Z is None else (t.once(X), t.images(Z))
-            if store is not None:
-                parts.append(gram(t.kernel, a, b, store=self._place(store, t)))
-            else:
-                parts.append(gram(t.kernel, a, b, output=output, progress=progress))
-                if not self.single:
-                    parts = [_added(parts, t.factor)]
-        if self.single:
-            return parts[0]
-        return parts[0] if store is None else StoredSum(parts, [t.factor for t in self.terms])
+            if store is not None:  # that of one term may be filled by `gram`
+                place = store if self.single else child(store, t.term.store_name)
+                stored.append(gram(t.kernel, a, b, store=place))
+                continue
+            K = gram(t.kernel, a, b, output=output, progress=progress)
+            if self.single:
+                return K
+            K = K.astype(np.float64)
+            K *= t.factor
+            total = K if total is None else np.add(total, K, out=total)
+        if store is None:
+            return total
+        return stored[0] if self.single else StoredSum(stored, [t.factor for t in self.terms])
 
     def diag(self, X: Any) -> NDArray[np.float64]:
         """k(x, x) of each image."""
@@ -176,22 +158,6 @@ class RecipeKernel:
     def expected_seconds(self, X: Array, pairs: int) -> float:
         """How long `pairs` of such images take here, by timing a few of each term's."""
         return sum(expected_seconds(t.kernel, t.once(X[:512]), pairs) for t in self.terms)
-
-    def _place(self, store: Any, t: TermKernel) -> Any:
-        """The store itself of a recipe of one term, so that it may be filled by `gram`; else a part of it."""
-        if self.single:
-            return store
-        return child(store, t.term.store_name)
-
-
-def _added(parts: list[Any], factor: float) -> Any:
-    """The sum so far in float64, and the next term's matrix times its factor."""
-    *before, K = parts
-    scaled = K.astype(np.float64)
-    scaled *= factor
-    if before:
-        before[0] += scaled
-    return before[0] if before else scaled
 
 
 def kernel_of(recipe: Recipe, images: Any, make: Any, scaled: bool = True) -> RecipeKernel:

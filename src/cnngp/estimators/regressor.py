@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import warnings
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal, Self, overload
 
 import numpy as np
@@ -15,11 +14,9 @@ from sklearn.utils.validation import check_is_fitted
 
 from cnngp.common.arrays import DataError, as_real, refuse_masked, to_numpy
 from cnngp.common.checks import is_whole
-from cnngp.common.devices import Device
 from cnngp.gp.conformal import check_coverage, intervals
 from cnngp.gp.near_copies import warn_of_near_copies
 
-from . import files as model_files
 from .base import GPEstimator, Numbers
 from .choosing import Tell
 from .door import ImagesLike
@@ -189,11 +186,9 @@ class GPRegressor(RegressorMixin, GPEstimator):  # type: ignore[misc]
     def most_uncertain(self, n: int = 10, X: ImagesLike | None = None) -> Numbers:
         """Rows of the `n` images with the largest variance: of X, or of the training images by leave-one-out."""
         self._check_how_many(n)
-        variance = (
-            to_numpy(self.gp_.leave_one_out().variance) if X is None else self.fit_.moments(self._asked(X, None))[1]
-        )
-        order = np.argsort(-variance, kind="stable")[:n]
-        return self.loo_rows_[order] if X is None else order
+        asked = None if X is None else self._asked(X, None)
+        variance = to_numpy(self.gp_.leave_one_out().variance) if asked is None else self.fit_.moments(asked)[1]
+        return self._first(n, variance, X)
 
     def suspect_labels(self, n: int = 20) -> dict[str, Array]:
         """The `n` training images whose target the others contradict most, the most suspect first.
@@ -215,24 +210,16 @@ class GPRegressor(RegressorMixin, GPEstimator):  # type: ignore[misc]
         found = self.fit_.saliency(images, np.full(len(images), output)) * self._y_std[output]
         return np.asarray(found.reshape(np.shape(X)))
 
-    @classmethod
-    def load(cls, path: str | Path, *, device: Device = "auto") -> Self:
-        """A model that `save` wrote. Runs no code from the file; damaged files are refused."""
+    def _state(self) -> tuple[dict[str, Any], dict[str, Array]]:
+        return {"one_output": self._one_output}, {"y_mean": self._y_mean, "y_std": self._y_std}
 
-        def finish(model: Self, header: dict[str, Any], arrays: dict[str, Array]) -> None:
-            model._y_mean, model._y_std = arrays["y_mean"], arrays["y_std"]
-            outputs = model.gp_.leave_one_out().targets.shape[1:]
-            if not model._y_mean.shape == model._y_std.shape == outputs or (model._y_std < 0.0).any():
-                raise ValueError(f"means and deviations of {model._y_mean.shape} for outputs of {outputs}")
-            model._one_output = bool(header["one_output"])
-            model._after_fit()
-
-        return model_files.load(cls, path, device, finish)
-
-    def save(self, path: str | Path) -> None:
-        """Write the fitted model to one file, without pickle."""
-        check_is_fitted(self, "fit_")
-        model_files.save(self, path, {"one_output": self._one_output}, {"y_mean": self._y_mean, "y_std": self._y_std})
+    def _restore(self, header: dict[str, Any], arrays: dict[str, Array]) -> None:
+        self._y_mean, self._y_std = arrays["y_mean"], arrays["y_std"]
+        outputs = self.gp_.leave_one_out().targets.shape[1:]
+        if not self._y_mean.shape == self._y_std.shape == outputs or (self._y_std < 0.0).any():
+            raise ValueError(f"means and deviations of {self._y_mean.shape} for outputs of {outputs}")
+        self._one_output = bool(header["one_output"])
+        self._after_fit()
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

@@ -33,12 +33,13 @@ class Images:
         return int(self.pixels.shape[0])
 
     def at(self, rows: slice | NDArray[np.intp]) -> Array:
-        """Images of a slice, or of sorted row numbers."""
+        """Images of a slice, or of row numbers."""
         if not self.streamed:
             return np.asarray(self.pixels[rows])
-        first = rows.start if isinstance(rows, slice) else rows
-        part = self.pixels[rows] if isinstance(rows, slice) else getattr(self.pixels, "oindex", self.pixels)[rows]
-        return np.asarray(as_images(part, self.dtype, "X", first=first))
+        if isinstance(rows, slice):
+            return np.asarray(as_images(self.pixels[rows], self.dtype, "X", first=rows.start))
+        at, back = np.unique(rows, return_inverse=True)  # files give rows in order
+        return np.asarray(as_images(getattr(self.pixels, "oindex", self.pixels)[at], self.dtype, "X", first=at)[back])
 
     def some(self) -> Array:
         """All images that are in memory; of others as many as need not be few, spread evenly."""
