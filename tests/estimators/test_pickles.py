@@ -14,7 +14,7 @@ import joblib
 import numpy as np
 import pytest
 
-from cnngp import GPClassifier, GPRegressor, Kernel, datasets
+from cnngp import GPClassifier, GPRegressor, Kernel, Recipe, Term, datasets
 from cnngp.estimators import Learning
 from cnngp.network.names import network_by_name
 
@@ -50,6 +50,8 @@ PATHS: dict[str, dict[str, Any]] = {
     "prepared": {"noise": 0.1, "preparation": "contrast"},
     "tangent": {"noise": 0.1, "kind": "ntk"},
     "kernel": {"network": Kernel(SMALL, device="cpu"), "noise": 0.1},
+    "sum": {"network": Recipe([Term(SMALL, "zca", "flip"), Term("dense_nngp", weight=0.5)], noise=0.1)},
+    "chosen": {"network": None, "effort": "quick"},
 }
 
 
