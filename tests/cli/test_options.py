@@ -17,7 +17,7 @@ from cnngp.common.devices import Device
 from cnngp.datasets.images import Aspect
 from cnngp.datasets.preparation import NAMED as PREPARATIONS
 from cnngp.gp.objectives import RULES
-from cnngp.kernel.settings import DTYPES
+from cnngp.kernel.making import DTYPES
 
 
 @pytest.mark.parametrize(

@@ -306,12 +306,12 @@ def test_a_verdict_with_a_wrong_digit_or_of_another_network_is_made_again(
         if good[digit].isdigit():
             file.write_text(good[:digit] + str((int(good[digit]) + 1) % 10) + good[digit + 1 :])
             monkeypatch.setattr(verdicts, "_known", {})
-            assert verdicts.known(file.stem) is None
+            assert verdicts.remembered(file.stem, lambda: None) is None
     file.write_text(good)
-    assert verdicts.known(file.stem) is not None
+    assert verdicts.remembered(file.stem, lambda: None) is not None
     other = file.with_name("0" * 64 + ".json")
     other.write_text(good)
-    assert verdicts.known(other.stem) is None
+    assert verdicts.remembered(other.stem, lambda: None) is None
 
 
 def test_a_user_without_a_home(compared: list[Network], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,9 +8,8 @@ import pytest
 from cnngp import Conv, Dense, Erf, GlobalAvgPool, Kernel, RangeError, ReLU, Sequential, Sin, Sum, zoo
 from cnngp.kernel import making
 from cnngp.kernel.engines.cuda.cuda_source import generate
-from cnngp.kernel.making import branches
+from cnngp.kernel.making import SummedEngine, branches
 from cnngp.kernel.program import lower
-from cnngp.kernel.summed import SummedEngine
 from cnngp.network import reference
 from helpers.cuda_cases import error
 

@@ -1,19 +1,15 @@
 """A kernel that checks itself: an engine against the float64 reference, on images of the user's own.
 
-Tests compare the engines with the reference on many networks; this compares them on the one that is in use, so that a
-network that no test ever drew cannot give wrong numbers without a word. `compare` is the comparison, which the
-certificate of a fit makes too. `check` makes it for two images, the first time that a network meets a shape of images
-on an engine, and takes a fraction of a second.
+`check` compares two images the first time that a network meets a shape of images on an engine, which takes a fraction
+of a second; the certificate of a fit makes the same comparison (`compare`).
 
-**What is expected.** An honest engine is off by `documented_bound`: 1e-6 in float32 and 1e-12 in float64. Some networks
-make more of rounding: Step has a square root for a slope at correlation one, Erf and tanh grow steep with the variance,
-Sin and Cos take its exponential. How much more is measured and not guessed: the reference runs once again with every
-covariance K(x, z) made smaller by a unit in the last place after every layer, which moves it the way that rounding
-moves an engine, all at once and in the worst direction. Under pools, which add covariances of both signs, it runs a
-third time with all of them moved down, because what is left of such a sum may be less than the rounding of its terms.
-The largest of these is the bound. An engine that is a hundred times further off is wrong. The tangent kernel is judged
-in the same way: near correlation one the slope of a ReLU is a square root, and what rounding makes of that is measured
-too.
+An engine is off by `documented_bound`: 1e-6 in float32 and 1e-12 in float64. Some networks make more of rounding:
+Step and the ReLU's slope are like a square root at correlation one, Erf and tanh grow steep with the variance, Sin
+and Cos take its exponential. How much more is measured: the reference runs again with every covariance K(x, z) made
+smaller by a unit in the last place after every layer, the way that rounding moves an engine, all at once and in the
+worst direction. Under pools, which add covariances of both signs, it runs a third time with all of them moved down,
+because what is left of such a sum may be less than the rounding of its terms. The largest of these is the bound. An
+engine that is a hundred times further off is wrong.
 """
 
 from __future__ import annotations

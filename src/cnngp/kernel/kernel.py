@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
@@ -23,9 +24,8 @@ from .check import check as compared
 from .engines.base import DiagonalEngine, Engine, TangentEngine, check_pixels
 from .engines.weights import GradientEngine, checked_weights
 from .gradient_check import check_gradient
-from .making import make_engine, make_gradient
+from .making import checked, make_engine, make_gradient
 from .program import Kind, check_slopes
-from .settings import checked
 from .symmetry import SymmetricEngine, Symmetry, check_symmetry
 from .verdicts import Verdict
 
@@ -104,10 +104,9 @@ class Kernel:
         """
         x, z = self._sets(X, Z, output, self.kind)
         engine = self.engine_for(x.shape[1:])
-        if z is None:
-            with _progress(len(x) * (len(x) - 1) // 2, progress) as advance:
+        with _progress(x, z, progress) as advance:
+            if z is None:
                 return engine.symmetric(_flat(x), output, advance)
-        with _progress(len(x) * len(z), progress) as advance:
             return engine.cross(_flat(x), _flat(z), output, advance)
 
     def both(
@@ -129,8 +128,7 @@ class Kernel:
         x, z = self._sets(X, Z, output, "ntk")
         engine = self.engine_for(x.shape[1:], "ntk")
         assert isinstance(engine, TangentEngine)
-        pairs = len(x) * (len(x) - 1) // 2 if z is None else len(x) * len(z)
-        with _progress(pairs, progress) as advance:
+        with _progress(x, z, progress) as advance:
             return engine.both(_flat(x), None if z is None else _flat(z), output, advance)
 
     def _sets(self, X: Any, Z: Any, output: Output, kind: Kind) -> tuple[Any, Any]:
@@ -140,13 +138,10 @@ class Kernel:
         engine = self.engine_for(x.shape[1:], kind)
         if self.check:
             self._verify(x, kind)
-        if Z is None:
-            return x, None
-        z = self._images(Z, "Z")
-        if x.shape[1:] != z.shape[1:]:
-            raise DataError(f"X holds images of shape {x.shape[1:]} and Z of shape {z.shape[1:]}; they must agree")
-        engine.diagonal(_flat(x))
-        engine.diagonal(_flat(z))
+        z = self._others(x, Z)
+        if z is not None:
+            engine.diagonal(_flat(x))
+            engine.diagonal(_flat(z))
         return x, z
 
     def diag(self, X: Any) -> NDArray[Any]:
@@ -181,9 +176,7 @@ class Kernel:
             raise ValueError("gradient is for the kernel of the Gaussian process; use Kernel(network, kind='nngp')")
         self._refuse_symmetry("gradient")
         x = self._images(X, "X")
-        z = None if Z is None else self._images(Z, "Z")
-        if z is not None and x.shape[1:] != z.shape[1:]:
-            raise DataError(f"X holds images of shape {x.shape[1:]} and Z of shape {z.shape[1:]}; they must agree")
+        z = self._others(x, Z)
         if wrt not in ("parameters", "images"):
             raise ValueError(f"Kernel.gradient: wrt={wrt!r} is not 'parameters' or 'images'")
         weights = checked_weights(G, (len(x), len(x if z is None else z)))
@@ -195,8 +188,7 @@ class Kernel:
             x, z = to_numpy(x), None if z is None else to_numpy(z)
         elif self.check:
             self._verify_gradient(x, wrt == "images")
-        pairs = len(x) * (len(x) - 1) // 2 if z is None else len(x) * len(z)
-        with _progress(pairs, progress) as advance:
+        with _progress(x, z, progress) as advance:
             found = way_back.gradient(_flat(x), None if z is None else _flat(z), weights, advance)
         if found.of_x is None:
             return found.parameters
@@ -213,18 +205,17 @@ class Kernel:
         """Compare a card's gradient with the CPU's on two of these images, unless that was done before."""
         shape = tuple(x.shape[1:])
         engine = self._gradient_for(shape, to_images)
-        key = verdicts.key(self.network, shape, engine.identity)
-        if verdicts.known(key) is None:
-            found = check_gradient(
+        verdicts.remembered(
+            verdicts.key(self.network, shape, engine.identity),
+            lambda: check_gradient(
                 self.network,
                 np.dtype(self.dtype),
                 engine,
                 lambda dtype: make_gradient(self.network, shape, to_images, "cpu", dtype, self.threads),
                 lambda pair: self._images(pair, "X"),
                 x,
-            )
-            if found is not None:
-                verdicts.keep(key, found)
+            ),
+        )
 
     def prepare(self, X: Any) -> float:
         """Compile what `kernel(X)` needs, or load it where that was done before; returns the seconds it took.
@@ -258,19 +249,11 @@ class Kernel:
     def _verify(self, x: Any, kind: Kind) -> Verdict | None:
         shape = tuple(x.shape[1:])
         if (kind, shape) not in self._verdicts:
-            key = verdicts.key(self.network, shape, self._engine(shape, kind).identity, kind)
-            found = verdicts.known(key)
-            if found is None:
-                found = compared(
-                    self.network,
-                    np.dtype(self.dtype),
-                    lambda shape: self._engine(shape, kind),
-                    lambda pair: self._images(pair, "X"),
-                    x,
-                    kind,
-                )
-                if found is not None:
-                    verdicts.keep(key, found)
+            engine_for, to_engine = partial(self._engine, kind=kind), partial(self._images, name="X")
+            found = verdicts.remembered(
+                verdicts.key(self.network, shape, engine_for(shape).identity, kind),
+                lambda: compared(self.network, np.dtype(self.dtype), engine_for, to_engine, x, kind),
+            )
             if found is None:
                 return None
             self._verdicts[kind, shape] = found
@@ -331,6 +314,13 @@ class Kernel:
             self.network, tuple(input_shape), self._asked, self.dtype, self.threads, self.kind, self.check
         )
 
+    def _others(self, x: Any, Z: Any) -> Any:
+        """The second set of images, which must be like the first; None where there is none."""
+        z = None if Z is None else self._images(Z, "Z")
+        if z is not None and x.shape[1:] != z.shape[1:]:
+            raise DataError(f"X holds images of shape {x.shape[1:]} and Z of shape {z.shape[1:]}; they must agree")
+        return z
+
     def _images(self, X: Any, name: str) -> Any:
         images = as_images(X, np.dtype(self.dtype), name, on_gpu=self.device == "cuda")
         check_pixels(images, np.dtype(self.dtype), name)
@@ -383,10 +373,11 @@ def _flat(x: Any) -> Any:
 
 
 @contextmanager
-def _progress(pairs: int, wanted: bool) -> Iterator[Callable[[int], None] | None]:
+def _progress(x: Any, z: Any, wanted: bool) -> Iterator[Callable[[int], None] | None]:
     if not wanted:
         yield None
         return
+    pairs = len(x) * (len(x) - 1) // 2 if z is None else len(x) * len(z)
     with progress_bar(pairs, "kernel", "pair") as bar:
         yield bar.update
 

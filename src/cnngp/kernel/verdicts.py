@@ -14,6 +14,7 @@ import json
 import math
 import os
 import platform
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -64,8 +65,8 @@ def key(network: Network, input_shape: tuple[int, ...], engine: str, kind: Kind 
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
-def known(key: str) -> Verdict | None:
-    """What was found before, by this process or another."""
+def remembered(key: str, compare: Callable[[], Verdict | None]) -> Verdict | None:
+    """What was found before, by this process or another; or what is found now."""
     if key not in _known:
         # Not there, not whole, not JSON, or a user without a home: it is compared again.
         with suppress(OSError, ValueError, LookupError, TypeError, RuntimeError, ArithmeticError):
@@ -73,14 +74,12 @@ def known(key: str) -> Verdict | None:
             verdict = Verdict.of(data)
             if data["sha256"] == _checksum(key, verdict):
                 _known[key] = verdict
+    if key not in _known and (found := compare()) is not None:
+        _known[key] = found
+        with suppress(OSError, RuntimeError):  # a place that cannot be written, or a user without a home
+            content = found.as_dict() | {"sha256": _checksum(key, found)}
+            write_atomically(folder() / f"{key}.json", json.dumps(content))
     return _known.get(key)
-
-
-def keep(key: str, verdict: Verdict) -> None:
-    _known[key] = verdict
-    with suppress(OSError, RuntimeError):  # a place that cannot be written, or a user without a home
-        content = verdict.as_dict() | {"sha256": _checksum(key, verdict)}
-        write_atomically(folder() / f"{key}.json", json.dumps(content))
 
 
 def _checksum(key: str, verdict: Verdict) -> str:
