@@ -43,7 +43,7 @@ def digest_of(package: Path) -> str:
 @pytest.mark.parametrize(
     "file",
     [
-        "engines/cpu/rows/pairs.py",
+        "engines/cpu/rows/forms.py",
         "formulas/relu.py",
         "engines/cpu/plan.py",
         "engines/polynomials.py",
