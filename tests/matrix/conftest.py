@@ -1,42 +1,34 @@
-"""What several files of these tests share: a cluster of two processes, the matrix that it computes, and a store."""
+"""Whole stores to be damaged, of one set of images and of two, and a count of the tiles that are computed."""
 
 from __future__ import annotations
 
-import logging
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from cnngp import gram
-from helpers import clusters, stores
+from helpers.stores import KERNEL, TILE, X, Z, computed
 
 
-@pytest.fixture(scope="module")
-def client() -> Iterator[Any]:
-    """Two processes with one thread each. A process that dies is replaced."""
-    from distributed import Client, LocalCluster
-
-    options = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": ":0", "silence_logs": logging.CRITICAL}
-    with LocalCluster(**options) as local, Client(local) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def expected() -> Any:
-    return clusters.KERNEL(clusters.X)
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("finished") / "K.zarr"
-    gram(stores.KERNEL, stores.X, store=place, tile=stores.TILE)
-    return place
+@pytest.fixture(scope="session")
+def stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("stores")
+    gram(KERNEL, X, store=folder / "K", tile=TILE)
+    gram(KERNEL, X, Z, store=folder / "cross", tile=TILE)
+    return folder
 
 
 @pytest.fixture
-def store(finished: Path, tmp_path: Path) -> Path:
-    """A whole store to be damaged."""
-    return Path(shutil.copytree(finished, tmp_path / "K.zarr"))
+def store(stores: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(stores / "K", tmp_path / "K.zarr"))
+
+
+@pytest.fixture
+def cross(stores: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(stores / "cross", tmp_path / "cross.zarr"))
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    return computed(monkeypatch)

@@ -1,4 +1,4 @@
-"""What is computed to say what a matrix will take, and the tile that follows."""
+"""The speed that is measured to say what a matrix will take, and the tiles that follow from it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+import cnngp
+from cnngp import Conv, Dense, Kernel, ReLU, Sequential
+from cnngp.common.tiles import Grid
 from cnngp.matrix import tile_size as speed
 from cnngp.matrix.tile_size import default_tile
 
@@ -66,3 +69,25 @@ def test_a_tile_takes_seconds_on_the_engine_at_hand(pair: float, images: int, mo
     tile = speed.tile_here(Images(engine), (images, images), True)  # type: ignore[arg-type]
     assert pair * tile[0] * tile[1] <= 20 or tile == (16, 16)
     assert tile == default_tile(1_000_000, "cpu", (images, images), True) or pair * 4 * tile[0] * tile[1] > 5
+
+
+def test_default_tiles_are_a_few_seconds_of_work_and_fit_small_sets() -> None:
+    engine = Kernel(Sequential(Conv(3), ReLU(), Dense()), device="cpu").engine_for((1, 4, 4))
+    assert default_tile(engine.program.elements, "cpu", (60000, 60000), True) == (2048, 2048)
+    assert default_tile(engine.program.elements, "cpu", (300, 300), True) == (512, 512)
+    assert default_tile(engine.program.elements, "cpu", (10, 60000), False) == (256, 2048)
+    costly = Kernel(cnngp.network.zoo.resnet(32), device="cpu").engine_for((1, 28, 28))
+    assert default_tile(costly.program.elements, "cpu", (60000, 60000), True) == (1024, 1024)
+    assert default_tile(engine.program.elements, "cpu", (4096, 4096), True, workers=2) == (512, 512)
+    assert default_tile(costly.program.elements, "cuda", (60000, 60000), True) == (4096, 4096)
+
+
+def test_the_chunks_of_a_grid_cover_it_once() -> None:
+    for shape, tile, symmetric in (((37, 37), (8, 8), True), ((37, 23), (8, 5), False), ((3, 3), (8, 8), True)):
+        grid = Grid(shape, tile, symmetric)
+        seen = np.zeros(shape, int)
+        for t in grid:
+            for i, j in grid.chunks_of(t.i, t.j):
+                place = grid.at(i, j)
+                seen[place.rows, place.columns] += 1
+        assert (seen == 1).all()

@@ -1,0 +1,374 @@
+"""Every number that is read from a store is the one that was written there, whatever disks and people do to files."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import logging
+import os
+import pickle
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+from zarr.storage import FsspecStore, LocalStore, MemoryStore, StorePath
+
+from cnngp import Dense, GPRegressor, Kernel, ReLU, Sequential, gram
+from cnngp.common.errors import StoreError
+from cnngp.common.tiles import Grid
+from cnngp.gp import solve
+from cnngp.kernel.engines.cpu.engine import CpuEngine
+from cnngp.matrix.plan import status
+from cnngp.matrix.store.store import GramStore
+from cnngp.matrix.store.tile_bytes import seal, sealed_sum
+from helpers.stores import KERNEL, TILE, TILES, X, Z, computed, contents, expected
+
+N = len(X)
+OTHER = Sequential(Dense(), ReLU(), Dense())
+
+
+def swap(store: Path, a: str, b: str) -> None:
+    first, second = store / a, store / b
+    one, two = first.read_bytes(), second.read_bytes()
+    assert one != two
+    first.write_bytes(two)
+    second.write_bytes(one)
+
+
+def uses(store: Path) -> list[Any]:
+    return [lambda: status(store), lambda: solve(store, np.ones(N), 0.1, device="cpu")]
+
+
+# ---- metadata -------------------------------------------------------------------------------------------------------
+
+
+def changes(document: dict[str, Any]) -> list[tuple[str, Any]]:
+    """A document that says something else about how numbers are to be read, in each of its parts."""
+    other_codecs = [{"name": "bytes", "configuration": {"endian": "big"}}, {"name": "crc32c"}]
+    more_codecs = [{"name": "transpose", "configuration": {"order": [1, 0]}}, *document["codecs"]]
+    return [
+        ("chunk_key_encoding", {"name": "default", "configuration": {"separator": "."}}),
+        ("chunk_key_encoding", {"name": "v2", "configuration": {"separator": "/"}}),
+        ("codecs", other_codecs),
+        ("codecs", more_codecs),
+        ("codecs", document["codecs"][:1]),
+        ("data_type", "int32"),
+        ("fill_value", 0.0),
+        ("chunk_grid", {"name": "regular", "configuration": {"chunk_shape": [32, 16]}}),
+        ("shape", [N, N - 1]),
+        ("storage_transformers", [{"name": "offset"}]),
+        ("zarr_format", 2),
+        ("node_type", "group"),
+        ("attribupes", {}),  # nothing in it, and yet Zarr reads no document with such a key
+    ]
+
+
+def test_all_metadata_of_the_array_is_compared(store: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """One letter there and Zarr reads other numbers, or none: status and solve refuse, gram writes it anew."""
+    path = store / "K" / "zarr.json"
+    document = json.loads(path.read_text())
+    for key, value in changes(document):
+        path.write_text(json.dumps(document | {key: value}))
+        for use in uses(store):
+            with pytest.raises(StoreError, match=r"K/zarr\.json does not fit the matrix: changed in .*; run gram"):
+                use()
+        caplog.clear()
+        np.testing.assert_array_equal(gram(KERNEL, X, store=store)[:], expected())
+        assert json.loads(path.read_text()) == document
+        assert key == "shape" or f"K/zarr.json was damaged (changed in {key}" in caplog.text
+
+
+def test_all_that_the_attributes_say_is_compared(store: Path) -> None:
+    """What the matrix is of, and by whom: altered, it could be given out as that of other images."""
+    document = json.loads((store / "zarr.json").read_text())
+    attributes = document["attributes"]
+    images = attributes["X"]
+    others = {"X": images | {"sha256": "0" * 64}, "Z": images, "tile": [16, 16]}
+    for key in attributes.keys() - {"progress", "check", "cnngp_gram"}:  # notes for people; the format
+        altered = document | {"attributes": attributes | {key: others.get(key, "x")}}
+        (store / "zarr.json").write_text(json.dumps(altered))
+        for use in (lambda: status(store), lambda: GramStore(store, read_only=True)):
+            with pytest.raises(StoreError, match="its metadata is damaged"):
+                use()
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", '"a"', "\0", "[" * 5000])
+def test_nonsense_in_the_place_of_metadata(store: Path, text: str) -> None:
+    whole = contents(store)
+    (store / "K" / "zarr.json").write_text(text)
+    with pytest.raises(StoreError, match=r"K/zarr\.json does not fit .* cannot be read") as caught:
+        solve(store, np.ones(N), 0.1, device="cpu")
+    assert "\n" not in str(caught.value)
+    gram(KERNEL, X, store=store)
+    assert contents(store) == whole
+    (store / "zarr.json").write_text(text)
+    for use in (*uses(store), lambda: gram(KERNEL, X, store=store)):
+        with pytest.raises(StoreError, match=r"its zarr\.json cannot be read \(.*\); bring it back") as caught:
+            use()
+        assert "\n" not in str(caught.value)
+
+
+def test_lost_metadata_is_refused_and_tiles_are_kept(store: Path) -> None:
+    (store / "zarr.json").unlink()
+    with pytest.raises(StoreError, match=r"K\.zarr has no zarr.json, so it is not known what matrix it holds"):
+        GramStore(store, read_only=True).array()
+    with pytest.raises(StoreError, match=r"tiles, but no zarr\.json that says of what"):
+        gram(KERNEL, X, store=store)
+    assert len(list(store.glob("K/c/*/*"))) == 49
+
+
+@pytest.mark.parametrize("kind", ["url", "memory", "path in memory", "local", "path in local"])
+def test_tiles_without_metadata_are_those_of_any_matrix(kind: str, tmp_path: Path) -> None:
+    """Not to be given out as those of the matrix that is asked for, wherever they are."""
+    store = LocalStore(tmp_path / "K") if "local" in kind else MemoryStore()
+    place = {"url": "memory://cnngp-faults/K", "memory": store, "local": store}.get(kind, StorePath(store, "a/b"))
+    gram(KERNEL, X, store=place, tile=64)
+    root, path = (FsspecStore.from_url(place), "") if kind == "url" else (store, getattr(place, "path", ""))
+    group = zarr.open_group(root, path=path, mode="r+")
+    metadata = f"{path}/zarr.json".lstrip("/")
+    zarr.core.sync.sync(group.store.delete(metadata))
+    with pytest.raises(StoreError, match=r"holds tiles, but no zarr\.json that says of what; give a place"):
+        gram(Kernel(OTHER, device="cpu"), X, store=place, tile=64)
+    assert not zarr.core.sync.sync(group.store.exists(metadata))
+
+
+def test_no_flip_of_a_bit_in_the_metadata_changes_a_number(store: Path) -> None:
+    """Whatever bit: the matrix is right, or there is one line."""
+    rng = random.Random(0)
+    for name in ("zarr.json", "K/zarr.json"):
+        whole = (store / name).read_bytes()
+        for _ in range(40):
+            data = bytearray(whole)
+            data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+            (store / name).write_bytes(data)
+            with contextlib.suppress(StoreError):
+                np.testing.assert_array_equal(GramStore(store, read_only=True).array()[:], expected())
+        (store / name).write_bytes(whole)
+
+
+def test_how_numbers_are_read_follows_from_the_attributes_alone(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the array's document is altered between the check of it and the reading."""
+    path = store / "K" / "zarr.json"
+    document = json.loads(path.read_text())
+    document["codecs"][0]["configuration"] = {"endian": "big"}
+    path.write_text(json.dumps(document))
+    monkeypatch.setattr(GramStore, "check_array", lambda self: None)
+    np.testing.assert_array_equal(GramStore(store, read_only=True).array()[:], expected())
+
+
+def test_attributes_of_others_are_left_alone(store: Path) -> None:
+    zarr.open_group(store, mode="r+").attrs["title"] = "mine"
+    zarr.open_array(store, path="K", mode="r+").attrs["units"] = "mine"
+    gram(KERNEL, np.concatenate([X, Z]), store=store)
+    assert zarr.open_group(store, mode="r").attrs["title"] == "mine"
+
+
+# ---- tiles ----------------------------------------------------------------------------------------------------------
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[random.Random(0).randrange(len(data))] ^= 4
+    path.write_bytes(data)
+
+
+DAMAGES = {
+    "flipped": flip,
+    "cut": lambda path: path.write_bytes(path.read_bytes()[:-7]),
+    "empty": lambda path: path.write_bytes(b""),
+    "zeros": lambda path: path.write_bytes(bytes(path.stat().st_size)),  # left by a loss of power
+    "the checksum of nothing": lambda path: path.write_bytes(bytes(4)),
+    "another tile": lambda path: shutil.copy(path.parents[1] / "1" / "1", path),  # of a mixed-up copy
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("chunk", ["2/5", "5/2", "3/3", "0/6"])
+def test_a_damaged_chunk_is_found_reported_and_computed_again(
+    store: Path, damage: str, chunk: str, calls: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = contents(store)
+    DAMAGES[damage](store / "K" / "c" / chunk)
+    assert contents(store) != whole
+    with caplog.at_level(logging.WARNING, "cnngp"):
+        gram(KERNEL, X, store=store)
+    assert len(calls) == 1
+    i, j = sorted(map(int, chunk.split("/")))
+    assert f"1 of {TILES} tiles were damaged and are computed again: ({i}, {j})" in caplog.text
+    assert contents(store) == whole
+
+
+@pytest.mark.parametrize("damage", ["missing", "flipped", "empty", "longer"])
+def test_a_damaged_seal_is_a_damaged_tile(store: Path, damage: str, calls: list[int]) -> None:
+    whole = contents(store)
+    path = store / "K/seals/1/2"
+    data = path.read_bytes()
+    if damage == "missing":
+        path.unlink()
+    else:
+        path.write_bytes({"flipped": bytes([data[0] ^ 1, *data[1:]]), "empty": b"", "longer": data + b"\0"}[damage])
+    found = status(store)
+    assert (found.missing, found.damaged) == ((1, 0) if damage == "missing" else (0, 1))
+    gram(KERNEL, X, store=store)
+    assert len(calls) == 1
+    assert contents(store) == whole
+
+
+def test_a_damaged_tile_is_gone_before_it_is_computed_again(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed in between, a later run without verification must not take it for good."""
+    flip(store / "K/c/2/5")
+
+    def killed(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as m:
+        m.setattr(CpuEngine, "cross", killed)
+        with pytest.raises(KeyboardInterrupt):
+            gram(KERNEL, X, store=store)
+    np.testing.assert_array_equal(gram(KERNEL, X, store=store, verify=False)[:], expected())
+
+
+def test_verify_false_trusts_what_is_there_and_computes_what_is_not(store: Path, calls: list[int]) -> None:
+    whole = contents(store)
+    flip(store / "K/c/2/5")
+    (store / "K/c/6/3").unlink()
+    (store / "K/c/0/0").unlink()
+    gram(KERNEL, X, store=store, verify=False)
+    assert len(calls) == 2
+    assert [k for k, v in contents(store).items() if v != whole[k]] == ["K/c/2/5"]
+
+
+def test_deleted_chunks_and_the_array_metadata_come_back(store: Path, calls: list[int]) -> None:
+    whole = contents(store)
+    for path in ("K/c/2/5", "K/c/5/2", "K/c/6/0", "K/zarr.json"):
+        (store / path).unlink()
+    shutil.rmtree(store / "K/c/4")
+    partial = ("zarr.0a.partial", "K/zarr.0b.partial", "K/c/2/5.0c.partial", "K/seals/2/5.0d.partial")
+    for path in partial:  # of a process killed while writing
+        (store / path).write_bytes(b"half")
+    K = gram(KERNEL, X, store=store)
+    assert len(calls) == 2 + 7
+    np.testing.assert_array_equal(K[:], expected())
+    assert contents(store) == whole
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES])
+def test_a_chunk_that_cannot_be_read(
+    number: int, store: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A sector that the disk cannot read is damage; what may not be read now is kept."""
+    whole, get = contents(store), LocalStore.get
+
+    async def fail(self: Any, key: str, *args: Any, **kwargs: Any) -> Any:
+        if key == "K/c/5/2":
+            raise OSError(number, os.strerror(number))
+        return await get(self, key, *args, **kwargs)
+
+    with monkeypatch.context() as m:
+        m.setattr(LocalStore, "get", fail)
+        if number == errno.EIO:
+            made = computed(m)
+            gram(KERNEL, X, store=store)
+            assert len(made) == 1
+            assert "1 of 28 tiles were damaged and are computed again: (2, 5)" in caplog.text
+        else:
+            message = r"K\.zarr: tile \(2, 5\) could not be read \(Permission denied\)\. Run"
+            with pytest.raises(StoreError, match=message):
+                gram(KERNEL, X, store=store)
+    assert contents(store) == whole
+
+
+# ---- places ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seals", [False, True])
+@pytest.mark.parametrize(("a", "b"), [("0/0", "1/1"), ("0/1", "0/2"), ("0/1", "1/0"), ("0/0", "2/1")])
+def test_a_good_chunk_in_a_wrong_place_is_found(stores: Path, tmp_path: Path, a: str, b: str, seals: bool) -> None:
+    """On the diagonal and in K(X, Z) too, and where the seal was moved along with its tile."""
+    for name, others in (("K", None), ("cross", Z)):
+        store = Path(shutil.copytree(stores / name, tmp_path / name))
+        whole = contents(store)
+        swap(store, f"K/c/{a}", f"K/c/{b}")
+        if seals and all((store / "K/seals" / at).exists() for at in (a, b)):
+            swap(store, f"K/seals/{a}", f"K/seals/{b}")
+        assert status(store).damaged
+        np.testing.assert_array_equal(gram(KERNEL, X, others, store=store)[:], KERNEL(X, others))
+        assert contents(store) == whole
+
+
+def test_a_chunk_is_checked_by_whoever_reads_it(store: Path, cross: Path) -> None:
+    """Also what is moved after gram has verified it: by the array of gram, a fit, a solve, and in other processes."""
+    K, across = gram(KERNEL, X, store=store), gram(KERNEL, X, Z, store=cross)
+    plain = zarr.open_array(store, path="K", mode="r")  # as any reader opens it
+    model = GPRegressor(noise=0.1).fit(K=expected(), y=X[:, 0])
+    elsewhere = pickle.loads(pickle.dumps(K))
+    np.testing.assert_array_equal(elsewhere[:], expected())
+    swap(store, "K/c/0/0", "K/c/1/1")
+    swap(cross, "K/c/0/0", "K/c/1/0")
+    y = np.ones(N)
+    readers: list[Any] = [
+        lambda: K[:],
+        lambda: np.asarray(K),
+        lambda: elsewhere[:],
+        lambda: across[40:50],
+        lambda: GPRegressor(noise=0.1).fit(K=plain, y=y),
+        lambda: GPRegressor(noise=0.1, solver="cg").fit(K=plain, y=y),
+        lambda: model.predict(K=plain),
+        *(lambda m=m, p=p: solve(p, y, 100.0, m, device="cpu") for m in ("cholesky", "cg") for p in (store, plain)),
+    ]
+    for use in readers:
+        with pytest.raises(StoreError, match=r"chunk \(\d, \d\) of the kernel matrix cannot be used: it is another"):
+            use()
+    swap(store, "K/c/0/0", "K/c/1/1")
+    (store / "K/c/1/2").unlink()
+    with pytest.raises(StoreError, match=r"chunk \(1, 2\) .* cannot be used: it is not there; run gram"):
+        K[:]
+
+
+def test_a_tile_of_another_matrix_is_found(store: Path, tmp_path: Path) -> None:
+    """With its seal, from a store of other images, or of another network."""
+    for k, (kernel, images) in enumerate([(KERNEL, X[::-1].copy()), (Kernel(OTHER, device="cpu"), X)]):
+        gram(kernel, images, store=tmp_path / f"{k}", tile=TILE)
+        for name in ("K/c/1/1", "K/seals/1/1"):
+            shutil.copy(tmp_path / f"{k}" / name, store / name)
+        assert status(store).damaged == 1
+        np.testing.assert_array_equal(gram(KERNEL, X, store=store)[:], expected())
+
+
+def test_a_seal_holds_for_one_tile_of_one_matrix_alone() -> None:
+    """Not for another row, column, size or matrix, also where the growth of a matrix left a chunk that it had cut."""
+    grid = Grid((50, 50), (20, 20), symmetric=True)
+    data = seal("this", grid, 1, 2, [b"abcd", b"efgh"])
+    assert (sealed_sum(data, "this", grid, 1, 2), sealed_sum(data, "this", grid, 2, 1)) == (b"abcd", b"efgh")
+    grown, across = Grid((55, 55), (20, 20), symmetric=True), Grid((50, 50), (20, 20), symmetric=False)
+    for matrix, of, i, j in (
+        ("that", grid, 1, 2),
+        ("this", grid, 0, 2),
+        ("this", grid, 1, 1),
+        ("this", grid, 0, 1),
+        ("this", grown, 1, 2),
+        ("this", across, 1, 2),
+    ):
+        with pytest.raises(ValueError, match="its seal is that of another tile, or damaged"):
+            sealed_sum(data, matrix, of, i, j)
+
+
+def test_the_seal_is_written_last(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process killed before it leaves a tile that does not count."""
+    order: list[str] = []
+    put = LocalStore.set
+
+    async def note(self: Any, key: str, value: Any) -> None:
+        await put(self, key, value)
+        order.append(key)
+
+    shutil.rmtree(store / "K/c/2")
+    monkeypatch.setattr(LocalStore, "set", note)
+    gram(KERNEL, X, store=store)
+    for i, j in ((0, 2), (1, 2), (2, 2), (2, 3)):
+        assert order.index(f"K/seals/{i}/{j}") > max(order.index(f"K/c/{i}/{j}"), order.index(f"K/c/{j}/{i}"))
