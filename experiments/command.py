@@ -6,35 +6,20 @@ from collections.abc import Sequence
 
 import typer
 
-from cnngp.cli import interruptible, main
-from cnngp.cli.common import Device, Seed, Threads
-from cnngp.cli.output import Json, Quiet
-from cnngp.cli.reproduce import Budget, DataFolder, Out, Quick, Scheduler, run_experiments
+from cnngp.cli import main
+from cnngp.cli.options import Asked, add_command
+from cnngp.cli.reproduce import run_experiments
 
 
 def commands(name: str, images: Sequence[str] = ("mnist", "paper")) -> typer.Typer:
     """The command line of `experiments.NAME`, which needs the data set `images` (its name and split)."""
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
-    @app.command(help=f"Run the experiment {name}. If it is interrupted, run it again and it continues.")
-    @interruptible
-    def experiment(
-        quick: Quick = False,
-        device: Device = "auto",
-        out: Out = None,
-        data: DataFolder = None,
-        scheduler: Scheduler = None,
-        budget: Budget = None,
-        seed: Seed = 0,
-        threads: Threads = None,
-        as_json: Json = False,
-        quiet: Quiet = False,
-    ) -> None:
-        options = {"quick": quick, "device": device, "out": out, "data": data, "scheduler": scheduler}
-        options |= {"budget": budget, "seed": seed, "threads": threads}
-        words = ("python", "-m", f"experiments.{name}")
-        run_experiments([(f"experiments.{name}", words)], options, as_json, images)
+    def experiment(asked: Asked) -> None:
+        run_experiments([(f"experiments.{name}", ("python", "-m", f"experiments.{name}"))], asked, images)
 
+    experiment.__doc__ = f"Run the experiment {name}. If it is interrupted, run it again and it continues."
+    add_command(app, "experiment", experiment)
     return app
 
 

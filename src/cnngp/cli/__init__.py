@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import re
 import sys
@@ -10,12 +9,11 @@ from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
-from .classify import classify
+from .fit import classify, regress
 from .gram import gram
-from .info import info
-from .networks import networks
+from .networks import info, networks
+from .options import Asked, Interrupted, add_command
 from .output import one_command, shown
 from .predict import predict
 from .reproduce import reproduce
@@ -48,39 +46,8 @@ def _options(
     """Exact Gaussian processes from infinitely wide convolutional networks."""
 
 
-class _Interrupted(Exception):
-    """Ctrl-C with what the command has to say about it: Typer would end the process without a word."""
-
-
-def interruptible(command: Callable[..., None]) -> Callable[..., None]:
-    """The command, with Ctrl-C as an error that `run` reports in one line."""
-
-    @functools.wraps(command)
-    def run_command(*args: Any, **kwargs: Any) -> None:
-        try:
-            command(*args, **kwargs)
-        except KeyboardInterrupt as error:
-            raise _Interrupted(str(error) or "interrupted") from None
-
-    return run_command
-
-
-class _Command(TyperCommand):
-    """Help in the usual form: newer Typers put braces around arguments, and the names of Python's types beside them."""
-
-    def get_help(self, ctx: Any) -> str:
-        usage, end, rest = super().get_help(ctx).partition("\n\n")
-        usage = re.sub(r"(?<= )(\{\w+\}|\[\w+\])", lambda found: found[0].strip("{}").upper(), usage)
-        return usage + end + re.sub(r"^  (\w+(?:\.\.\.)?) <([^>]*)>", _argument, rest, flags=re.MULTILINE)
-
-
-def _argument(found: re.Match[str]) -> str:
-    """The name of an argument, with its choices where it has some, in as many columns as before."""
-    return (f"  {found[1].upper()}" + (f" <{found[2]}>" if "|" in found[2] else "")).ljust(len(found[0]))
-
-
 # Each command with its line in the list, which Typer cuts off where it is too long, and examples for its own page.
-_COMMANDS: tuple[tuple[Callable[..., None], str, tuple[str, ...]], ...] = (
+_COMMANDS: tuple[tuple[Callable[[Asked], None], str, tuple[str, ...]], ...] = (
     (
         classify,
         "Fit an exact GP to images and write a report.",
@@ -91,15 +58,19 @@ _COMMANDS: tuple[tuple[Callable[..., None], str, tuple[str, ...]], ...] = (
         ),
     ),
     (
-        predict,
-        "Predict the class of image files.",
-        ("cnngp predict out/photos-auto-400/model.gp new.jpg more-photos/",),
+        regress,
+        "Fit an exact GP to numbers and write a report.",
+        ("cnngp regress --data apples.csv --columns weight",),
     ),
     (
-        view,
-        "Try images on a model, and clean labels.",
-        ("cnngp view out/photos-auto-400/model.gp",),
+        predict,
+        "Predict the class or number of image files.",
+        (
+            "cnngp predict out/photos-auto-400/model.gp new.jpg more-photos/",
+            "cnngp predict out/photos-auto-400 new.jpg --coverage 0.9",
+        ),
     ),
+    (view, "Try images on a model, and clean labels.", ("cnngp view out/photos-auto-400/model.gp",)),
     (
         gram,
         "Compute a kernel matrix into a store.",
@@ -114,11 +85,7 @@ _COMMANDS: tuple[tuple[Callable[..., None], str, tuple[str, ...]], ...] = (
         "Search for a good network at random.",
         ("cnngp search --data mnist --space paper-cnn --draws 27 --train 10000 --full 3",),
     ),
-    (
-        sample,
-        "Compare finite networks with their kernel.",
-        ("cnngp sample --network small_cnn --channels 4,16,64",),
-    ),
+    (sample, "Compare finite networks with their kernel.", ("cnngp sample --network small_cnn --channels 4,16,64",)),
     (reproduce, "Reproduce the paper's tables and figures.", ("cnngp reproduce all --quick",)),
     (
         networks,
@@ -128,8 +95,7 @@ _COMMANDS: tuple[tuple[Callable[..., None], str, tuple[str, ...]], ...] = (
     (info, "Show versions, engines, threads and memory.", ("cnngp info --json",)),
 )
 for _command, _line, _examples in _COMMANDS:
-    _epilog = "\b\n" + "\n".join([f"Example{'s' if len(_examples) > 1 else ''}:", *(f"  {e}" for e in _examples)])
-    app.command(cls=_Command, short_help=_line, epilog=_epilog)(interruptible(_command))
+    add_command(app, _command.__name__, _command, _line, _examples)
 
 
 # Newer Typers carry a copy of Click, older ones import it: this reaches the base of usage errors in both.
@@ -169,8 +135,8 @@ def run(arguments: list[str] | None = None, commands: typer.Typer = app) -> int:
             return _CLOSED
         raise
     except _UsageError as error:
-        return _fail(_plain(error.format_message()), 2)
-    except (KeyboardInterrupt, typer.Abort, _Interrupted) as error:
+        return _fail(error.format_message(), 2)
+    except (KeyboardInterrupt, typer.Abort, Interrupted) as error:
         return _fail(str(error) or "interrupted", 130)
     except MemoryError as error:
         return _fail(str(error) or "not enough memory", 1)
@@ -179,21 +145,6 @@ def run(arguments: list[str] | None = None, commands: typer.Typer = app) -> int:
             raise
         return _fail(re.sub(r"\bdevice='(\w+)'", r"--device \1", str(error)) or type(error).__name__, 1)
     return result if isinstance(result, int) else 0
-
-
-# How newer Typers say what they cannot read, and what it means.
-_WORDS = {
-    "Value error, ": "",
-    "Input should be a valid number, unable to parse string as a number": "expected a number",
-    "Input should be a valid integer, unable to parse string as an integer": "expected a whole number",
-    "Input should be ": "expected a value ",
-}
-
-
-def _plain(message: str) -> str:
-    for theirs, ours in _WORDS.items():
-        message = message.replace(theirs, ours)
-    return message
 
 
 def _fail(message: str, code: int) -> int:

@@ -4,154 +4,97 @@ from __future__ import annotations
 
 import time
 from contextlib import nullcontext
-from typing import Annotated, Any
+from typing import Any
 
-import typer
+from cnngp.common.progress import duration, progress_bar
 
-from . import values
-from .common import (
-    Aspect,
-    Columns,
-    Data,
-    Device,
-    Dtype,
-    InputShape,
-    Kind,
-    MaxPixels,
-    NetworkName,
-    RecipeFile,
-    Size,
-    SkipBad,
-    SplitName,
-    Threads,
-    Train,
-    network_by_name,
-    read_data,
-    warnings_as_lines,
-    zoo_name,
-)
-from .cost import tell_cost, warn_if_long
-from .output import Json, Quiet, last_line, say
+from .inputs import chosen_network, given_network, read_data
+from .options import Asked
+from .output import last_line, say, warn, warnings_as_lines
+
+_WORTH_MEASURING = 10**12
+"""Operations from which a few pairs are worth timing first: about half a minute on two cores."""
+_LONG = 3600.0
 
 
-def gram(
-    data: Data = "digits",
-    network: NetworkName = "auto",
-    recipe: RecipeFile = None,
-    train: Train = None,
-    split: SplitName = "standard",
-    size: Size = None,
-    aspect: Aspect = "squash",
-    skip_bad: SkipBad = False,
-    max_pixels: MaxPixels = None,
-    columns: Columns = None,
-    input_shape: InputShape = None,
-    preparation: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME",
-            parser=values.choice("plain", "contrast", "detail", "edges", "normalised", "zca", "patches"),
-            help="How each image is prepared: plain, contrast, detail, edges, normalised, zca or patches.",
-        ),
-    ] = "plain",
-    store: Annotated[
-        str | None, typer.Option(metavar="STORE", help="Where the matrix goes: a folder or an fsspec URL.")
-    ] = None,
-    tile: Annotated[
-        int | None, typer.Option(metavar="N", help="Side of a tile in images; by default a few seconds of work.")
-    ] = None,
-    verify: Annotated[bool, typer.Option(help="Check the tiles that are already in the store.")] = True,
-    plan: Annotated[
-        bool, typer.Option("--plan", help="Show what it would cost, after timing a few pairs; nothing is stored.")
-    ] = False,
-    status: Annotated[str | None, typer.Option(metavar="STORE", help="Show what a store holds.")] = None,
-    scheduler: Annotated[
-        str | None,
-        typer.Option(metavar="ADDRESS", help="Compute on the workers of a Dask cluster, such as tcp://host:8786."),
-    ] = None,
-    device: Device = "auto",
-    dtype: Dtype = "float32",
-    threads: Threads = None,
-    kind: Kind = "nngp",
-    as_json: Json = False,
-    quiet: Quiet = False,
-) -> None:
+def gram(asked: Asked) -> None:
     """Compute a kernel matrix into a store. If it is interrupted, run it again and it continues where it stopped."""
-    if status is not None:
-        _status(status, verify, as_json)
+    if asked.status is not None:
+        _status(asked.status, asked.verify)
         return
-    if store is None and not plan:
+    if asked.store is None and not asked.plan:
         raise ValueError("say where the matrix goes, such as --store digits.zarr, or use --plan to see the cost")
-    if scheduler is not None and plan:
+    if asked.scheduler is not None and asked.plan:
         raise ValueError("--plan measures this machine, so it cannot be combined with --scheduler")
+    if asked.recipe is not None and asked.preparation != "plain":
+        raise ValueError("--recipe names the networks and preparations; leave out --preparation")
     from cnngp.estimators.kernels import prepared
     from cnngp.estimators.recipe import Recipe, Term
     from cnngp.kernel.kernel import Kernel
     from cnngp.matrix.cluster.connection import connect
-    from cnngp.matrix.plan import begun
     from cnngp.matrix.store.places import child
-    from cnngp.network.names import default_network
 
-    with nullcontext() if scheduler is None else connect(scheduler) as client:
-        given = network_by_name(network)
-        if recipe is not None and (given is not None or preparation != "plain"):
-            raise ValueError("--recipe names the networks and preparations; leave out --network and --preparation")
-        asked = None if recipe is None else Recipe.read(recipe)
+    with nullcontext() if asked.scheduler is None else connect(asked.scheduler) as client:
+        given = given_network(asked)
         # All images of a folder or a file: nothing is predicted here, so none are kept for a test.
-        read = read_data(
-            data,
-            split=split,
-            size=size,
-            aspect=aspect,
-            skip_bad=skip_bad,
-            max_pixels=max_pixels,
-            columns=columns,
-            input_shape=input_shape,
-            whole=True,
-        )
-        images = read.some(train)
-        say("data", f"{len(images.X):,} images of {data}")
-        if asked is None:
-            net = given or default_network(images.X.shape[1:], len(images.X))
-            terms: Any = [Term(net, preparation)]
-            name = network if given is not None else f"{zoo_name(net)} (chosen)"
-        else:
-            terms, name = asked.terms, ""
+        images = read_data(asked, whole=True).some(asked.train)
+        say("data", f"{len(images.X):,} images of {asked.data}")
+        terms, name = given.terms if isinstance(given, Recipe) else (), ""
+        if not terms:
+            network, name = chosen_network(given, images.X, asked.network)
+            terms = (Term(network, asked.preparation),)
         done = []
         for term in terms:
-            kernel = Kernel(term.network, device, dtype, threads, kind, symmetry=term.symmetry)  # type: ignore[arg-type]
+            kernel = Kernel(term.network, asked.device, asked.dtype, asked.threads, asked.kind, symmetry=term.symmetry)
             X = prepared(term, images.X)
-            place = store if store is None or len(terms) == 1 else child(store, term.store_name)
+            place = asked.store if asked.store is None or len(terms) == 1 else child(asked.store, term.store_name)
             say("network", f"{name or term.name}, {term.network.shapes(X.shape[1:]).cost:,} operations per pair")
             if client is None:
                 say("engine", f"{kernel.device} ({kernel.engine_for(X.shape[1:]).identity})")
             else:
-                say("cluster", f"{scheduler}, {_workers(client)}")
-            if plan:
-                done.append(_plan(kernel, X, tile, place))
-                continue
-            left = begun(kernel, X, place, tile)
-            if left is not None:
-                say("continues", f"{left.tiles:,} of {left.of:,} tiles are there already")
-            pairs = len(X) * (len(X) - 1) // 2 if left is None else left.pairs_left
-            if client is None and pairs:
-                tell_cost(kernel, X, pairs)
-            done.append(_compute(kernel, X, place, tile, verify, client))
-        last_line(as_json, done[0] if len(done) == 1 else {"command": "gram", "terms": done})
+                threads = client.nthreads().values()
+                say("cluster", f"{asked.scheduler}, {len(threads):,} workers, {sum(threads):,} threads")
+            if asked.plan:
+                done.append(_plan(kernel, X, asked.tile, place))
+            else:
+                done.append(_compute(kernel, X, place, asked, client))
+        last_line(done[0] if len(done) == 1 else {"command": "gram", "terms": done})
 
 
-def _workers(client: Any) -> str:
-    threads = client.nthreads().values()
-    return f"{len(threads):,} workers, {sum(threads):,} threads"
+def tell_cost(kernel: Any, X: Any, pairs: int) -> None:
+    """Time a few pairs and say how long all of them will take, unless that is clearly short."""
+    from cnngp.matrix.tile_size import expected_seconds
+
+    if kernel.network.shapes(X.shape[1:]).cost * pairs < _WORTH_MEASURING:
+        return
+    with progress_bar(1, "timing a few pairs", "run", delay=0.0):
+        seconds = expected_seconds(kernel, X, pairs)
+    say("expected time", f"about {duration(seconds)} for the kernels of {pairs:,} pairs, timed on a few")
+    _warn_if_long(seconds)
 
 
-def _compute(kernel: Any, X: Any, store: Any, tile: int | None, verify: bool, client: Any) -> dict[str, Any]:
+def _warn_if_long(seconds: float) -> None:
+    if seconds > _LONG:
+        warn(
+            f"the kernel takes about {duration(seconds)} here, more than an hour; use fewer images (--train), a "
+            "network that shrinks before its pools (`cnngp networks NAME` shows the cost of each layer) or a GPU"
+        )
+
+
+def _compute(kernel: Any, X: Any, store: Any, asked: Asked, client: Any) -> dict[str, Any]:
     from cnngp.common.memory import size
     from cnngp.matrix.gram import gram as compute
+    from cnngp.matrix.plan import begun
 
+    left = begun(kernel, X, store, asked.tile)
+    if left is not None:
+        say("continues", f"{left.tiles:,} of {left.of:,} tiles are there already")
+    pairs = len(X) * (len(X) - 1) // 2 if left is None else left.pairs_left
+    if client is None and pairs:
+        tell_cost(kernel, X, pairs)
     began = time.perf_counter()
     with warnings_as_lines():
-        K = compute(kernel, X, store=store, tile=tile, verify=verify, client=client)
+        K = compute(kernel, X, store=store, tile=asked.tile, verify=asked.verify, client=client)
     seconds = time.perf_counter() - began
     say("store", str(store))
     say("matrix", f"{K.shape[0]:,} × {K.shape[1]:,} {K.dtype}, {size(K.nbytes)} in tiles of {K.chunks[0]}")
@@ -162,7 +105,6 @@ def _compute(kernel: Any, X: Any, store: Any, tile: int | None, verify: bool, cl
 
 def _plan(kernel: Any, X: Any, tile: int | None, store: Any) -> dict[str, Any]:
     from cnngp.common.memory import size
-    from cnngp.common.progress import duration
     from cnngp.matrix.plan import plan
 
     p = plan(kernel, X, tile=tile, store=store)
@@ -174,11 +116,11 @@ def _plan(kernel: Any, X: Any, tile: int | None, store: Any) -> dict[str, Any]:
         say("memory", f"{size(p.memory_bytes)} to compute; an exact fit needs {size(p.fit_bytes)}")
     say("speed", f"{p.pairs_per_second:,.0f} pairs/s, measured on a few pairs")
     say("time", f"about {duration(p.seconds)}")
-    warn_if_long(p.seconds)
+    _warn_if_long(p.seconds)
     return {"command": "gram --plan", **p.as_dict()}
 
 
-def _status(where: str, verify: bool, as_json: bool) -> None:
+def _status(where: str, verify: bool) -> None:
     from cnngp.common.memory import size
     from cnngp.matrix.plan import status
     from cnngp.matrix.store.differences import told
@@ -200,4 +142,4 @@ def _status(where: str, verify: bool, as_json: bool) -> None:
     else:
         missing = f"no: {s.missing:,} tiles missing, {s.damaged:,} damaged; the command that made it computes them"
         say("whole", "yes, every tile was read and is good" if s.whole else missing)
-    last_line(as_json, {"command": "gram --status", "store": where, **s.as_dict()})
+    last_line({"command": "gram --status", "store": where, **s.as_dict()})

@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import json
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Annotated, Any, TextIO
+from typing import Any, TextIO
 
 import typer
 
@@ -35,30 +36,18 @@ def one_command() -> Iterator[None]:
         yield
 
 
-def _json(wanted: bool) -> bool:
+def only_json(wanted: bool) -> bool:
+    """The option --json: words go to standard error."""
     _current.json = wanted
     return wanted
 
 
-def _quiet(wanted: bool) -> bool:
+def only_warnings(wanted: bool) -> bool:
+    """The option --quiet: words and progress bars go nowhere."""
     _current.quiet = wanted
     if wanted:
         _current.until_the_end.enter_context(progress.hidden())
     return wanted
-
-
-Json = Annotated[
-    bool,
-    typer.Option(
-        "--json",
-        callback=_json,
-        is_eager=True,
-        help="Print JSON to standard output and everything else to standard error.",
-    ),
-]
-Quiet = Annotated[
-    bool, typer.Option("--quiet", "-q", callback=_quiet, is_eager=True, help="Print only warnings, errors and JSON.")
-]
 
 
 def shown(text: str) -> str:
@@ -85,7 +74,21 @@ def warn(text: str) -> None:
     typer.echo(f"warning: {shown(' '.join(text.split()))}", err=True)
 
 
-def last_line(wanted: bool, result: dict[str, Any]) -> None:
-    """The whole result as one line of JSON."""
-    if wanted:
+def last_line(result: dict[str, Any]) -> None:
+    """The whole result as one line of JSON, where that is wanted."""
+    if _current.json:
         typer.echo(json.dumps(result))
+
+
+@contextmanager
+def warnings_as_lines() -> Iterator[None]:
+    """Warnings as one line each, without the file names and lines of code that Python adds."""
+    from cnngp.gp.jitter import JitterWarning
+
+    def show(message: Any, *_: Any, **__: Any) -> None:
+        warn(str(message))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", JitterWarning)
+        warnings.showwarning = show
+        yield

@@ -1,86 +1,92 @@
-"""`cnngp predict MODEL IMAGE…`: labels and probabilities for image files, from a saved model."""
+"""`cnngp predict MODEL IMAGE…`: what a saved model says of image files."""
 
 from __future__ import annotations
 
-import math
-from pathlib import Path
-from typing import Annotated
+from typing import Any
 
 import typer
 
-from cnngp.common.tables import aligned
+from cnngp.common.tables import aligned, percent
 
-from .common import Device, MaxPixels, warnings_as_lines
-from .models import Model, largest_pixel, load_classifier, model_file
-from .output import Json, Quiet, last_line, say, tell, warn
+from .inputs import read_model
+from .options import Asked
+from .output import last_line, say, tell, warn, warnings_as_lines
 
 
-def predict(
-    model: Model,
-    images: Annotated[list[Path], typer.Argument(help="Image files, or folders of them.")],
-    device: Device = "auto",
-    max_pixels: MaxPixels = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
-) -> None:
-    """Predict the class of image files. They are resized and converted to match the training images.
+def predict(asked: Asked) -> None:
+    """Predict the class, or the number, of image files. They are resized and converted to match the training images.
 
-    The last column says how unusual an image is: more than that share of the training images, each beside all the
-    others. The JSON also has the number behind it, the novelty, from 0 to 1. A file that cannot be read gives a warning
-    and the exit code 1; the others are predicted all the same.
+    With --coverage there is a set of classes that holds the right one as often as that: no class says that the image is
+    none of these. Numbers come with an interval. The last column says how unusual an image is: more than that share of
+    the training images, each beside all the others. The JSON also has the number behind it, the novelty, from 0 to 1. A
+    file that cannot be read gives a warning and the exit code 1; the others are predicted all the same.
     """
     import numpy as np
 
     from cnngp.common.errors import DatasetError
     from cnngp.datasets.folders import image_files
     from cnngp.datasets.images import MAX_PIXELS, read_image
+    from cnngp.report.answers import answers
 
-    model = model_file(model)
-    clf = load_classifier(model, device)
-    if len(clf.input_shape_) != 3:
-        raise ValueError(f"{model} was fitted on inputs of shape {clf.input_shape_}, not on images")
-    largest = largest_pixel(model, clf.X_)
+    path, model, largest = read_model(asked.model, asked.device)
+    numbers = not hasattr(model, "classes_")
+    coverage = asked.coverage
+    if coverage is None and numbers and model.gp_.exact is not None:
+        coverage = 0.9
     read, bad = {}, {}
-    for path in image_files(images):
+    for file in image_files(asked.images):
         try:
-            read[path] = read_image(path, clf.input_shape_, clf.image_aspect_ or "squash", max_pixels or MAX_PIXELS)
+            aspect = model.image_aspect_ or "squash"
+            read[file] = read_image(file, model.input_shape_, aspect, asked.max_pixels or MAX_PIXELS)
         except DatasetError as error:
-            bad[path] = str(error)
+            bad[file] = str(error)
     if not read:
         raise DatasetError("; ".join(bad.values()))
     for message in bad.values():
         warn(message)
     X = np.stack(list(read.values())).astype(np.float32)
-    if largest == 1:
-        X /= np.float32(255.0)
     with warnings_as_lines():
-        explained = clf.explain(X)
-    rows = [("image", "class", "probability", "next best", "more unusual than")]
-    results = []
-    words = [str(c) for c in clf.classes_]
-    for path, why in zip(read, explained, strict=True):
-        p = why.probabilities
-        first, second = (int(k) for k in np.argsort(-p, kind="stable")[:2])
-        next_best = f"{words[second]} ({p[second]:.4f})"
-        rows.append((str(path), words[first], f"{p[first]:.4f}", next_best, how_unusual(why.novelty_rank)))
-        result = {"image": str(path), "class": words[first]}
-        results.append(result | {"probabilities": dict(zip(words, p.tolist(), strict=True)), **why.as_dict()})
-    engine = clf.fit_.only_kernel.engine(clf.input_shape_)
+        said = list(answers(model, X if largest != 1 else X / np.float32(255.0), coverage))
+    engine = model.fit_.only_kernel.engine(model.input_shape_)
     say("engine", engine)
     if largest != 1:
         say("pixels", f"from 0 to {largest}, as in the images that the model was fitted on")
-    tell(aligned(rows, right=(2,)))
-    unreadable = [{"image": str(path), "error": message} for path, message in bad.items()]
-    about = {"command": "predict", "model": str(model), "engine": engine, "pixels": largest}
-    last_line(as_json, about | {"images": results, "unreadable": unreadable})
+    heads = ("number", "±") if numbers else ("class", "probability", "next best")
+    more = () if coverage is None else (f"{'interval' if numbers else 'set'} at {percent(coverage)}",)
+    rows = [("image", *heads, *more, "more unusual than")]
+    for file, answer in zip(read, said, strict=True):
+        words = [*(_number if numbers else _class)(answer), *([] if coverage is None else [_region(answer)])]
+        rows.append((str(file), *words, how_unusual(answer["novelty_rank"])))
+    tell(aligned(rows, right=(1, 2) if numbers else (2,)))
+    results = [{"image": str(file), **answer} for file, answer in zip(read, said, strict=True)]
+    unreadable = [{"image": str(file), "error": message} for file, message in bad.items()]
+    about = {"command": "predict", "model": str(path), "engine": engine, "pixels": largest, "coverage": coverage}
+    last_line(about | {"images": results, "unreadable": unreadable})
     if bad:
         raise typer.Exit(1)
 
 
-def how_unusual(rank: float) -> str:
+def _class(answer: dict[str, Any]) -> list[str]:
+    (first, p), (second, next_p) = sorted(answer["probabilities"].items(), key=lambda pair: -pair[1])[:2]
+    return [first, f"{p:.4f}", f"{second} ({next_p:.4f})"]
+
+
+def _number(answer: dict[str, Any]) -> list[str]:
+    return [f"{answer['value']:.5g}", f"{answer['std']:.2g}"]
+
+
+def _region(answer: dict[str, Any]) -> str:
+    """The set or the interval of an image in words."""
+    if "set" in answer:
+        return " or ".join(answer["set"]) or "none of these"
+    low, high = answer["interval"]
+    return "any: too few images" if low is None or high is None else f"{low:.5g} to {high:.5g}"
+
+
+def how_unusual(rank: float | None) -> str:
     """The share of the training images that are less unusual, each beside all the others, than an image is."""
-    if math.isnan(rank):
+    if rank is None:
         return "not known"
     if rank in (0.0, 1.0):
         return f"{'all' if rank else 'none'} of the training images"
-    return f"{math.floor(100 * rank)} % of the training images"
+    return f"{int(100 * rank)} % of the training images"

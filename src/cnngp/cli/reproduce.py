@@ -2,96 +2,48 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 from collections.abc import Sequence
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
 from cnngp.common.tables import aligned
 
-from .common import Device, Seed, Threads, check_writable, warnings_as_lines
-from .output import Json, Quiet, last_line, say, tell
+from .inputs import check_writable
+from .options import Asked
+from .output import last_line, say, tell, warnings_as_lines
 
+_SETTING = ("quick", "device", "data", "scheduler", "budget", "seed", "threads")
 AGAIN = 75
 """The exit code of a run that its budget ended: run again to go on (EX_TEMPFAIL of sysexits.h)."""
 
-Quick = Annotated[bool, typer.Option("--quick", help="A small version that takes minutes on two cores.")]
-Out = Annotated[Path | None, typer.Option(metavar="FOLDER", help="Folder for the results and the finished pieces.")]
-DataFolder = Annotated[
-    Path | None,
-    typer.Option(
-        "--data", metavar="FOLDER", help="Folder that contains mnist/; by default CNNGP_DATA, then the cache."
-    ),
-]
-Scheduler = Annotated[
-    str | None,
-    typer.Option(
-        metavar="ADDRESS", help="Let the workers of this Dask scheduler compute the kernels: tcp://host:8786."
-    ),
-]
-Budget = Annotated[
-    float | None,
-    typer.Option(metavar="SECONDS", help="Start no new piece after this many seconds; run again to continue."),
-]
 
-
-class Experiment(StrEnum):
-    table1 = "table1"
-    figure2 = "figure2"
-    figure3 = "figure3"
-    all = "all"
-
-
-def reproduce(
-    experiment: Annotated[Experiment, typer.Argument(help="What to reproduce.")],
-    quick: Quick = False,
-    device: Device = "auto",
-    out: Out = None,
-    data: DataFolder = None,
-    scheduler: Scheduler = None,
-    budget: Budget = None,
-    seed: Seed = 0,
-    threads: Threads = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
-) -> None:
+def reproduce(asked: Asked) -> None:
     """Reproduce the paper. Finished pieces are kept: if it is interrupted, run it again and it continues."""
     from cnngp.paper.experiments import NAMES
 
-    names = NAMES if experiment is Experiment.all else (experiment.value,)
-    run_experiments(
-        [(f"cnngp.paper.{name}", ("cnngp", "reproduce", name)) for name in names],
-        {"quick": quick, "device": device, "out": out, "data": data, "scheduler": scheduler}
-        | {"budget": budget, "seed": seed, "threads": threads},
-        as_json,
-    )
+    names = NAMES if asked.experiment == "all" else (asked.experiment,)
+    run_experiments([(f"cnngp.paper.{name}", ("cnngp", "reproduce", name)) for name in names], asked)
 
 
 def run_experiments(
-    experiments: Sequence[tuple[str, Sequence[str]]],
-    options: dict[str, Any],
-    as_json: bool,
-    images: Sequence[str] = ("mnist", "paper"),
+    experiments: Sequence[tuple[str, Sequence[str]]], asked: Asked, images: Sequence[str] = ("mnist", "paper")
 ) -> None:
     """Run experiments, each given as its module and the words of its command, and print their tables.
 
-    `options` are those of `Setting`; `images` names the data set, which has to be there before anything is computed.
+    `images` names the data set, which has to be there before anything is computed.
     """
     from cnngp.paper.experiments import PAGE
     from cnngp.paper.experiments import reproduce as run_experiment
     from cnngp.paper.setting import OutOfTime, Setting
 
-    budget = options["budget"]
-    if budget is not None and not (math.isfinite(budget) and budget > 0):
-        raise ValueError(f"--budget {budget:g}: expected a positive number of seconds")
-    folder = options["out"] or Path("out") / ("reproduce-quick" if options["quick"] else "reproduce")
+    folder = asked.out or Path("out") / ("reproduce-quick" if asked.quick else "reproduce")
     check_writable("--out", folder)
     setting = Setting(
-        **(options | {"out": folder}),
+        **{name: getattr(asked, name) for name in _SETTING},
+        out=folder,
         say=lambda name, text: say(name, text) if name == "plan" else say("piece", f"{name}: {text}"),
     )
     actual = setting.actual_device  # refuses a device that is not there
@@ -120,23 +72,19 @@ def run_experiments(
         ) from None
     except OutOfTime as error:
         typer.echo(f"stopped: {error}", err=True)
-        last_line(as_json, report | {"finished": False, "rows": rows})
+        last_line(report | {"finished": False, "rows": rows})
         raise typer.Exit(AGAIN) from None
     say("page", str(folder / PAGE))
-    last_line(as_json, report | {"finished": True, "page": str(folder / PAGE), "rows": rows})
+    last_line(report | {"finished": True, "page": str(folder / PAGE), "rows": rows})
 
 
 def _command(words: Sequence[str], setting: Any) -> str:
     """The command that repeats an experiment; where its files go does not change it."""
-    return shlex.join(
-        [
-            *words,
-            *(["--quick"] if setting.quick else []),
-            *(["--device", setting.device] if setting.device != "auto" else []),
-            *(["--scheduler", setting.scheduler] if setting.scheduler is not None else []),
-            *(["--seed", str(setting.seed)] if setting.seed else []),
-        ]
-    )
+    said = [*words, *(["--quick"] if setting.quick else [])]
+    for name, usual in (("device", "auto"), ("scheduler", None), ("seed", 0)):
+        value = getattr(setting, name)
+        said += [f"--{name}", str(value)] if value != usual else []
+    return shlex.join(said)
 
 
 _BRACKETS = "In brackets: published values."

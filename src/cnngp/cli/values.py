@@ -1,7 +1,7 @@
 """What the values of options may be. Each is checked while the command line is read, before any file is.
 
-A parser takes the words of the user and returns them, or what they stand for; what it refuses is one line that begins
-with the option: `--learn foo: expected loo or likelihood`.
+A parser takes the words of the user and returns what they stand for; what it refuses is one line that begins with the
+option: `--learn foo: expected loo or likelihood`.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ def choice(*words: str) -> Callable[[str], str]:
 
     def parse(value: str) -> str:
         if value not in words:
-            raise BadValue(value, either(words))
+            raise BadValue(value, f"{', '.join(words[:-1])} or {words[-1]}")
         return value
 
     return parse
 
 
-def whole(least: int, of: str = "a whole number") -> Callable[[Any], int]:
+def whole(least: int) -> Callable[[Any], int]:
     """A whole number of at least this."""
 
     def parse(value: Any) -> int:
         try:
             number = int(value)
         except ValueError:
-            raise BadValue(value, f"{of} of {least} or more") from None
+            number = least - 1
         if number < least:
-            raise BadValue(value, f"{of} of {least} or more")
+            raise BadValue(value, f"a whole number of {least} or more")
         return number
 
     return parse
@@ -65,50 +65,45 @@ def port(value: Any) -> int:
 
 def seconds(value: Any) -> float:
     """More than none."""
-    number = _number(value)
-    if number is None or number <= 0.0:
-        raise BadValue(value, "a number of seconds, more than 0")
-    return number
+    return _number(value, lambda number: number > 0.0, "a positive number of seconds")
 
 
-def noise(value: Any) -> str:
-    """A variance, or how to choose one; the words as they are."""
-    number = _number(value)
-    if value not in ("ml", "loo") and (number is None or number < 0.0):
-        raise BadValue(value, "a variance of 0 or more, ml to choose it by likelihood, or loo by leave-one-out")
-    return str(value)
+def share(value: Any) -> float:
+    """Between none and all."""
+    return _number(value, lambda number: 0.0 < number < 1.0, "a share between 0 and 1, such as 0.9")
 
 
-def amplitude(value: Any) -> str:
-    number = _number(value)
-    if value not in ("ml", "loo") and (number is None or number <= 0.0):
-        raise BadValue(value, "ml, loo or a positive number")
-    return str(value)
+def noise(value: Any) -> float | str:
+    """A variance, or how to choose one."""
+    expected = "a variance of 0 or more, ml to choose it by likelihood, or loo by leave-one-out"
+    return str(value) if value in ("ml", "loo") else _number(value, lambda number: number >= 0.0, expected)
+
+
+def amplitude(value: Any) -> float | str:
+    """A factor, or how to choose one."""
+    return str(value) if value in ("ml", "loo") else _number(value, lambda n: n > 0.0, "ml, loo or a positive number")
 
 
 def size(value: Any) -> str:
-    """A height and a width."""
+    """A height and a width, as they are written."""
     parts = re.split(r"[x×,]", str(value).strip())
     if len(parts) > 2 or not _positive(parts):
         raise BadValue(value, "a height and a width such as 48x64, or one number for both")
     return str(value)
 
 
-def shape(least: int) -> Callable[[Any], str]:
+def shape(least: int) -> Callable[[Any], tuple[int, ...]]:
     """Channels, then sizes: at least so many numbers."""
 
-    def parse(value: Any) -> str:
+    def parse(value: Any) -> tuple[int, ...]:
+        if isinstance(value, tuple):  # the default
+            return value
         parts = re.split(r"[,x×]", str(value).strip())
         if not least <= len(parts) <= 4 or not _positive(parts):
             raise BadValue(value, "the channels, then the sizes, such as 1,28,28 for images or 1,128 for signals")
-        return str(value)
+        return tuple(map(int, parts))
 
     return parse
-
-
-def shape_of(text: str) -> tuple[int, ...]:
-    """1,28,28 or 1x28x28 as numbers, after `shape` has seen it."""
-    return tuple(int(part) for part in re.split(r"[,x×]", text))
 
 
 def data(value: Any) -> str:
@@ -118,21 +113,19 @@ def data(value: Any) -> str:
     return str(value)
 
 
-def either(words: Sequence[str]) -> str:
-    """
-    >>> either(["auto", "cpu", "cuda"])
-    'auto, cpu or cuda'
-    """
-    *others, last = words
-    return f"{', '.join(others)} or {last}" if others else last
+def words(value: Any) -> str:
+    """A value as it is given on the command line."""
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-def _number(value: Any) -> float | None:
+def _number(value: Any, allowed: Callable[[float], bool], expected: str) -> float:
     try:
         number = float(value)
     except ValueError:
-        return None
-    return number if math.isfinite(number) else None
+        number = math.nan
+    if not (math.isfinite(number) and allowed(number)):
+        raise BadValue(value, expected)
+    return number
 
 
 def _positive(parts: Sequence[str]) -> bool:

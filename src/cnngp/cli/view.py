@@ -3,69 +3,40 @@
 from __future__ import annotations
 
 import webbrowser
-from pathlib import Path
-from typing import Annotated
 
-import typer
-
-from . import values
-from .common import Device, MaxPixels, check_writable, warnings_as_lines
-from .models import Model, largest_pixel, load_classifier, model_file
-from .output import Quiet, say
+from .inputs import check_writable, read_model
+from .options import Asked
+from .output import say, warnings_as_lines
 
 
-def view(
-    model: Model,
-    labels: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE.csv", help="CSV file for decisions about labels; by default MODEL.labels.csv."),
-    ] = None,
-    suspects: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            parser=values.whole(1),
-            help="Show this many suspect labels; by default those that the model's own errors do not explain.",
-        ),
-    ] = None,
-    port: Annotated[
-        int, typer.Option(metavar="N", parser=values.port, help="Port on this machine; 0 takes a free one.")
-    ] = 0,
-    browser: Annotated[bool, typer.Option(help="Open the page in a browser.")] = True,
-    device: Device = "auto",
-    max_pixels: MaxPixels = None,
-    quiet: Quiet = False,
-) -> None:
+def view(asked: Asked) -> None:
     """Open a page to try images on a model, see the reasons for its answers, and clean labels.
 
     The page can be opened from this machine only, by those who know its whole address, and no image leaves it.
     """
     from cnngp.datasets.images import MAX_PIXELS
     from cnngp.report.viewer.answers import Answers
-    from cnngp.report.viewer.decisions import Decisions
     from cnngp.report.viewer.server import Viewer
 
-    model = model_file(model)
-    path = model.with_suffix(".labels.csv") if labels is None else labels
-    check_writable("--labels", path, folder=False)
-    decisions = Decisions(path)
+    path, model, largest = read_model(asked.model, asked.device)
+    labels = asked.labels or path.with_suffix(".labels.csv")
+    check_writable("--labels", labels, folder=False)
+    most, coverage = asked.max_pixels or MAX_PIXELS, asked.coverage or 0.9
     with warnings_as_lines():
-        clf = load_classifier(model, device)
-        largest = largest_pixel(model, clf.X_)
-        most = MAX_PIXELS if max_pixels is None else max_pixels
-        answers = Answers(clf, model.name, decisions, largest=largest, suspects=suspects, max_pixels=most)
+        options = {"largest": largest, "suspects": asked.suspects, "max_pixels": most, "coverage": coverage}
+        answers = Answers(model, path.name, labels, **options)
     try:
-        server = Viewer(answers, port)
+        server = Viewer(answers, asked.port)
     except OSError as error:
-        raise OSError(f"--port {port}: {error.strerror}; choose another, or 0 for a free one") from None
+        raise OSError(f"--port {asked.port}: {error.strerror}; choose another, or 0 for a free one") from None
     with server:
         say("page", server.address)
-        say("decisions", str(path))
+        say("decisions", str(labels))
         say("", "press Ctrl-C to stop")
-        if browser:
+        if asked.browser:
             webbrowser.open(server.address)
         try:
             server.serve_forever()
         except KeyboardInterrupt:
-            count = f"{len(decisions)} label{'' if len(decisions) == 1 else 's'}"
-            say("decided", f"{count}, in {path}" if len(decisions) else "nothing")
+            count = len(answers.decisions)
+            say("decided", f"{count} label{'' if count == 1 else 's'}, in {labels}" if count else "nothing")

@@ -1,250 +1,203 @@
-"""How a fitted classifier does on a test set: what the command line prints and the report shows, as plain values."""
+"""What a run finds about a fitted model: the frame that classes and numbers share, as plain values and pictures."""
 
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cnngp.common.arrays import DataError, to_numpy
-from cnngp.common.tables import printable
+from cnngp.common.arrays import to_numpy
+from cnngp.common.tables import printable, share_for_people
 from cnngp.datasets.dataset import Dataset
-from cnngp.estimators.classifier import GPClassifier
-from cnngp.gp import calibration
-from cnngp.gp.calibration import Reliability, Scores
 
+from . import plots, web_page
+from .answers import answers
 from .suspects import SuspectLabels, suspect_labels
 
 Array = NDArray[Any]
-_IMAGES_A_BIN, _FEWEST_BINS, _MOST_BINS = 10, 5, 15
+Floats = NDArray[np.float64]
+_MATRIX = 400  # training images in the picture of the kernel
+_TRIED = 500  # test images on which sets and intervals are tried
 
 
 @dataclass(frozen=True)
 class Neighbour:
-    """A training image that speaks for a prediction, and its share in the mean."""
+    """A training image behind a prediction, its label, and what is said of it."""
 
     pixels: Array
     label: str
-    share: float
+    share: str
     name: str | None
 
 
 @dataclass(frozen=True)
 class Picture:
-    """An image with what was said of it."""
+    """An image with what was predicted for it, and the label that it has."""
 
     pixels: Array
     label: str
     predicted: str
-    probability: float
-    """Of the predicted class; of the label that was given where that is suspect."""
+    sure: str
+    """How sure that is."""
     name: str | None = None
+    facts: dict[str, Any] = field(default_factory=dict)
+    """More for JSON."""
+    wrong: bool = False
+    suspect: bool = False
     neighbours: tuple[Neighbour, ...] = ()
-    novelty: float | None = None
+    saliency: Array | None = None
+    """How much each location counts, where that is known."""
 
     def as_dict(self) -> dict[str, Any]:
         """The words and numbers, for JSON."""
-        told: dict[str, Any] = {
-            "name": self.name,
-            "label": self.label,
-            "predicted": self.predicted,
-            "probability": self.probability,
-        }
-        if self.neighbours:
-            said = [{"name": n.name, "label": n.label, "share": n.share} for n in self.neighbours]
-            told |= {"novelty": self.novelty, "because_of": said}
-        return told
+        return {"name": self.name, "label": self.label, "predicted": self.predicted, **self.facts}
 
 
-@dataclass(frozen=True)
-class Evaluation:
-    data: str
-    images: int
-    loo_images: int
-    """Of the training images, those with a leave-one-out prediction."""
-    classes: tuple[str, ...]
-    loo: Scores
-    test: Scores | None
-    """None where there is no test set: `reliability` and `confusion` are of the leave-one-out predictions then."""
-    validation: Scores | None
-    validation_images: int
-    log_marginal_likelihood: float | None
-    temperature: float
-    label_noise: float
-    reliability: Reliability
-    confusion: NDArray[np.int64]
-    """Rows are the labels, columns the predictions."""
-    uncertain: tuple[Picture, ...]
-    wrong: tuple[Picture, ...]
-    suspect: tuple[Picture, ...]
-    """Training images whose label the others contradict; `predicted` is what they propose."""
-    suspects: SuspectLabels | None
-    """The whole list that these are the first of; None of a model that is no better than guessing."""
-    correlations: NDArray[np.float64]
-    """K_ij/√(K_ii K_jj) of training images ordered by class."""
-    boundaries: tuple[int, ...]
-    """Where the classes end in `correlations`."""
-    predict_seconds: float
+class Evaluation(ABC):
+    """A fitted model on its training images, left out, and on those for validation and tests."""
+
+    command: ClassVar[str]
+    title: ClassVar[str]
+    loo: Any
+    """Scores of the leave-one-out predictions; `test` and `validation` are None where there are no such images."""
+    test: Any = None
+    validation: Any = None
+    suspects: SuspectLabels | None = None
+    """None of a model that is no better than guessing: that it contradicts a label says nothing."""
+    wrong: tuple[Picture, ...] = ()
+    uncertain: tuple[Picture, ...] = ()
+    suspect: tuple[Picture, ...] = ()
+
+    def __init__(self, model: Any, data: Dataset) -> None:
+        self.model, self.data = model, data
+        self.images: int = model.fit_report_.images
+        self.loo_images = len(model.loo_rows_)
+        self.tested = len(data.X_test)
+        self.predict_seconds = 0.0
+        self.guessing = model.fit_report_.guessing is not None or model.fit_report_.no_better is not None
+        self.suspects = None if self.guessing else suspect_labels(model)
+        rows = np.unique(np.linspace(0, len(data.X) - 1, min(len(data.X), _MATRIX)).round().astype(int))
+        rows = rows[np.argsort(data.y[rows], kind="stable")]
+        exact = model.gp_.exact
+        K = model.fit_.among(data.X[rows]) if exact is None else exact.kernel_between(rows)
+        K = to_numpy(K).astype(np.float64)
+        s = np.sqrt(np.maximum(K.diagonal(), np.finfo(np.float64).tiny))
+        self.correlations = K / np.outer(s, s)
+        """K_ij/√(K_ii K_jj) of training images ordered by their labels."""
+        np.fill_diagonal(self.correlations, 1.0)
+        self.ordered = data.y[rows]
+
+    @abstractmethod
+    def lines(self) -> list[tuple[str, str]]:
+        """What is printed of the scores, by name."""
+
+    @abstractmethod
+    def tiles(self) -> list[tuple[str, str]]:
+        """The numbers that a report begins with: each with what it is."""
+
+    @abstractmethod
+    def summary(self) -> str:
+        """Those numbers in a sentence or two."""
+
+    @abstractmethod
+    def figures(self) -> tuple[str, list[str]]:
+        """A heading, and the figures of the scores."""
+
+    @abstractmethod
+    def kernel_figure(self) -> str:
+        """The picture of `correlations`."""
+
+    @abstractmethod
+    def looked_at(self) -> str:
+        """The sections on single images."""
+
+    @abstractmethod
+    def coverage(self) -> list[dict[str, Any]]:
+        """For each of some coverages, how often sets or intervals held the truth, and how large they were."""
+
+    @abstractmethod
+    def coverage_table(self) -> str:
+        """The section on that."""
+
+    def _timed(self, predict: Callable[[Any], Any]) -> Any:
+        """Predictions of the test images; their seconds are kept."""
+        start = time.perf_counter()
+        found = predict(self.data.X_test)
+        self.predict_seconds = time.perf_counter() - start
+        return found
+
+    def _tried(self) -> tuple[slice, dict[str, Any]]:
+        """Some test images, and their kernels with the training images: what `predict_set` and its like are asked."""
+        rows, fit = slice(0, _TRIED), self.model.fit_
+        X = self.data.X_test[rows]
+        return rows, {"K": to_numpy(fit.cross(X)), "diagonal": fit.only_kernel.diag(X)}
 
     def as_dict(self) -> dict[str, Any]:
         """The numbers, for JSON."""
+        s, scores = self.suspects, {"test": self.test, "loo": self.loo, "validation": self.validation}
+        pictures = {"mistakes": self.wrong, "uncertain": self.uncertain, "suspects": self.suspect}
         return {
-            "data": self.data,
+            "data": repr(self.data).strip("<>"),
             "train": self.images,
-            "classes": len(self.classes),
-            "loo_error": self.loo.error,
-            "test_error": None if self.test is None else self.test.error,
-            "test": None if self.test is None else asdict(self.test),
-            "loo": asdict(self.loo),
-            "validation": None if self.validation is None else asdict(self.validation),
-            "log_marginal_likelihood": self.log_marginal_likelihood,
-            "temperature": self.temperature,
-            "label_noise": self.label_noise,
+            **{name: None if found is None else asdict(found) for name, found in scores.items()},
+            "log_marginal_likelihood": self.model.log_marginal_likelihood_,
             "predict_seconds": self.predict_seconds,
-            "mistakes": [p.as_dict() for p in self.wrong],
-            "uncertain": [p.as_dict() for p in self.uncertain],
-            "suspects": [p.as_dict() for p in self.suspect],
+            "coverage": self.coverage(),
+            **{name: [picture.as_dict() for picture in shown] for name, shown in pictures.items()},
             "suspect_labels": None
-            if self.suspects is None
+            if s is None
             else {
-                "beyond_errors": self.suspects.beyond_errors,
-                "expected_by_errors": self.suspects.expected,
-                "contradicted": self.suspects.contradicted,
+                "beyond_errors": s.beyond_errors,
+                "expected_by_errors": s.expected,
+                "contradicted": s.contradicted,
             },
         }
 
-
-def evaluate(clf: GPClassifier, data: Dataset, pictures: int = 12, matrix: int = 400) -> Evaluation:
-    """Predict the test set and the validation set, where there are, and gather what there is to say."""
-    loo, loo_codes = clf.loo_probabilities_, to_numpy(clf.gp_.leave_one_out().targets).argmax(1)
-    tested = len(data.X_test) > 0
-    start = time.perf_counter()
-    P = clf.predict_proba(data.X_test) if tested else loo
-    seconds = time.perf_counter() - start
-    codes = _codes(clf, data.y_test) if tested else loo_codes
-    names = tuple(map(_word, clf.classes_))
-    best, top = P.argmax(1), P.max(1)
-    confusion = np.zeros((len(names), len(names)), np.int64)
-    np.add.at(confusion, (codes, best), 1)
-
-    def show(rows: NDArray[np.intp]) -> tuple[Picture, ...]:
-        return tuple(
-            Picture(
-                data.X_test[i],
-                names[codes[i]],
-                names[best[i]],
-                float(top[i]),
-                None if data.names_test is None else _word(data.names_test[i]),
+    def _explained(self, pictures: tuple[Picture, ...], X: Array, behind: str) -> tuple[Picture, ...]:
+        """The pictures of X with the training images behind their predictions, which `answers` gives as `behind`."""
+        if not pictures:
+            return ()
+        found = []
+        for picture, said in zip(pictures, answers(self.model, X, voices=3), strict=True):
+            neighbours = tuple(
+                Neighbour(
+                    self.model.X_[voice["row"]],
+                    "" if voice["label"] is None else self._label(voice["label"]),
+                    f"{voice['share']:.3f}" if behind == "near" else web_page.minus(f"{voice['share']:+.2f}"),
+                    word(voice["name"]) if voice["name"] else None,
+                )
+                for voice in said[behind]
             )
-            for i in rows[:pictures]
-            if tested
-        )
+            facts = picture.facts | {"novelty": said["novelty"], "because_of": said[behind]}
+            found.append(replace(picture, facts=facts, neighbours=neighbours))
+        return tuple(found)
 
-    mistakes = np.flatnonzero(best != codes)
-    confident = mistakes[np.argsort(-top[mistakes], kind="stable")]
-    validation = None
-    if data.X_validation is not None:
-        validation = calibration.scores(clf.predict_proba(data.X_validation), _codes(clf, data.y_validation))
-    # That another label is more probable says nothing where the model is no better than guessing.
-    suspects = suspect_labels(clf) if clf.fit_report_.guessing is None else None
-    correlations, boundaries = _correlations(clf, data, matrix)
-    return Evaluation(
-        data=repr(data).strip("<>"),
-        images=clf.fit_report_.images,
-        loo_images=len(clf.loo_rows_),
-        classes=names,
-        loo=calibration.scores(loo, loo_codes),
-        test=calibration.scores(P, codes) if tested else None,
-        validation=validation,
-        validation_images=0 if data.X_validation is None else len(data.X_validation),
-        log_marginal_likelihood=clf.log_marginal_likelihood_,
-        temperature=float(clf.temperature_),
-        label_noise=float(clf.label_noise_),
-        reliability=calibration.reliability(P, codes, _bins(top)),
-        confusion=confusion,
-        uncertain=show(np.argsort(top, kind="stable")),
-        wrong=_explained(clf, data.X_test[confident[:pictures]], show(confident)) if tested else (),
-        suspect=() if suspects is None else _pictures_of(suspects, data, pictures),
-        suspects=suspects,
-        correlations=correlations,
-        boundaries=boundaries,
-        predict_seconds=seconds,
-    )
+    def _label(self, label: Any) -> str:
+        """A label as people read it."""
+        return word(label)
 
 
-def _explained(clf: GPClassifier, X: Array, pictures: tuple[Picture, ...], neighbours: int = 3) -> tuple[Picture, ...]:
-    """The pictures with the training images that contribute most to what was predicted."""
-    if not pictures:
-        return ()
-    found = []
-    for picture, why in zip(pictures, clf.explain(X), strict=True):
-        voices = why.speaking_for(n=neighbours)
-        shown = (
-            Neighbour(
-                clf.X_[v.row],
-                "" if v.label is None else _word(v.label),
-                v.share,
-                None if v.name is None else _word(v.name),
-            )
-            for v in voices
-        )
-        found.append(replace(picture, neighbours=tuple(shown), novelty=why.novelty))
-    return tuple(found)
-
-
-def _pictures_of(suspects: SuspectLabels, data: Dataset, most: int) -> tuple[Picture, ...]:
-    """The first of the suspect labels with their images."""
-    rows = zip(*(column[:most] for column in suspects.columns.values()), strict=True)
-    return tuple(
-        Picture(
-            data.X[row],
-            _word(given),
-            _word(proposed),
-            1.0 - float(score),
-            None if data.names is None else _word(name),
-        )
-        for row, score, given, proposed, name in rows
-    )
-
-
-def _word(name: object) -> str:
+def word(name: object) -> str:
     """A class or a file's name, as people read it."""
     return printable(str(name))
 
 
-def _bins(top: NDArray[np.float64]) -> int:
-    """The number of bins of the reliability curve: so few that images that are not all but certain fill them."""
-    uncertain = np.count_nonzero(top < 1.0 - 1.0 / _MOST_BINS)
-    return int(np.clip(uncertain // _IMAGES_A_BIN, _FEWEST_BINS, _MOST_BINS))
+def counted(share: float, count: int) -> str:
+    """A share of `count` images, with the interval of it where they are few."""
+    value, remark = share_for_people(share, count)
+    return f"{value} ({remark})" if remark else value
 
 
-def check_labels(y: Any, y_test: Any) -> None:
-    """Refuse a test set with labels that are not in training; worth doing before the kernel is computed."""
-    unknown = np.setdiff1d(y_test, y)
-    if len(unknown):
-        raise DataError(
-            f"the test set has labels that are missing from the training set: {unknown.tolist()[:5]}; use more "
-            "training images"
-        )
+def likelihood(value: float | None) -> str:
+    """A log marginal likelihood for people."""
+    return "not known" if value is None else web_page.minus(f"{value:,.0f}")
 
 
-def _codes(clf: GPClassifier, y: Any) -> NDArray[np.intp]:
-    check_labels(clf.classes_, y)
-    return np.asarray(np.searchsorted(clf.classes_, y))
-
-
-def _correlations(clf: GPClassifier, data: Dataset, most: int) -> tuple[NDArray[np.float64], tuple[int, ...]]:
-    n = len(data.X)
-    rows = np.unique(np.linspace(0, n - 1, min(n, most)).round().astype(int))
-    exact = clf.gp_.exact
-    K = to_numpy(clf.fit_.among(data.X[rows]) if exact is None else exact.kernel_between(rows)).astype(np.float64)
-    s = np.sqrt(np.maximum(K.diagonal(), np.finfo(np.float64).tiny))
-    K /= np.outer(s, s)
-    np.fill_diagonal(K, 1.0)
-    labels = _codes(clf, data.y[rows])
-    order = np.argsort(labels, kind="stable")
-    ends = np.cumsum(np.bincount(labels, minlength=len(clf.classes_)))
-    return K[np.ix_(order, order)], tuple(int(e) for e in ends[:-1])
+def kernel_figure(e: Evaluation, boundaries: Sequence[int], names: Sequence[str], order: str) -> str:
+    caption = f"Correlations of {len(e.correlations):,} training images under the network's kernel, ordered by {order}."
+    return web_page.figure(plots.kernel_matrix(e.correlations, boundaries, names), caption)

@@ -17,7 +17,7 @@ from cnngp.gp.calibration import Reliability
 
 Array = NDArray[Any]
 _INK = "#1f2933"
-_BLUE = "#2b6cb0"
+_BLUE, _ORANGE = "#2b6cb0", "#c05621"
 # Letters of a class's name that there is room for at an axis.
 _NAME = 20
 
@@ -91,11 +91,40 @@ def kernel_matrix(correlations: NDArray[np.float64], boundaries: Sequence[int], 
     for edge in boundaries:
         axes.axhline(edge - 0.5, color="white", linewidth=0.4)
         axes.axvline(edge - 0.5, color="white", linewidth=0.4)
-    if len(classes) <= 25:
+    if 0 < len(classes) <= 25:
         middles = [(a + b - 1) / 2 for a, b in itertools.pairwise(edges)]
         _name_ticks(axes, middles, classes)
     figure.colorbar(drawn, ax=axes, label="correlation", shrink=0.85)
     return _png(figure)
+
+
+def predictions(measured: Array, mean: Array, std: Array) -> bytes:
+    """Predicted against measured numbers with error bars, and the line on which they are equal."""
+    figure, axes = new_figure(4.6, 4.4)
+    ends = [min(measured.min(), mean.min()), max(measured.max(), mean.max())]
+    axes.plot(ends, ends, color="#9aa5b1", linewidth=1, linestyle="--")
+    axes.errorbar(measured, mean, std, fmt="o", color=_BLUE, markersize=3, linewidth=0.7, alpha=_faint(len(mean)))
+    axes.set_xlabel("measured")
+    axes.set_ylabel("predicted")
+    return _png(figure)
+
+
+def residuals(mean: Array, residual: Array, std: Array) -> bytes:
+    """What was measured less what was predicted, beside two standard deviations either way."""
+    figure, axes = new_figure(4.6, 4.4)
+    order = np.argsort(mean, kind="stable")
+    axes.axhline(0.0, color="#9aa5b1", linewidth=1, linestyle="--")
+    for sign in (-2.0, 2.0):
+        axes.plot(mean[order], sign * std[order], color=_ORANGE, linewidth=0.7)
+    axes.plot(mean, residual, "o", color=_BLUE, markersize=3, alpha=_faint(len(mean)))
+    axes.set_xlabel("predicted")
+    axes.set_ylabel("measured − predicted")
+    return _png(figure)
+
+
+def _faint(points: int) -> float:
+    """How faint each of many points is drawn."""
+    return float(np.clip(60.0 / max(points, 1), 0.15, 0.9))
 
 
 def learning(path: Sequence[tuple[int, float]]) -> bytes:
@@ -128,8 +157,6 @@ def picture(pixels: Array) -> bytes:
     Of a volume (C, D, H, W) the middle slice is shown, and signals (C, length) are drawn as curves.
     """
     need_matplotlib()
-    import matplotlib.image
-
     if pixels.ndim == 2:
         pixels = _curves(pixels)
     elif pixels.ndim == 4:
@@ -139,6 +166,22 @@ def picture(pixels: Array) -> bytes:
         high = 1.0
     unit = np.clip((pixels - min(low, 0.0)) / max(high - min(low, 0.0), 1e-12), 0.0, 1.0)
     rgb = np.moveaxis(unit, 0, 2) if len(pixels) == 3 else np.repeat(unit[0][:, :, None], 3, axis=2)
+    return _image(rgb)
+
+
+def saliency(pixels: Array, where: Array) -> bytes:
+    """An image (C, H, W) in grey, in orange where it counts; `where` is a number for each pixel, of any scale."""
+    size = np.abs(where).reshape(-1, *pixels.shape[1:]).sum(0)
+    share = np.clip(size / max(float(np.quantile(size, 0.99)), 1e-30), 0.0, 1.0)[..., None]
+    low, high = float(pixels.min()), float(pixels.max())
+    grey = (0.25 + 0.6 * (pixels.mean(0) - low) / max(high - low, 1e-12))[..., None]
+    return _image(grey * (1.0 - share) + share * np.array([1.0, 0.45, 0.0]))
+
+
+def _image(rgb: Array) -> bytes:
+    """(H, W, RGB) from 0 to 1 in its own pixels."""
+    import matplotlib.image
+
     out = io.BytesIO()
     matplotlib.image.imsave(out, (255 * rgb).round().astype(np.uint8), format="png")
     return out.getvalue()

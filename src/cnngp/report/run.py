@@ -1,4 +1,4 @@
-"""One run from images to a report, which `cnngp classify` and notebooks call: fit, test, and write what was found."""
+"""One run from images to a report, which the commands and notebooks call: fit, test, and write what was found."""
 
 from __future__ import annotations
 
@@ -17,14 +17,16 @@ from cnngp.common.files import write_atomically
 from cnngp.common.progress import duration, progress_bar
 from cnngp.common.tables import csv_text
 from cnngp.datasets.dataset import Dataset
-from cnngp.estimators.certificate import FitReport
+from cnngp.estimators.base import GPEstimator
 from cnngp.estimators.choosing import Choice
 from cnngp.estimators.classifier import GPClassifier
 from cnngp.estimators.kernels import RecipeKernel
 from cnngp.estimators.training_images import Images
 
-from . import plots, report
-from .evaluation import Evaluation, check_labels, evaluate
+from . import page, plots
+from .classification import Classes, check_labels
+from .evaluation import Evaluation
+from .regression import Numbers, check_numbers
 
 Say = Callable[[str, str], None]
 """Shows one line of a run under its name; an empty name is an empty line."""
@@ -40,7 +42,7 @@ _FLOPS = 2e10  # of a factor on two cores, a second
 class Run:
     """What a run found, and the files that it wrote."""
 
-    classifier: GPClassifier
+    estimator: Any
     evaluation: Evaluation
     network: str
     notes: tuple[str, ...]
@@ -49,17 +51,17 @@ class Run:
 
     def as_dict(self) -> dict[str, Any]:
         """All numbers, for JSON."""
-        clf = self.classifier
-        recipe, choice = clf.recipe_, clf.choice_
+        model = self.estimator
         return {
+            "command": self.evaluation.command,
             "network": self.network,
-            "preparation": recipe.main.as_dict()["preparation"],
-            "recipe": json.loads(recipe.to_json()),
-            "choice": None if choice is None else choice.as_dict(),
+            "preparation": model.recipe_.main.as_dict()["preparation"],
+            "recipe": json.loads(model.recipe_.to_json()),
+            "choice": None if model.choice_ is None else model.choice_.as_dict(),
             **self.evaluation.as_dict(),
-            "learned": None if clf.learned_ is None else clf.learned_.as_dict(),
+            "learned": None if model.learned_ is None else model.learned_.as_dict(),
             "notes": list(self.notes),
-            "fit": clf.fit_report_.as_dict(),
+            "fit": model.fit_report_.as_dict(),
             "seconds": self.seconds,
             "files": self.files,
         }
@@ -67,7 +69,7 @@ class Run:
 
 def run(
     images: Dataset,
-    classifier: GPClassifier | None = None,
+    estimator: GPEstimator | None = None,
     folder: str | Path | None = None,
     *,
     model: bool = True,
@@ -77,9 +79,9 @@ def run(
     command: str = "",
     say: Say | None = None,
 ) -> Run:
-    """Fit a classifier to a data set's training images, test it, and write results, model and report to a `folder`.
+    """Fit an estimator to a data set's training images, test it, and write results, model and report to a `folder`.
 
-    classifier : by default `GPClassifier()`, which chooses a recipe.
+    estimator : a `GPClassifier` or a `GPRegressor`; by default a classifier that chooses a recipe.
     folder : None writes nothing.
     model : whether the model is saved too.
     suspects : a CSV file for all training images, the most suspect labels first.
@@ -90,13 +92,12 @@ def run(
     """
     began = time.perf_counter()
     say = say or _printed
-    clf = GPClassifier() if classifier is None else classifier
-    _check_classes(images)
-    check_labels(images.y, images.y_test)
+    fitted: Any = GPClassifier() if estimator is None else estimator
+    _check(images, isinstance(fitted, GPClassifier))
     with warnings.catch_warnings():
-        if clf.noise is None:  # nobody asked for a search of the noise, and the verdict says more
+        if fitted.noise is None:  # nobody asked for a search of the noise, and the verdict says more
             warnings.filterwarnings("ignore", "noise='loo' chose the most noise", UserWarning)
-        clf.fit(
+        fitted.fit(
             images.X,
             images.y,
             names=images.names,
@@ -104,36 +105,48 @@ def run(
             image_noise=images.image_noise,
             tell=lambda stage, value: _stage(say, images, stage, value),
         )
-    clf.image_aspect_ = images.aspect  # type: ignore[assignment]
-    name = clf.recipe_.name if network is None or clf.choice_ is not None else network
-    _tell_fit(say, clf, name, images)
-    evaluation = evaluate(clf, images)
-    _tell_scores(say, evaluation, images)
-    if verbose:
-        _tell_measures(say, clf.fit_report_, evaluation)
-    found = Run(clf, evaluation, name, tuple(images.notes), {}, time.perf_counter() - began)
+    fitted.image_aspect_ = images.aspect
+    name = fitted.recipe_.name if network is None or fitted.choice_ is not None else network
+    _tell_fit(say, fitted, name, images)
+    found = evaluate(fitted, images)
+    if found.tested:
+        say("predict", f"{found.predict_seconds:.2f} s")
+    for line in [("", ""), *found.lines(), *(_measures(fitted) if verbose else [])]:
+        say(*line)
+    done = Run(fitted, found, name, tuple(images.notes), {}, time.perf_counter() - began)
     if folder is not None:
-        _write(say, found, Path(folder), model, command)
+        _write(say, done, Path(folder), model, command)
     if suspects is not None:
-        with _naming(Path(suspects)):
-            _write_suspects(Path(suspects), clf)
-        found.files["suspects"] = str(suspects)
-    return replace(found, seconds=time.perf_counter() - began)
+        rows = fitted.suspect_labels(len(fitted.loo_rows_))
+        columns = ("row", "name", "given", "proposed", "score")
+        table = csv_text(columns, zip(*(rows[column].tolist() for column in columns), strict=True))
+        done.files["suspects"] = _written(Path(suspects), table)
+    return replace(done, seconds=time.perf_counter() - began)
 
 
-def _check_classes(images: Dataset) -> None:
-    """Refuse labels that are no classes, one for each image."""
+def evaluate(model: Any, images: Dataset) -> Evaluation:
+    """What there is to say of a fitted model on its images, and those for validation and tests."""
+    return Classes(model, images) if isinstance(model, GPClassifier) else Numbers(model, images)
+
+
+def _check(images: Dataset, classes: bool) -> None:
+    """Refuse labels that are no classes, or no numbers, one for each image."""
     y = images.y
     if y.ndim != 1:
+        one, all_of = ("classifies", "GPClassifier") if classes else ("is of", "GPRegressor")
         raise DataError(
-            f"{images.name} has {y.shape[1]} labels for each image, and this run classifies by one: choose it with "
-            "--columns, or fit all of them in Python with GPClassifier"
+            f"{images.name} has {y.shape[1]} labels for each image, and this run {one} by one: choose it with "
+            f"--columns, or fit all of them in Python with {all_of}"
         )
+    if not classes:
+        check_numbers(y, images.name)
+        return
     if y.dtype.kind == "f" and bool((y != y.round()).any()):
         raise DataError(
             f"{images.name} has numbers such as {y[y != y.round()][0]:g} for labels, which are no classes; "
-            "fit them in Python with GPRegressor"
+            "`cnngp regress` fits numbers, as GPRegressor does in Python"
         )
+    check_labels(y, images.y_test)
 
 
 def _printed(name: str, text: str) -> None:
@@ -146,7 +159,8 @@ def _printed(name: str, text: str) -> None:
 def _stage(say: Say, images: Dataset, stage: str, value: Any) -> None:
     """A stage of the fit, as it begins or ends."""
     if stage == "choosing":
-        say("choosing", f"{value:,} recipes are compared by leave-one-out")
+        said = "one recipe is" if value == 1 else f"{value:,} recipes are"
+        say("choosing", f"{said} compared by leave-one-out")
     elif stage == "chosen":
         choice: Choice = value
         say("choice", f"{choice.name}, {choice.reason}")
@@ -179,7 +193,7 @@ def _tell_expected(say: Say, images: Dataset, kernel: RecipeKernel, training: Im
         )
 
 
-def _tell_fit(say: Say, clf: GPClassifier, name: str, images: Dataset) -> None:
+def _tell_fit(say: Say, clf: Any, name: str, images: Dataset) -> None:
     fit, recipe = clf.fit_report_, clf.recipe_
     shape = clf.fit_.only_kernel.terms[0].preparation.output_shape(clf.input_shape_)
     chosen = "" if clf.choice_ is None else " (chosen)"
@@ -196,26 +210,11 @@ def _tell_fit(say: Say, clf: GPClassifier, name: str, images: Dataset) -> None:
     say("solve", f"{fit.solve_seconds:.2f} s")
 
 
-def _tell_scores(say: Say, evaluation: Evaluation, images: Dataset) -> None:
-    if evaluation.test is not None:
-        say("predict", f"{evaluation.predict_seconds:.2f} s")
-    say("", "")
-    if evaluation.validation is not None:
-        say("validation", str(evaluation.validation))
-    if evaluation.test is not None:
-        say("test", f"{evaluation.test}; {_counted(evaluation.test.error, len(images.X_test))}")
-    say("leave-one-out", f"{evaluation.loo}; {_counted(evaluation.loo.error, evaluation.loo_images)}")
-
-
-def _tell_measures(say: Say, fit: FitReport, evaluation: Evaluation) -> None:
-    likelihood = evaluation.log_marginal_likelihood
-    say("log likelihood", "not known with this solver" if likelihood is None else f"{likelihood:,.1f}")
-    for name, value in replace(fit, choice=None).rows()[1:]:  # the network and the engine were shown before
-        say(name, value)
-
-
-def _counted(share: float, images: int) -> str:
-    return f"{round(share * images):,} of {images:,} wrong" if images else "of no images"
+def _measures(model: Any) -> list[tuple[str, str]]:
+    """What was measured about the fit; the network and the engine were shown before."""
+    known = model.log_marginal_likelihood_
+    said = "not known with this solver" if known is None else f"{known:,.1f}"
+    return [("log likelihood", said), *replace(model.fit_report_, choice=None).rows()[1:]]
 
 
 # ---- what is written -----------------------------------------------------------------------------------------------
@@ -223,54 +222,36 @@ def _counted(share: float, images: int) -> str:
 
 def _write(say: Say, found: Run, folder: Path, model: bool, command: str) -> None:
     """Results, the model, and the report; `found.files` gets their paths."""
+    from cnngp import __version__
+
     folder.mkdir(parents=True, exist_ok=True)
-    results = folder / "results.json"
+    results = folder / "results.json"  # before the model, for which a disk may have no room
     found.files["results"] = str(results)
-    with _naming(results):  # before the model, for which a disk may have no room
-        write_atomically(results, json.dumps({"command": "classify", **found.as_dict()}, indent=1) + "\n")
+    _written(results, json.dumps(found.as_dict(), indent=1) + "\n")
     if model:
-        path = folder / "model.gp"
-        with _naming(path):
-            found.classifier.save(path)
+        with _naming(folder / "model.gp") as path:
+            found.estimator.save(path)
         found.files["model"] = str(path)
+    versions = f"cnngp {__version__}, Python {platform.python_version()}, {platform.system()}"
     try:
-        page = _page(found, command)
+        text = page.render(found.evaluation, command, versions)
     except plots.PlotsUnavailable as error:
         say("report", f"not written: {error}")
         return
-    path = folder / "report.html"
+    found.files["report"] = _written(folder / "report.html", text)
+
+
+def _written(path: Path, text: str) -> str:
     with _naming(path):
-        report.write(path, page)
-    found.files["report"] = str(path)
-
-
-def _page(found: Run, command: str) -> str:
-    from cnngp import __version__
-
-    clf = found.classifier
-    return report.render(
-        found.evaluation,
-        clf.fit_report_,
-        clf.network_,
-        clf.fit_.only_kernel.terms[0].preparation.output_shape(clf.input_shape_),
-        learned=clf.learned_,
-        command=command,
-        versions=f"cnngp {__version__}, Python {platform.python_version()}, {platform.system()}",
-    )
-
-
-def _write_suspects(path: Path, clf: GPClassifier) -> None:
-    """A table of all training images with a leave-one-out prediction, the most suspect first."""
-    found = clf.suspect_labels(len(clf.loo_rows_))
-    columns = ("row", "name", "given", "proposed", "score")
-    write_atomically(path, csv_text(columns, zip(*(found[column].tolist() for column in columns), strict=True)))
+        write_atomically(path, text)
+    return str(path)
 
 
 @contextmanager
-def _naming(path: Path) -> Iterator[None]:
+def _naming(path: Path) -> Iterator[Path]:
     """Have the error of a write say which file it was: that of a full disk does not."""
     try:
-        yield
+        yield path
     except OSError as error:
         if error.strerror is None:  # one of our own, which says all
             raise

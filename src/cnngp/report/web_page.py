@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Sequence
 from html import escape
 from string import Template
 
@@ -55,6 +56,18 @@ def whole(title: str, style: str, body: str) -> str:
 def inline(png: bytes) -> str:
     """A picture as the `src` of an <img>."""
     return "data:image/png;base64," + base64.b64encode(png).decode()
+
+
+def minus(number: str) -> str:
+    """A number with a minus sign instead of a hyphen."""
+    return number.replace("-", "\N{MINUS SIGN}")
+
+
+def table(rows: Sequence[Sequence[str]], heads: Sequence[str] = ()) -> str:
+    """Rows whose first cells are their names, below `heads` where there are some."""
+    first = "".join(f"<th>{escape(head)}</th>" for head in heads)
+    lines = [f"<tr><th>{escape(a)}</th>{''.join(f'<td>{escape(b)}</td>' for b in rest)}</tr>" for a, *rest in rows]
+    return f"<table>{f'<tr>{first}</tr>' if heads else ''}{''.join(lines)}</table>"
 
 
 def figure(png: bytes, caption: str) -> str:

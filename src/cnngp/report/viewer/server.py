@@ -27,7 +27,7 @@ from .answers import Answers
 
 HOST = "127.0.0.1"
 MOST_CONNECTIONS = 64
-"""At one time: each has a thread. A browser uses six, and opens some ahead of what it will ask."""
+"""That wait for a request, each with a thread. A browser uses six, and opens some ahead of what it will ask."""
 ARRIVAL_SECONDS = 30.0
 """For a whole request, an image with it, to arrive from this machine; also for its answer to be taken."""
 _LARGEST_UPLOAD = 64 * 2**20
@@ -64,7 +64,6 @@ class Viewer(ThreadingHTTPServer):
         self.token = secrets.token_urlsafe(16)
         self.lock = threading.Lock()
         """A model answers one question at a time."""
-        self._places = threading.BoundedSemaphore(MOST_CONNECTIONS)
         self._waiting: dict[int, socket.socket] = {}
         """Connections whose request has not arrived, the oldest first."""
         self._books = threading.Lock()
@@ -74,13 +73,12 @@ class Viewer(ThreadingHTTPServer):
         return f"http://{HOST}:{self.server_port}/{self.token}/"
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer a connection in a thread of its own, once there is a place for it."""
-        if not self._places.acquire(blocking=False):
-            self._close_oldest()
-            while not self._places.acquire(timeout=0.1):  # all others are being answered, or their threads are slow
-                self._close_oldest()
+        """Answer a connection in a thread of its own, and close the oldest of too many that ask nothing."""
         with self._books:
             self._waiting[id(request)] = request
+            while len(self._waiting) > MOST_CONNECTIONS:
+                with suppress(OSError):  # closed by the other side already
+                    self._waiting.pop(next(iter(self._waiting))).shutdown(socket.SHUT_RDWR)  # which ends its thread
         super().process_request(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
@@ -88,20 +86,11 @@ class Viewer(ThreadingHTTPServer):
             super().process_request_thread(request, client_address)
         finally:
             self.arrived(request)
-            self._places.release()
 
     def arrived(self, request: Any) -> None:
         """The request of a connection is here, and will be answered."""
         with self._books:
             self._waiting.pop(id(request), None)
-
-    def _close_oldest(self) -> None:
-        with self._books:
-            oldest = next(iter(self._waiting.values()), None)
-            if oldest is not None:
-                del self._waiting[id(oldest)]
-                with suppress(OSError):  # closed by the other side already
-                    oldest.shutdown(socket.SHUT_RDWR)  # which ends the thread that reads from it
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Say nothing of a page that was closed before its answer came, or of a request that never did."""
@@ -126,11 +115,11 @@ class _Handler(BaseHTTPRequestHandler):
             case [""]:
                 return "text/html; charset=utf-8", self.server.page
             case ["model"]:
-                return _as_json(answers.model())
+                return _as_json(answers.about())
             case ["image", row] if row.isdecimal() and int(row) < answers.images:
                 return "image/png", answers.training_image(int(row))
             case ["labels.csv"]:
-                return "text/csv; charset=utf-8", answers.labels_csv().encode()
+                return "text/csv; charset=utf-8", answers.decisions.text().encode()
         raise Refused(HTTPStatus.NOT_FOUND, "there is no such page")
 
     def _post(self, body: bytes) -> tuple[str, bytes]:

@@ -1,0 +1,105 @@
+"""`cnngp classify` and `cnngp regress`: what their options mean for an estimator, and one call of `report.run`."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from pathlib import Path
+from typing import Any
+
+from . import values
+from .inputs import MODEL, check_engine, check_writable, given_network, read_data
+from .options import Asked, of_command
+from .output import last_line, say, tell, warn, warnings_as_lines
+
+_FILES = (MODEL, "report.html", "results.json")
+_OTHERS = ("device", "threads", "store", "output", "model", "suspects", "verbose", "json", "quiet")
+"""Options that do not change what is found."""
+
+
+def classify(asked: Asked) -> None:
+    """Classify images with an exact Gaussian process, and write a report."""
+    from cnngp.estimators.classifier import GPClassifier
+
+    _fit("classify", GPClassifier, asked)
+
+
+def regress(asked: Asked) -> None:
+    """Predict numbers from images with an exact Gaussian process, and write a report.
+
+    The numbers are those of a table's column, or y of an .npz file. They may lie anywhere: their mean and spread are
+    taken out before the fit.
+    """
+    from cnngp.estimators.regressor import GPRegressor
+
+    if asked.data is None:
+        raise ValueError("say what to fit with --data: a table (.csv) of image files with a column of numbers, or .npz")
+    asked.noise = "loo" if asked.noise is None else asked.noise
+    _fit("regress", GPRegressor, asked, normalize_y=True)
+
+
+def _fit(command: str, kind: Any, asked: Asked, **more: Any) -> None:
+    began = time.perf_counter()
+    given = given_network(asked)  # what does not go together is refused before images are read
+    if asked.learn is not None and asked.kind == "ntk":
+        raise ValueError("--learn follows the gradient of the Gaussian process's kernel; leave out --kind ntk")
+    check_engine(given if asked.recipe is None else given.main.network, asked)
+    same = ("noise", "amplitude", "learn", "effort", "device", "dtype", "store", "threads", "kind", "preparation")
+    estimator = kind(given, **{name: getattr(asked, name) for name in same}, **more)
+    images = read_data(asked, whole=asked.test == 0).some(asked.train, asked.test)
+    if len(images.image_shape) == 2:  # of signals; images speak for themselves
+        estimator.set_params(input_shape=images.image_shape)
+    folder = asked.output or Path("out") / _folder_name(images, asked)
+    check_writable("--output", folder)
+    if asked.suspects is not None:
+        check_writable("--suspects", asked.suspects, folder=False)
+    say("data", repr(images).strip("<>"))
+    earlier = [name for name in _FILES if (folder / name).exists()]
+    from cnngp.report.run import run
+
+    with warnings_as_lines():
+        found = run(
+            images,
+            estimator,
+            folder,
+            model=asked.model,
+            suspects=asked.suspects,
+            verbose=asked.verbose,
+            network=str(asked.recipe or asked.network),
+            command=_words(command, asked),
+            say=lambda name, text: say(name, text) if name else tell(),
+        )
+    fit = found.estimator.fit_report_
+    tell()
+    if asked.verbose or fit.worrying:
+        (tell if fit.guessing is fit.no_better is None else warn)(fit.verdict)
+        tell()
+    if MODEL in earlier and not asked.model:
+        say("note", f"{folder / MODEL} stays as it is: it is of an earlier run, unlike the files below")
+    elif earlier:
+        say("replaced", f"{', '.join(earlier)} of an earlier run in {folder}")
+    for name, path in found.files.items():
+        say(name, path)
+    say("time", f"{time.perf_counter() - began:.1f} s")
+    if asked.model:
+        path = shlex.quote(found.files["model"])
+        tell()
+        say("what to do next", f"cnngp predict {path} NEW.jpg\ncnngp view {path}")
+    last_line(found.as_dict())
+
+
+def _folder_name(images: Any, asked: Asked) -> str:
+    name = Path(asked.network).stem if asked.recipe is None else asked.recipe.stem
+    tangent = "" if asked.kind == "nngp" else f"-{asked.kind}"
+    return f"{images.name}-{name}{tangent}-{len(images.X)}"
+
+
+def _words(command: str, asked: Asked) -> str:
+    """The shortest command that repeats the run; the device and the folder do not change the result."""
+    words = ["cnngp", command]
+    for option in of_command(command):
+        value = getattr(asked, option.name)
+        if option.name in _OTHERS or value == option.default:
+            continue
+        words += [f"--{option.name.replace('_', '-')}", *([] if value is True else [shlex.quote(values.words(value))])]
+    return " ".join(words)

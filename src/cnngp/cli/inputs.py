@@ -1,0 +1,114 @@
+"""What several commands are given: images, networks, model files, and places to write to, checked before long work."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cnngp.network.names import network_by_name, zoo_name
+
+from .options import Asked
+from .output import say
+
+if TYPE_CHECKING:
+    from cnngp.estimators.base import GPEstimator
+
+MODEL = "model.gp"
+"""What `cnngp classify` and `cnngp regress` call the model in their folder."""
+
+
+def read_data(asked: Asked, whole: bool = False, split: Any = "standard") -> Any:
+    """The images that the options ask for, and a line for each note about how they were read."""
+    from cnngp.datasets import load
+    from cnngp.datasets.images import check_size
+
+    options = ("aspect", "skip_bad", "max_pixels", "columns", "input_shape")
+    found = load(
+        asked.data,
+        split=getattr(asked, "split", split),
+        size=None if asked.size is None else check_size(asked.size),
+        whole=whole,
+        **{name: getattr(asked, name) for name in options},
+    )
+    for note in found.notes:
+        say("note", note)
+    return found
+
+
+def chosen_network(given: Any, X: Any, asked: str) -> tuple[Any, str]:
+    """The network that was asked for, or the usual one for such images, and its name."""
+    from cnngp.network.names import default_network
+
+    if given is not None:
+        return given, asked
+    network = default_network(X.shape[1:], len(X))
+    return network, f"{zoo_name(network)} (chosen)"
+
+
+def given_network(asked: Asked) -> Any:
+    """The network or the recipe of the options; None is auto."""
+    from cnngp.estimators.recipe import Recipe
+
+    network = network_by_name(asked.network)
+    if asked.recipe is None:
+        return network
+    if network is not None:
+        raise ValueError("--recipe names the networks and preparations; leave out --network")
+    return Recipe.read(asked.recipe)
+
+
+def check_engine(network: Any, asked: Asked) -> None:
+    """Refuse a device that is not there, or a network without such a kernel, before images are read."""
+    from cnngp.common.devices import actual_device
+    from cnngp.kernel.kernel import Kernel
+
+    actual_device(asked.device)
+    if network is not None:
+        Kernel(network, asked.device, asked.dtype, asked.threads, asked.kind)
+
+
+def check_writable(option: str, path: Path, *, folder: bool = True) -> None:
+    """Refuse a folder (or a file) that cannot be written, before the work that would be lost. Makes nothing."""
+    try:
+        if not folder and path.is_dir():
+            raise OSError(None, "it is a folder, not a file")
+        if not folder and path.exists() and not os.access(path, os.W_OK):
+            raise OSError(None, "you have no permission to change this file")
+        target = path if folder else path.parent
+        with tempfile.TemporaryFile(dir=next(p for p in (target, *target.absolute().parents) if p.exists())):
+            pass
+    except OSError as error:
+        raise OSError(f"{option} {path} cannot be written: {error.strerror}; choose another") from None
+
+
+def read_model(given: Path, device: Any) -> tuple[Path, GPEstimator, int]:
+    """A model's file, the model, and its largest pixel: 1 or 255, the scale of the images that it was fitted on.
+
+    A folder stands for the model in it. A little beyond [0, 1] is what resampling leaves; digits from 0 to 16 or images
+    without their mean are refused, as image files have no such scale.
+    """
+    from cnngp.common.errors import ModelFileError
+    from cnngp.estimators.classifier import GPClassifier
+    from cnngp.estimators.files import OtherEstimatorError
+    from cnngp.estimators.regressor import GPRegressor
+
+    path = given / MODEL if given.is_dir() else given
+    if given.is_dir() and not path.is_file():
+        raise ModelFileError(f"{given} is a folder without a {MODEL}; give a file that `cnngp classify` wrote")
+    try:
+        model: GPEstimator = GPClassifier.load(path, device=device)
+    except OtherEstimatorError:
+        model = GPRegressor.load(path, device=device)
+    if len(model.input_shape_) != 3:
+        raise ValueError(f"{path} was fitted on inputs of shape {model.input_shape_}, not on images")
+    low, high = float(model.X_.min()), float(model.X_.max())
+    if low >= -0.1 and high <= 1.1:
+        return path, model, 1
+    if low >= 0.0 and 127.0 < high <= 255.0:
+        return path, model, 255
+    raise ValueError(
+        f"{path} was fitted on pixels from {low:g} to {high:g}, and image files are read as 0 to 1 or 0 to 255; "
+        f"prepare them as for the fit and predict in Python, with {type(model).__name__}.load"
+    )

@@ -1,0 +1,83 @@
+"""What a fitted model says of new images, as plain values: for `cnngp predict`, for the viewer and for notebooks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cnngp.common.arrays import DataError, to_numpy
+from cnngp.estimators.classifier import GPClassifier
+
+_BLOCK = 256  # images whose kernels are held at a time
+
+
+def answers(model: Any, X: NDArray[Any], coverage: float | None = None, voices: int = 5) -> Iterator[dict[str, Any]]:
+    """For each image: its class with probabilities, or its number; novelty; the training images behind that.
+
+    With a `coverage` also `set`, the classes that it may have, or `interval`, where its number lies: None at an end
+    that too few training images leave open. See `predict_set` and `predict_interval`.
+    """
+    tell = _classes if isinstance(model, GPClassifier) else _numbers
+    fit = model.fit_
+    for start in range(0, len(X), _BLOCK):
+        images = np.asarray(X[start : start + _BLOCK], fit.only_kernel.dtype)
+        K, diagonal = to_numpy(fit.cross(images)), fit.only_kernel.diag(images)
+        yield from tell(model, K, diagonal, coverage, voices)
+
+
+def _classes(
+    clf: GPClassifier, K: NDArray[Any], diagonal: NDArray[Any], coverage: float | None, voices: int
+) -> Iterator[dict[str, Any]]:
+    words = np.array([str(c) for c in clf.classes_], dtype=object)
+    if coverage is not None and np.ndim(clf.y_) == 2:
+        raise DataError("the model has several labels for each image; ask for their sets in Python, by predict_set")
+    sets = None if coverage is None else clf.predict_set(K=K, diagonal=diagonal, coverage=coverage)
+    for i, why in enumerate(clf.explain(K=K, diagonal=diagonal)):
+        p = why.probabilities
+        said: dict[str, Any] = {
+            "class": words[np.argsort(-p, kind="stable")[0]],
+            "probabilities": dict(zip(words, p.tolist(), strict=True)),
+        }
+        if sets is not None:
+            said["set"] = words[sets[i]].tolist()
+        yield said | why.as_dict(voices)
+
+
+def _numbers(
+    reg: Any, K: NDArray[Any], diagonal: NDArray[Any], coverage: float | None, voices: int
+) -> Iterator[dict[str, Any]]:
+    if np.ndim(reg.y_) == 2:
+        raise DataError("the model predicts several numbers for each image; use it in Python, with GPRegressor.load")
+    mean, std = reg.predict(K=K, diagonal=diagonal, return_std=True)
+    ends = None if coverage is None else reg.predict_interval(K=K, diagonal=diagonal, coverage=coverage)
+    fit, usual, novelty = reg.fit_, reg.loo_novelty_, reg.novelty(K=K, diagonal=diagonal)
+    alike = K / np.sqrt(np.maximum(np.outer(diagonal, fit.variances), np.finfo(np.float64).tiny))
+    labels, names = fit.of_points(fit.y), fit.of_points(fit.names)
+    for i, value in enumerate(mean):
+        said: dict[str, Any] = {"value": float(value), "std": float(np.hypot(std[i], noise_of(reg)))}
+        if ends is not None:
+            said["interval"] = [float(end) if math.isfinite(end) else None for end in ends[i]]
+        near = [
+            {
+                "row": int(row),
+                "share": float(alike[i, row]),
+                "label": None if labels is None else float(labels[row]),
+                "name": None if names is None else str(names[row]),
+            }
+            for row in np.argsort(-alike[i], kind="stable")[:voices]
+        ]
+        rank = None if usual is None else float((usual < novelty[i]).mean())
+        yield said | {"novelty": float(novelty[i]), "novelty_rank": rank, "near": near}
+
+
+def noise_of(reg: Any) -> float:
+    """The standard deviation of a regressor's noise, in the units of its targets."""
+    left, record = reg.gp_.leave_one_out(), reg.gp_.record
+    if not len(left.variance):
+        return 0.0
+    scale = float(np.ravel(reg.loo_std_)[0]) / math.sqrt(float(left.variance[0]))  # of targets over those fitted
+    return scale * math.sqrt(record.amplitude * record.noise)

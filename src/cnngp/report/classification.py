@@ -1,0 +1,286 @@
+"""What a run finds about a classifier: errors, how honest its probabilities are, sets, and images worth a look."""
+
+from __future__ import annotations
+
+import functools
+from html import escape
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cnngp.common.arrays import DataError, to_numpy
+from cnngp.common.tables import percent, share_for_people
+from cnngp.datasets.dataset import Dataset
+from cnngp.estimators.classifier import GPClassifier
+from cnngp.gp import calibration
+
+from . import plots, web_page
+from .evaluation import Evaluation, Picture, counted, kernel_figure, likelihood, word
+from .pictures import grid
+
+CLEAR = 0.6
+"""The probability from which on a wrong prediction is a confident one."""
+COVERAGES = (0.8, 0.9, 0.95)
+_PICTURES = 12
+_IMAGES_A_BIN, _FEWEST_BINS, _MOST_BINS = 10, 5, 15
+_WRONG = """
+<h2>Confidently wrong</h2>
+<p class="muted">Test images with a wrong prediction, the most certain first. Below each are the training images that
+contribute most to the prediction, with their labels and shares.</p>
+"""
+_SUSPECT = """
+<h2>Suspect labels</h2>
+<p>{said}</p>
+<p class="muted">By leave-one-out, the most suspect first: look at these when cleaning labels. The proposed label comes
+first; the percentage is the probability of the label as given.</p>
+"""
+_UNCERTAIN = """
+<h2>Most uncertain</h2>
+<p class="muted">Test images whose predicted class is least probable: look at these, or label more like them, next.</p>
+"""
+_COVERAGE = """
+<h2>Sets instead of classes</h2>
+<p>A set holds the right class as often as asked, whether or not the probabilities are right: new images of which the
+model knows little get several classes, or none where they are unlike all that was seen. <code>cnngp predict --coverage
+0.9</code> prints them.</p>
+"""
+
+
+class Classes(Evaluation):
+    """A fitted classifier on a data set."""
+
+    command, title = "classify", "Exact Gaussian process classification"
+
+    def __init__(self, clf: GPClassifier, data: Dataset) -> None:
+        super().__init__(clf, data)
+        self.classes = tuple(map(word, clf.classes_))
+        left = clf.gp_.leave_one_out()
+        self._left_mean, self.loo_codes = to_numpy(left.mean), to_numpy(left.targets).argmax(1)
+        self.P, self.codes = clf.loo_probabilities_, self.loo_codes
+        self.loo = calibration.scores(self.P, self.codes)
+        if self.tested:
+            self.P, self.codes = self._timed(clf.predict_proba), codes_of(clf, data.y_test)
+            self.test = calibration.scores(self.P, self.codes)
+        if data.X_validation is not None:
+            P = clf.predict_proba(data.X_validation)
+            self.validation = calibration.scores(P, codes_of(clf, data.y_validation))
+        self.confusion = np.zeros((len(self.classes),) * 2, np.int64)
+        """Of the test set, or of the leave-one-out predictions where there is none; rows are the labels."""
+        np.add.at(self.confusion, (self.codes, self.P.argmax(1)), 1)
+        self.uncertain = self._pictures(np.argsort(self.P.max(1), kind="stable")) if self.tested else ()
+        self.wrong = self._mistakes() if self.tested else ()
+        self.suspect = self._suspect()
+
+    # ---- images worth a look -------------------------------------------------------------------------------------
+
+    def _pictures(self, rows: NDArray[np.intp]) -> tuple[Picture, ...]:
+        best, top, names = self.P.argmax(1), self.P.max(1), self.data.names_test
+        return tuple(
+            Picture(
+                self.data.X_test[i],
+                self.classes[self.codes[i]],
+                self.classes[best[i]],
+                percent(top[i]),
+                None if names is None else word(names[i]),
+                {"probability": float(top[i])},
+                wrong=bool(best[i] != self.codes[i]),
+            )
+            for i in rows[:_PICTURES]
+        )
+
+    def _mistakes(self) -> tuple[Picture, ...]:
+        """Wrong predictions, the most certain first, with the training images that contribute most."""
+        rows = np.flatnonzero(self.P.argmax(1) != self.codes)
+        rows = rows[np.argsort(-self.P.max(1)[rows], kind="stable")][:_PICTURES]
+        return self._explained(self._pictures(rows), self.data.X_test[rows], "for")
+
+    def _suspect(self) -> tuple[Picture, ...]:
+        """The first of the suspect labels; what is predicted is what the others propose."""
+        if self.suspects is None:
+            return ()
+        rows = zip(*(column[:_PICTURES] for column in self.suspects.columns.values()), strict=True)
+        return tuple(
+            Picture(
+                self.data.X[row],
+                word(given),
+                word(proposed),
+                percent(1.0 - score),
+                None if self.data.names is None else word(name),
+                {"probability": 1.0 - float(score)},
+                suspect=True,
+            )
+            for row, score, given, proposed, name in rows
+        )
+
+    # ---- sets ----------------------------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def _sets(self) -> list[dict[str, Any]]:
+        if self.model.gp_.exact is None or not self.loo_images:
+            return []
+        p = left_out_p_values(self._left_mean, self.loo_codes)
+        rows, kernels = self._tried() if self.tested else (slice(0), {})
+        found = []
+        for coverage in COVERAGES:
+            of = {"asked": coverage, "leave_one_out": _sizes(p > 1.0 - coverage + 1e-9, self.loo_codes), "test": None}
+            if self.tested:
+                of["test"] = _sizes(self.model.predict_set(coverage=coverage, **kernels), self.codes[rows])
+            found.append(of)
+        return found
+
+    def coverage(self) -> list[dict[str, Any]]:
+        return self._sets
+
+    def coverage_table(self) -> str:
+        rows = [
+            (
+                f"{percent(row['asked'])}, {name}",
+                counted(of["right"], of["images"]),
+                f"{of['classes']:.2f}",
+                percent(of["none"]),
+            )
+            for row in self._sets
+            for name, of in (("left out", row["leave_one_out"]), ("test images", row["test"]))
+            if of is not None
+        ]
+        return _COVERAGE + web_page.table(rows, ("asked", "right", "classes each", "no class")) if rows else ""
+
+    # ---- what is said --------------------------------------------------------------------------------------------
+
+    def lines(self) -> list[tuple[str, str]]:
+        found = [] if self.validation is None else [("validation", str(self.validation))]
+        if self.test is not None:
+            found.append(("test", f"{self.test}; {_counted(self.test.error, self.tested)}"))
+        found.append(("leave-one-out", f"{self.loo}; {_counted(self.loo.error, self.loo_images)}"))
+        for row in self._sets:
+            if row["asked"] == 0.9:
+                of, where = (row["test"], "test images") if self.tested else (row["leave_one_out"], "images, left out")
+                said = f"right for {counted(of['right'], of['images'])} of the {where}"
+                said += f", {of['classes']:.2f} classes each, none for {percent(of['none'])}"
+                found.append(("sets at 90 %", said))
+        return found
+
+    def as_dict(self) -> dict[str, Any]:
+        return super().as_dict() | {
+            "classes": len(self.classes),
+            "loo_error": self.loo.error,
+            "test_error": None if self.test is None else self.test.error,
+            "temperature": float(self.model.temperature_),
+            "label_noise": float(self.model.label_noise_),
+        }
+
+    def tiles(self) -> list[tuple[str, str]]:
+        scores, image = (self.loo, "image, left out") if self.test is None else (self.test, "test image")
+        return [
+            *([] if self.test is None else [_error("test error", self.test.error, self.tested)]),
+            *([] if self.validation is None else [_error("validation error", self.validation.error, self._validated)]),
+            _error("leave-one-out error", self.loo.error, self.loo_images),
+            (f"{scores.ece:.4f}", "calibration error (ECE)"),
+            (f"{scores.nll:.4f}", f"NLL per {image}"),
+            (likelihood(self.model.log_marginal_likelihood_), "log marginal likelihood"),
+        ]
+
+    @property
+    def _validated(self) -> int:
+        return 0 if self.data.X_validation is None else len(self.data.X_validation)
+
+    def summary(self) -> str:
+        tested = ""
+        if self.test is not None:
+            tested = f"It gets {round(self.test.error * self.tested):,} of {self.tested:,} test images wrong. "
+        loo, remark = share_for_people(self.loo.error, self.loo_images)
+        return (
+            f"The model was trained on {self.images:,} images by one linear solve. {tested}By leave-one-out, which "
+            f"needs no test set, it gets {loo} of the training images wrong{f' ({remark})' if remark else ''}, each "
+            "predicted from all the others."
+        )
+
+    def figures(self) -> tuple[str, list[str]]:
+        scores, of, where = (self.loo, "leave-one-out", "leave-one-out predictions")
+        if self.test is not None:
+            scores, of, where = self.test, "test", "test set"
+        noise = float(self.model.label_noise_)
+        random = f", by which {percent(noise, 1)} of the labels are taken to be random." if noise else "."
+        curve = calibration.reliability(self.P, self.codes, bins_for(self.P.max(1)))
+        confusion = f"Confusion matrix of the {where}: rows are labels, mistakes are orange."
+        return "Which classes are confused, and how honest the probabilities are", [
+            web_page.figure(plots.confusion(self.confusion, self.classes), confusion),
+            web_page.figure(
+                plots.reliability(curve),
+                f"Reliability of the {of} probabilities: ECE {scores.ece:.4f}, NLL {scores.nll:.4f}. The temperature "
+                f"{float(self.model.temperature_):.3f} was chosen on leave-one-out predictions{random}",
+            ),
+        ]
+
+    def kernel_figure(self) -> str:
+        ends = np.cumsum(np.bincount(codes_of(self.model, self.ordered), minlength=len(self.classes)))
+        return kernel_figure(self, ends[:-1].tolist(), self.classes, "class")
+
+    def looked_at(self) -> str:
+        suspect = ""
+        if self.suspects is not None:
+            suspect = _SUSPECT.format(said=escape(self.suspects.sentence)) + grid(self.suspect)
+        if self.test is None:
+            return suspect
+        sure = [p for p in self.wrong if p.facts["probability"] >= CLEAR]
+        least = f" with a probability of {percent(CLEAR)} or more" if self.wrong else ""
+        wrong = grid(sure) or f"<p>No test image is predicted wrongly{least}.</p>"
+        return _WRONG + wrong + suspect + _UNCERTAIN + grid(self.uncertain)
+
+
+def left_out_p_values(mean: NDArray[Any], codes: NDArray[np.intp]) -> NDArray[np.float64]:
+    """For each left-out image and class, the share of images that leave-one-out predicts no better, (N, classes).
+
+    That of an image's own class is its p-value of full conformal prediction; for other classes this neglects what the
+    image with such a label would say of the others.
+
+    >>> left_out_p_values(np.array([[0.9, -0.8], [-0.1, 0.2], [0.5, -0.9]]), np.array([0, 1, 0]))
+    array([[0.33333333, 0.33333333],
+           [0.33333333, 1.        ],
+           [0.66666667, 0.33333333]])
+    """
+    best = np.sort(mean, axis=1)
+    rival = np.where(mean == best[:, -1:], best[:, -2:-1], best[:, -1:])
+    score = rival - mean  # by how much the best other class exceeds each
+    own = score[np.arange(len(mean)), codes]
+    worse = len(own) - np.searchsorted(np.sort(own), score, "left") - (own[:, None] >= score)
+    return np.asarray((1.0 + worse) / len(own))
+
+
+def check_labels(y: Any, y_test: Any) -> None:
+    """Refuse a test set with labels that are not in training; worth doing before the kernel is computed."""
+    unknown = np.setdiff1d(y_test, y)
+    if len(unknown):
+        raise DataError(
+            f"the test set has labels that are missing from the training set: {unknown.tolist()[:5]}; use more "
+            "training images"
+        )
+
+
+def codes_of(clf: GPClassifier, y: Any) -> NDArray[np.intp]:
+    """The numbers of labels among the classes."""
+    check_labels(clf.classes_, y)
+    return np.asarray(np.searchsorted(clf.classes_, y))
+
+
+def bins_for(top: NDArray[np.float64]) -> int:
+    """The number of bins of the reliability curve: so few that images that are not all but certain fill them."""
+    uncertain = np.count_nonzero(top < 1.0 - 1.0 / _MOST_BINS)
+    return int(np.clip(uncertain // _IMAGES_A_BIN, _FEWEST_BINS, _MOST_BINS))
+
+
+def _sizes(sets: NDArray[np.bool_], codes: NDArray[np.intp]) -> dict[str, Any]:
+    """How often sets hold the right class, how many classes they have, and how many have none."""
+    right = sets[np.arange(len(sets)), codes]
+    none, classes = float((~sets.any(1)).mean()), float(sets.sum(1).mean())
+    return {"images": len(sets), "right": float(right.mean()), "classes": classes, "none": none}
+
+
+def _counted(share: float, images: int) -> str:
+    return f"{round(share * images):,} of {images:,} wrong" if images else "of no images"
+
+
+def _error(name: str, share: float, count: int) -> tuple[str, str]:
+    value, remark = share_for_people(share, count)
+    return value, f"{name}: {remark}" if remark else name

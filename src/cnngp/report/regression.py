@@ -1,0 +1,266 @@
+"""What a run finds about a regressor: errors, how honest its error bars are, intervals, and images worth a look."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtri
+
+from cnngp.common.arrays import DataError
+from cnngp.common.tables import percent
+from cnngp.datasets.dataset import Dataset
+from cnngp.estimators.regressor import GPRegressor
+
+from . import plots, web_page
+from .answers import noise_of
+from .evaluation import Evaluation, Picture, counted, kernel_figure, likelihood, word
+from .pictures import grid
+
+Floats = NDArray[np.float64]
+COVERAGES = (0.5, 0.8, 0.9, 0.95)
+_PICTURES = 12
+_OFF = """
+<h2>Furthest off</h2>
+<p class="muted">{images} whose number is furthest from the prediction, in its standard deviations. Below each are the
+training images most like it, with their numbers and how alike they are (1: the same).</p>
+"""
+_SUSPECT = """
+<h2>Suspect numbers</h2>
+<p>{said}</p>
+<p class="muted">By leave-one-out, the most suspect first: look at these when cleaning data. What the others predict
+comes first.</p>
+"""
+_UNCERTAIN = """
+<h2>Most uncertain</h2>
+<p class="muted">Test images with the widest error bars: look at these, or measure more like them, next.</p>
+"""
+_COVERAGE = """
+<h2>Error bars and intervals</h2>
+<p>Error bars are as wide as the model believes. Intervals hold the number as often as asked whether or not it is right,
+as long as new images are like these; where a recipe was chosen by few images they are somewhat too narrow. <code>cnngp
+predict</code> prints them.</p>
+"""
+
+
+@dataclass(frozen=True)
+class NumberScores:
+    """How good predictions of numbers are: R² (None where the numbers do not differ), error, and log density."""
+
+    r2: float | None
+    rmse: float
+    log_density: float
+
+    @classmethod
+    def of(cls, y: Floats, mean: Floats, std: Floats) -> NumberScores:
+        errors, spread = y - mean, y - y.mean()
+        s = np.maximum(std, np.finfo(np.float64).tiny)
+        density = -0.5 * (errors / s) ** 2 - np.log(s) - 0.5 * np.log(2.0 * np.pi)
+        r2 = 1.0 - float(errors @ errors) / float(spread @ spread) if len(y) > 1 and spread.any() else None
+        return cls(r2, float(np.sqrt((errors**2).mean())), float(density.mean()))
+
+    def __str__(self) -> str:
+        r2 = "not known" if self.r2 is None else f"{self.r2:.3f}"
+        return f"R² {r2}, RMSE {self.rmse:.4g}, log density {self.log_density:.3f}"
+
+
+class Numbers(Evaluation):
+    """A fitted regressor of one number an image on a data set."""
+
+    command, title = "regress", "Exact Gaussian process regression"
+
+    def __init__(self, reg: GPRegressor, data: Dataset) -> None:
+        super().__init__(reg, data)
+        self._noise = noise_of(reg)
+        self.loo_y = np.asarray(data.y, np.float64)[reg.loo_rows_]
+        self.loo_mean, self.loo_std = reg.loo_predictions_, reg.loo_std_
+        self.y, self.mean, self.std = self.loo_y, self.loo_mean, self.loo_std
+        """Of the test set, or of leave-one-out where there is none; noise is in the standard deviations."""
+        self.loo = NumberScores.of(self.y, self.mean, self.std)
+        if self.tested:
+            self.y, (self.mean, self.std) = np.asarray(data.y_test, np.float64), self._timed(self._predict)
+            self.test = NumberScores.of(self.y, self.mean, self.std)
+        if data.X_validation is not None:
+            y = np.asarray(data.y_validation, np.float64)
+            self.validation = NumberScores.of(y, *self._predict(data.X_validation))
+        self.wrong = self._furthest()
+        self.uncertain = self._pictures(np.argsort(-self.std, kind="stable")) if self.tested else ()
+        self.suspect = self._suspect()
+
+    def _predict(self, X: Any) -> tuple[Floats, Floats]:
+        mean, std = self.model.predict(X, return_std=True)
+        return mean, np.hypot(std, self._noise)
+
+    # ---- images worth a look -------------------------------------------------------------------------------------
+
+    def _label(self, label: Any) -> str:
+        return web_page.minus(f"{float(label):.4g}")
+
+    def _of(self, rows: NDArray[np.intp]) -> tuple[Any, Any]:
+        """Images and names of the predictions in `rows`."""
+        if self.tested:
+            return self.data.X_test[rows], self.data.names_test
+        at = self.model.loo_rows_
+        return self.data.X[at[rows]], None if self.data.names is None else self.data.names[at]
+
+    def _pictures(self, rows: NDArray[np.intp]) -> tuple[Picture, ...]:
+        rows = rows[:_PICTURES]
+        X, names = self._of(rows)
+        return tuple(
+            Picture(
+                x,
+                self._label(self.y[i]),
+                self._label(self.mean[i]),
+                f"± {self.std[i]:.2g}",
+                None if names is None else word(names[i]),
+                {"measured": float(self.y[i]), "value": float(self.mean[i]), "std": float(self.std[i])},
+                wrong=True,
+            )
+            for x, i in zip(X, rows, strict=True)
+        )
+
+    def _furthest(self) -> tuple[Picture, ...]:
+        off = np.abs(self.y - self.mean) / np.maximum(self.std, np.finfo(np.float64).tiny)
+        rows = np.argsort(-off, kind="stable")[:_PICTURES]
+        pictures = self._pictures(rows)
+        return self._explained(pictures, self._of(rows)[0], "near") if self.tested else pictures
+
+    def _suspect(self) -> tuple[Picture, ...]:
+        """The first of the suspect numbers; what is predicted is what the others propose."""
+        if self.suspects is None:
+            return ()
+        rows = zip(*(column[:_PICTURES] for column in self.suspects.columns.values()), strict=True)
+        return tuple(
+            Picture(
+                self.data.X[row],
+                self._label(given),
+                self._label(proposed),
+                f"{score:.1f} standard deviations",
+                None if self.data.names is None else word(name),
+                {"score": float(score)},
+                suspect=True,
+            )
+            for row, score, given, proposed, name in rows
+        )
+
+    # ---- intervals -----------------------------------------------------------------------------------------------
+
+    @property
+    def _scores(self) -> Floats:
+        """Leave-one-out errors in standard deviations."""
+        return np.asarray(np.abs(self.loo_y - self.loo_mean) / np.maximum(self.loo_std, np.finfo(np.float64).tiny))
+
+    @functools.cached_property
+    def _intervals(self) -> list[dict[str, Any]]:
+        rows, kernels = self._tried() if self.tested and self.model.gp_.exact is not None else (slice(0), {})
+        found = []
+        for coverage in COVERAGES:
+            bars = float((self._scores <= ndtri(0.5 + 0.5 * coverage)).mean())
+            of: dict[str, Any] = {"asked": coverage, "error_bars": bars, "right": None, "width": None}
+            if kernels:
+                low, high = self.model.predict_interval(coverage=coverage, **kernels).T
+                y, width = self.y[rows], float(np.median(high - low))
+                of["right"] = float(((low <= y) & (y <= high)).mean())
+                of |= {"images": len(y), "width": width if np.isfinite(width) else None}
+            found.append(of)
+        return found
+
+    def coverage(self) -> list[dict[str, Any]]:
+        return self._intervals if self.loo_images else []
+
+    def coverage_table(self) -> str:
+        if not self.loo_images:
+            return ""
+        rows = []
+        for row in self._intervals:
+            cells = [percent(row["asked"]), counted(row["error_bars"], self.loo_images)]
+            rows.append(
+                cells + ([] if row["right"] is None else [counted(row["right"], row["images"]), _width(row["width"])])
+            )
+        heads = ("asked", "error bars hold, left out", "intervals hold, test images", "median width")
+        return _COVERAGE + web_page.table(rows, heads[: len(rows[0])])
+
+    # ---- what is said --------------------------------------------------------------------------------------------
+
+    def lines(self) -> list[tuple[str, str]]:
+        found = [("validation", str(self.validation))] if self.validation is not None else []
+        found += [("test", str(self.test))] if self.test is not None else []
+        found.append(("leave-one-out", str(self.loo)))
+        for row in self.coverage():
+            if row["asked"] == 0.9:
+                bars = f"hold {counted(row['error_bars'], self.loo_images)} of the numbers, left out"
+                found.append(("error bars for 90 %", bars))
+                if row["right"] is not None:
+                    held = f"hold {counted(row['right'], row['images'])} of the test images' numbers"
+                    found.append(("intervals for 90 %", f"{held}; width {_width(row['width'])}"))
+        return found
+
+    def as_dict(self) -> dict[str, Any]:
+        return super().as_dict() | {"noise_std": self._noise}
+
+    def tiles(self) -> list[tuple[str, str]]:
+        found = []
+        for scores, name in (
+            (self.test, "test images"),
+            (self.validation, "validation images"),
+            (self.loo, "left out"),
+        ):
+            if scores is not None:
+                r2 = "not known" if scores.r2 is None else web_page.minus(f"{scores.r2:.3f}")
+                found += [(r2, f"R², {name}"), (f"{scores.rmse:.4g}", f"root mean square error, {name}")]
+        density = (self.test or self.loo).log_density
+        found.append((web_page.minus(f"{density:.3f}"), "log density of an image"))
+        return [*found, (likelihood(self.model.log_marginal_likelihood_), "log marginal likelihood")]
+
+    def summary(self) -> str:
+        tested = ""
+        if self.test is not None:
+            tested = f"Predictions for {self.tested:,} test images are off by {self.test.rmse:.4g}. "
+        return (
+            f"The model was trained on {self.images:,} images by one linear solve. {tested}By leave-one-out, which "
+            f"needs no test set, predictions of the training images are off by {self.loo.rmse:.4g} (root mean square), "
+            f"each from all the others; always the mean would be by {float(self.loo_y.std()):.4g}."
+        )
+
+    def figures(self) -> tuple[str, list[str]]:
+        of = "test images" if self.tested else "training images, left out"
+        drawn = plots.predictions(self.y, self.mean, self.std), plots.residuals(self.mean, self.y - self.mean, self.std)
+        return "Predicted and measured", [
+            web_page.figure(
+                drawn[0], f"Predicted against measured numbers of the {of}; bars are one standard deviation."
+            ),
+            web_page.figure(
+                drawn[1], "What was measured less what was predicted; the lines are two standard deviations."
+            ),
+        ]
+
+    def kernel_figure(self) -> str:
+        return kernel_figure(self, (), (), "number")
+
+    def looked_at(self) -> str:
+        images = "Test images" if self.tested else "Training images, left out,"
+        suspect = ""
+        if self.suspects is not None:
+            suspect = _SUSPECT.format(said=escape(self.suspects.sentence)) + grid(self.suspect)
+        uncertain = _UNCERTAIN + grid(self.uncertain) if self.tested else ""
+        return _OFF.format(images=images) + grid(self.wrong) + suspect + uncertain
+
+
+def check_numbers(y: Any, name: str) -> None:
+    """Refuse targets that a regression cannot be of, before the kernel is computed."""
+    if y.dtype.kind not in "fiub":
+        raise DataError(
+            f"{name} has words such as {str(y.ravel()[0])[:30]!r} for numbers; `cnngp classify` takes classes"
+        )
+    if np.ptp(np.asarray(y, np.float64)) == 0.0:
+        raise DataError(
+            f"{name} has the same number, {float(y.ravel()[0]):g}, for every image; there is nothing to predict"
+        )
+
+
+def _width(width: float | None) -> str:
+    return "unbounded: too few images" if width is None else f"{width:.3g}"
