@@ -16,7 +16,7 @@ from PIL import Image
 
 from cnngp.common.errors import DatasetError
 from cnngp.datasets.images import read_image
-from cnngp.report.viewer.decisions import Decisions, LabelledImages, apply_decisions
+from cnngp.report.viewer.decisions import Decisions, apply_decisions
 
 from .campaign import REFUSED, SAME, expect, refused
 
@@ -81,24 +81,20 @@ class Sharing:
         X = np.random.default_rng(rng.randrange(2**32)).random((n, 1, 2, 2))
         names = np.array([f"{i}" + os.fsdecode(bytes(rng.choices(_NAME, k=6))).rstrip("\0") for i in range(n)])
         labels = np.array(["=a", "b\r"])[np.arange(n) % 2]
-        held = LabelledImages(X, labels, names)
-        viewers = [Decisions(path) for _ in range(2)]
-        for viewer in viewers:
-            viewer.only_about(held)
+        viewers = [Decisions(path, X, labels, names) for _ in range(2)]
         wanted: dict[int, str] = {}
         for _ in range(rng.randint(1, 12)):
             row, action = rng.randrange(n), rng.choice(("keep", "drop", "relabel", None))
             other = labels[(row + 1) % 2]
-            words = (str(names[row]), str(labels[row]), str(other))
-            rng.choice(viewers).decide(row, *words, action, str(other), held.fingerprint(row))
+            rng.choice(viewers).decide(row, action, proposed=str(other), label=str(other))
             wanted.pop(row, None)
             if action:
                 wanted[row] = action
             if rng.random() < 0.3:
                 text = path.read_text(encoding="utf-8-sig")
                 path.write_bytes(("\ufeff" + text).replace("\n", "\r\n").encode())
-        again = Decisions(path)
-        expect({row: again.action(row) for row in range(n) if again.action(row)} == wanted, "a decision was lost")
+        kept_lines = Decisions(path, X, labels, names).lines
+        expect({row: line["decision"] for row, line in kept_lines.items()} == wanted, "a decision was lost")
         kept, _ = apply_decisions(path, X, labels, names)
         expect(len(kept) == n - list(wanted.values()).count("drop"), "decisions were not applied")
         return SAME

@@ -2,273 +2,159 @@
 
 from __future__ import annotations
 
-import json
-import re
 from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
 import pytest
 import zarr
-from PIL import Image
 
-from cnngp.cli import run
+from cnngp import Kernel, zoo
+from cnngp.cli.options import of_command
 from cnngp.common.devices import Device
 from cnngp.datasets.images import Aspect
 from cnngp.datasets.preparation import NAMED as PREPARATIONS
 from cnngp.gp.objectives import RULES
 from cnngp.kernel.making import DTYPES
 
+from .conftest import Command, signals, slanted
+
+READING = ("classify", "regress", "gram", "search", "sample")
+
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--preparation", "foo"], f"--preparation foo: expected {', '.join(list(PREPARATIONS)[:-2])}"),
-        (["--network", "nosuch"], "no network 'nosuch': expected auto, resnet32"),
-        (["--network", "resnet9"], "depth=9 is not 6n + 2"),
-        (["--kind", "foo"], "--kind foo: expected nngp or ntk"),
-        (["--dtype", "float16"], f"--dtype float16: expected {' or '.join(DTYPES)}"),
-        (["--device", "tpu"], "--device tpu: expected "),
-        (["--effort", "all"], "--effort all: expected quick, normal or best"),
-        (["--recipe", "no.json", "--network", "small_cnn"], "--recipe names the networks"),
-        (["--learn", "foo"], "--learn foo: expected loo or likelihood"),
-        (["--learn", ""], "--learn '': expected loo or likelihood"),
-        (
-            ["--kind", "ntk", "--learn", "loo"],
-            "--learn follows the gradient of the Gaussian process's kernel; leave out",
-        ),
-        (["--noise", "-1"], "--noise -1: expected a variance of 0 or more"),
-        (["--noise", "some"], "--noise some: expected a variance of 0 or more"),
-        (["--amplitude", "no"], "--amplitude no: expected ml, loo or a positive number"),
-        (["--amplitude", "0"], "--amplitude 0: expected ml, loo or a positive number"),
-        (["--aspect", "crop"], f"--aspect crop: expected {' or '.join(get_args(Aspect))}"),
-        (["--split", "mine"], "--split mine: expected standard or paper"),
-        (["--size", "8x"], "--size 8x: expected a height and a width such as 48x64"),
-        (["--input-shape", "128"], "--input-shape 128: expected the channels, then the sizes, such as 1,28,28"),
-        (["--input-shape", "1,0"], "--input-shape 1,0: expected the channels, then the sizes"),
-        (["--train", "0"], "--train 0: expected a whole number of 1 or more"),
-        (["--threads", "two"], "--threads two: expected a whole number of 1 or more"),
-        (["--draws", "0"], "--draws 0: expected a whole number of 1 or more"),
-        (["--samples", "10"], "--samples 10: expected a whole number of 20 or more"),
-        (["--channels", "4"], "--channels 4: give at least two different positive widths"),
+        ("--preparation foo", f"--preparation foo: expected {', '.join(list(PREPARATIONS)[:-2])}"),
+        ("--network nosuch", "no network 'nosuch': expected auto, resnet32"),
+        ("--network resnet9", "depth=9 is not 6n + 2"),
+        ("--network none.json", "none.json: no such file"),
+        ("--kind foo", "--kind foo: expected nngp or ntk"),
+        ("--dtype float16", f"--dtype float16: expected {' or '.join(DTYPES)}"),
+        ("--device tpu", "--device tpu: expected "),
+        ("--effort all", "--effort all: expected quick, normal or best"),
+        ("--recipe no.json --network small_cnn", "--recipe names the networks"),
+        ("--learn foo", "--learn foo: expected loo or likelihood"),
+        ("--learn ''", "--learn '': expected loo or likelihood"),
+        ("--kind ntk --learn loo", "--learn follows the gradient of the Gaussian process's kernel; leave out"),
+        ("--noise -1", "--noise -1: expected a variance of 0 or more"),
+        ("--noise some", "--noise some: expected a variance of 0 or more"),
+        ("--amplitude no", "--amplitude no: expected ml, loo or a positive number"),
+        ("--amplitude 0", "--amplitude 0: expected ml, loo or a positive number"),
+        ("--aspect crop", f"--aspect crop: expected {' or '.join(get_args(Aspect))}"),
+        ("--split mine", "--split mine: expected standard or paper"),
+        ("--size 8x", "--size 8x: expected a height and a width such as 48x64"),
+        ("--size ten", "--size ten: expected a height and a width such as 48x64"),
+        ("--size 0", "--size 0: expected a height and a width such as 48x64"),
+        ("--input-shape 128", "--input-shape 128: expected the channels, then the sizes, such as 1,28,28"),
+        ("--input-shape 1,0", "--input-shape 1,0: expected the channels, then the sizes"),
+        ("--data ''", "--data '': expected the name of a data set, an .npz file or a folder"),
+        ("--train 0", "--train 0: expected a whole number of 1 or more"),
+        ("--train many", "--train many: expected a whole number of 1 or more"),
+        ("--threads two", "--threads two: expected a whole number of 1 or more"),
+        ("--seed -1", "--seed -1: expected a whole number of 0 or more"),
+        ("--draws 0", "--draws 0: expected a whole number of 1 or more"),
+        ("--samples 10", "--samples 10: expected a whole number of 20 or more"),
+        ("--channels 4", "--channels 4: give at least two different positive widths"),
+        ("--channels 4,many", "--channels 4,many: expected integers with commas"),
     ],
 )
-def test_options_are_checked_before_anything_is_read(
-    words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_options_are_checked_before_anything_is_read(words: str, message: str, tmp_path: Path, command: Any) -> None:
     """By every command that has them. The data is not there, which would be the error if it were looked for."""
-    having = 0
-    for command in ("classify", "gram", "search", "sample"):
-        assert run([command, "--help"]) == 0
-        page = capsys.readouterr().out
-        if not all(f" {word} " in page for word in words if word.startswith("--")):
-            continue
-        having += 1
-        place = {"gram": ["--plan"], "sample": ["--output", str(tmp_path / "a.png")]}.get(command, [])
-        assert run([command, "--data", str(tmp_path / "no such data"), *place, *words]) in (1, 2)
-        told = capsys.readouterr()
-        assert told.err.startswith("error: ")
-        assert message in told.err
-        assert told.err.count("\n") == 1
-        assert told.out == ""
-    assert having > 0
+    asked = {word.removeprefix("--").replace("-", "_") for word in words.split() if word.startswith("--")}
+    having = [name for name in READING if asked <= {option.name for option in of_command(name)}]
+    assert having
+    for name in having:
+        place = {"gram": "--plan", "sample": f"--output {tmp_path / 'a.png'}"}.get(name, "")
+        code = 2 if message.startswith("--") and ": expected" in message and "integers" not in message else 1
+        said = command(f"{name} --data {tmp_path / 'none'} {place} {words}", code)
+        assert said.err.startswith("error: ")
+        assert message in said.err
+        assert (said.err.count("\n"), said.out) == (1, "")
 
 
-def test_every_word_that_an_option_lists_is_taken(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("predict a b --coverage 90", "--coverage 90: expected a share between 0 and 1, such as 0.9"),
+        ("view a --port 99999", "--port 99999: expected a number up to 65,535"),
+        ("networks --input-shape big", "--input-shape big: expected the channels, then the sizes"),
+        ("reproduce table1 --budget x", "--budget x: expected a positive number of seconds"),
+        ("reproduce figure2 --seed -1", "--seed -1: expected a whole number of 0 or more"),
+        ("classify --test -1", "--test -1: expected a whole number of 0 or more"),
+        ("gram --preparation loo --store K", "--preparation loo: expected plain, contrast, detail, edges"),
+    ],
+)
+def test_options_of_single_commands_are_checked(words: str, message: str, refused: Any) -> None:
+    assert message in refused(words, 2)
+
+
+def test_every_word_that_an_option_lists_is_taken(tmp_path: Path, refused: Any) -> None:
     """So that the words of the command line stay those of the library."""
     words = [("--preparation", p) for p in (*PREPARATIONS, "loo")] + [("--learn", r) for r in RULES]
     words += [("--aspect", a) for a in get_args(Aspect)] + [("--dtype", d) for d in DTYPES]
     words += [("--device", d) for d in get_args(Device) if d != "cuda"]
     for option, word in words:
-        assert run(["classify", "--data", str(tmp_path / "none"), option, word]) == 1
-        assert "no data" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("command", ["classify", "gram", "search", "sample"])
-def test_no_data_is_not_this_folder(
-    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    pictures(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    assert run([command, "--data", "", *(["--plan"] if command == "gram" else [])]) == 2
-    assert capsys.readouterr().err.startswith(
-        "error: --data '': expected the name of a data set, an .npz file or a folder"
-    )
-
-
-def test_help_shows_no_types_of_python(capsys: pytest.CaptureFixture[str]) -> None:
-    for command in ("classify", "gram", "predict", "view", "sample", "search", "reproduce", "networks", "info"):
-        assert run([command, "--help"]) == 0
-        page = capsys.readouterr().out
-        assert "list[" not in page
-        assert re.search("<(int|float|str|path|range)", page) is None
-        assert "{" not in page
-    assert run(["predict", "--help"]) == 0
-    page = capsys.readouterr().out
-    assert page.startswith("Usage: cnngp predict [OPTIONS] MODEL IMAGES...\n")
-    assert "\n  MODEL  " in page
+        assert "no data" in refused(f"classify --data {tmp_path / 'none'} {option} {word}")
 
 
 # ---- folders and files on every command ------------------------------------------------------------------------------
 
 
-def pictures(folder: Path, n: int = 10) -> None:
-    """Two classes of grey pictures, of all sizes, with one file that cannot be read."""
-    rng = np.random.default_rng(0)
-    for k, name in enumerate(("flat", "steep")):
-        (folder / name).mkdir(parents=True)
-        for i in range(n):
-            pixels = rng.uniform(0, 60, (8, 8 + i)) + 150 * (np.indices((8, 8 + i))[k] % 2)
-            Image.fromarray(pixels.astype(np.uint8)).save(folder / name / f"{i}.png")
-    (folder / "flat" / "broken.png").write_bytes(b"hello")
-
-
-def signals(path: Path, flat: bool = False) -> None:
-    rng = np.random.default_rng(0)
-    y = np.arange(60) % 2
-    X = np.sin(np.linspace(0, 1, 32) * 2 * np.pi * (2 + 3 * y[:, None])) + rng.normal(0, 0.2, (60, 32))
-    np.savez(path, X=X if flat else X[:, None], y=y)
-
-
-def test_search_takes_the_options_that_it_advises(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pictures(tmp_path / "a")
-    arguments = ["search", "--data", str(tmp_path / "a"), "--draws", "1", "--device", "cpu", "--aspect", "pad"]
-    arguments += ["--size", "8", "--output", str(tmp_path / "out")]
-    assert run(arguments) == 1
-    assert "leave it out with skip_bad=True (--skip-bad)" in capsys.readouterr().err
-    assert run([*arguments, "--skip-bad"]) == 0
-    printed = capsys.readouterr().out
+@pytest.mark.parametrize("name", ["search", "sample"])
+def test_commands_take_the_options_that_they_advise(name: str, tmp_path: Path, command: Command) -> None:
+    if name == "sample":
+        pytest.importorskip("torch")
+    more = {"search": f"--draws 1 --device cpu --output {tmp_path / 'out'}"}
+    more["sample"] = f"--images 2 --channels 2,4 --samples 20 --output {tmp_path / 'a.png'}"
+    words = f"{name} --data {slanted(tmp_path / 'a', broken=True)} --size 8 --aspect pad {more[name]}"
+    assert "leave it out with skip_bad=True (--skip-bad)" in command(words, 1).err
+    printed = command(f"{words} --skip-bad").out
     assert "padded with black" in printed
     assert "left out 1 image that cannot be read" in printed
 
 
-def test_sample_takes_the_options_of_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("torch")
-    pictures(tmp_path / "a")
-    arguments = ["sample", "--data", str(tmp_path / "a"), "--images", "2", "--channels", "2,4", "--samples", "20"]
-    arguments += ["--size", "6x8", "--aspect", "pad", "--output", str(tmp_path / "a.png")]
-    assert run(arguments) == 1
-    assert "leave it out with skip_bad=True (--skip-bad)" in capsys.readouterr().err
-    assert run([*arguments, "--skip-bad"]) == 0
-    assert "20 images of 20 brought to 6 × 8" in capsys.readouterr().out
-
-
-def test_gram_of_a_folder_is_of_all_its_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_gram_of_a_folder_is_of_all_its_pictures(tmp_path: Path, command: Command) -> None:
     """And `classify --test 0` finds the matrix there."""
-    pictures(tmp_path / "a")
-    common = [
-        "--data",
-        str(tmp_path / "a"),
-        "--skip-bad",
-        "--network",
-        "small_cnn",
-        "--store",
-        str(tmp_path / "K.zarr"),
-    ]
-    assert run(["gram", *common]) == 0
-    printed = capsys.readouterr().out
-    assert "20 images of " in printed
+    store = tmp_path / "K.zarr"
+    common = f"--data {slanted(tmp_path / 'a', broken=True)} --skip-bad --network small_cnn --store {store}"
+    printed = command(f"gram {common}").out
+    assert "24 images of " in printed
     assert "kept for testing" not in printed
-    assert zarr.open_array(str(tmp_path / "K.zarr"), path="K", mode="r").shape == (20, 20)
-    assert run(["classify", *common, "--test", "0", "--no-model", "--output", str(tmp_path / "out")]) == 0
+    assert zarr.open_array(str(store), path="K", mode="r").shape == (24, 24)
+    command(f"classify {common} --test 0 --no-model --output {tmp_path / 'out'}")
 
 
-def test_gram_of_a_file_has_its_rows_in_order(tmp_path: Path) -> None:
-    from cnngp import Kernel, zoo
-
+def test_gram_of_a_file_has_its_rows_in_order(tmp_path: Path, command: Command) -> None:
     signals(tmp_path / "s.npz")
-    arguments = ["gram", "--data", str(tmp_path / "s.npz"), "--input-shape", "1,32", "--network", "small_cnn"]
-    assert run([*arguments, "--store", str(tmp_path / "K.zarr"), "--device", "cpu"]) == 0
+    data = f"--data {tmp_path / 's.npz'} --input-shape 1,32 --device cpu"
+    command(f"gram {data} --network small_cnn --store {tmp_path / 'K.zarr'}")
     with np.load(tmp_path / "s.npz") as file:
         K = Kernel(zoo.small_cnn(), device="cpu")(file["X"].astype(np.float32), progress=False)
     np.testing.assert_array_equal(zarr.open_array(str(tmp_path / "K.zarr"), path="K", mode="r")[:], K)
+    command(f"search {data} --draws 1 --output {tmp_path / 'out'}")
 
 
 @pytest.mark.parametrize("flat", [False, True])
-def test_signals_from_a_file(flat: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    signals(tmp_path / "s.npz", flat)
-    arguments = ["classify", "--data", str(tmp_path / "s.npz"), "--output", str(tmp_path / "out")]
-    assert run(arguments) == 1
-    error = capsys.readouterr().err
-    assert "(--input-shape 1,32) for signals" in error
-    assert error.count("\n") == 1
-    assert run([*arguments, "--input-shape", "1x32", "--json"]) == 0
-    printed = capsys.readouterr()
-    assert "s: 48 training, 12 test images of 1 × 32" in printed.err
-    assert json.loads(printed.out)["test_error"] <= 0.1
+def test_signals_from_a_file(flat: bool, tmp_path: Path, command: Command, refused: Any) -> None:
+    words = f"classify --data {signals(tmp_path / 's.npz', flat)} --output {tmp_path / 'out'}"
+    assert "(--input-shape 1,32) for signals" in refused(words)
+    said = command(f"{words} --input-shape 1x32 --json")
+    assert said.line("data") == "s: 48 training, 12 test images of 1 × 32"
+    assert said.json["test_error"] <= 0.1
     page = (tmp_path / "out" / "report.html").read_text()
-    assert "--input-shape 1x32" in page
+    assert "--input-shape 1,32" in page
     assert "Most uncertain" in page  # with pictures of curves
-    assert run([*arguments, "--input-shape", "2,32"]) == 1
-    assert "does not hold images of (2, 32), 64 numbers each" in capsys.readouterr().err
+    assert "does not hold images of (2, 32), 64 numbers each" in refused(f"{words} --input-shape 2,32")
 
 
-def test_search_takes_signals(tmp_path: Path) -> None:
-    signals(tmp_path / "s.npz")
-    arguments = [
-        "search",
-        "--data",
-        str(tmp_path / "s.npz"),
-        "--input-shape",
-        "1,32",
-        "--draws",
-        "1",
-        "--device",
-        "cpu",
-    ]
-    assert run([*arguments, "--output", str(tmp_path / "out")]) == 0
-
-
-# ---- no test set -----------------------------------------------------------------------------------------------------
-
-
-def without_test_set(arguments: list[str], folder: Path, capsys: Any) -> tuple[dict[str, Any], str, str]:
-    assert run(["classify", *arguments, "--test", "0", "--output", str(folder), "--json"]) == 0
-    printed = capsys.readouterr()
-    result = json.loads(printed.out)
-    assert result["test"] is None
-    assert result["test_error"] is None
-    assert result["mistakes"] == result["uncertain"] == []
-    assert json.loads((folder / "results.json").read_text())["loo_error"] == result["loo_error"]
-    assert not any(line.startswith(("test ", "predict ")) for line in printed.err.splitlines())
-    assert any(line.startswith("leave-one-out ") for line in printed.err.splitlines())
-    page = (folder / "report.html").read_text()
-    for text in ("test error", "test images wrong", "test image", "Confidently wrong", "Most uncertain"):
-        assert text not in page
-    assert "Confusion matrix of the leave-one-out predictions" in page
-    assert "--test 0" in page
-    return result, printed.err, page
-
-
-def test_no_test_set_of_a_named_set(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    result, printed, page = without_test_set(["--train", "60", "--network", "small_cnn"], tmp_path, capsys)
-    assert result["train"] == 60
-    assert "digits: 60 training images of 1 × 8 × 8" in printed
-    assert "The model was trained on 60 images by one linear solve. By leave-one-out" in page
-
-
-def test_all_pictures_of_a_folder_are_fitted_even_a_class_of_one(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_gram_prepares_images_as_a_fit_does_and_says_what_is_there(
+    tmp_path: Path, command: Command, refused: Any
 ) -> None:
-    pictures(tmp_path / "b")
-    (tmp_path / "b" / "lonely").mkdir()
-    Image.new("L", (8, 8), 90).save(tmp_path / "b" / "lonely" / "0.png")
-    arguments = ["--data", str(tmp_path / "b"), "--skip-bad", "--size", "8", "--network", "small_cnn"]
-    assert run(["classify", *arguments]) == 1
-    error = capsys.readouterr().err
-    assert "class lonely has a single image, and one of each class is kept for testing; add another" in error
-    assert "leave the class out, or fit all images without a test set: `cnngp classify --test 0`" in error
-    result, printed, _ = without_test_set(arguments, tmp_path / "out", capsys)
-    assert (result["train"], result["classes"]) == (21, 3)
-    assert "kept for testing" not in printed
-
-
-def test_validation_images_stay_without_a_test_set(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pictures(tmp_path / "b" / "train")
-    pictures(tmp_path / "b" / "val", n=4)
-    arguments = ["--data", str(tmp_path / "b"), "--skip-bad", "--size", "8", "--network", "small_cnn"]
-    result, printed, page = without_test_set(arguments, tmp_path / "out", capsys)
-    assert result["train"] == 20
-    assert result["validation"] is not None
-    assert "b: 20 training, 8 validation images of 1 × 8 × 8" in printed
-    assert "validation error" in page
+    same = f"--network small_cnn --preparation contrast --train 60 --store {tmp_path / 'K.zarr'}"
+    assert "continues" not in command(f"gram {same} --tile 20").out
+    next((tmp_path / "K.zarr" / "K" / "c").glob("1/2")).unlink()
+    assert command(f"gram {same}").line("continues") == "5 of 6 tiles are there already"
+    fit = f"classify {same} --test 20 --no-model --output {tmp_path / 'out'}"
+    command(fit)
+    assert "This fit prepares its images, by 'edges'" in command(f"{fit} --preparation edges", 1).err

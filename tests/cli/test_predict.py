@@ -1,195 +1,137 @@
-"""From pictures in folders to `cnngp predict`, with pixels on the scale of the fit."""
+"""`cnngp predict`: image files through a saved model of classes or of numbers, with sets and intervals."""
 
 from __future__ import annotations
 
-import csv
-import json
+import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from cnngp import GPClassifier, GPRegressor, datasets, zoo
-from cnngp.cli import run
 from cnngp.cli.predict import how_unusual
 
+from .conftest import Command, discs
 
-def test_a_folder_of_images_to_predictions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What users have: folders of PNGs, then a new image."""
-    rng = np.random.default_rng(0)
-    for name, slant in (("left", 1), ("right", -1)):
-        (tmp_path / "data" / name).mkdir(parents=True)
-        for i in range(20):
-            pixels = 255.0 * np.eye(12)[:, ::slant] + rng.uniform(0, 60, (12, 12))
-            Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(tmp_path / "data" / name / f"{i}.png")
-    words = ["--data", str(tmp_path / "data"), "--network", "small_cnn", "--output", str(tmp_path / "out")]
-    assert run(["classify", *words]) == 0
-    Image.fromarray((255 * np.eye(24)).astype(np.uint8)).save(tmp_path / "new.png")
-    capsys.readouterr()
-    assert run(["predict", str(tmp_path / "out" / "model.gp"), str(tmp_path / "new.png"), "--json"]) == 0
-    printed = capsys.readouterr()
-    assert printed.err.startswith("engine")
-    assert "left" in printed.err.splitlines()[2]
-    assert printed.err.splitlines()[1].endswith("more unusual than")
-    rank = json.loads(printed.out)["images"][0]["novelty_rank"]
-    assert printed.err.splitlines()[2].endswith("all of the training images")
-    assert rank == 1.0
-    image = json.loads(printed.out)["images"][0]
-    assert image["class"] == "left"
-    assert image["for"][0]["name"].startswith("left/")
+DIGITS = datasets.digits().take(60, 40)
+
+
+def picture(path: Path, pixels: np.ndarray) -> Path:
+    Image.fromarray(pixels.astype(np.uint8)).save(path)
+    return path
+
+
+def test_a_folder_stands_for_its_model_and_all_numbers_are_in_the_json(
+    classified: Path, tmp_path: Path, command: Command
+) -> None:
+    data = datasets.digits().take(200, 100)
+    clf = GPClassifier.load(classified / "model.gp")
+    new = picture(tmp_path / "new.png", 255 * data.X_test[0, 0])
+    said = command(f"predict {classified} {new} --json")
+    found = said.json
+    assert found["model"] == str(classified / "model.gp")
+    image = found["images"][0]
+    shown = (np.floor(255 * data.X_test[:1]) / 255).astype(np.float32)
+    assert image["class"] == str(clf.predict(shown)[0])
+    assert list(image["probabilities"].values()) == pytest.approx(clf.predict_proba(shown)[0], abs=1e-6)
     total = sum(voice["share"] for voice in (*image["for"], *image["against"])) + image["rest"]
     assert total == pytest.approx(image["mean"], abs=1e-12)
     assert 0 < image["novelty"] < 1
+    assert "set" not in image
+    assert said.err.splitlines()[1].split()[:3] == ["image", "class", "probability"]
 
 
-@pytest.mark.parametrize(("scale", "pixels"), [(255, 255), (1, 1)])
-def test_predict_takes_pixels_on_the_scale_of_the_fit(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], scale: int, pixels: int
-) -> None:
+def test_sets_hold_the_classes_that_an_image_may_have(classified: Path, tmp_path: Path, command: Command) -> None:
+    clf = GPClassifier.load(classified / "model.gp")
+    noise = np.random.default_rng(0).integers(0, 256, (8, 8))
+    known = picture(tmp_path / "known.png", 255 * datasets.digits().X[0, 0])
+    files = f"{known} {picture(tmp_path / 'noise.png', noise)}"
+    said = command(f"predict {classified} {files} --coverage 0.9 --json")
+    sets = [image["set"] for image in said.json["images"]]
+    X = np.stack([np.asarray(Image.open(file), np.float32)[None] / 255 for file in files.split()])
+    expected = [clf.classes_[mask].astype(str).tolist() for mask in clf.predict_set(X, coverage=0.9)]
+    assert sets == expected
+    table = said.err.splitlines()[-3:]
+    assert "set at 90 %" in table[0]
+    assert table[1].endswith("none of the training images")
+    assert ("none of these" in table[2]) == (not sets[1])
+    assert re.search("(all|99 %) of the training images$", table[2])
+    assert all(len(image["set"]) == 10 for image in command(
+        f"predict {classified} {files} --coverage 0.999 --json").json["images"])  # fmt: skip
+
+
+def test_numbers_come_with_an_interval(tmp_path: Path, command: Command, refused: Any) -> None:
+    table, out = discs(tmp_path / "d"), tmp_path / "out"
+    command(f"regress --data {table} --columns radius --network small_cnn --output {out}")
+    said = command(f"predict {out} {tmp_path / 'd'} --json")
+    reg, data = GPRegressor.load(out / "model.gp"), datasets.load(table, columns="radius")
+    found = {Path(image["image"]).name: image for image in said.json["images"]}
+    mean, std = reg.predict(data.X_test, return_std=True)
+    for name, value, bar, ends in zip(data.names_test, mean, std, reg.predict_interval(data.X_test), strict=True):
+        assert found[name]["value"] == pytest.approx(value, rel=1e-5)
+        assert found[name]["interval"] == pytest.approx(ends, rel=1e-5)
+        assert found[name]["std"] > bar  # noise is in it
+        assert found[name]["near"][0]["share"] >= found[name]["near"][1]["share"]
+    assert "interval at 90 %" in said.err
+    few = command(f"predict {out} {tmp_path / 'd' / '00.png'} --coverage 0.999 --json")
+    assert few.json["images"][0]["interval"] == [None, None]
+    assert "any: too few images" in few.err
+    both = GPRegressor(zoo.small_cnn()).fit(data.X, np.stack([data.y, data.y], 1))
+    both.save(tmp_path / "both.gp")
+    assert "several numbers for each image" in refused(f"predict {tmp_path / 'both.gp'} {tmp_path / 'd'}")
+
+
+def test_models_without_a_factor_have_no_sets(tmp_path: Path, command: Command, refused: Any) -> None:
+    new = picture(tmp_path / "new.png", 255 * DIGITS.X_test[0, 0])
+    for kind in (GPClassifier, GPRegressor):
+        kind(zoo.small_cnn(), inducing=20, device="cpu").fit(DIGITS.X, DIGITS.y).save(tmp_path / "m.gp")
+        command(f"predict {tmp_path / 'm.gp'} {new}")
+        assert "needs a factor of all images" in refused(f"predict {tmp_path / 'm.gp'} {new} --coverage 0.9")
+
+
+@pytest.mark.parametrize("scale", [255, 1])
+def test_predict_takes_pixels_on_the_scale_of_the_fit(tmp_path: Path, command: Command, scale: int) -> None:
     """A model of bytes fitted in Python: with pixels from 0 to 1 every image would be all but black to it."""
-    data = datasets.digits().take(100)
-    X = (255 * data.X).astype(np.uint8)
-    clf = GPClassifier(zoo.small_cnn()).fit(X if scale == 255 else X / np.float32(255), data.y)
+    X = (255 * DIGITS.X).astype(np.uint8)
+    clf = GPClassifier(zoo.small_cnn()).fit(X if scale == 255 else X / np.float32(255), DIGITS.y)
     clf.save(tmp_path / "m.gp")
-    new = (255 * data.X_test[0, 0]).astype(np.uint8)
-    Image.fromarray(new).save(tmp_path / "new.png")
-    assert run(["predict", str(tmp_path / "m.gp"), str(tmp_path / "new.png"), "--json"]) == 0
-    printed = capsys.readouterr()
-    last = json.loads(printed.out)
-    assert last["images"][0]["class"] == str(data.y_test[0])
+    new = (255 * DIGITS.X_test[0, 0]).astype(np.uint8)
+    said = command(f"predict {tmp_path / 'm.gp'} {picture(tmp_path / 'new.png', new)} --json")
     expected = clf.predict_proba((new if scale == 255 else new / np.float32(255))[None, None])[0]
-    assert list(last["images"][0]["probabilities"].values()) == pytest.approx(expected, abs=1e-6)
-    assert last["pixels"] == pixels
-    assert ("pixels                 from 0 to 255, as in the images that" in printed.err) == (scale == 255)
+    assert list(said.json["images"][0]["probabilities"].values()) == pytest.approx(expected, abs=1e-6)
+    assert said.json["pixels"] == scale
+    assert ("from 0 to 255, as in the images that" in said.err) == (scale == 255)
 
 
 @pytest.mark.parametrize(("factor", "shift", "range_"), [(16.0, 0.0, "0 to 16"), (2.0, -1.0, "-1 to 1")])
-def test_predict_refuses_a_scale_that_files_do_not_have(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], factor: float, shift: float, range_: str
+def test_a_scale_that_files_do_not_have_is_refused(
+    tmp_path: Path, refused: Any, factor: float, shift: float, range_: str
 ) -> None:
-    data = datasets.digits().take(40)
-    GPClassifier(zoo.small_cnn()).fit(factor * data.X + shift, data.y).save(tmp_path / "m.gp")
-    Image.fromarray(np.zeros((8, 8), np.uint8)).save(tmp_path / "new.png")
-    assert run(["predict", str(tmp_path / "m.gp"), str(tmp_path / "new.png")]) == 1
-    error = capsys.readouterr().err
+    GPClassifier(zoo.small_cnn()).fit(factor * DIGITS.X + shift, DIGITS.y).save(tmp_path / "m.gp")
+    error = refused(f"predict {tmp_path / 'm.gp'} {picture(tmp_path / 'new.png', np.zeros((8, 8)))}")
     assert f"m.gp was fitted on pixels from {range_}, and image files are read as 0 to 1 or 0 to 255" in error
-    assert len(error.splitlines()) == 1
-
-
-def slanted(folder: Path, suffix: str = "png", n: int = 12) -> None:
-    rng = np.random.default_rng(0)
-    for name, slant in (("left", 1), ("right", -1)):
-        (folder / name).mkdir(parents=True)
-        for i in range(n):
-            pixels = 255.0 * np.eye(12)[:, ::slant] + rng.uniform(0, 60, (12, 12))
-            Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(folder / name / f"{i:02}.{suffix}")
-
-
-def test_photographs_start_to_finish(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    slanted(tmp_path / "data", "webp")
-    (tmp_path / "data" / "left" / "05.webp").rename(tmp_path / "data" / "right" / "wrong.webp")
-    (tmp_path / "data" / "left" / "broken.png").write_bytes(b"hello")
-    (tmp_path / "data" / "left" / "notes.txt").write_text("hello")
-    arguments = ["classify", "--data", str(tmp_path / "data"), "--output", str(tmp_path / "out"), "--size", "10x12"]
-    arguments += ["--aspect", "pad", "--suspects", str(tmp_path / "deep" / "suspects.csv")]
-    assert run(arguments) == 1
-    assert "broken.png is not a readable image" in capsys.readouterr().err
-    assert run([*arguments, "--skip-bad", "--json"]) == 0
-    printed = capsys.readouterr()
-    assert "24 images of 24 brought to 10 × 12; 24 of another aspect ratio padded with black" in printed.err
-    assert "left out 1 file of other kinds: 1 .txt; left out 1 image that cannot be read" in printed.err
-    result = json.loads(printed.out)
-    assert len(result["notes"]) == 3  # the size, the test set, what was left out
-    with (tmp_path / "deep" / "suspects.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert rows[0].keys() == {"row", "name", "given", "proposed", "score"}
-    assert len(rows) == result["train"]
-    first = rows[0] if result["test_error"] == 0 else None
-    shown = [s["name"] for s in result["suspects"]] + [m["name"] for m in result["mistakes"]]
-    assert "right/wrong.webp" in shown
-    if first is not None:
-        assert (first["name"], first["given"], first["proposed"]) == ("right/wrong.webp", "right", "left")
-    page = (tmp_path / "out" / "report.html").read_text()
-    assert "right/wrong.webp" in page
-    assert "--size 10x12 --aspect pad --skip-bad" in page
-    model = str(tmp_path / "out" / "model.gp")
-    assert GPClassifier.load(model).image_aspect_ == "pad"
-    assert run(["predict", model, str(tmp_path / "data" / "left"), "--json"]) == 1
-    printed = capsys.readouterr()
-    assert "warning: " in printed.err
-    assert "broken.png is not a readable image" in printed.err
-    result = json.loads(printed.out)
-    assert len(result["images"]) == 11
-    assert {image["class"] for image in result["images"]} == {"left"}
-    assert result["unreadable"][0]["image"].endswith("broken.png")
-    assert run(["predict", model, str(tmp_path / "none.png")]) == 1
-    assert capsys.readouterr().err == f"error: {tmp_path / 'none.png'}: no such file\n"
-
-
-@pytest.mark.parametrize("size", ["ten", "10x", "0"])
-def test_sizes_that_are_none(size: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    slanted(tmp_path / "data", n=3)
-    assert run(["classify", "--data", str(tmp_path / "data"), "--size", size]) == 2
-    assert "expected a height and a width such as 48x64" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("rank", "said"),
-    [
-        (0.0, "none of the training images"),
-        (0.7999, "79 % of the training images"),
-        (0.999, "99 % of the training images"),
-        (1.0, "all of the training images"),
-        (float("nan"), "not known"),
-    ],
+    [(0.0, "none of"), (0.7999, "79 % of"), (0.999, "99 % of"), (1.0, "all of"), (None, "not known")],
 )
-def test_how_unusual_an_image_is_in_words(rank: float, said: str) -> None:
-    assert how_unusual(rank) == said
+def test_how_unusual_an_image_is_in_words(rank: float | None, said: str) -> None:
+    assert how_unusual(rank) == (said if rank is None else f"{said} the training images")
 
 
-def test_a_picture_of_noise_is_more_unusual_than_those_of_the_fit(
-    classified: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    rng = np.random.default_rng(0)
-    Image.fromarray(rng.integers(0, 256, (8, 8), dtype=np.uint8)).save(tmp_path / "noise.png")
-    known = datasets.digits().X[0, 0]
-    Image.fromarray((255 * known).round().astype(np.uint8)).save(tmp_path / "known.png")
-    assert run(["predict", str(classified), str(tmp_path / "noise.png"), str(tmp_path / "known.png")]) == 0
-    first, second = capsys.readouterr().out.splitlines()[-2:]
-    assert first.endswith("99 % of the training images")
-    assert second.endswith("none of the training images")
-
-
-def test_a_folder_stands_for_the_model_in_it(
-    classified: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    Image.fromarray(np.zeros((8, 8), np.uint8)).save(tmp_path / "new.png")
-    assert run(["predict", str(classified), str(tmp_path / "new.png"), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["model"] == str(classified / "model.gp")
-    for command in (["predict", str(tmp_path), "new.png"], ["view", str(tmp_path)]):
-        assert run(command) == 1
-        assert (
-            capsys.readouterr().err
-            == f"error: {tmp_path} is a folder without a model.gp; give a file that `cnngp classify` wrote\n"
-        )
-
-
-@pytest.mark.parametrize("content", [b"", b"\xff\xd8\xff\xe0 a picture"])
-def test_a_file_of_another_kind_is_no_model(content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "new.jpg").write_bytes(content)
-    assert run(["predict", str(tmp_path / "new.jpg"), "a.png"]) == 1
-    assert (
-        capsys.readouterr().err == f"error: {tmp_path / 'new.jpg'} is not a cnngp model, but a file of another kind\n"
-    )
-
-
-def test_a_regressor_is_not_for_these_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    data = datasets.digits().take(40)
-    GPRegressor(zoo.small_cnn()).fit(data.X, data.y.astype(float)).save(tmp_path / "reg.gp")
-    for command in (["predict", str(tmp_path / "reg.gp"), "a.png"], ["view", str(tmp_path / "reg.gp")]):
-        assert run(command) == 1
-        assert (
-            "reg.gp holds a GPRegressor, and this command is for classifiers; use it in Python, with GPRegressor"
-            in (capsys.readouterr().err)
-        )
+def test_files_that_are_no_models_or_no_images(classified: Path, tmp_path: Path, refused: Any) -> None:
+    (tmp_path / "half.gp").write_bytes((classified / "model.gp").read_bytes()[:5000])
+    (tmp_path / "empty.gp").write_bytes(b"")
+    picture(tmp_path / "new.jpg", np.zeros((8, 8)))
+    (tmp_path / "broken.png").write_bytes(b"not an image")
+    assert "half.gp is not a whole model file" in refused(f"predict {tmp_path / 'half.gp'} a.png")
+    for name in ("empty.gp", "new.jpg"):
+        error = refused(f"predict {tmp_path / name} a.png")
+        assert error == f"error: {tmp_path / name} is not a cnngp model, but a file of another kind\n"
+    assert "broken.png is not a readable image" in refused(f"predict {classified} {tmp_path / 'broken.png'}")
+    assert refused(f"predict {classified} none.png") == "error: none.png: no such file\n"
+    for words in (f"predict {tmp_path} new.png", f"view {tmp_path}"):
+        assert f"{tmp_path} is a folder without a model.gp; give a file that `cnngp classify` wrote" in refused(words)

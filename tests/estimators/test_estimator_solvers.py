@@ -19,7 +19,7 @@ from cnngp.gp import iterative as iterative_gp
 from cnngp.gp.checks import MatrixError
 from cnngp.gp.solving import ConvergenceWarning, solve_matrix
 from cnngp.gp.solving.matrices import SymmetricMatrix
-from cnngp.report.evaluation import evaluate
+from cnngp.report.run import evaluate
 from helpers.solves import DIGITS, KERNEL, NET, twice
 
 

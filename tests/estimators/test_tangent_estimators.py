@@ -109,4 +109,4 @@ def test_the_report_shows_a_command_with_the_kind(tmp_path: Path) -> None:
     words = ["classify", "--network", "small_cnn", "--train", "100", "--test", "20", "--kind", "ntk", "--no-model"]
     assert run([*words, "--output", str(tmp_path), "--device", "cpu", "--quiet"]) == 0
     page = (tmp_path / "report.html").read_text()
-    assert "cnngp classify --network small_cnn --train 100 --test 20 --kind ntk" in page
+    assert "cnngp classify --train 100 --test 20 --network small_cnn --kind ntk" in page

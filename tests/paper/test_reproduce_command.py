@@ -132,8 +132,8 @@ def test_without_matplotlib_the_numbers_are_written(
     ("options", "message", "code"),
     [
         (["table1", "--device", "tpu"], "--device tpu: expected auto, cpu or cuda", 2),
-        (["table1", "--budget", "-1"], "expected a positive number of seconds", 1),
-        (["table1", "--budget", "nan"], "expected a positive number of seconds", 1),
+        (["table1", "--budget", "-1"], "expected a positive number of seconds", 2),
+        (["table1", "--budget", "nan"], "expected a positive number of seconds", 2),
         (["table9"], "table9", 2),
         (["table1", "--out", "/dev/null/here"], "/dev/null", 1),
         (["table1", "--scheduler", "nowhere"], "nowhere", 1),

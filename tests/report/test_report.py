@@ -1,220 +1,211 @@
-"""The report as a browser sees it, and its figures."""
+"""The report as a browser sees it, its figures, and a run as a notebook calls it."""
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import sys
 from dataclasses import replace
+from html import escape
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
-from cnngp import GPClassifier, datasets, zoo
+from cnngp import GPClassifier, GPRegressor, datasets, zoo
 from cnngp.estimators.learning import Learned
 from cnngp.gp.calibration import reliability
-from cnngp.report import plots, report
-from cnngp.report.evaluation import Evaluation, _bins, evaluate
+from cnngp.report import page, plots
+from cnngp.report.classification import CLEAR, Classes, _error, bins_for, left_out_p_values
+from cnngp.report.regression import Numbers, NumberScores
+from cnngp.report.run import run
 from cnngp.report.suspects import suspect_labels
 from helpers.browser import needs_browser, opened, title_of
 
 # The strange class names must come through as text.
 DATA = datasets.digits().take(150, 80)
-NAMES = np.array(["<zero>", "one & only", *"23456789"])
-NAMED = datasets.Dataset("digits", DATA.X, NAMES[DATA.y], DATA.X_test, NAMES[DATA.y_test])
+CLASSES = np.array(["<zero>", "one & only", *"23456789"])
+FILES = np.array([f"<{i}>.png" for i in range(150)])
+WRONG = 3
+Y = CLASSES[DATA.y].copy()
+Y[WRONG] = CLASSES[(DATA.y[WRONG] + 4) % 10]
+NAMED = datasets.Dataset("d", DATA.X, Y, DATA.X_test, CLASSES[DATA.y_test], names=FILES, names_test=FILES[:80])
+MEASURED = replace(NAMED, y=DATA.y + 0.5, y_test=DATA.y_test + 0.5)
 
 
 @pytest.fixture(scope="module")
-def model() -> GPClassifier:
-    return GPClassifier(zoo.small_cnn()).fit(DATA.X, NAMES[DATA.y])
+def classes() -> Classes:
+    return Classes(GPClassifier(zoo.small_cnn(), noise="loo").fit(NAMED.X, NAMED.y, names=FILES), NAMED)
 
 
 @pytest.fixture(scope="module")
-def evaluation(model: GPClassifier) -> Evaluation:
-    return evaluate(model, NAMED)
+def numbers() -> Numbers:
+    reg = GPRegressor(zoo.small_cnn(), noise="loo", normalize_y=True).fit(MEASURED.X, MEASURED.y, names=FILES)
+    return Numbers(reg, MEASURED)
 
 
 @pytest.fixture(scope="module")
-def page(model: GPClassifier, evaluation: Evaluation) -> str:
-    return report.render(
-        evaluation, model.fit_report_, model.network_, model.input_shape_, command="cnngp classify", versions="cnngp"
+def text(classes: Classes) -> str:
+    return page.render(classes, "cnngp classify", "cnngp")
+
+
+def test_what_is_found_of_classes(classes: Classes) -> None:
+    clf, told = classes.model, classes.as_dict()
+    assert classes.confusion.sum() == 80
+    assert classes.test.error == pytest.approx(1 - np.trace(classes.confusion) / 80) == told["test_error"]
+    assert classes.test.error == pytest.approx(1 - clf.score(NAMED.X_test, NAMED.y_test))
+    assert classes.loo.error == clf.loo_error_
+    sure = [p["probability"] for p in told["uncertain"]]
+    assert sure == sorted(sure)
+    assert np.allclose(classes.correlations, classes.correlations.T)
+    assert np.abs(classes.correlations).max() <= 1 + 1e-6
+    assert classes.suspect[0].name == told["suspects"][0]["name"] == f"<{WRONG}>.png"
+    assert classes.suspect[0].predicted == CLASSES[DATA.y[WRONG]]
+    assert all(p.label != p.predicted for p in (*classes.suspect, *classes.wrong))
+    for p, of in zip(classes.wrong, told["mistakes"], strict=True):
+        assert p.name in FILES
+        assert [n.label for n in p.neighbours] == [voice["label"] for voice in of["because_of"]]
+        assert 0 < of["novelty"] < 1
+    json.dumps(told, allow_nan=False)
+
+
+def test_sets_by_leave_one_out_and_on_test_images(classes: Classes) -> None:
+    codes, p = classes.loo_codes, left_out_p_values(classes._left_mean, classes.loo_codes)
+    margin = np.array([np.delete(m, c).max() - m[c] for m, c in zip(classes._left_mean, codes, strict=True)])
+    ranks = (margin[None] >= margin[:, None]).mean(1)  # how many images are predicted no better, itself among them
+    np.testing.assert_allclose(p[range(150), codes], ranks)
+    for row in classes.coverage():
+        sets = classes.model.predict_set(NAMED.X_test, coverage=row["asked"])
+        right = sets[range(80), np.searchsorted(classes.model.classes_, NAMED.y_test)]
+        assert row["test"] == {
+            "images": 80, "right": right.mean(), "classes": sets.sum(1).mean(), "none": (~sets.any(1)).mean()
+        }  # fmt: skip
+        assert row["leave_one_out"]["right"] == pytest.approx(row["asked"], abs=1 / 150)
+    assert "Sets instead of classes" in page.render(classes, "c", "v")
+
+
+def test_what_is_found_of_numbers(numbers: Numbers) -> None:
+    reg, told = numbers.model, numbers.as_dict()
+    left = np.abs(MEASURED.y - reg.loo_predictions_) / reg.loo_std_
+    assert told["loo"]["rmse"] == pytest.approx(reg.loo_error_)
+    assert told["test"]["r2"] == pytest.approx(reg.score(MEASURED.X_test, MEASURED.y_test))
+    assert [row["error_bars"] for row in told["coverage"]] == pytest.approx(
+        [(left <= z).mean() for z in (0.67449, 1.28155, 1.64485, 1.95996)]
     )
+    for row in told["coverage"]:
+        low, high = reg.predict_interval(MEASURED.X_test, coverage=row["asked"]).T
+        assert row["right"] == ((low <= MEASURED.y_test) & (MEASURED.y_test <= high)).mean()
+    off = [abs(m["measured"] - m["value"]) / m["std"] for m in told["mistakes"]]
+    assert off == sorted(off, reverse=True)
+    assert numbers.wrong[0].neighbours[0].label == f"{told['mistakes'][0]['because_of'][0]['label']:.4g}"
+    drawn = page.render(numbers, "cnngp regress", "v")
+    for heading in ("Predicted and measured", "Error bars and intervals", "Furthest off", "Suspect numbers"):
+        assert f"<h2>{heading}</h2>" in drawn
+    json.dumps(told, allow_nan=False)
 
 
-def test_evaluation_counts(model: GPClassifier, evaluation: Evaluation) -> None:
-    assert evaluation.confusion.sum() == 80
-    assert evaluation.test.error == pytest.approx(1 - np.trace(evaluation.confusion) / 80)
-    assert evaluation.test.error == pytest.approx(1 - model.score(DATA.X_test, NAMES[DATA.y_test]))
-    assert evaluation.loo.error == model.loo_error_
-    assert [p.probability for p in evaluation.uncertain] == sorted(p.probability for p in evaluation.uncertain)
-    assert all(p.label != p.predicted for p in evaluation.wrong)
-    assert np.allclose(evaluation.correlations, evaluation.correlations.T)
-    assert np.abs(evaluation.correlations).max() <= 1 + 1e-6
-    assert evaluation.as_dict()["test_error"] == evaluation.test.error
-    told = evaluation.as_dict()["mistakes"]
-    assert [m["because_of"][0]["label"] for m in told] == [p.neighbours[0].label for p in evaluation.wrong]
+def test_scores_of_numbers() -> None:
+    y, mean, std = np.array([1.0, 2.0, 3.0]), np.array([1.0, 2.0, 4.0]), np.array([1.0, 1.0, 2.0])
+    found = NumberScores.of(y, mean, std)
+    assert found.r2 == pytest.approx(0.5)
+    assert found.rmse == pytest.approx(np.sqrt(1 / 3))
+    assert found.log_density == pytest.approx(-(0.125 + np.log(2) + 1.5 * np.log(2 * np.pi)) / 3)
+    assert NumberScores.of(y[:1], mean[:1], std[:1]).r2 is None
 
 
-def test_mistakes_are_explained_and_labels_suspected(model: GPClassifier) -> None:
-    y = NAMES[DATA.y].copy()
-    y[3] = NAMES[(DATA.y[3] + 4) % 10]
-    names = np.array([f"<{i}>.png" for i in range(150)])
-    data = datasets.Dataset("d", DATA.X, y, DATA.X_test, NAMES[DATA.y_test], names=names, names_test=names[:80])
-    clf = GPClassifier(zoo.small_cnn()).fit(data.X, data.y, names=data.names)
-    found = evaluate(clf, data)
-    assert found.suspect[0].name == "<3>.png"
-    assert found.suspect[0].predicted == NAMES[DATA.y[3]]
-    assert all(p.label != p.predicted for p in found.suspect)
-    for p in found.wrong:
-        assert p.name in names
-        assert len(p.neighbours) == 3
-        assert p.neighbours[0].name in names
-        assert 0 < p.novelty < 1
-    page = report._looked_at(found)
-    assert "&lt;3&gt;.png" in page
-    assert "<3>" not in page
-    assert json.loads(json.dumps(found.as_dict()))["suspects"][0]["name"] == "<3>.png"
+def test_a_run_from_a_notebook_says_and_writes_what_the_commands_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    few = MEASURED.take(60, 20)
+    found = run(few, GPRegressor(zoo.small_cnn(), noise="loo", normalize_y=True), tmp_path, command="a notebook")
+    assert found.estimator.score(few.X_test, few.y_test) == pytest.approx(found.as_dict()["test"]["r2"])
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["model.gp", "report.html", "results.json"]
+    assert "leave-one-out          R² " in capsys.readouterr().out
 
 
-def images(evaluation: Evaluation) -> int:
-    """Three figures, the pictures, and the training images below the mistakes."""
-    e = evaluation
-    wrong = [p for p in e.wrong if p.probability >= report.CLEAR]
-    return 3 + len(e.uncertain) + len(wrong) + len(e.suspect) + sum(len(p.neighbours) for p in wrong)
+def test_mistakes_that_are_not_confident_are_not_called_so(classes: Classes, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = classes.wrong[0]
 
+    def told(*probabilities: float) -> str:
+        wrong = tuple(replace(first, facts={"probability": p}) for p in probabilities)
+        monkeypatch.setattr(classes, "wrong", wrong)
+        return classes.looked_at()
 
-def shown(e: Evaluation, model: GPClassifier) -> str:
-    return report.render(e, model.fit_report_, model.network_, model.input_shape_, command="c", versions="v")
-
-
-def test_mistakes_that_are_not_confident_are_not_called_so(evaluation: Evaluation) -> None:
-    doubtful = replace(evaluation, wrong=tuple(replace(p, probability=0.59) for p in evaluation.wrong))
-    told = report._looked_at(doubtful)
-    assert "No test image is predicted wrongly with a probability of 60 % or more." in told
-    assert "because" not in told
-    assert "No test image is predicted wrongly." in report._looked_at(replace(evaluation, wrong=()))
-    sure = replace(doubtful, wrong=(replace(evaluation.wrong[0], probability=0.61),))
-    assert report._looked_at(sure).count("because") == 1
+    assert f"No test image is predicted wrongly with a probability of {CLEAR:.0%}".replace("%", " %") in told(0.59)
+    assert "No test image is predicted wrongly." in told()
+    assert told(0.59, 0.61).count('"because"') == 1
 
 
 @pytest.mark.filterwarnings("ignore:noise='loo' chose the most noise")
-def test_a_model_that_learned_nothing_is_not_presented_as_a_result() -> None:
+@pytest.mark.parametrize("kind", [GPClassifier, GPRegressor])
+def test_a_model_that_learned_nothing_is_not_presented_as_a_result(kind: Any) -> None:
     rng = np.random.default_rng(0)
     X, y = rng.random((84, 1, 8, 8)), np.arange(84) % 3
     data = datasets.Dataset("noise", X[:60], y[:60], X[60:], y[60:])
-    clf = GPClassifier(zoo.small_cnn(), noise="loo").fit(data.X, data.y)
-    found = evaluate(clf, data)
+    fitted = kind(zoo.small_cnn(), noise="loo").fit(data.X, data.y)
+    found = (Classes if kind is GPClassifier else Numbers)(fitted, data)
     assert found.suspect == ()
-    page = shown(found, clf)
-    assert page.count("No better than guessing: leave-one-out is wrong on ") == 2
-    assert "Confidently wrong" not in page
-    assert "Suspect labels" not in page
-    assert "this model is not clearly\nbetter than guessing" in page
+    drawn = page.render(found, "c", "v")
+    assert drawn.count("etter than guessing: " if kind is GPClassifier else "etter than the mean of all targets: ") == 2
+    assert re.search("Confidently wrong|Furthest off|Suspect|Sets instead|Error bars", drawn) is None
+    assert "this model is not clearly\nbetter than guessing" in drawn
 
 
-def test_few_images_are_told_with_their_interval_and_many_without(evaluation: Evaluation) -> None:
-    few = np.diag([11, 0]) + np.array([[0, 13], [0, 0]])
-    said = replace(evaluation, confusion=few, test=replace(evaluation.test, error=13 / 24))
-    numbers = report._numbers(said)
-    assert "<b>54 %</b><span>test error: 13 of 24, likely 35 % to 72 %</span>" in numbers
-    assert "54.17" not in numbers
-    assert "<b>54.17 %</b><span>test error</span>" in report._numbers(replace(said, confusion=1000 * few))
+def test_few_images_are_told_with_their_interval_and_many_without() -> None:
+    assert _error("test error", 13 / 24, 24) == ("54 %", "test error: 13 of 24, likely 35 % to 72 %")
+    assert _error("test error", 13 / 24, 24_000) == ("54.17 %", "test error")
 
 
-def test_a_negative_likelihood_has_a_minus(evaluation: Evaluation) -> None:
-    assert "<b>−1,397</b>" in report._numbers(replace(evaluation, log_marginal_likelihood=-1397.2))
+def test_a_negative_likelihood_has_a_minus_and_names_break_between_their_words(
+    classes: Classes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert any(value.startswith("−") for value, name in classes.tiles() if name == "log marginal likelihood")
+    fox = replace(classes.uncertain[0], predicted="red_fox", label="red_fox")
+    monkeypatch.setattr(classes, "uncertain", (fox,))
+    assert "red_<wbr>fox" in classes.looked_at()
 
 
-def test_every_count_of_the_confusion_matrix_can_be_read_and_errors_look_like_errors() -> None:
-    def luminance(colour: np.ndarray) -> float:
-        linear = np.where(colour <= 0.04045, colour / 12.92, ((colour + 0.055) / 1.055) ** 2.4)
-        return float(linear @ [0.2126, 0.7152, 0.0722])
-
-    letters = {"white": np.ones(3), "#1f2933": np.array([0x1F, 0x29, 0x33]) / 255}
-    for wrong in range(5, 100, 5):
-        counts = np.array([[100 - wrong, wrong], [wrong, 100 - wrong]])
-        cells = plots.confusion_colours(counts)
-        for i, j in ((0, 0), (0, 1)):
-            low, high = sorted(luminance(c) for c in (cells[i, j], letters[plots.readable_on(cells[i, j])]))
-            assert (high + 0.05) / (low + 0.05) > 3.8
-        assert cells[0, 0, 2] >= cells[0, 0, 0]  # blue
-        assert cells[0, 1, 0] > 0.85 > cells[0, 1, 2]  # orange
-
-
-def test_names_break_between_their_words_first(evaluation: Evaluation) -> None:
-    fox = replace(evaluation.uncertain[0], predicted="red_fox", label="red_fox")
-    assert "red_<wbr>fox" in report._looked_at(replace(evaluation, uncertain=(fox,)))
-
-
-def test_the_page_is_self_contained(page: str, evaluation: Evaluation) -> None:
-    sources = re.findall(r'(?:src|(?<!icon" )href)="([^"]*)"', page)
-    assert len(sources) == images(evaluation)
+def test_the_page_is_self_contained(text: str, classes: Classes) -> None:
+    sources = re.findall(r'(?:src|(?<!icon" )href)="([^"]*)"', text)
+    assert len(sources) == images(classes)
     assert all(source.startswith("data:image/png;base64,") for source in sources)
-    assert "&lt;zero&gt;" in page
-    assert "<zero>" not in page
-    for text in ("leave-one-out error", "ECE", "Confidently wrong", "cnngp classify", "Conv(3", "exact kernel"):
-        assert text in page
+    assert "&lt;zero&gt;" in text
+    assert f"&lt;{WRONG}&gt;.png" in text
+    assert re.search(r"<zero>|<\d+>\.png", text) is None
+    for said in ("leave-one-out error", "ECE", "cnngp classify", "Conv(3", "exact kernel"):
+        assert said in text
 
 
-def test_figures_of_awkward_data() -> None:
-    """Many classes, empty bins, two images, colour: all give a PNG."""
-    many = [f"a long class name {i}" for i in range(45)]
-    P = np.array([[0.9, 0.1], [0.2, 0.8]])
-    for png in (
-        plots.confusion(np.eye(45, dtype=np.int64), many),
-        plots.reliability(reliability(P, np.array([0, 0]))),
-        plots.kernel_matrix(np.eye(2), [1], ["a", "b"]),
-        plots.picture(np.random.default_rng(0).random((3, 5, 4))),
-        plots.picture(np.zeros((1, 3, 3))),
-    ):
-        assert png.startswith(b"\x89PNG")
-
-
-def test_class_names_in_figures_are_no_formulas() -> None:
-    """`$x_$` is no formula that matplotlib understands; `$x$` would lose its dollars."""
-    for names in (["$x_$", "$\\nothing$"], ["$x$", r"\$"], ["$" * 300, "b"]):
-        for png in (
-            plots.confusion(np.eye(2, dtype=np.int64), names),
-            plots.kernel_matrix(np.eye(2), [1], names),
-        ):
-            assert png.startswith(b"\x89PNG")
-    assert plots.confusion(np.eye(2, dtype=np.int64), ["$x$", "b"]) != plots.confusion(
-        np.eye(2, dtype=np.int64), ["x", "b"]
-    )
-
-
-def test_long_class_names_leave_room_for_the_figure() -> None:
-    drawn: list[list[str]] = []
-
-    class Axes:
-        def set_xticks(self, places: object, names: list[str], **_: object) -> None:
-            drawn.append(names)
-
-        set_yticks = set_xticks
-
-    plots._name_ticks(Axes(), range(3), ["a" * 500 + "1", "a" * 500 + "2", "exactly twenty chars"])
-    for names in drawn:
-        assert names == ["a" * 13 + "…" + "aaaaa1", "a" * 13 + "…" + "aaaaa2", "exactly twenty chars"]
-    assert len(drawn) == 2
+def images(found: Classes) -> int:
+    """Three figures, the pictures, and the training images below the mistakes."""
+    wrong = [p for p in found.wrong if p.facts["probability"] >= CLEAR]
+    return 3 + len(found.uncertain) + len(wrong) + len(found.suspect) + sum(len(p.neighbours) for p in wrong)
 
 
 @needs_browser
 def test_all_pictures_are_drawn_and_long_names_leave_the_page_its_width(
-    page: str, evaluation: Evaluation, tmp_path: Path
+    text: str, classes: Classes, numbers: Numbers, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    long = tuple(replace(p, predicted="p" * 300, label="l" * 300) for p in evaluation.uncertain)
-    was, become = (report._looked_at(e) for e in (evaluation, replace(evaluation, uncertain=long)))
-    assert was in page
-    n = images(evaluation)
-    found = opened(page.replace(was, become).replace(evaluation.data, "d" * 300), tmp_path, width=1100)
-    assert found.startswith(f"drawn {n} of {n}, too wide: false")
+    was, n = classes.looked_at(), images(classes)
+    long = tuple(replace(p, predicted="p" * 300, label="l" * 300) for p in classes.uncertain)
+    monkeypatch.setattr(classes, "uncertain", long)
+    drawn = text.replace(was, classes.looked_at()).replace(repr(NAMED).strip("<>"), "d" * 300)
+    assert opened(drawn, tmp_path, width=500).startswith(f"drawn {n} of {n}, too wide: false")
+    drawn = page.render(numbers, "cnngp regress", "v")
+    n = drawn.count("<img ")
+    assert opened(drawn, tmp_path, width=500).startswith(f"drawn {n} of {n}, too wide: false")
 
 
-def test_without_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(plots.PlotsUnavailable, match=r'pip install "cnngp\[plots\]"'):
-        plots.picture(np.zeros((1, 3, 3)))
+@needs_browser
+def test_the_page_is_dark_where_the_browser_is(text: str, tmp_path: Path) -> None:
+    told = """<script>addEventListener("load", () => { const style = getComputedStyle(document.body);
+        document.title = style.backgroundColor + style.color; });</script></body>"""
+    (tmp_path / "page.html").write_text(text.replace("</body>", told), encoding="utf-8")
+    title = title_of((tmp_path / "page.html").as_uri(), tmp_path / "profile", 900, dark=True)
+    assert title == "rgb(22, 26, 36)rgb(230, 233, 240)"
 
 
 @pytest.mark.parametrize("wrong", [0, 12])
@@ -230,7 +221,7 @@ def test_the_list_of_suspect_labels_ends_where_the_models_own_errors_explain_it(
     found = suspect_labels(clf)
     assert found.contradicted == round(clf.loo_error_ * 240) > 5
     assert len(suspect_labels(clf, 50)) == 50
-    assert found.sentence in report._looked_at(evaluate(clf, replace(data, X=X, y=y)))
+    assert escape(found.sentence) in Classes(clf, replace(data, X=X, y=y)).looked_at()
     if wrong:
         assert wrong - 2 <= len(set(found.columns["row"]) & set(rows)) <= wrong
         assert len(found) == found.beyond_errors <= 2 * wrong
@@ -240,24 +231,110 @@ def test_the_list_of_suspect_labels_ends_where_the_models_own_errors_explain_it(
         assert found.beyond_errors <= 1 < found.contradicted / 50
 
 
+def test_suspect_numbers_are_those_that_are_further_off_than_chance(numbers: Numbers) -> None:
+    assert suspect_labels(numbers.model).beyond_errors <= 2
+    y = MEASURED.y.copy()
+    y[[5, 50, 100]] += 12.0
+    found = suspect_labels(GPRegressor(zoo.small_cnn(), noise="loo", normalize_y=True).fit(MEASURED.X, y))
+    assert set(found.columns["row"][: found.beyond_errors]) >= {5, 50, 100}
+    assert len(found) <= 5
+    assert found.sentence.startswith("The others contradict ")
+    assert "with every number right" in found.sentence
+
+
 @pytest.mark.parametrize(("uncertain", "sure", "bins"), [(60, 0, 6), (2, 400, 5), (300, 0, 15), (0, 0, 5)])
 def test_bins_are_so_few_that_uncertain_images_fill_them(uncertain: int, sure: int, bins: int) -> None:
-    assert _bins(np.array([0.5] * uncertain + [0.99] * sure)) == bins
-
-
-@needs_browser
-def test_the_page_is_dark_where_the_browser_is(page: str, tmp_path: Path) -> None:
-    told = """<script>addEventListener("load", () => { const style = getComputedStyle(document.body);
-        document.title = style.backgroundColor + style.color; });</script></body>"""
-    (tmp_path / "page.html").write_text(page.replace("</body>", told), encoding="utf-8")
-    title = title_of((tmp_path / "page.html").as_uri(), tmp_path / "profile", 900, dark=True)
-    assert title == "rgb(22, 26, 36)rgb(230, 233, 240)"
+    assert bins_for(np.array([0.5] * uncertain + [0.99] * sure)) == bins
 
 
 def test_learning_that_finds_nothing_says_so() -> None:
     net = zoo.small_cnn()
     same = Learned("loo", 50, net, net, 0.28021, 0.28019, 0.1, 0.2, (), (), ((0, 0.3),), 1.0, False)
     assert "nothing better was found" in str(same)
-    assert "Nothing better was found" in report._learned(same)
+    assert "Nothing better was found" in page._learned(same)
     better = replace(same, after=0.27)
-    assert "othing better" not in str(better) + report._learned(better)
+    assert "othing better" not in str(better) + page._learned(better)
+
+
+# ---- figures ---------------------------------------------------------------------------------------------------------
+
+
+def test_without_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(plots.PlotsUnavailable, match=r'pip install "cnngp\[plots\]"'):
+        plots.picture(np.zeros((1, 3, 3)))
+
+
+def test_figures_of_awkward_data() -> None:
+    """Many classes, empty bins, two images, colour, names that are no formulas: all give a PNG."""
+    P = np.array([[0.9, 0.1], [0.2, 0.8]])
+    drawn = [
+        plots.confusion(np.eye(45, dtype=np.int64), [f"a long class name {i}" for i in range(45)]),
+        plots.reliability(reliability(P, np.array([0, 0]))),
+        plots.kernel_matrix(np.eye(2), (), ()),
+        plots.predictions(np.ones(1), np.ones(1), np.zeros(1)),
+        plots.residuals(np.ones(1), np.zeros(1), np.zeros(1)),
+        plots.picture(np.random.default_rng(0).random((3, 5, 4))),
+        plots.picture(np.zeros((1, 3, 3))),
+        plots.saliency(np.zeros((1, 3, 3)), np.zeros((1, 3, 3))),
+    ]
+    for names in (["$x_$", "$\\nothing$"], ["$x$", r"\$"], ["$" * 300, "b"], ["x", "b"]):
+        drawn += [plots.confusion(np.eye(2, dtype=np.int64), names), plots.kernel_matrix(np.eye(2), [1], names)]
+    assert all(png.startswith(b"\x89PNG") for png in drawn)
+    assert drawn[-4] != drawn[-2]  # dollars are shown
+
+
+def test_every_count_of_the_confusion_matrix_can_be_read_and_errors_look_like_errors() -> None:
+    def luminance(colour: np.ndarray) -> float:
+        linear = np.where(colour <= 0.04045, colour / 12.92, ((colour + 0.055) / 1.055) ** 2.4)
+        return float(linear @ [0.2126, 0.7152, 0.0722])
+
+    letters = {"white": np.ones(3), "#1f2933": np.array([0x1F, 0x29, 0x33]) / 255}
+    for wrong in range(5, 100, 5):
+        cells = plots.confusion_colours(np.array([[100 - wrong, wrong], [wrong, 100 - wrong]]))
+        for i, j in ((0, 0), (0, 1)):
+            low, high = sorted(luminance(c) for c in (cells[i, j], letters[plots.readable_on(cells[i, j])]))
+            assert (high + 0.05) / (low + 0.05) > 3.8
+        assert cells[0, 0, 2] >= cells[0, 0, 0]  # blue
+        assert cells[0, 1, 0] > 0.85 > cells[0, 1, 2]  # orange
+
+
+def test_long_class_names_leave_room_for_the_figure() -> None:
+    drawn: list[list[str]] = []
+
+    class Axes:
+        def set_xticks(self, places: object, names: list[str], **_: object) -> None:
+            drawn.append(names)
+
+        set_yticks = set_xticks
+
+    plots._name_ticks(Axes(), range(3), ["a" * 500 + "1", "a" * 500 + "2", "exactly twenty chars"])
+    assert drawn == 2 * [["a" * 13 + "…" + "aaaaa1", "a" * 13 + "…" + "aaaaa2", "exactly twenty chars"]]
+
+
+def shown(png: bytes) -> np.ndarray:
+    return np.asarray(Image.open(io.BytesIO(png)).convert("L"))
+
+
+def test_signals_are_drawn_as_curves_and_volumes_by_their_middle_slice() -> None:
+    ramp = shown(plots.picture(np.linspace(-1, 1, 40)[None]))
+    assert ramp.shape == (20, 40)
+    assert ramp.any(0).all()  # the curve goes through every column
+    assert ramp[-1, 0] == ramp[0, -1] == 255  # from the bottom left to the top right
+    assert ramp[0, 0] == ramp[-1, -1] == 0
+    both = shown(plots.picture(np.stack([np.zeros(40), np.ones(40)])))
+    assert both[0].all()
+    assert both[-1].all()
+    assert shown(plots.picture(np.zeros((1, 5)))).shape == (16, 5)  # a flat signal, and a short one
+    volume = np.zeros((1, 5, 4, 6))
+    volume[0, 2, 1, 3] = 1.0
+    assert shown(plots.picture(volume))[1, 3] == 255
+
+
+def test_what_counts_is_orange() -> None:
+    where = np.zeros((2, 4, 4))
+    where[0, 1, 2] = -3.0
+    seen = np.asarray(Image.open(io.BytesIO(plots.saliency(np.full((1, 4, 4), 0.5), where))).convert("RGB"), int)
+    warm = seen[..., 0] - seen[..., 2]
+    assert warm.argmax() == 1 * 4 + 2
+    assert (np.delete(warm.ravel(), 6) == 0).all()

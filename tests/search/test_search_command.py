@@ -13,7 +13,7 @@ import pytest
 
 from cnngp import Conv, Dense, GPClassifier, ReLU, Sequential, datasets
 from cnngp.cli import run
-from cnngp.cli.common import network_by_name
+from cnngp.network.names import network_by_name
 from cnngp.search import Draw, Space, plot, pool, random_search
 from cnngp.search.scoring import score
 from helpers.searches import DIGITS

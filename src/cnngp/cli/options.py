@@ -205,7 +205,9 @@ OPTIONS = (
         "Keep the kernels here, so that an interrupted run can continue; a folder or an fsspec URL."
     ),
     Option("store", "gram", _STORE).says("Where the matrix goes: a folder or an fsspec URL."),
-    Option("tile", "gram", _NUMBER).says("Side of a tile in images; by default a few seconds of work."),
+    Option("tile", "gram", Kind("N", values.whole(0))).says(
+        "Side of a tile in images; by default a few seconds of work."
+    ),
     Option("verify", "gram", _FLAG, True).says("Check the tiles that are already in the store."),
     Option("plan", "gram", _FLAG, False).says("Show what it would cost, after timing a few pairs; nothing is stored."),
     Option("status", "gram", _STORE).says("Show what a store holds."),

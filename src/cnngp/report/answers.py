@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from cnngp.common.arrays import DataError, to_numpy
 from cnngp.estimators.classifier import GPClassifier
+from cnngp.estimators.fit import Asked
 
 _BLOCK = 256  # images whose kernels are held at a time
 
@@ -22,11 +23,15 @@ def answers(model: Any, X: NDArray[Any], coverage: float | None = None, voices: 
     that too few training images leave open. See `predict_set` and `predict_interval`.
     """
     tell = _classes if isinstance(model, GPClassifier) else _numbers
-    fit = model.fit_
     for start in range(0, len(X), _BLOCK):
-        images = np.asarray(X[start : start + _BLOCK], fit.only_kernel.dtype)
-        K, diagonal = to_numpy(fit.cross(images)), fit.only_kernel.diag(images)
-        yield from tell(model, K, diagonal, coverage, voices)
+        yield from tell(model, *kernels(model, X[start : start + _BLOCK]), coverage, voices)
+
+
+def kernels(model: Any, X: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """K(images, training) and k(x, x), as `K` and `diagonal` of what a model is asked."""
+    fit = model.fit_
+    asked = Asked(np.asarray(X, fit.only_kernel.dtype))
+    return np.concatenate([to_numpy(block) for _, block in fit.blocks(asked)]), fit.diagonal(asked)
 
 
 def _classes(

@@ -16,7 +16,7 @@ from cnngp.common.tables import printable, share_for_people
 from cnngp.datasets.dataset import Dataset
 
 from . import plots, web_page
-from .answers import answers
+from .answers import answers, kernels
 from .suspects import SuspectLabels, suspect_labels
 
 Array = NDArray[Any]
@@ -133,9 +133,9 @@ class Evaluation(ABC):
 
     def _tried(self) -> tuple[slice, dict[str, Any]]:
         """Some test images, and their kernels with the training images: what `predict_set` and its like are asked."""
-        rows, fit = slice(0, _TRIED), self.model.fit_
-        X = self.data.X_test[rows]
-        return rows, {"K": to_numpy(fit.cross(X)), "diagonal": fit.only_kernel.diag(X)}
+        rows = slice(0, _TRIED)
+        K, diagonal = kernels(self.model, self.data.X_test[rows])
+        return rows, {"K": K, "diagonal": diagonal}
 
     def as_dict(self) -> dict[str, Any]:
         """The numbers, for JSON."""

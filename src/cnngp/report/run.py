@@ -133,9 +133,9 @@ def _check(images: Dataset, classes: bool) -> None:
     """Refuse labels that are no classes, or no numbers, one for each image."""
     y = images.y
     if y.ndim != 1:
-        one, all_of = ("classifies", "GPClassifier") if classes else ("is of", "GPRegressor")
+        one, all_of = ("classifies by", "GPClassifier") if classes else ("is of", "GPRegressor")
         raise DataError(
-            f"{images.name} has {y.shape[1]} labels for each image, and this run {one} by one: choose it with "
+            f"{images.name} has {y.shape[1]} labels for each image, and this run {one} one: choose it with "
             f"--columns, or fit all of them in Python with {all_of}"
         )
     if not classes:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import erfc
+from scipy.special import stdtr
 
 from cnngp.common.arrays import to_numpy
 from cnngp.estimators.classifier import GPClassifier
@@ -19,7 +19,9 @@ _BY_ERRORS = 0.5
 _DEVIATIONS = 2.0
 # A list is as long as this where there are so many, because one wrong label among a few hundred proves nothing.
 _AT_LEAST = 5
-_FAR = 2.0  # standard deviations from which on the others contradict a number
+# Standard deviations from which on the others contradict a number. As errors have heavier tails than the normal
+# distribution, as many are expected as of Student's with so many degrees of freedom.
+_FAR, _FREEDOM = 2.0, 5.0
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ def suspect_labels(model: Any, most: int | None = None) -> SuspectLabels:
 
     If every label were right, and the model's predictions too, so many labels would be as suspect as this one or
     more: of classes with a probability of at most t, Σ_i Σ_c p_ic over the p_ic ≤ t (without the share of labels that
-    is taken to be random); of numbers more than t standard deviations off, N erfc(t/√2). The list ends with the last
+    is taken to be random); of numbers, N times the tails of Student's distribution. The list ends with the last
     label at which there are twice as many, and more than chance puts there, or after five.
     """
     what, expected, contradicted = _of_classes(model) if isinstance(model, GPClassifier) else _of_numbers(model)
@@ -89,4 +91,5 @@ def _of_classes(clf: GPClassifier) -> tuple[str, Floats, int]:
 
 def _of_numbers(reg: Any) -> tuple[str, Floats, int]:
     scores = reg.suspect_labels(len(reg.loo_rows_))["score"]
-    return "number", len(scores) * erfc(scores / np.sqrt(2.0)), int(np.count_nonzero(scores > _FAR))
+    tails = 2.0 * stdtr(_FREEDOM, -scores * np.sqrt(_FREEDOM / (_FREEDOM - 2.0)))
+    return "number", len(scores) * tails, int(np.count_nonzero(scores > _FAR))

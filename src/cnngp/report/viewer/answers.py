@@ -75,15 +75,15 @@ class Answers:
         about = f"{fit.images:,} training images of {' × '.join(map(str, model.input_shape_))}"
         about += f", {len(self._classes)} classes" if self._classes else ", one number each"
         if not math.isnan(model.loo_error_):
-            share = share_for_people(model.loo_error_, len(model.loo_rows_))[0]
-            about += f", leave-one-out error {share if self._classes else f'{model.loo_error_:.4g}'}"
+            error, n = model.loo_error_, len(model.loo_rows_)
+            about += f", leave-one-out error {share_for_people(error, n)[0] if self._classes else f'{error:.4g}'}"
         about += ", not clearly better than guessing" if fit.guessing is not None or fit.no_better is not None else ""
         self.decisions.refresh()
         channels, height, width = model.input_shape_
         shown = {
             "name": self.name,
             "about": about,
-            "classes": list(self._classes),
+            "classes": list(self._classes.values()),
             "knows": f"numbers from {model.y_.min():.4g} to {model.y_.max():.4g}" if not self._classes else None,
             "coverage": self._coverage,
             "light_on_dark": self._light_on_dark(),
@@ -138,7 +138,7 @@ class Answers:
             raise ValueError(f"{text!r} is not a {'class of the model' if self._classes else 'number'}")
         proposed = str(by_row[asked["row"]]["proposed"])
         self.decisions.decide(asked["row"], decision, proposed=proposed, label=label or "")
-        return self._saved()
+        return {key: _printable(value) for key, value in self._saved().items()}
 
     def _examples(self) -> list[int]:
         """Rows of training images to try the page with: of different classes, whose labels the others confirm, or with
@@ -152,7 +152,7 @@ class Answers:
         return [int(row) for row in order[np.linspace(0, len(order) - 1, _EXAMPLES).astype(int)]]
 
     def _saved(self) -> dict[str, Any]:
-        return {"decisions": len(self.decisions), "file": printable(str(self.decisions.path))}
+        return {"decisions": len(self.decisions), "file": str(self.decisions.path)}
 
     def _light_on_dark(self) -> bool:
         """Whether drawings should be: by the pixels at the border of the training images."""

@@ -1,0 +1,380 @@
+"""`cnngp classify` and `cnngp regress`: what they print and write, for sets by name, files, folders and tables."""
+
+from __future__ import annotations
+
+import csv
+import errno
+import json
+import os
+import re
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from cnngp import GPClassifier, GPRegressor, Kernel, Recipe, Term, datasets, zoo
+from cnngp.cli.gram import tell_cost
+from cnngp.cli.output import one_command
+from cnngp.common import files
+from cnngp.common.tables import csv_cell, printable, read_csv
+from cnngp.report import apply_decisions
+from cnngp.report.viewer.answers import Answers
+
+from .conftest import Command, discs, slanted
+
+FEW = "classify --network small_cnn --train 40 --test 20"
+NUMERICS = ("kernel error", "residual of the solve", "smallest eigenvalue", "noise, jitter", "amplitude", "log likel")
+
+
+def test_classify_writes_report_results_and_model(classified: Path) -> None:
+    results = json.loads((classified / "results.json").read_text())
+    assert results["command"] == "classify"
+    assert results["train"] == 200
+    assert results["test_error"] < 0.15
+    data = datasets.digits().take(200, 100)
+    again = GPClassifier.load(classified / "model.gp")
+    assert 1 - again.score(data.X_test, data.y_test) == pytest.approx(results["test_error"])
+    page = (classified / "report.html").read_text()
+    assert "cnngp classify --train 200 --test 100 --network small_cnn" in page
+
+
+def test_what_was_measured_about_the_fit_is_for_those_who_ask(tmp_path: Path, command: Command) -> None:
+    words = f"classify --network small_cnn --train 200 --test 40 --output {tmp_path}"
+    for verbose in (False, True):
+        lines = command(f"{words} --verbose" if verbose else words).out.splitlines()
+        assert [sum(line.startswith(name) for line in lines) for name in NUMERICS] == [verbose] * len(NUMERICS)
+        assert any("exact kernel" in line for line in lines) == verbose  # nothing is wrong, so it is no news
+        assert any(line.startswith("test ") and line.endswith(" of 40 wrong") for line in lines)
+    model = tmp_path / "model.gp"
+    assert lines[-2:] == [f"{'what to do next':<22} cnngp predict {model} NEW.jpg", f"{'':<22} cnngp view {model}"]
+    assert all(name in (tmp_path / "report.html").read_text() for name in NUMERICS[:-1])
+
+
+def test_a_second_run_says_that_it_replaces_the_first(tmp_path: Path, command: Command) -> None:
+    first, second, third = (command(f"{FEW} --output {tmp_path} {more}") for more in ("", "", "--no-model"))
+    assert "replaced" not in first.out
+    assert second.line("replaced") == f"model.gp, report.html, results.json of an earlier run in {tmp_path}"
+    model = tmp_path / "model.gp"
+    assert third.line("note") == f"{model} stays as it is: it is of an earlier run, unlike the files below"
+    assert "what to do next" in second.out
+    assert "what to do next" not in third.out
+
+
+@pytest.mark.filterwarnings("always:noise='loo' chose the most noise")
+def test_a_run_that_learned_nothing_warns(tmp_path: Path, command: Command) -> None:
+    rng = np.random.default_rng(0)
+    X, y = rng.random((84, 8, 8)), np.arange(84) % 3
+    np.savez(tmp_path / "noise.npz", x_train=X[:60], y_train=y[:60], x_test=X[60:], y_test=y[60:])
+    words = f"--network small_cnn --data {tmp_path / 'noise.npz'} --output {tmp_path / 'out'} --quiet"
+    error = command(f"classify {words}").err
+    assert error.startswith("warning: No better than guessing: leave-one-out is wrong on ")
+    assert error.count("\n") == 1
+    assert "the labels or targets look like pure noise" in command(f"regress {words}").err
+
+
+@pytest.mark.parametrize(("seconds", "shown"), [(8.123, True), (0.3, False)])
+def test_compiling_is_an_item_of_its_own_where_it_takes_long(
+    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch, seconds: float, shown: bool
+) -> None:
+    fit = GPClassifier.fit
+
+    def compiled(clf: GPClassifier, X: Any, y: Any, **options: Any) -> GPClassifier:
+        fit(clf, X, y, **options)
+        clf.fit_ = replace(clf.fit_, report=replace(clf.fit_report_, compile_seconds=seconds))
+        return clf
+
+    monkeypatch.setattr(GPClassifier, "fit", compiled)
+    said = command(f"{FEW} --no-model --output {tmp_path}").out
+    assert (f"{'compiling, loading':<22} 8.12 s" in said) == shown
+    cell = "compiling, or loading compiled code</th><td>8.12 s</td>"
+    assert (cell in (tmp_path / "report.html").read_text()) == shown
+    assert json.loads((tmp_path / "results.json").read_text())["fit"]["compile_seconds"] == seconds
+
+
+def test_learned_variances_are_printed_written_and_shown(tmp_path: Path, command: Command) -> None:
+    said = command(f"{FEW} --learn likelihood --output {tmp_path} --json")
+    assert "−log likelihood" in said.err
+    learned = said.json["learned"]
+    assert learned["after"] < learned["before"]
+    model = GPClassifier.load(tmp_path / "model.gp")
+    assert model.learned_ is not None
+    assert model.network_.to_json() == learned["network"] != zoo.small_cnn().to_json()
+    page = (tmp_path / "report.html").read_text()
+    assert "What was learned" in page
+    assert "cnngp classify --train 40 --test 20 --network small_cnn --learn likelihood" in page
+
+
+def test_options_of_the_fit_are_repeated_in_the_report(tmp_path: Path, command: Command) -> None:
+    (tmp_path / "net.json").write_text(zoo.small_cnn().to_json())
+    words = f"classify --train 50 --test 20 --network {tmp_path / 'net.json'} --noise 0.01 --preparation edges"
+    found = command(f"{words} --kind ntk --no-model --output {tmp_path / 'out'} --json").json
+    assert (found["preparation"], found["fit"]["noise"]) == ("edges", 0.01)
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["report.html", "results.json"]
+    assert f"cnngp {words} --kind ntk</pre>" in (tmp_path / "out" / "report.html").read_text()
+
+
+def test_folders_and_files_that_cannot_be_written(tmp_path: Path, refused: Any) -> None:
+    """Not even root may write to /proc; making sure of the folder alone would find that out after the work."""
+    (tmp_path / "file").write_text("in the way")
+    place = tmp_path / "file" / "out"
+    error = refused(f"classify --output {place}")
+    assert error == f"error: --output {place} cannot be written: Not a directory; choose another\n"
+    if Path("/proc/self").exists():
+        assert refused(f"{FEW} --output /proc").startswith("error: --output /proc cannot be written: ")
+    for words, code in (("--noise -1", 2), ("--device tpu", 2), ("--train 5", 1)):
+        refused(f"classify {words} --output {tmp_path / 'none'}", code)
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("full", ["results.json", "model.gp", "report.html"])
+def test_a_full_disk_is_an_error_that_names_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command, full: str
+) -> None:
+    replacing = files.replacing
+
+    def no_room(path: Path) -> Any:
+        if path.name == full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # without the name, as of `write`
+        return replacing(path)
+
+    monkeypatch.setattr(files, "replacing", no_room)
+    error = command(f"{FEW} --output {tmp_path}", 1).err
+    assert error.startswith(f"error: {tmp_path / full} cannot be written: No space left on device; ")
+    assert error.count("\n") == 1
+    assert (tmp_path / "results.json").exists() == (full != "results.json")  # the small file first
+
+
+# ---- what is chosen, and how long it takes ---------------------------------------------------------------------------
+
+
+def test_only_long_work_is_measured_and_only_hours_are_warned_of(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    X = np.random.default_rng(0).random((8, 1, 8, 8)).astype(np.float32)
+    kernel = Kernel(zoo.small_cnn(), device="cpu", threads=1)
+    told = {}
+    with one_command():  # with the options of no other
+        for rate, pairs in ((1000.0, 28), (1000.0, 600_000_000), (1e6, 600_000_000)):
+            monkeypatch.setattr("cnngp.matrix.tile_size.measured_rate", lambda rows, side, rate=rate: rate)
+            tell_cost(kernel, X, pairs)
+            told[rate, pairs] = "".join(capsys.readouterr())
+    short, hours, minutes = told.values()
+    assert short == ""
+    assert "about 166.7 h for the kernels of 600,000,000 pairs" in hours
+    assert "more than an hour" in hours
+    assert "about 10 min for" in minutes
+    assert "hour" not in minutes
+
+
+def test_classify_says_and_repeats_what_it_chooses(tmp_path: Path, command: Command) -> None:
+    words = f"classify --train 60 --test 20 --output {tmp_path}"
+    said = command(words)
+    clf = GPClassifier.load(tmp_path / "model.gp", device="cpu")
+    data = datasets.digits().some(60, 20)
+    same = GPClassifier(device="cpu").fit(data.X, data.y)
+    assert same.choice_ is not None
+    assert said.line("choice").startswith(f"{same.choice_.name}, the best of ")
+    assert said.line("network").startswith(f"{same.recipe_.name} (chosen), ")
+    assert clf.recipe_ == same.recipe_
+    assert np.array_equal(clf.predict_proba(data.X_test), same.predict_proba(data.X_test))
+    (tmp_path / "r.json").write_text(clf.recipe_.to_json())
+    found = command(f"{words} --recipe {tmp_path / 'r.json'} --json").json
+    assert Recipe.from_json(json.dumps(found["recipe"])) == clf.recipe_
+    assert found["test_error"] == pytest.approx(1.0 - same.score(data.X_test, data.y_test))
+    assert "--recipe" in (tmp_path / "report.html").read_text()
+
+
+def test_gram_computes_the_matrices_of_a_recipe_and_a_fit_uses_them(tmp_path: Path, command: Command) -> None:
+    recipe = Recipe([Term("small_cnn", symmetry="flip"), Term("dense_nngp", preparation="zca")], noise=0.1)
+    (tmp_path / "r.json").write_text(recipe.to_json())
+    data = datasets.digits().some(40, 10)
+    store = tmp_path / "store"
+    words = f"gram --recipe {tmp_path / 'r.json'} --train 40 --store {store} --json"
+    terms = command(words).json["terms"]
+    assert {Path(t["store"]).name for t in terms} == {t.store_name for t in recipe.terms}
+    stored = GPClassifier(recipe, store=store, device="cpu").fit(data.X, data.y)
+    plain = GPClassifier(recipe, device="cpu").fit(data.X, data.y)
+    assert {p.name for p in store.glob("term-*")} == {t.store_name for t in recipe.terms}
+    np.testing.assert_array_equal(stored.loo_probabilities_, plain.loo_probabilities_)
+    assert "leave out --preparation" in command(f"{words} --preparation edges", 1).err
+
+
+# ---- images of one's own ---------------------------------------------------------------------------------------------
+
+
+def test_what_stands_in_class_order_is_tested_on_all_classes(
+    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = datasets.digits()
+    rows, rows_test = np.argsort(data.y, kind="stable"), np.argsort(data.y_test, kind="stable")
+    arrays = {"x_train": data.X[rows], "y_train": data.y[rows]}
+    np.savez(tmp_path / "sorted.npz", **arrays, x_test=data.X_test[rows_test], y_test=data.y_test[rows_test])
+    words = "--network small_cnn --no-model --json"
+    found = command(f"classify --data {tmp_path / 'sorted.npz'} --train 100 --test 40 {words} --output {tmp_path}").json
+    assert (found["train"], found["classes"]) == (100, 10)
+    assert found["test_error"] < 0.3
+    for part in ("train", "test"):
+        slanted(tmp_path / "f" / part)
+    monkeypatch.chdir(tmp_path / "f")
+    found = command(f"classify --data . --train 16 --test 12 --size 12 {words}").json
+    assert (found["train"], found["classes"], found["test_error"]) == (16, 2, 0.0)
+    assert (tmp_path / "f" / "out" / "f-small_cnn-16" / "report.html").is_file()
+
+
+def test_class_names_that_no_figure_expects(tmp_path: Path, command: Command) -> None:
+    """A broken formula, letters that the font lacks (one warning line), a name wider than the figure."""
+    names = np.array(["$x_$ % {y}", "汉", "a" * 120, *"3456789"])
+    data = datasets.digits().take(60, 30)
+    arrays = {"x_train": data.X, "y_train": names[data.y], "x_test": data.X_test, "y_test": names[data.y_test]}
+    np.savez(tmp_path / "named.npz", **arrays)
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")  # as at a user's command line
+        words = f"--data {tmp_path / 'named.npz'} --network small_cnn --output {tmp_path / 'out'}"
+        error = command(f"classify {words}").err.splitlines()
+    assert error
+    assert all(line.startswith("warning: Glyph 27721 ") for line in error)
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["model.gp", "report.html", "results.json"]
+
+
+CLASSES = (os.fsdecode(b"caf\xe9"), "=1+1\r", "naïve $x_$ <b>\x1b[2J")
+
+
+def test_names_of_any_kind_come_through(tmp_path: Path, command: Command) -> None:
+    """From a folder to the report, the tables, new predictions and decisions."""
+    rng, folder = np.random.default_rng(0), tmp_path / "pets"
+    for k, name in enumerate(CLASSES):
+        (folder / name).mkdir(parents=True)
+        for i in range(8):
+            pixels = rng.integers(0, 60, (8, 8), dtype=np.uint8)
+            pixels[2 * k : 2 * k + 3] += 150
+            Image.fromarray(pixels).save(folder / name / os.fsdecode(f"@{i}\n".encode() + b"\xff.png"))
+    out, table = tmp_path / "out", tmp_path / "suspects.csv"
+    printed = "".join(command(f"classify --data {folder} --network small_cnn --output {out} --suspects {table}"))
+    new = str(next((folder / CLASSES[0]).iterdir()))
+    printed += "".join(command(f"predict {out} '{new}' --coverage 0.9"))
+    page = (out / "report.html").read_text(encoding="utf-8")
+    for text in (printed, page, table.read_text(encoding="utf-8")):
+        assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\ud800-\udfff]", text)
+    assert r"caf\xe9" in page
+    assert printable(new) in printed
+
+    held = datasets.load(folder)
+    heads, rows = read_csv(table)
+    assert {csv_cell(row[heads.index("name")]) for row in rows} == set(held.names)
+    assert {csv_cell(row[heads.index("given")]) for row in rows} == set(held.y) == set(CLASSES)
+    answers = Answers(GPClassifier.load(out / "model.gp"), "m", out / "model.labels.csv", suspects=5)
+    first = answers.about()["suspects"][0]
+    answers.decide({"row": first["row"], "decision": "relabel", "label": answers.about()["classes"][0]})
+    _, labels = apply_decisions(out / "model.labels.csv", held.X, held.y, held.names)
+    assert labels[first["row"]] == min(CLASSES)
+
+
+def test_no_test_set(tmp_path: Path, command: Command, refused: Any) -> None:
+    """All pictures of a folder are fitted, even a class of one; validation images stay."""
+    train = slanted(tmp_path / "b" / "train", broken=True)
+    (train / "lonely").mkdir()
+    Image.new("L", (8, 8), 90).save(train / "lonely" / "0.png")
+    words = f"classify --skip-bad --size 8 --network small_cnn --output {tmp_path / 'out'} --data"
+    error = refused(f"{words} {train}")
+    assert "class lonely has a single image, and one of each class is kept for testing; add another" in error
+    assert "leave the class out, or fit all images without a test set: `cnngp classify --test 0`" in error
+    slanted(tmp_path / "b" / "val", n=4)
+    said = command(f"{words} {tmp_path / 'b'} --test 0 --json")
+    found, page = said.json, (tmp_path / "out" / "report.html").read_text()
+    assert (found["train"], found["classes"], found["test"], found["test_error"]) == (25, 3, None, None)
+    assert found["mistakes"] == found["uncertain"] == []
+    assert found["validation"] is not None
+    assert said.line("data") == "b: 25 training, 8 validation images of 1 × 8 × 8"
+    assert said.line("leave-one-out")
+    assert re.search("^(test|predict) |kept for testing", said.err, re.MULTILINE) is None
+    for text in ("test error", "test images", "test image", "Confidently wrong", "Most uncertain"):
+        assert text not in page
+    for text in ("validation error", "Confusion matrix of the leave-one-out predictions", "--test 0"):
+        assert text in page
+    assert "The model was trained on 25 images by one linear solve. By leave-one-out" in page
+
+
+def test_photographs_start_to_finish(tmp_path: Path, command: Command, refused: Any) -> None:
+    folder, table = slanted(tmp_path / "data", suffix="webp", broken=True), tmp_path / "deep" / "suspects.csv"
+    (folder / "flat" / "05.webp").rename(folder / "steep" / "wrong.webp")
+    (folder / "flat" / "notes.txt").write_text("hello")
+    place = f"--output {tmp_path / 'out'} --suspects {table}"
+    words = f"classify --data {folder} --network small_cnn --size 10x12 --aspect pad {place}"
+    assert "broken.png is not a readable image" in refused(words)
+    said = command(f"{words} --skip-bad --json")
+    assert "24 images of 24 brought to 10 × 12; " in said.err
+    assert "left out 1 file of other kinds: 1 .txt; left out 1 image that cannot be read" in said.err
+    found = said.json
+    assert len(found["notes"]) == 3  # the size, the test set, what was left out
+    with table.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert rows[0].keys() == {"row", "name", "given", "proposed", "score"}
+    assert len(rows) == found["train"]
+    shown = [picture["name"] for picture in (*found["suspects"], *found["mistakes"])]
+    assert "steep/wrong.webp" in shown
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "steep/wrong.webp" in page
+    assert "--size 10x12 --aspect pad --skip-bad" in page
+    assert GPClassifier.load(tmp_path / "out" / "model.gp").image_aspect_ == "pad"
+    said = command(f"predict {tmp_path / 'out'} {folder / 'flat'} --json", 1)
+    assert "warning: " in said.err
+    assert "broken.png is not a readable image" in said.err
+    assert len(said.json["images"]) == 11
+    assert {image["class"] for image in said.json["images"]} == {"flat"}
+    assert said.json["unreadable"][0]["image"].endswith("broken.png")
+
+
+# ---- numbers ---------------------------------------------------------------------------------------------------------
+
+
+def test_regress_fits_a_column_of_numbers(tmp_path: Path, command: Command) -> None:
+    table = discs(tmp_path / "d")
+    words = f"regress --data {table} --columns radius --network small_cnn"
+    said = command(f"{words} --output {tmp_path / 'out'} --suspects {tmp_path / 's.csv'} --json")
+    found, data = said.json, datasets.load(table, columns="radius")
+    reg = GPRegressor.load(tmp_path / "out" / "model.gp")
+    assert (found["command"], found["train"]) == ("regress", 32)
+    assert found["loo"]["rmse"] == pytest.approx(reg.loo_error_)
+    assert 0.8 < found["loo"]["r2"] == pytest.approx(1 - reg.loo_error_**2 / data.y.var())
+    assert found["test"]["r2"] == pytest.approx(reg.score(data.X_test, data.y_test))
+    assert [row["asked"] for row in found["coverage"]] == [0.5, 0.8, 0.9, 0.95]
+    low, high = reg.predict_interval(data.X_test, coverage=0.8).T
+    held = (low <= data.y_test) & (data.y_test <= high)
+    assert found["coverage"][1]["right"] == pytest.approx(held.mean())
+    assert found["coverage"][3]["width"] == pytest.approx(
+        np.median(np.diff(reg.predict_interval(data.X_test, coverage=0.95)))
+    )
+    assert said.line("leave-one-out").startswith("R² 0.")
+    assert "hold " in said.line("intervals for 90 %")
+    page = (tmp_path / "out" / "report.html").read_text()
+    for text in ("Predicted and measured", "Error bars and intervals", "Furthest off", "Most uncertain"):
+        assert f"<h2>{text}</h2>" in page
+    assert f"cnngp {words}" in page
+    assert len(read_csv(tmp_path / "s.csv")[1]) == 32
+    without = command(f"{words} --test 0 --no-model --output {tmp_path / 'out'} --json").json
+    assert (without["train"], without["test"]) == (40, None)
+    assert without["mistakes"][0]["name"]  # of the training images, left out
+    assert without["coverage"][0]["right"] is None
+
+
+@pytest.mark.parametrize(
+    ("command_and_columns", "message"),
+    [
+        ("regress --columns colour", "discs has words such as 'grey' for numbers; `cnngp classify` takes classes"),
+        ("regress --columns radius,same", "discs has 2 labels for each image, and this run is of one"),
+        ("regress --columns same", "discs has the same number, 7, for every image"),
+        ("classify --columns radius", "for labels, which are no classes; `cnngp regress` fits numbers"),
+    ],
+)
+def test_columns_that_a_command_cannot_fit(
+    command_and_columns: str, message: str, tmp_path: Path, refused: Any
+) -> None:
+    table = discs(tmp_path, n=12)
+    heads, *rows = table.read_text().splitlines()
+    table.write_text("\n".join([f"{heads},same", *(f"{row},7" for row in rows)]))
+    assert message in refused(f"{command_and_columns} --data {table} --output {tmp_path / 'out'}")
+    assert not (tmp_path / "out").exists()

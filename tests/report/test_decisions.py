@@ -1,0 +1,243 @@
+"""Decisions about suspect labels: written at once, kept by all who write, and used for their own images alone."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cnngp import GPClassifier
+from cnngp.report import apply_decisions
+from cnngp.report.viewer import decisions as decisions_module
+from cnngp.report.viewer.answers import Answers
+from cnngp.report.viewer.decisions import Decisions
+
+from .conftest import DIGITS, WRONG
+
+
+def refitted(X: np.ndarray, y: np.ndarray) -> GPClassifier:
+    return GPClassifier("small_cnn", device="cpu").fit(X, y)
+
+
+def decided(answers: Answers) -> list[str | None]:
+    return [s["decision"] for s in answers.about()["suspects"]]
+
+
+def actions(answers: Answers, *rows: int) -> list[str | None]:
+    return [answers.decisions.lines.get(row, {}).get("decision") for row in rows]
+
+
+@pytest.fixture
+def two_decided(answers: Answers) -> Answers:
+    answers.decide({"row": WRONG, "decision": "relabel", "label": str(answers.suspects[0]["proposed"])})
+    answers.decide({"row": answers.suspects[1]["row"], "decision": "drop"})
+    return answers
+
+
+def test_decisions_are_written_at_once_and_read_again(two_decided: Answers) -> None:
+    answers, path = two_decided, two_decided.decisions.path
+    rows = [s["row"] for s in answers.suspects]
+    assert rows[0] == WRONG
+    answers.decide({"row": rows[2], "decision": "keep"})
+    with path.open(newline="") as file:
+        found = {int(line["row"]): line for line in csv.DictReader(file)}
+    assert (found[WRONG]["decision"], found[WRONG]["label"]) == ("relabel", str(DIGITS.y[WRONG]))
+    assert found[rows[1]]["label"] == ""
+    assert found[rows[2]]["label"] == found[rows[2]]["given"]
+    again = Answers(answers.model, "digits.gp", path, suspects=20)
+    assert decided(again)[:4] == ["relabel", "drop", "keep", None]
+    again.decide({"row": rows[1], "decision": None})  # taken back
+    assert decided(answers)[:4] == ["relabel", None, "keep", None]
+
+
+def test_decisions_about_other_images_are_set_aside_and_not_put_on_those_of_a_new_fit(two_decided: Answers) -> None:
+    path = two_decided.decisions.path
+    before = path.read_text()
+    y = np.asarray(two_decided.model.y_)
+    other = refitted(DIGITS.X[:, :, ::-1].copy(), y)  # other pictures with the same labels in the same rows
+    with pytest.warns(UserWarning, match=r"^2 of 2 decisions in .* are about other images or labels than this") as told:
+        again = Answers(other, "digits.gp", path, suspects=20)
+    assert len(told) == 1
+    assert decided(again) == [None] * 20
+    assert path.with_name("digits.labels.csv.old-1").read_text() == before
+    assert not path.exists()
+    again.decide({"row": again.suspects[0]["row"], "decision": "keep"})
+    with pytest.warns(UserWarning, match=r"1 of 1 decisions in .* is about .* is now .*digits\.labels\.csv\.old-2"):
+        Answers(two_decided.model, "digits.gp", path)
+    assert path.with_name("digits.labels.csv.old-1").read_text() == before
+
+
+def test_decisions_follow_their_images_when_one_more_shifts_the_rows(two_decided: Answers) -> None:
+    path, second = two_decided.decisions.path, two_decided.suspects[1]["row"]
+    y = np.asarray(two_decided.model.y_)
+    more = refitted(np.concatenate([DIGITS.X_test[:1], DIGITS.X]), np.concatenate([DIGITS.y_test[:1], y]))
+    again = Answers(more, "digits.gp", path, suspects=20)
+    assert actions(again, WRONG + 1, second + 1, WRONG, second) == ["relabel", "drop", None, None]
+    lines = csv.DictReader(again.decisions.text().splitlines())
+    assert [int(line["row"]) for line in lines] == sorted([WRONG + 1, second + 1])
+    assert sorted(p.name for p in path.parent.iterdir()) == [f".{path.name}.lock", path.name]
+
+
+def test_a_decision_about_another_label_of_the_image_is_set_aside_alone(two_decided: Answers) -> None:
+    """As after the decisions were applied, and the model fitted again."""
+    path, second = two_decided.decisions.path, two_decided.suspects[1]["row"]
+    y = np.asarray(two_decided.model.y_).copy()
+    y[WRONG] = DIGITS.y[WRONG]
+    with pytest.warns(UserWarning, match="1 of 2 decisions"):
+        again = Answers(refitted(DIGITS.X, y), "digits.gp", path, suspects=20)
+    assert actions(again, WRONG, second) == [None, "drop"]
+    assert len(path.read_text().splitlines()) == 2
+
+
+def test_of_equal_images_the_one_of_the_row_or_of_the_name_is_meant(tmp_path: Path) -> None:
+    X, y, names = np.zeros((3, 1, 2, 2)), [1, 1, 1], ["a", "b", "c"]
+    Decisions(tmp_path / "d.csv", X, y, names).decide(1, "drop")
+    assert list(Decisions(tmp_path / "d.csv", X, y, names).lines) == [1]
+    text = (tmp_path / "d.csv").read_text()
+    (tmp_path / "d.csv").write_text(text.replace("\n1,", "\n9,"))
+    assert list(Decisions(tmp_path / "d.csv", X, y, names).lines) == [1]
+    assert len(Decisions(tmp_path / "d.csv", X, y).others) == 1
+
+
+def test_two_viewers_and_a_person_with_a_spreadsheet_keep_each_others_decisions(answers: Answers) -> None:
+    path, rows = answers.decisions.path, [s["row"] for s in answers.suspects]
+    other = Answers(answers.model, "digits.gp", path, suspects=20)
+    answers.decide({"row": rows[0], "decision": "drop"})
+    other.decide({"row": rows[1], "decision": "keep"})
+    answers.decide({"row": rows[2], "decision": "keep"})
+    assert decided(answers) == decided(other) == ["drop", "keep", "keep"] + [None] * 17
+    text = path.read_text()
+    path.write_text("\ufeff" + text.replace("drop", "Keep").replace(",", ";").replace("\n", "\r\n"), encoding="utf-8")
+    assert other.decide({"row": rows[1], "decision": None})["decisions"] == 2
+    assert decided(answers) == ["keep", None, "keep"] + [None] * 17
+    path.write_text("something else")
+    with pytest.raises(ValueError, match="is not a file of decisions"):
+        answers.decide({"row": rows[3], "decision": "drop"})
+    assert path.read_text() == "something else"
+
+
+def test_decisions_of_threads_are_all_kept(answers: Answers) -> None:
+    """Each with a file of decisions of its own, as several viewers have."""
+    rows = [s["row"] for s in answers.suspects]
+    viewers = [Answers(answers.model, "m", answers.decisions.path, suspects=20) for _ in range(4)]
+
+    def work(k: int) -> None:
+        for row in rows[k::4]:
+            viewers[k].decide({"row": row, "decision": "drop"})
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert decided(answers) == ["drop"] * 20
+
+
+def test_a_decision_that_was_not_written_is_not_kept(answers: Answers, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [s["row"] for s in answers.suspects]
+    answers.decide({"row": rows[0], "decision": "keep"})
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as during:
+        during.setattr(decisions_module, "write_atomically", full)
+        for row, decision in ((rows[1], "drop"), (rows[0], None)):
+            with pytest.raises(OSError, match="No space left"):
+                answers.decide({"row": row, "decision": decision})
+        assert len(answers.decisions) == 1
+    answers.decide({"row": rows[2], "decision": "keep"})
+    assert decided(answers)[:3] == ["keep", None, "keep"]
+
+
+STRANGE = ["a\rb.png", "caf\udce9.png", "=cmd|' /C calc'!A0", "+1+1", "-x", "@x", "'=x", "'x", "a\nb", "\x1b[2J", '","',
+           "naïve ü.png", "\\x0d", "-1", "\u202egnp.exe", "\x00", " x ", ";", "\ud800"]  # fmt: skip
+
+
+def test_any_name_is_written_so_that_every_reader_gets_it_back(tmp_path: Path) -> None:
+    X, y = np.arange(len(STRANGE), dtype=float)[:, None, None, None] * np.ones((1, 2, 2)), [0] * len(STRANGE)
+    decisions = Decisions(tmp_path / "d.csv", X, y, STRANGE)
+    for row, name in enumerate(STRANGE):
+        decisions.decide(row, "relabel", proposed=name, label=name)
+    again = Decisions(tmp_path / "d.csv", X, y)
+    assert [again.lines[row][column] for row in range(len(X)) for column in ("name", "proposed", "label")] == [
+        name for name in STRANGE for _ in range(3)
+    ]
+    text = decisions.path.read_text(encoding="utf-8-sig")
+    head, *lines = csv.reader(io.StringIO(text, newline=""))  # as a spreadsheet reads it
+    assert len(text.splitlines()) == 1 + len(lines) == 1 + len(STRANGE)
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028-\u202e]", text)
+    cells = [line[head.index("name")] for line in lines]
+    assert all(cell[0] not in "=+-@" or cell == "-1" for cell in cells)
+
+
+def test_decisions_are_applied_to_the_images_that_they_are_about(two_decided: Answers) -> None:
+    path, second = two_decided.decisions.path, two_decided.suspects[1]["row"]
+    y = np.asarray(two_decided.model.y_)
+    expected = y.copy()
+    expected[WRONG] = DIGITS.y[WRONG]
+    X, labels = apply_decisions(path, DIGITS.X, y)
+    np.testing.assert_array_equal(labels, np.delete(expected, second))
+    np.testing.assert_array_equal(X, np.delete(DIGITS.X, second, axis=0))
+    order = np.random.default_rng(0).permutation(200)  # in another order and another type
+    _, shuffled = apply_decisions(path, DIGITS.X[order].astype(np.float64), y[order])
+    np.testing.assert_array_equal(shuffled, expected[order[order != second]])
+
+
+def test_numbers_are_decided_about_too(numbers: Answers) -> None:
+    first, path = numbers.about()["suspects"][0], numbers.decisions.path
+    assert (first["row"], first["given"]) == (WRONG, "30")
+    assert first["deviations"] > 5
+    with pytest.raises(ValueError, match="'many' is not a number"):
+        numbers.decide({"row": WRONG, "decision": "relabel", "label": "many"})
+    numbers.decide({"row": WRONG, "decision": "relabel", "label": "2.5"})
+    assert decided(Answers(numbers.model, "numbers.gp", path))[0] == "relabel"
+    for y in (numbers.model.y_, numbers.model.y_.astype(np.float32)):
+        labels = apply_decisions(path, DIGITS.X, y)[1]
+        assert labels[WRONG] == 2.5
+        np.testing.assert_array_equal(np.delete(labels, WRONG), np.delete(y, WRONG))
+    with pytest.raises(ValueError, match=r"row 7 is to have the label '2.5', which no image has"):
+        apply_decisions(path, DIGITS.X, numbers.model.y_.astype(int))
+
+
+def test_decisions_are_not_applied_to_other_images_or_labels(two_decided: Answers, tmp_path: Path) -> None:
+    path, y = two_decided.decisions.path, np.asarray(two_decided.model.y_)
+    for X, labels in ((DIGITS.X[:, :, ::-1], y), (DIGITS.X, DIGITS.y)):
+        with pytest.raises(ValueError, match="is about another image or label than those that were given"):
+            apply_decisions(path, X, labels)
+    with pytest.raises(ValueError, match="no such file of decisions"):
+        apply_decisions(tmp_path / "none.csv", DIGITS.X, y)
+    with pytest.raises(ValueError, match="200 images, 100 labels"):
+        apply_decisions(path, DIGITS.X, y[:100])
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"row": 199999, "decision": "keep"}, "row of a suspect"),
+        ([], "row of a suspect"),
+        ({"row": WRONG, "decision": "burn"}, "expected one of keep, relabel, drop"),
+        ({"row": WRONG, "decision": "relabel", "label": "cat"}, "not a class"),
+    ],
+)
+def test_decisions_that_cannot_be(answers: Answers, asked: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        answers.decide(asked)
+    assert not answers.decisions.path.exists()
+
+
+@pytest.mark.parametrize(
+    "content", ["a,b\n1,2\n", "row,name,given,proposed,decision,label,image\nx,,,,keep,,\n", "\x00\xff", ""]
+)
+def test_a_file_of_something_else_is_left_alone(content: str, tmp_path: Path) -> None:
+    path = tmp_path / "mine.csv"
+    path.write_text(content, encoding="latin-1")
+    with pytest.raises(ValueError, match="is not a file of decisions"):
+        Decisions(path, [], [])
+    assert path.read_text(encoding="latin-1") == content
