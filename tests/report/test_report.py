@@ -182,7 +182,8 @@ def test_the_page_is_self_contained(text: str, classes: Classes) -> None:
 def images(found: Classes) -> int:
     """Three figures, the pictures, and the training images below the mistakes."""
     wrong = [p for p in found.wrong if p.facts["probability"] >= CLEAR]
-    return 3 + len(found.uncertain) + len(wrong) + len(found.suspect) + sum(len(p.neighbours) for p in wrong)
+    behind = sum(len(p.neighbours) + (p.saliency is not None) for p in wrong)
+    return 3 + len(found.uncertain) + len(wrong) + len(found.suspect) + behind
 
 
 @needs_browser

@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from cnngp import Conv, Dense, GPClassifier, ReLU, Sequential
+from cnngp import Conv, Dense, GPClassifier, ReLU, Sequential, Step
 from cnngp.cli import run
 from cnngp.report.viewer import server
 from cnngp.report.viewer.answers import Answers
@@ -86,6 +86,15 @@ def test_a_number_gets_an_interval_and_the_images_most_like_it(numbers: Answers)
     assert told["knows"] == "numbers from 0 to 30"
     assert len(told["examples"]) == 5
     json.dumps(told, allow_nan=False)
+
+
+def test_where_a_model_looks_is_a_picture_where_its_kernel_has_a_gradient(answers: Answers, tmp_path: Path) -> None:
+    assert answers.where(png(DIGITS.X_test[0]))["where"].startswith("data:image/png;base64,")
+    step = GPClassifier(Sequential(Conv(3), Step(), Dense()), noise=0.1, device="cpu")
+    tangent = GPClassifier("small_cnn", noise=0.1, kind="ntk", device="cpu")
+    for model in (step, tangent):
+        shown = Answers(model.fit(DIGITS.X, DIGITS.y), "m.gp", tmp_path / "d.csv")
+        assert shown.where(png(DIGITS.X_test[0])) == {"where": None}
 
 
 def test_models_and_images_that_cannot_be_shown(answers: Answers, tmp_path: Path) -> None:
@@ -322,12 +331,14 @@ addEventListener("load", async () => {
   const knows = $("classes").textContent;
   document.querySelector("#examples button").click();
   await until(() => $("class"));
+  await until(() => !$("where").hidden);
   $("tab-labels").click();
   const box = document.querySelector(".suspect"), field = box.querySelector("input");
   field.value = "2.5";
   field.dispatchEvent(new Event("change"));
   await until(() => document.querySelector(".suspect.done"));
   document.title = JSON.stringify({ knows, value: $("class").textContent, region: $("region").textContent,
+    where: $("where").naturalWidth,
     near: document.querySelectorAll("#result .pictures img").length, said: box.textContent });
 });
 """
@@ -340,7 +351,7 @@ def test_a_model_of_numbers_shows_intervals_and_takes_numbers(numbers: Answers, 
     assert seen["knows"] == "numbers from 0 to 30"
     assert " ± " in seen["value"]
     assert seen["region"].endswith("holds the number of 90 % of such images")
-    assert seen["near"] == 7
+    assert (seen["near"], seen["where"]) == (7, 8)
     assert "standard deviations from what the other images say" in seen["said"]
     numbers.decisions.refresh()
     assert numbers.decisions.lines[WRONG]["label"] == "2.5"

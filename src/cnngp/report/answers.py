@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from cnngp.common.arrays import DataError, to_numpy
 from cnngp.estimators.classifier import GPClassifier
 from cnngp.estimators.fit import Asked
+from cnngp.network.layers import NetworkError
 
 _BLOCK = 256  # images whose kernels are held at a time
 
@@ -57,13 +58,13 @@ def _numbers(
 ) -> Iterator[dict[str, Any]]:
     if np.ndim(reg.y_) == 2:
         raise DataError("the model predicts several numbers for each image; use it in Python, with GPRegressor.load")
-    mean, std = reg.predict(K=K, diagonal=diagonal, return_std=True)
+    mean, std = reg.predict(K=K, diagonal=diagonal, return_std=True, noise=True)
     ends = None if coverage is None else reg.predict_interval(K=K, diagonal=diagonal, coverage=coverage)
     fit, usual, novelty = reg.fit_, reg.loo_novelty_, reg.novelty(K=K, diagonal=diagonal)
     alike = K / np.sqrt(np.maximum(np.outer(diagonal, fit.variances), np.finfo(np.float64).tiny))
     labels, names = fit.of_points(fit.y), fit.of_points(fit.names)
     for i, value in enumerate(mean):
-        said: dict[str, Any] = {"value": float(value), "std": float(np.hypot(std[i], noise_of(reg)))}
+        said: dict[str, Any] = {"value": float(value), "std": float(std[i])}
         if ends is not None:
             said["interval"] = [float(end) if math.isfinite(end) else None for end in ends[i]]
         near = [
@@ -79,10 +80,11 @@ def _numbers(
         yield said | {"novelty": float(novelty[i]), "novelty_rank": rank, "near": near}
 
 
-def noise_of(reg: Any) -> float:
-    """The standard deviation of a regressor's noise, in the units of its targets."""
-    left, record = reg.gp_.leave_one_out(), reg.gp_.record
-    if not len(left.variance):
-        return 0.0
-    scale = float(np.ravel(reg.loo_std_)[0]) / math.sqrt(float(left.variance[0]))  # of targets over those fitted
-    return scale * math.sqrt(record.amplitude * record.noise)
+def where(model: Any, X: NDArray[Any]) -> NDArray[np.float64] | None:
+    """What each pixel does to what is predicted, in the shape of X; None of a kernel that has no gradient."""
+    if model.kind == "ntk":
+        return None
+    try:
+        return np.asarray(model.saliency(X))
+    except NetworkError:  # of a step, whose kernel has infinite slopes
+        return None

@@ -27,7 +27,8 @@ _IMAGES_A_BIN, _FEWEST_BINS, _MOST_BINS = 10, 5, 15
 _WRONG = """
 <h2>Confidently wrong</h2>
 <p class="muted">Test images with a wrong prediction, the most certain first. Below each are the training images that
-contribute most to the prediction, with their labels and shares.</p>
+contribute most to the prediction, with their labels and shares. Orange is where it looks: the pixels whose change would
+change it most.</p>
 """
 _SUSPECT = """
 <h2>Suspect labels</h2>

@@ -16,12 +16,13 @@ from cnngp.common.tables import printable, share_for_people
 from cnngp.datasets.dataset import Dataset
 
 from . import plots, web_page
-from .answers import answers, kernels
+from .answers import answers, kernels, where
 from .suspects import SuspectLabels, suspect_labels
 
 Array = NDArray[Any]
 Floats = NDArray[np.float64]
 _MATRIX = 400  # training images in the picture of the kernel
+_OPERATIONS = 4 * 10**10  # of the pairs of images whose gradients are taken
 _TRIED = 500  # test images on which sets and intervals are tried
 
 
@@ -51,7 +52,7 @@ class Picture:
     suspect: bool = False
     neighbours: tuple[Neighbour, ...] = ()
     saliency: Array | None = None
-    """How much each location counts, where that is known."""
+    """What each pixel does to the prediction, where that is known."""
 
     def as_dict(self) -> dict[str, Any]:
         """The words and numbers, for JSON."""
@@ -162,8 +163,11 @@ class Evaluation(ABC):
         """The pictures of X with the training images behind their predictions, which `answers` gives as `behind`."""
         if not pictures:
             return ()
+        pair = self.model.network_.shapes(self.model.input_shape_).cost * len(self.model.X_)
+        seen = X[: _OPERATIONS // max(pair, 1)]  # no more images than some seconds allow
+        places = where(self.model, seen) if len(seen) else None
         found = []
-        for picture, said in zip(pictures, answers(self.model, X, voices=3), strict=True):
+        for i, (picture, said) in enumerate(zip(pictures, answers(self.model, X, voices=3), strict=True)):
             neighbours = tuple(
                 Neighbour(
                     self.model.X_[voice["row"]],
@@ -174,7 +178,8 @@ class Evaluation(ABC):
                 for voice in said[behind]
             )
             facts = picture.facts | {"novelty": said["novelty"], "because_of": said[behind]}
-            found.append(replace(picture, facts=facts, neighbours=neighbours))
+            place = None if places is None or i >= len(places) else places[i]
+            found.append(replace(picture, facts=facts, neighbours=neighbours, saliency=place))
         return tuple(found)
 
     def _label(self, label: Any) -> str:

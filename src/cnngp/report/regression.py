@@ -17,7 +17,6 @@ from cnngp.datasets.dataset import Dataset
 from cnngp.estimators.regressor import GPRegressor
 
 from . import plots, web_page
-from .answers import noise_of
 from .evaluation import Evaluation, Picture, counted, kernel_figure, likelihood, word
 from .pictures import grid
 
@@ -27,7 +26,8 @@ _PICTURES = 12
 _OFF = """
 <h2>Furthest off</h2>
 <p class="muted">{images} whose number is furthest from the prediction, in its standard deviations. Below each are the
-training images most like it, with their numbers and how alike they are (1: the same).</p>
+training images most like it, with their numbers and how alike they are (1: the same). Orange is where it looks: the
+pixels whose change would change the prediction most.</p>
 """
 _SUSPECT = """
 <h2>Suspect numbers</h2>
@@ -75,7 +75,6 @@ class Numbers(Evaluation):
 
     def __init__(self, reg: GPRegressor, data: Dataset) -> None:
         super().__init__(reg, data)
-        self._noise = noise_of(reg)
         self.loo_y = np.asarray(data.y, np.float64)[reg.loo_rows_]
         self.loo_mean, self.loo_std = reg.loo_predictions_, reg.loo_std_
         self.y, self.mean, self.std = self.loo_y, self.loo_mean, self.loo_std
@@ -92,8 +91,8 @@ class Numbers(Evaluation):
         self.suspect = self._suspect()
 
     def _predict(self, X: Any) -> tuple[Floats, Floats]:
-        mean, std = self.model.predict(X, return_std=True)
-        return mean, np.hypot(std, self._noise)
+        found: tuple[Floats, Floats] = self.model.predict(X, return_std=True, noise=True)
+        return found
 
     # ---- images worth a look -------------------------------------------------------------------------------------
 
@@ -198,9 +197,6 @@ class Numbers(Evaluation):
                     held = f"hold {counted(row['right'], row['images'])} of the test images' numbers"
                     found.append(("intervals for 90 %", f"{held}; width {_width(row['width'])}"))
         return found
-
-    def as_dict(self) -> dict[str, Any]:
-        return super().as_dict() | {"noise_std": self._noise}
 
     def tiles(self) -> list[tuple[str, str]]:
         found = []

@@ -16,7 +16,7 @@ from cnngp.datasets.images import MAX_PIXELS, read_image
 from cnngp.estimators.classifier import GPClassifier
 
 from .. import plots, web_page
-from ..answers import answers
+from ..answers import answers, where
 from ..suspects import SuspectLabels, suspect_labels
 from .decisions import Decisions
 
@@ -110,14 +110,23 @@ class Answers:
     def training_image(self, row: int) -> bytes:
         return plots.picture(self.model.X_[row])
 
-    def look(self, file: bytes) -> dict[str, Any]:
-        """What the model says of an image file's content, and the training images behind it."""
+    def where(self, file: bytes) -> dict[str, Any]:
+        """Where the model looks in an image file's content; None where its kernel has no gradient."""
+        x = self._read(file)
+        found = where(self.model, x[None])
+        return {"where": None if found is None else web_page.inline(plots.saliency(x, found[0]))}
+
+    def _read(self, file: bytes) -> Any:
         try:
             aspect: Any = self.model.image_aspect_ or "squash"
             pixels = read_image(file, self.model.input_shape_, aspect, self._max_pixels)
         except DatasetError:
             raise DatasetError("this is not a picture that can be read; try a PNG or JPEG file") from None
-        x = pixels.astype(np.float32) / np.float32(255.0 if self._largest == 1 else 1.0)
+        return pixels.astype(np.float32) / np.float32(255.0 if self._largest == 1 else 1.0)
+
+    def look(self, file: bytes) -> dict[str, Any]:
+        """What the model says of an image file's content, and the training images behind it."""
+        x = self._read(file)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of a jitter, or a drawing's scale: the fit has said so already
             said = next(answers(self.model, x[None], self._coverage, _VOICES))

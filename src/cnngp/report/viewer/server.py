@@ -126,6 +126,8 @@ class _Handler(BaseHTTPRequestHandler):
         match self._place():
             case ["look"]:
                 return _as_json(self.server.answers.look(body))
+            case ["where"]:
+                return _as_json(self.server.answers.where(body))
             case ["decide"]:
                 return _as_json(self.server.answers.decide(json.loads(body)))
         raise Refused(HTTPStatus.NOT_FOUND, "there is no such page")
