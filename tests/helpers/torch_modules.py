@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -25,17 +28,33 @@ from cnngp import (
 )
 
 WEIGHT_VAR, BIAS_VAR = 1.7, 0.3
+R = F.relu
 
 
-def conv(*args: object, **kwargs: object) -> Conv:
-    return Conv(*args, weight_var=WEIGHT_VAR, bias_var=BIAS_VAR, **kwargs)  # type: ignore[arg-type]
+class Made(nn.Module):
+    """Layers by name, and a forward that is given: `made(lambda m, x: m.b(m.a(x)), a=…, b=…)`."""
+
+    def __init__(self, call: Callable[[Any, Any], Any], layers: dict[str, Any]) -> None:
+        super().__init__()
+        self.call = call
+        for name, layer in layers.items():
+            setattr(self, name, layer)
+
+    def forward(self, x):
+        return self.call(self, x)
 
 
-def transposed(*args: object, **kwargs: object) -> ConvTranspose:
-    return ConvTranspose(*args, weight_var=WEIGHT_VAR, bias_var=BIAS_VAR, **kwargs)  # type: ignore[arg-type]
+def made(call: Callable[[Any, Any], Any], **layers: Any) -> nn.Module:
+    return Made(call, layers)
 
 
-dense = Dense(WEIGHT_VAR, BIAS_VAR)
+def cnn(*middle: nn.Module, features: int = 4 * 36) -> nn.Module:
+    """A small network with something in its middle."""
+    return nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), *middle, nn.Flatten(), nn.Linear(features, 1))
+
+
+def _conv(c_in: int = 4, k: int = 3, **options: Any) -> nn.Conv2d:
+    return nn.Conv2d(c_in, 4, k, **({"padding": k // 2} | options))
 
 
 class PreActivationBlock(nn.Module):
@@ -74,85 +93,87 @@ class PreActivationResNet(nn.Module):
         return features if return_features else self.head(torch.relu(features))
 
 
-class InPlace(nn.Module):
+def in_place() -> nn.Module:
     """Adds and activations that write into their input."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b, self.c = (nn.Conv2d(i, 4, 3, padding="same") for i in (1, 4, 4))
-        self.act = nn.ReLU(inplace=True)
-        self.head = nn.Linear(4 * 36, 1)
-
-    def forward(self, x):
-        x = self.a(x)
-        y = self.b(F.relu(x))  # not in place: x is still needed
+    def forward(m: Any, x: Any) -> Any:
+        x = m.a(x)
+        y = m.b(F.relu(x))  # not in place: x is still needed
         y += x
-        z = self.c(self.act(y.clone()))
+        z = m.c(m.act(y.clone()))
         z.add_(y)
-        return self.head(torch.flatten(F.relu_(z), 1))
+        return m.head(torch.flatten(F.relu_(z), 1))
+
+    return made(forward, a=_conv(1), b=_conv(), c=_conv(), act=nn.ReLU(inplace=True), head=nn.Linear(4 * 36, 1))
 
 
-class ThreeBranches(nn.Module):
+def three_branches() -> nn.Module:
     """Nested and many-armed sums, by the built-in sum, torch.add, and an operator."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem = nn.Conv2d(2, 4, 3, padding=1)
-        self.arms = nn.ModuleList(nn.Sequential(nn.Tanh(), nn.Conv2d(4, 4, k, padding=k // 2)) for k in (1, 3, 5))
-        self.inner = nn.Conv2d(4, 4, 3, padding=1)
-        self.outer = nn.Sequential(nn.GELU(), nn.Conv2d(4, 4, 3, padding=2, dilation=2, padding_mode="circular"))
-        self.head = nn.Linear(4 * 36, 3)
+    def forward(m: Any, x: Any) -> Any:
+        x = m.stem(x)
+        x = sum(arm(x) for arm in m.arms)
+        x = torch.add(x, m.outer(x + m.inner(torch.erf(x))))
+        return m.head(torch.sin(x).flatten(start_dim=1))
 
-    def forward(self, x):
-        x = self.stem(x)
-        x = sum(arm(x) for arm in self.arms)
-        x = torch.add(x, self.outer(x + self.inner(torch.erf(x))))
-        return self.head(torch.sin(x).flatten(start_dim=1))
+    return made(
+        forward,
+        stem=_conv(2),
+        arms=nn.ModuleList(nn.Sequential(nn.Tanh(), _conv(k=k)) for k in (1, 3, 5)),
+        inner=_conv(),
+        outer=nn.Sequential(nn.GELU(), _conv(padding=2, dilation=2, padding_mode="circular")),
+        head=nn.Linear(4 * 36, 3),
+    )
 
 
-class Regrouped(nn.Module):
+def regrouped() -> nn.Module:
     """x + h + f(h) is a sum of three, whose last two share h: x + (h + f(h))."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem, self.a, self.b = (nn.Conv2d(i, 4, 3, padding=1) for i in (1, 4, 4))
-        self.head = nn.Linear(4 * 36, 1)
+    def forward(m: Any, x: Any) -> Any:
+        x = m.stem(x)
+        h = m.a(torch.abs(x))
+        y = x + h + m.b(F.leaky_relu(h, 0.2))
+        return m.head(y.relu().reshape(len(y), -1))
 
-    def forward(self, x):
-        x = self.stem(x)
-        h = self.a(torch.abs(x))
-        y = x + h + self.b(F.leaky_relu(h, 0.2))
-        return self.head(y.relu().reshape(len(y), -1))
+    return made(forward, stem=_conv(1), a=_conv(), b=_conv(), head=nn.Linear(4 * 36, 1))
 
 
-class SharedActivation(nn.Module):
+def shared_activation() -> nn.Module:
     """a = relu(x) stands in two branches that are not one: a function of x may be written twice."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem, self.f, self.g, self.h, self.head = (nn.Linear(4, 4) for _ in range(5))
-
-    def forward(self, x):
-        x = self.stem(x)
+    def forward(m: Any, x: Any) -> Any:
+        x = m.stem(x)
         a = torch.relu(x)
-        u = x + self.f(a)
-        return self.head(torch.relu(u + self.g(torch.relu(u)) + self.h(a)))
+        u = x + m.f(a)
+        return m.head(torch.relu(u + m.g(torch.relu(u)) + m.h(a)))
+
+    return made(forward, **{name: nn.Linear(4, 4) for name in ("stem", "f", "g", "h", "head")})
 
 
-class TransposedNet(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.down = nn.Conv2d(1, 4, 4, stride=2, padding=1)
-        self.up = nn.ConvTranspose2d(4, 4, 4, stride=2, padding=1)
-        self.up3 = nn.ConvTranspose2d(4, 4, 3, stride=2, padding=1, output_padding=1)
-        self.head = nn.Linear(4 * 144, 1)
-
-    def forward(self, x):
-        return self.head(torch.flatten(F.relu(self.up3(F.relu(self.up(F.relu(self.down(x)))))), 1))
+def transposed_net() -> nn.Module:
+    return made(
+        lambda m, x: m.head(torch.flatten(R(m.up3(R(m.up(R(m.down(x)))))), 1)),
+        down=nn.Conv2d(1, 4, 4, stride=2, padding=1),
+        up=nn.ConvTranspose2d(4, 4, 4, stride=2, padding=1),
+        up3=nn.ConvTranspose2d(4, 4, 3, stride=2, padding=1, output_padding=1),
+        head=nn.Linear(4 * 144, 1),
+    )
 
 
 def examples() -> dict[str, tuple[nn.Module, tuple[int, ...], Network]]:
     """name: (module, input shape, the network with WEIGHT_VAR and BIAS_VAR, or 1 and 0 for the ResNet)."""
+
+    def conv(*args: Any, **kwargs: Any) -> Conv:
+        return Conv(*args, weight_var=WEIGHT_VAR, bias_var=BIAS_VAR, **kwargs)
+
+    def transposed(*args: Any, **kwargs: Any) -> ConvTranspose:
+        return ConvTranspose(*args, weight_var=WEIGHT_VAR, bias_var=BIAS_VAR, **kwargs)
+
+    dense, relu, tanh = Dense(WEIGHT_VAR, BIAS_VAR), ReLU(), Elementwise("tanh")
+    residual = Sum(Sequential(relu, conv(3)), Identity())
+    sines = Sequential(
+        *(Sum(Identity(), Sequential(Erf(), conv(3))), GELU(), conv(3, dilation=2, padding_mode="circular"))
+    )
     torch.manual_seed(0)
     resnet = PreActivationResNet(2)
     resnet(torch.zeros(1, 1, 12, 12))
@@ -178,97 +199,62 @@ def examples() -> dict[str, tuple[nn.Module, tuple[int, ...], Network]]:
         *(nn.ZeroPad2d((0, 1, 2, 0)), nn.Conv2d(1, 4, 3), nn.ReLU(), nn.ReflectionPad2d(1), nn.Conv2d(4, 4, 3)),
         *(nn.ReLU(), nn.Flatten(), nn.Linear(4 * 24, 1)),
     )
-    return {
+    cropped = nn.Sequential(
+        *(nn.ConvTranspose2d(1, 4, 3, stride=2), nn.ZeroPad2d((-1, -2, 0, -3)), nn.ReLU(), nn.Flatten()),
+        nn.Linear(4 * 100, 1),
+    )
+    nets: dict[str, tuple[nn.Module, tuple[int, ...], tuple[Network, ...]]] = {
         "plain": (
             plain,
             (3, 8, 8),
-            Sequential(
-                *(conv(3), ReLU(), conv(5, stride=2), ReLU(), conv(2, padding="valid"), LeakyReLU(0.1)),
+            (
+                *(conv(3), relu, conv(5, stride=2), relu, conv(2, padding="valid"), LeakyReLU(0.1)),
                 *(dense, Elementwise("silu"), dense),
             ),
         ),
-        "resnet": (resnet, (1, 12, 12), zoo.resnet(14)),
-        "one axis": (
-            one,
-            (2, 18),
-            Sequential(conv(5, dilation=2), ReLU(), conv(3, stride=3, padding="valid"), ReLU(), dense),
-        ),
+        "one axis": (one, (2, 18), (conv(5, dilation=2), relu, conv(3, stride=3, padding="valid"), relu, dense)),
         "three axes": (
             three,
             (1, 4, 2, 4),
-            Sequential(
-                *(conv((3, 1, 3), padding_mode="replicate"), ReLU(), conv(2, stride=2, padding="valid"), ReLU(), dense),
-            ),
+            (conv((3, 1, 3), padding_mode="replicate"), relu, conv(2, stride=2, padding="valid"), relu, dense),
         ),
         "transposed": (
-            TransposedNet(),
+            transposed_net(),
             (1, 6, 6),
-            Sequential(
-                *(conv(4, stride=2, padding=1), ReLU(), transposed(4, stride=2), ReLU()),
-                *(transposed(3, stride=2), ReLU(), dense),
-            ),
+            (conv(4, stride=2, padding=1), relu, transposed(4, stride=2), relu, transposed(3, stride=2), relu, dense),
         ),
-        "mlp": (mlp, (7,), Sequential(dense, ReLU(), dense, Elementwise("gelu_tanh"), dense)),
-        "even filters": (
-            even,
-            (1, 5, 5),
-            Sequential(conv(4), ReLU(), conv(4, padding=((2, 1), (2, 1))), ReLU(), dense),
-        ),
+        "mlp": (mlp, (7,), (dense, relu, dense, Elementwise("gelu_tanh"), dense)),
+        "even filters": (even, (1, 5, 5), (conv(4), relu, conv(4, padding=((2, 1), (2, 1))), relu, dense)),
         "padded": (
             padded,
             (1, 6, 5),
-            Sequential(
-                *(conv(3, padding=((2, 0), (0, 1))), ReLU(), conv(3, padding_mode="reflect"), ReLU(), dense),
-            ),
+            (conv(3, padding=((2, 0), (0, 1))), relu, conv(3, padding_mode="reflect"), relu, dense),
         ),
-        "in place": (
-            InPlace(),
-            (1, 6, 6),
-            Sequential(
-                *(conv(3), Sum(Sequential(ReLU(), conv(3)), Identity())),
-                *(Sum(Sequential(ReLU(), conv(3)), Identity()), ReLU(), dense),
-            ),
-        ),
+        "cropped": (cropped, (1, 6, 6), (transposed(3, stride=2, padding=((0, 3), (1, 2))), relu, dense)),
+        "in place": (in_place(), (1, 6, 6), (conv(3), residual, residual, relu, dense)),
         "three branches": (
-            ThreeBranches(),
+            three_branches(),
             (2, 6, 6),
-            Sequential(
-                conv(3),
-                Sum(*(Sequential(Elementwise("tanh"), conv(k)) for k in (1, 3, 5))),
-                Sum(
-                    Identity(),
-                    Sequential(
-                        *(Sum(Identity(), Sequential(Erf(), conv(3))), GELU()),
-                        conv(3, dilation=2, padding_mode="circular"),
-                    ),
-                ),
-                *(Sin(), dense),
-            ),
+            (conv(3), Sum(*(Sequential(tanh, conv(k)) for k in (1, 3, 5))), Sum(Identity(), sines), Sin(), dense),
         ),
         "shared activation": (
-            SharedActivation(),
+            shared_activation(),
             (4,),
-            Sequential(
+            (
                 dense,
-                Sum(
-                    Sequential(*(Sum(Identity(), Sequential(ReLU(), dense)) for _ in range(2))),
-                    Sequential(ReLU(), dense),
-                ),
-                *(ReLU(), dense),
+                Sum(Sequential(*(Sum(Identity(), Sequential(relu, dense)) for _ in range(2))), Sequential(relu, dense)),
+                *(relu, dense),
             ),
         ),
         "regrouped": (
-            Regrouped(),
+            regrouped(),
             (1, 6, 6),
-            Sequential(
+            (
                 conv(3),
                 Sum(Identity(), Sequential(Abs(), conv(3), Sum(Identity(), Sequential(LeakyReLU(0.2), conv(3))))),
-                *(ReLU(), dense),
+                *(relu, dense),
             ),
         ),
     }
-
-
-def cnn(*middle: nn.Module, features: int = 4 * 36) -> nn.Module:
-    """A small network with something in its middle."""
-    return nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), *middle, nn.Flatten(), nn.Linear(features, 1))
+    found = {name: (module, shape, Sequential(*layers)) for name, (module, shape, layers) in nets.items()}
+    return found | {"resnet": (resnet, (1, 12, 12), zoo.resnet(14))}

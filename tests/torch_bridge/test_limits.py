@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
@@ -11,7 +13,7 @@ from torch.nn import functional as F
 from cnngp import Conv, Dense, Identity, NetworkError, ReLU, Sequential, Sum, from_torch, zoo
 from cnngp.common.arrays import DataError
 from cnngp.torch import check_limit
-from helpers.torch_modules import InPlace, PreActivationResNet, TransposedNet
+from helpers.torch_modules import PreActivationResNet, in_place, transposed_net
 
 pytestmark = [
     pytest.mark.usefixtures("one_torch_thread"),
@@ -97,8 +99,8 @@ class NormedBlock(nn.Module):
         return self.head(torch.flatten(F.relu(self.up(F.relu(x))), 1))
 
 
-@pytest.mark.parametrize("make", [InPlace, TransposedNet, NormedBlock], ids=lambda m: m.__name__)
-def test_modules_agree_with_their_import(make: type[nn.Module]) -> None:
+@pytest.mark.parametrize("make", [in_place, transposed_net, NormedBlock], ids=lambda m: m.__name__)
+def test_modules_agree_with_their_import(make: Callable[[], nn.Module]) -> None:
     torch.manual_seed(0)
     report = check_limit(make().eval(), X if make is NormedBlock else LARGER, (8, 32), samples=500)
     assert report.ok, str(report)
