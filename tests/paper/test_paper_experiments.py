@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from cnngp import GPClassifier, Kernel, datasets, zoo
-from cnngp.paper import figure2, inference, results, table1
+from cnngp.paper import figure2, inference, table1
 from cnngp.paper.inference import SplitImages
 from cnngp.paper.setting import Setting
 
@@ -115,24 +115,13 @@ def test_another_network_or_other_images_are_not_taken_for_kept_ones(tmp_path: P
     assert [piece.reused for piece in setting.done] == [False, False, False, True]
 
 
-def test_draws_and_documents(found: Any, tmp_path: Path) -> None:
-    figures = table1.draw(found, tmp_path)
-    assert [p.name for p in figures] == ["table1.png", "table1.svg"]
-    doc = results.document("table1", table1.TITLE, found, [], figures, command="c", quick=True)
-    results.write(tmp_path / "table1.json", doc)
-    assert [f["caption"] for f in doc["figures"]] == [found["captions"]["table1"]] * 2
-
-
 def test_a_fit_that_cannot_fit_is_refused_before_the_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inference.memory, "available", lambda device: 1000)
     monkeypatch.setattr(Kernel, "__call__", lambda *args, **kwargs: pytest.fail("the kernel was computed"))
-    with pytest.raises(MemoryError, match="an exact fit of 300 images"):
-        table1.case_piece(Setting(tmp_path, device="cpu"), BETTER, SplitImages.of(DATA, 200, 100, 500))
-
-
-def test_a_set_without_validation_is_refused() -> None:
     with pytest.raises(ValueError, match="split='paper'"):
         SplitImages.of(DIGITS, 10, 10, 10)
+    with pytest.raises(MemoryError, match="an exact fit of 300 images"):
+        table1.case_piece(Setting(tmp_path, device="cpu"), BETTER, SplitImages.of(DATA, 200, 100, 500))
 
 
 @pytest.mark.slow
@@ -210,11 +199,8 @@ def test_figure2_is_kept_and_drawn(finite: tuple[Any, Path], monkeypatch: pytest
 def test_the_full_figure_is_the_papers() -> None:
     plan = figure2.full()
     assert (tuple(plan.widths), plan.networks, plan.images) == ((3, 10, 30, 100), 10_000, 100)
+    assert len({figure2._seed(seed, width) for seed in range(3) for width in plan.widths}) == 12  # independent ones
     assert plan.network == zoo.resnet(32)
-
-
-def test_widths_draw_independent_networks() -> None:
-    assert len({figure2._seed(seed, width) for seed in range(3) for width in (3, 10, 30, 100)}) == 12
 
 
 # ---- the real thing -----------------------------------------------------------------------------------------------

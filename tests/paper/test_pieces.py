@@ -43,20 +43,10 @@ def test_a_piece_is_computed_once(tmp_path: Path) -> None:
     assert np.array_equal(second["outputs"], outputs)
     assert second["seconds"] == first["seconds"] > 0
     assert "core" in second["hardware"]
+    for name in (f"cnngp {cnngp.__version__}", f"Python {platform.python_version()}", f"NumPy {np.__version__}"):
+        assert name in second["software"]
     assert [(d.name, d.reused) for d in again.done] == [("p", True)]
     assert not list(tmp_path.rglob("*.partial"))
-
-
-def test_a_piece_says_by_which_software_it_was_computed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = Setting(tmp_path, device="cpu")
-    here = first.piece("p", dict, depends={})["software"]
-    for name in (f"cnngp {cnngp.__version__}", f"Python {platform.python_version()}", f"NumPy {np.__version__}"):
-        assert name in here
-    monkeypatch.setattr(setting, "software", lambda kind: "other software")  # as of another process, later
-    later = Setting(tmp_path, device="cpu")
-    assert later.piece("p", dict, depends={})["software"] == here
-    assert later.piece("q", dict, depends={})["software"] == "other software"
-    assert [d.software for d in later.done] == [here, "other software"]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from cnngp import Conv, Dense, Identity, NetworkError, ReLU, Sequential, Sum, from_torch, zoo
 from cnngp.common.arrays import DataError
 from cnngp.torch import check_limit
-from helpers.torch_modules import PreActivationResNet, in_place, transposed_net
+from helpers.torch_modules import PreActivationResNet, in_place, made, transposed_net
 
 pytestmark = [
     pytest.mark.usefixtures("one_torch_thread"),
@@ -27,7 +27,8 @@ NET = Sequential(Conv(3), ReLU(), Conv(3), ReLU(), Dense())
 
 
 def test_a_right_network_agrees() -> None:
-    report = check_limit(NET, X, samples=300)
+    report = check_limit(NET, X, np.array([64, 16]), samples=300)
+    assert [w.channels for w in report.widths] == [16, 64]
     assert report.verdict == "agrees"
     assert report.ok
     assert report.worst < 1
@@ -81,34 +82,35 @@ def test_false_alarms_are_as_rare_as_promised() -> None:
 # ---- modules: their own forward --------------------------------------------------------------------------------------
 
 
-class NormedBlock(nn.Module):
+def normed() -> nn.Module:
     """Batch norm, a projection, an in-place activation, dilation and a transposed convolution in one."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem = nn.Conv2d(1, 4, 3, padding=1)
-        self.norm = nn.BatchNorm2d(4, eps=0.5)
-        self.proj = nn.Conv2d(4, 6, 1, stride=2)
-        self.body = nn.Sequential(nn.Conv2d(4, 6, 3, stride=2, padding=1), nn.ReLU(True), nn.Conv2d(6, 6, 3, padding=1))
-        self.up = nn.ConvTranspose2d(6, 5, 3, stride=2, padding=1, output_padding=1)
-        self.head = nn.Linear(5 * 16, 2)
+    def forward(m, x):
+        h = F.relu(m.norm(m.stem(x)))
+        x = m.proj(h) + m.body(h)
+        return m.head(torch.flatten(F.relu(m.up(F.relu(x))), 1))
 
-    def forward(self, x):
-        h = F.relu(self.norm(self.stem(x)))
-        x = self.proj(h) + self.body(h)
-        return self.head(torch.flatten(F.relu(self.up(F.relu(x))), 1))
+    return made(
+        forward,
+        stem=nn.Conv2d(1, 4, 3, padding=1),
+        norm=nn.BatchNorm2d(4, eps=0.5),
+        proj=nn.Conv2d(4, 6, 1, stride=2),
+        body=nn.Sequential(nn.Conv2d(4, 6, 3, stride=2, padding=1), nn.ReLU(True), nn.Conv2d(6, 6, 3, padding=1)),
+        up=nn.ConvTranspose2d(6, 5, 3, stride=2, padding=1, output_padding=1),
+        head=nn.Linear(5 * 16, 2),
+    )
 
 
-@pytest.mark.parametrize("make", [in_place, transposed_net, NormedBlock], ids=lambda m: m.__name__)
+@pytest.mark.parametrize("make", [in_place, transposed_net, normed], ids=lambda m: m.__name__)
 def test_modules_agree_with_their_import(make: Callable[[], nn.Module]) -> None:
     torch.manual_seed(0)
-    report = check_limit(make().eval(), X if make is NormedBlock else LARGER, (8, 32), samples=500)
+    report = check_limit(make().eval(), X if make is normed else LARGER, (8, 32), samples=500)
     assert report.ok, str(report)
 
 
 def test_a_wrong_import_is_caught() -> None:
     torch.manual_seed(0)
-    module = NormedBlock().eval()
+    module = normed().eval()
     net = from_torch(module, (1, 4, 4))
     assert check_limit(module, X, network=net, samples=300).ok
     wrong = from_torch(module, (1, 4, 4), weight_var={"proj": 2.0})
@@ -128,17 +130,11 @@ def test_resnet_as_a_module() -> None:
 
 
 def test_a_module_that_fixes_its_widths_gets_a_clear_error() -> None:
-    class Fixed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv, self.head = nn.Conv2d(1, 4, 3), nn.Linear(16, 1)
-
-        def forward(self, x):
-            return self.head(F.relu(self.conv(x)).view(-1, 4 * 4))
-
+    layers = {"conv": nn.Conv2d(1, 4, 3), "head": nn.Linear(16, 1)}
+    fixed = made(lambda m, x: m.head(F.relu(m.conv(x)).view(-1, 4 * 4)), **layers)
     with pytest.raises(NetworkError, match="it fixes its widths, so check the imported network"):
-        check_limit(Fixed(), X, samples=20)
-    assert check_limit(from_torch(Fixed(), (1, 4, 4)), X, samples=400).ok
+        check_limit(fixed, X, samples=20)
+    assert check_limit(from_torch(fixed, (1, 4, 4)), X, samples=400).ok
 
 
 # ---- arguments and the picture ---------------------------------------------------------------------------------------
@@ -164,10 +160,6 @@ def test_bad_arguments() -> None:
         check_limit(NET, X, samples=5)
     with pytest.raises(DataError, match="expected"):
         check_limit(NET, X[0, 0, 0])
-
-
-def test_widths_may_be_an_array() -> None:
-    assert [w.channels for w in check_limit(NET, X, np.array([8, 4]), samples=30).widths] == [4, 8]
 
 
 def test_an_image_of_zeros_is_no_trouble() -> None:

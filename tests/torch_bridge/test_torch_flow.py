@@ -21,6 +21,8 @@ pytestmark = [
 ]
 SHAPE = (1, 4, 4)
 C, D = Conv(3), Dense()
+BLOCK = Sequential(C, Sum(Identity(), Sequential(ReLU(), C)), ReLU(), D)
+TWICE = Sequential(Conv(3, weight_var=4.0), ReLU(), D)
 
 
 def flow(middle: Callable[[Any, Any], Any]) -> nn.Module:
@@ -33,22 +35,15 @@ def imported(middle: Callable[[Any, Any], Any]) -> Any:
     return from_torch(flow(middle), SHAPE, weight_var=1.0, bias_var=0.0)
 
 
-def _added(m: Any, h: Any) -> Any:
-    k = h
-    h += m.f(F.relu(h))
-    return k
+def _added_to(alias: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
+    """What another name of h stands for after h has been added to."""
 
+    def middle(m: Any, h: Any) -> Any:
+        k = alias(h)
+        h += m.f(F.relu(h))
+        return k
 
-def _added_below(m: Any, h: Any) -> Any:
-    k = h.detach()
-    h += m.f(F.relu(h))
-    return k
-
-
-def _added_flat(m: Any, h: Any) -> Any:
-    k = h.flatten(1)
-    h += m.f(F.relu(h))
-    return k
+    return middle
 
 
 def _added_by_data(m: Any, h: Any) -> Any:
@@ -59,6 +54,11 @@ def _added_by_data(m: Any, h: Any) -> Any:
 def _subtracted(m: Any, h: Any) -> Any:
     k = h.view(h.shape)
     k -= m.f(F.relu(h))
+    return h
+
+
+def _out(m: Any, h: Any) -> Any:
+    torch.add(h, m.f(F.relu(h)), out=h)
     return h
 
 
@@ -74,39 +74,27 @@ def _divided(m: Any, h: Any) -> Any:
     return h
 
 
-def _out(m: Any, h: Any) -> Any:
-    torch.add(h, m.f(F.relu(h)), out=h)
-    return h
-
-
-def _copied_first(m: Any, h: Any) -> Any:
-    k = h.clone()
-    h += m.f(F.relu(h))
-    return k
-
-
-BLOCK = Sequential(C, Sum(Identity(), Sequential(ReLU(), C)), ReLU(), D)
-TWICE = Sequential(Conv(3, weight_var=4.0), ReLU(), D)
+def _sum(m: Any, h: Any) -> Any:
+    return h + m.f(F.relu(h))
 
 
 @pytest.mark.parametrize(
-    ("middle", "net"),
+    ("middle", "plain", "net"),
     [
-        *((m, BLOCK) for m in (_added, _added_below, _added_flat, _added_by_data, _subtracted, _out)),
-        *((m, TWICE) for m in (_scaled, _divided)),
-        (_copied_first, Sequential(C, ReLU(), D)),
+        *((_added_to(alias), _sum, BLOCK) for alias in (lambda h: h, lambda h: h.detach(), lambda h: h.flatten(1))),
+        (_added_by_data, _sum, BLOCK),
+        (_out, _sum, BLOCK),
+        (_subtracted, lambda m, h: h - m.f(F.relu(h)), BLOCK),
+        *((m, lambda m, h: 2 * h, TWICE) for m in (_scaled, _divided)),
+        (_added_to(lambda h: h.clone()), lambda m, h: h, Sequential(C, ReLU(), D)),
     ],
 )
-def test_every_name_of_a_memory_stands_for_what_was_written(middle: Callable[[Any, Any], Any], net: Network) -> None:
+def test_every_name_of_a_memory_stands_for_what_was_written(
+    middle: Callable[[Any, Any], Any], plain: Callable[[Any, Any], Any], net: Network
+) -> None:
     assert imported(middle) == net
     # and that is what PyTorch computes: the same with new tensors only
     module, x = flow(middle), torch.randn(2, *SHAPE)
-    plain = {
-        _scaled: lambda m, h: 2 * h,
-        _divided: lambda m, h: 2 * h,
-        _copied_first: lambda m, h: h,
-        _subtracted: lambda m, h: h - m.f(F.relu(h)),
-    }.get(middle, lambda m, h: h + m.f(F.relu(h)))
     with torch.no_grad():
         found = module(x)
         module.middle = plain
@@ -138,7 +126,7 @@ def test_an_alias_is_imported_with_the_kernel_of_its_outputs() -> None:
     """The module's own forward, widened, against the kernel of what was read from it."""
     torch.manual_seed(0)
     X = np.random.default_rng(0).normal(size=(2, *SHAPE))
-    report = check_limit(flow(_added_flat), X, channels=(8, 32), samples=500, outputs=32)
+    report = check_limit(flow(_added_to(lambda h: h.flatten(1))), X, channels=(8, 32), samples=500, outputs=32)
     assert report.ok, str(report)
 
 
@@ -146,13 +134,10 @@ def test_in_place_example_really_computes_what_was_imported() -> None:
     """The importer's reading of the example against what PyTorch does, with weights that make it easy to see."""
     module = in_place()
     with torch.no_grad():
-        for name in "abc":
-            layer = getattr(module, name)
-            layer.weight.zero_()
-            layer.bias.zero_()
+        for parameter in module.parameters():
+            parameter.zero_()
         module.a.bias.fill_(-1.0)
         module.b.bias.fill_(3.0)
         module.head.weight.fill_(1.0)
-        module.head.bias.zero_()
         # y = b + x = 2, z = c + y = 2: x was not overwritten by the ReLU of the first branch.
         assert float(module(torch.zeros(1, 1, 6, 6))) == 2.0 * 4 * 36

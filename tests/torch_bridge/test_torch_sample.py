@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from typing import Any
 
 import numpy as np
 import pytest
@@ -114,12 +115,9 @@ def _widths(module: nn.Module) -> list[int]:
     return [m.weight.shape[0] for m in module.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
 
 
-def test_widths_double_where_the_network_downsamples() -> None:
+def test_widths_double_where_the_map_becomes_smaller() -> None:
     module = sample_network(zoo.resnet(8), channels=5, input_shape=(1, 12, 12))
     assert _widths(module) == [5, 5, 5, 5, 10, 10, 10, 20, 20, 20, 20, 1]
-
-
-def test_widths_double_at_a_pool_that_makes_the_map_smaller() -> None:
     assert _widths(sample_network(LENET, channels=5, input_shape=(1, 8, 8))) == [5, 10, 20, 1]
     still = Sequential(Conv(3), R, AvgPool(3, 1), Conv(3), R, GlobalAvgPool(), D, R, D)
     assert _widths(sample_network(still, 5, (1, 8, 8))) == [5, 5, 5, 1]
@@ -129,41 +127,45 @@ def test_widths_by_layer() -> None:
     net = Sequential(Conv(3), ReLU(), Conv(3), ReLU(), Dense(), ReLU(), Dense())
     assert _widths(sample_network(net, [3, 5, 7], (1, 4, 4), outputs=2)) == [3, 5, 7, 2]
     assert _widths(sample_network(net, {"layers[2]": 9, "*": 4}, (1, 4, 4))) == [4, 9, 4, 1]
-    with pytest.raises(NetworkError, match=r"layers\[4\]: channels has no number left for it"):
-        sample_network(net, [3, 5], (1, 4, 4))
-    with pytest.raises(NetworkError, match=r"channels: \[1\] belong to no layer"):
-        sample_network(net, [3, 5, 7, 1], (1, 4, 4))
-    with pytest.raises(NetworkError, match=r"channels: \['layers\[9\]'\] belong to no layer"):
-        sample_network(net, {"layers[9]": 9}, (1, 4, 4))
     branches = Sequential(Conv(3), Sum(Conv(1), Conv(3)), ReLU(), Dense())
-    with pytest.raises(NetworkError, match=r"branches\[1\]: channels=6 is asked for, but the Sum .* has 5 channels"):
-        sample_network(branches, [4, 5, 6], (1, 4, 4))
+    for network, channels, told in (
+        (net, [3, 5], r"layers\[4\]: channels has no number left for it"),
+        (net, [3, 5, 7, 1], r"channels: \[1\] belong to no layer"),
+        (net, {"layers[9]": 9}, r"channels: \['layers\[9\]'\] belong to no layer"),
+        (branches, [4, 5, 6], r"branches\[1\]: channels=6 is asked for, but the Sum .* has 5 channels"),
+    ):
+        with pytest.raises(NetworkError, match=told):
+            sample_network(network, channels, (1, 4, 4))  # type: ignore[arg-type]
 
 
-def test_bad_arguments_are_refused() -> None:
-    net = zoo.small_cnn()
-    for wrong in (0, 2.5, True):
-        with pytest.raises(NetworkError, match="is not a positive integer"):
-            sample_network(net, wrong, (1, 4, 4))  # type: ignore[arg-type]
-    for seed in (-1, None, 1.5, "a", True, (), (1, None)):
-        told = rf"seed={re.escape(repr(seed))} is not a non-negative integer or a tuple of them"
-        with pytest.raises(NetworkError, match=told):
-            sample_network(net, 4, (1, 4, 4), seed=seed)  # type: ignore[arg-type]
-        with pytest.raises(NetworkError, match=told):
-            sample_outputs(net, np.zeros((1, 1, 4, 4)), 4, 2, seed=seed)  # type: ignore[arg-type]
-    for device in ("foo", *(() if torch.cuda.is_available() else ("cuda",))):
-        with pytest.raises(NetworkError, match=rf"device='{device}' cannot be used by PyTorch .*; use 'cpu'"):
-            sample_network(net, 4, (1, 4, 4), device=device)
-        with pytest.raises(NetworkError, match=rf"device='{device}' cannot be used by PyTorch .*; use 'cpu'"):
-            sample_outputs(net, np.zeros((1, 1, 4, 4)), 4, 2, device=device)
-    with pytest.raises(NetworkError, match="4 × 4 output locations; end it in Dense"):
-        sample_network(Conv(3), 4, (1, 4, 4))
+SEED = r"is not a non-negative integer or a tuple of them"
+USE_CPU = r"device='foo' cannot be used by PyTorch .*; use 'cpu'"
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        *(({"channels": wrong}, "is not a positive integer") for wrong in (0, 2.5, True)),
+        *(({"seed": s}, rf"seed={re.escape(repr(s))} {SEED}") for s in (-1, None, 1.5, "a", True, (), (1, None))),
+        ({"device": "foo"}, USE_CPU),
+        ({"net": Conv(3)}, "4 × 4 output locations; end it in Dense"),
+        ({"net": Sequential(Sum(Identity(), Conv(3)), Dense()), "channels": 2}, "skip carries the input's 3 channels"),
+    ],
+)
+def test_bad_arguments_are_refused(changes: dict[str, Any], told: str) -> None:
+    given: dict[str, Any] = {"net": zoo.small_cnn(), "channels": 4, "seed": 0, "device": None} | changes
+    net, channels, others = given["net"], given["channels"], {key: given[key] for key in ("seed", "device")}
+    with pytest.raises(NetworkError, match=told):
+        sample_network(net, channels, (3, 4, 4), **others)
+    with pytest.raises(NetworkError, match=told):
+        sample_outputs(net, np.zeros((1, 3, 4, 4)), channels, 2, **others)
+
+
+def test_other_bad_arguments_are_refused() -> None:
     with pytest.raises(NetworkError, match="the images reach the output by a path without weights"):
         sample_network(Identity(), 4, (4,))
-    with pytest.raises(NetworkError, match="the skip carries the input's 3 channels into 2"):
-        sample_network(Sequential(Sum(Identity(), Conv(3)), Dense()), 2, (3, 4, 4))
     with pytest.raises(NetworkError, match="batch=0"):
-        sample_outputs(net, np.ones((1, 1, 4, 4)), 4, 3, batch=0)
+        sample_outputs(zoo.small_cnn(), np.ones((1, 1, 4, 4)), 4, 3, batch=0)
 
 
 def test_weights_have_the_layers_variances() -> None:
@@ -201,18 +203,9 @@ def test_broadcast_keeps_inner_products(channels: int, width: int) -> None:
     torch.testing.assert_close(inner, (x * z).sum(1) / channels, rtol=1e-14, atol=1e-14)
 
 
-def test_integers_of_numpy_are_seeds_and_depths() -> None:
-    net, X = zoo.small_cnn(), np.ones((2, 1, 4, 4), np.float32)
-    plain = sample_outputs(net, X, 4, 3, seed=7)
-    np.testing.assert_array_equal(sample_outputs(net, X, 4, 3, seed=np.int64(7)), plain)  # type: ignore[arg-type]
-    module = sample_network(net, 4, (1, 4, 4), seed=(np.int64(7), 1))  # type: ignore[arg-type]
-    np.testing.assert_allclose(module(torch.as_tensor(X)).detach().numpy()[:, 0], plain[1], rtol=1e-4, atol=1e-6)
-    assert zoo.resnet(np.int64(8)) == zoo.resnet(8)  # type: ignore[arg-type]
-
-
 def test_a_seed_fixes_the_network() -> None:
     net, X = zoo.small_cnn(), torch.randn(2, 1, 5, 5)
-    first, again, other = (sample_network(net, 4, (1, 5, 5), seed=s)(X) for s in (1, 1, 2))
+    first, again, other = (sample_network(net, 4, (1, 5, 5), seed=s)(X) for s in (1, np.int64(1), 2))
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
     wide = sample_network(net, 4, (1, 5, 5), seed=1, dtype=torch.float64)(X.double())
