@@ -8,13 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from ..registers import Map, Registers, Step
 from ..table_layout import TableLayout, held
 
 LANES = 32
-MAX_PACK = 8  # pairs that one warp takes through the network together, at most
+PACKS = (1, 2, 4, 8)  # pairs that one warp takes through the network together
 
 
 @dataclass(frozen=True)
@@ -32,17 +32,12 @@ class Stage:
         return LANES // self.pack
 
 
-def width(maps: Sequence[Map] | frozenset[Map]) -> int:
-    return max((m.shape[2] for m in maps), default=1)
-
-
 def stages(registers: Registers, fold: int) -> tuple[Stage, ...]:
     """The cheapest division into stages, by dynamic programming over a rough count of instructions per pair.
 
     Handing maps from one stage to the next costs a store and a load of each live row.
     """
     steps, before = registers.steps, registers.before
-    packs = [p for p in (1, 2, 4, 8) if p <= MAX_PACK]
 
     def fits(i: int, pack: int) -> bool:
         maps = before[i] | steps[i].live | steps[i].read | steps[i].made
@@ -51,33 +46,26 @@ def stages(registers: Registers, fold: int) -> tuple[Stage, ...]:
     def work(i: int, pack: int) -> float:
         step = steps[i]
         down, out = held(step.op.shape, fold)[1], held(step.op.out_shape, fold)[1]
-        rows = 14 * down * (step.activation is not None) + 7 * out
-        if step.beside is not None:
-            rows += 9 * down + 7 * out
+        rows = 14 * down * (step.activation is not None) + 7 * out + (9 * down + 7 * out) * (step.beside is not None)
         return rows / pack
 
     def hand_over(i: int, old: int, new: int) -> float:
-        if old == new:
-            return 0.0
         rows = sum(held(m.shape, fold)[1] for m in before[i])
-        return (3 * rows + 30) * (1 / old + 1 / new)
+        return (3 * rows + 30) * (1 / old + 1 / new) if old != new else 0.0
 
-    best: dict[int, tuple[float, tuple[int, ...]]] = {p: (work(0, p), (p,)) for p in packs if fits(0, p)}
+    best: dict[int, tuple[float, tuple[int, ...]]] = {p: (work(0, p), (p,)) for p in PACKS if fits(0, p)}
     for i in range(1, len(steps)):
         best = {
             p: min((cost + hand_over(i, old, p) + work(i, p), (*path, p)) for old, (cost, path) in best.items())
-            for p in packs
+            for p in PACKS
             if fits(i, p)
         }
     path = min(best.values())[1]
     cuts = [0, *(i for i in range(1, len(path)) if path[i] != path[i - 1]), len(path)]
     return tuple(
-        Stage(path[a], tuple(steps[a:b]), _ordered(before[a]), _ordered(steps[b - 1].live)) for a, b in pairwise(cuts)
+        Stage(path[a], steps[a:b], *(tuple(sorted(m, key=lambda m: m.name)) for m in (before[a], steps[b - 1].live)))
+        for a, b in pairwise(cuts)
     )
-
-
-def _ordered(maps: frozenset[Map]) -> tuple[Map, ...]:
-    return tuple(sorted(maps, key=lambda m: m.name))
 
 
 def parked(plan: Sequence[Stage], pack: int) -> tuple[list[dict[int, int]], int]:
@@ -85,32 +73,24 @@ def parked(plan: Sequence[Stage], pack: int) -> tuple[list[dict[int, int]], int]
 
     Even stages from 0 on, odd ones behind them.
     """
-    sizes = [pack * sum(math.prod(m.shape) for m in s.live_out) for s in plan[:-1]]
-    even = max(sizes[0::2], default=0)
-    parks: list[dict[int, int]] = []
-    for k, stage in enumerate(plan[:-1]):
-        at = even if k % 2 else 0
-        places = {}
-        for m in stage.live_out:
-            places[m.name] = at
-            at += pack * math.prod(m.shape)
-        parks.append(places)
-    return parks, -(-(even + max(sizes[1::2], default=0)) // 4) * 4
+    sizes = [[pack * math.prod(m.shape) for m in s.live_out] for s in plan[:-1]]
+    even, odd = (max(map(sum, sizes[k::2]), default=0) for k in (0, 1))
+    parks = [
+        dict(zip((m.name for m in s.live_out), accumulate(sizes[k], initial=even * (k % 2)), strict=False))
+        for k, s in enumerate(plan[:-1])
+    ]
+    return parks, -(-(even + odd) // 4) * 4
 
 
 @dataclass(frozen=True)
 class Loop:
-    """`count` repetitions of a block; `steps[b][k]` is step k of repetition b. A single block has count 1.
+    """Repetitions of a block; `steps[b][k]` is step k of repetition b. A single block is repeated once.
 
     `stride` is how far the table moves from one repetition to the next.
     """
 
     steps: tuple[tuple[Step, ...], ...]
     stride: int
-
-    @property
-    def count(self) -> int:
-        return len(self.steps)
 
 
 def loops(steps: Sequence[Step], layout: TableLayout) -> tuple[Loop, ...]:
@@ -121,10 +101,10 @@ def loops(steps: Sequence[Step], layout: TableLayout) -> tuple[Loop, ...]:
         best = Loop((tuple(steps[i : i + 1]),), 0)
         for period in range(1, (len(steps) - i) // 2 + 1):
             loop = _repetitions(steps, i, period, layout)
-            if (loop.count - 1) * period > (best.count - 1) * len(best.steps[0]):
+            if (len(loop.steps) - 1) * period > (len(best.steps) - 1) * len(best.steps[0]):
                 best = loop
         found.append(best)
-        i += best.count * len(best.steps[0])
+        i += len(best.steps) * len(best.steps[0])
     return tuple(found)
 
 
@@ -136,16 +116,20 @@ def _repetitions(steps: Sequence[Step], start: int, period: int, layout: TableLa
         block = tuple(steps[a : a + period])
         if len(block) < period or any(_shape_of(x) != _shape_of(y) for x, y in zip(block, blocks[0], strict=True)):
             break
-        moves = {
-            layout.sites[x.activation.site].offset - layout.sites[y.activation.site].offset
-            for x, y in zip(block, blocks[-1], strict=True)
-            if x.activation is not None and y.activation is not None
-        }
+        moves = {_moved(y, x, layout) for x, y in zip(block, blocks[-1], strict=True) if x.activation is not None}
         if len(moves) > 1 or (stride is not None and moves and moves != {stride}):
             break
         stride = moves.pop() if moves else 0
         blocks.append(block)
     return Loop(tuple(blocks), stride or 0)
+
+
+def _moved(step: Step, following: Step, layout: TableLayout) -> int:
+    """How far the table moves from one nonlinearity to another."""
+    old, new = step.activation, following.activation
+    assert old is not None
+    assert new is not None
+    return layout.sites[new.site].offset - layout.sites[old.site].offset
 
 
 def _shape_of(step: Step) -> object:
@@ -218,12 +202,7 @@ def _run(stage: Stage, start: int, layout: TableLayout) -> Run | None:
                 break
             if {work, beside} & in_use:
                 break  # the array holds a map that is needed later
-            moved = 0
-            if steps:
-                old, new = steps[-1].activation, step.activation
-                assert old is not None
-                assert new is not None
-                moved = layout.sites[new.site].offset - layout.sites[old.site].offset
+            moved = _moved(steps[-1], step, layout) if steps else 0
             if len(steps) >= 2 and moved != stride:
                 break
             stride = moved

@@ -16,7 +16,7 @@ from ..math import text_of
 from ..registers import Map, Step
 from ..table_layout import TableLayout
 from .box_sums import SumWriter, folded_rows
-from .warp_layout import Loop, Run, Stage, segments, width
+from .warp_layout import Loop, Run, Stage, segments
 
 Arrays = tuple[str, ...]
 
@@ -37,7 +37,9 @@ class StepWriter(SumWriter):
     def stage(self, stage: Stage, number: str, pack: int, pairs: str) -> Iterator[list[Map]]:
         """The loop over those that lie side by side, up to `pairs` of them, with `stage.pack` at a time."""
         maps = [*stage.live_in, *(part.dst for s in stage.steps for part in s.both)]
-        self.put("", f"// ---- stage {number}: {stage.pack} side by side, maps up to {width(maps)} wide")
+        self.put(
+            "", f"// ---- stage {number}: {stage.pack} side by side, maps up to {max(m.shape[2] for m in maps)} wide"
+        )
         loop = ["#pragma unroll 1", f"for (int q = 0; q < {pairs}; q += {stage.pack}) {{"]
         with self.block(*(loop if stage.pack < pack else ["{"])):
             self.put("" if stage.pack < pack else "const int q = 0;")
@@ -87,10 +89,10 @@ class StepWriter(SumWriter):
         for segment in segments(stage, self.layout):
             if isinstance(segment, Run):
                 self._run(segment, stage)
-            elif segment.count == 1:
+            elif len(segment.steps) == 1:
                 self._loop(segment, stage)
             else:
-                with self.block("#pragma unroll 1", f"for (int b = 0; b < {segment.count}; b++) {{"):
+                with self.block("#pragma unroll 1", f"for (int b = 0; b < {len(segment.steps)}; b++) {{"):
                     self._loop(segment, stage)
 
     def _loop(self, loop: Loop, stage: Stage) -> None:
