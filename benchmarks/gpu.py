@@ -62,12 +62,12 @@ def engine_rate(
     first, second = card.tables(x[:n]).rows, card.tables(x[n:]).rows
     out = cupy.full((n, n), cupy.nan, dtype)
     theta = cupy.full((n, n), cupy.nan, dtype) if kind == "ntk" else None
-    card.pairs(first, second, out, None, n, NEVER, theta)
+    card.pairs(first, second, (out, None), (theta, None), n, NEVER)
     seconds = []
     for _ in range(repeats):
         begin, end = cupy.cuda.Event(), cupy.cuda.Event()
         begin.record()
-        card.pairs(first, second, out, None, n, NEVER, theta)
+        card.pairs(first, second, (out, None), (theta, None), n, NEVER)
         end.record()
         end.synchronize()
         seconds.append(cupy.cuda.get_elapsed_time(begin, end) / 1e3)

@@ -90,7 +90,7 @@ def test_every_number_is_written(name: str, n: int, m: int) -> None:
     card = run.engine.cards()[0]
     X, Z = (run.flat(rng.standard_normal((k, *shape))) for k in (n, m))
     out = cupy.full((n, m + 3), cupy.nan, cupy.float32)
-    card.pairs(card.tables(X).rows, card.tables(Z).rows, out, None, m + 3, NEVER)
+    card.pairs(card.tables(X).rows, card.tables(Z).rows, (out, None), (None, None), m + 3, NEVER)
     assert np.isfinite(out[:, :m].get()).all()
     assert np.isnan(out[:, m:].get()).all(), "written outside the tile"
 

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +16,6 @@ from numpy.typing import NDArray
 from cnngp.common.tiles import Tile
 
 from .cuda_source import CudaSource
-from .kernel_frame import Launch
 
 OPTIONS = ("-std=c++17",)
 NEVER = -(1 << 40)  # a `below` that leaves no pair out
@@ -26,8 +24,7 @@ RESIDENT = 2  # blocks that a multiprocessor gets where their maps lie in global
 RESIDENT_BACKWARD = 4
 
 
-@dataclass(frozen=True)
-class Made:
+class Made(NamedTuple):
     """Results of the `tables` kernel: rows (N, row), peaks (N, nonlinearities) and the diagonals.
 
     Those are (1, N), K(x, x) alone, or (2, N) with Θ(x, x).
@@ -100,43 +97,29 @@ class Card:
         """Table rows of images, with their variances."""
         import cupy
 
-        x, n = self.images(images), len(images)
-        rows, peaks = cupy.empty((n, self.source.data.layout.row), self.dtype), self._peaks(n)
-        diagonals = cupy.empty((1 + self.source.data.tangents, n), np.float64)
-        launch = self._launch("tables", n, RESIDENT)
-        launch(lambda scratch: (x, rows, peaks, diagonals, np.int32(n), scratch, *self.data))
-        return Made(rows, peaks[:, : len(self.source.data.program.activations)], diagonals)
+        x, n, data = self.images(images), len(images), self.source.data
+        rows, peaks = cupy.empty((n, data.layout.row), self.dtype), cupy.zeros((n, data.sites), np.float64)
+        diagonals = cupy.empty((1 + data.tangents, n), np.float64)
+        self._launcher("tables", n, RESIDENT, self.data)(x, rows, peaks, diagonals, np.int32(n))
+        return Made(rows, peaks[:, : len(data.program.activations)], diagonals)
 
-    def pairs(
-        self,
-        first: Any,
-        second: Any,
-        out: Any,
-        mirror: Any,
-        ld: int,
-        below: int,
-        theta: Any = None,
-        theta_mirror: Any = None,
-    ) -> None:
-        """K of rows `first` and `second` into `out`, and transposed into `mirror`; all have `ld` entries a row.
+    def pairs(self, first: Any, second: Any, K: tuple[Any, Any], theta: tuple[Any, Any], ld: int, below: int) -> None:
+        """K of rows `first` and `second` into the first of two matrices, and transposed into the other.
 
-        Of kind "ntk" Θ goes into `theta` and `theta_mirror`, and K only where there is an `out`.
+        All have `ld` entries a row. Of kind "ntk" Θ goes into `theta`, and K only where there is a matrix for it.
         """
-        n, m, source = len(first), len(second), self.source
-        where = (out, mirror, theta, theta_mirror)[: 4 if source.data.tangents else 2]
-        K, K_mirror, *others = (np.uint64(0) if a is None else a for a in where)
-        arguments = (first, second, K, K_mirror, np.int32(n), np.int32(m), np.int64(ld), np.int64(below), *others)
-        how = source.pairs
+        n, m, source, how = len(first), len(second), self.source, self.source.pairs
+        (out, mirror), others = ([np.uint64(0) if a is None else a for a in places] for places in (K, theta))
+        sizes = np.int32(n), np.int32(m), np.int64(ld), np.int64(below)
+        arguments = (first, second, out, mirror, *sizes, *(others if source.data.tangents else ()))
         if source.path == "walk":
-            launch = self._launch("pairs", n * m, RESIDENT)
-            launch(lambda scratch: (*arguments, scratch, *self.data[1:]))
+            self._launcher("pairs", n * m, RESIDENT, self.data[1:])(*arguments)
         elif how.scratch:
-            launch = self._launch("pairs", how.blocks(n, m), how.resident)
-            launch(lambda scratch: (*arguments, scratch))
+            self._launcher("pairs", how.blocks(n, m), how.resident, ())(*arguments)
         else:
             more = (np.uint64(0),) * (source.path == "sheets")
-            grid = how.blocks(n, m), how.threads
-            self.functions["pairs"](*((k,) for k in grid), (*arguments, *more), shared_mem=how.shared)
+            grid = (how.blocks(n, m),), (how.threads,)
+            self.functions["pairs"](*grid, (*arguments, *more), shared_mem=how.shared)
 
     def phases(
         self, first: Any, second: Any, weights: Any, shares: tuple[Any, Any], sums: Any
@@ -147,39 +130,32 @@ class Card:
         """
         n, m = weights.shape
         one_set = shares[0] is shares[1]
-        launch = self._launch("pairs", n if one_set else min(n, m), RESIDENT_BACKWARD)
+        launch = self._launcher("pairs", n if one_set else min(n, m), RESIDENT_BACKWARD, self.data[1:])
         before, behind = (first, second, weights, np.int32(n), np.int32(m)), (np.int32(one_set), *shares, sums)
-        return lambda phase: launch(lambda scratch: (*before, np.int32(phase), *behind, scratch, *self.data[1:]))
+        return lambda phase: launch(*before, np.int32(phase), *behind)
 
     def self_pairs(self, x: Any, seeds: NDArray[np.float64], shares: Any) -> tuple[Any, Any]:
         """The sums of each image, (N, slots), and the gradients of its pixels, (N, pixels) or none."""
         import cupy
 
-        n, backward = len(x), self.source.backward
-        sums = cupy.empty((n, backward.slots), np.float64)
+        n, data, backward = len(x), self.source.data, self.source.backward
+        sums, peaks = cupy.empty((n, backward.slots), np.float64), cupy.zeros((n, data.sites), np.float64)
         pixels = cupy.empty((n, backward.pixels), np.float64) if backward.pixels else None
         place = np.uint64(0) if pixels is None else pixels
-        weights, peaks = cupy.asarray(seeds), self._peaks(n)
-        launch = self._launch("self_pairs", n, RESIDENT_BACKWARD)
-        launch(lambda scratch: (x, weights, shares, sums, place, peaks, np.int32(n), scratch, *self.data))
+        launch = self._launcher("self_pairs", n, RESIDENT_BACKWARD, self.data)
+        launch(x, cupy.asarray(seeds), shares, sums, place, peaks, np.int32(n))
         return sums, pixels
 
-    def _peaks(self, n: int) -> Any:
-        import cupy
-
-        return cupy.zeros((n, self.source.data.sites), np.float64)
-
-    def _launch(self, name: str, wanted: int, resident: int) -> Callable[[Callable[[Any], tuple[Any, ...]]], None]:
-        """Launcher of a kernel whose blocks walk over the work, with arguments made of their scratch memory.
+    def _launcher(self, name: str, wanted: int, resident: int, data: tuple[Any, ...]) -> Callable[..., None]:
+        """Launcher of a kernel whose blocks walk over the work, with scratch memory and data behind its arguments.
 
         Asking the card for its memory takes longer than a short launch, so it is asked once.
         """
-        how: Launch = self.source.launches[name]
+        how, function = self.source.launches[name], self.functions[name]
         blocks, scratch = self._blocks(wanted, how.scratch, resident)
-        function = self.functions[name]
 
-        def launch(arguments: Callable[[Any], tuple[Any, ...]]) -> None:
-            function((blocks,), (how.threads,), arguments(scratch), shared_mem=how.shared)
+        def launch(*arguments: Any) -> None:
+            function((blocks,), (how.threads,), (*arguments, scratch, *data), shared_mem=how.shared)
 
         return launch
 

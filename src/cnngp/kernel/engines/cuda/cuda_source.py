@@ -13,11 +13,9 @@ A gradient's text walks too; it has a third kernel, for images with themselves.
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -74,10 +72,6 @@ class CudaSource:
     def content(self) -> bytes:
         """All that the results depend on."""
         return self.text.encode() + self.data.ints.tobytes() + self.data.reals.tobytes()
-
-    @cached_property
-    def digest(self) -> str:
-        return hashlib.sha256(self.content).hexdigest()
 
 
 def generate(

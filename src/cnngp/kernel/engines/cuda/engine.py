@@ -225,7 +225,6 @@ class Job:
 
         card, (n, m), i, j = self.card, tile.shape, tile.rows.start, tile.columns.start
         (_, first), (_, second) = self.bands.of(tile)
-        below = 0 if tile.on_diagonal else NEVER
         places: list[tuple[Any, Any]] = []
         results: list[Any] = []
         ld = max(n, m)
@@ -240,8 +239,8 @@ class Job:
                 mirror = cupy.empty((m, ld), card.dtype) if tile.mirrored else None
                 places.append((result, result if tile.on_diagonal else mirror))
                 results.append([result[:, :m]] + ([] if mirror is None else [mirror[:, :n]]))
-        (K, K_mirror), (theta, theta_mirror) = (*places, (None, None))[:2]
-        card.pairs(first, second, K, K_mirror, ld, below, theta, theta_mirror)
+        K, theta = (*places, (None, None))[:2]
+        card.pairs(first, second, K, theta, ld, 0 if tile.on_diagonal else NEVER)
         return results
 
     def _finish(self, tile: Tile, results: list[Any], event: Any, copies: Any, tell: Tell) -> None:

@@ -22,29 +22,26 @@ from ..polynomials import ACOS_H_32, ASIN_S_32, ASIN_S_64, CUDA_G_32, CUDA_G_64,
 
 @dataclass(frozen=True)
 class Text:
-    """A family's formulas as C++ expressions, with names in braces for what `filled` puts there."""
+    """A family's formulas as C++ expressions, with names in braces for what `filled` puts there.
+
+    Of a pair, with {K} in buffer units and in {args} the entries of the two images' tables in turn: `pair` is f,
+    `slope` f', and `parts` `Parts` (math.py). At X = X', in float64: `diagonal` is f, `slope_diagonal` f', `still`
+    `Still`, and `peak` what the range check looks at. `entries` are the `planes` numbers that a table keeps for each
+    location, beside a series' terms.
+    """
 
     planes: int
-    """How many numbers a table keeps for each location, beside a series' terms."""
     pair: str
-    """f of a pair: {K} in buffer units, {args} the entries of the two images' tables in turn."""
     entries: tuple[str, ...]
-    """What a table keeps of the variance {K} (buffer units), one float64 expression a plane."""
     diagonal: str
-    """f at X = X', in float64."""
     slope: str
-    """f' of a pair."""
     slope_diagonal: str
-    """f' at X = X', in float64."""
     parts: str
-    """`Parts` of a pair: f', what goes to either variance, and the two numbers that a gradient's sums are made of."""
     still: str
-    """`Still` at X = X', in float64: df/dK, the factor of what goes to the variance, and the two numbers."""
     takes_unit: bool = False
     """Whether the pair formula needs the unit of K."""
     slope_takes_unit: bool = False
     peak: str = "{K}"
-    """What the range check looks at, the largest over all locations: see `check_range`."""
 
 
 @dataclass(frozen=True)

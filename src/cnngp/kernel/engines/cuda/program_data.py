@@ -29,59 +29,6 @@ MOST_KNOWN = 24
 """Number of sums along axes that get code of their own sizes: each takes time to compile."""
 
 
-class OpInts(NamedTuple):
-    """The whole numbers of a step: `struct Op` of the text. Maps and tables are given by where they begin."""
-
-    kind: int
-    # maps, number of the nonlinearity's formula or -1, elements that are read and made
-    src: int
-    dst: int
-    formula: int
-    size: int
-    out_size: int
-    # the sheet, and the whole map that tables keep; where the sheet begins in it for either image
-    width: int
-    height: int
-    table_width: int
-    table_plane: int
-    first: int
-    second: int
-    still: int
-    # the nonlinearity's numbers in a table row, and in the float64 table of one image
-    offset: int
-    plane: int
-    own: int
-    whole: int
-    site: int
-    # sums along axes
-    first_pass: int
-    passes: int
-    # the series of an Elementwise: where it is, its even and odd rows, the steps between their powers
-    series: int
-    even: int
-    odd: int
-    shifts: int
-    # the map that a slope is multiplied with, -1 for none
-    times: int
-    # backward steps: whether a map is written, where the shares of variances begin, the two sums, -1 for none
-    writes: int
-    shares: int
-    slot: int
-    extra_slot: int
-
-
-class OpReals(NamedTuple):
-    """The factors of a step: `struct Numbers` of the text."""
-
-    unit: float
-    alpha: float
-    beta: float
-    keep: float
-    scale: float
-    bias: float
-    own: float
-
-
 class Pass(NamedTuple):
     """A sum along one axis: `results` of them, `inner` elements at each place.
 
@@ -160,18 +107,28 @@ class ProgramData:
         self.numbered = [self._ints(op) for op in ops]
         self.size = end + 2 * self.temporary
         self._every_pass = [one for sums in self._passes for one in sums]
-        parts: list[Sequence[Sequence[int]]] = [self.numbered, self._every_pass, [self._lists], self._copies()]
+        steps = [list(numbers.values()) for numbers in self.numbered]
+        parts: list[Sequence[Sequence[int]]] = [steps, self._every_pass, [self._lists], self._copies()]
         self.passes_at, self.lists_at, self.copies_at, _ = accumulate(sum(map(len, part)) for part in parts)
         self.ints = np.array([n for part in parts for numbers in part for n in numbers], np.int32)
-        reals = [*(x for op in ops for x in _reals(op)), program.unit, program.theta_unit]
+        factors = [_reals(op) for op in ops]
+        reals = [*(x for numbers in factors for x in numbers.values()), program.unit, program.theta_unit]
         self.reals = np.array(reals, np.float64)
         self.units_at = len(reals) - 2
+        self.structs = {
+            "Op": ("int", tuple(self.numbered[0])),
+            "Numbers": ("double", tuple(factors[0])),
+            "Pass": ("int", Pass._fields),
+            "Copy": ("int", Copy._fields),
+        }
+        """Type and names of the numbers, as the text reads them."""
 
     def _table(self, op: Op) -> Shape:
         """The whole map that a table keeps, of which an operation may read a part."""
         return self.program.shape if op.src == PIXELS else op.shape if op.activation is None else op.activation.shape
 
-    def _ints(self, op: Op) -> OpInts:
+    def _ints(self, op: Op) -> dict[str, int]:
+        """The whole numbers of a step: `struct Op` of the text. Maps and tables are given by where they begin."""
         a, table = op.activation, self._table(op)
         if a is not None and (key := (a.layer, op.tangent is not None)) not in self.layers:
             self.layers.append(key)
@@ -183,38 +140,45 @@ class ProgramData:
         first, second = ((o[0] * table[1] + o[1]) * table[2] + o[2] for o in (op.first, op.second))
         site = None if a is None else self.layout.sites[a.site]
         rows = Rows(0, 0, 0, ()) if a is None else self.series.get(a.site, Rows(0, 0, 0, ()))
-        found = OpInts(
-            kind=OPERATION,
-            src=op.src if op.src in (PIXELS, NOTHING) else self.buffers[op.src],
-            dst=self.buffers[op.dst],
-            formula=-1 if a is None else self.layers.index((a.layer, op.tangent is not None)),
-            size=math.prod(op.shape),
-            out_size=math.prod(op.out_shape),
-            width=op.shape[2],
-            height=op.shape[1],
-            table_width=table[2],
-            table_plane=table[1] * table[2],
-            first=first,
-            second=second,
-            still=int(op.is_still),
-            offset=0 if site is None else site.offset,
-            plane=0 if site is None else site.plane,
-            own=0 if a is None else self.own[a.site],
-            whole=0 if a is None else a.size,
-            site=0 if a is None else a.site,
-            first_pass=self._passes.get(sums, 0),
-            passes=len(sums),
-            series=rows.at,
-            even=rows.even,
-            odd=rows.odd,
-            shifts=self.shifts_at.get(a.site, 0) if a is not None and rows.count else 0,
-            times=-1 if op.tangent is None or op.tangent.times == NOTHING else self.buffers[op.tangent.times],
-            writes=0,
-            shares=0,
-            slot=-1,
-            extra_slot=-1,
-        )
-        return found if self.backward is None else self.backward.numbered(found, op, self.buffers)
+        found = {
+            "kind": OPERATION,
+            # maps, number of the nonlinearity's formula or -1, elements that are read and made
+            "src": op.src if op.src in (PIXELS, NOTHING) else self.buffers[op.src],
+            "dst": self.buffers[op.dst],
+            "formula": -1 if a is None else self.layers.index((a.layer, op.tangent is not None)),
+            "size": math.prod(op.shape),
+            "out_size": math.prod(op.out_shape),
+            # the sheet, and the whole map that tables keep; where the sheet begins in it for either image
+            "width": op.shape[2],
+            "height": op.shape[1],
+            "table_width": table[2],
+            "table_plane": table[1] * table[2],
+            "first": first,
+            "second": second,
+            "still": int(op.is_still),
+            # the nonlinearity's numbers in a table row, and in the float64 table of one image
+            "offset": 0 if site is None else site.offset,
+            "plane": 0 if site is None else site.plane,
+            "own": 0 if a is None else self.own[a.site],
+            "whole": 0 if a is None else a.size,
+            "site": 0 if a is None else a.site,
+            # sums along axes
+            "first_pass": self._passes.get(sums, 0),
+            "passes": len(sums),
+            # the series of an Elementwise: where it is, its even and odd rows, the steps between their powers
+            "series": rows.at,
+            "even": rows.even,
+            "odd": rows.odd,
+            "shifts": self.shifts_at.get(a.site, 0) if a is not None and rows.count else 0,
+            # the map that a slope is multiplied with, -1 for none
+            "times": -1 if op.tangent is None or op.tangent.times == NOTHING else self.buffers[op.tangent.times],
+            # backward steps: whether a map is written, where the shares of variances begin, the two sums, -1 for none
+            "writes": 0,
+            "shares": 0,
+            "slot": -1,
+            "extra_slot": -1,
+        }
+        return found if self.backward is None else found | self.backward.numbers(op, self.buffers)
 
     def _sums(self, op: Op) -> tuple[Pass, ...]:
         """The sums along axes that an operation makes one after the other."""
@@ -252,7 +216,7 @@ class ProgramData:
         passes = self._every_pass
         work: Counter[Pass] = Counter()
         for op in self.numbered:
-            for one in passes[op.first_pass : op.first_pass + op.passes]:
+            for one in passes[op["first_pass"] : op["first_pass"] + op["passes"]]:
                 work[one] += one.results * max(one.k, 1)
         most = [one for one, _ in work.most_common(MOST_KNOWN)]
         return [(one, [n for n, other in enumerate(passes) if other == one]) for one in most]
@@ -279,26 +243,26 @@ class BackwardData:
         self.slots = max(1, len(self.shares))
         self._slot_of = {slot: self.shares.index(parts) for slot, parts in belongs.items()}
 
-    def numbered(self, op: OpInts, step: Op, buffers: Sequence[int]) -> OpInts:
-        """The numbers of a step; a forward step keeps those of its operation."""
+    def numbers(self, step: Op, buffers: Sequence[int]) -> dict[str, int]:
+        """The numbers of a step that an operation has not."""
         match step:
             case Back():
                 slot, extra = (self._slot_of.get(step.slot + k, -1) for k in range(2))
-                offset = 0 if step.activation is None else step.activation.offset
-                writes, times = int(step.writes), buffers[step.times]
-                return op._replace(
-                    kind=BACKWARD, times=times, writes=writes, shares=offset, slot=slot, extra_slot=extra
-                )
+                shares = 0 if step.activation is None else step.activation.offset
+                sums = {"slot": slot, "extra_slot": extra, "shares": shares}
+                return {"kind": BACKWARD, "times": buffers[step.times], "writes": int(step.writes), **sums}
             case Total():
-                return op._replace(kind=TOTAL, slot=self._slot_of.get(step.slot, -1))
+                return {"kind": TOTAL, "slot": self._slot_of.get(step.slot, -1)}
             case Pixels():
-                return op._replace(kind=TO_PIXELS, shares=self.variances)
+                return {"kind": TO_PIXELS, "shares": self.variances}
             case _:
-                return op
+                return {}
 
 
-def _reals(op: Op) -> OpReals:
+def _reals(op: Op) -> dict[str, float]:
+    """The factors of a step: `struct Numbers` of the text."""
     a = op.activation
     alpha, beta = (0.0, 0.0) if a is None else a.coefficients
     unit, own = 1.0 if a is None else a.unit, 0.0 if op.tangent is None else op.tangent.own
-    return OpReals(unit, alpha, beta, op.keep, op.scale, op.bias, own)
+    affine = {"keep": op.keep, "scale": op.scale, "bias": op.bias}
+    return {"unit": unit, "alpha": alpha, "beta": beta, **affine, "own": own}

@@ -17,7 +17,7 @@ from cnngp.network.layers import Nonlinearity
 from .formula_writer import Constants, filled
 from .kernel_frame import Launch
 from .math import formulas, text_of
-from .program_data import OPERATION, Copy, OpInts, OpReals, Pass, ProgramData
+from .program_data import OPERATION, ProgramData
 
 SHARED_MOST = 100 * 1024  # bytes of shared memory a block takes at most, so that a multiprocessor has room for two
 
@@ -85,7 +85,7 @@ def memory(
     Behind them stand `sums`, so many numbers in float64. Before all scratch memory stands an image's `own` table, with
     the shares that it was `given` behind it. A block has at most `most` threads.
     """
-    largest = max(op.out_size for op in data.numbered)
+    largest = max(op["out_size"] for op in data.numbered)
     maps, before = -(-data.size * (4 if real == "float" else 8) // 8) * 8, 8 * (data.own_size + given) * own
     size = maps + 8 * sums
     in_shared = size <= min(SHARED_MOST, shared_limit)
@@ -105,11 +105,8 @@ def common(data: ProgramData, walks: bool) -> str:
     layers = [layer for layer, _ in data.layers]
     gradients = data.backward is not None
     structs = "".join(
-        f"struct {name} {{ {kind} {', '.join(numbers._fields)}; }};\n"
-        for name, kind, numbers in (
-            ("Op", "int", OpInts), ("Numbers", "double", OpReals), ("Pass", "int", Pass), ("Copy", "int", Copy),
-        )
-    )  # fmt: skip
+        f"struct {name} {{ {kind} {', '.join(fields)}; }};\n" for name, (kind, fields) in data.structs.items()
+    )
     own = "".join(_own_formula(k, data, layer, slope) for k, (layer, slope) in enumerate(data.layers))
     return f"""\
 __device__ const unsigned char shifts[] = {{{", ".join(map(str, data.shifts)) or "0"}}};

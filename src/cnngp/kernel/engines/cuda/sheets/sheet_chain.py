@@ -232,12 +232,8 @@ def _halves(leaf: Placed) -> bool:
     """Whether a pool is of 2 × 2 without padding, on a map of even sides."""
     layer = leaf.layer
     assert isinstance(layer, AvgPool)
-
-    def all_equal(value: object, number: int) -> bool:
-        return value == number or (isinstance(value, tuple) and set(value) == {number})
-
-    plain = all_equal(layer.size, 2) and (layer.stride is None or all_equal(layer.stride, 2))
-    return plain and all_equal(layer.padding, 0) and all(n % 2 == 0 for n in leaf.before)
+    plain = layer.size in (2, (2, 2)) and layer.stride in (None, 2, (2, 2)) and layer.padding in (0, (0, 0))
+    return plain and all(n % 2 == 0 for n in leaf.before)
 
 
 def _with_shifts(
@@ -246,26 +242,23 @@ def _with_shifts(
     found = []
     strides = [_strides(leaves, axis) for axis in (0, 1)]
     for piece, end in zip(pieces, ends, strict=True):
+        wanted = [frozenset(d[axis] for d in end.wanted) for axis in (0, 1)]
         axes = []
-        for axis in (0, 1):
-            wanted = frozenset(d[axis] for d in end.wanted)
-            known = strides[axis]
-            shifts = None if known is None else _shifts(piece, axis, wanted, known)
+        for axis, known in enumerate(strides):
+            shifts = None if known is None else _shifts(piece, axis, wanted[axis], known)
             if shifts is None and known is not None and len(pieces) == 1:
-                shifts = _shrinking(piece, axis, wanted, known)
+                shifts = _shrinking(piece, axis, wanted[axis], known)
             if shifts is None:
                 return None
             axes.append(shifts)
-        if axes[0].count * axes[1].count and len(end.wanted) != math.prod(
-            len(frozenset(d[axis] for d in end.wanted)) for axis in (0, 1)
-        ):
+        if len(end.wanted) != len(wanted[0]) * len(wanted[1]):
             return None
-        found.append(Segment(piece, axes[0], axes[1]))
+        found.append(Segment(piece, *axes))
     for fine, coarse in pairwise(found):
         for axis, (a, b) in enumerate(((fine.rows, coarse.rows), (fine.columns, coarse.columns))):
-            into = b.at[coarse.start.shape[1 + axis]]
+            into, there = b.at[coarse.start.shape[1 + axis]], set(a.at[a.size])
             needed = {(2 * s + e) % a.size for s in into for e in (-1, 0, 1)}
-            if len(set(into)) < len(into) or not needed <= set(a.at[a.size]) or len(set(a.at[a.size])) < a.count:
+            if len(set(into)) < len(into) or not needed <= there or len(there) < a.count:
                 return None
     return tuple(found)
 
@@ -309,11 +302,8 @@ def _shrinking(piece: Registers, axis: int, wanted: frozenset[int], strides: dic
         at |= {n, out}
         if sums is None or sums.is_identity:
             continue
-        if out > 1 and strides.get(sums) != 1:
-            return None
-        if n == out == period:
-            continue
-        if sums.offsets(1) != tuple(range(n - out + 1)):
+        smaller = not n == out == period
+        if (out > 1 and strides.get(sums) != 1) or (smaller and sums.offsets(1) != tuple(range(n - out + 1))):
             return None
     if not size < period or max(at) > period or any(abs(d) >= size for d in wanted):
         return None
