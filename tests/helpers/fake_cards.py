@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cnngp.kernel.engines.cuda.math import PRIMITIVES
+from cnngp.kernel.engines.cuda.formula_text.device_functions import PRIMITIVES
 from helpers import fake_cupy
 from helpers.cuda_on_cpu import compiled
 

@@ -14,12 +14,10 @@ from cnngp.kernel.engines.cpu import plan
 from cnngp.kernel.engines.cuda import (
     cuda_source,
     dense_kernel,
-    program_data,
-    program_walk,
     registers,
     table_layout,
-    walk_kernels,
 )
+from cnngp.kernel.engines.cuda.walk import program_data, program_walk, walk_kernels
 from cnngp.kernel.engines.cuda.warp import box_sums, warp_kernel, warp_layout, warp_steps
 from cnngp.kernel.program import lower, lowering, nodes, scheduling, units
 from cnngp.network import geometry, placed, shapes

@@ -5,7 +5,7 @@
     relu.py …       f, its slope, its derivatives, what tables keep, and the rows of the layers in its `LAYERS`
 
 Files are found by being here. The CPU engine compiles these functions (engines/cpu/rows/), the CUDA engine writes them
-as text (engines/cuda/formula_writer.py). The definitions that both are tested against are in network/reference/, and
+as text (engines/cuda/formula_text/). The definitions that both are tested against are in network/reference/, and
 share nothing with this.
 """
 

@@ -6,7 +6,7 @@
 
 Where a variance is 0, R' is any finite number, because Θ is 0 there too; for gradients the two images count as equal.
 Near correlation one R' has the slope of a square root: θ ≈ √(2(1 − cos θ)), so that rounding cos θ by δ moves R' by
-√(2δ)/π (docs/mathematics.md). Tables keep s and 1/s. The CUDA text of these is in engines/cuda/math.py by hand.
+√(2δ)/π (docs/mathematics.md). Tables keep s and 1/s. The CUDA text of these is in engines/cuda/formula_text/ by hand.
 """
 
 from __future__ import annotations

@@ -124,7 +124,7 @@ class Card:
     def phases(
         self, first: Any, second: Any, weights: Any, shares: tuple[Any, Any], sums: Any
     ) -> Callable[[int], None]:
-        """Launcher of a gradient's pairs (walk_kernels.py): call it with one phase after the other.
+        """Launcher of a gradient's pairs (walk/walk_kernels.py): call it with one phase after the other.
 
         Where both `shares` are the same array, the pairs are of one set of images.
         """

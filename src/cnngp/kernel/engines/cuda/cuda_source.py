@@ -6,7 +6,7 @@ a kernel `pairs`, which computes K for a tile of pairs. There are four ways to w
     warp    maps up to 32 wide, in registers, the whole network in one launch (warp/)
     dense   one location: a matrix product, then scalars (dense_kernel.py)
     sheets  with pools: one image against shifted copies of the other (sheets/)
-    walk    any other network, operation by operation (walk_kernels.py)
+    walk    any other network, operation by operation (walk/)
 
 A gradient's text walks too; it has a third kernel, for images with themselves.
 """
@@ -26,15 +26,15 @@ from cnngp.kernel.program.steps import Reverse
 from cnngp.kernel.series.packed import Rows
 
 from . import dense_kernel
+from .formula_text.device_functions import PRIMITIVES, formulas
 from .kernel_frame import SHARED_LIMIT, Launch, comment
-from .math import PRIMITIVES, formulas
-from .program_data import BackwardData, ProgramData
-from .program_walk import common
 from .sheets import sheet_kernel
 from .sheets.sheet_chain import chain
 from .sheets.sheet_steps import with_second
 from .table_layout import TableLayout
-from .walk_kernels import gradient_kernels, pairs_kernel, tables_kernel
+from .walk.program_data import BackwardData, ProgramData
+from .walk.program_walk import common
+from .walk.walk_kernels import gradient_kernels, pairs_kernel, tables_kernel
 from .warp import warp_kernel
 
 Path = Literal["warp", "dense", "sheets", "walk"]

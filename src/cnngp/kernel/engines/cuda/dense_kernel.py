@@ -13,11 +13,11 @@ from dataclasses import replace
 from cnngp.kernel.program import Op, Program
 from cnngp.network.layers import Elementwise
 
-from .formula_writer import Constants, filled, literal
+from .formula_text.device_functions import text_of
+from .formula_text.formula_writer import Constants, filled, literal
 from .kernel_frame import THETA_ARGUMENTS, Launch, stores
-from .math import text_of
-from .program_data import ProgramData
 from .registers import Registers, Step, in_registers
+from .walk.program_data import ProgramData
 
 TILE = 64
 DEPTH = 16

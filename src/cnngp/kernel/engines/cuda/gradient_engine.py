@@ -24,7 +24,7 @@ from ..weights import Gradient, finished, prepared
 from .card import Bands, Card
 from .cuda_source import CudaSource, generate_gradient
 from .engine import CardEngine
-from .program_data import BackwardData
+from .walk.program_data import BackwardData
 
 MAX_TILE = 1024
 # Map elements that are worked on between two reports of progress, about a second's work.

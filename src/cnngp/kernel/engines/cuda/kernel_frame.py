@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from cnngp.kernel.program import Program
 
-from .formula_writer import literal
+from .formula_text.formula_writer import literal
 
 SHARED_LIMIT = 227 * 1024
 """Bytes of shared memory that a block may have on an H100 or H200."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from cnngp.kernel.program import NOTHING, Activation, Op, Program, Shape
 from cnngp.network.geometry import AxisSum
 
-from .math import nonnegative
+from .formula_text.device_functions import nonnegative
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from cnngp.kernel.program import Program, Shape
 
-from .math import text_of
+from .formula_text.device_functions import text_of
 
 
 def folds(shape: Shape, fold: int) -> bool:

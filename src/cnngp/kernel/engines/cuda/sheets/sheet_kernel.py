@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from ..dense_kernel import scalar_network
 from ..kernel_frame import THETA_ARGUMENTS, Launch, stores
-from ..program_data import ProgramData
+from ..walk.program_data import ProgramData
 from ..warp.warp_kernel import live_words
 from ..warp.warp_layout import LANES, Stage, parked, stages
 from .sheet_chain import Chain, Segment

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 
 from cnngp.network.geometry import AxisSum
 
-from ..formula_writer import Constants, filled
-from ..math import text_of
+from ..formula_text.device_functions import text_of
+from ..formula_text.formula_writer import Constants, filled
 from ..registers import Map, Step
 from ..table_layout import TableLayout
 from .box_sums import SumWriter, folded_rows

@@ -21,7 +21,7 @@ from cnngp.kernel.series.packed import Rows
 from cnngp.network.geometry import AxisSum
 from cnngp.network.layers import Nonlinearity
 
-from .table_layout import TableLayout
+from ..table_layout import TableLayout
 
 OPERATION, BACKWARD, TOTAL, TO_PIXELS = range(4)
 """The kinds of steps. All but the first are those of gradients: see program/steps.py."""

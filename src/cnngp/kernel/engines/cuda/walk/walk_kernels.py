@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from .kernel_frame import THETA_ARGUMENTS, Launch, stores
+from ..kernel_frame import THETA_ARGUMENTS, Launch, stores
 from .program_data import BACKWARD, TO_PIXELS, TOTAL, ProgramData
 from .program_walk import memory, walk
 

@@ -14,9 +14,9 @@ from cnngp.kernel.formulas import SERIES, formula
 from cnngp.kernel.program import NOTHING, PIXELS
 from cnngp.network.layers import Nonlinearity
 
-from .formula_writer import Constants, filled
-from .kernel_frame import Launch
-from .math import formulas, text_of
+from ..formula_text.device_functions import formulas, text_of
+from ..formula_text.formula_writer import Constants, filled
+from ..kernel_frame import Launch
 from .program_data import OPERATION, ProgramData
 
 SHARED_MOST = 100 * 1024  # bytes of shared memory a block takes at most, so that a multiprocessor has room for two

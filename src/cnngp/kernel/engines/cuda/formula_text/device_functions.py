@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from cnngp.kernel.formulas import RELU, RELU_LIKE, SERIES, Family, formula
 from cnngp.network.layers import Nonlinearity
 
-from ..polynomials import CUDA_G_32, CUDA_G_64, CUDA_H_32, CUDA_H_64
+from ...polynomials import CUDA_G_32, CUDA_G_64, CUDA_H_32, CUDA_H_64
 from .formula_writer import (
     Text,
     family_functions,

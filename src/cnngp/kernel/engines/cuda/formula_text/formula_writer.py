@@ -17,7 +17,7 @@ from cnngp.kernel.formulas.family import itself
 from cnngp.kernel.formulas.primitives import Operand
 from cnngp.kernel.program import Activation
 
-from ..polynomials import ACOS_H_32, ASIN_S_32, ASIN_S_64, CUDA_G_32, CUDA_G_64, CUDA_H_64
+from ...polynomials import ACOS_H_32, ASIN_S_32, ASIN_S_64, CUDA_G_32, CUDA_G_64, CUDA_H_64
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,9 @@ class Text:
     """A family's formulas as C++ expressions, with names in braces for what `filled` puts there.
 
     Of a pair, with {K} in buffer units and in {args} the entries of the two images' tables in turn: `pair` is f,
-    `slope` f', and `parts` `Parts` (math.py). At X = X', in float64: `diagonal` is f, `slope_diagonal` f', `still`
-    `Still`, and `peak` what the range check looks at. `entries` are the `planes` numbers that a table keeps for each
-    location, beside a series' terms.
+    `slope` f', and `parts` `Parts` (device_functions.py). At X = X', in float64: `diagonal` is f, `slope_diagonal` f',
+    `still` `Still`, and `peak` what the range check looks at. `entries` are the `planes` numbers that a table keeps for
+    each location, beside a series' terms.
     """
 
     planes: int

@@ -1,0 +1,1 @@
+"""The formulas of nonlinearities as CUDA text."""
