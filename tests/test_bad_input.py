@@ -65,6 +65,7 @@ BAD: dict[str, tuple[Any, str]] = {
     "complex numbers": (GOOD.astype(complex), r"\w+ has type complex128; expected real numbers$"),
     "words": (np.full(GOOD.shape, "1"), r"\w+ has type <U1; expected real numbers$"),
     "dates": (np.zeros(GOOD.shape, "datetime64[s]"), r"\w+ has type datetime64\[s\]; expected real numbers$"),
+    "a mask": (np.ma.masked_less(GOOD, 0.1), r"\w+ is a masked array, whose mask would be lost; remove what it hid"),
     "objects": (np.full(GOOD.shape, "1", object), r"\w+ holds Python objects that are not all real numbers"),
     # Doors that know the shape say that it is another one.
     "too many axes": (

@@ -24,3 +24,9 @@ each_device = pytest.mark.parametrize("device", DEVICES)
 
 def random_images(n, shape=(2, 7, 6), seed=0):
     return np.random.default_rng(seed).normal(size=(n, *shape)).astype(np.float32)
+
+
+def error(K, R):
+    """max|K − R|/max|R|; where R is zero, max|K|."""
+    assert np.isfinite(K).all()
+    return float(np.abs(K - R).max() / (np.abs(R).max() or 1.0))

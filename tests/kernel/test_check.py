@@ -125,17 +125,6 @@ def test_a_wrong_engine_writes_no_tile_and_fits_no_model(monkeypatch: pytest.Mon
         GPClassifier(NET, device="cpu").fit(X, [0, 1, 0, 1, 0])
 
 
-def test_a_wrong_verdict_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patch:
-        spoiled(patch, off_diagonal)
-        kernel = Kernel(NET, device="cpu")
-        for _ in range(2):
-            with pytest.raises(WrongKernelError):
-                kernel(X)
-    kernel(X)
-    assert kernel.verdict((1, 6, 6)) is not None
-
-
 # ---- what is only rounded --------------------------------------------------------------------------------------------
 
 BADLY_CONDITIONED = {
@@ -226,12 +215,6 @@ def test_images_that_tell_nothing_leave_the_question_open(compared: list[Network
     bad[1] *= 1e-20
     with pytest.raises(RangeError, match="image 1 has variance"):
         Kernel(Sequential(Conv(3), ReLU(), Conv(3), ReLU(), Dense()), device="cpu")(bad)
-
-
-def test_one_image_goes_with_its_mirror_image() -> None:
-    verdict = Kernel(NET, device="cpu").verify(X[:1])
-    assert verdict is not None
-    assert verdict.error is not None
 
 
 # ---- what it costs ---------------------------------------------------------------------------------------------------

@@ -14,17 +14,13 @@ from hypothesis import strategies as st
 from cnngp import Conv, Dense, Elementwise, Kernel, ReLU, Sequential, zoo
 from cnngp.network import reference
 from helpers.examples import examples
-from helpers.kernels import DTYPES, SMALL, each_device, random_images
+from helpers.kernels import DTYPES, SMALL, each_device, error, random_images
 from helpers.networks import STEP, images, networks_with_shapes, relu_like, smooth
 
 TOLERANCE = {"float32": 1e-6, "float64": 1e-12}
 
 
 each_dtype = pytest.mark.parametrize("dtype", DTYPES)
-
-
-def error(K, R):
-    return float(np.abs(K - R).max() / np.abs(R).max())
 
 
 @each_device
@@ -147,96 +143,12 @@ def test_concurrent_calls_do_not_disturb_each_other(dtype):
 
 @each_device
 @each_dtype
-@pytest.mark.parametrize("scale", [2.0**-10, 2.0**7, 3.0])
-def test_zero_bias_relu_networks_scale_with_the_square_of_the_images(device, dtype, scale):
-    X = random_images(9, (1, 9, 9)).astype(dtype)
-    kernel = Kernel(zoo.resnet(8), device=device, dtype=dtype)
-    K, S = kernel(X), kernel(X * X.dtype.type(scale))
-    if scale == 3.0:
-        assert error(S, 9.0 * K) < TOLERANCE[dtype]
-    else:
-        assert np.array_equal(S, K * np.dtype(dtype).type(scale**2))  # powers of two: no rounding at all
-
-
-@each_device
-@each_dtype
-def test_an_image_and_its_negative(device, dtype):
-    """A ReLU network without biases sees −x as another image: A at θ = π is 0 for one layer."""
-    X = random_images(1, (1, 6, 6))
-    net = Sequential(Conv(3), ReLU(), Dense())
-    K = Kernel(net, device=device, dtype=dtype)(np.concatenate([X, -X]))
-    assert abs(K[0, 1]) <= TOLERANCE[dtype] * K[0, 0]
-    assert K[0, 0] == K[1, 1]
-
-
-@each_device
-@each_dtype
-@pytest.mark.parametrize("axis", [0, 1])
-def test_a_one_by_k_convolution_is_the_one_dimensional_one(device, dtype, axis):
-    def net(*kernels):
-        return Sequential(
-            Conv(kernels[0], stride=kernels[2]), ReLU(), Conv(kernels[1], padding_mode="replicate"), ReLU(), Dense()
-        )
-
-    X = random_images(10, (3, 12))
-    flat = Kernel(net(5, 4, 2), device=device, dtype=dtype)(X)
-    other = 1 - axis
-
-    def one(k):
-        return (k, 1) if axis == 0 else (1, k)
-
-    high = Kernel(net(one(5), one(4), one(2)), device=device, dtype=dtype)(np.expand_dims(X, 2 + other))
-    assert error(high, flat.astype(np.float64)) < TOLERANCE[dtype]
-    assert error(flat, reference.kernel(net(5, 4, 2), X)) < TOLERANCE[dtype]
-
-
-@each_device
-@each_dtype
-def test_a_dense_network_sees_a_map_of_one_location_and_features_alike(device, dtype):
-    X = random_images(8, (20,))
-    net = zoo.dense_nngp(2)
-    kernel = Kernel(net, device=device, dtype=dtype)
-    flat = kernel(X)
-    assert error(flat, reference.kernel(net, X)) < TOLERANCE[dtype]
-    for shape in ((20, 1), (20, 1, 1), (20, 1, 1, 1), (1, 4, 5)):  # dense layers mean over channels and locations
-        assert error(kernel(X.reshape(8, *shape)), flat.astype(np.float64)) < TOLERANCE[dtype]
-
-
-@each_device
-@each_dtype
-def test_permuting_channels_changes_rounding_only(device, dtype):
-    X = random_images(9, (5, 6, 6))
-    kernel = Kernel(SMALL, device=device, dtype=dtype)
-    assert error(kernel(X[:, ::-1]), kernel(X).astype(np.float64)) < TOLERANCE[dtype]
-
-
-@each_device
-@each_dtype
-def test_repeating_channels_changes_rounding_only(device, dtype):
-    X = random_images(9, (2, 6, 6))
-    kernel = Kernel(SMALL, device=device, dtype=dtype)
-    assert error(kernel(np.tile(X, (1, 3, 1, 1))), kernel(X).astype(np.float64)) < TOLERANCE[dtype]
-
-
-@each_device
-@each_dtype
 def test_duplicate_images_correlate_fully(device, dtype):
     X = random_images(5)
     K = Kernel(SMALL, device=device, dtype=dtype)(np.concatenate([X, X]))
     assert np.array_equal(K[:5, :5], K[5:, 5:])
     # The pair formula at correlation one, against the exact variance recursion.
     np.testing.assert_allclose(np.diagonal(K[:5, 5:]), np.diagonal(K[:5, :5]), rtol=TOLERANCE[dtype])
-
-
-@each_device
-@each_dtype
-def test_mirrored_images_have_the_same_kernel_under_mirrored_padding(device, dtype):
-    X = random_images(6, (1, 8, 8))
-    net = Sequential(Conv(3), ReLU(), Conv(5, dilation=2), ReLU(), Dense())
-    kernel = Kernel(net, device=device, dtype=dtype)
-    assert error(kernel(X[..., ::-1]), kernel(X).astype(np.float64)) < TOLERANCE[dtype]
-    even = Kernel(Sequential(Conv(4), ReLU(), Dense()), device=device, dtype=dtype)  # one back, two forward
-    assert error(even(X[..., ::-1]), even(X).astype(np.float64)) > 1e-3
 
 
 @each_device
@@ -252,38 +164,36 @@ def test_the_papers_networks_on_mnist(device, dtype, name, mnist_images):
     assert error(kernel(X, Z), reference.kernel(net, x, z)) < TOLERANCE[dtype]
 
 
-@each_device
-@each_dtype
-def test_photographs_of_224_pixels(device, dtype):
-    net = Sequential(Conv(7, stride=4, weight_var=2.0), ReLU(), Conv(3, stride=2), ReLU(), Dense())
-    X = random_images(3, (3, 224, 224))
-    kernel = Kernel(net, device=device, dtype=dtype)
-    assert error(kernel(X), reference.kernel(net, X)) < TOLERANCE[dtype]
-    full = Sequential(Conv(3), ReLU(), Dense())  # the whole map after a convolution without stride
-    assert error(Kernel(full, device=device, dtype=dtype)(X), reference.kernel(full, X)) < TOLERANCE[dtype]
+def two(first, second):
+    return Sequential(first, ReLU(), second, ReLU(), Dense())
+
+
+FEATURES = zoo.dense_nngp(2)
+SHAPES = {
+    "photographs": (
+        Sequential(Conv(7, stride=4, weight_var=2.0), ReLU(), Conv(3, stride=2), ReLU(), Dense()),
+        (3, 224, 224),
+    ),
+    "whole photographs": (Sequential(Conv(3), ReLU(), Dense()), (3, 224, 224)),
+    "volumes": (
+        Sequential(Conv((3, 3, 2)), ReLU(), Conv(3, (2, 1, 2), padding_mode="circular"), ReLU(), Dense()),
+        (2, 6, 7, 8),
+    ),
+    "signals": (
+        Sequential(Conv(9, stride=3), ReLU(), Conv(16, dilation=2, padding="valid"), ReLU(), Dense()),
+        (1, 400),
+    ),
+    "thousands of features": (zoo.dense_nngp(3), (3072,)),
+    "features": (FEATURES, (20,)),
+    "features as one location": (FEATURES, (20, 1, 1)),
+    "features as an image": (FEATURES, (1, 4, 5)),
+}
 
 
 @each_device
 @each_dtype
-def test_volumes(device, dtype):
-    net = Sequential(
-        Conv((3, 3, 2), weight_var=2.0), ReLU(), Conv(3, stride=(2, 1, 2), padding_mode="circular"), ReLU(), Dense()
-    )
-    X = random_images(9, (2, 6, 7, 8))
-    assert error(Kernel(net, device=device, dtype=dtype)(X), reference.kernel(net, X)) < TOLERANCE[dtype]
-
-
-@each_device
-@each_dtype
-def test_signals(device, dtype):
-    net = Sequential(Conv(9, stride=3), ReLU(), Conv(16, dilation=2, padding="valid"), ReLU(), Dense())
-    X = random_images(9, (1, 400))
-    assert error(Kernel(net, device=device, dtype=dtype)(X), reference.kernel(net, X)) < TOLERANCE[dtype]
-
-
-@each_device
-@each_dtype
-def test_thousands_of_features(device, dtype):
-    X = random_images(9, (3072,))
-    net = zoo.dense_nngp(3)
+@pytest.mark.parametrize("name", SHAPES)
+def test_images_of_every_kind(device, dtype, name):
+    net, shape = SHAPES[name]
+    X = random_images(4, shape)
     assert error(Kernel(net, device=device, dtype=dtype)(X), reference.kernel(net, X)) < TOLERANCE[dtype]

@@ -160,6 +160,7 @@ def test_two_sets_of_different_images_are_refused():
         ({"dtype": int}, "dtype=<class 'int'> is not 'float32' or 'float64'"),
         ({"dtype": None}, "dtype=None is not 'float32' or 'float64'"),
         ({"dtype": 32}, "dtype=32 is not"),
+        ({"kind": "NTK"}, "kind='NTK' is not 'nngp', the kernel of the Gaussian process, or 'ntk'"),
         ({"threads": 0}, "threads=0 is not a positive integer or None"),
         ({"threads": -1}, "threads=-1 is not a positive integer"),
         ({"threads": 2.0}, "threads=2.0 is not a positive integer"),

@@ -29,17 +29,13 @@ from cnngp import (
 from cnngp.kernel.program import PIXELS, lower
 from cnngp.network import reference
 from helpers.examples import examples
+from helpers.kernels import error
 from helpers.networks import images, relu_like, smooth
 from helpers.pooled import pooled_networks
 
 C, R = Conv(3, weight_var=2.0, bias_var=0.1), ReLU()
 LENET = Sequential(C, R, AvgPool(2), C, R, AvgPool(2), Dense())
 GLOBAL = Sequential(C, R, C, R, GlobalAvgPool(), Dense())
-
-
-def error(K, R_):
-    assert np.isfinite(K).all()
-    return np.abs(K - R_).max() / np.abs(R_).max() if np.abs(R_).max() > 0 else np.abs(K).max()
 
 
 def check(net, shape, dtype, seed, tolerance):
@@ -131,13 +127,6 @@ def test_variances_come_before_what_reads_them():
     assert sum(op.src == PIXELS for op in program.ops) == 11 * 11
 
 
-def test_a_network_without_pools_has_the_program_it_always_had():
-    program = lower(Sequential(C, R, C, R, Dense()), (1, 6, 6))
-    assert program.input is not None
-    assert all(op.is_still and op.src >= 0 for op in program.ops)
-    assert len(program.ops) == 3
-
-
 def test_a_pool_of_one_location_is_no_pool():
     plain, pooled = Sequential(C, R, Dense()), Sequential(C, R, AvgPool(1), Dense())
     X = images((1, 5, 5), 3, 0)
@@ -165,19 +154,3 @@ def test_too_many_sums_of_sheets_are_refused_before_any_work():
     with pytest.raises(NetworkError, match=r"layers\[2\]: AvgPool.* on 9 × 6 × 7 adds up .* count_include_pad=True"):
         net.shapes((1, 9, 6, 7))
     assert net.shapes((1, 3, 3, 3)).output == ()
-
-
-def test_shifted_digits_are_alike_under_a_pool():
-    """What pooling is for: the correlation of an image with its copy two pixels to the side."""
-    rng = np.random.default_rng(0)
-    X = np.zeros((1, 1, 12, 12), np.float32)
-    X[0, 0, 3:8, 3:8] = rng.random((5, 5))
-    moved = np.roll(X, 2, axis=3)
-
-    def alike(net):
-        k = Kernel(net, device="cpu", dtype="float64")
-        return (k(X, moved) / k.diag(X)).item()
-
-    tail = [C, GELU()]
-    assert alike(Sequential(*tail, *tail, Dense())) < 0.9
-    assert alike(Sequential(*tail, *tail, GlobalAvgPool(), Dense())) > 0.999

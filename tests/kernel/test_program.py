@@ -1,4 +1,4 @@
-"""Lowering proved apart from any engine: programs run by an interpreter of their contract give the kernels."""
+"""Lowering: networks with something special about them give the right kernels, and programs are short."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
-from hypothesis import strategies as st
+from hypothesis import given
 
 from cnngp import (
     GELU,
@@ -18,8 +17,8 @@ from cnngp import (
     Dense,
     Erf,
     Identity,
+    Kernel,
     LeakyReLU,
-    NetworkError,
     ReLU,
     Sequential,
     Sin,
@@ -31,30 +30,16 @@ from cnngp.kernel.check import compare
 from cnngp.kernel.program import lower
 from cnngp.network import reference
 from helpers.examples import examples
-from helpers.networks import STEP, images, networks_with_shapes, relu_like, smooth
-from helpers.pooled import pooled_networks
-from helpers.program_oracle import error, interpret
+from helpers.kernels import error
+from helpers.networks import images, networks_with_shapes
 
 # ---- lowering ------------------------------------------------------------------------------------------------------
 
 
-@given(drawn=networks_with_shapes(st.one_of(relu_like, smooth), max_pixels=200), seed=st.integers(0, 10**6))
-@examples(120)
-def test_a_program_computes_the_kernel_of_its_network(drawn, seed):
-    net, shape = drawn
-    X = images(shape, 4, seed)
-    assert error(interpret(net, X), reference.kernel(net, X)) < 1e-12
-
-
-@given(drawn=pooled_networks(st.one_of(relu_like, smooth), max_elements=1500), seed=st.integers(0, 10**6))
-@examples(60)
-def test_a_program_of_sheets_computes_the_kernel_of_its_network(drawn, seed):
-    net, shape = drawn
-    X = images(shape, 3, seed)
-    assert error(interpret(net, X), reference.kernel(net, X)) < 1e-12
-
-
 SPECIAL = {
+    "resnet": zoo.resnet(8),
+    "convnet": zoo.convnet(),
+    "residual_cnn": zoo.residual_cnn(),
     "no operation at all": Dense(2.0),
     "a change of unit only": Sequential(Conv(1, weight_var=3.0), ReLU(), Dense(0.5)),
     "weights that are all zero": Sequential(Conv(3, weight_var=0.0), ReLU(), Dense()),
@@ -96,48 +81,24 @@ SPECIAL = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", SPECIAL)
-def test_lowering_is_right_for(name):
-    X = images((2, 5, 6), 4, 7)
-    assert error(interpret(SPECIAL[name], X), reference.kernel(SPECIAL[name], X)) < 1e-12
-
-
 # ---- the tangent kernel --------------------------------------------------------------------------------------------
 
 
-def assert_both(net, X):
+@pytest.mark.parametrize("name", SPECIAL)
+def test_lowering_is_right_for(name):
     """K to the last digits; Θ within four times what a unit in the last place of K after every layer moves it by: near
     correlation one the slope of a ReLU is that of a square root, and another square root may follow.
     """
-    K, T = interpret(net, X, "ntk")
-    assert error(K, reference.kernel(net, X)) < 1e-12
-    found = compare(net, X, T, np.dtype("float64"), "ntk")
-    if found is None:  # Θ is zero
-        assert not T.any()
-    else:
-        assert found.error <= 4.0 * max(found.bound, 1e-8)  # half an ulp of a correlation of one is 2e-9 at each ReLU
-
-
-@given(drawn=networks_with_shapes(st.one_of(relu_like, smooth), max_pixels=100), seed=st.integers(0, 10**6))
-@examples(40)
-def test_a_program_computes_the_tangent_kernel_too(drawn, seed):
-    assert_both(drawn[0], images(drawn[1], 4, seed))
-
-
-@given(drawn=pooled_networks(st.one_of(relu_like, smooth), max_elements=600), seed=st.integers(0, 10**6))
-@examples(30)
-def test_a_program_of_sheets_computes_the_tangent_kernel_too(drawn, seed):
-    assert_both(drawn[0], images(drawn[1], 3, seed))
-
-
-@pytest.mark.parametrize("name", [name for name in SPECIAL if name != "every nonlinearity"])
-def test_lowering_to_both_kernels_is_right_for(name):
-    assert_both(SPECIAL[name], images((2, 5, 6), 4, 7))
-
-
-@pytest.mark.parametrize("net", [zoo.resnet(8), zoo.residual_cnn(), zoo.convnet()], ids=["resnet", "resid", "convnet"])
-def test_the_papers_networks_are_lowered_rightly_to_both_kernels(net):
-    assert_both(net, images((1, 9, 8), 3, 0))
+    net, X = SPECIAL[name], images((2, 5, 6), 4, 7)
+    kernel = Kernel(net, device="cpu", dtype="float64", check=False)
+    assert error(kernel(X), reference.kernel(net, X)) < 1e-12
+    if name != "every nonlinearity":
+        T = kernel.both(X)[1]
+        found = compare(net, X, T, np.dtype("float64"), "ntk")
+        if found is None:  # Θ is zero
+            assert not T.any()
+        else:
+            assert found.error <= 4.0 * max(found.bound, 1e-8)  # half an ulp of a correlation of one is 2e-9 a ReLU
 
 
 def test_a_slope_stands_right_before_its_value_and_no_map_is_copied():
@@ -152,29 +113,6 @@ def test_a_slope_stands_right_before_its_value_and_no_map_is_copied():
         plain = sum(op.activation is None for op in without.ops)
         assert len(program.ops) <= len(without.ops) + len(slopes) + plain + 1
         assert len(program.buffers) <= 2 * len(without.buffers)
-
-
-def test_a_step_has_no_tangent_kernel_and_says_where_it_stands():
-    with pytest.raises(NetworkError, match=r"layers\[1\]: Step\(\) has no tangent kernel: its slope is zero almost"):
-        lower(Sequential(Conv(3), Step(), Dense()), (1, 4, 4), "ntk")
-
-
-@given(drawn=networks_with_shapes(st.just(STEP), max_pixels=100), seed=st.integers(0, 1000))
-@examples(30)
-def test_step_networks_are_lowered_rightly(drawn, seed):
-    net, shape = drawn
-    X = images(shape, 4, seed)
-    # θ near 0 or π has a square-root slope: one half-ulp of the correlation moves Step by 1e-8. Each further Step takes
-    # the root again: 1e-4 after two, 1e-2 after three, 1e-1 after four.
-    steps = repr(net).count("Step()")
-    assume(steps <= 4)  # beyond, the roots of a rounding are of order one
-    assert error(interpret(net, X), reference.kernel(net, X)) < (2e-8, 2e-8, 1e-4, 3e-2, 0.2)[steps]
-
-
-@pytest.mark.parametrize("net", [zoo.resnet(8), zoo.residual_cnn(), zoo.convnet()], ids=["resnet", "resid", "convnet"])
-def test_the_papers_networks_are_lowered_rightly(net):
-    X = images((1, 9, 8), 3, 0)
-    assert error(interpret(net, X), reference.kernel(net, X)) < 1e-12
 
 
 def test_a_program_does_not_depend_on_how_the_layers_are_nested():

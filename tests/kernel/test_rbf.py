@@ -82,21 +82,6 @@ def test_the_zoo_adds_the_two_kernels_of_the_convolutional_gp() -> None:
     np.testing.assert_allclose(reference.kernel(both, X), convolutional(X, 3, 2.0) + dense, rtol=1e-13)
 
 
-def test_a_small_pool_lets_neighbouring_patches_share_a_weight() -> None:
-    """pool=k: K = mean over windows of the mean over the pairs of patches inside a window."""
-    X = some_images(3, (1, 6, 6))
-    every = [patches(x, 3).reshape(4, 4, 9) for x in X]
-    windows = [[p[a : a + 2, b : b + 2].reshape(4, 9) for a in range(3) for b in range(3)] for p in every]
-    expected = [
-        [
-            np.mean([np.exp(-2.0 / 9 * squared_distances(P, Q)).mean() for P, Q in zip(p, q, strict=True)])
-            for q in windows
-        ]
-        for p in windows
-    ]
-    np.testing.assert_allclose(reference.kernel(zoo.conv_gp(3, gamma=2.0, pool=2), X), expected, rtol=1e-13)
-
-
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_close_copies_of_an_image_keep_their_distance(dtype: str) -> None:
     """exp(−x) near x = 0 is 1 − x: what is left of K₁ + K₂ − 2K is as exact as K itself, and V is never above 1."""
@@ -114,14 +99,6 @@ def test_close_copies_of_an_image_keep_their_distance(dtype: str) -> None:
     assert np.abs(K - np.exp(-gamma * distances)).max() < roundings
 
 
-def test_a_network_between_pixels_and_rbf_sees_its_own_covariance() -> None:
-    """Rbf stands behind any Gaussian map, and its unit holds γ: a gain below it must come out again."""
-    X = some_images(4, (2, 5, 5))
-    net = Sequential(Conv(3, weight_var=4.0, bias_var=0.5), Rbf(0.3), Conv(3, stride=2), Rbf(2.0), Dense(0.7, 0.1))
-    for dtype in ("float32", "float64"):
-        assert error(Kernel(net, device="cpu", dtype=dtype)(X), reference.kernel(net, X)) < 2 * TOLERANCE[dtype]
-
-
 @pytest.mark.parametrize("gamma", [0.0, -1.0, math.nan, math.inf, 1e40, "one", True])
 def test_what_is_no_gamma_is_refused(gamma: Any) -> None:
     with pytest.raises(NetworkError, match=r"Rbf: gamma="):
@@ -135,27 +112,3 @@ def test_what_the_zoo_cannot_make_is_refused() -> None:
         zoo.conv_gp(pool=0)
     with pytest.raises(NetworkError, match=r"pixel_var=0.5 needs pixel_gamma"):
         zoo.conv_gp(pixel_var=0.5)
-
-
-@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-6), ("float64", 1e-13)])
-def test_the_tangent_kernel_of_rbf_networks(dtype: str, tolerance: float) -> None:
-    X = some_images(4, (1, 6, 5))
-    for net in (zoo.rbf(3.0), zoo.conv_gp(3, 2.0, pixel_gamma=1.0, pixel_var=0.5)):
-        K = Kernel(net, device="cpu", dtype=dtype, kind="ntk")(X)
-        assert error(K, reference.kernel(net, X, kind="ntk")) < tolerance
-
-
-def test_the_derivative_by_gamma_is_that_of_differences() -> None:
-    """Both kernels of the convolutional GP: a lengthscale can be learned."""
-    X, h = some_images(4, (1, 6, 5)), 1e-5
-    G = np.random.default_rng(0).normal(size=(4, 4))
-    found = Kernel(zoo.conv_gp(3, 2.0, pixel_gamma=1.0), device="cpu", dtype="float64").gradient(X, None, G)
-
-    def moved(gamma: float, pixel_gamma: float) -> float:
-        return float((G * reference.kernel(zoo.conv_gp(3, gamma, pixel_gamma=pixel_gamma), X)).sum())
-
-    for name, high, low in (
-        ("branches[0].layers[1].gamma", moved(2.0 + h, 1.0), moved(2.0 - h, 1.0)),
-        ("branches[1].layers[1].gamma", moved(2.0, 1.0 + h), moved(2.0, 1.0 - h)),
-    ):
-        assert found[name] == pytest.approx((high - low) / (2.0 * h), rel=1e-6)

@@ -7,7 +7,7 @@ import pickle
 import numpy as np
 import pytest
 
-from cnngp import Conv, DataError, Dense, Elementwise, Erf, Kernel, ReLU, Sequential
+from cnngp import Conv, DataError, Dense, Erf, Kernel, ReLU, Sequential
 
 
 def digits_like(n=40, seed=0):
@@ -89,28 +89,3 @@ def test_gaussian_process_regressor_uses_it():
     fitted = GaussianProcessRegressor(both, random_state=0).fit(X[:30], y[:30])
     assert fitted.kernel_.theta.shape == (2,)
     assert ((fitted.predict(X[30:]) > 0.5) == y[30:]).all()
-
-
-def test_svc_and_kernel_ridge_use_it():
-    from sklearn.kernel_ridge import KernelRidge
-    from sklearn.svm import SVC
-
-    X, y = digits_like()
-    kernel = as_sklearn()
-    svc = SVC(kernel=kernel).fit(X[:30], y[:30])
-    assert (svc.predict(X[30:]) == y[30:]).all()
-    ridge = KernelRidge(alpha=1e-3, kernel=kernel).fit(X[:30], y[:30])
-    K = kernel(X[:30])  # sklearn calls kernel(X, X), which is seen to be one set
-    by_hand = kernel(X[30:], X[:30]) @ np.linalg.solve(K + 1e-3 * np.eye(30), y[:30])
-    np.testing.assert_allclose(ridge.predict(X[30:]), by_hand, rtol=1e-6, atol=1e-8)
-
-
-def test_grid_search_over_networks():
-    from sklearn.gaussian_process import GaussianProcessRegressor
-    from sklearn.model_selection import GridSearchCV
-
-    X, y = digits_like(20)
-    nets = [NET, Sequential(Dense(), Elementwise("tanh"), Dense())]
-    model = GaussianProcessRegressor(as_sklearn(dtype="float64"), alpha=1e-3)
-    search = GridSearchCV(model, {"kernel__network": nets}, cv=2).fit(X, y)
-    assert search.best_params_["kernel__network"] in nets

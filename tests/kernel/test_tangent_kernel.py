@@ -207,11 +207,6 @@ def test_both_kernels_of_one_pass_have_the_bits_of_each_alone(net, shape, dtype)
 NET = Sequential(Conv(3), ReLU(), Dense())
 
 
-def test_a_kind_is_one_of_two():
-    with pytest.raises(ValueError, match=r"kind='NTK' is not 'nngp', the kernel of the Gaussian process, or 'ntk'"):
-        Kernel(NET, kind="NTK")
-
-
 def test_a_step_is_refused_when_the_kernel_is_made_and_named():
     with pytest.raises(NetworkError, match=r"layers\[3\]: Step\(\) has no tangent kernel: its slope is zero almost"):
         Kernel(Sequential(Conv(3), ReLU(), Conv(3), Step(), Dense()), kind="ntk")
@@ -229,19 +224,6 @@ def test_the_kind_goes_where_the_kernel_goes():
     assert np.array_equal(rows(X.reshape(3, -1)), T.astype(np.float64))
     assert "ntk of" in repr(rows)
     assert not np.allclose(T, Kernel(NET, device="cpu")(X))
-
-
-def test_an_engine_that_is_wrong_is_found_out(monkeypatch, tmp_path):
-    """The comparison before the first matrix is with the tangent kernel's own reference."""
-    from cnngp import WrongKernelError
-    from cnngp.kernel.engines.cpu.engine import CpuEngine
-
-    monkeypatch.setenv("CNNGP_CACHE", str(tmp_path))
-    true = CpuEngine.symmetric
-    monkeypatch.setattr(CpuEngine, "symmetric", lambda self, *args: true(self, *args) * np.float32(1.001))
-    kernel = Kernel(Sequential(Conv(3, weight_var=1.23), ReLU(), Dense()), device="cpu", kind="ntk")
-    with pytest.raises(WrongKernelError, match="-ntk computes this network wrongly"):
-        kernel(images((1, 4, 4), 3, 0))
 
 
 def selu_slope(x):

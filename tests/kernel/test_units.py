@@ -29,8 +29,8 @@ from cnngp import (
 )
 from cnngp.network import reference
 from helpers.examples import examples
+from helpers.kernels import error
 from helpers.nonlinearities import ONE_OF_EACH
-from helpers.program_oracle import error
 
 
 def search_space_network(depth, last=8.5):
@@ -69,14 +69,6 @@ def test_what_is_large_only_inside_is_carried_in_float32(last):
     net, X = search_space_network(25, last=last), pixels()
     R = reference.kernel(net, X)
     assert R.max() / last > 1e58
-    assert error(Kernel(net, device="cpu")(X).astype(np.float64), R) < 1e-6
-
-
-def test_what_is_tiny_only_inside_is_carried_in_float32():
-    layers = [Conv(3, weight_var=1e-4), ReLU()] * 15
-    net, X = Sequential(*layers, Dense(1e60)), pixels()
-    R = reference.kernel(net, X)
-    assert R.max() < 1e-1
     assert error(Kernel(net, device="cpu")(X).astype(np.float64), R) < 1e-6
 
 
@@ -207,14 +199,3 @@ def test_blank_images_give_the_limit_and_never_nan(dtype, phi):
     np.testing.assert_allclose(K, reference.kernel(net, X), rtol=2e-6, atol=1e-12)
     with_bias = Sequential(Conv(3), ReLU(), Dense(1.0, 0.25))
     assert (Kernel(with_bias, device="cpu", dtype=dtype)(X)[:4] == 0.25).all()
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_partly_blank_images_agree_with_the_reference(dtype):
-    X = np.zeros((9, 1, 9, 9))
-    for i in range(9):
-        X[i, 0, i, : i + 1] = 1.0  # a stroke each, on rows of its own
-    R = reference.kernel(zoo.resnet(8), X)
-    assert error(Kernel(zoo.resnet(8), device="cpu", dtype=dtype)(X).astype(np.float64), R) < (
-        1e-6 if dtype == "float32" else 1e-12
-    )

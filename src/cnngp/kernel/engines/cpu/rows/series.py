@@ -182,7 +182,7 @@ def second_moment(s: float, panel: Any, packed: Any) -> Any:
 
 @inlined
 def write_entries(w: Any, s: float, entry: int, panel: Any, packed: Any, slopes: bool) -> None:
-    """A_j(s) into the table and, where asked for, s A_j'(s) behind them. See `hermite.evaluate`."""
+    """A_j(s) into the table and, where asked for, s A_j'(s) behind them."""
     p, t, per_s, power = panel
     even, count, far = (
         w.op[col.EVEN_TERMS],
