@@ -6,7 +6,7 @@ tile by tile. One output is done after the other, so that the memory does not gr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from torch import nn
 from torch.func import functional_call, grad, vmap
 
 from cnngp.common.arrays import DataError, as_real, to_numpy
+from cnngp.gp.linalg import blocks
 
 _BUDGET = {"cpu": 2**29, "cuda": 2**33}
 """Bytes of gradients alive at once."""
@@ -42,9 +43,9 @@ def kernel_of(module: Any, X: Any, Z: Any, kind: str, parametrization: str, tile
     size = tile or max(1, _BUDGET.get(x.device.type, _BUDGET["cuda"]) // (3 * numbers * x.element_size()))
     K = np.zeros((len(x), len(z)))
     for output in range(passes):
-        for a in _slices(len(x), size):
+        for a in blocks(len(x), size):
             left = rows(x[a], output)
-            for b in _slices(len(z), size):
+            for b in blocks(len(z), size):
                 if Z is None and b.start < a.start:
                     continue
                 right = left if Z is None and a == b else rows(z[b], output)
@@ -107,7 +108,3 @@ def _images(module: Any, X: Any, name: str) -> Any:
     if images.ndim < 2 or len(images) == 0 or images.is_complex():
         raise DataError(f"{name} of shape {tuple(images.shape)}: expected real images (N, C, …), at least one")
     return images.detach().to(dtype=like.dtype, device=like.device)
-
-
-def _slices(n: int, step: int) -> Iterator[slice]:
-    return (slice(i, min(i + step, n)) for i in range(0, n, step))

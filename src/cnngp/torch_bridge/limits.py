@@ -163,7 +163,7 @@ def check_limit(
         net: Network = network or model
     else:
         # The finite networks get the variances that were measured, from however few numbers.
-        net = network or import_module(model, images.shape[1:], Variances("measured", None, None), warn=False)
+        net = network or import_module(model, images.shape[1:], Variances(), warn=False)
     K = np.asarray(Kernel(net, device="cpu", dtype="float64")(images, progress=False))  # refuses before the long work
     if isinstance(model, Network):
         x = torch.as_tensor(images, dtype=torch.float32, device=device)

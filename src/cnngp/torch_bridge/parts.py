@@ -38,6 +38,16 @@ NAMED: dict[str, Callable[[Any], Any]] = {
 }
 # fmt: on
 """PyTorch's own form of the named functions of `Elementwise`."""
+_PLAIN: dict[type, Callable[[Any], Any]] = {
+    Erf: torch.erf,
+    Abs: torch.abs,
+    Sin: torch.sin,
+    Cos: torch.cos,
+    Sign: torch.sign,
+    GELU: F.gelu,
+    SquaredReLU: lambda x: torch.relu(x).square(),
+    Step: lambda x: (x > 0).to(x.dtype),
+}
 
 
 class _Through(torch.autograd.Function):  # type: ignore[misc]
@@ -61,22 +71,14 @@ class _Through(torch.autograd.Function):  # type: ignore[misc]
 
 def torch_function(layer: Nonlinearity) -> Callable[[Any], Any]:
     """The nonlinearity as a function of a tensor. It makes a new tensor."""
+    if type(layer) in _PLAIN:
+        return _PLAIN[type(layer)]
     match layer:
         case ReLU():
             gain = layer.gain
             return torch.relu if gain == 1.0 else lambda x: torch.relu(x).mul_(gain)
         case LeakyReLU():
             return lambda x: F.leaky_relu(x, layer.slope)
-        case Erf():
-            return torch.erf  # type: ignore[no-any-return]
-        case Abs():
-            return torch.abs  # type: ignore[no-any-return]
-        case Step():
-            return lambda x: (x > 0).to(x.dtype)
-        case Sin():
-            return torch.sin  # type: ignore[no-any-return]
-        case Cos():
-            return torch.cos  # type: ignore[no-any-return]
         case Rbf():
             a = math.sqrt(2.0 * layer.gamma)  # sin(az) + cos(az) = √2 sin(az + π/4)
             return lambda x: torch.sin(x * a + math.pi / 4.0).mul_(math.sqrt(2.0))
@@ -84,12 +86,6 @@ def torch_function(layer: Nonlinearity) -> Callable[[Any], Any]:
             return lambda x: _normalized_exp(x, math.sqrt(layer.gamma))
         case LayerNorm():
             return lambda x: x * _inverse_scale(x, layer.eps)
-        case Sign():
-            return torch.sign  # type: ignore[no-any-return]
-        case SquaredReLU():
-            return lambda x: torch.relu(x).square()
-        case GELU():
-            return F.gelu
         case Elementwise():
             if isinstance(layer.fn, str) and layer.fn in NAMED:
                 return NAMED[layer.fn]
@@ -135,24 +131,13 @@ class Broadcast(nn.Module):  # type: ignore[misc]
     def __init__(self, channels: int, out_channels: int) -> None:
         super().__init__()
         self.channels, self.out_channels = channels, out_channels
-        self.source: Any
-        self.scale: Any
-        self.register_buffer("source", torch.empty(out_channels, dtype=torch.int64), persistent=False)
-        self.register_buffer("scale", torch.empty(out_channels, dtype=torch.float64), persistent=False)
-        self.reset()
-
-    def reset(self) -> None:
-        """Fill the buffers, which are empty after a module came off the meta device."""
-        with torch.device("cpu"):
-            source = torch.arange(self.out_channels) % self.channels
-            copies = torch.bincount(source, minlength=self.channels)[source].to(torch.float64)
-        self.source = source.to(self.source.device)
-        # Each output channel copies one, with √(C_out/(C·n_c)) for one that is copied n_c times.
-        self.scale = torch.sqrt(max(self.out_channels, self.channels) / (self.channels * copies)).to(self.scale)
 
     def forward(self, x: Any) -> Any:
-        scale = self.scale.to(x.dtype).reshape(-1, *[1] * (x.ndim - 2))
-        return x[:, self.source] * scale
+        source = torch.arange(self.out_channels, device=x.device) % self.channels
+        copies = (self.out_channels - 1 - source) // self.channels + 1
+        # Each output channel copies one, with √(C_out/(C·n_c)) for one that is copied n_c times.
+        scale = torch.sqrt(max(self.out_channels, self.channels) / (self.channels * copies.double())).to(x.dtype)
+        return x[:, source] * scale.reshape(-1, *[1] * (x.ndim - 2))
 
     def extra_repr(self) -> str:
         return f"{self.channels}, {self.out_channels}"

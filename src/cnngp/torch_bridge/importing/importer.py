@@ -71,7 +71,7 @@ class Explanation:
 
 
 def explain_module(module: Any, input_shape: Sequence[int], allow_non_gaussian: bool) -> Explanation:
-    reader = _Reader(module, Variances("measured", None, None), allow_non_gaussian, input_shape)
+    reader = _Reader(module, Variances(), allow_non_gaussian, input_shape)
     problem, net = "", None
     try:
         net = reader.network()

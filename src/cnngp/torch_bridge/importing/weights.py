@@ -27,6 +27,7 @@ _SURE = 5.0
 """√n·|mean|/RMS of n independent symmetric numbers is larger than this with probability at most 2·exp(−5²/2)."""
 _MATTERS = 0.01
 """The least share of a layer's variance that a mean makes before anybody has to hear of it."""
+_WORDS = {"weight": "weights", "bias": "biases"}
 
 
 class Variances:
@@ -34,46 +35,41 @@ class Variances:
     are from it, `"drawn"` as `sample_network` drew them, so that a round trip is exact; or as the user says.
     """
 
-    def __init__(self, source: str, weight_var: Given, bias_var: Given) -> None:
+    def __init__(self, source: str = "measured", weight_var: Given = None, bias_var: Given = None) -> None:
         if source not in SOURCES:
             raise NetworkError(f"variances={source!r} is not one of {', '.join(map(repr, SOURCES))}")
         self.source = source
-        self.given = {"weight_var": weight_var, "bias_var": bias_var}
+        self.given = {"weight": weight_var, "bias": bias_var}
         self.seen: set[str] = set()
-        self.few: dict[str, dict[str, int]] = {"weight_var": {}, "bias_var": {}}
+        self.few: dict[str, dict[str, int]] = {"weight": {}, "bias": {}}
         """Of each layer whose variance was measured from few numbers, how many."""
 
     def of(self, name: str, module: Any, fan_in: int) -> tuple[float, float, FanIn]:
         """(weight_var, bias_var, fan_in convention) of the layer `name`."""
         self.seen.add(name)
         drawn: Any = getattr(module, "cnngp_layer", None)
-        convention: FanIn = "patch"
-        if self.source == "drawn":
-            if drawn is None:
-                raise NetworkError(f"{name}: variances='drawn' needs a module made by sample_network; use 'measured'")
-            convention = "patch" if isinstance(drawn, Dense) else drawn.fan_in
+        if self.source == "drawn" and drawn is None:
+            raise NetworkError(f"{name}: variances='drawn' needs a module made by sample_network; use 'measured'")
+        convention: FanIn = drawn.fan_in if self.source == "drawn" and not isinstance(drawn, Dense) else "patch"
         plain = plain_weights(module)
-        weight = self._given("weight_var", name)
-        if weight is None:
-            weight = drawn.weight_var if self.source == "drawn" else self._found("weight_var", name, plain, fan_in)
-        bias = self._given("bias_var", name)
-        if "bias" not in plain:
-            if isinstance(self.given["bias_var"], Mapping) and bias:
-                raise NetworkError(f"{name}: bias_var={bias} is given for it, but it has no bias")
-            bias = 0.0
-        elif bias is None:
-            bias = drawn.bias_var if self.source == "drawn" else self._found("bias_var", name, plain, 1)
-        return float(weight), float(bias), convention
-
-    def _given(self, which: str, name: str) -> float | None:
-        given = self.given[which]
-        return given.get(name) if isinstance(given, Mapping) else given
+        found = []
+        for which, terms in (("weight", fan_in), ("bias", 1)):
+            given = self.given[which]
+            value = given.get(name) if isinstance(given, Mapping) else given
+            if which not in plain:
+                if isinstance(given, Mapping) and value:
+                    raise NetworkError(f"{name}: bias_var={value} is given for it, but it has no bias")
+                value = 0.0
+            elif value is None:
+                here = self.source == "drawn"
+                value = getattr(drawn, f"{which}_var") if here else self._found(which, name, plain, terms)
+            found.append(float(value))
+        return found[0], found[1], convention
 
     def _found(self, which: str, name: str, plain: dict[str, Any], terms: int) -> float:
         """The variance times `terms`, by the initial law or from the numbers themselves."""
-        tensor = plain[which.removesuffix("_var")]
-        shape = plain["weight"].shape
-        bound = 1.0 / math.sqrt(max(1, math.prod(shape[1:])))  # reset_parameters: uniform on ±1/√fan-in
+        tensor = plain[which]
+        bound = 1.0 / math.sqrt(max(1, math.prod(plain["weight"].shape[1:])))  # uniform on ±1/√fan-in
         if self.source == "initial" and (tensor.device.type == "meta" or _is_uniform(tensor, bound)):
             return terms * bound**2 / 3.0
         if tensor.device.type == "meta":
@@ -85,27 +81,16 @@ class Variances:
         if not math.isfinite(square):
             raise Refused(f"its {_WORDS[which]} are not finite")
         if square > 0.0:
-            self._check(which, name, values, math.sqrt(square), terms)
+            told = _not_drawn(values, math.sqrt(square), terms)
+            if told:
+                words = _WORDS[which]
+                raise Refused(
+                    f"its {words} {told}, and the limit is of independent {words} about zero; initialise it "
+                    f"otherwise, or give the variance that they are to have, {which}_var={{{name!r}: …}}"
+                )
             if len(values) < FEW:
                 self.few[which][name] = len(values)
         return terms * square
-
-    def _check(self, which: str, name: str, values: Any, rms: float, terms: int) -> None:
-        """Numbers that are not independent draws about zero are refused, as far as they show it."""
-        mean, n, words = float(values.mean()), len(values), _WORDS[which]
-        if n > 1 and bool((values == values[0]).all()):
-            told = f"its {words} are all {float(values[0]):.6g}"
-        elif int((values == 0.0).sum()) > n / 2:
-            told = f"more than half of its {words} are exactly 0"
-        else:
-            one_sign = n > 17 and bool((values.sign() == values[0].sign()).all())
-            if terms * (mean / rms) ** 2 < _MATTERS or (math.sqrt(n) * abs(mean) < _SURE * rms and not one_sign):
-                return
-            told = f"its {words} have a mean of {mean:.4g} beside a root mean square of {rms:.4g}"
-        raise Refused(
-            f"{told}, and the limit is of independent {words} about zero; initialise it otherwise, or give "
-            f"the variance that they are to have, {which}={{{name!r}: …}}"
-        )
 
     def check_all_used(self) -> None:
         """A name that no layer has is a typing error, not a wish."""
@@ -113,14 +98,14 @@ class Variances:
             unknown = sorted(set(given) - self.seen) if isinstance(given, Mapping) else []
             if unknown:
                 raise NetworkError(
-                    f"{which} names {', '.join(map(repr, unknown))}, but the layers with weights are "
+                    f"{which}_var names {', '.join(map(repr, unknown))}, but the layers with weights are "
                     f"{', '.join(map(repr, sorted(self.seen)))}"
                 )
 
     def warning(self) -> str:
         """What to say of variances that were measured from few numbers, or ""."""
         told = [
-            f"{which} of {', '.join(f'{name!r} ({n})' for name, n in names.items())}"
+            f"{which}_var of {', '.join(f'{name!r} ({n})' for name, n in names.items())}"
             for which, names in self.few.items()
             if names
         ]
@@ -133,7 +118,17 @@ class Variances:
         )
 
 
-_WORDS = {"weight_var": "weights", "bias_var": "biases"}
+def _not_drawn(values: Any, rms: float, terms: int) -> str:
+    """How numbers show that they are no independent draws about zero, or ""."""
+    mean, n = float(values.mean()), len(values)
+    if n > 1 and bool((values == values[0]).all()):
+        return f"are all {float(values[0]):.6g}"
+    if int((values == 0.0).sum()) > n / 2:
+        return "are more than half exactly 0"
+    one_sign = n > 17 and bool((values.sign() == values[0].sign()).all())
+    if terms * (mean / rms) ** 2 < _MATTERS or (math.sqrt(n) * abs(mean) < _SURE * rms and not one_sign):
+        return ""
+    return f"have a mean of {mean:.4g} beside a root mean square of {rms:.4g}"
 
 
 def plain_weights(module: Any) -> dict[str, Any]:

@@ -64,8 +64,6 @@ def build_finite(
     module = module.to_empty(device=device).to(dtype)
     stds: dict[str, float] = {}
     for name, part in module.named_modules():
-        if isinstance(part, Broadcast):
-            part.reset()
         for which, std in builder.stds.get(part, {}).items():
             stds[f"{name}.{which}"] = std
     return Finite(module, stds, outputs)

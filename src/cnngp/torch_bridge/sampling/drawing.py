@@ -6,7 +6,7 @@ alone, so the batch changes nothing but the order of rounding.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch
 from torch.func import functional_call
 
 from cnngp.common.checks import is_whole
+from cnngp.gp.linalg import blocks
 from cnngp.network.layers import NetworkError
 
 from ..importing.trace import BATCH, Value, trace
@@ -117,14 +118,14 @@ def outputs_of_many(
     networks, rows = _sizes(finite, images, batch)
 
     def run(parameters: dict[str, Any], x: Any) -> Any:
-        return functional_call(finite.module, parameters, (x,))
+        return functional_call(finite.module, parameters, (x.clone(),))  # forward may write into its input
 
     def run_all(weights: dict[str, Any], x: Any) -> Any:
         try:
-            return torch.vmap(run, in_dims=(0, None))(weights, x.clone())  # forward may write into its input
+            return torch.vmap(run, in_dims=(0, None))(weights, x)
         except RuntimeError:  # vmap lacks some calls, such as those with out=; what else is wrong is wrong again
             count = len(next(iter(weights.values())))
-            return torch.stack([run({name: w[i] for name, w in weights.items()}, x.clone()) for i in range(count)])
+            return torch.stack([run({name: w[i] for name, w in weights.items()}, x) for i in range(count)])
 
     # Results stay on the device until the end, so that a card never waits to hand them over.
     result = torch.empty(samples, len(images), finite.outputs, dtype=images.dtype, device=images.device)
@@ -132,7 +133,7 @@ def outputs_of_many(
         for first in range(0, samples, networks):
             now = range(first, min(first + networks, samples))
             weights = finite.weights(torch.stack([draw(finite.numbers, (*key, i), images.device) for i in now]))
-            for part in _slices(len(images), rows):
+            for part in blocks(len(images), rows):
                 y = run_all(weights, images[part])
                 result[first : first + len(now), part] = y.reshape(len(now), -1, finite.outputs)
             if progress is not None:
@@ -152,7 +153,3 @@ def _sizes(finite: Finite, images: Any, batch: int | None) -> tuple[int, int]:
     if batch is not None and batch < 1:
         raise NetworkError(f"batch={batch}: at least one network at a time")
     return batch or fitting, rows
-
-
-def _slices(n: int, step: int) -> Iterator[slice]:
-    return (slice(i, min(i + step, n)) for i in range(0, n, step))
