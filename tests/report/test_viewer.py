@@ -283,7 +283,7 @@ def test_a_person_looks_draws_and_decides(answers: Answers, tmp_path: Path) -> N
     assert seen["dropped"] == str(DIGITS.y[0])
     assert seen["bars"] == 10
     assert seen["novelty"].endswith("of the training images have a nearer one")
-    assert seen["region"] == f"right for 90 % of such images: {DIGITS.y[0]}"
+    assert seen["region"] == f"{DIGITS.y[0]} holds the class of 90 % of such images"
     assert seen["wide"] is False
     assert "3 decided" in seen["progress"]
     rows = [s["row"] for s in answers.suspects[:3]]

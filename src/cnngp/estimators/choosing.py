@@ -105,11 +105,10 @@ class Choice:
     def reason(self) -> str:
         if not self.compared:
             return "the usual one for images of this size and number"
-        others = ", ".join(map(str, self.compared[1:4]))
-        return (
-            f"the best of {len(self.compared)} by leave-one-out on {self.images:,} images: "
-            f"{self.compared[0].loss:.3f} nats an image, then {others}"
-        )
+        loss, others = f"{self.compared[0].loss:.3f} nats an image", ", ".join(map(str, self.compared[1:4]))
+        if not others:
+            return f"the only one that is affordable: {loss} by leave-one-out on {self.images:,} images"
+        return f"the best of {len(self.compared)} by leave-one-out on {self.images:,} images: {loss}, then {others}"
 
     def better(self, seconds: float | None = None) -> str:
         """What more effort would take."""

@@ -23,9 +23,15 @@ def answers(model: Any, X: NDArray[Any], coverage: float | None = None, voices: 
     With a `coverage` also `set`, the classes that it may have, or `interval`, where its number lies: None at an end
     that too few training images leave open. See `predict_set` and `predict_interval`.
     """
-    tell = _classes if isinstance(model, GPClassifier) else _numbers
     for start in range(0, len(X), _BLOCK):
-        yield from tell(model, *kernels(model, X[start : start + _BLOCK]), coverage, voices)
+        yield from told(model, *kernels(model, X[start : start + _BLOCK]), coverage, voices)
+
+
+def told(
+    model: Any, K: NDArray[Any], diagonal: NDArray[Any], coverage: float | None = None, voices: int = 5
+) -> Iterator[dict[str, Any]]:
+    """The same from K(images, training) and k(x, x)."""
+    return (_classes if isinstance(model, GPClassifier) else _numbers)(model, K, diagonal, coverage, voices)
 
 
 def kernels(model: Any, X: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:

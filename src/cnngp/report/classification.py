@@ -16,7 +16,7 @@ from cnngp.estimators.classifier import GPClassifier
 from cnngp.gp import calibration
 
 from . import plots, web_page
-from .evaluation import Evaluation, Picture, counted, kernel_figure, likelihood, word
+from .evaluation import TRIED, Evaluation, Picture, counted, kernel_figure, likelihood, word
 from .pictures import grid
 
 CLEAR = 0.6
@@ -94,7 +94,7 @@ class Classes(Evaluation):
         """Wrong predictions, the most certain first, with the training images that contribute most."""
         rows = np.flatnonzero(self.P.argmax(1) != self.codes)
         rows = rows[np.argsort(-self.P.max(1)[rows], kind="stable")][:_PICTURES]
-        return self._explained(self._pictures(rows), self.data.X_test[rows], "for")
+        return self._explained(self._pictures(rows), rows, "for")
 
     def _suspect(self) -> tuple[Picture, ...]:
         """The first of the suspect labels; what is predicted is what the others propose."""
@@ -121,7 +121,8 @@ class Classes(Evaluation):
         if self.model.gp_.exact is None or not self.loo_images:
             return []
         p = left_out_p_values(self._left_mean, self.loo_codes)
-        rows, kernels = self._tried() if self.tested else (slice(0), {})
+        rows = slice(TRIED if self.tested else 0)
+        kernels = self._of_test(rows) if self.tested else {}
         found = []
         for coverage in COVERAGES:
             of = {"asked": coverage, "leave_one_out": _sizes(p > 1.0 - coverage + 1e-9, self.loo_codes), "test": None}

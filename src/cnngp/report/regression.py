@@ -17,7 +17,7 @@ from cnngp.datasets.dataset import Dataset
 from cnngp.estimators.regressor import GPRegressor
 
 from . import plots, web_page
-from .evaluation import Evaluation, Picture, counted, kernel_figure, likelihood, word
+from .evaluation import TRIED, Evaluation, Picture, counted, kernel_figure, likelihood, word
 from .pictures import grid
 
 Floats = NDArray[np.float64]
@@ -90,8 +90,8 @@ class Numbers(Evaluation):
         self.uncertain = self._pictures(np.argsort(-self.std, kind="stable")) if self.tested else ()
         self.suspect = self._suspect()
 
-    def _predict(self, X: Any) -> tuple[Floats, Floats]:
-        found: tuple[Floats, Floats] = self.model.predict(X, return_std=True, noise=True)
+    def _predict(self, X: Any = None, **kernels: Any) -> tuple[Floats, Floats]:
+        found: tuple[Floats, Floats] = self.model.predict(X, return_std=True, noise=True, **kernels)
         return found
 
     # ---- images worth a look -------------------------------------------------------------------------------------
@@ -126,7 +126,7 @@ class Numbers(Evaluation):
         off = np.abs(self.y - self.mean) / np.maximum(self.std, np.finfo(np.float64).tiny)
         rows = np.argsort(-off, kind="stable")[:_PICTURES]
         pictures = self._pictures(rows)
-        return self._explained(pictures, self._of(rows)[0], "near") if self.tested else pictures
+        return self._explained(pictures, rows, "near") if self.tested else pictures
 
     def _suspect(self) -> tuple[Picture, ...]:
         """The first of the suspect numbers; what is predicted is what the others propose."""
@@ -155,7 +155,8 @@ class Numbers(Evaluation):
 
     @functools.cached_property
     def _intervals(self) -> list[dict[str, Any]]:
-        rows, kernels = self._tried() if self.tested and self.model.gp_.exact is not None else (slice(0), {})
+        rows, exact = slice(TRIED), self.model.gp_.exact
+        kernels = self._of_test(rows) if self.tested and exact is not None else {}
         found = []
         for coverage in COVERAGES:
             bars = float((self._scores <= ndtri(0.5 + 0.5 * coverage)).mean())
