@@ -10,7 +10,7 @@ from scipy.ndimage import gaussian_filter
 
 from cnngp.common.arrays import DataError
 from cnngp.datasets.augmentation import flipped
-from cnngp.datasets.preparation import NAMED, Chain, Normalised, PatchWhitening, Zca, as_preparation
+from cnngp.datasets.preparation import NAMED, Chain, Normalised, PatchWhitening, Standardised, Zca, as_preparation
 from cnngp.kernel.symmetry import maps_of
 
 RNG = np.random.default_rng(0)
@@ -170,3 +170,16 @@ def test_a_preparation_is_a_transformer_whose_state_can_be_kept(name: str) -> No
         with pytest.raises(ValueError, match="for images of"):
             as_preparation(name).restored({key: array[:-1]}, X.shape[1:])
     assert isinstance(as_preparation((name, "plain")), Chain)
+
+
+def test_features_are_standardised_by_training_images() -> None:
+    X, other = colour_images(40) * 7 + 3, colour_images(5)
+    X[:, 0, 0, 0] = 4.0  # does not differ: becomes 0
+    seen = Standardised().fit(X)
+    expected = (X - X.mean(0)) / np.where(X.std(0) > 1e-9, X.std(0), np.inf)
+    np.testing.assert_allclose(seen.transform(X), expected, atol=1e-12)
+    np.testing.assert_allclose(
+        seen.transform(other)[:, 1], ((other - X.mean(0)) / X.std(0).clip(1e-9))[:, 1], atol=1e-9
+    )
+    with pytest.raises(DataError, match=r"this Standardised was fitted to \(3, 4, 4\)"):
+        seen.transform(X[:, :1])
