@@ -18,9 +18,6 @@ from cnngp.common.arrays import to_numpy
 from cnngp.common.devices import Device, array_module
 from cnngp.common.errors import ModelFileError, one_line
 from cnngp.datasets.preparation import as_preparation
-from cnngp.gp.exact import ExactGP
-from cnngp.gp.inducing import InducingGP
-from cnngp.gp.iterative import IterativeGP
 from cnngp.gp.posterior import Posterior
 from cnngp.kernel.kernel import Kernel
 
@@ -39,7 +36,6 @@ Estimator = TypeVar("Estimator", bound="GPEstimator")
 # Parameters that belong to a machine, a place or a data set and not to the model, and those that the recipe replaces.
 _NOT_SAVED = ("network", "device", "store", "inducing", "learn", "effort", "preparation", "noise")
 _LONGEST = 300  # letters of a message about a file's content
-KINDS: dict[str, type[Posterior]] = {gp.kind: gp for gp in (ExactGP, IterativeGP, InducingGP)}
 
 # The axes of every array, by letters that mean one size each: I training images, N points, C outputs, S points with
 # leave-one-out predictions, T entries of the triangle of an N × N matrix. "?" may be missing; "*" is one more axis.
@@ -200,8 +196,13 @@ def _kernel(
 
 
 def _posterior(header: dict[str, Any], arrays: dict[str, Array], images: int, points: int, xp: Any) -> Posterior:
+    from cnngp.gp.exact import ExactGP
+    from cnngp.gp.inducing import InducingGP
+    from cnngp.gp.iterative import IterativeGP
+
     kind = header["posterior"]
-    if kind not in KINDS:
+    kinds: dict[str, type[Posterior]] = {gp.kind: gp for gp in (ExactGP, IterativeGP, InducingGP)}
+    if kind not in kinds:
         raise ValueError(f"a posterior of the kind {one_line(kind)[:50]!r}")
     if kind != "inducing" and points != images:
         raise ValueError(f"{images} images for {points} points")
@@ -209,7 +210,7 @@ def _posterior(header: dict[str, Any], arrays: dict[str, Array], images: int, po
         if isinstance(value, float) and not math.isfinite(value) and name != "residual":
             raise ValueError(f"{name} is {value}")
     _check_shapes(kind, arrays, images, points)
-    return KINDS[kind].restored(header["state"], arrays, xp)
+    return kinds[kind].restored(header["state"], arrays, xp)
 
 
 def _check_shapes(kind: str, arrays: dict[str, Array], images: int, points: int) -> None:

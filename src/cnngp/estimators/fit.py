@@ -22,7 +22,6 @@ from cnngp.kernel.kernel import Kernel
 from cnngp.matrix.store.places import child
 from cnngp.network.layers import Network
 
-from .added import AddedImages
 from .certificate import Checked, FitReport, certify
 from .choosing import Choice
 from .door import checked_diagonal
@@ -194,6 +193,8 @@ class Fit:
         self, images: Array, y: Array, Y: Floats, names: Array | None, noise: Array | None, new_outputs: Sequence[int]
     ) -> Fit:
         """The fit to more images, with labels or targets `y` as outputs `Y`; `new_outputs` were not there before."""
+        from .added import AddedImages
+
         kernel, X, report = self.only_kernel, self.X, self.report
         assert X is not None
         posterior = copy.copy(self.posterior)

@@ -17,11 +17,9 @@ from cnngp.common.devices import ActualDevice, array_module, output_on
 from cnngp.common.progress import progress_bar
 from cnngp.gp.checks import as_matrix, float64_buffer
 from cnngp.gp.exact import ExactGP, Noise
-from cnngp.gp.iterative import IterativeGP
 from cnngp.gp.noise import searched_points
 from cnngp.gp.posterior import Posterior
 from cnngp.gp.solving import Method, choose_method
-from cnngp.gp.solving.matrices import SymmetricMatrix
 from cnngp.kernel.kernel import Kernel
 from cnngp.matrix.store.spec import OtherMatrixError
 
@@ -30,8 +28,6 @@ from .certificate import Checked, certify, checked_sample
 from .choosing import Choice, Tell, choose
 from .door import ONLY_EXACT, Training
 from .fit import Fit
-from .inducing_fit import fit_with_pilot
-from .inducing_images import Source, asked_for
 from .kernels import RecipeKernel, kernel_of, unit_of
 from .labels import Targets
 from .learning import Learned, Problem, balanced, learned
@@ -244,6 +240,9 @@ def _exact(
                 loss=targets.loss,
             )
     else:
+        from cnngp.gp.iterative import IterativeGP
+        from cnngp.gp.solving.matrices import SymmetricMatrix
+
         posterior = IterativeGP(
             SymmetricMatrix(K),
             Y,
@@ -310,6 +309,9 @@ def _inducing(
     request: Request, kernel: RecipeKernel, images: Images, targets: Targets, groups: Groups, noise: Noise
 ) -> Fit:
     """The posterior through inducing images, with its measured distance from the exact one."""
+    from .inducing_fit import fit_with_pilot
+    from .inducing_images import Source, asked_for
+
     source = Source(images, kernel)
     asked = asked_for(source, request.inducing)
     compiling = 0.0 if request.store is not None else kernel.prepare(images.at(slice(0, 2)))
