@@ -19,7 +19,7 @@ import numpy as np
 
 from cnngp import AvgPool, Conv, Dense, Kernel, Network, ReLU, Sequential, datasets, zoo
 from cnngp.gp.exact import ExactGP
-from cnngp.gp.jitter import JitterWarning
+from cnngp.gp.linalg import JitterWarning
 
 NETWORKS: dict[str, Network] = {
     "resnet(32)": zoo.resnet(32),

@@ -20,7 +20,7 @@ from cnngp.common.devices import output_on
 from cnngp.datasets.dataset import Dataset
 from cnngp.estimators.classifier import GPClassifier
 from cnngp.gp.exact import ExactGP
-from cnngp.gp.jitter import JitterWarning
+from cnngp.gp.linalg import JitterWarning
 from cnngp.gp.line_search import minimised
 from cnngp.kernel.kernel import Kernel
 from cnngp.network import zoo

@@ -110,7 +110,7 @@ def _errors(kernel: Kernel, K: Any, K_test: Any, y: Any, y_test: Any) -> dict[st
     values = {
         "test_error": percent(wrong),
         "loo_error": percent(clf.loo_predictions_ != y),
-        "noise": clf.gp_.record.noise / float(K.diagonal().mean()),
+        "noise": clf.gp_.noise / float(K.diagonal().mean()),
         "jitter": clf.fit_report_.jitter,
         "verdict": clf.fit_report_.verdict,
     }

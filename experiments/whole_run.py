@@ -34,8 +34,7 @@ def whole_run(request: dict[str, Any]) -> dict[str, Any]:
         from cnngp.common.devices import output_on
         from cnngp.datasets import sets as datasets
         from cnngp.gp.checks import float64_buffer
-        from cnngp.gp.jitter import factorised
-        from cnngp.gp.linalg import blocks, namespace
+        from cnngp.gp.linalg import blocks, factorised, namespace
         from cnngp.kernel.kernel import Kernel
         from cnngp.network.zoo import resnet
         from cnngp.paper.common import percent, wait

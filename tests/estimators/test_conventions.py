@@ -34,7 +34,7 @@ CHOSEN = "the noise is chosen by leave-one-out, in which repeated images are lef
         {"check_sample_weight_equivalence_on_dense_data": CHOSEN} if model.noise is None else {}
     ),
 )
-@pytest.mark.filterwarnings("ignore::cnngp.gp.jitter.JitterWarning")
+@pytest.mark.filterwarnings("ignore::cnngp.gp.linalg.JitterWarning")
 def test_scikit_learn_conventions(estimator: Any, check: Any) -> None:
     check(estimator)
 

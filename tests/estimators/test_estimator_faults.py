@@ -15,7 +15,7 @@ from cnngp import Conv, Dense, GPClassifier, GPRegressor, Kernel, ReLU, Sequenti
 from cnngp.common.arrays import DataError
 from cnngp.common.errors import ModelFileError
 from cnngp.gp import calibration
-from cnngp.gp.jitter import JitterWarning
+from cnngp.gp.linalg import JitterWarning
 
 NET = Sequential(Conv(3, bias_var=0.1), ReLU(), Dense())
 DATA = datasets.digits().take(300, 200)

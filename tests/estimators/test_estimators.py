@@ -17,7 +17,7 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from cnngp import Conv, Dense, GPClassifier, GPRegressor, Kernel, Sequential, Sum, zoo
 from cnngp.common import memory
 from cnngp.common.arrays import CheckedImages, DataError, as_images
-from cnngp.gp.jitter import JitterWarning
+from cnngp.gp.linalg import JitterWarning
 from cnngp.network.layers import Identity
 from helpers.estimators import DATA, NET
 

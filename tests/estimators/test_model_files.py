@@ -15,7 +15,7 @@ import pytest
 from cnngp import Dense, GPClassifier, GPRegressor, Kernel, ReLU, Sequential
 from cnngp.common import files as persistence
 from cnngp.common.errors import ModelFileError
-from cnngp.gp.jitter import JitterWarning
+from cnngp.gp.linalg import JitterWarning
 from cnngp.network.layers import Elementwise
 from helpers.estimators import DATA, NET
 

@@ -13,8 +13,7 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 from cnngp.gp import linalg
 from cnngp.gp.checks import MatrixError
 from cnngp.gp.exact import ExactGP, posterior_samples
-from cnngp.gp.jitter import JitterWarning
-from cnngp.gp.linalg import Factor, NotPositiveDefinite
+from cnngp.gp.linalg import Factor, JitterWarning, NotPositiveDefinite
 from helpers import fake_cupy
 
 RNG = np.random.default_rng(0)

@@ -12,7 +12,7 @@ import pytest
 from cnngp import Kernel, datasets, zoo
 from cnngp.gp import solve
 from cnngp.gp.exact import ExactGP
-from cnngp.gp.jitter import JitterWarning
+from cnngp.gp.linalg import JitterWarning
 from cnngp.gp.solving import ConvergenceWarning
 from cnngp.gp.solving.conjugate import Nystrom, RoughFactor
 from cnngp.gp.solving.matrices import SymmetricMatrix

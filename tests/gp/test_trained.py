@@ -14,7 +14,7 @@ from cnngp import Conv, Dense, ReLU, Sequential
 from cnngp.gp import trained_ensemble
 from cnngp.gp.checks import MatrixError
 from cnngp.gp.exact import ExactGP
-from cnngp.gp.jitter import JitterWarning
+from cnngp.gp.linalg import JitterWarning
 from cnngp.network import reference
 
 NET = Sequential(Conv(3), ReLU(), Conv(3), ReLU(), Dense(bias_var=0.1))

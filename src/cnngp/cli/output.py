@@ -83,7 +83,7 @@ def last_line(result: dict[str, Any]) -> None:
 @contextmanager
 def warnings_as_lines() -> Iterator[None]:
     """Warnings as one line each, without the file names and lines of code that Python adds."""
-    from cnngp.gp.jitter import JitterWarning
+    from cnngp.gp.linalg import JitterWarning
 
     def show(message: Any, *_: Any, **__: Any) -> None:
         warn(str(message))

@@ -73,7 +73,7 @@ class GPEstimator(Parameters, BaseEstimator):  # type: ignore[misc]
     names_: Any = _part("names")
     inducing_rows_: Numbers | None = _part("rows", "The training images that are inducing ones; empty for others.")
     loo_rows_: Numbers = _part("loo_rows", "Rows of the training images that have leave-one-out predictions.")
-    log_marginal_likelihood_: float | None = _part("posterior.record.log_marginal_likelihood")
+    log_marginal_likelihood_: float | None = _part("posterior.log_marginal_likelihood")
     image_aspect_: Aspect | None = None
     """How image files were brought to one size, for those to come; set by whoever read them."""
     loo_error_: float
@@ -131,7 +131,7 @@ class GPEstimator(Parameters, BaseEstimator):  # type: ignore[misc]
         """What is to be predicted: images, or a matrix K(test, training) in their place, with k(x, x) for variances."""
         check_is_fitted(self, "fit_")
         if K is not None:
-            return Asked(None, as_kernel_matrix(K, self.gp_.record.points), diagonal)
+            return Asked(None, as_kernel_matrix(K, self.gp_.points), diagonal)
         return Asked(self._check_test(X))
 
     def _check_added(self, X: Any, y: Any) -> Array:

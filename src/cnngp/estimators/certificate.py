@@ -273,8 +273,7 @@ def certify(
     **known: Any,
 ) -> FitReport:
     """The report of a fit whose solving began at `begun` (`time.perf_counter`), with what else is `known` of it."""
-    record, solved = asdict(gp.record), asdict(gp.solved())
-    numbers = {name: record[name] for name in ("largest_variance", "noise", "jitter", "amplitude")}
+    numbers = {name: getattr(gp, name) for name in ("largest_variance", "noise", "jitter", "amplitude")}
     return FitReport(
         images,
         engine,
@@ -285,7 +284,7 @@ def certify(
         method=method,
         kernel_bound=checked.bound,
         check=checked.check,
-        **solved | numbers | known,
+        **asdict(gp.solved()) | numbers | known,
     )
 
 

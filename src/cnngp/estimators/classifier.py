@@ -371,18 +371,17 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
         mean = to_numpy(self.gp_.mean(block))
         if not self._uses_variances:
             return mean, np.zeros(len(mean))
-        record = self.gp_.record
-        return mean, to_numpy(self.gp_.variance(block, diagonal)) + record.amplitude * record.noise
+        return mean, to_numpy(self.gp_.variance(block, diagonal)) + self.gp_.amplitude * self.gp_.noise
 
     @property
     def _uses_variances(self) -> bool:
-        return self._calibration.moderated and self.gp_.record.cheap_variances
+        return self._calibration.moderated and self.gp_.cheap_variances
 
     def _after_fit(self, known: Calibration | None = None) -> None:
         """What leave-one-out says of the model; its calibration, where a file does not say it."""
         left = self.gp_.leave_one_out()
         mean, variance, targets = (to_numpy(a) for a in (left.mean, left.variance, left.targets))
-        if not self.gp_.record.cheap_variances:
+        if not self.gp_.cheap_variances:
             variance = np.zeros(len(mean))
         self.loo_error_, found = math.nan, known or Calibration(1.0, 0.0, True)
         self.loo_predictions_ = self._coding.labels(mean)

@@ -97,7 +97,7 @@ class Fit:
 
     def blocks(self, asked: Asked) -> Iterator[tuple[slice, Any]]:
         """K(test, training), some rows at a time."""
-        n = self.posterior.record.points
+        n = self.posterior.points
         if asked.images is None:
             for rows in blocks(len(asked), max(1, _CHUNK // n)):
                 yield rows, asked.K[rows]
@@ -180,12 +180,8 @@ class Fit:
         """∂/∂pixel of the mean of one of the outputs for each image, in the shape of the images."""
         from .saliency import slopes
 
-        kernel, n = self.only_kernel, self.posterior.record.points
         assert self.X is not None
-        # The mean is linear in K(test, points), so its weights are the means at the rows of a unit matrix.
-        parts = (np.eye(rows.stop - rows.start, n, rows.start) for rows in blocks(n, max(1, _CHUNK // n)))
-        weights = np.concatenate([to_numpy(self.posterior.mean(part)) for part in parts])
-        return slopes(kernel, images, self.X, weights[:, outputs].T)
+        return slopes(self.only_kernel, images, self.X, to_numpy(self.posterior.alpha)[:, outputs].T)
 
     # ---- growing -------------------------------------------------------------------------------------------------
 
@@ -214,7 +210,7 @@ class Fit:
             posterior=posterior,
             report=report,
             # A model through inducing images learns from others without keeping them.
-            X=X if posterior.record.points == len(X) else np.concatenate([X, images]),
+            X=X if posterior.points == len(X) else np.concatenate([X, images]),
             y=None if self.y is None else np.concatenate([self.y, y]),
             names=names,
         )

@@ -75,12 +75,12 @@ def fit(request: Request, training: Training, targets: Targets, tell: Tell = Non
         if training.image_noise is not None:
             raise DataError(ONLY_EXACT.format("image_noise"))
         made = _inducing(request, kernel, images, targets, groups, noise)
-    record, report = made.posterior.record, replace(made.report, repeated=repeated)
+    gp, report = made.posterior, replace(made.report, repeated=repeated)
     if isinstance(recipe.noise, str | None):
-        recipe = replace(recipe, noise=float(record.noise / unit_of(kernel, recipe, images)))
+        recipe = replace(recipe, noise=float(gp.noise / unit_of(kernel, recipe, images)))
     if choice is not None:
         seconds = None if given or request.store is not None else report.kernel_seconds
-        only_noise = request.noise is None and record.noise > _ONLY_NOISE * record.largest_variance
+        only_noise = request.noise is None and gp.noise > _ONLY_NOISE * gp.largest_variance
         said = choice.text(seconds) + ("; to this network the targets look like noise" if only_noise else "")
         report = replace(report, choice=said)
     return replace(made, recipe=recipe, report=report, choice=choice, learned=found, y=training.y, names=training.names)

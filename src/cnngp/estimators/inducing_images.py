@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from cnngp.common.arrays import DataError, Output, as_images, to_numpy
 from cnngp.common.devices import array_module, output_on
 from cnngp.gp.checks import float64_buffer
-from cnngp.gp.jitter import factorised
-from cnngp.gp.linalg import blocks
+from cnngp.gp.linalg import blocks, factorised
 from cnngp.matrix.store.places import child
 
 from .kernels import RecipeKernel
@@ -77,11 +76,8 @@ class Chosen:
 
     def numbers(self, sample: NDArray[np.intp]) -> NDArray[np.intp]:
         """Which inducing image each of some training images is, −1 for none."""
-        if not len(self.rows):
-            return np.full(len(sample), -1)
-        order = np.argsort(self.rows)
-        at = order[np.minimum(np.searchsorted(self.rows, sample, sorter=order), len(order) - 1)]
-        return np.where(self.rows[at] == sample, at, -1)
+        number = {row: k for k, row in enumerate(self.rows.tolist())}
+        return np.array([number.get(row, -1) for row in sample.tolist()], np.intp)
 
 
 def asked_for(images: Source, inducing: Any) -> int | Chosen:

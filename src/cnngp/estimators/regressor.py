@@ -134,7 +134,7 @@ class GPRegressor(RegressorMixin, GPEstimator):  # type: ignore[misc]
         if return_std and return_cov:
             raise ValueError("return_std and return_cov were both asked for; choose one")
         check_is_fitted(self, "fit_")
-        added = self.gp_.record.amplitude * self.gp_.record.noise if noise else 0.0
+        added = self.gp_.amplitude * self.gp_.noise if noise else 0.0
         if return_cov:
             if K is not None:
                 raise ValueError("return_cov needs the kernel between the test images; give X instead of K")

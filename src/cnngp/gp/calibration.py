@@ -127,6 +127,11 @@ def negative_log_likelihood(probabilities: Array, labels: Labels) -> float:
     return float(-np.log(np.maximum(probabilities[np.arange(len(labels)), labels], _FLOOR)).mean())
 
 
+def brier_score(probabilities: Array, labels: Labels) -> float:
+    """mean Σ_c (P_c − [c = label])²: 0 is perfect, 2 the worst."""
+    return float(((probabilities - np.eye(probabilities.shape[1])[labels]) ** 2).sum(1).mean())
+
+
 @dataclass(frozen=True)
 class Reliability:
     """How often predictions of a given confidence are right, in bins of equal width over [0, 1]."""
@@ -159,6 +164,11 @@ def reliability(probabilities: Array, labels: Labels, bins: int = 15) -> Reliabi
     return Reliability(confidence, accuracy, count)
 
 
+def expected_calibration_error(probabilities: Array, labels: Labels, bins: int = 15) -> float:
+    """`reliability(…).ece`."""
+    return reliability(probabilities, labels, bins).ece
+
+
 @dataclass(frozen=True)
 class Scores:
     """What a report says of a set of predicted probabilities."""
@@ -166,7 +176,6 @@ class Scores:
     error: float
     nll: float
     brier: float
-    """mean Σ_c (P_c − [c = label])²: 0 is perfect, 2 the worst."""
     ece: float
 
     def __str__(self) -> str:
@@ -176,9 +185,8 @@ class Scores:
 def scores(probabilities: Array, labels: Labels) -> Scores:
     """Error, NLL, Brier score and ECE at once."""
     error = float((probabilities.argmax(1) != labels).mean())
-    brier = float(((probabilities - np.eye(probabilities.shape[1])[labels]) ** 2).sum(1).mean())
-    nll, ece = negative_log_likelihood(probabilities, labels), reliability(probabilities, labels).ece
-    return Scores(error, nll, brier, ece)
+    of = (negative_log_likelihood, brier_score, expected_calibration_error)
+    return Scores(error, *(measure(probabilities, labels) for measure in of))
 
 
 def _best_log_t(loss: Callable[[float], float]) -> float:

@@ -15,16 +15,13 @@ from cnngp.common.checks import is_number
 from cnngp.common.optional import need
 
 from .linalg import Array, blocks, namespace
+from .linalg import MatrixError as MatrixError
 
 # Rows that are read and converted at a time, and the side of the tiles in which a matrix is checked.
 _ROWS = 256
 _TILE = 512
 # Likelihoods and amplitudes are made of squares, which stay normal numbers between these, also summed over millions.
 _SQUARABLE = (1e-140, 1e140)
-
-
-class MatrixError(ValueError):
-    """A kernel matrix or targets that no Gaussian process can be made of."""
 
 
 def check_noise(noise: object) -> None:

@@ -20,6 +20,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -30,9 +31,8 @@ from cnngp.common.arrays import to_numpy
 from .checks import MatrixError, check_amplitude, check_noise, check_targets, check_test, float64_buffer
 from .exact import Amplitude, Noise
 from .inducing_left_out import InducingLeftOut
-from .jitter import factorised, warn_of_jitter
 from .likelihood import LOG_2PI, amplitude_of, twice_negative_log
-from .linalg import Array, Factor, NotPositiveDefinite, blocks, namespace
+from .linalg import Array, Factor, NotPositiveDefinite, blocks, factorised, namespace, warn_of_jitter
 from .line_search import minimised
 from .noise import Loss
 from .posterior import LeaveOneOut, NewPoints, Part, Posterior, Solved
@@ -47,14 +47,16 @@ _PANEL = 2048  # rows of B that are summed at a time
 _NUMBERS = ("discount", "squares", "log_weights", "n")  # of the sums, in files
 
 
+@dataclass
 class Sums:
     """B = Σ ω φφᵀ (m, m), Σ ω φyᵀ (m, outputs), Σ ω‖y‖² and Σ log ω of the points so far."""
 
-    def __init__(self, discount: float, B: Array, rhs: Array = None, **numbers: Any) -> None:
-        self.discount, self.B, self.rhs = discount, B, rhs
-        self.squares = self.log_weights = 0.0
-        self.n = 0
-        self.__dict__.update(numbers)
+    discount: float
+    B: Array
+    rhs: Array = None
+    squares: float = 0.0
+    log_weights: float = 0.0
+    n: int = 0
 
     def weights(self, unknown: Array) -> Array:
         """ω = 1/(1 + discount·u), from u in units of the mean k(x, x)."""

@@ -18,10 +18,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
-from .jitter import factorised
 from .leave_one_out import leave_out
 from .likelihood import LOG_2PI, amplitude_of, twice_negative_log
-from .linalg import Array, namespace
+from .linalg import Array, factorised, namespace
 
 Rule = Literal["likelihood", "loo"]
 RULES: tuple[Rule, ...] = ("likelihood", "loo")

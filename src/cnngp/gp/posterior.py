@@ -1,4 +1,4 @@
-"""`Posterior`: the six questions that every fitted Gaussian process answers, and records of its numbers.
+"""`Posterior`: the six questions that every fitted Gaussian process answers, and its numbers.
 
 There are three kinds: `ExactGP` with a factor of the whole matrix, `IterativeGP` without one, and `InducingGP` through
 a smaller set of points. What a kind cannot do it refuses with a `MatrixError` that says what to do instead.
@@ -19,23 +19,6 @@ if TYPE_CHECKING:
 
 Part = tuple[slice, Array, Array, Array]
 """Rows of the training points, K(rows, inducing) (M, m), targets (M, outputs) and k(x, x) (M,)."""
-
-
-@dataclass(frozen=True)
-class Record:
-    """Numbers of a posterior."""
-
-    points: int
-    """How many columns K(test, points) has."""
-    noise: float
-    amplitude: float
-    largest_variance: float
-    jitter: float
-    """What was added to the diagonal beside the noise, relative to the diagonal's mean."""
-    log_marginal_likelihood: float | None
-    """None where it is not known."""
-    cheap_variances: bool
-    """Whether a variance costs no more than a product; otherwise it takes a linear solve for every point."""
 
 
 @dataclass(frozen=True)
@@ -96,12 +79,14 @@ class Posterior(ABC):
 
     kind: ClassVar[str]
     cheap_variances: ClassVar[bool] = True
+    """Whether a variance costs no more than a product; otherwise it takes a linear solve for every point."""
     alpha: Array
     """Weights of K(test, points) in the mean, (points, outputs)."""
     noise: float
     amplitude: float
     largest_variance: float
     jitter: float = 0.0
+    """What was added to the diagonal beside the noise, relative to the diagonal's mean."""
 
     def mean(self, K_test: Array) -> Array:
         """E[f] at M test points from K(test, points), (M, points) → (M, outputs)."""
@@ -148,15 +133,13 @@ class Posterior(ABC):
 
     @property
     def log_marginal_likelihood(self) -> float | None:
+        """None where it is not known."""
         return None
 
     @property
     def points(self) -> int:
+        """How many columns K(test, points) has."""
         return int(self.alpha.shape[0])
-
-    @property
-    def record(self) -> Record:
-        return Record(**{name: getattr(self, name) for name in Record.__dataclass_fields__})
 
     def votes(self, K_test: Array) -> Array:
         """What each point adds to the mean at M test points, (M, points, outputs); over the points they sum to it."""

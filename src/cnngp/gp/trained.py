@@ -27,8 +27,7 @@ import numpy as np
 from cnngp.common.checks import is_number
 
 from .checks import MatrixError, as_float64, check_targets, check_test, float64_buffer
-from .jitter import JITTERS, JitterWarning
-from .linalg import Array, namespace
+from .linalg import JITTERS, Array, JitterWarning, namespace
 
 Times = float | Sequence[float | None] | None
 

@@ -21,8 +21,7 @@ from cnngp.common.errors import DatasetError
 from cnngp.datasets.dataset import Dataset
 from cnngp.datasets.sets import Split
 from cnngp.gp.exact import ExactGP
-from cnngp.gp.jitter import JitterWarning
-from cnngp.gp.linalg import blocks
+from cnngp.gp.linalg import JitterWarning, blocks
 from cnngp.kernel.kernel import Kernel
 from cnngp.kernel.program import Kind
 from cnngp.network.layers import Network

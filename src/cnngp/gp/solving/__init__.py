@@ -23,8 +23,7 @@ from cnngp.common.progress import progress_bar
 from cnngp.matrix.cluster.connection import ClusterError
 
 from ..checks import MatrixError, check_targets, matrix_buffer
-from ..jitter import factorised, warn_of_jitter
-from ..linalg import Array, namespace
+from ..linalg import Array, factorised, namespace, warn_of_jitter
 from .checkpoint import Checkpoint
 from .conjugate import Nystrom, Outcome, RoughFactor, State, relative_residuals, solve_block
 from .matrices import SymmetricMatrix, local_folder, opened_matrix

@@ -16,8 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from ..jitter import factorised
-from ..linalg import Array, Factor, NotPositiveDefinite, namespace, triangular_solve
+from ..linalg import Array, Factor, NotPositiveDefinite, factorised, namespace, triangular_solve
 
 # The recursion has stalled when in this many steps the residual did not fall by a tenth, which alone says little (it
 # may rise for long before it falls), and the error's A-norm, which falls in every step, did not either.
