@@ -77,7 +77,7 @@ def test_sets_by_leave_one_out_and_on_test_images(classes: Classes) -> None:
     margin = np.array([np.delete(m, c).max() - m[c] for m, c in zip(classes._left_mean, codes, strict=True)])
     ranks = (margin[None] >= margin[:, None]).mean(1)  # how many images are predicted no better, itself among them
     np.testing.assert_allclose(p[range(150), codes], ranks)
-    for row in classes.coverage():
+    for row in classes.coverage:
         sets = classes.model.predict_set(NAMED.X_test, coverage=row["asked"])
         right = sets[range(80), np.searchsorted(classes.model.classes_, NAMED.y_test)]
         assert row["test"] == {
@@ -132,7 +132,7 @@ def test_mistakes_that_are_not_confident_are_not_called_so(classes: Classes, mon
     def told(*probabilities: float) -> str:
         wrong = tuple(replace(first, facts={"probability": p}) for p in probabilities)
         monkeypatch.setattr(classes, "wrong", wrong)
-        return classes.looked_at()
+        return classes.sections()
 
     assert f"No test image is predicted wrongly with a probability of {CLEAR:.0%}".replace("%", " %") in told(0.59)
     assert "No test image is predicted wrongly." in told()
@@ -165,7 +165,7 @@ def test_a_negative_likelihood_has_a_minus_and_names_break_between_their_words(
     assert any(value.startswith("−") for value, name in classes.tiles() if name == "log marginal likelihood")
     fox = replace(classes.uncertain[0], predicted="red_fox", label="red_fox")
     monkeypatch.setattr(classes, "uncertain", (fox,))
-    assert "red_<wbr>fox" in classes.looked_at()
+    assert "red_<wbr>fox" in classes.sections()
 
 
 def test_the_page_is_self_contained(text: str, classes: Classes) -> None:
@@ -190,10 +190,10 @@ def images(found: Classes) -> int:
 def test_all_pictures_are_drawn_and_long_names_leave_the_page_its_width(
     text: str, classes: Classes, numbers: Numbers, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    was, n = classes.looked_at(), images(classes)
+    was, n = classes.sections(), images(classes)
     long = tuple(replace(p, predicted="p" * 300, label="l" * 300) for p in classes.uncertain)
     monkeypatch.setattr(classes, "uncertain", long)
-    drawn = text.replace(was, classes.looked_at()).replace(repr(NAMED).strip("<>"), "d" * 300)
+    drawn = text.replace(was, classes.sections()).replace(repr(NAMED).strip("<>"), "d" * 300)
     assert opened(drawn, tmp_path, width=500).startswith(f"drawn {n} of {n}, too wide: false")
     drawn = page.render(numbers, "cnngp regress", "v")
     n = drawn.count("<img ")
@@ -222,7 +222,7 @@ def test_the_list_of_suspect_labels_ends_where_the_models_own_errors_explain_it(
     found = suspect_labels(clf)
     assert found.contradicted == round(clf.loo_error_ * 240) > 5
     assert len(suspect_labels(clf, 50)) == 50
-    assert escape(found.sentence) in Classes(clf, replace(data, X=X, y=y)).looked_at()
+    assert escape(found.sentence) in Classes(clf, replace(data, X=X, y=y)).sections()
     if wrong:
         assert wrong - 2 <= len(set(found.columns["row"]) & set(rows)) <= wrong
         assert len(found) == found.beyond_errors <= 2 * wrong

@@ -16,13 +16,12 @@ from cnngp.estimators.classifier import GPClassifier
 from cnngp.gp import calibration
 
 from . import plots, web_page
-from .evaluation import TRIED, Evaluation, Picture, counted, kernel_figure, likelihood, word
+from .evaluation import PICTURES, TRIED, Evaluation, Picture, counted, likelihood, word
 from .pictures import grid
 
 CLEAR = 0.6
 """The probability from which on a wrong prediction is a confident one."""
 COVERAGES = (0.8, 0.9, 0.95)
-_PICTURES = 12
 _IMAGES_A_BIN, _FEWEST_BINS, _MOST_BINS = 10, 5, 15
 _WRONG = """
 <h2>Confidently wrong</h2>
@@ -69,6 +68,8 @@ class Classes(Evaluation):
         self.confusion = np.zeros((len(self.classes),) * 2, np.int64)
         """Of the test set, or of the leave-one-out predictions where there is none; rows are the labels."""
         np.add.at(self.confusion, (self.codes, self.P.argmax(1)), 1)
+        ends = np.cumsum(np.bincount(codes_of(clf, self.ordered), minlength=len(self.classes)))
+        self.axes = ends[:-1].tolist(), self.classes, "class"
         self.uncertain = self._pictures(np.argsort(self.P.max(1), kind="stable")) if self.tested else ()
         self.wrong = self._mistakes() if self.tested else ()
         self.suspect = self._suspect()
@@ -87,37 +88,22 @@ class Classes(Evaluation):
                 {"probability": float(top[i])},
                 wrong=bool(best[i] != self.codes[i]),
             )
-            for i in rows[:_PICTURES]
+            for i in rows[:PICTURES]
         )
 
     def _mistakes(self) -> tuple[Picture, ...]:
         """Wrong predictions, the most certain first, with the training images that contribute most."""
         rows = np.flatnonzero(self.P.argmax(1) != self.codes)
-        rows = rows[np.argsort(-self.P.max(1)[rows], kind="stable")][:_PICTURES]
+        rows = rows[np.argsort(-self.P.max(1)[rows], kind="stable")][:PICTURES]
         return self._explained(self._pictures(rows), rows, "for")
 
-    def _suspect(self) -> tuple[Picture, ...]:
-        """The first of the suspect labels; what is predicted is what the others propose."""
-        if self.suspects is None:
-            return ()
-        rows = zip(*(column[:_PICTURES] for column in self.suspects.columns.values()), strict=True)
-        return tuple(
-            Picture(
-                self.data.X[row],
-                word(given),
-                word(proposed),
-                percent(1.0 - score),
-                None if self.data.names is None else word(name),
-                {"probability": 1.0 - float(score)},
-                suspect=True,
-            )
-            for row, score, given, proposed, name in rows
-        )
+    def _doubt(self, score: float) -> tuple[str, dict[str, Any]]:
+        return percent(1.0 - score), {"probability": 1.0 - score}
 
     # ---- sets ----------------------------------------------------------------------------------------------------
 
     @functools.cached_property
-    def _sets(self) -> list[dict[str, Any]]:
+    def coverage(self) -> list[dict[str, Any]]:
         if self.model.gp_.exact is None or not self.loo_images:
             return []
         p = left_out_p_values(self._left_mean, self.loo_codes)
@@ -131,10 +117,7 @@ class Classes(Evaluation):
             found.append(of)
         return found
 
-    def coverage(self) -> list[dict[str, Any]]:
-        return self._sets
-
-    def coverage_table(self) -> str:
+    def _coverage_table(self) -> str:
         rows = [
             (
                 f"{percent(row['asked'])}, {name}",
@@ -142,7 +125,7 @@ class Classes(Evaluation):
                 f"{of['classes']:.2f}",
                 percent(of["none"]),
             )
-            for row in self._sets
+            for row in self.coverage
             for name, of in (("left out", row["leave_one_out"]), ("test images", row["test"]))
             if of is not None
         ]
@@ -150,12 +133,12 @@ class Classes(Evaluation):
 
     # ---- what is said --------------------------------------------------------------------------------------------
 
+    def _beside(self, scores: Any, images: int) -> str:
+        return f"; {round(scores.error * images):,} of {images:,} wrong" if images else "; of no images"
+
     def lines(self) -> list[tuple[str, str]]:
-        found = [] if self.validation is None else [("validation", str(self.validation))]
-        if self.test is not None:
-            found.append(("test", f"{self.test}; {_counted(self.test.error, self.tested)}"))
-        found.append(("leave-one-out", f"{self.loo}; {_counted(self.loo.error, self.loo_images)}"))
-        for row in self._sets:
+        found = super().lines()
+        for row in self.coverage:
             if row["asked"] == 0.9:
                 of, where = (row["test"], "test images") if self.tested else (row["leave_one_out"], "images, left out")
                 said = f"right for {counted(of['right'], of['images'])} of the {where}"
@@ -215,20 +198,16 @@ class Classes(Evaluation):
             ),
         ]
 
-    def kernel_figure(self) -> str:
-        ends = np.cumsum(np.bincount(codes_of(self.model, self.ordered), minlength=len(self.classes)))
-        return kernel_figure(self, ends[:-1].tolist(), self.classes, "class")
-
-    def looked_at(self) -> str:
+    def sections(self) -> str:
         suspect = ""
         if self.suspects is not None:
             suspect = _SUSPECT.format(said=escape(self.suspects.sentence)) + grid(self.suspect)
         if self.test is None:
-            return suspect
+            return self._coverage_table() + suspect
         sure = [p for p in self.wrong if p.facts["probability"] >= CLEAR]
         least = f" with a probability of {percent(CLEAR)} or more" if self.wrong else ""
         wrong = grid(sure) or f"<p>No test image is predicted wrongly{least}.</p>"
-        return _WRONG + wrong + suspect + _UNCERTAIN + grid(self.uncertain)
+        return self._coverage_table() + _WRONG + wrong + suspect + _UNCERTAIN + grid(self.uncertain)
 
 
 def left_out_p_values(mean: NDArray[Any], codes: NDArray[np.intp]) -> NDArray[np.float64]:
@@ -277,10 +256,6 @@ def _sizes(sets: NDArray[np.bool_], codes: NDArray[np.intp]) -> dict[str, Any]:
     right = sets[np.arange(len(sets)), codes]
     none, classes = float((~sets.any(1)).mean()), float(sets.sum(1).mean())
     return {"images": len(sets), "right": float(right.mean()), "classes": classes, "none": none}
-
-
-def _counted(share: float, images: int) -> str:
-    return f"{round(share * images):,} of {images:,} wrong" if images else "of no images"
 
 
 def _error(name: str, share: float, count: int) -> tuple[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -15,13 +15,15 @@ from cnngp.common.arrays import to_numpy
 from cnngp.common.tables import printable, share_for_people
 from cnngp.datasets.dataset import Dataset
 
-from . import plots, web_page
+from . import web_page
 from .answers import kernels, told, where
 from .suspects import SuspectLabels, suspect_labels
 
 Array = NDArray[Any]
 Floats = NDArray[np.float64]
 _MATRIX = 400  # training images in the picture of the kernel
+PICTURES = 12
+"""Of each kind."""
 _OPERATIONS = 4 * 10**10  # of the pairs of images whose gradients are taken
 TRIED = 500
 """Test images on which sets and intervals are tried."""
@@ -94,10 +96,13 @@ class Evaluation(ABC):
         """K_ij/√(K_ii K_jj) of training images ordered by their labels."""
         np.fill_diagonal(self.correlations, 1.0)
         self.ordered = data.y[rows]
+        self.axes: tuple[list[int], tuple[str, ...], str] = [], (), "number"
+        """Where the classes end in `correlations`, their names, and what orders the images."""
 
+    @property
     @abstractmethod
-    def lines(self) -> list[tuple[str, str]]:
-        """What is printed of the scores, by name."""
+    def coverage(self) -> list[dict[str, Any]]:
+        """For each of some coverages, how often sets or intervals held the truth, and how large they were."""
 
     @abstractmethod
     def tiles(self) -> list[tuple[str, str]]:
@@ -112,20 +117,23 @@ class Evaluation(ABC):
         """A heading, and the figures of the scores."""
 
     @abstractmethod
-    def kernel_figure(self) -> str:
-        """The picture of `correlations`."""
+    def sections(self) -> str:
+        """The sections on coverage, and on single images."""
 
     @abstractmethod
-    def looked_at(self) -> str:
-        """The sections on single images."""
+    def _doubt(self, score: float) -> tuple[str, dict[str, Any]]:
+        """How much a label is doubted, in words and for JSON."""
 
-    @abstractmethod
-    def coverage(self) -> list[dict[str, Any]]:
-        """For each of some coverages, how often sets or intervals held the truth, and how large they were."""
+    def _beside(self, scores: Any, images: int) -> str:
+        """What is printed beside scores of so many images."""
+        return ""
 
-    @abstractmethod
-    def coverage_table(self) -> str:
-        """The section on that."""
+    def lines(self) -> list[tuple[str, str]]:
+        """What is printed of the scores, by name."""
+        validated = 0 if self.data.X_validation is None else len(self.data.X_validation)
+        of = [("validation", self.validation, validated), ("test", self.test, self.tested)]
+        of.append(("leave-one-out", self.loo, self.loo_images))
+        return [(name, f"{scores}{self._beside(scores, n)}") for name, scores, n in of if scores is not None]
 
     def _timed(self, predict: Callable[..., Any]) -> Any:
         """Predictions of the test images; their seconds are kept, and the kernels of a small test set."""
@@ -154,15 +162,9 @@ class Evaluation(ABC):
             **{name: None if found is None else asdict(found) for name, found in scores.items()},
             "log_marginal_likelihood": self.model.log_marginal_likelihood_,
             "predict_seconds": self.predict_seconds,
-            "coverage": self.coverage(),
+            "coverage": self.coverage,
             **{name: [picture.as_dict() for picture in shown] for name, shown in pictures.items()},
-            "suspect_labels": None
-            if s is None
-            else {
-                "beyond_errors": s.beyond_errors,
-                "expected_by_errors": s.expected,
-                "contradicted": s.contradicted,
-            },
+            "suspect_labels": s and s.counts,
         }
 
     def _explained(self, pictures: tuple[Picture, ...], rows: Array, behind: str) -> tuple[Picture, ...]:
@@ -170,7 +172,8 @@ class Evaluation(ABC):
         `behind`, and where the model looks."""
         if not pictures:
             return ()
-        pair = self.model.network_.shapes(self.model.input_shape_).cost * len(self.model.X_)
+        shape, terms = self.model.input_shape_, self.model.fit_.only_kernel.terms
+        pair = sum(t.kernel.network.shapes(t.preparation.output_shape(shape)).cost for t in terms) * len(self.model.X_)
         seen = self.data.X_test[rows[: _OPERATIONS // max(pair, 1)]]  # no more images than some seconds allow
         places = where(self.model, seen) if len(seen) else None
         found = []
@@ -191,6 +194,17 @@ class Evaluation(ABC):
             found.append(replace(picture, facts=facts, neighbours=neighbours, saliency=place))
         return tuple(found)
 
+    def _suspect(self) -> tuple[Picture, ...]:
+        """The first of the suspect labels; what is predicted is what the others propose."""
+        if self.suspects is None:
+            return ()
+        found = []
+        for row, score, given, proposed, name in zip(*self.suspects.columns.values(), strict=True):
+            doubt, facts = self._doubt(float(score))
+            words = self._label(given), self._label(proposed), doubt, None if self.data.names is None else word(name)
+            found.append(Picture(self.data.X[row], *words, facts, suspect=True))
+        return tuple(found[:PICTURES])
+
     def _label(self, label: Any) -> str:
         """A label as people read it."""
         return word(label)
@@ -210,8 +224,3 @@ def counted(share: float, count: int) -> str:
 def likelihood(value: float | None) -> str:
     """A log marginal likelihood for people."""
     return "not known" if value is None else web_page.minus(f"{value:,.0f}")
-
-
-def kernel_figure(e: Evaluation, boundaries: Sequence[int], names: Sequence[str], order: str) -> str:
-    caption = f"Correlations of {len(e.correlations):,} training images under the network's kernel, ordered by {order}."
-    return web_page.figure(plots.kernel_matrix(e.correlations, boundaries, names), caption)

@@ -35,8 +35,7 @@ _BODY = Template("""
 $guessing
 <h2>$heading</h2>
 <div class="figures">$figures</div>
-$coverage
-$looked_at
+$sections
 <h2>The kernel</h2>
 <div class="figures">$kernel</div>
 $learned
@@ -72,9 +71,11 @@ def render(e: Evaluation, command: str, versions: str) -> str:
         guessing=f'<p class="verdict warning">{escape(fit.verdict)}</p>' if e.guessing else "",
         heading=heading,
         figures="".join(figures),
-        coverage="" if e.guessing else e.coverage_table(),
-        looked_at=_NOTHING_TO_SEE if e.guessing else e.looked_at(),
-        kernel=e.kernel_figure(),
+        sections=_NOTHING_TO_SEE if e.guessing else e.sections(),
+        kernel=web_page.figure(
+            plots.kernel_matrix(e.correlations, *e.axes[:2]),
+            f"Correlations of {len(e.correlations):,} training images under the network's kernel, by {e.axes[2]}.",
+        ),
         learned="" if model.learned_ is None else _learned(model.learned_),
         verdict=escape(fit.verdict),
         certificate=web_page.table(fit.rows()),

@@ -17,12 +17,11 @@ from cnngp.datasets.dataset import Dataset
 from cnngp.estimators.regressor import GPRegressor
 
 from . import plots, web_page
-from .evaluation import TRIED, Evaluation, Picture, counted, kernel_figure, likelihood, word
+from .evaluation import PICTURES, TRIED, Evaluation, Picture, counted, likelihood, word
 from .pictures import grid
 
 Floats = NDArray[np.float64]
 COVERAGES = (0.5, 0.8, 0.9, 0.95)
-_PICTURES = 12
 _OFF = """
 <h2>Furthest off</h2>
 <p class="muted">{images} whose number is furthest from the prediction, in its standard deviations. Below each are the
@@ -107,7 +106,7 @@ class Numbers(Evaluation):
         return self.data.X[at[rows]], None if self.data.names is None else self.data.names[at]
 
     def _pictures(self, rows: NDArray[np.intp]) -> tuple[Picture, ...]:
-        rows = rows[:_PICTURES]
+        rows = rows[:PICTURES]
         X, names = self._of(rows)
         return tuple(
             Picture(
@@ -124,27 +123,12 @@ class Numbers(Evaluation):
 
     def _furthest(self) -> tuple[Picture, ...]:
         off = np.abs(self.y - self.mean) / np.maximum(self.std, np.finfo(np.float64).tiny)
-        rows = np.argsort(-off, kind="stable")[:_PICTURES]
+        rows = np.argsort(-off, kind="stable")[:PICTURES]
         pictures = self._pictures(rows)
         return self._explained(pictures, rows, "near") if self.tested else pictures
 
-    def _suspect(self) -> tuple[Picture, ...]:
-        """The first of the suspect numbers; what is predicted is what the others propose."""
-        if self.suspects is None:
-            return ()
-        rows = zip(*(column[:_PICTURES] for column in self.suspects.columns.values()), strict=True)
-        return tuple(
-            Picture(
-                self.data.X[row],
-                self._label(given),
-                self._label(proposed),
-                f"{score:.1f} standard deviations",
-                None if self.data.names is None else word(name),
-                {"score": float(score)},
-                suspect=True,
-            )
-            for row, score, given, proposed, name in rows
-        )
+    def _doubt(self, score: float) -> tuple[str, dict[str, Any]]:
+        return f"{score:.1f} standard deviations", {"score": score}
 
     # ---- intervals -----------------------------------------------------------------------------------------------
 
@@ -154,11 +138,11 @@ class Numbers(Evaluation):
         return np.asarray(np.abs(self.loo_y - self.loo_mean) / np.maximum(self.loo_std, np.finfo(np.float64).tiny))
 
     @functools.cached_property
-    def _intervals(self) -> list[dict[str, Any]]:
+    def coverage(self) -> list[dict[str, Any]]:
         rows, exact = slice(TRIED), self.model.gp_.exact
         kernels = self._of_test(rows) if self.tested and exact is not None else {}
         found = []
-        for coverage in COVERAGES:
+        for coverage in COVERAGES if self.loo_images else ():
             bars = float((self._scores <= ndtri(0.5 + 0.5 * coverage)).mean())
             of: dict[str, Any] = {"asked": coverage, "error_bars": bars, "right": None, "width": None}
             if kernels:
@@ -169,28 +153,21 @@ class Numbers(Evaluation):
             found.append(of)
         return found
 
-    def coverage(self) -> list[dict[str, Any]]:
-        return self._intervals if self.loo_images else []
-
-    def coverage_table(self) -> str:
-        if not self.loo_images:
-            return ""
+    def _coverage_table(self) -> str:
         rows = []
-        for row in self._intervals:
+        for row in self.coverage:
             cells = [percent(row["asked"]), counted(row["error_bars"], self.loo_images)]
             rows.append(
                 cells + ([] if row["right"] is None else [counted(row["right"], row["images"]), _width(row["width"])])
             )
         heads = ("asked", "error bars hold, left out", "intervals hold, test images", "median width")
-        return _COVERAGE + web_page.table(rows, heads[: len(rows[0])])
+        return _COVERAGE + web_page.table(rows, heads[: len(rows[0])]) if rows else ""
 
     # ---- what is said --------------------------------------------------------------------------------------------
 
     def lines(self) -> list[tuple[str, str]]:
-        found = [("validation", str(self.validation))] if self.validation is not None else []
-        found += [("test", str(self.test))] if self.test is not None else []
-        found.append(("leave-one-out", str(self.loo)))
-        for row in self.coverage():
+        found = super().lines()
+        for row in self.coverage:
             if row["asked"] == 0.9:
                 bars = f"hold {counted(row['error_bars'], self.loo_images)} of the numbers, left out"
                 found.append(("error bars for 90 %", bars))
@@ -235,16 +212,13 @@ class Numbers(Evaluation):
             ),
         ]
 
-    def kernel_figure(self) -> str:
-        return kernel_figure(self, (), (), "number")
-
-    def looked_at(self) -> str:
+    def sections(self) -> str:
         images = "Test images" if self.tested else "Training images, left out,"
         suspect = ""
         if self.suspects is not None:
             suspect = _SUSPECT.format(said=escape(self.suspects.sentence)) + grid(self.suspect)
         uncertain = _UNCERTAIN + grid(self.uncertain) if self.tested else ""
-        return _OFF.format(images=images) + grid(self.wrong) + suspect + uncertain
+        return self._coverage_table() + _OFF.format(images=images) + grid(self.wrong) + suspect + uncertain
 
 
 def check_numbers(y: Any, name: str) -> None:

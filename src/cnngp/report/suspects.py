@@ -41,6 +41,12 @@ class SuspectLabels:
         return len(self.columns["row"])
 
     @property
+    def counts(self) -> dict[str, Any]:
+        """The numbers of labels, for JSON."""
+        names = ("beyond_errors", "expected_by_errors", "contradicted")
+        return dict(zip(names, (self.beyond_errors, self.expected, self.contradicted), strict=True))
+
+    @property
     def sentence(self) -> str:
         """What the list means."""
         what = self.what
