@@ -217,8 +217,8 @@ def left_out_p_values(mean: NDArray[Any], codes: NDArray[np.intp]) -> NDArray[np
     image with such a label would say of the others.
 
     >>> left_out_p_values(np.array([[0.9, -0.8], [-0.1, 0.2], [0.5, -0.9]]), np.array([0, 1, 0]))
-    array([[0.33333333, 0.33333333],
-           [0.33333333, 1.        ],
+    array([[1.        , 0.33333333],
+           [0.33333333, 0.33333333],
            [0.66666667, 0.33333333]])
     """
     best = np.sort(mean, axis=1)

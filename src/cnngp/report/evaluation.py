@@ -164,7 +164,7 @@ class Evaluation(ABC):
             "predict_seconds": self.predict_seconds,
             "coverage": self.coverage,
             **{name: [picture.as_dict() for picture in shown] for name, shown in pictures.items()},
-            "suspect_labels": s and s.counts,
+            "suspect_labels": None if s is None else s.counts,
         }
 
     def _explained(self, pictures: tuple[Picture, ...], rows: Array, behind: str) -> tuple[Picture, ...]:
