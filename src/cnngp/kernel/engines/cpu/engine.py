@@ -68,7 +68,7 @@ class PairRunner(Runner):
                 w = self.workspace()
                 w.column_tables(Z, column0, count)
                 pair_block(
-                    self.pairs.address, *w.space, rows.ctypes.data, own.ctypes.data, self.plan.table, first, last,
+                    self.pairs, *w.space, rows.ctypes.data, own.ctypes.data, self.plan.table, first, last,
                     self.block, *addresses, len(Z), row0, column0, count, symmetric,
                 )  # fmt: skip
                 below = max(0, row0 + last - column0) if symmetric else 0

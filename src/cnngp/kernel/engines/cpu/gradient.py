@@ -130,7 +130,7 @@ class GradientRunner(Runner):
         of_columns.fill(0.0)
         w.frame[col.SHARES_AT] = w.shares_at * self.lanes
         entry("pair_gradients", self.dtype.name)(
-            self.pairs.address, *w.space, rows.ctypes.data, own.ctypes.data, self.plan.table, len(rows),
+            self.pairs, *w.space, rows.ctypes.data, own.ctypes.data, self.plan.table, len(rows),
             own_weights.ctypes.data, sums.ctypes.data, shares.ctypes.data, shares.strides[0],
         )  # fmt: skip
         given = of_columns.reshape(self.shares, self.lanes).astype(np.float64)

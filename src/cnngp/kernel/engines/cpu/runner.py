@@ -80,23 +80,6 @@ class Variances(NamedTuple):
     peaks: NDArray[np.float64]
 
 
-class Code:
-    """A plan with the addresses of its functions, as the interpreter reads it: a row of the columns OPS … UNITS."""
-
-    def __init__(self, plan: CpuPlan, ints: Ints, floats: Array, panels: Array, units: Array) -> None:
-        self._arrays = ints, floats, plan.taps, panels, units  # they must outlive their addresses
-        self._row = np.array(
-            [
-                *(ints.ctypes.data, len(ints), floats.ctypes.data, plan.taps.ctypes.data, panels.ctypes.data),
-                *(plan.channels, plan.locations, plan.width, plan.buffers, plan.input, plan.output, plan.theta),
-                units.ctypes.data,
-            ],
-            np.int64,
-        )
-        assert len(self._row) == col.UNITS + 1
-        self.address = self._row.ctypes.data
-
-
 class Runner:
     """A plan with the memory to run it.
 
@@ -116,9 +99,16 @@ class Runner:
         floats = plan.floats.copy()
         floats[:, col.SMALLEST] = SMALLEST[self.dtype.name]
         self.units = program.unit, program.theta_unit
+        parts = floats, plan.taps, plans.series.panels, np.array(self.units, self.dtype)
+        self._codes: list[tuple[Any, ...]] = []
 
-        def code(ints: Ints) -> Code:
-            return Code(plan, ints, floats, plans.series.panels, np.array(self.units, self.dtype))
+        def code(ints: Ints) -> int:
+            """The address of what the interpreter is told: the columns OPS … UNITS."""
+            numbers, taps, panels, units = (part.ctypes.data for part in parts)
+            sizes = plan.channels, plan.locations, plan.width, plan.buffers, plan.input, plan.output, plan.theta
+            told = np.array([ints.ctypes.data, len(ints), numbers, taps, panels, *sizes, units], np.int64)
+            self._codes.append((told, ints, *parts))  # they must outlive their addresses
+            return int(told.ctypes.data)
 
         self.pairs, self.selves = code(pairs), code(selves)
         self.tables = self.selves if tables is None else code(selves[:tables])
@@ -168,15 +158,6 @@ class Runner:
         return w
 
 
-class Space(NamedTuple):
-    """Addresses of a thread's memory: maps, what operations are told, a group of images' pixels and tables."""
-
-    maps: int
-    frame: int
-    pixels: int
-    table: int
-
-
 class Workspace:
     """A thread's own memory: maps and tables in the working precision, and in float64 for images with themselves."""
 
@@ -191,8 +172,9 @@ class Workspace:
         self.maps64, self.pixels64, self.table64 = (aligned(n * LANES64) for n in (maps, pixels, p.table))
         self.peaks = aligned(max(1, runner.activations) * LANES64)
         self.maps, self.pixels, self.table = (aligned(n * L, dtype) for n in (maps, pixels, p.table))
+        # Addresses: maps, the frame, a group of images' pixels and tables.
         self.space, self.space64 = (
-            Space(*(array.ctypes.data for array in arrays))
+            [array.ctypes.data for array in arrays]
             for arrays in (
                 (self.maps, self.frame, self.pixels, self.table),
                 (self.maps64, self.frame, self.pixels64, self.table64),
@@ -201,18 +183,18 @@ class Workspace:
         self._image_tables = entry("image_tables", dtype.name)
         self._spread = entry("spread_lanes", dtype.name)
 
-    def make_tables(self, code: Code, images: Array, first: int, count: int) -> None:
+    def make_tables(self, code: int, images: Array, first: int, count: int) -> None:
         """Run `code` for up to LANES64 images with themselves."""
         self.peaks.fill(0.0)
-        self._image_tables(code.address, *self.space64, self.peaks.ctypes.data, images.ctypes.data, first, count)
+        self._image_tables(code, *self.space64, self.peaks.ctypes.data, images.ctypes.data, first, count)
 
     def column_tables(self, images: Array, first: int, count: int) -> None:
         """The tables of a group of column images, the last of which fills spare lanes."""
         for lane in range(0, self.runner.lanes, LANES64):
             at = min(first + lane, first + count - 1)
             self.make_tables(self.runner.tables, images, at, max(1, min(LANES64, first + count - at)))
-            self._spread(self.space64.table, self.space.table, len(self.table64) // LANES64, lane)
-            self._spread(self.space64.pixels, self.space.pixels, len(self.pixels64) // LANES64, lane)
+            for part, numbers in ((2, self.pixels64), (3, self.table64)):
+                self._spread(self.space64[part], self.space[part], len(numbers) // LANES64, lane)
 
 
 def aligned(n: int, dtype: Any = np.float64) -> Array:

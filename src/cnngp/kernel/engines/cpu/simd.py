@@ -62,41 +62,40 @@ class _VecModel(models.PrimitiveModel):  # type: ignore[misc]
         super().__init__(dmm, fe_type, _vector(fe_type))
 
 
+def _code(signature: Any, compute: Callable[..., Any]) -> Any:
+    """What an intrinsic returns, from the code that computes its result with a builder."""
+    return signature, lambda context, builder, signature, args: compute(builder, *args)
+
+
 @intrinsic
 def shifted(typing_context: Any, p: Any, n: Any) -> Any:
     """The address n elements on."""
-    return p(p, types.intp), lambda context, builder, signature, args: builder.gep(args[0], [args[1]])
+    return _code(p(p, types.intp), lambda builder, p, n: builder.gep(p, [n]))
 
 
 @intrinsic
 def address(typing_context: Any, number: Any) -> Any:
     """The float64 numbers at an address that is kept as an integer."""
     target = types.CPointer(types.float64)
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.inttoptr(args[0], ir.DoubleType().as_pointer())
-
-    return target(types.int64), codegen
+    return _code(target(types.int64), lambda builder, n: builder.inttoptr(n, ir.DoubleType().as_pointer()))
 
 
 @intrinsic
 def address_like(typing_context: Any, p: Any, number: Any) -> Any:
     """The numbers at an address that is kept as an integer, of the type that p points to."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.inttoptr(args[1], _scalar(p.dtype).as_pointer())
-
-    return p(p, types.int64), codegen
+    pointer = _scalar(p.dtype).as_pointer()
+    return _code(p(p, types.int64), lambda builder, p, n: builder.inttoptr(n, pointer))
 
 
 @intrinsic
 def add_at(typing_context: Any, p: Any, index: Any, value: Any) -> Any:
     """p[index] += value, a float64 number, rounded to the type that p points to."""
+    single, scalar = p.dtype.bitwidth == 32, _scalar(p.dtype)
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         at = builder.gep(args[0], [args[1]])
-        value = builder.fptrunc(args[2], ir.FloatType()) if p.dtype.bitwidth == 32 else args[2]
-        builder.store(builder.fadd(builder.load(at, typ=_scalar(p.dtype)), value), at)
+        value = builder.fptrunc(args[2], scalar) if single else args[2]
+        builder.store(builder.fadd(builder.load(at, typ=scalar), value), at)
         return context.get_dummy_value()
 
     return types.void(p, types.intp, types.float64), codegen
@@ -105,45 +104,42 @@ def add_at(typing_context: Any, p: Any, index: Any, value: Any) -> Any:
 @intrinsic
 def exponent_of(typing_context: Any, x: Any) -> Any:
     """e with ½ ≤ x · 2^−e < 1, of a normal number."""
+    whole = ir.IntType(64)
 
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        bits = builder.lshr(builder.bitcast(args[0], ir.IntType(64)), ir.Constant(ir.IntType(64), 52))
-        biased = builder.and_(bits, ir.Constant(ir.IntType(64), 0x7FF))
-        return builder.sub(biased, ir.Constant(ir.IntType(64), 1022))
+    def compute(builder: Any, x: Any) -> Any:
+        bits = builder.lshr(builder.bitcast(x, whole), ir.Constant(whole, 52))
+        return builder.sub(builder.and_(bits, ir.Constant(whole, 0x7FF)), ir.Constant(whole, 1022))
 
-    return types.int64(types.float64), codegen
+    return _code(types.int64(types.float64), compute)
 
 
 @intrinsic
 def lane_sum(typing_context: Any, a: Any) -> Any:
     """The sum of a vector's lanes, halves first, as a float64 number."""
 
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        value, n = args[0], a.lanes
+    def compute(builder: Any, value: Any) -> Any:
+        n, whole = a.lanes, ir.IntType(32)
         while n > 1:
             n //= 2
-            low, high = (
-                ir.Constant(ir.VectorType(ir.IntType(32), n), list(range(first, first + n))) for first in (0, n)
-            )
+            low, high = (ir.Constant(ir.VectorType(whole, n), list(range(k, k + n))) for k in (0, n))
             value = builder.fadd(*(builder.shuffle_vector(value, value, half) for half in (low, high)))
-        scalar = builder.extract_element(value, ir.Constant(ir.IntType(32), 0))
+        scalar = builder.extract_element(value, ir.Constant(whole, 0))
         return builder.fpext(scalar, ir.DoubleType()) if a.dtype.bitwidth == 32 else scalar
 
-    return types.float64(a), codegen
+    return _code(types.float64(a), compute)
 
 
 @intrinsic
 def load(typing_context: Any, p: Any, index: Any) -> Any:
     """The vector at p[index], …, p[index + lanes − 1]."""
-    vec = Vec(p.dtype)
+    vec, align = Vec(p.dtype), p.dtype.bitwidth // 8
 
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        at = builder.bitcast(builder.gep(args[0], [args[1]]), _vector(vec).as_pointer())
-        value = builder.load(at, typ=_vector(vec))
-        value.align = p.dtype.bitwidth // 8
+    def compute(builder: Any, p: Any, index: Any) -> Any:
+        value = builder.load(builder.bitcast(builder.gep(p, [index]), _vector(vec).as_pointer()), typ=_vector(vec))
+        value.align = align
         return value
 
-    return vec(p, types.intp), codegen
+    return _code(vec(p, types.intp), compute)
 
 
 @intrinsic
@@ -166,13 +162,8 @@ def _splat(builder: Any, vec: Vec, scalar: Any) -> Any:
 @intrinsic
 def splat(typing_context: Any, p: Any, index: Any) -> Any:
     """The number p[index] in every lane."""
-    vec = Vec(p.dtype)
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        at = builder.gep(args[0], [args[1]])
-        return _splat(builder, vec, builder.load(at, typ=_scalar(vec.dtype)))
-
-    return vec(p, types.intp), codegen
+    vec, scalar = Vec(p.dtype), _scalar(p.dtype)
+    return _code(vec(p, types.intp), lambda b, p, i: _splat(b, vec, b.load(b.gep(p, [i]), typ=scalar)))
 
 
 @intrinsic
@@ -180,7 +171,7 @@ def constant(typing_context: Any, p: Any, value: Any) -> Any:
     """A number in every lane, rounded to the type that p points to."""
     vec = Vec(p.dtype)
 
-    return vec(p, types.float64), lambda context, builder, signature, args: _spread(builder, vec, args[1])
+    return _code(vec(p, types.float64), lambda builder, p, value: _spread(builder, vec, value))
 
 
 @intrinsic
