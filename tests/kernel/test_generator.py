@@ -38,14 +38,6 @@ def test_every_draw_is_a_network_that_fits_its_images() -> None:
         assert lower(net, shape).spatial == shape[1:]
 
 
-def test_every_draw_has_cuda_source() -> None:
-    rng = np.random.default_rng(1)
-    pick = Random(rng)
-    for _ in range(60):
-        for net, shape in (random_network(rng), pooled.network(pick, lambda: pick.among(RELU_LIKE), 500)):
-            assert "pairs" in cuda_source.generate(lower(net, shape), "float32").text
-
-
 @pytest.mark.slow
 def test_generated_networks_take_nearly_every_branch_of_the_planners_and_writers() -> None:
     """What is left: an Elementwise's series and forced choices, which have tests of their own, and extreme sizes."""

@@ -6,7 +6,6 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
 
 from cnngp import (
     GELU,
@@ -29,9 +28,8 @@ from cnngp import (
 from cnngp.kernel.check import compare
 from cnngp.kernel.program import lower
 from cnngp.network import reference
-from helpers.examples import examples
 from helpers.kernels import error
-from helpers.networks import images, networks_with_shapes
+from helpers.networks import images
 
 # ---- lowering ------------------------------------------------------------------------------------------------------
 
@@ -134,14 +132,3 @@ def test_nonlinearities_and_constants_fold_into_the_next_operation():
 def test_a_residual_network_needs_few_maps_at_a_time():
     assert len(lower(zoo.resnet(110), (1, 28, 28)).buffers) <= 4
     assert len(lower(zoo.convnet(), (1, 28, 28)).buffers) == 2
-
-
-@given(drawn=networks_with_shapes())
-@examples(40)
-def test_an_image_keeps_one_variance_for_each_element_of_each_nonlinearity(drawn):
-    program = lower(*drawn)
-    offset = 0
-    for i, a in enumerate(sorted(program.activations, key=lambda a: a.site)):
-        assert (a.site, a.offset) == (i, offset)
-        offset += a.size
-    assert program.elements == offset

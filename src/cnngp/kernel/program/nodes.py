@@ -115,10 +115,7 @@ class _Affine:
 
 
 class NodeBuilder:
-    """Makes the nodes of single layers, and counts the nonlinearities and the table entries that they need.
-
-    `every_layer`: layers that would only change a unit become operations too, so that each has a place in the program.
-    """
+    """Makes the nodes of single layers, and counts the nonlinearities and the table entries that they need."""
 
     def __init__(self, every_layer: bool = False) -> None:
         self.every_layer = every_layer
