@@ -8,10 +8,11 @@ The a_k belong to one image, so a pair costs a polynomial in ρ. They are kept a
 dyadic panels, which depend on the function alone, never on data: a kernel's bits cannot depend on the batch.
 
 **Thinning.** The terms grow in number like s²: tanh needs 300 of them for 1e-8 at s = 3. But among k of one parity
-a_k(s) a_k(s') ρ^k is smooth in k, so a few terms, with weights, stand for all: k = 2n or 2n + 1 with n = 0, 1, …, 15, 16,
-18, …, 30, 32, 36, …, 60, 64, 72, … (8 an octave for float32, 16 for float64). The weights are those of local polynomial
-interpolation in n. They are positive, so the kernel stays positive definite, and go into the tables as √weight. Steps in
-n are powers of two, so Horner's rule runs as ever, with x^(2^b) in place of x = ρ². docs/elementwise.md has figures.
+a_k(s) a_k(s') ρ^k is smooth in k, so a few terms, with weights, stand for all: k = 2n or 2n + 1 with n = 0, 1, …, 15,
+16, 18, …, 30, 32, 36, …, 60, 64, 72, … (8 an octave for float32, 16 for float64). The weights are those of local
+polynomial interpolation in n. They are positive, so the kernel stays positive definite, and go into the tables as
+√weight. Steps in n are powers of two, so Horner's rule runs as ever, with x^(2^b) in place of x = ρ².
+docs/elementwise.md has figures.
 
 **Error**, relative to √(E[fn(u)²] E[fn(v)²]), by Cauchy–Schwarz from two different tails:
 
