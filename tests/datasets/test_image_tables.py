@@ -107,6 +107,10 @@ def test_bad_files_are_listed_or_left_out_as_in_folders(photos: Path) -> None:
     (photos / "photos" / "04.png").unlink()
     with pytest.raises(DatasetError, match=r"2 of 12 files in .*table\.csv cannot be read: .*04\.png: no such file"):
         datasets.load(path)
+    Image.new("L", (4, 6)).save(photos / "photos" / "03.png")
+    with pytest.raises(DatasetError, match=r"04\.png: no such file; leave it out with skip_bad=True \(--skip-bad\)$"):
+        datasets.load(path)
+    (photos / "photos" / "03.png").write_bytes(b"hello")
     data = datasets.load(path, skip_bad=True, whole=True)
     assert sorted(numbers(data.X)) == [0, 1, 2, 5, 6, 7, 8, 9, 10, 11]
     assert data.y.tolist() == ["ab"[i % 2] for i in numbers(data.X)]

@@ -149,7 +149,8 @@ class Reader:
         if not bad or self._skip_bad:
             return
         if len(bad) == 1:
-            raise DatasetError(f"{bad[0]}, or leave it out with skip_bad=True (--skip-bad)")
+            joined = ", or" if str(bad[0]).endswith("replace or remove it") else ";"
+            raise DatasetError(f"{bad[0]}{joined} leave it out with skip_bad=True (--skip-bad)")
         listed = "; ".join(str(error).removesuffix("; replace or remove it") for error in bad[:_LISTED])
         more = f"; and {len(bad) - _LISTED} more" if len(bad) > _LISTED else ""
         raise DatasetError(
