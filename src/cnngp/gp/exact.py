@@ -30,10 +30,10 @@ from .checks import (
 )
 from .groups import as_left_out, sets_left_out, with_new_groups
 from .leave_one_out import LeftOut, blocks_of_factor, leave_out
-from .likelihood import LOG_2PI, amplitude_of, twice_negative_log
 from .linalg import Array, Factor, NotPositiveDefinite, factorised, namespace, warn_of_jitter
 from .noise import Loss, chosen_noise
 from .novelty import novelty_of_points
+from .objectives import LOG_2PI, amplitude_of, twice_negative_log
 from .posterior import LeaveOneOut, NewPoints, Posterior, Solved
 
 Amplitude = Literal["ml", "loo"] | float

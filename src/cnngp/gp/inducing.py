@@ -31,10 +31,10 @@ from cnngp.common.arrays import to_numpy
 from .checks import MatrixError, check_amplitude, check_noise, check_targets, check_test, float64_buffer
 from .exact import Amplitude, Noise
 from .inducing_left_out import InducingLeftOut
-from .likelihood import LOG_2PI, amplitude_of, twice_negative_log
 from .linalg import Array, Factor, NotPositiveDefinite, blocks, factorised, namespace, warn_of_jitter
 from .line_search import minimised
 from .noise import Loss
+from .objectives import LOG_2PI, amplitude_of, twice_negative_log
 from .posterior import LeaveOneOut, NewPoints, Part, Posterior, Solved
 
 # Training points whose features are kept for leave-one-out, which chooses noise and temperature.

@@ -17,8 +17,8 @@ from .checks import MatrixError, check_amplitude, check_targets
 from .exact import Amplitude, Noise
 from .groups import Codes, Sets, as_left_out, sets_left_out
 from .leave_one_out import LeftOut, leave_out
-from .likelihood import amplitude_of
 from .linalg import Array, blocks, namespace
+from .objectives import amplitude_of
 from .posterior import LeaveOneOut, NewPoints, Posterior, Solved
 from .solving import ConvergenceWarning, solve_matrix
 from .solving.matrices import SymmetricMatrix

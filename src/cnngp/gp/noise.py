@@ -24,9 +24,9 @@ from cnngp.common.arrays import to_numpy
 
 from .groups import Codes, sets_left_out, thinned
 from .leave_one_out import leave_out
-from .likelihood import twice_negative_log
 from .linalg import Array, namespace
 from .line_search import minimised
+from .objectives import twice_negative_log
 
 # What all targets together may lose by a smaller noise: a tenth of a nat says nothing.
 _NATS = 0.1

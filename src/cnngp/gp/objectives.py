@@ -1,7 +1,11 @@
-"""What hyperparameters are learned by: a loss of the kernel matrix and the targets, and its gradient.
+"""The density of targets, and what hyperparameters are learned by: losses of the kernel matrix, and their gradients.
 
-A = K + noise·I, α = A⁻¹Y and κ_i = [A⁻¹]_ii. Both losses are in nats for each of the N·C targets, and of both the
-amplitude a has been taken out where it is not given as a number: at its best, so that they do not change when K and the
+C outputs share a Gaussian whose scale, the amplitude a, may be free:
+
+    −2 log N(Y; 0, aΣ) = Σ_c y_cᵀΣ⁻¹y_c/a + C (n log a + log|Σ|) + C n log 2π,   greatest at a = Σ_c y_cᵀΣ⁻¹y_c/(n C)
+
+Let A = K + noise·I, α = A⁻¹Y and κ_i = [A⁻¹]_ii. Both losses are in nats for each of the N·C targets, and of both the
+amplitude has been taken out where it is not given as a number: at its best, so that they do not change when K and the
 noise are multiplied by one factor.
 
     likelihood      −log p(Y)          ½ Σ_c y_cᵀα_c/a + ½ C log|aA| + …       a = Σ_c y_cᵀα_c/(N·C)
@@ -15,18 +19,32 @@ With P = ∂L/∂α and q = ∂L/∂κ, from dα = −A⁻¹dA α and dκ_i = �
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 from .leave_one_out import leave_out
-from .likelihood import LOG_2PI, amplitude_of, twice_negative_log
 from .linalg import Array, factorised, namespace
 
+LOG_2PI = math.log(2.0 * math.pi)
 Rule = Literal["likelihood", "loo"]
 RULES: tuple[Rule, ...] = ("likelihood", "loo")
 
 # A loss of leave-one-out means (N, C), given the targets, and its gradient with respect to the means.
 MeansLoss = Callable[[Array, Array], tuple[float, Array]]
+
+
+def amplitude_of(fit: float, targets: int, rule: Any) -> float:
+    """The amplitude that is given as a number, or the best one for Σ yᵀΣ⁻¹y = `fit` of so many `targets`."""
+    if not isinstance(rule, str):
+        return float(rule)
+    return fit / targets if fit > 0.0 else 1.0  # targets that are all zero say nothing of scale
+
+
+def twice_negative_log(fit: float, log_determinant: float, n: int, outputs: int, rule: Any) -> float:
+    """−2 log N without its constant, C n log 2π, at the amplitude of `amplitude_of`."""
+    a = amplitude_of(fit, n * outputs, rule)
+    return fit / a + outputs * (n * math.log(a) + log_determinant)
 
 
 class Judged(NamedTuple):

@@ -133,16 +133,22 @@ def _check_parameters(
         raise ValueError(f"method={method!r} is not one of {', '.join(map(repr, METHODS))}")
     if not is_number(noise, least=0.0):
         raise MatrixError(f"noise={noise!r}: expected a variance of 0 or more")
-    if not is_number(tolerance, least=0.0) or not 0.0 < float(tolerance) < 1.0:
-        raise ValueError(f"tolerance={tolerance!r}: expected a number between 0 and 1")
-    if not is_whole(iterations, 1):
-        raise ValueError(f"iterations={iterations!r}: expected a whole number of 1 or more")
-    if rank is not None and not is_whole(rank, 0):
-        raise ValueError(f"rank={rank!r}: expected a whole number of 0 or more, or None")
-    if checkpoint is not None and (not isinstance(checkpoint, str | Path) or not Path(checkpoint).name):
-        raise ValueError(f"checkpoint={checkpoint!r}: expected the path of a file, or None")
-    if client is not None and not all(hasattr(client, name) for name in ("scatter", "map", "gather")):
-        raise ValueError(f"client={client!r}: expected a dask.distributed.Client, or None")
+    a_file = checkpoint is None or (isinstance(checkpoint, str | Path) and bool(Path(checkpoint).name))
+    a_client = client is None or all(hasattr(client, name) for name in ("scatter", "map", "gather"))
+    for name, value, right, expected in (
+        (
+            "tolerance",
+            tolerance,
+            is_number(tolerance, 0.0) and 0.0 < float(tolerance) < 1.0,
+            "a number between 0 and 1",
+        ),
+        ("iterations", iterations, is_whole(iterations, 1), "a whole number of 1 or more"),
+        ("rank", rank, rank is None or is_whole(rank, 0), "a whole number of 0 or more, or None"),
+        ("checkpoint", checkpoint, a_file, "the path of a file, or None"),
+        ("client", client, a_client, "a dask.distributed.Client, or None"),
+    ):
+        if not right:
+            raise ValueError(f"{name}={value!r}: expected {expected}")
 
 
 def solve_matrix(
