@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,8 +18,6 @@ from cnngp.kernel.kernel import Kernel
 from .images import ImageRows
 from .store.store import GramStore
 
-Write = Callable[[Tile, Any], None]
-
 
 @dataclass(frozen=True)
 class Lane:
@@ -28,17 +26,9 @@ class Lane:
     engine: Engine
     card: int | None = None
 
-    @property
-    def output(self) -> Output:
-        """On a card a tile stays there until the thread that writes it fetches it."""
-        return "numpy" if self.card is None else "cupy"
-
-    def device(self) -> AbstractContextManager[Any]:
-        return nullcontext() if self.card is None else devices.card(self.card)
-
 
 def lanes(kernel: Kernel, image_shape: tuple[int, ...], most: int | None = None) -> list[Lane]:
-    """Those of a machine, at most this many.
+    """The lanes of a machine, at most this many.
 
     Two for a processor with several threads: they share its pool of threads, and one's tasks fill the gaps in which the
     other waits for its last ones. One for each card: a tile is too small to be divided among cards. Cards of another
@@ -59,7 +49,7 @@ def fill(
     lanes: list[Lane],
     x: ImageRows,
     z: ImageRows | None,
-    write: Write,
+    write: Callable[[Tile, Any], None],
     advance: Tell,
 ) -> None:
     """Compute and write the tiles. `z` is None for the symmetric matrix of x. An error, or Ctrl-C, ends all lanes."""
@@ -68,15 +58,17 @@ def fill(
         """A tile is written, by a thread, while the next one is computed; two are in memory at a time."""
         rows: tuple[int, Any] = (-1, None)
         writing: Future[None] | None = None
-        with lane.device(), ThreadPoolExecutor(1, thread_name_prefix="cnngp-write") as writer:
+        output: Output = "numpy" if lane.card is None else "cupy"  # the thread that writes it fetches it
+        on_card = nullcontext() if lane.card is None else devices.card(lane.card)
+        with on_card, ThreadPoolExecutor(1, thread_name_prefix="cnngp-write") as writer:
             for t in taken:
                 if rows[0] != t.i:
                     rows = (t.i, x.block(t.rows, lane.card))
                 if t.on_diagonal:
-                    block = lane.engine.symmetric(rows[1], lane.output, tell)
+                    block = lane.engine.symmetric(rows[1], output, tell)
                 else:
                     columns = (x if z is None else z).block(t.columns, lane.card)
-                    block = lane.engine.cross(rows[1], columns, lane.output, tell)
+                    block = lane.engine.cross(rows[1], columns, output, tell)
                 if writing is not None:
                     writing.result()
                 writing = writer.submit(write, t, block)

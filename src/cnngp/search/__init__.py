@@ -8,7 +8,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -197,10 +197,11 @@ class _Run:
             with self._bar(draws) as told:
                 while told() < draws:
                     asked: list[tuple[Any, str]] = []
-                    for done in self.pool.outcomes(networks(asked), problem):
-                        if done is not None:
-                            end(*asked[done[0]], done[1])
-                        told()
+                    with closing(self.pool.outcomes(networks(asked), problem)) as outcomes:
+                        for done in outcomes:
+                            if done is not None:
+                                end(*asked[done[0]], done[1])
+                            told()
                     if told() < draws:  # others are at the last ones; should one of them die, its draw is ours
                         time.sleep(POLL_SECONDS)
         finally:
@@ -213,8 +214,11 @@ class _Run:
         keys = {t.draw: _key(kind, len(problem.X), t) for t in chosen}
         known = self.study.notes(kind)
         todo = [t for t in chosen if keys[t.draw] not in known]
-        with progress_bar(len(todo), what, "network", wanted=self.progress, delay=0.5, keep=True) as bar:
-            for done in self.pool.outcomes([t.network_json for t in todo], problem):
+        with (
+            progress_bar(len(todo), what, "network", wanted=self.progress, delay=0.5, keep=True) as bar,
+            closing(self.pool.outcomes([t.network_json for t in todo], problem)) as outcomes,
+        ):
+            for done in outcomes:
                 if done is None:
                     continue
                 trial, found = todo[done[0]], done[1]

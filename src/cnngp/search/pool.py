@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, nullcontext
@@ -55,7 +55,7 @@ class Pool:
     def __init__(self, processes: int, cluster: Cluster | None) -> None:
         self._processes, self._cluster = processes, cluster
 
-    def outcomes(self, networks: Iterable[str], problem: Problem) -> Iterator[tuple[int, Outcome] | None]:
+    def outcomes(self, networks: Iterable[str], problem: Problem) -> Generator[tuple[int, Outcome] | None]:
         """(k, what came of the k-th network), as they come, and now and then None; networks are taken when needed."""
         several = min(self._processes, _fitting(problem)) if self._processes > 1 else 1
         if self._cluster is not None:
@@ -89,7 +89,7 @@ def _fitting(problem: Problem) -> int:
     return 1 << 20 if free is None else max(1, free // problem.bytes_needed)
 
 
-def _on_processes(networks: Iterable[str], problem: Problem, processes: int) -> Iterator[tuple[int, Outcome] | None]:
+def _on_processes(networks: Iterable[str], problem: Problem, processes: int) -> Generator[tuple[int, Outcome] | None]:
     """Spawned, not forked: a fork of a process with threads or a card is broken."""
     if problem.threads is None and engine_device(problem) == "cpu":
         from cnngp.kernel.engines.cpu.runner import default_threads

@@ -1,7 +1,7 @@
 """A kernel matrix on disk: a Zarr group that any Zarr reader opens, and that no accident makes wrong.
 
     STORE/zarr.json        what the matrix is: network, data, engine, type, tile (`spec.py`)
-    STORE/K/zarr.json      the array: a chunk is a tile, with a checksum, NaN where nothing was computed (`metadata.py`)
+    STORE/K/zarr.json      the array: a chunk is a tile, with a checksum, NaN where nothing was computed
     STORE/K/c, STORE/K/seals   the tiles, and what says that each is the one that belongs there (`tile_bytes.py`)
     STORE/K/.lock          held by the process that fills it
 
@@ -31,9 +31,8 @@ from cnngp.common.progress import progress_bar
 from cnngp.common.tiles import Grid, Tile
 
 from .keys import FULL, NOT_WRITABLE, Keys, prototype, wait
-from .metadata import array_differs, array_document, group_attributes, group_document
 from .places import HeldFolder, check_place, local_path, remove_leftovers
-from .spec import Spec
+from .spec import Spec, array_differs, array_document, group_attributes, group_document
 from .tile_bytes import CHECKSUM_BYTES, decoded_chunk, encoded_chunk, is_mirror, seal, tile_of
 
 log = logging.getLogger("cnngp")
@@ -120,20 +119,19 @@ class GramStore(Keys):
 
     def _open_array(self) -> None:
         """Make the array's document what the metadata says."""
-        differs = array_differs(self.get_bytes("K/zarr.json"), self.spec)
-        if differs is None:
-            return
-        if differs not in ("it is missing", "shape"):
-            log.warning("%s: K/zarr.json was damaged (%s) and is written anew; the tiles stay", self.name, differs)
-        self.set_bytes("K/zarr.json", array_document(self.spec))
+        there = self.get_bytes("K/zarr.json")
+        damage = None if there is None else array_differs(there, self.spec, but=["shape"])  # of a matrix that grows
+        if damage is not None:
+            log.warning("%s: K/zarr.json was damaged (%s) and is written anew; the tiles stay", self.name, damage)
+        if array_differs(there, self.spec) is not None:
+            self.set_bytes("K/zarr.json", array_document(self.spec))
 
     def check_array(self, growing: bool = False) -> None:
         """`StoreError` where Zarr would read the matrix wrongly or not at all. While it grows its old shape will do."""
-        differs = array_differs(self.get_bytes("K/zarr.json"), self.spec)
-        if differs is not None and not (growing and differs == "shape"):
-            what = "changed in shape" if differs == "shape" else differs
+        differs = array_differs(self.get_bytes("K/zarr.json"), self.spec, but=["shape"] if growing else [])
+        if differs is not None:
             raise StoreError(
-                f"{self.name}: K/zarr.json does not fit the matrix: {what}; run gram on the store again: it writes "
+                f"{self.name}: K/zarr.json does not fit the matrix: {differs}; run gram on the store again: it writes "
                 "that file anew, and the tiles stay"
             )
 

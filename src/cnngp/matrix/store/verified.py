@@ -14,8 +14,7 @@ from zarr.storage import WrapperStore
 
 from cnngp.common.errors import StoreError
 
-from .metadata import array_document
-from .spec import Spec
+from .spec import Spec, array_document
 from .tile_bytes import checked_sum, sealed_sum, tile_of
 
 
