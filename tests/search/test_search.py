@@ -203,14 +203,6 @@ def test_validation_images_are_never_trained_on() -> None:
     assert 0.25 < result.trials[0].error < 0.75
 
 
-def test_the_splits_own_validation_images(tmp_path: Path) -> None:
-    d = datasets.digits()
-    split = datasets.Dataset("split", d.X[:200], d.y[:200], d.X_test, d.y_test, d.X[200:400], d.y[200:400])
-    result = random_search(split, "paper-cnn", 1, train=50, validation=70, device="cpu")
-    clf = GPClassifier(result.network, device="cpu").fit(d.X[:50], d.y[:50])
-    assert result.best.error == pytest.approx(1 - clf.score(d.X[200:270], d.y[200:270]), abs=1e-12)
-
-
 def _by_class(data: datasets.Dataset, n: int) -> datasets.Dataset:
     order = np.argsort(data.y[:n], kind="stable")
     return datasets.Dataset("by class", data.X[:n][order], data.y[:n][order], data.X_test, data.y_test)
@@ -220,8 +212,7 @@ def test_images_in_class_order_are_searched_as_well_as_others() -> None:
     """The last ones would all be of the last classes, and the first ones of the first."""
     result = random_search(_by_class(DIGITS, 400), "paper-cnn", 3, train=100, device="cpu")
     assert result.trials[0].score.validation == 100
-    assert result.best.error < 0.3
-    assert result.best.score.loo_error < 0.3
+    assert max(result.best.error, result.best.score.loo_error) < 0.3
 
 
 def test_labels_that_no_training_image_has_are_refused(tmp_path: Path) -> None:
@@ -241,18 +232,6 @@ def test_labels_that_no_training_image_has_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match="the validation images of own have labels that its first 100 training"):
         random_search(own, "paper-cnn", 1, train=100, **arguments)
     assert not study.exists()
-
-
-def test_a_study_of_another_split_is_not_gone_on_with(tmp_path: Path) -> None:
-    """Studies say what was held out by the content of the images: an older way of holding out is another search."""
-    study = tmp_path / "s.journal"
-    last = datasets.Dataset(
-        "digits", DIGITS.X[:-60], DIGITS.y[:-60], DIGITS.X_test, DIGITS.y_test, DIGITS.X[-60:], DIGITS.y[-60:]
-    )
-    random_search(last, "paper-cnn", 1, **SMALL, study=study)
-    with pytest.raises(StudyError, match="others of them were held out for validation; give another study"):
-        random_search(DIGITS, "paper-cnn", 1, **SMALL, study=study)
-    assert [r.state.name for r in records_of(study)].count("COMPLETE") == 1
 
 
 def test_networks_are_scored_by_either_kernel_and_a_study_keeps_to_one(tmp_path: Path) -> None:

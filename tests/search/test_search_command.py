@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -109,19 +108,14 @@ def _sometimes_biased(draw: Draw) -> Sequential:
 
 def test_plots_of_a_search_with_no_errors_at_all(tmp_path: Path) -> None:
     """Zero on a logarithmic axis, and hyperparameters that not every draw has."""
-    data = datasets.digits()
-    easy = np.isin(data.y, (0, 1))
-    simple = datasets.Dataset("easy", data.X[easy], data.y[easy], data.X_test, data.y_test)
+    easy = np.isin(DIGITS.y, (0, 1))
+    simple = datasets.Dataset("easy", DIGITS.X[easy], DIGITS.y[easy], DIGITS.X_test, DIGITS.y_test)
     result = random_search(simple, Space("mine", 1, _sometimes_biased, ""), 6, train=60, validation=40, device="cpu")
     assert len({len(t.params) for t in result.trials}) == 2
     assert result.best.error == 0.0
-    written = result.plot(tmp_path / "new")
-    assert [p.name for p in written] == [
-        f"{name}.{kind}" for name in ("draws", "cost", "hyperparameters") for kind in ("png", "svg")
-    ]
-    svg = (tmp_path / "new" / "hyperparameters.svg").read_text()
-    assert "<svg" in svg
-    assert math.isfinite(result.seconds)
+    names = [f"{name}.{kind}" for name in ("draws", "cost", "hyperparameters") for kind in ("png", "svg")]
+    assert [p.name for p in result.plot(tmp_path / "new")] == names
+    assert "<svg" in (tmp_path / "new" / "hyperparameters.svg").read_text()
 
 
 @pytest.mark.parametrize(("errors", "labelled"), [((2.0, 9.0), True), ((0.9, 9.5), False), ((1.0, 90.0), False)])

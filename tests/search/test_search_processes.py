@@ -61,16 +61,16 @@ def _same_as_alone(study: Path, draws: int) -> None:
 
 
 def test_killed_and_run_again_by_two_processes(tmp_path: Path) -> None:
-    """Also the draw that was being done, with the same numbers."""
+    """Also the draw that was being done, with the same numbers; the processes of one that is killed end with it."""
     study = tmp_path / "s.journal"
-    first = _start(tmp_path, nap=0.5, draws=4)
+    first = _start(tmp_path, nap=0.5, draws=4, processes=2)
     deadline = time.monotonic() + 300
     while _count(study) < 1:
         assert first.poll() is None, first.stderr.read()  # type: ignore[union-attr]
         assert time.monotonic() < deadline
         time.sleep(0.02)
     first.kill()
-    first.communicate()
+    first.communicate(timeout=30)  # its processes have its pipes too
     assert 1 <= _count(study) < 4
     second = _start(tmp_path, nap=0.0, draws=4, processes=2)
     out, err = second.communicate(timeout=300)

@@ -105,13 +105,6 @@ def test_wide_networks_keep_the_variance() -> None:
         assert Kernel(network, device="cpu").diag(X) / (start * weight) == pytest.approx(1.0, abs=0.2)
 
 
-def test_a_space_that_draws_a_name_twice() -> None:
-    draw = Draw(asked(0))
-    draw.real("width", 0.0, 1.0)
-    with pytest.raises(SpaceError, match="draws 'width' twice"):
-        draw.integer("width", 1, 2)
-
-
 def _twice(draw: Draw) -> Sequential:
     return Sequential(Dense(weight_var=draw.real("a", 1.0, 2.0), bias_var=draw.real("a", 1.0, 2.0)))
 
