@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path, PureWindowsPath
 
 import numpy as np
@@ -50,63 +49,54 @@ def table(
     path = Path(path)
     reader = Reader(path.parent, aspect, skip_bad, max_pixels)
     shape = None if size is None else images.check_size(size)
-    rows = _Rows.read(path, columns)
+    files, labels, split, groups, noise = _columns(path, columns)
     parts: dict[str, Part] = {}
     for name in ("train", "test", "validation"):
-        at = np.flatnonzero(rows.parts == name)
+        at = np.flatnonzero(split == name)
         if not len(at):
             continue
-        X, kept = reader.read([rows.files[i] for i in at], path, shape)
+        X, kept = reader.read([files[i] for i in at], path, shape)
         shape, at = X.shape[2:], at[kept]
-        files = reader.names([rows.files[i] for i in at])
-        groups, noise = (None if column is None else column[at] for column in (rows.groups, rows.noise))
-        parts[name] = Part(X, rows.labels[at], files, groups, noise)
+        names = reader.names([files[i] for i in at])
+        others = (None if column is None else column[at] for column in (groups, noise))
+        parts[name] = Part(X, labels[at], names, *others)
     if "train" not in parts or not len(parts["train"].y):
         raise DatasetError(f"{path} has no images for training; its column split holds other parts only")
     return reader.dataset(path.stem, parts, whole)
 
 
-@dataclass(frozen=True)
-class _Rows:
-    """What a table says, checked, before a file is read."""
+def _columns(
+    path: Path, columns: str | Sequence[str] | None
+) -> tuple[list[Path], Labels, NDArray[np.str_], Labels | None, NDArray[np.float64] | None]:
+    """Files, labels, parts, groups and noise of a table, checked before a file is read."""
+    heads, lines = read_csv(path)
+    twice = [head for head, count in Counter(heads).items() if count > 1]
+    if twice or not lines:
+        raise DatasetError(f"{path} has {'columns of one name: ' + ', '.join(twice) if twice else 'no rows'}")
+    cells = dict(zip(heads, map(list, zip(*lines, strict=True)), strict=True))
+    by_word = {head.lower(): head for head in heads}
 
-    files: list[Path]
-    labels: Labels
-    parts: NDArray[np.str_]
-    groups: Labels | None
-    noise: NDArray[np.float64] | None
+    def named(words: Sequence[str]) -> str | None:
+        return next((by_word[word] for word in words if word in by_word), None)
 
-    @classmethod
-    def read(cls, path: Path, columns: str | Sequence[str] | None) -> _Rows:
-        heads, lines = read_csv(path)
-        twice = [head for head, count in Counter(heads).items() if count > 1]
-        if twice or not lines:
-            raise DatasetError(f"{path} has {'columns of one name: ' + ', '.join(twice) if twice else 'no rows'}")
-        cells = dict(zip(heads, map(list, zip(*lines, strict=True)), strict=True))
-        by_word = {head.lower(): head for head in heads}
-
-        def named(words: Sequence[str]) -> str | None:
-            return next((by_word[word] for word in words if word in by_word), None)
-
-        files = _column_of_files(path, cells, named(_FILES))
-        asked = columns.split(",") if isinstance(columns, str) else columns
-        others = [named(words) for words in (_GROUPS, _SPLITS, _NOISES)]
-        special = [None if head in (asked or ()) else head for head in others]
-        groups, split, noise = (None if head is None else cells[head] for head in special)
-        rest = [head for head in heads if head not in (files, *special)]
-        wanted = _columns_of_labels(path, asked, rest, named(_LABELS))
-        labels = np.stack([_values(path, head, cells[head]) for head in wanted], axis=1)
-        if len(wanted) > 1 and labels.dtype.kind not in "if":
-            raise DatasetError(
-                f"{path}: columns {', '.join(wanted)} hold words; several columns of labels are 0 and 1, or numbers"
-            )
-        return cls(
-            [_file(path.parent, cell) for cell in cells[files]],
-            labels[:, 0] if len(wanted) == 1 else labels,
-            np.array(["train"] * len(lines) if split is None else [_part(path, cell) for cell in split]),
-            None if groups is None else _values(path, special[0] or "", groups),
-            None if noise is None else _noise(path, special[2] or "", noise),
+    files = _column_of_files(path, cells, named(_FILES))
+    asked = columns.split(",") if isinstance(columns, str) else columns
+    others = [named(words) for words in (_GROUPS, _SPLITS, _NOISES)]
+    group, split, noise = (None if head in (asked or ()) else head for head in others)
+    rest = [head for head in heads if head not in (files, group, split, noise)]
+    wanted = _columns_of_labels(path, asked, rest, named(_LABELS))
+    labels = np.stack([_values(path, head, cells[head]) for head in wanted], axis=1)
+    if len(wanted) > 1 and labels.dtype.kind not in "if":
+        raise DatasetError(
+            f"{path}: columns {', '.join(wanted)} hold words; several columns of labels are 0 and 1, or numbers"
         )
+    return (
+        [_file(path.parent, cell) for cell in cells[files]],
+        labels[:, 0] if len(wanted) == 1 else labels,
+        np.array(["train"] * len(lines) if split is None else [_part(path, cell) for cell in cells[split]]),
+        None if group is None else _values(path, group, cells[group]),
+        None if noise is None else _noise(path, noise, cells[noise]),
+    )
 
 
 def _column_of_files(path: Path, cells: dict[str, list[str]], named: str | None) -> str:
