@@ -83,12 +83,13 @@ class Reader:
                 except DatasetError as error:
                     bad.append(error)
                 bar.update()
+        X = X[: len(kept)]  # the rest, of files that cannot be read, was never written
         X /= np.float32(255.0)
         self._refuse(bad, len(files), where)
         if first:
             self._say_size([heads[i] for i in kept], chosen, why)
             self._say_depth(deepest)
-        return X[: len(kept)], np.array(kept, dtype=np.intp)
+        return X, np.array(kept, dtype=np.intp)
 
     def names(self, files: Sequence[Path]) -> NDArray[np.str_]:
         """Relative to the root, and as they are where they lie elsewhere."""
