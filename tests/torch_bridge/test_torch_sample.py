@@ -203,6 +203,16 @@ def test_broadcast_keeps_inner_products(channels: int, width: int) -> None:
     torch.testing.assert_close(inner, (x * z).sum(1) / channels, rtol=1e-14, atol=1e-14)
 
 
+def test_named_functions_have_gradients() -> None:
+    from cnngp.torch_bridge.parts import NAMED, torch_function
+
+    for name in NAMED:
+        x = torch.linspace(-2, 2, 9, requires_grad=True)
+        torch_function(Elementwise(name))(x).sum().backward()
+        assert x.grad is not None
+        assert x.grad.abs().sum() > 0
+
+
 def test_a_seed_fixes_the_network() -> None:
     net, X = zoo.small_cnn(), torch.randn(2, 1, 5, 5)
     first, again, other = (sample_network(net, 4, (1, 5, 5), seed=s)(X) for s in (1, np.int64(1), 2))

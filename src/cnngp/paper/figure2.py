@@ -22,7 +22,7 @@ from cnngp.network import zoo
 from cnngp.network.layers import Network
 
 from .common import GREY, INK, SEQUENCE, new_figure, save_figure
-from .results import Results, row
+from .results import Results, Row, row
 from .setting import Setting, digest
 
 TITLE = "Figure 2: finite networks approach the limit"
@@ -63,15 +63,12 @@ _FLOOR_SECONDS = 30.0
 def run(setting: Setting, plan: Figure2Plan | None = None, X: NDArray[np.float32] | None = None) -> Results:
     """The distances at each width; `X` are the images, the first training images of MNIST unless given."""
     plan = plan or (quick() if setting.quick else full())
-    X = setting.dataset("mnist", "paper").X[: plan.images] if X is None else X[: plan.images]
+    X = (setting.dataset("mnist", "paper").X if X is None else X)[: plan.images]
     K = np.asarray(Kernel(plan.network, "cpu", "float64", setting.threads)(X, progress=False))
-    depends = {
-        "network": plan.network.fingerprint,
-        "images": digest(X),
-        "networks": plan.networks,
-    }
-    widths = {f"figure2-width-{width}": _estimate(setting, plan, len(X), width) for width in plan.widths}
-    setting.expect({"figure2-floor": _FLOOR_SECONDS, **widths})
+    depends = {"network": plan.network.fingerprint, "images": digest(X), "networks": plan.networks}
+    expected = {width: _estimate(setting, plan, len(X), width) for width in plan.widths}
+    names = {f"figure2-width-{width}": seconds for width, seconds in expected.items()}
+    setting.expect({"figure2-floor": _FLOOR_SECONDS, **names})
     floor = setting.piece(
         "figure2-floor",
         lambda: _floor(K, plan, setting.seed),
@@ -79,36 +76,25 @@ def run(setting: Setting, plan: Figure2Plan | None = None, X: NDArray[np.float32
         seconds=_FLOOR_SECONDS,
     )
     outputs: dict[int, Array] = {}
+    widths: dict[str, Any] = {}
     rows = []
-    details: dict[str, Any] = {
-        "network": plan.name,
-        "networks": plan.networks,
-        "images": len(X),
-        "floor": {key: value for key, value in floor.items() if key not in ("hardware", "software")},
-        "widths": {},
-    }
-    for width in plan.widths:
+    for width, seconds in expected.items():
         piece = setting.piece(
             f"figure2-width-{width}",
             lambda width=width: {"outputs": _outputs(setting, plan, X, width)},  # type: ignore[misc]
             depends={**depends, "width": width},
-            seconds=widths[f"figure2-width-{width}"],
+            seconds=seconds,
         )
-        outputs[width] = f = np.asarray(piece["outputs"], np.float64)
-        found = measure(f, K)
-        details["widths"][str(width)] = {**found, "seconds": piece["seconds"]}
+        outputs[width] = np.asarray(piece["outputs"], np.float64)
+        found = measure(outputs[width], K)
+        widths[str(width)] = {**found, "seconds": piece["seconds"]}
         name = f"C = {width}: {plan.networks:,} networks {plan.name}"
         tail = f"the ten largest of the networks hold {100 * found['largest_ten']:.0f} % of the sum of squares"
-        rows += [
-            row(TABLE, name, q, ours=found[key], seconds=piece["seconds"], note=tail) for key, q in QUANTITIES.items()
-        ]
-    exact = f"the limit: {plan.networks:,} exact Gaussian draws"
+        rows += _rows(name, found, piece["seconds"], tail)
     note = f"mean of {plan.floors} times; no network can be expected to come below it"
-    rows += [
-        row(TABLE, exact, q, ours=floor[key], seconds=floor["seconds"], note=note)
-        for key, q in QUANTITIES.items()
-        if key in floor
-    ]
+    rows += _rows(f"the limit: {plan.networks:,} exact Gaussian draws", floor, floor["seconds"], note)
+    details = {"network": plan.name, "networks": plan.networks, "images": len(X), "widths": widths}
+    details["floor"] = {key: value for key, value in floor.items() if key not in ("hardware", "software")}
     captions = {
         "figure2-a": f"A. Density of the output for one image, {plan.networks:,} random networks at each width C.",
         "figure2-b": "B. Quantiles of the output for the same image against those of the limit; grey: the middle 95 % "
@@ -116,6 +102,10 @@ def run(setting: Setting, plan: Figure2Plan | None = None, X: NDArray[np.float32
         "figure2-c": f"C. Variances and covariances over {len(X)} training images against the kernel's.",
     }
     return Results(rows=rows, details=details, captions=captions, arrays={"K": K, "outputs": outputs})
+
+
+def _rows(name: str, found: dict[str, Any], seconds: float, note: str) -> list[Row]:
+    return [row(TABLE, name, q, ours=found[key], seconds=seconds, note=note) for key, q in QUANTITIES.items()]
 
 
 def measure(f: Array, K: Array) -> dict[str, float]:
@@ -157,35 +147,19 @@ def _floor(K: Array, plan: Figure2Plan, seed: int) -> dict[str, Any]:
 
 def _outputs(setting: Setting, plan: Figure2Plan, X: NDArray[np.float32], width: int) -> NDArray[np.float32]:
     """(networks, images). The seed differs between widths, so that their errors are independent."""
-    from cnngp.torch_bridge import sample_outputs
+    from cnngp.torch_bridge import need_torch, sample_outputs
 
-    device = _torch_device(setting)
+    need_torch("reproduce figure2")
+    seed = _seed(setting.seed, width)
     with progress_bar(plan.networks, f"{width} channels", "network") as bar:
         drawn = sample_outputs(
-            plan.network, X, width, plan.networks, _seed(setting.seed, width), device=device, progress=bar.update
+            plan.network, X, width, plan.networks, seed, device=setting.actual_device, progress=bar.update
         )
     return np.asarray(drawn, np.float32)
 
 
 def _seed(seed: int, width: int) -> int:
     return int(np.random.SeedSequence((seed, width)).generate_state(1, np.uint32)[0])
-
-
-def _torch_device(setting: Setting) -> str:
-    """torch refuses a card that it was not built for with an assertion, after the networks are planned."""
-    from cnngp.torch_bridge import need_torch
-
-    need_torch("reproduce figure2")
-    if setting.actual_device == "cpu":
-        return "cpu"
-    import torch
-
-    if not torch.cuda.is_available():
-        raise RuntimeError(
-            "figure2 on cuda needs a PyTorch that can use the GPU, and this one cannot; install one built for CUDA, "
-            "or use --device cpu with --quick"
-        )
-    return "cuda"
 
 
 def _estimate(setting: Setting, plan: Figure2Plan, images: int, width: int) -> float:

@@ -81,28 +81,26 @@ def run(setting: Setting, plan: Figure3Plan | None = None, data: Dataset | None 
         "rbf": lambda: _sparse(setting, plan, data, "rbf"),
         "exact": lambda: _exact(setting, data, network),
     }
-    images = digest(data.X, data.y, data.X_test, data.y_test)
+    images = {"data": data.name, "images": digest(data.X, data.y, data.X_test, data.y_test)}
+    inducing = {"inducing": plan.inducing, "epochs": plan.epochs, "batch_size": plan.batch_size}
     table = f"{'MNIST' if data.name == 'mnist' else data.name}, {len(data.X):,} training images"
     curves: dict[str, Any] = {}
     rows: list[Row] = []
     seconds = {f"figure3-{data.name}-{c.label}": c.seconds[setting.actual_device != "cuda"] for c in CASES}
     setting.expect(seconds)
-    for case in CASES:
-        depends: dict[str, Any] = {"data": data.name, "images": images, "kernel": network.fingerprint}
-        if case.label == "rbf":
-            depends["kernel"] = "rbf"
-        if case.label != "exact":
-            depends |= {"inducing": plan.inducing, "epochs": plan.epochs, "batch_size": plan.batch_size}
-        values = setting.piece(
-            f"figure3-{data.name}-{case.label}",
-            fits[case.label],
-            depends=depends,
-            seconds=seconds[f"figure3-{data.name}-{case.label}"],
-        )
+    for case, (name, expected) in zip(CASES, seconds.items(), strict=True):
+        depends: dict[str, Any] = {**images, "kernel": "rbf" if case.label == "rbf" else network.fingerprint}
+        depends |= {} if case.label == "exact" else inducing
+        values = setting.piece(name, fits[case.label], depends=depends, seconds=expected)
         curves[case.label] = values
         rows += _rows(table, case, values)
     details = {"data": data.name, "train": len(data.X), "inducing": plan.inducing, "epsilon": EPSILON, "curves": curves}
-    return Results(rows=rows, details=details, captions={"figure3": _caption(plan, data)})
+    caption = (
+        f"Reliability of the predicted class for {len(data.X_test):,} test images, with 95 % intervals, and how many "
+        f"predictions each bin holds. {len(data.X):,} training images, {plan.inducing:,} inducing points; the "
+        "published errors, in brackets, are for 50,000 and 1,000."
+    )
+    return Results(rows=rows, details=details, captions={"figure3": caption})
 
 
 def _sparse(setting: Setting, plan: Figure3Plan, data: Dataset, network: Network | Literal["rbf"]) -> dict[str, Any]:
@@ -148,27 +146,12 @@ def _rows(table: str, case: Case, values: Mapping[str, Any]) -> list[Row]:
         note = f"learned lengthscale {values['lengthscale']:.3g}"
     elif "temperature" in values:
         note = f"no inducing points; leave-one-out error {values['loo_error']:.2f} %"
-    seconds = values["seconds"]
+    shared: Any = {"seconds": values["seconds"], "note": note}
     return [
-        row(
-            *(table, case.name, "test error"),
-            unit="%",
-            published=case.published,
-            ours=values["error"],
-            seconds=seconds,
-            note=note,
-        ),
-        row(table, case.name, "ECE", ours=values["ece"], seconds=seconds, note=note),
-        row(table, case.name, "NLL", ours=values["nll"], seconds=seconds, note=note),
+        row(table, case.name, "test error", unit="%", published=case.published, ours=values["error"], **shared),
+        row(table, case.name, "ECE", ours=values["ece"], **shared),
+        row(table, case.name, "NLL", ours=values["nll"], **shared),
     ]
-
-
-def _caption(plan: Figure3Plan, data: Dataset) -> str:
-    return (
-        f"Reliability of the predicted class for {len(data.X_test):,} test images, with 95 % intervals, and how many "
-        f"predictions each bin holds. {len(data.X):,} training images, {plan.inducing:,} inducing points; the "
-        "published errors, in brackets, are for 50,000 and 1,000."
-    )
 
 
 def draw(results: Mapping[str, Any], folder: Path) -> list[Path]:
