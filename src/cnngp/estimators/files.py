@@ -58,6 +58,8 @@ _SHAPES: dict[str, dict[str, str]] = {
         "loo_rows": "S",
         "loo_targets": "SC",
         "own": "S",
+        "seen": "SC",
+        "copies": "S",
         "loo_groups?": "S",
         "K": "T",
         "B": "T",

@@ -43,7 +43,8 @@ SAMPLE = 4096
 # and leave-one-out cannot tell one noise from another.
 _LIKELY_NOISE = (-8.0, 1.0)
 _LOO_NOISE = (-4.0, 1.0)
-_PANEL = 2048  # rows of B that are summed at a time
+_PANEL = 2048  # rows of B that are summed, and new points that are looked for in the sample, at a time
+_EQUAL = 1e-12  # of squared lengths: features further apart belong to other points
 _NUMBERS = ("discount", "squares", "log_weights", "n")  # of the sums, in files
 
 
@@ -154,11 +155,27 @@ class InducingGP(Posterior):
                 inside = np.flatnonzero((self.loo_rows >= rows.start) & (self.loo_rows < rows.stop))
                 at = xp.asarray(self.loo_rows[inside] - rows.start)
                 kept.append((Phi[:, at].T, Y[at], diagonal[at]))
+            else:
+                self._find_copies(Phi, Y, diagonal)
         for one in sums:
             one.mirror()
         if self._kept is None:
             features, self.loo_targets, self._diagonal = (xp.concatenate(a) for a in zip(*kept, strict=True))
             self._kept = features.T
+            self._seen, self._copies = self.loo_targets, xp.ones(len(self.loo_rows))
+
+    def _find_copies(self, Phi: Array, Y: Array, diagonal: Array) -> None:
+        """Points of the sample that are there again are left out with their copies: as one of more weight, whose target
+        is their mean.
+        """
+        xp, kept = namespace(Phi), self._kept
+        size = (kept * kept).sum(0)[:, None]
+        for k in blocks(int(Phi.shape[1]), _PANEL):
+            apart = size + (Phi[:, k] * Phi[:, k]).sum(0) - 2.0 * kept.T @ Phi[:, k]
+            same = (apart <= _EQUAL * size) & (xp.abs(self._diagonal[:, None] - diagonal[k]) <= 1e-6 * diagonal[k])
+            copies = same.sum(1) + self._copies
+            total = self._seen * self._copies[:, None] + same.astype(xp.float64) @ Y[k]
+            self._seen, self._copies = total / copies[:, None], copies
 
     def _unknown(self, Phi: Array, diagonal: Array) -> Array:
         """What the inducing points cannot say about points with features `Phi`, in units of their own mean k(x, x)."""
@@ -229,8 +246,8 @@ class InducingGP(Posterior):
 
     def _left_out(self, sums: Sums, factor: Factor, w: Array) -> tuple[Array, Array]:
         """Mean and variance of y at the sample, without amplitude."""
-        weights = sums.weights(self._unknown(self._kept, self._diagonal))
-        return self._without.predict(self._kept, self._diagonal, self.loo_targets, weights, factor, w)
+        weights = self._copies * sums.weights(self._unknown(self._kept, self._diagonal))
+        return self._without.predict(self._kept, self._diagonal, self._seen, weights, factor, w)
 
     @property
     def points(self) -> int:
@@ -288,6 +305,7 @@ class InducingGP(Posterior):
         numbers |= {name: getattr(self._sums, name) for name in _NUMBERS}
         arrays = {"rhs": self._sums.rhs, "kept": self._kept, "kept_diagonal": self._diagonal}
         arrays |= {"loo_rows": self.loo_rows, "loo_targets": self.loo_targets, "own": self._without.own}
+        arrays |= {"seen": self._seen, "copies": self._copies}
         arrays |= {} if self._without.groups is None else {"loo_groups": self._without.groups}
         # K_mm and B stand above the diagonals of the factors.
         arrays["K"] = files.packed(to_numpy(self.basis.A), to_numpy(self.basis.diagonal), dtype)
@@ -302,8 +320,8 @@ class InducingGP(Posterior):
         gp.basis, gp.jitter = factorised(K_mm, 0.0, numbers["jitter"])
         gp.noise, gp._amplitude_rule = float(numbers["noise"]), numbers["amplitude_rule"]
         gp._sums = Sums(B=B, rhs=xp.asarray(arrays["rhs"]), **{name: numbers[name] for name in _NUMBERS})
-        gp._kept, gp._diagonal, gp.loo_targets = (
-            xp.asarray(arrays[name]) for name in ("kept", "kept_diagonal", "loo_targets")
+        gp._kept, gp._diagonal, gp.loo_targets, gp._seen, gp._copies = (
+            xp.asarray(arrays[name]) for name in ("kept", "kept_diagonal", "loo_targets", "seen", "copies")
         )
         gp._without = InducingLeftOut(gp.basis, arrays["own"], arrays.get("loo_groups"))
         gp.loo_rows = np.asarray(arrays["loo_rows"])

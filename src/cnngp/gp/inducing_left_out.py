@@ -55,7 +55,8 @@ class InducingLeftOut:
     ) -> tuple[Array, Array]:
         """Means (sample, outputs) and variances (sample,) of y without amplitude.
 
-        From the features Φ (m, sample), k(x, x), y and ω of the sample, the factor of A and the weights w of Φ.
+        From the features Φ (m, sample), k(x, x), y and ω of the sample, the factor of A and the weights w of Φ. A point
+        that is there several times has the sum of their weights and the mean of their targets.
         """
         xp = namespace(w)
         V, U = factor.solve_lower(features), factor.solve_lower(self._G) if self._G.shape[1] else self._G
