@@ -55,14 +55,7 @@ class NetworkKernel(kernels.Kernel):  # type: ignore[misc]
         return f"{kind}{self.network!r} on {self.input_shape}"
 
     def _kernel(self) -> Kernel:
-        asked = (
-            self.network,
-            self.device,
-            self.dtype,
-            self.threads,
-            self.kind,
-            self.check,
-        )  # set_params may change them
+        asked = self.network, self.device, self.dtype, self.threads, self.kind, self.check  # set_params may change them
         if self.__dict__.get("_made_for") != asked:
             self._made, self._made_for = Kernel(*asked), asked
         return self._made

@@ -1,12 +1,16 @@
-"""Step: f = π − θ with cos θ = K·r·r', and 0 where either variance, and with it r = 1/√K₁ in the table, is 0."""
+"""Step: f = π − θ with cos θ = K·r·r', and 0 where either variance, and with it r = 1/√K₁ in the table, is 0.
+
+Sign: f = π/2 − θ = asin(cos θ).
+"""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
-from cnngp.network.layers import Step
+from cnngp.network.layers import Sign, Step
 
+from .erf import arcsine
 from .family import Family, Formula, inverse_root
 from .primitives import PI, absolute, maximum, positive, turn, where_less
 
@@ -32,22 +36,32 @@ def peak(K: Any, x: Any) -> Any:
     return where_less(0.0, K, maximum(K, 1.0 / K), K)
 
 
+def sign_value(K: Any, a: Any, b: Any, c: Any) -> Any:
+    return arcsine(K * (a[0] * b[0]))
+
+
+def sign_diagonal(K: Any, x: Any) -> Any:
+    return where_less(0.0, K, PI / 2.0, 0.0)
+
+
 STEP = Family("step", 1, value, table, diagonal, peak=peak)
+SIGN = Family("sign", 1, sign_value, table, sign_diagonal, peak=peak)
 
 
-LAYERS = (Step,)
+LAYERS = (Step, Sign)
 
 
-def formula(layer: Step) -> Formula:
+def formula(layer: Step | Sign) -> Formula:
+    step = isinstance(layer, Step)
     return Formula(
-        STEP,
-        factor=lambda unit: 1.0 / (2.0 * PI),
-        level=lambda level: -1.0,
-        sign="nonnegative",
+        STEP if step else SIGN,
+        factor=lambda unit: 1.0 / (2.0 * PI) if step else 2.0 / PI,
+        level=lambda level: -1.0 if step else 0.0,
+        sign="nonnegative" if step else "of K",
         slope_level=lambda level: math.inf,
-        no_slope="Step() has no tangent kernel: its slope is zero almost everywhere and infinite at 0, so "
+        no_slope=f"{layer!r} has no tangent kernel: its slope is zero almost everywhere and infinite at 0, so "
         "E[φ'φ'] does not exist; use Erf() or another smooth function, or kind='nngp'",
-        no_gradient="Step() has no gradient: its kernel has an infinite slope where two patches are alike; use "
+        no_gradient=f"{layer!r} has no gradient: its kernel has an infinite slope where two patches are alike; use "
         "Erf() or another smooth function",
         any_scale=True,
     )

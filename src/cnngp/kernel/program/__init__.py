@@ -18,9 +18,8 @@ float32.
     nodes.py       layer → operations that each make a new map
     lowering.py    network → operations of K, or of K and Θ side by side
     scheduling.py  those → operations over a few buffers
-    reverse.py     those → a program that goes on backwards, for gradients, made of
-    steps.py       its steps, and
-    shares.py      which parameters their sums belong to
+    reverse.py     those → a program that goes on backwards, for gradients, and what its sums belong to
+    steps.py       its steps
 """
 
 from __future__ import annotations
