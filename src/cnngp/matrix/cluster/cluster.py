@@ -29,9 +29,10 @@ log = logging.getLogger("cnngp")
 SILENT_SECONDS = 10.0
 # How long to wait for a first worker, or for one after the last has gone.
 PATIENCE = 300.0
-# How often workers are looked at, and how long the scheduler, or one of them, may take to answer.
+# How often workers are looked at, and how long the scheduler, and they, may take to answer.
 _LOOK_SECONDS = 0.5
-_ANSWER_SECONDS = 30.0
+_SCHEDULER_SECONDS = 30.0
+_ANSWER_SECONDS = 10.0
 # Workers that may be lost, beside as many as there were, without a result between them: then the work kills them.
 _DEATHS = 4
 # What a call comes to whose worker, or whose data, are lost.
@@ -186,8 +187,8 @@ class Cluster:
             raise gone
         look = partial(self.client.sync, self.client.scheduler.identity)
         try:
-            found = within(_ANSWER_SECONDS, look)["workers"]
-            now = within(_ANSWER_SECONDS, partial(self.client.run_on_scheduler, time.time))  # its clock, not ours
+            found = within(_SCHEDULER_SECONDS, look)["workers"]
+            now = within(_SCHEDULER_SECONDS, partial(self.client.run_on_scheduler, time.time))  # its clock, not ours
         except _LOST as error:
             raise gone from error
         heard = {w: int(about["nthreads"]) for w, about in found.items() if now - about["last_seen"] <= SILENT_SECONDS}

@@ -28,8 +28,7 @@ from cnngp.kernel.kernel import Kernel
 
 from ..fill import fill, lanes, not_done_by_others
 from ..images import ImageRows
-from ..store.keys import FULL
-from ..store.places import same_for_all_machines
+from ..store.places import FULL, same_for_all_machines
 from ..store.store import GramStore
 from .cluster import Cluster, Engine, Refused, pickled, unpickled
 

@@ -17,6 +17,8 @@ from typing import Any
 from cnngp.common.errors import StoreError
 from cnngp.common.tiles import Grid
 
+from .places import Keys
+
 FORMAT = 3
 _MARK = "cnngp_gram"
 _CHECKSUM = "sha256"
@@ -176,8 +178,6 @@ def array_document(spec: Spec) -> bytes:
 @cache
 def _array_document(shape: tuple[int, int], tile: tuple[int, int], dtype: str) -> bytes:
     from zarr.storage import MemoryStore
-
-    from .keys import Keys
 
     keys = Keys(MemoryStore(), read_only=False)
     keys.new_array("K", shape, tile, dtype)

@@ -30,8 +30,17 @@ from cnngp.common.locks import exclusive
 from cnngp.common.progress import progress_bar
 from cnngp.common.tiles import Grid, Tile
 
-from .keys import FULL, NOT_WRITABLE, Keys, prototype, wait
-from .places import HeldFolder, check_place, local_path, remove_leftovers
+from .places import (
+    FULL,
+    NOT_WRITABLE,
+    HeldFolder,
+    Keys,
+    check_place,
+    local_path,
+    prototype,
+    remove_leftovers,
+    wait,
+)
 from .spec import Spec, array_differs, array_document, group_attributes, group_document
 from .tile_bytes import CHECKSUM_BYTES, decoded_chunk, encoded_chunk, is_mirror, seal, tile_of
 
