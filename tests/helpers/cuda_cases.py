@@ -60,7 +60,7 @@ class OnCpu:
         rows = _aligned(len(x) * self.source.data.layout.row, self.dtype)
         peaks = np.zeros((len(x), self.source.data.sites))
         diagonal = np.full(len(x) * self.kinds, np.nan)
-        scratch = np.empty(3 * self._tables.scratch + 8, dtype=np.uint8)
+        scratch = np.full(3 * self._tables.scratch + 8, 0xFF, np.uint8)
         places = map(_at, (x, rows, peaks, diagonal))
         self.library.run_tables(*places, len(x), _at(scratch), *map(_at, self._kept), 3, self._tables.threads)
         return rows, peaks, diagonal
@@ -80,7 +80,7 @@ class OnCpu:
         s = self.source
         both = np.full((self.kinds, n, m), np.nan, dtype=self.dtype)
         blocks = 3 if s.path == "walk" or s.pairs.scratch else s.pairs.blocks(n, m)
-        scratch = np.empty(3 * s.pairs.scratch + 8, dtype=np.uint8)
+        scratch = np.full(3 * s.pairs.scratch + 8, 0xFF, np.uint8)
         below = ctypes.c_longlong(0 if mirror else -(2**40))
         out, *theta = ([_at(k), _at(k) if mirror else None] for k in both)
         more = [place for places in theta for place in places]
@@ -252,6 +252,7 @@ NETWORKS: dict[str, tuple[Network, tuple[int, ...]]] = {
 }
 POOLED: dict[str, tuple[Network, tuple[int, ...]]] = {
     "LeNet": (Sequential(C, R, AvgPool(2), C, R, AvgPool(2), D), (1, 8, 8)),
+    "a pool of wide maps": (Sequential(C, R, AvgPool(2), C, R, D), (1, 4, 18)),
     "global pool": (Sequential(*[C, R] * 3, GlobalAvgPool(), D), (2, 5, 7)),
     "two pools": (
         Sequential(

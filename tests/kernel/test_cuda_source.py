@@ -57,8 +57,11 @@ QUICK: list[tuple[str, str, Kind, Options]] = [
     *((name, D, "nngp", {}) for name in ("resnet", "smooth", "step", "one location", "lanes outside maps")),
     *((name, F, "ntk", {}) for name in ("resnet", "3-D", "dense skips")),
     *((name, D, "ntk", {}) for name in ("smooth", "series")),
-    *((name, F, "nngp", {"launch_shape": OWN}) for name in ("two pools", "strides")),
-    *((name, F, "nngp", {"launch_shape": TOGETHER}) for name in ("two pools", "any pool at the end")),
+    *((name, F, "nngp", {"launch_shape": OWN}) for name in ("two pools", "strides", "a pool of wide maps")),
+    *(
+        (name, F, "nngp", {"launch_shape": TOGETHER})
+        for name in ("two pools", "any pool at the end", "a pool of wide maps")
+    ),
     *((name, D, "nngp", {}) for name in ("global pool", "smooth pools", "same, then smaller twice", *SERIES)),
     *((name, F, "nngp", {}) for name in ("convolutional GP", *GENERAL, "series", "series at one location")),
     ("strides", F, "ntk", {"launch_shape": OWN}),
