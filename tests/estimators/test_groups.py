@@ -37,6 +37,7 @@ def test_leave_one_out_does_not_learn_from_copies(tmp_path: Path):
     np.testing.assert_array_equal(again.loo_probabilities_, honest.loo_probabilities_)
 
 
+@pytest.mark.slow
 def test_the_default_takes_copies():
     clf = GPClassifier(device="cpu", effort="quick").fit(X5, Y5)
     assert clf.X_.shape == X5.shape
