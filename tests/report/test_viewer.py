@@ -67,6 +67,17 @@ def test_an_image_gets_the_models_own_answer(answers: Answers, clf: GPClassifier
         json.dumps(seen, allow_nan=False)
 
 
+def test_the_page_draws_as_the_training_images_are(answers: Answers, tmp_path: Path) -> None:
+    told = answers.about()
+    assert told["about"].startswith("200 training images of 1 × 8 × 8, 10 classes, leave-one-out error ")
+    assert told["light_on_dark"]
+    assert 0.8 < told["ink"] <= 1.0  # digits fill their frames
+    inverse = GPClassifier(NET, noise=0.1, device="cpu").fit(1.0 - DIGITS.X, DIGITS.y)
+    told = Answers(inverse, "m.gp", tmp_path / "d.csv").about()
+    assert not told["light_on_dark"]
+    assert 0.8 < told["ink"] <= 1.0
+
+
 def test_the_models_scale_of_pixels_is_used(tmp_path: Path) -> None:
     bytes_ = GPClassifier(NET, device="cpu").fit(255 * DIGITS.X, DIGITS.y)
     answers = Answers(bytes_, "bytes.gp", tmp_path / "d.csv", largest=255)
@@ -84,6 +95,9 @@ def test_a_number_gets_an_interval_and_the_images_most_like_it(numbers: Answers)
     told = numbers.about()
     assert told["classes"] == []
     assert told["knows"] == "numbers from 0 to 30"
+    assert (
+        told["about"] == f"200 training images of 1 × 8 × 8, one number each, leave-one-out error {reg.loo_error_:.4g}"
+    )
     assert len(told["examples"]) == 5
     json.dumps(told, allow_nan=False)
 

@@ -144,7 +144,8 @@ def _moved(gp: ExactGP, K_test: Array, diagonal: Array) -> Iterator[_Moved]:
         b = gp.factor.solve(K.T)
         s = np.asarray(diagonal, np.float64)[rows] + gp.factor.shift - to_numpy((K.T * b).sum(0))
         b, m = to_numpy(b), len(s)
-        s = np.maximum(s, np.finfo(np.float64).eps * gp.largest_variance)
+        # Of a training image, without noise, only what the rounding of a kernel leaves: of it no weight must be made.
+        s = np.maximum(s, np.finfo(np.float32).eps * gp.largest_variance)
         still, pull, variances = np.empty((n, m, outputs)), np.empty((n, m)), np.empty((n, m))
         for at, chosen, S in sets:
             c = S @ b[at]  # (sets, size, m)
