@@ -206,10 +206,9 @@ def gpytorch_kernel(
 
     GPyTorch's models pass flat rows (N, C·H·W), so give `input_shape`; called by hand it takes (N, C, H, W) too.
 
-    Its parameters are the logarithms of the network's positive variances, and `backward` works through them. The
-    kernel's `network` is the plain network with the variances that it has now. With `learn=False` it has no
-    parameters, and a matrix is computed once however long the model around it is trained. There is no gradient with
-    respect to the images, and the kernel says so when one is asked for: keep inducing points fixed.
+    Its parameters are the logarithms of the network's positive variances. `backward` reaches them and the images, such
+    as inducing points that are learned. The kernel's `network` is the plain network with the variances that it has
+    now. With `learn=False` it has no parameters, and a matrix is computed once however long the model is trained.
 
     >>> import torch
     >>> from cnngp import zoo
