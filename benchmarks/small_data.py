@@ -37,7 +37,7 @@ import numpy as np
 from cnngp import AvgPool, Conv, Dense, GPClassifier, LeakyReLU, Network, ReLU, Sequential, datasets, zoo
 from cnngp.datasets.augmentation import shifted, warped
 from cnngp.gp import calibration
-from cnngp.network.names import options
+from cnngp.network.names import default_names, network_by_name
 
 from .drawn import SETS, drawn
 from .made import made
@@ -80,7 +80,8 @@ def _late_pool(convolutions: int, pool: int, activation: Any) -> Network:
 
 def _candidates(shape: tuple[int, ...]) -> dict[str, Network]:
     """The two best that the default would choose from and, for images of 28 × 28 and about, variants of the best."""
-    found = {option.name: option.network for option in options(shape)[:2]}
+    networks = {name: network_by_name(name) for name in default_names(shape)[:2]}
+    found = {name: network for name, network in networks.items() if network is not None}
     if zoo.halvings_for(min(shape[1:])) == 1:
         found["5 convolutions"] = _late_pool(5, 5, ReLU())
         found["slope -0.3"] = _late_pool(3, 5, LeakyReLU(-0.3))
@@ -94,9 +95,10 @@ _FEW = 1000  # beyond so many, only networks that cost no more than `pooled_cnn-
 
 def searched(data: datasets.Dataset, device: Any) -> Result:
     start = time.perf_counter()
-    most = options(data.image_shape)[0].elements * (1.3 if len(data.X) > _FEW else 10.0)
-    losses = {}
     candidates = _candidates(data.image_shape)
+    dearest = next(iter(candidates.values())).shapes(data.image_shape).elements
+    most = dearest * (1.3 if len(data.X) > _FEW else 10.0)
+    losses = {}
     for name, network in candidates.items():
         if network.shapes(data.image_shape).elements > most:
             continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import warnings
 from pathlib import Path
@@ -95,3 +96,17 @@ def test_with_gpytorch() -> None:
         pytest.importorskip("gpytorch")
     found = _load("with_gpytorch").main()
     assert found["variances too"] < found["scale and noise"] < 1.6
+
+
+MODULES = [
+    path for folder in ("benchmarks", "experiments") for path in sorted((EXAMPLES.parent / folder).rglob("*.py"))
+]
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(EXAMPLES.parent)))
+def test_benchmarks_and_experiments_can_be_imported(path: Path) -> None:
+    """What measures the figures of the pages runs for minutes, and is not run here; at least its names are there."""
+    if path.stem == "neural_tangents_worker":
+        pytest.importorskip("jax")
+    module = importlib.import_module(".".join(path.relative_to(EXAMPLES.parent).with_suffix("").parts))
+    assert Path(module.__file__ or "") == path
