@@ -99,7 +99,7 @@ def test_with_gpytorch() -> None:
 
 
 MODULES = [
-    path for folder in ("benchmarks", "experiments") for path in sorted((EXAMPLES.parent / folder).rglob("*.py"))
+    path for folder in ("benchmarks", "experiments") for path in sorted((EXAMPLES.parent / folder).rglob("[!_]*.py"))
 ]
 
 
