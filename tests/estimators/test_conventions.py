@@ -20,8 +20,9 @@ from sklearn.svm import SVC
 from sklearn.utils.class_weight import compute_sample_weight
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from cnngp import Conv, Dense, GPClassifier, GPRegressor, Recipe, ReLU, Sequential, Term
+from cnngp import Conv, Dense, GPClassifier, GPRegressor, Kernel, Recipe, ReLU, Sequential, Term
 from cnngp.common.arrays import DataError
+from cnngp.gp.noise import chosen_noise
 from helpers.estimators import DATA, NET
 
 X, Y, NEW = DATA.X, DATA.y, DATA.X_test
@@ -104,6 +105,22 @@ def test_noise_is_chosen_as_that_of_weight_1(noise: Any, classes: bool) -> None:
         (model.predict(NEW) != DATA.y_test) if classes else model.predict(NEW) - DATA.y_test for model in (plain, known)
     ]
     assert (errors[1] ** 2).mean() < (errors[0] ** 2).mean()
+
+
+def test_a_loss_of_classes_does_not_see_the_weights() -> None:
+    """The noise is found on means and targets times √w, and judged by themselves."""
+    targets, K = np.where(np.eye(10)[Y] > 0, 1.0, -1.0), np.asarray(Kernel(NET, dtype="float64")(X))
+    seen = []
+
+    def loss(mean: Any, given: Any) -> float:
+        np.testing.assert_allclose(given, targets)
+        seen.append(mean)
+        return float(((mean - given) ** 2).mean())
+
+    noise = chosen_noise(K, targets, "loo", "ml", loss=loss, weights=WEIGHT)
+    C = np.linalg.inv(K + noise * np.diag(1.0 / WEIGHT))
+    left_out = targets - C @ targets / C.diagonal()[:, None]
+    assert min(np.abs(mean - left_out).max() for mean in seen) < 1e-6
 
 
 def test_weights_of_classes(tmp_path: Path) -> None:
