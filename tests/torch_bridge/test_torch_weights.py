@@ -83,6 +83,16 @@ def test_draws_about_zero_are_taken(draw: Callable[[Any], object]) -> None:
         assert found.bias_var == 0.0
 
 
+def test_layers_with_one_constant_or_mean_are_no_copies() -> None:
+    module = nn.Sequential(nn.Linear(40, 40), nn.ReLU(), nn.Linear(40, 40))
+    for layer in (module[0], module[2]):
+        nn.init.constant_(layer.bias, 100.3)
+        nn.init.uniform_(layer.weight, 0.0, 0.1)
+    assert from_torch(module, (40,), weight_var=2.0, bias_var=0.01) == Sequential(
+        Dense(2.0, 0.01), ReLU(), Dense(2.0, 0.01)
+    )
+
+
 def test_spectral_norm_is_measured_and_left_as_it_was() -> None:
     module = small(lambda m: parametrizations.spectral_norm(m[5]))
     state = copy.deepcopy(module.state_dict())

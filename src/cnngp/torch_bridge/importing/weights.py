@@ -194,9 +194,10 @@ def _correlated(a: Any, b: Any) -> bool:
     """Whether two tensors have more in common than chance gives independent ones."""
     if "meta" in (a.device.type, b.device.type):
         return False
-    x, y = (t.detach().flatten().float() for t in (a, b.to(a.device)))
+    x, y = (t.detach().flatten().double() for t in (a, b.to(a.device)))
+    x, y = x - x.mean(), y - y.mean()  # layers may have constant biases whose variance the user gives
     product = abs(float(x @ y))
-    return product > max(0.1, _SURE / math.sqrt(len(x))) * float(x.norm() * y.norm())
+    return product > max(0.1, _SURE / math.sqrt(len(x))) * float(x.norm() * y.norm()) + 1e-12
 
 
 def _memory(tensor: Any) -> tuple[int, int, int]:
