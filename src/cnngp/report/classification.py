@@ -14,6 +14,7 @@ from cnngp.common.tables import percent, share_for_people
 from cnngp.datasets.dataset import Dataset
 from cnngp.estimators.classifier import GPClassifier
 from cnngp.gp import calibration
+from cnngp.gp.conformal import allowed, p_values
 
 from . import plots, web_page
 from .evaluation import PICTURES, TRIED, Evaluation, Picture, counted, likelihood, word
@@ -104,17 +105,18 @@ class Classes(Evaluation):
 
     @functools.cached_property
     def coverage(self) -> list[dict[str, Any]]:
-        if self.model.gp_.exact is None or not self.loo_images:
+        exact = self.model.gp_.exact
+        if exact is None or not self.loo_images:
             return []
-        p = left_out_p_values(self._left_mean, self.loo_codes)
-        rows = slice(TRIED if self.tested else 0)
-        kernels = self._of_test(rows) if self.tested else {}
-        found = []
+        parts = {"leave_one_out": (left_out_p_values(self._left_mean, self.loo_codes), self.loo_codes)}
+        if self.tested:
+            some = self._of_test(slice(TRIED))
+            labels = to_numpy(exact.Y).argmax(1)
+            parts["test"] = p_values(exact, some["K"], some["diagonal"], labels), self.codes[:TRIED]
+        found: list[dict[str, Any]] = []
         for coverage in COVERAGES:
-            of = {"asked": coverage, "leave_one_out": _sizes(p > 1.0 - coverage + 1e-9, self.loo_codes), "test": None}
-            if self.tested:
-                of["test"] = _sizes(self.model.predict_set(coverage=coverage, **kernels), self.codes[rows])
-            found.append(of)
+            of = {name: _sizes(allowed(p, coverage), codes) for name, (p, codes) in parts.items()}
+            found.append({"asked": coverage, "test": None, **of})
         return found
 
     def _coverage_table(self) -> str:
