@@ -40,7 +40,7 @@ _REPEATED = Kind("N[@IMAGES]", None)
 _NUMBER, _FILE, _FOLDER = Kind("N", values.whole(1)), Kind("FILE", Path), Kind("FOLDER", Path)
 _DATA, _STORE, _ADDRESS = Kind("DATA", values.data), Kind("STORE", str), Kind("ADDRESS", str)
 _NAME, _NETWORK, _SIZE = Kind("NAME", str), Kind("NAME", str), Kind("HxW", values.size)
-_PREPARATIONS = ("plain", "contrast", "detail", "edges", "normalised", "zca", "patches")
+_PREPARATIONS = ("plain", "contrast", "detail", "edges", "normalised", "standardised", "zca", "patches")
 _NONE = inspect.Parameter.empty
 """The default of an argument that has to be given."""
 
@@ -155,11 +155,11 @@ OPTIONS = (
         "How much choosing a recipe, and the kernels of the chosen one, may cost."
     ),
     Option("preparation", _FITS, Kind("NAME", values.choice(*_PREPARATIONS, "loo"))).says(
-        "How each image is prepared: plain, contrast, detail, edges, normalised, zca or patches; loo chooses one by "
-        "leave-one-out; by default chosen with auto, plain with others."
+        "How each image is prepared: plain, contrast, detail, edges, normalised, standardised, zca or patches; loo chooses "
+        "one by leave-one-out; by default chosen with auto, plain with others."
     ),
     Option("preparation", "gram", Kind("NAME", values.choice(*_PREPARATIONS)), "plain").says(
-        "How each image is prepared: plain, contrast, detail, edges, normalised, zca or patches."
+        "How each image is prepared: plain, contrast, detail, edges, normalised, standardised, zca or patches."
     ),
     Option("draws", "search", _NUMBER, 27).says(
         "Number of networks in all; those already in the study are not repeated."
