@@ -155,8 +155,8 @@ OPTIONS = (
         "How much choosing a recipe, and the kernels of the chosen one, may cost."
     ),
     Option("preparation", _FITS, Kind("NAME", values.choice(*_PREPARATIONS, "loo"))).says(
-        "How each image is prepared: plain, contrast, detail, edges, normalised, standardised, zca or patches; loo chooses "
-        "one by leave-one-out; by default chosen with auto, plain with others."
+        "How each image is prepared: plain, contrast, detail, edges, normalised, standardised, zca or patches; loo "
+        "chooses one by leave-one-out; by default chosen with auto, plain with others."
     ),
     Option("preparation", "gram", Kind("NAME", values.choice(*_PREPARATIONS)), "plain").says(
         "How each image is prepared: plain, contrast, detail, edges, normalised, standardised, zca or patches."
