@@ -20,6 +20,7 @@ from cnngp.kernel.engines.cuda import (
 from cnngp.kernel.engines.cuda.walk import program_data, program_walk, walk_kernels
 from cnngp.kernel.engines.cuda.warp import box_sums, warp_kernel, warp_layout, warp_steps
 from cnngp.kernel.program import lower, lowering, nodes, scheduling, units
+from cnngp.kernel.program.reverse import reverse
 from cnngp.network import geometry, placed, shapes
 from helpers import pooled
 from helpers.branches import Branches
@@ -56,6 +57,8 @@ def test_generated_networks_take_nearly_every_branch_of_the_planners_and_writers
                 made = lower(net, shape, kind)
                 plan.make_plan(made, {})
                 paths |= {cuda_source.generate(made, dtype).path for dtype in ("float32", "float64")}
+            for to_images in (False, True) if made.elements < 500 else ():
+                cuda_source.generate_gradient(reverse(net, shape, to_images), "float32")
     assert paths == {"warp", "dense", "sheets", "walk"}
     taken = branches.taken()
     missed = [name for name, seen in taken.items() if not seen]
