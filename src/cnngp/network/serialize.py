@@ -7,7 +7,6 @@ import json
 from dataclasses import MISSING, fields
 from typing import Any
 
-from .functions import value_hash
 from .layers import (
     LAYERS,
     Elementwise,
@@ -62,6 +61,8 @@ def _encode(net: Layer, by_value: bool = False, depth: int = 0) -> dict[str, Any
                 f"{net!r} holds a Python function, which cannot be written to a file; "
                 "use a named function such as Elementwise('tanh')"
             )
+        from .functions import value_hash  # needs NumPy
+
         return data | {"values": value_hash(net.fn)}
     for f in fields(net):
         value = getattr(net, f.name)

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from ..arguments import set_field, set_real, wrong
-from ..functions import check_function
 from .network import Network
 
 _GAMMAS = (1e-30, 1e30)
@@ -261,4 +260,6 @@ class Elementwise(Nonlinearity):
     fn: str | Callable[[Any], Any]
 
     def __post_init__(self) -> None:
+        from ..functions import check_function  # needs NumPy
+
         set_field(self, "fn", check_function(self.fn))
