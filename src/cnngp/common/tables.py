@@ -7,15 +7,16 @@ import io
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from .errors import DatasetError
 from .files import check_regular
 
-Floats = NDArray[np.float64]
+if TYPE_CHECKING:  # describing a network imports no NumPy
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Floats: TypeAlias = NDArray[np.float64]
 
 # Control characters, line separators, marks that turn the direction of writing, and the lone surrogates by which Python
 # stands for bytes of a file name that are not UTF-8.
@@ -89,10 +90,13 @@ def percent(share: float, digits: int = 0) -> str:
 def wilson(share: Floats, count: NDArray[Any], z: float = 1.96) -> tuple[Floats, Floats]:
     """Wilson's interval of a share of `count` images, by default of 95 %: wide where there are few, never without it.
 
+    >>> import numpy as np
     >>> low, high = wilson(np.array([0.5]), np.array([100]))
     >>> low.round(3), high.round(3)
     (array([0.404]), array([0.596]))
     """
+    import numpy as np
+
     centre = (share + z**2 / (2 * count)) / (1 + z**2 / count)
     half = z / (1 + z**2 / count) * np.sqrt(share * (1 - share) / count + z**2 / (4 * count**2))
     return np.minimum(centre - half, share), np.maximum(centre + half, share)
@@ -106,6 +110,8 @@ def share_for_people(share: float, count: int) -> tuple[str, str]:
     >>> share_for_people(0.0084, 10_000)
     ('0.84 %', '')
     """
+    import numpy as np
+
     if not count:
         return "not known", ""
     if count >= _FEW:
