@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from .errors import DatasetError
-from .files import check_regular
 
 if TYPE_CHECKING:  # describing a network imports no NumPy
     import numpy as np
@@ -176,6 +175,8 @@ def read_csv(path: Path) -> tuple[list[str], list[list[str]]]:
 
     Empty lines are left out, short ones filled up; cells are as in the file.
     """
+    from .files import check_regular  # needs NumPy
+
     check_regular(path)
     try:
         text = path.read_text(encoding="utf-8-sig")
