@@ -67,11 +67,16 @@ def p_values(gp: ExactGP, K_test: Array, diagonal: Array, labels: NDArray[np.int
         of_new = _margins(moved.mean[:, None, :].repeat(classes, 1), np.arange(classes))  # (m, classes)
         # y_c = 2e_c − 1: the classes differ by one column of u, and so of the other points' means.
         means = to_numpy(gp.Y)[:, None] - moved.deviations(-1.0 - moved.mean)
+        own = np.take_along_axis(means, labels[:, None, None], axis=2)[:, :, 0]
+        np.put_along_axis(means, labels[:, None, None], -np.inf, axis=2)  # from here on those of the other classes
+        first = means.argmax(2)
+        best = np.take_along_axis(means, first[:, :, None], axis=2)[:, :, 0]
+        second = np.partition(means, classes - 2, axis=2)[:, :, classes - 2]
         for c in range(classes):
-            of_class = means.copy()
-            of_class[:, :, c] += 2.0 * moved.pull
-            worse = _margins(of_class, labels[:, None]) >= of_new[:, c]
-            p[moved.rows, c] = (1.0 + votes[c] @ worse) / (1.0 + votes[c].sum())
+            best_but_c = np.where(first == c, second, best)
+            rising = np.maximum(best_but_c, means[:, :, c] + 2.0 * moved.pull) - own
+            margins = np.where((labels == c)[:, None], best - (own + 2.0 * moved.pull), rising)
+            p[moved.rows, c] = (1.0 + votes[c] @ (margins >= of_new[:, c])) / (1.0 + votes[c].sum())
     return p
 
 
