@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from threadpoolctl import threadpool_info, threadpool_limits
 
+from cnngp.gp import linalg
 from cnngp.gp import noise as noise_module
 from cnngp.gp.exact import ExactGP
 from cnngp.gp.noise import chosen_noise
@@ -67,7 +68,7 @@ def threads() -> set[int]:
 def test_small_matrices_are_decomposed_with_one_thread(monkeypatch, noise, most, expected):
     """And the process has as many as before, also where several fits run at once."""
     K, seen, eigh = np.eye(6) + 0.5, [], np.linalg.eigh
-    monkeypatch.setattr(noise_module, "_ONE_THREAD", most)
+    monkeypatch.setattr(linalg, "ONE_THREAD", most)
     monkeypatch.setattr(np.linalg, "eigh", lambda A: (seen.append(threads()), eigh(A))[1])
     with threadpool_limits(2, "blas"):
         ExactGP(K, np.eye(6), noise=noise, amplitude=1.0)

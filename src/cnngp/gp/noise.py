@@ -12,10 +12,8 @@ of groups are noise, but copies that agree say nothing of how a new image is pre
 from __future__ import annotations
 
 import math
-import threading
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -24,7 +22,7 @@ from cnngp.common.arrays import to_numpy
 
 from .groups import Codes, sets_left_out, thinned
 from .leave_one_out import leave_out
-from .linalg import Array, namespace
+from .linalg import Array, namespace, one_thread_if_small
 from .line_search import minimised
 from .objectives import twice_negative_log
 
@@ -33,14 +31,9 @@ _NATS = 0.1
 _LEAST, _MOST = -10.0, 6.0  # log₁₀ of the noise that is tried, in units of the mean eigenvalue
 # Leave-one-out is asked of at most this many points, evenly spread: the right noise does not depend on their number.
 _MOST_POINTS = 6000
-# Columns up to which an eigendecomposition takes one BLAS thread. On two busy cores 500, 1,300 and 3,000 columns took
-# 0.13, 1.0 and 11 s with one thread, and 1.2 to 7, 3.7 and 34 s with two, which hand over at every column.
-_ONE_THREAD = 3000
 
 Loss = Callable[[Any, Any], float]
 """Of leave-one-out means and targets, both (N, outputs): less is better."""
-
-_limiting = threading.RLock()
 
 
 def searched_points(noise: Any, n: int) -> int:
@@ -89,7 +82,7 @@ def chosen_noise(
             rows = thinned(groups, _MOST_POINTS)
             at = namespace(K).asarray(rows)
             K, Y, groups = K[at[:, None], at[None, :]], Y[at], groups[rows]
-    with _one_thread_if_small(K):
+    with one_thread_if_small(K):
         return max(least, _searched(K, Y, noise, amplitude, groups, loss))
 
 
@@ -143,15 +136,3 @@ def _searched(K: Array, Y: Array, rule: str, amplitude: Any, groups: Codes | Non
             stacklevel=8,
         )
     return float(scale * 10.0**found.at)
-
-
-@contextmanager
-def _one_thread_if_small(A: Array) -> Iterator[None]:
-    """Limit BLAS, for one user at a time as the limit is the whole process's, while a small matrix is decomposed."""
-    if namespace(A) is not np or len(A) > _ONE_THREAD:
-        yield
-        return
-    from threadpoolctl import threadpool_limits
-
-    with _limiting, threadpool_limits(1, "blas"):
-        yield
