@@ -36,7 +36,7 @@ def features(net: nn.Sequential, X: np.ndarray) -> np.ndarray:
 # endregion
 
 
-def main(steps: int = 150) -> dict[str, float]:
+def main(steps: int = 150, sizes: tuple[int, ...] = (20, 40, 80)) -> dict[str, float]:
     # region data
     data = datasets.digits()
     net = trained_network(data.X[:900], data.y[:900], steps)
@@ -48,7 +48,7 @@ def main(steps: int = 150) -> dict[str, float]:
 
     # region head
     found = {}
-    for labels in (20, 40, 80):
+    for labels in sizes:
         head = GPClassifier().fit(F[:labels], y[:labels])  # rows of numbers; a recipe for rows is chosen
         pixels = GPClassifier().fit(X[:labels], y[:labels])
         found[labels] = 1 - head.score(F_test, y_test), 1 - pixels.score(X_test, y_test)

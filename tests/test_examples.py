@@ -42,7 +42,7 @@ def test_few_labels(tmp_path: Path) -> None:
 
 def test_features() -> None:
     """Features are better than pixels where labels are few, and wrong labels stand out."""
-    found = _load("features").main()
+    found = _load("features").main(sizes=(40,))
     assert found["features"] < found["pixels"] - 0.01
     assert found["suspects"] >= 4
 

@@ -1,4 +1,4 @@
-"""How many examples Hypothesis draws: a quarter of them by default, all in `make test-all`."""
+"""How many examples Hypothesis draws: a sixth of them by default, all in `make test-all`."""
 
 from __future__ import annotations
 
@@ -11,4 +11,4 @@ THOROUGH = os.environ.get("CNNGP_TESTS") == "all"
 
 def examples(most: int) -> settings:
     """A decorator for `@given`; the examples are the same in every run."""
-    return settings(max_examples=most if THOROUGH else -(-most // 4))
+    return settings(max_examples=most if THOROUGH else -(-most // 6))
