@@ -177,7 +177,7 @@ def test_classify_says_and_repeats_what_it_chooses(tmp_path: Path, command: Comm
     data = datasets.digits().some(60, 20)
     same = GPClassifier(device="cpu").fit(data.X, data.y)
     assert same.choice_ is not None
-    assert said.line("choice").startswith(f"{same.choice_.name}, the best of ")
+    assert said.line("choice").startswith(f"{same.choice_.name}, {same.choice_.reason}")
     assert said.line("network").startswith(f"{same.recipe_.name} (chosen), ")
     assert clf.recipe_ == same.recipe_
     assert np.array_equal(clf.predict_proba(data.X_test), same.predict_proba(data.X_test))
@@ -281,7 +281,7 @@ def test_no_test_set(tmp_path: Path, command: Command, refused: Any) -> None:
     words = f"classify --skip-bad --size 8 --network small_cnn --output {tmp_path / 'out'} --data"
     error = refused(f"{words} {train}")
     assert "class lonely has a single image, and one of each class is kept for testing; add another" in error
-    assert "leave the class out, or fit all images without a test set: `cnngp classify --test 0`" in error
+    assert "leave the class out, or fit all images without a test set: --test 0 of `cnngp classify`" in error
     slanted(tmp_path / "b" / "val", n=4)
     said = command(f"{words} {tmp_path / 'b'} --test 0 --json")
     found, page = said.json, (tmp_path / "out" / "report.html").read_text()

@@ -35,7 +35,7 @@ def grey(folder: Path, level: int, n: int) -> None:
 def kept(test: int, images: int) -> str:
     return (
         f"{test} of {images} images, about a fifth of each class, are kept for testing; "
-        "`cnngp classify --test 0`, or whole=True in Python, fits all of them"
+        "--test 0 of `cnngp classify` and `cnngp regress`, or whole=True in Python, fits all of them"
     )
 
 
@@ -121,7 +121,7 @@ def test_the_whole_folder_may_be_for_training(tmp_path: Path) -> None:
     for name, level in (("a", 0), ("b", 100)):
         grey(tmp_path / name, level, 10)
     grey(tmp_path / "lonely", 200, 1)
-    with pytest.raises(DatasetError, match=r"class lonely has a single image.*or .*`cnngp classify --test 0`"):
+    with pytest.raises(DatasetError, match=r"class lonely has a single image.*or .*--test 0 of `cnngp classify`"):
         datasets.load(tmp_path)
     data = datasets.load(tmp_path, whole=True)
     assert repr(data) == f"<{tmp_path.name}: 21 training images of 1 × 4 × 4>"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from cnngp import GPClassifier, GPRegressor, Kernel, Term, datasets, zoo
+from cnngp import GPClassifier, GPRegressor, Kernel, Recipe, Term, datasets, zoo
 from cnngp.common.arrays import DataError
 from cnngp.datasets.preparation import as_preparation
 from cnngp.estimators import choosing
@@ -34,7 +35,7 @@ def test_what_is_chosen_is_what_is_fitted_and_said(chosen: GPClassifier) -> None
     assert best.name == choice.name
     assert 20 < len(others) < len(candidates(DATA.X))
     said = str(chosen.fit_report_)
-    assert f"{choice.name}, the best of {len(choice.compared)} by leave-one-out on {choice.images:,} images" in said
+    assert f"{choice.name}, {choice.reason}" in said
     assert "effort='best'" in said
     assert chosen.gp_.noise > 0.0
     given = GPClassifier("small_cnn", device="cpu").fit(DATA.X, DATA.y)
@@ -130,6 +131,14 @@ def test_the_usual_way_is_kept_where_another_is_better_by_chance_alone() -> None
     assert not choosing._clear(chance, 0.0)
     assert choosing._clear(clear, 0.01)
     assert not choosing._clear(np.full(100, 0.005), 0.01)
+
+
+def test_a_usual_way_that_was_kept_is_not_called_the_best() -> None:
+    recipe = Recipe([Term("pooled_cnn-large")])
+    compared = tuple(choosing.Compared(name, loss, 48) for name, loss in (("usual", 0.6), ("chance", 0.56)))
+    choice = choosing.Choice(recipe, "usual", 48, compared=compared)
+    assert choice.reason.startswith("the usual one; none of 1 others is clearly better by leave-one-out on 48 images")
+    assert replace(choice, compared=compared[::-1]).reason.startswith("the best of 2 by leave-one-out")
 
 
 def test_too_few_images_take_what_is_usual() -> None:

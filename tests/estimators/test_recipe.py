@@ -27,6 +27,7 @@ from cnngp import (
 from cnngp.common.arrays import DataError
 from cnngp.common.errors import ModelFileError, StoreError
 from cnngp.datasets.preparation import PatchWhitening, Preparation, Zca, as_preparation
+from cnngp.estimators.candidates import Candidate
 from cnngp.estimators.kernels import kernel_of
 from cnngp.estimators.recipe import RecipeError
 from cnngp.estimators.training_images import Images
@@ -88,7 +89,14 @@ def test_a_preparation_with_a_name_is_that_name() -> None:
     assert Term("small_cnn", preparation=["normalised", Zca(0.1)]).preparation == ("normalised", Zca(0.1))
 
 
+def test_several_preparations_are_named_in_words() -> None:
+    term = Term("myrtle5", ("contrast", "patches"), "flip")
+    assert term.name == str(Candidate("myrtle5", term, 1)) == "myrtle5, contrast then patches, flip"
+
+
 def test_what_is_no_recipe_is_refused(tmp_path: Path) -> None:
+    other = tmp_path / "other.json"
+    other.write_text("{}")
     for make, told in (
         (lambda: Recipe([]), "expected one Term or several"),
         (lambda: Recipe([zoo.small_cnn()]), "expected one Term or several"),
@@ -100,6 +108,7 @@ def test_what_is_no_recipe_is_refused(tmp_path: Path) -> None:
         (lambda: Recipe.from_json("{}"), "not the JSON of a recipe"),
         (lambda: Recipe.from_json('{"cnngp_recipe": 1, "terms": [{"network": 3}], "noise": 0}'), "a term has network"),
         (lambda: Recipe.read(tmp_path / "none.json"), "cannot be read"),
+        (lambda: Recipe.read(other), "other.json: not the JSON of a recipe"),
         (lambda: GPClassifier(RECIPES[1], noise=0.2).fit(DATA.X, DATA.y), "noise= beside a recipe that has one"),
         (lambda: GPClassifier(RECIPES[0], preparation="edges").fit(DATA.X, DATA.y), "preparation= beside a recipe"),
         (lambda: GPClassifier(RECIPES[0], learn="loo").fit(DATA.X, DATA.y), "give the network and not a recipe"),

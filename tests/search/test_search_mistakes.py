@@ -16,16 +16,18 @@ from helpers.searches import DIGITS, SMALL, records_of
 
 optuna = pytest.importorskip("optuna")
 
+WEIGHTS = datasets.Dataset("weights", DIGITS.X, DIGITS.y + 0.5, DIGITS.X_test, DIGITS.y_test + 0.5)
+
 
 def test_another_searchs_study_is_refused(tmp_path: Path) -> None:
     study = tmp_path / "s.journal"
     random_search(DIGITS, "paper-cnn", 1, **SMALL, study=study)
     others: list[tuple[str, dict[str, Any], str]] = [
-        ("paper-residual", {}, r"its space is paper-cnn \(version 1\) and not paper-residual"),
-        ("paper-cnn", {"seed": 5}, "its seed is 0 and not 5"),
-        ("paper-cnn", {"train": 61}, "its images is digits, 60 training"),
-        ("paper-cnn", {"dtype": "float64"}, "its dtype is float32 and not float64"),
-        ("paper-cnn", {"kind": "ntk"}, "its kind is nngp and not ntk"),
+        ("paper-residual", {}, r"space: paper-cnn \(version 1\) there, paper-residual"),
+        ("paper-cnn", {"seed": 5}, "seed: 0 there, 5 now"),
+        ("paper-cnn", {"train": 61}, "images: digits, 60 training .* there, digits, 61 training .* now"),
+        ("paper-cnn", {"dtype": "float64"}, "dtype: float32 there, float64 now"),
+        ("paper-cnn", {"kind": "ntk"}, "kind: nngp there, ntk now"),
     ]
     for name, changed, message in others:
         with pytest.raises(StudyError, match=rf"holds another search: .*{message}") as raised:
@@ -82,6 +84,7 @@ def test_half_a_line_of_a_process_that_was_killed_is_taken_away(tmp_path: Path) 
         ({"train": 5000}, DatasetError, "but 5,000 were asked for"),
         ({"validation": 5000}, DatasetError, "but 5,000 were asked for"),
         ({"validation": 0}, DatasetError, "but 0 were asked for"),
+        ({"data": WEIGHTS}, DatasetError, "weights has numbers, or several labels an image; a search is for one class"),
         ({"device": "tpu"}, ValueError, "device='tpu'"),
         ({"dtype": "float16"}, ValueError, "dtype='float16'"),
         ({"scheduler": "tcp://nowhere:1", "processes": 2}, ValueError, "processes=2 with a scheduler"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import webbrowser
 
-from .inputs import check_writable, read_model
+from .inputs import MODEL, check_writable, read_model
 from .options import Asked
 from .output import say, warnings_as_lines
 
@@ -24,7 +24,8 @@ def view(asked: Asked) -> None:
     most, coverage = asked.max_pixels or MAX_PIXELS, asked.coverage or 0.9
     with warnings_as_lines():
         options = {"largest": largest, "suspects": asked.suspects, "max_pixels": most, "coverage": coverage}
-        answers = Answers(model, path.name, labels, **options)
+        name = path.resolve().parent.name if path.name == MODEL else path.name  # which all folders have
+        answers = Answers(model, name, labels, **options)
     try:
         server = Viewer(answers, asked.port)
     except OSError as error:

@@ -14,7 +14,7 @@ from cnngp.common.errors import DatasetError
 Pixels = NDArray[np.float32]
 Labels = NDArray[Any]
 Names = NDArray[np.str_]
-_WHOLE = "`cnngp classify --test 0`, or whole=True in Python"
+_WHOLE = "--test 0 of `cnngp classify` and `cnngp regress`, or whole=True in Python"
 
 
 class Part(NamedTuple):

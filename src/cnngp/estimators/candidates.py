@@ -96,8 +96,7 @@ class Candidate:
         return as_preparation(self.term.preparation).images_for(input_shape)
 
     def __str__(self) -> str:
-        words = [self.name, "" if self.term.preparation == "plain" else str(self.term.preparation)]
-        return ", ".join(word for word in [*words, self.term.symmetry or ""] if word)
+        return ", ".join(word for word in [self.name, self.term.said, self.term.symmetry or ""] if word)
 
 
 def candidates(X: NDArray[Any], table: Sequence[Row] | None = None, preparation: Any = None) -> list[Candidate]:

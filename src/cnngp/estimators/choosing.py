@@ -85,7 +85,7 @@ class Choice:
     """How many images the last comparison was made on; 0 where none was made."""
     effort: Effort = "normal"
     compared: tuple[Compared, ...] = field(default=(), repr=False)
-    """Of the last round, the best first; then those that left earlier."""
+    """The chosen one, the others of the last round, the best first, and those that left earlier."""
     gain: float = 0.0
     """Nats an image by which it is better than what is usual."""
     elements: int = 0
@@ -108,18 +108,22 @@ class Choice:
         loss, others = f"{self.compared[0].loss:.3f} nats an image", ", ".join(map(str, self.compared[1:4]))
         if not others:
             return f"the only one that is affordable: {loss} by leave-one-out on {self.images:,} images"
-        return f"the best of {len(self.compared)} by leave-one-out on {self.images:,} images: {loss}, then {others}"
+        where = f"by leave-one-out on {self.images:,} images: {loss}"
+        if self.compared[0].loss > self.compared[1].loss:
+            return f"the usual one; none of {len(self.compared) - 1} others is clearly better {where}, beside {others}"
+        return f"the best of {len(self.compared)} {where}, then {others}"
 
     def better(self, seconds: float | None = None) -> str:
         """What more effort would take."""
         if self.effort == "best":
             return "no more is tried than with effort='best'; `cnngp search --space pooled` can look for more"
         if self.dearest is None:
-            return "effort='best' compares the same recipes on up to ten times the pairs"
+            return "effort='best' (--effort best) compares the same recipes on up to ten times the pairs"
         name, elements = self.dearest
         times = elements / max(1, self.elements)
         here = "" if seconds is None else f", about {seconds * times:.0f} s"
-        return f"effort='best' also tries dearer ones, up to {name} at {times:.1f} times the kernels{here}"
+        dearer = f"effort='best' (--effort best) also tries dearer ones, up to {name}"
+        return f"{dearer} at {times:.1f} times the kernels{here}"
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""

@@ -78,9 +78,14 @@ class Term:
     @property
     def name(self) -> str:
         """The term in a few words."""
-        named = self.preparation if isinstance(self.preparation, str) else repr(self.preparation)
-        parts = [zoo_name(self.network), "" if named == "plain" else named, self.symmetry or ""]
-        return ", ".join(part for part in parts if part)
+        return ", ".join(word for word in [zoo_name(self.network), self.said, self.symmetry or ""] if word)
+
+    @property
+    def said(self) -> str:
+        """The preparation in words; none for plain images."""
+        steps = self.preparation if isinstance(self.preparation, tuple) else (self.preparation,)
+        words = " then ".join(step if isinstance(step, str) else repr(step) for step in steps)
+        return "" if words == "plain" else words
 
     @property
     def is_plain(self) -> bool:
@@ -170,7 +175,10 @@ class Recipe:
             text = Path(path).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise RecipeError(f"{path} cannot be read: {error}") from None
-        return cls.from_json(text)
+        try:
+            return cls.from_json(text)
+        except RecipeError as error:
+            raise RecipeError(f"{path}: {error}") from None
 
 
 def _term(data: Any) -> Term:

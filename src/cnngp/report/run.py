@@ -199,7 +199,7 @@ def _tell_fit(say: Say, clf: Any, name: str, images: Dataset) -> None:
     chosen = "" if clf.choice_ is None else " (chosen)"
     say("network", f"{name}{chosen}, {clf.network_.shapes(shape).cost:,} operations per pair")
     if recipe.main.preparation != "plain" or clf.choice_ is not None:
-        say("preparation", f"{recipe.main.preparation}{chosen if clf.preparation is None else ''}")
+        say("preparation", f"{recipe.main.said or 'plain'}{chosen if clf.preparation is None else ''}")
     if clf.learned_ is not None:
         say("learned", str(clf.learned_))
     say("engine", fit.engine)

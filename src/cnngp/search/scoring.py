@@ -70,6 +70,10 @@ class Problems:
     """
 
     def __init__(self, data: Dataset, validation: int | None, **options: Any) -> None:
+        if data.y.ndim != 1 or (data.y.dtype.kind == "f" and bool((data.y != data.y.round()).any())):
+            raise DatasetError(
+                f"{data.name} has numbers, or several labels an image; a search is for one class an image"
+            )
         if data.X_validation is None or data.y_validation is None:
             n = len(data.X)
             data = data.hold_out(_asked(data, "validation", n // 4 if validation is None else validation, n - 1))

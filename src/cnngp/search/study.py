@@ -75,11 +75,11 @@ class Study:
         held = self.notes("").get("identity", identity)
         self.note("identity", held)
         differ = [key for key in identity | held if held.get(key) != identity.get(key)]
-        told = [f"its {key} is {held.get(key)} and not {identity.get(key)}" for key in differ if key != "content"]
+        told = [f"{key}: {held.get(key)} there, {identity.get(key)} now" for key in differ if key != "content"]
         if differ == ["content"]:
             told.append("it has other images, or others of them were held out for validation")
         if differ:
-            raise StudyError(f"{self.where} holds another search: {', '.join(told)}; give another study")
+            raise StudyError(f"{self.where} holds another search: {'; '.join(told)}. Give another study")
 
     def notes(self, prefix: str) -> dict[str, Any]:
         """What was noted under keys that begin with `prefix`."""
