@@ -131,6 +131,7 @@ def test_bad_files_are_listed_or_left_out_as_in_folders(photos: Path) -> None:
         ("file,p,q\na.png,1,x\n", "p,q", "columns p, q hold words"),
         ("file,label\na.png,1\nb.png,\n", None, "column label is empty in line 3; every image needs one"),
         ("file,label\na.png,1.5\nb.png,nan\n", None, "column label holds nan in line 3; expected finite numbers"),
+        ("file;label\na.png;2\nb.png;1,5\n", None, "column label holds 1,5; write decimals with a point, as in 1.5"),
         ("file,label,split\na.png,1,exam\n", None, "split 'exam'; expected train, test, val or nothing"),
         ("file,label,noise\na.png,1,-2\n", None, "column noise holds something else than variances of 0 or more"),
         ("file,label\na.png,1,2\n", None, "row 2 has 3 cells, and there are 2 columns"),

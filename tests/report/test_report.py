@@ -163,9 +163,10 @@ def test_a_negative_likelihood_has_a_minus_and_names_break_between_their_words(
     classes: Classes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert any(value.startswith("−") for value, name in classes.tiles() if name == "log marginal likelihood")
-    fox = replace(classes.uncertain[0], predicted="red_fox", label="red_fox")
-    monkeypatch.setattr(classes, "uncertain", (fox,))
-    assert "red_<wbr>fox" in classes.sections()
+    for label, broken in (("red_fox", "red_<wbr>fox"), ("a.b", "a.<wbr>b"), ("0.1756", "0.1756")):
+        fox = replace(classes.uncertain[0], predicted=label, label=label)
+        monkeypatch.setattr(classes, "uncertain", (fox,))
+        assert broken in classes.sections()
 
 
 def test_the_page_is_self_contained(text: str, classes: Classes) -> None:

@@ -375,16 +375,17 @@ def test_a_model_of_numbers_shows_intervals_and_takes_numbers(numbers: Answers, 
 
 
 def test_the_command_serves_until_ctrl_c(clf: GPClassifier, tmp_path: Path) -> None:
-    clf.save(tmp_path / "digits.gp")
-    command = [sys.executable, "-m", "cnngp", "view", str(tmp_path / "digits.gp"), "--no-browser", "--device", "cpu"]
+    clf.save(tmp_path / "model.gp")
+    command = [sys.executable, "-m", "cnngp", "view", str(tmp_path), "--no-browser", "--device", "cpu"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         address = process.stdout.readline().split()[-1]
         with urllib.request.urlopen(f"{address}model", timeout=300) as answer:
-            suspects = json.loads(answer.read())["suspects"]
+            about = json.loads(answer.read())
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=300)
-    assert suspects[0]["row"] == WRONG
+    assert about["suspects"][0]["row"] == WRONG
+    assert about["name"] == tmp_path.name  # of its folder, as every model of a run is called model.gp
     assert process.returncode == 0, err
     assert "decided                nothing" in out
 

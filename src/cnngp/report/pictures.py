@@ -42,5 +42,5 @@ def _image(png: bytes, alt: str) -> str:
 
 
 def _breakable(name: str) -> str:
-    """A name whose lines break between its words, as in `red_fox`, before they break within one."""
-    return re.sub(r"(?<=[_./\\-])(?=\w)", "<wbr>", escape(name))
+    """A name whose lines break between its words, as in `red_fox`, before they break within one; no number does."""
+    return re.sub(r"(?<=[_./\\-])(?!(?<=\d\.)\d)(?=\w)", "<wbr>", escape(name))
