@@ -200,6 +200,8 @@ def test_pairs_from_pytorch_generators_and_pillow() -> None:
         ([IMAGES[0]], r"train\[0\] is a ndarray; expected pairs \(image, label\)"),
         ([(IMAGES[0], 0), (IMAGES[0, 1:], 1)], r"image 1 of train has shape \(2, 3\), and those before it \(3, 3\)"),
         ([(IMAGES[0] * np.inf, 0)] * 2, "image 0 holds NaN or infinity"),
+        ([(IMAGES[0], 0), (IMAGES[0], [0, 1])], r"label 1 of train has shape \(2,\), and those before it \(\)"),
+        (3, r"train is a int; expected pairs \(image, label\)"),
     ],
 )
 def test_what_are_no_pairs(pairs: Any, message: str) -> None:

@@ -154,6 +154,10 @@ def test_what_weights_cannot_do_is_said_in_one_line() -> None:
         ({}, WEIGHT[1:], r"sample_weight has shape \(149,\)"),
         ({}, 0.0 * WEIGHT, "all weights are zero"),
         ({}, Y == 3, "one class only"),
+        ({"noise": 0.1}, np.where(Y == 3, 1e-320, 1.0), "too small to divide noise by; give 0 instead"),
+        ({"class_weight": [1, 2, 3]}, None, r"class_weight=\[1, 2, 3\]: expected None, 'balanced' or a dict"),
+        ({"class_weight": "balance"}, None, "class_weight='balance': expected None, 'balanced' or a dict"),
+        ({"class_weight": {3: "a"}}, None, "class_weight holds 'a'; expected a weight of 0 or more"),
     ):
         with pytest.raises(DataError, match=message):
             GPClassifier(NET, device="cpu", **options).fit(X, Y, sample_weight=weight)

@@ -76,6 +76,18 @@ def test_regressor_like_scikit_learn() -> None:
     assert one.predict(DATA.X_test).shape == one.predict(DATA.X_test, return_std=True)[1].shape == (80,)
     assert one.sample_y(DATA.X_test[:4], 3).shape == (4, 3)
     assert ours.sample_y(DATA.X_test[:4], 3).shape == (4, 2, 3)
+    for wrong in (-1, 1.5, "3"):
+        with pytest.raises(ValueError, match=r"n_samples=.*: expected how many functions, 0 or more"):
+            ours.sample_y(DATA.X_test[:4], wrong)  # type: ignore[arg-type]
+
+
+def test_images_and_a_matrix_for_prediction_exclude_each_other() -> None:
+    clf = GPClassifier(NET, device="cpu").fit(DATA.X[:30], DATA.y[:30])
+    K = clf.kernel_(DATA.X_test[:2], DATA.X[:30])
+    np.testing.assert_array_equal(clf.predict(K=K), clf.predict(DATA.X_test[:2]))
+    for ask in (clf.predict, clf.predict_proba, clf.novelty):
+        with pytest.raises(DataError, match="X and K were both given"):
+            ask(DATA.X_test[:3], K=K)
 
 
 def test_regressor_leave_one_out_is_refitting() -> None:

@@ -75,6 +75,8 @@ def from_pairs(
 
 def _stacked(pairs: Any, part: str) -> dict[str, NDArray[Any]]:
     """The images and labels of all pairs."""
+    if not isinstance(pairs, Iterable) and not (hasattr(pairs, "__len__") and hasattr(pairs, "__getitem__")):
+        raise DatasetError(f"{part} is a {type(pairs).__name__}; expected pairs (image, label)")
     count = len(pairs) if hasattr(pairs, "__len__") else None
     by_number = count is not None and hasattr(pairs, "__getitem__")  # a PyTorch Dataset may have no end otherwise
     images: list[NDArray[Any]] = []
@@ -92,6 +94,11 @@ def _stacked(pairs: Any, part: str) -> dict[str, NDArray[Any]]:
                 raise DatasetError(
                     f"image {i} of {part} has shape {image.shape}, and those before it {images[0].shape}; bring all to "
                     "one size"
+                )
+            if labels[-1].shape != labels[0].shape:
+                raise DatasetError(
+                    f"label {i} of {part} has shape {labels[-1].shape}, and those before it {labels[0].shape}; give "
+                    "all images as many labels"
                 )
             images.append(image)
             bar.update()

@@ -131,6 +131,8 @@ class GPEstimator(Parameters, BaseEstimator):  # type: ignore[misc]
         """What is to be predicted: images, or a matrix K(test, training) in their place, with k(x, x) for variances."""
         check_is_fitted(self, "fit_")
         if K is not None:
+            if X is not None:
+                raise DataError("X and K were both given; give images X, or K(test, training) as K= without them")
             return Asked(None, as_kernel_matrix(K, self.gp_.points), diagonal)
         return Asked(self._check_test(X))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -26,6 +26,7 @@ from cnngp.common.arrays import (
     known_array,
     to_numpy,
 )
+from cnngp.common.checks import is_number
 from cnngp.datasets.augmentation import Copies
 from cnngp.gp.groups import check_groups
 from cnngp.matrix.store.store import verified
@@ -50,6 +51,9 @@ class Rows(Protocol):
 
 ImagesLike = ArrayLike | Rows
 """What is taken as images or as a kernel matrix: arrays of any library, nested lists, and what is read in parts."""
+
+# What noise is divided by in float64 without becoming infinite.
+_LEAST_WEIGHT = 1e-200
 
 ONLY_EXACT = "{} needs the exact model: fit without inducing= and with solver='cholesky'"
 
@@ -372,9 +376,17 @@ def _weights(sample_weight: Any, class_weight: Any, labels: Array) -> Floats | N
     if sample_weight is not None:
         weight = weight * as_image_noise(sample_weight, len(labels), "sample_weight", "weights")
     if class_weight is not None:
+        if class_weight != "balanced" and not isinstance(class_weight, Mapping):
+            raise DataError(f"class_weight={class_weight!r}: expected None, 'balanced' or a dict of weights by class")
+        if isinstance(class_weight, Mapping):
+            wrong = [w for w in class_weight.values() if not is_number(w, least=0.0)]
+            if wrong:
+                raise DataError(f"class_weight holds {wrong[0]!r}; expected a weight of 0 or more for each class")
         weight = weight * as_image_noise(
             compute_sample_weight(class_weight, labels), len(labels), "class_weight", "weights"
         )
     if not weight.any():
         raise DataError("all weights are zero, by sample_weight or class_weight; expected some above 0")
+    if bool(((weight > 0.0) & (weight < _LEAST_WEIGHT)).any()):
+        raise DataError(f"a weight of {weight[weight > 0.0].min():.3g} is too small to divide noise by; give 0 instead")
     return None if bool((weight == 1.0).all()) else weight

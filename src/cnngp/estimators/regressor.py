@@ -169,6 +169,8 @@ class GPRegressor(RegressorMixin, GPEstimator):  # type: ignore[misc]
     def sample_y(self, X: ImagesLike, n_samples: int = 1, random_state: int | None = 0) -> Floats:
         """Functions from the posterior at X: (M, n_samples), or (M, outputs, n_samples) for several outputs."""
         images = self._check_test(X)
+        if not is_whole(n_samples, least=0):
+            raise ValueError(f"n_samples={n_samples!r}: expected how many functions, 0 or more")
         draws = self.fit_.sample(images, n_samples, random_state) * self._y_std + self._y_mean
         return np.asarray(np.moveaxis(draws[..., 0] if self._one_output else draws, 0, -1))
 
