@@ -251,6 +251,7 @@ def test_labels_and_targets_that_are_noise_are_named_in_the_report_without_a_war
     assert clf.fit_report_.worrying
     reg = GPRegressor(device="cpu").fit(X, np.random.default_rng(1).normal(size=40))
     assert reg.fit_report_.verdict.find("better than the mean of all targets: leave-one-out is off by") > 0
+    assert "normalize_y" not in reg.fit_report_.verdict  # a warning says where that helps
 
 
 def test_blank_images_give_one_error_and_a_few_of_them_do_no_harm() -> None:

@@ -107,7 +107,7 @@ def test_what_is_no_recipe_is_refused(tmp_path: Path) -> None:
         (lambda: Term("auto"), "is no network"),
         (lambda: Recipe.from_json("{}"), "not the JSON of a recipe"),
         (lambda: Recipe.from_json('{"cnngp_recipe": 1, "terms": [{"network": 3}], "noise": 0}'), "a term has network"),
-        (lambda: Recipe.read(tmp_path / "none.json"), "cannot be read"),
+        (lambda: Recipe.read(tmp_path / "none.json"), "none.json cannot be read: No such file or directory$"),
         (lambda: Recipe.read(other), "other.json: not the JSON of a recipe"),
         (lambda: GPClassifier(RECIPES[1], noise=0.2).fit(DATA.X, DATA.y), "noise= beside a recipe that has one"),
         (lambda: GPClassifier(RECIPES[0], preparation="edges").fit(DATA.X, DATA.y), "preparation= beside a recipe"),

@@ -132,7 +132,7 @@ class FitReport:
             return (
                 f"{'Not clearly' if error < spread else 'No'} better than the mean of all targets: leave-one-out is "
                 f"off by {error:.3g}, root mean square, and the mean would be by {spread:.3g}. Check the targets, or "
-                "try normalize_y=True, more images, or another network."
+                "try more images or another network."
             )
         wrong, guess_wrong = self.guessing or (math.nan, math.nan)
         seen = wrong < guess_wrong  # but chance explains it

@@ -174,7 +174,8 @@ class Recipe:
         try:
             text = Path(path).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise RecipeError(f"{path} cannot be read: {error}") from None
+            why = error.strerror if isinstance(error, OSError) else "it is no text"
+            raise RecipeError(f"{path} cannot be read: {why}") from None
         try:
             return cls.from_json(text)
         except RecipeError as error:
