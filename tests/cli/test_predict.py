@@ -141,5 +141,7 @@ def test_files_that_are_no_models_or_no_images(classified: Path, tmp_path: Path,
         assert error == f"error: {tmp_path / name} is not a cnngp model, but a file of another kind\n"
     assert "broken.png is not a readable image" in refused(f"predict {classified} {tmp_path / 'broken.png'}")
     assert refused(f"predict {classified} none.png") == "error: none.png: no such file\n"
+    many = " ".join(f"{i}.png" for i in range(8))
+    assert refused(f"predict {classified} {many}").endswith("; 4.png: no such file; and 3 more\n")
     for words in (f"predict {tmp_path} new.png", f"view {tmp_path}"):
         assert f"{tmp_path} is a folder without a model.gp; give a file that `cnngp classify` wrote" in refused(words)

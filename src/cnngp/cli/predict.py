@@ -12,6 +12,8 @@ from .inputs import read_model
 from .options import Asked
 from .output import last_line, say, tell, warn, warnings_as_lines
 
+_LISTED = 5
+
 
 def predict(asked: Asked) -> None:
     """Predict the class, or the number, of image files. They are resized and converted to match the training images.
@@ -41,7 +43,8 @@ def predict(asked: Asked) -> None:
         except DatasetError as error:
             bad[file] = str(error)
     if not read:
-        raise DatasetError("; ".join(bad.values()))
+        more = f"; and {len(bad) - _LISTED:,} more" if len(bad) > _LISTED else ""
+        raise DatasetError("; ".join(list(bad.values())[:_LISTED]) + more)
     for message in bad.values():
         warn(message)
     X = np.stack(list(read.values())).astype(np.float32)
@@ -52,8 +55,8 @@ def predict(asked: Asked) -> None:
     if largest != 1:
         say("pixels", f"from 0 to {largest}, as in the images that the model was fitted on")
     heads = ("number", "±") if numbers else ("class", "probability", "next best")
-    more = () if coverage is None else (f"{'interval' if numbers else 'set'} at {percent(coverage)}",)
-    rows = [("image", *heads, *more, "more unusual than")]
+    region = () if coverage is None else (f"{'interval' if numbers else 'set'} at {percent(coverage)}",)
+    rows = [("image", *heads, *region, "more unusual than")]
     for file, answer in zip(read, said, strict=True):
         words = [*(_number if numbers else _class)(answer), *([] if coverage is None else [_region(answer)])]
         rows.append((str(file), *words, how_unusual(answer["novelty_rank"])))

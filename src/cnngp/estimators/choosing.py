@@ -118,7 +118,7 @@ class Choice:
         if self.effort == "best":
             return "no more is tried than with effort='best'; `cnngp search --space pooled` can look for more"
         if self.dearest is None:
-            return "effort='best' (--effort best) compares the same recipes on up to ten times the pairs"
+            return "effort='best' (--effort best) compares on more pairs, also the recipes that were left out here"
         name, elements = self.dearest
         times = elements / max(1, self.elements)
         here = "" if seconds is None else f", about {seconds * times:.0f} s"
