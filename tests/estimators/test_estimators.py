@@ -81,6 +81,11 @@ def test_regressor_like_scikit_learn() -> None:
             ours.sample_y(DATA.X_test[:4], wrong)  # type: ignore[arg-type]
 
 
+def test_of_a_pool_that_has_no_variance_images_are_chosen_in_order() -> None:
+    clf = GPClassifier(NET, noise=0.1, device="cpu").fit(DATA.X[:30], DATA.y[:30])
+    np.testing.assert_array_equal(clf.choose(2, np.zeros_like(DATA.X[:3])), [0, 1])
+
+
 def test_images_and_a_matrix_for_prediction_exclude_each_other() -> None:
     clf = GPClassifier(NET, device="cpu").fit(DATA.X[:30], DATA.y[:30])
     K = clf.kernel_(DATA.X_test[:2], DATA.X[:30])

@@ -48,7 +48,7 @@ def chosen(n: int, K_pool: Array, gp: ExactGP | None = None, K_cross: Array | No
         raise MatrixError(f"{n} points of a pool of {len(C)} were asked for")
     scale = 1.0 / np.sqrt(np.where(prior > 0.0, prior, np.inf))  # a point without variance is known already
     C = C * scale[:, None] * scale
-    noise = _NOISE if gp is None or gp.noise == 0.0 else gp.noise / float(prior.mean())
+    noise = _NOISE if gp is None or gp.noise == 0.0 or not prior.any() else gp.noise / float(prior.mean())
     total, rows, left = float(np.count_nonzero(scale)), np.empty(n, np.intp), np.empty(n)
     free = np.ones(len(C), bool)
     for k in range(n):
