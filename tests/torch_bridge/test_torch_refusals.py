@@ -290,7 +290,8 @@ def test_altered_parts_are_refused_by_name(change: Callable[[Any], object], why:
 def test_weights_side_by_side_in_one_memory_are_taken() -> None:
     module = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1))
     module[0].weight.data, module[2].weight.data = torch.randn(2, 4, 4).unbind()
-    from_torch(module, ROW)
+    net = from_torch(module, ROW)
+    assert net.parameters()["layers[0].weight_var"] == pytest.approx(4.0 * module[0].weight.square().mean().item())
 
 
 # ---- explain ---------------------------------------------------------------------------------------------------------

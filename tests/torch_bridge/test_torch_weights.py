@@ -199,4 +199,4 @@ def test_fresh_modules_are_not_refused_by_chance() -> None:
         )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            from_torch(module, (width,))
+            assert len(from_torch(module, (width,)).layers) == len(module)
