@@ -76,3 +76,16 @@ def test_small_matrices_are_decomposed_with_one_thread(monkeypatch, noise, most,
             list(pool.map(lambda _: ExactGP(K, np.eye(6), noise=noise, amplitude=1.0), range(20)))
         assert threads() == {2}
     assert seen[0] == {expected}
+
+
+def test_solves_for_many_points_keep_their_threads(monkeypatch):
+    """One column is solved with one thread, and what is a large product with all."""
+    gp, seen, solve = ExactGP(np.eye(6) + 0.5, np.eye(6), noise=0.1), [], linalg.triangular_solve
+    monkeypatch.setattr(
+        linalg, "triangular_solve", lambda *args, **how: (seen.append(threads()), solve(*args, **how))[1]
+    )
+    monkeypatch.setattr(linalg, "_WORTH_THREADS", 6 * 6 * 3)
+    with threadpool_limits(2, "blas"):
+        for columns in (3, 4):
+            gp.factor.solve_lower(np.ones((6, columns)))
+    assert seen == [{1}, {2}]

@@ -32,6 +32,8 @@ JITTERS = tuple(10.0**e for e in range(-14, -1))
 # a leave-one-out of 200 points took 180 ms with two and 2 ms with one, of 1,300 points 1,200 and 67 ms, and
 # eigenvalues of 3,000 columns 34 and 11 s.
 ONE_THREAD = 3000
+# Operations of a solve for many right-hand sides, which are large products: all threads are worth having.
+_WORTH_THREADS = 2 * 10**9
 _Solved = TypeVar("_Solved")
 
 
@@ -86,10 +88,12 @@ one_thread_if_small = _OneThread()
 
 
 def _by_size(method: Callable[..., _Solved]) -> Callable[..., _Solved]:
-    """A method of `Factor` with the threads that suit its size."""
+    """A method of `Factor` with the threads that suit its size, and that of its right-hand side."""
 
     @functools.wraps(method)
     def limited(factor: Factor, *args: Any) -> _Solved:
+        if args and len(factor) * args[0].size > _WORTH_THREADS:
+            return method(factor, *args)
         with one_thread_if_small(factor.A):
             return method(factor, *args)
 
