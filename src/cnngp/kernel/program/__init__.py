@@ -25,15 +25,15 @@ float32.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from cnngp.network.composition import check_network
-from cnngp.network.layers import Network, NetworkError, as_layer
-from cnngp.network.placed import placed
+from cnngp.network.layers import Network, NetworkError, Sequential, as_layer
+from cnngp.network.placed import Placed, placed
 from cnngp.network.shapes import check_input_shape, shape_text
 
-from .lowering import Builder, Maps, check_slopes
+from .lowering import Builder, Leaf, Lowered, Maps, check_slopes
 from .nodes import Value
 from .ops import NOTHING, PIXELS, Activation, Kind, Op, Program, Shape, Tangent, as_shape
 from .scheduling import assign_buffers, fused
@@ -58,7 +58,13 @@ def lower(net: Network, input_shape: Sequence[int], kind: Kind = "nngp", place: 
     if kind == "ntk":
         check_slopes(layer, place)
     builder = Builder(tangents=kind == "ntk")
-    end = builder.lower(root, Maps(builder.new_input(spatial, 1.0 / channels)))
+    end = Maps(builder.new_input(spatial, 1.0 / channels))
+    leaves: list[Leaf] = []
+    for here in _in_sequence(root):
+        if leaves:
+            end.make()
+        leaves.append(Leaf(here, end, builder.lower(here, end)))
+        end = leaves[-1].after
     K, theta = builder.plain(end.K, root.place), None
     ends = [K]
     if kind == "ntk":
@@ -67,11 +73,21 @@ def lower(net: Network, input_shape: Sequence[int], kind: Kind = "nngp", place: 
         theta.sheet((0,) * len(K.spatial))  # before K, as everywhere
         ends.append(theta)
     last = [_only_sheet(value, (channels, *spatial)) for value in ends]
-    ops, buffers, inp, outs = assign_buffers(fused(builder.nodes, *last), *last)
+    ops, buffers, inp, outs = assign_buffers(fused(dict(enumerate(builder.nodes)), *last), *last)
     return Program(
         net, channels, spatial, as_shape(spatial), ops, buffers, inp, outs[0], K.unit, builder.elements,
         None if theta is None else outs[1], 1.0 if theta is None else theta.unit,
+        Lowered(builder.nodes, leaves, last) if inp is None else None,
     )  # fmt: skip
+
+
+def _in_sequence(here: Placed) -> Iterator[Placed]:
+    """The layers that a network runs one after the other, those of nested sequences among them."""
+    if isinstance(here.layer, Sequential):
+        for inner in here.children:
+            yield from _in_sequence(inner)
+    else:
+        yield here
 
 
 def _only_sheet(end: Value, input_shape: Sequence[int]) -> int:

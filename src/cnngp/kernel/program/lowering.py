@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import assert_never
+from typing import NamedTuple, assert_never
 
 from cnngp.kernel.formulas import formula
 from cnngp.kernel.formulas.family import log2
@@ -75,6 +75,22 @@ class Maps:
         if self.T is not None:
             self.T.sheet(still)
         self.K.sheet(still)
+
+
+class Leaf(NamedTuple):
+    """A layer of a network's outermost sequence, with the maps before and after it."""
+
+    here: Placed
+    before: Maps
+    after: Maps
+
+
+class Lowered(NamedTuple):
+    """What a program with pools was made from: all nodes, the leaves, and the nodes that K and Θ are."""
+
+    nodes: list[Node]
+    leaves: list[Leaf]
+    ends: list[int]
 
 
 class Builder(NodeBuilder):

@@ -7,14 +7,17 @@ say what engines run; how a network becomes them is told in the other files.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from cnngp.kernel.formulas import Formula, formula
 from cnngp.network.geometry import AxisSum
 from cnngp.network.layers import Network, Nonlinearity
 from cnngp.network.shapes import Spatial
+
+if TYPE_CHECKING:
+    from .lowering import Lowered
 
 Shape = tuple[int, int, int]
 Kind = Literal["nngp", "ntk"]
@@ -121,7 +124,8 @@ class Program:
     may do both at once. So on (x, x) at displacement zero it finds nothing in the table yet: K₁ is what it reads.
 
     `buffers` are sizes in map elements. An image's variances at nonlinearity a are at [a.offset, a.offset + a.size) of
-    its table, which has `elements` entries.
+    its table, which has `elements` entries. With pools `lowered` is what the operations were made from, for
+    an engine that takes a network segment by segment.
     """
 
     network: Network
@@ -136,6 +140,7 @@ class Program:
     elements: int
     theta: int | None = None
     theta_unit: float = 1.0
+    lowered: Lowered | None = field(default=None, compare=False, repr=False)
 
     @property
     def kind(self) -> Kind:

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from .nodes import Node
 from .ops import NOTHING, PIXELS, Op
 
 
-def fused(nodes: Sequence[Node], *ends: int) -> dict[int, Node]:
-    """The nodes that are needed, with each nonlinearity that has a single reader moved into that reader."""
+def fused(nodes: Mapping[int, Node], *ends: int) -> dict[int, Node]:
+    """The nodes, by number, with each nonlinearity that has a single reader moved into that reader."""
     readers: dict[int, list[int]] = {}
-    for i, node in enumerate(nodes):
-        for used in _reads(node):
+    for i, node in nodes.items():
+        for used in reads(node):
             readers.setdefault(used, []).append(i)
-    kept = dict(enumerate(nodes))
-    for i, node in enumerate(nodes):
+    kept = dict(nodes)
+    for i, node in nodes.items():
         if node.activation is None or i in ends or len(readers.get(i, [])) != 1:
             continue
         reader = kept[readers[i][0]]
@@ -27,7 +27,7 @@ def fused(nodes: Sequence[Node], *ends: int) -> dict[int, Node]:
     return kept
 
 
-def _reads(node: Node) -> set[int]:
+def reads(node: Node) -> set[int]:
     """The nodes whose maps it reads."""
     times = None if node.tangent is None else node.tangent.times
     return {used for used in (node.src, node.base, times) if used is not None and used >= 0}
@@ -65,7 +65,7 @@ def assign_buffers(
     has_input = len(products) == 1 and all(nodes[i].src != NOTHING for i in order)
     last_use = {i: i for i in order}
     for i in order:
-        for used in _reads(nodes[i]):
+        for used in reads(nodes[i]):
             last_use[used] = i
     last_use |= dict.fromkeys(ends, len(order) + order[-1])
     buffers = Buffers()
@@ -94,7 +94,7 @@ def assign_buffers(
             node = replace(node, tangent=replace(node.tangent, times=buffer_of[node.tangent.times]))
         ops.append(as_op(node, src, dst))
         buffer_of[i] = dst
-        done = [buffer_of[used] for used in _reads(nodes[i]) if last_use[used] == i and buffer_of[used] != dst]
+        done = [buffer_of[used] for used in reads(nodes[i]) if last_use[used] == i and buffer_of[used] != dst]
         buffers.free.extend(held)
         held = done if node.tangent is not None else []
         buffers.free.extend(buffer for buffer in done if buffer not in held)

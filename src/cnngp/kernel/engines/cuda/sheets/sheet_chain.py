@@ -13,16 +13,15 @@ Pure functions of the network, with no CUDA text in them.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import pairwise
 
 from cnngp.kernel.program import PIXELS, Program
-from cnngp.kernel.program.lowering import Builder, Maps
-from cnngp.kernel.program.nodes import Node, Value
-from cnngp.kernel.program.ops import as_shape
-from cnngp.kernel.program.scheduling import assign_buffers, fused
+from cnngp.kernel.program.lowering import Maps
+from cnngp.kernel.program.nodes import Node
+from cnngp.kernel.program.scheduling import assign_buffers, fused, reads
 from cnngp.network.geometry import AxisSum
 from cnngp.network.layers import (
     AvgPool,
@@ -32,10 +31,8 @@ from cnngp.network.layers import (
     Elementwise,
     GlobalAvgPool,
     Identity,
-    Sequential,
-    as_layer,
 )
-from cnngp.network.placed import Placed, placed
+from cnngp.network.placed import Placed
 from cnngp.network.shapes import AxisMap, sum_scale
 
 from ..registers import Map, Registers, Step, in_registers
@@ -113,119 +110,85 @@ class Chain:
 
 def chain(program: Program) -> Chain | None:
     """The program's network as a chain, or None where it is not one that the kernels of this folder run."""
-    layer = as_layer(program.network)
-    if len(program.spatial) != 2 or program.input is not None:
+    if program.lowered is None or len(program.spatial) != 2:
         return None
     if any(isinstance(a.layer, Elementwise) for a in program.activations):
         return None
-    leaves = list(_flat(placed(layer, program.spatial)))
-    if any(
-        isinstance(inner.layer, AvgPool | GlobalAvgPool) for leaf in leaves for c in leaf.children for inner in c.walk()
-    ):
+    parts = [part for part in program.lowered.leaves if not isinstance(part.here.layer, Identity)]
+    leaves = [part.here for part in parts]
+    maps = [parts[0].before, *(part.after for part in parts)]
+    if any(isinstance(x.layer, AvgPool | GlobalAvgPool) for leaf in leaves for c in leaf.children for x in c.walk()):
         return None
     single = next(i for i, leaf in enumerate(leaves) if math.prod(leaf.after) == 1)
     if any(math.prod(inner.after) != 1 for leaf in leaves[single + 1 :] for inner in leaf.walk()):
         return None  # what follows the one location is a map again
-    first = single if isinstance(leaves[single].layer, AvgPool | GlobalAvgPool | Dense) else single + 1
-    while first > 0 and isinstance(leaves[first - 1].layer, AvgPool):
-        first -= 1
-    return _Cutter(program, leaves).cut(first, max(single + 1, first))
-
-
-def _flat(here: Placed) -> Iterator[Placed]:
-    if isinstance(here.layer, Sequential):
-        for inner in here.children:
-            yield from _flat(inner)
-    elif not isinstance(here.layer, Identity):
-        yield here
-
-
-class _Cutter:
-    """Lowers the leaves of a network segment by segment, with the units that the whole network has."""
-
-    def __init__(self, program: Program, leaves: list[Placed]) -> None:
-        self.program, self.leaves = program, leaves
-        self.tangents = program.theta is not None
-        self.builder = Builder(self.tangents)
-
-    def cut(self, last: int, tail: int) -> Chain | None:
-        """The leaves before `last` are segments and pools, those before `tail` the weighted sum, the rest the tail."""
-        lower, leaves = self.builder.lower, self.leaves
-        x = self._standing(Maps(self.builder.new_input(self.program.spatial, 1.0 / self.program.channels)))
-        pieces: list[Registers] = []
-        ends: list[Placed] = []
-        nonneg = False
-        for i in range(last + 1):
-            pools = i < last and isinstance(leaves[i].layer, AvgPool)
-            if i < last and not pools:
-                x = lower(leaves[i], x)
-                continue
-            if i == 0 or (pools and not _halves(leaves[i])):
+    last = single if isinstance(leaves[single].layer, AvgPool | GlobalAvgPool | Dense) else single + 1
+    while last > 0 and isinstance(leaves[last - 1].layer, AvgPool):
+        last -= 1
+    tail = max(single + 1, last)
+    # The leaves before `last` are segments and pools, those before `tail` the weighted sum, and then come scalars.
+    pieces: list[Registers] = []
+    ends: list[Placed] = []
+    start, nonneg = maps[0], False
+    for i in (*(i for i in range(last) if isinstance(leaves[i].layer, AvgPool)), last):
+        if i == 0 or (i < last and not _halves(leaves[i])):
+            return None
+        pieces.append(_steps(program, start, _still(maps[i]), nonneg))
+        ends.append(leaves[i - 1])
+        if not pieces[-1].steps:
+            return None
+        start, nonneg = maps[min(i + 1, last)], pieces[-1].ends[0].nonneg
+    if program.theta is not None and maps[last].T is None:
+        return None
+    segments = _with_shifts(pieces, ends, leaves[:last])
+    if segments is None:
+        return None
+    # What is carried for Θ goes through the sum alone: a bias would add K to it.
+    units, bias = [value.unit for value in maps[last].values], 0.0
+    for leaf, before in zip(leaves[last:tail], maps[last:tail], strict=True):
+        assert isinstance(leaf.layer, AvgPool | GlobalAvgPool | Dense)
+        units = [unit * sum_scale(leaf.layer, leaf.before) for unit in units]
+        if isinstance(leaf.layer, Dense) and leaf.layer.bias_var > 0:
+            bias += leaf.layer.bias_var
+            if before.own > 0:
                 return None
-            pieces.append(self._steps(x, nonneg))
-            ends.append(leaves[i - 1])
-            if not pieces[-1].steps:
-                return None
-            nonneg = pieces[-1].ends[0].nonneg
-            if pools:
-                x = self._standing(lower(leaves[i], x))
-        if self.tangents and x.T is None:
-            return None
-        units, bias = [value.unit for value in x.values], 0.0
-        weights = _weights(leaves[last:tail], ends[-1].after)
-        for leaf in leaves[last:tail]:
-            assert isinstance(leaf.layer, AvgPool | GlobalAvgPool | Dense)
-            if isinstance(leaf.layer, Dense) and leaf.layer.bias_var > 0 and x.own > 0 and self.tangents:
-                return None  # Θ is not the sum of T alone
-            x = lower(leaf, x)
-            units = [unit * sum_scale(leaf.layer, leaf.before) for unit in units]
-            bias += leaf.layer.bias_var if isinstance(leaf.layer, Dense) else 0.0
-        before = [value.unit for value in x.values]
-        x = self._standing(x)
-        for leaf in leaves[tail:]:
-            x = lower(leaf, x)
-        if self.tangents:
-            x = Maps(x.K, self.builder.theta(x, ""), 0)
-        scalar = self._steps(x, nonneg)
-        segments = _with_shifts(pieces, ends, leaves[:last])
-        if segments is None:
-            return None
-        shifts = segments[-1].rows, segments[-1].columns
-        rows, columns = (_item_weights(axis, form) for axis, form in zip(shifts, weights, strict=True))
-        tall, wide = (max(map(max, items)) for items in (rows, columns))
-        if min(tall, wide) <= 0:
-            return None
-        rows, columns = (
-            tuple(tuple(v / top for v in item) for item in w) for w, top in ((rows, tall), (columns, wide))
-        )
-        scales = tuple(unit * tall * wide / old for unit, old in zip(units, before, strict=True))
-        last_units = tuple(value.unit for value in x.values)
-        return Chain(segments, rows, columns, scales, bias / before[0], scalar, last_units)
+    forms = _weights(leaves[last:tail], ends[-1].after)
+    shifts = segments[-1].rows, segments[-1].columns
+    weights = [_item_weights(axis, form) for axis, form in zip(shifts, forms, strict=True)]
+    tops = [max(map(max, items)) for items in weights]
+    if min(tops) <= 0:
+        return None
+    rows, columns = (tuple(tuple(v / t for v in w) for w in items) for items, t in zip(weights, tops, strict=True))
+    scales = tuple(unit * tops[0] * tops[1] / value.unit for unit, value in zip(units, maps[tail].values, strict=True))
+    scalars = _steps(program, maps[tail], program.lowered.ends, nonneg)
+    last_units = (program.unit,) if program.theta is None else (program.unit, program.theta_unit)
+    return Chain(segments, rows, columns, scales, bias / maps[tail].K.unit, scalars, last_units)
 
-    def _standing(self, x: Maps) -> Maps:
-        """Maps that stand for what came before, at the beginning of a segment."""
-        self.builder.nodes = []
-        shape = as_shape(x.K.spatial)
 
-        def standing(value: Value) -> Value:
-            node = self.builder.add(Node("(input)", PIXELS, None, shape, shape))
-            return Value(value.unit, value.spatial, value.level, lambda d: node)
+def _still(maps: Maps) -> list[int]:
+    """The nodes of the sheets without displacement, of K and perhaps of what is carried for Θ."""
+    return [value.sheet((0,) * len(value.spatial)) for value in maps.values]
 
-        return Maps(standing(x.K), None if x.T is None else standing(x.T), x.own)
 
-    def _steps(self, x: Maps, nonneg: bool) -> Registers:
-        """The steps of the sheets without displacement, since the last `_standing`."""
-        still = (0,) * len(x.K.spatial)
-        x.make()
-        ends = [value.sheet(still) for value in x.values]
-        ops, buffers, start, outs = assign_buffers(fused(self.builder.nodes, *ends), *ends)
-        inputs = [op.dst for op in ops if op.src == PIXELS] if start is None else [start]
-        ops = tuple(op for op in ops if op.src != PIXELS)
-        p = self.program
-        theta = outs[1] if len(outs) > 1 else None
-        shape = self.builder.nodes[0].shape
-        part = Program(p.network, p.channels, p.spatial, shape, ops, buffers, start, outs[0], 1.0, 0, theta)
-        return in_registers(part, nonneg, inputs)
+def _steps(program: Program, start: Maps, ends: Sequence[int], nonneg: bool) -> Registers:
+    """The steps from some maps to the nodes `ends`."""
+    assert program.lowered is not None
+    nodes, starts, open_ends = program.lowered.nodes, _still(start), list(ends)
+    shape = nodes[starts[0]].out_shape
+    part = {i: Node("(input)", PIXELS, None, shape, shape) for i in starts}
+    while open_ends:
+        i = open_ends.pop()
+        if i not in part:
+            part[i] = nodes[i]
+            open_ends += reads(nodes[i])
+    ops, buffers, only, outs = assign_buffers(fused(dict(sorted(part.items())), *ends), *ends)
+    given = [op.dst for op in ops if op.src == PIXELS] if only is None else [only]
+    inputs = dict(zip(sorted(starts), given, strict=True))
+    steps = replace(
+        program, shape=shape, buffers=buffers, output=outs[0], theta=outs[1] if len(outs) > 1 else None,
+        ops=tuple(op for op in ops if op.src != PIXELS),
+    )  # fmt: skip
+    return in_registers(steps, nonneg, [inputs[i] for i in starts])
 
 
 def _halves(leaf: Placed) -> bool:
