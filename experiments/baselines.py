@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cnngp.common.devices import output_on
+from cnngp.datasets.classics import folders
 from cnngp.datasets.dataset import Dataset
 from cnngp.estimators.classifier import GPClassifier
 from cnngp.gp.exact import ExactGP
@@ -73,7 +74,7 @@ def run(setting: Setting, plan: BaselinesPlan | None = None, data: Dataset | Non
     note = f"most likely lengthscale, {values['lengthscale']:.3g}"
     rows += table1.rows_of(table1.heading(images), "RBF GP", values, note=note)
     details: dict[str, Any] = {"train": images.train, "networks": {dense.name: networks, "RBF GP": values}}
-    if data is None and setting.at_hand("fashion_mnist"):
+    if data is None and any(folder.is_dir() for folder in folders("fashion_mnist", setting.data)):
         cases = [case for case in table1.paper_cases() if "gain1" not in case.label]
         found, more = fashion(setting, cases, split(setting.dataset("fashion_mnist", "paper")))
         details["fashion_mnist"] = found

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from cnngp.common import memory
+from cnngp.common.progress import duration
 from cnngp.datasets.dataset import Dataset
 from cnngp.estimators.classifier import GPClassifier
 from cnngp.kernel.kernel import Kernel
@@ -24,7 +25,7 @@ from cnngp.network.layers import AvgPool, Conv, Dense, Network, ReLU, Sequential
 from cnngp.paper import table1
 from cnngp.paper.common import percent
 from cnngp.paper.inference import SplitImages, network_errors
-from cnngp.paper.results import Results, Row, duration, row
+from cnngp.paper.results import Results, Row, row
 from cnngp.paper.setting import Setting
 
 TITLE = "Beyond the paper: pooled networks on all of MNIST"

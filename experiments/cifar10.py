@@ -15,6 +15,7 @@ from typing import Any
 
 from cnngp.common import memory
 from cnngp.common.arrays import to_cupy, to_numpy
+from cnngp.common.progress import duration
 from cnngp.datasets.dataset import Dataset
 from cnngp.datasets.preparation import as_preparation
 from cnngp.estimators.classifier import GPClassifier
@@ -23,7 +24,7 @@ from cnngp.kernel.symmetry import Symmetry
 from cnngp.matrix.gram import gram
 from cnngp.network.zoo import myrtle
 from cnngp.paper.common import percent, release
-from cnngp.paper.results import Results, duration, row
+from cnngp.paper.results import Results, row
 from cnngp.paper.setting import Setting, digest
 
 TITLE = "CIFAR-10: Myrtle kernels"

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from cnngp.common import memory
+from cnngp.common.progress import duration
 from cnngp.datasets.dataset import Dataset
 from cnngp.network import zoo
 from cnngp.paper import table1
 from cnngp.paper.inference import SplitImages
-from cnngp.paper.results import Results, Row, duration
+from cnngp.paper.results import Results, Row
 from cnngp.paper.setting import Setting
 
 TITLE = "Table 1 with average pooling: the ResNet as it was meant"

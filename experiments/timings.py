@@ -17,10 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cnngp.common.figures import new_figure, save_figure
 from cnngp.datasets.dataset import Dataset
 from cnngp.network import zoo
 from cnngp.paper import table1
-from cnngp.paper.common import BLUE, GREY, new_figure, release, save_figure
+from cnngp.paper.common import BLUE, GREY, release
 from cnngp.paper.inference import SplitImages
 from cnngp.paper.results import Results, row
 from cnngp.paper.setting import Setting

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cnngp.common.figures import new_figure, save_figure
 from cnngp.datasets.dataset import Dataset
-from cnngp.paper.common import BLUE, GREY, ORANGE, new_figure, save_figure
+from cnngp.paper.common import BLUE, GREY, ORANGE
 from cnngp.paper.inference import SplitImages
 from cnngp.paper.results import Results, Row, read, row, tables
 from cnngp.paper.setting import Setting

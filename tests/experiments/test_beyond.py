@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
-from experiments.command import commands
 
 from cnngp import AvgPool, Conv, GPClassifier, datasets, zoo
-from cnngp.cli import run
-from cnngp.paper import inference, results, setting
+from cnngp.paper import inference
 from cnngp.paper.setting import Setting
 from experiments import beyond
 
@@ -87,16 +84,3 @@ def test_every_candidate_is_cheap_enough_and_has_a_fast_path_on_cards() -> None:
     for name, net in beyond.candidates().items():
         assert net.shapes((1, 28, 28)).elements <= 70_000, name
         assert generate(lower(net, (1, 28, 28)), "float32").path == "sheets", name
-
-
-def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(setting, "load", lambda name, split, data: digits_with_validation())
-    monkeypatch.setattr(beyond, "QUICK", PLAN)
-    assert run(["--quick", "--device", "cpu", "--out", str(tmp_path), "--json"], commands("beyond")) == 0
-    printed = capsys.readouterr()
-    assert "plan  " in printed.err
-    assert "GB of memory" in printed.err
-    doc = results.read(tmp_path / "beyond.json")
-    assert doc["command"] == "python -m experiments.beyond --quick --device cpu"
-    assert json.loads(printed.out)["finished"]
-    assert "pooled CNN GP" in (tmp_path / "reproduction.html").read_text()

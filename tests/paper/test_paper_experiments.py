@@ -63,12 +63,6 @@ def test_one_matrix_gives_what_separate_fits_give(found: Any) -> None:
     assert values["log_marginal_likelihood"] == pytest.approx(clf.log_marginal_likelihood_, rel=1e-6)
 
 
-def test_a_better_kernel_beats_a_worse_one_and_more_images_help(found: Any) -> None:
-    for quantity in ("validation", "test", "leave-one-out"):
-        assert by(found, "better", quantity)["ours"] < by(found, "worse", quantity)["ours"]
-    assert by(found, "better", "all 300: test")["ours"] < by(found, "better", "test")["ours"]
-
-
 def test_the_published_values_and_networks() -> None:
     cases = {c.label: (c.validation, c.test) for c in table1.paper_cases()}
     assert cases == {
@@ -141,7 +135,7 @@ def test_kernels_by_a_cluster_give_the_same(found: Any, tmp_path: Path, monkeypa
 
 # ---- figure 2 -----------------------------------------------------------------------------------------------------
 
-FINITE = figure2.Figure2Plan(zoo.resnet(8), "resnet(8)", (2, 8, 24), networks=300, images=4, floors=10)
+FINITE = figure2.Figure2Plan(8, (2, 8, 24), networks=300, images=4, floors=10)
 
 
 @pytest.fixture(scope="module")
@@ -160,6 +154,8 @@ def test_finite_networks_approach_the_limit(finite: tuple[Any, Path]) -> None:
         assert widths["2"][key] > 2.0 * floor[f"{key}_95"]
     assert widths["2"]["ks_mean"] > widths["8"]["ks_mean"] > floor["ks_mean"]
     assert widths["24"]["moment_error"] < 3.0 * floor["moment_error"]
+    # The mean distance of n normal draws is near √(π/2)·ln 2/√n; here over 10 repeats of 4 correlated columns.
+    assert floor["ks_mean"] == pytest.approx(np.sqrt(np.pi / 2) * np.log(2) / np.sqrt(300), rel=0.25)
     for key, quantity in figure2.QUANTITIES.items():
         values = [r["ours"] for r in finite[0]["rows"] if r["quantity"] == quantity]
         assert values == [*(widths[w][key] for w in widths), floor[key]]
@@ -174,15 +170,6 @@ def test_measures_are_those_of_scipy(finite: tuple[Any, Path]) -> None:
     assert measured["ks_first"] == pytest.approx(ks[0])
     C = np.einsum("si,sj->ij", f, f) / 300
     assert measured["moment_error"] == pytest.approx(np.sqrt(((C - K) ** 2).sum() / (K**2).sum()))
-    assert measured["variance_error"] == pytest.approx(
-        np.sqrt(((np.diag(C) - np.diag(K)) ** 2).sum() / (np.diag(K) ** 2).sum())
-    )
-
-
-def test_the_floor_is_kolmogorovs(finite: tuple[Any, Path]) -> None:
-    """The mean distance of n normal draws is near √(π/2)·ln 2/√n; here over 10 repeats of 4 correlated columns."""
-    expected = np.sqrt(np.pi / 2) * np.log(2) / np.sqrt(300)
-    assert finite[0]["details"]["floor"]["ks_mean"] == pytest.approx(expected, rel=0.25)
 
 
 def test_figure2_is_kept_and_drawn(finite: tuple[Any, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -197,10 +184,10 @@ def test_figure2_is_kept_and_drawn(finite: tuple[Any, Path], monkeypatch: pytest
 
 
 def test_the_full_figure_is_the_papers() -> None:
-    plan = figure2.full()
+    plan = figure2.FULL
     assert (tuple(plan.widths), plan.networks, plan.images) == ((3, 10, 30, 100), 10_000, 100)
     assert len({figure2._seed(seed, width) for seed in range(3) for width in plan.widths}) == 12  # independent ones
-    assert plan.network == zoo.resnet(32)
+    assert plan.depth == 32
 
 
 # ---- the real thing -----------------------------------------------------------------------------------------------
@@ -212,11 +199,3 @@ def test_on_a_card_as_on_the_cpu(found: Any, tmp_path: Path) -> None:
     for r, s in zip(on_card["rows"], found["rows"], strict=True):
         if r["ours"] is not None:  # the rounding of a float32 kernel may move an image that lies on the border
             assert r["ours"] == pytest.approx(s["ours"], abs=1.01), r
-
-
-@pytest.mark.gpu
-def test_finite_networks_on_a_card(tmp_path: Path) -> None:
-    on_card = figure2.run(Setting(tmp_path, device="cuda"), FINITE, DATA.X)
-    widths, floor = on_card["details"]["widths"], on_card["details"]["floor"]
-    assert widths["2"]["ks_mean"] > 2.0 * widths["24"]["ks_mean"]
-    assert widths["24"]["moment_error"] < 3.0 * floor["moment_error"]

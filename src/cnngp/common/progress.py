@@ -56,7 +56,8 @@ def hidden() -> Iterator[None]:
 
 
 def duration(seconds: float) -> str:
-    """A time for people: seconds, minutes or hours."""
-    if seconds < 90:
-        return f"{seconds:.1f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+    """A time for people: 3.21 s, 43.0 s, 4 min, 3 h 40 min."""
+    if seconds < 100:
+        return f"{seconds:.1f} s" if seconds >= 10 else f"{seconds:.2f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"

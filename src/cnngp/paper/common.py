@@ -16,13 +16,9 @@ from cnngp import __version__
 from cnngp.common import devices
 from cnngp.common.arrays import namespace
 from cnngp.common.devices import ActualDevice, array_module
-from cnngp.common.figures import new_figure as new_figure
-from cnngp.common.figures import save_figure as save_figure
 from cnngp.gp.linalg import Array
 
 INK, BLUE, ORANGE, GREY = "#1f2933", "#2b6cb0", "#dd6b20", "#9aa5b1"
-SEQUENCE = ("#dd6b20", "#d69e2e", "#38a169", "#2b6cb0", "#6b46c1")
-"""For a quantity that grows, such as the width of a network."""
 
 
 @functools.cache
@@ -33,8 +29,7 @@ def hardware(device: ActualDevice) -> str:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     told = Path("/proc/cpuinfo").read_text(encoding="utf-8") if Path("/proc/cpuinfo").is_file() else ""
     names = [line.split(":", 1)[1].strip() for line in told.splitlines() if line.startswith("model name")]
-    processor = names[0] if names else platform.processor() or platform.machine()
-    return f"{cores} core{'s' if cores > 1 else ''} of {processor}"
+    return f"{cores} core{'s' if cores > 1 else ''} of {names[0] if names else platform.machine()}"
 
 
 @functools.cache
@@ -65,11 +60,3 @@ def release(device: str) -> None:
     """Give the card's unused memory back, for other libraries and processes."""
     if device == "cuda":
         devices.release_pooled_memory()
-
-
-def duration(seconds: float) -> str:
-    """3.21 s, 43.0 s, 4 min, 3 h 40 min."""
-    if seconds < 100:
-        return f"{seconds:.1f} s" if seconds >= 10 else f"{seconds:.2f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"

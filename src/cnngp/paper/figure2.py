@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cnngp.common.figures import new_figure, save_figure
 from cnngp.common.progress import progress_bar
 from cnngp.kernel.kernel import Kernel
 from cnngp.network import zoo
-from cnngp.network.layers import Network
 
-from .common import GREY, INK, SEQUENCE, new_figure, save_figure
+from .common import GREY, INK
 from .results import Results, Row, row
 from .setting import Setting, digest
 
@@ -33,15 +33,17 @@ QUANTITIES = {
     "moment_error": "relative error of the covariance",
     "standard_error": "standard error of the mean square",
 }
+COLOURS = ("#dd6b20", "#d69e2e", "#38a169", "#2b6cb0", "#6b46c1")
 Array = NDArray[np.float64]
+_FLOOR_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
 class Figure2Plan:
     """How large the experiment is."""
 
-    network: Network
-    name: str
+    depth: int
+    """Of the ResNet."""
     widths: Sequence[int]
     networks: int
     images: int
@@ -49,26 +51,20 @@ class Figure2Plan:
     """How often the Gaussian draws are repeated."""
 
 
-def full() -> Figure2Plan:
-    return Figure2Plan(zoo.resnet(32), "resnet(32)", (3, 10, 30, 100), 10_000, 100)
-
-
-def quick() -> Figure2Plan:
-    return Figure2Plan(zoo.resnet(8), "resnet(8)", (3, 10, 30), 200, 10)
-
-
-_FLOOR_SECONDS = 30.0
+FULL = Figure2Plan(32, (3, 10, 30, 100), 10_000, 100)
+QUICK = Figure2Plan(8, (3, 10, 30), 200, 10)
 
 
 def run(setting: Setting, plan: Figure2Plan | None = None, X: NDArray[np.float32] | None = None) -> Results:
     """The distances at each width; `X` are the images, the first training images of MNIST unless given."""
-    plan = plan or (quick() if setting.quick else full())
+    plan = plan or (QUICK if setting.quick else FULL)
     X = (setting.dataset("mnist", "paper").X if X is None else X)[: plan.images]
-    K = np.asarray(Kernel(plan.network, "cpu", "float64", setting.threads)(X, progress=False))
-    depends = {"network": plan.network.fingerprint, "images": digest(X), "networks": plan.networks}
+    network = zoo.resnet(plan.depth)
+    K = np.asarray(Kernel(network, "cpu", "float64", setting.threads)(X, progress=False))
+    depends = {"network": network.fingerprint, "images": digest(X), "networks": plan.networks}
     expected = {width: _estimate(setting, plan, len(X), width) for width in plan.widths}
-    names = {f"figure2-width-{width}": seconds for width, seconds in expected.items()}
-    setting.expect({"figure2-floor": _FLOOR_SECONDS, **names})
+    names = {width: f"figure2-width-{width}" for width in plan.widths}
+    setting.expect({"figure2-floor": _FLOOR_SECONDS, **{names[width]: seconds for width, seconds in expected.items()}})
     floor = setting.piece(
         "figure2-floor",
         lambda: _floor(K, plan, setting.seed),
@@ -76,25 +72,29 @@ def run(setting: Setting, plan: Figure2Plan | None = None, X: NDArray[np.float32
         seconds=_FLOOR_SECONDS,
     )
     outputs: dict[int, Array] = {}
-    widths: dict[str, Any] = {}
-    rows = []
+    details: dict[str, Any] = {"network": f"resnet({plan.depth})", "networks": plan.networks, "images": len(X)}
+    details |= {"widths": {}, "floor": {key: floor[key] for key in floor if key not in ("hardware", "software")}}
+    rows: list[Row] = []
+
+    def add(name: str, found: dict[str, Any], seconds: float, note: str) -> None:
+        shared: Any = {"seconds": seconds, "note": note}
+        rows.extend(row(TABLE, name, quantity, ours=found[key], **shared) for key, quantity in QUANTITIES.items())
+
     for width, seconds in expected.items():
         piece = setting.piece(
-            f"figure2-width-{width}",
+            names[width],
             lambda width=width: {"outputs": _outputs(setting, plan, X, width)},  # type: ignore[misc]
             depends={**depends, "width": width},
             seconds=seconds,
         )
         outputs[width] = np.asarray(piece["outputs"], np.float64)
         found = measure(outputs[width], K)
-        widths[str(width)] = {**found, "seconds": piece["seconds"]}
-        name = f"C = {width}: {plan.networks:,} networks {plan.name}"
+        details["widths"][str(width)] = {**found, "seconds": piece["seconds"]}
+        name = f"C = {width}: {plan.networks:,} networks {details['network']}"
         tail = f"the ten largest of the networks hold {100 * found['largest_ten']:.0f} % of the sum of squares"
-        rows += _rows(name, found, piece["seconds"], tail)
+        add(name, found, piece["seconds"], tail)
     note = f"mean of {plan.floors} times; no network can be expected to come below it"
-    rows += _rows(f"the limit: {plan.networks:,} exact Gaussian draws", floor, floor["seconds"], note)
-    details = {"network": plan.name, "networks": plan.networks, "images": len(X), "widths": widths}
-    details["floor"] = {key: value for key, value in floor.items() if key not in ("hardware", "software")}
+    add(f"the limit: {plan.networks:,} exact Gaussian draws", floor, floor["seconds"], note)
     captions = {
         "figure2-a": f"A. Density of the output for one image, {plan.networks:,} random networks at each width C.",
         "figure2-b": "B. Quantiles of the output for the same image against those of the limit; grey: the middle 95 % "
@@ -104,15 +104,11 @@ def run(setting: Setting, plan: Figure2Plan | None = None, X: NDArray[np.float32
     return Results(rows=rows, details=details, captions=captions, arrays={"K": K, "outputs": outputs})
 
 
-def _rows(name: str, found: dict[str, Any], seconds: float, note: str) -> list[Row]:
-    return [row(TABLE, name, q, ours=found[key], seconds=seconds, note=note) for key, q in QUANTITIES.items()]
-
-
 def measure(f: Array, K: Array) -> dict[str, float]:
     """How far outputs f (networks, images) are from N(0, K).
 
     `ks_mean`, `ks_first`: sup |F − Φ| of the outputs over √K_ii, over all images and for the first.
-    `moment_error`: ‖fᵀf/n − K‖/‖K‖ in the Frobenius norm; `variance_error` the same on the diagonal.
+    `moment_error`: ‖fᵀf/n − K‖/‖K‖ in the Frobenius norm.
     `standard_error`: of the mean of f² over networks and images, relative to the kernel's. A network's scale is common
     to all images and has heavy tails where C is small, so few networks decide; `largest_ten` is what ten of them hold.
     """
@@ -122,15 +118,12 @@ def measure(f: Array, K: Array) -> dict[str, float]:
     F = ndtr(np.sort(f / np.sqrt(np.diagonal(K)), axis=0))
     steps = np.arange(n + 1)[:, None] / n
     ks = np.maximum(np.abs(F - steps[1:]), np.abs(F - steps[:-1])).max(axis=0)
-    C = f.T @ f / n
-    variance = np.diagonal(K)
     squares = np.sort((f * f).mean(axis=1))
     return {
         "ks_mean": float(ks.mean()),
         "ks_first": float(ks[0]),
-        "moment_error": float(np.linalg.norm(C - K) / np.linalg.norm(K)),
-        "variance_error": float(np.linalg.norm(np.diagonal(C) - variance) / np.linalg.norm(variance)),
-        "standard_error": float(squares.std(ddof=1) / math.sqrt(n) / variance.mean()),
+        "moment_error": float(np.linalg.norm(f.T @ f / n - K) / np.linalg.norm(K)),
+        "standard_error": float(squares.std(ddof=1) / math.sqrt(n) / np.diagonal(K).mean()),
         "largest_ten": float(squares[-10:].sum() / squares.sum()),
     }
 
@@ -150,11 +143,9 @@ def _outputs(setting: Setting, plan: Figure2Plan, X: NDArray[np.float32], width:
     from cnngp.torch_bridge import need_torch, sample_outputs
 
     need_torch("reproduce figure2")
-    seed = _seed(setting.seed, width)
+    network, seed, device = zoo.resnet(plan.depth), _seed(setting.seed, width), setting.actual_device
     with progress_bar(plan.networks, f"{width} channels", "network") as bar:
-        drawn = sample_outputs(
-            plan.network, X, width, plan.networks, seed, device=setting.actual_device, progress=bar.update
-        )
+        drawn = sample_outputs(network, X, width, plan.networks, seed, device=device, progress=bar.update)
     return np.asarray(drawn, np.float32)
 
 
@@ -163,12 +154,9 @@ def _seed(seed: int, width: int) -> int:
 
 
 def _estimate(setting: Setting, plan: Figure2Plan, images: int, width: int) -> float:
-    """A network's cost grows with C² once its layers are wide; measured on `resnet(32)`."""
-    layers = plan.network.shapes((1, 28, 28)).cost / zoo.resnet(32).shapes((1, 28, 28)).cost
-    work = plan.networks * images * layers
-    if setting.actual_device == "cuda":
-        return 15.0 + work * (2e-5 + 2e-8 * width**2)
-    return 15.0 + work * (3e-4 + 3e-6 * width**2)
+    """Seconds: a network's cost grows with C² once its layers are wide; measured on `resnet(32)`."""
+    each, wide = (2e-5, 2e-8) if setting.actual_device == "cuda" else (3e-4, 3e-6)
+    return 15.0 + plan.networks * images * plan.depth / 32 * (each + wide * width**2)
 
 
 def draw(results: Results, folder: Path) -> list[Path]:
@@ -182,7 +170,7 @@ def _densities(K: Array, outputs: dict[int, Array], folder: Path) -> list[Path]:
     figure, axes = new_figure(4.8, 3.6)
     z = np.linspace(-4, 4, 201)
     bins = np.linspace(-4, 4, 20 if len(next(iter(outputs.values()))) < 2000 else 60)
-    for (width, f), colour in zip(outputs.items(), SEQUENCE, strict=False):
+    for (width, f), colour in zip(outputs.items(), COLOURS, strict=False):
         axes.hist(f[:, 0], bins * std, density=True, histtype="step", linewidth=1.2, color=colour, label=f"C = {width}")
     axes.plot(z * std, np.exp(-0.5 * z**2) / (std * math.sqrt(2 * math.pi)), color=INK, linewidth=1.4, label="limit")
     axes.set_xlabel("output for one image")
@@ -197,18 +185,12 @@ def _quantiles(K: Array, outputs: dict[int, Array], folder: Path) -> list[Path]:
 
     std = math.sqrt(K[0, 0])
     figure, axes = new_figure(4.2, 3.9)
-    for (width, f), colour in zip(outputs.items(), SEQUENCE, strict=False):
+    for (width, f), colour in zip(outputs.items(), COLOURS, strict=False):
         n = len(f)
         at = np.unique(np.round(np.geomspace(1, n / 2, 200))).astype(int)
         ranks = np.unique(np.r_[at, n + 1 - at])
-        axes.plot(
-            ndtri(ranks / (n + 1)),
-            np.sort(f[:, 0])[ranks - 1] / std,
-            ".",
-            markersize=3,
-            color=colour,
-            label=f"C = {width}",
-        )
+        points = ndtri(ranks / (n + 1)), np.sort(f[:, 0])[ranks - 1] / std
+        axes.plot(*points, ".", markersize=3, color=colour, label=f"C = {width}")
     # The r-th of n uniform draws has a Beta(r, n + 1 − r) distribution.
     low, high = (ndtri(beta.ppf(q, ranks, n + 1 - ranks)) for q in (0.025, 0.975))
     axes.fill_between(ndtri(ranks / (n + 1)), low, high, color=GREY, alpha=0.4, linewidth=0)
@@ -224,7 +206,7 @@ def _quantiles(K: Array, outputs: dict[int, Array], folder: Path) -> list[Path]:
 def _moments(K: Array, outputs: dict[int, Array], folder: Path) -> list[Path]:
     upper = np.triu_indices(len(K), 1)
     figure, grid = new_figure(2.5 * len(outputs) + 0.4, 3.0, 1, len(outputs), sharex=True, sharey=True, squeeze=False)
-    for (width, f), colour, axes in zip(outputs.items(), SEQUENCE, grid[0], strict=False):
+    for (width, f), colour, axes in zip(outputs.items(), COLOURS, grid[0], strict=False):
         C = f.T @ f / len(f)
         axes.plot(K[upper], C[upper], ".", markersize=1.5, color=colour, rasterized=True, label="covariances")
         axes.plot(np.diagonal(K), np.diagonal(C), "+", markersize=5, color=INK, label="variances")

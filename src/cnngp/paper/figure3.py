@@ -6,7 +6,7 @@ probabilities, whose temperature comes from leave-one-out, are a third curve.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -14,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from cnngp.common.figures import new_figure, save_figure
 from cnngp.common.tables import wilson
 from cnngp.datasets.dataset import Dataset
 from cnngp.estimators.classifier import GPClassifier
@@ -22,7 +23,7 @@ from cnngp.network import zoo
 from cnngp.network.layers import Network
 from cnngp.torch_bridge import need_torch
 
-from .common import BLUE, GREY, INK, ORANGE, new_figure, percent, release, save_figure
+from .common import BLUE, GREY, INK, ORANGE, percent, release
 from .results import Results, Row, row
 from .setting import Setting, digest
 
@@ -76,24 +77,34 @@ def run(setting: Setting, plan: Figure3Plan | None = None, data: Dataset | None 
     need_torch("figure3")
     data = (data or setting.dataset("mnist", "paper")).take(plan.train, plan.test)
     network = plan.network or zoo.resnet(32)
-    fits: dict[str, Callable[[], dict[str, Any]]] = {
-        "resnet": lambda: _sparse(setting, plan, data, network),
-        "rbf": lambda: _sparse(setting, plan, data, "rbf"),
-        "exact": lambda: _exact(setting, data, network),
-    }
     images = {"data": data.name, "images": digest(data.X, data.y, data.X_test, data.y_test)}
-    inducing = {"inducing": plan.inducing, "epochs": plan.epochs, "batch_size": plan.batch_size}
+    inducing: Any = {"inducing": plan.inducing, "epochs": plan.epochs, "batch_size": plan.batch_size}
     table = f"{'MNIST' if data.name == 'mnist' else data.name}, {len(data.X):,} training images"
     curves: dict[str, Any] = {}
     rows: list[Row] = []
     seconds = {f"figure3-{data.name}-{c.label}": c.seconds[setting.actual_device != "cuda"] for c in CASES}
     setting.expect(seconds)
     for case, (name, expected) in zip(CASES, seconds.items(), strict=True):
-        depends: dict[str, Any] = {**images, "kernel": "rbf" if case.label == "rbf" else network.fingerprint}
-        depends |= {} if case.label == "exact" else inducing
-        values = setting.piece(name, fits[case.label], depends=depends, seconds=expected)
+        kernel: Network | Literal["rbf"] = "rbf" if case.label == "rbf" else network
+        fingerprint = "rbf" if case.label == "rbf" else network.fingerprint
+        depends = images | {"kernel": fingerprint} | ({} if case.label == "exact" else inducing)
+
+        def compute(label: str = case.label, kernel: Any = kernel) -> dict[str, Any]:
+            return _exact(setting, data, network) if label == "exact" else _sparse(setting, plan, data, kernel)
+
+        values = setting.piece(name, compute, depends=depends, seconds=expected)
         curves[case.label] = values
-        rows += _rows(table, case, values)
+        note = ""
+        if case.label == "rbf":
+            note = f"learned lengthscale {values['lengthscale']:.3g}"
+        elif case.label == "exact":
+            note = f"no inducing points; leave-one-out error {values['loo_error']:.2f} %"
+        shared: Any = {"seconds": values["seconds"], "note": note}
+        rows += [
+            row(table, case.name, "test error", unit="%", published=case.published, ours=values["error"], **shared),
+            row(table, case.name, "ECE", ours=values["ece"], **shared),
+            row(table, case.name, "NLL", ours=values["nll"], **shared),
+        ]
     details = {"data": data.name, "train": len(data.X), "inducing": plan.inducing, "epsilon": EPSILON, "curves": curves}
     caption = (
         f"Reliability of the predicted class for {len(data.X_test):,} test images, with 95 % intervals, and how many "
@@ -107,10 +118,10 @@ def _sparse(setting: Setting, plan: Figure3Plan, data: Dataset, network: Network
     from .sparse import Training, fit
 
     training = Training(plan.inducing, plan.epochs, plan.batch_size, epsilon=EPSILON, seed=setting.seed)
-    found = fit(network, data.X, data.y, training, setting.actual_device, setting.threads)
+    model = fit(network, data.X, data.y, training, setting.actual_device, setting.threads)
     release(setting.actual_device)
-    values = _measured(found.predict_proba(data.X_test), found.classes, data.y_test)
-    return values | {"elbo": found.elbo.tolist(), "lengthscale": found.lengthscale}
+    values = _measured(model.predict_proba(data.X_test), np.unique(data.y), data.y_test)
+    return values | {"elbo": list(model.elbo), "lengthscale": model.features.lengthscale}
 
 
 def _exact(setting: Setting, data: Dataset, network: Network) -> dict[str, Any]:
@@ -126,32 +137,16 @@ def _measured(P: NDArray[np.float64], classes: NDArray[Any], y: NDArray[Any]) ->
     """Error in percent, NLL in nats, ECE, and the bins of the reliability diagram; None where a bin is empty."""
     codes = np.searchsorted(classes, y)
     curve = reliability(P, codes, bins=_BINS)
+    means = {"confidence": curve.confidence, "accuracy": curve.accuracy}
+    bins: dict[str, Any] = {key: [None if np.isnan(v) else float(v) for v in mean] for key, mean in means.items()}
     return {
         "test": len(y),
         "error": percent(P.argmax(1) != codes),
         "nll": negative_log_likelihood(P, codes),
         "ece": curve.ece,
         "mean_confidence": 100 * float(P.max(1).mean()),
-        "bins": {
-            "confidence": [None if np.isnan(c) else float(c) for c in curve.confidence],
-            "accuracy": [None if np.isnan(a) else float(a) for a in curve.accuracy],
-            "count": [int(n) for n in curve.count],
-        },
+        "bins": bins | {"count": [int(n) for n in curve.count]},
     }
-
-
-def _rows(table: str, case: Case, values: Mapping[str, Any]) -> list[Row]:
-    note = ""
-    if values.get("lengthscale") is not None:
-        note = f"learned lengthscale {values['lengthscale']:.3g}"
-    elif "temperature" in values:
-        note = f"no inducing points; leave-one-out error {values['loo_error']:.2f} %"
-    shared: Any = {"seconds": values["seconds"], "note": note}
-    return [
-        row(table, case.name, "test error", unit="%", published=case.published, ours=values["error"], **shared),
-        row(table, case.name, "ECE", ours=values["ece"], **shared),
-        row(table, case.name, "NLL", ours=values["nll"], **shared),
-    ]
 
 
 def draw(results: Mapping[str, Any], folder: Path) -> list[Path]:
@@ -160,21 +155,13 @@ def draw(results: Mapping[str, Any], folder: Path) -> list[Path]:
     centres = (np.arange(_BINS) + 0.5) / _BINS
     for (upper, lower), case in zip(axes.T, CASES, strict=True):
         values = results["details"]["curves"][case.label]
-        count = np.array(values["bins"]["count"])
-        filled = count > 0
-        confidence, accuracy = (
-            np.array([value for value in values["bins"][key] if value is not None])
-            for key in ("confidence", "accuracy")
-        )
+        bins = {key: np.array(of_bins, float) for key, of_bins in values["bins"].items()}  # NaN where one is empty
+        count, filled = bins["count"], bins["count"] > 0
+        confidence, accuracy = bins["confidence"][filled], bins["accuracy"][filled]
         low, high = wilson(accuracy, count[filled])
         upper.plot([0, 1], [0, 1], color=GREY, linewidth=1, linestyle="--")
-        upper.errorbar(
-            *(confidence, accuracy, [accuracy - low, high - accuracy]),
-            fmt="o-",
-            color=case.colour,
-            markersize=4,
-            linewidth=1,
-        )
+        points = (confidence, accuracy, [accuracy - low, high - accuracy])
+        upper.errorbar(*points, fmt="o-", color=case.colour, markersize=4, linewidth=1)
         published = "" if case.published is None else f" [{case.published:g} %]"
         upper.set_title(f"{case.name}\nerror {values['error']:.2f} %{published}, ECE {values['ece']:.4f}", fontsize=9)
         lower.bar(centres, count, 0.9 / _BINS, color=case.colour)

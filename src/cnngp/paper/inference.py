@@ -54,11 +54,8 @@ class SplitImages:
     @functools.cached_property
     def facts(self) -> dict[str, Any]:
         """What a piece depends on that uses them."""
-        return {
-            "data": self.name,
-            "images": digest(self.X, self.y, self.X_test, self.y_test),
-            "train": self.train,
-        }
+        images = digest(self.X, self.y, self.X_test, self.y_test)
+        return {"data": self.name, "images": images, "train": self.train}
 
 
 def network_errors(

@@ -1,18 +1,16 @@
 """How an experiment is run: its size, its device, its folder; and its pieces, which are kept when a run is killed.
 
-A piece is a few seconds to a few minutes of work with a name. Its values are written as one JSON file (its arrays as an
-.npz beside it) the moment it is done, with a fingerprint of all that it depends on. Run again, a finished piece is
-read; one with another fingerprint, or a damaged one, is computed again.
+A piece is a few seconds to a few minutes of work with a name. Its values are written to one file the moment it is done,
+with a fingerprint of all that it depends on. Run again, a finished piece is read; one with another fingerprint, or a
+damaged one, is computed again.
 """
 
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import re
 import time
-import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,19 +20,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cnngp import __version__
+from cnngp.common import files
 from cnngp.common.devices import ActualDevice, Device, actual_device, check_device
-from cnngp.common.errors import DatasetError
-from cnngp.common.files import write_atomically
-from cnngp.datasets.classics import folders
+from cnngp.common.errors import DatasetError, ModelFileError
+from cnngp.common.progress import duration
 from cnngp.datasets.dataset import Dataset
 from cnngp.datasets.sets import Split, load
 
-from .common import duration, hardware, software
-
-SCHEMA = 1
-"""Of the files under pieces/; raised when their meaning changes."""
-ADDED = ("seconds", "hardware", "software")
-"""What is added to the values of every piece: how and where it was computed."""
+from .common import hardware, software
 
 
 class OutOfTime(RuntimeError):
@@ -81,12 +74,8 @@ class Setting:
         check_device(self.device)
         return actual_device(self.device)
 
-    def at_hand(self, name: str) -> bool:
-        """Whether a set of images lies where it is looked for, so that using it downloads nothing."""
-        return any(folder.is_dir() for folder in folders(name, self.data))
-
     def dataset(self, name: str, split: Split = "standard") -> Dataset:
-        """MNIST or Fashion-MNIST; `DatasetError` in one line where it is not at hand."""
+        """A set of images by its name; `DatasetError` in one line where it is not at hand."""
         if self.data is not None and not self.data.is_dir():
             raise DatasetError(f"--data {self.data}: no such folder; expected the folder that holds {name}/")
         return load(name, split=split, data=self.data)
@@ -97,9 +86,7 @@ class Setting:
         self._planned[:] = pieces
         missing = [seconds for name, seconds in pieces.items() if not self._file(name).exists()]
         kept = len(pieces) - len(missing)
-        said = f"{len(pieces)} pieces"
-        if kept:
-            said += f", {kept} of them from an earlier run"
+        said = f"{len(pieces)} pieces" + (f", {kept} of them from an earlier run" if kept else "")
         if missing:
             said += f"; the {'others' if kept else 'whole'} up to about {duration(sum(missing))}"
         self.say("plan", said)
@@ -123,38 +110,40 @@ class Setting:
         """
         if not re.fullmatch(r"[a-z0-9][a-z0-9._-]*", name):
             raise ValueError(f"piece {name!r}: expected small letters, digits, dots and dashes")
-        facts = {
-            "schema": SCHEMA,
-            "version": __version__,
-            "device": self.actual_device,
-            "seed": self.seed,
-            "quick": self.quick,
-            "cluster": self.scheduler is not None,
-            **depends,
-        }
-        fingerprint = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
+        facts = {"piece": name, "version": __version__, "device": self.actual_device, "seed": self.seed}
+        facts |= {"quick": self.quick, "cluster": self.scheduler is not None, **depends}
+        fingerprint = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
         planned = name in self._planned
         numbered = f"{self._planned.index(name) + 1} of {len(self._planned)}, {name}" if planned else name
-        kept = _read(self._file(name), fingerprint)
+        kept = self._kept(name, fingerprint)
         reused = kept is not None
         if kept is None:
             self._check_time(name, seconds)
             if planned:
                 self.say(numbered, f"up to about {duration(seconds)} …")
             begun = time.perf_counter()
-            values = dict(compute())
-            elapsed = time.perf_counter() - begun
+            kept = dict(compute())
             workers = "" if self.scheduler is None else ", and the workers of a Dask cluster for the kernels"
-            added = (elapsed, f"{hardware(self.actual_device)}{workers}", software(self.actual_device))
-            taken = set(ADDED) & set(values)
-            if taken:
-                raise ValueError(f"piece {name!r} returns {', '.join(sorted(taken))}, which is added to every piece")
-            kept = values | dict(zip(ADDED, added, strict=True))
-            _write(self._file(name), fingerprint, facts, kept)
-        self.done.append(Done(name, **{key: kept[key] for key in ADDED}, reused=reused))
+            kept["seconds"] = time.perf_counter() - begun
+            kept["hardware"] = f"{hardware(self.actual_device)}{workers}"
+            kept["software"] = software(self.actual_device)
+            arrays = {key: value for key, value in kept.items() if isinstance(value, np.ndarray)}
+            values = {key: value for key, value in kept.items() if key not in arrays}
+            header = {"fingerprint": fingerprint, "depends": facts, "values": values}
+            self._file(name).parent.mkdir(parents=True, exist_ok=True)
+            files.write(self._file(name), header, arrays, "piece")
+        self.done.append(Done(name, kept["seconds"], kept["hardware"], kept["software"], reused))
         took = f"{kept['seconds']:.1f} s"
         self.say(numbered, f"kept from an earlier run, where it took {took}" if reused else f"done in {took}")
         return kept
+
+    def _kept(self, name: str, fingerprint: str) -> dict[str, Any] | None:
+        """A kept piece; None where there is none, where it is of something else, and where it is damaged."""
+        try:
+            header, arrays = files.read(self._file(name), "piece")
+        except ModelFileError:
+            return None
+        return header["values"] | arrays if header["fingerprint"] == fingerprint else None
 
     def _check_time(self, name: str, seconds: float) -> None:
         if self.budget is None or all(piece.reused for piece in self.done):
@@ -167,7 +156,7 @@ class Setting:
             )
 
     def _file(self, name: str) -> Path:
-        return self.out / "pieces" / f"{name}.json"
+        return self.out / "pieces" / f"{name}.piece"
 
 
 def digest(*arrays: NDArray[Any]) -> str:
@@ -177,43 +166,3 @@ def digest(*arrays: NDArray[Any]) -> str:
         h.update(f"{a.dtype.str}{a.shape}".encode())
         h.update(np.ascontiguousarray(a).data)
     return h.hexdigest()
-
-
-def _write(path: Path, fingerprint: str, facts: Mapping[str, Any], values: Mapping[str, Any]) -> None:
-    """The arrays first: the JSON file says that the piece is whole."""
-    arrays = {key: value for key, value in values.items() if isinstance(value, np.ndarray)}
-    values = {key: value for key, value in values.items() if key not in arrays}
-    saved = None
-    if arrays:
-        buffer = io.BytesIO()
-        np.savez(buffer, **arrays)  # type: ignore[arg-type]
-        content = buffer.getvalue()
-        write_atomically(path.with_suffix(".npz"), content)
-        saved = {"names": sorted(arrays), "sha256": hashlib.sha256(content).hexdigest()}
-    document = {"piece": path.stem, "fingerprint": fingerprint, "depends": facts, "values": values, "arrays": saved}
-    document["values_sha256"] = _checksum(json.loads(json.dumps(values)))  # as they will be read: keys as text
-    write_atomically(path, (json.dumps(document, indent=1) + "\n").encode())
-
-
-def _checksum(values: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
-
-
-def _read(path: Path, fingerprint: str) -> dict[str, Any] | None:
-    """A kept piece; None where there is none, where it is of something else, and where it is damaged."""
-    try:
-        document = json.loads(path.read_bytes())
-        if (document["piece"], document["fingerprint"]) != (path.stem, fingerprint):
-            return None
-        values: dict[str, Any] = document["values"]
-        if document["values_sha256"] != _checksum(values):
-            return None
-        if document["arrays"] is not None:
-            content = path.with_suffix(".npz").read_bytes()
-            if hashlib.sha256(content).hexdigest() != document["arrays"]["sha256"]:
-                return None
-            with np.load(io.BytesIO(content), allow_pickle=False) as file:
-                values = values | {key: file[key] for key in document["arrays"]["names"]}
-    except (FileNotFoundError, ValueError, KeyError, TypeError, zipfile.BadZipFile):
-        return None
-    return values

@@ -16,7 +16,8 @@ Scaling all the functions by one factor changes nothing: an amplitude of the ker
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -59,27 +60,6 @@ class Training:
     """Of the inducing points and the minibatches."""
 
 
-@dataclass(frozen=True)
-class SparseFit:
-    """A trained model, which answers with the probabilities of labels."""
-
-    classes: Array
-    elbo: NDArray[np.float64]
-    """The bound on the log likelihood of all labels after each pass over the data, in nats."""
-    model: SparseGP = field(repr=False)
-
-    @property
-    def lengthscale(self) -> float | None:
-        """The learned one of "rbf"."""
-        return self.model.features.lengthscale  # type: ignore[no-any-return]
-
-    def predict_proba(self, X: Array) -> NDArray[np.float64]:
-        """P(label) of each image, (M, classes), in the order of `classes`."""
-        with torch.no_grad():
-            parts = [self.model.probabilities(x) for x in self.model.features.rows(X).split(_CHUNK)]
-        return to_numpy(torch.cat(parts)).astype(np.float64)
-
-
 def fit(
     network: Network | Literal["rbf"],
     X: Array,
@@ -87,7 +67,7 @@ def fit(
     training: Training,
     device: ActualDevice,
     threads: int | None = None,
-) -> SparseFit:
+) -> SparseGP:
     """Train on images X (N, C, H, W) with labels y (N,).
 
     The kernel of a network is computed once, N × m entries; "rbf" is the squared exponential kernel of the pixels with
@@ -103,33 +83,32 @@ def fit(
         features = LearnedFeatures(Z, dtype, torch.device(device))
     else:
         features = GivenFeatures(Kernel(network, device, training.dtype, threads), Z, dtype)
-    model = SparseGP(features, len(Z), len(classes), training.epsilon, dtype).to(device)
+    model = SparseGP(features, len(Z), len(classes), training.epsilon, dtype)
+    model.to(device)
     x, labels = features.rows(X), torch.as_tensor(codes, device=device)
     start(model, x, labels)
-    return SparseFit(classes, np.array(train(model, x, labels, training)), model)
+    model.elbo = train(model, x, labels, training)
+    return model
 
 
 # ---- a_n and k_nn − a_nᵀa_n ------------------------------------------------------------------------------------------
 
 
-class Whitening:
-    """L of one K_mm. The kernel is divided by its mean variance, which this likelihood cannot see."""
+def whitened(K_mm: Any, K_nm: Any, k_n: Any, jitter: float = JITTER) -> tuple[Any, Any]:
+    """a_n, (N, m), and k_nn − a_nᵀa_n, (N,), which rounding does not take below the jitter.
 
-    def __init__(self, K_mm: Any, jitter: float = JITTER) -> None:
-        self.jitter = jitter
-        self.scale = K_mm.diagonal().mean()
-        jittered = K_mm / self.scale + jitter * torch.eye(len(K_mm), dtype=K_mm.dtype, device=K_mm.device)
-        self.L, failed = torch.linalg.cholesky_ex(jittered)
-        if failed.item() or not math.isfinite(self.scale.item()):
-            raise ValueError(
-                f"the kernel matrix of the {len(K_mm):,} inducing points is singular at jitter={jitter:g} of its mean "
-                "variance; use fewer inducing points"
-            )
-
-    def __call__(self, K_nm: Any, k_n: Any) -> tuple[Any, Any]:
-        """a_n, (N, m), and k_nn − a_nᵀa_n, (N,), which rounding does not take below the jitter."""
-        A = torch.linalg.solve_triangular(self.L, K_nm.mT / self.scale, upper=False).mT
-        return A, (k_n / self.scale - A.square().sum(1)).clamp_min(self.jitter)
+    The kernel is divided by its mean variance, which this likelihood cannot see.
+    """
+    scale = K_mm.diagonal().mean()
+    jittered = K_mm / scale + jitter * torch.eye(len(K_mm), dtype=K_mm.dtype, device=K_mm.device)
+    L, failed = torch.linalg.cholesky_ex(jittered)
+    if failed.item() or not math.isfinite(scale.item()):
+        raise ValueError(
+            f"the kernel matrix of the {len(K_mm):,} inducing points is singular at jitter={jitter:g} of its mean "
+            "variance; use fewer inducing points"
+        )
+    A = torch.linalg.solve_triangular(L, K_nm.mT / scale, upper=False).mT
+    return A, (k_n / scale - A.square().sum(1)).clamp_min(jitter)
 
 
 class GivenFeatures(torch.nn.Module):  # type: ignore[misc]
@@ -140,21 +119,23 @@ class GivenFeatures(torch.nn.Module):  # type: ignore[misc]
     def __init__(self, kernel: Kernel, Z: Array, dtype: Any) -> None:
         super().__init__()
         self._kernel, self._Z, self._dtype = kernel, Z, dtype
-        self._output: Literal["torch", "numpy"] = "torch" if kernel.device == "cuda" else "numpy"
-        self._whitening = Whitening(self._double(kernel(Z, output=self._output, progress=False)))
+        self._K_mm = self._double(self._entries(Z))
 
     def rows(self, X: Array) -> Any:
         found = []
         with progress_bar(len(X) * len(self._Z), "kernel", "pair") as bar:
             for rows in blocks(len(X), _CHUNK):
-                K_nm = self._double(self._kernel(X[rows], self._Z, output=self._output, progress=False))
-                A, residual = self._whitening(K_nm, self._double(self._kernel.diag(X[rows])))
+                K_nm, k_n = self._entries(X[rows], self._Z), self._kernel.diag(X[rows])
+                A, residual = whitened(self._K_mm, self._double(K_nm), self._double(k_n))
                 found.append(torch.cat([A, residual[:, None]], 1).to(self._dtype))
-                bar.update(K_nm.numel())
+                bar.update(A.numel())
         return torch.cat(found)
 
     def forward(self, x: Any) -> tuple[Any, Any]:
         return x[:, :-1], x[:, -1]
+
+    def _entries(self, *images: Array) -> Any:
+        return self._kernel(*images, output="torch" if self._kernel.device == "cuda" else "numpy", progress=False)
 
     def _double(self, values: Any) -> Any:
         return torch.as_tensor(values, device=self._kernel.device).double()
@@ -183,7 +164,7 @@ class LearnedFeatures(torch.nn.Module):  # type: ignore[misc]
 
     def forward(self, x: Any) -> tuple[Any, Any]:
         x64 = x.double() / self._unit
-        A, residual = Whitening(self._kernel(self._Z))(self._kernel(x64), torch.ones_like(x64[:, 0]))
+        A, residual = whitened(self._kernel(self._Z), self._kernel(x64), torch.ones_like(x64[:, 0]))
         return A.to(x.dtype), residual.to(x.dtype)
 
     def _kernel(self, x: Any) -> Any:
@@ -196,6 +177,9 @@ class LearnedFeatures(torch.nn.Module):  # type: ignore[misc]
 
 class SparseGP(torch.nn.Module):  # type: ignore[misc]
     """One function for each class, all of one kernel, with the RobustMax likelihood."""
+
+    elbo: Sequence[float] = ()
+    """The bound on the log likelihood of all labels after each pass over the data, in nats."""
 
     def __init__(self, features: Any, inducing: int, classes: int, epsilon: float = 1e-3, dtype: Any = None) -> None:
         super().__init__()
@@ -226,6 +210,12 @@ class SparseGP(torch.nn.Module):  # type: ignore[misc]
         P = probability_of_largest(mean, variance, y)
         right, wrong = math.log1p(-self.epsilon), math.log(self.epsilon / (self.classes - 1))
         return (wrong + (right - wrong) * P).mean() - self.divergence() / images
+
+    def predict_proba(self, X: Array) -> NDArray[np.float64]:
+        """P(label) of each image, (M, classes), in the order of the sorted labels."""
+        with torch.no_grad():
+            parts = [self.probabilities(x) for x in self.features.rows(X).split(_CHUNK)]
+        return to_numpy(torch.cat(parts)).astype(np.float64)
 
     def probabilities(self, x: Any) -> Any:
         """p(y) of every class, (N, classes)."""

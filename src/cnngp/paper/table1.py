@@ -10,14 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cnngp.common.figures import new_figure, save_figure
 from cnngp.datasets.dataset import Dataset
 from cnngp.kernel.kernel import Kernel
 from cnngp.network import zoo
 from cnngp.network.layers import Network
 
-from .common import BLUE, GREY, ORANGE, new_figure, save_figure
+from .common import BLUE, GREY, ORANGE
 from .inference import SplitImages, network_errors
-from .results import Results, Row, row
+from .results import Results, Row, row, tables
 from .setting import Setting
 
 TITLE = "Table 1: classification of MNIST"
@@ -128,18 +129,13 @@ def rows_of(
     test: float | None = None,
     note: str = "",
 ) -> list[Row]:
-    everything = values["all"]
-    columns: tuple[tuple[str, float | None, float], ...] = (
-        ("validation", validation, values["validation_error"]),
-        ("test", test, values["test_error"]),
-        ("leave-one-out", None, values["loo_error"]),
-        (f"all {everything['images']:,}: test", None, everything["test_error"]),
-        (f"all {everything['images']:,}: leave-one-out", None, everything["loo_error"]),
-    )
-    seconds = values["seconds"]
+    everything, shared = values["all"], {"unit": "%", "seconds": values["seconds"], "note": note}
     return [
-        row(table, name, quantity, unit="%", published=published, ours=ours, seconds=seconds, note=note)
-        for quantity, published, ours in columns
+        row(table, name, "validation", published=validation, ours=values["validation_error"], **shared),
+        row(table, name, "test", published=test, ours=values["test_error"], **shared),
+        row(table, name, "leave-one-out", ours=values["loo_error"], **shared),
+        row(table, name, f"all {everything['images']:,}: test", ours=everything["test_error"], **shared),
+        row(table, name, f"all {everything['images']:,}: leave-one-out", ours=everything["loo_error"], **shared),
     ]
 
 
@@ -152,27 +148,29 @@ def estimate(setting: Setting, network: Network, images: SplitImages) -> float:
 
 def draw(results: Results, folder: Path) -> list[Path]:
     """Test errors of the first table, ours beside the published ones."""
-    rows = [r for r in results["rows"] if r["table"] == results["rows"][0]["table"]]
-    names = list(dict.fromkeys(r["result"] for r in rows))
-    figure, axes = new_figure(7.2, 0.42 * len(names) + 1.1)
-    for i, name in enumerate(names):
-        of_it = [r for r in rows if r["result"] == name]
-        for r in of_it:
-            if r["quantity"] == "test":
-                if r["published"] is not None:
-                    axes.plot(r["published"], i, "D", color=GREY, markersize=6, label="published")
-                if r["ours"] is not None:
-                    axes.plot(r["ours"], i, "o", color=BLUE, markersize=6, label="cnngp")
-            elif r["quantity"].endswith(": test"):
-                axes.plot(
-                    r["ours"], i, "|", color=ORANGE, markersize=13, markeredgewidth=2.5, label="cnngp, all images"
-                )
+    table = tables(results["rows"])[0]
+    figure, axes = new_figure(7.2, 0.42 * len(table.lines) + 1.1)
+    errors = []
+    for i, line in enumerate(table.lines.values()):
+        everything = next((r["ours"] for quantity, r in line.items() if quantity.endswith(": test")), None)
+        for error, style, label in (
+            (line["test"]["published"], {"marker": "D", "color": GREY, "markersize": 6}, "published"),
+            (line["test"]["ours"], {"marker": "o", "color": BLUE, "markersize": 6}, "cnngp"),
+            (
+                everything,
+                {"marker": "|", "color": ORANGE, "markersize": 13, "markeredgewidth": 2.5},
+                "cnngp, all images",
+            ),
+        ):
+            if error is not None:
+                errors.append(error)
+                axes.plot(error, i, linestyle="", label=label, **style)
     handles, labels = axes.get_legend_handles_labels()
     unique = dict(zip(labels, handles, strict=True))
     axes.legend(unique.values(), unique.keys(), frameon=False, fontsize=8)
-    axes.set_yticks(range(len(names)), names, fontsize=8)
+    axes.set_yticks(range(len(table.lines)), list(table.lines), fontsize=8)
     axes.invert_yaxis()
     axes.grid(axis="x", color="#e4e7eb", linewidth=0.8)
-    axes.set_xlim(0, 1.08 * max(max(r["published"] or 0.0, r["ours"] or 0.0) for r in rows if "test" in r["quantity"]))
+    axes.set_xlim(0, 1.08 * max(errors))
     axes.set_xlabel("test error, %")
     return save_figure(figure, folder, "table1")
