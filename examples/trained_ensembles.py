@@ -7,13 +7,11 @@ from cnngp.gp import trained_ensemble
 
 
 def main(train: int = 100, test: int = 100) -> dict[str, np.ndarray]:
-    # region kernels
     net = Sequential(Conv(3), ReLU(), Conv(3, stride=2), ReLU(), Dense())
     data = datasets.digits()
     X, y, X_test, y_test = data.X[:train], data.y[:train], data.X_test[:test], data.y_test[:test]
     images = np.concatenate([X, X_test])
     K, Theta = Kernel(net, device="cpu", dtype="float64").both(images)
-    # endregion
 
     # region train
     targets = np.where(y[:, None] == np.arange(10), 1.0, -1.0)
