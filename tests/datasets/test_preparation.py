@@ -51,7 +51,7 @@ def test_whitened_training_images_are_uncorrelated() -> None:
     np.testing.assert_allclose(values[1:], 1.0, rtol=1e-3)
     assert values[0] < 1e-3
     # Of all whitenings it is the one nearest to the images: its matrix is symmetric with positive eigenvalues.
-    matrix = Zca().fit(X).matrix_
+    matrix = Zca().fit(X).learned_
     np.testing.assert_allclose(matrix, matrix.T, atol=1e-4 * np.abs(matrix).max())
     assert np.linalg.eigvalsh(matrix.astype(np.float64)).min() > 0.0
 

@@ -18,8 +18,6 @@ Map = Callable[[Any], Any]
 
 # Of its largest pixel: an image that varies by less is flat but for rounding, and becomes zeros.
 _ROUNDING = 1e-6
-# A flat image has no contrast to normalise. This part of its norm is rounding.
-_FLAT = 1e-7
 # Images, and numbers of patches, that are held at a time.
 _AT_A_TIME = 1024
 _ENTRIES = 1 << 24
@@ -32,22 +30,29 @@ class Preparation(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     """
 
     learns: bool = False
-    """Whether `fit` learns anything."""
+    """Whether `fit` learns anything: `learned_`, an array."""
     least_axes: ClassVar[int] = 3
     """2 where it takes rows of features too."""
+    learned_: Array
 
     def fit(self, X: Any, y: Any = None, *, maps: Sequence[Map] = ()) -> Self:
         """Learn from training images, and from their images under `maps` (a group) as much as from themselves."""
-        images = as_image_array(X, self.least_axes)
+        images = self._checked(X)
         self.input_shape_ = images.shape[1:]
-        self._learn(images, maps)
+        if self.learns:
+            self.learned_ = self._learn(images, maps)
         return self
 
     def transform(self, X: Any) -> Array:
         """The images prepared."""
-        images = as_image_array(X, self.least_axes)
+        images = self._checked(X)
+        shape, name = images.shape[1:], type(self).__name__
+        if self.learns and not hasattr(self, "learned_"):
+            raise DataError(f"{self!r} has learned from no images yet; call fit")
+        if self.learns and shape != self.input_shape_:
+            raise DataError(f"X has images of shape {shape}; this {name} was fitted to {self.input_shape_}")
         kind = images.dtype if images.dtype.kind == "f" else np.dtype(np.float32)
-        step = min(_AT_A_TIME, max(1, _ENTRIES // math.prod(self.output_shape(images.shape[1:]))))
+        step = min(_AT_A_TIME, max(1, _ENTRIES // math.prod(self.output_shape(shape))))
         parts = (self._prepared(images[start : start + step]) for start in range(0, len(images), step))
         return np.concatenate([part.astype(kind, copy=False) for part in parts])
 
@@ -55,8 +60,8 @@ class Preparation(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         """Part of scikit-learn's interface: prepared images are arrays, the default, and never data frames."""
         if transform not in (None, "default"):
             raise DataError(
-                f"{type(self).__name__}: transform={transform!r}: images have several axes and cannot become a data "
-                "frame; leave the output of this step at 'default'"
+                f"{type(self).__name__}: transform={transform!r}: images have several axes and cannot become a frame; "
+                "leave the output of this step at 'default'"
             )
         return self
 
@@ -70,18 +75,34 @@ class Preparation(TransformerMixin, BaseEstimator):  # type: ignore[misc]
 
     def state(self) -> dict[str, Array]:
         """What was learned, for a file."""
-        return {}
+        return {"learned_": self.learned_} if self.learns else {}
 
     def restored(self, state: dict[str, Array], input_shape: Sequence[int]) -> Self:
         """This preparation with what it had learned of images of this shape; `ValueError` for other arrays."""
+        if self.learns:
+            array = state["learned_"]
+            if array.shape != self._learned_shape(input_shape) or array.dtype.kind != "f":
+                raise ValueError(f"{type(self).__name__}: {array.shape} for images of {tuple(input_shape)}")
+            self.learned_ = array
         self.input_shape_ = tuple(input_shape)
         return self
 
-    def _learn(self, images: Array, maps: Sequence[Map]) -> None:
-        pass
+    def _learn(self, images: Array, maps: Sequence[Map]) -> Array:
+        raise NotImplementedError
+
+    def _learned_shape(self, input_shape: Sequence[int]) -> tuple[int, ...]:
+        return ()
 
     def _prepared(self, images: Array) -> Array:
-        raise NotImplementedError
+        return images
+
+    def _checked(self, X: Any) -> Array:
+        images = as_real(to_numpy(X, "X"), "X")
+        if images.ndim < self.least_axes or images.dtype.kind == "b" or not len(images):
+            raise DataError(f"X has shape {images.shape} and type {images.dtype}; expected images (N, channels, …)")
+        if not np.isfinite(images).all():
+            raise DataError("X holds NaN or infinity; expected images of finite numbers")
+        return np.asarray(images)
 
     def __eq__(self, other: object) -> bool:
         return type(other) is type(self) and vars(self.unfitted()) == vars(other.unfitted())
@@ -103,26 +124,8 @@ class Preparation(TransformerMixin, BaseEstimator):  # type: ignore[misc]
 class Plain(Preparation):
     """Images as they are."""
 
-    def _prepared(self, images: Array) -> Array:
-        return images
 
-
-class _Rest(Preparation):
-    """What is left of an image when something is taken away, with a variance of 1 over all its pixels."""
-
-    def _prepared(self, images: Array) -> Array:
-        exact = images.astype(np.float64)
-        everything = tuple(range(1, images.ndim))
-        rest = exact - self._slow(exact)
-        spread = np.sqrt((rest**2).mean(everything, keepdims=True))
-        flat = spread <= _ROUNDING * abs(exact).max(everything, keepdims=True)
-        return np.where(flat, 0.0, rest / np.where(flat, 1.0, spread))
-
-    def _slow(self, images: NDArray[np.float64]) -> NDArray[np.float64]:
-        raise NotImplementedError
-
-
-class Contrast(_Rest):
+class Contrast(Preparation):
     """Without each channel's mean, and with one variance for all images: neither light nor colour of the whole counts.
 
     >>> import numpy as np
@@ -131,17 +134,26 @@ class Contrast(_Rest):
              [ 0.45,  1.34]]]])
     """
 
-    def _slow(self, images: NDArray[np.float64]) -> NDArray[np.float64]:
+    def _prepared(self, images: Array) -> Array:
+        """What is left when something is taken away, with a variance of 1 over all pixels."""
+        exact = images.astype(np.float64)
+        everything = tuple(range(1, images.ndim))
+        rest = exact - self._taken_away(exact)
+        spread = np.sqrt((rest**2).mean(everything, keepdims=True))
+        flat = spread <= _ROUNDING * abs(exact).max(everything, keepdims=True)
+        return np.where(flat, 0.0, rest / np.where(flat, 1.0, spread))
+
+    def _taken_away(self, images: NDArray[np.float64]) -> NDArray[np.float64]:
         return np.asarray(images.mean(tuple(range(2, images.ndim)), keepdims=True))
 
 
-class Detail(_Rest):
+class Detail(Contrast):
     """Without a copy of each channel that is blurred by an eighth of the shorter side: slow changes of light go."""
 
     blur: ClassVar[float] = 1 / 8
     """Width of the blur that is taken away, a standard deviation, as a part of the shorter side."""
 
-    def _slow(self, images: NDArray[np.float64]) -> NDArray[np.float64]:
+    def _taken_away(self, images: NDArray[np.float64]) -> NDArray[np.float64]:
         from scipy.ndimage import gaussian_filter
 
         width = self.blur * min(images.shape[2:])
@@ -154,7 +166,7 @@ class Edges(Detail):
     blur = 1 / 16
 
 
-class Normalised(Preparation):
+class Normalised(Contrast):
     """Each image with mean 0 and norm 1, over all its pixels and channels.
 
     >>> import numpy as np
@@ -164,12 +176,10 @@ class Normalised(Preparation):
     """
 
     def _prepared(self, images: Array) -> Array:
-        flat = images.reshape(len(images), -1).astype(np.float64)
-        before = np.linalg.norm(flat, axis=1, keepdims=True)
-        flat -= flat.mean(1, keepdims=True)
-        norm = np.linalg.norm(flat, axis=1, keepdims=True)
-        seen = np.where(norm > _FLAT * before, flat / np.where(norm > 0.0, norm, 1.0), 0.0)
-        return np.asarray(seen.reshape(images.shape))
+        return super()._prepared(images) / math.sqrt(math.prod(images.shape[1:]))
+
+    def _taken_away(self, images: NDArray[np.float64]) -> NDArray[np.float64]:
+        return np.asarray(images.mean(tuple(range(1, images.ndim)), keepdims=True))
 
 
 class Standardised(Preparation):
@@ -185,77 +195,23 @@ class Standardised(Preparation):
 
     learns = True
     least_axes = 2
-    moments_: Array
-    """Means and inverse standard deviations, (2, …)."""
 
-    def state(self) -> dict[str, Array]:
-        return {"moments_": self.moments_}
+    def _learned_shape(self, input_shape: Sequence[int]) -> tuple[int, ...]:
+        return 2, *input_shape
 
-    def restored(self, state: dict[str, Array], input_shape: Sequence[int]) -> Self:
-        self.moments_ = state["moments_"]
-        if self.moments_.shape != (2, *input_shape) or self.moments_.dtype.kind != "f":
-            raise ValueError(f"moments_ of shape {self.moments_.shape} for images of {tuple(input_shape)}")
-        return super().restored(state, input_shape)
-
-    def _learn(self, images: Array, maps: Sequence[Map]) -> None:
+    def _learn(self, images: Array, maps: Sequence[Map]) -> Array:
+        """Means and inverse standard deviations."""
         exact = images.astype(np.float64)
         seen = np.concatenate([g(exact) for g in maps]) if maps else exact
         mean, spread = seen.mean(0), seen.std(0)
         varies = spread > _ROUNDING * np.abs(seen).max(0)
-        self.moments_ = np.stack([mean, np.divide(1.0, spread, out=np.zeros_like(spread), where=varies)])
+        return np.stack([mean, np.divide(1.0, spread, out=np.zeros_like(spread), where=varies)])
 
     def _prepared(self, images: Array) -> Array:
-        check_fitted(self, images.shape[1:], hasattr(self, "moments_"))
-        return np.asarray((images - self.moments_[0]) * self.moments_[1])
+        return np.asarray((images - self.learned_[0]) * self.learned_[1])
 
 
-def check_fitted(preparation: Preparation, shape: tuple[int, ...], is_fitted: bool) -> None:
-    """`DataError` for what has learned nothing, or from images of another shape."""
-    if not is_fitted:
-        raise DataError(f"{preparation!r} has learned from no images yet; call fit")
-    fitted = tuple(preparation.input_shape_)
-    if shape != fitted:
-        raise DataError(f"X has images of shape {shape}; this {type(preparation).__name__} was fitted to {fitted}")
-
-
-class _Whitening(Preparation):
-    """Rows of numbers times (Σ + ε)^(−½), with Σ their second moments in training images."""
-
-    learns = True
-    regularisation: float
-    matrix_: Array
-
-    def state(self) -> dict[str, Array]:
-        return {"matrix_": np.asarray(self.matrix_)}
-
-    def restored(self, state: dict[str, Array], input_shape: Sequence[int]) -> Self:
-        matrix, side = state["matrix_"], self._row_length(input_shape)
-        if matrix.shape != (side, side) or matrix.dtype.kind != "f":
-            raise ValueError(f"matrix_ of shape {matrix.shape} for images of {tuple(input_shape)}")
-        self.matrix_ = matrix
-        return super().restored(state, input_shape)
-
-    def _row_length(self, input_shape: Sequence[int]) -> int:
-        raise NotImplementedError
-
-    def _learn(self, images: Array, maps: Sequence[Map]) -> None:
-        name = type(self).__name__
-        if not is_number(self.regularisation, least=1e-12):
-            raise DataError(f"{name}: regularisation={self.regularisation!r}: expected a positive number")
-        self.matrix_ = self._matrix(images, maps).astype(np.float32)
-
-    def _prepared(self, images: Array) -> Array:
-        check_fitted(self, images.shape[1:], hasattr(self, "matrix_"))
-        return self._whitened(images if images.dtype.kind == "f" else images.astype(np.float32))
-
-    def _matrix(self, images: Array, maps: Sequence[Map]) -> Array:
-        raise NotImplementedError
-
-    def _whitened(self, images: Array) -> Array:
-        raise NotImplementedError
-
-
-class Zca(_Whitening):
+class Zca(Preparation):
     """Whitening that keeps images as near to themselves as it can: x ↦ V (Λ + ε)^-½ Vᵀ x, VΛVᵀ the pixels' covariance.
 
     `regularisation` is ε, a variance in the units of the pixels: directions with less than that stay small. Published
@@ -270,28 +226,59 @@ class Zca(_Whitening):
            [-0.2,  0.7, -0.2, -0.2]])
     """
 
+    learns = True
+
     def __init__(self, regularisation: float = 1e-4) -> None:
         self.regularisation = regularisation
 
     def images_for(self, input_shape: Sequence[int]) -> int:
-        return self._row_length(input_shape)
-
-    def _row_length(self, input_shape: Sequence[int]) -> int:
         return math.prod(input_shape)
 
-    def _matrix(self, images: Array, maps: Sequence[Map]) -> Array:
-        flat = images.reshape(len(images), -1).astype(np.float64)
-        n, pixels = flat.shape
-        if n * max(1, len(maps)) < pixels:
-            rows = np.concatenate([g(images).reshape(n, -1) for g in maps]).astype(np.float64) if maps else flat
-            return _inverse_root_of_few(rows, self.regularisation)
-        return _inverse_root(_symmetrised(flat.T @ flat / n, images.shape[1:], maps), self.regularisation)
+    def _row_shape(self, input_shape: Sequence[int]) -> tuple[int, ...]:
+        """The shape of what is whitened: an image."""
+        return tuple(input_shape)
 
-    def _whitened(self, images: Array) -> Array:
-        return np.asarray(images.reshape(len(images), -1) @ self.matrix_).reshape(images.shape)
+    def _rows(self, images: Array) -> Array:
+        """What is whitened, as rows (…, numbers)."""
+        return images.reshape(len(images), -1)
+
+    def _learned_shape(self, input_shape: Sequence[int]) -> tuple[int, ...]:
+        return (math.prod(self._row_shape(input_shape)),) * 2
+
+    def _learn(self, images: Array, maps: Sequence[Map]) -> Array:
+        if not is_number(self.regularisation, least=1e-12):
+            name = type(self).__name__
+            raise DataError(f"{name}: regularisation={self.regularisation!r}: expected a positive number")
+        return self._whitening(images, maps).astype(np.float32)
+
+    def _whitening(self, images: Array, maps: Sequence[Map]) -> Array:
+        if len(images) * max(1, len(maps)) >= math.prod(images.shape[1:]):
+            return _inverse_root(*np.linalg.eigh(self._moments(images, maps)), self.regularisation)
+        rows = self._rows(np.concatenate([g(images) for g in maps]) if maps else images).astype(np.float64)
+        values, U = np.linalg.eigh(rows @ rows.T / len(rows))  # the smaller side has the same eigenvalues
+        seen = values > _ROUNDING**2 * values[-1]
+        return _inverse_root(
+            values[seen], rows.T @ (U[:, seen] / np.sqrt(values[seen] * len(rows))), self.regularisation
+        )
+
+    def _moments(self, images: Array, maps: Sequence[Map]) -> Array:
+        """Σ of all rows, as of the images and all their mirror images or turns."""
+        total, count = np.zeros(self._learned_shape(images.shape[1:])), 0
+        step = max(1, _ENTRIES // math.prod(self.output_shape(images.shape[1:])))
+        for start in range(0, len(images), step):
+            rows = self._rows(images[start : start + step].astype(np.float64)).reshape(-1, len(total))
+            total += rows.T @ rows
+            count += len(rows)
+        places = np.arange(len(total)).reshape(1, *self._row_shape(images.shape[1:]))
+        orders = [np.asarray(g(places)).ravel() for g in maps] or [places.ravel()]
+        return np.asarray(sum(total[np.ix_(order, order)] for order in orders) / (count * len(orders)))
+
+    def _prepared(self, images: Array) -> Array:
+        rows = self._rows(images if images.dtype.kind == "f" else images.astype(np.float32)) @ self.learned_
+        return rows.reshape(images.shape)
 
 
-class PatchWhitening(_Whitening):
+class PatchWhitening(Zca):
     """Every location's patch of `size` × `size` pixels and all channels, whitened, as size² times as many channels.
 
     Patches are zero-padded, and multiplied by (Σ + ε)^(−½) with Σ the second moments of training patches and
@@ -304,32 +291,19 @@ class PatchWhitening(_Whitening):
     """
 
     def __init__(self, size: int = 3, regularisation: float = 1e-2) -> None:
+        super().__init__(regularisation)
         self.size = size
-        self.regularisation = regularisation
 
     def output_shape(self, input_shape: Sequence[int]) -> tuple[int, ...]:
-        return self._row_length(input_shape), *input_shape[1:]
+        return math.prod(self._row_shape(input_shape)), *input_shape[1:]
 
-    def _row_length(self, input_shape: Sequence[int]) -> int:
-        return int(input_shape[0] * self.size ** (len(input_shape) - 1))
+    def images_for(self, input_shape: Sequence[int]) -> int:
+        return 0
 
-    def _matrix(self, images: Array, maps: Sequence[Map]) -> Array:
-        if not is_whole(self.size, least=1) or self.size % 2 == 0:
-            raise DataError(f"PatchWhitening: size={self.size!r}: expected an odd number of pixels")
-        channels, *places = self.output_shape(images.shape[1:])
-        total = np.zeros((channels, channels))
-        step = max(1, _ENTRIES // (channels * math.prod(places)))
-        for start in range(0, len(images), step):
-            patches = self._patches(images[start : start + step].astype(np.float64)).reshape(-1, channels)
-            total += patches.T @ patches
-        patch = (images.shape[1], *[self.size] * len(places))
-        moments = _symmetrised(total / (len(images) * math.prod(places)), patch, maps)
-        return _inverse_root(moments, self.regularisation * float(moments.trace()) / channels)
+    def _row_shape(self, input_shape: Sequence[int]) -> tuple[int, ...]:
+        return input_shape[0], *[self.size] * (len(input_shape) - 1)
 
-    def _whitened(self, images: Array) -> Array:
-        return np.moveaxis(self._patches(images) @ self.matrix_, -1, 1)
-
-    def _patches(self, images: Array) -> Array:
+    def _rows(self, images: Array) -> Array:
         """(N, …, channels · size²), zeros beyond the edge."""
         axes = tuple(range(2, images.ndim))
         around = [(0, 0), (0, 0)] + [(self.size // 2, self.size // 2)] * len(axes)
@@ -337,36 +311,20 @@ class PatchWhitening(_Whitening):
         patches = np.moveaxis(windows, 1, 1 + len(axes))  # (N, …, channels, size, …)
         return np.ascontiguousarray(patches).reshape(*patches.shape[: 1 + len(axes)], -1)
 
+    def _whitening(self, images: Array, maps: Sequence[Map]) -> Array:
+        if not is_whole(self.size, least=1) or self.size % 2 == 0:
+            raise DataError(f"PatchWhitening: size={self.size!r}: expected an odd number of pixels")
+        moments = self._moments(images, maps)
+        return _inverse_root(*np.linalg.eigh(moments), self.regularisation * float(moments.diagonal().mean()))
 
-def _symmetrised(moments: Array, shape: Sequence[int], maps: Sequence[Map]) -> Array:
-    """Second moments as of the images and all their mirror images or turns."""
-    if not maps:
-        return moments
-    places = np.arange(len(moments)).reshape(1, *shape)
-    orders = [np.asarray(g(places)).ravel() for g in maps]
-    return np.asarray(sum(moments[np.ix_(order, order)] for order in orders) / len(orders))
-
-
-def _inverse_root(moments: Array, added: float) -> Array:
-    """(moments + added·I)^(−½), zero where both are."""
-    values, V = np.linalg.eigh(moments)
-    size = np.maximum(values, 0.0) + added
-    return np.asarray((V * np.divide(1.0, np.sqrt(size), out=np.zeros_like(size), where=size > 0.0)) @ V.T)
+    def _prepared(self, images: Array) -> Array:
+        rows = self._rows(images if images.dtype.kind == "f" else images.astype(np.float32))
+        return np.moveaxis(rows @ self.learned_, -1, 1)
 
 
-def _inverse_root_of_few(rows: Array, added: float) -> Array:
-    """The same of the second moments of fewer rows than columns, from the eigenvectors of the smaller side."""
-    values, U = np.linalg.eigh(rows @ rows.T / len(rows))
-    seen = values > _ROUNDING**2 * values[-1]
-    V = rows.T @ (U[:, seen] / np.sqrt(values[seen] * len(rows)))
-    gains = 1.0 / np.sqrt(values[seen] + added) - 1.0 / math.sqrt(added)
-    return np.asarray((V * gains) @ V.T + np.eye(rows.shape[1]) / math.sqrt(added))
-
-
-def as_image_array(X: Any, least_axes: int = 3) -> Array:
-    images = as_real(to_numpy(X, "X"), "X")
-    if images.ndim < least_axes or images.dtype.kind == "b" or not len(images):
-        raise DataError(f"X has shape {images.shape} and type {images.dtype}; expected images (N, channels, …)")
-    if not np.isfinite(images).all():
-        raise DataError("X holds NaN or infinity; expected images of finite numbers")
-    return np.asarray(images)
+def _inverse_root(values: Array, V: Array, added: float) -> Array:
+    """(Σ + added·I)^(−½) from the eigenvalues of Σ and their vectors, zero where both are; others are 0 in Σ."""
+    if added == 0.0:
+        return np.zeros((len(V), len(V)))
+    gains = 1.0 / np.sqrt(np.maximum(values, 0.0) + added) - 1.0 / math.sqrt(added)
+    return np.asarray((V * gains) @ V.T + np.eye(len(V)) / math.sqrt(added))

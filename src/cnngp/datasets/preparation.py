@@ -26,8 +26,7 @@ from .image_transforms import (
     Preparation,
     Standardised,
     Zca,
-    as_image_array,
-)  # fmt: skip
+)
 
 __all__ = [
     "NAMED", "Chain", "Contrast", "Detail", "Edges", "Normalised", "PatchWhitening", "Plain", "Preparation",
@@ -55,7 +54,7 @@ class Chain(Preparation):
         return any(step.learns for step in self._unfitted_steps)
 
     def fit(self, X: Any, y: Any = None, *, maps: Sequence[Map] = ()) -> Self:
-        images = as_image_array(X)
+        images = self._checked(X)
         self.input_shape_, self.fitted_ = images.shape[1:], self._unfitted_steps
         for step in self.fitted_:
             images = step.fit(images, maps=maps).transform(images)
