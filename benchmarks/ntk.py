@@ -53,7 +53,7 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="float32")
     options = parser.parse_args()
-    data = datasets.load(options.data).some(options.images, options.test)
+    data = datasets.load(options.data).take(options.images, options.test)
     sizes = sorted({*(n for n in SIZES if n < len(data.X)), len(data.X)})
     for name in options.networks:
         kernel = Kernel(NETWORKS[name], options.device, options.dtype)

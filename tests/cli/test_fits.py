@@ -174,7 +174,7 @@ def test_classify_says_and_repeats_what_it_chooses(tmp_path: Path, command: Comm
     words = f"classify --train 60 --test 20 --output {tmp_path}"
     said = command(words)
     clf = GPClassifier.load(tmp_path / "model.gp", device="cpu")
-    data = datasets.digits().some(60, 20)
+    data = datasets.digits().take(60, 20)
     same = GPClassifier(device="cpu").fit(data.X, data.y)
     assert same.choice_ is not None
     assert said.line("choice").startswith(f"{same.choice_.name}, {same.choice_.reason}")
@@ -191,7 +191,7 @@ def test_classify_says_and_repeats_what_it_chooses(tmp_path: Path, command: Comm
 def test_gram_computes_the_matrices_of_a_recipe_and_a_fit_uses_them(tmp_path: Path, command: Command) -> None:
     recipe = Recipe([Term("small_cnn", symmetry="flip"), Term("dense_nngp", preparation="zca")], noise=0.1)
     (tmp_path / "r.json").write_text(recipe.to_json())
-    data = datasets.digits().some(40, 10)
+    data = datasets.digits().take(40, 10)
     store = tmp_path / "store"
     words = f"gram --recipe {tmp_path / 'r.json'} --train 40 --store {store} --json"
     terms = command(words).json["terms"]

@@ -7,18 +7,18 @@ import pytest
 
 from cnngp.common.arrays import DataError
 from cnngp.datasets import augmentation
-from cnngp.datasets.augmentation import Warp
+from cnngp.datasets.augmentation import Change
 
 RNG = np.random.default_rng(0)
 X = RNG.random((3, 2, 9, 9)).astype(np.float32)
 
 
 def test_a_quarter_turn_is_exact_and_counterclockwise():
-    np.testing.assert_allclose(Warp(turn=90.0).of(X), np.rot90(X, axes=(2, 3)), atol=1e-6)
+    np.testing.assert_allclose(Change(turn=90.0).of(X), np.rot90(X, axes=(2, 3)), atol=1e-6)
 
 
 def test_twice_as_wide_keeps_every_second_column_of_the_middle():
-    wide = Warp(wider=2.0).of(X)
+    wide = Change(wider=2.0).of(X)
     np.testing.assert_allclose(wide[:, :, :, 0::2], X[:, :, :, 2:7], atol=1e-6)
     np.testing.assert_allclose(wide[:, :, :, 1:8:2], (X[:, :, :, 2:6] + X[:, :, :, 3:7]) / 2, atol=1e-6)
 
@@ -26,7 +26,7 @@ def test_twice_as_wide_keeps_every_second_column_of_the_middle():
 def test_wider_images_are_turned_and_not_turned_images_made_wider():
     bar = np.zeros((1, 1, 9, 9))
     bar[0, 0, 4, 3:6] = 1.0  # lies; wider it is longer, and upright after a quarter turn
-    found = Warp(turn=90.0, wider=2.0).of(bar)[0, 0]
+    found = Change(turn=90.0, wider=2.0).of(bar)[0, 0]
     assert found[:, 4].sum() == pytest.approx(6.0) == found.sum()
 
 
@@ -37,8 +37,10 @@ def test_copies_that_are_mirrored():
 
 
 def test_images_and_channels_are_warped_alone():
-    alone = np.stack([[Warp(7.0, 1.1).of(X[i : i + 1, c : c + 1])[0, 0] for c in range(2)] for i in range(3)])
-    np.testing.assert_array_equal(Warp(7.0, 1.1).of(X), alone)
+    alone = np.stack(
+        [[Change(turn=7.0, wider=1.1).of(X[i : i + 1, c : c + 1])[0, 0] for c in range(2)] for i in range(3)]
+    )
+    np.testing.assert_array_equal(Change(turn=7.0, wider=1.1).of(X), alone)
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int32, np.float32, np.float64])
@@ -49,7 +51,7 @@ def test_copies_have_the_type_of_the_images(dtype):
     assert X5[:].dtype == dtype
     np.testing.assert_array_equal(X5[:3], images)
     np.testing.assert_array_equal(y5, np.tile([0, 1, 2], 5))
-    exact = Warp(20.0).of(images.astype(np.float64))
+    exact = Change(turn=20.0).of(images.astype(np.float64))
     np.testing.assert_allclose(X5[3:6], exact, atol=0.5 if np.dtype(dtype).kind in "ui" else 1e-4)
     np.testing.assert_array_equal(X5[np.array([4, 14])], X5[:][[4, 14]])
 

@@ -114,12 +114,12 @@ def test_cifar10_from_its_binary_archive(empty: Path, packed: bool, monkeypatch:
     monkeypatch.setattr(classics, "CIFAR_IMAGES", 100)  # in each of the six batches
     folder = empty / "cifar10"
     (folder / "cifar-10-batches-bin").mkdir(parents=True)
-    for i, file in enumerate(classics._CIFAR_FILES):
+    for i, file in enumerate(classics.CIFAR_FILES):
         records = np.zeros((100, 3073), np.uint8)
         records[:, 0] = np.arange(100) % 10
         records[:, 1] = i  # the first red pixel
         records[:, -1] = 255  # the last blue one
-        (folder / "cifar-10-batches-bin" / file.name).write_bytes(records.tobytes())
+        (folder / "cifar-10-batches-bin" / file).write_bytes(records.tobytes())
     if packed:
         with tarfile.open(folder / "cifar-10-binary.tar.gz", "w:gz", compresslevel=1) as archive:
             archive.add(folder / "cifar-10-batches-bin", "cifar-10-batches-bin")

@@ -105,7 +105,7 @@ def test_names_stay_with_their_images(tmp_path: Path) -> None:
     for name, level in (("a", 0), ("b", 100)):
         grey(tmp_path / name, level, 30)
     data = datasets.load(tmp_path)
-    for part in (data, data.take(11, 3), data.some(9, 4), data.mixed(), data.hold_out(8)):
+    for part in (data, data.take(11, 3), data.mixed(), data.hold_out(8)):
         for X, y, names in (
             (part.X, part.y, part.names),
             (part.X_test, part.y_test, part.names_test),

@@ -46,7 +46,7 @@ def _fit(command: str, kind: Any, asked: Asked, **more: Any) -> None:
     check_engine(given if asked.recipe is None else given.main.network, asked)
     same = ("noise", "amplitude", "learn", "effort", "device", "dtype", "store", "threads", "kind", "preparation")
     estimator = kind(given, **{name: getattr(asked, name) for name in same}, **more)
-    images = read_data(asked, whole=asked.test == 0).some(asked.train, asked.test)
+    images = read_data(asked, whole=asked.test == 0).take(asked.train, asked.test)
     if len(images.image_shape) == 2:  # of signals; images speak for themselves
         estimator.set_params(input_shape=images.image_shape)
     folder = asked.output or Path("out") / _folder_name(images, asked)

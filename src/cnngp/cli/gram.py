@@ -37,7 +37,7 @@ def gram(asked: Asked) -> None:
     with nullcontext() if asked.scheduler is None else connect(asked.scheduler) as client:
         given = given_network(asked)
         # All images of a folder or a file: nothing is predicted here, so none are kept for a test.
-        images = read_data(asked, whole=True).some(asked.train)
+        images = read_data(asked, whole=True).take(asked.train)
         say("data", f"{len(images.X):,} images of {asked.data}")
         terms, name = given.terms if isinstance(given, Recipe) else (), ""
         if not terms:

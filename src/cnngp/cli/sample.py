@@ -26,7 +26,7 @@ def sample(asked: Asked) -> None:
     need_torch("cnngp sample")
     torch_device(asked.device)
     given = network_by_name(asked.network)
-    X = read_data(asked, whole=True).some(asked.images).X
+    X = read_data(asked, whole=True).take(asked.images).X
     network, name = chosen_network(given, X, asked.network)
     say("data", f"{len(X)} images of {asked.data}")
     say("network", name)

@@ -29,6 +29,7 @@ _SIGNAL = 4
 # What arrays are called in files of others, and the parts that they belong to.
 _ROLES = {
     "images": ("x", "images", "image", "imgs", "img", "data"),
+    "features": ("features", "feature", "embeddings", "embedding"),
     "labels": ("y", "labels", "label", "targets", "target"),
     "names": ("names", "files", "filenames"),
     "groups": ("groups", "group"),
@@ -46,7 +47,8 @@ def npz(path: str | Path, *, input_shape: Shape | None = None, whole: bool = Fal
     Images are called X, images or data, labels y, labels or targets, each alone or with train, val or test before or
     after it, as in x_train or test_labels; without test images some are kept for testing here, and otherwise rows keep
     their order. Images are (N, H, W), (N, C, H, W) or (N, H, W, C) with 1, 3 or 4 channels; uint8 is divided by 255.
-    `names`, `groups` and `noise` of the images are taken too.
+    `names`, `groups` and `noise` of the images are taken too, and `features` (N, F), as of a pretrained network: these
+    are fitted then, and the images, if there are any, are the pictures that belong to them.
 
     Parameters
     ----------
@@ -75,50 +77,47 @@ def from_pairs(
 
 def _stacked(pairs: Any, part: str) -> dict[str, NDArray[Any]]:
     """The images and labels of all pairs."""
-    if not isinstance(pairs, Iterable) and not (hasattr(pairs, "__len__") and hasattr(pairs, "__getitem__")):
-        raise DatasetError(f"{part} is a {type(pairs).__name__}; expected pairs (image, label)")
     count = len(pairs) if hasattr(pairs, "__len__") else None
-    by_number = count is not None and hasattr(pairs, "__getitem__")  # a PyTorch Dataset may have no end otherwise
-    images: list[NDArray[Any]] = []
-    labels = []
+    if count is not None and hasattr(pairs, "__getitem__"):  # a PyTorch Dataset may have no end otherwise
+        pairs = map(pairs.__getitem__, range(count))
+    if not isinstance(pairs, Iterable):
+        raise DatasetError(f"{part} is a {type(pairs).__name__}; expected pairs (image, label)")
+    held: dict[str, list[NDArray[Any]]] = {"images": [], "labels": []}
     with progress_bar(count, "reading", "image") as bar:
-        for i, pair in enumerate((pairs[k] for k in range(count or 0)) if by_number else pairs):
+        for i, pair in enumerate(pairs):
             if not isinstance(pair, tuple | list) or len(pair) != 2:
                 raise DatasetError(f"{part}[{i}] is a {type(pair).__name__}; expected pairs (image, label)")
             image, label = pair
             image = as_shown(image) if isinstance(image, Image.Image) else to_numpy(image, f"image {i} of {part}")
-            labels.append(to_numpy(label, f"label {i} of {part}"))
-            if image.ndim == 4 and labels[-1].shape[:1] == image.shape[:1]:
+            label = to_numpy(label, f"label {i} of {part}")
+            if image.ndim == 4 and label.shape[:1] == image.shape[:1]:
                 raise DatasetError(f"{part}[{i}] is a batch of {len(image):,} images; give the loader's dataset itself")
-            if images and image.shape != images[0].shape:
-                raise DatasetError(
-                    f"image {i} of {part} has shape {image.shape}, and those before it {images[0].shape}; bring all to "
-                    "one size"
-                )
-            if labels[-1].shape != labels[0].shape:
-                raise DatasetError(
-                    f"label {i} of {part} has shape {labels[-1].shape}, and those before it {labels[0].shape}; give "
-                    "all images as many labels"
-                )
-            images.append(image)
+            for (what, before), array in zip(held.items(), (image, label), strict=True):
+                if before and array.shape != before[0].shape:
+                    raise DatasetError(
+                        f"{what[:-1]} {i} of {part} has shape {array.shape}, and those before it {before[0].shape}; "
+                        "bring all to one shape"
+                    )
+                before.append(array)
             bar.update()
-    if not images:
+    if not held["images"]:
         raise DatasetError(f"{part} holds no pairs (image, label)")
-    return {"images": np.stack(images), "labels": np.stack(labels)}
+    return {what: np.stack(arrays) for what, arrays in held.items()}
 
 
 def _of_parts(name: str, held: _Parts, shape: Shape | None, where: str, whole: bool) -> Dataset:
-    shape = None if shape is None else check_shape(shape)
-    parts = {part: _part(arrays, shape, where) for part, arrays in held.items()}
-    usual, usual_kind = parts["train"].X.shape[1:], held["train"]["images"].dtype
+    given = None if shape is None else check_shape(shape)
+    parts = {part: _part(arrays, given, where) for part, arrays in held.items()}
+    kinds = {part: arrays["features" if "features" in arrays else "images"].dtype for part, arrays in held.items()}
     for part, found in parts.items():
-        kind = held[part]["images"].dtype
-        if found.X.shape[1:] != usual:
-            raise DatasetError(f"{where}: training images are {usual}, {part} images {found.X.shape[1:]}")
-        if (kind == np.uint8) != (usual_kind == np.uint8):
+        if found.X.shape[1:] != parts["train"].X.shape[1:]:
             raise DatasetError(
-                f"{where}: training images are {usual_kind} and {part} images {kind}, of which uint8 alone is divided "
-                "by 255; save both as one type"
+                f"{where}: training images are {parts['train'].X.shape[1:]}, {part} images {found.X.shape[1:]}"
+            )
+        if (kinds[part] == np.uint8) != (kinds["train"] == np.uint8):
+            raise DatasetError(
+                f"{where}: training images are {kinds['train']} and {part} images {kinds[part]}, of which uint8 alone "
+                "is divided by 255; save both as one type"
             )
     return assembled(name, parts, whole)
 
@@ -141,17 +140,19 @@ def _by_role(path: Path, arrays: dict[str, NDArray[Any]]) -> _Parts:
                 "of them, or give the others another name"
             )
         held.setdefault(part, {})[role] = arrays[names[0]]
-    if "train" not in held or any(not {"images", "labels"} <= set(part) for part in held.values()):
+    if "train" not in held or any(
+        "labels" not in part or not {"images", "features"} & {*part} for part in held.values()
+    ):
         raise DatasetError(
-            f"{path} holds {seen}; expected X and y (or images and labels, data and targets), alone or with train, val "
-            "or test in their names, and both for each part"
+            f"{path} holds {seen}; expected X and y (or images and labels, data and targets, features and labels), "
+            "alone or with train, val or test in their names, and both for each part"
         )
     return held
 
 
-def _part(arrays: dict[str, NDArray[Any]], shape: Shape | None, where: str) -> Part:
-    """The images (N, C, …) and what belongs to them, checked."""
-    X, y = arrays["images"], arrays["labels"]
+def _part(arrays: dict[str, NDArray[Any]], shape: tuple[int, ...] | None, where: str) -> Part:
+    """The images (N, C, …), or features (N, F), and what belongs to them, checked."""
+    X, y = arrays["features" if "features" in arrays else "images"], arrays["labels"]
     if y.ndim == 2 and y.shape[1] == 1:
         y = y[:, 0]
     if y.ndim not in (1, 2) or X.ndim == 0 or len(X) != len(y) or len(y) == 0:
@@ -159,17 +160,28 @@ def _part(arrays: dict[str, NDArray[Any]], shape: Shape | None, where: str) -> P
             f"{where}: images of shape {X.shape} and labels of shape {y.shape}; expected a label for each image, as in "
             "(N, H, W) and (N,), or several, (N, labels)"
         )
-    pixels = unit_scale(_channels_first(X, where) if shape is None else _of_shape(X, tuple(shape), where))
-    for what, numbers, advice in (("label", y, "every image needs a label"), ("image", pixels, "replace or remove it")):
-        if numbers.dtype.kind == "f" and not (finite := np.isfinite(numbers).reshape(len(y), -1).all(1)).all():
+    numbers = {"label": y}
+    if (pictures := arrays.get("images")) is not None:
+        numbers["image"] = unit_scale(
+            _channels_first(pictures, where) if shape is None else _of_shape(pictures, shape, where)
+        )
+    if "features" in arrays:
+        if X.ndim != 2:
+            raise DatasetError(f"{where}: features of shape {X.shape}; expected rows of numbers, (N, features)")
+        numbers["row"] = unit_scale(X)
+    for what, array in numbers.items():
+        if array.dtype.kind == "f" and not (finite := np.isfinite(array).reshape(len(array), -1).all(1)).all():
             at = int(finite.argmin())
-            bad = "is NaN" if what == "label" and np.isnan(numbers[at]).any() else "holds NaN or infinity"
+            bad = "is NaN" if what == "label" and np.isnan(array[at]).any() else "holds NaN or infinity"
+            advice = "every image needs a label" if what == "label" else "replace or remove it"
             raise DatasetError(f"{where}: {what} {at} {bad}; {advice}")
-    others = [arrays.get(role) for role in ("names", "groups", "noise")]
-    for role, column in zip(("names", "groups", "noise"), others, strict=True):
-        if column is not None and column.shape != (len(y),):
+    for role, column in arrays.items():
+        if (column.shape[:1] if role in ("images", "features", "labels") else column.shape) != (len(y),):
             raise DatasetError(f"{where}: {role} of shape {column.shape} for {len(y):,} images; expected one for each")
-    return Part(pixels, y, *others)
+    names, groups, noise = (arrays.get(role) for role in ("names", "groups", "noise"))
+    if "row" in numbers:
+        return Part(numbers["row"], y, names, groups, noise, numbers.get("image"))
+    return Part(numbers["image"], y, names, groups, noise)
 
 
 def check_shape(shape: Any) -> tuple[int, ...]:
@@ -191,21 +203,15 @@ def _read_npz(path: Path) -> dict[str, NDArray[Any]]:
     check_regular(path)
     if not zipfile.is_zipfile(path):
         raise DatasetError(f"{path} is not an .npz file, or is cut short; write it with numpy.savez or copy it again")
-    arrays: dict[str, NDArray[Any]] = {}
+    arrays, key = {}, ""
     try:
         with np.load(path, allow_pickle=False) as file:
             for key in file.files:
-                try:
-                    arrays[key] = np.asarray(file[key])
-                except ValueError as error:
-                    if "pickle" not in str(error):
-                        raise
-                    raise DatasetError(
-                        f"{path}: {key} holds Python objects, which are never unpickled; save it as numbers or text"
-                    ) from None
-    except DatasetError:
-        raise
+                arrays[key] = np.asarray(file[key])
     except Exception as error:  # zip, zlib and headers each have a type of their own
+        if "pickle" in str(error):
+            said = f"{path}: {key} holds Python objects, which are never unpickled; save it as numbers or text"
+            raise DatasetError(said) from None
         raise DatasetError(f"{path} is damaged ({error}); write or copy it again") from None
     return arrays
 
@@ -232,25 +238,22 @@ def _channels_first(X: NDArray[Any], where: str) -> NDArray[Any]:
     told = f"{where}: X has shape {X.shape}"
     if X.ndim == 3:
         c, length = X.shape[1:]
+        samples = f"{length:,} samples in {c} channel{'' if c == 1 else 's'}"
         raise DatasetError(
-            f"{told}, which could be signals or images; say which: input_shape=({c}, {length}) "
-            f"(--input-shape {c},{length}) for signals of {length:,} samples in {c} channel{'' if c == 1 else 's'}, "
-            f"input_shape=(1, {c}, {length}) "
-            f"(--input-shape 1,{c},{length}) for grey images of {c} × {length}"
+            f"{told}, which could be signals or images; say which: {_option(c, length)} for signals of {samples}, "
+            f"{_option(1, c, length)} for grey images of {c} × {length}"
         )
     if X.ndim == 2:
-        n = X.shape[1]
-        side = math.isqrt(n)
-        square = (
-            f", or input_shape=(1, {side}, {side}) (--input-shape 1,{side},{side}) for images"
-            if side * side == n > 1
-            else ""
-        )
+        n, side = X.shape[1], math.isqrt(X.shape[1])
+        square = f", or {_option(1, side, side)} for images" if side * side == n > 1 else ""
         raise DatasetError(
-            f"{told}: rows of {n:,} numbers; say what they are, such as input_shape=(1, {n}) "
-            f"(--input-shape 1,{n}) for signals"
-            f"{square}"
+            f"{told}: rows of {n:,} numbers; say what they are, such as {_option(1, n)} for signals{square}"
         )
     raise DatasetError(
         f"{told}; expected (N, H, W), (N, C, H, W) or (N, H, W, C), or the shape of one, channels first (--input-shape)"
     )
+
+
+def _option(*shape: int) -> str:
+    """How to say a shape, in Python and to a command."""
+    return f"input_shape={shape} (--input-shape {','.join(map(str, shape))})"

@@ -12,6 +12,40 @@ from numpy.typing import NDArray
 from cnngp.common.arrays import DataError, refuse_masked, to_numpy
 
 
+@dataclass(frozen=True)
+class Change:
+    """Moves images down and to the right by whole pixels, makes them wider by a factor, and turns them about their
+    centre, counterclockwise by some degrees; bilinear, with zeros where nothing was."""
+
+    down: int = 0
+    right: int = 0
+    turn: float = 0.0
+    wider: float = 1.0
+
+    def of(self, images: NDArray[Any]) -> NDArray[Any]:
+        (a, b), (h, w) = (self.down, self.right), images.shape[2:]
+        moved = np.zeros_like(images)
+        moved[:, :, max(a, 0) : h + min(a, 0), max(b, 0) : w + min(b, 0)] = images[
+            :, :, max(-a, 0) : h + min(-a, 0), max(-b, 0) : w + min(-b, 0)
+        ]
+        return moved if self.turn == 0.0 and self.wider == 1.0 else self._warped(moved)
+
+    def _warped(self, images: NDArray[Any]) -> NDArray[Any]:
+        from scipy.ndimage import affine_transform
+
+        angle = np.deg2rad(self.turn)
+        # From a place of the copy to that of the image: turned back first, then made narrower.
+        back = np.array([[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]])
+        A = np.diag([1.0, 1.0 / self.wider]) @ back
+        centre = (np.array(images.shape[2:]) - 1.0) / 2.0
+        whole, offset = np.eye(3), np.zeros(3)
+        whole[1:, 1:], offset[1:] = A, centre - A @ centre
+        planes = images.reshape(-1, *images.shape[2:])
+        precise = planes.astype(np.result_type(planes.dtype, np.float32), copy=False)
+        found = affine_transform(precise, whole, offset, order=1).reshape(images.shape)
+        return np.asarray((np.rint(found) if images.dtype.kind in "bui" else found).astype(images.dtype))
+
+
 class Copies:
     """Images (N, C, H, W) and altered copies of them, (N·copies, C, H, W), made when they are read.
 
@@ -24,11 +58,9 @@ class Copies:
         if len(getattr(X, "shape", ())) != 4:
             raise DataError(f"X has shape {getattr(X, 'shape', None)}; expected images (N, channels, height, width)")
         refuse_masked(X, "X")
-        self.X = X
-        self.changes = tuple(changes)
+        self.X, self.changes, self.dtype = X, tuple(changes), X.dtype
         self._n = int(X.shape[0])
         self.shape = (self._n * len(self.changes), *X.shape[1:])
-        self.dtype = X.dtype
 
     @property
     def groups(self) -> NDArray[np.intp]:
@@ -56,53 +88,6 @@ class Copies:
         return f"<{self._n:,} images, each {', '.join(map(str, self.changes))}: {len(self):,}>"
 
 
-@dataclass(frozen=True)
-class Shift:
-    """Moves images down and to the right by whole pixels, with zeros where nothing was."""
-
-    down: int = 0
-    right: int = 0
-
-    def of(self, images: NDArray[Any]) -> NDArray[Any]:
-        out = np.zeros_like(images)
-        (a, b), (h, w) = (self.down, self.right), images.shape[2:]
-        to = (slice(max(a, 0), h + min(a, 0)), slice(max(b, 0), w + min(b, 0)))
-        source = (slice(max(-a, 0), h + min(-a, 0)), slice(max(-b, 0), w + min(-b, 0)))
-        out[:, :, to[0], to[1]] = images[:, :, source[0], source[1]]
-        return out
-
-
-@dataclass(frozen=True)
-class Warp:
-    """Turns images about their centre, counterclockwise by some degrees, after making them wider by a factor.
-
-    Bilinear, with zeros where nothing was.
-    """
-
-    turn: float = 0.0
-    wider: float = 1.0
-
-    def of(self, images: NDArray[Any]) -> NDArray[Any]:
-        from scipy.ndimage import affine_transform
-
-        angle = np.deg2rad(self.turn)
-        # From a place of the copy to that of the image: turned back first, then made narrower.
-        back = np.array([[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]])
-        A = np.diag([1.0, 1.0 / self.wider]) @ back
-        centre = (np.array(images.shape[2:]) - 1.0) / 2.0
-        whole, offset = np.eye(3), np.zeros(3)
-        whole[1:, 1:], offset[1:] = A, centre - A @ centre
-        planes = images.reshape(-1, *images.shape[2:])
-        precise = planes.astype(np.result_type(planes.dtype, np.float32), copy=False)
-        found = affine_transform(precise, whole, offset, order=1)
-        if planes.dtype.kind in "bui":
-            found = np.rint(found)
-        return np.asarray(found.astype(planes.dtype).reshape(images.shape))
-
-
-Change = Shift | Warp
-
-
 def shifted(X: Any, y: Any, pixels: int = 1) -> tuple[Copies, NDArray[Any]]:
     """The images and their copies shifted by `pixels` up, down, left and right, five times as many, and their labels.
 
@@ -115,7 +100,9 @@ def shifted(X: Any, y: Any, pixels: int = 1) -> tuple[Copies, NDArray[Any]]:
     array([[2., 3.],
            [0., 0.]])
     """
-    return _copies(X, y, [Shift(-pixels), Shift(pixels), Shift(0, -pixels), Shift(0, pixels)])
+    return _copies(
+        X, y, [Change(down, right) for down, right in ((-pixels, 0), (pixels, 0), (0, -pixels), (0, pixels))]
+    )
 
 
 def warped(X: Any, y: Any, turn: float = 12.0, wider: float = 1.2) -> tuple[Copies, NDArray[Any]]:
@@ -131,17 +118,8 @@ def warped(X: Any, y: Any, turn: float = 12.0, wider: float = 1.2) -> tuple[Copi
     """
     if not (np.isfinite(turn) and np.isfinite(wider) and wider > 0.0):
         raise DataError(f"turn={turn!r} and wider={wider!r}; expected degrees, and a factor above 0")
-    turns = [Warp(turn), Warp(-turn)] if turn else []
-    return _copies(X, y, [*turns, *([Warp(wider=wider), Warp(wider=1.0 / wider)] if wider != 1.0 else [])])
-
-
-def _copies(X: Any, y: Any, changes: Sequence[Change]) -> tuple[Copies, NDArray[Any]]:
-    """The images as they are and changed in each of these ways, with their labels."""
-    view = Copies(X, [Shift(), *changes])
-    labels = to_numpy(y, "y")
-    if len(labels) != X.shape[0]:
-        raise DataError(f"{X.shape[0]} images but {len(labels)} labels in y; give one label per image")
-    return view, np.concatenate([labels] * len(view.changes))
+    turned = [Change(turn=degrees) for degrees in (turn, -turn) if turn]
+    return _copies(X, y, turned + [Change(wider=factor) for factor in (wider, 1.0 / wider) if wider != 1.0])
 
 
 def flipped(X: Any, y: Any) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -155,13 +133,18 @@ def flipped(X: Any, y: Any) -> tuple[NDArray[Any], NDArray[Any]]:
     (array([[1., 0.],
            [3., 2.]]), array([7, 7]))
     """
-    images, labels = to_numpy(X, "X"), to_numpy(y, "y")
-    if images.ndim != 4 or len(images) != len(labels):
-        raise DataError(
-            f"X has shape {images.shape} and y {labels.shape}; expected images (N, channels, height, width) and a "
-            "label for each"
-        )
-    return np.concatenate([images, images[..., ::-1]]), np.concatenate([labels, labels])
+    images = to_numpy(X, "X")
+    _, labels = _copies(images, y, [Change()])
+    return np.concatenate([images, images[..., ::-1]]), labels
+
+
+def _copies(X: Any, y: Any, changes: Sequence[Change]) -> tuple[Copies, NDArray[Any]]:
+    """The images as they are and changed in each of these ways, with their labels."""
+    view = Copies(X, [Change(), *changes])
+    labels = to_numpy(y, "y")
+    if len(labels) != X.shape[0]:
+        raise DataError(f"{X.shape[0]} images but {len(labels)} labels in y; give one label per image")
+    return view, np.concatenate([labels] * len(view.changes))
 
 
 def _take(X: Any, rows: NDArray[np.intp]) -> NDArray[Any]:

@@ -18,13 +18,17 @@ _WHOLE = "--test 0 of `cnngp classify` and `cnngp regress`, or whole=True in Pyt
 
 
 class Part(NamedTuple):
-    """Images with their labels, and their names, groups and noise where they have some."""
+    """Images with their labels, and their names, groups and noise where they have some.
 
-    X: Pixels
+    `pictures` are what is shown of images that `X` has features of.
+    """
+
+    X: Any
     y: Labels
     names: Names | None = None
     groups: Labels | None = None
     image_noise: NDArray[np.float64] | None = None
+    pictures: Any = None
 
     def at(self, rows: Any) -> Part:
         return Part(*(None if column is None else column[rows] for column in self))  # type: ignore[arg-type]
@@ -41,7 +45,8 @@ class Dataset:
     """Training and test images with their labels, and validation ones where the split has them.
 
     `names` are those of the images' files. `notes` say how they were read: files that were left out, the size that was
-    chosen. `groups` and `image_noise` of the training images are for `fit`.
+    chosen. `groups` and `image_noise` of the training images are for `fit`. Where `X` has rows of features (N, F), of
+    a pretrained network for instance, `pictures` are the images that they are of, which reports and viewers show.
     """
 
     name: str
@@ -59,61 +64,55 @@ class Dataset:
     image_noise: NDArray[np.float64] | None = None
     aspect: str | None = None
     """How the images of a folder were brought to one size: "squash" or "pad"."""
+    pictures: Pixels | None = None
+    pictures_test: Pixels | None = None
 
     @property
     def train(self) -> Part:
-        return Part(self.X, self.y, self.names, self.groups, self.image_noise)
+        return Part(self.X, self.y, self.names, self.groups, self.image_noise, self.pictures)
 
     @property
     def test(self) -> Part:
-        return Part(self.X_test, self.y_test, self.names_test)
+        return Part(self.X_test, self.y_test, self.names_test, pictures=self.pictures_test)
 
-    def _with(self, train: Part | None = None, test: Part | None = None, validation: Part | None = None) -> Dataset:
+    def _with(self, train: Part, test: Part, validation: Part | None = None) -> Dataset:
         """The same set with other parts in place of its own."""
-        changed: dict[str, Any] = {}
+        changed: dict[str, Any] = {"groups": train.groups, "image_noise": train.image_noise}
+        changed |= {"pictures": train.pictures, "pictures_test": test.pictures}
         for part, suffix in ((train, ""), (test, "_test"), (validation, "_validation")):
             if part is not None:
                 changed |= {f"X{suffix}": part.X, f"y{suffix}": part.y, f"names{suffix}": part.names}
-        if train is not None:
-            changed |= {"groups": train.groups, "image_noise": train.image_noise}
         return replace(self, **changed)
 
     @property
     def image_shape(self) -> tuple[int, ...]:
-        """(channels, height, width); (channels, length) of signals."""
+        """(channels, height, width); (channels, length) of signals, (features,) of rows."""
         return self.X.shape[1:]
 
     def take(self, train: int | None = None, test: int | None = None) -> Dataset:
-        """The first `train` and `test` images; None takes all, and `test=0` leaves no test set."""
-        asked = (("train", "training", train, len(self.X), 1), ("test", "test", test, len(self.X_test), 0))
-        for name, what, n, held, least in asked:
-            if n is None:
-                continue
-            if not is_whole(n, least):
-                raise DatasetError(f"{name}={n!r}: expected how many {what} images to take, {least} or more")
-            if n > held:
-                raise DatasetError(f"{self.name} has {held:,} {what} images, but {n:,} were asked for")
-        return self._with(self.train.at(slice(train)), self.test.at(slice(test)))
+        """The first `train` and `test` images; None takes all as they are, and `test=0` leaves no test set.
 
-    def some(self, train: int | None = None, test: int | None = None) -> Dataset:
-        """`take`, but of all classes where the images stand by class. A set that is wanted whole keeps its order."""
-        mixed = self.mixed()
-        data = self._with(None if train is None else mixed.train, None if test is None else mixed.test)
-        return data.take(train, test)
+        Of images that stand by class, the first ones in the order of `mixed`, which are of all classes.
+        """
+        parts = []
+        for name, part, n, least in (("train", self.train, train, 1), ("test", self.test, test, 0)):
+            what = "training" if name == "train" else "test"
+            if n is not None and not is_whole(n, least):
+                raise DatasetError(f"{name}={n!r}: expected how many {what} images to take, {least} or more")
+            if n is not None and n > len(part.y):
+                raise DatasetError(f"{self.name} has {len(part.y):,} {what} images, but {n:,} were asked for")
+            parts.append(part if n is None else _of_all_classes(part).at(slice(n)))
+        return self._with(*parts)
 
     def mixed(self) -> Dataset:
         """Images that stand by class in a mixed order, the same every time, so that the first ones are of all classes.
 
         >>> X, y = np.zeros((20, 1, 2, 2), np.float32), np.repeat([0, 1], 10)
-        >>> data = Dataset("by class", X, y, X, y)
-        >>> [len(set(d.take(10).y)) for d in (data, data.mixed())]
-        [1, 2]
+        >>> data = Dataset("by class", X, y, X, y).mixed()
+        >>> data.y[:4].tolist()
+        [0, 1, 0, 1]
         """
-        stand_by_class = [part.in_classes and _in_class_order(part.y) for part in (self.train, self.test)]
-        if not any(stand_by_class):
-            return self
-        parts = zip((self.train, self.test), stand_by_class, strict=True)
-        return self._with(*(mixed(part) if by_class else None for part, by_class in parts))
+        return self._with(_of_all_classes(self.train), _of_all_classes(self.test))
 
     def hold_out(self, images: int) -> Dataset:
         """Make `images` of the training images validation images, each class in proportion; the same ones every time.
@@ -134,16 +133,14 @@ class Dataset:
         part = mixed(self.train)
         if part.groups is not None:
             out = _whole_groups(part, images)
-            return self._with(part.at(~out), validation=part.at(out))
-        return self._with(part.at(slice(None, -images)), validation=part.at(slice(-images, None)))
+            return self._with(part.at(~out), self.test, part.at(out))
+        return self._with(part.at(slice(None, -images)), self.test, part.at(slice(-images, None)))
 
     def __repr__(self) -> str:
-        sizes = [f"{len(self.X):,} training"]
-        if self.X_validation is not None:
-            sizes.append(f"{len(self.X_validation):,} validation")
-        if len(self.X_test):
-            sizes.append(f"{len(self.X_test):,} test")
-        return f"<{self.name}: {', '.join(sizes)} images of {' × '.join(map(str, self.image_shape))}>"
+        parts = (("training", self.X), ("validation", self.X_validation), ("test", self.X_test))
+        sizes = ", ".join(f"{len(X):,} {part}" for part, X in parts if X is not None and len(X))
+        shape = " × ".join(map(str, self.image_shape))
+        return f"<{self.name}: {sizes} images of {shape}{' features' if len(self.image_shape) == 1 else ''}>"
 
 
 def mixed(part: Part) -> Part:
@@ -157,6 +154,17 @@ def mixed(part: Part) -> Part:
         rows = np.flatnonzero(y[order] == label)
         before[rows[1:]] = (np.arange(1, len(rows)) + 0.5) / len(rows)
     return part.at(order[np.argsort(before, kind="stable")])
+
+
+def _of_all_classes(part: Part) -> Part:
+    """The part, mixed if its images stand by class: if the class changes from a row to the next less than half as often
+    as in a random order."""
+    y = part.y
+    if not part.in_classes:
+        return part
+    counts = np.unique(y, return_counts=True)[1]
+    by_chance = len(y) - float(np.sum(counts.astype(np.float64) ** 2)) / max(len(y), 1)
+    return mixed(part) if 2 * int(np.count_nonzero(y[1:] != y[:-1])) < by_chance else part
 
 
 def with_test_set(name: str, part: Part) -> tuple[Part, Part]:
@@ -215,13 +223,6 @@ def _whole_groups(part: Part, images: int) -> NDArray[np.bool_]:
         if keeps and left.any() and chosen.sum() + here.sum() <= max(images, 1):
             chosen |= here
     return chosen
-
-
-def _in_class_order(y: Labels) -> bool:
-    """Whether the class changes from a row to the next less than half as often as in a random order."""
-    counts = np.unique(y, return_counts=True)[1]
-    by_chance = len(y) - float(np.sum(counts.astype(np.float64) ** 2)) / max(len(y), 1)
-    return 2 * int(np.count_nonzero(y[1:] != y[:-1])) < by_chance
 
 
 def unit_scale(X: NDArray[Any]) -> Pixels:

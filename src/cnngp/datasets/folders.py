@@ -43,25 +43,18 @@ def folder(
     whole : keep no images for testing where there is no `test`: all are training images.
     """
     path = Path(path)
-    reader = Reader(path, aspect, skip_bad, max_pixels)
-    shape = None if size is None else images.check_size(size)
+    reader = Reader(path, size, aspect, skip_bad, max_pixels)
     if not path.is_dir() or is_of_the_system(path):
         raise DatasetError(f"{path} is not a folder{' of files' if path.is_dir() else ''}")
-    validation = path / next((name for name in ("val", "validation") if (path / name).is_dir()), "val")
-    where = {"train": path / "train", "test": path / "test", "validation": validation}
-    where = {part: sub for part, sub in where.items() if sub.is_dir()}
+    names = {"train": ("train",), "test": ("test",), "validation": ("val", "validation")}
+    found = {part: [path / name for name in of if (path / name).is_dir()] for part, of in names.items()}
+    where = {part: folders[0] for part, folders in found.items() if folders}
     if "train" not in where or len(where) == 1:
-        return reader.dataset(path.resolve().name, {"train": _read(reader, path, shape)}, whole)
-    for entry in sorted(path.iterdir()):
-        if not entry.is_dir():
-            reader.skip(entry, outside=True)
-        elif entry not in where.values() and not entry.name.startswith("."):
-            reader.empty.append(entry.name)
-    parts: dict[str, Part] = {}
-    for part, sub in where.items():
-        parts[part] = _read(reader, sub, shape, least=2 if part == "train" else 1)
-        shape = parts[part].X.shape[2:]
-    return reader.dataset(path.resolve().name, parts, whole)
+        where = {"train": path}
+    else:
+        reader.unused += [entry.name for entry in _class_folders(reader, path) if entry not in where.values()]
+    parts = {part: _listed(reader, sub, least=2 if part == "train" else 1) for part, sub in where.items()}
+    return reader.dataset(path.resolve().name, parts, path, whole)
 
 
 def image_files(paths: Sequence[Path]) -> Iterator[Path]:
@@ -76,36 +69,37 @@ def image_files(paths: Sequence[Path]) -> Iterator[Path]:
             yield path
 
 
-def _read(reader: Reader, path: Path, shape: tuple[int, ...] | None, least: int = 2) -> Part:
-    """The images in `path`'s sub-folders, each of the class that the sub-folder is named after."""
+def _listed(reader: Reader, path: Path, least: int) -> Part:
+    """The image files in `path`'s sub-folders, each of the class that the sub-folder is named after."""
     files: list[Path] = []
     labels: list[str] = []
-    for entry in sorted(path.iterdir()):
-        if not entry.is_dir():
-            reader.skip(entry, outside=True)
-        elif not entry.name.startswith("."):
-            inside = sorted(entry.rglob("*"))
-            here = [file for file in inside if _is_readable_image(file, entry)]
-            for file in set(inside).difference(here):
-                if not file.is_dir():
-                    reader.skip(file)
-            files += here
-            labels += [entry.name] * len(here)
-            if not here:
-                reader.empty.append(str(entry.relative_to(reader.root)))
+    for folder in _class_folders(reader, path):
+        inside = sorted(folder.rglob("*"))
+        here = [file for file in inside if _is_readable_image(file, folder)]
+        for file in set(inside).difference(here):
+            if not file.is_dir():
+                reader.skip(file)
+        files += here
+        labels += [folder.name] * len(here)
+        if not here:
+            reader.unused.append(str(folder.relative_to(reader.root)))
     classes = sorted(set(labels))
     if len(classes) < least:
         held = f"images of one class only ({classes[0]})" if classes else "no sub-folders with images"
+        account = f"; {reader.account()}" if reader.account() else ""
         raise DatasetError(
-            f"{path} has {held}; expected one sub-folder of images per class, and at least two classes"
-            f"{reader.account()}"
+            f"{path} has {held}; expected one sub-folder of images per class, and at least two classes{account}"
         )
-    X, kept = reader.read(files, path, shape)
-    y = np.array([labels[i] for i in kept])
-    gone = sorted(set(classes) - set(y))
-    if gone:
-        raise DatasetError(f"{path}: no image of these classes can be read: {', '.join(gone)}")
-    return Part(X, y, reader.names([files[i] for i in kept]))
+    return Part(np.array(files, dtype=object), np.array(labels))
+
+
+def _class_folders(reader: Reader, path: Path) -> list[Path]:
+    """The folders in `path`; what lies beside them is left out."""
+    entries = sorted(path.iterdir())
+    for entry in entries:
+        if not entry.is_dir():
+            reader.skip(entry, outside=True)
+    return [entry for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
 
 
 def _is_readable_image(file: Path, folder: Path) -> bool:

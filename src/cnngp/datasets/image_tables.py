@@ -6,22 +6,24 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path, PureWindowsPath
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from cnngp.common.arrays import to_numpy
 from cnngp.common.errors import DatasetError
+from cnngp.common.files import check_regular
 from cnngp.common.tables import csv_cell, read_csv
 
 from . import images
-from .dataset import Dataset, Labels, Part
+from .dataset import Dataset, Labels, Part, Pixels, unit_scale
 from .images import Aspect, Size
 from .reading import Reader
 
 SUFFIXES = (".csv", ".tsv")
 _FILES = ("file", "filename", "file_name", "image", "path")
 _LABELS = ("label", "labels", "class", "target", "y")
-_GROUPS, _SPLITS, _NOISES = ("group", "groups"), ("split",), ("noise", "image_noise")
 _PARTS = {"": "train", "train": "train", "training": "train", "test": "test", "val": "validation"}
 _PARTS |= {"valid": "validation", "validation": "validation"}
 _WHOLE = re.compile(r"[+-]?\d{1,18}")
@@ -33,6 +35,7 @@ def table(
     path: str | Path,
     *,
     columns: str | Sequence[str] | None = None,
+    features: Any = None,
     size: Size | None = None,
     aspect: Aspect = "squash",
     skip_bad: bool = False,
@@ -46,30 +49,12 @@ def table(
     one that is left. Several columns give (N, columns) labels, of 0 and 1 or numbers. A column split says train, test
     or val; without test images a fifth of each class is kept for testing, and whole groups where there is a column
     group. A column noise is the `image_noise` of a fit. Sizes and files that cannot be read are as in `folder`.
+
+    `features` (N, F), an array or an .npy file, has a row of numbers for each row of the table, as of a pretrained
+    network. These are fitted then, and the images are the pictures that belong to them.
     """
     path = Path(path)
-    reader = Reader(path.parent, aspect, skip_bad, max_pixels)
-    shape = None if size is None else images.check_size(size)
-    files, labels, split, groups, noise = _columns(path, columns)
-    parts: dict[str, Part] = {}
-    for name in ("train", "test", "validation"):
-        at = np.flatnonzero(split == name)
-        if not len(at):
-            continue
-        X, kept = reader.read([files[i] for i in at], path, shape)
-        shape, at = X.shape[2:], at[kept]
-        names = reader.names([files[i] for i in at])
-        others = (None if column is None else column[at] for column in (groups, noise))
-        parts[name] = Part(X, labels[at], names, *others)
-    if "train" not in parts or not len(parts["train"].y):
-        raise DatasetError(f"{path} has no images for training; its column split holds other parts only")
-    return reader.dataset(path.stem, parts, whole)
-
-
-def _columns(
-    path: Path, columns: str | Sequence[str] | None
-) -> tuple[list[Path], Labels, NDArray[np.str_], Labels | None, NDArray[np.float64] | None]:
-    """Files, labels, parts, groups and noise of a table, checked before a file is read."""
+    reader = Reader(path.parent, size, aspect, skip_bad, max_pixels)
     heads, lines = read_csv(path)
     twice = [head for head, count in Counter(heads).items() if count > 1]
     if twice or not lines:
@@ -77,27 +62,48 @@ def _columns(
     cells = dict(zip(heads, map(list, zip(*lines, strict=True)), strict=True))
     by_word = {head.lower(): head for head in heads}
 
-    def named(words: Sequence[str]) -> str | None:
+    def named(*words: str) -> str | None:
         return next((by_word[word] for word in words if word in by_word), None)
 
-    files = _column_of_files(path, cells, named(_FILES))
+    file = _column_of_files(path, cells, named(*_FILES))
     asked = columns.split(",") if isinstance(columns, str) else columns
-    others = [named(words) for words in (_GROUPS, _SPLITS, _NOISES)]
+    others = (named("group", "groups"), named("split"), named("noise", "image_noise"))
     group, split, noise = (None if head in (asked or ()) else head for head in others)
-    rest = [head for head in heads if head not in (files, group, split, noise)]
-    wanted = _columns_of_labels(path, asked, rest, named(_LABELS))
+    rest = [head for head in heads if head not in (file, group, split, noise)]
+    wanted = _columns_of_labels(path, asked, rest, named(*_LABELS))
     labels = np.stack([_values(path, head, cells[head]) for head in wanted], axis=1)
     if len(wanted) > 1 and labels.dtype.kind not in "if":
         raise DatasetError(
             f"{path}: columns {', '.join(wanted)} hold words; several columns of labels are 0 and 1, or numbers"
         )
-    return (
-        [_file(path.parent, cell) for cell in cells[files]],
+    files = np.array([_file(path.parent, cell) for cell in cells[file]], dtype=object)
+    listed = Part(
+        files if features is None else _features(features, len(files)),
         labels[:, 0] if len(wanted) == 1 else labels,
-        np.array(["train"] * len(lines) if split is None else [_part(path, cell) for cell in cells[split]]),
-        None if group is None else _values(path, group, cells[group]),
-        None if noise is None else _noise(path, noise, cells[noise]),
+        groups=None if group is None else _values(path, group, cells[group]),
+        image_noise=None if noise is None else _noise(path, noise, cells[noise]),
+        pictures=None if features is None else files,
     )
+    belongs = np.array(["train"] * len(files) if split is None else [_part(path, cell) for cell in cells[split]])
+    parts = {part: listed.at(belongs == part) for part in ("train", "test", "validation") if part in belongs}
+    if "train" not in parts:
+        raise DatasetError(f"{path} has no images for training; its column split holds other parts only")
+    return reader.dataset(path.stem, parts, path, whole)
+
+
+def _features(given: Any, rows: int) -> Pixels:
+    """Rows of numbers (N, F), of an array or a file."""
+    if isinstance(given, str | Path):
+        check_regular(Path(given))
+        try:
+            given = np.load(given, allow_pickle=False)
+        except (ValueError, EOFError) as error:
+            raise DatasetError(f"{given} is no .npy file of numbers ({error}); write it with numpy.save") from None
+    found = to_numpy(given, "features")
+    if found.ndim != 2 or len(found) != rows or found.dtype.kind not in "fiu" or not np.isfinite(found).all():
+        seen = f"features of shape {found.shape} and type {found.dtype}"
+        raise DatasetError(f"{seen}; expected {rows:,} rows of finite numbers, as many as the table has")
+    return unit_scale(found)
 
 
 def _column_of_files(path: Path, cells: dict[str, list[str]], named: str | None) -> str:

@@ -6,8 +6,7 @@ import functools
 import io
 import re
 import threading
-import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
@@ -36,7 +35,6 @@ MAX_PIXELS = 40_000_000
 _ORIENTATION = 0x0112
 _TURNED = (5, 6, 7, 8)  # by a quarter, so that height and width change places
 _GREY = ("1", "L", "LA", "I", "I;16", "I;16B", "F")
-_PNG_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
 _END_OF_JPEG = b"\xff\xd9"
 _PILLOWS_LIMIT = threading.Lock()
 
@@ -174,43 +172,17 @@ def _open(source: str | Path | bytes) -> Image.Image:
 
 
 def _check_whole(image: Image.Image, source: str | Path | bytes) -> None:
-    """Refuse files that end before their last row: of two formats Pillow fills up the rest without an error.
-
-    Few images are read twice, those whose end looks as it would then: black in a PNG, grey in a JPEG.
-    """
+    """Refuse a JPEG that ends before its last row and has the mark of its end all the same, which Pillow fills with
+    grey. Bytes before the mark change nothing behind the last row, and are read before it; few are read twice."""
     width, height = image.size
-    whole: Callable[[bytes], bool] | None = None
-    if image.format == "PNG" and image.crop((0, height - 1, width, height)).getbbox() is None:
-        whole = _has_all_rows
-    elif image.format == "JPEG":
-        last = image.crop((max(width - 4, 0), height - 1, width, height))
-        if all(low == high for low, high in np.reshape(last.getextrema(), (-1, 2))):
-            whole = functools.partial(_ends_after_last_row, image)
-    if whole and not whole(source if isinstance(source, bytes) else Path(source).read_bytes()):
-        raise ValueError("it is cut short: its last rows are missing")
-
-
-def _has_all_rows(png: bytes) -> bool:
-    """Whether the compressed data of a PNG are as long as its header says. Interlaced ones are checked by Pillow."""
-    at, header, packed = 8, b"", []
-    while at + 8 <= len(png):
-        length, kind = int.from_bytes(png[at : at + 4]), png[at + 4 : at + 8]
-        if kind == b"IHDR":
-            header = png[at + 8 : at + 8 + length]
-        elif kind == b"IDAT":
-            packed.append(png[at + 8 : at + 8 + length])
-        at += 12 + length
-    width, height = int.from_bytes(header[:4]), int.from_bytes(header[4:8])
-    bits, kind_of_pixel, interlaced = header[8], header[9], header[12]
-    wanted = height * (1 + (width * bits * _PNG_CHANNELS[kind_of_pixel] + 7) // 8)
-    return bool(interlaced) or len(zlib.decompressobj().decompress(b"".join(packed), wanted)) == wanted
-
-
-def _ends_after_last_row(image: Image.Image, jpeg: bytes) -> bool:
-    """Whether bytes before the mark of the end change nothing: after the last row they are skipped, before it read."""
+    last = image.crop((max(width - 4, 0), height - 1, width, height))
+    if image.format != "JPEG" or any(low != high for low, high in np.reshape(last.getextrema(), (-1, 2))):
+        return
+    jpeg = source if isinstance(source, bytes) else Path(source).read_bytes()
     end = jpeg.rfind(_END_OF_JPEG)
     with _open(jpeg[:end] + 64 * b"\x5a\xa5\x33\xcc" + jpeg[end:]) as longer:
-        return bool(longer.tobytes() == image.tobytes())
+        if longer.tobytes() != image.tobytes():
+            raise ValueError("it is cut short: its last rows are missing")
 
 
 def _eight_bits(image: Any) -> Any:

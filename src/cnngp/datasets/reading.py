@@ -15,100 +15,53 @@ from cnngp.common.progress import progress_bar
 
 from . import images
 from .dataset import Dataset, Part, Pixels, assembled, mixed
-from .images import Aspect, Head
+from .images import Aspect, Head, Size
 
 _LARGEST = 64
 # Of 16: with this many bits or fewer, the brightest pixel of all is at most a sixteenth of white.
 _DARK_BITS = 12
-# Names of files that one message lists.
-_LISTED = 50
-_LABELS_LISTED = 5
+# Names of files, and labels, that one message lists.
+_LISTED, _LABELS_LISTED = 50, 5
 # In float32: an image in the order of its file and again in a mixed order.
 _BYTES_PER_PIXEL = 8
 
 
 class Reader:
-    """Reads the image files of one set, in parts of one size, and keeps account of what it leaves out.
+    """Reads the image files of one set, and keeps account of what it leaves out.
 
     `root` is the folder to which the names of the images are relative.
     """
 
-    def __init__(self, root: Path, aspect: Aspect, skip_bad: bool, max_pixels: int) -> None:
+    def __init__(self, root: Path, size: Size | None, aspect: Aspect, skip_bad: bool, max_pixels: int) -> None:
         images.check_aspect(aspect)
         images.check_max_pixels(max_pixels)
-        self.root = root
-        self.aspect: Aspect = aspect
-        self.empty: list[str] = []
+        self.unused: list[str] = []
         """Folders that no image came from."""
-        self._skip_bad = skip_bad
-        self._max_pixels = max_pixels
+        self.root, self._aspect, self._skip_bad, self._max_pixels = root, aspect, skip_bad, max_pixels
+        self._shape = None if size is None else (0, *images.check_size(size))  # channels as the files have them
         self._said: list[str] = []
         self._skipped: Counter[str] = Counter()
-        self._outside = 0
-        self._bad = 0
-        self._channels: int | None = None
+        self._outside = self._bad = 0
 
-    def read(
-        self, files: Sequence[Path], where: Path, shape: tuple[int, ...] | None
-    ) -> tuple[Pixels, NDArray[np.intp]]:
-        """The pixels of the files that can be read, (N, C, H, W) in [0, 1], and which files these are.
-
-        Of the first part that is read, a size is chosen where `shape` is None, and the number of channels.
-        """
-        first = self._channels is None
-        if shape is not None:
-            self._check_memory(len(files), (self._channels or 1, *shape))
-        bad: list[DatasetError] = []
-        heads: dict[int, Head] = {}
-        for i, file in enumerate(files):
-            try:
-                heads[i] = images.read_head(file, self._max_pixels)
-            except DatasetError as error:
-                bad.append(error)
-        chosen, why = (shape, "") if shape is not None else _usual_size([(h.height, h.width) for h in heads.values()])
-        if self._channels is None:
-            self._channels = 1 if all(head.grey for head in heads.values()) else 3
-        whole = (self._channels, *chosen)
-        self._check_memory(len(heads), whole)
-        X = np.empty((len(heads), *whole), np.float32)
-        kept: list[int] = []
-        deepest: list[int] = []
-        with progress_bar(len(heads), "reading", "image") as bar:
-            for i in heads:
-                try:
-                    pixels, largest = images.read_deep_image(files[i], whole, self.aspect, self._max_pixels)
-                    X[len(kept)] = pixels
-                    kept.append(i)
-                    deepest += [] if largest is None else [largest]
-                except DatasetError as error:
-                    bad.append(error)
-                bar.update()
-        X = X[: len(kept)]  # the rest, of files that cannot be read, was never written
-        X /= np.float32(255.0)
-        self._refuse(bad, len(files), where)
-        if first:
-            self._say_size([heads[i] for i in kept], chosen, why)
-            self._say_depth(deepest)
-        return X, np.array(kept, dtype=np.intp)
-
-    def names(self, files: Sequence[Path]) -> NDArray[np.str_]:
-        """Relative to the root, and as they are where they lie elsewhere."""
-        return np.array([str(f.relative_to(self.root) if f.is_relative_to(self.root) else f) for f in files], dtype=str)
-
-    def dataset(self, name: str, parts: dict[str, Part], whole: bool) -> Dataset:
-        """The parts as a set in a mixed order, with notes on what was left out."""
-        train = parts["train"]
-        if train.y.dtype.kind == "U":  # whole numbers may be classes, or measured
-            for part, found in parts.items():
-                unknown = np.setdiff1d(found.y, train.y)
-                if len(unknown):
-                    listed = ", ".join(map(str, unknown[:_LABELS_LISTED]))
-                    raise DatasetError(f"{name}: {part} images have labels that no training image has: {listed}")
-        shuffled = set(parts) if whole or "test" in parts else set(parts) - {"train"}
-        parts = {part: mixed(found) if part in shuffled else found for part, found in parts.items()}
-        account = self.account().removeprefix("; ")
-        notes = (*self._said, *([account] if account else []))
-        return assembled(name, parts, whole, notes, aspect=self.aspect)
+    def dataset(self, name: str, parts: dict[str, Part], where: Path, whole: bool) -> Dataset:
+        """The set of parts whose images, or pictures of features, are files, in a mixed order."""
+        read: dict[str, Part] = {}
+        for part, listed in parts.items():
+            files = listed.X if listed.pictures is None else listed.pictures
+            pixels, kept = self._read(files, where)
+            found = listed.at(kept)._replace(names=self._names(files[kept]))
+            if found.in_classes and len(gone := np.setdiff1d(listed.y, found.y)):
+                raise DatasetError(f"{where}: no image of these classes can be read: {', '.join(map(str, gone))}")
+            found = found._replace(X=pixels) if listed.pictures is None else found._replace(pictures=pixels)
+            read[part] = found
+            # Whole numbers may be classes, or measured.
+            if found.y.dtype.kind == "U" and len(unknown := np.setdiff1d(found.y, parts["train"].y)):
+                listing = ", ".join(map(str, unknown[:_LABELS_LISTED]))
+                raise DatasetError(f"{name}: {part} images have labels that no training image has: {listing}")
+        stays = {"train"} if not whole and "test" not in read else set()  # what is kept for testing mixes it too
+        read = {part: found if part in stays else mixed(found) for part, found in read.items()}
+        notes = (*self._said, *filter(None, [self.account()]))
+        return assembled(name, read, whole, notes, aspect=self._aspect)
 
     def skip(self, file: Path, outside: bool = False) -> None:
         """Count a file that is not read, by its kind; `outside` of the folders of classes an image is one too."""
@@ -122,25 +75,72 @@ class Reader:
             self._skipped[file.suffix.lower() or "without a suffix"] += 1
 
     def account(self) -> str:
-        """What was left out, as the end of a sentence; empty where nothing was."""
-        parts = [f"{n:,} {kind}" for kind, n in sorted(self._skipped.items())]
-        told = []
-        if parts:
-            total = sum(self._skipped.values())
-            told.append(f"left out {total:,} {'file' if total == 1 else 'files'} of other kinds: {', '.join(parts)}")
-        if self._outside:
-            told.append(f"left out {_images(self._outside)} outside of the class folders")
-        if self._bad:
-            told.append(f"left out {_images(self._bad)} that cannot be read")
-        if self.empty:
-            told.append(f"folders without images, or not used: {', '.join(self.empty)}")
-        return "; " + "; ".join(told) if told else ""
+        """What was left out; empty where nothing was."""
+        told, total = [], self._skipped.total()
+        if total:
+            kinds = ", ".join(f"{n:,} {kind}" for kind, n in sorted(self._skipped.items()))
+            told.append(f"left out {total:,} {'file' if total == 1 else 'files'} of other kinds: {kinds}")
+        for n, why in ((self._outside, "outside of the class folders"), (self._bad, "that cannot be read")):
+            if n:
+                told.append(f"left out {_images(n)} {why}")
+        if self.unused:
+            told.append(f"folders without images, or not used: {', '.join(self.unused)}")
+        return "; ".join(told)
 
-    def _check_memory(self, count: int, shape: tuple[int, ...]) -> None:
+    def _names(self, files: Sequence[Path]) -> NDArray[np.str_]:
+        """Relative to the root, and as they are where they lie elsewhere."""
+        root = self.root
+        return np.array([str(f.relative_to(root) if f.is_relative_to(root) else f) for f in files], dtype=str)
+
+    def _read(self, files: Sequence[Path], where: Path) -> tuple[Pixels, NDArray[np.intp]]:
+        """The pixels of the files that can be read, (N, C, H, W) in [0, 1], and which files these are.
+
+        The first files choose the number of channels, and a size where none was asked for.
+        """
+        first, why = self._shape is None or not self._shape[0], ""
+        if self._shape is not None:
+            self._check_memory(len(files))
+        bad: list[DatasetError] = []
+        heads: dict[int, Head] = {}
+        for i, file in enumerate(files):
+            try:
+                heads[i] = images.read_head(file, self._max_pixels)
+            except DatasetError as error:
+                bad.append(error)
+        if self._shape is None:
+            size, why = _usual_size([(h.height, h.width) for h in heads.values()])
+            self._shape = (0, *size)
+        if first:
+            self._shape = (1 if all(head.grey for head in heads.values()) else 3, *self._shape[1:])
+        self._check_memory(len(heads))
+        X = np.empty((len(heads), *self._shape), np.float32)
+        kept: list[int] = []
+        deepest: list[int] = []
+        with progress_bar(len(heads), "reading", "image") as bar:
+            for i in heads:
+                try:
+                    X[len(kept)], largest = images.read_deep_image(
+                        files[i], self._shape, self._aspect, self._max_pixels
+                    )
+                    kept.append(i)
+                    deepest += [] if largest is None else [largest]
+                except DatasetError as error:
+                    bad.append(error)
+                bar.update()
+        X = X[: len(kept)]  # the rest, of files that cannot be read, was never written
+        X /= np.float32(255.0)
+        self._refuse(bad, len(files), where)
+        if first:
+            self._say_size([heads[i] for i in kept], why)
+            self._say_depth(deepest)
+        return X, np.array(kept, dtype=np.intp)
+
+    def _check_memory(self, count: int) -> None:
         """Refuse more pixels than fit, before the first of them is read."""
-        channels, height, width = shape
+        assert self._shape is not None
+        channels, height, width = self._shape
         memory.require(
-            count * channels * height * width * _BYTES_PER_PIXEL,
+            count * max(channels, 1) * height * width * _BYTES_PER_PIXEL,
             f"a set of {count:,} images of {height:,} × {width:,} pixels (size=, --size)",
         )
 
@@ -159,9 +159,10 @@ class Reader:
             "remove them, or leave them out with skip_bad=True (--skip-bad)"
         )
 
-    def _say_size(self, heads: list[Head], shape: tuple[int, ...], why: str) -> None:
+    def _say_size(self, heads: list[Head], why: str) -> None:
         """How images of other sizes were brought to this one."""
-        height, width = shape
+        assert self._shape is not None
+        _, height, width = self._shape
         others = [h for h in heads if (h.height, h.width) != (height, width)]
         if not others:
             return
@@ -169,7 +170,7 @@ class Reader:
         # A rounding of one pixel is no other shape.
         bent = sum(abs(h.height * width - h.width * height) > max(h.height, h.width) for h in others)
         if bent:
-            how = "padded with black" if self.aspect == "pad" else "squashed; aspect='pad' (--aspect pad) keeps theirs"
+            how = "padded with black" if self._aspect == "pad" else "squashed; aspect='pad' (--aspect pad) keeps theirs"
             told += f"; {bent:,} of another aspect ratio {how}"
         self._said.append(told)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,9 +28,7 @@ _SOURCES = (
     f"one of {', '.join(NAMES)}, an .npz file, a folder with one sub-folder of images per class, or a table (.csv) of "
     "image files"
 )
-_IMAGES = "folders and tables of image files"
-_FOR = dict.fromkeys(("size", "aspect", "skip_bad", "max_pixels"), _IMAGES)
-_FOR |= {"columns": "tables of image files", "input_shape": ".npz files"}
+_READERS: dict[str, Callable[..., Dataset]] = {"folders": folder, "tables of image files": table, ".npz files": npz}
 
 
 def load(
@@ -36,6 +36,7 @@ def load(
     *,
     split: Split = "standard",
     columns: str | Sequence[str] | None = None,
+    features: Any = None,
     size: Size | None = None,
     aspect: Aspect = "squash",
     skip_bad: bool = False,
@@ -46,8 +47,9 @@ def load(
 ) -> Dataset:
     """A set by name ("digits", "mnist", "fashion_mnist", "cifar10"), an .npz file, a folder or a table of images.
 
-    `size`, `aspect`, `skip_bad` and `max_pixels` are for image files, see `folder`; `columns` for tables, see `table`;
-    `input_shape` for .npz files, see `npz`. What has no test set keeps a fifth of each class for one, unless the
+    `size`, `aspect`, `skip_bad` and `max_pixels` are for image files, see `folder`; `columns` and `features` for
+    tables, see `table`; `input_shape` for .npz files, see `npz`. What has no test set keeps a fifth of each class for
+    one, unless the
     `whole` is wanted for training. `data` is the folder that holds the files of the named sets, instead of
     `$CNNGP_DATA`. An iterable of (image, label) or a PyTorch dataset is read by `from_pairs`.
 
@@ -56,39 +58,44 @@ def load(
     """
     if split not in ("standard", "paper"):
         raise DatasetError(f"split={split!r}: expected 'standard' or 'paper'")
-    given: dict[str, Any] = {"size": size, "aspect": None if aspect == "squash" else aspect}
-    given |= {"skip_bad": skip_bad or None, "max_pixels": max_pixels, "columns": columns, "input_shape": input_shape}
-    given = {name: value for name, value in given.items() if value is not None}
-    if not isinstance(source, str | os.PathLike):
-        _refuse(given, (_FOR["input_shape"],), type(source).__name__)
-        return from_pairs(source, whole=whole, **given)
-    if not str(source).strip():
+    path = Path(source) if isinstance(source, str | os.PathLike) else None
+    if path is not None and not str(source).strip():
         raise DatasetError(f"no data was named (''): expected {_SOURCES}; this folder itself is '.'")
-    if split == "paper" and str(source) not in ("mnist", "fashion_mnist"):
+    if path is not None and split == "paper" and str(source) not in ("mnist", "fashion_mnist"):
         raise DatasetError(
             f"the paper's split needs 60,000 training images (mnist, fashion_mnist), which {source} does not have"
         )
-    path = Path(source)
-    if str(source) in NAMES:
-        _refuse(given, (), source)
-        return digits() if str(source) == "digits" else _classic(str(source), split, data)
-    if path.is_dir():
-        _refuse(given, (_IMAGES,), source)
-        return folder(path, whole=whole, **given)
-    if path.suffix.lower() in TABLES and path.exists():
-        _refuse(given, (_IMAGES, _FOR["columns"]), source)
-        return table(path, whole=whole, **given)
-    if path.suffix == ".npz" and path.exists():
-        _refuse(given, (_FOR["input_shape"],), source)
-        return npz(path, whole=whole, **given)
-    raise DatasetError(f"no data {str(source)!r}: expected {_SOURCES}")
-
-
-def _refuse(given: Collection[str], kinds: tuple[str, ...], source: object) -> None:
-    """Refuse options for data of other kinds."""
+    read: Any  # a function that makes a data set
+    if path is None:
+        read = from_pairs
+    elif str(source) in NAMES:
+        read = functools.partial(_named, split=split, data=data)
+    elif path.is_dir():
+        read = folder
+    elif path.suffix.lower() in TABLES and path.exists():
+        read = table
+    elif path.suffix == ".npz" and path.exists():
+        read = npz
+    else:
+        raise DatasetError(f"no data {str(source)!r}: expected {_SOURCES}")
+    given: dict[str, Any] = {"size": size, "aspect": None if aspect == "squash" else aspect, "columns": columns}
+    given |= {"features": features, "skip_bad": skip_bad or None, "max_pixels": max_pixels, "input_shape": input_shape}
+    given = {name: value for name, value in given.items() if value is not None}
     for name in given:
-        if _FOR[name] not in kinds:
-            raise DatasetError(f"{name} (--{name.replace('_', '-')}) is for {_FOR[name]}, and {source} is none")
+        if not _takes(read, name):
+            kinds = " and ".join(kind for kind, reader in _READERS.items() if _takes(reader, name))
+            what = type(source).__name__ if path is None else source
+            raise DatasetError(f"{name} (--{name.replace('_', '-')}) is for {kinds}, and {what} is none")
+    found: Dataset = read(source, whole=whole, **given)
+    return found
+
+
+def _takes(read: Callable[..., Dataset], option: str) -> bool:
+    return option in inspect.signature(read).parameters
+
+
+def _named(name: str, whole: bool, split: Split, data: Path | None) -> Dataset:
+    return digits() if name == "digits" else _classic(name, split, data)
 
 
 def digits() -> Dataset:
