@@ -4,23 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import typer
-
 from cnngp.cli import main
-from cnngp.cli.options import Asked, add_command
+from cnngp.cli.options import Asked, Command
 from cnngp.cli.reproduce import run_experiments
 
 
-def commands(name: str, images: Sequence[str] = ("mnist", "paper")) -> typer.Typer:
+def commands(name: str, images: Sequence[str] = ("mnist", "paper")) -> Command:
     """The command line of `experiments.NAME`, which needs the data set `images` (its name and split)."""
-    app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
     def experiment(asked: Asked) -> None:
         run_experiments([(f"experiments.{name}", ("python", "-m", f"experiments.{name}"))], asked, images)
 
     experiment.__doc__ = f"Run the experiment {name}. If it is interrupted, run it again and it continues."
-    add_command(app, "experiment", experiment)
-    return app
+    return Command("experiment", experiment)
 
 
 def run(name: str, images: Sequence[str] = ("mnist", "paper")) -> None:

@@ -20,7 +20,7 @@ from cnngp.common import memory
 
 from .conftest import Command
 
-COMMANDS = [command.name for command in app.registered_commands]
+COMMANDS = list(app.commands)
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -18,7 +18,7 @@ from PIL import Image
 
 from cnngp import GPClassifier, GPRegressor, Kernel, Recipe, Term, datasets, zoo
 from cnngp.cli.gram import tell_cost
-from cnngp.cli.output import one_command
+from cnngp.cli.output import speaking
 from cnngp.common import files
 from cnngp.common.tables import csv_cell, printable, read_csv
 from cnngp.report import apply_decisions
@@ -157,7 +157,7 @@ def test_only_long_work_is_measured_and_only_hours_are_warned_of(
     X = np.random.default_rng(0).random((8, 1, 8, 8)).astype(np.float32)
     kernel = Kernel(zoo.small_cnn(), device="cpu", threads=1)
     told = {}
-    with one_command():  # with the options of no other
+    with speaking():  # with the options of no other
         for rate, pairs in ((1000.0, 28), (1000.0, 600_000_000), (1e6, 600_000_000)):
             monkeypatch.setattr("cnngp.matrix.tile_size.measured_rate", lambda rows, side, rate=rate: rate)
             tell_cost(kernel, X, pairs)

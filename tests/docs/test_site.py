@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import typer
 from tools import include_code
 
 import cnngp
@@ -137,7 +136,7 @@ COMMANDS = sorted(
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_commands_and_options_that_are_shown_exist(command: str) -> None:
-    known = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    known = app.commands
     words = command.split()[1:]
     for name in words[0].split("|") if words and not words[0].startswith("-") else []:
         if name not in known:

@@ -41,7 +41,7 @@ def imported_by(code):
     return set(done.stdout.split())
 
 
-HEAVY = {"numba", "llvmlite", "sklearn", "scipy", "torch", "zarr", "cupy", "dask", "matplotlib", "pandas", "typer"}
+HEAVY = {"numba", "llvmlite", "sklearn", "scipy", "torch", "zarr", "cupy", "dask", "matplotlib", "pandas", "click"}
 
 
 def test_importing_the_package_imports_nothing_heavy():

@@ -6,47 +6,23 @@ import os
 import re
 import sys
 from collections.abc import Callable
-from typing import Annotated, Any
 
-import typer
+import click
+
+from cnngp import __version__
 
 from .fit import classify, regress
 from .gram import gram
 from .networks import info, networks
-from .options import Asked, Interrupted, add_command
-from .output import one_command, shown
+from .options import SETTINGS, Asked, Command, Interrupted
+from .output import shown
 from .predict import predict
 from .reproduce import reproduce
 from .sample import sample
 from .search import search
 from .view import view
 
-app = typer.Typer(
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-
-
-def _show_version(wanted: bool) -> None:
-    if wanted:
-        from cnngp import __version__
-
-        typer.echo(f"cnngp {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def _options(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
-    ] = False,
-) -> None:
-    """Exact Gaussian processes from infinitely wide convolutional networks."""
-
-
-# Each command with its line in the list, which Typer cuts off where it is too long, and examples for its own page.
+# Each command with its line in the list, which Click cuts off where it is too long, and examples for its own page.
 _COMMANDS: tuple[tuple[Callable[[Asked], None], str, tuple[str, ...]], ...] = (
     (
         classify,
@@ -94,19 +70,27 @@ _COMMANDS: tuple[tuple[Callable[[Asked], None], str, tuple[str, ...]], ...] = (
     ),
     (info, "Show versions, engines, threads and memory.", ("cnngp info --json",)),
 )
+
+
+class _InOrder(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+
+@click.group(cls=_InOrder, context_settings=SETTINGS)
+@click.version_option(__version__, message="cnngp %(version)s", help="Print the version and exit.")
+def app() -> None:
+    """Exact Gaussian processes from infinitely wide convolutional networks."""
+
+
 for _command, _line, _examples in _COMMANDS:
-    add_command(app, _command.__name__, _command, _line, _examples)
-
-
-# Newer Typers carry a copy of Click, older ones import it: this reaches the base of usage errors in both.
-_UsageError: Any = typer.BadParameter.__base__
-
+    app.add_command(Command(_command.__name__, _command, _line, _examples))
 
 # The code of a program whose reader went away: 128 + SIGPIPE.
 _CLOSED = 141
 
 
-def main(arguments: list[str] | None = None, commands: typer.Typer = app) -> None:
+def main(arguments: list[str] | None = None, commands: click.Command = app) -> None:
     """Run the command line (that of `commands`) and exit.
 
     0 done, 1 bad data or not possible, 2 bad arguments, 130 interrupted, 141 nobody reads the output (`| head`).
@@ -123,20 +107,17 @@ def main(arguments: list[str] | None = None, commands: typer.Typer = app) -> Non
     sys.exit(code)
 
 
-def run(arguments: list[str] | None = None, commands: typer.Typer = app) -> int:
+def run(arguments: list[str] | None = None, commands: click.Command = app) -> int:
     """The exit code of one command line. CNNGP_DEBUG=1 shows tracebacks."""
     program, nothing = ("cnngp", ["--help"]) if commands is app else (None, [])
     words = sys.argv[1:] if arguments is None else arguments
     try:
-        with one_command():
-            result = commands(words or nothing, prog_name=program, standalone_mode=False)
-    except SystemExit as error:  # Click's answer to an output that nobody reads
-        if isinstance(error.__context__, BrokenPipeError):
-            return _CLOSED
-        raise
-    except _UsageError as error:
+        result = commands.main(words or nothing, prog_name=program, standalone_mode=False)
+    except SystemExit:  # Click's answer to an output that nobody reads, and to nothing else here
+        return _CLOSED
+    except click.UsageError as error:
         return _fail(error.format_message(), 2)
-    except (KeyboardInterrupt, typer.Abort, Interrupted) as error:
+    except (KeyboardInterrupt, click.Abort, Interrupted) as error:
         return _fail(str(error) or "interrupted", 130)
     except MemoryError as error:
         return _fail(str(error) or "not enough memory", 1)
@@ -148,5 +129,5 @@ def run(arguments: list[str] | None = None, commands: typer.Typer = app) -> int:
 
 
 def _fail(message: str, code: int) -> int:
-    typer.echo(f"error: {shown(' '.join(message.split()))}", err=True)
+    click.echo(f"error: {shown(' '.join(message.split()))}", err=True)
     return code

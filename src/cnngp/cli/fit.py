@@ -7,7 +7,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-from . import values
 from .inputs import MODEL, check_engine, check_writable, given_network, read_data
 from .options import Asked, of_command
 from .output import last_line, say, tell, warn, warnings_as_lines
@@ -101,5 +100,8 @@ def _words(command: str, asked: Asked) -> str:
         value = getattr(asked, option.name)
         if option.name in _OTHERS or value == option.default:
             continue
-        words += [f"--{option.name.replace('_', '-')}", *([] if value is True else [shlex.quote(values.words(value))])]
+        words.append(f"--{option.name.replace('_', '-')}")
+        if value is not True:
+            between = "x" if option.name == "size" else ","
+            words.append(shlex.quote(between.join(map(str, value)) if isinstance(value, tuple) else str(value)))
     return " ".join(words)

@@ -22,16 +22,10 @@ MODEL = "model.gp"
 def read_data(asked: Asked, whole: bool = False, split: Any = "standard") -> Any:
     """The images that the options ask for, and a line for each note about how they were read."""
     from cnngp.datasets import load
-    from cnngp.datasets.images import check_size
 
-    options = ("aspect", "skip_bad", "max_pixels", "columns", "input_shape")
-    found = load(
-        asked.data,
-        split=getattr(asked, "split", split),
-        size=None if asked.size is None else check_size(asked.size),
-        whole=whole,
-        **{name: getattr(asked, name) for name in options},
-    )
+    options = ("size", "aspect", "skip_bad", "max_pixels", "columns", "features", "input_shape")
+    given: dict[str, Any] = {name: getattr(asked, name, None) for name in options}
+    found = load(asked.data, split=getattr(asked, "split", split), whole=whole, **given)
     for note in found.notes:
         say("note", note)
     return found

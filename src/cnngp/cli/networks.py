@@ -13,7 +13,7 @@ from cnngp.network.names import NETWORKS, network_by_name
 from .options import Asked
 from .output import last_line, say, tell
 
-_NEEDED = ("numpy", "scipy", "numba", "scikit-learn", "zarr", "typer")
+_NEEDED = ("numpy", "scipy", "numba", "scikit-learn", "zarr", "click")
 _OPTIONAL = ("matplotlib", "torch", "cupy", "dask", "optuna", "gpytorch", "pooch")
 
 

@@ -5,44 +5,43 @@ A command is a function of one argument, `asked`, which has the value of every o
 
 from __future__ import annotations
 
-import functools
-import inspect
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Annotated, Any, NamedTuple, Self
+from typing import Any, Self
 
-import typer
-from typer.core import TyperCommand
+import click
 
 from . import values
-from .output import only_json, only_warnings
+from .output import speaking
 
 Asked = SimpleNamespace
 """The values of a command's options: those of the command line, or the defaults."""
 
 
-class Kind(NamedTuple):
+class Kind(click.ParamType):  # type: ignore[type-arg]
     """What an option takes: a word for the help, and what makes a value of the user's words."""
 
-    metavar: str | None
-    parser: Callable[[Any], Any] | None
+    def __init__(self, name: str, parse: values.Parser = str) -> None:
+        self.name, self.parse = name, parse
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        return self.parse(value) if isinstance(value, str) else value
 
 
 def _one_of(*words: str) -> Kind:
     return Kind("|".join(words), values.choice(*words))
 
 
-_FLAG = Kind(None, None)
-_REPEATED = Kind("N[@IMAGES]", None)
-_NUMBER, _FILE, _FOLDER = Kind("N", values.whole(1)), Kind("FILE", Path), Kind("FOLDER", Path)
-_DATA, _STORE, _ADDRESS = Kind("DATA", values.data), Kind("STORE", str), Kind("ADDRESS", str)
-_NAME, _NETWORK, _SIZE = Kind("NAME", str), Kind("NAME", str), Kind("HxW", values.size)
+_FLAG, _NUMBER, _FROM_0 = Kind("flag"), Kind("N", values.whole(1)), Kind("N", values.whole(0))
+_FILE, _FOLDER, _TABLE, _PATHS = Kind("FILE", Path), Kind("FOLDER", Path), Kind("FILE.csv", Path), Kind("PATHS", Path)
+_DATA, _STORE, _ADDRESS, _NAME = Kind("DATA", values.data), Kind("STORE"), Kind("ADDRESS"), Kind("NAME")
+_SIZE = Kind("HxW", values.shape(1, 2, "a height and a width such as 48x64, or one number for both"))
+_SHAPES = "the channels, then the sizes, such as 1,28,28 for images or 1,128 for signals"
+_VARIANCE = "a variance of 0 or more, ml to choose it by likelihood, or loo by leave-one-out"
+_SCALE = "ml, loo or a positive number"
 _PREPARATIONS = ("plain", "contrast", "detail", "edges", "normalised", "standardised", "zca", "patches")
-_NONE = inspect.Parameter.empty
-"""The default of an argument that has to be given."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +53,6 @@ class Option:
     kind: Kind
     default: Any = None
     short: str = ""
-    early: Callable[[bool], bool] | None = None
-    """Called before other options are read."""
     help: str = ""
 
     def says(self, help: str) -> Self:
@@ -63,22 +60,20 @@ class Option:
         return replace(self, help=help)
 
     @property
-    def parameter(self) -> inspect.Parameter:
-        """The option as a parameter of a function that Typer reads."""
+    def parameter(self) -> click.Parameter:
+        """The option for Click."""
         word, kind = f"--{self.name.replace('_', '-')}", self.kind
-        takes: Any = str | None
-        default, told = self.default, dict[str, Any](help=self.help, metavar=kind.metavar)
         if self.name.isupper():
-            takes = list[Path] if kind.parser is None else str if default is _NONE else takes
-            given: Any = typer.Argument(parser=kind.parser, **told)
-        elif kind is _FLAG:
-            names = [f"{word}/--no-{self.name}"] if default else [word, *([self.short] if self.short else [])]
-            takes, given = bool, typer.Option(*names, callback=self.early, is_eager=self.early is not None, **told)
-        else:
-            takes = list[str] | None if kind.parser is None else takes
-            given = typer.Option(word, parser=kind.parser, **told)
-        by_name = inspect.Parameter.KEYWORD_ONLY
-        return inspect.Parameter(self.name.lower(), by_name, default=default, annotation=Annotated[takes, given])
+            return click.Argument(
+                [self.name.lower()], type=kind, required=self.name != "NAME", nargs=-1 if kind is _PATHS else 1
+            )
+        if kind is _FLAG:
+            words = [f"{word}/--no-{self.name}" if self.default else word, *filter(None, [self.short])]
+            return click.Option(words, is_flag=True, default=self.default, help=self.help)
+        repeated = self.name == "full"
+        return click.Option(
+            [word], type=kind, metavar=kind.name, default=self.default, multiple=repeated, help=self.help
+        )
 
 
 _FITS = "classify regress"
@@ -89,12 +84,12 @@ _EVERY = f"{_READS} predict view networks info {_PAPER}"
 
 OPTIONS = (
     # What is asked for
-    Option("MODEL", "predict view", Kind(None, Path), _NONE).says(
+    Option("MODEL", "predict view", _FILE).says(
         "A file that `cnngp classify`, `cnngp regress` or an estimator's save wrote, or a folder with model.gp."
     ),
-    Option("IMAGES", "predict", Kind(None, None), _NONE).says("Image files, or folders of them."),
-    Option("NAME", "networks", Kind(None, str)).says("A network to show layer by layer: a name or a JSON file."),
-    Option("EXPERIMENT", "reproduce", Kind(None, values.choice("table1", "figure2", "figure3", "all")), _NONE).says(
+    Option("IMAGES", "predict", _PATHS).says("Image files, or folders of them."),
+    Option("NAME", "networks", _NAME).says("A network to show layer by layer: a name or a JSON file."),
+    Option("EXPERIMENT", "reproduce", _one_of("table1", "figure2", "figure3", "all")).says(
         "What to reproduce: table1, figure2, figure3 or all."
     ),
     # Images
@@ -113,11 +108,12 @@ OPTIONS = (
     ),
     Option("train", _KERNELS, _NUMBER).says("Use only the first N training images."),
     Option("validation", "search", _NUMBER).says("Use only the first N validation images."),
-    Option("test", _FITS, Kind("N", values.whole(0))).says(
-        "Use only the first N test images; 0 makes no test set and fits all images."
-    ),
+    Option("test", _FITS, _FROM_0).says("Use only the first N test images; 0 makes no test set and fits all images."),
     Option("test", "search", _FLAG, False).says("Also give the chosen network's error on the test images."),
     Option("images", "sample", _NUMBER, 4).says("Number of images, taken from the start of the training set."),
+    Option("features", f"{_FITS} gram", Kind("FILE.npy")).says(
+        "Rows of numbers to fit instead of pixels, as of a pretrained network: one for each row of a table."
+    ),
     Option("size", _READS, _SIZE).says(
         "Resize the images of a folder or table to this height and width, such as 48x64, or 48 for both."
     ),
@@ -128,24 +124,24 @@ OPTIONS = (
     Option("max_pixels", f"{_READS} predict view", _NUMBER).says(
         "Refuse image files of more pixels; by default 40 million."
     ),
-    Option("input_shape", _READS, Kind("C,H,W", values.shape(2))).says(
+    Option("input_shape", _READS, Kind("C,H,W", values.shape(2, 4, _SHAPES))).says(
         "What each row of an .npz file is, channels first: 1,128 for signals, 3,32,32 for images."
     ),
-    Option("input_shape", "networks", Kind("C,H,W", values.shape(1)), "1,28,28").says(
+    Option("input_shape", "networks", Kind("C,H,W", values.shape(1, 4, _SHAPES)), "1,28,28").says(
         "Shape of an image: channels, height, width."
     ),
     # Networks and fits
-    Option("network", f"{_FITS} gram", _NETWORK, "auto").says("auto, a name from `cnngp networks`, or a JSON file."),
-    Option("network", "sample", _NETWORK, "small_cnn").says("auto, a name from `cnngp networks`, or a JSON file."),
+    Option("network", f"{_FITS} gram", _NAME, "auto").says("auto, a name from `cnngp networks`, or a JSON file."),
+    Option("network", "sample", _NAME, "small_cnn").says("auto, a name from `cnngp networks`, or a JSON file."),
     Option("recipe", f"{_FITS} gram", Kind("FILE.json", Path)).says(
         "A recipe that recipe.to_json() made, instead of a network."
     ),
-    Option("space", "search", Kind("SPACE", str), "paper-cnn").says("paper-cnn, paper-residual, wide or pooled."),
-    Option("noise", _FITS, Kind("NUMBER|ml|loo", values.noise)).says(
+    Option("space", "search", Kind("SPACE"), "paper-cnn").says("paper-cnn, paper-residual, wide or pooled."),
+    Option("noise", _FITS, Kind("NUMBER|ml|loo", values.number(_VARIANCE, lambda n: n >= 0.0, "ml", "loo"))).says(
         "Noise variance in the kernel's units, or ml or loo to choose it; by default loo with --network auto and for "
         "numbers, else 0."
     ),
-    Option("amplitude", _FITS, Kind("NUMBER|ml|loo", values.amplitude), "ml").says(
+    Option("amplitude", _FITS, Kind("NUMBER|ml|loo", values.number(_SCALE, lambda n: n > 0.0, "ml", "loo")), "ml").says(
         "Scale of the kernel, or how to choose it."
     ),
     Option("learn", _FITS, _one_of("loo", "likelihood")).says(
@@ -164,22 +160,24 @@ OPTIONS = (
     Option("draws", "search", _NUMBER, 27).says(
         "Number of networks in all; those already in the study are not repeated."
     ),
-    Option("full", "search", _REPEATED).says(
+    Option("full", "search", Kind("N[@IMAGES]")).says(
         "Score the best again: 3 takes the best three with all training images, 20@10000 the best twenty with 10,000. "
         "May be repeated."
     ),
     Option("sampler", "search", _one_of("random", "tpe"), "random").says(
         "How networks are drawn: random, or tpe, which learns from the draws before."
     ),
-    Option("channels", "sample", Kind("N,N,…", str), "4,16,64").says(
+    Option("channels", "sample", Kind("N,N,…"), "4,16,64").says(
         "Numbers of channels in the first stage, such as 4,16,64."
     ),
     Option("samples", "sample", Kind("N", values.whole(20)), 1000).says("Number of networks drawn at each width."),
     Option("outputs", "sample", _NUMBER, 64).says("Outputs per network; more of them make the estimates more precise."),
-    Option("seed", f"search sample {_PAPER}", Kind("N", values.whole(0)), 0).says(
-        "The same seed draws the same networks."
-    ),
-    Option("coverage", "predict view", Kind("SHARE", values.share)).says(
+    Option("seed", f"search sample {_PAPER}", _FROM_0, 0).says("The same seed draws the same networks."),
+    Option(
+        "coverage",
+        "predict view",
+        Kind("SHARE", values.number("a share between 0 and 1, such as 0.9", lambda n: 0.0 < n < 1.0)),
+    ).says(
         "How often the set of classes, or the interval, is to hold the truth; by default 0.9 for numbers and in view."
     ),
     Option("quick", _PAPER, _FLAG, False).says("A small version that takes minutes on two cores."),
@@ -197,7 +195,7 @@ OPTIONS = (
     Option("scheduler", f"gram search {_PAPER}", _ADDRESS).says(
         "Compute on the workers of a Dask cluster, such as tcp://host:8786."
     ),
-    Option("budget", _PAPER, Kind("SECONDS", values.seconds)).says(
+    Option("budget", _PAPER, Kind("SECONDS", values.number("a positive number of seconds", lambda n: n > 0.0))).says(
         "Start no new piece after this many seconds; run again to continue."
     ),
     # Files
@@ -205,9 +203,7 @@ OPTIONS = (
         "Keep the kernels here, so that an interrupted run can continue; a folder or an fsspec URL."
     ),
     Option("store", "gram", _STORE).says("Where the matrix goes: a folder or an fsspec URL."),
-    Option("tile", "gram", Kind("N", values.whole(0))).says(
-        "Side of a tile in images; by default a few seconds of work."
-    ),
+    Option("tile", "gram", _FROM_0).says("Side of a tile in images; by default a few seconds of work."),
     Option("verify", "gram", _FLAG, True).says("Check the tiles that are already in the store."),
     Option("plan", "gram", _FLAG, False).says("Show what it would cost, after timing a few pairs; nothing is stored."),
     Option("status", "gram", _STORE).says("Show what a store holds."),
@@ -223,24 +219,23 @@ OPTIONS = (
     Option("out", _PAPER, _FOLDER).says("Folder for the results and the finished pieces."),
     Option("data", _PAPER, _FOLDER).says("Folder that contains mnist/; by default CNNGP_DATA, then the cache."),
     Option("model", _FITS, _FLAG, True).says("Save the model; the file takes 2·N² bytes for N images in float32."),
-    Option("suspects", _FITS, Kind("FILE.csv", Path)).says(
-        "Write a table of all training images, the most suspect labels first."
-    ),
-    Option("labels", "view", Kind("FILE.csv", Path)).says(
-        "CSV file for decisions about labels; by default MODEL.labels.csv."
-    ),
+    Option("suspects", _FITS, _TABLE).says("Write a table of all training images, the most suspect labels first."),
+    Option("labels", "view", _TABLE).says("CSV file for decisions about labels; by default MODEL.labels.csv."),
     Option("suspects", "view", _NUMBER).says(
         "Show this many suspect labels; by default those that the model's own errors do not explain."
     ),
-    Option("port", "view", Kind("N", values.port), 0).says("Port on this machine; 0 takes a free one."),
+    Option(
+        "port", "view", Kind("N", values.number("a number up to 65,535", lambda n: 0 <= n <= 65_535, kind=int)), 0
+    ).says("Port on this machine; 0 takes a free one."),
     Option("browser", "view", _FLAG, True).says("Open the page in a browser."),
     # What is printed
     Option("verbose", _FITS, _FLAG, False, "-v").says("Also print what was measured about the fit, as in the report."),
-    Option("json", _EVERY, _FLAG, False, early=only_json).says(
-        "Print JSON to standard output and everything else to standard error."
-    ),
-    Option("quiet", _EVERY, _FLAG, False, "-q", only_warnings).says("Print only warnings, errors and JSON."),
+    Option("json", _EVERY, _FLAG, False).says("Print JSON to standard output and everything else to standard error."),
+    Option("quiet", _EVERY, _FLAG, False, "-q").says("Print only warnings, errors and JSON."),
 )
+
+
+SETTINGS = {"help_option_names": ["-h", "--help"], "show_default": True}
 
 
 def of_command(command: str) -> list[Option]:
@@ -249,38 +244,37 @@ def of_command(command: str) -> list[Option]:
 
 
 class Interrupted(Exception):
-    """Ctrl-C with what the command has to say about it: Typer would end the process without a word."""
+    """Ctrl-C with what the command has to say about it: Click would end the process without a word."""
 
 
-def add_command(
-    app: typer.Typer, name: str, run: Callable[[Asked], None], line: str | None = None, examples: tuple[str, ...] = ()
-) -> None:
-    """Make `run` the command `name` of the program: its docstring is the help, its options are those of the table."""
+class Command(click.Command):
+    """`run` as the command `name`: its docstring is the help, its options are those of the table."""
 
-    def command(**given: Any) -> None:
-        try:
-            run(Asked(**given))
-        except KeyboardInterrupt as error:
-            raise Interrupted(str(error) or "interrupted") from None
+    def __init__(
+        self, name: str, run: Callable[[Asked], None], line: str | None = None, examples: tuple[str, ...] = ()
+    ) -> None:
+        def command(**given: Any) -> None:
+            try:
+                with speaking(given["json"], given["quiet"]):
+                    run(Asked(**given))
+            except KeyboardInterrupt as error:
+                raise Interrupted(str(error) or "interrupted") from None
 
-    functools.update_wrapper(command, run, assigned=("__doc__",), updated=())
-    del command.__wrapped__  # type: ignore[attr-defined]
-    parameters = [option.parameter for option in of_command(name)]
-    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    lines = [f"Example{'s' if len(examples) > 1 else ''}:", *(f"  {example}" for example in examples)]
-    epilog = "\b\n" + "\n".join(lines) if examples else None
-    app.command(name, cls=_Command, short_help=line, epilog=epilog)(command)
+        lines = [f"Example{'s' if len(examples) > 1 else ''}:", *(f"  {example}" for example in examples)]
+        super().__init__(
+            name,
+            params=[option.parameter for option in of_command(name)],
+            callback=command,
+            help=run.__doc__,
+            short_help=line,
+            epilog="\b\n" + "\n".join(lines) if examples else None,
+            context_settings=SETTINGS,
+        )
 
-
-class _Command(TyperCommand):
-    """Help in the usual form: newer Typers put braces around arguments, and the names of Python's types beside them."""
-
-    def get_help(self, ctx: Any) -> str:
-        usage, end, rest = super().get_help(ctx).partition("\n\n")
-        usage = re.sub(r"(?<= )(\{\w+\}|\[\w+\])", lambda found: found[0].strip("{}").upper(), usage)
-        return usage + end + re.sub(r"^  (\w+(?:\.\.\.)?) <[^>]*>", _name_alone, rest, flags=re.MULTILINE)
-
-
-def _name_alone(found: re.Match[str]) -> str:
-    """The name of an argument without Python's type, in as many columns as before."""
-    return f"  {found[1].upper()}".ljust(len(found[0]))
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Arguments have help too, unlike Click's own."""
+        arguments = [(option.name, option.help) for option in of_command(str(self.name)) if option.name.isupper()]
+        if arguments:
+            with formatter.section("Arguments"):
+                formatter.write_dl(arguments)
+        super().format_options(ctx, formatter)

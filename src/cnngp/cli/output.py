@@ -8,46 +8,28 @@ import json
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, TextIO
 
-import typer
+import click
 
 from cnngp.common import progress
 from cnngp.common.tables import visible
 
-
-class _Output:
-    def __init__(self) -> None:
-        self.json = False
-        self.quiet = False
-        self.until_the_end = ExitStack()
-
-
-_current = _Output()
+_json = _quiet = False
 
 
 @contextmanager
-def one_command() -> Iterator[None]:
-    """The options of a command end with it, also where one process runs several."""
-    global _current
-    _current = _Output()
-    with _current.until_the_end:
-        yield
-
-
-def only_json(wanted: bool) -> bool:
-    """The option --json: words go to standard error."""
-    _current.json = wanted
-    return wanted
-
-
-def only_warnings(wanted: bool) -> bool:
-    """The option --quiet: words and progress bars go nowhere."""
-    _current.quiet = wanted
-    if wanted:
-        _current.until_the_end.enter_context(progress.hidden())
-    return wanted
+def speaking(json: bool = False, quiet: bool = False) -> Iterator[None]:
+    """The words of one command: to standard error with `json`, nowhere with `quiet`, as progress bars then."""
+    global _json, _quiet
+    before = _json, _quiet
+    _json, _quiet = json, quiet
+    try:
+        with progress.hidden() if quiet else nullcontext():
+            yield
+    finally:
+        _json, _quiet = before
 
 
 def shown(text: str) -> str:
@@ -57,10 +39,10 @@ def shown(text: str) -> str:
 
 def tell(text: str = "") -> None:
     """One or more lines for people; flushed, so that a pipe sees them at once."""
-    stream: TextIO | None = sys.stderr if _current.json else sys.stdout
-    if _current.quiet or stream is None:  # Python has none where it was closed beforehand
+    stream: TextIO | None = sys.stderr if _json else sys.stdout
+    if _quiet or stream is None:  # Python has none where it was closed beforehand
         return
-    typer.echo(shown(text), file=stream)
+    click.echo(shown(text), file=stream)
     stream.flush()
 
 
@@ -71,13 +53,13 @@ def say(name: str, value: str) -> None:
 
 
 def warn(text: str) -> None:
-    typer.echo(f"warning: {shown(' '.join(text.split()))}", err=True)
+    click.echo(f"warning: {shown(' '.join(text.split()))}", err=True)
 
 
 def last_line(result: dict[str, Any]) -> None:
     """The whole result as one line of JSON, where that is wanted."""
-    if _current.json:
-        typer.echo(json.dumps(result))
+    if _json:
+        click.echo(json.dumps(result))
 
 
 @contextmanager

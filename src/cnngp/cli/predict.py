@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import typer
+import click
 
 from cnngp.common.tables import aligned, percent
 
@@ -66,7 +66,7 @@ def predict(asked: Asked) -> None:
     about = {"command": "predict", "model": str(path), "engine": engine, "pixels": largest, "coverage": coverage}
     last_line(about | {"images": results, "unreadable": unreadable})
     if bad:
-        raise typer.Exit(1)
+        raise click.exceptions.Exit(1)
 
 
 def _class(answer: dict[str, Any]) -> list[str]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import typer
+import click
 
 from cnngp.common.tables import aligned
 
@@ -71,9 +71,9 @@ def run_experiments(
             "on from there"
         ) from None
     except OutOfTime as error:
-        typer.echo(f"stopped: {error}", err=True)
+        click.echo(f"stopped: {error}", err=True)
         last_line(report | {"finished": False, "rows": rows})
-        raise typer.Exit(AGAIN) from None
+        raise click.exceptions.Exit(AGAIN) from None
     say("page", str(folder / PAGE))
     last_line(report | {"finished": True, "page": str(folder / PAGE), "rows": rows})
 

@@ -8,28 +8,25 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-import typer
+import click
 
-_PORTS = 65_535
+Parser = Callable[[str], Any]
 
 
-class BadValue(typer.BadParameter):
+class BadValue(click.BadParameter):
     """A value that an option does not take. Click adds which option it was."""
 
-    def __init__(self, value: object, expected: str) -> None:
-        super().__init__(f"{str(value) or repr('')}: expected {expected}")
+    def __init__(self, value: str, expected: str) -> None:
+        super().__init__(f"{value or repr('')}: expected {expected}")
 
     def format_message(self) -> str:
-        parameter: Any = self.param
-        if parameter is None:
-            return self.message
-        return f"{max(parameter.opts, key=len)} {self.message}"
+        return self.message if self.param is None else f"{max(self.param.opts, key=len)} {self.message}"
 
 
-def choice(*words: str) -> Callable[[str], str]:
+def choice(*words: str) -> Parser:
     """One of these words."""
 
     def parse(value: str) -> str:
@@ -40,93 +37,42 @@ def choice(*words: str) -> Callable[[str], str]:
     return parse
 
 
-def whole(least: int) -> Callable[[Any], int]:
-    """A whole number of at least this."""
+def number(expected: str, allowed: Callable[[Any], bool], *words: str, kind: type = float) -> Parser:
+    """A finite number of this kind that is allowed, or one of some words."""
 
-    def parse(value: Any) -> int:
+    def parse(value: str) -> Any:
+        if value in words:
+            return value
         try:
-            number = int(value)
+            found = kind(value)
         except ValueError:
-            number = least - 1
-        if number < least:
-            raise BadValue(value, f"a whole number of {least} or more")
-        return number
+            found = math.nan
+        if not (math.isfinite(found) and allowed(found)):
+            raise BadValue(value, expected)
+        return found
 
     return parse
 
 
-def port(value: Any) -> int:
-    """Of this machine."""
-    number = whole(0)(value)
-    if number > _PORTS:
-        raise BadValue(value, f"a number up to {_PORTS:,}")
-    return number
+def whole(least: int) -> Parser:
+    """A whole number of at least this."""
+    return number(f"a whole number of {least} or more", lambda n: n >= least, kind=int)
 
 
-def seconds(value: Any) -> float:
-    """More than none."""
-    return _number(value, lambda number: number > 0.0, "a positive number of seconds")
+def shape(least: int, most: int, expected: str) -> Parser:
+    """So many positive whole numbers, with commas or crosses between them."""
 
-
-def share(value: Any) -> float:
-    """Between none and all."""
-    return _number(value, lambda number: 0.0 < number < 1.0, "a share between 0 and 1, such as 0.9")
-
-
-def noise(value: Any) -> float | str:
-    """A variance, or how to choose one."""
-    expected = "a variance of 0 or more, ml to choose it by likelihood, or loo by leave-one-out"
-    return str(value) if value in ("ml", "loo") else _number(value, lambda number: number >= 0.0, expected)
-
-
-def amplitude(value: Any) -> float | str:
-    """A factor, or how to choose one."""
-    return str(value) if value in ("ml", "loo") else _number(value, lambda n: n > 0.0, "ml, loo or a positive number")
-
-
-def size(value: Any) -> str:
-    """A height and a width, as they are written."""
-    parts = re.split(r"[x×,]", str(value).strip())
-    if len(parts) > 2 or not _positive(parts):
-        raise BadValue(value, "a height and a width such as 48x64, or one number for both")
-    return str(value)
-
-
-def shape(least: int) -> Callable[[Any], tuple[int, ...]]:
-    """Channels, then sizes: at least so many numbers."""
-
-    def parse(value: Any) -> tuple[int, ...]:
-        if isinstance(value, tuple):  # the default
-            return value
-        parts = re.split(r"[,x×]", str(value).strip())
-        if not least <= len(parts) <= 4 or not _positive(parts):
-            raise BadValue(value, "the channels, then the sizes, such as 1,28,28 for images or 1,128 for signals")
+    def parse(value: str) -> tuple[int, ...]:
+        parts = re.split(r"[,x×]", value.strip())
+        if not (least <= len(parts) <= most and all(p.strip().isdecimal() and int(p) > 0 for p in parts)):
+            raise BadValue(value, expected)
         return tuple(map(int, parts))
 
     return parse
 
 
-def data(value: Any) -> str:
+def data(value: str) -> str:
     """Any source but an empty one: that would be the folder in which the command runs."""
-    if not str(value).strip():
+    if not value.strip():
         raise BadValue(value, "the name of a data set, an .npz file or a folder of images; this folder itself is .")
-    return str(value)
-
-
-def words(value: Any) -> str:
-    """A value as it is given on the command line."""
-    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
-
-
-def _number(value: Any, allowed: Callable[[float], bool], expected: str) -> float:
-    try:
-        number = float(value)
-    except ValueError:
-        number = math.nan
-    if not (math.isfinite(number) and allowed(number)):
-        raise BadValue(value, expected)
-    return number
-
-
-def _positive(parts: Sequence[str]) -> bool:
-    return all(part.strip().isdecimal() and int(part) > 0 for part in parts)
+    return value
