@@ -1,4 +1,4 @@
-"""Hooks for MkDocs: formulas become MathML, notebooks pages, and two pages are those of the repository's root."""
+"""Hooks for MkDocs: formulas become MathML, notebooks pages, and three pages are those of the repository's root."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mkdocs.structure.files import File
 
 _FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', re.DOTALL)
 # These are read in the repository too, where links into the docs have the folder in front.
-_AT_THE_ROOT = {"contributing.md": "CONTRIBUTING.md", "changelog.md": "CHANGELOG.md"}
+_AT_THE_ROOT = {"index.md": "README.md", "contributing.md": "CONTRIBUTING.md", "changelog.md": "CHANGELOG.md"}
 
 
 def on_files(files: Any, config: Any, **_: Any) -> Any:
@@ -47,12 +47,13 @@ def page_of(notebook: dict[str, Any], name: str) -> tuple[str, dict[str, bytes]]
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
+    if page.file.src_uri in _AT_THE_ROOT:
+        file = Path(config.config_file_path).parent / _AT_THE_ROOT[page.file.src_uri]
+        markdown = file.read_text(encoding="utf-8").replace("](docs/", "](")
+        for name, shown in _AT_THE_ROOT.items():
+            markdown = markdown.replace(f"]({shown})", f"]({name})")
     # In the repository a link leads to the notebook, on the site to its page.
-    markdown = re.sub(r"(\]\([^)\s]+)\.ipynb\)", r"\1.md)", markdown)
-    if page.file.src_uri not in _AT_THE_ROOT:
-        return markdown
-    root = Path(config.config_file_path).parent
-    return (root / _AT_THE_ROOT[page.file.src_uri]).read_text(encoding="utf-8").replace("](docs/", "](")
+    return re.sub(r"(\]\([^)\s]+)\.ipynb\)", r"\1.md)", markdown)
 
 
 def on_page_content(content: str, **_: Any) -> str:

@@ -1,6 +1,6 @@
 """Draws docs/pictures/report.png, the report of the README's first command: python tools/draw_report.py
 
-Needs Chromium. The lines of the run that the README and docs/index.md show are brought up to date with it.
+Needs Chromium. The lines of the run that the README shows are brought up to date with it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from PIL import Image
 ROOT = Path(__file__).parents[1]
 PICTURE = ROOT / "docs" / "pictures" / "report.png"
 WIDTH, HEIGHT, COLOURS = 960, 900, 128
-PAGES = (ROOT / "README.md", ROOT / "docs" / "index.md")
+README = ROOT / "README.md"
 LONGEST = 110
 TOLD = ("data", "choice", "test", "leave-one-out")
 
@@ -42,11 +42,10 @@ def main() -> None:
         with Image.open(io.BytesIO(shot.read_bytes())) as image:
             image.convert("RGB").quantize(COLOURS).save(PICTURE, optimize=True)
     told = {line.split(" ")[0]: _cut(line) for line in said.splitlines() if line.split(" ")[0] in TOLD}
-    for page in PAGES:
-        lines = page.read_text(encoding="utf-8").split("\n")
-        # A line of the run has its name in a column of its own, as no sentence has.
-        shown = [told.get(line.split("  ")[0], line) if "  " in line else line for line in lines]
-        page.write_text("\n".join(shown), encoding="utf-8")
+    # A line of the run has its name in a column of its own, as no sentence has.
+    lines = README.read_text(encoding="utf-8").split("\n")
+    shown = [told.get(line.split("  ")[0], line) if "  " in line else line for line in lines]
+    README.write_text("\n".join(shown), encoding="utf-8")
     print("\n".join(told.values()))
     print(f"{PICTURE.relative_to(ROOT)}: {PICTURE.stat().st_size:,} bytes")
 
