@@ -13,13 +13,11 @@ A buffer holds values in a unit of its own (true value = unit · buffer), so con
 filter's 1/9 fold into the next operation, and powers of two keep deep networks with large variances inside the range of
 float32.
 
-    ops.py         what a program is made of
-    units.py       the units that maps are held in
+    ops.py         what a program is made of, and its gradient
     nodes.py       layer → operations that each make a new map
     lowering.py    network → operations of K, or of K and Θ side by side
     scheduling.py  those → operations over a few buffers
     reverse.py     those → a program that goes on backwards, for gradients, and what its sums belong to
-    steps.py       its steps
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple, assert_never
 
 from cnngp.kernel.formulas import formula
@@ -41,9 +42,8 @@ from cnngp.network.placed import Placed
 from cnngp.network.shapes import Displacement
 from cnngp.network.walk import at, leaves
 
-from .nodes import Node, NodeBuilder, Pooled, Value
-from .ops import NOTHING, Tangent
-from .units import log2_sum
+from .nodes import NodeBuilder, Value, log2_sum
+from .ops import NOTHING, Op, Tangent
 
 # Images may have K up to 2^100 in the units of its map. Where these are so many times those of T, the unit of T would
 # not hold own · K in float32.
@@ -88,7 +88,7 @@ class Leaf(NamedTuple):
 class Lowered(NamedTuple):
     """What a program with pools was made from: all nodes, the leaves, and the nodes that K and Θ are."""
 
-    nodes: list[Node]
+    nodes: list[Op]
     leaves: list[Leaf]
     ends: list[int]
 
@@ -148,13 +148,7 @@ class Builder(NodeBuilder):
         """The map in another unit, which is a power of two away."""
         if unit == x.unit:
             return x
-        scale = x.unit / unit
-
-        def make(d: Displacement) -> int:
-            shape, first, second = x.overlap(d)
-            return self.add(Node(place, x.sheet(d), None, shape, shape, scale=scale, first=first, second=second))
-
-        return replace(x, unit=unit, make=make, made={})
+        return replace(x, unit=unit, make=partial(self.on_sheet, place, x, scale=x.unit / unit), made={})
 
     def _weights(self, here: Placed, layer: Conv | ConvTranspose | Dense, x: Maps, into: Maps | None) -> Maps:
         """Without a bias own · K goes through the layer as K does, and is own · K again behind it."""
@@ -175,10 +169,10 @@ class Builder(NodeBuilder):
     def _pooled(self, here: Placed, x: Maps, into: Maps | None) -> Maps:
         own = x.own if into is None else min(x.own, into.own)
         T, U = self.theta(x, here.place, own), None if into is None else self.theta(into, here.place, own)
-        K = Pooled(x.K, None if into is None else into.K)
+        K = x.K, None if into is None else into.K
         if T is None:
             return Maps(self.pool(here, K)[0], U, own)
-        after, pooled = self.pool(here, Pooled(T, U), K)
+        after, pooled = self.pool(here, (T, U), K)
         return Maps(pooled, after, own)
 
     def _nonlinearity(self, layer: Nonlinearity, x: Maps, place: str) -> Maps:
@@ -196,11 +190,8 @@ class Builder(NodeBuilder):
         own = x.own * (K.unit / unit)
 
         def make(d: Displacement) -> int:
-            part, first, second = K.overlap(d)
             tangent = Tangent(NOTHING if T is None else T.sheet(d), own)
-            return self.add(
-                Node(place, K.sheet(d), None, part, part, activation, first=first, second=second, tangent=tangent)
-            )
+            return self.on_sheet(place, K, d, activation=activation, tangent=tangent)
 
         slope = Value(unit * (activation.factor / K.unit), K.spatial, level + row.slope_level(K.level), make)
         return Maps(self.activated(activation, K), slope, 0)

@@ -6,55 +6,40 @@ of `Op`, with the unit of each result chosen; which buffer holds it is decided l
 A layer's result is a `Value`: its sheets (network/shapes.py), each made when it is first asked for. Without pools that
 is one sheet of displacement zero, the map itself. With pools, asking from the output makes one sheet after the other,
 from the images to the pool that adds it up, so few of them are alive at a time.
+
+Maps are held in units: true value = unit · map. Constants such as the ReLU's 1/2 and the filter's 1/9 become part of
+the unit and cost nothing, and powers of two keep deep networks with large variances inside the range of float32. A
+map's level is log₂ of its size for pixels of order one; it depends on the network alone, so the unit cannot change the
+bits of an entry between batches.
 """
 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from itertools import product
+from typing import Any
 
 from cnngp.kernel.formulas import formula
 from cnngp.kernel.formulas.family import log2
 from cnngp.network.geometry import AxisSum
-from cnngp.network.layers import AvgPool, Conv, ConvTranspose, Dense, GlobalAvgPool, Nonlinearity
+from cnngp.network.layers import AvgPool, Conv, ConvTranspose, Dense, GlobalAvgPool, NetworkError, Nonlinearity
 from cnngp.network.placed import Placed
 from cnngp.network.shapes import Displacement, Piece, Spatial, in_order, overlap, sum_scale
+from cnngp.network.walk import at
 
-from .ops import NOTHING, PIXELS, Activation, Shape, Tangent, as_shape
-from .units import checked, log2_sum, within_headroom
+from .ops import NOTHING, PIXELS, Activation, Op, Shape, Sums, as_shape
 
 # This many sheets are added into one sum before a new one is begun, so that rounding does not grow with their number.
 # Along an axis longer sums than the second number are made of sums of blocks.
 _BLOCK = 64
 _LONGEST_SUM = 256
-
-
-@dataclass(frozen=True)
-class Node:
-    """An operation in single-assignment form: it reads `src`, adds to `base` where there is one, and is a new map.
-
-    `first` and `second` say where the map that it reads begins in the first image and in the second. `per_weight` and
-    `per_bias` are the derivatives of `scale` and `bias` by the weight_var and bias_var of the layer at this place.
-    """
-
-    place: str
-    src: int
-    base: int | None
-    shape: Shape
-    out_shape: Shape
-    activation: Activation | None = None
-    sums: tuple[AxisSum, AxisSum, AxisSum] | None = None
-    keep: float = 0.0
-    scale: float = 1.0
-    bias: float = 0.0
-    first: Shape = (0, 0, 0)
-    second: Shape = (0, 0, 0)
-    per_weight: float = 0.0
-    per_bias: float = 0.0
-    tangent: Tangent | None = None
+# A buffer's typical value stays within 2^±24 for pixels of order one; float32 has 2^±126, so images of any usual scale
+# (0 to 255, standardised, …) stay far from both ends.
+_HEADROOM = 24.0
 
 
 @dataclass(frozen=True)
@@ -85,20 +70,7 @@ def _overlap(spatial: Spatial, d: Displacement) -> tuple[Shape, Shape, Shape]:
     parts = [overlap(n, x) for n, x in zip(spatial, d, strict=True)]
     first = tuple(begin for begin, _ in parts)
     second = tuple(begin + x for begin, x in zip(first, d, strict=True))
-    return as_shape(tuple(size for _, size in parts)), _origin(first), _origin(second)
-
-
-def _origin(begins: tuple[int, ...]) -> Shape:
-    a, b, c = (*(0,) * (3 - len(begins)), *begins)
-    return a, b, c
-
-
-@dataclass(frozen=True)
-class Pooled:
-    """A map that goes into a pool, and what the result is added to."""
-
-    x: Value
-    into: Value | None
+    return as_shape(tuple(size for _, size in parts)), as_shape(first, 0), as_shape(second, 0)
 
 
 @dataclass(frozen=True)
@@ -119,21 +91,25 @@ class NodeBuilder:
 
     def __init__(self, every_layer: bool = False) -> None:
         self.every_layer = every_layer
-        self.nodes: list[Node] = []
+        self.nodes: list[Op] = []
         self.elements = 0
         self.sites = 0
 
-    def new_input(self, spatial: Spatial, unit: float) -> Value:
-        def make(d: Displacement) -> int:
-            shape, first, second = value.overlap(d)
-            return self.add(Node("(input)", PIXELS, None, shape, shape, first=first, second=second))
-
-        value = Value(unit, spatial, 0.0, make)
-        return value
-
-    def add(self, node: Node) -> int:
+    def add(self, node: Op) -> int:
         self.nodes.append(node)
         return len(self.nodes) - 1
+
+    def on_sheet(
+        self, place: str, x: Value, d: Displacement, dst: int = NOTHING, src: int | None = None, **rest: Any
+    ) -> int:
+        """An operation without sums on a sheet."""
+        shape, first, second = x.overlap(d)
+        src = x.sheet(d) if src is None else src
+        return self.add(Op(place, src, dst, shape, shape, first=first, second=second, **rest))
+
+    def new_input(self, spatial: Spatial, unit: float) -> Value:
+        pixels = Value(unit, spatial, 0.0, lambda d: self.on_sheet("(input)", pixels, d, src=PIXELS))
+        return pixels
 
     def site(self, layer: Nonlinearity, x: Value, place: str) -> Activation:
         """A nonlinearity that stands here, with entries of its own in the images' tables."""
@@ -145,12 +121,7 @@ class NodeBuilder:
         return activation
 
     def activated(self, activation: Activation, x: Value) -> Value:
-        def make(d: Displacement) -> int:
-            part, first, second = x.overlap(d)
-            return self.add(
-                Node(activation.place, x.sheet(d), None, part, part, activation, first=first, second=second)
-            )
-
+        make = partial(self.on_sheet, activation.place, x, activation=activation)
         return Value(activation.factor, x.spatial, activation.formula.level(x.level), make)
 
     def linear(self, here: Placed, layer: Conv | ConvTranspose | Dense, x: Value, into: Value | None) -> Value:
@@ -167,7 +138,7 @@ class NodeBuilder:
         affine = replace(affine, per_weight=one / affine.unit, per_bias=1.0 / affine.unit)
 
         def make(D: Displacement) -> int:
-            total = _Total(self, here.place, affine, value.overlap(D)[0], None if into is None else into.sheet(D))
+            total = _Total(self, here.place, affine, value.overlap(D)[0], _sheet(into, D))
             for d, term in _terms(here, D):
                 total.add(x.sheet(d), x.overlap(d), term)
             return total.node()
@@ -177,43 +148,40 @@ class NodeBuilder:
 
     def _same_sheets(self, here: Placed, x: Value, weight: float, level: float) -> Value:
         """A layer that only changes the unit."""
-        unit = checked(x.unit * weight, level, here.place)
+        unit = _checked(x.unit * weight, level, here.place)
         return Value(unit, here.after, level, lambda D: x.sheet(here.along(D)))
 
-    def pool(self, here: Placed, *maps: Pooled) -> tuple[Value, ...]:
-        """The pool of one map, or of K and of what stands beside it.
+    def pool(self, here: Placed, *maps: tuple[Value, Value | None]) -> tuple[Value, ...]:
+        """The pool of one map, or of K and of what stands beside it, each with what the result is added to.
 
         A sheet of the input belongs to several of the output: it is made once, and added to each of them at once. So
         are the same sheets of all maps, one after the other, for few to be alive at a time.
         """
         assert isinstance(here.layer, AvgPool | GlobalAvgPool)
         weight = sum_scale(here.layer, here.before)
-        plain = all(m.into is None for m in maps) and not self.every_layer
+        plain = all(into is None for _, into in maps) and not self.every_layer
         if weight > 0 and plain and _is_pointwise(here):
-            return tuple(self._same_sheets(here, m.x, weight, m.x.level) for m in maps)
-        affines = [_affine(here.place, m.x.level, m.x.unit * weight, 0.0, m.into) for m in maps]
+            return tuple(self._same_sheets(here, x, weight, x.level) for x, _ in maps)
+        affines = [_affine(here.place, x.level, x.unit * weight, 0.0, into) for x, into in maps]
 
         def make(D: Displacement, wanted: int) -> int:
             totals: dict[tuple[int, Displacement], _Total] = {}
             readers: dict[Displacement, list[tuple[Displacement, tuple[Piece, ...]]]] = {}
             for E in in_order(here.wanted):
-                for i, (m, affine) in enumerate(zip(maps, affines, strict=True)):
-                    base = None if m.into is None else m.into.sheet(E)
-                    totals[i, E] = _Total(self, here.place, affine, values[i].overlap(E)[0], base)
+                for i, ((_, into), affine) in enumerate(zip(maps, affines, strict=True)):
+                    totals[i, E] = _Total(self, here.place, affine, values[i].overlap(E)[0], _sheet(into, E))
                 for d, term in _terms(here, E):
                     readers.setdefault(d, []).append((E, term))
             for d in in_order(readers):
-                for i, m in enumerate(maps):
-                    sheet = m.x.sheet(d)
+                for i, (x, _) in enumerate(maps):
+                    sheet = x.sheet(d)
                     for E, term in readers[d]:
-                        totals[i, E].add(sheet, m.x.overlap(d), term)
+                        totals[i, E].add(sheet, x.overlap(d), term)
             for (i, E), total in totals.items():
                 values[i].made[E] = total.node()
             return values[wanted].made[D]
 
-        values = tuple(
-            Value(affine.unit, here.after, affine.level, partial(make, wanted=i)) for i, affine in enumerate(affines)
-        )
+        values = tuple(Value(a.unit, here.after, a.level, partial(make, wanted=i)) for i, a in enumerate(affines))
         return values
 
     def added(self, x: Value, place: str, into: Value | None) -> Value:
@@ -222,24 +190,20 @@ class NodeBuilder:
         affine = _affine(place, x.level, x.unit, 0.0, into)
 
         def make(d: Displacement) -> int:
-            base = into.sheet(d)
-            shape, first, second = x.overlap(d)
-            return self.add(
-                Node(place, x.sheet(d), base, shape, shape, None, None, affine.keep, affine.scale, 0.0, first, second)
-            )
+            return self.on_sheet(place, x, d, into.sheet(d), keep=affine.keep, scale=affine.scale)
 
         return Value(affine.unit, x.spatial, affine.level, make)
 
 
 class _Total:
-    """One sheet of a linear layer's output while terms are added to it."""
+    """One sheet of a linear layer's output while terms are added to it, in blocks."""
 
-    def __init__(self, builder: NodeBuilder, place: str, affine: _Affine, shape: Shape, base: int | None) -> None:
-        self.builder, self.place, self.affine, self.shape, self.base = builder, place, affine, shape, base
-        self.total: int | None = None
-        """What has been added up before the present block of terms."""
-        self.block: int | None = None
-        self.count = 0
+    def __init__(self, builder: NodeBuilder, place: str, affine: _Affine, shape: Shape, base: int) -> None:
+        self.builder, self.place, self.affine, self.shape = builder, place, affine, shape
+        self.total, self.block, self.count = NOTHING, NOTHING, 0
+        # The first block begins with what is added to and with the bias, later ones with nothing.
+        bias = {"bias": affine.bias, "per_bias": affine.per_bias}
+        self.beginning: dict[str, Any] = {"dst": base, "keep": affine.keep, **bias}
 
     def add(self, src: int, overlap: tuple[Shape, Shape, Shape], term: tuple[Piece, ...]) -> None:
         if self.count == _BLOCK:
@@ -249,42 +213,38 @@ class _Total:
         while any(s.longest > _LONGEST_SUM for s in sums):
             blocks, sums = _in_blocks(sums)
             within = (blocks[0].out_size, blocks[1].out_size, blocks[2].out_size)
-            src = self.builder.add(Node(self.place, src, None, shape, within, None, blocks, first=first, second=second))
+            src = self._made(src, shape, within, sums=blocks, first=first, second=second)
             shape, first, second = within, (0, 0, 0), (0, 0, 0)
-        scale = self.affine.scale * math.prod(piece.weight for piece in term)
-        base, keep, bias, per_bias = (self.block, 1.0, 0.0, 0.0) if self.block is not None else self._beginning()
-        node = Node(
-            self.place, src, base, shape, self.shape, None, None if all(s.is_identity for s in sums) else sums,
-            keep, scale, bias, first, second, self.affine.per_weight, per_bias,
+        if self.block != NOTHING:
+            self.beginning = {"dst": self.block, "keep": 1.0}
+        self.block = self._made(
+            src, shape, self.shape, sums=None if all(s.is_identity for s in sums) else sums,
+            scale=self.affine.scale * math.prod(piece.weight for piece in term), first=first, second=second,
+            per_weight=self.affine.per_weight, **self.beginning,
         )  # fmt: skip
-        self.block = self.builder.add(node)
         self.count += 1
 
     def node(self) -> int:
-        if self.block is None:  # no two locations share a weight: the bias alone
-            base, keep, bias, per_bias = self._beginning()
-            node = Node(self.place, NOTHING, base, self.shape, self.shape, keep=keep, scale=0.0, bias=bias)
-            return self.builder.add(replace(node, per_bias=per_bias))
-        if self.total is not None:
+        if self.block == NOTHING:  # no two locations share a weight: the bias alone
+            return self._made(NOTHING, self.shape, self.shape, scale=0.0, **self.beginning)
+        if self.total != NOTHING:
             self._end_block()
             return self.total
         return self.block
 
-    def _beginning(self) -> tuple[int | None, float, float, float]:
-        """Base, keep, bias and its derivative for the first term of a block: the first block begins with what is added
-        to and with the bias, later ones with nothing.
-        """
-        if self.total is not None:
-            return None, 0.0, 0.0, 0.0
-        return self.base, self.affine.keep, self.affine.bias, self.affine.per_bias
-
     def _end_block(self) -> None:
-        assert self.block is not None
-        if self.total is None:
+        if self.total == NOTHING:
             self.total = self.block
         else:
-            self.total = self.builder.add(Node(self.place, self.block, self.total, self.shape, self.shape, keep=1.0))
-        self.block, self.count = None, 0
+            self.total = self._made(self.block, self.shape, self.shape, dst=self.total, keep=1.0)
+        self.block, self.count, self.beginning = NOTHING, 0, {}
+
+    def _made(self, src: int, shape: Shape, out_shape: Shape, *, dst: int = NOTHING, **numbers: Any) -> int:
+        return self.builder.add(Op(self.place, src, dst, shape, out_shape, **numbers))
+
+
+def _sheet(x: Value | None, d: Displacement) -> int:
+    return NOTHING if x is None else x.sheet(d)
 
 
 def _terms(here: Placed, D: Displacement) -> list[tuple[Displacement, tuple[Piece, ...]]]:
@@ -312,12 +272,9 @@ def _affine(place: str, level: float, true_scale: float, true_bias: float, into:
         unit = true_scale if true_scale > 0 else 1.0
     else:
         unit, level = into.unit, log2_sum(into.level, level)
-    unit = checked(within_headroom(unit, level), level, place)
+    unit = _checked(_within_headroom(unit, level), level, place)
     keep = 0.0 if into is None else into.unit / unit
     return _Affine(unit, level, keep, true_scale / unit, true_bias / unit)
-
-
-Sums = tuple[AxisSum, AxisSum, AxisSum]
 
 
 def _in_blocks(sums: Sums) -> tuple[Sums, Sums]:
@@ -333,3 +290,32 @@ def _in_blocks(sums: Sums) -> tuple[Sums, Sums]:
 def _three_sums(sums: tuple[AxisSum, ...]) -> Sums:
     a, b, c = (*(AxisSum.identity(1),) * (3 - len(sums)), *sums)
     return a, b, c
+
+
+# ---- units ---------------------------------------------------------------------------------------------------------
+
+
+def _within_headroom(unit: float, level: float) -> float:
+    """The unit, shifted by a power of two where the typical value would leave the headroom."""
+    drift = level - log2(unit)
+    if abs(drift) <= _HEADROOM or not math.isfinite(drift):
+        return unit
+    try:
+        return math.ldexp(unit, round(drift))
+    except OverflowError:
+        return math.inf  # for `_checked` to name the place
+
+
+def _checked(unit: float, level: float, place: str) -> float:
+    """The unit, unless it is beyond what floating-point numbers hold: then an error that names the place."""
+    if not sys.float_info.min <= unit < math.inf:  # smaller ones have lost digits
+        raise NetworkError(
+            at(place, f"the variance here is of order 2^{level:.0f}, beyond float64; use other variances")
+        )
+    return unit
+
+
+def log2_sum(a: float, b: float) -> float:
+    """log₂(2^a + 2^b)."""
+    top = max(a, b)
+    return top if math.isinf(top) else top + math.log2(2.0 ** (a - top) + 2.0 ** (b - top))

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from cnngp.kernel.formulas import RELU_LIKE
@@ -44,12 +43,8 @@ from cnngp.network.shapes import check_input_shape
 from cnngp.network.walk import at, name_of
 
 from .lowering import Builder, Maps
-from .nodes import Node
-from .ops import NOTHING, PIXELS, Op, Program, as_shape
-from .scheduling import Buffers, as_op, fused
-from .steps import Back, Pixels, Reverse, Share, Total, maps_of, renamed
-
-__all__ = ["Back", "Pixels", "Reverse", "Share", "Total", "reverse", "transposed"]
+from .ops import NOTHING, PIXELS, Back, Op, Pixels, Program, Reverse, Share, Total, as_shape
+from .scheduling import Steps, fused, readers_of
 
 
 def reverse(net: Network, input_shape: Sequence[int], to_images: bool = False) -> Reverse:
@@ -63,10 +58,14 @@ def reverse(net: Network, input_shape: Sequence[int], to_images: bool = False) -
     last = end.sheet((0,) * len(end.spatial))
     pools = frozenset(here.place for here in root.walk() if isinstance(here.layer, AvgPool | GlobalAvgPool))
     writer = _Writer(fused(dict(enumerate(builder.nodes)), last), last, pools, to_images)
-    steps, buffers, input_, seed, value = writer.finished()
+    held = [writer.seed] if writer.input is None else [writer.seed, writer.input]
+    steps, sizes, buffers = writer.in_buffers(held, {writer.seed: -1, writer.value: writer.forwards - 1})
     ops = tuple(step for step in steps if type(step) is Op)
-    program = Program(net, channels, spatial, as_shape(spatial), ops, buffers, input_, seed, end.unit, builder.elements)
-    return Reverse(program, steps, writer.forwards, seed, writer.slots, tuple(writer.shares), value)
+    seed, start = buffers[writer.seed], None if writer.input is None else buffers[writer.input]
+    program = Program(
+        net, channels, spatial, as_shape(spatial), ops, tuple(sizes), start, seed, end.unit, builder.elements
+    )
+    return Reverse(program, steps, writer.forwards, seed, writer.slots, tuple(writer.shares), buffers[writer.value])
 
 
 def transposed(sums: AxisSum) -> AxisSum:
@@ -82,228 +81,131 @@ def transposed(sums: AxisSum) -> AxisSum:
     return AxisSum(sums.out_size, tuple(map(tuple, sources)))
 
 
-@dataclass
-class _Writer:
-    """Writes steps over maps with names of their own, numbers; `finished` lets them share buffers."""
+class _Writer(Steps):
+    """Writes the steps forwards and then backwards."""
 
-    nodes: dict[int, Node]
-    end: int
-    pools: frozenset[str]
-    to_images: bool
-    steps: list[Op] = field(default_factory=list)
-    sizes: list[int] = field(default_factory=list)
-    slots: int = 0
-    shares: list[Share] = field(default_factory=list)
-    input: int | None = None
-
-    def __post_init__(self) -> None:
-        order = sorted(self.nodes)
-        products = [i for i in order if self.nodes[i].src == PIXELS]
-        self.has_input = len(products) == 1 and all(self.nodes[i].src != NOTHING for i in order) and not self.to_images
-        self.readers: dict[int, list[int]] = {}
-        for j in order:
-            for used in {self.nodes[j].src, self.nodes[j].base} - {None}:
-                self.readers.setdefault(used, []).append(j)  # type: ignore[arg-type]
-        self.of_pools = {i for i in order if self.nodes[i].place in self.pools}
+    def __init__(self, nodes: dict[int, Op], end: int, pools: frozenset[str], to_images: bool) -> None:
+        super().__init__(nodes, to_images)
+        self.to_images = to_images
+        self.slots = 0
+        self.shares: list[Share] = []
+        self.readers = readers_of(nodes)
+        self.of_pools = {i for i in self.order if nodes[i].place in pools}
         self.values: dict[int, int] = {}
         """The maps that backward steps read."""
-        self.seed = self._new(1)
-        self.parts = self._in_parts()
+        self.seed = self.new(1)
+        self.parts = self._in_parts() if self.of_pools else {}
         if self.of_pools:
             once: dict[int, int] = {}
-            for i in order:
-                self._forwards(i, once, self._is_needed_forwards)
+            for i in self.order:
+                self._forward(i, once, self._is_read_later)
             self.values |= {i: once[i] for i in self.of_pools}
-            self.value = once[self.end]
+            self.value = once[end]
         else:
-            for part in self.parts.values():
-                self._again(part)
-            self.value = self.values[self.end]
+            self._run(self.order)
+            self.value = self.values[end]
         self.forwards = len(self.steps)
-        self.slopes: dict[int, int] = {self.end: self.seed}
-        for i in reversed(order):
-            self._backwards(i)
-
-    def _new(self, size: int) -> int:
-        self.sizes.append(size)
-        return len(self.sizes) - 1
+        self.slopes: dict[int, int] = {end: self.seed}
+        for i in reversed(self.order):
+            self._backward(i)
 
     def _in_parts(self) -> dict[int, list[int]]:
-        """The nodes that hang together without those of pools: for most networks one sheet each, under a key each."""
-        above: dict[int, int] = {}
-
-        def top(i: int) -> int:
-            while above.setdefault(i, i) != i:
-                above[i] = i = above[above[i]]
-            return i
-
-        inside = [i for i in sorted(self.nodes) if i not in self.of_pools]
-        for i in inside:
-            for used in (self.nodes[i].src, self.nodes[i].base):
-                if used is not None and used >= 0 and used not in self.of_pools:
-                    above[top(used)] = top(i)
+        """For each node those that hang together with it without pools, mostly those of one sheet."""
         parts: dict[int, list[int]] = {}
-        for i in inside:
-            parts.setdefault(top(i), []).append(i)
-        self.part_of = {i: key for key, part in parts.items() for i in part}
+        for i in self.order:
+            if i not in self.of_pools:
+                joined = [parts[used] for used in {self.nodes[i].src, self.nodes[i].dst} & parts.keys()]
+                together = sorted({i}.union(*joined))
+                parts |= dict.fromkeys(together, together)
         return parts
 
-    def _forwards(self, i: int, values: dict[int, int], is_needed: Callable[[int, int], bool]) -> None:
-        """The operation of a node; `values` says where the maps of the others are."""
-        node = self.nodes[i]
-        size = math.prod(node.out_shape)
-        if node.src == PIXELS and self.has_input:
-            if self.input is None:
-                self.input = self._new(size)
-            values[i] = self.input
-            return
-        src = values.get(node.src, node.src)
-        if node.base is None:
-            dst = self._new(size)
-        elif is_needed(node.base, i) or node.base == node.src:
-            dst = self._new(size)
-            copied = Node(node.place, node.base, None, node.out_shape, node.out_shape)
-            self.steps.append(as_op(copied, values[node.base], dst))
-        else:
-            dst = values[node.base]
-        self.steps.append(as_op(node, src, dst))
-        values[i] = dst
-
-    def _again(self, part: Sequence[int]) -> None:
+    def _run(self, part: Sequence[int]) -> None:
         """A part of the network with all maps that backward steps read. What pools have made is there already."""
         for i in part:
-            self._forwards(i, self.values, self._is_needed_backwards)
+            self._forward(i, self.values, self._is_read_backwards)
 
-    def _is_needed_forwards(self, i: int, after: int) -> bool:
+    def _forward(self, i: int, maps: dict[int, int], is_needed: Callable[[int, int], bool]) -> None:
+        src, base = self.nodes[i].src, self.nodes[i].dst
+        self.forward(i, maps, None if base < 0 or base == src or is_needed(base, i) else base)
+
+    def _is_read_later(self, i: int, after: int) -> bool:
         """Whether the map of node i is read after node `after`, on the first way through a network with pools.
 
         What pools have made, and the input, are read again later; all else is made again.
         """
-        lasting = i in self.of_pools or (self.has_input and self.nodes[i].src == PIXELS)
-        readers = self.readers.get(i, ())
-        return any(j > after for j in readers) or (lasting and any(j not in self.of_pools for j in readers))
+        lasting = i in self.of_pools or (self.input is not None and self.nodes[i].src == PIXELS)
+        return any(j > after or (lasting and j not in self.of_pools) for j in self.readers.get(i, ()))
 
-    def _is_needed_backwards(self, i: int, after: int) -> bool:
+    def _is_read_backwards(self, i: int, after: int) -> bool:
         """Whether the map of node i is read after node `after` of the same part, forwards or backwards."""
-        if i in self.of_pools:
-            return True
-        return any(
+        return i in self.of_pools or any(
             (j > after and j not in self.of_pools) or (self.nodes[j].src == i and _reads_its_source(self.nodes[j]))
             for j in self.readers.get(i, ())
         )
 
-    def _value(self, i: int) -> int:
-        """The map of a node, for a backward step; its part is run again when first asked for."""
-        if i not in self.values:
-            self._again(self.parts[self.part_of[i]])
-        return self.values[i]
-
-    def _backwards(self, i: int) -> None:
+    def _backward(self, i: int) -> None:
         node = self.nodes[i]
         if node.src == PIXELS:
             if i in self.slopes:
-                self.steps.append(
-                    Pixels(
-                        node.place, PIXELS, self.slopes[i], node.shape, node.shape, first=node.first, second=node.second
-                    )
-                )
+                at = {"first": node.first, "second": node.second}
+                self.steps.append(Pixels(node.place, PIXELS, self.slopes[i], node.shape, node.shape, **at))  # type: ignore[arg-type]
             return
         g = self.slopes[i]
         if node.per_bias:
-            slot = self._slot(1)
-            self.steps.append(Total(node.place, g, g, node.out_shape, node.out_shape, slot=slot))
-            self.shares.append(Share(name_of(node.place, "bias_var"), slot, node.per_bias))
+            self.steps.append(Total(node.place, g, g, node.out_shape, node.out_shape, slot=self.slots))
+            self.shares.append(Share(name_of(node.place, "bias_var"), self.slots, node.per_bias))
+            self.slots += 1
         if node.src != NOTHING:
             self._to_source(node, g)
-        if node.base is not None:
-            self._to_base(node, g)
+        if node.dst >= 0 and not self._stops(node.dst):
+            if node.dst not in self.slopes and node.keep == 1.0:
+                self.slopes[node.dst] = g  # nothing else reads it any more
+            else:
+                dst, keep = self._slope_of(node.dst, math.prod(node.out_shape))
+                self.steps.append(Op(node.place, g, dst, node.out_shape, node.out_shape, None, None, keep, node.keep))
 
     def _stops(self, i: int) -> bool:
         """Whether nothing is asked for before a map: a product of images has no parameters."""
         return self.nodes[i].src == PIXELS and not self.to_images
 
-    def _to_source(self, node: Node, g: int) -> None:
-        stops = self._stops(node.src)
-        begun = node.src in self.slopes
-        size = math.prod(node.shape)
+    def _slope_of(self, i: int, size: int) -> tuple[int, float]:
+        """The map of ∂L/∂map of node i, and what to keep of it: nothing where it is new."""
+        begun = i in self.slopes
+        if not begun:
+            self.slopes[i] = self.new(size)
+        return self.slopes[i], float(begun)
+
+    def _to_source(self, node: Op, g: int) -> None:
+        stops, size = self._stops(node.src), math.prod(node.shape)
         sums: Any = None if node.sums is None else tuple(map(transposed, node.sums))
         if not _reads_its_source(node):
             if not stops:
-                dst = self.slopes.setdefault(node.src, self._new(size)) if not begun else self.slopes[node.src]
-                keep = 1.0 if begun else 0.0
+                dst, keep = self._slope_of(node.src, size)
                 self.steps.append(Op(node.place, g, dst, node.out_shape, node.shape, None, sums, keep, node.scale))
             return
-        value = self._value(node.src)
-        times = g
+        if node.src not in self.values:  # its part is run again when first asked for
+            self._run(self.parts[node.src])
+        value, times = self.values[node.src], g
         if sums is not None:
-            times = self._new(size)
+            times = self.new(size)
             self.steps.append(Op(node.place, g, times, node.out_shape, node.shape, None, sums))
-        if not stops and not begun:
-            self.slopes[node.src] = self._new(size)
-        slot = self._slot(2)
-        dst, keep = value if stops else self.slopes[node.src], 1.0 if begun else 0.0
+        dst, keep = (value, float(node.src in self.slopes)) if stops else self._slope_of(node.src, size)
         self.steps.append(
             Back(
                 node.place, value, dst, node.shape, node.shape, node.activation, None, keep, node.scale, 0.0,
-                node.first, node.second, None, times, slot, not stops,
+                node.first, node.second, times=times, slot=self.slots, writes=not stops,
             )
         )  # fmt: skip
-        self.shares += shares_of(node, slot)
-
-    def _to_base(self, node: Node, g: int) -> None:
-        assert node.base is not None
-        if self._stops(node.base):
-            return
-        if node.base not in self.slopes and node.keep == 1.0:
-            self.slopes[node.base] = g  # nothing else reads it any more
-            return
-        begun = node.base in self.slopes
-        dst = self.slopes[node.base] if begun else self._new(math.prod(node.out_shape))
-        self.slopes[node.base] = dst
-        self.steps.append(Op(node.place, g, dst, node.out_shape, node.out_shape, None, None, float(begun), node.keep))
-
-    def _slot(self, count: int) -> int:
-        self.slots += count
-        return self.slots - count
-
-    def finished(self) -> tuple[tuple[Op, ...], tuple[int, ...], int | None, int, int]:
-        """The steps over buffers that maps share by liveness; sizes, input, seed and K."""
-        last_use = {self.seed: -1}
-        for t, step in enumerate(self.steps):
-            last_use |= dict.fromkeys(maps_of(step), t)
-        kept = max(self.forwards - 1, last_use.get(self.value, -1))
-        buffer_of: dict[int, int] = {}
-        buffers = Buffers()
-
-        def take(v: int) -> int:
-            if v not in buffer_of:
-                buffer_of[v] = buffers.take(self.sizes[v])
-            return buffer_of[v]
-
-        take(self.seed)
-        if self.input is not None:
-            take(self.input)
-        steps = []
-        for t, step in enumerate(self.steps):
-            steps.append(renamed(step, take))
-            ended = {v for v in maps_of(step) if last_use[v] == t and v != self.value}
-            ended |= {self.value} if t == kept else set()
-            buffers.free.extend(buffer_of[v] for v in ended)
-        return (
-            tuple(steps),
-            tuple(buffers.sizes),
-            None if self.input is None else buffer_of[self.input],
-            buffer_of[self.seed],
-            buffer_of[self.value],
-        )
+        self.shares += shares_of(node, self.slots)
+        self.slots += 2
 
 
-def _reads_its_source(node: Node) -> bool:
+def _reads_its_source(node: Op) -> bool:
     """Whether a backward step reads the map that the node has read."""
     return node.activation is not None or node.per_weight != 0.0
 
 
-def shares_of(node: Node, slot: int) -> list[Share]:
+def shares_of(node: Op, slot: int) -> list[Share]:
     """The shares of the two sums of a `Back`, from `slot` on."""
     shares: list[Share] = []
     a = node.activation

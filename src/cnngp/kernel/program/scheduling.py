@@ -3,118 +3,126 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from .nodes import Node
 from .ops import NOTHING, PIXELS, Op
 
 
-def fused(nodes: Mapping[int, Node], *ends: int) -> dict[int, Node]:
+def fused(nodes: Mapping[int, Op], *ends: int) -> dict[int, Op]:
     """The nodes, by number, with each nonlinearity that has a single reader moved into that reader."""
-    readers: dict[int, list[int]] = {}
-    for i, node in nodes.items():
-        for used in reads(node):
-            readers.setdefault(used, []).append(i)
-    kept = dict(nodes)
+    readers, kept = readers_of(nodes), dict(nodes)
     for i, node in nodes.items():
         if node.activation is None or i in ends or len(readers.get(i, [])) != 1:
             continue
         reader = kept[readers[i][0]]
-        if reader.src == i and reader.base != i and reader.activation is None:
+        if reader.src == i and reader.dst != i and reader.activation is None:
             kept[readers[i][0]] = replace(reader, src=node.src, activation=node.activation, tangent=node.tangent)
             del kept[i]
     return kept
 
 
-def reads(node: Node) -> set[int]:
-    """The nodes whose maps it reads."""
-    times = None if node.tangent is None else node.tangent.times
-    return {used for used in (node.src, node.base, times) if used is not None and used >= 0}
+def readers_of(nodes: Mapping[int, Op]) -> dict[int, list[int]]:
+    """The nodes that read the map of each."""
+    readers: dict[int, list[int]] = {}
+    for i in sorted(nodes):
+        for used in nodes[i].maps:
+            readers.setdefault(used, []).append(i)
+    return readers
 
 
-@dataclass
-class Buffers:
-    """Buffers that maps share: `sizes` of all, and which are `free`."""
+class Steps:
+    """Operations over maps with numbers of their own, which share buffers in the end.
 
-    sizes: list[int] = field(default_factory=list)
-    free: list[int] = field(default_factory=list)
+    One product of the images is the program's `input`; where there are several, or an operation that reads none, each
+    is an operation.
+    """
 
-    def take(self, size: int) -> int:
-        """The free buffer that fits best, made larger if none is large enough, or a new one."""
-        fitting = [b for b in self.free if self.sizes[b] >= size] or self.free
-        if not fitting:
-            self.sizes.append(size)
-            return len(self.sizes) - 1
-        best = min(fitting, key=lambda b: (self.sizes[b] < size, abs(self.sizes[b] - size)))
-        self.free.remove(best)
-        self.sizes[best] = max(self.sizes[best], size)
-        return best
+    def __init__(self, nodes: Mapping[int, Op], to_images: bool = False) -> None:
+        self.nodes, self.order = nodes, sorted(nodes)
+        self.steps: list[Op] = []
+        self.sizes: list[int] = []
+        self.input: int | None = None
+        products = [node for node in nodes.values() if node.src == PIXELS]
+        if len(products) == 1 and not to_images and all(node.src != NOTHING for node in nodes.values()):
+            self.input = self.new(math.prod(products[0].out_shape))
+
+    def new(self, size: int) -> int:
+        self.sizes.append(size)
+        return len(self.sizes) - 1
+
+    def forward(self, i: int, maps: dict[int, int], instead: int | None) -> None:
+        """The operation of node i, which writes a new map, or in place of the one of the node `instead`.
+
+        `maps` says where the results of the nodes are. What is added to and still needed is copied first.
+        """
+        node = self.nodes[i]
+        if node.src == PIXELS and self.input is not None:
+            maps[i] = self.input
+            return
+        dst = self.new(math.prod(node.out_shape)) if instead is None else maps[instead]
+        if node.dst >= 0 and instead is None:
+            self.steps.append(Op(node.place, maps[node.dst], dst, node.out_shape, node.out_shape))
+        self.steps.append(node.over(maps, dst))
+        maps[i] = dst
+
+    def in_buffers(self, first: Sequence[int], until: Mapping[int, int]) -> tuple[tuple[Op, ...], list[int], list[int]]:
+        """Linear scan: the steps over buffers, each free again after the last step that uses it; the buffers' sizes;
+        and the buffer of each map.
+
+        Maps of `first` hold something from the start on, those of `until` are needed up to that step.
+        """
+        last = {v: t for t, step in enumerate(self.steps) for v in step.maps}
+        last |= {v: max(t, last.get(v, -1)) for v, t in until.items()}
+        sizes: list[int] = []
+        free: list[int] = []
+        held: list[
+            int
+        ] = []  # what an operation with a tangent read last: the next must not write there if both are one
+        buffer_of: dict[int, int] = {}
+        steps = []
+
+        def take(v: int) -> None:
+            """The free buffer that fits best, made larger if none is large enough, or a new one."""
+            size = self.sizes[v]
+            best = min(free, key=lambda b: (sizes[b] < size, abs(sizes[b] - size)), default=None)
+            if best is None:
+                best = len(sizes)
+                sizes.append(size)
+            else:
+                free.remove(best)
+            sizes[best], buffer_of[v] = max(sizes[best], size), best
+
+        for v in first:
+            take(v)
+        for t, step in enumerate(self.steps):
+            for v in step.maps - buffer_of.keys():
+                take(v)
+            steps.append(step.over(buffer_of))
+            done = [buffer_of[v] for v in step.maps | until.keys() if last[v] == t]
+            free += held
+            held = done if step.tangent is not None else []
+            free += [] if held else done
+        return tuple(steps), sizes, [buffer_of.get(v, NOTHING) for v in range(len(self.sizes))]
 
 
 def assign_buffers(
-    nodes: dict[int, Node], *ends: int
+    nodes: Mapping[int, Op], *ends: int
 ) -> tuple[tuple[Op, ...], tuple[int, ...], int | None, tuple[int, ...]]:
-    """Linear scan: a buffer is free again after the last operation that reads it.
-
-    One product of the images is the program's input; where there are several, or an operation that reads none, each is
-    an operation.
-    """
-    order = sorted(nodes)
-    products = [i for i in order if nodes[i].src == PIXELS]
-    has_input = len(products) == 1 and all(nodes[i].src != NOTHING for i in order)
-    last_use = {i: i for i in order}
-    for i in order:
-        for used in reads(nodes[i]):
-            last_use[used] = i
-    last_use |= dict.fromkeys(ends, len(order) + order[-1])
-    buffers = Buffers()
-    buffer_of: dict[int, int] = {}
-    ops: list[Op] = []
-    held: list[int] = []  # what an operation with a tangent read last: the next must not write there if both are one
-    for i in order:
+    """The operations of a program, the sizes of its buffers, its input, and the buffers where `ends` are."""
+    writer = Steps(nodes)
+    last = {i: max(readers) for i, readers in readers_of(nodes).items()} | dict.fromkeys(ends, len(nodes) + max(nodes))
+    maps: dict[int, int] = {}
+    for i in writer.order:
         node = nodes[i]
-        size = math.prod(node.out_shape)
-        if node.src == PIXELS and has_input:
-            buffer_of[i] = buffers.take(size)
-            continue
-        src = buffer_of.get(node.src, node.src)
-        read = (node.src,) if node.tangent is None else (node.src, node.tangent.times)
-        if node.base is not None and last_use[node.base] == i and node.base not in read:
-            dst = buffer_of[node.base]
-        elif node.base is not None:  # what it adds to is still needed, so it adds to a copy
-            dst = buffers.take(size)
-            copy = Node(node.place, node.base, None, node.out_shape, node.out_shape)
-            ops.append(as_op(copy, buffer_of[node.base], dst))
-        elif node.sums is None and (over := _overwritten(node, i, last_use)) is not None:
-            dst = buffer_of[over]
-        else:
-            dst = buffers.take(size)
-        if node.tangent is not None and node.tangent.times >= 0:
-            node = replace(node, tangent=replace(node.tangent, times=buffer_of[node.tangent.times]))
-        ops.append(as_op(node, src, dst))
-        buffer_of[i] = dst
-        done = [buffer_of[used] for used in reads(nodes[i]) if last_use[used] == i and buffer_of[used] != dst]
-        buffers.free.extend(held)
-        held = done if node.tangent is not None else []
-        buffers.free.extend(buffer for buffer in done if buffer not in held)
-    return (
-        tuple(ops),
-        tuple(buffers.sizes),
-        buffer_of[products[0]] if has_input else None,
-        tuple(buffer_of[end] for end in ends),
-    )
-
-
-def _overwritten(node: Node, i: int, last_use: dict[int, int]) -> int | None:
-    """The map that an operation without sums, number i, may overwrite: one that it is the last to read."""
-    read = (node.src,) if node.tangent is None else (node.tangent.times, node.src)
-    return next((used for used in read if last_use.get(used) == i), None)
-
-
-def as_op(node: Node, src: int, dst: int) -> Op:
-    """The operation of a node, once it is known which buffers it reads and writes."""
-    return Op(
-        node.place, src, dst, node.shape, node.out_shape, node.activation, node.sums, node.keep, node.scale, node.bias,
-        node.first, node.second, node.tangent,
-    )  # fmt: skip
+        read = (node.src,) if node.tangent is None else (node.tangent.times, node.src)
+        instead = None
+        if node.dst >= 0:
+            instead = node.dst if last[node.dst] == i and node.dst not in read else None
+        elif node.sums is None:
+            instead = next((used for used in read if last.get(used) == i), None)
+        writer.forward(i, maps, instead)
+    first = [] if writer.input is None else [writer.input]
+    steps, sizes, buffers = writer.in_buffers(first, {maps[end]: len(writer.steps) for end in ends})
+    where = None if writer.input is None else buffers[writer.input]
+    return steps, tuple(sizes), where, tuple(buffers[maps[end]] for end in ends)

@@ -15,7 +15,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from cnngp.kernel.program.reverse import Pixels, Reverse
+from cnngp.kernel.program.ops import Pixels, Reverse
 from cnngp.kernel.series.packed import Rows
 
 from ..base import Advance

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cnngp.kernel.program import NOTHING, PIXELS, Op, Program, Shape, lower
-from cnngp.kernel.program.steps import Back, Pixels, Reverse, Total
+from cnngp.kernel.program.ops import Back, Pixels, Reverse, Total
 from cnngp.kernel.series.packed import Rows
 from cnngp.network.geometry import AxisSum, SlidingWindow
 

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from cnngp.kernel.program import Program
-from cnngp.kernel.program.steps import Reverse
+from cnngp.kernel.program.ops import Reverse
 from cnngp.kernel.series.packed import Rows
 
 from . import dense_kernel

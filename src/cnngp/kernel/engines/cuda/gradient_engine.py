@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cnngp.common.tiles import Grid, Tell, Tile, share
-from cnngp.kernel.program.steps import Back, Reverse
+from cnngp.kernel.program.ops import Back, Reverse
 from cnngp.kernel.series.packed import Rows
 
 from ..base import Advance

@@ -20,8 +20,8 @@ from itertools import pairwise
 
 from cnngp.kernel.program import PIXELS, Program
 from cnngp.kernel.program.lowering import Maps
-from cnngp.kernel.program.nodes import Node
-from cnngp.kernel.program.scheduling import assign_buffers, fused, reads
+from cnngp.kernel.program.ops import NOTHING, Op
+from cnngp.kernel.program.scheduling import assign_buffers, fused
 from cnngp.network.geometry import AxisSum
 from cnngp.network.layers import (
     AvgPool,
@@ -175,12 +175,12 @@ def _steps(program: Program, start: Maps, ends: Sequence[int], nonneg: bool) -> 
     assert program.lowered is not None
     nodes, starts, open_ends = program.lowered.nodes, _still(start), list(ends)
     shape = nodes[starts[0]].out_shape
-    part = {i: Node("(input)", PIXELS, None, shape, shape) for i in starts}
+    part = {i: Op("(input)", PIXELS, NOTHING, shape, shape) for i in starts}
     while open_ends:
         i = open_ends.pop()
         if i not in part:
             part[i] = nodes[i]
-            open_ends += reads(nodes[i])
+            open_ends += nodes[i].maps
     ops, buffers, only, outs = assign_buffers(fused(dict(sorted(part.items())), *ends), *ends)
     given = [op.dst for op in ops if op.src == PIXELS] if only is None else [only]
     inputs = dict(zip(sorted(starts), given, strict=True))

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from cnngp.kernel.program import NOTHING, PIXELS, Op, Program, Shape
-from cnngp.kernel.program.steps import Back, Pixels, Reverse, Total
+from cnngp.kernel.program.ops import Back, Pixels, Reverse, Total
 from cnngp.kernel.series.packed import Rows
 from cnngp.network.geometry import AxisSum
 from cnngp.network.layers import Nonlinearity
