@@ -2,7 +2,7 @@
 
     family.py       what a nonlinearity is to programs (`Formula`) and to engines (`Family`)
     primitives.py   the functions that formulas are written in
-    relu.py …       f, its slope, its derivatives, what tables keep, and the rows of the layers in its `LAYERS`
+    relu.py …       f, its slope, its derivatives, what tables keep, and the rows of its layers
 
 Files are found by being here. The CPU engine compiles these functions (engines/cpu/rows/), the CUDA engine writes them
 as text (engines/cuda/formula_text/). The definitions that both are tested against are in network/reference/, and
@@ -14,9 +14,7 @@ from __future__ import annotations
 import pkgutil
 from importlib import import_module
 
-from cnngp.network.layers import Nonlinearity
-
-from .family import Family, Formula
+from .family import Family, Formula, formula
 from .relu import RELU, RELU_LIKE
 from .series import SERIES
 
@@ -24,10 +22,3 @@ __all__ = ["FAMILIES", "MODULES", "RELU", "RELU_LIKE", "SERIES", "Family", "Form
 
 MODULES = tuple(import_module(f"{__name__}.{found.name}") for found in pkgutil.iter_modules(__path__))
 FAMILIES = tuple(value for module in MODULES for value in vars(module).values() if isinstance(value, Family))
-_ROWS = {layer: module.formula for module in MODULES for layer in getattr(module, "LAYERS", ())}
-
-
-def formula(layer: Nonlinearity) -> Formula:
-    """The row of a nonlinearity."""
-    row: Formula = _ROWS[type(layer)](layer)
-    return row

@@ -11,7 +11,7 @@ from typing import Any
 
 from cnngp.network.layers import Erf
 
-from .family import Family, Formula, log2
+from .family import Family, Formula, formula, log2
 from .primitives import PI, absolute, asin, atan2, maximum, negated_fma, positive, power, sqrt
 
 
@@ -71,10 +71,8 @@ def still(K: Any, x: Any) -> Any:
 ERF = Family("erf", 1, value, table, diagonal, slope, slope_diagonal, parts, still, constants)
 
 
-LAYERS = (Erf,)
-
-
-def formula(layer: Erf) -> Formula:
+@formula.register
+def _(layer: Erf) -> Formula:
     return Formula(
         ERF,
         factor=lambda unit: 2.0 / PI,

@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import singledispatch
 from typing import Any, Literal
+
+from cnngp.network.layers import Nonlinearity
 
 from .primitives import sqrt, where_less
 
@@ -77,14 +80,14 @@ class Formula:
     """A layer's row in the table of formulas."""
 
     family: Family
-    factor: Callable[[float], float]
-    """V = factor(unit) · f."""
     level: Callable[[float], float]
     """log₂ of the V to expect where the variance is 2^level."""
+    slope_level: Callable[[float], float]
+    """log₂ of the V̇ to expect there."""
     sign: Literal["nonnegative", "of K", "any"]
     """What is known of V's sign."""
-    slope_level: Callable[[float], float] = field(kw_only=True)
-    """log₂ of the V̇ to expect where the variance is 2^level."""
+    factor: Callable[[float], float] = lambda unit: 1.0
+    """V = factor(unit) · f."""
     no_slope: str = ""
     """Why there is no V̇, where there is none."""
     no_gradient: str = ""
@@ -104,6 +107,12 @@ class Formula:
     """Whether f makes as much of a tiny variance as of a large one, so that all must be within reach."""
     blank_is_one: bool = False
     """Whether V is not 0 where the variance is: then one too small to hold is no matter."""
+
+
+@singledispatch
+def formula(layer: Nonlinearity) -> Formula:
+    """The row of a nonlinearity, which its file registers."""
+    raise NotImplementedError(f"no formula for {layer!r}")
 
 
 def log2(x: float) -> float:

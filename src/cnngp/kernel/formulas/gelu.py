@@ -14,7 +14,7 @@ from typing import Any
 from cnngp.network.layers import GELU as Layer
 
 from .erf import arcsine
-from .family import Family, Formula
+from .family import Family, Formula, formula
 from .primitives import PI, absolute, asin, atan2, fma, maximum, negated_fma, power, sqrt
 
 
@@ -96,13 +96,10 @@ def still(K: Any, x: Any) -> Any:
 GELU = Family("gelu", 2, value, table, diagonal, slope, slope_diagonal, parts, still, constants)
 
 
-LAYERS = (Layer,)
-
-
-def formula(layer: Layer) -> Formula:
+@formula.register
+def _(layer: Layer) -> Formula:
     return Formula(
         GELU,
-        factor=lambda unit: 1.0,
         level=lambda level: level - 1.0,
         sign="of K",
         slope_level=lambda level: -1.0,

@@ -11,7 +11,7 @@ from typing import Any
 
 from cnngp.network.layers import LayerNorm
 
-from .family import Family, Formula, log2
+from .family import Family, Formula, formula, log2
 from .primitives import sqrt, where_less
 from .step import peak as inverse_too
 
@@ -61,16 +61,13 @@ LAYER_NORM = Family(
 )  # fmt: skip
 
 
-LAYERS = (LayerNorm,)
-
-
-def formula(layer: LayerNorm) -> Formula:
+@formula.register
+def _(layer: LayerNorm) -> Formula:
     def total(level: float) -> float:
         return log2(2.0 ** min(level, 1000.0) + layer.eps)
 
     return Formula(
         LAYER_NORM,
-        factor=lambda unit: 1.0,
         level=lambda level: level - total(level) if math.isfinite(level) else level,
         sign="of K",
         slope_level=lambda level: -total(level),

@@ -13,7 +13,7 @@ from typing import Any
 
 from cnngp.network.layers import NormalizedExp
 
-from .family import Family, Formula, inverse_root, log2
+from .family import Family, Formula, formula, inverse_root, log2
 from .primitives import exp_negative, fma, negated_fma, positive, where_less
 from .relu import table
 
@@ -54,10 +54,8 @@ NORMALIZED_EXP = Family(
 )  # fmt: skip
 
 
-LAYERS = (NormalizedExp,)
-
-
-def formula(layer: NormalizedExp) -> Formula:
+@formula.register
+def _(layer: NormalizedExp) -> Formula:
     return Formula(
         NORMALIZED_EXP,
         factor=lambda unit: unit,

@@ -14,38 +14,27 @@ from typing import Any
 PI = math.pi
 
 
+def _operator(symbol: str) -> tuple[Callable[[Any, Any], Any], Callable[[Any, Any], Any]]:
+    """The methods of an operator, with the operand on its left and on its right."""
+    return lambda a, b: a.applied(symbol, a, b), lambda a, b: a.applied(symbol, b, a)
+
+
 class Operand:
     """Something that notes what is done to it; `applied` gives the result of a function or of an operator."""
 
     def applied(self, function: str, *args: Any) -> Any:
         raise NotImplementedError
 
-    def __add__(self, other: Any) -> Any:
-        return self.applied("+", self, other)
-
-    def __radd__(self, other: Any) -> Any:
-        return self.applied("+", other, self)
-
-    def __sub__(self, other: Any) -> Any:
-        return self.applied("-", self, other)
-
-    def __rsub__(self, other: Any) -> Any:
-        return self.applied("-", other, self)
-
-    def __mul__(self, other: Any) -> Any:
-        return self.applied("*", self, other)
-
-    def __rmul__(self, other: Any) -> Any:
-        return self.applied("*", other, self)
-
-    def __truediv__(self, other: Any) -> Any:
-        return self.applied("/", self, other)
-
-    def __rtruediv__(self, other: Any) -> Any:
-        return self.applied("/", other, self)
+    __add__, __radd__ = _operator("+")
+    __sub__, __rsub__ = _operator("-")
+    __mul__, __rmul__ = _operator("*")
+    __truediv__, __rtruediv__ = _operator("/")
 
     def __neg__(self) -> Any:
         return self.applied("-", 0.0, self)
+
+
+PRIMITIVES: dict[str, Callable[..., Any]] = {}
 
 
 def _primitive(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
@@ -55,6 +44,7 @@ def _primitive(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
                 return x.applied(name, *args)
         return plain(*args)
 
+    PRIMITIVES[name] = apply
     return apply
 
 

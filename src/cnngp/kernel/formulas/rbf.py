@@ -11,7 +11,7 @@ from typing import Any
 
 from cnngp.network.layers import Rbf
 
-from .family import Family, Formula, log2
+from .family import Family, Formula, formula, log2
 from .primitives import exp_negative, negated_fma, positive
 
 
@@ -54,14 +54,11 @@ def still(K: Any, x: Any) -> Any:
 RBF = Family("rbf", 1, value, table, diagonal, slope, slope_diagonal, parts, still)
 
 
-LAYERS = (Rbf,)
-
-
-def formula(layer: Rbf) -> Formula:
+@formula.register
+def _(layer: Rbf) -> Formula:
     twice = 2.0 * layer.gamma
     return Formula(
         RBF,
-        factor=lambda unit: 1.0,
         level=lambda level: 0.0,
         sign="nonnegative",
         slope_level=lambda level: log2(twice),

@@ -15,7 +15,7 @@ from typing import Any
 
 from cnngp.network.layers import Abs, LeakyReLU, ReLU
 
-from .family import Family, Formula, inverse_root, log2, one
+from .family import Family, Formula, formula, inverse_root, log2, one
 from .primitives import PI, absolute, fma, negated_fma, positive, relu_g, relu_h, sqrt, turn, where_less
 
 
@@ -98,42 +98,38 @@ RELU_LIKE = Family(
 )  # fmt: skip
 
 
-LAYERS = (ReLU, LeakyReLU, Abs)
+@formula.register
+def _(layer: ReLU) -> Formula:
+    square = layer.gain * layer.gain  # infinite beyond the range, where ** would raise
+    return Formula(
+        RELU,
+        level=lambda level: level + log2(square / 2.0),
+        slope_level=lambda level: log2(square / 2.0),
+        sign="nonnegative",
+        factor=lambda unit: square * unit / 2.0,
+        homogeneous=True,
+    )
 
 
-def formula(layer: ReLU | LeakyReLU | Abs) -> Formula:
-    match layer:
-        case ReLU():
-            square = layer.gain * layer.gain  # infinite beyond the range, where ** would raise
-            return Formula(
-                RELU,
-                factor=lambda unit: square * unit / 2.0,
-                level=lambda level: level + log2(square / 2.0),
-                sign="nonnegative",
-                slope_level=lambda level: log2(square / 2.0),
-                homogeneous=True,
-            )
-        case LeakyReLU():
-            # α + β = 1: what float32 makes of them cancels at correlation one, where layers would add it up.
-            a, own = layer.slope, (1.0 + layer.slope * layer.slope) / 2.0
-            return Formula(
-                RELU_LIKE,
-                factor=lambda unit: unit * own,
-                level=lambda level: level + log2(own),
-                sign="of K" if a >= 0.0 else "any",
-                slope_level=lambda level: log2(own),
-                alpha=(1.0 - a) * ((1.0 - a) / (2.0 * own)),
-                beta=a / own,
-                homogeneous=True,
-            )
-        case Abs():
-            return Formula(
-                RELU_LIKE,
-                factor=lambda unit: unit,
-                level=lambda level: level,
-                sign="nonnegative",
-                slope_level=lambda level: 0.0,
-                alpha=2.0,
-                beta=-1.0,
-                homogeneous=True,
-            )
+@formula.register
+def _(layer: LeakyReLU) -> Formula:
+    # α + β = 1: what float32 makes of them cancels at correlation one, where layers would add it up.
+    a, own = layer.slope, (1.0 + layer.slope * layer.slope) / 2.0
+    return Formula(
+        RELU_LIKE,
+        level=lambda level: level + log2(own),
+        slope_level=lambda level: log2(own),
+        sign="of K" if a >= 0.0 else "any",
+        factor=lambda unit: unit * own,
+        alpha=(1.0 - a) * ((1.0 - a) / (2.0 * own)),
+        beta=a / own,
+        homogeneous=True,
+    )
+
+
+@formula.register
+def _(layer: Abs) -> Formula:
+    return Formula(
+        RELU_LIKE, lambda level: level, lambda level: 0.0, "nonnegative", lambda unit: unit, alpha=2.0, beta=-1.0,
+        homogeneous=True,
+    )  # fmt: skip

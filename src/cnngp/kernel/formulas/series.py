@@ -11,18 +11,15 @@ from __future__ import annotations
 from cnngp.network.functions import Function, second_moment, values_at
 from cnngp.network.layers import Elementwise
 
-from .family import Family, Formula, log2
+from .family import Family, Formula, formula, log2
 
 SERIES = Family("series")
 
 
-LAYERS = (Elementwise,)
-
-
-def formula(layer: Elementwise) -> Formula:
+@formula.register
+def _(layer: Elementwise) -> Formula:
     return Formula(
         SERIES,
-        factor=lambda unit: 1.0,
         level=lambda level: log2(second_moment(layer.fn, 2.0 ** (min(level, 200.0) / 2.0))),
         sign="any",
         slope_level=lambda level: log2(second_moment(_slope(layer.fn), 2.0 ** (min(level, 200.0) / 2.0))),

@@ -10,7 +10,7 @@ from typing import Any
 
 from cnngp.network.layers import Cos, Sin
 
-from .family import Family, Formula
+from .family import Family, Formula, formula
 from .primitives import absolute, copysign, exp, exp_negative, expm1, fma, one_minus_exp, positive
 
 
@@ -88,24 +88,11 @@ SIN = Family("sin", 1, sin_value, table, sin_diagonal, sin_slope, sin_slope_diag
 COS = Family("cos", 1, cos_value, table, cos_diagonal, cos_slope, cos_slope_diagonal, cos_parts, cos_still)
 
 
-LAYERS = (Sin, Cos)
+@formula.register
+def _(layer: Sin) -> Formula:
+    return Formula(SIN, lambda level: min(level, -1.0), lambda level: -1.0, "of K", exponential=True)
 
 
-def formula(layer: Sin | Cos) -> Formula:
-    if isinstance(layer, Sin):
-        return Formula(
-            SIN,
-            factor=lambda unit: 1.0,
-            level=lambda level: min(level, -1.0),
-            sign="of K",
-            slope_level=lambda level: -1.0,
-            exponential=True,
-        )
-    return Formula(
-        COS,
-        factor=lambda unit: 1.0,
-        level=lambda level: -1.0,
-        sign="nonnegative",
-        slope_level=lambda level: min(level, -1.0),
-        exponential=True,
-    )
+@formula.register
+def _(layer: Cos) -> Formula:
+    return Formula(COS, lambda level: -1.0, lambda level: min(level, -1.0), "nonnegative", exponential=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 from cnngp.network.layers import SquaredReLU
 
-from .family import Family, Formula, log2
+from .family import Family, Formula, formula, log2
 from .primitives import PI, absolute, fma, positive, sqrt, turn, where_less
 from .relu import relu_value, table
 
@@ -58,10 +58,8 @@ SQUARED_RELU = Family(
 )  # fmt: skip
 
 
-LAYERS = (SquaredReLU,)
-
-
-def formula(layer: SquaredReLU) -> Formula:
+@formula.register
+def _(layer: SquaredReLU) -> Formula:
     return Formula(
         SQUARED_RELU,
         factor=lambda unit: unit * unit / 2.0,

@@ -11,7 +11,7 @@ from typing import Any
 from cnngp.network.layers import Sign, Step
 
 from .erf import arcsine
-from .family import Family, Formula, inverse_root
+from .family import Family, Formula, formula, inverse_root
 from .primitives import PI, absolute, maximum, positive, turn, where_less
 
 
@@ -48,10 +48,8 @@ STEP = Family("step", 1, value, table, diagonal, peak=peak)
 SIGN = Family("sign", 1, sign_value, table, sign_diagonal, peak=peak)
 
 
-LAYERS = (Step, Sign)
-
-
-def formula(layer: Step | Sign) -> Formula:
+@formula.register
+def _(layer: Step | Sign) -> Formula:
     step = isinstance(layer, Step)
     return Formula(
         STEP if step else SIGN,
