@@ -7,7 +7,7 @@ from typing import Any, assert_type
 import numpy as np
 from numpy.typing import NDArray
 
-from cnngp import GPClassifier, GPRegressor
+from cnngp import Dense, GPClassifier, GPRegressor, Kernel, gram
 
 Floats = NDArray[np.float64]
 Rows = NDArray[np.intp]
@@ -41,3 +41,15 @@ def regression(X: NDArray[np.float32], y: Floats) -> None:
     assert_type(reg.predict(K=y, return_std=True, diagonal=y), tuple[Floats, Floats])
     assert_type(reg.predict_interval(X), Floats)
     assert_type(reg.sample_y(X, 3), Floats)
+
+
+def matrices(X: NDArray[np.float32]) -> None:
+    kernel = Kernel(Dense(), device="cpu")
+    assert_type(kernel(X), NDArray[Any])
+    assert_type(kernel(X, X, output="numpy"), NDArray[Any])
+    assert_type(kernel.gradient(X, None, X), dict[str, float])
+    assert_type(kernel.diag(X), NDArray[Any])
+    assert_type(gram(kernel, X), NDArray[Any])
+    assert_type(gram(kernel, X, output="numpy", tile=10), NDArray[Any])
+    kernel(X, output="jax")  # type: ignore[call-overload]
+    gram(kernel, X, output="jax")  # type: ignore[call-overload]

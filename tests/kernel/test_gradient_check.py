@@ -23,7 +23,7 @@ from cnngp import (
     Sequential,
     WrongKernelError,
 )
-from cnngp.kernel import gradient_check, verdicts
+from cnngp.kernel import check, verdicts
 from cnngp.kernel import kernel as kernel_module
 from cnngp.kernel.engines.cuda.gradient_engine import CudaGradient
 from cnngp.kernel.engines.weights import Gradient
@@ -128,7 +128,7 @@ def test_wrong_pixels_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_it_is_compared_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Network] = []
-    honest = gradient_check.check_gradient
+    honest = check.check_gradient
 
     def counted(network: Network, *rest: Any) -> Any:
         asked.append(network)

@@ -1,4 +1,5 @@
-"""A kernel that checks itself: an engine against the float64 reference, on images of the user's own.
+"""Kernels that check themselves on images of the user's own: an engine against the float64 reference, and a card's
+gradient against the CPU's.
 
 `check` compares two images the first time that a network meets a shape of images on an engine, which takes a fraction
 of a second; the certificate of a fit makes the same comparison (`compare`).
@@ -10,12 +11,19 @@ smaller by a unit in the last place after every layer, the way that rounding mov
 worst direction. Under pools, which add covariances of both signs, it runs a third time with all of them moved down,
 because what is left of such a sum may be less than the rounding of its terms. The largest of these is the bound. An
 engine that is a hundred times further off is wrong.
+
+A card's gradient is compared with the CPU's in float64. It is off by 1e-5 in float32 and 1e-10 in float64. A derivative
+is judged by its own size, and a small one by a thousandth of the largest. Some are known less well, such as those by a
+bias of 0 where two patches have correlation one: how much less is measured by how far the CPU's own gradient in float32
+is off. What rounding moves goes at worst with the square root of the unit in the last place, which says what to expect
+of float64.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,25 +33,12 @@ from numpy.typing import NDArray
 from cnngp.common.arrays import to_numpy
 from cnngp.network import reference
 from cnngp.network.functions import breakpoints
-from cnngp.network.layers import (
-    AvgPool,
-    Conv,
-    ConvTranspose,
-    Elementwise,
-    GlobalAvgPool,
-    Layer,
-    Network,
-    NetworkError,
-    Nonlinearity,
-    Sequential,
-    Sum,
-    as_layer,
-)
+from cnngp.network.layers import AvgPool, Elementwise, GlobalAvgPool, Network, NetworkError, Nonlinearity, as_layer
 from cnngp.network.placed import placed
-from cnngp.network.shapes import filter_size
 from cnngp.network.walk import leaves
 
 from .engines.base import Engine, RangeError
+from .engines.weights import Gradient, GradientEngine
 from .program import Kind
 from .verdicts import Verdict
 
@@ -55,21 +50,23 @@ WORK = 4e5
 """Covariances of two images that the reference may compute, a quarter of a second's work, …"""
 MOST_WORK = 8 * WORK
 """… and where the network does not fit into so small a part of the images."""
-SIDES = (32, 16, 8, 4, 3, 2, 1)
+SIDES = (math.inf, 32, 16, 8, 4, 3, 2, 1)
 """What the sides of the images may be cropped to."""
 LOOKED_AT = 64
 """Of this many images the two with the most to show are taken."""
 
-# What the quadrature of an Elementwise costs, smooth or with kinks, and a product or a sum, each beside a closed form.
-_SMOOTH, _KINKED, _PRODUCT = 1e4, 2e5, 0.02
-_DOCUMENTED = {4: 1e-6, 8: 1e-12}
+# What a covariance costs the reference behind an Elementwise, smooth or with kinks, or of a sum, beside a closed form.
+_SMOOTH, _KINKED, _SUM = 1e4, 2e5, 0.1
+_DOCUMENTED, _DOCUMENTED_GRADIENT = {4: 1e-6, 8: 1e-12}, {4: 1e-5, 8: 1e-10}
 # The reference rounds correlations as well: by a unit each in two roots, their product and the quotient.
 _OWN_ROUNDING = 4 * float(np.finfo(np.float64).eps)
-# From this many nonlinearities in a row on, the bound grows with their number.
+# From this many nonlinearities and pools on, the bound grows with their number.
 _DEEP = 150
 # How exact the reference's own quadrature of an Elementwise is: with a known kink, with the jump of the slope that the
 # tangent kernel takes, and of a function that may have any.
 _WITH_KINK, _WITH_JUMP, _BARE = 1e-5, 3e-3, 1e-3
+# ∂L/∂K of two images: all of one sign, so that little cancels, and none like another.
+_WEIGHTS = np.array([[1.0, 0.75], [0.5, 1.25]])
 
 
 class WrongKernelError(RuntimeError):
@@ -98,8 +95,10 @@ class Comparison:
 
 def documented_bound(network: Network, dtype: np.dtype[Any], kind: Kind = "nngp") -> float:
     """What max|K − R|/max|R| stays below for networks that rounding does no harm to, such as those of ReLUs."""
-    bound = _DOCUMENTED[dtype.itemsize] * max(1.0, _depth(as_layer(network)) / _DEEP)
-    for _, layer in leaves(as_layer(network)):
+    layers = [layer for _, layer in leaves(as_layer(network))]
+    depth = sum(isinstance(layer, Nonlinearity | AvgPool | GlobalAvgPool) for layer in layers)
+    bound = _DOCUMENTED[dtype.itemsize] * max(1.0, depth / _DEEP)
+    for layer in layers:
         if isinstance(layer, Elementwise):
             kinked = _WITH_KINK if kind == "nngp" else _WITH_JUMP
             rough = 0.0 if isinstance(layer.fn, str) and not breakpoints(layer.fn) else kinked
@@ -198,8 +197,8 @@ def check(
         raise WrongKernelError(
             f"the engine {engine.identity} computes this network wrongly on images of shape {shape}: it gives "
             f"{float(K[worst]):.6g} where the float64 reference gives {R[worst]:.6g}, {found.error:.1g} of the largest "
-            f"entry apart where rounding explains {found.bound:.0e}. This is a bug of cnngp: please report it with the "
-            f"network, {network!r}. Another device or dtype may be right; Kernel(…, check=False) turns this check off"
+            f"entry apart where rounding explains {found.bound:.0e}. {_report(network)} Another device or dtype may be "
+            "right; Kernel(…, check=False) turns this check off"
         )
     return Verdict(found.error, found.bound, None if shape == tuple(images.shape[1:]) else shape[1:])
 
@@ -228,48 +227,91 @@ def _affordable(network: Network, shape: tuple[int, ...]) -> tuple[int, ...] | N
 
     None where that would take far too long.
     """
-    parts: dict[tuple[int, ...], float] = {}
-    for side in (max((0, *shape[1:])), *SIDES):
-        part = (shape[0], *(min(n, side) for n in shape[1:]))
+    smallest = None
+    for side in SIDES:
+        part = (shape[0], *(int(min(n, side)) for n in shape[1:]))
         try:
-            parts[part] = _work(network, part)
+            smallest = _work(network, part), part
         except NetworkError:  # too small for a filter, or another number of outputs
             continue
-        if parts[part] <= WORK:
+        if smallest[0] <= WORK:
             return part
-    smallest = min(parts, key=lambda part: parts[part])
-    return smallest if parts[smallest] <= MOST_WORK else None
+    return smallest[1] if smallest is not None and smallest[0] <= MOST_WORK else None
 
 
 def _work(network: Network, shape: tuple[int, ...]) -> float:
-    """The covariances of two images that the reference computes, where each is worth a formula's time.
-
-    With pools it carries every two locations.
-    """
+    """The covariances of two images that the reference computes, in closed forms; with pools of every two locations."""
     layer = as_layer(network)
-    power = 2 if reference.has_pools(layer) else 1
-    total = _PRODUCT * shape[0] * math.prod(shape[1:]) ** power
+    power, total = 2 if reference.has_pools(layer) else 1, 0.0
     for here in placed(layer, shape[1:]).walk():
-        n = math.prod(here.before) ** power
         match here.layer:
             case Elementwise():
-                total += n * (_KINKED if breakpoints(here.layer.fn) else _SMOOTH)
+                cost = _KINKED if breakpoints(here.layer.fn) else _SMOOTH
             case Nonlinearity():
-                total += n
-            case Conv() | ConvTranspose():
-                after = math.prod(here.after) ** power
-                total += _PRODUCT * (n + after * filter_size(here.layer, len(here.before)))
+                cost = 1.0
             case _:
-                total += n * _PRODUCT
-    return float(total)
+                cost = _SUM
+        total += cost * math.prod(here.before) ** power
+    return total
 
 
-def _depth(net: Layer) -> int:
-    """The most nonlinearities and pools that follow one another."""
-    match net:
-        case Sequential():
-            return sum(map(_depth, net.layers))
-        case Sum():
-            return max(map(_depth, net.branches))
-        case _:
-            return int(isinstance(net, Nonlinearity | AvgPool | GlobalAvgPool))
+def _report(network: Network) -> str:
+    return f"This is a bug of cnngp: please report it with the network, {network!r}."
+
+
+# ---- gradients -----------------------------------------------------------------------------------------------------
+
+
+def check_gradient(
+    network: Network,
+    dtype: np.dtype[Any],
+    engine: GradientEngine,
+    on_cpu: Callable[[str], GradientEngine],
+    to_engine: Callable[[Any], Any],
+    images: Any,
+) -> Verdict | None:
+    """The verdict on two of these images, (N, C, …); `WrongKernelError` where the two engines are far apart.
+
+    `on_cpu` is the CPU's gradient in a precision. None where these images tell nothing: blank ones, or out of range.
+    """
+    pair = two_of(to_numpy(images[:LOOKED_AT]))
+    names = list(network.parameters())
+    try:
+        found = _numbers(engine, to_engine(pair))
+        expected = _numbers(on_cpu("float64"), pair.astype(np.float64))
+    except (RangeError, NetworkError):
+        return None
+    if not all(0.0 < np.abs(numbers).max(initial=0.0) < math.inf for numbers in expected):
+        return None
+    bound = _DOCUMENTED_GRADIENT[dtype.itemsize]
+    with suppress(RangeError, NetworkError):  # float32 may not hold these images
+        rounded = _numbers(on_cpu("float32"), pair.astype(np.float32))
+        off = max(float(_apart(a, b).max()) for a, b in zip(rounded, expected, strict=True))
+        times = math.sqrt(float(np.finfo(dtype).eps) / float(np.finfo(np.float32).eps))
+        bound = max(bound, off * times) if math.isfinite(off) else bound
+    error = 0.0
+    for kind, (mine, theirs) in enumerate(zip(found, expected, strict=True)):
+        apart = _apart(mine, theirs)
+        worst = int(np.argmax(np.where(np.isnan(apart), np.inf, apart)))
+        if not apart[worst] <= FAR * bound:  # NaN is wrong too
+            what = f"by {names[worst]}" if kind == 0 else f"by pixel {worst} of the two images"
+            raise WrongKernelError(
+                f"the engine {engine.identity} computes the gradient of this network wrongly on images of shape "
+                f"{pair.shape[1:]}: {what} it gives {mine[worst]:.6g} where the CPU gives {theirs[worst]:.6g}, "
+                f"{apart[worst]:.1g} of it apart where rounding explains {bound:.0e}. {_report(network)} "
+                "Kernel(…, device='cpu') has the CPU's gradient; Kernel(…, check=False) turns this check off"
+            )
+        error = max(error, float(apart[worst]))
+    return Verdict(error, bound)
+
+
+def _apart(found: Array, expected: Array) -> Array:
+    sizes = np.abs(expected)
+    return np.asarray(np.abs(found - expected) / np.maximum(sizes, 1e-3 * sizes.max()))
+
+
+def _numbers(engine: GradientEngine, pair: Any) -> list[Array]:
+    """The derivatives by parameters and, where the engine has them, by pixels."""
+    found: Gradient = engine.gradient(pair.reshape(*pair.shape[:2], -1), None, _WEIGHTS)
+    numbers = [np.array(list(found.parameters.values()))]
+    return numbers if found.of_x is None else [*numbers, found.of_x.ravel()]

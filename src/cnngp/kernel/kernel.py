@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -19,17 +18,18 @@ from cnngp.network.layers import Network, NetworkError, as_layer
 from cnngp.network.walk import has_bare_function
 
 from . import verdicts
-from .check import LOOKED_AT
+from .check import LOOKED_AT, check_gradient
 from .check import check as compared
 from .engines.base import DiagonalEngine, Engine, TangentEngine, check_pixels
 from .engines.weights import GradientEngine, checked_weights
-from .gradient_check import check_gradient
 from .making import checked, make_engine, make_gradient
 from .program import Kind, check_slopes
 from .symmetry import SymmetricEngine, Symmetry, check_symmetry
 from .verdicts import Verdict
 
 if TYPE_CHECKING:
+    import torch
+
     from .sklearn_kernel import NetworkKernel
 
 
@@ -86,17 +86,24 @@ class Kernel:
         self.network: Network = layer
         self._asked: Device = device
         self.device: ActualDevice = actual_device(device)
-        self._engines: dict[tuple[Kind, tuple[int, ...]], Engine] = {}
-        self._gradients: dict[tuple[tuple[int, ...], bool], GradientEngine] = {}
         if not isinstance(check, bool):
             raise ValueError(f"Kernel: check={check!r} is not True or False")
         self.check = check
         check_symmetry(symmetry)
         self.symmetry: Symmetry | None = symmetry
-        self._symmetric: dict[tuple[Kind, tuple[int, ...]], SymmetricEngine] = {}
+        self._kept: dict[Hashable, Any] = {}
+        """Engines, each made when first asked for."""
         self._verdicts: dict[tuple[Kind, tuple[int, ...]], Verdict] = {}
         self._fingerprint = layer.fingerprint if has_bare_function(layer) else None
 
+    @overload
+    def __call__(
+        self, X: Any, Z: Any = None, *, output: Literal["numpy"] = "numpy", progress: bool = True
+    ) -> NDArray[Any]: ...
+    @overload
+    def __call__(self, X: Any, Z: Any = None, *, output: Literal["torch"], progress: bool = True) -> torch.Tensor: ...
+    @overload
+    def __call__(self, X: Any, Z: Any = None, *, output: Output, progress: bool = True) -> Any: ...
     def __call__(self, X: Any, Z: Any = None, *, output: Output = "numpy", progress: bool = True) -> Any:
         """K(X, Z), shape (N, M); K(X, X) with its exact diagonal where Z is not given. Θ where the kind is "ntk".
 
@@ -104,10 +111,10 @@ class Kernel:
         """
         x, z = self._sets(X, Z, output, self.kind)
         engine = self.engine_for(x.shape[1:])
-        with _progress(x, z, progress) as advance:
+        with progress_bar(_pairs(x, z), "kernel", "pair", wanted=progress) as bar:
             if z is None:
-                return engine.symmetric(_flat(x), output, advance)
-            return engine.cross(_flat(x), _flat(z), output, advance)
+                return engine.symmetric(_flat(x), output, bar.update)
+            return engine.cross(_flat(x), _flat(z), output, bar.update)
 
     def both(
         self, X: Any, Z: Any = None, *, output: Output = "numpy", progress: bool = True
@@ -128,8 +135,8 @@ class Kernel:
         x, z = self._sets(X, Z, output, "ntk")
         engine = self.engine_for(x.shape[1:], "ntk")
         assert isinstance(engine, TangentEngine)
-        with _progress(x, z, progress) as advance:
-            return engine.both(_flat(x), None if z is None else _flat(z), output, advance)
+        with progress_bar(_pairs(x, z), "kernel", "pair", wanted=progress) as bar:
+            return engine.both(_flat(x), None if z is None else _flat(z), output, bar.update)
 
     def _sets(self, X: Any, Z: Any, output: Output, kind: Kind) -> tuple[Any, Any]:
         """Both sets of images as the engine takes them, in range, with the kernel compared on them."""
@@ -180,42 +187,28 @@ class Kernel:
         if wrt not in ("parameters", "images"):
             raise ValueError(f"Kernel.gradient: wrt={wrt!r} is not 'parameters' or 'images'")
         weights = checked_weights(G, (len(x), len(x if z is None else z)))
-        way_back = self._gradient_for(x.shape[1:], wrt == "images")
-        variances = way_back if isinstance(way_back, DiagonalEngine) else self.engine_for(x.shape[1:])
+        shape, to_images = tuple(x.shape[1:]), wrt == "images"
+        make = partial(make_gradient, self.network, shape, to_images)
+        engine: GradientEngine = self._once((shape, to_images), lambda: make(self.device, self.dtype, self.threads))
+        variances = engine if isinstance(engine, DiagonalEngine) else self.engine_for(shape)
         for images in (x,) if z is None else (x, z):
             variances.diagonal(_flat(images))  # refuses what is out of range
         if self.device == "cpu":
             x, z = to_numpy(x), None if z is None else to_numpy(z)
         elif self.check:
-            self._verify_gradient(x, wrt == "images")
-        with _progress(x, z, progress) as advance:
-            found = way_back.gradient(_flat(x), None if z is None else _flat(z), weights, advance)
+            verdicts.remembered(
+                verdicts.key(self.network, shape, engine.identity),
+                lambda: check_gradient(
+                    self.network, np.dtype(self.dtype), engine, lambda dtype: make("cpu", dtype, self.threads),
+                    partial(self._images, name="X"), x,
+                ),
+            )  # fmt: skip
+        with progress_bar(_pairs(x, z), "kernel", "pair", wanted=progress) as bar:
+            found = engine.gradient(_flat(x), None if z is None else _flat(z), weights, bar.update)
         if found.of_x is None:
             return found.parameters
         of_x = found.of_x.reshape(x.shape)
         return of_x if z is None or found.of_z is None else (of_x, found.of_z.reshape(z.shape))
-
-    def _gradient_for(self, input_shape: Sequence[int], to_images: bool) -> GradientEngine:
-        key = tuple(input_shape), to_images
-        if key not in self._gradients:
-            self._gradients[key] = make_gradient(self.network, *key, self.device, self.dtype, self.threads)
-        return self._gradients[key]
-
-    def _verify_gradient(self, x: Any, to_images: bool) -> None:
-        """Compare a card's gradient with the CPU's on two of these images, unless that was done before."""
-        shape = tuple(x.shape[1:])
-        engine = self._gradient_for(shape, to_images)
-        verdicts.remembered(
-            verdicts.key(self.network, shape, engine.identity),
-            lambda: check_gradient(
-                self.network,
-                np.dtype(self.dtype),
-                engine,
-                lambda dtype: make_gradient(self.network, shape, to_images, "cpu", dtype, self.threads),
-                lambda pair: self._images(pair, "X"),
-                x,
-            ),
-        )
 
     def prepare(self, X: Any) -> float:
         """Compile what `kernel(X)` needs, or load it where that was done before; returns the seconds it took.
@@ -264,21 +257,25 @@ class Kernel:
         unless another is asked for.
         """
         shape, kind = tuple(input_shape), kind or self.kind
-        if self.symmetry is None:
-            return self._engine(shape, kind)
-        if (kind, shape) not in self._symmetric:
-            check_symmetry(self.symmetry, shape)
-            self._symmetric[kind, shape] = SymmetricEngine(self._engine(shape, kind), self.symmetry, shape)
-        return self._symmetric[kind, shape]
+        engine = self._engine(shape, kind)
+        averaged: Engine = self._once((kind, shape, self.symmetry), lambda: self._averaged(engine, shape))
+        return averaged
 
     def engine_on(self, card: int, input_shape: Sequence[int]) -> Engine:
         """A new engine like that of `engine_for`, on one of several cards."""
         shape = tuple(input_shape)
-        engine = self._made(shape, self.kind, [card])
+        return self._averaged(self._made(shape, self.kind, [card]), shape)
+
+    def _averaged(self, engine: Engine, shape: tuple[int, ...]) -> Engine:
         return engine if self.symmetry is None else SymmetricEngine(engine, self.symmetry, shape)
 
     def _made(self, shape: tuple[int, ...], kind: Kind, cards: Sequence[int] | None = None) -> Engine:
         return make_engine(self.network, shape, kind, self.device, self.dtype, self.threads, cards)
+
+    def _once(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        if key not in self._kept:
+            self._kept[key] = make()
+        return self._kept[key]
 
     def _refuse_symmetry(self, what: str) -> None:
         if self.symmetry is not None:
@@ -291,9 +288,8 @@ class Kernel:
                 f"a function of {self.network!r} gives other values than when this Kernel was made, and its tables are "
                 "of the old ones; make a new Kernel, and let its functions depend on nothing that changes"
             )
-        if (kind, shape) not in self._engines:
-            self._engines[kind, shape] = self._made(shape, kind)
-        return self._engines[kind, shape]
+        engine: Engine = self._once((kind, shape), lambda: self._made(shape, kind))
+        return engine
 
     def with_network(self, network: Network, *, dtype: str | None = None, check: bool | None = None) -> Kernel:
         """The kernel of another network, with the settings of this one where none are given."""
@@ -372,14 +368,8 @@ def _flat(x: Any) -> Any:
     return x.reshape(x.shape[0], x.shape[1], -1)
 
 
-@contextmanager
-def _progress(x: Any, z: Any, wanted: bool) -> Iterator[Callable[[int], None] | None]:
-    if not wanted:
-        yield None
-        return
-    pairs = len(x) * (len(x) - 1) // 2 if z is None else len(x) * len(z)
-    with progress_bar(pairs, "kernel", "pair") as bar:
-        yield bar.update
+def _pairs(x: Any, z: Any) -> int:
+    return len(x) * (len(x) - 1) // 2 if z is None else len(x) * len(z)
 
 
 __all__ = ["DataError", "Kernel", "NetworkError", "as_kernel"]

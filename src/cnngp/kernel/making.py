@@ -7,6 +7,7 @@ that it has alone, and the matrices are added.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,6 @@ from .engines.base import Advance, Engine, RangeError, TangentEngine
 from .engines.weights import GradientEngine
 from .program import Kind, lower
 from .program.reverse import reverse
-from .symmetry import share_progress
 
 DTYPES = ("float32", "float64")
 
@@ -70,18 +70,17 @@ def make_engine(
 ) -> Engine:
     """The engine of a network on images of one shape; on some of the cards, by default all."""
     whole = lower(network, shape, kind)  # refuses what does not fit, by its place in the whole network
-    parts: list[TangentEngine] = []
     found = branches(as_layer(network))
-    for place, branch in found:
-        program = whole if len(found) == 1 else lower(branch, shape, kind, place)
-        if device == "cuda":
-            from .engines.cuda.engine import CudaEngine
+    programs = [whole] if len(found) == 1 else [lower(branch, shape, kind, place) for place, branch in found]
+    parts: list[TangentEngine]
+    if device == "cuda":
+        from .engines.cuda.engine import CudaEngine
 
-            parts.append(CudaEngine(program, dtype, cards))
-        else:
-            from .engines.cpu.engine import CpuEngine
+        parts = [CudaEngine(program, dtype, cards) for program in programs]
+    else:
+        from .engines.cpu.engine import CpuEngine
 
-            parts.append(CpuEngine(program, dtype, threads))
+        parts = [CpuEngine(program, dtype, threads) for program in programs]
     return parts[0] if len(parts) == 1 else SummedEngine(parts)
 
 
@@ -104,6 +103,46 @@ def make_gradient(
     return CpuGradient(program, dtype, threads)
 
 
+Matrices = Callable[[Output, Advance], Sequence[Any]]
+"""Computes matrices, given where to leave them and whom to tell of progress."""
+
+
+def added(X: Any, output: Output, advance: Advance, parts: Sequence[Matrices]) -> list[Any]:
+    """The sums of what the parts compute, each where the images X are until the end."""
+    where, told = where_of(X), _shared(advance, len(parts))
+    totals = list(parts[0](where, told))
+    for part in parts[1:]:
+        for total, more in zip(totals, part(where, told), strict=True):
+            total += more
+    return [to_output(total, output) for total in totals]
+
+
+def with_diagonal(K: Any, diagonal: Any, output: Output) -> Any:
+    at = namespace(K).arange(len(K))
+    K[at, at] = namespace(K).asarray(diagonal, K.dtype)
+    return to_output(K, output)
+
+
+def where_of(X: Any) -> Output:
+    """Where matrices of these images are added up."""
+    return "cupy" if kind(X) == "cupy" else "numpy"
+
+
+def _shared(advance: Advance, parts: int) -> Advance:
+    """Progress in entries, told by calls that count each of their `parts`."""
+    if advance is None:
+        return None
+    done = 0
+
+    def tell(pairs: int) -> None:
+        nonlocal done
+        before, done = done // parts, done + pairs
+        if done // parts > before:
+            advance(done // parts - before)
+
+    return tell
+
+
 class SummedEngine:
     """An `Engine` that adds up what those of the branches give."""
 
@@ -119,33 +158,15 @@ class SummedEngine:
         return np.asarray(total)
 
     def cross(self, X: Any, Z: Any, output: Output = "numpy", advance: Advance = None) -> Any:
-        return self._added(X, output, advance, lambda part, where, told: [part.cross(X, Z, where, told)])[0]
+        return self._added(X, output, advance, lambda part, *to: [part.cross(X, Z, *to)])[0]
 
     def symmetric(self, X: Any, output: Output = "numpy", advance: Advance = None) -> Any:
-        K = self._added(X, _where(X), advance, lambda part, where, told: [part.symmetric(X, where, told)])[0]
-        at = namespace(X).arange(len(X))
-        K[at, at] = namespace(X).asarray(self.diagonal(X), self.dtype)
-        return to_output(K, output)
+        K = self._added(X, where_of(X), advance, lambda part, *to: [part.symmetric(X, *to)])[0]
+        return with_diagonal(K, self.diagonal(X), output)
 
     def both(self, X: Any, Z: Any | None, output: Output = "numpy", advance: Advance = None) -> tuple[Any, Any]:
-        K, theta = self._added(X, output, advance, lambda part, where, told: part.both(X, Z, where, told))
+        K, theta = self._added(X, output, advance, lambda part, *to: part.both(X, Z, *to))
         return K, theta
 
-    def _added(
-        self,
-        X: Any,
-        output: Output,
-        advance: Advance,
-        matrices: Callable[[TangentEngine, Output, Advance], Sequence[Any]],
-    ) -> list[Any]:
-        told = share_progress(advance, len(self.parts))
-        first, *others = self.parts
-        totals = list(matrices(first, _where(X), told))
-        for part in others:
-            for total, more in zip(totals, matrices(part, _where(X), told), strict=True):
-                total += more
-        return [to_output(total, output) for total in totals]
-
-
-def _where(X: Any) -> Output:
-    return "cupy" if kind(X) == "cupy" else "numpy"
+    def _added(self, X: Any, output: Output, advance: Advance, compute: Callable[..., Sequence[Any]]) -> list[Any]:
+        return added(X, output, advance, [partial(compute, part) for part in self.parts])

@@ -9,15 +9,17 @@ second sum necessary: a filter of 3 with stride 2 on an even size, say.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cnngp.common.arrays import DataError, Output, kind, namespace, to_cupy, to_numpy, to_output
+from cnngp.common.arrays import DataError, Output, namespace, to_cupy, to_numpy, to_output
 
 from .engines.base import Advance, Engine
+from .making import Matrices, added, where_of, with_diagonal
 
 Symmetry = Literal["flip", "d4"]
 """Left and right alike, or all turns and mirror images of a square."""
@@ -68,67 +70,57 @@ class SymmetricEngine:
         self.threads = getattr(engine, "threads", 1)
         self._shape = tuple(input_shape)
         self._maps = maps_of(symmetry)
-        self._known: bool | None = None
 
-    @property
+    @cached_property
     def commutes(self) -> bool:
         """Whether the network does the same to an image wherever its symmetry takes it; tried on random images."""
-        if self._known is None:
-            few = np.random.default_rng(0).random((3, *self._shape)).astype(self.dtype)
-            K = self._plain(few, few)
-            off = max(float(np.abs(self._plain(*[np.ascontiguousarray(g(few))] * 2) - K).max()) for g in self._maps[1:])
-            self._known = off <= _SAME * (float(np.abs(K).max()) or 1.0)
-        return self._known
+        few = np.random.default_rng(0).random((3, *self._shape)).astype(self.dtype)
+        K = self._plain(few, few)
+        off = max(float(np.abs(self._plain(*[np.ascontiguousarray(g(few))] * 2) - K).max()) for g in self._maps[1:])
+        return off <= _SAME * (float(np.abs(K).max()) or 1.0)
 
     @property
     def pairs(self) -> int:
         """Pairs of images that one entry takes."""
-        return len(self._maps) if self.commutes else len(self._maps) ** 2
+        return len(self._terms())
 
     def diagonal(self, X: Any) -> NDArray[np.float64]:
         """k_G(x, x), from blocks of a few images with their own mirror images."""
-        total = self.inner.diagonal(X)
-        if not self.commutes:
-            total = sum((self.inner.diagonal(self._moved(X, g)) for g in self._maps[1:]), start=total)
-        for g, h in self._others():
+        total = np.zeros(len(X))
+        for g, h in self._terms():
             left, right = self._moved(X, g), self._moved(X, h)
+            if g is h:
+                total += self.inner.diagonal(left)
+                continue
             for start in range(0, len(X), _BLOCK):
                 rows = slice(start, start + _BLOCK)
                 total[rows] += to_numpy(self.inner.cross(left[rows], right[rows])).diagonal()
-        return np.asarray(total / self.pairs)
+        return total / self.pairs
 
     def cross(self, X: Any, Z: Any, output: Output = "numpy", advance: Advance = None) -> Any:
-        told = share_progress(advance, self.pairs)
-        where: Output = "cupy" if kind(X) == "cupy" else "numpy"
-        total = self.inner.cross(X, Z, where, told)
-        if not self.commutes:
-            for g in self._maps[1:]:
-                total += self.inner.cross(self._moved(X, g), self._moved(Z, g), where, told)
-        for g, h in self._others():
-            total += self.inner.cross(self._moved(X, g), self._moved(Z, h), where, told)
+        def term(g: Map, h: Map) -> Matrices:
+            return lambda *to: [self.inner.cross(self._moved(X, g), self._moved(Z, h), *to)]
+
+        (total,) = added(X, where_of(X), advance, [term(g, h) for g, h in self._terms()])
         total *= self.dtype.type(1.0 / self.pairs)
         return to_output(total, output)
 
     def symmetric(self, X: Any, output: Output = "numpy", advance: Advance = None) -> Any:
         """Entries as in `cross`, of the upper triangle, in stripes of rows from the diagonal on."""
-        where: Output = "cupy" if kind(X) == "cupy" else "numpy"
         n, xp = len(X), namespace(X)
         K = xp.empty((n, n), self.dtype)
         for first, end in _stripes(n):
-            K[first:end, first:] = self.cross(X[first:end], X[first:], where, advance)
+            K[first:end, first:] = self.cross(X[first:end], X[first:], where_of(X), advance)
             upper = xp.triu(K[first:end, first:end], 1)
             K[first:end, first:end] = upper + upper.T
             K[end:, first:end] = K[first:end, end:].T
-        at = xp.arange(n)
-        K[at, at] = xp.asarray(self.diagonal(X), self.dtype)
-        return to_output(K, output)
+        return with_diagonal(K, self.diagonal(X), output)
 
-    def _others(self) -> Iterator[tuple[Map, Map]]:
-        """The pairs (g, h) of k(g x, h z) other than those with g = h."""
+    def _terms(self) -> list[tuple[Map, Map]]:
+        """The pairs (g, h) of k(g x, h z) that are averaged."""
         if self.commutes:
-            yield from ((self._maps[0], h) for h in self._maps[1:])
-        else:
-            yield from ((g, h) for g in self._maps for h in self._maps if g is not h)
+            return [(self._maps[0], h) for h in self._maps]
+        return [(g, g) for g in self._maps] + [(g, h) for g in self._maps for h in self._maps if g is not h]
 
     def _moved(self, X: Any, g: Map) -> Any:
         images = X.reshape(len(X), *self._shape)
@@ -145,19 +137,3 @@ class SymmetricEngine:
 def _stripes(n: int) -> list[tuple[int, int]]:
     edges = np.linspace(0, n, min(_STRIPES, max(n // _ROWS, 1)) + 1).round().astype(int)
     return list(zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True))
-
-
-def share_progress(advance: Advance, parts: int) -> Advance:
-    """Progress in entries, told by calls that count each of their `parts`."""
-    if advance is None:
-        return None
-    done, told = 0, 0
-
-    def tell(pairs: int) -> None:
-        nonlocal done, told
-        done += pairs
-        if done // parts > told:
-            advance(done // parts - told)
-            told = done // parts
-
-    return tell

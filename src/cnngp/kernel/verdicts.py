@@ -1,9 +1,9 @@
 """Cache of self-check results: how far a kernel and the float64 reference are apart.
 
 Verdicts are kept in memory and as small files of JSON: in CNNGP_CACHE, in NUMBA_CACHE_DIR, where the compiled code lies
-too, or else in the user's cache folder. A place that cannot be written, or a file that is damaged or belongs to another
-verdict, costs a new comparison and nothing else. A verdict is known by the network, the shape of the images, the engine
-and the code, so none outlives a change of any of them.
+too, or else in the user's cache folder. A place that cannot be written or a damaged file costs a new comparison and
+nothing else. A verdict is known by the network, the shape of the images, the engine and the code, so none outlives a
+change of any of them.
 """
 
 from __future__ import annotations
@@ -11,18 +11,16 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import math
 import os
-import platform
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from cnngp.common.files import user_cache, write_atomically
 from cnngp.network.layers import Network
 
+from .engines.cpu.machine_code import digest_of, machine_digest
 from .program import Kind
 
 
@@ -45,23 +43,13 @@ class Verdict:
         on = "two images" if self.crop is None else f"two images, cropped to {' × '.join(map(str, self.crop))}"
         return f"{self.error:.1e} from the float64 reference on {on}, where rounding explains {self.bound:.0e}"
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def of(cls, data: Any) -> Verdict:
-        error, bound, crop = data["error"], float(data["bound"]), data["crop"]
-        if not math.isfinite(bound) or (error is not None and not math.isfinite(error)):
-            raise ValueError(data)
-        return cls(error if error is None else float(error), bound, crop if crop is None else tuple(map(int, crop)))
-
 
 _known: dict[str, Verdict] = {}
 
 
 def key(network: Network, input_shape: tuple[int, ...], engine: str, kind: Kind = "nngp") -> str:
     """The name of a verdict: a digest of all that it depends on."""
-    parts = (network.fingerprint, input_shape, engine, kind, platform.machine(), _processor(), _code())
+    parts = (network.fingerprint, input_shape, engine, kind, machine_digest(), _code())
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
@@ -69,22 +57,15 @@ def remembered(key: str, compare: Callable[[], Verdict | None]) -> Verdict | Non
     """What was found before, by this process or another; or what is found now."""
     if key not in _known:
         # Not there, not whole, not JSON, or a user without a home: it is compared again.
-        with suppress(OSError, ValueError, LookupError, TypeError, RuntimeError, ArithmeticError):
+        with suppress(OSError, ValueError, LookupError, TypeError, RuntimeError):
             data = json.loads((folder() / f"{key}.json").read_text())
-            verdict = Verdict.of(data)
-            if data["sha256"] == _checksum(key, verdict):
-                _known[key] = verdict
+            crop = data["crop"]
+            _known[key] = Verdict(data["error"], data["bound"], None if crop is None else tuple(crop))
     if key not in _known and (found := compare()) is not None:
         _known[key] = found
         with suppress(OSError, RuntimeError):  # a place that cannot be written, or a user without a home
-            content = found.as_dict() | {"sha256": _checksum(key, found)}
-            write_atomically(folder() / f"{key}.json", json.dumps(content))
+            write_atomically(folder() / f"{key}.json", json.dumps(asdict(found)))
     return _known.get(key)
-
-
-def _checksum(key: str, verdict: Verdict) -> str:
-    """Also of the name, so that the file of another verdict is not taken for this one."""
-    return hashlib.sha256(json.dumps([key, verdict.as_dict()]).encode()).hexdigest()
 
 
 def folder() -> Path:
@@ -96,19 +77,7 @@ def folder() -> Path:
 
 
 @functools.cache
-def _processor() -> str:
-    """The kind of processor that code was compiled for."""
-    from llvmlite import binding
-
-    return str(binding.get_host_cpu_name())
-
-
-@functools.cache
 def _code() -> str:
     """Changes when a file that numbers depend on does."""
-    here = Path(__file__).parent
-    digest = hashlib.sha256()
-    for file in sorted([*here.rglob("*.py"), *here.with_name("network").rglob("*.py")]):
-        content = file.read_bytes()
-        digest.update(f"{file.name} {len(content)} ".encode() + content)
-    return digest.hexdigest()
+    room = Path(__file__).parents[1]
+    return digest_of(room, [*room.glob("kernel/**/*.py"), *room.glob("network/**/*.py")])

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from typing import Any
+from dataclasses import asdict
+from typing import Any, Literal, overload
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cnngp.common import memory
 from cnngp.common.arrays import DataError, Output, check_output, to_numpy, to_output
@@ -32,13 +34,26 @@ from .tile_size import check_tile, default_tile, tile_here
 log = logging.getLogger("cnngp")
 
 
+Side = int | tuple[int, int] | None
+
+
+@overload
+def gram(
+    kernel: Kernel | Network, X: Any, Z: Any = None, *, store: None = None, tile: Side = None, verify: bool = True,
+    progress: bool = True, output: Literal["numpy"] = "numpy", client: None = None, kind: Kind = "nngp",
+) -> NDArray[Any]: ...  # fmt: skip
+@overload
+def gram(
+    kernel: Kernel | Network, X: Any, Z: Any = None, *, store: Any = None, tile: Side = None, verify: bool = True,
+    progress: bool = True, output: Output = "numpy", client: Any = None, kind: Kind = "nngp",
+) -> Any: ...  # fmt: skip
 def gram(
     kernel: Kernel | Network,
     X: Any,
     Z: Any = None,
     *,
     store: Any = None,
-    tile: int | tuple[int, int] | None = None,
+    tile: Side = None,
     verify: bool = True,
     progress: bool = True,
     output: Output = "numpy",
@@ -225,7 +240,7 @@ def _check(store: GramStore, kernel: Kernel, x: ImageRows, on_cluster: ClusterFi
         store.note("check", {"by": "each worker" if kernel.check else "nobody: check=False"})
         return
     verdict = kernel.verify(x.X)
-    store.note("check", {"by": "this process"} | ({} if verdict is None else verdict.as_dict()))
+    store.note("check", {"by": "this process"} | ({} if verdict is None else asdict(verdict)))
 
 
 def _forget(store: GramStore, damaged: list[tuple[int, int]]) -> None:

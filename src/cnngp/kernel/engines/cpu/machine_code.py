@@ -22,7 +22,7 @@ import importlib.metadata
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,7 +69,7 @@ def address(function: Function, dtype: str) -> int:
     symbol = f"{function}-{dtype}"
     with _lock:
         if symbol not in _loaded:
-            file = folder() / f"{symbol}-{_machine_digest()}-{sources_digest()}.o"
+            file = folder() / f"{symbol}-{machine_digest()}-{sources_digest()}.o"
             code = _read(file)
             if code is None:
                 code = _compiled(function, dtype, symbol)
@@ -112,16 +112,20 @@ def _link(code: bytes, symbol: str) -> Any:
 def sources_digest() -> str:
     """Changes with any file that compiled code may depend on."""
     room = Path(__file__).parents[2]
-    files = sorted(path for path in room.rglob("*.py") if "cuda" not in path.relative_to(room).parts)
+    return digest_of(room, (path for path in room.rglob("*.py") if "cuda" not in path.relative_to(room).parts))
+
+
+def digest_of(folder: Path, files: Iterable[Path]) -> str:
+    """Changes with the name or the content of any of these files."""
     digest = hashlib.blake2b(digest_size=8)
-    for path in files:
+    for path in sorted(files):
         content = path.read_bytes()
-        digest.update(f"{path.relative_to(room).as_posix()} {len(content)} ".encode() + content)
+        digest.update(f"{path.relative_to(folder).as_posix()} {len(content)} ".encode() + content)
     return digest.hexdigest()
 
 
 @functools.cache
-def _machine_digest() -> str:
+def machine_digest() -> str:
     """Changes with what else the code depends on: the processor, the compiler, and settings of Numba."""
     import llvmlite
     from llvmlite import binding
