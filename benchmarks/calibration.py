@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cnngp import GPClassifier, Kernel, datasets, zoo
-from cnngp.estimators.labels import probabilities, shared_temperature
+from cnngp.estimators.labels import Calibration, at_best_temperature, probabilities
 from cnngp.gp import calibration
 from cnngp.gp.calibration import probability_of_largest, softmax
 from cnngp.gp.exact import ExactGP
@@ -81,7 +81,10 @@ def compare_noise(names: list[str], sizes: list[int], test: int, shares: list[fl
                 clf = GPClassifier(input_shape=data.image_shape, device="cpu").fit(data.X[:n], y)
                 codes = np.searchsorted(clf.classes_, y_test)
                 targets = np.asarray(clf.gp_.leave_one_out().targets)
-                alone = shared_temperature(clf._coding, *clf.gp_.leave_one_out().moments, targets)
+                mean, variance = clf.gp_.leave_one_out().moments
+                moderated = clf._calibration.moderated
+                found = at_best_temperature(clf._coding, mean, targets, variance if moderated else 0.0)
+                alone = Calibration(found[0], 0.0, moderated)
                 moments = clf._moments(data.X_test, None, None)
                 was = calibration.scores(probabilities(clf._coding, *moments, alone), codes)
                 now = calibration.scores(clf.predict_proba(data.X_test), codes)

@@ -27,9 +27,9 @@ import numpy as np
 
 from cnngp import GELU, AvgPool, Conv, Dense, GPClassifier, Network, ReLU, Sequential, datasets
 from cnngp.estimators import Learning
-from cnngp.estimators.labels import OneLabel, class_loss
-from cnngp.estimators.learning import Problem, balanced
-from cnngp.estimators.learning.search import groups_of, moved, opened
+from cnngp.estimators.labels import ClassTargets, OneLabel
+from cnngp.estimators.learning import Problem, groups_of, moved, opened
+from cnngp.estimators.training_images import balanced
 from cnngp.gp import calibration
 from cnngp.kernel.kernel import Kernel
 
@@ -52,13 +52,10 @@ METHODS = ("default", "likelihood", "leave-one-out", "random search")
 def random_search(network: Network, X: Any, y: Any, seconds: float) -> tuple[Network, float, int]:
     """The best of the networks that were drawn until the time was over, its noise over mean k(x, x), and how many."""
     begun = time.perf_counter()
-    classes, codes = np.unique(y, return_inverse=True)
-    Y = 2.0 * np.eye(len(classes))[codes] - 1.0
-    rows = balanced(Y, SEARCH["images"], 0)
-    coding = OneLabel(classes)
-    problem = Problem(
-        *(Kernel(network, "cpu"), X[rows], Y[rows], "loo", 0.0, "ml"), lambda mean, t: class_loss(coding, mean, t)
-    )
+    classes = np.unique(y)
+    targets = ClassTargets(OneLabel(classes), y)
+    rows = balanced(targets.Y, SEARCH["images"], 0)
+    problem = Problem(Kernel(network, "cpu"), X[rows], targets.Y[rows], "loo", 0.0, "ml", targets.slopes)
     given = network.parameters()
     groups = groups_of(network, given, tied=True)
     values = opened(problem, given, groups)

@@ -81,7 +81,7 @@ def test_a_fit_that_fails_leaves_no_model(labels: np.ndarray) -> None:
             method(DATA.X_test)
 
 
-@pytest.mark.parametrize("stop", ["cnngp.estimators.fit.certify", "cnngp.gp.calibration.fit_temperature"])
+@pytest.mark.parametrize("stop", ["cnngp.estimators.fit.measured", "cnngp.gp.calibration.fit_temperature"])
 def test_an_addition_that_is_stopped_leaves_the_model_as_it_was(stop: str, monkeypatch: pytest.MonkeyPatch) -> None:
     clf = GPClassifier(NET, device="cpu").fit(DATA.X, DATA.y)
     P, loo, T = clf.predict_proba(DATA.X_test), clf.loo_probabilities_, clf.temperature_

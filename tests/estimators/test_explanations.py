@@ -93,6 +93,15 @@ def test_explanations_from_matrices_and_files(tmp_path: Path) -> None:
             assert theirs.speaking_for() == ours.speaking_for()
 
 
+def test_an_explanation_shows_where_the_model_looks() -> None:
+    clf = model().fit(DATA.X, DATA.y)
+    found = clf.explain(DATA.X_test[:3], saliency=True)
+    np.testing.assert_array_equal([e.saliency for e in found], clf.saliency(DATA.X_test[:3]))
+    assert clf.explain(DATA.X_test[:1])[0].saliency is None
+    with pytest.raises(DataError, match="saliency is a gradient by pixels; give images X instead of K"):
+        clf.explain(K=np.ones((1, 250)), diagonal=[1.0], saliency=True)
+
+
 def test_several_labels_are_explained() -> None:
     y = np.stack([DATA.y % 2, DATA.y > 4], 1).astype(int)
     e = model().fit(DATA.X, y).explain(DATA.X_test[:1])[0]

@@ -105,7 +105,7 @@ def test_inducing_images_leave_an_image_out_with_its_copies(tmp_path: Path):
 
 
 def test_groups_larger_than_the_sample_are_refused(monkeypatch):
-    monkeypatch.setattr("cnngp.estimators.inducing_fit.SAMPLE", 100)
+    monkeypatch.setattr("cnngp.estimators.inducing.SAMPLE", 100)
     with pytest.raises(
         DataError, match="the smallest of the groups has 200 images, and inducing= leaves at most 100 out"
     ):

@@ -12,7 +12,7 @@ from cnngp import Conv, Dense, GPClassifier, GPRegressor, ReLU, Sequential, data
 from cnngp.common import files as persistence
 from cnngp.common.arrays import DataError
 from cnngp.common.errors import ModelFileError
-from cnngp.estimators.labels import probabilities, read_labels, shared_temperature
+from cnngp.estimators.labels import Calibration, at_best_temperature, probabilities, read_labels
 from cnngp.gp import calibration
 from cnngp.gp.checks import MatrixError
 
@@ -111,7 +111,9 @@ def noisy(y: Any, share: float = 0.3, classes: int = 10, seed: int = 0) -> Any:
 def with_one_temperature(clf: GPClassifier, X: Any) -> Any:
     """Probabilities without random labels, and one temperature for all questions."""
     left = clf.gp_.leave_one_out()
-    shared = shared_temperature(clf._coding, *left.moments, np.asarray(left.targets))
+    moderated = clf._calibration.moderated
+    variance = left.variance if moderated else 0.0
+    shared = Calibration(at_best_temperature(clf._coding, left.mean, left.targets, variance)[0], 0.0, moderated)
     return probabilities(clf._coding, *clf._moments(X, None, None), shared)
 
 
@@ -254,6 +256,23 @@ def test_noise_of_single_images_is_that_of_the_formula() -> None:
     grown.fit(DATA.X[:120], DATA.y[:120], image_noise=own[:120])
     grown.add(DATA.X[120:], DATA.y[120:], image_noise=own[120:])
     np.testing.assert_allclose(grown.predict(DATA.X_test), reg.predict(DATA.X_test), rtol=1e-8)
+
+
+@pytest.mark.parametrize("estimator", [GPClassifier, GPRegressor])
+def test_weights_of_added_images_are_those_of_a_fit(estimator: Any) -> None:
+    weight = np.random.default_rng(0).choice([0.0, 0.5, 1.0, 3.0], len(DATA.X))
+    options = {"noise": 0.05, "device": "cpu", "dtype": "float64"}
+    options |= {"class_weight": {3: 2.0, 5: 0.0}} if estimator is GPClassifier else {}
+    whole = estimator(NET, **options).fit(DATA.X, DATA.y, sample_weight=weight)
+    grown = estimator(NET, **options).fit(DATA.X[:120], DATA.y[:120], sample_weight=weight[:120])
+    grown.add(DATA.X[120:], DATA.y[120:], sample_weight=weight[120:])
+    np.testing.assert_array_equal(grown.X_, whole.X_)
+    np.testing.assert_array_equal(grown.y_, whole.y_)
+    np.testing.assert_allclose(grown.gp_.leave_one_out().mean, whole.gp_.leave_one_out().mean, rtol=1e-8, atol=1e-10)
+    with pytest.raises(DataError, match="sample_weight has shape"):
+        grown.add(DATA.X[:2], DATA.y[:2], sample_weight=[1.0, -1.0])
+    with pytest.raises(DataError, match="image_noise or sample_weight needs the exact model"):
+        estimator(NET, inducing=40, device="cpu").fit(DATA.X, DATA.y).add(DATA.X[:2], DATA.y[:2], sample_weight=[1, 2])
 
 
 def test_a_label_with_much_noise_counts_for_nothing() -> None:

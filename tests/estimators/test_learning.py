@@ -34,9 +34,10 @@ from cnngp import (
     from_json,
 )
 from cnngp.estimators import Learning
-from cnngp.estimators.labels import ClassTargets, OneLabel, SeveralLabels, class_loss
-from cnngp.estimators.learning import Problem, balanced, search
-from cnngp.estimators.learning.search import free_directions, groups_of, moved
+from cnngp.estimators import learning as module
+from cnngp.estimators.labels import ClassTargets, OneLabel, SeveralLabels
+from cnngp.estimators.learning import Problem, groups_of, moved
+from cnngp.estimators.training_images import balanced
 from cnngp.gp.checks import MatrixError
 from cnngp.gp.exact import ExactGP
 
@@ -54,6 +55,17 @@ def kernel(network: Network) -> Kernel:
 
 def fitted(network: Network = BIASED, **options: Any) -> GPClassifier:
     return GPClassifier(network, device="cpu", **({"learn": QUICK} | options)).fit(X, DATA.y)
+
+
+def positive(network: Network, values: Any, tied: bool = True) -> Any:
+    """The groups that have a logarithm."""
+    return [group for group in groups_of(network, values, tied) if values[group.members[0]] > 0.0]
+
+
+def directions(kernel: Kernel, images: Any, values: Any, groups: Any, scale_counts: bool = False) -> Any:
+    """The directions that a search goes in; those of a factor count where the amplitude is a number."""
+    problem = Problem(kernel, images, np.ones((len(images), 1)), "loo", 0.0, 1.0 if scale_counts else "ml", None)
+    return problem.free_directions(values, groups, kernel.dtype)
 
 
 # ---- groups and directions -------------------------------------------------------------------------------------------
@@ -91,10 +103,10 @@ def test_layers_of_a_kind_are_tied_branches_on_their_own() -> None:
 )
 def test_directions_that_only_scale_the_kernel_are_left_out(network: Network, tied: bool, free: int) -> None:
     values = network.parameters()
-    groups = [group for group in groups_of(network, values, tied) if not group.is_zero(values)]
-    basis = free_directions(kernel(network), X, values, groups, scale_counts=False)
+    groups = positive(network, values, tied)
+    basis = directions(kernel(network), X, values, groups, scale_counts=False)
     assert basis.shape == (len(groups), free)
-    rough = free_directions(Kernel(network, "cpu", "float32"), X, values, groups, scale_counts=False)
+    rough = directions(Kernel(network, "cpu", "float32"), X, values, groups, scale_counts=False)
     assert min(free, 1) <= rough.shape[1] <= free  # float32 misses what changes the kernel least
     np.testing.assert_allclose(basis @ (basis.T @ rough), rough, atol=0.05)
     K = kernel(network)(X[:10])
@@ -114,21 +126,21 @@ def test_biases_that_drown_the_images_are_no_scale() -> None:
     small = 1e-3 * X
     values = BIASED.parameters()
     groups = groups_of(BIASED, values, True)
-    assert free_directions(kernel(BIASED), small, values, groups, scale_counts=False).shape[1] >= 1
+    assert directions(kernel(BIASED), small, values, groups, scale_counts=False).shape[1] >= 1
     clf = GPClassifier(BIASED, device="cpu", learn=Learning("loo", starts=1)).fit(small, DATA.y)
     assert clf.learned_ is not None
     assert clf.learned_.left_out == ()
     assert clf.learned_.after < 0.7 * clf.learned_.before
     gamma = Sequential(Dense(), Rbf(50.0), Dense())  # what its weights do beside a scale, gamma does: one direction
     values = gamma.parameters()
-    groups = [group for group in groups_of(gamma, values, True) if not group.is_zero(values)]
-    assert free_directions(kernel(gamma), X, values, groups, scale_counts=False).shape == (2, 1)
+    groups = positive(gamma, values, True)
+    assert directions(kernel(gamma), X, values, groups, scale_counts=False).shape == (2, 1)
 
 
 def test_where_the_scale_counts_it_is_learned() -> None:
     values = PLAIN.parameters()
-    groups = [group for group in groups_of(PLAIN, values, True) if not group.is_zero(values)]
-    assert free_directions(kernel(PLAIN), X, values, groups, scale_counts=True).shape == (2, 1)
+    groups = positive(PLAIN, values, True)
+    assert directions(kernel(PLAIN), X, values, groups, scale_counts=True).shape == (2, 1)
     y = X.mean((1, 2, 3))  # something that the network can say, and no noise
     reg = GPRegressor(PLAIN, amplitude=1.0, learn="likelihood", device="cpu").fit(X, 100.0 * y)
     assert reg.learned_ is not None
@@ -144,11 +156,12 @@ def test_the_loss_of_classes_has_the_gradient_of_finite_differences(several: boo
     coding = SeveralLabels(np.arange(3)) if several else OneLabel(np.arange(3))
     targets = 2.0 * (rng.random((30, 3)) < 0.4) - 1.0 if several else 2.0 * np.eye(3)[rng.integers(0, 3, 30)] - 1.0
     mean = targets + rng.normal(0.0, 1.5, targets.shape)
-    _, by_mean = class_loss(coding, mean, targets)
+    judge = ClassTargets(coding, np.zeros((1, 3)) if several else np.zeros(1, int)).slopes
+    _, by_mean = judge(mean, targets)
     for _ in range(4):
         D = rng.standard_normal(mean.shape)
         h = 1e-3
-        up, down = (class_loss(coding, mean + s * h * D, targets)[0] for s in (1, -1))
+        up, down = (judge(mean + s * h * D, targets)[0] for s in (1, -1))
         # The temperature is found to a thousandth, which leaves some 1e-4 of its own slope in a difference.
         assert (up - down) / (2 * h) == pytest.approx(float((by_mean * D).sum()), rel=1e-3, abs=2e-5)
 
@@ -222,12 +235,12 @@ def test_a_classifier_learns_and_is_better_left_out() -> None:
     assert eval(repr(clf.network_)) == clf.network_
     assert min(loss for _, loss in learned.path) == pytest.approx(learned.after, abs=1e-4)
     assert {start for start, _ in learned.path} == {0, 1, 2}
-    assert clf.gp_.noise == pytest.approx(learned.noise_of(float(clf.kernel_.diag(X).mean())))
+    assert clf.gp_.noise == pytest.approx(learned.noise * float(clf.kernel_.diag(X).mean()))
     assert "leave-one-out loss" in str(learned)
     assert fitted(learn=None).learned_ is None
     values = [v for v in clf.network_.parameters().values() if v not in BIASED.parameters().values()]
     assert values
-    assert all(float(f"{v:.{search._DIGITS}g}") == v for v in values)
+    assert all(float(f"{v:.{module._DIGITS}g}") == v for v in values)
     a, b, c = (fitted(random_state=seed).learned_ for seed in (3, 3, 4))
     assert (a.network, a.path) == (b.network, b.path)
     assert a.path != c.path  # other images

@@ -11,8 +11,7 @@ import pytest
 from cnngp import Conv, Dense, GPClassifier, GPRegressor, ReLU, Sequential, datasets
 from cnngp.common.arrays import DataError
 from cnngp.estimators import Learning
-from cnngp.estimators.repeats import image_codes, is_repeated, joined, left_out_together
-from cnngp.estimators.training_images import Images
+from cnngp.estimators.training_images import Images, is_repeated, joined, left_out_together
 
 DATA = datasets.digits().take(150, 400)
 ROWS = np.r_[:150, :60]
@@ -32,10 +31,10 @@ def discs(n: int, seed: int, size: int = 12) -> tuple[Any, Any]:
 
 def test_equal_images_are_found() -> None:
     X = np.random.default_rng(0).random((5, 1, 3, 3))
-    codes = image_codes(Images(X[[0, 1, 0, 2, 1, 3, 0]], X.dtype))
+    codes = Images(X[[0, 1, 0, 2, 1, 3, 0]], X.dtype).codes()
     np.testing.assert_array_equal(codes, [0, 1, 0, 2, 1, 3, 0])
     np.testing.assert_array_equal(is_repeated(codes), [False, False, True, False, True, False, True])
-    np.testing.assert_array_equal(image_codes(Images(X[[2, 2, 1, 0, 2]], X.dtype, streamed=True)), [0, 0, 1, 2, 0])
+    np.testing.assert_array_equal(Images(X[[2, 2, 1, 0, 2]], X.dtype, streamed=True).codes(), [0, 0, 1, 2, 0])
 
 
 def test_groups_and_equal_images_are_joined() -> None:

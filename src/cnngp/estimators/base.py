@@ -25,24 +25,17 @@ from . import files as model_files
 from . import fitting
 from .certificate import FitReport
 from .choosing import Choice, Tell
-from .door import (
-    ImagesLike,
-    Training,
-    as_image_noise,
-    as_kernel_matrix,
-    as_names,
-    check_length,
-    read_test,
-    read_training,
-)
+from .door import ImagesLike, Training, as_kernel_matrix, check_length, described, read_test, read_training
 from .fit import Asked, Fit
 from .kernels import kernel_of
 from .labels import Targets
-from .learning import Learned
 from .request import Parameters, Request
+from .training_images import Images
 
 if TYPE_CHECKING:
     from cnngp.datasets.images import Aspect
+
+    from .learning import Learned
 
 Array = NDArray[Any]
 Floats = NDArray[np.float64]
@@ -94,13 +87,18 @@ class GPEstimator(Parameters, BaseEstimator):  # type: ignore[misc]
         self.fit_ = fitting.fit(request, training, targets, tell)
         self._after_fit()
 
-    def _add(
-        self, X: Array, y: Array, Y: Floats, names: Any, image_noise: Any, new: Sequence[int] = (), **attributes: Any
-    ) -> None:
-        """Condition on images with labels or targets `y`, as outputs `Y`; `attributes` change with them."""
-        noise = None if image_noise is None else as_image_noise(image_noise, len(X))
-        grown = self.fit_.grown(X, y, Y, as_names(names, len(X)), noise, new)
-        before = dict(self.__dict__)
+    def _added(self, X: Any, y: Any, read: Callable[[Any], Array], **said: Any) -> Training:
+        """More images with labels or targets, checked, without those of weight 0."""
+        check_is_fitted(self, "fit_")
+        if self.X_ is None:
+            raise DataError("the model was fitted on a kernel matrix alone; fit again with images X to add to it")
+        images = self._check_test(X)
+        check_length(len(images), y, "images")
+        return described(Images(images, images.dtype), read(y), **said)
+
+    def _add(self, added: Training, Y: Floats, new: Sequence[int] = (), **attributes: Any) -> None:
+        """Condition on more images, with outputs `Y`; `attributes` change with them."""
+        grown, before = self.fit_.grown(added, Y, new), dict(self.__dict__)
         try:
             self.__dict__.pop("loo_novelty_", None)
             self.__dict__.update(attributes)
@@ -136,14 +134,6 @@ class GPEstimator(Parameters, BaseEstimator):  # type: ignore[misc]
             return Asked(None, as_kernel_matrix(K, self.gp_.points), diagonal)
         return Asked(self._check_test(X))
 
-    def _check_added(self, X: Any, y: Any) -> Array:
-        check_is_fitted(self, "fit_")
-        if self.X_ is None:
-            raise DataError("the model was fitted on a kernel matrix alone; fit again with images X to add to it")
-        images = self._check_test(X)
-        check_length(len(images), y, "images")
-        return images
-
     def _prior_matrix(self, X: Any) -> Any:
         """K(X, X) of images without labels, by the network that was given."""
         request = replace(self._request(), inducing=None)
@@ -153,11 +143,9 @@ class GPEstimator(Parameters, BaseEstimator):  # type: ignore[misc]
         assert read.images is not None
         return kernel_of(request.recipe, read.images, request.make).gram(read.images.pixels)
 
-    def _check_how_many(self, n: Any) -> None:
-        check_is_fitted(self, "fit_")
-        self._check_number(n)
-
-    def _check_number(self, n: Any) -> None:
+    def _check_how_many(self, n: Any, fitted: bool = True) -> None:
+        if fitted:
+            check_is_fitted(self, "fit_")
         if not is_whole(n, least=0):
             raise ValueError(f"n={n!r}: expected how many images, 0 or more")
 
@@ -199,10 +187,9 @@ class GPEstimator(Parameters, BaseEstimator):  # type: ignore[misc]
         >>> len(GPClassifier("small_cnn", device="cpu").choose(5, pool))
         5
         """
+        self._check_how_many(n, fitted=False)
         if not hasattr(self, "fit_"):
-            self._check_number(n)
             return chosen(n, self._prior_matrix(X)).rows
-        self._check_how_many(n)
         images = self._check_test(X)
         return chosen(n, self.fit_.among(images), self._exact("choosing images"), self.fit_.cross(images)).rows
 
@@ -213,9 +200,9 @@ class GPEstimator(Parameters, BaseEstimator):  # type: ignore[misc]
         return exact
 
     def _conformal(self, asked: Asked, of: Callable[[ExactGP, Any, Floats], Array]) -> Array:
-        """What `of` says of the exact posterior, K(test, training) and k(x, x), some rows at a time."""
-        exact, diagonal = self._exact("a set with a guarantee"), self.fit_.diagonal(asked)
-        return np.concatenate([of(exact, block, diagonal[rows]) for rows, block in self.fit_.blocks(asked)])
+        """What `of` says of the exact posterior, K(test, training) and k(x, x)."""
+        exact = self._exact("a set with a guarantee")
+        return self.fit_.over(asked, lambda block, diagonal: of(exact, block, diagonal))
 
     def _first(self, n: int, score: Floats, X: Any) -> Numbers:
         """Rows of the `n` images with the highest score, of X or of the training images."""
@@ -239,7 +226,7 @@ class GPEstimator(Parameters, BaseEstimator):  # type: ignore[misc]
     def save(self, path: str | Path) -> None:
         """Write the fitted model to one file, without pickle."""
         check_is_fitted(self, "fit_")
-        model_files.save(self, path, *self._state())
+        model_files.save(self, path)
 
     def _state(self) -> tuple[dict[str, Any], dict[str, Array]]:
         """What the estimator has beside the fit, for a file."""

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cnngp.gp.linalg import blocks
 from cnngp.gp.posterior import Posterior
 from cnngp.kernel.check import FAR, compare, is_affordable
 from cnngp.kernel.kernel import Kernel
@@ -21,8 +19,6 @@ from .kernels import RecipeKernel
 _NEAR = 3e-3
 # Of `kernel_error`: a matrix that was given may come from another library, with roundings of its own.
 _GIVEN_BOUND = 1e-5
-# Of the matrix, looked at in one go.
-_ENTRIES = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -31,9 +27,8 @@ class FitReport:
 
     images: int
     engine: str
-    kernel_error: float | None
-    """Largest |K − R|/max|R| on `pairs_checked` pairs, with R the float64 reference; None for a given matrix."""
-    pairs_checked: int
+    kernel_seconds: float
+    solve_seconds: float
     residual: float
     smallest_eigenvalue: tuple[float, float]
     """A lower bound, 1/tr K⁻¹, and an upper one, the Rayleigh quotient of an inverse iteration."""
@@ -41,8 +36,9 @@ class FitReport:
     noise: float
     jitter: float
     amplitude: float
-    kernel_seconds: float
-    solve_seconds: float
+    kernel_error: float | None = None
+    """Largest |K − R|/max|R| on `pairs_checked` pairs, with R the float64 reference; None for a given matrix."""
+    pairs_checked: int = 0
     method: str = "cholesky"
     """How the system was solved: "cholesky", "mixed", "cg", or "inducing" for the approximation."""
     compile_seconds: float = 0.0
@@ -252,73 +248,40 @@ def _about(share: float) -> str:
     return "less than 0.1 %" if share < 1e-3 else f"about {100 * share:.1g} %"
 
 
-@dataclass(frozen=True)
-class Checked:
-    """What is known of a matrix's entries: how far some of them are from the reference, and what the kernel found."""
-
-    error: float | None = None
-    bound: float = _GIVEN_BOUND
-    pairs: int = 0
-    check: str | None = None
-
-
-def certify(
-    gp: Posterior,
-    images: int,
-    checked: Checked,
-    engine: str,
-    kernel_seconds: float,
-    begun: float,
-    method: str,
-    **known: Any,
-) -> FitReport:
-    """The report of a fit whose solving began at `begun` (`time.perf_counter`), with what else is `known` of it."""
+def measured(gp: Posterior) -> dict[str, Any]:
+    """What a report says of a posterior."""
     numbers = {name: getattr(gp, name) for name in ("largest_variance", "noise", "jitter", "amplitude")}
-    return FitReport(
-        images,
-        engine,
-        checked.error,
-        checked.pairs,
-        kernel_seconds=kernel_seconds,
-        solve_seconds=time.perf_counter() - begun,
-        method=method,
-        kernel_bound=checked.bound,
-        check=checked.check,
-        **asdict(gp.solved()) | numbers | known,
-    )
+    return asdict(gp.solved()) | numbers
 
 
-def checked_sample(kernel: RecipeKernel, X: NDArray[Any], K: Any, given: bool, images: int = 4) -> Checked:
-    """Pairs of a few images spread over the set, compared with the reference; of a tangent kernel also the two images
-    that are most alike, because rounding does most to those.
+def checked_sample(kernel: RecipeKernel, X: NDArray[Any], K: Any, given: bool, images: int = 4) -> dict[str, Any]:
+    """Of a report, what is known of the entries of a matrix: pairs of a few images spread over the set, compared with
+    the reference; of a tangent kernel also the two images that are most alike, because rounding does most to those.
 
     Where that would take too long, and of kernels that are sums or averages, what each network's kernel found on two
     images, or parts of them, before it began.
     """
-    found = [_by_verdict(t.kernel, t.preparation.output_shape(X.shape[1:]), given) for t in kernel.terms]
+    shapes = [t.preparation.output_shape(X.shape[1:]) for t in kernel.terms]
+    found = [{} if given else _by_verdict(t.kernel, shape) for t, shape in zip(kernel.terms, shapes, strict=True)]
     first = kernel.terms[0]
-    own, shape = first.kernel, first.preparation.output_shape(X.shape[1:])
-    if not kernel.single or first.term.symmetry is not None or not is_affordable(own.network, tuple(shape)):
-        return max(found, key=lambda c: (c.error or 0.0) / c.bound)
+    own = first.kernel
+    if not kernel.single or first.term.symmetry is not None or not is_affordable(own.network, tuple(shapes[0])):
+        return max(found, key=lambda c: c.get("kernel_error", 0.0) / c.get("kernel_bound", _GIVEN_BOUND))
     rows = np.unique([*np.linspace(0, len(X) - 1, images).round().astype(int), *_nearest(own, K)])
     sample = np.array([[float(K[int(i), int(j)]) for j in rows] for i in rows])
-    seen = np.asarray(first.once(X[rows]).array)
-    compared = compare(own.network, seen, sample, np.dtype(own.dtype), own.kind)
+    compared = compare(own.network, np.asarray(first.once(X[rows]).array), sample, np.dtype(own.dtype), own.kind)
     if compared is None:
-        return Checked(0.0, pairs=len(rows) * (len(rows) + 1) // 2, check=found[0].check)
+        return found[0] | {"kernel_error": 0.0, "pairs_checked": len(rows) * (len(rows) + 1) // 2}
     bound = max(compared.bound, _GIVEN_BOUND) if given else compared.bound
-    return Checked(compared.error, bound, compared.pairs, found[0].check)
+    return found[0] | {"kernel_error": compared.error, "kernel_bound": bound, "pairs_checked": compared.pairs}
 
 
-def _by_verdict(kernel: Kernel, shape: tuple[int, ...], given: bool) -> Checked:
-    if given:
-        return Checked()
+def _by_verdict(kernel: Kernel, shape: tuple[int, ...]) -> dict[str, Any]:
     verdict = kernel.verdict(shape)
     if verdict is None:
-        return Checked(check="none: nothing had to be computed" if kernel.check else "none: Kernel(…, check=False)")
-    if verdict.error is None:
-        return Checked(check=str(verdict))
-    return Checked(verdict.error, verdict.bound, 3, str(verdict))
+        return {"check": "none: nothing had to be computed" if kernel.check else "none: Kernel(…, check=False)"}
+    known = {"kernel_error": verdict.error, "kernel_bound": verdict.bound, "pairs_checked": 3}
+    return {"check": str(verdict)} | (known if verdict.error is not None else {})
 
 
 def _nearest(kernel: Kernel, K: Any) -> tuple[int, ...]:
@@ -328,9 +291,8 @@ def _nearest(kernel: Kernel, K: Any) -> tuple[int, ...]:
     sizes = np.sqrt(np.maximum(K.diagonal(), 0.0))
     scale = np.divide(1.0, sizes, out=np.zeros_like(sizes), where=sizes > 0)
     best: tuple[float, int, int] = (-math.inf, 0, 1)
-    for block in blocks(len(K), max(1, _ENTRIES // len(K))):
-        c = K[block] * scale[block, None] * scale
-        c[np.arange(len(c)), np.arange(block.start, block.stop)] = -math.inf
-        i, j = np.unravel_index(int(c.argmax()), c.shape)
-        best = max(best, (float(c[i, j]), block.start + int(i), int(j)))
+    for i, row in enumerate(K):
+        c = row * scale[i] * scale
+        c[i] = -math.inf
+        best = max(best, (float(c.max()), i, int(c.argmax())))
     return best[1:]

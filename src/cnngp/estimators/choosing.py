@@ -29,9 +29,8 @@ from cnngp.network.names import AN_IMAGE, IN_ALL
 from .candidates import Candidate, candidates
 from .kernels import kernel_of
 from .labels import Targets
-from .learning import balanced
 from .recipe import Recipe
-from .training_images import Images
+from .training_images import Images, balanced
 
 Array = NDArray[Any]
 Floats = NDArray[np.float64]

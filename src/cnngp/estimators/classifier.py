@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -19,7 +20,6 @@ from cnngp.gp.novelty import novelty
 from .base import GPEstimator, Numbers
 from .choosing import Tell
 from .door import ImagesLike
-from .explanation import Explanation
 from .fit import Asked
 from .guessing import errors_if_guessing
 from .labels import (
@@ -35,6 +35,9 @@ from .labels import (
     read_calibration,
     read_labels,
 )
+
+if TYPE_CHECKING:
+    from .explanation import Explanation
 
 Array = NDArray[Any]
 Floats = NDArray[np.float64]
@@ -230,11 +233,25 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
             p = self._conformal(asked, lambda gp, block, own: p_values(gp, block, own, labels, by == "class"))
         return allowed(p, coverage)
 
-    def add(self, X: ImagesLike, y: ArrayLike, *, names: Any = None, image_noise: ArrayLike | None = None) -> Self:
-        """Condition on more images, by a block update instead of a new factorisation; they may bring new classes."""
-        images = self._check_added(X, y)
+    def add(
+        self,
+        X: ImagesLike,
+        y: ArrayLike,
+        *,
+        sample_weight: ArrayLike | None = None,
+        image_noise: ArrayLike | None = None,
+        names: Any = None,
+    ) -> Self:
+        """Condition on more images, by a block update instead of a new factorisation; they may bring new classes.
+
+        What is said of single images is that of `fit`; of `class_weight` a dict is used here too.
+        """
         labels = read_labels(y)
-        coding, new = self._coding, np.empty(0, np.intp)
+        by_class = self.class_weight if isinstance(self.class_weight, Mapping) and labels.ndim == 1 else {}
+        said = {"sample_weight": sample_weight, "image_noise": image_noise, "names": names}
+        said["class_weight"] = {label: by_class[label] for label in set(labels.tolist()) & set(by_class)}
+        added = self._added(X, labels, np.asarray, **said)
+        coding, labels, new = self._coding, added.y, np.empty(0, np.intp)
         if isinstance(coding, OneLabel) and labels.ndim == 1:
             if (labels.dtype.kind in "US") != (self.classes_.dtype.kind in "US"):
                 raise DataError(f"y holds labels of type {labels.dtype}; expected those of fit, {self.classes_.dtype}")
@@ -243,9 +260,7 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
             coding = OneLabel(np.union1d(self.classes_, unknown)) if len(unknown) else coding
         elif labels.shape[1:] != np.shape(self.y_)[1:]:
             raise DataError(f"y has shape {labels.shape}, unlike the labels of fit, {np.shape(self.y_)}")
-        attributes = {"_coding": coding, "classes_": coding.classes}
-        Y = coding.targets(labels)
-        self._add(images, labels, Y, names, image_noise, new.tolist(), **attributes)
+        self._add(added, coding.targets(labels), new.tolist(), _coding=coding, classes_=coding.classes)
         return self
 
     def most_uncertain(self, n: int = 10, X: ImagesLike | None = None) -> Numbers:
@@ -283,8 +298,11 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
         score = 1.0 - given.min(1, initial=1.0)
         return self._suspects(n, score, self._coding.labels(targets), self.loo_predictions_)
 
-    def explain(self, X: ImagesLike | None = None, *, K: Any = None, diagonal: Any = None) -> list[Explanation]:
-        """Why each image is predicted as it is: the training images that speak for and against each class.
+    def explain(
+        self, X: ImagesLike | None = None, *, saliency: bool = False, K: Any = None, diagonal: Any = None
+    ) -> list[Explanation]:
+        """Why each image is predicted as it is: the training images that speak for and against each class, and with
+        `saliency` where the model looks, which takes gradients of images X.
 
         >>> from cnngp import GPClassifier, datasets
         >>> data = datasets.digits().take(200)
@@ -297,7 +315,12 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
         >>> [bool(v.label == why.predicted) for v in why.speaking_for(n=3)]
         [True, True, True]
         """
+        from .explanation import Explanation
+
         asked = self._asked(X, K, diagonal)
+        if saliency and asked.images is None:
+            raise DataError("saliency is a gradient by pixels; give images X instead of K")
+        looks = iter(self.saliency(X)) if saliency and X is not None else itertools.repeat(None)
         fit = self.fit_
         variances, diagonal, usual = fit.variances, fit.diagonal(asked), self.loo_novelty_
         labels, names = fit.of_points(fit.y), fit.of_points(fit.names)
@@ -310,7 +333,8 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
                 mean = shares.sum(0)
                 rank = math.nan if usual is None else float((usual < unlike).mean())
                 said = self._coding.labels(mean[None])[0]
-                found.append(Explanation(self.classes_, said, p, mean, shares, float(unlike), rank, labels, names))
+                facts = (said, p, mean, shares, float(unlike), rank, labels, names, next(looks))
+                found.append(Explanation(self.classes_, *facts))
         return found
 
     def saliency(self, X: ImagesLike, label: Any = None) -> Floats:

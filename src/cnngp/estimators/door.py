@@ -74,19 +74,12 @@ class Training:
 
     def at(self, rows: NDArray[np.intp]) -> Training:
         """Some of the images, with all that is said of them."""
-
-        def some(values: Any) -> Any:
-            return None if values is None else values[rows]
-
-        return Training(
-            None if self.images is None else Images(self.images.at(rows), self.images.dtype),
-            self.y[rows],
-            None if self.K is None else to_numpy(self.K[:])[np.ix_(rows, rows)],
-            some(self.names),
-            None if self.groups is None else check_groups(self.groups[rows], len(rows)),
-            some(self.image_noise),
-            some(self.weight),
-        )
+        parts = {name: getattr(self, name) for name in ("y", "names", "groups", "image_noise", "weight")}
+        some: dict[str, Any] = {name: None if values is None else values[rows] for name, values in parts.items()}
+        if some["groups"] is not None:
+            some["groups"] = check_groups(some["groups"], len(rows))
+        images = None if self.images is None else Images(self.images.at(rows), self.images.dtype)
+        return Training(images, K=None if self.K is None else to_numpy(self.K[:])[np.ix_(rows, rows)], **some)
 
 
 def read_training(
@@ -121,60 +114,66 @@ def read_training(
         check_length(K.shape[0], y, "rows of K")
     images = None
     if X is not None:
-        # With inducing images, what has a shape stays where it is, and is read and checked a block at a time.
-        streamed = request.inducing is not None and hasattr(X, "shape") and axes(X) > 3
-        pixels, y = _read(estimator, X, y, streamed, numbers)
-        images = Images(_in_form(request, pixels, X, streamed), request.working_type, streamed)
+        images, y = _read_images(estimator, request, X, y, numbers)
         if request.input_shape is None:
             warn_of_channels_last(images.shape)
-    labels = read(y)
-    n = len(labels)
     if groups is None and isinstance(X, Copies):
         groups = X.groups
-    weight = _weights(sample_weight, class_weight, labels)
-    if weight is not None and request.inducing is not None:
-        raise DataError(ONLY_EXACT.format("sample_weight or class_weight"))
-    training = Training(
-        images,
-        labels,
-        K,
-        as_names(names, n),
-        None if groups is None else check_groups(to_numpy(groups, "groups"), n),
-        None if image_noise is None else as_image_noise(image_noise, n),
-        weight,
-    )
+    training = described(images, read(y), K, names, image_noise, groups, sample_weight, class_weight)
+    for name, said in (("sample_weight or class_weight", training.weight), ("image_noise", image_noise)):
+        if said is not None and request.inducing is not None:
+            raise DataError(ONLY_EXACT.format(name))
+    return training
+
+
+def described(
+    images: Images | None,
+    y: Array,
+    K: Any = None,
+    names: Any = None,
+    image_noise: Any = None,
+    groups: Any = None,
+    sample_weight: Any = None,
+    class_weight: Any = None,
+) -> Training:
+    """Images with what is said of them, checked, without those of weight 0."""
+    n, weight = len(y), _weights(sample_weight, class_weight, y)
+    names = None if names is None else np.array([str(name) for name in names])
+    if names is not None and len(names) != n:
+        raise DataError(f"{len(names)} names for {n} images; give one name for each image")
+    groups = None if groups is None else check_groups(to_numpy(groups, "groups"), n)
+    image_noise = None if image_noise is None else _of_each(image_noise, n, "image_noise", "variances")
+    training = Training(images, y, K, names, groups, image_noise, weight)
     return training if weight is None or weight.all() else training.at(np.flatnonzero(weight))
 
 
-def _read(estimator: BaseEstimator, X: Any, y: Any, streamed: bool, numbers: bool) -> tuple[Any, Any]:
-    """X as an array of floating-point numbers where it is not `streamed`, with scikit-learn's checks of flat rows."""
+def _read_images(estimator: BaseEstimator, request: Request, X: Any, y: Any, numbers: bool) -> tuple[Images, Any]:
+    """Training images (N, C, …) with scikit-learn's checks of flat rows, and y.
+
+    With inducing images, what has a shape stays where it is, and is read and checked a block at a time.
+    """
+    given, streamed = X, request.inducing is not None and hasattr(X, "shape") and axes(X) > 3
     if axes(X) <= 2:
-        check_real_rows(X)
+        X = check_real_rows(X)
         if axes(X) == 2 and hasattr(X, "shape"):
             check_length(X.shape[0], y, "images")
         checks = {"dtype": [np.float64, np.float32], "multi_output": True, "y_numeric": numbers}
-        found: tuple[Any, Any] = validate_data(estimator, X, y, **checks)
-        return found
-    X = X if streamed else as_float(to_numpy(X))
-    check_images_shape(tuple(X.shape), "X")
-    check_length(X.shape[0], y, "images")
-    estimator.__dict__.pop("feature_names_in_", None)
-    estimator.n_features_in_ = int(np.prod(X.shape[1:]))
-    return X, y
-
-
-def _in_form(request: Request, X: Any, given: Any, streamed: bool) -> Any:
-    """Training images as (N, C, …); what is not `streamed` is an array of our own in the kernel's type."""
-    if streamed and request.input_shape is None:
-        return X
-    images = as_image_shape(X, request.input_shape)
-    if streamed:
-        return images
-    for term in () if request.recipe is None else request.recipe.terms:
-        _check_fits_rows(term.network, images)
-    found = np.asarray(as_images(images, request.working_type))
-    # A model predicts by its training images, so it does not share them with a caller who may overwrite them.
-    return found.copy() if found is given or found.base is not None else found
+        X, y = validate_data(estimator, X, y, **checks)
+    else:
+        X = X if streamed else as_float(to_numpy(X))
+        check_images_shape(tuple(X.shape), "X")
+        check_length(X.shape[0], y, "images")
+        estimator.__dict__.pop("feature_names_in_", None)
+        estimator.n_features_in_ = int(np.prod(X.shape[1:]))
+    if not streamed or request.input_shape is not None:
+        X = as_image_shape(X, request.input_shape)
+    if not streamed:
+        for term in () if request.recipe is None else request.recipe.terms:
+            _check_fits_rows(term.network, X)
+        X = np.asarray(as_images(X, request.working_type))
+        # A model predicts by its training images, so it does not share them with a caller who may overwrite them.
+        X = X.copy() if X is given or X.base is not None else X
+    return Images(X, request.working_type, streamed), y
 
 
 def read_test(estimator: BaseEstimator, X: Any, fitted: Array, dtype: np.dtype[Any]) -> Array:
@@ -183,8 +182,7 @@ def read_test(estimator: BaseEstimator, X: Any, fitted: Array, dtype: np.dtype[A
         raise DataError("give images X, or K(test, training) as K=")
     X = known_array(X, "X")
     if axes(X) <= 2:
-        check_real_rows(X)
-        X = validate_data(estimator, X, reset=False, dtype=[np.float64, np.float32])
+        X = validate_data(estimator, check_real_rows(X), reset=False, dtype=[np.float64, np.float32])
     pixels, shape = as_float(to_numpy(X)), tuple(fitted.shape[1:])
     images = in_shape(pixels, shape)
     if images is None:
@@ -277,40 +275,28 @@ def as_float(X: Array) -> Array:
 _NOT_REAL = (str, bytes, complex, np.complexfloating, np.datetime64, np.timedelta64, datetime.date, datetime.timedelta)
 
 
-def check_real_rows(X: Any) -> None:
-    """For flat rows, before scikit-learn checks the rest: it would read text and dates as numbers.
+def check_real_rows(X: Any) -> Any:
+    """X, flat rows of real numbers, before scikit-learn checks the rest: it would read text and dates as numbers.
 
     Columns of a DataFrame by their types, and by their values where the type does not say, as of categories.
     """
-    if hasattr(X, "dtypes") and hasattr(X, "columns"):
-        values = None
-        for i, (name, dtype) in enumerate(zip(X.columns, X.dtypes, strict=True)):
-            if (kind := getattr(dtype, "kind", "O")) in "buif":
+    frame = hasattr(X, "dtypes") and hasattr(X, "columns")
+    a = X if frame or hasattr(X, "shape") else to_numpy(X)
+    types = zip(X.columns, X.dtypes, strict=True) if frame else [("", getattr(a, "dtype", None))]
+    for i, (name, dtype) in enumerate(types):
+        kind = getattr(dtype, "kind", "O" if frame else "b")
+        if kind in "buif":
+            continue
+        if kind == "O":  # other objects than these are refused by scikit-learn
+            values = np.asarray(a, dtype=object)
+            if not any(isinstance(value, _NOT_REAL) for value in (values[:, i] if frame else values).flat):
                 continue
-            if kind == "O":
-                values = np.asarray(X, dtype=object) if values is None else values
-                if not _holds_text_or_dates(values[:, i]):
-                    continue
-            raise DataError(f"X has a column {name!r} of type {dtype}; expected real numbers{_complex(dtype)}")
-        return
-    a = X if hasattr(X, "shape") else to_numpy(X)
-    dtype = getattr(a, "dtype", None)
-    if not isinstance(dtype, np.dtype):
-        return
-    if dtype.kind == "O":
-        if isinstance(a, np.ndarray) and _holds_text_or_dates(a):
-            raise DataError("X holds Python objects that are not all real numbers; expected real numbers")
-    elif dtype.kind not in "buif":
-        raise DataError(f"X has type {dtype}; expected real numbers{_complex(dtype)}")
-
-
-def _holds_text_or_dates(objects: Array) -> bool:
-    """Text that could be read as numbers, dates, complex numbers. Other objects are refused by scikit-learn."""
-    return any(isinstance(value, _NOT_REAL) for value in objects.flat)
-
-
-def _complex(dtype: Any) -> str:
-    return ". Complex data not supported" if getattr(dtype, "kind", "") == "c" else ""  # as every estimator has to say
+            if not frame:
+                raise DataError("X holds Python objects that are not all real numbers; expected real numbers")
+        has = f"a column {name!r} of" if frame else "has"
+        complex_ = ". Complex data not supported" if kind == "c" else ""  # as every estimator has to say
+        raise DataError(f"X {'has ' if frame else ''}{has} type {dtype}; expected real numbers{complex_}")
+    return X
 
 
 def axes(X: Any) -> int:
@@ -352,17 +338,7 @@ def check_length(n: int, y: Any, what: str) -> None:
         raise DataError(f"{n} {what} but {len(y)} labels in y; give one label per image")
 
 
-def as_names(names: Any, n: int) -> NDArray[np.str_] | None:
-    """What `n` images are called, such as the paths of their files."""
-    if names is None:
-        return None
-    array = np.array([str(name) for name in names])
-    if len(array) != n:
-        raise DataError(f"{len(array)} names for {n} images; give one name for each image")
-    return array
-
-
-def as_image_noise(values: Any, n: int, name: str = "image_noise", what: str = "variances") -> Floats:
+def _of_each(values: Any, n: int, name: str, what: str) -> Floats:
     """A number of 0 or more for each image: variances of its noise in the kernel's units, or weights."""
     numbers = as_real(to_numpy(values, name), name)
     if numbers.shape != (n,) or not bool((np.isfinite(numbers) & (numbers >= 0.0)).all()):
@@ -373,8 +349,6 @@ def as_image_noise(values: Any, n: int, name: str = "image_noise", what: str = "
 def _weights(sample_weight: Any, class_weight: Any, labels: Array) -> Floats | None:
     """What the noise of each image is divided by: its own weight times that of its class; None where that is 1."""
     weight = np.ones(len(labels))
-    if sample_weight is not None:
-        weight = weight * as_image_noise(sample_weight, len(labels), "sample_weight", "weights")
     if class_weight is not None:
         if class_weight != "balanced" and not isinstance(class_weight, Mapping):
             raise DataError(f"class_weight={class_weight!r}: expected None, 'balanced' or a dict of weights by class")
@@ -382,9 +356,9 @@ def _weights(sample_weight: Any, class_weight: Any, labels: Array) -> Floats | N
             wrong = [w for w in class_weight.values() if not is_number(w, least=0.0)]
             if wrong:
                 raise DataError(f"class_weight holds {wrong[0]!r}; expected a weight of 0 or more for each class")
-        weight = weight * as_image_noise(
-            compute_sample_weight(class_weight, labels), len(labels), "class_weight", "weights"
-        )
+        weight = compute_sample_weight(class_weight, labels)
+    if sample_weight is not None:
+        weight = weight * _of_each(sample_weight, len(labels), "sample_weight", "weights")
     if not weight.any():
         raise DataError("all weights are zero, by sample_weight or class_weight; expected some above 0")
     if bool(((weight > 0.0) & (weight < _LEAST_WEIGHT)).any()):

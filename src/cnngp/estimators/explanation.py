@@ -1,4 +1,6 @@
-"""Why a model says what it says of an image: the training images that speak for and against each class."""
+"""Why a model says what it says of an image: the training images that speak for and against each class, and where it
+looks, by gradients of its means with respect to pixels.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +10,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cnngp.common.arrays import DataError
+from cnngp.common.arrays import DataError, to_numpy
+from cnngp.datasets.preparation import Preparation
+from cnngp.gp.linalg import blocks
+from cnngp.kernel.kernel import Kernel
+from cnngp.kernel.symmetry import Map, SymmetricEngine, maps_of
 
+from .kernels import RecipeKernel
+
+Array = NDArray[Any]
 Floats = NDArray[np.float64]
+
+# Of an image's largest pixel, how far pixels are moved to differentiate a preparation; and numbers held at a time.
+_STEP, _ENTRIES = 1e-4, 1 << 22
 
 
 @dataclass(frozen=True)
@@ -51,6 +63,8 @@ class Explanation:
     """The share of the training images that are less novel to the others than this image is; NaN if not known."""
     labels: NDArray[Any] | None
     names: NDArray[np.str_] | None
+    saliency: Floats | None = None
+    """∂/∂pixel of the mean of the predicted class, in the shape of the image, where that was asked for."""
 
     def speaking_for(self, label: Any = None, n: int = 5) -> list[Voice]:
         """The `n` training images with the largest shares in the mean of a class, by default the predicted one."""
@@ -101,3 +115,48 @@ class Explanation:
     def _voice(self, i: int, share: float) -> Voice:
         label = None if self.labels is None else self.labels[i]
         return Voice(int(i), float(share), label, None if self.names is None else str(self.names[i]))
+
+
+# ---- where it looks --------------------------------------------------------------------------------------------------
+
+
+def slopes(kernel: RecipeKernel, X: Array, Z: Array, weights: Floats) -> Floats:
+    """∂/∂x_m of Σ_j weights_mj k(x_m, z_j) for every image x_m of X, in the shape of X."""
+    total = np.zeros(X.shape)
+    for t in kernel.terms:
+        x, z = (to_numpy(t.once(images).array) for images in (X, Z))
+        found = _of_kernel(t.kernel, x, z, t.factor * weights)
+        total += found if t.is_plain else _before(t.preparation, X, found)
+    return total
+
+
+def _of_kernel(kernel: Kernel, x: Array, z: Array, weights: Floats) -> Floats:
+    if kernel.symmetry is None:
+        return np.asarray(to_numpy(kernel.gradient(x, z, weights, wrt="images", progress=False)[0]), np.float64)
+    # Σ_gh k(h x, g z)/|G|², of which all h say the same where the network commutes with them.
+    maps = maps_of(kernel.symmetry)
+    engine = kernel.engine_for(x.shape[1:])
+    moves = maps[:1] if isinstance(engine, SymmetricEngine) and engine.commutes else maps
+    own = Kernel(kernel.network, kernel.device, kernel.dtype, kernel.threads, kernel.kind, kernel.check)
+    images = np.concatenate([np.ascontiguousarray(g(z)) for g in maps])
+    each = np.tile(weights, len(maps)) / (len(maps) * len(moves))
+    found = (_inverse(h, maps, x)(_of_kernel(own, np.ascontiguousarray(h(x)), images, each)) for h in moves)
+    return np.asarray(sum(found))
+
+
+def _inverse(h: Map, maps: tuple[Map, ...], x: Array) -> Map:
+    """The map of the group that takes back what h does."""
+    places = np.arange(x[0].size).reshape(x.shape[1:])
+    return next(g for g in maps if np.array_equal(g(h(places)), places))
+
+
+def _before(preparation: Preparation, X: Array, slopes: Floats) -> Floats:
+    """Slopes by prepared images as slopes by the images themselves, pixel by pixel, by differences of second order."""
+    found = np.empty(X.shape)
+    for image, by_prepared, result in zip(X.astype(np.float64), slopes, found, strict=True):
+        step = _STEP * max(float(np.abs(image).max()), np.finfo(np.float64).tiny)
+        for pixels in blocks(image.size, max(1, _ENTRIES // image.size)):  # one of them moved in each copy
+            moves = step * np.eye(pixels.stop - pixels.start, image.size, pixels.start).reshape(-1, *image.shape)
+            ahead, behind = (preparation.transform(image + s * moves).reshape(len(moves), -1) for s in (1.0, -1.0))
+            result.reshape(-1)[pixels] = (ahead - behind) @ by_prepared.reshape(-1) / (2.0 * step)
+    return found

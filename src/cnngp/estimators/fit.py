@@ -4,30 +4,39 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from cnngp.common import memory
 from cnngp.common.arrays import DataError, to_numpy
-from cnngp.common.devices import output_on
+from cnngp.common.checks import is_number
+from cnngp.common.devices import array_module, output_on
+from cnngp.common.errors import ModelFileError
 from cnngp.common.progress import progress_bar
-from cnngp.gp.exact import posterior_samples
+from cnngp.datasets.preparation import as_preparation
+from cnngp.gp.exact import ExactGP
+from cnngp.gp.groups import with_new_groups
 from cnngp.gp.linalg import blocks
 from cnngp.gp.novelty import novelty
-from cnngp.gp.posterior import Posterior
+from cnngp.gp.posterior import Part, Posterior
 from cnngp.kernel.kernel import Kernel
 from cnngp.matrix.store.places import child
 from cnngp.network.layers import Network
 
-from .certificate import Checked, FitReport, certify
+from .certificate import FitReport, measured
 from .choosing import Choice
-from .door import checked_diagonal
-from .kernels import RecipeKernel
-from .learning import Learned
+from .door import ONLY_EXACT, Training, checked_diagonal
+from .kernels import RecipeKernel, TermKernel
 from .recipe import Recipe
+from .training_images import Codes, Images, is_repeated, left_out_together
+
+if TYPE_CHECKING:
+    from .learning import Learned
 
 Array = NDArray[Any]
 Floats = NDArray[np.float64]
@@ -97,20 +106,27 @@ class Fit:
 
     def blocks(self, asked: Asked) -> Iterator[tuple[slice, Any]]:
         """K(test, training), some rows at a time."""
-        n = self.posterior.points
-        if asked.images is None:
-            for rows in blocks(len(asked), max(1, _CHUNK // n)):
-                yield rows, asked.K[rows]
-            return
-        if self.store is not None:
-            K = self._stored_cross(asked.images)
-            for rows in blocks(len(asked), K.chunks[0]):
-                yield rows, K[rows]
+        K, step = asked.K, max(1, _CHUNK // self.posterior.points)
+        if asked.images is not None and self.store is not None:  # under a name of its own for each pair of sets
+            digest = hashlib.sha256()
+            for set_ in (asked.images, self.X):
+                assert set_ is not None
+                digest.update(str(set_.shape).encode() + np.ascontiguousarray(set_).data)
+            place = child(self.store, f"cross-{digest.hexdigest()[:16]}")
+            K = self.only_kernel.gram(asked.images, self.X, store=place)
+            step = K.chunks[0]
+        if K is not None or asked.images is None:
+            yield from ((rows, K[rows]) for rows in blocks(len(asked), step))
             return
         with progress_bar(len(asked), "predict", "image") as bar:
-            for rows in blocks(len(asked), max(1, _CHUNK // n)):
+            for rows in blocks(len(asked), step):
                 yield rows, self.cross(asked.images[rows])
                 bar.update(rows.stop - rows.start)
+
+    def over(self, asked: Asked, of: Callable[[Any, Floats], Any]) -> Array:
+        """What `of` says of K(test, training) and k(x, x), some rows at a time."""
+        diagonal = self.diagonal(asked)
+        return np.concatenate([to_numpy(of(block, diagonal[rows])) for rows, block in self.blocks(asked)])
 
     def cross(self, images: Array) -> Any:
         """K(images, training)."""
@@ -121,15 +137,6 @@ class Fit:
         """K(images, images)."""
         kernel = self.only_kernel
         return kernel.gram(images, output=output_on(kernel.device))
-
-    def _stored_cross(self, images: Array) -> Any:
-        """K(test, training) in the store, under a name of its own for each pair of sets."""
-        digest = hashlib.sha256()
-        for set_ in (images, self.X):
-            assert set_ is not None
-            digest.update(str(set_.shape).encode() + np.ascontiguousarray(set_).data)
-        place = child(self.store, f"cross-{digest.hexdigest()[:16]}")
-        return self.only_kernel.gram(images, self.X, store=place)
 
     def mean(self, asked: Asked) -> Floats:
         return np.concatenate([to_numpy(self.posterior.mean(block)) for _, block in self.blocks(asked)])
@@ -147,11 +154,6 @@ class Fit:
         K = self.cross(images)
         return to_numpy(self.posterior.mean(K)), to_numpy(self.posterior.covariance(K, self.among(images)))
 
-    def sample(self, images: Array, n: int, seed: int | None) -> Floats:
-        """Functions from the posterior, (n, M, outputs)."""
-        mean, covariance = self.mean_and_covariance(images)
-        return to_numpy(posterior_samples(mean, covariance, n, seed))
-
     def diagonal(self, asked: Asked) -> Floats:
         """k(x, x) of what is to be predicted."""
         if asked.images is None:
@@ -166,9 +168,8 @@ class Fit:
 
     def novelty(self, asked: Asked) -> Floats:
         """How unlike all images that it answers by each image is, (M,)."""
-        variances, diagonal = self.variances, self.diagonal(asked)
-        found = [novelty(to_numpy(block), diagonal[rows], variances) for rows, block in self.blocks(asked)]
-        return np.concatenate(found)
+        variances = self.variances
+        return self.over(asked, lambda block, diagonal: novelty(to_numpy(block), diagonal, variances))
 
     def of_points(self, values: Any) -> Any:
         """Of what is said of all training images, what is said of those that the posterior answers by."""
@@ -178,39 +179,146 @@ class Fit:
 
     def saliency(self, images: Array, outputs: NDArray[np.intp]) -> Floats:
         """∂/∂pixel of the mean of one of the outputs for each image, in the shape of the images."""
-        from .saliency import slopes
+        from .explanation import slopes
 
         assert self.X is not None
         return slopes(self.only_kernel, images, self.X, to_numpy(self.posterior.alpha)[:, outputs].T)
 
     # ---- growing -------------------------------------------------------------------------------------------------
 
-    def grown(
-        self, images: Array, y: Array, Y: Floats, names: Array | None, noise: Array | None, new_outputs: Sequence[int]
-    ) -> Fit:
-        """The fit to more images, with labels or targets `y` as outputs `Y`; `new_outputs` were not there before."""
-        from .added import AddedImages
-
-        kernel, X, report = self.only_kernel, self.X, self.report
+    def grown(self, added: Training, Y: Floats, new_outputs: Sequence[int] = ()) -> Fit:
+        """The fit to more images, with labels or targets as outputs `Y`; `new_outputs` were not there before."""
+        assert added.images is not None
+        X, report, m = self.X, self.report, len(Y)
         assert X is not None
-        posterior = copy.copy(self.posterior)
-        new = AddedImages(images, Y, X, kernel, noise, new_outputs)
+        posterior, new = copy.copy(self.posterior), _NewPoints(added, Y, new_outputs, self)
         posterior.grow(new)
+        names = added.names
         if names is not None or self.names is not None:
-            both = ((self.names, report.images), (names, len(images)))
+            both = ((self.names, report.images), (names, m))
             names = np.concatenate([np.full(n, "") if a is None else a for a, n in both])
-        checked = Checked(report.kernel_error, report.kernel_bound, report.pairs_checked, report.check)
-        n = report.images + len(images)
-        report = certify(
-            posterior, n, checked, report.engine, new.kernel_seconds, new.computed, report.method, choice=report.choice
+        report = replace(
+            report,
+            images=report.images + m,
+            repeated=new.repeated,
+            kernel_seconds=new.computed - new.began,
+            solve_seconds=time.perf_counter() - new.computed,
+            compile_seconds=0.0,
+            **measured(posterior) | dict.fromkeys(("excess", "excess_uncertainty", "guessing", "no_better")),
         )
-        report = replace(report, repeated=new.repeated)
         return replace(
             self,
             posterior=posterior,
             report=report,
             # A model through inducing images learns from others without keeping them.
-            X=X if posterior.points == len(X) else np.concatenate([X, images]),
-            y=None if self.y is None else np.concatenate([self.y, y]),
+            X=X if posterior.points == len(X) else np.concatenate([X, added.images.pixels]),
+            y=None if self.y is None else np.concatenate([self.y, added.y]),
             names=names,
         )
+
+    # ---- files ---------------------------------------------------------------------------------------------------
+
+    def state(self) -> tuple[dict[str, Any], dict[str, Array]]:
+        """Numbers and arrays for a file, of which `restored` makes the same fit."""
+        kernel, recipe = self.kernel, self.recipe
+        if self.X is None or kernel is None or recipe is None:
+            raise ModelFileError("a model fitted on a kernel matrix alone has no images to save; pass X to fit as well")
+        numbers, arrays = self.posterior.state(kernel.dtype)
+        header = {
+            "recipe": recipe.to_json(),
+            "factors": [t.factor for t in kernel.terms],
+            "report": {k: v for k, v in self.report.as_dict().items() if k != "verdict"},
+            "posterior": self.posterior.kind,
+            "state": numbers,
+            "learned": None if self.learned is None else self.learned.as_dict(),
+        }
+        known = {"X": self.X, "y": self.y, "names": self.names, "inducing_rows": self.rows}
+        known |= {f"term {i} {k}": a for i, t in enumerate(kernel.terms) for k, a in t.preparation.state().items()}
+        return header, {name: to_numpy(array) for name, array in (known | arrays).items() if array is not None}
+
+    @classmethod
+    def restored(cls, header: dict[str, Any], arrays: dict[str, Array], make: Callable[..., Kernel]) -> Fit:
+        """The fit of a file, whose kernels `make(network, symmetry)` makes; `ValueError`, `KeyError` or such where it
+        contradicts itself.
+        """
+        from cnngp.gp.inducing import InducingGP
+        from cnngp.gp.iterative import IterativeGP
+
+        recipe, X = Recipe.from_json(header["recipe"]), np.ascontiguousarray(arrays["X"])
+        said: dict[str, Any] = {
+            name: tuple(v) if isinstance(v, list) else v for name, v in dict(header["report"]).items()
+        }
+        terms = []
+        for i, (term, factor) in enumerate(zip(recipe.terms, header["factors"], strict=True)):
+            if not is_number(factor, least=0.0) or factor == 0:
+                raise ValueError(f"a factor of {factor!r}")
+            state = {n.removeprefix(f"term {i} "): a for n, a in arrays.items() if n.startswith(f"term {i} ")}
+            preparation = as_preparation(term.preparation).restored(state, X.shape[1:])
+            term.network.shapes(preparation.output_shape(X.shape[1:]))
+            terms.append(TermKernel(term, make(term.network, term.symmetry), preparation, float(factor)))
+        kernel, report = RecipeKernel(terms), FitReport(**said)
+        if X.dtype != kernel.dtype or not 2 <= X.ndim <= 5 or 0 in X.shape:
+            raise ValueError(f"images of shape {X.shape} and type {X.dtype}")
+        kinds: dict[str, type[Posterior]] = {gp.kind: gp for gp in (ExactGP, IterativeGP, InducingGP)}
+        xp = array_module(kernel.device)
+        posterior = kinds[header["posterior"]].restored(dict(header["state"]), arrays, xp)
+        left, rows = posterior.leave_one_out(), None
+        if posterior.kind == "inducing":
+            rows = arrays.get("inducing_rows", np.empty(0, np.intp))
+            some = len(rows) == len(X) and 0 <= rows.min() <= rows.max() < report.images if len(rows) else True
+            if rows.ndim != 1 or rows.dtype.kind not in "iu" or not some:
+                raise ValueError(f"rows of shape {rows.shape} of {report.images} images for {len(X)} inducing images")
+        images = report.images if rows is not None else posterior.points
+        if not posterior.points == len(X) or not images == report.images == len(arrays.get("y", X)):
+            raise ValueError(f"{len(X)} images for {posterior.points} points of {report.images} images")
+        if not np.isfinite(to_numpy(left.mean)).all():
+            raise ValueError("its predictions are not finite")
+        found = None
+        if header.get("learned") is not None:
+            from .learning import Learned
+
+            found = Learned.from_dict(header["learned"])
+        fit = cls(posterior, report, kernel, recipe, X, rows, arrays.get("y"), arrays.get("names"), learned=found)
+        _ = report.verdict, report.rows(), str(found)  # can be shown
+        return fit
+
+
+class _NewPoints:
+    """The kernels of added images that a posterior asks for, and the time they take; see `NewPoints`."""
+
+    def __init__(self, added: Training, Y: Floats, new_outputs: Sequence[int], fit: Fit) -> None:
+        assert added.images is not None
+        assert fit.X is not None
+        self.images, self.Y, self.new_outputs = added.images, Y, new_outputs
+        self.X, self.kernel, self.repeated = fit.X, fit.only_kernel, 0
+        self.point_noise, noise = added.image_noise, fit.posterior.noise
+        if added.weight is not None:
+            less = noise / added.weight - noise
+            self.point_noise = less if self.point_noise is None else self.point_noise + less
+        self.began = self.computed = time.perf_counter()  # when the last kernel was there
+
+    def with_points(self) -> Any:
+        n = len(self.X) + len(self.images)
+        memory.require(8 * n * n, f"{n:,} images together", self.kernel.device)
+        return self.kernel(self.images.pixels, self.X, output=output_on(self.kernel.device), progress=False)
+
+    def among_themselves(self) -> Any:
+        K = self.kernel(self.images.pixels, output=output_on(self.kernel.device))
+        self.computed = time.perf_counter()
+        return K
+
+    def parts(self) -> Iterator[Part]:
+        from .inducing import Source
+
+        if self.point_noise is not None:
+            raise DataError(ONLY_EXACT.format("image_noise or sample_weight"))
+        yield from Source(self.images, self.kernel).parts(self.X, self.Y)
+        self.computed = time.perf_counter()
+
+    def left_out(self, groups: Codes | None) -> Codes | None:
+        """New images are groups of their own, but for those that equal others."""
+        both = np.concatenate([self.X, self.images.pixels])
+        codes = Images(both, both.dtype).codes()
+        self.repeated = int(is_repeated(codes).sum())
+        own = None if groups is None else groups.reshape(len(groups), -1)[:, 0]
+        return left_out_together(with_new_groups(own, len(self.images)), codes)

@@ -6,7 +6,7 @@ import time
 import warnings
 from dataclasses import replace
 from numbers import Integral
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,17 +24,18 @@ from cnngp.kernel.kernel import Kernel
 from cnngp.matrix.store.spec import OtherMatrixError
 
 from .candidates import preparations_of
-from .certificate import Checked, certify, checked_sample
+from .certificate import FitReport, checked_sample, measured
 from .choosing import Choice, Tell, choose
 from .door import ONLY_EXACT, Training
 from .fit import Fit
 from .kernels import RecipeKernel, kernel_of, unit_of
 from .labels import Targets
-from .learning import Learned, Problem, balanced, learned
 from .recipe import Recipe
-from .repeats import image_codes, is_repeated, joined, left_out_together
 from .request import Request
-from .training_images import Images
+from .training_images import Images, balanced, is_repeated, joined, left_out_together
+
+if TYPE_CHECKING:
+    from .learning import Learned
 
 Groups = NDArray[np.intp] | None
 
@@ -53,18 +54,20 @@ def fit(request: Request, training: Training, targets: Targets, tell: Tell = Non
     with the kernel and the images that it is about to be computed for.
     """
     images, given = training.images, training.K is not None
-    groups, repeated = _left_out_together(request, images, training.groups)
     if images is None:
-        made = _exact(request, None, training, targets, groups, request.noise_rule(False))
+        made = _exact(request, None, training, targets, training.groups, request.noise_rule(False))
         return replace(made, y=training.y, names=training.names)
+    codes = images.codes()
+    groups = left_out_together(training.groups, codes)
+    groups = groups if request.inducing is None else joined(groups)
     recipe, choice = _decided(request, images, targets, groups, given, tell)
     if tell is not None and choice is not None:
         tell("chosen", choice)
     recipe, found = _learned(request, recipe, training, images, targets, groups)
     kernel = kernel_of(recipe, images, request.make)
     noise = request.noise_rule(choice is not None)
-    if found is not None and noise == 0 and request.inducing is None:
-        noise = found.noise_of(float(kernel.diag(images.some()).mean()))
+    if found is not None and found.noise is not None and noise == 0 and request.inducing is None:
+        noise = found.noise * float(kernel.diag(images.some()).mean())
     elif isinstance(request.network, Recipe) and not isinstance(noise, str):
         noise = float(noise * unit_of(kernel, recipe, images))
     if tell is not None and not given:
@@ -72,10 +75,8 @@ def fit(request: Request, training: Training, targets: Targets, tell: Tell = Non
     if request.inducing is None:
         made = _exact(request, kernel, training, targets, groups, noise)
     else:
-        if training.image_noise is not None:
-            raise DataError(ONLY_EXACT.format("image_noise"))
         made = _inducing(request, kernel, images, targets, groups, noise)
-    gp, report = made.posterior, replace(made.report, repeated=repeated)
+    gp, report = made.posterior, replace(made.report, repeated=int(is_repeated(codes).sum()))
     if isinstance(recipe.noise, str | None):
         recipe = replace(recipe, noise=float(gp.noise / unit_of(kernel, recipe, images)))
     if choice is not None:
@@ -84,22 +85,6 @@ def fit(request: Request, training: Training, targets: Targets, tell: Tell = Non
         said = choice.text(seconds) + ("; to this network the targets look like noise" if only_noise else "")
         report = replace(report, choice=said)
     return replace(made, recipe=recipe, report=report, choice=choice, learned=found, y=training.y, names=training.names)
-
-
-def _left_out_together(request: Request, images: Images | None, groups: Groups) -> tuple[Groups, int]:
-    """What leave-one-out leaves out with each image, the groups that were asked for and images that are equal; and how
-    many images have been there before.
-    """
-    if groups is not None and request.learning is not None and len(np.unique(groups)) < _FEWEST_GROUPS:
-        raise DataError(
-            f"learn= takes one image of each group, and {len(np.unique(groups))} groups are too few to learn from "
-            f"(at least {_FEWEST_GROUPS}); fit without learn="
-        )
-    if images is None:
-        return groups, 0
-    codes = image_codes(images)
-    found = left_out_together(groups, codes)
-    return found if request.inducing is None else joined(found), int(is_repeated(codes).sum())
 
 
 def _decided(
@@ -112,11 +97,12 @@ def _decided(
     asked, compare = request.recipe, not given and request.learning is None
     if asked is not None and (request.preparation != "loo" or not compare):
         return asked, None
+    n, m = len(images), request.inducing
     choice = choose(
         images,
         targets,
         request.make,
-        compared_pairs(len(images), request.inducing),
+        n * (n - 1) // 2 if m is None else n * (int(m) if isinstance(m, Integral) else len(m)),
         request.effort,
         groups,
         among=None if asked is None else preparations_of(asked.main, images.at(slice(0, 1))),
@@ -127,13 +113,6 @@ def _decided(
     return choice.recipe, choice if asked is None else None
 
 
-def compared_pairs(n: int, inducing: Any) -> int:
-    """Pairs of images that a fit of n images compares: all of them, or each with the inducing ones."""
-    if inducing is None:
-        return n * (n - 1) // 2
-    return n * (int(inducing) if isinstance(inducing, Integral) else len(inducing))
-
-
 def _learned(
     request: Request, recipe: Recipe, training: Training, images: Images, targets: Targets, groups: Groups
 ) -> tuple[Recipe, Learned | None]:
@@ -141,6 +120,13 @@ def _learned(
     asked = request.learning
     if asked is None:
         return recipe, None
+    from .learning import Problem, learned
+
+    if training.groups is not None and len(np.unique(training.groups)) < _FEWEST_GROUPS:
+        raise DataError(
+            f"learn= takes one image of each group, and {len(np.unique(training.groups))} groups are too few to learn "
+            f"from (at least {_FEWEST_GROUPS}); fit without learn="
+        )
     if training.image_noise is not None or training.weight is not None:
         raise DataError(
             "learn= finds one noise for all images; fit without image_noise, sample_weight and class_weight, or "
@@ -176,9 +162,9 @@ def _exact(
     device: ActualDevice = "cpu" if kernel is None else kernel.device
     entry = 8 if kernel is None else np.dtype(kernel.dtype).itemsize
     by_default = request.noise is None and noise == "loo" and not isinstance(request.network, Recipe)
-    method = choose_solver(request.solver, len(Y), K, store is not None, entry, 0.0 if by_default else noise, device)
+    method = _choose_solver(request.solver, len(Y), K, store is not None, entry, 0.0 if by_default else noise, device)
     if by_default and method == "cholesky":
-        choose_solver("cholesky", len(Y), K, store is not None, entry, noise, device)
+        _choose_solver("cholesky", len(Y), K, store is not None, entry, noise, device)
     elif by_default:
         noise = 0.0
     if method != "cholesky":
@@ -209,9 +195,7 @@ def _exact(
     if kernel is not None and images is not None and not given:
         K = _matrix(kernel, images, store)
     computed = begun = time.perf_counter()
-    checked = Checked()
-    if kernel is not None and images is not None:
-        checked = checked_sample(kernel, images.pixels, K, given)
+    checked = {} if kernel is None or images is None else checked_sample(kernel, images.pixels, K, given)
     posterior: Posterior
     if method == "cholesky":
         K = as_matrix(K)
@@ -253,12 +237,19 @@ def _exact(
             seed=request.seed(),
             groups=groups,
         )
-    engine = "given matrix" if given or kernel is None or images is None else kernel.engine(images.shape[1:])
-    report = certify(posterior, len(Y), checked, engine, computed - start, begun, method, compile_seconds=compiling)
+    report = FitReport(
+        len(Y),
+        "given matrix" if given or kernel is None or images is None else kernel.engine(images.shape[1:]),
+        computed - start,
+        time.perf_counter() - begun,
+        method=method,
+        compile_seconds=compiling,
+        **checked | measured(posterior),
+    )
     return Fit(posterior, report, kernel, X=None if images is None else images.pixels, store=store)
 
 
-def choose_solver(asked: Method, n: int, K: Any, store: bool, entry: int, noise: Noise, device: ActualDevice) -> str:
+def _choose_solver(asked: Method, n: int, K: Any, store: bool, entry: int, noise: Noise, device: ActualDevice) -> str:
     """Cholesky unless another solver was asked for, or the matrix is in a store and its factor is beyond memory.
 
     `entry` is the size in bytes of an entry of the kernel matrix as it is computed.
@@ -309,35 +300,29 @@ def _inducing(
     request: Request, kernel: RecipeKernel, images: Images, targets: Targets, groups: Groups, noise: Noise
 ) -> Fit:
     """The posterior through inducing images, with its measured distance from the exact one."""
-    from .inducing_fit import fit_with_pilot
-    from .inducing_images import Source, asked_for
+    from .inducing import Source, asked_for, fit_inducing, pilot
 
-    source = Source(images, kernel)
-    asked = asked_for(source, request.inducing)
+    source, seed = Source(images, kernel, request.store), request.seed()
+    asked = asked_for(images, request.inducing)
     compiling = 0.0 if request.store is not None else kernel.prepare(images.at(slice(0, 2)))
     start = time.perf_counter()
-    classes = targets.wrong(targets.Y[:1], targets.Y[:1]) is not None
-    posterior, Z, rows, pilot = fit_with_pilot(
-        source,
-        targets.Y,
-        asked,
-        noise=noise,
-        amplitude=request.amplitude,
-        loss=targets.loss,
-        wrong=targets.wrong if classes else None,  # type: ignore[arg-type]
-        seed=request.seed(),
-        store=request.store,
-        groups=groups,
-    )
-    begun = time.perf_counter()
-    sample = Z[:64]
-    checked = checked_sample(kernel, sample, to_numpy(kernel(sample)), given=False)
-    engine, n = kernel.engine(images.shape[1:]), len(targets.Y)
-    report = certify(posterior, n, checked, engine, begun - start, begun, "inducing", compile_seconds=compiling)
-    if pilot is not None:
+    options: dict[str, Any] = {"noise": noise, "loss": targets.loss, "seed": seed, "groups": groups}
+    posterior, chosen = fit_inducing(source, targets.Y, asked, amplitude=request.amplitude, **options)
+    above: dict[str, Any] = {}
+    if targets.wrong is not None and (few := pilot(source, targets.Y, asked, targets.wrong, **options)) is not None:
         left = posterior.leave_one_out()
-        error = float(targets.wrong(to_numpy(left.mean), to_numpy(left.targets)).mean())  # type: ignore[union-attr]
-        of = left.rows
-        excess, uncertainty = pilot.excess(error, len(of if groups is None else np.unique(groups[of])))
-        report = replace(report, excess=excess, excess_uncertainty=uncertainty)
-    return Fit(posterior, report, kernel, X=Z, rows=rows, store=request.store)
+        error = float(targets.wrong(to_numpy(left.mean), to_numpy(left.targets)).mean())
+        of = left.rows if groups is None else np.unique(groups[left.rows])
+        above = dict(zip(("excess", "excess_uncertainty"), few.excess(error, len(of)), strict=True))
+    begun = time.perf_counter()
+    sample = chosen.Z[:64]
+    report = FitReport(
+        len(targets.Y),
+        kernel.engine(images.shape[1:]),
+        begun - start,
+        time.perf_counter() - begun,
+        method="inducing",
+        compile_seconds=compiling,
+        **checked_sample(kernel, sample, to_numpy(kernel(sample)), given=False) | measured(posterior) | above,
+    )
+    return Fit(posterior, report, kernel, X=chosen.Z, rows=chosen.rows, store=request.store)

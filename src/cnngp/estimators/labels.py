@@ -158,48 +158,33 @@ def _scores(coding: Coding, mean: Floats, variance: Floats, found: Calibration) 
     return m / (temperature * np.sqrt(1.0 + v))[:, None], noise[:, None]
 
 
-def fitted_temperature(coding: Coding, mean: Floats, variance: Floats | None, targets: Floats) -> tuple[float, float]:
-    """The best temperature of leave-one-out predictions, and their loss at it; without variances where None."""
-    m, v = coding.choices(mean, np.zeros(len(mean)) if variance is None else variance)
-    codes = coding.codes(targets)
-    temperature = calibration.fit_temperature(lambda t: _softmax(m, v, t), codes)
-    return temperature, calibration.smoothed_loss(_softmax(m, v, temperature), codes)
-
-
-def class_loss(coding: Coding, mean: Floats, targets: Floats) -> tuple[float, Floats]:
-    """The loss of `fitted_temperature` without variances, and its gradient with respect to the means.
-
-    At the best temperature, the temperature's own change counts for nothing.
+def at_best_temperature(
+    coding: Coding, mean: Floats, targets: Floats, variance: Floats | float = 0.0
+) -> tuple[float, Floats, NDArray[np.intp]]:
+    """The temperature that suits leave-one-out predictions best, the probabilities (choices, options) at it, and the
+    option that each choice should take.
     """
-    m, v = coding.choices(mean, np.zeros(len(mean)))
-    codes = coding.codes(targets)
-    temperature = calibration.fit_temperature(lambda t: _softmax(m, v, t), codes)
-    P = _softmax(m, v, temperature)
-    slopes = (P - calibration.smoothed(codes, P.shape[1])) / (temperature * len(P))
-    return calibration.smoothed_loss(P, codes), coding.by_mean(slopes)
+    m, v = coding.choices(mean, np.broadcast_to(variance, len(mean)))
+    scores, codes = m / np.sqrt(1.0 + v)[:, None], coding.codes(targets)
+    temperature = calibration.fit_temperature(lambda t: calibration.softmax(scores / t), codes)
+    return temperature, calibration.softmax(scores / temperature), codes
 
 
 def fitted_calibration(coding: Coding, mean: Floats, variance: Floats, targets: Floats) -> Calibration:
-    """Temperature and share of random labels of leave-one-out predictions, for each label of several, and whether
-    variances are used.
+    """Temperature and share of random labels of leave-one-out predictions, for each label of several.
+
+    Two labels of one image have no likely explanation but an amplitude without bound, which would leave the same
+    probability to all classes: then the variances are left out.
     """
-    moderated = shared_temperature(coding, mean, variance, targets).moderated
+    with_, without = (
+        calibration.smoothed_loss(*at_best_temperature(coding, mean, targets, v)[1:]) for v in (variance, 0.0)
+    )
+    moderated = without >= with_ / _MUCH_BETTER
     m, v = coding.choices(mean, variance if moderated else np.zeros(len(mean)))
     scores, codes = m / np.sqrt(1.0 + v)[:, None], coding.codes(targets)
     each = [slice(question, None, coding.questions) for question in range(coding.questions)]
     T, noise = np.array([calibration.fit_label_noise(scores[rows], codes[rows]) for rows in each]).T
     return Calibration(float(T[0]), float(noise[0]), moderated) if len(T) == 1 else Calibration(T, noise, moderated)
-
-
-def shared_temperature(coding: Coding, mean: Floats, variance: Floats, targets: Floats) -> Calibration:
-    """One temperature for all labels, none of which is taken to be random.
-
-    Two labels of one image have no likely explanation but an amplitude without bound, which would leave the same
-    probability to all classes: then the variances are left out.
-    """
-    temperature, loss = fitted_temperature(coding, mean, variance, targets)
-    plain, without = fitted_temperature(coding, mean, None, targets)
-    return Calibration(plain, 0.0, False) if without < loss / _MUCH_BETTER else Calibration(temperature, 0.0, True)
 
 
 def read_calibration(saved: dict[str, Any], questions: int) -> Calibration:
@@ -212,10 +197,6 @@ def read_calibration(saved: dict[str, Any], questions: int) -> Calibration:
     return Calibration(T if T.ndim else float(T), noise if noise.ndim else float(noise), bool(saved["moderated"]))
 
 
-def _softmax(mean: Floats, variance: Floats, temperature: float) -> Floats:
-    return calibration.softmax(mean / (temperature * np.sqrt(1.0 + variance))[:, None])
-
-
 # ---- targets ---------------------------------------------------------------------------------------------------------
 
 
@@ -224,25 +205,28 @@ class ClassTargets:
 
     def __init__(self, coding: Coding, labels: NDArray[Any]) -> None:
         self.coding, self.Y = coding, coding.targets(labels)
-        self.loss: Loss = lambda mean, targets: fitted_temperature(coding, mean, None, targets)[1]
-        """Of leave-one-out means and targets, by which the noise is chosen; None for the density of the targets."""
-        self.slopes: MeansLoss = lambda mean, targets: class_loss(coding, mean, targets)
-        """The same loss with its gradient, for learning."""
 
-    def wrong(self, mean: Floats, targets: Floats) -> NDArray[np.bool_]:
-        """Which images are classified wrongly; None where there are no classes."""
-        differ = self.coding.labels(mean) != self.coding.labels(targets)
-        return np.asarray(differ.reshape(len(mean), -1).any(1))
+    def loss(self, mean: Floats, targets: Floats) -> float:
+        """Of leave-one-out means and targets, by which the noise is chosen."""
+        return calibration.smoothed_loss(*at_best_temperature(self.coding, mean, targets)[1:])
+
+    def slopes(self, mean: Floats, targets: Floats) -> tuple[float, Floats]:
+        """The same loss with its gradient, for learning; at the best temperature its own change counts for nothing."""
+        temperature, P, codes = at_best_temperature(self.coding, mean, targets)
+        slopes = (P - calibration.smoothed(codes, P.shape[1])) / (temperature * len(P))
+        return calibration.smoothed_loss(P, codes), self.coding.by_mean(slopes)
 
     def each(self, mean: Floats, variance: Floats, targets: Floats) -> Floats:
         """The loss of every image (n,), in nats, by which recipes are compared."""
-        temperature, _ = fitted_temperature(self.coding, mean, None, targets)
-        m, _ = self.coding.choices(mean, np.zeros(len(mean)))
-        codes = self.coding.codes(targets)
-        P = calibration.softmax(m / temperature)
+        _, P, codes = at_best_temperature(self.coding, mean, targets)
         smoothed = calibration.smoothed(codes, P.shape[1])
         losses = -(smoothed * np.log(np.maximum(P, np.finfo(np.float64).tiny))).sum(1)
         return np.asarray(losses.reshape(len(mean), -1).sum(1))
+
+    def wrong(self, mean: Floats, targets: Floats) -> NDArray[np.bool_]:
+        """Which images are classified wrongly."""
+        differ = self.coding.labels(mean) != self.coding.labels(targets)
+        return np.asarray(differ.reshape(len(mean), -1).any(1))
 
     def no_label_twice(self, groups: NDArray[np.intp] | None) -> bool:
         """Whether leave-one-out can be right about no image, because none of the others has its label."""
@@ -256,13 +240,12 @@ class ClassTargets:
 class RealTargets:
     """Targets of a regression: judged by their density given all others. Members as in `ClassTargets`."""
 
+    loss: Loss | None = None
+    slopes: MeansLoss | None = None
+    wrong: None = None
+
     def __init__(self, Y: Floats) -> None:
         self.Y = Y
-        self.loss: Loss | None = None
-        self.slopes: MeansLoss | None = None
-
-    def wrong(self, mean: Floats, targets: Floats) -> None:
-        return None
 
     def each(self, mean: Floats, variance: Floats, targets: Floats) -> Floats:
         v = np.maximum(variance, np.finfo(np.float64).tiny)

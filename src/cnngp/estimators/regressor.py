@@ -15,6 +15,7 @@ from sklearn.utils.validation import check_is_fitted
 from cnngp.common.arrays import DataError, as_real, refuse_masked, to_numpy
 from cnngp.common.checks import is_whole
 from cnngp.gp.conformal import check_coverage, intervals
+from cnngp.gp.exact import posterior_samples
 from cnngp.gp.near_copies import warn_of_near_copies
 
 from .base import GPEstimator, Numbers
@@ -171,18 +172,25 @@ class GPRegressor(RegressorMixin, GPEstimator):  # type: ignore[misc]
         images = self._check_test(X)
         if not is_whole(n_samples, least=0):
             raise ValueError(f"n_samples={n_samples!r}: expected how many functions, 0 or more")
-        draws = self.fit_.sample(images, n_samples, random_state) * self._y_std + self._y_mean
+        mean, covariance = self.fit_.mean_and_covariance(images)
+        draws = to_numpy(posterior_samples(mean, covariance, n_samples, random_state)) * self._y_std + self._y_mean
         return np.asarray(np.moveaxis(draws[..., 0] if self._one_output else draws, 0, -1))
 
-    def add(self, X: ImagesLike, y: ArrayLike, *, names: Any = None, image_noise: ArrayLike | None = None) -> Self:
+    def add(
+        self,
+        X: ImagesLike,
+        y: ArrayLike,
+        *,
+        sample_weight: ArrayLike | None = None,
+        image_noise: ArrayLike | None = None,
+        names: Any = None,
+    ) -> Self:
         """Condition on more images, by a block update instead of a new factorisation; y is scaled as in `fit`."""
-        images = self._check_added(X, y)
-        targets = _as_targets(y)
-        if targets.shape[1:] != (() if self._one_output else self._y_mean.shape):
+        added = self._added(X, y, _as_targets, sample_weight=sample_weight, image_noise=image_noise, names=names)
+        if added.y.shape[1:] != (() if self._one_output else self._y_mean.shape):
             of_fit = "(N,)" if self._one_output else f"(N, {len(self._y_mean)})"
-            raise DataError(f"y has shape {targets.shape}, unlike the targets of fit, {of_fit}; give as many outputs")
-        Y = (targets.reshape(len(targets), -1) - self._y_mean) / self._y_std
-        self._add(images, targets, Y, names, image_noise)
+            raise DataError(f"y has shape {added.y.shape}, unlike the targets of fit, {of_fit}; give as many outputs")
+        self._add(added, (added.y.reshape(len(added.y), -1) - self._y_mean) / self._y_std)
         return self
 
     def most_uncertain(self, n: int = 10, X: ImagesLike | None = None) -> Numbers:

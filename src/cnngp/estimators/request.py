@@ -14,7 +14,7 @@ from cnngp.common.devices import Device
 from cnngp.datasets.preparation import Preparation, as_preparation
 from cnngp.gp.checks import MatrixError, check_amplitude, check_noise
 from cnngp.gp.exact import Amplitude, Noise
-from cnngp.gp.objectives import Rule
+from cnngp.gp.objectives import RULES, Rule
 from cnngp.gp.solving import METHODS, Method
 from cnngp.kernel.kernel import Kernel, as_kernel
 from cnngp.kernel.program import Kind
@@ -23,8 +23,44 @@ from cnngp.network.layers import Dense, Network
 from cnngp.network.names import network_by_name
 
 from .choosing import EFFORTS, Effort
-from .learning import Learning, as_learning
 from .recipe import Recipe, Term
+
+
+@dataclass(frozen=True)
+class Learning:
+    """How `GPClassifier(network, learn=Learning(...))` learns; `learn="loo"` is `Learning("loo")`.
+
+    Parameters
+    ----------
+    rule : "loo", by leave-one-out predictions, or "likelihood", by the marginal likelihood.
+    images : number of training images used for learning, balanced over the classes; the fit uses all of them.
+    starts : the search begins at the network that is given, then at others near it.
+    steps : number of kernel matrices, with their gradients, that each start may compute.
+    tied : layers of a kind change by one common factor; False gives every layer its own.
+
+    >>> from cnngp import Conv, Dense, GPClassifier, ReLU, Sequential, datasets
+    >>> from cnngp.estimators import Learning
+    >>> data = datasets.digits().take(100, 100)
+    >>> net = Sequential(Conv(3, bias_var=0.1), ReLU(), Dense())
+    >>> clf = GPClassifier(net, learn=Learning("loo", starts=1, steps=5), device="cpu").fit(data.X, data.y)
+    >>> clf.learned_.after < clf.learned_.before
+    True
+    """
+
+    rule: Rule = "loo"
+    images: int = 500
+    starts: int = 3
+    steps: int = 20
+    tied: bool = True
+
+    def __post_init__(self) -> None:
+        if self.rule not in RULES:
+            raise ValueError(f"Learning: rule={self.rule!r} is not one of {', '.join(map(repr, RULES))}")
+        for name, least in (("images", 4), ("starts", 1), ("steps", 1)):
+            if not is_whole(getattr(self, name), least=least):
+                raise ValueError(f"Learning: {name}={getattr(self, name)!r}: expected a whole number from {least} on")
+        if not isinstance(self.tied, bool):
+            raise ValueError(f"Learning: tied={self.tied!r} is not True or False")
 
 
 @dataclass(eq=False, repr=False)
@@ -85,7 +121,12 @@ class Request(Parameters):
 
     @property
     def learning(self) -> Learning | None:
-        return as_learning(self.learn)
+        """What was asked for with `learn=`: None, a word, or all of it."""
+        if self.learn is None or isinstance(self.learn, Learning):
+            return self.learn
+        if self.learn in RULES:
+            return Learning(self.learn)
+        raise ValueError(f"learn={self.learn!r}: expected None, 'loo', 'likelihood' or a Learning")
 
     @cached_property
     def recipe(self) -> Recipe | None:

@@ -253,7 +253,7 @@ class ExactGP(Posterior):
         """
         xp = namespace(self.Y)
         K_new_old, K_new = self.checked_test(K_new_old), float64_buffer(K_new)
-        point_noise = check_point_noise(xp, point_noise, K_new.shape[0])
+        point_noise = check_point_noise(xp, point_noise, K_new.shape[0], self.noise)
         variances = K_new.diagonal().copy()
         if K_new_old.shape[0] != K_new.shape[0]:
             raise MatrixError(f"K(new, old) has {K_new_old.shape[0]} rows, K(new, new) {K_new.shape[0]}")

@@ -126,7 +126,7 @@ class InducingGP(Posterior):
         A = float64_buffer(K_mm, overwrite)
         self.basis, self.jitter = factorised(A, 0.0)
         if self.jitter:
-            warn_of_jitter(self.basis, self.jitter, stacklevel=9)
+            warn_of_jitter(self.basis, self.jitter, stacklevel=8)
         self.loo_rows = np.asarray(sample)
         self._without = InducingLeftOut(self.basis, np.full(len(self.loo_rows), -1) if own is None else own, groups)
         self._kept: Array = None  # features of the sample, (m, sample)

@@ -1,8 +1,9 @@
-"""The search: L-BFGS along the logarithms of groups of variances and of the noise, from a few starts.
+"""Learning a network's variances by gradient, before a fit: L-BFGS along the logarithms of groups of variances and of
+the noise, from a few starts.
 
 The loss does not see a factor of the whole kernel where the amplitude is fitted. In a ReLU network such factors are
 many: every weight_var without biases, and, layer by layer, a bias with the weights around it. So the search moves in
-the space that is left when they are taken out (`free_directions`).
+the space that is left when they are taken out (`Problem.free_directions`).
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ import re
 import time
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,14 +23,14 @@ from numpy.typing import NDArray
 from cnngp.common import memory
 from cnngp.common.progress import progress_bar
 from cnngp.gp.checks import MatrixError, check_targets
-from cnngp.gp.groups import one_of_each
 from cnngp.gp.line_search import minimised
 from cnngp.gp.objectives import Judged, MeansLoss, Rule, judged
 from cnngp.kernel.engines.base import RangeError
 from cnngp.kernel.kernel import Kernel
 from cnngp.network.layers import Network, NetworkError
+from cnngp.network.serialize import from_json
 
-from .result import Change, Learned, Learning, counted_matrices
+from .request import Learning
 
 Array = NDArray[Any]
 Values = Mapping[str, float]
@@ -49,40 +50,96 @@ _TOLERANCE = 1e-5
 _TOO_FAR = 10.0
 # Learned numbers have so many digits: more than matter, and few enough to be the same from run to run.
 _DIGITS = 4
-# Images that directions are tried on; the step h of log θ in differences of order four, which are wrong by h⁴ and by
-# rounding over h; and by how much of the kernel a direction must change its shape to count: in float64 a scale changes
-# it by 1e-13. Not by much: where biases are far too large, all that the images say is a small part of the kernel.
+# Images that directions are tried on, and by how much of the kernel a direction must change its shape to count. Not by
+# much: where biases are far too large, all that the images say is a small part of the kernel.
 _IMAGES = 8
-_STEPS = {"float64": (1e-3, 1e-9), "float32": (1e-2, 2e-4)}
+_LEAST = {"float64": 1e-9, "float32": 2e-4}
 
 
-def balanced(
-    Y: NDArray[np.float64], n: int, seed: int | None, groups: NDArray[np.intp] | None = None, shuffled: bool = False
-) -> NDArray[np.intp]:
-    """Rows of `n` images, drawn at random, as many of each class as can be, and one at most of each group; sorted, or
-    `shuffled`, so that the first ones of them are such rows too.
+# ---- what was learned ------------------------------------------------------------------------------------------------
 
-    Targets that are hardly ever the same, as those of a regression, have no classes.
+
+def counted_matrices(n: int) -> str:
+    return f"{n:,} {'matrix' if n == 1 else 'matrices'}"
+
+
+@dataclass(frozen=True)
+class Change:
+    """Variances that changed together, by one factor; `before` and `after` are their geometric means.
+
+    A bias that was 0 had no factor: it was given a positive value, and `before` is 0.
     """
-    if groups is not None:  # of several, one would say what another is
-        apart = one_of_each(groups, len(Y))
-        found = apart[balanced(Y[apart], n, seed, shuffled=True)]
-        return found if shuffled else np.sort(found)
-    drawn = np.random.default_rng(seed).permutation(len(Y))
-    _, codes = np.unique(Y[drawn], axis=0, return_inverse=True)
-    if 2 * (codes.max() + 1) <= len(Y):
-        turn = np.empty(len(Y), np.intp)  # which image of its class each one is
-        for code in range(codes.max() + 1):
-            turn[codes == code] = np.arange((codes == code).sum())
-        drawn = drawn[np.argsort(turn, kind="stable")]
-    return drawn[:n] if shuffled else np.sort(drawn[:n])
+
+    name: str
+    places: int
+    before: float
+    after: float
+
+
+@dataclass(frozen=True)
+class Learned:
+    """Losses are in nats, less is better, on the `images` that were used for learning: a mean over all targets, or over
+    the images where a classifier learns by leave-one-out.
+
+    `before` is the loss of the network that was given, with the noise that suits it best: what was gained is gained by
+    the variances.
+    """
+
+    rule: str
+    images: int
+    network_before: Network
+    network: Network
+    before: float
+    after: float
+    noise_before: float | None
+    noise: float | None
+    """Variance of the noise over the mean k(x, x); None where the caller gave it as a number."""
+    changes: tuple[Change, ...]
+    left_out: tuple[str, ...]
+    """Variances that only scale the kernel, which the amplitude does already."""
+    path: tuple[tuple[int, float], ...]
+    """The number of the start, and the loss, of each matrix that was asked for."""
+    seconds: float
+    interrupted: bool
+
+    @property
+    def found_nothing(self) -> bool:
+        """Whether no network was found that is better in the digits that are shown."""
+        return f"{self.before:.4f}" == f"{self.after:.4f}"
+
+    def __str__(self) -> str:
+        what = "leave-one-out loss" if self.rule == "loo" else "−log likelihood"
+        lines = [
+            f"{what} {self.before:.4f} → {self.after:.4f} nats, on {self.images:,} images, "
+            f"{counted_matrices(len(self.path))}, {self.seconds:.1f} s{', interrupted' if self.interrupted else ''}"
+        ]
+        if self.found_nothing:
+            lines.append("nothing better was found than the network as it was given")
+        lines += [f"{c.name} (× {c.places}) {c.before:.4g} → {c.after:.4g}" for c in self.changes]
+        if self.noise is not None:
+            lines.append(f"noise / mean k(x, x) {self.noise_before:.2g} → {self.noise:.2g}")
+        if self.left_out:
+            lines.append(f"left out, as they only scale the kernel: {', '.join(self.left_out)}")
+        return "\n".join(lines)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON; `from_dict` reads it back."""
+        networks = {"network_before": self.network_before.to_json(), "network": self.network.to_json()}
+        changes = [asdict(change) for change in self.changes]
+        return {name: getattr(self, name) for name in self.__dataclass_fields__} | networks | {"changes": changes}
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Self:
+        networks = {name: from_json(data[name]) for name in ("network_before", "network")}
+        changes = tuple(Change(**change) for change in data["changes"])
+        path = tuple((int(start), float(loss)) for start, loss in data["path"])
+        return cls(**data | networks | {"changes": changes, "path": path, "left_out": tuple(data["left_out"])})
 
 
 # ---- groups of parameters --------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Group:
+class Group(NamedTuple):
     """Parameters that change by one factor."""
 
     name: str
@@ -93,14 +150,12 @@ class Group:
         each = [values[member] for member in self.members]
         return math.exp(sum(map(math.log, each)) / len(each)) if min(each) > 0.0 else 0.0
 
-    def is_zero(self, values: Values) -> bool:
-        return all(values[member] == 0.0 for member in self.members)
-
 
 def groups_of(network: Network, values: Values, tied: bool) -> list[Group]:
     """Layers of a kind that stand in branches of sums, and those that do not, each with its weights and its biases.
 
-    Gains of ReLUs are left to the weights behind them, which do the same.
+    Gains of ReLUs are left to the weights behind them, which do the same. A variance of 0 among others has no factor,
+    and stays 0.
     """
     found: dict[str, list[str]] = {}
     for name in values:
@@ -112,9 +167,7 @@ def groups_of(network: Network, values: Values, tied: bool) -> list[Group]:
             layer = getattr(layer, field)[int(number)]
         where = " in branches" if "branches[" in place else ""
         found.setdefault(f"{type(layer).__name__} {parameter}{where}" if tied else name, []).append(name)
-    # A variance of 0 among others has no factor; it stays 0.
-    positive = {name: [m for m in members if values[m] > 0.0] or members for name, members in found.items()}
-    return [Group(name, tuple(members)) for name, members in positive.items()]
+    return [Group(name, tuple([m for m in members if values[m] > 0.0] or members)) for name, members in found.items()]
 
 
 def moved(values: Values, groups: Sequence[Group], log_factors: Array) -> Values:
@@ -123,32 +176,6 @@ def moved(values: Values, groups: Sequence[Group], log_factors: Array) -> Values
     for group, factor in zip(groups, np.exp(log_factors), strict=True):
         changed |= {member: float(values[member] * factor) for member in group.members}
     return changed
-
-
-def free_directions(kernel: Kernel, X: Array, values: Values, groups: Sequence[Group], scale_counts: bool) -> Array:
-    """An orthonormal basis (groups, directions) of the log factors that change more than the scale of the kernel; with
-    `scale_counts`, of those that change it at all. A `kernel` in float64 tells best.
-
-    With D_ij,g = ∂K_ij/∂log θ_g for the pairs of a few images, a direction v only scales the kernel where Dv is a
-    multiple of K. It is the same everywhere: factors by which the kernel is homogeneous do not depend on the variances.
-    """
-    size_of_step, least = _STEPS[kernel.dtype]
-    images = X[np.unique(np.linspace(0, len(X) - 1, _IMAGES).astype(int))]
-
-    def at(log_factors: Array) -> Array:
-        there = kernel.with_network(kernel.network.with_parameters(moved(values, groups, log_factors)))
-        return np.asarray(there(images, progress=False), dtype=np.float64).ravel()
-
-    K = at(np.zeros(len(groups)))
-    size = float(np.linalg.norm(K))
-    if size == 0.0 or not groups:  # of blank images
-        return np.empty((len(groups), 0))
-    steps = size_of_step * np.eye(len(groups))
-    D = np.stack([8.0 * (at(h) - at(-h)) - (at(2.0 * h) - at(-2.0 * h)) for h in steps], 1) / (12.0 * size_of_step)
-    if not scale_counts:
-        D -= np.outer(K, K @ D) / size**2
-    _, sizes, basis = np.linalg.svd(D / size, full_matrices=False)
-    return np.asarray(basis[sizes > least].T)
 
 
 # ---- the loss --------------------------------------------------------------------------------------------------------
@@ -199,9 +226,10 @@ class Problem:
         by_matrix[np.arange(n), np.arange(n)] += found.by_noise * noise / (mean * n)
         return Judged(found.loss, by_matrix, found.by_noise * noise)
 
-    def slopes(self, kernel: Kernel, groups: Sequence[Group], by_matrix: Array) -> Array:
+    def slopes(self, kernel: Kernel, groups: Sequence[Group], by_matrix: Array, X: Array | None = None) -> Array:
         """Σ_ij by_matrix_ij ∂K_ij/∂log θ for the common factor of each group."""
-        values, slopes = kernel.network.parameters(), kernel.gradient(self.X, None, by_matrix, progress=False)
+        images = self.X if X is None else X
+        values, slopes = kernel.network.parameters(), kernel.gradient(images, None, by_matrix, progress=False)
         return np.array([sum(values[member] * slopes[member] for member in group.members) for group in groups])
 
     def best_noise(self, K: Array) -> tuple[float, float]:
@@ -211,11 +239,32 @@ class Problem:
         found = minimised(lambda g: self.judge(K, g).loss, *_BOUNDS, points=13, tolerance=0.05, inside=True)
         return found.at, found.loss
 
-    def directions(self, values: Values, groups: Sequence[Group]) -> Array:
+    def free_directions(self, values: Values, groups: Sequence[Group], dtype: str = "float64") -> Array:
+        """An orthonormal basis (groups, directions) of the log factors that change more than the scale of the kernel;
+        of those that change it at all where the scale counts.
+
+        A direction v only scales the kernel where Σ_g v_g ∂K/∂log θ_g is a multiple of K: where its product with every
+        W of ⟨W, K⟩ = 0 is 0, for which a few random W stand. It is the same everywhere: factors by which the kernel is
+        homogeneous do not depend on the variances.
+        """
+        X = self.X[np.unique(np.linspace(0, len(self.X) - 1, _IMAGES).astype(int))]
         try:
-            return free_directions(self.of(values, "float64"), self.X, values, groups, self.scale_counts)
+            kernel = self.of(values, dtype)
+            K = np.asarray(kernel(X, progress=False), dtype=np.float64)
         except NetworkError:  # the series of an Elementwise can be too long for float64 only
-            return free_directions(self.of(values), self.X, values, groups, self.scale_counts)
+            if dtype == "float32":
+                raise
+            return self.free_directions(values, groups, "float32")
+        size = float(np.linalg.norm(K))
+        if size == 0.0 or not groups:  # of blank images
+            return np.empty((len(groups), 0))
+        rng, slopes = np.random.default_rng(0), []
+        for _ in range(len(groups) + 1):
+            W = rng.standard_normal(K.shape)
+            W -= 0.0 if self.scale_counts else (W * K).sum() / size**2 * K
+            slopes.append(self.slopes(kernel, groups, W, X) / size)
+        _, sizes, basis = np.linalg.svd(np.stack(slopes), full_matrices=False)
+        return np.asarray(basis[sizes > _LEAST[dtype]].T)
 
 
 # ---- the search ------------------------------------------------------------------------------------------------------
@@ -231,20 +280,6 @@ class _Point(NamedTuple):
     loss: float
 
 
-class _Path:
-    """Every matrix that was asked for, and the best point so far."""
-
-    def __init__(self, bar: Any, first: _Point) -> None:
-        self.bar, self.best, self.steps = bar, first, [(0, first.loss)]
-
-    def add(self, start: int, point: _Point) -> None:
-        self.steps.append((start, point.loss))
-        if point.loss < self.best.loss:
-            self.best = point
-        self.bar.set_postfix_str(f"{self.best.loss:.4f} nats", refresh=False)
-        self.bar.update(1)
-
-
 def learned(problem: Problem, asked: Learning, seed: int | None) -> Learned:
     """The best variances and noise that were found; interrupted from the keyboard, the best so far."""
     begun = time.perf_counter()
@@ -256,26 +291,25 @@ def learned(problem: Problem, asked: Learning, seed: int | None) -> Learned:
     interrupted = False
     with progress_bar(asked.starts * asked.steps, "learn", "step") as bar:
         first = _Point(given, *problem.best_noise(problem.matrix(problem.kernel)))
-        path = _Path(bar, first)
+        path = [(0, first)]
         try:
             for start in range(asked.starts):
                 values = given if start == 0 else opened(problem, given, groups)
-                active = [group for group in groups if not group.is_zero(values)]
-                basis = problem.directions(values, active)
+                active = [group for group in groups if any(values[member] for member in group.members)]
+                basis = problem.free_directions(values, active)
                 still = np.abs(basis).max(1, initial=0.0) < _STILL
                 only_scale.append({g.name for g, at_rest in zip(active, still, strict=True) if at_rest})
                 if start > 1 or (start == 1 and values == given):
-                    values = moved(values, active, basis @ rng.normal(0.0, _AWAY, basis.shape[1]))
-                _descend(problem, path, start, values, active, basis, asked.steps)
+                    values = moved(values, active, basis @ (basis.T @ rng.normal(0.0, _AWAY, len(active))))
+                _descend(problem, path, bar, start, values, active, basis, asked.steps)
         except KeyboardInterrupt:
             interrupted = True
             warnings.warn(
-                f"learning was interrupted after {counted_matrices(len(path.steps))}; the fit goes on with the best so "
-                "far",
+                f"learning was interrupted after {counted_matrices(len(path))}; the fit goes on with the best so far",
                 UserWarning,
                 stacklevel=6,  # whoever called an estimator's fit
             )
-    best = _rounded(problem, path.best, first)
+    best = _rounded(problem, _best(path), first)
     changes = [Change(g.name, len(g.members), g.mean(given), g.mean(best.values)) for g in groups]
     given_noise = problem.given_noise is not None
     return Learned(
@@ -289,16 +323,27 @@ def learned(problem: Problem, asked: Learning, seed: int | None) -> Learned:
         noise=None if given_noise else math.exp(best.log_noise),
         changes=tuple(change for change in changes if change.before != change.after),
         left_out=tuple(sorted(set.intersection(*only_scale))) if only_scale else (),
-        path=tuple(path.steps),
+        path=tuple((start, point.loss) for start, point in path),
         seconds=time.perf_counter() - begun,
         interrupted=interrupted,
     )
 
 
+def _best(path: Sequence[tuple[int, _Point]]) -> _Point:
+    return min((point for _, point in path), key=lambda point: point.loss)
+
+
 def _descend(
-    problem: Problem, path: _Path, start: int, values: Values, groups: Sequence[Group], basis: Array, steps: int
+    problem: Problem,
+    path: list[tuple[int, _Point]],
+    bar: Any,
+    start: int,
+    values: Values,
+    groups: Sequence[Group],
+    basis: Array,
+    steps: int,
 ) -> None:
-    """L-BFGS over coordinates along `basis`, and log noise as the last one."""
+    """L-BFGS over coordinates along `basis`, and log noise as the last one; every point is added to `path`."""
     from scipy.optimize import minimize
 
     directions, learns_noise = basis.shape[1], problem.given_noise is None
@@ -310,15 +355,17 @@ def _descend(
         if asked == steps:
             raise _Enough
         asked += 1
-        log_noise = float(z[-1]) if learns_noise else path.best.log_noise
+        log_noise = float(z[-1]) if learns_noise else path[0][1].log_noise
         here = moved(values, groups, basis @ z[:directions])
         try:
             kernel = problem.of(here)
             found = problem.judge(problem.matrix(kernel), log_noise)
             slopes = problem.slopes(kernel, groups, found.by_matrix) @ basis
         except (RangeError, NetworkError, MatrixError):  # of the numbers, the layers' arguments, the matrix
-            return (path.best.loss + _TOO_FAR) / unit, np.zeros_like(z)
-        path.add(start, _Point(here, log_noise, found.loss))
+            return (_best(path).loss + _TOO_FAR) / unit, np.zeros_like(z)
+        path.append((start, _Point(here, log_noise, found.loss)))
+        bar.set_postfix_str(f"{_best(path).loss:.4f} nats", refresh=False)
+        bar.update(1)
         gradient = np.append(slopes, [found.by_noise] * learns_noise)
         if asked == 1:
             unit = float(np.linalg.norm(gradient)) or 1.0
@@ -328,21 +375,20 @@ def _descend(
     if bounds:
         # Where the amplitude is given, a kernel that is too small leaves everything to the noise, and there a search
         # would stay: with noise of its own size, the kernel grows first.
-        log_noise = min(path.best.log_noise, 0.0) if problem.scale_counts else path.best.log_noise
+        log_noise = min(_best(path).log_noise, 0.0) if problem.scale_counts else _best(path).log_noise
         begin = np.append(np.zeros(directions), [log_noise] * learns_noise)
         with contextlib.suppress(_Enough):
             minimize(loss, begin, jac=True, method="L-BFGS-B", bounds=bounds, options={"ftol": _TOLERANCE})
-    path.bar.update(steps - asked)
+    bar.update(steps - asked)
 
 
 def opened(problem: Problem, values: Values, groups: Sequence[Group]) -> Values:
     """Groups of biases that are all 0, where logarithms end, with a small positive value each."""
     square = float(np.mean(np.square(problem.X, dtype=np.float64)))
     opened = dict(values)
-    for group in groups:
-        for member in group.members:
-            if group.is_zero(values) and member.endswith("bias_var"):
-                opened[member] = _OPENED * (values[member.removesuffix("bias_var") + "weight_var"] or 1.0) * square
+    for member in (member for group in groups if not any(values[m] for m in group.members) for member in group.members):
+        if member.endswith("bias_var"):
+            opened[member] = _OPENED * (values[member.removesuffix("bias_var") + "weight_var"] or 1.0) * square
     return opened
 
 

@@ -1,0 +1,341 @@
+"""Fitting through inducing images: which they are, one pass over the training images, and how far off the result is.
+
+By default those are chosen whose targets the others explain least: docs/solve.md has figures. The exact process of all
+images is what inducing images are there to avoid, so the model cannot be compared with it. But it can on some images
+(the pilot): both are fitted to these, the approximation through the same share of them as the large one, and both are
+asked for images that neither has seen. How much of the error is the approximation's doing depends on the data; that
+share, applied to the error of the large fit, is reported. It tends to be too large, because the share falls slowly as
+sets grow, and is seldom too small.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cnngp.common import memory
+from cnngp.common.arrays import DataError, Output, as_images, to_numpy
+from cnngp.common.devices import array_module, output_on
+from cnngp.common.progress import progress_bar
+from cnngp.gp.checks import float64_buffer
+from cnngp.gp.exact import Amplitude, ExactGP, Noise
+from cnngp.gp.groups import Codes, one_of_each, whole_groups
+from cnngp.gp.inducing import SAMPLE, InducingGP
+from cnngp.gp.linalg import blocks, factorised
+from cnngp.gp.noise import Loss, chosen_noise
+from cnngp.gp.posterior import Part
+from cnngp.matrix.store.places import child
+
+from .kernels import RecipeKernel
+from .training_images import Images, is_repeated
+
+Array = NDArray[Any]
+Floats = NDArray[np.float64]
+Wrong = Callable[[Floats, Floats], NDArray[np.bool_]]
+"""Means and targets (M, outputs) → which of the M images are classified wrongly."""
+
+# Entries of K(images, inducing) that are worked on at a time.
+_ENTRIES = {"cpu": 1 << 22, "cuda": 1 << 26}
+# Images that are looked at for each one chosen, and steps in which they are chosen. One step (half at random, half the
+# worst of the rest) leaves resnet(32) on MNIST a third further from the exact GP than eight, and sixteen gain 2 %.
+_CANDIDATES, _ROUNDS = 9, 8
+# Of the mean diagonal, in the model that chooses: with less it runs after wrong labels.
+_NOISE = 1e-2
+# Of the training images, those kept for leave-one-out where the inducing ones are chosen: a quarter, at least so many,
+# and no more than SAMPLE. Where that is over half of what is not chosen, none are kept.
+_SHARE, _FEWEST_KEPT = 4, 64
+# How much less images count about which the inducing ones say little; leave-one-out takes the best. docs/solve.md.
+_DISCOUNTS = (0.0, 30.0, 100.0, 300.0, 1000.0)
+# The pilot's images: m to fit, but between so many and never more than half of all; and 15 % to predict, but between so
+# many and never more than 30 %. Fewer than the last number say nothing.
+_FITTED, _TRIED, _FEWEST = (2_000, 10_000), (1_024, 4_096), 64
+# Images from which the noise of the exact process is chosen: an eigendecomposition takes long.
+_NOISE_FROM = 1500
+
+
+@dataclass(frozen=True)
+class Source:
+    """Training images and the kernel that they are seen with, where it computes; `store` keeps what is computed."""
+
+    images: Images
+    kernel: RecipeKernel
+    store: Any = None
+
+    @property
+    def xp(self) -> Any:
+        """The module whose arrays live where the kernel does."""
+        return array_module(self.kernel.device)
+
+    @property
+    def output(self) -> Output:
+        return output_on(self.kernel.device)
+
+    def bytes_of_candidate(self, m: int) -> int:
+        """Of an image that may be chosen: its pixels, and its kernels with the m that are."""
+        return int(self.images.dtype.itemsize * (m + np.prod(self.images.shape[1:])))
+
+    def block(self, inducing: int) -> int:
+        """Images whose kernels with the inducing ones are worked on at a time."""
+        return max(1, _ENTRIES[self.kernel.device] // inducing)
+
+    def columns(self, X: Any, Z: Array, rows: Codes | None = None) -> Any:
+        """K(X, Z) where the kernel's device is, or in a store inside `store`, so that a killed fit goes on.
+
+        X are all images, or those in `rows`; many fits may share a store, each with parts of its own.
+        """
+        if self.store is None:
+            return self.kernel(X, Z, output=self.output)
+        digest = hashlib.sha256(f"{self.kernel.fingerprint} {self.images.shape} {Z.shape}".encode())
+        for array in (np.arange(0) if rows is None else rows, Z):
+            digest.update(np.ascontiguousarray(array).data)
+        return self.kernel.gram(X, Z, store=child(self.store, f"inducing-{digest.hexdigest()[:16]}"))
+
+    def rows_of(self, columns: Sequence[Any], rows: slice | Codes) -> Any:
+        """K(X[rows], Z) from K(X, Z) in parts, arrays of `xp` or of Zarr."""
+        xp = self.xp
+        at = rows if isinstance(rows, slice) else xp.asarray(rows)
+        return xp.concatenate([xp.asarray(c.oindex[rows]) if hasattr(c, "oindex") else c[at] for c in columns], axis=1)
+
+    def parts(self, Z: Array, Y: Floats, columns: Sequence[Any] = ()) -> Iterator[Part]:
+        """K(X, Z), Y and k(x, x), some rows at a time; K from `columns` of it where it has been computed."""
+        with progress_bar(len(self.images), "kernel", "image") as bar:
+            for rows in blocks(len(self.images), self.block(len(Z))):
+                X = self.images.at(rows)
+                K = self.rows_of(columns, rows) if columns else self.kernel(X, Z, output=self.output, progress=False)
+                yield rows, K, Y[rows], self.kernel.diag(X)
+                bar.update(rows.stop - rows.start)
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Inducing images `Z`, their `rows` among the training images (none for images of the caller's own), and
+    K(training images, Z), some `columns` after the other, where the choice had to compute all of it.
+    """
+
+    rows: Codes
+    Z: Array
+    columns: Sequence[Any] = ()
+
+
+def asked_for(images: Images, inducing: Any) -> int | Chosen:
+    """How many images are to be chosen, or those that the caller has chosen: row numbers, or images of their own."""
+    n, shape = len(images), images.shape[1:]
+    if isinstance(inducing, Integral):
+        m = int(inducing)
+        if not 1 <= m <= n or inducing is True:
+            raise DataError(f"inducing={inducing}: expected between 1 and the {n:,} training images")
+        return m
+    given = to_numpy(inducing, "inducing")
+    if given.ndim == 1 and given.dtype.kind in "iu" and len(given):
+        rows = np.unique(given.astype(np.intp))
+        if rows[0] < 0 or rows[-1] >= n:
+            raise DataError(f"inducing holds row numbers {rows[0]} to {rows[-1]}; expected 0 to {n - 1:,}")
+        return Chosen(rows, images.at(rows))
+    if given.ndim < 2 or tuple(given.shape[1:]) != shape:
+        raise DataError(
+            f"inducing has shape {given.shape} and type {given.dtype}; expected how many, row numbers of X, or images "
+            f"of shape {shape}"
+        )
+    return Chosen(np.empty(0, np.intp), np.asarray(as_images(given, images.dtype, "inducing")))
+
+
+# ---- which images ----------------------------------------------------------------------------------------------------
+
+
+def choose(
+    source: Source, Y: Floats, m: int, reserved: Codes, rng: np.random.Generator, room: int | None = None
+) -> Chosen:
+    """Some rows at random, then in rounds those from whose targets the exact GP of the rows so far is furthest.
+
+    The `reserved` rows are taken only when no others are left: what the model says of images that were passed over
+    because it was right about them, or chosen because it was wrong, is no measure of what it says of others. Images
+    that are there twice come last. Without a store, kernels and images take no more than `room` bytes, but those of 2·m
+    candidates.
+    """
+    images, n, size = source.images, len(source.images), _CANDIDATES * m
+    if m == n:
+        return Chosen(np.arange(n), images.at(slice(0, n)))
+    if room is not None and source.store is None:
+        size = max(2 * m, min(size, room // source.bytes_of_candidate(m)))
+    pool = np.arange(n)
+    if size < n:
+        drawn = rng.choice(n, min(n, size + len(reserved)), replace=False)
+        pool = np.sort(drawn[~np.isin(drawn, reserved)][:size])
+    all_of_them = len(pool) == n
+    X, targets = images.at(slice(0, n) if all_of_them else pool), Y[pool]
+    # Two equal images in one round would make the matrix of the chosen singular.
+    group = np.where(is_repeated(Images(X, X.dtype).codes()), 2, np.isin(pool, reserved))
+    at = np.empty(0, np.intp)
+    columns: list[Any] = []
+    errors = rng.random(len(pool))
+    for part in np.array_split(np.arange(m), min(_ROUNDS, m)):
+        group[at] = 3
+        new = np.sort(np.lexsort((-errors, group))[: len(part)])
+        at = np.concatenate([at, new])
+        if len(at) < m or all_of_them:
+            columns.append(source.columns(X, X[new], pool))
+        if len(at) < m:
+            errors = _errors(source, columns, at, targets)
+    return Chosen(pool[at], X[at], columns if all_of_them else ())
+
+
+def _errors(source: Source, columns: Sequence[Any], at: Codes, targets: Floats) -> Floats:
+    """Squared errors of the exact GP of the images `at`, on all."""
+    xp = source.xp
+    K = float64_buffer(source.rows_of(columns, at), overwrite=True)
+    factor, _ = factorised(K, _NOISE * float(K.diagonal().mean()))
+    alpha = factor.solve(xp.asarray(targets[at]))
+    errors = np.empty(len(targets))
+    for rows in blocks(len(targets), source.block(len(at))):
+        mean = to_numpy(source.rows_of(columns, rows).astype(xp.float64) @ alpha)
+        errors[rows] = ((mean - targets[rows]) ** 2).sum(1)
+    return errors
+
+
+# ---- the fit ---------------------------------------------------------------------------------------------------------
+
+
+def fit_inducing(
+    source: Source,
+    Y: Floats,
+    asked: int | Chosen,
+    *,
+    noise: Noise,
+    seed: int | None,
+    groups: Codes | None,
+    loss: Loss | None,
+    amplitude: Amplitude = "ml",
+) -> tuple[InducingGP, Chosen]:
+    """The model, and its inducing images: those that were `asked_for`."""
+    n, device = len(source.images), source.kernel.device
+    m = asked if isinstance(asked, int) else len(asked.Z)
+    share = min(max(n // _SHARE, _FEWEST_KEPT), SAMPLE)
+    reserves = isinstance(asked, int) and 2 * share <= n - m
+    sample = _sample(n, share if reserves else min(n, SAMPLE), groups, np.random.default_rng(seed))
+    reserves = reserves and 2 * len(sample) <= n - m
+    need = 8 * m * ((1 + len(_DISCOUNTS)) * m + 4 * min(source.block(m), n) + 4 * len(sample))
+    need += source.images.dtype.itemsize * m * m
+    least = source.bytes_of_candidate(m) * min(2 * m, n) if isinstance(asked, int) else 0
+    memory.require(need + least, f"regression through {m:,} inducing images", device)
+    chosen = asked
+    if isinstance(chosen, int):
+        free = memory.available(device)
+        reserved = sample if reserves else np.empty(0, np.intp)
+        rng = np.random.default_rng(seed)  # so that what is chosen does not depend on how many are reserved
+        chosen = choose(source, Y, chosen, reserved, rng, None if free is None else free - need)
+    columns = chosen.columns
+    if source.store is not None and not columns:
+        columns = [source.columns(source.images, chosen.Z)]
+    number = {row: k for k, row in enumerate(chosen.rows.tolist())}
+    gp = InducingGP(
+        source.kernel(chosen.Z, output=source.output),
+        source.parts(chosen.Z, Y, columns),
+        sample,
+        noise=noise,
+        amplitude=amplitude,
+        discounts=_DISCOUNTS,
+        own=np.array([number.get(row, -1) for row in sample.tolist()], np.intp),
+        groups=None if groups is None else groups[sample],
+        loss=loss,
+    )
+    return gp, chosen
+
+
+def _sample(n: int, size: int, groups: Codes | None, rng: np.random.Generator) -> Codes:
+    """Rows of the images that leave-one-out predicts, sorted; of a group all or none."""
+    if groups is None:
+        return np.sort(rng.choice(n, size, replace=False))
+    rows = whole_groups(groups, size, rng)
+    if len(rows) > SAMPLE:
+        raise DataError(
+            f"the smallest of the groups has {len(rows):,} images, and inducing= leaves at most {SAMPLE:,} out "
+            "together; give smaller groups, or fit the exact model without inducing="
+        )
+    return rows
+
+
+# ---- how far off -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Pilot:
+    """Errors of both models on the same unseen images, as fractions, and the standard error of their difference."""
+
+    error: float
+    exact: float
+    uncertainty: float
+
+    def excess(self, error: float, of: int) -> tuple[float, float]:
+        """Of a larger fit that errs in this share `of` so many images: by how much it is above the exact one's, and the
+        standard error of that."""
+        if not self.error > 0.0:
+            return 0.0, 0.0
+        likely = (error * of + 1.0) / (of + 2.0)  # of few images none may be wrong; that does not make the error 0
+        share = max(self.error - self.exact, 0.0) / self.error
+        measured = self.uncertainty * likely / self.error
+        return share * error, math.hypot(measured, share * math.sqrt(likely * (1.0 - likely) / of))
+
+
+def pilot(
+    source: Source,
+    Y: Floats,
+    asked: int | Chosen,
+    wrong: Wrong,
+    *,
+    noise: Noise,
+    seed: int | None,
+    groups: Codes | None,
+    loss: Loss | None,
+) -> Pilot | None:
+    """Both models on some of the images; None where there are too few, or the inducing images are not some of them.
+
+    Images of one of the `groups` are not divided: those that are predicted belong to others than those that are fitted.
+    """
+    n, xp = len(source.images), source.xp
+    m = asked if isinstance(asked, int) else len(asked.rows)
+    size = min(int(np.clip(m, *_FITTED)), n // 2)
+    tried = min(int(np.clip(int(0.15 * n), *_TRIED)), int(0.3 * n))
+    if not 0 < m < n or min(size, tried) < _FEWEST:
+        return None
+    few, unseen = _divided(n, size, tried, groups, np.random.default_rng(None if seed is None else [seed, n, m]))
+    size, tried = len(few), len(unseen)
+    if min(size, tried) < _FEWEST:
+        return None
+    together = None if groups is None else groups[few]
+    X = source.images.at(few)
+    part = Source(Images(X, X.dtype), source.kernel, source.store)
+    m = max(round(size * m / n), 1)
+    # Given rows are no better than any others, for all that is known.
+    same = m if isinstance(asked, int) else Chosen(np.arange(m), X[:m])
+    K, K_unseen = (part.rows_of([part.columns(source.images.at(at), X, at)], slice(None)) for at in (few, unseen))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the small fits, whose matrices are shown to no one
+        model, chosen = fit_inducing(part, Y[few], same, noise=noise, seed=seed, groups=together, loss=loss)
+        K = K.astype(xp.float64)
+        K[xp.arange(size), xp.arange(size)] = xp.asarray(source.kernel.diag(X))
+        step = slice(None, None, -(-size // _NOISE_FROM))
+        rule, some = "loo" if noise == 0.0 else noise, None if together is None else together[step]
+        best = chosen_noise(K[step, step], xp.asarray(Y[few][step]), rule, "ml", groups=some, loss=loss)
+        exact = ExactGP(K, Y[few], noise=best, overwrite=True)
+    means = model.mean(K_unseen[:, xp.asarray(chosen.rows)]), exact.mean(K_unseen)
+    a, b = (wrong(to_numpy(mean), Y[unseen]).astype(np.float64) for mean in means)
+    return Pilot(float(a.mean()), float(b.mean()), float((a - b).std()) / math.sqrt(tried))
+
+
+def _divided(n: int, size: int, tried: int, groups: Codes | None, rng: np.random.Generator) -> tuple[Codes, Codes]:
+    """Rows to fit and rows to predict, sorted; with groups, one of each group that was not fitted."""
+    if groups is None:
+        drawn = rng.choice(n, size + tried, replace=False)
+        return np.sort(drawn[:size]), np.sort(drawn[size:])
+    few = whole_groups(groups, size, rng)
+    others = one_of_each(groups, n)
+    others = rng.permutation(others[~np.isin(groups[others], groups[few])])
+    return few, np.sort(others[:tried])
