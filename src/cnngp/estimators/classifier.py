@@ -247,9 +247,10 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
         What is said of single images is that of `fit`; of `class_weight` a dict is used here too.
         """
         labels = read_labels(y)
-        by_class = self.class_weight if isinstance(self.class_weight, Mapping) and labels.ndim == 1 else {}
         said = {"sample_weight": sample_weight, "image_noise": image_noise, "names": names}
-        said["class_weight"] = {label: by_class[label] for label in set(labels.tolist()) & set(by_class)}
+        if isinstance(self.class_weight, Mapping) and labels.ndim == 1:
+            present = set(labels.tolist())
+            said["class_weight"] = {label: w for label, w in self.class_weight.items() if label in present} or None
         added = self._added(X, labels, np.asarray, **said)
         coding, labels, new = self._coding, added.y, np.empty(0, np.intp)
         if isinstance(coding, OneLabel) and labels.ndim == 1:
