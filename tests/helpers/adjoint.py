@@ -48,7 +48,7 @@ from cnngp.network.reference import Array, Covariances, Maps, begin, nonlinearit
 from cnngp.network.reference.covariances import equal_locations
 from cnngp.network.reference.formulas import correlation
 from cnngp.network.reference.linear import NUMPY_PADDING, fan_in_scale, pads_of, per_axis, pool_means
-from cnngp.network.walk import at, inside, name_of, parameters
+from cnngp.network.walk import inside, name_of, parameters
 from helpers.derivatives import by_covariance, by_own_variance, by_variance
 
 Back: TypeAlias = Callable[[Covariances], Covariances]
@@ -228,11 +228,9 @@ def _nonlinearity(net: Nonlinearity, K: Covariances, place: str, found: Gradient
     n = K.axes
     if isinstance(net, Step | Sign):
         raise NetworkError(
-            at(
-                place,
-                f"{net!r} has no gradient: its kernel has an infinite slope where two patches are alike; use Erf() or "
-                "another smooth function",
-            )
+            f"{net!r} has no gradient: its kernel has an infinite slope where two patches are alike; use Erf() or "
+            "another smooth function",
+            place,
         )
     Kx, Kz = (equal_locations(K.xx, n), equal_locations(K.zz, n)) if K.full else (K.xx, K.zz)
 

@@ -43,7 +43,7 @@ def test_a_pool_keeps_what_it_is_given() -> None:
     for make, says in (
         (lambda: Sequential(C, R, AvgPool(2), R, Dense()), r"layers\[3\].*not Gaussian"),
         (lambda: Sum(Identity(), AvgPool(3, 1, 1)), "2 paths without weights"),
-        (lambda: Sum(C, Sequential(C, R, AvgPool(2))), "ends in a nonlinearity"),
+        (lambda: Sum(C, Sequential(C, R, AvgPool(2))), "gives the output of a nonlinearity"),
     ):
         with pytest.raises(NetworkError, match=says):
             make()

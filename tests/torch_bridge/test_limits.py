@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from cnngp import Conv, Dense, Identity, NetworkError, ReLU, Sequential, Sum, from_torch, zoo
 from cnngp.common.arrays import DataError
 from cnngp.torch import check_limit
+from cnngp.torch_bridge.widening import widen
 from helpers.torch_modules import PreActivationResNet, in_place, made, transposed_net
 
 pytestmark = [
@@ -106,6 +107,14 @@ def test_modules_agree_with_their_import(make: Callable[[], nn.Module]) -> None:
     torch.manual_seed(0)
     report = check_limit(make().eval(), X if make is normed else LARGER, (8, 32), samples=500)
     assert report.ok, str(report)
+
+
+def test_hidden_layers_are_widened_in_proportion_and_the_output_is_what_was_asked_for() -> None:
+    layers = {"a": nn.Linear(4, 6), "b": nn.Linear(6, 9), "head": nn.Linear(9, 3)}
+    module = made(lambda m, x: 2.0 * m.head(F.relu(m.b(F.relu(m.a(x))))), **layers)
+    widened = widen(module, (4,), 12, outputs=5)
+    assert [tuple(p.shape) for p in widened.drawn.values()] == [(12, 4), (12,), (18, 12), (18,), (5, 18), (5,)]
+    assert [p.out_features for p in module.children()] == [6, 9, 3]
 
 
 def test_a_wrong_import_is_caught() -> None:

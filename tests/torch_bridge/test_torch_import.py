@@ -158,7 +158,7 @@ def test_kernels_of_branches_that_are_not_gaussian_are_added_where_asked() -> No
         return m.c(x + torch.relu(m.b(x)))
 
     module = made(forward, a=nn.Linear(4, 4), b=nn.Linear(4, 4), c=nn.Linear(4, 1))
-    with pytest.raises(NetworkError, match="adds the output of the nonlinearity"):
+    with pytest.raises(NetworkError, match=r"add in forward .*: the branch .* gives the output of a nonlinearity"):
         from_torch(module, (4,))
     net = from_torch(module, (4,), weight_var=1.0, bias_var=0.0, allow_non_gaussian=True)
     skip = Sum(Identity(), Sequential(Dense(), ReLU()), allow_non_gaussian=True)
@@ -330,7 +330,10 @@ def test_lenet_and_a_residual_network_with_its_global_pool() -> None:
     narrow = Sum(Sequential(Conv(3, 2, weight_var=2.0), ReLU(), C), Conv(1, 2, weight_var=2.0))
     net = from_torch(resnet(False), (3, 8, 8), weight_var=2.0, bias_var=0.0)
     assert net == Sequential(C, block, block, ReLU(), narrow, block, ReLU(), G, D)
-    with pytest.raises(NetworkError, match=r"^add in 2 \(add\): adds the output of .* 1, .* pre-activation"):
+    with pytest.raises(
+        NetworkError,
+        match=r"^add in 2 \(add\): the branch Identity\(\) gives the output of a nonlinearity.* \(pre-activation\)",
+    ):
         from_torch(resnet(True), (3, 8, 8))
     told = [row.told for row in cnngp.torch.explain(resnet(True), (3, 8, 8), allow_non_gaussian=True, show=False)]
     assert "GlobalAvgPool()" in told

@@ -65,7 +65,7 @@ def batch_norm(**changes: Any) -> nn.Module:
         (nn.Softshrink(), r"^2 \(Softshrink\): no exact kernel is known here"),
         (nn.PReLU(4), r"^2 \(PReLU\): .* applied to the output of a nonlinearity, which is not Gaussian"),
         (nn.Tanh(), r"^2 \(Tanh\): .* is applied to the output of a nonlinearity"),
-        (nn.ZeroPad2d(-1), r"^2: cropping other than right after a transposed convolution"),
+        (nn.ZeroPad2d(-1), r"^2 \(ZeroPad2d\): cropping other than right after a transposed convolution"),
     ],
 )
 def test_modules_are_refused_by_name(middle: nn.Module, why: str) -> None:
@@ -78,10 +78,10 @@ def test_modules_are_refused_by_name(middle: nn.Module, why: str) -> None:
     [
         (nn.Sequential(nn.Linear(4, 3), nn.Softmax(1)), ROW, r"^1 \(Softmax\): it mixes all outputs"),
         (nn.GRU(4, 4), (3, 4), r"^the module \(GRU\): a recurrent layer uses the same weights"),
-        (nn.Sequential(nn.TransformerEncoderLayer(4, 2, 8)), (3, 4), r"^0 .*: attention multiplies activations"),
+        (nn.Sequential(nn.TransformerEncoderLayer(4, 2, 8)), (3, 4), r"^0 .*: it multiplies activations"),
         (nn.Sequential(nn.ReLU(), nn.Linear(4, 1)), ROW, r"^0 \(ReLU\): ReLU\(\) is applied to the input itself"),
-        (nn.Sequential(nn.Linear(4, 1), nn.ReLU()), ROW, r"^1: the network ends in a nonlinearity"),
-        (nn.Conv2d(1, 4, 3), IMAGE, r"^the module: the module's output has 4 × 4 locations"),
+        (nn.Sequential(nn.Linear(4, 1), nn.ReLU()), ROW, r"^1 \(ReLU\): the network ends in a nonlinearity"),
+        (nn.Conv2d(1, 4, 3), IMAGE, r"^the module \(Conv2d\): the module's output has 4 × 4 locations"),
         (nn.Sequential(nn.Conv2d(1, 4, 3), nn.Linear(4, 2)), IMAGE, r"^1 \(Linear\): it acts on"),
         # torch reads (batch, channels, length) in AvgPool2d as one image without channels, and would mix the batch
         (nn.Sequential(nn.Conv1d(1, 2, 3), nn.AvgPool2d(2)), (1, 6), "its input has 1 spatial axes, not 2"),
@@ -93,7 +93,7 @@ def test_modules_are_refused_by_name(middle: nn.Module, why: str) -> None:
         (nn.Sequential(nn.LazyLinear(3)), ROW, r"^0.weight has no shape yet \(a lazy layer\)"),
         (lambda x: x, ROW, r"expected a torch.nn.Module, got function"),
         *(
-            (m, ROW, "^the input: the images reach the output by")
+            (m, ROW, "^forward .output.: the images reach the output by")
             for m in (nn.Identity(), nn.Flatten(), nn.Sequential())
         ),
         *(
@@ -139,9 +139,9 @@ FORWARD: list[tuple[Callable[[Any, Any], Any], str]] = [
     (lambda m, h: h.permute(0, 2, 3, 1), r"^permute in forward \(permute\): it trades"),
     (lambda m, h: h.transpose(2, 3), "transpose .*: it trades"),
     (lambda m, h: F.pad(h, (1, 1), value=1.0), r"pads with 1.0"),
-    (lambda m, h: h + h, r"^add in forward: 2 paths without weights lead into"),
-    (lambda m, h: 0.5 * h + m.f(R(h)), r"^mul in forward: the factor 0.5 stands neither right after a layer"),
-    (lambda m, h: R(h) + m.f(R(h)), r"^add in forward \(add\): adds the output of the nonlinearity relu in forward"),
+    (lambda m, h: h + h, r"^add in forward \(add\): 2 paths without weights lead into"),
+    (lambda m, h: 0.5 * h + m.f(R(h)), r"^mul in forward \(mul\): the factor 0.5 stands neither right after a layer"),
+    (lambda m, h: R(h) + m.f(R(h)), r"^add in forward \(add\): the branch ReLU\(\) gives the output of a nonlinearity"),
     (lambda m, h: R(m.f(m.f(h))), r"^f \(Conv2d\): it is used more than once with the same weights"),
     (lambda m, h: h if h.sum() > 0 else -h, r"forward decides by the values of a tensor"),
     # indices
@@ -159,13 +159,13 @@ FORWARD: list[tuple[Callable[[Any, Any], Any], str]] = [
     (lambda m, h: h.view(torch.int32), r"view .*: it reads the bits of torch.float32 as torch.int32"),
     (lambda m, h: h.half().view(torch.bfloat16), "half"),
     (lambda m, h: torch.div(h, 2, rounding_mode="floor"), r"div .*: what its argument rounding_mode='floor' does"),
-    (lambda m, h: F.softplus(h, threshold=1.0), r"softplus .*: threshold=1.0: a straight line"),
+    (lambda m, h: F.softplus(h, threshold=1.0), r"softplus .*: only with threshold=20 it has"),
     (lambda m, h: h.clamp(max=0), "limits -inf and 0; only 0 and inf"),
-    (lambda m, h: h.clamp_max(3), "limits -inf and 3; only 0 and inf"),
+    (lambda m, h: h.clamp_max(3), "no exact kernel is known here for clamp_max"),
     (lambda m, h: h.clamp(min=h), "its limits are tensors"),
     # chance, and other constants
     (lambda m, h: h + torch.randn_like(h), r"randn_like .*: it is random anew"),
-    (lambda m, h: h + torch.randn(h.shape), r"add .*: it adds a tensor that is not made from the input"),
+    (lambda m, h: h + torch.randn(h.shape), r"add .*: it uses a tensor that is not made from the input"),
     (lambda m, h: h * torch.rand(()), r"mul .*: it uses a tensor that is not made from the input"),
     (lambda m, h: m.f(R(h)) if next(COIN) else h, r": it depends on the number of images, or changes from one call"),
     (lambda m, h: h / len(h), r"^div in forward: it depends on the number of images"),
@@ -203,7 +203,6 @@ TO_IMAGES = r".* do (that|it) to the images,? and import the module without it$"
         (lambda m, x: x / 255 - 0.5, r"^sub .*: it shifts the input by a constant \(0.5\), which no"),
         (lambda m, x: 1 - x, r"^rsub .*: it shifts the input by a constant \(1\), which no"),
         (lambda m, x: x - m.mean, r"^sub .*: it uses .* mean on the input, which no"),
-        (lambda m, x: x.clamp(0, 6), r"^clamp .* is applied to the input itself, .*, or"),
     ],
 )
 def test_what_is_done_to_the_input_is_better_done_to_the_images(first: Callable[[Any, Any], Any], why: str) -> None:
@@ -221,7 +220,7 @@ def test_a_bridge_is_refused() -> None:
         return m.d(R(k)) + h
 
     refused(
-        made(forward, **{n: nn.Linear(4, 4) for n in "abcd"}), ROW, r"^add in forward: a feeds several of its terms"
+        made(forward, **{n: nn.Linear(4, 4) for n in "abcd"}), ROW, r"^add in forward .*: a feeds several of its terms"
     )
 
 
@@ -235,7 +234,7 @@ def test_an_activation_in_place_reaches_the_skip(inplace: bool) -> None:
     layers = {n: nn.Linear(4, 4) for n in "abc"}
     module = made(forward, **layers, act=nn.ReLU(inplace=inplace))
     if inplace:
-        refused(module, ROW, r"add in forward .*: adds the output of the nonlinearity act")
+        refused(module, ROW, r"add in forward .*: the branch Identity\(\) gives the output of a nonlinearity")
     else:
         from_torch(module, ROW)
 
@@ -273,7 +272,7 @@ class Inference(nn.Linear):
         (_method, r"^0 \(Linear\): its extra_repr was replaced on this instance"),
         (lambda m: m.append(Absolute(4, 1)), r"linear in 3 \(linear\): the weights are handed to a function"),
         (lambda m: m.append(parametrizations.weight_norm(Absolute(4, 1))), r"linear in 3 .*: the weights are handed"),
-        (lambda m: m.append(Inference(4, 1)), r"forward runs in torch.inference_mode"),
+        (lambda m: m.append(Inference(4, 1)), r"Inference tensors do not track version"),
         (lambda m: setattr(m[2], "weight", m[0].weight), r"^2 \(Linear\): it shares its weights with 0.weight; the"),
         (lambda m: setattr(m[2].weight, "data", m[0].weight.data), r"^2 \(Linear\): it shares its weights with 0.w"),
         (lambda m: setattr(m[2], "weight", nn.Parameter(m[0].weight.detach().T)), r"^2 .*: it shares its weights"),

@@ -238,8 +238,8 @@ def test_samples_do_not_depend_on_the_batch_or_their_number() -> None:
 
 def test_memory_is_bounded() -> None:
     """What a batch holds at once, by the module's own count, stays within the budget for narrow and wide networks."""
-    from cnngp.torch_bridge.sampling import drawing
-    from cnngp.torch_bridge.sampling.building import build_finite
+    from cnngp.torch_bridge import drawing
+    from cnngp.torch_bridge.finite import build_finite
 
     X = torch.empty(1, 1, 28, 28).expand(10_000, 1, 28, 28)
     for channels in (3, 300):
@@ -251,7 +251,7 @@ def test_memory_is_bounded() -> None:
 
 
 def test_images_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    from cnngp.torch_bridge.sampling import drawing
+    from cnngp.torch_bridge import drawing
 
     net, X = zoo.small_cnn(), np.random.default_rng(0).normal(size=(9, 1, 5, 5))
     whole = sample_outputs(net, X, 4, 3)

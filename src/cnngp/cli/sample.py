@@ -16,8 +16,8 @@ def sample(asked: Asked) -> None:
     """Draw finite random networks and compare the covariance of their outputs with the kernel."""
     from cnngp.common.progress import progress_bar
     from cnngp.torch_bridge import need_torch
+    from cnngp.torch_bridge.drawing import torch_device
     from cnngp.torch_bridge.limits import check_limit
-    from cnngp.torch_bridge.sampling.drawing import torch_device
 
     widths = _widths(asked.channels)
     if asked.output.suffix not in (".png", ".pdf", ".svg"):

@@ -17,11 +17,17 @@ FanIn: TypeAlias = Literal["patch", "channels"]
 class NetworkError(ValueError):
     """A network that cannot be: wrong arguments, or layers that do not compose into a Gaussian process.
 
+    `place` is where in the network, such as layers[2].
+
     >>> from cnngp import Conv, Dense, ReLU, Sequential
     >>> Sequential(Conv(3), ReLU(), ReLU(), Dense())  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     cnngp...NetworkError: layers[2]: ReLU() is applied to the output of a nonlinearity, which is not Gaussian; put ...
     """
+
+    def __init__(self, message: str, place: str = "") -> None:
+        super().__init__(f"{place}: {message}" if place else message)
+        self.message, self.place = message, place
 
 
 def wrong(layer: Any, message: str) -> NetworkError:

@@ -23,7 +23,7 @@ from .layers import (
     Sequential,
     Sum,
 )
-from .walk import at, inside
+from .walk import inside
 
 
 class State(Enum):
@@ -42,20 +42,13 @@ def check_fragment(net: Layer) -> None:
 def check_network(net: Layer) -> None:
     """Refuses a whole network that is not a Gaussian process; run before it is used."""
     state, _ = _walk(net, State.INPUT, "")
-    if state is State.NON_GAUSSIAN:
-        raise NetworkError(
-            "the network ends in a nonlinearity, so its output is not Gaussian; add Dense() or Conv(...) at the end"
+    if state is not State.GAUSSIAN:
+        why = (
+            "the network ends in a nonlinearity, so its output is not Gaussian"
+            if state is State.NON_GAUSSIAN
+            else "the images reach the output by a path without weights, so the output is not a random function of them"
         )
-    if state is State.INPUT:
-        raise NetworkError(
-            "the images reach the output by a path without weights, so the output is not a random function of them; "
-            "add Dense() or Conv(...) at the end"
-        )
-
-
-def state_after(layer: Layer, state: State, place: str) -> State:
-    """The state after one piece of a network, or what is wrong with it there."""
-    return _walk(layer, state, place)[0]
+        raise NetworkError(f"{why}; add Dense() or Conv(...) at the end")
 
 
 def _walk(net: Layer, state: State, place: str) -> tuple[State, int]:
@@ -63,16 +56,14 @@ def _walk(net: Layer, state: State, place: str) -> tuple[State, int]:
     match net:
         case Conv() | ConvTranspose() | Dense():
             return State.GAUSSIAN, 0
-        case LayerNorm():
-            if state is not State.GAUSSIAN:
-                why = "whose mean over channels is not 0; put it behind a Conv(...) or Dense()"
-                raise NetworkError(at(place, f"{net!r} is applied to {state.value}, {why}"))
-            return state, 1
         case Nonlinearity():
+            is_norm = isinstance(net, LayerNorm)
             if state is not State.GAUSSIAN:
-                why = "which is not Gaussian; put a Conv(...) or Dense() before it"
-                raise NetworkError(at(place, f"{net!r} is applied to {state.value}, {why}"))
-            return State.NON_GAUSSIAN, 1
+                why = "whose mean over channels is not 0" if is_norm else "which is not Gaussian"
+                advice = "put a Conv(...) or Dense() before it"
+                advice += ", or do it to the images" if state is State.INPUT else ""
+                raise NetworkError(f"{net!r} is applied to {state.value}, {why}; {advice}", place)
+            return state if is_norm else State.NON_GAUSSIAN, 1
         case Identity() | AvgPool() | GlobalAvgPool():  # linear and without weights: what was Gaussian stays so
             return state, 1
         case Sequential():
@@ -88,30 +79,21 @@ def _walk(net: Layer, state: State, place: str) -> tuple[State, int]:
 
 
 def _walk_sum(net: Sum, state: State, place: str) -> tuple[State, int]:
-    branches = inside(net, place)
-    if len(branches) == 1:  # nothing is added to it
-        return _walk(net.branches[0], state, branches[0][0])
-    if state is State.NON_GAUSSIAN and not net.allow_non_gaussian:
-        for where, branch in branches:
-            if _walk(branch, State.GAUSSIAN, where) == (State.GAUSSIAN, 1):
-                why = "skips from the output of a nonlinearity, so what is summed is not Gaussian"
-                advice = "start the block before the nonlinearity, or pass allow_non_gaussian=True"
-                raise NetworkError(at(where, f"{branch!r} {why}; {advice}"))
     paths = 0
-    states = set()
-    for where, branch in branches:
+    states = []
+    for where, branch in inside(net, place):
         after, through = _walk(branch, state, where)
-        if after is State.NON_GAUSSIAN and not net.allow_non_gaussian:
-            why = f"the branch {branch!r} ends in a nonlinearity, so what is summed is not Gaussian"
-            advice = "end the branch in a Conv(...) or Dense(), or pass allow_non_gaussian=True"
-            raise NetworkError(at(where, f"{why}; {advice} to add kernels where that is not exact"))
+        if after is State.NON_GAUSSIAN and not net.allow_non_gaussian and len(net.branches) > 1:
+            raise NetworkError(
+                f"the branch {branch!r} gives the output of a nonlinearity, so what is summed is not Gaussian; add "
+                "before the nonlinearity (pre-activation), end the branch in a Conv(...) or Dense(), or pass "
+                "allow_non_gaussian=True to add kernels where that is not exact",
+                place,
+            )
         paths += through
-        states.add(after)
+        states.append(after)
     if paths > 1:
         why = f"{paths} paths without weights lead into this Sum, so its branches are not independent"
         advice = "keep one Identity() and put a Conv(...) or Dense() on the others"
-        raise NetworkError(at(place, f"{why} (x + x has covariance 4K, not 2K); {advice}"))
-    for worst in (State.NON_GAUSSIAN, State.INPUT):
-        if worst in states:
-            return worst, paths
-    return State.GAUSSIAN, paths
+        raise NetworkError(f"{why} (x + x has covariance 4K, not 2K); {advice}", place)
+    return next((worst for worst in (State.NON_GAUSSIAN, State.INPUT) if worst in states), State.GAUSSIAN), paths

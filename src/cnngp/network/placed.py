@@ -14,7 +14,7 @@ from .composition import check_network
 from .geometry import SizeError
 from .layers import Conv, Identity, Layer, Linear, Network, NetworkError, Nonlinearity, Sequential, Sum, as_layer
 from .shapes import AxisMap, Displacement, Spatial, axis_maps, check_input_shape, needed, output_spatial, shape_text
-from .walk import at, inside
+from .walk import inside
 
 
 @dataclass
@@ -110,7 +110,7 @@ def _forwards(net: Layer, spatial: Spatial, place: str) -> Placed:
             if len({c.after for c in children}) > 1:
                 told = ", ".join(f"branches[{i}] gives {shape_text(c.after)}" for i, c in enumerate(children))
                 advice = "give the skip a Conv(1, stride=…)"
-                raise NetworkError(at(place, f"the branches of a Sum must have one shape, but {told}; {advice}"))
+                raise NetworkError(f"the branches of a Sum must have one shape, but {told}; {advice}", place)
             return Placed(place, net, spatial, children[0].after, (), children)
         case _:
             assert_never(net)
@@ -123,17 +123,15 @@ def _backwards(here: Placed, wanted: frozenset[Displacement]) -> frozenset[Displ
         case Linear() as layer:
             if isinstance(layer, Conv) and layer.padding_mode in ("reflect", "replicate") and any(map(any, wanted)):
                 raise NetworkError(
-                    at(
-                        here.place,
-                        f"{layer!r} stands before a pool, which asks for covariances of different locations, and "
-                        f"padding_mode={layer.padding_mode!r} does not keep their displacement; "
-                        "use padding_mode='zeros' or 'circular'",
-                    )
+                    f"{layer!r} stands before a pool, which asks for covariances of different locations, and "
+                    f"padding_mode={layer.padding_mode!r} does not keep their displacement; "
+                    "use padding_mode='zeros' or 'circular'",
+                    here.place,
                 )
             try:
                 here.asked = needed(here.axes, here.along_axes)
             except SizeError as error:
-                raise NetworkError(at(here.place, f"{layer!r} on {shape_text(here.before)} {error}")) from None
+                raise NetworkError(f"{layer!r} on {shape_text(here.before)} {error}", here.place) from None
         case Sequential():
             for inner in reversed(here.children):
                 here.asked = _backwards(inner, here.asked)

@@ -20,7 +20,6 @@ from typing import Any, TypeAlias, assert_never
 
 from .geometry import AxisSum, SizeError, Window, check_reads
 from .layers import AvgPool, Conv, Convolution, ConvTranspose, Dense, GlobalAvgPool, NetworkError, PerAxis
-from .walk import at
 
 Spatial = tuple[int, ...]
 Displacement = tuple[int, ...]
@@ -74,14 +73,14 @@ def windows(layer: Convolution | AvgPool, axes: int, place: str) -> tuple[Window
     is_pool = isinstance(layer, AvgPool)
     if axes == 0:
         advice = "leave it out" if is_pool else "use Dense()"
-        raise NetworkError(at(place, f"{layer!r} needs spatial axes, but its input has one location; {advice}"))
+        raise NetworkError(f"{layer!r} needs spatial axes, but its input has one location; {advice}", place)
 
     def spread(name: str, value: PerAxis) -> tuple[int, ...]:
         """One value for each of the input's axes."""
         values = value if isinstance(value, tuple) else (value,) * axes
         if len(values) != axes:
             told = f"{layer!r} has {name}={value!r} for {len(values)} axes, but its input has {axes}"
-            raise NetworkError(at(place, told))
+            raise NetworkError(told, place)
         return values
 
     if isinstance(layer, AvgPool):
@@ -101,9 +100,7 @@ def windows(layer: Convolution | AvgPool, axes: int, place: str) -> tuple[Window
             pads = [(p, p)] * axes
         case entries:
             if len(entries) != axes:
-                raise NetworkError(
-                    at(place, f"{layer!r} has padding for {len(entries)} axes, but its input has {axes}")
-                )
+                raise NetworkError(f"{layer!r} has padding for {len(entries)} axes, but its input has {axes}", place)
             pads = [(p, p) if isinstance(p, int) else p for p in entries]
     return tuple(
         Window(k, s, d, before, after, layer.padding_mode)
@@ -131,7 +128,7 @@ def axis_maps(layer: LinearLayer, spatial: Spatial, place: str) -> tuple[AxisMap
                             out_size = _transposed_size(layer, window, size, axis, len(spatial))
                             maps.append(_kept(transposed_convolution, window, size, out_size))
                 except SizeError as error:
-                    raise NetworkError(at(place, f"{layer!r} on {shape_text(spatial)}: axis {axis}: {error}")) from None
+                    raise NetworkError(f"{layer!r} on {shape_text(spatial)}: axis {axis}: {error}", place) from None
             return tuple(maps)
         case _:
             assert_never(layer)

@@ -34,10 +34,6 @@ def name_of(place: str, field: str) -> str:
     return f"{place}.{field}" if place else field
 
 
-def at(place: str, message: str) -> str:
-    return f"{place}: {message}" if place else message
-
-
 def inside(net: Layer, place: str = "") -> list[tuple[str, Layer]]:
     """The layers that a `Sequential` or a `Sum` is made of, with their places; none of any other layer."""
     match net:

@@ -78,8 +78,9 @@ def explain(
     """
     need_torch("explain")
     from .importing.importer import explain_module
+    from .importing.weights import Variances
 
-    explanation = explain_module(module, input_shape, allow_non_gaussian)
+    explanation = explain_module(module, input_shape, Variances(), allow_non_gaussian)
     if show:
         print(explanation)
     return explanation
@@ -111,8 +112,8 @@ def sample_network(
     need_torch("sample_network")
     import torch
 
-    from .sampling.building import build_finite
-    from .sampling.drawing import fill, seed_key, torch_device
+    from .drawing import fill, seed_key, torch_device
+    from .finite import build_finite
 
     key = seed_key(seed)
     finite = build_finite(net, channels, input_shape, outputs, dtype or torch.float32, torch_device(device))
@@ -148,8 +149,8 @@ def sample_outputs(
     need_torch("sample_outputs")
     import torch
 
-    from .sampling.building import build_finite
-    from .sampling.drawing import outputs_of_many, seed_key, torch_device
+    from .drawing import outputs_of_many, seed_key, torch_device
+    from .finite import build_finite
 
     key, device, dtype = seed_key(seed), torch_device(device), dtype or torch.float32
     if isinstance(X, torch.Tensor) and X.is_complex():

@@ -10,14 +10,12 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from cnngp.common.arrays import DataError
 from cnngp.kernel.kernel import Kernel
 from cnngp.network.layers import Network
 from cnngp.network.placed import shape_table
-from cnngp.network.shapes import check_input_shape
 
 from . import need_gpytorch
 
@@ -37,54 +35,36 @@ class NetworkKernel(gpytorch.kernels.Kernel):  # type: ignore[misc]
     has_lengthscale = False
 
     def __init__(
-        self,
-        network: Network,
-        input_shape: Sequence[int] | None,
-        dtype: str | None,
-        threads: int | None,
-        learn: bool,
+        self, network: Network, input_shape: Sequence[int] | None, dtype: str | None, threads: int | None, learn: bool
     ):
         super().__init__()
-        self._given = network
+        self._given, self._computing_dtype, self._threads = network, dtype, threads
+        self.input_shape = None if input_shape is None else tuple(input_shape)
+        if input_shape is not None:
+            shape_table(network, input_shape)
         self._raw: dict[str, str] = {}  # of a parameter of the network, the name of its logarithm
+        self._first: dict[str, float] = {}  # of a logarithm that nobody has changed, whose rounding is not seen
         for name, value in network.parameters().items() if learn else ():
             if value > 0.0 and not name.endswith("gain"):  # the weights behind a gain do the same
-                self._raw[name] = self._register(name, value)
-        self.input_shape: tuple[int, ...] | None = None
-        if input_shape is not None:
-            check_input_shape(tuple(input_shape))
-            shape_table(network, tuple(input_shape))
-            self.input_shape = tuple(input_shape)
-        self._computing_dtype = dtype
-        self._threads = threads
+                raw = self._raw[name] = "raw_" + re.sub(r"\W+", "_", name)
+                self.register_parameter(raw, torch.nn.Parameter(torch.tensor([math.log(value)])))
+                self.register_constraint(raw, gpytorch.constraints.Positive(torch.exp, torch.log))
+                self._first[name] = getattr(self, raw).item()
         self._dtype_seen: Any = None
         self._kernels: dict[tuple[Any, ...], Kernel] = {}
         self._remembered: list[tuple[Any, Any, Network, Any]] = []
 
-    def _register(self, name: str, value: float) -> str:
-        raw = "raw_" + re.sub(r"\W+", "_", name)
-        self.register_parameter(raw, torch.nn.Parameter(torch.tensor([math.log(value)])))
-        self.register_constraint(raw, gpytorch.constraints.Positive(torch.exp, torch.log))
-        # To know a variance that nobody has changed, whose rounded logarithm is not used: results stay the same.
-        self.register_buffer(f"_first_{raw}", getattr(self, raw).detach().clone(), persistent=False)
-        return raw
-
-    @property
-    def learned_values(self) -> dict[str, Any]:
-        """What is learned, as tensors of one number with a gradient, by its place in the network."""
-        return {
-            name: getattr(self, f"{raw}_constraint").transform(getattr(self, raw)) for name, raw in self._raw.items()
-        }
+    def _value(self, name: str) -> Any:
+        """A parameter of the network as a tensor of one number with a gradient."""
+        raw = self._raw[name]
+        return getattr(self, f"{raw}_constraint").transform(getattr(self, raw))
 
     @property
     def network(self) -> Network:
         """The network with the variances that it has now, a plain network as any other."""
-        changed = {
-            name: float(value.detach())
-            for (name, raw), value in zip(self._raw.items(), self.learned_values.values(), strict=True)
-            if not torch.equal(getattr(self, raw).detach(), getattr(self, f"_first_{raw}"))
-        }
-        return self._given.with_parameters(changed) if changed else self._given
+        changed = [name for name, raw in self._raw.items() if getattr(self, raw).item() != self._first[name]]
+        values = {name: self._value(name).item() for name in changed}
+        return self._given.with_parameters(values) if changed else self._given
 
     @property
     def dtype(self) -> Any:
@@ -109,20 +89,16 @@ class NetworkKernel(gpytorch.kernels.Kernel):  # type: ignore[misc]
     def _matrix(self, x1: Any, x2: Any) -> Any:
         """K, as a function of the variances and the images where a gradient is asked for."""
         network = self.network
-        X, Z = self._images(x1), None if _equal(x1, x2) else self._images(x2)
-        known = (
-            K
-            for a, b, of, K in self._remembered
-            if of == network and (a.dtype, a.device) == (x1.dtype, x1.device) and _equal(a, x1) and _equal(b, x2)
-        )
+        kernel, X, Z = self._kernel(x1, network), self._images(x1), None if _equal(x1, x2) else self._images(x2)
+        known = (K for a, b, of, K in self._remembered if of == network and _equal(a, x1) and _equal(b, x2))
         K = next(known, None)
         if K is None:
-            K = self._kernel(x1, network)(X, Z, output="torch", progress=False).to(dtype=x1.dtype, device=x1.device)
+            K = kernel(X, Z, output="torch", progress=False).to(dtype=x1.dtype, device=x1.device)
             self._remembered = [(x1.detach().clone(), x2.detach().clone(), network, K), *self._remembered][:_KEPT]
         if not self._wants_gradients(x1, x2):
             return K
-        theta = torch.cat(list(self.learned_values.values())) if self._raw else None
-        return _Differentiable.apply(theta, x1, x2, K, self._kernel(x1, network), tuple(self._raw), X, Z)
+        theta = torch.cat(list(map(self._value, self._raw))) if self._raw else None
+        return _Differentiable.apply(theta, x1, x2, K, kernel, tuple(self._raw), X, Z)
 
     def _wants_gradients(self, *images: Any) -> bool:
         return torch.is_grad_enabled() and any(t.requires_grad for t in (*self.parameters(), *images))
@@ -130,20 +106,19 @@ class NetworkKernel(gpytorch.kernels.Kernel):  # type: ignore[misc]
     def _diagonal(self, x1: Any, x2: Any) -> Any:
         """k(x1_i, x2_i), from the variances alone where the two are the same; else the diagonals of small blocks."""
         if _equal(x1, x2) and not self._wants_gradients(x1, x2):
-            d = self._kernel(x1).diag(self._images(x1))
+            d = self._kernel(x1, self.network).diag(self._images(x1))
             return torch.as_tensor(d, dtype=x1.dtype, device=x1.device)
         first = x1.split(32)
         second = first if x1 is x2 else x2.split(32)
         return torch.cat([self._matrix(a, b).diagonal() for a, b in zip(first, second, strict=True)])
 
-    def _kernel(self, x: Any, network: Network | None = None) -> Kernel:
-        network = self.network if network is None else network
+    def _kernel(self, x: Any, network: Network) -> Kernel:
         dtype = self._computing_dtype or ("float64" if x.dtype == torch.float64 else "float32")
         key: Any = (network, "cuda" if x.is_cuda else "cpu", dtype, self._threads)
         if key not in self._kernels:
             # Training changes the network at every step: only the one that was given is compared with the reference.
-            self._kernels = {k: v for k, v in self._kernels.items() if k[0] is self._given}
-            self._kernels[key] = Kernel(*key, check=network is self._given)  # type: ignore[misc]
+            self._kernels = {k: v for k, v in self._kernels.items() if k[0] == self._given}
+            self._kernels[key] = Kernel(*key, check=network == self._given)  # type: ignore[misc]
         return self._kernels[key]
 
     def _flat(self, x: Any) -> Any:
@@ -180,58 +155,33 @@ class _Differentiable(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, G: Any) -> Any:
+        if torch.is_grad_enabled():  # create_graph=True: the second derivatives would be 0
+            raise RuntimeError("a gpytorch_kernel has first derivatives only; leave out create_graph=True")
         weights, (X, Z) = G.detach().to("cpu", torch.float64).numpy(), ctx.images
         found: list[Any] = [None, None, None]
         if ctx.needs_input_grad[0]:
             slopes = ctx.kernel.gradient(X, Z, weights, progress=False)
             found[0] = [slopes[name] for name in ctx.names]
-        if any(ctx.needs_input_grad[1:3]):
-            found[1:] = _of_images(ctx.kernel, X, Z, weights, ctx.same)
+        if any(ctx.needs_input_grad[1:3]):  # of two tensors with the same numbers, each gets its own part
+            other = Z if Z is not None or ctx.same else X
+            of_images = ctx.kernel.gradient(X, other, weights, wrt="images", progress=False)
+            found[1:] = of_images if other is not None else (of_images, None)
         back = (
             torch.tensor(g, dtype=of.dtype, device=of.device).reshape(of.shape) if asked and g is not None else None
             for g, of, asked in zip(found, ctx.given, ctx.needs_input_grad, strict=False)
         )
-        if torch.is_grad_enabled():  # create_graph=True
-            back = (None if g is None else _FirstDerivative.apply(g, G, *ctx.given) for g in back)
         return *back, None, None, None, None, None
 
 
-class _FirstDerivative(torch.autograd.Function):  # type: ignore[misc]
-    """Numbers as they are. Their own derivative is refused: without this it would be 0."""
-
-    @staticmethod
-    def forward(ctx: Any, first: Any, *given: Any) -> Any:
-        return first.clone()
-
-    @staticmethod
-    def backward(ctx: Any, G: Any) -> Any:
-        raise RuntimeError("a gpytorch_kernel has first derivatives only; a second one was asked for")
-
-
-def _of_images(kernel: Kernel, X: Any, Z: Any, G: Any, same: bool) -> tuple[Any, Any]:
-    """Σ_ij G_ij ∂K_ij/∂pixel for both sets of images. `same`: they are one tensor, so the first gets all of it."""
-    if Z is not None:
-        return kernel.gradient(X, Z, G, wrt="images", progress=False)  # type: ignore[no-any-return]
-    if same:
-        return kernel.gradient(X, None, G, wrt="images", progress=False), None
-    # Two tensors with the same numbers: each has half a part in the exact diagonal.
-    diagonal = np.diag(np.diagonal(G))
-    of_x1, of_x2 = kernel.gradient(X, X, G - diagonal, wrt="images", progress=False)
-    own = 0.5 * kernel.gradient(X, None, diagonal, wrt="images", progress=False)
-    return of_x1 + own, of_x2 + own
-
-
 def _equal(a: Any, b: Any) -> bool:
-    return a is b or (a.shape == b.shape and bool(torch.equal(a, b)))
+    alike = (a.shape, a.dtype, a.device) == (b.shape, b.dtype, b.device)
+    return a is b or (alike and bool(torch.equal(a, b)))
 
 
 def make_kernel(
-    network: Network | Kernel,
-    input_shape: Sequence[int] | None,
-    dtype: str | None,
-    threads: int | None,
-    learn: bool = True,
-) -> Any:
+    network: Network | Kernel, input_shape: Sequence[int] | None, dtype: str | None, threads: int | None, learn: bool
+) -> NetworkKernel:
+    """See `cnngp.gpytorch_kernel`."""
     if not isinstance(learn, bool):
         raise ValueError(f"gpytorch_kernel: learn={learn!r} is not True or False")
     if isinstance(network, Kernel):

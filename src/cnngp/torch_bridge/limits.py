@@ -146,11 +146,11 @@ def check_limit(
     need_torch("check_limit")
     import torch
 
+    from .drawing import outputs_of_many, seed_key, torch_device
+    from .finite import build_finite
     from .importing.importer import import_module
     from .importing.weights import Variances
-    from .sampling.building import build_finite
-    from .sampling.drawing import outputs_of_many, seed_key, torch_device
-    from .sampling.widening import widen
+    from .widening import widen
 
     key, device = seed_key(seed), torch_device(device)
     widths: list[int] = sorted(set(np.atleast_1d(channels).tolist()))

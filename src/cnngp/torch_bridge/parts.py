@@ -38,61 +38,48 @@ NAMED: dict[str, Callable[[Any], Any]] = {
 }
 # fmt: on
 """PyTorch's own form of the named functions of `Elementwise`."""
-_PLAIN: dict[type, Callable[[Any], Any]] = {
-    Erf: torch.erf,
-    Abs: torch.abs,
-    Sin: torch.sin,
-    Cos: torch.cos,
-    Sign: torch.sign,
-    GELU: F.gelu,
-    SquaredReLU: lambda x: torch.relu(x).square(),
-    Step: lambda x: (x > 0).to(x.dtype),
+_OF_TENSORS: dict[type, Callable[[Any], Callable[[Any], Any]]] = {
+    Erf: lambda layer: torch.erf,
+    Abs: lambda layer: torch.abs,
+    Sin: lambda layer: torch.sin,
+    Cos: lambda layer: torch.cos,
+    Sign: lambda layer: torch.sign,
+    GELU: lambda layer: F.gelu,
+    SquaredReLU: lambda layer: lambda x: torch.relu(x).square(),
+    Step: lambda layer: lambda x: (x > 0).to(x.dtype),
+    ReLU: lambda layer: torch.relu if layer.gain == 1.0 else lambda x: torch.relu(x).mul_(layer.gain),
+    LeakyReLU: lambda layer: partial(F.leaky_relu, negative_slope=layer.slope),
+    Rbf: lambda layer: lambda x: _sine(x * math.sqrt(2.0 * layer.gamma)),
+    NormalizedExp: lambda layer: lambda x: _normalized_exp(x, math.sqrt(layer.gamma)),
+    LayerNorm: lambda layer: lambda x: x * _inverse_scale(x, layer.eps),
+    Elementwise: lambda layer: NAMED.get(layer.fn) or partial(_through, as_callable(layer.fn)),
 }
 
 
+def torch_function(layer: Nonlinearity) -> Callable[[Any], Any]:
+    """The nonlinearity as a function of a tensor. It makes a new tensor."""
+    return _OF_TENSORS[type(layer)](layer)
+
+
+def _through(fn: Callable[[Any], Any], x: Any) -> Any:
+    """A function of NumPy arrays, number by number."""
+    return _Through.apply(x, fn)
+
+
 class _Through(torch.autograd.Function):  # type: ignore[misc]
-    """A function of NumPy arrays, number by number; `torch.vmap` may add axes."""
+    """Asked for a gradient it raises; without a class of its own it would be 0."""
 
     @staticmethod
-    def forward(x: Any, fn: Callable[[Any], Any]) -> Any:
+    def forward(ctx: Any, x: Any, fn: Callable[[Any], Any]) -> Any:
         if x.device.type == "meta":  # the importer runs on shapes alone
             return torch.empty_like(x)
         values = fn(x.detach().to("cpu", torch.float64).numpy())
         return torch.as_tensor(values, dtype=x.dtype, device=x.device)
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        pass
 
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, x: Any, fn: Any) -> Any:
-        return _Through.apply(x, fn), in_dims[0]
-
-
-def torch_function(layer: Nonlinearity) -> Callable[[Any], Any]:
-    """The nonlinearity as a function of a tensor. It makes a new tensor."""
-    if type(layer) in _PLAIN:
-        return _PLAIN[type(layer)]
-    match layer:
-        case ReLU():
-            gain = layer.gain
-            return torch.relu if gain == 1.0 else lambda x: torch.relu(x).mul_(gain)
-        case LeakyReLU():
-            return lambda x: F.leaky_relu(x, layer.slope)
-        case Rbf():
-            a = math.sqrt(2.0 * layer.gamma)  # sin(az) + cos(az) = √2 sin(az + π/4)
-            return lambda x: torch.sin(x * a + math.pi / 4.0).mul_(math.sqrt(2.0))
-        case NormalizedExp():
-            return lambda x: _normalized_exp(x, math.sqrt(layer.gamma))
-        case LayerNorm():
-            return lambda x: x * _inverse_scale(x, layer.eps)
-        case Elementwise():
-            if isinstance(layer.fn, str) and layer.fn in NAMED:
-                return NAMED[layer.fn]
-            fn = as_callable(layer.fn)
-            return lambda x: _Through.apply(x, fn)
-        case _:
-            raise NotImplementedError(f"{layer!r} has no function of a tensor")
+def _sine(x: Any) -> Any:
+    """sin x + cos x = √2 sin(x + π/4)."""
+    return torch.sin(x + math.pi / 4.0).mul_(math.sqrt(2.0))
 
 
 def _inverse_scale(x: Any, eps: float = 0.0) -> Any:
@@ -102,10 +89,9 @@ def _inverse_scale(x: Any, eps: float = 0.0) -> Any:
 
 
 def _normalized_exp(x: Any, a: float) -> Any:
-    """s (sin(ax/s) + cos(ax/s)) = s √2 sin(ax/s + π/4), with s² the mean of squares over the channels."""
+    """s (sin(ax/s) + cos(ax/s)), with s² the mean of squares over the channels."""
     inverse = _inverse_scale(x)
-    s = torch.where(inverse > 0, 1.0 / inverse, 0.0)
-    return torch.sin(x * (a * inverse) + math.pi / 4.0).mul_(math.sqrt(2.0) * s)
+    return _sine(x * (a * inverse)) * torch.where(inverse > 0, 1.0 / inverse, 0.0)
 
 
 class Activation(nn.Module):  # type: ignore[misc]

@@ -40,7 +40,7 @@ from cnngp.network.layers import (
 )
 from cnngp.network.placed import Placed
 from cnngp.network.shapes import Displacement
-from cnngp.network.walk import at, leaves
+from cnngp.network.walk import leaves
 
 from .nodes import NodeBuilder, Value, log2_sum
 from .ops import NOTHING, Op, Tangent
@@ -54,7 +54,7 @@ def check_slopes(net: Layer, place: str = "") -> None:
     """Refuse a nonlinearity that has no slope, by its place."""
     for where, layer in leaves(net, place):
         if isinstance(layer, Nonlinearity) and (reason := formula(layer).no_slope):
-            raise NetworkError(at(where, reason))
+            raise NetworkError(reason, where)
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,6 @@ from cnngp.network.geometry import AxisSum
 from cnngp.network.layers import AvgPool, Conv, ConvTranspose, Dense, GlobalAvgPool, NetworkError, Nonlinearity
 from cnngp.network.placed import Placed
 from cnngp.network.shapes import Displacement, Piece, Spatial, in_order, overlap, sum_scale
-from cnngp.network.walk import at
 
 from .ops import NOTHING, PIXELS, Activation, Op, Shape, Sums, as_shape
 
@@ -309,9 +308,7 @@ def _within_headroom(unit: float, level: float) -> float:
 def _checked(unit: float, level: float, place: str) -> float:
     """The unit, unless it is beyond what floating-point numbers hold: then an error that names the place."""
     if not sys.float_info.min <= unit < math.inf:  # smaller ones have lost digits
-        raise NetworkError(
-            at(place, f"the variance here is of order 2^{level:.0f}, beyond float64; use other variances")
-        )
+        raise NetworkError(f"the variance here is of order 2^{level:.0f}, beyond float64; use other variances", place)
     return unit
 
 

@@ -40,7 +40,7 @@ from cnngp.network.layers import (
 )
 from cnngp.network.placed import placed
 from cnngp.network.shapes import check_input_shape
-from cnngp.network.walk import at, name_of
+from cnngp.network.walk import name_of
 
 from .lowering import Builder, Maps
 from .ops import NOTHING, PIXELS, Back, Op, Pixels, Program, Reverse, Share, Total, as_shape
@@ -219,7 +219,7 @@ def shares_of(node: Op, slot: int) -> list[Share]:
     if a is None:
         return shares
     if a.formula.no_gradient:
-        raise NetworkError(at(a.place, a.formula.no_gradient))
+        raise NetworkError(a.formula.no_gradient, a.place)
     match a.layer:
         case ReLU() as layer:  # V is a multiple of gain²
             shares.append(Share(name_of(a.place, "gain"), slot, 2.0 / layer.gain * node.scale))

@@ -10,7 +10,6 @@ from numpy.typing import ArrayLike, DTypeLike
 
 from cnngp.network.functions import Function, function_name, value_hash
 from cnngp.network.layers import NetworkError
-from cnngp.network.walk import at
 
 from .tables import PRECISION, Series, build
 
@@ -41,9 +40,7 @@ def check(series: Series, s: ArrayLike, place: str = "") -> None:
     if series.tolerance < 1e-10:
         fix += ", or use dtype='float32', which goes further"
     raise NetworkError(
-        at(
-            place,
-            f"Elementwise({function_name(series.fn)}) meets a variance of {worst**2:.4g}, but its Hermite series is "
-            f"good to {series.tolerance:g} only up to {series.largest_s**2:.4g}; {fix}",
-        )
+        f"Elementwise({function_name(series.fn)}) meets a variance of {worst**2:.4g}, but its Hermite series is "
+        f"good to {series.tolerance:g} only up to {series.largest_s**2:.4g}; {fix}",
+        place,
     )

@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cnngp.network.layers import Elementwise, NetworkError
-from cnngp.network.walk import at
 
 from ..program import Activation, Program
 from .hermite import check, series
@@ -49,7 +48,7 @@ class SeriesTables:
             try:
                 s = self._series[a.site] = series(a.layer.fn, dtype)
             except NetworkError as error:
-                raise NetworkError(at(a.place, str(error))) from None
+                raise NetworkError(str(error), a.place) from None
             if id(s) not in seen:
                 seen[id(s)] = sum(map(len, packed))
                 packed.append(_pack(s))

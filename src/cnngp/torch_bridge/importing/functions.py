@@ -49,7 +49,9 @@ _REASONS: dict[tuple[str, ...], str] = {
     ("sum",): "no layer here is the sum of locations; use their mean, times a constant",
     ("batch_norm", "layer_norm", "group_norm", "instance_norm", "normalize", "rms_norm", "local_resp"): _NORMALISES,
     ("softmax", "log_softmax", "softmin"): "it mixes all outputs; import the module without it",
-    ("matmul", "bmm", "einsum", "baddbmm", "scaled_dot_product_attention"): _MULTIPLIES,
+    ("matmul", "bmm", "einsum", "baddbmm", "scaled_dot_product", "multihead", "transformer", "bilinear"): _MULTIPLIES,
+    ("rnn", "lstm", "gru"): "a recurrent layer uses the same weights at every step",
+    ("embedding",): "its input is not a real-valued image",
     ("cat", "concat", "stack"): "there is no layer for joined channels; add the branches",
     ("interpolate", "upsample", "repeat", "expand", "tile"): _SPREADS,
     ("permute", "transpose", "movedim", "swapaxes", "pixel_", "channel_shuffle", "fold", "unfold"): _TRADES,
@@ -125,31 +127,22 @@ def _read(
         if training and p > 0:
             raise Refused("dropout in training mode multiplies by random zeros; call module.eval() first")
         return Passes()
+    if function.startswith(("avg_pool", "adaptive_")) and before.ndim != 2 + int(function[-2]):
+        raise Refused(f"its input has {before.ndim - 2} spatial axes, not {function[-2]}")
     match function:
         case "leaky_relu":
             return LeakyReLU(given.take(1, "negative_slope", 0.01))
         case "gelu":
             return GELU() if given.take(1, "approximate", "none") == "none" else Elementwise("gelu_tanh")
-        case "softplus":
-            beta, linear_from = given.take(1, "beta", 1), given.take(2, "threshold", 20)
-            if linear_from < 20:
-                raise Refused(f"threshold={linear_from}: a straight line from there on; only 20 and more are softplus")
-            return _with_constant("softplus", "beta", beta)
-        case "elu":
-            return _with_constant("elu", "alpha", given.take(1, "alpha", 1))
+        case "softplus" | "elu" | "threshold":
+            for place, (name, value) in enumerate(_FIXED[function].items(), start=1):
+                if given.take(place, name, value) != value:
+                    raise Refused(f"only with {name}={value} it has a name here")
+            return ReLU() if function == "threshold" else Elementwise(function)
         case "hardtanh":
             return _clamp(given.take(1, "min_val", -1.0), given.take(2, "max_val", 1.0))
-        case "clamp" | "clip":
+        case "clamp" | "clip" | "clamp_min":
             return _clamp(given.take(1, "min"), given.take(2, "max"))
-        case "clamp_min":
-            return _clamp(given.take(1, "min"), None)
-        case "clamp_max":
-            return _clamp(None, given.take(1, "max"))
-        case "threshold":
-            limit, value = given.take(1, "threshold", 0), given.take(2, "value", 0)
-            if (limit, value) != (0, 0):
-                raise Refused(f"threshold={limit:g} and value={value:g}; only 0 and 0, which is ReLU, have a name here")
-            return ReLU()
         case "pad":
             widths, mode = given.take(1, "pad"), given.take(2, "mode", "constant")
             return _pad(widths, mode, given.take(3, "value", 0.0) or 0.0, before)
@@ -158,10 +151,10 @@ def _read(
         case "mul" | "multiply" | "div" | "divide" | "true_divide":
             return _factor(function, given.take(1, "other"))
         case "avg_pool1d" | "avg_pool2d" | "avg_pool3d":
-            return _average(int(function[-2]), given, before, after)
+            return _average(given, before, after)
         case "adaptive_avg_pool1d" | "adaptive_avg_pool2d" | "adaptive_avg_pool3d":
-            given.take(1, "output_size")
-            return _adaptive(int(function[-2]), before, after)
+            given.take_all()
+            return _adaptive(before.shape[2:], after.shape[2:])
         case "adaptive_max_pool1d" | "adaptive_max_pool2d" | "adaptive_max_pool3d" if before.shape == after.shape:
             given.take_all()
             return Passes()  # every location is its own maximum
@@ -175,10 +168,10 @@ def _read(
             raise refusal(function)
 
 
-def refusal(function: str) -> Refused:
-    """The reason why a function has no exact kernel."""
-    known = (reason for names, reason in _REASONS.items() if function.startswith(names))
-    return Refused(next(known, f"no exact kernel is known here for {function}"))
+def refusal(name: str) -> Refused:
+    """The reason why a function or a module of torch.nn has no exact kernel."""
+    known = (reason for names, reason in _REASONS.items() if name.lower().startswith(names))
+    return Refused(next(known, f"no exact kernel is known here for {name}"))
 
 
 def layer_norm(over: Any, eps: float | None, before: Value, one_location: bool) -> Call:
@@ -199,12 +192,11 @@ def _factor(function: str, factor: Any) -> Call:
     return Scale(1.0 / factor if function.startswith(("div", "true")) else float(factor))
 
 
-def _with_constant(name: str, constant: str, value: float) -> Call:
-    if value != 1:
-        raise Refused(f"{constant}={value}; only {constant}=1 has a name here")
-    return Elementwise(name)
-
-
+_FIXED: dict[str, dict[str, float]] = {
+    "softplus": {"beta": 1, "threshold": 20},
+    "elu": {"alpha": 1},
+    "threshold": {"threshold": 0, "value": 0},
+}
 _LIMITS: dict[tuple[float, float], Call] = {
     (0.0, math.inf): ReLU(),
     (-1.0, 1.0): Elementwise("hardtanh"),
@@ -258,20 +250,24 @@ def _pad(widths: Any, name: str, value: float, before: Value) -> Call:
 # ---- pools -----------------------------------------------------------------------------------------------------------
 
 
-def _average(axes: int, given: Arguments, before: Value, after: Value) -> Call:
+def _average(given: Arguments, before: Value, after: Value) -> Call:
     """`F.avg_pool2d` and its kin."""
-    size, stride, padding = (given.take(i, n) for i, n in enumerate(("kernel_size", "stride", "padding"), start=1))
+    sizes = before.shape[2:]
+
+    def spread(value: Any) -> tuple[int, ...]:
+        values = tuple(value) if isinstance(value, list | tuple) else (value,)
+        return values * len(sizes) if len(values) == 1 else values
+
+    k = spread(given.take(1, "kernel_size"))
+    s, p = spread(given.take(2, "stride") or k), spread(given.take(3, "padding", 0))
     ceil_mode, count_include_pad = given.take(4, "ceil_mode", False), given.take(5, "count_include_pad", True)
     divisor = given.take(6, "divisor_override")
-    _check_axes(axes, before)
-    k, p = _spread(size, axes), _spread(padding or 0, axes)
-    s = k if stride is None or stride == () else _spread(stride, axes)
     if divisor is not None and divisor != math.prod(k):
         raise Refused(
             f"divisor_override={divisor} is not the number of locations in the window, {math.prod(k)}; leave it out "
             "and multiply by a constant"
         )
-    whole = [(n + 2 * q - w) // step + 1 for n, w, step, q in zip(before.shape[2:], k, s, p, strict=True)]
+    whole = [(n + 2 * q - w) // step + 1 for n, w, step, q in zip(sizes, k, s, p, strict=True)]
     if ceil_mode and whole != list(after.shape[2:]):
         raise Refused("ceil_mode=True makes windows at the end that are cut off; use ceil_mode=False, or other sizes")
     # torch divides every window by the divisor where there is one
@@ -279,10 +275,8 @@ def _average(axes: int, given: Arguments, before: Value, after: Value) -> Call:
     return AvgPool(compact(k), None if s == k else compact(s), compact(p), counted)
 
 
-def _adaptive(axes: int, before: Value, after: Value) -> Call | Passes:
+def _adaptive(sizes: tuple[int, ...], outs: tuple[int, ...]) -> Call | Passes:
     """Window i of n out of m locations goes from ⌊i·m/n⌋ to ⌈(i+1)·m/n⌉; a pool if they are alike."""
-    _check_axes(axes, before)
-    sizes, outs = before.shape[2:], after.shape[2:]
     if sizes == outs:
         return Passes()  # every location is its own average
     if set(outs) == {1}:
@@ -291,7 +285,7 @@ def _adaptive(axes: int, before: Value, after: Value) -> Call | Passes:
     if None in windows:
         raise Refused(
             f"its windows differ in size where {' × '.join(map(str, sizes))} locations become "
-            f"{' × '.join(map(str, outs))}; use sizes that divide the map, or nn.AvgPool{axes}d"
+            f"{' × '.join(map(str, outs))}; use sizes that divide the map, or nn.AvgPool{len(sizes)}d"
         )
     k, s = zip(*(w for w in windows if w is not None), strict=True)
     return AvgPool(compact(k), None if s == k else compact(s))
@@ -317,13 +311,3 @@ def _mean(dims: Any, keepdim: bool, before: Value) -> Call:
     if not keepdim:
         raise Refused("it averages over some of the axes only and drops them; average over all, or use keepdim=True")
     return AvgPool(tuple(m if a + 2 in axes else 1 for a, m in enumerate(sizes)))
-
-
-def _spread(value: Any, axes: int) -> tuple[int, ...]:
-    values = tuple(value) if isinstance(value, list | tuple) else (value,)
-    return values * axes if len(values) == 1 else values
-
-
-def _check_axes(axes: int, before: Value) -> None:
-    if before.ndim != 2 + axes:
-        raise Refused(f"its input has {before.ndim - 2} spatial axes, not {axes}")

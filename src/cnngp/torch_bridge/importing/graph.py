@@ -1,35 +1,35 @@
 """A module's calls as a graph, and the graph as `Sequential` and `Sum`. Nothing here knows PyTorch.
 
 A module's forward is a graph: values, and for each the call that made it. A cnngp network is a tree of layers in series
-and sums in parallel. `Graph.network` finds the tree of a graph by the dominators of its sums; a graph that has none is
-refused.
+and sums in parallel. A sum's terms have the calls in common that all of them begin with; what is left of them are its
+branches. What the network itself refuses, by a place such as layers[2], is told of the call that came to stand there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import reduce
-from operator import or_
 
-from cnngp.network.composition import State, check_network, state_after
-from cnngp.network.layers import Conv, ConvTranspose, Dense, Identity, Layer, NetworkError, Sequential, Sum, as_layer
+from cnngp.network import layers
+from cnngp.network.composition import check_network
+from cnngp.network.layers import Layer, NetworkError
+from cnngp.network.placed import shape_table
+from cnngp.network.shapes import shape_text
 
-from .fold import Add, Call, Chain, Fork, Mean, Pad, Refused, Scale, fold
+from .fold import Add, Call, Chain, Fork, Mean, Pad, Refused, Scale, compact, fold
+
+UNKNOWN = layers.Conv(1)
+"""What stands for a call that was refused, so that all that is wrong can be told: Gaussian whatever it was given."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Vertex:
     name: str
     call: Call
     inputs: tuple[int, ...]
-    state: State
-    above: int
-    """The vertices that it is made from, itself included, as bits: deep graphs have many."""
-    dominator: int
-    """The last vertex that every path from the input to it goes through."""
-    depth: int
-    """How many dominators there are above it."""
 
 
 class Graph:
@@ -37,142 +37,126 @@ class Graph:
 
     def __init__(self, allow_non_gaussian: bool = False) -> None:
         self.allow_non_gaussian = allow_non_gaussian
-        self.vertices = [Vertex("the input", Identity(), (), State.INPUT, 1, 0, 0)]
-        self.readers = [0]
-        """How often each vertex is read."""
-        self.weighted = 0
-        """The vertices with weights, as bits."""
+        self.vertices = [Vertex("the input", layers.Identity(), ())]
         self.output = 0
+        self.non_gaussian: set[int] = set()
+        """The sums that are no Gaussian process, and allowed all the same."""
 
-    def add(self, name: str, call: Call, inputs: Sequence[int], state: State | None = None) -> int:
-        """A new vertex; its state follows from its inputs unless it is given. `Refused` where it is not Gaussian."""
-        i = len(self.vertices)
-        state = self._state(call, inputs) if state is None else state
-        above = reduce(or_, (self.vertices[j].above for j in inputs), 1 << i)
-        dominator = self._common(inputs)
-        depth = self.vertices[dominator].depth + 1
-        self.vertices.append(Vertex(name, call, tuple(inputs), state, above, dominator, depth))
-        self.readers.append(0)
-        for j in inputs:
-            self.readers[j] += 1
-        if isinstance(call, Conv | ConvTranspose | Dense):
-            self.weighted |= 1 << i
-        return i
+    def add(self, name: str, call: Call, inputs: Sequence[int]) -> int:
+        self.vertices.append(Vertex(name, call, tuple(inputs)))
+        return len(self.vertices) - 1
 
-    def _state(self, call: Call, inputs: Sequence[int]) -> State:
-        """The checks of composition.py, at each call, so that messages name the module's own parts."""
-        before = [self.vertices[j].state for j in inputs]
-        if isinstance(call, Add):
-            if State.NON_GAUSSIAN in before and not self.allow_non_gaussian:
-                source = self.vertices[inputs[before.index(State.NON_GAUSSIAN)]]
-                raise Refused(
-                    f"adds the output of the nonlinearity {source.name}, which is not Gaussian, so the "
-                    "kernels do not add (a residual block has to add before its nonlinearity: pre-activation)"
-                )
-            return next((state for state in (State.NON_GAUSSIAN, State.INPUT) if state in before), State.GAUSSIAN)
-        if isinstance(call, Scale | Pad | Mean):
-            return before[0]
-        try:
-            return state_after(call, before[0], "")
-        except NetworkError as error:
-            images = ", or do it to the images and import the module without it"
-            raise Refused(f"{error}{images if before[0] is State.INPUT else ''}") from None
+    def network(self, input_shape: Sequence[int] | None) -> Layer:
+        """The network, or `Refused` with the call that stands in the way; without a shape, sizes are not looked at."""
+        while True:
+            try:
+                return self._network(input_shape)
+            except Refused as error:
+                is_sum = isinstance(self.vertices[error.vertex].call, Add)
+                if not self.allow_non_gaussian or not is_sum or error.vertex in self.non_gaussian:
+                    raise
+                self.non_gaussian.add(error.vertex)
 
-    def network(self) -> Layer:
-        """The network, or `Refused` with the name of the call that stands in the way."""
-        net = _series(fold(self._chain(self.output, 0)))
-        try:
+    def _network(self, input_shape: Sequence[int] | None) -> Layer:
+        chain = fold(self._chain())
+        net = self._series(chain)
+        with _told_of(chain, self.output):
             check_network(net)
-        except NetworkError as error:
-            raise Refused(f"{self.vertices[self.output].name}: {error}") from None
+            output = () if input_shape is None else shape_table(net, input_shape).output
+        if math.prod(output) != 1:
+            raise Refused(
+                f"the module's output has {shape_text(output)} locations, and a Gaussian process here has one; end in "
+                "Flatten and Linear",
+                self.output,
+            )
         return net
 
-    def _common(self, vertices: Iterable[int]) -> int:
-        """The last vertex that every path from the input to any of these goes through."""
-        first, *rest = vertices
-        for other in rest:
-            while first != other:
-                if self.vertices[first].depth >= self.vertices[other].depth:
-                    first = self.vertices[first].dominator
-                else:
-                    other = self.vertices[other].dominator
-        return first
+    def _chain(self) -> Chain:
+        """The calls from the input to the output."""
+        read = [j for v in self.vertices for j in v.inputs]
+        chains: list[Chain] = [[]]  # to each vertex
+        terms: dict[int, list[int]] = {}
+        for i, v in enumerate(self.vertices[1:], start=1):
+            if isinstance(v.call, Add):
+                # a + b + c is one sum of three: a sum used only as a first term is opened.
+                first, *rest = v.inputs
+                opened = first in terms and read.count(first) == 1
+                terms[i] = [*(terms[first] if opened else [first]), *rest]
+                chains.append(self._joined([chains[t] for t in terms[i]], i))
+            else:
+                call = self._pool(i, v.call) if isinstance(v.call, Mean) else v.call
+                chains.append([*chains[v.inputs[0]], (i, call)])
+        return chains[self.output]
 
-    def _chain(self, end: int, start: int) -> Chain:
-        """The calls from vertex `start` to vertex `end`."""
-        chain: Chain = []
-        while end != start:
-            v = self.vertices[end]
-            call = self._parallel(self._terms(end), v.dominator, v.name) if isinstance(v.call, Add) else v.call
-            chain.append((v.name, call))
-            end = v.dominator
-        return chain[::-1]
+    def _pool(self, i: int, mean: Mean) -> Layer:
+        """A pool that keeps the axes where a filter or a pool reads its result, else a global one."""
+        reached = {i}
+        for j, v in enumerate(self.vertices):
+            if not reached.isdisjoint(v.inputs):
+                reached.add(j)
+                if isinstance(v.call, layers.Conv | layers.ConvTranspose | layers.AvgPool):
+                    return layers.AvgPool(compact(mean.size))
+        return layers.GlobalAvgPool()
 
-    def _terms(self, i: int) -> list[int]:
-        """What a sum adds up. a + b + c is one sum of three: a sum used only as a first term is opened."""
-        first, *rest = self.vertices[i].inputs
-        opened = isinstance(self.vertices[first].call, Add) and self.readers[first] == 1
-        return [*(self._terms(first) if opened else [first]), *rest]
+    def _joined(self, terms: list[Chain], end: int) -> Chain:
+        """What all terms of the sum `end` begin with, and the rest of each as a branch; branches do the same."""
+        common = 0
+        while all(len(term) > common and term[common][0] == terms[0][common][0] for term in terms):
+            common += 1
+        groups: dict[int, list[Chain]] = {}  # by the next call; a term that has none is a branch of its own
+        for k, term in enumerate(terms):
+            groups.setdefault(term[common][0] if len(term) > common else -k, []).append(term[common:])
+        branches = [group[0] if len(group) == 1 else self._joined(group, end) for group in groups.values()]
+        seen: set[int] = set()
+        for weights in map(_weights, branches):
+            if weights & seen:
+                raise Refused(
+                    f"{self.vertices[max(weights & seen)].name} feeds several of its terms, but not by one path "
+                    "through all of them, so the graph is not made of layers in series and sums in parallel",
+                    end,
+                )
+            seen |= weights
+        return [*terms[0][:common], (end, Fork(branches))]
 
-    def _parallel(self, terms: list[int], start: int, name: str) -> Fork:
-        """The terms as branches from `start`. Terms that share a part become a sum inside one branch."""
-        for sharing in (self._inside, self._weighted_inside):
-            groups = _groups(terms, [sharing(t, start) for t in terms])
-            stuck = [group for group in groups if len(group) > 1 and self._common(group) == start]
-            if not stuck:
-                break
-        else:
-            bits = [self._weighted_inside(t, start) for t in stuck[0]]
-            common = max(a & b for i, a in enumerate(bits) for b in bits[:i])
-            shared = self.vertices[common.bit_length() - 1].name
-            raise Refused(
-                f"{name}: {shared} feeds several of its terms, but not by one path through all of them, so the graph "
-                "is not made of layers in series and sums in parallel"
-            )
-        branches = []
-        for group in groups:
-            fork = self._common(group)
-            inner = [(name, self._parallel(group, fork, name))] if len(group) > 1 else []
-            branches.append([*self._chain(fork, start), *inner])
-        return Fork(branches, any(self.vertices[t].state is State.NON_GAUSSIAN for t in terms))
-
-    def _inside(self, end: int, start: int) -> int:
-        """The vertices between `start` and `end`, with `end`."""
-        return self.vertices[end].above & ~self.vertices[start].above
-
-    def _weighted_inside(self, end: int, start: int) -> int:
-        """Those with weights between `start` and them. The others are functions of `start` and may stand twice."""
-        left = self._inside(end, start)
-        reached = 0
-        while left:
-            i = left.bit_length() - 1
-            left ^= 1 << i
-            if self._inside(i, start) & self.weighted:
-                reached |= 1 << i
-        return reached
+    def _series(self, chain: Chain) -> Layer:
+        """A folded chain as a layer."""
+        made: list[Layer] = []
+        for i, call in chain:
+            if isinstance(call, Fork):
+                branches = list(map(self._series, call.branches))
+                with _told_of([(i, call)], i):
+                    call = layers.Sum(*branches, allow_non_gaussian=i in self.non_gaussian)
+            assert not isinstance(call, Add | Scale | Pad | Mean), call
+            made.append(call)
+        with _told_of(chain, self.output):
+            if len(made) == 1:
+                return made[0]
+            return layers.as_layer(layers.Sequential(*made)) if made else layers.Identity()
 
 
-def _groups(terms: list[int], parts: list[int]) -> list[list[int]]:
-    """Terms joined where they share a part, in the order of their first members."""
-    groups: list[tuple[list[int], int]] = []
-    for term, part in zip(terms, parts, strict=True):
-        joined = [group for group in groups if group[1] & part]
-        members = [t for group in joined for t in group[0]] + [term]
-        merged = (members, reduce(or_, (group[1] for group in joined), part))
-        at = groups.index(joined[0]) if joined else len(groups)
-        groups = [*groups[:at], merged, *(group for group in groups[at:] if group not in joined)]
-    return [members for members, _ in groups]
+def _weights(chain: Chain) -> set[int]:
+    """The calls with weights in a chain. The others are functions of their input and may stand twice."""
+    weighted = layers.Conv | layers.ConvTranspose | layers.Dense
+    inside = [branch for _, call in chain if isinstance(call, Fork) for branch in call.branches]
+    return {i for i, call in chain if isinstance(call, weighted)}.union(*map(_weights, inside))
 
 
-def _series(chain: Chain) -> Layer:
-    """A folded chain as a layer."""
-    layers: list[Layer] = []
-    for name, call in chain:
-        if isinstance(call, Fork):
-            try:
-                call = Sum(*map(_series, call.branches), allow_non_gaussian=call.allow_non_gaussian)
-            except NetworkError as error:
-                raise Refused(f"{name}: {error}") from None
-        assert not isinstance(call, Add | Scale | Pad | Mean), call
-        layers.append(call)
-    return layers[0] if len(layers) == 1 else as_layer(Sequential(*layers)) if layers else Identity()
+@contextmanager
+def _told_of(chain: Chain, vertex: int) -> Iterator[None]:
+    """What the network of a chain refuses at a place, as refused by the call that came to stand there."""
+    try:
+        yield
+    except Refused:
+        raise
+    except NetworkError as error:
+        place = list(map(int, re.findall(r"\d+", error.place)))
+        raise Refused(error.message, _vertex_at(chain, place, vertex)) from None
+
+
+def _vertex_at(chain: Chain, place: list[int], vertex: int) -> int:
+    """The call at a place; of what is no call, such as the skip of a sum, `vertex`, in which it stands."""
+    if not chain or (len(chain) > 1 and not place):
+        return vertex
+    i, rest = (0, place) if len(chain) == 1 else (place[0], place[1:])
+    vertex, call = chain[i]
+    return _vertex_at(call.branches[rest[0]], rest[1:], vertex) if isinstance(call, Fork) and rest else vertex

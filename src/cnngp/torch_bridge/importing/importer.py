@@ -11,14 +11,12 @@ from typing import Any
 from torch import nn
 
 from cnngp.common.tables import aligned
-from cnngp.network.composition import State
-from cnngp.network.layers import Conv, ConvTranspose, Dense, Identity, Layer, Network, NetworkError
-from cnngp.network.placed import shape_table
-from cnngp.network.shapes import check_input_shape, shape_text
+from cnngp.network.layers import Conv, ConvTranspose, Dense, Layer, Network, NetworkError
+from cnngp.network.shapes import check_input_shape
 
 from .fold import Add, Call, Mean, Pad, Refused, Scale
 from .functions import LIKE, Arguments, Passes, read_function, refusal
-from .graph import Graph
+from .graph import UNKNOWN, Graph
 from .modules import FIXED, read_module
 from .trace import Step, Trace, Value, altered_modules, trace_twice
 from .weights import Owners, Variances
@@ -44,7 +42,6 @@ class Explanation:
 
     rows: tuple[Row, ...]
     network: Network | None
-    problem: str
 
     @property
     def ok(self) -> bool:
@@ -53,6 +50,10 @@ class Explanation:
     @property
     def refused(self) -> tuple[Row, ...]:
         return tuple(row for row in self.rows if row.refused)
+
+    @property
+    def problem(self) -> str:
+        return next((f"{row.name} ({row.kind}): {row.told}" for row in self.refused), "")
 
     def __iter__(self) -> Iterator[Row]:
         return iter(self.rows)
@@ -65,36 +66,36 @@ class Explanation:
         for row in self.rows:
             told = f"NO: {row.told}" if row.refused else row.told
             cells.append((row.name, row.kind, " × ".join(map(str, row.output)), told))
-        return "\n".join(
-            [aligned(cells, right=[2]), f"\n{self.network!r}" if self.ok else f"\nno Gaussian process: {self.problem}"]
-        )
+        end = repr(self.network) if self.ok else f"no Gaussian process: {self.problem}"
+        return f"{aligned(cells, right=[2])}\n\n{end}"
 
 
-def explain_module(module: Any, input_shape: Sequence[int], allow_non_gaussian: bool) -> Explanation:
-    reader = _Reader(module, Variances(), allow_non_gaussian, input_shape)
-    problem, net = "", None
-    try:
-        net = reader.network()
-    except Refused as error:
-        problem = str(error)
+def explain_module(
+    module: Any, input_shape: Sequence[int], variances: Variances, allow_non_gaussian: bool
+) -> Explanation:
+    """See `cnngp.torch.explain`."""
+    reader = _Reader(module, variances, allow_non_gaussian, input_shape)
+    net = reader.network()
     called = {row.name for row in reader.rows}
     idle = [
         Row(name, type(part).__name__, (), "never called by forward", False)
         for name, part in module.named_modules()
         if name and not any(True for _ in part.children()) and name not in called
     ]
-    return Explanation((*reader.rows, *idle), net, problem)
+    return Explanation((*reader.rows, *idle), net)
 
 
 def import_module(
     module: Any, input_shape: Sequence[int], variances: Variances, allow_non_gaussian: bool = False, warn: bool = True
-) -> Layer:
+) -> Network:
     """See `cnngp.from_torch`."""
-    net = _Reader(module, variances, allow_non_gaussian, input_shape).network()
+    explained = explain_module(module, input_shape, variances, allow_non_gaussian)
+    if explained.network is None:
+        raise Refused(explained.problem)
     variances.check_all_used()
     if warn and variances.warning():
         warnings.warn(variances.warning(), UserWarning, stacklevel=3)
-    return net
+    return explained.network
 
 
 _TO_THE_IMAGES = "which no layer does; do that to the images, and import the module without it"
@@ -114,41 +115,44 @@ class _Reader:
         self.graph = Graph(allow_non_gaussian)
         self.rows: list[Row] = []
         self.vertex: dict[int, int] = {0: 0}  # of each value
+        self.row_of: dict[int, int] = {}  # of each vertex
         self.locations = {0: math.prod(input_shape[1:])}  # of each value, also where it is laid out flat
+
+    def network(self) -> Layer | None:
+        """The network; None where rows say why there is none."""
         # What they do could be recorded, but not what they would do to an infinite network.
-        self.rows += [Row(name, kind, (), reason, True) for name, kind, reason in altered_modules(module)]
-        if not self.rows:
-            self._read(trace_twice(module, self.input_shape))
+        self.rows += [Row(name, kind, (), reason, True) for name, kind, reason in altered_modules(self.module)]
+        if self.rows or not self._read(trace_twice(self.module, self.input_shape)):
+            return None
+        while True:
+            fits = None if any(row.refused for row in self.rows) else self.input_shape
+            try:
+                net = self.graph.network(fits)
+                return net if fits else None
+            except Refused as error:
+                if error.vertex == 0:
+                    self.rows.append(Row("forward", "output", (), str(error), True))
+                    return None
+                row = self.row_of[error.vertex]
+                self.rows[row] = replace(self.rows[row], told=str(error), refused=True)
+                self.graph.vertices[error.vertex].call = UNKNOWN
 
-    def network(self) -> Layer:
-        for row in self.rows:
-            if row.refused:
-                raise Refused(f"{row.name} ({row.kind}): {row.told}")
-        net = self.graph.network()
-        try:
-            output = shape_table(net, self.input_shape).output
-        except NetworkError as error:
-            raise Refused(f"the imported network does not fit {self.input_shape}: {error}") from None
-        if any(n != 1 for n in output):
-            last = self.graph.vertices[self.graph.output].name
-            raise Refused(
-                f"{last}: the module's output has {shape_text(output)} locations, "
-                "and a Gaussian process here has one; end in Flatten and Linear"
-            )
-        return net
-
-    def _read(self, traced: Trace) -> None:
+    def _read(self, traced: Trace) -> bool:
+        """Whether what forward returns is a tensor made from the input."""
         for step in traced.steps:
             if step.number in traced.needed:
                 self._step(step)
+                for vertex in range(len(self.row_of) + 1, len(self.graph.vertices)):
+                    self.row_of[vertex] = len(self.rows) - 1
             else:
                 self._row(step, "the output does not depend on it")
         output = traced.output
-        if not isinstance(output, Value) or output.number is None:
-            told = "a tensor not made from the input" if isinstance(output, Value) else f"a {type(output).__name__}"
-            self.rows.append(Row("forward", "output", (), f"it returns {told}, not one tensor", True))
-        else:
+        if isinstance(output, Value) and output.number is not None:
             self.graph.output = self.vertex[output.number]
+            return True
+        told = "a tensor not made from the input" if isinstance(output, Value) else f"a {type(output).__name__}"
+        self.rows.append(Row("forward", "output", (), f"it returns {told}, not one tensor", True))
+        return False
 
     def _row(self, step: Step, told: str, refused: bool = False) -> None:
         output = step.result.shape[1:] if isinstance(step.result, Value) else ()
@@ -169,7 +173,7 @@ class _Reader:
             self._row(step, _told(call))
         except Refused as error:
             self._row(step, str(error), refused=True)
-            vertex = self.graph.add(step.name, Identity(), [vertex], State.GAUSSIAN)
+            vertex = self.graph.add(step.name, UNKNOWN, [vertex])
         self.vertex[step.number] = vertex
         if after and after.ndim > 2:
             self.locations[step.number] = math.prod(after.shape[2:])
@@ -181,8 +185,8 @@ class _Reader:
             return self.graph.add(step.name, call, [self.vertex[step.reads[0]]])
         terms = []
         for value, factor in _summands(step):
-            if isinstance(value, Value) and value.number is not None:
-                vertex = self.vertex[value.number]
+            if isinstance(value, Value):
+                vertex = self.vertex[value.number or 0]
                 terms.append(vertex if factor == 1.0 else self.graph.add(step.name, Scale(factor), [vertex]))
         return terms[0] if len(terms) == 1 else self.graph.add(step.name, Add(), terms)
 
@@ -202,38 +206,33 @@ class _Reader:
             raise refusal(step.function)
         owner = next((v.owner for v in inputs if v.number is None and v.owner), "")
         if owner:
-            on_images = all(map(self._is_input, made))
-            where = f"on the input, {_TO_THE_IMAGES}" if on_images else "outside of a layer"
+            where = f"on the input, {_TO_THE_IMAGES}" if all(map(self._is_input, made)) else "outside of a layer"
             raise Refused(f"it uses the parameter or buffer {owner} {where}")
-        if step.function in ("add", "sub", "subtract", "rsub"):
-            return self._sum(step, after)
         if len(made) < len(inputs):
             raise Refused("it uses a tensor that is not made from the input")
+        if step.function in ("add", "sub", "subtract", "rsub"):
+            return self._sum(step, after)
         return read_function(step.function, Arguments(step.args, step.kwargs), inputs[0], after, step.same_order, flat)
 
     def _sum(self, step: Step, after: Value) -> Call:
-        terms = [term for term, _ in _summands(step)]
-        tensors = [t for t in terms if isinstance(t, Value)]
-        shift = next((t for t in terms if not isinstance(t, Value) and t != 0), None)
-        if shift is not None:
-            if all(map(self._is_input, tensors)):
-                raise Refused(f"it shifts the input by a constant ({shift}), {_TO_THE_IMAGES}")
-            raise Refused(f"it shifts by a constant ({shift}), so what follows is not zero-mean")
-        if any(t.number is None for t in tensors):
-            raise Refused("it adds a tensor that is not made from the input")
-        for t in tensors:
-            # The input itself may be added to every channel: its one channel is its mean over channels.
-            spread = self._is_input(t, bare=True) and t.shape == (t.shape[0], 1, *after.shape[2:])
-            if t.shape != after.shape and not spread:
-                raise Refused(f"it adds shapes {' and '.join(str(t.shape[1:]) for t in tensors)}")
+        for term, _ in _summands(step):
+            if isinstance(term, Value):
+                # The input itself may be added to every channel: its one channel is its mean over channels.
+                spread = self.vertex[term.number or 0] == 0 and term.shape == (after.shape[0], 1, *after.shape[2:])
+                if term.shape != after.shape and not spread:
+                    raise Refused(f"it adds shapes {' and '.join(str(v.shape[1:]) for v in step.inputs)}")
+            elif term != 0 and all(map(self._is_input, step.inputs)):
+                raise Refused(f"it shifts the input by a constant ({term}), {_TO_THE_IMAGES}")
+            elif term != 0:
+                raise Refused(f"it shifts by a constant ({term}), so what follows is not zero-mean")
         return Add()
 
-    def _is_input(self, value: Value, bare: bool = False) -> bool:
+    def _is_input(self, value: Value) -> bool:
         """The images themselves, or nothing but factors and padding away from them."""
-        i = None if value.number is None else self.vertex[value.number]
-        while i and not bare and isinstance(self.graph.vertices[i].call, Scale | Pad):
-            i = self.graph.vertices[i].inputs[0]
-        return i == 0
+        vertex = self.vertex[value.number or 0]
+        while isinstance(self.graph.vertices[vertex].call, Scale | Pad):
+            vertex = self.graph.vertices[vertex].inputs[0]
+        return vertex == 0
 
 
 def _told(call: Call | Passes) -> str:
@@ -247,8 +246,8 @@ def _told(call: Call | Passes) -> str:
         case Mean():
             return "GlobalAvgPool()"
         case Conv() | ConvTranspose() | Dense():
-            rounded = (float(f"{variance:.4g}") for variance in (call.weight_var, call.bias_var))
-            return repr(replace(call, **dict(zip(("weight_var", "bias_var"), rounded, strict=True))))  # type: ignore[arg-type]
+            rounded = {name: float(f"{getattr(call, name):.4g}") for name in ("weight_var", "bias_var")}
+            return repr(replace(call, **rounded))  # type: ignore[arg-type]
         case _:
             return repr(call)
 

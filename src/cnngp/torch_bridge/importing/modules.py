@@ -11,16 +11,10 @@ from cnngp.network.layers import Conv, ConvTranspose, Dense, LeakyReLU
 
 from ..parts import Activation, Broadcast
 from .fold import Call, Refused, Scale, compact, spelled, transposed_padding
-from .functions import Passes, layer_norm
+from .functions import Passes, layer_norm, refusal
 from .trace import Value
 from .weights import Variances
 
-_REASONS = {
-    ("MultiheadAttention", "Transformer"): "attention multiplies activations with one another, which is not Gaussian",
-    ("RNN", "LSTM", "GRU"): "a recurrent layer uses the same weights at every step",
-    ("Bilinear",): "it multiplies activations with one another, which is not Gaussian",
-    ("Embedding",): "its input is not a real-valued image",
-}
 _NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.modules.instancenorm._InstanceNorm)
 FIXED = (nn.PReLU, nn.modules.batchnorm._BatchNorm, *_NORMS)
 """Modules whose parameters are those of a fixed function: they may be used again, and are no random weights."""
@@ -31,11 +25,8 @@ def read_module(
 ) -> Call | Passes:
     """What the call of a module becomes, or `Refused`."""
     kind = type(module).__name__
-    for kinds, reason in _REASONS.items():
-        if kind.startswith(kinds):
-            raise Refused(reason)
     if len(inputs) != 1 or not isinstance(after, Value):
-        raise Refused("it is called on more than one tensor, or gives more than one")
+        raise refusal(kind)
     before = inputs[0]
     match module:
         case nn.modules.conv._ConvNd():
@@ -61,7 +52,7 @@ def read_module(
         case Broadcast():
             return Passes("Identity() over channels")
         case _:
-            raise Refused(f"no exact kernel is known here for {kind}")
+            raise refusal(kind)
 
 
 def _convolution(name: str, module: Any, before: Value, after: Value, variances: Variances) -> Call:
@@ -85,7 +76,7 @@ def _convolution(name: str, module: Any, before: Value, after: Value, variances:
         after.shape[2 + a] - ((before.shape[2 + a] - 1) * stride[a] - sum(pads[a]) + dilation[a] * (kernel[a] - 1) + 1)
         for a in range(axes)
     ]
-    return transposed_padding(ConvTranspose(k, s, 0, d, *weighted), pads, extra, kernel, stride, dilation)
+    return transposed_padding(ConvTranspose(k, s, 0, d, *weighted), pads, extra)
 
 
 def _batch_norm(module: Any) -> Call:

@@ -11,7 +11,6 @@ every tensor in that memory, such as a view, a `detach()` or a second name, stan
 from __future__ import annotations
 
 import copy
-import inspect
 import math
 import warnings
 from collections.abc import Callable, Sequence
@@ -35,6 +34,11 @@ BATCH = 13
 _OF_SIZES = ("view", "reshape", "unflatten", "expand", "repeat", "getitem", "narrow")
 """Functions whose arguments may be the number of images; whether they mix images is seen in the shapes."""
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+_BY_VALUE = (
+    *("Boolean value of Tensor", "to Scalar", "to Python scalars", "no data!", "an index", "device type tensor"),
+    "on meta tensors",
+)
+"""What PyTorch says where code needs the data of a tensor that has none."""
 
 
 @dataclass(frozen=True)
@@ -78,8 +82,7 @@ class Step:
 
     @property
     def inputs(self) -> list[Value]:
-        leaves = pytree.tree_leaves((self.args, self.kwargs))
-        return [v for v in leaves if isinstance(v, Value)]
+        return [v for v in pytree.tree_leaves((self.args, self.kwargs)) if isinstance(v, Value)]
 
     @property
     def reads(self) -> list[int]:
@@ -116,18 +119,9 @@ def trace(module: Any, input_shape: Sequence[int], batch: int = BATCH) -> Trace:
     dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.get_default_dtype())
     x = torch.empty((batch, *input_shape), device="meta", dtype=dtype)
     followed = _shadow(module)
-    try:
-        inspect.signature(followed.forward).bind(x)
-    except TypeError as error:
-        raise NetworkError(f"forward cannot be called on one input: {error}") from None
     follower = _Follower(followed, x)
-    try:
-        with torch.no_grad(), torch.device("meta"), follower:
-            result = followed(x)
-    except NetworkError:
-        raise
-    except Exception as error:
-        raise _failed("forward", tuple(input_shape), error) from error
+    with torch.no_grad(), torch.device("meta"), follower:
+        result = _told_of("forward", tuple(input_shape), lambda: followed(x))
     after = dict(followed.named_parameters())
     changed = [name for name, p in follower.weights.items() if follower.owner(after.get(name, p)) != name]
     if changed or len(after) != len(follower.weights):
@@ -143,10 +137,8 @@ def trace_twice(module: Any, input_shape: Sequence[int]) -> Trace:
     calls, again = ([step for step in found.steps if step.number in found.needed] for found in (first, second))
     for a, b in zip_longest(calls, again):
         if a is None or b is None or a.told != b.told:
-            name = (a or b).name
-            raise NetworkError(
-                f"{name}: it depends on the number of images, or changes from one call of forward to another"
-            )
+            why = "it depends on the number of images, or changes from one call of forward to another"
+            raise NetworkError(f"{(a or b).name}: {why}")
     return first
 
 
@@ -178,15 +170,14 @@ class _Follower(TorchFunctionMode):  # type: ignore[misc]
         """A module's forward: one step where it has weights of torch.nn, else the steps of what it calls."""
         if self.running:
             return forward(*args, **kwargs)
-        kind = type(part).__name__
-        own = _is_torchs_own(part)
+        kind, own = type(part).__name__, _is_torchs_own(part)
+        called = name or "the module", kind
         weights = [*part.named_parameters(), *part.named_buffers()]
         weighted = weights or any(isinstance(t, torch.Tensor) for t in vars(part).values())
         if isinstance(part, OWN_LEAVES) or (own and weighted):
-            problem = (
-                "" if all(self.owner(t) for _, t in weights) else "other weights than its own are given to the call"
-            )
-            return self.call(forward, name or "the module", kind, "", name, args, kwargs, problem)
+            is_own = all(self.owner(t) for _, t in weights)
+            problem = "" if is_own else "other weights than its own are given to the call"
+            return self.call(forward, *called, "", name, args, kwargs, problem)
         self.within.append((name, kind if own else ""))
         before = len(self.steps)
         try:
@@ -194,7 +185,7 @@ class _Follower(TorchFunctionMode):  # type: ignore[misc]
         finally:
             self.within.pop()
         if own and len(self.steps) == before:  # such as Identity
-            self.call(lambda *_, **__: result, name or "the module", kind, "identity", "", args, kwargs)
+            self.call(lambda *_, **__: result, *called, "identity", "", args, kwargs)
         return result
 
     def call(
@@ -212,20 +203,18 @@ class _Follower(TorchFunctionMode):  # type: ignore[misc]
         given_args, given_kwargs = pytree.tree_map(self.value, (tuple(args), dict(kwargs)))
         if any(_memory(t) in self.numbers and id(t) not in self.kept for t in tensors):
             problem = "it reads a part of a tensor that was taken in a way that cannot be followed"
-        versions = [_version(t, name) for t in tensors]
+
+        def versions() -> list[int]:
+            return [t._version for t in tensors]  # raises in torch.inference_mode
+
         self.running = True
         try:
-            with warnings.catch_warnings():  # torch warns of slow paths, and nothing is computed here
-                warnings.simplefilter("ignore")
-                result = run(*args, **kwargs)
-        except NetworkError:
-            raise
-        except Exception as error:
-            raise _failed(name, self.shape, error) from None
+            before = _told_of(name, self.shape, versions)
+            result = _told_of(name, self.shape, lambda: run(*args, **kwargs))
         finally:
             self.running = False
         made = _tensors(result)
-        written = [t for t, version in zip(tensors, versions, strict=True) if t._version != version]
+        written = [t for t, old, new in zip(tensors, before, versions(), strict=True) if old != new]
         for t in written:
             if self.owner(t) in self.weights:
                 raise NetworkError(f"{name}: forward writes into its own weights, {self.owner(t)}")
@@ -234,16 +223,14 @@ class _Follower(TorchFunctionMode):  # type: ignore[misc]
         if any(_memory(t) != _memory(made[0]) or not _is_whole(t) for t in written if made):
             problem = problem or "it writes into a part of a tensor, or into another one than it returns"
         fresh = bool(written) or not made or _memory(made[0]) not in self.numbers
-        if fresh:
-            self.count += 1
+        self.count += fresh
         number = self.count if fresh else self.numbers[_memory(made[0])]
         for t in (*made, *written):
             self.keep(t, number)
         same_order = len(made) == 1 and any(_same_order(t, made[0]) for t in tensors) and not fresh
         after = pytree.tree_map(self.value, result)
-        self.steps.append(
-            Step(name, kind, function, module, given_args, given_kwargs, after, number, same_order, problem)
-        )
+        arguments = given_args, given_kwargs, after
+        self.steps.append(Step(name, kind, function, module, *arguments, number, same_order, problem))
         return result
 
     def keep(self, t: Any, number: int) -> None:
@@ -266,15 +253,6 @@ def _tensors(tree: Any) -> list[Any]:
 
 def _memory(t: Any) -> int:
     return int(t.untyped_storage()._cdata)
-
-
-def _version(t: Any, name: str) -> int:
-    if t.is_inference():
-        raise NetworkError(
-            f"{name}: forward runs in torch.inference_mode, where PyTorch does not count what is written in place; "
-            "leave that to the caller, or use torch.no_grad"
-        )
-    return int(t._version)
 
 
 def _is_whole(t: Any) -> bool:
@@ -302,19 +280,21 @@ def _is_torchs_own(part: Any) -> bool:
     return kind.__module__.startswith("torch.nn.") and not isinstance(part, _CONTAINERS)
 
 
-_BY_VALUE = (
-    *("Boolean value of Tensor", "to Scalar", "to Python scalars", "no data!", "an index", "device type tensor"),
-    "on meta tensors",
-)
-
-
-def _failed(name: str, shape: tuple[int, ...], error: Exception) -> NetworkError:
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    if any(words in lines[0] for words in _BY_VALUE):
-        return NetworkError(
-            f"forward decides by the values of a tensor or takes one apart, so it cannot be followed: {lines[0]}"
-        )
-    return NetworkError(f"{name}: running it on an input of shape {shape} failed: {lines[0]}")
+def _told_of(name: str, shape: tuple[int, ...], run: Callable[[], Any]) -> Any:
+    """What `run` gives; what goes wrong in it is told in one line with the name of the call."""
+    try:
+        with warnings.catch_warnings():  # torch warns of slow paths, and nothing is computed here
+            warnings.simplefilter("ignore")
+            return run()
+    except NetworkError:
+        raise
+    except Exception as error:
+        line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        if any(words in line for words in _BY_VALUE):
+            told = "forward decides by the values of a tensor or takes one apart, so it cannot be followed"
+        else:
+            told = f"{name}: running it on an input of shape {shape} failed"
+        raise NetworkError(f"{told}: {line}") from error
 
 
 def _shadow(module: Any) -> Any:

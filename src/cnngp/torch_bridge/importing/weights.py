@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.nn.utils import parametrize
 
-from cnngp.network.layers import Dense, FanIn, NetworkError
+from cnngp.network.layers import FanIn, NetworkError
 
 from .fold import Refused
 
@@ -27,7 +27,6 @@ _SURE = 5.0
 """√n·|mean|/RMS of n independent symmetric numbers is larger than this with probability at most 2·exp(−5²/2)."""
 _MATTERS = 0.01
 """The least share of a layer's variance that a mean makes before anybody has to hear of it."""
-_WORDS = {"weight": "weights", "bias": "biases"}
 
 
 class Variances:
@@ -47,10 +46,9 @@ class Variances:
     def of(self, name: str, module: Any, fan_in: int) -> tuple[float, float, FanIn]:
         """(weight_var, bias_var, fan_in convention) of the layer `name`."""
         self.seen.add(name)
-        drawn: Any = getattr(module, "cnngp_layer", None)
+        drawn: Any = getattr(module, "cnngp_layer", None) if self.source == "drawn" else None
         if self.source == "drawn" and drawn is None:
             raise NetworkError(f"{name}: variances='drawn' needs a module made by sample_network; use 'measured'")
-        convention: FanIn = drawn.fan_in if self.source == "drawn" and not isinstance(drawn, Dense) else "patch"
         plain = plain_weights(module)
         found = []
         for which, terms in (("weight", fan_in), ("bias", 1)):
@@ -60,37 +58,35 @@ class Variances:
                 if isinstance(given, Mapping) and value:
                     raise NetworkError(f"{name}: bias_var={value} is given for it, but it has no bias")
                 value = 0.0
+            elif value is None and drawn is not None:
+                value = getattr(drawn, f"{which}_var")
             elif value is None:
-                here = self.source == "drawn"
-                value = getattr(drawn, f"{which}_var") if here else self._found(which, name, plain, terms)
+                value = terms * self._mean_square(which, name, plain, terms)
             found.append(float(value))
-        return found[0], found[1], convention
+        return found[0], found[1], getattr(drawn, "fan_in", "patch")
 
-    def _found(self, which: str, name: str, plain: dict[str, Any], terms: int) -> float:
-        """The variance times `terms`, by the initial law or from the numbers themselves."""
-        tensor = plain[which]
+    def _mean_square(self, which: str, name: str, plain: dict[str, Any], terms: int) -> float:
+        """E[w²], by the initial law or from the numbers themselves."""
+        tensor, words = plain[which], f"{which}s" if which == "weight" else "biases"
         bound = 1.0 / math.sqrt(max(1, math.prod(plain["weight"].shape[1:])))  # uniform on ±1/√fan-in
-        if self.source == "initial" and (tensor.device.type == "meta" or _is_uniform(tensor, bound)):
-            return terms * bound**2 / 3.0
-        if tensor.device.type == "meta":
+        is_empty = tensor.device.type == "meta"
+        if self.source == "initial" and (is_empty or _is_uniform(tensor, bound)):
+            return bound**2 / 3.0
+        if is_empty:
             raise NetworkError(
                 f"{name}: its weights hold no data (meta device); give weight_var= and bias_var= or variances='initial'"
             )
         values = tensor.detach().double().flatten()
         square = float(values.square().mean())
-        if not math.isfinite(square):
-            raise Refused(f"its {_WORDS[which]} are not finite")
-        if square > 0.0:
-            told = _not_drawn(values, math.sqrt(square), terms)
-            if told:
-                words = _WORDS[which]
-                raise Refused(
-                    f"its {words} {told}, and the limit is of independent {words} about zero; initialise it "
-                    f"otherwise, or give the variance that they are to have, {which}_var={{{name!r}: …}}"
-                )
-            if len(values) < FEW:
-                self.few[which][name] = len(values)
-        return terms * square
+        told = _not_drawn(values, math.sqrt(square), terms) if math.isfinite(square) else "are not finite"
+        if told:
+            raise Refused(
+                f"its {words} {told}, and the limit is of independent {words} about zero; initialise it "
+                f"otherwise, or give the variance that they are to have, {which}_var={{{name!r}: …}}"
+            )
+        if square > 0.0 and len(values) < FEW:
+            self.few[which][name] = len(values)
+        return square
 
     def check_all_used(self) -> None:
         """A name that no layer has is a typing error, not a wish."""
@@ -120,6 +116,8 @@ class Variances:
 
 def _not_drawn(values: Any, rms: float, terms: int) -> str:
     """How numbers show that they are no independent draws about zero, or ""."""
+    if rms == 0.0:
+        return ""
     mean, n = float(values.mean()), len(values)
     if n > 1 and bool((values == values[0]).all()):
         return f"are all {float(values[0]):.6g}"
@@ -153,41 +151,26 @@ def _is_uniform(tensor: Any, bound: float) -> bool:
 
 
 class Owners:
-    """Which layer each memory and each set of values belongs to: the layers of a network have to be independent."""
+    """The weights of each layer so far: the layers of a network have to be independent."""
 
     def __init__(self) -> None:
-        self._memory: dict[int, list[tuple[int, int, str]]] = {}  # of each memory: from, to, whose
-        self._values: dict[tuple[int, str, str], tuple[str, str]] = {}  # of each set: the layer, and its tensor
-        self._weights: dict[tuple[int, ...], list[tuple[str, str, Any]]] = {}  # by shape: the layer, its tensor
-        self._used: set[str] = set()
+        self._weights: list[tuple[str, str, Any]] = []  # the layer, its tensor's name, the tensor
 
     def check(self, name: str, module: Any) -> None:
         """`Refused` where the module's weights are not its own."""
-        for which, p in (dict(module.named_parameters()) | plain_weights(module)).items():
-            here = f"{name}.{which}" if name else which
-            memory, first, last = _memory(p)
-            others = self._memory.setdefault(memory, [])
-            for start, end, other in others:
-                if other != here and first < end and start < last:
+        if any(layer == name for layer, _, _ in self._weights):
+            raise Refused("it is used more than once with the same weights; each use needs its own module")
+        own = dict(module.named_parameters()) | plain_weights(module)
+        for which, p in own.items():
+            for _, other, q in self._weights:
+                if _share_memory(p, q):
                     raise Refused(f"it shares its weights with {other}; the layers of a network must be independent")
-            others.append((first, last, here))
-            if name in self._used:
-                raise Refused("it is used more than once with the same weights; each use needs its own module")
-            layer, other = self._values.setdefault(_values(p, here), (name, here))
-            if layer != name:
-                raise Refused(
-                    f"its {which} has the same values as {other}, as a copy has; the layers of a network must be "
-                    "independent: initialise one of them again, such as with reset_parameters()"
-                )
-            alike = self._weights.setdefault(tuple(p.shape), [])
-            for layer, other, weights in alike:
-                if layer != name and _correlated(p, weights):
+                if p.shape == q.shape and _correlated(p, q):
                     raise Refused(
-                        f"its {which} is correlated with {other}, as a copy that was trained further; the layers of a "
-                        "network must be independent"
+                        f"its {which} is correlated with {other}, as a copy is; the layers of a network must be "
+                        "independent: initialise one of them again, such as with reset_parameters()"
                     )
-            alike.append((name, here, p))
-        self._used.add(name)
+        self._weights += [(name, f"{name}.{which}" if name else which, p) for which, p in own.items()]
 
 
 def _correlated(a: Any, b: Any) -> bool:
@@ -196,28 +179,21 @@ def _correlated(a: Any, b: Any) -> bool:
         return False
     x, y = (t.detach().flatten().double() for t in (a, b.to(a.device)))
     x, y = x - x.mean(), y - y.mean()  # layers may have constant biases whose variance the user gives
+    if len(x) < 8:  # few numbers are correlated by chance, and equal ones are none where all are alike
+        return bool((x != 0.0).any()) and torch.equal(a, b.to(a.device))
     product = abs(float(x @ y))
-    return product > max(0.1, _SURE / math.sqrt(len(x))) * float(x.norm() * y.norm()) + 1e-12
+    bound = min(max(0.1, _SURE / math.sqrt(len(x))), 1.0 - 1e-6)
+    return product > bound * float(x.norm() * y.norm()) + 1e-12
 
 
-def _memory(tensor: Any) -> tuple[int, int, int]:
-    """Which memory a tensor's numbers lie in, from where to where: the same for its `detach()` and `.data`."""
-    storage = tensor.untyped_storage()
-    reach = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True)) if tensor.numel() else -1
-    first = int(tensor.storage_offset())
-    return int(storage.data_ptr() or storage._cdata), first, first + reach + 1
+def _share_memory(a: Any, b: Any) -> bool:
+    """Whether two tensors read the same memory, as a tensor and its `detach()` or `.data` do."""
 
+    def memory(t: Any) -> tuple[int, int, int]:
+        """Which memory, from where to where."""
+        storage, first = t.untyped_storage(), int(t.storage_offset())
+        reach = sum((n - 1) * step for n, step in zip(t.shape, t.stride(), strict=True)) if t.numel() else -1
+        return int(storage.data_ptr() or storage._cdata), first, first + reach + 1
 
-def _values(tensor: Any, here: str) -> tuple[int, str, str]:
-    """The same for the same values in any order, of any sign and times any factor; numbers that are all alike, such as
-    zeros, are no copy of one another."""
-    if tensor.device.type == "meta" or not tensor.numel():
-        return 0, here, ""
-    values = tensor.detach().double().abs().cpu().flatten()
-    if bool((values == values[0]).all()) and (len(values) > 1 or float(values[0]) == 0.0):
-        return 0, here, ""
-    if len(values) < 8 and tensor.element_size() < 4:  # so few numbers of so few bits may be equal by chance
-        return 0, here, ""
-    if len(values) > 1:
-        values = values / float(values.max())
-    return int(values.numel()), f"{float(values.sum()):.7e}", f"{float(values.square().sum()):.7e}"
+    (one, first, last), (other, start, end) = memory(a), memory(b)
+    return one == other and first < end and start < last

@@ -16,8 +16,8 @@ from torch.nn.utils import parametrize
 
 from cnngp.network.layers import NetworkError
 
-from ..importing.trace import trace
 from .drawing import Finite
+from .importing.trace import trace
 
 _PER_CHANNEL = ("weight", "bias", "running_mean", "running_var")
 

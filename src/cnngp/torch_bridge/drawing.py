@@ -18,7 +18,7 @@ from cnngp.common.checks import is_whole
 from cnngp.gp.linalg import blocks
 from cnngp.network.layers import NetworkError
 
-from ..importing.trace import BATCH, Value, trace
+from .importing.trace import BATCH, Value, trace
 
 Seed = int | tuple[int, ...]
 

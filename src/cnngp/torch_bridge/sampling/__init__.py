@@ -1,1 +1,0 @@
-"""A network as finite PyTorch modules."""
