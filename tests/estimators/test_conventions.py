@@ -22,6 +22,8 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from cnngp import Conv, Dense, GPClassifier, GPRegressor, Kernel, Recipe, ReLU, Sequential, Term
 from cnngp.common.arrays import DataError
+from cnngp.estimators.choosing import left_out
+from cnngp.estimators.labels import ClassTargets, OneLabel, RealTargets
 from cnngp.gp.noise import chosen_noise
 from helpers.estimators import DATA, NET
 
@@ -121,6 +123,22 @@ def test_a_loss_of_classes_does_not_see_the_weights() -> None:
     C = np.linalg.inv(K + noise * np.diag(1.0 / WEIGHT))
     left_out = targets - C @ targets / C.diagonal()[:, None]
     assert min(np.abs(mean - left_out).max() for mean in seen) < 1e-6
+
+
+@pytest.mark.parametrize("classes", [True, False])
+def test_images_of_little_weight_count_little_where_recipes_are_compared(classes: bool) -> None:
+    """Half of the labels follow one feature, half another: the kernel that is better is that of the heavy ones."""
+    rng = np.random.default_rng(0)
+    x, first = rng.normal(size=(120, 2)), np.arange(120) < 60
+    of_first, of_second = (np.exp(-0.5 * (x[:, i, None] - x[None, :, i]) ** 2) for i in (0, 1))
+    y = np.where(first, *x.T)
+    for heavy in (first, ~first):
+        weight = np.where(heavy, 1.0, 1e-3)
+        targets = (
+            ClassTargets(OneLabel(np.arange(2)), (y > 0) * 1, weight) if classes else RealTargets(y[:, None], weight)
+        )
+        losses = [left_out(K.astype(np.float32), targets).mean() for K in (of_first, of_second)]
+        assert (losses[0] < losses[1] - 0.1) == heavy[0]
 
 
 def test_weights_of_classes(tmp_path: Path) -> None:

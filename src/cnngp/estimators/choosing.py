@@ -255,7 +255,7 @@ def _compared(
         chosen = best.candidate
         found = replace(found, recipe=Recipe((chosen.term,)), name=str(chosen), elements=chosen.elements)
         found = replace(found, images=n, compared=tried, gain=gain)
-        return _with_sum(found, best, alive[:_FINALISTS], targets.Y[order[:n]], judged, targets, bar)
+        return _with_sum(found, best, alive[:_FINALISTS], targets.at(order[:n]), judged, bar)
 
 
 def _round(
@@ -267,7 +267,7 @@ def _round(
     others: those that are not in this round, or the first half, and all are judged on the second.
     """
     rows = order[:n]
-    X, Y = images.at(rows), targets.Y[rows]
+    X, here = images.at(rows), targets.at(rows)
     learned_from, judged = X, slice(0, n)
     if any(tried.learns for tried in alive):
         if len(order) - n >= n // 2:
@@ -279,7 +279,7 @@ def _round(
         tried.losses = np.full(n, math.inf)[judged]
         if tried.grow(X, learned_from):
             assert tried.K is not None
-            tried.losses = left_out(tried.K, Y, targets)[judged]
+            tried.losses = left_out(tried.K, here)[judged]
         bar.update(1)
     return sorted(alive, key=lambda t: t.loss), judged
 
@@ -304,27 +304,28 @@ def _with_sum(
     found: Choice,
     best: _Tried,
     finalists: Sequence[_Tried],
-    Y: Floats,
-    judged: slice,
     targets: Targets,
+    judged: slice,
     bar: Any,
 ) -> Choice:
     """The sum of two or three finalists where it is clearly better than the best of them."""
     known = [t for t in finalists if t.K is not None and float(t.K.diagonal().mean()) > 0.0]
     if best not in known:
         return found
-    part = slice(max(0, len(Y) - _DECOMPOSED), len(Y))  # weights are found on a part, and the sum is judged on all
+    part = slice(
+        max(0, len(targets.Y) - _DECOMPOSED), len(targets.Y)
+    )  # weights are found on a part, and the sum is judged on all
     tries: list[tuple[float, tuple[_Tried, ...], tuple[int, ...]]] = []
     for count, weights in _WEIGHTS.items():
         for group in combinations(known, count):
             for w in weights:
                 bar.set_postfix_str("sums", refresh=False)
                 K = _sum([t.K[part, part] for t in group if t.K is not None], w)
-                tries.append((float(left_out(K, Y[part], targets).mean()), group, w))
+                tries.append((float(left_out(K, targets.at(part)).mean()), group, w))
     if not tries:
         return found
     _, group, w = min(tries, key=lambda t: t[0])
-    losses = left_out(_sum([t.K for t in group if t.K is not None], w), Y, targets)[judged]
+    losses = left_out(_sum([t.K for t in group if t.K is not None], w), targets)[judged]
     gain = best.losses - losses
     if not _clear(gain, _SUM_WORTH):
         return found
@@ -341,8 +342,9 @@ def _with_sum(
     )
 
 
-def left_out(K: Array, Y: Floats, targets: Targets) -> Floats:
-    """The loss of every image by leave-one-out, at the noise that suits best."""
+def left_out(K: Array, targets: Targets) -> Floats:
+    """The loss of every image by leave-one-out, times its weight, at the noise that suits best."""
+    Y, weight = targets.Y, targets.weight
     rounding = float(np.finfo(K.dtype).eps)
     diagonal = float(K.diagonal().mean())
     if not diagonal > 0.0:
@@ -351,13 +353,15 @@ def left_out(K: Array, Y: Floats, targets: Targets) -> Floats:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of a choice that may not be taken; the fit warns of the one that is
         step = -(-len(Y) // _DECOMPOSED)
-        noise = chosen_noise(A[::step, ::step], Y[::step], "loo", "loo", rounding)
+        some = None if weight is None else weight[::step]
+        noise = chosen_noise(A[::step, ::step], Y[::step], "loo", "loo", rounding, weights=some)
         found: list[Floats] = []
         for factor in (1.0,) if step == 1 else (1.0, 0.3):  # more images need less
-            gp = ExactGP(A, Y, noise=noise * factor, amplitude="loo", overwrite=False)
+            gp = ExactGP(A, Y, noise=noise * factor, amplitude="loo", weights=weight)
             mean, variance = (to_numpy(a) for a in gp.leave_one_out().moments)
             found.append(targets.each(mean, variance, Y))
-    return min(found, key=lambda losses: float(losses.mean()))
+    losses = found if weight is None else [weight / weight.mean() * each for each in found]
+    return min(losses, key=lambda each: float(each.mean()))
 
 
 def _sum(matrices: Sequence[Array], weights: Sequence[int]) -> Array:

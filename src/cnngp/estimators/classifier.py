@@ -151,7 +151,7 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
             names=names,
         )
         self._set_coding(coding_of(training.y))
-        targets = ClassTargets(self._coding, training.y)
+        targets = ClassTargets(self._coding, training.y, training.weight)
         self._fit(request, training, targets, tell)
         if training.groups is None:
             classes = targets.Y.argmax(1) if isinstance(self._coding, OneLabel) else None

@@ -6,8 +6,9 @@ between a few options with a mean for each, so temperature, probabilities and lo
 
 from __future__ import annotations
 
+import copy
 from numbers import Integral
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -200,11 +201,24 @@ def read_calibration(saved: dict[str, Any], questions: int) -> Calibration:
 # ---- targets ---------------------------------------------------------------------------------------------------------
 
 
-class ClassTargets:
+class _Targets:
+    """Targets `Y` (N, outputs), and the weight of each image where these differ."""
+
+    Y: Floats
+    weight: Floats | None
+
+    def at(self, rows: slice | NDArray[np.intp]) -> Self:
+        """Those of some images."""
+        some = copy.copy(self)
+        some.Y, some.weight = self.Y[rows], None if self.weight is None else self.weight[rows]
+        return some
+
+
+class ClassTargets(_Targets):
     """Labels of a `Coding`: judged by the log loss at the best temperature, unlike squared errors what counts."""
 
-    def __init__(self, coding: Coding, labels: NDArray[Any]) -> None:
-        self.coding, self.Y = coding, coding.targets(labels)
+    def __init__(self, coding: Coding, labels: NDArray[Any], weight: Floats | None = None) -> None:
+        self.coding, self.Y, self.weight = coding, coding.targets(labels), weight
 
     def loss(self, mean: Floats, targets: Floats) -> float:
         """Of leave-one-out means and targets, by which the noise is chosen."""
@@ -218,7 +232,13 @@ class ClassTargets:
 
     def each(self, mean: Floats, variance: Floats, targets: Floats) -> Floats:
         """The loss of every image (n,), in nats, by which recipes are compared."""
-        _, P, codes = at_best_temperature(self.coding, mean, targets)
+        rows: Any = slice(None)
+        if self.weight is not None:  # for the temperature, n images in proportion to their weights
+            total = np.cumsum(self.weight)
+            rows = np.searchsorted(total, total[-1] * (np.arange(len(total)) + 0.5) / len(total))
+        temperature, _, _ = at_best_temperature(self.coding, mean[rows], targets[rows])
+        P = calibration.softmax(self.coding.choices(mean, np.zeros(len(mean)))[0] / temperature)
+        codes = self.coding.codes(targets)
         smoothed = calibration.smoothed(codes, P.shape[1])
         losses = -(smoothed * np.log(np.maximum(P, np.finfo(np.float64).tiny))).sum(1)
         return np.asarray(losses.reshape(len(mean), -1).sum(1))
@@ -237,15 +257,15 @@ class ClassTargets:
         return len(self.coding.classes) == apart
 
 
-class RealTargets:
+class RealTargets(_Targets):
     """Targets of a regression: judged by their density given all others. Members as in `ClassTargets`."""
 
     loss: Loss | None = None
     slopes: MeansLoss | None = None
     wrong: None = None
 
-    def __init__(self, Y: Floats) -> None:
-        self.Y = Y
+    def __init__(self, Y: Floats, weight: Floats | None = None) -> None:
+        self.Y, self.weight = Y, weight
 
     def each(self, mean: Floats, variance: Floats, targets: Floats) -> Floats:
         v = np.maximum(variance, np.finfo(np.float64).tiny)

@@ -81,7 +81,7 @@ class GPRegressor(RegressorMixin, GPEstimator):  # type: ignore[misc]
         if self.normalize_y:
             spread = _standard_deviation(Y)
             self._y_mean, self._y_std = Y.mean(0), np.where(spread > 0, spread, 1.0)
-        self._fit(request, training, RealTargets((Y - self._y_mean) / self._y_std), tell)
+        self._fit(request, training, RealTargets((Y - self._y_mean) / self._y_std, training.weight), tell)
         self._warn_of_far_targets(Y)
         if training.groups is None:
             warn_of_near_copies(self.gp_, None, lambda mean: np.abs(mean * self._y_std + self._y_mean - Y).mean(1))
