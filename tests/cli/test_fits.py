@@ -164,7 +164,7 @@ def test_only_long_work_is_measured_and_only_hours_are_warned_of(
             told[rate, pairs] = "".join(capsys.readouterr())
     short, hours, minutes = told.values()
     assert short == ""
-    assert "about 166.7 h for the kernels of 600,000,000 pairs" in hours
+    assert "about 166 h 40 min for the kernels of 600,000,000 pairs" in hours
     assert "more than an hour" in hours
     assert "about 10 min for" in minutes
     assert "hour" not in minutes

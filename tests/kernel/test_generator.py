@@ -19,7 +19,7 @@ from cnngp.kernel.engines.cuda import (
 )
 from cnngp.kernel.engines.cuda.walk import program_data, program_walk, walk_kernels
 from cnngp.kernel.engines.cuda.warp import box_sums, warp_kernel, warp_layout, warp_steps
-from cnngp.kernel.program import lower, lowering, nodes, scheduling, units
+from cnngp.kernel.program import lower, lowering, nodes, ops, scheduling
 from cnngp.kernel.program.reverse import reverse
 from cnngp.network import geometry, placed, shapes
 from helpers import pooled
@@ -27,7 +27,7 @@ from helpers.branches import Branches
 from helpers.generator import RELU_LIKE, SMOOTH, Random, random_network
 from helpers.sweep import SHAPES, sweep
 
-PLANNERS = [geometry, shapes, placed, program, lowering, nodes, units, scheduling, plan]
+PLANNERS = [geometry, shapes, placed, program, lowering, nodes, ops, scheduling, plan]
 WRITERS = [cuda_source, program_data, program_walk, walk_kernels, dense_kernel, table_layout, registers]
 WRITERS += [warp_layout, box_sums, warp_steps, warp_kernel]
 
