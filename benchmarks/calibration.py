@@ -14,6 +14,7 @@ the drawn ones of benchmarks/drawn.py and benchmarks/made.py.
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -24,6 +25,7 @@ from cnngp.estimators.labels import Calibration, at_best_temperature, probabilit
 from cnngp.gp import calibration
 from cnngp.gp.calibration import probability_of_largest, softmax
 from cnngp.gp.exact import ExactGP
+from cnngp.gp.line_search import minimised
 
 from .drawn import SETS, drawn
 from .made import made
@@ -41,6 +43,15 @@ METHODS: dict[str, Callable[[Array, Array, float], Array]] = {
 }
 
 
+def best_temperature(probabilities: Callable[[float], Array], labels: NDArray[np.intp]) -> float:
+    """The T whose `probabilities(T)` fit these labels best."""
+
+    def loss(log_t: float) -> float:
+        return calibration.smoothed_loss(probabilities(math.exp(log_t)), labels)
+
+    return math.exp(minimised(loss, math.log(1e-3), math.log(1e3), points=25, tolerance=1e-3).at)
+
+
 def compare_methods(name: str, sizes: list[int], test: int | None) -> None:
     data = datasets.load(name).take(max(sizes), test)
     kernel = Kernel(zoo.resnet(32))
@@ -55,7 +66,7 @@ def compare_methods(name: str, sizes: list[int], test: int | None) -> None:
         for label, method in METHODS.items():
             t = 1.0
             if label != "largest, no T":
-                t = calibration.fit_temperature(lambda t: method(loo_mean, np.sqrt(loo_variance), t), codes[:n])  # noqa: B023
+                t = best_temperature(lambda t: method(loo_mean, np.sqrt(loo_variance), t), codes[:n])  # noqa: B023
             s = calibration.scores(method(mean, std, t), codes_test)
             print(f"{n:>5}  {label:<22}  {t:>6.3f}  {s.nll:>7.4f}  {s.ece:>7.4f}  {s.brier:>7.4f}", flush=True)
 

@@ -61,8 +61,18 @@ def test_temperature_is_recovered() -> None:
     scores = 3.0 * RNG.normal(size=(4000, 5))
     P = calibration.softmax(scores)
     labels = np.array([RNG.choice(5, p=p) for p in P])
-    T = calibration.fit_temperature(lambda t: calibration.softmax(2.5 * scores / t), labels)
+    T = calibration.fit_temperature(2.5 * scores, labels)
     assert pytest.approx(2.5, rel=0.1) == T
+
+
+@pytest.mark.parametrize("classes", [2, 7])
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e4])
+def test_no_other_temperature_has_less_of_the_loss(classes: int, scale: float) -> None:
+    labels = RNG.integers(0, classes, 80)
+    scores = scale * (RNG.normal(size=(80, classes)) + 2.0 * np.eye(classes)[labels])
+    T = calibration.fit_temperature(scores, labels)
+    losses = [calibration.smoothed_loss(calibration.softmax(scores / t), labels) for t in np.geomspace(1e-3, 1e3, 2000)]
+    assert calibration.smoothed_loss(calibration.softmax(scores / T), labels) <= min(losses) + 1e-6
 
 
 # ---- labels that are random ------------------------------------------------------------------------------------------
@@ -89,7 +99,7 @@ def test_random_labels_make_other_probabilities_no_less_sure() -> None:
     new, new_labels = drawn(4000, 0.3, 3)
     T, noise = calibration.fit_label_noise(scores, labels)
     P = calibration.with_label_noise(calibration.softmax(new / T), noise)
-    alone = calibration.fit_temperature(lambda t: calibration.softmax(scores / t), labels)
+    alone = calibration.fit_temperature(scores, labels)
     timid = calibration.scores(calibration.softmax(new / alone), new_labels)
     assert calibration.scores(P, new_labels).ece < 0.05 < 0.1 < timid.ece
     assert calibration.scores(P, new_labels).nll < timid.nll - 0.05
@@ -114,7 +124,7 @@ def test_the_share_is_where_its_likelihood_is_largest() -> None:
 def test_a_few_labels_that_are_all_predicted_wrongly_leave_the_temperature_finite() -> None:
     labels = np.repeat(np.arange(6), 2)
     scores = 0.3 * RNG.normal(size=(12, 6)) - np.eye(6)[labels]  # the class that was left out is the rarest
-    assert calibration.fit_temperature(lambda t: calibration.softmax(scores / t), labels) > 1000
+    assert calibration.fit_temperature(scores, labels) > 1000
     T, noise = calibration.fit_label_noise(scores, labels)
     assert 0.5 < T < 50
     assert noise == 0.0

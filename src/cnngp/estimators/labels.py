@@ -167,7 +167,7 @@ def at_best_temperature(
     """
     m, v = coding.choices(mean, np.broadcast_to(variance, len(mean)))
     scores, codes = m / np.sqrt(1.0 + v)[:, None], coding.codes(targets)
-    temperature = calibration.fit_temperature(lambda t: calibration.softmax(scores / t), codes)
+    temperature = calibration.fit_temperature(scores, codes)
     return temperature, calibration.softmax(scores / temperature), codes
 
 

@@ -36,7 +36,7 @@ from .linalg import Array, blocks, namespace
 
 Floats = NDArray[np.float64]
 
-_ENTRIES = 1 << 21  # of arrays (N, test points, outputs), held at a time
+_ENTRIES = 1 << 19  # of arrays (N, test points, outputs), held at a time
 _ROUNDING = 1e-9  # by which 1 − coverage is not the number that was meant
 
 
@@ -60,21 +60,21 @@ def p_values(gp: ExactGP, K_test: Array, diagonal: Array, labels: NDArray[np.int
     array([[ True, False],
            [False, False]])
     """
-    labels, classes = np.asarray(labels), int(gp.Y.shape[1])
+    labels, points, classes = np.asarray(labels), np.arange(gp.points), int(gp.Y.shape[1])
     votes = np.stack([_votes(gp, labels == c if by_class else None) for c in range(classes)])
     p = np.empty((len(K_test), classes))
     for moved in _moved(gp, K_test, diagonal):
         of_new = _margins(moved.mean[:, None, :].repeat(classes, 1), np.arange(classes))  # (m, classes)
         # y_c = 2e_c − 1: the classes differ by one column of u, and so of the other points' means.
-        means = to_numpy(gp.Y)[:, None] - moved.deviations(-1.0 - moved.mean)
-        own = np.take_along_axis(means, labels[:, None, None], axis=2)[:, :, 0]
-        np.put_along_axis(means, labels[:, None, None], -np.inf, axis=2)  # from here on those of the other classes
-        first = means.argmax(2)
-        best = np.take_along_axis(means, first[:, :, None], axis=2)[:, :, 0]
-        second = np.partition(means, classes - 2, axis=2)[:, :, classes - 2]
-        for c in range(classes):
-            best_but_c = np.where(first == c, second, best)
-            rising = np.maximum(best_but_c, means[:, :, c] + 2.0 * moved.pull) - own
+        means = to_numpy(gp.Y).T[:, :, None] - moved.deviations(-1.0 - moved.mean)
+        own = means[labels, points]
+        means[labels, points] = -np.inf  # from here on those of the other classes
+        best = second = np.full_like(own, -np.inf)
+        for of_class in means:
+            second, best = np.maximum(second, np.minimum(best, of_class)), np.maximum(best, of_class)
+        for c, of_class in enumerate(means):
+            best_but_c = np.where(of_class == best, second, best)
+            rising = np.maximum(best_but_c, of_class + 2.0 * moved.pull) - own
             margins = np.where((labels == c)[:, None], best - (own + 2.0 * moved.pull), rising)
             p[moved.rows, c] = (1.0 + votes[c] @ (margins >= of_new[:, c])) / (1.0 + votes[c].sum())
     return p
@@ -82,14 +82,13 @@ def p_values(gp: ExactGP, K_test: Array, diagonal: Array, labels: NDArray[np.int
 
 def p_values_of_each(gp: ExactGP, K_test: Array, diagonal: Array) -> Floats:
     """The same where every output is a question of its own with targets ±1: for no and for yes, (M, outputs, 2)."""
-    Y, votes = to_numpy(gp.Y)[:, None], _votes(gp)
-    p = np.empty((len(K_test), Y.shape[2], 2))
+    Y, votes = to_numpy(gp.Y).T[:, :, None], _votes(gp)
+    p = np.empty((len(K_test), len(Y), 2))
     for moved in _moved(gp, K_test, diagonal):
         for k, y in enumerate((-1.0, 1.0)):
-            worse = (
-                -Y * (Y - moved.deviations(y - moved.mean)) >= -y * moved.mean
-            )  # by how far a mean is on the wrong side
-            p[moved.rows, :, k] = (1.0 + np.tensordot(votes, worse, 1)) / (1.0 + votes.sum())
+            # By how far a mean is on the wrong side.
+            worse = -Y * (Y - moved.deviations(y - moved.mean)) >= -y * moved.mean.T[:, None]
+            p[moved.rows, :, k] = (1.0 + votes @ worse).T / (1.0 + votes.sum())
     return p
 
 
@@ -104,12 +103,12 @@ def intervals(gp: ExactGP, K_test: Array, diagonal: Array, coverage: float) -> F
     needed = (1.0 - coverage + _ROUNDING) * (1.0 + votes.sum()) - 1.0
     found = np.empty((len(K_test), int(gp.Y.shape[1]), 2))
     for moved in _moved(gp, K_test, diagonal):
-        root = np.sqrt(moved.variances)[:, :, None]
-        P, Q = moved.deviations(0.0) / root, -moved.pull[:, :, None] / root  # the score is |P + Qu|, that of x |u|/√s
-        R = 1.0 / np.sqrt(moved.s)[None, :, None]
+        root = np.sqrt(moved.variances)
+        P, Q = moved.still / root, -moved.pull / root  # the score is |P + Qu|, that of x |u|/√s
+        R = 1.0 / np.sqrt(moved.s)
         ends = np.stack([P / (R - Q), -P / (R + Q)])  # |Q| < R, so x is predicted better between these
-        found[moved.rows, :, 0] = -_reached(-ends.min(0), votes, needed)
-        found[moved.rows, :, 1] = _reached(ends.max(0), votes, needed)
+        found[moved.rows, :, 0] = -_reached(-ends.min(0), votes, needed).T
+        found[moved.rows, :, 1] = _reached(ends.max(0), votes, needed).T
         found[moved.rows] += moved.mean[:, :, None]
     return found
 
@@ -126,13 +125,13 @@ class _Moved(NamedTuple):
     rows: slice
     s: Floats  # (m,)
     mean: Floats  # m(x), (m, outputs)
-    still: Floats  # deviations for u = 0, (N, m, outputs)
+    still: Floats  # deviations for u = 0, (outputs, N, m)
     pull: Floats  # what u takes off them, (N, m)
     variances: Floats  # (N, m)
 
-    def deviations(self, u: Floats | float) -> Floats:
-        """(N, m, outputs)."""
-        return self.still - self.pull[:, :, None] * u
+    def deviations(self, u: Floats) -> Floats:
+        """Deviations for u (m, outputs), as (outputs, N, m)."""
+        return self.still - self.pull * u.T[:, None]
 
 
 def _moved(gp: ExactGP, K_test: Array, diagonal: Array) -> Iterator[_Moved]:
@@ -151,13 +150,15 @@ def _moved(gp: ExactGP, K_test: Array, diagonal: Array) -> Iterator[_Moved]:
         b, m = to_numpy(b), len(s)
         # Of a training image, without noise, only what the rounding of a kernel leaves: of it no weight must be made.
         s = np.maximum(s, np.finfo(np.float32).eps * gp.largest_variance)
-        still, pull, variances = np.empty((n, m, outputs)), np.empty((n, m)), np.empty((n, m))
+        still, pull, variances = np.empty((outputs, n, m)), np.empty((n, m)), np.empty((n, m))
         for at, chosen, S in sets:
             c = S @ b[at]  # (sets, size, m)
             t = s + (b[at] * c).sum(1, keepdims=True)
-            d = (S @ alpha[at])[:, :, None] - (c / t)[..., None] * (c.transpose(0, 2, 1) @ alpha[at])[:, None]
+            a = alpha[at]  # (sets, size, outputs)
             of = at[chosen]
-            still[of], pull[of] = d[chosen], (c / t)[chosen]
+            pull[of] = (c / t)[chosen]
+            moved = (c / t) * np.einsum("gim,gio->ogm", c, a)[:, :, None]
+            still[:, of] = (np.einsum("gij,gjo->ogi", S, a)[..., None] - moved)[:, chosen]
             variances[of] = (S.diagonal(axis1=1, axis2=2)[:, :, None] - c * c / t)[chosen]
         yield _Moved(rows, s, to_numpy(gp.mean(K)), still, pull, variances)
 
@@ -179,10 +180,11 @@ def _margins(means: Floats, labels: NDArray[np.intp]) -> Floats:
 
 
 def _reached(ends: Floats, votes: Floats, needed: float) -> Floats:
-    """The furthest of the `ends` (N, m, outputs) that points with more than the votes that are `needed` reach."""
+    """The furthest of the `ends` (outputs, N, m) that points with more than the votes that are `needed` reach."""
+    outputs, n, m = ends.shape
     if needed < 0.0:
-        return np.full(ends.shape[1:], np.inf)
-    order = np.argsort(-ends, axis=0)
-    enough = np.cumsum(votes[order], axis=0) > needed
-    first = np.where(enough.any(0), enough.argmax(0), len(ends) - 1)[None]
-    return np.asarray(np.take_along_axis(np.take_along_axis(ends, order, axis=0), first, axis=0)[0])
+        return np.full((outputs, m), np.inf)
+    order = np.argsort(-ends, axis=1)
+    enough = np.cumsum(votes[order], axis=1) > needed
+    first = np.where(enough.any(1), enough.argmax(1), n - 1)[:, None]
+    return np.asarray(np.take_along_axis(np.take_along_axis(ends, order, axis=1), first, axis=1)[:, 0])
