@@ -20,7 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.ndimage import affine_transform, gaussian_filter
 
-from cnngp import Conv, Dense, Kernel, LeakyReLU, Network, Sequential, zoo
+from cnngp import Conv, Dense, Kernel, LeakyReLU, Sequential, zoo
+from cnngp.network import Network
 from cnngp.paper.inference import SplitImages, network_errors
 from cnngp.paper.setting import Setting
 from cnngp.search.scoring import Problem, score

@@ -24,8 +24,8 @@ from typing import Any
 
 import numpy as np
 
-from cnngp import AvgPool, Conv, Dense, Elementwise, Kernel, Network, ReLU, Sequential
-from cnngp.network import reference
+from cnngp import AvgPool, Conv, Dense, Elementwise, Kernel, ReLU, Sequential
+from cnngp.network import Network, reference
 
 C: list[Network] = [Conv(3), ReLU()]
 FORMS: dict[str, tuple[Network, tuple[int, ...]]] = {

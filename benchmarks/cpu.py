@@ -28,7 +28,8 @@ from typing import Any
 
 import numpy as np
 
-from cnngp import AvgPool, Conv, Dense, GlobalAvgPool, Kernel, Network, ReLU, Sequential, zoo
+from cnngp import AvgPool, Conv, Dense, GlobalAvgPool, Kernel, ReLU, Sequential, zoo
+from cnngp.network import Network
 
 
 def _stack(*parts: Network | int) -> Network:

@@ -29,7 +29,8 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVC
 
-from cnngp import GPClassifier, Recipe, datasets
+from cnngp import GPClassifier, datasets
+from cnngp.estimators import Recipe
 from cnngp.estimators.candidates import candidates
 from cnngp.estimators.choosing import EFFORTS
 from cnngp.gp import calibration

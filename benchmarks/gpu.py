@@ -18,10 +18,11 @@ from typing import Any
 
 import numpy as np
 
-from cnngp import Conv, Dense, Network, NormalizedExp, ReLU, Sequential, zoo
+from cnngp import Conv, Dense, NormalizedExp, ReLU, Sequential, zoo
 from cnngp.kernel.engines.cuda.cuda_source import Path as KernelPath
 from cnngp.kernel.engines.cuda.engine import NEVER, CudaEngine
 from cnngp.kernel.program import Kind, lower
+from cnngp.network import Network
 
 PAIRS = 4096
 

@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.gpu import engine_rate
-from cnngp import AvgPool, Conv, Dense, GlobalAvgPool, Identity, Network, ReLU, Sequential, Sum
+from cnngp import AvgPool, Conv, Dense, GlobalAvgPool, Identity, ReLU, Sequential, Sum
 from cnngp.kernel.program import Kind
+from cnngp.network import Network
 
 C: list[Network] = [Conv(3), ReLU()]
 MNIST, CIFAR = (1, 28, 28), (3, 32, 32)

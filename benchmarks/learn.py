@@ -25,13 +25,14 @@ from typing import Any
 
 import numpy as np
 
-from cnngp import GELU, AvgPool, Conv, Dense, GPClassifier, Network, ReLU, Sequential, datasets
+from cnngp import GELU, AvgPool, Conv, Dense, GPClassifier, ReLU, Sequential, datasets
 from cnngp.estimators import Learning
 from cnngp.estimators.labels import ClassTargets, OneLabel
 from cnngp.estimators.learning import Problem, groups_of, moved, opened
 from cnngp.estimators.training_images import balanced
 from cnngp.gp import calibration
 from cnngp.kernel.kernel import Kernel
+from cnngp.network import Network
 
 NETWORKS: dict[str, Network] = {
     "pooled": Sequential(

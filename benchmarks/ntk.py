@@ -17,9 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from cnngp import AvgPool, Conv, Dense, Kernel, Network, ReLU, Sequential, datasets, zoo
+from cnngp import AvgPool, Conv, Dense, Kernel, ReLU, Sequential, datasets, zoo
 from cnngp.gp.exact import ExactGP
 from cnngp.gp.linalg import JitterWarning
+from cnngp.network import Network
 
 NETWORKS: dict[str, Network] = {
     "resnet(32)": zoo.resnet(32),

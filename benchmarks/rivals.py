@@ -11,7 +11,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from cnngp import Conv, Dense, Identity, Network, ReLU, Sequential, Sum
+from cnngp import Conv, Dense, Identity, ReLU, Sequential, Sum
+from cnngp.network import Network
 
 Maps = tuple[Any, Any, Any]  # K(X, Z) (n·m, 1, H, W), K(X, X) (n, 1, H, W), K(Z, Z) (m, 1, H, W)
 

@@ -15,19 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from cnngp import (
-    AvgPool,
-    Conv,
-    Dense,
-    GlobalAvgPool,
-    GPClassifier,
-    Network,
-    ReLU,
-    Sequential,
-    datasets,
-    zoo,
-)
+from cnngp import AvgPool, Conv, Dense, GlobalAvgPool, GPClassifier, ReLU, Sequential, datasets, zoo
 from cnngp.gp import calibration
+from cnngp.network import Network
 
 from .made import things
 

@@ -34,9 +34,10 @@ from typing import Any
 
 import numpy as np
 
-from cnngp import AvgPool, Conv, Dense, GPClassifier, LeakyReLU, Network, ReLU, Sequential, datasets, zoo
+from cnngp import AvgPool, Conv, Dense, GPClassifier, LeakyReLU, ReLU, Sequential, datasets, zoo
 from cnngp.datasets.augmentation import shifted, warped
 from cnngp.gp import calibration
+from cnngp.network import Network
 from cnngp.network.names import default_names, network_by_name
 
 from .drawn import SETS, drawn

@@ -34,7 +34,6 @@ from cnngp import (
     Elementwise,
     GlobalAvgPool,
     Kernel,
-    Network,
     NetworkError,
     ReLU,
     Sequential,
@@ -46,6 +45,7 @@ from cnngp import (
 from cnngp.kernel.engines.base import RangeError
 from cnngp.kernel.engines.cuda.cuda_source import generate
 from cnngp.kernel.program import check_slopes, lower
+from cnngp.network import Network
 from cnngp.network.layers import Nonlinearity
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))

@@ -1,3 +1,4 @@
+# The rooms, which hold the rest; the names below are `__all__`.
 from . import cluster as cluster
 from . import datasets as datasets
 from . import estimators as estimators
@@ -9,8 +10,6 @@ from . import torch as torch
 from .common.arrays import DataError as DataError
 from .estimators import GPClassifier as GPClassifier
 from .estimators import GPRegressor as GPRegressor
-from .estimators import Recipe as Recipe
-from .estimators import Term as Term
 from .kernel.check import WrongKernelError as WrongKernelError
 from .kernel.engines.base import RangeError as RangeError
 from .kernel.kernel import Kernel as Kernel
@@ -21,7 +20,6 @@ from .network import ConvTranspose as ConvTranspose
 from .network import Dense as Dense
 from .network import GlobalAvgPool as GlobalAvgPool
 from .network import Identity as Identity
-from .network import Network as Network
 from .network import NetworkError as NetworkError
 from .network import Sequential as Sequential
 from .network import Sum as Sum

@@ -16,11 +16,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from cnngp import GPClassifier, GPRegressor, Kernel, Recipe, Term, datasets, zoo
+from cnngp import GPClassifier, GPRegressor, Kernel, datasets, zoo
 from cnngp.cli.gram import tell_cost
 from cnngp.cli.output import speaking
 from cnngp.common import files
 from cnngp.common.tables import csv_cell, printable, read_csv
+from cnngp.estimators import Recipe, Term
 from cnngp.report import apply_decisions
 from cnngp.report.viewer.answers import Answers
 

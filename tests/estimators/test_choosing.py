@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cnngp import GPClassifier, GPRegressor, Kernel, Recipe, Term, datasets, zoo
+from cnngp import GPClassifier, GPRegressor, Kernel, datasets, zoo
 from cnngp.common.arrays import DataError
 from cnngp.datasets.preparation import as_preparation
-from cnngp.estimators import choosing
+from cnngp.estimators import Recipe, Term, choosing
 from cnngp.estimators.candidates import candidates
 from cnngp.estimators.labels import ClassTargets, RealTargets, coding_of
 from cnngp.gp.checks import MatrixError

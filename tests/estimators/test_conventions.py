@@ -20,8 +20,9 @@ from sklearn.svm import SVC
 from sklearn.utils.class_weight import compute_sample_weight
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from cnngp import Conv, Dense, GPClassifier, GPRegressor, Kernel, Recipe, ReLU, Sequential, Term
+from cnngp import Conv, Dense, GPClassifier, GPRegressor, Kernel, ReLU, Sequential
 from cnngp.common.arrays import DataError
+from cnngp.estimators import Recipe, Term
 from cnngp.estimators.choosing import left_out
 from cnngp.estimators.labels import ClassTargets, OneLabel, RealTargets
 from cnngp.gp.noise import chosen_noise

@@ -23,7 +23,6 @@ from cnngp import (
     Identity,
     Kernel,
     LeakyReLU,
-    Network,
     NetworkError,
     Rbf,
     ReLU,
@@ -40,6 +39,7 @@ from cnngp.estimators.learning import Problem, groups_of, moved
 from cnngp.estimators.training_images import balanced
 from cnngp.gp.checks import MatrixError
 from cnngp.gp.exact import ExactGP
+from cnngp.network import Network
 
 DATA = datasets.digits().take(60, 80)
 X, Y = DATA.X[:, :, ::2, ::2], 2.0 * np.eye(10)[DATA.y] - 1.0

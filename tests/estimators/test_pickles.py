@@ -14,8 +14,8 @@ import joblib
 import numpy as np
 import pytest
 
-from cnngp import GPClassifier, GPRegressor, Kernel, Recipe, Term, datasets
-from cnngp.estimators import Learning
+from cnngp import GPClassifier, GPRegressor, Kernel, datasets
+from cnngp.estimators import Learning, Recipe, Term
 from cnngp.network.names import network_by_name
 
 SMALL = network_by_name("small_cnn")

@@ -10,23 +10,11 @@ import pytest
 from numpy.typing import NDArray
 
 import cnngp
-from cnngp import (
-    Dense,
-    Elementwise,
-    GPClassifier,
-    GPRegressor,
-    Kernel,
-    Recipe,
-    ReLU,
-    Sequential,
-    Term,
-    datasets,
-    gram,
-    zoo,
-)
+from cnngp import Dense, Elementwise, GPClassifier, GPRegressor, Kernel, ReLU, Sequential, datasets, gram, zoo
 from cnngp.common.arrays import DataError
 from cnngp.common.errors import ModelFileError, StoreError
 from cnngp.datasets.preparation import PatchWhitening, Preparation, Zca, as_preparation
+from cnngp.estimators import Recipe, Term
 from cnngp.estimators.candidates import Candidate
 from cnngp.estimators.kernels import kernel_of
 from cnngp.estimators.recipe import RecipeError
@@ -45,7 +33,8 @@ RECIPES = [
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.name)
 def test_a_recipe_prints_as_the_code_that_makes_it_and_has_json(recipe: Recipe) -> None:
     names = {name: getattr(cnngp, name) for name in cnngp.__all__}
-    assert eval(repr(recipe), names | {"PatchWhitening": PatchWhitening, "Zca": Zca}) == recipe
+    names |= {kind.__name__: kind for kind in (Recipe, Term, PatchWhitening, Zca)}
+    assert eval(repr(recipe), names) == recipe
     assert Recipe.from_json(recipe.to_json()) == recipe
     assert hash(recipe) == hash(Recipe.from_json(recipe.to_json()))
     assert len({repr(other) for other in RECIPES}) == len(RECIPES)

@@ -22,7 +22,6 @@ from cnngp import (
     Identity,
     LayerNorm,
     LeakyReLU,
-    Network,
     NormalizedExp,
     Rbf,
     ReLU,
@@ -39,7 +38,7 @@ from cnngp.kernel.engines.cuda.cuda_source import CudaSource, generate
 from cnngp.kernel.engines.cuda.engine import KINDS, CudaEngine
 from cnngp.kernel.program import Kind, lower
 from cnngp.kernel.series.packed import SeriesTables
-from cnngp.network import reference
+from cnngp.network import Network, reference
 from cnngp.network.layers import as_layer
 from helpers.cuda_on_cpu import compiled
 

@@ -6,8 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from cnngp import Network
-from cnngp.network import reference
+from cnngp.network import Network, reference
 
 
 def by_differences(

@@ -25,7 +25,6 @@ from cnngp import (
     Identity,
     LayerNorm,
     LeakyReLU,
-    Network,
     NetworkError,
     NormalizedExp,
     Rbf,
@@ -34,6 +33,7 @@ from cnngp import (
     Sin,
     Sum,
 )
+from cnngp.network import Network
 from cnngp.network.shapes import axis_maps, filter_size
 
 T = TypeVar("T")

@@ -9,7 +9,8 @@ from typing import TypeVar
 import numpy as np
 from hypothesis import strategies as st
 
-from cnngp import Conv, ConvTranspose, Network, Step
+from cnngp import Conv, ConvTranspose, Step
+from cnngp.network import Network
 from helpers import generator
 from helpers.generator import RELU_LIKE, SMOOTH
 

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from cnngp import AvgPool, Conv, ConvTranspose, Dense, GlobalAvgPool, Identity, Network, NetworkError, Sequential, Sum
+from cnngp import AvgPool, Conv, ConvTranspose, Dense, GlobalAvgPool, Identity, NetworkError, Sequential, Sum
+from cnngp.network import Network
 from cnngp.network.placed import Placed, placed
 from cnngp.network.shapes import windows
 

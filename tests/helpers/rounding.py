@@ -11,8 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from cnngp import Network
-from cnngp.network import reference
+from cnngp.network import Network, reference
 from cnngp.network.layers import as_layer
 from cnngp.network.reference import Covariances
 

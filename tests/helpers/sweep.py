@@ -15,7 +15,8 @@ from functools import cache
 
 import numpy as np
 
-from cnngp import Abs, Conv, ConvTranspose, Dense, Erf, LeakyReLU, Network, ReLU, Sequential, Sum
+from cnngp import Abs, Conv, ConvTranspose, Dense, Erf, LeakyReLU, ReLU, Sequential, Sum
+from cnngp.network import Network
 from cnngp.network.geometry import PaddingMode, SizeError, Window
 
 Layer = Conv | ConvTranspose

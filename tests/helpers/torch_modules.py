@@ -19,13 +19,13 @@ from cnngp import (
     Erf,
     Identity,
     LeakyReLU,
-    Network,
     ReLU,
     Sequential,
     Sin,
     Sum,
     zoo,
 )
+from cnngp.network import Network
 
 WEIGHT_VAR, BIAS_VAR = 1.7, 0.3
 R = F.relu

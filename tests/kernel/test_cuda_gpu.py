@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cnngp import AvgPool, Conv, Dense, Kernel, Network, ReLU, Sequential, zoo
+from cnngp import AvgPool, Conv, Dense, Kernel, ReLU, Sequential, zoo
 from cnngp.kernel.engines.base import RangeError
 from cnngp.kernel.engines.cuda.engine import NEVER, CudaEngine
 from cnngp.kernel.program import lower
-from cnngp.network import reference
+from cnngp.network import Network, reference
 from helpers.cuda_cases import EVERY, OnCard, error, images
 
 pytestmark = pytest.mark.gpu

@@ -14,21 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cnngp import (
-    GELU,
-    AvgPool,
-    Conv,
-    Dense,
-    Elementwise,
-    Erf,
-    GlobalAvgPool,
-    Kernel,
-    LeakyReLU,
-    Network,
-    ReLU,
-    Sequential,
-    zoo,
-)  # fmt: skip
+from cnngp import GELU, AvgPool, Conv, Dense, Elementwise, Erf, GlobalAvgPool, Kernel, LeakyReLU, ReLU, Sequential, zoo
 from cnngp.kernel.engines.cpu.gradient import CpuGradient
 from cnngp.kernel.engines.cuda import gradient_engine
 from cnngp.kernel.engines.cuda.card import Card
@@ -38,6 +24,7 @@ from cnngp.kernel.engines.cuda.gradient_engine import CudaGradient
 from cnngp.kernel.engines.cuda.kernel_frame import SHARED_LIMIT
 from cnngp.kernel.program.reverse import reverse
 from cnngp.kernel.series.packed import SeriesTables
+from cnngp.network import Network  # fmt: skip
 from helpers import adjoint, cuda_cases, generator, pooled
 from helpers.cuda_on_cpu import needs_compiler
 from helpers.cuda_races import sanitizer_works, watched

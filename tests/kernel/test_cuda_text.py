@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cnngp import AvgPool, Conv, Dense, Elementwise, GlobalAvgPool, LeakyReLU, Network, Rbf, ReLU, Sequential, zoo
+from cnngp import AvgPool, Conv, Dense, Elementwise, GlobalAvgPool, LeakyReLU, Rbf, ReLU, Sequential, zoo
 from cnngp.common.devices import has_card
 from cnngp.kernel.engines.cuda import engine as cuda
 from cnngp.kernel.engines.cuda.cuda_source import CudaSource, generate, generate_gradient
@@ -25,6 +25,7 @@ from cnngp.kernel.engines.cuda.warp.warp_kernel import fold_from
 from cnngp.kernel.program import Kind, lower
 from cnngp.kernel.program.reverse import reverse
 from cnngp.kernel.series.packed import SeriesTables
+from cnngp.network import Network
 from helpers.cuda_cases import EVERY, NETWORKS, NO_SLOPE, SHRINKING
 
 C: list[Network] = [Conv(3), ReLU()]

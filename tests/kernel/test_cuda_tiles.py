@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cnngp import AvgPool, Conv, Dense, Elementwise, GlobalAvgPool, Network, ReLU, Sequential, zoo
+from cnngp import AvgPool, Conv, Dense, Elementwise, GlobalAvgPool, ReLU, Sequential, zoo
 from cnngp.common.tiles import Grid, Tile
 from cnngp.kernel.engines.cuda.engine import CudaEngine, EngineError, Job
 from cnngp.kernel.program import Kind, lower
-from cnngp.network import reference
+from cnngp.network import Network, reference
 from helpers.cuda_cases import OnCard, agrees, error
 from helpers.cuda_on_cpu import needs_compiler
 from helpers.fake_cards import Cards, MakeCards

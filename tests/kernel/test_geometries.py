@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cnngp import Conv, ConvTranspose, Dense, Kernel, Network, ReLU, Sequential
+from cnngp import Conv, ConvTranspose, Dense, Kernel, ReLU, Sequential
 from cnngp.kernel.engines.cuda.cuda_source import generate
 from cnngp.kernel.program import lower
-from cnngp.network import reference
+from cnngp.network import Network, reference
 from helpers.cuda_cases import OnCpu
 from helpers.cuda_on_cpu import needs_compiler
 from helpers.sweep import SHAPES, parts, sweep

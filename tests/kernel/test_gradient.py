@@ -20,7 +20,6 @@ from cnngp import (
     Identity,
     Kernel,
     LeakyReLU,
-    Network,
     NetworkError,
     RangeError,
     ReLU,
@@ -29,7 +28,7 @@ from cnngp import (
     Sum,
 )
 from cnngp.kernel.engines.cpu import gradient as cpu_gradient
-from cnngp.network import reference
+from cnngp.network import Network, reference
 from helpers import adjoint, generator, pooled
 from helpers.differences import by_differences
 from helpers.gradients import CLOSE, EVERY, check_nonlinearities

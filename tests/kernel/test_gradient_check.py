@@ -9,24 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cnngp import (
-    GELU,
-    Abs,
-    AvgPool,
-    Conv,
-    Dense,
-    GlobalAvgPool,
-    Kernel,
-    LeakyReLU,
-    Network,
-    ReLU,
-    Sequential,
-    WrongKernelError,
-)
+from cnngp import GELU, Abs, AvgPool, Conv, Dense, GlobalAvgPool, Kernel, LeakyReLU, ReLU, Sequential, WrongKernelError
 from cnngp.kernel import check, verdicts
 from cnngp.kernel import kernel as kernel_module
 from cnngp.kernel.engines.cuda.gradient_engine import CudaGradient
 from cnngp.kernel.engines.weights import Gradient
+from cnngp.network import Network
 from helpers import adjoint
 from helpers.cuda_on_cpu import needs_compiler
 from helpers.fake_cards import Cards

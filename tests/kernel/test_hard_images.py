@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cnngp import GELU, Abs, Conv, Cos, Dense, Kernel, LeakyReLU, Network, Rbf, ReLU, Sequential, Sin, Step
+from cnngp import GELU, Abs, Conv, Cos, Dense, Kernel, LeakyReLU, Rbf, ReLU, Sequential, Sin, Step
 from cnngp.kernel.check import compare
 from cnngp.kernel.program import Kind
-from cnngp.network import reference
+from cnngp.network import Network, reference
 
 
 @pytest.mark.parametrize("act", [Sin(), Cos(), Rbf(0.5)], ids=repr)

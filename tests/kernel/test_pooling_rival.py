@@ -9,20 +9,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cnngp import (
-    AvgPool,
-    Conv,
-    Dense,
-    Erf,
-    GlobalAvgPool,
-    Identity,
-    Kernel,
-    Network,
-    ReLU,
-    Sequential,
-    Sum,
-)
-from cnngp.network import reference
+from cnngp import AvgPool, Conv, Dense, Erf, GlobalAvgPool, Identity, Kernel, ReLU, Sequential, Sum
+from cnngp.network import Network, reference
 
 # fmt: off
 BY_NEURAL_TANGENTS = {

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cnngp import AvgPool, Conv, Dense, GlobalAvgPool, Identity, Network, ReLU, Sequential, Sum, zoo
+from cnngp import AvgPool, Conv, Dense, GlobalAvgPool, Identity, ReLU, Sequential, Sum, zoo
 from cnngp.kernel.program.reverse import Back, Pixels, Reverse, Total, reverse, transposed
+from cnngp.network import Network
 from cnngp.network.geometry import AxisSum
 
 

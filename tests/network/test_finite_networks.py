@@ -19,13 +19,12 @@ from cnngp import (
     GlobalAvgPool,
     Identity,
     LeakyReLU,
-    Network,
     ReLU,
     Sequential,
     Sin,
     Sum,
 )
-from cnngp.network import reference
+from cnngp.network import Network, reference
 from helpers.loop_oracle import each, fan_in_scale, pads
 
 torch = pytest.importorskip("torch")

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cnngp import AvgPool, Conv, Dense, GlobalAvgPool, Kernel, Network, NetworkError, ReLU, Sequential, zoo
-from cnngp.network import reference
+from cnngp import AvgPool, Conv, Dense, GlobalAvgPool, Kernel, NetworkError, ReLU, Sequential, zoo
+from cnngp.network import Network, reference
 from cnngp.network.names import (
     AN_IMAGE,
     IN_ALL,

@@ -13,7 +13,8 @@ import torch
 from scipy.integrate import quad
 from scipy.special import log_ndtr
 
-from cnngp import Conv, Dense, Kernel, Network, ReLU, Sequential, datasets
+from cnngp import Conv, Dense, Kernel, ReLU, Sequential, datasets
+from cnngp.network import Network
 from cnngp.paper.sparse import SparseGP, Training, fit, probability_of_largest, start, train, whitened
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")

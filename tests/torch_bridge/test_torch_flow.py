@@ -11,7 +11,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from cnngp import Conv, Dense, Identity, Network, ReLU, Sequential, Sum, from_torch
+from cnngp import Conv, Dense, Identity, ReLU, Sequential, Sum, from_torch
+from cnngp.network import Network
 from cnngp.torch import check_limit
 from helpers.torch_modules import in_place, made
 

@@ -27,7 +27,6 @@ from cnngp import (
     Identity,
     LayerNorm,
     LeakyReLU,
-    Network,
     NetworkError,
     ReLU,
     Sequential,
@@ -36,7 +35,7 @@ from cnngp import (
     Sum,
     from_torch,
 )
-from cnngp.network import functions
+from cnngp.network import Network, functions
 from cnngp.torch import check_limit
 from cnngp.torch_bridge.parts import torch_function
 from helpers.torch_modules import BIAS_VAR, WEIGHT_VAR, cnn, examples, made, transposed_net

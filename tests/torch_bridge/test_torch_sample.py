@@ -24,7 +24,6 @@ from cnngp import (
     Erf,
     GlobalAvgPool,
     Identity,
-    Network,
     NetworkError,
     ReLU,
     Sequential,
@@ -35,7 +34,7 @@ from cnngp import (
     sample_network,
     zoo,
 )
-from cnngp.network import reference
+from cnngp.network import Network, reference
 from cnngp.torch_bridge import sample_outputs
 from helpers.examples import examples
 from helpers.networks import networks_with_shapes, relu_like, smooth

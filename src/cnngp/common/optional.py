@@ -42,22 +42,20 @@ def lazy_names(package: str, file: str) -> tuple[Callable[[str], Any], Callable[
     """`__getattr__`, `__dir__` and `__all__` of a package, from the imports in the stub beside its `__init__.py`.
 
     A stub has lines such as `from .network import Conv as Conv`, which type checkers read too; a name may be a module.
+    Those imported from the package itself, its own modules, are found but are not in `__all__`.
     """
     where: dict[str, str] = {}
     for statement in ast.parse(Path(file).with_suffix(".pyi").read_text(encoding="utf-8")).body:
-        if isinstance(statement, ast.ImportFrom) and statement.level:
-            where |= {alias.name: "." * statement.level + (statement.module or "") for alias in statement.names}
+        if isinstance(statement, ast.ImportFrom):
+            where |= {alias.name: f"{package}.{statement.module or ''}".rstrip(".") for alias in statement.names}
 
     def getattr_(name: str) -> Any:
         if name not in where:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        relative = where[name]
-        module = importlib.import_module(relative, package) if relative != "." else sys.modules[package]
-        if relative == "." or not hasattr(module, name):
-            value: Any = importlib.import_module(f"{relative.rstrip('.')}.{name}", package)
-        else:
-            value = getattr(module, name)
+        home = where[name]
+        is_module = home == package or not hasattr(importlib.import_module(home), name)
+        value: Any = importlib.import_module(f"{home}.{name}") if is_module else getattr(sys.modules[home], name)
         setattr(sys.modules[package], name, value)
         return value
 
-    return getattr_, lambda: sorted(where), list(where)
+    return getattr_, lambda: sorted(where), [name for name, home in where.items() if home != package]

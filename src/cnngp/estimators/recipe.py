@@ -44,7 +44,8 @@ class Term:
     symmetry : None, "flip" or "d4"; see `Kernel`.
     weight : the mean variance of this term's functions, where several are added.
 
-    >>> from cnngp import Conv, Dense, ReLU, Sequential, Term
+    >>> from cnngp import Conv, Dense, ReLU, Sequential
+    >>> from cnngp.estimators import Term
     >>> Term(Sequential(Conv(3), ReLU(), Dense()), preparation="contrast", symmetry="flip")
     Term(Sequential(Conv(3), ReLU(), Dense()), preparation='contrast', symmetry='flip')
     """
@@ -114,7 +115,8 @@ class Recipe:
     noise : variance of the noise in the units of the sum, where each term's kernel has mean diagonal 1; "ml" or "loo"
         to choose it by likelihood or by leave-one-out; None as `GPClassifier` would choose it.
 
-    >>> from cnngp import GPClassifier, Recipe, Term, datasets
+    >>> from cnngp import GPClassifier, datasets
+    >>> from cnngp.estimators import Recipe, Term
     >>> recipe = Recipe([Term("small_cnn"), Term("dense_nngp", preparation="contrast", weight=0.5)], noise=1e-3)
     >>> Recipe.from_json(recipe.to_json()) == recipe
     True
