@@ -200,6 +200,10 @@ def walk(net, maps, size):
             branches = [walk(branch, maps, size) for branch in net.branches]
             size = branches[0][1]
             return [{nu: sum(b[0][i][nu] for b in branches) for nu in locations(size)} for i in range(3)], size
+        case LayerNorm("all", eps):
+            first, second = (sum(V.values()) / len(V) + eps for V in maps[1:])
+            scales = [first * second, first**2, second**2]
+            return [{nu: v / math.sqrt(s) for nu, v in V.items()} for V, s in zip(maps, scales, strict=True)], size
         case _:
             xz, xx, zz = maps
             return [

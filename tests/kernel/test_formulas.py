@@ -35,7 +35,7 @@ from helpers.derivatives import by_own_variance, by_variance
 
 EACH = [ReLU(), ReLU(2.5), LeakyReLU(0.2), LeakyReLU(-0.5), LeakyReLU(3e9), Erf(), Abs(), Step(), Sin(), Cos(), GELU()]
 EACH += [Rbf(0.1), Rbf(7.0), Elementwise("tanh"), Elementwise("softplus"), NormalizedExp(), NormalizedExp(5.0)]
-EACH += [LayerNorm(), LayerNorm(eps=0.1), Sign(), SquaredReLU()]
+EACH += [LayerNorm(), LayerNorm(eps=0.1), LayerNorm("all"), Sign(), SquaredReLU()]
 
 
 def test_every_nonlinearity_is_tried_here() -> None:

@@ -18,6 +18,7 @@ from cnngp import (
     Erf,
     GlobalAvgPool,
     Identity,
+    LayerNorm,
     LeakyReLU,
     ReLU,
     Sequential,
@@ -61,6 +62,10 @@ NETWORKS: dict[str, tuple[Network, tuple[int, ...]]] = {
             ReLU(),
             Dense(),
         ),
+        (1, 4, 4),
+    ),
+    "norms": (
+        Sequential(Conv(3, bias_var=0.1), LayerNorm("all", 0.1), ReLU(), Conv(3), LayerNorm("all"), ReLU(), Dense()),
         (1, 4, 4),
     ),
     "pools": (
@@ -136,7 +141,7 @@ def _forward(net: Network, x: Any, given: Any, made: list[Any], channels: int, l
             hidden.append(flat)
             w, b = parameter(1 if last else channels, flat.shape[1]), parameter(1 if last else channels)
             return flat @ (math.sqrt(net.weight_var / flat.shape[1]) * w).T + math.sqrt(net.bias_var) * b
-        case ReLU() | LeakyReLU() | Erf() | GELU() | Sin() | Abs():
+        case ReLU() | LeakyReLU() | Erf() | GELU() | Sin() | Abs() | LayerNorm():
             from cnngp.torch_bridge.parts import torch_function
 
             return torch_function(net)(x)

@@ -161,7 +161,7 @@ def test_convolutions_refuse_arguments_that_cannot_be(layer, arguments, message)
         (lambda: ReLU("leaky"), "ReLU: gain='leaky' is not a finite number"),
         (lambda: Rbf(0.0), "Rbf: gamma=0.0 is not a positive number between 1e-30 and 1e.30"),
         (lambda: NormalizedExp(1e4), "NormalizedExp: gamma=10000.0 is not a positive number between 1e-06 and 1000"),
-        (lambda: LayerNorm("all"), "LayerNorm: over='all' is not 'channels'; a norm over all locations is not"),
+        (lambda: LayerNorm("places"), "LayerNorm: over='places' is not 'channels' or 'all'"),
         (lambda: LayerNorm(eps=-1e-5), "LayerNorm: eps=-1e-05 is negative"),
         (lambda: LeakyReLU(math.nan), "LeakyReLU: slope=nan is not a finite number"),
         (lambda: LeakyReLU(1e200), "LeakyReLU: slope=.* is too large"),

@@ -157,7 +157,7 @@ def test_any_changed_field_changes_the_fingerprint():
         *(dataclasses.replace(Conv(3), **{name: value}) for name, values in CHANGES.items() for value in values),
         *(ConvTranspose(3), ConvTranspose(3, padding=1, stride=2), ConvTranspose(3, 2, 1, output_padding=1)),
         *(Dense(), Dense(2.0), Dense(1.0, 2.0), *ONE_OF_EACH, ReLU(), ReLU(-1.0), LeakyReLU(0.5), Identity()),
-        *(Elementwise("silu"), Rbf(2.0), NormalizedExp(), NormalizedExp(2.0), LayerNorm(eps=1e-5)),
+        *(Elementwise("silu"), Rbf(2.0), NormalizedExp(), NormalizedExp(2.0), LayerNorm(eps=1e-5), LayerNorm("all")),
         *(Sequential(Conv(3), Conv(3)), Sum(Conv(3), Conv(3)), Sum(Conv(3), Conv(3), allow_non_gaussian=True)),
         *(Sequential(Conv(3), Conv(5)), Sequential(Conv(5), Conv(3)), Sum(Conv(3)), Sum(Conv(3), Conv(3), Conv(3))),
         Sequential(Conv(3), ReLU(), Sum(Conv(3), Conv(5))),

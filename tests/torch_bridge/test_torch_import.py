@@ -219,6 +219,16 @@ def test_a_norm_of_features_is_a_layer_norm(norm: nn.Module) -> None:
     assert check_limit(module, X, (16, 64), samples=300, outputs=32).ok
 
 
+@pytest.mark.parametrize("norm", [nn.LayerNorm((8, 3, 3)), nn.GroupNorm(1, 8)], ids=repr)
+def test_a_norm_of_channels_and_places_is_a_layer_norm_over_all(norm: nn.Module) -> None:
+    module = nn.Sequential(nn.Conv2d(2, 8, 2), norm, nn.ReLU(), nn.Flatten(), nn.Linear(72, 1))
+    found = from_torch(module, (2, 4, 4), weight_var=1.0, bias_var=0.0)
+    assert found == Sequential(Conv(2, padding="valid"), LayerNorm("all", 1e-5), ReLU(), Dense())
+    torch.manual_seed(0)
+    X = np.random.default_rng(0).normal(size=(3, 2, 4, 4))
+    assert check_limit(module, X, (16, 64), samples=300, outputs=32).ok
+
+
 # ---- pools -----------------------------------------------------------------------------------------------------------
 
 C, D, G = Conv(3, weight_var=2.0), Dense(weight_var=2.0), GlobalAvgPool()

@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 from cnngp.common.arrays import Output, kind, namespace, to_output
 from cnngp.common.checks import is_whole
 from cnngp.common.devices import ActualDevice, check_device
-from cnngp.network.layers import Layer, Network, Sequential, Sum, as_layer
+from cnngp.network.layers import Layer, Network, NetworkError, Sequential, Sum, as_layer
 from cnngp.network.walk import inside
 
 from .engines.base import Advance, Engine, RangeError, TangentEngine
 from .engines.weights import GradientEngine
-from .program import Kind, lower
+from .program import Kind, Program, lower
 from .program.reverse import reverse
 
 DTYPES = ("float32", "float64")
@@ -73,6 +73,7 @@ def make_engine(
     found = branches(as_layer(network))
     programs = [whole] if len(found) == 1 else [lower(branch, shape, kind, place) for place, branch in found]
     parts: list[TangentEngine]
+    _check_device(whole, device)
     if device == "cuda":
         from .engines.cuda.engine import CudaEngine
 
@@ -82,6 +83,13 @@ def make_engine(
 
         parts = [CpuEngine(program, dtype, threads) for program in programs]
     return parts[0] if len(parts) == 1 else SummedEngine(parts)
+
+
+def _check_device(program: Program, device: ActualDevice) -> None:
+    """Refuse what only the CPU engine computes."""
+    whole = [a for a in program.activations if a.formula.family.whole]
+    if whole and device == "cuda":
+        raise NetworkError(f"{whole[0].layer!r} runs on the CPU alone; use device='cpu'", whole[0].place)
 
 
 def make_gradient(
@@ -94,6 +102,7 @@ def make_gradient(
 ) -> GradientEngine:
     """The engine of a network's gradient, by its parameters and perhaps by the pixels."""
     program = reverse(network, shape, to_images)
+    _check_device(program.program, device)
     if device == "cuda":
         from .engines.cuda.gradient_engine import CudaGradient
 

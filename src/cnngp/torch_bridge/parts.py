@@ -51,7 +51,7 @@ _OF_TENSORS: dict[type, Callable[[Any], Callable[[Any], Any]]] = {
     LeakyReLU: lambda layer: partial(F.leaky_relu, negative_slope=layer.slope),
     Rbf: lambda layer: lambda x: _sine(x * math.sqrt(2.0 * layer.gamma)),
     NormalizedExp: lambda layer: lambda x: _normalized_exp(x, math.sqrt(layer.gamma)),
-    LayerNorm: lambda layer: lambda x: x * _inverse_scale(x, layer.eps),
+    LayerNorm: lambda layer: lambda x: x * _inverse_scale(x, layer.eps, layer.over),
     Elementwise: lambda layer: NAMED.get(layer.fn) or partial(_through, as_callable(layer.fn)),
 }
 
@@ -82,9 +82,9 @@ def _sine(x: Any) -> Any:
     return torch.sin(x + math.pi / 4.0).mul_(math.sqrt(2.0))
 
 
-def _inverse_scale(x: Any, eps: float = 0.0) -> Any:
-    """1/√(mean of squares over the channels + eps), and 0 where that is 0."""
-    mean = x.square().mean(1, keepdim=True) + eps
+def _inverse_scale(x: Any, eps: float = 0.0, over: str = "channels") -> Any:
+    """1/√(mean of squares over the channels, or over the locations too, + eps), and 0 where that is 0."""
+    mean = x.square().mean(1 if over == "channels" else tuple(range(1, x.ndim)), keepdim=True) + eps
     return torch.where(mean > 0, mean, torch.inf).rsqrt()
 
 

@@ -95,8 +95,8 @@ def _widen_function(part: Any, channels: int) -> None:
     for key in _PER_CHANNEL:
         tensor = getattr(part, key, None)
         if tensor is not None and tensor.numel() > 1:
-            tensor.data = tensor.data[:1].repeat(channels)
+            tensor.data = tensor.data[:1].repeat(channels, *(1,) * (tensor.ndim - 1))
     if isinstance(part, nn.LayerNorm | nn.RMSNorm):
-        part.normalized_shape = (channels,)
+        part.normalized_shape = (channels, *part.normalized_shape[1:])
     elif isinstance(part, nn.GroupNorm):
         part.num_channels = channels

@@ -73,6 +73,8 @@ class Family:
     peak: Callable[..., Any] = itself
     vectors: bool = False
     """Whether the functions of an image with itself need no more than vectors have."""
+    whole: bool = False
+    """Whether tables are made of the mean of K over all locations; on CPUs alone."""
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,14 @@
 
 f' = t·t'
 ∂f/∂K₁ = f        · −t²/2
+
+Over all locations it is the same with t made of the mean of K₁.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 from cnngp.network.layers import LayerNorm
@@ -59,6 +62,7 @@ def peak(K: Any, x: Any) -> Any:
 LAYER_NORM = Family(
     "layer_norm", 1, value, table, diagonal, slope, slope_diagonal, parts, still, peak=peak
 )  # fmt: skip
+LAYER_NORM_OVER_ALL = replace(LAYER_NORM, name="layer_norm_over_all", whole=True)
 
 
 @formula.register
@@ -67,7 +71,7 @@ def _(layer: LayerNorm) -> Formula:
         return log2(2.0 ** min(level, 1000.0) + layer.eps)
 
     return Formula(
-        LAYER_NORM,
+        LAYER_NORM_OVER_ALL if layer.over == "all" else LAYER_NORM,
         level=lambda level: level - total(level) if math.isfinite(level) else level,
         sign="of K",
         slope_level=lambda level: -total(level),

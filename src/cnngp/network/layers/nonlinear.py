@@ -210,9 +210,11 @@ class NormalizedExp(Nonlinearity):
 class LayerNorm(Nonlinearity):
     """z/√(s² + eps) with s² the mean of z² over the channels of a location: a map of unit variance at every location.
 
-    Of infinitely many channels that is the variance, so a Gaussian map stays Gaussian, and a blank location stays 0.
-    It stands behind a convolution or dense layer, not behind a nonlinearity: there the channels have a mean, which a
-    layer norm subtracts.
+    With over="all" the mean is over the locations too, so that an image is divided by one number; on the CPU only.
+
+    Of infinitely many channels s² is a variance, so a Gaussian map stays Gaussian, and a blank location stays 0. It
+    stands behind a convolution or dense layer, not behind a nonlinearity: there the channels have a mean, which a layer
+    norm subtracts.
 
     >>> from cnngp.network import Dense, LayerNorm, ReLU, Sequential, reference
     >>> reference.kernel(Sequential(Dense(), LayerNorm(), ReLU(), Dense()), [[1.0], [2.0]]).round(4).tolist()
@@ -221,12 +223,12 @@ class LayerNorm(Nonlinearity):
 
     operations = 5
 
-    over: Literal["channels"] = "channels"
+    over: Literal["channels", "all"] = "channels"
     eps: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.over != "channels":
-            raise wrong(self, f"over={self.over!r} is not 'channels'; a norm over all locations is not implemented")
+        if self.over not in ("channels", "all"):
+            raise wrong(self, f"over={self.over!r} is not 'channels' or 'all'")
         set_real(self, "eps")
         if self.eps < 0.0:
             raise wrong(self, f"eps={self.eps!r} is negative")

@@ -40,6 +40,7 @@ from ..layers import (
     GlobalAvgPool,
     Identity,
     Layer,
+    LayerNorm,
     Network,
     Nonlinearity,
     Sequential,
@@ -47,7 +48,7 @@ from ..layers import (
     as_layer,
 )
 from .covariances import Array, Covariances, Maps, has_pools, inputs, pairwise
-from .formulas import derivative, derivative_diagonal, nonlinearity, nonlinearity_diagonal
+from .formulas import derivative, derivative_diagonal, layer_norm_over_all, nonlinearity, nonlinearity_diagonal
 from .linear import average_pool, convolution, dense, transposed_convolution
 
 __all__ = [
@@ -113,6 +114,8 @@ def propagate(net: Layer, x: Maps, after: Callable[[Maps], Maps] = lambda maps: 
             return after(Maps(K, None if x.theta is None else K + _linear(replace(net, bias_var=0.0), x.theta)))
         case AvgPool() | GlobalAvgPool():
             return after(x.map(partial(_linear, net)))
+        case LayerNorm() if net.over == "all":
+            return after(layer_norm_over_all(net, x))
         case Nonlinearity():
             V = pairwise(partial(nonlinearity, net), partial(nonlinearity_diagonal, net), x.K)
             if x.theta is None:

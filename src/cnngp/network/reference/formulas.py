@@ -29,7 +29,7 @@ from ..layers import (
     SquaredReLU,
     Step,
 )
-from .covariances import Array
+from .covariances import Array, Covariances, Maps, equal_locations
 
 
 def nonlinearity(layer: Nonlinearity, K: Array, K1: Array, K2: Array) -> Array:
@@ -146,6 +146,18 @@ def _layer_norm_scale(eps: float, K: Array) -> Array:
     """1/√(K + ε), and 0 where there is neither a variance nor an ε."""
     total = K + eps
     return np.where(total > 0, 1.0 / np.sqrt(np.where(total > 0, total, 1.0)), 0.0)
+
+
+def layer_norm_over_all(layer: LayerNorm, x: Maps) -> Maps:
+    """K/√((K₁ + ε)(K₂ + ε)) with K₁ and K₂ the means over all locations: a constant for each image, for Θ too."""
+
+    def scale(variances: Array) -> Array:
+        K = equal_locations(variances, x.K.axes) if x.K.full else variances
+        mean = K.mean(axis=tuple(range(2, K.ndim)))
+        return _layer_norm_scale(layer.eps, mean).reshape(*mean.shape, *(1,) * (variances.ndim - 2))
+
+    first, second = scale(x.K.xx), scale(x.K.zz)
+    return x.map(lambda V: Covariances(V.xz * first * second, V.xx * first * first, V.zz * second * second, V.full))
 
 
 def _gelu_parts(K: Array, K1: Array, K2: Array) -> tuple[Array, Array, Array]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
 
 from cnngp.network.layers import GELU, Abs, AvgPool, Cos, Elementwise, Erf, LayerNorm, LeakyReLU, ReLU, Sign, Sin
@@ -175,13 +176,14 @@ def refusal(name: str) -> Refused:
 
 
 def layer_norm(over: Any, eps: float | None, before: Value, one_location: bool) -> Call:
-    """Of features without locations it is a division by their deviation, which is known of infinitely many.
+    """Of all channels and locations it is a division by their deviation, which is known of infinitely many channels.
 
     `over` is the number of groups, or the shape of what is normalised.
     """
-    if before.ndim != 2 or not one_location or over not in (1, (before.shape[1],), [before.shape[1]]):
-        raise Refused(f"{_NORMALISES}; a norm of all features of an input without locations has one")
-    return LayerNorm(eps=torch.finfo(before.dtype).eps if eps is None else float(eps))
+    flat = before.ndim == 2
+    if (flat and not one_location) or (over != 1 and tuple(np.atleast_1d(over)) != tuple(before.shape[1:])):
+        raise Refused(f"{_NORMALISES}; a norm over all channels and all locations of an image has one")
+    return LayerNorm("channels" if flat else "all", torch.finfo(before.dtype).eps if eps is None else float(eps))
 
 
 def _factor(function: str, factor: Any) -> Call:

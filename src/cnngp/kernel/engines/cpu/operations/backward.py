@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from cnngp.kernel.formulas import FAMILIES
+
 from .. import columns as col
 from ..compiling import inlined
 from ..rows.forms import form
@@ -79,6 +81,8 @@ def still(code: int) -> Operation:
 
     In float64, an image a lane.
     """
+    if FAMILIES[code - 1].whole:
+        return whole_still
     formula = form(code, True).still
 
     def run(w: Any) -> None:
@@ -98,6 +102,24 @@ def still(code: int) -> Operation:
                     m[dst + e] = total + m[dst + e] if begun else total
 
     return run
+
+
+def whole_still(w: Any) -> None:
+    """`still` where the table has t = 1/√mean of K (formulas/layer_norm.py): dV/dK(p) = t², and for all K − t⁴ V/n."""
+    m, op, frame, L = w.m, w.op, w.frame, lanes(w.m)
+    size, share = op[col.A0] * op[col.B0] * op[col.C0], frame[col.SHARES_AT] + op[col.SHARES] * L
+    src, times, dst = maps_at(w, 0)
+    scale, t = constant(m, w.numbers[col.SCALE]), load(w.table, op[col.TABLE] * L)
+    moved = shares = constant(m, 0.0)
+    for e in range(0, size * L, L):
+        moved = fma(load(m, times + e), load(m, src + e), moved)
+        shares = shares + load(m, share + e)
+    address(frame[col.SUMS_AT])[op[col.SLOT]] += lane_sum(moved * (t * t))
+    by_mean = t * t * fma(constant(m, 0.5), shares, scale * moved * (t * t)) / constant(m, float(size))
+    if op[col.WRITES]:
+        for e in range(0, size * L, L):
+            total = scale * load(m, times + e) * (t * t) - by_mean
+            store(m, dst + e, total + load(m, dst + e) if w.numbers[col.KEEP] != 0.0 else total)
 
 
 def dot(w: Any) -> None:

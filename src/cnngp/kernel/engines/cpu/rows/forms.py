@@ -113,6 +113,8 @@ def variance_row(code: int, slopes: bool) -> Row:
     if code == col.SERIES:
         return series.variance_row(slopes)
     family = FAMILIES[code - 1]
+    if family.whole:
+        return _whole_row(family, False)
     table, diagonal, peak, two = family.table, family.diagonal, family.peak, family.entries == 2
 
     def in_vectors(w: Any, src: int, dst: int, n: int, unused: int, at: int) -> None:
@@ -150,6 +152,8 @@ def variance_slope_row(code: int) -> Row:
     """f' at correlation one. The image's table is not yet written, so all comes from K; where that is 0 so is Θ."""
     if code == col.SERIES:
         return series.variance_slope_row
+    if FAMILIES[code - 1].whole:
+        return _whole_row(FAMILIES[code - 1], True)
     slope_diagonal = FAMILIES[code - 1].slope_diagonal
 
     def run(w: Any, src: int, dst: int, n: int, unused: int, at: int) -> None:
@@ -159,5 +163,36 @@ def variance_slope_row(code: int) -> Row:
         for e in range(n * L):
             K = m[src + e]
             m[dst + e] = slope_diagonal(K, x) * (m[times + e] + own * K)  # type: ignore[misc]
+
+    return run
+
+
+def _whole_row(family: Family, slopes: bool) -> Row:
+    """`variance_row` and `variance_slope_row` of a family that takes the mean of K over all locations.
+
+    The first row, which comes before all others, makes the table of the whole map.
+    """
+    table, peak = family.table, family.peak
+
+    @inlined
+    def make_table(w: Any, src: int, at: int) -> None:
+        m, op, L = w.m, w.op, lanes(w.m)
+        size, total = op[col.TABLE_SIZE], constant(m, 0.0)
+        for e in range(0, size * L, L):
+            total = total + load(m, src + e)
+        mean = total / constant(m, float(size))
+        x = constants(m, (w.numbers[col.UNIT], w.numbers[col.ALPHA], w.numbers[col.SMALLEST]))
+        store(w.own, op[col.SITE] * L, maximum(load(w.own, op[col.SITE] * L), peak(mean, x)))
+        for e in range(size):
+            store(w.table, (at + e) * L, table(mean, x)[0])  # type: ignore[misc]
+
+    def run(w: Any, src: int, dst: int, n: int, unused: int, at: int) -> None:
+        m, L, own = w.m, lanes(w.m), constant(w.m, w.numbers[col.OWN])
+        times = src + w.op[col.TIMES] * L
+        if at == w.op[col.TABLE]:
+            make_table(w, src, at)
+        for e in range(n):
+            t, K = load(w.table, (at + e) * L), load(m, src + e * L)
+            store(m, dst + e * L, t * t * (fma(own, K, load(m, times + e * L)) if slopes else K))
 
     return run
