@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from cnngp.common.locks import close_file, exclusive, open_file, try_lock
+from cnngp.common.files import close_file, exclusive, open_file, try_lock
 
 # A process that takes a lock, forks a child that lives on, and dies.
 PARENT = """
 import os, signal, sys, time
 from pathlib import Path
-from cnngp.common.locks import exclusive
+from cnngp.common.files import exclusive
 held = exclusive(Path(sys.argv[1]) / ".lock", "it")
 held.__enter__()
 child = os.fork()
@@ -69,7 +69,7 @@ def test_a_forked_child_that_lives_in_the_block_leaves_the_lock_with_its_parent(
 LEAVES = """
 import os, sys
 from pathlib import Path
-from cnngp.common.locks import exclusive
+from cnngp.common.files import exclusive
 folder = Path(sys.argv[1])
 held = exclusive(folder / ".lock", "it")
 held.__enter__()

@@ -17,7 +17,7 @@ import pytest
 from zarr.storage import LocalStore, MemoryStore, StorePath
 
 from cnngp import Dense, ReLU, Sequential, gram
-from cnngp.common import locks as locking
+from cnngp.common import files as locking
 from cnngp.common.errors import StoreError
 from cnngp.matrix.store.store import GramStore, opened
 from helpers.stores import KERNEL, TILE, TILES, X, computed, expected

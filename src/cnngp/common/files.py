@@ -7,29 +7,42 @@ anything is built from it.
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import glob
 import hashlib
 import io
 import json
+import logging
 import math
 import os
 import secrets
+import socket
 import stat
 import struct
-import sys
 import time
 import tokenize
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from . import locks
 from .errors import DatasetError, ModelFileError
+
+log = logging.getLogger("cnngp")
+
+LockState = Literal["locked", "taken", "no locks"]
+
+_POLL_SECONDS = 0.2
+# What systems answer where the file system has no locks, such as some network mounts.
+_NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
+
+_open: set[int] = set()
+"""Files that this process has open to lock them."""
 
 FORMAT = 1
 # The part of fixed length before each member of a zip.
@@ -46,17 +59,8 @@ _MADE_UP = (0, 4096)
 
 
 def user_cache() -> Path:
-    """The package's folder among those in which a user's programs keep what they can make again.
-
-    `RuntimeError` for a user without a home.
-    """
-    if sys.platform == "win32":
-        base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
-    elif sys.platform == "darwin":
-        base = Path.home() / "Library" / "Caches"
-    else:
-        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return base / "cnngp"
+    """The package's folder for what it can make again; `RuntimeError` for a user without a home."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cnngp"
 
 
 def check_regular(path: Path) -> None:
@@ -93,12 +97,10 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
             yield file
             file.flush()
             os.fsync(descriptor)
-        if sys.platform == "win32":  # where files that are open cannot be renamed
-            locks.close_file(descriptor)
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
-        locks.close_file(descriptor)
+        close_file(descriptor)
 
 
 def write_atomically(path: Path, content: bytes | str) -> None:
@@ -112,24 +114,24 @@ def _temporary(path: Path) -> tuple[int, Path]:
     """A new file beside `path`, locked so that no other process takes it for one that was left behind."""
     while True:
         temporary = path.with_name(f".{path.name[:100]}.{secrets.token_hex(_TOKEN_BYTES)}.part")
-        descriptor = locks.open_file(temporary, new=True)
-        locks.try_lock(descriptor)
+        descriptor = open_file(temporary, new=True)
+        try_lock(descriptor)
         if temporary.exists():  # not swept between the two
             return descriptor, temporary
-        locks.close_file(descriptor)
+        close_file(descriptor)
 
 
 def _sweep(path: Path) -> None:
     """Remove what killed processes left; what is locked, or new where there are no locks, is being written."""
     for left in path.parent.glob(f".{glob.escape(path.name[:100])}.{_TOKEN}.part"):
         with suppress(OSError):
-            descriptor = locks.open_file(left)
+            descriptor = open_file(left)
             try:
-                state = locks.try_lock(descriptor)
+                state = try_lock(descriptor)
                 if state == "locked" or (state == "no locks" and time.time() - left.stat().st_mtime > _LEFT_SECONDS):
                     left.unlink()
             finally:
-                locks.close_file(descriptor)
+                close_file(descriptor)
 
 
 def write(path: str | Path, header: dict[str, Any], arrays: dict[str, NDArray[Any]], what: str = "model") -> None:
@@ -207,10 +209,9 @@ def packed(upper: NDArray[np.float64], diagonal: NDArray[np.float64], dtype: str
 
     Only what stands above the diagonal of `upper` is read.
     """
-    n = len(upper)
-    entries = np.concatenate(
-        [part for i in range(n) for part in (diagonal[i : i + 1], upper[i, i + 1 :])] or [diagonal]
-    )
+    n, i = len(upper), np.arange(len(upper))
+    entries = upper[~np.tri(n, k=-1, dtype=bool)]
+    entries[i * (2 * n + 1 - i) // 2] = diagonal
     short = entries.astype(dtype)
     return short if np.array_equal(short, entries) else entries
 
@@ -219,11 +220,8 @@ def unpacked(entries: NDArray[Any], n: int) -> NDArray[np.float64]:
     """The whole symmetric matrix again, in float64."""
     if entries.shape != (n * (n + 1) // 2,):
         raise ValueError(f"{entries.shape} kernel entries for {n} images")
-    A = np.empty((n, n))
-    start = 0
-    for i in range(n):
-        A[i, i:] = A[i:, i] = entries[start : start + n - i]
-        start += n - i
+    A, there = np.empty((n, n)), ~np.tri(n, k=-1, dtype=bool)
+    A[there] = A.T[there] = entries
     return A
 
 
@@ -260,3 +258,92 @@ def _digest(members: dict[str, bytes]) -> str:
         total.update(f"{name} {len(members[name])} ".encode())
         total.update(members[name])
     return total.hexdigest()
+
+
+# ---- locks ----
+
+
+@contextmanager
+def exclusive(path: Path, what: str) -> Iterator[bool]:
+    """Hold the lock file `path`, which is made where it is not there; wait, and say so, while another process has it.
+
+    The operating system holds the lock for an open file, so a killed process leaves none. A forked child has the open
+    file too and would keep the lock of its dead parent: it closes the file at once. Where the file system has no locks
+    the work goes on without: tiles are written whole and are the same from every process, so two that fill one store
+    only do some tiles twice. Gives whether the lock is held.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, told = open_file(path), False
+    try:
+        while (state := try_lock(descriptor)) == "taken":
+            if not told:
+                log.warning("%s is being filled by %s; waiting until it is done", what, _holder(descriptor))
+            told = True
+            time.sleep(_POLL_SECONDS)
+        if state == "no locks":
+            log.warning("%s: this file system has no locks; let only one process at a time grow a store", what)
+        _sign(descriptor)
+        yield state == "locked"
+    finally:
+        close_file(descriptor)
+
+
+def open_file(path: Path, new: bool = False) -> int:
+    """A file to lock, made where it is not there. Links are not followed: what they point to is somebody else's."""
+    flags = os.O_RDWR | os.O_CREAT | (os.O_EXCL if new else 0) | os.O_NOFOLLOW
+    descriptor = os.open(path, flags, 0o666)
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+        os.close(descriptor)
+        raise OSError(errno.ELOOP, f"{path} is not a file of its own but a link or a device; delete it")
+    _open.add(descriptor)
+    return descriptor
+
+
+def close_file(descriptor: int) -> None:
+    """Close it, and so let go of its lock; in a forked child it is closed already, and the number may be another's."""
+    if descriptor in _open:
+        _open.remove(descriptor)
+        os.close(descriptor)
+
+
+def try_lock(descriptor: int) -> LockState:
+    """Take the lock of an open file, without waiting."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in _NO_LOCKS:
+            return "no locks"
+        if error.errno in (errno.EWOULDBLOCK, errno.EACCES, errno.EDEADLK):
+            return "taken"
+        raise
+    return "locked"
+
+
+def _sign(descriptor: int) -> None:
+    """Write who holds the lock, unless the file says something that is not ours."""
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    if os.read(descriptor, 1) not in (b"", b"{"):
+        return
+    with suppress(OSError):  # a full disk: the lock holds without its note
+        os.ftruncate(descriptor, 0)
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        os.write(descriptor, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode())
+
+
+def _holder(descriptor: int) -> str:
+    try:
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        who = json.loads(os.read(descriptor, 4096))
+        return f"process {who['pid']} on {who['host']}"
+    except (OSError, ValueError, KeyError, TypeError):
+        return "another process"
+
+
+def _close_all() -> None:
+    for descriptor in list(_open):
+        with suppress(OSError):
+            close_file(descriptor)
+
+
+os.register_at_fork(after_in_child=_close_all)

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from cnngp.common.arrays import in_shape, to_numpy
-from cnngp.common.checks import is_whole
-from cnngp.common.errors import DatasetError
+from cnngp.common.errors import DatasetError, is_whole
 from cnngp.common.files import check_regular
 from cnngp.common.progress import progress_bar
 

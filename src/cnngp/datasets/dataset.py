@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from cnngp.common.checks import is_whole
-from cnngp.common.errors import DatasetError
+from cnngp.common.errors import DatasetError, is_whole
 
 Pixels = NDArray[np.float32]
 Labels = NDArray[Any]

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, TransformerMixin
 
 from cnngp.common.arrays import DataError, as_real, to_numpy
-from cnngp.common.checks import is_number, is_whole
+from cnngp.common.errors import is_number, is_whole
 
 Array = NDArray[Any]
 Map = Callable[[Any], Any]

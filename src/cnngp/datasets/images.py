@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
-from cnngp.common.checks import is_whole
-from cnngp.common.errors import DatasetError
+from cnngp.common.errors import DatasetError, is_whole
 from cnngp.common.files import check_regular
 
 Size = int | tuple[int, int]

@@ -15,8 +15,8 @@ from sklearn.base import BaseEstimator, clone
 from sklearn.utils.validation import check_is_fitted
 
 from cnngp.common.arrays import DataError, known_array, to_numpy
-from cnngp.common.checks import is_whole
 from cnngp.common.devices import Device
+from cnngp.common.errors import is_whole
 from cnngp.gp.exact import ExactGP
 from cnngp.gp.posterior import Posterior
 from cnngp.gp.selection import chosen

@@ -26,7 +26,7 @@ from cnngp.common.arrays import (
     known_array,
     to_numpy,
 )
-from cnngp.common.checks import is_number
+from cnngp.common.errors import is_number
 from cnngp.datasets.augmentation import Copies
 from cnngp.gp.groups import check_groups
 from cnngp.matrix.store.store import verified

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from cnngp.common import files as persistence
-from cnngp.common.checks import is_whole
 from cnngp.common.devices import Device, actual_device, check_device
-from cnngp.common.errors import ModelFileError, one_line
+from cnngp.common.errors import ModelFileError, is_whole, one_line
 
 from .fit import Fit
 from .recipe import Recipe

@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 
 from cnngp.common import memory
 from cnngp.common.arrays import DataError, to_numpy
-from cnngp.common.checks import is_number
 from cnngp.common.devices import array_module, output_on
-from cnngp.common.errors import ModelFileError
+from cnngp.common.errors import ModelFileError, is_number
 from cnngp.common.progress import progress_bar
 from cnngp.datasets.preparation import as_preparation
 from cnngp.gp.exact import ExactGP

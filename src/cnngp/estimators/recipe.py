@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cnngp.common.checks import is_number
+from cnngp.common.errors import is_number
 from cnngp.datasets.preparation import (
     NAMED,
     as_preparation,

@@ -13,7 +13,7 @@ from sklearn.base import RegressorMixin
 from sklearn.utils.validation import check_is_fitted
 
 from cnngp.common.arrays import DataError, as_real, refuse_masked, to_numpy
-from cnngp.common.checks import is_whole
+from cnngp.common.errors import is_whole
 from cnngp.gp.conformal import check_coverage, intervals
 from cnngp.gp.exact import posterior_samples
 from cnngp.gp.near_copies import warn_of_near_copies

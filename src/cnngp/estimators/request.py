@@ -9,8 +9,8 @@ from typing import Any, Literal
 import numpy as np
 
 from cnngp.common.arrays import DataError
-from cnngp.common.checks import is_whole
 from cnngp.common.devices import Device
+from cnngp.common.errors import is_whole
 from cnngp.datasets.preparation import Preparation, as_preparation
 from cnngp.gp.checks import MatrixError, check_amplitude, check_noise
 from cnngp.gp.exact import Amplitude, Noise

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from cnngp.common.arrays import as_real, in_place, is_on_gpu, kind, to_cupy, to_numpy
-from cnngp.common.checks import is_number
+from cnngp.common.errors import is_number
 from cnngp.common.optional import need
 
 from .linalg import Array, blocks, namespace

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cnngp.common.arrays import to_numpy
-from cnngp.common.checks import is_number
+from cnngp.common.errors import is_number
 
 from .exact import ExactGP
 from .groups import sets_left_out

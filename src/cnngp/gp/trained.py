@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from cnngp.common.checks import is_number
+from cnngp.common.errors import is_number
 
 from .checks import MatrixError, as_float64, check_targets, check_test, float64_buffer
 from .linalg import JITTERS, Array, JitterWarning, namespace

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cnngp.common.arrays import Output, kind, namespace, to_output
-from cnngp.common.checks import is_whole
 from cnngp.common.devices import ActualDevice, check_device
+from cnngp.common.errors import is_whole
 from cnngp.network.layers import Layer, Network, NetworkError, Sequential, Sum, as_layer
 from cnngp.network.walk import inside
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from cnngp.common.checks import is_whole
+from cnngp.common.errors import is_whole
 from cnngp.common.tiles import Grid
 from cnngp.kernel.kernel import Kernel
 

@@ -6,7 +6,7 @@ import math
 from numbers import Integral
 from typing import Literal
 
-from cnngp.common.checks import is_whole
+from cnngp.common.errors import is_whole
 
 from .layers import (
     Abs,

@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from cnngp.cluster import ClusterError
-from cnngp.common.checks import is_whole
 from cnngp.common.devices import Device
-from cnngp.common.errors import DatasetError
+from cnngp.common.errors import DatasetError, is_whole
 from cnngp.common.progress import progress_bar
 from cnngp.common.tables import percent
 from cnngp.datasets import sets as datasets

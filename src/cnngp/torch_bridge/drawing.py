@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch.func import functional_call
 
-from cnngp.common.checks import is_whole
+from cnngp.common.errors import is_whole
 from cnngp.gp.linalg import blocks
 from cnngp.network.layers import NetworkError
 

@@ -10,7 +10,7 @@ from typing import Any, assert_never
 import torch
 from torch import nn
 
-from cnngp.common.checks import is_whole
+from cnngp.common.errors import is_whole
 from cnngp.network.composition import check_network
 from cnngp.network.layers import (
     GELU,

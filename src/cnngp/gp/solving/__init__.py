@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from cnngp.common import memory
 from cnngp.common.arrays import is_on_gpu, to_numpy
-from cnngp.common.checks import is_number, is_whole
 from cnngp.common.devices import ActualDevice, Device, actual_device, array_module, check_device, float64_is_slow
+from cnngp.common.errors import is_number, is_whole
 from cnngp.common.progress import progress_bar
 from cnngp.matrix.cluster.connection import ClusterError
 

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from cnngp.common.arrays import kind
 from cnngp.common.errors import StoreError
-from cnngp.common.locks import exclusive
+from cnngp.common.files import exclusive
 from cnngp.common.progress import progress_bar
 from cnngp.common.tiles import Grid, Tile
 

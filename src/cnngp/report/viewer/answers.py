@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from cnngp.common.checks import is_whole
-from cnngp.common.errors import DatasetError, ModelFileError
+from cnngp.common.errors import DatasetError, ModelFileError, is_whole
 from cnngp.common.tables import printable, share_for_people
 from cnngp.datasets.images import MAX_PIXELS, read_image
 from cnngp.estimators.classifier import GPClassifier

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cnngp.common import locks
+from cnngp.common import files
 from cnngp.common.arrays import to_numpy
 from cnngp.common.errors import DatasetError
 from cnngp.common.files import write_atomically
@@ -79,7 +79,7 @@ class Decisions:
     def set_others_aside(self) -> None:
         """If there are decisions about other images, keep the file under another name, with a warning, and begin a new
         one without them."""
-        with locks.exclusive(self._lock, str(self.path)):
+        with files.exclusive(self._lock, str(self.path)):
             self.refresh()
             if not self.others:
                 return
@@ -102,7 +102,7 @@ class Decisions:
         kept = {"keep": given, "relabel": label, "drop": ""}
         if action is not None and action not in kept:
             raise ValueError(f"decision {action!r}: expected one of {', '.join(ACTIONS)}")
-        with locks.exclusive(self._lock, str(self.path)):
+        with files.exclusive(self._lock, str(self.path)):
             self.refresh()
             lines = {other: line for other, line in self.lines.items() if other != row}
             if action is not None:
