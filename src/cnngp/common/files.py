@@ -213,7 +213,7 @@ def packed(upper: NDArray[np.float64], diagonal: NDArray[np.float64], dtype: str
     entries = upper[~np.tri(n, k=-1, dtype=bool)]
     entries[i * (2 * n + 1 - i) // 2] = diagonal
     short = entries.astype(dtype)
-    return short if np.array_equal(short, entries) else entries
+    return np.asarray(short if np.array_equal(short, entries) else entries)
 
 
 def unpacked(entries: NDArray[Any], n: int) -> NDArray[np.float64]:
