@@ -12,7 +12,7 @@ import pytest
 
 from cnngp import Conv, Dense, GPClassifier, ReLU, Sequential, datasets
 from cnngp.common.arrays import DataError
-from cnngp.gp.novelty import novelty_of_points
+from cnngp.gp.near_copies import novelty_of_points
 
 NET = Sequential(Conv(3), ReLU(), Conv(3), ReLU(), Dense())
 DATA = datasets.digits().take(250, 40)
@@ -131,7 +131,7 @@ def test_novelty_of_training_images_against_the_others(monkeypatch: pytest.Monke
     s = np.sqrt(K.diagonal())
     C = K / np.outer(s, s) - 2.0 * np.eye(len(K))
     np.testing.assert_allclose(clf.loo_novelty_, 1.0 - C.max(1), atol=1e-12)
-    monkeypatch.setattr("cnngp.gp.novelty._ROWS", 7)
+    monkeypatch.setattr("cnngp.gp.near_copies._ROWS", 7)
     np.testing.assert_allclose(novelty_of_points(K, K.diagonal()), 1.0 - C.max(1), atol=1e-12)
     before = clf.loo_novelty_
     assert len(clf.add(DATA.X_test, DATA.y_test).loo_novelty_) == len(before) + 40

@@ -66,7 +66,7 @@ def test_points_that_are_added(seed: int) -> None:
     np.testing.assert_allclose(gp.alpha, whole.alpha, rtol=1e-6, atol=1e-8)
     assert gp.log_marginal_likelihood == pytest.approx(whole.log_marginal_likelihood, rel=1e-9)
     again = ExactGP.restored(*gp.state("float64"), np)
-    np.testing.assert_array_equal(again.leave_one_out().mean, again.Y - again._left.deviations)
+    np.testing.assert_array_equal(again.leave_one_out().mean, again.Y - again.left.deviations)
     assert_left_out(again, *problem.left_out()[:2])
     # Without a word about groups each new point is one of its own.
     alone = ExactGP(K[:k, :k], Y[:k], noise=problem.noise, groups=first, point_noise=own[:k])

@@ -153,8 +153,8 @@ def test_factor_restores_the_matrix_it_could_not_factorise() -> None:
     ("K", "targets", "options", "message"),
     [
         (np.ones((3, 2)), np.ones((3, 1)), {}, r"shape \(3, 2\); expected \(N, N\)"),
-        (np.eye(3), np.ones((2, 1)), {}, r"targets have shape \(2, 1\); expected \(3 points"),
-        (np.eye(3), np.full((3, 1), np.nan), {}, "targets contain NaN"),
+        (np.eye(3), np.ones((2, 1)), {}, r"shape of the targets is \(2, 1\); expected \(3 points"),
+        (np.eye(3), np.full((3, 1), np.nan), {}, "NaN or infinity in the targets"),
         (np.diag([1, np.nan, 1]), np.ones((3, 1)), {}, "kernel matrix contains NaN"),
         (np.diag([1, np.inf, 1]), np.ones((3, 1)), {}, "kernel matrix contains NaN or infinity"),
         (np.array([[1.0, 0.5], [0.2, 1.0]]), np.ones((2, 1)), {}, "not symmetric: K and Kᵀ differ by 0.3"),
@@ -174,7 +174,7 @@ def test_bad_matrices_are_refused(K: np.ndarray, targets: np.ndarray, options: d
 
 def test_test_matrices_of_another_size_are_refused() -> None:
     gp = ExactGP(np.eye(3), np.ones((3, 1)))
-    with pytest.raises(MatrixError, match=r"K\(test, training\) has shape \(1, 4\); expected \(test points, 3"):
+    with pytest.raises(MatrixError, match=r"shape of K\(test, training\) is \(1, 4\); expected \(test points, 3"):
         gp.mean(np.ones((1, 4)))
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cnngp.common import memory
-from cnngp.gp import groups as grouping
+from cnngp.gp import leave_one_out as grouping
 from cnngp.gp import noise as noise_module
 from cnngp.gp.checks import MatrixError
 from cnngp.gp.conformal import intervals

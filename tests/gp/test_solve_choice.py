@@ -43,7 +43,7 @@ def test_cards_with_slow_float64_take_a_float32_factor(monkeypatch: pytest.Monke
         ({"noise": "ml"}, "noise='ml': expected a variance"),
         ({"tolerance": 2.0}, "tolerance=2.0: expected a number between 0 and 1"),
         ({"device": "tpu"}, "device='tpu' is not"),
-        ({"Y": np.ones(5)}, r"targets have shape \(5, 1\); expected \(4 points"),
+        ({"Y": np.ones(5)}, r"shape of the targets is \(5, 1\); expected \(4 points"),
         ({"store": np.ones((3, 4))}, r"shape \(3, 4\); expected \(N, N\)"),
         ({"store": np.diag([1.0, np.nan, 1.0, 1.0])}, "contains NaN or infinity"),
         ({"store": np.diag([1.0, -1.0, 1.0, 1.0])}, "negative numbers on its diagonal"),

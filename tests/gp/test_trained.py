@@ -125,8 +125,8 @@ def test_repeated_points_need_jitter_with_a_warning_or_a_ridge() -> None:
         ({"K": np.triu(K)}, "K: the kernel matrix is not symmetric"),
         ({"Theta": THETA - 3.0 * np.eye(N)}, "too low beside its mean diagonal"),
         ({"Theta": 0.0 * THETA}, "too low beside its mean diagonal"),
-        ({"y": Y[:7]}, r"targets have shape \(7, 3\); expected \(8 points"),
-        ({"y": Y * np.inf}, "targets contain NaN"),
+        ({"y": Y[:7]}, r"shape of the targets is \(7, 3\); expected \(8 points"),
+        ({"y": Y * np.inf}, "NaN or infinity in the targets"),
         ({"learning_rate": 0.0}, "learning_rate=0.0: expected a positive number"),
         ({"ridge": -1.0}, "ridge=-1.0: expected a number of 0 or more"),
         ({"K": K - 5.0 * np.eye(len(K)) * K.diagonal().mean()}, "K has a negative number on its diagonal"),
@@ -140,15 +140,15 @@ def test_bad_matrices_are_refused(change: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"K_test": K_TEST.T}, r"K\(test, training\) has shape \(8, 4\)"),
+        ({"K_test": K_TEST.T}, r"shape of K\(test, training\) is \(8, 4\)"),
         ({"Theta_test": THETA_TEST[:3]}, "has 4 rows, Theta"),
-        ({"K_test_test": K_TEST_TEST[:3]}, r"K\(test, test\) has shape \(3, 4\); expected \(4,\) or \(4, 4\)"),
-        ({"K_test_test": -np.ones(4)}, "a number below 0"),
+        ({"K_test_test": K_TEST_TEST[:3]}, r"shape of K\(test, test\) is \(3, 4\); expected \(4,\) or \(4, 4\)"),
+        ({"K_test_test": -np.ones(4)}, "or a number below 0"),
         ({"t": -1.0}, "t=-1.0: expected a time of 0 or more"),
         ({"t": [1.0, np.nan]}, "expected a time of 0 or more"),
         ({"t": []}, r"t has shape \(0,\)"),
         ({"t": [[1.0]]}, r"t has shape \(1, 1\)"),
-        ({"Theta_test": np.full_like(THETA_TEST, np.nan)}, r"Theta\(test, training\) contains NaN or infinity"),
+        ({"Theta_test": np.full_like(THETA_TEST, np.nan)}, r"NaN or infinity in Theta\(test, training\)"),
     ],
 )
 def test_bad_test_points_are_refused(change: dict[str, Any], message: str) -> None:

@@ -14,8 +14,7 @@ from sklearn.base import ClassifierMixin
 
 from cnngp.common.arrays import DataError, refuse_masked, to_numpy
 from cnngp.gp.conformal import allowed, check_coverage, p_values, p_values_of_each
-from cnngp.gp.near_copies import warn_of_near_copies
-from cnngp.gp.novelty import novelty
+from cnngp.gp.near_copies import novelty, warn_of_near_copies
 
 from .base import GPEstimator, Numbers
 from .choosing import Tell

@@ -28,7 +28,7 @@ from cnngp.common.arrays import (
 )
 from cnngp.common.errors import is_number
 from cnngp.datasets.augmentation import Copies
-from cnngp.gp.groups import check_groups
+from cnngp.gp.leave_one_out import check_groups
 from cnngp.matrix.store.store import verified
 from cnngp.network.layers import Conv, ConvTranspose, Dense, Network, as_layer
 from cnngp.network.shapes import check_input_shape, shape_text

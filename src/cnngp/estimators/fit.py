@@ -19,10 +19,10 @@ from cnngp.common.errors import ModelFileError, is_number
 from cnngp.common.progress import progress_bar
 from cnngp.datasets.preparation import as_preparation
 from cnngp.gp.exact import ExactGP
-from cnngp.gp.groups import with_new_groups
+from cnngp.gp.leave_one_out import names_of, with_new
 from cnngp.gp.linalg import blocks
-from cnngp.gp.novelty import novelty
-from cnngp.gp.posterior import Part, Posterior
+from cnngp.gp.near_copies import novelty
+from cnngp.gp.posterior import NewPoints, Part, Posterior
 from cnngp.kernel.kernel import Kernel
 from cnngp.matrix.store.places import child
 from cnngp.network.layers import Network
@@ -190,8 +190,8 @@ class Fit:
         assert added.images is not None
         X, report, m = self.X, self.report, len(Y)
         assert X is not None
-        posterior, new = copy.copy(self.posterior), _NewPoints(added, Y, new_outputs, self)
-        posterior.grow(new)
+        began, known, posterior = time.perf_counter(), {"repeated": 0}, copy.copy(self.posterior)
+        posterior.grow(_new_points(self, added, Y, new_outputs, known))
         names = added.names
         if names is not None or self.names is not None:
             both = ((self.names, report.images), (names, m))
@@ -199,9 +199,9 @@ class Fit:
         report = replace(
             report,
             images=report.images + m,
-            repeated=new.repeated,
-            kernel_seconds=new.computed - new.began,
-            solve_seconds=time.perf_counter() - new.computed,
+            repeated=known["repeated"],
+            kernel_seconds=known["computed"] - began,
+            solve_seconds=time.perf_counter() - known["computed"],
             compile_seconds=0.0,
             **measured(posterior) | dict.fromkeys(("excess", "excess_uncertainty", "guessing", "no_better")),
         )
@@ -282,42 +282,41 @@ class Fit:
         return fit
 
 
-class _NewPoints:
-    """The kernels of added images that a posterior asks for, and the time they take; see `NewPoints`."""
+def _new_points(fit: Fit, added: Training, Y: Floats, new_outputs: Sequence[int], known: dict[str, Any]) -> NewPoints:
+    """The kernels of added images that a posterior asks for. `known` gets the time when the last one was there, and how
+    many images are `repeated`.
+    """
+    images, kernel, X = added.images, fit.only_kernel, fit.X
+    assert images is not None
+    assert X is not None
+    noise = added.image_noise
+    if added.weight is not None:
+        less = fit.posterior.noise / added.weight - fit.posterior.noise
+        noise = less if noise is None else noise + less
 
-    def __init__(self, added: Training, Y: Floats, new_outputs: Sequence[int], fit: Fit) -> None:
-        assert added.images is not None
-        assert fit.X is not None
-        self.images, self.Y, self.new_outputs = added.images, Y, new_outputs
-        self.X, self.kernel, self.repeated = fit.X, fit.only_kernel, 0
-        self.point_noise, noise = added.image_noise, fit.posterior.noise
-        if added.weight is not None:
-            less = noise / added.weight - noise
-            self.point_noise = less if self.point_noise is None else self.point_noise + less
-        self.began = self.computed = time.perf_counter()  # when the last kernel was there
+    def with_points() -> Any:
+        n = len(X) + len(images)
+        memory.require(8 * n * n, f"{n:,} images together", kernel.device)
+        return kernel(images.pixels, X, output=output_on(kernel.device), progress=False)
 
-    def with_points(self) -> Any:
-        n = len(self.X) + len(self.images)
-        memory.require(8 * n * n, f"{n:,} images together", self.kernel.device)
-        return self.kernel(self.images.pixels, self.X, output=output_on(self.kernel.device), progress=False)
-
-    def among_themselves(self) -> Any:
-        K = self.kernel(self.images.pixels, output=output_on(self.kernel.device))
-        self.computed = time.perf_counter()
+    def among_themselves() -> Any:
+        K = kernel(images.pixels, output=output_on(kernel.device))
+        known["computed"] = time.perf_counter()
         return K
 
-    def parts(self) -> Iterator[Part]:
+    def parts() -> Iterator[Part]:
         from .inducing import Source
 
-        if self.point_noise is not None:
+        if noise is not None:
             raise DataError(ONLY_EXACT.format("image_noise or sample_weight"))
-        yield from Source(self.images, self.kernel).parts(self.X, self.Y)
-        self.computed = time.perf_counter()
+        yield from Source(images, kernel).parts(X, Y)
+        known["computed"] = time.perf_counter()
 
-    def left_out(self, groups: Codes | None) -> Codes | None:
+    def left_out(groups: Codes | None) -> Codes | None:
         """New images are groups of their own, but for those that equal others."""
-        both = np.concatenate([self.X, self.images.pixels])
+        both = np.concatenate([X, images.pixels])
         codes = Images(both, both.dtype).codes()
-        self.repeated = int(is_repeated(codes).sum())
-        own = None if groups is None else groups.reshape(len(groups), -1)[:, 0]
-        return left_out_together(with_new_groups(own, len(self.images)), codes)
+        known["repeated"] = int(is_repeated(codes).sum())
+        return left_out_together(with_new(names_of(groups), len(images)), codes)
+
+    return NewPoints(Y, with_points, among_themselves, parts, left_out, noise, new_outputs)

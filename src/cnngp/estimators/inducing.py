@@ -27,8 +27,8 @@ from cnngp.common.devices import array_module, output_on
 from cnngp.common.progress import progress_bar
 from cnngp.gp.checks import float64_buffer
 from cnngp.gp.exact import Amplitude, ExactGP, Noise
-from cnngp.gp.groups import Codes, one_of_each, whole_groups
 from cnngp.gp.inducing import SAMPLE, InducingGP
+from cnngp.gp.leave_one_out import Codes, one_of_each, whole_groups
 from cnngp.gp.linalg import blocks, factorised
 from cnngp.gp.noise import Loss, chosen_noise
 from cnngp.gp.posterior import Part

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cnngp.common.arrays import DataError, as_images
-from cnngp.gp.groups import one_of_each
+from cnngp.gp.leave_one_out import one_of_each
 from cnngp.gp.linalg import blocks
 
 Array = NDArray[Any]

@@ -37,47 +37,33 @@ def check_amplitude(amplitude: object) -> None:
         raise MatrixError(f"amplitude={amplitude!r}: expected 'ml', 'loo' or a positive number")
 
 
-def check_test(xp: Any, K_test: Array, points: int, kernel: str = "K") -> Array:
-    """K(test, training) in float64, checked; `kernel` is its name in errors."""
-    name = f"{kernel}(test, training)"
-    K_test = as_float64(xp, K_test, name)
-    if K_test.ndim != 2 or K_test.shape[1] != points:
-        raise MatrixError(f"{name} has shape {K_test.shape}; expected (test points, {points} training points)")
-    if not bool(xp.isfinite(K_test).all()):
-        raise MatrixError(f"{name} contains NaN or infinity")
-    return K_test
-
-
 def as_float64(xp: Any, a: Array, name: str) -> Array:
     """Real numbers of any library as float64 of `xp`."""
     a = a if kind(a) == "cupy" else to_numpy(a, name)
     return xp.asarray(as_real(a, name), dtype=xp.float64)
 
 
-def check_point_noise(xp: Any, noise: Array | None, n: int, common: Any = 0.0) -> Array:
-    """Noise beside that of all points, of which points of more weight have less: a sum of 0 or more where known."""
-    if noise is None:
-        return xp.zeros(n)
-    noise = as_float64(xp, noise, "the points' noise")
-    least = 0.0 if isinstance(common, str) else -float(common) * (1.0 + 1e-12)
-    if noise.shape != (n,) or not bool((xp.isfinite(noise) & (noise >= least)).all()):
-        raise MatrixError(f"the noise of single points has shape {noise.shape}; expected {n} variances of 0 or more")
-    return noise
+def checked_numbers(
+    xp: Any, a: Array, name: str, shape: tuple[int | None, ...], expected: str, least: float = -math.inf
+) -> Array:
+    """Finite numbers of at least `least` in float64, of a `shape` in which None is any length but 0."""
+    a = as_float64(xp, a, name)
+    if a.ndim != len(shape) or any(n != m if m is not None else n == 0 for n, m in zip(a.shape, shape, strict=True)):
+        raise MatrixError(f"the shape of {name} is {a.shape}; expected {expected}")
+    if not bool((xp.isfinite(a) & (a >= least)).all()):
+        too_low = "" if least == -math.inf else f", or a number below {least:g}"
+        raise MatrixError(f"NaN or infinity in {name}{too_low}")
+    return a
 
 
-def check_weights(xp: Any, weights: Array, n: int) -> Array:
-    weights = as_float64(xp, weights, "the points' weights")
-    if weights.shape != (n,) or not bool((xp.isfinite(weights) & (weights > 0.0)).all()):
-        raise MatrixError(f"the weights of single points have shape {weights.shape}; expected {n} numbers above 0")
-    return weights
+def check_test(xp: Any, K_test: Array, points: int, kernel: str = "K") -> Array:
+    """K(test, training) in float64, checked; `kernel` is its name in errors."""
+    name = f"{kernel}(test, training)"
+    return checked_numbers(xp, K_test, name, (None, points), f"(test points, {points} training points)")
 
 
 def check_targets(xp: Any, Y: Array, n: int) -> Array:
-    Y = as_float64(xp, Y, "Y")
-    if Y.ndim != 2 or Y.shape[0] != n or Y.shape[1] == 0:
-        raise MatrixError(f"the targets have shape {Y.shape}; expected ({n} points, outputs)")
-    if not bool(xp.isfinite(Y).all()):
-        raise MatrixError("the targets contain NaN or infinity")
+    Y = checked_numbers(xp, as_float64(xp, Y, "Y"), "the targets", (n, None), f"({n} points, outputs)")
     largest = float(xp.abs(Y).max())
     if largest > 0.0 and not _SQUARABLE[0] < largest < _SQUARABLE[1]:
         size = "large" if largest > 1.0 else "small"

@@ -30,8 +30,7 @@ from cnngp.common.arrays import to_numpy
 from cnngp.common.errors import is_number
 
 from .exact import ExactGP
-from .groups import sets_left_out
-from .leave_one_out import blocks_of_factor, in_pieces
+from .leave_one_out import blocks_of_factor, in_pieces, sets_left_out
 from .linalg import Array, blocks, namespace
 
 Floats = NDArray[np.float64]

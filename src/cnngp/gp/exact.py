@@ -13,7 +13,6 @@ import warnings
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from cnngp.common import files
 from cnngp.common.arrays import to_numpy
@@ -23,18 +22,16 @@ from .checks import (
     as_float64,
     check_amplitude,
     check_noise,
-    check_point_noise,
     check_targets,
-    check_weights,
+    checked_numbers,
     float64_buffer,
 )
-from .groups import as_left_out, sets_left_out, with_new_groups
-from .leave_one_out import LeftOut, blocks_of_factor, leave_out
-from .linalg import Array, Factor, NotPositiveDefinite, factorised, namespace, warn_of_jitter
+from .leave_one_out import Codes, LeftOut, as_left_out, blocks_of_factor, leave_out, names_of, sets_left_out, with_new
+from .linalg import Array, Factor, NotPositiveDefinite, factorised, namespace, set_diagonal, warn_of_jitter
+from .near_copies import novelty_of_points
 from .noise import Loss, chosen_noise
-from .novelty import novelty_of_points
 from .objectives import LOG_2PI, amplitude_of, twice_negative_log
-from .posterior import LeaveOneOut, NewPoints, Posterior, Solved
+from .posterior import LeaveOneOut, NewPoints, Posterior, Solved, relative_residual
 
 Amplitude = Literal["ml", "loo"] | float
 Noise = Literal["ml", "loo"] | float
@@ -43,6 +40,7 @@ Noise = Literal["ml", "loo"] | float
 _CONTRADICTORY = 25.0
 # Of the inverse iteration for the smallest eigenvalue.
 _ITERATIONS = 12
+_TINY = float(np.finfo(np.float64).tiny)
 
 
 class ExactGP(Posterior):
@@ -84,18 +82,18 @@ class ExactGP(Posterior):
         check_noise(noise)
         check_amplitude(amplitude)
         A = float64_buffer(K, overwrite)
-        xp = namespace(A)
-        self.Y = check_targets(xp, Y, A.shape[0])
-        self.point_noise = check_point_noise(xp, point_noise, A.shape[0], noise)
-        weights = None if weights is None else check_weights(xp, weights, A.shape[0])
-        self._variances = A.diagonal().copy()  # before the noise of single points is added to it
-        _add_to_diagonal(A, self.point_noise)
-        self.left_out = None if groups is None else as_left_out(groups, A.shape[0])
+        xp, n = namespace(A), len(A)
+        self.Y = check_targets(xp, Y, n)
+        if weights is not None:
+            weights = checked_numbers(xp, weights, "the weights of single points", (n,), f"({n},)", _TINY)
+        self.variances = A.diagonal().copy()  # before the noise of single points is added to it
+        self.point_noise = _checked_noise(xp, point_noise, n, noise)
+        set_diagonal(A, self.variances + self.point_noise)
+        self.left_out = None if groups is None else as_left_out(groups, n)
         self.noise = chosen_noise(A, self.Y, noise, amplitude, rounding, self.left_out, loss, weights)
         if weights is not None:
             self.point_noise = self.point_noise + (self.noise / weights - self.noise)
-            at = xp.arange(len(A))
-            A[at, at] = self._variances + self.point_noise
+            set_diagonal(A, self.variances + self.point_noise)
         self.jitter = jitter
         # Where groups are left out to choose the noise, the likelihood would take copies that agree for evidence of a
         # small amplitude, and those that contradict each other for evidence of a large one.
@@ -118,22 +116,23 @@ class ExactGP(Posterior):
         self.largest_variance = float(self.variances.max())
         self.alpha = self.factor.solve(self.Y)
         self.inverse_diagonal = self.factor.inverse_diagonal()
-        self._left = self._leave_out(self.left_out)
+        self.left, self.groups = self._without(self.left_out), names_of(self.left_out)
+        self.loo_targets, self.loo_rows = self.Y, np.arange(self.points)
         # "ml": Σ_c y_cᵀK⁻¹y_c/(N·C); else the maximum of Σ log N(y_i; leave-one-out mean, a/[K⁻¹]_ii)
-        fit = self._fit if self._amplitude_rule == "ml" else self._left.one_by_one
+        fit = self._fit if self._amplitude_rule == "ml" else self.left.one_by_one
         self.amplitude = amplitude_of(fit, self.Y.size, self._amplitude_rule)
 
     @property
     def _fit(self) -> float:
         return float((self.Y * self.alpha).sum())
 
-    def _leave_out(self, groups: NDArray[np.intp] | None) -> LeftOut:
+    def _without(self, groups: Codes | None) -> LeftOut:
         sets = () if groups is None else sets_left_out(groups)
         return leave_out(self.alpha, self.inverse_diagonal, sets, blocks_of_factor(self.factor))
 
     def _warn_of_contradictions(self) -> None:
         """Targets that contradict each other inside of groups, of which too little noise makes a huge amplitude."""
-        usual = self._left.one_by_one / self.Y.size
+        usual = self.left.one_by_one / self.Y.size
         if self.amplitude > _CONTRADICTORY * usual > 0.0:
             warnings.warn(
                 "targets of images that are alike contradict each other by more than the noise explains, so predicted "
@@ -154,20 +153,9 @@ class ExactGP(Posterior):
         V = self.factor.solve_lower(self.checked_test(K_test).T)
         return self.amplitude * (as_float64(namespace(V), K_test_test, "K(test, test)") - V.T @ V)
 
-    def leave_one_out(self) -> LeaveOneOut:
-        """What the other N − 1 points predict for each y_i: mean y_i − α_i/[K⁻¹]_ii (N, outputs), variance (N,).
-
-        Where there are groups, what the points of all other groups predict.
-        """
-        return self._predictions(self._left, self.groups)
-
-    def leave_out(self, groups: NDArray[np.intp]) -> LeaveOneOut:
+    def leave_out(self, groups: Codes) -> LeaveOneOut:
         """`leave_one_out` with the points of other groups left out together than those of the fit."""
-        return self._predictions(self._leave_out(groups), groups)
-
-    def _predictions(self, left: LeftOut, groups: Any) -> LeaveOneOut:
-        mean, variance = self.Y - left.deviations, self.amplitude * left.variances
-        return LeaveOneOut(mean, variance, self.Y, np.arange(self.points), groups)
+        return self._predictions(self._without(groups), groups)
 
     def deviations_of(self, Y: Array) -> Array:
         """y − leave-one-out mean for other targets at the same points, (N, outputs), each point left out by itself."""
@@ -179,7 +167,7 @@ class ExactGP(Posterior):
         return h[:, :, None] * self.Y[None]
 
     def novelty(self) -> Array:
-        """How unlike all others each point is; see `novelty.py`."""
+        """How unlike all others each point is; see `near_copies.py`."""
         return novelty_of_points(self.factor.A, self.variances)
 
     def kernel_between(self, rows: Any) -> Array:
@@ -198,15 +186,6 @@ class ExactGP(Posterior):
         return self
 
     @property
-    def variances(self) -> Array:
-        return self._variances
-
-    @property
-    def groups(self) -> Any:
-        """The number of each point's group, (N,); None without groups."""
-        return self.left_out if self.left_out is None or self.left_out.ndim == 1 else self.left_out[:, 0]
-
-    @property
     def log_marginal_likelihood(self) -> float:
         """Σ_c log N(y_c; 0, a(K + noise·I))."""
         n, outputs = self.Y.shape
@@ -218,8 +197,6 @@ class ExactGP(Posterior):
         inverse iteration, whose Rayleigh quotient comes close to λ_min.
         """
         xp, n = namespace(self.Y), self.points
-        scale = float(xp.linalg.norm(self.Y))
-        off = float(xp.linalg.norm(self.factor.multiply(self.alpha) - self.Y))
         v = xp.asarray(np.random.default_rng(0).standard_normal((n, 1)))
         for _ in range(_ITERATIONS):
             v = self.factor.solve(v / xp.linalg.norm(v))
@@ -229,7 +206,7 @@ class ExactGP(Posterior):
         entries = float((ones * self.factor.multiply(ones)).sum()) - n * self.factor.shift
         spread = float(self.variances.mean()) - (entries - float(self.point_noise.sum())) / n**2
         bounds = 1.0 / float(self.inverse_diagonal.sum()), high
-        return Solved(off / scale if scale > 0.0 else 0.0, bounds, max(spread, 0.0))
+        return Solved(relative_residual(self.factor.multiply(self.alpha), self.Y), bounds, max(spread, 0.0))
 
     # ---- more points ---------------------------------------------------------------------------------------------
 
@@ -238,10 +215,10 @@ class ExactGP(Posterior):
         K_new_old, K_new = new.with_points(), new.among_themselves()
         left_out = new.left_out(self.left_out)
         if len(new.new_outputs):
-            columns = list(self.Y.T)
+            xp, columns = namespace(self.Y), list(self.Y.T)
             for position in sorted(new.new_outputs, reverse=True):
-                columns.insert(int(position), -namespace(self.Y).ones(self.points))
-            self.Y = namespace(self.Y).stack(columns, axis=1)
+                columns.insert(int(position), -xp.ones(self.points))
+            self.Y = xp.stack(columns, axis=1)
         self.add(K_new_old, K_new, new.Y, new.point_noise, left_out)
 
     def add(
@@ -251,34 +228,29 @@ class ExactGP(Posterior):
 
         `left_out` are groups of all N + M points; without them each new point is a group of its own.
         """
-        xp = namespace(self.Y)
+        xp, n = namespace(self.Y), self.points
         K_new_old, K_new = self.checked_test(K_new_old), float64_buffer(K_new)
-        point_noise = check_point_noise(xp, point_noise, K_new.shape[0], self.noise)
-        variances = K_new.diagonal().copy()
         if K_new_old.shape[0] != K_new.shape[0]:
             raise MatrixError(f"K(new, old) has {K_new_old.shape[0]} rows, K(new, new) {K_new.shape[0]}")
+        point_noise = _checked_noise(xp, point_noise, K_new.shape[0], self.noise)
+        variances = K_new.diagonal().copy()
         Y_new = check_targets(xp, Y_new, K_new.shape[0])
         if Y_new.shape[1] != self.Y.shape[1]:
             raise MatrixError(f"the new targets have {Y_new.shape[1]} outputs, the old ones {self.Y.shape[1]}")
-        _add_to_diagonal(K_new, point_noise)
+        set_diagonal(K_new, variances + point_noise)
         try:
             self.factor = self.factor.extended(K_new_old, K_new)
             # The same amount is on the diagonal, whose mean the new points have changed.
             self.jitter = (self.factor.shift - self.noise) / float(self.factor.diagonal.mean()) if self.jitter else 0.0
         except NotPositiveDefinite:  # more jitter is needed everywhere, so everything is factorised again
-            self.factor = self._factorise_with(K_new_old, K_new)
+            A = self.factor.joined(K_new_old, K_new)  # a copy: what fails leaves the model as it was
+            Factor(A[:n, :n], self.factor.diagonal, self.factor.shift).restore()
+            self.factor = self._factorise(A)
         self.Y = xp.concatenate([self.Y, Y_new])
-        self._variances = xp.concatenate([self.variances, variances])
+        self.variances = xp.concatenate([self.variances, variances])
         self.point_noise = xp.concatenate([self.point_noise, point_noise])
-        self.left_out = with_new_groups(self.left_out, len(Y_new)) if left_out is None else left_out
+        self.left_out = with_new(self.left_out, len(Y_new)) if left_out is None else left_out
         self._condition()
-
-    def _factorise_with(self, K_new_old: Array, K_new: Array) -> Factor:
-        old, n, m = self.factor, len(self.factor), K_new.shape[0]
-        A = namespace(K_new).empty((n + m, n + m))
-        A[:n, :n], A[n:, :n], A[:n, n:], A[n:, n:] = old.A, K_new_old, K_new_old.T, K_new
-        Factor(A[:n, :n], old.diagonal, old.shift).restore()  # in the copy: what fails leaves the model as it was
-        return self._factorise(A)
 
     # ---- files ---------------------------------------------------------------------------------------------------
 
@@ -306,6 +278,9 @@ def posterior_samples(mean: Array, cov: Array, n: int, seed: int | None) -> Arra
     return mean + (Q * xp.sqrt(xp.maximum(values, 0.0))) @ xp.asarray(z)
 
 
-def _add_to_diagonal(A: Array, values: Array) -> None:
-    i = namespace(A).arange(len(A))
-    A[i, i] += values
+def _checked_noise(xp: Any, noise: Array | None, n: int, common: Noise) -> Array:
+    """Noise beside that of all points, of which points of more weight have less: a sum of 0 or more where known."""
+    if noise is None:
+        return xp.zeros(n)
+    least = 0.0 if isinstance(common, str) else -float(common) * (1.0 + 1e-12)
+    return checked_numbers(xp, noise, "the noise of single points", (n,), f"({n},)", least)

@@ -6,13 +6,22 @@ w ~ N(0, a·I), y_i = f(x_i) + ε_i, ε_i ~ N(0, a·noise/ω_i), Ω = diag(ω):
     B = ΦᵀΩΦ,   w = (B + noise·I)⁻¹ΦᵀΩY,   mean φᵀw,   variance a(k(x, x) − φᵀφ + noise·φᵀ(B + noise·I)⁻¹φ)
 
 The variance is that of the deterministic training conditional (DTC): k(x, x) − φᵀφ is what the m points cannot say
-about x, without which the model would be most certain where it knows least. To a model of m functions the same
-u_i = k(x_i, x_i) − φᵀφ of a training point is noise: ω_i = 1/(1 + discount·u_i/s), s the mean k(x, x). With discount 0
-all points count alike; with discount s/noise the noise is noise + u_i, which is FITC. FITC itself would need a pass
-over all points for each noise that is tried; here a few discounts are summed side by side, and the noise is free.
+about x. To a model of m functions the same u_i of a training point is noise: ω_i = 1/(1 + discount·u_i/s), s the mean
+k(x, x). With discount 0 all points count alike; with discount s/noise the noise is noise + u_i, which is FITC. That
+would need a pass over all points for each noise that is tried; here a few discounts are summed side by side.
 
-The sums are formed of L⁻¹K_mn and not of K_mn: K_mn K_nm has the square of the condition number, and dividing by L
-afterwards would leave nothing of its small eigenvalues. Nothing here is larger than m × m; N × m is never held.
+The sums are formed of L⁻¹K_mn and not of K_mn: K_mn K_nm has the square of the condition number. Nothing here is larger
+than m × m; N × m is never held.
+
+Leave-one-out: with A = B + noise·I and H = ΦᵀA⁻¹Φ of points that are left out together, the blocks of the inverse of
+the N × N matrix ΦᵀΦ + noise·Ω⁻¹ are (Ω − ΩHΩ)/noise, so by `leave_one_out.py`
+
+    mean y − (I − HΩ)⁻¹(y − f),    variance of y: k(x, x) − φᵀφ + noise·(1 + [(I − HΩ)⁻¹H]_ii)
+
+Inducing points among them leave with their functions, as an image that was never seen has none, and the weights of the
+other points stay. With G = L⁻¹e of these, so that their weights β = Gᵀw are 0, S = GᵀA⁻¹G, C = GᵀA⁻¹Φ and p = Gᵀφ,
+
+    f ← f − CᵀS⁻¹β,   H ← H − CᵀS⁻¹C,   φᵀφ ← φᵀφ − pᵀ(GᵀG)⁻¹p
 """
 
 from __future__ import annotations
@@ -30,12 +39,12 @@ from cnngp.common.arrays import to_numpy
 
 from .checks import MatrixError, check_amplitude, check_noise, check_targets, check_test, float64_buffer
 from .exact import Amplitude, Noise
-from .inducing_left_out import InducingLeftOut
+from .leave_one_out import LeftOut, in_pieces, sets_left_out
 from .linalg import Array, Factor, NotPositiveDefinite, blocks, factorised, namespace, warn_of_jitter
 from .line_search import minimised
 from .noise import Loss
 from .objectives import LOG_2PI, amplitude_of, twice_negative_log
-from .posterior import LeaveOneOut, NewPoints, Part, Posterior, Solved
+from .posterior import NewPoints, Part, Posterior, Solved, relative_residual
 
 # Training points whose features are kept for leave-one-out, which chooses noise and temperature.
 SAMPLE = 4096
@@ -45,7 +54,9 @@ _LIKELY_NOISE = (-8.0, 1.0)
 _LOO_NOISE = (-4.0, 1.0)
 _PANEL = 2048  # rows of B that are summed, and new points that are looked for in the sample, at a time
 _EQUAL = 1e-12  # of squared lengths: features further apart belong to other points
-_NUMBERS = ("discount", "squares", "log_weights", "n")  # of the sums, in files
+_LEAST = 1e-12  # keeps 1 − ωh above rounding
+_SUMS = ("discount", "squares", "log_weights", "n")  # in files
+_SAMPLE = ("features", "diagonal", "targets", "seen", "copies")
 
 
 @dataclass
@@ -86,17 +97,115 @@ class Sums:
             self.B[k, k] = upper + upper.T + xp.diag(self.B[k, k].diagonal())
             self.B[k.stop :, k] = self.B[k, k.stop :].T
 
+    def factor(self, noise: float) -> Factor:
+        """Of B + noise·I, in B. It is positive definite, unless rounding swallows the noise."""
+        try:
+            return Factor.of(self.B, noise)
+        except NotPositiveDefinite:
+            least = 1e-13 * float(self.B.diagonal().max())
+            raise MatrixError(
+                f"noise={noise:g} is lost in float64 here; use {least:.0e} or more, or 0 to have it chosen"
+            ) from None
+
+    def twice_negative_log(self, factor: Factor, half: Array, rule: Any) -> float:
+        """−2 log N(Y; 0, a(ΦΦᵀ + noise·Ω⁻¹)) without its constant, from `half`, L⁻¹ΦᵀΩY."""
+        fit = max(self.squares - float((half * half).sum()), 0.0) / factor.shift
+        log_determinant = factor.log_determinant() + (self.n - len(factor)) * math.log(factor.shift) - self.log_weights
+        return twice_negative_log(fit, log_determinant, self.n, int(self.rhs.shape[1]), rule)
+
+
+class Sample:
+    """The training points that leave-one-out predicts, by their number in it.
+
+    `own` says which of them are inducing points (their number, else −1), `groups` which are left out together, None for
+    each by itself. `features` (m, sample), k(x, x) and targets are set when they have been seen.
+    """
+
+    features: Array = None
+    diagonal: Array
+    targets: Array
+    seen: Array
+    """The mean target of a point and of its copies, (sample, outputs)."""
+    copies: Array
+    """How often each point has been there, (sample,)."""
+
+    def __init__(self, basis: Factor, own: Any, groups: Any = None) -> None:
+        self.own, self.groups = np.asarray(own), None if groups is None else np.unique(groups, return_inverse=True)[1]
+        if self.groups is not None and self.groups.shape != self.own.shape:
+            raise MatrixError(f"groups of {self.groups.shape} points for a sample of {self.own.shape}")
+        xp, inducing = namespace(basis.A), self.own >= 0
+        units = xp.zeros((len(basis), int(inducing.sum())))
+        units[xp.asarray(self.own[inducing]), xp.arange(int(inducing.sum()))] = 1.0
+        self._G = basis.solve_lower(units) if inducing.any() else units
+        self._together = []  # points (groups, size) and columns of G (groups, inducing points in each), alike
+        column = np.cumsum(inducing) - 1
+        together = np.arange(len(self.own)) if self.groups is None else self.groups
+        for members, _ in in_pieces(sets_left_out(together)):
+            counts = inducing[members].sum(1)
+            for count in np.unique(counts):
+                alike = members[counts == count]
+                self._together.append((alike, column[alike[inducing[alike]]].reshape(len(alike), count)))
+
+    def find_copies(self, Phi: Array, Y: Array, diagonal: Array) -> None:
+        """Points that are there again are left out with their copies: as one of more weight, whose target is their
+        mean.
+        """
+        xp, kept = namespace(Phi), self.features
+        size = (kept * kept).sum(0)[:, None]
+        for k in blocks(int(Phi.shape[1]), _PANEL):
+            apart = size + (Phi[:, k] * Phi[:, k]).sum(0) - 2.0 * kept.T @ Phi[:, k]
+            same = (apart <= _EQUAL * size) & (xp.abs(self.diagonal[:, None] - diagonal[k]) <= 1e-6 * diagonal[k])
+            copies = same.sum(1) + self.copies
+            total = self.seen * self.copies[:, None] + same.astype(xp.float64) @ Y[k]
+            self.seen, self.copies = total / copies[:, None], copies
+
+    def left_out(self, weights: Array, factor: Factor, w: Array) -> LeftOut:
+        """What the model says of each point without it, from ω, the factor of A and the weights w of Φ."""
+        xp = namespace(w)
+        V, U = factor.solve_lower(self.features), factor.solve_lower(self._G) if self._G.shape[1] else self._G
+        deviations, variances = xp.empty_like(self.targets), xp.empty_like(self.diagonal)
+        weights = weights * self.copies
+        for points, columns in self._together:
+            at = xp.asarray(points)
+            Phi, half = self.features.T[at], V.T[at]  # (groups, size, m)
+            f, H, known = Phi @ w, half @ _turned(half), (Phi * Phi).sum(2)
+            if columns.shape[1]:
+                of = xp.asarray(columns)
+                G, own = self._G.T[of], U.T[of]  # (groups, inducing points, m)
+                C, p = own @ _turned(half), G @ _turned(Phi)
+                S = own @ _turned(own)
+                f, H = f - _turned(C) @ _solved(S, G @ w), H - _turned(C) @ _solved(S, C)
+                known = known - (p * _solved(G @ _turned(G), p)).sum(1)
+            root = xp.sqrt(weights[at])[:, :, None]
+            # (I − HΩ)⁻¹ = Ω^−½ (I − Ω^½HΩ^½)⁻¹ Ω^½, of a symmetric matrix
+            left = (1.0 + _LEAST) * xp.eye(at.shape[1]) - root * H * _turned(root)
+            mean = self.seen[at] - _solved(left, root * (self.seen[at] - f)) / root
+            deviations[at] = self.targets[at] - mean
+            spread = xp.maximum((_solved(left, root * H) / root).diagonal(axis1=1, axis2=2), 0.0)
+            variances[at] = xp.maximum(self.diagonal[at] - known, 0.0) + factor.shift * (1.0 + spread)
+        return LeftOut(deviations, variances, math.nan)
+
+
+def _turned(A: Array) -> Array:
+    return A.transpose(0, 2, 1)
+
+
+def _solved(A: Array, B: Array) -> Array:
+    """A⁻¹B for small symmetric matrices; a row of zeros, of a point that says nothing, gives 0."""
+    xp = namespace(A)
+    empty = A.diagonal(axis1=1, axis2=2) <= 0.0
+    return xp.linalg.solve(A + empty[:, :, None] * xp.eye(A.shape[1]), B)
+
 
 class InducingGP(Posterior):
     """The posterior through m inducing points with kernel matrix `K_mm` (m, m), given blocks of training points.
 
-    `parts` gives (rows, K(rows, inducing), Y(rows), k(x, x)) for all N points, in order. `sample` are the points,
-    sorted, that `leave_one_out` predicts; `own` says which of them are inducing points (their number, else −1), whose
-    own function is left out with them, as an image that was never seen has none; `groups` says which of them are left
-    out together, and a group that is in the sample is in it with all its training points. `noise` is a variance, "ml",
-    or "loo" or 0 for the one with the least leave-one-out `loss`, by default the squared error: m points do not
-    interpolate N, so without noise there is no model. Of several `discounts` the best is taken, by likelihood where the
-    noise is "ml", else by leave-one-out. The `amplitude` "ml" is that of the leave-one-out predictions.
+    `parts` gives (rows, K(rows, inducing), Y(rows), k(x, x)) for all N points, in order. `sample` are the rows, sorted,
+    that leave-one-out predicts, with their `own` and `groups` as in `Sample`; a group that is in the sample is in it
+    with all its training points. `noise` is a variance, "ml", or "loo" or 0 for the one with the least leave-one-out
+    `loss`, by default the squared error: m points do not interpolate N, so without noise there is no model. Of several
+    `discounts` the best is taken, by likelihood where the noise is "ml", else by leave-one-out. The `amplitude` "ml" is
+    that of the leave-one-out predictions.
 
     >>> import numpy as np
     >>> K, Y = np.array([[1.0, 0.5], [0.5, 1.0]]), np.array([[1.0], [-1.0]])
@@ -128,8 +237,7 @@ class InducingGP(Posterior):
         if self.jitter:
             warn_of_jitter(self.basis, self.jitter, stacklevel=8)
         self.loo_rows = np.asarray(sample)
-        self._without = InducingLeftOut(self.basis, np.full(len(self.loo_rows), -1) if own is None else own, groups)
-        self._kept: Array = None  # features of the sample, (m, sample)
+        self._sample = Sample(self.basis, np.full(len(self.loo_rows), -1) if own is None else own, groups)
         sums = [Sums(discount, namespace(A).zeros(A.shape)) for discount in discounts]
         self._accumulate(sums, parts)
         # The likelihood knows nothing of what the inducing points miss, which is most of the variance; leave-one-out
@@ -138,11 +246,9 @@ class InducingGP(Posterior):
         self._choose(sums, noise, loss or (lambda mean, targets: float(((mean - targets) ** 2).mean())))
         self._condition()
 
-    # ---- sums ----------------------------------------------------------------------------------------------------
-
     def _accumulate(self, sums: Sequence[Sums], parts: Iterable[Part]) -> None:
-        """Add every point to all `sums`; in the first pass, which finds nothing kept, keep the sample's features."""
-        xp = namespace(self.basis.A)
+        """Add every point to all `sums`; in the first pass keep the sample's features."""
+        xp, sample = namespace(self.basis.A), self._sample
         kept: list[tuple[Array, ...]] = []
         for rows, K_bm, Y, diagonal in parts:
             Phi = self.features(K_bm)
@@ -151,67 +257,55 @@ class InducingGP(Posterior):
             unknown = self._unknown(Phi, diagonal)
             for one in sums:
                 one.add(Phi, Y, unknown)
-            if self._kept is None:
+            if sample.features is None:
                 inside = np.flatnonzero((self.loo_rows >= rows.start) & (self.loo_rows < rows.stop))
                 at = xp.asarray(self.loo_rows[inside] - rows.start)
                 kept.append((Phi[:, at].T, Y[at], diagonal[at]))
             else:
-                self._find_copies(Phi, Y, diagonal)
+                sample.find_copies(Phi, Y, diagonal)
         for one in sums:
             one.mirror()
-        if self._kept is None:
-            features, self.loo_targets, self._diagonal = (xp.concatenate(a) for a in zip(*kept, strict=True))
-            self._kept = features.T
-            self._seen, self._copies = self.loo_targets, xp.ones(len(self.loo_rows))
-
-    def _find_copies(self, Phi: Array, Y: Array, diagonal: Array) -> None:
-        """Points of the sample that are there again are left out with their copies: as one of more weight, whose target
-        is their mean.
-        """
-        xp, kept = namespace(Phi), self._kept
-        size = (kept * kept).sum(0)[:, None]
-        for k in blocks(int(Phi.shape[1]), _PANEL):
-            apart = size + (Phi[:, k] * Phi[:, k]).sum(0) - 2.0 * kept.T @ Phi[:, k]
-            same = (apart <= _EQUAL * size) & (xp.abs(self._diagonal[:, None] - diagonal[k]) <= 1e-6 * diagonal[k])
-            copies = same.sum(1) + self._copies
-            total = self._seen * self._copies[:, None] + same.astype(xp.float64) @ Y[k]
-            self._seen, self._copies = total / copies[:, None], copies
+        if sample.features is None:
+            features, sample.targets, sample.diagonal = (xp.concatenate(a) for a in zip(*kept, strict=True))
+            sample.features = features.T
+            sample.seen, sample.copies = sample.targets, xp.ones(len(self.loo_rows))
 
     def _unknown(self, Phi: Array, diagonal: Array) -> Array:
         """What the inducing points cannot say about points with features `Phi`, in units of their own mean k(x, x)."""
         return namespace(Phi).maximum(diagonal - (Phi * Phi).sum(0), 0.0) / float(self.basis.diagonal.mean())
 
-    def _choose(self, sums: Sequence[Sums], noise: Noise, judge: Loss) -> None:
-        """The sums and the noise to go on with."""
-        scale = float(self.basis.diagonal.mean())
+    def _left_out(self, sums: Sums, factor: Factor, w: Array) -> LeftOut:
+        weights = sums.weights(self._unknown(self._sample.features, self._sample.diagonal))
+        return self._sample.left_out(weights, factor, w)
 
-        def loss_of(one: Sums, shift: float) -> float:
-            factor = _factor(one.B, shift)
+    def _choose(self, several: Sequence[Sums], noise: Noise, judge: Loss) -> None:
+        """The sums and the noise to go on with."""
+        scale, targets = float(self.basis.diagonal.mean()), self._sample.targets
+
+        def loss_of(sums: Sums, shift: float) -> float:
+            factor = sums.factor(shift)
             if noise == "ml":
-                fit = _fit(one, shift, factor.solve_lower(one.rhs))
-                log_determinant, outputs = _log_determinant(one, factor), int(one.rhs.shape[1])
-                value = twice_negative_log(fit, log_determinant, one.n, outputs, self._amplitude_rule)
+                value = sums.twice_negative_log(factor, factor.solve_lower(sums.rhs), self._amplitude_rule)
             else:
-                mean, _ = self._left_out(one, factor, factor.solve(one.rhs))
-                value = judge(to_numpy(mean), to_numpy(self.loo_targets))
+                left = self._left_out(sums, factor, factor.solve(sums.rhs))
+                value = judge(to_numpy(targets - left.deviations), to_numpy(targets))
             factor.restore()
             return value
 
-        def best(one: Sums) -> tuple[float, float]:
+        def best(sums: Sums) -> tuple[float, float]:
             """The least loss, and its noise."""
             if noise not in ("ml", "loo", 0.0):
-                return (loss_of(one, float(noise)) if len(sums) > 1 else 0.0), float(noise)
+                return (loss_of(sums, float(noise)) if len(several) > 1 else 0.0), float(noise)
             bounds = _LIKELY_NOISE if noise == "ml" else _LOO_NOISE
             # A factor of B is a third of m³ operations, an eigendecomposition tens.
-            found = minimised(lambda x: loss_of(one, scale * 10.0**x), *bounds, tolerance=0.1)
+            found = minimised(lambda x: loss_of(sums, scale * 10.0**x), *bounds, tolerance=0.1)
             return found.loss, float(scale * 10.0**found.at)
 
-        found = [(*best(one), one) for one in sums]
-        _, self.noise, self._sums = min(found, key=lambda f: f[0])
+        _, self.noise, self._sums = min(((*best(sums), sums) for sums in several), key=lambda found: found[0])
 
     def features(self, K_test: Array) -> Array:
         """φ = L⁻¹k of each row, (M, m) → (m, M)."""
-        return self.basis.solve_lower(check_test(namespace(self.basis.A), K_test, self.points).T)
+        return self.basis.solve_lower(check_test(namespace(self.basis.A), K_test, len(self.basis)).T)
 
     def add(self, parts: Iterable[Part]) -> None:
         """Condition on more points, with K(new, inducing) in blocks. The noise and the sample stay."""
@@ -219,7 +313,7 @@ class InducingGP(Posterior):
         grown, sums = copy.copy(self), copy.copy(self._sums)
         sums.B = Factor(self.factor.A.copy(), self.factor.diagonal, self.factor.shift).restore()
         sums.rhs = sums.rhs.copy()
-        grown._sums = sums
+        grown._sums, grown._sample = sums, copy.copy(self._sample)
         grown._accumulate([sums], parts)
         grown._condition()
         self.__dict__.update(grown.__dict__)
@@ -235,31 +329,14 @@ class InducingGP(Posterior):
     # ---- posterior -----------------------------------------------------------------------------------------------
 
     def _condition(self) -> None:
-        self.factor = _factor(self._sums.B, self.noise)
+        self.factor = self._sums.factor(self.noise)
         self._half = self.factor.solve_lower(self._sums.rhs)
         self.w = self.factor.solve_upper(self._half)
         self.alpha = self.basis.solve_upper(self.w)
-        self.largest_variance = float(self.variances.max())
-        mean, variance = self._predicted = self._left_out(self._sums, self.factor, self.w)
-        fit = float(((self.loo_targets - mean) ** 2 / variance[:, None]).sum())
-        self.amplitude = amplitude_of(fit, self.loo_targets.size, self._amplitude_rule)
-
-    def _left_out(self, sums: Sums, factor: Factor, w: Array) -> tuple[Array, Array]:
-        """Mean and variance of y at the sample, without amplitude."""
-        weights = self._copies * sums.weights(self._unknown(self._kept, self._diagonal))
-        return self._without.predict(self._kept, self._diagonal, self._seen, weights, factor, w)
-
-    @property
-    def points(self) -> int:
-        return len(self.basis)
-
-    @property
-    def variances(self) -> Array:
-        return self.basis.diagonal
-
-    @property
-    def n(self) -> int:
-        return self._sums.n
+        self.variances, self.largest_variance = self.basis.diagonal, float(self.basis.diagonal.max())
+        self.left = self._left_out(self._sums, self.factor, self.w)
+        self.loo_targets, self.groups = self._sample.targets, self._sample.groups
+        self.amplitude = amplitude_of(self.left.one_by_one, self.loo_targets.size, self._amplitude_rule)
 
     @property
     def discount(self) -> float:
@@ -268,9 +345,8 @@ class InducingGP(Posterior):
     @property
     def log_marginal_likelihood(self) -> float:
         """Of the approximation: Σ_c log N(y_c; 0, a(ΦΦᵀ + noise·Ω⁻¹))."""
-        n, outputs = self.n, int(self._sums.rhs.shape[1])
-        fit, log_determinant = _fit(self._sums, self.noise, self._half), _log_determinant(self._sums, self.factor)
-        return -0.5 * (twice_negative_log(fit, log_determinant, n, outputs, self.amplitude) + n * outputs * LOG_2PI)
+        targets = self._sums.n * int(self._sums.rhs.shape[1])
+        return -0.5 * (self._sums.twice_negative_log(self.factor, self._half, self.amplitude) + targets * LOG_2PI)
 
     def variance(self, K_test: Array, diagonal: Array) -> Array:
         Phi = self.features(K_test)
@@ -281,32 +357,23 @@ class InducingGP(Posterior):
 
     def covariance(self, K_test: Array, K_test_test: Array) -> Array:
         Phi = self.features(K_test)
-        xp = namespace(Phi)
         V = self.factor.solve_lower(Phi)
-        return self.amplitude * (xp.asarray(K_test_test, dtype=xp.float64) - Phi.T @ Phi + self.noise * V.T @ V)
-
-    def leave_one_out(self) -> LeaveOneOut:
-        """What the other N − 1 points predict for y at each point of the sample, through the other inducing points."""
-        mean, variance = self._predicted
-        return LeaveOneOut(mean, self.amplitude * variance, self.loo_targets, self.loo_rows, self._without.groups)
+        prior = namespace(Phi).asarray(K_test_test, dtype=np.float64)
+        return self.amplitude * (prior - Phi.T @ Phi + self.noise * V.T @ V)
 
     def solved(self) -> Solved:
         """Of (B + noise·I)w = ΦᵀΩY, whose smallest eigenvalue is between the noise and the smallest diagonal entry."""
-        xp, rhs = namespace(self.w), self._sums.rhs
-        scale = float(xp.linalg.norm(rhs))
-        off = float(xp.linalg.norm(self.factor.multiply(self.w) - rhs))
         high = float(self.factor.diagonal.min()) + self.noise
-        return Solved(off / scale if scale > 0.0 else 0.0, (self.noise, high))
+        return Solved(relative_residual(self.factor.multiply(self.w), self._sums.rhs), (self.noise, high))
 
     # ---- files ---------------------------------------------------------------------------------------------------
 
     def state(self, dtype: str) -> tuple[dict[str, Any], dict[str, Array]]:
         numbers = {"noise": self.noise, "jitter": self.jitter, "amplitude_rule": self._amplitude_rule}
-        numbers |= {name: getattr(self._sums, name) for name in _NUMBERS}
-        arrays = {"rhs": self._sums.rhs, "kept": self._kept, "kept_diagonal": self._diagonal}
-        arrays |= {"loo_rows": self.loo_rows, "loo_targets": self.loo_targets, "own": self._without.own}
-        arrays |= {"seen": self._seen, "copies": self._copies}
-        arrays |= {} if self._without.groups is None else {"loo_groups": self._without.groups}
+        numbers |= {name: getattr(self._sums, name) for name in _SUMS}
+        arrays = {f"sample_{name}": getattr(self._sample, name) for name in _SAMPLE}
+        arrays |= {"rhs": self._sums.rhs, "loo_rows": self.loo_rows, "own": self._sample.own}
+        arrays |= {} if self.groups is None else {"loo_groups": self.groups}
         # K_mm and B stand above the diagonals of the factors.
         arrays["K"] = files.packed(to_numpy(self.basis.A), to_numpy(self.basis.diagonal), dtype)
         arrays["B"] = files.packed(to_numpy(self.factor.A), to_numpy(self.factor.diagonal), "float64")
@@ -319,32 +386,9 @@ class InducingGP(Posterior):
         gp = cls.__new__(cls)
         gp.basis, gp.jitter = factorised(K_mm, 0.0, numbers["jitter"])
         gp.noise, gp._amplitude_rule = float(numbers["noise"]), numbers["amplitude_rule"]
-        gp._sums = Sums(B=B, rhs=xp.asarray(arrays["rhs"]), **{name: numbers[name] for name in _NUMBERS})
-        gp._kept, gp._diagonal, gp.loo_targets, gp._seen, gp._copies = (
-            xp.asarray(arrays[name]) for name in ("kept", "kept_diagonal", "loo_targets", "seen", "copies")
-        )
-        gp._without = InducingLeftOut(gp.basis, arrays["own"], arrays.get("loo_groups"))
+        gp._sums = Sums(B=B, rhs=xp.asarray(arrays["rhs"]), **{name: numbers[name] for name in _SUMS})
         gp.loo_rows = np.asarray(arrays["loo_rows"])
+        gp._sample = Sample(gp.basis, arrays["own"], arrays.get("loo_groups"))
+        gp._sample.__dict__.update({name: xp.asarray(arrays[f"sample_{name}"]) for name in _SAMPLE})
         gp._condition()
         return gp
-
-
-def _fit(sums: Sums, noise: float, half: Array) -> float:
-    """Σ_c y_cᵀ(ΦΦᵀ + noise·Ω⁻¹)⁻¹y_c."""
-    return max(sums.squares - float((half * half).sum()), 0.0) / noise
-
-
-def _log_determinant(sums: Sums, factor: Factor) -> float:
-    """log |ΦΦᵀ + noise·Ω⁻¹|, N × N."""
-    return factor.log_determinant() + (sums.n - len(factor)) * math.log(factor.shift) - sums.log_weights
-
-
-def _factor(B: Array, noise: float) -> Factor:
-    """B is a sum of squares, so B + noise·I is positive definite, unless rounding swallows the noise."""
-    try:
-        return Factor.of(B, noise)
-    except NotPositiveDefinite:
-        least = 1e-13 * float(B.diagonal().max())
-        raise MatrixError(
-            f"noise={noise:g} is lost in float64 here; use {least:.0e} or more, or 0 to have it chosen"
-        ) from None

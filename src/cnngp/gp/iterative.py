@@ -15,11 +15,10 @@ from cnngp.common.arrays import to_numpy
 
 from .checks import MatrixError, check_amplitude, check_targets
 from .exact import Amplitude, Noise
-from .groups import Codes, Sets, as_left_out, sets_left_out
-from .leave_one_out import LeftOut, leave_out
+from .leave_one_out import Codes, LeftOut, Sets, as_left_out, leave_out, names_of, sets_left_out
 from .linalg import Array, blocks, namespace
 from .objectives import amplitude_of
-from .posterior import LeaveOneOut, NewPoints, Posterior, Solved
+from .posterior import NewPoints, Posterior, Solved
 from .solving import ConvergenceWarning, solve_matrix
 from .solving.matrices import SymmetricMatrix
 
@@ -68,7 +67,7 @@ class IterativeGP(Posterior):
         left_out = np.arange(n) if groups is None else as_left_out(groups, n)
         units, sets = _sample(left_out, seed)
         diagonal = matrix.diagonal()
-        self.largest_variance = float(diagonal.max())
+        self.variances, self.largest_variance = xp.asarray(diagonal), float(diagonal.max())
         # [A⁻¹]_ii is at least 1/A_ii where A is positive definite: far below that it is no solution, whatever remains.
         least = 1.0 / np.maximum(diagonal[units] + self.noise, np.finfo(np.float64).tiny)
         solution, inverse, solved = self._solve(matrix, Y, units)
@@ -80,16 +79,18 @@ class IterativeGP(Posterior):
         self._leave_out(units, sets, inverse, np.maximum(inverse.diagonal(), least), solved)
         if self.unsolved:
             count, of = self.unsolved, self.unsolved + len(self.loo_rows)
-            told = f"the system was not solved for the unit vectors of {count} of {of} images, so leave-one-out "
-            told += (
-                "leaves them out of loo_rows_" if count < of else "has none: loo_error_ is NaN and the temperature 1"
+            told = "leaves them out of loo_rows_" if count < of else "has none: loo_error_ is NaN and the temperature 1"
+            warnings.warn(
+                f"the system was not solved for the unit vectors of {count} of {of} images, so leave-one-out {told}; "
+                "add noise, or remove repeated images",
+                ConvergenceWarning,
+                stacklevel=6,
             )
-            warnings.warn(told + "; add noise, or remove repeated images", ConvergenceWarning, stacklevel=6)
         self.loo_targets = Y[xp.asarray(self.loo_rows)]
-        self.groups = None if groups is None else left_out.reshape(n, -1)[self.loo_rows, 0]
+        self.groups = None if groups is None else names_of(left_out[self.loo_rows])
         fit, of = float((Y * self.alpha).sum()), n * outputs
         if amplitude == "loo" and len(self.loo_rows):
-            fit, of = self._left.one_by_one, self.loo_targets.size
+            fit, of = self.left.one_by_one, self.loo_targets.size
         self.amplitude = amplitude_of(fit, of, amplitude)
 
     def _solve(self, matrix: SymmetricMatrix, Y: Array, units: Codes) -> tuple[Any, Any, NDArray[np.bool_]]:
@@ -131,18 +132,22 @@ class IterativeGP(Posterior):
         left = leave_out(alpha, diagonal, kept, lambda at: inverse[at[:, :, None], at[:, None, :]])
         self.loo_rows = units[predicted]
         deviations, variances = (xp.asarray(a[predicted]) for a in left[:2])
-        self._left = LeftOut(deviations, variances, left.jointly)
+        self.left = LeftOut(deviations, variances, left.jointly)
         self.inverse_diagonal = xp.asarray(diagonal[predicted])
 
     def variance(self, K_test: Array, diagonal: Array) -> Array:
         """Var[f] by a solve for every block of test points: right, and slow, as each reads the matrix many times."""
+        if self.matrix is None:
+            raise MatrixError(
+                "a loaded model without a factor has no kernel matrix, so it gives means and no variances; fit it again"
+            )
         xp, K_test = namespace(self.alpha), self.checked_test(K_test)
-        matrix, m = self._matrix(), int(K_test.shape[0])
+        m = int(K_test.shape[0])
         reduction = xp.empty(m)
         failed: list[str] = []
         for rows in blocks(m, _COLUMNS if self.method == "cg" else m):  # every "mixed" solve factorises anew
             part = K_test[rows].T
-            found = solve_matrix(matrix, part, self.noise, self.method, tolerance=_SOLVED, keep_unfinished=False)
+            found = solve_matrix(self.matrix, part, self.noise, self.method, tolerance=_SOLVED, keep_unfinished=False)
             reduction[rows] = (part * found.weights).sum(0)
             if not found.converged:
                 failed.append(found.message)
@@ -151,23 +156,11 @@ class IterativeGP(Posterior):
             warnings.warn(told, ConvergenceWarning, stacklevel=4)
         return self.amplitude * xp.maximum(xp.asarray(diagonal, dtype=xp.float64) - reduction, 0.0)
 
-    def _matrix(self) -> SymmetricMatrix:
-        if self.matrix is None:
-            raise MatrixError(
-                "a loaded model without a factor has no kernel matrix, so it gives means and no variances; fit it again"
-            )
-        return self.matrix
-
     def covariance(self, K_test: Array, K_test_test: Array) -> Array:
         raise MatrixError(_NEEDS_FACTOR.format("a covariance between test points"))
 
     def grow(self, new: NewPoints) -> None:
         raise MatrixError(_NEEDS_FACTOR.format("adding a class" if len(new.new_outputs) else "adding images"))
-
-    def leave_one_out(self) -> LeaveOneOut:
-        """At the points of the sample; exact for each of them."""
-        mean, variance = self.loo_targets - self._left.deviations, self.amplitude * self._left.variances
-        return LeaveOneOut(mean, variance, self.loo_targets, self.loo_rows, self.groups)
 
     def solved(self) -> Solved:
         """The smallest eigenvalue is between the noise and 1/max [K⁻¹]_ii of the sample; where some of these could not
@@ -179,16 +172,12 @@ class IterativeGP(Posterior):
             high = 1.0 / float(self.inverse_diagonal.max())
         return Solved(self.residual, (self.noise, high))
 
-    @property
-    def variances(self) -> Array:
-        return namespace(self.alpha).asarray(self._matrix().diagonal())
-
     def state(self, dtype: str) -> tuple[dict[str, Any], dict[str, Array]]:
         """All but the matrix."""
-        numbers = {name: getattr(self, name) for name in _NUMBERS}
-        arrays = {name: getattr(self, name) for name in (*_ARRAYS, "loo_rows")}
-        arrays |= {"deviations": self._left.deviations, "left_out_variances": self._left.variances}
-        return numbers, arrays | ({} if self.groups is None else {"loo_groups": self.groups})
+        arrays = {name: getattr(self, name) for name in _ARRAYS}
+        arrays |= {"deviations": self.left.deviations, "left_out_variances": self.left.variances}
+        arrays |= {"loo_rows": self.loo_rows} | ({} if self.groups is None else {"loo_groups": self.groups})
+        return {name: getattr(self, name) for name in _NUMBERS}, arrays
 
     @classmethod
     def restored(cls, numbers: dict[str, Any], arrays: dict[str, Array], xp: Any) -> IterativeGP:
@@ -196,7 +185,7 @@ class IterativeGP(Posterior):
         gp.matrix, gp.groups, gp.loo_rows = None, arrays.get("loo_groups"), np.asarray(arrays["loo_rows"])
         gp.__dict__.update({name: numbers[name] for name in _NUMBERS})
         gp.__dict__.update({name: xp.asarray(arrays[name]) for name in _ARRAYS})
-        gp._left = LeftOut(xp.asarray(arrays["deviations"]), xp.asarray(arrays["left_out_variances"]), 0.0)
+        gp.left = LeftOut(xp.asarray(arrays["deviations"]), xp.asarray(arrays["left_out_variances"]), 0.0)
         return gp
 
 

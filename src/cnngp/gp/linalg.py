@@ -197,7 +197,7 @@ class Factor:
             A[k.stop :, k] = A[k, k.stop :].T
             upper = xp.triu(A[k, k], 1)
             A[k, k] = upper + upper.T
-        _set_diagonal(A, self.diagonal)
+        set_diagonal(A, self.diagonal)
         return A
 
     @_by_size
@@ -265,14 +265,19 @@ class Factor:
 
         [[K, K₂₁ᵀ], [K₂₁, K₂₂]]:  L₂₁ = K₂₁L⁻ᵀ,  L₂₂L₂₂ᵀ = K₂₂ + shift·I − L₂₁L₂₁ᵀ
         """
-        xp, n, m = namespace(self.A), len(self), int(K_new.shape[0])
         L21 = self.solve_lower(K_new_old.T).T
         S = K_new - L21 @ L21.T
         L22 = _small_cholesky(S, K_new.diagonal() + self.shift, S.diagonal() + self.shift)
-        A = xp.empty((n + m, n + m))
-        A[:n, :n], A[:n, n:], A[n:, :n] = self.A, K_new_old.T, L21
-        A[n:, n:] = _over_lower(K_new, L22)
-        return Factor(A, xp.concatenate([self.diagonal, K_new.diagonal()]), self.shift)
+        A = self.joined(K_new_old, _over_lower(K_new, L22))
+        A[len(self) :, : len(self)] = L21
+        return Factor(A, namespace(A).concatenate([self.diagonal, K_new.diagonal()]), self.shift)
+
+    def joined(self, K_new_old: Array, K_new: Array) -> Array:
+        """[[A, K₂₁ᵀ], [K₂₁, K₂₂]], a buffer in which A is this factor's."""
+        n, m = len(self), int(K_new.shape[0])
+        A = namespace(self.A).empty((n + m, n + m))
+        A[:n, :n], A[:n, n:], A[n:, :n], A[n:, n:] = self.A, K_new_old.T, K_new_old, K_new
+        return A
 
 
 def _small_cholesky(S: Array, original: Array, pivots: Array) -> Array:
@@ -282,7 +287,7 @@ def _small_cholesky(S: Array, original: Array, pivots: Array) -> Array:
     """
     xp = namespace(S)
     S = S.copy()
-    _set_diagonal(S, pivots)
+    set_diagonal(S, pivots)
     try:
         L = xp.linalg.cholesky(S)
     except np.linalg.LinAlgError:
@@ -293,7 +298,7 @@ def _small_cholesky(S: Array, original: Array, pivots: Array) -> Array:
     return L
 
 
-def _set_diagonal(A: Array, values: Array) -> None:
+def set_diagonal(A: Array, values: Array) -> None:
     i = namespace(A).arange(len(A))
     A[i, i] = values
 

@@ -1,8 +1,11 @@
-"""Near copies that nobody named: frames of one film, pictures of one patient, crops of one photograph.
+"""How alike points are, by the kernel's correlations k(x, z)/√(k(x, x) k(z, z)): novelty, and near copies.
 
-Leave-one-out says nothing of new images where each image has a near copy: the copy predicts it. Near copies are found
-by the kernel's own correlations. Of each class single linkage joins every image to its nearest neighbours; its links,
-the edges of the minimum spanning tree, have all lengths where images are independent, and with near copies they are
+In the kernel's feature space they are cosines of angles, which depend neither on the scale of the kernel nor, for a
+ReLU network without biases, on that of the pixels. The novelty of a point is 1 − its largest one with a known point.
+
+Near copies that nobody named are frames of one film, pictures of one patient, crops of one photograph. Leave-one-out
+says nothing of new images where each image has one: the copy predicts it. Of each class single linkage joins every
+image to its nearest neighbours; its links have all lengths where images are independent, and with near copies they are
 either short, inside of a film, or long, between films. A warning follows where leaving out together what short links
 join makes predictions worse.
 """
@@ -12,15 +15,19 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cnngp.common.arrays import to_numpy
 
-from .exact import ExactGP
-from .groups import Codes, one_of_each, whole_groups
-from .posterior import Posterior
+from .leave_one_out import Codes, one_of_each, whole_groups
+from .linalg import Array, blocks, namespace
+
+if TYPE_CHECKING:
+    from .exact import ExactGP
+    from .posterior import Posterior
 
 Floats = NDArray[np.float64]
 
@@ -32,6 +39,42 @@ _GAP, _LEAST_SHORT, _LEAST_LONG, _FEWEST_LONG = 1.6, 0.3, 0.02, 4
 _ROUNDING = 1e-6
 # How many times larger the error without near copies is, and by how many standard errors, to speak of it.
 _MUCH, _STANDARD_ERRORS = 1.5, 2.0
+_ROWS = 512  # whose correlations are held at a time
+
+
+def novelty(K: Array, diagonal: Array, variances: Array) -> Array:
+    """From K(test, points) (M, N), k(x, x) of the test points (M,) and of the points (N,): (M,) between 0 and 1.
+
+    A point without variance, as a blank image may be, has no direction: it is as novel as can be.
+
+    >>> import numpy as np
+    >>> novelty(np.array([[2.0, 0.0], [0.0, 0.0]]), np.array([4.0, 0.0]), np.array([1.0, 1.0]))
+    array([0., 1.])
+    """
+    xp = namespace(K)
+    return xp.clip(1.0 - (K * _inverse_root(diagonal)[:, None] * _inverse_root(variances)[None]).max(1), 0.0, 1.0)
+
+
+def novelty_of_points(upper: Array, variances: Array) -> Array:
+    """The novelty of each point to all others, (N,), from what stands above the diagonal of their kernel matrix."""
+    xp, n = namespace(upper), len(upper)
+    scale = _inverse_root(variances)
+    largest = xp.zeros(n)
+    for k in blocks(n, _ROWS):
+        C = xp.triu(upper[k, k.start :] * scale[k, None] * scale[None, k.start :], 1)
+        largest[k] = xp.maximum(largest[k], C.max(1))
+        largest[k.start :] = xp.maximum(largest[k.start :], C.max(0))
+    return xp.clip(1.0 - largest, 0.0, 1.0)
+
+
+def _inverse_root(variances: Array) -> Array:
+    """1/√v; 0 for a point without variance."""
+    xp = namespace(variances)
+    there = variances > 0.0
+    return xp.where(there, 1.0 / xp.sqrt(xp.where(there, variances, 1.0)), 0.0)
+
+
+# ---- near copies -----------------------------------------------------------------------------------------------------
 
 
 def warn_of_near_copies(

@@ -20,8 +20,7 @@ import numpy as np
 
 from cnngp.common.arrays import to_numpy
 
-from .groups import Codes, sets_left_out, thinned
-from .leave_one_out import leave_out
+from .leave_one_out import Codes, leave_out, sets_left_out, thinned
 from .linalg import Array, namespace, one_thread_if_small
 from .line_search import minimised
 from .objectives import twice_negative_log

@@ -1,4 +1,4 @@
-"""`Posterior`: the six questions that every fitted Gaussian process answers, and its numbers.
+"""`Posterior`: the questions that every fitted Gaussian process answers, and its numbers.
 
 There are three kinds: `ExactGP` with a factor of the whole matrix, `IterativeGP` without one, and `InducingGP` through
 a smaller set of points. What a kind cannot do it refuses with a `MatrixError` that says what to do instead.
@@ -7,11 +7,12 @@ a smaller set of points. What a kind cannot do it refuses with a `MatrixError` t
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from .checks import check_test
+from .leave_one_out import LeftOut
 from .linalg import Array, namespace
 
 if TYPE_CHECKING:
@@ -33,6 +34,13 @@ class Solved:
     """By how much points differ: the mean of the matrix's diagonal less the mean of all its entries, if known."""
 
 
+def relative_residual(product: Array, Y: Array) -> float:
+    """‖product − Y‖/‖Y‖, 0 for targets that are all 0."""
+    xp = namespace(Y)
+    scale = float(xp.linalg.norm(Y))
+    return float(xp.linalg.norm(product - Y)) / scale if scale > 0.0 else 0.0
+
+
 @dataclass(frozen=True)
 class LeaveOneOut:
     """What all other points say of the training points `rows`."""
@@ -51,27 +59,24 @@ class LeaveOneOut:
         return self.mean, self.variance
 
 
-class NewPoints(Protocol):
+@dataclass(frozen=True)
+class NewPoints:
     """Points to add to a model: their targets, and kernels that are computed only when a model asks for them."""
 
     Y: Array
     """(M, outputs)."""
-    point_noise: Array | None
+    with_points: Callable[[], Array]
+    """K(new, points) of the model, (M, points)."""
+    among_themselves: Callable[[], Array]
+    """K(new, new), (M, M)."""
+    parts: Callable[[], Iterable[Part]]
+    """K(new, points), targets and k(x, x), some rows at a time."""
+    left_out: Callable[[Any], Any]
+    """What is left out with each of all points, from the same of the model's own; see `leave_one_out.py`."""
+    point_noise: Array | None = None
     """(M,): their own noise beside that of all points."""
-    new_outputs: Sequence[int]
+    new_outputs: Sequence[int] = ()
     """The outputs of the model before which new ones come, for which its own points have the target −1."""
-
-    def with_points(self) -> Array:
-        """K(new, points) of the model, (M, points)."""
-
-    def among_themselves(self) -> Array:
-        """K(new, new), (M, M)."""
-
-    def parts(self) -> Iterable[Part]:
-        """K(new, points), targets and k(x, x), some rows at a time."""
-
-    def left_out(self, groups: Any) -> Any:
-        """What is left out with each of all points, from the same of the model's own; see `groups.py`."""
 
 
 class Posterior(ABC):
@@ -84,9 +89,17 @@ class Posterior(ABC):
     """Weights of K(test, points) in the mean, (points, outputs)."""
     noise: float
     amplitude: float
+    variances: Array
+    """k(x, x) of the points, (points,)."""
     largest_variance: float
     jitter: float = 0.0
     """What was added to the diagonal beside the noise, relative to the diagonal's mean."""
+    left: LeftOut
+    """Leave-one-out at the training points `loo_rows`, with the amplitude 1."""
+    loo_rows: Any
+    loo_targets: Array
+    groups: Any = None
+    """The number of the group of each of these points, (rows,); None without groups."""
 
     def mean(self, K_test: Array) -> Array:
         """E[f] at M test points from K(test, points), (M, points) → (M, outputs)."""
@@ -100,9 +113,13 @@ class Posterior(ABC):
     def covariance(self, K_test: Array, K_test_test: Array) -> Array:
         """Cov[f] between test points, shared by the outputs, (M, points) and (M, M) → (M, M)."""
 
-    @abstractmethod
     def leave_one_out(self) -> LeaveOneOut:
-        """What the others predict for the targets of single points, noise included."""
+        """What the other training points, without those of its group, say of the target of a point, noise included."""
+        return self._predictions(self.left, self.groups)
+
+    def _predictions(self, left: LeftOut, groups: Any) -> LeaveOneOut:
+        mean, variance = self.loo_targets - left.deviations, self.amplitude * left.variances
+        return LeaveOneOut(mean, variance, self.loo_targets, self.loo_rows, groups)
 
     @abstractmethod
     def grow(self, new: NewPoints) -> None:
@@ -115,13 +132,6 @@ class Posterior(ABC):
     @classmethod
     @abstractmethod
     def restored(cls, numbers: dict[str, Any], arrays: dict[str, Array], xp: Any) -> Self: ...
-
-    # ---- numbers, and what follows -------------------------------------------------------------------------------
-
-    @property
-    @abstractmethod
-    def variances(self) -> Array:
-        """k(x, x) of the points, (points,)."""
 
     @abstractmethod
     def solved(self) -> Solved: ...

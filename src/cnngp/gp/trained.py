@@ -1,8 +1,7 @@
 """`trained_ensemble`: infinitely wide networks after gradient descent, from their two kernels.
 
-Draw the weights of infinitely many wide networks, train each one by itself with gradient flow on ½ Σ (f(x) − y)², and
-look at their outputs. At the start they are a Gaussian process with the NNGP kernel K; training moves each of them by
-the tangent kernel Θ, which stays as it is (Lee et al., NeurIPS 2019):
+At the start their outputs are a Gaussian process with the NNGP kernel K; training moves each of them by the tangent
+kernel Θ, which stays as it is (Lee et al., NeurIPS 2019):
 
     df/dt = −η Θ(·, training) (f(training) − y)
     A     = Θ(test, training) Θ⁻¹ (I − e^{−ηΘt})
@@ -26,7 +25,7 @@ import numpy as np
 
 from cnngp.common.errors import is_number
 
-from .checks import MatrixError, as_float64, check_targets, check_test, float64_buffer
+from .checks import MatrixError, as_float64, check_targets, check_test, checked_numbers, float64_buffer
 from .linalg import JITTERS, Array, JitterWarning, namespace
 
 Times = float | Sequence[float | None] | None
@@ -48,9 +47,30 @@ class EnsemblePrediction:
 
 
 class TrainedEnsemble:
-    """Infinitely wide networks that gradient descent trains on N points; `trained_ensemble` makes it."""
+    """Mean and covariance of infinitely wide networks after gradient descent, from matrices alone.
 
-    def __init__(self, K: Array, Theta: Array, y: Array, learning_rate: float, ridge: float) -> None:
+    Each network of the ensemble starts from weights of its own and is trained by full-batch gradient flow on
+    ½ Σ (f(x) − y)². One eigendecomposition of `Theta` answers for all times and test points.
+
+    Parameters
+    ----------
+    K, Theta : (N, N), the kernels of kind "nngp" and "ntk" of the training points; NumPy, CuPy or torch.
+    y : targets (N,) or (N, outputs).
+    learning_rate : only its product with the time t counts. For the mean over points and outputs in the loss, in place
+        of the sum, divide it by their number.
+    ridge : adds ½ ridge · ‖θ − θ₀‖² to the loss: weights are pulled back to where they began. Needed where points
+        repeat.
+
+    >>> import numpy as np
+    >>> from cnngp.gp import trained_ensemble
+    >>> K, Theta = np.array([[1.0, 0.5], [0.5, 1.0]]), np.array([[2.0, 1.0], [1.0, 2.0]])
+    >>> ensemble = trained_ensemble(K, Theta, [1.0, -1.0])
+    >>> found = ensemble.predict(K[:1], Theta[:1], K[:1, :1], t=[0.0, 1.0, 100.0])
+    >>> found.mean[:, 0].round(3), found.variance[:, 0].round(3)
+    (array([0.   , 0.632, 1.   ]), array([1.   , 0.036, 0.   ]))
+    """
+
+    def __init__(self, K: Array, Theta: Array, y: Array, *, learning_rate: float = 1.0, ridge: float = 0.0) -> None:
         if not is_number(learning_rate, least=0.0) or learning_rate == 0.0:
             raise ValueError(f"learning_rate={learning_rate!r}: expected a positive number")
         if not is_number(ridge, least=0.0):
@@ -78,16 +98,11 @@ class TrainedEnsemble:
     def predict(
         self, K_test: Array, Theta_test: Array, K_test_test: Array | None = None, t: Times = None
     ) -> EnsemblePrediction:
-        """What the networks say at M test points, after training for a time `t`.
+        """What the networks say at M test points, after training for one time `t` or several; None, like infinity, is
+        training to convergence.
 
-        Parameters
-        ----------
-        K_test, Theta_test
-            (M, N): both kernels between the test points and the training points.
-        K_test_test
-            (M,) with k(x, x) for variances, or (M, M) for covariances; without it there is a mean alone.
-        t
-            One time or several; None, like infinity, is training to convergence.
+        `K_test` and `Theta_test` (M, N) are both kernels between the test points and the training points. `K_test_test`
+        is k(x, x) (M,) for variances, or (M, M) for covariances; without it there is a mean alone.
         """
         xp = namespace(self._K)
         K_test, P = check_test(xp, K_test, self.points), check_test(xp, Theta_test, self.points, "Theta")
@@ -121,42 +136,7 @@ class TrainedEnsemble:
         return self._Q.T @ self._K @ self._Q
 
 
-def trained_ensemble(
-    K: Array, Theta: Array, y: Array, *, learning_rate: float = 1.0, ridge: float = 0.0
-) -> TrainedEnsemble:
-    """Mean and covariance of infinitely wide networks after gradient descent, from matrices alone.
-
-    Each network of the ensemble starts from weights of its own and is trained by full-batch gradient flow on
-    ½ Σ (f(x) − y)². One eigendecomposition of `Theta` answers for all times and test points.
-
-    Parameters
-    ----------
-    K, Theta
-        (N, N): the kernels of kind "nngp" and "ntk" of the training points; NumPy, CuPy or torch.
-    y
-        Targets (N,) or (N, outputs).
-    learning_rate
-        Together with t it says how long training goes on: only their product counts. For the mean over points and
-        outputs in the loss, in place of the sum, divide it by their number.
-    ridge
-        Adds ½ ridge · ‖θ − θ₀‖² to the loss: weights are pulled back to where they began. Needed where points repeat.
-
-    Returns
-    -------
-    TrainedEnsemble
-        `predict(K_test, Theta_test, K_test_test, t)` gives `mean`, `variance` and `covariance` at test points.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from cnngp.gp import trained_ensemble
-    >>> K, Theta = np.array([[1.0, 0.5], [0.5, 1.0]]), np.array([[2.0, 1.0], [1.0, 2.0]])
-    >>> ensemble = trained_ensemble(K, Theta, [1.0, -1.0])
-    >>> found = ensemble.predict(K[:1], Theta[:1], K[:1, :1], t=[0.0, 1.0, 100.0])
-    >>> found.mean[:, 0].round(3), found.variance[:, 0].round(3)
-    (array([0.   , 0.632, 1.   ]), array([1.   , 0.036, 0.   ]))
-    """
-    return TrainedEnsemble(K, Theta, y, learning_rate, ridge)
+trained_ensemble = TrainedEnsemble
 
 
 def _named(name: str, matrix: Array) -> Array:
@@ -187,21 +167,16 @@ def _needed_jitter(values: Array, ridge: float, mean_diagonal: float) -> float:
         "diagonal, as a ridge would. Repeated points or a float32 kernel do that: remove repeats, use "
         f"dtype='float64', or set ridge={jitter * mean_diagonal:.1e}",
         JitterWarning,
-        stacklevel=4,
+        stacklevel=3,
     )
     return jitter
 
 
 def _prior(xp: Any, K_test_test: Array, m: int) -> Array:
-    prior = as_float64(xp, K_test_test, "K(test, test)")
-    if prior.shape == (m, m):
-        A = float64_buffer(prior)
-        return 0.5 * (A + A.T)
-    if prior.shape != (m,):
-        raise MatrixError(f"K(test, test) has shape {prior.shape}; expected ({m},) or ({m}, {m})")
-    if not bool((xp.isfinite(prior) & (prior >= 0.0)).all()):
-        raise MatrixError("k(x, x) of the test points contains NaN, infinity or a number below 0")
-    return prior
+    if np.ndim(K_test_test) == 1:
+        return checked_numbers(xp, K_test_test, "K(test, test)", (m,), f"({m},) or ({m}, {m})", 0.0)
+    A = float64_buffer(checked_numbers(xp, K_test_test, "K(test, test)", (m, m), f"({m},) or ({m}, {m})"))
+    return 0.5 * (A + A.T)
 
 
 def _times(t: Any) -> tuple[list[float], bool]:
