@@ -22,8 +22,8 @@ from scipy.ndimage import affine_transform, gaussian_filter
 
 from cnngp import Conv, Dense, Kernel, LeakyReLU, Sequential, zoo
 from cnngp.network import Network
-from cnngp.paper.inference import SplitImages, network_errors
 from cnngp.paper.setting import Setting
+from cnngp.paper.table1 import SplitImages, network_errors
 from cnngp.search.scoring import Problem, score
 
 Array = NDArray[np.float32]

@@ -27,10 +27,9 @@ from cnngp.kernel.kernel import Kernel
 from cnngp.network import zoo
 from cnngp.network.layers import Network
 from cnngp.paper import table1
-from cnngp.paper.common import percent
-from cnngp.paper.inference import SplitImages, network_errors
-from cnngp.paper.results import Results, Row
+from cnngp.paper.results import Results, Row, percent
 from cnngp.paper.setting import Setting
+from cnngp.paper.table1 import SplitImages, network_errors
 
 TITLE = "Baselines of Table 1"
 

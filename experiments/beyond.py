@@ -23,10 +23,9 @@ from cnngp.estimators.classifier import GPClassifier
 from cnngp.kernel.kernel import Kernel
 from cnngp.network.layers import AvgPool, Conv, Dense, Network, ReLU, Sequential
 from cnngp.paper import table1
-from cnngp.paper.common import percent
-from cnngp.paper.inference import SplitImages, network_errors
-from cnngp.paper.results import Results, Row, row
+from cnngp.paper.results import Results, Row, percent, row
 from cnngp.paper.setting import Setting
+from cnngp.paper.table1 import SplitImages, network_errors
 
 TITLE = "Beyond the paper: pooled networks on all of MNIST"
 LONG = 600.0

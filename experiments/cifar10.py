@@ -23,9 +23,8 @@ from cnngp.kernel.kernel import Kernel
 from cnngp.kernel.symmetry import Symmetry
 from cnngp.matrix.gram import gram
 from cnngp.network.zoo import myrtle
-from cnngp.paper.common import percent, release
-from cnngp.paper.results import Results, row
-from cnngp.paper.setting import Setting, digest
+from cnngp.paper.results import Results, percent, row
+from cnngp.paper.setting import Setting, digest, release
 
 TITLE = "CIFAR-10: Myrtle kernels"
 DATA = "cifar10"

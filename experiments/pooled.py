@@ -17,9 +17,9 @@ from cnngp.common.progress import duration
 from cnngp.datasets.dataset import Dataset
 from cnngp.network import zoo
 from cnngp.paper import table1
-from cnngp.paper.inference import SplitImages
 from cnngp.paper.results import Results, Row
 from cnngp.paper.setting import Setting
+from cnngp.paper.table1 import SplitImages
 
 TITLE = "Table 1 with average pooling: the ResNet as it was meant"
 

@@ -21,10 +21,9 @@ from cnngp.common.figures import new_figure, save_figure
 from cnngp.datasets.dataset import Dataset
 from cnngp.network import zoo
 from cnngp.paper import table1
-from cnngp.paper.common import BLUE, GREY, release
-from cnngp.paper.inference import SplitImages
-from cnngp.paper.results import Results, row
-from cnngp.paper.setting import Setting
+from cnngp.paper.results import BLUE, GREY, Results, row
+from cnngp.paper.setting import Setting, release
+from cnngp.paper.table1 import SplitImages
 
 TITLE = "Timings"
 EACH = "Each network: K(all), K(test, all), two exact fits"

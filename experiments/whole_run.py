@@ -37,7 +37,8 @@ def whole_run(request: dict[str, Any]) -> dict[str, Any]:
         from cnngp.gp.linalg import blocks, factorised, namespace
         from cnngp.kernel.kernel import Kernel
         from cnngp.network.zoo import resnet
-        from cnngp.paper.common import percent, wait
+        from cnngp.paper.results import percent
+        from cnngp.paper.setting import wait
 
     train, validation, test = request["sizes"]
     with timed("read"):

@@ -13,10 +13,9 @@ from typing import Any
 
 from cnngp.common.figures import new_figure, save_figure
 from cnngp.datasets.dataset import Dataset
-from cnngp.paper.common import BLUE, GREY, ORANGE
-from cnngp.paper.inference import SplitImages
-from cnngp.paper.results import Results, Row, read, row, tables
+from cnngp.paper.results import BLUE, GREY, ORANGE, Results, Row, read, row, tables
 from cnngp.paper.setting import Setting
+from cnngp.paper.table1 import SplitImages
 from cnngp.torch_bridge import need_gpytorch, need_torch
 
 from .exact import Convolutional, choose, exact, terms_of

@@ -23,9 +23,9 @@ from cnngp.gp.calibration import negative_log_likelihood
 from cnngp.kernel.kernel import Kernel
 from cnngp.network import zoo
 from cnngp.network.layers import Network
-from cnngp.paper.common import percent, release, wait
-from cnngp.paper.inference import SplitImages
-from cnngp.paper.setting import Setting
+from cnngp.paper.results import percent
+from cnngp.paper.setting import Setting, release, wait
+from cnngp.paper.table1 import SplitImages
 
 from .scores import measured
 

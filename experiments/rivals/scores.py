@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cnngp.gp.calibration import negative_log_likelihood, reliability
-from cnngp.paper.common import percent
+from cnngp.paper.results import percent
 
 
 def measured(P: NDArray[np.float64], codes: NDArray[np.intp], part: str) -> dict[str, float]:

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from cnngp.common.devices import ActualDevice
 from cnngp.common.progress import progress_bar
 from cnngp.gp.calibration import negative_log_likelihood
-from cnngp.paper.common import percent
-from cnngp.paper.inference import SplitImages
+from cnngp.paper.results import percent
+from cnngp.paper.table1 import SplitImages
 
 from .scores import measured
 

@@ -12,8 +12,8 @@ from sklearn.gaussian_process.kernels import RBF
 
 from cnngp import GPClassifier, datasets, zoo
 from cnngp.paper import table1
-from cnngp.paper.inference import SplitImages
 from cnngp.paper.setting import Setting
+from cnngp.paper.table1 import SplitImages
 from experiments import baselines
 from helpers.idx_files import write_as_fashion_mnist
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cnngp import AvgPool, Conv, GPClassifier, datasets, zoo
-from cnngp.paper import inference
+from cnngp.paper import table1
 from cnngp.paper.setting import Setting
 from experiments import beyond
 
@@ -67,7 +67,7 @@ def test_long_kernels_are_kept_tile_by_tile(tmp_path: Path, monkeypatch: pytest.
 
     whole = beyond.run(Setting(tmp_path / "whole", device="cpu"), PLAN, digits_with_validation())
     with monkeypatch.context() as patch:
-        patch.setattr(inference, "fits", killed)
+        patch.setattr(table1, "fits", killed)
         with pytest.raises(KeyboardInterrupt):
             beyond.run(Setting(tmp_path / "killed", device="cpu"), PLAN, digits_with_validation())
     stores = sorted(p.name for p in (tmp_path / "killed" / "stores").iterdir())

@@ -17,9 +17,9 @@ from experiments.rivals.exact import Convolutional, Term, choose, exact, terms_o
 from cnngp import GPClassifier, datasets, zoo
 from cnngp.cli import run as command
 from cnngp.paper import results, setting
-from cnngp.paper.inference import SplitImages
 from cnngp.paper.results import tables
 from cnngp.paper.setting import Setting
+from cnngp.paper.table1 import SplitImages
 from experiments import rivals
 
 torch = pytest.importorskip("torch")

@@ -10,9 +10,9 @@ import pytest
 from scipy import stats
 
 from cnngp import GPClassifier, Kernel, datasets, zoo
-from cnngp.paper import figure2, inference, table1
-from cnngp.paper.inference import SplitImages
+from cnngp.paper import figure2, table1
 from cnngp.paper.setting import Setting
+from cnngp.paper.table1 import SplitImages
 
 DIGITS = datasets.digits()
 DATA = datasets.Dataset(
@@ -81,7 +81,7 @@ def test_interrupted_at_any_piece_it_ends_with_the_same_numbers(
 ) -> None:
     calls: list[str] = []
     deaths = ["digits-better", "digits-worse"]
-    real = inference.network_errors
+    real = table1.network_errors
 
     def sometimes(setting: Setting, kernel: Kernel, images: SplitImages, label: str) -> Any:
         calls.append(label)
@@ -110,7 +110,7 @@ def test_another_network_or_other_images_are_not_taken_for_kept_ones(tmp_path: P
 
 
 def test_a_fit_that_cannot_fit_is_refused_before_the_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inference.memory, "available", lambda device: 1000)
+    monkeypatch.setattr(table1.memory, "available", lambda device: 1000)
     monkeypatch.setattr(Kernel, "__call__", lambda *args, **kwargs: pytest.fail("the kernel was computed"))
     with pytest.raises(ValueError, match="split='paper'"):
         SplitImages.of(DIGITS, 10, 10, 10)

@@ -11,7 +11,7 @@ import pytest
 
 from cnngp import datasets, zoo
 from cnngp.cli import run
-from cnngp.paper import experiments, results, setting, table1
+from cnngp.paper import results, setting, table1
 from cnngp.report import plots
 
 
@@ -42,7 +42,7 @@ def test_the_command_says_its_plan_and_where_it_is_and_writes_numbers_figures_an
     doc = results.read(tmp_path / "out" / "table1.json")
     assert (doc["command"], doc["quick"]) == ("cnngp reproduce table1 --quick --device cpu", True)
     assert {"table1.png", "table1.svg"} == {f["file"] for f in doc["figures"]}
-    text = (tmp_path / "out" / experiments.PAGE).read_text()
+    text = (tmp_path / "out" / results.PAGE).read_text()
     for r in doc["rows"]:
         for shown in (results.shown(r[key], r["unit"]) for key in ("ours", "published") if r[key] is not None):
             assert shown in text

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from cnngp.common.figures import new_figure, save_figure
-from cnngp.paper import experiments, results
+from cnngp.paper import results
 from cnngp.paper.setting import Setting
 from cnngp.report import web_page
 from helpers.browser import needs_browser, opened
@@ -45,7 +45,7 @@ def doc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     software = iter(["Python 3.12 & more", "Python 3.11"])
     monkeypatch.setattr("cnngp.paper.setting.hardware", lambda device: "one card")
     monkeypatch.setattr("cnngp.paper.setting.software", lambda device: next(software))
-    return experiments.reproduce("the.table1", Setting(tmp_path, device="cpu"), "cnngp reproduce table1")
+    return results.reproduce("the.table1", Setting(tmp_path, device="cpu"), "cnngp reproduce table1")
 
 
 def test_a_document_says_what_was_found_and_how(doc: Any, tmp_path: Path) -> None:
@@ -62,7 +62,7 @@ def test_a_document_says_what_was_found_and_how(doc: Any, tmp_path: Path) -> Non
 def test_other_files_in_the_folder_are_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "table1.json").write_text(text)
     with pytest.raises(results.ResultsError, match=r"table1\.json cannot be read: .*; remove it"):
-        experiments.write_page(tmp_path)
+        results.write_page(tmp_path)
 
 
 def test_numbers_for_people() -> None:
@@ -80,7 +80,7 @@ def test_figures_are_the_same_bytes_each_time(tmp_path: Path) -> None:
 
 
 def test_the_page_is_self_contained_and_shows_every_number(doc: Any, tmp_path: Path) -> None:
-    text = (tmp_path / experiments.PAGE).read_text(encoding="utf-8")
+    text = (tmp_path / results.PAGE).read_text(encoding="utf-8")
     sources = re.findall(r'(?:src|href)="([^"]*)"', text)
     assert all(source.startswith("data:image/") for source in sources)
     assert sum(source.startswith("data:image/png;base64,") for source in sources) == 1  # beside the page's own icon
@@ -95,7 +95,7 @@ def test_the_page_is_self_contained_and_shows_every_number(doc: Any, tmp_path: P
     doc["rows"][4]["unit"], doc["quick"], doc["figures"][0]["file"] = "<script>", True, "../private.png"
     (tmp_path / "private.png").write_bytes(b"secret")
     (tmp_path / "in" / "private.png").write_bytes(b"open")
-    again = experiments.page([doc], tmp_path / "in")
+    again = results.page([doc], tmp_path / "in")
     assert "<script>" not in again
     assert web_page.inline(b"open") in again
     assert web_page.inline(b"secret") not in again
@@ -104,14 +104,14 @@ def test_the_page_is_self_contained_and_shows_every_number(doc: Any, tmp_path: P
 
 @needs_browser
 def test_opens_in_a_browser(doc: Any, tmp_path: Path) -> None:
-    text = experiments.page([doc, doc | {"quick": True}], tmp_path)
+    text = results.page([doc, doc | {"quick": True}], tmp_path)
     assert opened(text, tmp_path, width=600) == "drawn 2 of 2, too wide: false, cells 36"
 
 
 COMMITTED = Path(__file__).parents[2] / "docs" / "results"
 
 
-@pytest.mark.parametrize("name", experiments.NAMES)
+@pytest.mark.parametrize("name", results.NAMES)
 def test_committed_results_are_whole(name: str) -> None:
     """Full runs, with their figures beside them, and all of them on the page."""
     doc = results.read(COMMITTED / f"{name}.json")
@@ -119,8 +119,8 @@ def test_committed_results_are_whole(name: str) -> None:
     assert doc["figures"]
     for figure in doc["figures"]:
         assert (COMMITTED / figure["file"]).is_file()
-    text = (COMMITTED / experiments.PAGE).read_text(encoding="utf-8")
-    assert experiments.page([doc], COMMITTED).split("<h2")[1].split("</body>")[0].strip() in text
+    text = (COMMITTED / results.PAGE).read_text(encoding="utf-8")
+    assert results.page([doc], COMMITTED).split("<h2")[1].split("</body>")[0].strip() in text
     for r in doc["rows"]:
         for key in ("ours", "published"):
             assert r[key] is None or results.shown(r[key], r["unit"]) in text

@@ -22,7 +22,7 @@ AGAIN = 75
 
 def reproduce(asked: Asked) -> None:
     """Reproduce the paper. Finished pieces are kept: if it is interrupted, run it again and it continues."""
-    from cnngp.paper.experiments import NAMES
+    from cnngp.paper.results import NAMES
 
     names = NAMES if asked.experiment == "all" else (asked.experiment,)
     run_experiments([(f"cnngp.paper.{name}", ("cnngp", "reproduce", name)) for name in names], asked)
@@ -35,8 +35,8 @@ def run_experiments(
 
     `images` names the data set, which has to be there before anything is computed.
     """
-    from cnngp.paper.experiments import PAGE
-    from cnngp.paper.experiments import reproduce as run_experiment
+    from cnngp.paper.results import PAGE
+    from cnngp.paper.results import reproduce as run_experiment
     from cnngp.paper.setting import OutOfTime, Setting
 
     folder = asked.out or Path("out") / ("reproduce-quick" if asked.quick else "reproduce")
@@ -105,11 +105,9 @@ def _tables(doc: Any) -> str:
         for result, line in t.lines.items():
             cells = []
             for quantity in t.quantities:
-                row = line.get(quantity)
-                numbers = [] if row is None or row["ours"] is None else [shown(row["ours"], row["unit"])]
-                if row is not None and row["published"] is not None:
-                    numbers.append(f"[{shown(row['published'], row['unit'])}]")
-                cells.append(" ".join(numbers))
+                row = line.get(quantity, {"ours": None, "published": None, "unit": ""})
+                ours, published = (shown(row[key], row["unit"]) for key in ("ours", "published"))
+                cells.append(f"{ours} [{published}]".strip() if published else ours)
             lines.append((result, *cells))
         parts.append(f"{t.name}\n{aligned(lines, right=range(1, len(lines[0])))}")
     return "\n\n".join(parts)

@@ -21,8 +21,7 @@ from cnngp.common.progress import progress_bar
 from cnngp.kernel.kernel import Kernel
 from cnngp.network import zoo
 
-from .common import GREY, INK
-from .results import Results, Row, row
+from .results import GREY, INK, Results, Row, row
 from .setting import Setting, digest
 
 TITLE = "Figure 2: finite networks approach the limit"
@@ -35,20 +34,17 @@ QUANTITIES = {
 }
 COLOURS = ("#dd6b20", "#d69e2e", "#38a169", "#2b6cb0", "#6b46c1")
 Array = NDArray[np.float64]
-_FLOOR_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
 class Figure2Plan:
-    """How large the experiment is."""
+    """How large the experiment is: the depth of the ResNet, and how often the Gaussian draws are repeated."""
 
     depth: int
-    """Of the ResNet."""
     widths: Sequence[int]
     networks: int
     images: int
     floors: int = 20
-    """How often the Gaussian draws are repeated."""
 
 
 FULL = Figure2Plan(32, (3, 10, 30, 100), 10_000, 100)
@@ -62,39 +58,26 @@ def run(setting: Setting, plan: Figure2Plan | None = None, X: NDArray[np.float32
     network = zoo.resnet(plan.depth)
     K = np.asarray(Kernel(network, "cpu", "float64", setting.threads)(X, progress=False))
     depends = {"network": network.fingerprint, "images": digest(X), "networks": plan.networks}
-    expected = {width: _estimate(setting, plan, len(X), width) for width in plan.widths}
-    names = {width: f"figure2-width-{width}" for width in plan.widths}
-    setting.expect({"figure2-floor": _FLOOR_SECONDS, **{names[width]: seconds for width, seconds in expected.items()}})
-    floor = setting.piece(
-        "figure2-floor",
-        lambda: _floor(K, plan, setting.seed),
-        depends={**depends, "floors": plan.floors},
-        seconds=_FLOOR_SECONDS,
-    )
+    seconds = {"floor": 30.0} | {f"width-{w}": _estimate(setting, plan, len(X), w) for w in plan.widths}
+    setting.expect({f"figure2-{name}": expected for name, expected in seconds.items()})
+
+    def piece(name: str, compute: Any, **facts: Any) -> dict[str, Any]:
+        return setting.piece(f"figure2-{name}", compute, depends=depends | facts, seconds=seconds[name])
+
+    floor = piece("floor", lambda: _floor(K, plan, setting.seed), floors=plan.floors)
     outputs: dict[int, Array] = {}
-    details: dict[str, Any] = {"network": f"resnet({plan.depth})", "networks": plan.networks, "images": len(X)}
-    details |= {"widths": {}, "floor": {key: floor[key] for key in floor if key not in ("hardware", "software")}}
+    widths: dict[str, Any] = {}
     rows: list[Row] = []
-
-    def add(name: str, found: dict[str, Any], seconds: float, note: str) -> None:
-        shared: Any = {"seconds": seconds, "note": note}
-        rows.extend(row(TABLE, name, quantity, ours=found[key], **shared) for key, quantity in QUANTITIES.items())
-
-    for width, seconds in expected.items():
-        piece = setting.piece(
-            names[width],
-            lambda width=width: {"outputs": _outputs(setting, plan, X, width)},  # type: ignore[misc]
-            depends={**depends, "width": width},
-            seconds=seconds,
-        )
-        outputs[width] = np.asarray(piece["outputs"], np.float64)
-        found = measure(outputs[width], K)
-        details["widths"][str(width)] = {**found, "seconds": piece["seconds"]}
-        name = f"C = {width}: {plan.networks:,} networks {details['network']}"
-        tail = f"the ten largest of the networks hold {100 * found['largest_ten']:.0f} % of the sum of squares"
-        add(name, found, piece["seconds"], tail)
+    for w in plan.widths:
+        values = piece(f"width-{w}", lambda w=w: {"outputs": _outputs(setting, plan, X, w)}, width=w)
+        outputs[w] = np.asarray(values["outputs"], np.float64)
+        widths[str(w)] = found = measure(outputs[w], K) | {"seconds": values["seconds"]}
+        note = f"the ten largest of the networks hold {100 * found['largest_ten']:.0f} % of the sum of squares"
+        rows += _rows(f"C = {w}: {plan.networks:,} networks resnet({plan.depth})", found, note)
     note = f"mean of {plan.floors} times; no network can be expected to come below it"
-    add(f"the limit: {plan.networks:,} exact Gaussian draws", floor, floor["seconds"], note)
+    rows += _rows(f"the limit: {plan.networks:,} exact Gaussian draws", floor, note)
+    details = {"network": f"resnet({plan.depth})", "networks": plan.networks, "images": len(X), "widths": widths}
+    details["floor"] = {key: floor[key] for key in floor if key not in ("hardware", "software")}
     captions = {
         "figure2-a": f"A. Density of the output for one image, {plan.networks:,} random networks at each width C.",
         "figure2-b": "B. Quantiles of the output for the same image against those of the limit; grey: the middle 95 % "
@@ -102,6 +85,11 @@ def run(setting: Setting, plan: Figure2Plan | None = None, X: NDArray[np.float32
         "figure2-c": f"C. Variances and covariances over {len(X)} training images against the kernel's.",
     }
     return Results(rows=rows, details=details, captions=captions, arrays={"K": K, "outputs": outputs})
+
+
+def _rows(name: str, found: dict[str, Any], note: str) -> list[Row]:
+    shared: Any = {"seconds": found["seconds"], "note": note}
+    return [row(TABLE, name, quantity, ours=found[key], **shared) for key, quantity in QUANTITIES.items()]
 
 
 def measure(f: Array, K: Array) -> dict[str, float]:
@@ -162,43 +150,40 @@ def _estimate(setting: Setting, plan: Figure2Plan, images: int, width: int) -> f
 def draw(results: Results, folder: Path) -> list[Path]:
     """Panels A, B and C."""
     K, outputs = results["arrays"]["K"], results["arrays"]["outputs"]
-    return [*_densities(K, outputs, folder), *_quantiles(K, outputs, folder), *_moments(K, outputs, folder)]
+    first = {width: f[:, 0] / math.sqrt(K[0, 0]) for width, f in outputs.items()}
+    return [*_densities(K, first, folder), *_quantiles(first, folder), *_moments(K, outputs, folder)]
 
 
-def _densities(K: Array, outputs: dict[int, Array], folder: Path) -> list[Path]:
-    std = math.sqrt(K[0, 0])
+def _densities(K: Array, first: dict[int, Array], folder: Path) -> list[Path]:
+    std, z = math.sqrt(K[0, 0]), np.linspace(-4, 4, 201)
     figure, axes = new_figure(4.8, 3.6)
-    z = np.linspace(-4, 4, 201)
-    bins = np.linspace(-4, 4, 20 if len(next(iter(outputs.values()))) < 2000 else 60)
-    for (width, f), colour in zip(outputs.items(), COLOURS, strict=False):
-        axes.hist(f[:, 0], bins * std, density=True, histtype="step", linewidth=1.2, color=colour, label=f"C = {width}")
+    bins = np.linspace(-4, 4, 20 if len(next(iter(first.values()))) < 2000 else 60)
+    for (width, f), colour in zip(first.items(), COLOURS, strict=False):
+        style = {"histtype": "step", "linewidth": 1.2, "color": colour, "label": f"C = {width}"}
+        axes.hist(f * std, bins * std, density=True, **style)
     axes.plot(z * std, np.exp(-0.5 * z**2) / (std * math.sqrt(2 * math.pi)), color=INK, linewidth=1.4, label="limit")
-    axes.set_xlabel("output for one image")
-    axes.set_ylabel("density")
+    axes.set(xlabel="output for one image", ylabel="density")
     axes.legend(frameon=False, fontsize=8)
     return save_figure(figure, folder, "figure2-a")
 
 
-def _quantiles(K: Array, outputs: dict[int, Array], folder: Path) -> list[Path]:
+def _quantiles(first: dict[int, Array], folder: Path) -> list[Path]:
     from scipy.special import ndtri
     from scipy.stats import beta
 
-    std = math.sqrt(K[0, 0])
     figure, axes = new_figure(4.2, 3.9)
-    for (width, f), colour in zip(outputs.items(), COLOURS, strict=False):
-        n = len(f)
-        at = np.unique(np.round(np.geomspace(1, n / 2, 200))).astype(int)
-        ranks = np.unique(np.r_[at, n + 1 - at])
-        points = ndtri(ranks / (n + 1)), np.sort(f[:, 0])[ranks - 1] / std
-        axes.plot(*points, ".", markersize=3, color=colour, label=f"C = {width}")
+    n = len(next(iter(first.values())))
+    few = np.unique(np.round(np.geomspace(1, n / 2, 200))).astype(int)
+    ranks = np.unique(np.r_[few, n + 1 - few])
+    at = ndtri(ranks / (n + 1))
+    for (width, f), colour in zip(first.items(), COLOURS, strict=False):
+        axes.plot(at, np.sort(f)[ranks - 1], ".", markersize=3, color=colour, label=f"C = {width}")
     # The r-th of n uniform draws has a Beta(r, n + 1 − r) distribution.
     low, high = (ndtri(beta.ppf(q, ranks, n + 1 - ranks)) for q in (0.025, 0.975))
-    axes.fill_between(ndtri(ranks / (n + 1)), low, high, color=GREY, alpha=0.4, linewidth=0)
-    ends = [float(ndtri(1 / (n + 1))), float(ndtri(n / (n + 1)))]
-    axes.plot(ends, ends, color=INK, linewidth=0.8)
-    axes.set_ylim(2.2 * ends[0], 2.2 * ends[1])
+    axes.fill_between(at, low, high, color=GREY, alpha=0.4, linewidth=0)
+    axes.plot(at[[0, -1]], at[[0, -1]], color=INK, linewidth=0.8)
+    axes.set(ylim=2.2 * at[[0, -1]], ylabel="quantile of the networks")
     axes.set_xlabel("quantile of the limit, in standard deviations")
-    axes.set_ylabel("quantile of the networks")
     axes.legend(frameon=False, fontsize=8)
     return save_figure(figure, folder, "figure2-b")
 
@@ -210,8 +195,7 @@ def _moments(K: Array, outputs: dict[int, Array], folder: Path) -> list[Path]:
         C = f.T @ f / len(f)
         axes.plot(K[upper], C[upper], ".", markersize=1.5, color=colour, rasterized=True, label="covariances")
         axes.plot(np.diagonal(K), np.diagonal(C), "+", markersize=5, color=INK, label="variances")
-        ends = [float(K.min()), float(K.max())]
-        axes.plot(ends, ends, color=GREY, linewidth=0.8)
+        axes.plot([K.min(), K.max()], [K.min(), K.max()], color=GREY, linewidth=0.8)
         axes.set_title(f"C = {width}", fontsize=9)
         axes.set_xlabel("kernel")
     grid[0][0].set_ylabel("over networks")

@@ -23,9 +23,8 @@ from cnngp.network import zoo
 from cnngp.network.layers import Network
 from cnngp.torch_bridge import need_torch
 
-from .common import BLUE, GREY, INK, ORANGE, percent, release
-from .results import Results, Row, row
-from .setting import Setting, digest
+from .results import BLUE, GREY, INK, ORANGE, Results, Row, percent, row
+from .setting import Setting, digest, release
 
 TITLE = "Figure 3: calibration with inducing points"
 
@@ -36,13 +35,13 @@ EPSILON = 1e-3
 
 @dataclass(frozen=True)
 class Figure3Plan:
-    """How large the experiment is. Images are the first of the paper's training and of the test set."""
+    """How large the experiment is. Images are the first of the paper's training and of the test set; the network is the
+    paper's 32-layer ResNet unless given."""
 
     train: int = 50_000
     test: int = 10_000
     inducing: int = 1_000
     network: Network | None = None
-    """The paper's 32-layer ResNet unless given."""
     epochs: int = 50
     batch_size: int = 1_000
 
@@ -53,22 +52,22 @@ QUICK = Figure3Plan(train=2_000, test=1_000, inducing=250, epochs=30, batch_size
 
 @dataclass(frozen=True)
 class Case:
-    """One curve."""
+    """One curve, with the paper's test error in percent, and the seconds at full size on one H200."""
 
-    label: str
+    label: Literal["resnet", "rbf", "exact"]
     name: str
     colour: str
     published: float | None
-    """The paper's test error in percent."""
-    seconds: tuple[float, float]
-    """About what it takes at full size on one H200, and quick on two cores."""
+    seconds: float
 
 
 CASES = (
-    Case("resnet", "ResNet kernel, inducing points", BLUE, 2.4, (90.0, 60.0)),
-    Case("rbf", "RBF kernel, inducing points", ORANGE, 3.4, (180.0, 60.0)),
-    Case("exact", "ResNet kernel, exact GP", INK, None, (90.0, 60.0)),
+    Case("resnet", "ResNet kernel, inducing points", BLUE, 2.4, 90.0),
+    Case("rbf", "RBF kernel, inducing points", ORANGE, 3.4, 180.0),
+    Case("exact", "ResNet kernel, exact GP", INK, None, 90.0),
 )
+_SECONDS_ON_CPU = 60.0
+"""About what a curve takes in its quick version on two cores."""
 
 
 def run(setting: Setting, plan: Figure3Plan | None = None, data: Dataset | None = None) -> Results:
@@ -80,24 +79,24 @@ def run(setting: Setting, plan: Figure3Plan | None = None, data: Dataset | None 
     images = {"data": data.name, "images": digest(data.X, data.y, data.X_test, data.y_test)}
     inducing: Any = {"inducing": plan.inducing, "epochs": plan.epochs, "batch_size": plan.batch_size}
     table = f"{'MNIST' if data.name == 'mnist' else data.name}, {len(data.X):,} training images"
+    on_card = setting.actual_device == "cuda"
+    names = {f"figure3-{data.name}-{case.label}": case for case in CASES}
+    seconds = {name: case.seconds if on_card else _SECONDS_ON_CPU for name, case in names.items()}
+    setting.expect(seconds)
+    computed = {
+        "resnet": lambda: _sparse(setting, plan, data, network),
+        "rbf": lambda: _sparse(setting, plan, data, "rbf"),
+        "exact": lambda: _exact(setting, data, network),
+    }
     curves: dict[str, Any] = {}
     rows: list[Row] = []
-    seconds = {f"figure3-{data.name}-{c.label}": c.seconds[setting.actual_device != "cuda"] for c in CASES}
-    setting.expect(seconds)
-    for case, (name, expected) in zip(CASES, seconds.items(), strict=True):
-        kernel: Network | Literal["rbf"] = "rbf" if case.label == "rbf" else network
-        fingerprint = "rbf" if case.label == "rbf" else network.fingerprint
-        depends = images | {"kernel": fingerprint} | ({} if case.label == "exact" else inducing)
-
-        def compute(label: str = case.label, kernel: Any = kernel) -> dict[str, Any]:
-            return _exact(setting, data, network) if label == "exact" else _sparse(setting, plan, data, kernel)
-
-        values = setting.piece(name, compute, depends=depends, seconds=expected)
+    for name, case in names.items():
+        depends = images | {"kernel": "rbf" if case.label == "rbf" else network.fingerprint}
+        depends |= {} if case.label == "exact" else inducing
+        values = setting.piece(name, computed[case.label], depends=depends, seconds=seconds[name])
         curves[case.label] = values
-        note = ""
-        if case.label == "rbf":
-            note = f"learned lengthscale {values['lengthscale']:.3g}"
-        elif case.label == "exact":
+        note = f"learned lengthscale {values['lengthscale']:.3g}" if case.label == "rbf" else ""
+        if case.label == "exact":
             note = f"no inducing points; leave-one-out error {values['loo_error']:.2f} %"
         shared: Any = {"seconds": values["seconds"], "note": note}
         rows += [
@@ -152,23 +151,21 @@ def _measured(P: NDArray[np.float64], classes: NDArray[Any], y: NDArray[Any]) ->
 def draw(results: Mapping[str, Any], folder: Path) -> list[Path]:
     """Accuracy against confidence for the three curves, over their bar counts."""
     figure, axes = new_figure(10.5, 4.6, 2, len(CASES), height_ratios=[3, 1], sharex=True, sharey="row")
-    centres = (np.arange(_BINS) + 0.5) / _BINS
     for (upper, lower), case in zip(axes.T, CASES, strict=True):
         values = results["details"]["curves"][case.label]
         bins = {key: np.array(of_bins, float) for key, of_bins in values["bins"].items()}  # NaN where one is empty
-        count, filled = bins["count"], bins["count"] > 0
-        confidence, accuracy = bins["confidence"][filled], bins["accuracy"][filled]
-        low, high = wilson(accuracy, count[filled])
+        filled = bins["count"] > 0
+        confidence, accuracy, count = (bins[key][filled] for key in ("confidence", "accuracy", "count"))
+        low, high = wilson(accuracy, count)
         upper.plot([0, 1], [0, 1], color=GREY, linewidth=1, linestyle="--")
         points = (confidence, accuracy, [accuracy - low, high - accuracy])
         upper.errorbar(*points, fmt="o-", color=case.colour, markersize=4, linewidth=1)
         published = "" if case.published is None else f" [{case.published:g} %]"
         upper.set_title(f"{case.name}\nerror {values['error']:.2f} %{published}, ECE {values['ece']:.4f}", fontsize=9)
-        lower.bar(centres, count, 0.9 / _BINS, color=case.colour)
+        lower.bar((np.arange(_BINS) + 0.5) / _BINS, bins["count"], 0.9 / _BINS, color=case.colour)
         lower.set_yscale("symlog", linthresh=1)
         lower.set_xlabel("probability of the predicted class", fontsize=9)
-    axes[0, 0].set_ylim(0, 1.02)
-    axes[0, 0].set_xlim(0, 1)
+    axes[0, 0].set(xlim=(0, 1), ylim=(0, 1.02))
     axes[0, 0].set_ylabel("share that is right", fontsize=9)
     axes[1, 0].set_ylabel("images", fontsize=9)
     return save_figure(figure, folder, "figure3")

@@ -7,8 +7,13 @@ damaged one, is computed again.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import hashlib
+import importlib.metadata
 import json
+import os
+import platform
 import re
 import time
 from collections.abc import Callable, Mapping
@@ -20,14 +25,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cnngp import __version__
-from cnngp.common import files
-from cnngp.common.devices import ActualDevice, Device, actual_device, check_device
+from cnngp.common import devices, files
+from cnngp.common.arrays import namespace
+from cnngp.common.devices import ActualDevice, Device
 from cnngp.common.errors import DatasetError, ModelFileError
 from cnngp.common.progress import duration
 from cnngp.datasets.dataset import Dataset
 from cnngp.datasets.sets import Split, load
-
-from .common import hardware, software
+from cnngp.gp.linalg import Array
 
 
 class OutOfTime(RuntimeError):
@@ -71,8 +76,8 @@ class Setting:
     @property
     def actual_device(self) -> ActualDevice:
         """The device that "auto" stands for here; refuses "cuda" where there is no card."""
-        check_device(self.device)
-        return actual_device(self.device)
+        devices.check_device(self.device)
+        return devices.actual_device(self.device)
 
     def dataset(self, name: str, split: Split = "standard") -> Dataset:
         """A set of images by its name; `DatasetError` in one line where it is not at hand."""
@@ -92,16 +97,10 @@ class Setting:
         self.say("plan", said)
 
     def piece(
-        self,
-        name: str,
-        compute: Callable[[], Mapping[str, Any]],
-        *,
-        depends: Mapping[str, Any],
-        seconds: float = 0.0,
+        self, name: str, compute: Callable[[], Mapping[str, Any]], *, depends: Mapping[str, Any], seconds: float = 0.0
     ) -> dict[str, Any]:
-        """The values of a piece: read where they are kept, else computed and kept.
-
-        `seconds`, `hardware` and `software` of computing it are added to them.
+        """The values of a piece: read where they are kept, else computed and kept, with the `seconds` that it took, the
+        `hardware` and the `software`.
 
         `compute` returns JSON values and NumPy arrays. `depends` is all that they depend on beside what every piece
         does (device, seed, quick, version), as JSON values: sizes, `network.fingerprint`, `digest(images)`.
@@ -129,8 +128,8 @@ class Setting:
             kept["software"] = software(self.actual_device)
             arrays = {key: value for key, value in kept.items() if isinstance(value, np.ndarray)}
             values = {key: value for key, value in kept.items() if key not in arrays}
-            header = {"fingerprint": fingerprint, "depends": facts, "values": values}
             self._file(name).parent.mkdir(parents=True, exist_ok=True)
+            header = {"fingerprint": fingerprint, "depends": facts, "values": values}
             files.write(self._file(name), header, arrays, "piece")
         self.done.append(Done(name, kept["seconds"], kept["hardware"], kept["software"], reused))
         took = f"{kept['seconds']:.1f} s"
@@ -148,11 +147,11 @@ class Setting:
     def _check_time(self, name: str, seconds: float) -> None:
         if self.budget is None or all(piece.reused for piece in self.done):
             return
-        left = self.budget - (time.monotonic() - self._began)
+        left = max(self.budget - (time.monotonic() - self._began), 0.0)
         if seconds > left:
             raise OutOfTime(
-                f"{name} takes about {seconds:.0f} s and the budget leaves {max(left, 0.0):.0f} s; what is done is "
-                "kept, run again to continue"
+                f"{name} takes about {seconds:.0f} s and the budget leaves {left:.0f} s; what is done is kept, run "
+                "again to continue"
             )
 
     def _file(self, name: str) -> Path:
@@ -166,3 +165,39 @@ def digest(*arrays: NDArray[Any]) -> str:
         h.update(f"{a.dtype.str}{a.shape}".encode())
         h.update(np.ascontiguousarray(a).data)
     return h.hexdigest()
+
+
+@functools.cache
+def hardware(device: ActualDevice) -> str:
+    """The card by its name, or the processor with how many of its cores may be used."""
+    if device == "cuda":
+        return f"one {devices.card_name()}"
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    told = Path("/proc/cpuinfo").read_text(encoding="utf-8") if Path("/proc/cpuinfo").is_file() else ""
+    model = re.search(r"^model name\s*:\s*(.*)$", told, re.MULTILINE)
+    return f"{cores} core{'s' if cores > 1 else ''} of {model[1] if model else platform.machine()}"
+
+
+@functools.cache
+def software(device: ActualDevice) -> str:
+    """The versions of what a number may depend on: ours, Python's, and those of the libraries that compute here."""
+    versions = [f"cnngp {__version__}", f"Python {platform.python_version()}"]
+    versions += [f"{library} {importlib.metadata.version(library.lower())}" for library in ("NumPy", "SciPy", "Numba")]
+    if device == "cuda":  # CuPy's distribution has a name for each CUDA version
+        versions.append(f"CuPy {devices.array_module(device).__version__}")
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # optional; what needs it says so
+        versions.append(f"PyTorch {importlib.metadata.version('torch')}")
+    return ", ".join(versions)
+
+
+def wait(a: Array) -> None:
+    """Until a card has finished what it was asked for."""
+    xp = namespace(a)
+    if xp is not np:
+        xp.cuda.Device().synchronize()
+
+
+def release(device: ActualDevice) -> None:
+    """Give the card's unused memory back, for other libraries and processes."""
+    if device == "cuda":
+        devices.release_pooled_memory()

@@ -15,6 +15,7 @@ Scaling all the functions by one factor changes nothing: an amplitude of the ker
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -38,26 +39,24 @@ JITTER = 1e-6
 """Added to the diagonal of the inducing points' kernel matrix, in units of its mean."""
 _CHUNK = 4096
 """Images whose features are made at a time, and about as many on which starts are compared."""
-# Noise variances and sizes of the targets tried for the start, with the kernel's mean variance as unit.
-_NOISES = (0.03, 0.1, 0.3, 1.0, 3.0)
-_TARGETS = (1.0, 2.0, 4.0, 8.0)
-# log Φ(−12) is −75: below it nothing can be seen beside 1, and in float32 the derivative of log Φ loses its digits.
+_NOISES, _SIZES = (0.03, 0.1, 0.3, 1.0, 3.0), (1.0, 2.0, 4.0, 8.0)
+"""Noise variances and sizes of the targets tried for the start, with the kernel's mean variance as unit."""
 _LOWEST = -12.0
+"""log Φ(−12) is −75: below it nothing can be seen beside 1, and in float32 the derivative of log Φ loses its digits."""
 
 
 @dataclass(frozen=True)
 class Training:
-    """How a model is trained: Adam on minibatches, at a rate that falls to zero."""
+    """How a model is trained: Adam on minibatches, at a rate that falls to zero. The seed is of the inducing points and
+    the minibatches, `epsilon` the likelihood's chance that the label is not the largest function's."""
 
     inducing: int = 1_000
     epochs: int = 50
     batch_size: int = 1_000
     learning_rate: float = 0.03
     epsilon: float = 1e-3
-    """The likelihood's chance that the label is not the largest function's."""
     dtype: Literal["float32", "float64"] = "float32"
     seed: int = 0
-    """Of the inducing points and the minibatches."""
 
 
 def fit(
@@ -119,14 +118,14 @@ class GivenFeatures(torch.nn.Module):  # type: ignore[misc]
     def __init__(self, kernel: Kernel, Z: Array, dtype: Any) -> None:
         super().__init__()
         self._kernel, self._Z, self._dtype = kernel, Z, dtype
-        self._K_mm = self._double(self._entries(Z))
+        self._K_mm = self._entries(Z)
 
     def rows(self, X: Array) -> Any:
         found = []
         with progress_bar(len(X) * len(self._Z), "kernel", "pair") as bar:
             for rows in blocks(len(X), _CHUNK):
-                K_nm, k_n = self._entries(X[rows], self._Z), self._kernel.diag(X[rows])
-                A, residual = whitened(self._K_mm, self._double(K_nm), self._double(k_n))
+                diagonal = torch.as_tensor(self._kernel.diag(X[rows]), device=self._K_mm.device).double()
+                A, residual = whitened(self._K_mm, self._entries(X[rows], self._Z), diagonal)
                 found.append(torch.cat([A, residual[:, None]], 1).to(self._dtype))
                 bar.update(A.numel())
         return torch.cat(found)
@@ -135,10 +134,9 @@ class GivenFeatures(torch.nn.Module):  # type: ignore[misc]
         return x[:, :-1], x[:, -1]
 
     def _entries(self, *images: Array) -> Any:
-        return self._kernel(*images, output="torch" if self._kernel.device == "cuda" else "numpy", progress=False)
-
-    def _double(self, values: Any) -> Any:
-        return torch.as_tensor(values, device=self._kernel.device).double()
+        output: Literal["torch", "numpy"] = "torch" if self._kernel.device == "cuda" else "numpy"
+        K = self._kernel(*images, output=output, progress=False)
+        return torch.as_tensor(K, device=self._kernel.device).double()
 
 
 class LearnedFeatures(torch.nn.Module):  # type: ignore[misc]
@@ -220,8 +218,8 @@ class SparseGP(torch.nn.Module):  # type: ignore[misc]
     def probabilities(self, x: Any) -> Any:
         """p(y) of every class, (N, classes)."""
         mean, variance = self(x)
-        each = torch.arange(self.classes, device=x.device).expand(len(x), -1).unbind(1)
-        P = torch.stack([probability_of_largest(mean, variance, c, nodes=100) for c in each], -1)
+        labels = torch.arange(self.classes, device=x.device).expand(len(x), -1).unbind(1)
+        P = torch.stack([probability_of_largest(mean, variance, label, nodes=100) for label in labels], -1)
         P = P / P.sum(-1, keepdim=True)
         return P * (1.0 - self.epsilon) + (1.0 - P) * (self.epsilon / (self.classes - 1))
 
@@ -265,19 +263,19 @@ def start(model: SparseGP, x: Any, y: Any) -> None:
             S = torch.linalg.inv(identity + G / noise)
             model.set_q(size * (S @ AY / noise).mT, torch.linalg.cholesky((S + S.mT) / 2))
 
-        step = max(1, len(x) // _CHUNK)  # of all classes, also in sorted data
-        best = (-math.inf, 1.0, 1.0)
-        for noise in _NOISES:
-            for size in _TARGETS:
-                set_regression(noise, size)
-                best = max(best, (model.bound(x[::step], y[::step], len(x)).item(), noise, size))
-        set_regression(*best[1:])
+        def bound(noise: float, size: float) -> float:
+            step = max(1, len(x) // _CHUNK)  # of all classes, also in sorted data
+            set_regression(noise, size)
+            return float(model.bound(x[::step], y[::step], len(x)).item())
+
+        set_regression(*max(itertools.product(_NOISES, _SIZES), key=lambda pair: bound(*pair)))
 
 
 def train(model: SparseGP, x: Any, y: Any, training: Training) -> list[float]:
-    """Maximise the bound by Adam on minibatches. The bound of all labels after each pass over the data.
+    """Maximise the bound by Adam on minibatches.
 
-    It is the mean over a pass of the minibatches' unbiased estimates, in nats.
+    Returns the bound of all labels in nats for each pass over the data, as the mean of its minibatches' unbiased
+    estimates.
     """
     n, generator = len(x), torch.Generator().manual_seed(training.seed)
     steps = training.epochs * math.ceil(n / training.batch_size)
