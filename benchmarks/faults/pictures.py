@@ -16,7 +16,7 @@ from PIL import Image
 
 from cnngp.common.errors import DatasetError
 from cnngp.datasets.images import read_image
-from cnngp.report.viewer.decisions import Decisions, apply_decisions
+from cnngp.report.suspects import Decisions, apply_decisions
 
 from .campaign import REFUSED, SAME, expect, refused
 

@@ -23,7 +23,7 @@ from cnngp.common import files
 from cnngp.common.tables import csv_cell, printable, read_csv
 from cnngp.estimators import Recipe, Term
 from cnngp.report import apply_decisions
-from cnngp.report.viewer.answers import Answers
+from cnngp.report.answers import Answers
 
 from .conftest import Command, discs, slanted
 

@@ -13,7 +13,7 @@ import pytest
 from cnngp.common.figures import new_figure, save_figure
 from cnngp.paper import results
 from cnngp.paper.setting import Setting
-from cnngp.report import web_page
+from cnngp.report import page
 from helpers.browser import needs_browser, opened
 
 
@@ -97,8 +97,8 @@ def test_the_page_is_self_contained_and_shows_every_number(doc: Any, tmp_path: P
     (tmp_path / "in" / "private.png").write_bytes(b"open")
     again = results.page([doc], tmp_path / "in")
     assert "<script>" not in again
-    assert web_page.inline(b"open") in again
-    assert web_page.inline(b"secret") not in again
+    assert page.inline(b"open") in again
+    assert page.inline(b"secret") not in again
     assert "quick version" in again
 
 

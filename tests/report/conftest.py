@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cnngp import GPClassifier, GPRegressor, datasets
-from cnngp.report.viewer.answers import Answers
+from cnngp.report.answers import Answers
 
 DIGITS = datasets.digits().take(200, 50)
 WRONG = 7

@@ -14,9 +14,9 @@ import pytest
 
 from cnngp import GPClassifier
 from cnngp.report import apply_decisions
-from cnngp.report.viewer import decisions as decisions_module
-from cnngp.report.viewer.answers import Answers
-from cnngp.report.viewer.decisions import Decisions
+from cnngp.report import suspects as decisions_module
+from cnngp.report.answers import Answers
+from cnngp.report.suspects import Decisions
 
 from .conftest import DIGITS, WRONG
 

@@ -24,9 +24,9 @@ from PIL import Image
 
 from cnngp import Conv, Dense, GPClassifier, ReLU, Sequential, Step
 from cnngp.cli import run
-from cnngp.report.viewer import server
-from cnngp.report.viewer.answers import Answers
-from cnngp.report.viewer.server import Viewer
+from cnngp.report import viewer as server
+from cnngp.report.answers import Answers
+from cnngp.report.viewer import Viewer
 from helpers.browser import needs_browser, title_of
 
 from .conftest import DIGITS, WRONG

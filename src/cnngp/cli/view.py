@@ -15,8 +15,8 @@ def view(asked: Asked) -> None:
     The page can be opened from this machine only, by those who know its whole address, and no image leaves it.
     """
     from cnngp.datasets.images import MAX_PIXELS
-    from cnngp.report.viewer.answers import Answers
-    from cnngp.report.viewer.server import Viewer
+    from cnngp.report.answers import Answers
+    from cnngp.report.viewer import Viewer
 
     path, model, largest = read_model(asked.model, asked.device)
     labels = asked.labels or path.with_suffix(".labels.csv")

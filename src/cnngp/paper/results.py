@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from cnngp.common.figures import PlotsUnavailable
 from cnngp.common.files import write_atomically
 from cnngp.common.progress import duration
-from cnngp.report import web_page
+from cnngp.report.page import figure, whole
 
 from .setting import Setting
 
@@ -185,13 +185,13 @@ def write_page(folder: Path) -> None:
 def page(documents: Sequence[Document], folder: Path) -> str:
     """The page of some experiments, whose figures lie in `folder`."""
     body = _INTRODUCTION + "\n".join(_experiment(doc, folder) for doc in documents)
-    return web_page.whole("Deep convolutional networks as shallow Gaussian processes, reproduced", _STYLE, body)
+    return whole("Deep convolutional networks as shallow Gaussian processes, reproduced", _STYLE, body)
 
 
 def _experiment(doc: Document, folder: Path) -> str:
     # PNG files inside the page, of this folder and no other; the SVG files lie beside it.
     figures = [(folder / Path(figure["file"]).name, figure["caption"]) for figure in doc["figures"]]
-    drawn = [web_page.figure(path.read_bytes(), caption) for path, caption in figures if path.suffix == ".png"]
+    drawn = [figure(path.read_bytes(), caption) for path, caption in figures if path.suffix == ".png"]
     where = "; ".join(doc["hardware"]) or "no hardware"
     software = f", {'; '.join(doc['software'])}" if doc["software"] else ""
     return "\n".join(

@@ -1,3 +1,3 @@
-from .viewer.decisions import apply_decisions as apply_decisions
+from .suspects import apply_decisions as apply_decisions
 
 __all__: list[str]

@@ -1,20 +1,29 @@
-"""What a fitted model says of new images, as plain values: for `cnngp predict`, for the viewer and for notebooks."""
+"""What a fitted model says of images, as plain values: for `cnngp predict`, notebooks and the viewer."""
 
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cnngp.common.arrays import DataError, to_numpy
+from cnngp.common.errors import DatasetError, ModelFileError, is_whole
+from cnngp.common.tables import printable, share_for_people
+from cnngp.datasets.images import MAX_PIXELS, read_image
 from cnngp.estimators.classifier import GPClassifier
 from cnngp.estimators.fit import Asked
 from cnngp.network.layers import NetworkError
 
+from . import page, plots
+from .suspects import Decisions, SuspectLabels, suspect_labels
+
 _BLOCK = 256  # images whose kernels are held at a time
+_VOICES, _EXAMPLES, _SHOWN = 7, 5, 10
 
 
 def answers(model: Any, X: NDArray[Any], coverage: float | None = None, voices: int = 5) -> Iterator[dict[str, Any]]:
@@ -94,3 +103,183 @@ def where(model: Any, X: NDArray[Any]) -> NDArray[np.float64] | None:
         return np.asarray(model.saliency(X))
     except NetworkError:  # of a step, whose kernel has infinite slopes
         return None
+
+
+# ---- the viewer's page ----
+
+
+class Answers:
+    """A fitted model, its most suspect labels, and what was decided about them, in the file `labels`.
+
+    `largest` is the pixels' scale that the model was fitted on, 1 or 255.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        name: str,
+        labels: Path,
+        *,
+        largest: int = 1,
+        suspects: int | None = None,
+        max_pixels: int = MAX_PIXELS,
+        coverage: float = 0.9,
+    ) -> None:
+        if len(model.input_shape_) != 3 or model.input_shape_[0] not in (1, 3):
+            raise ModelFileError(f"{name} was fitted on inputs of shape {model.input_shape_}, not on pictures")
+        if np.ndim(model.y_) == 2:
+            raise ModelFileError(f"{name} has several labels for each image; the viewer shows models with one")
+        self.model, self.name, self._largest, self._max_pixels = model, name, largest, max_pixels
+        self._coverage = coverage if model.gp_.exact is not None else None
+        self._classes = {printable(str(c)): str(c) for c in getattr(model, "classes_", ())}
+        whole = model.inducing_rows_ is None
+        self.decisions = Decisions(labels, *((model.X_, model.y_, model.names_) if whole else ((), ())))
+        if whole:
+            self.decisions.set_others_aside()
+        found = None if self._no_suspects else suspect_labels(model, suspects)
+        self._about_suspects = self._no_suspects or "" if found is None else _introduction(found, suspects)
+        columns = {} if found is None else {name: column.tolist() for name, column in found.columns.items()}
+        self.suspects = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+
+    @property
+    def images(self) -> int:
+        return len(self.model.X_)
+
+    @property
+    def _no_suspects(self) -> str | None:
+        """Why no labels are shown as suspect."""
+        if self.model.inducing_rows_ is not None:
+            return "This model keeps only its inducing images, so suspect labels cannot be shown."
+        if self.model.fit_report_.guessing is not None or self.model.fit_report_.no_better is not None:
+            return f"{self.model.fit_report_.verdict} So it cannot tell which labels are suspect."
+        return None
+
+    def about(self) -> dict[str, Any]:
+        """All that the page shows before an image is given."""
+        model, fit = self.model, self.model.fit_report_
+        about = f"{fit.images:,} training images of {' × '.join(map(str, model.input_shape_))}"
+        about += f", {len(self._classes)} classes" if self._classes else ", one number each"
+        if not math.isnan(model.loo_error_):
+            error, n = model.loo_error_, len(model.loo_rows_)
+            about += f", leave-one-out error {share_for_people(error, n)[0] if self._classes else f'{error:.4g}'}"
+        about += ", not clearly better than guessing" if fit.guessing is not None or fit.no_better is not None else ""
+        self.decisions.refresh()
+        channels, height, width = model.input_shape_
+        shown = {
+            "name": self.name,
+            "about": about,
+            "classes": list(self._classes.values()),
+            "knows": f"numbers from {model.y_.min():.4g} to {model.y_.max():.4g}" if not self._classes else None,
+            "coverage": self._coverage,
+            "light_on_dark": self._light_on_dark(),
+            "ink": self._ink() if channels == 1 else None,
+            "width": width,
+            "height": height,
+            "examples": self._examples(),
+            "about_suspects": self._about_suspects,
+            "suspects": [self._suspect(suspect) for suspect in self.suspects],
+            **self._saved(),
+        }
+        return {key: _printable(value) for key, value in shown.items()}
+
+    def _suspect(self, suspect: dict[str, Any]) -> dict[str, Any]:
+        """A suspect label for the page, with what was decided about it."""
+        line, score = self.decisions.lines.get(suspect["row"], {}), suspect["score"]
+        words = {key: str(suspect[key]) for key in ("given", "proposed", "name")}
+        doubt = {"probability": 1.0 - score}
+        if not self._classes:
+            doubt = {"deviations": score}
+            words |= {key: f"{suspect[key]:.5g}" for key in ("given", "proposed")}
+        return {"row": suspect["row"], **words, **doubt, "decision": line.get("decision"), "label": line.get("label")}
+
+    def training_image(self, row: int) -> bytes:
+        return plots.picture(self.model.X_[row])
+
+    def where(self, file: bytes) -> dict[str, Any]:
+        """Where the model looks in an image file's content; None where its kernel has no gradient."""
+        x = self._read(file)
+        found = where(self.model, x[None])
+        return {"where": None if found is None else page.inline(plots.saliency(x, found[0]))}
+
+    def _read(self, file: bytes) -> Any:
+        try:
+            aspect: Any = self.model.image_aspect_ or "squash"
+            pixels = read_image(file, self.model.input_shape_, aspect, self._max_pixels)
+        except DatasetError:
+            raise DatasetError("this is not a picture that can be read; try a PNG or JPEG file") from None
+        return pixels.astype(np.float32) / np.float32(255.0 if self._largest == 1 else 1.0)
+
+    def look(self, file: bytes) -> dict[str, Any]:
+        """What the model says of an image file's content, and the training images behind it."""
+        x = self._read(file)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a jitter, or a drawing's scale: the fit has said so already
+            said = next(answers(self.model, x[None], self._coverage, _VOICES))
+        likely = sorted(said.get("probabilities", {}).items(), key=lambda pair: -pair[1])[:_SHOWN]
+        shown = {"probabilities": [{"class": c, "probability": p} for c, p in likely]}
+        return {**_printable(said | shown), "picture": page.inline(plots.picture(x))}
+
+    def decide(self, asked: Any) -> dict[str, Any]:
+        """Note a decision about a suspect label: {row, decision, label}."""
+        by_row = {suspect["row"]: suspect for suspect in self.suspects}
+        if not isinstance(asked, dict) or not is_whole(asked.get("row"), least=0) or asked["row"] not in by_row:
+            raise ValueError("a decision needs the row of a suspect label")
+        decision, text = asked.get("decision"), str(asked.get("label", ""))
+        if decision is not None and not isinstance(decision, str):
+            raise ValueError(f"decision {decision!r}: expected a word")
+        label = self._classes.get(text) if self._classes else _number(text)
+        if decision == "relabel" and label is None:
+            raise ValueError(f"{text!r} is not a {'class of the model' if self._classes else 'number'}")
+        proposed = str(by_row[asked["row"]]["proposed"])
+        self.decisions.decide(asked["row"], decision, proposed=proposed, label=label or "")
+        return {key: _printable(value) for key, value in self._saved().items()}
+
+    def _examples(self) -> list[int]:
+        """Rows of training images to try the page with: of different classes, whose labels the others confirm, or with
+        numbers from the smallest to the largest."""
+        model = self.model
+        if model.inducing_rows_ is not None:
+            return []
+        if isinstance(model, GPClassifier):
+            return [int(row) for row in model.loo_rows_[model.loo_probabilities_.argmax(0)[:_EXAMPLES]]]
+        order = np.argsort(model.y_, kind="stable")
+        return [int(row) for row in order[np.linspace(0, len(order) - 1, _EXAMPLES).astype(int)]]
+
+    def _saved(self) -> dict[str, Any]:
+        return {"decisions": len(self.decisions), "file": str(self.decisions.path)}
+
+    def _light_on_dark(self) -> bool:
+        """Whether drawings should be: by the pixels at the border of the training images."""
+        X = self.model.X_
+        border = [X[:, :, 0].ravel(), X[:, :, -1].ravel(), X[:, :, :, 0].ravel(), X[:, :, :, -1].ravel()]
+        return bool(np.median(np.concatenate(border)) < self._largest / 2)
+
+    def _ink(self) -> float:
+        """The share of the frame that what is drawn in a training image fills, by its longer side."""
+        ink = (self.model.X_[:1000, 0] > self._largest / 2) == self._light_on_dark()
+        sides = [ink.any(axis).sum(1) / ink.shape[3 - axis] for axis in (1, 2)]
+        return float(np.median(np.maximum(*sides)))
+
+
+def _introduction(found: SuspectLabels, asked: int | None) -> str:
+    """What the list of suspect labels means."""
+    if asked is not None:
+        return f"The {len(found)} labels that the other images doubt most, the most suspect first."
+    more = "" if found.beyond_errors else " Start this page with --suspects 50 to go through more of them."
+    return found.sentence + more
+
+
+def _number(text: str) -> str | None:
+    try:
+        return text if math.isfinite(float(text)) else None
+    except ValueError:
+        return None
+
+
+def _printable(value: Any) -> Any:
+    """The same with every word, at any depth, in characters that a page shows."""
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, dict):
+        return {key: _printable(item) for key, item in value.items()}
+    return [_printable(item) for item in value] if isinstance(value, list) else value

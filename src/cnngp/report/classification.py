@@ -16,9 +16,8 @@ from cnngp.estimators.classifier import GPClassifier
 from cnngp.gp import calibration
 from cnngp.gp.conformal import allowed, p_values
 
-from . import plots, web_page
+from . import page, plots
 from .evaluation import PICTURES, TRIED, Evaluation, Picture, counted, likelihood, word
-from .pictures import grid
 
 CLEAR = 0.6
 """The probability from which on a wrong prediction is a confident one."""
@@ -131,7 +130,7 @@ class Classes(Evaluation):
             for name, of in (("left out", row["leave_one_out"]), ("test images", row["test"]))
             if of is not None
         ]
-        return _COVERAGE + web_page.table(rows, ("asked", "right", "classes each", "no class")) if rows else ""
+        return _COVERAGE + page.table(rows, ("asked", "right", "classes each", "no class")) if rows else ""
 
     # ---- what is said --------------------------------------------------------------------------------------------
 
@@ -192,8 +191,8 @@ class Classes(Evaluation):
         curve = calibration.reliability(self.P, self.codes, bins_for(self.P.max(1)))
         confusion = f"Confusion matrix of the {where}: rows are labels, mistakes are orange."
         return "Which classes are confused, and how honest the probabilities are", [
-            web_page.figure(plots.confusion(self.confusion, self.classes), confusion),
-            web_page.figure(
+            page.figure(plots.confusion(self.confusion, self.classes), confusion),
+            page.figure(
                 plots.reliability(curve),
                 f"Reliability of the {of} probabilities: ECE {scores.ece:.4f}, NLL {scores.nll:.4f}. The temperature "
                 f"{float(self.model.temperature_):.3f} was chosen on leave-one-out predictions{random}",
@@ -203,13 +202,13 @@ class Classes(Evaluation):
     def sections(self) -> str:
         suspect = ""
         if self.suspects is not None:
-            suspect = _SUSPECT.format(said=escape(self.suspects.sentence)) + grid(self.suspect)
+            suspect = _SUSPECT.format(said=escape(self.suspects.sentence)) + page.grid(self.suspect)
         if self.test is None:
             return self._coverage_table() + suspect
         sure = [p for p in self.wrong if p.facts["probability"] >= CLEAR]
         least = f" with a probability of {percent(CLEAR)} or more" if self.wrong else ""
-        wrong = grid(sure) or f"<p>No test image is predicted wrongly{least}.</p>"
-        return self._coverage_table() + _WRONG + wrong + suspect + _UNCERTAIN + grid(self.uncertain)
+        wrong = page.grid(sure) or f"<p>No test image is predicted wrongly{least}.</p>"
+        return self._coverage_table() + _WRONG + wrong + suspect + _UNCERTAIN + page.grid(self.uncertain)
 
 
 def left_out_p_values(mean: NDArray[Any], codes: NDArray[np.intp]) -> NDArray[np.float64]:

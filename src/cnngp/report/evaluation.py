@@ -15,7 +15,7 @@ from cnngp.common.arrays import to_numpy
 from cnngp.common.tables import printable, share_for_people
 from cnngp.datasets.dataset import Dataset
 
-from . import web_page
+from . import page
 from .answers import kernels, told, where
 from .suspects import SuspectLabels, suspect_labels
 
@@ -184,7 +184,7 @@ class Evaluation(ABC):
                 Neighbour(
                     self.model.X_[voice["row"]],
                     "" if voice["label"] is None else self._label(voice["label"]),
-                    f"{voice['share']:.3f}" if behind == "near" else web_page.minus(f"{voice['share']:+.2f}"),
+                    f"{voice['share']:.3f}" if behind == "near" else page.minus(f"{voice['share']:+.2f}"),
                     word(voice["name"]) if voice["name"] else None,
                 )
                 for voice in said[behind]
@@ -223,4 +223,4 @@ def counted(share: float, count: int) -> str:
 
 def likelihood(value: float | None) -> str:
     """A log marginal likelihood for people."""
-    return "not known" if value is None else web_page.minus(f"{value:,.0f}")
+    return "not known" if value is None else page.minus(f"{value:,.0f}")

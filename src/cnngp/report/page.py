@@ -1,15 +1,124 @@
-"""The report: one HTML file per run, with its pictures inside, to be mailed, archived and opened anywhere."""
+"""Pages: one HTML file each, with its pictures inside, to be mailed and opened anywhere; and that of a run."""
 
 from __future__ import annotations
 
+import base64
+import re
+from collections.abc import Iterable, Sequence
 from html import escape
 from string import Template
+from typing import TYPE_CHECKING
 
 from cnngp.common.tables import printable
 from cnngp.estimators.learning import Learned, counted_matrices
 
-from . import plots, web_page
-from .evaluation import Evaluation
+from . import plots
+
+if TYPE_CHECKING:
+    from .evaluation import Evaluation, Picture
+
+_ICON = (
+    "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'%3E%3Crect width='16' height='16' "
+    "rx='3' fill='%232b6cb0'/%3E%3Cpath d='M2 11c3 0 3-7 6-7s3 7 6 7' fill='none' stroke='%23fff' stroke-width='2'/%3E"
+    "%3C/svg%3E"
+)
+_PAGE = Template("""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>$title</title>
+<link rel="icon" href="$icon">
+<style>
+:root { color-scheme: light dark; --ink: #1f2933; --muted: #616e7c; --line: #e4e7eb; --card: #f5f7fa; --page: #fff;
+        --blue: #2b6cb0; --orange: #c05621; }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #e6e9f0; --muted: #9aa5b8; --line: #38415a; --card: #222838; --page: #161a24; --blue: #63a4e8;
+          --orange: #f0935a; }
+  figure img { filter: invert(0.91) hue-rotate(180deg); } }
+body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--page); max-width: 1040px;
+       margin: 0 auto; padding: 28px 22px 60px; }
+h1 { font-size: 25px; margin: 0 0 2px; } h2 { font-size: 19px; margin: 42px 0 8px; padding-top: 18px;
+     border-top: 1px solid var(--line); }
+p { margin: 6px 0; } .muted { color: var(--muted); } pre { font: 12.5px/1.45 ui-monospace, monospace;
+     background: var(--card); padding: 12px 14px; overflow-x: auto; border-radius: 6px; margin: 8px 0; }
+table { border-collapse: collapse; } td, th { text-align: left; padding: 4px 16px 4px 0; vertical-align: top; }
+th { font-weight: 600; }
+.figures { display: flex; flex-wrap: wrap; gap: 26px; align-items: flex-start; }
+figure { margin: 0; flex: 1 1 420px; } figure img { max-width: 100%; }
+figcaption { color: var(--muted); font-size: 13px; }
+$style
+</style>
+</head>
+<body>
+<h1>$title</h1>
+$body
+</body>
+</html>
+""")
+
+
+def whole(title: str, style: str, body: str) -> str:
+    """A page; `style` is the CSS that it has beyond what all pages share."""
+    return _PAGE.substitute(icon=_ICON, title=escape(title), style=style.strip(), body=body.strip())
+
+
+def inline(png: bytes) -> str:
+    """A picture as the `src` of an <img>."""
+    return "data:image/png;base64," + base64.b64encode(png).decode()
+
+
+def minus(number: str) -> str:
+    """A number with a minus sign instead of a hyphen."""
+    return number.replace("-", "\N{MINUS SIGN}")
+
+
+def table(rows: Sequence[Sequence[str]], heads: Sequence[str] = ()) -> str:
+    """Rows whose first cells are their names, below `heads` where there are some."""
+    first = "".join(f"<th>{escape(head)}</th>" for head in heads)
+    lines = [f"<tr><th>{escape(a)}</th>{''.join(f'<td>{escape(b)}</td>' for b in rest)}</tr>" for a, *rest in rows]
+    return f"<table>{f'<tr>{first}</tr>' if heads else ''}{''.join(lines)}</table>"
+
+
+def figure(png: bytes, caption: str) -> str:
+    caption = escape(caption)
+    return f'<figure><img src="{inline(png)}" alt="{caption}"><figcaption>{caption}</figcaption></figure>'
+
+
+def grid(pictures: Iterable[Picture]) -> str:
+    """The pictures with their words; nothing for none."""
+    cells = []
+    for p in pictures:
+        predicted, label = _breakable(p.predicted), _breakable(p.label)
+        sure = escape(p.sure).replace(" %", "&nbsp;%")
+        said = f"{predicted} ({sure})"
+        if p.suspect:
+            said = f"{predicted}?, is labelled {label} ({sure})"
+        elif p.wrong:
+            said = f'<span class="wrong">{said}</span>, is {label}'
+        alt = f"labelled {p.label}, predicted {p.predicted}"
+        name = "" if p.name is None else f'<span class="name">{escape(p.name)}</span>'
+        where = "" if p.saliency is None else _image(plots.saliency(p.pixels, p.saliency), f"where: {alt}")
+        behind = []
+        for n in p.neighbours:
+            title = escape(": ".join(filter(None, (n.name, f"{n.label} {n.share}"))))
+            image = _image(plots.picture(n.pixels), f"training image labelled {n.label}")
+            behind.append(f'<span title="{title}">{image}<i>{escape(n.label)}</i>{escape(n.share)}</span>')
+        neighbours = f'<div class="because">{"".join(behind)}</div>' if behind else ""
+        cells.append(f"<div>{_image(plots.picture(p.pixels), alt)}{where}{said}{name}{neighbours}</div>")
+    return f'<div class="pictures">{"".join(cells)}</div>' if cells else ""
+
+
+def _image(png: bytes, alt: str) -> str:
+    return f'<img src="{inline(png)}" alt="{escape(alt)}">'
+
+
+def _breakable(name: str) -> str:
+    """A name whose lines break between its words, as in `red_fox`, before they break within one; no number does."""
+    return re.sub(r"(?<=[_./\\-])(?!(?<=\d\.)\d)(?=\w)", "<wbr>", escape(name))
+
+
+# ---- the report of a run ----
 
 _STYLE = """
 pre.wrap { white-space: pre-wrap; } p, .pictures div { overflow-wrap: anywhere; hyphens: auto; }
@@ -72,20 +181,20 @@ def render(e: Evaluation, command: str, versions: str) -> str:
         heading=heading,
         figures="".join(figures),
         sections=_NOTHING_TO_SEE if e.guessing else e.sections(),
-        kernel=web_page.figure(
+        kernel=figure(
             plots.kernel_matrix(e.correlations, *e.axes[:2]),
             f"Correlations of {len(e.correlations):,} training images under the network's kernel, by {e.axes[2]}.",
         ),
         learned="" if model.learned_ is None else _learned(model.learned_),
         verdict=escape(fit.verdict),
-        certificate=web_page.table(fit.rows()),
+        certificate=table(fit.rows()),
         network=escape(repr(model.network_)),
         layers=escape(str(model.network_.shapes(kernel.preparation.output_shape(model.input_shape_)))),
-        times=web_page.table(times),
+        times=table(times),
         command=escape(printable(command)),
         versions=escape(versions),
     )
-    return web_page.whole(e.title, _STYLE, body)
+    return whole(e.title, _STYLE, body)
 
 
 _NOTHING_TO_SEE = """
@@ -113,8 +222,8 @@ def _learned(learned: Learned) -> str:
     left = ", ".join(learned.left_out)
     said += f" Left out, as they only scale the kernel: {left}." if left else ""
     return (
-        f"<h2>What was learned</h2><p>{escape(said)}</p>{web_page.table(rows)}"
-        + f'<div class="figures">{web_page.figure(plots.learning(learned.path), _PATH)}</div>'
+        f"<h2>What was learned</h2><p>{escape(said)}</p>{table(rows)}"
+        + f'<div class="figures">{figure(plots.learning(learned.path), _PATH)}</div>'
         + f"<details><summary>The network that was given</summary><pre class="
         f'"wrap">{escape(repr(learned.network_before))}</pre></details>'
     )

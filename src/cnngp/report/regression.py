@@ -16,9 +16,8 @@ from cnngp.common.tables import percent
 from cnngp.datasets.dataset import Dataset
 from cnngp.estimators.regressor import GPRegressor
 
-from . import plots, web_page
+from . import page, plots
 from .evaluation import PICTURES, TRIED, Evaluation, Picture, counted, likelihood, word
-from .pictures import grid
 
 Floats = NDArray[np.float64]
 COVERAGES = (0.5, 0.8, 0.9, 0.95)
@@ -96,7 +95,7 @@ class Numbers(Evaluation):
     # ---- images worth a look -------------------------------------------------------------------------------------
 
     def _label(self, label: Any) -> str:
-        return web_page.minus(f"{float(label):.4g}")
+        return page.minus(f"{float(label):.4g}")
 
     def _of(self, rows: NDArray[np.intp]) -> tuple[Any, Any]:
         """Images and names of the predictions in `rows`."""
@@ -161,7 +160,7 @@ class Numbers(Evaluation):
                 cells + ([] if row["right"] is None else [counted(row["right"], row["images"]), _width(row["width"])])
             )
         heads = ("asked", "error bars hold, left out", "intervals hold, test images", "median width")
-        return _COVERAGE + web_page.table(rows, heads[: len(rows[0])]) if rows else ""
+        return _COVERAGE + page.table(rows, heads[: len(rows[0])]) if rows else ""
 
     # ---- what is said --------------------------------------------------------------------------------------------
 
@@ -184,10 +183,10 @@ class Numbers(Evaluation):
             (self.loo, "left out"),
         ):
             if scores is not None:
-                r2 = "not known" if scores.r2 is None else web_page.minus(f"{scores.r2:.3f}")
+                r2 = "not known" if scores.r2 is None else page.minus(f"{scores.r2:.3f}")
                 found += [(r2, f"R², {name}"), (f"{scores.rmse:.4g}", f"root mean square error, {name}")]
         density = (self.test or self.loo).log_density
-        found.append((web_page.minus(f"{density:.3f}"), "log density of an image"))
+        found.append((page.minus(f"{density:.3f}"), "log density of an image"))
         return [*found, (likelihood(self.model.log_marginal_likelihood_), "log marginal likelihood")]
 
     def summary(self) -> str:
@@ -204,21 +203,17 @@ class Numbers(Evaluation):
         of = "test images" if self.tested else "training images, left out"
         drawn = plots.predictions(self.y, self.mean, self.std), plots.residuals(self.mean, self.y - self.mean, self.std)
         return "Predicted and measured", [
-            web_page.figure(
-                drawn[0], f"Predicted against measured numbers of the {of}; bars are one standard deviation."
-            ),
-            web_page.figure(
-                drawn[1], "What was measured less what was predicted; the lines are two standard deviations."
-            ),
+            page.figure(drawn[0], f"Predicted against measured numbers of the {of}; bars are one standard deviation."),
+            page.figure(drawn[1], "What was measured less what was predicted; the lines are two standard deviations."),
         ]
 
     def sections(self) -> str:
         images = "Test images" if self.tested else "Training images, left out,"
         suspect = ""
         if self.suspects is not None:
-            suspect = _SUSPECT.format(said=escape(self.suspects.sentence)) + grid(self.suspect)
-        uncertain = _UNCERTAIN + grid(self.uncertain) if self.tested else ""
-        return self._coverage_table() + _OFF.format(images=images) + grid(self.wrong) + suspect + uncertain
+            suspect = _SUSPECT.format(said=escape(self.suspects.sentence)) + page.grid(self.suspect)
+        uncertain = _UNCERTAIN + page.grid(self.uncertain) if self.tested else ""
+        return self._coverage_table() + _OFF.format(images=images) + page.grid(self.wrong) + suspect + uncertain
 
 
 def check_numbers(y: Any, name: str) -> None:

@@ -60,7 +60,7 @@ class Viewer(ThreadingHTTPServer):
     def __init__(self, answers: Answers, port: int = 0) -> None:
         super().__init__((HOST, port), _Handler)
         self.answers = answers
-        self.page = files(__package__).joinpath("page.html").read_bytes()
+        self.page = files(__package__).joinpath("viewer.html").read_bytes()
         self.token = secrets.token_urlsafe(16)
         self.lock = threading.Lock()
         """A model answers one question at a time."""
