@@ -22,6 +22,8 @@ struct Index { int x; };
 static Index threadIdx, blockIdx, blockDim, gridDim;
 
 template <class T> T __ldg(const T* p) { return *p; }
+inline float __fadd_rn(float x, float y) { return x + y; }
+inline double __dadd_rn(double x, double y) { return x + y; }
 inline long long __double_as_longlong(double x) { long long y; memcpy(&y, &x, 8); return y; }
 inline void atomicMax(unsigned long long* at, unsigned long long x) { *at = max(*at, x); }
 

@@ -23,6 +23,8 @@ struct alignas(16) double2 { double x, y; };
 struct Index { int x; };
 static thread_local Index threadIdx, blockIdx, blockDim, gridDim;
 
+inline float __fadd_rn(float x, float y) { return x + y; }
+inline double __dadd_rn(double x, double y) { return x + y; }
 inline long long __double_as_longlong(double x) { long long y; memcpy(&y, &x, 8); return y; }
 inline void atomicMax(unsigned long long* at, unsigned long long x) {
     atomic<unsigned long long>& value = *reinterpret_cast<atomic<unsigned long long>*>(at);

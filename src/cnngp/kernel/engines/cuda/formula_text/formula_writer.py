@@ -84,6 +84,8 @@ def horner(coefficients: tuple[float, ...], dtype: str) -> str:
 # The functions of kernel/formulas/primitives.py in CUDA.
 _FUNCTIONS = {
     "+": "{} + {}",
+    # Of aa + bb the compiler would round one product alone, and which one would depend on which image comes first.
+    "sum of products": "unfused({}, {})",
     "-": "{} - {}",
     "*": "{} * {}",
     "/": "{} / {}",
@@ -115,6 +117,8 @@ class Writer:
         self.names: dict[str, str] = {}
         self.read: dict[str, list[str]] = {}
         """What each statement reads."""
+        self.products: dict[str, bool] = {}
+        """Whether a name is that of a product."""
 
     def text(self, x: Any) -> str:
         return x.name if isinstance(x, Written) else literal(float(x), self.dtype)
@@ -148,8 +152,11 @@ class Written(Operand):
     def applied(self, function: str, *args: Any) -> Written:
         writer = self.writer
         texts = [writer.text(x) for x in args]
+        if function == "+" and writer.kind == "real" and all(writer.products.get(text, False) for text in texts):
+            function = "sum of products"
         name = writer.names.setdefault(_FUNCTIONS[function].format(*texts), f"v{len(writer.names)}")
         writer.read.setdefault(name, texts)
+        writer.products[name] = function == "*"
         return Written(writer, name)
 
 
@@ -216,6 +223,7 @@ def helper_functions(dtype: str) -> str:
     return f"""\
 // Below this a standard deviation counts as 0.
 #define SMALLEST (sizeof(::real) == 4 ? {2.0**-62!r} : {2.0**-510!r})
+__device__ __forceinline__ real unfused(real x, real y) {{ return __{"f" if dtype == "float" else "d"}add_rn(x, y); }}
 __device__ __forceinline__ real at_least_0(real x) {{ return fmax(x, {zero}); }}
 __device__ __forceinline__ real turn(real u) {{ return sqrt(u) * ({turn}); }}
 __device__ __forceinline__ real relu_g(real u) {{ return {g}; }}
