@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cnngp.common.devices import output_on
-from cnngp.datasets.classics import folders
 from cnngp.datasets.dataset import Dataset
+from cnngp.datasets.sets import folders
 from cnngp.estimators.classifier import GPClassifier
 from cnngp.gp.exact import ExactGP
 from cnngp.gp.linalg import JitterWarning

@@ -14,7 +14,7 @@ import pytest
 
 from cnngp import datasets
 from cnngp.common.errors import DatasetError
-from cnngp.datasets import classics
+from cnngp.datasets import sets
 
 HAS_MNIST = bool(os.environ.get("CNNGP_DATA")) and (Path(os.environ["CNNGP_DATA"]) / "mnist").is_dir()
 
@@ -28,7 +28,7 @@ def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """No data, no cache, no network."""
     monkeypatch.setenv("CNNGP_DATA", str(tmp_path / "data"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(classics, "_URLS", dict.fromkeys(classics._URLS, "http://127.0.0.1:9/"))
+    monkeypatch.setattr(sets, "_URLS", dict.fromkeys(sets._URLS, "http://127.0.0.1:9/"))
     return tmp_path / "data"
 
 
@@ -111,10 +111,10 @@ def test_offline_says_what_to_put_where(empty: Path, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("packed", [True, False])
 def test_cifar10_from_its_binary_archive(empty: Path, packed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(classics, "CIFAR_IMAGES", 100)  # in each of the six batches
+    monkeypatch.setattr(sets, "CIFAR_IMAGES", 100)  # in each of the six batches
     folder = empty / "cifar10"
     (folder / "cifar-10-batches-bin").mkdir(parents=True)
-    for i, file in enumerate(classics.CIFAR_FILES):
+    for i, file in enumerate(sets.CIFAR_FILES):
         records = np.zeros((100, 3073), np.uint8)
         records[:, 0] = np.arange(100) % 10
         records[:, 1] = i  # the first red pixel

@@ -13,7 +13,7 @@ from PIL import Image
 from cnngp import datasets
 from cnngp.common.errors import DatasetError
 from cnngp.datasets import images
-from cnngp.datasets.folders import image_files
+from cnngp.datasets.folders_and_tables import image_files
 
 RNG = np.random.default_rng(0)
 

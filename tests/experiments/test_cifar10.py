@@ -12,7 +12,7 @@ from experiments.command import commands
 from cnngp import AvgPool, Conv, Dense, GPClassifier, Kernel, ReLU, Sequential, datasets
 from cnngp.cli import run
 from cnngp.common.errors import DatasetError
-from cnngp.datasets import classics, preparation
+from cnngp.datasets import preparation, sets
 from cnngp.paper import results
 from cnngp.paper.setting import Setting
 from experiments import cifar10
@@ -33,7 +33,7 @@ def made_batch(seed: int, n: int) -> tuple[np.ndarray, np.ndarray]:
 @pytest.fixture
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder above cifar10/, with batches of 12 images in the binary version."""
-    monkeypatch.setattr(classics, "CIFAR_IMAGES", 12)
+    monkeypatch.setattr(sets, "CIFAR_IMAGES", 12)
     folder = tmp_path / "data" / "cifar10" / "cifar-10-batches-bin"
     folder.mkdir(parents=True)
     for seed, name in enumerate(NAMES):
@@ -51,7 +51,7 @@ def test_batches_of_another_length_or_with_other_labels_are_refused(files: Path)
     ):
         batch.write_bytes(content)
         with pytest.raises(DatasetError, match=message):
-            classics.read("cifar10", files)
+            sets.original("cifar10", files)
 
 
 def test_the_command_from_files_to_the_table(

@@ -26,7 +26,7 @@ def predict(asked: Asked) -> None:
     import numpy as np
 
     from cnngp.common.errors import DatasetError
-    from cnngp.datasets.folders import image_files
+    from cnngp.datasets.folders_and_tables import image_files
     from cnngp.datasets.images import MAX_PIXELS, read_image
     from cnngp.report.answers import answers
 

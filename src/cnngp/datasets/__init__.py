@@ -2,8 +2,7 @@
 
 from .arrays import from_pairs, npz
 from .dataset import Dataset
-from .folders import folder
-from .image_tables import table
+from .folders_and_tables import folder, table
 from .sets import NAMES, cifar10, digits, fashion_mnist, load, mnist
 
 __all__ = [
