@@ -6,11 +6,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy import fft, linalg
 from scipy.ndimage import gaussian_filter
 
 from cnngp.common.arrays import DataError
 from cnngp.datasets.augmentation import flipped
-from cnngp.datasets.preparation import NAMED, Chain, Normalised, PatchWhitening, Standardised, Zca, as_preparation
+from cnngp.datasets.preparation import (
+    NAMED,
+    Chain,
+    Normalised,
+    PatchWhitening,
+    SpectralWhitening,
+    Standardised,
+    Zca,
+    as_preparation,
+)
 from cnngp.kernel.symmetry import maps_of
 
 RNG = np.random.default_rng(0)
@@ -141,7 +151,29 @@ def test_patches_are_whitened_by_their_equation() -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["zca", "patches"])
+@pytest.mark.parametrize("places", [(7,), (6, 5), (3, 4, 2)], ids=str)
+def test_frequencies_are_whitened_by_their_equation(places: tuple[int, ...]) -> None:
+    X = np.random.default_rng(5).random((30, 2, *places)) + 0.3
+    axes = tuple(range(2, X.ndim))
+    waves = fft.dctn(X, axes=axes, norm="ortho").reshape(30, 2, -1)
+    moments = np.einsum("ncf,ndf->fcd", waves, waves) / 30
+    added = 0.5 * np.trace(moments.mean(0)) / 2
+    roots = np.array([np.real(linalg.inv(linalg.sqrtm(S + added * np.eye(2)))) for S in moments])
+    expected = fft.idctn(np.einsum("fcd,ndf->ncf", roots, waves).reshape(X.shape), axes=axes, norm="ortho")
+    found = SpectralWhitening(0.5).fit_transform(X)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6 * np.abs(expected).max())
+    flipped = SpectralWhitening(0.5).fit(X).transform(X[..., ::-1])
+    np.testing.assert_allclose(flipped, expected[..., ::-1], rtol=0, atol=1e-6 * np.abs(expected).max())
+    assert not SpectralWhitening().fit_transform(np.zeros((3, 2, *places))).any()
+
+
+@pytest.mark.parametrize("whitening", [Zca, PatchWhitening, SpectralWhitening])
+def test_a_regularisation_that_is_no_positive_number_is_refused(whitening: Any) -> None:
+    with pytest.raises(DataError, match=f"{whitening.__name__}: regularisation=0: expected a positive number"):
+        whitening(regularisation=0).fit(colour_images(5))
+
+
+@pytest.mark.parametrize("name", ["zca", "patches", "spectral"])
 def test_what_is_learned_of_images_and_their_turns_does_the_same_to_both(name: str) -> None:
     X = colour_images(30, side=5)
     maps = maps_of("d4")

@@ -98,10 +98,15 @@ def test_names_lead_back_to_their_networks() -> None:
     for name, (make, _) in NETWORKS.items():
         assert network_by_name(name) == make()
         assert zoo_name(make()) == name
+    pooled: list[tuple[str, dict[str, Any]]] = [
+        ("-even", {"even": True}),
+        ("-global-even", {"pool": "global", "even": True}),
+        ("-pool7-exp", {"pool": 7, "nonlinearity": "exp"}),
+    ]
     for size in zoo.POOLED_SIZES:
-        for halvings, pool, even in ((0, None, True), (1, "global", False), (2, "global", True)):
-            network = zoo.pooled_cnn(size, halvings, pool=pool, even=even)  # type: ignore[arg-type]
-            assert zoo_name(network) == pooled_name(size, halvings, pool, even)
+        for halvings, (end, arguments) in zip((0, 1, 2), pooled, strict=True):
+            network = zoo.pooled_cnn(size, halvings, **arguments)  # type: ignore[arg-type]
+            assert zoo_name(network) == pooled_name(size, halvings) + end
             assert network_by_name(zoo_name(network)) == network
     assert network_by_name("resnet20-pool5") == zoo.resnet(20, pool=5)
     assert network_by_name("pooled_cnn-large-halved2") == zoo.pooled_cnn("large", 2)
@@ -140,12 +145,22 @@ def test_wrong_names_are_refused(name: str, says: str) -> None:
         ({"size": "huge"}, r"size='huge' is not one of 'small', 'medium', 'large'"),
         ({"halvings": -1}, "halvings=-1 is not an integer of 0 or more"),
         ({"halvings": 1.5}, "halvings=1.5 is not an integer of 0 or more"),
-        ({"pool": "local"}, "pool='local' is not None or 'global'"),
+        ({"pool": "local"}, "pool='local' is not None, 'global' or a positive integer"),
+        ({"nonlinearity": "erf"}, "nonlinearity='erf' is not 'relu' or 'exp'"),
     ],
 )
 def test_wrong_pooled_networks_are_refused(arguments: dict[str, Any], says: str) -> None:
     with pytest.raises(NetworkError, match=says):
         zoo.pooled_cnn(**arguments)
+
+
+@pytest.mark.parametrize("size", ["small", "medium", "large"])
+@pytest.mark.parametrize(("end", "side"), [("", 28), ("-halved2-exp", 32), ("-halved0-global", 9), ("-pool7-even", 28)])
+def test_pooled_networks_do_the_same_to_mirror_images(size: str, end: str, side: int) -> None:
+    network = network_by_name(f"pooled_cnn-{size}{end}".replace("-medium", ""))
+    assert network is not None
+    kernel = Kernel(network, device="cpu", symmetry="flip")
+    assert kernel.engine_for((1, side, side)).commutes  # type: ignore[attr-defined]
 
 
 # ---- the network that is taken where none is given -----------------------------------------------------------------

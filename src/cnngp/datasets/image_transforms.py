@@ -69,10 +69,6 @@ class Preparation(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         """The shape of a prepared image."""
         return tuple(input_shape)
 
-    def images_for(self, input_shape: Sequence[int]) -> int:
-        """Training images that it needs: it treats fewer unlike new ones, and their leave-one-out is too hopeful."""
-        return 0
-
     def state(self) -> dict[str, Array]:
         """What was learned, for a file."""
         return {"learned_": self.learned_} if self.learns else {}
@@ -216,7 +212,7 @@ class Zca(Preparation):
 
     `regularisation` is ε, a variance in the units of the pixels: directions with less than that stay small. Published
     kernels on CIFAR-10 use 10⁻⁴ after `Normalised`, which is the preparation "zca". It needs more images than pixels:
-    with fewer, training images become unlike all others, and leave-one-out is too hopeful.
+    with fewer, training images become unlike all others, and leave-one-out is too hopeful: see `SpectralWhitening`.
 
     >>> import numpy as np
     >>> X = Normalised().fit_transform(np.random.default_rng(0).random((100, 1, 2, 2)))
@@ -231,9 +227,6 @@ class Zca(Preparation):
     def __init__(self, regularisation: float = 1e-4) -> None:
         self.regularisation = regularisation
 
-    def images_for(self, input_shape: Sequence[int]) -> int:
-        return math.prod(input_shape)
-
     def _row_shape(self, input_shape: Sequence[int]) -> tuple[int, ...]:
         """The shape of what is whitened: an image."""
         return tuple(input_shape)
@@ -246,9 +239,7 @@ class Zca(Preparation):
         return (math.prod(self._row_shape(input_shape)),) * 2
 
     def _learn(self, images: Array, maps: Sequence[Map]) -> Array:
-        if not is_number(self.regularisation, least=1e-12):
-            name = type(self).__name__
-            raise DataError(f"{name}: regularisation={self.regularisation!r}: expected a positive number")
+        _check_regularisation(self)
         return self._whitening(images, maps).astype(np.float32)
 
     def _whitening(self, images: Array, maps: Sequence[Map]) -> Array:
@@ -297,9 +288,6 @@ class PatchWhitening(Zca):
     def output_shape(self, input_shape: Sequence[int]) -> tuple[int, ...]:
         return math.prod(self._row_shape(input_shape)), *input_shape[1:]
 
-    def images_for(self, input_shape: Sequence[int]) -> int:
-        return 0
-
     def _row_shape(self, input_shape: Sequence[int]) -> tuple[int, ...]:
         return input_shape[0], *[self.size] * (len(input_shape) - 1)
 
@@ -320,6 +308,62 @@ class PatchWhitening(Zca):
     def _prepared(self, images: Array) -> Array:
         rows = self._rows(images if images.dtype.kind == "f" else images.astype(np.float32))
         return np.moveaxis(rows @ self.learned_, -1, 1)
+
+
+class SpectralWhitening(Preparation):
+    """Every frequency of the cosine transform with the same variance, and its channels without correlation.
+
+    What is learned is one matrix of channels by channels for each frequency, (S + ε)^(−½) with S the second moments
+    there, and ε = `regularisation` times the variance of a frequency on average: rare frequencies stay small. That is
+    little enough to be learned from few images, unlike `Zca`, and as a stationary filter it keeps an image in place.
+
+    >>> import numpy as np
+    >>> X = np.random.default_rng(0).random((50, 3, 8, 8))
+    >>> white = SpectralWhitening().fit(X)
+    >>> white.transform(X).shape, white.learned_.shape
+    ((50, 3, 8, 8), (8, 8, 3, 3))
+    """
+
+    learns = True
+
+    def __init__(self, regularisation: float = 3.0) -> None:
+        self.regularisation = regularisation
+
+    def _learned_shape(self, input_shape: Sequence[int]) -> tuple[int, ...]:
+        return *input_shape[1:], input_shape[0], input_shape[0]
+
+    def _learn(self, images: Array, maps: Sequence[Map]) -> Array:
+        _check_regularisation(self)
+        moments = np.zeros(self._learned_shape(images.shape[1:]))
+        for g in maps or (np.asarray,):
+            for start in range(0, len(images), _AT_A_TIME):
+                waves = _waves(np.asarray(g(images[start : start + _AT_A_TIME])).astype(np.float64))
+                moments += np.einsum("nc...,nd...->...cd", waves, waves)
+        moments /= len(images) * max(1, len(maps))
+        values, V = np.linalg.eigh(moments)
+        added = self.regularisation * float(values.mean())
+        if added == 0.0:  # blank images
+            return np.zeros(moments.shape, np.float32)
+        gains = 1.0 / np.sqrt(np.maximum(values, 0.0) + added)
+        return ((V * gains[..., None, :]) @ V.swapaxes(-1, -2)).astype(np.float32)
+
+    def _prepared(self, images: Array) -> Array:
+        images = images if images.dtype.kind == "f" else images.astype(np.float32)
+        return _waves(np.einsum("...cd,nd...->nc...", self.learned_, _waves(images)), back=True)
+
+
+def _waves(images: Array, back: bool = False) -> Array:
+    """Amplitudes of the cosine transform over all places, or the images that have them."""
+    from scipy import fft
+
+    axes = tuple(range(2, images.ndim))
+    return np.asarray((fft.idctn if back else fft.dctn)(images, axes=axes, norm="ortho"))
+
+
+def _check_regularisation(whitening: Any) -> None:
+    if not is_number(whitening.regularisation, least=1e-12):
+        name, given = type(whitening).__name__, whitening.regularisation
+        raise DataError(f"{name}: regularisation={given!r}: expected a positive number")
 
 
 def _inverse_root(values: Array, V: Array, added: float) -> Array:

@@ -2,7 +2,8 @@
 
 `Contrast`, `Detail` and `Edges` change each image by itself; `Normalised` followed by `Zca` is what published kernels
 on CIFAR-10 do first; `Standardised` is for features in units of their own; `PatchWhitening` takes away what
-neighbouring pixels usually have in common. All have a name that stands for them in a `Term`, a command and a file.
+neighbouring pixels usually have in common, `SpectralWhitening` what makes some frequencies and colours stronger than
+others. All have a name that stands for them in a `Term`, a command and a file.
 """
 
 from __future__ import annotations
@@ -24,13 +25,14 @@ from .image_transforms import (
     PatchWhitening,
     Plain,
     Preparation,
+    SpectralWhitening,
     Standardised,
     Zca,
 )
 
 __all__ = [
     "NAMED", "Chain", "Contrast", "Detail", "Edges", "Normalised", "PatchWhitening", "Plain", "Preparation",
-    "Standardised", "Zca",
+    "SpectralWhitening", "Standardised", "Zca",
     "as_preparation", "preparation_from_json", "preparation_to_json",
 ]  # fmt: skip
 
@@ -75,10 +77,6 @@ class Chain(Preparation):
     def output_shape(self, input_shape: Sequence[int]) -> tuple[int, ...]:
         return self._shapes(input_shape)[-1]
 
-    def images_for(self, input_shape: Sequence[int]) -> int:
-        steps = zip(self._unfitted_steps, self._shapes(input_shape), strict=False)
-        return max((step.images_for(shape) for step, shape in steps), default=0)
-
     def state(self) -> dict[str, Array]:
         return {f"{i}.{name}": array for i, step in enumerate(self.fitted_) for name, array in step.state().items()}
 
@@ -90,7 +88,10 @@ class Chain(Preparation):
 
 
 _KINDS: dict[str, type[Preparation]] = {
-    kind.__name__: kind for kind in (Plain, Contrast, Detail, Edges, Normalised, Standardised, Zca, PatchWhitening)
+    kind.__name__: kind
+    for kind in (
+        Plain, Contrast, Detail, Edges, Normalised, Standardised, Zca, PatchWhitening, SpectralWhitening,
+    )  # fmt: skip
 }
 NAMED: dict[str, Callable[[], Preparation]] = {
     "plain": Plain,
@@ -101,6 +102,7 @@ NAMED: dict[str, Callable[[], Preparation]] = {
     "standardised": Standardised,
     "zca": lambda: Chain(("normalised", Zca())),
     "patches": lambda: Chain(("normalised", PatchWhitening())),
+    "spectral": lambda: Chain(("normalised", SpectralWhitening())),
 }
 """Preparations by the names that stand for them."""
 

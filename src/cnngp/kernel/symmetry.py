@@ -28,8 +28,9 @@ SYMMETRIES: tuple[Symmetry, ...] = get_args(Symmetry)
 # A symmetric matrix is computed in stripes of rows from its diagonal on, at most so many, each of so many rows at
 # least: with ten of them a twentieth of the matrix is computed twice.
 _STRIPES, _ROWS = 10, 256
-# Images of a block whose kernels with their own mirror images are computed: of the block, the diagonal is used.
-_BLOCK = 8
+# Images of a block whose kernels with their own mirror images are computed: of the block, the diagonal is used. A card
+# takes as long for few pairs as for some thousand.
+_BLOCK, _BLOCK_ON_A_CARD = 8, 64
 # How far apart, of the largest entry, two roundings of the same kernel may be.
 _SAME = 1e-5
 
@@ -87,13 +88,14 @@ class SymmetricEngine:
     def diagonal(self, X: Any) -> NDArray[np.float64]:
         """k_G(x, x), from blocks of a few images with their own mirror images."""
         total = np.zeros(len(X))
+        block = _BLOCK_ON_A_CARD if "cuda" in self.identity else _BLOCK
         for g, h in self._terms():
             left, right = self._moved(X, g), self._moved(X, h)
             if g is h:
                 total += self.inner.diagonal(left)
                 continue
-            for start in range(0, len(X), _BLOCK):
-                rows = slice(start, start + _BLOCK)
+            for start in range(0, len(X), block):
+                rows = slice(start, start + block)
                 total[rows] += to_numpy(self.inner.cross(left[rows], right[rows])).diagonal()
         return total / self.pairs
 

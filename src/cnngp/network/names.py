@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from functools import cache, partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ NETWORKS: dict[str, tuple[Callable[[], Network], str]] = {
     "pooled_cnn-large": (partial(zoo.pooled_cnn, "large"), "a 2 × 2 pool in the middle, a 5 × 5 pool at the end"),
     "pooled_cnn-halved0": (
         partial(zoo.pooled_cnn, halvings=0),
-        "pooled_cnn for 8 × 8 images; also -small-halved0, -halved2, …",
+        "pooled_cnn for 8 × 8 images; also -small-halved0, -halved2-pool7, -global, -even, -exp, …",
     ),
     "pooled_cnn-bias0.1": (
         lambda: _biased(zoo.pooled_cnn(), 0.1),
@@ -68,11 +69,14 @@ def network_by_name(name: str) -> Network | None:
     biases = re.fullmatch(r"([^.]+)-bias(\d+(?:\.\d+)?(?:e[+-]\d+)?)", name)
     if biases and (network := network_by_name(biases[1])) is not None:
         return _biased(network, float(biases[2]))
-    pooled = re.fullmatch(r"pooled_cnn(-small|-large)?(?:-halved(\d+))?(-global)?(-even)?", name)
+    pooled = re.fullmatch(
+        r"pooled_cnn(-small|-large)?(?:-halved(\d+))?(?:-(global)|-pool(\d+))?(-even)?(-exp)?", name
+    )
     if pooled:
         size: Any = (pooled[1] or "-medium").removeprefix("-")
-        pool: Any = "global" if pooled[3] else None
-        return zoo.pooled_cnn(size, int(pooled[2] or 1), pool=pool, even=bool(pooled[4]))
+        pool: Any = int(pooled[4]) if pooled[4] else pooled[3]
+        acts: Any = "exp" if pooled[6] else "relu"
+        return zoo.pooled_cnn(size, int(pooled[2] or 1), pool=pool, even=bool(pooled[5]), nonlinearity=acts)
     myrtle = re.fullmatch(r"myrtle(\d+)(-exp)?", name)
     if myrtle:
         return zoo.myrtle(int(myrtle[1]), "exp" if myrtle[2] else "relu")
@@ -110,9 +114,8 @@ def zoo_name(network: Network) -> str:
 def _known() -> tuple[dict[Network, str], dict[Network, str]]:
     """The names of the zoo's networks, and of these without biases."""
     names = list(NETWORKS)
-    for halvings in range(16):
-        for pool in (None, "global"):
-            names += [pooled_name(size, halvings, pool, even) for even in (False, True) for size in zoo.POOLED_SIZES]
+    ends = product(("", "-global", "-pool7"), ("", "-even"), ("", "-exp"))
+    names += [pooled_name(size, h) + "".join(end) for end in ends for h in range(8) for size in zoo.POOLED_SIZES]
     names += [f"myrtle{depth}{end}" for depth in (4, 5, 7, 10) for end in ("", "-exp")]
     names += [f"rbf-gamma{gamma}" for gamma in ("0.1", "0.3", "1")]
     named: dict[Network, str] = {}
@@ -139,10 +142,9 @@ def _is_bias(place: str) -> bool:
     return place.rpartition(".")[2] == "bias_var"
 
 
-def pooled_name(size: str, halvings: int, pool: str | None = None, even: bool = False) -> str:
-    """The name of `zoo.pooled_cnn` with these arguments."""
-    sized = f"pooled_cnn{'' if size == 'medium' else f'-{size}'}{'' if halvings == 1 else f'-halved{halvings}'}"
-    return f"{sized}{'' if pool is None else f'-{pool}'}{'-even' if even else ''}"
+def pooled_name(size: str, halvings: int) -> str:
+    """The name of `zoo.pooled_cnn` with these arguments, to which "-global" or "-pool7", "-even" and "-exp" may follow."""
+    return f"pooled_cnn{'' if size == 'medium' else f'-{size}'}{'' if halvings == 1 else f'-halved{halvings}'}"
 
 
 def default_names(input_shape: Sequence[int]) -> list[str]:

@@ -93,10 +93,9 @@ def myrtle(depth: int = 5, nonlinearity: Literal["relu", "exp"] = "relu") -> Net
     _check_depth("myrtle", depth)
     if depth not in _MYRTLE:
         raise NetworkError(f"zoo.myrtle: depth={depth!r} is not one of {', '.join(map(str, _MYRTLE))}")
-    if nonlinearity not in ("relu", "exp"):
-        raise NetworkError(f"zoo.myrtle: nonlinearity={nonlinearity!r} is not 'relu' or 'exp'")
+    acts, weight_var = _nonlinearity("myrtle", nonlinearity)
     layers: list[Network] = []
-    conv: list[Network] = [Conv(3, weight_var=2.0), ReLU()] if nonlinearity == "relu" else [Conv(3), NormalizedExp()]
+    conv: list[Network] = [Conv(3, weight_var=weight_var), acts]
     for convolutions, pool in zip(_MYRTLE[depth], (AvgPool(2), AvgPool(2), GlobalAvgPool()), strict=True):
         layers += [*conv * convolutions, pool]
     return Sequential(*layers, Dense())
@@ -106,29 +105,41 @@ def pooled_cnn(
     size: Literal["small", "medium", "large"] = "medium",
     halvings: int = 1,
     *,
-    pool: Literal["global"] | None = None,
+    pool: Literal["global"] | int | None = None,
     even: bool = False,
+    nonlinearity: Literal["relu", "exp"] = "relu",
 ) -> Network:
     """3×3 convolutions that end in a pool of stride 1: the most accurate at what they cost, for digits and others.
 
     A pool that moves by one place forgives small shifts and still knows where things are. `halvings` is how often the
     image is halved before (`halvings_for`). Per pair of 28×28 images `"small"` has 33 thousand covariances, `"medium"`
     112 and `"large"` 424 (`python -m benchmarks.recipes`). `pool="global"` averages over all places instead, for
-    textures. `even` begins with `Abs` in place of `ReLU`: an image and its negative are then the same.
+    textures, and an integer over a window of this side. `even` begins with `Abs` in place of the first nonlinearity: an
+    image and its negative are then the same. "exp" is `NormalizedExp(1)`, for photographs. All of them do the same to
+    an image and to its mirror image where sides are even as often as they are halved.
     """
     if size not in POOLED_SIZES:
         raise NetworkError(f"zoo.pooled_cnn: size={size!r} is not one of {', '.join(map(repr, POOLED_SIZES))}")
     if not is_whole(halvings, least=0):
         raise NetworkError(f"zoo.pooled_cnn: halvings={halvings!r} is not an integer of 0 or more")
-    if pool not in (None, "global"):
-        raise NetworkError(f"zoo.pooled_cnn: pool={pool!r} is not None or 'global'")
-    conv, half = Conv(3, weight_var=2.0), Conv(3, stride=2, weight_var=2.0)
-    strided, pooled = [conv, ReLU(), half, ReLU()], [conv, ReLU(), conv, ReLU(), AvgPool(2)]
+    if not (pool in (None, "global") or is_whole(pool, least=1)):
+        raise NetworkError(f"zoo.pooled_cnn: pool={pool!r} is not None, 'global' or a positive integer")
+    acts, weight_var = _nonlinearity("pooled_cnn", nonlinearity)
+    conv, half = Conv(3, weight_var=weight_var), Conv(4, stride=2, weight_var=weight_var)
+    strided, pooled = [conv, acts, half, acts], [conv, acts, conv, acts, AvgPool(2)]
     halved = strided * (halvings - 1) + (pooled if size == "large" else strided) if halvings else []
     convolutions = 5 if halvings and size == "medium" else 3
-    _, _, *rest = halved + [conv, ReLU()] * convolutions
-    last = GlobalAvgPool() if pool == "global" else AvgPool(pool_of(size, halvings), stride=1)
-    return Sequential(conv, Abs() if even else ReLU(), *rest, last, Dense())
+    _, _, *rest = halved + [conv, acts] * convolutions
+    side = pool_of(size, halvings) if pool is None else pool
+    last = GlobalAvgPool() if side == "global" else AvgPool(side, stride=1)
+    return Sequential(conv, Abs() if even else acts, *rest, last, Dense())
+
+
+def _nonlinearity(name: str, given: object) -> tuple[Layer, float]:
+    """The layer, and the variance of weights with which it keeps the scale of its input."""
+    if given not in ("relu", "exp"):
+        raise NetworkError(f"zoo.{name}: nonlinearity={given!r} is not 'relu' or 'exp'")
+    return (ReLU(), 2.0) if given == "relu" else (NormalizedExp(), 1.0)
 
 
 POOLED_SIZES: dict[str, tuple[int, int]] = {"small": (3, 3), "medium": (4, 5), "large": (5, 5)}
