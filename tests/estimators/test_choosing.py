@@ -11,9 +11,8 @@ import pytest
 
 from cnngp import GPClassifier, GPRegressor, Kernel, datasets, zoo
 from cnngp.common.arrays import DataError
-from cnngp.datasets.preparation import as_preparation
 from cnngp.estimators import Recipe, Term, choosing
-from cnngp.estimators.candidates import candidates
+from cnngp.estimators.candidates import Row, candidates
 from cnngp.estimators.labels import ClassTargets, RealTargets, coding_of
 from cnngp.gp.checks import MatrixError
 from cnngp.network.layers import Dense
@@ -33,7 +32,7 @@ def test_what_is_chosen_is_what_is_fitted_and_said(chosen: GPClassifier) -> None
     assert chosen.recipe_.terms == choice.recipe.terms
     best, *others = choice.compared
     assert best.name == choice.name
-    assert 20 < len(others) < len(candidates(DATA.X))
+    assert len(others) >= len(candidates(DATA.X)) - 1
     said = str(chosen.fit_report_)
     assert f"{choice.name}, {choice.reason}" in said
     assert "effort='best'" in said
@@ -57,7 +56,7 @@ def test_noise_stays_0_for_a_network_or_a_matrix_of_ones_own_and_any_other_is_ta
 
 
 def test_a_matrix_learning_or_a_solver_by_iteration_takes_what_is_usual_or_no_noise() -> None:
-    usual = candidates(DATA.X)[0].term.network
+    usual = candidates(DATA.X)[0][-1].term.network
     K = Kernel(usual, device="cpu")(DATA.X)
     assert GPClassifier(device="cpu").fit(DATA.X, DATA.y, K=K).network_ == usual
     clf = GPClassifier(device="cpu", solver="mixed").fit(DATA.X[:15], DATA.y[:15])
@@ -78,12 +77,16 @@ def test_a_preparation_that_is_given_is_kept_and_loo_chooses_one_for_a_given_net
 )
 def test_all_candidates_fit_the_images_and_are_named(shape: tuple[int, ...]) -> None:
     X = np.random.default_rng(0).random((4, *shape))
-    found = candidates(X)
+    rows = candidates(X)
+    found = [c for sizes in rows for c in sizes]
     assert len({str(c) for c in found}) == len(found) >= 3
     for c in found:
         assert network_by_name(c.name) == c.term.network
         assert c.elements > 0
-    assert len(candidates(X, preparation="plain")) <= len(found)
+    for sizes in rows:
+        assert len({(c.term.preparation, c.term.symmetry) for c in sizes}) == 1
+        assert all(small.elements < large.elements for small, large in itertools.pairwise(sizes))
+    assert {c.term.preparation for sizes in candidates(X, preparation="plain") for c in sizes} == {"plain"}
 
 
 def dense(network: Any, symmetry: Any) -> Kernel:
@@ -91,39 +94,57 @@ def dense(network: Any, symmetry: Any) -> Kernel:
     return Kernel(Dense(), device="cpu")
 
 
-def grown_by(monkeypatch: pytest.MonkeyPatch, seen: Any) -> None:
-    """Tell `seen` of every matrix that is computed to compare candidates."""
-    own = choosing._Tried.grow
-
-    def grow(tried: Any, X: Any, learned_from: Any) -> bool:
-        seen(tried, X, learned_from)
-        return own(tried, X, learned_from)
-
-    monkeypatch.setattr(choosing._Tried, "grow", grow)
-
-
 @pytest.mark.parametrize("effort", ["quick", "normal", "best"])
+@pytest.mark.parametrize("n", [60, 400])
 def test_what_a_choice_and_its_fit_may_cost_is_bounded_by_the_effort(
-    effort: choosing.Effort, monkeypatch: pytest.MonkeyPatch
+    n: int, effort: choosing.Effort, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    n, tries = 400, []
-    grown_by(monkeypatch, lambda tried, X, learned_from: tries.append((str(tried.candidate), len(X))))
+    own, spent, rounds = choosing._Tried._grow, [], []
+
+    def grow(tried: Any, X: Any) -> None:
+        spent.append(tried.cost(len(X), tried.at))
+        rounds.append(len(X))
+        own(tried, X)
+
+    monkeypatch.setattr(choosing._Tried, "_grow", grow)
     images = choosing.Images(np.random.default_rng(0).random((n, 1, 28, 28), np.float32), np.dtype(np.float32))
     pairs, y = n * (n - 1) // 2, np.arange(n) % 2
     choice = choosing.choose(images, ClassTargets(coding_of(y), y), dense, pairs, effort)
     limit = min(AN_IMAGE * n, IN_ALL) * choosing.EFFORTS[effort]
-    elements = {str(c): c.elements for c in candidates(images.at(slice(0, 200)))}
     assert choice.elements * pairs <= limit
-    spent = sum(elements[name] * size**2 / 2 for name, size in tries)
-    assert spent <= 1.6 * limit
-    sizes = sorted({size for _, size in tries})
-    assert all(b >= 1.2 * a for a, b in itertools.pairwise(sizes))
-    for small, large in itertools.pairwise(sizes):  # the better half goes on
-        count = [sum(size == s for _, size in tries) for s in (small, large)]
-        assert count[1] <= max(choosing._FINALISTS, -(-count[0] // 2)) + 1
+    assert sum(spent) <= max(limit / 2, choosing._AT_LEAST * choosing.EFFORTS[effort])
+    dearest = max(c.elements for sizes in candidates(images.at(slice(0, 200))) for c in sizes)
+    assert sum(spent) <= max(dearest * pairs, choosing._AT_LEAST * choosing.EFFORTS[effort])
+    assert max(rounds) == n or (effort == "quick" and max(rounds) > 100)
     if choice.dearest is not None:
         assert effort != "best"
-        assert elements[choice.dearest[0]] * pairs > limit
+        assert choice.dearest[1] * pairs > limit
+
+
+def tried_as(losses: Any) -> choosing._Tried:
+    """A row that was compared, with these losses."""
+    sizes = candidates(np.ones((2, 1, 28, 28)))[0]
+    return choosing._Tried(sizes, None, np.dtype(np.float32), losses=np.asarray(losses))  # type: ignore[arg-type]
+
+
+def test_the_better_half_goes_on_to_more_images_and_at_last_to_larger_networks() -> None:
+    rows = [tried_as(np.full(100, float(i))) for i in range(12)]
+    usual = rows[9]
+    search = choosing._Search(rows, None, None, np.arange(150), 1e12)  # type: ignore[arg-type]
+    assert search._next(usual) == (150, [0] * 7)
+    assert search.alive == [*rows[:6], usual]
+    assert [c.loss for c in search.gone] == [6.0, 7.0, 8.0, 10.0, 11.0]
+    for row in search.alive:
+        row.losses = np.repeat(row.losses[:1], 150)
+    assert search._next(usual) == (150, [1] * 5)
+    for row in search.alive:
+        row.at = 2
+    assert search._next(usual) is None
+    search.order = np.arange(10_000)
+    search.left = 4 * sum(t.cost(300, 2) for t in search.alive)
+    assert search._next(usual) == (300, [2] * 4)
+    search.left /= 3
+    assert search._next(usual) is None
 
 
 def test_the_usual_way_is_kept_where_another_is_better_by_chance_alone() -> None:
@@ -133,12 +154,29 @@ def test_the_usual_way_is_kept_where_another_is_better_by_chance_alone() -> None
     assert not choosing._clear(np.full(100, 0.005), 0.01)
 
 
+def test_a_larger_network_is_taken_unless_it_is_clearly_worse(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By as many images as there are covariances left for it; where there are none, the large one is taken unseen."""
+    monkeypatch.setattr(choosing, "left_out", lambda K, targets: np.full(len(K), float(K[0, 0])))
+    monkeypatch.setattr(choosing, "_matrix", lambda kernel, X, Z=None: np.full((len(X), len(X)), kernel))
+    images = choosing.Images(np.ones((100, 1, 28, 28), np.float32), np.dtype(np.float32))
+    targets = ClassTargets(coding_of(np.arange(100) % 2), np.arange(100) % 2)
+    for worse, left, taken in ((0.0, 1e10, 2), (0.5, 1e10, 0), (0.5, 1e3, 2)):
+        best = tried_as(np.ones(100))
+        best.K, best.kernel_of = np.ones((100, 100)), lambda recipe, few, worse=worse: 1.0 + worse  # type: ignore[assignment, misc]
+        search = choosing._Search([best], images, targets, np.arange(100), left)
+        with choosing.progress_bar(None, "", "", wanted=False) as bar:
+            assert search._enlarged(best, bar) is (taken == 2)
+        assert best.at == taken
+
+
 def test_a_usual_way_that_was_kept_is_not_called_the_best() -> None:
     recipe = Recipe([Term("pooled_cnn-large")])
     compared = tuple(choosing.Compared(name, loss, 48) for name, loss in (("usual", 0.6), ("chance", 0.56)))
     choice = choosing.Choice(recipe, "usual", 48, compared=compared)
     assert choice.reason.startswith("the usual one; none of 1 others is clearly better by leave-one-out on 48 images")
-    assert replace(choice, compared=compared[::-1]).reason.startswith("the best of 2 by leave-one-out")
+    best = replace(choice, compared=compared[::-1])
+    assert best.reason.startswith("the best of 2 by leave-one-out on 48 images")
+    assert "by leave-one-out of smaller relatives on 48" in replace(best, relatives=True).reason
 
 
 def test_too_few_images_take_what_is_usual() -> None:
@@ -154,10 +192,10 @@ def test_a_sum_is_taken_where_two_kernels_know_different_things() -> None:
     """An even function and a linear one: neither kernel has both."""
     x = np.random.default_rng(0).standard_normal((160, 3)).astype(np.float32)
     y = RealTargets((x[:, :1] + np.abs(x[:, 1:2])).astype(float))
-    among = candidates(x, [("linear", ("plain",), (None,)), ("dense_even", ("plain",), (None,))])
+    among = candidates(x, [Row(("linear",)), Row(("dense_even",))])
     images = choosing.Images(x, x.dtype)
     choice = choosing.choose(images, y, lambda net, symmetry: Kernel(net, device="cpu"), 160 * 80, among=among)
-    assert {t.network for t in choice.recipe.terms} == {c.term.network for c in among}
+    assert {t.network for t in choice.recipe.terms} == {sizes[0].term.network for sizes in among}
     assert sum(t.weight for t in choice.recipe.terms) == pytest.approx(1.0)
     assert choice.compared[0].loss < min(c.loss for c in choice.compared[1:]) - 0.05
     assert choice.name == " + ".join(f"{t.weight:g} × ({zoo_name(t.network)})" for t in choice.recipe.terms)
@@ -219,7 +257,7 @@ def test_the_default_finds_what_the_usual_network_does_not_see(drawn: Any, n: in
     X, y = drawn(n, 0)
     X_test, y_test = drawn(200, 1)
     clf = GPClassifier(device="cpu").fit(X, y)
-    usual = GPClassifier(candidates(X)[0].term.network, noise="loo", device="cpu").fit(X, y)
+    usual = GPClassifier(candidates(X)[0][-1].term.network, noise="loo", device="cpu").fit(X, y)
     wrong, before = (1.0 - model.score(X_test, y_test) for model in (clf, usual))
     assert wrong < most
     assert wrong < before
@@ -316,36 +354,14 @@ def test_targets_far_from_zero_are_warned_of() -> None:
     assert normal.loo_error_ < 0.5 * y.std()
 
 
-def test_a_whitening_is_judged_on_images_that_it_has_not_learned_from(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In every round, also where all images are compared; of noise it then says no more than there is to say."""
-    X, y = np.random.default_rng(0).standard_normal((120, 1, 8, 8)).astype(np.float32), np.arange(120) % 2
-    images, seen = choosing.Images(X, X.dtype), []
+def test_of_noise_a_whitening_says_no_more_than_there_is_to_say() -> None:
+    """It is learned from the images that are left out as well, and must not be praised for that."""
+    X, y = np.random.default_rng(0).standard_normal((120, 3, 16, 16)).astype(np.float32), np.arange(120) % 2
+    (among,) = candidates(X, [Row(("small_cnn",), "spectral", "flip")])
 
-    def look(tried: Any, X: Any, learned_from: Any) -> None:
-        if tried.learns:
-            seen.append({image.tobytes() for image in learned_from})
+    def kernel(recipe: Any, few: Any) -> Any:
+        return choosing.kernel_of(recipe, few, lambda net, symmetry: Kernel(net, device="cpu", symmetry=symmetry))
 
-    grown_by(monkeypatch, look)
-    among = candidates(X, [("dense_nngp", ("plain", "zca"), (None,))])
-    for n in (40, 120):
-        alive = [choosing._Tried(c, lambda net, symmetry: Kernel(net, device="cpu"), images) for c in among]
-        _, judged = choosing._round(alive, images, ClassTargets(coding_of(y), y), np.arange(120), n, _Bar())
-        assert not seen[-1] & {image.tobytes() for image in X[:n][judged]}
-        assert len(seen[-1]) >= n // 2
-        assert all(len(t.losses) == len(X[:n][judged]) for t in alive)
-
-
-class _Bar:
-    def update(self, n: int) -> None: ...
-    def set_postfix_str(self, text: str, refresh: bool) -> None: ...
-
-
-def test_a_whitening_of_more_pixels_than_images_is_no_candidate() -> None:
-    rng = np.random.default_rng(0)
-    X, y = rng.random((40, 3, 16, 16), np.float32), np.arange(40) % 2
-    images = choosing.Images(X, X.dtype)
-    choice = choosing.choose(images, ClassTargets(coding_of(y), y), dense, 800, "best")
-    names = [c.name for c in choice.compared]
-    assert any("patches" in name for name in names)
-    assert not any("zca" in name for name in names)
-    assert [as_preparation(p).images_for((3, 16, 16)) for p in ("zca", "patches", "plain")] == [768, 0, 0]
+    tried = choosing._Tried(among, kernel, X.dtype)
+    tried.judge(X, ClassTargets(coding_of(y), y), 0)
+    assert tried.loss > np.log(2) - 0.02

@@ -217,7 +217,7 @@ def test_a_store_of_plain_images_is_refused_with_the_reason_where_the_fit_prepar
 
 
 @pytest.mark.parametrize(
-    ("inducing", "names"), [(None, ("Y", "K", "point_noise", "X")), (20, ("rhs", "kept", "B", "X"))]
+    ("inducing", "names"), [(None, ("Y", "K", "point_noise", "X")), (20, ("rhs", "inducing_rows", "B", "X"))]
 )
 def test_a_model_file_whose_arrays_contradict_each_other_is_refused(
     inducing: int | None, names: tuple[str, ...], tmp_path: Path

@@ -41,7 +41,8 @@ _SIZE = Kind("HxW", values.shape(1, 2, "a height and a width such as 48x64, or o
 _SHAPES = "the channels, then the sizes, such as 1,28,28 for images or 1,128 for signals"
 _VARIANCE = "a variance of 0 or more, ml to choose it by likelihood, or loo by leave-one-out"
 _SCALE = "ml, loo or a positive number"
-_PREPARATIONS = ("plain", "contrast", "detail", "edges", "normalised", "standardised", "zca", "patches")
+_PREPARATIONS = ("plain", "contrast", "detail", "edges", "normalised", "standardised", "zca", "patches", "spectral")
+_PREPARED = f"{', '.join(_PREPARATIONS[:-1])} or {_PREPARATIONS[-1]}"
 
 
 @dataclass(frozen=True)
@@ -151,11 +152,11 @@ OPTIONS = (
         "How much choosing a recipe, and the kernels of the chosen one, may cost."
     ),
     Option("preparation", _FITS, Kind("NAME", values.choice(*_PREPARATIONS, "loo"))).says(
-        "How each image is prepared: plain, contrast, detail, edges, normalised, standardised, zca or patches; loo "
-        "chooses one by leave-one-out; by default chosen with auto, plain with others."
+        f"How each image is prepared: {_PREPARED}; loo chooses one by leave-one-out; by default chosen with auto, "
+        "plain with others."
     ),
     Option("preparation", "gram", Kind("NAME", values.choice(*_PREPARATIONS)), "plain").says(
-        "How each image is prepared: plain, contrast, detail, edges, normalised, standardised, zca or patches."
+        f"How each image is prepared: {_PREPARED}."
     ),
     Option("draws", "search", _NUMBER, 27).says(
         "Number of networks in all; those already in the study are not repeated."

@@ -345,7 +345,7 @@ class SpectralWhitening(Preparation):
         if added == 0.0:  # blank images
             return np.zeros(moments.shape, np.float32)
         gains = 1.0 / np.sqrt(np.maximum(values, 0.0) + added)
-        return ((V * gains[..., None, :]) @ V.swapaxes(-1, -2)).astype(np.float32)
+        return np.asarray((V * gains[..., None, :]) @ V.swapaxes(-1, -2), np.float32)
 
     def _prepared(self, images: Array) -> Array:
         images = images if images.dtype.kind == "f" else images.astype(np.float32)

@@ -89,9 +89,7 @@ class Chain(Preparation):
 
 _KINDS: dict[str, type[Preparation]] = {
     kind.__name__: kind
-    for kind in (
-        Plain, Contrast, Detail, Edges, Normalised, Standardised, Zca, PatchWhitening, SpectralWhitening,
-    )  # fmt: skip
+    for kind in (Plain, Contrast, Detail, Edges, Normalised, Standardised, Zca, PatchWhitening, SpectralWhitening)
 }
 NAMED: dict[str, Callable[[], Preparation]] = {
     "plain": Plain,

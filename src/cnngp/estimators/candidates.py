@@ -1,17 +1,18 @@
-"""The recipes that a choice starts from, as a table: networks, how images are prepared for them, and what they cost.
+"""The recipes that a choice starts from, as a table: a row is a network in several sizes, a preparation and a symmetry.
 
-A row is a name of a network with gaps, and the preparations that it is tried with. {h} is how often images of this size
-are halved; {b} a variance for biases as large as the pixels, with which functions need not double where the light
-does; "-even" makes an image and its negative alike; "-global" does not care where in an image things are. Rows that do
-not fit the images are left out. The first affordable row is what is usual: kept unless another one is clearly better.
+The sizes of a row, the cheap ones first, are relatives: a row is compared with others by the small ones, and fitted
+with a large one. Names have gaps: {h} is how often images of this size are halved, {g} once more than that; {b} a
+variance for biases as large as the pixels, with which functions need not double where the light does; "-even" makes an
+image and its negative alike; "-global" does not care where in an image things are; "-exp" has kernels that are more
+local. What does not fit the images is left out. The first row is what is usual: kept unless another is clearly better.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,63 +20,53 @@ from numpy.typing import NDArray
 from cnngp.datasets.preparation import as_preparation
 from cnngp.kernel.symmetry import Symmetry, check_symmetry
 from cnngp.network import zoo
-from cnngp.network.layers import Network, NetworkError
+from cnngp.network.layers import NetworkError
 from cnngp.network.names import network_by_name
 
 from .kernels import elements_of
 from .recipe import Term
 
-ALL = ("plain", "contrast", "detail", "edges")
 
-Row = tuple[str, Sequence[Any], Sequence[Symmetry | None]]
+class Row(NamedTuple):
+    """Networks by name, the cheap ones first, all prepared in one way."""
 
-USUAL: tuple[Row, ...] = (
-    ("pooled_cnn-large{h}", ("plain",), (None,)),
-    ("pooled_cnn{h}", ("plain",), (None,)),
-)
-"""For images, the most accurate first of what is usual."""
-PHOTOGRAPHS: tuple[Row, ...] = (
-    ("myrtle4", ("zca", ("contrast", "patches")), (None,)),
-    ("pooled_cnn-large{h}", ("zca",), (None,)),
-    ("myrtle7", ("zca",), ("flip", None)),
-    ("myrtle7-exp", ("zca",), ("flip", None)),
-    ("myrtle10", ("zca",), ("flip", None)),
-    ("myrtle10-exp", ("zca",), ("flip", None)),
-    ("myrtle4", ("zca", ("contrast", "patches")), ("flip",)),
-    ("myrtle4-exp", ("zca",), (None,)),
-)
-"""For colour images of 16 × 16 and more, before those for all images."""
+    networks: Sequence[str]
+    preparation: Any = "plain"
+    symmetry: Symmetry | None = None
+
+
+RELU = ("pooled_cnn-small{h}", "pooled_cnn{h}", "pooled_cnn-large{h}")
+EVEN = tuple(f"{name}-even" for name in RELU)
+EXP = ("pooled_cnn-small{h}-exp", "pooled_cnn{h}-pool7-exp", "pooled_cnn-large{h}-exp", "pooled_cnn-large{h}-pool7-exp")
+GLOBAL = ("pooled_cnn-small{g}-global", "pooled_cnn-small{h}-global")
+
 IMAGES: tuple[Row, ...] = (
-    ("pooled_cnn-small{h}", ALL, (None,)),
-    ("pooled_cnn-small{h}-even", ALL, (None,)),
-    ("pooled_cnn-small{h}-bias{b}", ("plain", "contrast"), (None,)),
-    ("pooled_cnn-small{h}-even-bias{b}", ("plain",), (None,)),
-    ("pooled_cnn-small{h}-global", ("plain", "contrast", "detail"), (None,)),
-    ("pooled_cnn-small{h}-global-even", ("plain", "contrast", "detail"), (None,)),
-    ("pooled_cnn-small{h}-global-bias{b}", ("plain", "contrast"), (None,)),
-    ("{plain}", ("plain",), (None,)),
-    ("small_cnn", ("plain", "contrast"), (None,)),
-    ("small_cnn-bias{b}", ("plain",), (None,)),
-    ("dense_nngp", ("plain", "contrast"), (None,)),
-    ("dense_nngp-bias{b}", ("plain",), (None,)),
-    ("dense_even", ("plain",), (None,)),
-    ("pooled_cnn{h}", ("contrast",), (None,)),
-    ("pooled_cnn-large{h}", ("contrast", "detail", "edges"), (None,)),
-    ("pooled_cnn-large{h}-even", ALL, (None,)),
-    ("pooled_cnn-large{h}-bias{b}", ("plain", "contrast"), (None,)),
-    ("pooled_cnn-large{h}-even-bias{b}", ("plain",), (None,)),
+    Row(RELU),
+    Row(RELU, "contrast"),
+    Row(RELU, "detail"),
+    Row(EVEN, "contrast"),
+    Row(EVEN, "contrast", "flip"),
+    Row(EXP, "contrast"),
+    Row(EXP, "spectral", "flip"),
+    Row(GLOBAL, "contrast"),
+    Row(tuple(f"{name}-bias{{b}}" for name in GLOBAL)),
+    Row(("{plain}",)),
+    Row(("dense_nngp",), "standardised"),
+    Row(("dense_even",)),
 )
-"""For all images: relatives of the usual networks, the cheap ones first, which are tried where there is room for few;
-{plain} is the paper's ResNet for pictures of 16 × 16 and more.
-"""
+"""For all images; {plain} is the paper's ResNet for pictures of 16 × 16 and more."""
+PHOTOGRAPHS: tuple[Row, ...] = (Row(EXP, "spectral", "flip"), Row(EXP, "spectral"))
+"""For colour images of 16 × 16 and more, before those for all images."""
 FEATURES: tuple[Row, ...] = (
-    ("dense_nngp", ("standardised", "plain"), (None,)),
-    ("dense_nngp-bias1", ("standardised",), (None,)),
-    ("dense_nngp-bias{b}", ("plain",), (None,)),
-    ("rbf-gamma0.3", ("standardised",), (None,)),
-    ("rbf-gamma1", ("standardised",), (None,)),
-    ("rbf-gamma0.1", ("standardised",), (None,)),
-    ("linear", ("standardised", "plain"), (None,)),
+    Row(("dense_nngp",), "standardised"),
+    Row(("dense_nngp",)),
+    Row(("dense_nngp-bias1",), "standardised"),
+    Row(("dense_nngp-bias{b}",)),
+    Row(("rbf-gamma0.3",), "standardised"),
+    Row(("rbf-gamma1",), "standardised"),
+    Row(("rbf-gamma0.1",), "standardised"),
+    Row(("linear",), "standardised"),
+    Row(("linear",)),
 )
 """For rows of numbers without places; features in units of their own are standardised."""
 
@@ -91,69 +82,77 @@ class Candidate:
     term: Term
     elements: int
 
-    def images_for(self, input_shape: Sequence[int]) -> int:
-        """How many training images its preparation has to learn from."""
-        return as_preparation(self.term.preparation).images_for(input_shape)
-
     def __str__(self) -> str:
         return ", ".join(word for word in [self.name, self.term.said, self.term.symmetry or ""] if word)
 
 
-def candidates(X: NDArray[Any], table: Sequence[Row] | None = None, preparation: Any = None) -> list[Candidate]:
-    """All rows of the table that fit images such as X, a few of the training images; all with one `preparation` where
+Sizes = tuple[Candidate, ...]
+"""A row of the table as it fits the images at hand, the cheapest first."""
+
+
+def candidates(X: NDArray[Any], table: Sequence[Row] | None = None, preparation: Any = None) -> list[Sizes]:
+    """The rows of the table that fit images such as X, a few of the training images; all with one `preparation` where
     that is given.
 
-    >>> [str(c) for c in candidates(np.ones((2, 1, 28, 28)))[:3]]
-    ['pooled_cnn-large', 'pooled_cnn', 'pooled_cnn-small']
+    >>> [str(c) for c in candidates(np.ones((2, 1, 28, 28)))[1]]
+    ['pooled_cnn-small, contrast', 'pooled_cnn, contrast', 'pooled_cnn-large, contrast']
     """
     shape = tuple(X.shape[1:])
-    found: dict[str, Candidate] = {}
     if table is None:
         photographs = len(shape) == 3 and shape[0] >= 3 and min(shape[1:]) >= 16
-        table = (*USUAL, *(PHOTOGRAPHS if photographs else ()), *IMAGES) if len(shape) > 1 else FEATURES
-    for pattern, preparations, symmetries in table:
-        for prepared in preparations if preparation is None else (preparation,):
-            for name, network in _networks(pattern, X, prepared):
-                for symmetry in symmetries:
-                    candidate = _candidate(name, network, prepared, symmetry, shape)
-                    if candidate is not None:
-                        found.setdefault(str(candidate), candidate)
+        table = (*(PHOTOGRAPHS if photographs else ()), *IMAGES) if len(shape) > 1 else FEATURES
+    rows = table if preparation is None else [row._replace(preparation=preparation) for row in table]
+    found: dict[str, Sizes] = {}
+    for row in rows:
+        sizes = {c.elements: c for name in row.networks if (c := _candidate(name, row, X)) is not None}
+        if sizes:
+            ordered = tuple(sizes[elements] for elements in sorted(sizes))
+            found.setdefault(str(ordered[0]), ordered)
     return list(found.values())
 
 
-def _networks(pattern: str, X: NDArray[Any], preparation: Any) -> Iterator[tuple[str, Network]]:
-    """The network of a row for images X, if it fits them."""
-    places = X.shape[2:]
-    gaps: dict[str, Any] = {}
-    if places:
-        side = min(places)
-        halvings = zoo.halvings_for(side)
-        gaps = {"h": "" if halvings == 1 else f"-halved{halvings}"}
-        gaps["plain"] = "resnet32" if len(places) == 2 and side >= 16 else "small_cnn"
-        if pattern.startswith("pooled_cnn"):
-            size = next((s for s in zoo.POOLED_SIZES if pattern.startswith(f"pooled_cnn-{s}")), "medium")
-            if side >> halvings < zoo.pool_of(size, halvings):
-                return
-    if "{b}" in pattern:
-        bias = bias_for(as_preparation(preparation).fit_transform(X) if preparation != "plain" else X)
-        if bias is None:
-            return
-        gaps["b"] = f"{bias:g}"
+def _candidate(pattern: str, row: Row, X: NDArray[Any]) -> Candidate | None:
+    """A network of a row for images such as X, if it fits them."""
+    shape = tuple(X.shape[1:])
+    gaps = _gaps(pattern, row.preparation, X)
+    if gaps is None:
+        return None
     name = pattern.format(**gaps)
     network = network_by_name(name)
-    if network is not None:
-        yield name, network
-
-
-def _candidate(
-    name: str, network: Network, preparation: Any, symmetry: Symmetry | None, shape: tuple[int, ...]
-) -> Candidate | None:
-    term = Term(network, preparation, symmetry)
+    assert network is not None
+    term = Term(network, row.preparation, row.symmetry)
     try:
-        check_symmetry(symmetry, shape)
+        check_symmetry(row.symmetry, shape)
         return Candidate(name, term, elements_of(term, shape))
     except (NetworkError, ValueError):  # images too small for it, or not square
         return None
+
+
+def _gaps(pattern: str, preparation: Any, X: NDArray[Any]) -> dict[str, str] | None:
+    """What stands in the gaps of a name for images X; None where the network is not for them."""
+    places, gaps = X.shape[2:], {}
+    if places:
+        halvings = zoo.halvings_for(min(places))
+        gaps = {"h": _halved(halvings), "g": _halved(halvings + 1)}
+        gaps["plain"] = "resnet32" if len(places) == 2 and min(places) >= 16 else "small_cnn"
+        if pattern.startswith("pooled_cnn") and min(places) >> halvings < _last_pool(pattern, halvings):
+            return None
+    if "{b}" in pattern:
+        bias = bias_for(as_preparation(preparation).fit_transform(X) if preparation != "plain" else X)
+        if bias is None:
+            return None
+        gaps["b"] = f"{bias:g}"
+    return gaps
+
+
+def _halved(times: int) -> str:
+    return "" if times == 1 else f"-halved{times}"
+
+
+def _last_pool(pattern: str, halvings: int) -> int:
+    """The side that images need to have when they have been halved, for the pool at the end to leave out something."""
+    size = next((s for s in zoo.POOLED_SIZES if pattern.startswith(f"pooled_cnn-{s}")), "medium")
+    return 7 if "-pool7" in pattern else zoo.pool_of(size, halvings)
 
 
 def bias_for(X: NDArray[Any]) -> float | None:
@@ -169,7 +168,8 @@ def bias_for(X: NDArray[Any]) -> float | None:
     return float(f"1e{round(math.log10(square))}") if 1.0 / _LARGEST < square < _LARGEST else None
 
 
-def preparations_of(term: Term, X: NDArray[Any]) -> list[Candidate]:
-    """The candidates of a network that is given: prepared in each way that has no parameters."""
-    terms = [replace(term, preparation=p) for p in (ALL if X.ndim > 2 else ("plain", "standardised"))]
-    return [Candidate(t.name, t, elements_of(t, X.shape[1:])) for t in terms]
+def preparations_of(term: Term, X: NDArray[Any]) -> list[Sizes]:
+    """The candidates of a network that is given: prepared in each of the ways that suit such images."""
+    ways = ("plain", "contrast", "detail", "edges", "spectral") if X.ndim > 2 else ("plain", "standardised")
+    terms = [replace(term, preparation=way) for way in ways]
+    return [(Candidate(t.name, t, elements_of(t, X.shape[1:])),) for t in terms]

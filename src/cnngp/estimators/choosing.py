@@ -1,7 +1,9 @@
-"""Choosing a recipe by leave-one-out: all candidates on a few images, the better half on twice as many, and so on.
+"""Choosing a recipe by leave-one-out: the rows of a table on a few images, the better half on twice as many, and so on.
 
-What is compared, on how many images and how it is judged is the same on every machine: costs are counted in covariances
-(`elements_of`), never in seconds. In the end two or three of the best are added up where that is clearly better.
+Rows are compared by their small networks, and by larger ones when all images are compared. The best row is then fitted
+with its largest affordable network, and two or three of the best are added up where that is clearly better. What is
+compared, on how many images and how it is judged is the same on every machine: costs are counted in covariances
+(`elements_of`), never in seconds.
 """
 
 from __future__ import annotations
@@ -26,8 +28,8 @@ from cnngp.kernel.kernel import Kernel
 from cnngp.network.layers import NetworkError
 from cnngp.network.names import AN_IMAGE, IN_ALL
 
-from .candidates import Candidate, candidates
-from .kernels import kernel_of
+from .candidates import Candidate, Sizes, candidates
+from .kernels import RecipeKernel, kernel_of
 from .labels import Targets
 from .recipe import Recipe
 from .training_images import Images, balanced
@@ -51,14 +53,14 @@ _FIRST = (64, 200)  # images of the first round: no fewer, no more
 # Images of the first round that are worth leaving candidates out for: with fewer, ten classes look alike to all.
 _TELLING = 150
 _GROWTH = 2
+# Of the covariances that are left, the part that a round may take.
+_SHARE = 0.5
 _FINALISTS = 3
 # Nats an image that another choice has to gain over what is usual, and a sum over its best term.
 _WORTH, _SUM_WORTH = 0.01, 0.01
 _STANDARD_ERRORS = 2.0
 # Images from whose eigenvalues the noise of a comparison is found; with more it is looked for beside that.
 _DECOMPOSED = 800
-# Images that are not compared in a round, from which preparations learn, at least where there are so many.
-_LEARNED_FROM = 1000
 _WEIGHTS = {2: ((1, 3), (1, 1), (3, 1)), 3: ((1, 1, 1), (2, 1, 1), (1, 2, 1), (1, 1, 2))}
 
 
@@ -90,7 +92,9 @@ class Choice:
     elements: int = 0
     """Covariances for a pair of images."""
     dearest: tuple[str, int] | None = None
-    """The dearest candidate that effort="best" would try and this effort did not, and its covariances."""
+    """The dearest relative of it that effort="best" would take, and its covariances."""
+    relatives: bool = False
+    """Whether smaller relatives of the chosen network were compared, and not itself."""
 
     def __str__(self) -> str:
         return self.text()
@@ -105,9 +109,8 @@ class Choice:
         if not self.compared:
             return "the usual one for images of this size and number"
         loss, others = f"{self.compared[0].loss:.3f} nats an image", ", ".join(map(str, self.compared[1:4]))
-        if not others:
-            return f"the only one that is affordable: {loss} by leave-one-out on {self.images:,} images"
-        where = f"by leave-one-out on {self.images:,} images: {loss}"
+        smaller = " of smaller relatives" if self.relatives else ""
+        where = f"by leave-one-out{smaller} on {self.images:,} images: {loss}"
         if self.compared[0].loss > self.compared[1].loss:
             return f"the usual one; none of {len(self.compared) - 1} others is clearly better {where}, beside {others}"
         return f"the best of {len(self.compared)} {where}, then {others}"
@@ -117,12 +120,12 @@ class Choice:
         if self.effort == "best":
             return "no more is tried than with effort='best'; `cnngp search --space pooled` can look for more"
         if self.dearest is None:
-            return "effort='best' (--effort best) compares on more pairs, also the recipes that were left out here"
+            return "effort='best' (--effort best) compares on more pairs"
         name, elements = self.dearest
         times = elements / max(1, self.elements)
         here = "" if seconds is None else f", about {seconds * times:.0f} s"
-        dearer = f"effort='best' (--effort best) also tries dearer ones, up to {name}"
-        return f"{dearer} at {times:.1f} times the kernels{here}"
+        more = "effort='best' (--effort best) compares on more pairs, and takes up to"
+        return f"{more} {name} at {times:.1f} times the kernels{here}"
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -130,36 +133,58 @@ class Choice:
         return {"name": self.name, "effort": self.effort, "images": self.images, "gain": self.gain, "compared": tried}
 
 
-@dataclass
+@dataclass(eq=False)
 class _Tried:
-    """A candidate with its matrix so far, and the losses by it."""
+    """A row of the table: its sizes, which of them is compared, its matrix so far, and the losses by it."""
 
-    candidate: Candidate
-    make: Callable[..., Kernel]
-    images: Images
+    sizes: Sizes
+    kernel_of: Callable[[Recipe, Images], RecipeKernel]
+    dtype: np.dtype[Any]
+    at: int = 0
     K: Array | None = None
     losses: Floats = field(default_factory=lambda: np.empty(0))
+
+    @property
+    def candidate(self) -> Candidate:
+        return self.sizes[self.at]
 
     @property
     def loss(self) -> float:
         return float(self.losses.mean()) if len(self.losses) else math.inf
 
-    def said(self, images: int) -> Compared:
-        return Compared(str(self.candidate), self.loss, images)
+    @property
+    def images(self) -> int:
+        return 0 if self.K is None else len(self.K)
 
     @property
-    def learns(self) -> bool:
-        """Whether the preparation learns from images."""
+    def larger(self) -> int:
+        """The next size, or the same where it is the largest."""
+        return min(self.at + 1, len(self.sizes) - 1)
+
+    def said(self) -> Compared:
+        return Compared(str(self.candidate), self.loss, len(self.losses))
+
+    def cost(self, images: int, size: int) -> float:
+        """Covariances of the matrix of so many images with that size, less those that are there already."""
+        kept = self.images if size == self.at and not self._learns else 0
+        return self.sizes[size].elements * (images**2 - kept**2) / 2
+
+    def judge(self, X: Array, targets: Targets, size: int) -> None:
+        """Losses of all of X, with the matrix grown from that of its first ones where that is there."""
+        if size != self.at:
+            self.at, self.K = size, None
+        self._grow(X)
+        self.losses = np.full(len(X), math.inf) if self.K is None else left_out(self.K, targets)
+
+    @property
+    def _learns(self) -> bool:
         return as_preparation(self.candidate.term.preparation).learns
 
-    def grow(self, X: Array, learned_from: Array) -> bool:
-        """The matrix of all of X, of which it may hold that of the first ones; whether it could be computed."""
-        done = 0 if self.K is None else len(self.K)
-        term = replace(self.candidate.term, weight=1.0)
-        few = Images(learned_from, self.images.dtype)
+    def _grow(self, X: Array) -> None:
+        """The matrix of X; None where it cannot be computed."""
+        kernel, done = self.kernel_of(Recipe((self.candidate.term,)), Images(X, self.dtype)), self.images
         try:
-            kernel = kernel_of(Recipe((term,)), few, self.make, scaled=False)
-            if done and not self.learns:
+            if done and not self._learns:
                 old, new = X[:done], X[done:]
                 cross = _matrix(kernel, new, old)
                 self.K = np.block([[self.K, cross.T], [cross, _matrix(kernel, new)]])
@@ -167,7 +192,6 @@ class _Tried:
                 self.K = _matrix(kernel, X)
         except (RangeError, NetworkError):
             self.K = None
-        return self.K is not None
 
 
 def choose(
@@ -177,123 +201,139 @@ def choose(
     pairs: int,
     effort: Effort = "normal",
     groups: NDArray[np.intp] | None = None,
-    among: Sequence[Candidate] | None = None,
+    among: Sequence[Sizes] | None = None,
     compare: bool = True,
     preparation: Any = None,
     tell: Tell = None,
 ) -> Choice:
     """The recipe for a fit that compares `pairs` of these images, of which `groups` belong together.
 
-    `make(network, symmetry)` makes kernels. Where `compare` is False the first affordable candidate is taken; with a
-    `preparation`, candidates are prepared in this way alone. `tell` is called with "choosing" and how many there are.
+    `make(network, symmetry)` makes kernels. Where `compare` is False the first row is taken; with a `preparation`,
+    candidates are prepared in this way alone. `tell` is called with "choosing" and how many rows are compared.
     """
     few = images.at(slice(0, min(len(images), 200)))
     table = candidates(few, preparation=preparation) if among is None else list(among)
-    # A whitening of more pixels than images makes the training images unlike all others.
-    table = [c for c in table if c.images_for(few.shape[1:]) <= len(images)] or table
     limit = min(AN_IMAGE * len(images), IN_ALL) * EFFORTS[effort]
-    affordable = [c for c in table if c.elements * pairs <= limit] or [min(table, key=lambda c: c.elements)]
-    usual = affordable[0]
-    dearer = [c for c in table if limit < c.elements * pairs <= limit * EFFORTS["best"] / EFFORTS[effort]]
-    dearest = max(dearer, key=lambda c: c.elements) if dearer else None
-    more = None if dearest is None else (str(dearest), dearest.elements)
-    found = Choice(Recipe((usual.term,)), str(usual), 0, effort, elements=usual.elements, dearest=more)
+    affordable = [sizes for row in table if (sizes := tuple(c for c in row if c.elements * pairs <= limit))]
+    rows = affordable or [(min((row[0] for row in table), key=lambda c: c.elements),)]
+    choice = Choice(Recipe((rows[0][-1].term,)), str(rows[0][-1]), 0, effort, elements=rows[0][-1].elements)
     order = balanced(targets.Y, len(targets.Y), 0, groups, shuffled=True)
-    if not compare or len(affordable) == 1 or len(order) < FEWEST:
-        return found
-    dearest_fit = float(max(c.elements for c in affordable) * pairs)
-    allowance = max(_PART * min(limit, dearest_fit), _AT_LEAST * EFFORTS[effort])
-    tried = _within(affordable, len(order), allowance)
-    if tell is not None:
-        tell("choosing", len(tried))
-    return _compared(found, tried, usual, images, targets, make, order, allowance)
+    dearest = float(max(row[-1].elements for row in rows) * pairs)
+    allowance = max(min(_PART * limit, dearest), _AT_LEAST * EFFORTS[effort])
+    if compare and len(order) >= FEWEST:
+        first, rows = _first(rows, len(order), allowance)
+        if len(rows) > 1:
+            if tell is not None:
+                tell("choosing", len(rows))
+            tried = [_Tried(row, lambda r, few: kernel_of(r, few, make, scaled=False), images.dtype) for row in rows]
+            search = _Search(tried, images, targets, order, allowance)
+            choice = search.run(choice, first, limit / max(1, pairs))
+    return choice if effort == "best" else replace(choice, dearest=_dearer(table, choice, limit / max(1, pairs)))
 
 
-def _within(affordable: Sequence[Candidate], images: int, allowance: float) -> list[Candidate]:
-    """Those whose first round, on images that tell something, takes at most half of the allowance: the first ones of
-    the table, without those that leave no room for others.
-    """
-    room = allowance / min(_TELLING, images) ** 2
-    kept, used = [affordable[0]], float(affordable[0].elements)
-    for candidate in affordable[1:]:
-        if used + candidate.elements <= room:
-            kept.append(candidate)
-            used += candidate.elements
-    return kept
-
-
-def _compared(
-    found: Choice,
-    affordable: Sequence[Candidate],
-    usual: Candidate,
-    images: Images,
-    targets: Targets,
-    make: Callable[..., Kernel],
-    order: NDArray[np.intp],
-    allowance: float,
-) -> Choice:
-    alive = [_Tried(c, make, images) for c in affordable]
-    left: list[Compared] = []
+def _first(rows: Sequence[Sizes], images: int, allowance: float) -> tuple[int, list[Sizes]]:
+    """How many images the first round has, and its rows: those that leave room for others and for a second round."""
+    room = _SHARE * allowance / (min(_TELLING, images) ** 2 / 2)
+    kept, used = [rows[0]], float(rows[0][0].elements)
+    for row in rows[1:]:
+        if used + row[0].elements <= room:
+            kept.append(row)
+            used += row[0].elements
     least, most = _FIRST
-    third = int(math.sqrt(allowance / (1.5 * sum(c.elements for c in affordable))))
-    n = min(len(order), max(least, min(most, third)))
-    spent = 0.0
-    with progress_bar(2 * len(alive), "choosing a recipe", "try") as bar:
-        while True:
-            alive, judged = _round(alive, images, targets, order, n, bar)
-            spent += sum(t.candidate.elements for t in alive) * n * n / 2
-            keep = max(_FINALISTS, -(-len(alive) // 2))
-            survivors = alive[:keep] + [t for t in alive[keep:] if t.candidate is usual]
-            cost = sum(t.candidate.elements for t in survivors) / 2
-            more = min(len(order), _GROWTH * n, int(math.sqrt(max(allowance - spent, 0.0) / cost)))
-            if more < 1.2 * n:
-                break
-            left = [t.said(n) for t in alive if t not in survivors] + left
-            alive, n = survivors, more
-        best, gain = _better_than_usual(alive, usual)
-        tried = tuple([t.said(n) for t in [best, *(t for t in alive if t is not best)]] + left)
-        chosen = best.candidate
-        found = replace(found, recipe=Recipe((chosen.term,)), name=str(chosen), elements=chosen.elements)
-        found = replace(found, images=n, compared=tried, gain=gain)
-        return _with_sum(found, best, alive[:_FINALISTS], targets.at(order[:n]), judged, bar)
+    n = int(math.sqrt(2 * _SHARE * allowance / used))
+    return min(images, max(least, min(most, n))), kept
 
 
-def _round(
-    alive: Sequence[_Tried], images: Images, targets: Targets, order: NDArray[np.intp], n: int, bar: Any
-) -> tuple[list[_Tried], slice]:
-    """All of them on the first n images in order, the best first; and which of these they are judged on.
-
-    A preparation that was learned from the images which are then left out would be praised for it, so it learns from
-    others: those that are not in this round, or the first half, and all are judged on the second.
-    """
-    rows = order[:n]
-    X, here = images.at(rows), targets.at(rows)
-    learned_from, judged = X, slice(0, n)
-    if any(tried.learns for tried in alive):
-        if len(order) - n >= n // 2:
-            learned_from = images.at(order[n : n + max(n, _LEARNED_FROM)])
-        else:
-            learned_from, judged = X[: n // 2], slice(n // 2, n)
-    for tried in alive:
-        bar.set_postfix_str(f"{tried.candidate} on {n:,} images", refresh=False)
-        tried.losses = np.full(n, math.inf)[judged]
-        if tried.grow(X, learned_from):
-            assert tried.K is not None
-            tried.losses = left_out(tried.K, here)[judged]
-        bar.update(1)
-    return sorted(alive, key=lambda t: t.loss), judged
+def _dearer(table: Sequence[Sizes], choice: Choice, limit: float) -> tuple[str, int] | None:
+    """The dearest relative of what was chosen that effort="best" would take and this effort does not."""
+    here = next((row for row in table if any(c.term.network == choice.recipe.main.network for c in row)), ())
+    most = limit * EFFORTS["best"] / EFFORTS[choice.effort]
+    found = [c for c in here if limit < c.elements <= most]
+    return (str(found[-1]), found[-1].elements) if found else None
 
 
-def _better_than_usual(alive: Sequence[_Tried], usual: Candidate) -> tuple[_Tried, float]:
+@dataclass
+class _Search:
+    """Rounds of comparisons, for fewer and fewer rows: on more images, or on all with larger networks."""
+
+    alive: list[_Tried]
+    images: Images
+    targets: Targets
+    order: NDArray[np.intp]
+    left: float
+    """Covariances that may still be computed."""
+    gone: list[Compared] = field(default_factory=list)
+
+    def run(self, choice: Choice, n: int, most: float) -> Choice:
+        """The choice among all rows; `most` is how many covariances a pair of the fit may take."""
+        usual = self.alive[0]
+        with progress_bar(None, "choosing a recipe", "try") as bar:
+            self._round(n, [t.at for t in self.alive], bar)
+            while (following := self._next(usual)) is not None:
+                self._round(*following, bar)
+            best, gain = _better_than_usual(self.alive, usual)
+            compared = tuple([t.said() for t in [best, *(t for t in self.alive if t is not best)]] + self.gone)
+            relatives = self._enlarged(best, bar)
+            chosen, n = best.candidate, compared[0].images
+            choice = replace(choice, recipe=Recipe((chosen.term,)), name=str(chosen), elements=chosen.elements)
+            choice = replace(choice, images=n, compared=compared, gain=gain, relatives=relatives)
+            return _with_sum(choice, best, self.alive[:_FINALISTS], self._targets(n), most, bar)
+
+    def _targets(self, n: int) -> Targets:
+        return self.targets.at(self.order[:n])
+
+    def _round(self, n: int, sizes: Sequence[int], bar: Any) -> None:
+        """All rows on the first n images in order, in these sizes; the best first."""
+        X, targets = self.images.at(self.order[:n]), self._targets(n)
+        for tried, size in zip(self.alive, sizes, strict=True):
+            bar.set_postfix_str(f"{tried.sizes[size]} on {n:,} images", refresh=False)
+            self.left -= tried.cost(n, size)
+            tried.judge(X, targets, size)
+            bar.update(1)
+        self.alive.sort(key=lambda t: t.loss)
+
+    def _next(self, usual: _Tried) -> tuple[int, list[int]] | None:
+        """Images and sizes of the next round, for the better half of the rows; None where it would cost too much."""
+        keep = max(_FINALISTS, -(-len(self.alive) // 2))
+        survivors = self.alive[:keep] + [t for t in self.alive[keep:] if t is usual]
+        n = survivors[0].images or len(survivors[0].losses)
+        same, larger = [t.at for t in survivors], [t.larger for t in survivors]
+        more = min(_GROWTH * n, len(self.order))
+        for images, sizes in ((more, same), (n, larger)):
+            cost = sum(t.cost(images, size) for t, size in zip(survivors, sizes, strict=True))
+            if (images, sizes) != (n, same) and cost <= _SHARE * self.left:
+                self.gone = [t.said() for t in self.alive if t not in survivors] + self.gone
+                self.alive = survivors
+                return images, sizes
+        return None
+
+    def _enlarged(self, best: _Tried, bar: Any) -> bool:
+        """Give the best row its largest size, if that is no worse than the compared one on as many images as what is
+        left allows; whether its smaller relatives alone were compared on all of them.
+        """
+        last, compared = len(best.sizes) - 1, best.at
+        if best.at == last:
+            return False
+        n = min(best.images, int(math.sqrt(max(0.0, 2 * self.left / best.sizes[last].elements))))
+        if n >= min(best.images, _FIRST[0]):
+            large, few = replace(best, at=last, K=None), self._targets(n)
+            bar.set_postfix_str(f"{large.candidate} on {n:,} images", refresh=False)
+            large.judge(self.images.at(self.order[:n]), few, last)
+            assert best.K is not None
+            if _clear(large.losses - left_out(best.K[:n, :n], few), _WORTH):
+                best.sizes = best.sizes[: compared + 1]
+                return False
+        best.at = last
+        return True
+
+
+def _better_than_usual(alive: Sequence[_Tried], usual: _Tried) -> tuple[_Tried, float]:
     """The best one, and its gain; the usual one where the difference is small or may be chance."""
     best = alive[0]
-    plain = next((t for t in alive if t.candidate is usual), None)
-    if plain is None or not np.isfinite(plain.losses).all():
+    if not np.isfinite(usual.losses).all():
         return best, 0.0
-    gain = plain.losses - best.losses
-    if _clear(gain, _WORTH):
-        return best, float(gain.mean())
-    return plain, 0.0
+    gain = usual.losses - best.losses
+    return (best, float(gain.mean())) if _clear(gain, _WORTH) else (usual, 0.0)
 
 
 def _clear(gain: Floats, worth: float) -> bool:
@@ -301,43 +341,39 @@ def _clear(gain: Floats, worth: float) -> bool:
 
 
 def _with_sum(
-    found: Choice,
-    best: _Tried,
-    finalists: Sequence[_Tried],
-    targets: Targets,
-    judged: slice,
-    bar: Any,
+    choice: Choice, best: _Tried, finalists: Sequence[_Tried], targets: Targets, most: float, bar: Any
 ) -> Choice:
-    """The sum of two or three finalists where it is clearly better than the best of them."""
+    """The sum of two or three finalists where it is clearly better than the best of them, and costs no more than
+    `most` covariances a pair. Weights are found on a part of the images, and the sum is judged on all.
+    """
     known = [t for t in finalists if t.K is not None and float(t.K.diagonal().mean()) > 0.0]
     if best not in known:
-        return found
-    part = slice(
-        max(0, len(targets.Y) - _DECOMPOSED), len(targets.Y)
-    )  # weights are found on a part, and the sum is judged on all
+        return choice
+    part = slice(max(0, len(targets.Y) - _DECOMPOSED), len(targets.Y))
     tries: list[tuple[float, tuple[_Tried, ...], tuple[int, ...]]] = []
+    bar.set_postfix_str("sums", refresh=False)
     for count, weights in _WEIGHTS.items():
         for group in combinations(known, count):
-            for w in weights:
-                bar.set_postfix_str("sums", refresh=False)
-                K = _sum([t.K[part, part] for t in group if t.K is not None], w)
-                tries.append((float(left_out(K, targets.at(part)).mean()), group, w))
+            if best in group and sum(t.candidate.elements for t in group) <= most:
+                for w in weights:
+                    K = _sum([t.K[part, part] for t in group if t.K is not None], w)
+                    tries.append((float(left_out(K, targets.at(part)).mean()), group, w))
     if not tries:
-        return found
+        return choice
     _, group, w = min(tries, key=lambda t: t[0])
-    losses = left_out(_sum([t.K for t in group if t.K is not None], w), targets)[judged]
+    losses = left_out(_sum([t.K for t in group if t.K is not None], w), targets)
     gain = best.losses - losses
     if not _clear(gain, _SUM_WORTH):
-        return found
+        return choice
     shares = [x / sum(w) for x in w]
     terms = tuple(replace(t.candidate.term, weight=x) for t, x in zip(group, shares, strict=True))
     name = " + ".join(f"{x:g} × ({t.candidate})" for t, x in zip(group, shares, strict=True))
     return replace(
-        found,
+        choice,
         recipe=Recipe(terms),
         name=name,
-        compared=(Compared(name, float(losses.mean()), len(losses)), *found.compared),
-        gain=found.gain + float(gain.mean()),
+        compared=(Compared(name, float(losses.mean()), len(losses)), *choice.compared),
+        gain=choice.gain + float(gain.mean()),
         elements=sum(t.candidate.elements for t in group),
     )
 

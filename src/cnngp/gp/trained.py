@@ -54,7 +54,8 @@ class TrainedEnsemble:
 
     Parameters
     ----------
-    K, Theta : (N, N), the kernels of kind "nngp" and "ntk" of the training points; NumPy, CuPy or torch.
+    K : (N, N), the kernel of kind "nngp" of the training points; NumPy, CuPy or torch.
+    Theta : (N, N), that of kind "ntk".
     y : targets (N,) or (N, outputs).
     learning_rate : only its product with the time t counts. For the mean over points and outputs in the loss, in place
         of the sum, divide it by their number.

@@ -69,9 +69,7 @@ def network_by_name(name: str) -> Network | None:
     biases = re.fullmatch(r"([^.]+)-bias(\d+(?:\.\d+)?(?:e[+-]\d+)?)", name)
     if biases and (network := network_by_name(biases[1])) is not None:
         return _biased(network, float(biases[2]))
-    pooled = re.fullmatch(
-        r"pooled_cnn(-small|-large)?(?:-halved(\d+))?(?:-(global)|-pool(\d+))?(-even)?(-exp)?", name
-    )
+    pooled = re.fullmatch(r"pooled_cnn(-small|-large)?(?:-halved(\d+))?(?:-(global)|-pool(\d+))?(-even)?(-exp)?", name)
     if pooled:
         size: Any = (pooled[1] or "-medium").removeprefix("-")
         pool: Any = int(pooled[4]) if pooled[4] else pooled[3]
@@ -143,7 +141,7 @@ def _is_bias(place: str) -> bool:
 
 
 def pooled_name(size: str, halvings: int) -> str:
-    """The name of `zoo.pooled_cnn` with these arguments, to which "-global" or "-pool7", "-even" and "-exp" may follow."""
+    """The name of a `zoo.pooled_cnn`; after it come "-global" or a pool as "-pool7", then "-even", then "-exp"."""
     return f"pooled_cnn{'' if size == 'medium' else f'-{size}'}{'' if halvings == 1 else f'-halved{halvings}'}"
 
 
