@@ -29,7 +29,10 @@ def alone() -> SearchResult:
     return random_search(DIGITS, "paper-cnn", 10, **SMALL)
 
 
-def records_of(study: Path) -> list[Any]:
-    """The study as any user of Optuna reads it."""
+def records_of(study: Path, state: str = "COMPLETE") -> dict[int, Any]:
+    """The trials of a study in a state, as any user of Optuna reads it, by the number of their draw."""
     storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(study)))
-    return optuna.load_study(storage=storage, study_name=NAME).trials  # type: ignore[no-any-return]
+    records = optuna.load_study(storage=storage, study_name=NAME).trials
+    repeats = [t.number for t in records if "draw" in t.user_attrs]
+    numbers = (t.user_attrs.get("draw", t.number - sum(n < t.number for n in repeats)) for t in records)
+    return {draw: t for draw, t in zip(numbers, records, strict=True) if t.state.name == state}

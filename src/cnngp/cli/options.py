@@ -137,7 +137,7 @@ OPTIONS = (
     Option("recipe", f"{_FITS} gram", Kind("FILE.json", Path)).says(
         "A recipe that recipe.to_json() made, instead of a network."
     ),
-    Option("space", "search", Kind("SPACE"), "paper-cnn").says("paper-cnn, paper-residual, wide or pooled."),
+    Option("space", "search", Kind("SPACE"), "paper-cnn").says("paper-cnn, paper-residual or pooled."),
     Option("noise", _FITS, Kind("NUMBER|ml|loo", values.number(_VARIANCE, lambda n: n >= 0.0, "ml", "loo"))).says(
         "Noise variance in the kernel's units, or ml or loo to choose it; by default loo with --network auto and for "
         "numbers, else 0."

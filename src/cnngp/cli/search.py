@@ -1,4 +1,4 @@
-"""`cnngp search`: a search over networks. Data and a space in; a table, plots and the best network out."""
+"""`cnngp search`: a search over networks. Data and a space in; a table and the best network out."""
 
 from __future__ import annotations
 
@@ -42,7 +42,6 @@ def search(asked: Asked) -> None:
             full=rungs,
             study=kept,
             scheduler=asked.scheduler,
-            before_test=lambda found: _write(file, results, found),
             **{name: getattr(asked, name) for name in same},
         )
     say("search", f"{asked.space} on {result.images}")
@@ -55,7 +54,7 @@ def search(asked: Asked) -> None:
     tell()
     _say_outcome(result)
     _write(file, results, result)
-    files = {"best network": str(file), "results": str(results), **_plots(folder, result)}
+    files = {"best network": str(file), "results": str(results)}
     tell()
     for kind, path in files.items():
         say(kind, path)
@@ -85,9 +84,8 @@ def _say_outcome(result: Any) -> None:
         f"draw {chosen.draw}, by the validation error: {percent(chosen.error, 2)} with {chosen.score.train:,} images",
     )
     if result.test is not None:
-        look = result.test
-        seen = "looked at once" if look.looks == 1 else f"the study has looked at it with {look.looks} networks"
-        say("test", f"{percent(look.error, 2)} of {look.images:,} images; {seen}")
+        seen = "looked at once" if result.looks == 1 else f"the study has looked at it with {result.looks} networks"
+        say("test", f"{percent(result.test.error, 2)} of {result.test.validation:,} images; {seen}")
 
 
 def _write(best: Path, results: Path, result: Any) -> None:
@@ -95,11 +93,3 @@ def _write(best: Path, results: Path, result: Any) -> None:
 
     write_atomically(best, result.best.network_json + "\n")
     write_atomically(results, json.dumps(result.as_dict(), indent=1) + "\n")
-
-
-def _plots(folder: Path, result: Any) -> dict[str, str]:
-    try:
-        return {path.name: str(path) for path in result.plot(folder)}
-    except ImportError as error:
-        say("plots", f"not drawn: {error}")
-        return {}

@@ -7,33 +7,39 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
-from cnngp.cluster import ClusterError
+from cnngp.cluster import ClusterError, DaskUnavailable, connect
 from cnngp.common.devices import Device
 from cnngp.common.errors import DatasetError, is_whole
+from cnngp.common.optional import need
 from cnngp.common.progress import progress_bar
 from cnngp.common.tables import percent
 from cnngp.datasets import sets as datasets
 from cnngp.datasets.dataset import Dataset
+from cnngp.kernel.engines.cpu.runner import default_threads
+from cnngp.kernel.kernel import Kernel
 from cnngp.kernel.program import Kind
-from cnngp.network.layers import NetworkError
+from cnngp.matrix.cluster.cluster import Cluster
+from cnngp.network.layers import Dense, NetworkError
 
-from .pool import POLL_SECONDS, Outcome, Pool, engine_device, pool_of
-from .result import Look, Rung, SearchResult
-from .scoring import Problem, Problems, Score, split_for
-from .space import Draw, Space, SpaceError, find_space
+from .result import Rung, SearchResult
+from .scoring import Outcome, Problem, Problems, Score, outcome, split_for
+from .space import Space, find_space
 from .study import SAMPLERS, Study, StudyError, Trial, best
 
-__all__ = ["Draw", "SearchResult", "Space", "SpaceError", "StudyError", "Trial", "random_search", "split_for"]
+__all__ = ["SearchResult", "Space", "StudyError", "Trial", "random_search", "split_for"]
 
 # Draws in a row that no network comes of, and that fail: more are the fault of the space, or of the machine or data.
 _MOST_INVALID = 1000
 _MOST_FAILURES = 3
+
+Scorer: TypeAlias = Callable[[Iterable[str], Problem], Generator[tuple[int, Outcome]]]
+"""Networks and images in; (k, what came of the k-th network) out, as they come. Networks are taken when needed."""
 
 
 def random_search(
@@ -54,7 +60,6 @@ def random_search(
     processes: int = 1,
     scheduler: Any = None,
     progress: bool = True,
-    before_test: Callable[[SearchResult], Any] | None = None,
     sampler: str = "random",
 ) -> SearchResult:
     """Draw networks from a space, score each by the validation error of its exact GP, and keep the best.
@@ -63,7 +68,7 @@ def random_search(
     ----------
     data : a `Dataset` or the name of one. Without validation images of its own, a quarter of the training images, or
         `validation`, are held out: each class in proportion, always the same ones.
-    space : "paper-cnn", "paper-residual", "wide", "pooled", or a `Space` of your own.
+    space : "paper-cnn", "paper-residual", "pooled", or a `Space` of your own.
     draws : number of networks in all; those already in the study are not repeated.
     train : how many training images, the first ones; None takes all.
     validation : how many validation images, likewise.
@@ -82,7 +87,6 @@ def random_search(
     processes : worker processes on this machine. Scripts that ask for more than one need an
         `if __name__ == "__main__":`.
     scheduler : a Dask client or the address of a scheduler, whose workers score the networks.
-    before_test : called with the result before the test images are used, so that it is not lost if that fails.
 
     >>> from cnngp import datasets
     >>> from cnngp.search import random_search
@@ -103,13 +107,15 @@ def random_search(
         raise ValueError(f"processes={processes} with a scheduler; the scheduler's workers are the processes")
     drawn_from = find_space(space)
     dataset = data if isinstance(data, Dataset) else datasets.load(data, split=split_for(str(data)))
+    if scheduler is None:  # what this machine has not is refused before the long work
+        kernel = Kernel(Dense(), device, dtype, threads, kind)
+        if processes > 1 and threads is None and kernel.device == "cpu":
+            threads = max(1, default_threads() // processes)
     problems = Problems(dataset, validation, device=device, dtype=dtype, threads=threads, kind=kind)
     rungs = [(count, problems.at(size)) for count, size in _checked(full)]
     base = problems.at(train)
     if test:  # refuses labels that cannot be predicted, before the long work
         problems.on_test(len((rungs[-1][1] if rungs else base).X))
-    if scheduler is None:
-        engine_device(base)
     identity = {
         "space": f"{drawn_from.name} (version {drawn_from.version})",
         "sampler": sampler,
@@ -120,128 +126,121 @@ def random_search(
         "kind": kind,
     }
     with ExitStack() as stack:
-        pool = stack.enter_context(pool_of(processes, scheduler))
+        scored = stack.enter_context(_scorer(processes, scheduler))
         if study is None:
             study = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="cnngp-search-"))) / "search.journal"
         kept = Study(str(study), sampler, seed)
         kept.require(identity)
         stack.enter_context(_kept(kept, draws))
-        run = _Run(kept, pool, progress)
-        run.draw(drawn_from, base, draws)
+        kept.resume()
+        _draw(kept, scored, drawn_from, base, draws, progress)
         result = _result(drawn_from, base, kept, draws)
         for count, problem in rungs:
             chosen = best(result.rungs[-1].trials if result.rungs else result.trials, count)
-            what = f"with {len(problem.X):,} images"
-            result = replace(result, rungs=(*result.rungs, Rung(len(problem.X), run.again(chosen, problem, what))))
+            trials = _again(kept, scored, chosen, problem, f"with {len(problem.X):,} images", progress)
+            result = replace(result, rungs=(*result.rungs, Rung(len(problem.X), trials)))
+        train = result.best.score.train
+        if test:
+            _again(kept, scored, [result.best], problems.on_test(train), "on test images", progress, "test")
         looks = kept.notes("test/")
-        if test and _key("test", result.best.score.train, result.best) not in looks:
-            if before_test is not None:
-                before_test(replace(result, seconds=time.perf_counter() - start))
-            run.again([result.best], problems.on_test(result.best.score.train), "on test images", "test")
-            looks = kept.notes("test/")
-    found = looks.get(_key("test", result.best.score.train, result.best))
-    if found is not None:
-        known = Score(**found)
-        result = replace(result, test=Look(result.best.draw, known.train, known.error, known.validation, len(looks)))
+        found = looks.get(_key("test", train, result.best))
+        if found is not None:
+            result = replace(result, test=Score(**found), looks=len(looks))
     return replace(result, seconds=time.perf_counter() - start)
 
 
-@dataclass(frozen=True)
-class _Run:
-    """What scores the networks of a search, and where the scores go."""
+@contextmanager
+def _scorer(processes: int, scheduler: Any) -> Iterator[Scorer]:
+    """Where networks are scored: here, by worker processes of this machine, or by those of a scheduler."""
+    if scheduler is None and processes == 1:
+        yield lambda networks, problem: ((k, outcome(text, problem)) for k, text in enumerate(networks))
+        return
+    with ExitStack() as stack:
+        if scheduler is None:
+            distributed = need("distributed", "several processes", DaskUnavailable)
+            settings = {"threads_per_worker": 1, "dashboard_address": None, "memory_limit": 0}
+            local = stack.enter_context(distributed.LocalCluster(processes, **settings))
+            scheduler = stack.enter_context(distributed.Client(local))
+        elif isinstance(scheduler, str):
+            scheduler = stack.enter_context(connect(scheduler))
+        cluster = Cluster(scheduler)
+        cluster.fit()  # one line where it has no workers, before a study is made
+        yield lambda networks, problem: (done for done in cluster.results(outcome, networks, problem) if done)
 
-    study: Study
-    pool: Pool
-    progress: bool
 
-    def draw(self, space: Space, problem: Problem, draws: int) -> None:
-        """New networks from a space, until there are as many as are wanted."""
-        unfinished: dict[int, Any] = {}
-        invalid = failures = 0
+def _draw(study: Study, scored: Scorer, space: Space, problem: Problem, draws: int, progress: bool) -> None:
+    """New networks from a space, until there are as many as are wanted."""
+    at_work = invalid = failures = 0
 
-        def end(trial: Any, network: str, found: Outcome) -> None:
-            nonlocal invalid, failures
-            del unfinished[trial.number]
-            if found.score is not None:
-                self.study.tell(trial, "COMPLETE", found.score, network=network)
-                invalid = failures = 0
-            elif found.invalid:
-                self.study.tell(trial, "PRUNED", invalid=found.reason)
-                invalid += 1
+    def networks(asked: list[tuple[Any, str]]) -> Iterator[str]:
+        nonlocal at_work
+        while len(study.finished()) + at_work < draws:
+            trial = study.ask()
+            try:
+                network = space.network(trial, problem.image_shape).to_json()
+            except NetworkError as error:
+                end(trial, "", Outcome(None, f"NetworkError: {error}", invalid=True))
             else:
-                failure = f"draw {trial.user_attrs['draw']}: {found.reason}"
-                self.study.tell(trial, "FAIL", failure=failure)
-                failures += 1
-                if failures >= _MOST_FAILURES:
-                    raise RuntimeError(f"{failure} ({self.study.where} keeps what is finished)")
-            if invalid >= _MOST_INVALID:
-                size = " × ".join(map(str, problem.image_shape))
-                raise NetworkError(
-                    f"{invalid:,} draws of the space {space.name} in a row make no network on images of {size}; the "
-                    f"last: {found.reason}"
-                )
+                asked.append((trial, network))
+                at_work += 1
+                yield network
 
-        def networks(asked: list[tuple[Any, str]]) -> Iterator[str]:
-            while (trial := self.study.ask(draws)) is not None:
-                unfinished[trial.number] = trial
-                try:
-                    network = space.network(Draw(trial), problem.image_shape).to_json()
-                except NetworkError as error:
-                    end(trial, "", Outcome(None, f"NetworkError: {error}", invalid=True))
-                else:
-                    asked.append((trial, network))
-                    yield network
+    def end(trial: Any, network: str, found: Outcome) -> None:
+        nonlocal invalid, failures
+        if found.score is not None:
+            study.tell(trial, "COMPLETE", found.score, network=network)
+            invalid = failures = 0
+        elif found.invalid:
+            study.tell(trial, "PRUNED", invalid=found.reason)
+            invalid += 1
+        else:
+            study.tell(trial, "FAIL", failure=found.reason)
+            failures += 1
+        if failures >= _MOST_FAILURES:
+            raise RuntimeError(f"{found.reason} ({study.where} keeps what is finished)")
+        if invalid >= _MOST_INVALID:
+            size = " × ".join(map(str, problem.image_shape))
+            raise NetworkError(
+                f"{invalid:,} draws of the space {space.name} in a row make no network on images of {size}; the "
+                f"last: {found.reason}"
+            )
 
-        try:
-            with self._bar(draws) as told:
-                while told() < draws:
-                    asked: list[tuple[Any, str]] = []
-                    with closing(self.pool.outcomes(networks(asked), problem)) as outcomes:
-                        for done in outcomes:
-                            if done is not None:
-                                end(*asked[done[0]], done[1])
-                            told()
-                    if told() < draws:  # others are at the last ones; should one of them die, its draw is ours
-                        time.sleep(POLL_SECONDS)
-        finally:
-            for trial in unfinished.values():  # to be drawn again
-                with suppress(StudyError):
-                    self.study.tell(trial, "FAIL")
-
-    def again(self, chosen: Sequence[Trial], problem: Problem, what: str, kind: str = "again") -> tuple[Trial, ...]:
-        """The same networks on other images, the best first; scores that the study has are not computed again."""
-        keys = {t.draw: _key(kind, len(problem.X), t) for t in chosen}
-        known = self.study.notes(kind)
-        todo = [t for t in chosen if keys[t.draw] not in known]
-        with (
-            progress_bar(len(todo), what, "network", wanted=self.progress, delay=0.5, keep=True) as bar,
-            closing(self.pool.outcomes([t.network_json for t in todo], problem)) as outcomes,
-        ):
-            for done in outcomes:
-                if done is None:
-                    continue
-                trial, found = todo[done[0]], done[1]
-                if found.score is None:
-                    raise RuntimeError(f"draw {trial.draw}: {found.reason} ({self.study.where} keeps what is finished)")
-                self.study.note(keys[trial.draw], asdict(found.score))
-                bar.update()
-        known = self.study.notes(kind)
-        return tuple(best([replace(t, score=Score(**known[keys[t.draw]])) for t in chosen]))
-
-    @contextmanager
-    def _bar(self, draws: int) -> Iterator[Callable[[], int]]:
-        """A progress bar with the best so far; what it gives shows and returns the number of draws that are done."""
-        with progress_bar(draws, "draws", "network", wanted=self.progress, delay=0.5, keep=True) as bar:
-
-            def told() -> int:
-                done = min(draws, len(self.study.draws("COMPLETE")))
-                if not bar.disable:
-                    bar.update(done - bar.n)
-                    for first in best(self.study.trials(), 1):
+    with progress_bar(draws, "draws", "network", wanted=progress, delay=0.5, keep=True) as bar:
+        while len(study.finished()) < draws:
+            asked: list[tuple[Any, str]] = []
+            with closing(scored(networks(asked), problem)) as outcomes:
+                for k, found in outcomes:
+                    at_work -= 1
+                    end(*asked[k], found)
+                    bar.update(min(draws, len(study.finished())) - bar.n)
+                    for first in best(study.trials(), 1):
                         bar.set_postfix_str(f"best {percent(first.error, 2)} (draw {first.draw})")
-                return done
 
-            yield told
+
+def _again(
+    study: Study,
+    scored: Scorer,
+    chosen: Sequence[Trial],
+    problem: Problem,
+    what: str,
+    progress: bool,
+    kind: str = "again",
+) -> tuple[Trial, ...]:
+    """The same networks on other images, the best first; scores that the study has are not computed again."""
+    keys = {t.draw: _key(kind, len(problem.X), t) for t in chosen}
+    known = study.notes(kind)
+    todo = [t for t in chosen if keys[t.draw] not in known]
+    with (
+        progress_bar(len(todo), what, "network", wanted=progress, delay=0.5, keep=True) as bar,
+        closing(scored([t.network_json for t in todo], problem)) as outcomes,
+    ):
+        for k, found in outcomes:
+            if found.score is None:
+                raise RuntimeError(f"draw {todo[k].draw}: {found.reason} ({study.where} keeps what is finished)")
+            study.note(keys[todo[k].draw], asdict(found.score))
+            bar.update()
+    known = study.notes(kind)
+    return tuple(best([replace(t, score=Score(**known[keys[t.draw]])) for t in chosen]))
 
 
 @contextmanager
@@ -250,7 +249,7 @@ def _kept(study: Study, draws: int) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        done = min(draws, len(study.draws("COMPLETE")))
+        done = min(draws, len(study.finished()))
         raise KeyboardInterrupt(
             f"interrupted; {done:,} of {draws:,} networks are in {study.where}. Run it again to continue"
         ) from None
@@ -260,9 +259,10 @@ def _kept(study: Study, draws: int) -> Iterator[None]:
 
 def _result(space: Space, problem: Problem, study: Study, draws: int) -> SearchResult:
     trials = study.trials()[:draws]
-    last = trials[-1].draw
-    invalid = {draw for draw in study.draws("PRUNED") if draw < last}
-    failures = {draw: failure for draw, failure in study.failures().items() if draw < last}
+    before = range(trials[-1].draw)
+    invalid = [draw for draw in study.finished("PRUNED") if draw in before]
+    failed = {draw: t.user_attrs["failure"] for draw, t in study.finished("FAIL").items() if draw in before}
+    failures = {draw: f"draw {draw}: {failure}" for draw, failure in failed.items()}
     return SearchResult(space.name, str(problem), tuple(trials), len(invalid), failures)
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from cnngp.common.tables import aligned, percent
 from cnngp.network.layers import Network
 
+from .scoring import Score
 from .study import Trial, best
 
 
@@ -18,17 +18,6 @@ class Rung:
 
     train: int
     trials: tuple[Trial, ...]
-
-
-@dataclass(frozen=True)
-class Look:
-    """The look at the test images with the chosen network; `looks` counts the networks that the study showed them."""
-
-    draw: int
-    train: int
-    error: float
-    images: int
-    looks: int
 
 
 @dataclass(frozen=True)
@@ -43,9 +32,12 @@ class SearchResult:
     trials: tuple[Trial, ...]
     invalid: int
     """Draws that no network came of (an image too small, a variance out of range); others were drawn in their place."""
-    failures: dict[int, str] = field(default_factory=dict)
+    failures: dict[int, str]
     rungs: tuple[Rung, ...] = ()
-    test: Look | None = None
+    test: Score | None = None
+    """The chosen network's score on the test images, if the study has looked at them."""
+    looks: int = 0
+    """Number of networks with which the study has looked at the test images."""
     seconds: float = 0.0
 
     @property
@@ -69,21 +61,6 @@ class SearchResult:
             rows.append((str(t.draw), *errors, *cost, " ".join(drawn)))
         return aligned(rows, right=range(len(heads)))
 
-    @property
-    def front(self) -> tuple[Trial, ...]:
-        """The draws that no other beats in both error and operations a pair, the cheapest first."""
-        kept: list[Trial] = []
-        for t in sorted(self.trials, key=lambda t: (t.score.operations, t.error)):
-            if not kept or t.error < kept[-1].error:
-                kept.append(t)
-        return tuple(kept)
-
-    def plot(self, folder: str | Path) -> list[Path]:
-        """Validation errors by draw, against each hyperparameter and against the cost, as PNG and SVG."""
-        from .plot import plot
-
-        return plot(self, Path(folder))
-
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
         return {
@@ -93,10 +70,9 @@ class SearchResult:
             "invalid": self.invalid,
             "failures": {str(k): v for k, v in self.failures.items()},
             "best": _facts(self.best),
-            "front": [t.draw for t in self.front],
             "trials": [_facts(t) for t in self.trials],
             "rungs": [{"train": r.train, "trials": [_facts(t) for t in r.trials]} for r in self.rungs],
-            "test": None if self.test is None else asdict(self.test),
+            "test": None if self.test is None else asdict(self.test) | {"looks": self.looks},
             "seconds": self.seconds,
         }
 

@@ -17,14 +17,17 @@ from numpy.typing import NDArray
 from cnngp.common import memory
 from cnngp.common.arrays import to_numpy
 from cnngp.common.devices import Device, output_on
-from cnngp.common.errors import DatasetError
+from cnngp.common.errors import DatasetError, one_line
 from cnngp.datasets.dataset import Dataset
 from cnngp.datasets.sets import Split
+from cnngp.gp.checks import MatrixError
 from cnngp.gp.exact import ExactGP
 from cnngp.gp.linalg import JitterWarning, blocks
+from cnngp.kernel.engines.base import RangeError
 from cnngp.kernel.kernel import Kernel
 from cnngp.kernel.program import Kind
-from cnngp.network.layers import Network
+from cnngp.network.layers import Network, NetworkError
+from cnngp.network.serialize import from_json
 
 # Entries of K(validation, training) at a time. On a card few large blocks are faster, and there is memory for them.
 _CHUNK = {"cpu": 1 << 23, "cuda": 1 << 27}
@@ -53,11 +56,6 @@ class Problem:
     def pairs(self) -> int:
         n = len(self.X)
         return n * (n - 1) // 2 + n * len(self.X_validation)
-
-    @property
-    def bytes_needed(self) -> int:
-        """K as it comes and in float64, and what is at work beside them."""
-        return 16 * len(self.X) ** 2
 
     def __str__(self) -> str:
         return f"{self.name}, {len(self.X):,} training and {len(self.X_validation):,} validation images"
@@ -139,11 +137,7 @@ class Score:
     jitter: float
     engine: str
     seconds: float
-    compile_seconds: float
-    kernel_seconds: float
     pairs_per_second: float
-    elements: int
-    """Covariances that a nonlinearity of the network reads for a pair of images."""
     operations: int
     """Operations for a pair of images, as `net.shapes` counts them."""
 
@@ -171,7 +165,6 @@ def score(network: Network, problem: Problem) -> Score:
         wrong += int((to_numpy(gp.mean(K_test).argmax(1)) != problem.y_validation[rows]).sum())
     left_out = gp.leave_one_out().mean
     engine = kernel.engine_for(problem.image_shape)
-    cost = network.shapes(problem.image_shape)
     return Score(
         error=wrong / len(problem.X_validation),
         loo_error=float((to_numpy(left_out.argmax(1)) != problem.y).mean()),
@@ -180,9 +173,25 @@ def score(network: Network, problem: Problem) -> Score:
         jitter=gp.jitter,
         engine=f"{kernel.device} ({engine.identity})",
         seconds=time.perf_counter() - start,
-        compile_seconds=compiled - start,
-        kernel_seconds=kernel_seconds,
         pairs_per_second=problem.pairs / kernel_seconds,
-        elements=cost.elements,
-        operations=cost.cost,
+        operations=network.shapes(problem.image_shape).cost,
     )
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a network: a score, or the reason why there is none."""
+
+    score: Score | None = None
+    reason: str = ""
+    invalid: bool = False
+    """Whether the network cannot be used with these images at all."""
+
+
+def outcome(network_json: str, problem: Problem) -> Outcome:
+    """Score a network. What goes wrong is told in words: whoever asked may not have what it takes to make the error."""
+    try:
+        return Outcome(score(from_json(network_json), problem))
+    except Exception as error:
+        invalid = isinstance(error, (NetworkError, RangeError, MatrixError))
+        return Outcome(None, f"{type(error).__name__}: {one_line(error)}", invalid)

@@ -1,20 +1,15 @@
 """The memory of a search: an Optuna study in a journal file or a database, which any number of processes fill.
 
-Optuna draws and stores; this is the one file that knows it. A record says which draw it is of, so that a draw that was
-interrupted is done again, with the same numbers.
+Optuna draws and stores; this is the one file that knows it. A draw that was interrupted is done again with the same
+numbers, by a new trial that says which draw it repeats.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
-import os
-import socket
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
-from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +21,10 @@ from cnngp.network.layers import Network
 from cnngp.network.serialize import from_json
 
 from .scoring import Score
-from .space import Value
 
 NAME = "cnngp search"
 SAMPLERS = {"random": "RandomSampler", "tpe": "TPESampler"}
 """Optuna's samplers by name: the paper's, and one that learns from the draws before."""
-# A draw of another machine that is older, and ten times as old as the longest ever took, was left behind.
-_UNHEARD_SECONDS = 600.0
-# A record that does not say of which draw it is after so long was left by a process that was killed.
-_BEGIN_SECONDS = 5.0
 # After so long without a change of the file the lock of a process counts as left behind: it is held for milliseconds.
 _LOCK_SECONDS = 10
 
@@ -48,7 +38,7 @@ class Trial:
     """One draw with its score."""
 
     draw: int
-    params: dict[str, Value]
+    params: dict[str, Any]
     network_json: str
     score: Score
 
@@ -91,94 +81,52 @@ class Study:
             with _reported(self.where):
                 self._study.set_user_attr(key, value)
 
-    def records(self, *states: str) -> list[Any]:
-        """Optuna's trials of the given states, such as "COMPLETE", as far as they say of which draw they are."""
-        found = self._study.get_trials(deepcopy=False)
-        return [t for t in found if t.state.name in states and "draw" in t.user_attrs]
+    def draws(self) -> list[tuple[int, Any]]:
+        """The number of its draw with each of Optuna's trials; those that repeat a draw count as none of their own."""
+        found, repeats = [], 0
+        for t in self._study.get_trials(deepcopy=False):
+            repeats += "draw" in t.user_attrs
+            found.append((t.user_attrs.get("draw", t.number - repeats), t))
+        return found
 
-    def draws(self, *states: str) -> set[int]:
-        return {t.user_attrs["draw"] for t in self.records(*states)}
+    def finished(self, state: str = "COMPLETE") -> dict[int, Any]:
+        """Optuna's trials in a state, by the number of their draw."""
+        return {draw: t for draw, t in sorted(self.draws(), key=lambda each: each[0]) if t.state.name == state}
 
     def trials(self) -> list[Trial]:
-        """Finished draws, by their number."""
-        found = {t.user_attrs["draw"]: t for t in self.records("COMPLETE")}
+        """The draws that have a score, by their number."""
         return [
             Trial(draw, dict(t.params), t.user_attrs["network"], Score(**t.user_attrs["score"]))
-            for draw, t in sorted(found.items())
+            for draw, t in self.finished().items()
         ]
 
-    def failures(self) -> dict[int, str]:
-        """Draws that no result came of, with their errors."""
-        found = (t.user_attrs for t in self.records("FAIL"))
-        return {notes["draw"]: notes["failure"] for notes in found if "failure" in notes}
+    def resume(self) -> None:
+        """Have the draws done again that are begun and not over: their process was killed.
 
-    def ask(self, wanted: int) -> Any:
-        """A trial for the lowest draw that is not done and that no process is at; None where as many draws as are
-        `wanted` are done or in work. Its numbers depend on the seed and on the number of the draw.
+        Where it is another process that is still at one, both find the same.
         """
+        found = self.draws()
+        over = {draw for draw, t in found if t.state.name != "RUNNING"}
+        with _reported(self.where):
+            for draw in sorted({draw for draw, _ in found} - over):
+                self._study.enqueue_trial({}, user_attrs={"draw": draw})
+
+    def ask(self) -> Any:
+        """A trial for the next draw; its numbers depend on the seed and on the number of the draw."""
         with _reported(self.where) as optuna:
-            complete, over, at_work = self._taken(None)
-            if len(complete) + len(at_work) >= wanted:
-                return None
-            draw = next(number for number in itertools.count() if number not in complete | over | at_work)
             trial = self._study.ask()
-            trial.set_user_attr("by", f"{socket.gethostname()} {os.getpid()}")
-            trial.set_user_attr("draw", draw)
-            while self._undecided(trial.number):
-                time.sleep(0.01)
-            if draw in set.union(*self._taken(trial.number)):  # another process was faster
-                self.tell(trial, "FAIL")
-                return self.ask(wanted)
+            draw, _ = self.draws()[trial.number]
             state = int(np.random.SeedSequence([self._seed, draw]).generate_state(1)[0])
             self._study.sampler = getattr(optuna.samplers, SAMPLERS[self._sampler])(seed=state)
         return trial
 
-    def _undecided(self, before: int) -> bool:
-        """Whether a process has just begun an earlier record, and not yet said of which draw it is."""
-        recent = datetime.now() - timedelta(seconds=_BEGIN_SECONDS)
-        found = self._study.get_trials(deepcopy=False)[:before]
-        return any("draw" not in t.user_attrs and t.datetime_start and t.datetime_start > recent for t in found)
-
-    def _taken(self, before: int | None) -> tuple[set[int], set[int], set[int]]:
-        """The draws that are complete, those that were in vain, and those that processes are at, at one moment; of
-        those in work only the ones whose record is before the given one.
-        """
-        found = self.records("COMPLETE", "PRUNED", "FAIL", "RUNNING")
-        longest = max((t.user_attrs["score"]["seconds"] for t in found if t.state.name == "COMPLETE"), default=0.0)
-        earliest = datetime.now() - timedelta(seconds=max(_UNHEARD_SECONDS, 10.0 * longest))
-        complete, over, at_work = set[int](), set[int](), set[int]()
-        for t in found:
-            if t.state.name == "COMPLETE":
-                complete.add(t.user_attrs["draw"])
-            elif t.state.name == "PRUNED" or "failure" in t.user_attrs:
-                over.add(t.user_attrs["draw"])
-            elif t.state.name == "RUNNING" and (before is None or t.number < before) and _may_be_alive(t, earliest):
-                at_work.add(t.user_attrs["draw"])
-        return complete, over, at_work
-
     def tell(self, trial: Any, state: str, score: Score | None = None, **attributes: str) -> None:
         """End a trial, with its score if it is "COMPLETE"."""
         with _reported(self.where) as optuna:
-            for key, text in attributes.items():
-                trial.set_user_attr(key, text)
-            if score is not None:
-                trial.set_user_attr("score", asdict(score))
+            for key, value in (attributes if score is None else attributes | {"score": asdict(score)}).items():
+                trial.set_user_attr(key, value)
             error = None if score is None else score.error
             self._study.tell(trial.number, error, state=optuna.trial.TrialState[state])
-
-
-def _may_be_alive(record: Any, earliest: datetime) -> bool:
-    """Whether a process may be at a draw: not if it was on this machine and is gone, nor if it began long ago."""
-    host, pid = record.user_attrs["by"].split()
-    if host != socket.gethostname():
-        return bool(record.datetime_start is not None and record.datetime_start > earliest)
-    try:
-        os.kill(int(pid), 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True
 
 
 def best(trials: Sequence[Trial], n: int | None = None) -> list[Trial]:
@@ -186,13 +134,9 @@ def best(trials: Sequence[Trial], n: int | None = None) -> list[Trial]:
     return sorted(trials, key=lambda t: (t.error, t.score.loo_error, t.draw))[:n]
 
 
-# What Optuna's own reading of a file that was altered, or of another kind, comes to.
-_OF_DAMAGE = (LookupError, ValueError, TypeError, AssertionError, AttributeError, OSError, RuntimeError)
-
-
 @contextmanager
 def _reported(where: str) -> Iterator[Any]:
-    """Optuna, with what goes wrong with a study, such as a full disk or a damaged file, in one line, and no others."""
+    """Optuna, without its reports; what it raises, as of a full disk or a damaged file, is a `StudyError`."""
     optuna = need("optuna", "a search")
     before = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -200,21 +144,19 @@ def _reported(where: str) -> Iterator[Any]:
         yield optuna
     except StudyError:
         raise
-    except (optuna.exceptions.OptunaError, *_OF_DAMAGE) as error:
+    except Exception as error:
         raise StudyError(f"{where} cannot be read or written as a study: {one_line(error)[:200]}") from error
     finally:
         optuna.logging.set_verbosity(before)
 
 
 def _storage(where: str) -> Any:
-    import optuna
+    from optuna.storages import RDBStorage
     from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock, JournalStorage
 
     if "://" in where:
-        return optuna.storages.RDBStorage(where)
+        return RDBStorage(where)
     path = Path(where).resolve()  # behind a link the same file, and the same lock
-    if path.is_dir():
-        raise StudyError(f"{where} is a folder; give a file such as search.journal")
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = JournalFileSymlinkLock(str(path), _LOCK_SECONDS)
     if path.exists() and path.stat().st_size:
