@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from cnngp import (
     AvgPool,
     Conv,
+    ConvTranspose,
     Cos,
     Dense,
     Elementwise,
@@ -32,7 +34,7 @@ from cnngp import (
     gram,
     zoo,
 )
-from cnngp.kernel import check, verdicts
+from cnngp.kernel import check
 from cnngp.kernel.check import WrongKernelError
 from cnngp.kernel.engines.base import RangeError
 from cnngp.kernel.engines.cpu.engine import CpuEngine
@@ -41,12 +43,13 @@ from helpers.examples import examples
 from helpers.networks import STEP, images, networks_with_shapes, relu_like, smooth
 
 NET = Sequential(Conv(3, bias_var=0.1), ReLU(), Dense())
+TANH = Sequential(Conv(3), Elementwise("tanh"), Conv(3), Elementwise("tanh"), Dense())
 X = np.random.default_rng(0).standard_normal((5, 1, 6, 6))
+each_dtype = pytest.mark.parametrize("dtype", ["float32", "float64"])
 
 
 @pytest.fixture(autouse=True)
-def _nothing_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(verdicts, "_known", {})
+def nothing_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("CNNGP_CACHE", str(tmp_path / "cache"))
 
 
@@ -89,50 +92,34 @@ def nan(K: Any) -> None:
     K[0, 1] = K[1, 0] = np.nan
 
 
-# ---- what is wrong ---------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("spoil", [off_diagonal, diagonal, nan])
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@each_dtype
 def test_a_wrong_engine_is_found_before_the_first_matrix(
-    monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Any], None], dtype: str
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, spoil: Callable[[Any], None], dtype: str
 ) -> None:
     spoiled(monkeypatch, spoil)
     kernel = Kernel(NET, device="cpu", dtype=dtype)
-    told = (
-        rf"the engine cpu-\d+-{dtype} computes this network wrongly on images of shape \(1, 6, 6\): it gives .* where "
-    )
-    told += (
-        r"the float64 reference gives .*, Sequential\(Conv\(3, bias_var=0.1\), ReLU\(\), Dense\(\)\)\. Another device"
-    )
+    told = rf"the engine cpu-\d+-{dtype} computes this network wrongly on images of shape \(1, 6, 6\): it gives .* "
+    told += r"where the float64 reference gives .*, Sequential\(Conv\(3, bias_var=0.1\), ReLU\(\), Dense\(\)\)\. "
     for call in (
         lambda: kernel(X),
         lambda: kernel(X, X[:2]),
         lambda: kernel.prepare(X),
         lambda: gram(kernel, X, tile=2),
+        lambda: gram(kernel, X, store=tmp_path / "K.zarr"),
+        lambda: GPClassifier(kernel).fit(X, [0, 1, 0, 1, 0]),
     ):
         with pytest.raises(WrongKernelError, match=told):
             call()
+    assert not list((tmp_path / "K.zarr").rglob("c/*/*")), "tiles of a wrong engine"
     assert np.shape(Kernel(NET, device="cpu", dtype=dtype, check=False)(X)) == (5, 5)
 
 
-def test_a_wrong_engine_writes_no_tile_and_fits_no_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    spoiled(monkeypatch, off_diagonal)
-    with pytest.raises(WrongKernelError):
-        gram(Kernel(NET, device="cpu"), X, store=tmp_path / "K.zarr")
-    assert not list((tmp_path / "K.zarr").rglob("c/*/*"))
-    with pytest.raises(WrongKernelError):
-        GPClassifier(NET, device="cpu").fit(X, [0, 1, 0, 1, 0])
-
-
-# ---- what is only rounded --------------------------------------------------------------------------------------------
-
+# Networks that make more of rounding than others, with the scale of their images.
 BADLY_CONDITIONED = {
     "three steps": Sequential(*[layer for _ in range(3) for layer in (Conv(3), Step())], Dense()),
-    "a step behind many layers": Sequential(
-        *[x for _ in range(12) for x in (Conv(3), ReLU())], Conv(3), Step(), Dense()
-    ),
-    "steep erf": Sequential(*[layer for _ in range(4) for layer in (Conv(3, weight_var=1e5), Erf())], Dense()),
+    "a step behind many layers": Sequential(*[Conv(3), ReLU()] * 12, Conv(3), Step(), Dense()),
+    "steep erf": Sequential(*[Conv(3, weight_var=1e5), Erf()] * 4, Dense()),
     "erf of a large bias": Sequential(Conv(3, bias_var=1e9), Erf(), Dense()),
     "sine of a large bias": Sequential(Conv(3, bias_var=1e5), Sin(), Dense()),
     "sines": Sequential(Conv(3, weight_var=1e3), Sin(), Conv(3, weight_var=1e3), Cos(), Dense()),
@@ -143,43 +130,49 @@ BADLY_CONDITIONED = {
 
 
 @pytest.mark.parametrize("name", BADLY_CONDITIONED)
-def test_conditioning_raises_no_alarm(name: str) -> None:
-    net = BADLY_CONDITIONED[name]
+def test_conditioning_raises_no_alarm(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     scale = 0.2 if "kink" in name else 1.0
     first = np.random.default_rng(1).standard_normal((1, 1, 6, 6)) * scale
     near = first * (1.0 + 1e-7 * np.random.default_rng(2).standard_normal(first.shape))
-    for second in (first, near, first[..., ::-1], -first, 255.0 * first if "kink" not in name else first):
-        verdicts._known.clear()
+    seconds = (first, near, first[..., ::-1], -first, 255.0 * first if "kink" not in name else first)
+    for i, second in enumerate(seconds):
+        monkeypatch.setenv("CNNGP_CACHE", str(tmp_path / str(i)))
+        kernel = Kernel(BADLY_CONDITIONED[name], device="cpu")
         try:
-            verdict = Kernel(net, device="cpu").verify(np.concatenate([first, second]))
+            verdict = kernel.verify(np.concatenate([first, second]))
         except RangeError:
             continue
         if verdict is not None and verdict.error is not None:
             assert verdict.error <= 10.0 * verdict.bound  # far from an alarm, too
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_equal_places_of_one_image_raise_no_alarm_under_a_pool(dtype: str) -> None:
-    """They have correlation one, where a Step has the slope of a root, and the pool adds their covariances."""
-    flat = np.ones((2, 1, 26)) * np.array([4.0, 5.0]).reshape(2, 1, 1)
-    first, second = Conv(2, padding=1, weight_var=1.078, bias_var=0.699), Conv(3, weight_var=2.049, bias_var=0.955)
-    net = Sequential(first, Step(), second, ReLU(), AvgPool(3, 1, 1), Conv(5), ReLU(), Dense())
-    verdict = Kernel(net, device="cpu", dtype=dtype).verify(flat)
-    assert verdict is not None
-    assert verdict.error is not None
-    assert verdict.error <= 10.0 * verdict.bound
+FLAT = np.ones((2, 1, 26)) * np.array([4.0, 5.0]).reshape(2, 1, 1)
+CENTRED = np.random.default_rng(0).standard_normal((2, 1, 12, 12))
+CENTRED -= CENTRED.mean(axis=(2, 3), keepdims=True) - 1e-4
+UNDER_POOLS = {
+    # Equal places of one image have correlation one, where a Step has the slope of a root.
+    "equal places": (
+        Sequential(
+            Conv(2, padding=1, weight_var=1.078, bias_var=0.699), Step(), Conv(3, weight_var=2.049, bias_var=0.955),
+            ReLU(), AvgPool(3, 1, 1), Conv(5), ReLU(), Dense(),
+        ),
+        FLAT,
+        10.0,
+    ),
+    # Of standardised images little is left, beside the covariances of two pixels that add up to it.
+    "a mean of nearly nothing": (Sequential(GlobalAvgPool(), Dense()), CENTRED, 1.0),
+    "the same behind weights": (Sequential(Conv(1), GlobalAvgPool()), CENTRED, 1.0),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("net", [Sequential(GlobalAvgPool(), Dense()), Sequential(Conv(1), GlobalAvgPool())], ids=str)
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_means_of_nearly_nothing_raise_no_alarm(net: Network, dtype: str) -> None:
-    """Of standardised images little is left, beside the covariances of two pixels that add up to it."""
-    images = np.random.default_rng(0).standard_normal((2, 1, 12, 12))
-    images -= images.mean(axis=(2, 3), keepdims=True) - 1e-4
-    verdict = Kernel(net, device="cpu", dtype=dtype).verify(images)
+@pytest.mark.parametrize("name", UNDER_POOLS)
+@each_dtype
+def test_sums_under_pools_raise_no_alarm(name: str, dtype: str) -> None:
+    net, pair, times = UNDER_POOLS[name]
+    verdict = Kernel(net, device="cpu", dtype=dtype).verify(pair)
     assert verdict is not None
     assert verdict.error is not None
-    assert verdict.error <= verdict.bound
+    assert verdict.error <= times * verdict.bound
 
 
 @given(drawn=networks_with_shapes(st.one_of(relu_like, smooth, st.just(STEP))), seed=st.integers(0, 2**32 - 1))
@@ -197,10 +190,9 @@ def test_the_bound_of_plain_networks_is_the_documented_one() -> None:
         assert check.documented_bound(zoo.resnet(32), np.dtype(dtype)) == bound
         verdict = Kernel(NET, device="cpu", dtype=dtype).verify(X)
         assert verdict is not None
-        assert verdict.bound == bound
         assert verdict.error is not None
-        assert verdict.error <= bound
-    deep = Sequential(*[layer for _ in range(300) for layer in (Dense(), ReLU())], Dense())
+        assert verdict.error <= bound == verdict.bound
+    deep = Sequential(*[Dense(), ReLU()] * 300, Dense())
     assert check.documented_bound(deep, np.dtype("float32")) == 2e-6
 
 
@@ -217,9 +209,6 @@ def test_images_that_tell_nothing_leave_the_question_open(compared: list[Network
         Kernel(Sequential(Conv(3), ReLU(), Conv(3), ReLU(), Dense()), device="cpu")(bad)
 
 
-# ---- what it costs ---------------------------------------------------------------------------------------------------
-
-
 def test_nobody_pays_twice(compared: list[Network], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     kernel = Kernel(NET, device="cpu")
     for _ in range(3):
@@ -229,83 +218,44 @@ def test_nobody_pays_twice(compared: list[Network], monkeypatch: pytest.MonkeyPa
     Kernel(NET, device="cpu")(X[2:])
     gram(pickle.loads(pickle.dumps(kernel)), X, tile=2)
     gram(kernel, X, store=tmp_path / "K.zarr", tile=2)
-    kernel.as_sklearn((1, 6, 6))(X.reshape(5, -1))
     assert compared == [NET]
-    monkeypatch.setattr(verdicts, "_known", {})  # another process
+    others = Kernel(NET, device="cpu", dtype="float64"), Kernel(Sequential(NET, ReLU(), Dense()), device="cpu")
+    for count, (other, of) in enumerate(((others[0], X), (others[1], X), (kernel, X[..., :5])), start=2):
+        other(of)
+        assert len(compared) == count
+    monkeypatch.setattr(check, "_code", lambda: "another version")
     Kernel(NET, device="cpu")(X)
-    assert compared == [NET]
-    for other in (Kernel(NET, device="cpu", dtype="float64"), Kernel(Sequential(NET, ReLU(), Dense()), device="cpu")):
-        before = len(compared)
-        other(X)
-        assert len(compared) == before + 1
-    kernel(X[..., :5])
-    assert len(compared) == 4
+    assert len(compared) == 5
 
 
-def test_a_verdict_is_of_one_network_shape_engine_and_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    def key(net: Network = NET, shape: tuple[int, ...] = (1, 6, 6), engine: str = "cpu-1") -> str:
-        return verdicts.key(net, shape, engine)
-
-    first = key()
-    assert len({first, key(Dense()), key(shape=(1, 6, 7)), key(engine="cpu-2")}) == 4
-    assert key() == first
-    monkeypatch.setattr(verdicts, "_code", lambda: "another version")
-    assert key() != first
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        "",
-        "{}",
-        "[1]",
-        "null",
-        "\0",
-        "[" * 100_000,
-    ],
-)
-def test_a_damaged_verdict_is_made_again(
-    compared: list[Network], monkeypatch: pytest.MonkeyPatch, content: str
-) -> None:
+@pytest.mark.parametrize("content", ["", "{}", "[1]", "null", "\0", "[" * 100_000])
+def test_a_damaged_verdict_is_made_again(compared: list[Network], content: str) -> None:
     Kernel(NET, device="cpu")(X)
-    (file,) = verdicts.folder().iterdir()
+    (file,) = Path(os.environ["CNNGP_CACHE"], "checks").iterdir()
     file.write_text(content)
-    monkeypatch.setattr(verdicts, "_known", {})
     Kernel(NET, device="cpu")(X)
     assert compared == [NET, NET]
     assert json.loads(file.read_text())["bound"] == 1e-6
 
 
-def test_a_user_without_a_home(compared: list[Network], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_place_for_verdicts_each_kernel_compares_once(
+    compared: list[Network], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     def home() -> Path:
         raise RuntimeError("Could not determine home directory.")
 
-    for name in ("CNNGP_CACHE", "NUMBA_CACHE_DIR", "XDG_CACHE_HOME"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(Path, "home", home)
-    Kernel(NET, device="cpu")(X)
-    assert compared == [NET]
-
-
-def test_a_cache_that_cannot_be_written(
-    compared: list[Network], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("CNNGP_CACHE", str(tmp_path / "file"))
     kernel = Kernel(NET, device="cpu")
-    kernel(X), Kernel(NET, device="cpu")(X)
+    kernel(X), kernel(X)
     assert compared == [NET]
-
-
-def test_where_verdicts_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert verdicts.folder() == Path(os.environ["CNNGP_CACHE"], "checks")
-    monkeypatch.delenv("CNNGP_CACHE")
-    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
-    assert verdicts.folder() == tmp_path / "cnngp-checks"
-    monkeypatch.delenv("NUMBA_CACHE_DIR")
-    monkeypatch.setattr("sys.platform", "linux")
+    monkeypatch.setattr(Path, "home", home)
+    for name in ("CNNGP_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    Kernel(NET, device="cpu")(X)
+    assert compared == [NET, NET]
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert verdicts.folder() == tmp_path / "cnngp" / "checks"
+    assert check.folder() == tmp_path / "cnngp" / "checks"
 
 
 def test_it_can_be_turned_off(compared: list[Network], tmp_path: Path) -> None:
@@ -314,14 +264,8 @@ def test_it_can_be_turned_off(compared: list[Network], tmp_path: Path) -> None:
     kernel.prepare(X)
     gram(kernel, X, store=tmp_path / "K.zarr")
     pickle.loads(pickle.dumps(kernel))(X)
-    kernel.as_sklearn((1, 6, 6))(X.reshape(5, -1))
     assert compared == []
     assert repr(kernel).endswith(", check=False)")
-    with pytest.raises(ValueError, match="Kernel: check='no' is not True or False"):
-        Kernel(NET, device="cpu", check="no")  # type: ignore[arg-type]
-
-
-# ---- where it is written down ----------------------------------------------------------------------------------------
 
 
 def test_stores_and_models_say_that_it_was_done(tmp_path: Path) -> None:
@@ -354,3 +298,68 @@ def test_the_certificate_names_what_lies_between(monkeypatch: pytest.MonkeyPatch
     report = GPClassifier(NET, device="cpu").fit(data.X, data.y).fit_report_
     assert report.kernel_error == pytest.approx(2e-5, rel=0.1)
     assert report.verdict.endswith(" Entries are off by 2e-05 of the largest, where rounding explains 1e-06.")
+
+
+# ---- whole images where the reference is quick, otherwise a part of them ---------------------------------------------
+
+WHOLE = {
+    "resnet": (zoo.resnet(32), (1, 28, 28)),
+    "convnet": (zoo.convnet(), (1, 28, 28)),
+    "residual cnn": (zoo.residual_cnn(), (1, 28, 28)),
+    "resnet of CIFAR": (zoo.resnet(32), (3, 32, 32)),
+    "dense": (zoo.dense_nngp(), (784,)),
+    "photographs": (Sequential(Conv(3), ReLU(), Conv(3, stride=2), ReLU(), Dense()), (3, 224, 224)),
+    "transposed": (Sequential(Conv(3), ReLU(), ConvTranspose(3, stride=2), ReLU(), Dense()), (1, 64, 64)),
+}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_usual_networks_are_compared_on_whole_images(name: str) -> None:
+    assert check.is_affordable(*WHOLE[name])
+
+
+def test_slow_references_are_asked_about_a_part_of_the_image() -> None:
+    for shape, crop in (((3, 1, 28, 28), (4, 4)), ((3, 1, 3, 400), (3, 4))):  # of the longer side alone
+        verdict = Kernel(TANH, device="cpu").verify(np.random.default_rng(0).random(shape))
+        assert verdict is not None
+        assert verdict.crop == crop
+    assert "on two images, cropped to 3 × 4, where rounding explains 1e-06" in str(verdict)
+    exact_size = Sequential(Conv(3), Elementwise("tanh"), Conv(28, padding="valid"))
+    verdict = Kernel(exact_size, device="cpu").verify(np.random.default_rng(0).random((3, 1, 28, 28)))
+    assert verdict == check.Verdict(None, 1e-6)
+    assert str(verdict) == "not compared: the float64 reference would take too long on this network"
+
+
+@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 30, 40), (3, 48, 64), (3, 64, 64)])
+@pytest.mark.parametrize("size", ["small", "medium", "large"])
+def test_the_networks_for_pictures_are_compared(size: Any, shape: tuple[int, ...]) -> None:
+    """On a part of the picture that is as small as the network allows, which is not always a half or a quarter."""
+    net = zoo.pooled_cnn(size, zoo.halvings_for(min(shape[1:])))
+    part = check._affordable(net, shape)
+    assert part is not None
+    net.shapes(part)
+    assert min(part[1:]) >= 16
+
+
+@pytest.mark.parametrize(
+    ("net", "shape", "crop"),
+    [
+        # The reference begins with the covariance of every two pixels: 20 GB of them, whatever the stride makes of it.
+        (Sequential(Conv(16, stride=16), ReLU(), GlobalAvgPool(), Dense()), (3, 224, 224), (32, 32)),
+        # Zeros around an image need no memory, though there would be 26³ · 26³ of them here.
+        (Sequential(Conv(11, stride=5, padding=9), ReLU(), GlobalAvgPool(), Dense()), (1, 8, 8, 8), None),
+        (Sequential(ConvTranspose(15, padding=9), ReLU(), GlobalAvgPool(), Dense()), (1, 6, 6, 6), None),
+    ],
+    ids=["large patches", "wide padding", "wide padding, transposed"],
+)
+def test_the_reference_takes_little_time_and_memory(
+    net: Network, shape: tuple[int, ...], crop: tuple[int, ...] | None
+) -> None:
+    pair = check._cropped(np.random.default_rng(0).random((2, *shape)), (shape[0], *(crop or shape[1:])))
+    assert check._affordable(net, shape) == pair.shape[1:]
+    tracemalloc.start()
+    try:
+        check.compare(net, pair, np.zeros((2, 2)), np.dtype("float32"))
+        assert tracemalloc.get_traced_memory()[1] < 200e6
+    finally:
+        tracemalloc.stop()

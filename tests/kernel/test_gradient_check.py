@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from cnngp import GELU, Abs, AvgPool, Conv, Dense, GlobalAvgPool, Kernel, LeakyReLU, ReLU, Sequential, WrongKernelError
-from cnngp.kernel import check, verdicts
+from cnngp.kernel import check
 from cnngp.kernel import kernel as kernel_module
 from cnngp.kernel.engines.cuda.gradient_engine import CudaGradient
 from cnngp.kernel.engines.weights import Gradient
@@ -40,7 +40,6 @@ def card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cards:
 
     monkeypatch.setattr(kernel_module, "as_images", on_host)
     made.install(monkeypatch)
-    monkeypatch.setattr(verdicts, "_known", {})
     monkeypatch.setenv("CNNGP_CACHE", str(tmp_path / "cache"))
     return made
 
@@ -126,7 +125,6 @@ def test_it_is_compared_once(monkeypatch: pytest.MonkeyPatch) -> None:
     X = random_images(5, SHAPE)
     for _ in range(2):
         Kernel(NET, device="cuda").gradient(X, None, G)
-        monkeypatch.setattr(verdicts, "_known", {})  # as another process would find it
     Kernel(NET, device="cpu").gradient(X, None, G)
     assert len(asked) == 1
     Kernel(NET, device="cuda", dtype="float64").gradient(X, None, G)

@@ -270,10 +270,11 @@ def checked_sample(kernel: RecipeKernel, X: NDArray[Any], K: Any, given: bool, i
     rows = np.unique([*np.linspace(0, len(X) - 1, images).round().astype(int), *_nearest(own, K)])
     sample = np.array([[float(K[int(i), int(j)]) for j in rows] for i in rows])
     compared = compare(own.network, np.asarray(first.once(X[rows]).array), sample, np.dtype(own.dtype), own.kind)
+    pairs = len(rows) * (len(rows) + 1) // 2
     if compared is None:
-        return found[0] | {"kernel_error": 0.0, "pairs_checked": len(rows) * (len(rows) + 1) // 2}
+        return found[0] | {"kernel_error": 0.0, "pairs_checked": pairs}
     bound = max(compared.bound, _GIVEN_BOUND) if given else compared.bound
-    return found[0] | {"kernel_error": compared.error, "kernel_bound": bound, "pairs_checked": compared.pairs}
+    return found[0] | {"kernel_error": compared.error, "kernel_bound": bound, "pairs_checked": pairs}
 
 
 def _by_verdict(kernel: Kernel, shape: tuple[int, ...]) -> dict[str, Any]:

@@ -17,20 +17,29 @@ is judged by its own size, and a small one by a thousandth of the largest. Some 
 bias of 0 where two patches have correlation one: how much less is measured by how far the CPU's own gradient in float32
 is off. What rounding moves goes at worst with the square root of the unit in the last place, which says what to expect
 of float64.
+
+Verdicts are kept as small files of JSON in CNNGP_CACHE or else in the user's cache folder. A verdict is known by the
+network, the shape of the images, the engine and the code, so none outlives a change of any of them.
 """
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import json
 import math
+import os
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cnngp.common.arrays import to_numpy
+from cnngp.common.files import user_cache, write_atomically
 from cnngp.network import reference
 from cnngp.network.functions import breakpoints
 from cnngp.network.layers import AvgPool, Elementwise, GlobalAvgPool, Network, NetworkError, Nonlinearity, as_layer
@@ -38,9 +47,9 @@ from cnngp.network.placed import placed
 from cnngp.network.walk import leaves
 
 from .engines.base import Engine, RangeError
+from .engines.cpu.machine_code import digest_of, machine_digest
 from .engines.weights import Gradient, GradientEngine
 from .program import Kind
-from .verdicts import Verdict
 
 Array = NDArray[np.float64]
 
@@ -81,16 +90,53 @@ class WrongKernelError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Comparison:
-    error: float
-    """max|K − R|/max|R|."""
+class Verdict:
+    """How far an engine and the float64 reference are apart.
+
+    `error` is max|K − R|/max|R| over pairs and diagonal, None where the reference is too slow to be asked; `bound` is
+    what rounding explains. Where whole images would have taken too long, `crop` is the size that they were cropped to.
+    """
+
+    error: float | None
     bound: float
-    """What rounding explains."""
-    pairs: int
+    crop: tuple[int, ...] | None = None
 
     @property
     def is_wrong(self) -> bool:
-        return not self.error <= FAR * self.bound  # NaN is wrong too
+        return self.error is not None and not self.error <= FAR * self.bound  # NaN is wrong too
+
+    def __str__(self) -> str:
+        if self.error is None:
+            return "not compared: the float64 reference would take too long on this network"
+        on = "two images" if self.crop is None else f"two images, cropped to {' × '.join(map(str, self.crop))}"
+        return f"{self.error:.1e} from the float64 reference on {on}, where rounding explains {self.bound:.0e}"
+
+
+def remembered(network: Network, known_by: tuple[Any, ...], compare: Callable[[], Verdict | None]) -> Verdict | None:
+    """What was found before of this network and what else a verdict is known by, or what is found now.
+
+    A file that is damaged or a place that cannot be written costs a new comparison and nothing else.
+    """
+    key = hashlib.sha256(repr((network.fingerprint, *known_by, machine_digest(), _code())).encode()).hexdigest()
+    with suppress(OSError, ValueError, LookupError, TypeError, RuntimeError):
+        data = json.loads((folder() / f"{key}.json").read_text())
+        return Verdict(data["error"], data["bound"], None if data["crop"] is None else tuple(data["crop"]))
+    found = compare()
+    if found is not None:
+        with suppress(OSError, RuntimeError):  # a place that cannot be written, or a user without a home
+            write_atomically(folder() / f"{key}.json", json.dumps(asdict(found)))
+    return found
+
+
+def folder() -> Path:
+    return Path(os.environ.get("CNNGP_CACHE") or user_cache()) / "checks"
+
+
+@functools.cache
+def _code() -> str:
+    """Changes when a file that numbers depend on does."""
+    room = Path(__file__).parents[1]
+    return digest_of(room, [*room.glob("kernel/**/*.py"), *room.glob("network/**/*.py")])
 
 
 def documented_bound(network: Network, dtype: np.dtype[Any], kind: Kind = "nngp") -> float:
@@ -106,7 +152,7 @@ def documented_bound(network: Network, dtype: np.dtype[Any], kind: Kind = "nngp"
     return bound
 
 
-def compare(network: Network, X: Any, K: Any, dtype: np.dtype[Any], kind: Kind = "nngp") -> Comparison | None:
+def compare(network: Network, X: Any, K: Any, dtype: np.dtype[Any], kind: Kind = "nngp") -> Verdict | None:
     """K (n, n) of that kind, computed in `dtype`, with the reference on the images X (n, C, …).
 
     None where the reference tells nothing: it is zero, or beyond float64.
@@ -122,7 +168,7 @@ def compare(network: Network, X: Any, K: Any, dtype: np.dtype[Any], kind: Kind =
             ways.append(lambda K: K - loss * np.abs(K))
         moved = [float(np.abs(_reference(network, X, kind, way) - R).max()) / scale for way in ways]
         error = float(np.abs(np.asarray(K, np.float64) - R).max()) / scale
-    return Comparison(error, max(documented_bound(network, dtype, kind), *moved), len(R) * (len(R) + 1) // 2)
+    return Verdict(error, max(documented_bound(network, dtype, kind), *moved))
 
 
 Rounding = Callable[[Array], Array]
@@ -200,7 +246,7 @@ def check(
             f"entry apart where rounding explains {found.bound:.0e}. {_report(network)} Another device or dtype may be "
             "right; Kernel(…, check=False) turns this check off"
         )
-    return Verdict(found.error, found.bound, None if shape == tuple(images.shape[1:]) else shape[1:])
+    return replace(found, crop=None if shape == tuple(images.shape[1:]) else shape[1:])
 
 
 def two_of(images: NDArray[Any]) -> NDArray[Any]:

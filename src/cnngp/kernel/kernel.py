@@ -17,20 +17,16 @@ from cnngp.network.composition import check_network
 from cnngp.network.layers import Network, NetworkError, as_layer
 from cnngp.network.walk import has_bare_function
 
-from . import verdicts
-from .check import LOOKED_AT, check_gradient
+from .check import LOOKED_AT, Verdict, check_gradient, remembered
 from .check import check as compared
 from .engines.base import DiagonalEngine, Engine, TangentEngine, check_pixels
 from .engines.weights import GradientEngine, checked_weights
 from .making import checked, make_engine, make_gradient
 from .program import Kind, check_slopes
 from .symmetry import SymmetricEngine, Symmetry, check_symmetry
-from .verdicts import Verdict
 
 if TYPE_CHECKING:
     import torch
-
-    from .sklearn_kernel import NetworkKernel
 
 
 class Kernel:
@@ -93,7 +89,7 @@ class Kernel:
         self.symmetry: Symmetry | None = symmetry
         self._kept: dict[Hashable, Any] = {}
         """Engines, each made when first asked for."""
-        self._verdicts: dict[tuple[Kind, tuple[int, ...]], Verdict] = {}
+        self._verdicts: dict[tuple[Kind, tuple[int, ...]], Verdict | None] = {}
         self._fingerprint = layer.fingerprint if has_bare_function(layer) else None
 
     @overload
@@ -196,8 +192,9 @@ class Kernel:
         if self.device == "cpu":
             x, z = to_numpy(x), None if z is None else to_numpy(z)
         elif self.check:
-            verdicts.remembered(
-                verdicts.key(self.network, shape, engine.identity),
+            remembered(
+                self.network,
+                (shape, engine.identity),
                 lambda: check_gradient(
                     self.network, np.dtype(self.dtype), engine, lambda dtype: make("cpu", dtype, self.threads),
                     partial(self._images, name="X"), x,
@@ -219,7 +216,7 @@ class Kernel:
         x = self._images(X[:2], "X")
         self.engine_for(x.shape[1:]).symmetric(_flat(x))
         if self.check:
-            self._verify(self._images(X[:LOOKED_AT], "X"), self.kind)
+            self.verify(X)
         return time.perf_counter() - begun
 
     def verify(self, X: Any) -> Verdict | None:
@@ -235,22 +232,20 @@ class Kernel:
         """
         return self._verify(self._images(X[:LOOKED_AT], "X"), self.kind)
 
+    def _verify(self, x: Any, kind: Kind) -> Verdict | None:
+        shape = tuple(x.shape[1:])
+        if self._verdicts.get((kind, shape)) is None:
+            engine_for, to_engine = partial(self._engine, kind=kind), partial(self._images, name="X")
+            self._verdicts[kind, shape] = remembered(
+                self.network,
+                (shape, engine_for(shape).identity, kind),
+                lambda: compared(self.network, np.dtype(self.dtype), engine_for, to_engine, x, kind),
+            )
+        return self._verdicts[kind, shape]
+
     def verdict(self, input_shape: Sequence[int]) -> Verdict | None:
         """What was found for images of this shape; None where nothing was compared yet."""
         return self._verdicts.get((self.kind, tuple(input_shape)))
-
-    def _verify(self, x: Any, kind: Kind) -> Verdict | None:
-        shape = tuple(x.shape[1:])
-        if (kind, shape) not in self._verdicts:
-            engine_for, to_engine = partial(self._engine, kind=kind), partial(self._images, name="X")
-            found = verdicts.remembered(
-                verdicts.key(self.network, shape, engine_for(shape).identity, kind),
-                lambda: compared(self.network, np.dtype(self.dtype), engine_for, to_engine, x, kind),
-            )
-            if found is None:
-                return None
-            self._verdicts[kind, shape] = found
-        return self._verdicts[kind, shape]
 
     def engine_for(self, input_shape: Sequence[int], kind: Kind | None = None) -> Engine:
         """The engine that runs this network on images of one shape, made when first asked for; of the kernel's own kind
@@ -295,20 +290,6 @@ class Kernel:
         """The kernel of another network, with the settings of this one where none are given."""
         check = self.check if check is None else check
         return Kernel(network, self._asked, dtype or self.dtype, self.threads, self.kind, check, self.symmetry)
-
-    def as_sklearn(self, input_shape: Sequence[int]) -> NetworkKernel:
-        """A `sklearn.gaussian_process.kernels.Kernel` on flat rows, for GaussianProcessRegressor, SVC, KernelRidge.
-
-        >>> from cnngp import Dense, Kernel
-        >>> Kernel(Dense(), device="cpu").as_sklearn((1, 2, 2))([[1.0, 0.0, 0.0, 2.0]])
-        array([[1.25]])
-        """
-        from .sklearn_kernel import NetworkKernel
-
-        self._refuse_symmetry("as_sklearn")
-        return NetworkKernel(
-            self.network, tuple(input_shape), self._asked, self.dtype, self.threads, self.kind, self.check
-        )
 
     def _others(self, x: Any, Z: Any) -> Any:
         """The second set of images, which must be like the first; None where there is none."""
