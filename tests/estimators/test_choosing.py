@@ -124,7 +124,7 @@ def test_what_a_choice_and_its_fit_may_cost_is_bounded_by_the_effort(
 def tried_as(losses: Any) -> choosing._Tried:
     """A row that was compared, with these losses."""
     sizes = candidates(np.ones((2, 1, 28, 28)))[0]
-    return choosing._Tried(sizes, None, np.dtype(np.float32), losses=np.asarray(losses))  # type: ignore[arg-type]
+    return choosing._Tried(sizes, None, np.dtype(np.float32), images=len(losses), losses=np.asarray(losses))  # type: ignore[arg-type]
 
 
 def test_the_better_half_goes_on_to_more_images_and_at_last_to_larger_networks() -> None:
@@ -135,7 +135,7 @@ def test_the_better_half_goes_on_to_more_images_and_at_last_to_larger_networks()
     assert search.alive == [*rows[:6], usual]
     assert [c.loss for c in search.gone] == [6.0, 7.0, 8.0, 10.0, 11.0]
     for row in search.alive:
-        row.losses = np.repeat(row.losses[:1], 150)
+        row.images = 150
     assert search._next(usual) == (150, [1] * 5)
     for row in search.alive:
         row.at = 2

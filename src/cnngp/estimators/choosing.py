@@ -9,6 +9,7 @@ compared, on how many images and how it is judged is the same on every machine: 
 from __future__ import annotations
 
 import math
+import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -56,9 +57,9 @@ _GROWTH = 2
 # Of the covariances that are left, the part that a round may take.
 _SHARE = 0.5
 _FINALISTS = 3
-# Nats an image that another choice has to gain over what is usual, and a sum over its best term.
+# Nats an image, and standard errors, that another choice has to gain over what is usual, and a sum over its best term.
 _WORTH, _SUM_WORTH = 0.01, 0.01
-_STANDARD_ERRORS = 2.0
+_STANDARD_ERRORS, _SUM_STANDARD_ERRORS = 1.0, 2.0
 # Images from whose eigenvalues the noise of a comparison is found; with more it is looked for beside that.
 _DECOMPOSED = 800
 _WEIGHTS = {2: ((1, 3), (1, 1), (3, 1)), 3: ((1, 1, 1), (2, 1, 1), (1, 2, 1), (1, 1, 2))}
@@ -74,6 +75,15 @@ class Compared:
 
     def __str__(self) -> str:
         return f"{self.name} {self.loss:.3f}"
+
+
+@dataclass(frozen=True)
+class Expected:
+    """Seconds that are still to come, at the rate of the first round."""
+
+    choosing: float
+    a_pair: float
+    """Of a fit with what is usual, and of predictions."""
 
 
 @dataclass(frozen=True)
@@ -141,6 +151,8 @@ class _Tried:
     kernel_of: Callable[[Recipe, Images], RecipeKernel]
     dtype: np.dtype[Any]
     at: int = 0
+    images: int = 0
+    """How many images it was compared on at last."""
     K: Array | None = None
     losses: Floats = field(default_factory=lambda: np.empty(0))
 
@@ -153,16 +165,12 @@ class _Tried:
         return float(self.losses.mean()) if len(self.losses) else math.inf
 
     @property
-    def images(self) -> int:
-        return 0 if self.K is None else len(self.K)
-
-    @property
     def larger(self) -> int:
         """The next size, or the same where it is the largest."""
         return min(self.at + 1, len(self.sizes) - 1)
 
     def said(self) -> Compared:
-        return Compared(str(self.candidate), self.loss, len(self.losses))
+        return Compared(str(self.candidate), self.loss, self.images)
 
     def cost(self, images: int, size: int) -> float:
         """Covariances of the matrix of so many images with that size, less those that are there already."""
@@ -174,6 +182,7 @@ class _Tried:
         if size != self.at:
             self.at, self.K = size, None
         self._grow(X)
+        self.images = len(X)
         self.losses = np.full(len(X), math.inf) if self.K is None else left_out(self.K, targets)
 
     @property
@@ -182,7 +191,8 @@ class _Tried:
 
     def _grow(self, X: Array) -> None:
         """The matrix of X; None where it cannot be computed."""
-        kernel, done = self.kernel_of(Recipe((self.candidate.term,)), Images(X, self.dtype)), self.images
+        kernel = self.kernel_of(Recipe((self.candidate.term,)), Images(X, self.dtype))
+        done = 0 if self.K is None else len(self.K)
         try:
             if done and not self._learns:
                 old, new = X[:done], X[done:]
@@ -209,7 +219,8 @@ def choose(
     """The recipe for a fit that compares `pairs` of these images, of which `groups` belong together.
 
     `make(network, symmetry)` makes kernels. Where `compare` is False the first row is taken; with a `preparation`,
-    candidates are prepared in this way alone. `tell` is called with "choosing" and how many rows are compared.
+    candidates are prepared in this way alone. `tell` is called with "choosing" and how many rows are compared, and
+    after the first round with "expected" and an `Expected`.
     """
     few = images.at(slice(0, min(len(images), 200)))
     table = candidates(few, preparation=preparation) if among is None else list(among)
@@ -227,7 +238,7 @@ def choose(
                 tell("choosing", len(rows))
             tried = [_Tried(row, lambda r, few: kernel_of(r, few, make, scaled=False), images.dtype) for row in rows]
             search = _Search(tried, images, targets, order, allowance)
-            choice = search.run(choice, first, limit / max(1, pairs))
+            choice = search.run(choice, first, limit / max(1, pairs), tell)
     return choice if effort == "best" else replace(choice, dearest=_dearer(table, choice, limit / max(1, pairs)))
 
 
@@ -262,13 +273,19 @@ class _Search:
     order: NDArray[np.intp]
     left: float
     """Covariances that may still be computed."""
+    rate: float = 1.0
+    """Covariances a second, of what was quickest so far."""
     gone: list[Compared] = field(default_factory=list)
 
-    def run(self, choice: Choice, n: int, most: float) -> Choice:
+    def run(self, choice: Choice, n: int, most: float, tell: Tell) -> Choice:
         """The choice among all rows; `most` is how many covariances a pair of the fit may take."""
         usual = self.alive[0]
+        all_rounds, begun = self._expected(n), self.left
         with progress_bar(None, "choosing a recipe", "try") as bar:
             self._round(n, [t.at for t in self.alive], bar)
+            if tell is not None:
+                rest = all_rounds - (begun - self.left)
+                tell("expected", Expected(rest / self.rate, usual.sizes[-1].elements / self.rate))
             while (following := self._next(usual)) is not None:
                 self._round(*following, bar)
             best, gain = _better_than_usual(self.alive, usual)
@@ -287,16 +304,31 @@ class _Search:
         X, targets = self.images.at(self.order[:n]), self._targets(n)
         for tried, size in zip(self.alive, sizes, strict=True):
             bar.set_postfix_str(f"{tried.sizes[size]} on {n:,} images", refresh=False)
-            self.left -= tried.cost(n, size)
+            cost, begun = tried.cost(n, size), time.perf_counter()
             tried.judge(X, targets, size)
+            self.left -= cost
+            self.rate = max(self.rate, cost / (time.perf_counter() - begun))
             bar.update(1)
         self.alive.sort(key=lambda t: t.loss)
+
+    def _expected(self, n: int) -> float:
+        """Covariances of all rounds, if rows left in the order of the table."""
+        rows = [replace(t) for t in self.alive]
+        twin = replace(self, alive=rows)
+        following: tuple[int, list[int]] | None = (n, [t.at for t in rows])
+        while following is not None:
+            images, sizes = following
+            for tried, size in zip(twin.alive, sizes, strict=True):
+                twin.left -= tried.cost(images, size)
+                tried.at, tried.images = size, images
+            following = twin._next(rows[0])
+        return self.left - twin.left
 
     def _next(self, usual: _Tried) -> tuple[int, list[int]] | None:
         """Images and sizes of the next round, for the better half of the rows; None where it would cost too much."""
         keep = max(_FINALISTS, -(-len(self.alive) // 2))
         survivors = self.alive[:keep] + [t for t in self.alive[keep:] if t is usual]
-        n = survivors[0].images or len(survivors[0].losses)
+        n = survivors[0].images
         same, larger = [t.at for t in survivors], [t.larger for t in survivors]
         more = min(_GROWTH * n, len(self.order))
         for images, sizes in ((more, same), (n, larger)):
@@ -336,8 +368,8 @@ def _better_than_usual(alive: Sequence[_Tried], usual: _Tried) -> tuple[_Tried, 
     return (best, float(gain.mean())) if _clear(gain, _WORTH) else (usual, 0.0)
 
 
-def _clear(gain: Floats, worth: float) -> bool:
-    return bool(gain.mean() > max(worth, _STANDARD_ERRORS * float(gain.std()) / math.sqrt(len(gain))))
+def _clear(gain: Floats, worth: float, errors: float = _STANDARD_ERRORS) -> bool:
+    return bool(gain.mean() > max(worth, errors * float(gain.std()) / math.sqrt(len(gain))))
 
 
 def _with_sum(
@@ -363,7 +395,7 @@ def _with_sum(
     _, group, w = min(tries, key=lambda t: t[0])
     losses = left_out(_sum([t.K for t in group if t.K is not None], w), targets)
     gain = best.losses - losses
-    if not _clear(gain, _SUM_WORTH):
+    if not _clear(gain, _SUM_WORTH, _SUM_STANDARD_ERRORS):
         return choice
     shares = [x / sum(w) for x in w]
     terms = tuple(replace(t.candidate.term, weight=x) for t, x in zip(group, shares, strict=True))

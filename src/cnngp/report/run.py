@@ -18,7 +18,7 @@ from cnngp.common.progress import duration, progress_bar
 from cnngp.common.tables import csv_text
 from cnngp.datasets.dataset import Dataset
 from cnngp.estimators.base import GPEstimator
-from cnngp.estimators.choosing import Choice
+from cnngp.estimators.choosing import Choice, Expected
 from cnngp.estimators.classifier import GPClassifier
 from cnngp.estimators.kernels import RecipeKernel
 from cnngp.estimators.training_images import Images
@@ -34,6 +34,7 @@ Say = Callable[[str, str], None]
 _WORTH_MEASURING = 10**12
 """Operations from which a few pairs are worth timing first: about half a minute on two cores."""
 _LONG = 3600.0
+_SOON = 5.0  # seconds that nobody needs to be told of
 _REPORT = 3.0  # seconds for figures and the page
 _FLOPS = 2e10  # of a factor on two cores, a second
 
@@ -94,6 +95,7 @@ def run(
     say = say or _printed
     fitted: Any = GPClassifier() if estimator is None else estimator
     _check(images, isinstance(fitted, GPClassifier))
+    stages: list[str] = []
     with warnings.catch_warnings():
         if fitted.noise is None:  # nobody asked for a search of the noise, and the verdict says more
             warnings.filterwarnings("ignore", "noise='loo' chose the most noise", UserWarning)
@@ -103,7 +105,7 @@ def run(
             names=images.names,
             groups=images.groups,
             image_noise=images.image_noise,
-            tell=lambda stage, value: _stage(say, images, stage, value),
+            tell=lambda stage, value: _stage(say, images, stages, stage, value),
         )
     fitted.image_aspect_ = images.aspect
     name = fitted.recipe_.name if network is None or fitted.choice_ is not None else network
@@ -156,8 +158,9 @@ def _printed(name: str, text: str) -> None:
 # ---- what is said --------------------------------------------------------------------------------------------------
 
 
-def _stage(say: Say, images: Dataset, stage: str, value: Any) -> None:
-    """A stage of the fit, as it begins or ends."""
+def _stage(say: Say, images: Dataset, before: list[str], stage: str, value: Any) -> None:
+    """A stage of the fit, as it begins or ends, and those `before` it."""
+    before.append(stage)
     if stage == "choosing":
         said = "one recipe is" if value == 1 else f"{value:,} recipes are"
         say("choosing", f"{said} compared by leave-one-out")
@@ -165,22 +168,41 @@ def _stage(say: Say, images: Dataset, stage: str, value: Any) -> None:
         choice: Choice = value
         say("choice", f"{choice.name}, {choice.reason}")
         say("more effort", choice.better())
-    elif stage == "kernel":
+    elif stage == "expected":
+        expected: Expected = value
+        seconds = expected.choosing + expected.a_pair * _pairs(images) + _afterwards(images)
+        if seconds > _SOON:
+            say("expected time", f"about {duration(seconds)} for {_pairs(images):,} pairs, the solve and the report")
+    elif stage == "kernel" and "expected" not in before:
         _tell_expected(say, images, *value)
+
+
+def _pairs(images: Dataset) -> int:
+    """Pairs of images that a fit and its predictions compare."""
+    n = len(images.X)
+    return n * (n - 1) // 2 + n * _predicted(images)
+
+
+def _predicted(images: Dataset) -> int:
+    return len(images.X_test) + (0 if images.X_validation is None else len(images.X_validation))
+
+
+def _afterwards(images: Dataset) -> float:
+    """Seconds for the solve, predictions from kernels, and the report."""
+    n = len(images.X)
+    return _REPORT + (n**3 / 3 + 12 * n * n * _predicted(images)) / _FLOPS
 
 
 def _tell_expected(say: Say, images: Dataset, kernel: RecipeKernel, training: Images) -> None:
     """How long all that follows takes: compiling, kernels, predictions, and the report."""
-    n = len(training)
-    to_predict = len(images.X_test) + (0 if images.X_validation is None else len(images.X_validation))
-    pairs = n * (n - 1) // 2 + n * to_predict
+    n, pairs = len(training), _pairs(images)
     operations = sum(t.kernel.network.shapes(t.preparation.output_shape(training.shape[1:])).cost for t in kernel.terms)
     if operations * pairs < _WORTH_MEASURING:
         return
     begun = time.perf_counter()
     with progress_bar(1, "compiling, timing a few pairs", "run", delay=0.0):
         seconds = kernel.expected_seconds(training.at(slice(0, min(n, 512))), pairs)
-    seconds += _REPORT + (n**3 / 3 + 12 * n * n * to_predict) / _FLOPS
+    seconds += _afterwards(images)
     took = time.perf_counter() - begun
     said = f"{took:.1f} s to compile" if took > 2.0 else "compiled"
     say("expected time", f"about {duration(seconds)} for {pairs:,} pairs, the solve and the report; {said}")
