@@ -40,9 +40,9 @@ Floats = NDArray[np.float64]
 
 Effort = Literal["quick", "normal", "best"]
 EFFORTS: dict[Effort, float] = {"quick": 0.1, "normal": 1.0, "best": 10.0}
-"""How much of the usual cost (`network.names`) a fit may take; its choice takes at most as much again."""
+"""How much of the usual cost (`network.names`) a fit may take."""
 _PART = 0.5
-"""Of what the dearest fit among them costs, the part that its choice may cost."""
+"""Of that, the part that a choice may cost, which never costs more than the usual fit."""
 Tell = Callable[[str, Any], None] | None
 """Called with the name of a stage, and what is known then."""
 _AT_LEAST = 5e9
@@ -62,6 +62,8 @@ _WORTH, _SUM_WORTH = 0.01, 0.01
 _STANDARD_ERRORS, _SUM_STANDARD_ERRORS = 1.0, 2.0
 # Images from whose eigenvalues the noise of a comparison is found; with more it is looked for beside that.
 _DECOMPOSED = 800
+# Images on which the sizes of a row, and the weights of a sum, are compared.
+_SOME = 400
 _WEIGHTS = {2: ((1, 3), (1, 1), (3, 1)), 3: ((1, 1, 1), (2, 1, 1), (1, 2, 1), (1, 1, 2))}
 
 
@@ -229,8 +231,7 @@ def choose(
     rows = affordable or [(min((row[0] for row in table), key=lambda c: c.elements),)]
     choice = Choice(Recipe((rows[0][-1].term,)), str(rows[0][-1]), 0, effort, elements=rows[0][-1].elements)
     order = balanced(targets.Y, len(targets.Y), 0, groups, shuffled=True)
-    dearest = float(max(row[-1].elements for row in rows) * pairs)
-    allowance = max(min(_PART * limit, dearest), _AT_LEAST * EFFORTS[effort])
+    allowance = max(min(_PART * limit, float(rows[0][-1].elements * pairs)), _AT_LEAST * EFFORTS[effort])
     if compare and len(order) >= FEWEST:
         first, rows = _first(rows, len(order), allowance)
         if len(rows) > 1:
@@ -325,18 +326,22 @@ class _Search:
         return self.left - twin.left
 
     def _next(self, usual: _Tried) -> tuple[int, list[int]] | None:
-        """Images and sizes of the next round, for the better half of the rows; None where it would cost too much."""
-        keep = max(_FINALISTS, -(-len(self.alive) // 2))
-        survivors = self.alive[:keep] + [t for t in self.alive[keep:] if t is usual]
-        n = survivors[0].images
-        same, larger = [t.at for t in survivors], [t.larger for t in survivors]
+        """Images and sizes of the next round, which is for the better half of the rows, or for as many as can be paid
+        for; None where that are too few.
+        """
+        n, half = self.alive[0].images, max(_FINALISTS, -(-len(self.alive) // 2))
         more = min(_GROWTH * n, len(self.order))
-        for images, sizes in ((more, same), (n, larger)):
-            cost = sum(t.cost(images, size) for t, size in zip(survivors, sizes, strict=True))
-            if (images, sizes) != (n, same) and cost <= _SHARE * self.left:
-                self.gone = [t.said() for t in self.alive if t not in survivors] + self.gone
-                self.alive = survivors
-                return images, sizes
+        for larger in (False, True):
+            for keep in range(half, _FINALISTS - 1, -1):
+                survivors = [t for i, t in enumerate(self.alive) if i < keep or t is usual]
+                sizes = [t.larger if larger else t.at for t in survivors]
+                images = n if larger else more
+                changes = images > n or sizes != [t.at for t in survivors]
+                cost = sum(t.cost(images, size) for t, size in zip(survivors, sizes, strict=True))
+                if changes and cost <= _SHARE * self.left:
+                    self.gone = [t.said() for t in self.alive if t not in survivors] + self.gone
+                    self.alive = survivors
+                    return images, sizes
         return None
 
     def _enlarged(self, best: _Tried, bar: Any) -> bool:
@@ -346,7 +351,7 @@ class _Search:
         last, compared = len(best.sizes) - 1, best.at
         if best.at == last:
             return False
-        n = min(best.images, int(math.sqrt(max(0.0, 2 * self.left / best.sizes[last].elements))))
+        n = min(best.images, _SOME, int(math.sqrt(max(0.0, 2 * self.left / best.sizes[last].elements))))
         if n >= min(best.images, _FIRST[0]):
             large, few = replace(best, at=last, K=None), self._targets(n)
             bar.set_postfix_str(f"{large.candidate} on {n:,} images", refresh=False)
@@ -381,7 +386,7 @@ def _with_sum(
     known = [t for t in finalists if t.K is not None and float(t.K.diagonal().mean()) > 0.0]
     if best not in known:
         return choice
-    part = slice(max(0, len(targets.Y) - _DECOMPOSED), len(targets.Y))
+    part = slice(max(0, len(targets.Y) - _SOME), len(targets.Y))
     tries: list[tuple[float, tuple[_Tried, ...], tuple[int, ...]]] = []
     bar.set_postfix_str("sums", refresh=False)
     for count, weights in _WEIGHTS.items():
