@@ -95,7 +95,7 @@ def test_checkpoints_of_other_problems_and_damaged_ones(
     path.write_bytes(data[: len(data) // 2])
     with caplog.at_level("WARNING", "cnngp"):
         again = solve(stored, targets(), 1e-3, **options)
-    assert "not a whole checkpoint file" in caplog.text
+    assert "is not a checkpoint saved by cnngp, or is cut short" in caplog.text
     assert (tmp_path / "solve.state.damaged").read_bytes() == data[: len(data) // 2]
     np.testing.assert_array_equal(again.weights, whole.weights)
     assert not path.exists()
