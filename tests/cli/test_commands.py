@@ -70,7 +70,7 @@ def test_networks_and_info(command: Command) -> None:
         ("regress", 1, "say what to fit with --data: a table (.csv) of image files with a column of numbers"),
         ("predict none.gp a.png", 1, "none.gp: no such file"),
         ("predict", 2, "Missing argument"),
-        ("reproduce foo", 2, "foo: expected table1, figure2, figure3 or all"),
+        ("reproduce foo", 2, "'foo' is not one of 'table1', 'figure2', 'figure3', 'all'"),
         ("networks auto", 1, "auto depends on the data"),
         ("dance", 2, "No such command 'dance'"),
     ],

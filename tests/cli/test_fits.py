@@ -40,7 +40,7 @@ def test_classify_writes_report_results_and_model(classified: Path) -> None:
     again = GPClassifier.load(classified / "model.gp")
     assert 1 - again.score(data.X_test, data.y_test) == pytest.approx(results["test_error"])
     page = (classified / "report.html").read_text()
-    assert "cnngp classify --train 200 --test 100 --network small_cnn" in page
+    assert "cnngp classify --train 200 --test 100 --network small_cnn" in page  # as it was typed
 
 
 def test_what_was_measured_about_the_fit_is_for_those_who_ask(tmp_path: Path, command: Command) -> None:
@@ -106,7 +106,7 @@ def test_learned_variances_are_printed_written_and_shown(tmp_path: Path, command
     assert model.network_.to_json() == learned["network"] != zoo.small_cnn().to_json()
     page = (tmp_path / "report.html").read_text()
     assert "What was learned" in page
-    assert "cnngp classify --train 40 --test 20 --network small_cnn --learn likelihood" in page
+    assert f"cnngp {FEW} --learn likelihood --output " in page
 
 
 def test_options_of_the_fit_are_repeated_in_the_report(tmp_path: Path, command: Command) -> None:
@@ -115,7 +115,7 @@ def test_options_of_the_fit_are_repeated_in_the_report(tmp_path: Path, command: 
     found = command(f"{words} --kind ntk --no-model --output {tmp_path / 'out'} --json").json
     assert (found["preparation"], found["fit"]["noise"]) == ("edges", 0.01)
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["report.html", "results.json"]
-    assert f"cnngp {words} --kind ntk</pre>" in (tmp_path / "out" / "report.html").read_text()
+    assert f"cnngp {words} --kind ntk --no-model --output " in (tmp_path / "out" / "report.html").read_text()
 
 
 def test_folders_and_files_that_cannot_be_written(tmp_path: Path, refused: Any) -> None:

@@ -22,54 +22,33 @@ from .sample import sample
 from .search import search
 from .view import view
 
-# Each command with its line in the list, which Click cuts off where it is too long, and examples for its own page.
-_COMMANDS: tuple[tuple[Callable[[Asked], None], str, tuple[str, ...]], ...] = (
-    (
-        classify,
-        "Fit an exact GP to images and write a report.",
-        (
-            "cnngp classify",
-            "cnngp classify --data photos/ --size 32 --suspects suspects.csv",
-            "cnngp classify --data mnist --network resnet32 --train 1000",
-        ),
-    ),
-    (
-        regress,
-        "Fit an exact GP to numbers and write a report.",
-        ("cnngp regress --data apples.csv --columns weight",),
-    ),
-    (
-        predict,
-        "Predict the class or number of image files.",
-        (
-            "cnngp predict out/photos-auto-400/model.gp new.jpg more-photos/",
-            "cnngp predict out/photos-auto-400 new.jpg --coverage 0.9",
-        ),
-    ),
-    (view, "Try images on a model, and clean labels.", ("cnngp view out/photos-auto-400/model.gp",)),
-    (
-        gram,
-        "Compute a kernel matrix into a store.",
-        (
-            "cnngp gram --data mnist --network resnet32 --plan",
-            "cnngp gram --data mnist --network resnet32 --store mnist.zarr",
-            "cnngp gram --status mnist.zarr",
-        ),
-    ),
-    (
-        search,
-        "Search for a good network at random.",
-        ("cnngp search --data mnist --space paper-cnn --draws 27 --train 10000 --full 3",),
-    ),
-    (sample, "Compare finite networks with their kernel.", ("cnngp sample --network small_cnn --channels 4,16,64",)),
-    (reproduce, "Reproduce the paper's tables and figures.", ("cnngp reproduce all --quick",)),
-    (
-        networks,
-        "List the built-in networks.",
-        ("cnngp networks", "cnngp networks resnet32 --input-shape 1,28,28"),
-    ),
-    (info, "Show versions, engines, threads and memory.", ("cnngp info --json",)),
-)
+_COMMANDS: dict[Callable[[Asked], None], str] = {
+    classify: """
+        cnngp classify
+        cnngp classify --data photos/ --size 32 --suspects suspects.csv
+        cnngp classify --data mnist --network resnet32 --train 1000
+    """,
+    regress: "cnngp regress --data apples.csv --columns weight",
+    predict: """
+        cnngp predict out/photos-auto-400/model.gp new.jpg more-photos/
+        cnngp predict out/photos-auto-400 new.jpg --coverage 0.9
+    """,
+    view: "cnngp view out/photos-auto-400/model.gp",
+    gram: """
+        cnngp gram --data mnist --network resnet32 --plan
+        cnngp gram --data mnist --network resnet32 --store mnist.zarr
+        cnngp gram --status mnist.zarr
+    """,
+    search: "cnngp search --data mnist --space paper-cnn --draws 27 --train 10000 --full 3",
+    sample: "cnngp sample --network small_cnn --channels 4,16,64",
+    reproduce: "cnngp reproduce all --quick",
+    networks: """
+        cnngp networks
+        cnngp networks resnet32 --input-shape 1,28,28
+    """,
+    info: "cnngp info --json",
+}
+"""Each command with its examples."""
 
 
 class _InOrder(click.Group):
@@ -83,8 +62,8 @@ def app() -> None:
     """Exact Gaussian processes from infinitely wide convolutional networks."""
 
 
-for _command, _line, _examples in _COMMANDS:
-    app.add_command(Command(_command.__name__, _command, _line, _examples))
+for _command, _examples in _COMMANDS.items():
+    app.add_command(Command(_command.__name__, _command, _examples))
 
 # The code of a program whose reader went away: 128 + SIGPIPE.
 _CLOSED = 141

@@ -8,23 +8,21 @@ from pathlib import Path
 from typing import Any
 
 from .inputs import MODEL, check_engine, check_writable, given_network, read_data
-from .options import Asked, of_command
+from .options import Asked
 from .output import last_line, say, tell, warn, warnings_as_lines
 
 _FILES = (MODEL, "report.html", "results.json")
-_OTHERS = ("device", "threads", "store", "output", "model", "suspects", "verbose", "json", "quiet")
-"""Options that do not change what is found."""
 
 
 def classify(asked: Asked) -> None:
-    """Classify images with an exact Gaussian process, and write a report."""
+    """Fit an exact GP to images and write a report."""
     from cnngp.estimators.classifier import GPClassifier
 
-    _fit("classify", GPClassifier, asked)
+    _fit(GPClassifier, asked)
 
 
 def regress(asked: Asked) -> None:
-    """Predict numbers from images with an exact Gaussian process, and write a report.
+    """Fit an exact GP to numbers and write a report.
 
     The numbers are those of a table's column, or y of an .npz file. They may lie anywhere: their mean and spread are
     taken out before the fit.
@@ -34,10 +32,10 @@ def regress(asked: Asked) -> None:
     if asked.data is None:
         raise ValueError("say what to fit with --data: a table (.csv) of image files with a column of numbers, or .npz")
     asked.noise = "loo" if asked.noise is None else asked.noise
-    _fit("regress", GPRegressor, asked, normalize_y=True)
+    _fit(GPRegressor, asked, normalize_y=True)
 
 
-def _fit(command: str, kind: Any, asked: Asked, **more: Any) -> None:
+def _fit(kind: Any, asked: Asked, **more: Any) -> None:
     began = time.perf_counter()
     given = given_network(asked)  # what does not go together is refused before images are read
     if asked.learn is not None and asked.kind == "ntk":
@@ -65,7 +63,7 @@ def _fit(command: str, kind: Any, asked: Asked, **more: Any) -> None:
             suspects=asked.suspects,
             verbose=asked.verbose,
             network=str(asked.recipe or asked.network),
-            command=_words(command, asked),
+            command=asked.words,
             say=lambda name, text: say(name, text) if name else tell(),
         )
     fit = found.estimator.fit_report_
@@ -91,17 +89,3 @@ def _folder_name(images: Any, asked: Asked) -> str:
     name = Path(asked.network).stem if asked.recipe is None else asked.recipe.stem
     tangent = "" if asked.kind == "nngp" else f"-{asked.kind}"
     return f"{images.name}-{name}{tangent}-{len(images.X)}"
-
-
-def _words(command: str, asked: Asked) -> str:
-    """The shortest command that repeats the run; the device and the folder do not change the result."""
-    words = ["cnngp", command]
-    for option in of_command(command):
-        value = getattr(asked, option.name)
-        if option.name in _OTHERS or value == option.default:
-            continue
-        words.append(f"--{option.name.replace('_', '-')}")
-        if value is not True:
-            between = "x" if option.name == "size" else ","
-            words.append(shlex.quote(between.join(map(str, value)) if isinstance(value, tuple) else str(value)))
-    return " ".join(words)

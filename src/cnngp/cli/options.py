@@ -5,6 +5,9 @@ A command is a function of one argument, `asked`, which has the value of every o
 
 from __future__ import annotations
 
+import math
+import re
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +16,6 @@ from typing import Any, Self
 
 import click
 
-from . import values
 from .output import speaking
 
 Asked = SimpleNamespace
@@ -21,28 +23,64 @@ Asked = SimpleNamespace
 
 
 class Kind(click.ParamType):  # type: ignore[type-arg]
-    """What an option takes: a word for the help, and what makes a value of the user's words."""
+    """What an option takes: a word for the help, and what makes a value of the user's words, if they are any."""
 
-    def __init__(self, name: str, parse: values.Parser = str) -> None:
-        self.name, self.parse = name, parse
+    def __init__(self, name: str, parse: Callable[[str], Any] = str, expected: str = "") -> None:
+        self.name, self._parse, self._expected = name, parse, expected
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
-        return self.parse(value) if isinstance(value, str) else value
+        try:
+            return self._parse(value) if isinstance(value, str) else value
+        except ValueError:
+            self.fail(f"{value or repr('')}: expected {self._expected}", param, ctx)
 
 
-def _one_of(*words: str) -> Kind:
-    return Kind("|".join(words), values.choice(*words))
+def _shape(least: int, most: int) -> Callable[[str], tuple[int, ...]]:
+    """So many positive whole numbers, with commas or crosses between them."""
+
+    def parse(value: str) -> tuple[int, ...]:
+        sizes = tuple(map(int, re.split(r"[,x×]", value)))
+        if not least <= len(sizes) <= most or min(sizes) < 1:
+            raise ValueError
+        return sizes
+
+    return parse
 
 
-_FLAG, _NUMBER, _FROM_0 = Kind("flag"), Kind("N", values.whole(1)), Kind("N", values.whole(0))
+def _scale(least: float) -> Callable[[str], str | float]:
+    """A finite number above this, or a word for how it is chosen."""
+
+    def parse(value: str) -> str | float:
+        if value in ("ml", "loo"):
+            return value
+        number = float(value)
+        if not least <= number < math.inf:
+            raise ValueError
+        return number
+
+    return parse
+
+
+def _not_empty(value: str) -> str:
+    """An empty source would be the folder in which the command runs."""
+    if not value.strip():
+        raise ValueError
+    return value
+
+
+def _one_of(*words: str) -> click.ParamType:  # type: ignore[type-arg]
+    return click.Choice(words)
+
+
+_FLAG, _NUMBER, _FROM_0 = Kind("flag"), click.IntRange(1), click.IntRange(0)
 _FILE, _FOLDER, _TABLE, _PATHS = Kind("FILE", Path), Kind("FOLDER", Path), Kind("FILE.csv", Path), Kind("PATHS", Path)
-_DATA, _STORE, _ADDRESS, _NAME = Kind("DATA", values.data), Kind("STORE"), Kind("ADDRESS"), Kind("NAME")
-_SIZE = Kind("HxW", values.shape(1, 2, "a height and a width such as 48x64, or one number for both"))
+_DATA = Kind("DATA", _not_empty, "the name of a data set, an .npz file or a folder of images; this folder itself is .")
+_STORE, _ADDRESS, _NAME = Kind("STORE"), Kind("ADDRESS"), Kind("NAME")
+_SIZE = Kind("HxW", _shape(1, 2), "a height and a width such as 48x64, or one number for both")
 _SHAPES = "the channels, then the sizes, such as 1,28,28 for images or 1,128 for signals"
-_VARIANCE = "a variance of 0 or more, ml to choose it by likelihood, or loo by leave-one-out"
-_SCALE = "ml, loo or a positive number"
+_NOISE = "a variance of 0 or more, ml to choose it by likelihood, or loo by leave-one-out"
 _PREPARATIONS = ("plain", "contrast", "detail", "edges", "normalised", "standardised", "zca", "patches", "spectral")
-_PREPARED = f"{', '.join(_PREPARATIONS[:-1])} or {_PREPARATIONS[-1]}"
+_PREPARED = f"How each image is prepared: {', '.join(_PREPARATIONS)}"
 
 
 @dataclass(frozen=True)
@@ -51,7 +89,7 @@ class Option:
 
     name: str
     commands: str
-    kind: Kind
+    kind: click.ParamType  # type: ignore[type-arg]
     default: Any = None
     short: str = ""
     help: str = ""
@@ -65,16 +103,15 @@ class Option:
         """The option for Click."""
         word, kind = f"--{self.name.replace('_', '-')}", self.kind
         if self.name.isupper():
-            return click.Argument(
-                [self.name.lower()], type=kind, required=self.name != "NAME", nargs=-1 if kind is _PATHS else 1
-            )
+            many, needed = -1 if kind is _PATHS else 1, self.name != "NAME"
+            return click.Argument([self.name.lower()], metavar=self.name, type=kind, required=needed, nargs=many)
         if kind is _FLAG:
             words = [f"{word}/--no-{self.name}" if self.default else word, *filter(None, [self.short])]
             return click.Option(words, is_flag=True, default=self.default, help=self.help)
+        metavar = kind.name if isinstance(kind, Kind) else "|".join(getattr(kind, "choices", "N"))
+        metavar = metavar if len(metavar) < 40 else "NAME"
         repeated = self.name == "full"
-        return click.Option(
-            [word], type=kind, metavar=kind.name, default=self.default, multiple=repeated, help=self.help
-        )
+        return click.Option([word], type=kind, metavar=metavar, default=self.default, multiple=repeated, help=self.help)
 
 
 _FITS = "classify regress"
@@ -125,10 +162,10 @@ OPTIONS = (
     Option("max_pixels", f"{_READS} predict view", _NUMBER).says(
         "Refuse image files of more pixels; by default 40 million."
     ),
-    Option("input_shape", _READS, Kind("C,H,W", values.shape(2, 4, _SHAPES))).says(
+    Option("input_shape", _READS, Kind("C,H,W", _shape(2, 4), _SHAPES)).says(
         "What each row of an .npz file is, channels first: 1,128 for signals, 3,32,32 for images."
     ),
-    Option("input_shape", "networks", Kind("C,H,W", values.shape(1, 4, _SHAPES)), "1,28,28").says(
+    Option("input_shape", "networks", Kind("C,H,W", _shape(1, 4), _SHAPES), "1,28,28").says(
         "Shape of an image: channels, height, width."
     ),
     # Networks and fits
@@ -137,12 +174,12 @@ OPTIONS = (
     Option("recipe", f"{_FITS} gram", Kind("FILE.json", Path)).says(
         "A recipe that recipe.to_json() made, instead of a network."
     ),
-    Option("space", "search", Kind("SPACE"), "paper-cnn").says("paper-cnn, paper-residual or pooled."),
-    Option("noise", _FITS, Kind("NUMBER|ml|loo", values.number(_VARIANCE, lambda n: n >= 0.0, "ml", "loo"))).says(
+    Option("space", "search", Kind("SPACE"), "paper-cnn").says("paper-cnn, paper-residual, wide or pooled."),
+    Option("noise", _FITS, Kind("NUMBER|ml|loo", _scale(0.0), _NOISE)).says(
         "Noise variance in the kernel's units, or ml or loo to choose it; by default loo with --network auto and for "
         "numbers, else 0."
     ),
-    Option("amplitude", _FITS, Kind("NUMBER|ml|loo", values.number(_SCALE, lambda n: n > 0.0, "ml", "loo")), "ml").says(
+    Option("amplitude", _FITS, Kind("NUMBER|ml|loo", _scale(1e-300), "ml, loo or a positive number"), "ml").says(
         "Scale of the kernel, or how to choose it."
     ),
     Option("learn", _FITS, _one_of("loo", "likelihood")).says(
@@ -151,13 +188,10 @@ OPTIONS = (
     Option("effort", _FITS, _one_of("quick", "normal", "best"), "normal").says(
         "How much choosing a recipe, and the kernels of the chosen one, may cost."
     ),
-    Option("preparation", _FITS, Kind("NAME", values.choice(*_PREPARATIONS, "loo"))).says(
-        f"How each image is prepared: {_PREPARED}; loo chooses one by leave-one-out; by default chosen with auto, "
-        "plain with others."
+    Option("preparation", _FITS, _one_of(*_PREPARATIONS, "loo")).says(
+        f"{_PREPARED}; loo chooses one by leave-one-out; by default chosen with auto, plain with others."
     ),
-    Option("preparation", "gram", Kind("NAME", values.choice(*_PREPARATIONS)), "plain").says(
-        f"How each image is prepared: {_PREPARED}."
-    ),
+    Option("preparation", "gram", _one_of(*_PREPARATIONS), "plain").says(f"{_PREPARED}."),
     Option("draws", "search", _NUMBER, 27).says(
         "Number of networks in all; those already in the study are not repeated."
     ),
@@ -171,13 +205,13 @@ OPTIONS = (
     Option("channels", "sample", Kind("N,N,…"), "4,16,64").says(
         "Numbers of channels in the first stage, such as 4,16,64."
     ),
-    Option("samples", "sample", Kind("N", values.whole(20)), 1000).says("Number of networks drawn at each width."),
+    Option("samples", "sample", click.IntRange(20), 1000).says("Number of networks drawn at each width."),
     Option("outputs", "sample", _NUMBER, 64).says("Outputs per network; more of them make the estimates more precise."),
     Option("seed", f"search sample {_PAPER}", _FROM_0, 0).says("The same seed draws the same networks."),
     Option(
         "coverage",
         "predict view",
-        Kind("SHARE", values.number("a share between 0 and 1, such as 0.9", lambda n: 0.0 < n < 1.0)),
+        click.FloatRange(0.0, 1.0, min_open=True, max_open=True),
     ).says(
         "How often the set of classes, or the interval, is to hold the truth; by default 0.9 for numbers and in view."
     ),
@@ -196,7 +230,7 @@ OPTIONS = (
     Option("scheduler", f"gram search {_PAPER}", _ADDRESS).says(
         "Compute on the workers of a Dask cluster, such as tcp://host:8786."
     ),
-    Option("budget", _PAPER, Kind("SECONDS", values.number("a positive number of seconds", lambda n: n > 0.0))).says(
+    Option("budget", _PAPER, click.FloatRange(0.0)).says(
         "Start no new piece after this many seconds; run again to continue."
     ),
     # Files
@@ -225,9 +259,7 @@ OPTIONS = (
     Option("suspects", "view", _NUMBER).says(
         "Show this many suspect labels; by default those that the model's own errors do not explain."
     ),
-    Option(
-        "port", "view", Kind("N", values.number("a number up to 65,535", lambda n: 0 <= n <= 65_535, kind=int)), 0
-    ).says("Port on this machine; 0 takes a free one."),
+    Option("port", "view", click.IntRange(0, 65_535), 0).says("Port on this machine; 0 takes a free one."),
     Option("browser", "view", _FLAG, True).says("Open the page in a browser."),
     # What is printed
     Option("verbose", _FITS, _FLAG, False, "-v").says("Also print what was measured about the fit, as in the report."),
@@ -236,6 +268,7 @@ OPTIONS = (
 )
 
 
+_WORDS = "cnngp.words"  # of the command line, as they were typed
 SETTINGS = {"help_option_names": ["-h", "--help"], "show_default": True}
 
 
@@ -251,26 +284,29 @@ class Interrupted(Exception):
 class Command(click.Command):
     """`run` as the command `name`: its docstring is the help, its options are those of the table."""
 
-    def __init__(
-        self, name: str, run: Callable[[Asked], None], line: str | None = None, examples: tuple[str, ...] = ()
-    ) -> None:
+    def __init__(self, name: str, run: Callable[[Asked], None], examples: str = "") -> None:
         def command(**given: Any) -> None:
+            context = click.get_current_context()
+            words = f"{context.command_path} {shlex.join(context.meta[_WORDS])}".strip()
             try:
                 with speaking(given["json"], given["quiet"]):
-                    run(Asked(**given))
+                    run(Asked(**given, words=words))
             except KeyboardInterrupt as error:
                 raise Interrupted(str(error) or "interrupted") from None
 
-        lines = [f"Example{'s' if len(examples) > 1 else ''}:", *(f"  {example}" for example in examples)]
+        lines = ["Example:" if examples.count("\n") < 2 else "Examples:", *examples.strip().split("\n")]
         super().__init__(
             name,
             params=[option.parameter for option in of_command(name)],
             callback=command,
             help=run.__doc__,
-            short_help=line,
-            epilog="\b\n" + "\n".join(lines) if examples else None,
+            epilog="\b\n" + "\n  ".join(map(str.strip, lines)) if examples else None,
             context_settings=SETTINGS,
         )
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.meta[_WORDS] = list(args)
+        return super().parse_args(ctx, args)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Arguments have help too, unlike Click's own."""

@@ -16,7 +16,7 @@ _LISTED = 5
 
 
 def predict(asked: Asked) -> None:
-    """Predict the class, or the number, of image files. They are resized and converted to match the training images.
+    """Predict the class or number of image files. They are resized and converted to match the training images.
 
     With --coverage there is a set of classes that holds the right one as often as that: no class says that the image is
     none of these. Numbers come with an interval. The last column says how unusual an image is: more than that share of

@@ -21,7 +21,7 @@ AGAIN = 75
 
 
 def reproduce(asked: Asked) -> None:
-    """Reproduce the paper. Finished pieces are kept: if it is interrupted, run it again and it continues."""
+    """Reproduce the paper's tables and figures. Finished pieces are kept, so that an interrupted run can continue."""
     from cnngp.paper.results import NAMES
 
     names = NAMES if asked.experiment == "all" else (asked.experiment,)

@@ -13,7 +13,7 @@ from .output import last_line, say, tell
 
 
 def sample(asked: Asked) -> None:
-    """Draw finite random networks and compare the covariance of their outputs with the kernel."""
+    """Compare finite random networks with their kernel."""
     from cnngp.common.progress import progress_bar
     from cnngp.torch_bridge import need_torch
     from cnngp.torch_bridge.drawing import torch_device

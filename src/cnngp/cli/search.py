@@ -15,7 +15,7 @@ from .output import last_line, say, tell, warn, warnings_as_lines
 
 
 def search(asked: Asked) -> None:
-    """Search for a network by draws from a space, scored by the validation error of the exact GP."""
+    """Search for a good network at random. Draws from a space are scored by the validation error of the exact GP."""
     from cnngp.search import random_search, split_for
     from cnngp.search.space import find_space
 

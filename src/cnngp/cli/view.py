@@ -10,7 +10,7 @@ from .output import say, warnings_as_lines
 
 
 def view(asked: Asked) -> None:
-    """Open a page to try images on a model, see the reasons for its answers, and clean labels.
+    """Try images on a model, and clean labels.
 
     The page can be opened from this machine only, by those who know its whole address, and no image leaves it.
     """
