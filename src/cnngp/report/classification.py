@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-from html import escape
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,54 +12,50 @@ from cnngp.common.tables import percent, share_for_people
 from cnngp.datasets.dataset import Dataset
 from cnngp.estimators.classifier import GPClassifier
 from cnngp.gp import calibration
-from cnngp.gp.conformal import allowed, p_values
 
 from . import page, plots
-from .evaluation import PICTURES, TRIED, Evaluation, Picture, counted, likelihood, word
+from .evaluation import COVERAGE, PICTURES, TRIED, Evaluation, Picture, counted, likelihood, word
 
-CLEAR = 0.6
-"""The probability from which on a wrong prediction is a confident one."""
-COVERAGES = (0.8, 0.9, 0.95)
 _IMAGES_A_BIN, _FEWEST_BINS, _MOST_BINS = 10, 5, 15
-_WRONG = """
-<h2>Confidently wrong</h2>
-<p class="muted">Test images with a wrong prediction, the most certain first. Below each are the training images that
-contribute most to the prediction, with their labels and shares. Orange is where it looks: the pixels whose change would
-change it most.</p>
-"""
-_SUSPECT = """
-<h2>Suspect labels</h2>
-<p>{said}</p>
-<p class="muted">By leave-one-out, the most suspect first: look at these when cleaning labels. The proposed label comes
-first; the percentage is the probability of the label as given.</p>
-"""
-_UNCERTAIN = """
-<h2>Most uncertain</h2>
-<p class="muted">Test images whose predicted class is least probable: look at these, or label more like them, next.</p>
-"""
-_COVERAGE = """
-<h2>Sets instead of classes</h2>
-<p>A set holds the right class as often as asked, whether or not the probabilities are right: new images of which the
-model knows little get several classes, or none where they are unlike all that was seen. <code>cnngp predict --coverage
-0.9</code> prints them.</p>
-"""
 
 
 class Classes(Evaluation):
     """A fitted classifier on a data set."""
 
     command, title = "classify", "Exact Gaussian process classification"
+    texts: ClassVar[dict[str, tuple[str, str]]] = {
+        "coverage": (
+            "Sets instead of classes",
+            "A set holds the right class as often as asked, whether or not the probabilities are right: new images of "
+            "which the model knows little get several classes, or none where they are unlike all that was seen. "
+            "<code>cnngp predict --coverage 0.9</code> prints them.",
+        ),
+        "wrong": (
+            "Confidently wrong",
+            "Test images with a wrong prediction, the most certain first. Below each are the training images that "
+            "contribute most to the prediction, with their labels and shares. Orange is where it looks: the pixels "
+            "whose change would change it most.",
+        ),
+        "suspect": (
+            "Suspect labels",
+            "By leave-one-out, the most suspect first: look at these when cleaning labels. The proposed label comes "
+            "first; the percentage is the probability of the label as given.",
+        ),
+        "uncertain": (
+            "Most uncertain",
+            "Test images whose predicted class is least probable: look at these, or label more like them, next.",
+        ),
+    }
 
     def __init__(self, clf: GPClassifier, data: Dataset) -> None:
         super().__init__(clf, data)
         self.classes = tuple(map(word, clf.classes_))
-        left = clf.gp_.leave_one_out()
-        self._left_mean, self.loo_codes = to_numpy(left.mean), to_numpy(left.targets).argmax(1)
-        self.P, self.codes = clf.loo_probabilities_, self.loo_codes
+        self.P, self.codes = clf.loo_probabilities_, to_numpy(clf.gp_.leave_one_out().targets).argmax(1)
         self.loo = calibration.scores(self.P, self.codes)
         if self.tested:
             self.P, self.codes = self._timed(clf.predict_proba), codes_of(clf, data.y_test)
             self.test = calibration.scores(self.P, self.codes)
+            self.coverage = self._coverage()
         if data.X_validation is not None:
             P = clf.predict_proba(data.X_validation)
             self.validation = calibration.scores(P, codes_of(clf, data.y_validation))
@@ -102,50 +96,24 @@ class Classes(Evaluation):
 
     # ---- sets ----------------------------------------------------------------------------------------------------
 
-    @functools.cached_property
-    def coverage(self) -> list[dict[str, Any]]:
-        exact = self.model.gp_.exact
-        if exact is None or not self.loo_images:
-            return []
-        parts = {"leave_one_out": (left_out_p_values(self._left_mean, self.loo_codes), self.loo_codes)}
-        if self.tested:
-            some = self._of_test(slice(TRIED))
-            labels = to_numpy(exact.Y).argmax(1)
-            parts["test"] = p_values(exact, some["K"], some["diagonal"], labels), self.codes[:TRIED]
-        found: list[dict[str, Any]] = []
-        for coverage in COVERAGES:
-            of = {name: _sizes(allowed(p, coverage), codes) for name, (p, codes) in parts.items()}
-            found.append({"asked": coverage, "test": None, **of})
-        return found
+    def _coverage(self) -> dict[str, Any] | None:
+        if self.model.gp_.exact is None:
+            return None
+        sets = self.model.predict_set(coverage=COVERAGE, **self._of_test(slice(TRIED)))
+        right = sets[np.arange(len(sets)), self.codes[:TRIED]]
+        none, classes = float((~sets.any(1)).mean()), float(sets.sum(1).mean())
+        return {"asked": COVERAGE, "images": len(sets), "right": float(right.mean()), "classes": classes, "none": none}
 
-    def _coverage_table(self) -> str:
-        rows = [
-            (
-                f"{percent(row['asked'])}, {name}",
-                counted(of["right"], of["images"]),
-                f"{of['classes']:.2f}",
-                percent(of["none"]),
-            )
-            for row in self.coverage
-            for name, of in (("left out", row["leave_one_out"]), ("test images", row["test"]))
-            if of is not None
-        ]
-        return _COVERAGE + page.table(rows, ("asked", "right", "classes each", "no class")) if rows else ""
+    def covered(self) -> list[tuple[str, str]]:
+        if (of := self.coverage) is None:
+            return []
+        said = f"right for {counted(of['right'], of['images'])} of the test images"
+        return [("sets at 90 %", f"{said}, {of['classes']:.2f} classes each, none for {percent(of['none'])}")]
 
     # ---- what is said --------------------------------------------------------------------------------------------
 
     def _beside(self, scores: Any, images: int) -> str:
         return f"; {round(scores.error * images):,} of {images:,} wrong" if images else "; of no images"
-
-    def lines(self) -> list[tuple[str, str]]:
-        found = super().lines()
-        for row in self.coverage:
-            if row["asked"] == 0.9:
-                of, where = (row["test"], "test images") if self.tested else (row["leave_one_out"], "images, left out")
-                said = f"right for {counted(of['right'], of['images'])} of the {where}"
-                said += f", {of['classes']:.2f} classes each, none for {percent(of['none'])}"
-                found.append(("sets at 90 %", said))
-        return found
 
     def as_dict(self) -> dict[str, Any]:
         return super().as_dict() | {
@@ -199,36 +167,6 @@ class Classes(Evaluation):
             ),
         ]
 
-    def sections(self) -> str:
-        suspect = ""
-        if self.suspects is not None:
-            suspect = _SUSPECT.format(said=escape(self.suspects.sentence)) + page.grid(self.suspect)
-        if self.test is None:
-            return self._coverage_table() + suspect
-        sure = [p for p in self.wrong if p.facts["probability"] >= CLEAR]
-        least = f" with a probability of {percent(CLEAR)} or more" if self.wrong else ""
-        wrong = page.grid(sure) or f"<p>No test image is predicted wrongly{least}.</p>"
-        return self._coverage_table() + _WRONG + wrong + suspect + _UNCERTAIN + page.grid(self.uncertain)
-
-
-def left_out_p_values(mean: NDArray[Any], codes: NDArray[np.intp]) -> NDArray[np.float64]:
-    """For each left-out image and class, the share of images that leave-one-out predicts no better, (N, classes).
-
-    That of an image's own class is its p-value of full conformal prediction; for other classes this neglects what the
-    image with such a label would say of the others.
-
-    >>> left_out_p_values(np.array([[0.9, -0.8], [-0.1, 0.2], [0.5, -0.9]]), np.array([0, 1, 0]))
-    array([[1.        , 0.33333333],
-           [0.33333333, 0.33333333],
-           [0.66666667, 0.33333333]])
-    """
-    best = np.sort(mean, axis=1)
-    rival = np.where(mean == best[:, -1:], best[:, -2:-1], best[:, -1:])
-    score = rival - mean  # by how much the best other class exceeds each
-    own = score[np.arange(len(mean)), codes]
-    worse = len(own) - np.searchsorted(np.sort(own), score, "left") - (own[:, None] >= score)
-    return np.asarray((1.0 + worse) / len(own))
-
 
 def check_labels(y: Any, y_test: Any) -> None:
     """Refuse a test set with labels that are not in training; worth doing before the kernel is computed."""
@@ -250,13 +188,6 @@ def bins_for(top: NDArray[np.float64]) -> int:
     """The number of bins of the reliability curve: so few that images that are not all but certain fill them."""
     uncertain = np.count_nonzero(top < 1.0 - 1.0 / _MOST_BINS)
     return int(np.clip(uncertain // _IMAGES_A_BIN, _FEWEST_BINS, _MOST_BINS))
-
-
-def _sizes(sets: NDArray[np.bool_], codes: NDArray[np.intp]) -> dict[str, Any]:
-    """How often sets hold the right class, how many classes they have, and how many have none."""
-    right = sets[np.arange(len(sets)), codes]
-    none, classes = float((~sets.any(1)).mean()), float(sets.sum(1).mean())
-    return {"images": len(sets), "right": float(right.mean()), "classes": classes, "none": none}
 
 
 def _error(name: str, share: float, count: int) -> tuple[str, str]:

@@ -6,13 +6,14 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
+from html import escape
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cnngp.common.arrays import to_numpy
-from cnngp.common.tables import printable, share_for_people
+from cnngp.common.tables import share_for_people, visible
 from cnngp.datasets.dataset import Dataset
 
 from . import page
@@ -27,6 +28,8 @@ PICTURES = 12
 _OPERATIONS = 4 * 10**10  # of the pairs of images whose gradients are taken
 TRIED = 500
 """Test images on which sets and intervals are tried."""
+COVERAGE = 0.9
+"""How often these are to hold the truth."""
 
 
 @dataclass(frozen=True)
@@ -67,10 +70,14 @@ class Evaluation(ABC):
 
     command: ClassVar[str]
     title: ClassVar[str]
+    texts: ClassVar[dict[str, tuple[str, str]]]
+    """Heading and first paragraph of the sections `coverage`, `wrong`, `suspect` and `uncertain`."""
     loo: Any
     """Scores of the leave-one-out predictions; `test` and `validation` are None where there are no such images."""
     test: Any = None
     validation: Any = None
+    coverage: dict[str, Any] | None = None
+    """How often sets or intervals, asked to hold the truth so often, held it, and how large they were."""
     suspects: SuspectLabels | None = None
     """None of a model that is no better than guessing: that it contradicts a label says nothing."""
     wrong: tuple[Picture, ...] = ()
@@ -99,10 +106,9 @@ class Evaluation(ABC):
         self.axes: tuple[list[int], tuple[str, ...], str] = [], (), "number"
         """Where the classes end in `correlations`, their names, and what orders the images."""
 
-    @property
     @abstractmethod
-    def coverage(self) -> list[dict[str, Any]]:
-        """For each of some coverages, how often sets or intervals held the truth, and how large they were."""
+    def covered(self) -> list[tuple[str, str]]:
+        """What `coverage` says, by name."""
 
     @abstractmethod
     def tiles(self) -> list[tuple[str, str]]:
@@ -117,10 +123,6 @@ class Evaluation(ABC):
         """A heading, and the figures of the scores."""
 
     @abstractmethod
-    def sections(self) -> str:
-        """The sections on coverage, and on single images."""
-
-    @abstractmethod
     def _doubt(self, score: float) -> tuple[str, dict[str, Any]]:
         """How much a label is doubted, in words and for JSON."""
 
@@ -133,7 +135,16 @@ class Evaluation(ABC):
         validated = 0 if self.data.X_validation is None else len(self.data.X_validation)
         of = [("validation", self.validation, validated), ("test", self.test, self.tested)]
         of.append(("leave-one-out", self.loo, self.loo_images))
-        return [(name, f"{scores}{self._beside(scores, n)}") for name, scores, n in of if scores is not None]
+        told = [(name, f"{scores}{self._beside(scores, n)}") for name, scores, n in of if scores is not None]
+        return told + self.covered()
+
+    def sections(self) -> str:
+        """The sections on coverage, and on single images."""
+        wrong = page.grid(self.wrong) or ("<p>No test image is predicted wrongly.</p>" if self.tested else "")
+        suspect = "" if self.suspects is None else f"<p>{escape(self.suspects.sentence)}</p>{page.grid(self.suspect)}"
+        uncertain, covered = page.grid(self.uncertain), page.table(self.covered()) if self.covered() else ""
+        shown = {"coverage": covered, "wrong": wrong, "suspect": suspect, "uncertain": uncertain}
+        return "".join(page.section(*self.texts[name], content) for name, content in shown.items() if content)
 
     def _timed(self, predict: Callable[..., Any]) -> Any:
         """Predictions of the test images; their seconds are kept, and the kernels of a small test set."""
@@ -212,7 +223,7 @@ class Evaluation(ABC):
 
 def word(name: object) -> str:
     """A class or a file's name, as people read it."""
-    return printable(str(name))
+    return visible(str(name))
 
 
 def counted(share: float, count: int) -> str:

@@ -9,7 +9,7 @@ from html import escape
 from string import Template
 from typing import TYPE_CHECKING
 
-from cnngp.common.tables import printable
+from cnngp.common.tables import visible
 from cnngp.estimators.learning import Learned, counted_matrices
 
 from . import plots
@@ -78,6 +78,10 @@ def table(rows: Sequence[Sequence[str]], heads: Sequence[str] = ()) -> str:
     first = "".join(f"<th>{escape(head)}</th>" for head in heads)
     lines = [f"<tr><th>{escape(a)}</th>{''.join(f'<td>{escape(b)}</td>' for b in rest)}</tr>" for a, *rest in rows]
     return f"<table>{f'<tr>{first}</tr>' if heads else ''}{''.join(lines)}</table>"
+
+
+def section(heading: str, said: str, content: str) -> str:
+    return f'<h2>{heading}</h2>\n<p class="muted">{said}</p>\n{content}'
 
 
 def figure(png: bytes, caption: str) -> str:
@@ -174,7 +178,7 @@ def render(e: Evaluation, command: str, versions: str) -> str:
         times.insert(0, ("compiling, or loading compiled code", fit.compiling))
     heading, figures = e.figures()
     body = _BODY.substitute(
-        data=escape(printable(repr(e.data).strip("<>"))),
+        data=escape(visible(repr(e.data).strip("<>"))),
         numbers="".join(f'<div class="number"><b>{value}</b><span>{name}</span></div>' for value, name in e.tiles()),
         summary=e.summary(),
         guessing=f'<p class="verdict warning">{escape(fit.verdict)}</p>' if e.guessing else "",
@@ -191,7 +195,7 @@ def render(e: Evaluation, command: str, versions: str) -> str:
         network=escape(repr(model.network_)),
         layers=escape(str(model.network_.shapes(kernel.preparation.output_shape(model.input_shape_)))),
         times=table(times),
-        command=escape(printable(command)),
+        command=escape(visible(command)),
         versions=escape(versions),
     )
     return whole(e.title, _STYLE, body)
@@ -223,10 +227,6 @@ def _learned(learned: Learned) -> str:
     said += f" Left out, as they only scale the kernel: {left}." if left else ""
     return (
         f"<h2>What was learned</h2><p>{escape(said)}</p>{table(rows)}"
-        + f'<div class="figures">{figure(plots.learning(learned.path), _PATH)}</div>'
-        + f"<details><summary>The network that was given</summary><pre class="
+        f"<details><summary>The network that was given</summary><pre class="
         f'"wrap">{escape(repr(learned.network_before))}</pre></details>'
     )
-
-
-_PATH = "The loss of each kernel matrix on the way, one colour for each start; the line is the best so far."

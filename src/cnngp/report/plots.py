@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from cnngp.common.figures import PlotsUnavailable as PlotsUnavailable
 from cnngp.common.figures import need_matplotlib, new_figure
-from cnngp.common.tables import printable, wilson
+from cnngp.common.tables import visible, wilson
 from cnngp.gp.calibration import Reliability
 
 Array = NDArray[Any]
@@ -127,26 +127,10 @@ def _faint(points: int) -> float:
     return float(np.clip(60.0 / max(points, 1), 0.15, 0.9))
 
 
-def learning(path: Sequence[tuple[int, float]]) -> bytes:
-    """The loss of every matrix that was asked for, by the number of its start."""
-    figure, axes = new_figure(5.0, 3.4)
-    start, loss = np.array([s for s, _ in path]), np.array([value for _, value in path])
-    best = np.minimum.accumulate(loss)
-    axes.step(np.arange(len(loss)) + 1, best, where="post", color=_INK, linewidth=1)
-    axes.scatter(np.arange(len(loss)) + 1, loss, c=start, cmap="tab10", vmin=0, vmax=9, s=14, zorder=3)
-    # One step too far can be very bad; the picture is of the others.
-    low, high = float(best[-1]), float(np.quantile(loss, 0.9))
-    room = 0.06 * (high - low) or 1e-3
-    axes.set_ylim(low - room, high + room)
-    axes.set_xlabel("kernel matrices")
-    axes.set_ylabel("loss (nats)")
-    return _png(figure)
-
-
 def _name_ticks(axes: Any, places: Sequence[float], classes: Sequence[str]) -> None:
     """Both axes with the classes' names: as they are, a dollar sign begins no formula; long ones without the middle."""
     tail = _NAME // 3
-    names = [c if len(c) <= _NAME else f"{c[: _NAME - tail - 1]}…{c[-tail:]}" for c in map(printable, classes)]
+    names = [c if len(c) <= _NAME else f"{c[: _NAME - tail - 1]}…{c[-tail:]}" for c in map(visible, classes)]
     axes.set_xticks(places, names, rotation=0 if max(map(len, names)) <= 3 else 90, fontsize=8, parse_math=False)
     axes.set_yticks(places, names, fontsize=8, parse_math=False)
 

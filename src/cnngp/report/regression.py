@@ -2,47 +2,21 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
-from html import escape
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
 from cnngp.common.arrays import DataError
-from cnngp.common.tables import percent
 from cnngp.datasets.dataset import Dataset
 from cnngp.estimators.regressor import GPRegressor
 
 from . import page, plots
-from .evaluation import PICTURES, TRIED, Evaluation, Picture, counted, likelihood, word
+from .evaluation import COVERAGE, PICTURES, TRIED, Evaluation, Picture, counted, likelihood, word
 
 Floats = NDArray[np.float64]
-COVERAGES = (0.5, 0.8, 0.9, 0.95)
-_OFF = """
-<h2>Furthest off</h2>
-<p class="muted">{images} whose number is furthest from the prediction, in its standard deviations. Below each are the
-training images most like it, with their numbers and how alike they are (1: the same). Orange is where it looks: the
-pixels whose change would change the prediction most.</p>
-"""
-_SUSPECT = """
-<h2>Suspect numbers</h2>
-<p>{said}</p>
-<p class="muted">By leave-one-out, the most suspect first: look at these when cleaning data. What the others predict
-comes first.</p>
-"""
-_UNCERTAIN = """
-<h2>Most uncertain</h2>
-<p class="muted">Test images with the widest error bars: look at these, or measure more like them, next.</p>
-"""
-_COVERAGE = """
-<h2>Error bars and intervals</h2>
-<p>Error bars are as wide as the model believes. Intervals hold the number as often as asked whether or not it is right,
-as long as new images are like these; where a recipe was chosen by few images they are somewhat too narrow. <code>cnngp
-predict</code> prints them.</p>
-"""
 
 
 @dataclass(frozen=True)
@@ -70,6 +44,30 @@ class Numbers(Evaluation):
     """A fitted regressor of one number an image on a data set."""
 
     command, title = "regress", "Exact Gaussian process regression"
+    texts: ClassVar[dict[str, tuple[str, str]]] = {
+        "coverage": (
+            "Error bars and intervals",
+            "Error bars are as wide as the model believes. Intervals hold the number as often as asked whether or not "
+            "it is right, as long as new images are like these; where a recipe was chosen by few images they are "
+            "somewhat too narrow. <code>cnngp predict</code> prints them.",
+        ),
+        "wrong": (
+            "Furthest off",
+            "Images whose number is furthest from the prediction, in its standard deviations; without a test set, "
+            "training images, left out. Below each are the training images most like it, with their numbers and how "
+            "alike they are (1: the same). Orange is where it looks: the pixels whose change would change the "
+            "prediction most.",
+        ),
+        "suspect": (
+            "Suspect numbers",
+            "By leave-one-out, the most suspect first: look at these when cleaning data. What the others predict comes "
+            "first.",
+        ),
+        "uncertain": (
+            "Most uncertain",
+            "Test images with the widest error bars: look at these, or measure more like them, next.",
+        ),
+    }
 
     def __init__(self, reg: GPRegressor, data: Dataset) -> None:
         super().__init__(reg, data)
@@ -84,6 +82,7 @@ class Numbers(Evaluation):
         if data.X_validation is not None:
             y = np.asarray(data.y_validation, np.float64)
             self.validation = NumberScores.of(y, *self._predict(data.X_validation))
+        self.coverage = self._coverage()
         self.wrong = self._furthest()
         self.uncertain = self._pictures(np.argsort(-self.std, kind="stable")) if self.tested else ()
         self.suspect = self._suspect()
@@ -131,49 +130,31 @@ class Numbers(Evaluation):
 
     # ---- intervals -----------------------------------------------------------------------------------------------
 
-    @property
-    def _scores(self) -> Floats:
-        """Leave-one-out errors in standard deviations."""
-        return np.asarray(np.abs(self.loo_y - self.loo_mean) / np.maximum(self.loo_std, np.finfo(np.float64).tiny))
-
-    @functools.cached_property
-    def coverage(self) -> list[dict[str, Any]]:
-        rows, exact = slice(TRIED), self.model.gp_.exact
-        kernels = self._of_test(rows) if self.tested and exact is not None else {}
-        found = []
-        for coverage in COVERAGES if self.loo_images else ():
-            bars = float((self._scores <= ndtri(0.5 + 0.5 * coverage)).mean())
-            of: dict[str, Any] = {"asked": coverage, "error_bars": bars, "right": None, "width": None}
-            if kernels:
-                low, high = self.model.predict_interval(coverage=coverage, **kernels).T
-                y, width = self.y[rows], float(np.median(high - low))
-                of["right"] = float(((low <= y) & (y <= high)).mean())
-                of |= {"images": len(y), "width": width if np.isfinite(width) else None}
-            found.append(of)
+    def _coverage(self) -> dict[str, Any] | None:
+        if not self.loo_images:
+            return None
+        errors = np.abs(self.loo_y - self.loo_mean) / np.maximum(self.loo_std, np.finfo(np.float64).tiny)
+        bars = float((errors <= ndtri(0.5 + 0.5 * COVERAGE)).mean())
+        found: dict[str, Any] = {"asked": COVERAGE, "error_bars": bars, "right": None, "width": None}
+        if self.tested and self.model.gp_.exact is not None:
+            low, high = self.model.predict_interval(coverage=COVERAGE, **self._of_test(slice(TRIED))).T
+            y, width = self.y[:TRIED], float(np.median(high - low))
+            found["right"] = float(((low <= y) & (y <= high)).mean())
+            found |= {"images": len(y), "width": width if np.isfinite(width) else None}
         return found
 
-    def _coverage_table(self) -> str:
-        rows = []
-        for row in self.coverage:
-            cells = [percent(row["asked"]), counted(row["error_bars"], self.loo_images)]
-            rows.append(
-                cells + ([] if row["right"] is None else [counted(row["right"], row["images"]), _width(row["width"])])
-            )
-        heads = ("asked", "error bars hold, left out", "intervals hold, test images", "median width")
-        return _COVERAGE + page.table(rows, heads[: len(rows[0])]) if rows else ""
+    def covered(self) -> list[tuple[str, str]]:
+        if (of := self.coverage) is None:
+            return []
+        bars = f"hold {counted(of['error_bars'], self.loo_images)} of the numbers, left out"
+        found = [("error bars for 90 %", bars)]
+        if of["right"] is not None:
+            held = f"hold {counted(of['right'], of['images'])} of the test images' numbers"
+            width = "unbounded: too few images" if of["width"] is None else f"{of['width']:.3g}"
+            found.append(("intervals for 90 %", f"{held}; width {width}"))
+        return found
 
     # ---- what is said --------------------------------------------------------------------------------------------
-
-    def lines(self) -> list[tuple[str, str]]:
-        found = super().lines()
-        for row in self.coverage:
-            if row["asked"] == 0.9:
-                bars = f"hold {counted(row['error_bars'], self.loo_images)} of the numbers, left out"
-                found.append(("error bars for 90 %", bars))
-                if row["right"] is not None:
-                    held = f"hold {counted(row['right'], row['images'])} of the test images' numbers"
-                    found.append(("intervals for 90 %", f"{held}; width {_width(row['width'])}"))
-        return found
 
     def tiles(self) -> list[tuple[str, str]]:
         found = []
@@ -207,14 +188,6 @@ class Numbers(Evaluation):
             page.figure(drawn[1], "What was measured less what was predicted; the lines are two standard deviations."),
         ]
 
-    def sections(self) -> str:
-        images = "Test images" if self.tested else "Training images, left out,"
-        suspect = ""
-        if self.suspects is not None:
-            suspect = _SUSPECT.format(said=escape(self.suspects.sentence)) + page.grid(self.suspect)
-        uncertain = _UNCERTAIN + page.grid(self.uncertain) if self.tested else ""
-        return self._coverage_table() + _OFF.format(images=images) + page.grid(self.wrong) + suspect + uncertain
-
 
 def check_numbers(y: Any, name: str) -> None:
     """Refuse targets that a regression cannot be of, before the kernel is computed."""
@@ -226,7 +199,3 @@ def check_numbers(y: Any, name: str) -> None:
         raise DataError(
             f"{name} has the same number, {float(y.ravel()[0]):g}, for every image; there is nothing to predict"
         )
-
-
-def _width(width: float | None) -> str:
-    return "unbounded: too few images" if width is None else f"{width:.3g}"
