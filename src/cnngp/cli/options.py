@@ -104,12 +104,13 @@ class Option:
         word, kind = f"--{self.name.replace('_', '-')}", self.kind
         if self.name.isupper():
             many, needed = -1 if kind is _PATHS else 1, self.name != "NAME"
-            return click.Argument([self.name.lower()], metavar=self.name, type=kind, required=needed, nargs=many)
+            named = self.name if isinstance(kind, click.Choice) else None
+            return click.Argument([self.name.lower()], metavar=named, type=kind, required=needed, nargs=many)
         if kind is _FLAG:
             words = [f"{word}/--no-{self.name}" if self.default else word, *filter(None, [self.short])]
             return click.Option(words, is_flag=True, default=self.default, help=self.help)
-        metavar = kind.name if isinstance(kind, Kind) else "|".join(getattr(kind, "choices", "N"))
-        metavar = metavar if len(metavar) < 40 else "NAME"
+        taken = kind.name if isinstance(kind, Kind) else "|".join(getattr(kind, "choices", "N"))
+        metavar = taken if len(taken) < 40 else "NAME"
         repeated = self.name == "full"
         return click.Option([word], type=kind, metavar=metavar, default=self.default, multiple=repeated, help=self.help)
 
@@ -174,7 +175,7 @@ OPTIONS = (
     Option("recipe", f"{_FITS} gram", Kind("FILE.json", Path)).says(
         "A recipe that recipe.to_json() made, instead of a network."
     ),
-    Option("space", "search", Kind("SPACE"), "paper-cnn").says("paper-cnn, paper-residual, wide or pooled."),
+    Option("space", "search", Kind("SPACE"), "paper-cnn").says("paper-cnn, paper-residual or pooled."),
     Option("noise", _FITS, Kind("NUMBER|ml|loo", _scale(0.0), _NOISE)).says(
         "Noise variance in the kernel's units, or ml or loo to choose it; by default loo with --network auto and for "
         "numbers, else 0."
