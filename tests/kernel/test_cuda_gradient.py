@@ -115,18 +115,25 @@ def test_maps_that_do_not_fit_into_shared_memory(on: str) -> None:
     agrees(net, random_images(2, shape), None, np.ones((2, 2)), "float64")
 
 
+WITH_CPU: list[tuple[Network, tuple[int, ...], str, int, int, int | None]] = [
+    (SMALL, (2, 5, 4), "float64", 3, 4, 2),
+    (POOLED, (2, 5, 4), "float64", 3, 4, 2),
+    (Sequential(Dense(), Erf(), Dense()), (6,), "float64", 3, 4, 2),
+]
+LARGE = [
+    (net, (1, 28, 28), dtype, 40, 70, None)
+    for net in (zoo.resnet(32), zoo.convnet(), POOLED)
+    for dtype in ("float32", "float64")
+]
+
+
 @pytest.mark.parametrize(
-    ("net", "shape", "dtype", "n", "m", "tile"),
+    ("on", "net", "shape", "dtype", "n", "m", "tile"),
     [
-        (SMALL, (2, 5, 4), "float64", 3, 4, 2),
-        (POOLED, (2, 5, 4), "float64", 3, 4, 2),
-        (Sequential(Dense(), Erf(), Dense()), (6,), "float64", 3, 4, 2),
-        *(
-            pytest.param(net, (1, 28, 28), dtype, 40, 70, None, marks=[pytest.mark.gpu])
-            for net in (zoo.resnet(32), zoo.convnet(), POOLED)
-            for dtype in ("float32", "float64")
-        ),
+        *(pytest.param("fake", *case, marks=needs_compiler) for case in WITH_CPU),
+        *(pytest.param("card", *case, marks=pytest.mark.gpu) for case in (*WITH_CPU, *LARGE)),
     ],
+    indirect=["on"],
 )
 def test_gradients_are_those_of_the_cpu(
     on: str, net: Network, shape: tuple[int, ...], dtype: str, n: int, m: int, tile: int | None
