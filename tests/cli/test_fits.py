@@ -308,7 +308,7 @@ def test_photographs_start_to_finish(tmp_path: Path, command: Command, refused: 
     assert "broken.png is not a readable image" in refused(words)
     said = command(f"{words} --skip-bad --json")
     assert "24 images of 24 brought to 10 × 12; " in said.err
-    assert "left out 1 file of other kinds: 1 .txt; left out 1 image that cannot be read" in said.err
+    assert "left out 2 files: 1 .txt, 1 not readable" in said.err
     found = said.json
     assert len(found["notes"]) == 3  # the size, the test set, what was left out
     with table.open(newline="") as file:

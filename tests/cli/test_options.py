@@ -100,7 +100,7 @@ def test_commands_take_the_options_that_they_advise(name: str, tmp_path: Path, c
     assert "leave it out with skip_bad=True (--skip-bad)" in command(words, 1).err
     printed = command(f"{words} --skip-bad").out
     assert "padded with black" in printed
-    assert "left out 1 image that cannot be read" in printed
+    assert "left out 1 file: 1 not readable" in printed
 
 
 def test_gram_of_a_folder_is_of_all_its_pictures(tmp_path: Path, command: Command) -> None:

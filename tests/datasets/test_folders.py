@@ -153,12 +153,12 @@ def test_what_is_left_out_is_counted_by_kind(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     Image.new("L", (8, 8)).save(tmp_path / "loose.png")
     assert datasets.load(tmp_path, whole=True).notes == (
-        "left out 4 files of other kinds: 2 .txt, 1 hidden, 1 without a suffix; left out 1 image outside of the class "
-        "folders; folders without images, or not used: empty",
+        "left out 5 files: 2 .txt, 1 hidden, 1 outside of the class folders, 1 without a suffix; folders without "
+        "images, or not used: empty",
     )
     (tmp_path / "only" / "films").mkdir(parents=True)
     (tmp_path / "only" / "films" / "a.mp4").write_text("hello")
-    with pytest.raises(DatasetError, match=r"no sub-folders with images; .*left out 1 file of other kinds: 1 \.mp4"):
+    with pytest.raises(DatasetError, match=r"no sub-folders with images; .*left out 1 file: 1 \.mp4"):
         datasets.load(tmp_path / "only")
 
 
@@ -180,7 +180,7 @@ def test_all_bad_files_are_listed_at_once_or_left_out(tmp_path: Path) -> None:
     data = datasets.load(tmp_path, skip_bad=True)
     assert data.notes == (
         "10 images of 10 brought to 64 × 32 (the commonest size, at most 64 a side)",
-        "left out 2 images that cannot be read",
+        "left out 2 files: 2 not readable",
         kept(2, 10),
     )
     for file in (tmp_path / "cat").iterdir():
@@ -262,31 +262,10 @@ def test_pictures_that_all_differ_are_not_enlarged_and_may_stand_or_lie(tmp_path
     assert datasets.load(tmp_path).image_shape == (1, 22, 22)
 
 
-@pytest.mark.parametrize("size", [16, (8, 12), "8x12", "9", "7×5"])
-def test_sizes(size: Any) -> None:
-    assert images.check_size(size) == {16: (16, 16), "9": (9, 9), "7×5": (7, 5)}.get(size, (8, 12))
-
-
-@pytest.mark.parametrize("size", [0, "8x", "axb", "1x2x3", (0, 4), 2.5, True])
+@pytest.mark.parametrize("size", [0, "8x8", (1, 2, 3), (0, 4), 2.5, True])
 def test_sizes_that_are_none(size: Any) -> None:
-    with pytest.raises(DatasetError, match="expected a height and a width such as 48x64"):
+    with pytest.raises(DatasetError, match="expected a height and a width such as"):
         images.check_size(size)
-
-
-@pytest.mark.parametrize("suffix", ["png", "tif"])
-def test_12_bits_in_files_of_16_are_said_to_come_out_dark(tmp_path: Path, suffix: str) -> None:
-    for largest in (4095, 65535):
-        for name in ("a", "b"):
-            (tmp_path / name).mkdir(exist_ok=True)
-            for i in range(3):
-                deep = RNG.integers(0, largest + 1, (8, 8)).astype(np.uint16)
-                deep[0, 0] = largest if i else largest // 2
-                Image.fromarray(deep).save(tmp_path / name / f"{i}.{suffix}")
-        dark = (
-            "the largest value of 6 images with 16 bits is 4,095 of 65,535, as of 12-bit data, so that they come out "
-            "nearly black; multiply their values by 16 and save them again, also those that are predicted later",
-        )
-        assert datasets.load(tmp_path, whole=True).notes == (dark if largest == 4095 else ())
 
 
 def test_images_of_folders_and_files(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from scipy import fft, linalg
 from scipy.ndimage import gaussian_filter
 
 from cnngp.common.arrays import DataError
-from cnngp.datasets.augmentation import flipped
+from cnngp.datasets.augmentation import shifted
 from cnngp.datasets.preparation import (
     NAMED,
     Chain,
@@ -90,7 +90,7 @@ def test_bad_images_are_refused() -> None:
         (lambda: normalised(np.zeros((5, 7))), "expected images"),
         (lambda: normalised(np.full((1, 3, 2, 2), np.nan)), "NaN or infinity"),
         (lambda: normalised(X.astype(str)), "X has type <U32; expected real numbers"),
-        (lambda: flipped(X, [1, 2]), "5 images but 2 labels"),
+        (lambda: shifted(X, [1, 2]), "5 images but 2 labels"),
         (lambda: prepare(X, "white"), "preparation='white' is not one of 'plain'"),
         (lambda: Zca().set_output(transform="pandas"), "Zca: transform='pandas': images have several axes and cannot"),
     ):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import io
-import re
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -39,11 +38,8 @@ MAX_PIXELS = 40_000_000
 _ORIENTATION = 0x0112
 _TURNED = (5, 6, 7, 8)  # by a quarter, so that height and width change places
 _GREY = ("1", "L", "LA", "I", "I;16", "I;16B", "F")
-_END_OF_JPEG = b"\xff\xd9"
 _PILLOWS_LIMIT = threading.Lock()
 _LARGEST = 64
-# Of 16: with this many bits or fewer, the brightest pixel of all is at most a sixteenth of white.
-_DARK_BITS = 12
 # Names of files, and labels, that one message lists.
 _LISTED, _LABELS_LISTED = 50, 5
 # In float32: an image in the order of its file and again in a mixed order.
@@ -82,26 +78,16 @@ def read_image(
     source: str | Path | bytes, shape: Sequence[int], aspect: Aspect = "squash", max_pixels: int = MAX_PIXELS
 ) -> NDArray[np.uint8]:
     """One image file, or its content, as (C, H, W) bytes of the given shape; C is 1 (grey) or 3 (colour)."""
-    return read_deep_image(source, shape, aspect, max_pixels)[0]
-
-
-def read_deep_image(
-    source: str | Path | bytes, shape: Sequence[int], aspect: Aspect = "squash", max_pixels: int = MAX_PIXELS
-) -> tuple[NDArray[np.uint8], int | None]:
-    """`read_image`, and the largest value of a file that has 16 bits for one; None for other files."""
     channels, height, width = shape
     if channels not in (1, 3):
         raise DatasetError(f"{_name(source)}: image files have 1 or 3 channels, but the model takes {channels}")
     with _opened(source, max_pixels) as image:
-        image.load()
-        _check_whole(image, source)
-        largest = int(np.asarray(image).max(initial=0)) if image.mode.startswith("I") else None
         shown = _eight_bits(ImageOps.exif_transpose(image)).convert("L" if channels == 1 else "RGB")
         if shown.size != (width, height) and aspect == "pad":
             shown = ImageOps.pad(shown, (width, height), Image.Resampling.BILINEAR)
         elif shown.size != (width, height):
             shown = shown.resize((width, height), Image.Resampling.BILINEAR)
-        return as_shown(shown), largest
+        return as_shown(shown)
 
 
 def as_shown(image: Image.Image) -> NDArray[np.uint8]:
@@ -113,18 +99,13 @@ def as_shown(image: Image.Image) -> NDArray[np.uint8]:
 def check_size(size: Any) -> tuple[int, int]:
     """`size=` of a user as (height, width).
 
-    >>> check_size(32), check_size("48x64")
+    >>> check_size(32), check_size((48, 64))
     ((32, 32), (48, 64))
     """
-    parts: Any = size
-    if isinstance(size, str):
-        words = re.split(r"[x×,]", size.strip())
-        parts = [int(word) if word.strip().isdecimal() else word for word in words]
-    elif not isinstance(size, (tuple, list)):
-        parts = [size]
-    pair = list(parts) * 2 if len(parts) == 1 else list(parts)
+    pair = list(size) if isinstance(size, tuple | list) else [size]
+    pair = pair * 2 if len(pair) == 1 else pair
     if len(pair) != 2 or not all(is_whole(n, least=1) for n in pair):
-        raise DatasetError(f"size={size!r}: expected a height and a width such as 48x64, or one number for both")
+        raise DatasetError(f"size={size!r}: expected a height and a width such as (48, 64), or one number for both")
     return int(pair[0]), int(pair[1])
 
 
@@ -173,20 +154,6 @@ def _open(source: str | Path | bytes) -> Image.Image:
             Image.MAX_IMAGE_PIXELS = limit
 
 
-def _check_whole(image: Image.Image, source: str | Path | bytes) -> None:
-    """Refuse a JPEG that ends before its last row and has the mark of its end all the same, which Pillow fills with
-    grey. Bytes before the mark change nothing behind the last row, and are read before it; few are read twice."""
-    width, height = image.size
-    last = image.crop((max(width - 4, 0), height - 1, width, height))
-    if image.format != "JPEG" or any(low != high for low, high in np.reshape(last.getextrema(), (-1, 2))):
-        return
-    jpeg = source if isinstance(source, bytes) else Path(source).read_bytes()
-    end = jpeg.rfind(_END_OF_JPEG)
-    with _open(jpeg[:end] + 64 * b"\x5a\xa5\x33\xcc" + jpeg[end:]) as longer:
-        if longer.tobytes() != image.tobytes():
-            raise ValueError("it is cut short: its last rows are missing")
-
-
 def _eight_bits(image: Any) -> Any:
     """What a viewer shows: transparency over white; 16 bits and fractions scaled to 8, where Pillow would cut."""
     if image.mode.startswith("I"):
@@ -222,8 +189,7 @@ class Reader:
         self.root, self._aspect, self._skip_bad, self._max_pixels = root, aspect, skip_bad, max_pixels
         self._shape = None if size is None else (0, *check_size(size))  # channels as the files have them
         self._said: list[str] = []
-        self._skipped: Counter[str] = Counter()
-        self._outside = self._bad = 0
+        self._left: Counter[str] = Counter()
 
     def dataset(self, name: str, parts: dict[str, Part], where: Path, whole: bool) -> Dataset:
         """The set of parts whose images, or pictures of features, are files, in a mixed order."""
@@ -250,23 +216,23 @@ class Reader:
     def skip(self, file: Path, outside: bool = False) -> None:
         """Count a file that is not read, by its kind; `outside` of the folders of classes an image is one too."""
         if file.name.startswith("."):
-            self._skipped["hidden"] += 1
+            kind = "hidden"
         elif not is_regular(file):
-            self._skipped["not regular files"] += 1
-        elif outside and is_image(file):
-            self._outside += 1
+            kind = "not regular"
         else:
-            self._skipped[file.suffix.lower() or "without a suffix"] += 1
+            kind = (
+                "outside of the class folders"
+                if outside and is_image(file)
+                else file.suffix.lower() or "without a suffix"
+            )
+        self._left[kind] += 1
 
     def account(self) -> str:
         """What was left out; empty where nothing was."""
-        told, total = [], self._skipped.total()
+        told, total = [], self._left.total()
         if total:
-            kinds = ", ".join(f"{n:,} {kind}" for kind, n in sorted(self._skipped.items()))
-            told.append(f"left out {total:,} {'file' if total == 1 else 'files'} of other kinds: {kinds}")
-        for n, why in ((self._outside, "outside of the class folders"), (self._bad, "that cannot be read")):
-            if n:
-                told.append(f"left out {_images(n)} {why}")
+            kinds = ", ".join(f"{n:,} {kind}" for kind, n in sorted(self._left.items()))
+            told.append(f"left out {total:,} {'file' if total == 1 else 'files'}: {kinds}")
         if self.unused:
             told.append(f"folders without images, or not used: {', '.join(self.unused)}")
         return "; ".join(told)
@@ -277,7 +243,7 @@ class Reader:
         The first files choose the number of channels, and a size where none was asked for.
         """
         first, why, count = self._shape is None or not self._shape[0], "", len(files)
-        if self._shape is not None:
+        if self._shape is not None:  # before the first of them is opened
             _check_memory(count, self._shape)
         bad: list[DatasetError] = []
         heads: dict[int, Head] = {}
@@ -294,28 +260,26 @@ class Reader:
         _check_memory(len(heads), self._shape)
         X = np.empty((len(heads), *self._shape), np.float32)
         kept: list[int] = []
-        deepest: list[int] = []
         with progress_bar(len(heads), "reading", "image") as bar:
             for i in heads:
                 try:
-                    X[len(kept)], largest = read_deep_image(files[i], self._shape, self._aspect, self._max_pixels)
+                    X[len(kept)] = read_image(files[i], self._shape, self._aspect, self._max_pixels)
                     kept.append(i)
-                    deepest += [] if largest is None else [largest]
                 except DatasetError as error:
                     bad.append(error)
                 bar.update()
         X = X[: len(kept)]  # the rest, of files that cannot be read, was never written
         X /= np.float32(255.0)
-        self._bad += len(bad)
+        if bad:
+            self._left["not readable"] += len(bad)
         if bad and not self._skip_bad:
             raise DatasetError(_told_at_once(bad, count, where))
         if first:
-            self._say_how([heads[i] for i in kept], why, deepest)
+            self._say_how([heads[i] for i in kept], why)
         return X, np.array(kept, dtype=np.intp)
 
-    def _say_how(self, heads: list[Head], why: str, deepest: list[int]) -> None:
-        """How images of other sizes were brought to this one; and that 12 bits in files of 16, as cameras write them,
-        come out nearly black, here as in viewers."""
+    def _say_how(self, heads: list[Head], why: str) -> None:
+        """How images of other sizes were brought to this one."""
         assert self._shape is not None
         _, height, width = self._shape
         others = [h for h in heads if (h.height, h.width) != (height, width)]
@@ -326,13 +290,6 @@ class Reader:
             pad = self._aspect == "pad"
             how = "padded with black" if pad else "squashed; aspect='pad' (--aspect pad) keeps theirs"
             self._said.append(f"{told}; {bent:,} of another aspect ratio {how}" if bent else told)
-        bits = max(deepest, default=0).bit_length()
-        if 0 < bits <= _DARK_BITS:
-            self._said.append(
-                f"the largest value of {_images(len(deepest))} with 16 bits is {max(deepest):,} of 65,535, as of "
-                f"{bits}-bit data, so that they come out nearly black; multiply their values by {2 ** (16 - bits):,} "
-                "and save them again, also those that are predicted later"
-            )
 
 
 def _check_memory(count: int, shape: tuple[int, ...]) -> None:
