@@ -89,7 +89,7 @@ def test_half_a_line_of_a_process_that_was_killed_is_taken_away(tmp_path: Path) 
         ({"dtype": "float16"}, ValueError, "dtype='float16'"),
         ({"scheduler": "tcp://nowhere:1", "processes": 2}, ValueError, "processes=2 with a scheduler"),
         ({"sampler": "grid"}, ValueError, "sampler='grid': expected one of 'random', 'tpe'"),
-        ({"scheduler": "nowhere"}, RuntimeError, "scheduler 'nowhere': expected the address of a Dask scheduler"),
+        ({"scheduler": "nowhere:x"}, RuntimeError, "nowhere:x: no Dask scheduler answers within"),
         (
             {"data": (DIGITS.X, DIGITS.y)},
             DatasetError,

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -165,7 +166,7 @@ def _scorer(processes: int, scheduler: Any) -> Iterator[Scorer]:
             scheduler = stack.enter_context(connect(scheduler))
         cluster = Cluster(scheduler)
         cluster.fit()  # one line where it has no workers, before a study is made
-        yield lambda networks, problem: (done for done in cluster.results(outcome, networks, problem) if done)
+        yield partial(cluster.results, outcome)
 
 
 def _draw(study: Study, scored: Scorer, space: Space, problem: Problem, draws: int, progress: bool) -> None:
