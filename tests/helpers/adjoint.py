@@ -13,7 +13,6 @@ part.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -47,7 +46,7 @@ from cnngp.network.layers import (
 from cnngp.network.reference import Array, Covariances, Maps, begin, nonlinearity, propagate
 from cnngp.network.reference.covariances import equal_locations
 from cnngp.network.reference.formulas import correlation
-from cnngp.network.reference.linear import NUMPY_PADDING, fan_in_scale, pads_of, per_axis, pool_means
+from cnngp.network.reference.linear import fan_in_scale, pool_means, reads_of, taps, transposed_reads
 from cnngp.network.walk import inside, name_of, parameters
 from helpers.derivatives import by_covariance, by_own_variance, by_variance
 
@@ -149,10 +148,8 @@ def transposed(
 
     def one(g: Array, v: Array) -> Array:
         match net:
-            case Conv():
-                return _of_convolution(net, g, v.shape, V.axes)
-            case ConvTranspose():
-                return _of_transposed(net, g, v.shape, V.axes)
+            case Conv() | ConvTranspose():
+                return _of_weights(net, g, v.shape, V.axes)
             case Dense():
                 return _of_dense(g, v.shape, V)
             case AvgPool():
@@ -168,41 +165,15 @@ def transposed(
     return Covariances(one(G.xz, V.xz), one(G.xx, V.xx), one(G.zz, V.zz), V.full)
 
 
-def _of_convolution(net: Conv, g: Array, shape: tuple[int, ...], axes: int) -> Array:
-    """Each output gives to the places of its patch; what fell into padding goes to the place that it copied."""
-    copies = (len(shape) - 2) // max(axes, 1)
-    k, stride, dilation = (per_axis(v, axes) for v in (net.kernel_size, net.stride, net.dilation))
-    pads = pads_of(net, axes) * copies
-    padded = np.zeros((*shape[:2], *(n + sum(pad) for n, pad in zip(shape[2:], pads, strict=True))))
-    for tap in itertools.product(*map(range, k)):
-        window: Any = [
-            slice(t * dilation[a], t * dilation[a] + stride[a] * (g.shape[2 + a] - 1) + 1, stride[a])
-            for a, t in enumerate(tap)
-        ]
-        padded[..., *window * copies] += g
-    for axis, pad in enumerate(pads):
-        n = shape[2 + axis]
-        copied = np.pad(np.eye(n), [pad, (0, 0)], mode=NUMPY_PADDING[net.padding_mode])  # type: ignore[call-overload]
-        padded = np.moveaxis(np.tensordot(padded, copied, axes=(2 + axis, 0)), -1, 2 + axis)
-    return fan_in_scale(net, axes) * padded
-
-
-def _of_transposed(net: ConvTranspose, g: Array, shape: tuple[int, ...], axes: int) -> Array:
-    """Each input collects from the outputs that it gave to: a convolution."""
-    copies = (len(shape) - 2) // max(axes, 1)
-    k, stride, dilation = (per_axis(v, axes) for v in (net.kernel_size, net.stride, net.dilation))
-    pads, size, out = pads_of(net, axes), shape[2 : 2 + axes], g.shape[2 : 2 + axes]
-    ends = [max((size[a] - 1) * stride[a] + dilation[a] * (k[a] - 1) + 1, pads[a][0] + out[a]) for a in range(axes)]
-    padded = np.zeros((*shape[:2], *ends * copies))
-    inside: Any = [slice(pads[a][0], pads[a][0] + out[a]) for a in range(axes)]
-    padded[..., *inside * copies] = g
-    total = np.zeros(shape)
-    for tap in itertools.product(*map(range, k)):
-        patch: Any = [
-            slice(t * dilation[a], t * dilation[a] + stride[a] * (size[a] - 1) + 1, stride[a])
-            for a, t in enumerate(tap)
-        ]
-        total += padded[..., *patch * copies]
+def _of_weights(net: Conv | ConvTranspose, g: Array, shape: tuple[int, ...], axes: int) -> Array:
+    """What each place of the input has given to outputs comes back from them."""
+    copies, size, total = (len(shape) - 2) // axes, shape[2 : 2 + axes], np.zeros(shape)
+    reads = reads_of(net, size) if isinstance(net, Conv) else transposed_reads(net, size)[1]
+    for windows, places in taps(reads, copies):
+        if isinstance(net, Conv):
+            np.add.at(total, places, g[windows])  # in padding that copies, a place stands several times
+        else:
+            total[windows] += g[places]
     return fan_in_scale(net, axes) * total
 
 

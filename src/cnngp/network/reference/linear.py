@@ -8,9 +8,19 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..layers import AvgPool, Conv, ConvTranspose, Dense, NetworkError
 from .covariances import Array, equal_locations
+
+Reads = list[NDArray[np.int64]]
+"""Along each axis the input that window m reads by element t of the filter, (t, m); −1 in zero padding."""
+_PADDING: dict[str, dict[str, Any]] = {
+    "zeros": {"mode": "constant", "constant_values": -1},
+    "circular": {"mode": "wrap"},
+    "reflect": {"mode": "reflect"},
+    "replicate": {"mode": "edge"},
+}
 
 
 def per_axis(value: int | tuple[int, ...], axes: int) -> tuple[int, ...]:
@@ -19,17 +29,12 @@ def per_axis(value: int | tuple[int, ...], axes: int) -> tuple[int, ...]:
 
 def pads_of(layer: Conv | ConvTranspose, axes: int) -> list[tuple[int, int]]:
     if layer.padding == "same":
-        reach = [
-            d * (k - 1) for k, d in zip(per_axis(layer.kernel_size, axes), per_axis(layer.dilation, axes), strict=True)
-        ]
-        return [(r // 2, r - r // 2) for r in reach]
+        k, dilation = per_axis(layer.kernel_size, axes), per_axis(layer.dilation, axes)
+        return [(d * (n - 1) // 2, d * (n - 1) - d * (n - 1) // 2) for n, d in zip(k, dilation, strict=True)]
     if layer.padding == "valid":
         return [(0, 0)] * axes
     entries = layer.padding if isinstance(layer.padding, tuple) else (layer.padding,) * axes
     return [(p, p) if isinstance(p, int) else p for p in entries]
-
-
-NUMPY_PADDING = {"zeros": "constant", "circular": "wrap", "reflect": "reflect", "replicate": "edge"}
 
 
 def fan_in_scale(layer: Conv | ConvTranspose, axes: int) -> float:
@@ -41,63 +46,59 @@ def check_fits(layer: Conv | ConvTranspose | AvgPool, outputs: Sequence[int], si
         raise NetworkError(f"{layer!r} does not fit {' × '.join(map(str, size))} locations; use larger images")
 
 
-def _taps(
-    first: list[int],
-    stride: tuple[int, ...],
-    dilation: tuple[int, ...],
-    k: tuple[int, ...],
-    count: tuple[int, ...],
-    size: tuple[int, ...],
-    copies: int,
-) -> Iterator[tuple[Any, Any]]:
-    """For every element of a filter the windows that meet the map and the places they read, as indices of V.
+def reads_of(layer: Conv | ConvTranspose, size: tuple[int, ...]) -> Reads:
+    """What the windows of a convolution over maps of this size read."""
+    axes = len(size)
+    k, stride, dilation = (per_axis(v, axes) for v in (layer.kernel_size, layer.stride, layer.dilation))
+    reads = []
+    for axis, (n, pad) in enumerate(zip(size, pads_of(layer, axes), strict=True)):
+        places = np.pad(np.arange(n), pad, **_PADDING[layer.padding_mode])
+        starts = np.arange(0, len(places) - dilation[axis] * (k[axis] - 1), stride[axis])
+        reads.append(places[starts + dilation[axis] * np.arange(k[axis])[:, None]])
+    return reads
 
-    Along an axis, window m < count reads first + m·stride + t·dilation, t < k, of `size` places.
-    """
-    along = []
-    for axis in range(len(k)):
-        s, found = stride[axis], []
-        for start in range(first[axis], first[axis] + k[axis] * dilation[axis], dilation[axis]):
-            low, high = max(0, -(start // s)), min(count[axis] - 1, (size[axis] - 1 - start) // s)
-            if low <= high:
-                found.append((slice(low, high + 1), slice(start + low * s, start + high * s + 1, s)))
-        along.append(found)
+
+def taps(reads: Reads, copies: int) -> Iterator[tuple[Any, Any]]:
+    """For every element of a filter the windows that meet the map and the places they read, as indices of V."""
+    along = [[(np.flatnonzero(row >= 0), row[row >= 0]) for row in axis if (row >= 0).any()] for axis in reads]
     for tap in itertools.product(*along):
-        windows, places = ([pair[i] for pair in tap] * copies for i in (0, 1))
+        windows, places = (np.ix_(*[pair[i] for pair in tap] * copies) for i in (0, 1))
         yield (..., *windows), (..., *places)
 
 
 def convolution(layer: Conv, V: Array, axes: int) -> Array:
     """K_μ = bias_var + weight_var · s · Σ_{ν ∈ patch(μ)} V_ν; of two locations, with the same offset from both."""
-    copies = (V.ndim - 2) // max(axes, 1)
-    k, stride, dilation = (per_axis(v, axes) for v in (layer.kernel_size, layer.stride, layer.dilation))
-    pads, size = pads_of(layer, axes), V.shape[2 : 2 + axes]
-    out = tuple((size[a] + sum(pads[a]) - dilation[a] * (k[a] - 1) - 1) // stride[a] + 1 for a in range(axes))
+    copies, size = (V.ndim - 2) // max(axes, 1), V.shape[2 : 2 + axes]
+    reads = reads_of(layer, size)
+    out = tuple(read.shape[1] for read in reads)
     check_fits(layer, out, size)
-    if layer.padding_mode != "zeros":  # zeros are left out: of two locations there would be many
-        V = np.pad(V, [(0, 0), (0, 0), *pads * copies], mode=NUMPY_PADDING[layer.padding_mode])  # type: ignore[call-overload]
-        pads, size = [(0, 0)] * axes, V.shape[2 : 2 + axes]
     total = np.zeros(V.shape[:2] + out * copies)
-    for windows, places in _taps([-before for before, _ in pads], stride, dilation, k, out, size, copies):
+    for windows, places in taps(reads, copies):
         total[windows] += V[places]
     return layer.bias_var + layer.weight_var * fan_in_scale(layer, axes) * total
+
+
+def transposed_reads(layer: ConvTranspose, size: tuple[int, ...]) -> tuple[tuple[int, ...], Reads]:
+    """The size of the output, and what the windows of the convolution over it read that is transposed."""
+    axes = len(size)
+    k, stride, dilation, extra = (
+        per_axis(v, axes) for v in (layer.kernel_size, layer.stride, layer.dilation, layer.output_padding)
+    )
+    if layer.padding == "same":
+        out = tuple(n * s for n, s in zip(size, stride, strict=True))
+    else:
+        pads, reach = pads_of(layer, axes), [d * (n - 1) + 1 for d, n in zip(dilation, k, strict=True)]
+        out = tuple((size[a] - 1) * stride[a] - sum(pads[a]) + reach[a] + extra[a] for a in range(axes))
+    check_fits(layer, out, size)
+    return out, [read[:, :n] for read, n in zip(reads_of(layer, out), size, strict=True)]
 
 
 def transposed_convolution(layer: ConvTranspose, V: Array, axes: int) -> Array:
     """K_μ = bias_var + weight_var · s · Σ_{m: μ ∈ patch(m)} V_m, the adjoint of `convolution`."""
     copies = (V.ndim - 2) // max(axes, 1)
-    k, stride, dilation, extra = (
-        per_axis(v, axes) for v in (layer.kernel_size, layer.stride, layer.dilation, layer.output_padding)
-    )
-    pads, size = pads_of(layer, axes), V.shape[2 : 2 + axes]
-    if layer.padding == "same":
-        out = tuple(n * s for n, s in zip(size, stride, strict=True))
-    else:
-        reach = [d * (n - 1) + 1 for d, n in zip(dilation, k, strict=True)]
-        out = tuple((size[a] - 1) * stride[a] - sum(pads[a]) + reach[a] + extra[a] for a in range(axes))
-    check_fits(layer, out, size)
+    out, reads = transposed_reads(layer, V.shape[2 : 2 + axes])
     total = np.zeros(V.shape[:2] + out * copies)
-    for windows, places in _taps([-before for before, _ in pads], stride, dilation, k, size, out, copies):
+    for windows, places in taps(reads, copies):
         total[places] += V[windows]
     return layer.bias_var + layer.weight_var * fan_in_scale(layer, axes) * total
 
