@@ -1,9 +1,9 @@
-"""Kernels with pools by plain matrices: the covariance of every two locations, a matrix for each filter element.
+"""The kernel of one pair of images by plain matrices: the covariance of every two locations, layer by layer.
 
 With Σ the (locations × locations) covariance and S_t the matrix that moves each output location to the input location
 which filter element t reads, a convolution is Σ' = bias_var + weight_var · s · Σ_t S_t Σ S_tᵀ, a pool with the matrix M
 of its means is M Σ Mᵀ, and a Dense layer is the mean of the diagonal. It shares nothing with the package but the
-description of the layers, and with the loop oracle only the geometry of one axis and the formulas.
+description of the layers: what the reference is tested against.
 """
 
 from __future__ import annotations
@@ -13,9 +13,81 @@ import math
 
 import numpy as np
 
-from cnngp import AvgPool, Conv, ConvTranspose, Dense, GlobalAvgPool, Identity, Sequential, Sum
+from cnngp import (
+    GELU,
+    Abs,
+    AvgPool,
+    Conv,
+    ConvTranspose,
+    Cos,
+    Dense,
+    Erf,
+    GlobalAvgPool,
+    Identity,
+    LayerNorm,
+    LeakyReLU,
+    NormalizedExp,
+    Rbf,
+    ReLU,
+    Sequential,
+    Sign,
+    Sin,
+    SquaredReLU,
+    Step,
+    Sum,
+)
 
-from .loop_oracle import conv_size, copied_location, each, fan_in_scale, formula, locations, pads, transposed_size
+
+def each(value, axes):
+    return value if isinstance(value, tuple) else (value,) * axes
+
+
+def pads(layer, axes):
+    """(before, after) of each axis; "same" pads dilation·(k − 1) in all, the smaller half before."""
+    if layer.padding == "same":
+        both = [d * (k - 1) for d, k in zip(each(layer.dilation, axes), each(layer.kernel_size, axes), strict=True)]
+        return [(b // 2, b - b // 2) for b in both]
+    if layer.padding == "valid":
+        return [(0, 0)] * axes
+    return [(p, p) if isinstance(p, int) else p for p in each(layer.padding, axes)]
+
+
+def copied_location(nu, n, mode):
+    """Which location of an axis of n the padded location nu copies; None for zero padding."""
+    if 0 <= nu < n:
+        return nu
+    match mode:
+        case "zeros":
+            return None
+        case "replicate":
+            return 0 if nu < 0 else n - 1
+        case "circular":
+            return nu + n if nu < 0 else nu - n
+        case "reflect":
+            return -nu if nu < 0 else 2 * n - 2 - nu
+
+
+def conv_size(layer, size):
+    axes = len(size)
+    k, s, d = (each(v, axes) for v in (layer.kernel_size, layer.stride, layer.dilation))
+    return tuple((size[a] + sum(pads(layer, axes)[a]) - d[a] * (k[a] - 1) - 1) // s[a] + 1 for a in range(axes))
+
+
+def transposed_size(layer, size):
+    axes = len(size)
+    k, s, d, extra = (each(v, axes) for v in (layer.kernel_size, layer.stride, layer.dilation, layer.output_padding))
+    if layer.padding == "same":
+        return tuple(n * s[a] for a, n in enumerate(size))
+    border = [sum(pair) for pair in pads(layer, axes)]
+    return tuple((size[a] - 1) * s[a] - border[a] + d[a] * (k[a] - 1) + extra[a] + 1 for a in range(axes))
+
+
+def locations(size):
+    return itertools.product(*map(range, size))
+
+
+def fan_in_scale(layer, axes):
+    return 1.0 / math.prod(each(layer.kernel_size, axes)) if layer.fan_in == "patch" else 1.0
 
 
 def tap_matrices(layer, size):
@@ -52,6 +124,50 @@ def mean_matrix(layer, size):
     return M, tuple(out)
 
 
+def formula(layer, K, K1, K2, same):
+    """V of section "The mathematics" for one pair of locations; `same` says that both are one."""
+    p = math.sqrt(K1) * math.sqrt(K2)
+    cosine = 0.0 if p == 0 else 1.0 if same else min(1.0, max(-1.0, K / p))
+    theta = math.acos(cosine)
+    A = p / (2 * math.pi) * (math.sin(theta) + (math.pi - theta) * cosine)
+    m = (K1 + K2) / 2
+    match layer:
+        case ReLU(gain):
+            return gain**2 * A
+        case LeakyReLU(a):
+            return (1 - a) ** 2 * A + a * K
+        case Abs():
+            return 4 * A - K
+        case Step():
+            if p == 0:
+                return 0.0
+            return 0.5 if same else (math.pi - theta) / (2 * math.pi)
+        case Erf():
+            return 2 / math.pi * math.asin(2 * K / math.sqrt((1 + 2 * K1) * (1 + 2 * K2)))
+        case Sin():
+            return (math.exp(K - m) - math.exp(-K - m)) / 2
+        case Cos():
+            return (math.exp(K - m) + math.exp(-K - m)) / 2
+        case Rbf(gamma):
+            return math.exp(-gamma * (K1 + K2 - 2 * K))
+        case NormalizedExp(gamma):
+            return p * math.exp(gamma * (cosine - 1))
+        case LayerNorm(_, eps):
+            return K / math.sqrt((K1 + eps) * (K2 + eps)) if eps or p else 0.0
+        case Sign():
+            return 2 / math.pi * math.asin(cosine)
+        case SquaredReLU():
+            bend = 3 * math.sin(theta) * cosine + (math.pi - theta) * (1 + 2 * cosine**2)
+            return K1 * K2 / (2 * math.pi) * bend
+        case GELU():
+            # Stein's lemma twice on E[uΦ(u) vΦ(v)], with E[ΦΦ] and E[φφ] of the Gaussian with covariance I + Σ.
+            B1, B2 = 1 + K1, 1 + K2
+            both_cdf = 0.25 + math.asin(K / math.sqrt(B1 * B2)) / (2 * math.pi)
+            both_pdf = 1 / (2 * math.pi * math.sqrt(B1 * B2 - K * K))
+            return K * both_cdf + both_pdf * (K1 * K2 + K * K * (1 / B1 + 1 / B2 - 1))
+    raise AssertionError(layer)
+
+
 def walk(net, maps, size):
     """The covariances (X, X'), (X, X) and (X', X') of all locations after a network."""
     match net:
@@ -81,6 +197,10 @@ def walk(net, maps, size):
         case Sum():
             branches = [walk(branch, maps, size) for branch in net.branches]
             return [sum(V[i] for V, _ in branches) for i in range(3)], branches[0][1]
+        case LayerNorm("all", eps):
+            first, second = (np.trace(V) / len(V) + eps for V in maps[1:])
+            scales = first * second, first**2, second**2
+            return [V / math.sqrt(s) for V, s in zip(maps, scales, strict=True)], size
         case _:
             xz, xx, zz = maps
 

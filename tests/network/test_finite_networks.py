@@ -26,7 +26,7 @@ from cnngp import (
     Sum,
 )
 from cnngp.network import Network, reference
-from helpers.loop_oracle import each, fan_in_scale, pads
+from helpers.matrix_oracle import each, fan_in_scale, pads
 
 torch = pytest.importorskip("torch")
 F = torch.nn.functional

@@ -1,4 +1,4 @@
-"""Sizes: the table a person reads, PyTorch's output sizes, and what is refused once the input shape is known."""
+"""Sizes and sheets: the table a person reads, PyTorch's output sizes, and what is refused once the shape is known."""
 
 from __future__ import annotations
 
@@ -7,22 +7,31 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from cnngp import AvgPool, Conv, ConvTranspose, Dense, Identity, Kernel, NetworkError, ReLU, Sequential, Sum
-from cnngp.network import reference, shapes
+from cnngp import (
+    AvgPool,
+    Conv,
+    ConvTranspose,
+    Dense,
+    GlobalAvgPool,
+    Identity,
+    Kernel,
+    NetworkError,
+    ReLU,
+    Sequential,
+    Sum,
+)
+from cnngp.network import Network, reference, shapes
 from cnngp.network.geometry import AxisSum, Window
+from cnngp.network.placed import placed
 from helpers.examples import examples
 from helpers.networks import convolutions, networks_with_shapes, transposed
+
+C, R = Conv(3), ReLU()
+LENET = Sequential(C, R, AvgPool(2), C, R, AvgPool(2), Dense())
 
 
 def output(layer, *size: int) -> tuple[int, ...]:
     return layer.shapes((1, *size)).output
-
-
-def refused(message: str):
-    return pytest.raises(NetworkError, match=message)
-
-
-# ---- the table -----------------------------------------------------------------------------------------------------
 
 
 def test_the_table_names_every_layer_its_output_and_its_cost():
@@ -44,6 +53,11 @@ def test_the_table_names_every_layer_its_output_and_its_cost():
     assert table.output == ()
     assert table.cost == sum(row.cost for row in table) == 848
     assert str(Dense().shapes((5,))).splitlines()[2] == "(network)  Dense()          1                    1"
+    pooled = LENET.shapes((1, 28, 28))
+    assert "sheets" in str(pooled)
+    assert [row.sheets for row in pooled] == [49, 49, 49, 9, 9, 9, 1, 1]
+    cost = next(row.cost for row in pooled if row.place == "layers[1]")
+    assert cost == 15 * sum(28 - abs(d) for d in range(-3, 4)) ** 2
 
 
 # ---- sizes ---------------------------------------------------------------------------------------------------------
@@ -111,7 +125,7 @@ def test_the_table_agrees_with_the_maps_of_the_reference(drawn):
         assert maps.xz.shape[2:] == row.output
 
 
-# ---- one axis ------------------------------------------------------------------------------------------------------
+# ---- sums along one axis, and sheets -------------------------------------------------------------------------------
 
 
 @given(
@@ -149,6 +163,48 @@ def matrix(s: AxisSum) -> np.ndarray:
     return M
 
 
+STRIDED = Sequential(C, R, Conv(3, stride=2), R, GlobalAvgPool(), Dense())
+
+
+def test_each_layer_gives_the_displacements_that_are_asked_of_it():
+    for net, size, sheets, asked in (
+        (LENET, 28, [49, 49, 9, 9, 9, 1, 1], 49),
+        (Sequential(C, R, C, R, Dense()), 28, [1] * 5, 1),
+        (STRIDED, 8, [49, 49, 49, 49, 1, 1], 49),
+    ):
+        root = placed(net, (size, size))
+        assert [len(here.wanted) for here in root.walk()][:-1] == sheets
+        assert len(root.asked) == asked
+    assert {d[0] for d in placed(STRIDED, (8, 8)).asked} == {-6, -4, -2, 0, 2, 4, 6}
+
+
+@pytest.mark.parametrize(
+    ("net", "elements"),
+    [
+        (LENET, 35_456),
+        (Sequential(C, R, C, R, AvgPool(2), C, R, C, R, AvgPool(2), C, R, Dense()), 70_961),
+        (Sequential(C, R, C, R, *[Conv(3, stride=2), R, C, R] * 2, GlobalAvgPool(), Dense()), 100_842),
+    ],
+)
+def test_elements_are_those_of_the_sheets(net, elements):
+    """The counts of the design page, per pair of images."""
+    assert net.shapes((1, 28, 28)).elements == elements
+
+
+def test_pieces_of_sheets():
+    wide = shapes.convolution(Window(2, 3, 1, 4, 4, "zeros"), 3)
+    assert wide.out_size == 4
+    assert wide.pieces(3) == ()  # no common weight: the bias alone
+    halves = shapes.transposed_convolution(Window(2, 2, 1, 0, 0, "zeros"), 3, 6)
+    assert halves.pieces(1) == ()
+    assert [piece.d for piece in halves.pieces(2)] == [1]
+    inside = shapes.pool(Window(2, 2, 1, 1, 1, "zeros"), 4, count_include_pad=False).pieces(0)
+    assert {piece.weight for piece in inside} == {1.0, 4.0}
+    around = {piece.d: piece.sums for piece in shapes.convolution(Window(3, 1, 1, 1, 1, "circular"), 5).pieces(1)}
+    assert set(around) == {1, -4}  # circular sheets meet across the border
+    assert around[-4] == AxisSum(1, ((0,), (), (), (0,)))
+
+
 # ---- what is refused once sizes are known --------------------------------------------------------------------------
 
 
@@ -156,104 +212,75 @@ def matrix(s: AxisSum) -> np.ndarray:
     "shape", [(), (1, 2, 3, 4, 5), (0, 4, 4), (1, -4), (1.0, 4), "28", 28, None, (1, None), (1, "4")]
 )
 def test_an_input_shape_is_one_to_four_positive_integers(shape):
-    message = r"input_shape=.*: expected positive integers \(channels, height, width\)"
-    with refused(message):
+    with pytest.raises(NetworkError, match=r"input_shape=.*: expected positive integers \(channels, height, width\)"):
         Dense().shapes(shape)
     assert Dense().shapes(np.array([1, 4, 4])) == Dense().shapes([np.int64(1), 4, 4]) == Dense().shapes((1, 4, 4))
 
 
-def test_an_image_smaller_than_the_filter_is_refused():
-    spans = (
+WIDE = Sequential(Conv(3), Conv(5, padding="valid", dilation=2), Dense())
+STRIDED_BRANCH = Sequential(Conv(3), Sum(Identity(), Sequential(ReLU(), Conv(3, stride=2))), Dense())
+TOO_MANY = "axis 0: .* locations, padding included, with a filter of .* are over 16,777,216 reads"
+TOO_LARGE = Conv(10**9), Conv(3, padding=10**9), Conv(3, dilation=10**9), ConvTranspose(3, stride=10**9)
+PADS = "; use padding_mode='zeros' or 'replicate', or less padding"
+REFUSED: list[tuple[Network, tuple[int, ...], str]] = [
+    (
+        WIDE,
+        (8, 9),
         r"^layers\[1\]: Conv\(5, padding='valid', dilation=2\) on 8 × 9: axis 0: the filter spans 9 locations but the "
-        "padded axis has only 8; use a smaller kernel_size or dilation, more padding, or larger images$"
-    )
-    net = Sequential(Conv(3), Conv(5, padding="valid", dilation=2), Dense())
-    with refused(spans):
-        net.shapes((1, 8, 9))
-    assert net.shapes((1, 9, 9)).output == ()
-    with refused("axis 1: the filter spans 9 locations but the padded axis has only 8"):
-        Kernel(net, device="cpu")(np.ones((2, 1, 9, 8)))
-
-
-@pytest.mark.parametrize(
-    ("layer", "size", "message"),
-    [
-        (Conv(7, padding_mode="reflect"), 3, "'reflect' can pad an axis of 3 by at most 2, not 3"),
-        (Conv(3, padding_mode="reflect"), 1, "'reflect' can pad an axis of 1 by at most 0, not 1"),
-        (Conv(7, padding_mode="circular"), 2, "'circular' can pad an axis of 2 by at most 2, not 3"),
-        (Conv(4, padding=((0, 5),), padding_mode="reflect"), 5, "'reflect' can pad an axis of 5 by at most 4, not 5"),
-    ],
-    ids=repr,
-)
-def test_padding_that_needs_more_than_the_image_has_is_refused(layer, size, message):
-    with refused(f"axis 0: padding_mode={message}; use padding_mode='zeros' or 'replicate', or less padding"):
-        layer.shapes((1, size))
-    assert layer.shapes((1, 2 * size + 3)).output  # a larger image will do
-
-
-def test_branches_of_different_shapes_are_refused():
-    net = Sequential(Conv(3), Sum(Identity(), Sequential(ReLU(), Conv(3, stride=2))), Dense())
-    message = (
+        "padded axis has only 8; use a smaller kernel_size or dilation, more padding, or larger images$",
+    ),
+    (WIDE, (9, 8), "axis 1: the filter spans 9 locations but the padded axis has only 8"),
+    (Sequential(AvgPool(9), Dense()), (8, 8), "axis 0: the filter spans 9 locations but the padded axis has only 8"),
+    (Conv(7, padding_mode="reflect"), (3,), f"'reflect' can pad an axis of 3 by at most 2, not 3{PADS}"),
+    (Conv(3, padding_mode="reflect"), (1,), f"'reflect' can pad an axis of 1 by at most 0, not 1{PADS}"),
+    (Conv(7, padding_mode="circular"), (2,), f"'circular' can pad an axis of 2 by at most 2, not 3{PADS}"),
+    (Conv(4, padding=((0, 5),), padding_mode="reflect"), (5,), "can pad an axis of 5 by at most 4, not 5"),
+    (
+        STRIDED_BRANCH,
+        (8, 8),
         r"^layers\[1\]: the branches of a Sum must have one shape, but branches\[0\] gives 8 × 8, branches\[1\] gives "
-        r"4 × 4; give the skip a Conv\(1, stride=…\)$"
-    )
-    with refused(message):
-        net.shapes((1, 8, 8))
-    with refused(message):
-        Kernel(net, device="cpu")(np.ones((2, 1, 8, 8)))
-    with refused("must have one shape, but branches.0. gives 7 × 7, branches.1. gives 1"):
-        Sum(Conv(3), Dense()).shapes((1, 7, 7))
-    for size in (1, 7):  # which NumPy would broadcast: the reference shares no code with the engines' check
-        with refused("the branches of a Sum must have one shape"):
+        r"4 × 4; give the skip a Conv\(1, stride=…\)$",
+    ),
+    (Sum(Conv(3), Dense()), (7, 7), "must have one shape, but branches.0. gives 7 × 7, branches.1. gives 1"),
+    (Conv((3, 3)), (8,), r"has kernel_size=\(3, 3\) for 2 axes, but its input has 1"),
+    (Conv(3, stride=(1, 2)), (8,), r"has stride=\(1, 2\) for 2 axes, but its input has 1"),
+    (Conv(3, dilation=(1, 2, 1)), (8, 8), r"has dilation=\(1, 2, 1\) for 3 axes, but its input has 2"),
+    (Conv(3, padding=(1, 1)), (8,), "has padding for 2 axes, but its input has 1"),
+    (ConvTranspose(3, 2, 1, output_padding=(1, 1)), (8,), r"output_padding=\(1, 1\) for 2 axes, but"),
+    (Conv(3), (), r"Conv\(3\) needs spatial axes, but its input has one location; use Dense\(\)"),
+    (Sequential(AvgPool(3), Dense()), (), "needs spatial axes, but its input has one location; leave it out"),
+    (Sequential(Dense(), ReLU(), Conv(1)), (8, 8), r"^layers\[2\]: Conv\(1\) needs spatial axes"),
+    (ConvTranspose(3, 2, 1, output_padding=2), (4,), r"output_padding=2 must be smaller than .* \(2\)"),
+    (ConvTranspose(1, padding=3), (4,), "the output would have -2 locations; use less padding or larger images"),
+    *((layer, (4,), TOO_MANY) for layer in TOO_LARGE),
+    *(
+        (
+            Sequential(Conv(3, padding_mode=mode), R, AvgPool(2), Dense()),  # type: ignore[arg-type]
+            (8, 8),
+            rf"layers\[0\].*padding_mode='{mode}' does not keep their displacement",
+        )
+        for mode in ("reflect", "replicate")
+    ),
+]
+
+
+@pytest.mark.parametrize(("net", "size", "message"), REFUSED, ids=lambda v: str(v)[:60])
+def test_layers_that_do_not_fit_are_refused_by_their_place(net, size, message):
+    with pytest.raises(NetworkError, match=message) as told:
+        net.shapes((1, *size))
+    with pytest.raises(NetworkError) as of_kernel:
+        Kernel(Sequential(net, Dense()), device="cpu").engine_for((1, *size))
+    assert of_kernel.value.message == told.value.message
+
+
+def test_the_reference_refuses_branches_that_numpy_would_broadcast():
+    for size in (1, 7):
+        with pytest.raises(NetworkError, match="the branches of a Sum must have one shape"):
             reference.kernel(Sequential(Sum(Conv(3), Dense()), Dense()), np.ones((2, 1, size, size)))
 
 
 def test_a_kernel_needs_one_output_location():
-    message = (
-        r"the network has 4 × 4 output locations for input \(1, 4, 4\), but a kernel needs one; end it with Dense\(\)"
-    )
-    with refused(message):
+    message = r"the network has 4 × 4 output locations for input \(1, 4, 4\), but a kernel needs one; end it with Dense"
+    with pytest.raises(NetworkError, match=message):
         Kernel(Sequential(Sequential(), Identity(), Conv(3)), device="cpu")(np.ones((2, 1, 4, 4)))
     assert Kernel(Conv(4, padding="valid"), device="cpu")(np.ones((2, 1, 4, 4))).tolist() == [[1.0, 1.0], [1.0, 1.0]]
-
-
-@pytest.mark.parametrize(
-    ("layer", "shape", "message"),
-    [
-        (Conv((3, 3)), (1, 8), r"has kernel_size=\(3, 3\) for 2 axes, but its input has 1"),
-        (Conv(3, stride=(1, 2)), (1, 8), r"has stride=\(1, 2\) for 2 axes, but its input has 1"),
-        (Conv(3, dilation=(1, 2, 1)), (1, 8, 8), r"has dilation=\(1, 2, 1\) for 3 axes, but its input has 2"),
-        (Conv(3, padding=(1, 1)), (1, 8), "has padding for 2 axes, but its input has 1"),
-        (ConvTranspose(3, 2, 1, output_padding=(1, 1)), (1, 8), r"output_padding=\(1, 1\) for 2 axes, but"),
-        (Conv(3), (8,), r"Conv\(3\) needs spatial axes, but its input has one location; use Dense\(\)"),
-        (Sequential(AvgPool(3), Dense()), (8,), r"needs spatial axes, but its input has one location; leave it out"),
-        (
-            Sequential(AvgPool(9), Dense()),
-            (1, 8, 8),
-            "axis 0: the filter spans 9 locations but the padded axis has only 8",
-        ),
-        (Sequential(Dense(), ReLU(), Conv(1)), (1, 8, 8), r"^layers\[2\]: Conv\(1\) needs spatial axes"),
-    ],
-    ids=repr,
-)
-def test_layers_for_another_number_of_axes_are_refused(layer, shape, message):
-    with refused(message):
-        layer.shapes(shape)
-
-
-TOO_MANY = ".* locations, padding included, with a filter of .* are over 16,777,216 reads"
-
-
-@pytest.mark.parametrize(
-    ("layer", "message"),
-    [
-        (ConvTranspose(3, stride=2, padding=1, output_padding=2), r"output_padding=2 must be smaller than .* \(2\)"),
-        (ConvTranspose(1, padding=3), "the output would have -2 locations; use less padding or larger images"),
-        *((layer, TOO_MANY) for layer in (Conv(10**9), Conv(3, padding=10**9), Conv(3, dilation=10**9))),
-        *((layer, TOO_MANY) for layer in (ConvTranspose(3, stride=10**9), ConvTranspose(10**9))),
-    ],
-    ids=repr,
-)
-def test_sizes_that_cannot_be_are_refused(layer, message):
-    with refused(f"^layers.1.: Conv.* on 4: axis 0: {message}"):
-        Sequential(Conv(3), layer).shapes((1, 4))
