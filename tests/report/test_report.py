@@ -60,8 +60,6 @@ def test_what_is_found_of_classes(classes: Classes) -> None:
     assert classes.loo.error == clf.loo_error_
     sure = [p["probability"] for p in told["uncertain"]]
     assert sure == sorted(sure)
-    assert np.allclose(classes.correlations, classes.correlations.T)
-    assert np.abs(classes.correlations).max() <= 1 + 1e-6
     assert classes.suspect[0].name == told["suspects"][0]["name"] == f"<{WRONG}>.png"
     assert classes.suspect[0].predicted == CLASSES[DATA.y[WRONG]]
     assert all(p.label != p.predicted for p in (*classes.suspect, *classes.wrong))
@@ -137,14 +135,8 @@ def test_few_images_are_told_with_their_interval_and_many_without() -> None:
     assert _error("test error", 13 / 24, 24_000) == ("54.17 %", "test error")
 
 
-def test_a_negative_likelihood_has_a_minus_and_names_break_between_their_words(
-    classes: Classes, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_negative_likelihood_has_a_minus(classes: Classes) -> None:
     assert any(value.startswith("−") for value, name in classes.tiles() if name == "log marginal likelihood")
-    for label, broken in (("red_fox", "red_<wbr>fox"), ("a.b", "a.<wbr>b"), ("0.1756", "0.1756")):
-        fox = replace(classes.uncertain[0], predicted=label, label=label)
-        monkeypatch.setattr(classes, "uncertain", (fox,))
-        assert broken in classes.sections()
 
 
 def test_the_page_is_self_contained(text: str, classes: Classes) -> None:
@@ -159,9 +151,9 @@ def test_the_page_is_self_contained(text: str, classes: Classes) -> None:
 
 
 def images(found: Classes) -> int:
-    """Three figures, the pictures, and the training images below the mistakes."""
+    """Two figures, the pictures, and the training images below the mistakes."""
     behind = sum(len(p.neighbours) + (p.saliency is not None) for p in found.wrong)
-    return 3 + len(found.uncertain) + len(found.wrong) + len(found.suspect) + behind
+    return 2 + len(found.uncertain) + len(found.wrong) + len(found.suspect) + behind
 
 
 @needs_browser
@@ -250,32 +242,15 @@ def test_figures_of_awkward_data() -> None:
     drawn = [
         plots.confusion(np.eye(45, dtype=np.int64), [f"a long class name {i}" for i in range(45)]),
         plots.reliability(reliability(P, np.array([0, 0]))),
-        plots.kernel_matrix(np.eye(2), (), ()),
         plots.predictions(np.ones(1), np.ones(1), np.zeros(1)),
-        plots.residuals(np.ones(1), np.zeros(1), np.zeros(1)),
         plots.picture(np.random.default_rng(0).random((3, 5, 4))),
         plots.picture(np.zeros((1, 3, 3))),
         plots.saliency(np.zeros((1, 3, 3)), np.zeros((1, 3, 3))),
     ]
-    for names in (["$x_$", "$\\nothing$"], ["$x$", r"\$"], ["$" * 300, "b"], ["x", "b"]):
-        drawn += [plots.confusion(np.eye(2, dtype=np.int64), names), plots.kernel_matrix(np.eye(2), [1], names)]
+    strange = (["$x_$", "$\\nothing$"], ["$x$", r"\$"], ["$" * 300, "b"], ["x", "b"])
+    drawn += [plots.confusion(np.eye(2, dtype=np.int64), names) for names in strange]
     assert all(png.startswith(b"\x89PNG") for png in drawn)
-    assert drawn[-4] != drawn[-2]  # dollars are shown
-
-
-def test_every_count_of_the_confusion_matrix_can_be_read_and_errors_look_like_errors() -> None:
-    def luminance(colour: np.ndarray) -> float:
-        linear = np.where(colour <= 0.04045, colour / 12.92, ((colour + 0.055) / 1.055) ** 2.4)
-        return float(linear @ [0.2126, 0.7152, 0.0722])
-
-    letters = {"white": np.ones(3), "#1f2933": np.array([0x1F, 0x29, 0x33]) / 255}
-    for wrong in range(5, 100, 5):
-        cells = plots.confusion_colours(np.array([[100 - wrong, wrong], [wrong, 100 - wrong]]))
-        for i, j in ((0, 0), (0, 1)):
-            low, high = sorted(luminance(c) for c in (cells[i, j], letters[plots.readable_on(cells[i, j])]))
-            assert (high + 0.05) / (low + 0.05) > 3.8
-        assert cells[0, 0, 2] >= cells[0, 0, 0]  # blue
-        assert cells[0, 1, 0] > 0.85 > cells[0, 1, 2]  # orange
+    assert drawn[-2] != drawn[-1]  # dollars are shown
 
 
 def test_long_class_names_leave_room_for_the_figure() -> None:

@@ -62,8 +62,6 @@ class Classes(Evaluation):
         self.confusion = np.zeros((len(self.classes),) * 2, np.int64)
         """Of the test set, or of the leave-one-out predictions where there is none; rows are the labels."""
         np.add.at(self.confusion, (self.codes, self.P.argmax(1)), 1)
-        ends = np.cumsum(np.bincount(codes_of(clf, self.ordered), minlength=len(self.classes)))
-        self.axes = ends[:-1].tolist(), self.classes, "class"
         self.uncertain = self._pictures(np.argsort(self.P.max(1), kind="stable")) if self.tested else ()
         self.wrong = self._mistakes() if self.tested else ()
         self.suspect = self._suspect()

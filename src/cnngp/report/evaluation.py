@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from cnngp.common.arrays import to_numpy
 from cnngp.common.tables import share_for_people, visible
 from cnngp.datasets.dataset import Dataset
 
@@ -22,7 +21,6 @@ from .suspects import SuspectLabels, suspect_labels
 
 Array = NDArray[Any]
 Floats = NDArray[np.float64]
-_MATRIX = 400  # training images in the picture of the kernel
 PICTURES = 12
 """Of each kind."""
 _OPERATIONS = 4 * 10**10  # of the pairs of images whose gradients are taken
@@ -93,18 +91,6 @@ class Evaluation(ABC):
         self._held: tuple[Array, Array] | None = None
         self.guessing = model.fit_report_.guessing is not None or model.fit_report_.no_better is not None
         self.suspects = None if self.guessing else suspect_labels(model)
-        rows = np.unique(np.linspace(0, len(data.X) - 1, min(len(data.X), _MATRIX)).round().astype(int))
-        rows = rows[np.argsort(data.y[rows], kind="stable")]
-        exact = model.gp_.exact
-        K = model.fit_.among(data.X[rows]) if exact is None else exact.kernel_between(rows)
-        K = to_numpy(K).astype(np.float64)
-        s = np.sqrt(np.maximum(K.diagonal(), np.finfo(np.float64).tiny))
-        self.correlations = K / np.outer(s, s)
-        """K_ij/√(K_ii K_jj) of training images ordered by their labels."""
-        np.fill_diagonal(self.correlations, 1.0)
-        self.ordered = data.y[rows]
-        self.axes: tuple[list[int], tuple[str, ...], str] = [], (), "number"
-        """Where the classes end in `correlations`, their names, and what orders the images."""
 
     @abstractmethod
     def covered(self) -> list[tuple[str, str]]:

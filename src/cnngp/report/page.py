@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import re
 from collections.abc import Iterable, Sequence
 from html import escape
 from string import Template
@@ -93,7 +92,7 @@ def grid(pictures: Iterable[Picture]) -> str:
     """The pictures with their words; nothing for none."""
     cells = []
     for p in pictures:
-        predicted, label = _breakable(p.predicted), _breakable(p.label)
+        predicted, label = escape(p.predicted), escape(p.label)
         sure = escape(p.sure).replace(" %", "&nbsp;%")
         said = f"{predicted} ({sure})"
         if p.suspect:
@@ -115,11 +114,6 @@ def grid(pictures: Iterable[Picture]) -> str:
 
 def _image(png: bytes, alt: str) -> str:
     return f'<img src="{inline(png)}" alt="{escape(alt)}">'
-
-
-def _breakable(name: str) -> str:
-    """A name whose lines break between its words, as in `red_fox`, before they break within one; no number does."""
-    return re.sub(r"(?<=[_./\\-])(?!(?<=\d\.)\d)(?=\w)", "<wbr>", escape(name))
 
 
 # ---- the report of a run ----
@@ -149,8 +143,6 @@ $guessing
 <h2>$heading</h2>
 <div class="figures">$figures</div>
 $sections
-<h2>The kernel</h2>
-<div class="figures">$kernel</div>
 $learned
 <h2>What can be trusted</h2>
 <p class="verdict">$verdict</p>
@@ -185,10 +177,6 @@ def render(e: Evaluation, command: str, versions: str) -> str:
         heading=heading,
         figures="".join(figures),
         sections=_NOTHING_TO_SEE if e.guessing else e.sections(),
-        kernel=figure(
-            plots.kernel_matrix(e.correlations, *e.axes[:2]),
-            f"Correlations of {len(e.correlations):,} training images under the network's kernel, by {e.axes[2]}.",
-        ),
         learned="" if model.learned_ is None else _learned(model.learned_),
         verdict=escape(fit.verdict),
         certificate=table(fit.rows()),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,33 +25,19 @@ def confusion(counts: NDArray[np.int64], classes: Sequence[str]) -> bytes:
     """Labels against predictions, mistakes in orange; the deeper a colour, the larger the share of the label."""
     n = len(classes)
     figure, axes = new_figure(max(4.2, 0.42 * n + 1.4), max(3.9, 0.40 * n + 1.2))
-    cells = confusion_colours(counts)
-    axes.imshow(cells)
+    share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    right = np.eye(n, dtype=bool)
+    axes.imshow(np.ma.array(share, mask=~right), cmap="Blues", vmin=0, vmax=1)
+    axes.imshow(np.ma.array(0.15 + 0.5 * share, mask=right | (counts == 0)), cmap="Oranges", vmin=0, vmax=1)
     if n <= 25:
         for i, j in zip(*np.nonzero(counts), strict=True):
-            axes.text(j, i, str(counts[i, j]), ha="center", va="center", fontsize=8, color=readable_on(cells[i, j]))
+            colour = "white" if share[i, j] > 0.6 else _INK
+            axes.text(j, i, str(counts[i, j]), ha="center", va="center", fontsize=8, color=colour)
     if n <= 40:
         _name_ticks(axes, range(n), classes)
     axes.set_xlabel("predicted")
     axes.set_ylabel("label")
     return _png(figure)
-
-
-def confusion_colours(counts: NDArray[np.int64]) -> NDArray[np.float64]:
-    """(labels, predictions, RGB): blue where the prediction is right, orange where it is not, white where none is."""
-    maps = need_matplotlib().colormaps
-    share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
-    right, none = np.eye(len(counts), dtype=bool)[:, :, None], (counts == 0)[:, :, None]
-    oranges = maps["Oranges"](0.15 + 0.5 * share)  # below are no colours, above are browns
-    return np.asarray(np.where(none, 1.0, np.where(right, maps["Blues"](share), oranges))[:, :, :3])
-
-
-def readable_on(colour: Array) -> str:
-    """The colour of letters that stand out more from this one (RGB), by the contrast of WCAG: dark or white."""
-    linear = np.where(colour <= 0.04045, colour / 12.92, ((colour + 0.055) / 1.055) ** 2.4)
-    luminance = float(linear @ [0.2126, 0.7152, 0.0722])
-    # The contrast (L₁ + 0.05)/(L₂ + 0.05) with white, of luminance 1, beside that with the ink, of 0.022.
-    return "white" if 1.05 / (luminance + 0.05) > (luminance + 0.05) / 0.072 else _INK
 
 
 def reliability(curve: Reliability) -> bytes:
@@ -80,51 +65,24 @@ def reliability(curve: Reliability) -> bytes:
     return _png(figure)
 
 
-def kernel_matrix(correlations: NDArray[np.float64], boundaries: Sequence[int], classes: Sequence[str]) -> bytes:
-    """Correlations of training images ordered by class: blocks on the diagonal are what the classifier uses."""
-    figure, axes = new_figure(5.0, 4.4)
-    off_diagonal = correlations[~np.eye(len(correlations), dtype=bool)]
-    low = float(np.quantile(off_diagonal, 0.01)) if off_diagonal.size else 0.0
-    high = float(np.quantile(off_diagonal, 0.999)) if off_diagonal.size else 1.0
-    drawn = axes.imshow(correlations, cmap="magma", vmin=low, vmax=high, interpolation="nearest")
-    edges = [0, *boundaries, len(correlations)]
-    for edge in boundaries:
-        axes.axhline(edge - 0.5, color="white", linewidth=0.4)
-        axes.axvline(edge - 0.5, color="white", linewidth=0.4)
-    if 0 < len(classes) <= 25:
-        middles = [(a + b - 1) / 2 for a, b in itertools.pairwise(edges)]
-        _name_ticks(axes, middles, classes)
-    figure.colorbar(drawn, ax=axes, label="correlation", shrink=0.85)
-    return _png(figure)
-
-
 def predictions(measured: Array, mean: Array, std: Array) -> bytes:
     """Predicted against measured numbers with error bars, and the line on which they are equal."""
     figure, axes = new_figure(4.6, 4.4)
     ends = [min(measured.min(), mean.min()), max(measured.max(), mean.max())]
     axes.plot(ends, ends, color="#9aa5b1", linewidth=1, linestyle="--")
-    axes.errorbar(measured, mean, std, fmt="o", color=_BLUE, markersize=3, linewidth=0.7, alpha=_faint(len(mean)))
+    axes.errorbar(
+        measured,
+        mean,
+        std,
+        fmt="o",
+        color=_BLUE,
+        markersize=3,
+        linewidth=0.7,
+        alpha=float(np.clip(60.0 / len(mean), 0.15, 0.9)),
+    )
     axes.set_xlabel("measured")
     axes.set_ylabel("predicted")
     return _png(figure)
-
-
-def residuals(mean: Array, residual: Array, std: Array) -> bytes:
-    """What was measured less what was predicted, beside two standard deviations either way."""
-    figure, axes = new_figure(4.6, 4.4)
-    order = np.argsort(mean, kind="stable")
-    axes.axhline(0.0, color="#9aa5b1", linewidth=1, linestyle="--")
-    for sign in (-2.0, 2.0):
-        axes.plot(mean[order], sign * std[order], color=_ORANGE, linewidth=0.7)
-    axes.plot(mean, residual, "o", color=_BLUE, markersize=3, alpha=_faint(len(mean)))
-    axes.set_xlabel("predicted")
-    axes.set_ylabel("measured − predicted")
-    return _png(figure)
-
-
-def _faint(points: int) -> float:
-    """How faint each of many points is drawn."""
-    return float(np.clip(60.0 / max(points, 1), 0.15, 0.9))
 
 
 def _name_ticks(axes: Any, places: Sequence[float], classes: Sequence[str]) -> None:

@@ -182,11 +182,8 @@ class Numbers(Evaluation):
 
     def figures(self) -> tuple[str, list[str]]:
         of = "test images" if self.tested else "training images, left out"
-        drawn = plots.predictions(self.y, self.mean, self.std), plots.residuals(self.mean, self.y - self.mean, self.std)
-        return "Predicted and measured", [
-            page.figure(drawn[0], f"Predicted against measured numbers of the {of}; bars are one standard deviation."),
-            page.figure(drawn[1], "What was measured less what was predicted; the lines are two standard deviations."),
-        ]
+        caption = f"Predicted against measured numbers of the {of}; bars are one standard deviation."
+        return "Predicted and measured", [page.figure(plots.predictions(self.y, self.mean, self.std), caption)]
 
 
 def check_numbers(y: Any, name: str) -> None:
