@@ -76,10 +76,10 @@ def test_auto_is_chosen_by_the_images(tmp_path: Path, monkeypatch: pytest.Monkey
         raise ValueError("enough")
 
     monkeypatch.setattr(limits, "check_limit", stop)
-    for data, name in ((tmp_path / "large.npz", "pooled_cnn-large"), ("digits", "pooled_cnn-large-halved0")):
+    for data, name in ((tmp_path / "large.npz", "pooled_cnn-large-exp"), ("digits", "pooled_cnn-large-halved0-exp")):
         said = command(f"sample --network auto --data {data} --output {tmp_path / 'a.png'}", 1)
         assert said.line("network") == f"{name} (chosen)"
-    assert seen == [zoo.pooled_cnn("large"), zoo.pooled_cnn("large", 0)]
+    assert seen == [zoo.pooled_cnn("large", h, nonlinearity="exp") for h in (1, 0)]
 
 
 def test_without_matplotlib_the_table_is_not_lost(

@@ -16,7 +16,7 @@ from cnngp.estimators.candidates import Row, candidates
 from cnngp.estimators.labels import ClassTargets, RealTargets, coding_of
 from cnngp.gp.checks import MatrixError
 from cnngp.network.layers import Dense
-from cnngp.network.names import AN_IMAGE, IN_ALL, network_by_name, zoo_name
+from cnngp.network.names import AN_IMAGE, IN_ALL, default_names, network_by_name, zoo_name
 
 DATA = datasets.digits().take(60, 40)
 
@@ -87,6 +87,22 @@ def test_all_candidates_fit_the_images_and_are_named(shape: tuple[int, ...]) -> 
         assert len({(c.term.preparation, c.term.symmetry) for c in sizes}) == 1
         assert all(small.elements < large.elements for small, large in itertools.pairwise(sizes))
     assert {c.term.preparation for sizes in candidates(X, preparation="plain") for c in sizes} == {"plain"}
+
+
+@pytest.mark.parametrize("shape", [(1, 28, 28), (1, 8, 8), (2, 30), (3, 8, 8)])
+def test_what_is_usual_for_images_is_the_default_network(shape: tuple[int, ...]) -> None:
+    names = [c.name for c in candidates(np.ones((2, *shape)))[0]]
+    assert names == default_names(shape)[-2::-1]
+
+
+def test_the_double_sum_of_networks_that_do_not_commute_with_a_symmetry_is_counted() -> None:
+    even, odd = (
+        {(c.name, c.term.symmetry): c.elements for sizes in candidates(np.ones((2, 1, side, side))) for c in sizes}
+        for side in (28, 27)
+    )
+    name = "pooled_cnn-small-exp"
+    assert (even[name, "flip"], even[name, "d4"]) == (2 * even[name, None], 8 * even[name, None])
+    assert (odd[name, "flip"], odd[name, "d4"]) == (4 * odd[name, None], 64 * odd[name, None])
 
 
 def dense(network: Any, symmetry: Any) -> Kernel:
@@ -182,7 +198,7 @@ def test_a_usual_way_that_was_kept_is_not_called_the_best() -> None:
 def test_too_few_images_take_what_is_usual() -> None:
     few = GPClassifier(device="cpu").fit(DATA.X[:15], DATA.y[:15])
     assert few.choice_ is not None
-    assert (few.choice_.images, few.network_) == (0, zoo.pooled_cnn("large", 0))
+    assert (few.choice_.images, few.network_) == (0, zoo.pooled_cnn("large", 0, nonlinearity="exp"))
     assert "the usual one for images of this size and number" in str(few.choice_)
     rows = GPClassifier(device="cpu").fit(DATA.X[:15].reshape(15, -1), DATA.y[:15])
     assert rows.recipe_.terms == (Term("dense_nngp", preparation="standardised"),)
@@ -270,7 +286,7 @@ def test_a_target_that_is_largest_at_a_middle_brightness_is_found_by_regression(
     light = rng.uniform(0.1, 0.9, 160)
     X, y = light[:, None, None, None] + 0.1 * rng.standard_normal((160, 1, 8, 8)), -((light - 0.5) ** 2)
     reg = GPRegressor(device="cpu").fit(X[:60], y[:60])
-    usual = GPRegressor(zoo.pooled_cnn("large", 0), noise="loo", device="cpu").fit(X[:60], y[:60])
+    usual = GPRegressor(zoo.pooled_cnn("large", 0, nonlinearity="exp"), noise="loo", device="cpu").fit(X[:60], y[:60])
     wrong, before = (np.mean((model.predict(X[60:]) - y[60:]) ** 2) for model in (reg, usual))
     assert wrong < 0.25 * before
 
@@ -278,7 +294,7 @@ def test_a_target_that_is_largest_at_a_middle_brightness_is_found_by_regression(
 def test_digits_keep_the_usual_network() -> None:
     data = datasets.digits().take(150, 300)
     default = GPClassifier(device="cpu").fit(data.X, data.y)
-    usual = GPClassifier(zoo.pooled_cnn("large", 0), noise="loo", device="cpu").fit(data.X, data.y)
+    usual = GPClassifier(zoo.pooled_cnn("large", 0, nonlinearity="exp"), noise="loo", device="cpu").fit(data.X, data.y)
     assert default.score(data.X_test, data.y_test) >= usual.score(data.X_test, data.y_test) - 0.01
 
 

@@ -155,11 +155,13 @@ def test_precomputed_matrices(fitted: GPClassifier) -> None:
 def test_a_kernel_is_accepted_and_default_networks_fit_the_shape() -> None:
     kernel = Kernel(NET, dtype="float64")
     assert GPClassifier(kernel).fit(DATA.X[:40], DATA.y[:40]).kernel_ is kernel
-    assert GPClassifier().fit(DATA.X[:40], DATA.y[:40]).network_ == zoo.pooled_cnn("large", 0)
+    assert GPClassifier().fit(DATA.X[:40], DATA.y[:40]).network_ == zoo.pooled_cnn("large", 0, nonlinearity="exp")
     big = np.kron(DATA.X[:6], np.ones((1, 1, 2, 2)))
-    assert GPClassifier().fit(big, DATA.y[:6]).network_ == zoo.pooled_cnn("large", 0)
+    assert GPClassifier().fit(big, DATA.y[:6]).network_ == zoo.pooled_cnn("large", 0, nonlinearity="exp")
     waves = DATA.X[:40].reshape(40, 1, 64)
-    assert GPClassifier(input_shape=(1, 64)).fit(waves, DATA.y[:40]).network_ == zoo.pooled_cnn("large", 2)
+    assert GPClassifier(input_shape=(1, 64)).fit(waves, DATA.y[:40]).network_ == zoo.pooled_cnn(
+        "large", 2, nonlinearity="exp"
+    )
 
 
 def test_certificate(fitted: GPClassifier) -> None:

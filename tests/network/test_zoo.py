@@ -182,7 +182,7 @@ def test_every_shape_has_networks_that_fit_it_and_cost_less_one_after_the_other(
 
 @pytest.mark.parametrize(
     ("n", "name"),
-    [(1000, "pooled_cnn-large"), (5000, "pooled_cnn"), (10_000, "pooled_cnn-small"), (60_000, "resnet32")],
+    [(1000, "pooled_cnn-large-exp"), (5000, "pooled_cnn-exp"), (10_000, "pooled_cnn-small-exp"), (60_000, "resnet32")],
 )
 def test_more_images_get_a_cheaper_network(n: int, name: str) -> None:
     network = default_network((1, 28, 28), n)

@@ -3,8 +3,8 @@
 The sizes of a row, the cheap ones first, are relatives: a row is compared with others by the small ones, and fitted
 with a large one. Names have gaps: {h} is how often images of this size are halved, {g} once more than that; {b} a
 variance for biases as large as the pixels, with which functions need not double where the light does; "-even" makes an
-image and its negative alike; "-global" does not care where in an image things are; "-exp" has kernels that are more
-local. What does not fit the images is left out. The first row is what is usual: kept unless another is clearly better.
+image and its negative alike; "-global" does not care where in an image things are. What does not fit the images is left
+out. The first row is what is usual, as `network.names.default_names` says it: kept unless another is clearly better.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cnngp.datasets.preparation import as_preparation
-from cnngp.kernel.symmetry import Symmetry, check_symmetry
+from cnngp.kernel.symmetry import Symmetry, check_symmetry, maps_of
 from cnngp.network import zoo
 from cnngp.network.layers import NetworkError
 from cnngp.network.names import network_by_name
@@ -35,27 +35,32 @@ class Row(NamedTuple):
     symmetry: Symmetry | None = None
 
 
-RELU = ("pooled_cnn-small{h}", "pooled_cnn{h}", "pooled_cnn-large{h}")
-EVEN = tuple(f"{name}-even" for name in RELU)
-EXP = ("pooled_cnn-small{h}-exp", "pooled_cnn{h}-pool7-exp", "pooled_cnn-large{h}-exp", "pooled_cnn-large{h}-pool7-exp")
-GLOBAL = ("pooled_cnn-small{g}-global", "pooled_cnn-small{h}-global")
+EXP = ("pooled_cnn-small{h}-exp", "pooled_cnn{h}-exp", "pooled_cnn-large{h}-exp")
+WIDE = (
+    "pooled_cnn-small{h}-exp",
+    "pooled_cnn{h}-pool7-exp",
+    "pooled_cnn-large{h}-exp",
+    "pooled_cnn-large{h}-pool7-exp",
+)
+EVEN = ("pooled_cnn-small{h}-even-exp", "pooled_cnn{h}-even-exp", "pooled_cnn-large{h}-even-exp")
+GLOBAL = ("pooled_cnn-small{g}-global-exp", "pooled_cnn-small{h}-global-exp")
 
 IMAGES: tuple[Row, ...] = (
-    Row(RELU),
-    Row(RELU, "contrast"),
-    Row(RELU, "detail"),
-    Row(EVEN, "contrast"),
-    Row(EVEN, "contrast", "flip"),
+    Row(EXP),
     Row(EXP, "contrast"),
-    Row(EXP, "spectral", "flip"),
+    Row(EXP, "contrast", "flip"),
+    Row(WIDE, "spectral", "flip"),
+    Row(WIDE, "spectral", "d4"),
+    Row(EVEN, "contrast"),
+    Row(EVEN, "detail"),
     Row(GLOBAL, "contrast"),
-    Row(tuple(f"{name}-bias{{b}}" for name in GLOBAL)),
-    Row(("{plain}",)),
+    Row(("pooled_cnn-small{g}-global-bias{b}", "pooled_cnn-small{h}-global-bias{b}")),
+    Row(("small_cnn", "{plain}")),
     Row(("dense_nngp",), "standardised"),
     Row(("dense_even",)),
 )
 """For all images; {plain} is the paper's ResNet for pictures of 16 × 16 and more."""
-PHOTOGRAPHS: tuple[Row, ...] = (Row(EXP, "spectral", "flip"), Row(EXP, "spectral"))
+PHOTOGRAPHS: tuple[Row, ...] = (Row(WIDE, "spectral", "flip"), Row(WIDE, "spectral"), Row(EVEN, "spectral", "flip"))
 """For colour images of 16 × 16 and more, before those for all images."""
 FEATURES: tuple[Row, ...] = (
     Row(("dense_nngp",), "standardised"),
@@ -123,7 +128,10 @@ def _candidate(pattern: str, row: Row, X: NDArray[Any]) -> Candidate | None:
     term = Term(network, row.preparation, row.symmetry)
     try:
         check_symmetry(row.symmetry, shape)
-        return Candidate(name, term, elements_of(term, shape))
+        elements = elements_of(term, shape)
+        if row.symmetry is not None and not _halves_evenly(shape[1:]):
+            elements *= len(maps_of(row.symmetry))  # a network that does not commute with it takes the double sum
+        return Candidate(name, term, elements)
     except (NetworkError, ValueError):  # images too small for it, or not square
         return None
 
@@ -143,6 +151,11 @@ def _gaps(pattern: str, preparation: Any, X: NDArray[Any]) -> dict[str, str] | N
             return None
         gaps["b"] = f"{bias:g}"
     return gaps
+
+
+def _halves_evenly(places: Sequence[int]) -> bool:
+    """Whether no place is left over when images are halved."""
+    return all(side % 2 ** zoo.halvings_for(min(places)) == 0 for side in places)
 
 
 def _halved(times: int) -> str:

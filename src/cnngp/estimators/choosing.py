@@ -58,8 +58,8 @@ _GROWTH = 2
 _SHARE = 0.5
 _FINALISTS = 3
 # Nats an image, and standard errors, that another choice has to gain over what is usual, and a sum over its best term.
-_WORTH, _SUM_WORTH = 0.01, 0.01
-_STANDARD_ERRORS, _SUM_STANDARD_ERRORS = 1.0, 2.0
+_WORTH = 0.01
+_STANDARD_ERRORS = 2.0
 # Images from whose eigenvalues the noise of a comparison is found; with more it is looked for beside that.
 _DECOMPOSED = 800
 # Images on which the sizes of a row, and the weights of a sum, are compared.
@@ -373,8 +373,8 @@ def _better_than_usual(alive: Sequence[_Tried], usual: _Tried) -> tuple[_Tried, 
     return (best, float(gain.mean())) if _clear(gain, _WORTH) else (usual, 0.0)
 
 
-def _clear(gain: Floats, worth: float, errors: float = _STANDARD_ERRORS) -> bool:
-    return bool(gain.mean() > max(worth, errors * float(gain.std()) / math.sqrt(len(gain))))
+def _clear(gain: Floats, worth: float) -> bool:
+    return bool(gain.mean() > max(worth, _STANDARD_ERRORS * float(gain.std()) / math.sqrt(len(gain))))
 
 
 def _with_sum(
@@ -400,7 +400,7 @@ def _with_sum(
     _, group, w = min(tries, key=lambda t: t[0])
     losses = left_out(_sum([t.K for t in group if t.K is not None], w), targets)
     gain = best.losses - losses
-    if not _clear(gain, _SUM_WORTH, _SUM_STANDARD_ERRORS):
+    if not _clear(gain, _WORTH):
         return choice
     shares = [x / sum(w) for x in w]
     terms = tuple(replace(t.candidate.term, weight=x) for t, x in zip(group, shares, strict=True))

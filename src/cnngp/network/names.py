@@ -152,7 +152,7 @@ def default_names(input_shape: Sequence[int]) -> list[str]:
     for smaller ones and other dimensions; a fully connected network for plain features.
 
     >>> default_names((1, 28, 28))
-    ['pooled_cnn-large', 'pooled_cnn', 'pooled_cnn-small', 'resnet32']
+    ['pooled_cnn-large-exp', 'pooled_cnn-exp', 'pooled_cnn-small-exp', 'resnet32']
     """
     spatial = tuple(input_shape)[1:]
     if not spatial:
@@ -161,14 +161,14 @@ def default_names(input_shape: Sequence[int]) -> list[str]:
     halvings = zoo.halvings_for(side)
     sizes = [size for size in reversed(zoo.POOLED_SIZES) if side >> halvings >= zoo.pool_of(size, halvings)]
     plain = "resnet32" if len(spatial) == 2 and side >= 16 else "small_cnn"
-    return [*(pooled_name(size, halvings) for size in sizes), plain]
+    return [*(f"{pooled_name(size, halvings)}-exp" for size in sizes), plain]
 
 
 def default_network(input_shape: Sequence[int], images: int) -> Network:
     """The network for so many images of a shape, all compared with each other.
 
     >>> zoo_name(default_network((1, 28, 28), 500)), zoo_name(default_network((1, 28, 28), 20_000))
-    ('pooled_cnn-large', 'resnet32')
+    ('pooled_cnn-large-exp', 'resnet32')
     """
     limit = min(AN_IMAGE * max(1, images), IN_ALL)
     among = [network for name in default_names(input_shape) if (network := network_by_name(name)) is not None]
