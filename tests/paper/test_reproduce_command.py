@@ -56,7 +56,7 @@ def test_the_command_says_its_plan_and_where_it_is_and_writes_numbers_figures_an
     pieces = [f"{i} of 2, table1-digits-{p}" for i, p in enumerate(("cnn", "dense"), 1)]
     assert [name for name, _ in told] == [pieces[0], pieces[0], pieces[1], pieces[1]]
     assert all(text.startswith(("up to about ", "done in ")[k % 2]) for k, (_, text) in enumerate(told))
-    assert "In brackets: published values. They are of the full experiment (50,000 training images" in output.err
+    assert "In brackets: published values, of the full experiment; larger errors are no failure" in output.err
     (tmp_path / "out" / "pieces" / "table1-digits-dense.piece").unlink()
     assert run(arguments) == 0
     again = capsys.readouterr().err

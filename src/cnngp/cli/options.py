@@ -72,10 +72,12 @@ def _one_of(*words: str) -> click.ParamType:  # type: ignore[type-arg]
     return click.Choice(words)
 
 
+_SHARE = click.FloatRange(0.0, 1.0, min_open=True, max_open=True)
 _FLAG, _NUMBER, _FROM_0 = Kind("flag"), click.IntRange(1), click.IntRange(0)
 _FILE, _FOLDER, _TABLE, _PATHS = Kind("FILE", Path), Kind("FOLDER", Path), Kind("FILE.csv", Path), Kind("PATHS", Path)
 _DATA = Kind("DATA", _not_empty, "the name of a data set, an .npz file or a folder of images; this folder itself is .")
 _STORE, _ADDRESS, _NAME = Kind("STORE"), Kind("ADDRESS"), Kind("NAME")
+_WORD, _SCALE = "NUMBER|ml|loo", "ml, loo or a positive number"
 _SIZE = Kind("HxW", _shape(1, 2), "a height and a width such as 48x64, or one number for both")
 _SHAPES = "the channels, then the sizes, such as 1,28,28 for images or 1,128 for signals"
 _NOISE = "a variance of 0 or more, ml to choose it by likelihood, or loo by leave-one-out"
@@ -124,7 +126,7 @@ _EVERY = f"{_READS} predict view networks info {_PAPER}"
 OPTIONS = (
     # What is asked for
     Option("MODEL", "predict view", _FILE).says(
-        "A file that `cnngp classify`, `cnngp regress` or an estimator's save wrote, or a folder with model.gp."
+        "A file that a fit or an estimator's save wrote, or a folder with model.gp."
     ),
     Option("IMAGES", "predict", _PATHS).says("Image files, or folders of them."),
     Option("NAME", "networks", _NAME).says("A network to show layer by layer: a name or a JSON file."),
@@ -136,14 +138,10 @@ OPTIONS = (
         "digits, mnist, fashion_mnist, cifar10, an .npz file, a folder with one sub-folder per class, or a table "
         "(.csv) of image files."
     ),
-    Option("data", "regress", _DATA).says(
-        "A table (.csv) of image files with a column of numbers, or an .npz file with numbers as y."
-    ),
-    Option("columns", _READS, _NAME).says(
-        "Column of a table with the labels or numbers, or several with commas between."
-    ),
+    Option("data", "regress", _DATA).says("A table (.csv) of image files with a column of numbers, or an .npz file."),
+    Option("columns", _READS, _NAME).says("Column of a table with the labels or numbers."),
     Option("split", f"{_FITS} gram", _one_of("standard", "paper"), "standard").says(
-        "paper: the paper's split of mnist or fashion_mnist, with validation images."
+        "The paper's has validation images."
     ),
     Option("train", _KERNELS, _NUMBER).says("Use only the first N training images."),
     Option("validation", "search", _NUMBER).says("Use only the first N validation images."),
@@ -153,103 +151,63 @@ OPTIONS = (
     Option("features", f"{_FITS} gram", Kind("FILE.npy")).says(
         "Rows of numbers to fit instead of pixels, as of a pretrained network: one for each row of a table."
     ),
-    Option("size", _READS, _SIZE).says(
-        "Resize the images of a folder or table to this height and width, such as 48x64, or 48 for both."
-    ),
+    Option("size", _READS, _SIZE).says("Resize the images to this height and width, such as 48x64, or 48."),
     Option("aspect", _READS, _one_of("squash", "pad"), "squash").says(
-        "squash: stretch images of another shape to that size; pad: keep their shape, with black borders."
+        "Stretch images of another shape, or add borders."
     ),
     Option("skip_bad", _READS, _FLAG, False).says("Leave out files that cannot be read, instead of stopping."),
-    Option("max_pixels", f"{_READS} predict view", _NUMBER).says(
-        "Refuse image files of more pixels; by default 40 million."
-    ),
-    Option("input_shape", _READS, Kind("C,H,W", _shape(2, 4), _SHAPES)).says(
-        "What each row of an .npz file is, channels first: 1,128 for signals, 3,32,32 for images."
-    ),
-    Option("input_shape", "networks", Kind("C,H,W", _shape(1, 4), _SHAPES), "1,28,28").says(
-        "Shape of an image: channels, height, width."
-    ),
+    Option("max_pixels", f"{_READS} predict view", _NUMBER).says("Refuse larger image files; by default 40 million."),
+    Option("input_shape", _READS, Kind("C,H,W", _shape(2, 4), _SHAPES)).says("Shape of each row of an .npz file."),
+    Option("input_shape", "networks", Kind("C,H,W", _shape(1, 4), _SHAPES), "1,28,28").says("Shape of an image."),
     # Networks and fits
     Option("network", f"{_FITS} gram", _NAME, "auto").says("auto, a name from `cnngp networks`, or a JSON file."),
     Option("network", "sample", _NAME, "small_cnn").says("auto, a name from `cnngp networks`, or a JSON file."),
-    Option("recipe", f"{_FITS} gram", Kind("FILE.json", Path)).says(
-        "A recipe that recipe.to_json() made, instead of a network."
-    ),
+    Option("recipe", f"{_FITS} gram", Kind("FILE.json", Path)).says("A recipe.to_json() instead of a network."),
     Option("space", "search", Kind("SPACE"), "paper-cnn").says("paper-cnn, paper-residual or pooled."),
-    Option("noise", _FITS, Kind("NUMBER|ml|loo", _scale(0.0), _NOISE)).says(
+    Option("noise", _FITS, Kind(_WORD, _scale(0.0), _NOISE)).says(
         "Noise variance in the kernel's units, or ml or loo to choose it; by default loo with --network auto and for "
         "numbers, else 0."
     ),
-    Option("amplitude", _FITS, Kind("NUMBER|ml|loo", _scale(1e-300), "ml, loo or a positive number"), "ml").says(
-        "Scale of the kernel, or how to choose it."
-    ),
-    Option("learn", _FITS, _one_of("loo", "likelihood")).says(
-        "Learn the network's variances, by loo (leave-one-out) or by likelihood."
-    ),
-    Option("effort", _FITS, _one_of("quick", "normal", "best"), "normal").says(
-        "How much choosing a recipe, and the kernels of the chosen one, may cost."
-    ),
+    Option("amplitude", _FITS, Kind(_WORD, _scale(1e-300), _SCALE), "ml").says("Scale of the kernel."),
+    Option("learn", _FITS, _one_of("loo", "likelihood")).says("Learn the network's variances."),
+    Option("effort", _FITS, _one_of("quick", "normal", "best"), "normal").says("What choosing may cost."),
     Option("preparation", _FITS, _one_of(*_PREPARATIONS, "loo")).says(
         f"{_PREPARED}; loo chooses one by leave-one-out; by default chosen with auto, plain with others."
     ),
     Option("preparation", "gram", _one_of(*_PREPARATIONS), "plain").says(f"{_PREPARED}."),
-    Option("draws", "search", _NUMBER, 27).says(
-        "Number of networks in all; those already in the study are not repeated."
-    ),
+    Option("draws", "search", _NUMBER, 27).says("Number of networks in all, with those in the study."),
     Option("full", "search", Kind("N[@IMAGES]")).says(
         "Score the best again: 3 takes the best three with all training images, 20@10000 the best twenty with 10,000. "
         "May be repeated."
     ),
-    Option("sampler", "search", _one_of("random", "tpe"), "random").says(
-        "How networks are drawn: random, or tpe, which learns from the draws before."
-    ),
-    Option("channels", "sample", Kind("N,N,…"), "4,16,64").says(
-        "Numbers of channels in the first stage, such as 4,16,64."
-    ),
+    Option("sampler", "search", _one_of("random", "tpe"), "random").says("tpe learns from the draws before."),
+    Option("channels", "sample", Kind("N,N,…"), "4,16,64").says("Channels of the first stage."),
     Option("samples", "sample", click.IntRange(20), 1000).says("Number of networks drawn at each width."),
     Option("outputs", "sample", _NUMBER, 64).says("Outputs per network; more of them make the estimates more precise."),
     Option("seed", f"search sample {_PAPER}", _FROM_0, 0).says("The same seed draws the same networks."),
-    Option(
-        "coverage",
-        "predict view",
-        click.FloatRange(0.0, 1.0, min_open=True, max_open=True),
-    ).says(
-        "How often the set of classes, or the interval, is to hold the truth; by default 0.9 for numbers and in view."
-    ),
+    Option("coverage", "predict view", _SHARE).says("How often sets or intervals are to hold the truth."),
     Option("quick", _PAPER, _FLAG, False).says("A small version that takes minutes on two cores."),
     # Machines
     Option("device", f"{_KERNELS} predict view {_PAPER}", _one_of("auto", "cpu", "cuda"), "auto").says(
-        "auto takes the GPU if there is one."
+        "auto takes a GPU if there is one."
     ),
     Option("device", "sample", _one_of("cpu", "cuda"), "cpu").says("Where the finite networks run: cpu or cuda."),
     Option("dtype", _KERNELS, _one_of("float32", "float64"), "float32").says("Precision of the kernel."),
     Option("threads", f"{_KERNELS} {_PAPER}", _NUMBER).says("CPU threads; by default, all."),
-    Option("kind", _KERNELS, _one_of("nngp", "ntk"), "nngp").says(
-        "nngp: the kernel of the Gaussian process; ntk: the neural tangent kernel."
-    ),
+    Option("kind", _KERNELS, _one_of("nngp", "ntk"), "nngp").says("The kernel, or the tangent kernel."),
     Option("processes", "search", _NUMBER, 1).says("Number of processes on this machine."),
-    Option("scheduler", f"gram search {_PAPER}", _ADDRESS).says(
-        "Compute on the workers of a Dask cluster, such as tcp://host:8786."
-    ),
-    Option("budget", _PAPER, click.FloatRange(0.0)).says(
-        "Start no new piece after this many seconds; run again to continue."
-    ),
+    Option("scheduler", f"gram search {_PAPER}", _ADDRESS).says("A Dask cluster, such as tcp://host:8786."),
+    Option("budget", _PAPER, click.FloatRange(0.0)).says("Start no new piece after so many seconds."),
     # Files
-    Option("store", _FITS, _STORE).says(
-        "Keep the kernels here, so that an interrupted run can continue; a folder or an fsspec URL."
-    ),
+    Option("store", _FITS, _STORE).says("Keep the kernels in this folder or fsspec URL, and continue from there."),
     Option("store", "gram", _STORE).says("Where the matrix goes: a folder or an fsspec URL."),
     Option("tile", "gram", _FROM_0).says("Side of a tile in images; by default a few seconds of work."),
     Option("verify", "gram", _FLAG, True).says("Check the tiles that are already in the store."),
     Option("plan", "gram", _FLAG, False).says("Show what it would cost, after timing a few pairs; nothing is stored."),
     Option("status", "gram", _STORE).says("Show what a store holds."),
-    Option("study", "search", _NAME).says(
-        "Journal file or URL of a database that keeps every draw; by default in OUTPUT."
-    ),
+    Option("study", "search", _NAME).says("Journal or database URL of all draws; by default in OUTPUT."),
     Option("best", "search", _FILE).says("File for the best network; by default OUTPUT/best.json."),
-    Option("output", _FITS, _FOLDER).says(
-        "Folder for report.html, results.json and model.gp; by default out/DATA-NETWORK-N."
-    ),
+    Option("output", _FITS, _FOLDER).says("Folder for report and model; by default out/DATA-NETWORK-N."),
     Option("output", "search", _FOLDER).says("Folder for plots and results.json; by default out/search-DATA-SPACE."),
     Option("output", "sample", _FILE, "sample.png").says("File for the picture: .png, .pdf or .svg."),
     Option("out", _PAPER, _FOLDER).says("Folder for the results and the finished pieces."),
@@ -257,9 +215,7 @@ OPTIONS = (
     Option("model", _FITS, _FLAG, True).says("Save the model; the file takes 2·N² bytes for N images in float32."),
     Option("suspects", _FITS, _TABLE).says("Write a table of all training images, the most suspect labels first."),
     Option("labels", "view", _TABLE).says("CSV file for decisions about labels; by default MODEL.labels.csv."),
-    Option("suspects", "view", _NUMBER).says(
-        "Show this many suspect labels; by default those that the model's own errors do not explain."
-    ),
+    Option("suspects", "view", _NUMBER).says("Show so many; by default those beyond the model's errors."),
     Option("port", "view", click.IntRange(0, 65_535), 0).says("Port on this machine; 0 takes a free one."),
     Option("browser", "view", _FLAG, True).says("Open the page in a browser."),
     # What is printed

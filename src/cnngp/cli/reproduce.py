@@ -87,19 +87,14 @@ def _command(words: Sequence[str], setting: Any) -> str:
     return shlex.join(said)
 
 
-_BRACKETS = "In brackets: published values."
-_BRACKETS_QUICK = """\
-In brackets: published values. They are of the full experiment (50,000 training images in Table 1), and this is a
-small version of it: larger errors are what one expects, not a failure."""
-
-
 def _tables(doc: Any) -> str:
     """Ours, and the published values in brackets, with a line that says so."""
     from cnngp.paper.results import shown, tables
 
     parts = []
     if any(row["published"] is not None for row in doc["rows"]):
-        parts.append(_BRACKETS_QUICK if doc["quick"] else _BRACKETS)
+        full = ", of the full experiment; larger errors are no failure here" if doc["quick"] else ""
+        parts.append(f"In brackets: published values{full}.")
     for t in tables(doc["rows"]):
         lines = [("", *t.quantities)]
         for result, line in t.lines.items():
