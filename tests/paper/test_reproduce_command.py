@@ -115,7 +115,7 @@ def test_without_matplotlib_the_numbers_are_written(
 @pytest.mark.parametrize(
     ("options", "message", "code"),
     [
-        (["table1", "--device", "tpu"], "--device tpu: expected auto, cpu or cuda", 2),
+        (["table1", "--device", "tpu"], "'tpu' is not one of 'auto', 'cpu', 'cuda'", 2),
         (["table1", "--budget", "-1"], "expected a positive number of seconds", 2),
         (["table1", "--budget", "nan"], "expected a positive number of seconds", 2),
         (["table9"], "table9", 2),

@@ -47,11 +47,11 @@ def _shape(least: int, most: int) -> Callable[[str], tuple[int, ...]]:
     return parse
 
 
-def _scale(least: float) -> Callable[[str], str | float]:
-    """A finite number above this, or a word for how it is chosen."""
+def _number(least: float, *words: str) -> Callable[[str], str | float]:
+    """A finite number of this or more, or one of the words for how it is chosen."""
 
     def parse(value: str) -> str | float:
-        if value in ("ml", "loo"):
+        if value in words:
             return value
         number = float(value)
         if not least <= number < math.inf:
@@ -164,11 +164,11 @@ OPTIONS = (
     Option("network", "sample", _NAME, "small_cnn").says("auto, a name from `cnngp networks`, or a JSON file."),
     Option("recipe", f"{_FITS} gram", Kind("FILE.json", Path)).says("A recipe.to_json() instead of a network."),
     Option("space", "search", Kind("SPACE"), "paper-cnn").says("paper-cnn, paper-residual or pooled."),
-    Option("noise", _FITS, Kind(_WORD, _scale(0.0), _NOISE)).says(
+    Option("noise", _FITS, Kind(_WORD, _number(0.0, "ml", "loo"), _NOISE)).says(
         "Noise variance in the kernel's units, or ml or loo to choose it; by default loo with --network auto and for "
         "numbers, else 0."
     ),
-    Option("amplitude", _FITS, Kind(_WORD, _scale(1e-300), _SCALE), "ml").says("Scale of the kernel."),
+    Option("amplitude", _FITS, Kind(_WORD, _number(1e-300, "ml", "loo"), _SCALE), "ml").says("Scale of the kernel."),
     Option("learn", _FITS, _one_of("loo", "likelihood")).says("Learn the network's variances."),
     Option("effort", _FITS, _one_of("quick", "normal", "best"), "normal").says("What choosing may cost."),
     Option("preparation", _FITS, _one_of(*_PREPARATIONS, "loo")).says(
@@ -197,7 +197,9 @@ OPTIONS = (
     Option("kind", _KERNELS, _one_of("nngp", "ntk"), "nngp").says("The kernel, or the tangent kernel."),
     Option("processes", "search", _NUMBER, 1).says("Number of processes on this machine."),
     Option("scheduler", f"gram search {_PAPER}", _ADDRESS).says("A Dask cluster, such as tcp://host:8786."),
-    Option("budget", _PAPER, click.FloatRange(0.0)).says("Start no new piece after so many seconds."),
+    Option("budget", _PAPER, Kind("SECONDS", _number(1e-9), "a positive number of seconds")).says(
+        "Start no new piece after so many seconds."
+    ),
     # Files
     Option("store", _FITS, _STORE).says("Keep the kernels in this folder or fsspec URL, and continue from there."),
     Option("store", "gram", _STORE).says("Where the matrix goes: a folder or an fsspec URL."),
