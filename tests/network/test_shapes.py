@@ -253,6 +253,16 @@ REFUSED: list[tuple[Network, tuple[int, ...], str]] = [
     (ConvTranspose(3, 2, 1, output_padding=2), (4,), r"output_padding=2 must be smaller than .* \(2\)"),
     (ConvTranspose(1, padding=3), (4,), "the output would have -2 locations; use less padding or larger images"),
     *((layer, (4,), TOO_MANY) for layer in TOO_LARGE),
+    (
+        Sequential(C, R, C, R, GlobalAvgPool(), Dense()),
+        (400, 400),
+        r"layers\[4\]: .* on 400 × 400 needs",
+    ),
+    (  # windows of many sizes make a part each of every two of them
+        Sequential(C, R, AvgPool(5, 1, 2, count_include_pad=False), C, R, GlobalAvgPool(), Dense()),
+        (9, 6, 7),
+        r"layers\[2\]: AvgPool.* on 9 × 6 × 7 adds up .* count_include_pad=True",
+    ),
     *(
         (
             Sequential(Conv(3, padding_mode=mode), R, AvgPool(2), Dense()),  # type: ignore[arg-type]
