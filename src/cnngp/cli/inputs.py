@@ -23,7 +23,7 @@ def read_data(asked: Asked, whole: bool = False, split: Any = "standard") -> Any
     """The images that the options ask for, and a line for each note about how they were read."""
     from cnngp.datasets import load
 
-    options = ("size", "aspect", "skip_bad", "max_pixels", "columns", "features", "input_shape")
+    options = ("size", "aspect", "skip_bad", "max_pixels", "columns", "input_shape")
     given: dict[str, Any] = {name: getattr(asked, name, None) for name in options}
     found = load(asked.data, split=getattr(asked, "split", split), whole=whole, **given)
     for note in found.notes:
