@@ -42,6 +42,12 @@ WIDE = (
     "pooled_cnn-large{h}-exp",
     "pooled_cnn-large{h}-pool7-exp",
 )
+TURNED = (
+    "pooled_cnn-small{h}-exp",
+    "pooled_cnn-small{g}-pool7-exp",
+    "pooled_cnn-small{h}-pool7-exp",
+    "pooled_cnn-large{g}-pool7-exp",
+)
 EVEN = ("pooled_cnn-small{h}-even-exp", "pooled_cnn{h}-even-exp", "pooled_cnn-large{h}-even-exp")
 GLOBAL = ("pooled_cnn-small{g}-global-exp", "pooled_cnn-small{h}-global-exp")
 
@@ -50,7 +56,7 @@ IMAGES: tuple[Row, ...] = (
     Row(EXP, "contrast"),
     Row(EXP, "contrast", "flip"),
     Row(WIDE, "spectral", "flip"),
-    Row(WIDE, "spectral", "d4"),
+    Row(TURNED, "spectral", "d4"),
     Row(EVEN, "contrast"),
     Row(EVEN, "detail"),
     Row(GLOBAL, "contrast"),
@@ -143,7 +149,7 @@ def _gaps(pattern: str, preparation: Any, X: NDArray[Any]) -> dict[str, str] | N
         halvings = zoo.halvings_for(min(places))
         gaps = {"h": _halved(halvings), "g": _halved(halvings + 1)}
         gaps["plain"] = "resnet32" if len(places) == 2 and min(places) >= 16 else "small_cnn"
-        if pattern.startswith("pooled_cnn") and min(places) >> halvings < _last_pool(pattern, halvings):
+        if pattern.startswith("pooled_cnn") and not _fits(pattern, min(places), halvings):
             return None
     if "{b}" in pattern:
         bias = bias_for(as_preparation(preparation).fit_transform(X) if preparation != "plain" else X)
@@ -162,10 +168,13 @@ def _halved(times: int) -> str:
     return "" if times == 1 else f"-halved{times}"
 
 
-def _last_pool(pattern: str, halvings: int) -> int:
-    """The side that images need to have when they have been halved, for the pool at the end to leave out something."""
+def _fits(pattern: str, side: int, halvings: int) -> bool:
+    """Whether images of a side that is halved so often are as large as the pool at the end."""
+    if "-global" in pattern:
+        return side >> halvings >= zoo.pool_of("small", halvings)
+    times = halvings + ("{g}" in pattern)
     size = next((s for s in zoo.POOLED_SIZES if pattern.startswith(f"pooled_cnn-{s}")), "medium")
-    return 7 if "-pool7" in pattern else zoo.pool_of(size, halvings)
+    return side >> times >= (7 if "-pool7" in pattern else zoo.pool_of(size, times))
 
 
 def bias_for(X: NDArray[Any]) -> float | None:
