@@ -28,6 +28,9 @@ NETWORKS = {
     "small": zoo.pooled_cnn("small"),
     "medium": zoo.pooled_cnn("medium"),
     "large": zoo.pooled_cnn("large"),
+    "small-exp": zoo.pooled_cnn("small", nonlinearity="exp"),
+    "medium-exp": zoo.pooled_cnn("medium", nonlinearity="exp"),
+    "large-exp": zoo.pooled_cnn("large", nonlinearity="exp"),
 }
 
 

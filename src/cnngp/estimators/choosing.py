@@ -45,8 +45,9 @@ _PART = 0.5
 """Of that, the part that a choice may cost, which never costs more than the usual fit."""
 Tell = Callable[[str, Any], None] | None
 """Called with the name of a stage, and what is known then."""
-_AT_LEAST = 5e9
-"""Covariances, times those of the effort, that a choice may take where the fit itself costs less: a few seconds."""
+_AT_LEAST, _FIRST_ROUND = 5e9, 2e10
+"""Covariances, times those of the effort, that a choice, and its first round, may take where the fit itself costs less:
+a few seconds."""
 
 FEWEST = 20
 """With fewer images leave-one-out says too little, and what is usual is taken."""
@@ -233,7 +234,7 @@ def choose(
     order = balanced(targets.Y, len(targets.Y), 0, groups, shuffled=True)
     allowance = max(min(_PART * limit, float(rows[0][-1].elements * pairs)), _AT_LEAST * EFFORTS[effort])
     if compare and len(order) >= FEWEST:
-        first, rows = _first(rows, len(order), allowance)
+        first, rows = _first(rows, len(order), max(_SHARE * allowance, _FIRST_ROUND * EFFORTS[effort]))
         if len(rows) > 1:
             if tell is not None:
                 tell("choosing", len(rows))
@@ -243,17 +244,18 @@ def choose(
     return choice if effort == "best" else replace(choice, dearest=_dearer(table, choice, limit / max(1, pairs)))
 
 
-def _first(rows: Sequence[Sizes], images: int, allowance: float) -> tuple[int, list[Sizes]]:
-    """How many images the first round has, and its rows: those that leave room for others and for a second round."""
-    room = _SHARE * allowance / (min(_TELLING, images) ** 2 / 2)
+def _first(rows: Sequence[Sizes], images: int, most: float) -> tuple[int, list[Sizes]]:
+    """How many images the first round has, and its rows: for `most` covariances, all but those that leave no room for
+    others on images that tell something.
+    """
+    room = most / (min(_TELLING, images) ** 2 / 2)
     kept, used = [rows[0]], float(rows[0][0].elements)
     for row in rows[1:]:
         if used + row[0].elements <= room:
             kept.append(row)
             used += row[0].elements
-    least, most = _FIRST
-    n = int(math.sqrt(2 * _SHARE * allowance / used))
-    return min(images, max(least, min(most, n))), kept
+    least, largest = _FIRST
+    return min(images, max(least, min(largest, int(math.sqrt(2 * most / used))))), kept
 
 
 def _dearer(table: Sequence[Sizes], choice: Choice, limit: float) -> tuple[str, int] | None:
@@ -281,12 +283,12 @@ class _Search:
     def run(self, choice: Choice, n: int, most: float, tell: Tell) -> Choice:
         """The choice among all rows; `most` is how many covariances a pair of the fit may take."""
         usual = self.alive[0]
-        all_rounds, begun = self._expected(n), self.left
+        at_least = (1 - _SHARE) * self.left
         with progress_bar(None, "choosing a recipe", "try") as bar:
             self._round(n, [t.at for t in self.alive], bar)
+            self.left = max(self.left, at_least)
             if tell is not None:
-                rest = all_rounds - (begun - self.left)
-                tell("expected", Expected(rest / self.rate, usual.sizes[-1].elements / self.rate))
+                tell("expected", Expected(self._expected() / self.rate, usual.sizes[-1].elements / self.rate))
             while (following := self._next(usual)) is not None:
                 self._round(*following, bar)
             best, gain = _better_than_usual(self.alive, usual)
@@ -312,17 +314,15 @@ class _Search:
             bar.update(1)
         self.alive.sort(key=lambda t: t.loss)
 
-    def _expected(self, n: int) -> float:
-        """Covariances of all rounds, if rows left in the order of the table."""
+    def _expected(self) -> float:
+        """Covariances of all rounds to come, if rows leave in the order in which they are."""
         rows = [replace(t) for t in self.alive]
         twin = replace(self, alive=rows)
-        following: tuple[int, list[int]] | None = (n, [t.at for t in rows])
-        while following is not None:
+        while (following := twin._next(rows[0])) is not None:
             images, sizes = following
             for tried, size in zip(twin.alive, sizes, strict=True):
                 twin.left -= tried.cost(images, size)
                 tried.at, tried.images = size, images
-            following = twin._next(rows[0])
         return self.left - twin.left
 
     def _next(self, usual: _Tried) -> tuple[int, list[int]] | None:
