@@ -21,11 +21,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cnngp import GPClassifier, Kernel, datasets, zoo
-from cnngp.estimators.labels import Calibration, at_best_temperature, probabilities
+from cnngp.estimators.labels import Calibration, at_best_temperature, moderated_scores, probabilities
 from cnngp.gp import calibration
 from cnngp.gp.calibration import probability_of_largest, softmax
 from cnngp.gp.exact import ExactGP
-from cnngp.gp.line_search import minimised
+from cnngp.gp.objectives import minimised
 
 from .drawn import SETS, drawn
 from .made import made
@@ -94,8 +94,8 @@ def compare_noise(names: list[str], sizes: list[int], test: int, shares: list[fl
                 targets = np.asarray(clf.gp_.leave_one_out().targets)
                 mean, variance = clf.gp_.leave_one_out().moments
                 moderated = clf._calibration.moderated
-                found = at_best_temperature(clf._coding, mean, targets, variance if moderated else 0.0)
-                alone = Calibration(found[0], 0.0, moderated)
+                scores = moderated_scores(clf._coding, mean, variance if moderated else np.zeros(len(mean)))
+                alone = Calibration(at_best_temperature(scores, clf._coding.codes(targets))[0], 0.0, moderated)
                 moments = clf._moments(data.X_test, None, None)
                 was = calibration.scores(probabilities(clf._coding, *moments, alone), codes)
                 now = calibration.scores(clf.predict_proba(data.X_test), codes)

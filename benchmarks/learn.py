@@ -27,7 +27,7 @@ import numpy as np
 
 from cnngp import GELU, AvgPool, Conv, Dense, GPClassifier, ReLU, Sequential, datasets
 from cnngp.estimators import Learning
-from cnngp.estimators.labels import ClassTargets, OneLabel
+from cnngp.estimators.labels import ClassTargets, Coding
 from cnngp.estimators.learning import Problem, groups_of, moved, opened
 from cnngp.estimators.training_images import balanced
 from cnngp.gp import calibration
@@ -54,7 +54,7 @@ def random_search(network: Network, X: Any, y: Any, seconds: float) -> tuple[Net
     """The best of the networks that were drawn until the time was over, its noise over mean k(x, x), and how many."""
     begun = time.perf_counter()
     classes = np.unique(y)
-    targets = ClassTargets(OneLabel(classes), y)
+    targets = ClassTargets(Coding(classes), y)
     rows = balanced(targets.Y, SEARCH["images"], 0)
     problem = Problem(Kernel(network, "cpu"), X[rows], targets.Y[rows], "loo", 0.0, "ml", targets.slopes)
     given = network.parameters()

@@ -22,7 +22,7 @@ from cnngp.datasets.sets import folders
 from cnngp.estimators.classifier import GPClassifier
 from cnngp.gp.exact import ExactGP
 from cnngp.gp.linalg import JitterWarning
-from cnngp.gp.line_search import minimised
+from cnngp.gp.objectives import minimised
 from cnngp.kernel.kernel import Kernel
 from cnngp.network import zoo
 from cnngp.network.layers import Network

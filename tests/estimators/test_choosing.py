@@ -59,7 +59,7 @@ def test_a_matrix_learning_or_a_solver_by_iteration_takes_what_is_usual_or_no_no
     usual = candidates(DATA.X)[0][-1].term.network
     K = Kernel(usual, device="cpu")(DATA.X)
     assert GPClassifier(device="cpu").fit(DATA.X, DATA.y, K=K).network_ == usual
-    clf = GPClassifier(device="cpu", solver="mixed").fit(DATA.X[:15], DATA.y[:15])
+    clf = GPClassifier(device="cpu", solver="cg").fit(DATA.X[:15], DATA.y[:15])
     assert (clf.network_, clf.gp_.noise) == (usual, 0.0)
 
 

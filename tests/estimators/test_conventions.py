@@ -24,7 +24,7 @@ from cnngp import Conv, Dense, GPClassifier, GPRegressor, Kernel, ReLU, Sequenti
 from cnngp.common.arrays import DataError
 from cnngp.estimators import Recipe, Term
 from cnngp.estimators.choosing import left_out
-from cnngp.estimators.labels import ClassTargets, OneLabel, RealTargets
+from cnngp.estimators.labels import ClassTargets, Coding, RealTargets
 from cnngp.gp.noise import chosen_noise
 from helpers.estimators import DATA, NET
 
@@ -136,7 +136,7 @@ def test_images_of_little_weight_count_little_where_recipes_are_compared(classes
     for heavy in (first, ~first):
         weight = np.where(heavy, 1.0, 1e-3)
         targets = (
-            ClassTargets(OneLabel(np.arange(2)), (y > 0) * 1, weight) if classes else RealTargets(y[:, None], weight)
+            ClassTargets(Coding(np.arange(2)), (y > 0) * 1, weight) if classes else RealTargets(y[:, None], weight)
         )
         losses = [left_out(K.astype(np.float32), targets).mean() for K in (of_first, of_second)]
         assert (losses[0] < losses[1] - 0.1) == heavy[0]

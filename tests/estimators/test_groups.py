@@ -62,9 +62,8 @@ def test_classes_of_one_group_each_are_fitted_without_noise():
     assert clf.gp_.noise == 0.0
 
 
-@pytest.mark.parametrize("solver", ["cg", "mixed"])
-def test_an_iterative_solver_leaves_groups_out_together(solver, tmp_path: Path):
-    exact, clf = (classifier(noise=0.1, solver=s).fit(X5, Y5) for s in ("cholesky", solver))
+def test_an_iterative_solver_leaves_groups_out_together(tmp_path: Path):
+    exact, clf = (classifier(noise=0.1, solver=solver).fit(X5, Y5) for solver in ("cholesky", "cg"))
     assert 200 < len(clf.loo_rows_) <= 256
     np.testing.assert_allclose(clf.gp_.leave_one_out().mean, exact.gp_.leave_one_out().mean[clf.loo_rows_], atol=1e-6)
     assert (np.bincount(clf.gp_.groups)[clf.gp_.groups] == 5).all()
@@ -72,7 +71,7 @@ def test_an_iterative_solver_leaves_groups_out_together(solver, tmp_path: Path):
     again = GPClassifier.load(tmp_path / "m.gp", device="cpu")
     np.testing.assert_array_equal(again.loo_probabilities_, clf.loo_probabilities_)
     twice = np.concatenate([DATA.X, DATA.X])  # equal images are groups without being told
-    repeated = classifier(noise=0.1, solver=solver).fit(twice, np.tile(DATA.y, 2))
+    repeated = classifier(noise=0.1, solver="cg").fit(twice, np.tile(DATA.y, 2))
     assert repeated.loo_error_ == classifier(noise=0.1).fit(twice, np.tile(DATA.y, 2)).loo_error_
 
 

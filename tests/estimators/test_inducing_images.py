@@ -60,20 +60,19 @@ def test_a_classifier_through_inducing_images(fitted: GPClassifier) -> None:
     assert abs(given.loo_error_ - (1.0 - given.score(DATA.X_test, DATA.y_test))) < 0.03
 
 
-def source(X: np.ndarray, store: Any = None) -> Source:
+def source(X: np.ndarray, Y: np.ndarray, network: Sequential = NET, store: Any = None) -> Source:
     images = Images(X.astype(np.float32), np.dtype(np.float32))
-    return Source(
-        images, kernel_of(Recipe([Term(NET)]), images, lambda net, symmetry: Kernel(net, device="cpu")), store
-    )
+    kernel = kernel_of(Recipe([Term(network)]), images, lambda net, symmetry: Kernel(net, device="cpu"))
+    return Source(images, kernel, Y, store=store)
 
 
 def test_the_images_that_the_others_explain_least_are_chosen(tmp_path: Path) -> None:
     """Against the rule written out in float64, with an exact GP of the images so far in every round."""
     X = DATA.X[:200]
-    images = source(X)
     targets = 2.0 * np.eye(10)[DATA.y[:200]] - 1.0
+    images = source(X, targets)
     reserved = np.arange(50, 100)
-    choice = choose(images, targets, 30, reserved, np.random.default_rng(3))
+    choice = choose(images, 30, reserved, np.random.default_rng(3))
     assert not set(choice.rows) & set(reserved)
     assert len(np.unique(choice.rows)) == 30
     np.testing.assert_array_equal(choice.Z, X[choice.rows].astype(np.float32))
@@ -89,18 +88,17 @@ def test_the_images_that_the_others_explain_least_are_chosen(tmp_path: Path) -> 
     # All images were candidates, so all their kernels are there; they are the same from a store, and computed once.
     whole = np.concatenate(choice.columns, axis=1)
     np.testing.assert_array_equal(whole, images.kernel(images.images.pixels, choice.Z))
-    kept = choose(source(X, tmp_path), targets, 30, reserved, np.random.default_rng(3))
+    kept = choose(source(X, targets, store=tmp_path), 30, reserved, np.random.default_rng(3))
     np.testing.assert_array_equal(kept.rows, choice.rows)
     np.testing.assert_array_equal(np.concatenate([c[:] for c in kept.columns], axis=1), whole)
 
 
 def chosen_of(images: Source, m: int, reserved: Any = (), **options: Any) -> Any:
-    targets = 2.0 * np.eye(10)[DATA.y] - 1.0
-    return choose(images, targets, m, np.asarray(reserved, np.intp), np.random.default_rng(0), **options)
+    return choose(images, m, np.asarray(reserved, np.intp), np.random.default_rng(0), **options)
 
 
 def test_of_many_images_some_are_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
-    images = source(DATA.X)
+    images = source(DATA.X, 2.0 * np.eye(10)[DATA.y] - 1.0)
     few = chosen_of(images, 20, range(50))  # 180 of 400
     assert len(np.unique(few.rows)) == 20
     assert few.rows.min() >= 50
@@ -120,24 +118,22 @@ def test_of_many_images_some_are_candidates(monkeypatch: pytest.MonkeyPatch) -> 
     np.testing.assert_array_equal(chosen_of(images, 400).rows, np.arange(400))
     monkeypatch.undo()
     a, b = (
-        choose(source(DATA.X[:60]), np.eye(10)[DATA.y[:60]], 8, np.arange(60), np.random.default_rng(s)).rows
+        choose(source(DATA.X[:60], np.eye(10)[DATA.y[:60]]), 8, np.arange(60), np.random.default_rng(s)).rows
         for s in (0, 1)
     )
     assert set(a) != set(b) != set(range(8))  # rows that come last are no less random
     # Repeats come after all others: 40 images, each of them three times.
-    thrice = source(np.tile(DATA.X[:40], (3, 1, 1, 1)))
-    rows = choose(thrice, np.tile(np.eye(10)[DATA.y[:40]], (3, 1)), 40, np.arange(20), np.random.default_rng(0)).rows
+    thrice = source(np.tile(DATA.X[:40], (3, 1, 1, 1)), np.tile(np.eye(10)[DATA.y[:40]], (3, 1)))
+    rows = choose(thrice, 40, np.arange(20), np.random.default_rng(0)).rows
     assert len(set(rows % 40)) == 40
 
 
 def test_candidates_are_not_the_reserved_images() -> None:
     """Of more than 10,000 images NumPy draws small sets inside larger ones, if it starts from the same seed."""
     X = RNG.random((20_000, 1, 1, 2)).astype(np.float32)
-    images = Images(X, X.dtype)
-    network = Sequential(Dense(), ReLU(), Dense())
-    pool = Source(images, kernel_of(Recipe([Term(network)]), images, lambda net, symmetry: Kernel(net, device="cpu")))
+    pool = source(X, X.mean((1, 2)) - 0.5, Sequential(Dense(), ReLU(), Dense()))
     reserved = np.sort(np.random.default_rng(0).choice(20_000, 4096, replace=False))
-    choice = choose(pool, X.mean((1, 2)) - 0.5, 40, reserved, np.random.default_rng(0))
+    choice = choose(pool, 40, reserved, np.random.default_rng(0))
     assert len(choice.rows) == 40
     assert not np.isin(choice.rows, reserved).any()
 

@@ -11,7 +11,7 @@ import pytest
 from scipy.ndimage import gaussian_filter
 
 from cnngp import Conv, Dense, GPClassifier, GPRegressor, ReLU, Sequential, datasets
-from cnngp.estimators.inducing import Pilot
+from cnngp.estimators.inducing import excess
 
 NET = Sequential(Conv(3, bias_var=0.1), ReLU(), Conv(3, bias_var=0.1), ReLU(), Dense())
 TRAIN, INDUCING = 1000, 200
@@ -91,15 +91,15 @@ def test_what_it_says_holds_over_sets_and_random_states() -> None:
 
 
 def test_a_share_of_the_error_with_what_chance_adds() -> None:
-    pilot = Pilot(error=0.2, exact=0.15, uncertainty=0.01)
-    excess, uncertainty = pilot.excess(0.04, of=1000)
-    assert excess == pytest.approx(0.01)  # a quarter of the error
-    likely = (40 + 1) / 1002
-    assert uncertainty == pytest.approx(np.hypot(0.01 * likely / 0.2, 0.25 * np.sqrt(likely * (1 - likely) / 1000)))
+    small, exact, right = np.arange(100) < 20, np.arange(100) < 15, np.zeros(100)
+    above, uncertainty = excess(1.0 * small, 1.0 * exact, 0.04, of=1000)
+    assert above == pytest.approx(0.01)  # a quarter of the error
+    likely, own = (40 + 1) / 1002, np.sqrt(0.05 * 0.95) / 10
+    assert uncertainty == pytest.approx(np.hypot(own * likely / 0.2, 0.25 * np.sqrt(likely * (1 - likely) / 1000)))
     # No image wrong of a hundred is not an error of 0, and better than the exact process is chance.
-    assert pilot.excess(0.0, of=100)[1] > 0.0
-    assert Pilot(0.1, 0.12, 0.01).excess(0.05, of=100)[0] == 0.0
-    assert Pilot(0.0, 0.0, 0.0).excess(0.05, of=100) == (0.0, 0.0)
+    assert excess(1.0 * small, 1.0 * exact, 0.0, of=100)[1] > 0.0
+    assert excess(1.0 * exact, 1.0 * small, 0.05, of=100)[0] == 0.0
+    assert excess(right, right, 0.05, of=100) == (0.0, 0.0)
 
 
 def test_where_it_is_measured_and_where_not(tmp_path: Path) -> None:

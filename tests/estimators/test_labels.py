@@ -12,7 +12,7 @@ from cnngp import Conv, Dense, GPClassifier, GPRegressor, ReLU, Sequential, data
 from cnngp.common import files as persistence
 from cnngp.common.arrays import DataError
 from cnngp.common.errors import ModelFileError
-from cnngp.estimators.labels import Calibration, at_best_temperature, probabilities, read_labels
+from cnngp.estimators.labels import Calibration, at_best_temperature, moderated_scores, probabilities, read_labels
 from cnngp.gp import calibration
 from cnngp.gp.checks import MatrixError
 
@@ -112,8 +112,8 @@ def with_one_temperature(clf: GPClassifier, X: Any) -> Any:
     """Probabilities without random labels, and one temperature for all questions."""
     left = clf.gp_.leave_one_out()
     moderated = clf._calibration.moderated
-    variance = left.variance if moderated else 0.0
-    shared = Calibration(at_best_temperature(clf._coding, left.mean, left.targets, variance)[0], 0.0, moderated)
+    scores = moderated_scores(clf._coding, left.mean, left.variance if moderated else np.zeros(len(left.mean)))
+    shared = Calibration(at_best_temperature(scores, clf._coding.codes(left.targets))[0], 0.0, moderated)
     return probabilities(clf._coding, *clf._moments(X, None, None), shared)
 
 

@@ -43,7 +43,6 @@ PATHS: dict[str, dict[str, Any]] = {
     "inducing": {"inducing": 20},
     "own inducing images": {"inducing": X[:15], "noise": "ml"},
     "cg": {"noise": 0.1, "solver": "cg"},
-    "mixed": {"noise": 0.1, "solver": "mixed"},
     "stored": {"noise": 0.1, "store": "K.zarr"},
     "stored, cg": {"noise": 0.1, "solver": "cg", "store": "K.zarr"},
     "learned": {"noise": 0.1, "learn": Learning(images=20, starts=1, steps=2)},

@@ -72,8 +72,6 @@ def test_points_that_are_added(seed: int) -> None:
     alone = ExactGP(K[:k, :k], Y[:k], noise=problem.noise, groups=first, point_noise=own[:k])
     alone.add(K[k:, :k], K[k:, k:], Y[k:], own[k:])
     problem.group = np.r_[problem.group[:k] if first is not None else np.arange(k), 100 + np.arange(n - k)]
-    problem.image[k:] = 100 + np.arange(n - k)
-    problem.image[:k] = problem.image[:k] if first is not None else np.arange(k)
     assert_left_out(alone, *problem.left_out()[:2])
 
 
@@ -96,7 +94,7 @@ def test_the_iterative_posterior(seed: int, monkeypatch: pytest.MonkeyPatch) -> 
 @seeds
 def test_the_posterior_through_inducing_points(seed: int) -> None:
     """Inducing points leave with their group; the weights of the other points, which are judged by all, stay."""
-    problem = Problem(3 * seed + seed % 2)  # alone or in groups, of which no two share an image
+    problem = Problem(3 * seed + seed % 2)  # alone or in groups, without repeated points
     n, Y, noise = problem.n, problem.Y, problem.noise
     K, (K_new, K_new_new, diagonal) = problem.K, problem.new
     at = np.sort(problem.rng.permutation(n)[: n // 2])

@@ -13,7 +13,7 @@ import torch
 from cnngp import gram
 from cnngp.common import memory
 from cnngp.common.errors import StoreError
-from cnngp.gp import solve, solving
+from cnngp.gp import solve
 from cnngp.gp.exact import ExactGP
 from cnngp.gp.solving import solve_matrix
 from cnngp.gp.solving.matrices import SymmetricMatrix
@@ -21,24 +21,16 @@ from helpers import fake_cupy
 from helpers.solves import DIGITS, KERNEL, targets
 
 
-@pytest.mark.parametrize(("free", "method"), [(720_000, "cholesky"), (719_999, "mixed"), (359_999, "cg")])
+@pytest.mark.parametrize(("free", "method"), [(720_000, "cholesky"), (719_999, "cg")])
 def test_auto_takes_what_fits(stored: Path, monkeypatch: pytest.MonkeyPatch, free: int, method: str) -> None:
     monkeypatch.setattr(memory, "available", lambda device="cpu": free)
     assert solve(stored, targets(), 0.01, device="cpu").method == method
 
 
-def test_cards_with_slow_float64_take_a_float32_factor(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "available", lambda device="cpu": 10**9)
-    for slow, method in ((True, "mixed"), (False, "cholesky")):
-        monkeypatch.setattr(solving, "float64_is_slow", lambda slow=slow: slow)
-        assert solving.choose_method(1000, "cuda") == method
-    assert solving.choose_method(1000, "cpu") == "cholesky"
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"method": "lu"}, "method='lu' is not one of 'auto', 'cholesky', 'mixed', 'cg'"),
+        ({"method": "lu"}, "method='lu' is not one of 'auto', 'cholesky', 'cg'"),
         ({"noise": -1.0}, "noise=-1.0: expected a variance"),
         ({"noise": "ml"}, "noise='ml': expected a variance"),
         ({"tolerance": 2.0}, "tolerance=2.0: expected a number between 0 and 1"),
@@ -67,13 +59,13 @@ def test_cards_with_slow_float64_take_a_float32_factor(monkeypatch: pytest.Monke
 )
 def test_bad_arguments(arguments: dict[str, Any], message: str) -> None:
     good = {"store": np.eye(4), "Y": np.ones(4), "noise": 0.1, "method": "cg", "device": "cpu"}
-    for method in ("cg", "mixed", "cholesky") if {"Y", "store"} & set(arguments) and "has type" in message else ("cg",):
+    for method in ("cg", "cholesky") if {"Y", "store"} & set(arguments) and "has type" in message else ("cg",):
         with pytest.raises(ValueError, match=message) as caught:
             solve(**(good | {"method": method} | arguments))
         assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("method", ["cholesky", "mixed", "cg"])
+@pytest.mark.parametrize("method", ["cholesky", "cg"])
 def test_any_library_and_any_real_type(method: Any) -> None:
     K = np.diag([1.0, 2.0, 3.0]) + 1.0
     expected = np.linalg.solve(K + 0.5 * np.eye(3), [1.0, 2.0, 3.0])
@@ -81,9 +73,9 @@ def test_any_library_and_any_real_type(method: Any) -> None:
     for matrix in (K.astype(np.float32), K.astype(np.int64), K.astype(object), K.tolist(), torch_K):
         Y = torch.tensor([1.0, 2.0, 3.0]) if matrix is torch_K else [1, 2, 3]
         options = {"rank": np.int64(1), "iterations": np.int32(50), "tolerance": np.float64(1e-10)}
-        noise = {"cg": np.float32(0.5), "mixed": np.array(0.5), "cholesky": torch.tensor(0.5)}[method]
-        found = solve(matrix, Y, noise, method, device="cpu", **options)
-        np.testing.assert_allclose(found.weights, expected, rtol=1e-8)
+        for noise in (np.float32(0.5), np.array(0.5), torch.tensor(0.5)):
+            found = solve(matrix, Y, noise, method, device="cpu", **options)
+            np.testing.assert_allclose(found.weights, expected, rtol=1e-8)
 
 
 def test_stores_that_cannot_be_solved(tmp_path: Path) -> None:
@@ -107,7 +99,7 @@ def test_stores_that_cannot_be_solved(tmp_path: Path) -> None:
         solve(K, targets(60), 0.1, "cg", device="cpu")
 
 
-@pytest.mark.parametrize("method", ["cg", "mixed", "cholesky"])
+@pytest.mark.parametrize("method", ["cg", "cholesky"])
 def test_arrays_on_a_card_take_the_same_path(monkeypatch: pytest.MonkeyPatch, method: str) -> None:
     K, Y = KERNEL(DIGITS.X[:100]), targets(100)
     fake_cupy.install(monkeypatch)
@@ -119,7 +111,7 @@ def test_arrays_on_a_card_take_the_same_path(monkeypatch: pytest.MonkeyPatch, me
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("method", ["auto", "cg", "mixed", "cholesky"])
+@pytest.mark.parametrize("method", ["auto", "cg", "cholesky"])
 def test_on_a_real_card(stored: Path, method: Any) -> None:
     cupy = pytest.importorskip("cupy")
     exact = ExactGP(KERNEL(DIGITS.X), targets(), noise=0.01).alpha

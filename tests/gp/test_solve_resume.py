@@ -13,7 +13,7 @@ from cnngp.common.errors import StoreError
 from cnngp.gp import solve
 from cnngp.gp.solving import ConvergenceWarning, conjugate
 from cnngp.gp.solving import checkpoint as checkpoint_module
-from cnngp.gp.solving.conjugate import Nystrom
+from cnngp.gp.solving.checkpoint import Checkpoint
 from cnngp.gp.solving.matrices import SymmetricMatrix
 from helpers.solves import DIGITS, KERNEL, targets
 
@@ -25,14 +25,14 @@ class Killed(BaseException):
 def _kill_after(monkeypatch: pytest.MonkeyPatch, iterations: int) -> None:
     """Every iteration is kept, and the process dies right after that of one of them was."""
     monkeypatch.setattr(checkpoint_module, "SECONDS", 0.0)
-    save = checkpoint_module.Checkpoint.save
+    see = Checkpoint.see
 
-    def saved(self: Any, E: Any, state: conjugate.State, every: float | None = None) -> None:
-        save(self, E, state, every)
+    def seen(self: Checkpoint, state: conjugate.State) -> None:
+        see(self, state)
         if state.iteration == iterations:
             raise Killed
 
-    monkeypatch.setattr(checkpoint_module.Checkpoint, "save", saved)
+    monkeypatch.setattr(Checkpoint, "see", seen)
 
 
 def test_a_killed_solve_goes_on_where_it_was(stored: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,14 +46,12 @@ def test_a_killed_solve_goes_on_where_it_was(stored: Path, monkeypatch: pytest.M
         _kill_after(patch, 7)
         with pytest.raises(Killed):
             solve(stored, targets(), 1e-3, **options)
-    left = sorted(p.name for p in stored.parent.iterdir() if p.name != "K.zarr")
-    assert len(left) == 2
-    assert left[1] == left[0] + "-basis"
+    assert len(list(stored.parent.glob("K.zarr.solve-*"))) == 1
     passes.clear()
     again = solve(stored, targets(), 1e-3, **options)
     np.testing.assert_array_equal(again.weights, whole.weights)
     assert again.iterations == whole.iterations
-    assert len(passes) == whole.iterations - 7 + 1  # the rest, and the check; no new preconditioner
+    assert len(passes) == 1 + whole.iterations - 7 + 1  # the preconditioner, the rest, and the check
     assert [p.name for p in stored.parent.iterdir()] == ["K.zarr"]
 
 
@@ -73,17 +71,16 @@ def test_an_interrupted_solve_keeps_its_last_iteration(stored: Path, monkeypatch
         patch.setattr(SymmetricMatrix, "multiply", interrupted)
         with pytest.raises(KeyboardInterrupt, match=r"iteration 6 is kept in .*Run it again to continue"):
             solve(stored, targets(), 1e-3, **options)
-    assert len(list(stored.parent.glob("K.zarr.solve-*"))) == 2  # the state and the basis, as it says
+    assert len(list(stored.parent.glob("K.zarr.solve-*"))) == 1  # as it says
     again = solve(stored, targets(), 1e-3, **options)
     np.testing.assert_array_equal(again.weights, whole.weights)
 
 
-def test_checkpoints_of_other_problems_and_damaged_ones(
-    stored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_what_is_no_checkpoint_of_this_problem_is_left_as_it_is(
+    stored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "solve.state"
     options: dict[str, Any] = {"method": "cg", "rank": 20, "device": "cpu", "checkpoint": path}
-    whole = solve(stored, targets(), 1e-3, **options)
     with monkeypatch.context() as patch:
         _kill_after(patch, 5)
         with pytest.raises(Killed):
@@ -92,35 +89,13 @@ def test_checkpoints_of_other_problems_and_damaged_ones(
         with pytest.raises(StoreError, match="checkpoint of another problem"):
             solve(*problem, **options)
     data = path.read_bytes()
-    path.write_bytes(data[: len(data) // 2])
-    with caplog.at_level("WARNING", "cnngp"):
-        again = solve(stored, targets(), 1e-3, **options)
-    assert "is not a checkpoint saved by cnngp, or is cut short" in caplog.text
-    assert (tmp_path / "solve.state.damaged").read_bytes() == data[: len(data) // 2]
-    np.testing.assert_array_equal(again.weights, whole.weights)
-    assert not path.exists()
-
-
-def test_a_file_that_is_no_checkpoint_is_left_as_it_is(tmp_path: Path) -> None:
-    K, path = KERNEL(DIGITS.X[:60]), tmp_path / "results.npz"
-    for name in ("results.npz", "results.npz-basis"):
-        (tmp_path / name).write_text("precious")
-        with pytest.raises(StoreError, match=rf"{name} is no checkpoint of a solve, so it is left as it is"):
-            solve(K, targets(60), 1e-2, "cg", device="cpu", checkpoint=path)
-        assert (tmp_path / name).read_text() == "precious"
-        if name == "results.npz":
-            solve(K, targets(60), 1e-2, "cg", device="cpu", checkpoint=path, rank=0)
-            assert path.read_text() == "precious"
-            path.unlink()
-
-
-@pytest.mark.parametrize("name", ["state", "state-basis"])
-def test_a_link_in_the_place_of_a_checkpoint_is_not_followed(name: str, tmp_path: Path) -> None:
-    (tmp_path / "private").mkdir()
-    (tmp_path / name).symlink_to(tmp_path / "private" / "new")
-    with pytest.raises(StoreError, match=rf"{name} is a link to .*new, which is not followed"):
-        solve(KERNEL(DIGITS.X[:60]), targets(60), 1e-2, "cg", device="cpu", checkpoint=tmp_path / "state")
-    assert not list((tmp_path / "private").iterdir())
+    for other in (data[: len(data) // 2], b"precious"):
+        path.write_bytes(other)
+        with pytest.raises(StoreError, match=r"solve.state is not a .*; it is left as it is: give another checkpoint="):
+            solve(stored, targets(), 1e-3, **options)
+        assert path.read_bytes() == other
+    solve(stored, targets(), 1e-3, **options | {"rank": 0})
+    assert path.read_bytes() == b"precious"
 
 
 def test_a_solve_that_ran_out_of_iterations_goes_on(stored: Path, tmp_path: Path) -> None:
@@ -130,7 +105,7 @@ def test_a_solve_that_ran_out_of_iterations_goes_on(stored: Path, tmp_path: Path
     for _ in range(2):  # the second has nothing to add
         with pytest.warns(ConvergenceWarning, match="5 iterations were not enough; more of them go on from .*state"):
             solve(stored, targets(), 1e-3, **options, iterations=5)
-        assert sorted(p.name for p in tmp_path.iterdir()) == ["solve.state", "solve.state-basis"]
+        assert list(tmp_path.iterdir()) == [path]
     again = solve(stored, targets(), 1e-3, **options)
     np.testing.assert_array_equal(again.weights, whole.weights)
     assert again.iterations == whole.iterations
@@ -148,12 +123,10 @@ def test_a_checkpoint_gives_back_all_that_an_iteration_carries(tmp_path: Path) -
     rng = np.random.default_rng(0)
     arrays = {name: rng.standard_normal((5, 2)) for name in ("X", "Q", "S", "C", "best", "least", "energy")}
     state = conjugate.State(**arrays, start=0.1 + 0.2, iteration=7, history=(0.5, 1 / 3), gains=(0.25, 1e-300))
-    E = Nystrom(rng.standard_normal((5, 3)), rng.random(3), 0.1)
-    checkpoint_module.Checkpoint(tmp_path / "c", "this").save(E, state, every=0.0)
-    again, found = checkpoint_module.Checkpoint(tmp_path / "c", "this").read(np, 0.1)
-    assert again is not None
+    kept = Checkpoint(tmp_path / "c", "this")
+    kept.see(state)
+    kept.write()
+    found = Checkpoint(tmp_path / "c", "this").read(np)
     assert found is not None
-    np.testing.assert_array_equal(again.U, E.U)
-    np.testing.assert_array_equal(again.values, E.values)
     for field in dataclasses.fields(conjugate.State):
         np.testing.assert_array_equal(getattr(found, field.name), getattr(state, field.name), err_msg=field.name)

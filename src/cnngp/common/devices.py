@@ -12,8 +12,6 @@ from .optional import need
 
 Device = Literal["auto", "cpu", "cuda"]
 ActualDevice = Literal["cpu", "cuda"]
-# A card whose float32 is more than this many times as fast as its float64 is made for graphics.
-_SLOW_FLOAT64 = 4
 
 
 class EngineError(RuntimeError):
@@ -93,11 +91,6 @@ def pooled_memory() -> int:
 def release_pooled_memory() -> None:
     """Give back what CuPy holds and does not use, for other libraries and processes."""
     _cupy().get_default_memory_pool().free_all_blocks()
-
-
-def float64_is_slow() -> bool:
-    """By the ratio of float32 to float64 speed that the driver gives: 2 on data-centre cards, 32 or 64 on others."""
-    return int(_cupy().cuda.Device().attributes.get("SingleToDoublePrecisionPerfRatio", 2)) > _SLOW_FLOAT64
 
 
 def _cupy() -> Any:

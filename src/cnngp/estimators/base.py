@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
-from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -42,10 +41,9 @@ Floats = NDArray[np.float64]
 Numbers = NDArray[np.intp]
 
 
-def _part(path: str, says: str | None = None) -> Any:
+def _part(of: Callable[[Fit], Any], says: str | None = None) -> Any:
     """A part of the fit as an attribute of the estimator."""
-    get = attrgetter(path)
-    return property(lambda estimator: get(estimator.fit_), doc=says)
+    return property(lambda estimator: of(estimator.fit_), doc=says)
 
 
 class GPEstimator(Parameters, BaseEstimator):  # type: ignore[misc]
@@ -53,20 +51,22 @@ class GPEstimator(Parameters, BaseEstimator):  # type: ignore[misc]
 
     fit_: Fit
     """All that a fit leaves; the attributes below are parts of it, None (and so Any) of a fit to a matrix alone."""
-    gp_: Posterior = _part("posterior")
-    fit_report_: FitReport = _part("report", "What was measured about the fit, and what can be trusted.")
-    recipe_: Any = _part("recipe", "What the fit was made by: `GPClassifier(clf.recipe_)` makes it again.")
-    choice_: Choice | None = _part("choice", "Why this recipe, where none was given.")
-    learned_: Learned | None = _part("learned", "What was learned and how, None without `learn`.")
-    kernel_: Any = _part("main_kernel", "The kernel of the recipe's term of the largest weight.")
-    network_: Any = _part("network", "The network of that term, given, chosen or learned.")
-    X_: Any = _part("X", "The images that the model answers by, training or inducing ones, as they were given.")
-    input_shape_: Any = _part("input_shape")
-    y_: Any = _part("y")
-    names_: Any = _part("names")
-    inducing_rows_: Numbers | None = _part("rows", "The training images that are inducing ones; empty for others.")
-    loo_rows_: Numbers = _part("loo_rows", "Rows of the training images that have leave-one-out predictions.")
-    log_marginal_likelihood_: float | None = _part("posterior.log_marginal_likelihood")
+    gp_: Posterior = _part(lambda fit: fit.posterior)
+    fit_report_: FitReport = _part(lambda fit: fit.report, "What was measured about the fit, and what can be trusted.")
+    recipe_: Any = _part(
+        lambda fit: fit.recipe, "What the fit was made by: `GPClassifier(clf.recipe_)` makes it again."
+    )
+    choice_: Choice | None = _part(lambda fit: fit.choice, "Why this recipe, where none was given.")
+    learned_: Learned | None = _part(lambda fit: fit.learned, "What was learned and how, None without `learn`.")
+    kernel_: Any = _part(lambda fit: fit.kernel and fit.kernel.main, "Of the recipe's term of the largest weight.")
+    network_: Any = _part(lambda fit: fit.recipe and fit.recipe.main.network, "Of that term: given, chosen or learned.")
+    X_: Any = _part(lambda fit: fit.X, "The images that the model answers by, training or inducing ones, as given.")
+    input_shape_: Any = _part(lambda fit: None if fit.X is None else fit.X.shape[1:])
+    y_: Any = _part(lambda fit: fit.y)
+    names_: Any = _part(lambda fit: fit.names)
+    inducing_rows_: Numbers | None = _part(lambda fit: fit.rows, "Training images that are inducing ones, if they are.")
+    loo_rows_: Numbers = _part(lambda fit: fit.posterior.loo_rows, "Training images with leave-one-out predictions.")
+    log_marginal_likelihood_: float | None = _part(lambda fit: fit.posterior.log_marginal_likelihood)
     image_aspect_: Aspect | None = None
     """How image files were brought to one size, for those to come; set by whoever read them."""
     loo_error_: float
@@ -166,8 +166,7 @@ class GPEstimator(Parameters, BaseEstimator):  # type: ignore[misc]
         it is the log density of a narrow Gaussian around the nearest training image, where images are vectors of
         length 1 whose products are the kernel's correlations. For a threshold compare it with −`loo_novelty_`.
         """
-        asked = self._asked(X, K, diagonal)
-        return -self.fit_.novelty(asked)
+        return -self.novelty(X, K=K, diagonal=diagonal)
 
     @functools.cached_property
     def loo_novelty_(self) -> Floats | None:
@@ -198,11 +197,6 @@ class GPEstimator(Parameters, BaseEstimator):  # type: ignore[misc]
         if (exact := self.gp_.exact) is None:
             raise DataError(f"{what} needs a factor of all images; fit without inducing= and with solver='cholesky'")
         return exact
-
-    def _conformal(self, asked: Asked, of: Callable[[ExactGP, Any, Floats], Array]) -> Array:
-        """What `of` says of the exact posterior, K(test, training) and k(x, x)."""
-        exact = self._exact("a set with a guarantee")
-        return self.fit_.over(asked, lambda block, diagonal: of(exact, block, diagonal))
 
     def _first(self, n: int, score: Floats, X: Any) -> Numbers:
         """Rows of the `n` images with the highest score, of X or of the training images."""

@@ -40,7 +40,7 @@ class FitReport:
     """Largest |K − R|/max|R| on `pairs_checked` pairs, with R the float64 reference; None for a given matrix."""
     pairs_checked: int = 0
     method: str = "cholesky"
-    """How the system was solved: "cholesky", "mixed", "cg", or "inducing" for the approximation."""
+    """How the system was solved: "cholesky", "cg", or "inducing" for the approximation."""
     compile_seconds: float = 0.0
     """Of compiling the kernel, or of loading what was compiled before; not in `kernel_seconds`."""
     kernel_bound: float = _GIVEN_BOUND

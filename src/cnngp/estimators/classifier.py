@@ -25,8 +25,6 @@ from .labels import (
     Calibration,
     ClassTargets,
     Coding,
-    OneLabel,
-    SeveralLabels,
     coding_of,
     fitted_calibration,
     log_odds,
@@ -65,8 +63,8 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
     store : a path or fsspec URL where fit and predict keep their kernel matrices, so that an interrupted run can
         continue and a second one computes nothing; see `gram`.
     input_shape : (channels, height, width) of flat rows, or of arrays with three axes.
-    solver : "cholesky", "mixed" or "cg" as in `cnngp.gp.solve`; "auto" is Cholesky if it fits into memory, else a
-        method that does, for a matrix in a store. Without a Cholesky factor means and classes are the same,
+    solver : "cholesky" or "cg" as in `cnngp.gp.solve`; "auto" is Cholesky if it fits into memory, else "cg" for a
+        matrix in a store. Without a Cholesky factor means and classes are the same,
         probabilities ignore the variance, each variance takes a solve, leave-one-out covers 256 images, and there is no
         likelihood.
     inducing : None for the exact GP; for an approximation that handles any number of images, the number of inducing
@@ -153,7 +151,7 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
         targets = ClassTargets(self._coding, training.y, training.weight)
         self._fit(request, training, targets, tell)
         if training.groups is None:
-            classes = targets.Y.argmax(1) if isinstance(self._coding, OneLabel) else None
+            classes = targets.Y.argmax(1) if not self._coding.several else None
             warn_of_near_copies(self.gp_, classes, lambda mean: targets.wrong(mean, targets.Y).astype(np.float64))
         return self
 
@@ -224,12 +222,12 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
         if by not in (None, "class"):
             raise ValueError(f"by={by!r}: expected None or 'class'")
         check_coverage(coverage)
-        asked = self._asked(X, K, diagonal)
-        if isinstance(self._coding, SeveralLabels):
-            p = self._conformal(asked, p_values_of_each)
+        asked, gp = self._asked(X, K, diagonal), self._exact("a set with a guarantee")
+        if self._coding.several:
+            p = self.fit_.over(asked, lambda block, own: p_values_of_each(gp, block, own))
         else:
-            labels = to_numpy(self._exact("a set with a guarantee").Y).argmax(1)
-            p = self._conformal(asked, lambda gp, block, own: p_values(gp, block, own, labels, by == "class"))
+            labels = to_numpy(gp.Y).argmax(1)
+            p = self.fit_.over(asked, lambda block, own: p_values(gp, block, own, labels, by == "class"))
         return allowed(p, coverage)
 
     def add(
@@ -252,12 +250,12 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
             said["class_weight"] = {label: w for label, w in self.class_weight.items() if label in present} or None
         added = self._added(X, labels, np.asarray, **said)
         coding, labels, new = self._coding, added.y, np.empty(0, np.intp)
-        if isinstance(coding, OneLabel) and labels.ndim == 1:
+        if not coding.several and labels.ndim == 1:
             if (labels.dtype.kind in "US") != (self.classes_.dtype.kind in "US"):
                 raise DataError(f"y holds labels of type {labels.dtype}; expected those of fit, {self.classes_.dtype}")
             unknown = np.setdiff1d(labels, self.classes_)
             new = np.searchsorted(self.classes_, unknown)
-            coding = OneLabel(np.union1d(self.classes_, unknown)) if len(unknown) else coding
+            coding = Coding(np.union1d(self.classes_, unknown)) if len(unknown) else coding
         elif labels.shape[1:] != np.shape(self.y_)[1:]:
             raise DataError(f"y has shape {labels.shape}, unlike the labels of fit, {np.shape(self.y_)}")
         self._add(added, coding.targets(labels), new.tolist(), _coding=coding, classes_=coding.classes)
@@ -271,7 +269,7 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
         """
         self._check_how_many(n)
         P = self.loo_probabilities_ if X is None else self.predict_proba(X)
-        if isinstance(self._coding, SeveralLabels):
+        if self._coding.several:
             P = np.concatenate([P, 1.0 - P], axis=1)
         entropy = -(P * np.log(np.maximum(P, np.finfo(np.float64).tiny))).sum(1)
         return self._first(n, entropy, X)
@@ -293,7 +291,7 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
         self._check_how_many(n)
         targets = to_numpy(self.gp_.leave_one_out().targets)
         given = np.where(targets > 0.0, self.loo_probabilities_, 1.0)
-        if isinstance(self._coding, SeveralLabels):
+        if self._coding.several:
             given = np.where(targets > 0.0, given, 1.0 - self.loo_probabilities_)
         score = 1.0 - given.min(1, initial=1.0)
         return self._suspects(n, score, self._coding.labels(targets), self.loo_predictions_)
@@ -326,7 +324,7 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
         labels, names = fit.of_points(fit.y), fit.of_points(fit.names)
         found = []
         for rows, block in fit.blocks(asked):
-            P = probabilities(self._coding, *self._block_moments(block, diagonal[rows]), self._calibration)
+            P = self.predict_proba(K=block, diagonal=diagonal[rows])
             new = novelty(to_numpy(block), diagonal[rows], variances)
             for k, p, unlike in zip(block, P, new, strict=True):
                 shares = to_numpy(self.gp_.votes(k[None])[0])
@@ -360,12 +358,10 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
 
     def _state(self) -> tuple[dict[str, Any], dict[str, Array]]:
         numbers = {name: np.asarray(value).tolist() for name, value in self._calibration._asdict().items()}
-        several = isinstance(self._coding, SeveralLabels)
-        return {"several_labels": several, "calibration": numbers}, {"classes": self.classes_}
+        return {"several_labels": self._coding.several, "calibration": numbers}, {"classes": self.classes_}
 
     def _restore(self, header: dict[str, Any], arrays: dict[str, Array]) -> None:
-        several = header.get("several_labels", False)
-        self._set_coding(SeveralLabels(arrays["classes"]) if several else OneLabel(arrays["classes"]))
+        self._set_coding(Coding(arrays["classes"], bool(header.get("several_labels", False))))
         outputs = self.gp_.leave_one_out().targets.shape[1]
         if len(np.unique(self.classes_)) != outputs:
             raise ValueError(f"{len(self.classes_)} classes for {outputs} outputs")
@@ -382,24 +378,11 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
     def _moments(self, X: Any, K: Any, diagonal: Any) -> tuple[Floats, Floats]:
         """Mean (M, classes) and the variance (M,) that probabilities are made with: 0 where it is left out."""
         asked = self._asked(X, K, diagonal)
-        if not self._uses_variances:
+        if not (self._calibration.moderated and self.gp_.cheap_variances):
             mean = self.fit_.mean(asked)
             return mean, np.zeros(len(mean))
-        diagonal = self.fit_.diagonal(asked)
-        parts = [self._block_moments(block, diagonal[rows]) for rows, block in self.fit_.blocks(asked)]
-        mean, variance = (np.concatenate(part) for part in zip(*parts, strict=True))
-        return mean, variance
-
-    def _block_moments(self, block: Any, diagonal: Floats) -> tuple[Floats, Floats]:
-        """The same of some rows of K(test, training)."""
-        mean = to_numpy(self.gp_.mean(block))
-        if not self._uses_variances:
-            return mean, np.zeros(len(mean))
-        return mean, to_numpy(self.gp_.variance(block, diagonal)) + self.gp_.amplitude * self.gp_.noise
-
-    @property
-    def _uses_variances(self) -> bool:
-        return self._calibration.moderated and self.gp_.cheap_variances
+        mean, variance = self.fit_.moments(asked)
+        return mean, variance + self.gp_.amplitude * self.gp_.noise
 
     def _after_fit(self, known: Calibration | None = None) -> None:
         """What leave-one-out says of the model; its calibration, where a file does not say it."""
@@ -418,5 +401,5 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
         if not found.moderated:
             variance = np.zeros(len(mean))
         self.loo_probabilities_ = probabilities(self._coding, mean, variance, found)
-        several = isinstance(self._coding, SeveralLabels)
-        self._say(guessing=errors_if_guessing(self.loo_probabilities_, wrong, targets > 0.0, several, left.groups))
+        facts = (self.loo_probabilities_, wrong, targets > 0.0, self._coding.several, left.groups)
+        self._say(guessing=errors_if_guessing(*facts))

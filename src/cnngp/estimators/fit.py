@@ -18,21 +18,21 @@ from cnngp.common.devices import array_module, output_on
 from cnngp.common.errors import ModelFileError, is_number
 from cnngp.common.progress import progress_bar
 from cnngp.datasets.preparation import as_preparation
+from cnngp.gp.checks import MatrixError
 from cnngp.gp.exact import ExactGP
-from cnngp.gp.leave_one_out import names_of, with_new
+from cnngp.gp.leave_one_out import with_new
 from cnngp.gp.linalg import blocks
 from cnngp.gp.near_copies import novelty
-from cnngp.gp.posterior import NewPoints, Part, Posterior
+from cnngp.gp.posterior import NEEDS_FACTOR, Posterior
 from cnngp.kernel.kernel import Kernel
 from cnngp.matrix.store.places import child
-from cnngp.network.layers import Network
 
 from .certificate import FitReport, measured
 from .choosing import Choice
 from .door import ONLY_EXACT, Training, checked_diagonal
 from .kernels import RecipeKernel, TermKernel
 from .recipe import Recipe
-from .training_images import Codes, Images, is_repeated, left_out_together
+from .training_images import Images, is_repeated, left_out_together
 
 if TYPE_CHECKING:
     from .learning import Learned
@@ -74,25 +74,6 @@ class Fit:
     learned: Learned | None = None
     store: Any = None
     """Where K(test, training) is kept."""
-
-    @property
-    def input_shape(self) -> tuple[int, ...] | None:
-        return None if self.X is None else tuple(self.X.shape[1:])
-
-    @property
-    def main_kernel(self) -> Kernel | None:
-        """The kernel of the term of the largest weight."""
-        return None if self.kernel is None else self.kernel.main
-
-    @property
-    def network(self) -> Network | None:
-        """The network of that term."""
-        return None if self.recipe is None else self.recipe.main.network
-
-    @property
-    def loo_rows(self) -> NDArray[np.intp]:
-        """Rows of the training images that have leave-one-out predictions."""
-        return np.asarray(self.posterior.leave_one_out().rows)
 
     @property
     def only_kernel(self) -> RecipeKernel:
@@ -142,12 +123,12 @@ class Fit:
 
     def moments(self, asked: Asked) -> tuple[Floats, Floats]:
         """Means (M, outputs) and variances (M,)."""
-        diagonal = self.diagonal(asked)
-        means, variances = [], []
+        diagonal, found = self.diagonal(asked), []
         for rows, block in self.blocks(asked):
-            means.append(to_numpy(self.posterior.mean(block)))
-            variances.append(to_numpy(self.posterior.variance(block, diagonal[rows])))
-        return np.concatenate(means), np.concatenate(variances)
+            of_rows = self.posterior.mean(block), self.posterior.variance(block, diagonal[rows])
+            found.append([to_numpy(part) for part in of_rows])
+        mean, variance = (np.concatenate(parts) for parts in zip(*found, strict=True))
+        return mean, variance
 
     def mean_and_covariance(self, images: Array) -> tuple[Floats, Floats]:
         K = self.cross(images)
@@ -187,33 +168,54 @@ class Fit:
 
     def grown(self, added: Training, Y: Floats, new_outputs: Sequence[int] = ()) -> Fit:
         """The fit to more images, with labels or targets as outputs `Y`; `new_outputs` were not there before."""
-        assert added.images is not None
-        X, report, m = self.X, self.report, len(Y)
+        from cnngp.gp.inducing import InducingGP
+
+        from .inducing import Source
+
+        kernel, X, images = self.only_kernel, self.X, added.images
         assert X is not None
-        began, known, posterior = time.perf_counter(), {"repeated": 0}, copy.copy(self.posterior)
-        posterior.grow(_new_points(self, added, Y, new_outputs, known))
+        assert images is not None
+        report, posterior, began = self.report, copy.copy(self.posterior), time.perf_counter()
+        repeated, n, noise = 0, len(X) + len(Y), added.image_noise
+        if added.weight is not None:
+            less = posterior.noise / added.weight - posterior.noise
+            noise = less if noise is None else noise + less
+        if isinstance(posterior, ExactGP):
+            memory.require(8 * n * n, f"{n:,} images together", kernel.device)
+            K_new_old, K_new = self.cross(images.pixels), self.among(images.pixels)
+            X = np.concatenate([X, images.pixels])
+            codes = Images(X, X.dtype).codes()
+            repeated, computed = int(is_repeated(codes).sum()), time.perf_counter()
+            # New images are groups of their own, but for those that equal others.
+            groups = left_out_together(with_new(posterior.groups, len(Y)), codes)
+            posterior.add(K_new_old, K_new, Y, noise, groups, new_outputs)
+        elif isinstance(posterior, InducingGP):  # which learns from other images without keeping them
+            if len(new_outputs):
+                raise MatrixError(
+                    "a model through inducing images does not keep the other images, so it cannot take a new class; "
+                    "fit again"
+                )
+            if noise is not None:
+                raise DataError(ONLY_EXACT.format("image_noise or sample_weight"))
+            posterior.add(Source(images, kernel, Y).parts(X))
+            computed = time.perf_counter()
+        else:
+            raise MatrixError(NEEDS_FACTOR.format("adding a class" if len(new_outputs) else "adding images"))
         names = added.names
         if names is not None or self.names is not None:
-            both = ((self.names, report.images), (names, m))
+            both = ((self.names, report.images), (names, len(Y)))
             names = np.concatenate([np.full(n, "") if a is None else a for a, n in both])
         report = replace(
             report,
-            images=report.images + m,
-            repeated=known["repeated"],
-            kernel_seconds=known["computed"] - began,
-            solve_seconds=time.perf_counter() - known["computed"],
+            images=report.images + len(Y),
+            repeated=repeated,
+            kernel_seconds=computed - began,
+            solve_seconds=time.perf_counter() - computed,
             compile_seconds=0.0,
             **measured(posterior) | dict.fromkeys(("excess", "excess_uncertainty", "guessing", "no_better")),
         )
-        return replace(
-            self,
-            posterior=posterior,
-            report=report,
-            # A model through inducing images learns from others without keeping them.
-            X=X if posterior.points == len(X) else np.concatenate([X, added.images.pixels]),
-            y=None if self.y is None else np.concatenate([self.y, added.y]),
-            names=names,
-        )
+        y = None if self.y is None else np.concatenate([self.y, added.y])
+        return replace(self, posterior=posterior, report=report, X=X, y=y, names=names)
 
     # ---- files ---------------------------------------------------------------------------------------------------
 
@@ -280,43 +282,3 @@ class Fit:
         fit = cls(posterior, report, kernel, recipe, X, rows, arrays.get("y"), arrays.get("names"), learned=found)
         _ = report.verdict, report.rows(), str(found)  # can be shown
         return fit
-
-
-def _new_points(fit: Fit, added: Training, Y: Floats, new_outputs: Sequence[int], known: dict[str, Any]) -> NewPoints:
-    """The kernels of added images that a posterior asks for. `known` gets the time when the last one was there, and how
-    many images are `repeated`.
-    """
-    images, kernel, X = added.images, fit.only_kernel, fit.X
-    assert images is not None
-    assert X is not None
-    noise = added.image_noise
-    if added.weight is not None:
-        less = fit.posterior.noise / added.weight - fit.posterior.noise
-        noise = less if noise is None else noise + less
-
-    def with_points() -> Any:
-        n = len(X) + len(images)
-        memory.require(8 * n * n, f"{n:,} images together", kernel.device)
-        return kernel(images.pixels, X, output=output_on(kernel.device), progress=False)
-
-    def among_themselves() -> Any:
-        K = kernel(images.pixels, output=output_on(kernel.device))
-        known["computed"] = time.perf_counter()
-        return K
-
-    def parts() -> Iterator[Part]:
-        from .inducing import Source
-
-        if noise is not None:
-            raise DataError(ONLY_EXACT.format("image_noise or sample_weight"))
-        yield from Source(images, kernel).parts(X, Y)
-        known["computed"] = time.perf_counter()
-
-    def left_out(groups: Codes | None) -> Codes | None:
-        """New images are groups of their own, but for those that equal others."""
-        both = np.concatenate([X, images.pixels])
-        codes = Images(both, both.dtype).codes()
-        known["repeated"] = int(is_repeated(codes).sum())
-        return left_out_together(with_new(names_of(groups), len(images)), codes)
-
-    return NewPoints(Y, with_points, among_themselves, parts, left_out, noise, new_outputs)

@@ -18,8 +18,7 @@ from cnngp.common.progress import progress_bar
 from cnngp.gp.checks import as_matrix, float64_buffer
 from cnngp.gp.exact import ExactGP, Noise
 from cnngp.gp.noise import searched_points
-from cnngp.gp.posterior import Posterior
-from cnngp.gp.solving import Method, choose_method
+from cnngp.gp.posterior import Method, Posterior
 from cnngp.kernel.kernel import Kernel
 from cnngp.matrix.store.spec import OtherMatrixError
 
@@ -32,7 +31,7 @@ from .kernels import RecipeKernel, kernel_of, unit_of
 from .labels import Targets
 from .recipe import Recipe
 from .request import Request
-from .training_images import Images, balanced, is_repeated, joined, left_out_together
+from .training_images import Images, balanced, is_repeated, left_out_together
 
 if TYPE_CHECKING:
     from .learning import Learned
@@ -59,7 +58,6 @@ def fit(request: Request, training: Training, targets: Targets, tell: Tell = Non
         return replace(made, y=training.y, names=training.names)
     codes = images.codes()
     groups = left_out_together(training.groups, codes)
-    groups = groups if request.inducing is None else joined(groups)
     recipe, choice = _decided(request, images, targets, groups, given, tell)
     if tell is not None and choice is not None:
         tell("chosen", choice)
@@ -233,7 +231,6 @@ def _exact(
             array_module(device),
             noise=noise,
             amplitude=request.amplitude,
-            method=method,
             seed=request.seed(),
             groups=groups,
         )
@@ -266,9 +263,9 @@ def _choose_solver(asked: Method, n: int, K: Any, store: bool, entry: int, noise
         if free is None or need <= free:
             return "cholesky"
         if stored and not searched:
-            return choose_method(n, device, without=("cholesky",))
+            return "cg"
     elif asked != "cholesky":
-        memory.require((first + (4 if asked == "mixed" else 0)) * n * n, what, device)
+        memory.require(first * n * n, what, device)
         return asked
     try:
         memory.require(need, what, device)
@@ -300,20 +297,19 @@ def _inducing(
     request: Request, kernel: RecipeKernel, images: Images, targets: Targets, groups: Groups, noise: Noise
 ) -> Fit:
     """The posterior through inducing images, with its measured distance from the exact one."""
-    from .inducing import Source, asked_for, fit_inducing, pilot
+    from .inducing import Source, asked_for, excess, fit_inducing, pilot
 
-    source, seed = Source(images, kernel, request.store), request.seed()
+    source = Source(images, kernel, targets.Y, groups, noise, targets.loss, request.seed(), request.store)
     asked = asked_for(images, request.inducing)
     compiling = 0.0 if request.store is not None else kernel.prepare(images.at(slice(0, 2)))
     start = time.perf_counter()
-    options: dict[str, Any] = {"noise": noise, "loss": targets.loss, "seed": seed, "groups": groups}
-    posterior, chosen = fit_inducing(source, targets.Y, asked, amplitude=request.amplitude, **options)
+    posterior, chosen = fit_inducing(source, asked, request.amplitude)
     above: dict[str, Any] = {}
-    if targets.wrong is not None and (few := pilot(source, targets.Y, asked, targets.wrong, **options)) is not None:
+    if targets.wrong is not None and (few := pilot(source, asked, targets.wrong)) is not None:
         left = posterior.leave_one_out()
         error = float(targets.wrong(to_numpy(left.mean), to_numpy(left.targets)).mean())
         of = left.rows if groups is None else np.unique(groups[left.rows])
-        above = dict(zip(("excess", "excess_uncertainty"), few.excess(error, len(of)), strict=True))
+        above = dict(zip(("excess", "excess_uncertainty"), excess(*few, error, len(of)), strict=True))
     begun = time.perf_counter()
     sample = chosen.Z[:64]
     report = FitReport(

@@ -14,7 +14,7 @@ import hashlib
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Integral
 from typing import Any
 
@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cnngp.common import memory
-from cnngp.common.arrays import DataError, Output, as_images, to_numpy
+from cnngp.common.arrays import DataError, as_images, to_numpy
 from cnngp.common.devices import array_module, output_on
 from cnngp.common.progress import progress_bar
 from cnngp.gp.checks import float64_buffer
@@ -63,20 +63,32 @@ _NOISE_FROM = 1500
 
 @dataclass(frozen=True)
 class Source:
-    """Training images and the kernel that they are seen with, where it computes; `store` keeps what is computed."""
+    """Training images with their targets `Y` (N, outputs), and the kernel that they are seen with, where it computes.
+
+    `store` keeps what is computed; `noise`, `loss` and `groups` are those of `InducingGP`.
+    """
 
     images: Images
     kernel: RecipeKernel
+    Y: Floats
+    groups: Codes | None = None
+    noise: Noise = 0.0
+    loss: Loss | None = None
+    seed: int | None = 0
     store: Any = None
+
+    def __len__(self) -> int:
+        return len(self.images)
 
     @property
     def xp(self) -> Any:
         """The module whose arrays live where the kernel does."""
         return array_module(self.kernel.device)
 
-    @property
-    def output(self) -> Output:
-        return output_on(self.kernel.device)
+    def at(self, rows: Codes) -> Source:
+        """Some of the images."""
+        X, groups = self.images.at(rows), None if self.groups is None else self.groups[rows]
+        return replace(self, images=Images(X, X.dtype), Y=self.Y[rows], groups=groups)
 
     def bytes_of_candidate(self, m: int) -> int:
         """Of an image that may be chosen: its pixels, and its kernels with the m that are."""
@@ -92,7 +104,7 @@ class Source:
         X are all images, or those in `rows`; many fits may share a store, each with parts of its own.
         """
         if self.store is None:
-            return self.kernel(X, Z, output=self.output)
+            return self.kernel(X, Z, output=output_on(self.kernel.device))
         digest = hashlib.sha256(f"{self.kernel.fingerprint} {self.images.shape} {Z.shape}".encode())
         for array in (np.arange(0) if rows is None else rows, Z):
             digest.update(np.ascontiguousarray(array).data)
@@ -104,13 +116,14 @@ class Source:
         at = rows if isinstance(rows, slice) else xp.asarray(rows)
         return xp.concatenate([xp.asarray(c.oindex[rows]) if hasattr(c, "oindex") else c[at] for c in columns], axis=1)
 
-    def parts(self, Z: Array, Y: Floats, columns: Sequence[Any] = ()) -> Iterator[Part]:
+    def parts(self, Z: Array, columns: Sequence[Any] = ()) -> Iterator[Part]:
         """K(X, Z), Y and k(x, x), some rows at a time; K from `columns` of it where it has been computed."""
-        with progress_bar(len(self.images), "kernel", "image") as bar:
-            for rows in blocks(len(self.images), self.block(len(Z))):
+        output = output_on(self.kernel.device)
+        with progress_bar(len(self), "kernel", "image") as bar:
+            for rows in blocks(len(self), self.block(len(Z))):
                 X = self.images.at(rows)
-                K = self.rows_of(columns, rows) if columns else self.kernel(X, Z, output=self.output, progress=False)
-                yield rows, K, Y[rows], self.kernel.diag(X)
+                K = self.rows_of(columns, rows) if columns else self.kernel(X, Z, output=output, progress=False)
+                yield rows, K, self.Y[rows], self.kernel.diag(X)
                 bar.update(rows.stop - rows.start)
 
 
@@ -150,9 +163,7 @@ def asked_for(images: Images, inducing: Any) -> int | Chosen:
 # ---- which images ----------------------------------------------------------------------------------------------------
 
 
-def choose(
-    source: Source, Y: Floats, m: int, reserved: Codes, rng: np.random.Generator, room: int | None = None
-) -> Chosen:
+def choose(source: Source, m: int, reserved: Codes, rng: np.random.Generator, room: int | None = None) -> Chosen:
     """Some rows at random, then in rounds those from whose targets the exact GP of the rows so far is furthest.
 
     The `reserved` rows are taken only when no others are left: what the model says of images that were passed over
@@ -160,7 +171,7 @@ def choose(
     that are there twice come last. Without a store, kernels and images take no more than `room` bytes, but those of 2·m
     candidates.
     """
-    images, n, size = source.images, len(source.images), _CANDIDATES * m
+    images, n, size = source.images, len(source), _CANDIDATES * m
     if m == n:
         return Chosen(np.arange(n), images.at(slice(0, n)))
     if room is not None and source.store is None:
@@ -170,7 +181,7 @@ def choose(
         drawn = rng.choice(n, min(n, size + len(reserved)), replace=False)
         pool = np.sort(drawn[~np.isin(drawn, reserved)][:size])
     all_of_them = len(pool) == n
-    X, targets = images.at(slice(0, n) if all_of_them else pool), Y[pool]
+    X, targets = images.at(slice(0, n) if all_of_them else pool), source.Y[pool]
     # Two equal images in one round would make the matrix of the chosen singular.
     group = np.where(is_repeated(Images(X, X.dtype).codes()), 2, np.isin(pool, reserved))
     at = np.empty(0, np.intp)
@@ -203,23 +214,13 @@ def _errors(source: Source, columns: Sequence[Any], at: Codes, targets: Floats) 
 # ---- the fit ---------------------------------------------------------------------------------------------------------
 
 
-def fit_inducing(
-    source: Source,
-    Y: Floats,
-    asked: int | Chosen,
-    *,
-    noise: Noise,
-    seed: int | None,
-    groups: Codes | None,
-    loss: Loss | None,
-    amplitude: Amplitude = "ml",
-) -> tuple[InducingGP, Chosen]:
+def fit_inducing(source: Source, asked: int | Chosen, amplitude: Amplitude = "ml") -> tuple[InducingGP, Chosen]:
     """The model, and its inducing images: those that were `asked_for`."""
-    n, device = len(source.images), source.kernel.device
+    n, device, groups = len(source), source.kernel.device, source.groups
     m = asked if isinstance(asked, int) else len(asked.Z)
     share = min(max(n // _SHARE, _FEWEST_KEPT), SAMPLE)
     reserves = isinstance(asked, int) and 2 * share <= n - m
-    sample = _sample(n, share if reserves else min(n, SAMPLE), groups, np.random.default_rng(seed))
+    sample = _sample(n, share if reserves else min(n, SAMPLE), groups, np.random.default_rng(source.seed))
     reserves = reserves and 2 * len(sample) <= n - m
     need = 8 * m * ((1 + len(_DISCOUNTS)) * m + 4 * min(source.block(m), n) + 4 * len(sample))
     need += source.images.dtype.itemsize * m * m
@@ -229,22 +230,22 @@ def fit_inducing(
     if isinstance(chosen, int):
         free = memory.available(device)
         reserved = sample if reserves else np.empty(0, np.intp)
-        rng = np.random.default_rng(seed)  # so that what is chosen does not depend on how many are reserved
-        chosen = choose(source, Y, chosen, reserved, rng, None if free is None else free - need)
+        rng = np.random.default_rng(source.seed)  # so that what is chosen does not depend on how many are reserved
+        chosen = choose(source, chosen, reserved, rng, None if free is None else free - need)
     columns = chosen.columns
     if source.store is not None and not columns:
         columns = [source.columns(source.images, chosen.Z)]
     number = {row: k for k, row in enumerate(chosen.rows.tolist())}
     gp = InducingGP(
-        source.kernel(chosen.Z, output=source.output),
-        source.parts(chosen.Z, Y, columns),
+        source.kernel(chosen.Z, output=output_on(device)),
+        source.parts(chosen.Z, columns),
         sample,
-        noise=noise,
+        noise=source.noise,
         amplitude=amplitude,
         discounts=_DISCOUNTS,
         own=np.array([number.get(row, -1) for row in sample.tolist()], np.intp),
         groups=None if groups is None else groups[sample],
-        loss=loss,
+        loss=source.loss,
     )
     return gp, chosen
 
@@ -265,77 +266,53 @@ def _sample(n: int, size: int, groups: Codes | None, rng: np.random.Generator) -
 # ---- how far off -----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Pilot:
-    """Errors of both models on the same unseen images, as fractions, and the standard error of their difference."""
-
-    error: float
-    exact: float
-    uncertainty: float
-
-    def excess(self, error: float, of: int) -> tuple[float, float]:
-        """Of a larger fit that errs in this share `of` so many images: by how much it is above the exact one's, and the
-        standard error of that."""
-        if not self.error > 0.0:
-            return 0.0, 0.0
-        likely = (error * of + 1.0) / (of + 2.0)  # of few images none may be wrong; that does not make the error 0
-        share = max(self.error - self.exact, 0.0) / self.error
-        measured = self.uncertainty * likely / self.error
-        return share * error, math.hypot(measured, share * math.sqrt(likely * (1.0 - likely) / of))
-
-
-def pilot(
-    source: Source,
-    Y: Floats,
-    asked: int | Chosen,
-    wrong: Wrong,
-    *,
-    noise: Noise,
-    seed: int | None,
-    groups: Codes | None,
-    loss: Loss | None,
-) -> Pilot | None:
-    """Both models on some of the images; None where there are too few, or the inducing images are not some of them.
-
-    Images of one of the `groups` are not divided: those that are predicted belong to others than those that are fitted.
+def excess(small: Floats, exact: Floats, error: float, of: int) -> tuple[float, float]:
+    """By how much a fit that errs in the share `error` `of` so many images is above the exact one, and the standard
+    error of that: from which images both models get wrong on a part, (M,) of 0 and 1.
     """
-    n, xp = len(source.images), source.xp
+    mistakes, uncertainty = float(small.mean()), float((small - exact).std()) / math.sqrt(len(small))
+    if not mistakes > 0.0:
+        return 0.0, 0.0
+    likely = (error * of + 1.0) / (of + 2.0)  # of few images none may be wrong; that does not make the error 0
+    share = max(mistakes - float(exact.mean()), 0.0) / mistakes
+    return share * error, math.hypot(uncertainty * likely / mistakes, share * math.sqrt(likely * (1.0 - likely) / of))
+
+
+def pilot(source: Source, asked: int | Chosen, wrong: Wrong) -> tuple[Floats, Floats] | None:
+    """Which of some unseen images the approximation and the exact process of some others get wrong, (M,) of 0 and 1.
+
+    None where there are too few, or the inducing images are not some of them. Images of one group are not divided:
+    those that are predicted belong to others than those that are fitted.
+    """
+    n, xp, groups = len(source), source.xp, source.groups
     m = asked if isinstance(asked, int) else len(asked.rows)
     size = min(int(np.clip(m, *_FITTED)), n // 2)
     tried = min(int(np.clip(int(0.15 * n), *_TRIED)), int(0.3 * n))
     if not 0 < m < n or min(size, tried) < _FEWEST:
         return None
-    few, unseen = _divided(n, size, tried, groups, np.random.default_rng(None if seed is None else [seed, n, m]))
-    size, tried = len(few), len(unseen)
-    if min(size, tried) < _FEWEST:
+    rng = np.random.default_rng(None if source.seed is None else [source.seed, n, m])
+    if groups is None:
+        few, unseen = (np.sort(rows) for rows in np.split(rng.choice(n, size + tried, replace=False), [size]))
+    else:  # one of each group that is not fitted
+        few, others = whole_groups(groups, size, rng), one_of_each(groups, n)
+        unseen = np.sort(rng.permutation(others[~np.isin(groups[others], groups[few])])[:tried])
+    size = len(few)
+    if min(size, len(unseen)) < _FEWEST:
         return None
-    together = None if groups is None else groups[few]
-    X = source.images.at(few)
-    part = Source(Images(X, X.dtype), source.kernel, source.store)
-    m = max(round(size * m / n), 1)
+    part = source.at(few)
+    X, Y, m = part.images.pixels, part.Y, max(round(size * m / n), 1)
     # Given rows are no better than any others, for all that is known.
     same = m if isinstance(asked, int) else Chosen(np.arange(m), X[:m])
     K, K_unseen = (part.rows_of([part.columns(source.images.at(at), X, at)], slice(None)) for at in (few, unseen))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the small fits, whose matrices are shown to no one
-        model, chosen = fit_inducing(part, Y[few], same, noise=noise, seed=seed, groups=together, loss=loss)
+        model, chosen = fit_inducing(part, same)
         K = K.astype(xp.float64)
         K[xp.arange(size), xp.arange(size)] = xp.asarray(source.kernel.diag(X))
         step = slice(None, None, -(-size // _NOISE_FROM))
-        rule, some = "loo" if noise == 0.0 else noise, None if together is None else together[step]
-        best = chosen_noise(K[step, step], xp.asarray(Y[few][step]), rule, "ml", groups=some, loss=loss)
-        exact = ExactGP(K, Y[few], noise=best, overwrite=True)
+        rule, some = "loo" if part.noise == 0.0 else part.noise, None if part.groups is None else part.groups[step]
+        best = chosen_noise(K[step, step], xp.asarray(Y[step]), rule, "ml", groups=some, loss=part.loss)
+        exact = ExactGP(K, Y, noise=best, overwrite=True)
     means = model.mean(K_unseen[:, xp.asarray(chosen.rows)]), exact.mean(K_unseen)
-    a, b = (wrong(to_numpy(mean), Y[unseen]).astype(np.float64) for mean in means)
-    return Pilot(float(a.mean()), float(b.mean()), float((a - b).std()) / math.sqrt(tried))
-
-
-def _divided(n: int, size: int, tried: int, groups: Codes | None, rng: np.random.Generator) -> tuple[Codes, Codes]:
-    """Rows to fit and rows to predict, sorted; with groups, one of each group that was not fitted."""
-    if groups is None:
-        drawn = rng.choice(n, size + tried, replace=False)
-        return np.sort(drawn[:size]), np.sort(drawn[size:])
-    few = whole_groups(groups, size, rng)
-    others = one_of_each(groups, n)
-    others = rng.permutation(others[~np.isin(groups[others], groups[few])])
-    return few, np.sort(others[:tried])
+    a, b = (wrong(to_numpy(mean), source.Y[unseen]).astype(np.float64) for mean in means)
+    return a, b

@@ -1,12 +1,13 @@
 """Labels as targets of ±1 and back, one label for each image or several, and the losses that a fit is judged by.
 
-One label is a choice between C classes; several labels are L choices of yes or no for each image. Both become choices
-between a few options with a mean for each, so temperature, probabilities and losses are computed in one way.
+Both become choices between a few options with a mean for each, so temperature, probabilities and losses are computed in
+one way.
 """
 
 from __future__ import annotations
 
 import copy
+from dataclasses import dataclass
 from numbers import Integral
 from typing import Any, NamedTuple, Self
 
@@ -36,67 +37,46 @@ class Calibration(NamedTuple):
     """Whether variances are used."""
 
 
-class OneLabel:
-    """y (N,): one of the classes. The target is +1 at the label."""
+@dataclass(frozen=True)
+class Coding:
+    """Labels as targets of ±1, and means as choices between options.
 
-    questions = 1
-    """How many are asked of each image; its choices are one for each, in order."""
+    One label an image, y (N,), is one of the classes, whose target is +1: a choice between them. Of `several`, y (N, L)
+    of 0 and 1 says whether each of L labels holds, and each is a choice between no and yes.
+    """
 
-    def __init__(self, classes: Array) -> None:
-        self.classes = classes
+    classes: Array
+    several: bool = False
+
+    @property
+    def questions(self) -> int:
+        """How many choices are made for each image, in order."""
+        return len(self.classes) if self.several else 1
 
     def targets(self, y: Array) -> Floats:
         """Targets of ±1, (N, outputs)."""
-        return 2.0 * np.eye(len(self.classes))[np.searchsorted(self.classes, y)] - 1.0
+        yes = y.astype(np.float64) if self.several else np.eye(len(self.classes))[np.searchsorted(self.classes, y)]
+        return 2.0 * yes - 1.0
 
     def labels(self, targets: Floats) -> Array:
         """The labels that means, or targets, speak for."""
-        return np.asarray(self.classes[targets.argmax(1)])
+        return np.asarray((targets > 0.0).astype(np.int64) if self.several else self.classes[targets.argmax(1)])
 
-    def choices(self, mean: Floats, variance: Floats) -> tuple[Floats, Floats]:
-        """Means (choices, options) and variances (choices,) of all choices that are made for the images."""
-        return mean, variance
+    def choices(self, mean: Floats) -> Floats:
+        """Means (choices, options) of all choices that are made for the images."""
+        return np.stack([-mean.reshape(-1), mean.reshape(-1)], 1) if self.several else mean
 
     def codes(self, targets: Floats) -> NDArray[np.intp]:
         """The option that each choice should take."""
-        return np.asarray(targets.argmax(1))
+        return np.asarray(self.choices(targets).argmax(1))
 
     def arranged(self, P: Floats) -> Floats:
         """Probabilities of choices as (images, classes)."""
-        return P
+        return P[:, 1].reshape(-1, len(self.classes)) if self.several else P
 
     def by_mean(self, slopes: Floats) -> Floats:
         """Slopes of a loss in the means of choices as those in the means of images, (images, classes)."""
-        return slopes
-
-
-class SeveralLabels:
-    """y (N, L) of 0 and 1: whether each of L labels holds. The target is +1 where it does. Methods as in `OneLabel`."""
-
-    def __init__(self, classes: Array) -> None:
-        self.classes, self.questions = classes, len(classes)
-
-    def targets(self, y: Array) -> Floats:
-        return 2.0 * y.astype(np.float64) - 1.0
-
-    def labels(self, targets: Floats) -> Array:
-        return (targets > 0.0).astype(np.int64)
-
-    def choices(self, mean: Floats, variance: Floats) -> tuple[Floats, Floats]:
-        flat = mean.reshape(-1)
-        return np.stack([-flat, flat], 1), np.repeat(variance, mean.shape[1])
-
-    def codes(self, targets: Floats) -> NDArray[np.intp]:
-        return (targets > 0.0).reshape(-1).astype(np.intp)
-
-    def arranged(self, P: Floats) -> Floats:
-        return P[:, 1].reshape(-1, len(self.classes))
-
-    def by_mean(self, slopes: Floats) -> Floats:
-        return (slopes[:, 1] - slopes[:, 0]).reshape(-1, len(self.classes))
-
-
-Coding = OneLabel | SeveralLabels
+        return (slopes[:, 1] - slopes[:, 0]).reshape(-1, len(self.classes)) if self.several else slopes
 
 
 def read_labels(y: Any) -> Array:
@@ -128,11 +108,11 @@ def read_labels(y: Any) -> Array:
 def coding_of(y: Array) -> Coding:
     """The coding of training labels that `read_labels` gave."""
     if y.ndim == 2:
-        return SeveralLabels(np.arange(y.shape[1]))
+        return Coding(np.arange(y.shape[1]), several=True)
     classes = np.unique(y)
     if len(classes) < 2:
         raise DataError(f"y holds one class only ({classes[0]}); classification needs at least two classes")
-    return OneLabel(classes)
+    return Coding(classes)
 
 
 def probabilities(coding: Coding, mean: Floats, variance: Floats, found: Calibration) -> Floats:
@@ -154,21 +134,20 @@ def log_odds(coding: Coding, mean: Floats, variance: Floats, found: Calibration)
 
 def _scores(coding: Coding, mean: Floats, variance: Floats, found: Calibration) -> tuple[Floats, Floats]:
     """mean / (T√(1 + variance)) of all choices, (choices, options), and their ε, (choices, 1)."""
-    m, v = coding.choices(mean, variance)
+    m, v = coding.choices(mean), np.repeat(variance, coding.questions)
     temperature, noise = (np.resize(a, len(m)) for a in (found.temperature, found.label_noise))
     return m / (temperature * np.sqrt(1.0 + v))[:, None], noise[:, None]
 
 
-def at_best_temperature(
-    coding: Coding, mean: Floats, targets: Floats, variance: Floats | float = 0.0
-) -> tuple[float, Floats, NDArray[np.intp]]:
-    """The temperature that suits leave-one-out predictions best, the probabilities (choices, options) at it, and the
-    option that each choice should take.
-    """
-    m, v = coding.choices(mean, np.broadcast_to(variance, len(mean)))
-    scores, codes = m / np.sqrt(1.0 + v)[:, None], coding.codes(targets)
+def moderated_scores(coding: Coding, mean: Floats, variance: Floats) -> Floats:
+    """mean / √(1 + variance) of all choices, (choices, options)."""
+    return coding.choices(mean) / np.sqrt(1.0 + np.repeat(variance, coding.questions))[:, None]
+
+
+def at_best_temperature(scores: Floats, codes: NDArray[np.intp]) -> tuple[float, Floats]:
+    """The temperature that suits choices best, and the probabilities (choices, options) at it."""
     temperature = calibration.fit_temperature(scores, codes)
-    return temperature, calibration.softmax(scores / temperature), codes
+    return temperature, calibration.softmax(scores / temperature)
 
 
 def fitted_calibration(coding: Coding, mean: Floats, variance: Floats, targets: Floats) -> Calibration:
@@ -177,14 +156,11 @@ def fitted_calibration(coding: Coding, mean: Floats, variance: Floats, targets: 
     Two labels of one image have no likely explanation but an amplitude without bound, which would leave the same
     probability to all classes: then the variances are left out.
     """
-    with_, without = (
-        calibration.smoothed_loss(*at_best_temperature(coding, mean, targets, v)[1:]) for v in (variance, 0.0)
-    )
+    codes, scores = coding.codes(targets), [moderated_scores(coding, mean, v) for v in (variance, np.zeros(len(mean)))]
+    with_, without = (calibration.smoothed_loss(at_best_temperature(each, codes)[1], codes) for each in scores)
     moderated = without >= with_ / _MUCH_BETTER
-    m, v = coding.choices(mean, variance if moderated else np.zeros(len(mean)))
-    scores, codes = m / np.sqrt(1.0 + v)[:, None], coding.codes(targets)
     each = [slice(question, None, coding.questions) for question in range(coding.questions)]
-    T, noise = np.array([calibration.fit_label_noise(scores[rows], codes[rows]) for rows in each]).T
+    T, noise = np.array([calibration.fit_label_noise(scores[not moderated][rows], codes[rows]) for rows in each]).T
     return Calibration(float(T[0]), float(noise[0]), moderated) if len(T) == 1 else Calibration(T, noise, moderated)
 
 
@@ -222,11 +198,13 @@ class ClassTargets(_Targets):
 
     def loss(self, mean: Floats, targets: Floats) -> float:
         """Of leave-one-out means and targets, by which the noise is chosen."""
-        return calibration.smoothed_loss(*at_best_temperature(self.coding, mean, targets)[1:])
+        codes = self.coding.codes(targets)
+        return calibration.smoothed_loss(at_best_temperature(self.coding.choices(mean), codes)[1], codes)
 
     def slopes(self, mean: Floats, targets: Floats) -> tuple[float, Floats]:
         """The same loss with its gradient, for learning; at the best temperature its own change counts for nothing."""
-        temperature, P, codes = at_best_temperature(self.coding, mean, targets)
+        codes = self.coding.codes(targets)
+        temperature, P = at_best_temperature(self.coding.choices(mean), codes)
         slopes = (P - calibration.smoothed(codes, P.shape[1])) / (temperature * len(P))
         return calibration.smoothed_loss(P, codes), self.coding.by_mean(slopes)
 
@@ -236,10 +214,9 @@ class ClassTargets(_Targets):
         if self.weight is not None:  # for the temperature, n images in proportion to their weights
             total = np.cumsum(self.weight)
             rows = np.searchsorted(total, total[-1] * (np.arange(len(total)) + 0.5) / len(total))
-        temperature, _, _ = at_best_temperature(self.coding, mean[rows], targets[rows])
-        P = calibration.softmax(self.coding.choices(mean, np.zeros(len(mean)))[0] / temperature)
-        codes = self.coding.codes(targets)
-        smoothed = calibration.smoothed(codes, P.shape[1])
+        temperature, _ = at_best_temperature(self.coding.choices(mean[rows]), self.coding.codes(targets[rows]))
+        P = calibration.softmax(self.coding.choices(mean) / temperature)
+        smoothed = calibration.smoothed(self.coding.codes(targets), P.shape[1])
         losses = -(smoothed * np.log(np.maximum(P, np.finfo(np.float64).tiny))).sum(1)
         return np.asarray(losses.reshape(len(mean), -1).sum(1))
 
@@ -250,10 +227,10 @@ class ClassTargets(_Targets):
 
     def no_label_twice(self, groups: NDArray[np.intp] | None) -> bool:
         """Whether leave-one-out can be right about no image, because none of the others has its label."""
-        if not isinstance(self.coding, OneLabel):
+        if self.coding.several:
             return False
         labels = self.Y.argmax(1)
-        apart = len(labels) if groups is None else len(np.unique(np.column_stack([labels, groups])[:, :2], axis=0))
+        apart = len(labels) if groups is None else len(np.unique(np.column_stack([labels, groups]), axis=0))
         return len(self.coding.classes) == apart
 
 

@@ -23,8 +23,7 @@ from numpy.typing import NDArray
 from cnngp.common import memory
 from cnngp.common.progress import progress_bar
 from cnngp.gp.checks import MatrixError, check_targets
-from cnngp.gp.line_search import minimised
-from cnngp.gp.objectives import Judged, MeansLoss, Rule, judged
+from cnngp.gp.objectives import Judged, MeansLoss, Rule, judged, minimised
 from cnngp.kernel.engines.base import RangeError
 from cnngp.kernel.kernel import Kernel
 from cnngp.network.layers import Network, NetworkError

@@ -15,7 +15,7 @@ from cnngp.datasets.preparation import Preparation, as_preparation
 from cnngp.gp.checks import MatrixError, check_amplitude, check_noise
 from cnngp.gp.exact import Amplitude, Noise
 from cnngp.gp.objectives import RULES, Rule
-from cnngp.gp.solving import METHODS, Method
+from cnngp.gp.posterior import METHODS, Method
 from cnngp.kernel.kernel import Kernel, as_kernel
 from cnngp.kernel.program import Kind
 from cnngp.kernel.symmetry import Symmetry
@@ -100,7 +100,7 @@ class Request(Parameters):
         for name, known in (("solver", METHODS), ("effort", EFFORTS)):
             if getattr(self, name) not in known:
                 raise ValueError(f"{name}={getattr(self, name)!r} is not one of {', '.join(map(repr, known))}")
-        if isinstance(self.noise, str) and self.solver in ("mixed", "cg") and self.inducing is None:
+        if isinstance(self.noise, str) and self.solver == "cg" and self.inducing is None:
             raise MatrixError(
                 f"noise={self.noise!r} needs an eigendecomposition, which solver={self.solver!r} never makes; give a "
                 "number, or use solver='cholesky'"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from .line_search import minimised
+from .objectives import minimised
 
 Array = NDArray[np.float64]
 Labels = NDArray[np.intp]

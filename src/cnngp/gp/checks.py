@@ -72,21 +72,16 @@ def check_targets(xp: Any, Y: Array, n: int) -> Array:
 
 
 def float64_buffer(K: Array, overwrite: bool = False, on_gpu: bool = False) -> Array:
-    """`K` as a float64 buffer of our own; see `matrix_buffer`."""
-    return matrix_buffer(K, "float64", overwrite, on_gpu)
-
-
-def matrix_buffer(K: Array, dtype: str, overwrite: bool = False, on_gpu: bool = False) -> Array:
-    """`K` as a buffer of our own, checked; piece by piece, so that an array on disk is never in memory twice.
+    """`K` as a float64 buffer of our own, checked; piece by piece, so that an array on disk is never in memory twice.
 
     An array in chunks, such as Zarr's, is read chunk by chunk, each once; `on_gpu` puts it straight onto the card.
     """
     K = as_matrix(K)
     xp = need("cupy", "a matrix on the card") if on_gpu else namespace(K)
-    if overwrite and isinstance(K, xp.ndarray) and K.dtype == dtype and getattr(K.flags, "writeable", True):
+    if overwrite and isinstance(K, xp.ndarray) and K.dtype == np.float64 and getattr(K.flags, "writeable", True):
         A = K
     else:
-        A = xp.empty(K.shape, dtype=dtype)
+        A = xp.empty(K.shape)
         chunks: Any = getattr(K, "chunks", None)  # of Zarr and HDF5, where they are of one size
         sized = isinstance(chunks, tuple) and all(isinstance(n, int) for n in chunks)
         height, width = chunks if sized else (_ROWS, len(A))

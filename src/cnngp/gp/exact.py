@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -26,12 +27,12 @@ from .checks import (
     checked_numbers,
     float64_buffer,
 )
-from .leave_one_out import Codes, LeftOut, as_left_out, blocks_of_factor, leave_out, names_of, sets_left_out, with_new
+from .leave_one_out import Codes, LeftOut, blocks_of_factor, check_groups, leave_out, sets_left_out, with_new
 from .linalg import Array, Factor, NotPositiveDefinite, factorised, namespace, set_diagonal, warn_of_jitter
 from .near_copies import novelty_of_points
 from .noise import Loss, chosen_noise
 from .objectives import LOG_2PI, amplitude_of, twice_negative_log
-from .posterior import LeaveOneOut, NewPoints, Posterior, Solved, relative_residual
+from .posterior import LeaveOneOut, Posterior, Solved, relative_residual
 
 Amplitude = Literal["ml", "loo"] | float
 Noise = Literal["ml", "loo"] | float
@@ -50,9 +51,8 @@ class ExactGP(Posterior):
     `weights` (N,), and `point_noise` (N,) is added to it. `amplitude` is "ml", "loo" or a number.
     Noise by leave-one-out has the least `loss` of means and targets, or the highest density of the targets where None;
     `rounding` is the relative error of the entries of K, below which it does not go. Points of one of the `groups`
-    (N,) are left out together; of (N, 2), groups and images, also those of the same image in other groups. Noise by
-    leave-one-out then sees how far they contradict each other, and the amplitude "ml" beside it is that of the same
-    predictions.
+    (N,) are left out together. Noise by leave-one-out then sees how far they contradict each other, and the amplitude
+    "ml" beside it is that of the same predictions.
     `jitter` is one known to be needed, from an earlier fit. With `overwrite=True` a float64 `K` is used as the buffer
     and its content is lost.
 
@@ -89,19 +89,19 @@ class ExactGP(Posterior):
         self.variances = A.diagonal().copy()  # before the noise of single points is added to it
         self.point_noise = _checked_noise(xp, point_noise, n, noise)
         set_diagonal(A, self.variances + self.point_noise)
-        self.left_out = None if groups is None else as_left_out(groups, n)
-        self.noise = chosen_noise(A, self.Y, noise, amplitude, rounding, self.left_out, loss, weights)
+        self.groups = None if groups is None else check_groups(groups, n)
+        self.noise = chosen_noise(A, self.Y, noise, amplitude, rounding, self.groups, loss, weights)
         if weights is not None:
             self.point_noise = self.point_noise + (self.noise / weights - self.noise)
             set_diagonal(A, self.variances + self.point_noise)
         self.jitter = jitter
         # Where groups are left out to choose the noise, the likelihood would take copies that agree for evidence of a
         # small amplitude, and those that contradict each other for evidence of a large one.
-        grouped = self.left_out is not None and noise == "loo"
+        grouped = self.groups is not None and noise == "loo"
         self._amplitude_rule: Amplitude = "loo" if grouped and amplitude == "ml" else amplitude
         self.factor = self._factorise(A)
         self._condition()
-        if self._amplitude_rule == "ml" and self.left_out is not None:
+        if self._amplitude_rule == "ml" and self.groups is not None:
             self._warn_of_contradictions()
 
     def _factorise(self, A: Array) -> Factor:
@@ -116,7 +116,7 @@ class ExactGP(Posterior):
         self.largest_variance = float(self.variances.max())
         self.alpha = self.factor.solve(self.Y)
         self.inverse_diagonal = self.factor.inverse_diagonal()
-        self.left, self.groups = self._without(self.left_out), names_of(self.left_out)
+        self.left = self._without(self.groups)
         self.loo_targets, self.loo_rows = self.Y, np.arange(self.points)
         # "ml": Σ_c y_cᵀK⁻¹y_c/(N·C); else the maximum of Σ log N(y_i; leave-one-out mean, a/[K⁻¹]_ii)
         fit = self._fit if self._amplitude_rule == "ml" else self.left.one_by_one
@@ -210,33 +210,30 @@ class ExactGP(Posterior):
 
     # ---- more points ---------------------------------------------------------------------------------------------
 
-    def grow(self, new: NewPoints) -> None:
-        """Condition on more points by a block update of the factor."""
-        K_new_old, K_new = new.with_points(), new.among_themselves()
-        left_out = new.left_out(self.left_out)
-        if len(new.new_outputs):
-            xp, columns = namespace(self.Y), list(self.Y.T)
-            for position in sorted(new.new_outputs, reverse=True):
-                columns.insert(int(position), -xp.ones(self.points))
-            self.Y = xp.stack(columns, axis=1)
-        self.add(K_new_old, K_new, new.Y, new.point_noise, left_out)
-
     def add(
-        self, K_new_old: Array, K_new: Array, Y_new: Array, point_noise: Array | None = None, left_out: Any = None
+        self,
+        K_new_old: Array,
+        K_new: Array,
+        Y_new: Array,
+        point_noise: Array | None = None,
+        groups: Codes | None = None,
+        new_outputs: Sequence[int] = (),
     ) -> None:
         """Condition on M more points by a block update of the factor, from K(new, old) (M, N) and K(new, new).
 
-        `left_out` are groups of all N + M points; without them each new point is a group of its own.
+        `groups` are those of all N + M points; without them each new point is a group of its own. Before each of the
+        `new_outputs` of the model there comes one more, for which its own points have the target −1.
         """
         xp, n = namespace(self.Y), self.points
+        Y_old = xp.asarray(np.insert(to_numpy(self.Y), list(new_outputs), -1.0, axis=1)) if new_outputs else self.Y
         K_new_old, K_new = self.checked_test(K_new_old), float64_buffer(K_new)
         if K_new_old.shape[0] != K_new.shape[0]:
             raise MatrixError(f"K(new, old) has {K_new_old.shape[0]} rows, K(new, new) {K_new.shape[0]}")
         point_noise = _checked_noise(xp, point_noise, K_new.shape[0], self.noise)
         variances = K_new.diagonal().copy()
         Y_new = check_targets(xp, Y_new, K_new.shape[0])
-        if Y_new.shape[1] != self.Y.shape[1]:
-            raise MatrixError(f"the new targets have {Y_new.shape[1]} outputs, the old ones {self.Y.shape[1]}")
+        if Y_new.shape[1] != Y_old.shape[1]:
+            raise MatrixError(f"the new targets have {Y_new.shape[1]} outputs, the old ones {Y_old.shape[1]}")
         set_diagonal(K_new, variances + point_noise)
         try:
             self.factor = self.factor.extended(K_new_old, K_new)
@@ -246,10 +243,10 @@ class ExactGP(Posterior):
             A = self.factor.joined(K_new_old, K_new)  # a copy: what fails leaves the model as it was
             Factor(A[:n, :n], self.factor.diagonal, self.factor.shift).restore()
             self.factor = self._factorise(A)
-        self.Y = xp.concatenate([self.Y, Y_new])
+        self.Y = xp.concatenate([Y_old, Y_new])
         self.variances = xp.concatenate([self.variances, variances])
         self.point_noise = xp.concatenate([self.point_noise, point_noise])
-        self.left_out = with_new(self.left_out, len(Y_new)) if left_out is None else left_out
+        self.groups = with_new(self.groups, len(Y_new)) if groups is None else groups
         self._condition()
 
     # ---- files ---------------------------------------------------------------------------------------------------
@@ -257,7 +254,7 @@ class ExactGP(Posterior):
     def state(self, dtype: str) -> tuple[dict[str, Any], dict[str, Array]]:
         K = files.packed(to_numpy(self.factor.A), to_numpy(self.variances), dtype)
         numbers = {"noise": self.noise, "jitter": self.jitter, "amplitude": self._amplitude_rule}
-        groups = {} if self.left_out is None else {"groups": self.left_out}
+        groups = {} if self.groups is None else {"groups": self.groups}
         return numbers, {"Y": self.Y, "K": K, "point_noise": self.point_noise} | groups
 
     @classmethod

@@ -15,24 +15,25 @@ from cnngp.common.arrays import to_numpy
 
 from .checks import MatrixError, check_amplitude, check_targets
 from .exact import Amplitude, Noise
-from .leave_one_out import Codes, LeftOut, Sets, as_left_out, leave_out, names_of, sets_left_out
+from .leave_one_out import Codes, LeftOut, check_groups, leave_out, sets_left_out
 from .linalg import Array, blocks, namespace
 from .objectives import amplitude_of
-from .posterior import NewPoints, Posterior, Solved
+from .posterior import NEEDS_FACTOR, Posterior, Solved
 from .solving import ConvergenceWarning, solve_matrix
+from .solving.conjugate import Limits
 from .solving.matrices import SymmetricMatrix
 
 # Training points whose leave-one-out prediction is computed: each is one more right-hand side of the one solve.
 SAMPLE = 256
 # The relative residual up to which [K⁻¹]_ii of a point is used.
 _SOLVED = 1e-6
+_LIMITS = Limits(tolerance=_SOLVED)
 # That from which a unit vector has no solution: a repeated point's stays at 1/√2 or above.
 _PROMISING = 0.5
 # Test points whose variances are solved for together.
 _COLUMNS = 256
-_NUMBERS = ("method", "noise", "amplitude", "residual", "message", "unsolved", "largest_variance")
+_NUMBERS = ("noise", "amplitude", "residual", "message", "unsolved", "largest_variance")
 _ARRAYS = ("alpha", "inverse_diagonal", "loo_targets")
-_NEEDS_FACTOR = "{} needs a Cholesky factor, which solver='cg' and 'mixed' do not make; use solver='cholesky'"
 
 
 class IterativeGP(Posterior):
@@ -51,7 +52,6 @@ class IterativeGP(Posterior):
         *,
         noise: Noise,
         amplitude: Amplitude = "ml",
-        method: str = "cg",
         seed: int | None = 0,
         groups: Any = None,
     ) -> None:
@@ -61,11 +61,11 @@ class IterativeGP(Posterior):
                 f"noise={noise!r} needs an eigendecomposition, which does not fit in memory; give a number"
             )
         self.matrix: SymmetricMatrix | None = matrix
-        self.method, self.noise = method, float(noise)
+        self.noise = float(noise)
         Y = check_targets(xp, Y, matrix.n)
         n, outputs = matrix.n, int(Y.shape[1])
-        left_out = np.arange(n) if groups is None else as_left_out(groups, n)
-        units, sets = _sample(left_out, seed)
+        codes = None if groups is None else check_groups(groups, n)
+        units, sets = _sample(codes, n, seed)
         diagonal = matrix.diagonal()
         self.variances, self.largest_variance = xp.asarray(diagonal), float(diagonal.max())
         # [A⁻¹]_ii is at least 1/A_ii where A is positive definite: far below that it is no solution, whatever remains.
@@ -87,7 +87,7 @@ class IterativeGP(Posterior):
                 stacklevel=6,
             )
         self.loo_targets = Y[xp.asarray(self.loo_rows)]
-        self.groups = None if groups is None else names_of(left_out[self.loo_rows])
+        self.groups = None if codes is None else codes[self.loo_rows]
         fit, of = float((Y * self.alpha).sum()), n * outputs
         if amplitude == "loo" and len(self.loo_rows):
             fit, of = self.left.one_by_one, self.loo_targets.size
@@ -107,7 +107,7 @@ class IterativeGP(Posterior):
         while True:
             columns = xp.zeros((matrix.n, len(tried)))
             columns[xp.asarray(units[tried]), xp.arange(len(tried))] = 1.0
-            solution: Any = solve_matrix(matrix, xp.concatenate([Y, columns], axis=1), self.noise, self.method)
+            solution: Any = solve_matrix(matrix, xp.concatenate([Y, columns], axis=1), self.noise, "cg")
             inverse[:, tried] = to_numpy(solution.weights[xp.asarray(units), outputs:])
             residuals[tried] = to_numpy(solution.residuals[outputs:])
             if solution.converged or not len(tried):
@@ -117,17 +117,13 @@ class IterativeGP(Posterior):
             tried = promising if first and len(promising) < len(tried) else tried[:0]
 
     def _leave_out(
-        self, units: Codes, sets: list[Sets], inverse: Any, diagonal: Any, solved: NDArray[np.bool_]
+        self, units: Codes, sets: list[Codes], inverse: Any, diagonal: Any, solved: NDArray[np.bool_]
     ) -> None:
         """Leave-one-out of the points whose whole set was solved for."""
         xp = namespace(self.alpha)
-        kept, predicted = [], np.zeros(len(units), bool)
-        self.unsolved = 0
-        for at, chosen in sets:
-            whole = solved[at].all(1)
-            self.unsolved += int(chosen[~whole].sum())
-            predicted[at[whole][chosen[whole]]] = True
-            kept.append((at[whole], chosen[whole]))
+        kept = [at[solved[at].all(1)] for at in sets]
+        predicted = np.isin(np.arange(len(units)), np.concatenate([at.ravel() for at in kept]))
+        self.unsolved = int((~predicted).sum())
         alpha = to_numpy(self.alpha[xp.asarray(units)])
         left = leave_out(alpha, diagonal, kept, lambda at: inverse[at[:, :, None], at[:, None, :]])
         self.loo_rows = units[predicted]
@@ -145,9 +141,9 @@ class IterativeGP(Posterior):
         m = int(K_test.shape[0])
         reduction = xp.empty(m)
         failed: list[str] = []
-        for rows in blocks(m, _COLUMNS if self.method == "cg" else m):  # every "mixed" solve factorises anew
+        for rows in blocks(m, _COLUMNS):
             part = K_test[rows].T
-            found = solve_matrix(self.matrix, part, self.noise, self.method, tolerance=_SOLVED, keep_unfinished=False)
+            found = solve_matrix(self.matrix, part, self.noise, "cg", _LIMITS, keep_unfinished=False)
             reduction[rows] = (part * found.weights).sum(0)
             if not found.converged:
                 failed.append(found.message)
@@ -157,10 +153,7 @@ class IterativeGP(Posterior):
         return self.amplitude * xp.maximum(xp.asarray(diagonal, dtype=xp.float64) - reduction, 0.0)
 
     def covariance(self, K_test: Array, K_test_test: Array) -> Array:
-        raise MatrixError(_NEEDS_FACTOR.format("a covariance between test points"))
-
-    def grow(self, new: NewPoints) -> None:
-        raise MatrixError(_NEEDS_FACTOR.format("adding a class" if len(new.new_outputs) else "adding images"))
+        raise MatrixError(NEEDS_FACTOR.format("a covariance between test points"))
 
     def solved(self) -> Solved:
         """The smallest eigenvalue is between the noise and 1/max [K⁻¹]_ii of the sample; where some of these could not
@@ -189,20 +182,18 @@ class IterativeGP(Posterior):
         return gp
 
 
-def _sample(left_out: Codes, seed: int | None) -> tuple[Codes, list[Sets]]:
-    """Sorted points to solve for, about `SAMPLE` of all, and by their places among these the sets that are left out,
-    with the points that each set predicts.
-    """
-    n, rng = len(left_out), np.random.default_rng(seed)
-    if left_out.ndim == 1 and left_out.max() == n - 1:  # each by itself
+def _sample(groups: Codes | None, n: int, seed: int | None) -> tuple[Codes, list[Codes]]:
+    """Sorted points to solve for, about `SAMPLE` of n, and by their places among these the sets that are left out."""
+    rng = np.random.default_rng(seed)
+    if groups is None:
         units = np.sort(rng.choice(n, min(n, SAMPLE), replace=False))
-        return units, [(np.arange(len(units))[:, None], np.ones((len(units), 1), bool))]
-    sets = [(one, chosen) for at, of in sets_left_out(left_out) for one, chosen in zip(at, of, strict=True)]
+        return units, [np.arange(len(units))[:, None]]
+    sets = [one for members in sets_left_out(groups) for one in members]
     taken = np.zeros(n, bool)
-    drawn: list[Sets] = []
+    drawn: list[Codes] = []
     for k in rng.permutation(len(sets)):
-        if not drawn or int(taken.sum()) + len(sets[k][0]) <= SAMPLE:
+        if not drawn or int(taken.sum()) + len(sets[k]) <= SAMPLE:
             drawn.append(sets[k])
-            taken[sets[k][0]] = True
+            taken[sets[k]] = True
     units = np.flatnonzero(taken)
-    return units, [(np.searchsorted(units, at)[None], chosen[None]) for at, chosen in drawn]
+    return units, [np.searchsorted(units, members)[None] for members in drawn]

@@ -1,6 +1,6 @@
 """Cholesky in the one buffer that held the matrix: memory, not time, decides how many images an exact GP can take.
 
-The buffer is N×N, in float64 but where a rough factor will do (`preconditioner.py`). L replaces the lower triangle and
+The buffer is N×N, in float64. L replaces the lower triangle and
 the diagonal, the matrix itself survives above it, so a failed attempt is undone, residuals are measured and rows are
 added without a second copy. Everything is built from matrix products and small triangular blocks, which NumPy and CuPy
 share: one code path for both.
@@ -221,21 +221,13 @@ class Factor:
         return X
 
     def multiply(self, B: Array, shift: float | None = None) -> Array:
-        """(K + shift·I)B in B's precision, from the triangle that survived; by default with the factor's own shift."""
+        """(K + shift·I)B, from the triangle that survived; by default with the factor's own shift."""
         A, xp = self.A, namespace(self.A)
-        Y = (self.diagonal.astype(B.dtype) + (self.shift if shift is None else shift))[:, None] * B
+        Y = (self.diagonal + (self.shift if shift is None else shift))[:, None] * B
         for k in blocks(len(self), _block_size(A)):
             upper = xp.triu(A[k, k], 1)
             Y[k] += upper @ B[k] + upper.T @ B[k] + A[k, k.stop :] @ B[k.stop :]
             Y[k.stop :] += A[k, k.stop :].T @ B[k]
-        return Y
-
-    def multiply_lower(self, B: Array) -> Array:
-        """LB."""
-        A, xp = self.A, namespace(self.A)
-        Y = xp.empty_like(B)
-        for k in blocks(len(self), _block_size(A)):
-            Y[k] = A[k, : k.start] @ B[: k.start] + xp.tril(A[k, k]) @ B[k]
         return Y
 
     def log_determinant(self) -> float:

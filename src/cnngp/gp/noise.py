@@ -22,8 +22,7 @@ from cnngp.common.arrays import to_numpy
 
 from .leave_one_out import Codes, leave_out, sets_left_out, thinned
 from .linalg import Array, namespace, one_thread_if_small
-from .line_search import minimised
-from .objectives import twice_negative_log
+from .objectives import minimised, twice_negative_log
 
 # What all targets together may lose by a smaller noise: a tenth of a nat says nothing.
 _NATS = 0.1

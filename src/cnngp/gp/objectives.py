@@ -23,6 +23,8 @@ import math
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
+
 from .leave_one_out import leave_out
 from .linalg import Array, factorised, namespace
 
@@ -113,3 +115,47 @@ def _left_out_density(alpha: Array, kappa: Array, amplitude: Any) -> tuple[float
 def _per_target(loss: float, targets: int) -> float:
     """−log N in nats for each target, from −2 log N without its constant."""
     return 0.5 * (loss / targets + LOG_2PI)
+
+
+# ---- the search of the least -----------------------------------------------------------------------------------------
+
+
+class Found(NamedTuple):
+    at: float
+    loss: float
+    at_end: bool
+    """Whether the best point of the grid was its last."""
+
+
+def minimised(
+    loss: Callable[[float], float],
+    low: float,
+    high: float,
+    *,
+    points: int = 0,
+    tolerance: float,
+    as_good: float = 0.0,
+    inside: bool = False,
+) -> Found:
+    """Where `loss` is least between `low` and `high`, to within `tolerance`; as a rule these are logarithms.
+
+    Without `points` there is no grid, for a loss that is costly and has one valley. Of several points of the grid that
+    are `as_good` as the best the first is refined. `inside` keeps what is found between `low` and `high` where the best
+    point is the first or the last.
+
+    >>> round(minimised(lambda x: (x - 0.3) ** 2, -2.0, 2.0, points=9, tolerance=1e-6).at, 3)
+    0.3
+    """
+    from scipy.optimize import minimize_scalar
+
+    bounds, at_end = (low, high), False
+    if points:
+        grid = np.linspace(low, high, points)
+        losses = np.array([loss(float(g)) for g in grid])
+        best, step = int(np.argmax(losses <= losses.min() + as_good)), float(grid[1] - grid[0])
+        at_end = best == points - 1
+        bounds = (float(grid[best]) - step, float(grid[best]) + step)
+        if inside:
+            bounds = (max(bounds[0], low), min(bounds[1], high))
+    found = minimize_scalar(loss, bounds=bounds, method="bounded", options={"xatol": tolerance})
+    return Found(float(found.x), float(found.fun), at_end)

@@ -7,9 +7,8 @@ a smaller set of points. What a kind cannot do it refuses with a `MatrixError` t
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, get_args
 
 from .checks import check_test
 from .leave_one_out import LeftOut
@@ -17,6 +16,12 @@ from .linalg import Array, namespace
 
 if TYPE_CHECKING:
     from .exact import ExactGP
+
+Method = Literal["auto", "cholesky", "cg"]
+"""How (K + noise·I)α = Y is solved: by a factor, or by conjugate gradients over a matrix that is only multiplied."""
+METHODS: tuple[Method, ...] = get_args(Method)
+
+NEEDS_FACTOR = "{} needs a Cholesky factor, which solver='cg' does not make; use solver='cholesky'"
 
 Part = tuple[slice, Array, Array, Array]
 """Rows of the training points, K(rows, inducing) (M, m), targets (M, outputs) and k(x, x) (M,)."""
@@ -57,26 +62,6 @@ class LeaveOneOut:
     @property
     def moments(self) -> tuple[Array, Array]:
         return self.mean, self.variance
-
-
-@dataclass(frozen=True)
-class NewPoints:
-    """Points to add to a model: their targets, and kernels that are computed only when a model asks for them."""
-
-    Y: Array
-    """(M, outputs)."""
-    with_points: Callable[[], Array]
-    """K(new, points) of the model, (M, points)."""
-    among_themselves: Callable[[], Array]
-    """K(new, new), (M, M)."""
-    parts: Callable[[], Iterable[Part]]
-    """K(new, points), targets and k(x, x), some rows at a time."""
-    left_out: Callable[[Any], Any]
-    """What is left out with each of all points, from the same of the model's own; see `leave_one_out.py`."""
-    point_noise: Array | None = None
-    """(M,): their own noise beside that of all points."""
-    new_outputs: Sequence[int] = ()
-    """The outputs of the model before which new ones come, for which its own points have the target −1."""
 
 
 class Posterior(ABC):
@@ -120,10 +105,6 @@ class Posterior(ABC):
     def _predictions(self, left: LeftOut, groups: Any) -> LeaveOneOut:
         mean, variance = self.loo_targets - left.deviations, self.amplitude * left.variances
         return LeaveOneOut(mean, variance, self.loo_targets, self.loo_rows, groups)
-
-    @abstractmethod
-    def grow(self, new: NewPoints) -> None:
-        """Condition on more points. What fails leaves the model as it was."""
 
     @abstractmethod
     def state(self, dtype: str) -> tuple[dict[str, Any], dict[str, Array]]:

@@ -105,11 +105,17 @@ class TrainedEnsemble:
         `K_test` and `Theta_test` (M, N) are both kernels between the test points and the training points. `K_test_test`
         is k(x, x) (M,) for variances, or (M, M) for covariances; without it there is a mean alone.
         """
-        xp = namespace(self._K)
+        xp, m = namespace(self._K), len(K_test)
         K_test, P = check_test(xp, K_test, self.points), check_test(xp, Theta_test, self.points, "Theta")
-        if len(K_test) != len(P):
-            raise MatrixError(f"K(test, training) has {len(K_test)} rows, Theta(test, training) {len(P)}")
-        prior = None if K_test_test is None else _prior(xp, K_test_test, len(P))
+        if m != len(P):
+            raise MatrixError(f"K(test, training) has {m} rows, Theta(test, training) {len(P)}")
+        prior = None
+        if K_test_test is not None:
+            shape, expected = (m,) * (1 if np.ndim(K_test_test) == 1 else 2), f"({m},) or ({m}, {m})"
+            prior = checked_numbers(
+                xp, K_test_test, "K(test, test)", shape, expected, 0.0 if len(shape) == 1 else -math.inf
+            )
+            prior = prior if len(shape) == 1 else 0.5 * (float64_buffer(prior) + prior.T)
         P, R = P @ self._Q, K_test @ self._Q  # in the eigenvectors of Θ
         times, one = _times(t)
         found = [self._at(time, P, R, prior) for time in times]
@@ -173,20 +179,13 @@ def _needed_jitter(values: Array, ridge: float, mean_diagonal: float) -> float:
     return jitter
 
 
-def _prior(xp: Any, K_test_test: Array, m: int) -> Array:
-    if np.ndim(K_test_test) == 1:
-        return checked_numbers(xp, K_test_test, "K(test, test)", (m,), f"({m},) or ({m}, {m})", 0.0)
-    A = float64_buffer(checked_numbers(xp, K_test_test, "K(test, test)", (m, m), f"({m},) or ({m}, {m})"))
-    return 0.5 * (A + A.T)
-
-
 def _times(t: Any) -> tuple[list[float], bool]:
     """The times, and whether only one was asked for."""
     if np.ndim(t) > 1 or (np.ndim(t) == 1 and len(t) == 0):
         raise ValueError(f"t has shape {np.shape(t)}; expected one time, or a list of at least one")
     one = np.ndim(t) == 0
-    times = [math.inf if value is None else value for value in ([t] if one else t)]
-    for value in times:
-        if value != math.inf and not is_number(value, least=0.0):
-            raise ValueError(f"t={value!r}: expected a time of 0 or more, several of them, or None for convergence")
-    return [float(value) for value in times], one
+    times = [math.inf if time is None else time for time in ([t] if one else t)]
+    for time in times:
+        if time != math.inf and not is_number(time, least=0.0):
+            raise ValueError(f"t={time!r}: expected a time of 0 or more, several of them, or None for convergence")
+    return [float(time) for time in times], one

@@ -10,35 +10,34 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cnngp.common import memory
 from cnngp.common.arrays import is_on_gpu, to_numpy
-from cnngp.common.devices import ActualDevice, Device, actual_device, array_module, check_device, float64_is_slow
+from cnngp.common.devices import ActualDevice, Device, actual_device, array_module, check_device
 from cnngp.common.errors import is_number, is_whole
 from cnngp.common.progress import progress_bar
 from cnngp.matrix.cluster.connection import ClusterError
 
-from ..checks import MatrixError, check_targets, matrix_buffer
+from ..checks import MatrixError, check_targets, float64_buffer
 from ..linalg import Array, factorised, namespace, warn_of_jitter
+from ..posterior import METHODS, Method
 from .checkpoint import Checkpoint
-from .conjugate import Nystrom, Outcome, RoughFactor, State, relative_residuals, solve_block
+from .conjugate import Limits, Nystrom, Outcome, State, relative_residuals, solve_block
 from .matrices import SymmetricMatrix, local_folder, opened_matrix
 
 log = logging.getLogger("cnngp")
-
-Method = Literal["auto", "cholesky", "mixed", "cg"]
-METHODS: tuple[Method, ...] = get_args(Method)
 
 # Columns of the preconditioner's basis, at most: they take 8 bytes a point each, and their own algebra grows with the
 # square of them.
 _RANK = 1000
 _CARRIED = 7
 # Raised when a checkpoint holds other things than before, so that no old one is taken for a new one.
-_STATE = 2
+_STATE = 3
+_USUAL = Limits()
 
 
 class ConvergenceWarning(UserWarning):
@@ -87,10 +86,9 @@ def solve(
     store : what `gram` returned, the path or URL of its store, or a NumPy, CuPy or PyTorch matrix (N, N).
     Y : targets, (N,) or (N, outputs).
     noise : variance added to the diagonal, in the kernel's units.
-    method : "cholesky", exact, 8 bytes an entry; "mixed", a float32 factor refined in float64, 4 bytes an entry; "cg",
-        block conjugate gradients that stream the tiles of a store, memory independent of the matrix; "auto", the first
-        of these that fits ("mixed" before "cholesky" on cards with slow float64).
-    tolerance : of the relative residual of each output, for "mixed" and "cg".
+    method : "cholesky", exact, 8 bytes an entry; "cg", block conjugate gradients that stream the tiles of a store,
+        memory independent of the matrix; "auto", the first of these that fits.
+    tolerance : of the relative residual of each output, for "cg".
     iterations : the most passes over the matrix.
     rank : columns of the Nyström preconditioner of "cg"; 0 for none, None for a quarter of N and 1,000 at most.
     checkpoint : where "cg" keeps its state, unless `rank` is 0; by default next to a store on this machine. A solve
@@ -115,10 +113,11 @@ def solve(
     one = Y_host.ndim == 1
     B = check_targets(array_module(actual), Y_host[:, None] if one else Y_host, matrix.n)
     if method == "auto":
-        method = "cg" if client is not None else choose_method(matrix.n, actual)
-    path = None if checkpoint is None else Path(checkpoint)
-    options = {"tolerance": float(tolerance), "iterations": int(iterations), "checkpoint": path}
-    solution = solve_matrix(matrix, B, float(noise), method, rank=None if rank is None else int(rank), **options)  # type: ignore[arg-type]
+        free = memory.available(actual)
+        fits = client is None and (free is None or 8 * matrix.n**2 <= free)
+        method = "cholesky" if fits else "cg"
+    limits, path = Limits(float(tolerance), int(iterations)), None if checkpoint is None else Path(checkpoint)
+    solution = solve_matrix(matrix, B, float(noise), method, limits, None if rank is None else int(rank), path)
     if not solution.converged:
         warnings.warn(f"the linear system was not solved: {solution.message}", ConvergenceWarning, stacklevel=2)
     weights = to_numpy(solution.weights)
@@ -133,22 +132,16 @@ def _check_parameters(
         raise ValueError(f"method={method!r} is not one of {', '.join(map(repr, METHODS))}")
     if not is_number(noise, least=0.0):
         raise MatrixError(f"noise={noise!r}: expected a variance of 0 or more")
-    a_file = checkpoint is None or (isinstance(checkpoint, str | Path) and bool(Path(checkpoint).name))
-    a_client = client is None or all(hasattr(client, name) for name in ("scatter", "map", "gather"))
-    for name, value, right, expected in (
-        (
-            "tolerance",
-            tolerance,
-            is_number(tolerance, 0.0) and 0.0 < float(tolerance) < 1.0,
-            "a number between 0 and 1",
-        ),
-        ("iterations", iterations, is_whole(iterations, 1), "a whole number of 1 or more"),
-        ("rank", rank, rank is None or is_whole(rank, 0), "a whole number of 0 or more, or None"),
-        ("checkpoint", checkpoint, a_file, "the path of a file, or None"),
-        ("client", client, a_client, "a dask.distributed.Client, or None"),
-    ):
-        if not right:
-            raise ValueError(f"{name}={value!r}: expected {expected}")
+    if not is_number(tolerance, 0.0) or not 0.0 < float(tolerance) < 1.0:
+        raise ValueError(f"tolerance={tolerance!r}: expected a number between 0 and 1")
+    if not is_whole(iterations, 1):
+        raise ValueError(f"iterations={iterations!r}: expected a whole number of 1 or more")
+    if rank is not None and not is_whole(rank, 0):
+        raise ValueError(f"rank={rank!r}: expected a whole number of 0 or more, or None")
+    if checkpoint is not None and not (isinstance(checkpoint, str | Path) and Path(checkpoint).name):
+        raise ValueError(f"checkpoint={checkpoint!r}: expected the path of a file, or None")
+    if client is not None and not all(hasattr(client, name) for name in ("scatter", "map", "gather")):
+        raise ValueError(f"client={client!r}: expected a dask.distributed.Client, or None")
 
 
 def solve_matrix(
@@ -156,9 +149,7 @@ def solve_matrix(
     B: Array,
     noise: float,
     method: str,
-    *,
-    tolerance: float = 1e-9,
-    iterations: int = 1000,
+    limits: Limits = _USUAL,
     rank: int | None = None,
     checkpoint: Path | None = None,
     keep_unfinished: bool = True,
@@ -170,63 +161,37 @@ def solve_matrix(
     n, columns = B.shape
     rank = min(_RANK, n // 4) if rank is None else min(rank, n)
     # The factor, or the basis and what the iteration carries: directions, residuals, solutions and their products.
-    need = {"cholesky": 8 * n * n, "mixed": 4 * n * n}.get(method, 8 * n * (rank + _CARRIED * columns))
+    need = 8 * n * (n if method == "cholesky" else rank + _CARRIED * columns)
     memory.require(need, f"solving for {n:,} points by {method}", "cuda" if is_on_gpu(B) else "cpu")
-    limits = {"tolerance": tolerance, "iterations": iterations}
     if method == "cholesky":
-        outcome, largest = _cholesky(matrix, B, noise, tolerance)
-    elif method == "mixed":
-        outcome, largest = _mixed(matrix, B, noise, limits)
+        outcome, largest = _cholesky(matrix, B, noise, limits)
     else:
         outcome, largest = _conjugate_gradients(matrix, B, noise, limits, rank, checkpoint, keep_unfinished)
     xp = namespace(B)
     worst = float((outcome.residuals * xp.linalg.norm(B, axis=0)).max())
     bound = math.sqrt(largest / noise) * worst if noise > 0 else (math.inf if worst > 0 else 0.0)
     reached = f"relative residual {float(outcome.residuals.max()):.1e} after {outcome.iterations} iterations"
-    message = reached if outcome.converged else f"{reached}, {tolerance:g} was asked for; {outcome.reason}"
+    message = reached if outcome.converged else f"{reached}, {limits.tolerance:g} was asked for; {outcome.reason}"
     return Solution(outcome.X, outcome.residuals, outcome.iterations, method, outcome.converged, message, bound)
 
 
-def choose_method(n: int, device: ActualDevice, without: tuple[Method, ...] = ()) -> Method:
-    """Cholesky where it fits; a rough factor where only that fits, or where float64 is slow; else no factor."""
-    free = memory.available(device)
-
-    def fits(entry: int) -> bool:
-        return free is None or entry * n**2 <= free
-
-    if "cholesky" not in without and fits(8) and not (device == "cuda" and float64_is_slow()):
-        return "cholesky"
-    return "mixed" if fits(4) else "cg"
-
-
-def _cholesky(matrix: SymmetricMatrix, B: Array, noise: float, tolerance: float) -> tuple[Outcome, float]:
-    factor, jitter = factorised(matrix_buffer(matrix.K, "float64", on_gpu=is_on_gpu(B)), noise)
+def _cholesky(matrix: SymmetricMatrix, B: Array, noise: float, limits: Limits) -> tuple[Outcome, float]:
+    """The solution, and the largest entry of the diagonal."""
+    factor, jitter = factorised(float64_buffer(matrix.K, on_gpu=is_on_gpu(B)), noise)
     if jitter:
         warn_of_jitter(factor, jitter, stacklevel=4)
     X = factor.solve(B)
     residuals = relative_residuals(factor.multiply(X, noise) - B, B)
     reason = f"{jitter:g} of the mean diagonal had to be added" if jitter else "float64 allows no more"
-    solved = bool((residuals <= max(tolerance, 1e-9)).all())
+    solved = bool((residuals <= max(limits.tolerance, 1e-9)).all())
     return Outcome(X, residuals, 0, solved, reason), float(factor.diagonal.max())
-
-
-def _mixed(matrix: SymmetricMatrix, B: Array, noise: float, limits: dict[str, Any]) -> tuple[Outcome, float]:
-    """Conjugate gradients with a float32 factor: one or two iterations for each refinement that float64 needs."""
-    rough = RoughFactor(matrix_buffer(matrix.K, "float32", on_gpu=is_on_gpu(B)), noise)
-
-    def product(V: Array) -> Array:
-        return rough.product(V) if matrix.dtype == np.float32 else matrix.multiply(V) + noise * V
-
-    with _bar(matrix.progress) as show:
-        outcome = solve_block(product, B, rough, watch=show, **limits)
-    return outcome, float(rough.factor.diagonal.max())
 
 
 def _conjugate_gradients(
     matrix: SymmetricMatrix,
     B: Array,
     noise: float,
-    limits: dict[str, Any],
+    limits: Limits,
     rank: int,
     path: Path | None,
     keep_unfinished: bool,
@@ -235,35 +200,31 @@ def _conjugate_gradients(
     if not (diagonal >= 0.0).all():
         raise MatrixError("the kernel matrix has negative numbers on its diagonal; it is not the matrix of a kernel")
     keep = _checkpoint(matrix, B, noise, rank, path) if rank > 0 else None
-    nystrom, state = (None, None) if keep is None else keep.read(xp, noise)
+    state = None if keep is None else keep.read(xp)
     if state is not None:
         log.info("the solve goes on after iteration %d", state.iteration)
-    E = nystrom or Nystrom.of(matrix.multiply, xp, matrix.n, rank, noise, seed=0)
-    latest: State | None = None
+    E = Nystrom.of(matrix.multiply, xp, matrix.n, rank, noise, seed=0)
     try:
         with _bar(matrix.progress) as show:
 
             def watch(state: State) -> None:
-                nonlocal latest
-                latest = state
                 show(state)
                 if keep is not None:
-                    keep.save(E, state)
+                    keep.see(state)
 
-            outcome = solve_block(lambda V: matrix.multiply(V) + noise * V, B, E, state=state, watch=watch, **limits)
+            outcome = solve_block(lambda V: matrix.multiply(V) + noise * V, B, E, limits, state, watch)
     except (KeyboardInterrupt, ClusterError) as error:
-        if keep is None or latest is None:
+        if keep is None or keep.latest is None:
             raise
-        keep.save(E, latest, every=0.0)
+        keep.write()
         told = str(error) if isinstance(error, ClusterError) else "interrupted"
         raise type(error)(
-            f"{told}; iteration {latest.iteration} is kept in {keep.path}. Run it again to continue"
+            f"{told}; iteration {keep.latest.iteration} is kept in {keep.path}. Run it again to continue"
         ) from None
     if keep is None:
         return outcome, float(diagonal.max())
-    if keep_unfinished and not outcome.converged and outcome.iterations >= limits["iterations"]:
-        if latest is not None:
-            keep.save(E, latest, every=0.0)
+    if keep_unfinished and not outcome.converged and outcome.iterations >= limits.iterations:
+        keep.write()
         outcome = replace(outcome, reason=f"{outcome.reason}; more of them go on from {keep.path}")
     else:
         keep.remove()
@@ -272,15 +233,13 @@ def _conjugate_gradients(
 
 def _checkpoint(matrix: SymmetricMatrix, B: Array, noise: float, rank: int, path: Path | None) -> Checkpoint | None:
     """At the path given, or next to a store on this machine under a name that no other problem has."""
-    folder = local_folder(matrix.K) if matrix.stored else None
+    folder = local_folder(matrix.K) if matrix.stored and path is None else None
     if path is None and folder is None:
         return None
     digest = hashlib.sha256(f"{_STATE} {matrix.fingerprint()} {noise!r} {rank} {B.shape}".encode())
     digest.update(np.ascontiguousarray(to_numpy(B)).data)
     problem = digest.hexdigest()
-    if path is None and folder is not None:
-        path = folder.with_name(f"{folder.name}.solve-{problem[:12]}")
-    return None if path is None else Checkpoint(path, problem)
+    return Checkpoint(path or folder.with_name(f"{folder.name}.solve-{problem[:12]}"), problem)  # type: ignore[union-attr]
 
 
 @contextmanager

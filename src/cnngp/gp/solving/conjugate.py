@@ -4,28 +4,32 @@ Dubrulle's variant (2001): the residuals are kept as QC with orthonormal Q, whic
 sides that are, or become, linearly dependent (the two outputs of a binary classifier are). The recursion's residual
 drifts from the true one by rounding, so what it claims is checked by a product and, where wrong, begun anew from there.
 
-The iteration runs on E⁻¹(K + noise·I)E⁻ᵀ with a cheap approximation EEᵀ of the matrix, of which E⁻¹V, E⁻ᵀV and EV are
-asked and nothing else: `Nystrom` from one pass over the matrix, or `RoughFactor` where a float32 factor fits.
+The iteration runs on E⁻¹(K + noise·I)E⁻¹ with the root E of a cheap approximation of the matrix, from one pass over it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..linalg import Array, Factor, NotPositiveDefinite, factorised, namespace, triangular_solve
+from ..linalg import Array, Factor, NotPositiveDefinite, namespace, triangular_solve
 
 # The recursion has stalled when in this many steps the residual did not fall by a tenth, which alone says little (it
 # may rise for long before it falls), and the error's A-norm, which falls in every step, did not either.
 _PATIENCE = 50
 _NO_GAIN = 1e-12
-# Of the mean diagonal: about where float32 begins to tell a singular matrix from another.
-_FLOAT32_JITTER = 1e-7
 _STALLED = "the residual no longer falls"
 _INDEFINITE = "the matrix is not positive definite in the working precision: add noise, or remove repeated points"
+
+
+class Limits(NamedTuple):
+    """Where the iteration ends: by the relative residual ‖b − Ax‖/‖b‖ of each column, or by passes over the matrix."""
+
+    tolerance: float = 1e-9
+    iterations: int = 1000
 
 
 class Nystrom:
@@ -72,36 +76,9 @@ class Nystrom:
         """E⁻¹V."""
         return V + self.U @ ((1.0 / self._root - 1.0)[:, None] * (self.U.T @ V))
 
-    solve_transposed = solve
-
     def multiply(self, V: Array) -> Array:
         """EV."""
         return V + self.U @ ((self._root - 1.0)[:, None] * (self.U.T @ V))
-
-
-class RoughFactor:
-    """E = L, the Cholesky factor in float32 of K + (noise + jitter)·I, in a buffer of 4 bytes an entry.
-
-    Where the matrix came in float32 the buffer still holds it above the diagonal, so products need no second copy.
-    """
-
-    def __init__(self, A: Array, noise: float) -> None:
-        """A: float32, overwritten."""
-        self.noise = noise
-        self.factor, self.jitter = factorised(A, noise, _FLOAT32_JITTER)
-
-    def product(self, V: Array) -> Array:
-        """(K + noise·I)V in float64, from the float32 matrix that survived in the buffer."""
-        return self.factor.multiply(V, self.noise)
-
-    def solve(self, V: Array) -> Array:
-        return self.factor.solve_lower(V.astype(self.factor.A.dtype)).astype(V.dtype)
-
-    def solve_transposed(self, V: Array) -> Array:
-        return self.factor.solve_upper(V.astype(self.factor.A.dtype)).astype(V.dtype)
-
-    def multiply(self, V: Array) -> Array:
-        return self.factor.multiply_lower(V.astype(self.factor.A.dtype)).astype(V.dtype)
 
 
 @dataclass(frozen=True)
@@ -148,14 +125,12 @@ class Outcome:
 def solve_block(
     multiply: Callable[[Array], Array],
     B: Array,
-    E: Nystrom | RoughFactor,
-    *,
-    tolerance: float,
-    iterations: int,
-    state: State | None = None,
-    watch: Callable[[State], Any] = lambda state: None,
+    E: Nystrom,
+    limits: Limits,
+    state: State | None,
+    watch: Callable[[State], Any],
 ) -> Outcome:
-    """X with AX = B for a positive definite A known by its products, to ‖b − Ax‖ ≤ tolerance·‖b‖ in each column.
+    """X with AX = B for a positive definite A known by its products, within `limits`.
 
     `watch` sees the state after every iteration; a `state` that it kept goes on from there.
     """
@@ -167,12 +142,12 @@ def solve_block(
 
     state = state or begun(xp.zeros_like(B), B, relative_residuals(B, B), 0)
     while True:
-        state, reason = _iterated(state, multiply, E, B, tolerance, iterations, watch)
+        state, reason = _iterated(state, multiply, E, B, limits, watch)
         R = B - multiply(state.X)
         residuals = relative_residuals(R, B)
         worst = float(residuals.max())
-        if worst <= tolerance:
-            return Outcome(state.X, residuals, state.iteration, True, f"every residual is at most {tolerance:g}")
+        if worst <= limits.tolerance:
+            return Outcome(state.X, residuals, state.iteration, True, f"every residual is at most {limits.tolerance:g}")
         if reason in (None, _STALLED) and worst <= 0.5 * state.start:
             state = begun(state.X, R, residuals, state.iteration)
             continue
@@ -181,7 +156,7 @@ def solve_block(
             other = relative_residuals(B - multiply(state.best), B)
             better = other < residuals
             X, residuals = xp.where(better, state.best, X), xp.where(better, other, residuals)
-        solved = float(residuals.max()) <= tolerance
+        solved = float(residuals.max()) <= limits.tolerance
         return Outcome(X, residuals, state.iteration, solved, reason or "rounding, or the matrix, allows no more")
 
 
@@ -195,21 +170,20 @@ def relative_residuals(R: Array, B: Array) -> Array:
 def _iterated(
     state: State,
     multiply: Callable[[Array], Array],
-    E: Nystrom | RoughFactor,
+    E: Nystrom,
     B: Array,
-    tolerance: float,
-    iterations: int,
+    limits: Limits,
     watch: Callable[[State], Any],
 ) -> tuple[State, str | None]:
     """Until the recursion claims the tolerance (None), or why it stopped before that."""
     xp = namespace(B)
     definite = True
-    while not state.history or state.history[-1] > 0.5 * tolerance:
-        if state.iteration >= iterations:
-            return state, f"{iterations} iterations were not enough"
+    while not state.history or state.history[-1] > 0.5 * limits.tolerance:
+        if state.iteration >= limits.iterations:
+            return state, f"{limits.iterations} iterations were not enough"
         if state.stalled and (not definite or sum(state.gains[-_PATIENCE:]) < _NO_GAIN):
             return state, _STALLED if definite else _INDEFINITE
-        W = E.solve_transposed(state.S)
+        W = E.solve(state.S)
         T = E.solve(multiply(W))
         G = state.S.T @ T
         ξ, positive = _inverse(0.5 * (G + G.T))
