@@ -1,11 +1,16 @@
-"""What a certificate says about rounding, beside what rounding does."""
+"""What a certificate says about rounding, beside what rounding does, and of models that learned nothing."""
 
 from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from cnngp import AvgPool, Conv, Dense, GPClassifier, ReLU, Sequential, datasets
+from cnngp.estimators.certificate import errors_if_guessing
 
 PLAIN = Sequential(Conv(3), ReLU(), Conv(3, stride=2), ReLU(), Dense())
 POOLED = Sequential(Conv(3, weight_var=2.0), ReLU(), Conv(3, weight_var=2.0), ReLU(), AvgPool(5, stride=1), Dense())
@@ -23,3 +28,75 @@ def test_predictions_in_float32_move_by_less_than_the_certificate_says(network: 
     (mean, variance), (true_mean, true_variance) = (m.predict_latent(data.X_test) for m in (rounded, exact))
     moved = max(np.abs(mean - true_mean).max(), np.abs(variance / true_variance - 1.0).max())
     assert 0.0 < moved < report.movement
+
+
+# ---- models that learned nothing -------------------------------------------------------------------------------------
+
+DIGITS = datasets.digits()
+
+
+def noise(n: int, seed: int = 0) -> Any:
+    return np.random.default_rng(seed).random((n, 1, 8, 8))
+
+
+def fitted(X: Any, y: Any, **options: Any) -> GPClassifier:
+    return GPClassifier("small_cnn", device="cpu", noise="loo", **options).fit(X, y)
+
+
+@pytest.mark.filterwarnings("ignore:noise='loo' chose the most noise")
+@pytest.mark.parametrize("shares", [(1 / 3, 1 / 3, 1 / 3), (0.8, 0.2), (0.05, 0.95)])
+@pytest.mark.parametrize("seed", range(3))
+def test_labels_without_a_rule_are_no_better_than_guessing(
+    shares: tuple[float, ...], seed: int, tmp_path: Path
+) -> None:
+    rng = np.random.default_rng(seed)
+    y = rng.permutation(np.repeat(np.arange(len(shares)), np.round(90 * np.array(shares)).astype(int)))
+    clf = fitted(noise(len(y), seed), y)
+    report = clf.fit_report_
+    assert report.guessing is not None
+    assert report.guessing[1] == pytest.approx(1 - max(shares), abs=0.01)
+    assert "better than guessing: leave-one-out is wrong on " in report.verdict
+    assert f"always naming the commonest class would be on {100 * report.guessing[1]:.0f} %" in report.verdict
+    assert "can be trusted" not in report.verdict
+    clf.save(tmp_path / "m.gp")
+    assert GPClassifier.load(tmp_path / "m.gp", device="cpu").fit_report_ == report
+    # Where chance may explain a smaller error the verdict says so, and what is wrong with the numbers is told beside.
+    said = replace(report, guessing=(0.35, 0.5), residual=1e-3).verdict
+    assert said.startswith("Not clearly better than guessing: leave-one-out is wrong on 35 % of the images")
+    assert "would be on 50 %, which so few images may show by chance. Check the labels" in said
+    assert "solved to 1e-03 only" in said
+
+
+@pytest.mark.parametrize("n", [30, 100])
+@pytest.mark.parametrize("options", [{}, {"inducing": 25}])
+def test_few_digits_are_better_than_guessing(n: int, options: dict[str, Any]) -> None:
+    assert fitted(DIGITS.X[:n], DIGITS.y[:n], **options).fit_report_.guessing is None
+
+
+def test_a_rare_class_that_is_recognised_is_better_than_guessing() -> None:
+    """Of 190 ones and threes and 10 zeros, guessing is wrong on 5 %."""
+    zero, other = (DIGITS.X[np.isin(DIGITS.y, kinds)] for kinds in ((0,), (1, 3)))
+    X, y = np.concatenate([other[:190], zero[:10]]), np.repeat([0, 1], [190, 10])
+    assert fitted(X, y).fit_report_.guessing is None
+    one_of_each = GPClassifier("small_cnn", device="cpu").fit(DIGITS.X[:10], np.arange(10))
+    assert one_of_each.fit_report_.guessing is None
+
+
+@pytest.mark.filterwarnings("ignore:noise='loo' chose the most noise")
+def test_several_labels_are_judged_by_each_of_them() -> None:
+    y = np.stack([DIGITS.y[:120] < 5, DIGITS.y[:120] % 2 == 0], 1).astype(int)
+    assert fitted(DIGITS.X[:120], y).fit_report_.guessing is None
+    wrong, guess_wrong = fitted(noise(120), y).fit_report_.guessing or (0, 0)
+    assert wrong >= guess_wrong - 0.1
+    assert guess_wrong > 0.5
+
+
+def test_many_images_of_few_groups_are_no_proof() -> None:
+    """Two films of 50 frames: what one of them is found right about is chance."""
+    yes = np.eye(2, dtype=bool)[np.repeat([0, 1], 50)]
+    P = np.where(yes, 0.6, 0.4)
+    P[:50] = 1.0 - P[:50]  # the first film is taken for the second one
+    P[50:] = np.where(yes[50:], 0.9, 0.1)
+    wrong = np.repeat([True, False], 50)
+    assert errors_if_guessing(P, wrong, yes, False) is None
+    assert errors_if_guessing(P, wrong, yes, False, np.repeat([0, 1], 50)) == (0.5, 0.5)

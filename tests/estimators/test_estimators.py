@@ -97,18 +97,6 @@ def test_images_and_a_matrix_for_prediction_exclude_each_other() -> None:
             ask(DATA.X_test[:3], K=K)
 
 
-def test_regressor_leave_one_out_is_refitting() -> None:
-    y = DATA.X.sum((1, 2, 3))
-    reg = GPRegressor(NET, noise=0.01, amplitude=2.0, dtype="float64").fit(DATA.X, y)
-    for i in (0, 77, 149):
-        rest = np.delete(np.arange(150), i)
-        again = GPRegressor(NET, noise=0.01, amplitude=2.0, dtype="float64").fit(DATA.X[rest], y[rest])
-        mean, std = again.predict(DATA.X[i : i + 1], return_std=True)
-        assert reg.loo_predictions_[i] == pytest.approx(mean[0], abs=1e-7)
-        assert reg.loo_std_[i] == pytest.approx(np.sqrt(std[0] ** 2 + 2.0 * 0.01), rel=1e-6)
-    assert reg.loo_error_ == pytest.approx(np.sqrt(((reg.loo_predictions_ - y) ** 2).mean()))
-
-
 def test_added_targets_have_the_outputs_of_fit() -> None:
     Y = np.stack([DATA.y, -DATA.y], 1)
     reg = GPRegressor(NET, noise=1e-3).fit(DATA.X[:100], Y[:100])
@@ -221,16 +209,6 @@ def test_compiling_is_not_in_the_time_of_the_kernel(tmp_path: Path, monkeypatch:
 def test_a_matrix_of_another_network_is_noticed() -> None:
     K = Kernel(zoo.small_cnn())(DATA.X)
     assert "not this network's kernel" in GPClassifier(NET).fit(DATA.X, DATA.y, K=K).fit_report_.verdict
-
-
-def test_repeated_images_are_warned_of_and_certified() -> None:
-    X, y = np.concatenate([DATA.X[:30], DATA.X[:30]]), np.concatenate([DATA.y[:30], DATA.y[:30]])
-    with pytest.warns(JitterWarning, match="remove repeats"):
-        clf = GPClassifier(NET).fit(X, y)
-    assert clf.fit_report_.jitter > 0
-    assert "singular" in clf.fit_report_.verdict
-    assert clf.score(X, y) == 1.0
-    assert np.isfinite(clf.predict_proba(X)).all()
 
 
 @pytest.mark.parametrize(

@@ -246,18 +246,6 @@ def test_labels_of_another_kind_are_not_added() -> None:
 # ---- noise of single images; weights are in test_conventions ---------------------------------------------------------
 
 
-def test_noise_of_single_images_is_that_of_the_formula() -> None:
-    own = np.random.default_rng(0).uniform(0.0, 0.3, len(DATA.X))
-    reg = GPRegressor(NET, device="cpu", dtype="float64", noise=1e-2).fit(DATA.X, DATA.y, image_noise=own)
-    C = reg.kernel_(DATA.X) + np.diag(1e-2 + own)
-    loo = DATA.y - np.linalg.solve(C, DATA.y) / np.linalg.inv(C).diagonal()
-    np.testing.assert_allclose(reg.loo_predictions_, loo, rtol=1e-8)
-    grown = GPRegressor(NET, device="cpu", dtype="float64", noise=1e-2)
-    grown.fit(DATA.X[:120], DATA.y[:120], image_noise=own[:120])
-    grown.add(DATA.X[120:], DATA.y[120:], image_noise=own[120:])
-    np.testing.assert_allclose(grown.predict(DATA.X_test), reg.predict(DATA.X_test), rtol=1e-8)
-
-
 @pytest.mark.parametrize("estimator", [GPClassifier, GPRegressor])
 def test_weights_of_added_images_are_those_of_a_fit(estimator: Any) -> None:
     weight = np.random.default_rng(0).choice([0.0, 0.5, 1.0, 3.0], len(DATA.X))
@@ -273,16 +261,6 @@ def test_weights_of_added_images_are_those_of_a_fit(estimator: Any) -> None:
         grown.add(DATA.X[:2], DATA.y[:2], sample_weight=[1.0, -1.0])
     with pytest.raises(DataError, match="image_noise or sample_weight needs the exact model"):
         estimator(NET, inducing=40, device="cpu").fit(DATA.X, DATA.y).add(DATA.X[:2], DATA.y[:2], sample_weight=[1, 2])
-
-
-def test_a_label_with_much_noise_counts_for_nothing() -> None:
-    y, wrong = flipped(3, 30)
-    noise = np.zeros(len(y))
-    noise[wrong] = 1e6
-    keep = np.setdiff1d(np.arange(len(y)), wrong)
-    doubted = model().fit(DATA.X, y, image_noise=noise).decision_function(DATA.X_test).argmax(1)
-    without = model().fit(DATA.X[keep], y[keep]).decision_function(DATA.X_test).argmax(1)
-    np.testing.assert_array_equal(doubted, without)
 
 
 def test_noise_that_is_not_a_variance_is_refused() -> None:

@@ -1,21 +1,27 @@
-"""Models in files: they come back as they were, and files that were tampered with are refused."""
+"""Models in files, copies and pickles: they come back as they were, and files that were tampered with are refused."""
 
 from __future__ import annotations
 
+import copy
+import io
 import pickle
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
+import joblib
 import numpy as np
 import pandas
 import pytest
 
-from cnngp import Dense, GPClassifier, GPRegressor, Kernel, ReLU, Sequential
+from cnngp import Dense, GPClassifier, GPRegressor, Kernel, ReLU, Sequential, datasets
 from cnngp.common import files as persistence
 from cnngp.common.errors import ModelFileError
+from cnngp.estimators import Learning, Recipe, Term
 from cnngp.gp.linalg import JitterWarning
 from cnngp.network.layers import Elementwise
+from cnngp.network.names import network_by_name
 from helpers.estimators import DATA, NET
 
 
@@ -41,15 +47,6 @@ def test_save_and_load(tmp_path: Path, noise: Any) -> None:
     assert again.fit_report_ == clf.fit_report_
     again.add(DATA.X_test[:5], [f"class {c}" for c in DATA.y_test[:5]])
     assert list(tmp_path.iterdir()) == [tmp_path / "digits.gp"]
-
-
-def test_a_model_saved_without_its_time_of_compiling_loads(fitted: GPClassifier, tmp_path: Path) -> None:
-    fitted.save(tmp_path / "digits.gp")
-    header, arrays = persistence.read(tmp_path / "digits.gp")
-    del header["report"]["compile_seconds"]
-    persistence.write(tmp_path / "older.gp", header, arrays)
-    older = GPClassifier.load(tmp_path / "older.gp")
-    assert older.fit_report_ == replace(fitted.fit_report_, compile_seconds=0.0)
 
 
 def test_a_given_kernel_and_numpy_numbers_are_saved(tmp_path: Path) -> None:
@@ -118,3 +115,70 @@ def test_python_objects_are_not_saved(tmp_path: Path) -> None:
 
     with pytest.raises(ModelFileError, match="classes holds Python objects"):
         persistence.write(tmp_path / "m.gp", {}, {"classes": np.array([1, "a"], dtype=object)})
+
+
+# ---- copies and pickles ----------------------------------------------------------------------------------------------
+
+SMALL = network_by_name("small_cnn")
+FEW = datasets.digits().take(60, 5)
+FEW_X, FEW_Y, FEW_NEW = FEW.X, FEW.y, FEW.X_test
+SEVERAL = np.stack([FEW_Y % 2, FEW_Y > 4], 1)
+
+
+def by_joblib(model: Any) -> Any:
+    file = io.BytesIO()
+    joblib.dump(model, file)
+    file.seek(0)
+    return joblib.load(file)
+
+
+COPIES: dict[str, Callable[[Any], Any]] = {
+    "pickle": lambda model: pickle.loads(pickle.dumps(model)),
+    "joblib": by_joblib,
+    "cloudpickle": lambda model: pickle.loads(cloudpickle.dumps(model)),
+    "deepcopy": copy.deepcopy,
+}
+PATHS: dict[str, dict[str, Any]] = {
+    "exact": {"noise": 0.1},
+    "noise by leave-one-out": {"noise": "loo", "amplitude": "loo"},
+    "inducing": {"inducing": 20},
+    "own inducing images": {"inducing": FEW_X[:15], "noise": "ml"},
+    "cg": {"noise": 0.1, "solver": "cg"},
+    "stored": {"noise": 0.1, "store": "K.zarr"},
+    "stored, cg": {"noise": 0.1, "solver": "cg", "store": "K.zarr"},
+    "learned": {"noise": 0.1, "learn": Learning(images=20, starts=1, steps=2)},
+    "prepared": {"noise": 0.1, "preparation": "contrast"},
+    "tangent": {"noise": 0.1, "kind": "ntk"},
+    "kernel": {"network": Kernel(SMALL, device="cpu"), "noise": 0.1},
+    "sum": {"network": Recipe([Term(SMALL, "zca", "flip"), Term("dense_nngp", weight=0.5)], noise=0.1)},
+    "chosen": {"network": None, "effort": "quick"},
+}
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(("estimator", "y"), [(GPClassifier, FEW_Y), (GPClassifier, SEVERAL), (GPRegressor, FEW_Y)])
+def test_copies_of_a_fitted_estimator_predict_the_same(estimator: Any, y: Any, path: str, tmp_path: Path) -> None:
+    options = {"network": "small_cnn"} | PATHS[path]
+    if "store" in options:
+        options["store"] = tmp_path / options["store"]
+    unfitted = estimator(**options, device="cpu")
+    model = copy.deepcopy(unfitted).fit(FEW_X, y, names=FEW.y.astype(str))
+    predicted = model.predict(FEW_NEW)
+    moments = (lambda m: m.predict_proba(FEW_NEW)) if estimator is GPClassifier else (lambda m: m.loo_std_)
+    for name, copied in COPIES.items():
+        assert repr(copied(unfitted)) == repr(unfitted)
+        again = copied(model)
+        np.testing.assert_array_equal(again.predict(FEW_NEW), predicted, name)
+        np.testing.assert_array_equal(moments(again), moments(model), name)
+
+
+@pytest.mark.parametrize("copied", COPIES.values(), ids=COPIES)
+def test_copies_of_models_of_a_matrix_and_from_a_file(copied: Callable[[Any], Any], tmp_path: Path) -> None:
+    K = Kernel(SMALL, device="cpu")(FEW_X)
+    model = copied(GPRegressor(noise=0.1).fit(K=K, y=FEW_Y))
+    np.testing.assert_array_equal(model.predict(K=K), GPRegressor(noise=0.1).fit(K=K, y=FEW_Y).predict(K=K))
+    model = GPClassifier("small_cnn", inducing=20, device="cpu").fit(FEW_X, FEW_Y)
+    model.save(tmp_path / "model.gp")
+    loaded = copied(GPClassifier.load(tmp_path / "model.gp", device="cpu"))
+    np.testing.assert_array_equal(loaded.predict_proba(FEW_NEW), model.predict_proba(FEW_NEW))
+    assert len(copied(loaded).add(FEW_X[:2], FEW_Y[:2]).predict(FEW_NEW)) == 5

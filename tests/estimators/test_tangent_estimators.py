@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from cnngp import Conv, Dense, GPClassifier, GPRegressor, Kernel, ReLU, Sequential, datasets, gram
-from cnngp.cli import run
 from cnngp.common.arrays import DataError
 from cnngp.common.errors import StoreError
 
@@ -68,21 +67,6 @@ def test_a_store_belongs_to_one_kernel_of_a_network(tmp_path: Path) -> None:
         GPClassifier(NET, device="cpu", store=tmp_path / "T.zarr").fit(DATA.X, DATA.y)
     grown = gram(THETA, datasets.digits().take(100, 1).X, store=tmp_path / "T.zarr", tile=40)
     assert grown.shape == (100, 100)
-
-
-def test_commands_take_a_kind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    common = ["--train", "60", "--network", "small_cnn", "--kind", "ntk"]
-    assert run(["classify", *common, "--test", "30", "--output", str(tmp_path / "run"), "--json"]) == 0
-    printed = capsys.readouterr()
-    assert "float32-ntk" in printed.err
-    page = (tmp_path / "run" / "report.html").read_text()
-    assert "--network small_cnn --kind ntk" in page
-    assert GPClassifier.load(tmp_path / "run" / "model.gp", device="cpu").kernel_.kind == "ntk"
-    assert run(["gram", *common, "--store", str(tmp_path / "T.zarr")]) == 0
-    assert run(["gram", "--status", str(tmp_path / "T.zarr")]) == 0
-    assert "kernel                 ntk" in capsys.readouterr().out
-    assert run(["classify", "--train", "60", "--kind", "tangent"]) != 0
-    assert "--kind tangent: expected nngp or ntk" in capsys.readouterr().err
 
 
 def test_two_labels_of_one_image_make_the_report_warn() -> None:

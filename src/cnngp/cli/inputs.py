@@ -84,8 +84,8 @@ def read_model(given: Path, device: Any) -> tuple[Path, GPEstimator, int]:
     without their mean are refused, as image files have no such scale.
     """
     from cnngp.common.errors import ModelFileError
+    from cnngp.estimators.base import OtherEstimatorError
     from cnngp.estimators.classifier import GPClassifier
-    from cnngp.estimators.files import OtherEstimatorError
     from cnngp.estimators.regressor import GPRegressor
 
     path = given / MODEL if given.is_dir() else given

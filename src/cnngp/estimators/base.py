@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -13,14 +14,13 @@ from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, clone
 from sklearn.utils.validation import check_is_fitted
 
+from cnngp.common import files as persistence
 from cnngp.common.arrays import DataError, known_array, to_numpy
-from cnngp.common.devices import Device
-from cnngp.common.errors import is_whole
+from cnngp.common.devices import Device, actual_device, check_device
+from cnngp.common.errors import ModelFileError, is_whole, one_line
 from cnngp.gp.exact import ExactGP
 from cnngp.gp.posterior import Posterior
-from cnngp.gp.selection import chosen
 
-from . import files as model_files
 from . import fitting
 from .certificate import FitReport
 from .choosing import Choice, Tell
@@ -28,6 +28,7 @@ from .door import ImagesLike, Training, as_kernel_matrix, check_length, describe
 from .fit import Asked, Fit
 from .kernels import kernel_of
 from .labels import Targets
+from .recipe import Recipe
 from .request import Parameters, Request
 from .training_images import Images
 
@@ -39,6 +40,19 @@ if TYPE_CHECKING:
 Array = NDArray[Any]
 Floats = NDArray[np.float64]
 Numbers = NDArray[np.intp]
+
+
+# Parameters that belong to a machine, a place or a data set and not to the model, and those that the recipe replaces.
+_NOT_SAVED = ("network", "device", "store", "inducing", "learn", "effort", "preparation", "noise")
+_LONGEST = 300  # letters of a message about a file's content
+
+
+class OtherEstimatorError(ModelFileError):
+    """A model of another kind than was asked for; `held` is its class's name."""
+
+    def __init__(self, message: str, held: str) -> None:
+        super().__init__(message)
+        self.held = held
 
 
 def _part(of: Callable[[Fit], Any], says: str | None = None) -> Any:
@@ -186,6 +200,8 @@ class GPEstimator(Parameters, BaseEstimator):  # type: ignore[misc]
         >>> len(GPClassifier("small_cnn", device="cpu").choose(5, pool))
         5
         """
+        from cnngp.gp.selection import chosen
+
         self._check_how_many(n, fitted=False)
         if not hasattr(self, "fit_"):
             return chosen(n, self._prior_matrix(X)).rows
@@ -212,15 +228,74 @@ class GPEstimator(Parameters, BaseEstimator):  # type: ignore[misc]
 
     # ---- files ---------------------------------------------------------------------------------------------------
 
-    @classmethod
-    def load(cls, path: str | Path, *, device: Device = "auto") -> Self:
-        """A model that `save` wrote. Runs no code from the file; damaged files are refused."""
-        return model_files.load(cls, path, device)
-
     def save(self, path: str | Path) -> None:
         """Write the fitted model to one file, without pickle."""
         check_is_fitted(self, "fit_")
-        model_files.save(self, path)
+        header, arrays = self.fit_.state()
+        own, more = self._state()
+        kernel = self.kernel_  # a Kernel that was given has settings of its own
+        parameters = {k: v for k, v in self.get_params(deep=False).items() if k not in _NOT_SAVED}
+        parameters |= {"dtype": kernel.dtype, "threads": kernel.threads, "kind": kernel.kind}
+        if not isinstance(parameters["random_state"], int | np.integer | None):
+            del parameters["random_state"]  # a generator, of which the fitted model needs no more
+        if isinstance(weights := parameters.get("class_weight"), Mapping):  # keys of JSON are text
+            parameters["class_weight"] = [[np.asarray(label).item(), float(w)] for label, w in weights.items()]
+        # The noise of a new fit by the same recipe: the word by which it was chosen, else its number.
+        noise = self.network.noise if isinstance(self.network, Recipe) and self.noise is None else self.noise
+        if not isinstance(noise, str):
+            noise = "loo" if self.fit_.choice is not None and noise is None else self.recipe_.noise
+        names = getattr(self, "feature_names_in_", None)
+        header |= {"estimator": type(self).__name__, "parameters": parameters, "noise": noise}
+        header |= {"image_aspect": self.image_aspect_, "feature_names": None if names is None else [*map(str, names)]}
+        persistence.write(path, header | own, arrays | more)
+
+    @classmethod
+    def load(cls, path: str | Path, *, device: Device = "auto") -> Self:
+        """A model that `save` wrote. Runs no code from the file; damaged files are refused."""
+        header, arrays = persistence.read(path)
+        if header.get("estimator") != cls.__name__:
+            held = one_line(header.get("estimator"))[:50]
+            raise OtherEstimatorError(f"{path} holds a {held}; load it with {held}.load", held)
+        check_device(device)
+        actual_device(device)  # a wrong device is not the file's fault
+        try:
+            return cls._of_file(header, arrays, device)
+        except MemoryError as error:
+            raise ModelFileError(f"{path} needs more memory than there is: {error}") from None
+        except (TypeError, AttributeError, ValueError, LookupError, ArithmeticError, RecursionError) as error:
+            said = f"it has no {error}" if isinstance(error, KeyError) else one_line(error)
+            said = said if len(said) <= _LONGEST else f"{said[:_LONGEST]}…"
+            raise ModelFileError(f"{path} is not a model that this version can read: {said}") from None
+
+    @classmethod
+    def _of_file(cls, header: dict[str, Any], arrays: dict[str, Array], device: Device) -> Self:
+        """The model of a file that may say anything; it can name no store, device or else that is a machine's."""
+        for name, array in arrays.items():  # no fit leaves such numbers in a model, and they would get into predictions
+            if array.dtype.kind in "fc" and not np.isfinite(array).all():
+                raise ValueError(f"{name[:50]} holds NaN or infinity")
+        parameters = {k: v for k, v in dict(header["parameters"]).items() if k not in _NOT_SAVED}
+        if isinstance(parameters.get("class_weight"), list):
+            parameters["class_weight"] = {label: float(weight) for label, weight in parameters["class_weight"]}
+        if parameters.get("input_shape") is not None:
+            parameters["input_shape"] = tuple(parameters["input_shape"])
+        recipe = replace(Recipe.from_json(header["recipe"]), noise=None)
+        model = cls(recipe, noise=header["noise"], device=device, **parameters)
+        if is_whole(model.threads, least=1):  # those of the machine that it was made on
+            model.threads = min(model.threads, os.cpu_count() or 1)
+        request = model._request()  # refuses what the file says of the parameters
+        model.fit_ = Fit.restored(header, arrays, request.make)
+        if header.get("image_aspect") is not None:
+            from cnngp.datasets.images import check_aspect
+
+            check_aspect(header["image_aspect"])
+            model.image_aspect_ = header["image_aspect"]
+        if model.fit_.rows is not None:
+            model.inducing = len(model.X_)
+        model.n_features_in_ = int(np.prod(model.X_.shape[1:]))
+        if header.get("feature_names") is not None:
+            model.feature_names_in_ = np.array(header["feature_names"], dtype=object)
+        model._restore(header, arrays)
+        return model
 
     def _state(self) -> tuple[dict[str, Any], dict[str, Array]]:
         """What the estimator has beside the fit, for a file."""

@@ -17,10 +17,10 @@ from cnngp.gp.conformal import allowed, check_coverage, p_values, p_values_of_ea
 from cnngp.gp.near_copies import novelty, warn_of_near_copies
 
 from .base import GPEstimator, Numbers
+from .certificate import errors_if_guessing
 from .choosing import Tell
 from .door import ImagesLike
 from .fit import Asked
-from .guessing import errors_if_guessing
 from .labels import (
     Calibration,
     ClassTargets,

@@ -58,10 +58,6 @@ _LEAST = {"float64": 1e-9, "float32": 2e-4}
 # ---- what was learned ------------------------------------------------------------------------------------------------
 
 
-def counted_matrices(n: int) -> str:
-    return f"{n:,} {'matrix' if n == 1 else 'matrices'}"
-
-
 @dataclass(frozen=True)
 class Change:
     """Variances that changed together, by one factor; `before` and `after` are their geometric means.
@@ -102,6 +98,11 @@ class Learned:
     interrupted: bool
 
     @property
+    def matrices(self) -> str:
+        """How many were computed."""
+        return f"{len(self.path):,} {'matrix' if len(self.path) == 1 else 'matrices'}"
+
+    @property
     def found_nothing(self) -> bool:
         """Whether no network was found that is better in the digits that are shown."""
         return f"{self.before:.4f}" == f"{self.after:.4f}"
@@ -110,7 +111,7 @@ class Learned:
         what = "leave-one-out loss" if self.rule == "loo" else "−log likelihood"
         lines = [
             f"{what} {self.before:.4f} → {self.after:.4f} nats, on {self.images:,} images, "
-            f"{counted_matrices(len(self.path))}, {self.seconds:.1f} s{', interrupted' if self.interrupted else ''}"
+            f"{self.matrices}, {self.seconds:.1f} s{', interrupted' if self.interrupted else ''}"
         ]
         if self.found_nothing:
             lines.append("nothing better was found than the network as it was given")
@@ -123,9 +124,7 @@ class Learned:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON; `from_dict` reads it back."""
-        networks = {"network_before": self.network_before.to_json(), "network": self.network.to_json()}
-        changes = [asdict(change) for change in self.changes]
-        return {name: getattr(self, name) for name in self.__dataclass_fields__} | networks | {"changes": changes}
+        return asdict(self) | {name: getattr(self, name).to_json() for name in ("network_before", "network")}
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Self:
@@ -304,7 +303,7 @@ def learned(problem: Problem, asked: Learning, seed: int | None) -> Learned:
         except KeyboardInterrupt:
             interrupted = True
             warnings.warn(
-                f"learning was interrupted after {counted_matrices(len(path))}; the fit goes on with the best so far",
+                f"learning was interrupted after {len(path):,} matrices; the fit goes on with the best so far",
                 UserWarning,
                 stacklevel=6,  # whoever called an estimator's fit
             )

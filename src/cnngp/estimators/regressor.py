@@ -19,9 +19,9 @@ from cnngp.gp.exact import posterior_samples
 from cnngp.gp.near_copies import warn_of_near_copies
 
 from .base import GPEstimator, Numbers
+from .certificate import error_beside_mean
 from .choosing import Tell
 from .door import ImagesLike
-from .guessing import error_beside_mean
 from .labels import RealTargets
 
 Array = NDArray[Any]

@@ -9,11 +9,12 @@ from string import Template
 from typing import TYPE_CHECKING
 
 from cnngp.common.tables import visible
-from cnngp.estimators.learning import Learned, counted_matrices
 
 from . import plots
 
 if TYPE_CHECKING:
+    from cnngp.estimators.learning import Learned
+
     from .evaluation import Evaluation, Picture
 
 _ICON = (
@@ -207,7 +208,7 @@ def _learned(learned: Learned) -> str:
     rule = "leave-one-out" if learned.rule == "loo" else "marginal likelihood"
     said = (
         f"By {rule}, on {learned.images:,} training images: a loss of {learned.before:.4f} nats became "
-        f"{learned.after:.4f} after {counted_matrices(len(learned.path))} in {learned.seconds:.1f} s."
+        f"{learned.after:.4f} after {learned.matrices} in {learned.seconds:.1f} s."
     )
     said += " Nothing better was found than the network as it was given." if learned.found_nothing else ""
     said += " It was interrupted; this is the best until then." if learned.interrupted else ""
