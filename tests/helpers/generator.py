@@ -155,10 +155,10 @@ def keeping(pick: Choices, spatial: Spatial) -> Conv | ConvTranspose:
     if pick.among([False, False, True]) and math.prod(_spread(kernel, axes)) * math.prod(spatial) <= MOST_WORK:
         return ConvTranspose(kernel, **numbers)  # type: ignore[arg-type]
     layer = Conv(kernel, padding_mode=pick.among(["zeros", *MODES]), **numbers)  # type: ignore[arg-type]
-    return layer if _output(layer, spatial) is not None else replace(layer, padding_mode="zeros")
+    return layer if output(layer, spatial) is not None else replace(layer, padding_mode="zeros")
 
 
-def _output(layer: Conv | ConvTranspose, spatial: Spatial) -> Spatial | None:
+def output(layer: Conv | ConvTranspose, spatial: Spatial) -> Spatial | None:
     """The output's shape, None where the layer does not fit."""
     try:
         return tuple(s.out_size for s in axis_maps(layer, spatial, ""))
@@ -180,7 +180,7 @@ class Growing:
         """A convolution of any kind that fits here; its shape is the next one."""
         for _ in range(8):
             layer = self.pick.among([convolution, convolution, transposed])(self.pick, self.spatial)
-            out = _output(layer, self.spatial)
+            out = output(layer, self.spatial)
             taps = filter_size(layer, len(self.spatial))
             work = taps * math.prod(self.spatial) if isinstance(layer, ConvTranspose) else taps
             if out is not None and math.prod(out) <= self.max_pixels and work <= MOST_WORK:

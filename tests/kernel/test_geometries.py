@@ -14,10 +14,10 @@ from cnngp.kernel.program import lower
 from cnngp.network import Network, reference
 from helpers.cuda_cases import OnCpu
 from helpers.cuda_on_cpu import needs_compiler
+from helpers.generator import random_network
 from helpers.sweep import SHAPES, parts, sweep
 
 Run = Callable[[Network, Any], Any]
-EVERY = [shape for shapes in SHAPES.values() for shape in shapes]
 # Geometries that were once wrong on an engine, without a word.
 ONCE_WRONG: dict[str, tuple[Network, tuple[int, ...]]] = {
     "a window that starts behind the first place": (ConvTranspose(2, padding=2), (1, 6, 6)),
@@ -30,69 +30,42 @@ ONCE_WRONG: dict[str, tuple[Network, tuple[int, ...]]] = {
 }
 
 
-def on_cpu(net: Network, X: Any) -> Any:
-    return Kernel(net, device="cpu", dtype="float64", check=False)(X)
+def on(device: Any) -> Run:
+    return lambda net, X: Kernel(net, device=device, dtype="float64", check=False)(X)
 
 
 def as_cpp(net: Network, X: Any) -> Any:
     """The CUDA source, compiled as C++ and run."""
-    program = lower(net, X.shape[1:])
-    run = OnCpu(generate(program, "float64"))
-    return run.symmetric(X)
+    return OnCpu(generate(lower(net, X.shape[1:]), "float64")).symmetric(X)
 
 
-def on_card(net: Network, X: Any) -> Any:
-    return Kernel(net, device="cuda", dtype="float64", check=False)(X)
-
-
-def images(shape: tuple[int, ...]) -> Any:
-    """Three images, one of them half blank, so that zero variances occur."""
+def error(run: Run, net: Network, shape: tuple[int, ...]) -> float:
+    """Of three images, one of them half blank, so that zero variances occur."""
     rng = np.random.default_rng(0)
     X = rng.normal(size=(3, *shape))
     X[0] *= rng.random(shape) < 0.5
-    return X
-
-
-def error(run: Run, net: Network, X: Any) -> float:
     R = reference.kernel(net, X)
     return float(np.abs(run(net, X) - R).max() / max(np.abs(R).max(), 1e-300))
 
 
 def check(run: Run, networks: Iterable[tuple[Network, tuple[int, ...]]], tolerance: float = 1e-12) -> None:
-    tried = 0
     for net, shape in networks:
-        tried += 1
-        X = images(shape)
-        if not error(run, net, X) <= tolerance:
-            wrong = {repr(part): e for part in parts(net) if not (e := error(run, part, X)) <= tolerance}
+        if not error(run, net, shape) <= tolerance:
+            wrong = {repr(part): e for part in parts(net) if not (e := error(run, part, shape)) <= tolerance}
             pytest.fail(f"on {shape}: {wrong or net}")
-    assert tried
 
 
+@pytest.mark.parametrize("run", [on("cpu"), pytest.param(as_cpp, marks=needs_compiler)], ids=["cpu", "cuda as C++"])
 @pytest.mark.parametrize("name", ONCE_WRONG)
-def test_geometries_that_were_once_wrong(name: str) -> None:
+def test_geometries_that_were_once_wrong(name: str, run: Run) -> None:
     layer, shape = ONCE_WRONG[name]
-    assert error(on_cpu, Sequential(layer, ReLU(), Dense()), images(shape)) <= 1e-12
+    assert error(run, Sequential(layer, ReLU(), Dense()), shape) <= 1e-12
 
 
-@needs_compiler
-@pytest.mark.parametrize("name", ONCE_WRONG)
-def test_geometries_that_were_once_wrong_in_cuda(name: str) -> None:
-    layer, shape = ONCE_WRONG[name]
-    assert error(as_cpp, Sequential(layer, ReLU(), Dense()), images(shape)) <= 1e-12
-
-
-@pytest.mark.parametrize("spatial", EVERY, ids=str)
+@pytest.mark.parametrize("spatial", SHAPES, ids=str)
 def test_single_layers_on_the_cpu(spatial: tuple[int, ...]) -> None:
     """About 4,000 layers in all; most where both axes have room for a window, which has fast code of its own."""
-    check(on_cpu, sweep([spatial], 60 if len(spatial) == 2 and min(spatial) > 3 else 20, 50))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("spatial", EVERY, ids=str)
-def test_every_argument_along_every_axis_on_the_cpu(spatial: tuple[int, ...]) -> None:
-    """About 100,000 layers in all."""
-    check(on_cpu, sweep([spatial], None, 50, seed=1))
+    check(on("cpu"), sweep(spatial, 600 if len(spatial) == 2 and min(spatial) > 3 else 200))
 
 
 # Where the source is written differently: few lanes of a warp, many, all; maps wider than it, volumes; one place in and
@@ -114,26 +87,28 @@ def test_every_argument_along_every_axis_on_the_cpu(spatial: tuple[int, ...]) ->
     ids=str,
 )
 def test_single_layers_through_the_cuda_source(spatial: tuple[int, ...], longest: tuple[int, ...], path: str) -> None:
-    networks = list(sweep([spatial], 4, 40, longest))
+    networks = list(sweep(spatial, 40, 40, longest))
     assert {generate(lower(*drawn), "float64").path for drawn in networks} == {path}
     check(as_cpp, networks)
 
 
-def outputs(spatial: tuple[int, ...]) -> set[tuple[int, ...]]:
-    """Bounds on the outputs: any, narrow enough for a warp, and no longer than one place where the input is not."""
-    return {(), (32,) * len(spatial), tuple(1 if n == 1 else 32 for n in spatial)}
+@pytest.mark.parametrize(
+    ("run", "count"),
+    [
+        pytest.param(as_cpp, 200, marks=(needs_compiler, pytest.mark.slow)),
+        pytest.param(on("cuda"), 400, marks=pytest.mark.gpu),
+    ],
+    ids=["cuda as C++", "card"],
+)
+@pytest.mark.parametrize("spatial", SHAPES, ids=str)
+def test_many_single_layers(spatial: tuple[int, ...], run: Run, count: int) -> None:
+    """Any outputs, such as are narrow enough for a warp, and no longer than one place where the input is not."""
+    for longest in {(), (32,) * len(spatial), tuple(1 if n == 1 else 32 for n in spatial)}:
+        check(run, sweep(spatial, count, 40, longest, seed=2))
 
 
-@needs_compiler
-@pytest.mark.slow
-@pytest.mark.parametrize("spatial", EVERY, ids=str)
-def test_many_single_layers_through_the_cuda_source(spatial: tuple[int, ...]) -> None:
-    for longest in outputs(spatial):
-        check(as_cpp, sweep([spatial], 20, 50, longest, seed=2))
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("spatial", EVERY, ids=str)
-def test_many_single_layers_on_a_card(spatial: tuple[int, ...]) -> None:
-    for longest in outputs(spatial):
-        check(on_card, sweep([spatial], 40, 40, longest, seed=3))
+def test_every_draw_of_the_generator_is_a_network_that_fits_its_images() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(300):
+        net, shape = random_network(rng)
+        assert lower(net, shape).spatial == shape[1:]

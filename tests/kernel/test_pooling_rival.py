@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from cnngp import AvgPool, Conv, Dense, Erf, GlobalAvgPool, Identity, Kernel, ReLU, Sequential, Sum
+from cnngp.kernel.program import Kind
 from cnngp.network import Network, reference
 
 # fmt: off
@@ -81,22 +82,13 @@ def images(channels: int, height: int, width: int) -> np.ndarray:
     return np.sin(1.0 + n + (0.7 + 0.3 * n) * i + (1.1 - 0.2 * n) * j * (c + 1))
 
 
+@pytest.mark.parametrize(("kind", "numbers"), [("nngp", BY_NEURAL_TANGENTS), ("ntk", TANGENT_BY_NEURAL_TANGENTS)])
 @pytest.mark.parametrize("name", NETWORKS)
-def test_the_rivals_numbers(name: str) -> None:
+def test_the_rivals_numbers(name: str, kind: Kind, numbers: dict[str, list[float]]) -> None:
     net, shape = NETWORKS[name]
-    K = np.array(BY_NEURAL_TANGENTS[name])
-    X, upper = images(*shape), np.triu_indices(3)
+    expected, X, upper = np.array(numbers[name]), images(*shape), np.triu_indices(3)
     # Two float64 programs that round in different places; a slip in the mathematics would be far larger.
-    np.testing.assert_allclose(reference.kernel(net, X)[upper], K, rtol=1e-11)
-    np.testing.assert_allclose(Kernel(net, device="cpu", dtype="float64")(X)[upper], K, rtol=1e-11)
-    np.testing.assert_allclose(Kernel(net, device="cpu")(X)[upper], K, rtol=0, atol=1e-6 * K.max())
-
-
-@pytest.mark.parametrize("name", NETWORKS)
-def test_the_rivals_numbers_of_the_tangent_kernel(name: str) -> None:
-    net, shape = NETWORKS[name]
-    T = np.array(TANGENT_BY_NEURAL_TANGENTS[name])
-    X, upper = images(*shape), np.triu_indices(3)
-    np.testing.assert_allclose(reference.kernel(net, X, kind="ntk")[upper], T, rtol=1e-11)
-    np.testing.assert_allclose(Kernel(net, device="cpu", dtype="float64", kind="ntk")(X)[upper], T, rtol=1e-11)
-    np.testing.assert_allclose(Kernel(net, device="cpu", kind="ntk")(X)[upper], T, rtol=0, atol=1e-6 * T.max())
+    np.testing.assert_allclose(reference.kernel(net, X, kind=kind)[upper], expected, rtol=1e-11)
+    double, single = (Kernel(net, device="cpu", dtype=dtype, kind=kind)(X)[upper] for dtype in ("float64", "float32"))
+    np.testing.assert_allclose(double, expected, rtol=1e-11)
+    np.testing.assert_allclose(single, expected, rtol=0, atol=1e-6 * expected.max())

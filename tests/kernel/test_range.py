@@ -1,61 +1,84 @@
-"""Numbers at the ends of what a precision holds: right, or one error before any pair is computed. Never NaN, never zero
-by underflow.
+"""Numbers at the ends of what a precision holds, and images of any scale: right, or one error before any pair is
+computed. Never NaN, never zero by underflow.
 """
 
 from __future__ import annotations
 
+import math
+import re
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cnngp import (
+    GELU,
     AvgPool,
     Conv,
+    Cos,
     Dense,
     Elementwise,
+    Erf,
     Identity,
     Kernel,
     LeakyReLU,
+    Rbf,
     ReLU,
     Sequential,
+    Sin,
     Step,
     Sum,
     gram,
+    zoo,
 )
 from cnngp.common.arrays import DataError
 from cnngp.kernel.check import compare, documented_bound
 from cnngp.kernel.engines.base import RangeError
+from cnngp.kernel.formulas import formula
 from cnngp.kernel.program import lower
-from cnngp.network import reference
+from cnngp.network import Network, reference
 from cnngp.network.layers import NetworkError
 from helpers import adjoint
+from helpers.examples import examples
+from helpers.kernels import DTYPES, error
+from helpers.nonlinearities import ONE_OF_EACH
 
-DTYPES = pytest.mark.parametrize("dtype", ["float32", "float64"])
+TOLERANCE = {"float32": 1e-6, "float64": 1e-12}
+each_dtype = pytest.mark.parametrize("dtype", DTYPES)
 STEPS = Sequential(Conv(3), Step(), Dense())
+TWO = Sequential(Conv(3), ReLU(), Conv(3), ReLU(), Dense())
 
 
-def faint(exponent: float, seed: int = 0) -> Any:
-    """Three images whose right half is darker than the left by a power of ten."""
-    X = np.random.default_rng(seed).standard_normal((3, 1, 12, 12))
-    X[:, :, :, 6:] *= 10.0**exponent
-    return X
+def normal(*shape: int) -> Any:
+    return np.random.default_rng(0).standard_normal(shape)
 
 
-def blank_patches() -> Any:
-    """Two copies of an image with blank patches, and another image."""
+def pixels(n: int = 6, size: int = 16) -> Any:
+    """Images between 0 and 1, the first in part blank."""
+    X = np.random.default_rng(0).random((n, 1, size, size))
+    X[0, :, : size // 2] = 0.0
+    return X.astype(np.float32).astype(np.float64)
+
+
+def agrees(net: Network, X: Any, *dtypes: str, loose: float = 1.0) -> None:
+    R = reference.kernel(net, X)
+    for dtype in dtypes or DTYPES:
+        K = Kernel(net, device="cpu", dtype=dtype, check=False)(X)
+        assert error(K.astype(np.float64), R) <= loose * TOLERANCE[dtype]
+
+
+# ---- Step, which makes as much of a tiny variance as of a large one ------------------------------------------------
+
+
+@each_dtype
+def test_two_copies_of_one_image_have_one_variance_under_step(dtype: str) -> None:
     X = np.zeros((3, 1, 8, 8))
     X[:2, :, 1:4, 2:5] = np.random.default_rng(0).random((1, 3, 3))
     X[2, :, 3:, 3:] = np.random.default_rng(1).random((1, 5, 5))
-    return X
-
-
-@DTYPES
-def test_two_copies_of_one_image_have_one_variance_under_step(dtype: str) -> None:
-    X = blank_patches()
     for net, steps in ((STEPS, 1), (Sequential(Conv(3), Step(), Conv(3), Step(), Dense()), 2)):
-        K = Kernel(net, device="cpu", dtype=dtype)(X)
-        R = reference.kernel(net, X)
+        K, R = Kernel(net, device="cpu", dtype=dtype)(X), reference.kernel(net, X)
         # At correlation one a Step has the slope of a square root: of an ulp it leaves the root, two the fourth root.
         loss, of_reference = (float(np.finfo(kind).eps) ** 0.5**steps for kind in (dtype, "float64"))
         assert R[0, 1] == pytest.approx(R[0, 0], rel=of_reference)
@@ -65,69 +88,53 @@ def test_two_copies_of_one_image_have_one_variance_under_step(dtype: str) -> Non
     assert reference.kernel(STEPS, X)[0, 0] == pytest.approx(0.5 * 25 / 64)
 
 
-@pytest.mark.parametrize("exponent", [-4, -8, -12])
-def test_step_makes_as_much_of_faint_locations_as_of_bright_ones(exponent: float) -> None:
-    X = faint(exponent)
-    for net in (STEPS, Sequential(Conv(3), ReLU(), Conv(3), Step(), Dense())):
-        K = Kernel(net, device="cpu")(X)
-        np.testing.assert_allclose(K, reference.kernel(net, X), atol=2e-7)
+def faint(exponent: float) -> Any:
+    """Three images whose right half is darker than the left by a power of ten."""
+    X = normal(3, 1, 12, 12)
+    X[:, :, :, 6:] *= 10.0**exponent
+    return X
 
 
-def test_step_refuses_locations_too_faint_for_float32() -> None:
-    X = faint(-20)
-    told = (
-        r"image 0 has locations whose variances at layers\[1\] \(Step\(\)\) are .* too small beside the others, for flo"
-    )
-    kernel = Kernel(STEPS, device="cpu")
+def test_step_makes_as_much_of_faint_locations_as_of_bright_ones_or_refuses_them() -> None:
+    for X in map(faint, (-4, -8, -12)):
+        for net in (STEPS, Sequential(Conv(3), ReLU(), Conv(3), Step(), Dense())):
+            np.testing.assert_allclose(Kernel(net, device="cpu")(X), reference.kernel(net, X), atol=2e-7)
+    X, kernel = faint(-20), Kernel(STEPS, device="cpu")
+    told = r"image 0 has locations whose variances at layers\[1\] \(Step\(\)\) are .* too small beside the others, for"
     for call in (lambda: kernel(X), lambda: kernel(X, X), lambda: kernel.diag(X), lambda: gram(kernel, X, tile=2)):
         with pytest.raises(RangeError, match=told):
             call()
-    np.testing.assert_allclose(Kernel(STEPS, device="cpu", dtype="float64")(X), reference.kernel(STEPS, X), atol=1e-12)
+    double = Kernel(STEPS, device="cpu", dtype="float64")
+    np.testing.assert_allclose(double(X), reference.kernel(STEPS, X), atol=1e-12)
     with pytest.raises(RangeError, match="too small beside the others, for float64; rescale the images"):
-        Kernel(STEPS, device="cpu", dtype="float64")(faint(-150))
+        double(faint(-150))
 
 
-# ---- constants and pixels at the ends of the range -------------------------------------------------------------------
+# ---- constants and pixels at the ends of the range -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("slope", [1e8, 1e19, -1e19, 1e-30])
 def test_steep_slopes(slope: float) -> None:
-    X = faint(0)
-    for net in (
-        Sequential(Conv(3), LeakyReLU(slope), Dense()),
-        Sequential(Conv(3), LeakyReLU(slope), Conv(3), ReLU(), Dense(1e-30)),
-    ):
-        R = reference.kernel(net, X)
-        for dtype, bound in (("float32", 1e-6), ("float64", 1e-12)):
-            K = Kernel(net, device="cpu", dtype=dtype)(X)
-            assert np.abs(K - R).max() <= bound * np.abs(R).max()
+    agrees(Sequential(Conv(3), LeakyReLU(slope), Dense()), faint(0))
+    agrees(Sequential(Conv(3), LeakyReLU(slope), Conv(3), ReLU(), Dense(1e-30)), faint(0))
 
 
-def test_a_slope_beyond_float64() -> None:
-    with pytest.raises(NetworkError, match=r"LeakyReLU: slope=1e\+160 is too large: its square is beyond float64"):
-        LeakyReLU(1e160)
-
-
-@DTYPES
+@each_dtype
 def test_patches_that_lie_in_the_padding_alone(dtype: str) -> None:
     """On one pixel a dilated filter meets padding only, so its large factor stands before nothing."""
     first, second = Conv(1, weight_var=1e30), Conv(2, dilation=2, bias_var=1e-20)
-    net = Sequential(first, ReLU(), second, ReLU(), Dense(1e20))
-    for shape in ((3, 1, 1, 1), (3, 1, 1)):
-        X = np.random.default_rng(0).standard_normal(shape)
-        np.testing.assert_allclose(Kernel(net, device="cpu", dtype=dtype)(X), reference.kernel(net, X), rtol=1e-6)
-    both = Sequential(first, ReLU(), Sum(second, second), ReLU(), Dense(1e20))
-    np.testing.assert_allclose(Kernel(both, device="cpu", dtype=dtype)(X), reference.kernel(both, X), rtol=1e-6)
+    for middle in (second, Sum(second, second)):
+        agrees(Sequential(first, ReLU(), middle, ReLU(), Dense(1e20)), normal(3, 1, 1, 1), dtype)
 
 
 @pytest.mark.parametrize("net", [Dense(), Sequential(Conv(3), ReLU(), Dense())], ids=repr)
 def test_pixels_that_vanish_are_refused(net: Any) -> None:
-    X = np.random.default_rng(0).standard_normal((4, 1, 6, 6))
+    X = normal(4, 1, 6, 6)
     X[2] *= 1e-170
     kernel = Kernel(net, device="cpu", dtype="float64")
-    told = r"X\[2\] has no pixel above .*e-170, too small to square in float64; rescale the images"
+    told = r"[XZ]\[2\] has no pixel above .*e-170, too small to square in float64; rescale the images"
     for call in (lambda: kernel(X), lambda: kernel.diag(X), lambda: gram(kernel, X, tile=3), lambda: kernel(X[:1], X)):
-        with pytest.raises(RangeError, match=told.replace("X", "[XZ]", 1)):
+        with pytest.raises(RangeError, match=told):
             call()
     with pytest.raises(DataError, match=r"X\[2\] has pixels so small that float32 rounds all to 0; rescale the images"):
         Kernel(net, device="cpu")(X)
@@ -137,12 +144,17 @@ def test_pixels_that_vanish_are_refused(net: Any) -> None:
     assert kernel(X)[2, 2] == 0.0
 
 
+@pytest.mark.parametrize(("dtype", "pixel"), [("float32", "1e+20"), ("float64", "1e+200")])
+def test_pixels_too_large_to_square_are_refused(dtype: str, pixel: str) -> None:
+    told = f"has pixels of {pixel}, too large to multiply in {dtype}"
+    with pytest.raises(RangeError, match=re.escape(told)):
+        Kernel(Dense(1e-10), device="cpu", dtype=dtype)(np.full((2, 4), float(pixel)))  # and no warning beside it
+
+
 def test_a_series_that_ends_is_blamed_and_not_what_follows_from_it() -> None:
     X = np.random.default_rng(0).integers(0, 256, (4, 1, 8, 8)).astype(np.uint8)
     tanh = Elementwise("tanh")
-    told = (
-        r"^layers\[1\]: Elementwise\('tanh'\) meets a variance of .*; lower the weight_var before it or scale the imag"
-    )
+    told = r"^layers\[1\]: Elementwise\('tanh'\) meets a variance of .*; lower the weight_var before it or scale the im"
     for net in (Sequential(Conv(3), tanh, Dense()), Sequential(Conv(3), tanh, Conv(3), tanh, Dense())):
         with pytest.raises(NetworkError, match=told):
             Kernel(net, device="cpu")(X)
@@ -152,48 +164,120 @@ def test_a_series_that_ends_is_blamed_and_not_what_follows_from_it() -> None:
     assert np.isfinite(Kernel(net, device="cpu")(np.ones((2, 3)))).all()
 
 
-# ---- long sums -------------------------------------------------------------------------------------------------------
+# ---- long sums, deep networks --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("length", [257, 10_000, 100_003])
 def test_long_axes_are_summed_in_blocks(length: int) -> None:
     X = np.random.default_rng(0).random((3, 1, length)) + 0.1
-    for net in (Dense(2.0, 0.5), Sequential(Conv(1, bias_var=0.1), ReLU(), Dense())):
-        R = reference.kernel(net, X)
-        for dtype, bound in (("float32", 1e-6), ("float64", 1e-12)):
-            assert np.abs(Kernel(net, device="cpu", dtype=dtype)(X) - R).max() <= bound * R.max()
+    agrees(Dense(2.0, 0.5), X)
+    agrees(Sequential(Conv(1, bias_var=0.1), ReLU(), Dense()), X)
     ops = lower(Dense(), (1, length)).ops
     assert max(len(row) for op in ops for s in op.sums for row in s.sources) <= 256
 
 
 def test_many_channels_are_summed_in_blocks() -> None:
-    X = np.random.default_rng(0).random((3, 300_000)) + 0.1
-    R = reference.kernel(Dense(), X)
-    assert np.abs(Kernel(Dense(), device="cpu")(X) - R).max() <= 5e-7 * R.max()
+    agrees(Dense(), np.random.default_rng(0).random((3, 300_000)) + 0.1, "float32", loose=0.5)
 
 
-@pytest.mark.parametrize("depth", [200, 400, 800])
+@pytest.mark.parametrize("depth", [200, 800])
 def test_very_deep_networks_stay_within_their_bound(depth: int) -> None:
-    X = np.random.default_rng(0).standard_normal((6, 10))
     for bias_var in (0.0, 0.1):
-        net = Sequential(*[layer for _ in range(depth) for layer in (Dense(2.0, bias_var), ReLU())], Dense())
-        R = reference.kernel(net, X)
-        for dtype in ("float32", "float64"):
-            K = Kernel(net, device="cpu", dtype=dtype, check=False)(X)
-            assert np.abs(K - R).max() <= documented_bound(net, np.dtype(dtype)) * np.abs(R).max()
+        net = Sequential(*[Dense(2.0, bias_var), ReLU()] * depth, Dense())
+        for dtype in DTYPES:
+            agrees(net, normal(6, 10), dtype, loose=documented_bound(net, np.dtype(dtype)) / TOLERANCE[dtype])
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@each_dtype
 @pytest.mark.parametrize(("slope", "weight_var"), [(0.3, 2.8255413326943017), (-0.7, 1.3), (5.0, 0.07)])
 def test_a_leaky_relu_loses_nothing_at_correlation_one_however_deep(
     slope: float, weight_var: float, dtype: str
 ) -> None:
     """What rounding makes of its two coefficients would add up from layer to layer."""
     net = Sequential(*[Conv(6, padding_mode="circular", weight_var=weight_var), LeakyReLU(slope)] * 140, Dense())
-    X = np.random.default_rng(0).standard_normal((2, 1, 8))
-    R = reference.kernel(net, X)
+    X = normal(2, 1, 8)
     K = Kernel(net, device="cpu", dtype=dtype, check=False)(X, X.copy())  # the diagonal as any other pair
-    assert np.abs(K - R).max() <= {"float32": 1e-6, "float64": 1e-12}[dtype] * np.abs(R).max()
+    assert error(K, reference.kernel(net, X)) <= TOLERANCE[dtype]
+
+
+def search_space_network(depth: int, last: float = 8.5) -> Network:
+    """The widest of the paper's search space: 6 × 6 filters, weight_var 8.5, the variance growing 306-fold a layer."""
+    conv = Conv(6, weight_var=8.5, bias_var=7.0, fan_in="channels")
+    return Sequential(*[conv, ReLU(math.sqrt(2.0))] * depth, Dense(last))
+
+
+def test_the_papers_search_space_reaches_1e37_and_what_is_beyond_float32_is_refused() -> None:
+    X = pixels()
+    assert 1e36 < reference.kernel(search_space_network(15), X).max() < 3e38
+    agrees(search_space_network(15), X)
+    net = search_space_network(17)
+    for call in (lambda k: k(X), lambda k: k(X, X[:2]), lambda k: k.diag(X), lambda k: k(X[:1] * 1e-30, X)):
+        with pytest.raises(RangeError, match=r"which does not fit float32; use dtype='float64', or rescale the images"):
+            call(Kernel(net, device="cpu"))
+    agrees(net, X, "float64")
+    for last in (1e-30, 1e-40):  # large only inside
+        agrees(search_space_network(25, last), X, "float32")
+
+
+@given(
+    factors=st.lists(st.integers(-12, 12), min_size=4, max_size=12),
+    skip=st.booleans(),
+    bias=st.sampled_from([0.0, 1e-8, 1e8]),
+)
+@examples(40)
+def test_any_course_of_powers_keeps_float32_exact(factors: list[int], skip: bool, bias: float) -> None:
+    """Weight variances of 10^−12 … 10^12 in any order; a last layer brings the result back to order one."""
+    layers: list[Network] = []
+    for f in factors:
+        conv = Conv(3, weight_var=10.0**f, bias_var=bias)
+        if not skip:
+            layers += [conv, ReLU()]
+        else:
+            layers.append(Sum(Identity(), Sequential(ReLU(), conv)) if layers else conv)
+    X = pixels(4, 6)
+    size = reference.kernel(Sequential(*layers, Dense()), X).max()
+    agrees(Sequential(*layers, Dense(1.0 / size)), X, "float32")
+
+
+def test_rescaling_by_powers_of_two_changes_no_bit() -> None:
+    """The same network with weight variances split differently by powers of two: 2^40 · 2^−40 = 1."""
+    shifted = Sequential(Conv(3, weight_var=2.0**40), ReLU(), Conv(3, weight_var=2.0**-40), ReLU(), Dense())
+    for dtype in DTYPES:
+        K, S = (Kernel(net, device="cpu", dtype=dtype)(pixels()) for net in (TWO, shifted))
+        assert np.array_equal(K, S)
+
+
+@pytest.mark.parametrize(("weight_var", "pixel"), [(1.3, 1e-7), (1e-3, 1e12), (1e-3, 1e7)])
+def test_a_unit_beyond_float32_is_no_hindrance_where_the_value_fits(weight_var: float, pixel: float) -> None:
+    conv = Conv(6, weight_var=weight_var, fan_in="channels")
+    net = Sequential(*[conv, ReLU(math.sqrt(2.0))] * 30, Dense())
+    agrees(net, (pixels(4, 12) * pixel).astype(np.float32).astype(np.float64), "float32")
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        [Conv(3, weight_var=1e200), ReLU(), Conv(3, weight_var=1e200), ReLU()],
+        [Conv(3, weight_var=1e-200), ReLU(), Conv(3, weight_var=1e-200), ReLU(), Conv(3, weight_var=1e300), ReLU()],
+        [Conv(1, weight_var=1e-200), ReLU(), Conv(1, weight_var=1e-200), ReLU(), Conv(1, weight_var=1e300), ReLU()],
+        [Conv(3), ReLU(1e200)],
+        [Conv(3), LeakyReLU(1e154), Conv(3), LeakyReLU(1e10)],
+        [Conv(3, weight_var=1e8), ReLU()] * 60,
+    ],
+    ids=lambda layers: repr(layers[:6]),
+)
+def test_variances_beyond_float64_are_refused(layers: list[Network]) -> None:
+    with pytest.raises((NetworkError, RangeError), match=r"beyond float64|does not fit|cannot carry"):
+        Kernel(Sequential(*layers, Dense()), device="cpu", dtype="float64")(pixels())
+
+
+def test_units_that_have_lost_digits_are_refused() -> None:
+    layers = [Conv(3, weight_var=v) if v else ReLU() for v in (1e-20, 0, 1e-300, 0, 1e20, 0)]
+    with pytest.raises(NetworkError, match=r"layers\[2\]: the variance here is of order 2\^-1064, beyond float64"):
+        lower(Sequential(*layers, Dense(1e300)), (1, 6, 6))
+
+
+# ---- the tangent kernel --------------------------------------------------------------------------------------------
 
 
 def residual(weight_var: float) -> Sequential:
@@ -203,35 +287,111 @@ def residual(weight_var: float) -> Sequential:
 @pytest.mark.parametrize(
     ("net", "scale"),
     [
-        (residual(1e-36), 1.0),
-        (residual(1e-12), 1e12),
-        (residual(1e-40), 1.0),
-        (residual(1e-32), 255.0),
-        (residual(1e-300), 1.0),
+        *((residual(1e-36), 1.0), (residual(1e-12), 1e12), (residual(1e-40), 1.0)),
+        *((residual(1e-32), 255.0), (residual(1e-300), 1.0)),
         (Sequential(Conv(3), ReLU(), Conv(3, bias_var=1e36), ReLU(), Dense()), 1.0),
         (Sequential(Conv(3), ReLU(), AvgPool(2), Conv(3, bias_var=1e36), ReLU(), Dense()), 1.0),
     ],
 )
 def test_a_tangent_kernel_far_smaller_or_larger_than_k(net: Sequential, scale: float) -> None:
     """Θ = T + own·K is held in a unit that suits the larger of the two."""
-    X = scale * np.random.default_rng(0).standard_normal((4, 1, 6, 6))
-    R = reference.kernel(net, X, kind="ntk")
+    X = scale * normal(4, 1, 6, 6)
     K, theta = Kernel(net, device="cpu", kind="ntk").both(X)
     found = compare(net, X, theta, np.dtype("float32"), "ntk")
     assert found is not None
     assert found.error <= found.bound
-    np.testing.assert_allclose(theta, R, rtol=1e-4)
+    np.testing.assert_allclose(theta, reference.kernel(net, X, kind="ntk"), rtol=1e-4)
     np.testing.assert_array_equal(K, Kernel(net, device="cpu")(X))
 
 
 def test_slopes_of_tiny_variances() -> None:
     """Their product is beyond float64, and they are not."""
     usual, tiny = (Sequential(Conv(3, weight_var=v), ReLU(), Dense(1.0 / v)) for v in (1.0, 1e-180))
-    X = np.random.default_rng(0).standard_normal((4, 1, 6, 6))
+    X = normal(4, 1, 6, 6)
     expected = reference.kernel(usual, X, kind="ntk")
     np.testing.assert_allclose(reference.kernel(tiny, X, kind="ntk"), expected, rtol=1e-9)
     np.testing.assert_allclose(Kernel(tiny, device="cpu", dtype="float64", kind="ntk")(X), expected, rtol=1e-9)
     assert adjoint.gradient(tiny, X, None, np.ones((4, 4)))["layers[0].weight_var"] > 1e170
+
+
+# ---- scales of the images ------------------------------------------------------------------------------------------
+
+
+@each_dtype
+@pytest.mark.parametrize("act", [x for x in ONE_OF_EACH if not isinstance(x, Elementwise)], ids=repr)
+def test_any_scale_gives_the_kernel_or_one_clear_refusal(act: Any, dtype: str) -> None:
+    """Variances from 1e-50 to 1e50 inside, brought back to order one at the end: right, or refused, and never NaN."""
+    X = normal(3, 1, 4, 4).astype(np.float32)
+    row = formula(act)
+    for power in (-50, -45, -30, -10, 10, 30, 45, 50):
+        first = Conv(3, weight_var=10.0**power)
+        scale = float(reference.diagonal(Sequential(first, act, Dense()), X).max())
+        net = Sequential(first, act, Dense(weight_var=1.0 / scale))
+        homogeneous = row.homogeneous or row.any_scale  # no scale is out of reach
+        homogeneous |= isinstance(act, Rbf) and power < 0  # V is 1
+        single = dtype == "float32"
+        lost = isinstance(act, (Sin, Cos, Rbf)) and power >= (10 if single else 30)  # no digit of e^(K − m) is left
+        if not homogeneous and (lost or (single and abs(power) >= 30)):
+            with pytest.raises(RangeError, match=f"which {dtype} cannot carry"):
+                Kernel(net, device="cpu", dtype=dtype)(X)
+            continue
+        K = Kernel(net, device="cpu", dtype=dtype)(X)
+        assert np.isfinite(K).all()
+        assert (np.abs(K) <= 1.00001 * np.sqrt(np.outer(K.diagonal(), K.diagonal()))).all()
+        assert K.diagonal() == pytest.approx(reference.diagonal(net, X), rel=1e-5)
+
+
+NETS = {
+    "resnet": zoo.resnet(8),
+    "with bias": Sequential(Conv(3, bias_var=0.5), ReLU(), Conv(3, stride=2), LeakyReLU(0.1), Dense(1.0, 0.1)),
+    "smooth": Sequential(Conv(3), Erf(), Conv(3, bias_var=0.1), GELU(), Dense()),
+}
+
+
+@pytest.mark.parametrize("name", NETS)
+@pytest.mark.parametrize("scale", [1e-9, 1e-6, 1e-3, 255.0, 65535.0])
+def test_images_of_any_usual_scale_agree_with_the_reference(name: str, scale: float) -> None:
+    # Erf at variance v: a half-ulp of K moves it by √v half-ulps.
+    loose = 30.0 if name == "smooth" and scale > 1.0 else 1.0
+    agrees(NETS[name], (pixels(5, 8) * scale).astype(np.float32).astype(np.float64), loose=loose)
+
+
+@each_dtype
+def test_images_of_different_scales_go_together(dtype: str) -> None:
+    X = pixels(6, 8) * np.array([1.0, 1e-9, 255.0, 1e-5, 0.0, 1.0])[:, None, None, None]
+    X = X.astype(np.float32).astype(np.float64)
+    R = reference.kernel(zoo.resnet(8), X)
+    K = Kernel(zoo.resnet(8), device="cpu", dtype=dtype)(X).astype(np.float64)
+    d = np.sqrt(R.diagonal())
+    assert (np.abs(K - R) <= 2 * TOLERANCE[dtype] * np.outer(d, d)).all()  # each entry on its own scale
+    assert not K[4].any()
+
+
+@pytest.mark.parametrize("scale", [1e-25, 1e25])
+def test_pixels_whose_squares_leave_the_working_precision_are_refused_or_right(scale: float) -> None:
+    X = (pixels(3, 8) * scale).astype(np.float32).astype(np.float64)
+    agrees(zoo.resnet(8), X, "float64")
+    with pytest.raises(RangeError, match=r"float32( cannot carry)?; use dtype='float64'"):
+        Kernel(zoo.resnet(8), device="cpu")(X)
+
+
+# ---- blank images --------------------------------------------------------------------------------------------------
+
+
+@each_dtype
+@pytest.mark.parametrize("phi", [*ONE_OF_EACH, Elementwise("sigmoid")], ids=repr)
+def test_blank_images_give_the_limit_and_never_nan(dtype: str, phi: Any) -> None:
+    """φ(0) = 0 gives 0, also for Step; cos(0) = 1, also of an Rbf, sigmoid(0) = ½."""
+    net = Sequential(Conv(3), phi, Dense())
+    X = np.zeros((5, 1, 6, 6))
+    X[4] = pixels(1, 6)[0]
+    K = Kernel(net, device="cpu", dtype=dtype)(X)
+    assert np.isfinite(K).all()
+    constant = {Cos(): 1.0, Rbf(0.4): 1.0, Elementwise("sigmoid"): 0.25}.get(phi, 0.0)
+    np.testing.assert_allclose(K[:4, :4], np.full((4, 4), constant), rtol=1e-6, atol=0.0)
+    np.testing.assert_allclose(K, reference.kernel(net, X), rtol=2e-6, atol=1e-12)
+    with_bias = Sequential(Conv(3), ReLU(), Dense(1.0, 0.25))
+    assert (Kernel(with_bias, device="cpu", dtype=dtype)(X)[:4] == 0.25).all()
 
 
 @pytest.mark.parametrize(
@@ -247,9 +407,3 @@ def test_variances_beyond_float32_are_refused_for_blank_images_too(net: Sequenti
     with pytest.raises(RangeError, match="variances of this network are too large or too small for float32"):
         Kernel(net, device="cpu", kind=kind)(X)
     np.testing.assert_array_equal(Kernel(net, device="cpu", kind=kind, dtype="float64")(X), np.zeros((3, 3)))
-
-
-def test_units_that_have_lost_digits_are_refused() -> None:
-    layers = [Conv(3, weight_var=1e-20), ReLU(), Conv(3, weight_var=1e-300), ReLU(), Conv(3, weight_var=1e20), ReLU()]
-    with pytest.raises(NetworkError, match=r"layers\[2\]: the variance here is of order 2\^-1064, beyond float64"):
-        lower(Sequential(*layers, Dense(1e300)), (1, 6, 6))

@@ -43,6 +43,7 @@ def convolutional(X: Array, size: int, gamma: float) -> Array:
     return np.array([[np.exp(-gamma / d * squared_distances(p, q)).mean() for q in every] for p in every])
 
 
+BAD: list[Any] = [0.0, -1.0, math.nan, math.inf, 1e40, "one", True]
 # A half-ulp of K moves the exponent 2γ(K − m) by 2γ · K₁ · 2^-24: here γK₁ is at most 3, after four roundings of K.
 TOLERANCE = {"float32": 1.5e-6, "float64": 1e-14}
 
@@ -72,14 +73,9 @@ def test_the_convolutional_gp_is_the_sum_over_all_pairs_of_patches(
     expected = convolutional(X, size, 3.0)
     assert error(reference.kernel(net, X), expected) < 1e-14
     assert error(Kernel(net, device="cpu", dtype=dtype)(X), expected) < TOLERANCE[dtype]
-
-
-def test_the_zoo_adds_the_two_kernels_of_the_convolutional_gp() -> None:
-    X = some_images(4, (1, 8, 8))
-    both = zoo.conv_gp(3, gamma=2.0, pixel_gamma=4.0, pixel_var=0.25)
-    rows = X.reshape(len(X), -1)
-    dense = 0.25 * np.exp(-4.0 / 64 * squared_distances(rows, rows))
-    np.testing.assert_allclose(reference.kernel(both, X), convolutional(X, 3, 2.0) + dense, rtol=1e-13)
+    both, rows = zoo.conv_gp(size, gamma=3.0, pixel_gamma=4.0, pixel_var=0.25), X.reshape(len(X), -1)
+    dense = 0.25 * np.exp(-4.0 / rows.shape[1] * squared_distances(rows, rows))
+    np.testing.assert_allclose(reference.kernel(both, X), expected + dense, rtol=1e-13)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -99,16 +95,15 @@ def test_close_copies_of_an_image_keep_their_distance(dtype: str) -> None:
     assert np.abs(K - np.exp(-gamma * distances)).max() < roundings
 
 
-@pytest.mark.parametrize("gamma", [0.0, -1.0, math.nan, math.inf, 1e40, "one", True])
-def test_what_is_no_gamma_is_refused(gamma: Any) -> None:
-    with pytest.raises(NetworkError, match=r"Rbf: gamma="):
-        Rbf(gamma)
-
-
-def test_what_the_zoo_cannot_make_is_refused() -> None:
-    with pytest.raises(NetworkError, match=r"Rbf: gamma=0.0 is not a positive number"):
-        zoo.rbf(0.0)
-    with pytest.raises(NetworkError, match=r"zoo.conv_gp: pool=0 is not 'global' or a positive integer"):
-        zoo.conv_gp(pool=0)
-    with pytest.raises(NetworkError, match=r"pixel_var=0.5 needs pixel_gamma"):
-        zoo.conv_gp(pixel_var=0.5)
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        *((lambda gamma=gamma: Rbf(gamma), "Rbf: gamma=") for gamma in BAD),
+        (lambda: zoo.rbf(0.0), "Rbf: gamma=0.0 is not a positive number"),
+        (lambda: zoo.conv_gp(pool=0), "zoo.conv_gp: pool=0 is not 'global' or a positive integer"),
+        (lambda: zoo.conv_gp(pixel_var=0.5), "pixel_var=0.5 needs pixel_gamma"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_refused(make: Any, told: str) -> None:
+    with pytest.raises(NetworkError, match=told):
+        make()
