@@ -105,15 +105,7 @@ def test_a_wrong_gradient_is_found_before_the_first(
     Kernel(NET, device="cuda", dtype=dtype).gradient(X, None, G)
 
 
-def test_wrong_pixels_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    spoiled(monkeypatch, pixels)
-    X = random_images(5, SHAPE)
-    Kernel(NET, device="cuda").gradient(X, None, G)
-    with pytest.raises(WrongKernelError, match=r"by pixel \d+ of the two images it gives"):
-        Kernel(NET, device="cuda").gradient(X, None, G, wrt="images")
-
-
-def test_it_is_compared_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_pixels_are_found_and_each_gradient_is_compared_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Network] = []
     honest = check.check_gradient
 
@@ -122,12 +114,14 @@ def test_it_is_compared_once(monkeypatch: pytest.MonkeyPatch) -> None:
         return honest(network, *rest)
 
     monkeypatch.setattr(kernel_module, "check_gradient", counted)
+    spoiled(monkeypatch, pixels)
     X = random_images(5, SHAPE)
     for _ in range(2):
         Kernel(NET, device="cuda").gradient(X, None, G)
     Kernel(NET, device="cpu").gradient(X, None, G)
     assert len(asked) == 1
-    Kernel(NET, device="cuda", dtype="float64").gradient(X, None, G)
+    with pytest.raises(WrongKernelError, match=r"by pixel \d+ of the two images it gives"):
+        Kernel(NET, device="cuda", dtype="float64").gradient(X, None, G, wrt="images")
     assert len(asked) == 2
 
 

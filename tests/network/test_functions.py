@@ -38,10 +38,6 @@ def test_named_function_has_its_values(name):
     if name in ("sigmoid", "silu", "softplus", "gelu_tanh", "mish"):
         tail = np.array([-6.0, -8.0])
         assert np.allclose(FUNCTIONS[name](tail), EXPECTED[name](tail), rtol=1e-13, atol=0.0)
-
-
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_named_function_is_safe_for_any_argument(name):
     huge = np.array([-1e300, -1e160, -800.0, 800.0, 1e160, 1e300])
     with np.errstate(over="raise", invalid="raise", divide="raise"):
         values = FUNCTIONS[name](huge)
