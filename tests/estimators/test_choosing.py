@@ -11,8 +11,9 @@ import pytest
 
 from cnngp import GPClassifier, GPRegressor, Kernel, datasets, zoo
 from cnngp.common.arrays import DataError
-from cnngp.estimators import Recipe, Term, choosing
+from cnngp.estimators import Recipe, Term, choosing, comparing
 from cnngp.estimators.candidates import Row, candidates
+from cnngp.estimators.kernels import kernel_of
 from cnngp.estimators.labels import ClassTargets, RealTargets, coding_of
 from cnngp.gp.checks import MatrixError
 from cnngp.network.layers import Dense
@@ -115,14 +116,14 @@ def dense(network: Any, symmetry: Any) -> Kernel:
 def test_what_a_choice_and_its_fit_may_cost_is_bounded_by_the_effort(
     n: int, effort: choosing.Effort, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own, spent, rounds = choosing._Tried._grow, [], []
+    own, spent, rounds = comparing.Tried._grow, [], []
 
     def grow(tried: Any, X: Any) -> None:
         spent.append(tried.cost(len(X), tried.at))
         rounds.append(len(X))
         own(tried, X)
 
-    monkeypatch.setattr(choosing._Tried, "_grow", grow)
+    monkeypatch.setattr(comparing.Tried, "_grow", grow)
     images = choosing.Images(np.random.default_rng(0).random((n, 1, 28, 28), np.float32), np.dtype(np.float32))
     pairs, y = n * (n - 1) // 2, np.arange(n) % 2
     choice = choosing.choose(images, ClassTargets(coding_of(y), y), dense, pairs, effort)
@@ -140,10 +141,10 @@ def test_what_a_choice_and_its_fit_may_cost_is_bounded_by_the_effort(
         assert choice.dearest[1] * pairs > limit
 
 
-def tried_as(losses: Any) -> choosing._Tried:
+def tried_as(losses: Any) -> comparing.Tried:
     """A row that was compared, with these losses."""
     sizes = candidates(np.ones((2, 1, 28, 28)))[0]
-    return choosing._Tried(sizes, None, np.dtype(np.float32), images=len(losses), losses=np.asarray(losses))  # type: ignore[arg-type]
+    return comparing.Tried(sizes, None, np.dtype(np.float32), images=len(losses), losses=np.asarray(losses))  # type: ignore[arg-type]
 
 
 def test_the_better_half_goes_on_to_more_images_and_at_last_to_larger_networks() -> None:
@@ -168,15 +169,16 @@ def test_the_better_half_goes_on_to_more_images_and_at_last_to_larger_networks()
 
 def test_the_usual_way_is_kept_where_another_is_better_by_chance_alone() -> None:
     chance, clear = np.tile([-1.0, 1.001], 50), np.tile([1.0, 2.0], 50)
-    assert not choosing._clear(chance, 0.0)
-    assert choosing._clear(clear, 0.01)
-    assert not choosing._clear(np.full(100, 0.005), 0.01)
+    assert not comparing.clear(chance)
+    assert comparing.clear(clear)
+    assert not comparing.clear(np.full(100, 0.005))
 
 
 def test_a_larger_network_is_taken_unless_it_is_clearly_worse(monkeypatch: pytest.MonkeyPatch) -> None:
     """By as many images as there are covariances left for it; where there are none, the large one is taken unseen."""
-    monkeypatch.setattr(choosing, "left_out", lambda K, targets: np.full(len(K), float(K[0, 0])))
-    monkeypatch.setattr(choosing, "_matrix", lambda kernel, X, Z=None: np.full((len(X), len(X)), kernel))
+    for module in (choosing, comparing):
+        monkeypatch.setattr(module, "left_out", lambda K, targets: np.full(len(K), float(K[0, 0])))
+    monkeypatch.setattr(comparing, "_matrix", lambda kernel, X, Z=None: np.full((len(X), len(X)), kernel))
     images = choosing.Images(np.ones((100, 1, 28, 28), np.float32), np.dtype(np.float32))
     targets = ClassTargets(coding_of(np.arange(100) % 2), np.arange(100) % 2)
     for worse, left, taken in ((0.0, 1e10, 2), (0.5, 1e10, 0), (0.5, 1e3, 2)):
@@ -190,7 +192,7 @@ def test_a_larger_network_is_taken_unless_it_is_clearly_worse(monkeypatch: pytes
 
 def test_a_usual_way_that_was_kept_is_not_called_the_best() -> None:
     recipe = Recipe([Term("pooled_cnn-large")])
-    compared = tuple(choosing.Compared(name, loss, 48) for name, loss in (("usual", 0.6), ("chance", 0.56)))
+    compared = tuple(comparing.Compared(name, loss, 48) for name, loss in (("usual", 0.6), ("chance", 0.56)))
     choice = choosing.Choice(recipe, "usual", 48, compared=compared)
     assert choice.reason.startswith("the usual one; none of 1 others is clearly better by leave-one-out on 48 images")
     best = replace(choice, compared=compared[::-1])
@@ -379,8 +381,8 @@ def test_of_noise_a_whitening_says_no_more_than_there_is_to_say() -> None:
     (among,) = candidates(X, [Row(("small_cnn",), "spectral", "flip")])
 
     def kernel(recipe: Any, few: Any) -> Any:
-        return choosing.kernel_of(recipe, few, lambda net, symmetry: Kernel(net, device="cpu", symmetry=symmetry))
+        return kernel_of(recipe, few, lambda net, symmetry: Kernel(net, device="cpu", symmetry=symmetry))
 
-    tried = choosing._Tried(among, kernel, X.dtype)
+    tried = comparing.Tried(among, kernel, X.dtype)
     tried.judge(X, ClassTargets(coding_of(y), y), 0)
     assert tried.loss > np.log(2) - 0.02

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
@@ -19,18 +18,13 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from cnngp.common.arrays import to_numpy
 from cnngp.common.progress import progress_bar
-from cnngp.datasets.preparation import as_preparation
-from cnngp.gp.exact import ExactGP
-from cnngp.gp.noise import chosen_noise
-from cnngp.kernel.engines.base import RangeError
 from cnngp.kernel.kernel import Kernel
-from cnngp.network.layers import NetworkError
 from cnngp.network.names import AN_IMAGE, IN_ALL
 
-from .candidates import Candidate, Sizes, candidates
-from .kernels import RecipeKernel, kernel_of
+from .candidates import Sizes, candidates
+from .comparing import Compared, Tried, clear, left_out, summed
+from .kernels import kernel_of
 from .labels import Targets
 from .recipe import Recipe
 from .training_images import Images, balanced
@@ -58,26 +52,9 @@ _GROWTH = 2
 # Of the covariances that are left, the part that a round may take.
 _SHARE = 0.5
 _FINALISTS = 3
-# Nats an image, and standard errors, that another choice has to gain over what is usual, and a sum over its best term.
-_WORTH = 0.01
-_STANDARD_ERRORS = 2.0
-# Images from whose eigenvalues the noise of a comparison is found; with more it is looked for beside that.
-_DECOMPOSED = 800
 # Images on which the sizes of a row, and the weights of a sum, are compared.
 _SOME = 400
 _WEIGHTS = {2: ((1, 3), (1, 1), (3, 1)), 3: ((1, 1, 1), (2, 1, 1), (1, 2, 1), (1, 1, 2))}
-
-
-@dataclass(frozen=True)
-class Compared:
-    """A recipe that was tried: its leave-one-out loss in nats an image, on so many images."""
-
-    name: str
-    loss: float
-    images: int
-
-    def __str__(self) -> str:
-        return f"{self.name} {self.loss:.3f}"
 
 
 @dataclass(frozen=True)
@@ -146,67 +123,6 @@ class Choice:
         return {"name": self.name, "effort": self.effort, "images": self.images, "gain": self.gain, "compared": tried}
 
 
-@dataclass(eq=False)
-class _Tried:
-    """A row of the table: its sizes, which of them is compared, its matrix so far, and the losses by it."""
-
-    sizes: Sizes
-    kernel_of: Callable[[Recipe, Images], RecipeKernel]
-    dtype: np.dtype[Any]
-    at: int = 0
-    images: int = 0
-    """How many images it was compared on at last."""
-    K: Array | None = None
-    losses: Floats = field(default_factory=lambda: np.empty(0))
-
-    @property
-    def candidate(self) -> Candidate:
-        return self.sizes[self.at]
-
-    @property
-    def loss(self) -> float:
-        return float(self.losses.mean()) if len(self.losses) else math.inf
-
-    @property
-    def larger(self) -> int:
-        """The next size, or the same where it is the largest."""
-        return min(self.at + 1, len(self.sizes) - 1)
-
-    def said(self) -> Compared:
-        return Compared(str(self.candidate), self.loss, self.images)
-
-    def cost(self, images: int, size: int) -> float:
-        """Covariances of the matrix of so many images with that size, less those that are there already."""
-        kept = self.images if size == self.at and not self._learns else 0
-        return self.sizes[size].elements * (images**2 - kept**2) / 2
-
-    def judge(self, X: Array, targets: Targets, size: int) -> None:
-        """Losses of all of X, with the matrix grown from that of its first ones where that is there."""
-        if size != self.at:
-            self.at, self.K = size, None
-        self._grow(X)
-        self.images = len(X)
-        self.losses = np.full(len(X), math.inf) if self.K is None else left_out(self.K, targets)
-
-    @property
-    def _learns(self) -> bool:
-        return as_preparation(self.candidate.term.preparation).learns
-
-    def _grow(self, X: Array) -> None:
-        """The matrix of X; None where it cannot be computed."""
-        kernel = self.kernel_of(Recipe((self.candidate.term,)), Images(X, self.dtype))
-        done = 0 if self.K is None else len(self.K)
-        try:
-            if done and not self._learns:
-                old, new = X[:done], X[done:]
-                cross = _matrix(kernel, new, old)
-                self.K = np.block([[self.K, cross.T], [cross, _matrix(kernel, new)]])
-            else:
-                self.K = _matrix(kernel, X)
-        except (RangeError, NetworkError):
-            self.K = None
-
-
 def choose(
     images: Images,
     targets: Targets,
@@ -238,7 +154,7 @@ def choose(
         if len(rows) > 1:
             if tell is not None:
                 tell("choosing", len(rows))
-            tried = [_Tried(row, lambda r, few: kernel_of(r, few, make, scaled=False), images.dtype) for row in rows]
+            tried = [Tried(row, lambda r, few: kernel_of(r, few, make, scaled=False), images.dtype) for row in rows]
             search = _Search(tried, images, targets, order, allowance)
             choice = search.run(choice, first, limit / max(1, pairs), tell)
     return choice if effort == "best" else replace(choice, dearest=_dearer(table, choice, limit / max(1, pairs)))
@@ -260,7 +176,8 @@ def _first(rows: Sequence[Sizes], images: int, most: float) -> tuple[int, list[S
 
 def _dearer(table: Sequence[Sizes], choice: Choice, limit: float) -> tuple[str, int] | None:
     """The dearest relative of what was chosen that effort="best" would take and this effort does not."""
-    here = next((row for row in table if any(c.term.network == choice.recipe.main.network for c in row)), ())
+    chosen = replace(choice.recipe.main, weight=1.0)
+    here = next((row for row in table if any(c.term == chosen for c in row)), ())
     most = limit * EFFORTS["best"] / EFFORTS[choice.effort]
     found = [c for c in here if limit < c.elements <= most]
     return (str(found[-1]), found[-1].elements) if found else None
@@ -270,7 +187,7 @@ def _dearer(table: Sequence[Sizes], choice: Choice, limit: float) -> tuple[str, 
 class _Search:
     """Rounds of comparisons, for fewer and fewer rows: on more images, or on all with larger networks."""
 
-    alive: list[_Tried]
+    alive: list[Tried]
     images: Images
     targets: Targets
     order: NDArray[np.intp]
@@ -325,7 +242,7 @@ class _Search:
                 tried.at, tried.images = size, images
         return self.left - twin.left
 
-    def _next(self, usual: _Tried) -> tuple[int, list[int]] | None:
+    def _next(self, usual: Tried) -> tuple[int, list[int]] | None:
         """Images and sizes of the next round, which is for the better half of the rows, or for as many as can be paid
         for; None where that are too few.
         """
@@ -344,7 +261,7 @@ class _Search:
                     return images, sizes
         return None
 
-    def _enlarged(self, best: _Tried, bar: Any) -> bool:
+    def _enlarged(self, best: Tried, bar: Any) -> bool:
         """Give the best row its largest size, if that is no worse than the compared one on as many images as what is
         left allows; whether its smaller relatives alone were compared on all of them.
         """
@@ -357,28 +274,24 @@ class _Search:
             bar.set_postfix_str(f"{large.candidate} on {n:,} images", refresh=False)
             large.judge(self.images.at(self.order[:n]), few, last)
             assert best.K is not None
-            if _clear(large.losses - left_out(best.K[:n, :n], few), _WORTH):
+            if clear(large.losses - left_out(best.K[:n, :n], few)):
                 best.sizes = best.sizes[: compared + 1]
                 return False
         best.at = last
         return True
 
 
-def _better_than_usual(alive: Sequence[_Tried], usual: _Tried) -> tuple[_Tried, float]:
+def _better_than_usual(alive: Sequence[Tried], usual: Tried) -> tuple[Tried, float]:
     """The best one, and its gain; the usual one where the difference is small or may be chance."""
     best = alive[0]
     if not np.isfinite(usual.losses).all():
         return best, 0.0
     gain = usual.losses - best.losses
-    return (best, float(gain.mean())) if _clear(gain, _WORTH) else (usual, 0.0)
-
-
-def _clear(gain: Floats, worth: float) -> bool:
-    return bool(gain.mean() > max(worth, _STANDARD_ERRORS * float(gain.std()) / math.sqrt(len(gain))))
+    return (best, float(gain.mean())) if clear(gain) else (usual, 0.0)
 
 
 def _with_sum(
-    choice: Choice, best: _Tried, finalists: Sequence[_Tried], targets: Targets, most: float, bar: Any
+    choice: Choice, best: Tried, finalists: Sequence[Tried], targets: Targets, most: float, bar: Any
 ) -> Choice:
     """The sum of two or three finalists where it is clearly better than the best of them, and costs no more than
     `most` covariances a pair. Weights are found on a part of the images, and the sum is judged on all.
@@ -387,20 +300,20 @@ def _with_sum(
     if best not in known:
         return choice
     part = slice(max(0, len(targets.Y) - _SOME), len(targets.Y))
-    tries: list[tuple[float, tuple[_Tried, ...], tuple[int, ...]]] = []
+    tries: list[tuple[float, tuple[Tried, ...], tuple[int, ...]]] = []
     bar.set_postfix_str("sums", refresh=False)
     for count, weights in _WEIGHTS.items():
         for group in combinations(known, count):
             if best in group and sum(t.candidate.elements for t in group) <= most:
                 for w in weights:
-                    K = _sum([t.K[part, part] for t in group if t.K is not None], w)
+                    K = summed([t.K[part, part] for t in group if t.K is not None], w)
                     tries.append((float(left_out(K, targets.at(part)).mean()), group, w))
     if not tries:
         return choice
     _, group, w = min(tries, key=lambda t: t[0])
-    losses = left_out(_sum([t.K for t in group if t.K is not None], w), targets)
+    losses = left_out(summed([t.K for t in group if t.K is not None], w), targets)
     gain = best.losses - losses
-    if not _clear(gain, _WORTH):
+    if not clear(gain):
         return choice
     shares = [x / sum(w) for x in w]
     terms = tuple(replace(t.candidate.term, weight=x) for t, x in zip(group, shares, strict=True))
@@ -413,37 +326,3 @@ def _with_sum(
         gain=choice.gain + float(gain.mean()),
         elements=sum(t.candidate.elements for t in group),
     )
-
-
-def left_out(K: Array, targets: Targets) -> Floats:
-    """The loss of every image by leave-one-out, times its weight, at the noise that suits best."""
-    Y, weight = targets.Y, targets.weight
-    rounding = float(np.finfo(K.dtype).eps)
-    diagonal = float(K.diagonal().mean())
-    if not diagonal > 0.0:
-        return np.full(len(Y), math.inf)
-    A = K.astype(np.float64)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of a choice that may not be taken; the fit warns of the one that is
-        step = -(-len(Y) // _DECOMPOSED)
-        some = None if weight is None else weight[::step]
-        noise = chosen_noise(A[::step, ::step], Y[::step], "loo", "loo", rounding, weights=some)
-        found: list[Floats] = []
-        for factor in (1.0,) if step == 1 else (1.0, 0.3):  # more images need less
-            gp = ExactGP(A, Y, noise=noise * factor, amplitude="loo", weights=weight)
-            mean, variance = (to_numpy(a) for a in gp.leave_one_out().moments)
-            found.append(targets.each(mean, variance, Y))
-    losses = found if weight is None else [weight / weight.mean() * each for each in found]
-    return min(losses, key=lambda each: float(each.mean()))
-
-
-def _sum(matrices: Sequence[Array], weights: Sequence[int]) -> Array:
-    scaled = (w / float(K.diagonal().mean()) * K.astype(np.float64) for w, K in zip(weights, matrices, strict=True))
-    return np.asarray(sum(scaled), np.float32)
-
-
-def _matrix(kernel: Any, X: Array, Z: Array | None = None) -> Array:
-    """In host memory; zero for blank images, of which biases alone would make a kernel."""
-    if not X.any():
-        return np.zeros((len(X), len(X if Z is None else Z)), kernel.dtype)
-    return np.asarray(to_numpy(kernel(X, Z, progress=False)))
