@@ -161,12 +161,12 @@ def test_rungs_and_the_one_look_at_the_test_set(tmp_path: Path, monkeypatch: pyt
     arguments: dict[str, Any] = SMALL | {"study": study, "full": [(3, 120), (2, None)], "test": True}
     data = datasets.digits().take(300, 80)
     result = random_search(data, "paper-cnn", 5, **arguments)
-    assert [(r.train, len(r.trials)) for r in result.rungs] == [(120, 3), (240, 2)]
+    assert [(r[0].score.train, len(r)) for r in result.rungs] == [(120, 3), (240, 2)]
     by_error = sorted(result.trials, key=lambda t: (t.error, t.score.loo_error, t.draw))
-    assert {t.draw for t in result.rungs[0].trials} == {t.draw for t in by_error[:3]}
-    assert {t.draw for t in result.rungs[1].trials} == {t.draw for t in result.rungs[0].trials[:2]}
-    assert result.best == result.rungs[1].trials[0]
-    assert result.best.error == min(t.error for t in result.rungs[1].trials)
+    assert {t.draw for t in result.rungs[0]} == {t.draw for t in by_error[:3]}
+    assert {t.draw for t in result.rungs[1]} == {t.draw for t in result.rungs[0][:2]}
+    assert result.best == result.rungs[1][0]
+    assert result.best.error == min(t.error for t in result.rungs[1])
     split = data.hold_out(60)
     clf = GPClassifier(result.network, device="cpu").fit(split.X, split.y)
     assert result.best.error == pytest.approx(1 - clf.score(split.X_validation, split.y_validation), abs=1e-12)

@@ -24,7 +24,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     last = json.loads(printed.out)
     assert last["command"] == "search"
     assert last["draws"] == 4
-    assert [rung["train"] for rung in last["rungs"]] == [120, 1237]
+    assert [rung[0]["train"] for rung in last["rungs"]] == [120, 1237]
     assert last["test"]["looks"] == 1
     results = json.loads((folder / "results.json").read_text())
     drawn = [t["draw"] for t in results["trials"]]

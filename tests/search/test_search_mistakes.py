@@ -90,11 +90,6 @@ def test_half_a_line_of_a_process_that_was_killed_is_taken_away(tmp_path: Path) 
         ({"scheduler": "tcp://nowhere:1", "processes": 2}, ValueError, "processes=2 with a scheduler"),
         ({"sampler": "grid"}, ValueError, "sampler='grid': expected one of 'random', 'tpe'"),
         ({"scheduler": "nowhere:x"}, RuntimeError, "nowhere:x: no Dask scheduler answers within"),
-        (
-            {"data": (DIGITS.X, DIGITS.y)},
-            DatasetError,
-            "data is a tuple; expected a name such as 'digits', or cnngp",
-        ),
     ],
 )
 def test_bad_arguments(tmp_path: Path, arguments: dict[str, Any], error: type[Exception], message: str) -> None:

@@ -139,7 +139,7 @@ def test_on_a_dask_cluster(kill: bool, tmp_path: Path, monkeypatch: pytest.Monke
     split = DIGITS.hold_out(60)
     clf = GPClassifier(result.network, device="cpu").fit(split.X[:80], split.y[:80])
     assert result.test.error == pytest.approx(1 - clf.score(DIGITS.X_test, DIGITS.y_test), abs=1e-12)
-    assert len(result.rungs[0].trials) == 2
+    assert len(result.rungs[0]) == 2
     _same_as_alone(study, 8)
 
 

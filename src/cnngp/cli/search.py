@@ -75,9 +75,9 @@ def _say_outcome(result: Any) -> None:
     for rung in result.rungs:
         lines = (
             f"draw {t.draw}: validation {percent(t.error, 2)}, leave-one-out {percent(t.score.loo_error, 2)}"
-            for t in rung.trials
+            for t in rung
         )
-        say(f"with {rung.train:,} images", "\n".join(lines))
+        say(f"with {rung[0].score.train:,} images", "\n".join(lines))
     chosen = result.best
     say(
         "chosen",

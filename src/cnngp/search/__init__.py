@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 from cnngp.cluster import ClusterError, DaskUnavailable, connect
 from cnngp.common.devices import Device
-from cnngp.common.errors import DatasetError, is_whole
+from cnngp.common.errors import is_whole
 from cnngp.common.optional import need
 from cnngp.common.progress import progress_bar
 from cnngp.common.tables import percent
@@ -28,7 +28,7 @@ from cnngp.kernel.program import Kind
 from cnngp.matrix.cluster.cluster import Cluster
 from cnngp.network.layers import Dense, NetworkError
 
-from .result import Rung, SearchResult
+from .result import SearchResult
 from .scoring import Outcome, Problem, Problems, Score, outcome, split_for
 from .space import Space, find_space
 from .study import SAMPLERS, Study, StudyError, Trial, best
@@ -99,11 +99,6 @@ def random_search(
     _check(draws=draws, processes=processes, seed=seed)
     if sampler not in SAMPLERS:
         raise ValueError(f"sampler={sampler!r}: expected one of {', '.join(map(repr, SAMPLERS))}")
-    if not isinstance(data, (str, Path, Dataset)):
-        raise DatasetError(
-            f"data is a {type(data).__name__}; expected a name such as 'digits', or "
-            "cnngp.datasets.Dataset(name, X, y, X_test, y_test)"
-        )
     if scheduler is not None and processes != 1:
         raise ValueError(f"processes={processes} with a scheduler; the scheduler's workers are the processes")
     drawn_from = find_space(space)
@@ -137,9 +132,9 @@ def random_search(
         _draw(kept, scored, drawn_from, base, draws, progress)
         result = _result(drawn_from, base, kept, draws)
         for count, problem in rungs:
-            chosen = best(result.rungs[-1].trials if result.rungs else result.trials, count)
+            chosen = best(result.rungs[-1] if result.rungs else result.trials, count)
             trials = _again(kept, scored, chosen, problem, f"with {len(problem.X):,} images", progress)
-            result = replace(result, rungs=(*result.rungs, Rung(len(problem.X), trials)))
+            result = replace(result, rungs=(*result.rungs, trials))
         train = result.best.score.train
         if test:
             _again(kept, scored, [result.best], problems.on_test(train), "on test images", progress, "test")

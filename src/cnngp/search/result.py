@@ -13,14 +13,6 @@ from .study import Trial, best
 
 
 @dataclass(frozen=True)
-class Rung:
-    """The best of the rung before, scored again with more training images; the best one first."""
-
-    train: int
-    trials: tuple[Trial, ...]
-
-
-@dataclass(frozen=True)
 class SearchResult:
     """The draws of a search in `trials`; `best` is the lowest validation error of the largest training size.
 
@@ -33,7 +25,8 @@ class SearchResult:
     invalid: int
     """Draws that no network came of (an image too small, a variance out of range); others were drawn in their place."""
     failures: dict[int, str]
-    rungs: tuple[Rung, ...] = ()
+    rungs: tuple[tuple[Trial, ...], ...] = ()
+    """The best of the draws, and of each rung, scored again with other numbers of images; the best one first."""
     test: Score | None = None
     """The chosen network's score on the test images, if the study has looked at them."""
     looks: int = 0
@@ -42,7 +35,7 @@ class SearchResult:
 
     @property
     def best(self) -> Trial:
-        return best(self.rungs[-1].trials if self.rungs else self.trials)[0]
+        return best(self.rungs[-1] if self.rungs else self.trials)[0]
 
     @property
     def network(self) -> Network:
@@ -71,7 +64,7 @@ class SearchResult:
             "failures": {str(k): v for k, v in self.failures.items()},
             "best": _facts(self.best),
             "trials": [_facts(t) for t in self.trials],
-            "rungs": [{"train": r.train, "trials": [_facts(t) for t in r.trials]} for r in self.rungs],
+            "rungs": [[_facts(t) for t in rung] for rung in self.rungs],
             "test": None if self.test is None else asdict(self.test) | {"looks": self.looks},
             "seconds": self.seconds,
         }
