@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from cnngp.kernel.series.hermite import check
+from cnngp.kernel.series.packed import check
 from cnngp.kernel.series.tables import FIRST_EXPONENT, Series
 
 Array = NDArray[np.float64]

@@ -8,7 +8,7 @@ import pytest
 from numpy.polynomial import hermite_e
 
 from cnngp import Dense, Elementwise, Kernel, Sequential
-from cnngp.kernel.series import hermite
+from cnngp.kernel.series import packed as hermite
 from cnngp.kernel.series import tables as hermite_tables
 from cnngp.network.functions import FUNCTIONS, breakpoints
 from cnngp.network.layers import NetworkError

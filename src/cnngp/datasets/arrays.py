@@ -138,7 +138,7 @@ def _by_role(path: Path, arrays: dict[str, NDArray[Any]]) -> _Parts:
         held.setdefault(part, {})[role] = arrays[names[0]]
     if "train" not in held or not all({"images", "labels"} <= {*part} for part in held.values()):
         raise DatasetError(
-            f"{path} holds {seen}; expected X and y (or images and labels, data and targets), alone "
+            f"{path} holds {seen}; expected X and y (or images and labels, data and targets), alone"
             " or with train, val or test in their names, and both for each part"
         )
     return held

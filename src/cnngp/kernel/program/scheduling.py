@@ -76,9 +76,8 @@ class Steps:
         last |= {v: max(t, last.get(v, -1)) for v, t in until.items()}
         sizes: list[int] = []
         free: list[int] = []
-        held: list[
-            int
-        ] = []  # what an operation with a tangent read last: the next must not write there if both are one
+        # What an operation with a tangent read last: the next must not write there if both are one.
+        held: list[int] = []
         buffer_of: dict[int, int] = {}
         steps = []
 

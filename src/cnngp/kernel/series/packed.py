@@ -1,22 +1,58 @@
-"""The Hermite series of `Elementwise` as the interpreter reads them: tables packed flat, rows chosen by the data."""
+"""The Hermite series of functions, each made once (the mathematics is in tables.py), the check of their reach, and the
+tables of a program's `Elementwise` as the interpreter reads them: packed flat, rows chosen by the data.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, DTypeLike, NDArray
 
+from cnngp.network.functions import Function, function_name, value_hash
 from cnngp.network.layers import Elementwise, NetworkError
 
 from ..program import Activation, Program
-from .hermite import check, series
-from .tables import FIRST_EXPONENT, Series
+from .tables import FIRST_EXPONENT, PRECISION, Series, build
 
 # The head of a packed series: panels, rows, coefficients a row, coefficients of the second moment, power of s on the
 # first panel, first odd row, exponent of the first panel.
 PANELS, ROWS, WIDTH, SECOND_WIDTH, POWER, EVEN, EXPONENT, HEAD = range(8)
+
+
+def series(fn: Function, dtype: DTypeLike = np.float32) -> Series:
+    """The Hermite series of a function, good to 1e-8 for float32 and 1e-13 for float64.
+
+    >>> 280 < series("tanh").largest_s ** 2 < 290  # the largest variance
+    True
+    """
+    size = np.dtype(dtype).itemsize
+    values = "" if isinstance(fn, str) else value_hash(fn)
+    return _cached(fn, size, values) if isinstance(fn, Hashable) else build(fn, PRECISION[size])
+
+
+@lru_cache(maxsize=64)
+def _cached(fn: Function, size: int, values: str) -> Series:
+    """`values` tells a function from itself after it has changed, as one that reads a global may."""
+    return build(fn, PRECISION[size])
+
+
+def check(series: Series, s: ArrayLike, place: str = "") -> None:
+    """Refuse standard deviations beyond the series, naming the layer's place and the variance."""
+    worst = float(np.max(s, initial=0.0))
+    if worst <= series.largest_s:
+        return
+    fix = "lower the weight_var before it or scale the images down"
+    if series.tolerance < 1e-10:
+        fix += ", or use dtype='float32', which goes further"
+    raise NetworkError(
+        f"Elementwise({function_name(series.fn)}) meets a variance of {worst**2:.4g}, but its Hermite series is "
+        f"good to {series.tolerance:g} only up to {series.largest_s**2:.4g}; {fix}",
+        place,
+    )
 
 
 @dataclass(frozen=True)

@@ -248,16 +248,8 @@ def _build_with(fn: Function, precision: Precision, rule: _Rule) -> Series | Non
         return None
     if rule.thinned:
         largest = _thinning_limit(fn, rule, precision, largest)
-    return _series(
-        fn,
-        rule,
-        precision,
-        np.array(edges),
-        np.stack(tables),
-        _terms_needed(np.array(left), 0.1 * precision.tolerance),
-        first_power,
-        largest,
-    )
+    needed = _terms_needed(np.array(left), 0.1 * precision.tolerance)
+    return _series(fn, rule, precision, np.array(edges), np.stack(tables), needed, first_power, largest)
 
 
 def _at(fn: Function, rule: _Rule, s: Array) -> tuple[Array, Array, Array, Array]:
@@ -315,15 +307,9 @@ def _thinning_limit(fn: Function, rule: _Rule, precision: Precision, largest: fl
 
 
 def _series(
-    fn: Function,
-    rule: _Rule,
-    precision: Precision,
-    edges: Array,
-    tables: Array,
-    needed: NDArray[np.int64],
-    first_power: int,
-    largest: float,
-) -> Series:
+    fn: Function, rule: _Rule, precision: Precision, edges: Array, tables: Array, needed: NDArray[np.int64],
+    first_power: int, largest: float,
+) -> Series:  # fmt: skip
     """Cut the rows and degrees that carry nothing, and set the rest to exact zeros."""
     even, odd = needed.max(axis=0)
     rows = len(rule.n)
@@ -339,19 +325,13 @@ def _series(
     degree = int(np.max(np.nonzero(size > 1e-2 * precision.tolerance)[0], initial=0))
     moment_degree = int(np.max(np.nonzero(size_of_moment > 1e-15)[0], initial=0))
     steps = np.diff(rule.n, prepend=rule.n[0] - 1)
+    coefficients = np.ascontiguousarray(coefficients[:, :, : degree + 1])
+    second_moment = np.ascontiguousarray(second_moment[:, : moment_degree + 1])
+    exponents, shifts = 2 * rule.n[row] + parity, np.log2(steps[row]).astype(np.int64)
     return Series(
-        fn,
-        precision.tolerance,
-        edges,
-        np.ascontiguousarray(coefficients[:, :, : degree + 1]),
-        np.ascontiguousarray(second_moment[:, : moment_degree + 1]),
-        2 * rule.n[row] + parity,
-        np.log2(steps[row]).astype(np.int64),
-        int(even),
-        needed,
-        first_power,
+        fn, precision.tolerance, edges, coefficients, second_moment, exponents, shifts, int(even), needed, first_power,
         largest,
-    )
+    )  # fmt: skip
 
 
 def _chebyshev_points(points: int) -> Array:

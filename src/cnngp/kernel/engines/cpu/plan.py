@@ -88,12 +88,8 @@ def make_plan(program: Program, series: dict[int, Rows], reverse: Reverse | None
             _point_to_tables(row, op, tables[site], op.activation.shape)
             if site in series:
                 rows = series[site]
-                row[[col.EVEN_TERMS, col.ODD_TERMS, col.SHIFTS, col.SERIES_AT]] = (
-                    rows.even,
-                    rows.odd,
-                    shifts[site],
-                    rows.at,
-                )
+                terms = rows.even, rows.odd, shifts[site], rows.at
+                row[[col.EVEN_TERMS, col.ODD_TERMS, col.SHIFTS, col.SERIES_AT]] = terms
             numbers[[col.ALPHA, col.BETA]] = op.activation.coefficients
             numbers[col.UNIT] = op.activation.unit
         if op.tangent is not None:
@@ -119,20 +115,13 @@ def make_plan(program: Program, series: dict[int, Rows], reverse: Reverse | None
                 row[[col.BACK_TIMES, col.WRITES]] = starts[op.times], op.writes
                 if op.activation is not None:  # shares are in the order of the activations' places
                     row[col.OWN_SHARES], row[col.SHARES] = _places(op, op.activation.offset, op.activation.shape)
+    used = program.input, program.output, program.theta
+    begin, end, theta = (-1 if buffer is None else int(starts[buffer]) for buffer in used)
+    width = max((op.shape[2] for op in ops), default=1)
     return CpuPlan(
-        ints,
-        floats,
-        np.array(taps or [0], np.int64),
-        scratch + _SKEW,
-        max((op.shape[2] for op in ops), default=1),
-        program.channels,
-        locations,
-        int(starts[-1]) + _SKEW,
-        -1 if program.input is None else int(starts[program.input]),
-        int(starts[program.output]),
-        -1 if program.theta is None else int(starts[program.theta]),
-        max(table, 1),
-    )
+        ints, floats, np.array(taps or [0], np.int64), scratch + _SKEW, width, program.channels, locations,
+        int(starts[-1]) + _SKEW, begin, end, theta, max(table, 1),
+    )  # fmt: skip
 
 
 def shares_of_variances(program: Program) -> int:
@@ -197,13 +186,7 @@ class _Geometry:
             # Sheets are small: with the first pair at row 0, fewer pairs are half outside. Other maps keep the order of
             # their sums, and so their bits; so do their totals below.
             row[col.FIRST_ROW] = 0 if self.sheets else -((height - 1 + w.start) % 2)
-        elif (
-            self.sheets
-            and row[col.BOX] == col.ROWS
-            and a0 == 1
-            and row[col.ACT] == col.RELU
-            and _is_total(rows, columns)
-        ):
+        elif self.sheets and (row[col.BOX], a0, row[col.ACT]) == (col.ROWS, 1, col.RELU) and _is_total(rows, columns):
             row[col.BOX] = col.TOTAL
         # The variance recursion takes the general way, so there is scratch for both.
         planes_at_once = a0 * b0 * c0 + b0 * c0 if row[col.BOX] == col.PLANES else int(row[col.RING]) * c0

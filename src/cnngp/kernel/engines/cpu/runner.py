@@ -13,6 +13,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor, wait
+from functools import cache
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -39,13 +40,15 @@ def default_threads() -> int:
         value = os.environ.get(name, "")
         if value.isdigit() and int(value) > 0:
             return int(value)
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return len(os.sched_getaffinity(0))
 
 
-_pools: dict[int, ThreadPoolExecutor] = {}
-_pools_lock = threading.Lock()
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_pools.clear)  # a child has none of its parent's threads
+@cache
+def _pool(threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads, thread_name_prefix="cnngp")
+
+
+os.register_at_fork(after_in_child=_pool.cache_clear)  # a child has none of its parent's threads
 
 
 def run_tasks(task: Callable[[Any], int | None], items: Iterable[Any], threads: int, advance: Advance = None) -> None:
@@ -58,9 +61,7 @@ def run_tasks(task: Callable[[Any], int | None], items: Iterable[Any], threads: 
         for item in items:
             told(task(item) or 0)
         return
-    with _pools_lock:
-        pool = _pools.setdefault(threads, ThreadPoolExecutor(threads, thread_name_prefix="cnngp"))
-    futures = [pool.submit(task, item) for item in items]
+    futures = [_pool(threads).submit(task, item) for item in items]
     try:
         for future in futures:
             told(future.result() or 0)

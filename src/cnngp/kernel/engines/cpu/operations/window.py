@@ -140,9 +140,8 @@ def window(height: int, width: int) -> Callable[..., None]:
         single_rows = sum_rows + sums * row_size
         fresh = single_rows + singles * row_size
         unused = fresh + 2 * row_size
-        ready = (
-            op[col.COL_K] + op[col.COL_START]
-        )  # one more than the columns before the first output: sums run one behind
+        # One more than the columns before the first output: sums run one behind.
+        ready = op[col.COL_K] + op[col.COL_START]
         for image in range(frame[col.IMAGES]):
             maps, own_at = image_at(w, image)
             own_at -= op[col.TABLE]

@@ -41,8 +41,7 @@ def form(code: int, both: bool) -> Form:
 
 
 def closed_form(family: Family, both: bool) -> Form:
-    value_of, slope_of, parts_of, still_of = family.value, family.slope, family.parts, family.still
-    constants_of, last = family.constants, family.entries - 1
+    still_of, constants_of, last = family.still, family.constants, family.entries - 1
 
     @inlined
     def begin(w: Any) -> Any:
@@ -50,25 +49,13 @@ def closed_form(family: Family, both: bool) -> Form:
         c = constants(w.m, constants_of(numbers[col.UNIT], numbers[col.ALPHA], numbers[col.BETA]))
         return c, w.op[col.TABLE_SIZE] * last
 
-    @inlined
-    def entries(w: Any, own_at: int, at: int, far: int) -> Any:
-        a = own_entry(w, own_at, both), own_entry(w, own_at + far, both)
-        return a, (entry(w, at), entry(w, at + far))
+    def of_pair(formula: Any) -> Any:
+        @inlined
+        def at_place(w: Any, K: Any, own_at: int, at: int, c: Any) -> Any:
+            a = own_entry(w, own_at, both), own_entry(w, own_at + c[1], both)
+            return formula(K, a, (entry(w, at), entry(w, at + c[1])), c[0])
 
-    @inlined
-    def value(w: Any, K: Any, own_at: int, at: int, c: Any) -> Any:
-        a, b = entries(w, own_at, at, c[1])
-        return value_of(K, a, b, c[0])  # type: ignore[misc]
-
-    @inlined
-    def slope(w: Any, K: Any, own_at: int, at: int, c: Any) -> Any:
-        a, b = entries(w, own_at, at, c[1])
-        return slope_of(K, a, b, c[0])  # type: ignore[misc]
-
-    @inlined
-    def parts(w: Any, K: Any, own_at: int, at: int, c: Any) -> Any:
-        a, b = entries(w, own_at, at, c[1])
-        return parts_of(K, a, b, c[0])  # type: ignore[misc]
+        return at_place
 
     @inlined
     def still(w: Any, K: float, at: int, h: float, share: float) -> Any:
@@ -76,7 +63,7 @@ def closed_form(family: Family, both: bool) -> Form:
         slope, factor, value, extra = still_of(K, x)  # type: ignore[misc]
         return w.numbers[col.SCALE] * h * slope + factor * share, value, extra
 
-    return Form(begin, value, slope, parts, still)
+    return Form(begin, of_pair(family.value), of_pair(family.slope), of_pair(family.parts), still)
 
 
 def value_row(code: int, both: bool) -> Row:

@@ -184,11 +184,8 @@ def second_moment(s: float, panel: Any, packed: Any) -> Any:
 def write_entries(w: Any, s: float, entry: int, panel: Any, packed: Any, slopes: bool) -> None:
     """A_j(s) into the table and, where asked for, s A_j'(s) behind them."""
     p, t, per_s, power = panel
-    even, count, far = (
-        w.op[col.EVEN_TERMS],
-        w.op[col.EVEN_TERMS] + w.op[col.ODD_TERMS],
-        w.op[col.TABLE_SIZE] * lanes(w.m),
-    )
+    even, far = w.op[col.EVEN_TERMS], w.op[col.TABLE_SIZE] * lanes(w.m)
+    count = even + w.op[col.ODD_TERMS]
     factor = s if power == 1.0 else 1.0
     width = int(packed[head.WIDTH])
     start = head.HEAD + int(packed[head.PANELS]) + 1 + p * int(packed[head.ROWS]) * width
