@@ -53,7 +53,7 @@ def test_the_progress_bar_is_for_terminals(terminal: bool, tmp_path: Path, monke
     check_limit = limits.check_limit
 
     def slow(*arguments: Any, progress: Any, **named: Any) -> Any:
-        progress.__self__.delay = 0  # as after two seconds
+        progress.__self__.delay = 0  # as after a second
         progress(1)
         progress.__self__.refresh()
         return check_limit(*arguments, progress=progress, **named)

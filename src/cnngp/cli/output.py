@@ -42,8 +42,9 @@ def tell(text: str = "") -> None:
     stream: TextIO | None = sys.stderr if _json else sys.stdout
     if _quiet or stream is None:  # Python has none where it was closed beforehand
         return
-    click.echo(shown(text), file=stream)
-    stream.flush()
+    with progress.beside_bars(stream):
+        click.echo(shown(text), file=stream)
+        stream.flush()
 
 
 def say(name: str, value: str) -> None:
@@ -53,7 +54,8 @@ def say(name: str, value: str) -> None:
 
 
 def warn(text: str) -> None:
-    click.echo(f"warning: {shown(' '.join(text.split()))}", err=True)
+    with progress.beside_bars(sys.stderr):
+        click.echo(f"warning: {shown(' '.join(text.split()))}", err=True)
 
 
 def last_line(result: dict[str, Any]) -> None:

@@ -1,11 +1,12 @@
-"""The one progress bar: on a terminal or in a notebook, after two seconds, with the rate and the time left."""
+"""The one progress bar: on a terminal or in a notebook, after a second, with the rate and the time left."""
 
 from __future__ import annotations
 
 import sys
+import threading
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any
 
@@ -20,12 +21,13 @@ def progress_bar(
     *,
     done: int = 0,
     wanted: bool = True,
-    delay: float = 2.0,
+    delay: float = 1.0,
     keep: bool = False,
 ) -> Iterator[Any]:
     """A tqdm bar labelled `what`, that counts `unit`s from `done` to `total`; `keep` leaves it on the screen.
 
-    Where no bar is shown (`wanted=False`, no terminal, inside `hidden`), its methods do nothing.
+    It is drawn anew every second, also while a single step takes longer. Where no bar is shown (`wanted=False`, no
+    terminal, inside `hidden`), its methods do nothing.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a notebook without widgets gets a bar of characters
@@ -42,7 +44,25 @@ def progress_bar(
         disable=only_on_terminals if wanted and not _hidden.get() else True,
         leave=keep,
     ) as bar:
-        yield bar
+        if bar.disable:
+            yield bar
+            return
+        over = threading.Event()
+        ticking = threading.Thread(target=_tick, args=(bar, over, delay), daemon=True)
+        ticking.start()
+        try:
+            yield bar
+        finally:
+            over.set()
+            ticking.join()
+
+
+def _tick(bar: Any, over: threading.Event, delay: float) -> None:
+    """Draw the bar every second from the delay on, until it is over."""
+    if not over.wait(max(delay, 0.1)):
+        bar.refresh()
+        while not over.wait(1.0):
+            bar.refresh()
 
 
 @contextmanager
@@ -53,6 +73,12 @@ def hidden() -> Iterator[None]:
         yield
     finally:
         _hidden.reset(token)
+
+
+def beside_bars(stream: Any) -> AbstractContextManager[Any]:
+    """For a line of text while there are bars: they are taken away before it, and drawn again below."""
+    std = sys.modules.get("tqdm.std")
+    return nullcontext() if std is None else std.tqdm.external_write_mode(stream)
 
 
 def duration(seconds: float) -> str:

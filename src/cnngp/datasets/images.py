@@ -40,6 +40,7 @@ _TURNED = (5, 6, 7, 8)  # by a quarter, so that height and width change places
 _GREY = ("1", "L", "LA", "I", "I;16", "I;16B", "F")
 _PILLOWS_LIMIT = threading.Lock()
 _LARGEST = 64
+_STEP, _FROM = 4, 16  # sides are multiples of this, from this side on
 # Names of files, and labels, that one message lists.
 _LISTED, _LABELS_LISTED = 50, 5
 # In float32: an image in the order of its file and again in a mixed order.
@@ -326,17 +327,21 @@ def _images(n: int) -> str:
 def _usual_size(sizes: list[tuple[int, int]]) -> tuple[tuple[int, int], str]:
     """A size for all, and why: the one that half of them have, else one of their median proportions and longer side.
 
-    Cost grows with the number of pixels, so photographs are brought down to at most 64 on their longer side.
+    Cost grows with the number of pixels, so photographs are brought down to at most 64 on their longer side. Sides that
+    are computed are multiples of four where that is close enough: networks that halve them treat mirror images alike
+    then, which halves the cost.
     """
     if not sizes:
         return (1, 1), ""
     (height, width), count = Counter(sizes).most_common(1)[0]
-    if 2 * count >= len(sizes):
-        scale, why = min(1.0, _LARGEST / max(height, width)), "the commonest size"
-        shape = height * scale, width * scale
-    else:
-        sides = np.array(sizes, np.float64)
-        longer = min(float(_LARGEST), float(np.median(sides.max(1))))
-        ratio = float(np.exp(np.median(np.log(sides[:, 0] / sides[:, 1]))))
-        shape, why = (longer * min(1.0, ratio), longer * min(1.0, 1.0 / ratio)), "their median proportions"
-    return (max(1, round(shape[0])), max(1, round(shape[1]))), f" ({why}, at most {_LARGEST} a side)"
+    why = f" (the commonest size, at most {_LARGEST} a side)"
+    if 2 * count >= len(sizes) and max(height, width) <= _LARGEST:
+        return (height, width), why
+    sides = np.array([(height, width)] if 2 * count >= len(sizes) else sizes, np.float64)
+    if len(sides) > 1:
+        why = f" (their median proportions, at most {_LARGEST} a side)"
+    step = _STEP if (longer := min(float(_LARGEST), float(np.median(sides.max(1))))) >= _FROM else 1
+    ratio = float(np.exp(np.median(np.log(sides[:, 0] / sides[:, 1]))))
+    long = int(longer // step * step)
+    short = min(long, max(1, round(longer * min(ratio, 1.0 / ratio) / step) * step))
+    return ((long, short) if ratio >= 1.0 else (short, long)), why

@@ -76,7 +76,8 @@ def fit(request: Request, training: Training, targets: Targets, tell: Tell = Non
         made = _inducing(request, kernel, images, targets, groups, noise)
     gp, report = made.posterior, replace(made.report, repeated=int(is_repeated(codes).sum()))
     if isinstance(recipe.noise, str | None):
-        recipe = replace(recipe, noise=float(gp.noise / unit_of(kernel, recipe, images)))
+        known = None if given or images.streamed or gp.exact is None else to_numpy(gp.exact.variances)
+        recipe = replace(recipe, noise=float(gp.noise / unit_of(kernel, recipe, images, known)))
     if choice is not None:
         seconds = None if given or request.store is not None else report.kernel_seconds
         only_noise = request.noise is None and gp.noise > _ONLY_NOISE * gp.largest_variance

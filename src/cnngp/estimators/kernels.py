@@ -180,11 +180,14 @@ def kernel_of(recipe: Recipe, images: Any, make: Any, scaled: bool = True) -> Re
     return RecipeKernel(found)
 
 
-def unit_of(kernel: RecipeKernel, recipe: Recipe, images: Any) -> float:
-    """What the recipe's noise is multiplied by for the matrix: of one term, which is not scaled, its mean diagonal."""
+def unit_of(kernel: RecipeKernel, recipe: Recipe, images: Any, diagonal: NDArray[np.float64] | None = None) -> float:
+    """What the recipe's noise is multiplied by for the matrix: of one term, which is not scaled, its mean diagonal.
+
+    `diagonal` is that of these images, where it is known.
+    """
     if not kernel.single:
         return 1.0
-    mean = float(kernel.diag(images.some()).mean())
+    mean = float((kernel.diag(images.some()) if diagonal is None else diagonal).mean())
     return (mean if mean > 0.0 else 1.0) / recipe.terms[0].weight
 
 

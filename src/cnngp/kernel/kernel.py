@@ -103,7 +103,7 @@ class Kernel:
     def __call__(self, X: Any, Z: Any = None, *, output: Output = "numpy", progress: bool = True) -> Any:
         """K(X, Z), shape (N, M); K(X, X) with its exact diagonal where Z is not given. Θ where the kind is "ntk".
 
-        `output` asks for a "numpy", "cupy" or "torch" array. A progress bar appears on a terminal after two seconds.
+        `output` asks for a "numpy", "cupy" or "torch" array. A progress bar appears on a terminal after a second.
         """
         x, z = self._sets(X, Z, output, self.kind)
         engine = self.engine_for(x.shape[1:])
@@ -213,10 +213,11 @@ class Kernel:
         Any call does so by itself when it has to. It is for those who want to know what of the time is whose.
         """
         begun = time.perf_counter()
-        x = self._images(X[:2], "X")
-        self.engine_for(x.shape[1:]).symmetric(_flat(x))
-        if self.check:
-            self.verify(X)
+        with progress_bar(None, "compiling", "part"):
+            x = self._images(X[:2], "X")
+            self.engine_for(x.shape[1:]).symmetric(_flat(x))
+            if self.check:
+                self.verify(X)
         return time.perf_counter() - begun
 
     def verify(self, X: Any) -> Verdict | None:

@@ -111,8 +111,18 @@ class SymmetricEngine:
         """Entries as in `cross`, of the upper triangle, in stripes of rows from the diagonal on."""
         n, xp = len(X), namespace(X)
         K = xp.empty((n, n), self.dtype)
+        computed, seen, said = sum((end - first) * (n - first) for first, end in _stripes(n)), 0, 0
+
+        def told(pairs: int) -> None:
+            """Of the n (n − 1)/2 pairs of the matrix, the share that was computed."""
+            nonlocal seen, said
+            seen += pairs
+            if advance is not None:
+                advance(seen * (n * (n - 1) // 2) // computed - said)
+            said = seen * (n * (n - 1) // 2) // computed
+
         for first, end in _stripes(n):
-            K[first:end, first:] = self.cross(X[first:end], X[first:], where_of(X), advance)
+            K[first:end, first:] = self.cross(X[first:end], X[first:], where_of(X), told)
             upper = xp.triu(K[first:end, first:end], 1)
             K[first:end, first:end] = upper + upper.T
             K[end:, first:end] = K[first:end, end:].T

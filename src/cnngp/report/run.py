@@ -166,7 +166,8 @@ def _stage(say: Say, images: Dataset, before: list[str], stage: str, value: Any)
         say("choosing", f"{said} compared by leave-one-out")
     elif stage == "chosen":
         choice: Choice = value
-        say("choice", f"{choice.name}, {choice.reason}")
+        gain = f"; {choice.gain:.3f} better than the usual one" if choice.gain > 0.0 else ""
+        say("choice", f"{choice.name}, {choice.reason}{gain}")
         say("more effort", choice.better())
     elif stage == "expected":
         expected: Expected = value
