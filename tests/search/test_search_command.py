@@ -46,10 +46,10 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     [
         (["--full", "three"], "--full three: expected how many, such as 3"),
         (["--space", "narrow"], "no space 'narrow'"),
-        (["--draws", "0"], "--draws 0: expected a whole number of 1 or more"),
+        (["--draws", "0"], "0 is not in the range x>=1"),
         (["--data", "nothing"], "no data 'nothing'"),
         (["--train", "5"], "use more training images"),
-        (["--device", "tpu"], "--device tpu: expected auto, cpu or cuda"),
+        (["--device", "tpu"], "'tpu' is not one of 'auto', 'cpu', 'cuda'"),
     ],
 )
 def test_mistakes_are_one_line(
