@@ -19,8 +19,9 @@ from typing import Any
 import numpy as np
 
 from cnngp import Conv, Dense, NormalizedExp, ReLU, Sequential, zoo
+from cnngp.kernel.engines.cuda.card import NEVER
 from cnngp.kernel.engines.cuda.cuda_source import Path as KernelPath
-from cnngp.kernel.engines.cuda.engine import NEVER, CudaEngine
+from cnngp.kernel.engines.cuda.engine import CudaEngine
 from cnngp.kernel.program import Kind, lower
 from cnngp.network import Network
 
@@ -60,7 +61,7 @@ def engine_rate(
     _ = card.functions
     compiled = time.perf_counter() - start
     x = images(2 * n, shape, folder).astype(dtype).reshape(2 * n, shape[0], -1)
-    first, second = card.tables(x[:n]).rows, card.tables(x[n:]).rows
+    first, second = card.tables(x[:n])[0], card.tables(x[n:])[0]
     out = cupy.full((n, n), cupy.nan, dtype)
     theta = cupy.full((n, n), cupy.nan, dtype) if kind == "ntk" else None
     card.pairs(first, second, (out, None), (theta, None), n, NEVER)

@@ -1,8 +1,7 @@
-"""Networks for the generated CUDA, and its kernels run as C++ on a CPU with the launches of a card."""
+"""Networks for the generated CUDA, and its kernels run by the engine, on a card or on one that is a fake."""
 
 from __future__ import annotations
 
-import ctypes
 import math
 from typing import Any
 
@@ -34,79 +33,21 @@ from cnngp import (
     zoo,
 )
 from cnngp.kernel.check import compare
-from cnngp.kernel.engines.cuda.cuda_source import CudaSource, generate
 from cnngp.kernel.engines.cuda.engine import KINDS, CudaEngine
 from cnngp.kernel.program import Kind, lower
-from cnngp.kernel.series.packed import SeriesTables
 from cnngp.network import Network, reference
 from cnngp.network.layers import as_layer
-from helpers.cuda_on_cpu import compiled
-
-
-class OnCpu:
-    """The kernels of a program compiled for the CPU, with the launches that cuda/card.py makes on a card."""
-
-    def __init__(self, source: CudaSource, panels: np.ndarray | None = None) -> None:
-        self.source, self._tables = source, source.launches["tables"]
-        self.dtype = np.dtype({"float": np.float32, "double": np.float64}[source.dtype])
-        self._kept = [np.zeros(1) if panels is None else panels, source.data.ints, source.data.reals]
-        self.kinds = 1 + source.data.tangents
-        self.library = compiled(source.body, source.dtype, max(self._tables.shared, source.pairs.shared))
-
-    def tables(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Rows one after the other, peaks, and K(x, x), with Θ(x, x) behind them where that is made too."""
-        x = np.ascontiguousarray(X, dtype=self.dtype)
-        rows = _aligned(len(x) * self.source.data.layout.row, self.dtype)
-        peaks = np.zeros((len(x), self.source.data.sites))
-        diagonal = np.full(len(x) * self.kinds, np.nan)
-        scratch = np.full(3 * self._tables.scratch + 8, 0xFF, np.uint8)
-        places = map(_at, (x, rows, peaks, diagonal))
-        self.library.run_tables(*places, len(x), _at(scratch), *map(_at, self._kept), 3, self._tables.threads)
-        return rows, peaks, diagonal
-
-    def cross(self, X: np.ndarray, Z: np.ndarray) -> np.ndarray:
-        """K; of a program for both kernels K and Θ, one after the other."""
-        return self._pairs(self.tables(X)[0], self.tables(Z)[0], len(X), len(Z))
-
-    def symmetric(self, X: np.ndarray) -> np.ndarray:
-        rows, _, diagonal = self.tables(X)
-        K = self._pairs(rows, rows, len(X), len(X), mirror=True)
-        for k, values in zip(K.reshape(-1, len(X), len(X)), diagonal.reshape(-1, len(X)), strict=True):
-            np.fill_diagonal(k, values)
-        return K
-
-    def _pairs(self, first: np.ndarray, second: np.ndarray, n: int, m: int, mirror: bool = False) -> np.ndarray:
-        s = self.source
-        both = np.full((self.kinds, n, m), np.nan, dtype=self.dtype)
-        blocks = 3 if s.path == "walk" or s.pairs.scratch else s.pairs.blocks(n, m)
-        scratch = np.full(3 * s.pairs.scratch + 8, 0xFF, np.uint8)
-        below = ctypes.c_longlong(0 if mirror else -(2**40))
-        out, *theta = ([_at(k), _at(k) if mirror else None] for k in both)
-        more = [place for places in theta for place in places]
-        more += [_at(scratch)] * (s.path in ("sheets", "walk"))
-        more += [_at(a) for a in self._kept[1:]] * (s.path == "walk")
-        ld = ctypes.c_longlong(m)
-        self.library.run_pairs(_at(first), _at(second), *out, n, m, ld, below, *more, blocks, s.pairs.threads)
-        return both if self.kinds == 2 else both[0]
-
-
-def on_cpu(net: Network, shape: tuple[int, ...], dtype: str = "float64", kind: Kind = "nngp", **options: Any) -> OnCpu:
-    """The kernels of a network, with series for the variances of `images`; options as those of `generate`."""
-    program = lower(net, shape, kind)
-    tables = SeriesTables(program, np.dtype(dtype))
-    rows = tables.rows(None)
-    if tables.sites:
-        short = OnCpu(generate(program, dtype, series=rows, **options), tables.panels)
-        rows = tables.rows(short.tables(images(np.random.default_rng(0), 5, shape))[1].max(axis=0))
-    return OnCpu(generate(program, dtype, series=rows, **options), tables.panels)
 
 
 class OnCard:
-    """The same on a card, or on one that is a fake, by the engine."""
+    """The kernels of a network on a card, or on one that is a fake; options as those of `CudaEngine`."""
 
-    def __init__(self, engine: CudaEngine) -> None:
-        self.engine, self.source, self.dtype = engine, engine.source, engine.dtype
-        self.kinds = 1 + engine.source.data.tangents
+    def __init__(
+        self, net: Network, shape: tuple[int, ...], dtype: str = "float32", kind: Kind = "nngp", **options: Any
+    ) -> None:
+        self.engine = CudaEngine(lower(net, shape, kind), dtype, **options)
+        self.source, self.dtype = self.engine.source, self.engine.dtype
+        self.kinds = 1 + self.source.data.tangents
 
     def flat(self, X: np.ndarray) -> np.ndarray:
         return np.ascontiguousarray(X.reshape(*X.shape[:2], -1), dtype=self.dtype)
@@ -121,13 +62,12 @@ class OnCard:
     def symmetric(self, X: np.ndarray) -> np.ndarray:
         return self.cross(X, None)
 
-    def tables(self, X: np.ndarray) -> tuple[None, None, np.ndarray]:
-        return None, None, np.concatenate(list(self.engine._diagonals(self.flat(X))[0].values()))
+    def diagonals(self, X: np.ndarray) -> np.ndarray:
+        """K(x, x), with Θ(x, x) behind it where that is made too."""
+        return np.stack(list(self.engine._diagonals(self.flat(X))[0].values()))
 
 
-def agrees(
-    run: OnCpu | OnCard, net: Network, shape: tuple[int, ...], tolerance: float = 0.0, one_pixel: bool = False
-) -> None:
+def agrees(run: OnCard, net: Network, shape: tuple[int, ...], tolerance: float = 0.0, one_pixel: bool = False) -> None:
     """Check K, and Θ where it is made: against the reference, in any batch, with both triangles.
 
     A `tolerance` of 0: of float64 1e-12, of float32 1e-6, and of Θ what rounding can do to the reference. With
@@ -142,7 +82,7 @@ def agrees(
     assert np.array_equal(S, S.swapaxes(-1, -2))
     assert np.array_equal(S[..., 0, 1:], run.cross(X[:1], X[1:])[..., 0, :])
     assert pools or np.array_equal(across, run.cross(Z, X).swapaxes(-1, -2)), "not symmetric in the two images"
-    diagonals = run.tables(X)[2].reshape(-1, n)
+    diagonals = run.diagonals(X)
     for k, kind in enumerate(KINDS[: run.kinds]):
         R, bound = reference.kernel(net, X, kind=kind), tolerance or (1e-6 if dtype == "float32" else 1e-12)
         found = compare(net, X, S.reshape(-1, n, n)[k], run.dtype, kind) if run.kinds == 2 and not tolerance else None
@@ -153,16 +93,6 @@ def agrees(
         assert np.allclose(
             diagonals[k], R.diagonal(), rtol=(1e-7 if dtype == "float32" else 1e-9) if series else 1e-13, atol=0.0
         ), kind
-
-
-def _at(a: np.ndarray) -> ctypes.c_void_p:
-    return ctypes.c_void_p(a.ctypes.data)
-
-
-def _aligned(size: int, dtype: np.dtype[Any]) -> np.ndarray:
-    raw = np.full(size + 16, np.nan, dtype=dtype)
-    skip = (-raw.ctypes.data % 16) // dtype.itemsize
-    return raw[skip : skip + size]
 
 
 def images(rng: np.random.Generator, n: int, shape: tuple[int, ...]) -> np.ndarray:

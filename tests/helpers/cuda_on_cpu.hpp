@@ -1,5 +1,6 @@
 // Just enough CUDA to run the generated kernels on a CPU: every thread of a block is a fiber, and a barrier or a shuffle
 // hands over to the next one, so threads of a warp go in lockstep. Slow, exact in its semantics, and needs no card.
+// SANITIZED: it is a thread of the CPU, for a sanitizer that finds two of them at the same number without a barrier.
 #include <ucontext.h>
 #include <algorithm>
 #include <cmath>
@@ -19,14 +20,54 @@ using namespace std;
 struct alignas(16) float4 { float x, y, z, w; };
 struct alignas(16) double2 { double x, y; };
 struct Index { int x; };
-static Index threadIdx, blockIdx, blockDim, gridDim;
+#ifdef SANITIZED
+#include <atomic>
+#include <barrier>
+#include <memory>
+#include <thread>
+static thread_local Index threadIdx;
+#else
+static Index threadIdx;
+#endif
+static Index blockIdx, blockDim, gridDim;
 
 template <class T> T __ldg(const T* p) { return *p; }
 inline float __fadd_rn(float x, float y) { return x + y; }
 inline double __dadd_rn(double x, double y) { return x + y; }
 inline long long __double_as_longlong(double x) { long long y; memcpy(&y, &x, 8); return y; }
-inline void atomicMax(unsigned long long* at, unsigned long long x) { *at = max(*at, x); }
 
+#ifdef SANITIZED
+inline void atomicMax(unsigned long long* at, unsigned long long x) {
+    atomic<unsigned long long>& value = *reinterpret_cast<atomic<unsigned long long>*>(at);
+    unsigned long long old = value.load();
+    while (old < x && !value.compare_exchange_weak(old, x)) {}
+}
+namespace fibers {
+static unique_ptr<std::barrier<>> whole, warps[32];
+static double exchanged[1024];
+inline void barrier() { whole->arrive_and_wait(); }
+inline void yield_() { warps[threadIdx.x / 32]->arrive_and_wait(); }
+inline void launch(int blocks, int threads, function<void()> kernel) {
+    gridDim.x = blocks;
+    blockDim.x = threads;
+    for (blockIdx.x = 0; blockIdx.x < blocks; blockIdx.x++) {
+        whole = make_unique<std::barrier<>>(threads);
+        for (int w = 0; w < threads / 32; w++) warps[w] = make_unique<std::barrier<>>(32);
+        vector<thread> running;
+        for (int t = 0; t < threads; t++) running.emplace_back([=] { threadIdx.x = t; kernel(); });
+        for (thread& t : running) t.join();
+    }
+}
+template <class T> T exchange(T v, int lane) {
+    exchanged[threadIdx.x] = v;
+    yield_();
+    const T other = (T)exchanged[threadIdx.x / 32 * 32 + lane];
+    yield_();
+    return other;
+}
+}
+#else
+inline void atomicMax(unsigned long long* at, unsigned long long x) { *at = max(*at, x); }
 namespace fibers {
 const int STACK = 128 * 1024, MOST = 1024;
 struct Fiber { ucontext_t context; bool done; int parity; double slot[2]; char* stack; };
@@ -85,6 +126,7 @@ template <class T> T exchange(T v, int lane) {
     return (T)fiber[warp + lane].slot[k];
 }
 }
+#endif
 template <class T> T __shfl_sync(unsigned, T v, int lane) { return fibers::exchange(v, lane & 31); }
 template <class T> T __shfl_up_sync(unsigned, T v, int d) {
     const int lane = threadIdx.x % 32;

@@ -10,8 +10,7 @@ import pytest
 
 from cnngp import AvgPool, Conv, Dense, Kernel, ReLU, Sequential, zoo
 from cnngp.kernel.engines.base import RangeError
-from cnngp.kernel.engines.cuda.engine import NEVER, CudaEngine
-from cnngp.kernel.program import lower
+from cnngp.kernel.engines.cuda.card import NEVER
 from cnngp.network import Network, reference
 from helpers.cuda_cases import EVERY, OnCard, error, images
 
@@ -20,10 +19,6 @@ pytestmark = pytest.mark.gpu
 C = [Conv(3), ReLU()]
 DIGITS = (1, 28, 28)
 TWO_POOLS = Sequential(*C * 2, AvgPool(2), *C * 2, AvgPool(2), *C, Dense())
-
-
-def on_card(net: Network, shape: tuple[int, ...], dtype: str = "float32", **options: Any) -> OnCard:
-    return OnCard(CudaEngine(lower(net, shape), dtype, **options))
 
 
 def digits(n: int, shape: tuple[int, ...] = DIGITS, seed: int = 0) -> np.ndarray:
@@ -56,7 +51,7 @@ def digits(n: int, shape: tuple[int, ...] = DIGITS, seed: int = 0) -> np.ndarray
 def test_large_networks_and_images_agree_with_the_reference(
     net: Network, shape: tuple[int, ...], dtype: str, path: str, options: dict[str, Any]
 ) -> None:
-    run = on_card(net, shape, dtype, **options)
+    run = OnCard(net, shape, dtype, **options)
     assert run.source.path == path
     X, Z = digits(3, shape), digits(14 if shape == DIGITS else 2, shape, seed=1)
     tolerance = 1e-6 if dtype == "float32" else 1e-13
@@ -69,10 +64,10 @@ def test_bits_depend_on_the_two_images_alone(name: str) -> None:
     """Also where many pairs run at a time, which a warp's own pool in shared memory must survive."""
     net, shape = EVERY[name]
     X = images(np.random.default_rng(2), 137, shape)
-    K = on_card(net, shape).symmetric(X)
+    K = OnCard(net, shape).symmetric(X)
     assert np.isfinite(K).all()
     for tile, devices in ((25, [0]), (46, [0, 0, 0]), (256, [0])):
-        run = on_card(net, shape, tile=tile, devices=devices)
+        run = OnCard(net, shape, tile=tile, devices=devices)
         told: list[int] = []
         assert np.array_equal(run.engine.symmetric(run.flat(X), "numpy", told.append), K)
         assert sum(told) == 137 * 136 // 2
@@ -86,11 +81,11 @@ def test_every_number_is_written(name: str, n: int, m: int) -> None:
     import cupy
 
     net, shape = EVERY[name]
-    run, rng = on_card(net, shape), np.random.default_rng(3)
+    run, rng = OnCard(net, shape), np.random.default_rng(3)
     card = run.engine.cards()[0]
     X, Z = (run.flat(rng.standard_normal((k, *shape))) for k in (n, m))
     out = cupy.full((n, m + 3), cupy.nan, cupy.float32)
-    card.pairs(card.tables(X).rows, card.tables(Z).rows, (out, None), (None, None), m + 3, NEVER)
+    card.pairs(card.tables(X)[0], card.tables(Z)[0], (out, None), (None, None), m + 3, NEVER)
     assert np.isfinite(out[:, :m].get()).all()
     assert np.isnan(out[:, m:].get()).all(), "written outside the tile"
 
@@ -100,7 +95,7 @@ def test_arrays_on_the_card_come_and_go() -> None:
     import torch
 
     net, shape = EVERY["resnet"]
-    run = on_card(net, shape)
+    run = OnCard(net, shape)
     X = run.flat(images(np.random.default_rng(4), 5, shape))
     K = run.engine.symmetric(X)
     found = run.engine.symmetric(cupy.asarray(X), "cupy")
@@ -125,13 +120,13 @@ def test_a_kernel_runs_on_the_card(kind: Any) -> None:
 def test_deep_networks_compile_quickly() -> None:
     X = digits(3)
     start = time.perf_counter()
-    K = on_card(zoo.resnet(110), DIGITS).cross(X, X)
+    K = OnCard(zoo.resnet(110), DIGITS).cross(X, X)
     assert time.perf_counter() - start < 10.0
     assert error(K, reference.kernel(zoo.resnet(110), X, X)) <= 2e-6
 
 
 def test_images_out_of_range_are_refused() -> None:
-    run = on_card(zoo.resnet(8), DIGITS)
+    run = OnCard(zoo.resnet(8), DIGITS)
     with pytest.raises(RangeError, match="image 1"):
         run.tables(digits(2) * np.array([1.0, 1e30])[:, None, None, None])
     assert (run.tables(np.zeros((2, *DIGITS)))[2] == 0.0).all()

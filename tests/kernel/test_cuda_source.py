@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import tempfile
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,10 @@ from hypothesis import strategies as st
 
 from cnngp import Conv, Dense, Identity, ReLU, Sequential, Step, Sum
 from cnngp.kernel.check import compare
-from cnngp.kernel.engines.base import RangeError, check_range
-from cnngp.kernel.engines.cuda.cuda_source import generate
-from cnngp.kernel.engines.cuda.engine import CudaEngine
+from cnngp.kernel.engines.base import RangeError
+from cnngp.kernel.engines.cuda.engine import KINDS
 from cnngp.kernel.engines.cuda.warp.warp_kernel import foldable
 from cnngp.kernel.program import Kind, lower
-from cnngp.kernel.series.packed import SeriesTables
 from cnngp.network import reference
 from helpers.cuda_cases import (
     EVERY,
@@ -33,18 +32,13 @@ from helpers.cuda_cases import (
     SERIES,
     TOLERANCE,
     OnCard,
-    OnCpu,
     agrees,
     images,
-    on_cpu,
     tangent_bound,
 )
-from helpers.cuda_on_cpu import needs_compiler
 from helpers.generator import random_network
 from helpers.networks import networks_with_shapes, relu_like
 from helpers.pooled import pooled_networks
-
-pytestmark = needs_compiler
 
 # Warps of a pair, pairs of a block, blocks, segments whose tables are in shared memory: the warp's own pool in shared
 # memory, and the block's in global memory.
@@ -88,13 +82,11 @@ SLOW: list[tuple[str, str, Kind, Options]] = [
 CASES = [*QUICK, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW if case not in QUICK)]
 
 
-@pytest.mark.parametrize("on", ["C++", pytest.param("card", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize(("name", "dtype", "kind", "options"), CASES)
-def test_kernels_agree_with_the_reference(name: str, dtype: str, kind: Kind, options: Options, on: str) -> None:
+def test_kernels_agree_with_the_reference(on: str, name: str, dtype: str, kind: Kind, options: Options) -> None:
     net, shape = EVERY[name]
-    program = lower(net, shape, kind)
-    assert "fold" not in options or foldable(program, options["fold"])
-    run = OnCard(CudaEngine(program, dtype, **options)) if on == "card" else on_cpu(net, shape, dtype, kind, **options)
+    assert "fold" not in options or foldable(lower(net, shape, kind), options["fold"])
+    run = OnCard(net, shape, dtype, kind, **options)
     assert run.source.path == options.get("path", PATHS[name])
     tolerance = 0.0
     if name in SERIES:  # at correlation one a ReLU's slope moves by the root of what rounding moves K
@@ -104,22 +96,22 @@ def test_kernels_agree_with_the_reference(name: str, dtype: str, kind: Kind, opt
     agrees(run, net, shape, tolerance, name in ONE_PIXEL)
 
 
-def test_a_tangent_kernel_far_smaller_than_k() -> None:
+def test_a_tangent_kernel_far_smaller_than_k(on: str) -> None:
     """Θ = T + own·K is held in a unit that suits the larger of the two, also where float32 would not hold the other."""
     branch = Sequential(ReLU(), Conv(3, weight_var=1e-36))
     net = Sequential(Conv(3), Sum(Identity(), branch), ReLU(), Dense())
-    agrees(on_cpu(net, (1, 6, 6), F, "ntk"), net, (1, 6, 6))
+    agrees(OnCard(net, (1, 6, 6), F, "ntk"), net, (1, 6, 6))
 
 
 @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(k, marks=pytest.mark.slow) for k in range(2, 20))])
-def test_random_networks_of_all_dimensions(seed: int) -> None:
+def test_random_networks_of_all_dimensions(on: str, seed: int) -> None:
     net, shape = random_network(np.random.default_rng(seed), max_pixels=600, axes=(1, 2, 2, 2, 3), scale=2.5)
     for dtype in (F, D):
-        agrees(on_cpu(net, shape, dtype), net, shape)
+        agrees(OnCard(net, shape, dtype), net, shape)
 
 
 @pytest.mark.parametrize("most", [4, pytest.param(100, marks=pytest.mark.slow)])
-def test_random_networks_with_pools(most: int) -> None:
+def test_random_networks_with_pools(on: str, most: int) -> None:
     """Whichever way they take, and the general one."""
 
     @settings(max_examples=most)
@@ -131,48 +123,44 @@ def test_random_networks_with_pools(most: int) -> None:
         R, diagonal = reference.kernel(net, X, X[:2]), reference.diagonal(net, X)
         top = max(np.abs(R).max(), 1e-300)
         for path in ("walk", None) if program.input is None else (None,):
-            run = OnCpu(generate(program, D, path=path))
+            run = OnCard(net, shape, D, path=path)
             assert np.abs(run.cross(X, X[:2]) - R).max() / top <= 1e-12
-            assert np.abs(run.tables(X)[2] - diagonal).max() / top <= 1e-13
+            assert np.abs(run.diagonals(X) - diagonal).max() / top <= 1e-13
 
     check()
 
 
 @pytest.mark.slow
-@given(
-    drawn=st.one_of(networks_with_shapes(relu_like, max_pixels=120), pooled_networks(relu_like)),
-    seed=st.integers(0, 10**6),
-)
-@settings(max_examples=60)
-def test_generated_networks(drawn: Any, seed: int) -> None:
+def test_generated_networks(on: str) -> None:
     """Down to the smallest; compiled for a card where nvcc is there."""
-    net, shape = drawn
-    program = lower(net, shape, "ntk")
-    X = images(np.random.default_rng(seed), 4, shape)
-    for dtype in (F, D):
-        source = generate(program, dtype)
-        K = OnCpu(source).symmetric(X)
-        for k, kind in enumerate(("nngp", "ntk")):
-            found = compare(net, X, K[k], np.dtype(dtype), kind)  # type: ignore[arg-type]
-            if found is not None:
-                assert found.error <= tangent_bound(net, found.bound, dtype, kind == "ntk" and dtype == D), kind
-    if shutil.which("nvcc"):
-        with tempfile.TemporaryDirectory() as folder:
-            Path(folder, "kernels.cu").write_text(source.text)
-            command = ["nvcc", "-std=c++17", "-arch=sm_90", "-cubin", "-w", "-o", "kernels.cubin", "kernels.cu"]
-            subprocess.run(command, cwd=folder, check=True)
+
+    @given(
+        drawn=st.one_of(networks_with_shapes(relu_like, max_pixels=120), pooled_networks(relu_like)),
+        seed=st.integers(0, 10**6),
+    )
+    @settings(max_examples=60)
+    def check(drawn: Any, seed: int) -> None:
+        net, shape = drawn
+        X = images(np.random.default_rng(seed), 4, shape)
+        for dtype in (F, D):
+            run = OnCard(net, shape, dtype, "ntk")
+            for K, kind in zip(run.symmetric(X), KINDS, strict=True):
+                found = compare(net, X, K, np.dtype(dtype), kind)
+                if found is not None:
+                    assert found.error <= tangent_bound(net, found.bound, dtype, kind == "ntk" and dtype == D), kind
+            if shutil.which("nvcc"):
+                with tempfile.TemporaryDirectory() as folder:
+                    Path(folder, "kernels.cu").write_text(run.source.text)
+                    command = ["nvcc", "-std=c++17", "-arch=sm_90", "-cubin", "-w", "-o", "kernels.cubin", "kernels.cu"]
+                    subprocess.run(command, cwd=folder, check=True)
+
+    check()
 
 
-def test_a_step_on_a_card_refuses_locations_too_faint_for_float32() -> None:
-    program = lower(Sequential(Conv(3), Step(), Dense()), (1, 6, 6))
-    run = OnCpu(generate(program, F))
+def test_a_step_on_a_card_refuses_locations_too_faint_for_float32(on: str) -> None:
+    run = OnCard(Sequential(Conv(3), Step(), Dense()), (1, 6, 6))
     X = np.random.default_rng(0).standard_normal((2, 1, 6, 6)).astype(np.float32)
-    series = SeriesTables(program, np.dtype(F))
     for faint, fits in ((1e-12, True), (1e-20, False)):
         X[1, :, :, 2:] *= np.float32(faint)
-        _, peaks, diagonal = run.tables(X)
-        if fits:
-            check_range(program, np.dtype(F), series, peaks, diagonal)
-        else:
-            with pytest.raises(RangeError, match=r"image 1 has locations .* too small beside the others"):
-                check_range(program, np.dtype(F), series, peaks, diagonal)
+        with nullcontext() if fits else pytest.raises(RangeError, match=r"image 1 has locations .* too small beside"):
+            run.diagonals(X)

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from cnngp import AvgPool, Conv, Dense, Elementwise, GlobalAvgPool, LeakyReLU, Rbf, ReLU, Sequential, zoo
-from cnngp.common.devices import has_card
-from cnngp.kernel.engines.cuda import engine as cuda
+from cnngp.common.devices import EngineError, has_card
 from cnngp.kernel.engines.cuda.cuda_source import CudaSource, generate, generate_gradient
+from cnngp.kernel.engines.cuda.engine import CudaEngine
 from cnngp.kernel.engines.cuda.registers import in_registers
 from cnngp.kernel.engines.cuda.sheets.sheet_chain import Shifts, chain
 from cnngp.kernel.engines.cuda.sheets.sheet_maps import runs
@@ -197,5 +197,5 @@ def test_cards_with_less_shared_memory_get_smaller_blocks(net: Network, dtype: s
 def test_without_cupy_there_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cupy", None)
     assert not has_card()
-    with pytest.raises(cuda.EngineError, match=r'pip install "cnngp\[cuda\]"'):
-        cuda.CudaEngine(lower(Dense(), (2, 3, 3)), "float32")
+    with pytest.raises(EngineError, match=r'pip install "cnngp\[cuda\]"'):
+        CudaEngine(lower(Dense(), (2, 3, 3)), "float32")

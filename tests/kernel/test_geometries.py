@@ -12,8 +12,9 @@ from cnngp import Conv, ConvTranspose, Dense, Kernel, ReLU, Sequential
 from cnngp.kernel.engines.cuda.cuda_source import generate
 from cnngp.kernel.program import lower
 from cnngp.network import Network, reference
-from helpers.cuda_cases import OnCpu
+from helpers.cuda_cases import OnCard
 from helpers.cuda_on_cpu import needs_compiler
+from helpers.fake_cards import Cards
 from helpers.generator import random_network
 from helpers.sweep import SHAPES, parts, sweep
 
@@ -36,7 +37,9 @@ def on(device: Any) -> Run:
 
 def as_cpp(net: Network, X: Any) -> Any:
     """The CUDA source, compiled as C++ and run."""
-    return OnCpu(generate(lower(net, X.shape[1:]), "float64")).symmetric(X)
+    with pytest.MonkeyPatch.context() as patch:
+        Cards().install(patch)
+        return OnCard(net, X.shape[1:], "float64").symmetric(X)
 
 
 def error(run: Run, net: Network, shape: tuple[int, ...]) -> float:

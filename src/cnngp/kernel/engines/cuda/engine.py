@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cnngp.common.arrays import Output, to_output
-from cnngp.common.devices import EngineError, require_card
+from cnngp.common.devices import EngineError, card_count, require_card
 from cnngp.common.tiles import Grid, Tell, Tile, share
 from cnngp.kernel.program import Kind, Program
 from cnngp.kernel.series.packed import Rows, SeriesTables
@@ -23,8 +23,6 @@ from cnngp.kernel.series.packed import Rows, SeriesTables
 from ..base import Advance, check_range
 from .card import MEMORY_SHARE, NEVER, Bands, Card
 from .cuda_source import CudaSource, Path, generate
-
-__all__ = ["NEVER", "CudaEngine", "EngineError"]
 
 VERSION = 3
 KINDS: tuple[Kind, ...] = ("nngp", "ntk")
@@ -50,17 +48,15 @@ class CardEngine:
         devices: Sequence[int] | None,
         tile: int | None,
     ) -> None:
-        cupy = require_card()
+        device = require_card().cuda.Device
         self.program, self.dtype = program, np.dtype(dtype)
         self._write, self._tile = write, tile
         self._series = SeriesTables(program, self.dtype)
-        self._devices = list(range(cupy.cuda.runtime.getDeviceCount()) if devices is None else devices)
-        self._shared_limit = min(
-            int(cupy.cuda.Device(k).attributes["MaxSharedMemoryPerBlockOptin"]) for k in self._devices
-        )
+        self._devices = list(range(card_count()) if devices is None else devices)
+        self._shared_limit = min(int(device(k).attributes["MaxSharedMemoryPerBlockOptin"]) for k in self._devices)
         self._cards: dict[tuple[Rows, ...], list[Card]] = {}
         self.source = self.cards()[0].source
-        kind = cupy.cuda.Device(self._devices[0]).compute_capability
+        kind = device(self._devices[0]).compute_capability
         text = hashlib.sha256(self.source.content + self._series.panels.tobytes()).hexdigest()
         self.identity = f"{name}-{VERSION}-{self.dtype.name}-sm{kind}-{text[:16]}"
 
@@ -86,29 +82,31 @@ class CardEngine:
     def _diagonals(self, X: Any) -> tuple[dict[Kind, NDArray[np.float64]], NDArray[np.float64]]:
         """K(x, x) and perhaps Θ(x, x), and the largest variance of all images at each nonlinearity."""
         card = self.cards()[0]
-        with card:
+        with card.current():
             step = self._side(card, len(X))
             diagonals, peaks = [], []
             for start in range(0, len(X), step):
-                made = card.tables(X[start : start + step])
-                diagonals.append(made.diagonals.get())
-                peaks.append(made.peaks.get())
+                _, top, diagonal = card.tables(X[start : start + step])
+                diagonals.append(diagonal.get())
+                peaks.append(top.get())
         found = dict(zip(KINDS, np.concatenate(diagonals, axis=1), strict=False))
         largest = np.concatenate(peaks)
         return found, check_range(self.program, self.dtype, self._series, largest, found["nngp"], found.get("ntk"))
 
-    def _side(self, card: Card, images: int) -> int:
-        """The side of a tile."""
+    def _needs(self, source: CudaSource) -> tuple[float, float, float]:
+        """The largest side of a tile that time suggests, and bytes that an image of a tile takes, and a pair."""
         raise NotImplementedError
 
-    def _largest_side(self, card: Card, images: int, most: float, band: float, entry: float, reserved: int = 0) -> int:
-        """The side of a tile: all images, unless memory or `most` speaks against it.
+    def _side(self, card: Card, images: int, reserved: int = 0, matrices: int = 1) -> int:
+        """The side of a tile of some matrices: all images, unless memory or time speaks against it.
 
-        An image of a tile takes `band` bytes, and a pair `entry` bytes, beside those that are `reserved`.
+        So many entries are `reserved` for the results.
         """
         if self._tile is not None:
             return self._tile
-        budget = MEMORY_SHARE * (card.free_bytes() - card.fixed_bytes() - reserved)
+        most, band, entry = self._needs(card.source)
+        entry *= matrices
+        budget = MEMORY_SHARE * (card.free_bytes() - card.fixed_bytes() - reserved * self.dtype.itemsize)
         by_memory = (math.sqrt(band * band + 4 * entry * max(0.0, budget)) - band) / (2 * entry)
         side = int(min(most, by_memory))
         if side < 1:
@@ -153,39 +151,33 @@ class CudaEngine(CardEngine):
 
     def _matrices(self, X: Any, Z: Any | None, kinds: Sequence[Kind], output: Output, advance: Advance) -> list[Any]:
         """The matrices of these kinds, from one pass over the pairs; of one set of images where Z is None."""
-        import cupy
-
         diagonals: dict[Kind, NDArray[np.float64]] = {}
         if Z is None:
             diagonals, peaks = self._diagonals(X)
             cards = self.cards(peaks)
         else:
             cards = self._cards_for(X, Z)
-        second = X if Z is None else Z
-        on_host = output == "numpy"
+        second, on_host, cupy = X if Z is None else Z, output == "numpy", cards[0].xp
         xp: Any = np if on_host else cupy
-        with cards[0]:
+        with cards[0].current():
             entries = len(X) * len(second) * len(kinds)
             side = self._side(cards[0], max(len(X), len(second)), entries * (not on_host), len(kinds))
             out = {kind: xp.empty((len(X), len(second)), self.dtype) for kind in kinds}
         grid = Grid((len(X), len(second)), (side, side), symmetric=Z is None)
         places = [out.get(kind) for kind in KINDS[: len(KINDS) if self.program.kind == "ntk" else 1]]
-        share([Job(card, X, second, places, side, on_host) for card in cards], grid, Job.run, advance)
-        with cards[0]:
+        share([Job(card, Bands(card, X, second, side), places, on_host) for card in cards], grid, Job.run, advance)
+        with cards[0].current():
             for kind in kinds if Z is None else ():
                 xp.fill_diagonal(out[kind], xp.asarray(diagonals[kind]).astype(self.dtype))
             if not on_host:
                 cupy.cuda.get_current_stream().synchronize()
         return [to_output(out[kind], output) for kind in kinds]
 
-    def _side(self, card: Card, images: int, reserved: int = 0, matrices: int = 1) -> int:
-        """The side of a tile, beside so many reserved entries."""
-        item = self.dtype.itemsize
-        most = min(MAX_TILE, math.sqrt(LAUNCH_ELEMENTS[card.source.path] / max(1, self._elements)))
+    def _needs(self, source: CudaSource) -> tuple[float, float, float]:
+        item, data = self.dtype.itemsize, source.data
+        most = min(MAX_TILE, math.sqrt(LAUNCH_ELEMENTS[source.path] / max(1, self._elements)))
         # Two bands of rows and the images of one; of each matrix four tiles: two in flight, each with its mirror image.
-        data = card.source.data
-        band = item * (2 * data.layout.row + data.pixels) + 8 * (data.sites + 2)
-        return self._largest_side(card, images, most, band, 4 * item * matrices, reserved * item)
+        return most, item * (2 * data.layout.row + data.pixels) + 8 * (data.sites + 2), 4 * item
 
 
 class Job:
@@ -194,35 +186,29 @@ class Job:
     `outs` are the matrices of K and Θ, None for one that is not asked for.
     """
 
-    def __init__(self, card: Card, X: Any, Z: Any, outs: Sequence[Any], side: int, on_host: bool) -> None:
-        self.card, self.outs, self.on_host = card, outs, on_host
-        self.bands = Bands(card, X, Z, side)
+    def __init__(self, card: Card, bands: Bands, outs: Sequence[Any], on_host: bool) -> None:
+        self.card, self.bands, self.outs, self.on_host = card, bands, outs, on_host
 
     def run(self, tiles: Iterable[Tile], tell: Tell) -> None:
         """Tiles one after the other; a tile is copied to the host while the next one is computed."""
-        import cupy
-
-        with self.card:
-            stream = cupy.cuda.Stream(non_blocking=True)
-            copies = cupy.cuda.Stream(non_blocking=True)
+        cuda = self.card.xp.cuda
+        with self.card.current():
+            stream, copies = cuda.Stream(non_blocking=True), cuda.Stream(non_blocking=True)
             waiting: tuple[Tile, list[Any], Any] | None = None
-            cupy.cuda.get_current_stream().synchronize()  # inputs may come from work in flight
+            cuda.get_current_stream().synchronize()  # inputs may come from work in flight
             try:
                 with stream:
                     for tile in tiles:
-                        results = self._compute(tile)
-                        event = stream.record()
+                        following = tile, self._compute(tile), stream.record()
                         if waiting is not None:
                             self._finish(*waiting, copies, tell)
-                        waiting = (tile, results, event)
+                        waiting = following
                     if waiting is not None:
                         self._finish(*waiting, copies, tell)
             finally:
                 stream.synchronize()  # whatever ended it: memory that is still written to must not be given back
 
     def _compute(self, tile: Tile) -> list[Any]:
-        import cupy
-
         card, (n, m), i, j = self.card, tile.shape, tile.rows.start, tile.columns.start
         (_, first), (_, second) = self.bands.of(tile)
         places: list[tuple[Any, Any]] = []
@@ -235,8 +221,8 @@ class Job:
                 ld = out.shape[1]
                 places.append((out[i:, j:], out[j:, i:] if tile.symmetric else None))
             else:
-                result = cupy.empty((n, ld), card.dtype)
-                mirror = cupy.empty((m, ld), card.dtype) if tile.mirrored else None
+                result = card.xp.empty((n, ld), card.dtype)
+                mirror = card.xp.empty((m, ld), card.dtype) if tile.mirrored else None
                 places.append((result, result if tile.on_diagonal else mirror))
                 results.append([result[:, :m]] + ([] if mirror is None else [mirror[:, :n]]))
         K, theta = (*places, (None, None))[:2]
@@ -245,20 +231,19 @@ class Job:
 
     def _finish(self, tile: Tile, results: list[Any], event: Any, copies: Any, tell: Tell) -> None:
         """Copy a tile to its matrix."""
-        import cupy
-
+        xp = self.card.xp
         if results:
             copies.wait_event(event)
             places = (tile.rows, tile.columns), (tile.columns, tile.rows)
             for out, parts in zip([out for out in self.outs if out is not None], results, strict=True):
                 for (a, b), result in zip(places, parts, strict=False):
                     with copies:
-                        host = cupy.ascontiguousarray(result).get(stream=copies)
+                        host = xp.ascontiguousarray(result).get(stream=copies)
                         if self.on_host:
                             out[a, b] = host
                         else:
-                            with cupy.cuda.Device(int(out.device.id)):
-                                out[a, b] = cupy.asarray(host)
+                            with xp.cuda.Device(int(out.device.id)):
+                                out[a, b] = xp.asarray(host)
         else:
             event.synchronize()
         tell(tile.pairs)

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 import threading
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +25,6 @@ from ..weights import Gradient, finished, prepared
 from .card import Bands, Card
 from .cuda_source import CudaSource, generate_gradient
 from .engine import CardEngine
-from .walk.program_data import BackwardData
 
 MAX_TILE = 1024
 # Map elements that are worked on between two reports of progress, about a second's work.
@@ -43,7 +43,8 @@ class CudaGradient(CardEngine):
             return generate_gradient(reverse, dtype, rows, shared_limit)
 
         super().__init__(reverse.program, dtype, "cuda-gradient", write, devices, tile)
-        self._elements = sum(math.prod(s.shape) for s in reverse.steps if isinstance(s, Back))
+        elements = sum(math.prod(s.shape) for s in reverse.steps if isinstance(s, Back))
+        self._pairs_a_report = max(1, int(REPORT_ELEMENTS / max(1, elements)))
 
     def gradient(self, X: Any, Z: Any | None, G: Array, advance: Advance = None) -> Gradient:
         """Σ G ∂K/∂θ; without Z, of the matrix of X with both triangles and its diagonal."""
@@ -51,104 +52,81 @@ class CudaGradient(CardEngine):
         cards = self._cards_for(X, second)
         backward = cards[0].source.backward
         weights, diagonal, exponent = prepared(G, Z is None)
-        with cards[0]:
+        with cards[0].current():
             side = self._side(cards[0], max(len(X), len(second)))
         todo = list(Grid((len(X), len(second)), (side, side), Z is None))
-        found = _Sums(backward, len(X), None if Z is None else len(Z), todo)
-        each = max(1, int(REPORT_ELEMENTS / max(1, self._elements)))
-        jobs = [_Job(card, Bands(card, X, second, side, images=True), weights, diagonal, found, each) for card in cards]
-        share(jobs, todo, _Job.run, advance)
-        sums = [
+        sums, of_x = np.zeros(backward.slots), np.zeros((len(X), backward.pixels))
+        of_z = of_x if Z is None else np.zeros((len(Z), backward.pixels))
+        found = _InOrder(todo)
+
+        def run(card: Card, tiles: Iterable[Tile], tell: Tell) -> None:
+            bands = Bands(card, X, second, side, images=True)
+            with card.current():
+                card.xp.cuda.get_current_stream().synchronize()  # inputs may come from work in flight
+                for tile in tiles:
+                    seeds = diagonal[tile.rows] * tile.on_diagonal
+                    parts = self._parts(bands, tile, weights[tile.rows, tile.columns], seeds, tell)
+                    found.add(tile, list(zip((sums, of_x[tile.rows], of_z[tile.columns]), parts, strict=False)))
+
+        share(cards, todo, run, advance)
+        shares = [
             (name, factor * float(value))
-            for parts, value in zip(backward.shares, found.sums, strict=False)  # one sum is there in any case
+            for parts, value in zip(backward.shares, sums, strict=False)  # one sum is there in any case
             for name, factor in parts
         ]
-        of_x, of_z = (found.of_x, None if Z is None else found.of_z) if backward.pixels else (None, None)
-        return finished(self.program, sums, of_x, of_z, exponent)
+        if not backward.pixels:
+            return finished(self.program, shares, None, None, exponent)
+        return finished(self.program, shares, of_x, None if Z is None else of_z, exponent)
 
-    def _side(self, card: Card, images: int) -> int:
-        data, backward, item = card.source.data, card.source.backward, self.dtype.itemsize
+    def _needs(self, source: CudaSource) -> tuple[float, float, float]:
+        data, backward, item = source.data, source.backward, self.dtype.itemsize
         row = data.pixels + data.layout.row + backward.entries
         # Of the images of both sides pixels, a table row, shares, sums and gradients; and the tile's weights.
-        each = item * row + 8 * (2 * backward.slots + backward.pixels + 2)
-        return self._largest_side(card, images, MAX_TILE, 2 * each, item)
+        return MAX_TILE, 2 * (item * row + 8 * (2 * backward.slots + backward.pixels + 2)), item
 
+    def _parts(self, bands: Bands, tile: Tile, weights: Array, seeds: Array, tell: Tell) -> list[Array]:
+        """What a tile gives to the sums, to the pixels of its row images and to those of its column images, if others.
 
-class _Sums:
-    """Sum of the results of tiles, in their order: one that comes early waits for those before it.
-
-    Results are sums, and the gradients of the pixels of a tile's row images and column images.
-    """
-
-    def __init__(self, backward: BackwardData, n: int, m: int | None, tiles: Sequence[Tile]) -> None:
-        self.sums = np.zeros(backward.slots)
-        self.of_x = np.zeros((n, backward.pixels))
-        self.of_z = self.of_x if m is None else np.zeros((m, backward.pixels))
-        self._waiting = list(reversed(tiles))
-        self._early: dict[Tile, tuple[Array, Array | None, Array | None] | None] = {}
-        self._lock = threading.Lock()
-
-    def add(self, tile: Tile, part: tuple[Array, Array | None, Array | None] | None) -> None:
-        with self._lock:
-            self._early[tile] = part
-            while self._waiting and self._waiting[-1] in self._early:
-                following = self._waiting.pop()
-                sums, rows, columns = self._early.pop(following) or (0.0, None, None)
-                self.sums += sums
-                if rows is not None:
-                    self.of_x[following.rows] += rows
-                if columns is not None:
-                    self.of_z[following.columns] += columns
-
-
-class _Job(NamedTuple):
-    """One card's share of the tiles; `weights` and `diagonal` are those of the whole matrix."""
-
-    card: Card
-    bands: Bands
-    weights: Array
-    diagonal: Array
-    found: _Sums
-    pairs_a_report: int
-
-    def run(self, todo: Iterable[Tile], tell: Tell) -> None:
-        import cupy
-
-        with self.card:
-            cupy.cuda.get_current_stream().synchronize()  # inputs may come from work in flight
-            for tile in todo:
-                self.found.add(tile, self._part(tile, tell))
-
-    def _part(self, tile: Tile, tell: Tell) -> tuple[Array, Array | None, Array | None] | None:
-        import cupy
-
-        card, backward = self.card, self.card.source.backward
-        (n, m), on_diagonal = tile.shape, tile.on_diagonal
-        weights = self.weights[tile.rows, tile.columns]
-        seeds = self.diagonal[tile.rows] if on_diagonal else np.zeros(n)
+        `seeds` are the weights of its row images with themselves.
+        """
         if not weights.any() and not seeds.any():
             tell(tile.pairs)
-            return None
-        (x, first), (z, second) = self.bands.of(tile)
-        shares = cupy.zeros((n, backward.entries), card.dtype)
-        others = shares if on_diagonal else cupy.zeros((m, backward.entries), card.dtype)
-        sums = cupy.zeros((n if on_diagonal else min(n, m), backward.slots), np.float64)
-        on_card = cupy.asarray(np.ascontiguousarray(weights, card.dtype))
+            return []
+        card, xp, (n, m) = bands.card, bands.card.xp, tile.shape
+        backward = card.source.backward
+        (x, first), (z, second) = bands.of(tile)
+        sets = (x,) if tile.on_diagonal else (x, z)
+        shares = [xp.zeros((len(images), backward.entries), card.dtype) for images in sets]
+        sums = xp.zeros((n if tile.on_diagonal else min(n, m), backward.slots), np.float64)
+        on_card = xp.asarray(np.ascontiguousarray(weights, card.dtype))
+        launch = card.phases(first, second, on_card, (shares[0], shares[-1]), sums)
         waiting = 0
-        launch = card.phases(first, second, on_card, (shares, others), sums)
         for phase in range(max(n, m)):
             launch(phase)
             # Of one set of images half of a phase, without the pairs of an image with itself.
-            waiting += (n - (n % 2 or phase % 2 == 0)) // 2 if on_diagonal else min(n, m)
-            if waiting >= self.pairs_a_report:
-                cupy.cuda.get_current_stream().synchronize()
+            waiting += (n - (n % 2 or phase % 2 == 0)) // 2 if tile.on_diagonal else min(n, m)
+            if waiting >= self._pairs_a_report:
+                xp.cuda.get_current_stream().synchronize()
                 tell(waiting)
                 waiting = 0
-        own, rows = card.self_pairs(x, seeds, shares)
-        total = sums.get().sum(axis=0) + own.get().sum(axis=0)
-        columns = None
-        if not on_diagonal:
-            own, columns = card.self_pairs(z, np.zeros(m), others)
-            total += own.get().sum(axis=0)
+        own = [card.self_pairs(*part) for part in zip(sets, (seeds, np.zeros(m)), shares, strict=False)]
+        total = sum((part.get().sum(axis=0) for part, _ in own), sums.get().sum(axis=0))
         tell(waiting)
-        return total, *(None if g is None else g.get() for g in (rows, columns))
+        return [total, *(pixels.get() for _, pixels in own)]
+
+
+class _InOrder:
+    """Adds up what tiles give, in their order: what comes early waits for the tiles before it."""
+
+    def __init__(self, tiles: Sequence[Tile]) -> None:
+        self._waiting = deque(tiles)
+        self._early: dict[Tile, list[tuple[Array, Array]]] = {}
+        self._lock = threading.Lock()
+
+    def add(self, tile: Tile, parts: list[tuple[Array, Array]]) -> None:
+        """Parts of a tile, each with the total that it belongs to."""
+        with self._lock:
+            self._early[tile] = parts
+            while self._waiting and self._waiting[0] in self._early:
+                for total, part in self._early.pop(self._waiting.popleft()):
+                    total += part

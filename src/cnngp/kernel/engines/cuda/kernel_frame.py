@@ -20,16 +20,18 @@ THETA_ARGUMENTS = ", real* __restrict__ theta, real* __restrict__ theta_mirror"
 class Launch:
     """Threads of a block, its bytes of dynamic shared memory, and its bytes of scratch in global memory.
 
-    A block of `pairs` covers `rows` × `columns` pairs; 0 × 0: blocks walk over all pairs. Of those a multiprocessor
-    should hold `resident`; 0: not known.
+    A block of `pairs` covers `rows` × `columns` pairs. Where a multiprocessor should hold `resident` blocks, they walk
+    over the work; 0: each has its own. `given` is what stands behind a kernel's arguments: scratch memory, and by name
+    what `Card.numbers` has.
     """
 
     threads: int
     shared: int
     scratch: int = 0
-    rows: int = 0
-    columns: int = 0
+    rows: int = 1
+    columns: int = 1
     resident: int = 0
+    given: tuple[str, ...] = ()
 
     def blocks(self, n: int, m: int) -> int:
         """The blocks that cover n × m pairs, where each has its own."""

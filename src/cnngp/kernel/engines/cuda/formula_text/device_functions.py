@@ -18,15 +18,7 @@ from cnngp.kernel.formulas import RELU, RELU_LIKE, SERIES, Family, formula
 from cnngp.network.layers import Nonlinearity
 
 from ...polynomials import CUDA_G_32, CUDA_G_64, CUDA_H_32, CUDA_H_64
-from .formula_writer import (
-    Text,
-    family_functions,
-    gradient_functions,
-    helper_functions,
-    horner,
-    literal,
-    written,
-)
+from .formula_writer import Text, function, functions, helper_functions, horner, literal, written
 from .series_text import SERIES_TEXT, series_functions
 
 # What the working precision needs of the hardware. A test on a CPU brings its own.
@@ -154,11 +146,10 @@ def formulas(dtype: str, layers: Iterable[Nonlinearity], slopes: bool = False, g
     texts = [STRUCTS] if gradients or SERIES in families else []
     texts += [_relu_functions(dtype, slopes)] if relus else []
     texts += [helper_functions(dtype)] if others or (relus and gradients) else []
-    texts += [family_functions(family, dtype, slopes) for family in others]
+    texts += [function(family, which, dtype) for family in others for which in functions(family, slopes, gradients)]
     texts += [series_functions(gradients)] if SERIES in families else []
-    if gradients:
-        texts += [INVERSE] if relus else []
-        texts += [gradient_functions(family, dtype) for family in (*relus, *others)]
+    if relus and gradients:
+        texts += [INVERSE, *(function(family, which, dtype) for family in relus for which in ("parts", "still"))]
     return "".join(texts)
 
 

@@ -7,7 +7,7 @@ They are symmetric in the two images to the last bit, so K(x, z) = K(z, x) exact
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -162,29 +162,40 @@ class Written(Operand):
 
 _ARGUMENTS = ("unit", "alpha", "beta")
 _HEAD = "__device__ __forceinline__"
+_OF_PAIRS = {"value": "real", "slope": "real", "parts": "Parts"}
+"""Formulas of pairs, and what they return."""
 
 
-def _pair(family: Family, formula: Callable[..., Any], dtype: str) -> tuple[Writer, Any]:
+def _pair(family: Family, which: str, dtype: str) -> tuple[Writer, Any]:
     """A formula of pairs, written, and its result."""
     writer = Writer("real", dtype)
     a, b = ([Written(writer, f"{image}{p}") for p in range(family.entries)] for image in "ab")
     numbers = family.constants(*(Written(writer, name) for name in _ARGUMENTS))
-    return writer, formula(Written(writer, "K"), a, b, numbers)
+    return writer, getattr(family, which)(Written(writer, "K"), a, b, numbers)
 
 
-def _pair_function(family: Family, which: str, formula: Any, dtype: str, returns: str = "real") -> str:
-    writer, result = _pair(family, formula, dtype)
-    names = ["K", *(f"{image}{p}" for p in range(family.entries) for image in "ab"), *_ARGUMENTS]
-    arguments = ", ".join(f"real {name}" for name in names)
-    return writer.function(f"{_HEAD} {returns} {family.name}_{which}({arguments})", result)
-
-
-def _own_function(family: Family, which: str, formula: Any, returns: str = "double") -> str:
-    """A function of an image with itself."""
+def function(family: Family, which: str, dtype: str) -> str:
+    """A family's formula as a device function; `entry0` is the first number of its table."""
+    if which in _OF_PAIRS:
+        writer, result = _pair(family, which, dtype)
+        names = ["K", *(f"{image}{p}" for p in range(family.entries) for image in "ab"), *_ARGUMENTS]
+        arguments = ", ".join(f"real {name}" for name in names)
+        return writer.function(f"{_HEAD} {_OF_PAIRS[which]} {family.name}_{which}({arguments})", result)
     writer = Writer("double", "double")
-    x = tuple(Written(writer, name) for name in ("unit", "alpha", "SMALLEST"))
-    head = f"{_HEAD} {returns} {family.name}_{which}(double K, double unit, double alpha)"
-    return writer.function(head, formula(Written(writer, "K"), x))
+    formula: Any = family.table if which.startswith("entry") else getattr(family, which)
+    result = formula(Written(writer, "K"), tuple(Written(writer, name) for name in ("unit", "alpha", "SMALLEST")))
+    if which.startswith("entry"):
+        result = result[int(which.removeprefix("entry"))]
+    returns = "Still" if which == "still" else "double"
+    return writer.function(f"{_HEAD} {returns} {family.name}_{which}(double K, double unit, double alpha)", result)
+
+
+def functions(family: Family, slopes: bool, gradients: bool) -> list[str]:
+    """The names of those that a program takes."""
+    names = ["value", *(f"entry{p}" for p in range(family.entries)), "diagonal"]
+    names += ["peak"] * (family.peak is not itself)
+    names += ["slope", "slope_diagonal"] * (slopes and family.slope is not None)
+    return names + ["parts", "still"] * gradients
 
 
 @cache
@@ -193,10 +204,8 @@ def written(family: Family) -> Text:
     name, own = family.name, "({K}, {unit}, {alpha})"
     pair = "({K}, {args}, {unit}, {alpha}, {beta})"
 
-    def reads_unit(formula: Callable[..., Any] | None) -> bool:
-        if formula is None:
-            return False
-        writer, result = _pair(family, formula, "double")
+    def reads_unit(which: str) -> bool:
+        writer, result = _pair(family, which, "double")
         return "unit" in writer.needed((result,))
 
     return Text(
@@ -204,12 +213,12 @@ def written(family: Family) -> Text:
         pair=f"{name}_value{pair}",
         entries=tuple(f"{name}_entry{p}{own}" for p in range(family.entries)),
         diagonal=f"{name}_diagonal{own}",
-        slope=f"{name}_slope{pair}" if family.slope else "",
-        slope_diagonal=f"{name}_slope_diagonal{own}" if family.slope else "",
-        parts=f"{name}_parts{pair}" if family.parts else "",
-        still=f"{name}_still{own}" if family.parts else "",
-        takes_unit=reads_unit(family.value),
-        slope_takes_unit=reads_unit(family.slope),
+        slope=f"{name}_slope{pair}",
+        slope_diagonal=f"{name}_slope_diagonal{own}",
+        parts=f"{name}_parts{pair}",
+        still=f"{name}_still{own}",
+        takes_unit=reads_unit("value"),
+        slope_takes_unit=family.slope is not None and reads_unit("slope"),
         peak="{K}" if family.peak is itself else f"{name}_peak{own}",
     )
 
@@ -233,26 +242,3 @@ __device__ __forceinline__ real arcsine(real x, real rest) {{
     return copysign(fabs(x) < {half} ? near : {right} - turn(rest), x);
 }}
 """
-
-
-def family_functions(family: Family, dtype: str, slopes: bool) -> str:
-    """f and, where asked for, its slope; and what tables and diagonals take."""
-    texts = [_pair_function(family, "value", family.value, dtype)]
-    texts += [_own_function(family, f"entry{p}", _entry(family.table, p)) for p in range(family.entries)]
-    texts.append(_own_function(family, "diagonal", family.diagonal))
-    if family.peak is not itself:
-        texts.append(_own_function(family, "peak", family.peak))
-    if slopes and family.slope is not None:
-        texts.append(_pair_function(family, "slope", family.slope, dtype))
-        texts.append(_own_function(family, "slope_diagonal", family.slope_diagonal))
-    return "".join(texts)
-
-
-def _entry(table: Any, p: int) -> Callable[..., Any]:
-    return lambda K, x: table(K, x)[p]
-
-
-def gradient_functions(family: Family, dtype: str) -> str:
-    """What gradients take: of pairs, and of an image with itself."""
-    parts = _pair_function(family, "parts", family.parts, dtype, "Parts")
-    return parts + _own_function(family, "still", family.still, "Still")

@@ -189,7 +189,8 @@ pairs(const real* __restrict__ first, const real* __restrict__ second, real* __r
         const vec* t1 = (const vec*)(first + i * {self.row});
         real {", ".join(f"{total} = {self.number(0.0)}" for total in totals)};
 {chr(10).join(self.lines)}{self._end(launch, warps, parts_at)}"""
-        return text, Launch(LANES * warps, shared, scratch, launch.pairs, 1, launch.resident)
+        resident = launch.resident if scratch else 0
+        return text, Launch(LANES * warps, shared, scratch, launch.pairs, 1, resident, ("scratch",))
 
     def _end(self, launch: SheetLaunch, warps: int, at: int) -> str:
         """The sums over all lanes and warps of a pair, and the scalar steps."""

@@ -20,6 +20,12 @@ from ..kernel_frame import Launch
 from .program_data import OPERATION, ProgramData
 
 SHARED_MOST = 100 * 1024  # bytes of shared memory a block takes at most, so that a multiprocessor has room for two
+PARTS = 2 * 64 * 8  # bytes of shared memory that a gradient's sums of warps take beside the maps, at most
+GIVEN = "scratch", "panels", "program", "numbers"
+"""What a kernel that walks gets behind its arguments."""
+GIVEN_TEXT = """\
+char* __restrict__ scratch, const double* __restrict__ panels, const int* __restrict__ program,
+    const double* __restrict__ numbers"""
 
 # What an operation does with a result, and its sums along an axis. Sums with the most work have code of their own
 # sizes (`Known`): the compiler divides by multiplying, and unrolls windows.
@@ -78,26 +84,30 @@ CONSTANTS = Constants("(real)x.unit", "(real)x.alpha", "(real)x.beta", "op.even"
 
 
 def memory(
-    data: ProgramData, real: str, shared_limit: int, most: int = 256, own: bool = False, given: int = 0, sums: int = 0
+    data: ProgramData, real: str, shared_limit: int, own: bool = False, gradient: bool = False
 ) -> tuple[str, Launch]:
     """The maps of a block, `mem`, in shared memory or, where they do not fit, in its scratch memory.
 
-    Behind them stand `sums`, so many numbers in float64. Before all scratch memory stands an image's `own` table, with
-    the shares that it was `given` behind it. A block has at most `most` threads.
+    Of a gradient the `sums` stand behind them, in float64. Before all scratch memory stands an image's `own` table, of
+    a gradient with the shares that it was `given` behind it.
     """
+    entries, slots, most, resident = 0, 0, 256, 2
+    if gradient and data.backward is not None:
+        entries, slots, most, resident = data.backward.entries * own, data.backward.slots, 512, 4
+        shared_limit -= PARTS
     largest = max(op["out_size"] for op in data.numbered)
-    maps, before = -(-data.size * (4 if real == "float" else 8) // 8) * 8, 8 * (data.own_size + given) * own
-    size = maps + 8 * sums
+    maps, before = -(-data.size * (4 if real == "float" else 8) // 8) * 8, 8 * (data.own_size * own + entries)
+    size = maps + 8 * slots
     in_shared = size <= min(SHARED_MOST, shared_limit)
     scratch = -(-(before + (0 if in_shared else size)) // 256) * 256
     place = f"scratch + (long long)blockIdx.x * {scratch}"
     text = f"double* own = (double*)({place});\n    " * own
-    text += f"double* given = own + {data.own_size};\n    " * (given > 0)
+    text += f"double* given = own + {data.own_size};\n    " * (entries > 0)
     text += "extern __shared__ vec dynamic_shared[];\n    " * in_shared
     text += f"char* base = {'(char*)dynamic_shared' if in_shared else f'{place} + {before}'};\n    "
-    text += f"{real}* mem = ({real}*)base;" + f"\n    double* sums = (double*)(base + {maps});" * (sums > 0)
+    text += f"{real}* mem = ({real}*)base;" + f"\n    double* sums = (double*)(base + {maps});" * (slots > 0)
     threads = max(64, min(most, -(-largest // 64) * 32))
-    return text, Launch(threads, size if in_shared else 0, scratch)
+    return text, Launch(threads, size if in_shared else 0, scratch, resident=resident, given=GIVEN)
 
 
 def common(data: ProgramData, walks: bool) -> str:

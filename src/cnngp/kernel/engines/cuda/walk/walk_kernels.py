@@ -19,10 +19,7 @@ from collections.abc import Mapping
 
 from ..kernel_frame import THETA_ARGUMENTS, Launch, stores
 from .program_data import BACKWARD, TO_PIXELS, TOTAL, ProgramData
-from .program_walk import memory, walk
-
-MOST_THREADS = 512  # of a block of a gradient
-PARTS = 2 * 64 * 8  # bytes of shared memory that the sums of warps take beside the maps, at most
+from .program_walk import GIVEN_TEXT, memory, walk
 
 
 def tables_kernel(data: ProgramData, shared_limit: int, cycles: Mapping[int, int] | None = None) -> tuple[str, Launch]:
@@ -38,9 +35,7 @@ def tables_kernel(data: ProgramData, shared_limit: int, cycles: Mapping[int, int
     text = f"""
 {_copy_planes(data, cycles)}
 extern "C" __global__ void tables(const real* __restrict__ X, real* __restrict__ rows, double* __restrict__ all_peaks,
-                                  double* __restrict__ diagonal, int n, char* __restrict__ scratch,
-                                  const double* __restrict__ panels, const int* __restrict__ program,
-                                  const double* __restrict__ numbers)
+                                  double* __restrict__ diagonal, int n, {GIVEN_TEXT})
 {{
     {place}
     for (int i = blockIdx.x; i < n; i += gridDim.x) {{
@@ -102,8 +97,7 @@ def pairs_kernel(data: ProgramData, real: str, shared_limit: int) -> tuple[str, 
     text = f"""
 extern "C" __global__ void pairs(const real* __restrict__ first, const real* __restrict__ second,
                                  real* __restrict__ out, real* __restrict__ mirror, int n, int m, long long ld,
-                                 long long below{THETA_ARGUMENTS * data.tangents}, char* __restrict__ scratch,
-                                 const int* __restrict__ program, const double* __restrict__ numbers)
+                                 long long below{THETA_ARGUMENTS * data.tangents}, {GIVEN_TEXT})
 {{
     {place}
     for (long long pair = blockIdx.x; pair < (long long)n * m; pair += gridDim.x) {{
@@ -125,10 +119,10 @@ extern "C" __global__ void pairs(const real* __restrict__ first, const real* __r
 
 def gradient_kernels(data: ProgramData, real: str, shared_limit: int) -> tuple[str, dict[str, Launch]]:
     """∂L/∂variances and sums of the pairs of a phase; then the sums of images with themselves, and their pixels."""
-    backward, limit = data.backward, shared_limit - PARTS
+    backward = data.backward
     assert backward is not None
-    place, pairs = memory(data, real, limit, MOST_THREADS, sums=backward.slots)
-    own_place, self_pairs = memory(data, "double", limit, MOST_THREADS, True, backward.entries, backward.slots)
+    place, pairs = memory(data, real, shared_limit, gradient=True)
+    own_place, self_pairs = memory(data, "double", shared_limit, own=True, gradient=True)
     left = f"""
         for (int e = threadIdx.x; e < {backward.pixels}; e += blockDim.x)
             pixels[(long long)i * {backward.pixels} + e] = given[{backward.variances} + e];"""
@@ -150,8 +144,8 @@ template <class R> __device__ __forceinline__ double collected(const R* parts)
 // `all_sums`.
 extern "C" __global__ void __launch_bounds__({pairs.threads})
 pairs(const real* __restrict__ first, const real* __restrict__ second, const real* __restrict__ weights, int n, int m,
-      int phase, int one_set, real* shares1, real* shares2, double* __restrict__ all_sums, char* __restrict__ scratch,
-      const int* __restrict__ program, const double* __restrict__ numbers)
+      int phase, int one_set, real* shares1, real* shares2, double* __restrict__ all_sums,
+      {GIVEN_TEXT})
 {{
     __shared__ real all_parts[2][64];
     {place}
@@ -182,8 +176,7 @@ pairs(const real* __restrict__ first, const real* __restrict__ second, const rea
 extern "C" __global__ void __launch_bounds__({self_pairs.threads})
 self_pairs(const real* __restrict__ X, const double* __restrict__ seeds, const real* __restrict__ shares,
            double* __restrict__ all_sums, double* __restrict__ pixels, double* __restrict__ all_peaks, int n,
-           char* __restrict__ scratch, const double* __restrict__ panels, const int* __restrict__ program,
-           const double* __restrict__ numbers)
+           {GIVEN_TEXT})
 {{
     __shared__ double all_parts[2][64];
     {own_place}
