@@ -155,14 +155,7 @@ NETWORKS: dict[str, tuple[Network, tuple[int, ...]]] = {
     "wider than a warp": (Sequential(Conv(3, stride=2), R, C, R, D), (1, 9, 40)),
     "one location": (zoo.dense_nngp(3, nonlinearity="erf"), (37,)),
     "dense skips": (Sequential(D, Sum(Identity(), Sequential(R, Dense(bias_var=0.2))), GELU(), D), (5,)),
-    "linear": (Dense(2.0, 0.5), (2, 3, 3)),
-    "wider than the input": (
-        Sequential(Conv(3, padding=2), R, Conv(5, padding=3), R, Conv(2, padding=1), R, D),
-        (1, 7, 9),
-    ),
     "wider than the input, folded": (Sequential(Conv(3, padding=2), R, C, R, D), (1, 12, 12)),
-    "wider than the input, side by side": (Sequential(Conv(7, padding=((3, 7), (3, 7))), R, C, R, D), (1, 4, 4)),
-    "wider and circular": (Sequential(Conv(1, padding=((0, 1),), padding_mode="circular"), Abs(), D), (2, 9)),
     "lanes outside maps": (
         Sequential(Conv(2, padding=((0, 3),), padding_mode="reflect"), R, Conv(3, padding=2), R, D),
         (1, 5),
@@ -173,10 +166,6 @@ NETWORKS: dict[str, tuple[Network, tuple[int, ...]]] = {
             *(Sum(Conv(1), Conv(1, stride=3, padding=1, bias_var=0.2)), D),
         ),
         (2, 1, 1),
-    ),
-    "copies of one plane": (
-        Sequential(Conv(3, padding_mode="circular"), R, Conv(3, padding_mode="replicate"), R, D),
-        (1, 1, 5, 6),
     ),
 }
 POOLED: dict[str, tuple[Network, tuple[int, ...]]] = {
@@ -263,7 +252,7 @@ PATHS = {
 }
 NO_SLOPE = {"step", "signs"}
 # Windows that see one pixel of one channel: two images are equal there up to a factor.
-ONE_PIXEL = {"uneven strides", "wider than the input", "wider than the input, side by side", "lanes outside maps"}
+ONE_PIXEL = {"uneven strides", "lanes outside maps"}
 
 
 def tangent_bound(net: Network, bound: float, dtype: str, equal: bool) -> float:

@@ -264,8 +264,8 @@ STEP = "        if (op.extra_slot >= 0) leave_sum(extra, parts + 32);\n"
 )
 def test_no_threads_meet_at_a_number_without_a_barrier(name: str, limit: int, line: str, without: str) -> None:
     """And where a barrier is taken away, it is found."""
-    (net, shape), G = RACES[name], np.random.default_rng(0).uniform(0.5, 1.0, (3, 3))
-    X = random_images(3, shape)
+    (net, shape), G = RACES[name], np.random.default_rng(0).uniform(0.5, 1.0, (7, 7))
+    X = random_images(7, shape)
     found, told = watched(net, X, G, limit, line, without)
     if line:
         assert "ThreadSanitizer: data race" in told

@@ -64,12 +64,9 @@ class Card:
         numbers = 0 if "numbers" in self.__dict__ else sum(a.nbytes for a in self._numbers.values())
         return numbers + 4 * max(launch.scratch for launch in self.source.launches.values())
 
-    def images(self, X: Any) -> Any:
-        return self.xp.ascontiguousarray(self.xp.asarray(X), dtype=self.dtype)
-
-    def tables(self, images: Any) -> tuple[Any, Any, Any]:
+    def tables(self, X: Any) -> tuple[Any, Any, Any]:
         """Rows (N, row), peaks (N, nonlinearities), and K(x, x) (1, N), with Θ(x, x) behind it where that is made."""
-        x, n, data = self.images(images), len(images), self.source.data
+        x, n, data = self.xp.ascontiguousarray(self.xp.asarray(X), dtype=self.dtype), len(X), self.source.data
         rows, peaks = self.xp.empty((n, data.layout.row), self.dtype), self.xp.zeros((n, data.sites), np.float64)
         diagonals = self.xp.empty((1 + data.tangents, n), np.float64)
         self._launcher("tables", n)(x, rows, peaks, diagonals, np.int32(n))
@@ -99,12 +96,12 @@ class Card:
         before, behind = (first, second, weights, np.int32(n), np.int32(m)), (np.int32(one_set), *shares, sums)
         return lambda phase: launch(*before, np.int32(phase), *behind)
 
-    def self_pairs(self, x: Any, seeds: NDArray[np.float64], shares: Any) -> tuple[Any, Any]:
+    def self_pairs(self, rows: Any, seeds: NDArray[np.float64], shares: Any) -> tuple[Any, Any]:
         """The sums of each image, (N, slots), and the gradients of its pixels, (N, pixels), or (N, 0) of none."""
-        n, data, backward = len(x), self.source.data, self.source.backward
+        n, data, backward = len(rows), self.source.data, self.source.backward
         sums, peaks = self.xp.empty((n, backward.slots), np.float64), self.xp.zeros((n, data.sites), np.float64)
         pixels = self.xp.empty((n, backward.pixels), np.float64)
-        self._launcher("self_pairs", n)(x, self.xp.asarray(seeds), shares, sums, pixels, peaks, np.int32(n))
+        self._launcher("self_pairs", n)(rows, self.xp.asarray(seeds), shares, sums, pixels, peaks, np.int32(n))
         return sums, pixels
 
     def _launcher(self, name: str, wanted: int) -> Callable[..., None]:
@@ -133,25 +130,23 @@ class Card:
 
 
 class Bands:
-    """The table rows of one or two sets of images on a card, band by band; with `images` the images too."""
+    """The table rows of one or two sets of images on a card, band by band."""
 
-    def __init__(self, card: Card, X: Any, Z: Any, side: int, images: bool = False) -> None:
-        self.card, self.sets, self.side, self.images = card, (X, Z), side, images
-        self._kept: dict[tuple[int, int], tuple[Any, Any]] = {}
+    def __init__(self, card: Card, X: Any, Z: Any, side: int) -> None:
+        self.card, self.sets, self.side = card, (X, Z), side
+        self._kept: dict[tuple[int, int], Any] = {}
 
-    def of(self, tile: Tile) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
-        """(images, rows) of a tile's rows and of its columns, from before where they are kept."""
+    def of(self, tile: Tile) -> tuple[Any, Any]:
+        """Table rows of a tile's rows and of its columns, from before where they are kept."""
         keys = (0, tile.rows.start), (int(self.sets[0] is not self.sets[1]), tile.columns.start)
         first, second = (self._band(key, keys) for key in keys)
         return first, second
 
-    def _band(self, key: tuple[int, int], used: Sequence[tuple[int, int]]) -> tuple[Any, Any]:
+    def _band(self, key: tuple[int, int], used: Sequence[tuple[int, int]]) -> Any:
         if key not in self._kept:
-            data = self.card.source.data
-            size = self.side * (data.layout.row + data.pixels * self.images) * self.card.dtype.itemsize
+            size = self.side * self.card.source.data.layout.row * self.card.dtype.itemsize
             if size > (1.0 - MEMORY_SHARE) * (self.card.free_bytes() - self.card.fixed_bytes()):
                 self._kept = {k: band for k, band in self._kept.items() if k in used}
             which, start = key
-            x = self.card.images(self.sets[which][start : start + self.side])
-            self._kept[key] = x if self.images else None, self.card.tables(x)[0]
+            self._kept[key] = self.card.tables(self.sets[which][start : start + self.side])[0]
         return self._kept[key]

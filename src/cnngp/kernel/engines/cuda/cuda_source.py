@@ -27,7 +27,7 @@ from cnngp.kernel.series.packed import Rows
 
 from . import dense_kernel
 from .formula_text.device_functions import PRIMITIVES, formulas
-from .kernel_frame import SHARED_LIMIT, Launch, comment
+from .kernel_frame import SHARED_LIMIT, Launch
 from .sheets import sheet_kernel
 from .sheets.sheet_chain import chain
 from .sheets.sheet_steps import with_second
@@ -106,29 +106,27 @@ def generate(
             path = "dense"
         else:
             path = "warp" if warp_kernel.fits(program, real) else "walk"
+    layout, cycles = TableLayout.of(program, rows), None
     match path:
         case "warp":
-            layout = _layout(program, rows, vector, warp_kernel.fold_from(program) if fold is None else fold)
-            data = ProgramData(program, layout, rows)
+            fold = warp_kernel.fold_from(program) if fold is None else fold
+            layout = TableLayout.of(program, rows, vector, fold)
             text, pairs = warp_kernel.warp_kernel(program, layout, real, shared_limit, launch_shape)
+            data = ProgramData(program, layout, rows)
         case "dense":
-            data = ProgramData(program, _layout(program, rows), rows)
+            data = ProgramData(program, layout, rows)
             text, pairs = dense_kernel.dense_kernel(data, real)
         case "walk":
-            data = ProgramData(program, _layout(program, rows), rows)
+            data = ProgramData(program, layout, rows)
             text, pairs = pairs_kernel(data, real, shared_limit)
         case "sheets":
             if segments is None:
                 raise ValueError("this network is not a chain of segments and pools that path='sheets' runs")
-            layout = _layout(program, rows, vector, align=sheet_kernel.LINE // 16)
-            data = ProgramData(program, with_second(program, layout, segments.cycles), rows)
+            cycles = segments.cycles
+            layout = with_second(program, TableLayout.of(program, rows, vector, align=sheet_kernel.LINE // 16), cycles)
+            data = ProgramData(program, layout, rows)
             text, pairs = sheet_kernel.sheet_kernel(data, segments, real, shared_limit, launch_shape)
-    tables, launch = tables_kernel(
-        data, shared_limit, None if path != "sheets" or segments is None else segments.cycles
-    )
-    # A walk does not depend on the network's parameters, and the name of its text should not either.
-    head = f"// {real}, path walk\n" if path == "walk" else comment(program, real, path)
-    return _source(path, real, head, data, tables + text, {"tables": launch, "pairs": pairs})
+    return _source(path, real, data, text, {"pairs": pairs}, shared_limit, cycles)
 
 
 def generate_gradient(
@@ -139,30 +137,29 @@ def generate_gradient(
 ) -> CudaSource:
     """The CUDA source of a gradient; arguments as those of `generate`."""
     real, rows = _real(dtype), series or {}
-    data = ProgramData(reverse.program, _layout(reverse.program, rows, terms=2), rows, reverse)
-    tables, launch = tables_kernel(data, shared_limit)
-    text, others = gradient_kernels(data, real, shared_limit)
-    return _source(
-        "walk", real, f"// gradients, {real}, path walk\n", data, tables + text, {"tables": launch, **others}
-    )
+    data = ProgramData(reverse.program, TableLayout.of(reverse.program, rows, terms=2), rows, reverse)
+    return _source("walk", real, data, *gradient_kernels(data, real, shared_limit), shared_limit)
 
 
 def _source(
-    path: Path, real: str, head: str, data: ProgramData, kernels: str, launches: dict[str, Launch]
+    path: Path,
+    real: str,
+    data: ProgramData,
+    kernels: str,
+    launches: dict[str, Launch],
+    shared_limit: int,
+    cycles: Mapping[int, int] | None = None,
 ) -> CudaSource:
     """The parts of a text one after the other: formulas, what kernels share, and the kernels."""
-    formula = formulas(real, [layer for layer, _ in data.layers], data.tangents, data.backward is not None)
-    text = f"{head}\n#define ALL 0xffffffffu\n\n{formula}\n{common(data, path == 'walk')}\n{kernels}"
+    gradient, program = data.backward is not None, data.program
+    head = f"// {'gradients, ' * gradient}{real}, path {path}\n"
+    if path != "walk":  # a walk does not depend on the network's parameters, and the name of its text should not either
+        head += f"// {program.network!r}\n// on {program.channels} x {program.spatial}\n"
+    formula = formulas(real, [layer for layer, _ in data.layers], data.tangents, gradient)
+    tables, launch = tables_kernel(data, shared_limit, cycles)
+    text = f"{head}\n#define ALL 0xffffffffu\n\n{formula}\n{common(data, path == 'walk')}\n{tables}{kernels}"
     body = re.sub(r" at 0x[0-9a-f]+", "", text)  # a bare function's address may stand in a comment
-    return CudaSource(path, real, PRIMITIVES[real], body, data, launches)
-
-
-def _layout(
-    program: Program, series: Mapping[int, Rows], vector: int = 1, fold: int = 0, align: int = 1, terms: int = 1
-) -> TableLayout:
-    """Table rows with so many numbers for a term of a series."""
-    counts = {site: terms * rows.count for site, rows in series.items()}
-    return TableLayout.of(program, vector, counts, fold, align)
+    return CudaSource(path, real, PRIMITIVES[real], body, data, {"tables": launch, **launches})
 
 
 def _real(dtype: DTypeLike) -> str:

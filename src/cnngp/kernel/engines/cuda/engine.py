@@ -210,7 +210,7 @@ class Job:
 
     def _compute(self, tile: Tile) -> list[Any]:
         card, (n, m), i, j = self.card, tile.shape, tile.rows.start, tile.columns.start
-        (_, first), (_, second) = self.bands.of(tile)
+        first, second = self.bands.of(tile)
         places: list[tuple[Any, Any]] = []
         results: list[Any] = []
         ld = max(n, m)

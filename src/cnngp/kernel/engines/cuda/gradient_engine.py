@@ -60,7 +60,7 @@ class CudaGradient(CardEngine):
         found = _InOrder(todo)
 
         def run(card: Card, tiles: Iterable[Tile], tell: Tell) -> None:
-            bands = Bands(card, X, second, side, images=True)
+            bands = Bands(card, X, second, side)
             with card.current():
                 card.xp.cuda.get_current_stream().synchronize()  # inputs may come from work in flight
                 for tile in tiles:
@@ -94,9 +94,9 @@ class CudaGradient(CardEngine):
             return []
         card, xp, (n, m) = bands.card, bands.card.xp, tile.shape
         backward = card.source.backward
-        (x, first), (z, second) = bands.of(tile)
-        sets = (x,) if tile.on_diagonal else (x, z)
-        shares = [xp.zeros((len(images), backward.entries), card.dtype) for images in sets]
+        first, second = bands.of(tile)
+        sets = (first,) if tile.on_diagonal else (first, second)
+        shares = [xp.zeros((len(rows), backward.entries), card.dtype) for rows in sets]
         sums = xp.zeros((n if tile.on_diagonal else min(n, m), backward.slots), np.float64)
         on_card = xp.asarray(np.ascontiguousarray(weights, card.dtype))
         launch = card.phases(first, second, on_card, (shares[0], shares[-1]), sums)

@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from cnngp.kernel.program import Program
-
 from .formula_text.formula_writer import literal
 
 SHARED_LIMIT = 227 * 1024
@@ -87,8 +85,3 @@ def stores(K: str, tangents: bool, indent: str = " " * 8) -> str:
         lines = ["if (out) " + lines[0], *lines[1:], "theta[i * ld + j] = T;"]
         lines.append("if (theta_mirror) theta_mirror[j * ld + i] = T;")
     return "\n".join(indent + line for line in lines)
-
-
-def comment(program: Program, real: str, path: str) -> str:
-    """The first lines of a text with the network's numbers in it."""
-    return f"// {program.network!r}\n// on {program.channels} x {program.spatial}, {real}, path {path}\n"

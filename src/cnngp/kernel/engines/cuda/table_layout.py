@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from cnngp.kernel.program import Program, Shape
+from cnngp.kernel.series.packed import Rows
 
 from .formula_text.device_functions import text_of
 
@@ -63,9 +64,15 @@ class TableLayout:
 
     @classmethod
     def of(
-        cls, program: Program, vector: int, terms: Mapping[int, int] | None = None, fold: int = 0, align: int = 1
+        cls,
+        program: Program,
+        series: Mapping[int, Rows],
+        vector: int = 1,
+        fold: int = 0,
+        align: int = 1,
+        terms: int = 1,
     ) -> TableLayout:
-        """`terms`: how many terms of its series an Elementwise keeps, by site."""
+        """`terms`: the numbers that are kept for each term of a series, which an Elementwise has at its site."""
         end = 0
 
         def site(count: int, shape: Shape) -> Site:
@@ -78,7 +85,6 @@ class TableLayout:
             return here
 
         pixels = site(program.channels, program.shape)
-        sites = {
-            a.site: site(text_of(a.layer).planes + (terms or {}).get(a.site, 0), a.shape) for a in program.activations
-        }
+        counts = {at: terms * rows.count for at, rows in series.items()}
+        sites = {a.site: site(text_of(a.layer).planes + counts.get(a.site, 0), a.shape) for a in program.activations}
         return cls(vector, pixels, sites, -(-end // vector) * vector, fold, align)

@@ -135,7 +135,7 @@ class SheetSteps(StepWriter):
         if not any(_cut(sums, *wall) for wall in walls):
             return super().down(sums, rows)
         chains = _outwards(sums, walls)
-        return self._masked(sums, rows, chains) if chains is not None else self._switched(sums, rows, walls)
+        return self._compared(sums, rows) if chains is None else self._masked(sums, rows, chains)
 
     def _masked(self, sums: AxisSum, rows: str, chains: list[tuple[int, list[int], list[int]]]) -> list[str]:
         """Each sum from its own row outwards, with a factor of zero where it would cross the wall."""
@@ -162,20 +162,17 @@ class SheetSteps(StepWriter):
         name = self.define(("masked", sums), "walled", "\n".join([*body, "}"]))
         return [f"{name}(S, {rows}, walls_{n});"]
 
-    def _switched(self, sums: AxisSum, rows: str, walls: list[tuple[int, int]]) -> list[str]:
-        """Sums that cross the wall are written again, each for the side that it belongs to."""
-        cases = [text for wall in sorted(set(walls)) if (text := _recomputed(sums, *wall, self.number(0.0)))]
-        body = [
-            f"__device__ __forceinline__ void NAME(real (&S)[{sums.out_size}], const real* V, int wall)",
-            "{",
-            "    switch (wall) {",
-            *cases,
-            "    default: break;",
-            "    }",
-            "}",
-        ]
-        name = self.define(("switched", sums), "walled", "\n".join(body))
-        return [*super().down(sums, rows), f"{name}(S, {rows}, {sums.size} - sy_{sums.size});"]
+    def _compared(self, sums: AxisSum, rows: str) -> list[str]:
+        """Sums of any kind: a term counts if it is on its sum's side of the wall."""
+        lines = []
+        for m, row in enumerate(sums.sources):
+            terms = [f"(({p} < wall) == ({m} < end) ? V[{p}] : {self.number(0.0)})" for p in row]
+            lines.append(f"    S[{m}] = {' + '.join(terms) or self.number(0.0)};")
+        head = (
+            f"__device__ __forceinline__ void NAME(real (&S)[{sums.out_size}], const real* V, int wall, int out_wall)"
+        )
+        name = self.define(("compared", sums), "walled", "\n".join([head, "{", *lines, "}"]))
+        return [f"{name}(S, {rows}, {sums.size} - sy_{sums.size}, {sums.out_size} - sy_{sums.out_size});"]
 
     def column_sums(self, sums: AxisSum, stage: Stage, x: str) -> list[str]:
         """As without walls, but a term counts only on its own side: (column < wall) must agree."""
@@ -183,7 +180,7 @@ class SheetSteps(StepWriter):
         n, out = sums.size, sums.out_size
         window = sums.offsets(1)
         if is_total(sums) or window is None:
-            return self.gathered_walls(sums, x)
+            return self.gathered(sums, 1, x, walls=True)
         lines = []
         for d in sorted(window, key=lambda d: (d != 0, d)):
             value = shifted(x, d)
@@ -244,13 +241,3 @@ def _outwards(sums: AxisSum, walls: Sequence[tuple[int, int]]) -> list[tuple[int
         p = own[len(own) // 2]
         found.append((p, list(range(p - 1, row[0] - 1, -1)), list(range(p + 1, row[-1] + 1))))
     return found
-
-
-def _recomputed(sums: AxisSum, wall: int, out_wall: int, zero: str) -> str:
-    """The case of one wall: the sums whose windows lie on both sides of it."""
-    lines = []
-    for m, row in enumerate(sums.sources):
-        own: Sequence[int] = [nu for nu in row if (nu < wall) == (m < out_wall)]
-        if len(own) < len(row):
-            lines.append(f"S[{m}] = {' + '.join(f'V[{nu}]' for nu in own) or zero};")
-    return f"    case {wall}: {' '.join(lines)} break;" if lines else ""

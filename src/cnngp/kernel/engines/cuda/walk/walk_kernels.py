@@ -174,7 +174,7 @@ pairs(const real* __restrict__ first, const real* __restrict__ second, const rea
 }}
 
 extern "C" __global__ void __launch_bounds__({self_pairs.threads})
-self_pairs(const real* __restrict__ X, const double* __restrict__ seeds, const real* __restrict__ shares,
+self_pairs(const real* __restrict__ rows, const double* __restrict__ seeds, const real* __restrict__ shares,
            double* __restrict__ all_sums, double* __restrict__ pixels, double* __restrict__ all_peaks, int n,
            {GIVEN_TEXT})
 {{
@@ -182,7 +182,7 @@ self_pairs(const real* __restrict__ X, const double* __restrict__ seeds, const r
     {own_place}
     double *mine = given, *theirs = given;
     for (int i = blockIdx.x; i < n; i += gridDim.x) {{
-        const real* image = X + (long long)i * {data.pixels};
+        const real* image = rows + (long long)i * {data.layout.row};  // a row begins with the pixels
         double* peaks = all_peaks + (long long)i * {data.sites};
         for (int e = threadIdx.x; e < {backward.entries}; e += blockDim.x)
             given[e] = (double)shares[(long long)i * {backward.entries} + e];

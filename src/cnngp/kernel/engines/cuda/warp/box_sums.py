@@ -51,7 +51,7 @@ class SumWriter(Writer):
         if is_total(sums):
             return [f"real x = col < {sums.size} ? {x} : {zero};", *_halving("x", sums.size)]
         if window is None:
-            return self._gathered(sums, stage, x)
+            return self.gathered(sums, stage.pack, x)
         inside = all(0 <= m + d < sums.size for m in range(sums.out_size) for d in window)
         inner, blocks, singles = plan = two_level(window)
         fewer = 2 * shuffles(plan) + 1 < 2 * shuffles([window])
@@ -101,35 +101,26 @@ class SumWriter(Writer):
             lines.append(f"const real x{slot} = {_weighted(rest, 'y' if common else '')};")
         return lines
 
-    def _gathered(self, sums: AxisSum, stage: Stage, x: str) -> list[str]:
-        """Any sum: each term is fetched from the lane that a table names; −1 for a term that is not there."""
-        taps = max(map(len, sums.sources))
-        table = []
-        for t in range(taps):
-            places = [divmod(lane, stage.lanes) for lane in range(LANES)]
-            table.append([pair * stage.lanes + nu if (nu := _tap(sums, col, t)) >= 0 else -1 for pair, col in places])
-        name = self.define_taps(("gather", sums, stage.pack), "from_lane", table)
-        lines = [f"real x = {self.number(0.0)};"]
-        for t in range(taps):
-            self.put(f"const int g{t} = {name}[{t}][lane];")
-            whole = all(len(row) > t for row in sums.sources)
-            if not whole:
-                self.put(f"const real w{t} = g{t} < 0 ? {self.number(0.0)} : {self.number(1.0)};")
-            term = f"__shfl_sync(ALL, {x}, g{t} & {LANES - 1})"
-            lines.append(f"x += {term};" if whole else f"x = fma(w{t}, {term}, x);")
-        return lines
+    def gathered(self, sums: AxisSum, pack: int, x: str, walls: bool = False) -> list[str]:
+        """Any sum: each term is fetched from the lane that a table names; −1 for a term that is not there.
 
-    def gathered_walls(self, sums: AxisSum, x: str) -> list[str]:
-        """Any sum of a sheet: a term counts if it is on the same side of the wall."""
-        n, out, taps = sums.size, sums.out_size, max(map(len, sums.sources))
-        table = [[_tap(sums, col, t) for col in range(LANES)] for t in range(taps)]
-        name = self.define_taps(("gather", sums), "from_column", table)
-        lines = [f"real x = {self.number(0.0)};"]
+        With `walls` the table names columns, and a term counts if it is on its sum's side of the wall.
+        """
+        n, out, zero, one = sums.size, sums.out_size, self.number(0.0), self.number(1.0)
+        lanes, taps = LANES // pack, max(map(len, sums.sources))
+        columns = [[_tap(sums, lane % lanes, t) for lane in range(LANES)] for t in range(taps)]
+        table = [[nu if nu < 0 else lane // lanes * lanes + nu for lane, nu in enumerate(row)] for row in columns]
+        name = self.define_taps(("gather", sums, pack), "from_column" if walls else "from_lane", table)
+        lines = [f"real x = {zero};"]
         for t in range(taps):
-            self.put(f"const int g{t} = {name}[{t}][col];")
-            there = f"g{t} >= 0 && (col < {out} - sx_{out}) == (g{t} < {n} - sx_{n})"
-            self.put(f"const real w{t} = {there} ? {self.number(1.0)} : {self.number(0.0)};")
-            lines.append(f"x = fma(w{t}, __shfl_sync(ALL, {x}, (lane - col + g{t}) & {LANES - 1}), x);")
+            self.put(f"const int g{t} = {name}[{t}][{'col' if walls else 'lane'}];")
+            whole, there = all(len(row) > t for row in sums.sources), f"g{t} < 0 ? {zero} : {one}"
+            if walls:
+                whole, there = False, f"g{t} >= 0 && (col < {out} - sx_{out}) == (g{t} < {n} - sx_{n}) ? {one} : {zero}"
+            if not whole:
+                self.put(f"const real w{t} = {there};")
+            term = f"__shfl_sync(ALL, {x}, {f'(lane - col + g{t})' if walls else f'g{t}'} & {LANES - 1})"
+            lines.append(f"x += {term};" if whole else f"x = fma(w{t}, {term}, x);")
         return lines
 
     def define_taps(self, key: object, prefix: str, table: list[list[int]]) -> str:
