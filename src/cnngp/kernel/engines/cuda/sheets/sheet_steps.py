@@ -168,9 +168,7 @@ class SheetSteps(StepWriter):
         for m, row in enumerate(sums.sources):
             terms = [f"(({p} < wall) == ({m} < end) ? V[{p}] : {self.number(0.0)})" for p in row]
             lines.append(f"    S[{m}] = {' + '.join(terms) or self.number(0.0)};")
-        head = (
-            f"__device__ __forceinline__ void NAME(real (&S)[{sums.out_size}], const real* V, int wall, int out_wall)"
-        )
+        head = f"__device__ __forceinline__ void NAME(real (&S)[{sums.out_size}], const real* V, int wall, int end)"
         name = self.define(("compared", sums), "walled", "\n".join([head, "{", *lines, "}"]))
         return [f"{name}(S, {rows}, {sums.size} - sy_{sums.size}, {sums.out_size} - sy_{sums.out_size});"]
 
