@@ -51,6 +51,8 @@ _TELLING = 150
 _GROWTH = 2
 # Of the covariances that are left, the part that a round may take.
 _SHARE = 0.5
+# Later rounds, of fewer recipes on more images, are judged in about as many times the seconds of the first.
+_LATER = 3.0
 _FINALISTS = 3
 # Images on which the sizes of a row, and the weights of a sum, are compared.
 _SOME = 400
@@ -195,6 +197,8 @@ class _Search:
     """Covariances that may still be computed."""
     rate: float = 1.0
     """Covariances a second, of what was quickest so far."""
+    judging: float = 0.0
+    """Seconds that went into other things than covariances."""
     gone: list[Compared] = field(default_factory=list)
 
     def run(self, choice: Choice, n: int, most: float, tell: Tell) -> Choice:
@@ -205,7 +209,9 @@ class _Search:
             self._round(n, [t.at for t in self.alive], bar)
             self.left = max(self.left, at_least)
             if tell is not None:
-                tell("expected", Expected(self._expected() / self.rate, usual.sizes[-1].elements / self.rate))
+                rest = self._expected()
+                choosing = rest / self.rate + (_LATER * self.judging if rest > 0 else 0.0)
+                tell("expected", Expected(choosing, usual.sizes[-1].elements / self.rate))
             while (following := self._next(usual)) is not None:
                 self._round(*following, bar)
             best, gain = _better_than_usual(self.alive, usual)
@@ -227,7 +233,8 @@ class _Search:
             cost, begun = tried.cost(n, size), time.perf_counter()
             tried.judge(X, targets, size)
             self.left -= cost
-            self.rate = max(self.rate, cost / (time.perf_counter() - begun))
+            self.rate = max(self.rate, cost / tried.computing)
+            self.judging += time.perf_counter() - begun - tried.computing
             bar.update(1)
         self.alive.sort(key=lambda t: t.loss)
 

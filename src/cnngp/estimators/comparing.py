@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -59,6 +60,8 @@ class Tried:
     """How many images it was compared on at last."""
     K: Array | None = None
     losses: Floats = field(default_factory=lambda: np.empty(0))
+    computing: float = 0.0
+    """Seconds that the last part of the matrix took."""
 
     @property
     def candidate(self) -> Candidate:
@@ -85,8 +88,9 @@ class Tried:
         """Losses of all of X, with the matrix grown from that of its first ones where that is there."""
         if size != self.at:
             self.at, self.K = size, None
+        begun = time.perf_counter()
         self._grow(X)
-        self.images = len(X)
+        self.computing, self.images = time.perf_counter() - begun, len(X)
         self.losses = np.full(len(X), math.inf) if self.K is None else left_out(self.K, targets)
 
     @property

@@ -35,7 +35,7 @@ _WORTH_MEASURING = 10**12
 """Operations from which a few pairs are worth timing first: about half a minute on two cores."""
 _LONG = 3600.0
 _SOON = 5.0  # seconds that nobody needs to be told of
-_REPORT = 3.0  # seconds for figures and the page
+_REPORT = 2.5  # seconds for loading compiled code, figures and the page
 _FLOPS = 2e10  # of a factor on two cores, a second
 
 
