@@ -321,43 +321,41 @@ def check_gradient(
     `on_cpu` is the CPU's gradient in a precision. None where these images tell nothing: blank ones, or out of range.
     """
     pair = two_of(to_numpy(images[:LOOKED_AT]))
-    names = list(network.parameters())
     try:
-        found = _numbers(engine, to_engine(pair))
-        expected = _numbers(on_cpu("float64"), pair.astype(np.float64))
+        found = _derivatives(engine, to_engine(pair))
+        double, single = (_derivatives(on_cpu(name), pair.astype(name)) for name in ("float64", "float32"))
     except (RangeError, NetworkError):
         return None
-    if not all(0.0 < np.abs(numbers).max(initial=0.0) < math.inf for numbers in expected):
+    if not all(0.0 < np.abs(numbers).max(initial=0.0) < math.inf for numbers in double):
         return None
-    bound = _DOCUMENTED_GRADIENT[dtype.itemsize]
-    with suppress(RangeError, NetworkError):  # float32 may not hold these images
-        rounded = _numbers(on_cpu("float32"), pair.astype(np.float32))
-        off = max(float(_apart(a, b).max()) for a, b in zip(rounded, expected, strict=True))
-        times = math.sqrt(float(np.finfo(dtype).eps) / float(np.finfo(np.float32).eps))
-        bound = max(bound, off * times) if math.isfinite(off) else bound
-    error = 0.0
-    for kind, (mine, theirs) in enumerate(zip(found, expected, strict=True)):
-        apart = _apart(mine, theirs)
-        worst = int(np.argmax(np.where(np.isnan(apart), np.inf, apart)))
-        if not apart[worst] <= FAR * bound:  # NaN is wrong too
-            what = f"by {names[worst]}" if kind == 0 else f"by pixel {worst} of the two images"
-            raise WrongKernelError(
-                f"the engine {engine.identity} computes the gradient of this network wrongly on images of shape "
-                f"{pair.shape[1:]}: {what} it gives {mine[worst]:.6g} where the CPU gives {theirs[worst]:.6g}, "
-                f"{apart[worst]:.1g} of it apart where rounding explains {bound:.0e}. {_report(network)} "
-                "Kernel(…, device='cpu') has the CPU's gradient; Kernel(…, check=False) turns this check off"
-            )
-        error = max(error, float(apart[worst]))
-    return Verdict(error, bound)
+    off = float(_apart(single, double).max())
+    times = math.sqrt(float(np.finfo(dtype).eps) / float(np.finfo(np.float32).eps))
+    bound = max(_DOCUMENTED_GRADIENT[dtype.itemsize], off * times if math.isfinite(off) else 0.0)
+    apart = _apart(found, double)
+    worst = int(np.argmax(np.where(np.isnan(apart), np.inf, apart)))
+    verdict = Verdict(float(apart[worst]), bound)
+    if verdict.is_wrong:
+        names = list(network.parameters())
+        pixel = f"pixel {worst - len(names)} of the two images"
+        mine, theirs = np.concatenate(found)[worst], np.concatenate(double)[worst]
+        raise WrongKernelError(
+            f"the engine {engine.identity} computes the gradient of this network wrongly on images of shape "
+            f"{pair.shape[1:]}: by {names[worst] if worst < len(names) else pixel} it gives {mine:.6g} where the CPU "
+            f"gives {theirs:.6g}, {apart[worst]:.1g} of it apart where rounding explains {bound:.0e}. "
+            f"{_report(network)} Kernel(…, device='cpu') has the CPU's gradient; Kernel(…, check=False) turns this "
+            "check off"
+        )
+    return verdict
 
 
-def _apart(found: Array, expected: Array) -> Array:
-    sizes = np.abs(expected)
-    return np.asarray(np.abs(found - expected) / np.maximum(sizes, 1e-3 * sizes.max()))
+def _apart(found: list[Array], expected: list[Array]) -> Array:
+    """How far each derivative is off, as a part of its size or of a thousandth of the largest of its kind."""
+    pairs = zip(found, expected, strict=True)
+    return np.concatenate([np.abs(a - b) / np.maximum(np.abs(b), 1e-3 * np.abs(b).max()) for a, b in pairs])
 
 
-def _numbers(engine: GradientEngine, pair: Any) -> list[Array]:
-    """The derivatives by parameters and, where the engine has them, by pixels."""
+def _derivatives(engine: GradientEngine, pair: Any) -> list[Array]:
+    """By parameters and, where the engine has them, by pixels."""
     found: Gradient = engine.gradient(pair.reshape(*pair.shape[:2], -1), None, _WEIGHTS)
     numbers = [np.array(list(found.parameters.values()))]
     return numbers if found.of_x is None else [*numbers, found.of_x.ravel()]
