@@ -47,7 +47,7 @@ from cnngp.network.reference import Array, Covariances, Maps, begin, nonlinearit
 from cnngp.network.reference.covariances import equal_locations
 from cnngp.network.reference.formulas import correlation
 from cnngp.network.reference.linear import fan_in_scale, pool_means, reads_of, taps, transposed_reads
-from cnngp.network.walk import inside, name_of, parameters
+from cnngp.network.walk import inside, name_of
 from helpers.derivatives import by_covariance, by_own_variance, by_variance
 
 Back: TypeAlias = Callable[[Covariances], Covariances]
@@ -67,7 +67,7 @@ def gradient(net: Network, X: ArrayLike, Z: ArrayLike | None, G: ArrayLike) -> G
     z = x if Z is None else np.asarray(Z, dtype=np.float64)
     layer = as_layer(net)
     check_network(layer)
-    found = dict.fromkeys(parameters(layer), 0.0)
+    found = dict.fromkeys(layer.parameters(), 0.0)
     K, back = _walk(layer, begin(layer, x, z).K, "", found)
     g = np.array(G, dtype=np.float64)
     of_variances = np.zeros(len(x))

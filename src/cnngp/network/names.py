@@ -17,7 +17,6 @@ from . import zoo
 from .layers import Dense, Network, NetworkError
 from .placed import elements_of
 from .serialize import from_json
-from .walk import parameters, with_parameters
 
 AN_IMAGE = 3 * 10**8
 """Covariances that a first try may take for each image, about a tenth of a second on two CPU cores, …"""
@@ -100,7 +99,7 @@ def network_by_name(name: str) -> Network | None:
 def zoo_name(network: Network) -> str:
     """The name that `network_by_name` knows a network by, else the code that makes it."""
     named, without_biases = _known()
-    biases = {value for place, value in parameters(network).items() if _is_bias(place)}
+    biases = {value for place, value in network.parameters().items() if _is_bias(place)}
     name = named.get(network)
     if name is None and len(biases) == 1 and (plain := without_biases.get(_biased(network, 0.0))):
         name = biased_name(plain, *biases)
@@ -133,7 +132,7 @@ def biased_name(name: str, bias_var: float) -> str:
 
 
 def _biased(network: Network, bias_var: float) -> Network:
-    return with_parameters(network, {place: bias_var for place in parameters(network) if _is_bias(place)})
+    return network.with_parameters({place: bias_var for place in network.parameters() if _is_bias(place)})
 
 
 def _is_bias(place: str) -> bool:

@@ -6,22 +6,9 @@ biases, the gain of a ReLU, the slope of a LeakyReLU, the gamma of an Rbf or Nor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator
 
-from .layers import (
-    Conv,
-    ConvTranspose,
-    Dense,
-    Elementwise,
-    Layer,
-    Network,
-    NetworkError,
-    Nonlinearity,
-    Sequential,
-    Sum,
-    as_layer,
-)
+from .layers import Conv, ConvTranspose, Dense, Elementwise, Layer, Nonlinearity, Sequential, Sum
 
 
 def child(place: str, field: str, i: int) -> str:
@@ -70,29 +57,7 @@ def has_bare_function(net: Layer) -> bool:
     return any(isinstance(layer, Elementwise) and not isinstance(layer.fn, str) for _, layer in leaves(net))
 
 
-def parameters(net: Network) -> dict[str, float]:
-    return {
-        name_of(place, field): getattr(layer, field)
-        for place, layer in leaves(as_layer(net))
-        for field in _learned(layer)
-    }
-
-
-def with_parameters(net: Network, values: Mapping[str, float]) -> Layer:
-    known = parameters(net)
-    unknown = [name for name in values if name not in known]
-    if unknown:
-        some = ", ".join(list(known)[:4])
-        raise NetworkError(f"no parameter is named {unknown[0]!r}; this network has {len(known)}: {some or 'none'}, …")
-
-    def changed(place: str, layer: Layer) -> Layer:
-        new = {field: values[name] for field in _learned(layer) if (name := name_of(place, field)) in values}
-        return replace(layer, **new) if new else layer  # type: ignore[arg-type]
-
-    return with_leaves(as_layer(net), changed)
-
-
-def _learned(layer: Layer) -> tuple[str, ...]:
+def learned(layer: Layer) -> tuple[str, ...]:
     """The fields of one layer that are parameters."""
     match layer:
         case Conv() | ConvTranspose() | Dense():

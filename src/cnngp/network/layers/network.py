@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, replace
 from typing import TYPE_CHECKING
+
+from ..arguments import NetworkError
 
 if TYPE_CHECKING:
     from ..placed import ShapeTable
@@ -68,9 +70,11 @@ class Network:
         {'layers[0].weight_var': 1.0, 'layers[0].bias_var': 0.0, 'layers[1].gain': 1.0,
          'layers[2].weight_var': 2.0, 'layers[2].bias_var': 0.1}
         """
-        from ..walk import parameters
+        from ..walk import learned, leaves, name_of
+        from .composed import as_layer
 
-        return parameters(self)
+        fields = ((where, layer, field) for where, layer in leaves(as_layer(self)) for field in learned(layer))
+        return {name_of(where, field): getattr(layer, field) for where, layer, field in fields}
 
     def with_parameters(self, values: Mapping[str, float]) -> Layer:
         """The same network with other values for some of its `parameters`.
@@ -79,6 +83,16 @@ class Network:
         >>> Sequential(Conv(3), ReLU(), Dense()).with_parameters({"layers[0].bias_var": 0.5})
         Sequential(Conv(3, bias_var=0.5), ReLU(), Dense())
         """
-        from ..walk import with_parameters
+        from ..walk import learned, name_of, with_leaves
+        from .composed import as_layer
 
-        return with_parameters(self, values)
+        known = self.parameters()
+        if unknown := [name for name in values if name not in known]:
+            some = ", ".join(list(known)[:4]) or "none"
+            raise NetworkError(f"no parameter is named {unknown[0]!r}; this network has {len(known)}: {some}, …")
+
+        def changed(place: str, layer: Layer) -> Layer:
+            new = {field: values[name] for field in learned(layer) if (name := name_of(place, field)) in values}
+            return replace(layer, **new) if new else layer  # type: ignore[arg-type]
+
+        return with_leaves(as_layer(self), changed)
