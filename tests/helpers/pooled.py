@@ -7,10 +7,9 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from cnngp import AvgPool, Conv, ConvTranspose, Dense, GlobalAvgPool, Identity, NetworkError, Sequential, Sum
+from cnngp import AvgPool, Conv, Dense, GlobalAvgPool, Identity, NetworkError, Sequential, Sum
 from cnngp.network import Network
-from cnngp.network.placed import Placed, placed
-from cnngp.network.shapes import windows
+from cnngp.network.placed import placed
 
 from . import generator
 from .generator import Act, Choices, Spatial
@@ -54,23 +53,10 @@ def network(pick: Choices, act: Act, max_elements: int) -> tuple[Network, tuple[
             walk = list(placed(net, shape).walk())
         except NetworkError:
             continue
-        full = max(math.prod(n) ** 2 for here in walk for n in (here.before, here.after, _padded(here)))
+        full = max(math.prod(n) ** 2 for here in walk for n in (here.before, here.after))
         if sum(here.elements for here in walk) <= max_elements and full <= MOST_COVARIANCES:
             return net, (pick.integer(1, 2), *shape)
     return Sequential(Conv(2), act(), AvgPool(2), Dense()), (1, 4, 4)
-
-
-def _padded(here: Placed) -> Spatial:
-    """The map with its padding, which the reference makes for a convolution."""
-    match here.layer:
-        case Conv():
-            found = windows(here.layer, len(here.before), here.place)
-            return tuple(n + w.before + w.after for n, w in zip(here.before, found, strict=True))
-        case ConvTranspose():
-            found = windows(here.layer, len(here.before), here.place)
-            return tuple((n - 1) * w.stride + w.reach for n, w in zip(here.before, found, strict=True))
-        case _:
-            return here.after
 
 
 def chain(pick: Choices, act: Act) -> tuple[Network, Spatial]:

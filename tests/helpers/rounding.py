@@ -6,14 +6,13 @@ images, whose angle is the square root of a rounding, excuses no other pair.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
 
+from cnngp.kernel.check import _rounded
 from cnngp.network import Network, reference
 from cnngp.network.layers import as_layer
-from cnngp.network.reference import Covariances
 
 Kind = Literal["nngp", "ntk"]
 # An engine rounds K, an entry of the table of either image and their product.
@@ -39,21 +38,8 @@ def _kernel(net: Network, X: np.ndarray, Z: np.ndarray, kind: Kind, factors: Any
     layer = as_layer(net)
     with np.errstate(all="ignore"):
         end = reference.propagate(
-            layer, reference.begin(layer, X, Z, kind), lambda maps: maps.map(lambda V: _moved(V, factors))
+            layer,
+            reference.begin(layer, X, Z, kind),
+            lambda maps: maps.map(lambda V: _rounded(V, lambda K: K * factors(K.shape))),
         )
     return (end.K if end.theta is None else end.theta).xz.reshape(len(X), len(Z))
-
-
-def _moved(V: Covariances, factors: Any) -> Covariances:
-    """Covariances of two images, and under pools of two places of one; variances stay, as they do in engines."""
-    if not V.full:
-        return replace(V, xz=V.xz * factors(V.xz.shape))
-
-    def own(K: np.ndarray) -> np.ndarray:
-        places = np.ogrid[tuple(map(slice, K.shape[2 : 2 + V.axes]))]
-        equal: Any = (slice(None), slice(None), *places, *places)
-        out = K * factors(K.shape)
-        out[equal] = K[equal]
-        return out
-
-    return replace(V, xz=V.xz * factors(V.xz.shape), xx=own(V.xx), zz=own(V.zz))

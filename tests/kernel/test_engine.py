@@ -14,7 +14,6 @@ from cnngp import (
     Abs,
     AvgPool,
     Conv,
-    ConvTranspose,
     Cos,
     Dense,
     Elementwise,
@@ -135,9 +134,6 @@ def test_elementwise_networks(dtype, net):
 ALL, NORM = LayerNorm("all"), LayerNorm("all", eps=0.1)
 B, L = Conv(3, bias_var=0.1), Dense(bias_var=0.2)
 SPECIAL: dict[str, tuple[Network, tuple[int, ...]]] = {
-    "resnet": (zoo.resnet(8), (2, 9, 8)),
-    "convnet": (zoo.convnet(), (2, 8, 9)),
-    "residual_cnn": (zoo.residual_cnn(), (2, 7, 7)),
     "no operation at all": (Dense(2.0), (2, 5, 6)),
     "a change of unit only": (Sequential(Conv(1, weight_var=3.0), R, Dense(0.5)), (2, 5, 6)),
     "weights that are all zero": (Sequential(Conv(3, weight_var=0.0), R, D), (2, 5, 6)),
@@ -146,33 +142,8 @@ SPECIAL: dict[str, tuple[Network, tuple[int, ...]]] = {
     "a skip of the input": (Sequential(Sum(Identity(), Conv(3, bias_var=1.0)), D), (2, 5, 6)),
     "only skips with weights": (Sequential(Sum(Conv(1), Conv(1, weight_var=2.0), Conv(1, bias_var=3.0)), D), (2, 5, 6)),
     "a sum of one": (Sequential(Sum(Conv(3)), Sum(Sum(Identity())), R, D), (2, 5, 6)),
-    "sums within sums": (
-        Sequential(
-            Conv(2),
-            Sum(
-                Sequential(R, Sum(Conv(3), Sequential(Conv(1), Erf(), Conv(3)))),
-                Sum(Sum(Identity(), Conv(5)), Sequential(Abs(), Conv(3), Sum(Identity(), Conv(1)))),
-            ),
-            R, D,
-        ),
-        (2, 5, 6),
-    ),
-    "one nonlinearity with several readers": (
-        Sequential(Conv(3), R, Sum(Conv(1), Conv(3), Sequential(Conv(3), R, Conv(3))), R, D),
-        (2, 5, 6),
-    ),
-    "sums that are not Gaussian, in a row": (
-        Sequential(*[Sum(Identity(), Sequential(Conv(3), R), allow_non_gaussian=True)] * 3, Conv(3), R, D),
-        (2, 5, 6),
-    ),
     "branches that are bare nonlinearities": (
         Sequential(Conv(3), Sum(R, Sequential(Conv(3), LeakyReLU(0.3)), allow_non_gaussian=True), D),
-        (2, 5, 6),
-    ),
-    "growing and shrinking maps": (
-        Sequential(
-            Conv(3, stride=2), R, ConvTranspose(3, stride=3), Abs(), Conv(4, padding="valid"), Cos(), Conv(2), Sin(), D
-        ),
         (2, 5, 6),
     ),
     "very different branches": (
@@ -180,13 +151,6 @@ SPECIAL: dict[str, tuple[Network, tuple[int, ...]]] = {
         (2, 5, 6),
     ),
     "one map read twice by one operation": (Sequential(Conv(3), R, Sum(Conv(1), Conv(3)), R, D), (2, 5, 6)),
-    "every nonlinearity": (
-        Sequential(
-            Conv(3), ReLU(0.5), Conv(3), LeakyReLU(-0.2), Conv(3), Abs(), Conv(3), Erf(), Conv(3), GELU(), Conv(3),
-            Sin(), Conv(3), Cos(), Conv(3), Step(), D,
-        ),
-        (2, 5, 6),
-    ),
     "pools over some axes": (Sequential(C, R, AvgPool((1, 4, 3)), C, R, GlobalAvgPool(), D), (2, 3, 4, 3)),
     "pools over planes": (Sequential(C, R, AvgPool((3, 1, 3)), C, R, GlobalAvgPool(), D), (2, 3, 4, 3)),
     "a norm before a ReLU": (Sequential(B, NORM, R, L), (2, 5, 4)),
@@ -206,14 +170,13 @@ def test_special_networks(name):
     net, shape = SPECIAL[name]
     for dtype in DTYPES if "norm" in name or "pool" in name else ("float64",):
         check(net, shape, dtype, TOLERANCE[dtype], seed=7)
-    if name != "every nonlinearity":
-        X = images(shape, 4, 7)
-        T = Kernel(net, device="cpu", dtype="float64", check=False).both(X)[1]
-        found = compare(net, X, T, np.dtype("float64"), "ntk")
-        if found is None:  # Θ is zero
-            assert not T.any()
-        else:
-            assert found.error <= 4.0 * max(found.bound, 1e-8)  # half an ulp of a correlation of one is 2e-9 a ReLU
+    X = images(shape, 4, 7)
+    T = Kernel(net, device="cpu", dtype="float64", check=False).both(X)[1]
+    found = compare(net, X, T, np.dtype("float64"), "ntk")
+    if found is None:  # Θ is zero
+        assert not T.any()
+    else:
+        assert found.error <= 4.0 * max(found.bound, 1e-8)  # half an ulp of a correlation of one is 2e-9 a ReLU
 
 
 NORMS = [name for name in SPECIAL if "norm" in name]
