@@ -21,7 +21,6 @@ from cnngp.kernel.engines.cuda.kernel_frame import SHARED_LIMIT
 from cnngp.kernel.program.reverse import reverse
 from cnngp.network import Network  # fmt: skip
 from helpers import adjoint, cuda_cases, generator, pooled
-from helpers.cuda_on_cpu import needs_compiler
 from helpers.cuda_races import watched
 from helpers.fake_cards import MakeCards
 from helpers.gradients import CLOSE, EVERY, check_nonlinearities, flat
@@ -110,7 +109,7 @@ LARGE = [
 @pytest.mark.parametrize(
     ("on", "net", "shape", "dtype", "n", "m", "tile"),
     [
-        *(pytest.param("fake", *case, marks=needs_compiler) for case in WITH_CPU),
+        *(("fake", *case) for case in WITH_CPU),
         *(pytest.param("card", *case, marks=pytest.mark.gpu) for case in (*WITH_CPU, *LARGE)),
     ],
     indirect=["on"],
@@ -160,56 +159,52 @@ def test_a_kernel_takes_arrays_of_the_card_and_reports_progress() -> None:
 # ---- tiles, cards, memory --------------------------------------------------------------------------------------------
 
 
-@needs_compiler
 @pytest.mark.parametrize(("n", "m"), [(5, 3), (3, 5), (4, None), (5, None), (1, None), (1, 1)])
 @pytest.mark.parametrize("tile", [1, 2, 5])
-def test_every_pair_counts_once_whatever_the_tiles(fakes: MakeCards, n: int, m: int | None, tile: int) -> None:
+def test_every_pair_counts_once_whatever_the_tiles(cards: MakeCards, n: int, m: int | None, tile: int) -> None:
     X, Z = random_images(n), None if m is None else random_images(m, seed=1)
     agrees(SMALL, X, Z, np.random.default_rng(0).normal(size=(n, n if m is None else m)), "float64", tile)
 
 
-@needs_compiler
 @pytest.mark.parametrize("set_of_two", [True, False])
-def test_cards_and_blocks_change_no_bit(fakes: MakeCards, set_of_two: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cards_and_blocks_change_no_bit(cards: MakeCards, set_of_two: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     X, Z = random_images(7), random_images(5, seed=1) if set_of_two else None
     G = np.random.default_rng(0).normal(size=(7, 5 if set_of_two else 7))
     one = found_by(SMALL, X, Z, G, "float32", 2)
-    two = fakes(2)
+    two = cards(2)
     assert found_by(SMALL, X, Z, G, "float32", 2) == one
     assert {card for card, _ in two.launches} == {0, 1}
-    fakes()
+    cards()
 
     monkeypatch.setattr(Card, "_blocks", lambda self, wanted, how: 1)
     assert found_by(SMALL, X, Z, G, "float32", 2) == one
 
 
-@needs_compiler
-def test_memory_decides_on_the_tiles(fakes: MakeCards) -> None:
+def test_memory_decides_on_the_tiles(cards: MakeCards) -> None:
     """From little to much: refused, many tiles, one tile; never more memory than there is (the fake would fail)."""
     X, G = random_images(9), np.random.default_rng(0).normal(size=(9, 9))
     expected = found_by(SMALL, X, None, G, "float32")
     size = max(map(abs, expected.values()))
     seen = []
     for kilobytes in (14, 18, 24, 40, 1000):
-        made = fakes(memory=kilobytes << 10)
+        made = cards(memory=kilobytes << 10)
         assert found_by(SMALL, X, None, G, "float32") == pytest.approx(expected, rel=0, abs=1e-6 * size)
         seen.append(Counter(kernel for _, kernel in made.launches)["self_pairs"])
     assert seen == sorted(seen, reverse=True)
     assert seen[0] > 1
     assert seen[-1] == 1
-    fakes(memory=1 << 10)
+    cards(memory=1 << 10)
     with pytest.raises(EngineError, match=r"not enough memory on the GPU: an image needs [\d,]+ bytes"):
         found_by(SMALL, X, None, G, "float32")
 
 
-@needs_compiler
 @pytest.mark.parametrize("m", [None, 4])
 def test_progress_counts_every_pair_and_no_weights_are_no_work(
-    fakes: MakeCards, m: int | None, monkeypatch: pytest.MonkeyPatch
+    cards: MakeCards, m: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gradient_engine, "REPORT_ELEMENTS", 1.0)
     X, Z = random_images(6), None if m is None else random_images(m, seed=1)
-    made, G = fakes(), np.zeros((6, m or 6))
+    made, G = cards(), np.zeros((6, m or 6))
     engine = CudaGradient(reverse(SMALL, X.shape[1:]), "float32", tile=3)
     for value in (0.0, 1.0):  # tiles without weights are told of as well
         assert not made.launches

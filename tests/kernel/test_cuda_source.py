@@ -36,6 +36,7 @@ from helpers.cuda_cases import (
     images,
     tangent_bound,
 )
+from helpers.fake_cards import MakeCards
 from helpers.generator import random_network
 from helpers.networks import networks_with_shapes, relu_like
 from helpers.pooled import pooled_networks
@@ -96,7 +97,7 @@ def test_kernels_agree_with_the_reference(on: str, name: str, dtype: str, kind: 
     agrees(run, net, shape, tolerance, name in ONE_PIXEL)
 
 
-def test_a_tangent_kernel_far_smaller_than_k(on: str) -> None:
+def test_a_tangent_kernel_far_smaller_than_k(cards: MakeCards) -> None:
     """Θ = T + own·K is held in a unit that suits the larger of the two, also where float32 would not hold the other."""
     branch = Sequential(ReLU(), Conv(3, weight_var=1e-36))
     net = Sequential(Conv(3), Sum(Identity(), branch), ReLU(), Dense())
@@ -104,14 +105,14 @@ def test_a_tangent_kernel_far_smaller_than_k(on: str) -> None:
 
 
 @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(k, marks=pytest.mark.slow) for k in range(2, 20))])
-def test_random_networks_of_all_dimensions(on: str, seed: int) -> None:
+def test_random_networks_of_all_dimensions(cards: MakeCards, seed: int) -> None:
     net, shape = random_network(np.random.default_rng(seed), max_pixels=600, axes=(1, 2, 2, 2, 3), scale=2.5)
     for dtype in (F, D):
         agrees(OnCard(net, shape, dtype), net, shape)
 
 
 @pytest.mark.parametrize("most", [4, pytest.param(100, marks=pytest.mark.slow)])
-def test_random_networks_with_pools(on: str, most: int) -> None:
+def test_random_networks_with_pools(cards: MakeCards, most: int) -> None:
     """Whichever way they take, and the general one."""
 
     @settings(max_examples=most)
@@ -131,7 +132,7 @@ def test_random_networks_with_pools(on: str, most: int) -> None:
 
 
 @pytest.mark.slow
-def test_generated_networks(on: str) -> None:
+def test_generated_networks(cards: MakeCards) -> None:
     """Down to the smallest; compiled for a card where nvcc is there."""
 
     @given(
@@ -157,7 +158,7 @@ def test_generated_networks(on: str) -> None:
     check()
 
 
-def test_a_step_on_a_card_refuses_locations_too_faint_for_float32(on: str) -> None:
+def test_a_step_on_a_card_refuses_locations_too_faint_for_float32(cards: MakeCards) -> None:
     run = OnCard(Sequential(Conv(3), Step(), Dense()), (1, 6, 6))
     X = np.random.default_rng(0).standard_normal((2, 1, 6, 6)).astype(np.float32)
     for faint, fits in ((1e-12, True), (1e-20, False)):

@@ -19,10 +19,7 @@ from cnngp.kernel.engines.cuda.engine import CudaEngine, Job
 from cnngp.kernel.program import lower
 from cnngp.network import Network, reference
 from helpers.cuda_cases import OnCard, agrees, error
-from helpers.cuda_on_cpu import needs_compiler
 from helpers.fake_cards import Cards, MakeCards
-
-pytestmark = needs_compiler
 
 C = [Conv(3), ReLU()]
 CNN = Sequential(*C, Conv(3, stride=2), ReLU(), Dense())

@@ -206,17 +206,13 @@ def _with_shifts(
     strides = [_strides(leaves, axis) for axis in (0, 1)]
     for piece, end in zip(pieces, ends, strict=True):
         wanted = [frozenset(d[axis] for d in end.wanted) for axis in (0, 1)]
-        axes = []
-        for axis, known in enumerate(strides):
-            shifts = None if known is None else _shifts(piece, axis, wanted[axis], known)
-            if shifts is None and known is not None and len(pieces) == 1:
-                shifts = _shrinking(piece, axis, wanted[axis], known)
-            if shifts is None:
-                return None
-            axes.append(shifts)
-        if len(end.wanted) != len(wanted[0]) * len(wanted[1]):
+        rows, columns = (
+            None if known is None else _shifts(piece, axis, wanted[axis], known, len(pieces) == 1)
+            for axis, known in enumerate(strides)
+        )
+        if rows is None or columns is None or len(end.wanted) != len(wanted[0]) * len(wanted[1]):
             return None
-        found.append(Segment(piece, *axes))
+        found.append(Segment(piece, rows, columns))
     for fine, coarse in pairwise(found):
         for axis, (a, b) in enumerate(((fine.rows, coarse.rows), (fine.columns, coarse.columns))):
             into, there = b.at[coarse.start.shape[1 + axis]], set(a.at[a.size])
@@ -226,53 +222,43 @@ def _with_shifts(
     return tuple(found)
 
 
-def _shifts(piece: Registers, axis: int, wanted: frozenset[int], strides: dict[AxisSum, int]) -> Shifts | None:
-    """The items of a segment along an axis, where every sum multiplies displacements by its stride."""
-    size = piece.ends[0].shape[1 + axis]
-    scale = {size: 1}
+def _shifts(
+    piece: Registers, axis: int, wanted: frozenset[int], strides: dict[AxisSum, int], alone: bool
+) -> Shifts | None:
+    """The items of a segment along an axis, where every sum multiplies displacements by its stride.
+
+    Of a segment that stands alone sums of whole windows, which move by one, may make maps smaller than the first. So
+    small a map as three places looks the same with a stride of two and padding, which multiplies displacements.
+    """
+    size, start = (m.shape[1 + axis] for m in (piece.ends[0], piece.starts[0]))
+    scale, shrinks = {size: 1}, alone
     for step in reversed(piece.steps):
-        op = step.op
-        n, out, stride = op.shape[1 + axis], op.out_shape[1 + axis], 1
-        if op.sums is not None and not op.sums[1 + axis].is_identity and out > 1:
-            if op.sums[1 + axis] not in strides:
+        n, out, stride = step.op.shape[1 + axis], step.op.out_shape[1 + axis], 1
+        sums = None if step.op.sums is None else step.op.sums[1 + axis]
+        if sums is not None and not sums.is_identity:
+            if out > 1 and sums not in strides:
                 return None
-            stride = strides[op.sums[1 + axis]]
+            stride = strides[sums] if out > 1 else 1
+            shrinks &= stride == 1 and (n == out == start or sums.offsets(1) == tuple(range(n - out + 1)))
         if out not in scale or scale.setdefault(n, stride * scale[out]) != stride * scale[out]:
             return None
-    if any(abs(c * d) >= n for n, c in scale.items() for d in wanted):
+    if start not in scale or any(abs(c * d) >= n for n, c in scale.items() for d in wanted):
         return None
-    members: list[frozenset[int]]
+    members = tuple(frozenset({d}) for d in sorted(wanted))
     if all(n == c * size for n, c in scale.items()):  # d and d − size share a map on every level
-        members = [frozenset(d for d in wanted if d % size == s) for s in sorted({d % size for d in wanted})]
-    else:
-        members = [frozenset({d}) for d in sorted(wanted)]
+        members = _sharing(wanted, size)
     at = {n: tuple(c * min(item) % n for item in members) for n, c in scale.items()}
-    if piece.starts[0].shape[1 + axis] not in at or any(len(set(shift)) < len(members) for shift in at.values()):
+    if all(len(set(shift)) == len(members) for shift in at.values()):
+        return Shifts(size, at, members)
+    if not shrinks or not size < start or max(scale) > start:
         return None
-    return Shifts(size, at, tuple(members))
+    members = _sharing(wanted, start)
+    return Shifts(size, {n: tuple(min(item) % start for item in members) for n in sorted(scale)}, members, start)
 
 
-def _shrinking(piece: Registers, axis: int, wanted: frozenset[int], strides: dict[AxisSum, int]) -> Shifts | None:
-    """The items where sums of whole windows, which move by one, make maps smaller than the first.
-
-    So small a map as three places looks the same with a stride of two and padding, which multiplies displacements.
-    """
-    size, period = piece.ends[0].shape[1 + axis], piece.starts[0].shape[1 + axis]
-    at = {period}
-    for step in piece.steps:
-        n, out = step.op.shape[1 + axis], step.op.out_shape[1 + axis]
-        sums = None if step.op.sums is None else step.op.sums[1 + axis]
-        at |= {n, out}
-        if sums is None or sums.is_identity:
-            continue
-        smaller = not n == out == period
-        if (out > 1 and strides.get(sums) != 1) or (smaller and sums.offsets(1) != tuple(range(n - out + 1))):
-            return None
-    if not size < period or max(at) > period or any(abs(d) >= size for d in wanted):
-        return None
-    shifts = sorted({d % period for d in wanted})
-    members = tuple(frozenset(d for d in wanted if d % period == s) for s in shifts)
-    return Shifts(size, dict.fromkeys(sorted(at), tuple(shifts)), members, period)
+def _sharing(wanted: frozenset[int], period: int) -> tuple[frozenset[int], ...]:
+    """The displacements that share a map, which begins again after so many places."""
+    return tuple(frozenset(d for d in wanted if d % period == s) for s in sorted({d % period for d in wanted}))
 
 
 def _strides(leaves: Sequence[Placed], axis: int) -> dict[AxisSum, int] | None:
