@@ -35,7 +35,6 @@ def test_shares_sum_to_the_mean(options: dict[str, Any]) -> None:
     means = np.array([e.mean for e in why])
     np.testing.assert_allclose(means, clf.fit_.mean(clf._asked(DATA.X_test, None)), atol=1e-9)
     for voice in why[0].speaking_for():
-        assert voice.name is not None
         row = int(voice.name.removesuffix(".png"))
         assert voice.label == DATA.y[row]
         np.testing.assert_array_equal(clf.X_[voice.row], DATA.X[row])

@@ -39,13 +39,6 @@ def test_leave_one_out_does_not_learn_from_copies(tmp_path: Path):
     np.testing.assert_array_equal(again.loo_probabilities_, honest.loo_probabilities_)
 
 
-@pytest.mark.slow
-def test_the_default_takes_copies():
-    clf = GPClassifier(device="cpu", effort="quick").fit(X5, Y5)
-    assert clf.X_.shape == X5.shape
-    assert clf.loo_error_ > 0.02
-
-
 def test_a_regressor_leaves_groups_out_together():
     y = np.tile(DATA.y.astype(float), 2)
     nearly = DATA.X + np.random.default_rng(0).normal(0.0, 1e-3, DATA.X.shape).astype(np.float32)

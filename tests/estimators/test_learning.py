@@ -128,7 +128,6 @@ def test_biases_that_drown_the_images_are_no_scale() -> None:
     groups = groups_of(BIASED, values, True)
     assert directions(kernel(BIASED), small, values, groups, scale_counts=False).shape[1] >= 1
     clf = GPClassifier(BIASED, device="cpu", learn=Learning("loo", starts=1)).fit(small, DATA.y)
-    assert clf.learned_ is not None
     assert clf.learned_.left_out == ()
     assert clf.learned_.after < 0.7 * clf.learned_.before
     gamma = Sequential(Dense(), Rbf(50.0), Dense())  # what its weights do beside a scale, gamma does: one direction
@@ -190,14 +189,12 @@ def test_what_is_reported_is_the_loss_of_the_learned_network() -> None:
     y = np.sin(3.0 * X.mean((1, 2, 3)))
     reg = GPRegressor(BIASED, learn=Learning("likelihood", starts=1), dtype="float64", device="cpu").fit(X, y)
     learned = reg.learned_
-    assert learned is not None
     assert learned.after < learned.before
     for network, noise, loss in (
         (learned.network_before, learned.noise_before, learned.before),
         (learned.network, learned.noise, learned.after),
     ):
         K = kernel(network)(X)
-        assert noise is not None
         gp = ExactGP(K, y[:, None], noise=noise * float(K.diagonal().mean()))
         assert loss == pytest.approx(-gp.log_marginal_likelihood / len(y), abs=1e-6)
     assert reg.log_marginal_likelihood_ == pytest.approx(-learned.after * len(y), abs=1e-6 * len(y))
@@ -214,7 +211,6 @@ def test_likelihood_finds_what_the_data_were_drawn_from() -> None:
     draws = np.linalg.cholesky(K + noise * np.eye(80)) @ rng.standard_normal((80, 6))
     every = Learning("likelihood", tied=False)
     reg = GPRegressor(wrong, learn=every, dtype="float64", device="cpu").fit(x, draws)
-    assert reg.learned_ is not None
     true_loss = -ExactGP(K, draws, noise=noise).log_marginal_likelihood / draws.size
     assert reg.learned_.before > true_loss + 0.02
     assert reg.learned_.after < true_loss + 0.002
@@ -227,7 +223,6 @@ def test_likelihood_finds_what_the_data_were_drawn_from() -> None:
 def test_a_classifier_learns_and_is_better_left_out() -> None:
     clf = fitted(learn="loo")
     learned = clf.learned_
-    assert learned is not None
     assert learned.after < learned.before - 1e-3
     assert learned.network == clf.network_ == clf.kernel_.network
     assert clf.network == learned.network_before == BIASED
@@ -262,7 +257,6 @@ def test_copies_pickles_and_files(tmp_path: Path) -> None:
 
 def test_nothing_to_learn_leaves_the_network_as_it_is_until_a_later_start_opens_its_biases() -> None:
     clf = fitted(PLAIN, learn=Learning("likelihood", starts=1, steps=4))
-    assert clf.learned_ is not None
     assert clf.network_ == PLAIN
     assert clf.learned_.left_out == ("Conv weight_var", "Dense weight_var")
     assert clf.learned_.changes == ()
@@ -274,7 +268,6 @@ def test_nothing_to_learn_leaves_the_network_as_it_is_until_a_later_start_opens_
 def test_a_noise_that_is_given_stays_and_a_word_is_searched_for_among_all_images() -> None:
     given, word = fitted(noise=0.3), fitted(noise="loo")
     assert given.gp_.noise == 0.3
-    assert given.learned_ is not None
     assert given.learned_.noise is None
     loss = ClassTargets(word._coding, DATA.y).loss
     expected = ExactGP(word.kernel_(X), Y[:, word.classes_], noise="loo", loss=loss).noise
@@ -284,7 +277,6 @@ def test_a_noise_that_is_given_stays_and_a_word_is_searched_for_among_all_images
 @pytest.mark.parametrize("options", [{"inducing": 20}, {"solver": "cg", "noise": 0.1}], ids=["inducing", "solver"])
 def test_other_models_are_fitted_with_the_learned_network(options: Any) -> None:
     clf = fitted(**options)
-    assert clf.learned_ is not None
     assert clf.kernel_.network == clf.learned_.network != BIASED
     assert clf.score(X, DATA.y) > 0.6
 
@@ -299,7 +291,6 @@ def test_targets_that_are_mostly_noise_get_as_much_noise_as_without_learning(rul
     learning = Learning(rule, starts=1)
     plain = GPRegressor(net, noise={"likelihood": "ml"}.get(rule, rule), device="cpu").fit(x, y)
     reg = GPRegressor(net, learn=learning, device="cpu").fit(x, y)
-    assert reg.learned_ is not None
     assert plain.gp_.noise > 5.0 * plain.kernel_.diag(x).mean()
     assert reg.learned_.noise_before == pytest.approx(plain.gp_.noise / plain.kernel_.diag(x).mean(), rel=0.1)
     assert np.mean((reg.predict(x) - truth) ** 2) < 1.1 * np.mean((plain.predict(x) - truth) ** 2)
@@ -322,7 +313,6 @@ def test_interrupted_it_keeps_the_best_so_far(monkeypatch: pytest.MonkeyPatch) -
         clf = fitted(learn=Learning("likelihood", images=40))
     assert [warning.filename for warning in told] == [__file__]  # where `fit` was called
     learned = clf.learned_
-    assert learned is not None
     assert learned.interrupted
     assert f"{len(learned.path)} matrices, " in str(learned)
     assert "on 40 images, 1 matrix, " in str(replace(learned, path=learned.path[:1]))
@@ -345,7 +335,6 @@ def test_a_step_out_of_range_is_turned_back_from(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(Problem, "matrix", matrix)
     clf = fitted(learn=Learning("likelihood", images=40, starts=1))
     assert refused
-    assert clf.learned_ is not None
     assert clf.learned_.after < clf.learned_.before
     assert clf.network_.parameters()["layers[0].weight_var"] <= 1.3
 
@@ -356,7 +345,6 @@ def test_a_step_out_of_range_is_turned_back_from(monkeypatch: pytest.MonkeyPatch
 def test_other_numbers_are_learned_and_limits_respected(nonlinearity: Any, name: str) -> None:
     net = Sequential(Conv(3), nonlinearity, Dense())
     clf = fitted(net, learn=Learning("likelihood", images=20, starts=1, steps=5))
-    assert clf.learned_ is not None
     assert clf.learned_.after < clf.learned_.before
     assert not name or name in {change.name for change in clf.learned_.changes}
 

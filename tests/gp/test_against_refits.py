@@ -119,6 +119,10 @@ def test_the_posterior_through_inducing_points(seed: int) -> None:
 
     known = (features(np.arange(n), at) ** 2).sum(0)
     omega = 1.0 / (1.0 + discount * np.maximum(K.diagonal()[:n] - known, 0.0) / unit)
+    Q = features(np.arange(n), at).T @ features(np.arange(n), at)
+    density = multivariate_normal(np.zeros(n), 1.7 * (Q + np.diag(noise / omega)))
+    assert gp.log_marginal_likelihood == pytest.approx(sum(density.logpdf(y) for y in Y.T), rel=1e-7)
+    assert gp.solved().residual < 1e-10
     mean, covariance = given(np.arange(n, n + M), np.arange(n), at)
     np.testing.assert_allclose(gp.mean(K_new[:, at]), mean, atol=1e-7)
     np.testing.assert_allclose(gp.covariance(K_new[:, at], K_new_new), 1.7 * covariance, atol=1e-7)

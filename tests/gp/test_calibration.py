@@ -23,14 +23,6 @@ def test_probability_of_largest_is_what_sampling_gives(classes: int) -> None:
     assert np.abs(P - wins).max() < 5 * 0.5 / np.sqrt(100_000)
 
 
-def test_two_classes_by_quadrature_agree_with_the_closed_form() -> None:
-    mean = RNG.normal(size=(50, 2))
-    std = RNG.uniform(0.2, 2.0, size=50)
-    far = np.concatenate([mean, np.full((50, 1), -1e6)], 1)  # a third class that never wins: quadrature is used
-    closed = calibration.probability_of_largest(mean, std)
-    np.testing.assert_allclose(calibration.probability_of_largest(far, std)[:, :2], closed, atol=1e-9)
-
-
 def test_confident_and_certain_predictions_stay_finite() -> None:
     P = calibration.probability_of_largest(np.array([[1.0, -1.0, -1.0]]), np.array([1e-9]))
     assert np.isfinite(np.log(P)).all()

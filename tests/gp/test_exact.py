@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sklearn.gaussian_process import GaussianProcessRegressor
-from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 
 from cnngp.gp import linalg
 from cnngp.gp.checks import MatrixError
+from cnngp.gp.conformal import allowed, intervals, p_values
 from cnngp.gp.exact import ExactGP, posterior_samples
 from cnngp.gp.linalg import Factor, JitterWarning, NotPositiveDefinite
+from cnngp.gp.selection import chosen
 from helpers import fake_cupy
 
 RNG = np.random.default_rng(0)
@@ -30,19 +30,6 @@ def rbf(a: np.ndarray, b: np.ndarray, length: float = 1.5) -> np.ndarray:
 def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that matrices of a test's size cross several blocks."""
     monkeypatch.setattr(linalg, "_block_size", lambda A: 16)
-
-
-def test_like_scikit_learn() -> None:
-    noise, amplitude = 0.03, 2.5
-    theirs = GaussianProcessRegressor(
-        ConstantKernel(amplitude) * RBF(1.5), alpha=amplitude * noise, optimizer=None, normalize_y=False
-    ).fit(X, Y)
-    mean, cov = theirs.predict(Z, return_cov=True)
-    gp = ExactGP(rbf(X, X), Y, noise=noise, amplitude=amplitude)
-    np.testing.assert_allclose(gp.mean(rbf(Z, X)), mean, atol=1e-8)
-    np.testing.assert_allclose(gp.covariance(rbf(Z, X), rbf(Z, Z)), cov[..., 0], atol=1e-8)
-    np.testing.assert_allclose(gp.variance(rbf(Z, X), np.ones(15)), np.diag(cov[..., 0]), atol=1e-8)
-    np.testing.assert_allclose(gp.log_marginal_likelihood, theirs.log_marginal_likelihood_value_, rtol=1e-8)
 
 
 @pytest.mark.parametrize("amplitude", ["ml", 2.0])
@@ -102,15 +89,6 @@ def test_singular_matrix_gets_the_smallest_jitter_that_works() -> None:
     with pytest.raises(NotPositiveDefinite):
         Factor.of(K.copy(), gp.jitter / 100)
     np.testing.assert_allclose(gp.mean(K), np.concatenate([Y[:20], Y[:20]]), atol=1e-3)
-
-
-def test_how_well_it_was_solved() -> None:
-    K = rbf(X, X)
-    solved = ExactGP(K, Y, noise=0.02).solved()
-    low, high = solved.smallest_eigenvalue
-    assert low <= np.linalg.eigvalsh(K + 0.02 * np.eye(70))[0] <= high
-    assert solved.residual < 1e-12
-    assert solved.spread == pytest.approx(K.diagonal().mean() - K.mean())
 
 
 def test_one_buffer_is_all_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,3 +184,30 @@ def test_arrays_on_a_card_take_the_same_path(monkeypatch: pytest.MonkeyPatch, no
     assert np.abs(standard.std(0) - 1).max() < 0.26
     with pytest.warns(JitterWarning):
         ExactGP(on_card(np.ones((3, 3))), on_card(Y[:3]))
+
+
+# ---- conformal sets, and what to label next --------------------------------------------------------------------------
+
+
+def test_too_few_points_for_a_coverage_exclude_nothing():
+    rng = np.random.default_rng(0)
+    points, labels = rng.standard_normal((26, 2)), rng.integers(3, size=20)
+    K = np.exp(-((points[:, None] - points) ** 2).sum(-1))
+    gp = ExactGP(K[:20, :20], 2.0 * np.eye(3)[labels] - 1.0, noise=0.1)
+    new = K[20:, :20], np.ones(6)
+    assert np.isinf(intervals(gp, *new, 0.97)).all()
+    assert allowed(p_values(gp, *new, labels), 0.97).all()
+    with pytest.raises(ValueError, match=r"coverage=90: expected a share between 0 and 1"):
+        intervals(gp, *new, 90)
+
+
+def test_blank_points_are_chosen_last_and_pools_are_checked():
+    points = RNG.standard_normal((6, 2))
+    K = rbf(points, points) * np.outer(*2 * [1.0 + points[:, 0] ** 2])
+    K[2], K[:, 2] = 0.0, 0.0
+    found = chosen(6, K)
+    assert found.rows[-1] == 2
+    assert sorted(found.rows) == list(range(6))
+    assert (np.diff(found.left) <= 0.0).all()
+    with pytest.raises(MatrixError, match="7 points of a pool of 6 were asked for"):
+        chosen(7, K)

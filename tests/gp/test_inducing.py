@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scipy.stats import multivariate_normal
 
 from cnngp.gp.checks import MatrixError
 from cnngp.gp.inducing import InducingGP
@@ -33,27 +32,6 @@ def model(rows: Any = None, size: int = 7, on: Any = np.asarray, **options: Any)
         for a in range(0, len(rows), size)
     ]
     return InducingGP(on(rbf(X[M], X[M])), parts, np.arange(len(rows)), **options)
-
-
-@pytest.mark.parametrize(("size", "discount"), [(60, 0.0), (7, 0.0), (7, 8.0), (7, 1.0 / NOISE)])
-def test_it_is_its_equations_written_out(size: int, discount: float) -> None:
-    """With Q = K_nm K_mm⁻¹ K_mn: y ~ N(0, a(Q + Λ)), and Q stands for K everywhere but in k(x, x); Λ is diagonal,
-    noise·(1 + discount·(K − Q)_ii), the last of the cases FITC.
-    """
-    gp = model(size=size, noise=NOISE, amplitude=AMPLITUDE, discounts=(discount,))
-    inverse = np.linalg.inv(rbf(X[M], X[M]))
-    Q = rbf(X, X[M]) @ inverse @ rbf(X[M], X)
-    Q_test = rbf(Z, X[M]) @ inverse @ rbf(X[M], X)
-    noises = NOISE * (1.0 + discount * (1.0 - np.diag(Q)))
-    if discount == 1.0 / NOISE:
-        np.testing.assert_allclose(noises, NOISE + 1.0 - np.diag(Q))
-    A = np.linalg.inv(Q + np.diag(noises))
-    np.testing.assert_allclose(gp.mean(rbf(Z, X[M])), Q_test @ A @ Y, atol=1e-8)
-    covariance = AMPLITUDE * (rbf(Z, Z) - Q_test @ A @ Q_test.T)
-    np.testing.assert_allclose(gp.covariance(rbf(Z, X[M]), rbf(Z, Z)), covariance, atol=1e-8)
-    density = multivariate_normal(np.zeros(60), AMPLITUDE * (Q + np.diag(noises)))
-    assert gp.log_marginal_likelihood == pytest.approx(sum(density.logpdf(y) for y in Y.T), rel=1e-9)
-    assert gp.solved().residual < 1e-12
 
 
 TOGETHER = np.arange(60) // 3

@@ -300,6 +300,5 @@ def test_a_checkpoint_gives_back_all_that_an_iteration_carries(tmp_path: Path) -
     kept.see(state)
     kept.write()
     found = Checkpoint(tmp_path / "c", "this").read(np)
-    assert found is not None
     for field in dataclasses.fields(conjugate.State):
         np.testing.assert_array_equal(getattr(found, field.name), getattr(state, field.name), err_msg=field.name)

@@ -53,12 +53,6 @@ def test_moments_are_those_of_networks_that_follow_the_differential_equation(t: 
     np.testing.assert_allclose(found.covariance, map_ @ KS @ map_.T, atol=1e-8)
 
 
-def test_before_training_it_is_the_prior() -> None:
-    found = trained_ensemble(K, THETA, Y).predict(K_TEST, THETA_TEST, K_TEST_TEST, t=0.0)
-    assert not found.mean.any()
-    np.testing.assert_array_equal(found.covariance, K_TEST_TEST)
-
-
 def test_at_convergence_the_mean_is_kernel_regression_and_training_points_are_known() -> None:
     ensemble = trained_ensemble(K, THETA, Y)
     found = ensemble.predict(K_TEST, THETA_TEST, np.diag(K_TEST_TEST))
@@ -69,14 +63,6 @@ def test_at_convergence_the_mean_is_kernel_regression_and_training_points_are_kn
     known = ensemble.predict(K, THETA, K)
     np.testing.assert_allclose(known.mean, Y, atol=1e-9)
     assert np.abs(known.covariance).max() < 1e-9 * K.max()
-
-
-def test_with_one_kernel_for_both_it_is_the_posterior() -> None:
-    """Where Θ = K, as when only the last layer is trained, the covariance is that of the Gaussian process."""
-    gp = ExactGP(K, Y, amplitude=1.0)
-    found = trained_ensemble(K, K, Y).predict(K_TEST, K_TEST, K_TEST_TEST)
-    np.testing.assert_allclose(found.mean, gp.mean(K_TEST), rtol=1e-9)
-    np.testing.assert_allclose(found.covariance, gp.covariance(K_TEST, K_TEST_TEST), atol=1e-10)
 
 
 def test_shapes_and_symmetry() -> None:
@@ -94,12 +80,6 @@ def test_shapes_and_symmetry() -> None:
     np.testing.assert_allclose(one.variance, many.variance[1], rtol=1e-12)
     flat = trained_ensemble(K, THETA, Y[:, 1]).predict(K_TEST, THETA_TEST)
     np.testing.assert_allclose(flat.mean, plain.mean[:, 1], rtol=1e-12)
-
-
-def test_networks_differ_less_the_longer_they_are_trained() -> None:
-    times = np.geomspace(0.01, 10.0, 12)
-    found = trained_ensemble(K, THETA, Y).predict(K, THETA, np.diag(K), t=times)
-    assert (np.diff(found.variance.sum(1)) < 0).all()
 
 
 def test_repeated_points_need_jitter_with_a_warning_or_a_ridge() -> None:

@@ -15,7 +15,7 @@ from scipy import sparse
 from cnngp import Conv, Dense, GPClassifier, GPRegressor, Kernel, ReLU, Sequential, datasets, gram
 from cnngp.common.arrays import DataError, as_real
 from cnngp.datasets.augmentation import shifted
-from cnngp.estimators.door import as_float, check_real_rows
+from cnngp.estimators.door import check_real_rows
 from cnngp.gp import solve
 from cnngp.gp.exact import ExactGP
 from cnngp.network import reference
@@ -45,7 +45,7 @@ def test_objects_that_are_numbers() -> None:
     given = np.array([[1], [2.5], [True], [Decimal("0.5")], [np.float32(3)], [None]], dtype=object)
     np.testing.assert_array_equal(as_real(given, "X").ravel(), [1.0, 2.5, 1.0, 0.5, 3.0, np.nan])
     check_real_rows(given)
-    assert as_float(np.ones(2, dtype=object)).dtype == np.float64
+    assert as_real(np.ones(2, dtype=object), "X").dtype == np.float64
 
 
 def test_flat_rows_of_text() -> None:

@@ -160,7 +160,7 @@ def _read_images(estimator: BaseEstimator, request: Request, X: Any, y: Any, num
         checks = {"dtype": [np.float64, np.float32], "multi_output": True, "y_numeric": numbers}
         X, y = validate_data(estimator, X, y, **checks)
     else:
-        X = X if streamed else as_float(to_numpy(X))
+        X = X if streamed else to_numpy(X)
         check_images_shape(tuple(X.shape), "X")
         check_length(X.shape[0], y, "images")
         estimator.__dict__.pop("feature_names_in_", None)
@@ -183,7 +183,7 @@ def read_test(estimator: BaseEstimator, X: Any, fitted: Array, dtype: np.dtype[A
     X = known_array(X, "X")
     if axes(X) <= 2:
         X = validate_data(estimator, check_real_rows(X), reset=False, dtype=[np.float64, np.float32])
-    pixels, shape = as_float(to_numpy(X)), tuple(fitted.shape[1:])
+    pixels, shape = to_numpy(X), tuple(fitted.shape[1:])
     images = in_shape(pixels, shape)
     if images is None:
         raise DataError(
@@ -251,25 +251,15 @@ def _warn_of_another_scale(images: Array, fitted: Array) -> None:
 
 def _check_fits_rows(network: Network, X: Array) -> None:
     """Turn a convolution over flat rows into advice."""
-    if X.ndim != 2:
-        return
-    first = next(
-        (layer for _, layer in leaves(as_layer(network, "network")) if isinstance(layer, Conv | ConvTranspose | Dense)),
-        None,
+    weights = (
+        layer for _, layer in leaves(as_layer(network, "network")) if isinstance(layer, Conv | ConvTranspose | Dense)
     )
-    if isinstance(first, Conv | ConvTranspose):
-        side = math.isqrt(X.shape[1])
-        example = (1, side, side) if side * side == X.shape[1] else "(channels, height, width)"
+    first = next(weights, None)
+    if X.ndim == 2 and isinstance(first, Conv | ConvTranspose):
         raise DataError(
             f"X holds rows of {X.shape[1]} numbers, but {first!r} needs images; give their shape, such as "
-            f"input_shape={example}"
+            "input_shape=(1, height, width)"
         )
-
-
-def as_float(X: Array) -> Array:
-    """Floating point as it is; bytes, integers and booleans as float32, which holds them exactly to 2²⁴."""
-    X = as_real(X, "X")
-    return X if X.dtype in (np.float32, np.float64) else X.astype(np.float32 if X.dtype.itemsize < 4 else np.float64)
 
 
 _NOT_REAL = (str, bytes, complex, np.complexfloating, np.datetime64, np.timedelta64, datetime.date, datetime.timedelta)

@@ -68,13 +68,17 @@ class Explanation:
 
     def speaking_for(self, label: Any = None, n: int = 5) -> list[Voice]:
         """The `n` training images with the largest shares in the mean of a class, by default the predicted one."""
-        share = self.shares[:, self._column(label)]
-        return [self._voice(i, share[i]) for i in np.argsort(-share, kind="stable")[:n] if share[i] > 0.0]
+        return self._voices(label, n, 1.0)
 
     def speaking_against(self, label: Any = None, n: int = 5) -> list[Voice]:
         """The `n` training images with the most negative shares in the mean of a class."""
+        return self._voices(label, n, -1.0)
+
+    def _voices(self, label: Any, n: int, sign: float) -> list[Voice]:
         share = self.shares[:, self._column(label)]
-        return [self._voice(i, share[i]) for i in np.argsort(share, kind="stable")[:n] if share[i] < 0.0]
+        labels, names = ([None] * len(share) if known is None else known for known in (self.labels, self.names))
+        first = [int(i) for i in np.argsort(-sign * share, kind="stable")[:n] if sign * share[i] > 0.0]
+        return [Voice(i, float(share[i]), labels[i], None if names[i] is None else str(names[i])) for i in first]
 
     def as_dict(self, n: int = 5) -> dict[str, Any]:
         """The predicted class's voices and all numbers, for JSON. `rest` is what all other training images add."""
@@ -111,10 +115,6 @@ class Explanation:
         if not len(found):
             raise DataError(f"{label!r} is not a class of the model: {self.classes.tolist()[:10]}")
         return int(found[0])
-
-    def _voice(self, i: int, share: float) -> Voice:
-        label = None if self.labels is None else self.labels[i]
-        return Voice(int(i), float(share), label, None if self.names is None else str(self.names[i]))
 
 
 # ---- where it looks --------------------------------------------------------------------------------------------------

@@ -9,7 +9,6 @@ from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from cnngp.common import memory
 from cnngp.common.arrays import DataError, to_numpy
@@ -36,8 +35,6 @@ from .training_images import Images, balanced, is_repeated, left_out_together
 if TYPE_CHECKING:
     from .learning import Learned
 
-Groups = NDArray[np.intp] | None
-
 # Of groups of images, of which learn= takes one image each.
 _FEWEST_GROUPS = 20
 # Times the largest variance: noise beyond it means that leave-one-out found nothing in the labels.
@@ -54,14 +51,14 @@ def fit(request: Request, training: Training, targets: Targets, tell: Tell = Non
     """
     images, given = training.images, training.K is not None
     if images is None:
-        made = _exact(request, None, training, targets, training.groups, request.noise_rule(False))
+        made = _exact(request, training, targets, None, request.noise_rule(False))
         return replace(made, y=training.y, names=training.names)
     codes = images.codes()
-    groups = left_out_together(training.groups, codes)
-    recipe, choice = _decided(request, images, targets, groups, given, tell)
+    training = replace(training, groups=left_out_together(training.groups, codes))
+    recipe, choice = _decided(request, training, images, targets, tell)
     if tell is not None and choice is not None:
         tell("chosen", choice)
-    recipe, found = _learned(request, recipe, training, images, targets, groups)
+    recipe, found = _learned(request, training, images, targets, recipe)
     kernel = kernel_of(recipe, images, request.make)
     noise = request.noise_rule(choice is not None)
     if found is not None and found.noise is not None and noise == 0 and request.inducing is None:
@@ -71,9 +68,9 @@ def fit(request: Request, training: Training, targets: Targets, tell: Tell = Non
     if tell is not None and not given:
         tell("kernel", (kernel, images))
     if request.inducing is None:
-        made = _exact(request, kernel, training, targets, groups, noise)
+        made = _exact(request, training, targets, kernel, noise)
     else:
-        made = _inducing(request, kernel, images, targets, groups, noise)
+        made = _inducing(request, training, images, targets, kernel, noise)
     gp, report = made.posterior, replace(made.report, repeated=int(is_repeated(codes).sum()))
     if isinstance(recipe.noise, str | None):
         known = None if given or images.streamed or gp.exact is None else to_numpy(gp.exact.variances)
@@ -87,13 +84,13 @@ def fit(request: Request, training: Training, targets: Targets, tell: Tell = Non
 
 
 def _decided(
-    request: Request, images: Images, targets: Targets, groups: Groups, given: bool, tell: Tell
+    request: Request, training: Training, images: Images, targets: Targets, tell: Tell
 ) -> tuple[Recipe, Choice | None]:
     """The recipe that was asked for, or one that is chosen; why, where the network was chosen.
 
-    Where a matrix is `given`, or variances are to be learned, there is nothing to compare.
+    Where a matrix is given, or variances are to be learned, there is nothing to compare.
     """
-    asked, compare = request.recipe, not given and request.learning is None
+    asked, compare = request.recipe, training.K is None and request.learning is None
     if asked is not None and (request.preparation != "loo" or not compare):
         return asked, None
     n, m = len(images), request.inducing
@@ -103,7 +100,7 @@ def _decided(
         request.make,
         n * (n - 1) // 2 if m is None else n * (int(m) if isinstance(m, Integral) else len(m)),
         request.effort,
-        groups,
+        training.groups,
         among=None if asked is None else preparations_of(asked.main, images.at(slice(0, 1))),
         compare=compare,
         preparation=None if request.preparation == "loo" else request.preparation,
@@ -113,18 +110,18 @@ def _decided(
 
 
 def _learned(
-    request: Request, recipe: Recipe, training: Training, images: Images, targets: Targets, groups: Groups
+    request: Request, training: Training, images: Images, targets: Targets, recipe: Recipe
 ) -> tuple[Recipe, Learned | None]:
     """The recipe with the network's variances learned, where that was asked for."""
-    asked = request.learning
+    asked, groups = request.learning, training.groups
     if asked is None:
         return recipe, None
     from .learning import Problem, learned
 
-    if training.groups is not None and len(np.unique(training.groups)) < _FEWEST_GROUPS:
+    if groups is not None and (count := len(np.unique(groups))) < _FEWEST_GROUPS:
         raise DataError(
-            f"learn= takes one image of each group, and {len(np.unique(training.groups))} groups are too few to learn "
-            f"from (at least {_FEWEST_GROUPS}); fit without learn="
+            f"learn= takes one image of each group, and {count} groups are too few to learn from (at least "
+            f"{_FEWEST_GROUPS}); fit without learn="
         )
     if training.image_noise is not None or training.weight is not None:
         raise DataError(
@@ -147,14 +144,7 @@ def _learned(
     return replace(recipe, terms=(replace(recipe.main, network=found.network),)), found
 
 
-def _exact(
-    request: Request,
-    kernel: RecipeKernel | None,
-    training: Training,
-    targets: Targets,
-    groups: Groups,
-    noise: Noise,
-) -> Fit:
+def _exact(request: Request, training: Training, targets: Targets, kernel: RecipeKernel | None, noise: Noise) -> Fit:
     """The posterior of all images, by a factor of their matrix or, where that does not fit, by iteration over it."""
     images, K, Y, store = training.images, training.K, targets.Y, request.store
     given = K is not None
@@ -172,7 +162,7 @@ def _exact(
                 raise DataError(ONLY_EXACT.format(name))
         if kernel is not None and not kernel.single:
             raise DataError(f"solver={method!r} is for a recipe of one term; use solver='cholesky' or inducing=")
-    if noise == "loo" and targets.no_label_twice(groups):
+    if noise == "loo" and targets.no_label_twice(training.groups):
         noise = 0.0
         if not by_default:
             warnings.warn(
@@ -219,7 +209,7 @@ def _exact(
                 weights=training.weight,
                 overwrite=True,
                 rounding=float(np.finfo(np.float32 if precision.itemsize <= 4 else np.float64).eps),
-                groups=groups,
+                groups=training.groups,
                 loss=targets.loss,
             )
     else:
@@ -233,7 +223,7 @@ def _exact(
             noise=noise,
             amplitude=request.amplitude,
             seed=request.seed(),
-            groups=groups,
+            groups=training.groups,
         )
     report = FitReport(
         len(Y),
@@ -295,11 +285,12 @@ def _matrix(kernel: RecipeKernel, images: Images, store: Any) -> Any:
 
 
 def _inducing(
-    request: Request, kernel: RecipeKernel, images: Images, targets: Targets, groups: Groups, noise: Noise
+    request: Request, training: Training, images: Images, targets: Targets, kernel: RecipeKernel, noise: Noise
 ) -> Fit:
     """The posterior through inducing images, with its measured distance from the exact one."""
     from .inducing import Source, asked_for, excess, fit_inducing, pilot
 
+    groups = training.groups
     source = Source(images, kernel, targets.Y, groups, noise, targets.loss, request.seed(), request.store)
     asked = asked_for(images, request.inducing)
     compiling = 0.0 if request.store is not None else kernel.prepare(images.at(slice(0, 2)))

@@ -11,9 +11,9 @@ from __future__ import annotations
 import functools
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -34,7 +34,8 @@ JITTERS = tuple(10.0**e for e in range(-14, -1))
 ONE_THREAD = 3000
 # Operations of a solve for many right-hand sides, which are large products: all threads are worth having.
 _WORTH_THREADS = 2 * 10**9
-_Solved = TypeVar("_Solved")
+_lock = threading.Lock()
+_limits: list[Any] = []  # the one limit, for each of its users
 
 
 class MatrixError(ValueError):
@@ -49,30 +50,24 @@ class NotPositiveDefinite(ArithmeticError):
     """A pivot that is zero, negative, NaN, or nothing but rounding."""
 
 
-class _OneThread:
-    """The limit to one BLAS thread, which is the whole process's: set by its first user, lifted by its last one."""
+@contextmanager
+def one_thread_if_small(A: Array, right: int = 0) -> Iterator[None]:
+    """One BLAS thread while a small matrix is worked on in host memory, with so many numbers on the right-hand side.
 
-    def __init__(self) -> None:
-        self._lock, self._users = threading.Lock(), 0
-        self._limit: Any = None
-
-    @contextmanager
-    def __call__(self, A: Array) -> Iterator[None]:
-        """While a small matrix is worked on in host memory."""
-        if namespace(A) is not np or len(A) > ONE_THREAD:
-            yield
-            return
-        with self._lock:
-            if self._users == 0:
-                self._limit = _blas().limit(limits=1, user_api="blas")
-            self._users += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._users -= 1
-                if self._users == 0:
-                    self._limit.restore_original_limits()
+    The limit is the whole process's: set by its first user, lifted by its last one.
+    """
+    if namespace(A) is not np or len(A) > ONE_THREAD or len(A) * right > _WORTH_THREADS:
+        yield
+        return
+    with _lock:
+        _limits.append(_limits[0] if _limits else _blas().limit(limits=1, user_api="blas"))
+    try:
+        yield
+    finally:
+        with _lock:
+            limit = _limits.pop()
+            if not _limits:
+                limit.restore_original_limits()
 
 
 @functools.cache
@@ -82,22 +77,6 @@ def _blas() -> Any:
     from threadpoolctl import ThreadpoolController
 
     return ThreadpoolController()
-
-
-one_thread_if_small = _OneThread()
-
-
-def _by_size(method: Callable[..., _Solved]) -> Callable[..., _Solved]:
-    """A method of `Factor` with the threads that suit its size, and that of its right-hand side."""
-
-    @functools.wraps(method)
-    def limited(factor: Factor, *args: Any) -> _Solved:
-        if args and len(factor) * args[0].size > _WORTH_THREADS:
-            return method(factor, *args)
-        with one_thread_if_small(factor.A):
-            return method(factor, *args)
-
-    return limited
 
 
 def factorised(A: Array, noise: float, jitter: float = 0.0) -> tuple[Factor, float]:
@@ -167,7 +146,8 @@ class Factor:
         """Factorise K + shift·I in place. On `NotPositiveDefinite` the buffer holds K again."""
         factor = cls(A, A.diagonal().copy(), shift)
         try:
-            factor._factorise()
+            with one_thread_if_small(A):
+                factor._factorise()
         except NotPositiveDefinite:
             factor.restore()
             raise
@@ -176,7 +156,6 @@ class Factor:
     def __len__(self) -> int:
         return int(self.A.shape[0])
 
-    @_by_size
     def _factorise(self) -> None:
         """Left-looking: a panel of columns is reduced by all columns to its left in one product, then finished."""
         A, n = self.A, len(self)
@@ -200,24 +179,24 @@ class Factor:
         set_diagonal(A, self.diagonal)
         return A
 
-    @_by_size
     def solve_lower(self, B: Array) -> Array:
         """L⁻¹B."""
         A, X = self.A, B.copy()
-        for k in blocks(len(self), _block_size(A)):
-            X[k] = triangular_solve(A[k, k], X[k] - A[k, : k.start] @ X[: k.start])
+        with one_thread_if_small(A, B.size):
+            for k in blocks(len(self), _block_size(A)):
+                X[k] = triangular_solve(A[k, k], X[k] - A[k, : k.start] @ X[: k.start])
         return X
 
     def solve(self, B: Array) -> Array:
         """(K + shift·I)⁻¹B = L⁻ᵀL⁻¹B."""
         return self.solve_upper(self.solve_lower(B))
 
-    @_by_size
     def solve_upper(self, B: Array) -> Array:
         """L⁻ᵀB."""
         A, X = self.A, B.copy()
-        for k in reversed(list(blocks(len(self), _block_size(A)))):
-            X[k] = triangular_solve(A[k, k], X[k] - A[k.stop :, k].T @ X[k.stop :], transposed=True)
+        with one_thread_if_small(A, B.size):
+            for k in reversed(list(blocks(len(self), _block_size(A)))):
+                X[k] = triangular_solve(A[k, k], X[k] - A[k.stop :, k].T @ X[k.stop :], transposed=True)
         return X
 
     def multiply(self, B: Array, shift: float | None = None) -> Array:
@@ -234,22 +213,19 @@ class Factor:
         """log |K + shift·I|."""
         return 2.0 * float(namespace(self.A).log(self.A.diagonal()).sum())
 
-    @_by_size
     def inverse_diagonal(self) -> Array:
         """diag (K + shift·I)⁻¹: [K⁻¹]_ii = Σ_{k ≥ i} (L⁻¹)_ki², a few columns of L⁻¹ at a time."""
         A, xp, n = self.A, namespace(self.A), len(self)
         size = _block_size(A)
         result = xp.empty(n)
-        for i in blocks(n, size):
-            X = xp.zeros((n - i.start, i.stop - i.start))  # rows i.start… of the columns i of L⁻¹
-            for k in blocks(n - i.start, size):
-                rows = slice(i.start + k.start, i.start + k.stop)
-                if k.start == 0:
-                    B = xp.eye(k.stop, X.shape[1])
-                else:
-                    B = -(A[rows, i.start : rows.start] @ X[: k.start])
-                X[k] = triangular_solve(A[rows, rows], B)
-            result[i] = (X * X).sum(0)
+        with one_thread_if_small(A):
+            for i in blocks(n, size):
+                X = xp.zeros((n - i.start, i.stop - i.start))  # rows i.start… of the columns i of L⁻¹
+                for k in blocks(n - i.start, size):
+                    rows = slice(i.start + k.start, i.start + k.stop)
+                    B = -(A[rows, i.start : rows.start] @ X[: k.start]) if k.start else xp.eye(k.stop, X.shape[1])
+                    X[k] = triangular_solve(A[rows, rows], B)
+                result[i] = (X * X).sum(0)
         return result
 
     def extended(self, K_new_old: Array, K_new: Array) -> Factor:
