@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import math
 import sys
 from typing import Any, Literal
@@ -14,7 +15,7 @@ from .optional import need
 Output = Literal["numpy", "cupy", "torch"]
 OUTPUTS: tuple[Output, ...] = ("numpy", "cupy", "torch")
 
-_NOT_REAL = (str, bytes, complex, np.complexfloating)
+NOT_REAL = (str, bytes, complex, np.complexfloating, np.datetime64, np.timedelta64, datetime.date, datetime.timedelta)
 _ON_CPU = (1, 3)
 """DLPack's numbers of main memory, and of main memory that CUDA has pinned."""
 
@@ -145,7 +146,7 @@ def as_real(a: Any, name: str) -> Any:
     refuse_masked(a, name)
     dtype = np.dtype(a.dtype)
     if dtype.kind == "O" and isinstance(a, np.ndarray):
-        if not any(isinstance(value, _NOT_REAL) for value in a.flat):
+        if not any(isinstance(value, NOT_REAL) for value in a.flat):
             try:
                 return a.astype(np.float64)
             except (TypeError, ValueError, OverflowError):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import math
 import warnings
 from collections.abc import Callable, Mapping
@@ -17,6 +16,7 @@ from sklearn.utils.class_weight import compute_sample_weight
 from sklearn.utils.validation import validate_data
 
 from cnngp.common.arrays import (
+    NOT_REAL,
     DataError,
     as_images,
     as_real,
@@ -262,9 +262,6 @@ def _check_fits_rows(network: Network, X: Array) -> None:
         )
 
 
-_NOT_REAL = (str, bytes, complex, np.complexfloating, np.datetime64, np.timedelta64, datetime.date, datetime.timedelta)
-
-
 def check_real_rows(X: Any) -> Any:
     """X, flat rows of real numbers, before scikit-learn checks the rest: it would read text and dates as numbers.
 
@@ -279,7 +276,7 @@ def check_real_rows(X: Any) -> Any:
             continue
         if kind == "O":  # other objects than these are refused by scikit-learn
             values = np.asarray(a, dtype=object)
-            if not any(isinstance(value, _NOT_REAL) for value in (values[:, i] if frame else values).flat):
+            if not any(isinstance(value, NOT_REAL) for value in (values[:, i] if frame else values).flat):
                 continue
             if not frame:
                 raise DataError("X holds Python objects that are not all real numbers; expected real numbers")
