@@ -173,10 +173,7 @@ def test_certificate(fitted: GPClassifier) -> None:
         ({"kernel_error": None, "check": None}, "for the matrix that was given"),
         ({"kernel_error": 1e-4}, "larger than the smallest eigenvalue"),
         ({"kernel_error": None, "check": "not compared"}, "rounding of the kernel itself was not measured"),
-        (
-            {"kernel_error": 2e-6},
-            "moves the solution by about 6 %, and predictions, wherever it was measured",
-        ),
+        ({"kernel_error": 2e-6}, "moves the solution by about 6 %, and predictions, wherever it was measured"),
         ({"kernel_error": 1e-8, "images": 10**6}, "moves the solution by less than 0.1 %, and predictions"),
         ({"kernel_error": 4e-6}, "may move variances and the likelihood by up to 13 %"),
         ({"kernel_error": 1e-9}, "those of the exact kernel"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -112,15 +113,11 @@ class GPEstimator(Parameters, BaseEstimator):  # type: ignore[misc]
 
     def _add(self, added: Training, Y: Floats, new: Sequence[int] = (), **attributes: Any) -> None:
         """Condition on more images, with outputs `Y`; `attributes` change with them."""
-        grown, before = self.fit_.grown(added, Y, new), dict(self.__dict__)
-        try:
-            self.__dict__.pop("loo_novelty_", None)
-            self.__dict__.update(attributes)
-            self.fit_ = grown
-            self._after_fit()
-        except BaseException:  # stopped halfway, the model is the old one as a whole
-            self.__dict__ = before
-            raise
+        grown = copy.copy(self)
+        grown.__dict__.pop("loo_novelty_", None)
+        grown.__dict__.update(attributes, fit_=self.fit_.grown(added, Y, new))
+        grown._after_fit()
+        self.__dict__ = grown.__dict__  # stopped before this, the model is the old one as a whole
 
     def _after_fit(self) -> None:
         """What the estimator derives from `gp_`."""

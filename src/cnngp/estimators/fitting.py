@@ -194,10 +194,7 @@ def _exact(request: Request, training: Training, targets: Targets, kernel: Recip
         del K
         begun = time.perf_counter()
         doing = "choosing the noise and solving" if isinstance(noise, str) else "solving"
-        with (
-            warnings.catch_warnings(),
-            progress_bar(1, doing, "solve", wanted=len(Y) > _SOLVED_AT_ONCE, delay=0.0),
-        ):
+        with warnings.catch_warnings(), progress_bar(1, doing, "solve", wanted=len(Y) > _SOLVED_AT_ONCE, delay=0.0):
             if by_default:  # nobody asked for a search, so the report says it instead
                 warnings.filterwarnings("ignore", r"noise='loo' chose the most noise", UserWarning)
             posterior = ExactGP(

@@ -77,9 +77,7 @@ def _inverse_root(variances: Array) -> Array:
 # ---- near copies -----------------------------------------------------------------------------------------------------
 
 
-def warn_of_near_copies(
-    posterior: Posterior, labels: Codes | None, errors: Callable[[Floats], Floats], stacklevel: int = 2
-) -> None:
+def warn_of_near_copies(posterior: Posterior, labels: Codes | None, errors: Callable[[Floats], Floats]) -> None:
     """Warn where near copies make leave-one-out much better than predictions of new images are, and name `groups=`.
 
     `labels` are the numbers of the classes, None for targets without classes; `errors` gives the error of each point
@@ -107,7 +105,7 @@ def warn_of_near_copies(
         f"images. With such images left out together its error is {apart.mean():.3g}, not {alone.mean():.3g}; say "
         "which belong together by groups=",
         UserWarning,
-        stacklevel=stacklevel + 1,
+        stacklevel=3,
     )
 
 

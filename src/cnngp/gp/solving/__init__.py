@@ -188,13 +188,7 @@ def _cholesky(matrix: SymmetricMatrix, B: Array, noise: float, limits: Limits) -
 
 
 def _conjugate_gradients(
-    matrix: SymmetricMatrix,
-    B: Array,
-    noise: float,
-    limits: Limits,
-    rank: int,
-    path: Path | None,
-    keep_unfinished: bool,
+    matrix: SymmetricMatrix, B: Array, noise: float, limits: Limits, rank: int, path: Path | None, keep_unfinished: bool
 ) -> tuple[Outcome, float]:
     xp, diagonal = namespace(B), matrix.diagonal()
     if not (diagonal >= 0.0).all():
