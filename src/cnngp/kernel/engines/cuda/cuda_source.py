@@ -111,7 +111,7 @@ def generate(
         case "warp":
             fold = warp_kernel.fold_from(program) if fold is None else fold
             layout = TableLayout.of(program, rows, vector, fold)
-            text, pairs = warp_kernel.warp_kernel(program, layout, real, shared_limit, launch_shape)
+            text, pairs = warp_kernel.KernelWriter(program, layout, real).kernel(shared_limit, launch_shape)
             data = ProgramData(program, layout, rows)
         case "dense":
             data = ProgramData(program, layout, rows)

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 
 from cnngp.kernel.program import Op, Program
 from cnngp.network.layers import Elementwise
 
 from .formula_text.device_functions import text_of
-from .formula_text.formula_writer import Constants, filled, literal
+from .formula_text.formula_writer import filled, literal, literals
 from .kernel_frame import THETA_ARGUMENTS, Launch, stores
 from .registers import Registers, Step, in_registers
 from .walk.program_data import ProgramData
@@ -69,12 +68,11 @@ def _scalar(step: Step, data: ProgramData, dtype: str) -> str:
         site = data.layout.sites[a.site]
         places = [site.offset + p * site.plane for p in range(site.planes)]
         first, second = ([f"{t}[{at}]" for at in places] for t in ("t1", "t2"))
-        constants = Constants.literals(a, dtype)
+        constants = literals(a, dtype)
         if isinstance(a.layer, Elementwise):
             rows = data.series[a.site]
             first, second = ([f"Terms{{{t} + {site.offset}, 1}}"] for t in ("t1", "t2"))
-            at = str(data.shifts_at[a.site])
-            constants = replace(constants, even=str(rows.even), odd=str(rows.odd), shifts=at)
+            constants |= {"even": str(rows.even), "odd": str(rows.odd), "shifts": str(data.shifts_at[a.site])}
         text = text_of(a.layer)
         value = filled(
             text.pair if op.tangent is None else text.slope, constants, value, first, second, step.src.nonneg

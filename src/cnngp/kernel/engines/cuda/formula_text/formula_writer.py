@@ -7,7 +7,7 @@ They are symmetric in the two images to the last bit, so K(x, z) = K(z, x) exact
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -44,28 +44,26 @@ class Text:
     peak: str = "{K}"
 
 
-@dataclass(frozen=True)
-class Constants:
-    """The numbers of an activation as C++ expressions: literals, or fields of whatever the code loops over."""
-
-    unit: str
-    alpha: str
-    beta: str
-    even: str = "0"
-    odd: str = "0"
-    shifts: str = "0"
-
-    @classmethod
-    def literals(cls, a: Activation, dtype: str) -> Constants:
-        return cls(*(literal(x, dtype) for x in (a.unit, *a.coefficients)))
+def literals(a: Activation, dtype: str) -> dict[str, str]:
+    """The numbers of an activation, by their names in a `Text`."""
+    values = a.unit, *a.coefficients
+    return {name: literal(x, dtype) for name, x in zip(("unit", "alpha", "beta"), values, strict=True)}
 
 
 def filled(
-    text: str, c: Constants, K: str = "K", first: Sequence[str] = (), second: Sequence[str] = (), nonneg: bool = False
+    text: str,
+    constants: Mapping[str, str],
+    K: str = "K",
+    first: Sequence[str] = (),
+    second: Sequence[str] = (),
+    nonneg: bool = False,
 ) -> str:
-    """An expression of a `Text`; `first` and `second` are the two images' table entries, `nonneg` says that K ≥ 0."""
+    """An expression of a `Text`, with an activation's numbers as literals or as what the code loops over.
+
+    `first` and `second` are the two images' table entries, `nonneg` says that K ≥ 0.
+    """
     args = ", ".join(f"{x}, {y}" for x, y in zip(first, second, strict=True))
-    return text.format(K=K, args=args, relu="relu_nonneg" if nonneg else "relu", **vars(c))
+    return text.format(K=K, args=args, relu="relu_nonneg" if nonneg else "relu", **constants)
 
 
 def literal(value: float, dtype: str) -> str:
@@ -81,7 +79,7 @@ def horner(coefficients: tuple[float, ...], dtype: str) -> str:
     return text
 
 
-# The functions of kernel/formulas/primitives.py in CUDA.
+# The functions of kernel/formulas/primitives.py that have another name in CUDA.
 _FUNCTIONS = {
     "+": "{} + {}",
     # Of aa + bb the compiler would round one product alone, and which one would depend on which image comes first.
@@ -89,22 +87,14 @@ _FUNCTIONS = {
     "-": "{} - {}",
     "*": "{} * {}",
     "/": "{} / {}",
-    "sqrt": "sqrt({})",
     "maximum": "fmax({}, {})",
     "where_less": "({} < {} ? {} : {})",
     "absolute": "fabs({})",
     "positive": "at_least_0({})",
-    "copysign": "copysign({}, {})",
-    "fma": "fma({}, {}, {})",
     "negated_fma": "fma(-({}), {}, {})",
-    "turn": "turn({})",
-    "relu_g": "relu_g({})",
     "asin": "arcsine({}, {})",
     "exp_negative": "exp({})",
     "one_minus_exp": "-expm1(-{})",
-    "exp": "exp({})",
-    "expm1": "expm1({})",
-    "atan2": "atan2({}, {})",
     "power": "pow({}, {})",
 }
 
@@ -154,7 +144,8 @@ class Written(Operand):
         texts = [writer.text(x) for x in args]
         if function == "+" and writer.kind == "real" and all(writer.products.get(text, False) for text in texts):
             function = "sum of products"
-        name = writer.names.setdefault(_FUNCTIONS[function].format(*texts), f"v{len(writer.names)}")
+        form = _FUNCTIONS.get(function, f"{function}({', '.join('{}' for _ in texts)})")
+        name = writer.names.setdefault(form.format(*texts), f"v{len(writer.names)}")
         writer.read.setdefault(name, texts)
         writer.products[name] = function == "*"
         return Written(writer, name)

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 from cnngp.kernel.program import Program
 
-from ..registers import Map
 from ..table_layout import TableLayout
 from ..warp.warp_layout import Stage
 from .sheet_chain import Chain, Segment, Shifts, targets
@@ -164,23 +163,19 @@ class MapWriter(SheetSteps):
 
     def weighted(self, segment: Segment) -> None:
         """The last segment's maps, summed with the weights that their places have."""
-        for m, total in zip(segment.registers.ends, TOTALS, strict=False):
-            self._weighted(m, total)
-
-    def _weighted(self, m: Map, total: str) -> None:
-        _, h, w = m.shape
         rows, columns = self.chain.row_weights, self.chain.column_weights
 
         def weights(name: str, items: tuple[tuple[float, ...], ...]) -> str:
             return self.array(name, "__device__ const real", tuple(self.number(v) for item in items for v in item))
 
-        with self.block("{   // the weighted sum"):
-            self.put(f"real s = {self.number(0.0)};")
-            if set().union(*rows) == {1.0}:
-                self.per_row(h, f"s += m{m.name}[r];")
-            else:
-                self.per_row(h, f"s = fma({weights('row_weight', rows)}[iy * {h} + r], m{m.name}[r], s);")
-            added = f"{total} += s;"
+        for m, total in zip(segment.registers.ends, TOTALS, strict=False):
+            _, h, w = m.shape
+            row, added = f"s += m{m.name}[r];", f"{total} += s;"
+            if set().union(*rows) != {1.0}:
+                row = f"s = fma({weights('row_weight', rows)}[iy * {h} + r], m{m.name}[r], s);"
             if set().union(*columns) != {1.0}:
                 added = f"{total} = fma({weights('column_weight', columns)}[ix * {w} + col], s, {total});"
-            self.put(f"if (live && col < {w}) {added}")
+            with self.block("{   // the weighted sum"):
+                self.put(f"real s = {self.number(0.0)};")
+                self.per_row(h, row)
+                self.put(f"if (live && col < {w}) {added}")

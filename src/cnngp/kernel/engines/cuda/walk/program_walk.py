@@ -15,7 +15,7 @@ from cnngp.kernel.program import NOTHING, PIXELS
 from cnngp.network.layers import Nonlinearity
 
 from ..formula_text.device_functions import formulas, text_of
-from ..formula_text.formula_writer import Constants, filled
+from ..formula_text.formula_writer import filled
 from ..kernel_frame import Launch
 from .program_data import OPERATION, ProgramData
 
@@ -80,7 +80,8 @@ __device__ __forceinline__ double root(double x) { return sqrt(x); }
 __device__ __forceinline__ double clamp01(double x) { return fmin(fabs(x), 1.0); }
 __device__ __forceinline__ double product(double s1, double s2) { return s1 * s2; }
 """
-CONSTANTS = Constants("(real)x.unit", "(real)x.alpha", "(real)x.beta", "op.even", "op.odd", "op.shifts")
+CONSTANTS = {name: f"(real)x.{name}" for name in ("unit", "alpha", "beta")}
+CONSTANTS |= {name: f"op.{name}" for name in ("even", "odd", "shifts")}
 
 
 def memory(

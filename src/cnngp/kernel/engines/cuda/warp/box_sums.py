@@ -110,7 +110,9 @@ class SumWriter(Writer):
         lanes, taps = LANES // pack, max(map(len, sums.sources))
         columns = [[_tap(sums, lane % lanes, t) for lane in range(LANES)] for t in range(taps)]
         table = [[nu if nu < 0 else lane // lanes * lanes + nu for lane, nu in enumerate(row)] for row in columns]
-        name = self.define_taps(("gather", sums, pack), "from_column" if walls else "from_lane", table)
+        text = ",\n    ".join("{" + ", ".join(map(str, row)) + "}" for row in table)
+        text = f"__device__ const signed char NAME[{max(taps, 1)}][{LANES}] = {{\n    {text or '{0}'}}};"
+        name = self.define(("gather", sums, pack), "from_column" if walls else "from_lane", text)
         lines = [f"real x = {zero};"]
         for t in range(taps):
             self.put(f"const int g{t} = {name}[{t}][{'col' if walls else 'lane'}];")
@@ -122,12 +124,6 @@ class SumWriter(Writer):
             term = f"__shfl_sync(ALL, {x}, {f'(lane - col + g{t})' if walls else f'g{t}'} & {LANES - 1})"
             lines.append(f"x += {term};" if whole else f"x = fma(w{t}, {term}, x);")
         return lines
-
-    def define_taps(self, key: object, prefix: str, table: list[list[int]]) -> str:
-        """The name of a table with a row for each term of a sum."""
-        text = ",\n    ".join("{" + ", ".join(map(str, row)) + "}" for row in table)
-        text = f"__device__ const signed char NAME[{max(len(table), 1)}][{LANES}] = {{\n    {text or '{0}'}}};"
-        return self.define(key, prefix, text)
 
 
 def _tap(sums: AxisSum, m: int, t: int) -> int:

@@ -92,17 +92,6 @@ def launch_shape(program: Program, dtype: str, folded: bool, pack: int) -> tuple
     return (8, 1, 2, again) if need <= 56 else (16, 1, 1, 2)
 
 
-def warp_kernel(
-    program: Program,
-    layout: TableLayout,
-    dtype: str,
-    shared_limit: int,
-    shape: tuple[int, int, int, int] | None = None,
-) -> tuple[str, Launch]:
-    writer = KernelWriter(program, layout, dtype)
-    return writer.kernel(shared_limit, *(shape or launch_shape(program, dtype, bool(layout.fold), writer.pack)))
-
-
 class KernelWriter(StepWriter):
     """Writes the kernel of one program, laid over the warp in the stages of `plan`, for `pack` pairs at a time."""
 
@@ -114,12 +103,13 @@ class KernelWriter(StepWriter):
         self.pack = max(s.pack for s in self.plan)
         self.parks, self.shared = parked(self.plan, self.pack)
 
-    def kernel(self, shared_limit: int, rows: int, columns: int, resident: int, repeat: int) -> tuple[str, Launch]:
+    def kernel(self, shared_limit: int, shape: tuple[int, int, int, int] | None = None) -> tuple[str, Launch]:
         """The whole text. Blocks that would not get their shared memory are halved.
 
         A block has `rows` × `columns` warps, and a warp takes its pairs along the columns.
         """
-        pack, shared = self.pack, self.shared
+        pack, shared, folded = self.pack, self.shared, bool(self.layout.fold)
+        rows, columns, resident, repeat = shape or launch_shape(self.program, self.dtype, folded, pack)
         item = 4 if self.dtype == "float" else 8
         while rows > 1 and rows * columns * shared * item > shared_limit:
             rows, resident = rows // 2, 2 * resident

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from cnngp.network.geometry import AxisSum
 
 from ..formula_text.device_functions import text_of
-from ..formula_text.formula_writer import Constants, filled
+from ..formula_text.formula_writer import filled, literals
 from ..registers import Map, Step
 from ..table_layout import TableLayout
 from .box_sums import SumWriter, folded_rows
@@ -291,8 +291,7 @@ class StepWriter(SumWriter):
         step, v = same[0], self.layout.vector
         a = step.activation
         assert a is not None
-        text, literals = text_of(a.layer), Constants.literals(a, self.dtype)
-        at, constants = f"[{v} * g + k]", Constants("unit", literals.alpha, literals.beta)
+        text, at, constants = text_of(a.layer), f"[{v} * g + k]", literals(a, self.dtype) | {"unit": "unit"}
         first, second = ([f"part({image}{k}, k)" for k in range(text.planes)] for image in "ab")
         f, slope = (filled(x, constants, f"K{at}", first, second, step.src.nonneg) for x in (text.pair, text.slope))
         guard = f"if ({v} * g + k < {h}) " if h % v else ""
