@@ -128,5 +128,5 @@ def test_deep_networks_compile_quickly() -> None:
 def test_images_out_of_range_are_refused() -> None:
     run = OnCard(zoo.resnet(8), DIGITS)
     with pytest.raises(RangeError, match="image 1"):
-        run.tables(digits(2) * np.array([1.0, 1e30])[:, None, None, None])
-    assert (run.tables(np.zeros((2, *DIGITS)))[2] == 0.0).all()
+        run.diagonals(digits(2) * np.array([1.0, 1e30])[:, None, None, None])
+    assert (run.diagonals(np.zeros((2, *DIGITS))) == 0.0).all()
