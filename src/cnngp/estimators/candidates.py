@@ -106,7 +106,7 @@ def candidates(X: NDArray[Any], table: Sequence[Row] | None = None, preparation:
     that is given.
 
     >>> [str(c) for c in candidates(np.ones((2, 1, 28, 28)))[1]]
-    ['pooled_cnn-small, contrast', 'pooled_cnn, contrast', 'pooled_cnn-large, contrast']
+    ['pooled_cnn-small-exp, contrast', 'pooled_cnn-exp, contrast', 'pooled_cnn-large-exp, contrast']
     """
     shape = tuple(X.shape[1:])
     if table is None:
