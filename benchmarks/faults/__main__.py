@@ -29,7 +29,7 @@ from .files import CraftedModels, Models
 from .networks import Networks
 from .pictures import Pictures, Sharing
 from .searches import SearchKills
-from .stores import Flips, FullDisks, Kills, Losses, Metadata, Moves, SolveKills, Stores
+from .stores import Flips, FullDisks, Kills, Links, Losses, Metadata, Moves, Replaced, SolveKills, Stores
 from .victim import Victim
 
 
@@ -53,6 +53,8 @@ def kinds(folder: Path, stack: contextlib.ExitStack) -> dict[type[Trial], Callab
         Moves: lambda: Moves(stores()),
         Losses: lambda: Losses(stores()),
         Metadata: lambda: Metadata(stores()),
+        Links: lambda: Links(stores()),
+        Replaced: lambda: Replaced(stores()),
         FullDisks: FullDisks,
         Kills: lambda: Kills(victim()),
         SolveKills: lambda: SolveKills(stores(), victim()),

@@ -6,6 +6,8 @@ import errno
 import json
 import random
 import shutil
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -158,6 +160,68 @@ class Metadata:
         node[key] = rng.choice([None, 0, -1, 7, "x", ".", "big", "float64", [], {}, [1, 2], 1e300, True])
         path.write_text(json.dumps(document))
         return check_all_uses(place, kind)
+
+
+class Links:
+    name = "a link in the place of a file or folder of a store"
+    promise = "no foreign file"
+
+    def __init__(self, stores: Stores) -> None:
+        self.stores = stores
+
+    def __call__(self, rng: random.Random, folder: Path) -> str:
+        place, kind = self.stores.copy(rng, folder)
+        private = folder / "private"
+        private.mkdir()
+        for name in ("0", "1", "2", "thesis.tex", "3.0a.partial", "zarr.json"):
+            (private / name).write_text("chapter 1")
+        places = [place / "K/.lock", *(p for p in place.rglob("*") if p != place)]
+        path = rng.choice(places)
+        folderlike = path.is_dir()
+        shutil.rmtree(path) if folderlike else path.unlink(missing_ok=True)
+        path.symlink_to(private if folderlike else rng.choice([private / "thesis.tex", private / "new"]))
+        whole = refused(lambda: matrix(place, kind))
+        expect(whole is None or bool((whole[:] == WANTED[kind]).all()), "a wrong matrix was given out")
+        refused(lambda: gram(KERNEL, images(N + 9), store=place, progress=False))
+        left = {p.name: p.read_text() for p in private.iterdir()}
+        untouched = len(left) == 6 and all(text == "chapter 1" for text in left.values())
+        expect(untouched, f"files behind the link {path.relative_to(place)} were touched")
+        return REFUSED if whole is None else FOUND
+
+
+class Replaced:
+    name = "a store deleted, replaced or linked elsewhere while gram runs"
+    promise = "no foreign file"
+
+    def __init__(self, stores: Stores) -> None:
+        self.stores = stores
+
+    def __call__(self, rng: random.Random, folder: Path) -> str:
+        place, other = folder / "store", Path(shutil.copytree(self.stores.folder / "K-other", folder / "other"))
+        before = {p.relative_to(other): p.read_bytes() for p in files_of(other)}
+        results: list[Any] = []
+        running = threading.Thread(target=lambda: results.append(refused(lambda: matrix(place, "K"))))
+        running.start()
+        time.sleep(rng.uniform(0.0, 0.15))
+        how = rng.choice(("deleted", "replaced", "linked"))
+        if place.exists():
+            place.rename(folder / "aside")
+            if how == "deleted":
+                shutil.rmtree(folder / "aside", ignore_errors=True)
+            elif how == "replaced":
+                other = other.rename(place)
+            else:
+                place.symlink_to(other)
+        running.join()
+        expect(len(results) == 1, "gram ended in an error that is not one line")
+        kept = {p.relative_to(other): p.read_bytes() for p in files_of(other)}
+        expect(kept == before, f"the other store was touched ({how})")
+        if how == "linked" and place.is_symlink():
+            place.unlink()
+        elif how == "replaced" and other == place:
+            other.rename(folder / "other")
+        expect(bool((matrix(place, "K")[:] == WANTED["K"]).all()), "a wrong matrix, or none, after that")
+        return SAME if results[0] is not None else REFUSED
 
 
 class FullDisk(zarr.storage.LocalStore):

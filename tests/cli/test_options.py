@@ -136,9 +136,13 @@ def test_signals_from_a_file(flat: bool, tmp_path: Path, command: Command, refus
     assert "does not hold images of (2, 32), 64 numbers each" in refused(f"{words} --input-shape 2,32")
 
 
-def test_gram_prepares_images_as_a_fit_does(tmp_path: Path, command: Command, refused: Any) -> None:
+def test_gram_prepares_images_as_a_fit_does_and_says_what_is_there(
+    tmp_path: Path, command: Command, refused: Any
+) -> None:
     same = f"--network small_cnn --preparation contrast --train 60 --store {tmp_path / 'K.zarr'}"
-    command(f"gram {same} --tile 20")
+    assert "continues" not in command(f"gram {same} --tile 20").out
+    next((tmp_path / "K.zarr" / "K" / "c").glob("1/2")).unlink()
+    assert command(f"gram {same}").line("continues") == "5 of 6 tiles are there already"
     fit = f"classify {same} --test 20 --no-model --output {tmp_path / 'out'}"
     command(fit)
     assert "This fit prepares its images, by 'edges'" in command(f"{fit} --preparation edges", 1).err

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr
-from zarr.storage import LocalStore
+from zarr.storage import FsspecStore, LocalStore, MemoryStore, StorePath
 
 from cnngp import Dense, GPRegressor, Kernel, ReLU, Sequential, gram
 from cnngp.common.errors import StoreError
@@ -68,17 +68,19 @@ def changes(document: dict[str, Any]) -> list[tuple[str, Any]]:
     ]
 
 
-def test_all_metadata_of_the_array_is_compared(store: Path) -> None:
+def test_all_metadata_of_the_array_is_compared(store: Path, caplog: pytest.LogCaptureFixture) -> None:
     """One letter there and Zarr reads other numbers, or none: status and solve refuse, gram writes it anew."""
     path = store / "K" / "zarr.json"
     document = json.loads(path.read_text())
     for key, value in changes(document):
         path.write_text(json.dumps(document | {key: value}))
         for use in uses(store):
-            with pytest.raises(StoreError, match=r"K/zarr\.json does not fit the matrix; run gram"):
+            with pytest.raises(StoreError, match=r"K/zarr\.json does not fit the matrix: changed in .*; run gram"):
                 use()
+        caplog.clear()
         np.testing.assert_array_equal(gram(KERNEL, X, store=store)[:], expected())
         assert json.loads(path.read_text()) == document
+        assert key == "shape" or f"K/zarr.json was damaged (changed in {key}" in caplog.text
 
 
 def test_all_that_the_attributes_say_is_compared(store: Path) -> None:
@@ -87,7 +89,7 @@ def test_all_that_the_attributes_say_is_compared(store: Path) -> None:
     attributes = document["attributes"]
     images = attributes["X"]
     others = {"X": images | {"sha256": "0" * 64}, "Z": images, "tile": [16, 16]}
-    for key in attributes.keys() - {"cnngp_gram"}:  # the format
+    for key in attributes.keys() - {"progress", "check", "cnngp_gram"}:  # notes for people; the format
         altered = document | {"attributes": attributes | {key: others.get(key, "x")}}
         (store / "zarr.json").write_text(json.dumps(altered))
         for use in (lambda: status(store), lambda: GramStore(store, read_only=True)):
@@ -99,7 +101,7 @@ def test_all_that_the_attributes_say_is_compared(store: Path) -> None:
 def test_nonsense_in_the_place_of_metadata(store: Path, text: str) -> None:
     whole = contents(store)
     (store / "K" / "zarr.json").write_text(text)
-    with pytest.raises(StoreError, match=r"K/zarr\.json does not fit") as caught:
+    with pytest.raises(StoreError, match=r"K/zarr\.json does not fit .* cannot be read") as caught:
         solve(store, np.ones(N), 0.1, device="cpu")
     assert "\n" not in str(caught.value)
     gram(KERNEL, X, store=store)
@@ -111,19 +113,28 @@ def test_nonsense_in_the_place_of_metadata(store: Path, text: str) -> None:
         assert "\n" not in str(caught.value)
 
 
-def test_lost_metadata_comes_back_and_tiles_are_kept(store: Path, calls: list[int]) -> None:
-    """Tiles of another matrix are none of this one, whatever says what they are."""
+def test_lost_metadata_is_refused_and_tiles_are_kept(store: Path) -> None:
     (store / "zarr.json").unlink()
     with pytest.raises(StoreError, match=r"K\.zarr has no zarr.json, so it is not known what matrix it holds"):
         GramStore(store, read_only=True).array()
-    wanted = expected()
-    calls.clear()
-    np.testing.assert_array_equal(gram(KERNEL, X, store=store, tile=TILE)[:], wanted)
-    assert not calls
-    (store / "zarr.json").unlink()
-    other = Kernel(OTHER, device="cpu", threads=1)
-    np.testing.assert_array_equal(gram(other, X, store=store, tile=TILE)[:], other(X))
-    assert len(calls) >= TILES
+    with pytest.raises(StoreError, match=r"tiles, but no zarr\.json that says of what"):
+        gram(KERNEL, X, store=store)
+    assert len(list(store.glob("K/c/*/*"))) == 49
+
+
+@pytest.mark.parametrize("kind", ["url", "memory", "path in memory", "local", "path in local"])
+def test_tiles_without_metadata_are_those_of_any_matrix(kind: str, tmp_path: Path) -> None:
+    """Not to be given out as those of the matrix that is asked for, wherever they are."""
+    store = LocalStore(tmp_path / "K") if "local" in kind else MemoryStore()
+    place = {"url": "memory://cnngp-faults/K", "memory": store, "local": store}.get(kind, StorePath(store, "a/b"))
+    gram(KERNEL, X, store=place, tile=64)
+    root, path = (FsspecStore.from_url(place), "") if kind == "url" else (store, getattr(place, "path", ""))
+    group = zarr.open_group(root, path=path, mode="r+")
+    metadata = f"{path}/zarr.json".lstrip("/")
+    zarr.core.sync.sync(group.store.delete(metadata))
+    with pytest.raises(StoreError, match=r"holds tiles, but no zarr\.json that says of what; give a place"):
+        gram(Kernel(OTHER, device="cpu"), X, store=place, tile=64)
+    assert not zarr.core.sync.sync(group.store.exists(metadata))
 
 
 def test_no_flip_of_a_bit_in_the_metadata_changes_a_number(store: Path) -> None:

@@ -1,10 +1,11 @@
-"""A store or a model from somebody else is read or refused in one line; no place that a file names is used."""
+"""A store or a model from somebody else touches nothing: no link is followed, no place that a file names is used."""
 
 from __future__ import annotations
 
 import json
 import os
 import random
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from cnngp import (
 )
 from cnngp.cli import run
 from cnngp.common import files
-from cnngp.common.errors import ModelFileError
+from cnngp.common.errors import ModelFileError, StoreError
 
 X = np.random.default_rng(0).random((60, 4))
 KERNEL = Kernel(Dense(), device="cpu", threads=1)
@@ -32,11 +33,72 @@ KERNEL = Kernel(Dense(), device="cpu", threads=1)
 # ---- stores ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def theirs(tmp_path: Path) -> Path:
+    """A folder of ours that a store from somebody else points into."""
+    folder = tmp_path / "private"
+    (folder / "deep").mkdir(parents=True)
+    for name in ("thesis.tex", "0", "1", "5.0a.partial", "deep/0", "zarr.json"):
+        (folder / name).write_text("chapter 1")
+    return folder
+
+
+def content(folder: Path) -> dict[str, str]:
+    return {str(p.relative_to(folder)): p.read_text() for p in folder.rglob("*") if p.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("name", "target"),
+    [
+        ("K/.lock", "thesis.tex"),
+        ("K/.lock", "new.txt"),
+        ("zarr.json", "thesis.tex"),
+        ("K/zarr.json", "zarr.json"),
+        ("K/c/0", ""),
+        ("K/c/1", "deep"),
+        ("K/c", "deep"),
+        ("K/seals", "deep"),
+        ("K/seals/0", ""),
+        ("K", "deep"),
+        ("images", "deep"),
+    ],
+)
+def test_a_link_in_a_store_is_not_followed(name: str, target: str, theirs: Path, tmp_path: Path) -> None:
+    store = tmp_path / "K.zarr"
+    gram(KERNEL, X, store=store, tile=16)
+    path = store / name
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+    path.symlink_to(theirs / target)
+    before = content(theirs)
+    with pytest.raises(StoreError, match=r"makes no links in a store and follows none|cannot be read") as caught:
+        gram(KERNEL, X + 1, store=store, tile=16)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(StoreError):
+        gram(KERNEL, np.concatenate([X, X]), store=store)
+    assert content(theirs) == before
+
+
 @pytest.mark.parametrize("name", ["K.zarr", "cross-validation.zarr"])
 def test_a_store_behind_a_link_is_the_users_own_choice(name: str, tmp_path: Path) -> None:
     (tmp_path / "disk").mkdir()
     (tmp_path / name).symlink_to(tmp_path / "disk")
     np.testing.assert_array_equal(gram(KERNEL, X, store=tmp_path / name, tile=16)[:], KERNEL(X))
+
+
+def test_a_link_in_the_place_of_a_prediction_is_not_followed(theirs: Path, tmp_path: Path) -> None:
+    model = GPRegressor(Dense(), noise=0.1, device="cpu", store=tmp_path / "fit").fit(X, X[:, 0])
+    model.predict(X[:5])
+    (cross,) = (tmp_path / "fit").glob("cross-*")
+    shutil.rmtree(cross)
+    shutil.rmtree(theirs / "deep")
+    cross.symlink_to(theirs / "deep")
+    (theirs / "deep").mkdir()
+    with pytest.raises(StoreError, match="follows none"):
+        model.predict(X[:5])
+    assert not list((theirs / "deep").iterdir())
 
 
 def nonsense(tmp_path: Path) -> list[str]:

@@ -133,13 +133,17 @@ def test_status_of_a_store_that_cannot_be_opened(
     place = tmp_path / "K.zarr"
     K = gram(Kernel(NET, device="cpu"), DIGITS.X, store=place, tile=64)[:]
     metadata = place / "K/zarr.json"
-    for content in ("{", metadata.read_text().replace('"float32"', '"float64"'), None):
+    for content, told in (
+        ("{", "it cannot be read"),
+        (metadata.read_text().replace('"float32"', '"float64"'), "changed in data_type"),
+        (None, "it is missing; run gram on the store again"),
+    ):
         metadata.unlink()
         if content is not None:
             metadata.write_text(content)
         assert run(["gram", "--status", str(place), verify]) == 1
         shown = capsys.readouterr()
-        assert "K/zarr.json does not fit the matrix; run gram on the store again" in shown.err
+        assert f"K/zarr.json does not fit the matrix: {told}" in shown.err
         assert shown.err.count("\n") == 1
         assert "whole" not in shown.out
         np.testing.assert_array_equal(gram(Kernel(NET, device="cpu"), DIGITS.X, store=place)[:], K)
@@ -153,10 +157,11 @@ def test_a_store_of_another_network_is_refused_at_once_and_by_name(tmp_path: Pat
     assert run([*asked, "resnet14"]) == 0
     capsys.readouterr()
     (tmp_path / "own.json").write_text(Sequential(Conv(5), ReLU(), Dense()).to_json())
-    own = "resnet14 there, Sequential(Conv(5), ReLU(), Dense()) now"
+    own = "resnet14 there, Sequential(Conv(5), ReLU(), Dense()) now; layers[0].kernel_size is 3 there, 5 now"
     for other, told in (("resnet8", "resnet14 there, resnet8 now"), (str(tmp_path / "own.json"), own)):
         assert run([*asked, other]) == 1
         shown = capsys.readouterr()
+        assert "continues" not in shown.out + shown.err
         assert "expected time" not in shown.out + shown.err
         assert told in shown.err
         assert shown.err.count("error:") == 1

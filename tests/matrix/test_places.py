@@ -1,4 +1,4 @@
-"""Stores on full disks and in read-only places."""
+"""Stores on full disks, in read-only places, and in folders whose name is taken away while they are filled."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ import pytest
 import zarr
 from zarr.storage import LocalStore, MemoryStore, StorePath
 
-from cnngp import gram
+from cnngp import Dense, Kernel, gram
 from cnngp.common.errors import StoreError
 from cnngp.kernel.engines.cpu.engine import CpuEngine
-from helpers.stores import KERNEL, TILE, TILES, X, computed, expected
+from cnngp.matrix.store.store import GramStore
+from helpers.stores import KERNEL, TILE, TILES, X, computed, contents, expected
 
 SYSTEM_ROOT = hasattr(os, "geteuid") and os.geteuid() == 0
 
@@ -44,6 +45,20 @@ def test_a_store_that_runs_full_keeps_what_it_has(tmp_path: Path, monkeypatch: p
     calls = computed(monkeypatch)
     np.testing.assert_array_equal(gram(KERNEL, X, store=tmp_path / "K.zarr")[:], expected())
     assert 20 <= len(calls) <= TILES - 4
+
+
+def test_notes_that_cannot_be_written_end_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither a run nor the opening of a matrix that is whole."""
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(GramStore, "_update", full)
+    for _ in range(2):
+        np.testing.assert_array_equal(gram(KERNEL, X, store=tmp_path / "K", tile=TILE)[:], expected())
+    assert "its progress could not be noted (No space left on device)" in caplog.text
 
 
 @pytest.mark.parametrize("local", [False, True])
@@ -124,3 +139,72 @@ def test_a_tile_that_is_not_finite_is_never_written(tmp_path: Path, monkeypatch:
         gram(KERNEL, X, store=tmp_path / "K.zarr", tile=TILE)
     monkeypatch.undo()
     np.testing.assert_array_equal(gram(KERNEL, X, store=tmp_path / "K.zarr")[:], expected())
+
+
+# ---- a name that is taken away --------------------------------------------------------------------------------------
+
+
+def delete(place: Path, other: Path) -> None:
+    place.rename(place.with_name("aside"))
+    shutil.rmtree(place.with_name("aside"), ignore_errors=True)  # in which a tile may just be written
+
+
+def replace(place: Path, other: Path) -> None:
+    place.rename(place.with_name("aside"))
+    shutil.copytree(other, place)
+
+
+def link(place: Path, other: Path) -> None:
+    place.rename(place.with_name("aside"))
+    place.symlink_to(other)
+
+
+@pytest.mark.parametrize("harm", [delete, replace, link])
+@pytest.mark.parametrize("tiles", [1, 9, 27])
+def test_a_store_whose_name_is_taken_away_while_it_is_filled(
+    harm: Any, tiles: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is written elsewhere, and nothing is left that the next run would refuse."""
+    place, other = tmp_path / "K.zarr", tmp_path / "other.zarr"
+    gram(Kernel(Dense(bias_var=1.0), device="cpu", threads=1), X, store=other, tile=TILE)
+    whole = contents(other)
+    calls: list[int] = []
+    monkeypatch.setattr("cnngp.kernel.kernel.compared", lambda *given: None)
+
+    def harmed(original: Any) -> Any:
+        def call(*arguments: Any) -> Any:
+            calls.append(1)
+            if len(calls) == tiles:
+                harm(place, other)
+            return original(*arguments)
+
+        return call
+
+    with monkeypatch.context() as m:
+        for name in ("cross", "symmetric"):
+            m.setattr(CpuEngine, name, harmed(getattr(CpuEngine, name)))
+        with pytest.raises(StoreError, match=r"K\.zarr was moved, deleted or replaced while it was in use") as caught:
+            gram(KERNEL, X, store=place, tile=TILE)
+    assert "\n" not in str(caught.value)
+    assert contents(other) == whole
+    if harm is replace:
+        assert contents(place) == whole
+        shutil.rmtree(place)
+    elif harm is link:
+        place.unlink()
+    else:
+        assert not place.exists()
+    np.testing.assert_array_equal(gram(KERNEL, X, store=place, tile=TILE)[:], expected())
+
+
+def test_metadata_that_is_lost_meanwhile_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place, cross = tmp_path / "K.zarr", CpuEngine.cross
+
+    def lose(*arguments: Any) -> Any:
+        (place / "zarr.json").unlink(missing_ok=True)
+        return cross(*arguments)
+
+    with monkeypatch.context() as m:
+        m.setattr(CpuEngine, "cross", lose)
+        gram(KERNEL, X, store=place, tile=TILE)
+    np.testing.assert_array_equal(gram(KERNEL, X, store=place)[:], expected())

@@ -174,7 +174,7 @@ def test_processes_started_together_all_have_the_matrix(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("same", [True, False])
-@pytest.mark.parametrize("step", ["prepare", "set_bytes"])
+@pytest.mark.parametrize("step", ["prepare", "_open_array"])
 def test_two_processes_begin_a_store_without_locks(step: str, same: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second has found nothing there; before it writes, the first does it all, perhaps in other tiles."""
     store = MemoryStore()

@@ -84,11 +84,14 @@ def _warn_if_long(seconds: float) -> None:
 def _compute(kernel: Any, X: Any, store: Any, asked: Asked, client: Any) -> dict[str, Any]:
     from cnngp.common.memory import size
     from cnngp.matrix.gram import gram as compute
-    from cnngp.matrix.store.places import local_path
+    from cnngp.matrix.plan import begun
 
-    there = local_path(store)
-    if client is None and (there is None or not there.exists()):
-        tell_cost(kernel, X, len(X) * (len(X) - 1) // 2)
+    left = begun(kernel, X, store, asked.tile)
+    if left is not None:
+        say("continues", f"{left.tiles:,} of {left.of:,} tiles are there already")
+    pairs = len(X) * (len(X) - 1) // 2 if left is None else left.pairs_left
+    if client is None and pairs:
+        tell_cost(kernel, X, pairs)
     began = time.perf_counter()
     with warnings_as_lines():
         K = compute(kernel, X, store=store, tile=asked.tile, verify=asked.verify, client=client)
@@ -109,7 +112,8 @@ def _plan(kernel: Any, X: Any, tile: int | None, store: Any) -> dict[str, Any]:
     say("pairs", f"{p.pairs:,}")
     say("tiles", f"{p.tiles:,} of {p.tile} × {p.tile}")
     say("disk", f"{size(p.disk_bytes)}{free}")
-    say("memory", f"{size(p.memory_bytes)} to compute; an exact fit needs {size(p.fit_bytes)}")
+    if p.memory_bytes is not None:
+        say("memory", f"{size(p.memory_bytes)} to compute; an exact fit needs {size(p.fit_bytes)}")
     say("speed", f"{p.pairs_per_second:,.0f} pairs/s, measured on a few pairs")
     say("time", f"about {duration(p.seconds)}")
     _warn_if_long(p.seconds)
@@ -119,12 +123,13 @@ def _plan(kernel: Any, X: Any, tile: int | None, store: Any) -> dict[str, Any]:
 def _status(where: str, verify: bool) -> None:
     from cnngp.common.memory import size
     from cnngp.matrix.plan import status
-    from cnngp.matrix.store.spec import shown
+    from cnngp.matrix.store.differences import told
+    from cnngp.network.serialize import from_json
 
     s = status(where, verify=verify)
     spec = s.spec
     say("store", where)
-    say("network", shown(spec.network))
+    say("network", "with a Python function" if spec.network is None else told(from_json(spec.network)))
     shape = " × ".join(map(str, spec.X.shape))
     other = "" if spec.Z is None else f" and {spec.Z.images:,}"
     say("images", f"{spec.X.images:,}{other} of {shape}")

@@ -8,22 +8,24 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from dataclasses import asdict
 from typing import Any, Literal, overload
 
+import numpy as np
 from numpy.typing import NDArray
 
 from cnngp.common import memory
-from cnngp.common.arrays import DataError, Output, check_output
+from cnngp.common.arrays import DataError, Output, check_output, to_numpy, to_output
 from cnngp.common.errors import StoreError
 from cnngp.common.progress import progress_bar
-from cnngp.common.tiles import Tile
+from cnngp.common.tiles import Grid, Tile
 from cnngp.kernel.kernel import Kernel, as_kernel
 from cnngp.kernel.program import Kind
 from cnngp.network.layers import Network, NetworkError
 
 from .cluster.connection import ClusterError
 from .cluster.filling import ClusterFill, end
-from .fill import fill, lanes, not_done_by_others
+from .fill import Lane, fill, lanes, not_done_by_others
 from .images import ImageRows
 from .store.spec import Data, Spec
 from .store.store import GramStore, opened
@@ -69,7 +71,8 @@ def gram(
     X : images, an array or a memory map, of which a tile's rows are read at a time.
     Z : the images of the columns; None for those of X.
     store : None for an array in memory; a path, an fsspec URL or a Zarr store for a read-only `zarr.Array`.
-    tile : side of a tile of a store, or (rows, columns); by default a few seconds of work, and what it already has.
+    tile : side of a tile, or (rows, columns); by default a few seconds of work, and what a store already has. In memory
+        the whole matrix is one tile, which is the fastest, unless it is given.
     verify : read and check the tiles that a store has; bad ones are reported and computed again.
     progress : a progress bar, on a terminal.
     output : "numpy", "cupy" or "torch", for a matrix in memory; on a GPU the last two leave it there.
@@ -103,13 +106,15 @@ def gram(
         raise DataError(f"X holds images of shape {x.image_shape} and Z of shape {z.image_shape}; they must agree")
     kernel.engine_for(x.image_shape)  # refuses images that do not fit the network
     if store is None:
-        return _in_memory(kernel, x, z, progress, output)
+        return _in_memory(kernel, x, z, side, progress, output)
     on_cluster = None if client is None else ClusterFill(client, kernel, x.image_shape, store)
     with opened(store) as gram_store:
         return _in_store(gram_store, kernel, x, z, side, verify, progress, on_cluster)
 
 
-def _in_memory(kernel: Kernel, x: ImageRows, z: ImageRows | None, progress: bool, output: Output) -> Any:
+def _in_memory(
+    kernel: Kernel, x: ImageRows, z: ImageRows | None, tile: tuple[int, int] | None, progress: bool, output: Output
+) -> Any:
     shape = (len(x), len(x if z is None else z))
     try:
         memory.require(
@@ -119,7 +124,25 @@ def _in_memory(kernel: Kernel, x: ImageRows, z: ImageRows | None, progress: bool
         )
     except MemoryError as error:
         raise MemoryError(f"{error}; or keep it on disk with store=") from None
-    return kernel(x.X, None if z is None else z.X, output=output, progress=progress)
+    if tile is None:
+        return kernel(x.X, None if z is None else z.X, output=output, progress=progress)
+    x.check_range()
+    if z is not None:
+        z.check_range()
+    if kernel.check:
+        kernel.verify(x.X)
+    grid = Grid(shape, tile, z is None)
+    K = np.empty(shape, x.dtype)
+
+    def write(t: Tile, block: Any) -> None:
+        block = to_numpy(block)
+        K[t.rows, t.columns] = block
+        if t.mirrored:
+            K[t.columns, t.rows] = block.T
+
+    with progress_bar(grid.pairs, "kernel", "pair", wanted=progress, keep=True) as bar:
+        fill(grid, [Lane(kernel.engine_for(x.image_shape))], x, z, write, bar.update)
+    return to_output(K, output)
 
 
 def _in_store(
@@ -162,10 +185,11 @@ def _in_store(
     damaged = store.damaged(missing, progress) if verify and there.any() else []
     if missing or damaged:
         _refuse_to_fill(store, engine)
-        if kernel.check and on_cluster is None:  # hours of work; on a cluster each worker does so for its engine
-            kernel.verify(x.X)
+        _check(store, kernel, x, on_cluster)
         _forget(store, damaged)
         _compute(store, kernel, x, z, sorted([*missing, *damaged]), progress, on_cluster)
+    if not store.read_only:
+        store.note("progress", {"tiles": len(store.grid), "of": len(store.grid)})
     return store.array()
 
 
@@ -205,6 +229,18 @@ def _refuse_to_fill(store: GramStore, engine: str) -> None:
             f"{store.name} was begun by the engine {store.spec.engine} and lacks tiles; this one is {engine}, whose "
             "last digits differ. Continue on a machine with that engine, or choose another store"
         )
+
+
+def _check(store: GramStore, kernel: Kernel, x: ImageRows, on_cluster: ClusterFill | None) -> None:
+    """Compare two images with the reference before hours of work; the store says that it was done, and what came out.
+
+    On a cluster each worker does so for its own engine.
+    """
+    if not kernel.check or on_cluster is not None:
+        store.note("check", {"by": "each worker" if kernel.check else "nobody: check=False"})
+        return
+    verdict = kernel.verify(x.X)
+    store.note("check", {"by": "this process"} | ({} if verdict is None else asdict(verdict)))
 
 
 def _forget(store: GramStore, damaged: list[tuple[int, int]]) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import resource
 import shutil
+import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -12,11 +12,12 @@ from cnngp.common.errors import StoreError
 from cnngp.common.tiles import Grid
 from cnngp.kernel.kernel import Kernel
 
+from .gram import specify
 from .images import ImageRows
 from .store.places import local_path
 from .store.spec import Spec
 from .store.store import GramStore
-from .store.tile_bytes import chunk_bytes
+from .store.tile_bytes import chunk_bytes, tile_of
 from .tile_size import check_tile, measured_rate, tile_here
 
 
@@ -30,7 +31,7 @@ class GramCost:
     tiles: int
     disk_bytes: int
     disk_free_bytes: int | None
-    memory_bytes: int
+    memory_bytes: int | None
     """Peak of this process after these pairs: it does not grow with the images."""
     fit_bytes: int
     """The float64 buffer of an exact fit."""
@@ -56,7 +57,7 @@ def plan(kernel: Kernel, X: Any, *, tile: int | None = None, store: Any = None) 
         tiles=len(grid),
         disk_bytes=a * b * chunk_bytes(grid.tile, x.dtype),
         disk_free_bytes=_free(local_path("." if store is None else store)),
-        memory_bytes=1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+        memory_bytes=_peak_memory(),
         fit_bytes=8 * n * n,
         engine=kernel.engine_for(x.image_shape).identity,
         pairs_per_second=rate,
@@ -69,6 +70,42 @@ def _free(folder: Path | None) -> int | None:
         return None
     folder = folder.absolute()
     return shutil.disk_usage(next(f for f in (folder, *folder.parents) if f.exists())).free
+
+
+def _peak_memory() -> int | None:
+    if sys.platform == "win32":
+        return None
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+@dataclass(frozen=True)
+class Begun:
+    """What a store has of a matrix that is asked for: tiles, of so many, and the pairs that are left."""
+
+    tiles: int
+    of: int
+    pairs_left: int
+
+
+def begun(kernel: Kernel, X: Any, store: Any, tile: int | None = None) -> Begun | None:
+    """What a store has of K(X, X) so far, without writing; None where it was not begun. Refuses as `gram` does what is
+    of something else, so that nothing is promised first.
+    """
+    local = local_path(store)
+    if local is not None and not (local / "zarr.json").exists():
+        return None
+    there = GramStore(store, read_only=True)
+    if there.found is None:
+        return None
+    x = ImageRows(X, kernel, "X")
+    wanted = specify(there.found, kernel, x, None, check_tile(tile) or there.found.tile, there.found.engine)
+    there.found.refuse_unless_same_or_grown(wanted, there.name)
+    lost = {tile_of(there.grid, *at) for at in there.grid.cut_by_growth(wanted.shape)} | set(there.missing())
+    kept = [t for t in there.grid if (t.i, t.j) not in lost]
+    return Begun(len(kept), len(wanted.grid), wanted.grid.pairs - sum(t.pairs for t in kept))
 
 
 @dataclass(frozen=True)
@@ -101,7 +138,7 @@ def status(where: Any, *, verify: bool = True, progress: bool = True) -> Status:
     there = store.present()
     missing = store.missing(there)
     if there.any():  # else it may have just been begun, before its array
-        store.check_array()
+        store.check_array(growing=bool(missing))
     damaged = len(store.damaged(missing, progress)) if verify else None
     stored = int(there.sum()) * chunk_bytes(store.grid.tile, store.found.dtype)
     return Status(store.found, len(store.grid), len(missing), damaged, stored)

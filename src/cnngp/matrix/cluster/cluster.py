@@ -10,6 +10,7 @@ import asyncio
 import concurrent.futures
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -73,6 +74,7 @@ class Cluster:
         """The workers that take part and their answers, after a word about those that are unfit or gone. Waits while
         there are none.
         """
+        began, waiting = time.monotonic(), False
         while True:
             known, there = self._look()
             for worker in self._fit.keys() - there:
@@ -86,15 +88,16 @@ class Cluster:
             if self._fit:
                 return dict(self._fit)
             if there and there <= self._refused.keys():
-                said = "; ".join(sorted({self._refused[worker] for worker in there}))
+                reasons = Counter(self._refused[worker] for worker in there)
+                said = "; ".join(f"{reason} ({n} of them)" if n > 1 else reason for reason, n in reasons.most_common(3))
                 raise ClusterError(f"no worker at {self.address} can do the work: {said}")
-            if not known:
+            if not known and not waiting:
                 log.warning("no workers at %s; waiting for one", self.address)
-                try:
-                    self.client.wait_for_workers(1, PATIENCE)
-                except TimeoutError:
-                    start = f"start them with `dask worker {self.address}` on any machine"
-                    raise ClusterError(f"no workers at {self.address}; {start}") from None
+                waiting = True
+            if time.monotonic() - began > PATIENCE:
+                start = f"start them with `dask worker {self.address}` on any machine"
+                how = "none of them answers" if known else start
+                raise ClusterError(f"{len(known) or 'no'} workers at {self.address}; {how}")
             time.sleep(0.1)
 
     def refuse(self, worker: str, error: BaseException) -> None:
@@ -148,8 +151,9 @@ class Cluster:
         gone = ClusterError(f"the scheduler {self.address} is gone")
         if self.client.status != "running":  # Dask itself tries for half a minute
             raise gone
+        look = partial(self.client.sync, self.client.scheduler.identity)
         try:
-            found = within(_SCHEDULER_SECONDS, partial(self.client.sync, self.client.scheduler.identity))["workers"]
+            found = within(_SCHEDULER_SECONDS, look)["workers"]
             now = within(_SCHEDULER_SECONDS, partial(self.client.run_on_scheduler, time.time))  # its clock, not ours
         except LOST as error:
             raise gone from error

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -41,11 +43,13 @@ def local_path(where: Any) -> Path | None:
 
 
 def child(where: Any, name: str) -> Any:
-    """A store inside a store."""
+    """A store inside a store. One that is a link was not made by cnngp: it is refused, as any link in a store."""
     from zarr.abc.store import Store
     from zarr.storage import StorePath
 
     local = local_path(where)
+    if local is not None and (local / name).is_symlink():
+        raise _is_link(local / name)
     if isinstance(where, (Store, StorePath)):
         return StorePath(where, name) if isinstance(where, Store) else where / name
     return f"{str(where).rstrip('/')}/{name}" if local is None else local / name
@@ -82,15 +86,57 @@ def same_for_all_machines(where: Any) -> str:
     raise StoreError(f"store={where!r}: with client= give a path or a URL that every worker can open")
 
 
-class Keys:
-    """The keys below one path of a Zarr store."""
+class HeldFolder:
+    """A folder that stays the same one while it is in use, whatever becomes of its name.
 
-    def __init__(self, where: Any, read_only: bool) -> None:
+    What is read or written `inside` is so in the folder that was there at first, not in another one that has its name
+    by now, or that a link leads to.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = self.inside = path
+        self._held: os.stat_result | None = None
+        if hasattr(os, "O_DIRECTORY"):
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+            self._close = weakref.finalize(self, os.close, descriptor)
+            self._held = os.fstat(descriptor)
+            by_number = Path(f"/proc/self/fd/{descriptor}")
+            if by_number.is_dir():  # of Linux; elsewhere `check` alone, before each write, tells
+                self.inside = by_number
+
+    def close(self) -> None:
+        """Let go of it; nothing may be read or written inside any more."""
+        if self._held is not None:
+            self._close()
+
+    def check(self) -> None:
+        """`StoreError` where the name does not lead to this folder any more."""
+        same = self._held is None
+        with suppress(OSError):
+            same = same or os.path.samestat(self._held, self.path.stat())  # type: ignore[arg-type]
+        if not same:
+            raise StoreError(
+                f"{self.path} was moved, deleted or replaced while it was in use; nothing was written to what has its "
+                "name now. Run the same again"
+            )
+
+
+class Keys:
+    """The keys below one path of a Zarr store. A local folder is held: see `HeldFolder`."""
+
+    def __init__(self, where: Any, read_only: bool, folder: HeldFolder | None = None) -> None:
+        from zarr.storage import LocalStore
+
         self.zarr_store, self.path, self.local, self.name = locate(where, read_only)
         self.read_only = read_only or bool(self.zarr_store.read_only)
-        self._prefix = f"{self.path}/" if self.path else ""
+        if folder is None and not self.read_only and self.local is not None and self.local.is_dir():
+            folder = HeldFolder(self.local)
+        self.folder = folder
+        self._inside, self._prefix = self.zarr_store, f"{self.path}/" if self.path else ""
+        if folder is not None and type(self.zarr_store) is LocalStore:
+            self._inside, self._prefix = LocalStore(folder.inside), ""
         # For reading: a store that may be written makes its folder when it is first looked at.
-        self._source = self.zarr_store if self.zarr_store.read_only else self.zarr_store.with_read_only(True)
+        self._source = self._inside if self._inside.read_only else self._inside.with_read_only(True)
 
     def names(self, key: str) -> tuple[str, ...]:
         """What is in a folder of the store, also what other processes have just put there."""
@@ -117,9 +163,10 @@ class Keys:
 
     def set_all(self, parts: list[tuple[str, Any]]) -> None:
         """Write buffers at the same time. An error is raised when all have ended."""
+        self.check_folder()
 
         async def put() -> None:
-            writes = (self.zarr_store.set(self._prefix + key, data) for key, data in parts)
+            writes = (self._inside.set(self._prefix + key, data) for key, data in parts)
             for result in await asyncio.gather(*writes, return_exceptions=True):
                 if isinstance(result, BaseException):
                     raise result
@@ -127,25 +174,33 @@ class Keys:
         wait(put())
 
     def delete(self, key: str) -> None:
-        wait(self.zarr_store.delete(self._prefix + key))
+        self.check_folder()
+        wait(self._inside.delete(self._prefix + key))
 
     def delete_folder(self, key: str) -> None:
-        wait(self.zarr_store.delete_dir(self._prefix + key))
+        self.check_folder()
+        wait(self._inside.delete_dir(self._prefix + key))
 
     def new_array(self, key: str, shape: tuple[int, ...], chunks: tuple[int, ...], dtype: Any) -> Any:
         """A Zarr array, with a checksum on every chunk, and NaN where a chunk is not seen."""
         import zarr
         from zarr.codecs import Crc32cCodec
 
+        self.check_folder()
         options: dict[str, Any] = {"fill_value": float("nan"), "filters": None, "compressors": [Crc32cCodec()]}
         options |= {"shape": shape, "chunks": chunks, "dtype": dtype, "zarr_format": 3}
-        return zarr.create_array(self.zarr_store, name=self._prefix + key, **options)
+        return zarr.create_array(self._inside, name=self._prefix + key, **options)
 
     def open_array(self, key: str) -> Any:
         """A Zarr array for reading."""
         import zarr
 
         return zarr.open_array(self._source, path=self._prefix + key, mode="r", zarr_format=3)
+
+    def check_folder(self) -> None:
+        """`StoreError` where another folder has the name of the one that is held."""
+        if self.folder is not None:
+            self.folder.check()
 
     @contextmanager
     def writing(self, state: str) -> Iterator[None]:
@@ -156,6 +211,7 @@ class Keys:
             raise self.fault(error, state) from error
 
     def fault(self, error: OSError, state: str) -> StoreError:
+        self.check_folder()
         reason = error.strerror or str(error)
         if error.errno in FULL:
             return StoreError(f"{self.name}: the disk is full; {state}. Free some space and run the same again")
@@ -180,7 +236,9 @@ def wait(coroutine: Any) -> Any:
 
 
 def check_place(local: Path) -> None:
-    """Refuse, before anything is put there, a folder that holds something else."""
+    """Refuse, before anything is put there, a folder that holds something else, and a store in which a folder, or a
+    file that is written to, is a link: what is written or deleted there would be in a place that somebody else chose.
+    """
     if local.exists() and not local.is_dir():
         raise StoreError(f"store={str(local)!r} is a file; expected a folder, or a name that is not taken yet")
     if local.is_dir() and not (local / "zarr.json").exists():
@@ -190,6 +248,22 @@ def check_place(local: Path) -> None:
                 f"store={str(local)!r} is a folder that cnngp did not make (it holds {', '.join(strange[:3])}); give a "
                 "name that is not taken yet"
             )
+    folders = [local / "K" / "c", local / "K" / "seals", local / "images"]
+    for path in (local / "K", *folders, local / "zarr.json", local / "K" / "zarr.json", local / "K" / ".lock"):
+        if path.is_symlink():
+            raise _is_link(path)
+    for folder in filter(Path.is_dir, folders):
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.is_symlink():
+                    raise _is_link(Path(entry.path))
+
+
+def _is_link(path: Path) -> StoreError:
+    return StoreError(
+        f"{path} is a link to {path.readlink()}; cnngp makes no links in a store and follows none. Put a copy of the "
+        "folder in its place, or give another store"
+    )
 
 
 def remove_leftovers(local: Path, locked: bool) -> None:

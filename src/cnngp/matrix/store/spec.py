@@ -9,20 +9,20 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from functools import cache
 from typing import Any
 
-from cnngp.common.errors import StoreError, one_line
+from cnngp.common.errors import StoreError
 from cnngp.common.tiles import Grid
-from cnngp.network.layers import NetworkError
-from cnngp.network.names import zoo_name
-from cnngp.network.serialize import from_json
-from cnngp.network.zoo import resnet
+
+from .places import Keys
 
 FORMAT = 3
 _MARK = "cnngp_gram"
 _CHECKSUM = "sha256"
-_LONGEST = 80
+_KINDS = {"nngp": "the Gaussian process's, kind 'nngp',", "ntk": "the tangent kernel, kind 'ntk',"}
 _REMEDY = "bring zarr.json back from a copy, or delete the store"
 
 
@@ -103,10 +103,12 @@ class Spec:
         """`StoreError` with all that differs, unless `wanted` is this matrix or one that it is the beginning of."""
         differs = []
         if self.network_fingerprint != wanted.network_fingerprint:
-            differs.append(f"the network ({shown(self.network)} there, {shown(wanted.network)} now)")
+            from .differences import difference
+
+            differs.append(f"the network ({difference(self.network, wanted.network)})")
         sets = ("the matrix of one set of images", "the matrix of two sets")
         for what, there, now in (
-            ("the kernel", self.kind, wanted.kind),
+            ("the kernel", _KINDS.get(self.kind, self.kind), _KINDS.get(wanted.kind, wanted.kind)),
             ("the kind", sets[self.Z is not None], sets[wanted.Z is not None]),
             ("the type", self.dtype, wanted.dtype),
             ("the tile", _side(self.tile), _side(wanted.tile)),
@@ -119,23 +121,6 @@ class Spec:
                 differs += _data_differs("Z", self.Z, wanted.Z)
         if differs:
             raise OtherMatrixError(f"{name} was made for something else: {'; '.join(differs)}. Give another store")
-
-
-def shown(network: str | None) -> str:
-    """A network, given as JSON, by its name or as the code that makes it, cut where that is long.
-
-    >>> from cnngp import zoo
-    >>> shown(zoo.small_cnn().to_json())
-    'small_cnn'
-    """
-    if network is None:
-        return "one with a Python function"
-    try:
-        made = from_json(network)
-    except NetworkError:
-        return "one that this version cannot read"
-    name = next((f"resnet{depth}" for depth in range(8, 111, 6) if made == resnet(depth)), zoo_name(made))
-    return name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…"
 
 
 def _digest(attributes: dict[str, Any]) -> str:
@@ -166,14 +151,19 @@ def group_attributes(data: bytes | None, name: str) -> dict[str, Any] | None:
     if data is None:
         return None
     try:
-        document = json.loads(data)
-        if (document["zarr_format"], document["node_type"]) != (3, "group"):
+        document = _parsed(data)
+        if document.get("node_type") == "array":
+            raise ValueError("it is that of an array, not of a group")
+        if document.get("zarr_format") != 3 or document.get("node_type") != "group":
             raise ValueError("it is not that of a Zarr group, format 3")
-        return dict(document.get("attributes", {}))
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        attributes = document.get("attributes", {})
+        if not isinstance(attributes, dict):
+            raise ValueError("its attributes are no table")
+    except ValueError as error:
         raise StoreError(
-            f"{name}: its zarr.json cannot be read ({one_line(error)}); bring it back from a copy, or delete the store"
+            f"{name}: its zarr.json cannot be read ({error}); bring it back from a copy, or delete the store"
         ) from None
+    return attributes
 
 
 def group_document(attributes: dict[str, Any]) -> bytes:
@@ -181,31 +171,51 @@ def group_document(attributes: dict[str, Any]) -> bytes:
 
 
 def array_document(spec: Spec) -> bytes:
-    """The document of the array: by it any reader of Zarr finds the numbers."""
-    document = {
-        "shape": spec.shape,
-        "data_type": spec.dtype,
-        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": spec.tile}},
-        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
-        "fill_value": "NaN",
-        "codecs": [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}],
-        "attributes": {},
-        "zarr_format": 3,
-        "node_type": "array",
-        "storage_transformers": [],
-    }
-    return json.dumps(document, indent=2).encode()
+    """The document of the array as Zarr itself writes it."""
+    return _array_document(spec.shape, spec.tile, spec.dtype)
 
 
-def array_fits(data: bytes | None, spec: Spec) -> bool:
-    """Whether an array's document is that of the matrix, but for attributes and what versions of Zarr leave out."""
+@cache
+def _array_document(shape: tuple[int, int], tile: tuple[int, int], dtype: str) -> bytes:
+    from zarr.storage import MemoryStore
 
-    def plain(text: bytes | None) -> dict[str, Any]:
-        optional: dict[str, Any] = {"storage_transformers": [], "dimension_names": None}
-        optional |= json.loads(text or b"{}")
-        return optional | {"attributes": {}}
+    keys = Keys(MemoryStore(), read_only=False)
+    keys.new_array("K", shape, tile, dtype)
+    document = keys.get_bytes("K/zarr.json")
+    assert document is not None
+    return document
 
+
+def array_differs(data: bytes | None, spec: Spec, but: Sequence[str] = ()) -> str | None:
+    """What is wrong with the array's document, in other keys than `but`; None where it is that of the matrix."""
+    if data is None:
+        return "it is missing"
     try:
-        return plain(data) == plain(array_document(spec))
-    except (ValueError, TypeError, RecursionError):
-        return False
+        document = _parsed(data)
+    except ValueError as error:
+        return f"it cannot be read ({error})"
+    ours = _parsed(array_document(spec))
+    strange = document.keys() - ours.keys() - {"dimension_names"}
+    found, wanted = _plain(document), _plain(ours)
+    keys = (found.keys() | wanted.keys()) - {"attributes", *but}
+    differs = sorted(strange | {key for key in keys if found.get(key) != wanted.get(key)})
+    return f"changed in {', '.join(differs)}" if differs else None
+
+
+def _parsed(data: bytes) -> dict[str, Any]:
+    """A JSON object. `ValueError` for all else."""
+    try:
+        document = json.loads(data)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    if not isinstance(document, dict):
+        raise ValueError("it is no JSON object")
+    return document
+
+
+def _plain(value: Any) -> Any:
+    """Without what is empty: versions of Zarr differ in whether they write it."""
+    if isinstance(value, dict):
+        plain = {key: _plain(item) for key, item in value.items()}
+        return {key: item for key, item in plain.items() if item not in (None, {}, [])}
+    return [_plain(item) for item in value] if isinstance(value, list) else value

@@ -13,6 +13,7 @@ whole. What disks and people do to it later shows in its checksum and its seal, 
 from __future__ import annotations
 
 import errno
+import logging
 import math
 import sys
 from collections.abc import Iterator
@@ -29,16 +30,30 @@ from cnngp.common.files import exclusive
 from cnngp.common.progress import progress_bar
 from cnngp.common.tiles import Grid, Tile
 
-from .places import FULL, NOT_WRITABLE, Keys, check_place, local_path, prototype, remove_leftovers, wait
-from .spec import Spec, array_document, array_fits, group_attributes, group_document
+from .places import (
+    FULL,
+    NOT_WRITABLE,
+    HeldFolder,
+    Keys,
+    check_place,
+    local_path,
+    prototype,
+    remove_leftovers,
+    wait,
+)
+from .spec import Spec, array_differs, array_document, group_attributes, group_document
 from .tile_bytes import CHECKSUM_BYTES, decoded_chunk, encoded_chunk, is_mirror, seal, tile_of
+
+log = logging.getLogger("cnngp")
 
 
 class GramStore(Keys):
     """One kernel matrix in a store; made by `opened`. `found` is what the store says that it holds, if anything."""
 
-    def __init__(self, where: Any, read_only: bool = False, locked: bool = False) -> None:
-        super().__init__(where, read_only)
+    def __init__(
+        self, where: Any, read_only: bool = False, locked: bool = False, folder: HeldFolder | None = None
+    ) -> None:
+        super().__init__(where, read_only, folder)
         self.locked = locked
         self._look()
 
@@ -69,6 +84,17 @@ class GramStore(Keys):
     def grid(self) -> Grid:
         return self.spec.grid
 
+    def refuse_unknown_tiles(self) -> None:
+        """`StoreError` where there are tiles without metadata: they could be those of any matrix."""
+        if self.found is None:
+            tiles = self.names("K/c")
+            # The metadata after the tiles: another process, which may have begun both meanwhile, writes it before them.
+            self._look()
+            if self.found is None and tiles:
+                raise StoreError(
+                    f"{self.name} holds tiles, but no zarr.json that says of what; give a place that is not taken yet"
+                )
+
     def prepare(self, spec: Spec, any_tile: bool = False) -> None:
         """Make the store one for `spec`: new, as it is, or grown. Refuses one that is of something else.
 
@@ -94,21 +120,41 @@ class GramStore(Keys):
                 # taken for one that covers more than was computed.
                 for i, j in self.grid.cut_by_growth(spec.shape):
                     self.forget(*tile_of(self.grid, i, j))
-                before = group_attributes(self.get_bytes("zarr.json"), self.name) or {}
-                self.set_bytes("zarr.json", group_document(before | spec.attributes()))
+                self._update(spec.attributes())
                 self._adopt(spec)
-            if not array_fits(self.get_bytes("K/zarr.json"), self.spec):
-                self.set_bytes("K/zarr.json", array_document(self.spec))
+            self._open_array()
         if self.local is not None:
-            remove_leftovers(self.local, self.locked)
+            remove_leftovers(self.local if self.folder is None else self.folder.inside, self.locked)
 
-    def check_array(self) -> None:
-        """`StoreError` where other readers of Zarr would read the matrix wrongly or not at all."""
-        if not array_fits(self.get_bytes("K/zarr.json"), self.spec):
+    def _open_array(self) -> None:
+        """Make the array's document what the metadata says."""
+        there = self.get_bytes("K/zarr.json")
+        damage = None if there is None else array_differs(there, self.spec, but=["shape"])  # of a matrix that grows
+        if damage is not None:
+            log.warning("%s: K/zarr.json was damaged (%s) and is written anew; the tiles stay", self.name, damage)
+        if array_differs(there, self.spec) is not None:
+            self.set_bytes("K/zarr.json", array_document(self.spec))
+
+    def check_array(self, growing: bool = False) -> None:
+        """`StoreError` where Zarr would read the matrix wrongly or not at all. While it grows its old shape will do."""
+        differs = array_differs(self.get_bytes("K/zarr.json"), self.spec, but=["shape"] if growing else [])
+        if differs is not None:
             raise StoreError(
-                f"{self.name}: K/zarr.json does not fit the matrix; run gram on the store again: it writes that file "
-                "anew, and the tiles stay"
+                f"{self.name}: K/zarr.json does not fit the matrix: {differs}; run gram on the store again: it writes "
+                "that file anew, and the tiles stay"
             )
+
+    def _update(self, attributes: dict[str, Any]) -> None:
+        before = group_attributes(self.get_bytes("zarr.json"), self.name) or {}
+        if before != before | attributes:
+            self.set_bytes("zarr.json", group_document(before | attributes))
+
+    def note(self, name: str, note: dict[str, Any]) -> None:
+        """Keep something for people who look at the metadata; that is written anew should it have been lost."""
+        try:
+            self._update(self.spec.attributes() | {name: note})
+        except OSError as error:  # a full disk, say: what is written for people ends no run
+            log.warning("%s: its %s could not be noted (%s)", self.name, name, error.strerror or error)
 
     # ---- tiles ---------------------------------------------------------------------------------------------------
 
@@ -119,7 +165,9 @@ class GramStore(Keys):
         from .verified import VerifiedStore
 
         self.check_array()
-        reading = VerifiedStore(self._source, self.path, self.spec, self.name)
+        self.check_folder()
+        by_name = self.zarr_store if self.zarr_store.read_only else self.zarr_store.with_read_only(True)
+        reading = VerifiedStore(by_name, self.path, self.spec, self.name)
         return zarr.open_array(reading, path=f"{self.path}/K".lstrip("/"), mode="r", zarr_format=3)
 
     def write(self, tile: Tile, block: Any) -> None:
@@ -220,7 +268,7 @@ def opened(where: Any) -> Iterator[GramStore]:
     """
     local = local_path(where)
     read_only = bool(getattr(getattr(where, "store", where), "read_only", False))  # that of a Zarr store
-    locked = False
+    folder, locked = None, False
     with ExitStack() as stack:
         if local is not None and not read_only:
             check_place(local)
@@ -229,14 +277,18 @@ def opened(where: Any) -> Iterator[GramStore]:
                 GramStore(where, read_only=True)  # refuses what is not ours before the lock is made in it
             try:
                 local.mkdir(parents=True, exist_ok=True)
-                locked = stack.enter_context(exclusive(local / "K" / ".lock", str(local)))
+                folder = HeldFolder(local)
+                stack.callback(folder.close)
+                locked = stack.enter_context(exclusive(folder.inside / "K" / ".lock", str(local)))
             except OSError as error:
                 if error.errno in NOT_WRITABLE and begun:
-                    read_only = True
+                    read_only, folder = True, None
                 else:
                     advice = "free some space" if error.errno in FULL else "choose a place where you may write"
                     raise StoreError(f"store={str(local)!r} cannot be made: {error.strerror}; {advice}") from None
-        yield GramStore(where, read_only, locked)
+        gram_store = GramStore(where, read_only, locked, folder)
+        gram_store.refuse_unknown_tiles()
+        yield gram_store
 
 
 def store_of(K: Any) -> GramStore | None:
