@@ -10,6 +10,7 @@ second sum necessary: a filter of 3 with stride 2 on an even size, say.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import Any, Literal, get_args
 
@@ -27,7 +28,7 @@ SYMMETRIES: tuple[Symmetry, ...] = get_args(Symmetry)
 
 # A symmetric matrix is computed in stripes of rows from its diagonal on, at most so many, each of so many rows at
 # least: with ten of them a twentieth of the matrix is computed twice.
-_STRIPES, _ROWS = 10, 256
+_STRIPES, _ROWS, _ROWS_ON_A_CARD = 10, 16, 256
 # Images of a block whose kernels with their own mirror images are computed: of the block, the diagonal is used. A card
 # takes as long for few pairs as for some thousand.
 _BLOCK, _BLOCK_ON_A_CARD = 8, 64
@@ -94,9 +95,13 @@ class SymmetricEngine:
             if g is h:
                 total += self.inner.diagonal(left)
                 continue
-            for start in range(0, len(X), block):
+
+            def of_block(start: int, left: Any = left, right: Any = right) -> Any:
                 rows = slice(start, start + block)
-                total[rows] += to_numpy(self.inner.cross(left[rows], right[rows])).diagonal()
+                return to_numpy(self.inner.cross(left[rows], right[rows])).diagonal()
+
+            with ThreadPoolExecutor(1 if "cuda" in self.identity else self.threads) as pool:
+                total += np.concatenate([*pool.map(of_block, range(0, len(X), block))])  # each too small for threads
         return total / self.pairs
 
     def cross(self, X: Any, Z: Any, output: Output = "numpy", advance: Advance = None) -> Any:
@@ -111,7 +116,8 @@ class SymmetricEngine:
         """Entries as in `cross`, of the upper triangle, in stripes of rows from the diagonal on."""
         n, xp = len(X), namespace(X)
         K = xp.empty((n, n), self.dtype)
-        computed, seen, said = sum((end - first) * (n - first) for first, end in _stripes(n)), 0, 0
+        stripes = _stripes(n, _ROWS_ON_A_CARD if "cuda" in self.identity else _ROWS)
+        computed, seen, said = sum((end - first) * (n - first) for first, end in stripes), 0, 0
 
         def told(pairs: int) -> None:
             """Of the n (n − 1)/2 pairs of the matrix, the share that was computed."""
@@ -121,7 +127,7 @@ class SymmetricEngine:
                 advance(seen * (n * (n - 1) // 2) // computed - said)
             said = seen * (n * (n - 1) // 2) // computed
 
-        for first, end in _stripes(n):
+        for first, end in stripes:
             K[first:end, first:] = self.cross(X[first:end], X[first:], where_of(X), told)
             upper = xp.triu(K[first:end, first:end], 1)
             K[first:end, first:end] = upper + upper.T
@@ -146,6 +152,6 @@ class SymmetricEngine:
         return to_numpy(self.inner.cross(a, b)).astype(np.float64)
 
 
-def _stripes(n: int) -> list[tuple[int, int]]:
-    edges = np.linspace(0, n, min(_STRIPES, max(n // _ROWS, 1)) + 1).round().astype(int)
+def _stripes(n: int, rows: int) -> list[tuple[int, int]]:
+    edges = np.linspace(0, n, min(_STRIPES, max(n // rows, 1)) + 1).round().astype(int)
     return list(zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True))

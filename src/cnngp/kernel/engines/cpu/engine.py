@@ -40,6 +40,7 @@ class PairRunner(Runner):
         # Small maps: a call to an operation costs as much as some of its elements, so more images share one.
         block = next((b for b, most in ((8, BLOCK_BYTES // 3), (4, BLOCK_BYTES)) if b * map_bytes <= most), 2)
         super().__init__(engine, plan, variance_calls(plan.ints), pair_calls(plan.ints, dtype.name), block=block)
+        self.fewest = 8 if engine.program.input is None else 32  # pairs with pools cost far more than tables
         self.strip = max(32, min(1024, STRIP_BYTES // (plan.table * dtype.itemsize)))
 
     def fill(self, K: Array | None, theta: Array | None, X: Array, Z: Array, symmetric: bool, advance: Advance) -> None:
@@ -51,7 +52,7 @@ class PairRunner(Runner):
             own = self.row_tables(rows)
             groups = range(row0 // self.lanes * self.lanes if symmetric else 0, len(Z), self.lanes)
             # Enough tasks for every thread to have several, each with enough rows to pay for its column tables.
-            pieces = max(1, min(-(-4 * self.threads // max(1, len(groups))), len(rows) // 32))
+            pieces = max(1, min(-(-4 * self.threads // max(1, len(groups))), len(rows) // self.fewest))
             step = -(-len(rows) // pieces)
             tasks = [(column0, first) for column0 in groups for first in range(0, len(rows), step)]
 
