@@ -14,7 +14,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from html import unescape
 from pathlib import Path
 
@@ -227,14 +227,32 @@ def test_what_a_refused_request_carries_is_not_read_as_the_next_one(answers: Ans
     assert len(answers.decisions) == 0
 
 
+def half_a_request(viewer: Viewer) -> bytes:
+    host = f"Host: 127.0.0.1:{viewer.server_port}"
+    return f"POST /{viewer.token}/look HTTP/1.1\r\n{host}\r\nContent-Length: 9\r\n\r\n".encode()
+
+
 def test_one_who_stops_sending_keeps_nobody_waiting(answers: Answers, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server._Handler, "timeout", 1.0)
     with serving(answers) as viewer, socket.create_connection(viewer.server_address[:2], timeout=30) as stuck:
-        host = f"Host: 127.0.0.1:{viewer.server_port}"
-        stuck.sendall(f"POST /{viewer.token}/look HTTP/1.1\r\n{host}\r\nContent-Length: 9\r\n\r\n".encode())
+        stuck.sendall(half_a_request(viewer))
         time.sleep(0.2)  # until it is being read
         assert ask(viewer, "GET", "/model")[0] == 200
         assert stuck.recv(1) == b""  # closed, when its time is up
+
+
+def test_connections_that_ask_nothing_are_bounded_and_keep_nobody_out(answers: Answers) -> None:
+    before = threading.active_count()
+    with serving(answers) as viewer, ExitStack() as stack:
+        for k in range(4 * server.MOST_CONNECTIONS):
+            idle = stack.enter_context(socket.create_connection(viewer.server_address[:2], timeout=30))
+            if k % 2:
+                idle.sendall(half_a_request(viewer))
+        assert ask(viewer, "GET", "/model")[0] == 200
+        until = time.monotonic() + 10.0  # threads of connections that were closed end when they are next run
+        while threading.active_count() - before > server.MOST_CONNECTIONS + 1 and time.monotonic() < until:
+            time.sleep(0.05)
+        assert threading.active_count() - before <= server.MOST_CONNECTIONS + 1
 
 
 # ---- the page -------------------------------------------------------------------------------------------------------

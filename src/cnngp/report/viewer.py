@@ -4,7 +4,7 @@ It listens on the loopback address and answers only requests that name it by tha
 can reach it through a name of its own) and that know the token in the address of the page (so that no other user of the
 machine can), and takes data only from its own page. Every connection carries one request and is closed: what a page
 elsewhere sends as the body of a request that is refused must not be read as the next one. A request has to arrive in
-time.
+time, and of too many connections those that have waited longest for theirs are closed.
 """
 
 from __future__ import annotations
@@ -12,9 +12,12 @@ from __future__ import annotations
 import hmac
 import json
 import secrets
+import socket
 import sys
 import threading
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
@@ -23,9 +26,12 @@ from typing import Any
 from .answers import Answers
 
 HOST = "127.0.0.1"
+MOST_CONNECTIONS = 64
+"""That wait for a request, each with a thread. A browser uses six, and opens some ahead of what it will ask."""
 ARRIVAL_SECONDS = 30.0
 """For a whole request, an image with it, to arrive from this machine; also for its answer to be taken."""
 _LARGEST_UPLOAD = 64 * 2**20
+_PIECE = 2**20
 _HEADERS = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": "default-src 'none'; img-src 'self' data: blob:; style-src 'unsafe-inline'; "
@@ -49,6 +55,7 @@ class Viewer(ThreadingHTTPServer):
     """Serves the page of one model. `port` 0 takes a free one; `address` is where to look."""
 
     daemon_threads = True
+    request_queue_size = 128
 
     def __init__(self, answers: Answers, port: int = 0) -> None:
         super().__init__((HOST, port), _Handler)
@@ -57,10 +64,33 @@ class Viewer(ThreadingHTTPServer):
         self.token = secrets.token_urlsafe(16)
         self.lock = threading.Lock()
         """A model answers one question at a time."""
+        self._waiting: dict[int, socket.socket] = {}
+        """Connections whose request has not arrived, the oldest first."""
+        self._books = threading.Lock()
 
     @property
     def address(self) -> str:
         return f"http://{HOST}:{self.server_port}/{self.token}/"
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer a connection in a thread of its own, and close the oldest of too many that ask nothing."""
+        with self._books:
+            self._waiting[id(request)] = request
+            while len(self._waiting) > MOST_CONNECTIONS:
+                with suppress(OSError):  # closed by the other side already
+                    self._waiting.pop(next(iter(self._waiting))).shutdown(socket.SHUT_RDWR)  # which ends its thread
+        super().process_request(request, client_address)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self.arrived(request)
+
+    def arrived(self, request: Any) -> None:
+        """The request of a connection is here, and will be answered."""
+        with self._books:
+            self._waiting.pop(id(request), None)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Say nothing of a page that was closed before its answer came, or of a request that never did."""
@@ -123,7 +153,13 @@ class _Handler(BaseHTTPRequestHandler):
             raise Refused(HTTPStatus.LENGTH_REQUIRED, "the request does not say how long it is")
         if len(length) > 12 or int(length) > _LARGEST_UPLOAD:
             raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "images of up to 64 MB are taken")
-        return self.rfile.read(int(length))
+        until, body = time.monotonic() + self.timeout, bytearray()
+        while len(body) < int(length):
+            piece = self.rfile.read1(min(int(length) - len(body), _PIECE))
+            if not piece or time.monotonic() > until:
+                raise TimeoutError("the request did not arrive")
+            body += piece
+        return bytes(body)
 
     def _names(self) -> tuple[str, ...]:
         return tuple(f"http://{name}:{self.server.server_port}" for name in (HOST, "localhost"))
@@ -133,6 +169,7 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             self._check()
             body = read()  # before the lock: one who sends nothing more keeps nobody else waiting
+            self.server.arrived(self.request)
             with self.server.lock:
                 kind, content = make(body)
         except Refused as error:
