@@ -151,6 +151,34 @@ def test_parts_without_training_images_or_with_labels_of_their_own(photos: Path)
         datasets.load(photos / "latin.csv")
 
 
+def test_rows_of_features_go_with_the_pictures_of_a_table(photos: Path) -> None:
+    path, rows = write(photos, "file,label", ["cat", "dog"] * 6), np.arange(24.0).reshape(12, 2)
+    np.save(photos / "features.npy", rows)
+    for features in (rows, photos / "features.npy"):
+        data = datasets.load(path, features=features)
+        for X, pictures in ((data.X, data.pictures), (data.X_test, data.pictures_test)):
+            np.testing.assert_array_equal(X, rows[numbers(pictures)].astype(X.dtype))
+        assert data.image_shape == (2,)
+        assert data.take(3).pictures.shape == (3, 1, 6, 4)
+    np.savez(photos / "both.npz", features=rows, images=np.zeros((12, 6, 4), np.uint8), labels=np.arange(12) % 2)
+    assert datasets.load(photos / "both.npz").pictures.shape[1:] == (1, 6, 4)
+
+
+@pytest.mark.parametrize(
+    ("features", "says"),
+    [
+        (np.zeros((11, 2)), r"features of shape \(11, 2\) and type float64; expected 12 rows of finite numbers"),
+        (np.full((12, 2), np.nan), "expected 12 rows of finite numbers"),
+        (np.zeros((12, 2, 2)), r"features of shape \(12, 2, 2\)"),
+        ("table.csv", "is no .npy file of numbers; write it with numpy.save"),
+    ],
+)
+def test_features_that_are_no_rows_of_numbers_are_refused(photos: Path, features: object, says: str) -> None:
+    path = write(photos, "file,label", ["cat", "dog"] * 6)
+    with pytest.raises(DatasetError, match=says):
+        datasets.load(path, features=photos / features if isinstance(features, str) else features)
+
+
 def test_the_command_reads_tables(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
     columns = [["light" if i > 5 else "dark", f"{i}.5", i // 2] for i in range(12)]
     path = write(photos, "file,kind,age,group", *map(list, zip(*columns, strict=True)))

@@ -15,6 +15,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
 from html import unescape
 from pathlib import Path
 
@@ -24,8 +25,11 @@ from PIL import Image
 
 from cnngp import Conv, Dense, GPClassifier, ReLU, Sequential, Step
 from cnngp.cli import run
+from cnngp.common.errors import DatasetError
+from cnngp.report import plots
 from cnngp.report import viewer as server
 from cnngp.report.answers import Answers
+from cnngp.report.run import run as report_run
 from cnngp.report.viewer import Viewer
 from helpers.browser import needs_browser, title_of
 
@@ -253,6 +257,24 @@ def test_connections_that_ask_nothing_are_bounded_and_keep_nobody_out(answers: A
         while threading.active_count() - before > server.MOST_CONNECTIONS + 1 and time.monotonic() < until:
             time.sleep(0.05)
         assert threading.active_count() - before <= server.MOST_CONNECTIONS + 1
+
+
+def test_a_model_of_features_shows_the_pictures_that_they_are_of(tmp_path: Path) -> None:
+    """In its report and in the viewer, also from a file; a new picture has no features here."""
+    rows, test = (X.mean(2)[:, 0] for X in (DIGITS.X, DIGITS.X_test))
+    data = replace(DIGITS, X=rows, X_test=test, pictures=DIGITS.X, pictures_test=DIGITS.X_test)
+    found = report_run(data, GPClassifier("dense_nngp", noise="loo", device="cpu"), tmp_path, say=lambda *words: None)
+    shown = [*found.evaluation.wrong, *found.evaluation.uncertain, *found.evaluation.suspect]
+    assert len(shown) > 5
+    assert {picture.pixels.shape for picture in shown} == {(1, 8, 8)}
+    assert all(n.pixels.shape == (1, 8, 8) for picture in shown for n in picture.neighbours)
+    model = GPClassifier.load(tmp_path / "model.gp", device="cpu")
+    np.testing.assert_array_equal(model.pictures_, DIGITS.X)
+    answers = Answers(model, "features", tmp_path / "labels.csv", suspects=3)
+    assert answers.training_image(5) == plots.picture(DIGITS.X[5])
+    assert (answers.about()["examples"], answers.about()["width"]) == ([], 8)
+    with pytest.raises(DatasetError, match="fitted on features of pictures"):
+        answers.look(plots.picture(DIGITS.X[0]))
 
 
 # ---- the page -------------------------------------------------------------------------------------------------------

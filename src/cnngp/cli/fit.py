@@ -81,7 +81,8 @@ def _fit(kind: Any, asked: Asked, **more: Any) -> None:
     if asked.model:
         path = shlex.quote(found.files["model"])
         tell()
-        say("what to do next", f"cnngp predict {path} NEW.jpg\ncnngp view {path}")
+        predict = f"cnngp predict {path} NEW.jpg\n" if found.estimator.pictures_ is None else ""
+        say("what to do next", f"{predict}cnngp view {path}")
     last_line(found.as_dict())
 
 

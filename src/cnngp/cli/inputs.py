@@ -23,7 +23,7 @@ def read_data(asked: Asked, whole: bool = False, split: Any = "standard") -> Any
     """The images that the options ask for, and a line for each note about how they were read."""
     from cnngp.datasets import load
 
-    options = ("size", "aspect", "skip_bad", "max_pixels", "columns", "input_shape")
+    options = ("size", "aspect", "skip_bad", "max_pixels", "columns", "features", "input_shape")
     given: dict[str, Any] = {name: getattr(asked, name, None) for name in options}
     found = load(asked.data, split=getattr(asked, "split", split), whole=whole, **given)
     for note in found.notes:
@@ -77,11 +77,12 @@ def check_writable(option: str, path: Path, *, folder: bool = True) -> None:
         raise OSError(f"{option} {path} cannot be written: {error.strerror}; choose another") from None
 
 
-def read_model(given: Path, device: Any) -> tuple[Path, GPEstimator, int]:
+def read_model(given: Path, device: Any, pictures: bool = False) -> tuple[Path, GPEstimator, int]:
     """A model's file, the model, and its largest pixel: 1 or 255, the scale of the images that it was fitted on.
 
     A folder stands for the model in it. A little beyond [0, 1] is what resampling leaves; digits from 0 to 16 or images
-    without their mean are refused, as image files have no such scale.
+    without their mean are refused, as image files have no such scale. With `pictures`, models of features
+    that have pictures are taken too.
     """
     from cnngp.common.errors import ModelFileError
     from cnngp.estimators.base import OtherEstimatorError
@@ -95,6 +96,8 @@ def read_model(given: Path, device: Any) -> tuple[Path, GPEstimator, int]:
         model: GPEstimator = GPClassifier.load(path, device=device)
     except OtherEstimatorError:
         model = GPRegressor.load(path, device=device)
+    if model.pictures_ is not None and pictures:
+        return path, model, 1
     if len(model.input_shape_) != 3:
         raise ValueError(f"{path} was fitted on inputs of shape {model.input_shape_}, not on images")
     low, high = float(model.X_.min()), float(model.X_.max())

@@ -148,6 +148,9 @@ OPTIONS = (
     Option("test", _FITS, _FROM_0).says("Use only the first N test images; 0 makes no test set and fits all images."),
     Option("test", "search", _FLAG, False).says("Also give the chosen network's error on the test images."),
     Option("images", "sample", _NUMBER, 4).says("Number of images, taken from the start of the training set."),
+    Option("features", f"{_FITS} gram", Kind("FILE.npy")).says(
+        "Rows of numbers to fit instead of pixels, as of a pretrained network: one for each row of a table."
+    ),
     Option("size", _READS, _SIZE).says("Resize the images to this height and width, such as 48x64, or 48."),
     Option("aspect", _READS, _one_of("squash", "pad"), "squash").says(
         "Stretch images of another shape, or add borders."

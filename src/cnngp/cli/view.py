@@ -18,7 +18,7 @@ def view(asked: Asked) -> None:
     from cnngp.report.answers import Answers
     from cnngp.report.viewer import Viewer
 
-    path, model, largest = read_model(asked.model, asked.device)
+    path, model, largest = read_model(asked.model, asked.device, pictures=True)
     labels = asked.labels or path.with_suffix(".labels.csv")
     check_writable("--labels", labels, folder=False)
     most, coverage = asked.max_pixels or MAX_PIXELS, asked.coverage or 0.9

@@ -27,6 +27,7 @@ _SIGNAL = 4
 # What arrays are called in files of others, and the parts that they belong to.
 _ROLES = {
     "images": ("x", "images", "image", "imgs", "img", "data"),
+    "features": ("features", "feature", "embeddings", "embedding"),
     "labels": ("y", "labels", "label", "targets", "target"),
     "names": ("names", "files", "filenames"),
     "groups": ("groups", "group"),
@@ -44,7 +45,8 @@ def npz(path: str | Path, *, input_shape: Shape | None = None, whole: bool = Fal
     Images are called X, images or data, labels y, labels or targets, each alone or with train, val or test before or
     after it, as in x_train or test_labels; without test images some are kept for testing here, and otherwise rows keep
     their order. Images are (N, H, W), (N, C, H, W) or (N, H, W, C) with 1, 3 or 4 channels; uint8 is divided by 255.
-    `names`, `groups` and `noise` of the images are taken too.
+    `names`, `groups` and `noise` of the images are taken too, and `features` (N, F), as of a pretrained network: these
+    are fitted then, and the images, if there are any, are the pictures that belong to them.
 
     Parameters
     ----------
@@ -104,7 +106,7 @@ def _stacked(pairs: Any, part: str) -> dict[str, NDArray[Any]]:
 def _of_parts(name: str, held: _Parts, shape: Shape | None, where: str, whole: bool) -> Dataset:
     given = None if shape is None else check_shape(shape)
     parts = {part: _part(arrays, given, where) for part, arrays in held.items()}
-    kinds = {part: arrays["images"].dtype for part, arrays in held.items()}
+    kinds = {part: arrays["features" if "features" in arrays else "images"].dtype for part, arrays in held.items()}
     for part, found in parts.items():
         if found.X.shape[1:] != parts["train"].X.shape[1:]:
             raise DatasetError(
@@ -136,17 +138,19 @@ def _by_role(path: Path, arrays: dict[str, NDArray[Any]]) -> _Parts:
                 "of them, or give the others another name"
             )
         held.setdefault(part, {})[role] = arrays[names[0]]
-    if "train" not in held or not all({"images", "labels"} <= {*part} for part in held.values()):
+    if "train" not in held or any(
+        "labels" not in part or not {"images", "features"} & {*part} for part in held.values()
+    ):
         raise DatasetError(
-            f"{path} holds {seen}; expected X and y (or images and labels, data and targets), alone"
-            " or with train, val or test in their names, and both for each part"
+            f"{path} holds {seen}; expected X and y (or images and labels, data and targets, features and labels), "
+            "alone or with train, val or test in their names, and both for each part"
         )
     return held
 
 
 def _part(arrays: dict[str, NDArray[Any]], shape: tuple[int, ...] | None, where: str) -> Part:
-    """The images (N, C, …) and what belongs to them, checked."""
-    X, y = arrays["images"], arrays["labels"]
+    """The images (N, C, …), or features (N, F), and what belongs to them, checked."""
+    X, y = arrays["features" if "features" in arrays else "images"], arrays["labels"]
     if y.ndim == 2 and y.shape[1] == 1:
         y = y[:, 0]
     if y.ndim not in (1, 2) or X.ndim == 0 or len(X) != len(y) or len(y) == 0:
@@ -154,18 +158,28 @@ def _part(arrays: dict[str, NDArray[Any]], shape: tuple[int, ...] | None, where:
             f"{where}: images of shape {X.shape} and labels of shape {y.shape}; expected a label for each image, as in "
             "(N, H, W) and (N,), or several, (N, labels)"
         )
-    X = unit_scale(_channels_first(X, where) if shape is None else _of_shape(X, shape, where))
-    for what, array in (("label", y), ("image", X)):
+    numbers = {"label": y}
+    if (pictures := arrays.get("images")) is not None:
+        numbers["image"] = unit_scale(
+            _channels_first(pictures, where) if shape is None else _of_shape(pictures, shape, where)
+        )
+    if "features" in arrays:
+        if X.ndim != 2:
+            raise DatasetError(f"{where}: features of shape {X.shape}; expected rows of numbers, (N, features)")
+        numbers["row"] = unit_scale(X)
+    for what, array in numbers.items():
         if array.dtype.kind == "f" and not (finite := np.isfinite(array).reshape(len(array), -1).all(1)).all():
             at = int(finite.argmin())
             bad = "is NaN" if what == "label" and np.isnan(array[at]).any() else "holds NaN or infinity"
             advice = "every image needs a label" if what == "label" else "replace or remove it"
             raise DatasetError(f"{where}: {what} {at} {bad}; {advice}")
-    names, groups, noise = (arrays.get(role) for role in ("names", "groups", "noise"))
-    for role, column in (("names", names), ("groups", groups), ("noise", noise)):
-        if column is not None and column.shape != (len(y),):
+    for role, column in arrays.items():
+        if (column.shape[:1] if role in ("images", "features", "labels") else column.shape) != (len(y),):
             raise DatasetError(f"{where}: {role} of shape {column.shape} for {len(y):,} images; expected one for each")
-    return Part(X, y, names, groups, noise)
+    names, groups, noise = (arrays.get(role) for role in ("names", "groups", "noise"))
+    if "row" in numbers:
+        return Part(numbers["row"], y, names, groups, noise, numbers.get("image"))
+    return Part(numbers["image"], y, names, groups, noise)
 
 
 def check_shape(shape: Any) -> tuple[int, ...]:

@@ -17,13 +17,17 @@ _WHOLE = "--test 0 of `cnngp classify` and `cnngp regress`, or whole=True in Pyt
 
 
 class Part(NamedTuple):
-    """Images with their labels, and their names, groups and noise where they have some."""
+    """Images with their labels, and their names, groups and noise where they have some.
+
+    `pictures` are what is shown of images that `X` has features of.
+    """
 
     X: Any
     y: Labels
     names: Names | None = None
     groups: Labels | None = None
     image_noise: NDArray[np.float64] | None = None
+    pictures: Any = None
 
     def at(self, rows: Any) -> Part:
         return Part(*(None if column is None else column[rows] for column in self))  # type: ignore[arg-type]
@@ -40,7 +44,8 @@ class Dataset:
     """Training and test images with their labels, and validation ones where the split has them.
 
     `names` are those of the images' files. `notes` say how they were read: files that were left out, the size that was
-    chosen. `groups` and `image_noise` of the training images are for `fit`.
+    chosen. `groups` and `image_noise` of the training images are for `fit`. Where `X` has rows of features (N, F), of
+    a pretrained network for instance, `pictures` are the images that they are of, which reports and viewers show.
     """
 
     name: str
@@ -58,18 +63,21 @@ class Dataset:
     image_noise: NDArray[np.float64] | None = None
     aspect: str | None = None
     """How the images of a folder were brought to one size: "squash" or "pad"."""
+    pictures: Pixels | None = None
+    pictures_test: Pixels | None = None
 
     @property
     def train(self) -> Part:
-        return Part(self.X, self.y, self.names, self.groups, self.image_noise)
+        return Part(self.X, self.y, self.names, self.groups, self.image_noise, self.pictures)
 
     @property
     def test(self) -> Part:
-        return Part(self.X_test, self.y_test, self.names_test)
+        return Part(self.X_test, self.y_test, self.names_test, pictures=self.pictures_test)
 
     def _with(self, train: Part, test: Part, validation: Part | None = None) -> Dataset:
         """The same set with other parts in place of its own."""
         changed: dict[str, Any] = {"groups": train.groups, "image_noise": train.image_noise}
+        changed |= {"pictures": train.pictures, "pictures_test": test.pictures}
         for part, suffix in ((train, ""), (test, "_test"), (validation, "_validation")):
             if part is not None:
                 changed |= {f"X{suffix}": part.X, f"y{suffix}": part.y, f"names{suffix}": part.names}
@@ -77,7 +85,7 @@ class Dataset:
 
     @property
     def image_shape(self) -> tuple[int, ...]:
-        """(channels, height, width); (channels, length) of signals."""
+        """(channels, height, width); (channels, length) of signals, (features,) of rows."""
         return self.X.shape[1:]
 
     def take(self, train: int | None = None, test: int | None = None) -> Dataset:
@@ -131,7 +139,7 @@ class Dataset:
         parts = (("training", self.X), ("validation", self.X_validation), ("test", self.X_test))
         sizes = ", ".join(f"{len(X):,} {part}" for part, X in parts if X is not None and len(X))
         shape = " × ".join(map(str, self.image_shape))
-        return f"<{self.name}: {sizes} images of {shape}>"
+        return f"<{self.name}: {sizes} images of {shape}{' features' if len(self.image_shape) == 1 else ''}>"
 
 
 def mixed(part: Part) -> Part:

@@ -6,16 +6,18 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PureWindowsPath
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from cnngp.common.arrays import to_numpy
 from cnngp.common.errors import DatasetError
-from cnngp.common.files import is_of_the_system
+from cnngp.common.files import check_regular, is_of_the_system
 from cnngp.common.tables import csv_cell, read_csv
 
 from . import images
-from .dataset import Dataset, Labels, Part
+from .dataset import Dataset, Labels, Part, Pixels, unit_scale
 from .images import Aspect, Reader, Size, is_regular
 
 TABLES = (".csv", ".tsv")
@@ -125,6 +127,7 @@ def table(
     path: str | Path,
     *,
     columns: str | Sequence[str] | None = None,
+    features: Any = None,
     size: Size | None = None,
     aspect: Aspect = "squash",
     skip_bad: bool = False,
@@ -138,6 +141,9 @@ def table(
     one that is left. Several columns give (N, columns) labels, of 0 and 1 or numbers. A column split says train, test
     or val; without test images a fifth of each class is kept for testing, and whole groups where there is a column
     group. A column noise is the `image_noise` of a fit. Sizes and files that cannot be read are as in `folder`.
+
+    `features` (N, F), an array or an .npy file, has a row of numbers for each row of the table, as of a pretrained
+    network. These are fitted then, and the images are the pictures that belong to them.
     """
     path = Path(path)
     reader = Reader(path.parent, size, aspect, skip_bad, max_pixels)
@@ -164,16 +170,32 @@ def table(
         )
     files = np.array([_file(path.parent, cell) for cell in cells[file]], dtype=object)
     listed = Part(
-        files,
+        files if features is None else _features(features, len(files)),
         labels[:, 0] if len(wanted) == 1 else labels,
         groups=None if group is None else _values(path, group, cells[group]),
         image_noise=None if noise is None else _noise(path, noise, cells[noise]),
+        pictures=None if features is None else files,
     )
     belongs = np.array(["train"] * len(files) if split is None else [_part(path, cell) for cell in cells[split]])
     parts = {part: listed.at(belongs == part) for part in ("train", "test", "validation") if part in belongs}
     if "train" not in parts:
         raise DatasetError(f"{path} has no images for training; its column split holds other parts only")
     return reader.dataset(path.stem, parts, path, whole)
+
+
+def _features(given: Any, rows: int) -> Pixels:
+    """Rows of numbers (N, F), of an array or a file."""
+    if isinstance(given, str | Path):
+        check_regular(Path(given))
+        try:
+            given = np.load(given, allow_pickle=False)
+        except (ValueError, EOFError):
+            raise DatasetError(f"{given} is no .npy file of numbers; write it with numpy.save") from None
+    found = to_numpy(given, "features")
+    if found.ndim != 2 or len(found) != rows or found.dtype.kind not in "fiu" or not np.isfinite(found).all():
+        seen = f"features of shape {found.shape} and type {found.dtype}"
+        raise DatasetError(f"{seen}; expected {rows:,} rows of finite numbers, as many as the table has")
+    return unit_scale(found)
 
 
 def _column_of_files(path: Path, cells: dict[str, list[str]], named: str | None) -> str:

@@ -193,16 +193,17 @@ class Reader:
         self._left: Counter[str] = Counter()
 
     def dataset(self, name: str, parts: dict[str, Part], where: Path, whole: bool) -> Dataset:
-        """The set of parts whose images are files, in a mixed order."""
+        """The set of parts whose images, or pictures of features, are files, in a mixed order."""
         read: dict[str, Part] = {}
         for part, listed in parts.items():
-            files = listed.X
+            files = listed.X if listed.pictures is None else listed.pictures
             pixels, kept = self._read(files, where)
             # Relative to the root, and as they are where they lie elsewhere.
             names = [str(f.relative_to(self.root) if f.is_relative_to(self.root) else f) for f in files[kept]]
-            found = listed.at(kept)._replace(X=pixels, names=np.array(names, dtype=str))
+            found = listed.at(kept)._replace(names=np.array(names, dtype=str))
             if found.in_classes and len(gone := np.setdiff1d(listed.y, found.y)):
                 raise DatasetError(f"{where}: no image of these classes can be read: {', '.join(map(str, gone))}")
+            found = found._replace(X=pixels) if listed.pictures is None else found._replace(pictures=pixels)
             read[part] = found
             # Whole numbers may be classes, or measured.
             if found.y.dtype.kind == "U" and len(unknown := np.setdiff1d(found.y, parts["train"].y)):

@@ -74,6 +74,7 @@ def load(
     *,
     split: Split = "standard",
     columns: str | Sequence[str] | None = None,
+    features: Any = None,
     size: Size | None = None,
     aspect: Aspect = "squash",
     skip_bad: bool = False,
@@ -84,9 +85,10 @@ def load(
 ) -> Dataset:
     """A set by name ("digits", "mnist", "fashion_mnist", "cifar10"), an .npz file, a folder or a table of images.
 
-    `size`, `aspect`, `skip_bad` and `max_pixels` are for image files, see `folder`; `columns` for tables, see
-    `table`; `input_shape` for .npz files, see `npz`. What has no test set keeps a fifth of each class for one, unless
-    the `whole` is wanted for training. `data` is the folder that holds the files of the named sets, instead of
+    `size`, `aspect`, `skip_bad` and `max_pixels` are for image files, see `folder`; `columns` and `features` for
+    tables, see `table`; `input_shape` for .npz files, see `npz`. What has no test set keeps a fifth of each class for
+    one, unless the
+    `whole` is wanted for training. `data` is the folder that holds the files of the named sets, instead of
     `$CNNGP_DATA`. An iterable of (image, label) or a PyTorch dataset is read by `from_pairs`.
 
     >>> load("digits")
@@ -115,7 +117,7 @@ def load(
     else:
         raise DatasetError(f"no data {str(source)!r}: expected {_SOURCES}")
     given: dict[str, Any] = {"size": size, "aspect": None if aspect == "squash" else aspect, "columns": columns}
-    given |= {"skip_bad": skip_bad or None, "max_pixels": max_pixels, "input_shape": input_shape}
+    given |= {"features": features, "skip_bad": skip_bad or None, "max_pixels": max_pixels, "input_shape": input_shape}
     given = {name: value for name, value in given.items() if value is not None}
     for name in given:
         if not _takes(read, name):

@@ -83,6 +83,8 @@ class GPEstimator(Parameters, BaseEstimator):  # type: ignore[misc]
     loo_rows_: Numbers = _part(lambda fit: fit.posterior.loo_rows, "Training images with leave-one-out predictions.")
     log_marginal_likelihood_: float | None = _part(lambda fit: fit.posterior.log_marginal_likelihood)
     image_aspect_: Aspect | None = None
+    pictures_: Array | None = None
+    """Pictures (N, C, H, W) of what the training rows are features of, for reports and the viewer."""
     """How image files were brought to one size, for those to come; set by whoever read them."""
     loo_error_: float
 
@@ -90,7 +92,7 @@ class GPEstimator(Parameters, BaseEstimator):  # type: ignore[misc]
 
     def _read(self, X: Any, y: Any, K: Any, read: Callable[[Any], Array], **more: Any) -> tuple[Request, Training]:
         # A fit that fails must not leave an earlier one's results to another kernel.
-        for derived in ("fit_", "loo_novelty_", "image_aspect_"):
+        for derived in ("fit_", "loo_novelty_", "image_aspect_", "pictures_"):
             self.__dict__.pop(derived, None)
         request = self._request()
         return request, read_training(self, request, X, y, K, read, **more)
@@ -244,6 +246,7 @@ class GPEstimator(Parameters, BaseEstimator):  # type: ignore[misc]
         names = getattr(self, "feature_names_in_", None)
         header |= {"estimator": type(self).__name__, "parameters": parameters, "noise": noise}
         header |= {"image_aspect": self.image_aspect_, "feature_names": None if names is None else [*map(str, names)]}
+        more |= {} if self.pictures_ is None else {"pictures": self.pictures_}
         persistence.write(path, header | own, arrays | more)
 
     @classmethod
@@ -286,6 +289,10 @@ class GPEstimator(Parameters, BaseEstimator):  # type: ignore[misc]
 
             check_aspect(header["image_aspect"])
             model.image_aspect_ = header["image_aspect"]
+        if (pictures := arrays.get("pictures")) is not None:
+            if pictures.ndim < 3 or len(pictures) != model.fit_.report.images:
+                raise ValueError(f"pictures of shape {pictures.shape} for {model.fit_.report.images:,} images")
+            model.pictures_ = pictures
         if model.fit_.rows is not None:
             model.inducing = len(model.X_)
         model.n_features_in_ = int(np.prod(model.X_.shape[1:]))

@@ -125,11 +125,14 @@ class Answers:
         max_pixels: int = MAX_PIXELS,
         coverage: float = 0.9,
     ) -> None:
-        if len(model.input_shape_) != 3 or model.input_shape_[0] not in (1, 3):
+        self._pictures = model.X_ if model.pictures_ is None else model.pictures_
+        shape = self._pictures.shape[1:]
+        if len(shape) != 3 or shape[0] not in (1, 3):
             raise ModelFileError(f"{name} was fitted on inputs of shape {model.input_shape_}, not on pictures")
         if np.ndim(model.y_) == 2:
             raise ModelFileError(f"{name} has several labels for each image; the viewer shows models with one")
-        self.model, self.name, self._largest, self._max_pixels = model, name, largest, max_pixels
+        self.model, self.name, self._max_pixels = model, name, max_pixels
+        self._largest = largest if model.pictures_ is None else 1
         self._coverage = coverage if model.gp_.exact is not None else None
         self._classes = {visible(str(c)): str(c) for c in getattr(model, "classes_", ())}
         whole = model.inducing_rows_ is None
@@ -155,14 +158,15 @@ class Answers:
     def about(self) -> dict[str, Any]:
         """All that the page shows before an image is given."""
         model, fit = self.model, self.model.fit_report_
-        about = f"{fit.images:,} training images of {' × '.join(map(str, model.input_shape_))}"
+        features = "" if model.pictures_ is None else " features"
+        about = f"{fit.images:,} training images of {' × '.join(map(str, model.input_shape_))}{features}"
         about += f", {len(self._classes)} classes" if self._classes else ", one number each"
         if not math.isnan(model.loo_error_):
             error, n = model.loo_error_, len(model.loo_rows_)
             about += f", leave-one-out error {share_for_people(error, n)[0] if self._classes else f'{error:.4g}'}"
         about += ", not clearly better than guessing" if fit.guessing is not None or fit.no_better is not None else ""
         self.decisions.refresh()
-        channels, height, width = model.input_shape_
+        channels, height, width = self._pictures.shape[1:]
         shown = {
             "name": self.name,
             "about": about,
@@ -191,7 +195,7 @@ class Answers:
         return {"row": suspect["row"], **words, **doubt, "decision": line.get("decision"), "label": line.get("label")}
 
     def training_image(self, row: int) -> bytes:
-        return plots.picture(self.model.X_[row])
+        return plots.picture(self._pictures[row])
 
     def where(self, file: bytes) -> dict[str, Any]:
         """Where the model looks in an image file's content; None where its kernel has no gradient."""
@@ -200,6 +204,10 @@ class Answers:
         return {"where": None if found is None else page.inline(plots.saliency(x, found[0]))}
 
     def _read(self, file: bytes) -> Any:
+        if self.model.pictures_ is not None:
+            raise DatasetError(
+                "this model was fitted on features of pictures, and needs those of a new one: see predict"
+            )
         try:
             aspect: Any = self.model.image_aspect_ or "squash"
             pixels = read_image(file, self.model.input_shape_, aspect, self._max_pixels)
@@ -236,7 +244,7 @@ class Answers:
         """Rows of training images to try the page with: of different classes, whose labels the others confirm, or with
         numbers from the smallest to the largest."""
         model = self.model
-        if model.inducing_rows_ is not None:
+        if model.inducing_rows_ is not None or model.pictures_ is not None:
             return []
         if isinstance(model, GPClassifier):
             return [int(row) for row in model.loo_rows_[model.loo_probabilities_.argmax(0)[:_EXAMPLES]]]
@@ -248,13 +256,13 @@ class Answers:
 
     def _light_on_dark(self) -> bool:
         """Whether drawings should be: by the pixels at the border of the training images."""
-        X = self.model.X_
+        X = self._pictures
         border = [X[:, :, 0].ravel(), X[:, :, -1].ravel(), X[:, :, :, 0].ravel(), X[:, :, :, -1].ravel()]
         return bool(np.median(np.concatenate(border)) < self._largest / 2)
 
     def _ink(self) -> float:
         """The share of the frame that what is drawn in a training image fills, by its longer side."""
-        ink = (self.model.X_[:1000, 0] > self._largest / 2) == self._light_on_dark()
+        ink = (self._pictures[:1000, 0] > self._largest / 2) == self._light_on_dark()
         sides = [ink.any(axis).sum(1) / ink.shape[3 - axis] for axis in (1, 2)]
         return float(np.median(np.maximum(*sides)))
 

@@ -72,7 +72,7 @@ class Classes(Evaluation):
         best, top, names = self.P.argmax(1), self.P.max(1), self.data.names_test
         return tuple(
             Picture(
-                self.data.X_test[i],
+                self.shown_test[i],
                 self.classes[self.codes[i]],
                 self.classes[best[i]],
                 percent(top[i]),

@@ -172,14 +172,14 @@ class Evaluation(ABC):
         shape, terms = self.model.input_shape_, self.model.fit_.only_kernel.terms
         pair = sum(t.kernel.network.shapes(t.preparation.output_shape(shape)).cost for t in terms) * len(self.model.X_)
         seen = self.data.X_test[rows[: _OPERATIONS // max(pair, 1)]]  # no more images than some seconds allow
-        places = where(self.model, seen) if len(seen) else None
+        places = where(self.model, seen) if len(seen) and self.data.pictures is None else None
         found = []
         for i, (picture, said) in enumerate(
             zip(pictures, told(self.model, **self._of_test(rows), voices=3), strict=True)
         ):
             neighbours = tuple(
                 Neighbour(
-                    self.model.X_[voice["row"]],
+                    self._behind(voice["row"]),
                     "" if voice["label"] is None else self._label(voice["label"]),
                     f"{voice['share']:.3f}" if behind == "near" else page.minus(f"{voice['share']:+.2f}"),
                     word(voice["name"]) if voice["name"] else None,
@@ -199,8 +199,25 @@ class Evaluation(ABC):
         for row, score, given, proposed, name in zip(*self.suspects.columns.values(), strict=True):
             doubt, facts = self._doubt(float(score))
             words = self._label(given), self._label(proposed), doubt, None if self.data.names is None else word(name)
-            found.append(Picture(self.data.X[row], *words, facts, suspect=True))
+            found.append(Picture(self.shown[row], *words, facts, suspect=True))
         return tuple(found[:PICTURES])
+
+    @property
+    def shown(self) -> Array:
+        """Training images, or the pictures of what was given features of."""
+        return self.data.X if self.data.pictures is None else self.data.pictures
+
+    @property
+    def shown_test(self) -> Array:
+        """The same of the test images."""
+        return self.data.X_test if self.data.pictures_test is None else self.data.pictures_test
+
+    def _behind(self, row: int) -> Array:
+        """What is shown of the model's image in a row."""
+        if self.data.pictures is None:
+            return np.asarray(self.model.X_[row])
+        rows = self.model.inducing_rows_
+        return np.asarray(self.data.pictures[row if rows is None else rows[row]])
 
     def _label(self, label: Any) -> str:
         """A label as people read it."""

@@ -99,9 +99,9 @@ class Numbers(Evaluation):
     def _of(self, rows: NDArray[np.intp]) -> tuple[Any, Any]:
         """Images and names of the predictions in `rows`."""
         if self.tested:
-            return self.data.X_test[rows], self.data.names_test
+            return self.shown_test[rows], self.data.names_test
         at = self.model.loo_rows_
-        return self.data.X[at[rows]], None if self.data.names is None else self.data.names[at]
+        return self.shown[at[rows]], None if self.data.names is None else self.data.names[at]
 
     def _pictures(self, rows: NDArray[np.intp]) -> tuple[Picture, ...]:
         rows = rows[:PICTURES]

@@ -107,7 +107,7 @@ def run(
             image_noise=images.image_noise,
             tell=lambda stage, value: _stage(say, images, stages, stage, value),
         )
-    fitted.image_aspect_ = images.aspect
+    fitted.image_aspect_, fitted.pictures_ = images.aspect, images.pictures
     name = fitted.recipe_.name if network is None or fitted.choice_ is not None else network
     _tell_fit(say, fitted, name, images)
     found = evaluate(fitted, images)
