@@ -46,7 +46,7 @@ from cnngp.network.layers import (
 from cnngp.network.reference import Array, Covariances, Maps, begin, nonlinearity, propagate
 from cnngp.network.reference.covariances import equal_locations
 from cnngp.network.reference.formulas import correlation
-from cnngp.network.reference.linear import fan_in_scale, pool_means, reads_of, taps, transposed_reads
+from cnngp.network.reference.linear import fan_in_scale, pool_means, taps, windows
 from cnngp.network.walk import inside, name_of
 from helpers.derivatives import by_covariance, by_own_variance, by_variance
 
@@ -168,12 +168,11 @@ def transposed(
 def _of_weights(net: Conv | ConvTranspose, g: Array, shape: tuple[int, ...], axes: int) -> Array:
     """What each place of the input has given to outputs comes back from them."""
     copies, size, total = (len(shape) - 2) // axes, shape[2 : 2 + axes], np.zeros(shape)
-    reads = reads_of(net, size) if isinstance(net, Conv) else transposed_reads(net, size)[1]
-    for windows, places in taps(reads, copies):
+    for at, places in taps(windows(net, size)[1], copies):
         if isinstance(net, Conv):
-            np.add.at(total, places, g[windows])  # in padding that copies, a place stands several times
+            np.add.at(total, places, g[at])  # in padding that copies, a place stands several times
         else:
-            total[windows] += g[places]
+            total[at] += g[places]
     return fan_in_scale(net, axes) * total
 
 

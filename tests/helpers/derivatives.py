@@ -23,7 +23,7 @@ from cnngp.network.layers import (
     SquaredReLU,
 )
 from cnngp.network.reference import Array, nonlinearity, nonlinearity_diagonal
-from cnngp.network.reference.formulas import correlation, derivative, expectation, numeric_derivative
+from cnngp.network.reference.formulas import derivative, expectation, numeric_derivative
 
 
 def by_own_variance(net: Nonlinearity, K: Array) -> Array:
@@ -48,12 +48,10 @@ def by_covariance(net: Nonlinearity, K: Array, K1: Array, K2: Array) -> Array:
 def by_variance(net: Nonlinearity, K: Array, K1: Array, K2: Array) -> Array:
     """∂V/∂K₁, which is ½E[φ''(u) φ(v)]; with K₁ and K₂ exchanged it is ∂V/∂K₂."""
     match net:
-        case ReLU():
-            return net.gain**2 * _relu_by_variance(K, K1, K2)
-        case LeakyReLU():
-            return (1.0 - net.slope) ** 2 * _relu_by_variance(K, K1, K2)
-        case Abs():
-            return 4.0 * _relu_by_variance(K, K1, K2)
+        case ReLU() | LeakyReLU() | Abs() | NormalizedExp():
+            return _homogeneous_by_variance(net, 1.0, K, K1, K2)
+        case SquaredReLU():
+            return _homogeneous_by_variance(net, 2.0, K, K1, K2)
         case Erf():
             rest = 1.0 + 2.0 * K1 + 2.0 * K2 + 4.0 * np.maximum(K1 * K2 - K * K, 0.0)
             return np.asarray(-4.0 / math.pi * K / (np.sqrt(rest) * (1.0 + 2.0 * K1)))
@@ -63,12 +61,8 @@ def by_variance(net: Nonlinearity, K: Array, K1: Array, K2: Array) -> Array:
             return -0.5 * nonlinearity(net, K, K1, K2)
         case Rbf():
             return -net.gamma * nonlinearity(net, K, K1, K2)
-        case NormalizedExp():
-            return _normalized_exp_by_variance(net.gamma, K, K1, K2)
         case LayerNorm():
             return -0.5 * nonlinearity(net, K, K1, K2) * derivative(net, K, K1, K1)
-        case SquaredReLU():
-            return _squared_relu_by_variance(K, K1, K2)
         case GELU():
             return _gelu_by_variance(K, K1, K2)
         case Elementwise():
@@ -77,26 +71,13 @@ def by_variance(net: Nonlinearity, K: Array, K1: Array, K2: Array) -> Array:
             raise NotImplementedError(f"the reference has no derivative for {net!r}")
 
 
-def _relu_by_variance(K: Array, K1: Array, K2: Array) -> Array:
-    """∂A/∂K₁ = sin θ/(4π) · √(K₂/K₁)."""
-    c = correlation(K, K1, K2)
+def _homogeneous_by_variance(net: Nonlinearity, degree: float, K: Array, K1: Array, K2: Array) -> Array:
+    """(degree · V − K · ∂V/∂K)/2K₁ by Euler's identity, as V is a power of √(K₁K₂) times a function of the angle; 0
+    where a variance is 0.
+    """
     positive = (K1 > 0) & (K2 > 0)
-    ratio = np.sqrt(np.where(positive, K2, 0.0) / np.where(positive, K1, 1.0))
-    return np.asarray(np.sqrt((1.0 - c) * (1.0 + c)) / (4.0 * np.pi) * ratio)
-
-
-def _normalized_exp_by_variance(gamma: float, K: Array, K1: Array, K2: Array) -> Array:
-    """½√(K₂/K₁)(1 − γ cos θ) e^{γ(cos θ − 1)}; 0 where a variance is 0."""
-    c = correlation(K, K1, K2)
-    positive = (K1 > 0) & (K2 > 0)
-    ratio = np.sqrt(np.where(positive, K2, 0.0) / np.where(positive, K1, 1.0))
-    return np.asarray(0.5 * ratio * (1.0 - gamma * c) * np.exp(gamma * (c - 1.0)))
-
-
-def _squared_relu_by_variance(K: Array, K1: Array, K2: Array) -> Array:
-    """K₂(sin θ cos θ + π − θ)/2π."""
-    c = correlation(K, K1, K2)
-    return K2 / (2.0 * np.pi) * (np.sqrt((1.0 - c) * (1.0 + c)) * c + np.pi - np.arccos(c))
+    rest = degree * nonlinearity(net, K, K1, K2) - K * derivative(net, K, K1, K2)
+    return np.asarray(np.where(positive, rest / (2.0 * np.where(positive, K1, 1.0)), 0.0))
 
 
 def _gelu_by_variance(K: Array, K1: Array, K2: Array) -> Array:

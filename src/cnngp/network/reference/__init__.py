@@ -49,11 +49,11 @@ from ..layers import (
 )
 from .covariances import Array, Covariances, Maps, has_pools, inputs, pairwise
 from .formulas import derivative, derivative_diagonal, layer_norm_over_all, nonlinearity, nonlinearity_diagonal
-from .linear import average_pool, convolution, dense, transposed_convolution
+from .linear import average_pool, convolution, dense
 
 __all__ = [
-    "Array", "Covariances", "Maps", "begin", "convolution", "diagonal", "has_pools", "inputs", "kernel", "nonlinearity",
-    "nonlinearity_diagonal", "propagate", "transposed_convolution",
+    "Array", "Covariances", "Maps", "begin", "diagonal", "has_pools", "inputs", "kernel", "nonlinearity",
+    "nonlinearity_diagonal", "propagate",
 ]  # fmt: skip
 
 
@@ -132,10 +132,8 @@ def propagate(net: Layer, x: Maps, after: Callable[[Maps], Maps] = lambda maps: 
 def _linear(net: Conv | ConvTranspose | Dense | AvgPool | GlobalAvgPool, V: Covariances) -> Covariances:
     def applied(v: Array) -> Array:
         match net:
-            case Conv():
+            case Conv() | ConvTranspose():
                 return convolution(net, v, V.axes)
-            case ConvTranspose():
-                return transposed_convolution(net, v, V.axes)
             case Dense():
                 return dense(net, v, V.axes)
             case AvgPool():

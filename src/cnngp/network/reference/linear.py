@@ -46,16 +46,28 @@ def check_fits(layer: Conv | ConvTranspose | AvgPool, outputs: Sequence[int], si
         raise NetworkError(f"{layer!r} does not fit {' × '.join(map(str, size))} locations; use larger images")
 
 
-def reads_of(layer: Conv | ConvTranspose, size: tuple[int, ...]) -> Reads:
-    """What the windows of a convolution over maps of this size read."""
+def windows(layer: Conv | ConvTranspose, size: tuple[int, ...]) -> tuple[tuple[int, ...], Reads]:
+    """The size of the output for maps of this size, and what the layer's windows read.
+
+    Those of a transposed convolution are the windows of the convolution over its output that it transposes.
+    """
     axes = len(size)
     k, stride, dilation = (per_axis(v, axes) for v in (layer.kernel_size, layer.stride, layer.dilation))
-    reads = []
-    for axis, (n, pad) in enumerate(zip(size, pads_of(layer, axes), strict=True)):
-        places = np.pad(np.arange(n), pad, **_PADDING[layer.padding_mode])
-        starts = np.arange(0, len(places) - dilation[axis] * (k[axis] - 1), stride[axis])
-        reads.append(places[starts + dilation[axis] * np.arange(k[axis])[:, None]])
-    return reads
+    extra = per_axis(layer.output_padding, axes) if isinstance(layer, ConvTranspose) else None
+    out, reads = [], []
+    for a, (n, pad) in enumerate(zip(size, pads_of(layer, axes), strict=True)):
+        reach = dilation[a] * (k[a] - 1) + 1
+        if extra is None:
+            out.append((n + sum(pad) - reach) // stride[a] + 1)
+        elif layer.padding == "same":
+            out.append(n * stride[a])
+        else:
+            out.append((n - 1) * stride[a] - sum(pad) + reach + extra[a])
+        check_fits(layer, out, size)
+        read, count = (n, out[a]) if extra is None else (out[a], n)
+        places = np.pad(np.arange(read), pad, **_PADDING[layer.padding_mode])
+        reads.append(places[stride[a] * np.arange(count) + dilation[a] * np.arange(k[a])[:, None]])
+    return tuple(out), reads
 
 
 def taps(reads: Reads, copies: int) -> Iterator[tuple[Any, Any]]:
@@ -66,40 +78,19 @@ def taps(reads: Reads, copies: int) -> Iterator[tuple[Any, Any]]:
         yield (..., *windows), (..., *places)
 
 
-def convolution(layer: Conv, V: Array, axes: int) -> Array:
-    """K_μ = bias_var + weight_var · s · Σ_{ν ∈ patch(μ)} V_ν; of two locations, with the same offset from both."""
-    copies, size = (V.ndim - 2) // max(axes, 1), V.shape[2 : 2 + axes]
-    reads = reads_of(layer, size)
-    out = tuple(read.shape[1] for read in reads)
-    check_fits(layer, out, size)
-    total = np.zeros(V.shape[:2] + out * copies)
-    for windows, places in taps(reads, copies):
-        total[windows] += V[places]
-    return layer.bias_var + layer.weight_var * fan_in_scale(layer, axes) * total
+def convolution(layer: Conv | ConvTranspose, V: Array, axes: int) -> Array:
+    """K_μ = bias_var + weight_var · s · Σ_{ν ∈ patch(μ)} V_ν; of two locations, with the same offset from both.
 
-
-def transposed_reads(layer: ConvTranspose, size: tuple[int, ...]) -> tuple[tuple[int, ...], Reads]:
-    """The size of the output, and what the windows of the convolution over it read that is transposed."""
-    axes = len(size)
-    k, stride, dilation, extra = (
-        per_axis(v, axes) for v in (layer.kernel_size, layer.stride, layer.dilation, layer.output_padding)
-    )
-    if layer.padding == "same":
-        out = tuple(n * s for n, s in zip(size, stride, strict=True))
-    else:
-        pads, reach = pads_of(layer, axes), [d * (n - 1) + 1 for d, n in zip(dilation, k, strict=True)]
-        out = tuple((size[a] - 1) * stride[a] - sum(pads[a]) + reach[a] + extra[a] for a in range(axes))
-    check_fits(layer, out, size)
-    return out, [read[:, :n] for read, n in zip(reads_of(layer, out), size, strict=True)]
-
-
-def transposed_convolution(layer: ConvTranspose, V: Array, axes: int) -> Array:
-    """K_μ = bias_var + weight_var · s · Σ_{m: μ ∈ patch(m)} V_m, the adjoint of `convolution`."""
+    Transposed it is its adjoint, the sum over the m with μ ∈ patch(m).
+    """
     copies = (V.ndim - 2) // max(axes, 1)
-    out, reads = transposed_reads(layer, V.shape[2 : 2 + axes])
+    out, reads = windows(layer, V.shape[2 : 2 + axes])
     total = np.zeros(V.shape[:2] + out * copies)
-    for windows, places in taps(reads, copies):
-        total[places] += V[windows]
+    for at, places in taps(reads, copies):
+        if isinstance(layer, Conv):
+            total[at] += V[places]
+        else:
+            total[places] += V[at]
     return layer.bias_var + layer.weight_var * fan_in_scale(layer, axes) * total
 
 
