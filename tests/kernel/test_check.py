@@ -218,6 +218,7 @@ def test_nobody_pays_twice(compared: list[Network], monkeypatch: pytest.MonkeyPa
     Kernel(NET, device="cpu")(X[2:])
     gram(pickle.loads(pickle.dumps(kernel)), X, tile=2)
     gram(kernel, X, store=tmp_path / "K.zarr", tile=2)
+    kernel.as_sklearn((1, 6, 6))(X.reshape(5, -1))
     assert compared == [NET]
     others = Kernel(NET, device="cpu", dtype="float64"), Kernel(Sequential(NET, ReLU(), Dense()), device="cpu")
     for count, (other, of) in enumerate(((others[0], X), (others[1], X), (kernel, X[..., :5])), start=2):
@@ -264,11 +265,20 @@ def test_it_can_be_turned_off(compared: list[Network], tmp_path: Path) -> None:
     kernel.prepare(X)
     gram(kernel, X, store=tmp_path / "K.zarr")
     pickle.loads(pickle.dumps(kernel))(X)
+    kernel.as_sklearn((1, 6, 6))(X.reshape(5, -1))
     assert compared == []
     assert repr(kernel).endswith(", check=False)")
 
 
-def test_models_say_that_it_was_done(tmp_path: Path) -> None:
+def test_stores_and_models_say_that_it_was_done(tmp_path: Path) -> None:
+    import zarr
+
+    gram(Kernel(NET, device="cpu"), X, store=tmp_path / "K.zarr")
+    note: Any = zarr.open_group(tmp_path / "K.zarr", mode="r").attrs["check"]
+    assert note["by"] == "this process"
+    assert 0.0 < note["error"] <= note["bound"] == 1e-6
+    gram(Kernel(NET, device="cpu", check=False), X, store=tmp_path / "L.zarr")
+    assert zarr.open_group(tmp_path / "L.zarr", mode="r").attrs["check"] == {"by": "nobody: check=False"}
     data = datasets.digits().take(30, 5)
     clf = GPClassifier(NET, device="cpu").fit(data.X, data.y)
     assert clf.fit_report_.check is not None

@@ -177,6 +177,7 @@ MASKS: dict[str, tuple[Any, str]] = {
     "a right side": (lambda: solve(np.eye(len(X)), np.ma.array(Y, float), noise=0.1), "Y"),
     "a matrix of a process": (lambda: ExactGP(np.ma.array(np.eye(len(X))), Y[:, None].astype(float)), "K"),
     "the reference": (lambda: reference.kernel(NET, MASKED), "X"),
+    "scikit-learn's kernel": (lambda: Kernel(NET, device="cpu").as_sklearn((1, 8, 8))(MASKED.reshape(len(X), -1)), "X"),
     "shifted images": (lambda: shifted(MASKED, Y), "X"),
 }
 

@@ -174,6 +174,9 @@ def test_the_kind_goes_where_the_kernel_goes():
     X = images((1, 4, 4), 3, 0)
     T = kernel(X)
     assert np.array_equal(pickle.loads(pickle.dumps(kernel))(X), T)
+    rows = kernel.as_sklearn((1, 4, 4))
+    assert np.array_equal(rows(X.reshape(3, -1)), T.astype(np.float64))
+    assert "ntk of" in repr(rows)
     assert not np.allclose(T, Kernel(NET, device="cpu")(X))
 
 

@@ -28,6 +28,8 @@ from .symmetry import SymmetricEngine, Symmetry, check_symmetry
 if TYPE_CHECKING:
     import torch
 
+    from .sklearn_kernel import NetworkKernel
+
 
 class Kernel:
     """The covariance function of an infinitely wide network, or its tangent kernel.
@@ -291,6 +293,20 @@ class Kernel:
         """The kernel of another network, with the settings of this one where none are given."""
         check = self.check if check is None else check
         return Kernel(network, self._asked, dtype or self.dtype, self.threads, self.kind, check, self.symmetry)
+
+    def as_sklearn(self, input_shape: Sequence[int]) -> NetworkKernel:
+        """A `sklearn.gaussian_process.kernels.Kernel` on flat rows, for GaussianProcessRegressor, SVC, KernelRidge.
+
+        >>> from cnngp import Dense, Kernel
+        >>> Kernel(Dense(), device="cpu").as_sklearn((1, 2, 2))([[1.0, 0.0, 0.0, 2.0]])
+        array([[1.25]])
+        """
+        from .sklearn_kernel import NetworkKernel
+
+        self._refuse_symmetry("as_sklearn")
+        return NetworkKernel(
+            self.network, tuple(input_shape), self._asked, self.dtype, self.threads, self.kind, self.check
+        )
 
     def _others(self, x: Any, Z: Any) -> Any:
         """The second set of images, which must be like the first; None where there is none."""
