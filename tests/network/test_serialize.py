@@ -81,14 +81,17 @@ def test_any_damage_to_json_is_a_network_error(text, value):
             from_json(damaged)
 
 
-def test_nesting_is_read_back_and_too_deep_a_file_is_refused():
+def test_nesting_that_could_not_be_read_back_is_not_written():
     net = Conv(3)
-    for _ in range(100):
+    for _ in range(200):
         net = Sequential(net)
     assert from_json(net.to_json()) == net
-    assert net.fingerprint == Conv(3).fingerprint
-    with pytest.raises(NetworkError, match="not the JSON of a network"):
-        from_json(wrapped('{"layer": "Sequential", "layers": [' * 5000 + "]}" * 5000))
+    deeper = Sequential(net)
+    with pytest.raises(NetworkError, match="nested more than 200 deep; put its layers into one Sequential"):
+        deeper.to_json()
+    assert deeper.fingerprint == Conv(3).fingerprint
+    with pytest.raises(NetworkError, match="nested more than 200 deep"):
+        from_json(wrapped('{"layer": "Sequential", "layers": [' * 250 + "]}" * 250))
 
 
 # ---- fingerprint ---------------------------------------------------------------------------------------------------

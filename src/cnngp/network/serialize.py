@@ -10,6 +10,7 @@ from typing import Any
 from .layers import LAYERS, Elementwise, Identity, Layer, Network, NetworkError, Sequential, Sum, as_layer
 
 FORMAT = 1
+_MAX_DEPTH = 200
 
 
 def to_json(net: Network) -> str:
@@ -29,7 +30,7 @@ def from_json(text: str) -> Network:
             raise NetworkError('expected {"cnngp_network": 1, "network": …} as to_json writes')
         if data["cnngp_network"] != FORMAT:
             raise NetworkError(f"it has format {data['cnngp_network']!r}, and this version reads format {FORMAT}")
-        return _decode(data["network"])
+        return _decode(data["network"], 0)
     except (ValueError, TypeError, RecursionError) as error:
         raise NetworkError(f"not the JSON of a network: {error}") from None
 
@@ -39,8 +40,10 @@ def fingerprint(net: Network) -> str:
     return hashlib.sha256(f"cnngp network {FORMAT} {canonical}".encode()).hexdigest()
 
 
-def _encode(net: Layer, by_value: bool = False) -> dict[str, Any]:
+def _encode(net: Layer, by_value: bool = False, depth: int = 0) -> dict[str, Any]:
     """All fields, defaults too, so that a changed default can never change an old file's meaning."""
+    if depth > _MAX_DEPTH and not by_value:  # what is written can be read back
+        raise NetworkError(f"the network is nested more than {_MAX_DEPTH} deep; put its layers into one Sequential")
     data: dict[str, Any] = {"layer": type(net).__name__}
     if isinstance(net, Elementwise) and not isinstance(net.fn, str):
         if not by_value:
@@ -54,11 +57,13 @@ def _encode(net: Layer, by_value: bool = False) -> dict[str, Any]:
     for f in fields(net):
         value = getattr(net, f.name)
         nested = isinstance(net, (Sequential, Sum)) and isinstance(value, tuple)
-        data[f.name] = [_encode(child, by_value) for child in value] if nested else value
+        data[f.name] = [_encode(child, by_value, depth + 1) for child in value] if nested else value
     return data
 
 
-def _decode(data: Any) -> Layer:
+def _decode(data: Any, depth: int) -> Layer:
+    if depth > _MAX_DEPTH:
+        raise NetworkError(f"the network is nested more than {_MAX_DEPTH} deep")
     if not isinstance(data, dict) or str(data.get("layer")) not in LAYERS:
         raise NetworkError(f"unknown layer in network JSON: {str(data)[:80]}; known: {', '.join(LAYERS)}")
     cls = LAYERS[data["layer"]]
@@ -76,7 +81,7 @@ def _decode(data: Any) -> Layer:
             value = arguments.pop(key)
             if not isinstance(value, list):
                 raise NetworkError(f"{cls.__name__} in network JSON: {key} is not a list")
-            children = [_decode(child) for child in value]
+            children = [_decode(child, depth + 1) for child in value]
     return as_layer(cls(*children, **arguments))
 
 
