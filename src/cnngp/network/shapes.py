@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from itertools import islice, product
-from typing import TypeAlias, assert_never
+from typing import Any, TypeAlias, assert_never
 
 from .geometry import AxisSum, SizeError, Window, check_reads
 from .layers import AvgPool, Conv, Convolution, ConvTranspose, Dense, GlobalAvgPool, NetworkError, PerAxis
@@ -24,8 +24,7 @@ from .layers import AvgPool, Conv, Convolution, ConvTranspose, Dense, GlobalAvgP
 Spatial = tuple[int, ...]
 Displacement = tuple[int, ...]
 LinearLayer: TypeAlias = Conv | ConvTranspose | Dense | AvgPool | GlobalAvgPool
-# A network repeats its layers, and a choice compares many of one size, so the last maps are kept.
-_KEPT = 64
+_SHORT = 64  # maps of longer axes take memory that is given back
 # More sheets than this, or sums of sheets, would take minutes to plan, and hours for a few pairs.
 MOST_SHEETS, MOST_SUMS = 60_000, 1_000_000
 
@@ -113,21 +112,21 @@ def axis_maps(layer: LinearLayer, spatial: Spatial, place: str) -> tuple[AxisMap
     """What a linear layer does along each axis of its input, for every displacement between two images."""
     match layer:
         case Dense():
-            return tuple(dense(size) for size in spatial)
+            return tuple(_kept(dense, size) for size in spatial)
         case GlobalAvgPool():
-            return tuple(pool(Window(size, 1, 1, 0, 0, "zeros"), size) for size in spatial)
+            return tuple(_kept(pool, Window(size, 1, 1, 0, 0, "zeros"), size) for size in spatial)
         case Conv() | ConvTranspose() | AvgPool():
             maps = []
             for axis, (window, size) in enumerate(zip(windows(layer, len(spatial), place), spatial, strict=True)):
                 try:
                     match layer:
                         case AvgPool():
-                            maps.append(pool(window, size, layer.count_include_pad))
+                            maps.append(_kept(pool, window, size, layer.count_include_pad))
                         case Conv():
-                            maps.append(convolution(window, size))
+                            maps.append(_kept(convolution, window, size))
                         case ConvTranspose():
                             out_size = _transposed_size(layer, window, size, axis, len(spatial))
-                            maps.append(transposed_convolution(window, size, out_size))
+                            maps.append(_kept(transposed_convolution, window, size, out_size))
                 except SizeError as error:
                     raise NetworkError(f"{layer!r} on {shape_text(spatial)}: axis {axis}: {error}", place) from None
             return tuple(maps)
@@ -151,12 +150,21 @@ def _transposed_size(layer: ConvTranspose, window: Window, size: int, axis: int,
     return out
 
 
-@lru_cache(maxsize=_KEPT)
+@lru_cache(maxsize=256)
+def _remembered(make: Callable[..., AxisMap], *args: Any) -> AxisMap:
+    return make(*args)
+
+
+def _kept(make: Callable[..., AxisMap], *args: Any) -> AxisMap:
+    """Maps of short axes are made once: a network repeats its layers, and a choice compares many of one size."""
+    is_short = all(a <= _SHORT for a in args if isinstance(a, int))
+    return _remembered(make, *args) if is_short else make(*args)
+
+
 def convolution(window: Window, size: int) -> AxisMap:
     return _tied(size, window.output_size(size), tuple(window.places(t, size) for t in range(window.kernel)))
 
 
-@lru_cache(maxsize=_KEPT)
 def transposed_convolution(window: Window, size: int, out_size: int) -> AxisMap:
     """The adjoint of `convolution(window, out_size)`: output μ adds the inputs m whose window reads μ."""
     taps = []
@@ -170,7 +178,6 @@ def transposed_convolution(window: Window, size: int, out_size: int) -> AxisMap:
     return _tied(size, out_size, tuple(taps))
 
 
-@lru_cache(maxsize=_KEPT)
 def dense(size: int) -> AxisMap:
     """Every location has weights of its own, so only equal locations count."""
     return _tied(size, 1, tuple((p,) for p in range(size)))
@@ -195,7 +202,6 @@ def _tied(size: int, out_size: int, taps: tuple[tuple[int | None, ...], ...]) ->
     return AxisMap(size, out_size, pieces)
 
 
-@lru_cache(maxsize=_KEPT)
 def pool(window: Window, size: int, count_include_pad: bool = True) -> AxisMap:
     """Output P averages its window; any two of the locations in the windows of P and Q count."""
     out_size = window.output_size(size)
