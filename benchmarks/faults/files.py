@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import copy
+import io
+import json
 import random
 import warnings
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -39,23 +41,24 @@ class Models:
 
 
 class CraftedModels:
-    name = "a model file with anything in it"
+    name = "a model file with anything in it and the right checksum"
     promise = "no foreign file"
 
     def __init__(self, models: Models) -> None:
-        self.header, self.arrays = files.read(models.path)
+        with zipfile.ZipFile(models.path) as file:
+            self.parts = {name: file.read(name) for name in file.namelist() if name != "sha256"}
 
     def __call__(self, rng: random.Random, folder: Path) -> str:
-        header, arrays = copy.deepcopy(self.header), dict(self.arrays)
+        parts = dict(self.parts)
         for _ in range(rng.randint(1, 3)):
-            name = rng.choice(["", *sorted(arrays)])
-            if name:
-                arrays[name] = self._array(rng)
-            else:
-                self._change(header, rng, folder)
+            name = rng.choice(sorted(parts))
+            parts[name] = self._header(rng, folder, parts[name]) if name == "header.json" else self._array(rng)
         path = folder / "in" / "m.gp"
         path.parent.mkdir()
-        files.write(path, header, arrays)
+        with zipfile.ZipFile(path, "w") as file:
+            for name, data in parts.items():
+                file.writestr(name, data)
+            file.writestr("sha256", files._digest(parts))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             found = refused(lambda: GPClassifier.load(path, device="cpu").predict_proba(X[:3]), ValueError)
@@ -63,7 +66,8 @@ class CraftedModels:
         expect(made == [path], f"a model made files: {made}")
         return REFUSED if found is None else SAME
 
-    def _change(self, header: dict[str, Any], rng: random.Random, folder: Path) -> None:
+    def _header(self, rng: random.Random, folder: Path, data: bytes) -> bytes:
+        header = json.loads(data)
         spots: list[tuple[Any, Any]] = []
 
         def collect(node: Any) -> None:
@@ -77,9 +81,13 @@ class CraftedModels:
         node[key] = rng.choice([None, -1, 0, 10**6, 1e308, "x", "ml", [], {}, [[1]], True, str(folder / "chosen")])
         if rng.random() < 0.3 and isinstance(header.get("parameters"), dict):
             header["parameters"]["store"] = str(folder / "chosen")
+        return json.dumps(header).encode()
 
-    def _array(self, rng: random.Random) -> Any:
+    def _array(self, rng: random.Random) -> bytes:
         shape = tuple(rng.choice((0, 1, 3, 5, 50)) for _ in range(rng.randrange(4)))
         number, dtype = rng.choice((0.0, 1.0, -1.0, np.nan, np.inf, 1e300)), rng.choice(("f4", "f8", "i8", "?"))
         with np.errstate(all="ignore"):
-            return np.full(shape, number).astype(dtype)
+            array = np.full(shape, number).astype(dtype)
+        buffer = io.BytesIO()
+        np.save(buffer, array)
+        return buffer.getvalue()

@@ -93,8 +93,8 @@ class Sharing:
             if rng.random() < 0.3:
                 text = path.read_text(encoding="utf-8-sig")
                 path.write_bytes(("\ufeff" + text).replace("\n", "\r\n").encode())
-        found = {row: Decisions(path, X, labels).of(row).get("decision") for row in range(n)}
-        expect({row: decision for row, decision in found.items() if decision} == wanted, "a decision was lost")
-        kept, _ = apply_decisions(path, X, labels)
+        kept_lines = Decisions(path, X, labels, names).lines
+        expect({row: line["decision"] for row, line in kept_lines.items()} == wanted, "a decision was lost")
+        kept, _ = apply_decisions(path, X, labels, names)
         expect(len(kept) == n - list(wanted.values()).count("drop"), "decisions were not applied")
         return SAME

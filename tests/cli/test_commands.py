@@ -68,7 +68,7 @@ def test_networks_and_info(command: Command) -> None:
         ("classify --colour red", 2, "No such option"),
         ("classify --netwrok red", 2, "--network"),
         ("regress", 1, "say what to fit with --data: a table (.csv) of image files with a column of numbers"),
-        ("predict none.gp a.png", 1, "none.gp: no such file"),
+        ("predict none.gp a.png", 1, "none.gp: no such model file"),
         ("predict", 2, "Missing argument"),
         ("reproduce foo", 2, "'foo' is not one of 'table1', 'figure2', 'figure3', 'all'"),
         ("networks auto", 1, "auto depends on the data"),

@@ -20,7 +20,7 @@ from cnngp import GPClassifier, GPRegressor, Kernel, datasets, zoo
 from cnngp.cli.gram import tell_cost
 from cnngp.cli.output import speaking
 from cnngp.common import files
-from cnngp.common.tables import csv_cell, read_csv, visible
+from cnngp.common.tables import csv_cell, printable, read_csv
 from cnngp.estimators import Recipe, Term
 from cnngp.report import apply_decisions
 from cnngp.report.answers import Answers
@@ -261,16 +261,16 @@ def test_names_of_any_kind_come_through(tmp_path: Path, command: Command) -> Non
     for text in (printed, page, table.read_text(encoding="utf-8")):
         assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\ud800-\udfff]", text)
     assert r"caf\xe9" in page
-    assert visible(new) in printed
+    assert printable(new) in printed
 
     held = datasets.load(folder)
     heads, rows = read_csv(table)
-    assert {csv_cell(row[heads.index("name")]) for row in rows} == set(map(visible, held.names))
-    assert {csv_cell(row[heads.index("given")]) for row in rows} == set(map(visible, CLASSES))
+    assert {csv_cell(row[heads.index("name")]) for row in rows} == set(held.names)
+    assert {csv_cell(row[heads.index("given")]) for row in rows} == set(held.y) == set(CLASSES)
     answers = Answers(GPClassifier.load(out / "model.gp"), "m", out / "model.labels.csv", suspects=5)
     first = answers.about()["suspects"][0]
     answers.decide({"row": first["row"], "decision": "relabel", "label": answers.about()["classes"][0]})
-    _, labels = apply_decisions(out / "model.labels.csv", held.X, held.y)
+    _, labels = apply_decisions(out / "model.labels.csv", held.X, held.y, held.names)
     assert labels[first["row"]] == min(CLASSES)
 
 

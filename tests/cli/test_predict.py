@@ -135,9 +135,10 @@ def test_files_that_are_no_models_or_no_images(classified: Path, tmp_path: Path,
     (tmp_path / "empty.gp").write_bytes(b"")
     picture(tmp_path / "new.jpg", np.zeros((8, 8)))
     (tmp_path / "broken.png").write_bytes(b"not an image")
-    for name in ("half.gp", "empty.gp", "new.jpg"):
+    assert "half.gp is not a whole model file" in refused(f"predict {tmp_path / 'half.gp'} a.png")
+    for name in ("empty.gp", "new.jpg"):
         error = refused(f"predict {tmp_path / name} a.png")
-        assert f"{name} is not a model saved by cnngp, or is cut short; write it or copy it again" in error
+        assert error == f"error: {tmp_path / name} is not a cnngp model, but a file of another kind\n"
     assert "broken.png is not a readable image" in refused(f"predict {classified} {tmp_path / 'broken.png'}")
     assert refused(f"predict {classified} none.png") == "error: none.png: no such file\n"
     many = " ".join(f"{i}.png" for i in range(8))

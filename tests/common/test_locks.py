@@ -102,3 +102,10 @@ def test_a_lock_that_is_a_link_is_neither_followed_nor_written(kind: str, tmp_pa
         pass
     assert theirs.exists() == (kind != "dangling")
     assert kind == "dangling" or theirs.read_text() == "chapter 1"
+
+
+def test_a_lock_file_with_other_content_keeps_it(tmp_path: Path) -> None:
+    (tmp_path / ".lock").write_text("a file of somebody else")
+    with exclusive(tmp_path / ".lock", "it") as held:
+        assert held
+    assert (tmp_path / ".lock").read_text() == "a file of somebody else"

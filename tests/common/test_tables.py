@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cnngp.common.errors import DatasetError
-from cnngp.common.tables import csv_cell, csv_text, read_csv, visible
+from cnngp.common.tables import csv_cell, csv_text, original, printable, read_csv, visible
 from helpers.examples import examples
 
 # Of file names: any characters, and the lone surrogates that stand for bytes that are not UTF-8.
@@ -20,19 +20,27 @@ NAMES = st.text(
 )
 
 
+@given(name=NAMES)
+@examples(200)
+def test_a_printable_name_is_one_line_from_which_the_name_comes_back(name: str) -> None:
+    shown = printable(name)
+    assert original(shown) == name
+    assert shown.encode().decode() == shown
+    assert len(f".{shown}.".splitlines()) == 1
+    assert visible(shown) == shown
+
+
 @given(rows=st.lists(st.tuples(NAMES, NAMES), min_size=1, max_size=5))
 @examples(100)
 def test_a_table_is_read_as_it_was_written_and_holds_no_formula(
     rows: list[tuple[str, str]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     path = tmp_path_factory.mktemp("tables") / "t.csv"
-    rows = [row if any(row) else ("image", "") for row in rows]
-    text = csv_text(["name", "given"], rows)
-    assert len(text.splitlines()) == 1 + len(rows)
+    text = csv_text(["name", "given"], [("image", *row[1:]) if not any(row) else row for row in rows])
     path.write_text(text, encoding="utf-8", newline="")
     heads, lines = read_csv(path)
     assert heads == ["name", "given"]
-    assert [tuple(map(csv_cell, line)) for line in lines] == [tuple(map(visible, row)) for row in rows]
+    assert [tuple(map(csv_cell, line)) for line in lines] == [row if any(row) else ("image", "") for row in rows]
     for line in csv.reader(io.StringIO(text.removeprefix("\ufeff"))):
         for cell in line:
             if cell.startswith(("=", "+", "-", "@")):

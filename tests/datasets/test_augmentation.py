@@ -30,6 +30,12 @@ def test_wider_images_are_turned_and_not_turned_images_made_wider():
     assert found[:, 4].sum() == pytest.approx(6.0) == found.sum()
 
 
+def test_copies_that_are_mirrored():
+    X2, y2 = augmentation.flipped(X, ["a", "b", "a"])
+    np.testing.assert_array_equal(X2, np.concatenate([X, X[..., ::-1]]))
+    assert list(y2) == ["a", "b", "a"] * 2
+
+
 def test_images_and_channels_are_warped_alone():
     alone = np.stack(
         [[Change(turn=7.0, wider=1.1).of(X[i : i + 1, c : c + 1])[0, 0] for c in range(2)] for i in range(3)]

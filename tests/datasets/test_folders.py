@@ -268,6 +268,22 @@ def test_sizes_that_are_none(size: Any) -> None:
         images.check_size(size)
 
 
+@pytest.mark.parametrize("suffix", ["png", "tif"])
+def test_12_bits_in_files_of_16_are_said_to_come_out_dark(tmp_path: Path, suffix: str) -> None:
+    for largest in (4095, 65535):
+        for name in ("a", "b"):
+            (tmp_path / name).mkdir(exist_ok=True)
+            for i in range(3):
+                deep = RNG.integers(0, largest + 1, (8, 8)).astype(np.uint16)
+                deep[0, 0] = largest if i else largest // 2
+                Image.fromarray(deep).save(tmp_path / name / f"{i}.{suffix}")
+        dark = (
+            "the largest value of 6 images with 16 bits is 4,095 of 65,535, as of 12-bit data, so that they come out "
+            "nearly black; multiply their values by 16 and save them again, also those that are predicted later",
+        )
+        assert datasets.load(tmp_path, whole=True).notes == (dark if largest == 4095 else ())
+
+
 def test_images_of_folders_and_files(tmp_path: Path) -> None:
     save_images(tmp_path / "deep" / "er", 2, (8, 8))
     (tmp_path / "deep" / "notes.txt").write_text("hello")

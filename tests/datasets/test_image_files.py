@@ -36,6 +36,13 @@ def png(width: int, height: int, rows: int, bits: int = 8, kind: int = 0, value:
     )
 
 
+def jpeg(pixels: np.ndarray, cut: float = 1.0) -> bytes:
+    """A JPEG, or the first part of one with the mark of an end behind it."""
+    out = io.BytesIO()
+    Image.fromarray(pixels).save(out, "JPEG")
+    return out.getvalue() if cut == 1.0 else out.getvalue()[: int(cut * len(out.getvalue()))] + b"\xff\xd9"
+
+
 @pytest.fixture
 def patience() -> Iterator[None]:
     """Ten seconds, for what may wait for ever."""
@@ -92,12 +99,14 @@ def test_the_limit_of_pixels_can_be_set(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_pictures_without_their_last_rows_are_refused() -> None:
-    out = io.BytesIO()
-    Image.fromarray(RNG.integers(0, 256, (64, 64, 3), np.uint8)).save(out, "JPEG")
-    jpeg = out.getvalue()
-    for content, message in ((jpeg[: len(jpeg) // 3], "truncated"), (png(64, 64, 64)[:-30], "truncated|cut|broken")):
+    cut = jpeg(RNG.integers(0, 256, (64, 64, 3), np.uint8), 0.3)
+    for content, message in ((cut, r"it is cut short: its last rows are mis"), (cut[:-2], "truncated"),
+                             (png(64, 64, 64)[:-30], "truncated|cut|broken")):  # fmt: skip
         with pytest.raises(DatasetError, match=rf"the file is not a readable image \(.*({message})"):
             images.read_image(content, (3, 8, 8))
+    for shape in ((33, 20, 3), (9, 9)):  # whole, though they end in grey
+        found = images.read_image(jpeg(np.full(shape, 128, np.uint8)), (1, 8, 8))
+        assert (found == found[0, 0, 0]).all()
 
 
 def test_fractions_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
@@ -147,7 +156,7 @@ def test_images_that_do_not_fit_are_refused_before_the_first_is_read(
         (tmp_path / name).mkdir()
         for i in range(2):
             (tmp_path / name / f"{i}.png").write_bytes(png(60, 60, 60))
-    monkeypatch.setattr(images, "read_image", None)
+    monkeypatch.setattr(images, "read_deep_image", None)
     if size is not None:
         monkeypatch.setattr(images, "read_head", None)
     free = 10**8 if size else 4 * 60 * 60 * 8 - 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -89,12 +90,15 @@ def test_columns_of_numbers_and_of_several_labels(photos: Path) -> None:
 
 def test_files_by_any_name_in_any_place_with_any_separator(photos: Path) -> None:
     (photos / "tables").mkdir()
+    odd = os.fsdecode(b"photos/=caf\xe9\r.png")
+    (photos / "photos" / "00.png").rename(photos / odd)
     rows = [rf"..\photos\{i:02}.png;{i % 2}" for i in range(1, 11)]
-    rows += ["../photos/00.png;1", f"{photos}/photos/11.png;0"]
+    rows += [r"../photos/=caf\xe9\x0d.png;1", f"{photos}/photos/11.png;0"]
     path = photos / "tables" / "t.csv"
     path.write_bytes(("\ufeffwhere;what\r\n" + "\r\n".join(rows) + "\r\n").encode())
     data = datasets.load(path, whole=True)
     assert sorted(numbers(data.X)) == list(range(12))
+    assert f"../{odd}" in data.names
 
 
 def test_bad_files_are_listed_or_left_out_as_in_folders(photos: Path) -> None:
@@ -127,6 +131,7 @@ def test_bad_files_are_listed_or_left_out_as_in_folders(photos: Path) -> None:
         ("file,p,q\na.png,1,x\n", "p,q", "columns p, q hold words"),
         ("file,label\na.png,1\nb.png,\n", None, "column label is empty in line 3; every image needs one"),
         ("file,label\na.png,1.5\nb.png,nan\n", None, "column label holds nan in line 3; expected finite numbers"),
+        ("file;label\na.png;2\nb.png;1,5\n", None, "column label holds 1,5; write decimals with a point, as in 1.5"),
         ("file,label,split\na.png,1,exam\n", None, "split 'exam'; expected train, test, val or nothing"),
         ("file,label,noise\na.png,1,-2\n", None, "column noise holds something else than variances of 0 or more"),
         ("file,label\na.png,1,2\n", None, "row 2 has 3 cells, and there are 2 columns"),

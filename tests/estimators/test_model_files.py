@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -70,7 +71,7 @@ def test_damaged_model_files_are_refused(fitted: GPClassifier, tmp_path: Path) -
     fitted.save(path)
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(ModelFileError, match="is not a model saved by cnngp, or is cut short"):
+    with pytest.raises(ModelFileError, match="is not a whole model file"):
         GPClassifier.load(path)
     rng = np.random.default_rng(0)
     for at in rng.integers(0, len(whole), 40):
@@ -81,7 +82,16 @@ def test_damaged_model_files_are_refused(fitted: GPClassifier, tmp_path: Path) -
             continue
         # A flip in the zip's own bookkeeping (dates, attributes) changes nothing that is read.
         np.testing.assert_array_equal(again.predict_proba(DATA.X_test), fitted.predict_proba(DATA.X_test))
-    with pytest.raises(ModelFileError, match="no such file"):
+    path.write_bytes(whole)
+    with zipfile.ZipFile(path) as file:
+        members = {name: file.read(name) for name in file.namelist()}
+    members["Y.npy"] = members["Y.npy"][:-8] + np.float64(3.0).tobytes()
+    with zipfile.ZipFile(path, "w") as file:
+        for name, data in members.items():
+            file.writestr(name, data)
+    with pytest.raises(ModelFileError, match="has been altered: its checksum does not match"):
+        GPClassifier.load(path)
+    with pytest.raises(ModelFileError, match="no such model file"):
         GPClassifier.load(tmp_path / "none.gp")
 
 
@@ -97,9 +107,13 @@ def test_loading_runs_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     Path("m.gp").write_bytes(pickle.dumps(_Trap()))
     with pytest.raises(ModelFileError):
         GPClassifier.load("m.gp")
-    with Path("m.gp").open("wb") as file:
-        np.savez(file, X=np.array([_Trap()], dtype=object))
-    with pytest.raises(ModelFileError, match="never unpickled"):
+    np.save("trap.npy", np.array([_Trap()], dtype=object), allow_pickle=True)
+    members = {"header.json": b'{"cnngp_model": 1}', "X.npy": Path("trap.npy").read_bytes()}
+    with zipfile.ZipFile("m.gp", "w") as file:
+        for name, data in members.items():
+            file.writestr(name, data)
+        file.writestr("sha256", persistence._digest(members))
+    with pytest.raises(ModelFileError, match="cannot be read"):
         GPClassifier.load("m.gp")
     assert not Path("trap-was-run").exists()
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import random
 import shutil
 import time
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +132,19 @@ def test_status_of_nonsense_is_one_line(tmp_path: Path, capsys: pytest.CaptureFi
 # ---- models ---------------------------------------------------------------------------------------------------------
 
 
+def parts(path: Path) -> dict[str, bytes]:
+    with zipfile.ZipFile(path) as file:
+        return {name: file.read(name) for name in file.namelist() if name != "sha256"}
+
+
+def craft(path: Path, parts: dict[str, bytes]) -> Path:
+    with zipfile.ZipFile(path, "w") as file:
+        for name, data in parts.items():
+            file.writestr(name, data)
+        file.writestr("sha256", files._digest(parts))
+    return path
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("model") / "m.gp"
@@ -139,35 +154,49 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_model_can_name_no_store(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    header, arrays = files.read(model)
+    whole = parts(model)
+    header = json.loads(whole["header.json"])
     for place in (str(tmp_path / "chosen"), "memory://chosen", "../chosen"):
         header["parameters"]["store"] = place
-        files.write(tmp_path / "m.gp", header, arrays)
-        loaded = GPClassifier.load(tmp_path / "m.gp", device="cpu")
+        crafted = craft(tmp_path / "m.gp", whole | {"header.json": json.dumps(header).encode()})
+        loaded = GPClassifier.load(crafted, device="cpu")
         assert loaded.store is None
         np.testing.assert_array_equal(loaded.predict(X), GPClassifier.load(model, device="cpu").predict(X))
     assert sorted(p.name for p in tmp_path.iterdir()) == ["m.gp"]
 
 
-def crafted(header: dict[str, Any], arrays: dict[str, Any]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+def as_npy(a: Any) -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, a)
+    return buffer.getvalue()
+
+
+def crafted_parts(whole: dict[str, bytes]) -> list[dict[str, bytes]]:
     """A model without each of its parts, and with each of them changed for something else."""
-    made: list[Any] = [(header, {k: v for k, v in arrays.items() if k != name}) for name in arrays]
-    for name, array in arrays.items():
-        one_nan = array.copy()
+    header = json.loads(whole["header.json"])
+
+    def said(other: Any) -> dict[str, bytes]:
+        return whole | {"header.json": json.dumps(other).encode()}
+
+    made = [{k: v for k, v in whole.items() if k != name} for name in whole if name != "header.json"]
+    for name in [name for name in whole if name.endswith(".npy")]:
+        one_nan = np.load(io.BytesIO(whole[name]))
         if one_nan.dtype.kind == "f" and one_nan.size:
             one_nan.flat[-1] = np.nan
         others = (np.zeros(0), np.zeros(8), np.array(3), np.zeros((0, 4)), np.full((60, 4), np.nan), np.array(["a"]))
-        made += [(header, arrays | {name: other}) for other in (*others, one_nan)]
-    rest: list[dict[str, Any]] = []
+        made += [whole | {name: as_npy(a)} for a in (*others, one_nan)]
+    rest: list[dict[str, bytes]] = []
     strange: list[Any] = [None, [], {}, "x", -1, 1e308, [[1]], float("nan"), "a\nb"]
     for key, value in header.items():
-        rest.append({k: v for k, v in header.items() if k != key})
+        rest.append(said({k: v for k, v in header.items() if k != key}))
         if key != "cnngp_model":
-            rest += [header | {key: other} for other in strange]
+            rest += [said(header | {key: other}) for other in strange]
             rest += [
-                header | {key: value | {k: o}} for k in (value if isinstance(value, dict) else ()) for o in strange
+                said(header | {key: value | {k: o}})
+                for k in (value if isinstance(value, dict) else ())
+                for o in strange
             ]
-    return made + [(other, arrays) for other in random.Random(0).sample(rest, 60)]
+    return made + random.Random(0).sample(rest, 60)
 
 
 def fitted(kind: str) -> Any:
@@ -199,12 +228,14 @@ def test_a_crafted_model_is_read_or_refused_in_one_line(kind: str, tmp_path: Pat
     """Never with a KeyError, an IndexError or a MemoryError, and never later, when it predicts or is shown."""
     model = fitted(kind)
     model.save(tmp_path / "whole.gp")
+    whole = parts(tmp_path / "whole.gp")
     images = model.X_[:3]
-    refused, every = 0, crafted(*files.read(tmp_path / "whole.gp"))
+    refused, every = 0, crafted_parts(whole)
+    type(model).load(craft(tmp_path / "m.gp", whole), device="cpu")
     for made in every:
-        files.write(tmp_path / "m.gp", *made)
+        path = craft(tmp_path / "m.gp", made)
         try:
-            again = type(model).load(tmp_path / "m.gp", device="cpu")
+            again = type(model).load(path, device="cpu")
             found = again.predict(images) if kind == "regressor" else again.predict_proba(images)
         except ValueError as error:
             refused += 1
@@ -221,13 +252,14 @@ def test_a_crafted_model_is_read_or_refused_in_one_line(kind: str, tmp_path: Pat
 @pytest.mark.parametrize("field", ["kernel_size", "padding", "dilation", "stride"])
 def test_a_network_of_absurd_size_in_a_model_takes_no_time(field: str, tmp_path: Path) -> None:
     fitted("inducing").save(tmp_path / "whole.gp")
-    header, arrays = files.read(tmp_path / "whole.gp")
+    whole = parts(tmp_path / "whole.gp")
+    header = json.loads(whole["header.json"])
     recipe = json.loads(header["recipe"])
     network = json.loads(recipe["terms"][0]["network"])
     network["network"]["layers"][0][field] = 10**9
     recipe["terms"][0]["network"] = json.dumps(network)
     header["recipe"] = json.dumps(recipe)
-    files.write(tmp_path / "m.gp", header, arrays)
+    craft(tmp_path / "m.gp", whole | {"header.json": json.dumps(header).encode()})
     began = time.monotonic()
     try:
         GPClassifier.load(tmp_path / "m.gp", device="cpu").predict(np.zeros((1, 1, 4, 4)))
@@ -239,17 +271,18 @@ def test_a_network_of_absurd_size_in_a_model_takes_no_time(field: str, tmp_path:
 def test_the_command_line_says_what_is_wrong_with_a_model(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    header, arrays = files.read(model)
-    files.write(tmp_path / "m.gp", header, {k: v for k, v in arrays.items() if k != "classes"})
+    whole = parts(model)
+    craft(tmp_path / "m.gp", {k: v for k, v in whole.items() if k != "classes.npy"})
     assert run(["predict", str(tmp_path / "m.gp"), "none.png"]) == 1
     shown = capsys.readouterr().err
     assert "m.gp is not a model that this version can read: it has no 'classes'" in shown
     assert shown.count("\n") == 1
-    files.write(tmp_path / "m.gp", header, arrays | {"X": arrays["X"][:-1]})
+    fewer = np.load(io.BytesIO(whole["X.npy"]))[:-1]
+    craft(tmp_path / "m.gp", whole | {"X.npy": as_npy(fewer)})
     with pytest.raises(ModelFileError, match=r"can read: .*59"):
         GPClassifier.load(tmp_path / "m.gp", device="cpu")
     with pytest.raises(ModelFileError, match="holds a GPClassifier; load it with GPClassifier"):
         GPRegressor.load(model)
     os.truncate(tmp_path / "m.gp", 100)
-    with pytest.raises(ModelFileError, match="is not a model saved by cnngp, or is cut short"):
+    with pytest.raises(ModelFileError, match="is not a whole model file"):
         GPClassifier.load(tmp_path / "m.gp")

@@ -150,7 +150,7 @@ def test_one_waits_says_so_and_is_killed_or_interrupted(
     K = gram(KERNEL, X, store=place)
     assert not calls
     np.testing.assert_array_equal(K[:], expected())
-    assert f"{place} is being filled by another process" in caplog.text
+    assert f"{place} is being filled by process {first.pid} on" in caplog.text
     made, right = first.communicate(timeout=300)[0].split()
     assert (int(made) <= TILES - int(found[1]), right) == (True, "True")
 

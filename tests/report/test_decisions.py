@@ -30,7 +30,7 @@ def decided(answers: Answers) -> list[str | None]:
 
 
 def actions(answers: Answers, *rows: int) -> list[str | None]:
-    return [answers.decisions.of(row).get("decision") for row in rows]
+    return [answers.decisions.lines.get(row, {}).get("decision") for row in rows]
 
 
 @pytest.fixture
@@ -56,15 +56,21 @@ def test_decisions_are_written_at_once_and_read_again(two_decided: Answers) -> N
     assert decided(answers)[:4] == ["relabel", None, "keep", None]
 
 
-def test_decisions_about_other_images_stay_in_the_file_and_are_not_put_on_those_of_a_new_fit(
-    two_decided: Answers,
-) -> None:
-    path, y = two_decided.decisions.path, np.asarray(two_decided.model.y_)
+def test_decisions_about_other_images_are_set_aside_and_not_put_on_those_of_a_new_fit(two_decided: Answers) -> None:
+    path = two_decided.decisions.path
+    before = path.read_text()
+    y = np.asarray(two_decided.model.y_)
     other = refitted(DIGITS.X[:, :, ::-1].copy(), y)  # other pictures with the same labels in the same rows
-    again = Answers(other, "digits.gp", path, suspects=20)
+    with pytest.warns(UserWarning, match=r"^2 of 2 decisions in .* are about other images or labels than this") as told:
+        again = Answers(other, "digits.gp", path, suspects=20)
+    assert len(told) == 1
     assert decided(again) == [None] * 20
-    assert again.decide({"row": again.suspects[0]["row"], "decision": "keep"})["decisions"] == 1
-    assert decided(two_decided)[:3] == ["relabel", "drop", None]
+    assert path.with_name("digits.labels.csv.old-1").read_text() == before
+    assert not path.exists()
+    again.decide({"row": again.suspects[0]["row"], "decision": "keep"})
+    with pytest.warns(UserWarning, match=r"1 of 1 decisions in .* is about .* is now .*digits\.labels\.csv\.old-2"):
+        Answers(two_decided.model, "digits.gp", path)
+    assert path.with_name("digits.labels.csv.old-1").read_text() == before
 
 
 def test_decisions_follow_their_images_when_one_more_shifts_the_rows(two_decided: Answers) -> None:
@@ -73,18 +79,30 @@ def test_decisions_follow_their_images_when_one_more_shifts_the_rows(two_decided
     more = refitted(np.concatenate([DIGITS.X_test[:1], DIGITS.X]), np.concatenate([DIGITS.y_test[:1], y]))
     again = Answers(more, "digits.gp", path, suspects=20)
     assert actions(again, WRONG + 1, second + 1, WRONG, second) == ["relabel", "drop", None, None]
+    lines = csv.DictReader(again.decisions.text().splitlines())
+    assert [int(line["row"]) for line in lines] == sorted([WRONG + 1, second + 1])
     assert sorted(p.name for p in path.parent.iterdir()) == [f".{path.name}.lock", path.name]
 
 
-def test_decisions_that_were_applied_are_not_applied_again(two_decided: Answers) -> None:
-    path, y = two_decided.decisions.path, np.asarray(two_decided.model.y_)
-    X, labels = apply_decisions(path, DIGITS.X, y)
-    again = Answers(refitted(X, labels), "digits.gp", path, suspects=20)
-    assert len(again.decisions) == 0
-    again.decide({"row": again.suspects[0]["row"], "decision": "drop"})
-    X2, labels2 = apply_decisions(path, X, labels)
-    np.testing.assert_array_equal(labels2, np.delete(labels, again.suspects[0]["row"]))
-    np.testing.assert_array_equal(X2, np.delete(X, again.suspects[0]["row"], axis=0))
+def test_a_decision_about_another_label_of_the_image_is_set_aside_alone(two_decided: Answers) -> None:
+    """As after the decisions were applied, and the model fitted again."""
+    path, second = two_decided.decisions.path, two_decided.suspects[1]["row"]
+    y = np.asarray(two_decided.model.y_).copy()
+    y[WRONG] = DIGITS.y[WRONG]
+    with pytest.warns(UserWarning, match="1 of 2 decisions"):
+        again = Answers(refitted(DIGITS.X, y), "digits.gp", path, suspects=20)
+    assert actions(again, WRONG, second) == [None, "drop"]
+    assert len(path.read_text().splitlines()) == 2
+
+
+def test_of_equal_images_the_one_of_the_row_or_of_the_name_is_meant(tmp_path: Path) -> None:
+    X, y, names = np.zeros((3, 1, 2, 2)), [1, 1, 1], ["a", "b", "c"]
+    Decisions(tmp_path / "d.csv", X, y, names).decide(1, "drop")
+    assert list(Decisions(tmp_path / "d.csv", X, y, names).lines) == [1]
+    text = (tmp_path / "d.csv").read_text()
+    (tmp_path / "d.csv").write_text(text.replace("\n1,", "\n9,"))
+    assert list(Decisions(tmp_path / "d.csv", X, y, names).lines) == [1]
+    assert len(Decisions(tmp_path / "d.csv", X, y).others) == 1
 
 
 def test_two_viewers_and_a_person_with_a_spreadsheet_keep_each_others_decisions(answers: Answers) -> None:
@@ -138,20 +156,22 @@ def test_a_decision_that_was_not_written_is_not_kept(answers: Answers, monkeypat
     assert decided(answers)[:3] == ["keep", None, "keep"]
 
 
-STRANGE = ["a\rb.png", "caf\udce9.png", "=cmd|' /C calc'!A0", "+1+1", "-x", "@x", "'=x", "a\nb", "\x1b[2J", '","',
-           "naïve ü.png", "-1", "\u202egnp.exe", "\x00", " x ", ";", "\ud800"]  # fmt: skip
+STRANGE = ["a\rb.png", "caf\udce9.png", "=cmd|' /C calc'!A0", "+1+1", "-x", "@x", "'=x", "'x", "a\nb", "\x1b[2J", '","',
+           "naïve ü.png", "\\x0d", "-1", "\u202egnp.exe", "\x00", " x ", ";", "\ud800"]  # fmt: skip
 
 
-def test_any_label_is_written_in_characters_that_every_reader_shows_and_found_again(tmp_path: Path) -> None:
-    n = len(STRANGE)
-    X, path = np.arange(n, dtype=float)[:, None, None, None] * np.ones((1, 2, 2)), tmp_path / "d.csv"
-    decisions = Decisions(path, X, STRANGE, STRANGE)
-    for row in range(n):
-        decisions.decide(row, "relabel", label=STRANGE[row - 1])
-    assert apply_decisions(path, X, np.array(STRANGE, dtype=object))[1].tolist() == [STRANGE[-1], *STRANGE[:-1]]
-    text = path.read_text(encoding="utf-8-sig")
+def test_any_name_is_written_so_that_every_reader_gets_it_back(tmp_path: Path) -> None:
+    X, y = np.arange(len(STRANGE), dtype=float)[:, None, None, None] * np.ones((1, 2, 2)), [0] * len(STRANGE)
+    decisions = Decisions(tmp_path / "d.csv", X, y, STRANGE)
+    for row, name in enumerate(STRANGE):
+        decisions.decide(row, "relabel", proposed=name, label=name)
+    again = Decisions(tmp_path / "d.csv", X, y)
+    assert [again.lines[row][column] for row in range(len(X)) for column in ("name", "proposed", "label")] == [
+        name for name in STRANGE for _ in range(3)
+    ]
+    text = decisions.path.read_text(encoding="utf-8-sig")
     head, *lines = csv.reader(io.StringIO(text, newline=""))  # as a spreadsheet reads it
-    assert len(text.splitlines()) == 1 + len(lines) == 1 + n
+    assert len(text.splitlines()) == 1 + len(lines) == 1 + len(STRANGE)
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028-\u202e]", text)
     cells = [line[head.index("name")] for line in lines]
     assert all(cell[0] not in "=+-@" or cell == "-1" for cell in cells)
@@ -188,7 +208,7 @@ def test_numbers_are_decided_about_too(numbers: Answers) -> None:
 
 def test_decisions_are_not_applied_to_other_images_or_labels(two_decided: Answers, tmp_path: Path) -> None:
     path, y = two_decided.decisions.path, np.asarray(two_decided.model.y_)
-    for X, labels in ((DIGITS.X[:, :, ::-1], y), (DIGITS.X, (y + 1) % 10)):
+    for X, labels in ((DIGITS.X[:, :, ::-1], y), (DIGITS.X, DIGITS.y)):
         with pytest.raises(ValueError, match="is about another image or label than those that were given"):
             apply_decisions(path, X, labels)
     with pytest.raises(ValueError, match="no such file of decisions"):

@@ -19,7 +19,7 @@ from cnngp import GPClassifier, GPRegressor, datasets, zoo
 from cnngp.estimators.learning import Learned
 from cnngp.gp.calibration import reliability
 from cnngp.report import page, plots
-from cnngp.report.classification import Classes, _error, bins_for
+from cnngp.report.classification import CLEAR, Classes, _error, bins_for
 from cnngp.report.regression import Numbers, NumberScores
 from cnngp.report.run import run
 from cnngp.report.suspects import suspect_labels
@@ -115,6 +115,19 @@ def test_a_run_from_a_notebook_says_and_writes_what_the_commands_do(
     assert "leave-one-out          R² " in capsys.readouterr().out
 
 
+def test_mistakes_that_are_not_confident_are_not_called_so(classes: Classes, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = classes.wrong[0]
+
+    def told(*probabilities: float) -> str:
+        wrong = tuple(replace(first, facts={"probability": p}) for p in probabilities)
+        monkeypatch.setattr(classes, "wrong", wrong)
+        return classes.sections()
+
+    assert f"No test image is predicted wrongly with a probability of {CLEAR:.0%}".replace("%", " %") in told(0.59)
+    assert "No test image is predicted wrongly." in told()
+    assert told(0.59, 0.61).count('"because"') == 1
+
+
 @pytest.mark.filterwarnings("ignore:noise='loo' chose the most noise")
 @pytest.mark.parametrize("kind", [GPClassifier, GPRegressor])
 def test_a_model_that_learned_nothing_is_not_presented_as_a_result(kind: Any) -> None:
@@ -152,8 +165,9 @@ def test_the_page_is_self_contained(text: str, classes: Classes) -> None:
 
 def images(found: Classes) -> int:
     """Two figures, the pictures, and the training images below the mistakes."""
-    behind = sum(len(p.neighbours) + (p.saliency is not None) for p in found.wrong)
-    return 2 + len(found.uncertain) + len(found.wrong) + len(found.suspect) + behind
+    wrong = [p for p in found.wrong if p.facts["probability"] >= CLEAR]
+    behind = sum(len(p.neighbours) + (p.saliency is not None) for p in wrong)
+    return 2 + len(found.uncertain) + len(wrong) + len(found.suspect) + behind
 
 
 @needs_browser

@@ -327,8 +327,8 @@ def test_a_person_looks_draws_and_decides(answers: Answers, tmp_path: Path) -> N
     assert "3 decided" in seen["progress"]
     rows = [s["row"] for s in answers.suspects[:3]]
     answers.decisions.refresh()
-    assert [answers.decisions.of(row)["decision"] for row in rows] == ["relabel", "drop", "keep"]
-    assert answers.decisions.of(WRONG)["label"] == str(DIGITS.y[WRONG])
+    assert [answers.decisions.lines[row]["decision"] for row in rows] == ["relabel", "drop", "keep"]
+    assert answers.decisions.lines[WRONG]["label"] == str(DIGITS.y[WRONG])
 
 
 # One who has photographs sees what the model knows, where to drop one, and tries an example.
@@ -393,7 +393,7 @@ def test_a_model_of_numbers_shows_intervals_and_takes_numbers(numbers: Answers, 
     assert (seen["near"], seen["where"]) == (7, 8)
     assert "standard deviations from what the other images say" in seen["said"]
     numbers.decisions.refresh()
-    assert numbers.decisions.of(WRONG)["label"] == "2.5"
+    assert numbers.decisions.lines[WRONG]["label"] == "2.5"
 
 
 # ---- the command ----------------------------------------------------------------------------------------------------

@@ -1,19 +1,27 @@
 """Files: atomic writing, the models and checkpoints that we save, the user's cache, and which files are regular.
 
-A model, or the checkpoint of a solve, is an .npz file of plain arrays and a JSON header, without pickle. Reading one
-runs no code, and a file that is cut short, damaged or of another kind is refused before anything is built from it.
+A model, or the checkpoint of a solve, is a zip of plain arrays and a JSON header, with a checksum over all of it and
+without pickle. Reading one runs no code, and a file that is cut short, altered or of another kind is refused before
+anything is built from it.
 """
 
 from __future__ import annotations
 
 import errno
 import fcntl
+import glob
+import hashlib
+import io
 import json
 import logging
+import math
 import os
 import secrets
+import socket
 import stat
+import struct
 import time
+import tokenize
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -23,7 +31,7 @@ from typing import Any, BinaryIO, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import DatasetError, ModelFileError, one_line
+from .errors import DatasetError, ModelFileError
 
 log = logging.getLogger("cnngp")
 
@@ -36,8 +44,16 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
 _open: set[int] = set()
 """Files that this process has open to lock them."""
 
-FORMAT = 2
-_HEADER = "header"
+FORMAT = 1
+# The part of fixed length before each member of a zip.
+_LOCAL_HEADER = 30
+# Nothing takes so long to write: where there are no locks, what is older was left by a process that was killed.
+_LEFT_SECONDS = 3600.0
+# A part of the names of files that are being written, which no other files have.
+_TOKEN_BYTES = 8
+_TOKEN = "[0-9a-f]" * (2 * _TOKEN_BYTES)
+_HEADER = "header.json"
+_CHECKSUM = "sha256"
 # What files of /proc and /sys are said to hold; a look at the size is quicker than one at the whole path.
 _MADE_UP = (0, 4096)
 
@@ -47,17 +63,17 @@ def user_cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cnngp"
 
 
-def check_regular(path: Path, error: type[ValueError] = DatasetError) -> None:
+def check_regular(path: Path) -> None:
     """Refuse what is not a file with content of its own: a pipe, a device or one of /proc may wait for ever."""
     try:
         found = path.stat()
     except FileNotFoundError:
-        raise error(f"{path}: no such file") from None
-    except OSError as failed:
-        raise error(f"{path} cannot be read ({failed.strerror})") from None
+        raise DatasetError(f"{path}: no such file") from None
+    except OSError as error:
+        raise DatasetError(f"{path} cannot be read ({error.strerror})") from None
     made_up = found.st_size in _MADE_UP and is_of_the_system(path)
     if not stat.S_ISREG(found.st_mode) or made_up:
-        raise error(f"{path} is not a regular file, but a folder, a pipe, a device or a file of the system")
+        raise DatasetError(f"{path} is not a regular file, but a folder, a pipe, a device or a file of the system")
 
 
 def is_of_the_system(path: Path) -> bool:
@@ -70,19 +86,21 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     """A file to write in the place of `path`: readers see the old content or the new, never a part of it.
 
     It is written beside `path` under a random name, takes over the mode of the file that it replaces, and is on the
-    disk before it takes its name.
+    disk before it takes its name. What a killed process left of such a file is removed first.
     """
-    temporary = path.with_name(f".{path.name[:100]}.{secrets.token_hex(8)}.part")
+    _sweep(path)
+    descriptor, temporary = _temporary(path)
     try:
-        with temporary.open("xb") as file:
-            with suppress(FileNotFoundError):
-                temporary.chmod(stat.S_IMODE(path.stat().st_mode))
+        with suppress(FileNotFoundError):
+            temporary.chmod(stat.S_IMODE(path.stat().st_mode))
+        with open(descriptor, "wb", closefd=False) as file:
             yield file
             file.flush()
-            os.fsync(file.fileno())
+            os.fsync(descriptor)
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+        close_file(descriptor)
 
 
 def write_atomically(path: Path, content: bytes | str) -> None:
@@ -92,58 +110,98 @@ def write_atomically(path: Path, content: bytes | str) -> None:
         file.write(content.encode() if isinstance(content, str) else content)
 
 
+def _temporary(path: Path) -> tuple[int, Path]:
+    """A new file beside `path`, locked so that no other process takes it for one that was left behind."""
+    while True:
+        temporary = path.with_name(f".{path.name[:100]}.{secrets.token_hex(_TOKEN_BYTES)}.part")
+        descriptor = open_file(temporary, new=True)
+        try_lock(descriptor)
+        if temporary.exists():  # not swept between the two
+            return descriptor, temporary
+        close_file(descriptor)
+
+
+def _sweep(path: Path) -> None:
+    """Remove what killed processes left; what is locked, or new where there are no locks, is being written."""
+    for left in path.parent.glob(f".{glob.escape(path.name[:100])}.{_TOKEN}.part"):
+        with suppress(OSError):
+            descriptor = open_file(left)
+            try:
+                state = try_lock(descriptor)
+                if state == "locked" or (state == "no locks" and time.time() - left.stat().st_mtime > _LEFT_SECONDS):
+                    left.unlink()
+            finally:
+                close_file(descriptor)
+
+
 def write(path: str | Path, header: dict[str, Any], arrays: dict[str, NDArray[Any]], what: str = "model") -> None:
-    """Write a model or a checkpoint, which `read` reads: an .npz file, whose first array is the header as JSON."""
+    """Write a model or a checkpoint, which `read` reads."""
     path = Path(path).resolve()  # of a link, what it points to
     if not path.parent.is_dir():
         raise ModelFileError(f"{path.parent}: no such folder to save {path.name} in")
     if path.exists() and not path.is_file():
         raise ModelFileError(f"{path} exists and is not a file; give another name to save the {what} under")
+    members = {_HEADER: json.dumps({f"cnngp_{what}": FORMAT} | header, sort_keys=True, default=_plain).encode()}
     for name, array in arrays.items():
         if array.dtype.hasobject:
             raise ModelFileError(f"{name} holds Python objects, which are not saved; use text or numbers")
-    text = json.dumps({f"cnngp_{what}": FORMAT} | header | {"arrays": [*arrays]}, default=_plain).encode()
-    with replacing(path) as file:
-        np.savez(file, **{_HEADER: np.frombuffer(text, np.uint8)}, **arrays)  # type: ignore[arg-type]
+        buffer = io.BytesIO()
+        np.save(buffer, array, allow_pickle=False)
+        members[f"{name}.npy"] = buffer.getvalue()
+    with replacing(path) as whole, zipfile.ZipFile(whole, "w", zipfile.ZIP_STORED) as file:
+        for name, data in members.items():
+            file.writestr(name, data)
+        file.writestr(_CHECKSUM, _digest(members))
 
 
 def read(path: str | Path, what: str = "model") -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-    """The header and the arrays that `write` wrote."""
+    """The header and the arrays that `write` wrote, after checking them."""
     path = Path(path)
-    arrays = read_arrays(path, f"a {what} saved by cnngp", ModelFileError)
+    try:
+        if not path.is_file():
+            raise ModelFileError(f"{path}: no such {what} file")
+        with zipfile.ZipFile(path) as file:
+            if not _is_plain(file):
+                raise ModelFileError(f"{path} is not a {what} saved by cnngp")
+            members = {info.filename: file.read(info) for info in file.infolist()}
+    except OSError as error:
+        raise ModelFileError(f"{path} cannot be read ({error.strerror or error})") from None
+    except ModelFileError:
+        raise
+    except (zipfile.BadZipFile, EOFError, ValueError, NotImplementedError, RuntimeError, struct.error) as error:
+        with path.open("rb") as content:
+            is_zip = content.read(2) == b"PK"
+        if not is_zip:
+            raise ModelFileError(f"{path} is not a cnngp {what}, but a file of another kind") from None
+        raise ModelFileError(f"{path} is not a whole {what} file ({error}); save or copy it again") from None
+    checksum = members.pop(_CHECKSUM, b"")
+    if _HEADER not in members:
+        raise ModelFileError(f"{path} is not a {what} saved by cnngp")
+    if checksum.decode(errors="replace") != _digest(members):
+        raise ModelFileError(f"{path} has been altered: its checksum does not match; save or copy it again")
     header: Any = {}
     with suppress(ValueError, RecursionError):
-        header = json.loads(arrays.pop(_HEADER, np.zeros(0)).tobytes())
+        header = json.loads(members.pop(_HEADER))
     header = header if isinstance(header, dict) else {}
     if header.get(f"cnngp_{what}") != FORMAT:
         raise ModelFileError(f"{path} has {what} format {header.get(f'cnngp_{what}')!r}; this version reads {FORMAT}")
-    if header.pop("arrays", None) != [*arrays]:
-        raise ModelFileError(f"{path} is damaged: it holds other arrays than it says; write or copy it again")
+    try:
+        arrays = {name.removesuffix(".npy"): _array(data) for name, data in members.items()}
+    except (ValueError, EOFError, SyntaxError, TypeError, RecursionError, MemoryError, tokenize.TokenError) as error:
+        raise ModelFileError(f"{path} holds an array that cannot be read ({error})") from None
     return header, arrays
 
 
-def read_arrays(path: Path, what: str, error: type[ValueError] = DatasetError) -> dict[str, NDArray[Any]]:
-    """The arrays of an .npz file by their names; nothing is unpickled. Each file that is bad is an `error`."""
-    check_regular(path, error)
-    arrays, name = {}, ""
-    try:
-        with path.open("rb") as file:
-            if not zipfile.is_zipfile(file):
-                raise error(f"{path} is not {what}, or is cut short; write it or copy it again")
-            file.seek(0)
-            with np.load(file, allow_pickle=False) as held:
-                for name in held.files:
-                    arrays[name] = np.asarray(held[name])
-    except error:
-        raise
-    except OSError as failed:
-        raise error(f"{path} cannot be read ({failed.strerror or failed})") from None
-    except Exception as failed:  # zip, zlib and headers each have a type of their own
-        if "Object arrays" in str(failed):
-            said = f"{path}: {name} holds Python objects, which are never unpickled; save it as numbers or text"
-            raise error(said) from None
-        raise error(f"{path} is damaged ({one_line(failed)}); write or copy it again") from None
-    return arrays
+def _is_plain(file: zipfile.ZipFile) -> bool:
+    """Whether its members are stored one after the other: compressed or overlapping ones could take any memory."""
+    end, names = 0, set()
+    for info in sorted(file.infolist(), key=lambda i: i.header_offset):
+        stored = info.compress_type == zipfile.ZIP_STORED and info.compress_size == info.file_size
+        if not stored or info.header_offset < end or info.filename in names:
+            return False
+        end = info.header_offset + _LOCAL_HEADER + len(info.filename.encode()) + info.file_size
+        names.add(info.filename)
+    return end <= file.start_dir
 
 
 def packed(upper: NDArray[np.float64], diagonal: NDArray[np.float64], dtype: str) -> NDArray[Any]:
@@ -174,6 +232,34 @@ def _plain(value: Any) -> Any:
     raise ModelFileError(f"{value!r} cannot be saved; use plain numbers and text")
 
 
+def _array(data: bytes) -> NDArray[Any]:
+    """An array in NumPy's format. It must be as long as it says: no memory is taken for what is not there."""
+    file = io.BytesIO(data)
+    version = np.lib.format.read_magic(file)
+    if version not in ((1, 0), (2, 0)):
+        raise ValueError(f"version {version} of NumPy's format")
+    read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, by_columns, dtype = read_header(file)
+    if dtype.hasobject:
+        raise ValueError("Python objects")
+    rest = data[file.tell() :]
+    entries = math.prod(shape)
+    if not dtype.itemsize and entries:  # text of no length, of which NumPy would make some
+        raise ValueError(f"{entries:,} entries of type {dtype} in no bytes")
+    if len(rest) != entries * dtype.itemsize or any(n < 0 for n in shape):
+        raise ValueError(f"{len(rest):,} bytes for an array of shape {shape} and type {dtype}")
+    flat = np.frombuffer(rest, dtype) if dtype.itemsize else np.empty(shape, dtype)
+    return flat.reshape(shape, order="F" if by_columns else "C").copy(order="K")
+
+
+def _digest(members: dict[str, bytes]) -> str:
+    total = hashlib.sha256()
+    for name in sorted(members):
+        total.update(f"{name} {len(members[name])} ".encode())
+        total.update(members[name])
+    return total.hexdigest()
+
+
 # ---- locks ----
 
 
@@ -191,19 +277,21 @@ def exclusive(path: Path, what: str) -> Iterator[bool]:
     try:
         while (state := try_lock(descriptor)) == "taken":
             if not told:
-                log.warning("%s is being filled by another process; waiting until it is done", what)
+                log.warning("%s is being filled by %s; waiting until it is done", what, _holder(descriptor))
             told = True
             time.sleep(_POLL_SECONDS)
         if state == "no locks":
             log.warning("%s: this file system has no locks; let only one process at a time grow a store", what)
+        _sign(descriptor)
         yield state == "locked"
     finally:
         close_file(descriptor)
 
 
-def open_file(path: Path) -> int:
+def open_file(path: Path, new: bool = False) -> int:
     """A file to lock, made where it is not there. Links are not followed: what they point to is somebody else's."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+    flags = os.O_RDWR | os.O_CREAT | (os.O_EXCL if new else 0) | os.O_NOFOLLOW
+    descriptor = os.open(path, flags, 0o666)
     found = os.fstat(descriptor)
     if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
         os.close(descriptor)
@@ -230,6 +318,26 @@ def try_lock(descriptor: int) -> LockState:
             return "taken"
         raise
     return "locked"
+
+
+def _sign(descriptor: int) -> None:
+    """Write who holds the lock, unless the file says something that is not ours."""
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    if os.read(descriptor, 1) not in (b"", b"{"):
+        return
+    with suppress(OSError):  # a full disk: the lock holds without its note
+        os.ftruncate(descriptor, 0)
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        os.write(descriptor, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode())
+
+
+def _holder(descriptor: int) -> str:
+    try:
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        who = json.loads(os.read(descriptor, 4096))
+        return f"process {who['pid']} on {who['host']}"
+    except (OSError, ValueError, KeyError, TypeError):
+        return "another process"
 
 
 def _close_all() -> None:

@@ -20,6 +20,11 @@ if TYPE_CHECKING:  # describing a network imports no NumPy
 # Control characters, line separators, marks that turn the direction of writing, and the lone surrogates by which Python
 # stands for bytes of a file name that are not UTF-8.
 _INVISIBLE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
+# A backslash that would read like one of their numbers.
+_AMBIGUOUS = re.compile(r"\\(?=x[0-9a-f]{2}|u[0-9a-f]{4})")
+_ESCAPED = re.compile(r"\\x([0-9a-f]{2})|\\u([0-9a-f]{4})")
+_BYTES = 0xDC00
+"""Where Python puts the bytes of a file name that are not UTF-8."""
 # What a spreadsheet would compute, with the marks that say it is text; numbers stay numbers.
 _FORMULA = re.compile(r"'*[=+\-@]")
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
@@ -29,20 +34,47 @@ _DELIMITERS = ",;\t"
 _FEW = 1000
 
 
-def visible(text: str) -> str:
-    r"""Text on one line, in characters that every reader shows; the others by their numbers.
+def printable(text: str) -> str:
+    r"""Text on one line, in characters that every reader shows; the others by their numbers, which `original` undoes.
 
-    >>> print(visible("line\rfeed"), visible("caf\udce9.png"), visible("naïve"))
+    >>> print(printable("line\rfeed"), printable("caf\udce9.png"), printable("naïve"))
     line\x0dfeed caf\xe9.png naïve
+    """
+    return visible(_AMBIGUOUS.sub(_number_of, text))
+
+
+def visible(text: str) -> str:
+    r"""`printable` for text that may hold such numbers already: they stay, and nothing can be undone.
+
+    >>> print(visible(visible("line\rfeed")))
+    line\x0dfeed
     """
     return _INVISIBLE.sub(_number_of, text)
 
 
+def original(text: str) -> str:
+    r"""The text that `printable` was given.
+
+    >>> original(printable("caf\udce9\r.png")) == "caf\udce9\r.png"
+    True
+    """
+    return _ESCAPED.sub(_character_of, text)
+
+
 def _number_of(found: re.Match[str]) -> str:
     code = ord(found[0])
-    if 0xDC80 <= code <= 0xDCFF:  # where Python puts the bytes of a file name that are not UTF-8
-        return f"\\x{code - 0xDC00:02x}"
-    return f"\\x{code:02x}" if code < 0x80 else f"\\u{code:04x}"
+    if code < 0x80:
+        return f"\\x{code:02x}"
+    if _BYTES + 0x80 <= code <= _BYTES + 0xFF:
+        return f"\\x{code - _BYTES:02x}"
+    return f"\\u{code:04x}"
+
+
+def _character_of(found: re.Match[str]) -> str:
+    if found[2]:
+        return chr(int(found[2], 16))
+    code = int(found[1], 16)
+    return chr(code if code < 0x80 else _BYTES + code)
 
 
 def percent(share: float, digits: int = 0) -> str:
@@ -110,9 +142,9 @@ def aligned(rows: Sequence[Sequence[str]], right: Iterable[int] = ()) -> str:
 
 
 def csv_text(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    r"""A table as CSV in which every name is visible text, whatever it holds, and no cell is a formula.
+    r"""A table as CSV in which every name is printable text, whatever it holds, and no cell is a formula.
 
-    A cell that a spreadsheet would compute begins with an apostrophe, which `csv_cell` takes away.
+    A cell that a spreadsheet would compute begins with an apostrophe; `csv_cell` gives the text again.
 
     >>> csv_text(["name", "given"], [["=1+1.png", -1]])
     "name,given\n'=1+1.png,-1\n"
@@ -120,18 +152,18 @@ def csv_text(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(columns)
-    writer.writerows([_safe(visible(str(cell))) for cell in row] for row in rows)
+    writer.writerows([_safe(printable(str(cell))) for cell in row] for row in rows)
     text = out.getvalue()
     return text if text.isascii() else "\ufeff" + text  # by which Excel knows that it is UTF-8
 
 
 def csv_cell(text: str) -> str:
-    """The text of a cell that `csv_text` wrote.
+    r"""The text of a cell that `csv_text` wrote.
 
     >>> csv_cell("'=1+1.png"), csv_cell("-1")
     ('=1+1.png', '-1')
     """
-    return text[1:] if _MARKED.match(text) else text
+    return original(text[1:] if _MARKED.match(text) else text)
 
 
 def _safe(text: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import zipfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from PIL import Image
 
 from cnngp.common.arrays import in_shape, to_numpy
 from cnngp.common.errors import DatasetError, is_whole
-from cnngp.common.files import read_arrays
+from cnngp.common.files import check_regular
 from cnngp.common.progress import progress_bar
 
 from .dataset import Dataset, Part, assembled, unit_scale
@@ -55,7 +56,7 @@ def npz(path: str | Path, *, input_shape: Shape | None = None, whole: bool = Fal
     whole : keep no images for testing: all are training images, in their order in the file.
     """
     path = Path(path)
-    return _of_parts(path.stem, _by_role(path, read_arrays(path, "an .npz file")), input_shape, str(path), whole)
+    return _of_parts(path.stem, _by_role(path, _read_npz(path)), input_shape, str(path), whole)
 
 
 def from_pairs(
@@ -194,6 +195,24 @@ def check_shape(shape: Any) -> tuple[int, ...]:
             "(3, 32, 32) for images"
         )
     return tuple(int(n) for n in shape)
+
+
+def _read_npz(path: Path) -> dict[str, NDArray[Any]]:
+    """The arrays by their names. NumPy's own advice for files of other kinds is to unpickle them."""
+    check_regular(path)
+    if not zipfile.is_zipfile(path):
+        raise DatasetError(f"{path} is not an .npz file, or is cut short; write it with numpy.savez or copy it again")
+    arrays, key = {}, ""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            for key in file.files:
+                arrays[key] = np.asarray(file[key])
+    except Exception as error:  # zip, zlib and headers each have a type of their own
+        if "pickle" in str(error):
+            said = f"{path}: {key} holds Python objects, which are never unpickled; save it as numbers or text"
+            raise DatasetError(said) from None
+        raise DatasetError(f"{path} is damaged ({error}); write or copy it again") from None
+    return arrays
 
 
 def _of_shape(X: NDArray[Any], shape: tuple[int, ...], where: str) -> NDArray[Any]:

@@ -122,6 +122,22 @@ def warped(X: Any, y: Any, turn: float = 12.0, wider: float = 1.2) -> tuple[Copi
     return _copies(X, y, turned + [Change(wider=factor) for factor in (wider, 1.0 / wider) if wider != 1.0])
 
 
+def flipped(X: Any, y: Any) -> tuple[NDArray[Any], NDArray[Any]]:
+    """The images and their mirror images, left for right, twice as many, and their labels.
+
+    `Kernel(network, symmetry="flip")` is the kernel of functions that do not tell the two apart, without more images.
+
+    >>> import numpy as np
+    >>> X2, y2 = flipped(np.arange(4.0).reshape(1, 1, 2, 2), [7])
+    >>> X2[1, 0], y2
+    (array([[1., 0.],
+           [3., 2.]]), array([7, 7]))
+    """
+    images = to_numpy(X, "X")
+    _, labels = _copies(images, y, [Change()])
+    return np.concatenate([images, images[..., ::-1]]), labels
+
+
 def _copies(X: Any, y: Any, changes: Sequence[Change]) -> tuple[Copies, NDArray[Any]]:
     """The images as they are and changed in each of these ways, with their labels."""
     view = Copies(X, [Change(), *changes])

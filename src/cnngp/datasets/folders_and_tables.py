@@ -26,6 +26,7 @@ _LABELS = ("label", "labels", "class", "target", "y")
 _PARTS = {"": "train", "train": "train", "training": "train", "test": "test", "val": "validation"}
 _PARTS |= {"valid": "validation", "validation": "validation"}
 _WHOLE = re.compile(r"[+-]?\d{1,18}")
+_DECIMAL_COMMA = re.compile(r"[+-]?\d+(,\d+)?")
 _LISTED = 5
 
 
@@ -235,6 +236,10 @@ def _values(path: Path, head: str, column: list[str]) -> Labels:
         return np.array(cells).astype(np.int64)
     numbers = _numbers(cells)
     if numbers is None:
+        comma = next((cell for cell in cells if "," in cell), None)
+        if comma is not None and all(_DECIMAL_COMMA.fullmatch(cell) for cell in cells):
+            point = comma.replace(",", ".")
+            raise DatasetError(f"{path}: column {head} holds {comma}; write decimals with a point, as in {point}")
         return np.array([csv_cell(cell) for cell in cells])
     if not np.isfinite(numbers).all():
         line = 2 + int((~np.isfinite(numbers)).argmax())

@@ -38,9 +38,12 @@ MAX_PIXELS = 40_000_000
 _ORIENTATION = 0x0112
 _TURNED = (5, 6, 7, 8)  # by a quarter, so that height and width change places
 _GREY = ("1", "L", "LA", "I", "I;16", "I;16B", "F")
+_END_OF_JPEG = b"\xff\xd9"
 _PILLOWS_LIMIT = threading.Lock()
 _LARGEST = 64
 _STEP, _FROM = 4, 16  # sides are multiples of this, from this side on
+# Of 16: with this many bits or fewer, the brightest pixel of all is at most a sixteenth of white.
+_DARK_BITS = 12
 # Names of files, and labels, that one message lists.
 _LISTED, _LABELS_LISTED = 50, 5
 # In float32: an image in the order of its file and again in a mixed order.
@@ -79,16 +82,26 @@ def read_image(
     source: str | Path | bytes, shape: Sequence[int], aspect: Aspect = "squash", max_pixels: int = MAX_PIXELS
 ) -> NDArray[np.uint8]:
     """One image file, or its content, as (C, H, W) bytes of the given shape; C is 1 (grey) or 3 (colour)."""
+    return read_deep_image(source, shape, aspect, max_pixels)[0]
+
+
+def read_deep_image(
+    source: str | Path | bytes, shape: Sequence[int], aspect: Aspect = "squash", max_pixels: int = MAX_PIXELS
+) -> tuple[NDArray[np.uint8], int | None]:
+    """`read_image`, and the largest value of a file that has 16 bits for one; None for other files."""
     channels, height, width = shape
     if channels not in (1, 3):
         raise DatasetError(f"{_name(source)}: image files have 1 or 3 channels, but the model takes {channels}")
     with _opened(source, max_pixels) as image:
+        image.load()
+        _check_whole(image, source)
+        largest = int(np.asarray(image).max(initial=0)) if image.mode.startswith("I") else None
         shown = _eight_bits(ImageOps.exif_transpose(image)).convert("L" if channels == 1 else "RGB")
         if shown.size != (width, height) and aspect == "pad":
             shown = ImageOps.pad(shown, (width, height), Image.Resampling.BILINEAR)
         elif shown.size != (width, height):
             shown = shown.resize((width, height), Image.Resampling.BILINEAR)
-        return as_shown(shown)
+        return as_shown(shown), largest
 
 
 def as_shown(image: Image.Image) -> NDArray[np.uint8]:
@@ -153,6 +166,20 @@ def _open(source: str | Path | bytes) -> Image.Image:
             return Image.open(file, formats=_formats())
         finally:
             Image.MAX_IMAGE_PIXELS = limit
+
+
+def _check_whole(image: Image.Image, source: str | Path | bytes) -> None:
+    """Refuse a JPEG that ends before its last row and has the mark of its end all the same, which Pillow fills with
+    grey. Bytes before the mark change nothing behind the last row, and are read before it; few are read twice."""
+    width, height = image.size
+    last = image.crop((max(width - 4, 0), height - 1, width, height))
+    if image.format != "JPEG" or any(low != high for low, high in np.reshape(last.getextrema(), (-1, 2))):
+        return
+    jpeg = source if isinstance(source, bytes) else Path(source).read_bytes()
+    end = jpeg.rfind(_END_OF_JPEG)
+    with _open(jpeg[:end] + 64 * b"\x5a\xa5\x33\xcc" + jpeg[end:]) as longer:
+        if longer.tobytes() != image.tobytes():
+            raise ValueError("it is cut short: its last rows are missing")
 
 
 def _eight_bits(image: Any) -> Any:
@@ -261,11 +288,13 @@ class Reader:
         _check_memory(len(heads), self._shape)
         X = np.empty((len(heads), *self._shape), np.float32)
         kept: list[int] = []
+        deepest: list[int] = []
         with progress_bar(len(heads), "reading", "image") as bar:
             for i in heads:
                 try:
-                    X[len(kept)] = read_image(files[i], self._shape, self._aspect, self._max_pixels)
+                    X[len(kept)], largest = read_deep_image(files[i], self._shape, self._aspect, self._max_pixels)
                     kept.append(i)
+                    deepest += [] if largest is None else [largest]
                 except DatasetError as error:
                     bad.append(error)
                 bar.update()
@@ -276,11 +305,12 @@ class Reader:
         if bad and not self._skip_bad:
             raise DatasetError(_told_at_once(bad, count, where))
         if first:
-            self._say_how([heads[i] for i in kept], why)
+            self._say_how([heads[i] for i in kept], why, deepest)
         return X, np.array(kept, dtype=np.intp)
 
-    def _say_how(self, heads: list[Head], why: str) -> None:
-        """How images of other sizes were brought to this one."""
+    def _say_how(self, heads: list[Head], why: str, deepest: list[int]) -> None:
+        """How images of other sizes were brought to this one; and that 12 bits in files of 16, as cameras write them,
+        come out nearly black, here as in viewers."""
         assert self._shape is not None
         _, height, width = self._shape
         others = [h for h in heads if (h.height, h.width) != (height, width)]
@@ -291,6 +321,13 @@ class Reader:
             pad = self._aspect == "pad"
             how = "padded with black" if pad else "squashed; aspect='pad' (--aspect pad) keeps theirs"
             self._said.append(f"{told}; {bent:,} of another aspect ratio {how}" if bent else told)
+        bits = max(deepest, default=0).bit_length()
+        if 0 < bits <= _DARK_BITS:
+            self._said.append(
+                f"the largest value of {_images(len(deepest))} with 16 bits is {max(deepest):,} of 65,535, as of "
+                f"{bits}-bit data, so that they come out nearly black; multiply their values by {2 ** (16 - bits):,} "
+                "and save them again, also those that are predicted later"
+            )
 
 
 def _check_memory(count: int, shape: tuple[int, ...]) -> None:

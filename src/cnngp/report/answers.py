@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from cnngp.common.arrays import DataError, to_numpy
 from cnngp.common.errors import DatasetError, ModelFileError, is_whole
-from cnngp.common.tables import share_for_people, visible
+from cnngp.common.tables import printable, share_for_people
 from cnngp.datasets.images import MAX_PIXELS, read_image
 from cnngp.estimators.classifier import GPClassifier
 from cnngp.estimators.fit import Asked
@@ -134,9 +134,11 @@ class Answers:
         self.model, self.name, self._max_pixels = model, name, max_pixels
         self._largest = largest if model.pictures_ is None else 1
         self._coverage = coverage if model.gp_.exact is not None else None
-        self._classes = {visible(str(c)): str(c) for c in getattr(model, "classes_", ())}
+        self._classes = {printable(str(c)): str(c) for c in getattr(model, "classes_", ())}
         whole = model.inducing_rows_ is None
         self.decisions = Decisions(labels, *((model.X_, model.y_, model.names_) if whole else ((), ())))
+        if whole:
+            self.decisions.set_others_aside()
         found = None if self._no_suspects else suspect_labels(model, suspects)
         self._about_suspects = self._no_suspects or "" if found is None else _introduction(found, suspects)
         columns = {} if found is None else {name: column.tolist() for name, column in found.columns.items()}
@@ -186,7 +188,7 @@ class Answers:
 
     def _suspect(self, suspect: dict[str, Any]) -> dict[str, Any]:
         """A suspect label for the page, with what was decided about it."""
-        line, score = self.decisions.of(suspect["row"]), suspect["score"]
+        line, score = self.decisions.lines.get(suspect["row"], {}), suspect["score"]
         words = {key: str(suspect[key]) for key in ("given", "proposed", "name")}
         doubt = {"probability": 1.0 - score}
         if not self._classes:
@@ -285,7 +287,7 @@ def _number(text: str) -> str | None:
 def _printable(value: Any) -> Any:
     """The same with every word, at any depth, in characters that a page shows."""
     if isinstance(value, str):
-        return visible(value)
+        return printable(value)
     if isinstance(value, dict):
         return {key: _printable(item) for key, item in value.items()}
     return [_printable(item) for item in value] if isinstance(value, list) else value

@@ -16,6 +16,8 @@ from cnngp.gp import calibration
 from . import page, plots
 from .evaluation import COVERAGE, PICTURES, TRIED, Evaluation, Picture, counted, likelihood, word
 
+CLEAR = 0.6
+"""The probability from which on a wrong prediction is a confident one."""
 _IMAGES_A_BIN, _FEWEST_BINS, _MOST_BINS = 10, 5, 15
 
 
@@ -82,6 +84,11 @@ class Classes(Evaluation):
             )
             for i in rows[:PICTURES]
         )
+
+    def shown_mistakes(self) -> str:
+        sure = [p for p in self.wrong if p.facts["probability"] >= CLEAR]
+        least = f" with a probability of {percent(CLEAR)} or more" if self.wrong else ""
+        return page.grid(sure) or (f"<p>No test image is predicted wrongly{least}.</p>" if self.tested else "")
 
     def _mistakes(self) -> tuple[Picture, ...]:
         """Wrong predictions, the most certain first, with the training images that contribute most."""

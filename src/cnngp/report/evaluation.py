@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from cnngp.common.tables import share_for_people, visible
+from cnngp.common.tables import printable, share_for_people
 from cnngp.datasets.dataset import Dataset
 
 from . import page
@@ -126,11 +126,14 @@ class Evaluation(ABC):
 
     def sections(self) -> str:
         """The sections on coverage, and on single images."""
-        wrong = page.grid(self.wrong) or ("<p>No test image is predicted wrongly.</p>" if self.tested else "")
         suspect = "" if self.suspects is None else f"<p>{escape(self.suspects.sentence)}</p>{page.grid(self.suspect)}"
         uncertain, covered = page.grid(self.uncertain), page.table(self.covered()) if self.covered() else ""
-        shown = {"coverage": covered, "wrong": wrong, "suspect": suspect, "uncertain": uncertain}
+        shown = {"coverage": covered, "wrong": self.shown_mistakes(), "suspect": suspect, "uncertain": uncertain}
         return "".join(page.section(*self.texts[name], content) for name, content in shown.items() if content)
+
+    def shown_mistakes(self) -> str:
+        """The pictures of `wrong` that are worth showing."""
+        return page.grid(self.wrong)
 
     def _timed(self, predict: Callable[..., Any]) -> Any:
         """Predictions of the test images; their seconds are kept, and the kernels of a small test set."""
@@ -226,7 +229,7 @@ class Evaluation(ABC):
 
 def word(name: object) -> str:
     """A class or a file's name, as people read it."""
-    return visible(str(name))
+    return printable(str(name))
 
 
 def counted(share: float, count: int) -> str:

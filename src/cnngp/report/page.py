@@ -8,7 +8,7 @@ from html import escape
 from string import Template
 from typing import TYPE_CHECKING
 
-from cnngp.common.tables import visible
+from cnngp.common.tables import printable
 
 from . import plots
 
@@ -171,7 +171,7 @@ def render(e: Evaluation, command: str, versions: str) -> str:
         times.insert(0, ("compiling, or loading compiled code", fit.compiling))
     heading, figures = e.figures()
     body = _BODY.substitute(
-        data=escape(visible(repr(e.data).strip("<>"))),
+        data=escape(printable(repr(e.data).strip("<>"))),
         numbers="".join(f'<div class="number"><b>{value}</b><span>{name}</span></div>' for value, name in e.tiles()),
         summary=e.summary(),
         guessing=f'<p class="verdict warning">{escape(fit.verdict)}</p>' if e.guessing else "",
@@ -184,7 +184,7 @@ def render(e: Evaluation, command: str, versions: str) -> str:
         network=escape(repr(model.network_)),
         layers=escape(str(model.network_.shapes(kernel.preparation.output_shape(model.input_shape_)))),
         times=table(times),
-        command=escape(visible(command)),
+        command=escape(printable(command)),
         versions=escape(versions),
     )
     return whole(e.title, _STYLE, body)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from cnngp.common.figures import PlotsUnavailable as PlotsUnavailable
 from cnngp.common.figures import need_matplotlib, new_figure
-from cnngp.common.tables import visible, wilson
+from cnngp.common.tables import printable, wilson
 from cnngp.gp.calibration import Reliability
 
 Array = NDArray[Any]
@@ -88,7 +88,7 @@ def predictions(measured: Array, mean: Array, std: Array) -> bytes:
 def _name_ticks(axes: Any, places: Sequence[float], classes: Sequence[str]) -> None:
     """Both axes with the classes' names: as they are, a dollar sign begins no formula; long ones without the middle."""
     tail = _NAME // 3
-    names = [c if len(c) <= _NAME else f"{c[: _NAME - tail - 1]}…{c[-tail:]}" for c in map(visible, classes)]
+    names = [c if len(c) <= _NAME else f"{c[: _NAME - tail - 1]}…{c[-tail:]}" for c in map(printable, classes)]
     axes.set_xticks(places, names, rotation=0 if max(map(len, names)) <= 3 else 90, fontsize=8, parse_math=False)
     axes.set_yticks(places, names, fontsize=8, parse_math=False)
 
