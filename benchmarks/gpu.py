@@ -64,12 +64,13 @@ def engine_rate(
     first, second = card.tables(x[:n])[0], card.tables(x[n:])[0]
     out = cupy.full((n, n), cupy.nan, dtype)
     theta = cupy.full((n, n), cupy.nan, dtype) if kind == "ntk" else None
-    card.pairs(first, second, (out, None), (theta, None), n, NEVER)
+    places = [out, None] if theta is None else [out, None, theta, None]
+    card.pairs(first, second, places, n, NEVER)
     seconds = []
     for _ in range(repeats):
         begin, end = cupy.cuda.Event(), cupy.cuda.Event()
         begin.record()
-        card.pairs(first, second, (out, None), (theta, None), n, NEVER)
+        card.pairs(first, second, places, n, NEVER)
         end.record()
         end.synchronize()
         seconds.append(cupy.cuda.get_elapsed_time(begin, end) / 1e3)

@@ -50,8 +50,8 @@ def watched(
 def _main(net: str, X: Any, G: Any, shared: int, line: str, without: str) -> dict[str, float]:
     honest = gradient_engine.generate_gradient
 
-    def changed(*arguments: Any) -> Any:
-        source = honest(*arguments)
+    def changed(*arguments: Any, **options: Any) -> Any:
+        source = honest(*arguments, **options)
         assert line in source.body
         return replace(source, body=source.body.replace(line, without) if line else source.body)
 

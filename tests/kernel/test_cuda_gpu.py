@@ -85,7 +85,7 @@ def test_every_number_is_written(name: str, n: int, m: int) -> None:
     card = run.engine.cards()[0]
     X, Z = (run.flat(rng.standard_normal((k, *shape))) for k in (n, m))
     out = cupy.full((n, m + 3), cupy.nan, cupy.float32)
-    card.pairs(card.tables(X)[0], card.tables(Z)[0], (out, None), (None, None), m + 3, NEVER)
+    card.pairs(card.tables(X)[0], card.tables(Z)[0], (out, None), m + 3, NEVER)
     assert np.isfinite(out[:, :m].get()).all()
     assert np.isnan(out[:, m:].get()).all(), "written outside the tile"
 

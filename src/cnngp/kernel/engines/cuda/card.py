@@ -72,16 +72,15 @@ class Card:
         self._launcher("tables", n)(x, rows, peaks, diagonals, np.int32(n))
         return rows, peaks[:, : len(data.program.activations)], diagonals
 
-    def pairs(self, first: Any, second: Any, K: tuple[Any, Any], theta: tuple[Any, Any], ld: int, below: int) -> None:
-        """K of rows `first` and `second` into the first of two matrices, and transposed into the other.
+    def pairs(self, first: Any, second: Any, places: Sequence[Any], ld: int, below: int) -> None:
+        """K of rows `first` and `second` into the first of these matrices, and transposed into the next.
 
-        All have `ld` entries a row. Of kind "ntk" Θ goes into `theta`, and K only where there is a matrix for it.
+        All have `ld` entries a row. Of kind "ntk" there are two more for Θ. What is None is not written.
         """
         n, m = len(first), len(second)
-        (out, mirror), others = ([np.uint64(0) if a is None else a for a in places] for places in (K, theta))
+        out, mirror, *others = (np.uint64(0) if a is None else a for a in places)
         sizes = np.int32(n), np.int32(m), np.int64(ld), np.int64(below)
-        launch = self._launcher("pairs", self.source.pairs.blocks(n, m))
-        launch(first, second, out, mirror, *sizes, *(others if self.source.data.tangents else ()))
+        self._launcher("pairs", self.source.pairs.blocks(n, m))(first, second, out, mirror, *sizes, *others)
 
     def phases(
         self, first: Any, second: Any, weights: Any, shares: tuple[Any, Any], sums: Any

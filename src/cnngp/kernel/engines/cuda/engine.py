@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -35,7 +36,7 @@ LAUNCH_ELEMENTS = {"warp": 8e11, "dense": 2e11, "sheets": 6e11, "walk": 1e10}
 class CardEngine:
     """Runs one program on the cards: cards with code, variances of images, sides of tiles.
 
-    `write` makes the code for series of some lengths and so much shared memory; `devices` names the cards, by default
+    `write` is `generate` for series of some lengths and so much shared memory; `devices` names the cards, by default
     all; `tile` the side of a tile, by default what memory and time suggest.
     """
 
@@ -44,7 +45,7 @@ class CardEngine:
         program: Program,
         dtype: str,
         name: str,
-        write: Callable[[Mapping[int, Rows], int], CudaSource],
+        write: Callable[..., CudaSource],
         devices: Sequence[int] | None,
         tile: int | None,
     ) -> None:
@@ -65,7 +66,7 @@ class CardEngine:
         rows = self._series.rows(peaks)
         key = tuple(rows.values())
         if key not in self._cards:
-            source = self._write(rows, self._shared_limit)
+            source = self._write(series=rows, shared_limit=self._shared_limit)
             self._cards[key] = [Card(k, source, self._series.panels) for k in self._devices]
         return self._cards[key]
 
@@ -133,9 +134,7 @@ class CudaEngine(CardEngine):
         launch_shape: tuple[int, int, int, int] | None = None,
         fold: int | None = None,
     ) -> None:
-        def write(rows: Mapping[int, Rows], shared_limit: int) -> CudaSource:
-            return generate(program, dtype, path, rows, shared_limit, launch_shape, fold)
-
+        write = partial(generate, program, dtype, path, launch_shape=launch_shape, fold=fold)
         super().__init__(program, dtype, "cuda", write, devices, tile)
         self._elements = sum(math.prod(op.shape) for op in program.ops if op.activation is not None)
 
@@ -211,22 +210,21 @@ class Job:
     def _compute(self, tile: Tile) -> list[Any]:
         card, (n, m), i, j = self.card, tile.shape, tile.rows.start, tile.columns.start
         first, second = self.bands.of(tile)
-        places: list[tuple[Any, Any]] = []
+        places: list[Any] = []
         results: list[Any] = []
         ld = max(n, m)
         for out in self.outs:
             if out is None:
-                places.append((None, None))
+                places += [None, None]
             elif not self.on_host and int(out.device.id) == card.device:
                 ld = out.shape[1]
-                places.append((out[i:, j:], out[j:, i:] if tile.symmetric else None))
+                places += [out[i:, j:], out[j:, i:] if tile.symmetric else None]
             else:
                 result = card.xp.empty((n, ld), card.dtype)
                 mirror = card.xp.empty((m, ld), card.dtype) if tile.mirrored else None
-                places.append((result, result if tile.on_diagonal else mirror))
+                places += [result, result if tile.on_diagonal else mirror]
                 results.append([result[:, :m]] + ([] if mirror is None else [mirror[:, :n]]))
-        K, theta = (*places, (None, None))[:2]
-        card.pairs(first, second, K, theta, ld, 0 if tile.on_diagonal else NEVER)
+        card.pairs(first, second, places, ld, 0 if tile.on_diagonal else NEVER)
         return results
 
     def _finish(self, tile: Tile, results: list[Any], event: Any, copies: Any, tell: Tell) -> None:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,6 @@ from numpy.typing import NDArray
 
 from cnngp.common.tiles import Grid, Tell, Tile, share
 from cnngp.kernel.program.ops import Back, Reverse
-from cnngp.kernel.series.packed import Rows
 
 from ..base import Advance
 from ..weights import Gradient, finished, prepared
@@ -39,9 +39,7 @@ class CudaGradient(CardEngine):
     def __init__(
         self, reverse: Reverse, dtype: str, devices: Sequence[int] | None = None, tile: int | None = None
     ) -> None:
-        def write(rows: Mapping[int, Rows], shared_limit: int) -> CudaSource:
-            return generate_gradient(reverse, dtype, rows, shared_limit)
-
+        write = partial(generate_gradient, reverse, dtype)
         super().__init__(reverse.program, dtype, "cuda-gradient", write, devices, tile)
         elements = sum(math.prod(s.shape) for s in reverse.steps if isinstance(s, Back))
         self._pairs_a_report = max(1, int(REPORT_ELEMENTS / max(1, elements)))
