@@ -99,15 +99,12 @@ def test_the_text_does_not_grow_with_the_shifts() -> None:
     assert len(large.text) < 2 * len(small.text)
 
 
-def test_source_is_a_pure_function_that_names_the_layers() -> None:
+def test_source_is_a_pure_function() -> None:
     for name in ("resnet(32)", "two pools", "3-D"):
         one, again = (source_of(name, "nngp", "float32") for _ in range(2))
         assert one.content == again.content
-    program = lower(zoo.resnet(14), (1, 28, 28))
-    text = generate(program, "float32").text
-    assert all(a.place.split(".")[0] in text for a in program.activations)
     bare = [Sequential(Dense(), Elementwise(lambda x: np.tanh(x)), Dense()) for _ in range(3)]
-    assert len({generate(lower(net, (3,)), "float32", "walk").text for net in bare}) == 1, "an address is in the text"
+    assert len({generate(lower(net, (3,)), "float32").text for net in bare}) == 1, "an address is in the text"
 
 
 @pytest.mark.parametrize("gradient", [False, True])

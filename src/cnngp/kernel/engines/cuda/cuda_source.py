@@ -13,7 +13,6 @@ A gradient's text walks too; it has a third kernel, for images with themselves.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -151,14 +150,10 @@ def _source(
     cycles: Mapping[int, int] | None = None,
 ) -> CudaSource:
     """The parts of a text one after the other: formulas, what kernels share, and the kernels."""
-    gradient, program = data.backward is not None, data.program
-    head = f"// {'gradients, ' * gradient}{real}, path {path}\n"
-    if path != "walk":  # a walk does not depend on the network's parameters, and the name of its text should not either
-        head += f"// {program.network!r}\n// on {program.channels} x {program.spatial}\n"
+    gradient = data.backward is not None
     formula = formulas(real, [layer for layer, _ in data.layers], data.tangents, gradient)
     tables, launch = tables_kernel(data, shared_limit, cycles)
-    text = f"{head}\n#define ALL 0xffffffffu\n\n{formula}\n{common(data, path == 'walk')}\n{tables}{kernels}"
-    body = re.sub(r" at 0x[0-9a-f]+", "", text)  # a bare function's address may stand in a comment
+    body = f"#define ALL 0xffffffffu\n\n{formula}\n{common(data, path == 'walk')}\n{tables}{kernels}"
     return CudaSource(path, real, PRIMITIVES[real], body, data, {"tables": launch, **launches})
 
 

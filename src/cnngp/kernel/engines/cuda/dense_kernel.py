@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from cnngp.kernel.program import Op, Program
+from cnngp.kernel.program import Program
 from cnngp.network.layers import Elementwise
 
 from .formula_text.device_functions import text_of
@@ -42,11 +42,10 @@ def scalar_network(
     for step in steps:
         pair = {s.dst.name: _scalar(s, data, dtype) for s in step.both}
         if len(pair) == 1:
-            (name, value), op = next(iter(pair.items())), step.op
-            lines.append(f"    m{name} = {value};  // {_described(op)}")
+            lines += [f"    m{name} = {value};" for name, value in pair.items()]
             continue
         values = ", ".join(f"v{name} = {value}" for name, value in pair.items())
-        lines.append(f"    {{   // {_described(step.op)}\n        const real {values};")
+        lines.append(f"    {{\n        const real {values};")
         lines.append("        " + " ".join(f"m{name} = v{name};" for name in pair) + "\n    }")
     K, *rest = (f"{literal(unit, dtype)} * m{m.name}" for unit, m in zip(units, registers.ends, strict=True))
     theta = "".join(f"    theta = {value};\n" for value in rest)
@@ -83,11 +82,6 @@ def _scalar(step: Step, data: ProgramData, dtype: str) -> str:
     scale, bias, keep = (literal(x, dtype) for x in (op.scale, op.bias, op.keep))
     rest = bias if op.keep == 0.0 else f"fma({keep}, m{step.dst.name}, {bias})"
     return f"fma({scale}, {value}, {rest})"
-
-
-def _described(op: Op) -> str:
-    layer = "" if op.activation is None else f", {op.activation.layer!r}"
-    return f"{op.place or '(network)'}{layer}"
 
 
 def dense_kernel(data: ProgramData, dtype: str) -> tuple[str, Launch]:

@@ -102,17 +102,15 @@ class StepWriter(SumWriter):
     def _step(self, same: Sequence[Step], stage: Stage, stride: int) -> None:
         """One step, or the corresponding steps of all repetitions of a loop."""
         step = same[0]
-        again = f" and {len(same) - 1} more" if len(same) > 1 else ""
         parts = (step.src,) if step.factor is None else (step.src, step.factor)
         source, target = (tuple(f"m{m.name}" for m in maps) for maps in (parts, [s.dst for s in step.both]))
-        with self.block("{" + f"   // {_described(step)}{again}"):
+        with self.block("{"):
             self.core(same, stage, source, target, stride, None)
 
     def _run(self, run: Run, stage: Stage) -> None:
         """Steps with one core. A step's source is copied to the work array as soon as the step before has made it."""
         steps, carried = run.steps, run.carried
         rows, out_rows = (self.layout.held(s)[1] for s in (steps[0].op.shape, steps[0].op.out_shape))
-        self.put(f"// {_described(steps[0])}, to {steps[-1].op.place}")
         for work, parts in carried:
             if parts[0][0].name != work:
                 self.per_row(rows, f"m{work}[r] = m{parts[0][0].name}[r];")
@@ -252,7 +250,7 @@ class StepWriter(SumWriter):
         parameters = ", ".join(f"real (&{name})[{h}]" for name in results)
         parameters += f", const real* K{', const real* T' * factor}"
         body = [
-            f"// {a.layer!r} on {h} x {w} maps, {'not negative' if step.src.nonneg else 'of any sign'}",
+            f"// {type(a.layer).__name__} on {h} x {w} maps, {'not negative' if step.src.nonneg else 'of any sign'}",
             f"__device__ __forceinline__ void NAME({parameters}, const vec* t1, const vec* t2,",
             f"                                     real unit{', real own' * bool(own)}"
             f"{', vec first1, vec first2' * early})",
@@ -322,11 +320,3 @@ def loaded(at: str, held: bool) -> str:
 def _kind(step: Step) -> tuple[int, float, bool, bool]:
     """Steps of a run that combine their result by one statement."""
     return step.dst.name, step.op.keep, step.op.scale == 1.0, step.op.bias == 0.0
-
-
-def _described(step: Step) -> str:
-    op = step.op
-    layer = "" if step.activation is None else f"{step.activation.layer!r}, "
-    what = "sums" if op.sums is not None else "pointwise"
-    (_, h, w), (_, out_h, out_w) = op.shape, op.out_shape
-    return f"{op.place or '(network)'}: {layer}{what}, {h} x {w} -> {out_h} x {out_w}"
